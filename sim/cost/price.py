@@ -1,0 +1,54 @@
+"""What an op costs, and on what the figure rests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+import msgspec
+
+from sim.program import Op
+
+Source = Literal["measured", "fitted", "assumed"]
+
+
+class Cost(msgspec.Struct, frozen=True, gc=False):
+    """Time of one op on an otherwise idle machine, and what it takes from others while it runs."""
+
+    seconds: float
+    """From the moment when it may start to its end, alone."""
+    source: Source = "assumed"
+    latency: float = 0.0
+    """The first part of `seconds`: shares nothing and is not stretched by contention."""
+    uses: tuple[tuple[str, float], ...] = ()
+    """(resource, amount per second at full speed). When the sum over running ops passes a resource's capacity,
+    its users slow down, max-min fairly in the amount of the resource that each names first."""
+    host: float = 0.0
+    """Seconds for which the issuing thread is busy (launch, dispatch, Python) before it goes on."""
+    ready: float = 0.0
+    """With several kernels in one op: the op cannot end earlier than issue + `ready` (max-plus: the k-th kernel
+    waits for its own launch). 0 means `host + seconds` of the last kernel does not bind."""
+
+
+class Pricer(Protocol):
+    """Costs of a program's ops on a topology."""
+
+    capacity: Mapping[str, float]
+    """Resource -> amount per second."""
+
+    def local(self, op: Op, rank: int) -> Cost:
+        """compute, host, copy, record, wait, sync: what needs no other rank."""
+        ...
+
+    def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
+        """One collective over `members` (ranks in group order). `siblings` > 1: so many equal groups run it at
+        the same moment (folded simulation), and what they take from shared links is counted together."""
+        ...
+
+    def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
+        """One point-to-point transfer."""
+        ...
+
+    def slowdown(self, rank: int) -> tuple[float, float]:
+        """(compute, comm): factors >= 1 on both while a collective runs beside compute on this rank."""
+        ...

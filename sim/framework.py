@@ -1,0 +1,97 @@
+"""How a framework runs a plan: what it fuses, overlaps, stores and spends on the host.
+
+One TOML file per framework in `sim/frameworks/`, each value with its source in a comment. A plan's own words
+(compile, attention, optimizer.implementation, comm.overlap) win over these defaults.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from sim.plan import Plan
+from topologies.errors import BadInput, UnknownName
+
+
+class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A framework's defaults and habits. All physical, none a fudge: each changes which kernels or messages exist."""
+
+    name: str
+    source: str
+    """Where these habits are documented."""
+    attention: Literal["flash", "math"] = "flash"
+    attention_efficiency: str = "flash2"
+    """Which kernel family: flash1 | flash2 | flash3 | cudnn | math."""
+    autocast: bool = False
+    """fp32 parameters cast to the compute dtype at each use (torch autocast, apex O1/O2)."""
+    fused_norm: bool = True
+    fused_activation: bool = False
+    """Bias + GELU, or SiLU x gate, in one kernel."""
+    fused_rope: bool = False
+    fused_residual: bool = False
+    """Bias + dropout + residual add in one kernel."""
+    fused_softmax: bool = False
+    """Scale + mask + softmax in one kernel, for attention = math."""
+    fused_cross_entropy: bool = False
+    dropout: bool = False
+    compile: bool = False
+    """Elementwise chains fused by a compiler (torch.compile, XLA)."""
+    cuda_graphs: bool = False
+    param_dtype: str = "bf16"
+    """What forward reads; with `master` an fp32 copy lives in the optimizer."""
+    master: bool = False
+    grad_dtype: str = "bf16"
+    """What backward accumulates into and the optimizer reads."""
+    reduce_dtype: str = "bf16"
+    """What gradient communication carries."""
+    accumulate_in_gemm: bool = False
+    """Weight gradients added into the main gradient by the GEMM itself (Megatron)."""
+    optimizer: Literal["for-loop", "foreach", "fused"] = "foreach"
+    clip: bool = False
+    zero: int = 0
+    """Default of parallel.zero when dp_shard > 1."""
+    overlap_grad: bool = True
+    overlap_param: bool = True
+    """Parameter all_gather of ZeRO-1/2 beside forward."""
+    tp_overlap: bool = False
+    host: Literal["python", "light", "graph"] = "python"
+    """Host time per op: eager Python modules, C++/compiled launches, or replayed CUDA graphs."""
+
+
+def framework_of(plan: Plan) -> Framework:
+    """The plan's framework with the plan's own words applied."""
+    base = load_framework(plan.framework)
+    changes: dict[str, object] = {}
+    if plan.attention is not None:
+        changes["attention"] = plan.attention
+    if plan.compile is not None:
+        changes["compile"] = plan.compile
+    if plan.cuda_graphs is not None:
+        changes["cuda_graphs"] = plan.cuda_graphs
+    if plan.optimizer.implementation is not None:
+        changes["optimizer"] = plan.optimizer.implementation
+    if plan.optimizer.clip is not None:
+        changes["clip"] = plan.optimizer.clip
+    if plan.precision in ("fp32", "tf32"):
+        changes |= {"param_dtype": "fp32", "grad_dtype": "fp32", "reduce_dtype": "fp32", "master": False, "autocast": False}
+    return msgspec.structs.replace(base, **changes)
+
+
+def frameworks() -> dict[str, Path]:
+    return {path.stem: path for path in sorted((Path(__file__).parent / "frameworks").glob("*.toml"))}
+
+
+@cache
+def load_framework(name: str) -> Framework:
+    """Raises `UnknownName` with the nearest name."""
+    known = frameworks()
+    if name not in known:
+        raise UnknownName("framework", name, known)
+    try:
+        return msgspec.convert(tomllib.loads(known[name].read_text("utf-8")), Framework)
+    except msgspec.ValidationError as error:
+        raise BadInput(f"sim/frameworks/{name}.toml: {error}") from None

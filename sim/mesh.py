@@ -1,0 +1,108 @@
+"""Rank <-> coordinates, and who talks to whom.
+
+The mesh is an array of ranks with one dimension per kind of parallelism, in torchtitan's words. Derived axes:
+`dp` (dp_replicate x dp_shard), `grad` (dp x cp: the ranks that hold the same parameters and average gradients),
+`fsdp` (dp_shard x cp: the ranks that share one sharded copy), `ep` (inside fsdp), `edp` (grad without ep: where
+expert gradients are averaged), `efsdp` (fsdp without ep), `world`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from topologies.errors import BadInput, UnknownName
+
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+_INSIDE = {
+    "dp": ("dp_replicate", "dp_shard"),
+    "grad": ("dp_replicate", "dp_shard", "cp"),
+    "fsdp": ("dp_shard", "cp"),
+    "world": AXES,
+}
+
+
+class Mesh(msgspec.Struct, frozen=True):
+    """`sizes` by axis; `order` lists the axes outermost first (the last varies fastest over ranks)."""
+
+    sizes: dict[str, int]
+    order: tuple[str, ...] = AXES
+    ep: int = 1
+
+    def __post_init__(self) -> None:
+        if sorted(self.order) != sorted(AXES):
+            raise BadInput(f"a mesh orders each of {', '.join(AXES)} once, got {', '.join(self.order)}")
+        for axis, size in self.sizes.items():
+            if axis not in AXES:
+                raise UnknownName("mesh axis", axis, AXES)
+            if size < 1:
+                raise BadInput(f"mesh axis {axis} must be at least 1, got {size}")
+        data = self.size("grad")
+        if self.ep < 1 or data % self.ep:
+            raise BadInput(f"ep = {self.ep} must divide dp_replicate x dp_shard x cp = {data}")
+
+    def size(self, axis: str) -> int:
+        """Ranks in one group of `axis`."""
+        if axis == "ep":
+            return self.ep
+        if axis == "edp":
+            return self.size("grad") // self.ep
+        if axis == "efsdp":
+            return max(1, self.size("fsdp") // self.ep)
+        if axis not in AXES and axis not in _INSIDE:
+            raise UnknownName("mesh axis", axis, [*AXES, *_INSIDE, "ep", "edp", "efsdp"])
+        return math.prod(self.sizes.get(name, 1) for name in _INSIDE.get(axis, (axis,)))
+
+    @property
+    def world(self) -> int:
+        return self.size("world")
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for axis in reversed(self.order):
+            rank, found[axis] = divmod(rank, self.sizes.get(axis, 1))
+        return found
+
+    def rank(self, coordinates: dict[str, int]) -> int:
+        rank = 0
+        for axis in self.order:
+            rank = rank * self.sizes.get(axis, 1) + coordinates.get(axis, 0)
+        return rank
+
+    def _along(self, axes: tuple[str, ...], rank: int) -> tuple[int, ...]:
+        base = self.coordinates(rank)
+        ranks = [base | {name: 0 for name in axes}]
+        for name in (name for name in self.order if name in axes):
+            ranks = [at | {name: i} for at in ranks for i in range(self.sizes.get(name, 1))]
+        return tuple(self.rank(at) for at in ranks)
+
+    def group(self, axis: str, rank: int) -> tuple[int, ...]:
+        """The ranks of `rank`'s group along `axis`, in group order (the order of their coordinates)."""
+        if axis in ("ep", "edp", "efsdp"):
+            return self._expert_group(axis, rank)
+        self.size(axis)
+        return self._along(_INSIDE.get(axis, (axis,)), rank)
+
+    def _expert_group(self, axis: str, rank: int) -> tuple[int, ...]:
+        # ep takes neighbours in the gradient group (Megatron's and torchtitan's order: ep varies fastest).
+        data = self._along(_INSIDE["grad"], rank)
+        block, lane = divmod(data.index(rank), self.ep)
+        if axis == "ep":
+            return data[block * self.ep : (block + 1) * self.ep]
+        same = data[lane :: self.ep]
+        if axis == "edp":
+            return same
+        size = self.size("efsdp")
+        first = block // size * size
+        return same[first : first + size]
+
+    def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
+        """Every group along `axis`, by its smallest member."""
+        seen: set[int] = set()
+        found = []
+        for rank in range(self.world):
+            if rank not in seen:
+                found.append(self.group(axis, rank))
+                seen.update(found[-1])
+        return tuple(found)

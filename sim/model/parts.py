@@ -1,0 +1,105 @@
+"""A model as the lowering sees it: blocks of parts, each part a few kernels on one rank.
+
+A *part* is one module (or fused chain) such as `attn.qkv`: its kernels forward and backward, its parameters,
+what it keeps for backward, and where tensor, context or expert parallelism must communicate. A *block* is the
+unit of pipelining, of FSDP wrapping and of recomputation: the embedding, one layer, the head.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from sim.work import Work
+
+Seam = Literal["", "tp.gather", "tp.reduce", "ep.dispatch", "ep.combine", "cp.attention", "tp.loss", "tp.embedding"]
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank sees of one micro-batch."""
+
+    micro: int
+    seq: int
+    """Whole sequence length; a rank holds seq / cp of it."""
+    tp: int = 1
+    sequence_parallel: bool = False
+    cp: int = 1
+    cp_kind: str = "p2p"
+    ep: int = 1
+    etp: int = 1
+    precision: str = "bf16"
+    capacity: float = 0.0
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """One module of a block, on one rank, for one micro-batch. All sizes are this rank's."""
+
+    name: str
+    forward: tuple[Work, ...] = ()
+    backward: tuple[Work, ...] = ()
+    """Gradient of the input, and all that is not `wgrad`."""
+    wgrad: tuple[Work, ...] = ()
+    """Gradients of the weights: apart, since zero-bubble schedules move them."""
+    cls: str = "other"
+    """gemm attention norm activation elementwise embedding loss conv moe rnn."""
+    tensors: tuple[int, ...] = ()
+    """Elements of each parameter tensor on this rank, in the order of registration."""
+    expert: bool = False
+    """Parameters live on one expert-parallel rank (gradients average over `edp`, not `grad`)."""
+    frozen: bool = False
+    """No gradient for the parameters (the base of LoRA)."""
+    saved: int = 0
+    """Bytes kept from forward to backward."""
+    seam: Seam = ""
+    """Where parallelism communicates. tp.gather: before this part's forward, its input is gathered (column-parallel);
+    tp.reduce: after it, its output is reduced (row-parallel); ep.dispatch / ep.combine: token exchange BEFORE / AFTER
+    this part; cp.attention: keys and values travel; tp.loss: vocabulary-parallel loss; tp.embedding: vocabulary-parallel lookup."""
+    seam_bytes: int = 0
+    """Size of that message: the whole (gathered) tensor for tp and cp, this rank's tokens for ep."""
+    modules: int = 1
+    """nn.Module calls that this part stands for (host time)."""
+    recompute: bool = False
+    """Recomputed under recompute = "selective"."""
+    rope: bool = False
+
+    @property
+    def params(self) -> int:
+        return sum(self.tensors)
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """The unit of pipelining, FSDP and recomputation."""
+
+    kind: str
+    """embed | layer | head | ..."""
+    parts: tuple[Part, ...]
+    saved_input: int = 0
+    """Bytes of the block's input: all that full recomputation keeps."""
+
+    @property
+    def params(self) -> int:
+        return sum(part.params for part in self.parts)
+
+
+class Network(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole model on one rank of a (tp, cp, ep) split: named blocks, first to last; equal layers share one Block."""
+
+    name: str
+    blocks: tuple[tuple[str, Block], ...]
+    """("embed", ...), ("L0", ...), ("L1", ...), ("head", ...)."""
+    boundary: int
+    """Bytes that a pipeline stage sends to the next for one micro-batch on this rank."""
+    parameters: int
+    """Of the whole model, all ranks together, shared tensors once."""
+    active_parameters: int
+    """That one token passes through (MoE: top-k experts); equals `parameters` for dense models."""
+    flops_per_sample: float
+    """Model FLOPs of forward + backward for one sample (sequence or image), no recomputation, causal attention once."""
+    sample_unit: str = "sequences"
+    seq: int = 1
+    """Tokens per sample (1 for images)."""
+    sample_bytes: int = 0
+    """Bytes of one sample as the step's input on the device."""
+    tied: tuple[str, str] | None = None
+    """(first block, last block) that share their embedding: their gradients are summed across pipeline ends."""

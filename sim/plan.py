@@ -1,0 +1,183 @@
+"""What to train and how it is split: the plan, as typed values.
+
+Every key of a plan file is a field here, with its help text under it (`sim.planfile` reads and writes the
+TOML). Sizes are bytes, times seconds. A field that is `None` is filled from the framework's defaults.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
+Natural = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
+Fraction = Annotated[float, msgspec.Meta(ge=0.0)]
+
+Task = Literal["train", "finetune", "lora", "forward"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "fp4", "nvfp4"]
+ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe"]
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class Batch(_Section):
+    """How many sequences (or images) make a step."""
+
+    global_: Count | None = msgspec.field(default=None, name="global")
+    """Samples per optimizer step over all ranks. Unsaid: micro x data-parallel ranks."""
+    micro: Count = 1
+    """Samples per rank and micro-batch; gradient accumulation follows from the rest."""
+
+
+class Parallel(_Section):
+    """How the model and the batch are split over ranks."""
+
+    dp_replicate: Count = 1
+    """Replicas that hold whole copies (of what dp_shard splits)."""
+    dp_shard: Count = 1
+    """Ranks that split parameters, gradients or optimizer state, as `zero` says."""
+    zero: Literal[0, 1, 2, 3] | None = None
+    """What dp_shard splits. 0: nothing (DDP)  1: optimizer  2: + gradients  3: + parameters (FSDP)."""
+    reshard_after_forward: bool = True
+    """zero = 3: free the gathered parameters after forward and gather again for backward."""
+    prefetch: Natural = 1
+    """zero = 3: blocks gathered ahead of use."""
+    tp: Count = 1
+    sequence_parallel: bool = True
+    """With tp > 1: norms and residuals split along the sequence (all_gather / reduce_scatter for all_reduce)."""
+    tp_overlap: bool = False
+    """Tensor-parallel collectives pipelined with their GEMMs (user buffers, async TP)."""
+    pp: Count = 1
+    schedule: ScheduleName = "1f1b"
+    virtual_stages: Count = 1
+    """Model chunks per pipeline rank (interleaved)."""
+    stages: tuple[Count, ...] | None = None
+    """Layers of each stage, first to last, where they are uneven."""
+    cp: Count = 1
+    cp_kind: Literal["p2p", "all_gather", "all_to_all"] = "p2p"
+    """Context parallelism: ring attention, gathered keys and values, or heads exchanged (Ulysses)."""
+    ep: Count = 1
+    etp: Count | None = None
+    """Tensor parallelism inside experts; unsaid: 1 when ep > 1, else tp."""
+    capacity: Fraction = 0.0
+    """Expert capacity factor; 0 = dropless."""
+    placement: str = "tp,cp,dp,pp"
+    """Mesh axes, innermost (neighbouring ranks) first; `dp` stands for dp_shard, dp_replicate."""
+
+
+class Memory(_Section):
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activations recomputed in backward: none, attention's core, or whole layers."""
+    recompute_layers: Natural = 0
+    """full: only so many layers of each stage (0 = all)."""
+    offload: Literal["none", "optimizer", "activations"] = "none"
+
+
+class Optimizer(_Section):
+    name: Literal["sgd", "momentum", "adam", "adamw", "lamb"] = "adamw"
+    implementation: Literal["for-loop", "foreach", "fused"] | None = None
+    """How the kernels are launched; unsaid: the framework's default."""
+    clip: bool | None = None
+    """Gradient clipping by global norm; unsaid: the framework's default."""
+    on: Literal["gpu", "cpu"] = "gpu"
+
+
+class Update(_Section):
+    mode: Literal["sync", "local", "async"] = "sync"
+    """sync; local: every rank updates alone and parameters are averaged; async: through a parameter server."""
+    every: Count = 1
+    """local: steps between averages."""
+    aggregate: Literal["gpu", "cpu"] = "gpu"
+    """Where gradients are summed: all_reduce among devices, or a parameter server on the host."""
+
+
+class Comm(_Section):
+    bucket: int = 25 * 2**20
+    """Gradient bucket in bytes (DDP's default 25 MiB; the first is 1 MiB)."""
+    overlap: bool = True
+    """Gradient communication beside backward."""
+    algorithm: Literal["auto", "ring", "tree", "nvls", "hierarchical"] = "auto"
+
+
+class Data(_Section):
+    """The input path of each rank."""
+
+    source: Literal["disk", "object-store", "database", "memory"] = "memory"
+    workers: Natural = 0
+    """Loader processes per rank; 0: the training process loads."""
+    sample: int = 0
+    """Bytes read per sample; 0: tokens only (8 bytes per token)."""
+    preprocess: float = 0.0
+    """CPU seconds per sample on one core."""
+    prefetch: Count = 2
+    """Batches ready per worker."""
+    pinned: bool = True
+    shuffle: bool = True
+    stream: Literal["copy", "compute"] = "copy"
+    """Lane of the host-to-device copy."""
+
+
+class Output(_Section):
+    log_every: Natural = 0
+    """Steps between reads of the loss on the host, a host-device sync point; 0: never."""
+    sync_every: Natural = 0
+    """Steps between device synchronisations that the loop makes by itself; 0: never."""
+    checkpoint_every: Natural = 0
+    checkpoint_to: Literal["disk", "store"] = "disk"
+    checkpoint_mode: Literal["full", "sharded", "async"] = "sharded"
+
+
+class Noise(_Section):
+    stragglers: str = "none"
+    """`r3: 1.3x, r7: 2x` or `lognormal(0.05), seed=1`: factors on a rank's compute time."""
+    imbalance: str = "none"
+    """`r0: 1.5x` (more samples) or a distribution as above."""
+
+
+class Plan(_Section):
+    """One training step, fully said. `model` alone is required."""
+
+    model: str
+    """A preset, or the path of an HF config.json or *.model.json."""
+    name: str = ""
+    task: Task = "train"
+    framework: str = "pytorch"
+    """Whose defaults fill what is not said (`sim/framework/*.toml`)."""
+    seq_len: Count | None = None
+    precision: Precision = "bf16"
+    attention: Literal["flash", "math"] | None = None
+    compile: bool | None = None
+    """Fused kernels and fewer launches."""
+    cuda_graphs: bool | None = None
+    seed: int = 0
+    batch: Batch = Batch()
+    parallel: Parallel = Parallel()
+    memory: Memory = Memory()
+    optimizer: Optimizer = Optimizer()
+    update: Update = Update()
+    comm: Comm = Comm()
+    data: Data = Data()
+    output: Output = Output()
+    noise: Noise = Noise()
+
+    @property
+    def world(self) -> int:
+        p = self.parallel
+        return p.dp_replicate * p.dp_shard * p.tp * p.pp * p.cp
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that see different samples."""
+        return self.parallel.dp_replicate * self.parallel.dp_shard
+
+    @property
+    def global_batch(self) -> int:
+        return self.batch.global_ or self.batch.micro * self.data_ranks
+
+    @property
+    def microbatches(self) -> int:
+        """Micro-batches that each data-parallel rank runs per step (gradient accumulation, or pipeline fill)."""
+        return self.global_batch // (self.batch.micro * self.data_ranks)

@@ -1,0 +1,124 @@
+"""The language between a plan and its two interpreters.
+
+A *program* says, for each rank, what its CPU threads do in which order. A thread issues *ops*: an op on the
+thread's own lane (`host`, `loader.0`) runs there; an op on a device lane (`compute`, `comm.tp`, `copy.h2d`)
+is queued, as a CUDA launch is, and the thread goes on unless the op is `blocking`. Lanes run in order;
+across lanes only `record` and `wait` order. That is all either interpreter knows.
+
+Ranks that run the same ops share one *role*, and a stretch of ops that repeats (a stage's forward of one
+micro-batch) is one *segment*, called many times. An op's full name is `r3/s2/mb0/fwd/L5.attn.qkv`:
+rank, then the call's `at`, then the op's `id`. Everything prints as lines of text and parses back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from sim.mesh import Mesh
+from sim.work import Work
+
+Kind = Literal["compute", "copy", "collective", "send", "recv", "host", "record", "wait", "sync"]
+KINDS: tuple[Kind, ...] = ("compute", "copy", "collective", "send", "recv", "host", "record", "wait", "sync")
+
+HOST = "host"
+COMPUTE = "compute"
+H2D = "copy.h2d"
+D2H = "copy.d2h"
+
+
+class Op(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """One instruction. Bytes of collectives count the whole array, as nccl-tests does
+    (all_gather and reduce_scatter: ranks x shard)."""
+
+    id: str
+    kind: Kind
+    lane: str
+    works: tuple[Work, ...] = ()
+    """compute and host: kernels launched one after the other."""
+    name: str = ""
+    """collective: all_reduce all_gather reduce_scatter all_to_all broadcast reduce barrier; sync: the lane waited for, "" = all."""
+    bytes: int = 0
+    """copy, collective, send, recv: message size."""
+    group: str = ""
+    """Mesh axis whose members take part (collective, send, recv)."""
+    peer: int = 0
+    """send, recv: offset of the peer inside the group, modulo its size (+1 = next)."""
+    event: str = ""
+    """record, wait, sync: the event. A wait takes the latest record that the same thread issued before it ..."""
+    shift: int | None = None
+    """... unless `shift` is given: then event number (call.index + shift), across threads; numbers below 0 have happened."""
+    cls: str = ""
+    """Class in breakdowns and error tables: gemm attention norm ... comm.tp, data, optimizer, output."""
+    blocking: bool = False
+    """The issuing thread waits until the op has ended (CPU kernels, pageable copies, `.item()`)."""
+    how: str = ""
+    """copy: pinned | pageable | disk | store; collective: a forced algorithm ("" = chosen by cost)."""
+    alloc: int = 0
+    """Device bytes taken when the op starts."""
+    free: int = 0
+    """Device bytes given back when the op ends."""
+
+    def __str__(self) -> str:
+        from sim.text import show_op
+
+        return show_op(self)
+
+
+class Call(msgspec.Struct, frozen=True, gc=False):
+    """One run through a segment. `at` prefixes the ids (`s2/mb0`), `index` numbers events that cross threads."""
+
+    segment: str
+    at: str
+    index: int = 0
+    step: int = 0
+
+
+class Role(msgspec.Struct, frozen=True):
+    """What one kind of rank does: for each CPU thread, its calls in order. `host` is the training loop."""
+
+    threads: dict[str, tuple[Call, ...]]
+
+
+class Program(msgspec.Struct, frozen=True):
+    """All ranks. `role_of[rank]` names a role; `steps` optimizer steps are contained, the last is the one reported."""
+
+    name: str
+    device: Literal["cuda", "cpu"]
+    mesh: Mesh
+    segments: dict[str, tuple[Op, ...]]
+    roles: dict[str, Role]
+    role_of: tuple[str, ...]
+    steps: int
+    resident: dict[str, int] = {}
+    """Device bytes that live through the whole step, by what they are (parameters, gradients, optimizer...), worst role."""
+    notes: tuple[str, ...] = ()
+    """What lowering decided where the plan was silent."""
+
+    @property
+    def world(self) -> int:
+        return len(self.role_of)
+
+    def threads(self, rank: int) -> dict[str, tuple[Call, ...]]:
+        return self.roles[self.role_of[rank]].threads
+
+    def ops(self, rank: int, thread: str = HOST) -> Iterator[tuple[Call, Op]]:
+        """Every op that a thread issues, in order."""
+        for call in self.threads(rank)[thread]:
+            for op in self.segments[call.segment]:
+                yield call, op
+
+    def lanes(self, rank: int) -> dict[str, list[str]]:
+        """Full op ids by lane, in the order in which they are issued."""
+        found: dict[str, list[str]] = {}
+        for thread in self.threads(rank):
+            for call, op in self.ops(rank, thread):
+                found.setdefault(op.lane, []).append(full_id(rank, call, op))
+        return found
+
+
+def full_id(rank: int, call: Call, op: Op) -> str:
+    """`r3/s2/mb0/fwd/L5.attn.qkv`: the same in plan dump, both traces and the report."""
+    return f"r{rank}/{call.at}/{op.id}"

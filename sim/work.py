@@ -1,0 +1,217 @@
+"""What one kernel does, by shape alone: no device, no time.
+
+A `Work` is a small frozen value. It knows its FLOPs (a multiply-add counts two) and the bytes that it must
+move at least; `sim.cost` turns it into seconds on a device, `executor.bodies` into a torch kernel of the
+same shape. It prints as one word with its shape (`gemm(m=8,n=8,k=8,dtype=bf16)`), and `parse_work` reads it back.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Union
+
+import msgspec
+
+from topologies.errors import BadInput
+
+BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "mxfp8": 1.0, "fp4": 0.5, "nvfp4": 0.5, "int8": 1.0}
+"""Bytes of one element as it is stored; tf32 is a mode of fp32 storage."""
+
+
+class _Work(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    def __str__(self) -> str:
+        pairs = zip(self.__struct_fields__, msgspec.structs.astuple(self), self.__struct_defaults_all__(), strict=True)
+        return f"{type(self).__name__.lower()}({','.join(f'{k}={v}' for k, v, d in pairs if v != d)})"
+
+    @classmethod
+    def __struct_defaults_all__(cls) -> tuple[object, ...]:
+        missing = len(cls.__struct_fields__) - len(cls.__struct_defaults__)
+        return (msgspec.NODEFAULT,) * missing + cls.__struct_defaults__
+
+
+class Gemm(_Work, tag="gemm", frozen=True):
+    """`batch` products of (m, k) by (k, n)."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str = "bf16"
+    batch: int = 1
+    role: str = "fwd"
+    """fwd | dgrad | wgrad: the operand layout (TN, NN, NT)."""
+    accumulate: bool = False
+    """Adds into an fp32 buffer (Megatron's main gradient) instead of writing its own dtype."""
+    repeat: int = 1
+    """The same kernel so many times in a row (LSTM time steps, expert loops)."""
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.m * self.n * self.k * self.batch * self.repeat
+
+    @property
+    def bytes(self) -> float:
+        out = 8.0 if self.accumulate else max(BYTES[self.dtype], 2.0)
+        one = (self.m * self.k + self.k * self.n) * BYTES[self.dtype] + self.m * self.n * out
+        return one * self.batch * self.repeat
+
+
+class GroupedGemm(_Work, tag="groupedgemm", frozen=True):
+    """`groups` experts share `m` rows (tokens x top-k on this rank): one kernel, or a loop when not fused."""
+
+    groups: int
+    m: int
+    n: int
+    k: int
+    dtype: str = "bf16"
+    role: str = "fwd"
+    accumulate: bool = False
+    fused: bool = True
+    repeat: int = 1
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.m * self.n * self.k * self.repeat
+
+    @property
+    def bytes(self) -> float:
+        out = 8.0 if self.accumulate else max(BYTES[self.dtype], 2.0)
+        if self.role == "wgrad":
+            return (self.m * (self.k + self.n) * BYTES[self.dtype] + self.groups * self.k * self.n * out) * self.repeat
+        return ((self.m * self.k + self.groups * self.k * self.n) * BYTES[self.dtype] + self.m * self.n * out) * self.repeat
+
+
+class Attention(_Work, tag="attention", frozen=True):
+    """Fused (flash) attention: softmax(Q K^T) V with `heads` query heads over `kv_heads`.
+
+    FLOPs count the causal half once (2*b*h*s^2*d forward for q = kv = s), backward 5/2 of forward
+    (FlashAttention-2 paper, section 4). `window` > 0 limits keys to a sliding window.
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    q: int
+    kv: int
+    d: int
+    dv: int = 0
+    """Head size of the values where it differs (MLA); 0 means `d`."""
+    causal: bool = True
+    dtype: str = "bf16"
+    backward: bool = False
+    window: int = 0
+    repeat: int = 1
+
+    @property
+    def pairs(self) -> float:
+        """Query-key pairs that are computed, for one head of one sequence."""
+        if self.window and self.window < self.kv:
+            return float(self.q) * self.window - (self.window * (self.window - 1) / 2 if self.causal else 0.0)
+        return float(self.q) * self.kv * (0.5 if self.causal else 1.0)
+
+    @property
+    def flops(self) -> float:
+        forward = 2.0 * self.batch * self.heads * self.pairs * (self.d + (self.dv or self.d))
+        return forward * (2.5 if self.backward else 1.0) * self.repeat
+
+    @property
+    def bytes(self) -> float:
+        dv = self.dv or self.d
+        q = self.heads * self.q * (self.d + dv)
+        kv = self.kv_heads * self.kv * (self.d + dv)
+        return self.batch * (q + kv) * BYTES[self.dtype] * (2.0 if self.backward else 1.0) * self.repeat
+
+
+class Conv(_Work, tag="conv", frozen=True):
+    """2-D convolution; `h`, `w` are the input's, `groups` as in torch."""
+
+    batch: int
+    c_in: int
+    h: int
+    w: int
+    c_out: int
+    kh: int
+    kw: int
+    stride: int = 1
+    padding: int = -1
+    """-1: half the kernel ("same" for stride 1)."""
+    groups: int = 1
+    dtype: str = "fp16"
+    role: str = "fwd"
+    repeat: int = 1
+
+    @property
+    def out(self) -> tuple[int, int]:
+        pad_h, pad_w = (self.kh // 2, self.kw // 2) if self.padding < 0 else (self.padding, self.padding)
+        return (self.h + 2 * pad_h - self.kh) // self.stride + 1, (self.w + 2 * pad_w - self.kw) // self.stride + 1
+
+    @property
+    def flops(self) -> float:
+        oh, ow = self.out
+        return 2.0 * self.batch * oh * ow * self.c_out * (self.c_in // self.groups) * self.kh * self.kw * self.repeat
+
+    @property
+    def bytes(self) -> float:
+        oh, ow = self.out
+        moved = self.batch * (self.c_in * self.h * self.w + self.c_out * oh * ow)
+        weights = self.c_out * (self.c_in // self.groups) * self.kh * self.kw
+        return (moved + weights) * BYTES[self.dtype] * self.repeat
+
+
+class MemoryBound(_Work, tag="memorybound", frozen=True):
+    """A kernel whose time is its bytes: norm, activation, softmax, dropout, add, cast, embedding, optimizer..."""
+
+    what: str
+    """add | copy | cast | activation | glu | dropout | layernorm | rmsnorm | batchnorm | softmax | rope | embedding |
+    embedding_backward | cross_entropy | permute | pool | zero | scale | norm (of a vector) | sgd | adam ..."""
+    read: int
+    written: int
+    dtype: str = "bf16"
+    ops: float = 0.0
+    """FLOPs, where they matter for the record."""
+    repeat: int = 1
+    rows: int = 0
+    """Rows of a row-wise kernel (norms, softmax): 0 where it does not matter."""
+
+    @property
+    def flops(self) -> float:
+        return self.ops * self.repeat
+
+    @property
+    def bytes(self) -> float:
+        return float(self.read + self.written) * self.repeat
+
+
+class HostWork(_Work, tag="hostwork", frozen=True):
+    """Time on a CPU thread: `what` names the kind, `count` how many; `seconds` when the plan itself states it."""
+
+    what: str
+    """module | autograd | python | optimizer | preprocess | collate | log | checkpoint | collective ..."""
+    count: float = 1.0
+    seconds: float = 0.0
+    repeat: int = 1
+
+    @property
+    def flops(self) -> float:
+        return 0.0
+
+    @property
+    def bytes(self) -> float:
+        return 0.0
+
+
+Work = Union[Gemm, GroupedGemm, Attention, Conv, MemoryBound, HostWork]
+_KINDS: dict[str, type[Work]] = {k.__name__.lower(): k for k in (Gemm, GroupedGemm, Attention, Conv, MemoryBound, HostWork)}
+_TEXT = re.compile(r"([a-z]+)\(([^()]*)\)\Z")
+
+
+def parse_work(text: str) -> Work:
+    """The inverse of `str(work)`. Raises `BadInput`."""
+    match = _TEXT.match(text)
+    if match is None or match.group(1) not in _KINDS:
+        raise BadInput(f"cannot read work {text[:60]!r}. Allowed: {', '.join(_KINDS)}, e.g. gemm(m=8,n=8,k=8)")
+    pairs = [item.partition("=") for item in match.group(2).split(",") if item]
+    fields = {key: {"True": True, "False": False}.get(value, value) for key, _, value in pairs}
+    try:
+        return msgspec.convert(fields, _KINDS[match.group(1)], strict=False)
+    except msgspec.ValidationError as error:
+        raise BadInput(f"cannot read work {text[:60]!r}: {error}") from None

@@ -1,0 +1,58 @@
+"""Every error that StepTwin raises on purpose, in one tree.
+
+* `SteptwinError`            base: one clear message, never a traceback on the command line
+    * `BadInput`             what a person wrote cannot be used (exit 2)
+        * `UnitError`        a size, rate or time without a unit, or with an unknown one
+        * `UnknownName`      a key, preset or machine that does not exist; offers the nearest
+        * `Refused`          understood, but not supported in this combination; says why
+    * `RunFailed`            a run on real devices ended early (exit 4); what was measured is kept
+
+A plan that does not fit into memory is no error: it is the value `sim.memory.DoesNotFit` (exit 3).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SteptwinError(Exception):
+    """Base of all errors raised on purpose. `exit_code` is what the command line returns."""
+
+    exit_code = 2
+
+
+class BadInput(SteptwinError):
+    """What was written cannot be used. The message says what, where, what is allowed and the next step."""
+
+
+class UnitError(BadInput):
+    """A quantity that cannot be read."""
+
+
+class UnknownName(BadInput):
+    """A name that does not exist, with the nearest that does."""
+
+    def __init__(self, what: str, name: str, allowed: Iterable[str], where: str = "") -> None:
+        names = sorted(set(allowed))
+        near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+        place = f" in {where}" if where else ""
+        hint = f"Did you mean {' or '.join(near)}? " if near else ""
+        shown = ", ".join(names[:24]) + (f", ... ({len(names)} in all)" if len(names) > 24 else "")
+        super().__init__(f"unknown {what} '{name[:80]}'{place}. {hint}Allowed: {shown}")
+        self.name, self.near = name, near
+
+
+class Refused(BadInput):
+    """Understood but not supported; the message gives the reason and what to use instead."""
+
+
+class RunFailed(SteptwinError):
+    """A run on real devices ended early. `partial` names the folder where what was measured is kept."""
+
+    exit_code = 4
+
+    def __init__(self, message: str, partial: str = "") -> None:
+        kept = f" What was measured is kept in {partial}." if partial else ""
+        super().__init__(message + kept)
+        self.partial = partial

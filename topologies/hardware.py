@@ -1,0 +1,81 @@
+"""Devices as their makers describe them: plain frozen values, filled from `catalog/*.toml`.
+
+Rates are bytes per second in one direction, FLOP/s are dense, memory is bytes. Each description carries the
+`source` of its figures. What was *measured* on a device (efficiencies, latencies) is no spec: it lives in `sim/cost`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+    """One accelerator as the scheduler of work sees it (an MI250X counts as two)."""
+
+    name: str
+    """Catalog key, e.g. `h100-sxm`."""
+    arch: str
+    """sm70 sm75 sm80 sm86 sm89 sm90 sm100 sm103 sm120 gfx90a gfx942."""
+    flops: dict[str, float]
+    """Peak dense FLOP/s by dtype: fp32 tf32 bf16 fp16 fp8 fp4. A missing dtype is not supported."""
+    memory: int
+    bandwidth: float
+    """Peak device memory bandwidth (read + write together)."""
+    l2: int
+    sms: int
+    clock: float
+    """Boost clock in Hz."""
+    power: float = 0.0
+    """Board power limit in watts; 0 = not known."""
+    copy_engines: int = 2
+    nvlink: float = 0.0
+    """All NVLink (or xGMI) links together, one direction."""
+    nvlink_links: int = 0
+    pcie: float = 0.0
+    """Usable host link rate, one direction."""
+    source: str = ""
+
+    @property
+    def kind(self) -> str:
+        return "cuda"
+
+
+class Cpu(msgspec.Struct, frozen=True, kw_only=True):
+    """One CPU socket (or all of a small host): cores, and the memory that they share."""
+
+    name: str
+    cores: int
+    clock: float = 0.0
+    flops: dict[str, float] = {}
+    """FLOP/s of ONE core by dtype, where known (measured by `probe` for `this-machine`)."""
+    bandwidth: float = 0.0
+    """DRAM bandwidth of the socket."""
+    memory: int = 0
+    numa: int = 1
+    interconnect: float = 0.0
+    """Rate to the other socket (UPI, xGMI), one direction."""
+    source: str = ""
+
+    @property
+    def kind(self) -> str:
+        return "cpu"
+
+
+class Nic(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    rate: float
+    latency: float = 0.0
+    source: str = ""
+
+
+class Disk(msgspec.Struct, frozen=True, kw_only=True):
+    """Where batches come from and checkpoints go."""
+
+    name: str = "disk"
+    read: float = 2e9
+    write: float = 1e9
+    latency: float = 1e-4
+    source: str = "assumed: one NVMe drive"
+
+
+Device = Gpu | Cpu
