@@ -1,0 +1,97 @@
+"""Spans and traces: the only output of both interpreters.
+
+A *span* is one op with its start and end, in seconds from the beginning of the run. A *trace* is all spans of a
+run on the ranks that were simulated (folded) or run. What a step cost, and on what, are functions of a trace
+(`sim.metrics`), so predicted and measured figures come from the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+
+class Span(msgspec.Struct, gc=False, omit_defaults=True):
+    """One op as it happened, or is predicted to happen."""
+
+    rank: int
+    lane: str
+    id: str
+    """Full op id: `r3/s2/mb0/fwd/L5.attn.qkv`."""
+    start: float
+    end: float
+    kind: str = "compute"
+    cls: str = ""
+    step: int = 0
+    issued: float = -1.0
+    """When the issuing thread began to launch it; -1: not known."""
+    launch: float = 0.0
+    """Seconds that the launch took on the issuing thread."""
+    thread: str = "host"
+    name: str = ""
+    """Collective's name, or the kernel's as the profiler gave it."""
+    bytes: int = 0
+    flops: float = 0.0
+    group: str = ""
+    group_size: int = 0
+    source: str = ""
+    """measured | fitted | assumed (predicted spans)."""
+    after: int = -1
+    """Index (in the trace) of the span whose end let this one start; -1: none."""
+    bound: str = ""
+    """What let it start: lane | host | event | peer."""
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+class Trace(msgspec.Struct):
+    """All spans of a run. `weight[rank]` counts the real ranks that a folded rank stands for."""
+
+    spans: list[Span]
+    origin: str = "predicted"
+    """predicted | played | stock | imported."""
+    world: int = 1
+    steps: int = 1
+    weight: dict[int, int] = {}
+    memory: dict[int, list[tuple[float, int]]] = {}
+    """Per rank: (time, bytes in use on the device) at each change."""
+    meta: dict[str, str] = {}
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted({span.rank for span in self.spans})
+
+    @property
+    def end(self) -> float:
+        return max((span.end for span in self.spans), default=0.0)
+
+    def select(self, rank: int | None = None, lane: str | None = None, step: int | None = None) -> list[Span]:
+        """Spans of a rank, lane and step, in order of start."""
+        found = [
+            s
+            for s in self.spans
+            if (rank is None or s.rank == rank) and (lane is None or s.lane == lane) and (step is None or s.step == step)
+        ]
+        return sorted(found, key=lambda s: (s.start, s.end))
+
+    def by_id(self) -> dict[str, Span]:
+        """Each op's span; raises `ValueError` when an id occurs twice."""
+        found: dict[str, Span] = {}
+        for span in self.spans:
+            if span.id in found:
+                raise ValueError(f"op {span.id} has two spans in the {self.origin} trace")
+            found[span.id] = span
+        return found
+
+
+def union_seconds(intervals: Iterable[tuple[float, float]]) -> float:
+    """Length of the union of intervals."""
+    total, reach = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        if end > reach:
+            total += end - max(start, reach)
+            reach = end
+    return total
