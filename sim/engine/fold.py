@@ -1,0 +1,59 @@
+"""Which ranks do the same thing: they are simulated once.
+
+Two ranks are equal when they play the same role, sit on equal places of a symmetric machine, and every group of
+theirs holds the same mix of equal ranks. That is the coarsest equitable partition, found by refining colours until
+nothing changes (colour refinement; Paige and Tarjan 1987). When roles follow the pipeline coordinate alone it is known
+at once: one rank per stage.
+"""
+
+from __future__ import annotations
+
+from sim.mesh import AXES
+from sim.program import Program
+
+_AXES = (*AXES, "grad", "ep")
+_REFINE_LIMIT = 1 << 14
+
+
+def representatives(program: Program, symmetric: bool) -> list[int]:
+    """For each rank the rank that stands for it (itself, when it is simulated)."""
+    world = program.world
+    if not symmetric or world == 1:
+        return list(range(world))
+    mesh = program.mesh
+    if len(set(program.role_of)) == 1 and mesh.size("pp") == 1:
+        return [0] * world
+    stage = [mesh.coordinates(rank)["pp"] for rank in range(world)]
+    if len(set(zip(stage, program.role_of, strict=True))) == mesh.size("pp"):
+        first: dict[int, int] = {}
+        return [first.setdefault(at, rank) for rank, at in enumerate(stage)]
+    if world > _REFINE_LIMIT:
+        return list(range(world))
+    return _refine(program, stage)
+
+
+def _refine(program: Program, stage: list[int]) -> list[int]:
+    mesh = program.mesh
+    axes = [axis for axis in _AXES if mesh.size(axis) > 1]
+    groups = {axis: mesh.groups(axis) for axis in axes}
+    keys: list[object] = list(zip(program.role_of, stage, strict=True))
+    colours, count = _number(keys)
+    while True:
+        parts: list[list[object]] = [[colour] for colour in colours]
+        for axis in axes:
+            for group in groups[axis]:
+                # pp and cp exchange with neighbours, so the order counts there; elsewhere the mix does.
+                inside = [colours[rank] for rank in group]
+                mix: object = tuple(inside) if axis in ("pp", "cp") else tuple(sorted(inside))
+                for rank in group:
+                    parts[rank].append(mix)
+        colours, now = _number([tuple(part) for part in parts])
+        if now == count:
+            first: dict[int, int] = {}
+            return [first.setdefault(colour, rank) for rank, colour in enumerate(colours)]
+        count = now
+
+
+def _number(keys: list[object]) -> tuple[list[int], int]:
+    numbers: dict[object, int] = {}
+    return [numbers.setdefault(key, len(numbers)) for key in keys], len(numbers)

@@ -1,0 +1,171 @@
+"""How a lane runs its queue: in order, one op at a time, as a CUDA stream does.
+
+A plain op needs one SimPy event, its end. A compute op that runs beside a collective on the same rank is slowed by
+the rank's factor, and speeds up when the collective ends. Ops that use shared resources run as flows (`sharing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import simpy
+
+from sim.engine.sharing import Sharing
+from sim.engine.state import Item, Lane, RankState
+from sim.program import COMPUTE
+
+MEET = ("collective", "send", "recv")
+
+
+class Lanes:
+    """Runs items. `meet(item, time)` hands an op that needs other ranks to `Meetings`; `finished(item)` records it."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        sharing: Sharing,
+        meet: Callable[[Item, float], None],
+        finished: Callable[[Item], None],
+    ) -> None:
+        self._env, self._sharing, self._meet, self._finished = env, sharing, meet, finished
+
+    def push(self, state: RankState, item: Item) -> None:
+        """Queues an op on its lane."""
+        lane = state.lane(item.lane)
+        lane.last = item
+        lane.queue.append(item)
+        if not lane.busy:
+            self._next(state, lane)
+
+    def _next(self, state: RankState, lane: Lane) -> None:
+        """Takes ops from the queue until one occupies the lane."""
+        while lane.queue and not lane.busy:
+            item = lane.queue.popleft()
+            kind = item.op.kind
+            if kind == "record":
+                self._settle(lane, item)
+                self.ended(state, lane, item, max(lane.free, item.ready))
+                assert item.mark is not None
+                item.mark.fire(lane.free, item)
+            elif kind == "wait":
+                self._wait(state, lane, item)
+            else:
+                self._begin(state, lane, item)
+
+    def _settle(self, lane: Lane, item: Item) -> None:
+        """What let the op start: its lane's last op, or the thread that issued it."""
+        if item.ready > lane.free:
+            item.bound = "host"
+        elif not item.bound:
+            item.bound, item.after = "lane", lane.last_done
+
+    def _wait(self, state: RankState, lane: Lane, item: Item) -> None:
+        mark = item.mark
+        assert mark is not None
+        self._settle(lane, item)
+        item.start = max(lane.free, item.ready)
+
+        def resume(time: float, by: Item | None) -> None:
+            if time > item.start:
+                item.bound, item.after = "event", by
+            self.ended(state, lane, item, max(item.start, time))
+            self._next(state, lane)
+
+        if mark.time is None:
+            lane.busy, lane.current = True, item
+            mark.waiters.append(resume)
+        else:
+            if mark.time > item.start:
+                item.bound, item.after = "event", mark.item
+            self.ended(state, lane, item, max(item.start, mark.time))
+
+    def ended(self, state: RankState, lane: Lane, item: Item, time: float) -> None:
+        """Frees the lane at `time` and tells whoever waits for the op."""
+        if item.start < 0:
+            item.start = time
+        item.end = lane.free = time
+        if item.op.kind not in ("record", "wait") or item.bound != "lane":
+            lane.last_done = item
+        lane.busy, lane.current = False, None
+        self._finished(item)
+        waiters, item.waiters = item.waiters, []
+        for resume in waiters:
+            resume(time, item)
+
+    def _begin(self, state: RankState, lane: Lane, item: Item) -> None:
+        self._settle(lane, item)
+        start = max(lane.free, item.ready)
+        lane.busy, lane.current = True, item
+        if item.op.kind in MEET:
+            item.start = start
+            self._meet(item, start)
+        elif item.cost.uses and item.cost.seconds > 0:
+            item.start = start
+            self.at(start, lambda: self.flow(item, lambda: self._done(state, lane, item)))
+        else:
+            item.start = start
+            lane.work, lane.since = item.cost.seconds, start
+            lane.rate = 1.0 / state.slow if state.comm and item.op.kind == "compute" else 1.0
+            self._schedule_end(state, lane, item)
+
+    def _schedule_end(self, state: RankState, lane: Lane, item: Item) -> None:
+        lane.ticket += 1
+        ticket = lane.ticket
+
+        def due(_: simpy.Event) -> None:
+            if lane.ticket == ticket:
+                self._done(state, lane, item)
+
+        end = lane.since + lane.work / lane.rate
+        timeout = self._env.timeout(max(0.0, end - self._env.now))
+        assert timeout.callbacks is not None
+        timeout.callbacks.append(due)
+
+    def _done(self, state: RankState, lane: Lane, item: Item) -> None:
+        end = self._env.now if item.cost.uses and item.cost.seconds > 0 else lane.since + lane.work / lane.rate
+        self.ended(state, lane, item, end)
+        self._next(state, lane)
+
+    def flow(self, item: Item, done: Callable[[], None]) -> None:
+        """Runs an op that shares resources: first its latency, alone, then the rest as a flow."""
+        cost = item.cost
+        if not cost.uses:
+            self.at(self._env.now + cost.seconds, done)
+        elif cost.seconds <= cost.latency:
+            self.at(self._env.now + cost.latency, done)
+        elif cost.latency > 0:
+            work = cost.seconds - cost.latency
+            self.at(self._env.now + cost.latency, lambda: self._sharing.start(work, cost.uses, done))
+        else:
+            self._sharing.start(cost.seconds, cost.uses, done)
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        """Calls `action` at `time` (now, if that is past)."""
+        if time <= self._env.now:
+            action()
+            return
+        timeout = self._env.timeout(time - self._env.now)
+        assert timeout.callbacks is not None
+        timeout.callbacks.append(lambda _: action())
+
+    def release(self, state: RankState, item: Item, time: float) -> None:
+        """Ends an op that met others, and lets its lane go on."""
+        lane = state.lane(item.lane)
+        self.ended(state, lane, item, time)
+        self._next(state, lane)
+
+    def comm_changed(self, state: RankState, delta: int) -> None:
+        """A collective began (+1) or ended (-1) beside compute: the compute op that runs changes its speed."""
+        before = state.comm
+        state.comm += delta
+        if state.slow == 1.0 or (before > 0) == (state.comm > 0):
+            return
+        lane = state.lanes.get(COMPUTE)
+        item = lane.current if lane else None
+        if lane is None or item is None or item.op.kind != "compute" or item.cost.uses:
+            return
+        now = max(self._env.now, lane.since)
+        lane.work = max(0.0, lane.work - (now - lane.since) * lane.rate)
+        lane.since = now
+        lane.rate = 1.0 / state.slow if state.comm else 1.0
+        self._schedule_end(state, lane, item)

@@ -1,0 +1,89 @@
+"""Where ranks meet: a collective or a message starts when its last member has arrived.
+
+The k-th collective that a rank runs in a group on a lane meets the k-th of every other member; the k-th send from
+a to b at a distance meets the k-th receive. Folded ranks are represented: a member that is not simulated arrives
+with the rank that stands for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sim.engine.state import Item
+from sim.mesh import Mesh
+from topologies.errors import BadInput
+
+Key = tuple[object, ...]
+
+
+class Meeting:
+    """Items that have arrived so far, and when."""
+
+    __slots__ = ("arrived", "items", "needed")
+
+    def __init__(self, needed: int) -> None:
+        self.needed = needed
+        self.items: list[Item] = []
+        self.arrived: list[float] = []
+
+
+class Meetings:
+    """Matches items across ranks. `complete(items, arrivals)` is called when all needed have come."""
+
+    def __init__(self, mesh: Mesh, stands_for: Callable[[int], int], complete: Callable[[list[Item], list[float]], None]) -> None:
+        self._mesh, self._rep, self._complete = mesh, stands_for, complete
+        self._open: dict[Key, Meeting] = {}
+        self._count: dict[Key, int] = {}
+        self._members: dict[tuple[str, int], tuple[int, ...]] = {}
+        self._groups: dict[tuple[str, int], tuple[int, ...]] = {}
+
+    def members(self, axis: str, rank: int) -> tuple[int, ...]:
+        found = self._members.get((axis, rank))
+        if found is None:
+            found = self._members[axis, rank] = self._mesh.group(axis, rank)
+        return found
+
+    def represented(self, axis: str, rank: int) -> tuple[int, ...]:
+        """The simulated ranks that stand for the group's members."""
+        found = self._groups.get((axis, rank))
+        if found is None:
+            found = self._groups[axis, rank] = tuple(sorted({self._rep(member) for member in self.members(axis, rank)}))
+        return found
+
+    def peer(self, item: Item) -> int:
+        """The rank at the other end of a send or receive."""
+        members = self.members(item.op.group, item.rank)
+        return members[(members.index(item.rank) + item.op.peer) % len(members)]
+
+    def arrive(self, item: Item, time: float) -> None:
+        op = item.op
+        if op.kind == "collective":
+            reps = self.represented(op.group, item.rank)
+            base: Key = (op.group, reps, op.lane)
+            needed = len(reps)
+        else:
+            base, needed = self._pair(item), 2
+        side: Key = (base, item.rank, op.kind)
+        number = self._count.get(side, 0)
+        self._count[side] = number + 1
+        meeting = self._open.setdefault((base, number), Meeting(needed))
+        meeting.items.append(item)
+        meeting.arrived.append(time)
+        if len(meeting.items) == needed:
+            del self._open[base, number]
+            self._complete(meeting.items, meeting.arrived)
+
+    def _pair(self, item: Item) -> Key:
+        op = item.op
+        size = len(self.members(op.group, item.rank))
+        other = self._rep(self.peer(item))
+        if op.kind == "send":
+            return ("p2p", op.group, item.rank, other, op.peer % size)
+        return ("p2p", op.group, other, item.rank, -op.peer % size)
+
+    def check_empty(self) -> None:
+        """Raises `BadInput` that names who waits for whom when a run has ended with ranks still waiting."""
+        waiting = [item for meeting in self._open.values() for item in meeting.items]
+        if waiting:
+            lines = "; ".join(f"rank {i.rank} at {i.call.at}/{i.op.id} ({i.op.kind} in {i.op.group})" for i in waiting[:8])
+            raise BadInput(f"the program deadlocks: {len(waiting)} ops wait for a peer that never comes: {lines}")

@@ -1,0 +1,135 @@
+"""Running work that shares resources: links, CPU cores, memory buses, all by one rule.
+
+A *flow* wants `amount` per second of each resource that it names while it runs at full speed. When the wishes on
+a resource pass its capacity, flows slow down max-min fairly: all rise together, measured in the resource that each
+names first, until a resource is full; its users stay there and the others go on (progressive filling, Bertsekas and
+Gallager, Data Networks, 6.5.2). Rates change only when a flow starts or ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import simpy
+
+_SLACK = 1 + 1e-12
+
+
+class Flow:
+    """Work of `remaining` seconds at full speed; `rate` is the share of full speed that it gets."""
+
+    __slots__ = ("done", "rate", "remaining", "since", "ticket", "uses", "weight")
+
+    def __init__(self, seconds: float, uses: tuple[tuple[str, float], ...], now: float, done: Callable[[], None]) -> None:
+        self.remaining, self.uses, self.since, self.done = seconds, uses, now, done
+        self.rate = 0.0
+        self.ticket = 0
+        self.weight = uses[0][1]
+
+
+class Sharing:
+    """All flows of a simulation."""
+
+    def __init__(self, env: simpy.Environment, capacity: Mapping[str, float]) -> None:
+        self._env, self._capacity = env, capacity
+        self._users: dict[str, dict[Flow, float]] = {}
+        self._wish: dict[str, float] = {}
+        self.moved: dict[str, float] = {}
+        """Resource -> amount used in total (bytes through a link, core seconds)."""
+
+    def start(self, seconds: float, uses: tuple[tuple[str, float], ...], done: Callable[[], None]) -> None:
+        """Runs `done` when `seconds` of work at full speed have been served."""
+        flow = Flow(seconds, uses, self._env.now, done)
+        crowded = False
+        for name, amount in uses:
+            wish = self._wish.get(name, 0.0) + amount
+            self._wish[name] = wish
+            self._users.setdefault(name, {})[flow] = amount
+            self.moved[name] = self.moved.get(name, 0.0) + amount * seconds
+            crowded = crowded or self._crowded(name)
+        if crowded:
+            self._refill(flow.uses)
+        else:
+            self._set_rate(flow, 1.0)
+
+    def _finish(self, flow: Flow) -> None:
+        crowded = [use for use in flow.uses if self._crowded(use[0])]
+        for name, amount in flow.uses:
+            users = self._users[name]
+            del users[flow]
+            # An empty resource restarts from zero, so that rounding never accumulates.
+            self._wish[name] = self._wish[name] - amount if users else 0.0
+        if crowded:
+            self._refill(tuple(crowded))
+        flow.done()
+
+    def _set_rate(self, flow: Flow, rate: float) -> None:
+        now = self._env.now
+        if flow.rate == rate:
+            return
+        flow.remaining = max(0.0, flow.remaining - (now - flow.since) * flow.rate)
+        flow.since, flow.rate = now, rate
+        flow.ticket += 1
+        ticket = flow.ticket
+
+        def due(_: simpy.Event) -> None:
+            if flow.ticket == ticket:
+                self._finish(flow)
+
+        timeout = self._env.timeout(flow.remaining / rate)
+        assert timeout.callbacks is not None
+        timeout.callbacks.append(due)
+
+    def _refill(self, touched: tuple[tuple[str, float], ...]) -> None:
+        flows, names = self._component([name for name, _ in touched])
+        for flow, rate in fill(flows, {n: (self._capacity[n], self._users[n]) for n in names}).items():
+            self._set_rate(flow, rate)
+
+    def _component(self, names: list[str]) -> tuple[dict[Flow, None], list[str]]:
+        """The flows whose rates can change, and the crowded resources among them. Others never bind."""
+        flows: dict[Flow, None] = {}
+        seen: dict[str, None] = {}
+        stack = names
+        while stack:
+            name = stack.pop()
+            if name in seen:
+                continue
+            seen[name] = None
+            for flow in self._users[name]:
+                if flow not in flows:
+                    flows[flow] = None
+                    stack.extend(other for other, _ in flow.uses if other not in seen and self._crowded(other))
+        return flows, [name for name in seen if self._crowded(name)]
+
+    def _crowded(self, name: str) -> bool:
+        return self._wish[name] > self._capacity[name] * _SLACK
+
+
+def fill(flows: Mapping[Flow, None], crowded: dict[str, tuple[float, dict[Flow, float]]]) -> dict[Flow, float]:
+    """Max-min fair rates (0, 1] of `flows` on the crowded resources {name: (capacity, users)}."""
+    rates: dict[Flow, float] = {}
+    left = {name: capacity for name, (capacity, _) in crowded.items()}
+    open_ = dict(crowded)
+    while open_:
+        level, name = min((_level(left[n], users, rates), n) for n, (_, users) in open_.items())
+        _, users = open_.pop(name)
+        for flow in users:
+            if flow in rates:
+                continue
+            rates[flow] = min(1.0, level / flow.weight)
+            for other, amount in flow.uses:
+                if other in left:
+                    left[other] -= amount * rates[flow]
+    return {flow: rates.get(flow, 1.0) for flow in flows}
+
+
+def _level(left: float, users: dict[Flow, float], rates: dict[Flow, float]) -> float:
+    """The level at which the flows that are not yet fixed fill what is left: sum(use * min(1, level / weight)) = left."""
+    waiting = sorted(((flow.weight, amount) for flow, amount in users.items() if flow not in rates), key=lambda pair: pair[0])
+    slope = sum(amount / weight for weight, amount in waiting)
+    for weight, amount in waiting:
+        if weight * slope >= left:
+            return max(left, 0.0) / slope if slope > 0 else float("inf")
+        left -= amount
+        slope -= amount / weight
+    return float("inf")

@@ -1,0 +1,138 @@
+"""How a CPU thread of a rank works through its program.
+
+The thread's clock runs ahead of the simulation while nothing blocks it: a launch costs host time and the thread goes
+on. It stops at what blocks: a sync, a blocking op, work that shares CPU cores with others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sim.cost.price import Cost
+from sim.engine.lanes import MEET, Lanes
+from sim.engine.state import Item, Mark, RankState, Resume
+from sim.program import Call, Op
+
+
+class Thread:
+    """One CPU thread of one rank. `costs` prices an op; `finished(item)` records it."""
+
+    def __init__(self, name: str, state: RankState, ops: Iterator[tuple[Call, Op, Cost]], lanes: Lanes) -> None:
+        self.name, self._state, self._ops, self._lanes = name, state, ops, lanes
+        self.clock = 0.0
+        self.done = False
+        self._freed_by: Item | None = None
+
+    def run(self) -> None:
+        """Issues ops until one blocks; called again by what it waited for."""
+        for call, op, cost in self._ops:
+            item = Item(self._state.rank, self.name, call, op, cost, self.clock)
+            item.after, item.bound = self._freed_by, "host" if self._freed_by else ""
+            if op.kind == "record" or op.kind == "wait":
+                item.mark = self._mark(call, op)
+            blocks = self._own(item) if op.lane == self.name else self._issue(item)
+            if blocks:
+                return
+        self.done = True
+
+    def _mark(self, call: Call, op: Op) -> Mark:
+        if op.shift is not None:
+            return self._state.mark(op.event, call.index + op.shift)
+        key = (self.name, op.event)
+        if op.kind == "record":
+            self._state.latest[key] = Mark()
+        mark = self._state.latest.get(key)
+        if mark is None:  # CUDA: waiting for an event that was never recorded does not wait
+            mark = self._state.latest[key] = Mark()
+            mark.time = 0.0
+        return mark
+
+    def _issue(self, item: Item) -> bool:
+        """Queues an op on a device lane. True when the thread must wait for its end."""
+        self.clock += item.cost.host
+        if item.op.blocking:
+            item.waiters.append(self._resume)
+        self._lanes.push(self._state, item)
+        return item.op.blocking
+
+    def _resume(self, time: float, by: Item | None) -> None:
+        if time > self.clock:
+            self.clock, self._freed_by = time, by
+        self.run()
+
+    def _own(self, item: Item) -> bool:
+        """Runs an op on the thread's own lane. True when the thread must wait."""
+        kind = item.op.kind
+        if kind == "sync" or (kind == "wait" and item.op.lane == self.name):
+            return self._sync(item)
+        if kind == "record":
+            assert item.mark is not None
+            self._finish(item, self.clock + item.cost.host)
+            item.mark.fire(self.clock, item)
+            return False
+        if kind in MEET or (item.cost.uses and item.cost.seconds > 0):
+            item.waiters.append(self._resume)
+            item.issued = self.clock
+            self._lanes.push(self._state, item)
+            return True
+        self._finish(item, self.clock + item.cost.seconds)
+        return False
+
+    def _finish(self, item: Item, end: float) -> None:
+        lane = self._state.lane(self.name)
+        item.start = self.clock
+        item.after = lane.last_done
+        item.bound = "lane"
+        if self._freed_by is not None and self._freed_by.end >= self.clock:
+            item.after, item.bound = self._freed_by, "event"
+        self.clock = end
+        lane.last = item
+        self._lanes.ended(self._state, lane, item, end)
+        self._freed_by = item
+
+    def _sync(self, item: Item) -> bool:
+        """Waits for an event, one lane or all lanes; the time spent is the op's span."""
+        begin = self.clock
+        op = item.op
+
+        def reached(time: float, by: Item | None) -> None:
+            item.start = begin
+            self.clock = max(begin + item.cost.host, time)
+            lane = self._state.lane(self.name)
+            item.after, item.bound = (by, "event") if time > begin else (lane.last_done, "lane")
+            lane.last = item
+            self._lanes.ended(self._state, lane, item, self.clock)
+            self._freed_by = item
+
+        if op.event:
+            mark = item.mark or self._mark(item.call, op)
+            if mark.time is not None:
+                reached(mark.time, mark.item)
+                return False
+            mark.waiters.append(lambda time, by: (reached(time, by), self.run())[1])
+            return True
+        return self._drain(op.name, reached)
+
+    def _drain(self, name: str, reached: Resume) -> bool:
+        """Waits until the lanes have run what was queued on them so far."""
+        state = self._state
+        lanes = [state.lane(name)] if name else [lane for lane in state.lanes.values() if lane.name != self.name]
+        last = [lane.last for lane in lanes if lane.last is not None]
+        waiting = [item for item in last if item.end < 0]
+        latest: list[tuple[float, Item | None]] = [(item.end, item) for item in last if item.end >= 0]
+        if not waiting:
+            reached(*max(latest, key=lambda pair: pair[0], default=(0.0, None)))
+            return False
+        left = len(waiting)
+
+        def one(time: float, by: Item | None) -> None:
+            nonlocal left
+            latest.append((time, by))
+            left -= 1
+            if left == 0:
+                reached(*max(latest, key=lambda pair: pair[0]))
+                self.run()
+
+        for item in waiting:
+            item.waiters.append(one)
+        return True
