@@ -41,6 +41,8 @@ class Span(msgspec.Struct, gc=False, omit_defaults=True):
     """Index (in the trace) of the span whose end let this one start; -1: none."""
     bound: str = ""
     """What let it start: lane | host | event | peer."""
+    wait: float = 0.0
+    """Of its seconds, how many at the beginning only waited for other ranks (0 where not known)."""
 
     @property
     def seconds(self) -> float:

@@ -55,7 +55,7 @@ class Engine:
             slow = self.pricer.slowdown(rank)[0]
             self.states[rank] = RankState(rank, slow)
             for name in self.program.threads(rank):
-                threads.append(Thread(name, self.states[rank], self._ops(rank, name), self.lanes))
+                threads.append(Thread(name, self.states[rank], self._ops(rank, name), self.lanes))  # noqa: PERF401
         for thread in threads:
             thread.run()
         self.env.run()
@@ -87,8 +87,9 @@ class Engine:
         cost = self._meeting_cost(items)
         for item, arrival in zip(items, arrivals, strict=True):
             # A kernel that waits for its peers occupies its lane from its own arrival: spans show the wait, as NCCL's do.
+            item.wait = start - arrival
             if arrival < start:
-                item.after, item.bound = last, "peer"
+                item.after, item.bound = last.after, "peer"
             item.cost = Cost(cost.seconds, cost.source, cost.latency, cost.uses, item.cost.host, item.cost.ready)
         beside = [self.states[item.rank] for item in items if item.lane != COMPUTE]
 
@@ -159,6 +160,7 @@ class Engine:
             source=item.cost.source,
             after=item.after.index if item.after is not None else -1,
             bound=item.bound,
+            wait=item.wait,
         )
 
     def _memory(self) -> dict[int, list[tuple[float, int]]]:

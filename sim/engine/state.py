@@ -18,7 +18,23 @@ Resume = Callable[[float, "Item | None"], None]
 class Item:
     """One op on its way: issued by a thread, queued on a lane, run once."""
 
-    __slots__ = ("after", "bound", "call", "cost", "end", "index", "issued", "lane", "mark", "op", "rank", "start", "thread", "waiters")
+    __slots__ = (
+        "after",
+        "bound",
+        "call",
+        "cost",
+        "end",
+        "index",
+        "issued",
+        "lane",
+        "mark",
+        "op",
+        "rank",
+        "start",
+        "thread",
+        "wait",
+        "waiters",
+    )
 
     def __init__(self, rank: int, thread: str, call: Call, op: Op, cost: Cost, issued: float) -> None:
         self.rank, self.thread, self.call, self.op, self.cost, self.issued = rank, thread, call, op, cost, issued
@@ -26,6 +42,7 @@ class Item:
         self.start = self.end = -1.0
         self.after: Item | None = None
         self.bound = ""
+        self.wait = 0.0
         self.mark: Mark | None = None
         self.waiters: list[Resume] = []
         self.index = -1

@@ -109,7 +109,12 @@ class Thread:
             if mark.time is not None:
                 reached(mark.time, mark.item)
                 return False
-            mark.waiters.append(lambda time, by: (reached(time, by), self.run())[1])
+
+            def go_on(time: float, by: Item | None) -> None:
+                reached(time, by)
+                self.run()
+
+            mark.waiters.append(go_on)
             return True
         return self._drain(op.name, reached)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from sim.cost.price import Cost
 from sim.mesh import Mesh
 from sim.program import Call, Op, Program, Role
+from sim.trace import Trace
 
 
 class TablePricer:
@@ -46,8 +47,10 @@ def program(*threads: dict[str, list[Op]], mesh: Mesh | None = None, calls: int 
     return Program("test", device, mesh, segments, roles, tuple(roles), calls)  # type: ignore[arg-type]
 
 
-def timeline(
-    trace: object, kinds: tuple[str, ...] = ("compute", "copy", "collective", "send", "recv", "host", "sync")
-) -> list[tuple[str, float, float]]:
-    spans = sorted(trace.spans, key=lambda s: (s.start, s.end, s.id))  # type: ignore[attr-defined]
+OPS = ("compute", "copy", "collective", "send", "recv", "host", "sync")
+
+
+def timeline(trace: Trace, kinds: tuple[str, ...] = OPS) -> list[tuple[str, float, float]]:
+    """(id, start, end) of every op that takes time, by start."""
+    spans = sorted(trace.spans, key=lambda s: (s.start, s.end, s.id))
     return [(s.id, round(s.start, 9), round(s.end, 9)) for s in spans if s.kind in kinds]

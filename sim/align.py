@@ -1,0 +1,163 @@
+"""Two traces side by side: by op id where both ran the same program, by class and order where they did not.
+
+Signed errors are (predicted - measured) / measured. A measured time is the median over steps, with its spread
+(10th and 90th percentile) beside it: machines are noisy and the table says so.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+
+import msgspec
+
+from sim.metrics import step_times, window
+from sim.trace import Span, Trace
+
+_STEP = re.compile(r"/s\d+(?=/)")
+_SKIP = ("record", "wait", "sync")
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """Seconds with their spread over `count` steps."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+    @classmethod
+    def of(cls, values: list[float]) -> Measured:
+        """Median, 10th and 90th percentile. Raises `ValueError` on an empty list."""
+        if not values:
+            raise ValueError("no measured values")
+        ordered = sorted(values)
+        low, high = ordered[int(0.1 * (len(ordered) - 1))], ordered[-(-9 * (len(ordered) - 1) // 10)]
+        return cls(statistics.median(ordered), low, high, len(ordered))
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """One op in both traces; seconds are of the work, without waiting for peers where that is known."""
+
+    id: str
+    rank: int
+    lane: str
+    cls: str
+    kind: str
+    predicted: float
+    measured: float
+    predicted_start: float
+    measured_start: float
+
+    @property
+    def difference(self) -> float:
+        return self.predicted - self.measured
+
+
+class ClassError(msgspec.Struct, frozen=True):
+    """Seconds per step and rank in one class of op."""
+
+    cls: str
+    predicted: float
+    measured: float
+    ops: int
+
+    @property
+    def error(self) -> float | None:
+        """Signed relative error; None when nothing was measured."""
+        return (self.predicted - self.measured) / self.measured if self.measured > 0 else None
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """What was predicted beside what was measured."""
+
+    predicted_step: float
+    measured_step: Measured
+    classes: tuple[ClassError, ...]
+    pairs: tuple[Pair, ...] = ()
+    missing: tuple[str, ...] = ()
+    """Predicted ops without a measured span (by id)."""
+    extra: tuple[str, ...] = ()
+    origin: str = "played"
+
+    @property
+    def error(self) -> float:
+        """Signed error of the step time."""
+        return (self.predicted_step - self.measured_step.median) / self.measured_step.median
+
+
+def _key(span: Span) -> str:
+    return _STEP.sub("", span.id)
+
+
+def _last_step(trace: Trace) -> list[Span]:
+    begin, end = window(trace)
+    last = max((s.step for s in trace.spans), default=0)
+    return [s for s in trace.spans if s.step == last and s.end > begin and s.start <= end]
+
+
+def align_by_id(predicted: Trace, played: Trace, steps: list[float]) -> Comparison:
+    """Joins the two traces op by op; `steps` are the measured step times.
+
+    An op's measured time is its median over the played steps, ids compared without the step's number.
+    """
+    seen = {span.id for span in played.spans}
+    wanted = {span.id for span in predicted.spans}
+    times: dict[str, list[float]] = {}
+    starts: dict[str, float] = {}
+    for span in played.spans:
+        key = _key(span)
+        times.setdefault(key, []).append(span.seconds - span.wait)
+        starts[key] = span.start
+    pairs = [
+        Pair(s.id, s.rank, s.lane, s.cls, s.kind, s.seconds - s.wait, statistics.median(times[_key(s)]), s.start, starts[_key(s)])
+        for s in _last_step(predicted)
+        if s.kind not in _SKIP and _key(s) in times
+    ]
+    return Comparison(
+        step_times(predicted)[-1],
+        Measured.of(steps),
+        _by_class([(p.cls or p.kind, p.predicted, p.measured) for p in pairs], len({p.rank for p in pairs})),
+        tuple(pairs),
+        tuple(sorted(wanted - seen)),
+        tuple(sorted(seen - wanted)),
+        played.origin,
+    )
+
+
+def _by_class(rows: list[tuple[str, float, float]], ranks: int) -> tuple[ClassError, ...]:
+    sums: dict[str, list[float]] = {}
+    for name, predicted, measured in rows:
+        at = sums.setdefault(name, [0.0, 0.0, 0.0])
+        at[0] += predicted
+        at[1] += measured
+        at[2] += 1
+    n = max(ranks, 1)
+    found = [ClassError(name, p / n, m / n, int(count)) for name, (p, m, count) in sums.items()]
+    return tuple(sorted(found, key=lambda row: -max(row.predicted, row.measured)))
+
+
+def align_by_class(predicted: Trace, stock: Trace, steps: list[float]) -> Comparison:
+    """Compares seconds per step and rank by class of op; pairs the k-th op of a (rank, lane, class) with the k-th."""
+    wanted = [s for s in _last_step(predicted) if s.kind not in _SKIP]
+    count = max(1, len({s.step for s in stock.spans}))
+    ranks = max(1, len(stock.ranks))
+    sums: dict[str, list[float]] = {}
+    weight = {rank: trace_weight for rank, trace_weight in predicted.weight.items()}
+    total = sum(weight.get(rank, 1) for rank in predicted.ranks) or 1
+    for s in wanted:
+        at = sums.setdefault(s.cls or s.kind, [0.0, 0.0, 0.0])
+        at[0] += (s.seconds - s.wait) * weight.get(s.rank, 1) / total
+        at[2] += 1
+    for s in stock.spans:
+        if s.kind not in _SKIP:
+            sums.setdefault(s.cls or s.kind, [0.0, 0.0, 0.0])[1] += (s.seconds - s.wait) / (count * ranks)
+    classes = [ClassError(name, p, m, int(n)) for name, (p, m, n) in sums.items()]
+    classes.sort(key=lambda row: -max(row.predicted, row.measured))
+    return Comparison(step_times(predicted)[-1], Measured.of(steps), tuple(classes), (), (), (), stock.origin)
+
+
+def guilty(comparison: Comparison) -> tuple[str, float]:
+    """The class whose predicted and measured seconds differ most, and by how much (signed seconds)."""
+    worst = max(comparison.classes, key=lambda row: abs(row.predicted - row.measured), default=None)
+    return (worst.cls, worst.predicted - worst.measured) if worst else ("", 0.0)

@@ -1,0 +1,163 @@
+"""What a step cost and on what: functions of a trace, the same for predicted and measured ones.
+
+Each instant of a step belongs to exactly one class, by what the rank's devices do then, in this order: computing,
+optimizer, communication that nothing hides (exposed), output, waiting for data, the host being late, and the rest:
+a bubble (waiting for other ranks, or nothing to do). So the classes sum to the step.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from sim.trace import Span, Trace, union_seconds
+
+CLASSES = ("compute_s", "optimizer_s", "exposed_comm_s", "output_s", "data_s", "host_s", "bubble_s")
+_COMM = ("collective", "send", "recv")
+_MOMENT = 1e-12
+
+
+class Breakdown(msgspec.Struct, frozen=True):
+    """Seconds of one step by class, averaged over ranks; they sum to the step."""
+
+    compute_s: float = 0.0
+    exposed_comm_s: float = 0.0
+    bubble_s: float = 0.0
+    host_s: float = 0.0
+    data_s: float = 0.0
+    optimizer_s: float = 0.0
+    output_s: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return sum(msgspec.structs.asdict(self).values())
+
+
+def step_ends(trace: Trace) -> list[float]:
+    """When each step has ended on every rank: its last op on a training thread or a device lane."""
+    ends: dict[int, float] = {}
+    for span in trace.spans:
+        if span.thread == "host" and span.kind not in ("record", "wait"):
+            ends[span.step] = max(ends.get(span.step, 0.0), span.end)
+    last, found = 0.0, []
+    for step in sorted(ends):
+        last = max(last, ends[step])
+        found.append(last)
+    return found
+
+
+def step_times(trace: Trace) -> list[float]:
+    """Seconds of each step, from the end of the one before (the first: from 0)."""
+    ends = step_ends(trace)
+    return [end - begin for begin, end in zip([0.0, *ends], ends, strict=False)]
+
+
+def window(trace: Trace) -> tuple[float, float]:
+    """Begin and end of the last step, the one that is reported."""
+    ends = step_ends(trace)
+    return (ends[-2] if len(ends) > 1 else 0.0), (ends[-1] if ends else 0.0)
+
+
+def breakdown(trace: Trace) -> Breakdown:
+    """Classes of the last step, averaged over all ranks (folded ranks by their weight)."""
+    begin, end = window(trace)
+    ranks: dict[int, list[Span]] = {}
+    for span in trace.spans:
+        if span.end > begin and span.start < end:
+            ranks.setdefault(span.rank, []).append(span)
+    total, sums = 0, dict.fromkeys(CLASSES, 0.0)
+    for rank, spans in ranks.items():
+        weight = trace.weight.get(rank, 1)
+        total += weight
+        for name, seconds in _classify(spans, begin, end).items():
+            sums[name] += weight * seconds
+    return Breakdown(**{name: value / max(total, 1) for name, value in sums.items()})
+
+
+def _class_of(span: Span) -> int | None:
+    """Index into CLASSES; None for what occupies nothing (records, waits, syncs without a class)."""
+    if span.cls == "data":
+        return 4 if span.kind in ("sync", "copy", "host") and not span.lane.startswith("loader") else None
+    if span.cls == "output":
+        return 3
+    if span.kind == "compute":
+        return 1 if span.cls == "optimizer" else 0
+    if span.kind in _COMM:
+        return 2
+    if span.kind == "copy":
+        return 2 if span.cls.startswith("comm") else 1 if span.cls == "optimizer" else 4
+    return 5 if span.kind == "host" and span.lane == "host" else None
+
+
+def _classify(spans: list[Span], begin: float, end: float) -> dict[str, float]:
+    edges: list[tuple[float, int, int]] = []
+    for span in spans:
+        index = _class_of(span)
+        if index is not None:
+            edges += _edge(span.start + span.wait, span.end, index, begin, end)
+        if span.launch > 0:
+            edges += _edge(span.issued, span.issued + span.launch, 5, begin, end)
+    edges.sort()
+    active = [0] * len(CLASSES)
+    sums = dict.fromkeys(CLASSES, 0.0)
+    at = begin
+    for time, index, change in edges:
+        if time > at:
+            now = next((i for i, count in enumerate(active) if count), 6)
+            sums[CLASSES[now]] += time - at
+            at = time
+        active[index] += change
+    sums["bubble_s"] += max(0.0, end - at)
+    return sums
+
+
+def _edge(start: float, stop: float, index: int, begin: float, end: float) -> list[tuple[float, int, int]]:
+    start, stop = max(start, begin), min(stop, end)
+    return [(start, index, 1), (stop, index, -1)] if stop - start > _MOMENT else []
+
+
+def critical_path(trace: Trace) -> list[tuple[str, float]]:
+    """Seconds of the last step along the chain of what waited for what, by class; sums to the step.
+
+    Follows each span to the one whose end let it start. A gap between the two is the host's (launching, Python).
+    """
+    begin, end = window(trace)
+    inside = [(span.end, -index) for index, span in enumerate(trace.spans) if span.thread == "host" and span.end <= end + _MOMENT]
+    at = -max(inside)[1] if inside else -1
+    sums: dict[str, float] = {}
+    now = end
+    while at >= 0 and now > begin + _MOMENT:
+        span = trace.spans[at]
+        start = max(begin, min(now, span.start + span.wait))
+        name = span.cls or span.kind
+        sums[name] = sums.get(name, 0.0) + now - start
+        now = start
+        at = span.after if span.after != at else -1
+        if at >= 0 and now - trace.spans[at].end > _MOMENT:
+            reach = max(begin, trace.spans[at].end)
+            sums["host"] = sums.get("host", 0.0) + now - reach
+            now = reach
+    if now > begin + _MOMENT:
+        sums["host"] = sums.get("host", 0.0) + now - begin
+    return sorted(sums.items(), key=lambda pair: -pair[1])
+
+
+def peak_memory(trace: Trace) -> int:
+    """Most device bytes in use on any rank."""
+    return max((used for line in trace.memory.values() for _, used in line), default=0)
+
+
+def sources(trace: Trace) -> dict[str, float]:
+    """Share of the time in ops that rests on measured, fitted and assumed costs."""
+    sums = {"measured": 0.0, "fitted": 0.0, "assumed": 0.0}
+    for span in trace.spans:
+        if span.source in sums and span.kind in ("compute", "copy", *_COMM):
+            sums[span.source] += (span.seconds - span.wait) * trace.weight.get(span.rank, 1)
+    total = sum(sums.values())
+    return {name: (value / total if total else 0.0) for name, value in sums.items()}
+
+
+def busy(trace: Trace, lane: str, rank: int) -> float:
+    """Share of the last step for which a lane runs an op."""
+    begin, end = window(trace)
+    inside = [(max(s.start + s.wait, begin), min(s.end, end)) for s in trace.select(rank, lane) if s.kind not in ("wait", "record")]
+    return union_seconds((a, b) for a, b in inside if b > a) / (end - begin) if end > begin else 0.0
