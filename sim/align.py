@@ -143,7 +143,7 @@ def align_by_class(predicted: Trace, stock: Trace, steps: list[float]) -> Compar
     count = max(1, len({s.step for s in stock.spans}))
     ranks = max(1, len(stock.ranks))
     sums: dict[str, list[float]] = {}
-    weight = {rank: trace_weight for rank, trace_weight in predicted.weight.items()}
+    weight = predicted.weight
     total = sum(weight.get(rank, 1) for rank in predicted.ranks) or 1
     for s in wanted:
         at = sums.setdefault(s.cls or s.kind, [0.0, 0.0, 0.0])

@@ -23,7 +23,7 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pass
 
 
-class Batch(_Section):
+class Batch(_Section, frozen=True, kw_only=True):
     """How many sequences (or images) make a step."""
 
     global_: Count | None = msgspec.field(default=None, name="global")
@@ -32,7 +32,7 @@ class Batch(_Section):
     """Samples per rank and micro-batch; gradient accumulation follows from the rest."""
 
 
-class Parallel(_Section):
+class Parallel(_Section, frozen=True, kw_only=True):
     """How the model and the batch are split over ranks."""
 
     dp_replicate: Count = 1
@@ -68,7 +68,7 @@ class Parallel(_Section):
     """Mesh axes, innermost (neighbouring ranks) first; `dp` stands for dp_shard, dp_replicate."""
 
 
-class Memory(_Section):
+class Memory(_Section, frozen=True, kw_only=True):
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations recomputed in backward: none, attention's core, or whole layers."""
     recompute_layers: Natural = 0
@@ -76,7 +76,7 @@ class Memory(_Section):
     offload: Literal["none", "optimizer", "activations"] = "none"
 
 
-class Optimizer(_Section):
+class Optimizer(_Section, frozen=True, kw_only=True):
     name: Literal["sgd", "momentum", "adam", "adamw", "lamb"] = "adamw"
     implementation: Literal["for-loop", "foreach", "fused"] | None = None
     """How the kernels are launched; unsaid: the framework's default."""
@@ -85,7 +85,7 @@ class Optimizer(_Section):
     on: Literal["gpu", "cpu"] = "gpu"
 
 
-class Update(_Section):
+class Update(_Section, frozen=True, kw_only=True):
     mode: Literal["sync", "local", "async"] = "sync"
     """sync; local: every rank updates alone and parameters are averaged; async: through a parameter server."""
     every: Count = 1
@@ -94,7 +94,7 @@ class Update(_Section):
     """Where gradients are summed: all_reduce among devices, or a parameter server on the host."""
 
 
-class Comm(_Section):
+class Comm(_Section, frozen=True, kw_only=True):
     bucket: int = 25 * 2**20
     """Gradient bucket in bytes (DDP's default 25 MiB; the first is 1 MiB)."""
     overlap: bool = True
@@ -102,7 +102,7 @@ class Comm(_Section):
     algorithm: Literal["auto", "ring", "tree", "nvls", "hierarchical"] = "auto"
 
 
-class Data(_Section):
+class Data(_Section, frozen=True, kw_only=True):
     """The input path of each rank."""
 
     source: Literal["disk", "object-store", "database", "memory"] = "memory"
@@ -120,7 +120,7 @@ class Data(_Section):
     """Lane of the host-to-device copy."""
 
 
-class Output(_Section):
+class Output(_Section, frozen=True, kw_only=True):
     log_every: Natural = 0
     """Steps between reads of the loss on the host, a host-device sync point; 0: never."""
     sync_every: Natural = 0
@@ -130,14 +130,14 @@ class Output(_Section):
     checkpoint_mode: Literal["full", "sharded", "async"] = "sharded"
 
 
-class Noise(_Section):
+class Noise(_Section, frozen=True, kw_only=True):
     stragglers: str = "none"
     """`r3: 1.3x, r7: 2x` or `lognormal(0.05), seed=1`: factors on a rank's compute time."""
     imbalance: str = "none"
     """`r0: 1.5x` (more samples) or a distribution as above."""
 
 
-class Plan(_Section):
+class Plan(_Section, frozen=True, kw_only=True):
     """One training step, fully said. `model` alone is required."""
 
     model: str

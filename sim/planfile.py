@@ -108,7 +108,7 @@ def _quantities(tree: dict[str, Any]) -> dict[str, Any]:
 def from_tree(tree: dict[str, Any], where: str = "plan") -> Plan:
     """A plan from nested mappings in the file's form. Raises `BadInput` with the key's path."""
     if "model" not in tree:
-        raise BadInput(f"{where} names no model. Add e.g. model = \"llama3-8b\" (steptwin plan list shows all)")
+        raise BadInput(f'{where} names no model. Add e.g. model = "llama3-8b" (steptwin plan list shows all)')
     _check_names(tree, Plan, where)
     try:
         return msgspec.convert(_quantities(tree), Plan)
@@ -160,7 +160,6 @@ def dump_plan(plan: Plan) -> str:
     return _toml(dump_tree(plan))
 
 
-
 def _toml(tree: dict[str, Any]) -> str:
     def show(value: Any) -> str:
         if isinstance(value, bool):
@@ -196,11 +195,15 @@ def check(plan: Plan) -> Plan:
             f"{plan.batch.micro} x {p.dp_replicate} x {p.dp_shard} = {per_step}. Use {lower or upper} or {upper}"
         )
     if p.virtual_stages > 1 and p.schedule not in ("interleaved", "dualpipe"):
-        raise Refused(f"parallel.virtual_stages = {p.virtual_stages} needs schedule = \"interleaved\", not \"{p.schedule}\"")
+        raise Refused(f'parallel.virtual_stages = {p.virtual_stages} needs schedule = "interleaved", not "{p.schedule}"')
     if p.schedule == "interleaved" and p.pp > 1 and p.virtual_stages > 1 and plan.microbatches % p.pp:
-        raise Refused(f"the interleaved schedule needs micro-batches ({plan.microbatches}) in multiples of pp = {p.pp}; change batch.global or batch.micro")
+        raise Refused(
+            f"the interleaved schedule needs micro-batches ({plan.microbatches}) in multiples of pp = {p.pp}; change batch.global or batch.micro"
+        )
     if p.stages is not None and len(p.stages) != p.pp * p.virtual_stages:
         raise BadInput(f"parallel.stages names {len(p.stages)} stages; pp x virtual_stages = {p.pp * p.virtual_stages}")
     if plan.update.mode != "sync" and (p.tp * p.pp * p.cp * p.ep > 1 or (p.zero or 0) > 0):
-        raise Refused(f"update.mode = \"{plan.update.mode}\" holds a whole model on each rank: use it with tp = pp = cp = ep = 1 and zero = 0")
+        raise Refused(
+            f'update.mode = "{plan.update.mode}" holds a whole model on each rank: use it with tp = pp = cp = ep = 1 and zero = 0'
+        )
     return plan

@@ -1,0 +1,40 @@
+# Two commands need nothing but Python 3.11+: `make twin` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RUNS ?= runs
+PLAN ?= tiny-ddp
+
+.PHONY: twin test bench accuracy reliability twin-gpu lint check clean
+
+$(VENV)/.run: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,sweep,test,lint]'
+	@touch $@
+
+twin: $(VENV)/.run       ## probe this machine, predict, run, compare, write the report
+	$(BIN)/steptwin twin $(PLAN) --out $(RUNS)/$(PLAN)
+
+test: $(VENV)/.dev       ## every test that this machine can run
+	$(BIN)/python -m pytest tests
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+check: test lint
+
+bench: $(VENV)/.dev      ## speed, as ratios to SimPy's own event rate, and predicted against stock
+	$(BIN)/python -m tests.bench
+
+accuracy: $(VENV)/.dev   ## published steps, collectives, kernels, memory, this machine
+	$(BIN)/steptwin validate --all
+
+clean:
+	rm -rf $(VENV) runs build dist

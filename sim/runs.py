@@ -1,0 +1,67 @@
+"""A run is a folder that anyone can rerun and diff.
+
+It holds the plan, the topology's name and edits, the calibration, the program, the predicted and measured traces, a
+summary, the report and the environment. Files are written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("steptwin", "torch", "simpy", "networkx", "msgspec", "numpy", "plotly")
+_VARIABLES = ("NCCL_", "CUDA_", "OMP_", "MKL_", "TORCH_", "GLOO_", "SLURM_JOB")
+
+
+def write_atomic(path: Path, text: str | bytes) -> Path:
+    """Writes to a temporary name beside `path`, then renames: a reader never sees half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(text.encode() if isinstance(text, str) else text)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def write_json(path: Path, value: Any) -> Path:
+    """Indented JSON with sorted keys, so that two runs can be diffed."""
+    return write_atomic(path, json.dumps(value, indent=1, sort_keys=True, default=str) + "\n")
+
+
+def environment() -> dict[str, Any]:
+    """Versions, host and the variables that change how a run behaves. Imports none of the packages."""
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "packages": versions,
+        "commit": _commit(),
+        "variables": {key: value for key, value in sorted(os.environ.items()) if key.startswith(_VARIABLES)},
+    }
+
+
+def _commit() -> str:
+    here = Path(__file__).resolve().parent
+    try:
+        done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()
