@@ -12,22 +12,24 @@ import simpy
 
 from sim.engine.sharing import Sharing
 from sim.engine.state import Item, Lane, RankState
-from sim.program import COMPUTE
+from sim.program import COMPUTE, Op
 
 MEET = ("collective", "send", "recv")
 
 
 class Lanes:
-    """Runs items. `meet(item, time)` hands an op that needs other ranks to `Meetings`; `finished(item)` records it."""
+    """Runs items. `meets(op)`: the op needs other ranks; `meet(item, time)` hands an op that needs other ranks to `Meetings`; `finished(item)` records it."""
 
     def __init__(
         self,
         env: simpy.Environment,
         sharing: Sharing,
+        meets: Callable[[Op], bool],
         meet: Callable[[Item, float], None],
         finished: Callable[[Item], None],
     ) -> None:
         self._env, self._sharing, self._meet, self._finished = env, sharing, meet, finished
+        self._meets = meets
 
     def push(self, state: RankState, item: Item) -> None:
         """Queues an op on its lane."""
@@ -96,7 +98,7 @@ class Lanes:
         self._settle(lane, item)
         start = max(lane.free, item.ready)
         lane.busy, lane.current = True, item
-        if item.op.kind in MEET:
+        if item.op.kind in MEET and self._meets(item.op):
             item.start = start
             self._meet(item, start)
         elif item.cost.uses and item.cost.seconds > 0:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from sim.engine.state import Item
 from sim.mesh import Mesh
+from sim.program import Op
 from topologies.errors import BadInput
 
 Key = tuple[object, ...]
@@ -50,10 +51,10 @@ class Meetings:
             found = self._groups[axis, rank] = tuple(sorted({self._rep(member) for member in self.members(axis, rank)}))
         return found
 
-    def peer(self, item: Item) -> int:
-        """The rank at the other end of a send or receive."""
-        members = self.members(item.op.group, item.rank)
-        return members[(members.index(item.rank) + item.op.peer) % len(members)]
+    def peer_of(self, op: Op, rank: int) -> int:
+        """The rank at the other end of `rank`'s send or receive."""
+        members = self.members(op.group, rank)
+        return members[(members.index(rank) + op.peer) % len(members)]
 
     def arrive(self, item: Item, time: float) -> None:
         op = item.op
@@ -76,7 +77,7 @@ class Meetings:
     def _pair(self, item: Item) -> Key:
         op = item.op
         size = len(self.members(op.group, item.rank))
-        other = self._rep(self.peer(item))
+        other = self._rep(self.peer_of(op, item.rank))
         if op.kind == "send":
             return ("p2p", op.group, item.rank, other, op.peer % size)
         return ("p2p", op.group, other, item.rank, -op.peer % size)

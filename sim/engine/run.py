@@ -12,48 +12,55 @@ import simpy
 
 from sim.cost.price import Cost, Pricer
 from sim.engine.fold import representatives
-from sim.engine.lanes import Lanes
+from sim.engine.fuse import fuse
+from sim.engine.lanes import MEET, Lanes
 from sim.engine.meeting import Meetings
 from sim.engine.sharing import Sharing
 from sim.engine.state import Item, RankState
 from sim.engine.threads import Thread
-from sim.program import COMPUTE, Call, Op, Program
+from sim.program import COMPUTE, HOST, Call, Op, Program
 from sim.trace import Span, Trace
 from topologies.errors import BadInput
 
 _FREE = Cost(0.0, "assumed")
 
 
-def simulate(program: Program, pricer: Pricer, fold: bool = True, symmetric: bool = True) -> Trace:
+def simulate(program: Program, pricer: Pricer, fold: bool = True, symmetric: bool = True, detail: bool = True) -> Trace:
     """Plays `program` in virtual time and returns every op's span, in order of their ends.
 
     With `fold`, equal ranks of a symmetric machine are simulated once; their flows count on shared links.
+    Without `detail`, runs of kernels are fused exactly (`sim.engine.fuse`): the same times, fewer spans.
     Raises `BadInput` when the program deadlocks.
     """
-    return Engine(program, pricer, fold and symmetric).run()
+    return Engine(program, pricer, fold and symmetric, detail).run()
 
 
 class Engine:
     """One simulation. After `run`, `sharing.moved` holds what went through each resource."""
 
-    def __init__(self, program: Program, pricer: Pricer, fold: bool) -> None:
-        self.program, self.pricer = program, pricer
+    def __init__(self, program: Program, pricer: Pricer, fold: bool, detail: bool = True) -> None:
+        self.program, self.pricer, self.detail = program, pricer, detail
         self.env = simpy.Environment()
         self.sharing = Sharing(self.env, pricer.capacity)
         self.stands_for = representatives(program, fold)
         self.folded = fold
-        self.lanes = Lanes(self.env, self.sharing, self._arrive, self._finished)
+        self.lanes = Lanes(self.env, self.sharing, self._meets, self._arrive, self._finished)
         self.meetings = Meetings(program.mesh, self.stands_for.__getitem__, self._complete)
         self.states: dict[int, RankState] = {}
         self.items: list[Item] = []
-        self._costs: dict[tuple[int, int], Cost] = {}
+        self._flops: dict[int, float] = {}
+        self._local: frozenset[int] = frozenset()
+        self._quiet = False
+        """No collective can run beside compute, so that fused runs may hold collectives, which are never slowed."""
         self._meet_costs: dict[tuple[int, tuple[int, ...]], Cost] = {}
 
     def run(self) -> Trace:
         threads = []
         for rank in sorted(set(self.stands_for)):
-            slow = self.pricer.slowdown(rank)[0]
-            self.states[rank] = RankState(rank, slow)
+            self.states[rank] = RankState(rank, self.pricer.slowdown(rank)[0])
+        if not self.detail:
+            self._local = self._private_collectives()
+        for rank in self.states:
             for name in self.program.threads(rank):
                 threads.append(Thread(name, self.states[rank], self._ops(rank, name), self.lanes))  # noqa: PERF401
         for thread in threads:
@@ -73,9 +80,53 @@ class Engine:
         for call in self.program.threads(rank)[thread]:
             ops = priced.get(call.segment)
             if ops is None:
-                ops = priced[call.segment] = [(op, local(op, rank)) for op in self.program.segments[call.segment]]
+                ops = [(op, local(op, rank)) for op in self.program.segments[call.segment]]
+                if not self.detail and thread == HOST:
+                    ops = fuse([(op, self._alone(op, cost, rank)) for op, cost in ops], self._local if self._quiet else frozenset())
+                priced[call.segment] = ops
             for op, cost in ops:
                 yield call, op, cost
+
+    def _meets(self, op: Op) -> bool:
+        return op.kind in MEET and id(op) not in self._local
+
+    def _alone(self, op: Op, cost: Cost, rank: int) -> Cost:
+        """The whole cost of a collective that meets nobody else and shares no link with another lane."""
+        if id(op) not in self._local:
+            return cost
+        whole = self._collective_cost(op, rank)
+        return Cost(whole.seconds, whole.source, host=cost.host)
+
+    def _private_collectives(self) -> frozenset[int]:
+        """Collectives on compute lanes whose members are all folded into one rank and whose links no other lane uses."""
+        used: dict[str, set[str]] = {}
+        self._quiet = True
+        found: list[tuple[Op, Cost]] = []
+        for rank in self.states:
+            for name in dict.fromkeys(call.segment for calls in self.program.threads(rank).values() for call in calls):
+                for op in self.program.segments[name]:
+                    if op.kind == "collective":
+                        cost = self._collective_cost(op, rank)
+                        self._quiet = self._quiet and op.lane in (COMPUTE, HOST)
+                        if op.lane == COMPUTE and len(self.meetings.represented(op.group, rank)) == 1:
+                            found.append((op, cost))
+                    elif op.kind in ("send", "recv"):
+                        cost = self.pricer.message(op, rank, self.meetings.peer_of(op, rank), 1)
+                    else:
+                        continue
+                    for link, _ in cost.uses:
+                        used.setdefault(link, set()).add(op.lane)
+        return frozenset(id(op) for op, cost in found if all(used[link] == {COMPUTE} for link, _ in cost.uses))
+
+    def _collective_cost(self, op: Op, rank: int) -> Cost:
+        mesh = self.program.mesh
+        members = self.meetings.members(op.group, rank)
+        siblings = mesh.world // len(members) // (mesh.size("pp") if op.group != "pp" else 1) if self.folded else 1
+        key = (id(op), members)
+        cost = self._meet_costs.get(key)
+        if cost is None:
+            cost = self._meet_costs[key] = self.pricer.collective(op, members, max(1, siblings))
+        return cost
 
     def _arrive(self, item: Item, time: float) -> None:
         self.meetings.arrive(item, time)
@@ -91,7 +142,8 @@ class Engine:
             if arrival < start:
                 item.after, item.bound = last.after, "peer"
             item.cost = Cost(cost.seconds, cost.source, cost.latency, cost.uses, item.cost.host, item.cost.ready)
-        beside = [self.states[item.rank] for item in items if item.lane != COMPUTE]
+        # A message holds one or two SMs, a collective one for each channel: only the latter slows compute.
+        beside = [self.states[item.rank] for item in items if item.lane != COMPUTE and item.op.kind == "collective"]
 
         def begin() -> None:
             for state in beside:
@@ -108,22 +160,16 @@ class Engine:
 
     def _meeting_cost(self, items: list[Item]) -> Cost:
         first = items[0]
-        op, mesh = first.op, self.program.mesh
-        if op.kind == "collective":
-            members = self.meetings.members(op.group, first.rank)
-            siblings = mesh.world // len(members) // (mesh.size("pp") if op.group != "pp" else 1) if self.folded else 1
-        else:
-            sender = first if op.kind == "send" else items[1]
-            members = (sender.rank, self.meetings.peer(sender))
-            siblings = mesh.world // mesh.size("pp") if self.folded else 1
-        key = (id(op), members)
+        if first.op.kind == "collective":
+            return self._collective_cost(first.op, first.rank)
+        sender = first if first.op.kind == "send" else items[1]
+        ends = (sender.rank, self.meetings.peer_of(sender.op, sender.rank))
+        key = (id(sender.op), ends)
         cost = self._meet_costs.get(key)
         if cost is None:
-            if op.kind == "collective":
-                cost = self.pricer.collective(op, members, max(1, siblings))
-            else:
-                cost = self.pricer.message(op, members[0], members[1], max(1, siblings))
-            self._meet_costs[key] = cost
+            mesh = self.program.mesh
+            siblings = mesh.world // mesh.size("pp") if self.folded else 1
+            cost = self._meet_costs[key] = self.pricer.message(sender.op, *ends, max(1, siblings))
         return cost
 
     def _finished(self, item: Item) -> None:
@@ -154,7 +200,7 @@ class Engine:
             thread=item.thread,
             name=op.name,
             bytes=op.bytes,
-            flops=sum(work.flops for work in op.works),
+            flops=self._flops_of(op),
             group=op.group,
             group_size=self.program.mesh.size(op.group) if op.group else 0,
             source=item.cost.source,
@@ -162,6 +208,12 @@ class Engine:
             bound=item.bound,
             wait=item.wait,
         )
+
+    def _flops_of(self, op: Op) -> float:
+        found = self._flops.get(id(op))
+        if found is None:
+            found = self._flops[id(op)] = sum(work.flops for work in op.works)
+        return found
 
     def _memory(self) -> dict[int, list[tuple[float, int]]]:
         resident = sum(self.program.resident.values())

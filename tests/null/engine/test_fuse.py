@@ -1,0 +1,45 @@
+"""Fused = unfused, to 1e-9: drawn programs of launches, kernels and a collective beside them."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.cost.price import Cost
+from sim.engine.run import simulate
+from sim.mesh import Mesh
+from sim.metrics import step_times
+from sim.program import Op
+from tests.null.engine.bench import TablePricer, program
+
+seconds = st.floats(0.01, 10.0)
+kernels = st.lists(st.tuples(seconds, seconds, st.booleans()), min_size=1, max_size=12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(kernels, st.integers(0, 11), seconds, st.floats(1.0, 2.0))
+def test_fused_equals_unfused(drawn: list[tuple[float, float, bool]], at: int, comm: float, slow: float) -> None:
+    ops: list[Op] = []
+    costs: dict[str, Cost | float] = {"ar": Cost(comm, host=0.1), "tp": Cost(comm / 2, host=0.2)}
+    for number, (device, host, python) in enumerate(drawn):
+        if python:
+            ops.append(Op(f"h{number}", "host", "host"))
+            costs[f"h{number}"] = Cost(host / 2)
+        ops.append(Op(f"k{number}", "compute", "compute"))
+        costs[f"k{number}"] = Cost(device, host=host)
+        if number == at:
+            ops += [Op("r", "record", "compute", event="e"), Op("w", "wait", "comm.dp", event="e")]
+            ops.append(Op("ar", "collective", "comm.dp", name="all_reduce", group="dp"))
+            ops.append(Op("tp", "collective", "compute", name="all_reduce", group="tp"))
+    made = program({"host": ops}, mesh=Mesh({}), calls=2)
+    pricer = TablePricer(costs, slow=slow)
+    whole, fused = simulate(made, pricer), simulate(made, pricer, detail=False)
+    assert len(fused.spans) <= len(whole.spans)
+    for one, other in zip(step_times(whole), step_times(fused), strict=True):
+        assert abs(one - other) <= 1e-9 * max(one, 1.0)
+
+
+def test_a_run_ahead_of_the_device_becomes_one_span() -> None:
+    made = program({"host": [Op(f"k{i}", "compute", "compute") for i in range(50)]}, mesh=Mesh({}))
+    trace = simulate(made, TablePricer({f"k{i}": Cost(1.0, host=0.1) for i in range(50)}), detail=False)
+    assert [(s.id, round(s.start, 9), round(s.end, 9)) for s in trace.spans] == [("r0/s0/k0..k49", 0.1, 50.1)]

@@ -1,0 +1,57 @@
+"""Max-min fairness, as a law: feasible, and nobody can get more without taking from one who has less."""
+
+from __future__ import annotations
+
+import simpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.engine.sharing import Flow, Sharing, fill
+
+links = st.sampled_from(["a", "b", "c", "d"])
+drawn_flows = st.lists(st.tuples(st.floats(0.5, 8.0), st.sets(links, min_size=1, max_size=3)), min_size=1, max_size=8)
+capacities = st.fixed_dictionaries({name: st.floats(1.0, 10.0) for name in "abcd"})
+
+
+@settings(max_examples=300, deadline=None)
+@given(drawn_flows, capacities)
+def test_rates_are_max_min_fair(drawn: list[tuple[float, set[str]]], capacity: dict[str, float]) -> None:
+    flows = {Flow(1.0, tuple((name, rate) for name in sorted(path)), 0.0, lambda: None): None for rate, path in drawn}
+    users = {n: {f: amount for f in flows for name, amount in f.uses if name == n} for n in "abcd"}
+    crowded = {n: (capacity[n], users[n]) for n in "abcd" if sum(users[n].values()) > capacity[n]}
+    rates = fill(flows, crowded)
+    load = {n: sum(rates[f] * amount for f, amount in users[n].items()) for n in "abcd"}
+    assert all(load[n] <= capacity[n] * (1 + 1e-9) for n in "abcd")
+    for flow in flows:
+        if rates[flow] < 1 - 1e-9:  # then some link on its way is full, and nobody there moves more
+            assert any(
+                load[n] >= capacity[n] * (1 - 1e-9) and all(rates[o] * o.weight <= rates[flow] * flow.weight * (1 + 1e-9) for o in users[n])
+                for n, _ in flow.uses
+            )
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0, 5), st.floats(0.1, 5), st.floats(0.5, 8.0), st.sets(links, min_size=1)), min_size=1, max_size=8),
+    capacities,
+)
+def test_all_work_is_done_and_no_link_is_overfull(drawn: list[tuple[float, float, float, set[str]]], capacity: dict[str, float]) -> None:
+    env = simpy.Environment()
+    sharing = Sharing(env, capacity)
+    ends: list[float] = []
+
+    def one(start: float, work: float, rate: float, path: set[str]):  # type: ignore[no-untyped-def]
+        yield env.timeout(start)
+        done = env.event()
+        sharing.start(work, tuple((name, rate) for name in sorted(path)), done.succeed)
+        yield done
+        ends.append(env.now)
+
+    for args in drawn:
+        env.process(one(*args))
+    env.run()
+    assert len(ends) == len(drawn)
+    for name in "abcd":
+        moved = sum(work * rate for _, work, rate, path in drawn if name in path)
+        assert moved <= capacity[name] * max(ends) * (1 + 1e-9)
+        assert abs(sharing.moved.get(name, 0.0) - moved) <= 1e-9 * max(1.0, moved)
