@@ -127,10 +127,11 @@ def critical_path(trace: Trace) -> list[tuple[str, float]]:
     now = end
     while at >= 0 and now > begin + _MOMENT:
         span = trace.spans[at]
-        start = max(begin, min(now, span.start + span.wait))
-        name = span.cls or span.kind
-        sums[name] = sums.get(name, 0.0) + now - start
-        now = start
+        if span.kind not in ("record", "wait", "sync"):  # those only pass on what they waited for
+            start = max(begin, min(now, span.start + span.wait))
+            name = span.cls or span.kind
+            sums[name] = sums.get(name, 0.0) + now - start
+            now = start
         at = span.after if span.after != at else -1
         if at >= 0 and now - trace.spans[at].end > _MOMENT:
             reach = max(begin, trace.spans[at].end)

@@ -56,9 +56,7 @@ class Lanes:
 
     def _settle(self, lane: Lane, item: Item) -> None:
         """What let the op start: its lane's last op, or the thread that issued it."""
-        if item.ready > lane.free:
-            item.bound = "host"
-        elif not item.bound:
+        if item.ready <= lane.free and lane.last_done is not None:
             item.bound, item.after = "lane", lane.last_done
 
     def _wait(self, state: RankState, lane: Lane, item: Item) -> None:

@@ -27,7 +27,7 @@ class Thread:
         """Issues ops until one blocks; called again by what it waited for."""
         for call, op, cost in self._ops:
             item = Item(self._state.rank, self.name, call, op, cost, self.clock)
-            item.after, item.bound = self._freed_by, "host" if self._freed_by else ""
+            item.after, item.bound = self._freed_by, "host"
             if op.kind == "record" or op.kind == "wait":
                 item.mark = self._mark(call, op)
             blocks = self._own(item) if op.lane == self.name else self._issue(item)

@@ -1,0 +1,79 @@
+"""Figures of a trace: classes sum to the step; exposed communication, bubbles and host gaps are what they should be."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.align import Measured, align_by_class, align_by_id
+from sim.chrome import to_kineto, write_trace
+from sim.cost.price import Cost
+from sim.engine.run import simulate
+from sim.mesh import Mesh
+from sim.metrics import breakdown, critical_path, sources, step_times
+from sim.program import Op
+from sim.trace import Trace, union_seconds
+from tests.null.engine.bench import TablePricer, program
+
+
+def made() -> Trace:
+    """One rank: 4 s of compute, 3 s of all_reduce of which 2 s are beside compute, 1 s of optimizer."""
+    ops = [Op("f", "compute", "compute", cls="gemm"), Op("r", "record", "compute", event="e"), Op("w", "wait", "comm.dp", event="e")]
+    ops += [Op("ar", "collective", "comm.dp", name="all_reduce", group="dp", cls="comm.dp"), Op("b", "compute", "compute", cls="gemm")]
+    ops += [
+        Op("r2", "record", "comm.dp", event="d"),
+        Op("w2", "wait", "compute", event="d"),
+        Op("o", "compute", "compute", cls="optimizer"),
+    ]
+    ops += [Op("end", "sync", "host")]
+    return simulate(program({"host": ops}, mesh=Mesh({}), calls=2), TablePricer({"f": 2.0, "b": 2.0, "ar": Cost(3.0, "fitted"), "o": 1.0}))
+
+
+def test_the_classes_sum_to_the_step() -> None:
+    split = breakdown(made())
+    assert split.total == pytest.approx(6.0)
+    assert (split.compute_s, split.exposed_comm_s, split.optimizer_s, split.bubble_s) == pytest.approx((4.0, 1.0, 1.0, 0.0))
+
+
+def test_the_critical_path_sums_to_the_step() -> None:
+    path = dict(critical_path(made()))
+    assert path == pytest.approx({"comm.dp": 3.0, "gemm": 2.0, "optimizer": 1.0})
+
+
+def test_steps_and_sources() -> None:
+    assert step_times(made()) == pytest.approx([6.0, 6.0])
+    assert sources(made()) == pytest.approx({"measured": 0.0, "fitted": 3 / 8, "assumed": 5 / 8})
+
+
+def test_a_trace_against_itself_has_no_error() -> None:
+    trace = made()
+    for found in (align_by_id(trace, trace, step_times(trace)), align_by_class(trace, trace, step_times(trace))):
+        assert found.error == 0.0
+        assert not found.missing and not found.extra
+        assert all(row.error in (0.0, None) for row in found.classes)
+
+
+def test_missing_and_extra_ops_are_named() -> None:
+    trace = made()
+    short = Trace([s for s in trace.spans if not s.id.endswith("/o")], "played", steps=2)
+    found = align_by_id(trace, short, [1.0])
+    assert found.missing == ("r0/s0/o", "r0/s1/o")
+
+
+def test_measured_has_a_median_and_a_spread() -> None:
+    assert Measured.of([5.0, 1.0, 2.0, 3.0, 4.0]) == Measured(3.0, 1.0, 5.0, 5)
+
+
+def test_union() -> None:
+    assert union_seconds([(0, 2), (1, 3), (5, 6)]) == 4
+
+
+def test_files_are_byte_identical_and_kineto_shaped(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    one, two = write_trace(made(), tmp_path / "a.json.gz"), write_trace(made(), tmp_path / "b.json.gz")
+    assert one.read_bytes() == two.read_bytes()
+    events = to_kineto(made())["traceEvents"]
+    kernels = [e for e in events if e.get("cat") == "kernel"]
+    launches = {e["args"]["correlation"] for e in events if e.get("cat") == "cuda_runtime"}
+    assert {e["args"]["correlation"] for e in kernels} == launches
+    assert all(isinstance(e["args"]["stream"], int) for e in kernels)
+    assert any(e["name"].startswith("ncclDevKernel_AllReduce") and e["args"]["Group size"] == 1 for e in kernels)
+    assert any(e["name"] == "ProfilerStep#1" for e in events)

@@ -1,0 +1,107 @@
+"""Plans: round trips, overrides, and messages that name the key, what is allowed and the next step."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.plan import Batch, Comm, Data, Memory, Parallel, Plan
+from sim.planfile import check, dump_plan, from_tree, load_plan, mesh_of
+from topologies.errors import BadInput, SteptwinError
+
+sizes = st.sampled_from([1, 2, 4])
+plans = st.builds(
+    lambda micro, accumulate, replicate, shard, tp, pp, cp, zero, bucket, preprocess, recompute: Plan(
+        model="mlp",
+        batch=Batch(global_=micro * accumulate * replicate * shard, micro=micro),
+        parallel=Parallel(dp_replicate=replicate, dp_shard=shard, tp=tp, pp=pp, cp=cp, zero=zero),
+        comm=Comm(bucket=bucket),
+        data=Data(preprocess=preprocess),
+        memory=Memory(recompute=recompute),
+    ),
+    sizes, sizes, sizes, sizes, sizes, sizes, sizes, st.sampled_from([None, 0, 1, 2, 3]), st.integers(1, 2**30),
+    st.floats(0, 10), st.sampled_from(["none", "selective", "full"]),
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(plans)
+def test_plans_round_trip_through_toml(plan: Plan) -> None:
+    assert from_tree(tomllib.loads(dump_plan(plan))) == plan
+    mesh = mesh_of(plan)
+    assert mesh.world == plan.world
+    assert [mesh.rank(mesh.coordinates(rank)) for rank in range(mesh.world)] == list(range(mesh.world))
+
+
+@pytest.mark.parametrize(
+    ("tree", "says"),
+    [
+        ({}, "names no model"),
+        ({"model": "mlp", "sequence": 3}, "Did you mean seq_len"),
+        ({"model": "mlp", "parallel": {"tensor": 2}}, r"unknown key 'parallel\.tensor'"),
+        ({"model": "mlp", "parallel": {"schedule": "1f2b"}}, "Allowed: gpipe, 1f1b"),
+        ({"model": "mlp", "parallel": {"tp": 0}}, r"parallel\.tp"),
+        ({"model": "mlp", "parallel": 3}, "is a section"),
+        ({"model": "mlp", "comm": {"bucket": 25}}, '"25 MiB" or "25 MB"'),
+        ({"model": "mlp", "batch": {"global": 7}, "parallel": {"dp_shard": 2}}, "Use 6 or 8"),
+        ({"model": "mlp", "parallel": {"virtual_stages": 2}}, "interleaved"),
+        ({"model": "mlp", "parallel": {"placement": "tp,tp"}}, "placement"),
+        ({"model": "mlp", "parallel": {"ep": 3, "dp_shard": 4}}, "ep = 3 must divide"),
+        ({"model": "mlp", "update": {"mode": "async"}, "parallel": {"tp": 2}}, "whole model"),
+        ({"model": "mlp", "data": {"workers": 10**12}}, r"data\.workers"),
+    ],
+)
+def test_bad_plans_say_what_where_and_what_next(tree: dict, says: str) -> None:  # type: ignore[type-arg]
+    with pytest.raises(BadInput, match=says):
+        load_plan(tree)
+
+
+def test_overrides_by_dotted_path(tmp_path: Path) -> None:
+    file = tmp_path / "plan.toml"
+    file.write_text('model = "mlp"\n[batch]\nglobal = 8\n')
+    plan = load_plan(file, ("parallel.dp_replicate=4", "comm.bucket=2 MiB", "parallel.schedule=gpipe"))
+    assert (plan.parallel.dp_replicate, plan.comm.bucket, plan.parallel.schedule) == (4, 2 << 20, "gpipe")
+    with pytest.raises(BadInput, match="write key=value"):
+        load_plan(file, ("nothing",))
+    with pytest.raises(BadInput, match="is a value, not a section"):
+        load_plan(file, ("model.x=1",))
+
+
+@pytest.mark.parametrize("content", [b"model = ", b"\xff\xfe", b"[" * 5000, b'model = "mlp"\n' * 2])
+def test_broken_files_are_one_message(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "plan.toml"
+    file.write_bytes(content)
+    with pytest.raises(BadInput, match=r"plan\.toml"):
+        load_plan(file)
+
+
+def test_missing_and_huge_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="does not exist"):
+        load_plan(tmp_path / "none.toml")
+    big = tmp_path / "big.toml"
+    big.write_text("#" * (2 << 20))
+    with pytest.raises(BadInput, match="at most"):
+        load_plan(big)
+
+
+json_like = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["model", "parallel", "tp", "batch", "global", "zero", "x"]), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.dictionaries(st.sampled_from(["model", "parallel", "batch", "data", "name", "seq_len", "comm"]), json_like, max_size=5))
+def test_any_tree_is_read_or_refused(tree: dict) -> None:  # type: ignore[type-arg]
+    try:
+        check(from_tree(tree))
+    except SteptwinError as error:
+        assert str(error)
