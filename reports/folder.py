@@ -30,7 +30,7 @@ def write_prediction(folder: Path, plan: Plan, program: Program | None, summary:
     write_inputs(folder, plan, program)
     write_json(folder / "summary.json", dict(summary))
     write_trace(trace, folder / "predicted.json.gz")
-    return write_atomic(folder / "report.html", prediction_page(plan.name or plan.model, summary, trace))
+    return write_atomic(folder / "report.html", prediction_page(plan.name or plan.model_name, summary, trace))
 
 
 def write_comparison(
@@ -49,5 +49,5 @@ def write_comparison(
     write_json(folder / "summary.json", {"prediction": dict(summary), "comparison": dict(result)})
     for trace in traces:
         write_trace(trace, folder / f"{trace.origin}.json.gz")
-    text = comparison_page(plan.name or plan.model, summary, [t for t in traces if t.origin != "stock"], found, times, notes)
+    text = comparison_page(plan.name or plan.model_name, summary, [t for t in traces if t.origin != "stock"], found, times, notes)
     return write_atomic(folder / "report.html", text)

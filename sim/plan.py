@@ -6,7 +6,7 @@ TOML). Sizes are bytes, times seconds. A field that is `None` is filled from the
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -140,8 +140,8 @@ class Noise(_Section, frozen=True, kw_only=True):
 class Plan(_Section, frozen=True, kw_only=True):
     """One training step, fully said. `model` alone is required."""
 
-    model: str
-    """A preset, or the path of an HF config.json or *.model.json."""
+    model: str | dict[str, Any]
+    """A preset, the path of an HF config.json or *.model.json, or a [model] table with the shape itself."""
     name: str = ""
     task: Task = "train"
     framework: str = "pytorch"
@@ -162,6 +162,13 @@ class Plan(_Section, frozen=True, kw_only=True):
     data: Data = Data()
     output: Output = Output()
     noise: Noise = Noise()
+
+    @property
+    def model_name(self) -> str:
+        """What to call the model: its preset or file, or the table's own name."""
+        if isinstance(self.model, str):
+            return self.model
+        return str(self.model.get("name") or self.model.get("type") or "model")
 
     @property
     def world(self) -> int:

@@ -138,6 +138,8 @@ def dump_tree(plan: Plan) -> dict[str, Any]:
     full = msgspec.to_builtins(plan)
     tree: dict[str, Any] = {"model": plan.model}
     for key, value in full.items():
+        if key == "model":
+            continue
         if isinstance(value, dict):
             changed = {k: v for k, v in value.items() if v != default[key][k]}
             if changed:
