@@ -1,0 +1,58 @@
+"""How far each rank has come, in a small file that both the rank and the watcher map into memory.
+
+A beat costs one memory store, so it may stand inside the timed loop; it survives the rank's death, so the step
+times until then are kept.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from pathlib import Path
+
+_PHASE = 96
+_HEAD = struct.Struct(f"<qq{_PHASE}s")
+CAPACITY = 1 << 16
+"""Step times that one file holds."""
+
+
+class Beat:
+    """One rank's progress: a counter, a phase in words, the step times so far."""
+
+    def __init__(self, path: Path, create: bool = False) -> None:
+        size = _HEAD.size + 8 * CAPACITY
+        if create:
+            with path.open("wb") as file:
+                file.truncate(size)  # sparse: takes one page on disk until steps are written
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), size)
+        self._count, self._steps, self._phase = 0, 0, b""
+
+    def phase(self, words: str) -> None:
+        """What the rank does now."""
+        self._phase = words.encode()[:_PHASE]
+        self._write()
+
+    def touch(self) -> None:
+        """Still alive in the same phase."""
+        self._write()
+
+    def step(self, seconds: float) -> None:
+        """One more step has ended and took so long."""
+        if self._steps < CAPACITY:
+            struct.pack_into("<d", self._map, _HEAD.size + 8 * self._steps, seconds)
+            self._steps += 1
+        self._write()
+
+    def _write(self) -> None:
+        self._count += 1
+        _HEAD.pack_into(self._map, 0, self._count, self._steps, self._phase)
+
+    def read(self) -> tuple[int, int, str]:
+        """(beats, steps, phase) as the rank last left them."""
+        count, steps, phase = _HEAD.unpack_from(self._map, 0)
+        return count, steps, phase.rstrip(b"\0").decode(errors="replace")
+
+    def step_times(self) -> list[float]:
+        """Seconds of each step that has ended."""
+        return list(struct.unpack_from(f"<{self.read()[1]}d", self._map, _HEAD.size))

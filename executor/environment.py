@@ -1,0 +1,118 @@
+"""Who am I: rank and world from what torchrun, SLURM or MPI put into the environment.
+
+Sources: PyTorch docs `torchrun (Elastic Launch)`, section Environment Variables; SLURM `srun` man page, section OUTPUT
+ENVIRONMENT VARIABLES; Open MPI FAQ "environmental variables that Open MPI sets"; MPICH / Intel MPI's PMI variables.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from topologies.errors import BadInput
+
+
+class Place(msgspec.Struct, frozen=True):
+    """One process among all of a run."""
+
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int
+    address: str
+    """Host of rank 0."""
+    port: int
+    launcher: str
+    """torchrun | slurm | openmpi | pmi."""
+
+
+_PORT = 29500
+"""torchrun's default rendezvous port."""
+
+
+def place(variables: Mapping[str, str] = os.environ) -> Place | None:
+    """This process's place, or None when no launcher started it. Raises `BadInput` for variables that contradict each other."""
+    for read in (_torchrun, _slurm, _openmpi, _pmi):
+        found = read(variables)
+        if found is not None:
+            if not 0 <= found.rank < found.world or not 0 <= found.local_rank < found.local_world:
+                raise BadInput(
+                    f"the environment of {found.launcher} says rank {found.rank} of {found.world}, local rank {found.local_rank} of "
+                    f"{found.local_world}: start all ranks with one launcher, or unset its variables"
+                )
+            return found
+    return None
+
+
+def _number(variables: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = variables.get(name)
+    if text is None and default is not None:
+        return default
+    try:
+        return int(str(text).split("(")[0].split(",")[0])  # SLURM writes "4(x2)" for tasks per node
+    except ValueError:
+        raise BadInput(f"environment variable {name} = {text!r} is no whole number") from None
+
+
+def _torchrun(v: Mapping[str, str]) -> Place | None:
+    if "RANK" not in v or "WORLD_SIZE" not in v:
+        return None
+    world = _number(v, "WORLD_SIZE")
+    rank = _number(v, "RANK")
+    local = _number(v, "LOCAL_WORLD_SIZE", world)
+    return Place(
+        rank,
+        world,
+        _number(v, "LOCAL_RANK", rank % local),
+        local,
+        v.get("MASTER_ADDR", "127.0.0.1"),
+        _number(v, "MASTER_PORT", _PORT),
+        "torchrun",
+    )
+
+
+def _slurm(v: Mapping[str, str]) -> Place | None:
+    # A batch script has SLURM_PROCID too; only steps started by srun have SLURM_STEP_NUM_TASKS above one.
+    if "SLURM_PROCID" not in v or _number(v, "SLURM_STEP_NUM_TASKS", 1) < 2:
+        return None
+    world = _number(v, "SLURM_STEP_NUM_TASKS")
+    nodes = _number(v, "SLURM_STEP_NUM_NODES", 1)
+    local = _number(v, "SLURM_STEP_TASKS_PER_NODE", -(-world // nodes))
+    address = v.get("MASTER_ADDR") or first_host(v.get("SLURM_STEP_NODELIST", v.get("SLURM_NODELIST", "127.0.0.1")))
+    port = _number(v, "MASTER_PORT", _PORT + _number(v, "SLURM_JOB_ID", 0) % 1000)
+    return Place(_number(v, "SLURM_PROCID"), world, _number(v, "SLURM_LOCALID", 0), local, address, port, "slurm")
+
+
+def _openmpi(v: Mapping[str, str]) -> Place | None:
+    if "OMPI_COMM_WORLD_RANK" not in v:
+        return None
+    world = _number(v, "OMPI_COMM_WORLD_SIZE")
+    local = _number(v, "OMPI_COMM_WORLD_LOCAL_SIZE", world)
+    return _mpi(v, _number(v, "OMPI_COMM_WORLD_RANK"), world, _number(v, "OMPI_COMM_WORLD_LOCAL_RANK", 0), local, "openmpi")
+
+
+def _pmi(v: Mapping[str, str]) -> Place | None:
+    if "PMI_RANK" not in v or "PMI_SIZE" not in v:
+        return None
+    world, rank = _number(v, "PMI_SIZE"), _number(v, "PMI_RANK")
+    local = _number(v, "MPI_LOCALNRANKS", world)
+    return _mpi(v, rank, world, _number(v, "MPI_LOCALRANKID", rank % local), local, "pmi")
+
+
+def _mpi(v: Mapping[str, str], rank: int, world: int, local_rank: int, local: int, launcher: str) -> Place:
+    if local < world and "MASTER_ADDR" not in v:
+        raise BadInput(
+            f"{launcher} started {world} ranks on several hosts: export MASTER_ADDR (the host of rank 0) and MASTER_PORT to all of them"
+        )
+    return Place(rank, world, local_rank, local, v.get("MASTER_ADDR", "127.0.0.1"), _number(v, "MASTER_PORT", _PORT), launcher)
+
+
+def first_host(nodes: str) -> str:
+    """`gpu[017-032,040],cpu1` -> `gpu017`."""
+    match = re.match(r"([^,\[\]]+)(?:\[([^,\-\]]+)[^\]]*\]([^,]*))?", nodes)
+    if match is None:
+        raise BadInput(f"cannot read the first host of SLURM's node list {nodes!r}: export MASTER_ADDR")
+    return match.group(1) + (match.group(2) or "") + (match.group(3) or "")

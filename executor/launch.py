@@ -1,0 +1,191 @@
+"""Starts the ranks of a run on this machine, watches them, and ends them all together.
+
+A rank that dies ends the run at once, one that makes no progress within `stall` seconds. The message names the rank,
+what it was doing and how it ended; what was measured until then stays in the run's folder. No process outlives the call:
+each rank leads its own session, is killed with it, and dies with its parent. Ranks talk over loopback.
+
+Under torchrun, SLURM or MPI this process is one rank already, and `launch` runs the function in place.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from executor.beat import Beat
+from executor.environment import Place, place
+from executor.worker import Failure, Task, resolve
+from topologies.errors import BadInput, Refused, RunFailed
+
+STALL = 120.0
+"""Seconds without progress after which a rank counts as hung."""
+_POLL = 0.05
+_GRACE = 3.0
+"""Seconds that the other ranks have to say what they saw, once one has ended badly."""
+
+T = TypeVar("T")
+
+
+def launch(
+    function: str, argument: object, ranks: int, folder: Path, result: type[T], *, stall: float = STALL, threads: int = 0
+) -> list[T]:
+    """Runs `module:name` as `ranks` processes; each gets a `World` and `argument`. Returns their values by rank.
+
+    `threads`: compute threads per rank; 0: OMP_NUM_THREADS, else 1, as torchrun does. Raises `RunFailed`; a `BadInput`
+    that a rank raised comes back as such.
+    """
+    at = place()
+    if at is not None:
+        return _in_place(at, function, argument, ranks, folder, result, stall)
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in [*folder.glob("rank*.*"), folder / "port"]:
+        old.unlink(missing_ok=True)
+    count = threads or int(os.environ.get("OMP_NUM_THREADS") or 1)
+    task = Task(function, msgspec.Raw(msgspec.json.encode(argument)), ranks, stall, count, os.getpid())
+    (folder / "task.json").write_bytes(msgspec.json.encode(task))
+    beats = [Beat(folder / f"rank{rank}.beat", create=True) for rank in range(ranks)]
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        processes.extend(_start(folder, rank, count) for rank in range(ranks))
+        _watch(processes, beats, folder, stall)
+    finally:
+        _end(processes)
+    return [msgspec.msgpack.decode((folder / f"rank{rank}.result").read_bytes(), type=result) for rank in range(ranks)]
+
+
+def _start(folder: Path, rank: int, threads: int) -> subprocess.Popen[bytes]:
+    here = str(Path(__file__).resolve().parent.parent)
+    path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
+    variables = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    with (folder / f"rank{rank}.log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "executor.worker", str(folder / "task.json"), str(rank)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=variables,
+            start_new_session=True,
+        )
+
+
+def _watch(processes: list[subprocess.Popen[bytes]], beats: list[Beat], folder: Path, stall: float) -> None:
+    last = [(-1, time.monotonic())] * len(beats)
+    while True:
+        codes = [process.poll() for process in processes]
+        if all(code == 0 for code in codes):
+            return
+        if any(code not in (None, 0) for code in codes):
+            _explain_death(processes, beats, folder)
+        now = time.monotonic()
+        last = [(count, now) if (count := beat.read()[0]) != seen[0] else seen for beat, seen in zip(beats, last, strict=True)]
+        late = [rank for rank, (_, since) in enumerate(last) if codes[rank] is None and now - since > stall]
+        if late:
+            _explain_hang(late, [now - since for _, since in last], processes, beats, folder)
+        time.sleep(_POLL)
+
+
+def _explain_death(processes: list[subprocess.Popen[bytes]], beats: list[Beat], folder: Path) -> None:
+    """Finds the rank that ended first of its own accord, and raises."""
+    early = {rank for rank, process in enumerate(processes) if process.poll() not in (None, 0)}
+    end = time.monotonic() + _GRACE
+    while time.monotonic() < end and any(process.poll() is None for process in processes):
+        time.sleep(_POLL)
+    codes = {rank: code for rank, process in enumerate(processes) if (code := process.poll()) not in (None, 0)}
+    failures = {rank: failure for rank in codes if (failure := _failure(folder, rank)) is not None}
+    refused = [failure for failure in failures.values() if failure.refused]
+    if refused:
+        raise (Refused if refused[0].kind == "Refused" else BadInput)(refused[0].message)
+    alive = [rank for rank, process in enumerate(processes) if process.poll() is None]
+    if alive and failures.keys() == codes.keys() and all(failure.consequence for failure in failures.values()):
+        _explain_hang(alive, [_GRACE] * len(processes), processes, beats, folder)  # they gave up waiting for one that hangs
+    silent = [rank for rank in codes if rank not in failures]
+    causes = [rank for rank, failure in failures.items() if not failure.consequence]
+    blamed = min(silent or causes or codes, key=lambda rank: (rank not in early, rank))
+    how = _how(codes[blamed] or 0, failures.get(blamed), folder, blamed)
+    raise RunFailed(f"rank {blamed} of {len(processes)} {how}. It was at: {_doing(beats[blamed])}. {_kept(beats)}", str(folder))
+
+
+def _how(code: int, failure: Failure | None, folder: Path, rank: int) -> str:
+    if failure is not None:
+        return f"stopped with {failure.kind} ({failure.place}): {failure.message.splitlines()[0][:300].rstrip('.')}"
+    if code < 0:
+        name = signal.Signals(-code).name if -code in signal.valid_signals() else str(-code)
+        hint = " (out of memory? see `dmesg`)" if code == -signal.SIGKILL else ""
+        return f"was killed by {name}{hint}"
+    lines = (folder / f"rank{rank}.log").read_text(errors="replace").strip().splitlines()
+    return f"exited with code {code} ({lines[-1][:200] if lines else 'no message'})"
+
+
+def _explain_hang(late: list[int], quiet: list[float], processes: list[subprocess.Popen[bytes]], beats: list[Beat], folder: Path) -> None:
+    # All ranks soon wait for the one that hangs: it is the one that came least far. Equals are all named.
+    key = {rank: (not _stopped(processes[rank].pid), beats[rank].read()[1]) for rank in late}
+    blamed = [rank for rank in late if key[rank] == min(key.values())]
+    who = f"rank {blamed[0]}" if len(blamed) == 1 else f"ranks {', '.join(map(str, blamed))}"
+    state = "stopped by a signal, no progress" if _stopped(processes[blamed[0]].pid) else "no progress"
+    text = f"{who} of {len(processes)}: {state} for {quiet[blamed[0]]:.0f} s. It was at: {_doing(beats[blamed[0]])}"
+    raise RunFailed(f"{text}. The run was ended; logs: {folder}/rank*.log. {_kept(beats)}", str(folder))
+
+
+def _stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] in "Tt"
+    except OSError:
+        return False
+
+
+def _doing(beat: Beat) -> str:
+    count, steps, phase = beat.read()
+    return f"{phase or 'starting'} (after {steps} steps)" if count else "starting"
+
+
+def _kept(beats: list[Beat]) -> str:
+    return f"Step times kept: {min(beat.read()[1] for beat in beats)}."
+
+
+def _failure(folder: Path, rank: int) -> Failure | None:
+    path = folder / f"rank{rank}.failure"
+    return msgspec.json.decode(path.read_bytes(), type=Failure) if path.exists() else None
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Kills every rank's session (its loader workers too) and collects them."""
+    for process in processes:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    for process in processes:
+        process.wait()
+
+
+def partial_steps(folder: Path) -> dict[int, list[float]]:
+    """Step times by rank that a run left in its folder, finished or not."""
+    return {int(path.stem[4:]): Beat(path).step_times() for path in sorted(folder.glob("rank*.beat"))}
+
+
+def _in_place(at: Place, function: str, argument: object, ranks: int, folder: Path, result: type[T], stall: float) -> list[T]:
+    import torch.distributed as dist
+
+    from executor.world import joined
+
+    if at.world != ranks:
+        raise BadInput(f"{at.launcher} started {at.world} ranks, the plan needs {ranks}: start as many, or change the plan")
+    folder.mkdir(parents=True, exist_ok=True)
+    call, kind = resolve(function)
+    argument = msgspec.json.decode(msgspec.json.encode(argument), type=kind)
+    values: list[Any] = [None] * ranks
+    with joined(at, folder, stall, Beat(folder / f"rank{at.rank}.beat", create=True)) as world:
+        dist.all_gather_object(values, msgspec.msgpack.encode(call(world, argument)))
+    return [msgspec.msgpack.decode(value, type=result) for value in values]

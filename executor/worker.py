@@ -1,0 +1,123 @@
+"""A rank as a process of its own: `python -m executor.worker TASK.json RANK`, started by `executor.launch`.
+
+It ends with its parent: the kernel is asked to kill it when the parent dies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import inspect
+import os
+import signal
+import sys
+import traceback
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from executor.beat import Beat
+from executor.environment import Place
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Task(msgspec.Struct, frozen=True):
+    """What every rank of a run is told."""
+
+    function: str
+    """`module:name` of a function (world, argument) -> value."""
+    argument: msgspec.Raw
+    ranks: int
+    stall: float
+    threads: int
+    parent: int
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """How a rank says what went wrong: `kind` is the exception's class, `consequence` that another rank's death caused it."""
+
+    kind: str
+    message: str
+    consequence: bool
+    place: str = ""
+    refused: bool = False
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask for SIGKILL when the parent ends (Linux prctl(2)); leave at once where it has ended already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def resolve(name: str) -> tuple[Callable[..., Any], Any]:
+    """The function named `module:name`, and the type of its second argument."""
+    module, _, attribute = name.partition(":")
+    function = getattr(importlib.import_module(module), attribute)
+    parameters = list(inspect.signature(function).parameters)
+    return function, typing.get_type_hints(function)[parameters[1]]
+
+
+_LOST = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "timed out waiting",
+    "connection refused",
+    "socket timeout",
+    "communicator was aborted",
+    "recvvalue failed",
+    "connection was likely closed",
+)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What a rank's exception tells the others."""
+    from topologies.errors import BadInput
+
+    text = str(error).strip() or type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    at = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    lost = any(words in text.lower() for words in _LOST)
+    return Failure(type(error).__name__, text[:2000], lost, at, isinstance(error, BadInput))
+
+
+def run_rank(task: Task, rank: int, folder: Path) -> None:
+    """Runs the task's function as one rank and writes `rankN.result` whole, or `rankN.failure`."""
+    beat = Beat(folder / f"rank{rank}.beat")
+    beat.phase("importing torch")
+    try:
+        import torch
+
+        from executor.world import joined
+
+        torch.set_num_threads(task.threads)
+        function, kind = resolve(task.function)
+        argument = msgspec.json.decode(task.argument, type=kind)
+        place = Place(rank, task.ranks, rank, task.ranks, "127.0.0.1", 0, "steptwin")
+        with joined(place, folder, task.stall, beat, folder / "port") as world:
+            value = msgspec.msgpack.encode(function(world, argument))
+            beat.phase("writing results")
+            _write(folder / f"rank{rank}.result", value)
+    except Exception as error:
+        traceback.print_exc()
+        _write(folder / f"rank{rank}.failure", msgspec.json.encode(failure_of(error)))
+        os._exit(1)  # no orderly exit: gloo's and the loaders' threads may hang in a broken group
+
+
+def _write(path: Path, data: bytes) -> None:
+    part = path.with_suffix(path.suffix + ".part")
+    part.write_bytes(data)
+    part.replace(path)
+
+
+if __name__ == "__main__":
+    spec = Path(sys.argv[1])
+    task = msgspec.json.decode(spec.read_bytes(), type=Task)
+    die_with_parent(task.parent)
+    run_rank(task, int(sys.argv[2]), spec.parent)

@@ -1,0 +1,97 @@
+"""One rank inside a run: who it is, its device, its process group, and its progress."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from executor.beat import Beat
+from executor.environment import Place
+from topologies.errors import RunFailed
+
+
+class World:
+    """What a function that runs on every rank is given."""
+
+    def __init__(self, place: Place, folder: Path, stall: float, beat: Beat) -> None:
+        self.rank, self.size, self.local_rank = place.rank, place.world, place.local_rank
+        self.folder, self.stall, self.beat = folder, stall, beat
+        cuda = torch.cuda.is_available() and torch.cuda.device_count() >= place.local_world
+        self.device = torch.device("cuda", place.local_rank) if cuda else torch.device("cpu")
+        if cuda:
+            torch.cuda.set_device(self.device)
+
+    @property
+    def kind(self) -> str:
+        """cuda | cpu."""
+        return self.device.type
+
+    def synchronize(self) -> None:
+        """Waits for the device; nothing to do on a CPU."""
+        if self.kind == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def barrier(self) -> None:
+        """All ranks have come here."""
+        if self.size > 1:
+            dist.barrier(device_ids=[self.local_rank]) if self.kind == "cuda" else dist.barrier()
+        self.beat.touch()
+
+
+@contextmanager
+def joined(place: Place, folder: Path, stall: float, beat: Beat, port_file: Path | None = None) -> Iterator[World]:
+    """A world whose process group is up; taken down at the end.
+
+    Ranks on one machine talk over the loopback interface only. With `port_file`, rank 0 opens its store on a free port
+    and writes the number there, so that no port is guessed.
+    """
+    world = World(place, folder, stall, beat)
+    beat.phase("joining the process group")
+    # Twice the watcher's patience: a rank that hangs is then named by the watcher, not guessed by the one that waits.
+    limit = datetime.timedelta(seconds=2 * stall + 5)
+    local = place.local_world == place.world
+    if local:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    first = place.rank == 0
+    if port_file is not None:
+        port = 0 if first else _read_port(port_file, stall)
+    else:
+        port = place.port
+    # torchrun's agent already holds a store at MASTER_PORT; its workers are all clients.
+    master = first and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    store = TCPStore(place.address, port, place.world, master, limit, wait_for_workers=False)
+    if port_file is not None and first:
+        _publish(port_file, store.port)
+    backend = "cpu:gloo,cuda:nccl" if world.kind == "cuda" else "gloo"
+    device = world.device if world.kind == "cuda" else None
+    dist.init_process_group(
+        backend, store=PrefixStore("steptwin", store), rank=place.rank, world_size=place.world, timeout=limit, device_id=device
+    )
+    try:
+        yield world
+        world.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def _publish(path: Path, port: int) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(str(port))
+    part.replace(path)
+
+
+def _read_port(path: Path, stall: float) -> int:
+    end = time.monotonic() + stall
+    while not path.exists():
+        if time.monotonic() > end:
+            raise RunFailed(f"rank 0 opened no store within {stall:.0f} s")
+        time.sleep(0.01)
+    return int(path.read_text())

@@ -1,0 +1,255 @@
+"""What was measured on one machine: a calibration file, and how values between its points are read.
+
+`executor.probe` writes the file, this module reads it (no torch here). It is TOML that a person can read: who,
+when, with which versions, then one table per kind of measurement with the median, the 10th and 90th percentile
+and the number of repetitions of each point. All times are seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import tomllib
+from collections.abc import Iterable
+from itertools import product
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from topologies.errors import BadInput
+
+VERSION = 1
+ASSUMED_COPY = 5e9
+"""Bytes per second of a memcpy on one server core, both ends in DRAM (assumed; single cores reach 4-12 GB/s)."""
+_LARGEST = 4 << 20
+SHAPES: dict[str, tuple[str, ...]] = {
+    "gemm": ("m", "n", "k"),
+    "memory": ("bytes",),
+    "attention": ("batch", "heads", "seq", "d"),
+    "conv": ("batch", "c_in", "h", "w", "c_out", "kh", "kw", "stride"),
+    "optimizer": ("tensors", "parameters"),
+    "host": (),
+    "collective": ("ranks", "bytes"),
+    "loader": ("bytes",),
+    "file": ("bytes",),
+    "copy": ("bytes",),
+}
+"""Kinds of tables, and what the numbers of a row's shape mean."""
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One measured point."""
+
+    name: str
+    """gemm, conv: fwd dgrad wgrad; attention: fwd bwd; memory: the kernel; host: the kind of work; collective: its name."""
+    dtype: str
+    shape: tuple[int, ...]
+    median: float
+    p10: float
+    p90: float
+    n: int
+    cpu: float = 0.0
+    """Processor seconds that one call took in its process, all threads together (collectives)."""
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True):
+    """Everything that `probe` measured on one machine."""
+
+    device: Literal["cpu", "cuda"]
+    date: str
+    host: str
+    cores: int
+    ranks: int
+    """Processes that measured at the same time: caches, memory and hyper-threads were shared as in training."""
+    threads: int
+    """Compute threads of each."""
+    seconds: float = 0.0
+    """How long the probe took."""
+    versions: dict[str, str] = {}
+    quick: bool = False
+    tables: dict[str, tuple[Sample, ...]] = {}
+
+    @property
+    def entries(self) -> int:
+        """Measured points in all tables."""
+        return sum(len(rows) for rows in self.tables.values())
+
+    @property
+    def collectives(self) -> tuple[Sample, ...]:
+        """Points of the `collective` table: name, (ranks, bytes of the whole array), seconds."""
+        return self.tables.get("collective", ())
+
+    @property
+    def copy_rate(self) -> float:
+        """Bytes per second of a copy from memory to memory on one core (the largest size measured)."""
+        points = self.rows("copy", "memcpy")
+        return max(points, key=lambda s: s.shape[0]).shape[0] / max(points, key=lambda s: s.shape[0]).median if points else ASSUMED_COPY
+
+    def rows(self, kind: str, name: str | None = None, dtype: str | None = None) -> list[Sample]:
+        """Points of one table, in the file's order."""
+        return [s for s in self.tables.get(kind, ()) if (name is None or s.name == name) and (dtype is None or s.dtype == dtype)]
+
+    def host_seconds(self, name: str, default: float = 0.0) -> tuple[float, bool]:
+        """(seconds of one unit of a kind of host work, whether it was measured)."""
+        found = self.rows("host", name)
+        return (found[0].median, True) if found else (default, False)
+
+
+def save_calibration(calibration: Calibration, path: str | Path) -> None:
+    """Writes the file under a temporary name, then renames it: no half file stays under `path`."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(target.name + ".part")
+    part.write_text(show_calibration(calibration), "utf-8")
+    part.replace(target)
+
+
+def show_calibration(calibration: Calibration) -> str:
+    """The file's text."""
+    c = calibration
+    head = [
+        "# Measured by `steptwin probe`. Times in seconds; median, p10 and p90 over n repetitions of one call.",
+        f"version = {VERSION}",
+        *(f"{key} = {msgspec.json.encode(getattr(c, key)).decode()}" for key in ("device", "date", "host", "cores", "ranks", "threads")),
+        f"seconds = {c.seconds:.1f}",
+        f"quick = {str(c.quick).lower()}",
+        "",
+        "[versions]",
+        *(f"{key} = {msgspec.json.encode(value).decode()}" for key, value in sorted(c.versions.items())),
+    ]
+    for kind, samples in c.tables.items():
+        head += ["", f"[{kind}]  # name, dtype, [{', '.join(SHAPES[kind])}], median, p10, p90, n, processor seconds"]
+        head += ["rows = [", *(f"  {_row(sample)}," for sample in samples), "]"]
+    return "\n".join(head) + "\n"
+
+
+def _row(s: Sample) -> str:
+    times = ", ".join(f"{value:.4g}" if "e" in f"{value:.4g}" else f"{value:.4g}e0" for value in (s.median, s.p10, s.p90))
+    cpu = f"{s.cpu:.4g}" if "e" in f"{s.cpu:.4g}" else f"{s.cpu:.4g}e0"
+    return f'["{s.name}", "{s.dtype}", {list(s.shape)}, {times}, {s.n}, {cpu}]'
+
+
+def load_calibration(path: str | Path | None) -> Calibration:
+    """Reads a file; `None` gives a calibration without points, from which every cost is `assumed`.
+
+    Raises `BadInput` that says which file, what is wrong and to probe again.
+    """
+    if path is None:
+        return Calibration(device="cpu", date="", host="none measured", cores=1, ranks=1, threads=1)
+    source = Path(path)
+    try:
+        if source.stat().st_size > _LARGEST:
+            raise BadInput(
+                f"calibration {source} has {source.stat().st_size} bytes; at most {_LARGEST} are read. Run `steptwin probe` again"
+            )
+        tree = tomllib.loads(source.read_text("utf-8"))
+    except OSError:
+        raise BadInput(f"calibration {source} cannot be read. Run `steptwin probe` to measure this machine") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadInput(f"calibration {source} is no valid TOML ({error}). Run `steptwin probe` again") from None
+    return _from_tree(tree, source)
+
+
+def _from_tree(tree: dict[str, object], source: Path) -> Calibration:
+    if tree.pop("version", None) != VERSION:
+        raise BadInput(f"calibration {source} is not of version {VERSION}. Run `steptwin probe` again")
+    tables = {}
+    try:
+        for kind in [key for key in tree if key in SHAPES]:
+            rows = msgspec.convert(tree.pop(kind), dict[str, list[list[object]]])["rows"]
+            samples = tuple(msgspec.convert(dict(zip(Sample.__struct_fields__, row, strict=True)), Sample) for row in rows)
+            for s in samples:
+                if len(s.shape) != len(SHAPES[kind]) or not (0 < s.median < 1e5) or not math.isfinite(s.p90 + s.p10 + s.cpu):
+                    raise BadInput(f"calibration {source}: [{kind}] has a row that makes no sense: {_row(s)}")
+            tables[kind] = samples
+        return msgspec.convert({**tree, "tables": {}}, _Head).whole(tables)
+    except (msgspec.ValidationError, KeyError, ValueError, TypeError) as error:
+        raise BadInput(f"calibration {source}: {error}. Run `steptwin probe` again") from None
+
+
+class _Head(Calibration, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The file's first lines: an unknown key there is an error."""
+
+    def whole(self, tables: dict[str, tuple[Sample, ...]]) -> Calibration:
+        fields = {name: getattr(self, name) for name in Calibration.__struct_fields__}
+        return Calibration(**{**fields, "tables": tables})
+
+
+class Curve:
+    """Seconds over one size, piecewise linear in logarithms between measured points.
+
+    Below the first point the time stays (a call's fixed cost); above the last it grows with the size.
+    """
+
+    def __init__(self, points: Iterable[tuple[float, float]]) -> None:
+        best = dict(points)
+        self.sizes = sorted(best)
+        self.seconds = [best[size] for size in self.sizes]
+
+    def __bool__(self) -> bool:
+        return bool(self.sizes)
+
+    def at(self, size: float) -> tuple[float, bool]:
+        """(seconds, whether `size` lies inside the measured range)."""
+        xs, ys = self.sizes, self.seconds
+        if size <= xs[0]:
+            return ys[0], size >= xs[0] or len(xs) > 1
+        if size >= xs[-1]:
+            return ys[-1] * size / xs[-1], size == xs[-1]
+        i = bisect.bisect_right(xs, size)
+        part = math.log(size / xs[i - 1]) / math.log(xs[i] / xs[i - 1])
+        return math.exp((1 - part) * math.log(ys[i - 1]) + part * math.log(ys[i])), True
+
+
+class Grid:
+    """Seconds per unit of work over a grid of shapes, multilinear in logarithms.
+
+    Corners too large to measure take the value of the nearest smaller measured shape: beyond the measured volume
+    the efficiency stays what it was (a GEMM's time per FLOP has flattened there).
+    """
+
+    def __init__(self, points: Iterable[tuple[tuple[int, ...], float]]) -> None:
+        self.values = {shape: math.log(value) for shape, value in points}
+        shapes = list(self.values)
+        self.axes = tuple(sorted({shape[i] for shape in shapes}) for i in range(len(shapes[0]))) if shapes else ()
+        self._filled: dict[tuple[int, ...], float] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.values)
+
+    def _corner(self, index: tuple[int, ...]) -> float:
+        known = self._filled.get(index)
+        if known is None:
+            shape = tuple(axis[i] for axis, i in zip(self.axes, index, strict=True))
+            known = self.values.get(shape)
+            if known is None:
+                known = self._nearest(shape)
+            self._filled[index] = known
+        return known
+
+    def _nearest(self, shape: tuple[int, ...]) -> float:
+        logs = [math.log(s) for s in shape]
+        return min(self.values.items(), key=lambda item: sum((math.log(s) - at) ** 2 for s, at in zip(item[0], logs, strict=True)))[1]
+
+    def at(self, shape: tuple[int, ...]) -> tuple[float, bool]:
+        """(seconds per unit, whether the shape lies between measured points)."""
+        cells: list[tuple[tuple[int, float], ...]] = []
+        inside = True
+        for axis, size in zip(self.axes, shape, strict=True):
+            i = bisect.bisect_right(axis, size)
+            if i == 0 or i == len(axis):
+                edge = max(0, i - 1)
+                cells.append(((edge, 1.0),))
+                inside &= axis[edge] == size
+                continue
+            part = math.log(size / axis[i - 1]) / math.log(axis[i] / axis[i - 1])
+            cells.append(((i - 1, 1 - part), (i, part)))
+        total = 0.0
+        for corner in product(*cells):
+            index = tuple(i for i, _ in corner)
+            weight = math.prod(w for _, w in corner)
+            if weight:
+                total += weight * self._corner(index)
+                inside &= tuple(axis[i] for axis, i in zip(self.axes, index, strict=True)) in self.values
+        return math.exp(total), inside

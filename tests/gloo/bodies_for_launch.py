@@ -1,0 +1,44 @@
+"""Functions that the launch tests run on every rank."""
+
+import os
+import signal
+import time
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from executor.world import World
+
+
+class Order(msgspec.Struct):
+    """What a test asks the ranks to do."""
+
+    what: str = "sum"
+    rank: int = 1
+    at: int = 3
+
+
+def work(world: World, order: Order) -> list[float]:
+    """Ten all_reduces; one rank may misbehave at step `at`."""
+    values = []
+    for step in range(10):
+        world.beat.phase(f"step {step}")
+        if world.rank == order.rank and step == order.at:
+            _misbehave(order.what)
+        tensor = torch.full((4,), float(world.rank + step))
+        dist.all_reduce(tensor)
+        values.append(float(tensor[0]))
+        world.beat.step(0.001 * (step + 1))
+    return values
+
+
+def _misbehave(what: str) -> None:
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if what == "sleep":
+        time.sleep(600)
+    if what == "raise":
+        raise ValueError("a batch has no samples")

@@ -1,0 +1,101 @@
+"""Ranks that end badly: named, the others ended too, nothing left behind, step times kept."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from executor.environment import Place, first_host, place
+from executor.launch import launch, partial_steps
+from tests.gloo.bodies_for_launch import Order
+from topologies.errors import BadInput, RunFailed
+
+BODY = "tests.gloo.bodies_for_launch:work"
+
+
+def _left(folder: Path) -> list[str]:
+    """Command lines of processes that belong to a run in `folder`."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if str(folder) in line and int(entry.parent.name) != os.getpid():
+            found.append(line)
+    return found
+
+
+def test_values_by_rank(tmp_path: Path) -> None:
+    values = launch(BODY, Order(), 2, tmp_path, list[float])
+    assert values == [[1.0 + 2 * step for step in range(10)]] * 2
+    assert partial_steps(tmp_path)[1] == pytest.approx([0.001 * (step + 1) for step in range(10)])
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("kill", "rank 1 of 2 was killed by SIGKILL"),
+        ("raise", "ValueError"),
+        ("stop", "rank 1 of 2: stopped by a signal"),
+        ("sleep", "no progress for"),
+    ],
+)
+def test_bad_end_is_explained_and_kept(what: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(RunFailed) as caught:
+        launch(BODY, Order(what=what), 2, tmp_path, list[float], stall=4)
+    assert words in str(caught.value)
+    assert "step 3 (after 3 steps)" in str(caught.value)
+    assert caught.value.partial == str(tmp_path)
+    assert len(partial_steps(tmp_path)[0]) == 3
+    assert _left(tmp_path) == []
+
+
+def test_torchrun_ranks_join_in_place(tmp_path: Path) -> None:
+    script = tmp_path / "main.py"
+    script.write_text(
+        "from pathlib import Path\nfrom executor.launch import launch\nfrom tests.gloo.bodies_for_launch import Order\n"
+        f"print(launch('{BODY}', Order(), 2, Path({str(tmp_path)!r}), list[float])[1][0], flush=True)\n"
+    )
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(root)}, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("1.0") == 2
+
+
+def test_environments_of_launchers() -> None:
+    assert place({}) is None
+    assert place(
+        {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "7"}
+    ) == Place(5, 8, 1, 4, "a", 7, "torchrun")
+    slurm = {
+        "SLURM_PROCID": "9",
+        "SLURM_STEP_NUM_TASKS": "16",
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "8(x2)",
+        "SLURM_LOCALID": "1",
+    }
+    slurm |= {"SLURM_STEP_NODELIST": "gpu[017-018]", "SLURM_JOB_ID": "41007"}
+    assert place(slurm) == Place(9, 16, 1, 8, "gpu017", 29507, "slurm")
+    assert place({"SLURM_PROCID": "0"}) is None  # a batch script's shell is no rank
+    mpi = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
+    assert place(mpi) == Place(3, 4, 3, 4, "127.0.0.1", 29500, "openmpi")
+
+
+def test_environments_that_make_no_sense() -> None:
+    with pytest.raises(BadInput, match="rank 8 of 8"):
+        place({"RANK": "8", "WORLD_SIZE": "8"})
+    with pytest.raises(BadInput, match="WORLD_SIZE = 'many'"):
+        place({"RANK": "0", "WORLD_SIZE": "many"})
+    with pytest.raises(BadInput, match="MASTER_ADDR"):
+        place({"PMI_RANK": "0", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"})
+
+
+@pytest.mark.parametrize(("nodes", "first"), [("a1", "a1"), ("a1,b2", "a1"), ("n[003,007-9]", "n003"), ("n[1-4]-ib,m2", "n1-ib")])
+def test_first_host(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first
