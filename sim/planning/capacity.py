@@ -1,0 +1,167 @@
+"""From a prediction to a plan of capacity: days, GPU-hours, energy, money, goodput; the smallest cluster for a deadline."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from sim.plan import Plan
+from sim.planning.goodput import Outcome, Reliability, expected
+from sim.predict import bind, figures_of_memory, predict_setting
+from topologies import load_topology
+from topologies.errors import BadInput, Refused
+from topologies.hardware import Gpu
+
+DAY = 86400.0
+HOST_POWER = 0.5
+"""Power of host, network and cooling beside the GPUs' own, as a share of theirs: a DGX H100 draws up to 10.2 kW for
+8 x 700 W = 5.6 kW of GPUs, 0.8 at full load; 0.5 is assumed for the mean of a training run."""
+UTILISATION = 0.85
+"""Mean GPU power in training over its limit (assumed)."""
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """What training takes. Seconds, joules, money in the price file's unit."""
+
+    gpus: int
+    topology: str
+    steps: int
+    step_time_s: float
+    productive_s: float
+    elapsed_s: float
+    goodput: float
+    failures: int
+    checkpoint_interval_s: float
+    gpu_hours: float
+    energy_j: float | None
+    money: float | None
+    fits: bool
+
+    @property
+    def days(self) -> float:
+        return self.elapsed_s / DAY
+
+
+def load_prices(path: Path) -> dict[str, float]:
+    """Money per GPU-hour by machine name, from TOML: `dgx-h100 = 2.5`. Raises `BadInput`."""
+    try:
+        table = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadInput(f"price file {path} cannot be read: {error}") from None
+    prices = table.get("per_gpu_hour", table)
+    for name, price in prices.items():
+        if isinstance(price, bool) or not isinstance(price, (int, float)) or not price >= 0:
+            raise BadInput(f"price file {path}: {name} = {price!r} is no price per GPU-hour (a number that is not negative)")
+    return {name: float(price) for name, price in prices.items()}
+
+
+def capacity(plan: Plan, on: str, tokens: float, *, how: Reliability | None = None, checkpoint: float | None = None,
+             prices: dict[str, float] | None = None, seed: int = 0) -> Capacity:  # fmt: skip
+    """Trains `tokens` tokens (samples for models without a sequence) with `plan` on `on`.
+
+    `checkpoint` is the stall of one checkpoint in seconds; unsaid: the sharded state written at 1 GB/s per GPU (assumed).
+    Raises `BadInput` when prices are given but not for this machine.
+    """
+    if not tokens > 0 or not math.isfinite(tokens):
+        raise BadInput(f"tokens = {tokens} must be positive")
+    setting = bind(plan, on)
+    found = predict_setting(setting, steps=2, detail=False)
+    report, fit = figures_of_memory(setting)
+    steps = math.ceil(tokens / (plan.global_batch * setting.network.seq))
+    how = how or Reliability()
+    work = steps * found.step_time_s
+    stall = checkpoint if checkpoint is not None else report.state / 1e9
+    mtbf = how.mtbf(plan.world, setting.topology.ranks_per_node)
+    run, interval = expected(work, stall, mtbf, how, seed)
+    return Capacity(
+        gpus=plan.world,
+        topology=setting.topology.name,
+        steps=steps,
+        step_time_s=found.step_time_s,
+        productive_s=work,
+        elapsed_s=run.elapsed,
+        goodput=run.goodput,
+        failures=run.failures,
+        checkpoint_interval_s=interval,
+        gpu_hours=run.elapsed / 3600 * plan.world,
+        energy_j=_energy(setting.topology.device(0), run, plan.world),
+        money=_money(prices, on, run.elapsed / 3600 * plan.world),
+        fits=fit is None,
+    )
+
+
+def _energy(device: object, run: Outcome, gpus: int) -> float | None:
+    if not isinstance(device, Gpu) or not device.power:
+        return None
+    return device.power * UTILISATION * (1 + HOST_POWER) * run.elapsed * gpus
+
+
+def _money(prices: dict[str, float] | None, on: str, gpu_hours: float) -> float | None:
+    if prices is None:
+        return None
+    machine = on.split("x ")[-1].split(",")[0].strip()
+    if machine not in prices:
+        raise BadInput(f"the price file has no price for {machine}; it names {', '.join(sorted(prices)) or 'nothing'}")
+    return prices[machine] * gpu_hours
+
+
+def scaling(plan: Plan, machine: str, gpus: Iterable[int], tokens: float, weak: bool = False, **options: object) -> list[Capacity]:
+    """The same training on more and more GPUs by data parallelism: strong (same global batch) or weak (batch grows with them).
+
+    Sizes that the plan cannot be spread over are left out.
+    """
+    per_node = load_topology(machine).gpus
+    found = []
+    for count in gpus:
+        spread = _spread(plan, count, weak)
+        if spread is None:
+            continue
+        nodes = -(-count // per_node)
+        try:
+            found.append(capacity(spread, machine if nodes == 1 else f"{nodes}x {machine}", tokens, **options))  # type: ignore[arg-type]
+        except Refused:
+            continue
+    return found
+
+
+def _spread(plan: Plan, gpus: int, weak: bool) -> Plan | None:
+    """The plan on `gpus` by data parallelism; None where it does not divide."""
+    p = plan.parallel
+    inner = p.tp * p.pp * p.cp
+    if gpus % inner:
+        return None
+    data = gpus // inner
+    axis = "dp_shard" if p.dp_shard > 1 or p.dp_replicate == 1 else "dp_replicate"
+    other = p.dp_replicate if axis == "dp_shard" else p.dp_shard
+    if data % other:
+        return None
+    batch = plan.global_batch * data // plan.data_ranks if weak else plan.global_batch
+    if batch % (plan.batch.micro * data):
+        return None
+    parallel = msgspec.structs.replace(p, **{axis: data // other})
+    return msgspec.structs.replace(plan, parallel=parallel, batch=msgspec.structs.replace(plan.batch, global_=batch))
+
+
+def smallest(
+    plan: Plan, machine: str, tokens: float, days: float, most: int = 131_072, say: Callable[[str], None] | None = None
+) -> Capacity:
+    """The smallest number of GPUs (powers of two times a node) that trains `tokens` within `days`.
+
+    Raises `BadInput` with the fastest that was found when none does.
+    """
+    per_node = load_topology(machine).gpus
+    sizes = [per_node * 2**i for i in range(18) if per_node * 2**i <= most]
+    best: Capacity | None = None
+    for found in scaling(plan, machine, sizes, tokens):
+        if say:
+            say(f"{found.gpus} GPUs: {found.days:.1f} days")
+        if found.fits and found.days <= days:
+            return found
+        if found.fits and (best is None or found.elapsed_s < best.elapsed_s):
+            best = found
+    closest = f"the fastest was {best.gpus} GPUs with {best.days:.1f} days" if best else "no size fits into memory"
+    raise BadInput(f"no cluster of up to {most} GPUs of {machine} finishes in {days} days with this plan: {closest}")

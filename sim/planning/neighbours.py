@@ -1,0 +1,47 @@
+"""Plans one change away from a plan: what a person would try next."""
+
+from __future__ import annotations
+
+from sim.plan import Plan
+from sim.planfile import load_plan
+from topologies.errors import SteptwinError
+
+
+def neighbours(plan: Plan) -> list[tuple[tuple[str, ...], Plan]]:
+    """(overrides, plan) for each single change that makes a valid plan of the same world and global batch."""
+    found: list[tuple[tuple[str, ...], Plan]] = []
+    for overrides in _changes(plan):
+        fixed = (*overrides, f"batch.global={plan.global_batch}")
+        try:
+            changed = load_plan(plan, fixed)
+        except SteptwinError:
+            continue
+        if changed.world == plan.world and changed != plan:
+            found.append((overrides, changed))
+    return found
+
+
+def _changes(plan: Plan) -> list[tuple[str, ...]]:
+    p = plan.parallel
+    changes: list[tuple[str, ...]] = []
+    for axis in ("dp_shard", "dp_replicate"):
+        size = getattr(p, axis)
+        for other in ("tp", "pp"):
+            if size % 2 == 0:
+                changes.append((f"parallel.{axis}={size // 2}", f"parallel.{other}={getattr(p, other) * 2}"))
+            if getattr(p, other) % 2 == 0:
+                changes.append((f"parallel.{axis}={size * 2}", f"parallel.{other}={getattr(p, other) // 2}"))
+    if p.tp % 2 == 0:
+        changes.append((f"parallel.tp={p.tp // 2}", f"parallel.pp={p.pp * 2}"))
+    if p.pp % 2 == 0:
+        changes.append((f"parallel.pp={p.pp // 2}", f"parallel.tp={p.tp * 2}"))
+    changes += [(f"batch.micro={plan.batch.micro * 2}",), (f"batch.micro={max(1, plan.batch.micro // 2)}",)]
+    changes += [(f"memory.recompute={how}",) for how in ("none", "selective", "full") if how != plan.memory.recompute]
+    changes += [(f"parallel.zero={stage}",) for stage in (1, 2, 3) if stage != p.zero and p.dp_shard > 1]
+    if p.pp > 1:
+        changes += [("parallel.schedule=interleaved", f"parallel.virtual_stages={v}") for v in (2, 4)]
+        changes.append(("parallel.schedule=zb-h1", "parallel.virtual_stages=1"))
+    if plan.data.workers < 8:
+        changes.append((f"data.workers={max(1, plan.data.workers * 2)}",))
+    changes += [("compile=true",), ("cuda_graphs=true",), ("optimizer.implementation=fused",)]
+    return changes

@@ -1,0 +1,171 @@
+"""Spaces of plans: a short expression, or all sensible plans for a model and a number of GPUs.
+
+`tp=1,2,4 pp=1..16 zero=1,3 micro=1,2 gpus=64,128 on=dgx-h100,dgx-b200`: values by comma, `a..b` doubles from a to b,
+`a..b:s` goes in steps of s. `gpus` fills data parallelism with what the other axes leave. Any other key is a
+dotted path of the plan (`memory.recompute=none,full`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from sim.plan import Plan
+from sim.planfile import load_plan
+from topologies.errors import BadInput, SteptwinError, UnknownName
+
+SHORT = {
+    "tp": "parallel.tp",
+    "pp": "parallel.pp",
+    "cp": "parallel.cp",
+    "ep": "parallel.ep",
+    "zero": "parallel.zero",
+    "dp_shard": "parallel.dp_shard",
+    "dp_replicate": "parallel.dp_replicate",
+    "schedule": "parallel.schedule",
+    "virtual_stages": "parallel.virtual_stages",
+    "micro": "batch.micro",
+    "global": "batch.global",
+    "recompute": "memory.recompute",
+    "precision": "precision",
+    "seq_len": "seq_len",
+    "framework": "framework",
+}
+_LARGEST = 10_000_000
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """One point of a space: overrides of the base plan, and the machine. `key` names it in a results file."""
+
+    overrides: tuple[str, ...]
+    on: str
+
+    @property
+    def key(self) -> str:
+        return f"{' '.join(self.overrides)} on={self.on}"
+
+
+def parse_space(text: str) -> dict[str, tuple[str, ...]]:
+    """Values by key, in the order written. Raises `BadInput` for what cannot be read, or an empty space."""
+    space: dict[str, tuple[str, ...]] = {}
+    for word in _words(text):
+        key, equals, values = word.partition("=")
+        if not equals or not key or not values:
+            raise BadInput(f"cannot read '{word}' in the space: write key=value,value e.g. tp=1,2,4 pp=1..8")
+        if key in space:
+            raise BadInput(f"the space names '{key}' twice; write all its values once, by comma")
+        if key not in SHORT and key not in ("gpus", "on") and "." not in key:
+            raise UnknownName("key", key, [*SHORT, "gpus", "on"], "the space")
+        space[key] = tuple(value for item in values.split(",") for value in _values(item, word))
+    if not space:
+        raise BadInput("the space is empty: name at least one key, e.g. tp=1,2,4")
+    return space
+
+
+def _words(text: str) -> list[str]:
+    """Splits at blanks, but keeps a count with its machine together: `on=16x dgx-h100`."""
+    words: list[str] = []
+    for word in text.split():
+        if "=" in word or not words:
+            words.append(word)
+        else:
+            words[-1] += f" {word}"
+    return words
+
+
+def _values(item: str, word: str) -> Iterator[str]:
+    first, dots, rest = item.partition("..")
+    if not dots:
+        if not item.strip():
+            raise BadInput(f"'{word}' has an empty value")
+        yield item.strip()
+        return
+    last, _, step = rest.partition(":")
+    try:
+        low, high, by = int(first), int(last), int(step) if step else 0
+    except ValueError:
+        raise BadInput(f"cannot read the range '{item}' in '{word}': write 1..16 (doubling) or 1..16:3 (steps of 3)") from None
+    if low < 1 or high < low or by < 0:
+        raise BadInput(f"the range '{item}' in '{word}' is empty: the first number must be at least 1 and at most the last")
+    while low <= high:
+        yield str(low)
+        low = low + by if by else low * 2
+
+
+def size_of(space: dict[str, tuple[str, ...]]) -> int:
+    """Points before any is dropped."""
+    count = 1
+    for values in space.values():
+        count *= len(values)
+    if count > _LARGEST:
+        raise BadInput(f"the space has {count:,} points, at most {_LARGEST:,} are enumerated: narrow it, or use --search optuna")
+    return count
+
+
+def candidates(base: Plan, space: dict[str, tuple[str, ...]], on: str) -> Iterator[tuple[Candidate, Plan | str]]:
+    """Every point with its plan, or the reason why it is none."""
+    size_of(space)
+    for values in itertools.product(*space.values()):
+        at = dict(zip(space, values, strict=True))
+        yield resolve(base, at, at.pop("on", on))
+
+
+def resolve(base: Plan, at: dict[str, str], on: str) -> tuple[Candidate, Plan | str]:
+    """One point's plan: overrides, then data parallelism from what `gpus` leaves."""
+    at = dict(at)
+    gpus = at.pop("gpus", "")
+    overrides = tuple(f"{SHORT.get(key, key)}={value}" for key, value in at.items())
+    candidate = Candidate(overrides + ((f"gpus={gpus}",) if gpus else ()), on)
+    try:
+        return candidate, _split(base, overrides, int(gpus)) if gpus else load_plan(base, overrides)
+    except SteptwinError as error:
+        return candidate, str(error)
+    except ValueError:
+        return candidate, f"gpus = {gpus} is no whole number"
+
+
+def _split(base: Plan, overrides: tuple[str, ...], gpus: int) -> Plan:
+    one = msgspec.structs.replace(base.parallel, dp_shard=1, dp_replicate=1, ep=1)
+    # Without data parallelism any global batch divides: the axes alone are read first.
+    axes = tuple(o for o in overrides if not o.startswith(("parallel.ep", "batch.")))
+    free = msgspec.structs.replace(base, parallel=one, batch=msgspec.structs.replace(base.batch, micro=1))
+    parallel = load_plan(free, (*axes, "parallel.schedule=gpipe", "parallel.virtual_stages=1")).parallel
+    inner = parallel.tp * parallel.pp * parallel.cp
+    if gpus % inner:
+        raise BadInput(f"gpus = {gpus} is no multiple of tp x pp x cp = {inner}")
+    axis = "dp_replicate" if parallel.zero == 0 else "dp_shard"
+    whole = msgspec.structs.replace(base, parallel=msgspec.structs.replace(base.parallel, dp_shard=1, dp_replicate=1))
+    return load_plan(whole, (f"parallel.{axis}={gpus // inner}", *overrides))
+
+
+def sensible(model_layers: int, heads: int, gpus: int, per_node: int, experts: int = 0, long: bool = False) -> dict[str, tuple[str, ...]]:
+    """All plans that people would try for a model on so many GPUs: tp inside a node, pp that divides the layers, ..."""
+
+    def divisors(limit: int, of: int) -> tuple[str, ...]:
+        return tuple(str(n) for n in range(1, limit + 1) if of % n == 0 and gpus % n == 0)
+
+    powers = tuple(str(2**i) for i in range(4))
+    space: dict[str, tuple[str, ...]] = {
+        "gpus": (str(gpus),),
+        "tp": tuple(t for t in divisors(min(per_node, heads), heads) if int(t) & (int(t) - 1) == 0),
+        "pp": tuple(p for p in divisors(min(model_layers, 64), model_layers)),
+        "zero": ("1", "3"),
+        "micro": powers,
+        "recompute": ("none", "selective", "full"),
+        "schedule": ("1f1b", "interleaved"),
+        "virtual_stages": ("1", "2", "4"),
+    }
+    if experts:
+        space["ep"] = tuple(str(2**i) for i in range(8) if experts % 2**i == 0)
+    if long:
+        space["cp"] = ("1", "2", "4", "8")
+    return space
+
+
+def base_tree(plan: Plan) -> dict[str, Any]:
+    """The base plan as plain values, for a results file's header."""
+    found: dict[str, Any] = msgspec.to_builtins(plan)
+    return found

@@ -1,0 +1,89 @@
+"""Results of a sweep in one SQLite file, as they come: a killed sweep loses nothing and repeats nothing.
+
+A row is written in one transaction when its plan is done. The header names the version and the space, so that a
+file of another sweep or another version is refused, not mixed.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from topologies.errors import BadInput
+
+VERSION = 1
+_COLUMNS = "key TEXT PRIMARY KEY, outcome TEXT NOT NULL, reason TEXT NOT NULL, step_time REAL, memory INTEGER, mfu REAL, rate REAL, gpus INTEGER, cost REAL, detail TEXT NOT NULL"
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One plan of a sweep. `outcome`: done | memory (does not fit) | refused (no such plan) | failed."""
+
+    key: str
+    outcome: str
+    reason: str = ""
+    step_time: float | None = None
+    """Seconds."""
+    memory: int | None = None
+    """Peak bytes on a device."""
+    mfu: float | None = None
+    rate: float | None = None
+    """Samples per second."""
+    gpus: int | None = None
+    cost: float | None = None
+    """Money per million samples, when prices are given."""
+    detail: str = "{}"
+    """JSON: breakdown and the overrides."""
+
+
+class Store:
+    """A results file, open for appending. Use as a context manager."""
+
+    def __init__(self, path: Path, header: dict[str, Any]) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._db = sqlite3.connect(path)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("CREATE TABLE IF NOT EXISTS header (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
+            self._db.execute(f"CREATE TABLE IF NOT EXISTS results ({_COLUMNS})")
+            self._check(header | {"version": VERSION})
+        except sqlite3.DatabaseError as error:
+            raise BadInput(f"results file {path} cannot be used ({error}): move it away or name another with --out") from None
+
+    def _check(self, header: dict[str, Any]) -> None:
+        found = dict(self._db.execute("SELECT name, value FROM header"))
+        for name, value in header.items():
+            text = json.dumps(value, sort_keys=True)
+            if name in found and found[name] != text:
+                raise BadInput(
+                    f"results file {self.path} holds a sweep of another {name} ({found[name][:80]} instead of {text[:80]}): "
+                    "name another file with --out, or delete this one"
+                )
+            self._db.execute("INSERT OR IGNORE INTO header VALUES (?, ?)", (name, text))
+        self._db.commit()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._db.close()
+
+    def done(self) -> set[str]:
+        """Keys that need not run again."""
+        return {key for (key,) in self._db.execute("SELECT key FROM results WHERE outcome != 'failed'")}
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Writes rows in one transaction."""
+        with self._db:
+            self._db.executemany("INSERT OR REPLACE INTO results VALUES (?,?,?,?,?,?,?,?,?,?)", [msgspec.structs.astuple(r) for r in rows])
+
+    def rows(self) -> Iterator[Row]:
+        """All rows, fastest first; those without a step time last."""
+        query = "SELECT * FROM results ORDER BY step_time IS NULL, step_time / gpus * gpus, key"
+        for values in self._db.execute(query):
+            yield Row(*values)

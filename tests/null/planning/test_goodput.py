@@ -1,0 +1,60 @@
+"""Failures and checkpoints: the simulated optimum lies where Young and Daly put it, and nothing is free."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.planning.goodput import Reliability, daly, expected, simulate_run, young
+from topologies.errors import BadInput
+
+HOUR = 3600.0
+
+
+def test_without_failures_only_checkpoints_cost() -> None:
+    run = simulate_run(work=100.0, checkpoint=1.0, interval=10.0, mtbf=math.inf, how=Reliability(), seed=0)
+    assert (run.elapsed, run.checkpoints, run.failures, run.lost) == (109.0, 9.0, 0, 0.0)
+
+
+def test_daly_is_young_for_short_checkpoints() -> None:
+    assert daly(1.0, 1e8) == pytest.approx(young(1.0, 1e8), rel=1e-3)
+    assert daly(300.0, 100.0) == 100.0
+    assert daly(1.0, math.inf) == math.inf
+
+
+def test_simulation_agrees_that_dalys_interval_is_best() -> None:
+    how, mtbf, checkpoint = Reliability(restart=0.0), 10 * HOUR, 120.0
+    best = daly(checkpoint, mtbf)
+
+    def mean(interval: float) -> float:
+        return sum(simulate_run(500 * HOUR, checkpoint, interval, mtbf, how, seed).elapsed for seed in range(60)) / 60
+
+    assert mean(best) < mean(best / 4) and mean(best) < mean(best * 4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(HOUR, 100 * HOUR), st.floats(1, 600), st.floats(HOUR, 1000 * HOUR), st.integers(0, 5))
+def test_time_is_conserved(work: float, checkpoint: float, mtbf: float, seed: int) -> None:
+    how = Reliability(restart=300.0)
+    run, _ = expected(work, checkpoint, mtbf, how, seed, runs=3)
+    assert run.elapsed == pytest.approx(run.work + run.lost + run.checkpoints + run.down, rel=1e-9)
+    assert 0 < run.goodput <= 1
+
+
+def test_same_seed_same_run() -> None:
+    args = dict(work=1e6, checkpoint=60.0, interval=3600.0, mtbf=5e4, how=Reliability(), seed=7)
+    assert simulate_run(**args) == simulate_run(**args)  # type: ignore[arg-type]
+
+
+def test_more_gpus_fail_more_often() -> None:
+    how = Reliability()
+    assert how.mtbf(16384, 8) == pytest.approx(how.mtbf_gpu / 16384)
+    assert how.mtbf(16384, 8) / HOUR == pytest.approx(3.05, abs=0.1)  # Llama 3: an interruption about every 3 hours
+
+
+def test_a_job_that_cannot_make_progress_is_refused() -> None:
+    with pytest.raises(BadInput, match="faster than it makes progress"):
+        simulate_run(1e9, 1.0, 1e6, 1.0, Reliability(restart=0.0), 0)

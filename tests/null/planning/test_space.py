@@ -1,0 +1,77 @@
+"""Spaces and results files: what people write, what is refused, and that nothing is lost or mixed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.plan import Plan
+from sim.planning.space import candidates, parse_space, sensible
+from sim.planning.store import Row, Store
+from topologies.errors import BadInput
+
+
+def test_reads_lists_ranges_and_machines() -> None:
+    assert parse_space("tp=1,2 pp=1..8 micro=1..7:3 on=dgx-h100,16x dgx-b200") == {
+        "tp": ("1", "2"),
+        "pp": ("1", "2", "4", "8"),
+        "micro": ("1", "4", "7"),
+        "on": ("dgx-h100", "16x dgx-b200"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("", "empty"), ("tp", "write key=value"), ("tp=", "write key=value"), ("tq=1", "Did you mean"), ("tp=1 tp=2", "twice"),
+     ("pp=8..1", "empty"), ("pp=a..b", "cannot read the range"), ("tp=1,,2", "empty value")],
+)  # fmt: skip
+def test_refuses_the_rest(text: str, says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        parse_space(text)
+
+
+def test_gpus_fill_data_parallelism() -> None:
+    base = Plan(model="mlp")
+    found = list(candidates(base, parse_space("tp=1,2,3 gpus=8 zero=0,1"), "dgx-h100"))
+    worlds = [plan.world if isinstance(plan, Plan) else plan for _, plan in found]
+    assert worlds == [8, 8, 8, 8, "gpus = 8 is no multiple of tp x pp x cp = 3", "gpus = 8 is no multiple of tp x pp x cp = 3"]
+    first, second = found[0][1], found[1][1]
+    assert isinstance(first, Plan) and isinstance(second, Plan)
+    assert (first.parallel.dp_replicate, second.parallel.dp_shard) == (8, 8)
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        assert parse_space(text)
+    except BadInput as error:
+        assert str(error)
+
+
+def test_the_automatic_space_holds_only_divisors() -> None:
+    space = sensible(model_layers=80, heads=64, gpus=512, per_node=8)
+    assert space["tp"] == ("1", "2", "4", "8")
+    assert all(80 % int(p) == 0 and 512 % int(p) == 0 for p in space["pp"])
+
+
+def test_results_survive_and_are_not_repeated(tmp_path: Path) -> None:
+    header = {"space": {"tp": ["1"]}}
+    with Store(tmp_path / "a.sqlite", header) as store:
+        store.add([Row("slow", "done", step_time=2.0, gpus=8), Row("fast", "done", step_time=1.0, gpus=8), Row("x", "failed", "crash")])
+    with Store(tmp_path / "a.sqlite", header) as store:
+        assert store.done() == {"slow", "fast"}  # what failed is tried again
+        assert [row.key for row in store.rows()] == ["fast", "slow", "x"]
+
+
+def test_another_sweeps_file_and_a_broken_one_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.sqlite"
+    with Store(path, {"space": {"tp": ["1"]}}):
+        pass
+    with pytest.raises(BadInput, match="another space"):
+        Store(path, {"space": {"tp": ["2"]}})
+    path.write_bytes(b"half a file" * 100)
+    with pytest.raises(BadInput, match="cannot be used"):
+        Store(path, {"space": {"tp": ["1"]}})
