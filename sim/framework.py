@@ -37,6 +37,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     fused_softmax: bool = False
     """Scale + mask + softmax in one kernel, for attention = math."""
     fused_cross_entropy: bool = False
+    fused_projections: bool = True
+    """q, k, v as one GEMM, and gate and up as one, where the model leaves it open."""
     dropout: bool = False
     compile: bool = False
     """Elementwise chains fused by a compiler (torch.compile, XLA)."""

@@ -1,0 +1,195 @@
+"""Attention's parts: projections, rotary positions, the core (flash or written out), and the latent kind (MLA)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sim.model.check import divisible
+from sim.model.layers import elementwise, linear, norm
+from sim.model.parts import Part
+from sim.model.share import Share
+from sim.work import Attention, Gemm, Work
+
+
+class Heads(NamedTuple):
+    """Heads on one rank, and their sizes."""
+
+    q: int
+    kv: int
+    d: int
+    dv: int
+
+
+def split_heads(share: Share, heads: int, kv: int, d: int, dv: int = 0) -> Heads:
+    """This rank's heads; key-value heads are copied where tp is larger. Raises `BadInput` where tp does not divide."""
+    ways = share.tp * (share.shape.cp if share.shape.cp_kind == "all_to_all" else 1)
+    name = "tp" if ways == share.tp else "tp x cp (all_to_all)"
+    divisible("attention heads", heads, name, ways)
+    if kv % share.tp and share.tp % kv:
+        divisible("key-value heads", kv, "tp", share.tp)
+    return Heads(heads // share.tp, max(1, kv // share.tp), d, dv or d)
+
+
+def core(
+    share: Share,
+    heads: Heads,
+    *,
+    causal: bool,
+    window: int = 0,
+    dropout: bool = False,
+    mask: bool = False,
+    kv_seq: int = 0,
+    name: str = "attn.core",
+) -> Part:
+    """softmax(Q K^T) V. Under context parallelism this rank's queries meet all keys; `mask`: an additive mask (BERT).
+
+    The whole gathered K and V travel (p2p, all_gather), or this rank's Q, K, V change places with heads (all_to_all).
+    """
+    b, s, cp = share.micro, share.seq, share.shape.cp
+    keys = kv_seq or s * cp
+    if share.math:
+        part = _written_out(share, heads, keys, name, dropout, causal or mask)
+    else:
+        swap = cp if share.shape.cp_kind == "all_to_all" else 1
+        work = Attention(
+            b,
+            max(1, heads.q // swap),
+            max(1, heads.kv // swap),
+            s * swap,
+            keys,
+            heads.d,
+            heads.dv if heads.dv != heads.d else 0,
+            causal,
+            share.core,
+        )
+        if window and window < keys:
+            work = Attention(work.batch, work.heads, work.kv_heads, work.q, keys, work.d, work.dv, causal, work.dtype, False, window)
+        back = Attention(work.batch, work.heads, work.kv_heads, work.q, keys, work.d, work.dv, causal, work.dtype, True, work.window)
+        kept = _qkv_bytes(share, heads, b * s, b * (keys // cp if cp > 1 else keys)) + b * s * heads.q * 4
+        part = Part(name=name, forward=(work,), backward=(back,), cls="attention", saved=kept, recompute=True)
+    if cp == 1:
+        return part
+    from msgspec.structs import replace
+
+    whole = b * keys * heads.kv * (heads.d + heads.dv) * share.e
+    if share.shape.cp_kind == "all_to_all":
+        whole = _qkv_bytes(share, heads, b * s, b * s)
+    return replace(part, seam="cp.attention", seam_bytes=whole)
+
+
+def _qkv_bytes(share: Share, heads: Heads, queries: int, keys: int) -> int:
+    return (queries * heads.q * heads.d + keys * heads.kv * (heads.d + heads.dv)) * share.e
+
+
+def _written_out(share: Share, heads: Heads, keys: int, name: str, dropout: bool, masked: bool) -> Part:
+    """Attention of separate kernels: 5 a s^2 b bytes kept with dropout (Korthikanti et al. 2022, section 4.1)."""
+    b, s, h, dtype = share.micro, share.seq, heads.q, share.core
+    scores = b * h * s * keys
+    e, quiet = share.e, share.framework.compile
+    fused = share.framework.fused_softmax
+    es = 4 if share.autocast and not fused else e  # autocast runs softmax in fp32
+    rows = b * h * s
+    forward: list[Work] = _head_copies(share, heads, keys)
+    forward.append(Gemm(s, keys, heads.d, dtype, b * h))
+    if not (fused or quiet):
+        forward.append(elementwise("scale", share, scores, e, e))
+        forward += [elementwise("add", share, scores, e, e)] * masked
+    forward.append(elementwise("softmax", share, scores, e, es, 5.0, rows))
+    forward += [elementwise("dropout", share, scores, es, es + 1)] * dropout
+    forward += [elementwise("cast", share, scores, es, e)] * (es != e)
+    context = elementwise("permute", share, b * s * h * heads.dv, e, e)
+    forward += [Gemm(s, heads.dv, keys, dtype, b * h), context]
+    backward: list[Work] = [context, Gemm(s, keys, heads.dv, dtype, b * h, "dgrad"), Gemm(keys, heads.dv, s, dtype, b * h, "dgrad")]
+    backward += [elementwise("cast", share, scores, e, es)] * (es != e)
+    backward += [elementwise("dropout", share, scores, es + 1, es)] * dropout
+    backward.append(elementwise("softmax", share, scores, 2 * es, e, 4.0, rows))
+    if not (fused or quiet):
+        backward += [elementwise("scale", share, scores, e, e)] * (1 + masked)
+    backward += [
+        Gemm(s, heads.d, keys, dtype, b * h, "dgrad"),
+        Gemm(keys, heads.d, s, dtype, b * h, "dgrad"),
+        *_head_copies(share, heads, keys),
+    ]
+    kept = scores * (es + dropout * (1 + e) + (e if es != e and not dropout else 0)) + _qkv_bytes(share, heads, b * s, b * keys)
+    return Part(name=name, forward=tuple(forward), backward=tuple(backward), cls="attention", saved=kept, modules=2, recompute=True)
+
+
+def _head_copies(share: Share, heads: Heads, keys: int) -> list[Work]:
+    """torch.matmul of (b, h, s, d) views copies them to be contiguous; grouped heads are repeated first."""
+    e, q = share.e, share.micro * heads.q
+    return [elementwise("permute", share, n, e, e) for n in (q * share.seq * heads.d, q * keys * heads.d, q * keys * heads.dv)]
+
+
+def rope(share: Share, heads: int, width: int, name: str = "attn.rope") -> Part:
+    """Rotation of `heads` (queries and keys together) by `width` columns: one kernel fused, else as Python writes it.
+
+    Unfused (transformers): x cos + rotate_half(x) sin is neg, cat, mul, mul, add, for queries and for keys.
+    """
+    n, e = share.rows * heads * width, share.e
+    works: tuple[Work, ...]
+    if share.framework.fused_rope or share.framework.compile:
+        works = (elementwise("rope", share, n, e, e, 3.0),)
+    else:
+        steps: tuple[Work, ...] = (elementwise("scale", share, n // 4, e, e), elementwise("copy", share, n // 2, e, e))
+        steps += (
+            elementwise("scale", share, n // 2, e, e),
+            elementwise("scale", share, n // 2, e, e),
+            elementwise("add", share, n // 2, 2 * e, e),
+        )
+        works = steps * 2
+    return Part(name=name, forward=works, backward=works, cls="elementwise", rope=True)
+
+
+def grouped_query(
+    share: Share,
+    hidden: int,
+    heads: int,
+    kv: int,
+    d: int,
+    *,
+    qkv_bias: bool,
+    proj_bias: bool,
+    fused: bool,
+    causal: bool = True,
+    rotary: float = 0.0,
+    qk_norm: bool = False,
+    window: int = 0,
+    sinks: bool = False,
+    dropout: bool = False,
+    mask: bool = False,
+    frozen: bool = False,
+) -> list[Part]:
+    """MHA, GQA or MQA from the norm's output to the projection's: qkv, (norms), (rope), core, proj."""
+    local = split_heads(share, heads, kv, d)
+    q, k = local.q * d, local.kv * d
+    seam_bytes = share.rows * hidden * share.e if share.tp > 1 else 0
+    parts = [
+        linear(
+            share, "attn.qkv", hidden, q + 2 * k if fused else (q, k, k), bias=qkv_bias, seam="tp.gather" if seam_bytes else "",
+            seam_bytes=seam_bytes, stream=True, fused_input=share.framework.fused_norm, saved_rows=share.srows, frozen=frozen, modules=2,
+        )
+    ]  # fmt: skip
+    if qk_norm:
+        parts.append(norm(share, "attn.q_norm", share.rows * local.q, d, "rmsnorm", after_residual=False, es=share.e))
+        parts.append(norm(share, "attn.k_norm", share.rows * local.kv, d, "rmsnorm", after_residual=False, es=share.e))
+    if rotary:
+        parts.append(rope(share, local.q + local.kv, int(d * rotary)))
+    middle = core(share, local, causal=causal, window=window, dropout=dropout, mask=mask)
+    if sinks:
+        from msgspec.structs import replace
+
+        middle = replace(middle, tensors=(local.q,))
+    parts.append(middle)
+    parts.append(
+        linear(
+            share,
+            "attn.proj",
+            local.q * d,
+            hidden,
+            bias=proj_bias,
+            seam="tp.reduce" if seam_bytes else "",
+            seam_bytes=seam_bytes,
+            frozen=frozen,
+        )
+    )
+    return parts

@@ -1,0 +1,143 @@
+"""Causal transformers: the layer in its variants, and the whole stack."""
+
+from __future__ import annotations
+
+from sim.framework import Framework
+from sim.model.attention import grouped_query
+from sim.model.ends import embedding, logits, loss
+from sim.model.layers import norm, residual
+from sim.model.mlp import mlp
+from sim.model.parts import Block, Part, Shape
+from sim.model.share import Share, share_of
+from sim.model.spec import Decoder
+
+Blocks = tuple[tuple[str, Block], ...]
+
+
+def blocks_of(spec: Decoder, shape: Shape, framework: Framework, attention: str) -> Blocks:
+    """embed, L0 ... L(n-1), head. Layers of one kind are one `Block`."""
+    share = share_of(shape, framework, attention)
+    stream = share.srows * spec.hidden * share.es
+    made: dict[tuple[str, bool], Block] = {}
+    layers = []
+    for index in range(spec.layers):
+        key = kind_of(spec, index)
+        if key not in made:
+            made[key] = Block(kind="layer", parts=tuple(_layer(spec, share, *key)), saved_input=stream)
+        layers.append((f"L{index}", made[key]))
+    first = Block(kind="embed", parts=tuple(_embed(spec, share)))
+    last = Block(kind="head", parts=tuple(_head(spec, share)), saved_input=stream)
+    return (("embed", first), *layers, ("head", last))
+
+
+def kind_of(spec: Decoder, index: int) -> tuple[str, bool]:
+    """(mixer of the layer, is windowed): what makes layers differ."""
+    windowed = spec.window > 0 and index % spec.window_every == 0
+    if spec.pattern:
+        return spec.pattern[index], windowed
+    routed = spec.moe is not None and index >= spec.first_dense and (index + 1) % spec.moe_every == 0
+    return ("moe" if routed else "dense"), windowed
+
+
+def _drops(spec: Decoder, share: Share) -> bool:
+    return share.framework.dropout if spec.dropout is None else spec.dropout > 0
+
+
+def _embed(spec: Decoder, share: Share) -> list[Part]:
+    tables = (spec.positions or share.shape.seq,) if spec.position == "learned" else ()
+    parts = [embedding(share, spec.hidden, spec.vocab, tables=tables, dropout=_drops(spec, share), frozen=spec.lora is not None)]
+    if spec.embed_norm:
+        parts.append(_norm(spec, share, "embed.norm", after_residual=False))
+    return parts
+
+
+def _norm(spec: Decoder, share: Share, name: str, *, after_residual: bool = True, modules: int = 1) -> Part:
+    return norm(
+        share, name, share.srows, spec.hidden, spec.norm, bias=spec.norm_bias, modules=modules, after_residual=after_residual,
+        frozen=spec.lora is not None,
+    )  # fmt: skip
+
+
+def _fused(spec: Decoder, share: Share) -> bool:
+    return share.framework.fused_projections if spec.fused_qkv is None else spec.fused_qkv
+
+
+def attention_of(spec: Decoder, share: Share, windowed: bool) -> list[Part]:
+    if spec.mla is not None:
+        from sim.model.latent import latent
+
+        return latent(share, spec.hidden, spec.heads, spec.mla, bias=spec.bias)
+    return grouped_query(
+        share,
+        spec.hidden,
+        spec.heads,
+        spec.kv,
+        spec.head,
+        qkv_bias=spec.bias if spec.qkv_bias is None else spec.qkv_bias,
+        proj_bias=spec.bias if spec.proj_bias is None else spec.proj_bias,
+        fused=_fused(spec, share),
+        rotary=spec.rotary if spec.position == "rope" else 0.0,
+        qk_norm=spec.qk_norm,
+        window=spec.window if windowed else 0,
+        sinks=spec.sinks,
+        dropout=_drops(spec, share),
+        frozen=spec.lora is not None,
+    )
+
+
+def mixer_of(spec: Decoder, share: Share, mixer: str) -> list[Part]:
+    """What follows the second norm: the dense MLP, or experts."""
+    if mixer in ("moe", "E"):
+        from sim.model.moe import moe
+
+        assert spec.moe is not None
+        return moe(share, spec.hidden, spec.moe, spec.activation, fused=_fused(spec, share))
+    return mlp(
+        share, spec.hidden, spec.inner, spec.activation, bias=spec.bias, fused=_fused(spec, share), frozen=spec.lora is not None
+    )  # fmt: skip
+
+
+def _layer(spec: Decoder, share: Share, mixer: str, windowed: bool) -> list[Part]:
+    """Norm, attention, residual, norm, MLP, residual; or the parallel form, or one mixer of a hybrid."""
+    drops, rows, h = _drops(spec, share), share.srows, spec.hidden
+    if spec.pattern:
+        return _hybrid(spec, share, mixer, windowed)
+    attn, rest = attention_of(spec, share, windowed), mixer_of(spec, share, mixer)
+    if spec.lora is not None:
+        from sim.model.lora import adapt
+
+        attn, rest = adapt(attn, spec, share), adapt(rest, spec, share)
+    first = _norm(spec, share, "norm1", modules=2)
+    if spec.parallel_block:  # one norm feeds both; their sum is one more add before the residual's
+        joined = residual(share, "attn.residual", rows, h, dropout=drops, fork=True)
+        return [first, *attn, joined, *rest, residual(share, "mlp.residual", rows, h, dropout=drops)]
+    parts = [first, *attn]
+    if spec.post_norms:
+        parts.append(_norm(spec, share, "attn.post_norm", after_residual=False))
+    parts += [residual(share, "attn.residual", rows, h, dropout=drops), _norm(spec, share, "norm2"), *rest]
+    if spec.post_norms:
+        parts.append(_norm(spec, share, "mlp.post_norm", after_residual=False))
+    return [*parts, residual(share, "mlp.residual", rows, h, dropout=drops)]
+
+
+def _hybrid(spec: Decoder, share: Share, letter: str, windowed: bool) -> list[Part]:
+    """One norm, one mixer, one residual (Nemotron-H)."""
+    first = _norm(spec, share, "norm1", modules=2)
+    if letter == "M":
+        from sim.model.mamba import mixer
+
+        assert spec.mamba is not None
+        inner = mixer(share, spec.hidden, spec.mamba)
+    elif letter == "*":
+        inner = attention_of(spec, share, windowed)
+    else:
+        inner = mixer_of(spec, share, letter)
+    return [first, *inner, residual(share, "residual", share.srows, spec.hidden, dropout=_drops(spec, share))]
+
+
+def _head(spec: Decoder, share: Share) -> list[Part]:
+    return [
+        _norm(spec, share, "head.norm"),
+        logits(share, spec.hidden, spec.vocab, tied=spec.tied, bias=spec.head_bias, frozen=spec.lora is not None),
+        loss(share, spec.vocab),
+    ]

@@ -1,0 +1,70 @@
+"""Models by name or file: presets, Hugging Face `config.json`, captured `*.model.json`."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sim.model.spec import ModelSpec
+from topologies.errors import BadInput, UnknownName
+
+_LARGEST = 256 << 20
+
+
+def presets() -> tuple[Path, ...]:
+    """The files of shipped models, one per maker; each table in them is a model."""
+    return tuple(sorted((Path(__file__).parent / "presets").glob("*.toml")))
+
+
+@cache
+def models() -> tuple[str, ...]:
+    """Names of all shipped models."""
+    return tuple(name for path in presets() for name in tomllib.loads(path.read_text("utf-8")))
+
+
+@cache
+def load_model(name_or_path: str) -> ModelSpec:
+    """A preset by name, or a file. Raises `UnknownName` with the nearest preset, `BadInput` for a file that does not fit."""
+    header = f'["{name_or_path}"]'
+    for path in presets():
+        text = path.read_text("utf-8")
+        if header in text:
+            return spec_of(tomllib.loads(text)[name_or_path], f"sim/model/presets/{path.name}: {name_or_path}", name_or_path)
+    path = Path(name_or_path)
+    if path.suffix not in (".json", ".toml") and not path.is_dir():
+        raise UnknownName("model", name_or_path, models())
+    return _from_file(path / "config.json" if path.is_dir() else path)
+
+
+def spec_of(tree: dict[str, Any], where: str, name: str = "") -> ModelSpec:
+    """A spec from the mapping of a preset, `family` first. Raises `BadInput` with the field's path."""
+    try:
+        spec: ModelSpec = msgspec.convert({"family": "decoder", "name": name, **tree}, ModelSpec)
+    except msgspec.ValidationError as error:
+        raise BadInput(f"{where}: {error}") from None
+    return spec
+
+
+def _from_file(path: Path) -> ModelSpec:
+    if not path.is_file():
+        raise BadInput(f"model file {path} does not exist. Give a config.json, a *.model.json, a TOML table or a preset's name")
+    if path.stat().st_size > _LARGEST:
+        raise BadInput(f"model file {path} has {path.stat().st_size} bytes; at most {_LARGEST} are read")
+    try:
+        text = path.read_text("utf-8")
+        tree = tomllib.loads(text) if path.suffix == ".toml" else msgspec.json.decode(text)
+    except (tomllib.TOMLDecodeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadInput(f"model file {path} is not valid {path.suffix[1:].upper()}: {error or 'nested too deeply'}") from None
+    if not isinstance(tree, dict):
+        raise BadInput(f"model file {path} holds {type(tree).__name__}, not a table of fields")
+    if "family" in tree:
+        return spec_of(tree, str(path), path.stem.removesuffix(".model"))
+    if path.suffix == ".toml":
+        return spec_of(tree, str(path), path.stem)
+    from sim.model.huggingface import from_config
+
+    return from_config(tree, str(path))

@@ -1,0 +1,102 @@
+"""`describe`: a model spec on one rank of a split, as the `Network` that the lowering reads."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import msgspec
+
+from sim.framework import Framework
+from sim.model.parts import Block, Network, Shape
+from sim.model.spec import Decoder, Mlp, ModelSpec
+from topologies.errors import Refused
+
+Blocks = tuple[tuple[str, Block], ...]
+
+
+class _Totals(msgspec.Struct, frozen=True):
+    parameters: int
+    active: int
+    flops: float
+
+
+def describe(model: ModelSpec, shape: Shape, framework: Framework, attention: str = "flash") -> Network:
+    """The network of `model` on one rank of `shape`. Raises `BadInput` where the split does not divide the model.
+
+    Totals (parameters, FLOPs) are those of the whole model, from its description on one rank in bf16.
+    """
+    blocks = _blocks(model, shape, framework, attention)
+    totals = _totals(model, shape.seq)
+    tied = ("embed", "head") if getattr(model, "tied", False) else None
+    return Network(
+        name=model.name,
+        blocks=blocks,
+        boundary=next((block.saved_input for name, block in blocks if block.saved_input), 0),
+        parameters=totals.parameters,
+        active_parameters=totals.active,
+        flops_per_sample=totals.flops,
+        sample_unit=_unit(model),
+        seq=shape.seq if _unit(model) == "sequences" else 1,
+        sample_bytes=_sample_bytes(model, shape),
+        tied=tied,
+    )
+
+
+def _blocks(model: ModelSpec, shape: Shape, framework: Framework, attention: str) -> Blocks:
+    if isinstance(model, Decoder):
+        from sim.model import decoder
+
+        return decoder.blocks_of(model, shape, framework, attention)
+    if isinstance(model, Mlp):
+        from sim.model import multilayer
+
+        return multilayer.blocks_of(model, shape, framework)
+    raise Refused(f"a model of family {type(model).__name__} cannot be described")
+
+
+def _unit(model: ModelSpec) -> str:
+    return "samples" if isinstance(model, Mlp) else "sequences"
+
+
+def _sample_bytes(model: ModelSpec, shape: Shape) -> int:
+    """Token ids and labels are int64; a vector is fp32."""
+    if isinstance(model, Mlp):
+        return 4 * (model.widths[0] + model.widths[-1])
+    return 16 * (shape.seq // shape.cp)
+
+
+_PLAIN = Framework(name="count", source="counting only")
+
+
+@lru_cache(maxsize=256)
+def _totals(model: ModelSpec, seq: int) -> _Totals:
+    """Parameters, and model FLOPs of one sample: forward, gradient of inputs, gradient of weights (not of frozen ones).
+
+    Forward counts matrix products, convolutions and attention (its causal half once); each gradient costs as much.
+    """
+    blocks = _blocks(model, Shape(micro=1, seq=seq), _PLAIN, "flash")
+    counted: dict[int, tuple[int, float, float]] = {}
+    parameters = 0
+    idle = flops = 0.0
+    for _, block in blocks:
+        if id(block) not in counted:
+            counted[id(block)] = (block.params, _block_flops(block), _idle(model, block))
+        params, work, unused = counted[id(block)]
+        parameters, flops, idle = parameters + params, flops + work, idle + unused
+    return _Totals(parameters, parameters - round(idle), flops)
+
+
+def _block_flops(block: Block) -> float:
+    total = 0.0
+    for part in block.parts:
+        forward = sum(work.flops for work in part.forward if type(work).__name__ != "MemoryBound")
+        total += forward * (2 if part.frozen else 3)
+    return total
+
+
+def _idle(model: ModelSpec, block: Block) -> float:
+    """Parameters of experts that one token does not pass through."""
+    moe = getattr(model, "moe", None)
+    if moe is None:
+        return 0.0
+    return float(sum(part.params for part in block.parts if part.expert) * (1 - moe.top_k / moe.experts))

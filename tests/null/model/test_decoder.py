@@ -1,0 +1,96 @@
+"""Decoders: published sizes, Korthikanti's activation formula, and the laws of a split."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from sim.framework import Framework
+from sim.model import Network, Shape, describe, load_model
+from sim.model.families import decoder
+from sim.work import Gemm
+from topologies.errors import BadInput, UnknownName
+
+EAGER = Framework(name="eager", source="test")
+MEGATRON = Framework(
+    name="fused", source="test", fused_activation=True, fused_rope=True, fused_residual=True, accumulate_in_gemm=True, dropout=True
+)
+
+
+def gpt(**more: int) -> object:
+    return decoder("gpt", name="g", n_layers=2, hidden=512, n_heads=8, vocab_size=1024, dropout=0.1, positions=64, **more)
+
+
+def layer_saved(network: Network) -> int:
+    return sum(part.saved for part in network.blocks[1][1].parts)
+
+
+@pytest.mark.parametrize(("tp", "parallel"), [(1, False), (4, True)])
+def test_a_gpt_layer_keeps_what_korthikanti_counts(tp: int, parallel: bool) -> None:
+    """34 s b h + 5 a s^2 b, all of it divided by tp under sequence parallelism (Korthikanti et al. 2022, equations 1 and 4)."""
+    s, b, h, a = 64, 4, 512, 8
+    shape = Shape(micro=b, seq=s, tp=tp, sequence_parallel=parallel)
+    saved = layer_saved(describe(gpt(), shape, EAGER, attention="math"))  # type: ignore[arg-type]
+    statistics = 2 * 8 * s * b / tp  # mean and 1/std of two norms, which the paper leaves out
+    assert saved == (34 * s * b * h + 5 * a * s * s * b) / tp + statistics
+
+
+def test_flash_keeps_no_square() -> None:
+    s, b, h, a = 64, 4, 512, 8
+    saved = layer_saved(describe(gpt(), Shape(micro=b, seq=s), EAGER))  # type: ignore[arg-type]
+    assert saved == 34 * s * b * h + 2 * 8 * s * b + 4 * a * s * b
+
+
+def test_equal_layers_are_one_block() -> None:
+    network = describe(load_model("llama3-8b"), Shape(micro=1, seq=128), EAGER)
+    layers = [block for name, block in network.blocks if name.startswith("L")]
+    assert len(layers) == 32
+    assert len({id(block) for block in layers}) == 1
+
+
+def test_tp_splits_products_evenly() -> None:
+    def flops(tp: int) -> float:
+        network = describe(load_model("llama3-8b"), Shape(micro=1, seq=256, tp=tp), EAGER)
+        return sum(w.flops for _, b in network.blocks for p in b.parts for w in (*p.forward, *p.backward, *p.wgrad) if isinstance(w, Gemm))
+
+    assert flops(8) * 8 == pytest.approx(flops(1), rel=1e-9)
+
+
+def test_fp8_only_in_the_linears_of_the_layers() -> None:
+    network = describe(load_model("llama3-8b"), Shape(micro=1, seq=256, precision="fp8"), MEGATRON)
+    kinds = {
+        (part.name, work.dtype) for _, block in network.blocks for part in block.parts for work in part.forward if isinstance(work, Gemm)
+    }
+    assert kinds == {("attn.qkv", "fp8"), ("attn.proj", "fp8"), ("mlp.up", "fp8"), ("mlp.down", "fp8"), ("head.logits", "bf16")}
+
+
+def test_autocast_casts_every_weight_once_each_way() -> None:
+    network = describe(load_model("gpt2-124m"), Shape(micro=1, seq=64, precision="fp16"), replace(EAGER, autocast=True))
+    part = next(part for part in network.blocks[1][1].parts if part.name == "mlp.down")
+    assert [str(work) for work in part.forward][:2] == [
+        "memorybound(what=cast,read=9437184,written=4718592,dtype=fp16)",
+        "memorybound(what=cast,read=3072,written=1536,dtype=fp16)",
+    ]
+    assert sum(getattr(work, "what", "") == "cast" for work in part.wgrad) == 2
+
+
+def test_heads_that_do_not_divide_are_named() -> None:
+    with pytest.raises(BadInput, match=r"tp = 7 does not divide attention heads = 32\. Use tp in"):
+        describe(load_model("llama3-8b"), Shape(micro=1, seq=128, tp=7), EAGER)
+    with pytest.raises(BadInput, match="cp = 3 does not divide seq_len = 128"):
+        describe(load_model("llama3-8b"), Shape(micro=1, seq=128, cp=3), EAGER)
+    with pytest.raises(UnknownName, match="Did you mean llama3-8b"):
+        load_model("llama3-8")
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 4), st.sampled_from([64, 128]), st.sampled_from([1, 2, 4]), st.booleans(), st.sampled_from(["bf16", "fp32", "fp8"]))
+def test_seams_pair_up(micro: int, seq: int, tp: int, parallel: bool, precision: str) -> None:
+    """Each gather of a layer has its reduce, of the same bytes, and only where tp splits."""
+    shape = Shape(micro=micro, seq=seq, tp=tp, sequence_parallel=parallel, precision=precision)
+    layer = describe(load_model("llama3.2-1b"), shape, MEGATRON).blocks[1][1]
+    seams = [(part.seam, part.seam_bytes) for part in layer.parts if part.seam]
+    size = micro * seq * 2048 * (4 if precision == "fp32" else 2)
+    assert seams == ([("tp.gather", size), ("tp.reduce", size)] * 2 if tp > 1 else [])
