@@ -14,6 +14,8 @@ $(VENV)/.run: pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.run
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,sweep,test,lint]'
+	@# HTA reads our traces in a test; its own requirements (JupyterLab) are not needed for that.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps HolisticTraceAnalysis
 	@touch $@
 
 twin: $(VENV)/.run       ## probe this machine, predict, run, compare, write the report

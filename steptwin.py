@@ -41,7 +41,7 @@ def twin(plan: "Plan | str | Path | dict[str, Any]", folder: str | Path, **optio
 def compare(predicted: "Prediction", measured: str | Path) -> "Comparison":
     """Lays a prediction beside a trace file that was measured elsewhere."""
     from sim.align import align_by_class
-    from sim.chrome import read_trace
+    from sim.kineto import read_trace
     from sim.metrics import step_times
 
     assert predicted.trace is not None

@@ -33,11 +33,11 @@ _SMALL = ("record", "wait", "sync")
 
 def write_trace(trace: Trace, path: Path, rank: int | None = None) -> Path:
     """Writes one rank's file, or all ranks merged when `rank` is None. Atomic; gzip when the name ends in .gz."""
-    text = json.dumps(to_kineto(trace, rank), sort_keys=True, separators=(",", ":")).encode()
+    text = json.dumps(to_kineto(trace, rank), sort_keys=True, separators=(",", ": ")).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     with os.fdopen(handle, "wb") as file:
-        # mtime 0: equal traces give equal bytes.
+        # mtime 0: equal traces give equal bytes. (HTA finds the rank by `"rank": 0`, with the blank.)
         file.write(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
     os.replace(temporary, path)
     return path

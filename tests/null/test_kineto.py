@@ -1,0 +1,122 @@
+"""Trace files: what we write reads back, HTA loads it, foreign and broken files give one message."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.chrome import write_trace
+from sim.cost.price import Cost
+from sim.engine.run import simulate
+from sim.kineto import read_trace
+from sim.mesh import Mesh
+from sim.program import Op
+from sim.trace import Trace
+from tests.null.engine.bench import TablePricer, program
+from topologies.errors import BadInput
+
+
+def two_ranks() -> Trace:
+    def rank() -> list[Op]:
+        ops = [Op("f", "compute", "compute", cls="gemm"), Op("r", "record", "compute", event="e"), Op("w", "wait", "comm.dp", event="e")]
+        ops += [Op("ar", "collective", "comm.dp", name="all_reduce", group="dp", cls="comm.dp", bytes=1024)]
+        return [*ops, Op("b", "compute", "compute", cls="gemm"), Op("end", "sync", "host")]
+
+    made = program({"host": rank()}, {"host": rank()}, mesh=Mesh({"dp_replicate": 2}), calls=3)
+    return simulate(made, TablePricer({"f": Cost(2e-3, host=1e-5), "b": Cost(2e-3, host=1e-5), "ar": Cost(3e-3, host=2e-5)}), fold=False)
+
+
+def test_a_trace_reads_back(tmp_path: Path) -> None:
+    trace = two_ranks()
+    again = read_trace(write_trace(trace, tmp_path / "all.json.gz"))
+    wanted = {s.id: (s.kind, s.cls, s.rank, s.step) for s in trace.spans if s.kind in ("compute", "collective")}
+    found = {s.id: (s.kind, s.cls, s.rank, s.step) for s in again.spans if s.kind in ("compute", "collective")}
+    assert found == wanted
+    before = {s.id: s.seconds for s in trace.spans}
+    assert all(s.seconds == pytest.approx(before[s.id], abs=2e-9) for s in again.spans if s.id in found)
+
+
+def test_hta_loads_a_prediction_and_finds_the_overlap(tmp_path: Path) -> None:
+    hta = pytest.importorskip("hta.trace_analysis", reason="HolisticTraceAnalysis is not installed")
+    trace = two_ranks()
+    for rank in (0, 1):
+        write_trace(trace, tmp_path / f"rank{rank}.json.gz", rank)
+    analysis = hta.TraceAnalysis(trace_dir=str(tmp_path))
+    overlap = analysis.get_comm_comp_overlap(visualize=False)
+    assert list(overlap["rank"]) == [0, 1]
+    assert list(overlap["comp_comm_overlap_pctg"]) == pytest.approx([66.67, 66.67], abs=0.1)  # 2 of 3 ms beside compute
+    idle = analysis.get_temporal_breakdown(visualize=False)
+    assert all(idle["compute_time_pctg"] > 75)
+
+
+def test_a_foreign_trace_is_classified(tmp_path: Path) -> None:
+    events = [
+        {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#5", "pid": 1, "tid": 1, "ts": 100.0, "dur": 50.0},
+        {
+            "ph": "X",
+            "cat": "kernel",
+            "name": "ampere_bf16_s16816gemm_bf16_128x128",
+            "pid": 0,
+            "tid": 7,
+            "ts": 110.0,
+            "dur": 10.0,
+            "args": {"stream": 7},
+        },
+        {
+            "ph": "X",
+            "cat": "kernel",
+            "name": "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(...)",
+            "pid": 0,
+            "tid": 20,
+            "ts": 112.5,
+            "dur": 5.0,
+            "args": {"stream": 20},
+        },
+        {
+            "ph": "X",
+            "cat": "gpu_memcpy",
+            "name": "Memcpy HtoD (Pinned -> Device)",
+            "pid": 0,
+            "tid": 21,
+            "ts": 130.0,
+            "dur": 1.5,
+            "args": {"stream": 21},
+        },
+        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 101.0, "dur": 2.0},
+    ]
+    file = tmp_path / "trace.json.gz"
+    file.write_bytes(
+        gzip.compress(json.dumps({"schemaVersion": 1, "distributedInfo": {"rank": 3, "world_size": 8}, "traceEvents": events}).encode())
+    )
+    trace = read_trace(file)
+    assert [(s.rank, s.lane, s.kind, s.cls, s.step) for s in trace.spans] == [
+        (3, "stream 7", "compute", "gemm", 5),
+        (3, "stream 20", "collective", "comm", 5),
+        (3, "stream 21", "copy", "data", 5),
+    ]
+    assert trace.spans[0].seconds == pytest.approx(10e-6)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"traceEvents": 3}', b'{"traceEvents": []}', b"\x1f\x8b broken", b'{"traceEvents": [{"ts": "x"}]}']
+)
+@pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
+def test_broken_files_are_one_message(tmp_path: Path, content: bytes, name: str) -> None:
+    file = tmp_path / name
+    file.write_bytes(content)
+    with pytest.raises(BadInput, match=name.replace(".", r"\.")):
+        read_trace(file)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    file = tmp_path_factory.mktemp("fuzz") / "t.json"
+    file.write_bytes(content)
+    with pytest.raises(BadInput):
+        read_trace(file)
