@@ -1,0 +1,1 @@
+"""How far predictions are from published, measured steps: rows -> plans -> seconds -> errors."""

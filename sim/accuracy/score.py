@@ -1,0 +1,133 @@
+"""Errors of predictions: signed, mean, median, by group; and the baseline that any tool must beat.
+
+An error is (predicted - measured) / measured of the step time. MAPE is the mean of its absolute value, `bias`
+the mean of its sign-carrying value, in fractions (0.12 = 12 %).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean, median
+
+import msgspec
+
+MIN_PLANS = 6
+"""A (model, GPU) pair is ranked when it has at least so many different plans."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """One row held against its prediction. `ideal_s` is model FLOPs over the peak of all GPUs: what one
+    utilisation for everything starts from."""
+
+    row_id: str
+    source_id: str
+    family: str
+    gpu: str
+    model: str
+    framework: str
+    measured_s: float
+    predicted_s: float
+    ideal_s: float
+    samples: float
+    """Sequences or images per step, to compare throughputs."""
+    gpus: int
+    plan_key: str = ""
+    """What the plan is, without its batch and precision's name: equal keys are the same plan measured again."""
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def error(self) -> float:
+        return self.predicted_s / self.measured_s - 1.0
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """Errors of one group, in fractions."""
+
+    rows: int
+    mape: float
+    median_ape: float
+    bias: float
+
+
+def summarise(errors: Sequence[float]) -> Summary:
+    """`errors` are signed fractions. An empty group has no error at all: zeros with rows = 0."""
+    if not errors:
+        return Summary(0, 0.0, 0.0, 0.0)
+    size = [abs(error) for error in errors]
+    return Summary(len(errors), fmean(size), median(size), fmean(errors))
+
+
+def by(outcomes: Iterable[Outcome], key: Callable[[Outcome], str]) -> dict[str, Summary]:
+    """Summaries of the groups that `key` makes, largest group first."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    for outcome in outcomes:
+        groups[key(outcome)].append(outcome.error)
+    return {name: summarise(errors) for name, errors in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))}
+
+
+def constant_mfu(outcomes: Sequence[Outcome]) -> tuple[float, Summary]:
+    """The one utilisation that fits these rows best (chosen with hindsight), and its errors.
+
+    With t = ideal / mfu the sum of |ideal / (mfu x measured) - 1| is smallest at the median of measured / ideal
+    weighted by ideal / measured.
+    """
+    pairs = sorted((o.measured_s / o.ideal_s, o.ideal_s / o.measured_s) for o in outcomes if o.ideal_s > 0)
+    if not pairs:
+        return 0.0, summarise(())
+    half, passed, inverse = sum(weight for _, weight in pairs) / 2, 0.0, pairs[-1][0]
+    for ratio, weight in pairs:
+        passed += weight
+        if passed >= half:
+            inverse = ratio
+            break
+    return 1.0 / inverse, summarise([inverse * o.ideal_s / o.measured_s - 1.0 for o in outcomes if o.ideal_s > 0])
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """Ranks from 1, equal values sharing their mean rank."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    found = [0.0] * len(values)
+    at = 0
+    while at < len(order):
+        end = at
+        while end + 1 < len(order) and values[order[end + 1]] == values[order[at]]:
+            end += 1
+        for index in order[at : end + 1]:
+            found[index] = (at + end) / 2 + 1
+        at = end + 1
+    return found
+
+
+def spearman(a: Sequence[float], b: Sequence[float]) -> float:
+    """Rank correlation in [-1, 1]: Pearson's of the ranks. Constant input has none: 0."""
+    ra, rb = ranks(a), ranks(b)
+    ma, mb = fmean(ra), fmean(rb)
+    cov = sum((x - ma) * (y - mb) for x, y in zip(ra, rb, strict=True))
+    va, vb = sum((x - ma) ** 2 for x in ra), sum((y - mb) ** 2 for y in rb)
+    return cov / (va * vb) ** 0.5 if va > 0 and vb > 0 else 0.0
+
+
+def rank_correlations(outcomes: Iterable[Outcome], value: Callable[[Outcome], tuple[float, float]] | None = None) -> dict[str, float]:
+    """Spearman's of (measured, predicted) in each "model on GPU" with enough different plans.
+
+    The same plan measured again (another release or date) counts once, by the mean of its measurements.
+    `value` gives (measured, predicted); unsaid: step times.
+    """
+    value = value or (lambda o: (o.measured_s, o.predicted_s))
+    groups: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    for outcome in outcomes:
+        groups[f"{outcome.model} on {outcome.gpu}"][outcome.plan_key or outcome.row_id].append(value(outcome))
+    found = {}
+    for name, plans in sorted(groups.items()):
+        if len(plans) >= MIN_PLANS:
+            pairs = [(fmean(m for m, _ in seen), fmean(p for _, p in seen)) for seen in plans.values()]
+            found[name] = spearman([m for m, _ in pairs], [p for _, p in pairs])
+    return found
+
+
+def throughput(outcome: Outcome) -> tuple[float, float]:
+    """(measured, predicted) samples per second and GPU, for `rank_correlations`: harder than step times, for it
+    takes the batch size out."""
+    per = outcome.samples / outcome.gpus
+    return per / outcome.measured_s, per / outcome.predicted_s
