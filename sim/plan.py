@@ -168,7 +168,7 @@ class Plan(_Section, frozen=True, kw_only=True):
         """What to call the model: its preset or file, or the table's own name."""
         if isinstance(self.model, str):
             return self.model
-        return str(self.model.get("name") or self.model.get("type") or "model")
+        return str(self.model.get("name") or self.model.get("family") or "model")
 
     @property
     def world(self) -> int:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import msgspec
 
+from sim.bind import bind
 from sim.plan import Plan
 from sim.planning.goodput import Outcome, Reliability, expected
-from sim.predict import bind, figures_of_memory, predict_setting
+from sim.predict import figures_of_memory, predict_setting
 from topologies import load_topology
 from topologies.errors import BadInput, Refused
 from topologies.hardware import Gpu

@@ -10,13 +10,16 @@ from collections.abc import Callable
 
 import msgspec
 
+from sim.bind import Setting, bind
 from sim.cost.price import Cost, Pricer
 from sim.engine.run import simulate
 from sim.lower.step import lower
 from sim.metrics import critical_path, step_times
 from sim.plan import Plan
-from sim.predict import STEPS, Setting, predict_setting, pricer_for
+from sim.planning.neighbours import neighbours
+from sim.predict import STEPS, figures_of_memory, predict_setting, pricer_for
 from sim.program import Op
+from topologies.errors import SteptwinError
 
 _FAST = 1e-6
 KINDS = ("compute", "memory-bound kernels", "collectives", "point-to-point", "host", "input")
@@ -126,12 +129,9 @@ def _verdict(found: list[Sensitivity], step: float) -> str:
 
 def best_changes(setting: Setting, step: float, tries: int = 12) -> list[Change]:
     """The three single changes of plan that gain most (only those that fit and gain)."""
-    from sim.planning.neighbours import neighbours
-    from sim.predict import bind, figures_of_memory
-
     found: list[Change] = []
     for overrides, plan in neighbours(setting.plan)[:tries]:
-        near = _try(plan, setting, bind)
+        near = _try(plan, setting)
         if near is None or figures_of_memory(near)[1] is not None:
             continue
         seconds = predict_setting(near, steps=2, detail=False).step_time_s
@@ -140,9 +140,7 @@ def best_changes(setting: Setting, step: float, tries: int = 12) -> list[Change]
     return sorted(found, key=lambda change: change.step_time_s)[:3]
 
 
-def _try(plan: Plan, setting: Setting, bind: Callable[..., Setting]) -> Setting | None:
-    from topologies.errors import SteptwinError
-
+def _try(plan: Plan, setting: Setting) -> Setting | None:
     try:
         return bind(plan, setting.topology)
     except SteptwinError:

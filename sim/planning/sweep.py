@@ -15,10 +15,11 @@ from pathlib import Path
 
 import msgspec
 
+from sim.bind import Setting, bind
 from sim.plan import Plan
 from sim.planning.space import Candidate, base_tree, candidates
 from sim.planning.store import Row, Store
-from sim.predict import Setting, bind, figures_of_memory, predict_setting
+from sim.predict import figures_of_memory, predict_setting
 from topologies import Topology, load_topology
 from topologies.errors import BadInput, SteptwinError
 

@@ -108,6 +108,6 @@ def test_any_tree_is_read_or_refused(tree: dict) -> None:  # type: ignore[type-a
 
 
 def test_a_model_may_be_a_table() -> None:
-    plan = load_plan({"model": {"type": "mlp", "layers": 4, "hidden": 64}, "name": "x"})
+    plan = load_plan({"model": {"family": "mlp", "widths": [4, 8]}, "name": "x"})
     assert plan.model_name == "mlp"
     assert from_tree(tomllib.loads(dump_plan(plan))) == plan

@@ -1,0 +1,81 @@
+"""Binds a plan to its model, its framework and a machine: everything that lowering and pricing need, checked."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sim.framework import Framework, framework_of
+from sim.model import ModelSpec, Network, Shape, describe, load_model
+from sim.model.load import spec_of
+from sim.model.spec import Lora
+from sim.plan import Plan
+from sim.planfile import load_plan
+from topologies import Topology, load_topology
+from topologies.errors import BadInput, Refused
+
+SEQ_LEN = 2048
+"""Tokens of a sequence where the plan says nothing."""
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """A plan bound to its model, framework and machine."""
+
+    plan: Plan
+    topology: Topology
+    framework: Framework
+    network: Network
+
+
+def bind(plan: Plan | str | Path | dict[str, Any], topology: Topology | str | Path, edits: tuple[str, ...] = ()) -> Setting:
+    """Loads and checks all inputs. Raises `BadInput` when the plan needs more ranks than the machine has."""
+    plan = load_plan(plan)
+    machine = load_topology(topology, edits)
+    if plan.world > machine.gpus:
+        p = plan.parallel
+        raise BadInput(
+            f"the plan needs {plan.world} ranks (dp_replicate {p.dp_replicate} x dp_shard {p.dp_shard} x tp {p.tp} x pp {p.pp} x cp {p.cp}), "
+            f"{machine.name} has {machine.gpus}. Use more machines or a smaller plan"
+        )
+    framework = framework_of(plan)
+    return Setting(plan, machine, framework, network_of(plan, framework))
+
+
+def model_of(plan: Plan) -> ModelSpec:
+    """The plan's model: a preset or file by name, or the [model] table; adapters added for task = "lora"."""
+    model = load_model(plan.model) if isinstance(plan.model, str) else spec_of(plan.model, "[model]")
+    if plan.task == "lora":
+        if not hasattr(model, "lora"):
+            raise Refused(f'task = "lora" needs a decoder; {plan.model_name} is a {type(model).__name__.lower()}')
+        return model if model.lora is not None else msgspec.structs.replace(model, lora=Lora())
+    return model
+
+
+def shape_of(plan: Plan) -> Shape:
+    """What one rank sees of one micro-batch."""
+    p = plan.parallel
+    return Shape(
+        micro=plan.batch.micro,
+        seq=plan.seq_len or SEQ_LEN,
+        tp=p.tp,
+        sequence_parallel=p.sequence_parallel and p.tp > 1,
+        cp=p.cp,
+        cp_kind=p.cp_kind,
+        ep=p.ep,
+        etp=p.etp if p.etp is not None else (1 if p.ep > 1 else p.tp),
+        precision=plan.precision,
+        capacity=p.capacity,
+    )
+
+
+def network_of(plan: Plan, framework: Framework) -> Network:
+    """The model on one rank of the plan's split; equal splits share one description."""
+    return _described(model_of(plan), shape_of(plan), framework, framework.attention)
+
+
+@lru_cache(maxsize=512)
+def _described(model: ModelSpec, shape: Shape, framework: Framework, attention: str) -> Network:
+    return describe(model, shape, framework, attention)

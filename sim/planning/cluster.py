@@ -1,0 +1,55 @@
+"""A sweep on an existing cluster: joblib with Dask or Ray behind it. The extra `sweep` installs what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sim.plan import Plan
+from sim.planning.space import Candidate
+from sim.planning.store import Row
+from topologies.errors import BadInput
+
+BACKENDS = ("local", "dask", "ray")
+
+
+def run_chunks(chunks: list[list[tuple[Candidate, Plan]]], prices: dict[str, float], backend: str, address: str) -> Iterator[list[Row]]:
+    """Rows of each chunk as they come. Raises `BadInput` when the scheduler cannot be reached or a package is missing."""
+    from sim.planning.sweep import evaluate_chunk
+
+    if backend not in BACKENDS:
+        raise BadInput(f"unknown backend '{backend}'. Allowed: {', '.join(BACKENDS)}")
+    try:
+        import joblib
+    except ImportError:
+        raise BadInput(f'--backend {backend} needs joblib: pip install "steptwin[sweep]"') from None
+    client = _connect(backend, address)
+    try:
+        with joblib.parallel_config(backend="loky" if backend == "local" else backend):
+            run = joblib.Parallel(n_jobs=-1, return_as="generator_unordered" if backend != "ray" else "generator")
+            yield from run(joblib.delayed(evaluate_chunk)(chunk, prices) for chunk in chunks)
+    finally:
+        if client is not None and hasattr(client, "close"):
+            client.close()
+
+
+def _connect(backend: str, address: str) -> Any:
+    if backend == "local":
+        return None
+    if not address:
+        raise BadInput(f"--backend {backend} needs --address of a running scheduler, e.g. tcp://host:8786")
+    try:
+        if backend == "dask":
+            from distributed import Client
+
+            return Client(address, timeout=10)
+        import ray
+        from ray.util.joblib import register_ray
+
+        ray.init(address=address)
+        register_ray()
+    except ImportError as error:
+        raise BadInput(f"--backend {backend} needs a package that is not installed ({error.name})") from None
+    except (OSError, TimeoutError, ValueError, ConnectionError) as error:
+        raise BadInput(f"no {backend} scheduler answers at {address}: {error}. Start one, or check the address") from None
+    return None

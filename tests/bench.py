@@ -1,0 +1,120 @@
+"""`make bench`: speed as ratios to SimPy's own event rate, measured in one run and printed as a table.
+
+U is the time that this machine needs for 1,000,000 bare SimPy timeouts. Nothing is asserted: a slow or noisy machine
+changes every row alike. `python -m tests.bench NAME ...` runs only the named rows.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+Row = tuple[str, str, str, str]
+"""(what, measured, target, remark)."""
+
+
+def unit(events: int = 300_000) -> float:
+    """Seconds for 1,000,000 bare timeouts, from `events` of them (best of three)."""
+    import simpy
+
+    def run() -> float:
+        env = simpy.Environment()
+
+        def clock():  # type: ignore[no-untyped-def]
+            for _ in range(events):
+                yield env.timeout(1)
+
+        env.process(clock())
+        begun = time.perf_counter()
+        env.run()
+        return time.perf_counter() - begun
+
+    return min(run() for _ in range(3)) * 1_000_000 / events
+
+
+def _seconds(action: Callable[[], object], times: int = 3) -> float:
+    found = []
+    for _ in range(times):
+        begun = time.perf_counter()
+        action()
+        found.append(time.perf_counter() - begun)
+    return min(found)
+
+
+def _process(*words: str, times: int = 5) -> float:
+    def run() -> None:
+        subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, check=True)
+
+    return _seconds(run, times)
+
+
+def imports(u: float) -> list[Row]:
+    seconds = _process("-c", "import steptwin") - _process("-c", "pass")
+    return [("import steptwin", f"{seconds:.3f} s", "0.1 s", "")]
+
+
+def predict(u: float) -> list[Row]:
+    plan = 'from steptwin import predict; predict({"model": "gpt2-1.5b", "parallel": {"dp_replicate": 8}, "seq_len": 1024}, "dgx-h100")'
+    whole = _process("-c", plan)
+    shell = _process("-m", "steptwin", "predict", "gpt2-ddp8", "--on", "dgx-h100", "--json")
+    rows = [("predict, 8-GPU DDP, from a script, whole process", f"{whole / u:.2f} U", "0.50 U", f"{whole:.2f} s")]
+    return [*rows, ("steptwin predict, 8-GPU DDP, whole process", f"{shell / u:.2f} U", "0.50 U", f"{shell:.2f} s")]
+
+
+def _large(dp: int) -> tuple[float, float, int]:
+    from sim.bind import bind
+    from sim.lower.step import lower
+    from sim.predict import predict_setting
+
+    plan = {
+        "model": "llama3.1-405b", "seq_len": 8192, "framework": "megatron-core", "batch": {"global": dp * 16, "micro": 1},
+        "parallel": {"tp": 8, "pp": 16, "dp_shard": dp, "zero": 1, "schedule": "interleaved", "virtual_stages": 8}, "memory": {"recompute": "none"},
+    }  # fmt: skip
+    nodes = 16 * dp
+    seconds = _seconds(lambda: predict_setting(bind(plan, f"{nodes}x dgx-h100"), steps=1, detail=False), 2)
+    del lower
+    return seconds, predict_setting(bind(plan, f"{nodes}x dgx-h100"), steps=1, detail=False).step_time_s, nodes * 8
+
+
+def scale(u: float) -> list[Row]:
+    rows: list[Row] = []
+    first = 0.0
+    for dp in (8, 128, 1024):
+        seconds, step, gpus = _large(dp)
+        first = first or seconds
+        remark = f"step {step:.2f} s; {seconds / first:.2f} x the time of the first"
+        rows.append((f"Llama-3.1-405B on {gpus:,} H100, events, folded", f"{seconds / u:.2f} U", "2 U", remark))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return [*rows, ("peak memory of this process so far", f"{peak:.0f} MB", "500 MB", "")]
+
+
+def ring(u: float) -> list[Row]:
+    from sim.cost.collective.events import ring_all_reduce_events
+
+    rows: list[Row] = []
+    for ranks in (256, 1024, 4096, 16384):
+        seconds = _seconds(lambda ranks=ranks: ring_all_reduce_events(ranks, 64 << 20), 1)  # type: ignore[misc]
+        rows.append((f"{ranks:,}-rank 64 MiB ring all_reduce, every step", f"{seconds / (u / 5):.2f} x 200,000 timeouts", "1 at 1,024", f"{seconds:.3f} s"))
+    return rows
+
+
+GROUPS: dict[str, Callable[[float], list[Row]]] = {"imports": imports, "predict": predict, "scale": scale, "ring": ring}
+
+
+def main(names: list[str]) -> None:
+    from reports.tables import show
+
+    u = unit()
+    rows: list[Row] = [("U: 1,000,000 bare SimPy timeouts", f"{u:.2f} s", "", "")]
+    for name in names or list(GROUPS):
+        rows += GROUPS[name](u)
+    show({"rows": [dict(zip(("what", "measured", "target", "remark"), row, strict=True)) for row in rows]}, "bench")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
