@@ -15,7 +15,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """Catalog key, e.g. `h100-sxm`."""
     arch: str
-    """sm70 sm75 sm80 sm86 sm89 sm90 sm100 sm103 sm120 gfx90a gfx942."""
+    """sm60 sm61 sm70 sm75 sm80 sm86 sm89 sm90 sm100 sm103 sm120 gfx908 gfx90a gfx942."""
     flops: dict[str, float]
     """Peak dense FLOP/s by dtype: fp32 tf32 bf16 fp16 fp8 fp4. A missing dtype is not supported."""
     memory: int
@@ -33,6 +33,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     nvlink_links: int = 0
     pcie: float = 0.0
     """Usable host link rate, one direction."""
+    c2c: float = 0.0
+    """Rate to the CPU on the same board (NVLink-C2C), one direction; 0 = PCIe only."""
     source: str = ""
 
     @property
@@ -62,9 +64,14 @@ class Cpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Nic(msgspec.Struct, frozen=True, kw_only=True):
+    """A network port, or `count` equal ports that serve the same GPUs and are used as one."""
+
     name: str
     rate: float
+    """All ports together, one direction."""
     latency: float = 0.0
+    """From the NIC to the first switch: NIC, cable and half of the switch."""
+    count: int = 1
     source: str = ""
 
 

@@ -1,0 +1,52 @@
+"""Which NICs a GPU uses: the nearest ones, shared out evenly among the GPUs that have the same nearest."""
+
+from __future__ import annotations
+
+import msgspec
+
+from topologies.hardware import Nic
+from topologies.machine import Machine, number_of
+from topologies.route import ORDER, Router
+
+
+class NicUse(msgspec.Struct, frozen=True):
+    """The NICs of one rank."""
+
+    names: tuple[str, ...]
+    nics: tuple[Nic, ...]
+    sharers: int
+    """Ranks of the node that use these NICs."""
+    kind: str
+    """How far they are: PIX, PXB (GPUDirect), PHB, SYS (through host memory), C2C."""
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second, one direction, that the rank gets while all its sharers send."""
+        return sum(nic.rate for nic in self.nics) / self.sharers
+
+
+def nearest(machine: Machine, router: Router) -> dict[str, NicUse]:
+    """GPU -> its NICs. A GPU that reaches no NIC is absent. CPU hosts: the key is "" and all ranks share all NICs."""
+    if not machine.nics:
+        return {}
+    if machine.kind == "cpu":
+        names = tuple(machine.nics)
+        return {"": NicUse(names, tuple(machine.nics.values()), max(1, machine.ranks), "PHB")}
+    wishes: dict[str, tuple[str, tuple[str, ...]]] = {}
+    for gpu in machine.gpus:
+        legs = {nic: leg.kind for nic in machine.nics if (leg := router.tree(gpu, nic)) is not None}
+        if legs:
+            kind = min(legs.values(), key=ORDER.index)
+            wishes[gpu] = (kind, tuple(sorted((nic for nic in legs if legs[nic] == kind), key=number_of)))
+    chosen: dict[str, tuple[str, ...]] = {}
+    for names in dict.fromkeys(names for _, names in wishes.values()):
+        alike = [gpu for gpu, (_, wish) in wishes.items() if wish == names]
+        each = max(1, len(names) // len(alike))
+        for place, gpu in enumerate(alike):
+            first = place * each if len(names) >= len(alike) else place * len(names) // len(alike)
+            chosen[gpu] = names[first : first + each]
+    users = {nic: sum(nic in names for names in chosen.values()) for nic in machine.nics}
+    return {
+        gpu: NicUse(names, tuple(machine.nics[n] for n in names), max(users[n] for n in names), wishes[gpu][0])
+        for gpu, names in chosen.items()
+    }

@@ -1,0 +1,1 @@
+"""Data: one TOML file for each GPU, CPU, NIC and machine."""

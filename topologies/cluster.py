@@ -1,0 +1,99 @@
+"""Clusters: runs of equal nodes and the fabric between them, written as `16x dgx-h100 + 2x dgx-a100`."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from itertools import accumulate
+
+import msgspec
+
+from topologies.errors import BadInput
+from topologies.fabric import Fabric
+from topologies.machine import Machine
+
+MOST_NODES = 1 << 20
+_TERM = re.compile(r"(?:(\d{1,9})\s*[xX*]\s*)?([^\s+]+?)(?::(\d{1,6}))?\Z")
+
+
+class Term(msgspec.Struct, frozen=True):
+    """One part of an expression: `count` nodes of machine `name`, of which `ranks` GPUs each are used (0 = all)."""
+
+    count: int
+    name: str
+    ranks: int
+
+
+class Run(msgspec.Struct, frozen=True):
+    """`count` equal nodes in a row, each with `ranks` ranks."""
+
+    count: int
+    machine: Machine
+    ranks: int
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a topology is made of; what-ifs turn one into another."""
+
+    name: str
+    runs: tuple[Run, ...]
+    fabric: Fabric = Fabric()
+    special: dict[int, Machine] = {}
+    """Nodes that an edit made different from their run."""
+    speeds: dict[int, float] = {}
+    """Rank -> speed of its compute, where it is not 1."""
+    order: tuple[int, ...] = ()
+    """Device numbers on a node in rank order; () = 0, 1, 2, ..."""
+    scatter: bool = False
+    """Neighbouring ranks lie on different nodes (SLURM's `cyclic`)."""
+    edits: tuple[str, ...] = ()
+
+    @property
+    def nodes(self) -> int:
+        return sum(run.count for run in self.runs)
+
+    @property
+    def ranks(self) -> int:
+        return sum(run.count * run.ranks for run in self.runs)
+
+    def run_of(self, node: int) -> Run:
+        ends = list(accumulate(run.count for run in self.runs))
+        return self.runs[bisect_right(ends, node)]
+
+    def machine(self, node: int) -> Machine:
+        return self.special.get(node) or self.run_of(node).machine
+
+
+def parse(expression: str) -> tuple[Term, ...]:
+    """`"16x dgx-h100:4 + dgx-a100"` -> its terms; `:4` uses four GPUs of each node. Raises `BadInput`."""
+    terms = []
+    for part in expression.split("+"):
+        match = _TERM.match(part.strip())
+        if not match:
+            raise BadInput(f"cannot read {expression[:80]!r} as a cluster. Write e.g. 'dgx-h100', '16x dgx-h100', '8x dgx-h100 + 4x dgx-a100'")
+        count = int(match.group(1) or 1)
+        if not 0 < count <= MOST_NODES:
+            raise BadInput(f"a cluster has 1 to {MOST_NODES} nodes, got {count} in {expression[:80]!r}")
+        ranks = int(match.group(3)) if match.group(3) else 0
+        if match.group(3) and not ranks:
+            raise BadInput(f"':0' in {expression[:80]!r} would use no GPU of the node; write ':1' or more")
+        terms.append(Term(count, match.group(2), ranks))
+    if sum(term.count for term in terms) > MOST_NODES:
+        raise BadInput(f"a cluster has at most {MOST_NODES} nodes, {expression[:80]!r} has more")
+    return tuple(terms)
+
+
+def join(name: str, terms: tuple[Term, ...], machines: tuple[Machine, ...], fabric: Fabric) -> Cluster:
+    """The cluster of these terms. Raises `BadInput` where a node has fewer GPUs than asked for, or kinds are mixed."""
+    runs = []
+    for term, machine in zip(terms, machines, strict=True):
+        if term.ranks > machine.size:
+            raise BadInput(f"{machine.name} has {machine.size} ranks per node, not {term.ranks}")
+        runs.append(Run(term.count, machine, term.ranks or machine.size))
+    if len({machine.kind for machine in machines}) > 1:
+        raise BadInput(f"'{name}' mixes CPU hosts with GPU machines as ranks; a rank is one or the other")
+    if sum(run.count for run in runs) > 1:
+        for machine in machines:
+            if not machine.nics:
+                raise BadInput(f"{machine.name} has no NIC, so its nodes are not connected. Add a nic to its [tree]")
+    return Cluster(name=name, runs=tuple(runs), fabric=fabric)

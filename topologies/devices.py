@@ -1,0 +1,161 @@
+"""GPUs, CPUs and NICs by their catalog key, or written out as a table in a machine's file.
+
+A file `catalog/gpus/KEY.toml` holds one device. A machine's file names a key, or gives a table: either all fields,
+or `base = "KEY"` and the fields that differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from topologies.errors import BadInput, UnknownName
+from topologies.hardware import Cpu, Disk, Gpu, Nic
+from topologies.table import Table, positive, read_toml
+
+CATALOG = Path(__file__).parent / "catalog"
+Part = TypeVar("Part", Gpu, Cpu, Nic)
+
+
+def shelf(kind: str) -> tuple[str, ...]:
+    """Keys of `gpus`, `cpus`, `nics` or `machines`, sorted."""
+    return tuple(sorted(path.stem for path in (CATALOG / kind).glob("*.toml")))
+
+
+def document(kind: str, name: str) -> dict[str, object]:
+    """The TOML document of a catalog entry. Raises `UnknownName` with the nearest key."""
+    path = CATALOG / kind / f"{name}.toml"
+    if "/" in name or "\\" in name or not path.is_file():
+        raise UnknownName({"gpus": "GPU", "cpus": "CPU", "nics": "NIC"}.get(kind, "machine"), name, shelf(kind), "the catalog")
+    return read_toml(path)
+
+
+@cache
+def gpu(name: str) -> Gpu:
+    """The GPU with this catalog key."""
+    return _gpu(document("gpus", name), f"GPU '{name}'", name)
+
+
+@cache
+def cpu(name: str) -> Cpu:
+    """The CPU socket with this catalog key."""
+    return _cpu(document("cpus", name), f"CPU '{name}'", name)
+
+
+@cache
+def nic(name: str) -> Nic:
+    """The NIC with this catalog key."""
+    return _nic(document("nics", name), f"NIC '{name}'", name)
+
+
+def read_gpu(value: object, where: str) -> Gpu:
+    """A GPU from a key or a table."""
+    return _either(value, where, gpu, _gpu, "gpu")
+
+
+def read_cpu(value: object, where: str) -> Cpu:
+    """A CPU from a key or a table."""
+    return _either(value, where, cpu, _cpu, "cpu")
+
+
+def read_nic(value: object, where: str) -> Nic:
+    """A NIC from a key or a table."""
+    return _either(value, where, nic, _nic, "nic")
+
+
+def _either(value: object, where: str, by_key: Callable[[str], Part], by_table: Callable[..., Part], noun: str) -> Part:
+    if isinstance(value, str):
+        return by_key(value)
+    if not isinstance(value, Mapping):
+        raise BadInput(f"{where} must be a catalog key in quotes or a table, got {str(value)[:40]!r}")
+    base = value.get("base")
+    if base is None:
+        return by_table(value, where, str(value.get("name", f"own-{noun}")))
+    if not isinstance(base, str):
+        raise BadInput(f"{where}, base must be a catalog key in quotes")
+    fields = {key: item for key, item in value.items() if key != "base"}
+    return by_table(fields, where, str(value.get("name", base)), by_key(base))
+
+
+_GPU = ("name", "arch", "flops", "memory", "bandwidth", "l2", "sms", "clock", "power", "copy_engines")
+_GPU += ("nvlink", "nvlink_links", "pcie", "c2c", "source")
+
+
+def _gpu(data: object, where: str, name: str, base: Gpu | None = None) -> Gpu:
+    """A GPU from its table; `clock` is in MHz and `power` in watts, as data sheets print them."""
+    table = Table(data, where, _GPU)
+    missing = [key for key in ("arch", "flops", "memory", "bandwidth", "sms") if key not in table]
+    if base is None and missing:
+        raise BadInput(f"{where} lacks {', '.join(missing)}. Give them, or start from a known GPU with base = \"h100-sxm\"")
+    b = base or Gpu(name=name, arch="", flops={}, memory=0, bandwidth=0.0, l2=0, sms=0, clock=0.0)
+    return msgspec.structs.replace(
+        b,
+        name=table.text("name", name),
+        arch=table.text("arch", b.arch),
+        flops=b.flops | table.flops("flops"),
+        memory=table.size("memory", b.memory),
+        bandwidth=table.rate("bandwidth", b.bandwidth),
+        l2=table.size("l2", b.l2),
+        sms=table.whole("sms", b.sms, least=1),
+        clock=table.number("clock", b.clock / 1e6) * 1e6,
+        power=table.number("power", b.power),
+        copy_engines=table.whole("copy_engines", b.copy_engines, least=1, most=64),
+        nvlink=table.rate("nvlink", b.nvlink),
+        nvlink_links=table.whole("nvlink_links", b.nvlink_links, most=64),
+        pcie=table.rate("pcie", b.pcie),
+        c2c=table.rate("c2c", b.c2c),
+        source=table.text("source", b.source),
+    )
+
+
+def _cpu(data: object, where: str, name: str, base: Cpu | None = None) -> Cpu:
+    table = Table(data, where, ("name", "cores", "clock", "flops", "bandwidth", "memory", "numa", "interconnect", "source"))
+    if base is None and "cores" not in table:
+        raise BadInput(f"{where} lacks cores (of one socket)")
+    b = base or Cpu(name=name, cores=1)
+    return msgspec.structs.replace(
+        b,
+        name=table.text("name", name),
+        cores=table.whole("cores", b.cores, least=1, most=4096),
+        clock=table.number("clock", b.clock / 1e6) * 1e6,
+        flops=b.flops | table.flops("flops"),
+        bandwidth=table.rate("bandwidth", b.bandwidth),
+        memory=table.size("memory", b.memory),
+        numa=table.whole("numa", b.numa, least=1, most=64),
+        interconnect=table.rate("interconnect", b.interconnect),
+        source=table.text("source", b.source),
+    )
+
+
+def _nic(data: object, where: str, name: str, base: Nic | None = None) -> Nic:
+    """A NIC from its table: `rate` is one port's, `count` ports are used as one."""
+    table = Table(data, where, ("name", "rate", "latency", "count", "source"))
+    if base is None and "rate" not in table:
+        raise BadInput(f"{where} lacks rate, e.g. rate = \"400 Gbit/s\"")
+    b = base or Nic(name=name, rate=1.0)
+    count = table.whole("count", b.count, least=1, most=256)
+    return msgspec.structs.replace(
+        b,
+        name=table.text("name", name),
+        rate=positive(table.rate("rate", b.rate / b.count) * count, where),
+        latency=table.duration("latency", b.latency),
+        count=count,
+        source=table.text("source", b.source),
+    )
+
+
+def read_disk(value: object, where: str) -> Disk:
+    """A disk from a table; absent fields keep the defaults of `Disk`."""
+    table = Table({} if value is None else value, where, ("name", "read", "write", "latency", "source"))
+    b = Disk()
+    return Disk(
+        name=table.text("name", b.name),
+        read=table.rate("read", b.read),
+        write=table.rate("write", b.write),
+        latency=table.duration("latency", b.latency),
+        source=table.text("source", "" if value else b.source),
+    )

@@ -1,0 +1,214 @@
+"""The topology that the simulator sees: ranks, their devices, the paths between them and the rate of every link.
+
+A big cluster is never written out: nodes are templates, paths and rates are computed when asked for and remembered.
+Names of directed links are `FROM>TO` with full names (`n3/gpu0>n3/nvswitch`, `n0/nic2>net/leaf0.2`); a memory bus
+has one name and no direction (`n3/dram@socket0`). NVLink and network rates are as specified, PCIe rates are what is
+usable, rates between sockets are what NCCL counts on for GPU traffic; efficiencies on top belong to `sim.cost`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from topologies.affinity import NicUse
+from topologies.build import ASSUMED_DRAM
+from topologies.cluster import Cluster
+from topologies.errors import BadInput
+from topologies.hardware import Cpu, Disk, Gpu, Nic
+from topologies.machine import Link, Machine
+from topologies.rates import Rates, Site, sites
+
+if TYPE_CHECKING:
+    import networkx
+
+
+class Path(msgspec.Struct, frozen=True):
+    """The way of one flow."""
+
+    links: tuple[str, ...]
+    """Directed link names, keys of `Topology.rates`; a memory bus that is written and read comes twice."""
+    rate: float
+    """Bytes per second of the narrowest link (a bus that is crossed twice counts half)."""
+    latency: float
+    """Seconds, the sum over the links."""
+    kind: str
+    """NCCL's: LOC NVL NVB C2C PIX PXB PXN PHB SYS NET."""
+    staged: bool = False
+    """Through host memory, because the devices may not read each other."""
+
+    @property
+    def loads(self) -> tuple[tuple[str, int], ...]:
+        """(link, how often the flow crosses it)."""
+        return tuple(Counter(self.links).items())
+
+
+class Topology:
+    """Machines as ranks use them. Made by `topologies.load.load_topology`; immutable."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.name = cluster.name
+        self.nodes = cluster.nodes
+        self.gpus = cluster.ranks
+        """Ranks that it can host."""
+        self.kind = cluster.runs[0].machine.kind
+        """cuda | cpu."""
+        self.ranks_per_node = cluster.runs[0].ranks
+        """Of the first node; `ranks_on(node)` where nodes differ."""
+        self._ends = list(accumulate(run.count * run.ranks for run in cluster.runs))
+        self._sites: Mapping[int, Site] = sites(cluster)
+        self.rates: Mapping[str, float] = Rates(cluster, self._sites)
+        self._paths: dict[tuple[int, int], Path] = {}
+
+    def __repr__(self) -> str:
+        return f"Topology({self.name!r}, nodes={self.nodes}, ranks={self.gpus})"
+
+    @property
+    def symmetric(self) -> bool:
+        """Every node is equal and no rank is slow, so that ranks may be folded."""
+        c = self.cluster
+        return len(c.runs) == 1 and not (c.special or c.speeds or c.fabric.failed)
+
+    # -- where a rank is
+
+    def _place(self, rank: int) -> tuple[int, int]:
+        """(node, place on the node) of a rank."""
+        if not 0 <= rank < self.gpus:
+            raise BadInput(f"rank {rank} does not exist: {self.name} hosts ranks 0 to {self.gpus - 1}")
+        if self.cluster.scatter:
+            return rank % self.nodes, rank // self.nodes
+        before = node = 0
+        for run, end in zip(self.cluster.runs, self._ends, strict=True):
+            if rank < end:
+                return node + (rank - before) // run.ranks, (rank - before) % run.ranks
+            before, node = end, node + run.count
+        raise AssertionError(rank)
+
+    def node(self, rank: int) -> int:
+        """The node of a rank: the domain that its NVLink or its sockets span (72 GPUs in an NVL72)."""
+        return self._place(rank)[0]
+
+    def local(self, rank: int) -> int:
+        """The rank's place on its node, from 0."""
+        return self._place(rank)[1]
+
+    def ranks_on(self, node: int) -> int:
+        return self.cluster.run_of(node).ranks
+
+    def machine(self, node: int) -> Machine:
+        """The node's description, edits applied."""
+        return self._sites[node].machine
+
+    def device_name(self, rank: int) -> str:
+        """`n3/gpu0`, or `n3/socket1` on a CPU host."""
+        node, place = self._place(rank)
+        return f"n{node}/{self._sites[node].device(self._slot(place))}"
+
+    def _slot(self, place: int) -> int:
+        return self.cluster.order[place] if self.cluster.order else place
+
+    # -- what is there
+
+    def device(self, rank: int) -> Gpu | Cpu:
+        """The rank's GPU, or the socket that it runs on."""
+        node, place = self._place(rank)
+        site = self._sites[node]
+        return site.machine.gpus[site.device(self._slot(place))] if site.machine.gpus else site.machine.cpu
+
+    def host(self, node: int) -> Cpu:
+        """The CPU of a node: one socket (`sockets` for all)."""
+        return self._sites[node].machine.cpu
+
+    def sockets(self, node: int) -> tuple[Cpu, ...]:
+        machine = self._sites[node].machine
+        return (machine.cpu,) * len(machine.sockets)
+
+    def cores(self, node: int) -> int:
+        """CPU cores of the whole node."""
+        machine = self._sites[node].machine
+        return machine.cpu.cores * len(machine.sockets)
+
+    def disk(self, node: int) -> Disk:
+        return self._sites[node].machine.disk
+
+    def speed(self, rank: int) -> float:
+        """1.0, or what a slow rank's compute runs at."""
+        return self.cluster.speeds.get(rank, 1.0)
+
+    def nic_of(self, rank: int) -> NicUse | None:
+        """The NICs with affinity to the rank's device, and with how many ranks it shares them; None without any."""
+        node, place = self._place(rank)
+        return self._sites[node].nic_use(self._slot(place))
+
+    def nics(self, rank: int) -> tuple[Nic, ...]:
+        use = self.nic_of(rank)
+        return use.nics if use else ()
+
+    def link(self, name: str) -> Link:
+        """Kind, rate and latency of a directed link. Raises `KeyError`."""
+        assert isinstance(self.rates, Rates)
+        return self.rates.link(name)
+
+    # -- paths
+
+    def path(self, a: int, b: int) -> Path:
+        """From rank to rank: NVLink before PCIe before network. Raises `BadInput` where nothing joins them."""
+        found = self._paths.get((a, b))
+        if found is None:
+            found = self._paths[a, b] = self._path(a, b)
+        return found
+
+    def _path(self, a: int, b: int) -> Path:
+        from topologies.travel import across, inside
+
+        (node_a, place_a), (node_b, place_b) = self._place(a), self._place(b)
+        if a == b:
+            return Path((), self.device(a).bandwidth or ASSUMED_DRAM, 0.0, "LOC")
+        slot_a, slot_b = self._slot(place_a), self._slot(place_b)
+        if node_a == node_b:
+            leg = inside(self._sites[node_a], slot_a, slot_b)
+            if leg is not None:
+                return self._measure(tuple(_full(node_a, link) for link in leg.links), leg.kind, leg.staged)
+        links, kind, staged = across(self.cluster.fabric, (node_a, self._sites[node_a], slot_a), (node_b, self._sites[node_b], slot_b))
+        return self._measure(links, kind, staged)
+
+    def host_path(self, rank: int, to_device: bool) -> Path:
+        """Pinned host memory <-> the rank's device, with the copy engine as its last (first) link.
+
+        A CPU rank copies inside its socket's memory."""
+        node, place = self._place(rank)
+        site = self._sites[node]
+        name = site.device(self._slot(place))
+        if not site.machine.gpus:
+            bus = f"n{node}/{site.machine.memory_bus(site.machine.home(name))}"
+            return self._measure((bus, bus), "LOC", False)
+        leg = site.router.host(name, to_device)
+        if leg is None:
+            raise BadInput(f"{self.name} is disconnected: n{node}/{name} reaches no host memory")
+        return self._measure(tuple(_full(node, link) for link in leg.links), leg.kind, False)
+
+    def _measure(self, links: tuple[str, ...], kind: str, staged: bool) -> Path:
+        found = {name: self.link(name) for name in links}
+        rate = min(found[name].rate / count for name, count in Counter(links).items())
+        return Path(links, rate, sum(found[name].latency for name in links), kind, staged)
+
+    # -- pictures
+
+    def graph(self, nodes: int | None = None) -> networkx.DiGraph[Any]:
+        """Vertices with `kind` and edges with `kind`, `rate`, `latency` of the first `nodes` nodes and their fabric.
+
+        By default all of up to eight nodes, the first node of a larger cluster."""
+        from topologies.draw import graph
+
+        return graph(self.cluster, self._sites, self.rates, nodes if nodes is not None else (self.nodes if self.nodes <= 8 else 1))
+
+
+def _full(node: int, link: str) -> str:
+    """`gpu0>sw0` on node 3 -> `n3/gpu0>n3/sw0`."""
+    a, arrow, b = link.partition(">")
+    return f"n{node}/{a}>n{node}/{b}" if arrow else f"n{node}/{a}"

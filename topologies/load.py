@@ -1,0 +1,145 @@
+"""`load_topology`: a name, an expression, a file or a topology, and what-ifs, to a `Topology`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path as File
+
+from topologies.build import FIELDS, build
+from topologies.cluster import Cluster, Term, join, parse
+from topologies.devices import document, shelf
+from topologies.errors import BadInput, UnknownName
+from topologies.fabric import merge_fabric, read_fabric
+from topologies.graph import Path, Topology
+from topologies.machine import Machine
+from topologies.table import Table, read_toml
+from topologies.thismachine import document as this_machine
+
+__all__ = ["Path", "Topology", "gpus", "load_topology", "machine_document", "machines"]
+_MERGED = ("nics", "gpus", "links", "disk")
+DEEPEST = 16
+"""Files that may stand on each other by `base` and `nodes`."""
+
+
+def machines() -> tuple[str, ...]:
+    """Names of all machines of the catalog."""
+    return tuple(sorted((*shelf("machines"), "this-machine")))
+
+
+def gpus() -> tuple[str, ...]:
+    """Names of all GPUs of the catalog."""
+    return shelf("gpus")
+
+
+def load_topology(source: str | File | Topology, edits: tuple[str, ...] = ()) -> Topology:
+    """The topology called `dgx-h100`, `16x dgx-h100`, `8x dgx-h100:4 + 2x dgx-a100`, `this-machine`, or in a TOML file.
+
+    `edits` are what-ifs, one after the other: see `topologies.edits`. Raises `BadInput` with what, where and what is allowed.
+    """
+    cluster = source.cluster if isinstance(source, Topology) else _cluster(str(source), File(), ())
+    if edits:
+        from topologies.edits import apply
+
+        cluster = apply(cluster, tuple(edits))
+    return Topology(cluster)
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith(".toml")
+
+
+def _cluster(source: str, folder: File, chain: tuple[str, ...]) -> Cluster:
+    if not source.strip():
+        raise BadInput("the topology has no name. Write e.g. 'dgx-h100', '16x dgx-h100', 'this-machine' or the path of a TOML file")
+    if _is_file(source) and (folder / source).is_file():
+        found = _cluster_file(folder / source, chain)
+        if found is not None:
+            return found
+    terms = parse(source)
+    documents = tuple(machine_document(term.name, folder, chain) for term in terms)
+    if any("nodes" in one for one in documents):
+        raise BadInput(f"'{source}' multiplies a file that is a cluster itself; multiply its machines inside the file")
+    made: dict[str, Machine] = {}
+    for term, one in zip(terms, documents, strict=True):
+        if term.name not in made:
+            made[term.name] = build(one)
+    return _join(" ".join(source.split()), terms, made, documents[0])
+
+
+def _join(name: str, terms: tuple[Term, ...], made: Mapping[str, Machine], first: Mapping[str, object]) -> Cluster:
+    fabric = read_fabric(first.get("fabric"), f"machine '{first.get('name')}', [fabric]")
+    return join(name, terms, tuple(made[term.name] for term in terms), fabric)
+
+
+def _cluster_file(path: File, chain: tuple[str, ...]) -> Cluster | None:
+    """The cluster in a file with `nodes = "16x dgx-h100"`; None where the file is a machine."""
+    data = read_toml(path)
+    if "nodes" not in data:
+        return None
+    chain = _step(path, chain)
+    table = Table(data, str(path), ("name", "title", "source", "nodes", "fabric", "edits"))
+    cluster = _cluster(table.text("nodes"), path.parent, chain)
+    import msgspec
+
+    fabric = cluster.fabric
+    if "fabric" in table:
+        base = {k: v for k, v in msgspec.structs.asdict(fabric).items() if k in ("rails", "pod", "oversubscription", "spines")}
+        fabric = read_fabric(merge_fabric(base, table.raw("fabric")), table.at("fabric"))
+    cluster = msgspec.structs.replace(cluster, name=table.text("name", path.stem), fabric=fabric)
+    edits = table.raw("edits", [])
+    if not isinstance(edits, list) or not all(isinstance(edit, str) for edit in edits):
+        raise BadInput(f'{table.at("edits")} must be a list of texts such as "oversubscription=2"')
+    from topologies.edits import apply
+
+    return apply(cluster, tuple(edits))
+
+
+def _step(path: File, chain: tuple[str, ...]) -> tuple[str, ...]:
+    name = str(path.resolve())
+    if name in chain:
+        raise BadInput(f"{path} includes itself: {' -> '.join(File(one).name for one in (*chain, name))}")
+    if len(chain) >= DEEPEST:
+        raise BadInput(f"{path}: more than {DEEPEST} files stand on each other")
+    return (*chain, name)
+
+
+def machine_document(name: str, folder: File | None = None, chain: tuple[str, ...] = ()) -> dict[str, object]:
+    """The document of a machine by name or file, with everything from its `base` filled in. Raises `BadInput`."""
+    folder = folder or File()
+    if name == "this-machine":
+        return this_machine()
+    if _is_file(name):
+        path = folder / name
+        if not path.is_file():
+            raise BadInput(f"there is no topology file {path}. A machine of the catalog has no ending: {', '.join(machines()[:8])}, ...")
+        chain = _step(path, chain)
+        data = read_toml(path)
+        if "nodes" in data:
+            return data
+        where, near = str(path), path.parent
+    else:
+        if name not in machines():
+            raise UnknownName("machine", name, machines())
+        if name in chain:
+            raise BadInput(f"machine '{name}' includes itself: {' -> '.join((*chain, name))}")
+        chain = (*chain, name)
+        data, where, near = document("machines", name), f"machine '{name}'", folder
+    data.setdefault("name", File(name).stem)
+    Table(data, where, FIELDS)
+    base = data.pop("base", None)
+    if base is None:
+        return data
+    if not isinstance(base, str):
+        raise BadInput(f"{where}, base must be a machine's name or file in quotes")
+    return _merge(machine_document(base, near, chain), data)
+
+
+def _merge(base: dict[str, object], own: dict[str, object]) -> dict[str, object]:
+    """`own` over `base`; tables of single parts merge key by key, everything else is replaced."""
+    found = base | own
+    for key in _MERGED:
+        under, over = base.get(key), own.get(key)
+        if isinstance(under, Mapping) and isinstance(over, Mapping):
+            found[key] = {**under, **over}
+    found["fabric"] = merge_fabric(base.get("fabric"), own.get("fabric"))
+    return {key: value for key, value in found.items() if value is not None}

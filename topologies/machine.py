@@ -1,0 +1,106 @@
+"""One node: what hangs on what, and how fast each direction of each link is.
+
+Inside a node names are short (`gpu0`, `nic0`, `sw0`, `socket0`); PCIe is a tree from the sockets down, as in NCCL's
+own XML, and NVLink (or xGMI) joins GPUs directly or through `nvswitch`. A cluster repeats a node; the same short name
+on node 3 is `n3/gpu0`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from topologies.errors import BadInput
+from topologies.hardware import Cpu, Disk, Gpu, Nic
+
+KINDS = ("tray", "socket", "numa", "root", "sw", "gpu", "nic")
+"""What a vertex is, by the letters of its name: a tray of sockets, a CPU socket, a NUMA domain, a PCIe root complex,
+a PCIe switch, a GPU, a NIC. `nvswitch` and `dram` come with the NVLink table and the sockets."""
+
+_NAME = re.compile(r"([a-z]+)(\d{1,4})\Z")
+
+
+def kind_of(name: str) -> str:
+    """`gpu` of `gpu12`; "" for what is no vertex name."""
+    found = _NAME.match(name)
+    return found.group(1) if found and found.group(1) in KINDS else ""
+
+
+def number_of(name: str) -> int:
+    """12 of `gpu12`."""
+    found = _NAME.match(name)
+    return int(found.group(2)) if found else 0
+
+
+class Link(msgspec.Struct, frozen=True, gc=False):
+    """One direction of a link. Each direction has its own rate: both can run at full speed together."""
+
+    kind: str
+    """nvlink | xgmi | c2c | pcie | numa (inside a socket) | upi (between sockets) | dram | engine | net | spine."""
+    rate: float
+    latency: float
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """A node as it is after all what-ifs. Immutable: an edit makes a new one."""
+
+    name: str
+    kind: str
+    """cuda | cpu."""
+    gpus: dict[str, Gpu]
+    """In rank order."""
+    cpu: Cpu
+    sockets: tuple[str, ...]
+    up: dict[str, str]
+    """Child -> parent in the tree socket / numa / root / switch / device."""
+    links: dict[str, Link]
+    """`gpu0>sw0` -> one direction."""
+    nics: dict[str, Nic]
+    chips: tuple[int, ...] = ()
+    """NVLinks of each GPU to each NVSwitch chip, e.g. (5, 4, 4, 5); the chips together are one vertex `nvswitch`."""
+    p2p: str = "PXB"
+    """The farthest path over which GPUs may read each other: none PIX PXB PHB SYS; NCCL's default is PXB."""
+    disk: Disk = Disk()
+    ranks: int = 0
+    """Processes that a CPU host takes."""
+    source: str = ""
+    document: Mapping[str, object] = {}
+    """The TOML it was made from, base included."""
+
+    @property
+    def size(self) -> int:
+        """Ranks that one node hosts."""
+        return len(self.gpus) or self.ranks
+
+    def home(self, name: str) -> str:
+        """The socket or NUMA domain whose memory is nearest to a device: its first such ancestor. "" if cut off."""
+        while name and kind_of(name) not in ("numa", "socket"):
+            name = self.up.get(name, "")
+        return name
+
+    def chain(self, name: str) -> list[str]:
+        """`name` and its ancestors up to the socket, or to where a link is missing."""
+        found = [name]
+        while found[-1] in self.up:
+            found.append(self.up[found[-1]])
+        return found
+
+    def memory_bus(self, home: str) -> str:
+        """The DRAM that belongs to a socket or NUMA domain: one bus for both directions."""
+        return f"dram@{home}"
+
+
+def check(machine: Machine) -> Machine:
+    """`machine`, or `BadInput` where a device hangs on nothing: no host memory and no GPU can be reached from it."""
+    if not machine.size:
+        raise BadInput(f"machine '{machine.name}' has no GPU and is no CPU host (kind = \"cpu\", ranks = 8)")
+    for name in machine.gpus:
+        neighbours = sum(1 for link in machine.links if link.startswith(f"{name}>") and machine.links[link].kind != "engine")
+        if not neighbours and machine.size > 1:
+            raise BadInput(
+                f"machine '{machine.name}' is disconnected: {name} has no link left to anything. "
+                f"Give it a place in [tree] or an NVLink, or take it out with ranks_per_node={machine.size - 1}"
+            )
+    return machine

@@ -1,0 +1,161 @@
+"""Links of a cluster by full name, looked up when asked for: 2,048 nodes cost what one node costs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from topologies.affinity import NicUse, nearest
+from topologies.cluster import Cluster
+from topologies.machine import Link, number_of
+from topologies.route import Router
+
+_NODE = re.compile(r"n(\d{1,7})/(.+)\Z")
+
+
+class Site:
+    """A machine with its routes and NIC choices, shared by all nodes that are equal."""
+
+    def __init__(self, machine: Machine, rails: int) -> None:
+        self.machine = machine
+        self.router = Router(machine)
+        self._uses = nearest(machine, self.router)
+        self._names = tuple(machine.gpus)
+        used = sorted({name for use in self._uses.values() for name in use.names}, key=number_of)
+        self.rails = {name: place % rails for place, name in enumerate(used)}
+        """NIC -> rail, for the NICs that ranks use (storage NICs are on no rail)."""
+
+    def device(self, slot: int) -> str:
+        """The vertex of a rank: a GPU, or the socket of a CPU host's process (they take turns, as OS schedulers spread them)."""
+        return self._names[slot] if self._names else self.machine.sockets[slot % len(self.machine.sockets)]
+
+    def nic_use(self, slot: int) -> NicUse | None:
+        return self._uses.get(self._names[slot] if self._names else "")
+
+    def owner(self, rail: int, near: str) -> tuple[str, str] | None:
+        """(GPU, NIC): a GPU that `near` reaches over NVLink and whose own NIC is on this rail."""
+        for gpu, use in self._uses.items():
+            for nic in use.names:
+                if self.rails[nic] == rail and use.kind in ("PIX", "PXB", "C2C"):
+                    leg = self.router.leg(near, gpu)
+                    if leg is not None and leg.kind == "NVL":
+                        return gpu, nic
+        return None
+
+    def rail_rate(self, rail: int) -> float:
+        """Bytes per second of all NICs of the node on a rail."""
+        return sum(self.machine.nics[nic].rate for nic, at in self.rails.items() if at == rail)
+
+
+class _Sites(Mapping[int, Site]):
+    """Node -> site, without one entry per node."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        rails = cluster.fabric.rails
+        made: dict[int, Site] = {}
+        for machine in (*(run.machine for run in cluster.runs), *cluster.special.values()):
+            made.setdefault(id(machine), Site(machine, rails))
+        self._made = made
+
+    def __getitem__(self, node: int) -> Site:
+        if not 0 <= node < self._cluster.nodes:
+            raise KeyError(node)
+        return self._made[id(self._cluster.machine(node))]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self._cluster.nodes))
+
+    def __len__(self) -> int:
+        return self._cluster.nodes
+
+    def kinds(self) -> tuple[Site, ...]:
+        return tuple(self._made.values())
+
+
+def sites(cluster: Cluster) -> Mapping[int, Site]:
+    """Node -> `Site`; equal nodes share one."""
+    return _Sites(cluster)
+
+
+class Rates(Mapping[str, float]):
+    """Directed link -> bytes per second. `link` gives kind and latency too."""
+
+    def __init__(self, cluster: Cluster, places: Mapping[int, Site]) -> None:
+        self._cluster, self._sites = cluster, places
+        self._memo: dict[str, Link] = {}
+        assert isinstance(places, _Sites)
+        rails = range(cluster.fabric.rails)
+        self._rail_rate = {rail: max(site.rail_rate(rail) for site in places.kinds()) for rail in rails}
+
+    def __getitem__(self, name: str) -> float:
+        return self.link(name).rate
+
+    def link(self, name: str) -> Link:
+        """The directed link (or memory bus) with this name. Raises `KeyError`."""
+        found = self._memo.get(name)
+        if found is None:
+            found = self._memo[name] = self._find(name)
+        return found
+
+    def _find(self, name: str) -> Link:
+        if name in self._cluster.fabric.failed:
+            raise KeyError(name)
+        a, arrow, b = name.partition(">")
+        if a.startswith("net/") and b.startswith("net/"):
+            return self._uplink(name, a, b)
+        inner, outer = (b, a) if a.startswith("net/") else (a, b)
+        match = _NODE.match(inner)
+        if not match or int(match.group(1)) >= self._cluster.nodes:
+            raise KeyError(name)
+        node, short = int(match.group(1)), match.group(2)
+        site = self._sites[node]
+        if not arrow:
+            return site.machine.links[short]
+        if outer.startswith("net/"):
+            rail = site.rails[short]
+            if outer != self._cluster.fabric.leaf(node, rail) or outer in self._cluster.fabric.failed:
+                raise KeyError(name)
+            return Link("net", site.machine.nics[short].rate, site.machine.nics[short].latency)
+        prefix = f"n{node}/"
+        if not outer.startswith(prefix):
+            raise KeyError(name)
+        return site.machine.links[f"{short}>{outer[len(prefix) :]}"]
+
+    def _uplink(self, name: str, a: str, b: str) -> Link:
+        fabric = self._cluster.fabric
+        leaf, spine = (a, b) if a.startswith("net/leaf") else (b, a)
+        match = re.fullmatch(r"net/leaf(\d{1,7})\.(\d{1,3})", leaf)
+        top = re.fullmatch(r"net/spine(\d{1,7})", spine)
+        if not match or not top or int(match.group(2)) >= fabric.rails or int(top.group(1)) >= fabric.spine_count:
+            raise KeyError(name)
+        if int(match.group(1)) * fabric.pod >= self._cluster.nodes or {leaf, spine} & fabric.failed:
+            raise KeyError(name)
+        down = fabric.pod * self._rail_rate[int(match.group(2))]
+        return Link("spine", fabric.uplink or down / fabric.oversubscription / fabric.spine_count, fabric.hop)
+
+    def __iter__(self) -> Iterator[str]:
+        fabric = self._cluster.fabric
+        for node in range(self._cluster.nodes):
+            site = self._sites[node]
+            for short in site.machine.links:
+                a, arrow, b = short.partition(">")
+                yield f"n{node}/{a}>n{node}/{b}" if arrow else f"n{node}/{a}"
+            if self._cluster.nodes > 1:
+                for nic, rail in site.rails.items():
+                    yield from self._both(f"n{node}/{nic}", fabric.leaf(node, rail))
+        if self._cluster.nodes > 1:
+            for pod in range(-(-self._cluster.nodes // fabric.pod)):
+                for rail in range(fabric.rails):
+                    for spine in range(fabric.spine_count):
+                        yield from self._both(f"net/leaf{pod}.{rail}", f"net/spine{spine}")
+
+    def _both(self, a: str, b: str) -> Iterator[str]:
+        failed = self._cluster.fabric.failed
+        if not {a, b} & failed:
+            yield from (name for name in (f"{a}>{b}", f"{b}>{a}") if name not in failed)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+

@@ -1,0 +1,129 @@
+"""Paths inside one node: NVLink, then one GPU in between, then PCIe, then through the sockets.
+
+Kinds are NCCL's: LOC (same device) NVL NVB (over one other GPU) C2C PIX (one switch) PXB (several switches)
+PHB (through a CPU) SYS (between NUMA domains). GPUs that may not read each other copy through host memory (`staged`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from topologies.machine import Machine, kind_of
+
+ORDER = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "PXN", "PHB", "SYS", "NET")
+"""Near to far."""
+
+
+class Leg(msgspec.Struct, frozen=True, gc=False):
+    """A path inside a node, by the node's short link names."""
+
+    links: tuple[str, ...]
+    kind: str
+    staged: bool = False
+
+
+class Router:
+    """Routes of one machine, remembered."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self._memo: dict[tuple[str, str], Leg | None] = {}
+        self._near: dict[str, dict[str, None]] = {}
+        for name in machine.links:
+            a, b = name.split(">") if ">" in name else (name, "")
+            if machine.links[name].kind in ("nvlink", "xgmi"):
+                self._near.setdefault(a, {})[b] = None
+
+    def leg(self, a: str, b: str) -> Leg | None:
+        """From device `a` to device `b` (GPUs, NICs), or None where the node does not join them."""
+        if (a, b) not in self._memo:
+            self._memo[a, b] = self._find(a, b)
+        return self._memo[a, b]
+
+    def _find(self, a: str, b: str) -> Leg | None:
+        if a == b:
+            return Leg((), "LOC")
+        gpus = kind_of(a) == kind_of(b) == "gpu"
+        if gpus:
+            direct = self._nvlink(a, b) or self._over_gpu(a, b)
+            if direct:
+                return direct
+        tree = self.tree(a, b)
+        if tree is None:
+            return None
+        if tree.kind == "C2C" and not gpus:
+            return tree
+        limit = self.machine.p2p if gpus else "PXB"
+        if limit == "none" or ORDER.index(tree.kind) > ORDER.index(limit):
+            return self._through_memory(a, b, tree)
+        return tree
+
+    def _nvlink(self, a: str, b: str) -> Leg | None:
+        if b in self._near.get(a, {}):
+            return Leg((f"{a}>{b}",), "NVL")
+        if "nvswitch" in self._near.get(a, {}) and b in self._near.get("nvswitch", {}):
+            return Leg((f"{a}>nvswitch", f"nvswitch>{b}"), "NVL")
+        return None
+
+    def _over_gpu(self, a: str, b: str) -> Leg | None:
+        """Over the neighbour with the fastest narrowest link; the first of equals in rank order."""
+        links = self.machine.links
+        best: tuple[float, str] | None = None
+        for middle in self.machine.gpus:
+            if middle in self._near.get(a, {}) and b in self._near.get(middle, {}):
+                narrow = min(links[f"{a}>{middle}"].rate, links[f"{middle}>{b}"].rate)
+                if best is None or narrow > best[0]:
+                    best = (narrow, middle)
+        return Leg((f"{a}>{best[1]}", f"{best[1]}>{b}"), "NVB") if best else None
+
+    def tree(self, a: str, b: str) -> Leg | None:
+        """Along the PCIe tree and between sockets."""
+        rise, fall = self.machine.chain(a), self.machine.chain(b)
+        common = next((name for name in rise if name in fall), None)
+        if common is not None:
+            path = rise[: rise.index(common) + 1] + fall[: fall.index(common)][::-1]
+        elif f"{rise[-1]}>{fall[-1]}" in self.machine.links:
+            path = rise + fall[::-1]
+        else:
+            return None
+        links = tuple(f"{u}>{v}" for u, v in zip(path, path[1:], strict=False))
+        return Leg(links, self._kind(path, links))
+
+    def _kind(self, path: list[str], links: tuple[str, ...]) -> str:
+        kinds = [kind_of(name) for name in path[1:-1]]
+        hosts = sum(kind in ("socket", "numa") for kind in kinds)
+        if hosts == 1 and any(self.machine.links[name].kind == "c2c" for name in links):
+            return "C2C"
+        if hosts > 1:
+            return "SYS"
+        if hosts or "root" in kinds:
+            return "PHB"
+        return "PIX" if kinds.count("sw") <= 1 else "PXB"
+
+    def _through_memory(self, a: str, b: str, tree: Leg) -> Leg | None:
+        """Written to the memory next to `a`, read from there by `b`: the DRAM bus is crossed twice."""
+        home = self.machine.home(a)
+        if not home:
+            return None
+        rise = self.machine.chain(a)
+        write = [f"{u}>{v}" for u, v in zip(rise, rise[1 : rise.index(home) + 1], strict=False)]
+        bus = self.machine.memory_bus(home)
+        read = self._from(home, b)
+        return Leg((*write, bus, bus, *read), tree.kind, staged=True) if read is not None else None
+
+    def _from(self, home: str, device: str) -> tuple[str, ...] | None:
+        leg = self.tree(home, device)
+        return leg.links if leg else None
+
+    def host(self, gpu: str, to_device: bool) -> Leg | None:
+        """Between the memory next to a GPU and the GPU, by one of its copy engines."""
+        machine = self.machine
+        home = machine.home(gpu)
+        if not home:
+            return None
+        bus = machine.memory_bus(home)
+        c2c = any(machine.links[f"{gpu}>{up}"].kind == "c2c" for up in (machine.up.get(gpu, ""),) if f"{gpu}>{up}" in machine.links)
+        if to_device:
+            return Leg((bus, *(self._from(home, gpu) or ()), f"{gpu}>{gpu}.h2d"), "C2C" if c2c else "PHB")
+        back = self.tree(gpu, home)
+        return Leg((f"{gpu}.d2h>{gpu}", *(back.links if back else ()), bus), "C2C" if c2c else "PHB")

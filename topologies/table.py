@@ -1,0 +1,108 @@
+"""One table of a TOML file, read field by field: unknown keys and wrong kinds are errors that say where."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from topologies import units
+from topologies.errors import BadInput, UnknownName
+
+LARGEST = 1 << 20
+"""Bytes of a topology file that are read at most: the largest catalog file has 4 KB."""
+
+
+def read_toml(path: Path) -> dict[str, object]:
+    """The document in `path`. Raises `BadInput` where it is absent, too large, not text or not TOML."""
+    try:
+        data = path.open("rb").read(LARGEST + 1)
+    except OSError as error:
+        raise BadInput(f"cannot read the topology file {path}: {error.strerror}") from None
+    if len(data) > LARGEST:
+        raise BadInput(f"{path} is larger than {LARGEST >> 20} MiB: this is no topology file")
+    return parse_toml(data, str(path))
+
+
+def parse_toml(data: bytes | str, where: str) -> dict[str, object]:
+    """The document in `data`; `where` names it in messages. Raises `BadInput`."""
+    try:
+        return tomllib.loads(data if isinstance(data, str) else data.decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadInput(f"{where} is not valid TOML: {str(error)[:200]}") from None
+
+
+class Table:
+    """A table with its place (`machine 'x', [fabric]`) and the keys that it may have."""
+
+    def __init__(self, data: object, where: str, allowed: Iterable[str]) -> None:
+        if not isinstance(data, Mapping):
+            raise BadInput(f"{where} must be a table, got {str(data)[:40]!r}")
+        names = tuple(allowed)
+        for key in data:
+            if key not in names:
+                raise UnknownName("key", str(key), names, where)
+        self._data: Mapping[str, object] = data
+        self.where = where
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._data
+
+    def raw(self, key: str, default: object = None) -> object:
+        return self._data.get(key, default)
+
+    def at(self, key: str) -> str:
+        return f"{self.where}, {key}"
+
+    def text(self, key: str, default: str = "") -> str:
+        value = self._data.get(key, default)
+        if not isinstance(value, str):
+            raise BadInput(f"{self.at(key)} must be a text in quotes, got {value!r}")
+        return value
+
+    def whole(self, key: str, default: int = 0, least: int = 0, most: int = 10**7) -> int:
+        value = self._data.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise BadInput(f"{self.at(key)} must be a whole number from {least} to {most}, got {str(value)[:40]}")
+        return value
+
+    def number(self, key: str, default: float, least: float = 0.0) -> float:
+        value = self._data.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < float("inf"):
+            raise BadInput(f"{self.at(key)} must be a number of at least {least:g}, got {str(value)[:40]}")
+        return float(value)
+
+    def rate(self, key: str, default: float = 0.0) -> float:
+        return positive(units.rate(self._data[key], self.at(key)), self.at(key)) if key in self._data else default
+
+    def size(self, key: str, default: int = 0) -> int:
+        return round(positive(units.size(self._data[key], self.at(key)), self.at(key))) if key in self._data else default
+
+    def duration(self, key: str, default: float = 0.0) -> float:
+        return units.duration(self._data[key], self.at(key)) if key in self._data else default
+
+    def flops(self, key: str) -> dict[str, float]:
+        """FLOP/s by dtype from a table of texts."""
+        table = self._data.get(key, {})
+        if not isinstance(table, Mapping):
+            raise BadInput(f'{self.at(key)} must be a table such as {{ bf16 = "989 TFLOP/s" }}')
+        return {str(k): positive(units.flops(v, self.at(f"{key}.{k}")), self.at(f"{key}.{k}")) for k, v in table.items()}
+
+    def texts(self, key: str) -> dict[str, tuple[str, ...]]:
+        """A table of lists of texts."""
+        table = self._data.get(key, {})
+        if not isinstance(table, Mapping):
+            raise BadInput(f'{self.at(key)} must be a table such as {{ sw0 = ["gpu0", "nic0"] }}')
+        found = {}
+        for name, values in table.items():
+            if not isinstance(values, (list, tuple)) or not all(isinstance(value, str) for value in values):
+                raise BadInput(f"{self.at(key)}.{name} must be a list of names in quotes")
+            found[str(name)] = tuple(values)
+        return found
+
+
+def positive(value: float, where: str) -> float:
+    """`value`, or `BadInput` where it is not above zero."""
+    if not 0 < value < float("inf"):
+        raise BadInput(f"{where} must be above zero and finite, got {value:g}")
+    return value

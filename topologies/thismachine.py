@@ -1,0 +1,61 @@
+"""The computer that the program runs on, as a CPU host: what the operating system tells, and nothing that it does not.
+
+Cores, memory, sockets and NUMA domains come from the OS. FLOP/s and memory bandwidth are measured by `steptwin probe`
+and laid over with the edits `cpu.bandwidth=...` and `cpu.flops.fp32=...`; until then they are absent.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+
+RANKS = 64
+"""Processes that a CPU host takes at most: beyond the cores they only take turns."""
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory() -> int:
+    """Bytes of main memory; 0 where the OS does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 0
+
+
+def _cpuinfo() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def document() -> dict[str, object]:
+    """The TOML document of this machine: one socket entry per physical package."""
+    info = _cpuinfo()
+    model = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
+    sockets = max(1, len(set(re.findall(r"^physical id\s*:\s*(\d+)$", info, re.MULTILINE))))
+    count = cores()
+    sockets = sockets if count % sockets == 0 else 1
+    cpu: dict[str, object] = {
+        "name": (model.group(1).strip() if model else platform.processor() or platform.machine() or "cpu").lower().replace(" ", "-")[:60],
+        "cores": count // sockets,
+        "source": "the operating system",
+    }
+    if memory():
+        cpu["memory"] = f"{memory() // sockets} B"
+    return {
+        "name": "this-machine",
+        "source": "read from the operating system; rates are assumed until a calibration gives them",
+        "kind": "cpu",
+        "ranks": RANKS,
+        "sockets": sockets,
+        "cpu": cpu,
+        "tree": {"socket0": ["nic0"]} | {f"socket{i}": [] for i in range(1, sockets)},
+        "nic": {"name": "loopback", "rate": "10 Gbit/s", "latency": "15 us", "source": "assumed: TCP through the kernel on 10G Ethernet"},
+    }

@@ -1,0 +1,104 @@
+"""Paths between ranks: inside a node, and from node to node over NICs, leaves and spines.
+
+Which NIC: the one with affinity. On a rail-optimised fabric a flow to another rail goes over NVLink to the GPU that owns
+the target's rail first (NCCL's PXN, 2.12), and else over a spine.
+"""
+
+from __future__ import annotations
+
+from topologies.affinity import NicUse
+from topologies.errors import BadInput
+from topologies.fabric import Fabric
+from topologies.rates import Site
+from topologies.route import Leg
+
+End = tuple[int, Site, int]
+"""(node, its site, the rank's slot on it)."""
+
+
+def inside(site: Site, slot_a: int, slot_b: int) -> Leg | None:
+    """Between two ranks of one node, or None where the node does not join them."""
+    machine = site.machine
+    if machine.gpus:
+        return site.router.leg(site.device(slot_a), site.device(slot_b))
+    if slot_a == slot_b:
+        return Leg((), "LOC")
+    # Processes of a CPU host: one writes shared memory, the other reads it, over the socket link where they sit apart.
+    home_a, home_b = (machine.home(site.device(slot)) for slot in (slot_a, slot_b))
+    bus = machine.memory_bus(home_a)
+    if home_a == home_b:
+        return Leg((bus, bus), "PHB", staged=True)
+    leg = site.router.tree(home_a, home_b)
+    return Leg((bus, bus, *leg.links), "SYS", staged=True) if leg else None
+
+
+def across(fabric: Fabric, a: End, b: End) -> tuple[tuple[str, ...], str, bool]:
+    """(links, kind, staged) from node to node over the network. Raises `BadInput` without a way."""
+    (node_a, site_a, slot_a), (node_b, site_b, slot_b) = a, b
+    use_b = _use(b)
+    nic_b = use_b.names[node_a % len(use_b.names)]
+    rail = site_b.rails[nic_b]
+    first, nic_a, kind = _leave(fabric, a, node_b, rail)
+    leaf_a, leaf_b = fabric.leaf(node_a, site_a.rails[nic_a]), fabric.leaf(node_b, rail)
+    for leaf in (leaf_a, leaf_b):
+        if leaf in fabric.failed:
+            raise BadInput(f"the network is disconnected: {leaf} has failed and n{node_a} and n{node_b} have no other")
+    between: tuple[str, ...] = (leaf_a,)
+    if leaf_a != leaf_b:
+        between = (leaf_a, fabric.spine(leaf_a, leaf_b, node_b * max(1, len(site_b.rails)) + list(site_b.rails).index(nic_b)), leaf_b)
+    hops = (f"n{node_a}/{nic_a}", *between, f"n{node_b}/{nic_b}")
+    last = _near(site_b, nic_b, slot_b, inward=True)
+    links = (*_full(node_a, first), *(f"{u}>{v}" for u, v in zip(hops, hops[1:], strict=False)), *_full(node_b, last))
+    return links, kind, first.staged or last.staged
+
+
+def _leave(fabric: Fabric, a: End, node_b: int, rail: int) -> tuple[Leg, str, str]:
+    """(the way to the NIC, the NIC, NET or PXN) of the sender."""
+    _, site, slot = a
+    use = _use(a)
+    own = [nic for nic in use.names if site.rails[nic] == rail]
+    if own:
+        return _near(site, own[0], slot), own[0], "NET"
+    if fabric.rails > 1 and site.machine.gpus:
+        gpu = site.device(slot)
+        owner = site.owner(rail, gpu)
+        if owner is not None:
+            over, out = site.router.leg(gpu, owner[0]), site.router.leg(*owner)
+            assert over is not None and out is not None
+            return Leg(over.links + out.links, "PXN", out.staged), owner[1], "PXN"
+    nic = use.names[node_b % len(use.names)]
+    return _near(site, nic, slot), nic, "NET"
+
+
+def _use(end: End) -> NicUse:
+    node, site, slot = end
+    use = site.nic_use(slot)
+    if use is None:
+        raise BadInput(
+            f"n{node}/{site.device(slot)} of machine '{site.machine.name}' is disconnected: it reaches no NIC. "
+            "Give the node a nic in its [tree], or undo the fail= or without= that took its last link"
+        )
+    return use
+
+
+def _near(site: Site, nic: str, slot: int, inward: bool = False) -> Leg:
+    """Between a rank's device and its NIC; on a CPU host through the memory of the rank's socket."""
+    device = site.device(slot)
+    if site.machine.gpus:
+        leg = site.router.leg(nic, device) if inward else site.router.leg(device, nic)
+    else:
+        home = site.machine.home(device)
+        way = site.router.tree(nic, home) if inward else site.router.tree(home, nic)
+        bus = site.machine.memory_bus(home)
+        leg = Leg((*way.links, bus) if inward else (bus, *way.links), way.kind) if way else None
+    if leg is None:
+        raise BadInput(f"machine '{site.machine.name}' is disconnected: {device} and {nic} are not joined")
+    return leg
+
+
+def _full(node: int, leg: Leg) -> tuple[str, ...]:
+    found = []
+    for link in leg.links:
+        a, arrow, b = link.partition(">")
+        found.append(f"n{node}/{a}>n{node}/{b}" if arrow else f"n{node}/{a}")
+    return tuple(found)
