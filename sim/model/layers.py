@@ -19,7 +19,7 @@ def elementwise(what: str, share: Share, elements: int, read: float, written: fl
     return MemoryBound(what, int(elements * read), int(elements * written), share.act, ops * elements, 1, rows)
 
 
-def _casts(share: Share, tensors: tuple[int, ...]) -> tuple[list[Work], list[Work]]:
+def weight_casts(share: Share, tensors: tuple[int, ...]) -> tuple[list[Work], list[Work]]:
     """autocast: fp32 weights become 16-bit at each use, and their gradients fp32 again (torch autocast, one kernel a tensor)."""
     if not share.autocast:
         return [], []
@@ -65,7 +65,7 @@ def linear(
     dtype = share.gemm if low else share.core
     biased = bias and not frozen
     tensors = tuple(size for width in widths for size in ((width * k, width) if bias else (width * k,)))
-    down, up = _casts(share, tensors)
+    down, up = weight_casts(share, tensors)
     cast = stream and share.autocast and not share.framework.compile
     quiet = share.framework.compile
     total = sum(widths)

@@ -1,0 +1,133 @@
+"""Routed experts: router, token exchange, grouped products, and the experts that all tokens share.
+
+Routing is balanced: each rank sends and receives tokens x top-k rows (benchmarks force this; what real routing does
+to a step is a matter of `noise.imbalance`). With a capacity factor the rows are padded to it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from sim.model.check import divisible
+from sim.model.layers import GATED, activation, elementwise, linear, weight_casts
+from sim.model.mlp import mlp
+from sim.model.parts import Part, Seam
+from sim.model.share import Share
+from sim.model.spec import Moe
+from sim.work import GroupedGemm, MemoryBound, Work
+
+
+def moe(share: Share, hidden: int, spec: Moe, kind: str, *, fused: bool = True) -> list[Part]:
+    """All parts between the second norm and the residual."""
+    etp = min(share.shape.etp, share.tp)
+    divisible("tp", share.tp, "etp", etp)
+    local = divisible("experts", spec.experts, "ep", share.shape.ep)
+    inner = divisible("expert width", spec.ffn, "etp", etp)
+    rows = share.srows
+    tokens = rows * (etp if share.shape.sequence_parallel else 1)
+    routed = math.ceil(tokens * spec.top_k * (share.shape.capacity or 1.0))
+    width = spec.latent or hidden
+    parts = [_router(share, rows, hidden, spec)]
+    if spec.latent:
+        parts.append(linear(share, "moe.latent_down", hidden, width, rows=rows))
+    parts.append(_permute(share, rows, tokens, width, spec, etp))
+    exchanged = rows * spec.top_k * width * share.e if share.shape.ep > 1 else 0
+    columns = inner * (2 if kind in GATED else 1)
+    parts.append(_experts(share, "moe.up", local, routed, width, columns, spec.bias, "ep.dispatch", exchanged))
+    parts.append(activation(share, "moe.act", routed, inner, kind))
+    parts.append(_experts(share, "moe.down", local, routed, inner, width, spec.bias, "ep.combine", exchanged))
+    parts.append(_unpermute(share, rows, tokens, width, spec, etp))
+    if spec.latent:
+        parts.append(linear(share, "moe.latent_up", width, hidden, rows=rows))
+    if spec.shared:
+        parts += mlp(share, hidden, spec.shared, kind, fused=fused, prefix="moe.shared")
+        parts.append(_merge(share, rows, hidden, spec.shared_gate))
+    return parts
+
+
+def _router(share: Share, rows: int, hidden: int, spec: Moe) -> Part:
+    """Scores, softmax or sigmoid, top-k, and the map and balance loss that come of them (fp32, small).
+
+    The input is kept once, by the shared experts where there are any.
+    """
+    scores = rows * spec.experts
+    small: list[Work] = [MemoryBound("scale", 4 * scores, 4 * scores, "fp32", scores)] * (1 if share.framework.compile else 3)
+    top: Work = MemoryBound("topk", 4 * scores, 12 * rows * spec.top_k, "fp32", 2.0 * scores, 1, rows)
+    soft: Work = MemoryBound("softmax", share.e * scores, 4 * scores, "fp32", 5.0 * scores, 1, rows)
+    part = linear(share, "moe.router", hidden, spec.experts, rows=rows, bias=spec.router_bias, low=False, stream=True, modules=3)
+    from msgspec.structs import replace
+
+    join = elementwise("add", share, rows * hidden, 2 * share.e, share.e)  # gradients of router and experts meet
+    return replace(
+        part,
+        tensors=part.tensors + (spec.experts,) * spec.correction,
+        forward=(*part.forward, soft, top, *small),
+        backward=(*small[1:], soft, *part.backward, join),
+        cls="moe",
+        saved=(0 if spec.shared and share.tp == 1 else part.saved) + 4 * scores + 8 * rows * spec.top_k,
+    )
+
+
+def _permute(share: Share, rows: int, tokens: int, width: int, spec: Moe, etp: int) -> Part:
+    """Copies each token top-k times, sorted by expert. With tensor-parallel experts the tokens are gathered first."""
+    e, k = share.e, spec.top_k
+    copy: Work = MemoryBound("permute", tokens * width * e, tokens * k * width * e, share.act)
+    back: Work = MemoryBound("permute", tokens * k * width * e, tokens * width * e, share.act)
+    seam: Seam = "tp.gather" if etp > 1 else ""
+    size = share.rows * width * e if etp > 1 else 0
+    return Part(name="moe.permute", forward=(copy,), backward=(back,), cls="moe", saved=8 * tokens * k, seam=seam, seam_bytes=size)
+
+
+def _unpermute(share: Share, rows: int, tokens: int, width: int, spec: Moe, etp: int) -> Part:
+    """Weighted sum of each token's top-k results. Where the weights are not applied inside the activation
+    (as Megatron's fused one does) the results are kept for the weights' gradient."""
+    e, k = share.e, spec.top_k
+    copy: Work = MemoryBound("permute", tokens * k * width * e, tokens * width * e, share.act, 2.0 * tokens * k * width)
+    back: Work = MemoryBound("permute", tokens * width * e, tokens * k * width * e, share.act)
+    seam: Seam = "tp.reduce" if etp > 1 else ""
+    kept = 0 if share.framework.fused_activation else tokens * k * width * e
+    size = share.rows * width * e if etp > 1 else 0
+    return Part(name="moe.unpermute", forward=(copy,), backward=(back,), cls="moe", saved=kept, seam=seam, seam_bytes=size)
+
+
+def _experts(share: Share, name: str, local: int, routed: int, k: int, n: int, bias: bool, seam: Seam, seam_bytes: int) -> Part:
+    """One grouped product over the local experts; tokens that came from other ranks are first sorted by expert."""
+    tensors = ((n * k, n) if bias else (n * k,)) * local
+    down, up = weight_casts(share, tensors)
+    order: list[Work] = []
+    if share.shape.ep > 1 and local > 1:
+        moved = routed * (k if seam == "ep.dispatch" else n)
+        order = [MemoryBound("permute", moved * share.e, moved * share.e, share.act)]
+    quantise: list[Work] = []
+    quantise_grad: list[Work] = []
+    if share.fp8:
+        quantise = [MemoryBound("cast", 2 * routed * k, 2 * routed * k, share.act)]
+        quantise_grad = [MemoryBound("cast", 2 * routed * n, 2 * routed * n, share.act)]
+    first, last = (order, []) if seam == "ep.dispatch" else ([], order)
+    add = share.framework.accumulate_in_gemm
+    forward = (*down, *first, *quantise, GroupedGemm(local, routed, n, k, share.gemm), *last)
+    backward = (*last, *quantise_grad, GroupedGemm(local, routed, k, n, share.gemm, "dgrad"), *first)
+    sums: list[Work] = [MemoryBound("reduce", routed * n * share.e, local * n * share.e, share.act)] if bias else []
+    return Part(
+        name=name,
+        forward=forward,
+        backward=backward,
+        wgrad=(GroupedGemm(local, routed, n, k, share.gemm, "wgrad", add), *sums, *up),
+        cls="moe",
+        tensors=tensors,
+        expert=True,
+        saved=routed * k * (1 if share.fp8 else share.e),
+        seam=seam if seam_bytes else "",
+        seam_bytes=seam_bytes,
+        modules=2,
+    )
+
+
+def _merge(share: Share, rows: int, hidden: int, gated: bool) -> Part:
+    """Adds the shared experts' output to the routed one's; `gated` (Qwen2-MoE) scales it by a sigmoid of one column."""
+    e, n = share.e, rows * hidden
+    add: Work = elementwise("add", share, n, 2 * e, e)
+    if not gated:
+        return Part(name="moe.merge", forward=(add,), backward=(add,), cls="elementwise")
+    scale: Work = elementwise("scale", share, n, e, e)
+    return Part(name="moe.merge", forward=(scale, add), backward=(scale, scale, add), cls="elementwise", tensors=(hidden,), saved=n * e)
