@@ -125,9 +125,8 @@ def show_calibration(calibration: Calibration) -> str:
 
 
 def _row(s: Sample) -> str:
-    times = ", ".join(f"{value:.4g}" if "e" in f"{value:.4g}" else f"{value:.4g}e0" for value in (s.median, s.p10, s.p90))
-    cpu = f"{s.cpu:.4g}" if "e" in f"{s.cpu:.4g}" else f"{s.cpu:.4g}e0"
-    return f'["{s.name}", "{s.dtype}", {list(s.shape)}, {times}, {s.n}, {cpu}]'
+    times = ", ".join(f"{value:.3e}" for value in (s.median, s.p10, s.p90))
+    return f'["{s.name}", "{s.dtype}", {list(s.shape)}, {times}, {s.n}, {s.cpu:.3e}]'
 
 
 def load_calibration(path: str | Path | None) -> Calibration:

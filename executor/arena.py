@@ -1,0 +1,87 @@
+"""Buffers of the player and the probe: taken before anything is timed, reused, and never more than a stated amount.
+
+Two rings. *Recent* holds what a kernel reads just after another wrote it (activations): small, so it stays in the
+caches as such data does. *Distant* holds what was last touched a step ago (weights, saved activations): large, so it
+comes from memory. Neighbouring requests get different bytes; a full ring starts again from its beginning.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from topologies.errors import BadInput
+from topologies.units import show_size
+
+_ALIGN = 64
+"""Bytes of a cache line: torch's own CPU allocator aligns to it."""
+
+
+class Ring:
+    """A flat buffer that hands out tensors one after the other and wraps around."""
+
+    def __init__(self, device: torch.device, size: int, limit: int, what: str) -> None:
+        self._device, self._size, self._limit, self._what = device, size, limit, what
+        self._flat = torch.empty(0, dtype=torch.uint8, device=device)
+        self._at = 0
+
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor of small numbers. Raises `BadInput` when it alone is larger than the limit."""
+        need = max(1, math.prod(shape)) * dtype.itemsize
+        if need > self._limit:
+            raise BadInput(
+                f"a {self._what} buffer of {show_size(need)} is over the {show_size(self._limit)} that this device has for it. "
+                "Use a smaller batch.micro or seq_len, or a device with more memory"
+            )
+        if need > self._flat.numel():
+            self._grow(need)
+        if self._at + need > self._flat.numel():
+            self._at = 0
+        piece = self._flat[self._at : self._at + need]
+        self._at += -(-need // _ALIGN) * _ALIGN
+        return piece.view(dtype).view(shape)
+
+    def _grow(self, need: int) -> None:
+        """Tensors handed out before keep the old buffer alive, so growing happens few times: to the size meant, then by need."""
+        size = min(self._limit, max(self._size, need))
+        self._flat = torch.empty(-(-size // _ALIGN) * _ALIGN, dtype=torch.uint8, device=self._device)
+        self._flat.view(torch.float32).normal_(0.0, 0.02)  # no zeros or denormals: their speed differs
+        self._at = 0
+
+
+class Arena:
+    """The buffers of one rank. `limit`: bytes that both rings may take together."""
+
+    def __init__(self, device: torch.device, limit: int, recent: int = 8 << 20, distant: int = 256 << 20) -> None:
+        self.device = device
+        self._recent = Ring(device, min(recent, limit // 2), limit // 2, "activation")
+        self._distant = Ring(device, min(distant, limit // 2), limit // 2, "weight")
+        self._indices: dict[tuple[int, int], torch.Tensor] = {}
+
+    def recent(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """What the kernel before has just written."""
+        return self._recent.take(shape, dtype)
+
+    def distant(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """What was last touched long ago."""
+        return self._distant.take(shape, dtype)
+
+    def indices(self, count: int, below: int) -> torch.Tensor:
+        """Random row numbers, the same for every call."""
+        key = (count, below)
+        if key not in self._indices:
+            generator = torch.Generator().manual_seed(count)
+            self._indices[key] = torch.randint(0, below, (count,), generator=generator).to(self.device)
+        return self._indices[key]
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that a rank may take now: half of what is free on the device."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0]) // 2
+    with open("/proc/meminfo") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024 // 2
+    return 4 << 30

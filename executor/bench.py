@@ -1,0 +1,81 @@
+"""Timing one call well enough: warm-up, repetitions within a budget, median with spread."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from executor.arena import Arena
+from executor.bodies import body
+from executor.world import World
+from sim.cost.calibration import Sample
+from sim.work import Work
+
+_SHORT = 2e-5
+"""Calls shorter than this are timed several at once: reading the clock takes 0.1 us."""
+_ROTATE = 48 << 20
+"""Bytes over which equal works alternate, so that weights come from memory as in a training step."""
+
+
+class Bench:
+    """Collects samples on one rank, in the same order as on all others."""
+
+    def __init__(self, world: World, quick: bool) -> None:
+        self.world, self.quick = world, quick
+        self.arena = Arena(world.device, 4 << 30, distant=96 << 20)
+        self.budget = 0.004 if quick else 0.012
+        self.found: list[tuple[str, Sample]] = []
+
+    def add(self, kind: str, name: str, dtype: str, shape: tuple[int, ...], times: Sequence[float], cpu: float = 0.0) -> float:
+        """Keeps one point; returns its median."""
+        ordered = sorted(max(t, 1e-9) for t in times)
+        low, high = ordered[int(0.1 * (len(ordered) - 1))], ordered[-(-9 * (len(ordered) - 1) // 10)]
+        middle = statistics.median(ordered)
+        self.found.append((kind, Sample(name, dtype, shape, middle, low, high, len(ordered), cpu)))
+        return middle
+
+    def phase(self, words: str) -> None:
+        """A new table: all ranks begin it together."""
+        self.world.beat.phase(f"probe: {words}")
+        self.world.barrier()
+
+    def times(self, calls: Sequence[Callable[[], object]], least: int = 5, most: int = 200) -> list[float]:
+        """Seconds of one call, many times; `calls` are equal and take turns."""
+        inner, first = self._inner(calls)
+        found: list[float] = []
+        end = time.perf_counter() + self.budget
+        k = first
+        while len(found) < least or (len(found) < most and time.perf_counter() < end):
+            batch = [calls[(k + i) % len(calls)] for i in range(inner)]
+            k += inner
+            self.world.synchronize()
+            start = time.perf_counter()
+            for call in batch:
+                call()
+            self.world.synchronize()
+            found.append((time.perf_counter() - start) / inner)
+        self.world.beat.touch()
+        return found
+
+    def _inner(self, calls: Sequence[Callable[[], object]]) -> tuple[int, int]:
+        # Every one of the calls once: lazy initialisation and the allocator's growth are not what is asked.
+        for call in calls[:4]:
+            call()
+        self.world.synchronize()
+        start = time.perf_counter()
+        calls[-1]()
+        self.world.synchronize()
+        once = time.perf_counter() - start
+        # A device runs behind the host: time runs of calls, so that launches overlap as they do in training.
+        floor = 10 if self.world.kind == "cuda" else 1
+        return max(floor, min(50, int(_SHORT / max(once, 1e-7)))), 4
+
+    def work(self, kind: str, name: str, work: Work, dtype: str, shape: tuple[int, ...]) -> None:
+        """Times a work's body and keeps the point."""
+        copies = max(1, min(12, int(_ROTATE / max(work.bytes, 1.0))))
+        with torch.no_grad():
+            calls = [body(work, self.arena) for _ in range(copies)]
+            self.add(kind, name, dtype, shape, self.times(calls))

@@ -1,0 +1,158 @@
+"""What a `Work` runs on a device: a torch kernel of the same shape, dtype and bytes, without autograd.
+
+`body(work, arena)` gives a call without arguments; its buffers exist before it is timed, its results are new tensors
+as eager PyTorch makes them, given back at once. The probe times these calls, the player plays them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from executor.arena import Arena
+from executor.memory_kernels import memory_kernel
+from sim.work import Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work
+from topologies.errors import Refused
+
+Body = Callable[[], object]
+DTYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp64": torch.float64,
+    "int8": torch.int8,
+}
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """torch's dtype. Raises `Refused` for formats whose GEMMs need their own scales (fp8, fp4)."""
+    if name not in DTYPES:
+        raise Refused(
+            f'{name} kernels cannot be played: they need per-tensor scales and kernels of their own. Play the plan with precision = "bf16"'
+        )
+    return DTYPES[name]
+
+
+def body(work: Work, arena: Arena) -> Body:
+    """All repetitions of `work` as one call."""
+    once = _once(work, arena)
+    if work.repeat == 1:
+        return once
+
+    def repeated() -> None:
+        for _ in range(work.repeat):
+            once()
+
+    return repeated
+
+
+def _once(work: Work, arena: Arena) -> Body:
+    if isinstance(work, Gemm):
+        return _gemm(work, arena)
+    if isinstance(work, GroupedGemm):
+        return _grouped(work, arena)
+    if isinstance(work, Attention):
+        return _attention(work, arena)
+    if isinstance(work, Conv):
+        return _conv(work, arena)
+    if isinstance(work, MemoryBound):
+        return memory_kernel(work, arena, dtype_of(work.dtype))
+    assert isinstance(work, HostWork)
+    seconds = work.seconds * work.count
+    return lambda: spin(seconds)
+
+
+def spin(seconds: float) -> None:
+    """Keeps this thread busy, as Python code does."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def _gemm(work: Gemm, arena: Arena) -> Body:
+    dtype = dtype_of(work.dtype)
+    lead = (work.batch,) if work.batch > 1 else ()
+    multiply = torch.bmm if lead else torch.mm
+    # fwd y = x W^T (TN), dgrad dx = dy W (NN), wgrad dW = dy^T x (NT): the operand stored the other way is a view.
+    if work.role == "wgrad":
+        first = arena.recent(*lead, work.k, work.m, dtype=dtype).transpose(-1, -2)
+        second = arena.distant(*lead, work.k, work.n, dtype=dtype)
+    elif work.role == "dgrad":
+        first = arena.recent(*lead, work.m, work.k, dtype=dtype)
+        second = arena.distant(*lead, work.k, work.n, dtype=dtype)
+    else:
+        first = arena.recent(*lead, work.m, work.k, dtype=dtype)
+        second = arena.distant(*lead, work.n, work.k, dtype=dtype).transpose(-1, -2)
+    if not work.accumulate:
+        return lambda: multiply(first, second)
+    main = arena.distant(*lead, work.m, work.n)
+    return lambda: main.add_(multiply(first, second))
+
+
+def _grouped(work: GroupedGemm, arena: Arena) -> Body:
+    dtype, rows = dtype_of(work.dtype), max(1, work.m // work.groups)
+    if work.fused and arena.device.type == "cuda" and dtype is torch.bfloat16 and hasattr(torch, "_grouped_mm"):
+        return _fused_groups(work, arena, rows)
+    shape = (work.n, work.k, rows) if work.role == "wgrad" else (rows, work.n, work.k)
+    each = [_gemm(Gemm(*shape, work.dtype, 1, work.role, work.accumulate), arena) for _ in range(work.groups)]
+
+    def loop() -> None:
+        for one in each:
+            one()
+
+    return loop
+
+
+def _fused_groups(work: GroupedGemm, arena: Arena, rows: int) -> Body:
+    ends = torch.arange(1, work.groups + 1, device=arena.device, dtype=torch.int32) * rows
+    if work.role == "wgrad":
+        a = arena.recent(work.groups * rows, work.n, dtype=torch.bfloat16).t()
+        b = arena.distant(work.groups * rows, work.k, dtype=torch.bfloat16)
+    else:
+        a = arena.recent(work.groups * rows, work.k, dtype=torch.bfloat16)
+        b = arena.distant(work.groups, work.n, work.k, dtype=torch.bfloat16).transpose(-1, -2)
+    return lambda: torch._grouped_mm(a, b, offs=ends)
+
+
+def _attention(work: Attention, arena: Arena) -> Body:
+    dtype = dtype_of(work.dtype)
+    # A window keeps its number of query-key pairs: as many keys as a query sees on average, all of them visible.
+    kv = max(1, round(work.pairs / work.q)) if work.window else work.kv
+    causal = work.causal and not work.window
+    take = arena.distant if work.backward else arena.recent
+    q = take(work.batch, work.heads, work.q, work.d, dtype=dtype)
+    k = take(work.batch, work.kv_heads, kv, work.d, dtype=dtype)
+    v = take(work.batch, work.kv_heads, kv, work.dv or work.d, dtype=dtype)
+    shared = work.kv_heads != work.heads
+
+    def forward() -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=shared)
+
+    if not work.backward:
+        return forward
+    q, k, v = (tensor.detach().requires_grad_() for tensor in (q, k, v))
+    with torch.enable_grad():
+        out = forward()
+    grad = arena.recent(work.batch, work.heads, work.q, work.dv or work.d, dtype=dtype)
+    return lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
+
+
+def _conv(work: Conv, arena: Arena) -> Body:
+    dtype = dtype_of(work.dtype)
+    pad = (work.kh // 2, work.kw // 2) if work.padding < 0 else (work.padding, work.padding)
+    stride = (work.stride, work.stride)
+    x = (arena.recent if work.role == "fwd" else arena.distant)(work.batch, work.c_in, work.h, work.w, dtype=dtype)
+    weight = arena.distant(work.c_out, work.c_in // work.groups, work.kh, work.kw, dtype=dtype)
+    if work.role == "fwd":
+        return lambda: F.conv2d(x, weight, None, stride, pad, 1, work.groups)
+    grad = arena.recent(work.batch, work.c_out, *work.out, dtype=dtype)
+    mask = [work.role == "dgrad", work.role == "wgrad", False]
+
+    def backward() -> object:
+        return torch.ops.aten.convolution_backward(grad, x, weight, None, stride, pad, (1, 1), False, (0, 0), work.groups, mask)
+
+    return backward

@@ -1,0 +1,117 @@
+"""Measures this machine: the calibration file of `sim.cost.calibration`.
+
+As many ranks measure at once as will train, each with the same threads, so that shared caches, memory bandwidth and
+hyper-threads are in the figures. About a minute on two cores.
+"""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+
+from executor.launch import launch
+from executor.world import World
+from sim.cost.calibration import SHAPES, Calibration, Sample, save_calibration
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What the parent asks of each rank."""
+
+    quick: bool = False
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """What one rank answers."""
+
+    samples: list[tuple[str, Sample]]
+    device: str
+    threads: int
+    versions: dict[str, str]
+
+
+def probe(ranks: int, path: str | Path | None = None, quick: bool = False) -> Calibration:
+    """Measures with `ranks` processes and writes the calibration to `path`. Raises `RunFailed`."""
+    import os
+
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="steptwin-probe-") as folder:
+        found = launch("executor.probe:measure", Request(quick), ranks, Path(folder), Measured)
+    calibration = Calibration(
+        device="cuda" if found[0].device == "cuda" else "cpu",
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        host=_host(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        ranks=ranks,
+        threads=found[0].threads,
+        seconds=time.monotonic() - begin,
+        versions=found[0].versions,
+        quick=quick,
+        tables=merge([rank.samples for rank in found]),
+    )
+    if path is not None:
+        save_calibration(calibration, path)
+    return calibration
+
+
+def _host() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def merge(ranks: list[list[tuple[str, Sample]]]) -> dict[str, tuple[Sample, ...]]:
+    """One table per kind: each point the mean of the ranks' medians, the widest of their spreads."""
+    points: dict[tuple[str, str, str, tuple[int, ...]], list[Sample]] = {}
+    for samples in ranks:
+        for kind, s in samples:
+            points.setdefault((kind, s.name, s.dtype, s.shape), []).append(s)
+    tables: dict[str, list[Sample]] = {kind: [] for kind in SHAPES}
+    for (kind, name, dtype, shape), same in points.items():
+        n = len(same)
+        middle, cpu = sum(s.median for s in same) / n, sum(s.cpu for s in same) / n
+        tables[kind].append(
+            Sample(name, dtype, shape, middle, min(s.p10 for s in same), max(s.p90 for s in same), sum(s.n for s in same), cpu)
+        )
+    return {kind: tuple(rows) for kind, rows in tables.items() if rows}
+
+
+def measure(world: World, request: Request) -> Measured:
+    """One rank's share: all tables, in the same order as every other rank."""
+    import sys
+
+    import torch
+
+    from executor import probe_comm, probe_host, probe_kernels
+    from executor.bench import Bench
+
+    bench = Bench(world, request.quick)
+    for table in (
+        probe_kernels.gemms,
+        probe_kernels.memory_bound,
+        probe_kernels.attention,
+        probe_kernels.convolutions,
+        probe_kernels.copies,
+    ):
+        table(bench)
+    for table in (probe_host.dispatch, probe_host.optimizers, probe_host.ddp, probe_host.loader):
+        table(bench)
+    probe_host.files(bench, world.folder)
+    for table in (probe_comm.collectives, probe_comm.messages, probe_comm.issue, probe_comm.beside):
+        table(bench)
+    versions = {"torch": str(torch.__version__), "python": sys.version.split()[0]}
+    if world.kind == "cuda":
+        versions |= {
+            "cuda": str(torch.version.cuda),
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+            "gpu": torch.cuda.get_device_name(),
+        }
+    return Measured(bench.found, world.kind, torch.get_num_threads(), versions)

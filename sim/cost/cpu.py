@@ -1,0 +1,212 @@
+"""Seconds of a `Work` on one CPU process, read from this machine's calibration.
+
+Inside the measured points a cost is `measured`, beyond them `fitted` (same efficiency, or bytes in proportion), and
+`assumed` where nothing alike was measured. Times are those of a call from Python on one rank while all other ranks
+do the same, so they hold dispatch, caches and memory bandwidth as a training step sees them.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+from sim.cost.calibration import Calibration, Curve, Grid, Sample
+from sim.cost.price import Cost, Source
+from sim.work import BYTES, Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work
+
+ASSUMED_FLOPS = {"fp32": 5e10, "bf16": 5e10, "fp16": 1e10}
+"""FLOP/s of one server core where nothing was measured: AVX2 at 3 GHz reaches 96 peak, about half in GEMMs (assumed)."""
+ASSUMED_BYTES = 6e9
+"""Bytes per second of memory-bound kernels on one core, both directions together (assumed)."""
+ASSUMED_HOST = {
+    "kernel": 3e-6,
+    "module": 4e-6,
+    "autograd": 4e-6,
+    "python": 1e-6,
+    "optimizer": 10e-6,
+    "collate": 20e-6,
+    "log": 5e-6,
+    "collective": 40e-6,
+    "ddp_step": 150e-6,
+    "ddp_bucket": 40e-6,
+    "ddp_parameter": 3e-6,
+    "loader": 150e-6,
+    "event": 0.2e-6,
+    "copy": 3e-6,
+    "launch": 3e-6,
+    "checkpoint": 500e-6,
+}
+"""Seconds of host work where nothing was measured (assumed; eager PyTorch spends 5-25 us per op in all)."""
+TWO_SIDED = ("layernorm", "rmsnorm", "batchnorm", "softmax", "activation", "dropout", "rope", "pool", "cross_entropy", "glu")
+"""Kernels whose backward pass reads one more array than it writes."""
+_BACKWARD = 1.4
+"""Read-to-written ratio above which such a kernel is a backward one (forward 1, backward 2; glu 2 and 1.5)."""
+
+
+def variant(work: MemoryBound) -> str:
+    """The kernel that a CPU runs for it: `gelu_backward`, `layernorm`, `add`. Probe, player and prices agree on it."""
+    ratio = work.read / max(1, work.written)
+    what = work.what
+    if what == "glu":
+        return "glu_backward" if ratio < 1.8 else "glu"
+    backward = what in TWO_SIDED and ratio > _BACKWARD and what != "cross_entropy"
+    if what == "activation":
+        what = _activation(work, backward)
+    return f"{what}_backward" if backward else what
+
+
+def _activation(work: MemoryBound, backward: bool) -> str:
+    # Works name no function; their FLOPs per element tell relu (1) from silu (5, backward 10) from gelu (8, backward 12).
+    per_element = work.ops / max(1.0, work.written / BYTES[work.dtype])
+    if per_element <= (3 if backward else 2):
+        return "relu"
+    return "silu" if per_element <= (11 if backward else 6) else "gelu"
+
+
+def cpu_cost(work: Work, calibration: Calibration) -> Cost:
+    """Cost of one work on one rank's CPU thread(s)."""
+    seconds, source = prices(calibration).price(work)
+    return Cost(seconds, source)
+
+
+def cpu_host_seconds(what: str, calibration: Calibration) -> float:
+    """Seconds of one unit of host work: module autograd optimizer ddp_bucket log ..."""
+    return prices(calibration).host(what)[0]
+
+
+@lru_cache(maxsize=4)
+def prices(calibration: Calibration) -> Prices:
+    """The calibration's curves, built once."""
+    return Prices(calibration)
+
+
+class Prices:
+    """Curves and grids over one calibration's points."""
+
+    def __init__(self, calibration: Calibration) -> None:
+        self.calibration = calibration
+        self._known: dict[Work, tuple[float, Source]] = {}
+        self._gemm: dict[tuple[str, str], Grid] = {}
+        self._attention: dict[str, Grid] = {}
+        self._memory: dict[tuple[str, str], Curve] = {}
+        for role, dtype in {(s.name, s.dtype) for s in calibration.rows("gemm")}:
+            rows = calibration.rows("gemm", role, dtype)
+            self._gemm[role, dtype] = Grid((s.shape, s.median / (2.0 * math.prod(s.shape))) for s in rows)
+        for name in {s.name for s in calibration.rows("attention")}:
+            self._attention[name] = Grid(
+                ((s.shape[2], s.shape[3]), s.median / _attention_work(s).flops) for s in calibration.rows("attention", name)
+            )
+        for name, dtype in {(s.name, s.dtype) for s in calibration.rows("memory")}:
+            self._memory[name, dtype] = Curve((s.shape[0], s.median) for s in calibration.rows("memory", name, dtype))
+        self.dispatch = self.host("kernel")[0]
+
+    def host(self, what: str) -> tuple[float, Source]:
+        """Seconds of one unit of host work."""
+        seconds, measured = self.calibration.host_seconds(what, ASSUMED_HOST.get(what, 2e-6))
+        return seconds, "measured" if measured else "assumed"
+
+    def price(self, work: Work) -> tuple[float, Source]:
+        """Seconds of all repetitions, and on what they rest."""
+        found = self._known.get(work)
+        if found is None:
+            one, source = self._one(work)
+            found = self._known[work] = (one * work.repeat, source)
+        return found
+
+    def _one(self, work: Work) -> tuple[float, Source]:
+        if isinstance(work, Gemm):
+            return self._product(work)
+        if isinstance(work, MemoryBound):
+            return self._bytes(work)
+        if isinstance(work, Attention):
+            return self._fused_attention(work)
+        if isinstance(work, Conv):
+            return self._convolution(work)
+        if isinstance(work, GroupedGemm):
+            return self._experts(work)
+        assert isinstance(work, HostWork)
+        if work.seconds:
+            return work.seconds * work.count, "measured"
+        seconds, source = self.host(work.what)
+        return seconds * work.count, source
+
+    def _product(self, work: Gemm) -> tuple[float, Source]:
+        dtype = "fp32" if work.dtype == "tf32" else work.dtype
+        grid = self._gemm.get((work.role, dtype)) or self._gemm.get(("fwd", dtype))
+        if not grid:
+            return self._assumed(work, dtype)
+        rate, inside = grid.at((work.m, work.n, work.k))
+        seconds = rate * 2.0 * work.m * work.n * work.k
+        if not inside:  # a product thinner than those measured is bound by its larger operand's bytes
+            seconds = max(seconds, max(work.k * work.n, work.m * work.k) * BYTES[dtype] / (2.0 * self.calibration.copy_rate))
+        # One call runs all products of a batch, so it pays for one dispatch.
+        seconds = work.batch * max(seconds - self.dispatch, 0.25 * seconds) + self.dispatch if work.batch > 1 else seconds
+        if work.accumulate:
+            seconds += self._bytes(MemoryBound("add", 8 * work.m * work.n * work.batch, 4 * work.m * work.n * work.batch, "fp32"))[0]
+        exact = inside and (work.role, dtype) in self._gemm
+        return seconds, "measured" if exact else "fitted"
+
+    def _assumed(self, work: Work, dtype: str) -> tuple[float, Source]:
+        flops = ASSUMED_FLOPS.get(dtype, ASSUMED_FLOPS["fp32"])
+        return max(work.flops / flops, work.bytes / ASSUMED_BYTES) / work.repeat + ASSUMED_HOST["kernel"], "assumed"
+
+    def _bytes(self, work: MemoryBound) -> tuple[float, Source]:
+        name, size = variant(work), float(work.read + work.written)
+        curve = self._memory.get((name, work.dtype))
+        source: Source = "measured"
+        if not curve:
+            source = "fitted"
+            curve = (
+                self._memory.get((name, "fp32"))
+                or self._memory.get((name.removesuffix("_backward"), "fp32"))
+                or self._memory.get(("add", "fp32"))
+            )
+        if not curve:
+            return size / ASSUMED_BYTES + ASSUMED_HOST["kernel"], "assumed"
+        seconds, inside = curve.at(max(size, 1.0))
+        return seconds, source if inside else "fitted"
+
+    def _fused_attention(self, work: Attention) -> tuple[float, Source]:
+        grid = self._attention.get("bwd" if work.backward else "fwd")
+        if not grid:
+            return self._assumed(work, work.dtype)
+        rate, inside = grid.at((max(1, round(math.sqrt(work.q * work.kv))), work.d))
+        plain = inside and work.q == work.kv and work.causal and not work.window and work.dtype == "fp32"
+        return max(self.dispatch, rate * work.flops / work.repeat), "measured" if plain else "fitted"
+
+    def _convolution(self, work: Conv) -> tuple[float, Source]:
+        rows = self.calibration.rows("conv", work.role) or self.calibration.rows("conv", "fwd")
+        if not rows:
+            return self._assumed(work, work.dtype)
+        here = _conv_point(work)
+        near: list[tuple[float, float]] = []
+        for s in rows:
+            like = _conv_work(s)
+            distance = sum((a - b) ** 2 for a, b in zip(here, _conv_point(like), strict=True))
+            near.append((1.0 / (distance + 1e-9), math.log(s.median / like.flops)))
+        total = sum(weight for weight, _ in near)
+        rate = math.exp(sum(weight * value for weight, value in near) / total)
+        exact = max(weight for weight, _ in near) > 1e8
+        return max(self.dispatch, rate * work.flops / work.repeat), "measured" if exact else "fitted"
+
+    def _experts(self, work: GroupedGemm) -> tuple[float, Source]:
+        share = max(1, work.m // work.groups)
+        m, n, k = (work.n, work.k, share) if work.role == "wgrad" else (share, work.n, work.k)
+        seconds, source = self._product(Gemm(m, n, k, work.dtype, 1, work.role, work.accumulate))
+        return seconds * work.groups, "fitted" if source == "measured" else source
+
+
+def _attention_work(s: Sample) -> Attention:
+    batch, heads, seq, d = s.shape
+    return Attention(batch, heads, heads, seq, seq, d, dtype=s.dtype, backward=s.name == "bwd")
+
+
+def _conv_work(s: Sample) -> Conv:
+    batch, c_in, h, w, c_out, kh, kw, stride = s.shape
+    return Conv(batch, c_in, h, w, c_out, kh, kw, stride, dtype=s.dtype, role=s.name)
+
+
+def _conv_point(work: Conv) -> tuple[float, ...]:
+    """Where a convolution lies among the measured ones: depth of the product, output channels, pixels."""
+    oh, ow = work.out
+    return math.log(work.c_in / work.groups * work.kh * work.kw), math.log(work.c_out), math.log(work.batch * oh * ow) / 2
