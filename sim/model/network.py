@@ -8,7 +8,7 @@ import msgspec
 
 from sim.framework import Framework
 from sim.model.parts import Block, Network, Shape
-from sim.model.spec import Decoder, Mlp, ModelSpec
+from sim.model.spec import Cnn, Decoder, Encoder, Mlp, ModelSpec, Vit
 from topologies.errors import Refused
 
 Blocks = tuple[tuple[str, Block], ...]
@@ -27,7 +27,7 @@ def describe(model: ModelSpec, shape: Shape, framework: Framework, attention: st
     """
     blocks = _blocks(model, shape, framework, attention)
     totals = _totals(model, shape.seq)
-    tied = ("embed", "head") if getattr(model, "tied", False) else None
+    tied = ("embed", "head") if getattr(model, "tied", False) and getattr(model, "head", "") not in ("squad", "none") else None
     return Network(
         name=model.name,
         blocks=blocks,
@@ -51,18 +51,39 @@ def _blocks(model: ModelSpec, shape: Shape, framework: Framework, attention: str
         from sim.model import multilayer
 
         return multilayer.blocks_of(model, shape, framework)
+    if isinstance(model, Encoder):
+        from sim.model import encoder
+
+        return encoder.blocks_of(model, shape, framework, attention)
+    if isinstance(model, Vit):
+        from sim.model import encoder
+
+        return encoder.vit_blocks(model, shape, framework, attention)
+    if isinstance(model, Cnn):
+        from sim.model import resnet
+
+        return resnet.blocks_of(model, shape, framework)
     raise Refused(f"a model of family {type(model).__name__} cannot be described")
 
 
 def _unit(model: ModelSpec) -> str:
+    if isinstance(model, (Vit, Cnn)):
+        return "images"
     return "samples" if isinstance(model, Mlp) else "sequences"
 
 
 def _sample_bytes(model: ModelSpec, shape: Shape) -> int:
-    """Token ids and labels are int64; a vector is fp32."""
+    """Token ids and labels are int64 (BERT: also segments and mask); vectors and images are fp32."""
     if isinstance(model, Mlp):
         return 4 * (model.widths[0] + model.widths[-1])
-    return 16 * (shape.seq // shape.cp)
+    if isinstance(model, (Vit, Cnn)):
+        side = (
+            model.image or (300 if model.arch == "ssd300" else 32 if model.arch == "cifar" else 224)
+            if isinstance(model, Cnn)
+            else model.image
+        )
+        return 12 * side * side
+    return (32 if isinstance(model, Encoder) else 16) * (shape.seq // shape.cp)
 
 
 _PLAIN = Framework(name="count", source="counting only")

@@ -159,4 +159,106 @@ class Mlp(_Spec, tag="mlp", frozen=True, kw_only=True):
     loss: Literal["cross_entropy", "mse"] = "mse"
 
 
-ModelSpec = Union[Decoder, Mlp]
+class Encoder(_Spec, tag="encoder", frozen=True, kw_only=True):
+    """A bidirectional transformer with norms after the residuals: BERT (Devlin et al. 2018)."""
+
+    layers: Count
+    hidden: Count
+    heads: Count
+    ffn: Natural = 0
+    """0 = 4 x hidden."""
+    vocab: Count = 30522
+    positions: Count = 512
+    types: Count = 2
+    """Segment embeddings."""
+    head: Literal["pretraining", "squad", "none"] = "pretraining"
+    """pretraining: masked words and next sentence; squad: two scores a token."""
+    predictions: Natural = 0
+    """Masked words per sequence; 0 = 15 %, rounded up."""
+    dropout: Fraction = 0.1
+    tied: bool = True
+    """The masked-word head uses the embedding's weight (pretraining only)."""
+
+
+class Vit(_Spec, tag="vit", frozen=True, kw_only=True):
+    """A vision transformer on square images cut into patches (Dosovitskiy et al. 2020)."""
+
+    layers: Count
+    hidden: Count
+    heads: Count
+    ffn: Natural = 0
+    image: Count = 224
+    patch: Count = 16
+    classes: Count = 1000
+    dropout: Fraction = 0.0
+
+
+class Cnn(_Spec, tag="cnn", frozen=True, kw_only=True):
+    """A convolutional network: resnet (also ResNeXt, SE), vgg, ssd300, cifar."""
+
+    arch: Literal["resnet", "vgg", "ssd300", "cifar"] = "resnet"
+    depth: Natural = 50
+    """resnet: 18 34 50 101 152; vgg: 11 13 16 19."""
+    groups: Count = 1
+    width: Count = 64
+    """Channels of one group in the first stage (ResNeXt 32x4d: groups 32, width 4)."""
+    se: bool = False
+    """Squeeze and excitation after each block (Hu et al. 2018), reduction 16."""
+    batch_norm: bool = True
+    """vgg: with batch norm after each convolution; resnet always has it."""
+    image: Natural = 0
+    """Pixels of a side; 0 = 224, for ssd300 300, for cifar 32."""
+    classes: Natural = 0
+    """0 = 1000, for ssd300 81, for cifar 10."""
+
+
+class EncDec(_Spec, tag="encdec", frozen=True, kw_only=True):
+    """Encoder and decoder with cross-attention: T5, the Transformer of 2017."""
+
+    layers: Count
+    """Of the encoder, and as many of the decoder."""
+    hidden: Count
+    heads: Count
+    head_dim: Natural = 0
+    ffn: Count
+    vocab: Count
+    activation: Activation = "relu"
+    norm: Literal["rmsnorm", "layernorm"] = "layernorm"
+    pre_norm: bool = True
+    bias: bool = True
+    relative: Natural = 0
+    """Buckets of a learned relative position bias in the first layer of each stack (T5: 32); 0 = sinusoids."""
+    tied: bool = True
+    target: Natural = 0
+    """Target tokens per sample; 0 = as many as source tokens (the plan's seq_len)."""
+    dropout: Fraction = 0.1
+
+
+class TransformerXl(_Spec, tag="transformer-xl", frozen=True, kw_only=True):
+    """Segments with memory and relative positions (Dai et al. 2019), adaptive softmax."""
+
+    layers: Count
+    hidden: Count
+    heads: Count
+    head_dim: Natural = 0
+    ffn: Count
+    memory: Count
+    """Tokens of the previous segment that attention sees."""
+    vocab: Count = 267735
+    cutoffs: tuple[Count, ...] = (19997, 39997, 199997)
+    div: Count = 1
+    """Each further cluster of words is embedded in so many times fewer columns."""
+    dropout: Fraction = 0.1
+
+
+class Seq2Seq(_Spec, tag="seq2seq", frozen=True, kw_only=True):
+    """LSTM encoder and decoder with additive attention: GNMT (Wu et al. 2016)."""
+
+    layers: Count = 4
+    """Of the encoder (the first is bidirectional), and as many of the decoder."""
+    hidden: Count = 1024
+    vocab: Count = 32320
+    dropout: Fraction = 0.2
+
+
+ModelSpec = Union[Decoder, Encoder, EncDec, TransformerXl, Seq2Seq, Vit, Cnn, Mlp]

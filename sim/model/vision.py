@@ -1,0 +1,120 @@
+"""Parts of convolutional networks: convolution, batch norm with its activation, pooling, squeeze-and-excitation.
+
+Saved: a convolution its input, a batch norm its input and statistics; an in-place ReLU keeps its output, which is
+the next convolution's input and counted there. Under autocast convolutions and batch norms stay 16-bit.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sim.model.layers import elementwise, linear, weight_casts
+from sim.model.parts import Part
+from sim.model.share import Share
+from sim.work import Conv, MemoryBound, Work
+
+
+class Map(NamedTuple):
+    """A feature map: channels and side lengths."""
+
+    channels: int
+    h: int
+    w: int
+
+    @property
+    def size(self) -> int:
+        return self.channels * self.h * self.w
+
+
+def convolution(
+    share: Share,
+    name: str,
+    x: Map,
+    out: int,
+    kernel: int,
+    *,
+    stride: int = 1,
+    padding: int = -1,
+    groups: int = 1,
+    bias: bool = False,
+    first: bool = False,
+) -> tuple[Part, Map]:
+    """`first`: the input is the image and needs no gradient."""
+    shape = (share.micro, *x, out, kernel, kernel, stride, padding, groups, share.core)
+    work = Conv(*shape)
+    y = Map(out, *work.out)
+    weight = out * (x.channels // groups) * kernel * kernel
+    tensors = (weight, out) if bias else (weight,)
+    down, up = weight_casts(share, tensors)
+    n = share.micro * y.size * share.e
+    add: list[Work] = [MemoryBound("add", n, n, share.act)] if bias else []
+    total: list[Work] = [MemoryBound("reduce", n, out * share.e, share.act)] if bias else []
+    part = Part(
+        name=name,
+        forward=(*down, work, *add),
+        backward=() if first else (Conv(*shape, "dgrad"),),
+        wgrad=(Conv(*shape, "wgrad"), *total, *up),
+        cls="conv",
+        tensors=tensors,
+        saved=share.micro * x.size * share.e,
+    )
+    return part, y
+
+
+def normalised(share: Share, name: str, y: Map, *, relu: bool = True, join: bool = False) -> Part:
+    """Batch norm, the residual add where `join`, and ReLU: one kernel each, or one together (fused_activation, compile).
+
+    Training reads the input twice (statistics, then scaling) and in backward input and gradient twice.
+    """
+    n, e = share.micro * y.size, share.e
+    fused = share.framework.fused_activation or share.framework.compile
+    extra = fused and join
+    forward: list[Work] = [elementwise("batchnorm", share, n, (2 + extra) * e, e, 8.0, y.channels)]
+    backward: list[Work] = [elementwise("batchnorm", share, n, (4 + (fused and relu)) * e, (1 + extra) * e, 16.0, y.channels)]
+    if not fused:
+        forward += [elementwise("add", share, n, 2 * e, e)] * join + [elementwise("activation", share, n, e, e)] * relu
+        backward = [elementwise("activation", share, n, 2 * e, e)] * relu + backward
+    if join:  # the two gradients of the block's input are summed
+        backward.append(elementwise("add", share, n, 2 * e, e))
+    return Part(
+        name=name,
+        forward=tuple(forward),
+        backward=tuple(backward),
+        cls="norm",
+        tensors=(y.channels, y.channels),
+        saved=n * e + 8 * y.channels,
+        modules=1 + relu,
+    )
+
+
+def pool(share: Share, name: str, x: Map, kernel: int, stride: int, padding: int = 0, ceil: bool = False) -> tuple[Part, Map]:
+    """Max pooling; keeps its input and an index for each output."""
+    up = stride - 1 if ceil else 0
+    y = Map(x.channels, (x.h + 2 * padding - kernel + up) // stride + 1, (x.w + 2 * padding - kernel + up) // stride + 1)
+    read, written, e = share.micro * x.size, share.micro * y.size, share.e
+    forward: Work = MemoryBound("pool", read * e, written * (e + 8), share.act)
+    backward: Work = MemoryBound("pool", written * (e + 8), read * e, share.act)
+    return Part(name=name, forward=(forward,), backward=(backward,), cls="elementwise", saved=read * e + written * 8), y
+
+
+def mean(share: Share, name: str, x: Map) -> Part:
+    """Average over the whole map, one number a channel."""
+    n, e = share.micro * x.size, share.e
+    forward: Work = MemoryBound("reduce", n * e, share.micro * x.channels * e, share.act)
+    backward: Work = MemoryBound("copy", share.micro * x.channels * e, n * e, share.act)
+    return Part(name=name, forward=(forward,), backward=(backward,), cls="elementwise")
+
+
+def squeeze(share: Share, name: str, x: Map, reduction: int = 16) -> list[Part]:
+    """Squeeze and excitation (Hu et al. 2018): mean, two small linears, and each channel scaled."""
+    small = x.channels // reduction
+    n, e = share.micro * x.size, share.e
+    scale: Work = elementwise("scale", share, n, e, e)
+    unscale: Work = elementwise("scale", share, n, 2 * e, e)
+    total: Work = MemoryBound("reduce", 2 * n * e, share.micro * x.channels * e, share.act)
+    return [
+        mean(share, f"{name}.mean", x),
+        linear(share, f"{name}.down", x.channels, small, rows=share.micro, bias=True, low=False, modules=2),
+        linear(share, f"{name}.up", small, x.channels, rows=share.micro, bias=True, low=False, modules=2),
+        Part(name=f"{name}.scale", forward=(scale,), backward=(total, unscale), cls="elementwise", saved=n * e),
+    ]
