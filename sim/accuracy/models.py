@@ -1,0 +1,166 @@
+"""From a row's columns to a plan's model table: the architecture that was trained.
+
+The columns give sizes; what they leave out (norms, positions, biases, tied embeddings, latent attention) follows
+from the model's family, as its makers published it (`sim.model.families`). Every guess is noted.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import msgspec
+
+from sim.accuracy.rows import Row
+from sim.model.families import decoder
+from sim.model.load import load_model, models
+from sim.model.spec import Decoder, Mla
+from topologies.errors import BadInput, Refused
+
+_FAMILIES: tuple[tuple[str, str], ...] = (
+    # (pattern over "model_type | model_name", family); the first that matches counts
+    (r"internlm", "internlm"),
+    (r"mpt", "mpt"),
+    (r"bloom|alibi", "bloom"),
+    (r"nemotron|squared-relu", "nemotron"),
+    (r"gpt-?oss|sliding-window", "gpt-oss"),
+    (r"deepseek|kimi|\bmla\b", "deepseek"),
+    (r"qwen-?3", "qwen3"),
+    (r"qwen", "qwen2"),
+    (r"grok|geglu", "grok"),
+    (r"mixtral|\bmoe\b", "mixtral"),
+    (r"mistral", "mistral"),
+    (r"falcon", "falcon"),
+    (r"llama|yi-|baichuan", "llama"),
+    (r"gpt|megatron|opt-", "gpt"),
+)
+_ACTIVATIONS = {"gated quick-gelu": "swiglu", "squared-relu": "relu2", "swiglu": "swiglu", "geglu": "geglu", "gelu": "gelu", "relu": "relu"}
+"""gated quick-gelu: x sigmoid(1.702 x) times the other half, the same kernels as SwiGLU."""
+
+
+def family_of(row: Row) -> str:
+    """The decoder family by name; "" where the row is no decoder that is known."""
+    text = f"{row.model_type} | {row.model_name}".lower()
+    return next((family for pattern, family in _FAMILIES if re.search(pattern, text)), "")
+
+
+def model_of(row: Row, assumed: list[str], vocab_multiple: int = 1) -> dict[str, Any]:
+    """The plan's model table; guesses are added to `assumed`.
+
+    `vocab_multiple`: the vocabulary is padded to a multiple, as the framework does.
+    Raises `Refused` where the architecture is not given and its name is none that ships.
+    """
+    kind = f"{row.model_type} | {row.model_name}".lower()
+    if re.search(r"\bbert\b", kind):
+        return _bert(row, assumed)
+    if re.search(r"resnet|resnext|\bcnn\b|ssd|mask|transformer-xl|gnmt|seq2seq|encoder-decoder|\bvit\b", kind):
+        return _by_name(row, assumed)
+    if row.n_layers is None or row.hidden is None:
+        return _by_name(row, assumed)
+    if "mamba" in kind:
+        raise Refused(f"{row.model_name}: a hybrid needs its layer pattern, which the row does not give")
+    return _decoder(row, assumed, vocab_multiple)
+
+
+def _decoder(row: Row, assumed: list[str], vocab_multiple: int) -> dict[str, Any]:
+    family = family_of(row) or "llama"
+    if not family_of(row):
+        assumed.append(f"model type {row.model_type!r} taken as llama")
+    assert row.n_layers is not None and row.hidden is not None
+    heads = row.n_heads or _heads(row, assumed)
+    vocab = row.vocab_size or _vocab(family, assumed)
+    more: dict[str, Any] = {}
+    if family == "gpt-oss" and (window := _number(row.arch_note, r"window (\d+)")):
+        more["window"] = window
+    if family == "bloom" and "sweep" in row.model_name.lower():
+        more["embed_norm"] = False  # the prequel's sweeps ran Megatron's GPT before the embedding norm was added
+    spec = decoder(
+        family,
+        name=row.model_name,
+        n_layers=row.n_layers,
+        hidden=row.hidden,
+        n_heads=heads,
+        vocab_size=-(-vocab // vocab_multiple) * vocab_multiple,
+        n_kv_heads=row.n_kv_heads or 0,
+        head_dim=row.head_dim or 0,
+        ffn_hidden=row.ffn_hidden or _ffn(row, family, assumed),
+        activation=_ACTIVATIONS.get(row.activation, ""),
+        n_experts=row.n_experts or 0,
+        top_k=row.top_k or 0,
+        moe_ffn_hidden=row.moe_ffn_hidden or (row.ffn_hidden or 0),
+        shared_ffn_hidden=_number(row.arch_note, r"shared experts? \(?(\d+)"),
+        first_dense=_number(row.arch_note, r"(\d+) dense layer|dense_layers=(\d+)"),
+        mla=_latent(row) if family == "deepseek" else None,
+        **more,
+    )
+    return _with_task(spec, row, assumed)
+
+
+def _with_task(spec: Decoder, row: Row, assumed: list[str]) -> dict[str, Any]:
+    if row.task == "lora":
+        from sim.model.spec import Lora
+
+        assumed.append("LoRA of rank 16 on attention (qkv, proj): NeMo's default for Llama")
+        spec = msgspec.structs.replace(spec, lora=Lora(rank=16, targets=("qkv", "proj")))
+    tree: dict[str, Any] = msgspec.to_builtins(spec)
+    return tree
+
+
+def _heads(row: Row, assumed: list[str]) -> int:
+    """Heads as near to 128 wide as tensor parallelism allows, the width that most models take."""
+    assert row.hidden is not None
+    fits = [n for n in range(1, row.hidden // 32 + 1) if row.hidden % n == 0 and n % (row.tp or 1) == 0] or [1]
+    heads = min(fits, key=lambda n: abs(math.log(row.hidden / n / 128)) if row.hidden else 0.0)
+    assumed.append(f"n_heads not stated: {heads}")
+    return heads
+
+
+def _ffn(row: Row, family: str, assumed: list[str]) -> int:
+    """Llama-like models round 8/3 x hidden up to a multiple of 256, others take 4 x hidden."""
+    if row.moe_ffn_hidden:
+        return 0
+    assert row.hidden is not None
+    gated = row.activation in ("swiglu", "geglu") or family in ("llama", "internlm", "mistral", "qwen2", "qwen3", "mixtral")
+    width = -(-8 * row.hidden // 3 // 256) * 256 if gated else 4 * row.hidden
+    assumed.append(f"ffn_hidden not stated: {width}")
+    return width
+
+
+def _vocab(family: str, assumed: list[str]) -> int:
+    """The family's own tokenizer."""
+    known = {"llama": 32000, "mpt": 50368, "bloom": 250680, "qwen3": 151936, "deepseek": 129280, "internlm": 103168, "gpt-oss": 201088}
+    size = known.get(family, 50304)
+    assumed.append(f"vocab_size not stated: {size}")
+    return size
+
+
+def _latent(row: Row) -> Mla:
+    """DeepSeek-V2/V3: 128 + 64 (rotary) wide queries and keys, values of 128 (their config.json)."""
+    return Mla(kv_lora=_number(row.arch_note, r"kv_lora (\d+)") or 512, q_lora=_number(row.arch_note, r"q_lora (\d+)") or 1536)
+
+
+def _number(text: str, pattern: str) -> int:
+    found = re.search(pattern, text)
+    return int(next(group for group in found.groups() if group)) if found else 0
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower().replace("v1.5", "").replace("(", " ").split(" ")[0])
+
+
+def _by_name(row: Row, assumed: list[str]) -> dict[str, Any]:
+    """A shipped model of that name, where the row gives no sizes. Raises `Refused` where there is none."""
+    wanted = _plain(row.model_name)
+    fits = [name for name in models() if wanted and _plain(name) == wanted]
+    if not fits:
+        raise Refused(f"{row.model_name or 'model'}: the row gives no architecture, and no model of that name ships")
+    assumed.append(f"architecture of the shipped model {fits[0]}")
+    tree: dict[str, Any] = msgspec.to_builtins(load_model(fits[0]))
+    return tree
+
+
+def _bert(row: Row, assumed: list[str]) -> dict[str, Any]:
+    if row.n_layers is None or row.hidden is None:
+        return _by_name(row, assumed)
+    raise BadInput("BERT is not described yet")

@@ -1,0 +1,206 @@
+"""From a row to everything that a prediction needs: plan, machine, and what had to be assumed.
+
+A field that the row leaves empty takes the default of the row's framework, or what most people run; each such
+choice is listed in `Case.assumed`. Nothing here looks at the measured time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from sim.accuracy.machines import machine_of
+from sim.accuracy.models import model_of
+from sim.accuracy.rows import Row
+from sim.accuracy.wording import framework_of_row, optimizer_of, overlap_of, precision_of, recompute_of, sharding_of
+from sim.plan import Batch, Comm, Memory, Optimizer, Parallel, Plan
+from topologies.errors import BadInput, Refused
+
+_MEGATRON = (
+    "megatron-2021",
+    "megatron-2022",
+    "megatron-deepspeed",
+    "megatron-lm",
+    "megatron-core",
+    "megatron-bridge",
+    "nemo",
+    "mlperf-nvidia",
+)
+_SQUAD = 384
+"""Tokens of a SQuAD example in BERT's fine-tuning scripts (--max_seq_length 384)."""
+
+
+class Case(msgspec.Struct, frozen=True):
+    """A row made ready to predict."""
+
+    row: Row
+    plan: Plan
+    topology: str
+    assumed: tuple[str, ...]
+
+
+class Sizes(msgspec.Struct, frozen=True):
+    """Degrees of parallelism and batch of a row, complete and consistent."""
+
+    dp: int
+    tp: int
+    pp: int
+    vp: int
+    cp: int
+    ep: int
+    micro: int
+    batch: int
+
+
+def case_of(row: Row) -> Case:
+    """The plan and machine of a row. Raises `BadInput` (or `Refused`, `UnknownName`) with the reason where it has none."""
+    if row.problem:
+        raise BadInput(row.problem)
+    assumed: list[str] = []
+    framework = framework_of_row(row, assumed)
+    sizes = sizes_of(row, assumed)
+    model = model_of(row, assumed, 128 * sizes.tp if framework in _MEGATRON else 1)
+    layers = int(model.get("layers", 1))
+    stages = stages_of(layers, sizes.pp * sizes.vp)
+    overlap = overlap_of(row)
+    plan = Plan(
+        model=model,
+        name=row.row_id,
+        task={"lora": "lora"}.get(row.task, "train"),  # type: ignore[arg-type]
+        framework=framework,
+        seq_len=_seq_len(row, assumed),
+        precision=precision_of(row),  # type: ignore[arg-type]
+        attention=_attention(row),
+        compile=True if row.compile.startswith("yes") else None,
+        batch=Batch(global_=sizes.batch, micro=sizes.micro),
+        parallel=_parallel(row, sizes, framework, stages, overlap.get("tp_overlap"), assumed),
+        memory=Memory(**recompute_of(row, layers // sizes.pp, assumed)),
+        optimizer=Optimizer(name=optimizer_of(row)),  # type: ignore[arg-type]
+        comm=Comm(overlap=overlap.get("overlap", True)),
+    )
+    return Case(row, plan, machine_of(row, assumed), tuple(assumed))
+
+
+def _attention(row: Row) -> Any:
+    if row.flash_attn.startswith("yes"):
+        return "flash"
+    return "math" if row.flash_attn == "no" else None
+
+
+def _seq_len(row: Row, assumed: list[str]) -> int | None:
+    if row.seq_len or row.batch_unit != "sequences":
+        return row.seq_len
+    size = _SQUAD if "squad" in row.task.lower() else 128 if "bert" in row.model_type else 2048
+    assumed.append(f"seq_len not stated: {size}")
+    return size
+
+
+def sizes_of(row: Row, assumed: list[str]) -> Sizes:
+    """Completes what is missing and makes it multiply up to the GPUs. Raises `BadInput` where it cannot."""
+    if row.gpus is None:
+        raise BadInput("the number of GPUs is not stated")
+    if row.global_batch is None and row.micro_batch is None:
+        raise BadInput("neither global nor micro batch is stated")
+    if row.batch_unit == "tokens":
+        raise Refused("the batch is a budget of padded tokens: how many sentences a step holds is not stated")
+    tp, pp, cp = row.tp or 1, row.pp or 1, row.cp or 1
+    if row.gpus % (tp * pp * cp):
+        raise BadInput(f"tp x pp x cp = {tp} x {pp} x {cp} does not divide {row.gpus} GPUs")
+    dp = row.gpus // (tp * pp * cp)
+    if row.dp not in (None, dp):
+        assumed.append(f"dp = {row.dp} in the row, {dp} by the number of GPUs: the latter")
+    micro, batch = _batch(row, dp, assumed)
+    return Sizes(dp, tp, pp, _virtual(row, pp, batch // (micro * dp), assumed), cp, row.ep or 1, micro, batch)
+
+
+def _batch(row: Row, dp: int, assumed: list[str]) -> tuple[int, int]:
+    """(micro, global) with global a multiple of micro x dp."""
+    micro, batch = row.micro_batch, row.global_batch
+    if batch is None:
+        batch = (micro or 1) * dp * (row.grad_accum or 1)
+        assumed.append(f"global batch not stated: {batch}")
+    if batch % dp:
+        rounded = max(dp, round(batch / dp) * dp)
+        assumed.append(f"global batch {batch} is no multiple of dp = {dp}: {rounded}")
+        batch = rounded
+    each = batch // dp
+    if micro is None:
+        # Long accumulation is the rule with pipelines: the smallest micro-batch keeps the bubble small.
+        micro = 1 if (row.pp or 1) > 1 or (row.hidden or 0) >= 8192 else next(m for m in (4, 2, 1) if each % m == 0)
+        assumed.append(f"micro-batch not stated: {micro}")
+    if each % micro:
+        fits = max(m for m in range(1, min(micro, each) + 1) if each % m == 0)
+        assumed.append(f"micro-batch {micro} does not divide {each} samples per rank: {fits}")
+        micro = fits
+    return micro, batch
+
+
+def _virtual(row: Row, pp: int, microbatches: int, assumed: list[str]) -> int:
+    """Model chunks per rank: the row's, as far as the schedule and the layers allow; interleaving needs whole rounds."""
+    layers = row.n_layers or 1
+    if pp == 1:
+        return 1
+    if row.vp is None:
+        per = layers // pp
+        chunks = 1 if microbatches % pp else next((n for n in range(per, 0, -1) if per % n == 0 and per // n >= 2), 1)
+        assumed.append(f"interleaving not stated: {chunks} chunks per stage")
+        return chunks
+    if row.vp > 1 and (microbatches % pp or row.vp * pp > layers + 2):
+        assumed.append(f"{row.vp} chunks do not fit {microbatches} micro-batches on {pp} stages: plain 1F1B")
+        return 1
+    return row.vp
+
+
+def stages_of(layers: int, stages: int) -> tuple[int, ...] | None:
+    """Layers of each stage where they are uneven; None where they divide.
+
+    Two spare places belong to the embedding and the head (Megatron: account_for_embedding_in_pipeline_split,
+    account_for_loss_in_pipeline_split); otherwise early stages fill up and the last holds what is left (DeepSpeed's
+    and Megatron's layouts), or one each is taken off from the end.
+    """
+    if stages < 1 or layers % stages == 0:
+        return None
+    full = -(-layers // stages)
+    if layers + 2 == full * stages:
+        return (full - 1, *(full,) * (stages - 2), full - 1) if stages > 1 else (layers,)
+    last = layers - full * (stages - 1)
+    if last >= 1:
+        return (*(full,) * (stages - 1), last)
+    short = full * stages - layers
+    return (*(full,) * (stages - short), *(full - 1,) * short) if full > 1 else None
+
+
+def _parallel(
+    row: Row, sizes: Sizes, framework: str, stages: tuple[int, ...] | None, tp_overlap: bool | None, assumed: list[str]
+) -> Parallel:
+    shard = sharding_of(row, sizes.dp, framework, assumed)
+    ep = _experts(sizes, assumed)
+    if sizes.tp > 1 and not row.sequence_parallel:
+        assumed.append("sequence parallelism not stated: on with tp > 1")
+    chunks = sizes.vp if sizes.pp > 1 else 1
+    return Parallel(
+        **shard,
+        tp=sizes.tp,
+        sequence_parallel=sizes.tp > 1 and row.sequence_parallel != "no",
+        tp_overlap=bool(tp_overlap),
+        pp=sizes.pp,
+        schedule="interleaved" if chunks > 1 else "1f1b",
+        virtual_stages=chunks,
+        stages=stages,
+        cp=sizes.cp,
+        cp_kind="all_to_all" if "a2a" in row.comm_overlap.lower() else "p2p",
+        ep=ep,
+        etp=row.etp,
+        capacity=1.0 if "capacity factor 1.0" in row.notes else 0.0,
+    )
+
+
+def _experts(sizes: Sizes, assumed: list[str]) -> int:
+    """Expert-parallel ranks inside dp x cp. Megatron's may reach over tp ranks too: as many as fit stand for them."""
+    ranks = sizes.dp * sizes.cp
+    if ranks % sizes.ep == 0:
+        return sizes.ep
+    fits = max(n for n in range(1, min(ranks, sizes.ep) + 1) if ranks % n == 0 and sizes.ep % n == 0)
+    assumed.append(f"ep = {sizes.ep} reaches over tp ranks: counted as {fits} inside dp x cp = {ranks}")
+    return fits

@@ -1,0 +1,138 @@
+"""What the table's words mean in a plan: frameworks, precisions, sharding, recomputation, overlap.
+
+The words are those that publications print ("FSDP FULL_SHARD (ZeRO-3)", "bf16 (autocast)", "selective (op)").
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from sim.accuracy.rows import Row
+from topologies.errors import Refused
+
+_FRAMEWORKS: tuple[tuple[str, str], ...] = (
+    (r"megatron-bridge", "megatron-bridge"),
+    (r"mlperf", "mlperf-nvidia"),
+    (r"nemo", "nemo"),
+    (r"megatron-deepspeed", "megatron-deepspeed"),
+    (r"megatron-core", "megatron-core"),
+    (r"megatron", "megatron-lm"),
+    (r"internevo", "internevo"),
+    (r"llm-foundry|composer|mosaic", "llm-foundry"),
+    (r"torchtitan", "torchtitan"),
+    (r"maxtext|paxml|\bjax\b", "maxtext"),
+    (r"oneflow", "oneflow"),
+    (r"mxnet", "mxnet-horovod"),
+    (r"tensorflow ?2|tf2", "tf2-horovod"),
+    (r"tensorflow|tf1", "tf1-horovod"),
+    (r"pytorch|torch|lit-gpt|lightning", "pytorch"),
+)
+
+
+def framework_of_row(row: Row, assumed: list[str]) -> str:
+    """The framework file that describes how the row was run. Raises `Refused` for one that is not known."""
+    text = f"{row.framework} {row.source_id}".lower()
+    name = next((name for pattern, name in _FRAMEWORKS if re.search(pattern, text)), "")
+    if not name:
+        raise Refused(f"framework {row.framework!r} is not described; see sim/frameworks for those that are")
+    if name == "megatron-lm" and row.flash_attn == "no":
+        return "megatron-2022" if row.sequence_parallel == "yes" or row.recompute == "selective" else "megatron-2021"
+    if name != "pytorch":
+        return name
+    if _is(row, r"bert"):
+        return "pytorch-apex-ddp"
+    if _is(row, r"resnet|resnext|\bcnn\b|ssd|mask|transformer|gnmt|rnn"):
+        return "pytorch-native-amp"
+    assumed.append(f"framework {row.framework!r} taken as plain PyTorch")
+    return "pytorch"
+
+
+def _is(row: Row, pattern: str) -> bool:
+    return re.search(pattern, f"{row.model_type} {row.model_name}".lower()) is not None
+
+
+def precision_of(row: Row) -> str:
+    """The plan's precision. Raises `Refused` for a word that is none."""
+    text = row.precision.lower()
+    for word, name in (("nvfp4", "nvfp4"), ("fp4", "nvfp4"), ("mxfp8", "mxfp8"), ("fp8", "fp8"), ("bf16", "bf16"), ("fp16", "fp16")):
+        if word in text:
+            return name
+    for word, name in (("amp", "fp16"), ("tf32", "tf32"), ("fp32", "fp32"), ("float32", "fp32")):
+        if word in text:
+            return name
+    raise Refused(f"precision {row.precision!r} is not known; a plan takes fp32 tf32 bf16 fp16 fp8 mxfp8 nvfp4")
+
+
+def sharding_of(row: Row, dp: int, framework: str, assumed: list[str]) -> dict[str, Any]:
+    """dp_shard, dp_replicate, zero and how parameters are kept, for `dp` data-parallel ranks (context ranks apart)."""
+    text = row.sharding.lower()
+    zero = _zero(text, framework, assumed, row)
+    if zero == 0 or dp == 1:
+        # With one rank nothing is split; FSDP still casts and copies as it does, so its level stays.
+        return {"dp_replicate": dp if zero == 0 else 1, "dp_shard": 1 if zero == 0 else dp, "zero": zero}
+    size = min(row.fsdp_size or dp, dp)
+    if found := re.search(r"within groups of (\d+)", text):
+        size = min(int(found.group(1)), dp)
+    if dp % size:
+        assumed.append(f"sharding group of {size} does not divide dp = {dp}: all ranks share")
+        size = dp
+    found_sizes: dict[str, Any] = {"dp_shard": size, "dp_replicate": dp // size, "zero": zero}
+    if "shard_grad_op" in text:
+        found_sizes |= {"zero": 3, "reshard_after_forward": False}
+    return found_sizes
+
+
+def _zero(text: str, framework: str, assumed: list[str], row: Row) -> int:
+    if found := re.search(r"zero-?(\d)", text):
+        return int(found.group(1))
+    if "fsdp" in text or "full_shard" in text:
+        return 3
+    if text.startswith("none") or "ddp" in text:
+        return 0
+    from sim.framework import load_framework
+
+    level = load_framework(framework).zero
+    assumed.append(
+        f"sharding not stated: {framework}'s default, ZeRO-{level}" if not row.sharding else f"sharding {row.sharding!r}: ZeRO-{level}"
+    )
+    return level
+
+
+def recompute_of(row: Row, layers_per_stage: int, assumed: list[str]) -> dict[str, Any]:
+    """The plan's recomputation. `selective (op)` of torchtitan keeps every second product: half of the layers' work."""
+    text = row.recompute.lower()
+    if text.startswith("full"):
+        return {"recompute": "full"}
+    if "every other" in text or "(op)" in text:
+        if layers_per_stage < 2:
+            return {"recompute": "full"}
+        if "(op)" in text:
+            assumed.append("selective recomputation by op counted as every second layer")
+        return {"recompute": "full", "recompute_layers": layers_per_stage // 2}
+    if text.startswith("selective"):
+        return {"recompute": "selective"}
+    if not text:
+        assumed.append("recomputation not stated: none")
+    return {"recompute": "none"}
+
+
+def overlap_of(row: Row) -> dict[str, bool]:
+    """`overlap` (gradients beside backward) and `tp_overlap`, where the row states them."""
+    text = row.comm_overlap.lower()
+    found: dict[str, bool] = {}
+    if text.startswith("none"):
+        found["overlap"] = False
+    elif "overlap" in text or "bucketed" in text:
+        found["overlap"] = True
+    if re.search(r"userbuffers|tp-comm-overlap|async tp", text):
+        found["tp_overlap"] = True
+    return found
+
+
+def optimizer_of(row: Row) -> str:
+    text = row.optimizer.lower()
+    for word, name in (("lamb", "lamb"), ("sgd", "momentum"), ("adam", "adamw")):
+        if word in text:
+            return name
+    return "momentum" if _is(row, r"resnet|resnext|\bcnn\b|ssd|mask") else "adamw"

@@ -1,0 +1,59 @@
+"""Tables are read cell by cell: a bad cell spoils its row, a bad file is an error that says why."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.accuracy.rows import read_rows
+from topologies.errors import BadInput
+
+HEADER = "row_id,source_id,gpu,gpus,framework,global_batch,step_time_s,quality,micro_batch,notes\n"
+
+
+def table(tmp_path: Path, body: str, header: str = HEADER) -> Path:
+    path = tmp_path / "table.csv"
+    path.write_text(header + body, encoding="utf-8")
+    return path
+
+
+def test_empty_cells_are_unknown(tmp_path: Path) -> None:
+    (row,) = read_rows(table(tmp_path, "a,s,H100,8,torchtitan,64,1.5,A,,\n"))
+    assert (row.gpus, row.step_time_s, row.micro_batch, row.notes) == (8, 1.5, None, "")
+    assert row.scored and not row.problem
+
+
+@pytest.mark.parametrize("cell", ["zero", "-3", "0", "nan", "inf", "2.5", "1e400"])
+def test_a_cell_that_is_no_number_spoils_its_row_alone(tmp_path: Path, cell: str) -> None:
+    good, bad = read_rows(table(tmp_path, f"a,s,H100,8,torchtitan,64,1.5,A,2,\nb,s,H100,{cell},torchtitan,64,1.5,A,2,\n"))
+    assert not good.problem
+    assert "gpus" in bad.problem
+
+
+def test_rows_named_twice_are_told(tmp_path: Path) -> None:
+    first, second = read_rows(table(tmp_path, "a,s,H100,8,x,64,1.5,A,2,\na,s,H100,8,x,64,1.5,A,2,\n"))
+    assert not first.problem and "twice" in second.problem
+
+
+def test_quality_c_and_rows_without_a_time_are_not_scored(tmp_path: Path) -> None:
+    rows = read_rows(table(tmp_path, "a,s,H100,8,x,64,1.5,C,2,\nb,s,H100,8,x,64,,A,2,\n"))
+    assert [row.scored for row in rows] == [False, False]
+
+
+def test_absent_files_and_missing_columns(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="does not exist"):
+        read_rows(tmp_path / "none.csv")
+    with pytest.raises(BadInput, match="global_batch, step_time_s"):
+        read_rows(table(tmp_path, "", "row_id,gpu,gpus,framework\n"))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_rows_or_bad_input(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    path = tmp_path_factory.mktemp("t") / "t.csv"
+    path.write_bytes(HEADER.encode() + data)
+    with contextlib.suppress(BadInput):
+        read_rows(path)
