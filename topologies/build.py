@@ -23,15 +23,17 @@ from collections.abc import Mapping
 
 import msgspec
 
+from topologies.affinity import nearest
 from topologies.devices import read_cpu, read_disk, read_gpu, read_nic
 from topologies.errors import BadInput, UnknownName
 from topologies.hardware import Cpu, Gpu, Nic
-from topologies.machine import KINDS, Link, Machine, check, kind_of, number_of
+from topologies.machine import Link, Machine, check, kind_of, number_of
+from topologies.route import Router
 from topologies.table import Table
 from topologies.tree import Tree, read_tree
 
-FIELDS = ("name", "title", "source", "kind", "base", "gpu", "gpus", "cpu", "nic", "nics", "p2p", "pcie", "sockets", "repeat", "tree", "nvlink")
-FIELDS += ("links", "fabric", "disk", "ranks")
+FIELDS: tuple[str, ...] = ("name", "title", "source", "kind", "base", "gpu", "gpus", "cpu", "nic", "nics", "p2p", "pcie", "sockets")
+FIELDS += ("repeat", "tree", "nvlink", "links", "fabric", "disk", "ranks")
 P2P = ("none", "PIX", "PXB", "PHB", "SYS", "auto")
 LATENCY = {"nvlink": 0.7e-6, "xgmi": 0.9e-6, "c2c": 0.4e-6, "pcie": 0.75e-6, "numa": 0.05e-6, "upi": 0.15e-6, "dram": 0.1e-6, "engine": 0.0}
 """Seconds per direction of one link. NVLink and PCIe are halves of a measured GPU-to-GPU access over one switch
@@ -69,7 +71,13 @@ def build(document: Mapping[str, object]) -> Machine:
         document=document,
     )
     links = _tree_links(table, machine, tree) | _socket_links(machine, tree) | _nvlinks(table, machine)
-    return check(msgspec.structs.replace(machine, links=_override(table, links)))
+    machine = msgspec.structs.replace(machine, links=_override(table, links))
+    return check(msgspec.structs.replace(machine, cabled=_cabled(machine)))
+
+
+def _cabled(machine: Machine) -> tuple[str, ...]:
+    used = {name for use in nearest(machine, Router(machine)).values() for name in use.names}
+    return tuple(sorted(machine.nics, key=lambda name: (name not in used, number_of(name))))
 
 
 def _gpus(table: Table, tree: Tree) -> dict[str, Gpu]:
@@ -196,6 +204,3 @@ def _override(table: Table, links: dict[str, Link]) -> dict[str, Link]:
         old = links[name]
         found[name] = Link(old.kind, one.rate("rate", old.rate), one.duration("latency", old.latency))
     return found
-
-
-__all__ = ["ASSUMED_DRAM", "FIELDS", "KINDS", "LATENCY", "build"]

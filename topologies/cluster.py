@@ -70,7 +70,9 @@ def parse(expression: str) -> tuple[Term, ...]:
     for part in expression.split("+"):
         match = _TERM.match(part.strip())
         if not match:
-            raise BadInput(f"cannot read {expression[:80]!r} as a cluster. Write e.g. 'dgx-h100', '16x dgx-h100', '8x dgx-h100 + 4x dgx-a100'")
+            raise BadInput(
+                f"cannot read {expression[:80]!r} as a cluster. Write e.g. 'dgx-h100', '16x dgx-h100', '8x dgx-h100 + 4x dgx-a100'"
+            )
         count = int(match.group(1) or 1)
         if not 0 < count <= MOST_NODES:
             raise BadInput(f"a cluster has 1 to {MOST_NODES} nodes, got {count} in {expression[:80]!r}")

@@ -67,6 +67,12 @@ def read_nic(value: object, where: str) -> Nic:
     return _either(value, where, nic, _nic, "nic")
 
 
+def overlay(part: Part, fields: Mapping[str, object], where: str) -> Part:
+    """`part` with the fields of a table over its own. Raises `BadInput`."""
+    make: Callable[..., Part] = {Gpu: _gpu, Cpu: _cpu, Nic: _nic}[type(part)]  # type: ignore[assignment]
+    return make(fields, where, part.name, part)
+
+
 def _either(value: object, where: str, by_key: Callable[[str], Part], by_table: Callable[..., Part], noun: str) -> Part:
     if isinstance(value, str):
         return by_key(value)
@@ -81,7 +87,7 @@ def _either(value: object, where: str, by_key: Callable[[str], Part], by_table: 
     return by_table(fields, where, str(value.get("name", base)), by_key(base))
 
 
-_GPU = ("name", "arch", "flops", "memory", "bandwidth", "l2", "sms", "clock", "power", "copy_engines")
+_GPU: tuple[str, ...] = ("name", "arch", "flops", "memory", "bandwidth", "l2", "sms", "clock", "power", "copy_engines")
 _GPU += ("nvlink", "nvlink_links", "pcie", "c2c", "source")
 
 
@@ -90,7 +96,7 @@ def _gpu(data: object, where: str, name: str, base: Gpu | None = None) -> Gpu:
     table = Table(data, where, _GPU)
     missing = [key for key in ("arch", "flops", "memory", "bandwidth", "sms") if key not in table]
     if base is None and missing:
-        raise BadInput(f"{where} lacks {', '.join(missing)}. Give them, or start from a known GPU with base = \"h100-sxm\"")
+        raise BadInput(f'{where} lacks {", ".join(missing)}. Give them, or start from a known GPU with base = "h100-sxm"')
     b = base or Gpu(name=name, arch="", flops={}, memory=0, bandwidth=0.0, l2=0, sms=0, clock=0.0)
     return msgspec.structs.replace(
         b,
@@ -135,7 +141,7 @@ def _nic(data: object, where: str, name: str, base: Nic | None = None) -> Nic:
     """A NIC from its table: `rate` is one port's, `count` ports are used as one."""
     table = Table(data, where, ("name", "rate", "latency", "count", "source"))
     if base is None and "rate" not in table:
-        raise BadInput(f"{where} lacks rate, e.g. rate = \"400 Gbit/s\"")
+        raise BadInput(f'{where} lacks rate, e.g. rate = "400 Gbit/s"')
     b = base or Nic(name=name, rate=1.0)
     count = table.whole("count", b.count, least=1, most=256)
     return msgspec.structs.replace(

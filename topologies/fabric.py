@@ -29,7 +29,7 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
     uplink: float = 0.0
     """Bytes per second of one uplink in one direction; 0: what the NICs below and `oversubscription` give."""
     failed: frozenset[str] = frozenset()
-    """Directed links, spines and leaves that are out of service."""
+    """Directed links and spines that are out of service."""
     source: str = ""
 
     @property

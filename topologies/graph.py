@@ -64,9 +64,30 @@ class Topology:
         self._sites: Mapping[int, Site] = sites(cluster)
         self.rates: Mapping[str, float] = Rates(cluster, self._sites)
         self._paths: dict[tuple[int, int], Path] = {}
+        self._check()
 
     def __repr__(self) -> str:
         return f"Topology({self.name!r}, nodes={self.nodes}, ranks={self.gpus})"
+
+    def _check(self) -> None:
+        """Raises `BadInput` where a rank cannot reach the others: by its NIC, or inside the only node."""
+        from topologies.travel import inside
+
+        seen: set[int] = set()
+        for node in (*accumulate((run.count for run in self.cluster.runs[:-1]), initial=0), *self.cluster.special):
+            site = self._sites[node]
+            slots = [self._slot(place) for place in range(self.ranks_on(node))]
+            if id(site) in seen or (self.kind == "cpu" and self.nodes == 1):
+                continue
+            seen.add(id(site))
+            lost = [slot for slot in slots if site.nic_use(slot) is None]
+            if lost and (self.nodes > 1 or any(inside(site, slots[0], slot) is None for slot in slots)):
+                cut = next((s for s in lost if self.nodes > 1 or inside(site, slots[0], s) is None), lost[0])
+                raise BadInput(
+                    f"machine '{site.machine.name}' (n{node}) is disconnected: {site.device(cut)} reaches "
+                    f"{'no NIC' if self.nodes > 1 else f'neither {site.device(slots[0])} nor a NIC'}. "
+                    "Join it in [tree] or [nvlink], or undo the fail= or without= that took its last link"
+                )
 
     @property
     def symmetric(self) -> bool:

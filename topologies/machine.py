@@ -58,6 +58,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     links: dict[str, Link]
     """`gpu0>sw0` -> one direction."""
     nics: dict[str, Nic]
+    cabled: tuple[str, ...] = ()
+    """NICs in the order of the rails that they are plugged into, those that ranks use first. A failure changes no plug."""
     chips: tuple[int, ...] = ()
     """NVLinks of each GPU to each NVSwitch chip, e.g. (5, 4, 4, 5); the chips together are one vertex `nvswitch`."""
     p2p: str = "PXB"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from topologies.affinity import NicUse, nearest
 from topologies.cluster import Cluster
-from topologies.machine import Link, number_of
+from topologies.machine import Link, Machine
 from topologies.route import Router
 
 _NODE = re.compile(r"n(\d{1,7})/(.+)\Z")
@@ -21,8 +21,8 @@ class Site:
         self.router = Router(machine)
         self._uses = nearest(machine, self.router)
         self._names = tuple(machine.gpus)
-        used = sorted({name for use in self._uses.values() for name in use.names}, key=number_of)
-        self.rails = {name: place % rails for place, name in enumerate(used)}
+        used = {name for use in self._uses.values() for name in use.names}
+        self.rails = {name: place % rails for place, name in enumerate(machine.cabled) if name in used}
         """NIC -> rail, for the NICs that ranks use (storage NICs are on no rail)."""
 
     def device(self, slot: int) -> str:
@@ -34,13 +34,15 @@ class Site:
 
     def owner(self, rail: int, near: str) -> tuple[str, str] | None:
         """(GPU, NIC): a GPU that `near` reaches over NVLink and whose own NIC is on this rail."""
-        for gpu, use in self._uses.items():
-            for nic in use.names:
-                if self.rails[nic] == rail and use.kind in ("PIX", "PXB", "C2C"):
-                    leg = self.router.leg(near, gpu)
-                    if leg is not None and leg.kind == "NVL":
-                        return gpu, nic
-        return None
+        owners = [
+            (gpu, nic)
+            for gpu, use in self._uses.items()
+            for nic in use.names
+            if self.rails[nic] == rail and use.kind in ("PIX", "PXB", "C2C")
+        ]
+        owners = [(gpu, nic) for gpu, nic in owners if (leg := self.router.leg(near, gpu)) is not None and leg.kind == "NVL"]
+        # Where a rail has several NICs on the node, GPUs take the one in their own part of it.
+        return owners[self._names.index(near) * len(owners) // len(self._names)] if owners else None
 
     def rail_rate(self, rail: int) -> float:
         """Bytes per second of all NICs of the node on a rail."""
@@ -114,7 +116,7 @@ class Rates(Mapping[str, float]):
             return site.machine.links[short]
         if outer.startswith("net/"):
             rail = site.rails[short]
-            if outer != self._cluster.fabric.leaf(node, rail) or outer in self._cluster.fabric.failed:
+            if outer != self._cluster.fabric.leaf(node, rail):
                 raise KeyError(name)
             return Link("net", site.machine.nics[short].rate, site.machine.nics[short].latency)
         prefix = f"n{node}/"
@@ -157,5 +159,3 @@ class Rates(Mapping[str, float]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
-
-

@@ -6,6 +6,8 @@ PHB (through a CPU) SYS (between NUMA domains). GPUs that may not read each othe
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import msgspec
 
 from topologies.machine import Machine, kind_of
@@ -86,7 +88,7 @@ class Router:
             path = rise + fall[::-1]
         else:
             return None
-        links = tuple(f"{u}>{v}" for u, v in zip(path, path[1:], strict=False))
+        links = tuple(f"{u}>{v}" for u, v in pairwise(path))
         return Leg(links, self._kind(path, links))
 
     def _kind(self, path: list[str], links: tuple[str, ...]) -> str:
@@ -106,7 +108,7 @@ class Router:
         if not home:
             return None
         rise = self.machine.chain(a)
-        write = [f"{u}>{v}" for u, v in zip(rise, rise[1 : rise.index(home) + 1], strict=False)]
+        write = [f"{u}>{v}" for u, v in pairwise(rise[: rise.index(home) + 1])]
         bus = self.machine.memory_bus(home)
         read = self._from(home, b)
         return Leg((*write, bus, bus, *read), tree.kind, staged=True) if read is not None else None

@@ -6,6 +6,8 @@ the target's rail first (NCCL's PXN, 2.12), and else over a spine.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from topologies.affinity import NicUse
 from topologies.errors import BadInput
 from topologies.fabric import Fabric
@@ -34,21 +36,18 @@ def inside(site: Site, slot_a: int, slot_b: int) -> Leg | None:
 
 def across(fabric: Fabric, a: End, b: End) -> tuple[tuple[str, ...], str, bool]:
     """(links, kind, staged) from node to node over the network. Raises `BadInput` without a way."""
-    (node_a, site_a, slot_a), (node_b, site_b, slot_b) = a, b
+    (node_a, site_a, _), (node_b, site_b, slot_b) = a, b
     use_b = _use(b)
     nic_b = use_b.names[node_a % len(use_b.names)]
     rail = site_b.rails[nic_b]
     first, nic_a, kind = _leave(fabric, a, node_b, rail)
     leaf_a, leaf_b = fabric.leaf(node_a, site_a.rails[nic_a]), fabric.leaf(node_b, rail)
-    for leaf in (leaf_a, leaf_b):
-        if leaf in fabric.failed:
-            raise BadInput(f"the network is disconnected: {leaf} has failed and n{node_a} and n{node_b} have no other")
     between: tuple[str, ...] = (leaf_a,)
     if leaf_a != leaf_b:
         between = (leaf_a, fabric.spine(leaf_a, leaf_b, node_b * max(1, len(site_b.rails)) + list(site_b.rails).index(nic_b)), leaf_b)
     hops = (f"n{node_a}/{nic_a}", *between, f"n{node_b}/{nic_b}")
     last = _near(site_b, nic_b, slot_b, inward=True)
-    links = (*_full(node_a, first), *(f"{u}>{v}" for u, v in zip(hops, hops[1:], strict=False)), *_full(node_b, last))
+    links = (*_full(node_a, first), *(f"{u}>{v}" for u, v in pairwise(hops)), *_full(node_b, last))
     return links, kind, first.staged or last.staged
 
 

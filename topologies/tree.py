@@ -90,7 +90,9 @@ def _parents(children: Mapping[str, tuple[str, ...]], where: str) -> dict[str, s
             raise BadInput(f"{where}: '{parent[:40]}' can have nothing below it. Parents are called tray0, socket0, numa0, root0, sw0")
         for child in names:
             if kind_of(child) not in below:
-                raise BadInput(f"{where}: '{child[:40]}' cannot hang on {parent}. Allowed below a {kind_of(parent)}: {', '.join(below)} + number")
+                raise BadInput(
+                    f"{where}: '{child[:40]}' cannot hang on {parent}. Allowed below a {kind_of(parent)}: {', '.join(below)} + number"
+                )
             if child in up:
                 again = "twice" if up[child] == parent else f"on {up[child]} and on {parent}"
                 raise BadInput(f"{where}: {child} hangs {again}; a device has one place")
@@ -109,4 +111,4 @@ def _check_roots(children: Mapping[str, tuple[str, ...]], up: Mapping[str, str],
                 raise BadInput(f"{where}: {at} hangs on itself through {', '.join(sorted(seen - {at}))}")
             seen.add(at)
         if kind_of(at) not in ("socket", "tray"):
-            raise BadInput(f"{where}: {at} hangs on nothing. Put it below a socket: socket0 = [\"{at}\"]")
+            raise BadInput(f'{where}: {at} hangs on nothing. Put it below a socket: socket0 = ["{at}"]')

@@ -28,13 +28,13 @@ def _read(text: object, table: dict[str, float] | dict[str, int], noun: str, whe
     place = f" at {where}" if where else ""
     first, second = _LIKELY[noun]
     if isinstance(text, (int, float)) and not isinstance(text, bool):
-        raise UnitError(f"a {noun} needs a unit{place}: got {text!r}. Write \"{text} {first}\" or \"{text} {second}\"")
+        raise UnitError(f'a {noun} needs a unit{place}: got {text!r}. Write "{text} {first}" or "{text} {second}"')
     match = _NUMBER.match(text) if isinstance(text, str) and len(text) <= 64 else None
     if match is None:
-        raise UnitError(f"cannot read {str(text)[:40]!r} as a {noun}{place}. Example: \"1.5 {first}\"")
+        raise UnitError(f'cannot read {str(text)[:40]!r} as a {noun}{place}. Example: "1.5 {first}"')
     number, unit = match.groups()
     if unit is None:
-        raise UnitError(f"a {noun} needs a unit{place}: got '{number}'. Write \"{number} {first}\" or \"{number} {second}\"")
+        raise UnitError(f'a {noun} needs a unit{place}: got \'{number}\'. Write "{number} {first}" or "{number} {second}"')
     if unit not in table:
         folded = [name for name in table if name.lower() == unit.lower()]
         hint = f" Did you mean {' or '.join(folded)}?" if folded else ""

@@ -1,0 +1,198 @@
+"""What-ifs: small texts that turn one cluster into another, applied in order.
+
+link.KIND.rate=400 GB/s      every link of a kind (nvlink xgmi c2c pcie numa upi dram net spine), also .latency
+fail=link:gpu0-sw0           a cable, both directions, on every node; fail=link:n3/gpu0-n3/sw0 on one;
+                             fail=link:net/leaf0.0-net/spine2, fail=spine:2, fail=nic:n0/nic1, fail=nvswitch:2 (two chips)
+without=nvswitch             also nvlink, nic, p2p
+slow=r3:0.8                  rank 3 computes at 0.8 of full speed; slow=n2:0.8 all ranks of node 2
+oversubscription=2  rails=4  pod=16  spines=8
+ranks_per_node=4             use so many GPUs of each node
+order=3,2,1,0                which device of its node each local rank takes; order=scatter: ranks round the nodes
+gpu=h200-sxm                 other GPUs in the same places; gpu.memory=96 GiB, gpu.bandwidth, gpu.power, gpu.flops.bf16 ...
+cpu.cores=8  cpu.bandwidth=100 GB/s  cpu.flops.fp32=50 GFLOP/s  nic.rate=200 Gbit/s  disk.read=2 GB/s  p2p=none
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from topologies import fail
+from topologies.build import P2P, build
+from topologies.cluster import Cluster, Run
+from topologies.errors import BadInput, UnknownName
+from topologies.fabric import read_fabric
+from topologies.machine import Link, Machine
+from topologies.refit import refit
+from topologies.table import positive
+from topologies.units import duration, rate
+
+Edit = Callable[[Cluster, str, str], Cluster]
+
+
+def apply(cluster: Cluster, edits: tuple[str, ...]) -> Cluster:
+    """`cluster` with all edits. Raises `BadInput` that names the edit."""
+    for edit in edits:
+        key, equals, value = (part.strip() for part in edit.partition("="))
+        if not equals or not key or not value:
+            raise BadInput(f"cannot read the edit {edit[:80]!r}. Write KEY=VALUE, e.g. 'oversubscription=2' or 'fail=link:gpu0-sw0'")
+        cluster = _one(cluster, key, value)
+    return msgspec.structs.replace(cluster, edits=cluster.edits + edits)
+
+
+def _one(cluster: Cluster, key: str, value: str) -> Cluster:
+    first, dot, rest = key.partition(".")
+    if dot and first == "link":
+        return _link(cluster, rest, value)
+    if dot and first in ("gpu", "cpu", "nic", "disk"):
+        return _machines(cluster, lambda machine: refit(machine, first, rest, value))
+    if key not in _EDITS:
+        raise UnknownName("edit", key, [*_EDITS, "link.nvlink.rate", "gpu.memory", "cpu.cores", "nic.rate", "disk.read"])
+    return _EDITS[key](cluster, key, value)
+
+
+def _machines(cluster: Cluster, change: Callable[[Machine], Machine]) -> Cluster:
+    """Each machine changed once, so that equal nodes stay equal."""
+    runs = tuple(msgspec.structs.replace(run, machine=change(run.machine)) for run in cluster.runs)
+    special = {node: change(machine) for node, machine in cluster.special.items()}
+    return msgspec.structs.replace(cluster, runs=runs, special=special)
+
+
+def _link(cluster: Cluster, rest: str, value: str) -> Cluster:
+    kind, dot, what = rest.partition(".")
+    allowed = ("nvlink", "xgmi", "c2c", "pcie", "numa", "upi", "dram", "engine", "net", "spine")
+    if kind not in allowed:
+        raise UnknownName("kind of link", kind, allowed)
+    if not dot or what not in ("rate", "latency"):
+        raise UnknownName("property of a link", what, ("rate", "latency"), f"link.{kind}")
+    where = f"link.{kind}.{what}"
+    amount = positive(rate(value, where), where) if what == "rate" else duration(value, where)
+    if kind == "spine":
+        field = "uplink" if what == "rate" else "hop"
+        return msgspec.structs.replace(cluster, fabric=msgspec.structs.replace(cluster.fabric, **{field: amount}))
+    found = _machines(cluster, lambda machine: _set_links(machine, kind, what, amount))
+    if all(new.machine is old.machine for new, old in zip(found.runs, cluster.runs, strict=True)):
+        kinds = sorted({link.kind for run in cluster.runs for link in run.machine.links.values()} | {"net", "spine"})
+        raise BadInput(f"{where}: {cluster.name} has no {kind} link. It has {', '.join(kinds)}")
+    return found
+
+
+def _set_links(machine: Machine, kind: str, what: str, amount: float) -> Machine:
+    if kind == "net":
+        nics = {name: msgspec.structs.replace(nic, **{what: amount}) for name, nic in machine.nics.items()}
+        return msgspec.structs.replace(machine, nics=nics) if nics else machine
+    if not any(link.kind == kind for link in machine.links.values()):
+        return machine
+
+    def one(link: Link) -> Link:
+        if link.kind != kind:
+            return link
+        return Link(kind, amount, link.latency) if what == "rate" else Link(kind, link.rate, amount)
+
+    return msgspec.structs.replace(machine, links={name: one(link) for name, link in machine.links.items()})
+
+
+def _fabric(cluster: Cluster, key: str, value: str) -> Cluster:
+    try:
+        number: float = float(value) if key == "oversubscription" else int(value)
+    except ValueError:
+        raise BadInput(f"{key}={value[:40]}: must be a number") from None
+    read_fabric({key: number}, "the edit")
+    return msgspec.structs.replace(cluster, fabric=msgspec.structs.replace(cluster.fabric, **{key: number}))
+
+
+def _slow(cluster: Cluster, key: str, value: str) -> Cluster:
+    who, colon, factor = value.partition(":")
+    try:
+        number, speed = int(who[1:]), float(factor.rstrip("x"))
+    except ValueError:
+        number, speed = -1, 0.0
+    if not colon or who[:1] not in ("r", "n") or number < 0 or not 0 < speed <= 10:
+        raise BadInput(f"slow={value[:40]}: write slow=r3:0.8 (rank 3 at 0.8 of full speed) or slow=n2:0.8 (all ranks of node 2)")
+    if who[0] == "r":
+        ranks = [number] if number < cluster.ranks else []
+    else:
+        from topologies.graph import Topology
+
+        topology = Topology(cluster)
+        ranks = [rank for rank in range(cluster.ranks) if topology.node(rank) == number]
+    if not ranks:
+        raise BadInput(f"slow={value[:40]}: {cluster.name} has {cluster.ranks} ranks on {cluster.nodes} nodes, counted from 0")
+    return msgspec.structs.replace(cluster, speeds=cluster.speeds | dict.fromkeys(ranks, speed))
+
+
+def _ranks(cluster: Cluster, key: str, value: str) -> Cluster:
+    least = min(run.machine.size for run in cluster.runs)
+    if not value.isdecimal() or not 1 <= int(value) <= least:
+        raise BadInput(f"ranks_per_node={value[:20]}: must be 1 to {least} on {cluster.name}")
+    runs = tuple(Run(run.count, run.machine, int(value)) for run in cluster.runs)
+    return msgspec.structs.replace(cluster, runs=runs, order=(), speeds={})
+
+
+def _order(cluster: Cluster, key: str, value: str) -> Cluster:
+    counts = {run.ranks for run in cluster.runs}
+    if value in ("scatter", "block"):
+        if len(counts) > 1:
+            raise BadInput(f"order={value}: the nodes of {cluster.name} have different numbers of ranks")
+        return msgspec.structs.replace(cluster, scatter=value == "scatter")
+    size = min(run.machine.size for run in cluster.runs)
+    try:
+        order = tuple(int(part) for part in value.split(","))
+    except ValueError:
+        order = ()
+    if len(counts) > 1 or len(order) != next(iter(counts)) or len(set(order)) != len(order) or not all(0 <= i < size for i in order):
+        raise BadInput(
+            f"order={value[:60]}: list the device of each local rank once, 0 to {size - 1}, as in order=1,0,3,2; or scatter, block"
+        )
+    return msgspec.structs.replace(cluster, order=order)
+
+
+def _gpu(cluster: Cluster, key: str, value: str) -> Cluster:
+    def change(machine: Machine) -> Machine:
+        if not machine.gpus:
+            raise BadInput(f"gpu={value[:40]}: {machine.name} has no GPU")
+        kept = {field: item for field, item in machine.document.items() if field not in ("gpus", "nvlink")}
+        return build({**kept, "gpu": value, "nvlink": _fit_links(machine, value)})
+
+    return _machines(cluster, change)
+
+
+def _fit_links(machine: Machine, name: str) -> object:
+    """The NVLink table for another GPU: kept where its links suffice, spread over as many chips otherwise."""
+    from topologies.devices import gpu
+
+    links = gpu(name).nvlink_links
+    if machine.chips and links:
+        chips = len(machine.chips)
+        return {"switch": [n for i in range(chips) if (n := links // chips + (i < links % chips))]}
+    return machine.document.get("nvlink", {}) if links else {}
+
+
+def _p2p(cluster: Cluster, key: str, value: str) -> Cluster:
+    if value not in P2P or value == "auto":
+        raise UnknownName("p2p level", value, [level for level in P2P if level != "auto"])
+    return _machines(cluster, lambda machine: msgspec.structs.replace(machine, p2p=value))
+
+
+def _fail(cluster: Cluster, key: str, value: str) -> Cluster:
+    return fail.fail(cluster, value)
+
+
+def _without(cluster: Cluster, key: str, value: str) -> Cluster:
+    return _machines(cluster, lambda machine: fail.without(machine, value))
+
+
+_EDITS: dict[str, Edit] = {
+    "oversubscription": _fabric,
+    "rails": _fabric,
+    "pod": _fabric,
+    "spines": _fabric,
+    "slow": _slow,
+    "ranks_per_node": _ranks,
+    "order": _order,
+    "gpu": _gpu,
+    "p2p": _p2p,
+    "fail": _fail,
+    "without": _without,
+}

@@ -1,0 +1,165 @@
+"""What-ifs that take something away: a cable, a NIC, switch chips, a spine; NVSwitches, NVLink, NICs or peer access as a whole."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from topologies.cluster import Cluster
+from topologies.errors import BadInput, UnknownName
+from topologies.machine import Link, Machine, check
+
+_ON_NODE = re.compile(r"n(\d{1,7})/(.+)\Z")
+WITHOUT = ("nvswitch", "nvlink", "nic", "p2p")
+
+
+def without(machine: Machine, what: str) -> Machine:
+    """`machine` without all of its NVSwitches, NVLinks, NICs, or without peer-to-peer access. Raises `BadInput`."""
+    if what not in WITHOUT:
+        raise UnknownName("part to leave out", what, WITHOUT)
+    if what == "p2p":
+        return msgspec.structs.replace(machine, p2p="none")
+    if what == "nic":
+        return _drop(machine, set(machine.nics))
+    kept = {n: link for n, link in machine.links.items() if not (_through(n) if what == "nvswitch" else link.kind in ("nvlink", "xgmi"))}
+    if len(kept) == len(machine.links):
+        raise BadInput(f"without={what}: {machine.name} has no {what}")
+    return check(msgspec.structs.replace(machine, links=kept, chips=()))
+
+
+def _through(link: str) -> bool:
+    return link.endswith(">nvswitch") or link.startswith("nvswitch>")
+
+
+def fail(cluster: Cluster, value: str) -> Cluster:
+    """`cluster` after a failure: `link:gpu0-sw0`, `link:n3/gpu0-n3/sw0`, `nic:n0/nic1`, `nvswitch:2`, `spine:3`, `leaf:0.1`."""
+    what, colon, where = value.partition(":")
+    if what == "spine" and colon:
+        return _fail_switch(cluster, f"net/spine{where}")
+    if what == "leaf" and colon:
+        return _fail_switch(cluster, f"net/leaf{where}")
+    if what == "link" and colon:
+        return _fail_link(cluster, where)
+    if what in ("nic", "nvswitch"):
+        node, name = _node(cluster, where)
+        return _on(cluster, node, (lambda m: _drop(m, {name})) if what == "nic" else (lambda m: _chips(m, name or "1")))
+    if what == "gpu":
+        raise BadInput("fail=gpu: a rank without its GPU cannot train. Use fewer GPUs: ranks_per_node=7, or slow=r3:0.5")
+    raise UnknownName("failure", what, ("link", "nic", "nvswitch", "spine", "leaf"), f"fail={value[:60]}")
+
+
+def _node(cluster: Cluster, name: str) -> tuple[int | None, str]:
+    """(node or None for all nodes, short name)."""
+    match = _ON_NODE.match(name)
+    if not match:
+        return None, name
+    node = int(match.group(1))
+    if node >= cluster.nodes:
+        raise BadInput(f"there is no node n{node}: {cluster.name} has n0 to n{cluster.nodes - 1}")
+    return node, match.group(2)
+
+
+def _on(cluster: Cluster, node: int | None, change: object) -> Cluster:
+    """`change` on one node, or on all."""
+    assert callable(change)
+    if node is not None:
+        return msgspec.structs.replace(cluster, special=cluster.special | {node: change(cluster.machine(node))})
+    runs = tuple(msgspec.structs.replace(run, machine=change(run.machine)) for run in cluster.runs)
+    return msgspec.structs.replace(cluster, runs=runs, special={n: change(machine) for n, machine in cluster.special.items()})
+
+
+def _drop(machine: Machine, names: set[str]) -> Machine:
+    """Without these NICs."""
+    for name in names:
+        if name not in machine.nics:
+            raise UnknownName("NIC", name, machine.nics, machine.name)
+    kept = {n: link for n, link in machine.links.items() if not names & set(n.split(">"))}
+    return msgspec.structs.replace(
+        machine,
+        links=kept,
+        nics={name: nic for name, nic in machine.nics.items() if name not in names},
+        up={child: parent for child, parent in machine.up.items() if child not in names},
+    )
+
+
+def _chips(machine: Machine, count: str) -> Machine:
+    """`count` NVSwitch chips fewer, the best connected first: each GPU loses its links to them."""
+    if not machine.chips:
+        raise BadInput(f"fail=nvswitch: {machine.name} has no NVSwitch")
+    if not count.isdecimal() or not 1 <= int(count) <= len(machine.chips):
+        raise BadInput(f"fail=nvswitch:{count[:20]}: {machine.name} has {len(machine.chips)} chips")
+    chips = tuple(sorted(machine.chips))[: len(machine.chips) - int(count)]
+    if not chips:
+        return without(machine, "nvswitch")
+    share = sum(chips) / sum(machine.chips)
+    links = {n: Link(link.kind, link.rate * share, link.latency) if _through(n) else link for n, link in machine.links.items()}
+    return msgspec.structs.replace(machine, chips=chips, links=links)
+
+
+def _ends(text: str) -> tuple[str, str]:
+    for mark in (">", "<->", "--", "-"):
+        a, found, b = text.partition(mark)
+        if found and a and b:
+            return a.strip(), b.strip()
+    raise BadInput(f"fail=link:{text[:60]}: name both ends, e.g. fail=link:gpu0-sw0 or fail=link:n3/gpu0-n3/nvswitch")
+
+
+def _fail_link(cluster: Cluster, text: str) -> Cluster:
+    """The cable between two vertices, in both directions."""
+    a, b = _ends(text)
+    if a.startswith("net/") or b.startswith("net/"):
+        return _fail_cable(cluster, a, b)
+    (node, short_a), (other, short_b) = _node(cluster, a), _node(cluster, b)
+    if other is None:
+        other = node
+    if node != other:
+        raise BadInput(f"fail=link:{text[:60]}: both ends must be on one node, or one of them a leaf (net/leaf0.0)")
+    return _on(cluster, node, lambda machine: _cut(machine, short_a, short_b))
+
+
+def _cut(machine: Machine, a: str, b: str) -> Machine:
+    gone = {f"{a}>{b}", f"{b}>{a}"}
+    if not gone & set(machine.links):
+        raise UnknownName("link", f"{a}>{b}", machine.links, machine.name)
+    up = {child: parent for child, parent in machine.up.items() if {child, parent} != {a, b}}
+    return check(msgspec.structs.replace(machine, up=up, links={n: link for n, link in machine.links.items() if n not in gone}))
+
+
+def _fail_cable(cluster: Cluster, a: str, b: str) -> Cluster:
+    from topologies.graph import Topology
+
+    rates = Topology(cluster).rates
+    if cluster.nodes == 1 or f"{a}>{b}" not in rates:
+        raise BadInput(f"fail=link:{a[:40]}-{b[:40]}: {cluster.name} has no such link")
+    if "net/leaf" in a + b and "/nic" in a + b:
+        nic = a if "/nic" in a else b
+        node, name = _node(cluster, nic)
+        return _on(cluster, node, lambda machine: _drop(machine, {name}))
+    fabric = cluster.fabric
+    return msgspec.structs.replace(cluster, fabric=msgspec.structs.replace(fabric, failed=fabric.failed | {f"{a}>{b}", f"{b}>{a}"}))
+
+
+def _fail_switch(cluster: Cluster, name: str) -> Cluster:
+    """A spine: routes avoid it. A leaf: the nodes of its pod lose their NICs of its rail."""
+    fabric = cluster.fabric
+    spine = re.fullmatch(r"net/spine(\d{1,6})", name)
+    leaf = re.fullmatch(r"net/leaf(\d{1,6})\.(\d{1,3})", name)
+    if spine and int(spine.group(1)) < fabric.spine_count and cluster.nodes > 1:
+        return msgspec.structs.replace(cluster, fabric=msgspec.structs.replace(fabric, failed=fabric.failed | {name}))
+    if leaf and int(leaf.group(1)) * fabric.pod < cluster.nodes and int(leaf.group(2)) < fabric.rails and cluster.nodes > 1:
+        return _fail_leaf(cluster, int(leaf.group(1)), int(leaf.group(2)))
+    raise BadInput(f"fail: {cluster.name} has no switch {name[:40]}; it has spines 0 to {fabric.spine_count - 1} and {fabric.rails} rails")
+
+
+def _fail_leaf(cluster: Cluster, pod: int, rail: int) -> Cluster:
+    size = cluster.fabric.pod
+    made: dict[int, Machine] = {}
+    special = dict(cluster.special)
+    for node in range(pod * size, min(cluster.nodes, (pod + 1) * size)):
+        machine = cluster.machine(node)
+        if id(machine) not in made:
+            names = {nic for place, nic in enumerate(machine.cabled) if place % cluster.fabric.rails == rail and nic in machine.nics}
+            made[id(machine)] = _drop(machine, names)
+        special[node] = made[id(machine)]
+    return msgspec.structs.replace(cluster, special=special)
