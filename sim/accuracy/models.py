@@ -15,8 +15,8 @@ import msgspec
 from sim.accuracy.rows import Row
 from sim.model.families import decoder
 from sim.model.load import load_model, models
-from sim.model.spec import Decoder, Mla
-from topologies.errors import BadInput, Refused
+from sim.model.spec import Decoder, Encoder, Mla, TransformerXl
+from topologies.errors import Refused
 
 _FAMILIES: tuple[tuple[str, str], ...] = (
     # (pattern over "model_type | model_name", family); the first that matches counts
@@ -54,6 +54,8 @@ def model_of(row: Row, assumed: list[str], vocab_multiple: int = 1) -> dict[str,
     kind = f"{row.model_type} | {row.model_name}".lower()
     if re.search(r"\bbert\b", kind):
         return _bert(row, assumed)
+    if "transformer-xl" in kind and row.n_layers is not None and row.hidden is not None:
+        return _transformer_xl(row)
     if re.search(r"resnet|resnext|\bcnn\b|ssd|mask|transformer-xl|gnmt|seq2seq|encoder-decoder|\bvit\b", kind):
         return _by_name(row, assumed)
     if row.n_layers is None or row.hidden is None:
@@ -161,6 +163,42 @@ def _by_name(row: Row, assumed: list[str]) -> dict[str, Any]:
 
 
 def _bert(row: Row, assumed: list[str]) -> dict[str, Any]:
+    """BERT with its pre-training heads, or the span scores of SQuAD.
+
+    Masked words per sequence: 20 of 128 and 80 of 512 (max_predictions_per_seq of the published scripts). NVIDIA's
+    PyTorch scripts before 2021 computed the vocabulary scores of every token.
+    """
     if row.n_layers is None or row.hidden is None:
         return _by_name(row, assumed)
-    raise BadInput("BERT is not described yet")
+    squad = "squad" in row.task.lower()
+    seq = row.seq_len or 0
+    every = "pytorch" in row.framework.lower() and row.date[:4] < "2021"
+    spec = Encoder(
+        name=row.model_name,
+        layers=row.n_layers,
+        hidden=row.hidden,
+        heads=row.n_heads or row.hidden // 64,
+        ffn=row.ffn_hidden or 0,
+        vocab=-(-(row.vocab_size or 30522) // 8) * 8,
+        head="squad" if squad else "pretraining",
+        predictions=0 if squad else seq if every else {128: 20, 512: 80}.get(seq, 0),
+    )
+    tree: dict[str, Any] = msgspec.to_builtins(spec)
+    return tree
+
+
+def _transformer_xl(row: Row) -> dict[str, Any]:
+    """WikiText-103's vocabulary and clusters; the large model embeds rare words in 4, 16 and 64 times fewer columns
+    (NVIDIA's wt103 configurations: div_val 1 for base, 4 for large)."""
+    assert row.n_layers is not None and row.hidden is not None
+    spec = TransformerXl(
+        name=row.model_name,
+        layers=row.n_layers,
+        hidden=row.hidden,
+        heads=row.n_heads or row.hidden // 64,
+        ffn=row.ffn_hidden or 4 * row.hidden,
+        memory=_number(row.arch_note, r"mem_len (\d+)") or row.seq_len or 192,
+        div=4 if row.hidden >= 1024 else 1,
+    )
+    tree: dict[str, Any] = msgspec.to_builtins(spec)
+    return tree
