@@ -8,7 +8,7 @@ import msgspec
 
 from sim.framework import Framework
 from sim.model.parts import Block, Network, Shape
-from sim.model.spec import Cnn, Decoder, Encoder, Mlp, ModelSpec, Vit
+from sim.model.spec import Cnn, Decoder, EncDec, Encoder, Mlp, ModelSpec, Seq2Seq, TransformerXl, Vit
 from topologies.errors import Refused
 
 Blocks = tuple[tuple[str, Block], ...]
@@ -63,6 +63,18 @@ def _blocks(model: ModelSpec, shape: Shape, framework: Framework, attention: str
         from sim.model import resnet
 
         return resnet.blocks_of(model, shape, framework)
+    if isinstance(model, EncDec):
+        from sim.model import encdec
+
+        return encdec.blocks_of(model, shape, framework, attention)
+    if isinstance(model, TransformerXl):
+        from sim.model import xl
+
+        return xl.blocks_of(model, shape, framework)
+    if isinstance(model, Seq2Seq):
+        from sim.model import lstm
+
+        return lstm.blocks_of(model, shape, framework)
     raise Refused(f"a model of family {type(model).__name__} cannot be described")
 
 

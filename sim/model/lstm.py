@@ -1,0 +1,97 @@
+"""LSTM sequence to sequence: GNMT v2 as in NVIDIA's DeepLearningExamples (4 + 4 layers, additive attention, residuals).
+
+A layer's input product runs once over all time steps; the recurrent product and the gates run step after step
+(cuDNN), so `repeat` counts the steps. Backward runs the steps again, with one product for the hidden state each.
+"""
+
+from __future__ import annotations
+
+from sim.framework import Framework
+from sim.model.ends import embedding, logits, loss
+from sim.model.layers import elementwise, linear, residual, weight_casts
+from sim.model.parts import Block, Part, Shape
+from sim.model.share import Share, share_of
+from sim.model.spec import Seq2Seq
+from sim.work import Gemm, MemoryBound, Work
+from topologies.errors import Refused
+
+Blocks = tuple[tuple[str, Block], ...]
+
+
+def blocks_of(spec: Seq2Seq, shape: Shape, framework: Framework) -> Blocks:
+    """embed, L0 ... (encoder), D0 ... (decoder, D0 with the attention), head. Target sequences are as long as source ones."""
+    if shape.tp * shape.cp * shape.ep > 1:
+        raise Refused(f"{spec.name or 'seq2seq'}: split by data or pipeline parallelism only; set tp = cp = ep = 1")
+    share, h = share_of(shape, framework), spec.hidden
+    stream = share.rows * h * share.e
+    encoder = [[lstm(share, "lstm", h, h, directions=2)], [lstm(share, "lstm", 2 * h, h)], [lstm(share, "lstm", h, h), _skip(spec, share)]]
+    decoder = [
+        [lstm(share, "lstm", h, h), *_attention(spec, share)],
+        [lstm(share, "lstm", 2 * h, h)],
+        [lstm(share, "lstm", 2 * h, h), _skip(spec, share)],
+    ]
+    made = [[Block(kind="layer", parts=tuple(parts), saved_input=stream) for parts in stack] for stack in (encoder, decoder)]
+    words = embedding(share, h, spec.vocab, dropout=spec.dropout > 0)
+    second = embedding(share, h, spec.vocab, dropout=spec.dropout > 0, name="target.tokens")
+    head = (logits(share, h, spec.vocab, bias=True), loss(share, spec.vocab))
+    from msgspec.structs import replace
+
+    first = Block(kind="embed", parts=(words, replace(second, tensors=())))
+    return (
+        ("embed", first),
+        *((f"L{i}", made[0][min(i, 2)]) for i in range(spec.layers)),
+        *((f"D{i}", made[1][min(i, 2)]) for i in range(spec.layers)),
+        ("head", Block(kind="head", parts=head, saved_input=stream)),
+    )
+
+
+def _skip(spec: Seq2Seq, share: Share) -> Part:
+    return residual(share, "residual", share.rows, spec.hidden, dropout=spec.dropout > 0)
+
+
+def lstm(share: Share, name: str, k: int, h: int, *, directions: int = 1) -> Part:
+    """Weights 4h x k and 4h x h with two biases, for each direction. Keeps input, gates and states."""
+    b, s, e, dtype = share.micro, share.seq, share.e, share.core
+    tensors = (4 * h * k, 4 * h * h, 4 * h, 4 * h) * directions
+    down, up = weight_casts(share, tensors)
+    gates: Work = MemoryBound("activation", 6 * b * h * e, 6 * b * h * e, share.act, 30.0 * b * h, s)
+    forward: tuple[Work, ...] = (Gemm(b * s, 4 * h, k, dtype), Gemm(b, 4 * h, h, dtype, repeat=s), gates)
+    backward: tuple[Work, ...] = (gates, Gemm(b, h, 4 * h, dtype, 1, "dgrad", repeat=s), Gemm(b * s, k, 4 * h, dtype, 1, "dgrad"))
+    wgrad: tuple[Work, ...] = (Gemm(4 * h, k, b * s, dtype, 1, "wgrad"), Gemm(4 * h, h, b * s, dtype, 1, "wgrad"))
+    return Part(
+        name=name,
+        forward=(*down, *forward * directions),
+        backward=backward * directions,
+        wgrad=(*wgrad * directions, *up),
+        cls="rnn",
+        tensors=tensors,
+        saved=b * s * (k + 6 * h * directions) * e,
+        modules=2,
+    )
+
+
+def _attention(spec: Seq2Seq, share: Share) -> list[Part]:
+    """score = v . tanh(W q + U k) for all pairs (Bahdanau et al. 2014), normalised; then the weighted sum of the encoder's output."""
+    b, s, h, e = share.micro, share.seq, spec.hidden, share.e
+    pairs, wide = b * s * s, b * s * s * h
+    forward: list[Work] = [elementwise("add", share, wide, e, e), elementwise("activation", share, wide, e, e, 8.0)]
+    forward += [Gemm(pairs, 1, h, share.core), elementwise("softmax", share, pairs, e, e, 5.0, b * s), Gemm(s, h, s, share.core, b)]
+    backward: list[Work] = [Gemm(s, s, h, share.core, b, "dgrad"), Gemm(s, h, s, share.core, b, "dgrad")]
+    backward += [elementwise("softmax", share, pairs, 2 * e, e, 4.0, b * s), elementwise("scale", share, wide, e, e)]
+    backward += [
+        elementwise("activation", share, wide, 2 * e, e, 10.0),
+        elementwise("reduce", share, wide, e, 0),
+        elementwise("reduce", share, wide, e, 0),
+    ]
+    score = Part(
+        name="attn.score",
+        forward=tuple(forward),
+        backward=tuple(backward),
+        cls="attention",
+        tensors=(h, 1, h),
+        saved=wide * e + pairs * e,
+        modules=2,
+    )
+    join = elementwise("copy", share, share.rows * 2 * h, e, e)
+    cat = Part(name="attn.join", forward=(join,) * spec.layers, backward=(join,) * spec.layers, cls="elementwise")
+    return [linear(share, "attn.q", h, h, modules=2), linear(share, "attn.k", h, h), score, cat]

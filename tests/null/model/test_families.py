@@ -1,0 +1,126 @@
+"""Experts, latent attention, adapters, hybrids, and models that are no decoders: the laws that each must keep."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from sim.framework import Framework
+from sim.model import Network, Part, Shape, describe, load_model
+from sim.model.spec import Decoder, Lora, Mlp
+from sim.model.xl import zipf
+from sim.work import Attention, Conv, Gemm, GroupedGemm
+from topologies.errors import BadInput, Refused, UnknownName
+
+PLAIN = Framework(name="plain", source="test")
+
+
+def part(network: Network, block: str, name: str) -> Part:
+    found = dict(network.blocks)[block]
+    return next(part for part in found.parts if part.name == name)
+
+
+def products(network: Network) -> float:
+    kinds = (Gemm, GroupedGemm, Conv, Attention)
+    return sum(w.flops for _, b in network.blocks for p in b.parts for w in p.forward if isinstance(w, kinds))
+
+
+def test_experts_split_over_ep_and_exchange_tokens() -> None:
+    whole = describe(load_model("mixtral-8x7b"), Shape(micro=1, seq=1024), PLAIN)
+    split = describe(load_model("mixtral-8x7b"), Shape(micro=1, seq=1024, ep=4), PLAIN)
+    assert part(whole, "L0", "moe.up").params == 4 * part(split, "L0", "moe.up").params
+    assert part(whole, "L0", "moe.up").seam == ""
+    assert (part(split, "L0", "moe.up").seam, part(split, "L0", "moe.down").seam) == ("ep.dispatch", "ep.combine")
+    assert part(split, "L0", "moe.up").seam_bytes == 1024 * 2 * 4096 * 2  # tokens x top-k x hidden x bf16
+    rows = [work.m for work in part(split, "L0", "moe.up").forward if isinstance(work, GroupedGemm)]
+    assert rows == [1024 * 2]  # as many arrive as leave
+
+
+def test_capacity_pads_the_rows() -> None:
+    shape = Shape(micro=1, seq=1024, capacity=1.25)
+    works = part(describe(load_model("mixtral-8x7b"), shape, PLAIN), "L0", "moe.up").forward
+    assert [work.m for work in works if isinstance(work, GroupedGemm)] == [2560]
+
+
+def test_deepseek_starts_dense_and_attends_with_two_head_sizes() -> None:
+    network = describe(load_model("deepseek-v3"), Shape(micro=1, seq=1024), PLAIN)
+    blocks = dict(network.blocks)
+    assert blocks["L2"] is blocks["L0"] and blocks["L3"] is blocks["L60"] and blocks["L3"] is not blocks["L0"]
+    core = part(network, "L3", "attn.core").forward[0]
+    assert isinstance(core, Attention)
+    assert (core.d, core.dv, core.heads, core.kv_heads) == (192, 128, 128, 128)
+
+
+def test_gpt_oss_alternates_windows() -> None:
+    network = describe(load_model("gpt-oss-20b"), Shape(micro=1, seq=1024), PLAIN)
+    windows = [next(w.window for p in block.parts for w in p.forward if isinstance(w, Attention)) for _, block in network.blocks[1:5]]
+    assert windows == [128, 0, 128, 0]
+
+
+def test_lora_leaves_the_base_without_weight_gradients() -> None:
+    spec = load_model("llama2-7b")
+    assert isinstance(spec, Decoder)
+    tuned = describe(replace(spec, lora=Lora(rank=16)), Shape(micro=1, seq=1024), PLAIN)
+    base = describe(spec, Shape(micro=1, seq=1024), PLAIN)
+    assert not any(p.wgrad for _, block in tuned.blocks for p in block.parts if p.frozen)
+    assert tuned.parameters - base.parameters == 32 * (16 * (4096 + 3 * 4096) + 16 * (4096 + 4096))
+    assert tuned.flops_per_sample == pytest.approx(base.flops_per_sample * 2 / 3, rel=0.02)  # attention still 2 of 2
+
+
+def test_hybrid_follows_its_pattern() -> None:
+    network = describe(load_model("nemotron3-nano"), Shape(micro=1, seq=1024), PLAIN)
+    assert len({id(block) for _, block in network.blocks}) == 5  # embed, M, E, *, head
+    assert [p.name for p in dict(network.blocks)["L0"].parts] == [
+        "norm1", "mamba.in_proj", "mamba.conv", "mamba.scan", "mamba.norm", "mamba.out_proj", "residual",
+    ]  # fmt: skip
+
+
+def test_sliding_context_parallel_splits_the_work() -> None:
+    one = describe(load_model("llama3-8b"), Shape(micro=1, seq=8192), PLAIN)
+    four = describe(load_model("llama3-8b"), Shape(micro=1, seq=8192, cp=4), PLAIN)
+    assert products(one) == pytest.approx(4 * products(four), rel=1e-9)
+    assert part(four, "L0", "attn.core").seam_bytes == 8192 * 2 * 8 * 128 * 2  # all keys and values in bf16
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet50", "bert-large", "vit-b16", "t5-base", "transformer-big", "gnmt", "transformer-xl-base", "ssd300"]
+)
+def test_work_grows_with_the_batch(name: str) -> None:
+    def run(micro: int) -> float:
+        return products(describe(load_model(name), Shape(micro=micro, seq=128), PLAIN))
+
+    assert run(64) == pytest.approx(2 * run(32), rel=0.02)  # small clusters round, and the relative positions of XL have no batch
+    network = describe(load_model(name), Shape(micro=1, seq=128), PLAIN)
+    assert network.flops_per_sample == pytest.approx(3 * run(1), rel=1e-9)
+
+
+def test_autocast_leaves_convolutions_in_16_bits() -> None:
+    network = describe(load_model("resnet50"), Shape(micro=2, seq=1, precision="fp16"), replace(PLAIN, autocast=True))
+    conv = next(p for p in dict(network.blocks)["S0.0"].parts if p.name == "conv1")
+    assert [type(w).__name__ for w in conv.forward] == ["MemoryBound", "Conv"]
+    assert conv.saved == 2 * 64 * 56 * 56 * 2
+
+
+def test_mlp_by_hand() -> None:
+    network = describe(Mlp(name="m", widths=(8, 16, 4)), Shape(micro=32, seq=1), PLAIN)
+    assert network.parameters == 8 * 16 + 16 + 16 * 4 + 4
+    assert network.flops_per_sample == 3 * 2 * (8 * 16 + 16 * 4)
+    assert network.blocks[0][1].parts[0].forward == (Gemm(32, 16, 8),)
+
+
+def test_zipf_covers_all_words() -> None:
+    assert zipf(0, 100, 1000) + zipf(100, 1000, 1000) == pytest.approx(1.0)
+    assert zipf(0, 19997, 267735) > 0.75
+
+
+def test_what_is_not_described_is_refused() -> None:
+    with pytest.raises(Refused, match="data or pipeline parallelism only"):
+        describe(load_model("resnet50"), Shape(micro=1, seq=1, tp=2), PLAIN)
+    with pytest.raises(BadInput, match="is more than positions = 512"):
+        describe(load_model("bert-base"), Shape(micro=1, seq=1024), PLAIN)
+    with pytest.raises(UnknownName, match="precision"):
+        describe(load_model("gpt2-124m"), Shape(micro=1, seq=64, precision="bf61"), PLAIN)
+    with pytest.raises(BadInput, match="ep = 3 does not divide experts = 8"):
+        describe(load_model("mixtral-8x7b"), Shape(micro=1, seq=64, ep=3), PLAIN)
+    with pytest.raises(BadInput, match=r"heads = 7 does not divide hidden = 64"):
+        Decoder(name="bad", layers=1, hidden=64, heads=7, vocab=8)
