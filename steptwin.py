@@ -83,7 +83,8 @@ def _app() -> "typer.Typer":
         if out:
             from reports.folder import write_prediction
 
-            write_prediction(found, out)
+            assert found.trace is not None
+            write_prediction(out, found.plan, found.program, found.to_dict(), found.trace)
         _show(found.to_dict(), as_json, "prediction")
         if not found.fits:
             raise typer.Exit(3)
@@ -95,13 +96,15 @@ def _app() -> "typer.Typer":
         """Probe if needed, predict, run, compare and report, on this machine."""
         from executor.twin import twin as run
 
-        from reports.folder import write_twin
+        from reports.folder import write_comparison
         from sim.planfile import load_plan
 
         folder = out or Path("runs") / Path(plan).stem
         found = run(load_plan(plan, tuple(set_ or ())), folder, steps=steps, say=_say)
-        report = write_twin(found, folder)
-        _show(found.to_dict(), as_json, "comparison")
+        result = found.to_dict()
+        summary, program = result["prediction"], found.prediction.program
+        report = write_comparison(folder, found.plan, program, summary, found.traces, found.comparisons, found.times, result, found.notes)
+        _show(result, as_json, "comparison")
         _say(f"report: {report}")
 
     @app.command("run")

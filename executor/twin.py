@@ -1,0 +1,171 @@
+"""The twin: one plan predicted, played and trained on this machine, and compared.
+
+A calibration is made when there is none that fits (another number of ranks, other versions, older than a week).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from executor.play import run_play
+from executor.probe import probe
+from executor.stock import StockResult, run_stock
+from sim.align import Comparison, align_by_class, align_by_id, guilty
+from sim.bind import bind
+from sim.cost.calibration import Calibration, load_calibration
+from sim.plan import Plan
+from sim.predict import Prediction, predict_setting, pricer_for
+from sim.program import Program
+from sim.trace import Trace
+from topologies.errors import BadInput
+
+Say = Callable[[str], None]
+_FRESH = timedelta(days=7)
+_GOOD = 0.2
+"""Above this error of the step the report says which class is off."""
+
+
+class Twin(msgspec.Struct, kw_only=True):
+    """What a twin run found."""
+
+    plan: Plan
+    prediction: Prediction
+    traces: list[Trace]
+    comparisons: dict[str, Comparison]
+    times: dict[str, list[float]]
+    """Every measured step, in seconds, by run."""
+    notes: list[str]
+    calibration: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        runs = {}
+        for name, found in self.comparisons.items():
+            classes = [msgspec.to_builtins(row) | {"error": row.error} for row in found.classes]
+            runs[name] = {
+                "predicted_step": found.predicted_step,
+                "measured_step": msgspec.to_builtins(found.measured_step),
+                "error": found.error,
+                "classes": classes,
+                "missing": list(found.missing),
+                "extra": list(found.extra),
+            }
+        return {"prediction": self.prediction.to_dict(), "runs": runs, "notes": self.notes, "calibration": self.calibration}
+
+
+def calibrated(ranks: int, path: Path, say: Say) -> Calibration:
+    """The calibration at `path`, or a new one when that does not fit this run."""
+    if path.is_file():
+        try:
+            found = load_calibration(path)
+        except BadInput as error:
+            say(f"calibration {path} cannot be used ({error}); probing again")
+        else:
+            if found.ranks == ranks and _age(found) < _FRESH and found.versions.get("torch") == _torch():
+                return found
+    say(f"probing this machine with {ranks} rank{'s' if ranks > 1 else ''} at once ...")
+    begun = time.monotonic()
+    found = probe(ranks, path)
+    say(f"probed {found.entries} points in {time.monotonic() - begun:.0f} s -> {path}")
+    return found
+
+
+def _age(found: Calibration) -> timedelta:
+    try:
+        made = datetime.fromisoformat(found.date)
+    except ValueError:
+        return timedelta.max
+    return datetime.now(made.tzinfo) - made
+
+
+def _torch() -> str:
+    import torch
+
+    return torch.__version__
+
+
+def twin(plan: Plan, folder: Path, *, steps: int = 30, calibration: Path | None = None, say: Say = print) -> Twin:
+    """Probes if needed, predicts, plays, trains and compares `plan` on this machine."""
+    path = calibration or folder.parent / f"calibration-{plan.world}.toml"
+    setting = bind(plan, "this-machine")
+    calibrated(plan.world, path, say)
+    predicted = predict_setting(setting, calibration=path)
+    assert predicted.program is not None and predicted.trace is not None
+    say(f"predicted: {predicted.step_time_s * 1e3:.2f} ms a step")
+    stock = run_stock(plan, folder, steps)
+    say(f"trained {len(stock.step_times)} steps with PyTorch's own machinery")
+    played = run_play(predicted.program, host_seconds(predicted.program, pricer_for(setting, path)), folder, steps)
+    say(f"played {len(played.step_times)} steps of the program")
+    found = {
+        "stock": align_by_class(predicted.trace, stock.trace, stock.step_times),
+        "played": align_by_id(predicted.trace, played.trace, played.step_times),
+    }
+    return Twin(
+        plan=plan,
+        prediction=predicted,
+        traces=[predicted.trace, played.trace, stock.trace],
+        comparisons=found,
+        times={"stock": stock.step_times, "played": played.step_times},
+        notes=[*_notes(found), *_buckets(predicted.program, stock)],
+        calibration=str(path),
+    )
+
+
+def host_seconds(program: Program, pricer: Any) -> dict[str, float]:
+    """What each host op lasts, by its id inside its segment: the player spins for so long."""
+    return {op.id: pricer.local(op, 0).seconds for ops in program.segments.values() for op in ops if op.kind == "host"}
+
+
+def _notes(found: dict[str, Comparison]) -> list[str]:
+    notes = []
+    for name, one in found.items():
+        spread = (one.measured_step.high - one.measured_step.low) / one.measured_step.median
+        if spread > 0.15:
+            notes.append(f"{name}: the machine is noisy, steps spread over {spread:.0%} of the median (p10 to p90)")
+        if abs(one.error) > _GOOD:
+            cls, seconds = guilty(one)
+            notes.append(f"{name}: the prediction is off by {one.error:+.0%}; most of it in class '{cls}' ({seconds * 1e3:+.2f} ms a step)")
+        if one.missing:
+            notes.append(f"{name}: {len(one.missing)} predicted ops have no span, first {one.missing[0]}")
+    return notes
+
+
+def _buckets(program: Program, stock: StockResult) -> list[str]:
+    """Whether DDP's buckets are the program's, in the first step and later."""
+    notes = []
+    for name, real, first in (("first step", stock.first_buckets, True), ("later steps", stock.buckets, False)):
+        ours = bucket_bytes(program, 0 if first else program.steps - 1)
+        if real and ours != real:
+            notes.append(f"DDP's buckets differ in the {name}: predicted {ours}, PyTorch {real}")
+    return notes
+
+
+def bucket_bytes(program: Program, step: int) -> list[int]:
+    """Bytes of the gradient all_reduces of one step on rank 0, in order."""
+    return [
+        op.bytes for call, op in program.ops(0) if call.step == step and op.kind == "collective" and op.name == "all_reduce" and op.lane == "comm.dp"
+    ]
+
+
+def run_plan(plan: Plan, folder: Path, how: str, steps: int, say: Say = print) -> dict[str, Any]:
+    """`steptwin run`: one kind of run alone, as plain values."""
+    from sim.align import Measured
+
+    if how not in ("stock", "play"):
+        raise BadInput(f"--how {how}: allowed are stock (PyTorch's own machinery) and play (the predicted program)")
+    if how == "stock":
+        times = run_stock(plan, folder, steps).step_times
+    else:
+        path = folder.parent / f"calibration-{plan.world}.toml"
+        setting = bind(plan, "this-machine")
+        calibrated(plan.world, path, say)
+        program = predict_setting(setting, calibration=path).program
+        assert program is not None
+        times = run_play(program, host_seconds(program, pricer_for(setting, path)), folder, steps).step_times
+    return {"how": how, "step_time_s": msgspec.to_builtins(Measured.of(times)), "folder": str(folder), "steps": times}
