@@ -103,8 +103,9 @@ def _with_task(spec: Decoder, row: Row, assumed: list[str]) -> dict[str, Any]:
     if row.task == "lora":
         from sim.model.spec import Lora
 
-        assumed.append("LoRA of rank 16 on attention (qkv, proj): NeMo's default for Llama")
-        spec = msgspec.structs.replace(spec, lora=Lora(rank=16, targets=("qkv", "proj")))
+        # finetune_performance_optimizations of NeMo's Llama recipes: peft.target_modules = ["linear_qkv"], dim 16
+        assumed.append("LoRA of rank 16 on linear_qkv: the performance setting of NeMo's Llama recipes")
+        spec = msgspec.structs.replace(spec, lora=Lora(rank=16, targets=("qkv",)))
     tree: dict[str, Any] = msgspec.to_builtins(spec)
     return tree
 

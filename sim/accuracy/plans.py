@@ -13,7 +13,7 @@ import msgspec
 from sim.accuracy.machines import machine_of
 from sim.accuracy.models import model_of
 from sim.accuracy.rows import Row
-from sim.accuracy.wording import framework_of_row, optimizer_of, overlap_of, precision_of, recompute_of, sharding_of
+from sim.accuracy.wording import compiled, framework_of_row, optimizer_of, overlap_of, precision_of, recompute_of, sharding_of
 from sim.plan import Batch, Comm, Memory, Optimizer, Parallel, Plan
 from topologies.errors import BadInput, Refused
 
@@ -63,7 +63,7 @@ def case_of(row: Row) -> Case:
     model = model_of(row, assumed, 128 * sizes.tp if framework in _MEGATRON else 1)
     layers = int(model.get("layers", 1))
     stages = stages_of(layers, sizes.pp * sizes.vp)
-    overlap = overlap_of(row)
+    overlap, tp_overlap = overlap_of(row, framework)
     plan = Plan(
         model=model,
         name=row.row_id,
@@ -72,12 +72,12 @@ def case_of(row: Row) -> Case:
         seq_len=_seq_len(row, assumed),
         precision=precision_of(row),  # type: ignore[arg-type]
         attention=_attention(row),
-        compile=True if row.compile.startswith("yes") else None,
+        compile=compiled(row),
         batch=Batch(global_=sizes.batch, micro=sizes.micro),
-        parallel=_parallel(row, sizes, framework, stages, overlap.get("tp_overlap"), assumed),
-        memory=Memory(**recompute_of(row, layers // sizes.pp, assumed)),
+        parallel=_parallel(row, sizes, framework, stages, tp_overlap, assumed),
+        memory=Memory(**recompute_of(row, layers // sizes.pp, framework, assumed)),
         optimizer=Optimizer(name=optimizer_of(row)),  # type: ignore[arg-type]
-        comm=Comm(overlap=overlap.get("overlap", True)),
+        comm=Comm(overlap=overlap),
     )
     return Case(row, plan, machine_of(row, assumed), tuple(assumed))
 
@@ -126,14 +126,23 @@ def _batch(row: Row, dp: int, assumed: list[str]) -> tuple[int, int]:
         batch = rounded
     each = batch // dp
     if micro is None:
-        # Long accumulation is the rule with pipelines: the smallest micro-batch keeps the bubble small.
-        micro = 1 if (row.pp or 1) > 1 or (row.hidden or 0) >= 8192 else next(m for m in (4, 2, 1) if each % m == 0)
+        micro = _micro(row, each)
         assumed.append(f"micro-batch not stated: {micro}")
     if each % micro:
         fits = max(m for m in range(1, min(micro, each) + 1) if each % m == 0)
         assumed.append(f"micro-batch {micro} does not divide {each} samples per rank: {fits}")
         micro = fits
     return micro, batch
+
+
+def _micro(row: Row, each: int) -> int:
+    """Pipelines and wide models take one sample at a time (the smallest bubble, the least memory); where layers are
+    recomputed on one stage, all samples fit at once, as in frameworks without accumulation; otherwise up to four."""
+    if (row.pp or 1) > 1 or (row.hidden or 0) >= 8192:
+        return 1
+    if row.recompute.startswith("full"):
+        return each
+    return next(size for size in (4, 2, 1) if each % size == 0)
 
 
 def _virtual(row: Row, pp: int, microbatches: int, assumed: list[str]) -> int:
@@ -171,9 +180,7 @@ def stages_of(layers: int, stages: int) -> tuple[int, ...] | None:
     return (*(full,) * (stages - short), *(full - 1,) * short) if full > 1 else None
 
 
-def _parallel(
-    row: Row, sizes: Sizes, framework: str, stages: tuple[int, ...] | None, tp_overlap: bool | None, assumed: list[str]
-) -> Parallel:
+def _parallel(row: Row, sizes: Sizes, framework: str, stages: tuple[int, ...] | None, tp_overlap: bool, assumed: list[str]) -> Parallel:
     shard = sharding_of(row, sizes.dp, framework, assumed)
     ep = _experts(sizes, assumed)
     if sizes.tp > 1 and not row.sequence_parallel:
@@ -183,7 +190,7 @@ def _parallel(
         **shard,
         tp=sizes.tp,
         sequence_parallel=sizes.tp > 1 and row.sequence_parallel != "no",
-        tp_overlap=bool(tp_overlap),
+        tp_overlap=tp_overlap and sizes.tp > 1,
         pp=sizes.pp,
         schedule="interleaved" if chunks > 1 else "1f1b",
         virtual_stages=chunks,
@@ -191,9 +198,17 @@ def _parallel(
         cp=sizes.cp,
         cp_kind="all_to_all" if "a2a" in row.comm_overlap.lower() else "p2p",
         ep=ep,
-        etp=row.etp,
+        etp=_expert_tp(row, sizes, framework, assumed),
         capacity=1.0 if "capacity factor 1.0" in row.notes else 0.0,
     )
+
+
+def _expert_tp(row: Row, sizes: Sizes, framework: str, assumed: list[str]) -> int | None:
+    """Megatron-Core had no expert tensor parallelism of its own before core_r0.10 (December 2024): experts split as all else."""
+    if row.etp is None and sizes.ep > 1 and sizes.tp > 1 and framework == "nemo" and row.date[:4] < "2026":
+        assumed.append(f"experts split over tp = {sizes.tp} too, as NeMo does unless told")
+        return sizes.tp
+    return row.etp
 
 
 def _experts(sizes: Sizes, assumed: list[str]) -> int:

@@ -99,17 +99,32 @@ def _zero(text: str, framework: str, assumed: list[str], row: Row) -> int:
     return level
 
 
-def recompute_of(row: Row, layers_per_stage: int, assumed: list[str]) -> dict[str, Any]:
-    """The plan's recomputation. `selective (op)` of torchtitan keeps every second product: half of the layers' work."""
+_KEPT: tuple[tuple[str, float, str], ...] = (
+    # (word, share of a layer's work that is done again, why)
+    (r"every other", 1 / 2, "every second layer is recomputed"),
+    (r"\(op\)", 1 / 2, "torchtitan keeps attention and every second product: counted as every second layer"),
+    (r"save_qkv_out_proj", 2 / 3, "qkv and output products are kept, a third of the layer: counted as two layers of three"),
+    (r"save_dot_only", 0.0, "products are kept: only elementwise kernels run again, which XLA fuses away"),
+    (r"save_qkv_proj", 7 / 8, "only the qkv products are kept"),
+)
+_UNSAID = {"maxtext": "full"}
+"""Recomputation that a framework's recipes use unless told: MaxText's remat_policy is `full` in base.yml, and keeps
+no more than the qkv products in the 70B recipes (dgxc-benchmarking maxtext/configure.sh: save_qkv_proj)."""
+
+
+def recompute_of(row: Row, layers_per_stage: int, framework: str, assumed: list[str]) -> dict[str, Any]:
+    """The plan's recomputation; policies that keep some products count as recomputing so many of the layers."""
     text = row.recompute.lower()
+    if not text and framework in _UNSAID:
+        text = _UNSAID[framework]
+        assumed.append(f"recomputation not stated: {text}, as {framework}'s recipes")
+    for word, share, why in _KEPT:
+        if re.search(word, text):
+            assumed.append(f"recomputation {row.recompute!r}: {why}")
+            layers = round(share * layers_per_stage)
+            return {"recompute": "full", "recompute_layers": layers} if layers else {"recompute": "none"}
     if text.startswith("full"):
         return {"recompute": "full"}
-    if "every other" in text or "(op)" in text:
-        if layers_per_stage < 2:
-            return {"recompute": "full"}
-        if "(op)" in text:
-            assumed.append("selective recomputation by op counted as every second layer")
-        return {"recompute": "full", "recompute_layers": layers_per_stage // 2}
     if text.startswith("selective"):
         return {"recompute": "selective"}
     if not text:
@@ -117,17 +132,19 @@ def recompute_of(row: Row, layers_per_stage: int, assumed: list[str]) -> dict[st
     return {"recompute": "none"}
 
 
-def overlap_of(row: Row) -> dict[str, bool]:
-    """`overlap` (gradients beside backward) and `tp_overlap`, where the row states them."""
+def overlap_of(row: Row, framework: str) -> tuple[bool, bool]:
+    """(gradients beside backward, tensor-parallel messages beside products): the row's word, else the framework's."""
+    from sim.framework import load_framework
+
     text = row.comm_overlap.lower()
-    found: dict[str, bool] = {}
-    if text.startswith("none"):
-        found["overlap"] = False
-    elif "overlap" in text or "bucketed" in text:
-        found["overlap"] = True
-    if re.search(r"userbuffers|tp-comm-overlap|async tp", text):
-        found["tp_overlap"] = True
-    return found
+    if not text or text.startswith("horovod"):
+        return True, load_framework(framework).tp_overlap
+    return not text.startswith("none"), bool(re.search(r"userbuffers|tp-comm-overlap|async tp", text))
+
+
+def compiled(row: Row) -> bool | None:
+    """Elementwise kernels fused by a compiler: stated, or XLA by the framework's name; None = the framework's default."""
+    return True if row.compile.startswith("yes") or "xla" in row.framework.lower() else None
 
 
 def optimizer_of(row: Row) -> str:

@@ -1,0 +1,128 @@
+"""Rows become plans: words, sizes, machines and what is assumed where the row is silent."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.accuracy.machines import machine_of
+from sim.accuracy.plans import case_of, sizes_of, stages_of
+from sim.accuracy.rows import Row
+from sim.accuracy.wording import framework_of_row, precision_of, recompute_of, sharding_of
+from sim.planfile import check
+from topologies.errors import BadInput, Refused
+
+LLAMA = Row(
+    row_id="r", model_name="Llama-3-8B", model_type="llama", n_layers=32, hidden=4096, n_heads=32, n_kv_heads=8, ffn_hidden=14336, vocab_size=128256,
+    activation="swiglu", gpu="H100", gpus=64, gpus_per_node=8, nodes=8, seq_len=8192, micro_batch=1, global_batch=128, batch_unit="sequences",
+    tp=4, pp=2, vp=4, precision="bf16", sharding="ZeRO-1 (distributed optimizer)", framework="NeMo/Megatron-Core", flash_attn="yes", task="pretrain",
+    step_time_s=1.0, quality="A",
+)  # fmt: skip
+
+
+def row(**changes: object) -> Row:
+    return msgspec.structs.replace(LLAMA, **changes)
+
+
+def test_a_complete_row_needs_few_assumptions() -> None:
+    case = case_of(LLAMA)
+    p = case.plan.parallel
+    assert (p.dp_shard, p.tp, p.pp, p.virtual_stages, p.schedule, p.zero) == (8, 4, 2, 4, "interleaved", 1)
+    assert (case.topology, case.plan.framework, case.plan.microbatches) == ("8x dgx-h100:8", "nemo", 16)
+    assert check(case.plan).world == 64
+    assert not [word for word in case.assumed if "micro" in word or "sharding" in word]
+
+
+@pytest.mark.parametrize(
+    ("changes", "framework"),
+    [
+        ({"framework": "Megatron-LM", "flash_attn": "no"}, "megatron-2021"),
+        ({"framework": "Megatron-LM", "flash_attn": "no", "sequence_parallel": "yes"}, "megatron-2022"),
+        ({"framework": "Megatron-LM"}, "megatron-lm"),
+        ({"framework": "Megatron-Bridge / Megatron-Core"}, "megatron-bridge"),
+        ({"framework": "PyTorch (apex DDP)", "model_type": "bert"}, "pytorch-apex-ddp"),
+        ({"framework": "PyTorch (DDP, DALI)", "model_type": "cnn"}, "pytorch-native-amp"),
+        ({"framework": "TensorFlow 2 (Horovod, XLA)"}, "tf2-horovod"),
+        ({"framework": "TensorFlow 1.x (NGC, Horovod)"}, "tf1-horovod"),
+    ],
+)
+def test_frameworks_by_their_words(changes: dict[str, str], framework: str) -> None:
+    assert framework_of_row(row(**changes), []) == framework
+
+
+def test_unknown_words_are_refused_with_the_word() -> None:
+    with pytest.raises(Refused, match="caffe"):
+        framework_of_row(row(framework="caffe"), [])
+    with pytest.raises(Refused, match="int3"):
+        precision_of(row(precision="int3"))
+    with pytest.raises(Refused, match="Cerebras"):
+        machine_of(row(gpu="Cerebras"), [])
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("mixed fp16 (AMP)", "fp16"), ("bf16 (autocast)", "bf16"), ("fp8 (hybrid, TransformerEngine delayed scaling)", "fp8"), ("mxfp8", "mxfp8"),
+        ("nvfp4", "nvfp4"), ("tf32", "tf32"), ("fp32", "fp32"),
+    ],
+)  # fmt: skip
+def test_precisions(words: str, found: str) -> None:
+    assert precision_of(row(precision=words)) == found
+
+
+def test_sharding_groups() -> None:
+    hybrid = sharding_of(row(sharding="ZeRO-1 within groups of 8 (hybrid zero)"), 32, "internevo", [])
+    assert hybrid == {"dp_shard": 8, "dp_replicate": 4, "zero": 1}
+    assert sharding_of(row(sharding="none (DDP)"), 8, "pytorch", []) == {"dp_replicate": 8, "dp_shard": 1, "zero": 0}
+    assert sharding_of(row(sharding="FSDP FULL_SHARD (ZeRO-3)", fsdp_size=8), 8, "llm-foundry", [])["zero"] == 3
+    kept = sharding_of(row(sharding="FSDP SHARD_GRAD_OP (ZeRO-2)"), 8, "llm-foundry", [])
+    assert kept["zero"] == 3 and kept["reshard_after_forward"] is False
+
+
+def test_recomputation_words() -> None:
+    assert recompute_of(row(recompute="full"), 8, "nemo", []) == {"recompute": "full"}
+    assert recompute_of(row(recompute="selective (op)"), 32, "torchtitan", []) == {"recompute": "full", "recompute_layers": 16}
+    noted: list[str] = []
+    assert recompute_of(row(recompute=""), 8, "maxtext", noted) == {"recompute": "full"} and noted
+
+
+def test_uneven_stages() -> None:
+    assert stages_of(96, 8) is None
+    assert stages_of(126, 8) == (15, 16, 16, 16, 16, 16, 16, 15)  # embedding and head take a place each
+    assert stages_of(70, 12) == (5, *(6,) * 10, 5)  # BLOOM-176B
+    assert stages_of(100, 12) == (9,) * 11 + (1,)
+    assert stages_of(61, 16) == (4,) * 13 + (3,) * 3
+
+
+@given(st.integers(1, 200), st.integers(1, 64))
+def test_stages_hold_every_layer(layers: int, stages: int) -> None:
+    found = stages_of(layers, stages)
+    if found is not None:
+        assert sum(found) == layers and len(found) == stages and min(found) >= 1
+
+
+def test_racks_hold_64_of_72_and_nodes_8() -> None:
+    assert machine_of(row(gpu="GB200", gpus=256, gpus_per_node=4), []) == "4x gb200-nvl72:64"
+    assert machine_of(row(gpu="GB300", gpus=64, gpus_per_node=4), []) == "gb300-nvl72"
+    assert machine_of(row(gpu="A100", gpu_mem_gb=40.0, inter_net="1600 Gbps/node RoCE", gpus=16), []) == "2x mosaic-a100-40gb:8"
+
+
+def test_batches_that_do_not_divide_are_rounded_and_told() -> None:
+    noted: list[str] = []
+    sizes = sizes_of(row(global_batch=100, tp=1, pp=1, vp=1), noted)
+    assert sizes.batch == 128 and any("no multiple" in word for word in noted)
+
+
+@given(
+    gpus=st.integers(1, 4096), tp=st.integers(1, 16), pp=st.integers(1, 16), vp=st.integers(1, 12), cp=st.integers(1, 4), ep=st.integers(1, 64),
+    micro=st.one_of(st.none(), st.integers(1, 64)), batch=st.one_of(st.none(), st.integers(1, 4096)), sharding=st.sampled_from(["", "none", "ZeRO-1", "FSDP"]),
+)  # fmt: skip
+def test_any_sizes_make_a_valid_plan_or_a_reason(**sizes: object) -> None:
+    names = {"batch": "global_batch", "micro": "micro_batch"}
+    try:
+        plan = case_of(row(**{names.get(key, key): value for key, value in sizes.items()})).plan
+    except BadInput:
+        return
+    assert check(plan).world == sizes["gpus"]
