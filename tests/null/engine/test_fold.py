@@ -1,0 +1,82 @@
+"""Folded = unfolded, to 1e-9: drawn meshes, collectives on several axes, a shared link, pipelines, unequal ranks."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.cost.price import Cost
+from sim.engine.fold import representatives
+from sim.engine.run import simulate
+from sim.mesh import Mesh
+from sim.metrics import breakdown, step_times
+from sim.program import Call, Op, Program, Role
+from tests.null.engine.bench import TablePricer
+
+sizes = st.sampled_from([1, 2, 3])
+seconds = st.floats(0.1, 4.0)
+
+
+class SharedUplink(TablePricer):
+    """Every group of `grad` takes bandwidth of one uplink; folded, all sibling groups are counted together."""
+
+    def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
+        cost = self._of(op)
+        return Cost(cost.seconds, uses=(("uplink", siblings / 4),)) if op.group == "grad" else cost
+
+
+def spmd(mesh: Mesh, work: list[float], stages: bool = True) -> tuple[Program, dict[str, Cost | float]]:
+    """Each pipeline stage computes, meets its tp group, passes on, and averages gradients beside the next kernel."""
+    costs: dict[str, Cost | float] = {"tp": 0.5, "grad": 2.0, "send": 0.25, "recv": 0.25}
+    segments, roles = {}, {}
+    last = mesh.size("pp") - 1
+    for stage in range(last + 1):
+        ops: list[Op] = [Op("recv", "recv", "comm.pp", group="pp", peer=-1)] if stage else []
+        ops += [Op("r0", "record", "comm.pp", event="in"), Op("w0", "wait", "compute", event="in")]
+        for number, value in enumerate(work):
+            costs[f"k{stage}.{number}"] = value
+            ops.append(Op(f"k{stage}.{number}", "compute", "compute"))
+            if mesh.size("tp") > 1:
+                ops.append(Op("tp", "collective", "compute", name="all_reduce", group="tp"))
+        ops += [
+            Op("r1", "record", "compute", event="out"),
+            Op("w1", "wait", "comm.grad", event="out"),
+            Op("w2", "wait", "comm.pp", event="out"),
+        ]
+        ops.append(Op("grad", "collective", "comm.grad", name="all_reduce", group="grad"))
+        if stage < last:
+            ops.append(Op("send", "send", "comm.pp", group="pp", peer=1))
+        ops += [Op(f"k{stage}.0", "compute", "compute"), Op("end", "sync", "host")]
+        segments[f"stage{stage}"] = tuple(ops)
+        roles[f"stage{stage}"] = Role({"host": tuple(Call(f"stage{stage}", f"s{i}", i, i) for i in range(2))})
+    role_of = tuple(f"stage{mesh.coordinates(rank)['pp']}" for rank in range(mesh.world))
+    return Program("spmd", "cuda", mesh, segments, roles, role_of, 2), costs
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes, sizes, sizes, sizes, st.lists(seconds, min_size=1, max_size=3), st.floats(1.0, 1.5))
+def test_folded_equals_unfolded(pp: int, replicate: int, shard: int, tp: int, work: list[float], slow: float) -> None:
+    mesh = Mesh({"pp": pp, "dp_replicate": replicate, "dp_shard": shard, "tp": tp})
+    program, costs = spmd(mesh, work)
+    pricer = SharedUplink(costs, {"uplink": 1.0}, slow)
+    whole, folded = simulate(program, pricer, fold=False), simulate(program, pricer, fold=True)
+    assert len(folded.ranks) == pp
+    for one, other in zip(step_times(whole), step_times(folded), strict=True):
+        assert abs(one - other) <= 1e-9 * one
+    assert abs(breakdown(whole).total - breakdown(folded).total) <= 1e-9 * breakdown(whole).total
+
+
+def test_a_slow_rank_splits_the_ranks_that_it_delays() -> None:
+    mesh = Mesh({"dp_replicate": 4, "tp": 2})
+    program, _ = spmd(mesh, [1.0])
+    roles = {**program.roles, "slow": program.roles["stage0"]}
+    role_of = ("slow", *program.role_of[1:])
+    uneven = Program("uneven", "cuda", mesh, program.segments, roles, role_of, 2)
+    # Rank 0 is slow; 1 is its tp partner; 2, 4, 6 average gradients with 0, and 3, 5, 7 with 1.
+    assert representatives(uneven, True) == [0, 1, 2, 3, 2, 3, 2, 3]
+
+
+def test_asymmetric_machines_are_not_folded() -> None:
+    program, _ = spmd(Mesh({"dp_replicate": 4}), [1.0])
+    assert representatives(program, False) == [0, 1, 2, 3]
+    assert representatives(program, True) == [0, 0, 0, 0]
