@@ -140,6 +140,13 @@ def _app() -> "typer.Typer":
         found = run(ranks, out, quick=quick)
         _show({"calibration": str(out), "entries": found.entries}, as_json, "probe")
 
+    @app.command("doctor")
+    def doctor_(as_json: json_flag = False) -> None:
+        """What is installed, which devices are there, what is missing."""
+        from executor.doctor import doctor
+
+        _show(doctor(), as_json, "doctor")
+
     _planning(app, plan_arg, on, sets, json_flag)
     _catalog(app, json_flag)
     return app

@@ -1,0 +1,65 @@
+"""What is installed, which devices are there, and what is missing for what: `steptwin doctor`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+from importlib import metadata
+from typing import Any
+
+_NEEDS = {
+    "predict": ("simpy", "networkx", "msgspec"),
+    "reports": ("plotly",),
+    "run, play, probe": ("torch",),
+    "sweep on a cluster": ("joblib", "distributed"),
+    "search": ("optuna",),
+    "measured kernel tables": ("aiconfigurator_core",),
+    "GPU inventory": ("pynvml",),
+}
+_DISTRIBUTION = {"aiconfigurator_core": "aiconfigurator-core", "pynvml": "nvidia-ml-py"}
+_EXTRA = {
+    "torch": "torch",
+    "pynvml": "torch",
+    "joblib": "sweep",
+    "distributed": "sweep",
+    "optuna": "sweep",
+    "aiconfigurator_core": "tables",
+}
+
+
+def doctor() -> dict[str, Any]:
+    """Plain values: versions, devices, and for each thing that StepTwin does what is missing. Imports torch only to ask for devices."""
+    rows = []
+    for what, modules in _NEEDS.items():
+        missing = [name for name in modules if importlib.util.find_spec(name) is None]
+        extras = sorted({_EXTRA[name] for name in missing if name in _EXTRA})
+        remedy = f'pip install "steptwin[{",".join(extras)}]"' if extras else ""
+        rows.append({"for": what, "ready": "yes" if not missing else "no", "missing": ", ".join(missing), "remedy": remedy})
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "versions": {name: _version(name) for modules in _NEEDS.values() for name in modules if _version(name)},
+        "devices": _devices(),
+        "compiler for torch.compile": shutil.which("cc") or shutil.which("gcc") or "none",
+        "rows": rows,
+    }
+
+
+def _version(module: str) -> str:
+    try:
+        return metadata.version(_DISTRIBUTION.get(module, module))
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _devices() -> list[str]:
+    if importlib.util.find_spec("torch") is None:
+        return ["cpu (torch is not installed: devices are not asked for)"]
+    import torch
+
+    found = [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
+    backends = [name for name in ("gloo", "nccl") if getattr(torch.distributed, f"is_{name}_available")()]
+    return [*(found or ["cpu"]), f"torch.distributed backends: {', '.join(backends) or 'none'}"]
