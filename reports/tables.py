@@ -12,7 +12,7 @@ def show(value: Mapping[str, Any], kind: str) -> None:
     """Prints a result of the command line; `kind` chooses the layout."""
     from rich.console import Console
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     layout = {"prediction": _prediction, "comparison": _comparison}.get(kind)
     if layout is None:
         _plain(console, value, kind)
