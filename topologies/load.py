@@ -32,7 +32,8 @@ def gpus() -> tuple[str, ...]:
 
 
 def load_topology(source: str | File | Topology, edits: tuple[str, ...] = ()) -> Topology:
-    """The topology called `dgx-h100`, `16x dgx-h100`, `8x dgx-h100:4 + 2x dgx-a100`, `this-machine`, or in a TOML file.
+    """The topology called `dgx-h100`, `16x dgx-h100`, `8x dgx-h100:4 + 2x dgx-a100`, `this-machine`, or in a TOML file,
+    or in a file of NCCL (`.xml`) or `nvidia-smi topo -m` (`.txt`).
 
     `edits` are what-ifs, one after the other: see `topologies.edits`. Raises `BadInput` with what, where and what is allowed.
     """
@@ -108,6 +109,10 @@ def machine_document(name: str, folder: File | None = None, chain: tuple[str, ..
     folder = folder or File()
     if name == "this-machine":
         return this_machine()
+    if name.endswith((".xml", ".txt")):
+        from topologies.readers import read_file
+
+        return read_file(folder / name).document
     if _is_file(name):
         path = folder / name
         if not path.is_file():

@@ -1,0 +1,81 @@
+"""Which GPU, NIC and CPU a topology XML means, from whatever it tells; what is assumed goes to `notes`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from xml.etree.ElementTree import Element
+
+from topologies.devices import gpu as catalog_gpu
+from topologies.readers import affinity, pci
+
+
+def number(text: str, otherwise: int = 0) -> int:
+    """A small whole number of an attribute, or `otherwise`."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 5 else otherwise
+
+
+def model(gpus: list[Element], nics: list[Element], notes: list[str]) -> str:
+    """The catalog key of the file's GPUs: by PCI id, else by compute capability, else by PCIe generation."""
+    known = Counter(key for e in gpus if (key := pci.gpu_by_id(e.get("vendor", ""), e.get("device", ""))))
+    if len(known) > 1:
+        notes.append(f"GPUs of several models: {', '.join(sorted(known))}; the most frequent is entered for all.")
+    if known:
+        return known.most_common(1)[0][0]
+    for element in gpus:
+        child = element.find("gpu")
+        key = pci.gpu_by_sm(child.get("sm", "")) if child is not None else ""
+        if key:
+            notes.append(f"GPU model assumed from its compute capability: {key}. Correct `gpu` if it is another.")
+            return key
+    key = pci.usual(max(pci.generation(element.get("link_speed", "")) for element in (*gpus, *nics)))[0]
+    notes.append(f"The file does not name the GPU; assumed from the PCIe generation: {key}. Correct `gpu` if it is another.")
+    return key
+
+
+def cpu(cpus: list[Element], sockets: int, notes: list[str]) -> object:
+    """The catalog's CPU of the same generation, with the cores that the affinity masks show."""
+    first = cpus[0]
+    base = pci.cpu_by_id(first.get("arch", ""), first.get("vendor", ""), first.get("familyid", ""), first.get("modelid", ""))
+    if not base:
+        notes.append("The file does not tell the CPU; epyc-7742 is assumed.")
+        base = "epyc-7742"
+    masks = [affinity.from_mask(element.get("affinity", "")) for element in cpus]
+    each = min(affinity.cores(mask) for mask in masks)
+    domains = max(len(set(masks)), affinity.count_domains(number(element.get("numaid", "")) for element in cpus))
+    count = each * domains // max(1, sockets)
+    return {"base": base, "cores": count} if 0 < count <= 4096 else base
+
+
+def nic(element: Element, each: int, notes: list[str]) -> object:
+    """A NIC's catalog key or table: by its speed, else by PCI id, else by PCIe generation (`each`: NICs per GPU)."""
+    net = element if element.tag == "net" else element.find(".//net")
+    infiniband = element.get("class", "").lower().startswith("0x0207")
+    speed = net.get("speed", "") if net is not None else ""
+    if speed.isascii() and speed.isdecimal() and len(speed) < 8 and int(speed):
+        key = pci.nic_by_speed(int(speed), infiniband)
+        return key or {
+            "name": f"nic-{int(speed)}",
+            "rate": f"{int(speed) / 1000:g} Gbit/s",
+            "latency": "1 us",
+            "source": "speed from the file",
+        }
+    efa = pci.EFA.get(element.get("device", "").lower().removeprefix("0x"))
+    if efa:
+        return efa
+    usual = pci.usual(pci.generation(element.get("link_speed", "")))[1]
+    # NICs that share a GPU's switch share its lanes too: four below a gen5 switch have 100G each (AWS p5).
+    gbit = int(usual.rsplit("-", 1)[1].removesuffix("g")) // each
+    key = pci.nic_by_speed(gbit * 1000, infiniband) or usual
+    note = f"The file gives NICs no speed; assumed from the PCIe generation: {key}."
+    if note not in notes:
+        notes.append(note)
+    return key
+
+
+def assumed_nvlink(key: str, gpus: int, notes: list[str]) -> dict[str, object]:
+    """Files for virtual machines do not show NVLink: SXM parts with more than two in a box have NVSwitches."""
+    links = catalog_gpu(key).nvlink_links
+    if gpus <= 2 or "sxm" not in key or key.startswith("v100-sxm2") or links not in pci.SWITCHED:
+        return {}
+    notes.append(f"The file tells nothing of NVLink; assumed: all {links} links of each GPU go to NVSwitches.")
+    return {"nvlink": {"switch": list(pci.SWITCHED[links])}}
