@@ -66,7 +66,7 @@ def core(
             work = Attention(work.batch, work.heads, work.kv_heads, work.q, keys, work.d, work.dv, causal, work.dtype, False, window)
         back = Attention(work.batch, work.heads, work.kv_heads, work.q, keys, work.d, work.dv, causal, work.dtype, True, work.window)
         kept = _qkv_bytes(share, heads, b * s, b * (keys // cp if cp > 1 else keys)) + b * s * heads.q * 4
-        part = Part(name=name, forward=(work,), backward=(back,), cls="attention", saved=kept, recompute=True)
+        part = Part(name=name, forward=(work,), backward=(back,), cls="attention", saved=kept, recompute=True, dropped=b * s * heads.q * 4)
     if cp == 1:
         return part
     from msgspec.structs import replace
@@ -110,8 +110,11 @@ def _written_out(share: Share, heads: Heads, keys: int, name: str, dropout: bool
         Gemm(keys, heads.d, s, dtype, b * h, "dgrad"),
         *_head_copies(share, heads, keys),
     ]
-    kept = scores * (es + dropout * (1 + e) + (e if es != e and not dropout else 0)) + _qkv_bytes(share, heads, b * s, b * keys)
-    return Part(name=name, forward=tuple(forward), backward=tuple(backward), cls="attention", saved=kept, modules=2, recompute=True)
+    square = scores * (es + dropout * (1 + e) + (e if es != e and not dropout else 0))
+    kept = square + _qkv_bytes(share, heads, b * s, b * keys)
+    return Part(
+        name=name, forward=tuple(forward), backward=tuple(backward), cls="attention", saved=kept, modules=2, recompute=True, dropped=square
+    )
 
 
 def _head_copies(share: Share, heads: Heads, keys: int) -> list[Work]:

@@ -77,44 +77,52 @@ def logits(
 
 
 def loss(share: Share, vocab: int, *, rows: int = 0, name: str = "head.loss") -> Part:
-    """Cross-entropy over this rank's slice of the vocabulary.
+    """Cross-entropy over this rank's slice of the vocabulary; three fp32 numbers a row travel between the slices.
 
-    PyTorch: logits to fp32, log_softmax (kept), nll; two kernels and a cast back. Vocabulary-parallel without fusion
-    (Megatron): max, subtract, exp, sum, divide, each a kernel, the fp32 softmax kept (4 s b v / t bytes,
-    Korthikanti et al. 2022, section 4.3). Fused: one kernel each way on 16-bit logits. Three fp32 numbers a row
-    travel between the slices.
+    PyTorch: logits to fp32, log_softmax (kept), nll; two kernels and a cast back. At its peak 16-bit logits, fp32 logits
+    and log_softmax live. Vocabulary-parallel (Megatron, also at tp = 1): to fp32, then max, subtract, exp, sum, divide in
+    place, the fp32 softmax kept (4 s b v / t bytes, Korthikanti et al. 2022, section 4.3) beside the 16-bit logits.
     """
     tokens = rows or share.rows
-    local = -(-vocab // share.tp)
-    n, e = tokens * local, share.e
+    n, e = tokens * -(-vocab // share.tp), share.e
     habits = share.framework
-    row: Work = MemoryBound("reduce", 4 * tokens, 4 * tokens, "fp32", 1.0, 1, tokens)
+    megatron = share.tp > 1 or habits.accumulate_in_gemm
     if habits.fused_cross_entropy or habits.compile:
-        forward: list[Work] = [MemoryBound("cross_entropy", n * e, n * e, share.act, 5.0 * n, 1, tokens)]
-        backward: list[Work] = [MemoryBound("cross_entropy", n * e, n * e, share.act, 2.0 * n, 1, tokens)]
-        kept = n * e
+        kept = 4 if megatron else e
+        forward: list[Work] = [MemoryBound("cross_entropy", n * e, n * kept, share.act, 5.0 * n, 1, tokens)]
+        backward: list[Work] = [MemoryBound("cross_entropy", n * kept, n * e, share.act, 2.0 * n, 1, tokens)]
+        working = n * e if megatron else 0
     else:
-        cast: list[Work] = [elementwise("cast", share, n, e, 4)] if e != 4 else []
-        uncast: list[Work] = [elementwise("cast", share, n, 4, e)] if e != 4 else []
-        if share.tp > 1:
-            forward = [
-                *cast,
-                elementwise("reduce", share, n, 4, 0),
-                elementwise("add", share, n, 4, 4),
-                elementwise("activation", share, n, 4, 4),
-            ]
-            forward += [elementwise("reduce", share, n, 4, 0), elementwise("scale", share, n, 4, 4), row]
-            backward = [elementwise("scale", share, n, 4, 4), *uncast]
-        else:
-            forward = [*cast, MemoryBound("softmax", 4 * n, 4 * n, "fp32", 5.0 * n, 1, tokens), row]
-            backward = [row, MemoryBound("softmax", 8 * n, 4 * n, "fp32", 2.0 * n, 1, tokens), *uncast]
-        kept = 4 * n
+        forward, backward = _split_parallel_loss(share, n, tokens) if megatron else _eager_loss(share, n, tokens)
+        kept, working = 4, n * e if megatron else n * (e + 4)
     return Part(
         name=name,
         forward=tuple(forward),
         backward=tuple(backward),
         cls="loss",
-        saved=kept + 8 * tokens,
+        saved=kept * n + 8 * tokens,
+        working=working,
         seam="tp.loss" if share.tp > 1 else "",
         seam_bytes=12 * tokens if share.tp > 1 else 0,
     )
+
+
+def _casts(share: Share, n: int) -> tuple[list[Work], list[Work]]:
+    if share.e == 4:
+        return [], []
+    return [elementwise("cast", share, n, share.e, 4)], [elementwise("cast", share, n, 4, share.e)]
+
+
+def _split_parallel_loss(share: Share, n: int, tokens: int) -> tuple[list[Work], list[Work]]:
+    cast, uncast = _casts(share, n)
+    row: Work = MemoryBound("reduce", 4 * tokens, 4 * tokens, "fp32", 1.0, 1, tokens)
+    forward = [*cast, elementwise("reduce", share, n, 4, 0), elementwise("add", share, n, 4, 4), elementwise("activation", share, n, 4, 4)]
+    forward += [elementwise("reduce", share, n, 4, 0), elementwise("scale", share, n, 4, 4), row]
+    return forward, [elementwise("scale", share, n, 4, 4), *uncast]
+
+
+def _eager_loss(share: Share, n: int, tokens: int) -> tuple[list[Work], list[Work]]:
+    cast, uncast = _casts(share, n)
+    row: Work = MemoryBound("reduce", 4 * tokens, 4 * tokens, "fp32", 1.0, 1, tokens)
+    forward = [*cast, MemoryBound("softmax", 4 * n, 4 * n, "fp32", 5.0 * n, 1, tokens), row]
+    return forward, [row, MemoryBound("softmax", 8 * n, 4 * n, "fp32", 2.0 * n, 1, tokens), *uncast]

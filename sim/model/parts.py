@@ -51,6 +51,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """No gradient for the parameters (the base of LoRA)."""
     saved: int = 0
     """Bytes kept from forward to backward."""
+    working: int = 0
+    """Bytes that live only while the part runs forward or backward, beside what is saved; 0: the largest that one kernel needs."""
     seam: Seam = ""
     """Where parallelism communicates. tp.gather: before this part's forward, its input is gathered (column-parallel);
     tp.reduce: after it, its output is reduced (row-parallel); ep.dispatch / ep.combine: token exchange BEFORE / AFTER
@@ -61,6 +63,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """nn.Module calls that this part stands for (host time)."""
     recompute: bool = False
     """Recomputed under recompute = "selective"."""
+    dropped: int = 0
+    """Of `saved`, the bytes that selective recomputation does without (the scores; q, k and v stay)."""
     rope: bool = False
 
     @property

@@ -1,0 +1,296 @@
+"""What a plan keeps on the fullest rank, by what it is; and what is missing when it does not fit.
+
+Static state by dtype, master copy and ZeRO level (Rajbhandari et al. 2020, section 5); activations by what each part
+saves, the recompute policy and the schedule's micro-batches in flight (Korthikanti et al. 2022, section 4); the
+working set of the loss or of the largest backward; gathered parameters and unsharded gradients of FSDP.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from sim.framework import Framework
+from sim.model.parts import Block, Network, Part
+from sim.model.stages import Blocks, held, in_flight, layout
+from sim.plan import Plan
+from sim.planfile import mesh_of
+from sim.work import BYTES, Attention, Conv, Gemm, GroupedGemm, MemoryBound
+from topologies.hardware import Cpu, Gpu
+from topologies.units import show_size, size
+
+
+class DoesNotFit(msgspec.Struct, frozen=True):
+    """The plan needs more than the device has. A value, not an error: sweeps collect it."""
+
+    needed: int
+    available: int
+    remedies: tuple[str, ...] = ()
+    """Up to three changes that make it fit, those that cost least time first."""
+
+    def __str__(self) -> str:
+        ways = "; ".join(self.remedies) or "no single change is enough: use more ranks or a smaller model"
+        return f"needs {show_size(self.needed)} of {show_size(self.available)}. Fits with: {ways}"
+
+
+class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Peak bytes of the fullest rank. `peak` is what the device must have; `allocated` what the framework's
+    allocator would report (no context, no NCCL)."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    """Optimizer states, and the fp32 master copy."""
+    activations: int
+    """Kept from forward to backward, all micro-batches in flight."""
+    working: int
+    """Largest of: the loss, one backward's gradients, a block being recomputed, the optimizer's intermediates."""
+    gathered: int
+    """FSDP: gathered parameters and unsharded gradients; autocast: 16-bit copies of weights; DDP: buckets; Megatron: dummy gradients."""
+    context: int
+    """CUDA context, NCCL buffers, allocator slack."""
+    stage: int = 0
+    """Pipeline rank that this is."""
+    remedies: tuple[str, ...] = ()
+
+    @property
+    def state(self) -> int:
+        """What a sharded checkpoint of this rank holds: parameters and optimizer."""
+        return self.parameters + self.optimizer
+
+    @property
+    def allocated(self) -> int:
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.working + self.gathered
+
+    @property
+    def peak(self) -> int:
+        return self.allocated + self.context
+
+    def check(self, device: Gpu | Cpu) -> DoesNotFit | None:
+        """None where it fits; a device whose memory is not known (0) fits everything."""
+        if not device.memory or self.peak <= device.memory:
+            return None
+        return DoesNotFit(self.peak, device.memory, self.remedies)
+
+
+@cache
+def constants() -> dict[str, float]:
+    """The figures of `memory.toml` by `table.key`: bytes or shares."""
+    tree = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+    read = {f"{table}.{key}": value for table, keys in tree.items() for key, value in keys.items()}
+    return {name: float(size(value, name) if isinstance(value, str) else value) for name, value in read.items()}
+
+
+def memory_of(plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu | None = None) -> MemoryReport:
+    """The fullest rank's memory. With a `device` that is too small, the report names remedies."""
+    report = _fullest(plan, network, framework, device)
+    if device is None or report.check(device) is None:
+        return report
+    return msgspec.structs.replace(report, remedies=_remedies(plan, network, framework, device))
+
+
+def _fullest(plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu | None) -> MemoryReport:
+    stages = layout(network, plan)
+    reports = [_stage(plan, network, framework, device, rank, held(stages, plan, rank)) for rank in range(plan.parallel.pp)]
+    return max(reports, key=lambda report: report.peak)
+
+
+def _stage(
+    plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu | None, rank: int, chunks: tuple[Blocks, ...]
+) -> MemoryReport:
+    blocks = [block for chunk in chunks for _, block in chunk]
+    static = _static(plan, network, framework, rank, blocks)
+    kept = working = 0
+    if plan.task != "forward":
+        counts = in_flight(plan, rank)
+        kept = sum(n * sum(_kept(plan, block) for _, block in chunk) for n, chunk in zip(counts, chunks, strict=False))
+        kept += _recomputed_rest(plan, chunks, counts)
+        working = max((_working(plan, block) for block in blocks), default=0)
+    else:
+        working = max((_widest(part) for block in blocks for part in block.parts), default=0)
+    # The optimizer runs when activations are gone: it only counts where it needs more than they did.
+    step = static.pop("step")
+    working = max(working, step - kept)
+    if plan.memory.offload == "activations":
+        kept = min(kept, 2 * max((_kept(plan, block) for block in blocks), default=0))
+    return MemoryReport(
+        parameters=static["parameters"],
+        gradients=static["gradients"],
+        optimizer=static["optimizer"],
+        activations=kept,
+        working=working,
+        gathered=static["gathered"],
+        context=_context(plan, device, kept + working),
+        stage=rank,
+    )
+
+
+def _context(plan: Plan, device: Gpu | Cpu | None, moving: int) -> int:
+    if isinstance(device, Cpu):
+        return 0
+    c, mesh = constants(), mesh_of(plan)
+    groups = sum(mesh.size(axis) > 1 for axis in ("tp", "cp", "pp", "grad", "ep"))
+    return round(c["context.bytes"] + c["context.workspace"] + groups * c["nccl.communicator"] + c["allocator.fragmentation"] * moving)
+
+
+def _static(plan: Plan, network: Network, framework: Framework, rank: int, blocks: list[Block]) -> dict[str, int]:
+    """Parameters, gradients, optimizer, gathered; and `step`, the optimizer's intermediates."""
+    mesh, p = mesh_of(plan), plan.parallel
+    zero = p.zero if p.zero is not None else framework.zero
+    if mesh.size("fsdp") == 1 or (p.dp_shard == 1 and p.zero is None):
+        zero = 0
+    stored = 4.0 if framework.autocast else BYTES[framework.param_dtype]
+    grad = BYTES[framework.grad_dtype]
+    state = 4.0 if framework.master or framework.autocast else stored
+    copies = {"sgd": 0, "momentum": 1}.get(plan.optimizer.name, 2)
+    totals = {"parameters": 0.0, "gradients": 0.0, "optimizer": 0.0, "gathered": 0.0, "step": 0.0}
+    train = plan.task != "forward"
+    for count, expert, frozen in _counts(network, plan, rank, blocks):
+        ways = max(1, mesh.size("efsdp" if expert and mesh.size("ep") > 1 else "fsdp"))
+        sharded = count / ways
+        own = sharded if zero >= 1 else count
+        whole = zero < 3
+        # FSDP keeps only the optimizer's copy; all others keep what forward reads beside it.
+        totals["parameters"] += count * stored if whole else sharded * (state if framework.master else stored)
+        if frozen or not train:
+            continue
+        totals["gradients"] += (count if zero < 2 else sharded) * grad
+        if plan.memory.offload != "optimizer" and plan.optimizer.on == "gpu":
+            master = framework.master and whole and not framework.autocast
+            totals["optimizer"] += own * state * (copies + master)
+            totals["step"] += own * state * constants()["optimizer.foreach"] * (framework.optimizer == "foreach" and copies > 0)
+    totals["gathered"] = _gathered(plan, framework, zero, blocks, mesh.size("grad"), totals["gradients"])
+    return {name: round(value) for name, value in totals.items()}
+
+
+def _counts(network: Network, plan: Plan, rank: int, blocks: list[Block]) -> list[tuple[int, bool, bool]]:
+    """(elements, expert, frozen) of each part; the last stage's own copy of a tied embedding."""
+    found = [(part.params, part.expert, part.frozen) for block in blocks for part in block.parts if part.tensors]
+    if network.tied and plan.parallel.pp > 1 and rank == plan.parallel.pp - 1:
+        embedding = dict(network.blocks)[network.tied[0]].parts[0]
+        found.append((embedding.tensors[0], False, embedding.frozen))
+    return found
+
+
+def _gathered(plan: Plan, framework: Framework, zero: int, blocks: list[Block], ranks: int, gradients: float) -> float:
+    """zero = 3: the block in use and those fetched ahead, and the block's whole gradient in backward. DDP without
+    gradient views: buckets as large as the gradients. autocast: 16-bit copies, alive until backward."""
+    train = plan.task != "forward"
+    if zero == 3:
+        largest = max((block.params for block in blocks), default=0)
+        ahead = (1 + plan.parallel.prefetch) * BYTES["fp32" if plan.precision in ("fp32", "tf32") else "bf16"]
+        return largest * (ahead + (BYTES[framework.reduce_dtype] if train else 0.0))
+    found = 0.0
+    if framework.autocast:
+        found += 2.0 * sum(part.params for block in blocks for part in block.parts if part.cls in ("gemm", "conv", "moe", "rnn"))
+    if zero == 0 and ranks > 1 and train and not framework.accumulate_in_gemm:
+        found += gradients
+    if framework.accumulate_in_gemm and train:
+        found += 2.0 * sum(_weights(blocks))
+    return found
+
+
+def _weights(blocks: list[Block]) -> set[int]:
+    """Sizes of the linears' weights. Where the GEMM adds into the main gradient, autograd still wants a gradient:
+    TransformerEngine keeps one dummy for each shape (module/base.py, get_dummy_wgrad)."""
+    return {
+        max(part.tensors)
+        for block in blocks
+        if block.kind == "layer"
+        for part in block.parts
+        if part.cls in ("gemm", "moe") and part.tensors
+    }
+
+
+def _kept(plan: Plan, block: Block) -> int:
+    """Bytes of one micro-batch that a block keeps for backward."""
+    how = plan.memory.recompute
+    if how == "full" and block.kind == "layer":
+        return block.saved_input
+    return sum(part.saved - (part.dropped if how == "selective" else 0) for part in block.parts)
+
+
+def _recomputed_rest(plan: Plan, chunks: tuple[Blocks, ...], counts: tuple[int, ...]) -> int:
+    """recompute_layers: the layers of the stage beyond so many keep all."""
+    limit = plan.memory.recompute_layers
+    if plan.memory.recompute != "full" or not limit:
+        return 0
+    extra = 0
+    for n, chunk in zip(counts, chunks, strict=False):
+        layers = [block for _, block in chunk if block.kind == "layer"]
+        spared = layers[max(1, limit // len(chunks)) :]
+        extra += n * sum(sum(part.saved for part in block.parts) - block.saved_input for block in spared)
+    return extra
+
+
+def _working(plan: Plan, block: Block) -> int:
+    """Bytes that live only while the block's backward runs: gradients in and out of its widest part, and what full or
+    selective recomputation brings back."""
+    how = plan.memory.recompute
+    back = 0
+    if how == "full" and block.kind == "layer":
+        back = sum(part.saved for part in block.parts)
+    elif how == "selective":
+        back = max((part.dropped for part in block.parts), default=0)
+    return back + max((_widest(part) for part in block.parts), default=0)
+
+
+def _widest(part: Part) -> int:
+    """Gradients that one kernel of the part reads and writes, and are no saved tensor."""
+    if part.working:
+        return part.working
+    found = 0.0
+    for work in (*part.forward, *part.backward):
+        if isinstance(work, (Gemm, GroupedGemm)):
+            e = max(BYTES[work.dtype], 2.0)
+            batch = work.batch if isinstance(work, Gemm) else 1
+            found = max(found, e * batch * work.m * (work.n + (work.k if work.role == "dgrad" else 0)))
+        elif isinstance(work, Attention):
+            found = max(found, work.bytes / work.repeat)
+        elif isinstance(work, Conv):
+            oh, ow = work.out
+            found = max(found, BYTES[work.dtype] * work.batch * (work.c_in * work.h * work.w + work.c_out * oh * ow))
+        elif isinstance(work, MemoryBound):
+            found = max(found, float(work.written + (work.read - work.written if work.read > work.written else 0)))
+    return round(found)
+
+
+def _remedies(plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu) -> tuple[str, ...]:
+    """Up to three changes that make it fit, tried in the order of what they cost: sharding, selective recomputation,
+    smaller micro-batches, more stages, full recomputation, offloading."""
+    found: list[str] = []
+    for text, changed, scale in _changes(plan):
+        report = _fullest(changed, network, framework, device)
+        if scale != 1.0:
+            report = msgspec.structs.replace(report, activations=round(report.activations * scale), working=round(report.working * scale))
+        if report.check(device) is None:
+            found.append(f"{text} ({show_size(report.peak)})")
+        if len(found) == 3:
+            break
+    return tuple(found)
+
+
+def _changes(plan: Plan) -> list[tuple[str, Plan, float]]:
+    replace, p, m = msgspec.structs.replace, plan.parallel, plan.memory
+    levels = [level for level in (1, 2, 3) if level > (p.zero or 0) and p.dp_shard > 1]
+    found = [(f"parallel.zero = {level}", replace(plan, parallel=replace(p, zero=level)), 1.0) for level in levels]
+    if p.dp_shard == 1 and p.dp_replicate > 1:
+        sharded = replace(p, dp_shard=p.dp_replicate, dp_replicate=1, zero=3)
+        found.append((f"parallel.dp_shard = {p.dp_replicate}, dp_replicate = 1, zero = 3", replace(plan, parallel=sharded), 1.0))
+    if m.recompute == "none":
+        found.append(('memory.recompute = "selective"', replace(plan, memory=replace(m, recompute="selective")), 1.0))
+    micro = plan.batch.micro
+    while micro > 1:
+        micro //= 2
+        found.append((f"batch.micro = {micro}", plan, micro / plan.batch.micro))
+    if m.recompute != "full":
+        found.append(('memory.recompute = "full"', replace(plan, memory=replace(m, recompute="full")), 1.0))
+        if p.dp_shard > 1 and (p.zero or 0) < 3:
+            both = replace(plan, memory=replace(m, recompute="full"), parallel=replace(p, zero=3))
+            found.append(('memory.recompute = "full" and parallel.zero = 3', both, 1.0))
+    if m.offload == "none":
+        found.append(('memory.offload = "optimizer"', replace(plan, memory=replace(m, offload="optimizer")), 1.0))
+    return found

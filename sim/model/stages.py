@@ -1,0 +1,71 @@
+"""Which blocks a pipeline stage holds, and how many micro-batches it has begun and not finished."""
+
+from __future__ import annotations
+
+from sim.model.parts import Block, Network
+from sim.plan import Plan
+from topologies.errors import BadInput
+
+Blocks = tuple[tuple[str, Block], ...]
+
+
+def layout(network: Network, plan: Plan) -> tuple[Blocks, ...]:
+    """Blocks of each stage, first to last: pp x virtual_stages of them (dualpipe: 2 pp). `held` says which rank has which.
+
+    Layers are dealt out evenly (early stages take what is left over), or as `parallel.stages` says; blocks that are
+    no layers (embedding, head) stay with the layer beside them. Raises `BadInput` for more stages than layers.
+    """
+    count = plan.parallel.pp * _chunks(plan)
+    if count == 1:
+        return (network.blocks,)
+    layers = sum(block.kind == "layer" for _, block in network.blocks)
+    sizes = plan.parallel.stages or tuple(layers // count + (i < layers % count) for i in range(count))
+    if sum(sizes) != layers or min(sizes) < 1:
+        raise BadInput(
+            f"{network.name}: {layers} layers do not make {count} stages of {', '.join(map(str, sizes[:8]))}. Change pp or parallel.stages"
+        )
+    stages: list[list[tuple[str, Block]]] = [[] for _ in sizes]
+    at, room = 0, sizes[0]
+    for name, block in network.blocks:
+        if block.kind == "layer" and room == 0:
+            at, room = at + 1, sizes[at + 1]
+        stages[at].append((name, block))
+        room -= block.kind == "layer"
+    return tuple(tuple(stage) for stage in stages)
+
+
+def _chunks(plan: Plan) -> int:
+    p = plan.parallel
+    if p.pp == 1:
+        return 1
+    return 2 if p.schedule == "dualpipe" else p.virtual_stages
+
+
+def held(stages: tuple[Blocks, ...], plan: Plan, rank: int) -> tuple[Blocks, ...]:
+    """The stages of pipeline rank `rank`: every pp-th, or there and back (DualPipe-V)."""
+    if plan.parallel.schedule == "dualpipe" and plan.parallel.pp > 1:
+        return stages[rank], stages[-1 - rank]
+    return stages[rank :: plan.parallel.pp]
+
+
+def in_flight(plan: Plan, rank: int) -> tuple[int, ...]:
+    """Forward passes that pipeline rank `rank` has run and not yet run backward, at most, for each of its chunks.
+
+    gpipe keeps all; 1f1b pp - rank (Narayanan et al. 2021, section 2.2.1); interleaved fills 2 (pp - rank - 1) +
+    (chunks - 1) pp and one more, pp of one chunk after the other (Megatron-LM schedules.py); zb-h1 as many as 1f1b's
+    first stage (Qi et al. 2023, table 1); dualpipe 2 pp + 1 over its two chunks, of half the layers each (DualPipe-V).
+    """
+    p, total = plan.parallel, plan.microbatches
+    if p.pp == 1:
+        return (1,)
+    if p.schedule == "gpipe":
+        return (total,) * p.virtual_stages
+    if p.schedule == "dualpipe":
+        return min(total, 2 * p.pp - rank), min(total, rank + 1)
+    if p.schedule == "zb-h1":
+        return (min(total, p.pp),)
+    chunks = p.virtual_stages
+    if chunks == 1:
+        return (min(total, p.pp - rank),)
+    begun = min(total * chunks, 2 * (p.pp - rank - 1) + (chunks - 1) * p.pp + 1)
+    return tuple(sum(k // p.pp % chunks == chunk for k in range(begun)) for chunk in range(chunks))
