@@ -1,0 +1,96 @@
+"""Fitted parameters, and which of them hold for a GPU.
+
+`params/*.toml` hold what was fitted, GPU by GPU and architecture by architecture, each with its source. A GPU of
+which nothing was measured takes the parameters of its own architecture, else those of the nearest one (`NEAREST`);
+all rates are shares of a GPU's specification, so they carry over. Costs from another architecture are `assumed`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from sim.cost.price import Source
+from topologies.errors import Refused
+from topologies.hardware import Gpu
+
+T = TypeVar("T")
+
+PARAMS = Path(__file__).parent / "params"
+
+NEAREST = {
+    "sm60": ("sm61", "sm70", "sm80"),
+    "sm61": ("sm60", "sm70", "sm80"),
+    "sm70": ("sm75", "sm80", "sm60"),
+    "sm75": ("sm70", "sm80", "sm60"),
+    "sm80": ("sm86", "sm89", "sm90", "sm70"),
+    "sm86": ("sm89", "sm80", "sm120"),
+    "sm89": ("sm86", "sm120", "sm80"),
+    "sm90": ("sm100", "sm80"),
+    "sm100": ("sm103", "sm90", "sm80"),
+    "sm103": ("sm100", "sm90", "sm80"),
+    "sm120": ("sm89", "sm86", "sm80"),
+    "gfx908": ("gfx90a", "gfx942", "sm80"),
+    "gfx90a": ("gfx908", "gfx942", "sm80"),
+    "gfx942": ("gfx90a", "gfx908", "sm90", "sm80"),
+}
+"""Architectures by kinship of their matrix units: synchronous mma (sm70-89, sm120), warp-group and tensor memory
+(sm90-103), AMD's. Where kin of the same kind is missing the generation before stands in."""
+ANY = "sm80"
+"""For architectures that nobody listed."""
+
+STORED = {"mxfp8": "fp8", "nvfp4": "fp4"}
+"""Dtypes that run at the rate of another."""
+
+
+def document(name: str) -> Mapping[str, object]:
+    """A parameter file as plain values."""
+    return _documents(name)
+
+
+@cache
+def _documents(name: str) -> Mapping[str, object]:
+    return tomllib.loads((PARAMS / f"{name}.toml").read_text("utf-8"))
+
+
+def table(name: str, key: str, kind: type[T]) -> T:
+    """One table of a parameter file, converted to `kind`."""
+    return msgspec.convert(document(name)[key], kind)
+
+
+def choose(gpu: Gpu, fits: Mapping[str, str]) -> tuple[str, Source]:
+    """Which of `fits` (key -> architecture; keys are GPU names) describes this GPU, and how sure that is.
+
+    The GPU's own; else one of its architecture with the nearest memory bandwidth; else the nearest architecture's.
+    """
+    if gpu.name in fits:
+        return gpu.name, "fitted"
+    for place, arch in enumerate((gpu.arch, *NEAREST.get(gpu.arch, ()), ANY)):
+        found = [key for key, of in fits.items() if of == arch]
+        if found:
+            return sorted(found)[0], "fitted" if place == 0 else "assumed"
+    return sorted(fits)[0], "assumed"
+
+
+def by_arch(gpu: Gpu, values: Mapping[str, T]) -> tuple[T, Source]:
+    """The value of the GPU's architecture, or of the nearest one that has a value."""
+    for place, arch in enumerate((gpu.arch, *NEAREST.get(gpu.arch, ()), ANY)):
+        if arch in values:
+            return values[arch], "fitted" if place == 0 else "assumed"
+    return next(iter(values.values())), "assumed"
+
+
+def peak_flops(gpu: Gpu, dtype: str) -> float:
+    """Dense peak of a dtype. tf32 is a mode of fp32: without such units fp32 runs (as torch does). Raises `Refused`."""
+    key = STORED.get(dtype, dtype)
+    if key not in gpu.flops and key == "tf32":
+        key = "fp32"
+    if key not in gpu.flops:
+        known = ", ".join(sorted(gpu.flops))
+        raise Refused(f"{gpu.name} ({gpu.arch}) has no units for {dtype}. Allowed on it: {known}. Choose such a precision, or another GPU")
+    return gpu.flops[key]

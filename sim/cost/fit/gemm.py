@@ -1,0 +1,91 @@
+"""Fits `params/gemm.toml`: run `python -m sim.cost.fit.gemm --facts DIR > sim/cost/params/gemm.toml`."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+
+from sim.cost.fit.data import GPUS, GemmRow, gemm_rows, sample
+from sim.cost.fit.search import Bounds, search, show
+from sim.cost.gemm import GemmFit, gemm_seconds
+from topologies.devices import gpu as find_gpu
+from topologies.hardware import Gpu
+
+SETS = [(gpu, dtype) for dtype in ("bf16", "fp8") for gpu in GPUS.values() if (gpu, dtype) != ("a100-sxm-80gb", "fp8")]
+SIMT = ["p100-pcie", "p4", "v100-pcie-32gb", "t4", "a100-pcie-80gb", "a100-pcie-40gb", "l4", "h100-sxm"]
+FP32_FLOOR = 3e-6
+"""Kernel floor where the benchmark's launches hide it: that of the 16 bit kernels (CUDA graph replay), rounded."""
+SPLITS = {("l40s", "fp8"): 4}
+"""Most splits of k where the fit shows fewer than cuBLAS's 16 (scaled-mm kernels of CUTLASS)."""
+
+TENSOR: Bounds = {
+    "floor": (3e-7, 2e-6, 1.5e-5),
+    "peak": (0.3, 0.9, 1.1),
+    "fill": (1e-8, 7e-7, 6e-6),
+    "step": (1e-8, 6e-8, 8e-7),
+    "l2": (4.0, 64.0, 256.0),
+    "dram": (0.4, 0.85, 1.0),
+    "hot": (1.2, 3.0, 12.0),
+    "cache": (0.1, 0.8, 2.0),
+    "droop": (0.0, 0.05, 0.4),
+    "round": (0.0, 0.5, 1.0),
+    "reduce": (1e-7, 1.5e-6, 1e-5),
+    "outer": (1.2, 4.0, 20.0),
+}
+VECTOR: Bounds = {
+    **{name: TENSOR[name] for name in ("peak", "fill", "l2", "hot", "droop", "round", "outer")},
+    "step": (1e-8, 1e-6, 3e-5),
+    "dram": (0.5, 0.8, 0.95),
+    "harness": (1e-6, 5e-5, 1e-4),
+}
+
+
+def predicted(rows: list[GemmRow], gpu: Gpu, fit: GemmFit) -> list[float]:
+    """Seconds of each row, under the benchmark's conditions."""
+    found = []
+    for row in rows:
+        size = {"bf16": 2.0, "fp8": 1.0, "fp32": 4.0}[row.dtype]
+        found.append(gemm_seconds(row.m, row.n, row.k, gpu, fit, gpu.flops[row.dtype], size, max(size, 2.0)))
+    return found
+
+
+def fit_gemm(rows: list[GemmRow], gpu: Gpu, dtype: str) -> GemmFit:
+    """The parameters of one GPU and dtype."""
+    bounds: dict[str, tuple[float, float, float]] = dict(VECTOR if dtype == "fp32" else TENSOR)
+    fixed: dict[str, float] = {"floor": FP32_FLOOR, "cache": 0.5, "reduce": 2e-6} if dtype == "fp32" else {}
+    if dtype == "fp8":
+        bounds["cast"] = (0.1, 3.0, 8.0)
+    splits = SPLITS.get((gpu.name, dtype), 16)
+
+    def make(values: dict[str, float]) -> GemmFit:
+        return GemmFit(arch=gpu.arch, splits=splits, **fixed, **values)
+
+    values = search(lambda v: predicted(rows, gpu, make(v)), [row.seconds for row in rows], bounds)
+    return make(values)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--facts", type=Path, required=True)
+    parser.add_argument("--rows", type=int, default=500)
+    args = parser.parse_args()
+    print("# Written by `python -m sim.cost.fit.gemm`: parameters of sim/cost/gemm.py, by GPU and class of dtype.")
+    print("# bf16, fp8: NVIDIA aiconfigurator GEMM tables (Apache-2.0), CUDA graph replay; fp32: NeuSight linear layers (MIT), no tf32.")
+    print("# The comment of each table: median and 90th percentile of |error| on rows that were not fitted.\n")
+    for name, dtype in SETS + [(name, "fp32") for name in SIMT]:
+        gpu = find_gpu(name)
+        rows = gemm_rows(args.facts, name, dtype)
+        train = sample(rows, args.rows, seed=0)
+        fit = fit_gemm(train, gpu, dtype)
+        held = [row for row in sample(rows, 2000, seed=1) if row not in set(train)]
+        errors = [abs(p / row.seconds - 1) for p, row in zip(predicted(held, gpu, fit), held, strict=True)]
+        note = f"median {statistics.median(errors):.1%}, p90 {statistics.quantiles(errors, n=10)[-1]:.1%} of {len(errors)}"
+        print(f"{name} {dtype}: {note}", file=sys.stderr)
+        values = {key: getattr(fit, key) for key in fit.__struct_fields__ if getattr(fit, key) or key in ("droop", "round")}
+        print(show(f"{name}.{dtype}", values, note))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Seconds that a CPU thread spends to dispatch: per kernel, module call, autograd node, collective...
+
+Three kinds of host, as frameworks are written: `python` (eager modules), `light` (compiled or C++ launches), `graph`
+(replayed CUDA graphs). Values with their sources: `params/host.toml`; a slower CPU stretches them all.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Literal
+
+from sim.cost.device import table
+from topologies.errors import UnknownName
+from topologies.hardware import Cpu
+
+HostKind = Literal["python", "light", "graph"]
+PREPROCESS = 2e-3
+"""Seconds of one sample's preparation where the plan does not say (assumed: decode and augment one image takes 2-10 ms)."""
+
+
+@cache
+def _values(kind: str) -> dict[str, float]:
+    if kind not in ("python", "light", "graph"):
+        raise UnknownName("kind of host", kind, ("python", "light", "graph"))
+    return {what: microseconds * 1e-6 for what, microseconds in table("host", kind, dict[str, float]).items()}
+
+
+@cache
+def _speed(cpu: str) -> float:
+    return table("host", "cpu", dict[str, float]).get(cpu, 1.0)
+
+
+def host_seconds(what: str, host: HostKind | str, cpu: Cpu | None = None) -> float:
+    """Seconds of one unit of host work `what` on one thread. Raises `UnknownName` for a kind nobody measured."""
+    if what == "preprocess":
+        return PREPROCESS
+    values = _values(host)
+    if what not in values:
+        raise UnknownName("kind of host work", what, (*values, "preprocess"), "sim/cost/params/host.toml")
+    return values[what] * (_speed(cpu.name) if cpu is not None else 1.0)
+
+
+def host_kinds() -> tuple[str, ...]:
+    """Kinds of host work that have a price."""
+    return (*_values("python"), "preprocess")

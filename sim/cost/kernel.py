@@ -1,0 +1,60 @@
+"""Seconds of one `Work` on one GPU: the dispatch by kind of work, and its cache.
+
+`kernel_cost` is called for every op of a program, so what was priced once is looked up by value.
+"""
+
+from __future__ import annotations
+
+from sim.cost.attention import attention_cost
+from sim.cost.conv import conv_cost
+from sim.cost.gemm import gemm_cost, grouped_cost, power_ratio
+from sim.cost.memory_bound import memory_bound_cost
+from sim.cost.price import Cost, Source
+from sim.work import Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work
+from topologies.errors import BadInput
+from topologies.hardware import Gpu
+
+Priced = dict[tuple[Work, str, bool], Cost]
+_known: dict[int, tuple[Gpu, Priced]] = {}
+_MOST_GPUS = 64
+"""Devices whose prices are kept: a sweep that edits GPUs makes new ones without end."""
+
+
+def kernel_cost(work: Work, gpu: Gpu, efficiency: str = "flash2", sustained: bool = True) -> Cost:
+    """Seconds of all `repeat` launches together, without the gaps between launches, and on what they rest.
+
+    `efficiency`: the attention kernels (flash1 flash2 flash3 cudnn). `sustained`: clocks as in training, under the power
+    limit; False: those of a short benchmark. Raises `Refused` for a dtype that the GPU has no units for.
+    """
+    entry = _known.get(id(gpu))
+    if entry is None:
+        entry = _remember(gpu)
+    key = (work, efficiency, sustained)
+    cost = entry[1].get(key)
+    if cost is None:
+        cost = entry[1][key] = Cost(*_price(work, gpu, efficiency, sustained))
+    return cost
+
+
+def _remember(gpu: Gpu) -> tuple[Gpu, Priced]:
+    # The entry holds the Gpu itself, so its id cannot be given to another one meanwhile.
+    if len(_known) >= _MOST_GPUS:
+        _known.clear()
+    entry = _known[id(gpu)] = (gpu, {})
+    return entry
+
+
+def _price(work: Work, gpu: Gpu, efficiency: str, sustained: bool) -> tuple[float, Source]:
+    if isinstance(work, Gemm):
+        return gemm_cost(work, gpu, sustained)
+    if isinstance(work, MemoryBound):
+        return memory_bound_cost(work, gpu)
+    if isinstance(work, Attention):
+        clock = min(1.0, power_ratio(gpu, work.dtype)) if sustained else 1.0
+        return attention_cost(work, gpu, efficiency, clock)
+    if isinstance(work, GroupedGemm):
+        return grouped_cost(work, gpu, sustained)
+    if isinstance(work, Conv):
+        return conv_cost(work, gpu, sustained)
+    assert isinstance(work, HostWork)
+    raise BadInput(f"{work} is work of a CPU thread, not of {gpu.name}. Price it with host_seconds")

@@ -1,0 +1,68 @@
+"""Seconds of a kernel that moves bytes: norms, activations, softmax, optimizers...
+
+    time = floor + bytes / (share x bandwidth)
+
+`share` is the part of peak bandwidth that this kind of kernel reaches on large arrays, per architecture. What the
+kernel before has just written, and still lies in L2, is read at L2's rate. Parameters: `params/memory.toml`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import msgspec
+
+from sim.cost.device import by_arch, document
+from sim.cost.price import Source
+from sim.work import MemoryBound
+from topologies.hardware import Gpu
+
+
+class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
+    """One architecture: shares of peak bandwidth by family of kernels, and the seconds of an empty one."""
+
+    floor: float
+    stream: float
+    """add, copy, cast, activation, dropout, scale: each element once, in order."""
+    layernorm: float
+    softmax: float
+    gather: float
+    """embedding, index: rows in any order."""
+    permute: float
+    """Transposed copies."""
+    cross_entropy: float
+    optimizer: float
+    """Multi-tensor kernels over parameters, gradients and states."""
+
+
+class Cache(msgspec.Struct, frozen=True, kw_only=True):
+    share: float
+    """Share of L2 in which arrays survive until the next kernel reads them."""
+    speed: float
+    """L2 bandwidth over DRAM bandwidth."""
+
+
+FAMILY = {
+    "layernorm": "layernorm", "rmsnorm": "layernorm", "batchnorm": "layernorm", "groupnorm": "layernorm", "norm": "stream",
+    "softmax": "softmax", "cross_entropy": "cross_entropy", "permute": "permute", "embedding": "gather", "embedding_backward": "gather",
+    "gather": "gather", "scatter": "gather", "rope": "stream", "adam": "optimizer", "adamw": "optimizer", "sgd": "optimizer",
+    "momentum": "optimizer", "optimizer": "optimizer",
+}  # fmt: skip
+"""Kernels by what limits them; anything else streams."""
+
+
+@cache
+def _fits() -> tuple[dict[str, MemoryFit], Cache]:
+    text = document("memory")
+    return msgspec.convert(text["arch"], dict[str, MemoryFit]), msgspec.convert(text["cache"], Cache)
+
+
+def memory_bound_cost(work: MemoryBound, gpu: Gpu) -> tuple[float, Source]:
+    """Seconds of all repeats, and on what they rest."""
+    fits, cache_ = _fits()
+    fit, source = by_arch(gpu, fits)
+    rate = gpu.bandwidth * getattr(fit, FAMILY.get(work.what, "stream"))
+    moved = float(work.read + work.written)
+    warm = 1.0 / (1.0 + (moved / (cache_.share * gpu.l2)) ** 4)
+    seconds = fit.floor + moved / rate * (1.0 - warm + warm / cache_.speed)
+    return seconds * work.repeat, source
