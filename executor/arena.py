@@ -14,6 +14,7 @@ import torch
 from topologies.errors import BadInput
 from topologies.units import show_size
 
+_FIRST = 4 << 20
 _ALIGN = 64
 """Bytes of a cache line: torch's own CPU allocator aligns to it."""
 
@@ -34,17 +35,18 @@ class Ring:
                 f"a {self._what} buffer of {show_size(need)} is over the {show_size(self._limit)} that this device has for it. "
                 "Use a smaller batch.micro or seq_len, or a device with more memory"
             )
-        if need > self._flat.numel():
-            self._grow(need)
         if self._at + need > self._flat.numel():
+            if max(self._size, need) > self._flat.numel():
+                self._grow(need)
             self._at = 0
         piece = self._flat[self._at : self._at + need]
         self._at += -(-need // _ALIGN) * _ALIGN
         return piece.view(dtype).view(shape)
 
     def _grow(self, need: int) -> None:
-        """Tensors handed out before keep the old buffer alive, so growing happens few times: to the size meant, then by need."""
-        size = min(self._limit, max(self._size, need))
+        """Twice as large until the size meant is reached: small programs touch little memory. Tensors handed out before
+        keep the old buffer alive, all of them together no more than the new one."""
+        size = min(self._limit, max(need, min(self._size, max(_FIRST, 2 * self._flat.numel()))))
         self._flat = torch.empty(-(-size // _ALIGN) * _ALIGN, dtype=torch.uint8, device=self._device)
         self._flat.view(torch.float32).normal_(0.0, 0.02)  # no zeros or denormals: their speed differs
         self._at = 0
@@ -54,7 +56,7 @@ class Arena:
     """The buffers of one rank. `limit`: bytes that both rings may take together."""
 
     def __init__(self, device: torch.device, limit: int, recent: int = 8 << 20, distant: int = 256 << 20) -> None:
-        self.device = device
+        self.device, self.limit = device, limit
         self._recent = Ring(device, min(recent, limit // 2), limit // 2, "activation")
         self._distant = Ring(device, min(distant, limit // 2), limit // 2, "weight")
         self._indices: dict[tuple[int, int], torch.Tensor] = {}

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from executor.arena import Arena
 from executor.memory_kernels import memory_kernel
 from sim.work import Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work
-from topologies.errors import Refused
+from topologies.errors import BadInput, Refused
+from topologies.units import show_size
 
 Body = Callable[[], object]
 DTYPES = {
@@ -38,7 +39,12 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def body(work: Work, arena: Arena) -> Body:
-    """All repetitions of `work` as one call."""
+    """All repetitions of `work` as one call. Raises `BadInput` where one kernel's data do not fit into the arena's limit."""
+    if work.bytes / work.repeat > arena.limit:
+        raise BadInput(
+            f"a kernel of {show_size(work.bytes / work.repeat)} ({work}) is over the {show_size(arena.limit)} that this device has for it. "
+            "Use a smaller batch.micro or seq_len, or a device with more memory"
+        )
     once = _once(work, arena)
     if work.repeat == 1:
         return once

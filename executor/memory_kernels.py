@@ -230,21 +230,15 @@ def _adam(s: _Site) -> Call:
     p, g, m, v = ([s.arena.distant(count)] for _ in range(4))
     if s.work.what in ("sgd", "momentum"):
         beta, state = (0.9, m) if s.work.what == "momentum" else (0.0, [])
-        options = {
-            "weight_decay": 0.0,
-            "momentum": beta,
-            "lr": 1e-6,
-            "dampening": 0.0,
-            "nesterov": False,
-            "maximize": False,
-            "is_first_step": False,
-        }
-        return lambda: torch._fused_sgd_(p, g, state, **options)
+        return lambda: torch._fused_sgd_(
+            p, g, state, weight_decay=0.0, momentum=beta, lr=1e-6, dampening=0.0, nesterov=False, maximize=False, is_first_step=False
+        )
     v[0].abs_()
-    steps = [torch.ones((), device=s.arena.device)]
+    steps, none = [torch.ones((), device=s.arena.device)], list[torch.Tensor]()
     update = torch._fused_adamw_ if s.work.what == "adamw" else torch._fused_adam_
-    options = {"lr": 1e-6, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "eps": 1e-8, "amsgrad": False, "maximize": False}
-    return lambda: update(p, g, m, v, [], steps, **options)
+    return lambda: update(
+        p, g, m, v, none, steps, lr=1e-6, beta1=0.9, beta2=0.999, weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False
+    )
 
 
 _KERNELS: dict[str, Callable[[_Site], Call]] = {

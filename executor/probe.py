@@ -111,7 +111,7 @@ def measure(world: World, request: Request) -> Measured:
     if world.kind == "cuda":
         versions |= {
             "cuda": str(torch.version.cuda),
-            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())),  # type: ignore[no-untyped-call]
             "gpu": torch.cuda.get_device_name(),
         }
     return Measured(bench.found, world.kind, torch.get_num_threads(), versions)

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from executor.bench import Bench
+from executor.lanes import all_gather, reduce_scatter
 
 _BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 4 << 20, 1 << 24, 1 << 26)
 NAMES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
@@ -42,9 +43,9 @@ def collective_call(name: str, size: int, count: int, group: dist.ProcessGroup, 
     whole = torch.full((max(count, size // 4 // count * count),), 1e-3, device=device)
     part = torch.full((whole.numel() // count,), 1e-3, device=device)
     if name == "all_gather":
-        return lambda: dist.all_gather_into_tensor(whole, part, group=group)
+        return lambda: all_gather(whole, part, group=group)
     if name == "reduce_scatter":
-        return lambda: dist.reduce_scatter_tensor(part, whole, group=group)
+        return lambda: reduce_scatter(part, whole, group=group)
     if name == "broadcast":
         return lambda: dist.broadcast(whole, group=group, group_src=0)
     if name == "all_to_all":

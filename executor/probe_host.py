@@ -70,7 +70,7 @@ def _accumulate(bench: Bench, x: torch.Tensor) -> list[float]:
     def run(inputs: list[torch.Tensor]) -> Callable[[], None]:
         def call() -> None:
             y = torch.stack(inputs).sum()
-            y.backward()
+            y.backward()  # type: ignore[no-untyped-call]
             for tensor in inputs:
                 tensor.grad = None
 
@@ -83,7 +83,7 @@ def _accumulate(bench: Bench, x: torch.Tensor) -> list[float]:
 def _events(bench: Bench) -> list[float]:
     if bench.world.kind == "cpu":
         return [1e-7]  # an event on a CPU is a name in a table; lanes that run inline need none
-    event = torch.cuda.Event()
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     return bench.times([lambda: event.record()])
 
 

@@ -1,0 +1,238 @@
+"""A torch profile as spans: what the stock run really did, in the simulator's words.
+
+The profile's Chrome JSON is read (a public format). A span is an outermost ATen op on the host thread, a device kernel, or
+a collective on its own thread. Its part comes from the range that a forward hook opened (`part:L0.attn.qkv`); backward ops
+find theirs by the autograd sequence number that they share with the forward op.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils.hooks import RemovableHandle
+
+from executor.modules import part_name
+from sim.trace import Span
+
+CLASSES = (
+    ("gemm", ("mm", "addmm", "bmm", "linear", "matmul", "baddbmm", "_grouped_mm")),
+    ("attention", ("scaled_dot_product", "flash_attention", "efficient_attention")),
+    ("norm", ("layer_norm", "rms_norm", "batch_norm")),
+    ("activation", ("gelu", "silu", "relu", "tanh", "threshold")),
+    ("embedding", ("embedding",)),
+    ("loss", ("cross_entropy", "log_softmax", "nll_loss", "mse_loss")),
+    ("conv", ("conv",)),
+)
+_BY_PART = {
+    "qkv": "gemm",
+    "proj": "gemm",
+    "up": "gemm",
+    "down": "gemm",
+    "linear": "gemm",
+    "logits": "gemm",
+    "core": "attention",
+    "act": "activation",
+}
+_BY_PART |= {
+    "norm": "norm",
+    "norm1": "norm",
+    "norm2": "norm",
+    "tokens": "embedding",
+    "positions": "embedding",
+    "loss": "loss",
+    "rope": "elementwise",
+}
+_COLLECTIVES = {"allreduce": "all_reduce", "allgather": "all_gather", "reduce_scatter": "reduce_scatter", "alltoall": "all_to_all"}
+
+
+class Event(msgspec.Struct):
+    """One complete event of the profile; microseconds."""
+
+    name: str
+    cat: str
+    ts: float
+    dur: float
+    tid: int
+    args: dict[str, Any]
+
+    @property
+    def end(self) -> float:
+        return self.ts + self.dur
+
+
+@contextmanager
+def named_parts(model: nn.Module) -> Iterator[None]:
+    """While open, every part of every block runs inside a range with its name."""
+    handles: list[RemovableHandle] = []
+    open_ranges: list[Any] = []
+
+    def enter(name: str) -> Any:
+        def hook(*_: object) -> None:
+            mark = record_function(f"part:{name}")
+            mark.__enter__()  # type: ignore[no-untyped-call]
+            open_ranges.append(mark)
+
+        return hook
+
+    def leave(*_: object) -> None:
+        open_ranges.pop().__exit__(None, None, None)
+
+    for block_name, block in model.named_children():
+        # What a block does outside its submodules (residual adds) is the block's own part.
+        for name, module in [(f"{block_name}.residual", block), *((part_name(f"{block_name}.{n}"), m) for n, m in block.named_children())]:
+            handles += [module.register_forward_pre_hook(enter(name)), module.register_forward_hook(leave)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def profiled(cuda: bool, into: list[Event]) -> Iterator[None]:
+    """Profiles what runs inside; the events are in `into` afterwards."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    with profile(activities=activities) as session:
+        yield
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "trace.json"
+        session.export_chrome_trace(str(path))
+        raw = json.loads(path.read_bytes())
+    base = float(raw.get("baseTimeNanoseconds", 0)) / 1e3
+    complete = (e for e in raw["traceEvents"] if e.get("ph") == "X" and isinstance(e.get("tid"), int))
+    into += [Event(e["name"], e.get("cat", ""), base + float(e["ts"]), float(e["dur"]), e["tid"], e.get("args", {})) for e in complete]
+
+
+def spans_of(events: list[Event], rank: int) -> list[Span]:
+    """Spans of one rank, seconds since the epoch (the caller shifts all ranks together)."""
+    steps = sorted((e for e in events if e.name.startswith("step:")), key=lambda e: e.ts)
+    if not steps:
+        return []
+    main = steps[0].tid
+    reader = _Reader(rank, steps, [e for e in events if e.tid == main and e.cat in ("cpu_op", "user_annotation")])
+    spans = reader.host()
+    spans += _communication(events, rank, main, reader)
+    spans += _kernels(events, rank, reader)
+    return spans
+
+
+class _Reader:
+    """The host thread of one rank: nesting ranges, parts and directions."""
+
+    def __init__(self, rank: int, steps: list[Event], events: list[Event]) -> None:
+        self.rank = rank
+        self.steps = [(e.ts, e.end, int(e.name.partition(":")[2])) for e in steps]
+        self.events = sorted(events, key=lambda e: (e.ts, -e.dur))
+        self.sequence: dict[int, str] = {}
+        self.counts: dict[str, int] = {}
+        self.owner: list[tuple[float, float, str, str]] = []
+        """(start, end, part, direction) of every op found, for kernels launched inside it."""
+
+    def step(self, ts: float) -> int | None:
+        i = bisect.bisect_right(self.steps, (ts, float("inf"), 0)) - 1
+        return self.steps[i][2] if i >= 0 and ts < self.steps[i][1] else None
+
+    def host(self) -> list[Span]:
+        """Outermost ops, the optimizer and the data loader as one span each."""
+        found: list[Span] = []
+        stack: list[Event] = []
+        until = 0.0
+        for e in self.events:
+            while stack and stack[-1].end <= e.ts:
+                stack.pop()
+            part = next((x.name[5:] for x in reversed(stack) if x.name.startswith("part:")), "")
+            number = e.args.get("Sequence number")
+            if part and number is not None:
+                self.sequence.setdefault(int(number), part)
+            if e.ts >= until and (whole := self._whole(e)):
+                until = e.end
+                span = self._span(e, whole, part, stack)
+                if span is not None:
+                    found.append(span)
+            stack.append(e)
+        return found
+
+    @staticmethod
+    def _whole(e: Event) -> str:
+        """The kind of range that is taken as one span: op, optimizer or data; "" to look inside."""
+        if e.name.startswith("Optimizer.step"):
+            return "optimizer"
+        if e.name.startswith("enumerate(DataLoader)"):
+            return "data"
+        return "op" if e.cat == "cpu_op" and e.name.startswith("aten::") else ""
+
+    def _span(self, e: Event, whole: str, part: str, stack: list[Event]) -> Span | None:
+        step = self.step(e.ts)
+        if step is None:
+            return None
+        direction = "fwd"
+        engine = next((x for x in reversed(stack) if x.name.startswith("autograd::engine")), None)
+        if engine is not None:
+            direction = "bwd"
+            part = self.sequence.get(int(engine.args.get("Sequence number", -1)), "")
+        cls = whole if whole != "op" else classify(e.name, part)
+        where = part or (whole if whole != "op" else "other")
+        self.owner.append((e.ts, e.end, where, direction))
+        kind = "compute" if whole in ("op", "optimizer") else "host"
+        return Span(self.rank, "host", self._id(step, direction, where), e.ts * 1e-6, e.end * 1e-6, kind, cls, step, name=e.name)
+
+    def _id(self, step: int, direction: str, where: str) -> str:
+        name = f"r{self.rank}/s{step}/{direction}/{where}"
+        self.counts[name] = self.counts.get(name, -1) + 1
+        return f"{name}#{self.counts[name]}"
+
+    def inside(self, ts: float) -> tuple[str, str]:
+        """(part, direction) of the host op that runs at `ts`."""
+        i = bisect.bisect_right(self.owner, (ts, float("inf"), "", "")) - 1
+        return self.owner[i][2:] if i >= 0 and ts <= self.owner[i][1] else ("other", "fwd")
+
+
+def classify(op: str, part: str) -> str:
+    """Class of an ATen op: by its part where that says it, else by its name."""
+    name = op.removeprefix("aten::")
+    for cls, words in CLASSES:
+        if any(name == word or word in name for word in (words if cls != "gemm" else ())) or (cls == "gemm" and name in words):
+            return cls
+    return _BY_PART.get(part.rpartition(".")[2], "elementwise")
+
+
+def _communication(events: list[Event], rank: int, main: int, reader: _Reader) -> list[Span]:
+    """gloo's collectives, which run on threads of their own."""
+    found = []
+    for e in sorted((e for e in events if e.name.startswith("gloo:") and e.tid != main), key=lambda e: e.ts):
+        step = reader.step(e.ts)
+        if step is not None:
+            name = e.name.removeprefix("gloo:")
+            found.append(
+                Span(rank, "comm", reader._id(step, "comm", name), e.ts * 1e-6, e.end * 1e-6, "collective", "comm", step, name=name)
+            )
+    return found
+
+
+def _kernels(events: list[Event], rank: int, reader: _Reader) -> list[Span]:
+    """Device kernels and copies, each under the part that launched it."""
+    launches = {e.args["correlation"]: e for e in events if e.cat in ("cuda_runtime", "cuda_driver") and "correlation" in e.args}
+    found = []
+    for e in events:
+        if e.cat not in ("kernel", "gpu_memcpy", "gpu_memset"):
+            continue
+        launch = launches.get(e.args.get("correlation"))
+        part, direction = reader.inside(launch.ts) if launch else ("other", "fwd")
+        step = reader.step(launch.ts if launch else e.ts)
+        if step is None:
+            continue
+        comm = "nccl" in e.name.lower()
+        kind = "collective" if comm else "copy" if e.cat == "gpu_memcpy" else "compute"
+        cls = "comm" if comm else "data" if kind == "copy" else classify(e.name, part)
+        lane = "comm" if comm else f"stream.{e.args.get('stream', 0)}"
+        found.append(Span(rank, lane, reader._id(step, direction, f"{part}/k"), e.ts * 1e-6, e.end * 1e-6, kind, cls, step, name=e.name))
+    return found

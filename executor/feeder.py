@@ -1,0 +1,164 @@
+"""The program's other CPU threads (`loader.0` ...) as real processes, and the events that cross between threads.
+
+An event number travels through a pipe: whoever records writes the number, who waits reads until its number has come.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing as mp
+import os
+import select
+import signal
+import struct
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from sim.program import HOST, Call, Op, Program
+from sim.work import HostWork
+from topologies.errors import BadInput, RunFailed
+
+Times = list[tuple[float, float]]
+_NUMBER = struct.Struct("<q")
+_PATIENCE = 1.0
+"""Seconds between looks at whether the other side still lives."""
+
+
+class Crossing:
+    """The events of one rank that are recorded by one thread and waited for, by number, in another."""
+
+    def __init__(self, program: Program, rank: int) -> None:
+        self.turns: dict[str, int] = {}
+        self._pipes: dict[tuple[str, str], tuple[int, int]] = {}
+        self._seen: dict[tuple[str, str], set[int]] = {}
+        self.alive: Callable[[], str] = lambda: ""
+        for thread in program.threads(rank):
+            for call, op in program.ops(rank, thread):
+                self.turns[op.event] = max(self.turns.get(op.event, 0), call.index + 1) if op.event else 0
+                if op.kind in ("wait", "sync") and op.shift is not None and (op.event, thread) not in self._pipes:
+                    self._pipes[op.event, thread] = os.pipe()
+                    self._seen[op.event, thread] = set()
+        self.names = {event for event, _ in self._pipes}
+
+    def number(self, call: Call, op: Op, turn: int) -> int:
+        """Which occurrence of the event: numbers run on from one pass through the program to the next."""
+        return turn * self.turns[op.event] + call.index + (op.shift or 0)
+
+    def record(self, call: Call, op: Op, turn: int) -> None:
+        """Tells every thread that waits for this event by number."""
+        for (event, _), (_, write) in self._pipes.items():
+            if event == op.event:
+                os.write(write, _NUMBER.pack(self.number(call, op, turn)))
+
+    def wait(self, thread: str, call: Call, op: Op, turn: int) -> None:
+        """Blocks until the event's number has been recorded; numbers below 0 have happened."""
+        wanted, key = self.number(call, op, turn), (op.event, thread)
+        seen, (read, _) = self._seen[key], self._pipes[key]
+        while wanted >= 0 and wanted not in seen:
+            if not select.select([read], [], [], _PATIENCE)[0]:
+                if dead := self.alive():
+                    raise RunFailed(f"{dead} ended while {thread} waited for its event {op.event}")
+                continue
+            seen.add(_NUMBER.unpack(os.read(read, _NUMBER.size))[0])
+        seen.discard(wanted)
+
+
+class Feeder:
+    """One loader thread in its own process."""
+
+    def __init__(self, thread: str, process: mp.process.BaseProcess, answer: Connection) -> None:
+        self.thread, self.process, self._answer = thread, process, answer
+
+    def times(self, patience: float) -> list[Times]:
+        """Per turn, start and end of each op in the order of the thread's program."""
+        if not self._answer.poll(patience):
+            raise RunFailed(f"{self.thread} did not finish within {patience:.0f} s")
+        found: list[Times] = self._answer.recv()
+        self.process.join(patience)
+        return found
+
+
+def start_feeders(program: Program, rank: int, crossing: Crossing, turns: int, seconds: Callable[[Op], float], file: Path) -> list[Feeder]:
+    """Forks one process per thread other than the host's."""
+    context = mp.get_context("fork")
+    feeders = []
+    for thread in program.threads(rank):
+        if thread != HOST:
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_feed, args=(program, rank, thread, crossing, turns, seconds, file, theirs), daemon=True)
+            process.start()
+            feeders.append(Feeder(thread, process, ours))
+    crossing.alive = lambda: next(
+        (f"{f.thread} (exit code {f.process.exitcode})" for f in feeders if f.process.exitcode not in (None, 0)), ""
+    )
+    return feeders
+
+
+def _feed(
+    program: Program, rank: int, thread: str, crossing: Crossing, turns: int, seconds: Callable[[Op], float], file: Path, answer: Connection
+) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    steps = list(program.ops(rank, thread))
+    found: list[Times] = []
+    for turn in range(turns):
+        times: Times = []
+        for call, op in steps:
+            start = time.perf_counter()
+            feed_op(op, seconds, file)
+            if op.kind in ("wait", "sync") and op.shift is not None:
+                crossing.wait(thread, call, op, turn)
+            elif op.kind == "record":
+                crossing.record(call, op, turn)
+            times.append((start, time.perf_counter()))
+        found.append(times)
+    answer.send(found)
+
+
+def feed_op(op: Op, seconds: Callable[[Op], float], file: Path) -> None:
+    """A host or copy op of a loader: spends its processor time, reads its bytes."""
+    if op.kind == "host":
+        burn(seconds(op))
+    elif op.kind == "copy":
+        read_bytes(file, op.bytes, op.how)
+    elif op.kind in ("collective", "send", "recv"):
+        raise BadInput(f"op {op.id}: a loader thread cannot communicate")
+
+
+def burn(seconds: float) -> None:
+    """Spends processor time, not wall time: a worker that shares its core takes longer, as real work does."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def read_bytes(file: Path, size: int, how: str) -> None:
+    """Real bytes: from the file for `disk` and `store`, else from memory to memory."""
+    if how in ("disk", "store"):
+        left = size
+        with file.open("rb", buffering=0) as source:
+            while left > 0:
+                piece = source.read(min(left, 8 << 20))
+                if not piece:
+                    source.seek(0)
+                left -= len(piece)
+    else:
+        bytearray(memoryview(bytes(size)))
+
+
+def host_seconds(op: Op, table: dict[str, float]) -> float:
+    """Seconds of a host op: by its id, else by each of its works' text or kind, else what the work itself states.
+
+    Kinds that the table does not know take no time: the ops around them take theirs for real.
+    """
+    if op.id in table:
+        return table[op.id]
+    total = 0.0
+    for work in op.works:
+        if isinstance(work, HostWork):
+            each = work.seconds or table.get(work.what, 0.0)
+            total += table.get(str(work), each * work.count * work.repeat)
+    return total

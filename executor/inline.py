@@ -1,0 +1,136 @@
+"""The player on a CPU: compute, copies and host ops run where they are issued, communication beside them."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from executor.arena import Arena, free_memory
+from executor.bodies import Body, body, spin
+from executor.feeder import Crossing, read_bytes
+from executor.lanes import DONE, MEETING, Flag, Issue, Mark, communication, is_comm, make_groups, make_lanes
+from executor.play import Player, now
+from executor.world import World
+from sim.program import HOST, Call, Op, Program
+
+
+class InlinePlayer(Player):
+    """One CPU rank's host thread."""
+
+    def __init__(self, world: World, program: Program, crossing: Crossing, seconds: Callable[[Op], float], file: Path) -> None:
+        self._world, self._crossing = world, crossing
+        self._lanes = make_lanes(program, world.rank)
+        groups = make_groups(program, world.rank)
+        arena = Arena(world.device, free_memory(world.device) // max(1, world.size))
+        self._flags: dict[str, Flag] = {}
+        self._tags: Counter[tuple[str, str, int]] = Counter()
+        self._issues: dict[int, Issue] = {}
+        self._bodies: dict[int, Body] = {}
+        """id(op) -> what it does; the program keeps the ops alive."""
+        with torch.no_grad():
+            for _, op in program.ops(world.rank, HOST):
+                if id(op) in self._bodies or id(op) in self._issues:
+                    continue
+                if op.kind in MEETING:
+                    self._issues[id(op)] = communication(op, groups, world.rank, arena, self._tags)
+                else:
+                    self._bodies[id(op)] = self._make(op, arena, seconds, file)
+                world.beat.touch()
+        self._program = program
+
+    def _make(self, op: Op, arena: Arena, seconds: Callable[[Op], float], file: Path) -> Body:
+        if op.kind == "compute":
+            calls = [body(work, arena) for work in op.works]
+            if len(calls) == 1:
+                return calls[0]
+            return lambda: [call() for call in calls]
+        if op.kind == "host":
+            length = seconds(op)
+            return lambda: spin(length)
+        if op.kind == "copy":
+            return self._copy(op, arena, file)
+        return lambda: None
+
+    def _copy(self, op: Op, arena: Arena, file: Path) -> Body:
+        if op.how in ("disk", "store"):
+            if op.cls == "output" or "write" in op.id:
+                return lambda: _write(file.with_name(f"written{self._world.rank}"), op.bytes)
+            return lambda: read_bytes(file, op.bytes, op.how)
+        source = arena.recent(max(1, op.bytes), dtype=torch.uint8)
+        target = arena.distant(max(1, op.bytes), dtype=torch.uint8)
+        return lambda: target.copy_(source)
+
+    @torch.no_grad()
+    def run(self, ops: list[tuple[Call, Op]], turn: int) -> tuple[list[tuple[float, float, float]], list[tuple[int, float]]]:
+        marks: list[Mark] = []
+        begin = now()
+        ends: list[tuple[int, float]] = [(-1, begin)]
+        for i, (call, op) in enumerate(ops):
+            mark = Mark(now())
+            marks.append(mark)
+            self._one(call, op, mark, turn)
+            if i + 1 == len(ops) or ops[i + 1][0].step != call.step:
+                at = now()
+                self._world.beat.phase(f"turn {turn}, step {call.step}")
+                self._world.beat.step(at - ends[-1][1])
+                ends.append((call.step, at))
+        for lane in self._lanes.values():
+            lane.drain()
+        return [(m.start, max(m.end, m.start), m.issued) for m in marks], ends
+
+    def _one(self, call: Call, op: Op, mark: Mark, turn: int) -> None:
+        if op.kind in MEETING:
+            if self._communicate(op, mark):
+                return
+        elif op.kind in ("record", "wait", "sync"):
+            self._order(call, op, turn)
+        else:
+            self._bodies[id(op)]()
+        mark.end = now()
+
+    def _communicate(self, op: Op, mark: Mark) -> bool:
+        """Starts it; whether the mark will be ended by its lane. On the compute lane the thread waits itself."""
+        if self._program.mesh.size(op.group) == 1:
+            return False
+        start = self._issues[id(op)]()
+        lane = self._lanes.get(op.lane)
+        if lane is None:
+            work = start()
+            if work is not None:
+                work.wait()
+            return False
+        flag = lane.communicate(start, mark)
+        if op.blocking:
+            flag.wait()
+        return True
+
+    def _order(self, call: Call, op: Op, turn: int) -> None:
+        lane = self._lanes.get(op.lane)
+        if op.kind == "record":
+            self._flags[op.event] = lane.record() if lane is not None else DONE
+            if op.event in self._crossing.names:
+                self._flags[op.event].wait()
+                self._crossing.record(call, op, turn)
+        elif op.shift is not None:
+            self._crossing.wait(HOST, call, op, turn)
+        elif op.kind == "sync" and not op.event:
+            for name, each in self._lanes.items():
+                if op.name in ("", name):
+                    each.drain()
+        elif lane is not None and op.kind == "wait":
+            lane.wait(self._flags.get(op.event, DONE))
+        elif not is_comm(op.lane):
+            self._flags.get(op.event, DONE).wait()
+
+
+def _write(path: Path, size: int) -> None:
+    """Writes the bytes, then drops the file."""
+    with path.open("wb", buffering=0) as file:
+        block = bytes(min(size, 4 << 20))
+        for at in range(0, size, len(block) or 1):
+            file.write(block[: size - at])
+    os.unlink(path)

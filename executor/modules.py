@@ -1,0 +1,274 @@
+"""The models of `sim.model` as real torch modules: the same parts, the same parameters in the same order.
+
+Blocks are those of the simulator (`embed`, `L0` ..., `head`), and each part is one submodule, so that a profile of the
+real model can be read by part. A block maps activations to activations: the unit of FSDP, pipelines and recomputation.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sim.framework import Framework
+from sim.model.spec import Decoder, Mlp, ModelSpec
+from topologies.errors import Refused
+
+GATES: dict[str, Callable[[Tensor], Tensor]] = {"swiglu": F.silu, "geglu": F.gelu, "reglu": F.relu}
+PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+    "relu2": lambda x: F.relu(x).square(),
+}
+PARTS = {
+    "tokens": "embed.tokens",
+    "qkv": "attn.qkv",
+    "core": "attn.core",
+    "proj": "attn.proj",
+    "up": "mlp.up",
+    "act": "mlp.act",
+    "down": "mlp.down",
+    "logits": "head.logits",
+    "norm": "head.norm",
+    "loss": "head.loss",
+}
+"""Submodule -> part's name in `sim.model`, where they differ."""
+
+
+def supported(spec: ModelSpec) -> None:
+    """Raises `Refused` for what these modules do not do."""
+    if isinstance(spec, Mlp):
+        return
+    if not isinstance(spec, Decoder):
+        raise Refused(
+            f"stock training knows decoders and MLPs, not {type(spec).__name__.lower()}. Use `--how play`, which runs every model's kernels"
+        )
+    asked = {
+        "moe": spec.moe, "mla": spec.mla, "mamba": spec.mamba, "lora": spec.lora, "sinks": spec.sinks, "window": spec.window, "pattern": spec.pattern,
+        "embed_norm": spec.embed_norm, "qk_norm": spec.qk_norm, "post_norms": spec.post_norms, "parallel_block": spec.parallel_block,
+        "head_bias": spec.head_bias, "rotary": spec.rotary != 1.0, "alibi": spec.position == "alibi",
+    }  # fmt: skip
+    for name, value in asked.items():
+        if value:
+            raise Refused(
+                f"stock training does not do `{name}` of model {spec.name or 'decoder'} yet. Use `--how play`, which runs every model's kernels"
+            )
+
+
+class Linear(nn.Module):
+    """One or several linears on the same input, as one part."""
+
+    def __init__(self, k: int, widths: tuple[int, ...], bias: bool) -> None:
+        super().__init__()
+        self.each = nn.ModuleList([nn.Linear(k, n, bias=bias) for n in widths])
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(linear(x) for linear in self.each)
+
+
+class Rotary(nn.Module):
+    """Rotary positions as transformers writes them: x cos + rotate_half(x) sin."""
+
+    def __init__(self, d: int, positions: int) -> None:
+        super().__init__()
+        angles = torch.outer(torch.arange(positions).float(), 10000.0 ** (-torch.arange(0, d, 2).float() / d))
+        self.register_buffer("cos", torch.cat((angles, angles), -1).cos(), persistent=False)
+        self.register_buffer("sin", torch.cat((angles, angles), -1).sin(), persistent=False)
+
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """(batch, heads, seq, d) each."""
+        assert isinstance(self.cos, Tensor) and isinstance(self.sin, Tensor)
+        cos, sin = self.cos[: q.shape[2]].to(q.dtype), self.sin[: q.shape[2]].to(q.dtype)
+        return self._turn(q, cos, sin), self._turn(k, cos, sin)
+
+    @staticmethod
+    def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        half = x.shape[-1] // 2
+        return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+
+class Core(nn.Module):
+    """softmax(Q K^T) V, fused or written out."""
+
+    def __init__(self, math: bool) -> None:
+        super().__init__()
+        self.math = math
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """(batch, heads, seq, d), fewer key-value heads allowed; returns (batch, seq, heads x d)."""
+        if self.math:
+            groups = q.shape[1] // k.shape[1]
+            k, v = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (k, v))
+            scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+            mask = torch.full(scores.shape[-2:], float("-inf"), device=q.device, dtype=q.dtype).triu(1)
+            out = torch.softmax(scores + mask, -1) @ v
+        else:
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        return out.transpose(1, 2).flatten(2)
+
+
+class Layer(nn.Module):
+    """One decoder layer: norm1, attention, residual, norm2, MLP, residual.
+
+    A fused qkv holds the rows of one key-value group together (its queries, key, value), and a fused gate-and-up those of
+    one tensor-parallel shard, so that splitting the rows over `tp` ranks gives each rank whole heads and whole pairs.
+    """
+
+    def __init__(self, spec: Decoder, habits: Framework, seq: int, tp: int) -> None:
+        super().__init__()
+        h, d = spec.hidden, spec.head
+        self.heads, self.kv, self.d, self.shards = spec.heads, spec.kv, d, tp
+        self.fused = habits.fused_projections if spec.fused_qkv is None else spec.fused_qkv
+        q, k = spec.heads * d, spec.kv * d
+        qkv_bias = spec.bias if spec.qkv_bias is None else spec.qkv_bias
+        self.norm1 = make_norm(spec)
+        self.qkv = Linear(h, (q + 2 * k,) if self.fused else (q, k, k), qkv_bias)
+        self.rope = Rotary(d, seq) if spec.position == "rope" else None
+        self.core = Core(habits.attention == "math")
+        self.proj = nn.Linear(q, h, bias=spec.bias if spec.proj_bias is None else spec.proj_bias)
+        self.norm2 = make_norm(spec)
+        self.gate = GATES.get(spec.activation)
+        inner = spec.inner
+        widths = ((2 * inner,) if self.fused else (inner, inner)) if self.gate else (inner,)
+        self.up = Linear(h, widths, spec.bias)
+        self.act = Activation(spec.activation)
+        self.down = nn.Linear(inner, h, bias=spec.bias)
+        drops = habits.dropout if spec.dropout is None else spec.dropout > 0
+        self.drop = nn.Dropout(spec.dropout or 0.1) if drops else None
+
+    def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        parts = self.qkv(x)
+        batch, seq = x.shape[0], parts[0].shape[1]
+        if self.fused:
+            ratio = self.heads // self.kv
+            rows = parts[0].view(batch, seq, -1, ratio + 2, self.d)
+            q, k, v = rows[:, :, :, :ratio].flatten(2, 3), rows[:, :, :, ratio], rows[:, :, :, ratio + 1]
+        else:
+            q, k, v = (part.view(batch, seq, -1, self.d) for part in parts)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    def _inner(self, x: Tensor) -> Tensor:
+        parts: tuple[Tensor, ...] = self.up(x)
+        if self.gate and self.fused:
+            whole = parts[0]
+            local = max(1, whole.shape[-1] * self.shards // (2 * self.down_width))
+            pair = whole.view(*whole.shape[:-1], local, 2, -1)
+            parts = (pair[..., 0, :].flatten(-2), pair[..., 1, :].flatten(-2))
+        out: Tensor = self.act(*parts)
+        return out
+
+    @property
+    def down_width(self) -> int:
+        """Columns of the whole, unsplit inner layer."""
+        return self.down.in_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self._heads(self.norm1(x))
+        if self.rope is not None:
+            q, k = self.rope(q, k)
+        a: Tensor = self.proj(self.core(q, k, v))
+        x = x + (self.drop(a) if self.drop else a)
+        b: Tensor = self.down(self._inner(self.norm2(x)))
+        return x + (self.drop(b) if self.drop else b)
+
+
+class Activation(nn.Module):
+    """act(x), or act(gate) x up."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x: Tensor, up: Tensor | None = None) -> Tensor:
+        out: Tensor = PLAIN[self.kind](x) if up is None else GATES[self.kind](x) * up
+        return out
+
+
+class Embed(nn.Module):
+    """Token rows, plus learned positions."""
+
+    def __init__(self, spec: Decoder, seq: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(spec.vocab, spec.hidden)
+        self.positions = nn.Embedding(spec.positions or seq, spec.hidden) if spec.position == "learned" else None
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x: Tensor = self.tokens(ids)
+        if self.positions is not None:
+            x = x + self.positions(torch.arange(ids.shape[1], device=ids.device))
+        return x
+
+
+class Head(nn.Module):
+    """Last norm and the logits."""
+
+    def __init__(self, spec: Decoder) -> None:
+        super().__init__()
+        self.norm = make_norm(spec)
+        self.logits = nn.Linear(spec.hidden, spec.vocab, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.logits(self.norm(x))
+        return y
+
+
+def make_norm(spec: Decoder) -> nn.Module:
+    """RMSNorm or LayerNorm of the hidden width."""
+    return nn.RMSNorm(spec.hidden, eps=1e-5) if spec.norm == "rmsnorm" else nn.LayerNorm(spec.hidden, bias=spec.norm_bias)
+
+
+class Dense(nn.Module):
+    """One linear of an MLP with its activation."""
+
+    def __init__(self, k: int, n: int, bias: bool, act: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(k, n, bias=bias)
+        self.act = Activation(act) if act else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        return self.act(y) if self.act is not None else y
+
+
+def loss_of(spec: ModelSpec, output: Tensor, target: Tensor) -> Tensor:
+    """The mean over all tokens (samples) of this micro-batch."""
+    if isinstance(spec, Mlp) and spec.loss == "mse":
+        return F.mse_loss(output, target)
+    width = output.shape[-1]
+    return F.cross_entropy(output.reshape(-1, width).float(), target.reshape(-1))
+
+
+class Model(nn.Sequential):
+    """All blocks in order; calling it gives the output, `loss_of` the loss."""
+
+    def __init__(self, spec: ModelSpec, habits: Framework, seq: int, tp: int = 1) -> None:
+        supported(spec)
+        blocks: OrderedDict[str, nn.Module] = OrderedDict()
+        if isinstance(spec, Mlp):
+            last = len(spec.widths) - 2
+            for i, (k, n) in enumerate(pairwise(spec.widths)):
+                blocks[f"L{i}"] = Dense(k, n, spec.bias, spec.activation if i < last else "")
+        else:
+            assert isinstance(spec, Decoder)
+            blocks["embed"] = Embed(spec, seq)
+            for i in range(spec.layers):
+                blocks[f"L{i}"] = Layer(spec, habits, seq, tp)
+            blocks["head"] = Head(spec)
+        super().__init__(blocks)
+        self.spec = spec
+        if getattr(spec, "tied", False):
+            self.head.logits.weight = self.embed.tokens.weight  # type: ignore[union-attr]
+
+
+def part_name(path: str) -> str:
+    """`L3.qkv.each.0` -> `L3.attn.qkv`; `embed.tokens` and `head.norm` as they are."""
+    names = path.split(".")
+    if len(names) < 2 or names[0] in ("embed", "head"):
+        return ".".join(names[:2])
+    return f"{names[0]}.{PARTS.get(names[1], names[1])}"

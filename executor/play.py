@@ -1,0 +1,180 @@
+"""Plays a program on real devices: the second interpreter.
+
+The host thread goes through its ops in order. On a CPU, compute runs inline and communication on gloo beside it
+(`executor.lanes`); on CUDA, lanes are streams (`executor.streams`). Host ops are spun for their calibrated seconds, loader
+threads are processes. Every op of one pass gives one span with the id that the prediction has.
+"""
+
+from __future__ import annotations
+
+import gzip
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from executor.launch import launch
+from executor.world import World
+from sim.program import HOST, Call, Op, Program, full_id
+from sim.trace import Span, Trace
+from topologies.errors import BadInput, RunFailed
+
+FILE = 8 << 20
+"""Bytes of the file that disk reads go through, again and again."""
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What every rank is told."""
+
+    program: str
+    """Where the program lies (gzipped JSON)."""
+    host: dict[str, float]
+    turns: int
+    file: str
+
+
+class RankResult(msgspec.Struct):
+    """What one rank saw: step times, and the spans of the pass that took the median time."""
+
+    step_times: list[float]
+    spans: list[Span]
+
+
+class PlayResult(msgspec.Struct, kw_only=True):
+    """A played run: seconds of each step on rank 0 (warm-up and first passes left out), and one pass as a trace."""
+
+    step_times: list[float]
+    trace: Trace
+    by_rank: list[list[float]]
+
+
+def run_play(
+    program: Program, host_seconds: dict[str, float], folder: str | Path, steps: int = 30, *, stall: float = 120.0, threads: int = 0
+) -> PlayResult:
+    """Plays `program` until `steps` of its later steps are timed (one pass through it holds `program.steps`).
+
+    `host_seconds`: seconds of host ops by op id, by the work's text, or by the kind of host work. Raises `BadInput` for a
+    program that this machine cannot hold, `RunFailed` when a rank dies or hangs.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    per_turn = max(1, program.steps - 1)
+    turns = 1 + -(-steps // per_turn)
+    stored, file = folder / "program.json.gz", folder / "read.bin"
+    stored.write_bytes(gzip.compress(msgspec.json.encode(program), 1))
+    try:
+        file.write_bytes(bytes(FILE))
+    except OSError as error:
+        raise RunFailed(f"cannot write {FILE} bytes to {file}: {error.strerror}") from None
+    request = Request(str(stored.resolve()), host_seconds, turns, str(file.resolve()))
+    found = launch("executor.play:play", request, program.world, folder / "play", RankResult, stall=stall, threads=threads)
+    spans = [span for rank in found for span in rank.spans]
+    begin = min((span.start for span in spans), default=0.0)
+    for span in spans:
+        span.start, span.end, span.issued = span.start - begin, span.end - begin, span.issued - begin
+    trace = Trace(spans, "played", program.world, program.steps, meta={"program": program.name})
+    return PlayResult(step_times=found[0].step_times, trace=trace, by_rank=[rank.step_times for rank in found])
+
+
+def play(world: World, request: Request) -> RankResult:
+    """One rank: prepare every body and buffer, then pass through the program `turns` times."""
+    from executor.feeder import Crossing, host_seconds, start_feeders
+
+    world.beat.phase("preparing bodies")
+    program = msgspec.json.decode(gzip.decompress(Path(request.program).read_bytes()), type=Program)
+    if program.device != world.kind:
+        raise BadInput(f"the program is for {program.device}, this rank has a {world.kind} device: lower the plan for this machine")
+    seconds: Callable[[Op], float] = lambda op: host_seconds(op, request.host)  # noqa: E731
+    crossing = Crossing(program, world.rank)
+    feeders = start_feeders(program, world.rank, crossing, request.turns, seconds, Path(request.file))
+    player = make_player(world, program, crossing, seconds, Path(request.file))
+    host = list(program.ops(world.rank, HOST))
+    passes: list[list[tuple[float, float, float]]] = []
+    step_times: list[float] = []
+    world.barrier()
+    for turn in range(request.turns):
+        marks, ends = player.run(host, turn)
+        passes.append(marks)
+        step_times += _step_times(ends) if turn else []
+    world.beat.phase("collecting spans")
+    lengths = {turn: marks[-1][1] - marks[0][0] for turn, marks in enumerate(passes) if marks and (turn or request.turns == 1)}
+    chosen = _agreed(world, sorted(lengths, key=lambda turn: lengths[turn])[len(lengths) // 2] if lengths else 0)
+    spans = _spans(host, passes[chosen], world.rank, HOST)
+    for feeder in feeders:
+        times = feeder.times(world.stall)[chosen]
+        ops = list(program.ops(world.rank, feeder.thread))
+        spans += _spans(ops, [(start, end, start) for start, end in times], world.rank, feeder.thread)
+    return RankResult(step_times, spans)
+
+
+def _agreed(world: World, turn: int) -> int:
+    """Rank 0's choice: all ranks show the same pass."""
+    import torch
+    import torch.distributed as dist
+
+    choice = torch.tensor([turn], device=world.device)
+    if world.size > 1:
+        dist.broadcast(choice, 0)
+    return int(choice.item())
+
+
+def make_player(world: World, program: Program, crossing: object, seconds: Callable[[Op], float], file: Path) -> Player:
+    """The interpreter for this rank's device."""
+    from executor.feeder import Crossing
+
+    assert isinstance(crossing, Crossing)
+    if world.kind == "cuda":
+        from executor.streams import StreamPlayer
+
+        return StreamPlayer(world, program, crossing, seconds, file)
+    from executor.inline import InlinePlayer
+
+    return InlinePlayer(world, program, crossing, seconds, file)
+
+
+class Player:
+    """An interpreter of one rank's host thread."""
+
+    def run(self, ops: list[tuple[Call, Op]], turn: int) -> tuple[list[tuple[float, float, float]], list[tuple[int, float]]]:
+        """One pass: (start, end, issued) of each op in order, and (step, time) at the end of each step."""
+        raise NotImplementedError
+
+
+def _step_times(ends: list[tuple[int, float]]) -> list[float]:
+    """Steps of a pass but the first: that one fills the input path and (DDP) has other buckets. A one-step pass counts whole."""
+    times = [at for _, at in ends]
+    return [after - before for before, after in pairwise(times[1:] if len(times) > 2 else times)]
+
+
+def _spans(ops: list[tuple[Call, Op]], times: list[tuple[float, float, float]], rank: int, thread: str) -> list[Span]:
+    found = []
+    for (call, op), (start, end, issued) in zip(ops, times, strict=True):
+        cls = op.cls or op.kind
+        flops = sum(work.flops for work in op.works)
+        found.append(
+            Span(
+                rank,
+                op.lane,
+                full_id(rank, call, op),
+                start,
+                end,
+                op.kind,
+                cls,
+                call.step,
+                issued,
+                0.0,
+                thread,
+                op.name,
+                op.bytes,
+                flops,
+                op.group,
+            )
+        )
+    return found
+
+
+def now() -> float:
+    """The clock of all spans: one for all processes of a host."""
+    return time.perf_counter()

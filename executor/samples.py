@@ -1,0 +1,162 @@
+"""The input path as users build it: real files (or a database) that are written first, a Dataset, a DataLoader.
+
+Sample i is the same for every split of a plan: its numbers come from a generator seeded with i, so that a run on four
+ranks sees the very batches of a run on one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sqlite3
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from sim.model.spec import Decoder, Mlp, ModelSpec
+from sim.plan import Plan
+from topologies.errors import Refused, RunFailed
+from topologies.units import show_size
+
+POOL = 128
+"""Different samples that are stored; longer runs see them again."""
+Pair = tuple[Tensor, Tensor]
+
+
+def sample_of(spec: ModelSpec, seq: int, index: int) -> Pair:
+    """(input, target): token ids and the next ones, or a vector and what it should become."""
+    generator = torch.Generator().manual_seed(1000 + index)
+    if isinstance(spec, Mlp):
+        x = torch.randn(spec.widths[0], generator=generator)
+        if spec.loss == "cross_entropy":
+            return x, torch.randint(0, spec.widths[-1], (), generator=generator)
+        return x, torch.randn(spec.widths[-1], generator=generator)
+    assert isinstance(spec, Decoder)
+    ids = torch.randint(0, spec.vocab, (seq + 1,), generator=generator)
+    return ids[:-1], ids[1:]
+
+
+class Samples(Dataset[Pair]):
+    """Reads a sample's bytes where the plan stores them, spends its preprocessing time, gives tensors."""
+
+    def __init__(self, plan: Plan, spec: ModelSpec, seq: int, folder: Path, count: int) -> None:
+        self.data, self.count, self.folder = plan.data, count, folder
+        self.ready = [sample_of(spec, seq, i) for i in range(POOL)]
+        self._database: sqlite3.Connection | None = None
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Pair:
+        raw = self._read(index % POOL)
+        if self.data.preprocess:
+            preprocess(raw, self.data.preprocess)
+        return self.ready[index % POOL]
+
+    def _read(self, index: int) -> bytes:
+        if self.data.source == "memory" or not self.data.sample:
+            return b""
+        place = f"{self.folder}/samples.sqlite" if self.data.source == "database" else f"{self.folder}/{index}.bin"
+        try:
+            raw = self._row(place, index) if self.data.source == "database" else Path(place).read_bytes()
+        except (OSError, sqlite3.Error) as error:
+            raise RunFailed(f"sample {index} cannot be read from {place}: {error}") from None
+        if len(raw) != self.data.sample:
+            raise RunFailed(
+                f"sample {index} in {place} has {len(raw)} bytes instead of {self.data.sample}: the file is damaged, delete its folder and run again"
+            )
+        return raw
+
+    def _row(self, place: str, index: int) -> bytes:
+        if self._database is None:  # one connection per worker process, opened where it is used
+            self._database = sqlite3.connect(f"file:{place}?mode=ro", uri=True, timeout=20)
+        row = self._database.execute("SELECT bytes FROM samples WHERE id = ?", (index,)).fetchone()
+        if row is None:
+            raise RunFailed(f"sample {index} is missing in {place}: delete the file and run again")
+        return bytes(row[0])
+
+
+def preprocess(raw: bytes, seconds: float) -> Tensor:
+    """Normalises the bytes again and again until this thread has spent `seconds` of processor time."""
+    end = time.thread_time() + seconds
+    pixels = torch.frombuffer(bytearray(raw[: 1 << 14] or bytes(1 << 10)), dtype=torch.uint8)
+    out = pixels.float()
+    while time.thread_time() < end:
+        out = (pixels.float() - 127.0) * (1 / 128.0)
+    return out
+
+
+def write_samples(plan: Plan, folder: Path) -> None:
+    """Fills `folder` with what the plan reads. Raises `RunFailed` when the disk is full, `Refused` for an object store."""
+    if plan.data.source == "object-store":
+        raise Refused(
+            'data.source = "object-store": no object store runs here. Use "disk" or "database" to measure, "object-store" to predict'
+        )
+    if plan.data.source == "memory" or not plan.data.sample:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    block = os.urandom(plan.data.sample)
+    try:
+        if plan.data.source == "database":
+            _write_database(folder / "samples.sqlite", block)
+        else:
+            for index in range(POOL):
+                part = folder / f"{index}.part"
+                part.write_bytes(block)
+                part.replace(folder / f"{index}.bin")
+    except (OSError, sqlite3.Error) as error:
+        raise RunFailed(f"cannot write {POOL} samples of {show_size(plan.data.sample)} into {folder}: {error}") from None
+
+
+def _write_database(path: Path, block: bytes) -> None:
+    path.unlink(missing_ok=True)
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE samples (id INTEGER PRIMARY KEY, bytes BLOB NOT NULL)")
+        database.executemany("INSERT INTO samples VALUES (?, ?)", ((index, block) for index in range(POOL)))
+    database.close()
+
+
+class Order(Sampler[int]):
+    """Which samples one data-parallel rank sees: its slice of each global micro-batch, in order or shuffled by seed."""
+
+    def __init__(self, plan: Plan, data_rank: int, steps: int) -> None:
+        self.micro, self.ranks, self.rank = plan.batch.micro, plan.data_ranks, data_rank
+        self.rounds = steps * plan.microbatches
+        self.seed = plan.seed if plan.data.shuffle else None
+
+    def __len__(self) -> int:
+        return self.rounds * self.micro
+
+    def __iter__(self) -> Iterator[int]:
+        for turn in range(self.rounds):
+            first = (turn * self.ranks + self.rank) * self.micro
+            for i in range(first, first + self.micro):
+                yield i if self.seed is None else (i * 7919 + self.seed) % (1 << 30)
+
+
+def _quiet_worker(_: int) -> None:
+    """A loader worker ends with its rank, at once."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    torch.set_num_threads(1)
+
+
+def loader_of(plan: Plan, samples: Samples, data_rank: int, steps: int, cuda: bool) -> DataLoader[Pair]:
+    """The DataLoader that the plan describes."""
+    workers = plan.data.workers
+    return DataLoader(
+        samples,
+        batch_size=plan.batch.micro,
+        sampler=Order(plan, data_rank, steps),
+        num_workers=workers,
+        prefetch_factor=plan.data.prefetch if workers else None,
+        pin_memory=plan.data.pinned and cuda,
+        persistent_workers=False,
+        worker_init_fn=_quiet_worker if workers else None,
+    )

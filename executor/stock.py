@@ -1,0 +1,163 @@
+"""Real training of a plan with PyTorch's own machinery: what users run, timed and profiled.
+
+Real autograd, real optimizers, a real DataLoader over files that are written first, DistributedDataParallel (or FSDP2,
+DTensor, pipelining: `executor.parallelize`), logging by `.item()`, checkpoints under a temporary name, then renamed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from executor.launch import launch
+from executor.world import World
+from sim.plan import Plan
+from sim.trace import Span, Trace
+
+if TYPE_CHECKING:
+    from executor.samples import Pair
+    from executor.trainer import Trainer
+
+WARMUP = 5
+"""Steps before timing: lazy initialisation, DDP's rebuilt buckets, loaders starting."""
+PROFILED = 3
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What every rank is told."""
+
+    plan: Plan
+    steps: int
+    warmup: int = WARMUP
+    profile: int = PROFILED
+    data: str = ""
+
+
+class RankResult(msgspec.Struct):
+    """What one rank saw."""
+
+    step_times: list[float]
+    losses: list[float]
+    spans: list[Span]
+    first_buckets: list[int] = []
+    buckets: list[int] = []
+    memory: int = 0
+
+
+class StockResult(msgspec.Struct, kw_only=True):
+    """A stock run: seconds of each timed step on rank 0, losses of all steps, a profile of some."""
+
+    step_times: list[float]
+    losses: list[float]
+    trace: Trace
+    first_buckets: list[int]
+    """DDP's buckets of the first step, in bytes, in the order of their use; empty without DDP."""
+    buckets: list[int]
+    """After DDP has rebuilt them."""
+    by_rank: list[list[float]]
+    memory: int = 0
+    """Largest peak of device memory over ranks, in bytes (resident memory on a CPU)."""
+
+
+def run_stock(
+    plan: Plan,
+    folder: str | Path,
+    steps: int = 30,
+    *,
+    warmup: int = WARMUP,
+    profile: int = PROFILED,
+    stall: float = 120.0,
+    threads: int = 0,
+) -> StockResult:
+    """Trains `plan` for `warmup + steps + profile` optimizer steps on this machine's devices.
+
+    Raises `Refused` for plans that the stock path does not do, `RunFailed` when a rank dies or hangs; step times until
+    then stay in `folder` (`executor.launch.partial_steps`).
+    """
+    from executor.samples import write_samples
+    from sim.model.load import load_model
+    from sim.planfile import check
+
+    check(plan)
+    folder = Path(folder)
+    if isinstance(plan.model, str):
+        load_model(plan.model)  # a wrong name is said before any process starts
+    write_samples(plan, folder / "data")
+    request = Request(plan, steps, warmup, profile, str(folder / "data"))
+    found = launch("executor.stock:train", request, plan.world, folder / "stock", RankResult, stall=stall, threads=threads)
+    spans = [span for rank in found for span in rank.spans]
+    begin = min((span.start for span in spans), default=0.0)
+    for span in spans:
+        span.start, span.end = span.start - begin, span.end - begin
+    first = found[0]
+    return StockResult(
+        step_times=first.step_times,
+        losses=[sum(values) / len(values) for values in zip(*(rank.losses for rank in found if rank.losses), strict=True)],
+        trace=Trace(spans, "stock", plan.world, profile, meta={"plan": plan.name or plan.model_name}),
+        first_buckets=first.first_buckets,
+        buckets=first.buckets,
+        by_rank=[rank.step_times for rank in found],
+        memory=max(rank.memory for rank in found),
+    )
+
+
+def train(world: World, request: Request) -> RankResult:
+    """One rank: build, warm up, time, profile."""
+    from executor.collect import Event, named_parts, profiled, spans_of
+    from executor.trainer import Trainer
+
+    world.beat.phase("building the model")
+    trainer = Trainer(world, request.plan, Path(request.data), request.warmup + request.steps + request.profile)
+    batches = trainer.batches()
+    world.barrier()
+    for step in range(request.warmup):
+        world.beat.phase(f"warm-up step {step}")
+        trainer.step(batches, step)
+    times = _timed(world, trainer, batches, request)
+    events: list[Event] = []
+    if request.profile:
+        world.barrier()
+        with named_parts(trainer.inner), profiled(world.kind == "cuda", events):
+            for step in range(request.warmup + request.steps, request.warmup + request.steps + request.profile):
+                world.beat.phase(f"profiled step {step}")
+                trainer.step(batches, step)
+    first, later = trainer.buckets()
+    return RankResult(times, trainer.losses(), spans_of(events, world.rank), first, later, trainer.peak_memory())
+
+
+def _timed(world: World, trainer: Trainer, batches: Iterator[Pair], request: Request) -> list[float]:
+    """Seconds of each step, end to end. On CUDA by events, so that timing adds no synchronisation."""
+    if world.kind == "cuda":
+        return _timed_cuda(world, trainer, batches, request)
+    times = []
+    world.barrier()
+    last = time.perf_counter()
+    for step in range(request.warmup, request.warmup + request.steps):
+        world.beat.phase(f"step {step}")
+        trainer.step(batches, step)
+        now = time.perf_counter()
+        times.append(now - last)
+        world.beat.step(now - last)
+        last = now
+    return times
+
+
+def _timed_cuda(world: World, trainer: Trainer, batches: Iterator[Pair], request: Request) -> list[float]:
+    from executor.events import cuda_event
+
+    marks = [cuda_event() for _ in range(request.steps + 1)]
+    world.barrier()
+    marks[0].record()
+    for i in range(request.steps):
+        world.beat.phase(f"step {request.warmup + i}")
+        trainer.step(batches, request.warmup + i)
+        marks[i + 1].record()
+    world.synchronize()
+    times = [marks[i].elapsed_time(marks[i + 1]) * 1e-3 for i in range(request.steps)]
+    for seconds in times:
+        world.beat.step(seconds)
+    return times

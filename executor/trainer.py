@@ -1,0 +1,192 @@
+"""The training loop, as in PyTorch's examples, on one rank."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from executor.bodies import dtype_of
+from executor.modules import Model, loss_of
+from executor.parallelize import parallelize
+from executor.samples import Pair, Samples, loader_of
+from executor.world import World
+from sim.framework import framework_of
+from sim.model.load import load_model, spec_of
+from sim.model.spec import Decoder, ModelSpec
+from sim.plan import Plan
+from sim.planfile import mesh_of
+from topologies.errors import Refused, RunFailed
+
+TOKENS = 1024
+"""Sequence length where neither the plan nor the model says one."""
+
+
+def model_spec(plan: Plan) -> ModelSpec:
+    """The plan's model: a preset, a file, or the table in the plan."""
+    if isinstance(plan.model, str):
+        return load_model(plan.model)
+    return spec_of(dict(plan.model), "plan: [model]", plan.model_name)
+
+
+def sequence_length(plan: Plan, spec: ModelSpec) -> int:
+    """Tokens per sample; 1 for vectors."""
+    if not isinstance(spec, Decoder):
+        return 1
+    return plan.seq_len or spec.positions or TOKENS
+
+
+class Trainer:
+    """Everything that one rank needs to take optimizer steps."""
+
+    def __init__(self, world: World, plan: Plan, data: Path, steps: int) -> None:
+        self.world, self.plan, self.steps, self.data = world, plan, steps, data
+        self.spec = model_spec(plan)
+        self.seq = sequence_length(plan, self.spec)
+        self.habits = framework_of(plan)
+        _refuse(plan, world)
+        torch.manual_seed(plan.seed)  # every split starts from the same weights
+        self.inner = Model(self.spec, self.habits, self.seq, plan.parallel.tp).to(dtype_of(self.habits.param_dtype))
+        self.model, self.mesh = parallelize(self.inner, plan, world, self.habits)
+        self.optimizer = self._optimizer()
+        coordinates = mesh_of(plan).coordinates(world.rank)
+        self.data_rank = coordinates["dp_replicate"] * plan.parallel.dp_shard + coordinates["dp_shard"]
+        self._losses: list[Tensor] = []
+        self._first_buckets: list[int] = []
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        name, how = self.plan.optimizer.name, self.habits.optimizer
+        options: dict[str, Any] = {"foreach": how == "foreach", "fused": how == "fused"}
+        parameters = list(self.model.parameters())
+        if name in ("adam", "adamw"):
+            kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
+            return kind(parameters, lr=1e-3, **options)
+        return torch.optim.SGD(parameters, lr=1e-2, momentum=0.9 if name == "momentum" else 0.0, **options)
+
+    def batches(self) -> Iterator[Pair]:
+        """The rank's micro-batches, on its device, without end."""
+        samples = Samples(self.plan, self.spec, self.seq, self.data, self.steps * self.plan.microbatches * self.plan.batch.micro)
+        for x, y in loader_of(self.plan, samples, self.data_rank, self.steps, self.world.kind == "cuda"):
+            yield x.to(self.world.device, non_blocking=True), y.to(self.world.device, non_blocking=True)
+
+    def step(self, batches: Iterator[Pair], number: int) -> None:
+        """One optimizer step: all micro-batches, then the update, then output where the plan asks for it."""
+        with torch.profiler.record_function(f"step:{number}"):
+            total = self._accumulate(batches)
+            if self.habits.clip:
+                nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            if self.plan.update.mode == "local" and (number + 1) % self.plan.update.every == 0:
+                self._average()
+            self._losses.append(total)
+            self._output(number, total)
+        if not self._first_buckets:
+            self._first_buckets = self._bucket_sizes("bucket_sizes")
+
+    def _accumulate(self, batches: Iterator[Pair]) -> Tensor:
+        count = self.plan.microbatches
+        total = torch.zeros((), device=self.world.device)
+        for index in range(count):
+            last = index == count - 1
+            x, y = next(batches)
+            if not self.inner_is_integer and x.dtype != (dtype := dtype_of(self.habits.param_dtype)):
+                x = x.to(dtype)
+            with self._without_sync(last):
+                output = self.model(x)
+                with torch.profiler.record_function("part:head.loss"):
+                    loss = loss_of(self.spec, output, y.to(x.dtype) if y.is_floating_point() else y)
+                if count > 1:
+                    loss = loss / count
+                loss.backward()  # type: ignore[no-untyped-call]
+            total = loss.detach() if count == 1 else total + loss.detach()
+        return total
+
+    @property
+    def inner_is_integer(self) -> bool:
+        """Inputs are token ids."""
+        return isinstance(self.spec, Decoder)
+
+    def _without_sync(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        if isinstance(self.model, DistributedDataParallel) and not last:
+            return self.model.no_sync()
+        return contextlib.nullcontext()
+
+    def _average(self) -> None:
+        """Local updates: parameters averaged over all replicas (torch's PeriodicModelAverager does the same)."""
+        from torch.distributed.algorithms.model_averaging.utils import average_parameters
+
+        average_parameters(self.model.parameters(), torch.distributed.distributed_c10d._get_default_group())
+
+    def _output(self, number: int, loss: Tensor) -> None:
+        out = self.plan.output
+        if out.log_every and (number + 1) % out.log_every == 0:
+            text = f"step {number} loss {loss.item():.5f}\n"
+            if self.world.rank == 0:
+                with (self.world.folder / "train.log").open("a") as log:
+                    log.write(text)
+        if out.sync_every and (number + 1) % out.sync_every == 0:
+            self.world.synchronize()
+        if out.checkpoint_every and (number + 1) % out.checkpoint_every == 0:
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        """Rank 0 writes the whole state, or every rank its shard; other ranks wait at the next collective."""
+        sharded = self.plan.parallel.dp_shard * self.plan.parallel.tp > 1 and self.plan.output.checkpoint_mode != "full"
+        if self.world.rank and not sharded:
+            return
+        target = self.world.folder / f"checkpoint-{self.world.rank}.pt"
+        part = target.with_suffix(".part")
+        try:
+            torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}, part)
+            os.replace(part, target)
+        except (OSError, RuntimeError) as error:
+            part.unlink(missing_ok=True)
+            raise RunFailed(
+                f"checkpoint {target.name} cannot be written: {error}. Free space, or set output.checkpoint_every = 0"
+            ) from None
+
+    def buckets(self) -> tuple[list[int], list[int]]:
+        """DDP's bucket sizes in bytes: of the first step, and after DDP rebuilt them."""
+        return self._first_buckets, self._bucket_sizes("rebuilt_bucket_sizes")
+
+    def _bucket_sizes(self, key: str) -> list[int]:
+        if not isinstance(self.model, DistributedDataParallel):
+            return []
+        text = str(
+            self.model._get_ddp_logging_data().get(key, "")  # type: ignore[no-untyped-call]
+        )
+        return [int(size) for size in text.replace(" ", "").split(",") if size]
+
+    def losses(self) -> list[float]:
+        """The loss of every step, of this rank's samples."""
+        return [float(loss) for loss in self._losses]
+
+    def peak_memory(self) -> int:
+        """Bytes: the allocator's peak on CUDA, the process's peak resident set on a CPU."""
+        if self.world.kind == "cuda":
+            return int(torch.cuda.max_memory_allocated(self.world.device))
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _refuse(plan: Plan, world: World) -> None:
+    p = plan.parallel
+    for name, asked, instead in (
+        ("precision", plan.precision not in ("fp32", "bf16", "fp16", "tf32"), "bf16"),
+        ('optimizer.name = "lamb"', plan.optimizer.name == "lamb", "adamw"),
+        ("parallel.cp", p.cp > 1, "cp = 1, or --how play"),
+        ("parallel.ep", p.ep > 1, "ep = 1, or --how play"),
+        ("memory.offload", plan.memory.offload != "none", "none, or --how play"),
+        ('update.mode = "async"', plan.update.mode == "async", "sync or local, or --how play"),
+        ('optimizer.on = "cpu" beside a GPU', plan.optimizer.on == "cpu" and world.kind == "cuda", "gpu"),
+    ):
+        if asked:
+            raise Refused(f"stock training does not do {name} yet. Use {instead}")

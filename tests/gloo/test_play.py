@@ -1,0 +1,118 @@
+"""Programs played on gloo: one span per op, order kept, messages matched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from executor.play import run_play
+from sim.mesh import Mesh
+from sim.program import Call, Op, Program, Role, full_id
+from sim.trace import Trace
+from sim.work import Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound
+from topologies.errors import BadInput
+
+GEMM = Gemm(64, 64, 64, "fp32")
+
+
+def _program(mesh: Mesh, segments: dict[str, tuple[Op, ...]], threads: dict[str, tuple[Call, ...]], steps: int = 2) -> Program:
+    return Program("test", "cpu", mesh, segments, {"all": Role(threads)}, ("all",) * mesh.world, steps)
+
+
+def _whole(program: Program, trace: Trace) -> None:
+    """Every op of the program has exactly one span, and lanes of a thread keep their order."""
+    wanted = [
+        full_id(rank, call, op)
+        for rank in range(program.world)
+        for thread in program.threads(rank)
+        for call, op in program.ops(rank, thread)
+    ]
+    assert sorted(span.id for span in trace.spans) == sorted(wanted)
+    assert all(span.end >= span.start >= 0 for span in trace.spans)
+
+
+def test_every_kind_of_op_on_two_ranks(tmp_path: Path) -> None:
+    ops = (
+        Op("take", "wait", "host", event="batch", shift=0),
+        Op("h2d", "copy", "copy.h2d", bytes=4096, how="pinned"),
+        Op("python", "host", "host", (HostWork("module", 2),)),
+        Op(
+            "fwd",
+            "compute",
+            "compute",
+            (GEMM, MemoryBound("add", 8192, 4096, "fp32"), Attention(1, 2, 1, 16, 16, 32, dtype="fp32")),
+            cls="gemm",
+            blocking=True,
+        ),
+        Op(
+            "bwd",
+            "compute",
+            "compute",
+            (Conv(1, 3, 8, 8, 4, 3, 3, dtype="fp32", role="wgrad"), GroupedGemm(2, 32, 16, 16, "fp32")),
+            blocking=True,
+        ),
+        Op("ready", "record", "compute", event="grads"),
+        Op("see", "wait", "comm.dp", event="grads"),
+        Op("sum0", "collective", "comm.dp", name="all_reduce", bytes=1 << 16, group="dp"),
+        Op("sum1", "collective", "comm.dp", name="reduce_scatter", bytes=1 << 12, group="dp"),
+        Op("swap", "collective", "comm.ep", name="all_to_all", bytes=1 << 12, group="dp"),
+        Op("gathered", "record", "comm.dp", event="summed"),
+        Op("wait", "wait", "compute", event="summed"),
+        Op("give", "send", "comm.pp.send", bytes=1 << 10, group="dp", peer=1),
+        Op("get", "recv", "comm.pp.recv", bytes=1 << 10, group="dp", peer=-1),
+        Op("got", "record", "comm.pp.recv", event="arrived"),
+        Op("use", "wait", "comm.dp2", event="arrived"),
+        Op("late", "collective", "comm.dp2", name="all_gather", bytes=1 << 10, group="dp"),
+        Op("all", "sync", "host"),
+        Op("alone", "collective", "comm.tp", name="all_reduce", bytes=64, group="tp"),
+        Op("save", "copy", "host", bytes=1 << 12, how="disk", cls="output"),
+        Op("free", "record", "host", event="slot"),
+    )
+    load = (
+        Op("slot", "wait", "loader.0", event="slot", shift=-1),
+        Op("read", "copy", "loader.0", bytes=1 << 12, how="disk"),
+        Op("prepare", "host", "loader.0", (HostWork("preprocess", 2, 1e-4),)),
+        Op("ready", "record", "loader.0", event="batch"),
+    )
+    host = tuple(Call("step", f"s{i}", i, i) for i in range(2))
+    program = _program(
+        Mesh({"dp_replicate": 2}),
+        {"step": ops, "load": load},
+        {"host": host, "loader.0": tuple(Call("load", f"s{i}/load", i, i) for i in range(2))},
+    )
+    result = run_play(program, {"python": 1e-3, "module": 9.0}, tmp_path, 5, stall=20)
+    _whole(program, result.trace)
+    assert len(result.step_times) == 5 and min(result.step_times) > 0
+    spans = {span.id: span for span in result.trace.spans}
+    assert spans["r0/s1/python"].seconds >= 1e-3
+    for rank in range(2):
+        assert spans[f"r{rank}/s1/sum1"].start >= spans[f"r{rank}/s1/sum0"].end >= spans[f"r{rank}/s1/sum0"].start
+        assert spans[f"r{rank}/s1/late"].start >= spans[f"r{rank}/s1/get"].end
+        assert spans[f"r{rank}/s1/fwd"].start >= spans[f"r{rank}/s1/load/prepare"].end
+        assert spans[f"r{rank}/s1/load/read"].start >= spans[f"r{rank}/s0/free"].start
+        assert spans[f"r{rank}/s1/get"].end >= spans[f"r{1 - rank}/s1/give"].start
+
+
+def test_four_ranks_two_axes(tmp_path: Path) -> None:
+    ops = (
+        Op("tp", "collective", "comm.tp", name="all_reduce", bytes=1 << 12, group="tp", blocking=True),
+        Op("mm", "compute", "compute", (GEMM,), blocking=True),
+        Op("dp", "collective", "comm.dp", name="all_reduce", bytes=1 << 12, group="dp"),
+        Op("done", "sync", "host"),
+    )
+    program = _program(Mesh({"dp_replicate": 2, "tp": 2}), {"step": ops}, {"host": (Call("step", "s0"),)}, steps=1)
+    result = run_play(program, {}, tmp_path, 3)
+    _whole(program, result.trace)
+    assert len(result.step_times) >= 3
+
+
+def test_what_cannot_be_played_is_said(tmp_path: Path) -> None:
+    fp8 = (Op("mm", "compute", "compute", (Gemm(64, 64, 64, "fp8"),)),)
+    program = _program(Mesh({}), {"step": fp8}, {"host": (Call("step", "s0"),)}, steps=1)
+    with pytest.raises(BadInput, match="fp8 kernels cannot be played"):
+        run_play(program, {}, tmp_path, 2)
+    huge = (Op("mm", "compute", "compute", (Gemm(1 << 20, 1 << 20, 1 << 10, "fp32"),)),)
+    program = _program(Mesh({}), {"step": huge}, {"host": (Call("step", "s0"),)}, steps=1)
+    with pytest.raises(BadInput, match=r"a kernel of .* is over the"):
+        run_play(program, {}, tmp_path, 2)
