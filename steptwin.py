@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sim.align import Comparison
     from sim.plan import Plan
     from sim.predict import Prediction
-    from topologies import Topology
+    from topologies.load import Topology
 
 __version__ = "0.1.0"
 __all__ = ["compare", "main", "predict", "twin"]
@@ -201,7 +201,7 @@ def _catalog(app: "typer.Typer", json_flag: Any) -> None:
     @topology.command("list")
     def list_(as_json: json_flag = False) -> None:
         """Machines of the catalog."""
-        from topologies import gpus, machines
+        from topologies.load import gpus, machines
 
         _show({"machines": list(machines()), "gpus": list(gpus())}, as_json, "catalog")
 

@@ -14,7 +14,7 @@ from sim.model.load import spec_of
 from sim.model.spec import Lora
 from sim.plan import Plan
 from sim.planfile import load_plan
-from topologies import Topology, load_topology
+from topologies.load import Topology, load_topology
 from topologies.errors import BadInput, Refused
 
 SEQ_LEN = 2048

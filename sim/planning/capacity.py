@@ -13,7 +13,7 @@ from sim.bind import bind
 from sim.plan import Plan
 from sim.planning.goodput import Outcome, Reliability, expected
 from sim.predict import figures_of_memory, predict_setting
-from topologies import load_topology
+from topologies.load import load_topology
 from topologies.errors import BadInput, Refused
 from topologies.hardware import Gpu
 

@@ -20,7 +20,7 @@ from sim.plan import Plan
 from sim.planning.space import Candidate, base_tree, candidates
 from sim.planning.store import Row, Store
 from sim.predict import figures_of_memory, predict_setting
-from topologies import Topology, load_topology
+from topologies.load import Topology, load_topology
 from topologies.errors import BadInput, SteptwinError
 
 Say = Callable[[str], None]
