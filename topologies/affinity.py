@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+
 import msgspec
 
 from topologies.hardware import Nic
@@ -39,14 +42,25 @@ def nearest(machine: Machine, router: Router) -> dict[str, NicUse]:
             kind = min(legs.values(), key=ORDER.index)
             wishes[gpu] = (kind, tuple(sorted((nic for nic in legs if legs[nic] == kind), key=number_of)))
     chosen: dict[str, tuple[str, ...]] = {}
-    for names in dict.fromkeys(names for _, names in wishes.values()):
-        alike = [gpu for gpu, (_, wish) in wishes.items() if wish == names]
-        each = max(1, len(names) // len(alike))
-        for place, gpu in enumerate(alike):
-            first = place * each if len(names) >= len(alike) else place * len(names) // len(alike)
-            chosen[gpu] = names[first : first + each]
+    taken: Counter[str] = Counter()
+    groups = dict.fromkeys(wishes.values())
+    for wish in sorted(groups, key=lambda wish: ORDER.index(wish[0])):
+        alike = [gpu for gpu, other in wishes.items() if other == wish]
+        for gpu, names in zip(alike, _shares(wish[1], len(alike), taken), strict=True):
+            chosen[gpu] = names
+            taken.update(names)
     users = {nic: sum(nic in names for names in chosen.values()) for nic in machine.nics}
     return {
         gpu: NicUse(names, tuple(machine.nics[n] for n in names), max(users[n] for n in names), wishes[gpu][0])
         for gpu, names in chosen.items()
     }
+
+
+def _shares(names: tuple[str, ...], gpus: int, taken: Mapping[str, int]) -> list[tuple[str, ...]]:
+    """NICs of each of `gpus` GPUs that are equally near to `names`: NICs that no nearer GPU took, else the least used."""
+    free = [name for name in names if not taken[name]]
+    if len(free) >= gpus:
+        each = len(free) // gpus
+        return [tuple(free[place * each : (place + 1) * each]) for place in range(gpus)]
+    pool = free or sorted(names, key=lambda name: (taken[name], number_of(name)))[: max(1, min(gpus, len(names)))]
+    return [(pool[place * len(pool) // gpus],) for place in range(gpus)]

@@ -1,0 +1,183 @@
+"""What-ifs: each changes what it says, nothing else, and bad ones are clear errors."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topologies.errors import BadInput
+from topologies.load import Topology, load_topology
+
+
+def changed(name: str, *edits: str) -> dict[str, tuple[float | None, float | None]]:
+    """Links whose rate an edit changes: (before, after)."""
+    before, after = load_topology(name).rates, load_topology(name, edits).rates
+    return {k: (before.get(k), after.get(k)) for k in {*before, *after} if before.get(k) != after.get(k)}
+
+
+def test_link_rates() -> None:
+    found = changed("dgx-h100", "link.nvlink.rate=400 GB/s")
+    assert len(found) == 16 and set(found.values()) == {(450e9, 400e9)} and all("nvswitch" in link for link in found)
+    assert set(changed("2x dgx-h100", "link.net.rate=200 Gbit/s").values()) == {(50e9, 25e9)} | {(50e9, 25e9)}
+    assert set(changed("2x dgx-h100", "link.spine.rate=10 GB/s").values()) == {(50e9, 10e9)}
+    assert load_topology("dgx-h100", ("link.nvlink.latency=5 us",)).path(0, 1).latency == pytest.approx(10e-6)
+
+
+def test_failed_cable_on_one_node_and_on_all() -> None:
+    assert changed("2x dgx1-v100", "fail=link:n1/gpu0-n1/gpu4") == {"n1/gpu0>n1/gpu4": (50e9, None), "n1/gpu4>n1/gpu0": (50e9, None)}
+    assert set(changed("2x dgx1-v100", "fail=link:gpu0-gpu4")) == {
+        f"n{n}/{a}>n{n}/{b}" for n in (0, 1) for a, b in (("gpu0", "gpu4"), ("gpu4", "gpu0"))
+    }
+    found = load_topology("2x dgx1-v100", ("fail=link:n1/gpu0-n1/gpu4",))
+    assert not found.symmetric and found.path(0, 4).kind == "NVL" and found.path(8, 12).kind == "SYS"
+
+
+def test_a_mesh_goes_round_by_a_common_neighbour() -> None:
+    found = load_topology("dgx1-v100", ("fail=link:gpu0-gpu1",))
+    assert found.path(0, 1).kind == "NVB" and found.path(0, 1).links == ("n0/gpu0>n0/gpu2", "n0/gpu2>n0/gpu1")
+
+
+def test_failed_switch_chips_take_their_links() -> None:
+    """The chips of an H100 board have 5, 4, 4, 5 links of each GPU; the first to fail is one with 5."""
+    for count, links in ((1, 13), (2, 8), (3, 4)):
+        assert load_topology("dgx-h100", (f"fail=nvswitch:{count}",)).path(0, 1).rate == pytest.approx(25e9 * links)
+    assert load_topology("dgx-h100", ("fail=nvswitch:4",)).path(0, 1).kind == "PHB"
+    assert load_topology("dgx-h100", ("without=nvswitch",)).path(0, 4).staged
+
+
+def test_failed_nic_keeps_the_rails_of_the_others() -> None:
+    found = load_topology("2x dgx-h100", ("fail=nic:n0/nic0",))
+    assert found.path(1, 9).links[2] == "n0/nic1>net/leaf0.1"
+    assert found.nic_of(0).rate == found.nic_of(1).rate == 25e9  # type: ignore[union-attr]
+    assert not any("n0/nic0" in link for rank in range(8) for link in found.path(rank, rank + 8).links)
+
+
+def test_failed_spine_and_leaf_are_avoided() -> None:
+    edits = ("without=nvswitch", "spines=2")
+    assert "net/leaf0.0>net/spine1" in load_topology("2x dgx-h100", edits).path(0, 9).links
+    assert "net/leaf0.0>net/spine0" in load_topology("2x dgx-h100", (*edits, "fail=spine:1")).path(0, 9).links
+    assert "net/leaf0.0>net/spine0" in load_topology("2x dgx-h100", (*edits, "fail=link:net/leaf0.0-net/spine1")).path(0, 9).links
+    found = load_topology("2x dgx-h100", ("fail=leaf:0.3",))
+    assert not any("leaf0.3" in link for a in range(8) for b in range(8, 16) for link in found.path(a, b).links)
+    with pytest.raises(BadInput, match="no spine is left"):
+        load_topology("2x dgx-h100", (*edits, "fail=spine:0", "fail=spine:1")).path(0, 9)
+
+
+def test_slow_ranks() -> None:
+    found = load_topology("2x dgx-h100", ("slow=r3:0.8", "slow=n1:0.5"))
+    assert [found.speed(rank) for rank in (0, 3, 8, 15)] == [1.0, 0.8, 0.5, 0.5] and not found.symmetric
+
+
+def test_placement() -> None:
+    found = load_topology("2x dgx-h100", ("order=7,6,5,4,3,2,1,0",))
+    assert [found.device_name(rank) for rank in (0, 7, 8)] == ["n0/gpu7", "n0/gpu0", "n1/gpu7"]
+    found = load_topology("2x dgx-h100", ("order=scatter",))
+    assert [found.device_name(rank) for rank in (0, 1, 2)] == ["n0/gpu0", "n1/gpu0", "n0/gpu1"]
+    assert load_topology("2x dgx-h100", ("ranks_per_node=2",)).gpus == 4
+
+
+def test_other_parts() -> None:
+    edits = (
+        "gpu.memory=96 GiB",
+        "gpu.flops.bf16=800 TFLOP/s",
+        "cpu.cores=12",
+        "cpu.bandwidth=100 GB/s",
+        "disk.read=1 GB/s",
+        "nic.rate=200 Gbit/s",
+    )
+    found = load_topology("2x dgx-h100", edits)
+    gpu = found.device(0)
+    assert gpu.memory == 96 * 2**30 and gpu.flops["bf16"] == 800e12 and gpu.flops["fp8"] == 1979e12
+    assert found.cores(0) == 24 and found.rates["n0/dram@socket0"] == 100e9 and found.disk(1).read == 1e9 and found.disk(1).write == 20e9
+    assert found.rates["n1/nic0>net/leaf0.0"] == 25e9 and found.symmetric
+
+
+def test_other_gpus_in_the_same_places() -> None:
+    assert load_topology("dgx-h100", ("gpu=b200-sxm",)).path(0, 1).rate == 900e9
+    assert load_topology("dgx-h100", ("gpu=l40s",)).path(0, 1).kind == "PHB"
+
+
+def test_a_topology_can_be_edited_again() -> None:
+    first = load_topology("2x dgx-h100", ("slow=r0:0.5",))
+    second = load_topology(first, ("rails=4",))
+    assert second.speed(0) == 0.5 and second.cluster.fabric.rails == 4 and first.cluster.fabric.rails == 8
+    assert second.cluster.edits == ("slow=r0:0.5", "rails=4")
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        ("", "KEY=VALUE"),
+        ("rails", "KEY=VALUE"),
+        ("rail=4", "Did you mean rails"),
+        ("rails=x", "must be a number"),
+        ("rails=0", "from 1"),
+        ("oversubscription=0.5", "at least 1"),
+        ("oversubscription=nan", "at least 1"),
+        ("link.nvlnk.rate=1 GB/s", "Did you mean nvlink"),
+        ("link.nvlink.speed=1 GB/s", "unknown property"),
+        ("link.nvlink.rate=0 GB/s", "above zero"),
+        ("link.nvlink.rate=-1 GB/s", "not negative"),
+        ("link.nvlink.rate=5", "needs a unit"),
+        ("link.xgmi.rate=1 GB/s", "has no xgmi link"),
+        ("fail=link:gpu0", "name both ends"),
+        ("fail=link:gpu0-gpu99", "unknown link"),
+        ("fail=link:n7/gpu0-n7/sw0", "no node n7"),
+        ("fail=link:n0/gpu0-n1/sw0", "one node"),
+        ("fail=link:net/leaf0.0-net/spine999", "no such link"),
+        ("fail=gpu:n0/gpu1", "ranks_per_node"),
+        ("fail=fan:1", "unknown failure"),
+        ("fail=nvswitch:9", "4 chips"),
+        ("fail=spine:999", "no switch"),
+        ("fail=nic:nic77", "unknown NIC"),
+        ("without=gpu", "unknown part"),
+        ("without=nic", "reaches no NIC"),
+        ("slow=3:0.5", "slow=r3:0.8"),
+        ("slow=r3:0", "slow=r3:0.8"),
+        ("slow=r99:0.5", "16 ranks"),
+        ("slow=n9:0.5", "2 nodes"),
+        ("order=0,1", "each local rank once"),
+        ("order=0,0,1,2,3,4,5,6", "each local rank once"),
+        ("ranks_per_node=9", "1 to 8"),
+        ("p2p=all", "unknown p2p level"),
+        ("gpu=h100", "Did you mean"),
+        ("gpu.memory=5", "needs a unit"),
+        ("gpu.nvlink=5 GB/s", "link.nvlink.rate"),
+        ("gpu.speed=5", "unknown key"),
+        ("cpu.cores=many", "whole number"),
+    ],
+)
+def test_bad_edits(edit: str, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        load_topology("2x dgx-h100", (edit,))
+
+
+@given(
+    st.text(max_size=40)
+    | st.builds("{}={}".format, st.sampled_from(["fail", "slow", "order", "link.nvlink.rate", "gpu.memory"]), st.text(max_size=20))
+)
+def test_any_edit_is_done_or_refused(edit: str) -> None:
+    try:
+        load_topology("2x dgx1-v100", (edit,))
+    except BadInput as error:
+        assert str(error)
+
+
+SWITCHED: dict[str, Topology] = {}
+
+
+@given(
+    name=st.sampled_from(["2x dgx-h100", "2x a100-pcie-x8", "2x rtx-4090-x8"]),
+    link=st.integers(0, 10**6),
+    a=st.integers(0, 15),
+    b=st.integers(0, 15),
+)
+def test_a_failed_link_never_makes_a_path_faster(name: str, link: int, a: int, b: int) -> None:
+    found = SWITCHED.setdefault(name, load_topology(name))
+    names = [n for n in found.rates if ">" in n and found.link(n).kind != "engine" and "spine" not in n]
+    x, _, y = names[link % len(names)].partition(">")
+    try:
+        less = load_topology(found, (f"fail=link:{x}-{y}",))
+    except BadInput as error:
+        assert "disconnected" in str(error)
+        return
+    assert less.path(a, b).rate <= found.path(a, b).rate or a == b
