@@ -1,0 +1,141 @@
+"""Parts as ops: forward, backward, weight gradients, what the host spends on them, and recomputation.
+
+Eager PyTorch spends host time in each module call and autograd node beside the launches; a compiled block is one
+call. Ids: `fwd/L5.attn.qkv`, `bwd/...`, `wgrad/...`, `recompute/...`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sim.lower import context, expert, tensor
+from sim.lower.job import Job
+from sim.lower.ops import compute, host
+from sim.model.parts import Block, Part
+from sim.program import Op
+from sim.work import Conv, Gemm, HostWork, Work
+
+Ops = tuple[Op, ...]
+
+
+class PartOps(NamedTuple):
+    """One part of one block, lowered."""
+
+    block: str
+    part: Part
+    forward: Ops
+    backward: Ops
+    """Gradient of the input."""
+    wgrad: Ops
+    """Gradients of the weights."""
+    joint: Ops
+    """Both in one pass, with the communication of one beside the other's kernels."""
+
+
+class BlockOps(NamedTuple):
+    """One block, lowered. Backward runs over the parts in reverse, after `recompute`."""
+
+    name: str
+    block: Block
+    parts: tuple[PartOps, ...]
+    recompute: Ops = ()
+
+    @property
+    def forward(self) -> list[Op]:
+        return [op for part in self.parts for op in part.forward]
+
+
+def name_of(block: str, part: Part) -> str:
+    """`L5.attn.qkv`; parts of the ends already carry their block's name."""
+    return part.name if part.name.startswith(f"{block}.") else f"{block}.{part.name}"
+
+
+def lower_block(job: Job, name: str, block: Block, *, first: bool = False, again: bool = False) -> BlockOps:
+    """`first`: the network's first block, whose input needs no gradient. `again`: full recomputation."""
+    selective = job.plan.memory.recompute == "selective"
+    parts = []
+    for index, part in enumerate(block.parts):
+        keeps = not again and not (selective and part.recompute)
+        ops = _part(job, name, part, keeps, index == 0, leaf=first and index == 0)
+        if selective and part.recompute:
+            redo = tuple(_forward(job, "recompute", name, part, part.saved, index == 0))
+            ops = ops._replace(backward=redo + ops.backward, joint=redo + ops.joint)
+        parts.append(ops)
+    if not again:
+        return BlockOps(name, block, tuple(parts))
+    redo = tuple(op for index, part in enumerate(block.parts) for op in _forward(job, "recompute", name, part, part.saved, index == 0))
+    return BlockOps(name, block, _keep_input(parts, block.saved_input), redo)
+
+
+def _keep_input(parts: list[PartOps], saved: int) -> tuple[PartOps, ...]:
+    """Full recomputation keeps the block's input alone, from its first forward op to its last backward op."""
+    from msgspec.structs import replace
+
+    first = parts[0]
+    if not saved or not first.forward or not first.joint:
+        return tuple(parts)
+    forward = (replace(first.forward[0], alloc=first.forward[0].alloc + saved), *first.forward[1:])
+    last = first.joint[-1]
+    freed = replace(last, free=last.free + saved)
+    change = {id(last): freed}
+    swapped = [tuple(change.get(id(op), op) for op in ops) for ops in (first.backward, first.wgrad, first.joint)]
+    return (first._replace(forward=forward, backward=swapped[0], wgrad=swapped[1], joint=swapped[2]), *parts[1:])
+
+
+def _part(job: Job, block: str, part: Part, keeps: bool, opens: bool, leaf: bool) -> PartOps:
+    forward = tuple(_forward(job, "fwd", block, part, part.saved if keeps and job.train else 0, opens))
+    if not job.train:
+        return PartOps(block, part, forward, (), (), ())
+    dgrad = tuple(work for work in part.backward if not (leaf and _of_input(work)))
+    name = name_of(block, part)
+    kernels, weights = [], []
+    if dgrad:
+        kernels.append(compute(job, f"bwd/{name}", dgrad, part.cls, free=0 if part.wgrad else part.saved))
+    if part.wgrad:
+        weights.append(compute(job, f"wgrad/{name}", part.wgrad, part.cls, free=part.saved))
+    back, split, joint = _communicate_backward(job, name, part, kernels, weights)
+    spent = _autograd(job, name, part, opens)
+    return PartOps(block, part, forward, (*spent, *back), tuple(split), (*spent, *joint))
+
+
+def _of_input(work: Work) -> bool:
+    """A product that only makes the gradient of the input."""
+    return isinstance(work, (Gemm, Conv)) and work.role == "dgrad"
+
+
+def _forward(job: Job, phase: str, block: str, part: Part, saved: int, opens: bool) -> list[Op]:
+    """Module call, then kernels, with what the part's seam communicates around them."""
+    name = f"{phase}/{name_of(block, part)}"
+    ops = [compute(job, name, part.forward, part.cls, alloc=saved)] if part.forward else []
+    if part.seam.startswith("tp."):
+        ops = tensor.forward(job, name, part, ops)
+    elif part.seam.startswith("cp."):
+        ops = context.forward(job, name, part, ops)
+    elif part.seam.startswith("ep."):
+        ops = expert.forward(job, name, part, ops)
+    calls = (1 if opens else 0) if job.compiled else part.modules
+    if job.eager and calls:
+        ops.insert(0, host(f"{name}.module", HostWork("module", calls)))
+    return ops
+
+
+def _communicate_backward(job: Job, name: str, part: Part, dgrad: list[Op], wgrad: list[Op]) -> tuple[list[Op], list[Op], list[Op]]:
+    """(backward, weight gradients, both in one pass)."""
+    if part.seam.startswith("tp."):
+        return tensor.backward(job, name, part, dgrad, wgrad)
+    if part.seam.startswith("cp."):
+        dgrad = context.backward(job, name, part, dgrad)
+    elif part.seam.startswith("ep."):
+        dgrad, wgrad = expert.backward(job, name, part, dgrad, wgrad)
+    return dgrad, wgrad, dgrad + wgrad
+
+
+def _autograd(job: Job, name: str, part: Part, opens: bool) -> Ops:
+    """One autograd node for each forward kernel, and the hand-over of each parameter's gradient."""
+    if not job.eager:
+        return ()
+    nodes = sum(work.repeat for work in part.forward) if not job.compiled else int(opens)
+    works: list[Work] = [HostWork("autograd", nodes)] if nodes else []
+    if part.tensors and not part.frozen:
+        works.append(HostWork("accumulate", len(part.tensors)))
+    return (host(f"bwd/{name}.autograd", *works),) if works else ()

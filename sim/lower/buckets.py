@@ -1,0 +1,104 @@
+"""Gradients in the order in which backward makes them, cut into buckets as the framework cuts them.
+
+torch's reducer: in the first step one bucket holds all (DistributedDataParallel passes sys.maxsize as limit unless unused
+parameters are looked for); from the second on they follow the order of readiness, 1 MiB for the first bucket and 25 MiB for
+the others, or `bucket_cap_mb` for all where it is said (torch 2.13, nn/parallel/distributed.py, reducer.cpp). A bucket
+closes with the parameter that reaches its limit. Megatron: max(40e6, 1e6 x dp) elements, no rebuilding
+(megatron/core/distributed/distributed_data_parallel.py).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sim.lower.blocks import BlockOps, PartOps
+from sim.lower.job import DEFAULT_BUCKET, Job
+from sim.model.parts import Part
+from sim.work import BYTES
+
+FIRST_BUCKET = 1 << 20
+Where = tuple[str, str]
+"""(block, part)."""
+
+
+class Bucket(NamedTuple):
+    """Gradients that travel together."""
+
+    name: str
+    axis: str
+    """Mesh axis over which they are averaged."""
+    tensors: tuple[int, ...]
+    """Elements of each."""
+    last: Where
+    """The part whose backward completes it."""
+    blocks: frozenset[str]
+
+    @property
+    def elements(self) -> int:
+        return sum(self.tensors)
+
+
+def ready_order(part: Part) -> tuple[int, ...]:
+    """Elements of the part's gradients as autograd hands them over: a linear's bias before its weight, a norm's after."""
+    return part.tensors if part.cls == "norm" else part.tensors[::-1]
+
+
+def trained(blocks: list[BlockOps]) -> list[PartOps]:
+    """Parts with gradients, in backward order."""
+    return [part for block in reversed(blocks) for part in reversed(block.parts) if part.part.tensors and not part.part.frozen]
+
+
+def is_contiguous(job: Job) -> bool:
+    """Gradients live in one flat buffer (Megatron) in place of one tensor each."""
+    return job.framework.accumulate_in_gemm
+
+
+def limits(job: Job, step: int) -> tuple[float, float]:
+    """Bytes that close the first bucket and each later one."""
+    bucket = job.plan.comm.bucket
+    whole = float("inf")
+    if not job.overlap_grad:
+        return whole, whole
+    if bucket != DEFAULT_BUCKET:
+        return (whole, whole) if step == 0 and rebuilds(job) else (bucket, bucket)
+    if is_contiguous(job):
+        megatron = max(40_000_000, 1_000_000 * job.size(job.data_axis)) * job.reduce_bytes
+        return megatron, megatron
+    return (whole, whole) if step == 0 and rebuilds(job) else (FIRST_BUCKET if job.zero == 0 else bucket, bucket)
+
+
+def rebuilds(job: Job) -> bool:
+    """torch's DDP cuts its buckets after the first step."""
+    return job.zero == 0 and not is_contiguous(job)
+
+
+def buckets_of(job: Job, blocks: list[BlockOps], step: int, prefix: str = "") -> list[Bucket]:
+    """All buckets of one stage, in the order in which they become ready. Expert parameters have their own."""
+    dense = job.data_axis if job.zero == 0 else "fsdp"
+    experts = ("edp" if job.zero == 0 else "efsdp") if job.size("ep") > 1 else dense
+    parts = trained(blocks)
+    found = _cut(job, [p for p in parts if not (p.part.expert and experts != dense)], dense, step, f"{prefix}b")
+    if experts != dense:
+        found += _cut(job, [p for p in parts if p.part.expert], experts, step, f"{prefix}e")
+    return found
+
+
+def _cut(job: Job, parts: list[PartOps], axis: str, step: int, prefix: str) -> list[Bucket]:
+    limit, rest = limits(job, step)
+    width = BYTES[job.framework.grad_dtype]
+    found: list[Bucket] = []
+    tensors: list[int] = []
+    blocks: set[str] = set()
+    size, last = 0.0, ("", "")
+    for part in parts:
+        last = (part.block, part.part.name)
+        blocks.add(part.block)
+        for elements in ready_order(part.part):
+            tensors.append(elements)
+            size += elements * width
+            if size >= limit:
+                found.append(Bucket(f"{prefix}{len(found)}", axis, tuple(tensors), last, frozenset(blocks)))
+                tensors, blocks, size, limit = [], {part.block}, 0.0, rest
+    if tensors:
+        found.append(Bucket(f"{prefix}{len(found)}", axis, tuple(tensors), last, frozenset(blocks)))
+    return found

@@ -1,0 +1,104 @@
+"""Context parallelism: keys and values of the other ranks, three ways.
+
+`p2p`: ring attention (Liu et al. 2023): keys and values go round in cp steps, each beside the attention on the chunk
+before; sequences are cut so that causal work is even (Megatron's and TransformerEngine's halves from both ends).
+`all_gather`: whole keys and values are gathered first, their gradients reduce-scattered (Llama 3, section 3.3.2).
+`all_to_all`: sequence is exchanged for heads and back (Ulysses, Jacobs et al. 2023).
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from sim.lower.job import Job
+from sim.lower.ops import collective, compute, order, record, wait
+from sim.model.parts import Part
+from sim.program import COMPUTE, Op
+from sim.work import BYTES, Attention, MemoryBound, Work
+from topologies.errors import Refused
+
+CLS = "comm.cp"
+SEND, RECV = "comm.cp.send", "comm.cp.recv"
+
+
+def forward(job: Job, name: str, part: Part, kernels: list[Op]) -> list[Op]:
+    """Attention with the others' keys and values. `name` is the op id of the kernels."""
+    kind = job.plan.parallel.cp_kind
+    if kind == "p2p":
+        return _ring(job, name, part, part.forward, kernels, legs=1)
+    if kind == "all_gather":
+        return [_now(job, f"{name}.all_gather", "all_gather", part.seam_bytes), *kernels]
+    swap = _now(job, f"{name}.to_heads", "all_to_all", part.seam_bytes)
+    return [swap, *kernels, _now(job, f"{name}.to_sequence", "all_to_all", _output_bytes(part))]
+
+
+def backward(job: Job, name: str, part: Part, kernels: list[Op]) -> list[Op]:
+    """The same in backward; keys and values travel again, and so do their gradients."""
+    kind, name = job.plan.parallel.cp_kind, f"bwd/{name}"
+    if kind == "p2p":
+        return _ring(job, name, part, part.backward, kernels, legs=2)
+    if kind == "all_gather":
+        gather = _now(job, f"{name}.all_gather", "all_gather", part.seam_bytes)
+        return [gather, *kernels, _now(job, f"{name}.reduce_scatter", "reduce_scatter", part.seam_bytes)]
+    swap = _now(job, f"{name}.to_heads", "all_to_all", _output_bytes(part))
+    return [swap, *kernels, _now(job, f"{name}.to_sequence", "all_to_all", part.seam_bytes)]
+
+
+def _now(job: Job, id: str, name: str, size: float) -> Op:
+    return collective(job, id, COMPUTE, name, size, "cp", CLS)
+
+
+def _attention(part: Part) -> Attention:
+    for work in part.forward:
+        if isinstance(work, Attention):
+            return work
+    raise Refused(f'{part.name}: context parallelism by p2p or all_to_all needs fused attention. Use attention = "flash"')
+
+
+def _output_bytes(part: Part) -> int:
+    work = _attention(part)
+    return int(work.batch * work.heads * work.q * (work.dv or work.d) * BYTES[work.dtype])
+
+
+def _ring(job: Job, name: str, part: Part, works: tuple[Work, ...], kernels: list[Op], legs: int) -> list[Op]:
+    """cp steps: attention on one chunk of keys while the next arrives.
+
+    Forward: keys and values make cp - 1 hops. Backward (`legs` = 2): so do they again, and their gradients make cp:
+    each follows the step that added to it, the last one home.
+    """
+    ways = job.size("cp")
+    whole = next((work for work in works if isinstance(work, Attention)), None)
+    if whole is None:
+        raise Refused(f'{part.name}: ring attention (cp_kind = "p2p") needs fused attention. Use attention = "flash"')
+    chunk = replace(whole, kv=max(1, whole.kv // ways))
+    message, first = part.seam_bytes // ways, kernels[0]
+    ops: list[Op] = []
+    hops = ways + (legs - 1)
+    for step in range(hops):
+        carried = (step + 1 < ways) + (legs == 2 and step > 0)
+        if carried:
+            ops += _hop(job, f"{name}.hop{step}", carried * message, f"{name}.hop{step - 1}" if step else "", made=legs == 2 or step == 0)
+        if step < ways:
+            alloc, free = first.alloc if step == 0 else 0, first.free if step + 1 == ways else 0
+            ops.append(compute(job, f"{name}.{step}", (chunk, *(_merge(whole) if step else ())), part.cls, alloc, free))
+        if carried:
+            ops.append(wait(job, f"{name}.hop{step}.done", COMPUTE))
+    return ops
+
+
+def _hop(job: Job, id: str, size: int, after: str, made: bool) -> list[Op]:
+    """Sends to the next rank, receives from the one before. `made`: what travels comes from the compute lane; otherwise the
+    hop passes on what hop `after` brought."""
+    ready = [*order(job, f"{id}.out", COMPUTE, SEND), Op(f"{id}.in.wait", "wait", RECV, event=f"{id}.out")] if made else []
+    passed = [Op(f"{id}.pass.wait", "wait", SEND, event=f"{after}.done")] if after else []
+    send = Op(f"{id}.send", "send", SEND, bytes=size, group="cp", peer=1, cls=CLS)
+    recv = Op(f"{id}.recv", "recv", RECV, bytes=size, group="cp", peer=-1, cls=CLS)
+    return [*ready, *passed, send, recv, record(f"{id}.done", RECV)]
+
+
+def _merge(work: Attention) -> tuple[Work, ...]:
+    """Rescales the sum of the chunks so far and adds the new one (reads two outputs, writes one)."""
+    if work.backward:
+        return ()
+    out = int(work.batch * work.heads * work.q * (work.dv or work.d) * BYTES[work.dtype])
+    return (MemoryBound("add", 2 * out, out, work.dtype),)

@@ -1,0 +1,103 @@
+"""Gradients of replicas averaged: buckets leave on `comm.dp` as soon as backward has filled them.
+
+With torch's DDP each gradient is copied into its bucket and back (gradient_as_bucket_view is off by default); Megatron's
+flat buffer needs one scaling pass. Nothing travels before the last micro-batch (no_sync). Without overlap all waits for the end
+of backward. ZeRO-1 and -2 send the same buckets by reduce_scatter (`sharded.messages`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from sim.lower.blocks import PartOps, name_of
+from sim.lower.buckets import Bucket, is_contiguous, rebuilds
+from sim.lower.job import Job
+from sim.lower.ops import collective, compute, order, record, spent, wait
+from sim.program import COMPUTE, Op
+from sim.work import MemoryBound, Work
+
+Messages = Callable[[Job, Bucket], list[Op]]
+CLS = "comm.dp"
+COPY = "grad.copy"
+"""Class of the kernels that move gradients into and out of buckets."""
+
+
+def lane_of(axis: str) -> str:
+    return "comm.dp" if axis in ("dp", "grad") else f"comm.{axis}"
+
+
+def all_reduce(job: Job, bucket: Bucket) -> list[Op]:
+    """DDP's message for one bucket."""
+    size = bucket.elements * job.reduce_bytes
+    return [collective(job, f"grad/{bucket.name}.all_reduce", lane_of(bucket.axis), "all_reduce", size, bucket.axis, CLS)]
+
+
+def reduce_gradients(job: Job, pieces: Iterable[tuple[PartOps, tuple[Op, ...]]], buckets: list[Bucket], messages: Messages) -> list[Op]:
+    """Backward's `pieces` with each bucket sent when its last gradient is there, and all of them awaited at the end."""
+    due: dict[tuple[str, str], list[Bucket]] = {}
+    for bucket in buckets:
+        due.setdefault(bucket.last, []).append(bucket)
+    ops: list[Op] = []
+    held: list[Bucket] = []
+    for part, work in pieces:
+        ops += work
+        for bucket in due.get((part.block, part.part.name), ()):
+            if job.overlap_grad:
+                ops += send(job, bucket, messages)
+            else:
+                held.append(bucket)
+    for bucket in held:
+        ops += send(job, bucket, messages)
+    if rebuilds(job) and job.eager and buckets:
+        ops.append(spent("grad/step", "ddp_step"))
+    for bucket in buckets:
+        ops += _receive(job, bucket)
+    return ops
+
+
+def send(job: Job, bucket: Bucket, messages: Messages) -> list[Op]:
+    """Fills the bucket, and sends it beside compute."""
+    name, lane = f"grad/{bucket.name}", lane_of(bucket.axis)
+    ops: list[Op] = []
+    if rebuilds(job) and job.eager:
+        ops += [spent(f"{name}.hooks", "ddp_parameter", len(bucket.tensors)), spent(f"{name}.bucket", "ddp_bucket")]
+    ops.append(compute(job, f"{name}.copy", copies(job, bucket, job.grad_bytes, job.reduce_bytes), COPY))
+    sent = messages(job, bucket)
+    return [*ops, *order(job, f"{name}.full", COMPUTE, lane), *sent, record(f"{name}.done", sent[-1].lane)]
+
+
+def _receive(job: Job, bucket: Bucket) -> list[Op]:
+    """The step waits for the bucket; DDP copies its gradients back."""
+    name = f"grad/{bucket.name}"
+    ops = [wait(job, f"{name}.done", COMPUTE)]
+    if rebuilds(job):
+        ops.append(compute(job, f"{name}.back", copies(job, bucket, job.reduce_bytes, job.grad_bytes), COPY))
+    return ops
+
+
+def copies(job: Job, bucket: Bucket, read: float, written: float) -> tuple[Work, ...]:
+    """One kernel for each gradient of DDP on a GPU; one pass over the whole bucket otherwise.
+
+    On a CPU the calibration's seconds for each parameter hold the calls, so that only the bytes are left.
+    """
+    many = len(bucket.tensors) if rebuilds(job) and job.device == "cuda" else 1
+    each = bucket.elements / many
+    return (MemoryBound("scale", int(each * read), int(each * written), job.framework.reduce_dtype, float(int(each)), many),)
+
+
+def accumulate(job: Job, part: PartOps, again: bool) -> tuple[Op, ...]:
+    """Adds the part's new gradients to those of earlier micro-batches: autograd's add, one kernel a tensor.
+
+    Megatron's GEMMs add by themselves; what other kernels make is added to the main gradient in every micro-batch.
+    """
+    tensors = part.part.tensors
+    if not tensors or part.part.frozen or (not part.part.wgrad and not part.part.backward):
+        return ()
+    in_gemm = is_contiguous(job) and any(getattr(work, "accumulate", False) for work in part.part.wgrad)
+    if in_gemm or not (again or is_contiguous(job)):
+        return ()
+    new = job.param_bytes if is_contiguous(job) else job.grad_bytes
+    works = tuple(
+        MemoryBound("add", int(n * (new + job.grad_bytes)), int(n * job.grad_bytes), job.framework.grad_dtype, float(n)) for n in tensors
+    )
+    return (compute(job, f"wgrad/{name_of(part.block, part.part)}.add", works, COPY),)

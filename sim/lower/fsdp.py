@@ -1,0 +1,199 @@
+"""ZeRO-3 as FSDP2 does it (torch.distributed.fsdp, _fsdp_param_group.py): parameters gathered for each block.
+
+Forward: before block k runs, its all_gather is issued on `comm.fsdp` while block k - 1 computes (implicit prefetch); it waits until
+the copy-out of block k - 2 has left the buffer. Backward gathers the block before in turn, and reduce-scatters a block's
+gradients while the next one computes; the copy into the next bucket waits until the last reduce_scatter has read it. The ends
+are the root: gathered first, not freed after forward, reduced last. Both collectives use one communicator, so they share one lane.
+With a pipeline, a stage gathers once a step and reduces after its last backward.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import NamedTuple
+
+from sim.lower.blocks import BlockOps, PartOps
+from sim.lower.data_parallel import COPY, lane_of
+from sim.lower.job import Job
+from sim.lower.ops import collective, compute, order, record, wait
+from sim.lower.sharded import CLS, replicas
+from sim.program import COMPUTE, Op
+from sim.work import MemoryBound
+
+ROOT = "root"
+
+
+class Unit(NamedTuple):
+    """Parameters that are gathered together: one layer, or the root (embedding and head)."""
+
+    name: str
+    messages: tuple[tuple[str, str, int], ...]
+    """(suffix, mesh axis, elements): experts over `efsdp`, all others over `fsdp`."""
+    root: bool
+
+
+def units_of(job: Job, blocks: list[BlockOps], tag: str) -> dict[str, Unit]:
+    """Each block's unit, as torchtitan wraps: every layer by itself, the ends with the root."""
+    split = job.size("ep") > 1
+    where = {block.name: f"{tag}{ROOT}" if block.block.kind in ("embed", "head") else block.name for block in blocks}
+    sums: dict[str, list[int]] = {}
+    for block in blocks:
+        sizes = sums.setdefault(where[block.name], [0, 0])
+        for part in block.block.parts:
+            sizes[split and part.expert] += part.params
+    units = {}
+    for name, (dense, experts) in sums.items():
+        both = (("", "fsdp", dense), (".experts", "efsdp", experts))
+        units[name] = Unit(name, tuple(m for m in both if m[2] and job.size(m[1]) > 1), name == f"{tag}{ROOT}")
+    return {block: units[name] for block, name in where.items()}
+
+
+def forward(job: Job, blocks: list[BlockOps], tag: str, gather: bool) -> list[Op]:
+    """Forward of a stage; `gather`: parameters are sharded when it begins."""
+    units = units_of(job, blocks, tag)
+    if not gather:
+        return [op for block in blocks for op in block.forward]
+    line = list(dict.fromkeys(units[block.name] for block in blocks))
+    ahead = job.plan.parallel.prefetch
+    frees = job.plan.parallel.reshard_after_forward and job.size("pp") == 1
+    ops = [op for lane in _lanes(line) for op in order(job, f"{tag}{lane}.updated", COMPUTE, lane)]
+    asked = 0
+    opened: set[Unit] = set()
+    for block in blocks:
+        unit = units[block.name]
+        if unit not in opened:
+            opened.add(unit)
+            k = len(opened) - 1
+            while asked < min(len(line), k + max(1, ahead)):
+                ops += _gather(job, "fwd", line[asked], _free_for(line, asked, ahead))
+                asked += 1
+            ops += _copy_out(job, "fwd", unit)
+        ops += block.forward
+        if ahead == 0:
+            ops.append(record("fwd/done", COMPUTE))
+        if frees and not unit.root:
+            ops.append(_reshard(job, "fwd", unit))
+    return ops
+
+
+def _free_for(line: list[Unit], k: int, ahead: int) -> str:
+    """The event after which unit k may be gathered: a copy-out that frees a buffer, or (no prefetch) the block before."""
+    if ahead == 0:
+        return "fwd/done" if k else ""
+    return f"fwd/{line[k - 1 - ahead].name}.out" if k > ahead else ""
+
+
+def backward(job: Job, blocks: list[BlockOps], pieces: list[tuple[PartOps, tuple[Op, ...]]], tag: str, sync: bool) -> list[Op]:
+    """Backward `pieces` of a stage with gathers before each block and, with `sync`, its gradients reduced after it."""
+    units = units_of(job, blocks, tag)
+    inline = job.size("pp") == 1
+    line = [units[b.name] for b in reversed(blocks) if not units[b.name].root] if inline and job.plan.parallel.reshard_after_forward else []
+    ahead = job.plan.parallel.prefetch
+    ops = [op for unit in line[:ahead] for op in _gather(job, "bwd", unit)]
+    reduced: list[Unit] = []
+    j = 0
+    for name, group in groupby(pieces, key=lambda piece: piece[0].block):
+        unit = units[name]
+        if unit in line:
+            if ahead == 0:
+                ops += [record("bwd/done", COMPUTE), *_gather(job, "bwd", unit, "bwd/done")]
+            ops += _copy_out(job, "bwd", unit)
+            if ahead and j + ahead < len(line):
+                ops += _gather(job, "bwd", line[j + ahead], f"bwd/{unit.name}.out")
+            j += 1
+        ops += [op for _, work in group for op in work]
+        if inline and not unit.root:
+            ops.append(_reshard(job, "bwd", unit))
+            if sync:
+                ops += _reduce(job, unit, reduced)
+    late = [unit for unit in dict.fromkeys(units[b.name] for b in reversed(blocks)) if unit not in reduced]
+    for unit in sorted(late, key=lambda unit: unit.root) if sync else ():
+        ops += _reduce(job, unit, reduced)
+    return ops + _finish(job, reduced)
+
+
+def _gather(job: Job, phase: str, unit: Unit, after: str = "") -> list[Op]:
+    """Copy-in, with the cast from the fp32 shard, and all_gather; `after` names an event that both wait for."""
+    ops: list[Op] = []
+    for suffix, axis, elements in unit.messages:
+        name, lane, size = f"{phase}/{unit.name}{suffix}", lane_of(axis), round(elements * job.param_bytes)
+        if after:
+            ops.append(Op(f"{name}.room.wait", "wait", lane, event=after))
+        shard = elements // job.size(axis)
+        copy = MemoryBound(
+            "cast" if job.framework.master else "copy",
+            shard * (4 if job.framework.master else int(job.param_bytes)),
+            int(shard * job.param_bytes),
+            job.framework.param_dtype,
+        )
+        ops.append(
+            Op(f"{name}.copy_in", "compute", lane if job.device == "cuda" else COMPUTE, (copy,), cls=COPY, blocking=job.device == "cpu")
+        )
+        message = collective(job, f"{name}.all_gather", lane, "all_gather", size, axis, CLS)
+        ops += [_holding(message, alloc=size), record(f"{name}.gathered", lane)]
+    return ops
+
+
+def _holding(op: Op, alloc: int = 0, free: int = 0) -> Op:
+    from msgspec.structs import replace
+
+    return replace(op, alloc=alloc, free=free)
+
+
+def _copy_out(job: Job, phase: str, unit: Unit) -> list[Op]:
+    """Compute waits for the gather and copies the parameters out of its buffer."""
+    ops = [wait(job, f"{phase}/{unit.name}{suffix}.gathered", COMPUTE) for suffix, _, _ in unit.messages]
+    size = round(sum(elements for _, _, elements in unit.messages) * job.param_bytes)
+    copy = MemoryBound("copy", size, size, job.framework.param_dtype)
+    return [
+        *ops,
+        compute(job, f"{phase}/{unit.name}.copy_out", (copy,), COPY, alloc=size, free=size),
+        record(f"{phase}/{unit.name}.out", COMPUTE),
+    ]
+
+
+def _reshard(job: Job, phase: str, unit: Unit) -> Op:
+    """The gathered parameters are freed when compute has passed."""
+    size = round(sum(elements for _, _, elements in unit.messages) * job.param_bytes)
+    return Op(f"{phase}/{unit.name}.reshard", "record", COMPUTE, event=f"{phase}/{unit.name}.reshard", free=size)
+
+
+def _reduce(job: Job, unit: Unit, reduced: list[Unit]) -> list[Op]:
+    """Copy-in (in the dtype that travels) and reduce_scatter, then with replicas the all_reduce of the shard."""
+    ops: list[Op] = []
+    if reduced:  # the buffer of the reduce_scatter before is free
+        ops += [
+            _again(job, f"grad/{unit.name}.room{suffix}.wait", f"grad/{reduced[-1].name}{suffix}.scattered")
+            for suffix, _, _ in reduced[-1].messages
+        ]
+    for suffix, axis, elements in unit.messages:
+        name, lane, size = f"grad/{unit.name}{suffix}", lane_of(axis), round(elements * job.reduce_bytes)
+        copy = MemoryBound("copy", round(elements * job.param_bytes), size, job.framework.reduce_dtype)
+        ops.append(compute(job, f"{name}.copy_in", (copy,), COPY, alloc=size))
+        ops += order(job, f"{name}.full", COMPUTE, lane)
+        message = collective(job, f"{name}.reduce_scatter", lane, "reduce_scatter", size, axis, CLS)
+        ops += [_holding(message, free=size), record(f"{name}.scattered", lane)]
+        shared = replicas(job, name, size / job.size(axis), lane)
+        ops += [*shared, record(f"{name}.done", shared[-1].lane)] if shared else []
+    reduced.append(unit)
+    return ops
+
+
+def _again(job: Job, id: str, event: str) -> Op:
+    return Op(id, "wait", COMPUTE, event=event, blocking=job.device == "cpu")
+
+
+def _finish(job: Job, reduced: list[Unit]) -> list[Op]:
+    """The step goes on when the last message of each lane has ended."""
+    last: dict[str, str] = {}
+    for unit in reduced:
+        for suffix, axis, _ in unit.messages:
+            replicated = job.size("dp_replicate") > 1
+            last[lane_of("dp_replicate") if replicated else lane_of(axis)] = (
+                f"grad/{unit.name}{suffix}.{'done' if replicated else 'scattered'}"
+            )
+    return [_again(job, f"grad/end.{lane}.wait", event) for lane, event in last.items()]
+
+
+def _lanes(line: list[Unit]) -> list[str]:
+    return list(dict.fromkeys(lane_of(axis) for unit in line for _, axis, _ in unit.messages))

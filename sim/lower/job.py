@@ -1,0 +1,109 @@
+"""What every lowering pass reads: the plan with its network, framework and mesh, and what follows from them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from sim.framework import Framework
+from sim.mesh import Mesh
+from sim.model.parts import Network, Part
+from sim.plan import Plan
+from sim.planfile import mesh_of
+from sim.work import BYTES
+from topologies.errors import Refused
+
+DEFAULT_BUCKET = 25 << 20
+"""comm.bucket where the plan says nothing: then the framework's own bucket rule holds."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One plan being lowered. Made by `job_of`."""
+
+    plan: Plan
+    network: Network
+    framework: Framework
+    mesh: Mesh
+    device: str
+    steps: int
+    zero: int
+    """0-3; 0 also where there is nobody to share with."""
+    train: bool
+    """Backward, gradients and an update; false for task = "forward"."""
+    eager: bool
+    """Python modules and autograd run on the host beside the launches."""
+    compiled: bool
+    """One compiled call for each block in place of its modules."""
+    param_bytes: float
+    """Bytes of one parameter as forward reads it."""
+    grad_bytes: float
+    reduce_bytes: float
+    """Bytes of one gradient element on the wire."""
+    act: str
+    """dtype of activations."""
+
+    @property
+    def microbatches(self) -> int:
+        return self.plan.microbatches
+
+    def size(self, axis: str) -> int:
+        return self.mesh.size(axis)
+
+    @property
+    def data_axis(self) -> str:
+        """Mesh axis over which dense gradients are averaged."""
+        return "grad" if self.size("cp") > 1 else "dp"
+
+    @property
+    def overlap_grad(self) -> bool:
+        return self.plan.comm.overlap and self.framework.overlap_grad
+
+    @property
+    def algorithm(self) -> str:
+        """A forced algorithm for collectives, "" where cost chooses."""
+        return "" if self.plan.comm.algorithm == "auto" else self.plan.comm.algorithm
+
+    def shards(self, part: Part) -> int:
+        """Ranks that share one copy of the part's parameters (ZeRO)."""
+        return max(1, self.size("efsdp" if part.expert and self.size("ep") > 1 else "fsdp"))
+
+
+def job_of(plan: Plan, network: Network, framework: Framework, device: str, steps: int) -> Job:
+    """Binds the inputs of lowering. Raises `Refused` for combinations that are not supported."""
+    p = plan.parallel
+    mesh = mesh_of(plan)
+    zero = p.zero if p.zero is not None else framework.zero
+    if mesh.size("fsdp") == 1 or (p.dp_shard == 1 and p.zero is None):
+        zero = 0
+    small = BYTES[plan.precision] < 2
+    job = Job(
+        plan=plan,
+        network=network,
+        framework=framework,
+        mesh=mesh,
+        device=device,
+        steps=steps,
+        zero=zero,
+        train=plan.task != "forward",
+        eager=framework.host == "python" and not framework.cuda_graphs,
+        compiled=framework.compile,
+        param_bytes=BYTES[framework.param_dtype],
+        grad_bytes=BYTES[framework.grad_dtype],
+        reduce_bytes=BYTES[framework.reduce_dtype],
+        act="bf16" if small else ("fp32" if plan.precision == "tf32" else plan.precision),
+    )
+    refuse(job)
+    return job
+
+
+def refuse(job: Job) -> None:
+    """Raises `Refused` with the reason for what cannot be combined."""
+    p = job.plan.parallel
+    if job.size("ep") > 1 and job.zero and job.size("fsdp") % job.size("ep"):
+        raise Refused(
+            f"ep = {p.ep} does not divide dp_shard x cp = {job.size('fsdp')}: sharded experts (zero = {job.zero}) need whole expert groups "
+            "inside one sharding group. Use a smaller ep, a larger dp_shard, or zero = 0"
+        )
+    if job.plan.memory.offload == "activations" and p.schedule == "zb-h1" and p.pp > 1:
+        raise Refused('memory.offload = "activations" needs whole backward passes; zb-h1 splits them. Use schedule = "1f1b"')
+    if not job.train and p.pp > 1 and p.schedule not in ("gpipe", "1f1b"):
+        raise Refused(f'task = "forward" has no backward to schedule: use schedule = "gpipe", not "{p.schedule}"')

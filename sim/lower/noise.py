@@ -1,0 +1,65 @@
+"""Stragglers and imbalance: a factor on each rank's compute time.
+
+`r3: 1.3x, r7: 2x` names ranks; `lognormal(0.05), seed=1` and `normal(0.05)`, `uniform(0.1)` draw one for each rank: log-normal with that
+sigma, 1 + |normal|, or uniform in [1, 1 + width].
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from functools import lru_cache
+
+from sim.plan import Plan
+from topologies.errors import BadInput
+
+_RANK = re.compile(r"r(\d+)\s*:\s*(\d+(?:\.\d+)?)x?\Z")
+_DRAWN = re.compile(r"(lognormal|normal|uniform)\((\d+(?:\.\d+)?)\)(?:\s*,\s*seed\s*=\s*(\d+))?\Z")
+
+
+def factors(plan: Plan) -> Callable[[int], float]:
+    """Rank -> factor on its compute time. Raises `BadInput` for words that cannot be read or ranks that do not exist."""
+    slow = table(plan.noise.stragglers, "noise.stragglers", plan.world, plan.seed)
+    uneven = table(plan.noise.imbalance, "noise.imbalance", plan.world, plan.seed + 1)
+    if not slow and not uneven:
+        return _one
+    return lambda rank: slow.get(rank, 1.0) * uneven.get(rank, 1.0)
+
+
+def _one(_: int) -> float:
+    return 1.0
+
+
+@lru_cache(maxsize=64)
+def table(text: str, key: str, world: int, seed: int) -> dict[int, float]:
+    """Factors other than 1 by rank."""
+    text = text.strip()
+    if text in ("", "none"):
+        return {}
+    drawn = _DRAWN.match(text)
+    if drawn:
+        return _draw(drawn.group(1), float(drawn.group(2)), int(drawn.group(3) or seed), world)
+    found: dict[int, float] = {}
+    for item in text.split(","):
+        match = _RANK.match(item.strip())
+        if match is None:
+            raise BadInput(
+                f"{key} = '{text}': cannot read '{item.strip()}'. Write e.g. 'r3: 1.3x, r7: 2x', 'lognormal(0.05), seed=1' or 'none'"
+            )
+        rank, factor = int(match.group(1)), float(match.group(2))
+        if rank >= world:
+            raise BadInput(f"{key} = '{text}': the plan has ranks r0 to r{world - 1}, not r{rank}")
+        if not 0 < factor < 1e6:
+            raise BadInput(f"{key} = '{text}': a factor is above 0 (1.3x: 30 % slower), not {factor}")
+        found[rank] = factor
+    return found
+
+
+def _draw(kind: str, width: float, seed: int, world: int) -> dict[int, float]:
+    source = random.Random(seed)
+    if kind == "lognormal":
+        return {rank: source.lognormvariate(0.0, width) for rank in range(world)}
+    if kind == "normal":
+        return {rank: 1.0 + abs(source.gauss(0.0, width)) for rank in range(world)}
+    return {rank: 1.0 + source.uniform(0.0, width) for rank in range(world)}

@@ -1,0 +1,194 @@
+"""The update: gradients cleared, unscaled and clipped, then SGD, momentum, Adam(W) or LAMB on this rank's share.
+
+Bytes: a fused kernel reads parameter, gradient and states once and writes all but the gradient (Adam 28 B per fp32
+parameter); foreach runs the same as separate passes (torch/optim/adamw.py, _multi_tensor_adamw: 20 fp32 moves instead of 7),
+the for-loop as separate kernels for each tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from sim.lower.blocks import BlockOps
+from sim.lower.buckets import is_contiguous, trained
+from sim.lower.job import Job
+from sim.lower.ops import collective, compute, order, spent
+from sim.program import COMPUTE, D2H, H2D, Op
+from sim.work import HostWork, MemoryBound, Work
+
+CLS = "optimizer"
+STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "lamb": 2}
+"""State tensors of each parameter."""
+_ADAM = (("add", 2, 1), ("scale", 1, 1), ("add", 2, 1), ("scale", 1, 1), ("scale", 1, 1), ("scale", 1, 1), ("add", 3, 1))
+PASSES: dict[str, tuple[tuple[str, int, int], ...]] = {
+    "sgd": (("add", 2, 1),),
+    "momentum": (("scale", 1, 1), ("add", 2, 1), ("add", 2, 1)),
+    "adam": _ADAM,  # lerp, mul, addcmul, sqrt, div, add, addcdiv
+    "adamw": (("scale", 1, 1), *_ADAM),  # decay first
+    "lamb": (*_ADAM[:6], ("scale", 2, 1), ("add", 2, 1), ("norm", 1, 0), ("norm", 1, 0), ("add", 2, 1)),
+}
+"""(kernel, tensors read, tensors written) of each pass of torch's foreach and for-loop implementations."""
+FUSED = {"sgd": (2, 1), "momentum": (3, 2), "adam": (4, 3), "adamw": (4, 3), "lamb": (8, 4)}
+"""(tensors read, written) by the fused kernels; LAMB: update with moments, two norms, apply."""
+CHUNK = 320 * 65536
+"""Elements of one multi-tensor launch: 320 blocks of 65,536 (ATen/native/cuda/MultiTensorApply.cuh, apex)."""
+TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
+"""Tensors of one multi-tensor launch, by lists of tensors that it walks (the same header)."""
+
+
+class Share:
+    """The tensors that this rank updates."""
+
+    def __init__(self, job: Job, blocks: list[BlockOps]) -> None:
+        self.sizes: Counter[int] = Counter()
+        for part in trained(blocks):
+            ways = job.shards(part.part) if job.zero else 1
+            for elements in part.part.tensors:
+                self.sizes[-(-elements // ways)] += 1
+        self.elements = sum(size * count for size, count in self.sizes.items())
+        self.tensors = sum(self.sizes.values())
+        self.experts = sum(part.part.params for part in trained(blocks) if part.part.expert)
+
+
+def state_width(job: Job) -> float:
+    """Bytes of one element of the optimizer's state and of what it updates."""
+    return 4.0 if job.framework.master else job.param_bytes
+
+
+def clear(job: Job, share: Share) -> list[Op]:
+    """Zeroes a flat gradient buffer; torch drops its gradients (set_to_none) for nothing."""
+    if not is_contiguous(job):
+        return []
+    ways = job.size("fsdp") if job.zero >= 2 else 1
+    whole = share.elements * (job.size("fsdp") if job.zero else 1) // ways
+    return [compute(job, "optimizer/zero", (MemoryBound("zero", 0, int(whole * job.grad_bytes), job.framework.grad_dtype),), CLS)]
+
+
+def update(job: Job, share: Share) -> list[Op]:
+    """unscale -> clip -> step, as one recipe."""
+    if not share.elements:
+        return []
+    ops = unscale(job, share) + clip(job, share)
+    if job.plan.optimizer.on == "cpu" or job.plan.memory.offload == "optimizer":
+        return ops + offloaded(job, share)
+    return ops + step(job, share)
+
+
+def launches(job: Job, share: Share, lists: int) -> int:
+    """Kernels of one multi-tensor pass over `lists` lists of tensors. On a CPU foreach is a loop whose passes are one each here:
+    the calibration's seconds for each tensor hold its calls."""
+    if job.device == "cpu":
+        return 1
+    return max(math.ceil(share.tensors / TENSORS.get(lists, 30)), math.ceil(share.elements / CHUNK), 1)
+
+
+def over_all(job: Job, share: Share, what: str, read: float, written: float, dtype: str, lists: int = 2) -> Work:
+    """One pass over all tensors; `read` and `written` are bytes per element."""
+    count = launches(job, share, lists)
+    each = share.elements / count
+    return MemoryBound(what, int(each * read), int(each * written), dtype, float(int(each)), count)
+
+
+def unscale(job: Job, share: Share) -> list[Op]:
+    """fp16: gradients divided by the loss scale and looked through for infinities; the host reads the verdict."""
+    if job.plan.precision != "fp16":
+        return []
+    g = job.grad_bytes
+    works = (over_all(job, share, "scale", g, g, job.framework.grad_dtype, 1),)
+    return [compute(job, "optimizer/unscale", works, CLS), *read_back(job, "optimizer/found-inf", CLS)]
+
+
+def clip(job: Job, share: Share) -> list[Op]:
+    """Global norm: one pass, one number summed over all ranks that hold other parameters, one pass of scaling.
+
+    Megatron reads the norm on the host (clip_grads.py, get_grad_norm_fp32); torch leaves it on the device.
+    """
+    if not job.framework.clip:
+        return []
+    g, dtype = job.grad_bytes, job.framework.grad_dtype
+    ops = [compute(job, "optimizer/norm", (over_all(job, share, "norm", g, 0.0, dtype, 1),), CLS)]
+    axes = [*(["fsdp"] if job.zero else []), "tp", "pp"]
+    if job.size("ep") > 1 and not job.zero:
+        axes.append("ep")
+    ops += [collective(job, f"optimizer/norm.{axis}", COMPUTE, "all_reduce", 4, axis, "comm.norm") for axis in axes if job.size(axis) > 1]
+    if is_contiguous(job):
+        ops += read_back(job, "optimizer/norm.read", CLS)
+    return [*ops, compute(job, "optimizer/clip", (over_all(job, share, "scale", g, g, dtype, 1),), CLS)]
+
+
+def read_back(job: Job, id: str, cls: str) -> list[Op]:
+    """`.item()`: four bytes to pageable memory; the host waits for all that was queued on the compute lane."""
+    if job.device == "cpu":
+        return []
+    return [*order(job, f"{id}.made", COMPUTE, D2H), Op(id, "copy", D2H, bytes=4, how="pageable", cls=cls, blocking=True)]
+
+
+def step(job: Job, share: Share) -> list[Op]:
+    """The kernels of `optimizer.step()` and the host's share for each tensor."""
+    name, how = job.plan.optimizer.name, job.framework.optimizer
+    ops = []
+    if job.eager:
+        ops.append(spent("optimizer/step.host", "optimizer_step", cls=CLS))
+        ops.append(spent("optimizer/tensors.host", "optimizer", share.tensors, cls=CLS))
+    if how == "fused":
+        works: tuple[Work, ...] = (_fused(job, share, name),)
+    elif how == "foreach" or job.device == "cpu":
+        works = tuple(_passes(job, share, name))
+    else:
+        works = tuple(_loop(job, share, name))
+    return [*ops, compute(job, "optimizer/step", (*_main_gradients(job, share), *works, *_model_copy(job, share)), CLS)]
+
+
+def _fused(job: Job, share: Share, name: str) -> Work:
+    w = state_width(job)
+    read, written = FUSED[name]
+    return over_all(
+        job, share, name, (read - 1) * w + _gradient(job), written * w, "fp32" if w == 4 else job.framework.param_dtype, 2 + STATES[name]
+    )
+
+
+def _gradient(job: Job) -> float:
+    """Bytes of one gradient as the update reads it."""
+    return 4.0 if job.framework.master else job.grad_bytes
+
+
+def _passes(job: Job, share: Share, name: str) -> list[Work]:
+    w = state_width(job)
+    dtype = "fp32" if w == 4 else job.framework.param_dtype
+    return [over_all(job, share, what, read * w, written * w, dtype, read + (what == "scale")) for what, read, written in PASSES[name]]
+
+
+def _loop(job: Job, share: Share, name: str) -> list[Work]:
+    w = state_width(job)
+    dtype = "fp32" if w == 4 else job.framework.param_dtype
+    return [
+        MemoryBound(what, int(size * read * w), int(size * written * w), dtype, float(size), count)
+        for size, count in share.sizes.items()
+        for what, read, written in PASSES[name]
+    ]
+
+
+def _main_gradients(job: Job, share: Share) -> list[Work]:
+    """Low-precision gradients become fp32 ones for an fp32 master copy."""
+    if not job.framework.master or job.grad_bytes >= 4:
+        return []
+    return [over_all(job, share, "cast", job.grad_bytes, 4.0, "fp32")]
+
+
+def _model_copy(job: Job, share: Share) -> list[Work]:
+    """The fp32 master copy becomes the parameters that forward reads; FSDP casts when it gathers, autocast at each use."""
+    if not job.framework.master or job.param_bytes >= 4 or job.zero == 3:
+        return []
+    return [over_all(job, share, "cast", 4.0, job.param_bytes, job.framework.param_dtype)]
+
+
+def offloaded(job: Job, share: Share) -> list[Op]:
+    """State in host memory: gradients go down, the CPU updates, parameters come up (ZeRO-Offload, Ren et al. 2021)."""
+    work = HostWork("cpu_optimizer", float(share.elements))
+    update = Op("optimizer/cpu", "host", "host", (work,), cls=CLS)
+    if job.device == "cpu":
+        return [update]
+    down = Op("optimizer/d2h", "copy", D2H, bytes=int(share.elements * job.grad_bytes), how="pinned", cls=CLS, blocking=True)
+    up = Op("optimizer/h2d", "copy", H2D, bytes=int(share.elements * job.param_bytes), how="pinned", cls=CLS)
+    return [*order(job, "optimizer/gradients", COMPUTE, D2H), down, update, up, *order(job, "optimizer/parameters", H2D, COMPUTE)]

@@ -1,0 +1,77 @@
+"""Output: the loss read on the host, syncs that the loop makes, checkpoints.
+
+`full`: the first rank of each data-parallel group gathers and writes its whole share, the others wait. `sharded`: every rank writes its
+own part. `async`: the state is copied to host memory, then a thread writes it while training goes on.
+"""
+
+from __future__ import annotations
+
+from sim.lower.job import Job
+from sim.lower.ops import collective, order, spent
+from sim.lower.optimizer import STATES, Share, read_back, state_width
+from sim.program import COMPUTE, D2H, HOST, Call, Op
+
+CLS = "output"
+WRITER = "writer"
+
+
+def due(every: int, step: int) -> bool:
+    """Does what happens every `every` steps happen after this one?"""
+    return every > 0 and (step + 1) % every == 0
+
+
+def log(job: Job) -> list[Op]:
+    """`print(loss.item())`: the host waits for the device."""
+    return [*read_back(job, "output/loss", CLS), spent("output/log", "log", cls=CLS)]
+
+
+def sync(job: Job) -> list[Op]:
+    """`torch.cuda.synchronize()`."""
+    return [Op("output/sync", "sync", HOST, cls=CLS)]
+
+
+def checkpoint_bytes(job: Job, share: Share) -> int:
+    """What this rank writes: parameters once, and optimizer state; replicas of one state share the work when sharded."""
+    state = share.elements * (state_width(job) * STATES[job.plan.optimizer.name] + (4.0 if job.framework.master else job.param_bytes))
+    if job.plan.output.checkpoint_mode == "full":
+        return round(state * (job.size("fsdp") if job.zero else 1))
+    return round(state / (job.size("dp_replicate") if job.zero else job.size(job.data_axis)))
+
+
+def checkpoint(job: Job, share: Share, writes: bool) -> list[Op]:
+    """What the training thread does; `writes`: this rank stores something itself."""
+    mode, size = job.plan.output.checkpoint_mode, checkpoint_bytes(job, share)
+    ops: list[Op] = [spent("output/checkpoint", "checkpoint", cls=CLS)]
+    group = job.data_axis
+    if mode == "full" and job.zero and job.size("fsdp") > 1:
+        ops.append(collective(job, "output/gather", COMPUTE, "all_gather", size, "fsdp", CLS))
+    if writes:
+        ops += _to_host(job, size)
+        if mode != "async":
+            ops.append(_write(job, size, HOST))
+        else:
+            ops.append(Op("output/copied", "record", HOST, event="output/copied", shift=0))
+    if mode != "async" and job.size(group) > 1:
+        ops.append(collective(job, "output/barrier", HOST, "barrier", 0, group, CLS))
+    return ops
+
+
+def _to_host(job: Job, size: int) -> list[Op]:
+    if job.device == "cpu":
+        return []
+    return [*order(job, "output/state", COMPUTE, D2H), Op("output/d2h", "copy", D2H, bytes=size, how="pinned", cls=CLS, blocking=True)]
+
+
+def _write(job: Job, size: int, lane: str) -> Op:
+    return Op("output/write", "copy", lane, bytes=size, how="disk" if job.plan.output.checkpoint_to == "disk" else "store", cls=CLS)
+
+
+def writer(job: Job, share: Share) -> list[Op]:
+    """The thread that stores what `async` checkpoints have copied."""
+    return [Op("output/begin", "wait", WRITER, event="output/copied", shift=0), _write(job, checkpoint_bytes(job, share), WRITER)]
+
+
+def writer_calls(job: Job) -> tuple[Call, ...]:
+    o = job.plan.output
+    steps = [step for step in range(job.steps) if due(o.checkpoint_every, step)] if o.checkpoint_mode == "async" else []
+    return tuple(Call("writer", f"s{step}/save", step, step) for step in steps)

@@ -1,0 +1,79 @@
+"""ZeRO-1 and -2: optimizer state, and gradients, split over `fsdp`.
+
+They send DDP's buckets by reduce_scatter, and all_gather the updated parameters: after the optimizer, or beside the next
+forward, one bucket ahead of use (Megatron's overlap-param-gather). Hybrid sharding adds an all_reduce of the shards over
+`dp_replicate`.
+"""
+
+from __future__ import annotations
+
+from sim.lower.blocks import BlockOps
+from sim.lower.buckets import Bucket
+from sim.lower.data_parallel import lane_of
+from sim.lower.job import Job
+from sim.lower.ops import collective, order, record, wait
+from sim.program import COMPUTE, Op
+
+CLS = "comm.fsdp"
+
+
+def messages(job: Job, bucket: Bucket) -> list[Op]:
+    """reduce_scatter of one bucket; with replicas, then the all_reduce of this rank's shard."""
+    size = bucket.elements * job.reduce_bytes
+    lane, name = lane_of(bucket.axis), f"grad/{bucket.name}"
+    ops = [collective(job, f"{name}.reduce_scatter", lane, "reduce_scatter", size, bucket.axis, CLS)]
+    return ops + replicas(job, name, size / job.size(bucket.axis), lane)
+
+
+def replicas(job: Job, name: str, shard: float, after: str) -> list[Op]:
+    """Hybrid sharding: the shard of `shard` bytes is averaged with those of the other replicas."""
+    if job.size("dp_replicate") == 1:
+        return []
+    lane = lane_of("dp_replicate")
+    return [
+        *order(job, f"{name}.shard", after, lane),
+        collective(job, f"{name}.all_reduce", lane, "all_reduce", shard, "dp_replicate", CLS),
+    ]
+
+
+def gather(job: Job, bucket: Bucket) -> Op:
+    """all_gather of one bucket's updated parameters."""
+    return collective(
+        job, f"param/{bucket.name}.all_gather", lane_of(bucket.axis), "all_gather", bucket.elements * job.param_bytes, bucket.axis, CLS
+    )
+
+
+def gather_ahead(job: Job, blocks: list[BlockOps], buckets: list[Bucket]) -> list[Op]:
+    """Forward with the parameters' all_gather beside it: a bucket is asked for when the one before is needed.
+
+    Buckets follow backward's order, so forward takes them last to first.
+    """
+    ops: list[Op] = [*order(job, "param/updated", COMPUTE, lane_of("fsdp"))]
+    left = buckets[::-1]
+    asked = 0
+
+    def ask() -> list[Op]:
+        nonlocal asked
+        if asked == len(left):
+            return []
+        bucket = left[asked]
+        asked += 1
+        return [gather(job, bucket), record(f"param/{bucket.name}.ready", lane_of(bucket.axis))]
+
+    ops += ask()
+    needed: set[str] = set()
+    for block in blocks:
+        for bucket in left:
+            if block.name in bucket.blocks and bucket.name not in needed:
+                needed.add(bucket.name)
+                ops += [wait(job, f"param/{bucket.name}.ready", COMPUTE), *ask()]
+        ops += block.forward
+    return ops
+
+
+def gather_all(job: Job, buckets: list[Bucket]) -> list[Op]:
+    """All parameters gathered at once, after the update; compute waits."""
+    lanes = list(dict.fromkeys(lane_of(bucket.axis) for bucket in buckets))
+    ops = [op for lane in lanes for op in order(job, f"param/{lane}.updated", COMPUTE, lane)]
+    ops += [gather(job, bucket) for bucket in buckets]
+    return ops + [op for lane in lanes for op in order(job, f"param/{lane}.ready", lane, COMPUTE)]

@@ -1,0 +1,186 @@
+"""Pipeline stages: which blocks each holds, and the segments of ops that its micro-batches run.
+
+A plan without a pipeline is one stage. The same segments serve every schedule: `F`, `BW` (backward whole), or `B`
+(gradient of the input) and `W` (of the weights) apart.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from sim.lower import data_parallel, fsdp, sharded
+from sim.lower.blocks import BlockOps, PartOps, lower_block
+from sim.lower.buckets import Bucket, buckets_of, rebuilds
+from sim.lower.input import take
+from sim.lower.job import Job
+from sim.model.parts import Block
+from sim.program import Call, Op
+from topologies.errors import BadInput
+
+Named = tuple[tuple[str, Block], ...]
+Piece = tuple[PartOps, tuple[Op, ...]]
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """One model chunk: stage `index` of `count`, held by pipeline coordinate `rank`."""
+
+    index: int
+    count: int
+    rank: int
+    blocks: Named
+
+    @property
+    def first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def last(self) -> bool:
+        return self.index == self.count - 1
+
+
+def stages_of(job: Job) -> tuple[Stage, ...]:
+    """The network cut into pp x virtual_stages chunks: layers evenly or as `parallel.stages` says, ends on the ends.
+
+    Layers that do not divide go to the earlier stages but the last gets no more than the first, as its head is work too.
+    Raises `BadInput` when there are fewer layers than stages.
+    """
+    p = job.plan.parallel
+    count = p.pp * chunks_per_rank(job)
+    if count == 1:
+        return (Stage(0, 1, 0, job.network.blocks),)
+    layers = [i for i, (_, block) in enumerate(job.network.blocks) if block.kind not in ("embed", "head")]
+    if len(layers) < count:
+        raise BadInput(f"{job.network.name} has {len(layers)} layers for {count} stages (pp x virtual_stages). Use fewer stages")
+    shares = p.stages or tuple(len(layers) // count + (i < len(layers) % count) for i in range(count))
+    if sum(shares) != len(layers):
+        raise BadInput(f"parallel.stages = {list(shares)} sums to {sum(shares)}; {job.network.name} has {len(layers)} layers")
+    cuts = [0]
+    for share in shares[:-1]:
+        cuts.append(layers[sum(shares[: len(cuts) - 1]) + share])
+    cuts.append(len(job.network.blocks))
+    return tuple(Stage(i, count, rank_of(job, i), job.network.blocks[cuts[i] : cuts[i + 1]]) for i in range(count))
+
+
+def chunks_per_rank(job: Job) -> int:
+    """Model chunks on one pipeline rank: DualPipe-V always has two."""
+    p = job.plan.parallel
+    return 2 if p.schedule == "dualpipe" and p.pp > 1 else p.virtual_stages
+
+
+def rank_of(job: Job, stage: int) -> int:
+    """Pipeline coordinate of a stage: round and round, or there and back (DualPipe-V)."""
+    pp = job.plan.parallel.pp
+    if job.plan.parallel.schedule == "dualpipe" and stage >= pp:
+        return 2 * pp - 1 - stage
+    return stage % pp
+
+
+class StageSegments:
+    """The segments of one stage, made when first called. `segments` collects them by name."""
+
+    def __init__(self, job: Job, stage: Stage, blocks: list[BlockOps], segments: dict[str, tuple[Op, ...]]) -> None:
+        self.job, self.stage, self.blocks = job, stage, blocks
+        self._segments = segments
+        self.tag = f"stage{stage.index}." if stage.count > 1 else ""
+        """Sets the names of this stage's segments and buckets apart from those of the other stages."""
+
+    @property
+    def takes_input(self) -> bool:
+        """The first stage needs samples, the last one their labels."""
+        return self.stage.first or self.stage.last
+
+    def calls(self, kind: str, microbatch: int, step: int, *, first: bool, last: bool) -> list[Call]:
+        """One action on one micro-batch: F, B, W or BW. `first`, `last`: among the actions of this kind on this stage in this step.
+
+        A forward that needs a batch takes it first.
+        """
+        at, index = f"s{step}/mb{microbatch}", step * self.job.microbatches + microbatch
+        found = []
+        if kind == "F" and self.takes_input:
+            if "input" not in self._segments:
+                self._segments["input"] = tuple(take(self.job))
+            found.append(Call("input", at, index, step))
+        variant = _variant(self.job, kind, step, first, last)
+        name = self.tag + variant
+        if name not in self._segments:
+            self._segments[name] = tuple(_build(self.job, self, variant))
+        return [*found, Call(name, at, index, step)]
+
+    def buckets(self, step: int) -> list[Bucket]:
+        return buckets_of(self.job, self.blocks, step, self.tag)
+
+
+def stage_segments(job: Job, stage: Stage, segments: dict[str, tuple[Op, ...]]) -> StageSegments:
+    """Lowers the stage's blocks once; all its segments share their ops."""
+    keep = job.plan.memory.recompute_layers or len(stage.blocks)
+    layer, found = 0, list[BlockOps]()
+    for name, block in stage.blocks:
+        is_layer = block.kind not in ("embed", "head")
+        again = job.train and job.plan.memory.recompute == "full" and is_layer and layer < keep
+        found.append(lower_block(job, name, block, first=stage.first and not found, again=again))
+        layer += is_layer
+    return StageSegments(job, stage, found, segments)
+
+
+def syncs(job: Job, last: bool) -> bool:
+    """Does this micro-batch's backward send gradients? Sharded ones leave at once, whole ones after the last micro-batch."""
+    u = job.plan.update
+    if not job.train or u.mode != "sync" or u.aggregate == "cpu" or job.size("grad") == 1:
+        return False
+    return last or job.zero == 2 or (job.zero == 3 and job.size("pp") == 1)
+
+
+def _variant(job: Job, kind: str, step: int, first: bool, last: bool) -> str:
+    """The segment's name: what differs between micro-batches is spelled out in it."""
+    if kind == "F":
+        return "fwd.gather" if first and _gathers(job, step) else "fwd"
+    if kind == "B":
+        return "bwd.input"
+    name = "bwd" if kind == "BW" else "wgrad"
+    if not first and job.zero < 2:
+        name += ".add"
+    if syncs(job, last):
+        name += ".sync0" if step == 0 and rebuilds(job) else ".sync"
+    return name
+
+
+def _gathers(job: Job, step: int) -> bool:
+    """Does the first forward of a step gather parameters that the following ones reuse?"""
+    if job.zero == 3:
+        return job.size("pp") > 1
+    return job.zero in (1, 2) and job.framework.overlap_param and step > 0
+
+
+def _build(job: Job, stage: StageSegments, variant: str) -> list[Op]:
+    base, *flags = variant.split(".")
+    if base == "fwd":
+        return _forward(job, stage, "gather" in flags)
+    if job.zero == 3:
+        return fsdp.backward(job, stage.blocks, _pieces(job, stage, variant), stage.tag, sync="sync" in flags)
+    pieces = _pieces(job, stage, variant)
+    if "sync" in flags or "sync0" in flags:
+        buckets = stage.buckets(0 if "sync0" in flags else 1)
+        return data_parallel.reduce_gradients(job, pieces, buckets, sharded.messages if job.zero else data_parallel.all_reduce)
+    return [op for _, ops in pieces for op in ops]
+
+
+def _forward(job: Job, stage: StageSegments, gather: bool) -> list[Op]:
+    if job.zero == 3:
+        return fsdp.forward(job, stage.blocks, stage.tag, gather=gather or job.size("pp") == 1)
+    if gather:
+        return sharded.gather_ahead(job, stage.blocks, stage.buckets(1))
+    return [op for block in stage.blocks for op in block.forward]
+
+
+def _pieces(job: Job, stage: StageSegments, variant: str) -> list[Piece]:
+    """Backward part by part, last part first; `add` accumulates into the gradients that are there."""
+    base, *flags = variant.split(".")
+    found: list[Piece] = []
+    for block in reversed(stage.blocks):
+        again = block.recompute if base == "bwd" else ()
+        for part in reversed(block.parts):
+            ops = part.wgrad if base == "wgrad" else part.backward if "input" in flags else part.joint
+            added = data_parallel.accumulate(job, part, "add" in flags) if "input" not in flags else ()
+            found.append((part, (*again, *ops, *added)))
+            again = ()
+    return found

@@ -1,0 +1,220 @@
+"""Lowering: a plan becomes a program. The recipe of one step, pass by pass.
+
+begin -> for each micro-batch: input, forward, backward (with its gradients' messages) -> finish -> update -> output
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sim.framework import Framework
+from sim.lower import input as loading
+from sim.lower import noise, optimizer, output, update
+from sim.lower.job import Job, job_of
+from sim.lower.ops import collective
+from sim.lower.optimizer import Share
+from sim.lower.resident import resident_bytes
+from sim.lower.stage import StageSegments, stage_segments, stages_of
+from sim.model.parts import Network
+from sim.plan import Plan
+from sim.program import COMPUTE, HOST, Call, Op, Program, Role
+
+Segments = dict[str, tuple[Op, ...]]
+
+
+class Place(NamedTuple):
+    """What makes ranks differ: pipeline coordinate, whether it leads its data-parallel group, its own number where that matters,
+    and how much slower it computes."""
+
+    pp: int
+    leads: bool = False
+    rank: int = -1
+    factor: float = 1.0
+
+    @property
+    def name(self) -> str:
+        words = [f"pp{self.pp}", *(["lead"] if self.leads else []), *([f"r{self.rank}"] if self.rank >= 0 else [])]
+        return ".".join([*words, *([f"x{self.factor:.6g}"] if self.factor != 1.0 else [])])
+
+
+def lower(plan: Plan, network: Network, framework: Framework, device: str, steps: int = 3) -> Program:
+    """The program of `steps` optimizer steps of `plan` on every rank.
+
+    Args:
+        plan: checked (`sim.planfile.check`).
+        network: the model on one rank of the plan's split.
+        framework: with the plan's own words applied (`sim.framework.framework_of`).
+        device: "cuda" or "cpu".
+
+    Raises `Refused` for combinations that are not supported, `BadInput` where the model cannot be cut as the plan says.
+    """
+    job = job_of(plan, network, framework, device, steps)
+    segments: Segments = {}
+    stages = [stage_segments(job, stage, segments) for stage in stages_of(job)]
+    places = places_of(job)
+    roles = {place.name: role(job, place, [s for s in stages if s.stage.rank == place.pp], segments) for place in dict.fromkeys(places)}
+    return Program(
+        name=plan.name or plan.model_name,
+        device="cpu" if device == "cpu" else "cuda",
+        mesh=job.mesh,
+        segments=segments,
+        roles=roles,
+        role_of=tuple(place.name for place in places) if len(set(places)) > 1 else (places[0].name,) * len(places),
+        steps=steps,
+        resident=resident_bytes(job, stages),
+        notes=notes(job),
+    )
+
+
+def places_of(job: Job) -> list[Place]:
+    """The place of each rank, as coarse as the plan allows: equal places are simulated once."""
+    plan, world = job.plan, job.mesh.world
+    by_rank = plan.update.mode == "async"
+    led = plan.update.aggregate == "cpu" or _writes_whole(job)
+    sizes, stride, strides = job.mesh.sizes, 1, {}
+    for axis in reversed(job.mesh.order):
+        strides[axis] = stride
+        stride *= sizes.get(axis, 1)
+    pp, step = sizes.get("pp", 1), strides["pp"]
+    factor = noise.factors(plan)
+    plain = plan.noise.stragglers == plan.noise.imbalance == "none"
+    if plain and not by_rank and not led:
+        shared = [Place(index) for index in range(pp)]
+        return [shared[rank // step % pp] for rank in range(world)]
+    data = [(strides[axis], sizes.get(axis, 1)) for axis in ("dp_replicate", "dp_shard", "cp")]
+    return [
+        Place(
+            rank // step % pp,
+            led and all(rank // way % size == 0 for way, size in data),
+            rank if by_rank else -1,
+            factor(rank),
+        )
+        for rank in range(world)
+    ]
+
+
+def _writes_whole(job: Job) -> bool:
+    o = job.plan.output
+    return o.checkpoint_mode == "full" and any(output.due(o.checkpoint_every, step) for step in range(job.steps))
+
+
+def role(job: Job, place: Place, stages: list[StageSegments], segments: Segments) -> Role:
+    """All CPU threads of one kind of rank, with their calls."""
+    blocks = [block for stage in stages for block in stage.blocks]
+    share = Share(job, blocks)
+    tag = f"{place.name}." if job.size("pp") > 1 or place.leads or place.rank >= 0 else ""
+    calls: list[Call] = []
+    for step in range(job.steps):
+        calls += _begin(job, share, tag, step, segments)
+        calls += _microbatches(job, place.pp, stages, step, segments)
+        calls += _end(job, place, share, stages, tag, step, segments)
+    threads = {HOST: tuple(calls)}
+    if any(stage.takes_input for stage in stages):
+        segments.update(loading.loaders(job))
+        threads |= loading.loader_calls(job)
+    threads |= _servers(job, place, share, segments) | _writers(job, share, tag, segments)
+    return Role(threads)
+
+
+def _microbatches(job: Job, rank: int, stages: list[StageSegments], step: int, segments: Segments) -> list[Call]:
+    """Forward and backward of all micro-batches: one after the other, or as the pipeline's schedule says."""
+    if job.size("pp") > 1:
+        from sim.lower.pipeline import pipeline_calls
+
+        return pipeline_calls(job, rank, stages, step, segments)
+    calls: list[Call] = []
+    count = job.microbatches
+    for microbatch in range(count):
+        for kind in ("F", "BW") if job.train else ("F",):
+            calls += stages[0].calls(kind, microbatch, step, first=microbatch == 0, last=microbatch == count - 1)
+    return calls
+
+
+def _call(segments: Segments, name: str, ops: list[Op], at: str, step: int) -> list[Call]:
+    """A call of a segment that is made here, or nothing when it is empty."""
+    if not ops:
+        return []
+    segments.setdefault(name, tuple(ops))
+    return [Call(name, at, step, step)]
+
+
+def _begin(job: Job, share: Share, tag: str, step: int, segments: Segments) -> list[Call]:
+    return _call(segments, f"{tag}begin", optimizer.clear(job, share), f"s{step}", step) if job.train else []
+
+
+def _end(job: Job, place: Place, share: Share, stages: list[StageSegments], tag: str, step: int, segments: Segments) -> list[Call]:
+    """What follows the last backward: gradients that tensor parallelism leaves apart, the update, output."""
+    at, calls = f"s{step}", []
+    if job.train:
+        calls += _call(segments, f"{tag}finish", finish(job, stages), at, step)
+        calls += _call(segments, f"{tag}update", update_ops(job, place, share, stages), at, step)
+        if job.plan.update.mode == "local" and output.due(job.plan.update.every, step):
+            calls += _call(segments, f"{tag}average", update.average(job, share), at, step)
+    o = job.plan.output
+    if output.due(o.log_every, step) and any(stage.stage.last for stage in stages):
+        calls += _call(segments, "log", output.log(job), at, step)
+    if output.due(o.sync_every, step):
+        calls += _call(segments, "sync", output.sync(job), at, step)
+    if output.due(o.checkpoint_every, step):
+        writes = place.leads or o.checkpoint_mode != "full"
+        calls += _call(segments, f"{tag}checkpoint", output.checkpoint(job, share, writes), at, step)
+    return calls
+
+
+def finish(job: Job, stages: list[StageSegments]) -> list[Op]:
+    """Sequence parallelism: each rank has seen a part of the tokens, so gradients of parameters that tp does not split (norms)
+    are summed over tp, all in one message (Megatron's finalize_model_grads)."""
+    if job.size("tp") == 1 or not job.plan.parallel.sequence_parallel:
+        return []
+    whole = sum(p.part.params for s in stages for b in s.blocks for p in b.parts if p.part.cls == "norm" and not p.part.frozen)
+    size = whole * job.grad_bytes
+    return [collective(job, "grad/norms.all_reduce", COMPUTE, "all_reduce", size, "tp", "comm.tp")] if whole else []
+
+
+def update_ops(job: Job, place: Place, share: Share, stages: list[StageSegments]) -> list[Op]:
+    """The update in the plan's mode, then (ZeRO-1, -2 without overlap) the parameters gathered."""
+    u = job.plan.update
+    if u.mode == "async":
+        return update.push_pull(job, share, place.rank)
+    if u.aggregate == "cpu":
+        return update.on_host(job, share, place.leads)
+    ops = optimizer.update(job, share)
+    if job.zero in (1, 2) and not job.framework.overlap_param:
+        from sim.lower.sharded import gather_all
+
+        ops += gather_all(job, [bucket for stage in stages for bucket in stage.buckets(1)])
+    return ops
+
+
+def _servers(job: Job, place: Place, share: Share, segments: Segments) -> dict[str, tuple[Call, ...]]:
+    """Threads of the parameter server, beside rank 0."""
+    if job.plan.update.mode != "async" or place.rank != 0:
+        return {}
+    found = {}
+    for worker in range(job.mesh.world):
+        segments[f"server.{worker}"] = tuple(update.serve(job, share, worker))
+        found[f"server.{worker}"] = update.server_calls(job, worker)
+    return found
+
+
+def _writers(job: Job, share: Share, tag: str, segments: Segments) -> dict[str, tuple[Call, ...]]:
+    calls = output.writer_calls(job)
+    if not calls:
+        return {}
+    name = f"{tag}writer"
+    segments[name] = tuple(output.writer(job, share))
+    return {output.WRITER: tuple(Call(name, call.at, call.index, call.step) for call in calls)}
+
+
+def notes(job: Job) -> tuple[str, ...]:
+    """What lowering decided where the plan was silent."""
+    found = []
+    if job.zero and job.plan.parallel.zero is None:
+        found.append(f"zero = {job.zero}: the framework's default for dp_shard > 1")
+    if job.zero == 3 and job.size("pp") > 1 and job.plan.parallel.reshard_after_forward:
+        found.append(
+            "with a pipeline, stages gather their parameters once a step and keep them (torchtitan: reshard_after_forward = false)"
+        )
+    if job.plan.update.mode == "async":
+        found.append(f"asynchronous updates: gradients are {job.mesh.world - 1} updates old on average (equal workers)")
+    return tuple(found)
