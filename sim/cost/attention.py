@@ -2,8 +2,8 @@
 
     time = floor + waves of blocks: tiles of keys x (time of a tile) + start of a block
 
-One block works on `ROWS` queries of one head and walks over the keys (half of them in the mean when causal). The rate
-depends on the head size: exponentials cost the same for small heads as for large ones. Fitted on the best kernel of
+One block works on some queries of one head and walks over the keys (half of them in the mean when causal). Each head
+size is a kernel of its own, with its own rate. Fitted on the best kernel of
 each GPU; other families run at a stated share of it (`params/attention.toml`).
 """
 
@@ -20,8 +20,8 @@ from sim.work import Attention
 from topologies.errors import UnknownName
 from topologies.hardware import Gpu
 
-ROWS = 128
-"""Queries of one block: 64-128 in FlashAttention-2, 128-192 in -3."""
+DRAM, HOT = 0.85, 3.0
+"""Share of DRAM bandwidth of streaming kernels, and L2 bandwidth over it (see memory.toml, gemm.toml)."""
 
 
 class AttentionFit(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,14 +32,18 @@ class AttentionFit(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of the smallest call."""
     fill: float
     """Keys whose time a block spends before and after its walk."""
-    exp: float
-    """Head elements whose multiply-adds take as long as the softmax of one score."""
     peak: float
-    """Share of peak FLOP/s in the walk, for large heads."""
+    """Share of peak FLOP/s in the walk."""
     diagonal: float
     """Keys beyond the causal half that a block computes and masks away."""
     round: float
     """0: a partly filled wave costs its share; 1: a whole wave."""
+    rows: int = 128
+    """Queries of one block."""
+    prepare: float = 0.0
+    """Times that inference moves q, k, v and the output before attention (rotary positions, cache): in the benchmark only."""
+    cache: float = 0.5
+    """Share of L2 in which these stay until they are read."""
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,10 +54,23 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     """Rate of the backward kernel over that of the same family's forward, both by Attention.flops."""
 
 
+Sets = dict[str, AttentionFit]
+"""d64, d128, d256: causal kernels by head size (each is code of its own); full: without a mask, heads up to 80."""
+
+
 @cache
-def _fits(dtype: str) -> dict[str, AttentionFit]:
-    text = msgspec.convert(document("attention")["fit"], dict[str, dict[str, AttentionFit]])
-    return {gpu: sets[dtype] for gpu, sets in text.items() if dtype in sets}
+def _fits(dtype: str) -> dict[str, Sets]:
+    text = msgspec.convert(document("attention")["fit"], dict[str, dict[str, Sets]])
+    return {gpu: of[dtype] for gpu, of in text.items() if dtype in of}
+
+
+def pick(sets: Sets, work: Attention) -> AttentionFit:
+    """The kernel that runs this head size, or the one of the nearest size that was measured."""
+    d = (work.d + (work.dv or work.d)) / 2
+    if not work.causal and d <= 96 and "full" in sets:
+        return sets["full"]
+    order = ("d64", "d128", "d256") if d <= 96 else ("d128", "d256", "d64") if d <= 160 else ("d256", "d128", "d64")
+    return next(sets[name] for name in order if name in sets)
 
 
 @cache
@@ -66,8 +83,8 @@ def attention_cost(work: Attention, gpu: Gpu, family: str = "flash2", clock: flo
     peak = peak_flops(gpu, work.dtype) * clock
     kind = "fp8" if STORED.get(work.dtype, work.dtype) == "fp8" else "bf16"
     fits = _fits(kind)
-    name, source = choose(gpu, {key: fit.arch for key, fit in fits.items()})
-    fit = fits[name]
+    name, source = choose(gpu, {key: next(iter(sets.values())).arch for key, sets in fits.items()})
+    fit = pick(fits[name], work)
     share, sure = family_share(family, gpu)
     seconds = forward_seconds(work, gpu, fit, peak * share)
     if work.backward:
@@ -84,16 +101,29 @@ def family_share(family: str, gpu: Gpu) -> tuple[float, Source]:
     return by_arch(gpu, families[family].forward)
 
 
-def forward_seconds(work: Attention, gpu: Gpu, fit: AttentionFit, peak: float) -> float:
-    """Seconds of one forward kernel."""
+def forward_seconds(work: Attention, gpu: Gpu, fit: AttentionFit, peak: float, prepared: bool = True) -> float:
+    """Seconds of one forward kernel; with `prepared` = False also of the pass over q, k and v that inference makes before."""
     dv = work.dv or work.d
-    rows = min(ROWS, max(16, work.q))
+    rows = fit.rows if work.q > 32 else fit.rows // 2
     blocks = work.batch * work.heads * math.ceil(work.q / rows)
     keys = work.pairs / work.q + (fit.diagonal if work.causal else 0.0)
     rate = peak * fit.peak / gpu.sms
-    block = 2.0 * rows * (work.d + dv + 2.0 * fit.exp) * (keys + fit.fill) / rate
+    step = 2.0 * rows * (_pad(work.d) + _pad(dv)) / rate
     load = blocks / gpu.sms
     waves = max(1.0, fit.round * math.ceil(load) + (1.0 - fit.round) * load)
     # The last block of a causal sequence walks over all keys: nothing ends before it.
-    longest = 2.0 * rows * (work.d + dv + 2.0 * fit.exp) * (min(work.kv, work.window or work.kv) + fit.fill) / rate
-    return fit.floor + max(waves * block, longest, work.bytes / work.repeat / gpu.bandwidth)
+    longest = step * (min(work.kv, work.window or work.kv) + fit.fill)
+    moved = work.bytes / work.repeat
+    before = 0.0 if prepared else _moving(fit.prepare * moved, gpu, fit)
+    return fit.floor + before + max(waves * step * (keys + fit.fill), longest, _moving(moved, gpu, fit))
+
+
+def _pad(d: int) -> int:
+    """Matrix units take head sizes in sixteens."""
+    return -(-d // 16) * 16
+
+
+def _moving(moved: float, gpu: Gpu, fit: AttentionFit) -> float:
+    """Seconds to move bytes, from L2 while they fit there."""
+    missed = 1.0 / (1.0 + (fit.cache * gpu.l2 / moved) ** 4) if moved > 0 else 0.0
+    return moved / (DRAM * gpu.bandwidth) * (missed + (1.0 - missed) / HOT)
