@@ -1,0 +1,67 @@
+"""gloo's collectives on CPU hosts: from a table that `probe` measured, or an assumed alpha-beta model.
+
+Between measured sizes time is linear in bytes (piecewise), below the smallest it is the smallest's, above the largest it
+grows with the largest's rate. Other rank counts scale as a ring does: 2(n-1)/n of the bytes for all_reduce, (n-1)/n for
+all_gather and reduce_scatter, and n-1 steps of latency (Thakur, Rabenseifner and Gropp 2005).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from sim.cost.calibration import Sample
+from sim.cost.price import Cost
+
+ALPHA = 60e-6
+"""Seconds of one gloo step over loopback TCP: two context switches and a socket round trip (assumed)."""
+BETA = 2.5e9
+"""Bytes per second of one pair over loopback TCP with gloo's copies (assumed)."""
+_TWICE = {"all_reduce": 2.0}
+_NEAR = {"send": "broadcast", "recv": "broadcast", "reduce": "all_reduce", "barrier": "all_reduce", "all_to_all": "all_gather"}
+"""What stands in for a collective that was not measured."""
+
+
+def gloo_cost(name: str, size: int, ranks: int, table: Sequence[Sample]) -> Cost:
+    """Seconds of one collective of `size` bytes (the whole array) over `ranks` processes of one host.
+
+    `uses` names the pseudo-resource `cores`: how many cores all members together keep busy while it runs.
+    """
+    if ranks < 2 and name not in ("send", "recv"):
+        return Cost(0.0, "measured")
+    points = _points(name, ranks, table) or _points(_NEAR.get(name, ""), ranks, table)
+    if points:
+        seconds, cpu = _read(points, size)
+        share = min(1.0, cpu / seconds) if seconds > 0 else 0.0
+        return Cost(seconds, "measured", uses=(("cores", ranks * share),) if share > 0 else ())
+    steps = ranks - 1
+    moved = size * steps / ranks * _TWICE.get(name, 1.0)
+    seconds = steps * _TWICE.get(name, 1.0) * ALPHA + moved / BETA
+    return Cost(seconds, "assumed", uses=(("cores", ranks * 0.5),))
+
+
+def _points(name: str, ranks: int, table: Sequence[Sample]) -> list[tuple[int, float, float]]:
+    """(bytes, seconds, processor seconds), by size; from another rank count by the ring's scaling."""
+    rows = [s for s in table if s.name == name]
+    counts = sorted({s.shape[0] for s in rows}, key=lambda n: abs(n - ranks))
+    if not counts:
+        return []
+    near = counts[0]
+    factor = (ranks - 1) / ranks * near / (near - 1) if near > 1 else 1.0
+    if near == ranks:
+        factor = 1.0
+    return sorted((s.shape[1], s.median * factor, s.cpu * factor) for s in rows if s.shape[0] == near)
+
+
+def _read(points: list[tuple[int, float, float]], size: int) -> tuple[float, float]:
+    sizes = [point[0] for point in points]
+    at = bisect_left(sizes, size)
+    if at == 0:
+        return points[0][1], points[0][2]
+    if at == len(points):
+        last = points[-1]
+        scale = size / last[0]
+        return last[1] * scale, last[2] * scale
+    (low, t0, c0), (high, t1, c1) = points[at - 1], points[at]
+    share = (size - low) / (high - low)
+    return t0 + (t1 - t0) * share, c0 + (c1 - c0) * share

@@ -1,0 +1,63 @@
+"""Costs of a program's ops on a CPU host: figures from a calibration where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sim.cost.calibration import Calibration
+from sim.cost.collective.gloo import gloo_cost
+from sim.cost.cpu import cpu_cost, cpu_host_seconds
+from sim.cost.place import Common
+from sim.cost.price import Cost, Source
+from sim.program import Op
+from sim.work import HostWork
+from topologies.graph import Topology
+
+
+class CpuPricer(Common):
+    """A CPU host: ops run on its cores, gloo moves the bytes; figures from a calibration where there is one."""
+
+    def __init__(self, topology: Topology, calibration: Calibration, factor: Callable[[int], float] | None = None) -> None:
+        super().__init__(topology, factor)
+        self.calibration = calibration
+
+    def _cores(self, rank: int) -> tuple[tuple[str, float], ...]:
+        return ((f"n{self.topology.node(rank)}.cores", 1.0),)
+
+    def local(self, op: Op, rank: int) -> Cost:
+        if op.kind == "compute":
+            costs = [cpu_cost(work, self.calibration) for work in op.works]
+            seconds = sum(cost.seconds for cost in costs) * self.stretch(rank)
+            return Cost(seconds, _worst([cost.source for cost in costs]), uses=self._cores(rank))
+        if op.kind == "host":
+            works = [work for work in op.works if isinstance(work, HostWork)]
+            seconds = sum((w.seconds or cpu_host_seconds(w.what, self.calibration)) * w.count * w.repeat for w in works)
+            return Cost(seconds, "measured", uses=self._cores(rank))
+        if op.kind == "copy":
+            if op.how in ("disk", "store"):
+                return self._disk(op, rank)
+            return Cost(op.bytes / self.calibration.copy_rate, "measured", uses=self._cores(rank))
+        if op.kind in ("collective", "send", "recv"):
+            return Cost(0.0, host=cpu_host_seconds("collective", self.calibration))
+        return Cost(0.0)
+
+    def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
+        return self._on(gloo_cost(op.name, op.bytes, len(members), self.calibration.collectives), members[0])
+
+    def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
+        return self._on(gloo_cost("send", op.bytes, 2, self.calibration.collectives), source)
+
+    def _on(self, cost: Cost, rank: int) -> Cost:
+        """gloo's own threads work on the cores of the host."""
+        uses = tuple((f"n{self.topology.node(rank)}.{name}", amount) for name, amount in cost.uses)
+        return Cost(cost.seconds, cost.source, cost.latency, uses)
+
+    def slowdown(self, rank: int) -> tuple[float, float]:
+        return 1.0, 1.0
+
+
+def _worst(sources: list[Source]) -> Source:
+    for source in ("assumed", "fitted"):
+        if source in sources:
+            return source  # type: ignore[return-value]
+    return "measured"

@@ -1,0 +1,97 @@
+"""Costs of a program's ops on GPUs: where kernels, links and the framework's host meet.
+
+Kernels come from the fitted parameters, collectives and copies from the topology's links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sim.cost.collective import collective_cost, message_cost
+from sim.cost.host import host_seconds
+from sim.cost.kernel import kernel_cost
+from sim.cost.overlap import slowdown
+from sim.cost.place import Common
+from sim.cost.price import Cost
+from sim.framework import Framework
+from sim.program import Op
+from sim.work import HostWork
+from topologies.graph import Topology
+from topologies.hardware import Gpu
+
+PAGEABLE = 4e9
+"""Bytes per second of a pageable, host-synchronous staged copy: 3-8 GB/s on x86 hosts (assumed; facts: pinned vs pageable)."""
+
+
+class GpuPricer(Common):
+    """Kernels by shape, launches by the framework's host, links by the topology."""
+
+    def __init__(self, topology: Topology, framework: Framework, factor: Callable[[int], float] | None = None) -> None:
+        super().__init__(topology, factor)
+        self.framework = framework
+        self.host = "graph" if framework.cuda_graphs else framework.host
+        self._compute: dict[tuple[int, str], tuple[Cost, Op]] = {}
+
+    def _gpu(self, rank: int) -> Gpu:
+        device = self.topology.device(rank)
+        assert isinstance(device, Gpu)
+        return device
+
+    def _spent(self, what: str, rank: int) -> float:
+        return host_seconds(what, self.host, self.topology.host(self.topology.node(rank)))
+
+    def local(self, op: Op, rank: int) -> Cost:
+        """What needs no other rank; for collectives and messages only their launch."""
+        if op.kind == "compute":
+            return self._kernels(op, rank)
+        if op.kind == "host":
+            return Cost(sum(self._host_work(work, rank) for work in op.works if isinstance(work, HostWork)), "fitted")
+        if op.kind == "copy":
+            return self._copy(op, rank)
+        if op.kind in ("collective", "send", "recv"):
+            return Cost(0.0, host=self._spent("collective", rank))
+        return Cost(0.0, host=0.0 if op.lane == "host" else self._spent("event", rank))
+
+    def _host_work(self, work: HostWork, rank: int) -> float:
+        return (work.seconds or self._spent(work.what, rank)) * work.count * work.repeat
+
+    def _kernels(self, op: Op, rank: int) -> Cost:
+        gpu = self._gpu(rank)
+        stretch = self.stretch(rank)
+        key = (id(op), f"{gpu.name}*{stretch}")
+        found = self._compute.get(key)
+        if found is None or found[1] is not op:
+            found = self._compute[key] = (self._chain(op, gpu, stretch, self._spent("kernel", rank)), op)
+        return found[0]
+
+    def _chain(self, op: Op, gpu: Gpu, stretch: float, launch: float) -> Cost:
+        """Kernels one after the other: the k-th waits for its launch and for the one before (max-plus)."""
+        total, issued, end, assumed = 0.0, 0.0, 0.0, False
+        for work in op.works:
+            cost = kernel_cost(work, gpu, self.framework.attention_efficiency)
+            assumed = assumed or cost.source == "assumed"
+            seconds = cost.seconds * stretch
+            last = issued + work.repeat * launch
+            # `repeat` equal kernels: either the device or the launches are the slower chain.
+            end = max(max(end, issued + launch) + seconds, last + seconds / work.repeat)
+            issued, total = last, total + seconds
+        return Cost(total, "assumed" if assumed else "fitted", host=issued, ready=end)
+
+    def _copy(self, op: Op, rank: int) -> Cost:
+        if op.how in ("disk", "store"):
+            return self._disk(op, rank)
+        launch = self._spent("copy", rank)
+        if op.lane.startswith(("host", "loader")):  # host memory to host memory
+            return Cost(op.bytes / PAGEABLE, "assumed")
+        path = self.topology.host_path(rank, "d2h" not in op.lane and "d2h" not in op.how)
+        rate = min(path.rate, PAGEABLE) if op.how == "pageable" else path.rate
+        return Cost(path.latency + op.bytes / rate, "fitted", path.latency, tuple((link, rate) for link in path.links), host=launch)
+
+    def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
+        return collective_cost(op.name, op.bytes, members, self.topology, op.how or "auto", siblings)
+
+    def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
+        return message_cost(op.bytes, source, target, self.topology, siblings)
+
+    def slowdown(self, rank: int) -> tuple[float, float]:
+        return slowdown(self._gpu(rank))

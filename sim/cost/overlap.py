@@ -1,0 +1,25 @@
+"""What a collective takes from compute that runs beside it.
+
+While a collective runs, each of its channels holds one SM, so compute has SMs - channels left; it also moves bytes
+through device memory. Published: FSDP and pipeline training on A100, H100, MI250 and MI210 has compute 18.9 % slower on
+average under communication (arXiv 2507.03114); NCCL takes about 24 of 108 (A100) or 132 (H100) SMs, 24-32 on B200.
+"""
+
+from __future__ import annotations
+
+from topologies.hardware import Gpu
+
+CHANNELS = {"sm70": 12, "sm80": 24, "sm90": 24, "sm100": 28, "sm103": 28}
+"""SMs that a collective's kernel holds (facts: channels, SMs, chunks; V100: NCCL 2.x hybrid cube mesh, assumed)."""
+_OTHER = 8
+"""PCIe machines: few channels fill the link (assumed)."""
+SHARE = 0.19
+"""Mean slowdown of overlapped compute (arXiv 2507.03114), where the SM count is not known."""
+
+
+def slowdown(gpu: Gpu) -> tuple[float, float]:
+    """(compute, comm) factors >= 1. Compute loses the channels' SMs; the collective keeps its speed."""
+    channels = CHANNELS.get(gpu.arch, _OTHER)
+    if gpu.sms <= channels:
+        return 1.0 + SHARE, 1.0
+    return gpu.sms / (gpu.sms - channels), 1.0

@@ -1,0 +1,203 @@
+"""From a plan and a topology to a prediction: the composition that users call.
+
+plan -> model, framework, mesh -> program -> priced -> simulated -> trace -> figures.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sim import metrics
+from sim.bind import Setting, bind
+from sim.cost.price import Pricer
+from sim.engine.run import simulate
+from sim.lower.step import lower
+from sim.memory import DoesNotFit, MemoryReport, memory_of
+from sim.plan import Output, Plan
+from sim.program import Program
+from sim.trace import Trace
+from topologies.load import Topology
+
+STEPS = 3
+"""Simulated steps: the first fills the input path and (DDP) has other buckets; the last is reported."""
+
+
+class Prediction(msgspec.Struct, kw_only=True):
+    """What `predict` found. Prints as a table; `to_dict()` is the JSON of `steptwin predict --json`."""
+
+    plan: Plan
+    topology: str
+    gpus: int
+    step_time_s: float
+    samples_per_s: float
+    tokens_per_s: float
+    model_flops_per_gpu_per_s: float
+    mfu: float | None
+    parameters: int
+    flops_per_step: float
+    peak_memory_bytes: int
+    memory: MemoryReport
+    fits: bool
+    does_not_fit: DoesNotFit | None
+    breakdown: metrics.Breakdown
+    critical_path: list[tuple[str, float]]
+    sources: dict[str, float]
+    warnings: list[str]
+    unit: str = "tokens"
+    program: Program | None = None
+    trace: Trace | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The published JSON (DESIGN 8); plain values only."""
+        per = "tokens" if self.unit == "tokens" else "samples"
+        rate = self.tokens_per_s if per == "tokens" else self.samples_per_s
+        return {
+            "step_time_s": self.step_time_s,
+            f"{per}_per_s": rate,
+            f"{per}_per_s_per_gpu": rate / self.gpus,
+            "samples_per_s": self.samples_per_s,
+            "model_flops_per_gpu_per_s": self.model_flops_per_gpu_per_s,
+            "mfu": self.mfu,
+            "model": {"name": self.plan.model_name, "parameters": self.parameters, "flops_per_step": self.flops_per_step},
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "memory": msgspec.to_builtins(self.memory),
+            "fits": self.fits,
+            "does_not_fit": msgspec.to_builtins(self.does_not_fit),
+            "breakdown": msgspec.structs.asdict(self.breakdown),
+            "critical_path": [{"class": name, "seconds": seconds} for name, seconds in self.critical_path],
+            "sources": self.sources,
+            "warnings": self.warnings,
+            "gpus": self.gpus,
+            "topology": self.topology,
+            "plan": msgspec.to_builtins(self.plan),
+        }
+
+
+def predict(
+    plan: Plan | str | Path | dict[str, Any],
+    topology: Topology | str | Path,
+    *,
+    edits: tuple[str, ...] = (),
+    calibration: str | Path | None = None,
+    steps: int = STEPS,
+    fold: bool = True,
+) -> Prediction:
+    """Predicts one training step of `plan` on `topology`.
+
+    Args:
+        plan: a plan, a TOML file, a shipped plan's name, or a mapping in the file's form.
+        topology: a machine ("dgx-h100"), a cluster ("16x dgx-h100"), a TOML file or a topology.
+        edits: what-ifs on the topology ("link.nvlink.rate=400 GB/s").
+        calibration: a file made by `probe`; its measured costs take precedence.
+        steps: optimizer steps to simulate; the last one is reported.
+        fold: simulate equal ranks once.
+
+    Raises `BadInput` or one of its kinds for input that cannot be used. A plan that does not fit into memory
+    is predicted all the same, with `fits` false and what would make it fit.
+    """
+    return predict_setting(bind(plan, topology, edits), calibration=calibration, steps=steps, fold=fold)
+
+
+def predict_setting(
+    setting: Setting, *, calibration: str | Path | None = None, steps: int = STEPS, fold: bool = True, detail: bool = True
+) -> Prediction:
+    """`predict` for inputs that are bound already. Without `detail`, runs of kernels are fused (exactly) for speed."""
+    plan, topology = setting.plan, setting.topology
+    quiet = msgspec.structs.replace(plan, output=Output())
+    program = lower(quiet, setting.network, setting.framework, topology.kind, steps)
+    pricer = pricer_for(setting, calibration)
+    trace = simulate(program, pricer, fold, topology.symmetric, detail)
+    split = metrics.breakdown(trace)
+    step = metrics.step_times(trace)[-1]
+    stall = _output_seconds(setting, pricer, step, fold)
+    split = msgspec.structs.replace(split, output_s=split.output_s + stall)
+    return _figures(setting, program, trace, step + stall, split)
+
+
+def pricer_for(setting: Setting, calibration: str | Path | None = None) -> Pricer:
+    """The pricer of the setting's kind of machine."""
+    from sim.lower.noise import factors
+
+    factor = factors(setting.plan)
+    if setting.topology.kind == "cpu":
+        from sim.cost.calibration import load_calibration
+        from sim.cost.cpu_pricer import CpuPricer
+
+        return CpuPricer(setting.topology, load_calibration(calibration), factor)
+    from sim.cost.gpu_pricer import GpuPricer
+
+    return GpuPricer(setting.topology, setting.framework, factor)
+
+
+def _output_seconds(setting: Setting, pricer: Pricer, step: float, fold: bool) -> float:
+    """Mean seconds per step that logging, syncs and checkpoints add: each is simulated on every step, then spread."""
+    output, added = setting.plan.output, 0.0
+    for field in ("log_every", "sync_every", "checkpoint_every"):
+        every = getattr(output, field)
+        if not every:
+            continue
+        only = msgspec.structs.replace(Output(), **{field: 1}, checkpoint_to=output.checkpoint_to, checkpoint_mode=output.checkpoint_mode)
+        loud = msgspec.structs.replace(setting.plan, output=only)
+        program = lower(loud, setting.network, setting.framework, setting.topology.kind, STEPS)
+        trace = simulate(program, pricer, fold, setting.topology.symmetric)
+        added += max(0.0, metrics.step_times(trace)[-1] - step) / every
+    return added
+
+
+def figures_of_memory(setting: Setting) -> tuple[MemoryReport, DoesNotFit | None]:
+    """Peak memory of the plan by what it is, and what is missing when it does not fit. Microseconds; nothing is simulated."""
+    device = setting.topology.device(0)
+    report = memory_of(setting.plan, setting.network, setting.framework, device)
+    return report, report.check(device)
+
+
+def _figures(setting: Setting, program: Program, trace: Trace, step: float, split: metrics.Breakdown) -> Prediction:
+    plan, network, topology = setting.plan, setting.network, setting.topology
+    flops = network.flops_per_sample * plan.global_batch
+    per_gpu = flops / step / plan.world if step > 0 else 0.0
+    peak = topology.device(0).flops.get("bf16" if plan.precision in ("fp8", "mxfp8", "fp4", "nvfp4") else plan.precision)
+    report, fit = figures_of_memory(setting)
+    samples = plan.global_batch / step if step > 0 else 0.0
+    return Prediction(
+        plan=plan,
+        topology=topology.name,
+        gpus=plan.world,
+        step_time_s=step,
+        samples_per_s=samples,
+        tokens_per_s=samples * network.seq,
+        model_flops_per_gpu_per_s=per_gpu,
+        mfu=per_gpu / peak if peak else None,
+        parameters=network.parameters,
+        flops_per_step=flops,
+        peak_memory_bytes=report.peak,
+        memory=report,
+        fits=fit is None,
+        does_not_fit=fit,
+        breakdown=split,
+        critical_path=metrics.critical_path(trace),
+        sources=metrics.sources(trace),
+        warnings=_warnings(setting, per_gpu, peak, trace),
+        unit="tokens" if network.seq > 1 else "samples",
+        program=program,
+        trace=trace,
+    )
+
+
+def _warnings(setting: Setting, per_gpu: float, peak: float | None, trace: Trace) -> list[str]:
+    found = list(setting.plan.notes) if hasattr(setting.plan, "notes") else []
+    if peak and per_gpu > peak:
+        found.append(f"model FLOP rate {per_gpu / 1e12:.0f} TFLOP/s is above the device's peak {peak / 1e12:.0f}: check the model's FLOPs")
+    network = setting.network
+    if network.seq > 1 and setting.plan.task == "train":
+        rule = 6.0 * network.active_parameters * network.seq
+        if not 0.5 < network.flops_per_sample / rule < 2.5:
+            found.append(
+                f"model FLOPs are {network.flops_per_sample / rule:.2f} x (6 x parameters x tokens): long sequences, or a wrong shape"
+            )
+    assumed = metrics.sources(trace)["assumed"]
+    if assumed > 0.5:
+        found.append(f"{assumed:.0%} of the time in ops rests on assumed costs: calibrate with `steptwin probe`")
+    return found
