@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -28,15 +28,17 @@ class NicUse(msgspec.Struct, frozen=True):
         return sum(nic.rate for nic in self.nics) / self.sharers
 
 
-def nearest(machine: Machine, router: Router) -> dict[str, NicUse]:
-    """GPU -> its NICs. A GPU that reaches no NIC is absent. CPU hosts: the key is "" and all ranks share all NICs."""
+def nearest(machine: Machine, router: Router, gpus: Iterable[str], ranks: int) -> dict[str, NicUse]:
+    """GPU -> its NICs, for the GPUs in use. A GPU that reaches no NIC is absent.
+
+    CPU hosts: the key is "" and all `ranks` share all NICs."""
     if not machine.nics:
         return {}
     if machine.kind == "cpu":
         names = tuple(machine.nics)
-        return {"": NicUse(names, tuple(machine.nics.values()), max(1, machine.ranks), "PHB")}
+        return {"": NicUse(names, tuple(machine.nics.values()), max(1, ranks), "PHB")}
     wishes: dict[str, tuple[str, tuple[str, ...]]] = {}
-    for gpu in machine.gpus:
+    for gpu in gpus:
         legs = {nic: leg.kind for nic in machine.nics if (leg := router.tree(gpu, nic)) is not None}
         if legs:
             kind = min(legs.values(), key=ORDER.index)

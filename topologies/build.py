@@ -76,7 +76,7 @@ def build(document: Mapping[str, object]) -> Machine:
 
 
 def _cabled(machine: Machine) -> tuple[str, ...]:
-    used = {name for use in nearest(machine, Router(machine)).values() for name in use.names}
+    used = {name for use in nearest(machine, Router(machine), machine.gpus, machine.ranks).values() for name in use.names}
     return tuple(sorted(machine.nics, key=lambda name: (name not in used, number_of(name))))
 
 
@@ -125,8 +125,9 @@ def _tree_links(table: Table, machine: Machine, tree: Tree) -> dict[str, Link]:
         links[f"{child}>{parent}"] = links[f"{parent}>{child}"] = Link(kind, rate, LATENCY[kind])
     for name, gpu in machine.gpus.items():
         rate = gpu.c2c or gpu.pcie or default
-        # With a single copy engine both directions would share it; every GPU of the catalog has two or more.
-        links[f"{name}>{name}.h2d"] = links[f"{name}.d2h>{name}"] = Link("engine", rate, LATENCY["engine"])
+        # A single copy engine is one resource for both directions, as a memory bus is.
+        engines = (f"{name}>{name}.h2d", f"{name}.d2h>{name}") if gpu.copy_engines > 1 else (f"copy@{name}",)
+        links |= dict.fromkeys(engines, Link("engine", rate, LATENCY["engine"]))
     return links
 
 

@@ -32,7 +32,7 @@ def _node(found: networkx.DiGraph[Any], node: int, site: Site) -> None:
     for short, link in machine.links.items():
         a, arrow, b = short.partition(">")
         if not arrow:
-            a, b = short.removeprefix("dram@"), short
+            a, b = short.partition("@")[2], short
         for name in (a, b):
             found.add_node(f"n{node}/{name}", kind=_kind(name), node=node, label=_label(machine.gpus, machine.nics, name))
         found.add_edge(f"n{node}/{a}", f"n{node}/{b}", kind=link.kind, rate=link.rate, latency=link.latency)
@@ -43,7 +43,7 @@ def _node(found: networkx.DiGraph[Any], node: int, site: Site) -> None:
 def _kind(name: str) -> str:
     if name.startswith("dram@"):
         return "dram"
-    return "engine" if name.endswith((".h2d", ".d2h")) else kind_of(name) or name
+    return "engine" if name.endswith((".h2d", ".d2h")) or name.startswith("copy@") else kind_of(name) or name
 
 
 def _label(gpus: Mapping[str, Any], nics: Mapping[str, Any], name: str) -> str:

@@ -122,8 +122,18 @@ def _cut(machine: Machine, a: str, b: str) -> Machine:
     gone = {f"{a}>{b}", f"{b}>{a}"}
     if not gone & set(machine.links):
         raise UnknownName("link", f"{a}>{b}", machine.links, machine.name)
+    if machine.links[f"{a}>{b}"].kind in ("upi", "numa"):
+        raise BadInput(f"fail=link:{a}-{b}: a node without its link between processors does not run. Slow it: link.upi.rate=1 GB/s")
     up = {child: parent for child, parent in machine.up.items() if {child, parent} != {a, b}}
-    return check(msgspec.structs.replace(machine, up=up, links={n: link for n, link in machine.links.items() if n not in gone}))
+    nics = {name: nic for name, nic in machine.nics.items() if name in up}
+    links = {n: link for n, link in machine.links.items() if n not in gone}
+    found = check(msgspec.structs.replace(machine, up=up, links=links, nics=nics))
+    for name in found.gpus:
+        if machine.home(name) and not found.home(name):
+            raise BadInput(
+                f"fail=link:{a}-{b}: {name} would be disconnected from its CPU, which then cannot drive it. Use ranks_per_node=..."
+            )
+    return found
 
 
 def _fail_cable(cluster: Cluster, a: str, b: str) -> Cluster:

@@ -69,6 +69,10 @@ class Topology:
     def __repr__(self) -> str:
         return f"Topology({self.name!r}, nodes={self.nodes}, ranks={self.gpus})"
 
+    def __reduce__(self) -> tuple[type[Topology], tuple[Cluster]]:
+        """Pickles as its cluster (sweeps send topologies to other processes)."""
+        return Topology, (self.cluster,)
+
     def _check(self) -> None:
         """Raises `BadInput` where a rank cannot reach the others: by its NIC, or inside the only node."""
         from topologies.travel import inside

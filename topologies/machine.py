@@ -78,7 +78,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     def home(self, name: str) -> str:
         """The socket or NUMA domain whose memory is nearest to a device: its first such ancestor. "" if cut off."""
-        while name and kind_of(name) not in ("numa", "socket"):
+        while name and not name.startswith(("numa", "socket")):
             name = self.up.get(name, "")
         return name
 

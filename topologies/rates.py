@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from topologies.affinity import NicUse, nearest
 from topologies.cluster import Cluster
@@ -14,13 +14,15 @@ _NODE = re.compile(r"n(\d{1,7})/(.+)\Z")
 
 
 class Site:
-    """A machine with its routes and NIC choices, shared by all nodes that are equal."""
+    """A machine with its routes and NIC choices, shared by all nodes that are equal.
 
-    def __init__(self, machine: Machine, rails: int) -> None:
+    `slots`: the numbers of the devices that ranks use."""
+
+    def __init__(self, machine: Machine, rails: int, slots: Sequence[int]) -> None:
         self.machine = machine
         self.router = Router(machine)
-        self._uses = nearest(machine, self.router)
         self._names = tuple(machine.gpus)
+        self._uses = nearest(machine, self.router, [self._names[slot] for slot in slots] if self._names else (), len(slots))
         used = {name for use in self._uses.values() for name in use.names}
         self.rails = {name: place % rails for place, name in enumerate(machine.cabled) if name in used}
         """NIC -> rail, for the NICs that ranks use (storage NICs are on no rail)."""
@@ -55,15 +57,18 @@ class _Sites(Mapping[int, Site]):
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         rails = cluster.fabric.rails
-        made: dict[int, Site] = {}
-        for machine in (*(run.machine for run in cluster.runs), *cluster.special.values()):
-            made.setdefault(id(machine), Site(machine, rails))
+        made: dict[tuple[int, int], Site] = {}
+        pairs = [(run.machine, run.ranks) for run in cluster.runs]
+        pairs += [(machine, cluster.run_of(node).ranks) for node, machine in cluster.special.items()]
+        for machine, ranks in pairs:
+            if (id(machine), ranks) not in made:
+                made[id(machine), ranks] = Site(machine, rails, cluster.order or range(ranks))
         self._made = made
 
     def __getitem__(self, node: int) -> Site:
         if not 0 <= node < self._cluster.nodes:
             raise KeyError(node)
-        return self._made[id(self._cluster.machine(node))]
+        return self._made[id(self._cluster.machine(node)), self._cluster.run_of(node).ranks]
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self._cluster.nodes))

@@ -8,9 +8,9 @@ from topologies.devices import overlay, read_disk
 from topologies.errors import BadInput
 from topologies.machine import Link, Machine
 
-_WHOLE = ("sms", "cores", "copy_engines")
+_WHOLE = ("sms", "cores")
 _NUMBER = ("clock", "power")
-_FIXED = ("name", "base", "nvlink", "nvlink_links", "pcie", "c2c", "interconnect", "numa", "count")
+_FIXED = ("name", "base", "copy_engines", "nvlink", "nvlink_links", "pcie", "c2c", "interconnect", "numa", "count")
 """Fields that are links of the graph: they are edited as links."""
 
 

@@ -32,7 +32,7 @@ class Router:
         self._memo: dict[tuple[str, str], Leg | None] = {}
         self._near: dict[str, dict[str, None]] = {}
         for name in machine.links:
-            a, b = name.split(">") if ">" in name else (name, "")
+            a, _, b = name.partition(">")
             if machine.links[name].kind in ("nvlink", "xgmi"):
                 self._near.setdefault(a, {})[b] = None
 
@@ -125,7 +125,9 @@ class Router:
             return None
         bus = machine.memory_bus(home)
         c2c = any(machine.links[f"{gpu}>{up}"].kind == "c2c" for up in (machine.up.get(gpu, ""),) if f"{gpu}>{up}" in machine.links)
+        engine = f"{gpu}>{gpu}.h2d" if to_device else f"{gpu}.d2h>{gpu}"
+        engine = engine if engine in machine.links else f"copy@{gpu}"
         if to_device:
-            return Leg((bus, *(self._from(home, gpu) or ()), f"{gpu}>{gpu}.h2d"), "C2C" if c2c else "PHB")
+            return Leg((bus, *(self._from(home, gpu) or ()), engine), "C2C" if c2c else "PHB")
         back = self.tree(gpu, home)
-        return Leg((f"{gpu}.d2h>{gpu}", *(back.links if back else ()), bus), "C2C" if c2c else "PHB")
+        return Leg((engine, *(back.links if back else ()), bus), "C2C" if c2c else "PHB")

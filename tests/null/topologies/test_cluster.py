@@ -1,5 +1,6 @@
 """Clusters: expressions, mixed nodes, lazily known links, files."""
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,12 @@ def test_mixed_nodes() -> None:
     assert [found.local(rank) for rank in (0, 3, 4, 7, 8, 15)] == [0, 3, 0, 3, 0, 7]
     assert found.device(7).name == "h100-sxm" and found.device(8).name == "a100-sxm-80gb"
     assert found.path(0, 8).rate == 25e9 and found.ranks_on(2) == 8
+
+
+def test_topologies_can_be_pickled() -> None:
+    found = load_topology("2x dgx-h100 + dgx-a100", ("fail=nic:n1/nic0", "slow=r3:0.5"))
+    again = pickle.loads(pickle.dumps(found))
+    assert again.path(0, 8) == found.path(0, 8) and again.speed(3) == 0.5 and again.name == found.name
 
 
 def test_cpu_hosts_and_gpu_machines_do_not_mix() -> None:

@@ -1,6 +1,7 @@
 """Paths, link by link, on machines whose wiring is known."""
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -153,3 +154,17 @@ def test_every_path_is_a_chain_of_known_links(name: str, a: int, b: int) -> None
     assert path.latency == pytest.approx(sum(found.link(link).latency for link in path.links))
     back = found.path(b, a)
     assert len(back.links) == len(path.links) or path.kind in ("PXN", "NET")
+
+
+def test_nics_are_shared_by_the_ranks_in_use() -> None:
+    rates = [load_topology(f"2x aws-p4d:{used}").nic_of(0).rate for used in (1, 2, 8)]  # type: ignore[union-attr]
+    assert rates == [12.5e9, 6.25e9, 6.25e9]
+    assert load_topology("2x cpu-host:4").nic_of(5).rate == 3.125e9 / 4  # type: ignore[union-attr]
+
+
+def test_a_single_copy_engine_serves_both_directions(tmp_path: Path) -> None:
+    (tmp_path / "one.toml").write_text('[gpu]\nbase = "l4"\ncopy_engines = 1\n[tree]\nsocket0 = ["gpu0"]\n')
+    found = load_topology(str(tmp_path / "one.toml"))
+    there, back = found.host_path(0, True).links, found.host_path(0, False).links
+    assert there[-1] == back[0] == "n0/copy@gpu0" and found.rates["n0/copy@gpu0"] == 25e9
+    assert "n0/copy@gpu0" in found.graph()
