@@ -14,8 +14,11 @@ import msgspec
 
 from sim.cost.device import by_arch, document
 from sim.cost.price import Source
-from sim.work import MemoryBound
+from sim.work import BYTES, MemoryBound
 from topologies.hardware import Gpu
+
+NARROW = 1024
+"""Elements of a row that one warp keeps in registers (torch's persistent softmax)."""
 
 
 class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +28,10 @@ class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
     stream: float
     """add, copy, cast, activation, dropout, scale: each element once, in order."""
     layernorm: float
+    """Norms over rows of more than `NARROW` elements: read twice where a row does not fit into registers."""
+    layernorm_narrow: float
     softmax: float
+    softmax_narrow: float
     gather: float
     """embedding, index: rows in any order."""
     permute: float
@@ -61,8 +67,17 @@ def memory_bound_cost(work: MemoryBound, gpu: Gpu) -> tuple[float, Source]:
     """Seconds of all repeats, and on what they rest."""
     fits, cache_ = _fits()
     fit, source = by_arch(gpu, fits)
-    rate = gpu.bandwidth * getattr(fit, FAMILY.get(work.what, "stream"))
+    rate = gpu.bandwidth * share_of(fit, work)
     moved = float(work.read + work.written)
     warm = 1.0 / (1.0 + (moved / (cache_.share * gpu.l2)) ** 4)
     seconds = fit.floor + moved / rate * (1.0 - warm + warm / cache_.speed)
     return seconds * work.repeat, source
+
+
+def share_of(fit: MemoryFit, work: MemoryBound) -> float:
+    """Share of peak bandwidth that this kernel reaches on large arrays."""
+    family = FAMILY.get(work.what, "stream")
+    if family in ("layernorm", "softmax") and work.rows and work.written / BYTES[work.dtype] <= NARROW * work.rows:
+        family += "_narrow"
+    share: float = getattr(fit, family)
+    return share
