@@ -60,6 +60,9 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     overlap_param: bool = True
     """Parameter all_gather of ZeRO-1/2 beside forward."""
     tp_overlap: bool = False
+    tensor: Literal["megatron", "dtensor"] = "megatron"
+    """How tensor parallelism is written. megatron: a column-parallel input is kept split and gathered again for the weights' gradient,
+    norms' gradients travel in one message. dtensor: the gathered input is kept, each norm's gradient travels by itself."""
     host: Literal["python", "light", "graph"] = "python"
     """Host time per op: eager Python modules, C++/compiled launches, or replayed CUDA graphs."""
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 from itertools import groupby
 from typing import NamedTuple
 
-from sim.lower.blocks import BlockOps, PartOps
+from sim.lower.blocks import BlockOps, PartOps, name_of
 from sim.lower.data_parallel import COPY, lane_of
 from sim.lower.job import Job
 from sim.lower.ops import collective, compute, order, record, wait
 from sim.lower.sharded import CLS, replicas
+from sim.lower.tensor import norm_gradients
 from sim.program import COMPUTE, Op
 from sim.work import MemoryBound
 
@@ -103,13 +104,24 @@ def backward(job: Job, blocks: list[BlockOps], pieces: list[tuple[PartOps, tuple
             j += 1
         ops += [op for _, work in group for op in work]
         if inline and not unit.root:
+            if sync:
+                ops += _partial(job, blocks, units, unit)
             ops.append(_reshard(job, "bwd", unit))
             if sync:
                 ops += _reduce(job, unit, reduced)
     late = [unit for unit in dict.fromkeys(units[b.name] for b in reversed(blocks)) if unit not in reduced]
     for unit in sorted(late, key=lambda unit: unit.root) if sync else ():
+        ops += _partial(job, blocks, units, unit)
         ops += _reduce(job, unit, reduced)
     return ops + _finish(job, reduced)
+
+
+def _partial(job: Job, blocks: list[BlockOps], units: dict[str, Unit], unit: Unit) -> list[Op]:
+    """Under DTensor's sequence parallelism, norms' gradients are summed over tp before they are scattered."""
+    if job.framework.tensor != "dtensor":
+        return []
+    mine = [(name_of(p.block, p.part), p.part) for b in blocks if units[b.name] == unit for p in b.parts]
+    return norm_gradients(job, mine, sharded=True)
 
 
 def _gather(job: Job, phase: str, unit: Unit, after: str = "") -> list[Op]:

@@ -70,7 +70,8 @@ def update(job: Job, share: Share) -> list[Op]:
     if not share.elements:
         return []
     ops = unscale(job, share) + clip(job, share)
-    if job.plan.optimizer.on == "cpu" or job.plan.memory.offload == "optimizer":
+    offloads = job.plan.optimizer.on == "cpu" or job.plan.memory.offload == "optimizer"
+    if offloads and job.device == "cuda":
         return ops + offloaded(job, share)
     return ops + step(job, share)
 
@@ -187,8 +188,6 @@ def offloaded(job: Job, share: Share) -> list[Op]:
     """State in host memory: gradients go down, the CPU updates, parameters come up (ZeRO-Offload, Ren et al. 2021)."""
     work = HostWork("cpu_optimizer", float(share.elements))
     update = Op("optimizer/cpu", "host", "host", (work,), cls=CLS)
-    if job.device == "cpu":
-        return [update]
     down = Op("optimizer/d2h", "copy", D2H, bytes=int(share.elements * job.grad_bytes), how="pinned", cls=CLS, blocking=True)
     up = Op("optimizer/h2d", "copy", H2D, bytes=int(share.elements * job.param_bytes), how="pinned", cls=CLS)
     return [*order(job, "optimizer/gradients", COMPUTE, D2H), down, update, up, *order(job, "optimizer/parameters", H2D, COMPUTE)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sim.lower import data_parallel, fsdp, sharded
+from sim.lower import data_parallel, ends, fsdp, sharded
 from sim.lower.blocks import BlockOps, PartOps, lower_block
 from sim.lower.buckets import Bucket, buckets_of, rebuilds
 from sim.lower.input import take
@@ -58,7 +58,10 @@ def stages_of(job: Job) -> tuple[Stage, ...]:
     for share in shares[:-1]:
         cuts.append(layers[sum(shares[: len(cuts) - 1]) + share])
     cuts.append(len(job.network.blocks))
-    return tuple(Stage(i, count, rank_of(job, i), job.network.blocks[cuts[i] : cuts[i + 1]]) for i in range(count))
+    blocks = list(job.network.blocks)
+    if rank_of(job, count - 1) != rank_of(job, 0):
+        blocks[-1] = (blocks[-1][0], ends.with_copy(job, blocks[-1][1]))
+    return tuple(Stage(i, count, rank_of(job, i), tuple(blocks[cuts[i] : cuts[i + 1]])) for i in range(count))
 
 
 def chunks_per_rank(job: Job) -> int:
@@ -83,6 +86,11 @@ class StageSegments:
         self._segments = segments
         self.tag = f"stage{stage.index}." if stage.count > 1 else ""
         """Sets the names of this stage's segments and buckets apart from those of the other stages."""
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """Pipeline coordinates of the first and the last stage."""
+        return rank_of(self.job, 0), rank_of(self.job, self.stage.count - 1)
 
     @property
     def takes_input(self) -> bool:

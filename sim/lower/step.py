@@ -8,16 +8,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sim.framework import Framework
+from sim.lower import ends, noise, optimizer, output, tensor, update
 from sim.lower import input as loading
-from sim.lower import noise, optimizer, output, update
+from sim.lower.blocks import name_of
 from sim.lower.job import Job, job_of
-from sim.lower.ops import collective
 from sim.lower.optimizer import Share
 from sim.lower.resident import resident_bytes
 from sim.lower.stage import StageSegments, stage_segments, stages_of
 from sim.model.parts import Network
 from sim.plan import Plan
-from sim.program import COMPUTE, HOST, Call, Op, Program, Role
+from sim.program import HOST, Call, Op, Program, Role
 
 Segments = dict[str, tuple[Op, ...]]
 
@@ -162,13 +162,11 @@ def _end(job: Job, place: Place, share: Share, stages: list[StageSegments], tag:
 
 
 def finish(job: Job, stages: list[StageSegments]) -> list[Op]:
-    """Sequence parallelism: each rank has seen a part of the tokens, so gradients of parameters that tp does not split (norms)
-    are summed over tp, all in one message (Megatron's finalize_model_grads)."""
-    if job.size("tp") == 1 or not job.plan.parallel.sequence_parallel:
-        return []
-    whole = sum(p.part.params for s in stages for b in s.blocks for p in b.parts if p.part.cls == "norm" and not p.part.frozen)
-    size = whole * job.grad_bytes
-    return [collective(job, "grad/norms.all_reduce", COMPUTE, "all_reduce", size, "tp", "comm.tp")] if whole else []
+    """Gradients that more than one rank has a share in: norms under sequence parallelism, an embedding on both ends of a pipeline."""
+    parts = [(name_of(p.block, p.part), p.part) for s in stages for b in reversed(s.blocks) for p in reversed(b.parts)]
+    separate = job.zero == 3 and job.framework.tensor == "dtensor"  # FSDP has summed them already
+    ops = [] if separate else tensor.norm_gradients(job, parts)
+    return ops + [op for stage in stages for op in ends.exchange(job, stage)]
 
 
 def update_ops(job: Job, place: Place, share: Share, stages: list[StageSegments]) -> list[Op]:

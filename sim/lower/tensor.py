@@ -3,15 +3,19 @@
 Column-parallel parts (`tp.gather`) need their whole input, row-parallel ones (`tp.reduce`) leave partial sums
 (Shoeybi et al. 2019, section 3). With sequence parallelism the all_reduce splits into an all_gather before the one and
 a reduce_scatter after the other (Korthikanti et al. 2022, section 4.2.2). A synchronous collective stands on the compute
-lane itself, as torch >= 2.8 runs `async_op=False`; those that Megatron runs beside a GEMM are on `comm.tp`.
+lane itself, as torch >= 2.8 runs `async_op=False`; those that run beside a GEMM are on `comm.tp`: Megatron's in backward, and with
+`tp_overlap` (TransformerEngine's user buffers, async TP) also those of forward, whose GEMMs are cut into tp pieces.
 """
 
 from __future__ import annotations
+
+from msgspec.structs import replace
 
 from sim.lower.job import Job
 from sim.lower.ops import collective, order
 from sim.model.parts import Part
 from sim.program import COMPUTE, Op
+from sim.work import Gemm
 
 LANE = "comm.tp"
 CLS = "comm.tp"
@@ -25,36 +29,58 @@ def _beside(job: Job, id: str, name: str, size: float, kernels: list[Op]) -> lis
     """The collective on its own lane while `kernels` run; what comes after them waits for it."""
     if not kernels:
         return [_now(job, id, name, size)]
-    return [
-        *order(job, f"{id}.in", COMPUTE, LANE),
-        collective(job, id, LANE, name, size, "tp", CLS),
-        *kernels,
-        *order(job, f"{id}.out", LANE, COMPUTE),
-    ]
+    begin, end = order(job, f"{id}.in", COMPUTE, LANE), order(job, f"{id}.out", LANE, COMPUTE)
+    return [*begin, collective(job, id, LANE, name, size, "tp", CLS), *kernels, *end]
 
 
-def _split_sequence(job: Job) -> bool:
-    return job.plan.parallel.sequence_parallel
+def _overlaps(job: Job, kernels: list[Op]) -> bool:
+    wanted = job.plan.parallel.tp_overlap or job.framework.tp_overlap
+    return wanted and job.plan.parallel.sequence_parallel and any(isinstance(work, Gemm) for op in kernels for work in op.works)
+
+
+def _pieces(job: Job, kernels: list[Op]) -> list[Op]:
+    """The same kernels with each GEMM cut by rows into tp pieces, one for each step of the ring exchange."""
+    ways = job.size("tp")
+
+    def cut(work: object) -> object:
+        return replace(work, m=-(-work.m // ways), repeat=work.repeat * ways) if isinstance(work, Gemm) else work
+
+    return [replace(op, works=tuple(map(cut, op.works))) for op in kernels]
+
+
+def _gather(job: Job, id: str, size: float, kernels: list[Op]) -> list[Op]:
+    """all_gather before GEMMs. Overlapped, the ring starts with the piece that is here, so nothing of it is exposed by itself."""
+    if _overlaps(job, kernels):
+        return _beside(job, id, "all_gather", size, _pieces(job, kernels))
+    return [_now(job, id, "all_gather", size), *kernels]
+
+
+def _reduce(job: Job, id: str, name: str, size: float, kernels: list[Op]) -> list[Op]:
+    """all_reduce or reduce_scatter after GEMMs. Overlapped, the last of tp pieces travels when all GEMMs have ended."""
+    if name != "reduce_scatter" or not _overlaps(job, kernels):
+        return [*kernels, _now(job, id, name, size)]
+    tail = size / job.size("tp")
+    return [*_beside(job, id, name, size - tail, _pieces(job, kernels)), _now(job, f"{id}.tail", name, tail)]
 
 
 def forward(job: Job, name: str, part: Part, kernels: list[Op]) -> list[Op]:
     """Collectives around a part's forward kernels. `name` is the op id of the kernels."""
-    size, split = part.seam_bytes, _split_sequence(job)
+    size, split = part.seam_bytes, job.plan.parallel.sequence_parallel
     if part.seam == "tp.gather":
-        return [_now(job, f"{name}.all_gather", "all_gather", size), *kernels] if split else kernels
+        return _gather(job, f"{name}.all_gather", size, kernels) if split else kernels
     if part.seam == "tp.loss":  # maximum, predicted logit and sum of exponentials, one number a row each
         return [*kernels, *(_now(job, f"{name}.{what}", "all_reduce", size / 3) for what in ("max", "target", "sum"))]
     reduce = "reduce_scatter" if split else "all_reduce"
-    return [*kernels, _now(job, f"{name}.{reduce}", reduce, size)]
+    return _reduce(job, f"{name}.{reduce}", reduce, size, kernels)
 
 
 def backward(job: Job, name: str, part: Part, dgrad: list[Op], wgrad: list[Op]) -> tuple[list[Op], list[Op], list[Op]]:
     """(input's gradient, weights' gradients, both in one pass)."""
-    size, split = part.seam_bytes, _split_sequence(job)
+    size, split = part.seam_bytes, job.plan.parallel.sequence_parallel
     if part.seam == "tp.gather":
-        return _column(job, name, size, split, dgrad, wgrad)
+        return (_column if job.framework.tensor == "megatron" else _column_dtensor)(job, name, size, split, dgrad, wgrad)
     if split and part.seam in ("tp.reduce", "tp.embedding"):
-        dgrad = [_now(job, f"bwd/{name}.all_gather", "all_gather", size), *dgrad]
+        dgrad = _gather(job, f"bwd/{name}.all_gather", size, dgrad)
     return dgrad, wgrad, dgrad + wgrad
 
 
@@ -68,3 +94,41 @@ def _column(job: Job, name: str, size: int, split: bool, dgrad: list[Op], wgrad:
     weights = [_now(job, again, "all_gather", size), *wgrad] if regather else wgrad
     first = _beside(job, again, "all_gather", size, dgrad) if regather else dgrad
     return alone, weights, [*first, *_beside(job, total, reduce, size, wgrad)]
+
+
+def _column_dtensor(job: Job, name: str, size: int, split: bool, dgrad: list[Op], wgrad: list[Op]) -> tuple[list[Op], list[Op], list[Op]]:
+    """DTensor's: the gathered input was kept, the gradient's sum follows both GEMMs."""
+    reduce = "reduce_scatter" if split else "all_reduce"
+    total = _now(job, f"bwd/{name}.{reduce}", reduce, size)
+    return [*dgrad, total], wgrad, [*dgrad, *wgrad, total]
+
+
+def whole(part: Part) -> bool:
+    """Are the part's parameters whole on every rank of tp, each of which has seen a part of the tokens (norms)?"""
+    return part.cls == "norm" and bool(part.tensors) and not part.frozen
+
+
+USES = {"sgd": 1, "momentum": 1, "adam": 3, "adamw": 3, "lamb": 3}
+"""Times that torch's foreach and for-loop updates read a gradient (lerp, and addcmul twice)."""
+
+
+def norm_gradients(job: Job, parts: list[tuple[str, Part]], sharded: bool = False) -> list[Op]:
+    """Sums over tp of the gradients of (name, part) that are whole on each rank.
+
+    Megatron: all in one message (finalize_model_grads). DTensor: each by itself; FSDP sums a `Partial` gradient once, an optimizer without
+    it at each use.
+    """
+    if job.size("tp") == 1 or not job.plan.parallel.sequence_parallel:
+        return []
+    mine = [(name, part) for name, part in parts if whole(part)]
+    if job.framework.tensor == "megatron":
+        total = sum(part.params for _, part in mine)
+        return [_now(job, "grad/norms.all_reduce", "all_reduce", total * job.grad_bytes)] if total and not sharded else []
+    uses = 1 if sharded or job.framework.optimizer == "fused" else USES[job.plan.optimizer.name]
+    found = []
+    for name, part in mine:
+        for index, elements in enumerate(part.tensors):
+            for use in range(uses):
+                suffix = "".join([f".{index}" if len(part.tensors) > 1 else "", f".use{use}" if uses > 1 else ""])
+                found.append(_now(job, f"grad/{name}{suffix}.all_reduce", "all_reduce", elements * job.grad_bytes))
+    return found
