@@ -33,12 +33,13 @@ class PartOps(NamedTuple):
 
 
 class BlockOps(NamedTuple):
-    """One block, lowered. Backward runs over the parts in reverse, after `recompute`."""
+    """One block, lowered. Backward runs over the parts in reverse, after `prelude`."""
 
     name: str
     block: Block
     parts: tuple[PartOps, ...]
-    recompute: Ops = ()
+    prelude: Ops = ()
+    """Before the first op of backward: recomputation, activations brought back."""
 
     @property
     def forward(self) -> list[Op]:

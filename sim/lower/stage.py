@@ -13,6 +13,7 @@ from sim.lower.blocks import BlockOps, PartOps, lower_block
 from sim.lower.buckets import Bucket, buckets_of, rebuilds
 from sim.lower.input import take
 from sim.lower.job import Job
+from sim.lower.offload import offload
 from sim.model.parts import Block
 from sim.program import Call, Op
 from topologies.errors import BadInput
@@ -127,6 +128,8 @@ def stage_segments(job: Job, stage: Stage, segments: dict[str, tuple[Op, ...]]) 
         again = job.train and job.plan.memory.recompute == "full" and is_layer and layer < keep
         found.append(lower_block(job, name, block, first=stage.first and not found, again=again))
         layer += is_layer
+    if job.train and job.plan.memory.offload == "activations":
+        found = offload(job, found)
     return StageSegments(job, stage, found, segments)
 
 
@@ -185,7 +188,7 @@ def _pieces(job: Job, stage: StageSegments, variant: str) -> list[Piece]:
     base, *flags = variant.split(".")
     found: list[Piece] = []
     for block in reversed(stage.blocks):
-        again = block.recompute if base == "bwd" else ()
+        again = block.prelude if base == "bwd" else ()
         for part in reversed(block.parts):
             ops = part.wgrad if base == "wgrad" else part.backward if "input" in flags else part.joint
             added = data_parallel.accumulate(job, part, "add" in flags) if "input" not in flags else ()
