@@ -140,7 +140,8 @@ def _attention(work: Attention, arena: Arena) -> Body:
 
     if not work.backward:
         return forward
-    q, k, v = (tensor.detach().requires_grad_() for tensor in (q, k, v))
+    # Tensors of their own: the graph keeps them, and other kernels write into the arena's.
+    q, k, v = (tensor.detach().clone().requires_grad_() for tensor in (q, k, v))
     with torch.enable_grad():
         out = forward()
     grad = arena.recent(work.batch, work.heads, work.q, work.dv or work.d, dtype=dtype)

@@ -44,7 +44,7 @@ def probe(ranks: int, path: str | Path | None = None, quick: bool = False) -> Ca
     calibration = Calibration(
         device="cuda" if found[0].device == "cuda" else "cpu",
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        host=_host(),
+        machine=_host(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         ranks=ranks,
         threads=found[0].threads,

@@ -58,7 +58,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=T
 
     device: Literal["cpu", "cuda"]
     date: str
-    host: str
+    machine: str
     cores: int
     ranks: int
     """Processes that measured at the same time: caches, memory and hyper-threads were shared as in training."""
@@ -111,7 +111,7 @@ def show_calibration(calibration: Calibration) -> str:
     head = [
         "# Measured by `steptwin probe`. Times in seconds; median, p10 and p90 over n repetitions of one call.",
         f"version = {VERSION}",
-        *(f"{key} = {msgspec.json.encode(getattr(c, key)).decode()}" for key in ("device", "date", "host", "cores", "ranks", "threads")),
+        *(f"{key} = {msgspec.json.encode(getattr(c, key)).decode()}" for key in ("device", "date", "machine", "cores", "ranks", "threads")),
         f"seconds = {c.seconds:.1f}",
         f"quick = {str(c.quick).lower()}",
         "",
@@ -135,7 +135,7 @@ def load_calibration(path: str | Path | None) -> Calibration:
     Raises `BadInput` that says which file, what is wrong and to probe again.
     """
     if path is None:
-        return Calibration(device="cpu", date="", host="none measured", cores=1, ranks=1, threads=1)
+        return Calibration(device="cpu", date="", machine="none measured", cores=1, ranks=1, threads=1)
     source = Path(path)
     try:
         if source.stat().st_size > _LARGEST:
