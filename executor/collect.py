@@ -112,17 +112,19 @@ def profiled(cuda: bool, into: list[Event]) -> Iterator[None]:
     into += [Event(e["name"], e.get("cat", ""), base + float(e["ts"]), float(e["dur"]), e["tid"], e.get("args", {})) for e in complete]
 
 
-def spans_of(events: list[Event], rank: int) -> list[Span]:
-    """Spans of one rank, seconds since the epoch (the caller shifts all ranks together)."""
+def spans_of(events: list[Event], rank: int, comm: str = "comm") -> list[Span]:
+    """Spans of one rank, seconds since the epoch (the caller shifts all ranks together). `comm`: class of its collectives."""
     steps = sorted((e for e in events if e.name.startswith("step:")), key=lambda e: e.ts)
     if not steps:
         return []
     main = steps[0].tid
     reader = _Reader(rank, steps, [e for e in events if e.tid == main and e.cat in ("cpu_op", "user_annotation")])
     spans = reader.host()
-    spans += _communication(events, rank, main, reader)
-    spans += _kernels(events, rank, reader)
-    return spans
+    messages = _communication(events, rank, main, reader, comm)
+    spans += _kernels(events, rank, reader, comm)
+    if not any(e.cat == "kernel" for e in events):
+        spans += _host_time(spans, messages, reader)
+    return spans + messages
 
 
 class _Reader:
@@ -180,6 +182,8 @@ class _Reader:
             direction = "bwd"
             part = self.sequence.get(int(engine.args.get("Sequence number", -1)), "")
         cls = whole if whole != "op" else classify(e.name, part)
+        if whole == "op" and _moves_gradients(engine, part, e.name):
+            cls, part = "grad.copy", "gradients"
         where = part or (whole if whole != "op" else "other")
         self.owner.append((e.ts, e.end, where, direction))
         kind = "compute" if whole in ("op", "optimizer") else "host"
@@ -196,6 +200,13 @@ class _Reader:
         return self.owner[i][2:] if i >= 0 and ts <= self.owner[i][1] else ("other", "fwd")
 
 
+def _moves_gradients(engine: Event | None, part: str, op: str) -> bool:
+    """Ops between autograd and communication: DDP's copies into buckets and back, sums over micro-batches."""
+    if engine is not None:
+        return "AccumulateGrad" in engine.name
+    return not part and op in ("aten::copy_", "aten::mul_", "aten::div_", "aten::mul", "aten::div")
+
+
 def classify(op: str, part: str) -> str:
     """Class of an ATen op: by its part where that says it, else by its name."""
     name = op.removeprefix("aten::")
@@ -205,20 +216,36 @@ def classify(op: str, part: str) -> str:
     return _BY_PART.get(part.rpartition(".")[2], "elementwise")
 
 
-def _communication(events: list[Event], rank: int, main: int, reader: _Reader) -> list[Span]:
+def _communication(events: list[Event], rank: int, main: int, reader: _Reader, comm: str) -> list[Span]:
     """gloo's collectives, which run on threads of their own."""
     found = []
     for e in sorted((e for e in events if e.name.startswith("gloo:") and e.tid != main), key=lambda e: e.ts):
         step = reader.step(e.ts)
         if step is not None:
             name = e.name.removeprefix("gloo:")
-            found.append(
-                Span(rank, "comm", reader._id(step, "comm", name), e.ts * 1e-6, e.end * 1e-6, "collective", "comm", step, name=name)
-            )
+            found.append(Span(rank, "comm", reader._id(step, "comm", name), e.ts * 1e-6, e.end * 1e-6, "collective", comm, step, name=name))
     return found
 
 
-def _kernels(events: list[Event], rank: int, reader: _Reader) -> list[Span]:
+_WAIT = 2e-4
+"""Gaps on the host thread longer than this, while a collective is under way, are waits for it."""
+
+
+def _host_time(spans: list[Span], messages: list[Span], reader: _Reader) -> list[Span]:
+    """Gaps between the host thread's ops: modules, autograd, Python (and what the profiler itself takes)."""
+    found = []
+    for begin, end, step in reader.steps:
+        at = begin * 1e-6
+        for span in [*sorted((s for s in spans if s.step == step), key=lambda s: s.start), None]:
+            until = span.start if span is not None else end * 1e-6
+            waits = until - at > _WAIT and any(m.start < until and m.end > at for m in messages)
+            if until > at and not waits:
+                found.append(Span(reader.rank, "host", reader._id(step, "host", "python"), at, until, "host", "host", step))
+            at = max(at, span.end) if span is not None else at
+    return found
+
+
+def _kernels(events: list[Event], rank: int, reader: _Reader, comm: str) -> list[Span]:
     """Device kernels and copies, each under the part that launched it."""
     launches = {e.args["correlation"]: e for e in events if e.cat in ("cuda_runtime", "cuda_driver") and "correlation" in e.args}
     found = []
@@ -230,9 +257,9 @@ def _kernels(events: list[Event], rank: int, reader: _Reader) -> list[Span]:
         step = reader.step(launch.ts if launch else e.ts)
         if step is None:
             continue
-        comm = "nccl" in e.name.lower()
-        kind = "collective" if comm else "copy" if e.cat == "gpu_memcpy" else "compute"
-        cls = "comm" if comm else "data" if kind == "copy" else classify(e.name, part)
-        lane = "comm" if comm else f"stream.{e.args.get('stream', 0)}"
+        message = "nccl" in e.name.lower()
+        kind = "collective" if message else "copy" if e.cat == "gpu_memcpy" else "compute"
+        cls = comm if message else "data" if kind == "copy" else classify(e.name, part)
+        lane = "comm" if message else f"stream.{e.args.get('stream', 0)}"
         found.append(Span(rank, lane, reader._id(step, direction, f"{part}/k"), e.ts * 1e-6, e.end * 1e-6, kind, cls, step, name=e.name))
     return found

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from sim.framework import Framework
 from sim.model.spec import Decoder, Mlp, ModelSpec
-from topologies.errors import Refused
 
 GATES: dict[str, Callable[[Tensor], Tensor]] = {"swiglu": F.silu, "geglu": F.gelu, "reglu": F.relu}
 PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
@@ -39,26 +38,6 @@ PARTS = {
     "loss": "head.loss",
 }
 """Submodule -> part's name in `sim.model`, where they differ."""
-
-
-def supported(spec: ModelSpec) -> None:
-    """Raises `Refused` for what these modules do not do."""
-    if isinstance(spec, Mlp):
-        return
-    if not isinstance(spec, Decoder):
-        raise Refused(
-            f"stock training knows decoders and MLPs, not {type(spec).__name__.lower()}. Use `--how play`, which runs every model's kernels"
-        )
-    asked = {
-        "moe": spec.moe, "mla": spec.mla, "mamba": spec.mamba, "lora": spec.lora, "sinks": spec.sinks, "window": spec.window, "pattern": spec.pattern,
-        "embed_norm": spec.embed_norm, "qk_norm": spec.qk_norm, "post_norms": spec.post_norms, "parallel_block": spec.parallel_block,
-        "head_bias": spec.head_bias, "rotary": spec.rotary != 1.0, "alibi": spec.position == "alibi",
-    }  # fmt: skip
-    for name, value in asked.items():
-        if value:
-            raise Refused(
-                f"stock training does not do `{name}` of model {spec.name or 'decoder'} yet. Use `--how play`, which runs every model's kernels"
-            )
 
 
 class Linear(nn.Module):
@@ -137,6 +116,8 @@ class Layer(nn.Module):
         inner = spec.inner
         widths = ((2 * inner,) if self.fused else (inner, inner)) if self.gate else (inner,)
         self.up = Linear(h, widths, spec.bias)
+        if self.gate and self.fused and tp > 1:
+            _by_shard(self.up, tp)
         self.act = Activation(spec.activation)
         self.down = nn.Linear(inner, h, bias=spec.bias)
         drops = habits.dropout if spec.dropout is None else spec.dropout > 0
@@ -176,6 +157,13 @@ class Layer(nn.Module):
         x = x + (self.drop(a) if self.drop else a)
         b: Tensor = self.down(self._inner(self.norm2(x)))
         return x + (self.drop(b) if self.drop else b)
+
+
+def _by_shard(up: Linear, tp: int) -> None:
+    """Rows (gate, up) of the whole become (gate, up) of each shard: the same function, whatever the split."""
+    with torch.no_grad():
+        for tensor in up.parameters():
+            tensor.copy_(tensor.view(2, tp, -1, *tensor.shape[1:]).transpose(0, 1).reshape(tensor.shape))
 
 
 class Activation(nn.Module):
@@ -248,7 +236,6 @@ class Model(nn.Sequential):
     """All blocks in order; calling it gives the output, `loss_of` the loss."""
 
     def __init__(self, spec: ModelSpec, habits: Framework, seq: int, tp: int = 1) -> None:
-        supported(spec)
         blocks: OrderedDict[str, nn.Module] = OrderedDict()
         if isinstance(spec, Mlp):
             last = len(spec.widths) - 2

@@ -7,7 +7,6 @@ ranks sees the very batches of a run on one.
 from __future__ import annotations
 
 import ctypes
-import os
 import signal
 import sqlite3
 import sys
@@ -19,13 +18,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from executor.files import POOL
 from sim.model.spec import Decoder, Mlp, ModelSpec
 from sim.plan import Plan
-from topologies.errors import Refused, RunFailed
-from topologies.units import show_size
+from topologies.errors import RunFailed
 
-POOL = 128
-"""Different samples that are stored; longer runs see them again."""
 Pair = tuple[Tensor, Tensor]
 
 
@@ -90,36 +87,6 @@ def preprocess(raw: bytes, seconds: float) -> Tensor:
     while time.thread_time() < end:
         out = (pixels.float() - 127.0) * (1 / 128.0)
     return out
-
-
-def write_samples(plan: Plan, folder: Path) -> None:
-    """Fills `folder` with what the plan reads. Raises `RunFailed` when the disk is full, `Refused` for an object store."""
-    if plan.data.source == "object-store":
-        raise Refused(
-            'data.source = "object-store": no object store runs here. Use "disk" or "database" to measure, "object-store" to predict'
-        )
-    if plan.data.source == "memory" or not plan.data.sample:
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    block = os.urandom(plan.data.sample)
-    try:
-        if plan.data.source == "database":
-            _write_database(folder / "samples.sqlite", block)
-        else:
-            for index in range(POOL):
-                part = folder / f"{index}.part"
-                part.write_bytes(block)
-                part.replace(folder / f"{index}.bin")
-    except (OSError, sqlite3.Error) as error:
-        raise RunFailed(f"cannot write {POOL} samples of {show_size(plan.data.sample)} into {folder}: {error}") from None
-
-
-def _write_database(path: Path, block: bytes) -> None:
-    path.unlink(missing_ok=True)
-    with sqlite3.connect(path) as database:
-        database.execute("CREATE TABLE samples (id INTEGER PRIMARY KEY, bytes BLOB NOT NULL)")
-        database.executemany("INSERT INTO samples VALUES (?, ?)", ((index, block) for index in range(POOL)))
-    database.close()
 
 
 class Order(Sampler[int]):

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from executor.files import write_samples
 from executor.launch import launch
+from executor.limits import check_stock, model_spec
 from executor.world import World
 from sim.plan import Plan
+from sim.planfile import check
 from sim.trace import Span, Trace
 
 if TYPE_CHECKING:
@@ -78,14 +81,9 @@ def run_stock(
     Raises `Refused` for plans that the stock path does not do, `RunFailed` when a rank dies or hangs; step times until
     then stay in `folder` (`executor.launch.partial_steps`).
     """
-    from executor.samples import write_samples
-    from sim.model.load import load_model
-    from sim.planfile import check
 
-    check(plan)
+    check_stock(check(plan), model_spec(plan))
     folder = Path(folder)
-    if isinstance(plan.model, str):
-        load_model(plan.model)  # a wrong name is said before any process starts
     write_samples(plan, folder / "data")
     request = Request(plan, steps, warmup, profile, str(folder / "data"))
     found = launch("executor.stock:train", request, plan.world, folder / "stock", RankResult, stall=stall, threads=threads)
@@ -126,7 +124,16 @@ def train(world: World, request: Request) -> RankResult:
                 world.beat.phase(f"profiled step {step}")
                 trainer.step(batches, step)
     first, later = trainer.buckets()
-    return RankResult(times, trainer.losses(), spans_of(events, world.rank), first, later, trainer.peak_memory())
+    return RankResult(times, trainer.losses(), spans_of(events, world.rank, comm_class(request.plan)), first, later, trainer.peak_memory())
+
+
+def comm_class(plan: Plan) -> str:
+    """What the collectives of this plan are for, in the words of the prediction; several kinds at once are just `comm`."""
+    p = plan.parallel
+    kinds = [name for name, size in (("comm.tp", p.tp), ("comm.pp", p.pp), ("comm.cp", p.cp)) if size > 1]
+    if plan.data_ranks > 1:
+        kinds.append("comm.fsdp" if p.dp_shard > 1 and (p.zero or 0) > 0 else "comm.dp")
+    return kinds[0] if len(kinds) == 1 else "comm"
 
 
 def _timed(world: World, trainer: Trainer, batches: Iterator[Pair], request: Request) -> list[float]:

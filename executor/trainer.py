@@ -13,26 +13,20 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from executor.bodies import dtype_of
+from executor.limits import model_spec
 from executor.modules import Model, loss_of
-from executor.parallelize import parallelize
+from executor.parallelize import device_mesh, parallelize
+from executor.pipeline import Pipeline
 from executor.samples import Pair, Samples, loader_of
 from executor.world import World
 from sim.framework import framework_of
-from sim.model.load import load_model, spec_of
 from sim.model.spec import Decoder, ModelSpec
 from sim.plan import Plan
 from sim.planfile import mesh_of
-from topologies.errors import Refused, RunFailed
+from topologies.errors import RunFailed
 
 TOKENS = 1024
 """Sequence length where neither the plan nor the model says one."""
-
-
-def model_spec(plan: Plan) -> ModelSpec:
-    """The plan's model: a preset, a file, or the table in the plan."""
-    if isinstance(plan.model, str):
-        return load_model(plan.model)
-    return spec_of(dict(plan.model), "plan: [model]", plan.model_name)
 
 
 def sequence_length(plan: Plan, spec: ModelSpec) -> int:
@@ -50,10 +44,15 @@ class Trainer:
         self.spec = model_spec(plan)
         self.seq = sequence_length(plan, self.spec)
         self.habits = framework_of(plan)
-        _refuse(plan, world)
         torch.manual_seed(plan.seed)  # every split starts from the same weights
         self.inner = Model(self.spec, self.habits, self.seq, plan.parallel.tp).to(dtype_of(self.habits.param_dtype))
-        self.model, self.mesh = parallelize(self.inner, plan, world, self.habits)
+        self.mesh = device_mesh(plan, world) if world.size > 1 else None
+        self.pipeline: Pipeline | None = None
+        if self.mesh is not None and plan.parallel.pp > 1:
+            self.pipeline = Pipeline(self.inner, plan, world, self.habits, self.mesh, self.seq)
+            self.model: nn.Module = nn.ModuleList(self.pipeline.modules)
+        else:
+            self.model = parallelize(self.inner, plan, world, self.habits, self.mesh)
         self.optimizer = self._optimizer()
         coordinates = mesh_of(plan).coordinates(world.rank)
         self.data_rank = coordinates["dp_replicate"] * plan.parallel.dp_shard + coordinates["dp_shard"]
@@ -63,7 +62,7 @@ class Trainer:
     def _optimizer(self) -> torch.optim.Optimizer:
         name, how = self.plan.optimizer.name, self.habits.optimizer
         options: dict[str, Any] = {"foreach": how == "foreach", "fused": how == "fused"}
-        parameters = list(self.model.parameters())
+        parameters = _alike(self.model)
         if name in ("adam", "adamw"):
             kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
             return kind(parameters, lr=1e-3, **options)
@@ -78,7 +77,7 @@ class Trainer:
     def step(self, batches: Iterator[Pair], number: int) -> None:
         """One optimizer step: all micro-batches, then the update, then output where the plan asks for it."""
         with torch.profiler.record_function(f"step:{number}"):
-            total = self._accumulate(batches)
+            total = self._accumulate(batches) if self.pipeline is None else self._through_pipeline(batches)
             if self.habits.clip:
                 nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimizer.step()
@@ -100,12 +99,15 @@ class Trainer:
                 x = x.to(dtype)
             with self._without_sync(last):
                 output = self.model(x)
-                with torch.profiler.record_function("part:head.loss"):
+                with torch.profiler.record_function("part:head.loss"), self._parallel_loss():
                     loss = loss_of(self.spec, output, y.to(x.dtype) if y.is_floating_point() else y)
                 if count > 1:
                     loss = loss / count
-                loss.backward()  # type: ignore[no-untyped-call]
-            total = loss.detach() if count == 1 else total + loss.detach()
+                with self._parallel_loss():
+                    loss.backward()  # type: ignore[no-untyped-call]
+            value = loss.detach()
+            value = value.full_tensor() if hasattr(value, "full_tensor") else value
+            total = value if count == 1 else total + value
         return total
 
     @property
@@ -113,9 +115,23 @@ class Trainer:
         """Inputs are token ids."""
         return isinstance(self.spec, Decoder)
 
+    def _through_pipeline(self, batches: Iterator[Pair]) -> Tensor:
+        assert self.pipeline is not None
+        pairs = [next(batches) for _ in range(self.plan.microbatches)]
+        x, y = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
+        return self.pipeline.step(x if self.inner_is_integer else x.to(dtype_of(self.habits.param_dtype)), y)
+
     def _without_sync(self, last: bool) -> contextlib.AbstractContextManager[None]:
         if isinstance(self.model, DistributedDataParallel) and not last:
             return self.model.no_sync()
+        return contextlib.nullcontext()
+
+    def _parallel_loss(self) -> contextlib.AbstractContextManager[None]:
+        """Under tensor parallelism the loss reads each rank's slice of the vocabulary."""
+        if self.plan.parallel.tp > 1:
+            from torch.distributed.tensor.parallel import loss_parallel
+
+            return loss_parallel()
         return contextlib.nullcontext()
 
     def _average(self) -> None:
@@ -166,6 +182,8 @@ class Trainer:
 
     def losses(self) -> list[float]:
         """The loss of every step, of this rank's samples."""
+        if self.pipeline is not None and not self.pipeline.last:
+            return []
         return [float(loss) for loss in self._losses]
 
     def peak_memory(self) -> int:
@@ -177,16 +195,9 @@ class Trainer:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _refuse(plan: Plan, world: World) -> None:
-    p = plan.parallel
-    for name, asked, instead in (
-        ("precision", plan.precision not in ("fp32", "bf16", "fp16", "tf32"), "bf16"),
-        ('optimizer.name = "lamb"', plan.optimizer.name == "lamb", "adamw"),
-        ("parallel.cp", p.cp > 1, "cp = 1, or --how play"),
-        ("parallel.ep", p.ep > 1, "ep = 1, or --how play"),
-        ("memory.offload", plan.memory.offload != "none", "none, or --how play"),
-        ('update.mode = "async"', plan.update.mode == "async", "sync or local, or --how play"),
-        ('optimizer.on = "cpu" beside a GPU', plan.optimizer.on == "cpu" and world.kind == "cuda", "gpu"),
-    ):
-        if asked:
-            raise Refused(f"stock training does not do {name} yet. Use {instead}")
+def _alike(model: nn.Module) -> list[dict[str, Any]]:
+    """Parameter groups whose tensors are of one kind: foreach kernels take no mixture of plain and distributed tensors."""
+    groups: dict[str, list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        groups.setdefault(str(getattr(parameter, "device_mesh", "plain")), []).append(parameter)
+    return [{"params": parameters} for parameters in groups.values()]

@@ -1,0 +1,78 @@
+"""What stock training does not do, said before any process starts. No torch here."""
+
+from __future__ import annotations
+
+from sim.framework import framework_of
+from sim.model.spec import Decoder, Mlp, ModelSpec
+from sim.plan import Plan
+from topologies.errors import Refused
+
+PLAY = "Use `--how play`, which plays the predicted program of every plan"
+_SCHEDULES = ("gpipe", "1f1b", "interleaved")
+
+
+def check_stock(plan: Plan, spec: ModelSpec) -> None:
+    """Raises `Refused` with the reason and what to use instead."""
+    _check_model(spec)
+    p = plan.parallel
+    habits = framework_of(plan)
+    zero = p.zero if p.zero is not None else habits.zero
+    refusals: tuple[tuple[bool, str], ...] = (
+        (plan.task != "train", f'task = "{plan.task}": stock training trains all parameters. {PLAY}'),
+        (
+            plan.precision not in ("fp32", "tf32", "bf16", "fp16"),
+            f'precision = "{plan.precision}" needs a library of its own. Use "bf16", or: {PLAY}',
+        ),
+        (habits.autocast, f'framework = "{plan.framework}" casts under autocast, which stock training does not do yet. {PLAY}'),
+        (habits.compile, f"compile = true is not done by stock training yet. {PLAY}"),
+        (plan.optimizer.name == "lamb", 'optimizer.name = "lamb" is not in torch.optim. Use "adamw"'),
+        (plan.optimizer.on == "cpu" or plan.memory.offload != "none", f"offload to the CPU is not done by stock training. {PLAY}"),
+        (plan.memory.recompute == "selective", 'memory.recompute = "selective" is not done by stock training. Use "none" or "full"'),
+        (plan.update.mode == "async" or plan.update.aggregate == "cpu", f"a parameter server is not run by stock training. {PLAY}"),
+        (p.cp > 1 or p.ep > 1, f"context and expert parallelism are not done by stock training. {PLAY}"),
+        (p.dp_shard > 1 and zero == 1, f"zero = 1: PyTorch's FSDP2 splits gradients too. Use zero = 2, or: {PLAY}"),
+        (p.tp > 1 and plan.data_ranks > 1 and (p.dp_shard == 1 or zero == 0), "DDP around tensor parallelism: use dp_shard with zero = 3"),
+        (p.tp > 1 and isinstance(spec, Mlp), "tensor parallelism of an MLP: use tp = 1"),
+        (p.tp > 1 and p.pp > 1, f"tensor parallelism inside a pipeline is not done by stock training. {PLAY}"),
+        (
+            p.tp > 1 and getattr(spec, "position", "") == "learned",
+            f'learned positions under tensor parallelism. Use position = "rope", or: {PLAY}',
+        ),
+        (
+            p.pp > 1 and p.schedule not in _SCHEDULES,
+            f'schedule = "{p.schedule}" is not run by stock training. Use {", ".join(_SCHEDULES)}, or: {PLAY}',
+        ),
+        (p.pp > 1 and getattr(spec, "tied", False), f"an embedding tied across pipeline stages. {PLAY}"),
+        (
+            plan.data.source == "object-store",
+            'data.source = "object-store": no object store runs here. Use "disk" or "database" to measure',
+        ),
+        (plan.noise.stragglers != "none" or plan.noise.imbalance != "none", "noise is for predictions: a real machine brings its own"),
+    )
+    for asked, words in refusals:
+        if asked:
+            raise Refused(words)
+
+
+def _check_model(spec: ModelSpec) -> None:
+    if isinstance(spec, Mlp):
+        return
+    if not isinstance(spec, Decoder):
+        raise Refused(f"stock training knows decoders and MLPs, not {type(spec).__name__.lower()}. {PLAY}")
+    asked = {
+        "moe": spec.moe, "mla": spec.mla, "mamba": spec.mamba, "lora": spec.lora, "sinks": spec.sinks, "window": spec.window, "pattern": spec.pattern,
+        "embed_norm": spec.embed_norm, "qk_norm": spec.qk_norm, "post_norms": spec.post_norms, "parallel_block": spec.parallel_block,
+        "head_bias": spec.head_bias, "rotary": spec.rotary != 1.0, "position = alibi": spec.position == "alibi",
+    }  # fmt: skip
+    for name, value in asked.items():
+        if value:
+            raise Refused(f"stock training does not do `{name}` of model {spec.name or 'decoder'} yet. {PLAY}")
+
+
+def model_spec(plan: Plan) -> ModelSpec:
+    """The plan's model: a preset, a file, or the table in the plan."""
+    from sim.model.load import load_model, spec_of
+
+    if isinstance(plan.model, str):
+        return load_model(plan.model)
+    return spec_of(dict(plan.model), "plan: [model]", plan.model_name)

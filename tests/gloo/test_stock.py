@@ -1,0 +1,121 @@
+"""Stock training: every way of splitting a plan gives the losses of one process on the same data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from executor.launch import launch, partial_steps
+from executor.stock import Request, StockResult, run_stock
+from sim.plan import Plan
+from sim.planfile import load_plan
+from tests.gloo.bodies_for_stock import Many
+from topologies.errors import Refused
+
+MODEL = {"family": "decoder", "layers": 4, "hidden": 32, "heads": 4, "kv_heads": 2, "vocab": 64, "ffn": 64}
+GPT = {**MODEL, "kv_heads": 4, "position": "learned", "norm": "layernorm", "activation": "gelu", "bias": True, "tied": True}
+
+
+def _plan(parallel: dict[str, Any], micro: int, model: dict[str, Any] | None = None, **more: Any) -> Plan:
+    tree = {
+        "model": model or MODEL,
+        "seq_len": 16,
+        "precision": "fp32",
+        "batch": {"micro": micro, "global": 8},
+        "parallel": parallel,
+        **more,
+    }
+    return load_plan(tree)
+
+
+def _run(
+    folder: Path, parallel: dict[str, Any], micro: int, model: dict[str, Any] | None = None, profile: int = 0, **more: Any
+) -> StockResult:
+    return run_stock(_plan(parallel, micro, model, **more), folder, steps=4, warmup=1, profile=profile, stall=60)
+
+
+CASES: tuple[tuple[dict[str, Any], int], ...] = (
+    ({}, 4),
+    ({"dp_replicate": 2}, 2),
+    ({"dp_shard": 2, "zero": 3}, 4),
+    ({"dp_shard": 2, "zero": 2}, 2),
+    ({"tp": 2}, 8),
+    ({"tp": 2, "sequence_parallel": False}, 8),
+    ({"pp": 2, "schedule": "gpipe"}, 2),
+    ({"pp": 2, "schedule": "1f1b"}, 2),
+    ({"pp": 2, "schedule": "interleaved", "virtual_stages": 2}, 2),
+    ({"dp_replicate": 2, "dp_shard": 2, "zero": 3}, 2),
+    ({"tp": 2, "dp_shard": 2, "zero": 3}, 4),
+    ({"pp": 2, "dp_shard": 2, "zero": 3}, 2),
+)
+
+
+@pytest.fixture(scope="module")
+def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
+    """Five losses of every case; one launch for each number of ranks."""
+    found: dict[str, list[float]] = {}
+    plans = [_plan(parallel, micro) for parallel, micro in CASES]
+    plans += [_plan({"dp_replicate": 2}, 4, update=update, optimizer={"name": "sgd"}) for update in ({"mode": "local"}, {})]
+    names = [*(str(parallel) for parallel, _ in CASES), "local", "sgd"]
+    for ranks in (1, 2, 4):
+        mine = [i for i, plan in enumerate(plans) if plan.world == ranks]
+        many = Many([Request(plans[i], 4, 1, 0) for i in mine])
+        answers = launch("tests.gloo.bodies_for_stock:losses", many, ranks, tmp_path_factory.mktemp("many"), list[list[float]], stall=60)
+        for k, i in enumerate(mine):
+            known = [answer[k] for answer in answers if answer[k]]
+            found[names[i]] = [sum(values) / len(values) for values in zip(*known, strict=True)]
+    return found
+
+
+def test_five_different_losses(losses: dict[str, list[float]]) -> None:
+    assert len(set(losses["{}"])) == 5
+
+
+@pytest.mark.parametrize("parallel", [str(parallel) for parallel, _ in CASES[1:]])
+def test_losses_equal_one_process(parallel: str, losses: dict[str, list[float]]) -> None:
+    assert losses[parallel] == pytest.approx(losses["{}"], rel=2e-4)
+
+
+def test_profile_and_buckets(tmp_path: Path) -> None:
+    found = _run(
+        tmp_path,
+        {"dp_replicate": 2},
+        4,
+        GPT,
+        profile=2,
+        output={"log_every": 1, "checkpoint_every": 3},
+        data={"source": "disk", "sample": "4 KiB", "workers": 1},
+    )
+    assert len(found.step_times) == 4 == len(partial_steps(tmp_path / "stock")[1])
+    assert len(found.first_buckets) == 1 and sum(found.first_buckets) == sum(found.buckets)
+    classes = {span.cls for span in found.trace.spans}
+    assert {"gemm", "attention", "norm", "activation", "embedding", "loss", "optimizer", "data", "comm.dp", "grad.copy"} <= classes
+    assert {span.rank for span in found.trace.spans} == {0, 1}
+    assert len({span.step for span in found.trace.spans}) == 2
+    ids = [span.id for span in found.trace.spans]
+    assert len(ids) == len(set(ids))
+    assert any("/bwd/L3.attn.qkv" in id for id in ids)
+    assert (tmp_path / "stock" / "checkpoint-0.pt").is_file()
+    assert not list((tmp_path / "stock").glob("*.part"))
+
+
+def test_local_updates_average_parameters(losses: dict[str, list[float]]) -> None:
+    """With SGD and an average every step, averaging parameters or gradients is the same."""
+    assert losses["local"] == pytest.approx(losses["sgd"], rel=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"parallel": {"pp": 2, "schedule": "zb-h1"}}, "zb-h1"),
+        ({"parallel": {"dp_shard": 2, "zero": 1}}, "zero = 1"),
+        ({"parallel": {}, "data": {"source": "object-store", "sample": "1 KiB"}}, "object store"),
+        ({"parallel": {}, "model": {**MODEL, "window": 8}}, "window"),
+    ],
+)
+def test_refused_with_a_reason(more: dict[str, Any], words: str, tmp_path: Path) -> None:
+    tree = {"model": MODEL, "seq_len": 16, "precision": "fp32", "batch": {"micro": 2}, **more}
+    with pytest.raises(Refused, match=words):
+        run_stock(load_plan(tree), tmp_path, steps=1, warmup=0, profile=0, stall=60)
