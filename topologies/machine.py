@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 import msgspec
 
@@ -22,6 +23,7 @@ a PCIe switch, a GPU, a NIC. `nvswitch` and `dram` come with the NVLink table an
 _NAME = re.compile(r"([a-z]+)(\d{1,4})\Z")
 
 
+@lru_cache(8192)
 def kind_of(name: str) -> str:
     """`gpu` of `gpu12`; "" for what is no vertex name."""
     found = _NAME.match(name)
@@ -98,9 +100,9 @@ def check(machine: Machine) -> Machine:
     """`machine`, or `BadInput` where a device hangs on nothing: no host memory and no GPU can be reached from it."""
     if not machine.size:
         raise BadInput(f"machine '{machine.name}' has no GPU and is no CPU host (kind = \"cpu\", ranks = 8)")
+    joined = {name.partition(">")[0] for name, link in machine.links.items() if link.kind != "engine"}
     for name in machine.gpus:
-        neighbours = sum(1 for link in machine.links if link.startswith(f"{name}>") and machine.links[link].kind != "engine")
-        if not neighbours and machine.size > 1:
+        if name not in joined and machine.size > 1:
             raise BadInput(
                 f"machine '{machine.name}' is disconnected: {name} has no link left to anything. "
                 f"Give it a place in [tree] or an NVLink, or take it out with ranks_per_node={machine.size - 1}"

@@ -30,6 +30,7 @@ class Router:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self._memo: dict[tuple[str, str], Leg | None] = {}
+        self._chains: dict[str, list[str]] = {}
         self._near: dict[str, dict[str, None]] = {}
         for name in machine.links:
             a, _, b = name.partition(">")
@@ -78,9 +79,15 @@ class Router:
                     best = (narrow, middle)
         return Leg((f"{a}>{best[1]}", f"{best[1]}>{b}"), "NVB") if best else None
 
+    def _chain(self, name: str) -> list[str]:
+        found = self._chains.get(name)
+        if found is None:
+            found = self._chains[name] = self.machine.chain(name)
+        return found
+
     def tree(self, a: str, b: str) -> Leg | None:
         """Along the PCIe tree and between sockets."""
-        rise, fall = self.machine.chain(a), self.machine.chain(b)
+        rise, fall = self._chain(a), self._chain(b)
         common = next((name for name in rise if name in fall), None)
         if common is not None:
             path = rise[: rise.index(common) + 1] + fall[: fall.index(common)][::-1]

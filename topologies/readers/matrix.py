@@ -16,8 +16,8 @@ LARGEST = 1 << 18
 MOST = 160
 """Devices: an NVL72 with four NICs per tray has 144."""
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_CELL = re.compile(r"(?:X|NV\d{1,2}|PIX|PXB|PHB|NODE|SYS|SOC)\Z")
-_P2P = re.compile(r"(?:X|OK|CNS|GNS|TNS|NS|U|DR|NV\d{1,2})\Z")
+_CELL = re.compile(r"(?:X|NV[1-9]\d?|PIX|PXB|PHB|NODE|SYS|SOC)\Z")
+_P2P = re.compile(r"(?:X|OK|CNS|GNS|TNS|NS|U|DR|NV[1-9]\d?)\Z")
 _GPU = re.compile(r"GPU\d{1,3}\Z")
 _NIC = re.compile(r"[A-Za-z][A-Za-z0-9_.:-]{0,40}\Z")
 
@@ -98,6 +98,8 @@ def _row(
             raise BadInput(
                 f"{where}: row {name} lacks the cell below {column}: found {found} where X, NV#, PIX, PXB, PHB, NODE or SYS is allowed"
             )
+        if token.startswith("NV") and not (_GPU.match(name) and _GPU.match(column)):
+            raise BadInput(f"{where}: row {name}, column {column} is '{token}': NVLink joins GPUs only")
         cells[name, column] = "SYS" if token == "SOC" else token
         if (token == "X") != (name == column):
             raise BadInput(

@@ -128,6 +128,7 @@ OUTSIDE = '<!DOCTYPE s [<!ENTITY x SYSTEM "file:///etc/passwd">]><system version
         ("\tGPU0\tGPU1\nGPU0\t X \tSYS\nGPU1\t\t X \n", "row GPU1"),
         ("\tGPU0\tGPU1\nGPU0\t X \tFAR\nGPU1\tSYS\t X \n", "lacks the cell below GPU1"),
         ("\tGPU0\tGPU1\nGPU0\tSYS\t X \nGPU1\tSYS\t X \n", "diagonal"),
+        ("\tGPU0\tNIC0\nGPU0\t X \tNV2\nNIC0\tNV2\t X \n", "NVLink joins GPUs only"),
         ("\tGPU0\tGPU0\nGPU0\t X \tSYS\n", "twice"),
         ("\t" + "\t".join(f"GPU{i}" for i in range(500)), "at most"),
         ("x" * 300_000, "larger than"),
