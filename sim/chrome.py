@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from sim.metrics import step_ends
 from sim.program import HOST
+from sim.runs import write_atomic
 from sim.trace import Span, Trace
 
 _NCCL = {
@@ -34,13 +33,8 @@ _SMALL = ("record", "wait", "sync")
 def write_trace(trace: Trace, path: Path, rank: int | None = None) -> Path:
     """Writes one rank's file, or all ranks merged when `rank` is None. Atomic; gzip when the name ends in .gz."""
     text = json.dumps(to_kineto(trace, rank), sort_keys=True, separators=(",", ": ")).encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    with os.fdopen(handle, "wb") as file:
-        # mtime 0: equal traces give equal bytes. (HTA finds the rank by `"rank": 0`, with the blank.)
-        file.write(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
-    os.replace(temporary, path)
-    return path
+    # mtime 0: equal traces give equal bytes. (HTA finds the rank by `"rank": 0`, with the blank.)
+    return write_atomic(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
 
 
 def to_kineto(trace: Trace, rank: int | None = None) -> dict[str, Any]:

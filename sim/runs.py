@@ -27,11 +27,19 @@ def write_atomic(path: Path, text: str | bytes) -> Path:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(text.encode() if isinstance(text, str) else text)
+        os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
     return path
+
+
+def _umask() -> int:
+    """The process's mask (reading it means setting it): temporary files are private, results are as any other file."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def write_json(path: Path, value: Any) -> Path:
