@@ -110,6 +110,10 @@ def optimizers(bench: Bench) -> None:
     }
     slope = (small[64].median - small[4].median) / 60
     bench.add("host", "optimizer", "", (), [slope])
+    large = max(
+        (s for kind, s in bench.found if kind == "optimizer" and s.name == "adamw.fused" and s.shape[0] == 4), key=lambda s: s.shape[1]
+    )
+    bench.add("host", "cpu_optimizer", "", (), [large.median / large.shape[1]])
     bench.add("host", "optimizer_step", "", (), [max(1e-6, small[4].median - 4 * slope)])
 
 
@@ -186,6 +190,9 @@ def loader(bench: Bench) -> None:
         bench.add("loader", "batch", "", (size,), times[3:])
         ready = torch.utils.data.DataLoader(_Blank(size, 8), batch_size=None, num_workers=1, prefetch_factor=8)
         bench.add("loader", "take", "", (size,), _take(ready))
+
+    small = [s.median for kind, s in bench.found if kind == "loader" and s.name == "take"]
+    bench.add("host", "loader", "", (), small[:2])
 
 
 def _take(source: torch.utils.data.DataLoader[torch.Tensor]) -> list[float]:
