@@ -46,6 +46,31 @@ class BlockOps(NamedTuple):
         return [op for part in self.parts for op in part.forward]
 
 
+TEMPLATE = "~"
+"""Name of a block that stands for all layers of its kind until they are `renamed`."""
+
+
+def renamed(template: BlockOps, name: str) -> BlockOps:
+    """The ops of a template under a layer's own name. Much cheaper than lowering equal layers one by one."""
+    made: dict[int, Op] = {}
+
+    def ops(line: Ops) -> Ops:
+        found = []
+        for op in line:
+            new = made.get(id(op))
+            if new is None:
+                id_, event = op.id.replace(TEMPLATE, name, 1), op.event.replace(TEMPLATE, name, 1)
+                new = made[id(op)] = Op(
+                    id_, op.kind, op.lane, op.works, op.name, op.bytes, op.group, op.peer, event, op.shift, op.cls, op.blocking, op.how,
+                    op.alloc, op.free,
+                )  # fmt: skip
+            found.append(new)
+        return tuple(found)
+
+    parts = [PartOps(name, p.part, ops(p.forward), ops(p.backward), ops(p.wgrad), ops(p.joint)) for p in template.parts]
+    return BlockOps(name, template.block, tuple(parts), ops(template.prelude))
+
+
 def name_of(block: str, part: Part) -> str:
     """`L5.attn.qkv`; parts of the ends already carry their block's name."""
     return part.name if part.name.startswith(f"{block}.") else f"{block}.{part.name}"

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 
 from sim.lower.blocks import BlockOps
-from sim.lower.buckets import is_contiguous, trained
+from sim.lower.buckets import is_contiguous
 from sim.lower.job import Job
 from sim.lower.ops import collective, compute, order, spent
 from sim.program import COMPUTE, D2H, H2D, Op
@@ -42,13 +42,14 @@ class Share:
 
     def __init__(self, job: Job, blocks: list[BlockOps]) -> None:
         self.sizes: Counter[int] = Counter()
-        for part in trained(blocks):
-            ways = job.shards(part.part) if job.zero else 1
-            for elements in part.part.tensors:
-                self.sizes[-(-elements // ways)] += 1
+        equal = Counter(id(block.block) for block in blocks)
+        for block in {id(block.block): block.block for block in blocks}.values():
+            for part in block.parts:
+                ways = job.shards(part) if job.zero else 1
+                for elements in () if part.frozen else part.tensors:
+                    self.sizes[-(-elements // ways)] += equal[id(block)]
         self.elements = sum(size * count for size, count in self.sizes.items())
         self.tensors = sum(self.sizes.values())
-        self.experts = sum(part.part.params for part in trained(blocks) if part.part.expert)
 
 
 def state_width(job: Job) -> float:

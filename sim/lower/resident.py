@@ -8,27 +8,37 @@ from __future__ import annotations
 from sim.lower.job import Job
 from sim.lower.optimizer import STATES, state_width
 from sim.lower.stage import StageSegments
+from sim.model.parts import Block
 
 
 def resident_bytes(job: Job, stages: list[StageSegments]) -> dict[str, int]:
     """By what they are, for the pipeline rank that holds most."""
     worst: dict[str, int] = {}
+    known: dict[int, tuple[float, float, float]] = {}
     for rank in range(job.size("pp")):
-        parts = [part.part for stage in stages if stage.stage.rank == rank for block in stage.blocks for part in block.parts]
-        held = {"parameters": 0.0, "gradients": 0.0, "optimizer": 0.0}
-        for part in parts:
-            ways = job.shards(part)
-            params = part.params
-            # FSDP keeps its shards in the optimizer's dtype: they are the master copy.
-            kept = state_width(job) if job.zero == 3 else job.param_bytes
-            held["parameters"] += params * kept / (ways if job.zero == 3 else 1)
-            if part.frozen or not job.train:
-                continue
-            held["gradients"] += params * job.grad_bytes / (ways if job.zero >= 2 else 1)
-            held["optimizer"] += _state(job) * params / (ways if job.zero else 1)
-        if sum(held.values()) > sum(worst.values()):
-            worst = {name: round(size) for name, size in held.items()}
+        held = [0.0, 0.0, 0.0]
+        for block in (block.block for stage in stages if stage.stage.rank == rank for block in stage.blocks):
+            if id(block) not in known:
+                known[id(block)] = _block(job, block)
+            held = [a + b for a, b in zip(held, known[id(block)], strict=True)]
+        if sum(held) > sum(worst.values()):
+            worst = {name: round(size) for name, size in zip(("parameters", "gradients", "optimizer"), held, strict=True)}
     return worst
+
+
+def _block(job: Job, block: Block) -> tuple[float, float, float]:
+    """Parameters, gradients and optimizer state of one block on this rank."""
+    parameters = gradients = optimizer = 0.0
+    # FSDP keeps its shards in the optimizer's dtype: they are the master copy.
+    kept = state_width(job) if job.zero == 3 else job.param_bytes
+    for part in block.parts:
+        ways, params = job.shards(part), part.params
+        parameters += params * kept / (ways if job.zero == 3 else 1)
+        if part.frozen or not job.train:
+            continue
+        gradients += params * job.grad_bytes / (ways if job.zero >= 2 else 1)
+        optimizer += _state(job) * params / (ways if job.zero else 1)
+    return parameters, gradients, optimizer
 
 
 def _state(job: Job) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from sim.lower import data_parallel, ends, fsdp, sharded
-from sim.lower.blocks import BlockOps, PartOps, lower_block
+from sim.lower.blocks import TEMPLATE, BlockOps, PartOps, lower_block, renamed
 from sim.lower.buckets import Bucket, buckets_of, rebuilds
 from sim.lower.input import take
 from sim.lower.job import Job
@@ -119,14 +119,24 @@ class StageSegments:
         return buckets_of(self.job, self.blocks, step, self.tag)
 
 
-def stage_segments(job: Job, stage: Stage, segments: dict[str, tuple[Op, ...]]) -> StageSegments:
-    """Lowers the stage's blocks once; all its segments share their ops."""
+Templates = dict[tuple[int, bool], BlockOps]
+
+
+def stage_segments(job: Job, stage: Stage, segments: dict[str, tuple[Op, ...]], templates: Templates | None = None) -> StageSegments:
+    """Lowers the stage's blocks once; all its segments share their ops. `templates`: layers by kind, shared by all stages."""
+    templates = {} if templates is None else templates
     keep = job.plan.memory.recompute_layers or len(stage.blocks)
     layer, found = 0, list[BlockOps]()
     for name, block in stage.blocks:
         is_layer = block.kind not in ("embed", "head")
         again = job.train and job.plan.memory.recompute == "full" and is_layer and layer < keep
-        found.append(lower_block(job, name, block, first=stage.first and not found, again=again))
+        if is_layer and not (stage.first and not found):
+            key = (id(block), again)
+            if key not in templates:
+                templates[key] = lower_block(job, TEMPLATE, block, again=again)
+            found.append(renamed(templates[key], name))
+        else:
+            found.append(lower_block(job, name, block, first=stage.first and not found, again=again))
         layer += is_layer
     if job.train and job.plan.memory.offload == "activations":
         found = offload(job, found)

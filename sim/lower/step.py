@@ -14,7 +14,7 @@ from sim.lower.blocks import name_of
 from sim.lower.job import Job, job_of
 from sim.lower.optimizer import Share
 from sim.lower.resident import resident_bytes
-from sim.lower.stage import StageSegments, stage_segments, stages_of
+from sim.lower.stage import StageSegments, Templates, stage_segments, stages_of
 from sim.model.parts import Network
 from sim.plan import Plan
 from sim.program import HOST, Call, Op, Program, Role
@@ -50,7 +50,8 @@ def lower(plan: Plan, network: Network, framework: Framework, device: str, steps
     """
     job = job_of(plan, network, framework, device, steps)
     segments: Segments = {}
-    stages = [stage_segments(job, stage, segments) for stage in stages_of(job)]
+    templates: Templates = {}
+    stages = [stage_segments(job, stage, segments, templates) for stage in stages_of(job)]
     places = places_of(job)
     roles = {place.name: role(job, place, [s for s in stages if s.stage.rank == place.pp], segments) for place in dict.fromkeys(places)}
     return Program(
