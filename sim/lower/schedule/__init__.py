@@ -1,0 +1,67 @@
+"""Pipeline schedules: what each rank does in which order, and nothing else.
+
+A schedule is a pure function of sizes. `schedule` gives the computation of one rank, `with_messages` that of all ranks
+with their sends and receives. Time, memory and bytes are other files' business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from sim.lower.schedule.action import COMPUTES, KINDS, Action, Kind, parse_action
+from sim.lower.schedule.dualpipe import dualpipe
+from sim.lower.schedule.gpipe import gpipe
+from sim.lower.schedule.interleaved import interleaved
+from sim.lower.schedule.messages import Grid, add_messages, late
+from sim.lower.schedule.one_f_one_b import one_f_one_b
+from sim.lower.schedule.placement import chunks_of, rank_of, stages_on
+from sim.lower.schedule.zero_bubble import zb_h1
+from topologies.errors import BadInput, UnknownName
+
+__all__ = [
+    "COMPUTES",
+    "KINDS",
+    "SCHEDULES",
+    "Action",
+    "Kind",
+    "chunks_of",
+    "late",
+    "parse_action",
+    "rank_of",
+    "schedule",
+    "stages_on",
+    "with_messages",
+]
+
+SCHEDULES: dict[str, Callable[[int, int, int, int], tuple[Action, ...]]] = {
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "interleaved": interleaved,
+    "zb-h1": zb_h1,
+    "dualpipe": dualpipe,
+}
+
+
+def schedule(name: str, pp: int, rank: int, microbatches: int, virtual_stages: int = 1) -> tuple[Action, ...]:
+    """What pipeline rank `rank` of `pp` computes in one step, in order.
+
+    Stages are numbered 0 to pp x virtual_stages - 1 (dualpipe: 2 pp); `rank_of` says who holds which.
+    Raises `UnknownName` for the name, `BadInput` for sizes that the schedule cannot run.
+    """
+    if name not in SCHEDULES:
+        raise UnknownName("pipeline schedule", name, SCHEDULES)
+    if min(pp, microbatches, virtual_stages) < 1 or not 0 <= rank < pp:
+        raise BadInput(f"no schedule for pp = {pp}, rank = {rank}, micro-batches = {microbatches}, virtual_stages = {virtual_stages}")
+    if name == "1f1b" and virtual_stages > 1:
+        raise BadInput(f'1f1b has one stage a rank, got virtual_stages = {virtual_stages}. Use schedule = "interleaved"')
+    if name == "interleaved" and virtual_stages == 1:  # nothing to interleave (Megatron takes its 1F1B then)
+        return one_f_one_b(pp, rank, microbatches)
+    return SCHEDULES[name](pp, rank, microbatches, virtual_stages)
+
+
+@lru_cache(maxsize=8)
+def with_messages(name: str, pp: int, microbatches: int, virtual_stages: int = 1) -> Grid:
+    """All ranks' actions with their sends and receives, receives as early as possible."""
+    computes = [schedule(name, pp, rank, microbatches, virtual_stages) for rank in range(pp)]
+    return add_messages(name, pp, pp * chunks_of(name, virtual_stages), computes)

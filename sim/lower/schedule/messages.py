@@ -1,0 +1,78 @@
+"""Sends and receives between the actions of all ranks.
+
+The sender puts the receive in its peer's list at the moment of its own send (torch's `_add_send_recv`): both ends of a pair list
+their messages in the same order, and one global order exists in which all can run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sim.lower.schedule.action import Action
+from sim.lower.schedule.placement import rank_of
+from topologies.errors import BadInput
+
+Grid = tuple[tuple[Action, ...], ...]
+"""The actions of each rank."""
+
+
+def add_messages(name: str, pp: int, stages: int, computes: Sequence[Sequence[Action]]) -> Grid:
+    """The schedule with SEND after what is sent and RECV as early as the sender has sent.
+
+    Raises `BadInput` that shows what each rank is stuck at when no order exists.
+    """
+    lists: list[list[Action]] = [[] for _ in range(pp)]
+    at = [0] * pp
+    there: list[set[Action]] = [set() for _ in range(pp)]
+    while any(at[rank] < len(computes[rank]) for rank in range(pp)):
+        moved = False
+        for rank in range(pp):
+            if at[rank] == len(computes[rank]) or not _ready(computes[rank][at[rank]], there[rank], stages):
+                continue
+            action = computes[rank][at[rank]]
+            lists[rank].append(action)
+            for found in _handed_on(action):
+                peer = rank_of(name, pp, found.stage) if 0 <= found.stage < stages else rank
+                if peer != rank:
+                    lists[rank].append(Action(action.stage, "SEND_F" if action.kind == "F" else "SEND_B", action.microbatch))
+                    lists[peer].append(found)
+                there[peer].add(found)
+            at[rank] += 1
+            moved = True
+        if not moved:
+            stuck = ", ".join(f"rank {rank} at {computes[rank][at[rank]]}" for rank in range(pp) if at[rank] < len(computes[rank]))
+            raise BadInput(f"the schedule cannot run: {stuck}")
+    return tuple(map(tuple, lists))
+
+
+def _ready(action: Action, there: set[Action], stages: int) -> bool:
+    if action.kind == "F":
+        return action.stage == 0 or Action(action.stage, "RECV_F", action.microbatch) in there
+    if action.kind in ("B", "I"):
+        return action.stage == stages - 1 or Action(action.stage, "RECV_B", action.microbatch) in there
+    return True
+
+
+def _handed_on(action: Action) -> tuple[Action, ...]:
+    """What the neighbouring stage gets from this action."""
+    if action.kind == "F":
+        return (Action(action.stage + 1, "RECV_F", action.microbatch),)
+    if action.kind in ("B", "I"):
+        return (Action(action.stage - 1, "RECV_B", action.microbatch),)
+    return ()
+
+
+def late(actions: Sequence[Action]) -> tuple[Action, ...]:
+    """Receives put off until what needs them, as blocking schedules post them (Megatron's 1F1B, torch's Schedule1F1B)."""
+    made: list[Action] = []
+    held: set[Action] = set()
+    for action in actions:
+        if action.kind in ("RECV_F", "RECV_B"):
+            held.add(action)
+            continue
+        needs = Action(action.stage, "RECV_F" if action.kind == "F" else "RECV_B", action.microbatch)
+        if action.computes and needs in held and action.kind != "W":
+            held.remove(needs)
+            made.append(needs)
+        made.append(action)
+    return tuple(made)

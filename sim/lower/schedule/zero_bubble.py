@@ -1,0 +1,23 @@
+"""ZB-H1 (Qi et al. 2023, section 3; with several stages a rank torch's ScheduleInterleavedZeroBubble): backward is
+split, and the weights' gradients, which nobody waits for, fill the bubbles; memory stays that of 1F1B's first rank."""
+
+from __future__ import annotations
+
+from sim.lower.schedule.action import Action
+from sim.lower.schedule.interleaved import round_of, stage_order
+
+
+def zb_h1(pp: int, rank: int, microbatches: int, virtual_stages: int = 1) -> tuple[Action, ...]:
+    """Rank `rank` puts off `rank` weight gradients, to run them at the end. Raises `BadInput` as `interleaved` does."""
+    size = round_of(pp, microbatches) if virtual_stages > 1 else microbatches
+    total = virtual_stages * microbatches
+    warmup = min(total, (virtual_stages - 1) * size + pp - 1 - rank)
+    forward = stage_order("F", pp, rank, virtual_stages, size, total)
+    backward = list(stage_order("I", pp, rank, virtual_stages, size, total))
+    weights = [Action(action.stage, "W", action.microbatch) for action in backward]
+    made = [next(forward) for _ in range(warmup)]
+    for step, action in enumerate(backward):
+        made += [ahead] if (ahead := next(forward, None)) else []
+        made.append(action)
+        made += weights[step - rank : step - rank + 1] if step >= rank else []
+    return (*made, *weights[max(0, total - rank) :])
