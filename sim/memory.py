@@ -10,6 +10,7 @@ from __future__ import annotations
 import tomllib
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,6 +19,7 @@ from sim.model.parts import Block, Network, Part
 from sim.model.stages import Blocks, held, in_flight, layout
 from sim.plan import Plan
 from sim.planfile import mesh_of
+from sim.remedies import changes
 from sim.work import BYTES, Attention, Conv, Gemm, GroupedGemm, MemoryBound
 from topologies.hardware import Cpu, Gpu
 from topologies.units import show_size, size
@@ -42,6 +44,7 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
 
     parameters: int
     gradients: int
+    """At the fullest moment: all of them, where they last from one micro-batch to the next."""
     optimizer: int
     """Optimizer states, and the fp32 master copy."""
     activations: int
@@ -101,31 +104,62 @@ def _fullest(plan: Plan, network: Network, framework: Framework, device: Gpu | C
 def _stage(
     plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu | None, rank: int, chunks: tuple[Blocks, ...]
 ) -> MemoryReport:
+    """One pipeline rank at its fullest moment: inside a backward pass, or in the optimizer step."""
     blocks = [block for chunk in chunks for _, block in chunk]
     static = _static(plan, network, framework, rank, blocks)
-    kept = working = 0
-    if plan.task != "forward":
+    moments = [_Moment(0, static["step"], static["gradients"])]
+    if plan.task == "forward":
+        moments.append(_Moment(0, max((_widest(part) for block in blocks for part in block.parts), default=0), 0))
+    elif plan.parallel.pp == 1 and plan.microbatches == 1 and not framework.accumulate_in_gemm:
+        moments += _backward(plan, chunks[0], static["gradients"])
+    else:
         counts = in_flight(plan, rank)
         kept = sum(n * sum(_kept(plan, block) for _, block in chunk) for n, chunk in zip(counts, chunks, strict=False))
         kept += _recomputed_rest(plan, chunks, counts)
-        working = max((_working(plan, block) for block in blocks), default=0)
-    else:
-        working = max((_widest(part) for block in blocks for part in block.parts), default=0)
-    # The optimizer runs when activations are gone: it only counts where it needs more than they did.
-    step = static.pop("step")
-    working = max(working, step - kept)
+        moments.append(_Moment(kept, max((_working(plan, block) for block in blocks), default=0), static["gradients"]))
     if plan.memory.offload == "activations":
-        kept = min(kept, 2 * max((_kept(plan, block) for block in blocks), default=0))
+        most = 2 * max((_kept(plan, block) for block in blocks), default=0)
+        moments = [moment._replace(activations=min(moment.activations, most)) for moment in moments]
+    worst = max(moments, key=sum)
     return MemoryReport(
         parameters=static["parameters"],
-        gradients=static["gradients"],
+        gradients=worst.gradients,
         optimizer=static["optimizer"],
-        activations=kept,
-        working=working,
+        activations=worst.activations,
+        working=worst.working,
         gathered=static["gathered"],
-        context=_context(plan, device, kept + working),
+        context=_context(plan, device, worst.activations + worst.working),
         stage=rank,
     )
+
+
+class _Moment(NamedTuple):
+    """What moves during a step, in bytes."""
+
+    activations: int
+    working: int
+    gradients: int
+
+
+def _backward(plan: Plan, chunk: Blocks, gradients: int) -> list[_Moment]:
+    """One micro-batch without a lasting gradient buffer (zero_grad sets them to None): gradients appear, last block
+    first, as activations go."""
+    total = sum(part.params for _, block in chunk for part in block.parts if not part.frozen)
+    each = gradients / max(1, total)
+    kept = sum(_kept(plan, block) for _, block in chunk) + _recomputed_rest(plan, (chunk,), (1,))
+    moments, grown = [], 0.0
+    for _, block in reversed(chunk):
+        if plan.memory.recompute == "full" and block.kind == "layer":
+            grown += each * block.params
+            moments.append(_Moment(kept, _working(plan, block), round(grown)))
+            kept -= _kept(plan, block)
+            continue
+        for part in reversed(block.parts):
+            grown += 0 if part.frozen else each * part.params
+            back = part.dropped if plan.memory.recompute == "selective" else 0
+            moments.append(_Moment(kept, _widest(part) + back, round(grown)))
+            kept -= part.saved - back
+    return moments
 
 
 def _context(plan: Plan, device: Gpu | Cpu | None, moving: int) -> int:
@@ -254,7 +288,8 @@ def _widest(part: Part) -> int:
             oh, ow = work.out
             found = max(found, BYTES[work.dtype] * work.batch * (work.c_in * work.h * work.w + work.c_out * oh * ow))
         elif isinstance(work, MemoryBound):
-            found = max(found, float(work.written + (work.read - work.written if work.read > work.written else 0)))
+            # What it reads is partly what the part saved, and partly a gradient as large as what it writes.
+            found = max(found, min(max(work.read, work.written), work.written + max(0, work.read - part.saved)))
     return round(found)
 
 
@@ -262,7 +297,7 @@ def _remedies(plan: Plan, network: Network, framework: Framework, device: Gpu | 
     """Up to three changes that make it fit, tried in the order of what they cost: sharding, selective recomputation,
     smaller micro-batches, more stages, full recomputation, offloading."""
     found: list[str] = []
-    for text, changed, scale in _changes(plan):
+    for text, changed, scale in changes(plan):
         report = _fullest(changed, network, framework, device)
         if scale != 1.0:
             report = msgspec.structs.replace(report, activations=round(report.activations * scale), working=round(report.working * scale))
@@ -271,26 +306,3 @@ def _remedies(plan: Plan, network: Network, framework: Framework, device: Gpu | 
         if len(found) == 3:
             break
     return tuple(found)
-
-
-def _changes(plan: Plan) -> list[tuple[str, Plan, float]]:
-    replace, p, m = msgspec.structs.replace, plan.parallel, plan.memory
-    levels = [level for level in (1, 2, 3) if level > (p.zero or 0) and p.dp_shard > 1]
-    found = [(f"parallel.zero = {level}", replace(plan, parallel=replace(p, zero=level)), 1.0) for level in levels]
-    if p.dp_shard == 1 and p.dp_replicate > 1:
-        sharded = replace(p, dp_shard=p.dp_replicate, dp_replicate=1, zero=3)
-        found.append((f"parallel.dp_shard = {p.dp_replicate}, dp_replicate = 1, zero = 3", replace(plan, parallel=sharded), 1.0))
-    if m.recompute == "none":
-        found.append(('memory.recompute = "selective"', replace(plan, memory=replace(m, recompute="selective")), 1.0))
-    micro = plan.batch.micro
-    while micro > 1:
-        micro //= 2
-        found.append((f"batch.micro = {micro}", plan, micro / plan.batch.micro))
-    if m.recompute != "full":
-        found.append(('memory.recompute = "full"', replace(plan, memory=replace(m, recompute="full")), 1.0))
-        if p.dp_shard > 1 and (p.zero or 0) < 3:
-            both = replace(plan, memory=replace(m, recompute="full"), parallel=replace(p, zero=3))
-            found.append(('memory.recompute = "full" and parallel.zero = 3', both, 1.0))
-    if m.offload == "none":
-        found.append(('memory.offload = "optimizer"', replace(plan, memory=replace(m, offload="optimizer")), 1.0))
-    return found

@@ -7,6 +7,7 @@ from functools import lru_cache
 import msgspec
 
 from sim.framework import Framework
+from sim.model.captured import Captured
 from sim.model.parts import Block, Network, Shape
 from sim.model.spec import Cnn, Decoder, EncDec, Encoder, Mlp, ModelSpec, Seq2Seq, TransformerXl, Vit
 from topologies.errors import Refused
@@ -75,17 +76,25 @@ def _blocks(model: ModelSpec, shape: Shape, framework: Framework, attention: str
         from sim.model import lstm
 
         return lstm.blocks_of(model, shape, framework)
+    if isinstance(model, Captured):
+        from sim.model import captured
+
+        return captured.blocks_of(model, shape)
     raise Refused(f"a model of family {type(model).__name__} cannot be described")
 
 
 def _unit(model: ModelSpec) -> str:
     if isinstance(model, (Vit, Cnn)):
         return "images"
+    if isinstance(model, Captured):
+        return "sequences" if model.seq > 1 else "samples"
     return "samples" if isinstance(model, Mlp) else "sequences"
 
 
 def _sample_bytes(model: ModelSpec, shape: Shape) -> int:
     """Token ids and labels are int64 (BERT: also segments and mask); vectors and images are fp32."""
+    if isinstance(model, Captured):
+        return model.sample_bytes
     if isinstance(model, Mlp):
         return 4 * (model.widths[0] + model.widths[-1])
     if isinstance(model, (Vit, Cnn)):
@@ -107,7 +116,7 @@ def _totals(model: ModelSpec, seq: int) -> _Totals:
 
     Forward counts matrix products, convolutions and attention (its causal half once); each gradient costs as much.
     """
-    blocks = _blocks(model, Shape(micro=1, seq=seq), _PLAIN, "flash")
+    blocks = _blocks(model, Shape(micro=1, seq=seq, precision=getattr(model, "precision", "bf16")), _PLAIN, "flash")
     counted: dict[int, tuple[int, float, float]] = {}
     parameters = 0
     idle = flops = 0.0

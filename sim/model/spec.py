@@ -10,6 +10,8 @@ from typing import Annotated, Literal, Union
 
 import msgspec
 
+from sim.model.captured import Captured
+
 Count = Annotated[int, msgspec.Meta(ge=1, le=10**8)]
 Natural = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
 Fraction = Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)]
@@ -261,4 +263,4 @@ class Seq2Seq(_Spec, tag="seq2seq", frozen=True, kw_only=True):
     dropout: Fraction = 0.2
 
 
-ModelSpec = Union[Decoder, Encoder, EncDec, TransformerXl, Seq2Seq, Vit, Cnn, Mlp]
+ModelSpec = Union[Decoder, Encoder, EncDec, TransformerXl, Seq2Seq, Vit, Cnn, Mlp, Captured]

@@ -79,13 +79,13 @@ def llama(plan: Plan, framework: Framework = PLAIN) -> MemoryReport:
 def test_zero_divides_what_it_names(zero: int, parameters: float, gradients: float, optimizer: float) -> None:
     """Rajbhandari et al. 2020, figure 1, with bf16 parameters, gradients and Adam states."""
     psi = 1_235_814_400
-    found = llama(Plan(model="llama3.2-1b", parallel=Parallel(dp_shard=8, zero=zero)))  # type: ignore[arg-type]
+    found = llama(Plan(model="llama3.2-1b", batch=Batch(global_=16), parallel=Parallel(dp_shard=8, zero=zero)))  # type: ignore[arg-type]
     assert (found.parameters, found.gradients, found.optimizer) == (2 * psi * parameters, 2 * psi * gradients, 4 * psi * optimizer)
 
 
 def test_mixed_precision_takes_16_bytes_a_parameter() -> None:
     mixed = replace(PLAIN, master=True, grad_dtype="bf16")
-    found = llama(Plan(model="llama3.2-1b"), mixed)
+    found = llama(Plan(model="llama3.2-1b", batch=Batch(global_=2)), mixed)
     assert found.parameters + found.gradients + found.optimizer == 16 * 1_235_814_400
     assert llama(Plan(model="llama3.2-1b", optimizer=Optimizer(name="sgd"))).optimizer == 0
 
@@ -151,3 +151,12 @@ def test_autocast_copies_are_counted() -> None:
     found = memory_of(plan, network, framework)
     assert found.parameters == 4 * 124_439_808
     assert found.gathered == 2 * 12 * (12 * 768**2 + 9 * 768)  # weights and biases of the layers' linears
+
+
+def test_gradients_grow_as_activations_go() -> None:
+    """One micro-batch and gradients set to None between steps: never all activations beside all gradients."""
+    one = llama(Plan(model="llama3.2-1b"), replace(PLAIN, optimizer="fused"))
+    two = llama(Plan(model="llama3.2-1b", batch=Batch(global_=2)), replace(PLAIN, optimizer="fused"))
+    assert two.gradients == 2 * 1_235_814_400
+    assert one.allocated < two.allocated
+    assert one.activations + one.gradients + one.working >= two.gradients

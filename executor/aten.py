@@ -1,0 +1,125 @@
+"""One aten call as a `Work`: products, convolutions and fused attention by shape, all else by the bytes it moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from sim.work import Attention, Conv, Gemm, MemoryBound, Work
+
+DTYPES = {
+    torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8",
+    torch.float8_e5m2: "fp8", torch.int8: "int8",
+}  # fmt: skip
+
+_SKIPPED = {"detach", "_unsafe_view", "lift_fresh", "empty", "empty_like", "new_empty", "empty_strided", "device", "is_same_size", "alias"}
+_KINDS = {
+    "add": "add sub rsub addcmul addcdiv add_ sub_ where masked_fill maximum minimum lt le gt ge eq ne logical_and logical_not",
+    "scale": "mul mul_ div div_ neg rsqrt sqrt pow reciprocal exp log cos sin clamp",
+    "activation": "gelu relu relu_ silu tanh sigmoid hardtanh leaky_relu threshold_backward gelu_backward silu_backward tanh_backward "
+    "sigmoid_backward leaky_relu_backward hardtanh_backward hardswish hardswish_backward",
+    "layernorm": "native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward",
+    "rmsnorm": "_fused_rms_norm _fused_rms_norm_backward",
+    "batchnorm": "native_batch_norm native_batch_norm_backward cudnn_batch_norm cudnn_batch_norm_backward",
+    "softmax": "_softmax _safe_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data",
+    "cross_entropy": "nll_loss_forward nll_loss_backward",
+    "embedding": "embedding gather index index_select select_backward slice_backward",
+    "embedding_backward": "embedding_dense_backward index_put scatter_add index_add",
+    "dropout": "native_dropout native_dropout_backward bernoulli_ bernoulli",
+    "cast": "_to_copy",
+    "copy": "clone copy_ cat stack constant_pad_nd repeat index_fill",
+    "reduce": "sum mean var var_mean amax amin max argmax prod norm",
+    "pool": "max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d "
+    "_adaptive_avg_pool2d_backward",
+    "zero": "zeros zeros_like zero_ fill_ full ones ones_like new_zeros full_like arange",
+}
+_WHAT = {name: what for what, names in _KINDS.items() for name in names.split()}
+
+
+def tensors_of(values: Any) -> list[torch.Tensor]:
+    """All tensors in arguments or results, depth first."""
+    if isinstance(values, torch.Tensor):
+        return [values]
+    if isinstance(values, dict):
+        return [t for value in values.values() for t in tensors_of(value)]
+    return [t for value in values for t in tensors_of(value)] if isinstance(values, (tuple, list)) else []
+
+
+def moved(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of the elements that exist: broadcast dimensions (stride 0) count once."""
+    total = 0
+    for tensor in tensors:
+        sizes = [size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or size == 0]
+        total += math.prod(sizes) * tensor.element_size()
+    return total
+
+
+def is_free(func: Any) -> bool:
+    """Views, and allocations without a kernel."""
+    name = func._schema.name.split("::")[1]
+    if name in _SKIPPED or not func._schema.name.startswith("aten::"):
+        return True
+    returns = func._schema.returns
+    return bool(returns) and returns[0].alias_info is not None and not returns[0].alias_info.is_write
+
+
+def works_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, role: str) -> list[Work]:
+    """The kernels of one call. `role`: fwd, dgrad or wgrad, for products (a convolution's backward is both)."""
+    name = func._schema.name.split("::")[1]
+    if name in ("mm", "addmm", "bmm", "baddbmm"):
+        return [_product(args[1:] if name in ("addmm", "baddbmm") else args, role)]
+    if name == "convolution":
+        return [_convolution(args[0], args[1], args[3], args[4], args[8], out, "fwd")]
+    if name == "convolution_backward":
+        mask = args[10]
+        roles = [part for part, wanted in zip(("dgrad", "wgrad"), mask, strict=False) if wanted]
+        found: list[Work] = [_convolution(args[1], args[2], args[4], args[5], args[9], args[0], part) for part in roles]
+        bias: list[Work] = [MemoryBound("reduce", moved([args[0]]), moved([out[2]]), _dtype(args[0]))] if mask[2] else []
+        return found + bias
+    if name.startswith(("_scaled_dot_product", "_flash_attention", "_efficient_attention")):
+        return [_attention(name, args, kwargs)]
+    written = tensors_of(out)
+    inputs = tensors_of((args, kwargs))
+    what = _WHAT.get(name, "add" if len(inputs) > 1 else "copy")
+    ops = float(sum(t.numel() for t in written[:1]))
+    return (
+        [MemoryBound(what, moved(inputs), moved(written), _dtype(written[0] if written else inputs[0]), ops)] if written or inputs else []
+    )
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return DTYPES.get(tensor.dtype, "fp32")
+
+
+def _product(args: tuple[Any, ...], role: str) -> Gemm:
+    a, b = args[0], args[1]
+    batch = a.shape[0] if a.dim() == 3 else 1
+    return Gemm(a.shape[-2], b.shape[-1], a.shape[-1], _dtype(a), batch, role)
+
+
+def _convolution(x: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, groups: int, out: torch.Tensor, role: str) -> Work:
+    """`Conv` where its few numbers say all; else the product that it is (1-D, 3-D, dilated, uneven)."""
+    if x.dim() == 4 and len(set(stride)) == 1 and len(set(padding)) == 1:
+        b, c, h, w = x.shape
+        work = Conv(b, c, h, w, weight.shape[0], weight.shape[2], weight.shape[3], stride[0], padding[0], groups, _dtype(x), role)
+        if work.out == tuple(out.shape[2:]):
+            return work
+    inner = math.prod(weight.shape[1:])
+    rows = out.numel() // out.shape[1]
+    return Gemm(rows, weight.shape[0] // groups, inner, _dtype(x), groups, role)
+
+
+def _attention(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attention:
+    """Fused attention; q, k, v are (batch, heads, sequence, size). Backward's first argument is the gradient."""
+    backward = "backward" in name
+    q, k, v = args[1:4] if backward else args[:3]
+    causal = next((value for value in (*args, *kwargs.values()) if isinstance(value, bool)), False)
+    if "is_causal" in kwargs:
+        causal = bool(kwargs["is_causal"])
+    elif "efficient" in name and not backward:
+        causal = bool(args[6]) if len(args) > 6 else False
+    d, dv = q.shape[3], v.shape[3]
+    return Attention(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], d, dv if dv != d else 0, causal, _dtype(q), backward)

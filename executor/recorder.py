@@ -1,0 +1,138 @@
+"""Listens to one forward and backward pass: every aten call as a kernel of the module that made it, and what autograd saves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from executor.aten import is_free, tensors_of, works_of
+from sim.work import Work
+
+
+class Segment:
+    """Consecutive forward calls of one module, and the backward calls of the nodes that they made."""
+
+    def __init__(self, module: str, first: bool) -> None:
+        self.module, self.first = module, first
+        self.works: dict[str, list[Work]] = {"forward": [], "backward": [], "wgrad": []}
+        self.saved = 0
+        self.working = 0
+        """Most bytes that one backward call reads and writes and are neither saved, nor parameters, nor their gradients."""
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees every aten call below autograd. A forward call is its innermost module's; a backward call belongs to the
+    forward call that made its autograd node, found by the node's sequence number."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.stack: list[str] = [""]
+        self.segments: list[Segment] = []
+        self.made: dict[int, Segment] = {}
+        self.owned = {name: tuple(module.parameters(recurse=False)) for name, module in model.named_modules()}
+        self.parameters = {p.untyped_storage()._cdata for p in model.parameters()}
+        self.counted: set[int] = set()
+        self.alive: list[torch.Tensor] = []
+        """What the sets below speak of: a storage's address must not be given to another (fake storages cost nothing)."""
+        self.kept: dict[int, int] = {}
+        """Storage -> segment that keeps it."""
+        self.pending = 0
+        self.in_backward = False
+        for name, module in model.named_modules():
+            if name:
+                module.register_forward_pre_hook(lambda _m, _x, name=name: self.stack.append(name))
+                module.register_forward_hook(lambda _m, _x, _y: self._leave(), always_call=True)
+
+    def _leave(self) -> None:
+        self.stack.pop()
+
+    def segment(self, free: bool) -> Segment | None:
+        """Forward: the segment that is open, or a new one (calls without a kernel open none)."""
+        if self.in_backward:
+            node = torch._C._current_autograd_node()
+            return (self.made.get(node._sequence_nr()) if node is not None else None) or self.segments[-1]
+        module = self.stack[-1]
+        if not self.segments or self.segments[-1].module != module:
+            if free:
+                return next((one for one in reversed(self.segments) if one.module == module), None)
+            self.segments.append(Segment(module, all(one.module != module for one in self.segments)))
+            self.segments[-1].saved, self.pending = self.pending, 0
+        return self.segments[-1]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        free = is_free(func)
+        if free and isinstance(args[0] if args else None, torch.nn.Parameter):  # a view of a parameter is one
+            self.parameters |= {t.untyped_storage()._cdata for t in tensors_of(out)}
+            self.alive += tensors_of(out)
+        segment = self.segment(free)
+        if segment is None:
+            return out
+        if not self.in_backward:  # the node of this call has the number before the next one
+            self.made.setdefault(torch._C._autograd._get_sequence_nr() - 1, segment)
+        if free:
+            return out
+        field = "forward"
+        if self.in_backward:
+            field = "wgrad" if self._is_wgrad(segment.module, args, out) else "backward"
+            passing = [*tensors_of((args, kwargs)), *(tensors_of(out) if field == "backward" else [])]
+            segment.working = max(segment.working, self._unkept(passing))
+        role = {"forward": "fwd", "backward": "dgrad", "wgrad": "wgrad"}[field]
+        for work in works_of(func, args, kwargs, out, role):
+            segment.works["wgrad" if getattr(work, "role", "") == "wgrad" else field].append(work)
+        return out
+
+    def _is_wgrad(self, module: str, args: Any, out: Any) -> bool:
+        """The result has a parameter's shape (or its transpose), and no parameter is an operand."""
+        results = tensors_of(out)
+        operands = tensors_of(args)
+        if len(results) != 1 or any(isinstance(t, torch.nn.Parameter) or t.untyped_storage()._cdata in self.parameters for t in operands):
+            return False
+        shape = tuple(results[0].shape)
+        return any(shape in (tuple(p.shape), tuple(reversed(p.shape)), (1, *p.shape)) for p in self._near(module))
+
+    def _near(self, module: str) -> list[torch.nn.Parameter]:
+        """The module's own parameters, and those of children that run as functions (attention's output projection)."""
+        ran = {one.module for one in self.segments}
+        inside = f"{module}." if module else ""
+        names = [name for name in self.owned if name == module or (name.startswith(inside) and name not in ran)]
+        apart = [other for other in ran if other != module and other.startswith(inside)]
+        own = [name for name in names if not any(name == other or name.startswith(f"{other}.") for other in apart)]
+        return [p for name in own for p in self.owned[name]]
+
+    def _unkept(self, tensors: list[torch.Tensor]) -> int:
+        known = self.parameters | self.kept.keys()
+        found = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
+        return sum(size for storage, size in found.items() if storage not in known)
+
+    def tensors(self, module: str) -> tuple[int, ...]:
+        """Sizes of the parameters that `module` uses; a shared one counts where it is first used."""
+        fresh = [p for p in self._near(module) if id(p) not in self.counted]
+        self.counted.update(map(id, fresh))
+        return tuple(p.numel() for p in fresh)
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Counts what autograd saves, each storage once, parameters not."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self.parameters and storage._cdata not in self.kept:
+            self.alive.append(tensor)
+            opened = len(self.segments) - 1
+            if self.segments and self.segments[-1].module == self.stack[-1]:
+                self.segments[-1].saved += storage.nbytes()
+            else:  # inputs are saved before the call that opens the segment
+                self.pending += storage.nbytes()
+                opened += 1
+            self.kept[storage._cdata] = opened
+        return tensor
+
+    def hold(self, out: Any) -> None:
+        """What the model returns lives to the end of the step: the first segment, which runs backward last, keeps it."""
+        for tensor in tensors_of(out):
+            storage = tensor.untyped_storage()
+            owner = self.kept.get(storage._cdata)
+            if owner is not None and owner < len(self.segments):
+                self.segments[owner].saved -= storage.nbytes()
+            self.segments[0].saved += storage.nbytes()
