@@ -31,6 +31,12 @@ _SQUAD = 384
 """Tokens of a SQuAD example in BERT's fine-tuning scripts (--max_seq_length 384)."""
 
 
+_BINNED = {128: 120, 512: 288}
+"""Tokens of a padded BERT sequence where each batch holds sequences of one length bin of 64: NVIDIA's PyTorch scripts
+since 21.09 (LDDL, --phase2_bin_size 64). Half of 512 and a fifth of 128 are padding in Wikipedia (Krell et al. 2021,
+sequence packing); the mean of a bin lies half a bin above the sequences' own mean."""
+
+
 class Case(msgspec.Struct, frozen=True):
     """A row made ready to predict."""
 
@@ -69,7 +75,7 @@ def case_of(row: Row) -> Case:
         name=row.row_id,
         task={"lora": "lora"}.get(row.task, "train"),  # type: ignore[arg-type]
         framework=framework,
-        seq_len=_seq_len(row, assumed),
+        seq_len=_seq_len(row, framework, assumed),
         precision=precision_of(row),  # type: ignore[arg-type]
         attention=_attention(row),
         compile=compiled(row),
@@ -88,12 +94,18 @@ def _attention(row: Row) -> Any:
     return "math" if row.flash_attn == "no" else None
 
 
-def _seq_len(row: Row, assumed: list[str]) -> int | None:
-    if row.seq_len or row.batch_unit != "sequences":
-        return row.seq_len
-    size = _SQUAD if "squad" in row.task.lower() else 128 if "bert" in row.model_type else 2048
-    assumed.append(f"seq_len not stated: {size}")
-    return size
+def _seq_len(row: Row, framework: str, assumed: list[str]) -> int | None:
+    if row.batch_unit != "sequences":
+        return None
+    if row.seq_len is None:
+        size = _SQUAD if "squad" in row.task.lower() else 128 if "bert" in row.model_type else 2048
+        assumed.append(f"seq_len not stated: {size}")
+        return size
+    if framework == "pytorch-apex-ddp" and row.task == "train" and row.date >= "2021-09" and row.seq_len in _BINNED:
+        size = _BINNED[row.seq_len]
+        assumed.append(f"sequences binned by length (LDDL): {size} tokens in the mean of up to {row.seq_len}")
+        return size
+    return row.seq_len
 
 
 def sizes_of(row: Row, assumed: list[str]) -> Sizes:

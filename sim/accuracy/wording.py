@@ -105,11 +105,10 @@ _KEPT: tuple[tuple[str, float, str], ...] = (
     (r"\(op\)", 1 / 2, "torchtitan keeps attention and every second product: counted as every second layer"),
     (r"save_qkv_out_proj", 2 / 3, "qkv and output products are kept, a third of the layer: counted as two layers of three"),
     (r"save_dot_only", 0.0, "products are kept: only elementwise kernels run again, which XLA fuses away"),
-    (r"save_qkv_proj", 7 / 8, "only the qkv products are kept"),
+    (r"save_qkv_proj", 7 / 8, "only the qkv products are kept: seven layers of eight"),
 )
-_UNSAID = {"maxtext": "full"}
-"""Recomputation that a framework's recipes use unless told: MaxText's remat_policy is `full` in base.yml, and keeps
-no more than the qkv products in the 70B recipes (dgxc-benchmarking maxtext/configure.sh: save_qkv_proj)."""
+_UNSAID = {"maxtext": "save_qkv_proj"}
+"""Recomputation that a framework's recipes use unless told: remat_policy of dgxc-benchmarking maxtext/configure.sh."""
 
 
 def recompute_of(row: Row, layers_per_stage: int, framework: str, assumed: list[str]) -> dict[str, Any]:
@@ -120,7 +119,7 @@ def recompute_of(row: Row, layers_per_stage: int, framework: str, assumed: list[
         assumed.append(f"recomputation not stated: {text}, as {framework}'s recipes")
     for word, share, why in _KEPT:
         if re.search(word, text):
-            assumed.append(f"recomputation {row.recompute!r}: {why}")
+            assumed.append(f"recomputation {text!r}: {why}")
             layers = round(share * layers_per_stage)
             return {"recompute": "full", "recompute_layers": layers} if layers else {"recompute": "none"}
     if text.startswith("full"):

@@ -85,7 +85,7 @@ def test_recomputation_words() -> None:
     assert recompute_of(row(recompute="full"), 8, "nemo", []) == {"recompute": "full"}
     assert recompute_of(row(recompute="selective (op)"), 32, "torchtitan", []) == {"recompute": "full", "recompute_layers": 16}
     noted: list[str] = []
-    assert recompute_of(row(recompute=""), 8, "maxtext", noted) == {"recompute": "full"} and noted
+    assert recompute_of(row(recompute=""), 8, "maxtext", noted) == {"recompute": "full", "recompute_layers": 7} and noted
 
 
 def test_uneven_stages() -> None:
