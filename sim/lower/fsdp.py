@@ -54,7 +54,7 @@ def forward(job: Job, blocks: list[BlockOps], tag: str, gather: bool) -> list[Op
     units = units_of(job, blocks, tag)
     if not gather:
         return [op for block in blocks for op in block.forward]
-    line = list(dict.fromkeys(units[block.name] for block in blocks))
+    line = [unit for unit in dict.fromkeys(units[block.name] for block in blocks) if unit.messages]
     ahead = job.plan.parallel.prefetch
     frees = job.plan.parallel.reshard_after_forward and job.size("pp") == 1
     ops = [op for lane in _lanes(line) for op in order(job, f"{tag}{lane}.updated", COMPUTE, lane)]
@@ -62,7 +62,7 @@ def forward(job: Job, blocks: list[BlockOps], tag: str, gather: bool) -> list[Op
     opened: set[Unit] = set()
     for block in blocks:
         unit = units[block.name]
-        if unit not in opened:
+        if unit.messages and unit not in opened:
             opened.add(unit)
             k = len(opened) - 1
             while asked < min(len(line), k + max(1, ahead)):
@@ -72,7 +72,7 @@ def forward(job: Job, blocks: list[BlockOps], tag: str, gather: bool) -> list[Op
         ops += block.forward
         if ahead == 0:
             ops.append(record("fwd/done", COMPUTE))
-        if frees and not unit.root:
+        if frees and unit.messages and not unit.root:
             ops.append(_reshard(job, "fwd", unit))
     return ops
 
@@ -88,7 +88,8 @@ def backward(job: Job, blocks: list[BlockOps], pieces: list[tuple[PartOps, tuple
     """Backward `pieces` of a stage with gathers before each block and, with `sync`, its gradients reduced after it."""
     units = units_of(job, blocks, tag)
     inline = job.size("pp") == 1
-    line = [units[b.name] for b in reversed(blocks) if not units[b.name].root] if inline and job.plan.parallel.reshard_after_forward else []
+    frees = inline and job.plan.parallel.reshard_after_forward
+    line = [units[b.name] for b in reversed(blocks) if units[b.name].messages and not units[b.name].root] if frees else []
     ahead = job.plan.parallel.prefetch
     ops = [op for unit in line[:ahead] for op in _gather(job, "bwd", unit)]
     reduced: list[Unit] = []
@@ -103,13 +104,13 @@ def backward(job: Job, blocks: list[BlockOps], pieces: list[tuple[PartOps, tuple
                 ops += _gather(job, "bwd", line[j + ahead], f"bwd/{unit.name}.out")
             j += 1
         ops += [op for _, work in group for op in work]
-        if inline and not unit.root:
+        if inline and unit.messages and not unit.root:
             if sync:
                 ops += _partial(job, blocks, units, unit)
             ops.append(_reshard(job, "bwd", unit))
             if sync:
                 ops += _reduce(job, unit, reduced)
-    late = [unit for unit in dict.fromkeys(units[b.name] for b in reversed(blocks)) if unit not in reduced]
+    late = [unit for unit in dict.fromkeys(units[b.name] for b in reversed(blocks)) if unit.messages and unit not in reduced]
     for unit in sorted(late, key=lambda unit: unit.root) if sync else ():
         ops += _partial(job, blocks, units, unit)
         ops += _reduce(job, unit, reduced)

@@ -1,0 +1,125 @@
+"""DDP: whole programs of a tiny network, torch's buckets, their laws."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.framework import load_framework
+from sim.lower.blocks import lower_block
+from sim.lower.buckets import buckets_of
+from sim.lower.job import job_of
+from sim.planfile import load_plan
+from tests.null.lower.tiny import MIB, QUIET, linear, messages, network, norm, program, show
+
+
+def test_a_step_without_a_group_is_input_forward_backward_update() -> None:
+    p = program({})
+    assert [c.segment for c in p.roles["pp0"].threads["host"]] == ["input", "fwd", "bwd", "update"] * 2
+    assert show(p.segments["input"]) == [
+        "host: data/collate",
+        "copy.h2d: data/h2d",
+        "copy.h2d: data/on-device.record",
+        "compute: data/on-device.wait",
+    ]
+    assert show(p.segments["fwd"]) == ["compute: fwd/L0.linear", "compute: fwd/L1.linear", "compute: fwd/head.loss"]
+    # The first layer's input needs no gradient.
+    assert show(p.segments["bwd"]) == [
+        "compute: bwd/head.loss",
+        "compute: bwd/L1.linear",
+        "compute: wgrad/L1.linear",
+        "compute: wgrad/L0.linear",
+    ]
+    assert show(p.segments["update"]) == ["compute: optimizer/step"]
+
+
+def test_buckets_leave_beside_backward_and_are_awaited_at_its_end() -> None:
+    p = program({"parallel": {"dp_replicate": 2}, "batch": {"micro": 1, "global": 4}})
+    assert [c.segment for c in p.roles["pp0"].threads["host"]][:6] == ["input", "fwd", "bwd", "input", "fwd", "bwd.add.sync0"]
+    assert show(p.segments["bwd.add.sync"]) == [
+        "compute: bwd/head.loss",
+        "compute: bwd/L1.linear",
+        "compute: wgrad/L1.linear",
+        "compute: wgrad/L1.linear.add",
+        "compute: grad/b0.copy",
+        "compute: grad/b0.full.record",
+        "comm.dp: grad/b0.full.wait",
+        "comm.dp: grad/b0.all_reduce",
+        "comm.dp: grad/b0.done.record",
+        "compute: wgrad/L0.linear",
+        "compute: wgrad/L0.linear.add",
+        "compute: grad/b1.copy",
+        "compute: grad/b1.full.record",
+        "comm.dp: grad/b1.full.wait",
+        "comm.dp: grad/b1.all_reduce",
+        "comm.dp: grad/b1.done.record",
+        "compute: grad/b0.done.wait",
+        "compute: grad/b0.back",
+        "compute: grad/b1.done.wait",
+        "compute: grad/b1.back",
+    ]
+    assert messages(p, step=0) == [("all_reduce", "dp", 8 * MIB)], "torch's first step has one bucket"
+    assert messages(p, step=1) == [("all_reduce", "dp", 4 * MIB)] * 2
+
+
+def test_without_overlap_all_gradients_leave_after_backward() -> None:
+    p = program({"parallel": {"dp_replicate": 2}, "comm": {"overlap": False}})
+    assert messages(p, step=1) == [("all_reduce", "dp", 8 * MIB)]
+    ops = show(p.segments["bwd.sync"])
+    assert ops.index("comm.dp: grad/b0.all_reduce") > ops.index("compute: wgrad/L0.linear")
+
+
+def test_on_a_cpu_the_training_thread_runs_the_compute_lane() -> None:
+    p = program({"parallel": {"dp_replicate": 2}}, device="cpu")
+    ops = [op for ops in p.segments.values() for op in ops]
+    assert all(op.blocking for op in ops if op.lane == "compute" and op.kind != "record")
+    assert not any(op.blocking for op in ops if op.lane == "comm.dp")
+    assert not any(op.lane.startswith("copy") for op in ops)
+
+
+def test_eager_frameworks_spend_host_time_in_modules_autograd_and_hooks() -> None:
+    eager = load_framework("pytorch")
+    p = program({"parallel": {"dp_replicate": 2}}, framework=eager)
+    kinds = [work.what for ops in p.segments.values() for op in ops if op.kind == "host" for work in op.works]  # type: ignore[union-attr]
+    assert {"module", "autograd", "accumulate", "ddp_step", "ddp_bucket", "ddp_parameter", "optimizer", "optimizer_step"} <= set(kinds)
+
+
+def _buckets(sizes: list[int], bucket: int, step: int = 1, **parts: object) -> list[tuple[int, ...]]:
+    plan = load_plan({"model": "tiny", "precision": "fp32", "parallel": {"dp_replicate": 2}, "comm": {"bucket": f"{bucket} B"}})
+    net = network(1, tuple(linear(f"p{i}", n) for i, n in enumerate(sizes)))
+    job = job_of(plan, net, QUIET, "cuda", 2)
+    blocks = [lower_block(job, name, block) for name, block in net.blocks]
+    return [bucket.tensors for bucket in buckets_of(job, blocks, step)]
+
+
+def test_torchs_limits_first_a_mebibyte_then_25() -> None:
+    quarter = 256 * 1024  # elements of 1 MiB in fp32
+    assert _buckets([quarter] * 30, 25 * MIB) == [(quarter,), (quarter,) * 25, (quarter,) * 4]
+    assert _buckets([quarter] * 6, 2 * MIB) == [(quarter,) * 2] * 3, "a size that is said holds for the first bucket too"
+    assert _buckets([quarter] * 30, 25 * MIB, step=0) == [(quarter,) * 30]
+
+
+def test_a_linears_bias_is_ready_before_its_weight_and_a_norms_after() -> None:
+    from msgspec.structs import replace
+
+    net = network(1, (norm(), replace(linear(), tensors=(300, 20))))
+    job = job_of(load_plan({"model": "tiny", "precision": "fp32", "parallel": {"dp_replicate": 2}}), net, QUIET, "cuda", 2)
+    blocks = [lower_block(job, name, block) for name, block in net.blocks]
+    assert [b.tensors for b in buckets_of(job, blocks, 1)] == [(20, 300, 8, 8)]
+
+
+@settings(max_examples=50, deadline=None)
+@given(sizes=st.lists(st.integers(1, 10**6), min_size=1, max_size=20), bucket=st.integers(1, 10**7))
+def test_buckets_hold_every_gradient_once_in_backward_order(sizes: list[int], bucket: int) -> None:
+    for step in (0, 1):
+        buckets = _buckets(sizes, bucket, step)
+        assert [n for tensors in buckets for n in tensors] == sizes[::-1]
+    for tensors in _buckets(sizes, bucket)[:-1]:
+        assert sum(tensors) * 4 >= bucket > sum(tensors[:-1]) * 4, "a bucket closes with the gradient that fills it"
+
+
+def test_megatrons_buckets_are_counted_in_elements() -> None:
+    core = load_framework("megatron-core")
+    big = network(4, (linear("linear", 30_000_000),))
+    p = program({"parallel": {"dp_replicate": 2}, "precision": "bf16"}, big, core)
+    assert messages(p) == [("all_reduce", "dp", 60_000_000 * 4)] * 2

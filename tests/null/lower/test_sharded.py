@@ -1,0 +1,191 @@
+"""ZeRO-1, -2, -3: whole programs and the traffic of Rajbhandari et al. 2020, section 7."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from sim.engine.run import simulate
+from sim.program import Program
+from tests.null.lower.tiny import MIB, QUIET, Constant, linear, messages, network, program, show, traffic
+from topologies.errors import Refused
+
+TOTAL = 2 * MIB * 4
+"""Bytes of the tiny network's gradients."""
+
+
+def test_zero1_reduce_scatters_buckets_and_gathers_after_the_update() -> None:
+    p = program({"parallel": {"dp_shard": 2, "zero": 1}, "comm": {"bucket": "4 MiB"}}, framework=replace(QUIET, overlap_param=False))
+    assert messages(p) == [("reduce_scatter", "fsdp", 4 * MIB)] * 2 + [("all_gather", "fsdp", 4 * MIB)] * 2
+    assert show(p.segments["update"]) == [
+        "compute: optimizer/step",
+        "compute: param/comm.fsdp.updated.record",
+        "comm.fsdp: param/comm.fsdp.updated.wait",
+        "comm.fsdp: param/b0.all_gather",
+        "comm.fsdp: param/b1.all_gather",
+        "comm.fsdp: param/comm.fsdp.ready.record",
+        "compute: param/comm.fsdp.ready.wait",
+    ]
+
+
+def test_zero1_gathers_one_bucket_ahead_of_the_next_forward() -> None:
+    p = program({"parallel": {"dp_shard": 2, "zero": 1}, "comm": {"bucket": "4 MiB"}})
+    assert show(p.segments["fwd.gather"]) == [
+        "compute: param/updated.record",
+        "comm.fsdp: param/updated.wait",
+        "comm.fsdp: param/b1.all_gather",
+        "comm.fsdp: param/b1.ready.record",
+        "compute: param/b1.ready.wait",
+        "comm.fsdp: param/b0.all_gather",
+        "comm.fsdp: param/b0.ready.record",
+        "compute: fwd/L0.linear",
+        "compute: param/b0.ready.wait",
+        "compute: fwd/L1.linear",
+        "compute: fwd/head.loss",
+    ]
+
+
+def test_zero2_reduces_in_every_micro_batch_and_zero1_only_in_the_last() -> None:
+    plan = {"batch": {"micro": 1, "global": 8}, "comm": {"bucket": "1 GiB"}}
+    counts = []
+    for zero in (1, 2):
+        p = program(plan | {"parallel": {"dp_shard": 2, "zero": zero}})
+        counts.append([name for name, _, _ in messages(p)].count("reduce_scatter"))
+    assert counts == [1, 4]
+
+
+def test_fsdp_gathers_ahead_in_forward() -> None:
+    p = program({"parallel": {"dp_shard": 2, "zero": 3}}, network(3))
+    assert show(p.segments["fwd"]) == [
+        "compute: comm.fsdp.updated.record",
+        "comm.fsdp: comm.fsdp.updated.wait",
+        "comm.fsdp: fwd/L0.copy_in",
+        "comm.fsdp: fwd/L0.all_gather",
+        "comm.fsdp: fwd/L0.gathered.record",
+        "compute: fwd/L0.gathered.wait",
+        "compute: fwd/L0.copy_out",
+        "compute: fwd/L0.out.record",
+        "compute: fwd/L0.linear",
+        "compute: fwd/L0.reshard",
+        "comm.fsdp: fwd/L1.copy_in",
+        "comm.fsdp: fwd/L1.all_gather",
+        "comm.fsdp: fwd/L1.gathered.record",
+        "compute: fwd/L1.gathered.wait",
+        "compute: fwd/L1.copy_out",
+        "compute: fwd/L1.out.record",
+        "compute: fwd/L1.linear",
+        "compute: fwd/L1.reshard",
+        "comm.fsdp: fwd/L2.room.wait",  # the buffer of L0
+        "comm.fsdp: fwd/L2.copy_in",
+        "comm.fsdp: fwd/L2.all_gather",
+        "comm.fsdp: fwd/L2.gathered.record",
+        "compute: fwd/L2.gathered.wait",
+        "compute: fwd/L2.copy_out",
+        "compute: fwd/L2.out.record",
+        "compute: fwd/L2.linear",
+        "compute: fwd/L2.reshard",
+        "compute: fwd/head.loss",
+    ]
+
+
+def test_fsdp_backward_prefetches_the_next_block_before_it_reduces_this_one() -> None:
+    p = program({"parallel": {"dp_shard": 2, "zero": 3}})
+    lanes = [line for line in show(p.segments["bwd.sync"]) if line.startswith("comm")]
+    assert lanes == [
+        "comm.fsdp: bwd/L1.copy_in",
+        "comm.fsdp: bwd/L1.all_gather",
+        "comm.fsdp: bwd/L1.gathered.record",
+        "comm.fsdp: bwd/L0.room.wait",
+        "comm.fsdp: bwd/L0.copy_in",
+        "comm.fsdp: bwd/L0.all_gather",
+        "comm.fsdp: bwd/L0.gathered.record",
+        "comm.fsdp: grad/L1.full.wait",
+        "comm.fsdp: grad/L1.reduce_scatter",
+        "comm.fsdp: grad/L1.scattered.record",
+        "comm.fsdp: grad/L0.full.wait",
+        "comm.fsdp: grad/L0.reduce_scatter",
+        "comm.fsdp: grad/L0.scattered.record",
+    ]
+    compute = [line for line in show(p.segments["bwd.sync"]) if line.startswith("compute")]
+    assert compute[-4:] == [
+        "compute: grad/L0.room.wait",
+        "compute: grad/L0.copy_in",
+        "compute: grad/L0.full.record",
+        "compute: grad/end.comm.fsdp.wait",
+    ]
+
+
+def test_ends_are_the_root_gathered_first_kept_and_reduced_last() -> None:
+    from sim.model.parts import Block
+
+    net = network(2)
+    ends = Block(kind="embed", parts=(linear("embed"),))
+    net = replace(net, blocks=(("embed", ends), *net.blocks))
+    p = program({"parallel": {"dp_shard": 2, "zero": 3}}, net)
+    ids = [op.id for call, op in p.ops(0) if call.step == 1 and op.kind == "collective"]
+    assert ids == [
+        "fwd/root.all_gather",
+        "fwd/L0.all_gather",
+        "fwd/L1.all_gather",
+        "bwd/L1.all_gather",
+        "bwd/L0.all_gather",
+        "grad/L1.reduce_scatter",
+        "grad/L0.reduce_scatter",
+        "grad/root.reduce_scatter",
+    ]
+
+
+def test_hybrid_sharding_averages_shards_over_the_replicas() -> None:
+    p = program({"parallel": {"dp_replicate": 2, "dp_shard": 4, "zero": 3}}, network(1))
+    assert messages(p) == [
+        ("all_gather", "fsdp", 4 * MIB),
+        ("all_gather", "fsdp", 4 * MIB),
+        ("reduce_scatter", "fsdp", 4 * MIB),
+        ("all_reduce", "dp_replicate", MIB),
+    ]
+
+
+def test_without_resharding_backward_gathers_nothing() -> None:
+    p = program({"parallel": {"dp_shard": 2, "zero": 3, "reshard_after_forward": False}})
+    assert [name for name, _, _ in messages(p)] == ["all_gather", "all_gather", "reduce_scatter", "reduce_scatter"]
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_zero3_moves_half_as_much_again_as_data_parallel(ranks: int) -> None:
+    def sent(parallel: dict[str, int], group: str) -> float:
+        return traffic(program({"parallel": parallel}), group)
+
+    plain = sent({"dp_replicate": ranks}, "dp")
+    assert sent({"dp_shard": ranks, "zero": 1}, "fsdp") == plain == sent({"dp_shard": ranks, "zero": 2}, "fsdp")
+    assert sent({"dp_shard": ranks, "zero": 3}, "fsdp") == 1.5 * plain == 3 * TOTAL * (ranks - 1) / ranks
+
+
+def test_what_stays_resident_is_divided_stage_by_stage() -> None:
+    def held(parallel: dict[str, int]) -> list[int]:
+        return list(program({"parallel": parallel}).resident.values())
+
+    assert held({"dp_replicate": 4}) == [TOTAL, TOTAL, 2 * TOTAL]
+    assert held({"dp_shard": 4, "zero": 1}) == [TOTAL, TOTAL, 2 * TOTAL // 4]
+    assert held({"dp_shard": 4, "zero": 2}) == [TOTAL, TOTAL // 4, 2 * TOTAL // 4]
+    assert held({"dp_shard": 4, "zero": 3}) == [TOTAL // 4, TOTAL // 4, 2 * TOTAL // 4]
+
+
+def test_gathered_parameters_are_given_back() -> None:
+    trace = simulate(program({"parallel": {"dp_shard": 2, "zero": 3}}, network(4)), Constant())
+    line = trace.memory[0]
+    assert line[-1][1] == line[0][1], "all that a step takes it gives back"
+    assert max(used for _, used in line) < line[0][1] + 4 * 4 * MIB * 2, "never all blocks at once"
+
+
+def _seconds(p: Program) -> float:
+    return max(span.end for span in simulate(p, Constant()).spans)
+
+
+def test_prefetch_hides_gathers() -> None:
+    seconds = [_seconds(program({"parallel": {"dp_shard": 2, "zero": 3, "prefetch": n}}, network(6))) for n in (0, 1, 2)]
+    assert seconds[0] > seconds[1] >= seconds[2]
+
+
+def test_sharded_experts_that_span_sharding_groups_are_refused() -> None:
+    with pytest.raises(Refused, match="ep = 4 does not divide"):
+        program({"parallel": {"dp_replicate": 4, "dp_shard": 2, "ep": 4, "zero": 3}})

@@ -1,0 +1,99 @@
+"""Tensor and sequence parallelism: collectives of one layer as in the Megatron papers."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from sim.engine.run import simulate
+from sim.model.parts import Part
+from tests.null.lower.tiny import QUIET, Constant, linear, messages, network, norm, program, show, traffic
+
+SIZE = 1024
+LAYER: tuple[Part, ...] = (
+    norm(),
+    linear("qkv", seam="tp.gather", seam_bytes=SIZE),
+    linear("proj", seam="tp.reduce", seam_bytes=SIZE),
+    linear("up", seam="tp.gather", seam_bytes=SIZE),
+    linear("down", seam="tp.reduce", seam_bytes=SIZE),
+)
+DTENSOR = replace(QUIET, tensor="dtensor")
+
+
+def test_four_all_reduces_a_layer() -> None:
+    """Shoeybi et al. 2019, figure 4: two in forward, two in backward."""
+    p = program({"parallel": {"tp": 2, "sequence_parallel": False}}, network(1, LAYER))
+    assert messages(p) == [("all_reduce", "tp", SIZE)] * 4
+    assert show(p.segments["fwd"])[:6] == [
+        "compute: fwd/L0.norm",
+        "compute: fwd/L0.qkv",
+        "compute: fwd/L0.proj",
+        "compute: fwd/L0.proj.all_reduce",
+        "compute: fwd/L0.up",
+        "compute: fwd/L0.down",
+    ]
+
+
+def test_the_gradients_sum_travels_beside_the_weights_gradient() -> None:
+    p = program({"parallel": {"tp": 2, "sequence_parallel": False}}, network(1, LAYER[1:3]))
+    ops = show(p.segments["bwd"])
+    assert ops[ops.index("compute: bwd/L0.qkv.all_reduce.in.record") :] == [
+        "compute: bwd/L0.qkv.all_reduce.in.record",
+        "comm.tp: bwd/L0.qkv.all_reduce.in.wait",
+        "comm.tp: bwd/L0.qkv.all_reduce",
+        "compute: wgrad/L0.qkv",
+        "comm.tp: bwd/L0.qkv.all_reduce.out.record",
+        "compute: bwd/L0.qkv.all_reduce.out.wait",
+    ]
+
+
+def test_sequence_parallelism_splits_all_reduces_and_gathers_again_for_the_weights() -> None:
+    """Korthikanti et al. 2022, section 4.2.2: the same volume as tensor parallelism, but for the input gathered again."""
+    net = network(1, LAYER)
+    split = program({"parallel": {"tp": 4}}, net)
+    kept = program({"parallel": {"tp": 4}}, net, DTENSOR)
+    whole = program({"parallel": {"tp": 4, "sequence_parallel": False}}, net)
+    norms = 2 * 3 / 4 * 16 * 4  # both norm tensors, fp32
+    assert traffic(split, "tp") - norms == pytest.approx(traffic(whole, "tp") * 10 / 8)
+    dtensor_norms = norms  # the same bytes in two messages
+    assert traffic(kept, "tp") - dtensor_norms == pytest.approx(traffic(whole, "tp"))
+    assert [m for m in messages(split) if m[2] == SIZE] == [
+        *[("all_gather", "tp", SIZE), ("reduce_scatter", "tp", SIZE)] * 2,  # forward
+        *[("all_gather", "tp", SIZE), ("all_gather", "tp", SIZE), ("reduce_scatter", "tp", SIZE)] * 2,  # backward
+    ]
+    assert [m for m in messages(kept) if m[2] == SIZE] == [("all_gather", "tp", SIZE), ("reduce_scatter", "tp", SIZE)] * 4
+
+
+def test_norms_gradients_in_one_message_or_each_by_itself() -> None:
+    net = network(1, LAYER)
+    assert messages(program({"parallel": {"tp": 2}}, net))[-1] == ("all_reduce", "tp", 16 * 4)
+    assert messages(program({"parallel": {"tp": 2}}, net, DTENSOR))[-2:] == [("all_reduce", "tp", 8 * 4)] * 2
+    three = replace(DTENSOR, optimizer="foreach")
+    assert messages(program({"parallel": {"tp": 2}}, net, three))[-6:] == [("all_reduce", "tp", 8 * 4)] * 6, "AdamW reads a gradient thrice"
+
+
+def test_fsdp_sums_partial_gradients_before_it_scatters_them() -> None:
+    p = program({"parallel": {"tp": 2, "dp_shard": 2, "zero": 3}}, network(1, LAYER[:3]), DTENSOR)
+    last = messages(p)[-3:]
+    assert last[:2] == [("all_reduce", "tp", 32)] * 2 and last[2][:2] == ("reduce_scatter", "fsdp")
+
+
+def test_a_vocabulary_parallel_loss_sums_three_numbers_a_row() -> None:
+    from tests.null.lower.tiny import loss
+
+    p = program({"parallel": {"tp": 2}}, network(1, (replace(loss(), seam="tp.loss", seam_bytes=12 * 64),)))
+    assert messages(p) == [("all_reduce", "tp", 4 * 64)] * 3
+
+
+def test_overlap_cuts_gemms_and_keeps_the_bytes() -> None:
+    net = network(1, LAYER)
+    plain, beside = (program({"parallel": {"tp": 4, "tp_overlap": on}}, net) for on in (False, True))
+    assert traffic(plain, "tp") == pytest.approx(traffic(beside, "tp"))
+    qkv = next(op for op in beside.segments["fwd"] if op.id == "fwd/L0.qkv")
+    assert (qkv.works[0].m, qkv.works[0].repeat) == (2, 4)  # type: ignore[union-attr]
+    assert sum(w.flops for op in plain.segments["fwd"] for w in op.works) == sum(w.flops for op in beside.segments["fwd"] for w in op.works)
+
+    def seconds(p: object) -> float:
+        return max(span.end for span in simulate(p, Constant()).spans)  # type: ignore[arg-type]
+
+    assert seconds(beside) < seconds(plain)
