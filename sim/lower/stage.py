@@ -1,7 +1,7 @@
 """Pipeline stages: which blocks each holds, and the segments of ops that its micro-batches run.
 
-A plan without a pipeline is one stage. The same segments serve every schedule: `F`, `BW` (backward whole), or `B`
-(gradient of the input) and `W` (of the weights) apart.
+A plan without a pipeline is one stage. The same segments serve every schedule, by the kinds of `sim.lower.schedule`: F, B (whole
+backward), or I (gradient of the input) and W (of the weights) apart.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from sim.lower.buckets import Bucket, buckets_of, rebuilds
 from sim.lower.input import take
 from sim.lower.job import Job
 from sim.lower.offload import offload
+from sim.lower.schedule import chunks_of, placement
 from sim.model.parts import Block
 from sim.program import Call, Op
 from topologies.errors import BadInput
@@ -66,17 +67,14 @@ def stages_of(job: Job) -> tuple[Stage, ...]:
 
 
 def chunks_per_rank(job: Job) -> int:
-    """Model chunks on one pipeline rank: DualPipe-V always has two."""
+    """Model chunks on one pipeline rank."""
     p = job.plan.parallel
-    return 2 if p.schedule == "dualpipe" and p.pp > 1 else p.virtual_stages
+    return chunks_of(p.schedule, p.virtual_stages) if p.pp > 1 else 1
 
 
 def rank_of(job: Job, stage: int) -> int:
-    """Pipeline coordinate of a stage: round and round, or there and back (DualPipe-V)."""
-    pp = job.plan.parallel.pp
-    if job.plan.parallel.schedule == "dualpipe" and stage >= pp:
-        return 2 * pp - 1 - stage
-    return stage % pp
+    """Pipeline coordinate of a stage."""
+    return placement.rank_of(job.plan.parallel.schedule, job.plan.parallel.pp, stage)
 
 
 class StageSegments:
@@ -99,9 +97,8 @@ class StageSegments:
         return self.stage.first or self.stage.last
 
     def calls(self, kind: str, microbatch: int, step: int, *, first: bool, last: bool) -> list[Call]:
-        """One action on one micro-batch: F, B, W or BW. `first`, `last`: among the actions of this kind on this stage in this step.
-
-        A forward that needs a batch takes it first.
+        """One action on one micro-batch: F, B, I or W. `first`, `last`: among the forwards, or among the actions that make weight
+        gradients (B and W), of this stage in this step. A forward that needs a batch takes it first.
         """
         at, index = f"s{step}/mb{microbatch}", step * self.job.microbatches + microbatch
         found = []
@@ -155,9 +152,9 @@ def _variant(job: Job, kind: str, step: int, first: bool, last: bool) -> str:
     """The segment's name: what differs between micro-batches is spelled out in it."""
     if kind == "F":
         return "fwd.gather" if first and _gathers(job, step) else "fwd"
-    if kind == "B":
+    if kind == "I":
         return "bwd.input"
-    name = "bwd" if kind == "BW" else "wgrad"
+    name = "bwd" if kind == "B" else "wgrad"
     if not first and job.zero < 2:
         name += ".add"
     if syncs(job, last):

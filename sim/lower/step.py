@@ -126,7 +126,7 @@ def _microbatches(job: Job, rank: int, stages: list[StageSegments], step: int, s
     calls: list[Call] = []
     count = job.microbatches
     for microbatch in range(count):
-        for kind in ("F", "BW") if job.train else ("F",):
+        for kind in ("F", "B") if job.train else ("F",):
             calls += stages[0].calls(kind, microbatch, step, first=microbatch == 0, last=microbatch == count - 1)
     return calls
 
