@@ -79,8 +79,8 @@ def logits(
 def loss(share: Share, vocab: int, *, rows: int = 0, name: str = "head.loss") -> Part:
     """Cross-entropy over this rank's slice of the vocabulary; three fp32 numbers a row travel between the slices.
 
-    PyTorch: logits to fp32, log_softmax (kept), nll; two kernels and a cast back. At its peak 16-bit logits, fp32 logits
-    and log_softmax live. Vocabulary-parallel (Megatron, also at tp = 1): to fp32, then max, subtract, exp, sum, divide in
+    PyTorch: logits to fp32, log_softmax (kept), nll; two kernels and a cast back. Backward peaks with log_softmax and
+    the gradients before and after it, all fp32. Vocabulary-parallel (Megatron, also at tp = 1): to fp32, then max, subtract, exp, sum, divide in
     place, the fp32 softmax kept (4 s b v / t bytes, Korthikanti et al. 2022, section 4.3) beside the 16-bit logits.
     """
     tokens = rows or share.rows
@@ -91,10 +91,10 @@ def loss(share: Share, vocab: int, *, rows: int = 0, name: str = "head.loss") ->
         kept = 4 if megatron else e
         forward: list[Work] = [MemoryBound("cross_entropy", n * e, n * kept, share.act, 5.0 * n, 1, tokens)]
         backward: list[Work] = [MemoryBound("cross_entropy", n * kept, n * e, share.act, 2.0 * n, 1, tokens)]
-        working = n * e if megatron else 0
+        working = n * e  # Megatron: the logits; else their gradient
     else:
         forward, backward = _split_parallel_loss(share, n, tokens) if megatron else _eager_loss(share, n, tokens)
-        kept, working = 4, n * e if megatron else n * (e + 4)
+        kept, working = 4, n * e if megatron else n * 8
     return Part(
         name=name,
         forward=tuple(forward),

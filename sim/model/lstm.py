@@ -6,6 +6,8 @@ A layer's input product runs once over all time steps; the recurrent product and
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from sim.framework import Framework
 from sim.model.ends import embedding, logits, loss
 from sim.model.layers import elementwise, linear, residual, weight_casts
@@ -22,7 +24,7 @@ def blocks_of(spec: Seq2Seq, shape: Shape, framework: Framework) -> Blocks:
     """embed, L0 ... (encoder), D0 ... (decoder, D0 with the attention), head. Target sequences are as long as source ones."""
     if shape.tp * shape.cp * shape.ep > 1:
         raise Refused(f"{spec.name or 'seq2seq'}: split by data or pipeline parallelism only; set tp = cp = ep = 1")
-    share, h = share_of(shape, framework), spec.hidden
+    share, h = share_of(replace(shape, seq=min(shape.seq, spec.longest)), framework), spec.hidden
     stream = share.rows * h * share.e
     encoder = [[lstm(share, "lstm", h, h, directions=2)], [lstm(share, "lstm", 2 * h, h)], [lstm(share, "lstm", h, h), _skip(spec, share)]]
     decoder = [
@@ -34,8 +36,6 @@ def blocks_of(spec: Seq2Seq, shape: Shape, framework: Framework) -> Blocks:
     words = embedding(share, h, spec.vocab, dropout=spec.dropout > 0)
     second = embedding(share, h, spec.vocab, dropout=spec.dropout > 0, name="target.tokens")
     head = (logits(share, h, spec.vocab, bias=True), loss(share, spec.vocab))
-    from msgspec.structs import replace
-
     first = Block(kind="embed", parts=(words, replace(second, tensors=())))
     return (
         ("embed", first),

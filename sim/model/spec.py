@@ -260,6 +260,8 @@ class Seq2Seq(_Spec, tag="seq2seq", frozen=True, kw_only=True):
     """Of the encoder (the first is bidirectional), and as many of the decoder."""
     hidden: Count = 1024
     vocab: Count = 32320
+    longest: Count = 50
+    """Sentences are cut to so many tokens, whatever the plan's seq_len (GNMT v2: --max-length-train 50)."""
     dropout: Fraction = 0.2
 
 

@@ -13,24 +13,27 @@ def layout(network: Network, plan: Plan) -> tuple[Blocks, ...]:
     """Blocks of each stage, first to last: pp x virtual_stages of them (dualpipe: 2 pp). `held` says which rank has which.
 
     Layers are dealt out evenly (early stages take what is left over), or as `parallel.stages` says; blocks that are
-    no layers (embedding, head) stay with the layer beside them. Raises `BadInput` for more stages than layers.
+    no layers (embedding, head) stay with the layer beside them; the first and the last stage may hold nothing else. Raises `BadInput` for more stages than layers.
     """
     count = plan.parallel.pp * _chunks(plan)
     if count == 1:
         return (network.blocks,)
     layers = sum(block.kind == "layer" for _, block in network.blocks)
     sizes = plan.parallel.stages or tuple(layers // count + (i < layers % count) for i in range(count))
-    if sum(sizes) != layers or min(sizes) < 1:
+    if sum(sizes) != layers or min(sizes[1:-1], default=1) < 1 or (plan.parallel.stages is None and min(sizes) < 1):
         raise BadInput(
             f"{network.name}: {layers} layers do not make {count} stages of {', '.join(map(str, sizes[:8]))}. Change pp or parallel.stages"
         )
     stages: list[list[tuple[str, Block]]] = [[] for _ in sizes]
-    at, room = 0, sizes[0]
+    at, room, left = 0, sizes[0], layers
     for name, block in network.blocks:
-        if block.kind == "layer" and room == 0:
-            at, room = at + 1, sizes[at + 1]
+        if block.kind == "layer":
+            while room == 0:
+                at, room = at + 1, sizes[at + 1]
+            room, left = room - 1, left - 1
+        elif left == 0:
+            at = count - 1  # the head, with or without a layer before it
         stages[at].append((name, block))
-        room -= block.kind == "layer"
     return tuple(tuple(stage) for stage in stages)
 
 

@@ -122,6 +122,8 @@ def test_stages_hold_every_block_once() -> None:
     stages = layout(network, plan)
     assert [name for stage in stages for name, _ in stage] == [name for name, _ in network.blocks]
     assert [len(stage) for stage in stages] == [8, 9, 9, 8]
+    bare = layout(network, Plan(model="x", parallel=Parallel(pp=4, stages=(0, 16, 16, 0)), batch=Batch(global_=4)))
+    assert [[name for name, _ in stage][:1] for stage in bare] == [["embed"], ["L0"], ["L16"], ["head"]]
     with pytest.raises(BadInput, match="do not make 64 stages"):
         layout(network, Plan(model="x", parallel=Parallel(pp=64), batch=Batch(global_=64)))
 
