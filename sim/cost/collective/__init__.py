@@ -1,0 +1,60 @@
+"""Collectives and messages: algorithm, protocol, hops and bytes, on the links that they cross."""
+
+from __future__ import annotations
+
+from sim.cost.collective.group import GroupShape, group_shape
+from sim.cost.collective.nccl import Choice, best, params
+from sim.cost.price import Cost
+from topologies.graph import Topology
+
+__all__ = ["Choice", "GroupShape", "best", "collective_cost", "group_shape", "message_cost"]
+_shapes: dict[tuple[int, int, int, int, bool], tuple[Topology, tuple[int, ...], GroupShape]] = {}
+
+
+def _shape(topology: Topology, ranks: tuple[int, ...], siblings: int) -> GroupShape:
+    key = (id(topology), len(ranks), ranks[0], ranks[-1], siblings > 1)
+    found = _shapes.get(key)
+    if found is None or found[0] is not topology or found[1] != ranks:
+        if len(_shapes) > 4096:
+            _shapes.clear()
+        found = _shapes[key] = (topology, ranks, group_shape(topology, ranks, siblings))
+    return found[2]
+
+
+def collective_cost(name: str, size: int, ranks: tuple[int, ...], topology: Topology, algorithm: str = "auto", siblings: int = 1) -> Cost:
+    """One collective of `size` bytes (nccl-tests' convention) over `ranks` in group order.
+
+    `siblings` > 1: so many equal groups run it at the same moment. Raises `UnknownName` for a collective or algorithm.
+    """
+    if len(ranks) < 2:
+        return Cost(0.0, "fitted")
+    shape = _shape(topology, ranks, siblings)
+    choice = best(name, size, shape, algorithm)
+    links = [(link, shape.intra) for link in shape.intra_links] if shape.local > 1 else []
+    if shape.nodes > 1:
+        links = [(link, topology.rates[link]) for link in shape.inter_links] or links
+    share = choice.bandwidth / max(1.0, _bound(shape))
+    uses = tuple((link, rate * min(1.0, share)) for link, rate in links) if choice.seconds > choice.latency else ()
+    return Cost(choice.seconds, "fitted", choice.latency, uses)
+
+
+def _bound(shape: GroupShape) -> float:
+    return shape.inter if shape.nodes > 1 else shape.intra
+
+
+def message_cost(size: int, a: int, b: int, topology: Topology, siblings: int = 1) -> Cost:
+    """One send and its receive between two ranks."""
+    if a == b:
+        return Cost(0.0, "fitted")
+    path, table = topology.path(a, b), params()
+    latency = float(table["latency"]["ring_base"][0]) * 1e-6 + path.latency
+    if path.kind in ("NVL", "NVB", "C2C"):
+        rate = path.rate * float(table["network"]["message_nvlink"])
+    elif topology.node(a) != topology.node(b):
+        use = topology.nic_of(a)
+        share = use.rate if use is not None and siblings > 1 else path.rate
+        rate = min(path.rate, share) * float(table["network"]["message"])
+    else:
+        rate = path.rate * float(table["bandwidth"]["pcie"])
+    loads = getattr(path, "loads", ()) or tuple((link, 1) for link in path.links)
+    return Cost(latency + size / rate, "fitted", latency, tuple((link, rate * times) for link, times in loads))

@@ -1,0 +1,101 @@
+"""What a collective sees of the machine: how its members sit on nodes, and how fast they reach each other."""
+
+from __future__ import annotations
+
+import msgspec
+
+from topologies.graph import Topology
+from topologies.hardware import Gpu, Nic
+
+
+class GroupShape(msgspec.Struct, frozen=True):
+    """A group of ranks on a machine. Rates are bytes per second in one direction."""
+
+    ranks: int
+    nodes: int
+    local: int
+    """Members on one node (the most)."""
+    arch: str
+    link: str
+    """NVL (NVLink or xGMI), NET inside a node never; PIX, PXB, PHB, SYS: PCIe."""
+    intra: float
+    """Per GPU, to its peers inside the node."""
+    switched: bool
+    """All peers are reached at the full rate (NVSwitch), and the switch can reduce (sm90 and later)."""
+    inter: float
+    """All NICs of the group's members on one node together, while its siblings use theirs."""
+    efa: bool
+    intra_links: tuple[str, ...]
+    inter_links: tuple[str, ...]
+    neighbour_latency: float
+    network_latency: float
+
+
+def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -> GroupShape:
+    """The shape of `ranks` (in group order); `siblings` equal groups communicate at the same moment."""
+    nodes: dict[int, list[int]] = {}
+    for rank in ranks:
+        nodes.setdefault(topology.node(rank), []).append(rank)
+    inside = max(nodes.values(), key=len)
+    device = topology.device(ranks[0])
+    arch = device.arch if isinstance(device, Gpu) else "cpu"
+    near = topology.path(inside[0], inside[1]) if len(inside) > 1 else None
+    first = next(iter(nodes.values()))
+    outside = next((members for node, members in nodes.items() if node != topology.node(ranks[0])), None)
+    far = topology.path(first[0], outside[0]) if outside else None
+    intra = _intra(topology, inside, near.rate if near else 0.0)
+    return GroupShape(
+        ranks=len(ranks),
+        nodes=len(nodes),
+        local=len(inside),
+        arch=arch,
+        link=near.kind if near else "NET",
+        intra=intra,
+        switched=_switched(topology, inside),
+        inter=_inter(topology, first, siblings) if far else 0.0,
+        efa=any("efa" in nic.name.lower() for nic in _nics(topology, ranks[0])),
+        intra_links=near.links if near else (),
+        inter_links=tuple(link for link in far.links if "nic" in link) if far else (),
+        neighbour_latency=near.latency if near else 0.0,
+        network_latency=far.latency if far else 0.0,
+    )
+
+
+def _nics(topology: Topology, rank: int) -> tuple[Nic, ...]:
+    use = topology.nic_of(rank)
+    return use.nics if use is not None else ()
+
+
+def _intra(topology: Topology, members: list[int], pair: float) -> float:
+    """Rate of a ring through the members: on NVLink all links of a GPU, on a mesh those that lead to members, else the PCIe path."""
+    if len(members) < 2:
+        return 0.0
+    device = topology.device(members[0])
+    paths = [topology.path(members[0], other) for other in members[1:]]
+    if not any(path.kind in ("NVL", "NVB") for path in paths):
+        shared = sum(1 for path in paths if set(path.links) & set(paths[0].links))
+        return min(path.rate for path in paths) / (2 if paths[0].staged and shared > 2 else 1)
+    if _switched(topology, members):
+        return pair
+    direct = sum(path.rate for path in paths if path.kind == "NVL")
+    full = device.nvlink if isinstance(device, Gpu) and device.nvlink else direct
+    return min(full, direct) if direct else min(path.rate for path in paths)
+
+
+def _switched(topology: Topology, members: list[int]) -> bool:
+    return len(members) > 1 and any("nvswitch" in link for link in topology.path(members[0], members[1]).links)
+
+
+def _inter(topology: Topology, members: list[int], siblings: int) -> float:
+    """All NICs that the members on one node use; with siblings beside them, only their share."""
+    seen: dict[str, float] = {}
+    share = 0.0
+    for member in members:
+        use = topology.nic_of(member)
+        if use is None:
+            continue
+        share += use.rate
+        for name, nic in zip(use.names, use.nics, strict=True):
+            seen[name] = nic.rate
+    whole = sum(seen.values())
+    return min(whole, share) if siblings > 1 else whole
