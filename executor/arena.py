@@ -39,9 +39,11 @@ class Ring:
             if max(self._size, need) > self._flat.numel():
                 self._grow(need)
             self._at = 0
-        piece = self._flat[self._at : self._at + need]
+        # A tensor of its own over the same bytes, no view: autograd then sees no writes but those to this one.
+        piece = torch.empty(0, dtype=dtype, device=self._device)
+        piece.set_(self._flat.untyped_storage(), self._at // dtype.itemsize, torch.Size(shape), contiguous(shape))
         self._at += -(-need // _ALIGN) * _ALIGN
-        return piece.view(dtype).view(shape)
+        return piece
 
     def _grow(self, need: int) -> None:
         """Twice as large until the size meant is reached: small programs touch little memory. Tensors handed out before
@@ -50,6 +52,11 @@ class Ring:
         self._flat = torch.empty(-(-size // _ALIGN) * _ALIGN, dtype=torch.uint8, device=self._device)
         self._flat.view(torch.float32).normal_(0.0, 0.02)  # no zeros or denormals: their speed differs
         self._at = 0
+
+
+def contiguous(shape: tuple[int, ...]) -> torch.Size:
+    """Strides of a row-major tensor."""
+    return torch.Size(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 class Arena:

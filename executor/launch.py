@@ -70,6 +70,7 @@ def _start(folder: Path, rank: int, threads: int) -> subprocess.Popen[bytes]:
     here = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
     variables = {
+        **KEEP_MEMORY,
         **os.environ,
         "PYTHONPATH": path,
         "OMP_NUM_THREADS": str(threads),
