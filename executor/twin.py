@@ -95,7 +95,7 @@ def twin(plan: Plan, folder: Path, *, steps: int = 30, calibration: Path | None 
     path = calibration or folder.parent / f"calibration-{plan.world}.toml"
     setting = bind(plan, "this-machine")
     calibrated(plan.world, path, say)
-    predicted = predict_setting(setting, calibration=path)
+    predicted = predict_setting(setting, calibration=path, fold=False)
     assert predicted.program is not None and predicted.trace is not None
     say(f"predicted: {predicted.step_time_s * 1e3:.2f} ms a step")
     stock = run_stock(plan, folder, steps)
@@ -149,7 +149,9 @@ def _buckets(program: Program, stock: StockResult) -> list[str]:
 def bucket_bytes(program: Program, step: int) -> list[int]:
     """Bytes of the gradient all_reduces of one step on rank 0, in order."""
     return [
-        op.bytes for call, op in program.ops(0) if call.step == step and op.kind == "collective" and op.name == "all_reduce" and op.lane == "comm.dp"
+        op.bytes
+        for call, op in program.ops(0)
+        if call.step == step and op.kind == "collective" and op.name == "all_reduce" and op.lane == "comm.dp"
     ]
 
 
