@@ -1,0 +1,186 @@
+"""Pipelines: what each rank runs in a step, its stages' segments in the schedule's order with the messages between them.
+
+A message has a lane for each kind and end (`comm.pp.fwd.send`, `comm.pp.bwd.recv`), so that no send queues behind a receive. As
+torch's process group orders its stream, a receive starts after the kernels that were launched before it. Schedules
+that block (GPipe, 1F1B) post a receive with the forward or backward that needs it, and under 1F1B compute goes on
+when its send has ended (Megatron's and torch's batched send and receive); the others receive as early as the sender has sent.
+
+A stage's gradients leave beside the rest of the drain: what waits for them is put off to the end of the rank's last backward
+(Megatron's finish_grad_sync).
+"""
+
+from __future__ import annotations
+
+from sim.lower.job import Job
+from sim.lower.ops import blocks, record, wait
+from sim.lower.schedule import Action, Kind, late, with_messages
+from sim.lower.stage import StageSegments
+from sim.program import COMPUTE, Call, Op
+
+Segments = dict[str, tuple[Op, ...]]
+
+CLS = "comm.pp"
+_BLOCKING = ("gpipe", "1f1b")
+_SEGMENTS = {"F": "F", "B": "BW", "I": "B", "W": "W"}
+"""A schedule's kind as the stages call it."""
+
+
+def pipeline_calls(job: Job, rank: int, stages: list[StageSegments], step: int, segments: Segments) -> list[Call]:
+    """All micro-batches of one step on pipeline rank `rank`, which holds `stages`.
+
+    Raises `BadInput` for sizes that the schedule cannot run.
+    """
+    line = actions_of(job)[rank]
+    return _Line(job, line, {held.stage.index: held for held in stages}, step, segments).calls()
+
+
+def schedule_of(job: Job) -> str:
+    """Interleaving one stage a rank is plain 1F1B."""
+    p = job.plan.parallel
+    return "1f1b" if p.schedule == "interleaved" and p.virtual_stages == 1 else p.schedule
+
+
+def actions_of(job: Job) -> tuple[tuple[Action, ...], ...]:
+    """Every rank's actions and messages; forwards alone where nothing is trained."""
+    p, name = job.plan.parallel, schedule_of(job)
+    grid = with_messages(name, p.pp, job.microbatches, p.virtual_stages)
+    if name in _BLOCKING:
+        grid = tuple(map(late, grid))
+    if not job.train:
+        grid = tuple(tuple(action for action in line if action.kind in ("F", "SEND_F", "RECV_F")) for line in grid)
+    return grid
+
+
+class _Line:
+    """One rank's step: turns its actions into calls, and makes the segments of its messages when first needed."""
+
+    def __init__(self, job: Job, line: tuple[Action, ...], stages: dict[int, StageSegments], step: int, segments: Segments) -> None:
+        self._job, self._line, self._stages, self._step, self._segments = job, line, stages, step, segments
+        self._received = {action for action in line if action.kind in ("RECV_F", "RECV_B")}
+        self._ends = _ends(line)
+        self._awaits_sends = schedule_of(job) == "1f1b"
+
+    def calls(self) -> list[Call]:
+        made: list[Call] = []
+        sent: list[Call] = []
+        put_off: list[Call] = []
+        last = max(i for i, action in enumerate(self._line) if action.computes)
+        for i, action in enumerate(self._line):
+            if action.computes:
+                mine = self._computes(action)
+                if i < last and self._ends[action][1] and action.kind in ("B", "W"):
+                    mine[-1], later = self._split(mine[-1])
+                    put_off += later
+                made += sent + mine
+                sent = []
+            else:
+                made.append(self._message(action))
+                if self._awaits_sends and action.kind in ("SEND_F", "SEND_B"):
+                    sent.append(self._call(action, ".await", [wait(self._job, f"{_name(action)}.sent", COMPUTE)]))
+        return made + sent + put_off
+
+    def _call(self, action: Action, suffix: str, ops: list[Op]) -> Call:
+        name = f"pp.{_name(action)}{suffix}"
+        self._segments.setdefault(name, tuple(ops))
+        index = self._step * self._job.microbatches + action.microbatch
+        return Call(name, f"s{self._step}/mb{action.microbatch}", index, self._step)
+
+    def _computes(self, action: Action) -> list[Call]:
+        """The stage's segments, after the message that the action needs."""
+        first, last = self._ends[action]
+        found = self._stages[action.stage].calls(_SEGMENTS[action.kind], action.microbatch, self._step, first=first, last=last)
+        needs = _needs(action)
+        if needs in self._received:
+            found.insert(0, self._call(needs, ".wait", [_taken(self._job, needs)]))
+        return found
+
+    def _message(self, action: Action) -> Call:
+        ops = _send(self._job, action, self._awaits_sends) if action.kind.startswith("SEND") else _receive(self._job, action)
+        return self._call(action, "", ops)
+
+    def _split(self, call: Call) -> tuple[Call, list[Call]]:
+        """A backward that sends gradients, without its waits for them, and these by themselves."""
+        ops = self._segments[call.segment]
+        cut = len(ops)
+        while cut and _waits_for_gradients(ops[cut - 1]):
+            cut -= 1
+        if cut == len(ops):
+            return call, []
+        names = f"{call.segment}.leave", f"{call.segment}.arrive"
+        self._segments.setdefault(names[0], ops[:cut])
+        self._segments.setdefault(names[1], ops[cut:])
+        if self._step == self._job.steps - 1:
+            del self._segments[call.segment]
+        return Call(names[0], call.at, call.index, call.step), [Call(names[1], call.at, call.index, call.step)]
+
+
+def _ends(line: tuple[Action, ...]) -> dict[Action, tuple[bool, bool]]:
+    """(first, last) of its sort on its stage: forwards, input gradients, and all that make weight gradients."""
+    groups: dict[tuple[int, str], list[Action]] = {}
+    for action in line:
+        groups.setdefault((action.stage, "W" if action.kind in ("B", "W") else action.kind), []).append(action)
+    return {action: (action == group[0], action == group[-1]) for group in groups.values() for action in group}
+
+
+def _waits_for_gradients(op: Op) -> bool:
+    """The tail of a backward that sends gradients: waits for its messages, and DDP's copies back."""
+    return op.lane == COMPUTE and op.id.startswith("grad/") and (op.kind == "wait" or op.id.endswith(".back"))
+
+
+def _name(action: Action) -> str:
+    return f"{action.stage}{action.kind}"
+
+
+def _needs(action: Action) -> Action:
+    """The receive that brings what the action works on."""
+    kind: Kind = "RECV_F" if action.kind == "F" else "RECV_B"
+    return Action(action.stage, kind, -1 if action.kind == "W" else action.microbatch)
+
+
+def _lane(action: Action) -> str:
+    return f"comm.pp.{'fwd' if action.kind.endswith('F') else 'bwd'}.{action.kind[:4].lower()}"
+
+
+def _op(job: Job, action: Action) -> Op:
+    """The message itself: activations go to the next rank, gradients to the one before; past the fold of a V the other way."""
+    up = action.kind in ("SEND_F", "RECV_B")
+    back = job.plan.parallel.schedule == "dualpipe" and action.stage >= job.size("pp")
+    sends = action.kind.startswith("SEND")
+    return Op(
+        _name(action),
+        "send" if sends else "recv",
+        _lane(action),
+        bytes=job.network.boundary,
+        group="pp",
+        peer=1 if up != back else -1,
+        cls=CLS,
+        alloc=0 if sends else job.network.boundary,
+        free=job.network.boundary if sends else 0,
+    )
+
+
+def _send(job: Job, action: Action, awaited: bool) -> list[Op]:
+    """Once compute has made the tensor; its buffer lives until it has left."""
+    name, lane = _name(action), _lane(action)
+    made = record(f"{name}.made", COMPUTE)
+    ops = [_holding(made, alloc=job.network.boundary), wait(job, f"{name}.made", lane), _op(job, action)]
+    return [*ops, record(f"{name}.sent", lane)] if awaited else ops
+
+
+def _receive(job: Job, action: Action) -> list[Op]:
+    """Into a fresh buffer. Numbered, as further receives may be posted before this one is used."""
+    name, lane = _name(action), _lane(action)
+    posted = [record(f"{name}.posted", COMPUTE), wait(job, f"{name}.posted", lane)] if job.device == "cuda" else []
+    return [*posted, _op(job, action), Op(f"{name}.record", "record", lane, event=name, shift=0)]
+
+
+def _taken(job: Job, action: Action) -> Op:
+    """Compute waits for the message; from here on what the stage keeps for backward counts its bytes."""
+    name = _name(action)
+    return Op(f"{name}.wait", "wait", COMPUTE, event=name, shift=0, blocking=blocks(job, COMPUTE), free=job.network.boundary)
+
+
+def _holding(op: Op, alloc: int) -> Op:
+    from msgspec.structs import replace
+
+    return replace(op, alloc=alloc)
