@@ -31,14 +31,23 @@ class GpuPricer(Common):
         self.framework = framework
         self.host = "graph" if framework.cuda_graphs else framework.host
         self._compute: dict[tuple[int, str], tuple[Cost, Op]] = {}
+        self._seconds: dict[tuple[str, int], float] = {}
+        self._devices: dict[int, tuple[Gpu, float]] = {}
 
-    def _gpu(self, rank: int) -> Gpu:
-        device = self.topology.device(rank)
-        assert isinstance(device, Gpu)
-        return device
+    def _gpu(self, rank: int) -> tuple[Gpu, float]:
+        """The rank's device, and how much longer compute takes there."""
+        found = self._devices.get(rank)
+        if found is None:
+            device = self.topology.device(rank)
+            assert isinstance(device, Gpu)
+            found = self._devices[rank] = (device, self.stretch(rank))
+        return found
 
     def _spent(self, what: str, rank: int) -> float:
-        return host_seconds(what, self.host, self.topology.host(self.topology.node(rank)))
+        found = self._seconds.get((what, rank))
+        if found is None:
+            found = self._seconds[what, rank] = host_seconds(what, self.host, self.topology.host(self.topology.node(rank)))
+        return found
 
     def local(self, op: Op, rank: int) -> Cost:
         """What needs no other rank; for collectives and messages only their launch."""
@@ -56,8 +65,7 @@ class GpuPricer(Common):
         return (work.seconds or self._spent(work.what, rank)) * work.count * work.repeat
 
     def _kernels(self, op: Op, rank: int) -> Cost:
-        gpu = self._gpu(rank)
-        stretch = self.stretch(rank)
+        gpu, stretch = self._gpu(rank)
         key = (id(op), f"{gpu.name}*{stretch}")
         found = self._compute.get(key)
         if found is None or found[1] is not op:
@@ -94,4 +102,4 @@ class GpuPricer(Common):
         return message_cost(op.bytes, source, target, self.topology, siblings)
 
     def slowdown(self, rank: int) -> tuple[float, float]:
-        return slowdown(self._gpu(rank))
+        return slowdown(self._gpu(rank)[0])

@@ -31,7 +31,8 @@ class Sharing:
     """All flows of a simulation."""
 
     def __init__(self, env: simpy.Environment, capacity: Mapping[str, float]) -> None:
-        self._env, self._capacity = env, capacity
+        self._env, self._source = env, capacity
+        self._capacity: dict[str, float] = {}
         self._users: dict[str, dict[Flow, float]] = {}
         self._wish: dict[str, float] = {}
         self.moved: dict[str, float] = {}
@@ -42,6 +43,8 @@ class Sharing:
         flow = Flow(seconds, uses, self._env.now, done)
         crowded = False
         for name, amount in uses:
+            if name not in self._capacity:
+                self._capacity[name] = self._source[name]
             wish = self._wish.get(name, 0.0) + amount
             self._wish[name] = wish
             self._users.setdefault(name, {})[flow] = amount
