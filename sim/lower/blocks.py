@@ -81,10 +81,11 @@ def lower_block(job: Job, name: str, block: Block, *, first: bool = False, again
     selective = job.plan.memory.recompute == "selective"
     parts = []
     for index, part in enumerate(block.parts):
-        keeps = not again and not (selective and part.recompute)
-        ops = _part(job, name, part, keeps, index == 0, leaf=first and index == 0)
-        if selective and part.recompute:
-            redo = tuple(_forward(job, "recompute", name, part, part.saved, index == 0))
+        redone = selective and part.recompute and not again
+        kept = 0 if again else part.saved - (part.dropped if redone else 0)
+        ops = _part(job, name, part, kept, index == 0, leaf=first and index == 0)
+        if redone:
+            redo = tuple(_forward(job, "recompute", name, part, part.dropped, index == 0))
             ops = ops._replace(backward=redo + ops.backward, joint=redo + ops.joint)
         parts.append(ops)
     if not again:
@@ -108,8 +109,8 @@ def _keep_input(parts: list[PartOps], saved: int) -> tuple[PartOps, ...]:
     return (first._replace(forward=forward, backward=swapped[0], wgrad=swapped[1], joint=swapped[2]), *parts[1:])
 
 
-def _part(job: Job, block: str, part: Part, keeps: bool, opens: bool, leaf: bool) -> PartOps:
-    forward = tuple(_forward(job, "fwd", block, part, part.saved if keeps and job.train else 0, opens))
+def _part(job: Job, block: str, part: Part, kept: int, opens: bool, leaf: bool) -> PartOps:
+    forward = tuple(_forward(job, "fwd", block, part, kept if job.train else 0, opens))
     if not job.train:
         return PartOps(block, part, forward, (), (), ())
     dgrad = tuple(work for work in part.backward if not (leaf and _of_input(work)))

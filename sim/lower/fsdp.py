@@ -71,7 +71,7 @@ def forward(job: Job, blocks: list[BlockOps], tag: str, gather: bool) -> list[Op
             ops += _copy_out(job, "fwd", unit)
         ops += block.forward
         if ahead == 0:
-            ops.append(record("fwd/done", COMPUTE))
+            ops.append(Op(f"fwd/{block.name}.done", "record", COMPUTE, event="fwd/done"))
         if frees and unit.messages and not unit.root:
             ops.append(_reshard(job, "fwd", unit))
     return ops
@@ -98,7 +98,8 @@ def backward(job: Job, blocks: list[BlockOps], pieces: list[tuple[PartOps, tuple
         unit = units[name]
         if unit in line:
             if ahead == 0:
-                ops += [record("bwd/done", COMPUTE), *_gather(job, "bwd", unit, "bwd/done")]
+                ops.append(Op(f"bwd/{unit.name}.begin", "record", COMPUTE, event="bwd/begin"))
+                ops += _gather(job, "bwd", unit, "bwd/begin")
             ops += _copy_out(job, "bwd", unit)
             if ahead and j + ahead < len(line):
                 ops += _gather(job, "bwd", line[j + ahead], f"bwd/{unit.name}.out")

@@ -6,7 +6,6 @@ sigma, 1 + |normal|, or uniform in [1, 1 + width].
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Callable
 from functools import lru_cache
@@ -57,6 +56,8 @@ def table(text: str, key: str, world: int, seed: int) -> dict[int, float]:
 
 
 def _draw(kind: str, width: float, seed: int, world: int) -> dict[int, float]:
+    import random
+
     source = random.Random(seed)
     if kind == "lognormal":
         return {rank: source.lognormvariate(0.0, width) for rank in range(world)}

@@ -27,7 +27,7 @@ def offload(job: Job, blocks: list[BlockOps]) -> list[BlockOps]:
             last = block.parts[-1]
             down = _down(job, block.name, size)
             moved = block._replace(parts=(*block.parts[:-1], last._replace(forward=(*last.forward, *down))))
-            moved = moved._replace(prelude=(wait(job, f"bwd/{block.name}.back", COMPUTE), *block.prelude))
+            moved = moved._replace(prelude=(wait(job, f"bwd/{block.name}.fetched", COMPUTE), *block.prelude))
         if before is not None and _saved(before):
             moved = moved._replace(prelude=(*_up(job, before.name, _saved(before)), *moved.prelude))
         found.append(moved)
@@ -46,4 +46,4 @@ def _down(job: Job, block: str, size: int) -> tuple[Op, ...]:
 def _up(job: Job, block: str, size: int) -> tuple[Op, ...]:
     """The copy back begins when the backward of the block after begins, so that no more than two blocks are on the device."""
     copy = Op(f"bwd/{block}.fetch", "copy", H2D, bytes=size, how="pinned", cls=CLS, alloc=size)
-    return (*order(job, f"bwd/{block}.room", COMPUTE, H2D), copy, record(f"bwd/{block}.back", H2D))
+    return (*order(job, f"bwd/{block}.fetch.room", COMPUTE, H2D), copy, record(f"bwd/{block}.fetched", H2D))

@@ -14,10 +14,10 @@ from sim.lower.buckets import Bucket, buckets_of, rebuilds
 from sim.lower.input import take
 from sim.lower.job import Job
 from sim.lower.offload import offload
-from sim.lower.schedule import chunks_of, placement
+from sim.lower.schedule import placement
 from sim.model.parts import Block
+from sim.model.stages import layout
 from sim.program import Call, Op
-from topologies.errors import BadInput
 
 Named = tuple[tuple[str, Block], ...]
 Piece = tuple[PartOps, tuple[Op, ...]]
@@ -41,35 +41,16 @@ class Stage(msgspec.Struct, frozen=True):
 
 
 def stages_of(job: Job) -> tuple[Stage, ...]:
-    """The network cut into pp x virtual_stages chunks: layers evenly or as `parallel.stages` says, ends on the ends.
+    """The network's stages (`sim.model.stages.layout`), with the ranks that hold them.
 
-    Layers that do not divide go to the earlier stages but the last gets no more than the first, as its head is work too.
     Raises `BadInput` when there are fewer layers than stages.
     """
-    p = job.plan.parallel
-    count = p.pp * chunks_per_rank(job)
-    if count == 1:
-        return (Stage(0, 1, 0, job.network.blocks),)
-    layers = [i for i, (_, block) in enumerate(job.network.blocks) if block.kind not in ("embed", "head")]
-    if len(layers) < count:
-        raise BadInput(f"{job.network.name} has {len(layers)} layers for {count} stages (pp x virtual_stages). Use fewer stages")
-    shares = p.stages or tuple(len(layers) // count + (i < len(layers) % count) for i in range(count))
-    if sum(shares) != len(layers):
-        raise BadInput(f"parallel.stages = {list(shares)} sums to {sum(shares)}; {job.network.name} has {len(layers)} layers")
-    cuts = [0]
-    for share in shares[:-1]:
-        cuts.append(layers[sum(shares[: len(cuts) - 1]) + share])
-    cuts.append(len(job.network.blocks))
-    blocks = list(job.network.blocks)
-    if rank_of(job, count - 1) != rank_of(job, 0):
-        blocks[-1] = (blocks[-1][0], ends.with_copy(job, blocks[-1][1]))
-    return tuple(Stage(i, count, rank_of(job, i), tuple(blocks[cuts[i] : cuts[i + 1]])) for i in range(count))
-
-
-def chunks_per_rank(job: Job) -> int:
-    """Model chunks on one pipeline rank."""
-    p = job.plan.parallel
-    return chunks_of(p.schedule, p.virtual_stages) if p.pp > 1 else 1
+    chunks = list(layout(job.network, job.plan))
+    count = len(chunks)
+    if count > 1 and rank_of(job, count - 1) != rank_of(job, 0):
+        name, block = chunks[-1][-1]
+        chunks[-1] = (*chunks[-1][:-1], (name, ends.with_copy(job, block)))
+    return tuple(Stage(i, count, rank_of(job, i) if count > 1 else 0, blocks) for i, blocks in enumerate(chunks))
 
 
 def rank_of(job: Job, stage: int) -> int:

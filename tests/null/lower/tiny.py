@@ -12,7 +12,7 @@ from sim.lower.step import lower
 from sim.model.parts import Block, Network, Part
 from sim.planfile import load_plan
 from sim.program import Op, Program
-from sim.work import Gemm, MemoryBound
+from sim.work import Gemm, HostWork, MemoryBound
 
 MIB = 1 << 20
 QUIET = Framework(name="quiet", source="tests", param_dtype="fp32", grad_dtype="fp32", reduce_dtype="fp32", host="light", optimizer="fused")
@@ -81,6 +81,7 @@ def traffic(program: Program, group: str, step: int = 1) -> float:
         "all_to_all": (n - 1) / n,
         "send": 1.0,
         "recv": 0.0,
+        "barrier": 0.0,
     }
     return sum(factor[name] * size for name, axis, size in messages(program, 0, step) if axis == group)
 
@@ -97,7 +98,7 @@ class Constant:
         if op.kind == "compute":
             return Cost(len(op.works) * self.slow.get(rank, 1.0))
         if op.kind == "host":
-            return Cost(sum((w.seconds or 0.0) * w.count for w in op.works))  # type: ignore[union-attr]
+            return Cost(sum(work.seconds * work.count for work in op.works if isinstance(work, HostWork)))
         return Cost(0.1 if op.kind == "copy" else 0.0)
 
     def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:

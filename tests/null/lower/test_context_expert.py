@@ -1,0 +1,130 @@
+"""Context and expert parallelism: whole lists, hidden communication, bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.cost.price import Cost
+from sim.engine.run import simulate
+from sim.model.parts import Part
+from sim.program import Op
+from sim.work import Attention, Gemm
+from tests.null.lower.tiny import Constant, linear, messages, network, program, show, traffic
+from topologies.errors import Refused
+
+KV = 4096
+
+
+def attention(**more: Any) -> Part:
+    forward, backward = (Attention(1, 2, 2, 64, 256, 8, dtype="fp32", backward=back) for back in (False, True))
+    return Part(name="core", forward=(forward,), backward=(backward,), cls="attention", saved=7, seam="cp.attention", seam_bytes=KV, **more)
+
+
+def test_ring_attention_passes_keys_on_while_it_computes() -> None:
+    p = program({"parallel": {"cp": 3}, "task": "forward"}, network(1, (attention(),)))
+    assert show(p.segments["fwd"])[:-1] == [
+        "compute: fwd/L0.core.hop0.out.record",
+        "comm.cp.send: fwd/L0.core.hop0.out.wait",
+        "comm.cp.recv: fwd/L0.core.hop0.in.wait",
+        "comm.cp.send: fwd/L0.core.hop0.send",
+        "comm.cp.recv: fwd/L0.core.hop0.recv",
+        "comm.cp.recv: fwd/L0.core.hop0.done.record",
+        "compute: fwd/L0.core.0",
+        "compute: fwd/L0.core.hop0.done.wait",
+        "comm.cp.send: fwd/L0.core.hop1.pass.wait",
+        "comm.cp.send: fwd/L0.core.hop1.send",
+        "comm.cp.recv: fwd/L0.core.hop1.recv",
+        "comm.cp.recv: fwd/L0.core.hop1.done.record",
+        "compute: fwd/L0.core.1",
+        "compute: fwd/L0.core.hop1.done.wait",
+        "compute: fwd/L0.core.2",
+    ]
+
+
+@pytest.mark.parametrize("ways", [2, 4, 8])
+def test_ring_attention_moves_each_chunk_past_all_ranks_and_gradients_home(ways: int) -> None:
+    p = program({"parallel": {"cp": ways}}, network(1, (attention(),)))
+    hops = 2 * (ways - 1) + ways  # keys and values forward and backward, their gradients backward
+    assert traffic(p, "cp") == hops * KV / ways
+    works = [w for call, op in p.ops(0) if call.step == 1 for w in op.works if isinstance(w, Attention)]
+    whole = Attention(1, 2, 2, 64, 256, 8)
+    assert sum(w.flops for w in works if not w.backward) == whole.flops
+    assert sum(w.flops for w in works if w.backward) == 2.5 * whole.flops
+
+
+class Timed(Constant):
+    """Attention takes what the test says, a hop one second."""
+
+    def __init__(self, attention: float) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def local(self, op: Op, rank: int) -> Cost:
+        if op.kind != "compute":
+            return Cost(0.0)
+        return Cost(self.attention if op.cls == "attention" else 0.0)
+
+    def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
+        return Cost(1.0)
+
+
+@pytest.mark.parametrize("ways", [2, 4])
+@pytest.mark.parametrize(("compute", "total"), [(1.5, lambda n: 1.5 * n), (0.5, lambda n: (n - 1) + 0.5)])
+def test_ring_attention_hides_all_communication_that_compute_covers(ways: int, compute: float, total: Any) -> None:
+    p = program({"parallel": {"cp": ways}, "task": "forward"}, network(1, (attention(),)), steps=1)
+    trace = simulate(p, Timed(compute))
+    assert max(span.end for span in trace.spans) == pytest.approx(total(ways))
+
+
+def test_gathered_keys_and_exchanged_heads() -> None:
+    output = 1 * 2 * 64 * 8 * 4
+    gathered = program({"parallel": {"cp": 2, "cp_kind": "all_gather"}}, network(1, (attention(),)))
+    assert messages(gathered) == [("all_gather", "cp", KV), ("all_gather", "cp", KV), ("reduce_scatter", "cp", KV)]
+    swapped = program({"parallel": {"cp": 2, "cp_kind": "all_to_all"}}, network(1, (attention(),)))
+    assert messages(swapped) == [("all_to_all", "cp", size) for size in (KV, output, output, KV)]
+
+
+def test_a_ring_needs_fused_attention() -> None:
+    from msgspec.structs import replace
+
+    written = replace(attention(), forward=(Gemm(8, 8, 8),), backward=(Gemm(8, 8, 8),))
+    with pytest.raises(Refused, match="ring attention"):
+        program({"parallel": {"cp": 2}}, network(1, (written,)))
+
+
+def test_parameters_are_averaged_over_data_and_context_ranks() -> None:
+    p = program({"parallel": {"cp": 2, "dp_replicate": 2, "cp_kind": "all_gather"}}, network(1, (linear(),)))
+    assert messages(p) == [("all_reduce", "grad", 4 << 20)]
+
+
+UP = linear("up", seam="ep.dispatch", seam_bytes=99, expert=True)
+DOWN = linear("down", seam="ep.combine", seam_bytes=99, expert=True)
+
+
+def test_tokens_travel_to_their_experts_and_back() -> None:
+    p = program({"parallel": {"dp_replicate": 4, "ep": 2}}, network(1, (linear(), UP, DOWN)))
+    assert show(p.segments["fwd"])[1:-1] == [
+        "compute: fwd/L0.up.all_to_all",
+        "compute: fwd/L0.up",
+        "compute: fwd/L0.down",
+        "compute: fwd/L0.down.all_to_all",
+    ]
+    assert [m for m in messages(p) if m[1] == "ep"] == [("all_to_all", "ep", 99)] * 4
+    assert sorted(m for m in messages(p) if m[1] != "ep") == [
+        ("all_reduce", "dp", 4 << 20),
+        ("all_reduce", "edp", 4 << 20),
+        ("all_reduce", "edp", 4 << 20),
+    ]
+
+
+def test_sharded_experts_gather_over_fewer_ranks() -> None:
+    p = program({"parallel": {"dp_shard": 4, "ep": 2, "zero": 3}}, network(1, (linear(), UP, DOWN)))
+    sizes = {(name, group): size for name, group, size in messages(p) if name != "all_to_all"}
+    assert sizes == {
+        ("all_gather", "fsdp"): 4 << 20,
+        ("all_gather", "efsdp"): 8 << 20,
+        ("reduce_scatter", "fsdp"): 4 << 20,
+        ("reduce_scatter", "efsdp"): 8 << 20,
+    }

@@ -1,0 +1,81 @@
+"""The input path: who waits for whom, and for how long."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.engine.run import simulate
+from sim.program import Program
+from tests.null.lower.tiny import Constant, network, program, show
+
+DISK = {"source": "disk", "sample": "1 KiB", "preprocess": "2 s"}
+
+
+def test_loader_processes_read_prepare_and_hand_over() -> None:
+    p = program({"data": DISK | {"workers": 2, "prefetch": 3}, "batch": {"micro": 4, "global": 8}})
+    assert show(p.segments["loader.1"]) == [
+        "loader.1: data/free",
+        "loader.1: data/read",
+        "loader.1: data/preprocess",
+        "loader.1: data/collate",
+        "loader.1: data/ready",
+    ]
+    free, read, prepare, _, ready = p.segments["loader.1"]
+    assert (free.shift, read.bytes, prepare.works[0].count, ready.shift) == (-6, 4096, 4, 0)  # type: ignore[union-attr]
+    threads = p.roles["pp0"].threads
+    assert [call.index for call in threads["loader.0"]] == [0, 2] and [call.index for call in threads["loader.1"]] == [1, 3]
+    assert show(p.segments["input"]) == [
+        "host: data/wait",
+        "host: data/take",
+        "host: data/taken",
+        "copy.h2d: data/h2d",
+        "copy.h2d: data/on-device.record",
+        "compute: data/on-device.wait",
+    ]
+
+
+def test_without_workers_the_training_thread_loads() -> None:
+    p = program({"data": DISK})
+    assert show(p.segments["input"])[:3] == ["host: data/read", "host: data/preprocess", "host: data/collate"]
+
+
+def test_pageable_memory_holds_the_training_thread_and_the_compute_lane_needs_no_event() -> None:
+    p = program({"data": {"pinned": False, "stream": "compute"}})
+    assert show(p.segments["input"]) == ["host: data/collate", "compute: data/h2d"]
+    assert p.segments["input"][1].blocking and p.segments["input"][1].how == "pageable"
+
+
+def steady(p: Program) -> float:
+    """Seconds of the last step."""
+    from sim.metrics import step_times
+
+    return step_times(simulate(p, Constant()))[-1]
+
+
+def test_a_step_is_as_slow_as_its_input_or_its_compute() -> None:
+    """Constant compute: forward 3, backward 4, update 1 kernel: 8 s. One batch takes 2 s of preparation and 0.1 s of reading."""
+
+    def plan(workers: int, preprocess: str) -> Program:
+        return program({"data": DISK | {"workers": workers, "preprocess": preprocess}}, steps=6)
+
+    assert steady(plan(1, "2 s")) == pytest.approx(8.0)
+    assert steady(plan(1, "20 s")) == pytest.approx(20.1)
+    assert steady(plan(2, "20 s")) < 20.1
+    assert steady(plan(4, "20 s")) == pytest.approx(8.0, abs=2.5)
+
+
+def test_copies_run_beside_compute_unless_something_syncs() -> None:
+    base = {"data": {"pinned": True}}
+    beside = simulate(program(base, steps=4), Constant())
+    last = [span for span in beside.spans if span.id.endswith("s3/mb0/data/h2d")]
+    compute = [span for span in beside.spans if span.id.endswith("s2/update/optimizer/step") or span.id.endswith("s2/optimizer/step")]
+    assert last[0].end <= compute[0].start, "the copy of step 3 is done before step 2 ends"
+    stray = simulate(program(base | {"output": {"log_every": 1}}, steps=4), Constant())
+    late = [span for span in stray.spans if span.id.endswith("s3/mb0/data/h2d")]
+    before = [span for span in stray.spans if span.id.endswith("s2/optimizer/step")]
+    assert late[0].start >= before[0].end, "a stray .item() stops the host"
+
+
+def test_only_the_ends_of_a_pipeline_and_plain_ranks_take_input() -> None:
+    p = program({"task": "forward"}, network(1))
+    assert [call.segment for call in p.roles["pp0"].threads["host"]] == ["input", "fwd"] * 2

@@ -1,0 +1,102 @@
+"""The update: bytes, launches, and what the host reads."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from sim.framework import Framework
+from sim.program import Program
+from sim.work import MemoryBound
+from tests.null.lower.tiny import MIB, QUIET, linear, messages, network, program, show
+
+MIXED = replace(QUIET, param_dtype="bf16", master=True, grad_dtype="fp32")
+
+
+def works(p: Program, id: str = "optimizer/step") -> list[MemoryBound]:
+    return [w for op in p.segments["update"] if op.id == id for w in op.works if isinstance(w, MemoryBound)]
+
+
+@pytest.mark.parametrize(("name", "each"), [("adamw", 28), ("adam", 28), ("momentum", 20), ("sgd", 12)])
+def test_fused_updates_move_each_tensor_once(name: str, each: int) -> None:
+    """fp32 bytes per parameter: PyTorch's fused kernels read p, g and states and write all but g."""
+    p = program({"optimizer": {"name": name}})
+    assert sum(work.bytes for work in works(p)) == each * 2 * MIB
+    assert [work.what for work in works(p)] == [name]
+
+
+def test_foreach_moves_20_tensors_where_fused_moves_7() -> None:
+    p = program({}, framework=replace(QUIET, optimizer="foreach"))
+    assert sum(work.bytes for work in works(p)) == 20 * 4 * 2 * MIB
+    assert len(works(p)) == 8 and {work.repeat for work in works(p)} == {1}
+
+
+def test_the_for_loop_launches_for_each_tensor() -> None:
+    p = program({}, network(3), replace(QUIET, optimizer="for-loop"))
+    assert sum(work.repeat for work in works(p)) == 3 * 8
+    assert sum(work.bytes for work in works(p)) == 20 * 4 * 3 * MIB
+
+
+def test_many_tensors_take_many_multi_tensor_launches() -> None:
+    p = program({}, network(100))
+    assert [work.repeat for work in works(p)] == [5], "400 MiB: 104.9 M elements in launches of 320 x 65,536"
+    p = program({}, network(100, (linear(elements=10),)))
+    assert [work.repeat for work in works(p)] == [3], "100 tensors of four lists, 36 a launch"
+
+
+def test_a_master_copy_is_cast_back_unless_fsdp_gathers_from_it() -> None:
+    kinds = [work.what for work in works(program({"precision": "bf16"}, framework=MIXED))]
+    assert kinds == ["adamw", "cast"]
+    sharded = program({"precision": "bf16", "parallel": {"dp_shard": 2, "zero": 3}}, framework=MIXED)
+    assert [work.what for work in works(sharded)] == ["adamw"]
+    assert works(sharded)[0].bytes == 28 * MIB, "half the parameters"
+    low = program({"precision": "bf16"}, framework=replace(MIXED, grad_dtype="bf16"))
+    assert [work.what for work in works(low)] == ["cast", "adamw", "cast"]
+
+
+def clipped(framework: Framework, parallel: dict[str, int]) -> Program:
+    return program({"parallel": parallel}, framework=replace(framework, clip=True))
+
+
+def test_clipping_sums_one_number_over_ranks_with_other_parameters() -> None:
+    assert show(clipped(QUIET, {"dp_replicate": 2}).segments["update"]) == [
+        "compute: optimizer/norm",
+        "compute: optimizer/clip",
+        "compute: optimizer/step",
+    ]
+    assert messages(clipped(QUIET, {"dp_shard": 2, "zero": 3, "tp": 2}))[-2:] == [("all_reduce", "fsdp", 4), ("all_reduce", "tp", 4)]
+
+
+def test_megatron_reads_the_norm_on_the_host() -> None:
+    p = clipped(replace(QUIET, accumulate_in_gemm=True), {})
+    ops = {op.id: op for op in p.segments["update"]}
+    assert ops["optimizer/norm.read"].blocking and ops["optimizer/norm.read"].bytes == 4
+    assert show(p.segments["begin"]) == ["compute: optimizer/zero"]
+
+
+def test_fp16_is_unscaled_and_the_host_reads_the_verdict() -> None:
+    p = program({"precision": "fp16"}, framework=replace(MIXED, param_dtype="fp16"))
+    ids = [op.id for op in p.segments["update"]]
+    assert ids[0] == "optimizer/unscale" and "optimizer/found-inf" in ids
+
+
+def test_an_offloaded_optimizer_crosses_the_bus_both_ways() -> None:
+    p = program({"memory": {"offload": "optimizer"}})
+    assert show(p.segments["update"]) == [
+        "compute: optimizer/gradients.record",
+        "copy.d2h: optimizer/gradients.wait",
+        "copy.d2h: optimizer/d2h",
+        "host: optimizer/cpu",
+        "copy.h2d: optimizer/h2d",
+        "copy.h2d: optimizer/parameters.record",
+        "compute: optimizer/parameters.wait",
+    ]
+    assert [op.bytes for op in p.segments["update"] if op.kind == "copy"] == [8 * MIB, 8 * MIB]
+    assert p.resident["optimizer"] == 0
+
+
+def test_frozen_parameters_are_neither_reduced_nor_updated() -> None:
+    base = linear("base", frozen=True)
+    p = program({"parallel": {"dp_replicate": 2}}, network(1, (replace(base, wgrad=()), linear("adapter", 1000))))
+    assert messages(p) == [("all_reduce", "dp", 4000)]
+    assert sum(work.bytes for work in works(p)) == 28 * 1000
