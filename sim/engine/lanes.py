@@ -18,7 +18,8 @@ MEET = ("collective", "send", "recv")
 
 
 class Lanes:
-    """Runs items. `meets(op)`: the op needs other ranks; `meet(item, time)` hands an op that needs other ranks to `Meetings`; `finished(item)` records it."""
+    """Runs items. `meets(op)`: the op needs other ranks; `number(item)` is told when a message is issued; `meet(item, time)` hands
+    an op that needs other ranks to `Meetings`; `finished(item)` records it."""
 
     def __init__(
         self,
@@ -27,12 +28,15 @@ class Lanes:
         meets: Callable[[Op], bool],
         meet: Callable[[Item, float], None],
         finished: Callable[[Item], None],
+        number: Callable[[Item], None],
     ) -> None:
-        self._env, self._sharing, self._meet, self._finished = env, sharing, meet, finished
+        self._env, self._sharing, self._meet, self._finished, self._number = env, sharing, meet, finished, number
         self._meets = meets
 
     def push(self, state: RankState, item: Item) -> None:
         """Queues an op on its lane."""
+        if item.op.kind in ("send", "recv"):
+            self._number(item)
         lane = state.lane(item.lane)
         lane.last = item
         lane.queue.append(item)

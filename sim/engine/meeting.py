@@ -1,8 +1,8 @@
 """Where ranks meet: a collective or a message starts when its last member has arrived.
 
-The k-th collective that a rank runs in a group on a lane meets the k-th of every other member; the k-th send from
-a to b at a distance meets the k-th receive. Folded ranks are represented: a member that is not simulated arrives
-with the rank that stands for it.
+The k-th collective that a rank runs in a group on a lane meets the k-th of every other member; the k-th send
+that a issues to b meets the k-th receive that b issues from a, whatever their lanes. Folded ranks are represented: a
+member that is not simulated arrives with the rank that stands for it.
 """
 
 from __future__ import annotations
@@ -62,17 +62,25 @@ class Meetings:
             reps = self.represented(op.group, item.rank)
             base: Key = (op.group, reps, op.lane)
             needed = len(reps)
+            item.turn = self._next((base, item.rank, op.kind))
         else:
             base, needed = self._pair(item), 2
-        side: Key = (base, item.rank, op.kind)
-        number = self._count.get(side, 0)
-        self._count[side] = number + 1
+        number = item.turn
         meeting = self._open.setdefault((base, number), Meeting(needed))
         meeting.items.append(item)
         meeting.arrived.append(time)
         if len(meeting.items) == needed:
             del self._open[base, number]
             self._complete(meeting.items, meeting.arrived)
+
+    def number(self, item: Item) -> None:
+        """Called when a message is issued."""
+        item.turn = self._next((self._pair(item), item.rank, item.op.kind))
+
+    def _next(self, side: Key) -> int:
+        number = self._count.get(side, 0)
+        self._count[side] = number + 1
+        return number
 
     def _pair(self, item: Item) -> Key:
         op = item.op

@@ -44,7 +44,7 @@ class Engine:
         self.sharing = Sharing(self.env, pricer.capacity)
         self.stands_for = representatives(program, fold)
         self.folded = fold
-        self.lanes = Lanes(self.env, self.sharing, self._meets, self._arrive, self._finished)
+        self.lanes = Lanes(self.env, self.sharing, self._meets, self._arrive, self._finished, self._number)
         self.meetings = Meetings(program.mesh, self.stands_for.__getitem__, self._complete)
         self.states: dict[int, RankState] = {}
         self.items: list[Item] = []
@@ -130,6 +130,9 @@ class Engine:
 
     def _arrive(self, item: Item, time: float) -> None:
         self.meetings.arrive(item, time)
+
+    def _number(self, item: Item) -> None:
+        self.meetings.number(item)
 
     def _complete(self, items: list[Item], arrivals: list[float]) -> None:
         """All have come: the transfer runs once for all of them."""

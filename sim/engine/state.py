@@ -32,6 +32,7 @@ class Item:
         "rank",
         "start",
         "thread",
+        "turn",
         "wait",
         "waiters",
     )
@@ -46,6 +47,8 @@ class Item:
         self.mark: Mark | None = None
         self.waiters: list[Resume] = []
         self.index = -1
+        self.turn = -1
+        """send, recv: number among those of the same pair, as they were issued."""
 
     @property
     def ready(self) -> float:

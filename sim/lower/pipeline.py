@@ -21,8 +21,6 @@ Segments = dict[str, tuple[Op, ...]]
 
 CLS = "comm.pp"
 _BLOCKING = ("gpipe", "1f1b")
-_SEGMENTS = {"F": "F", "B": "BW", "I": "B", "W": "W"}
-"""A schedule's kind as the stages call it."""
 
 
 def pipeline_calls(job: Job, rank: int, stages: list[StageSegments], step: int, segments: Segments) -> list[Call]:
@@ -88,7 +86,7 @@ class _Line:
     def _computes(self, action: Action) -> list[Call]:
         """The stage's segments, after the message that the action needs."""
         first, last = self._ends[action]
-        found = self._stages[action.stage].calls(_SEGMENTS[action.kind], action.microbatch, self._step, first=first, last=last)
+        found = self._stages[action.stage].calls(action.kind, action.microbatch, self._step, first=first, last=last)
         needs = _needs(action)
         if needs in self._received:
             found.insert(0, self._call(needs, ".wait", [_taken(self._job, needs)]))
