@@ -1,0 +1,71 @@
+"""The whole way on two real ranks: probe, predict, play, train, compare, report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from executor.probe import probe
+from executor.twin import Twin, bucket_bytes, twin
+from reports.folder import write_comparison
+from sim.kineto import read_trace
+from sim.planfile import load_plan
+
+PLAN = {
+    "model": {"family": "decoder", "name": "two-layers", "layers": 2, "hidden": 64, "heads": 2, "vocab": 256, "norm": "layernorm",
+              "activation": "gelu", "bias": True, "position": "learned", "dropout": 0.0},
+    "seq_len": 32, "precision": "fp32", "batch": {"global": 8, "micro": 2}, "parallel": {"dp_replicate": 2},
+    "comm": {"bucket": "64 KiB"}, "data": {"source": "disk", "workers": 1},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Twin, Path]:
+    folder = tmp_path_factory.mktemp("twin")
+    probe(2, folder / "calibration.toml", quick=True)
+    return twin(load_plan(PLAN), folder / "run", steps=6, calibration=folder / "calibration.toml", say=lambda _: None), folder
+
+
+@pytest.mark.timeout(280)
+def test_every_predicted_op_is_played_once(found: tuple[Twin, Path]) -> None:
+    predicted, played = found[0].traces[0], found[0].traces[1]
+    assert sorted(s.id for s in predicted.spans) == sorted(s.id for s in played.spans)
+    assert not found[0].comparisons["played"].missing and not found[0].comparisons["played"].extra
+
+
+@pytest.mark.timeout(280)
+def test_the_buckets_are_pytorchs(found: tuple[Twin, Path]) -> None:
+    program = found[0].prediction.program
+    assert program is not None
+    assert len(bucket_bytes(program, 0)) >= 1 and len(bucket_bytes(program, 1)) > 1
+    assert not [note for note in found[0].notes if "buckets differ" in note]
+
+
+@pytest.mark.timeout(280)
+def test_steps_are_measured_and_costs_are(found: tuple[Twin, Path]) -> None:
+    one = found[0]
+    assert len(one.times["stock"]) == 6 and len(one.times["played"]) >= 6
+    assert one.prediction.sources["measured"] > 0.2
+    assert all(row.predicted >= 0 for row in one.comparisons["stock"].classes)
+    assert {"gemm", "optimizer", "comm.dp"} <= {
+        row.cls for row in one.comparisons["stock"].classes if row.measured > 0 and row.predicted > 0
+    }
+
+
+@pytest.mark.timeout(280)
+def test_the_folder_holds_all_that_is_needed(found: tuple[Twin, Path]) -> None:
+    one, folder = found
+    result = one.to_dict()
+    summary = result["prediction"]
+    report = write_comparison(
+        folder / "run", one.plan, one.prediction.program, summary, one.traces, one.comparisons, one.times, result, one.notes
+    )
+    text = report.read_text("utf-8")
+    assert len(text) < 8 << 20 and "Plotly" in text and "two-layers" in text
+    names = {path.name for path in (folder / "run").iterdir()}
+    assert {"plan.toml", "program.txt", "environment.json", "summary.json", "predicted.json.gz", "played.json.gz", "stock.json.gz"} <= names
+    assert json.loads((folder / "run" / "summary.json").read_text())["comparison"]["runs"]["stock"]["measured_step"]["count"] == 6
+    assert load_plan(folder / "run" / "plan.toml") == one.plan
+    assert read_trace(folder / "run" / "predicted.json.gz").spans
