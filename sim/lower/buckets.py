@@ -73,12 +73,14 @@ def rebuilds(job: Job) -> bool:
 
 
 def buckets_of(job: Job, blocks: list[BlockOps], step: int, prefix: str = "") -> list[Bucket]:
-    """All buckets of one stage, in the order in which they become ready. Expert parameters have their own."""
+    """All buckets of one stage, in the order in which they become ready. Expert parameters have their own; groups of one rank
+    have none."""
     dense = job.data_axis if job.zero == 0 else "fsdp"
     experts = ("edp" if job.zero == 0 else "efsdp") if job.size("ep") > 1 else dense
-    parts = trained(blocks)
-    found = _cut(job, [p for p in parts if not (p.part.expert and experts != dense)], dense, step, f"{prefix}b")
-    if experts != dense:
+    parts, found = trained(blocks), list[Bucket]()
+    if job.size(dense) > 1:
+        found += _cut(job, [p for p in parts if not (p.part.expert and experts != dense)], dense, step, f"{prefix}b")
+    if experts != dense and job.size(experts) > 1:
         found += _cut(job, [p for p in parts if p.part.expert], experts, step, f"{prefix}e")
     return found
 

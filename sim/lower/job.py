@@ -25,6 +25,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     mesh: Mesh
     device: str
     steps: int
+    microbatches: int
+    """Of each data-parallel rank in one step."""
     zero: int
     """0-3; 0 also where there is nobody to share with."""
     train: bool
@@ -40,10 +42,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of one gradient element on the wire."""
     act: str
     """dtype of activations."""
-
-    @property
-    def microbatches(self) -> int:
-        return self.plan.microbatches
 
     def size(self, axis: str) -> int:
         return self.mesh.size(axis)
@@ -82,6 +80,7 @@ def job_of(plan: Plan, network: Network, framework: Framework, device: str, step
         mesh=mesh,
         device=device,
         steps=steps,
+        microbatches=plan.microbatches,
         zero=zero,
         train=plan.task != "forward",
         eager=framework.host == "python" and not framework.cuda_graphs,

@@ -44,29 +44,19 @@ def gather(job: Job, bucket: Bucket) -> Op:
 
 
 def gather_ahead(job: Job, blocks: list[BlockOps], buckets: list[Bucket]) -> list[Op]:
-    """Forward with the parameters' all_gather beside it: a bucket is asked for when the one before is needed.
-
-    Buckets follow backward's order, so forward takes them last to first.
-    """
-    ops: list[Op] = [*order(job, "param/updated", COMPUTE, lane_of("fsdp"))]
-    left = buckets[::-1]
-    asked = 0
-
-    def ask() -> list[Op]:
-        nonlocal asked
-        if asked == len(left):
-            return []
-        bucket = left[asked]
-        asked += 1
-        return [gather(job, bucket), record(f"param/{bucket.name}.ready", lane_of(bucket.axis))]
-
-    ops += ask()
-    needed: set[str] = set()
-    for block in blocks:
-        for bucket in left:
-            if block.name in bucket.blocks and bucket.name not in needed:
-                needed.add(bucket.name)
-                ops += [wait(job, f"param/{bucket.name}.ready", COMPUTE), *ask()]
+    """Forward with the parameters' all_gather beside it: a bucket is asked for when the one before is needed."""
+    place = {block.name: index for index, block in enumerate(blocks)}
+    line = sorted(buckets, key=lambda bucket: min(place[name] for name in bucket.blocks))
+    lanes = dict.fromkeys(lane_of(bucket.axis) for bucket in line)
+    ops = [op for lane in lanes for op in order(job, f"param/{lane}.updated", COMPUTE, lane)]
+    asked = needed = 0
+    for index, block in enumerate(blocks):
+        while needed < len(line) and min(place[name] for name in line[needed].blocks) <= index:
+            needed += 1
+            while asked < min(needed + 1, len(line)):
+                ops += [gather(job, line[asked]), record(f"param/{line[asked].name}.ready", lane_of(line[asked].axis))]
+                asked += 1
+            ops.append(wait(job, f"param/{line[needed - 1].name}.ready", COMPUTE))
         ops += block.forward
     return ops
 
