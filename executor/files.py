@@ -18,9 +18,9 @@ def write_samples(plan: Plan, folder: Path) -> None:
     """Fills `folder` with what the plan reads. Raises `RunFailed` when the disk is full."""
     if plan.data.source == "memory" or not plan.data.sample:
         return
-    folder.mkdir(parents=True, exist_ok=True)
     block = os.urandom(plan.data.sample)
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         if plan.data.source == "database":
             _write_database(folder / "samples.sqlite", block)
         else:

@@ -67,12 +67,3 @@ def _check_model(spec: ModelSpec) -> None:
     for name, value in asked.items():
         if value:
             raise Refused(f"stock training does not do `{name}` of model {spec.name or 'decoder'} yet. {PLAY}")
-
-
-def model_spec(plan: Plan) -> ModelSpec:
-    """The plan's model: a preset, a file, or the table in the plan."""
-    from sim.model.load import load_model, spec_of
-
-    if isinstance(plan.model, str):
-        return load_model(plan.model)
-    return spec_of(dict(plan.model), "plan: [model]", plan.model_name)

@@ -15,8 +15,9 @@ import msgspec
 
 from executor.files import write_samples
 from executor.launch import launch
-from executor.limits import check_stock, model_spec
+from executor.limits import check_stock
 from executor.world import World
+from sim.bind import model_of
 from sim.plan import Plan
 from sim.planfile import check
 from sim.trace import Span, Trace
@@ -82,7 +83,7 @@ def run_stock(
     then stay in `folder` (`executor.launch.partial_steps`).
     """
 
-    check_stock(check(plan), model_spec(plan))
+    check_stock(check(plan), model_of(plan))
     folder = Path(folder)
     write_samples(plan, folder / "data")
     request = Request(plan, steps, warmup, profile, str(folder / "data"))

@@ -13,27 +13,22 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from executor.bodies import dtype_of
-from executor.limits import model_spec
 from executor.modules import Model, loss_of
 from executor.parallelize import device_mesh, parallelize
 from executor.pipeline import Pipeline
 from executor.samples import Pair, Samples, loader_of
 from executor.world import World
+from sim.bind import model_of, shape_of
 from sim.framework import framework_of
 from sim.model.spec import Decoder, ModelSpec
 from sim.plan import Plan
 from sim.planfile import mesh_of
 from topologies.errors import RunFailed
 
-TOKENS = 1024
-"""Sequence length where neither the plan nor the model says one."""
-
 
 def sequence_length(plan: Plan, spec: ModelSpec) -> int:
     """Tokens per sample; 1 for vectors."""
-    if not isinstance(spec, Decoder):
-        return 1
-    return plan.seq_len or spec.positions or TOKENS
+    return shape_of(plan).seq if isinstance(spec, Decoder) else 1
 
 
 class Trainer:
@@ -41,7 +36,7 @@ class Trainer:
 
     def __init__(self, world: World, plan: Plan, data: Path, steps: int) -> None:
         self.world, self.plan, self.steps, self.data = world, plan, steps, data
-        self.spec = model_spec(plan)
+        self.spec = model_of(plan)
         self.seq = sequence_length(plan, self.spec)
         self.habits = framework_of(plan)
         torch.manual_seed(plan.seed)  # every split starts from the same weights

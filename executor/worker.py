@@ -81,6 +81,8 @@ def failure_of(error: BaseException) -> Failure:
     from topologies.errors import BadInput
 
     text = str(error).strip() or type(error).__name__
+    if "Original Traceback" in text:  # a loader worker's error, wrapped by torch: its own words are the last line
+        text = text.splitlines()[-1].rpartition("RunFailed: ")[2]
     frames = traceback.extract_tb(error.__traceback__)
     at = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     lost = any(words in text.lower() for words in _LOST)

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from executor.files import write_samples
 from executor.launch import launch, partial_steps
 from executor.stock import Request, StockResult, run_stock
 from sim.plan import Plan
 from sim.planfile import load_plan
 from tests.gloo.bodies_for_stock import Many
-from topologies.errors import Refused
+from topologies.errors import Refused, RunFailed
 
 MODEL = {"family": "decoder", "layers": 4, "hidden": 32, "heads": 4, "kv_heads": 2, "vocab": 64, "ffn": 64}
 GPT = {**MODEL, "kv_heads": 4, "position": "learned", "norm": "layernorm", "activation": "gelu", "bias": True, "tied": True}
@@ -104,6 +105,25 @@ def test_profile_and_buckets(tmp_path: Path) -> None:
 def test_local_updates_average_parameters(losses: dict[str, list[float]]) -> None:
     """With SGD and an average every step, averaging parameters or gradients is the same."""
     assert losses["local"] == pytest.approx(losses["sgd"], rel=2e-4)
+
+
+def test_half_a_data_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = _plan({}, 8, data={"source": "disk", "sample": "4 KiB", "workers": 1, "shuffle": False})
+    monkeypatch.setattr("executor.stock.write_samples", _damaged)
+    with pytest.raises(RunFailed, match=r"sample 17 in .*17.bin has 100 bytes instead of 4096") as caught:
+        run_stock(plan, tmp_path, steps=4, warmup=1, profile=0, stall=60)
+    assert caught.value.exit_code == 4
+
+
+def _damaged(plan: Plan, folder: Path) -> None:
+    write_samples(plan, folder)
+    (folder / "17.bin").write_bytes(bytes(100))
+
+
+def test_a_disk_that_takes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("a file where the folder should be")
+    with pytest.raises(RunFailed, match="cannot write 128 samples of 4 KiB"):
+        run_stock(_plan({}, 8, data={"source": "database", "sample": "4 KiB"}), tmp_path, steps=1)
 
 
 @pytest.mark.parametrize(

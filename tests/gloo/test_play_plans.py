@@ -1,0 +1,78 @@
+"""Plans of every kind, lowered and played on four ranks: no hang, one span for every op."""
+
+from __future__ import annotations
+
+import gzip
+from typing import Any
+
+import msgspec
+import pytest
+
+from executor.launch import launch
+from executor.play import RankResult, Request
+from sim.bind import network_of
+from sim.framework import framework_of
+from sim.lower.step import lower
+from sim.planfile import load_plan
+from sim.program import Program, full_id
+from tests.gloo.bodies_for_play import Many
+
+DENSE = {"family": "decoder", "layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "ffn": 64}
+MOE = {**DENSE, "moe": {"experts": 4, "top_k": 2, "ffn": 32}}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "ddp": (DENSE, {"dp_replicate": 4}),
+    "fsdp": (DENSE, {"dp_shard": 4, "zero": 3}),
+    "zero2": (DENSE, {"dp_shard": 4, "zero": 2}),
+    "zero1": (DENSE, {"dp_shard": 4, "zero": 1}),
+    "hsdp": (DENSE, {"dp_replicate": 2, "dp_shard": 2, "zero": 3}),
+    "tp": (DENSE, {"tp": 2, "dp_replicate": 2}),
+    "tp-whole": (DENSE, {"tp": 4, "sequence_parallel": False}),
+    "gpipe": (DENSE, {"pp": 4, "schedule": "gpipe"}),
+    "1f1b": (DENSE, {"pp": 2, "dp_shard": 2, "zero": 3}),
+    "interleaved": (DENSE, {"pp": 2, "tp": 2, "schedule": "interleaved", "virtual_stages": 2}),
+    "zb-h1": (DENSE, {"pp": 4, "schedule": "zb-h1"}),
+    "ring": (DENSE, {"cp": 4}),
+    "ulysses": (DENSE, {"cp": 2, "cp_kind": "all_to_all", "dp_replicate": 2}),
+    "experts": (MOE, {"dp_shard": 4, "ep": 4, "zero": 3}),
+}
+
+
+def _program(model: dict[str, Any], parallel: dict[str, Any]) -> Program:
+    plan = load_plan(
+        {
+            "model": model,
+            "seq_len": 32,
+            "precision": "fp32",
+            "batch": {"micro": 1, "global": 8},
+            "parallel": parallel,
+            "data": {"workers": 1},
+        }
+    )
+    framework = framework_of(plan)
+    return lower(plan, network_of(plan, framework), framework, "cpu", 2)
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Program, list[RankResult]]]:
+    """All programs, played in one launch."""
+    folder = tmp_path_factory.mktemp("play")
+    (folder / "read.bin").write_bytes(bytes(1 << 16))
+    programs = {name: _program(model, parallel) for name, (model, parallel) in CASES.items()}
+    requests = []
+    for name, program in programs.items():
+        path = folder / f"{name}.json.gz"
+        path.write_bytes(gzip.compress(msgspec.json.encode(program), 1))
+        requests.append(Request(str(path), {}, 2, str(folder / "read.bin")))
+    found = launch("tests.gloo.bodies_for_play:spans", Many(requests), 4, folder / "run", list[RankResult], stall=60)
+    return {name: (program, [rank[i] for rank in found]) for i, (name, program) in enumerate(programs.items())}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_op_has_one_span(name: str, played: dict[str, tuple[Program, list[RankResult]]]) -> None:
+    program, ranks = played[name]
+    assert program.world == 4
+    for rank, result in enumerate(ranks):
+        wanted = [full_id(rank, call, op) for thread in program.threads(rank) for call, op in program.ops(rank, thread)]
+        assert sorted(span.id for span in result.spans) == sorted(wanted)
+        assert all(span.end >= span.start for span in result.spans)
+        assert len(result.step_times) >= 1

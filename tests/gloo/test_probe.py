@@ -1,0 +1,63 @@
+"""The quick probe on two ranks: a file that loads, with every table that prices read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from executor.probe import merge, probe
+from sim.cost.calibration import SHAPES, Calibration, Sample, load_calibration
+from sim.cost.cpu import cpu_cost
+from sim.work import Attention, Conv, Gemm, HostWork, MemoryBound
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("probe") / "calibration.toml"
+    probe(2, path, quick=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def calibration(file: Path) -> Calibration:
+    return load_calibration(file)
+
+
+def test_the_file_says_who_and_when(calibration: Calibration) -> None:
+    assert calibration.quick and calibration.ranks == 2 and calibration.device == "cpu"
+    assert calibration.date and {"torch", "python"} <= calibration.versions.keys()
+    assert set(calibration.tables) == set(SHAPES)
+    for rows in calibration.tables.values():
+        assert all(s.p10 <= s.median <= s.p90 and s.n >= 2 for s in rows)
+
+
+def test_every_host_kind_that_lowering_names_is_there(calibration: Calibration) -> None:
+    kinds = {
+        "kernel",
+        "module",
+        "autograd",
+        "accumulate",
+        "optimizer",
+        "optimizer_step",
+        "cpu_optimizer",
+        "ddp_step",
+        "ddp_bucket",
+        "ddp_parameter",
+    }
+    kinds |= {"collate", "loader", "log", "collective", "checkpoint"}
+    assert kinds <= {s.name for s in calibration.rows("host")}
+
+
+def test_costs_rest_on_measurements(calibration: Calibration) -> None:
+    for work in (Gemm(256, 256, 256, "fp32"), MemoryBound("add", 1 << 20, 1 << 19, "fp32"), HostWork("module")):
+        assert cpu_cost(work, calibration).source == "measured"
+    for other in (Attention(2, 4, 4, 512, 512, 64, dtype="fp32", backward=True), Conv(8, 3, 32, 32, 32, 3, 3, dtype="fp32", role="wgrad")):
+        assert cpu_cost(other, calibration).source == "measured"
+
+
+def test_ranks_are_merged_point_by_point() -> None:
+    one, two = Sample("add", "fp32", (8,), 1.0, 0.5, 2.0, 3, 0.2), Sample("add", "fp32", (8,), 3.0, 1.0, 4.0, 5, 0.4)
+    (found,) = merge([[("memory", one)], [("memory", two)]])["memory"]
+    assert (found.median, found.p10, found.p90, found.n) == (2.0, 0.5, 4.0, 8)
+    assert found.cpu == pytest.approx(0.3)
