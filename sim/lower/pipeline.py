@@ -107,8 +107,6 @@ class _Line:
         names = f"{call.segment}.leave", f"{call.segment}.arrive"
         self._segments.setdefault(names[0], ops[:cut])
         self._segments.setdefault(names[1], ops[cut:])
-        if self._step == self._job.steps - 1:
-            del self._segments[call.segment]
         return Call(names[0], call.at, call.index, call.step), [Call(names[1], call.at, call.index, call.step)]
 
 
