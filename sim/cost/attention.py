@@ -59,7 +59,7 @@ Sets = dict[str, AttentionFit]
 
 
 @cache
-def _fits(dtype: str) -> dict[str, Sets]:
+def fits(dtype: str) -> dict[str, Sets]:
     text = msgspec.convert(document("attention")["fit"], dict[str, dict[str, Sets]])
     return {gpu: of[dtype] for gpu, of in text.items() if dtype in of}
 
@@ -82,23 +82,29 @@ def attention_cost(work: Attention, gpu: Gpu, family: str = "flash2", clock: flo
     """Seconds of all repeats. `clock`: factor under sustained load. Raises `UnknownName` for the family, `Refused` for the dtype."""
     peak = peak_flops(gpu, work.dtype) * clock
     kind = "fp8" if STORED.get(work.dtype, work.dtype) == "fp8" else "bf16"
-    fits = _fits(kind)
-    name, source = choose(gpu, {key: next(iter(sets.values())).arch for key, sets in fits.items()})
-    fit = pick(fits[name], work)
+    known = fits(kind)
+    name, source = choose(gpu, {key: next(iter(sets.values())).arch for key, sets in known.items()})
+    fit = pick(known[name], work)
     share, sure = family_share(family, gpu)
     seconds = forward_seconds(work, gpu, fit, peak * share)
     if work.backward:
-        rate, _ = by_arch(gpu, _families()[family].backward)
+        rate, _ = by_arch(gpu, _family(family).backward)
         seconds = fit.floor + (seconds - fit.floor) * 2.5 / rate
     return seconds * work.repeat, "assumed" if "assumed" in (source, sure) else "fitted"
 
 
 def family_share(family: str, gpu: Gpu) -> tuple[float, Source]:
     """Forward rate of a family over the best kernel of this GPU."""
+    return by_arch(gpu, _family(family).forward)
+
+
+def _family(name: str) -> Family:
+    # A framework whose habit is unfused attention runs torch's own fused kernel when a plan asks for one.
+    name = "flash2" if name == "math" else name
     families = _families()
-    if family not in families:
-        raise UnknownName("attention kernel", family, families)
-    return by_arch(gpu, families[family].forward)
+    if name not in families:
+        raise UnknownName("attention kernel", name, families)
+    return families[name]
 
 
 def forward_seconds(work: Attention, gpu: Gpu, fit: AttentionFit, peak: float, prepared: bool = True) -> float:

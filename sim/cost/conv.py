@@ -15,9 +15,10 @@ from functools import cache
 import msgspec
 
 from sim.cost.device import document, peak_flops
-from sim.cost.gemm import fit_of, gemm_seconds, sustained_clock
+from sim.cost.gemm import fit_of, sustained_clock
 from sim.cost.memory_bound import memory_bound_cost
 from sim.cost.price import Source
+from sim.cost.tiles import gemm_seconds
 from sim.work import BYTES, Conv, MemoryBound
 from topologies.hardware import Gpu
 

@@ -51,22 +51,22 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
 FAMILY = {
     "layernorm": "layernorm", "rmsnorm": "layernorm", "batchnorm": "layernorm", "groupnorm": "layernorm", "norm": "stream",
     "softmax": "softmax", "cross_entropy": "cross_entropy", "permute": "permute", "embedding": "gather", "embedding_backward": "gather",
-    "gather": "gather", "scatter": "gather", "rope": "stream", "adam": "optimizer", "adamw": "optimizer", "sgd": "optimizer",
+    "sort": "gather", "topk": "gather", "gather": "gather", "scatter": "gather", "rope": "stream", "adam": "optimizer", "adamw": "optimizer", "sgd": "optimizer",
     "momentum": "optimizer", "optimizer": "optimizer",
 }  # fmt: skip
 """Kernels by what limits them; anything else streams."""
 
 
 @cache
-def _fits() -> tuple[dict[str, MemoryFit], Cache]:
+def fits() -> tuple[dict[str, MemoryFit], Cache]:
     text = document("memory")
     return msgspec.convert(text["arch"], dict[str, MemoryFit]), msgspec.convert(text["cache"], Cache)
 
 
 def memory_bound_cost(work: MemoryBound, gpu: Gpu) -> tuple[float, Source]:
     """Seconds of all repeats, and on what they rest."""
-    fits, cache_ = _fits()
-    fit, source = by_arch(gpu, fits)
+    shares, cache_ = fits()
+    fit, source = by_arch(gpu, shares)
     rate = gpu.bandwidth * share_of(fit, work)
     moved = float(work.read + work.written)
     warm = 1.0 / (1.0 + (moved / (cache_.share * gpu.l2)) ** 4)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sim.cost.fit.data import GPUS, GemmRow, gemm_rows, sample
 from sim.cost.fit.search import Bounds, search, show
-from sim.cost.gemm import GemmFit, gemm_seconds
+from sim.cost.tiles import GemmFit, gemm_seconds
 from topologies.devices import gpu as find_gpu
 from topologies.hardware import Gpu
 
@@ -41,6 +41,9 @@ VECTOR: Bounds = {
     "harness": (1e-6, 5e-5, 1e-4),
 }
 
+STARTS: tuple[dict[str, float], ...] = ({"step": 6e-8}, {"step": 7e-7, "l2": 200.0, "outer": 1.3, "droop": 0.01, "round": 0.01})
+"""The error's surface has edges where the best tile changes: the search begins at two places."""
+
 
 def predicted(rows: list[GemmRow], gpu: Gpu, fit: GemmFit) -> list[float]:
     """Seconds of each row, under the benchmark's conditions."""
@@ -62,8 +65,16 @@ def fit_gemm(rows: list[GemmRow], gpu: Gpu, dtype: str) -> GemmFit:
     def make(values: dict[str, float]) -> GemmFit:
         return GemmFit(arch=gpu.arch, splits=splits, **fixed, **values)
 
-    values = search(lambda v: predicted(rows, gpu, make(v)), [row.seconds for row in rows], bounds)
-    return make(values)
+    measured = [row.seconds for row in rows]
+    # Old boards throttle on their largest outputs (P100: a third of its rate): such rows must not bend the others.
+    loss = "cauchy" if dtype == "fp32" else "soft_l1"
+    middle = statistics.median if dtype == "fp32" else statistics.mean
+    found = []
+    for start in STARTS:
+        moved = {name: (low, start.get(name, at), high) for name, (low, at, high) in bounds.items()}
+        fit = make(search(lambda v: predicted(rows, gpu, make(v)), measured, moved, loss=loss))
+        found.append((middle(min(1.0, abs(p / t - 1)) for p, t in zip(predicted(rows, gpu, fit), measured, strict=True)), fit))
+    return min(found, key=lambda pair: pair[0])[1]
 
 
 def main() -> None:
@@ -71,7 +82,7 @@ def main() -> None:
     parser.add_argument("--facts", type=Path, required=True)
     parser.add_argument("--rows", type=int, default=500)
     args = parser.parse_args()
-    print("# Written by `python -m sim.cost.fit.gemm`: parameters of sim/cost/gemm.py, by GPU and class of dtype.")
+    print("# Written by `python -m sim.cost.fit.gemm`: parameters of sim/cost/tiles.py, by GPU and class of dtype.")
     print("# bf16, fp8: NVIDIA aiconfigurator GEMM tables (Apache-2.0), CUDA graph replay; fp32: NeuSight linear layers (MIT), no tf32.")
     print("# The comment of each table: median and 90th percentile of |error| on rows that were not fitted.\n")
     for name, dtype in SETS + [(name, "fp32") for name in SIMT]:

@@ -10,7 +10,11 @@ Bounds = Mapping[str, tuple[float, float, float]]
 
 
 def search(
-    seconds: Callable[[dict[str, float]], Sequence[float]], measured: Sequence[float], bounds: Bounds, tries: int = 40
+    seconds: Callable[[dict[str, float]], Sequence[float]],
+    measured: Sequence[float],
+    bounds: Bounds,
+    tries: int = 40,
+    loss: str = "soft_l1",
 ) -> dict[str, float]:
     """Parameters with which `seconds` comes closest to `measured`, robustly (soft L1 above 10 %)."""
     import numpy as np
@@ -29,7 +33,7 @@ def search(
     low, start, high = (inner([bounds[name][i] for name in names]) for i in range(3))
     found = least_squares(
         lambda point: np.log(np.array(seconds(outer(point)))) - target,
-        start, bounds=(low, high), loss="soft_l1", f_scale=0.1, diff_step=2e-3, max_nfev=tries,
+        start, bounds=(low, high), loss=loss, f_scale=0.1, diff_step=2e-3, max_nfev=tries,
     )  # fmt: skip
     return outer(found.x)
 
