@@ -12,7 +12,7 @@ from sim.work import BYTES, Attention, Conv, Gemm, MemoryBound
 _SIZES = (8, 64, 256, 1024, 4096)
 _MOST = 2.2e9
 """FLOPs of the largest GEMM on a CPU: about 25 ms on one core. Beyond, the efficiency has flattened."""
-_BYTES = (3 << 12, 3 << 15, 3 << 18, 3 << 20, 12 << 20, 48 << 20)
+_BYTES = (3 << 9, 3 << 12, 3 << 15, 3 << 18, 3 << 20, 12 << 20, 48 << 20)
 """Within L1, L2, L3 and memory."""
 _WIDTH = 1024
 
@@ -78,7 +78,7 @@ def _variants(total: int, dtype: str) -> Iterator[MemoryBound]:
 
 def memory_bound(bench: Bench) -> None:
     """Every variant by bytes; fp32, and a few sizes in bf16."""
-    for dtype, sizes in (("fp32", _BYTES[1::2] if bench.quick else _BYTES), ("bf16", _BYTES[2:4])):
+    for dtype, sizes in (("fp32", _BYTES[::2] if bench.quick else _BYTES), ("bf16", _BYTES[3:5])):
         for total in sizes:
             bench.phase(f"{dtype} memory-bound kernels of {total} bytes")
             seen: set[tuple[str, int]] = set()
