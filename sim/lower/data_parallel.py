@@ -49,7 +49,7 @@ def reduce_gradients(job: Job, pieces: Iterable[tuple[PartOps, tuple[Op, ...]]],
     for bucket in held:
         ops += send(job, bucket, messages)
     if rebuilds(job) and job.eager and buckets:
-        ops.append(spent("grad/step", "ddp_step"))
+        ops.append(spent(f"grad/{buckets[-1].name}.step", "ddp_step"))
     for bucket in buckets:
         ops += _receive(job, bucket)
     return ops

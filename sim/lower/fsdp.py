@@ -56,7 +56,7 @@ def forward(job: Job, blocks: list[BlockOps], tag: str, gather: bool) -> list[Op
         return [op for block in blocks for op in block.forward]
     line = [unit for unit in dict.fromkeys(units[block.name] for block in blocks) if unit.messages]
     ahead = job.plan.parallel.prefetch
-    frees = job.plan.parallel.reshard_after_forward and job.size("pp") == 1
+    frees = not job.train or (job.plan.parallel.reshard_after_forward and job.size("pp") == 1)
     ops = [op for lane in _lanes(line) for op in order(job, f"{tag}{lane}.updated", COMPUTE, lane)]
     asked = 0
     opened: set[Unit] = set()
@@ -74,7 +74,7 @@ def forward(job: Job, blocks: list[BlockOps], tag: str, gather: bool) -> list[Op
             ops.append(Op(f"fwd/{block.name}.done", "record", COMPUTE, event="fwd/done"))
         if frees and unit.messages and not unit.root:
             ops.append(_reshard(job, "fwd", unit))
-    return ops
+    return ops if job.train else ops + [_reshard(job, "fwd", unit) for unit in line if unit.root]
 
 
 def _free_for(line: list[Unit], k: int, ahead: int) -> str:
@@ -113,9 +113,8 @@ def backward(job: Job, blocks: list[BlockOps], pieces: list[tuple[PartOps, tuple
                 ops += _reduce(job, unit, reduced)
     late = [unit for unit in dict.fromkeys(units[b.name] for b in reversed(blocks)) if unit.messages and unit not in reduced]
     for unit in sorted(late, key=lambda unit: unit.root) if sync else ():
-        ops += _partial(job, blocks, units, unit)
-        ops += _reduce(job, unit, reduced)
-    return ops + _finish(job, reduced)
+        ops += [*_partial(job, blocks, units, unit), _reshard(job, "bwd", unit), *_reduce(job, unit, reduced)]
+    return ops + _finish(job, reduced, tag)
 
 
 def _partial(job: Job, blocks: list[BlockOps], units: dict[str, Unit], unit: Unit) -> list[Op]:
@@ -197,7 +196,7 @@ def _again(job: Job, id: str, event: str) -> Op:
     return Op(id, "wait", COMPUTE, event=event, blocking=job.device == "cpu")
 
 
-def _finish(job: Job, reduced: list[Unit]) -> list[Op]:
+def _finish(job: Job, reduced: list[Unit], tag: str) -> list[Op]:
     """The step goes on when the last message of each lane has ended."""
     last: dict[str, str] = {}
     for unit in reduced:
@@ -206,7 +205,7 @@ def _finish(job: Job, reduced: list[Unit]) -> list[Op]:
             last[lane_of("dp_replicate") if replicated else lane_of(axis)] = (
                 f"grad/{unit.name}{suffix}.{'done' if replicated else 'scattered'}"
             )
-    return [_again(job, f"grad/end.{lane}.wait", event) for lane, event in last.items()]
+    return [_again(job, f"grad/{tag}end.{lane}.wait", event) for lane, event in last.items()]
 
 
 def _lanes(line: list[Unit]) -> list[str]:

@@ -47,8 +47,8 @@ def gather_ahead(job: Job, blocks: list[BlockOps], buckets: list[Bucket]) -> lis
     """Forward with the parameters' all_gather beside it: a bucket is asked for when the one before is needed."""
     place = {block.name: index for index, block in enumerate(blocks)}
     line = sorted(buckets, key=lambda bucket: min(place[name] for name in bucket.blocks))
-    lanes = dict.fromkeys(lane_of(bucket.axis) for bucket in line)
-    ops = [op for lane in lanes for op in order(job, f"param/{lane}.updated", COMPUTE, lane)]
+    firsts = {lane_of(bucket.axis): bucket.name for bucket in reversed(line)}
+    ops = [op for lane, name in firsts.items() for op in order(job, f"param/{name}.updated", COMPUTE, lane)]
     asked = needed = 0
     for index, block in enumerate(blocks):
         while needed < len(line) and min(place[name] for name in line[needed].blocks) <= index:

@@ -74,8 +74,8 @@ class StageSegments:
 
     @property
     def takes_input(self) -> bool:
-        """The first stage needs samples, the last one their labels."""
-        return self.stage.first or self.stage.last
+        """The first stage needs samples, the last one their labels; a rank with both takes a batch once."""
+        return self.stage.first or (self.stage.last and self.ends[0] != self.ends[1])
 
     def calls(self, kind: str, microbatch: int, step: int, *, first: bool, last: bool) -> list[Call]:
         """One action on one micro-batch: F, B, I or W. `first`, `last`: among the forwards, or among the actions that make weight
@@ -146,7 +146,7 @@ def _variant(job: Job, kind: str, step: int, first: bool, last: bool) -> str:
 def _gathers(job: Job, step: int) -> bool:
     """Does the first forward of a step gather parameters that the following ones reuse?"""
     if job.zero == 3:
-        return job.size("pp") > 1
+        return job.train and job.size("pp") > 1
     return job.zero in (1, 2) and job.framework.overlap_param and step > 0
 
 
@@ -165,7 +165,7 @@ def _build(job: Job, stage: StageSegments, variant: str) -> list[Op]:
 
 def _forward(job: Job, stage: StageSegments, gather: bool) -> list[Op]:
     if job.zero == 3:
-        return fsdp.forward(job, stage.blocks, stage.tag, gather=gather or job.size("pp") == 1)
+        return fsdp.forward(job, stage.blocks, stage.tag, gather=gather or not job.train or job.size("pp") == 1)
     if gather:
         return sharded.gather_ahead(job, stage.blocks, stage.buckets(1))
     return [op for block in stage.blocks for op in block.forward]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from sim.engine.run import simulate
 from sim.framework import load_framework
+from sim.lower.verify import verify
 from sim.model.parts import Network, Part
 from sim.program import Program
 from sim.work import BYTES
@@ -32,7 +33,11 @@ def plans(draw: st.DrawFn) -> tuple[dict[str, Any], Network, str]:
         "prefetch": draw(st.integers(0, 3)),
         "cp_kind": draw(st.sampled_from(["p2p", "all_gather", "all_to_all"])),
     }
-    micro = draw(st.integers(1, 3))
+    pp = draw(st.sampled_from([1, 1, 2, 3]))
+    schedule = draw(st.sampled_from(["gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe"]))
+    virtual = 2 if schedule == "interleaved" and pp > 1 else 1
+    parallel |= {"pp": pp, "schedule": schedule, "virtual_stages": virtual}
+    micro = draw(st.integers(1, 2)) * pp * (2 if schedule == "dualpipe" else 1)
     plan: dict[str, Any] = {
         "parallel": parallel,
         "batch": {"micro": 1, "global": micro * replicas * shards},
@@ -45,7 +50,7 @@ def plans(draw: st.DrawFn) -> tuple[dict[str, Any], Network, str]:
         "output": {"log_every": draw(st.integers(0, 2)), "checkpoint_every": draw(st.integers(0, 2))},
     }
     framework = draw(st.sampled_from(["pytorch", "torchtitan", "megatron-core", "megatron-2021", "llm-foundry"]))
-    return plan, _network(draw(st.integers(1, 4)), tp, cp, ep), framework
+    return plan, _network(draw(st.integers(2 * pp, 2 * pp + 2)), tp, cp, ep), framework
 
 
 def _network(layers: int, tp: int, cp: int, ep: int) -> Network:
@@ -78,27 +83,21 @@ def test_programs_run_to_their_end_and_give_back_what_they_take(drawn: tuple[dic
 
 @settings(max_examples=60, deadline=None)
 @given(plans())
-def test_ids_are_unique_and_waits_follow_records(drawn: tuple[dict[str, Any], Network, str]) -> None:
+def test_programs_keep_the_laws_and_ids_are_unique(drawn: tuple[dict[str, Any], Network, str]) -> None:
     p = lowered(*drawn)
     if p is None:
         return
-    seen: set[str] = set()
-    recorded: set[str] = set()
-    for call, op in p.ops(0):
-        name = f"{call.at}/{op.id}"
-        assert name not in seen, name
-        seen.add(name)
-        if op.kind == "record":
-            recorded.add(op.event)
-        elif op.kind == "wait" and op.shift is None:
-            assert op.event in recorded, name
+    verify(p)
+    for rank in {p.role_of.index(role) for role in p.roles}:
+        names = [f"{call.at}/{op.id}" for thread in p.threads(rank) for call, op in p.ops(rank, thread)]
+        assert len(names) == len(set(names))
 
 
 @settings(max_examples=40, deadline=None)
 @given(plans())
 def test_every_gradient_is_averaged_once_a_step(drawn: tuple[dict[str, Any], Network, str]) -> None:
     plan, net, framework = drawn
-    plan = plan | {"parallel": plan["parallel"] | {"zero": 0, "ep": 1}}
+    plan = plan | {"parallel": plan["parallel"] | {"zero": 0, "ep": 1, "pp": 1, "virtual_stages": 1}}
     p = lowered(plan, net, framework)
     if p is None or p.mesh.size("grad") == 1:
         return

@@ -31,8 +31,8 @@ def test_zero1_reduce_scatters_buckets_and_gathers_after_the_update() -> None:
 def test_zero1_gathers_one_bucket_ahead_of_the_next_forward() -> None:
     p = program({"parallel": {"dp_shard": 2, "zero": 1}, "comm": {"bucket": "4 MiB"}})
     assert show(p.segments["fwd.gather"]) == [
-        "compute: param/comm.fsdp.updated.record",
-        "comm.fsdp: param/comm.fsdp.updated.wait",
+        "compute: param/b1.updated.record",
+        "comm.fsdp: param/b1.updated.wait",
         "comm.fsdp: param/b1.all_gather",
         "comm.fsdp: param/b1.ready.record",
         "comm.fsdp: param/b0.all_gather",
