@@ -58,7 +58,7 @@ def _check_op(program: Program, op: Op) -> None:
 def _check_waits(program: Program, name: str) -> None:
     """Waits after records, by thread; numbered ones over all threads of the role."""
     summaries: dict[str, tuple[dict[str, Op], set[str], list[Op]]] = {}
-    recorded: dict[tuple[str, int], str] = {}
+    recorded: set[tuple[str, int]] = set()
     awaited: list[tuple[str, int, Call, Op]] = []
     for thread, calls in program.roles[name].threads.items():
         known: set[str] = set()
@@ -75,8 +75,10 @@ def _check_waits(program: Program, name: str) -> None:
                 number = call.index + (op.shift or 0)
                 if op.kind != "record":
                     awaited.append((op.event, number, call, op))
-                elif recorded.setdefault((op.event, number), f"{call.at}/{op.id}") != f"{call.at}/{op.id}":
+                elif (op.event, number) in recorded:
                     raise BadInput(f"role {name}, {call.at}/{op.id} records event {op.event!r} number {number} a second time")
+                else:
+                    recorded.add((op.event, number))
     for event, number, call, op in awaited:
         if number >= 0 and (event, number) not in recorded:
             raise BadInput(f"role {name}, {call.at}/{op.id} waits for event {event!r} number {number}, which no thread records")
