@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+from sim.lower.condense import Waits, condense, runs_of
 from sim.program import Call, Op, Program
 from topologies.errors import BadInput
 
@@ -97,7 +98,9 @@ class _Thread:
 
     def __init__(self, run: _Run, rank: _Rank, name: str) -> None:
         self.run, self.rank, self.name = run, rank, name
-        self.ops = ((call, op) for call in run.program.threads(rank.number)[name] for op in run.relevant(call.segment))
+        calls = run.program.threads(rank.number)[name]
+        ops = run.relevant(calls, name)
+        self.ops = ((call, op) for call in calls for op in ops[call.segment])
         self.at: _Item | None = None
         self.finished = False
 
@@ -142,13 +145,13 @@ class _Thread:
 class _Run:
     def __init__(self, program: Program, stands_for: list[int]) -> None:
         self.program, self._stands_for = program, stands_for
-        self._relevant: dict[str, tuple[Op, ...]] = {}
+        self._relevant: dict[tuple[tuple[str, ...], str], dict[str, list[Op]]] = {}
         self._ranks = [_Rank(number) for number in sorted(set(stands_for))]
-        self._threads = [_Thread(self, rank, name) for rank in self._ranks for name in program.threads(rank.number)]
         self._open: dict[tuple[object, ...], list[tuple[_Rank, _Item]]] = {}
         self._groups: dict[tuple[str, int], tuple[int, ...]] = {}
         self._alone: dict[str, bool] = {}
         self._ready: deque[Go] = deque()
+        self._threads = [_Thread(self, rank, name) for rank in self._ranks for name in program.threads(rank.number)]
 
     def start(self) -> None:
         """A list of what may go on in place of calls in calls: programs are long."""
@@ -156,17 +159,27 @@ class _Run:
         while self._ready:
             self._ready.popleft()()
 
-    def relevant(self, segment: str) -> tuple[Op, ...]:
-        """The segment's ops that can wait or let wait: kernels and what meets nobody else are left out."""
-        found = self._relevant.get(segment)
-        if found is None:
-            found = self._relevant[segment] = tuple(op for op in self.program.segments[segment] if self._can_hold(op))
-        return found
+    def relevant(self, calls: tuple[Call, ...], thread: str) -> dict[str, list[Op]]:
+        """The thread's segments, condensed: what other ranks or threads have no part in comes down to a few waits."""
+        names = tuple(dict.fromkeys(call.segment for call in calls))
+        key = (names, thread)
+        if key not in self._relevant:
+            cut = {name: [(run, Waits(run, thread)) for run in runs_of(self.program.segments[name], self._is_hard)] for name in names}
+            needed = {event for runs in cut.values() for run, waits in runs for event in self._needs(run, waits)}
+            self._relevant[key] = {
+                name: [op for run, waits in runs for op in (run if self._is_hard(run[0]) else condense(run, waits, needed, thread))]
+                for name, runs in cut.items()
+            }
+        return self._relevant[key]
 
-    def _can_hold(self, op: Op) -> bool:
-        if op.kind in ("compute", "host", "copy"):
-            return op.blocking
-        return op.kind != "collective" or op.blocking or not self._meets_itself(op.group)
+    def _needs(self, run: list[Op], waits: Waits) -> set[str]:
+        return {op.event for op in run if op.event} if self._is_hard(run[0]) else waits.needs
+
+    def _is_hard(self, op: Op) -> bool:
+        """Others have a part in it: messages, collectives among different ranks, numbered events, syncs on all lanes."""
+        if op.kind == "collective":
+            return not self._meets_itself(op.group)
+        return op.kind in ("send", "recv") or op.shift is not None or (op.kind == "sync" and not op.event and not op.name)
 
     def _meets_itself(self, axis: str) -> bool:
         """Every group of the axis is simulated as one rank."""
