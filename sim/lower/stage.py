@@ -64,6 +64,7 @@ class StageSegments:
     def __init__(self, job: Job, stage: Stage, blocks: list[BlockOps], segments: dict[str, tuple[Op, ...]]) -> None:
         self.job, self.stage, self.blocks = job, stage, blocks
         self._segments = segments
+        self._variants: dict[tuple[str, bool, bool, bool], str] = {}
         self.tag = f"stage{stage.index}." if stage.count > 1 else ""
         """Sets the names of this stage's segments and buckets apart from those of the other stages."""
 
@@ -87,11 +88,18 @@ class StageSegments:
             if "input" not in self._segments:
                 self._segments["input"] = tuple(take(self.job))
             found.append(Call("input", at, index, step))
-        variant = _variant(self.job, kind, step, first, last)
+        return [*found, Call(self._segment(kind, step == 0, first, last), at, index, step)]
+
+    def _segment(self, kind: str, begins: bool, first: bool, last: bool) -> str:
+        """The name of the action's segment, which is made when it is first asked for. `begins`: in the first step."""
+        key = (kind, begins, first, last)
+        variant = self._variants.get(key)
+        if variant is None:
+            variant = self._variants[key] = _variant(self.job, kind, 0 if begins else 1, first, last)
         name = self.tag + variant
         if name not in self._segments:
             self._segments[name] = tuple(_build(self.job, self, variant))
-        return [*found, Call(name, at, index, step)]
+        return name
 
     def buckets(self, step: int) -> list[Bucket]:
         return buckets_of(self.job, self.blocks, step, self.tag)
