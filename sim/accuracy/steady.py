@@ -7,6 +7,7 @@ import msgspec
 from sim import metrics
 from sim.bind import Setting, bind
 from sim.plan import Plan
+from sim.trace import Trace
 
 STEPS = 2
 """The first step warms up what overlaps with its neighbours; the second is reported."""
@@ -14,33 +15,32 @@ _FEW = 8
 """Micro-batches (in whole rounds of the pipeline) that are simulated; a longer accumulation repeats the same round."""
 
 
-def step_seconds(plan: Plan, topology: str) -> tuple[float, float, dict[str, float]]:
-    """(seconds, ideal seconds, breakdown) of one optimizer step of `plan` on `topology`.
+def step_seconds(plan: Plan, topology: str) -> tuple[float, dict[str, float], float]:
+    """(seconds, breakdown, ideal seconds) of one optimizer step of `plan` on `topology`.
 
-    Ideal: model FLOPs over the peak of all GPUs. A plan with many micro-batches is simulated with fewer, twice:
-    between the two only whole rounds of equal micro-batches differ, so the step grows by the same time with each.
+    Ideal: model FLOPs over the peak of all GPUs. A plan with many micro-batches is simulated with fewer; one step with
+    some more tells by how much each whole round of equal micro-batches lengthens it.
     Raises `BadInput` and its kinds.
     """
     setting = bind(plan, topology)
     few = _rounds(plan)
     if few is None:
-        seconds, parts = _simulated(setting)
-    else:
-        (a, first), (b, second) = ((n, *_simulated(_with_microbatches(setting, n))[:1]) for n in few)
-        slope = (second - first) / (b - a)
-        seconds = second + slope * (plan.microbatches - b)
-        parts = {}
-    return seconds, _ideal(setting), parts
+        return *_simulated(setting, STEPS), _ideal(setting)
+    fewer, more = few
+    first, seconds = _times(_trace(_with_microbatches(setting, fewer), STEPS))
+    longer, _ = _times(_trace(_with_microbatches(setting, more), 1))
+    slope = (longer - first) / (more - fewer)
+    return seconds + slope * (plan.microbatches - fewer), {}, _ideal(setting)
 
 
 def _rounds(plan: Plan) -> tuple[int, int] | None:
-    """Two micro-batch counts to simulate instead of the plan's; None where it has few."""
+    """Two micro-batch counts, a round apart, to simulate instead of the plan's; None where it has few."""
     p = plan.parallel
     per_round = p.pp if p.pp > 1 else 1
     fewer = max(2, -(-_FEW // per_round)) * per_round
     if p.pp > 1:
         fewer = max(fewer, 2 * p.pp)
-    more = fewer + per_round * (2 if p.pp > 1 else 4)
+    more = fewer + per_round * (1 if p.pp > 1 else 4)
     if plan.microbatches <= more + per_round:
         return None
     # Keep the same remainder: the rounds that are left out are whole.
@@ -54,16 +54,26 @@ def _with_microbatches(setting: Setting, count: int) -> Setting:
     return msgspec.structs.replace(setting, plan=msgspec.structs.replace(plan, batch=batch))
 
 
-def _simulated(setting: Setting) -> tuple[float, dict[str, float]]:
+def _simulated(setting: Setting, steps: int) -> tuple[float, dict[str, float]]:
+    trace = _trace(setting, steps)
+    split = metrics.breakdown(trace)
+    return _times(trace)[-1], {key: float(value) for key, value in msgspec.structs.asdict(split).items()}
+
+
+def _times(trace: Trace) -> tuple[float, float]:
+    """Seconds of the first and of the last step."""
+    times = metrics.step_times(trace)
+    return times[0], times[-1]
+
+
+def _trace(setting: Setting, steps: int) -> Trace:
     from sim.engine.run import simulate
     from sim.lower.step import lower
     from sim.predict import pricer_for
 
-    plan, topology = setting.plan, setting.topology
-    program = lower(plan, setting.network, setting.framework, topology.kind, STEPS)
-    trace = simulate(program, pricer_for(setting), True, topology.symmetric)
-    split = metrics.breakdown(trace)
-    return metrics.step_times(trace)[-1], {key: float(value) for key, value in msgspec.structs.asdict(split).items()}
+    topology = setting.topology
+    program = lower(setting.plan, setting.network, setting.framework, topology.kind, steps)
+    return simulate(program, pricer_for(setting), True, topology.symmetric, detail=False)
 
 
 def _ideal(setting: Setting) -> float:

@@ -141,7 +141,8 @@ def predict_case(case: Case) -> Found:
     """The prediction of one case. Raises `BadInput` and its kinds where the plan cannot be lowered or placed."""
     from sim.accuracy.steady import step_seconds
 
-    return Found(*step_seconds(case.plan, case.topology))
+    seconds, breakdown, ideal = step_seconds(case.plan, case.topology)
+    return Found(seconds, ideal, breakdown)
 
 
 def validate_training(

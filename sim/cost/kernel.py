@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from sim.cost.attention import attention_cost
 from sim.cost.conv import conv_cost
-from sim.cost.gemm import gemm_cost, grouped_cost, power_ratio
+from sim.cost.device import peak_flops
+from sim.cost.gemm import BEST, gemm_cost, grouped_cost, power_ratio
 from sim.cost.memory_bound import memory_bound_cost
 from sim.cost.price import Cost, Source
+from sim.cost.sustained import training_clock
 from sim.work import Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work
 from topologies.errors import BadInput
 from topologies.hardware import Gpu
@@ -45,16 +47,30 @@ def _remember(gpu: Gpu) -> tuple[Gpu, Priced]:
 
 
 def _price(work: Work, gpu: Gpu, efficiency: str, sustained: bool) -> tuple[float, Source]:
-    if isinstance(work, Gemm):
-        return gemm_cost(work, gpu, sustained)
     if isinstance(work, MemoryBound):
         return memory_bound_cost(work, gpu)
+    if isinstance(work, HostWork):
+        raise BadInput(f"{work} is work of a CPU thread, not of {gpu.name}. Price it with host_seconds")
+    seconds, source = _matrix(work, gpu, efficiency, sustained)
+    if sustained:
+        seconds += _throttled(work, gpu, seconds)
+    return seconds, source
+
+
+def _matrix(work: Gemm | GroupedGemm | Conv | Attention, gpu: Gpu, efficiency: str, sustained: bool) -> tuple[float, Source]:
+    if isinstance(work, Gemm):
+        return gemm_cost(work, gpu, sustained)
     if isinstance(work, Attention):
         clock = min(1.0, power_ratio(gpu, work.dtype)) if sustained else 1.0
         return attention_cost(work, gpu, efficiency, clock)
     if isinstance(work, GroupedGemm):
         return grouped_cost(work, gpu, sustained)
-    if isinstance(work, Conv):
-        return conv_cost(work, gpu, sustained)
-    assert isinstance(work, HostWork)
-    raise BadInput(f"{work} is work of a CPU thread, not of {gpu.name}. Price it with host_seconds")
+    return conv_cost(work, gpu, sustained)
+
+
+def _throttled(work: Gemm | GroupedGemm | Conv | Attention, gpu: Gpu, seconds: float) -> float:
+    """Seconds that the tensor cores take longer in training (`training_clock`): their own part of the kernel stretches,
+    that of memory and launches does not."""
+    clock, _ = training_clock(gpu)
+    own = min(seconds, work.flops / (peak_flops(gpu, work.dtype) * BEST))
+    return own * (1.0 / clock - 1.0)

@@ -1,0 +1,46 @@
+"""What is left of a kernel benchmark's tensor-core rate in training, hour after hour.
+
+A benchmark repeats one kernel for a moment, on a cool GPU and often on tame numbers. In training all kernels draw
+power together, and the board lowers its clock until the draw meets the limit: A100 8192^3 runs at 258 TFLOP/s on
+normally distributed numbers and at 295 on zeros (thonking.ai), H100 falls from 770 to 723 and H200 from 780 to 672 from
+4096 to 8192 cubes. The rest is a number per GPU, fitted on published training steps (`sim.accuracy.refit`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from sim.cost.device import NEAREST, table
+from sim.cost.price import Source
+from topologies.devices import gpu as find_gpu
+from topologies.hardware import Gpu
+
+
+@cache
+def _clocks() -> dict[str, float]:
+    return table("sustained", "clock", dict[str, float])
+
+
+def training_clock(gpu: Gpu) -> tuple[float, Source]:
+    """Rate of tensor cores in training over that in kernel benchmarks, at most 1.
+
+    A GPU without a number takes that of the nearest architecture, scaled by the watts that it has for each peak FLOP/s:
+    where the limit binds, the rate that can be fed grows as the limit does.
+    """
+    clocks = _clocks()
+    if gpu.name in clocks:
+        return clocks[gpu.name], "fitted"
+    for arch in (gpu.arch, *NEAREST.get(gpu.arch, ())):
+        for name in sorted(clocks):
+            other = find_gpu(name)
+            if other.arch == arch:
+                return min(1.0, clocks[name] * _watts(gpu, other)), "assumed"
+    return 1.0, "assumed"
+
+
+def _watts(gpu: Gpu, other: Gpu) -> float:
+    """Watts per peak FLOP/s over the other GPU's; 1 where a limit is not known."""
+    key = "fp16" if "fp16" in gpu.flops and "fp16" in other.flops else "fp32"
+    if not (gpu.power and other.power and gpu.flops.get(key) and other.flops.get(key)):
+        return 1.0
+    return (gpu.power / gpu.flops[key]) / (other.power / other.flops[key])
