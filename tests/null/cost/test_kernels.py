@@ -1,0 +1,151 @@
+"""Attention, memory-bound kernels, convolutions, host time and the dispatch over them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.cost.attention import attention_cost
+from sim.cost.device import NEAREST, choose
+from sim.cost.host import host_kinds, host_seconds
+from sim.cost.kernel import kernel_cost
+from sim.cost.memory_bound import memory_bound_cost
+from sim.work import Attention, Conv, Gemm, HostWork, MemoryBound, Work
+from topologies.devices import cpu, gpu, shelf
+from topologies.errors import BadInput, Refused, UnknownName
+
+GIB = 2**30
+
+
+def rate(name: str, work: Attention, family: str) -> float:
+    return work.flops / attention_cost(work, gpu(name), family)[0] / 1e12
+
+
+def test_published_attention_rates() -> None:
+    # kernels.md: causal d = 128, s = 4096, best kernel; many sequences, so that waves are full.
+    def causal(s: int) -> Attention:
+        return Attention(16, 32, 8, s, s, 128)
+
+    assert rate("a100-sxm-80gb", causal(4096), "cudnn") == pytest.approx(194, rel=0.1)
+    assert rate("h100-sxm", causal(4096), "cudnn") == pytest.approx(603, rel=0.1)
+    assert rate("b200-sxm", causal(4096), "cudnn") == pytest.approx(1143, rel=0.12)
+    assert 300 < rate("h100-sxm", causal(4096), "flash2") < 400
+
+
+@pytest.mark.parametrize("name", ["a100-sxm-80gb", "h100-sxm", "b200-sxm"])
+def test_attention_backward_takes_about_three_forwards(name: str) -> None:
+    forward = attention_cost(Attention(8, 32, 8, 4096, 4096, 128), gpu(name), "cudnn")[0]
+    backward = attention_cost(Attention(8, 32, 8, 4096, 4096, 128, backward=True), gpu(name), "cudnn")[0]
+    assert 2.6 < backward / forward < 3.4
+
+
+def test_attention_masks_and_windows_save_time() -> None:
+    device = gpu("h100-sxm")
+    full = attention_cost(Attention(4, 32, 32, 8192, 8192, 128, causal=False), device)[0]
+    causal = attention_cost(Attention(4, 32, 32, 8192, 8192, 128), device)[0]
+    window = attention_cost(Attention(4, 32, 32, 8192, 8192, 128, window=1024), device)[0]
+    assert window < 0.5 * causal < 0.3 * full
+
+
+def test_unknown_attention_family_names_the_nearest() -> None:
+    with pytest.raises(UnknownName, match="flash2"):
+        attention_cost(Attention(1, 8, 8, 512, 512, 64), gpu("a100-sxm-80gb"), "flash22")
+
+
+@given(size=st.integers(1, 2**33), what=st.sampled_from(["add", "layernorm", "softmax", "permute", "adam", "cross_entropy", "anything"]))
+@settings(max_examples=100, deadline=None)
+def test_memory_bound_time_grows_and_stays_under_peak_bandwidth(size: int, what: str) -> None:
+    device = gpu("h100-sxm")
+    one = memory_bound_cost(MemoryBound(what, size, size), device)[0]
+    more = memory_bound_cost(MemoryBound(what, 2 * size, 2 * size), device)[0]
+    assert one < more
+    assert 2 * size / one < device.bandwidth or 2 * size < device.l2
+
+
+def test_large_adds_reach_the_streaming_rate() -> None:
+    for name, share in {"a100-pcie-80gb": 0.866, "v100-pcie-32gb": 0.909, "l4": 0.78, "t4": 0.75, "p100-pcie": 0.74}.items():
+        device = gpu(name)
+        found = 3 * GIB / memory_bound_cost(MemoryBound("add", 2 * GIB, GIB, "fp32"), device)[0]
+        assert found / device.bandwidth == pytest.approx(share, abs=0.03), name
+
+
+def test_narrow_rows_are_read_once() -> None:
+    device = gpu("v100-pcie-32gb")
+    narrow = memory_bound_cost(MemoryBound("softmax", GIB, GIB, "fp32", rows=GIB // 4 // 512), device)[0]
+    wide = memory_bound_cost(MemoryBound("softmax", GIB, GIB, "fp32", rows=GIB // 4 // 8192), device)[0]
+    assert narrow < 0.85 * wide
+
+
+def test_pointwise_convolution_costs_as_its_product() -> None:
+    device = gpu("a100-sxm-80gb")
+    conv = kernel_cost(Conv(64, 256, 56, 56, 512, 1, 1), device)
+    product = kernel_cost(Gemm(64 * 56 * 56, 512, 256, dtype="fp16"), device)
+    assert conv.seconds == pytest.approx(product.seconds, rel=0.15)
+    assert conv.source == "assumed"
+
+
+def test_convolution_roles_and_depthwise() -> None:
+    device = gpu("v100-sxm2-16gb")
+    roles = {role: kernel_cost(Conv(64, 128, 28, 28, 128, 3, 3, role=role), device).seconds for role in ("fwd", "dgrad", "wgrad")}
+    assert max(roles.values()) < 2 * min(roles.values())
+    depthwise = Conv(64, 128, 56, 56, 128, 3, 3, groups=128)
+    assert kernel_cost(depthwise, device).seconds < kernel_cost(Conv(64, 128, 56, 56, 128, 3, 3), device).seconds
+    assert kernel_cost(depthwise, device).seconds > depthwise.bytes / device.bandwidth
+
+
+WORKS: list[Work] = [
+    Gemm(1024, 1024, 1024, dtype="fp16"), Attention(1, 8, 8, 512, 512, 64, dtype="fp16"), Conv(8, 64, 56, 56, 64, 3, 3), MemoryBound("add", 2**20, 2**20),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", shelf("gpus"))
+def test_every_gpu_of_the_catalog_has_a_price(name: str) -> None:
+    device = gpu(name)
+    for work in WORKS:
+        if getattr(work, "dtype", "") == "fp16" and "fp16" not in device.flops and not isinstance(work, MemoryBound):
+            with pytest.raises(Refused):
+                kernel_cost(work, device)
+            continue
+        cost = kernel_cost(work, device)
+        assert 0 < cost.seconds < 1
+        assert cost.source in ("fitted", "assumed")
+
+
+def test_prices_are_kept_by_value_and_by_device() -> None:
+    first = kernel_cost(Gemm(777, 777, 777), gpu("h100-sxm"))
+    assert kernel_cost(Gemm(777, 777, 777), gpu("h100-sxm")) is first
+    assert kernel_cost(Gemm(777, 777, 777), gpu("h100-pcie")).seconds > first.seconds
+
+
+def test_host_work_has_no_price_on_a_gpu() -> None:
+    with pytest.raises(BadInput, match="host_seconds"):
+        kernel_cost(HostWork("module"), gpu("h100-sxm"))
+
+
+def test_hosts() -> None:
+    for kind in host_kinds():
+        python, light, graph = (host_seconds(kind, host) for host in ("python", "light", "graph"))
+        assert python >= light
+        assert graph >= 0.0
+    assert 5e-6 <= host_seconds("kernel", "python") <= 15e-6
+    assert 20e-6 <= host_seconds("collective", "python") <= 60e-6
+    assert host_seconds("kernel", "graph") < host_seconds("kernel", "light")
+    assert host_seconds("kernel", "python", cpu("xeon-e5-2698v4")) > host_seconds("kernel", "python", cpu("epyc-9654"))
+
+
+def test_unknown_host_work_names_the_nearest() -> None:
+    with pytest.raises(UnknownName, match="module"):
+        host_seconds("modul", "python")
+    with pytest.raises(UnknownName, match="python"):
+        host_seconds("kernel", "pyhton")
+
+
+def test_kinship_reaches_every_architecture() -> None:
+    for arch in NEAREST:
+        stand_in = gpu("a100-sxm-80gb")
+        import msgspec
+
+        name, source = choose(msgspec.structs.replace(stand_in, name="new", arch=arch), {"only": "sm80"})
+        assert name == "only"
+        assert source == ("fitted" if arch == "sm80" else "assumed")
