@@ -104,12 +104,12 @@ def predict(
 def predict_setting(
     setting: Setting, *, calibration: str | Path | None = None, steps: int = STEPS, fold: bool = True, detail: bool = True
 ) -> Prediction:
-    """`predict` for inputs that are bound already. Without `detail`, runs of kernels are fused (exactly) for speed."""
+    """`predict` for inputs that are bound already. Without `detail`, what meets nobody else is simulated once, for speed."""
     plan, topology = setting.plan, setting.topology
     quiet = msgspec.structs.replace(plan, output=Output())
     program = lower(quiet, setting.network, setting.framework, topology.kind, steps)
     pricer = pricer_for(setting, calibration)
-    trace = simulate(program, pricer, fold, topology.symmetric, detail)
+    trace = simulate(program, pricer, fold, topology.symmetric, detail, condensed=not detail)
     split = metrics.breakdown(trace)
     step = metrics.step_times(trace)[-1]
     stall = _output_seconds(setting, pricer, step, fold)

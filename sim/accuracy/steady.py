@@ -73,7 +73,7 @@ def _trace(setting: Setting, steps: int) -> Trace:
 
     topology = setting.topology
     program = lower(setting.plan, setting.network, setting.framework, topology.kind, steps)
-    return simulate(program, pricer_for(setting), True, topology.symmetric, detail=False)
+    return simulate(program, pricer_for(setting), True, topology.symmetric, condensed=True)
 
 
 def _ideal(setting: Setting) -> float:

@@ -38,6 +38,12 @@ class Meetings:
         self._members: dict[tuple[str, int], tuple[int, ...]] = {}
         self._groups: dict[tuple[str, int], tuple[int, ...]] = {}
 
+    def alone(self, rank: int, complete: Callable[[list[Item], list[float]], None]) -> Meetings:
+        """Meetings of one rank that stands for every member of its groups."""
+        found = Meetings(self._mesh, lambda _: rank, complete)
+        found._members = self._members
+        return found
+
     def members(self, axis: str, rank: int) -> tuple[int, ...]:
         found = self._members.get((axis, rank))
         if found is None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 import simpy
 
 from sim.cost.price import Cost, Pricer
+from sim.engine.condense import condense, outside_events, shape_of, stretches
 from sim.engine.fold import representatives
 from sim.engine.fuse import fuse
 from sim.engine.lanes import MEET, Lanes
@@ -18,28 +20,32 @@ from sim.engine.meeting import Meetings
 from sim.engine.sharing import Sharing
 from sim.engine.state import Item, RankState
 from sim.engine.threads import Thread
-from sim.program import COMPUTE, HOST, Call, Op, Program
+from sim.program import COMPUTE, HOST, Call, Op, Program, Role
 from sim.trace import Span, Trace
 from topologies.errors import BadInput
 
 _FREE = Cost(0.0, "assumed")
 
 
-def simulate(program: Program, pricer: Pricer, fold: bool = True, symmetric: bool = True, detail: bool = True) -> Trace:
+def simulate(
+    program: Program, pricer: Pricer, fold: bool = True, symmetric: bool = True, detail: bool = True, condensed: bool = False
+) -> Trace:
     """Plays `program` in virtual time and returns every op's span, in order of their ends.
 
     With `fold`, equal ranks of a symmetric machine are simulated once; their flows count on shared links.
     Without `detail`, runs of kernels are fused exactly (`sim.engine.fuse`): the same times, fewer spans.
+    `condensed` also runs the inside of each stretch that meets nobody else only once (`sim.engine.condense`).
     Raises `BadInput` when the program deadlocks.
     """
-    return Engine(program, pricer, fold and symmetric, detail).run()
+    return Engine(program, pricer, fold and symmetric, detail and not condensed, condensed).run()
 
 
 class Engine:
     """One simulation. After `run`, `sharing.moved` holds what went through each resource."""
 
-    def __init__(self, program: Program, pricer: Pricer, fold: bool, detail: bool = True) -> None:
-        self.program, self.pricer, self.detail = program, pricer, detail
+    def __init__(self, program: Program, pricer: Pricer, fold: bool, detail: bool = True, condensed: bool = False) -> None:
+        self.program, self.pricer, self.detail, self.condensed = program, pricer, detail, condensed
+        self._stretches: dict[tuple[object, ...], list[tuple[Op, Cost]]] = {}
         self.env = simpy.Environment()
         self.sharing = Sharing(self.env, pricer.capacity)
         self.stands_for = representatives(program, fold)
@@ -77,15 +83,52 @@ class Engine:
         """The thread's ops with what they cost on this rank; segments are priced once."""
         priced: dict[str, list[tuple[Op, Cost]]] = {}
         local = self.pricer.local
+        outside = outside_events(self.program, rank) if self.condensed else frozenset()
         for call in self.program.threads(rank)[thread]:
             ops = priced.get(call.segment)
             if ops is None:
                 ops = [(op, local(op, rank)) for op in self.program.segments[call.segment]]
+                if self.condensed and thread == HOST:
+                    ops = self._condensed(ops, rank, outside)
                 if not self.detail and thread == HOST:
                     ops = fuse([(op, self._alone(op, cost, rank)) for op, cost in ops], self._local if self._quiet else frozenset())
                 priced[call.segment] = ops
             for op, cost in ops:
                 yield call, op, cost
+
+    def _condensed(self, ops: list[tuple[Op, Cost]], rank: int, outside: frozenset[str]) -> list[tuple[Op, Cost]]:
+        """Stretches that meet nobody else become one op each; equal stretches are run once."""
+        found: list[tuple[Op, Cost]] = []
+        for part in stretches(ops, lambda op: len(self.meetings.represented(op.group, rank)) == 1, outside):
+            if len(part) == 1:
+                found += part
+                continue
+            shape = (rank, shape_of(part))
+            known = self._stretches.get(shape)
+            if known is None:
+                known = self._stretches[shape] = condense(part, lambda some: self._alone_seconds(some, rank))
+            found += known
+        return found
+
+    def _alone_seconds(self, ops: list[tuple[Op, Cost]], rank: int) -> tuple[float, float]:
+        """When compute and when all of `ops` have ended, run by themselves on an idle rank."""
+        program = msgspec.structs.replace(
+            self.program,
+            segments={"alone": ()},
+            roles={"alone": Role({HOST: (Call("alone", "alone"),)})},
+            role_of=self.program.role_of[:1],
+            steps=1,
+        )
+        inner = Engine(program, self.pricer, self.folded)
+        inner.stands_for, inner.meetings = [rank], self.meetings.alone(rank, inner._complete)
+        inner._meet_costs = self._meet_costs
+        state = inner.states[rank] = RankState(rank, self.pricer.slowdown(rank)[0])
+        call = Call("alone", "alone")
+        thread = Thread(HOST, state, iter([(call, op, cost) for op, cost in ops]), inner.lanes)
+        thread.run()
+        inner.env.run()
+        compute = max((item.end for item in inner.items if item.lane == COMPUTE), default=0.0)
+        return compute, max((item.end for item in inner.items if item.lane != HOST), default=0.0)
 
     def _meets(self, op: Op) -> bool:
         return op.kind in MEET and id(op) not in self._local
@@ -185,7 +228,9 @@ class Engine:
         for rank in self.stands_for:
             weight[rank] = weight.get(rank, 0) + 1
         spans = [self._span(item) for item in self.items]
-        return Trace(spans, "predicted", program.world, program.steps, weight, self._memory(), {"program": program.name})
+        return Trace(
+            spans, "predicted", program.world, program.steps, weight, self._memory() if self.detail else {}, {"program": program.name}
+        )
 
     def _span(self, item: Item) -> Span:
         op, call = item.op, item.call

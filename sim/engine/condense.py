@@ -1,0 +1,116 @@
+"""The inside of a segment, simulated once: a stretch of ops that meets nobody else becomes one op.
+
+Such a stretch (a stage's forward of one micro-batch with its tensor-parallel collectives, say) is a max-plus linear map of
+the clocks of host and stream, whatever lanes it uses inside: with D its time when launches are far ahead, H its launches' time and G its
+time from an idle start, stream' = max(stream + D, host + G) (see `fuse`). D and G are found by running the stretch alone. The
+map is exact while no collective from outside runs beside the stretch; beside one, the whole stretch is slowed as compute is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sim.cost.price import Cost, Source
+from sim.program import COMPUTE, HOST, Op, Program
+
+Priced = tuple[Op, Cost]
+_APART = ("optimizer", "output", "data")
+_SLACK = 1 + 1e-12
+_LEAST = 4
+"""Ops that a stretch must have to be worth it."""
+
+
+def outside_events(program: Program, rank: int) -> frozenset[str]:
+    """Events that tie segments or threads of a rank together."""
+    home: dict[str, str] = {}
+    outside: set[str] = set()
+    for thread, calls in program.threads(rank).items():
+        for name in dict.fromkeys(call.segment for call in calls):
+            recorded: set[str] = set()
+            for op in program.segments[name]:
+                if not op.event:
+                    continue
+                if op.shift is not None or home.setdefault(op.event, thread) != thread:
+                    outside.add(op.event)
+                elif op.kind == "record":
+                    recorded.add(op.event)
+                elif op.event not in recorded:  # waits for what another segment recorded
+                    outside.add(op.event)
+    return frozenset(outside)
+
+
+def stretches(ops: list[Priced], private: Callable[[Op], bool], outside: frozenset[str]) -> list[list[Priced]]:
+    """Cuts a segment into stretches that stand alone (two ops or more) and single ops that do not."""
+    bound = set(outside)
+    while True:
+        cut = _cut(ops, private, bound)
+        home: dict[str, int] = {}
+        leaks = {op.event for i, part in enumerate(cut) for op, _ in part if op.event and home.setdefault(op.event, i) != i}
+        if leaks <= bound:
+            return cut
+        bound |= leaks
+
+
+def _cut(ops: list[Priced], private: Callable[[Op], bool], bound: set[str]) -> list[list[Priced]]:
+    found: list[list[Priced]] = []
+    last = ""
+    for op, cost in ops:
+        kind = _inside(op, private, bound)
+        if kind and kind == last:
+            found[-1].append((op, cost))
+        else:
+            found.append([(op, cost)])
+        last = kind
+    return found
+
+
+def _inside(op: Op, private: Callable[[Op], bool], bound: set[str]) -> str:
+    """The class of stretch that the op may stand in; "" when it must stay alone."""
+    if op.blocking or op.kind in ("sync", "send", "recv", "copy") or op.event in bound:
+        return ""
+    if op.kind == "collective" and not private(op):
+        return ""
+    if op.kind == "host":
+        return "compute" if op.lane == HOST and op.cls not in _APART else ""
+    return op.cls if op.cls in _APART else "compute"
+
+
+def condense(part: list[Priced], alone: Callable[[list[Priced]], tuple[float, float]]) -> list[Priced]:
+    """One op for a stretch; `alone(ops)` runs ops by themselves from an idle start and says when compute and when all have ended.
+
+    A stretch whose communication outlasts its compute stays as it is: the next op may run beside it.
+    """
+    device = [op for op, _ in part if op.kind in ("compute", "collective")]
+    if len(part) < _LEAST or not any(op.kind == "compute" for op in device):
+        return part
+    host = sum(cost.seconds if op.kind == "host" else cost.host for op, cost in part)
+    seconds, end = alone([(op, _unlaunched(op, cost)) for op, cost in part])
+    if end > seconds * _SLACK:
+        return part
+    ready = alone(part)[1] if host > 0 else seconds
+    source: Source = "assumed" if any(cost.source == "assumed" for op, cost in part if op.kind == "compute") else "fitted"
+    whole = Op(
+        f"{device[0].id}..{device[-1].id}",
+        "compute",
+        COMPUTE,
+        cls=device[0].cls if device[0].cls in _APART else "compute",
+        alloc=sum(op.alloc for op, _ in part),
+        free=sum(op.free for op, _ in part),
+    )
+    return [(whole, Cost(seconds, source, host=host, ready=max(ready, seconds)))]
+
+
+def _unlaunched(op: Op, cost: Cost) -> Cost:
+    """The same work with its launches far ahead."""
+    if op.kind == "host":
+        return Cost(0.0, cost.source)
+    return Cost(cost.seconds, cost.source, cost.latency, cost.uses)
+
+
+def shape_of(part: list[Priced]) -> tuple[object, ...]:
+    """What decides a stretch's time: kinds, lanes, costs and which op waits for which. Equal layers have equal shapes."""
+    events: dict[str, int] = {}
+    return tuple(
+        (op.kind, op.lane, op.group, op.name, op.bytes, events.setdefault(op.event, len(events)) if op.event else -1, cost)
+        for op, cost in part
+    )
