@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 if TYPE_CHECKING:
     import typer
-    from executor.twin import Twin
 
+    from executor.twin import Twin
     from sim.align import Comparison
     from sim.plan import Plan
     from sim.predict import Prediction
@@ -34,8 +34,9 @@ def predict(plan: "Plan | str | Path | dict[str, Any]", topology: "Topology | st
 def twin(plan: "Plan | str | Path | dict[str, Any]", folder: str | Path, **options: Any) -> "Twin":
     """Probes if needed, predicts, plays, trains with stock PyTorch and compares, on this machine."""
     from executor.twin import twin as run
+    from sim.planfile import load_plan
 
-    return run(plan, Path(folder), **options)
+    return run(load_plan(plan), Path(folder), **options)
 
 
 def compare(predicted: "Prediction", measured: str | Path) -> "Comparison":
@@ -95,7 +96,6 @@ def _app() -> "typer.Typer":
     ) -> None:
         """Probe if needed, predict, run, compare and report, on this machine."""
         from executor.twin import twin as run
-
         from reports.folder import write_comparison
         from sim.planfile import load_plan
 
@@ -111,7 +111,6 @@ def _app() -> "typer.Typer":
     def run_(plan: plan_arg, out: out = None, set_: sets = None, steps: int = 30, how: str = "stock", as_json: json_flag = False) -> None:
         """Run the plan on this machine's devices: --how stock (PyTorch's own) or play (the predicted program)."""
         from executor.twin import run_plan
-
         from sim.planfile import load_plan
 
         folder = out or Path("runs") / Path(plan).stem

@@ -29,7 +29,7 @@ class Breakdown(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> float:
-        return sum(msgspec.structs.asdict(self).values())
+        return float(sum(msgspec.structs.asdict(self).values()))
 
 
 def step_ends(trace: Trace) -> list[float]:

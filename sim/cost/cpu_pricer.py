@@ -59,5 +59,5 @@ class CpuPricer(Common):
 def _worst(sources: list[Source]) -> Source:
     for source in ("assumed", "fitted"):
         if source in sources:
-            return source  # type: ignore[return-value]
+            return source
     return "measured"

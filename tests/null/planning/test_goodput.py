@@ -45,7 +45,7 @@ def test_time_is_conserved(work: float, checkpoint: float, mtbf: float, seed: in
 
 
 def test_same_seed_same_run() -> None:
-    args = dict(work=1e6, checkpoint=60.0, interval=3600.0, mtbf=5e4, how=Reliability(), seed=7)
+    args = {"work": 1e6, "checkpoint": 60.0, "interval": 3600.0, "mtbf": 5e4, "how": Reliability(), "seed": 7}
     assert simulate_run(**args) == simulate_run(**args)  # type: ignore[arg-type]
 
 
