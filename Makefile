@@ -36,7 +36,7 @@ bench: $(VENV)/.dev      ## speed, as ratios to SimPy's own event rate, and pred
 	$(BIN)/python -m tests.bench
 
 accuracy: $(VENV)/.dev   ## published steps, collectives, kernels, memory, this machine
-	$(BIN)/steptwin validate --all
+	$(BIN)/steptwin accuracy --shared ../shared
 
 clean:
 	rm -rf $(VENV) runs build dist

@@ -146,6 +146,22 @@ def _app() -> "typer.Typer":
 
         _show(doctor(), as_json, "doctor")
 
+    @app.command("accuracy")
+    def accuracy_(
+        shared: Annotated[Path, typer.Option(help="Folder with groundtruth/ and facts/")] = Path("../shared"),
+        workers: int = 2,
+        as_json: json_flag = False,
+    ) -> None:
+        """Every table of accuracy: kernels, collectives, published steps beside their baselines."""
+        from sim.accuracy.tables import accuracy_tables
+
+        found = accuracy_tables(shared, workers, say=_say)
+        if as_json:
+            _show(found, True, "accuracy")
+            return
+        for name, rows in found.items():
+            _show({"rows": rows}, False, name)
+
     _planning(app, plan_arg, on, sets, json_flag)
     _catalog(app, json_flag)
     return app
