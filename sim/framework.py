@@ -63,8 +63,9 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tensor: Literal["megatron", "dtensor"] = "megatron"
     """How tensor parallelism is written. megatron: a column-parallel input is kept split and gathered again for the weights' gradient,
     norms' gradients travel in one message. dtensor: the gathered input is kept, each norm's gradient travels by itself."""
-    host: Literal["python", "light", "graph"] = "python"
-    """Host time per op: eager Python modules, C++/compiled launches, or replayed CUDA graphs."""
+    host: Literal["python", "te", "te-graphs", "light", "graph"] = "python"
+    """Host time per op: eager Python modules, TransformerEngine's (with parts of each layer captured), C++/compiled launches, or
+    replayed CUDA graphs."""
 
 
 def framework_of(plan: Plan) -> Framework:

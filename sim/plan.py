@@ -48,7 +48,7 @@ class Parallel(_Section, frozen=True, kw_only=True):
     tp: Count = 1
     sequence_parallel: bool = True
     """With tp > 1: norms and residuals split along the sequence (all_gather / reduce_scatter for all_reduce)."""
-    tp_overlap: bool = False
+    tp_overlap: bool | None = None
     """Tensor-parallel collectives pipelined with their GEMMs (user buffers, async TP)."""
     pp: Count = 1
     schedule: ScheduleName = "1f1b"

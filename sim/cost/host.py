@@ -1,6 +1,7 @@
 """Seconds that a CPU thread spends to dispatch: per kernel, module call, autograd node, collective...
 
-Three kinds of host, as frameworks are written: `python` (eager modules), `light` (compiled or C++ launches), `graph`
+Kinds of host, as frameworks are written: `python` (eager modules), `te` (TransformerEngine's), `te-graphs` (with parts of
+each layer captured), `light` (compiled or C++ launches), `graph`
 (replayed CUDA graphs). Values with their sources: `params/host.toml`; a slower CPU stretches them all.
 """
 
@@ -13,16 +14,18 @@ from sim.cost.device import table
 from topologies.errors import UnknownName
 from topologies.hardware import Cpu
 
-HostKind = Literal["python", "light", "graph"]
+HostKind = Literal["python", "te", "te-graphs", "light", "graph"]
+_KINDS = ("python", "te", "te-graphs", "light", "graph")
 PREPROCESS = 2e-3
 """Seconds of one sample's preparation where the plan does not say (assumed: decode and augment one image takes 2-10 ms)."""
 
 
 @cache
 def _values(kind: str) -> dict[str, float]:
-    if kind not in ("python", "light", "graph"):
-        raise UnknownName("kind of host", kind, ("python", "light", "graph"))
-    return {what: microseconds * 1e-6 for what, microseconds in table("host", kind, dict[str, float]).items()}
+    if kind not in _KINDS:
+        raise UnknownName("kind of host", kind, _KINDS)
+    own = {what: microseconds * 1e-6 for what, microseconds in table("host", kind, dict[str, float]).items()}
+    return _values("python") | own if kind.startswith("te") else own
 
 
 @cache

@@ -49,12 +49,12 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
 
 
 FAMILY = {
-    "layernorm": "layernorm", "rmsnorm": "layernorm", "batchnorm": "layernorm", "groupnorm": "layernorm", "norm": "stream",
+    "layernorm": "layernorm", "rmsnorm": "layernorm", "batchnorm": "stream", "groupnorm": "layernorm", "norm": "stream",
     "softmax": "softmax", "cross_entropy": "cross_entropy", "permute": "permute", "embedding": "gather", "embedding_backward": "gather",
     "sort": "gather", "topk": "gather", "gather": "gather", "scatter": "gather", "rope": "stream", "adam": "optimizer", "adamw": "optimizer", "sgd": "optimizer",
     "momentum": "optimizer", "optimizer": "optimizer",
 }  # fmt: skip
-"""Kernels by what limits them; anything else streams."""
+"""Kernels by what limits them; anything else streams. A batch norm's passes over its input are counted one by one."""
 
 
 @cache

@@ -83,7 +83,7 @@ def job_of(plan: Plan, network: Network, framework: Framework, device: str, step
         microbatches=plan.microbatches,
         zero=zero,
         train=plan.task != "forward",
-        eager=framework.host == "python" and not framework.cuda_graphs,
+        eager=framework.host in ("python", "te", "te-graphs") and not framework.cuda_graphs,
         compiled=framework.compile,
         param_bytes=BYTES[framework.param_dtype],
         grad_bytes=BYTES[framework.grad_dtype],

@@ -43,22 +43,31 @@ def gather(job: Job, bucket: Bucket) -> Op:
     )
 
 
-def gather_ahead(job: Job, blocks: list[BlockOps], buckets: list[Bucket]) -> list[Op]:
-    """Forward with the parameters' all_gather beside it: a bucket is asked for when the one before is needed."""
+def gather_ahead(job: Job, blocks: list[BlockOps], buckets: list[Bucket], later: list[Bucket] | None) -> list[Op]:
+    """Forward with the parameters' all_gather beside it: a bucket is asked for when the one before is needed.
+
+    `later`: the buckets of the rank's further model chunks; its first chunk asks for them too, so that they arrive while it
+    still computes (Megatron's overlap_param_gather with interleaved stages). None: this is such a further chunk.
+    """
     place = {block.name: index for index, block in enumerate(blocks)}
     line = sorted(buckets, key=lambda bucket: min(place[name] for name in bucket.blocks))
     firsts = {lane_of(bucket.axis): bucket.name for bucket in reversed(line)}
-    ops = [op for lane, name in firsts.items() for op in order(job, f"param/{name}.updated", COMPUTE, lane)]
-    asked = needed = 0
+    ops = [] if later is None else [op for lane, name in firsts.items() for op in order(job, f"param/{name}.updated", COMPUTE, lane)]
+    asked = len(line) if later is None else 0
+    needed = 0
     for index, block in enumerate(blocks):
         while needed < len(line) and min(place[name] for name in line[needed].blocks) <= index:
             needed += 1
             while asked < min(needed + 1, len(line)):
-                ops += [gather(job, line[asked]), record(f"param/{line[asked].name}.ready", lane_of(line[asked].axis))]
+                ops += _asked(job, line[asked])
                 asked += 1
             ops.append(wait(job, f"param/{line[needed - 1].name}.ready", COMPUTE))
         ops += block.forward
-    return ops
+    return ops + [op for bucket in later or () for op in _asked(job, bucket)]
+
+
+def _asked(job: Job, bucket: Bucket) -> tuple[Op, Op]:
+    return gather(job, bucket), record(f"param/{bucket.name}.ready", lane_of(bucket.axis))
 
 
 def gather_all(job: Job, buckets: list[Bucket]) -> list[Op]:

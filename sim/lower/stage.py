@@ -64,6 +64,8 @@ class StageSegments:
     def __init__(self, job: Job, stage: Stage, blocks: list[BlockOps], segments: dict[str, tuple[Op, ...]]) -> None:
         self.job, self.stage, self.blocks = job, stage, blocks
         self._segments = segments
+        self.further: list[StageSegments] = []
+        """The rank's stages after its first (of which this is then one), in the order of use."""
         self._variants: dict[tuple[str, bool, bool, bool], str] = {}
         self.tag = f"stage{stage.index}." if stage.count > 1 else ""
         """Sets the names of this stage's segments and buckets apart from those of the other stages."""
@@ -175,7 +177,8 @@ def _forward(job: Job, stage: StageSegments, gather: bool) -> list[Op]:
     if job.zero == 3:
         return fsdp.forward(job, stage.blocks, stage.tag, gather=gather or not job.train or job.size("pp") == 1)
     if gather:
-        return sharded.gather_ahead(job, stage.blocks, stage.buckets(1))
+        later = [bucket for other in stage.further for bucket in other.buckets(1)]
+        return sharded.gather_ahead(job, stage.blocks, stage.buckets(1), later if stage.stage.index < job.size("pp") else None)
     return [op for block in stage.blocks for op in block.forward]
 
 

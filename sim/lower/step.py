@@ -53,6 +53,8 @@ def lower(plan: Plan, network: Network, framework: Framework, device: str, steps
     templates: Templates = {}
     stages = [stage_segments(job, stage, segments, templates) for stage in stages_of(job)]
     places = places_of(job)
+    for stage in stages[: job.size("pp")]:
+        stage.further += [other for other in stages[job.size("pp") :] if other.stage.rank == stage.stage.rank]
     roles = {place.name: role(job, place, [s for s in stages if s.stage.rank == place.pp], segments) for place in dict.fromkeys(places)}
     return Program(
         name=plan.name or plan.model_name,

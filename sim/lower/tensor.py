@@ -34,7 +34,8 @@ def _beside(job: Job, id: str, name: str, size: float, kernels: list[Op]) -> lis
 
 
 def _overlaps(job: Job, kernels: list[Op]) -> bool:
-    wanted = job.plan.parallel.tp_overlap or job.framework.tp_overlap
+    asked = job.plan.parallel.tp_overlap
+    wanted = job.framework.tp_overlap if asked is None else asked
     return wanted and job.plan.parallel.sequence_parallel and any(isinstance(work, Gemm) for op in kernels for work in op.works)
 
 
