@@ -1,0 +1,95 @@
+"""Plans that stock PyTorch runs as they are, over small models: the grid of the conformance tests.
+
+Sizes divide evenly: FSDP2 pads what does not, and the program counts no padding. Left out, since program and stock differ:
+zero = 2 (the program sends Megatron's buckets, FSDP2 gathers by layer), recompute = "full" under tp (torch's checkpoint stops before
+the last product, Megatron's does not), clip without FSDP under tp (one more sum of each norm's gradient).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sim.plan import Plan
+from sim.planfile import load_plan
+
+LLAMA = {"family": "decoder", "layers": 3, "hidden": 64, "heads": 8, "kv_heads": 4, "ffn": 128, "vocab": 256}
+GPT = {
+    "family": "decoder", "layers": 2, "hidden": 64, "heads": 4, "ffn": 256, "vocab": 256,
+    "position": "learned", "activation": "gelu", "norm": "layernorm", "bias": True, "tied": True,
+}  # fmt: skip
+MLP = {"family": "mlp", "widths": [64, 128, 128, 64]}
+
+
+def plan(model: dict[str, Any], micros: int = 1, **parallel: Any) -> Plan:
+    """`micros` micro-batches of one sample; sections of the plan other than [parallel] as their own keywords."""
+    sections = {key: parallel.pop(key) for key in ("comm", "optimizer", "memory", "update", "precision") if key in parallel}
+    ranks = parallel.get("dp_replicate", 1) * parallel.get("dp_shard", 1)
+    tree = {"model": model, "seq_len": 16, "precision": "fp32", "batch": {"global": micros * ranks}, "parallel": parallel}
+    return load_plan(tree | sections)
+
+
+SMALL = {"bucket": "64 KiB"}
+FUSED = {"implementation": "fused"}
+
+DDP = [
+    *(
+        plan(model, micros, dp_replicate=ranks, comm=comm)
+        for model in (LLAMA, GPT, MLP)
+        for ranks, micros in ((2, 1), (4, 3))
+        for comm in ({}, SMALL)
+    ),
+    plan(LLAMA, dp_replicate=2, comm={"overlap": False}),
+    plan(LLAMA, dp_shard=4, zero=0, comm=SMALL),
+    plan(MLP, dp_replicate=64),
+    plan(LLAMA, dp_replicate=2, optimizer={"clip": True}),
+    plan(LLAMA, dp_replicate=2, precision="bf16", comm=SMALL),
+]
+FSDP = [
+    *(
+        plan(model, micros, dp_shard=4, zero=3, reshard_after_forward=again)
+        for model in (LLAMA, GPT, MLP)
+        for again in (True, False)
+        for micros in (1, 2)
+    ),
+    plan(LLAMA, dp_shard=16, zero=3),
+    plan(LLAMA, dp_shard=2, zero=3, precision="bf16"),
+    plan(LLAMA, 3, dp_shard=2, zero=3, optimizer={"name": "sgd"}),
+    plan(GPT, dp_shard=2, zero=3, optimizer={"name": "momentum"}),
+    plan(LLAMA, dp_shard=2, zero=3, memory={"recompute": "full"}),
+    plan(GPT, 2, dp_shard=2, zero=3, memory={"recompute": "full"}),
+]
+HSDP = [
+    *(plan(model, micros, dp_replicate=2, dp_shard=shards, zero=3) for model in (LLAMA, MLP) for shards, micros in ((2, 1), (4, 2))),
+    plan(GPT, dp_replicate=8, dp_shard=8, zero=3, reshard_after_forward=False),
+]
+TP = [
+    *(plan(LLAMA, micros, tp=tp, sequence_parallel=split) for split in (True, False) for tp, micros in ((2, 1), (2, 3), (4, 1))),
+    plan(LLAMA, tp=2, optimizer={"name": "sgd"}),
+    plan(LLAMA, tp=2, optimizer={"name": "adam"} | FUSED),
+    plan(LLAMA, tp=4, precision="bf16"),
+    plan(LLAMA | {"norm": "layernorm", "fused_qkv": False, "activation": "gelu"}, tp=2),
+]
+FSDP_TP = [
+    *(
+        plan(LLAMA, micros, dp_shard=shards, tp=tp, zero=3, sequence_parallel=split)
+        for split in (True, False)
+        for shards, tp, micros in ((2, 2, 1), (4, 2, 2), (2, 4, 1))
+    ),
+    plan(LLAMA, dp_shard=2, tp=2, zero=3, reshard_after_forward=False),
+    plan(LLAMA, dp_shard=2, tp=2, zero=3, placement="dp,cp,tp,pp"),
+    plan(LLAMA, dp_shard=2, tp=2, zero=3, precision="bf16"),
+    plan(LLAMA, dp_shard=2, tp=2, zero=3, optimizer={"name": "adam"} | FUSED),
+    plan(LLAMA | {"heads": 16, "kv_heads": 8}, dp_shard=8, tp=8, zero=3),
+    plan(LLAMA, dp_replicate=2, dp_shard=2, tp=2, zero=3),
+    plan(LLAMA, 2, dp_replicate=2, dp_shard=4, tp=4, zero=3, sequence_parallel=False),
+]
+LOCAL = [plan(LLAMA, dp_replicate=2, update={"mode": "local", "every": 2})]
+PLANS = DDP + FSDP + HSDP + TP + FSDP_TP + LOCAL
+
+
+def title(given: Plan) -> str:
+    """`decoder-learned dp_shard=4 zero=3 micros=2`."""
+    p, model = given.parallel, given.model
+    assert isinstance(model, dict)
+    axes = [f"{name}={getattr(p, name)}" for name in ("dp_replicate", "dp_shard", "zero", "tp") if getattr(p, name) not in (1, None)]
+    return " ".join([f"{model['family']}-{model.get('position', 'rope')}", *axes, f"micros={given.microbatches}"])

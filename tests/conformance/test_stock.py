@@ -1,0 +1,77 @@
+"""The lowered program sends what stock PyTorch sends: the same collectives, to the same ranks, of the same size, in the same order."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sim.bind import network_of
+from sim.framework import framework_of
+from sim.lower.step import lower
+from sim.lower.verify import verify
+from sim.plan import Plan
+from tests.conformance.fake import Message, need_fake, stock_messages
+from tests.conformance.plans import GPT, LLAMA, MLP, PLANS, plan, title
+
+STEPS = 2
+"""DDP cuts its buckets anew after the first."""
+
+
+def lowered_messages(given: Plan, rank: int) -> list[list[Message]]:
+    """The collectives of each step of the lowered program on `rank`, in the order of issue."""
+    habits = framework_of(given)
+    program = lower(given, network_of(given, habits), habits, "cpu", STEPS)
+    verify(program)
+    found: list[list[Message]] = [[] for _ in range(STEPS)]
+    for call, op in program.ops(rank):
+        if op.kind == "collective" and program.mesh.size(op.group) > 1:
+            found[call.step].append((op.name, tuple(sorted(program.mesh.group(op.group, rank))), op.bytes))
+    return found
+
+
+def test_the_grid_is_wide() -> None:
+    assert len(PLANS) >= 60 and len({repr(plan) for plan in PLANS}) == len(PLANS)
+
+
+@pytest.mark.parametrize("number", range(len(PLANS)), ids=[f"{i} {title(plan)}" for i, plan in enumerate(PLANS)])
+def test_stock_and_program_send_the_same(number: int) -> None:
+    need_fake()
+    chosen = PLANS[number]
+    rank = number * 7 % chosen.world
+    assert lowered_messages(chosen, rank) == stock_messages(chosen, rank, STEPS)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """Models and splits of up to 64 ranks that divide evenly."""
+    kind = draw(st.sampled_from(["ddp", "fsdp", "tp", "both"]))
+    heads, layers = draw(st.sampled_from([8, 16])), draw(st.integers(1, 3))
+    model = LLAMA | {
+        "heads": heads,
+        "kv_heads": draw(st.sampled_from([4, 8])),
+        "layers": layers,
+        "hidden": 64,
+        "ffn": draw(st.sampled_from([64, 192])),
+    }
+    micros = draw(st.integers(1, 3))
+    if kind == "ddp":
+        model = draw(st.sampled_from([model, GPT, MLP]))
+        return plan(model, micros, dp_replicate=draw(st.sampled_from([2, 3, 64])), comm={"bucket": f"{draw(st.integers(1, 300))} KiB"})
+    shards, replicas = draw(st.sampled_from([(2, 1), (8, 1), (4, 2), (16, 4)]))
+    tp = draw(st.sampled_from([2, 4]))
+    split = draw(st.booleans())
+    if kind == "tp":
+        return plan(model, micros, tp=tp, sequence_parallel=split)
+    parallel = {"dp_shard": shards, "dp_replicate": replicas, "zero": 3, "reshard_after_forward": draw(st.booleans())}
+    if kind == "both":
+        parallel |= {"tp": tp if shards * replicas * tp <= 64 else 1, "sequence_parallel": split}
+    return plan(model if kind == "both" else draw(st.sampled_from([model, GPT, MLP])), micros, **parallel)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(plans(), st.integers(0, 63))
+def test_drawn_plans_send_the_same(drawn: Plan, number: int) -> None:
+    need_fake()
+    rank = number % drawn.world
+    assert lowered_messages(drawn, rank) == stock_messages(drawn, rank, STEPS)
