@@ -11,6 +11,8 @@ from sim.model.parts import Part, Seam
 from sim.model.share import Share
 from sim.work import Gemm, MemoryBound, Work
 
+_ACTIVATION_FLOPS = {"relu": (1.0, 2.0), "relu2": (1.0, 2.0), "silu": (5.0, 10.0)}
+"""FLOPs per element forward and backward; gelu and tanh, which need an error function or exponentials, take 8 and 12. They tell kernels apart on CPUs."""
 GATED = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
 
 
@@ -176,8 +178,9 @@ def activation(share: Share, name: str, rows: int, width: int, kind: str, *, rec
         kept = (2 if fused else 3) * n * e
     else:
         twice = kind == "relu2" and not fused
-        forward = (elementwise("activation", share, n, e, e, 8.0),) * (2 if twice else 1)
-        backward = (elementwise("activation", share, n, 2 * e, e, 12.0),) * (2 if twice else 1)
+        flops, back = _ACTIVATION_FLOPS.get(kind, (8.0, 12.0))
+        forward = (elementwise("activation", share, n, e, e, flops),) * (2 if twice else 1)
+        backward = (elementwise("activation", share, n, 2 * e, e, back),) * (2 if twice else 1)
         kept = n * e
     return Part(name=name, forward=forward, backward=backward, cls="activation", saved=kept, recompute=recompute)
 
