@@ -1,0 +1,41 @@
+"""Every plan's program keeps the laws: all axes, worlds up to 64, on both kinds of device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.framework import load_framework
+from sim.lower.verify import verify
+from sim.model.parts import Network
+from sim.text import parse_program, show_program
+from tests.null.lower.test_laws import plans
+from tests.null.lower.tiny import program
+from topologies.errors import Refused
+
+
+@st.composite
+def with_pipeline(draw: st.DrawFn) -> tuple[dict[str, Any], Network, str]:
+    """The laws' plans, some of them cut into stages."""
+    plan, network, framework = draw(plans())
+    pp = draw(st.sampled_from([1, 2, 4]))
+    layers = sum(block.kind == "layer" for _, block in network.blocks)
+    p = plan["parallel"]
+    ranks = p["tp"] * p["cp"] * p["dp_replicate"] * p["dp_shard"]
+    if pp > 1 and layers >= pp and ranks * pp <= 64:
+        p |= {"pp": pp, "schedule": draw(st.sampled_from(["gpipe", "1f1b", "zb-h1"]))}
+    return plan, network, framework
+
+
+@settings(max_examples=120, deadline=None)
+@given(with_pipeline(), st.sampled_from(["cuda", "cpu"]))
+def test_every_program_keeps_the_laws(drawn: tuple[dict[str, Any], Network, str], device: str) -> None:
+    plan, network, framework = drawn
+    try:
+        made = program(plan, network, load_framework(framework), device, steps=2)
+    except Refused:
+        return
+    verify(made)
+    assert parse_program(show_program(made)) == made
