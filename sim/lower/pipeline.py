@@ -11,6 +11,8 @@ A stage's gradients leave beside the rest of the drain: what waits for them is p
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sim.lower.job import Job
 from sim.lower.ops import blocks, record, wait
 from sim.lower.schedule import Action, Kind, late, with_messages
@@ -57,6 +59,8 @@ class _Line:
         self._received = {action for action in line if action.kind in ("RECV_F", "RECV_B")}
         self._ends = _ends(line)
         self._awaits_sends = schedule_of(job) == "1f1b"
+        self._first = step * job.microbatches
+        self._names: dict[tuple[int, Kind, str], str] = {}
 
     def calls(self) -> list[Call]:
         made: list[Call] = []
@@ -74,13 +78,18 @@ class _Line:
             else:
                 made.append(self._message(action))
                 if self._awaits_sends and action.kind in ("SEND_F", "SEND_B"):
-                    sent.append(self._call(action, ".await", [wait(self._job, f"{_name(action)}.sent", COMPUTE)]))
+                    sent.append(self._call(action, ".await", _sent))
         return made + sent + put_off
 
-    def _call(self, action: Action, suffix: str, ops: list[Op]) -> Call:
-        name = f"pp.{_name(action)}{suffix}"
-        self._segments.setdefault(name, tuple(ops))
-        index = self._step * self._job.microbatches + action.microbatch
+    def _call(self, action: Action, suffix: str, make: Callable[[Job, Action], list[Op]]) -> Call:
+        """A call of the segment that `make` makes when it is first needed: one for all micro-batches."""
+        key = (action.stage, action.kind, suffix)
+        name = self._names.get(key)
+        if name is None:
+            name = self._names[key] = f"pp.{_name(action)}{suffix}"
+            if name not in self._segments:
+                self._segments[name] = tuple(make(self._job, action))
+        index = self._first + action.microbatch
         return Call(name, f"s{self._step}/mb{action.microbatch}", index, self._step)
 
     def _computes(self, action: Action) -> list[Call]:
@@ -89,12 +98,13 @@ class _Line:
         found = self._stages[action.stage].calls(action.kind, action.microbatch, self._step, first=first, last=last)
         needs = _needs(action)
         if needs in self._received:
-            found.insert(0, self._call(needs, ".wait", [_taken(self._job, needs)]))
+            found.insert(0, self._call(needs, ".wait", _taken))
         return found
 
     def _message(self, action: Action) -> Call:
-        ops = _send(self._job, action, self._awaits_sends) if action.kind.startswith("SEND") else _receive(self._job, action)
-        return self._call(action, "", ops)
+        if action.kind.startswith("RECV"):
+            return self._call(action, "", _receive)
+        return self._call(action, "", _send_awaited if self._awaits_sends else _send)
 
     def _split(self, call: Call) -> tuple[Call, list[Call]]:
         """A backward that sends gradients, without its waits for them, and these by themselves."""
@@ -155,12 +165,21 @@ def _op(job: Job, action: Action) -> Op:
     )
 
 
-def _send(job: Job, action: Action, awaited: bool) -> list[Op]:
+def _send(job: Job, action: Action) -> list[Op]:
     """Once compute has made the tensor; its buffer lives until it has left."""
     name, lane = _name(action), _lane(action)
     made = record(f"{name}.made", COMPUTE)
-    ops = [_holding(made, alloc=job.network.boundary), wait(job, f"{name}.made", lane), _op(job, action)]
-    return [*ops, record(f"{name}.sent", lane)] if awaited else ops
+    return [_holding(made, alloc=job.network.boundary), wait(job, f"{name}.made", lane), _op(job, action)]
+
+
+def _send_awaited(job: Job, action: Action) -> list[Op]:
+    """The same, for those that compute waits for."""
+    return [*_send(job, action), record(f"{_name(action)}.sent", _lane(action))]
+
+
+def _sent(job: Job, action: Action) -> list[Op]:
+    """Compute goes on when the message has left."""
+    return [wait(job, f"{_name(action)}.sent", COMPUTE)]
 
 
 def _receive(job: Job, action: Action) -> list[Op]:
@@ -170,10 +189,10 @@ def _receive(job: Job, action: Action) -> list[Op]:
     return [*posted, _op(job, action), Op(f"{name}.record", "record", lane, event=name, shift=0)]
 
 
-def _taken(job: Job, action: Action) -> Op:
+def _taken(job: Job, action: Action) -> list[Op]:
     """Compute waits for the message; from here on what the stage keeps for backward counts its bytes."""
     name = _name(action)
-    return Op(f"{name}.wait", "wait", COMPUTE, event=name, shift=0, blocking=blocks(job, COMPUTE), free=job.network.boundary)
+    return [Op(f"{name}.wait", "wait", COMPUTE, event=name, shift=0, blocking=blocks(job, COMPUTE), free=job.network.boundary)]
 
 
 def _holding(op: Op, alloc: int) -> Op:
