@@ -63,6 +63,11 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tensor: Literal["megatron", "dtensor"] = "megatron"
     """How tensor parallelism is written. megatron: a column-parallel input is kept split and gathered again for the weights' gradient,
     norms' gradients travel in one message. dtensor: the gathered input is kept, each norm's gradient travels by itself."""
+    fused_dispatch: bool = False
+    """Tokens are sent once to each rank that holds one of their experts, and land sorted by expert (DeepEP, HybridEP); else each
+    token is copied top-k times, exchanged by all_to_all, and sorted again."""
+    grouped_experts: bool = True
+    """All local experts in one grouped kernel; else one GEMM and one quantisation for each expert."""
     host: Literal["python", "te", "te-graphs", "light", "graph"] = "python"
     """Host time per op: eager Python modules, TransformerEngine's (with parts of each layer captured), C++/compiled launches, or
     replayed CUDA graphs."""
@@ -97,7 +102,10 @@ def load_framework(name: str) -> Framework:
     known = frameworks()
     if name not in known:
         raise UnknownName("framework", name, known)
+    tree = tomllib.loads(known[name].read_text("utf-8"))
+    if "base" in tree:  # says only what differs from another framework
+        tree = msgspec.to_builtins(load_framework(tree.pop("base"))) | tree
     try:
-        return msgspec.convert(tomllib.loads(known[name].read_text("utf-8")), Framework)
+        return msgspec.convert(tree, Framework)
     except msgspec.ValidationError as error:
         raise BadInput(f"sim/frameworks/{name}.toml: {error}") from None

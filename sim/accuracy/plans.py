@@ -66,7 +66,7 @@ def case_of(row: Row) -> Case:
     assumed: list[str] = []
     framework = framework_of_row(row, assumed)
     sizes = sizes_of(row, assumed)
-    model = model_of(row, assumed, 128 * sizes.tp if framework in _MEGATRON else 1)
+    model = model_of(row, assumed, 128 * sizes.tp if framework.startswith(_MEGATRON) else 1)
     layers = int(model.get("layers", 1))
     stages = stages_of(layers, sizes.pp * sizes.vp)
     overlap, tp_overlap = overlap_of(row, framework)

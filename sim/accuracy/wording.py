@@ -36,6 +36,8 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
     name = next((name for pattern, name in _FRAMEWORKS if re.search(pattern, text)), "")
     if not name:
         raise Refused(f"framework {row.framework!r} is not described; see sim/frameworks for those that are")
+    if name == "megatron-bridge":
+        return _bridge(row)
     if name == "megatron-lm" and row.flash_attn == "no":
         return "megatron-2022" if row.sequence_parallel == "yes" or row.recompute == "selective" else "megatron-2021"
     if name != "pytorch":
@@ -46,6 +48,22 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
         return "pytorch-native-amp"
     assumed.append(f"framework {row.framework!r} taken as plain PyTorch")
     return "pytorch"
+
+
+def _bridge(row: Row) -> str:
+    """Which of Megatron-Bridge's recipes a row ran, as the recipes of its release say (cuda_graph_impl, cuda_graph_scope)."""
+    found = re.search(r"(\d\d)\.(\d\d)(?:\.(\d\d))?", row.framework_version)
+    release = tuple(int(part or 0) for part in found.groups()) if found else (26, 0, 0)
+    rack = row.gpu.upper() in ("GB200", "GB300")
+    if not row.n_experts:
+        small = (row.hidden or 0) <= 4096 and row.task == "pretrain" and row.gpu.upper() in ("GB200", "GB300", "B200", "B300")
+        return "megatron-bridge-captured" if small else "megatron-bridge"
+    if release >= (26, 6) and "mxfp8" in row.precision and (rack or row.gpu.upper() == "B300"):
+        return "megatron-bridge-captured"
+    first = (25, 11) if rack else (26, 4) if row.gpu.upper() == "B300" else (26, 2, 1)
+    if release >= first and (rack or row.gpu.upper() == "B300" or ((row.hidden or 0) <= 2048 and row.gpu.upper() == "B200")):
+        return "megatron-bridge-graphs"
+    return "megatron-bridge"
 
 
 def _is(row: Row, pattern: str) -> bool:

@@ -27,6 +27,7 @@ class ConvFit(msgspec.Struct, frozen=True, kw_only=True):
     pointwise: float
     tensor: float
     vector: float
+    planar: float
     depthwise: float
 
 
@@ -46,11 +47,17 @@ def conv_cost(work: Conv, gpu: Gpu, sustained: bool = True) -> tuple[float, Sour
     size = BYTES[work.dtype]
     m, n, k = _matrix(work, align if size < 4 else 1)
     fit, _ = fit_of(gpu, work.dtype)
-    part = share.pointwise if work.kh * work.kw == 1 else share.vector if work.dtype == "fp32" else share.tensor
+    part = _part(work, share)
     clock = sustained_clock(gpu, work.dtype) if sustained else None
     moved = work.bytes / work.repeat
     seconds = gemm_seconds(m, n, k, gpu, fit, peak * part, size, max(size, 2.0), work.groups, clock, moved)
     return seconds * work.repeat, "assumed"
+
+
+def _part(work: Conv, share: ConvFit) -> float:
+    if work.dtype == "tf32":
+        return share.planar
+    return share.pointwise if work.kh * work.kw == 1 else share.vector if work.dtype == "fp32" else share.tensor
 
 
 def _matrix(work: Conv, align: int) -> tuple[int, int, int]:

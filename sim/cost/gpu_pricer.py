@@ -69,17 +69,20 @@ class GpuPricer(Common):
         key = (id(op), f"{gpu.name}*{stretch}")
         found = self._compute.get(key)
         if found is None or found[1] is not op:
-            found = self._compute[key] = (self._chain(op, gpu, stretch, self._spent("kernel", rank)), op)
+            found = self._compute[key] = (self._chain(op, gpu, stretch, self._spent("kernel", rank), self._spent("launch", rank)), op)
         return found[0]
 
-    def _chain(self, op: Op, gpu: Gpu, stretch: float, launch: float) -> Cost:
-        """Kernels one after the other: the k-th waits for its launch and for the one before (max-plus)."""
+    def _chain(self, op: Op, gpu: Gpu, stretch: float, launch: float, again: float) -> Cost:
+        """Kernels one after the other: the k-th waits for its launch and for the one before (max-plus).
+
+        A repeated kernel is called once from Python, then launched by a loop in C++ (`again` seconds each).
+        """
         total, issued, end, assumed = 0.0, 0.0, 0.0, False
         for work in op.works:
             cost = kernel_cost(work, gpu, self.framework.attention_efficiency)
             assumed = assumed or cost.source == "assumed"
             seconds = cost.seconds * stretch
-            last = issued + work.repeat * launch
+            last = issued + launch + (work.repeat - 1) * min(again, launch)
             # `repeat` equal kernels: either the device or the launches are the slower chain.
             end = max(max(end, issued + launch) + seconds, last + seconds / work.repeat)
             issued, total = last, total + seconds

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from sim.lower import context, expert, tensor
 from sim.lower.job import Job
-from sim.lower.ops import compute, host
+from sim.lower.ops import compute, host, order
 from sim.model.parts import Block, Part
-from sim.program import Op
+from sim.program import COMPUTE, D2H, Op
 from sim.work import Conv, Gemm, HostWork, Work
 
 Ops = tuple[Op, ...]
@@ -134,6 +134,12 @@ def _forward(job: Job, phase: str, block: str, part: Part, saved: int, opens: bo
     """Module call, then kernels, with what the part's seam communicates around them."""
     name = f"{phase}/{name_of(block, part)}"
     ops = [compute(job, name, part.forward, part.cls, alloc=saved)] if part.forward else []
+    if part.reads and job.device == "cuda":
+        ops = [
+            *order(job, f"{name}.counted", COMPUTE, D2H),
+            Op(f"{name}.counts", "copy", D2H, bytes=8, how="pageable", cls="moe", blocking=True),
+            *ops,
+        ]
     if part.seam.startswith("tp."):
         ops = tensor.forward(job, name, part, ops)
     elif part.seam.startswith("cp."):
@@ -161,7 +167,7 @@ def _autograd(job: Job, name: str, part: Part, opens: bool) -> Ops:
     """One autograd node for each forward kernel, and the hand-over of each parameter's gradient."""
     if not job.eager:
         return ()
-    nodes = sum(work.repeat for work in part.forward) if not job.compiled else int(opens)
+    nodes = len(part.forward) if not job.compiled else int(opens)
     works: list[Work] = [HostWork("autograd", nodes)] if nodes else []
     if part.tensors and not part.frozen:
         works.append(HostWork("accumulate", len(part.tensors)))

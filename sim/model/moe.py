@@ -14,7 +14,7 @@ from sim.model.mlp import mlp
 from sim.model.parts import Part, Seam
 from sim.model.share import Share
 from sim.model.spec import Moe
-from sim.work import GroupedGemm, MemoryBound, Work
+from sim.work import Gemm, GroupedGemm, MemoryBound, Work
 
 
 def moe(share: Share, hidden: int, spec: Moe, kind: str, *, fused: bool = True) -> list[Part]:
@@ -31,7 +31,7 @@ def moe(share: Share, hidden: int, spec: Moe, kind: str, *, fused: bool = True) 
     if spec.latent:
         parts.append(linear(share, "moe.latent_down", hidden, width, rows=rows))
     parts.append(_permute(share, rows, tokens, width, spec, etp))
-    exchanged = rows * spec.top_k * width * share.e if share.shape.ep > 1 else 0
+    exchanged = round(rows * _copies(share, spec) * width * share.e) if share.shape.ep > 1 else 0
     columns = inner * (2 if kind in GATED else 1)
     parts.append(_experts(share, "moe.up", local, routed, width, columns, spec.bias, "ep.dispatch", exchanged))
     parts.append(activation(share, "moe.act", routed, inner, kind))
@@ -43,6 +43,12 @@ def moe(share: Share, hidden: int, spec: Moe, kind: str, *, fused: bool = True) 
         parts += mlp(share, hidden, spec.shared, kind, fused=fused, prefix="moe.shared")
         parts.append(_merge(share, rows, hidden, spec.shared_gate))
     return parts
+
+
+def _copies(share: Share, spec: Moe) -> float:
+    """Times that a token travels: once to each of its experts, or (fused_dispatch) once to each rank that holds one of them."""
+    ways = share.shape.ep
+    return ways * (1 - (1 - 1 / ways) ** spec.top_k) if share.framework.fused_dispatch else spec.top_k
 
 
 def _router(share: Share, rows: int, hidden: int, spec: Moe) -> Part:
@@ -71,11 +77,28 @@ def _router(share: Share, rows: int, hidden: int, spec: Moe) -> Part:
 def _permute(share: Share, rows: int, tokens: int, width: int, spec: Moe, etp: int) -> Part:
     """Copies each token top-k times, sorted by expert. With tensor-parallel experts the tokens are gathered first."""
     e, k = share.e, spec.top_k
+    if share.framework.fused_dispatch and share.shape.ep > 1 and etp == 1:
+        return Part(name="moe.permute", cls="moe", saved=8 * tokens * k, reads=_reads(share))
     copy: Work = MemoryBound("permute", tokens * width * e, tokens * k * width * e, share.act)
     back: Work = MemoryBound("permute", tokens * k * width * e, tokens * width * e, share.act)
     seam: Seam = "tp.gather" if etp > 1 else ""
     size = share.rows * width * e if etp > 1 else 0
-    return Part(name="moe.permute", forward=(copy,), backward=(back,), cls="moe", saved=8 * tokens * k, seam=seam, seam_bytes=size)
+    return Part(
+        name="moe.permute",
+        forward=(copy,),
+        backward=(back,),
+        cls="moe",
+        saved=8 * tokens * k,
+        seam=seam,
+        seam_bytes=size,
+        reads=_reads(share),
+    )
+
+
+def _reads(share: Share) -> bool:
+    """Dropless routing: the host must know each expert's rows to launch its kernels (Megatron-Core's tokens_per_expert.cpu());
+    fixed capacities and captured iterations do without."""
+    return share.framework.tensor == "megatron" and not share.shape.capacity and not share.framework.cuda_graphs
 
 
 def _unpermute(share: Share, rows: int, tokens: int, width: int, spec: Moe, etp: int) -> Part:
@@ -95,7 +118,7 @@ def _experts(share: Share, name: str, local: int, routed: int, k: int, n: int, b
     tensors = ((n * k, n) if bias else (n * k,)) * local
     down, up = weight_casts(share, tensors)
     order: list[Work] = []
-    if share.shape.ep > 1 and local > 1:
+    if share.shape.ep > 1 and local > 1 and not share.framework.fused_dispatch:
         moved = routed * (k if seam == "ep.dispatch" else n)
         order = [MemoryBound("permute", moved * share.e, moved * share.e, share.act)]
     quantise: list[Work] = []
@@ -105,14 +128,26 @@ def _experts(share: Share, name: str, local: int, routed: int, k: int, n: int, b
         quantise_grad = [MemoryBound("cast", 2 * routed * n, 2 * routed * n, share.act)]
     first, last = (order, []) if seam == "ep.dispatch" else ([], order)
     add = share.framework.accumulate_in_gemm
-    forward = (*down, *first, *quantise, GroupedGemm(local, routed, n, k, share.gemm), *last)
-    backward = (*last, *quantise_grad, GroupedGemm(local, routed, k, n, share.gemm, "dgrad"), *first)
+    if share.framework.grouped_experts:
+        products: tuple[Work, ...] = (
+            GroupedGemm(local, routed, n, k, share.gemm), GroupedGemm(local, routed, k, n, share.gemm, "dgrad"),
+            GroupedGemm(local, routed, n, k, share.gemm, "wgrad", add),
+        )  # fmt: skip
+    else:
+        each = -(-routed // local)
+        products = (
+            Gemm(each, n, k, share.gemm, 1, "fwd", False, local), Gemm(each, k, n, share.gemm, 1, "dgrad", False, local),
+            Gemm(n, k, each, share.gemm, 1, "wgrad", add, local),
+        )  # fmt: skip
+        quantise, quantise_grad = _each(quantise, local), _each(quantise_grad, local)
+    forward = (*down, *first, *quantise, products[0], *last)
+    backward = (*last, *quantise_grad, products[1], *first)
     sums: list[Work] = [MemoryBound("reduce", routed * n * share.e, local * n * share.e, share.act)] if bias else []
     return Part(
         name=name,
         forward=forward,
         backward=backward,
-        wgrad=(GroupedGemm(local, routed, n, k, share.gemm, "wgrad", add), *sums, *up),
+        wgrad=(products[2], *sums, *up),
         cls="moe",
         tensors=tensors,
         expert=True,
@@ -121,6 +156,11 @@ def _experts(share: Share, name: str, local: int, routed: int, k: int, n: int, b
         seam_bytes=seam_bytes,
         modules=2,
     )
+
+
+def _each(works: list[Work], local: int) -> list[Work]:
+    """The same bytes in one kernel for each expert."""
+    return [MemoryBound(w.what, w.read // local, w.written // local, w.dtype, 0.0, local) for w in works if isinstance(w, MemoryBound)]
 
 
 def _merge(share: Share, rows: int, hidden: int, gated: bool) -> Part:

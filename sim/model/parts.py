@@ -66,6 +66,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int = 0
     """Of `saved`, the bytes that selective recomputation does without (the scores; q, k and v stay)."""
     rope: bool = False
+    reads: bool = False
+    """The host reads a device value before it can launch this part (tokens of each expert): it waits for all queued compute."""
 
     @property
     def params(self) -> int:
