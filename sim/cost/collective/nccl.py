@@ -75,6 +75,12 @@ def _allowed(protocol: str, shape: GroupShape) -> bool:
     return protocol != "LL128" or shape.link in ("NVL", "NVB") or shape.local == 1
 
 
+def _net_hop(key: str, at: int, shape: GroupShape) -> float:
+    """Microseconds of one hop between nodes."""
+    table = params()["latency"]
+    return float(table[key][at]) + (float(table["efa_hop"]) if shape.efa else 0.0)
+
+
 def _nvls(shape: GroupShape) -> bool:
     return shape.switched and shape.arch in ("sm90", "sm100", "sm103") and shape.local >= 8
 
@@ -126,7 +132,7 @@ def _ring(name: str, size: float, shape: GroupShape, protocol: str) -> Choice:
     crossing = turns * (shape.nodes - 1) if shape.nodes > 1 else 0
     steps = turns * (n - 1)
     hop = float(table[f"ring_{_fabric(shape)}"][at])
-    micro = float(table["ring_base"][at]) + (steps - crossing) * hop + crossing * float(table["ring_net"][at])
+    micro = float(table["ring_base"][at]) + (steps - crossing) * hop + crossing * _net_hop("ring_net", at, shape)
     if name == "barrier":
         return Choice(_scaled(micro, shape), _scaled(micro, shape), "ring", protocol, 0.0)
     bandwidth = _protocol(_bandwidth(name, shape), protocol, shape)
@@ -143,7 +149,7 @@ def _tree(size: float, shape: GroupShape, protocol: str) -> Choice:
     table = params()["latency"]
     hop = float(table[f"tree_{_fabric(shape)}"][at])
     levels = math.ceil(math.log2(shape.nodes)) if shape.nodes > 1 else 0
-    micro = float(table["tree_base"][at]) + 2.0 * ((shape.local - 1) * hop + levels * float(table["tree_net"][at]))
+    micro = float(table["tree_base"][at]) + 2.0 * ((shape.local - 1) * hop + levels * _net_hop("tree_net", at, shape))
     latency = _scaled(micro, shape)
     rates = [0.92 * intra_bandwidth("all_reduce", shape) / 2.0] if shape.local > 1 else []
     if shape.nodes > 1:
@@ -156,7 +162,8 @@ def _in_switch(size: float, shape: GroupShape) -> Choice:
     """NVLS on one node; NVLSTree over several: the switch reduces, the NICs carry a tree."""
     table, limits = params()["latency"], params()["bandwidth"]
     levels = math.ceil(math.log2(shape.nodes)) if shape.nodes > 1 else 0
-    latency = (float(table["nvls"]) + 2 * levels * float(table["nvls_net"])) * 1e-6
+    hop = float(table["efa_hop"]) + float(table["nvls_net"]) if shape.efa else float(table["nvls_net"])
+    latency = (float(table["nvls"]) + 2 * levels * hop) * 1e-6
     # H100's floor under NVLS is that of the ring at small sizes: NCCL then takes the ring.
     bus = shape.intra * float(limits["nvls_sm90" if shape.arch == "sm90" else "nvls_sm100"])
     rates = [bus / bus_factor("all_reduce", max(2, shape.local))]

@@ -1,0 +1,108 @@
+"""Laws of collectives: the ring's closed form, fairness, symmetry, and what the table says."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.cost.collective import best, collective_cost, group_shape, message_cost
+from sim.cost.collective.events import ring_all_reduce_events
+from sim.cost.collective.nccl import NAMES, bus_factor
+from sim.cost.collective.table import collective_table
+from topologies.errors import BadInput, UnknownName
+from topologies.load import load_topology
+
+rates = st.floats(1e9, 1e12)
+delays = st.floats(0.0, 1e-4)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(1, 40), st.floats(1.0, 1e9), rates, delays)
+def test_equal_hops_give_the_closed_form(n: int, size: float, rate: float, delay: float) -> None:
+    closed = 2 * (n - 1) / n * size / rate + 2 * (n - 1) * delay
+    assert ring_all_reduce_events(n, size, rate, delay) == pytest.approx(closed, rel=1e-9, abs=1e-18)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(rates, delays), min_size=2, max_size=12), st.floats(1.0, 1e9), st.integers(0, 11), st.floats(0.1, 1.0))
+def test_a_slower_hop_never_helps_and_turning_the_ring_changes_nothing(
+    hops: list[tuple[float, float]], size: float, at: int, factor: float
+) -> None:
+    n = len(hops)
+    r, d = [h[0] for h in hops], [h[1] for h in hops]
+    whole = ring_all_reduce_events(n, size, r, d)
+    slower = list(r)
+    slower[at % n] *= factor
+    assert ring_all_reduce_events(n, size, slower, d) >= whole * (1 - 1e-12)
+    turned = ring_all_reduce_events(n, size, r[1:] + r[:1], d[1:] + d[:1])
+    assert turned == pytest.approx(whole, rel=1e-9)
+
+
+def test_the_last_to_arrive_sets_the_end() -> None:
+    even = ring_all_reduce_events(4, 4e9, 1e9, 0.0)
+    assert ring_all_reduce_events(4, 4e9, 1e9, 0.0, start=[0.0, 0.0, 5.0, 0.0]) == pytest.approx(even + 5.0)
+
+
+@pytest.mark.parametrize("bad", [{"rate": 0.0}, {"rate": [1.0, 2.0]}, {"latency": -1.0}, {"start": [0.0]}])
+def test_rings_that_make_no_sense_are_refused(bad: dict) -> None:  # type: ignore[type-arg]
+    with pytest.raises(BadInput):
+        ring_all_reduce_events(4, 1e6, **bad)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "barrier"])
+@pytest.mark.parametrize("machine", ["dgx-h100", "4x dgx-h100", "dgx1-v100", "rtx-4090-x8"])
+def test_more_bytes_take_longer_and_order_does_not_matter(name: str, machine: str) -> None:
+    topology = load_topology(machine)
+    ranks = list(range(topology.gpus))
+    times = [collective_cost(name, size, tuple(ranks), topology).seconds for size in (8, 1 << 16, 1 << 20, 1 << 28)]
+    assert times == sorted(times) and times[0] > 0
+    if topology.symmetric and machine.startswith("dgx-h100"):
+        random.Random(1).shuffle(ranks)
+        assert collective_cost(name, 1 << 20, tuple(ranks), topology).seconds == pytest.approx(times[2])
+
+
+def test_bus_bandwidth_stays_below_what_the_links_carry() -> None:
+    topology = load_topology("dgx-a100")
+    for count in (2, 4, 8):
+        shape = group_shape(topology, tuple(range(count)))
+        choice = best("all_gather", 1 << 30, shape)
+        assert (1 << 30) / choice.seconds * bus_factor("all_gather", count) < topology.path(0, 1).rate
+
+
+def test_siblings_share_the_nics_of_a_node() -> None:
+    topology = load_topology("2x aws-p4d")  # 4 NICs for 8 GPUs
+    ranks = (0, 8)
+    alone = collective_cost("all_reduce", 1 << 28, ranks, topology).seconds
+    together = collective_cost("all_reduce", 1 << 28, ranks, topology, siblings=8).seconds
+    assert together == pytest.approx(2 * alone, rel=0.1)
+
+
+def test_messages_take_the_way_between_the_ranks() -> None:
+    topology = load_topology("2x dgx-h100")
+    near, far = message_cost(1 << 26, 0, 1, topology), message_cost(1 << 26, 0, 8, topology)
+    assert near.seconds < far.seconds and any("nic" in link for link, _ in far.uses)
+    assert message_cost(1 << 26, 3, 3, topology).seconds == 0.0
+
+
+def test_the_table_reads_like_nccl_tests() -> None:
+    table = collective_table("all_reduce", "64 MiB", "dgx-h100")
+    assert [row["bytes"] for row in table["rows"]][:3] == [8, 32, 128] and table["rows"][-1]["bytes"] == 1 << 26
+    for row in table["rows"]:
+        assert row["busbw_GBps"] == pytest.approx(row["algbw_GBps"] * 2 * 7 / 8)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"name": "allreduce"}, UnknownName),
+        ({"ranks": 9}, BadInput),
+        ({"algorithm": "rings"}, UnknownName),
+        ({"on": "this-machine"}, BadInput),
+    ],
+)
+def test_the_table_refuses_what_is_not_there(change: dict, error: type[Exception]) -> None:  # type: ignore[type-arg]
+    with pytest.raises(error):
+        collective_table(**({"name": "all_reduce", "largest": "1 MiB", "on": "dgx-h100", "ranks": None} | change))
