@@ -32,6 +32,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     samples: float
     """Sequences or images per step, to compare throughputs."""
     gpus: int
+    machine: str = ""
+    """The topology expression."""
     plan_key: str = ""
     """What the plan is, without its batch and precision's name: equal keys are the same plan measured again."""
     assumed: tuple[str, ...] = ()

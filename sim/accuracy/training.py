@@ -261,6 +261,7 @@ def _outcome(case: Case, found: Found) -> Outcome:
         ideal_s=found.ideal_s,
         samples=float(plan.global_batch),
         gpus=plan.world,
+        machine=case.topology,
         plan_key=hashlib.sha256(msgspec.json.encode(key)).hexdigest()[:16],
         assumed=case.assumed,
     )

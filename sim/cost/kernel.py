@@ -38,6 +38,11 @@ def kernel_cost(work: Work, gpu: Gpu, efficiency: str = "flash2", sustained: boo
     return cost
 
 
+def forget() -> None:
+    """Drops all prices that are known: for refits, when a parameter has changed."""
+    _known.clear()
+
+
 def _remember(gpu: Gpu) -> tuple[Gpu, Priced]:
     # The entry holds the Gpu itself, so its id cannot be given to another one meanwhile.
     if len(_known) >= _MOST_GPUS:

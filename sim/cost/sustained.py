@@ -8,6 +8,7 @@ normally distributed numbers and at 295 on zeros (thonking.ai), H100 falls from 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 
 from sim.cost.device import NEAREST, table
@@ -21,13 +22,30 @@ def _clocks() -> dict[str, float]:
     return table("sustained", "clock", dict[str, float])
 
 
+_assumed: list[float] = []
+
+
+def assume(clock: float | None) -> None:
+    """For refits: all GPUs keep `clock`; None gives each its own again. Prices already known are forgotten."""
+    from sim.cost.kernel import forget
+
+    _assumed[:] = [] if clock is None else [clock]
+    forget()
+
+
 def training_clock(gpu: Gpu) -> tuple[float, Source]:
     """Rate of tensor cores in training over that in kernel benchmarks, at most 1.
 
     A GPU without a number takes that of the nearest architecture, scaled by the watts that it has for each peak FLOP/s:
     where the limit binds, the rate that can be fed grows as the limit does.
     """
-    clocks = _clocks()
+    if _assumed:
+        return _assumed[0], "assumed"
+    return kin_clock(gpu, _clocks())
+
+
+def kin_clock(gpu: Gpu, clocks: Mapping[str, float]) -> tuple[float, Source]:
+    """The clock of a GPU from those of some, by name or by kinship."""
     if gpu.name in clocks:
         return clocks[gpu.name], "fitted"
     for arch in (gpu.arch, *NEAREST.get(gpu.arch, ())):
