@@ -39,7 +39,7 @@ def read_nccl_tests(text: str, name: str | None = None) -> list[Timing]:
         if hit is None:
             raise BadInput(f"nccl-tests output, line {number}: not a row of size, count, type, time, algbw, busbw: {line.strip()[:80]}")
         if float(hit[3]) > 0:  # sizes too small to give every rank one element are printed with count and time 0
-            rows.append(Timing(next(iter(found)), len(ranks), int(hit[1]), float(hit[3]) * 1e-6))
+            rows.append(Timing(next(iter(found)).replace("alltoall", "all_to_all"), len(ranks), int(hit[1]), float(hit[3]) * 1e-6))
     if not rows:
         raise BadInput("nccl-tests output: no row with a time")
     return rows
