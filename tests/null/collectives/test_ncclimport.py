@@ -2,7 +2,7 @@
 
 import pytest
 
-from sim.cost.ncclimport import Timing, read_nccl_tests
+from sim.cost.ncclimport import read_nccl_tests
 from topologies.errors import BadInput
 
 HEAD = "# Collective test starting: all_reduce_perf\n#  Rank  0 Group  0 Pid 1 on a\n#  Rank  1 Group  0 Pid 2 on a\n"
