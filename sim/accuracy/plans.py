@@ -183,8 +183,8 @@ def stages_of(layers: int, stages: int) -> tuple[int, ...] | None:
     if stages < 1 or layers % stages == 0:
         return None
     full = -(-layers // stages)
-    if layers + 2 == full * stages:
-        return (full - 1, *(full,) * (stages - 2), full - 1) if stages > 1 else (layers,)
+    if layers + 2 == full * stages and full > 1:
+        return (full - 1, *(full,) * (stages - 2), full - 1)
     last = layers - full * (stages - 1)
     if last >= 1:
         return (*(full,) * (stages - 1), last)

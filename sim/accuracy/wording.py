@@ -60,6 +60,9 @@ def _bridge(row: Row) -> str:
         return "megatron-bridge-captured" if small else "megatron-bridge"
     if release >= (26, 6) and "mxfp8" in row.precision and (rack or row.gpu.upper() == "B300"):
         return "megatron-bridge-captured"
+    exchanged = "gpt-oss" in row.model_name.lower() or ((row.hidden or 0) == 4096 and not rack)
+    if exchanged:  # moe_token_dispatcher_type = alltoall: GPT-OSS in 16 bits, Qwen3 235B outside racks
+        return "megatron-bridge"
     first = (25, 11) if rack else (26, 4) if row.gpu.upper() == "B300" else (26, 2, 1)
     if release >= first and (rack or row.gpu.upper() == "B300" or ((row.hidden or 0) <= 2048 and row.gpu.upper() == "B200")):
         return "megatron-bridge-graphs"

@@ -13,13 +13,14 @@ from functools import cache
 
 from sim.cost.device import NEAREST, table
 from sim.cost.price import Source
+from sim.work import BYTES
 from topologies.devices import gpu as find_gpu
 from topologies.hardware import Gpu
 
 
 @cache
-def _clocks() -> dict[str, float]:
-    return table("sustained", "clock", dict[str, float])
+def _clocks(kind: str) -> dict[str, float]:
+    return table("sustained", kind, dict[str, float])
 
 
 _assumed: list[float] = []
@@ -33,15 +34,16 @@ def assume(clock: float | None) -> None:
     forget()
 
 
-def training_clock(gpu: Gpu) -> tuple[float, Source]:
-    """Rate of tensor cores in training over that in kernel benchmarks, at most 1.
+def training_clock(gpu: Gpu, dtype: str = "bf16") -> tuple[float, Source]:
+    """Rate of tensor cores in training over that in kernel benchmarks, at most 1. 8-bit units may have a clock of their own.
 
     A GPU without a number takes that of the nearest architecture, scaled by the watts that it has for each peak FLOP/s:
     where the limit binds, the rate that can be fed grows as the limit does.
     """
     if _assumed:
         return _assumed[0], "assumed"
-    return kin_clock(gpu, _clocks())
+    narrow = _clocks("fp8") if BYTES.get(dtype, 2.0) < 2 else {}
+    return (narrow[gpu.name], "fitted") if gpu.name in narrow else kin_clock(gpu, _clocks("clock"))
 
 
 def kin_clock(gpu: Gpu, clocks: Mapping[str, float]) -> tuple[float, Source]:
