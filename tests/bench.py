@@ -99,7 +99,14 @@ def ring(u: float) -> list[Row]:
     rows: list[Row] = []
     for ranks in (256, 1024, 4096, 16384):
         seconds = _seconds(lambda ranks=ranks: ring_all_reduce_events(ranks, 64 << 20), 1)  # type: ignore[misc]
-        rows.append((f"{ranks:,}-rank 64 MiB ring all_reduce, every step", f"{seconds / (u / 5):.2f} x 200,000 timeouts", "1 at 1,024", f"{seconds:.3f} s"))
+        rows.append(
+            (
+                f"{ranks:,}-rank 64 MiB ring all_reduce, every step",
+                f"{seconds / (u / 5):.2f} x 200,000 timeouts",
+                "1 at 1,024",
+                f"{seconds:.3f} s",
+            )
+        )
     return rows
 
 
