@@ -163,6 +163,7 @@ def _app() -> "typer.Typer":
             _show({"rows": rows}, False, name)
 
     _planning(app, plan_arg, on, sets, json_flag)
+    _search(app, plan_arg, on, sets, json_flag)
     _catalog(app, json_flag)
     return app
 
@@ -202,6 +203,83 @@ def _planning(app: "typer.Typer", plan_arg: Any, on: Any, sets: Any, json_flag: 
         from sim.cost.collective.table import collective_table
 
         _show(collective_table(name, bytes_, on, ranks, algorithm), as_json, "collective")
+
+
+def _search(app: "typer.Typer", plan_arg: Any, on: Any, sets: Any, json_flag: Any) -> None:
+    """sweep, explain, capacity."""
+    import typer
+
+    @app.command("sweep")
+    def sweep_(
+        plan: plan_arg,
+        space: Annotated[str, typer.Argument(help='Values by key: "tp=1,2,4 pp=1..8 gpus=64 micro=1,2"')],
+        on: on = "dgx-h100",
+        set_: sets = None,
+        out: Path = Path("runs/sweep.sqlite"),
+        workers: int = 2,
+        backend: str = "",
+        address: str = "",
+        prices: Path | None = None,
+        as_json: json_flag = False,
+    ) -> None:
+        """Every plan of a space: memory first, then simulation; resumes where it was."""
+        from sim.planfile import load_plan
+        from sim.planning.capacity import load_prices
+        from sim.planning.space import parse_space
+        from sim.planning.sweep import sweep
+
+        base = load_plan(plan, tuple(set_ or ()))
+        money = load_prices(prices) if prices else None
+        found = sweep(base, parse_space(space), on, out, workers=workers, backend=backend, address=address, prices=money, say=_say)
+        rows = [_plain(row) for row in found.feasible]
+        shown = {"rows": rows if as_json else [{k: r[k] for k in ("key", "step_time", "mfu", "memory", "gpus")} for r in rows[:10]]}
+        if as_json:
+            shown["front"] = [_plain(row) for row in found.front]
+        _show({**shown, "counts": found.counts, "best": found.best.key if found.best else "", "file": found.path}, as_json, "sweep")
+
+    @app.command("explain")
+    def explain_(plan: plan_arg, on: on = "dgx-h100", set_: sets = None, as_json: json_flag = False) -> None:
+        """Critical path, what each resource is worth, and the best changes of plan."""
+        from sim.bind import bind
+        from sim.planfile import load_plan
+        from sim.planning.explain import explain
+
+        found = _plain(explain(bind(load_plan(plan, tuple(set_ or ())), on)))
+        if as_json:
+            _show(found, True, "explain")
+            return
+        _show(
+            {"rows": found["sensitivities"], "step_time_s": found["step_time_s"], "verdict": found["verdict"]},
+            False,
+            "what faster resources are worth",
+        )
+        _show(
+            {"rows": [{"change": " ".join(c["overrides"]), "step_time_s": c["step_time_s"], "gain": c["gain"]} for c in found["changes"]]},
+            False,
+            "changes",
+        )
+
+    @app.command("capacity")
+    def capacity_(
+        plan: plan_arg,
+        tokens: Annotated[float, typer.Option(help="Tokens (or samples) to train, e.g. 15e12")],
+        on: on = "dgx-h100",
+        set_: sets = None,
+        days: Annotated[float | None, typer.Option(help="Find the smallest cluster that finishes in so many days")] = None,
+        prices: Path | None = None,
+        as_json: json_flag = False,
+    ) -> None:
+        """Days, GPU-hours, energy, money and goodput of a training run."""
+        from sim.planfile import load_plan
+        from sim.planning.capacity import capacity, load_prices, smallest
+
+        base = load_plan(plan, tuple(set_ or ()))
+        found = (
+            smallest(base, on, tokens, days, say=_say)
+            if days
+            else capacity(base, on, tokens, prices=load_prices(prices) if prices else None)
+        )
+        _show({**_plain(found), "days": found.days}, as_json, "capacity")
 
 
 def _catalog(app: "typer.Typer", json_flag: Any) -> None:
