@@ -85,7 +85,7 @@ def _comparison(console: Any, value: Mapping[str, Any]) -> None:
 
 def _plain(console: Any, value: Mapping[str, Any], kind: str) -> None:
     rows = value.get("rows")
-    if isinstance(rows, list) and rows and isinstance(rows[0], dict):
+    if isinstance(rows, (list, tuple)) and rows and isinstance(rows[0], dict):
         table = _table(kind, *rows[0])
         for row in rows:
             table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row.values()))
