@@ -1,0 +1,65 @@
+"""Sweeps, explanations and capacity on a small model: what they promise holds end to end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sim.bind import bind
+from sim.planfile import load_plan
+from sim.planning import sweep as sweeping
+from sim.planning.capacity import capacity, load_prices
+from sim.planning.explain import explain
+from sim.planning.space import parse_space
+from sim.predict import predict
+from topologies.errors import BadInput
+
+PLAN = load_plan(
+    {"model": "gpt2-124m", "seq_len": 1024, "framework": "pytorch", "batch": {"global": 64, "micro": 8}, "parallel": {"dp_replicate": 8}}
+)
+
+
+def test_a_sweep_finds_what_single_predictions_say_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = parse_space("micro=2,4,8,3")
+    found = sweeping.sweep(PLAN, space, "dgx-h100", tmp_path / "a.sqlite")
+    assert found.counts == {"done": 3, "memory": 0, "refused": 1, "failed": 0}  # 64 is no multiple of 8 x 3
+    single = {m: predict(load_plan(PLAN, (f"batch.micro={m}",)), "dgx-h100", steps=2).step_time_s for m in (2, 4, 8)}
+    times = {row.key.split()[0]: row.step_time for row in found.feasible}
+    assert times == pytest.approx({f"batch.micro={m}": seconds for m, seconds in single.items()}, rel=1e-6)
+    assert found.best is not None and found.best.step_time == min(times.values())
+
+    def never(*_: object) -> None:
+        raise AssertionError("a plan was run twice")
+
+    monkeypatch.setattr(sweeping, "evaluate", never)
+    again = sweeping.sweep(PLAN, space, "dgx-h100", tmp_path / "a.sqlite")
+    assert [row.key for row in again.rows] == [row.key for row in found.rows]
+
+
+def test_a_space_without_a_plan_that_fits_says_what_came_closest(tmp_path: Path) -> None:
+    big = load_plan({"model": "llama3-70b", "seq_len": 8192, "parallel": {"dp_replicate": 8}})
+    with pytest.raises(BadInput, match="closest"):
+        sweeping.sweep(big, parse_space("micro=1,2"), "dgx-h100", tmp_path / "b.sqlite")
+
+
+def test_an_explanation_names_what_bounds_the_step() -> None:
+    found = explain(bind(PLAN, "dgx-h100"), tries=4)
+    assert found.sensitivities[0].infinitely_fast < found.step_time_s
+    assert all(s.ten_percent <= 1e-9 for s in found.sensitivities)  # faster never hurts here
+    assert all(0 < change.gain < 1 for change in found.changes)
+    assert sum(seconds for _, seconds in found.path) == pytest.approx(found.step_time_s, rel=1e-6)
+
+
+def test_capacity_is_steps_times_seconds_and_money_is_hours_times_price(tmp_path: Path) -> None:
+    prices = tmp_path / "prices.toml"
+    prices.write_text("dgx-h100 = 2.5\n")
+    found = capacity(PLAN, "dgx-h100", 1e9, prices=load_prices(prices))
+    assert found.steps == -(-(10**9) // (64 * 1024))
+    assert found.productive_s == pytest.approx(found.steps * found.step_time_s)
+    assert found.elapsed_s >= found.productive_s and found.money == pytest.approx(found.gpu_hours * 2.5)
+    with pytest.raises(BadInput, match="no price for dgx-a100"):
+        capacity(PLAN, "dgx-a100", 1e9, prices=load_prices(prices))
+    prices.write_text("dgx-h100 = -1\n")
+    with pytest.raises(BadInput, match="is no price"):
+        load_prices(prices)
