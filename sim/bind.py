@@ -14,8 +14,8 @@ from sim.model.load import spec_of
 from sim.model.spec import Lora
 from sim.plan import Plan
 from sim.planfile import load_plan
-from topologies.load import Topology, load_topology
 from topologies.errors import BadInput, Refused
+from topologies.load import Topology, load_topology
 
 SEQ_LEN = 2048
 """Tokens of a sequence where the plan says nothing."""

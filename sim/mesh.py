@@ -72,7 +72,7 @@ class Mesh(msgspec.Struct, frozen=True):
 
     def _along(self, axes: tuple[str, ...], rank: int) -> tuple[int, ...]:
         base = self.coordinates(rank)
-        ranks = [base | {name: 0 for name in axes}]
+        ranks = [base | dict.fromkeys(axes, 0)]
         for name in (name for name in self.order if name in axes):
             ranks = [at | {name: i} for at in ranks for i in range(self.sizes.get(name, 1))]
         return tuple(self.rank(at) for at in ranks)

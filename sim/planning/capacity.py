@@ -13,9 +13,9 @@ from sim.bind import bind
 from sim.plan import Plan
 from sim.planning.goodput import Outcome, Reliability, expected
 from sim.predict import figures_of_memory, predict_setting
-from topologies.load import load_topology
 from topologies.errors import BadInput, Refused
 from topologies.hardware import Gpu
+from topologies.load import load_topology
 
 DAY = 86400.0
 HOST_POWER = 0.5

@@ -20,8 +20,8 @@ from sim.plan import Plan
 from sim.planning.space import Candidate, base_tree, candidates
 from sim.planning.store import Row, Store
 from sim.predict import figures_of_memory, predict_setting
-from topologies.load import Topology, load_topology
 from topologies.errors import BadInput, SteptwinError
+from topologies.load import Topology, load_topology
 
 Say = Callable[[str], None]
 Prices = dict[str, float]
