@@ -118,7 +118,7 @@ def _peak(gpu: Gpu, work: Gemm | GroupedGemm) -> float:
     """FLOP/s of the dtype, times what the layout and the kinship to a measured architecture leave."""
     shares = _shares()
     role = shares["role"]["accumulate" if work.accumulate else work.role]
-    kin = shares["kin"].get(gpu.arch, 1.0) if _class_of(gpu, work.dtype)[1] != "fp32" else 1.0
+    kin = shares["kin_fp32" if _class_of(gpu, work.dtype)[1] == "fp32" else "kin"].get(gpu.arch, 1.0)
     return peak_flops(gpu, work.dtype) * role * kin
 
 

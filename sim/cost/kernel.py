@@ -75,7 +75,9 @@ def _matrix(work: Gemm | GroupedGemm | Conv | Attention, gpu: Gpu, efficiency: s
 
 def _throttled(work: Gemm | GroupedGemm | Conv | Attention, gpu: Gpu, seconds: float) -> float:
     """Seconds that the tensor cores take longer in training (`training_clock`): their own part of the kernel stretches,
-    that of memory and launches does not."""
+    that of memory and launches does not. fp32 without matrix units draws less than the limit: it keeps its clock."""
+    if work.dtype in ("fp32", "fp64"):
+        return 0.0
     clock, _ = training_clock(gpu, work.dtype)
     own = min(seconds, work.flops / (peak_flops(gpu, work.dtype) * BEST))
     return own * (1.0 / clock - 1.0)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sim.accuracy.kernels import attention_score, gemm_score, kernel_scores, memory_score, summary
+from sim.accuracy.neusight import neusight_labels, summarise
 from sim.cost.fit.data import NEUSIGHT, gemm_rows
 from topologies.errors import BadInput
 
@@ -60,3 +61,14 @@ def test_the_summary_holds_every_kind() -> None:
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"gemm_h100_sxm\.csv does not exist"):
         gemm_rows(tmp_path, "h100-sxm", "bf16")
+
+
+@needs_facts
+def test_neusight_passes_of_dense_models() -> None:
+    labels = neusight_labels(FACTS)
+    rows = summarise(labels)
+    whole = rows[-1]
+    assert whole["gpu"] == "all"
+    assert whole["rows"] == len(labels) > 90
+    assert isinstance(whole["mean"], float)
+    assert whole["mean"] <= 0.15

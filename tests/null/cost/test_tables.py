@@ -15,7 +15,7 @@ from topologies.errors import Refused
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(tables, "PACKAGE", "no_such_package_of_tables")
     with pytest.raises(Refused, match=r"pip install 'steptwin\[tables\]'"):
         tables.table_cost(Gemm(8, 8, 8), gpu("h100-sxm"))
 
