@@ -10,12 +10,16 @@ import torch
 
 from executor.arena import Arena
 from executor.bodies import body
+from executor.mill import Mill
 from executor.world import World
 from sim.cost.calibration import Sample
 from sim.work import Work
 
 _SHORT = 2e-5
 """Calls shorter than this are timed several at once: reading the clock takes 0.1 us."""
+_COLD = 2e-4
+"""Calls shorter than this are timed cold, as a step finds them; longer ones warm up within themselves."""
+_TURNS = 25
 _ROTATE = 48 << 20
 """Bytes over which equal works alternate, so that weights come from memory as in a training step."""
 
@@ -28,6 +32,7 @@ class Bench:
         self.arena = Arena(world.device, 4 << 30, distant=96 << 20)
         self.budget = 0.004 if quick else 0.012
         self.found: list[tuple[str, Sample]] = []
+        self._mill = Mill()
 
     def add(self, kind: str, name: str, dtype: str, shape: tuple[int, ...], times: Sequence[float], cpu: float = 0.0) -> float:
         """Keeps one point; returns its median."""
@@ -44,10 +49,14 @@ class Bench:
 
     def times(self, calls: Sequence[Callable[[], object]], least: int = 5, most: int = 200) -> list[float]:
         """Seconds of one call, many times; `calls` are equal and take turns."""
-        inner, first = self._inner(calls)
+        once = self._once(calls)
+        if self.world.kind == "cpu" and once < _COLD:
+            return self._cold(calls, least)
+        # A device runs behind the host: time runs of calls, so that launches overlap as they do in training.
+        inner = max(10 if self.world.kind == "cuda" else 1, min(50, int(_SHORT / max(once, 1e-7))))
         found: list[float] = []
         end = time.perf_counter() + self.budget
-        k = first
+        k = 4
         while len(found) < least or (len(found) < most and time.perf_counter() < end):
             batch = [calls[(k + i) % len(calls)] for i in range(inner)]
             k += inner
@@ -60,7 +69,19 @@ class Bench:
         self.world.beat.touch()
         return found
 
-    def _inner(self, calls: Sequence[Callable[[], object]]) -> tuple[int, int]:
+    def _cold(self, calls: Sequence[Callable[[], object]], least: int) -> list[float]:
+        """Seconds of single calls with other work between them."""
+        found = []
+        for k in range(max(least, 8 if self.quick else _TURNS)):
+            self._mill.turn()
+            call = calls[k % len(calls)]
+            start = time.perf_counter()
+            call()
+            found.append(time.perf_counter() - start)
+        self.world.beat.touch()
+        return found
+
+    def _once(self, calls: Sequence[Callable[[], object]]) -> float:
         # Every one of the calls once: lazy initialisation and the allocator's growth are not what is asked.
         for call in calls[:4]:
             call()
@@ -68,10 +89,7 @@ class Bench:
         start = time.perf_counter()
         calls[-1]()
         self.world.synchronize()
-        once = time.perf_counter() - start
-        # A device runs behind the host: time runs of calls, so that launches overlap as they do in training.
-        floor = 10 if self.world.kind == "cuda" else 1
-        return max(floor, min(50, int(_SHORT / max(once, 1e-7)))), 4
+        return time.perf_counter() - start
 
     def work(self, kind: str, name: str, work: Work, dtype: str, shape: tuple[int, ...]) -> None:
         """Times a work's body and keeps the point."""

@@ -56,7 +56,7 @@ def collective_call(name: str, size: int, count: int, group: dist.ProcessGroup, 
 
 def _repeat(bench: Bench, call: Callable[[], object], size: int) -> tuple[list[float], float]:
     """Equal numbers of calls on every rank (time budgets would differ, and ranks would wait forever)."""
-    n = max(4, min(40, int((16 << 20) / size))) // (2 if bench.quick else 1)
+    n = max(12, min(40, int((16 << 20) / size))) // (2 if bench.quick else 1)
     for _ in range(3 if size < 1 << 24 else 1):
         call()
     bench.world.synchronize()

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from executor.bench import Bench
 from topologies.errors import RunFailed
 
-_CHAIN = 32
+_LEAVES = 8
 
 
 def dispatch(bench: Bench) -> None:
@@ -29,7 +29,7 @@ def dispatch(bench: Bench) -> None:
         plain = sorted(bench.times([lambda: F.linear(x, w, b)]))
         called = bench.times([lambda: module(x)])
         bench.add("host", "module", "", (), [t - plain[len(plain) // 2] for t in called])
-    bench.add("host", "autograd", "", (), _autograd(bench, x))
+    bench.add("host", "autograd", "", (), _autograd(bench))
     bench.add("host", "accumulate", "", (), _accumulate(bench, x))
     loss = x.sum()
     bench.add("host", "log", "", (), bench.times([lambda: loss.item()]))
@@ -46,25 +46,40 @@ def _middle(times: list[float]) -> float:
     return sorted(times)[len(times) // 2]
 
 
-def _autograd(bench: Bench, x: torch.Tensor) -> list[float]:
-    """Seconds per node: forward and backward of a chain, less the two kernels of each link."""
-    leaf = x.clone().requires_grad_()
-    grad = torch.ones_like(x)
+def _autograd(bench: Bench) -> list[float]:
+    """Seconds per node: forward and backward of a chain of different ops, less the same kernels called one by one."""
+    x = torch.full((8, 64), 0.5, device=bench.world.device)
+    leaf, grad, norm = x.clone().requires_grad_(), torch.ones_like(x), torch.ones(64, device=bench.world.device)
+    aten = torch.ops.aten
+
+    def forward(y: torch.Tensor) -> torch.Tensor:
+        y = F.layer_norm(F.gelu(y), (64,), norm, norm)
+        return F.silu(torch.softmax(torch.tanh(torch.sigmoid(F.relu(y) * 2.0)), -1))
 
     def chain() -> None:
-        y = leaf
-        for _ in range(_CHAIN):
-            y = F.relu(y)
-        torch.autograd.grad(y, leaf, grad)
+        torch.autograd.grad(forward(leaf), leaf, grad)
+
+    mean = rstd = torch.ones(8, 1, device=bench.world.device)
+
+    def plain() -> None:
+        forward(x)
+        aten.silu_backward(grad, x)
+        aten._softmax_backward_data(grad, x, -1, torch.float32)
+        aten.tanh_backward(grad, x)
+        aten.sigmoid_backward(grad, x)
+        aten.mul(grad, 2.0)
+        aten.threshold_backward(grad, x, 0)
+        aten.native_layer_norm_backward(grad, x, [64], mean, rstd, norm, norm, [True, False, False])
+        aten.gelu_backward(grad, x)
 
     with torch.no_grad():
-        kernels = _middle(bench.times([lambda: F.relu(x)])) + _middle(bench.times([lambda: torch.ops.aten.threshold_backward(grad, x, 0)]))
-    return [t / _CHAIN - kernels for t in bench.times([chain])]
+        kernels = _middle(bench.times([plain], least=40))
+    return [(t - kernels) / 8 for t in bench.times([chain], least=40)]
 
 
 def _accumulate(bench: Bench, x: torch.Tensor) -> list[float]:
     """Seconds per parameter whose gradient is put into place: backward through many leaves against one leaf."""
-    leaves = [x.clone().requires_grad_() for _ in range(_CHAIN)]
+    leaves = [x.clone().requires_grad_() for _ in range(_LEAVES)]
     one = x.clone().requires_grad_()
 
     def run(inputs: list[torch.Tensor]) -> Callable[[], None]:
@@ -77,7 +92,7 @@ def _accumulate(bench: Bench, x: torch.Tensor) -> list[float]:
         return call
 
     many, few = bench.times([run(leaves)]), _middle(bench.times([run([one])]))
-    return [(t - few) / (_CHAIN - 1) for t in many]
+    return [(t - few) / (_LEAVES - 1) for t in many]
 
 
 def _events(bench: Bench) -> list[float]:
@@ -105,9 +120,9 @@ def optimizers(bench: Bench) -> None:
             for parameter in parameters:
                 parameter.grad = torch.full_like(parameter, 0.01)
             bench.add("optimizer", name, "fp32", (tensors, tensors * each), bench.times([make(parameters).step]))
-    small = {
-        s.shape[0]: s for kind, s in bench.found if kind == "optimizer" and s.name == "adamw.foreach" and s.shape[1] == s.shape[0] << 8
-    }
+    # What torch.optim chooses by itself: one tensor after the other on CPUs, lists of tensors on CUDA.
+    own = "adamw.for-loop" if bench.world.kind == "cpu" else "adamw.foreach"
+    small = {s.shape[0]: s for kind, s in bench.found if kind == "optimizer" and s.name == own and s.shape[1] == s.shape[0] << 8}
     slope = (small[64].median - small[4].median) / 60
     bench.add("host", "optimizer", "", (), [slope])
     large = max(

@@ -9,7 +9,7 @@ from executor.bench import Bench
 from sim.cost.cpu import variant
 from sim.work import BYTES, Attention, Conv, Gemm, MemoryBound
 
-_SIZES = (8, 64, 256, 1024, 4096)
+_SIZES = (2, 8, 64, 256, 1024, 4096)
 _MOST = 2.2e9
 """FLOPs of the largest GEMM on a CPU: about 25 ms on one core. Beyond, the efficiency has flattened."""
 _BYTES = (3 << 9, 3 << 12, 3 << 15, 3 << 18, 3 << 20, 12 << 20, 48 << 20)
