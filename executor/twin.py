@@ -151,7 +151,7 @@ def bucket_bytes(program: Program, step: int) -> list[int]:
     return [
         op.bytes
         for call, op in program.ops(0)
-        if call.step == step and op.kind == "collective" and op.name == "all_reduce" and op.lane == "comm.dp"
+        if call.step == step and op.kind == "collective" and op.name == "all_reduce" and op.cls == "comm.dp"
     ]
 
 

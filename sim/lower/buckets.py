@@ -32,6 +32,8 @@ class Bucket(NamedTuple):
     last: Where
     """The part whose backward completes it."""
     blocks: frozenset[str]
+    number: int = 0
+    """Place among those of its axis."""
 
     @property
     def elements(self) -> int:
@@ -99,8 +101,8 @@ def _cut(job: Job, parts: list[PartOps], axis: str, step: int, prefix: str) -> l
             tensors.append(elements)
             size += elements * width
             if size >= limit:
-                found.append(Bucket(f"{prefix}{len(found)}", axis, tuple(tensors), last, frozenset(blocks)))
+                found.append(Bucket(f"{prefix}{len(found)}", axis, tuple(tensors), last, frozenset(blocks), len(found)))
                 tensors, blocks, size, limit = [], {part.block}, 0.0, rest
     if tensors:
-        found.append(Bucket(f"{prefix}{len(found)}", axis, tuple(tensors), last, frozenset(blocks)))
+        found.append(Bucket(f"{prefix}{len(found)}", axis, tuple(tensors), last, frozenset(blocks), len(found)))
     return found

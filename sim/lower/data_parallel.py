@@ -26,10 +26,21 @@ def lane_of(axis: str) -> str:
     return "comm.dp" if axis in ("dp", "grad") else f"comm.{axis}"
 
 
+GLOO_THREADS = 2
+"""Collectives of one group that gloo runs at a time, each on a thread of its own (torch 2.13, ProcessGroupGloo.hpp, Options.threads)."""
+
+
+def lane_for(job: Job, bucket: Bucket) -> str:
+    """NCCL runs a group's collectives one after the other; gloo begins the next one beside the last."""
+    lane = lane_of(bucket.axis)
+    turn = bucket.number % GLOO_THREADS if job.device == "cpu" and rebuilds(job) else 0
+    return f"{lane}.{turn}" if turn else lane
+
+
 def all_reduce(job: Job, bucket: Bucket) -> list[Op]:
     """DDP's message for one bucket."""
     size = bucket.elements * job.reduce_bytes
-    return [collective(job, f"grad/{bucket.name}.all_reduce", lane_of(bucket.axis), "all_reduce", size, bucket.axis, CLS)]
+    return [collective(job, f"grad/{bucket.name}.all_reduce", lane_for(job, bucket), "all_reduce", size, bucket.axis, CLS)]
 
 
 def reduce_gradients(job: Job, pieces: Iterable[tuple[PartOps, tuple[Op, ...]]], buckets: list[Bucket], messages: Messages) -> list[Op]:
@@ -57,13 +68,13 @@ def reduce_gradients(job: Job, pieces: Iterable[tuple[PartOps, tuple[Op, ...]]],
 
 def send(job: Job, bucket: Bucket, messages: Messages) -> list[Op]:
     """Fills the bucket, and sends it beside compute."""
-    name, lane = f"grad/{bucket.name}", lane_of(bucket.axis)
+    name = f"grad/{bucket.name}"
     ops: list[Op] = []
     if rebuilds(job) and job.eager:
         ops += [spent(f"{name}.hooks", "ddp_parameter", len(bucket.tensors)), spent(f"{name}.bucket", "ddp_bucket")]
     ops.append(compute(job, f"{name}.copy", copies(job, bucket, job.grad_bytes, job.reduce_bytes), COPY))
     sent = messages(job, bucket)
-    return [*ops, *order(job, f"{name}.full", COMPUTE, lane), *sent, record(f"{name}.done", sent[-1].lane)]
+    return [*ops, *order(job, f"{name}.full", COMPUTE, sent[0].lane), *sent, record(f"{name}.done", sent[-1].lane)]
 
 
 def _receive(job: Job, bucket: Bucket) -> list[Op]:
