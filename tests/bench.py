@@ -110,7 +110,26 @@ def ring(u: float) -> list[Row]:
     return rows
 
 
-GROUPS: dict[str, Callable[[float], list[Row]]] = {"imports": imports, "predict": predict, "scale": scale, "ring": ring}
+STOCK = ("cpu-compute-bound", "cpu-comm-bound", "cpu-launch-bound", "cpu-data-bound")
+
+
+def stock(u: float) -> list[Row]:
+    """Predicted against PyTorch's own training, two gloo ranks. No speed, but a figure that only a run can give."""
+    from executor.twin import twin
+    from sim.planfile import load_plan
+
+    rows: list[Row] = []
+    errors = []
+    for name in STOCK:
+        found = twin(load_plan(name), ROOT / "runs" / name, say=lambda text: print(text, file=sys.stderr)).comparisons["stock"]
+        errors.append(abs(found.error))
+        real = found.measured_step
+        remark = f"predicted {found.predicted_step * 1e3:.1f} ms, stock {real.median * 1e3:.1f} ms (p10 {real.low * 1e3:.1f}, p90 {real.high * 1e3:.1f})"
+        rows.append((f"predicted against stock, {name}", f"{found.error:+.1%}", "20 %", remark))
+    return [*rows, ("predicted against stock, mean of |error|", f"{sum(errors) / len(errors):.1%}", "12 %", "")]
+
+
+GROUPS: dict[str, Callable[[float], list[Row]]] = {"imports": imports, "predict": predict, "scale": scale, "ring": ring, "stock": stock}
 
 
 def main(names: list[str]) -> None:
