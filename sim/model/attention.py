@@ -156,13 +156,17 @@ def grouped_query(
     causal: bool = True,
     rotary: float = 0.0,
     qk_norm: bool = False,
+    qk_whole: bool = False,
     window: int = 0,
     sinks: bool = False,
     dropout: bool = False,
     mask: bool = False,
     frozen: bool = False,
 ) -> list[Part]:
-    """MHA, GQA or MQA from the norm's output to the projection's: qkv, (norms), (rope), core, proj."""
+    """MHA, GQA or MQA from the norm's output to the projection's: qkv, (norms), (rope), core, proj.
+
+    `qk_norm` is over each head of queries and keys, or (`qk_whole`) over all of this rank's heads at once.
+    """
     local = split_heads(share, heads, kv, d)
     q, k = local.q * d, local.kv * d
     seam_bytes = share.rows * hidden * share.e if share.tp > 1 else 0
@@ -173,8 +177,9 @@ def grouped_query(
         )
     ]  # fmt: skip
     if qk_norm:
-        parts.append(norm(share, "attn.q_norm", share.rows * local.q, d, "rmsnorm", after_residual=False, es=share.e))
-        parts.append(norm(share, "attn.k_norm", share.rows * local.kv, d, "rmsnorm", after_residual=False, es=share.e))
+        for name, count in (("q", local.q), ("k", local.kv)):
+            rows, width = (share.rows, count * d) if qk_whole else (share.rows * count, d)
+            parts.append(norm(share, f"attn.{name}_norm", rows, width, "rmsnorm", after_residual=False, es=share.e))
     if rotary:
         parts.append(rope(share, local.q + local.kv, int(d * rotary)))
     middle = core(share, local, causal=causal, window=window, dropout=dropout, mask=mask)

@@ -21,6 +21,8 @@ def check_decoder(spec: Decoder) -> None:
         raise BadInput(f"{name}: kv_heads = {spec.kv} does not divide heads = {spec.heads}. Use a divisor of {spec.heads}")
     if spec.moe is not None and spec.moe.top_k > spec.moe.experts:
         raise BadInput(f"{name}: moe.top_k = {spec.moe.top_k} is more than moe.experts = {spec.moe.experts}")
+    if not (spec.pre_norms or spec.post_norms) or (spec.parallel_block and not spec.pre_norms):
+        raise BadInput(f"{name}: pre_norms = false needs post_norms = true, and parallel_block = false")
     if spec.lora is not None and (spec.moe is not None or spec.mla is not None or spec.pattern):
         raise Refused(f"{name}: LoRA is described for dense decoders with plain attention. Use task = train for MoE, MLA and hybrid models")
     if spec.pattern:

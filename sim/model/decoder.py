@@ -33,6 +33,8 @@ def blocks_of(spec: Decoder, shape: Shape, framework: Framework, attention: str)
 def kind_of(spec: Decoder, index: int) -> tuple[str, bool]:
     """(mixer of the layer, is windowed): what makes layers differ."""
     windowed = spec.window > 0 and index % spec.window_every == 0
+    if spec.full_every and index % spec.full_every == spec.full_every - 1:
+        windowed = False
     if spec.pattern:
         return spec.pattern[index], windowed
     routed = spec.moe is not None and index >= spec.first_dense and (index + 1) % spec.moe_every == 0
@@ -53,8 +55,8 @@ def _embed(spec: Decoder, share: Share) -> list[Part]:
 
 def _norm(spec: Decoder, share: Share, name: str, *, after_residual: bool = True, modules: int = 1) -> Part:
     return norm(
-        share, name, share.srows, spec.hidden, spec.norm, bias=spec.norm_bias, modules=modules, after_residual=after_residual,
-        frozen=spec.lora is not None,
+        share, name, share.srows, spec.hidden, spec.norm, bias=spec.norm_bias, weight=spec.norm_weight, modules=modules,
+        after_residual=after_residual, frozen=spec.lora is not None,
     )  # fmt: skip
 
 
@@ -78,6 +80,7 @@ def attention_of(spec: Decoder, share: Share, windowed: bool) -> list[Part]:
         fused=_fused(spec, share),
         rotary=spec.rotary if spec.position == "rope" else 0.0,
         qk_norm=spec.qk_norm,
+        qk_whole=spec.qk_norm_whole,
         window=spec.window if windowed else 0,
         sinks=spec.sinks,
         dropout=_drops(spec, share),
@@ -98,7 +101,7 @@ def mixer_of(spec: Decoder, share: Share, mixer: str) -> list[Part]:
 
 
 def _layer(spec: Decoder, share: Share, mixer: str, windowed: bool) -> list[Part]:
-    """Norm, attention, residual, norm, MLP, residual; or the parallel form, or one mixer of a hybrid."""
+    """Norm, attention, residual, norm, MLP, residual; norms before, after or both; or the parallel form, or one mixer of a hybrid."""
     drops, rows, h = _drops(spec, share), share.srows, spec.hidden
     if spec.pattern:
         return _hybrid(spec, share, mixer, windowed)
@@ -107,17 +110,12 @@ def _layer(spec: Decoder, share: Share, mixer: str, windowed: bool) -> list[Part
         from sim.model.lora import adapt
 
         attn, rest = adapt(attn, spec, share), adapt(rest, spec, share)
-    first = _norm(spec, share, "norm1", modules=2)
-    if spec.parallel_block:  # one norm feeds both; their sum is one more add before the residual's
-        joined = residual(share, "attn.residual", rows, h, dropout=drops, fork=True)
-        return [first, *attn, joined, *rest, residual(share, "mlp.residual", rows, h, dropout=drops)]
-    parts = [first, *attn]
-    if spec.post_norms:
-        parts.append(_norm(spec, share, "attn.post_norm", after_residual=False))
-    parts += [residual(share, "attn.residual", rows, h, dropout=drops), _norm(spec, share, "norm2"), *rest]
-    if spec.post_norms:
-        parts.append(_norm(spec, share, "mlp.post_norm", after_residual=False))
-    return [*parts, residual(share, "mlp.residual", rows, h, dropout=drops)]
+    before = [_norm(spec, share, "norm1", modules=2), _norm(spec, share, "norm2")] if spec.pre_norms else []
+    joins = [residual(share, f"{name}.residual", rows, h, dropout=drops) for name in ("attn", "mlp")]
+    if spec.parallel_block:  # one norm feeds both, or each has its own; their sum is one more add before the residual's
+        return [before[0], *attn, joins[0], *(before[1:] if spec.two_norms else []), *rest, joins[1]]
+    after = [_norm(spec, share, f"{name}.post_norm", after_residual=False) for name in ("attn", "mlp")] if spec.post_norms else []
+    return [*before[:1], *attn, *after[:1], joins[0], *before[1:], *rest, *after[1:], joins[1]]
 
 
 def _hybrid(spec: Decoder, share: Share, letter: str, windowed: bool) -> list[Part]:

@@ -62,9 +62,11 @@ def _head(spec: Encoder, share: Share) -> list[Part]:
     e = share.e
     pick: Work = MemoryBound("embedding", rows * spec.hidden * e, rows * spec.hidden * e, share.act)
     spread: Work = MemoryBound("embedding_backward", rows * spec.hidden * e, share.rows * spec.hidden * e, share.act)
+    sentence: list[Part] = []
+    if spec.head == "pretraining":
+        sentence = [*_pooler(spec, share), linear(share, "head.next", spec.hidden, 2, rows=share.micro, bias=True, low=False)]
     return [
-        *_pooler(spec, share),
-        linear(share, "head.next", spec.hidden, 2, rows=share.micro, bias=True, low=False),
+        *sentence,
         Part(name="head.masked", forward=(pick,), backward=(spread,), cls="embedding"),
         linear(share, "head.transform", spec.hidden, spec.hidden, rows=rows, bias=True, low=False, stream=True),
         activation(share, "head.act", rows, spec.hidden, "gelu"),

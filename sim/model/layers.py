@@ -112,24 +112,28 @@ def norm(
     kind: str,
     *,
     bias: bool = True,
+    weight: bool = True,
     modules: int = 1,
     after_residual: bool = True,
     frozen: bool = False,
     es: int = 0,
 ) -> Part:
-    """LayerNorm or RMSNorm of `rows` x `width`; under `compile` it takes the residual add before it into its kernel."""
+    """LayerNorm or RMSNorm of `rows` x `width`; under `compile` it takes the residual add before it into its kernel.
+
+    `weight`, `bias`: what of it is learned.
+    """
     e = es or share.es
     elements = rows * width
     eager = kind == "rmsnorm" and not (share.framework.fused_norm or share.framework.compile)
     joined = share.framework.compile and after_residual
-    tensors = (width, width) if kind == "layernorm" and bias else (width,)
+    tensors = (width,) * (weight + (kind == "layernorm" and bias))
     if eager:
         forward, backward = _eager_rmsnorm(share, elements, rows, e)
     else:
         read, written = (2, 2) if joined else (1, 1)
         forward = (elementwise(kind, share, elements, read * e, written * e, 8.0, rows),)
         backward = (elementwise(kind, share, elements, (3 if joined else 2) * e, e, 16.0, rows),)
-        if not frozen:  # gradients of the weights: a column sum, of partial sums where fused
+        if tensors and not frozen:  # gradients of the weights: a column sum, of partial sums where fused
             again = 0.125 if share.framework.fused_norm or share.framework.compile else 2 * e
             backward += (MemoryBound("reduce", int(elements * again), sum(tensors) * 4, share.act),)
     kept = elements * (4 + e if eager else e) + rows * (4 if kind == "rmsnorm" else 8)

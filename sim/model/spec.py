@@ -91,6 +91,8 @@ class Decoder(_Spec, tag="decoder", frozen=True, kw_only=True):
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     norm_bias: bool = True
     """LayerNorm has a bias."""
+    norm_weight: bool = True
+    """Norms have learned weights (OLMo's have none)."""
     bias: bool = False
     """Linear layers have biases."""
     qkv_bias: bool | None = None
@@ -109,16 +111,24 @@ class Decoder(_Spec, tag="decoder", frozen=True, kw_only=True):
     """A norm after the embedding (BLOOM)."""
     qk_norm: bool = False
     """A norm over each head of the queries and keys (Qwen3)."""
+    qk_norm_whole: bool = False
+    """... or one over all heads together (OLMo 2)."""
+    pre_norms: bool = True
+    """A norm before attention and before the MLP."""
     post_norms: bool = False
-    """A norm after attention and after the MLP too (Grok-1, Gemma 2)."""
+    """A norm after attention and after the MLP (Grok-1, Gemma 2; OLMo 2 has only these)."""
     sinks: bool = False
     """One learned sink logit per head (GPT-OSS)."""
     parallel_block: bool = False
     """Attention and MLP read the same norm and are added together (GPT-J, Falcon-7B)."""
+    two_norms: bool = False
+    """parallel_block: the MLP has a norm of its own (GPT-NeoX, Falcon-40B)."""
     window: Natural = 0
     """Keys that a query sees in windowed layers; 0 = all."""
     window_every: Count = 1
     """Every n-th layer is windowed (1 = all): GPT-OSS has 2."""
+    full_every: Natural = 0
+    """Every n-th layer sees all keys whatever `window_every` says: Gemma 3 has 6; 0 = none does."""
     fused_qkv: bool | None = None
     """q, k, v (and gate, up) are one linear each; None = as the framework does."""
     dropout: Fraction | None = None
@@ -173,8 +183,8 @@ class Encoder(_Spec, tag="encoder", frozen=True, kw_only=True):
     positions: Count = 512
     types: Count = 2
     """Segment embeddings."""
-    head: Literal["pretraining", "squad", "none"] = "pretraining"
-    """pretraining: masked words and next sentence; squad: two scores a token."""
+    head: Literal["pretraining", "masked", "squad", "none"] = "pretraining"
+    """pretraining: masked words and next sentence; masked: words alone (RoBERTa); squad: two scores a token."""
     predictions: Natural = 0
     """Masked words per sequence; 0 = 15 %, rounded up."""
     dropout: Fraction = 0.1

@@ -9,8 +9,10 @@ import pytest
 
 from sim.framework import Framework
 from sim.model import Shape, describe, load_model
-from sim.model.huggingface import from_config
-from topologies.errors import BadInput, UnknownName
+from sim.model.decoder import kind_of
+from sim.model.huggingface import READERS, from_config
+from tests.null.model.hf_configs import CONFIGS
+from topologies.errors import BadInput, Refused, UnknownName
 
 LLAMA = {
     "model_type": "llama", "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
@@ -34,6 +36,58 @@ def test_a_config_is_its_preset(config: dict[str, object], preset: str, tmp_path
     read, shipped = describe(load_model(str(path)), SHAPE, PLAIN), describe(load_model(preset), SHAPE, PLAIN)
     assert [block for _, block in read.blocks] == [block for _, block in shipped.blocks]
     assert (read.parameters, read.flops_per_sample) == (shipped.parameters, shipped.flops_per_sample)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_served_configs_have_the_published_parameters(name: str) -> None:
+    count, config = CONFIGS[name]
+    assert describe(from_config(config, "config.json"), SHAPE, PLAIN).parameters == count
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_each_missing_size_is_named(name: str) -> None:
+    """Without any one of its numbers a config is read with the class's default, or refused with the field's name."""
+    _, config = CONFIGS[name]
+    for key, value in config.items():
+        if not isinstance(value, int) or isinstance(value, bool):
+            continue
+        try:
+            from_config({k: v for k, v in config.items() if k != key}, "config.json")
+        except BadInput as error:
+            assert "config.json" in str(error) and ("is missing for model_type" in str(error) or "does not divide" in str(error)), error
+
+
+def test_variants_that_are_known_and_not_described_are_refused() -> None:
+    for name, change, word in (
+        ("opt-6.7b", {"word_embed_proj_dim": 512}, "opt-350m"),
+        ("stablelm-2-1.6b", {"qk_layernorm": True}, "qk_layernorm"),
+        ("command-r-v01", {"use_qk_norm": True}, "use_qk_norm"),
+        ("flan-t5-base", {"num_decoder_layers": 6}, "num_decoder_layers"),
+    ):
+        with pytest.raises(Refused, match=word):
+            from_config(CONFIGS[name][1] | change, "config.json")
+    with pytest.raises(Refused, match="Save its text_config"):
+        from_config({"model_type": "gemma3", "text_config": CONFIGS["gemma-3-1b"][1], "vision_config": {}}, "config.json")
+    with pytest.raises(BadInput, match="is no ResNet-18"):
+        from_config(CONFIGS["resnet-50"][1] | {"depths": [3, 4, 5, 3]}, "config.json")
+
+
+def test_layers_that_see_all_keys_alternate_with_windows() -> None:
+    def windows(name: str) -> list[bool]:
+        spec = from_config(CONFIGS[name][1], "config.json")
+        return [kind_of(spec, index)[1] for index in range(7)]  # type: ignore[arg-type]
+
+    assert windows("gemma-3-1b") == [True] * 5 + [False, True]
+    assert windows("gemma-2-9b") == [True, False] * 3 + [True]
+    assert windows("mistral-7b-v0.1") == [True] * 7
+    assert windows("qwen2.5-0.5b") == [False] * 7
+
+
+def test_the_closest_type_is_named() -> None:
+    for wrong, near in (("qwen_3", "qwen3"), ("deepseekv3", "deepseek_v3"), ("gpt-neox", "gpt_neox"), ("bertt", "bert")):
+        with pytest.raises(UnknownName, match=f"Did you mean .*{near}"):
+            from_config({"model_type": wrong}, "config.json")
+    assert len(READERS) >= 50
 
 
 def test_errors_name_the_field_and_the_closest() -> None:

@@ -36,10 +36,59 @@ EXACT = {
     "gpt-oss-20b": 20_914_757_184,
     "gpt-oss-120b": 116_829_156_672,
     "nemotron3-nano": 31_577_940_288,
+    "kimi-k2": 1_026_408_232_448,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-14b": 14_768_307_200,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-3b": 3_085_938_688,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-14b": 14_770_033_664,
+    "qwen2.5-32b": 32_763_876_352,
+    "qwen2.5-72b": 72_706_203_648,
+    "qwen1.5-moe-a2.7b": 14_315_784_192,
     "bloom-560m": 559_214_592,
+    "bloom-1b1": 1_065_314_304,
+    "bloom-1b7": 1_722_408_960,
+    "bloom-3b": 3_002_557_440,
+    "bloom-7b1": 7_069_016_064,
     "bloom-176b": 176_247_271_424,
     "mpt-7b": 6_649_286_656,
+    "internlm-7b": 7_321_948_160,
     "falcon-7b": 6_921_720_704,
+    "falcon-40b": 41_303_293_952,
+    "gemma-2b": 2_506_172_416,
+    "gemma-7b": 8_537_680_896,
+    "gemma2-2b": 2_614_341_888,
+    "gemma2-9b": 9_241_705_984,
+    "gemma2-27b": 27_227_128_320,
+    "gemma3-1b": 999_885_952,
+    "phi-2": 2_779_683_840,
+    "phi3-mini": 3_821_079_552,
+    "phi4-14b": 14_659_507_200,
+    "phi3.5-moe": 41_873_153_344,
+    "olmo2-1b": 1_484_916_736,
+    "olmo2-7b": 7_298_617_344,
+    "olmo2-13b": 13_716_198_400,
+    "olmoe-1b-7b": 6_919_161_856,
+    "gpt-j-6b": 6_050_882_784,
+    "gpt-neox-20b": 20_554_567_680,
+    "pythia-160m": 162_322_944,
+    "pythia-1.4b": 1_414_647_808,
+    "pythia-6.9b": 6_857_302_016,
+    "pythia-12b": 11_846_072_320,
+    "opt-125m": 125_239_296,
+    "opt-1.3b": 1_315_758_080,
+    "opt-2.7b": 2_651_596_800,
+    "opt-6.7b": 6_658_473_984,
+    "opt-13b": 12_853_473_280,
+    "opt-30b": 29_974_540_288,
+    "stablelm2-1.6b": 1_644_515_328,
+    "command-r-35b": 34_980_831_232,
+    "dbrx": 131_596_523_520,
+    "starcoder-15b": 15_517_456_384,
+    "starcoder2-3b": 3_030_371_328,
     "tinyllama-1.1b": 1_100_048_384,
     "bert-base": 110_106_428,
     "bert-large": 336_226_108,
@@ -50,8 +99,12 @@ EXACT = {
     "resnet152": 60_192_808,
     "resnext50-32x4d": 25_028_904,
     "resnext101-32x4d": 44_177_704,
+    "resnext101-32x8d": 88_791_336,
     "se-resnext101-32x4d": 48_955_416,
+    "vgg11": 132_863_336,
+    "vgg13": 133_047_848,
     "vgg16": 138_357_544,
+    "vgg16-bn": 138_365_992,
     "vgg19": 143_667_240,
     "cifar-cnn": 62_006,
     "t5-small": 60_506_624,
@@ -59,6 +112,12 @@ EXACT = {
     "t5-large": 737_668_096,
     "t5-3b": 2_851_598_336,
     "t5-11b": 11_307_321_344,
+    "flan-t5-base": 247_577_856,
+    "flan-t5-xl": 2_849_757_184,
+    "flan-t5-xxl": 11_135_332_352,
+    "roberta-base": 124_697_433,
+    "roberta-large": 355_412_057,
+    "gnmt": 160_671_297,
     "vit-b16": 86_567_656,
     "vit-l16": 304_326_632,
     "vit-h14": 632_045_800,
@@ -68,6 +127,29 @@ EXACT = {
 @pytest.mark.parametrize(("name", "count"), EXACT.items())
 def test_published_counts(name: str, count: int) -> None:
     assert describe(load_model(name), Shape(micro=1, seq=512), PLAIN).parameters == count
+
+
+ROUNDED = {
+    "gpt3-125m": 125e6, "gpt3-350m": 356e6, "gpt3-760m": 760e6, "gpt3-1.3b": 1.3e9, "gpt3-2.7b": 2.7e9, "gpt3-6.7b": 6.7e9, "gpt3-13b": 13e9,
+    "gpt3-175b": 175e9, "mpt-125m": 125e6, "mpt-350m": 350e6, "mpt-760m": 760e6, "mpt-1b": 1.3e9, "mpt-3b": 2.7e9, "mpt-13b": 13e9,
+    "mpt-30b": 30e9, "mpt-70b": 64e9, "megatron-3.6b": 3.6e9, "megatron-7.5b": 7.5e9, "megatron-18b": 18.4e9, "megatron-39b": 39.1e9,
+    "megatron-76b": 76.1e9, "megatron-310b": 310.1e9, "nemotron-8b": 8.5e9, "nemotron-15b": 15.6e9, "nemotron-22b": 21.3e9,
+    "nemotron-340b": 341e9, "grok-1": 314e9, "transformer-xl-base": 192e6, "transformer-xl-large": 285e6, "transformer-base": 63e6,
+    "transformer-big": 211e6, "ssd300": 22.9e6, "opt-66b": 66e9, "opt-175b": 175e9,
+}  # fmt: skip
+"""Makers' figures where only two or three digits are published (papers' tables, training scripts' logs)."""
+
+
+@pytest.mark.parametrize(("name", "count"), ROUNDED.items())
+def test_published_figures(name: str, count: float) -> None:
+    assert describe(load_model(name), Shape(micro=1, seq=512), PLAIN).parameters == pytest.approx(count, rel=0.02)
+
+
+def test_every_preset_has_a_published_figure() -> None:
+    again = {"llama3.1-8b", "llama3.1-70b"}  # sizes of llama3-8b and -70b
+    formula = {"megatron-1.7b", "megatron-145b", "megatron-530b", "megatron-1t"}
+    heads = {"bert-base-squad", "bert-large-squad"}  # BERT with another head
+    assert set(models()) - EXACT.keys() - ROUNDED.keys() == again | formula | heads
 
 
 @pytest.mark.parametrize(

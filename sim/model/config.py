@@ -1,0 +1,85 @@
+"""A Hugging Face config as a mapping that explains itself: each field is read with its type, its default and its place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from topologies.errors import BadInput, UnknownName
+
+ACTIVATIONS = {
+    "silu": "swiglu", "swish": "swiglu", "swiglu": "swiglu", "gelu": "gelu", "gelu_new": "gelu", "gelu_fast": "gelu", "gelu_python": "gelu",
+    "gelu_pytorch_tanh": "gelu", "quick_gelu": "gelu", "relu": "relu", "relu2": "relu2", "tanh": "tanh",
+}  # fmt: skip
+"""transformers' names of activations; the gated form of silu is ours."""
+_GATED = {"swiglu": "swiglu", "gelu": "geglu", "relu": "reglu"}
+
+
+class Config:
+    """A config's keys, with errors that name the file and the key."""
+
+    def __init__(self, tree: dict[str, Any], where: str) -> None:
+        self.tree, self.where = tree, where
+
+    @property
+    def kind(self) -> str:
+        return str(self.tree.get("model_type"))
+
+    def number(self, *keys: str, default: int | None = None) -> int:
+        """The first of `keys` that is given (null counts as absent). Raises `BadInput` naming the first when none is."""
+        for key in keys:
+            value = self.tree.get(key)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise BadInput(f"{self.where}: {key} = {value!r} must be a whole number")
+            return value
+        if default is None:
+            raise BadInput(f"{self.where}: '{keys[0]}' is missing for model_type '{self.kind}'. Add it, e.g. \"{keys[0]}\": 32")
+        return default
+
+    def fraction(self, *keys: str, default: float) -> float:
+        for key in keys:
+            value = self.tree.get(key)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise BadInput(f"{self.where}: {key} = {value!r} must be a number")
+            return float(value)
+        return default
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self.tree.get(key, default)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise BadInput(f"{self.where}: {key} = {value!r} must be true or false")
+        return value
+
+    def inner(self, key: str) -> Config:
+        """A table inside the config (`attn_config`); empty where absent. Raises `BadInput` where it is no table."""
+        value = self.tree.get(key) or {}
+        if not isinstance(value, dict):
+            raise BadInput(f"{self.where}: {key} must be a table of fields, not {type(value).__name__}")
+        return Config({"model_type": self.kind, **value}, f"{self.where}: {key}")
+
+    def activation(self, *keys: str, gated: bool, default: str = "silu") -> str:
+        name = next((self.tree[key] for key in keys if self.tree.get(key)), default)
+        if name not in ACTIVATIONS:
+            raise UnknownName("activation", str(name), ACTIVATIONS, self.where)
+        plain = ACTIVATIONS[name]
+        if gated:
+            return _GATED.get(plain, "swiglu")
+        return "silu" if plain == "swiglu" else plain
+
+
+def sizes(c: Config) -> dict[str, Any]:
+    """Layers, widths and vocabulary under the names that makers give them."""
+    heads = c.number("num_attention_heads", "n_head", "n_heads", "num_heads")
+    return {
+        "layers": c.number("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+        "hidden": c.number("hidden_size", "n_embd", "d_model"),
+        "heads": heads,
+        "kv_heads": c.number("num_key_value_heads", default=heads),
+        "head_dim": c.number("head_dim", default=0),
+        "vocab": c.number("vocab_size", "padded_vocab_size"),
+    }

@@ -1,0 +1,117 @@
+"""Decoders in Llama's manner: RMSNorm, rotary positions, a gated MLP; and those that change one of these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sim.model.config import Config, sizes
+from sim.model.families import FAMILIES
+from topologies.errors import Refused
+
+Fields = dict[str, Any]
+
+
+def llama(c: Config) -> Fields:
+    """Llama, Mistral, Qwen2, Qwen3, InternLM, Granite, SmolLM: what differs are biases, windows and norms of heads."""
+    family = {"qwen2": "qwen2", "qwen3": "qwen3", "internlm": "internlm"}.get(c.kind, "llama")
+    fields = {**FAMILIES[family], **sizes(c), "ffn": c.number("intermediate_size"), "dropout": 0.0}
+    fields["activation"] = c.activation("hidden_act", gated=True)
+    fields["tied"] = c.flag("tie_word_embeddings")
+    biased = c.flag("attention_bias") or (family == "internlm" and c.flag("bias", True))
+    fields |= {"qkv_bias": biased or family == "qwen2", "proj_bias": biased, "bias": c.flag("mlp_bias")}
+    window = c.number("sliding_window", default=0)
+    if window and c.flag("use_sliding_window", family not in ("qwen2", "qwen3")):
+        fields["window"] = window
+    return fields
+
+
+def _internlm2(c: Config) -> Fields:
+    return llama(c) | {"qkv_bias": c.flag("bias"), "proj_bias": c.flag("bias"), "fused_qkv": True}
+
+
+def _phi3(c: Config) -> Fields:
+    """q, k, v in one linear, gate and up in one (Phi3Attention.qkv_proj, Phi3MLP.gate_up_proj)."""
+    return llama(c) | {"fused_qkv": True, "rotary": c.fraction("partial_rotary_factor", default=1.0)}
+
+
+def _gemma(c: Config) -> Fields:
+    """The embedding is the head; heads of 256."""
+    fields = llama(c) | {"tied": c.flag("tie_word_embeddings", True), "head_dim": c.number("head_dim", default=256)}
+    return fields | {"activation": c.activation("hidden_activation", "hidden_act", gated=True, default="gelu_pytorch_tanh")}
+
+
+def _gemma2(c: Config) -> Fields:
+    """A norm before and after each mixer; every other layer sees a window."""
+    return _gemma(c) | {"post_norms": True, "window": c.number("sliding_window", default=4096), "window_every": 2}
+
+
+def _gemma3(c: Config) -> Fields:
+    """Gemma 2 with norms of heads; every sixth layer sees all keys."""
+    every = c.number("sliding_window_pattern", "_sliding_window_pattern", default=6)
+    return _gemma2(c) | {"qk_norm": True, "window": c.number("sliding_window", default=1024), "window_every": 1, "full_every": every}
+
+
+def _olmo(c: Config) -> Fields:
+    """LayerNorm without parameters (Groeneveld et al. 2024, section 2.1)."""
+    return llama(c) | {"norm": "layernorm", "norm_bias": False, "norm_weight": False}
+
+
+def _olmo2(c: Config) -> Fields:
+    """Norms after each mixer only, and one over all heads of the queries and of the keys (OLMo 2 report, section 3.1)."""
+    return llama(c) | {"pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_whole": True}
+
+
+def _stablelm(c: Config) -> Fields:
+    if c.flag("qk_layernorm") or c.flag("use_parallel_residual"):
+        raise Refused(f"{c.where}: StableLM's qk_layernorm and use_parallel_residual are not described; set both to false")
+    fields = llama(c) | {"norm": "layernorm", "qkv_bias": c.flag("use_qkv_bias"), "proj_bias": False}
+    return fields | {"rotary": c.fraction("partial_rotary_factor", "rope_pct", default=0.25)}
+
+
+def _cohere(c: Config) -> Fields:
+    """One LayerNorm without bias feeds attention and MLP; the embedding is the head."""
+    if c.flag("use_qk_norm"):
+        raise Refused(f"{c.where}: use_qk_norm of Command R+ (a LayerNorm with a weight for each head) is not described; set it to false")
+    fields = llama(c) | {"norm": "layernorm", "norm_bias": False, "parallel_block": True}
+    return fields | {"tied": c.flag("tie_word_embeddings", True)}
+
+
+def _nemotron(c: Config) -> Fields:
+    fields = {**FAMILIES["nemotron"], **sizes(c), "ffn": c.number("intermediate_size"), "tied": c.flag("tie_word_embeddings")}
+    return fields | {"rotary": c.fraction("partial_rotary_factor", "rope_percent", default=0.5), "bias": c.flag("mlp_bias")}
+
+
+def _arcee(c: Config) -> Fields:
+    """Llama with squared ReLU and no gate."""
+    return llama(c) | {"activation": c.activation("hidden_act", gated=False, default="relu2")}
+
+
+def _qwen(c: Config) -> Fields:
+    """Qwen 1: biases in q, k, v alone; intermediate_size counts gate and up together."""
+    fields = {**FAMILIES["qwen2"], **sizes(c), "ffn": c.number("intermediate_size") // 2, "dropout": 0.0, "fused_qkv": True}
+    return fields | {"tied": c.flag("tie_word_embeddings"), "head_dim": c.number("kv_channels", default=0)}
+
+
+def _chatglm(c: Config) -> Fields:
+    """GLM-2 and -3: half of each head is rotated; keys and values in groups."""
+    heads = c.number("num_attention_heads")
+    grouped = c.number("multi_query_group_num", default=1) if c.flag("multi_query_attention") else heads
+    biased = c.flag("add_bias_linear")
+    fields = {**sizes(c), "kv_heads": grouped, "head_dim": c.number("kv_channels", default=0), "ffn": c.number("ffn_hidden_size")}
+    fields |= {"vocab": c.number("padded_vocab_size", "vocab_size"), "rotary": 0.5, "bias": biased, "dropout": 0.0, "fused_qkv": True}
+    return fields | {"qkv_bias": biased or c.flag("add_qkv_bias"), "norm": "rmsnorm" if c.flag("rmsnorm", True) else "layernorm"}
+
+
+def _baichuan(c: Config) -> Fields:
+    """7B is Llama with one linear for q, k, v; 13B has ALiBi in place of rotary positions."""
+    fields = llama(c) | {"fused_qkv": True}
+    return fields | {"position": "alibi"} if fields["hidden"] == 5120 else fields
+
+
+READERS: dict[str, Callable[[Config], Fields]] = {
+    "llama": llama, "mistral": llama, "qwen2": llama, "qwen3": llama, "internlm": llama, "granite": llama, "aquila": llama,
+    "smollm3": lambda c: llama(c) | {"tied": c.flag("tie_word_embeddings", True)}, "internlm2": _internlm2, "phi3": _phi3,
+    "gemma": _gemma, "gemma2": _gemma2, "gemma3_text": _gemma3, "olmo": _olmo, "olmo2": _olmo2, "stablelm": _stablelm, "cohere": _cohere,
+    "nemotron": _nemotron, "arcee": _arcee, "qwen": _qwen, "chatglm": _chatglm, "baichuan": _baichuan,
+}  # fmt: skip
