@@ -11,7 +11,7 @@ import statistics
 
 import msgspec
 
-from sim.metrics import step_times, window
+from sim.metrics import step_time, window
 from sim.trace import Span, Trace
 
 _STEP = re.compile(r"/s\d+(?=/)")
@@ -90,10 +90,11 @@ def _key(span: Span) -> str:
     return _STEP.sub("", span.id)
 
 
-def _last_step(trace: Trace) -> list[Span]:
+def _reported(trace: Trace) -> list[Span]:
     begin, end = window(trace)
-    last = max((s.step for s in trace.spans), default=0)
-    return [s for s in trace.spans if s.step == last and s.end > begin and s.start <= end]
+    numbers = sorted({s.step for s in trace.spans}) or [0]
+    number = numbers[max(-len(numbers), trace.reported)]
+    return [s for s in trace.spans if s.step == number and s.end > begin and s.start <= end]
 
 
 def align_by_id(predicted: Trace, played: Trace, steps: list[float]) -> Comparison:
@@ -111,11 +112,11 @@ def align_by_id(predicted: Trace, played: Trace, steps: list[float]) -> Comparis
         starts[key] = span.start
     pairs = [
         Pair(s.id, s.rank, s.lane, s.cls, s.kind, s.seconds - s.wait, statistics.median(times[_key(s)]), s.start, starts[_key(s)])
-        for s in _last_step(predicted)
+        for s in _reported(predicted)
         if s.kind not in _SKIP and _key(s) in times
     ]
     return Comparison(
-        step_times(predicted)[-1],
+        step_time(predicted),
         Measured.of(steps),
         _by_class([(p.cls or p.kind, p.predicted, p.measured) for p in pairs], len({p.rank for p in pairs})),
         tuple(pairs),
@@ -139,7 +140,7 @@ def _by_class(rows: list[tuple[str, float, float]], ranks: int) -> tuple[ClassEr
 
 def align_by_class(predicted: Trace, stock: Trace, steps: list[float]) -> Comparison:
     """Compares seconds per step and rank by class of op; pairs the k-th op of a (rank, lane, class) with the k-th."""
-    wanted = [s for s in _last_step(predicted) if s.kind not in _SKIP]
+    wanted = [s for s in _reported(predicted) if s.kind not in _SKIP]
     count = max(1, len({s.step for s in stock.spans}))
     ranks = max(1, len(stock.ranks))
     sums: dict[str, list[float]] = {}
@@ -154,7 +155,7 @@ def align_by_class(predicted: Trace, stock: Trace, steps: list[float]) -> Compar
             sums.setdefault(s.cls or s.kind, [0.0, 0.0, 0.0])[1] += (s.seconds - s.wait) / (count * ranks)
     classes = [ClassError(name, p, m, int(n)) for name, (p, m, n) in sums.items()]
     classes.sort(key=lambda row: -max(row.predicted, row.measured))
-    return Comparison(step_times(predicted)[-1], Measured.of(steps), tuple(classes), (), (), (), stock.origin)
+    return Comparison(step_time(predicted), Measured.of(steps), tuple(classes), (), (), (), stock.origin)
 
 
 def guilty(comparison: Comparison) -> tuple[str, float]:

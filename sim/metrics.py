@@ -52,13 +52,20 @@ def step_times(trace: Trace) -> list[float]:
 
 
 def window(trace: Trace) -> tuple[float, float]:
-    """Begin and end of the last step, the one that is reported."""
-    ends = step_ends(trace)
-    return (ends[-2] if len(ends) > 1 else 0.0), (ends[-1] if ends else 0.0)
+    """Begin and end of the step that is reported."""
+    ends = [0.0, *step_ends(trace)]
+    at = max(1 - len(ends), trace.reported)
+    return (ends[at - 1], ends[at]) if len(ends) > 1 else (0.0, 0.0)
+
+
+def step_time(trace: Trace) -> float:
+    """Seconds of the step that is reported."""
+    begin, end = window(trace)
+    return end - begin
 
 
 def breakdown(trace: Trace) -> Breakdown:
-    """Classes of the last step, averaged over all ranks (folded ranks by their weight)."""
+    """Classes of the reported step, averaged over all ranks (folded ranks by their weight)."""
     begin, end = window(trace)
     ranks: dict[int, list[Span]] = {}
     for span in trace.spans:
@@ -116,7 +123,7 @@ def _edge(start: float, stop: float, index: int, begin: float, end: float) -> li
 
 
 def critical_path(trace: Trace) -> list[tuple[str, float]]:
-    """Seconds of the last step along the chain of what waited for what, by class; sums to the step.
+    """Seconds of the reported step along the chain of what waited for what, by class; sums to the step.
 
     Follows each span to the one whose end let it start. A gap between the two is the host's (launching, Python).
     """
@@ -158,7 +165,7 @@ def sources(trace: Trace) -> dict[str, float]:
 
 
 def busy(trace: Trace, lane: str, rank: int) -> float:
-    """Share of the last step for which a lane runs an op."""
+    """Share of the reported step for which a lane runs an op."""
     begin, end = window(trace)
     inside = [(max(s.start + s.wait, begin), min(s.end, end)) for s in trace.select(rank, lane) if s.kind not in ("wait", "record")]
     return union_seconds((a, b) for a, b in inside if b > a) / (end - begin) if end > begin else 0.0

@@ -61,6 +61,9 @@ class Trace(msgspec.Struct):
     memory: dict[int, list[tuple[float, int]]] = {}
     """Per rank: (time, bytes in use on the device) at each change."""
     meta: dict[str, str] = {}
+    reported: int = -1
+    """Which of its steps figures are of, counted from the end: the last; where loaders work ahead the one before it, since
+    beside the last no next batch is made any more."""
 
     @property
     def ranks(self) -> list[int]:

@@ -229,7 +229,14 @@ class Engine:
             weight[rank] = weight.get(rank, 0) + 1
         spans = [self._span(item) for item in self.items]
         return Trace(
-            spans, "predicted", program.world, program.steps, weight, self._memory() if self.detail else {}, {"program": program.name}
+            spans,
+            "predicted",
+            program.world,
+            program.steps,
+            weight,
+            self._memory() if self.detail else {},
+            {"program": program.name},
+            -2 if program.steps > 2 and any(len(program.threads(rank)) > 1 for rank in self.states) else -1,
         )
 
     def _span(self, item: Item) -> Span:
