@@ -111,7 +111,7 @@ def predict_setting(
     pricer = pricer_for(setting, calibration)
     trace = simulate(program, pricer, fold, topology.symmetric, detail, condensed=not detail)
     split = metrics.breakdown(trace)
-    step = metrics.step_times(trace)[-1]
+    step = metrics.step_time(trace)
     stall = _output_seconds(setting, pricer, step, fold)
     split = msgspec.structs.replace(split, output_s=split.output_s + stall)
     return _figures(setting, program, trace, step + stall, split)
@@ -143,7 +143,7 @@ def _output_seconds(setting: Setting, pricer: Pricer, step: float, fold: bool) -
         loud = msgspec.structs.replace(setting.plan, output=only)
         program = lower(loud, setting.network, setting.framework, setting.topology.kind, STEPS)
         trace = simulate(program, pricer, fold, setting.topology.symmetric)
-        added += max(0.0, metrics.step_times(trace)[-1] - step) / every
+        added += max(0.0, metrics.step_time(trace) - step) / every
     return added
 
 
