@@ -11,7 +11,7 @@ import csv
 import math
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -123,8 +123,13 @@ def _rows(reader: csv.DictReader[str], where: str) -> Iterator[Row]:
     missing = [name for name in needed if name not in (reader.fieldnames or ())]
     if missing:
         raise BadInput(f"table {where} lacks the columns {', '.join(missing)}; it must have those of the published table")
+    yield from rows_of(reader)
+
+
+def rows_of(table: Iterable[Mapping[str, str | None]]) -> Iterator[Row]:
+    """Rows from cells by column; a `row_id` that comes twice is no usable row."""
     seen: set[str] = set()
-    for line, cells in enumerate(reader, start=2):
+    for line, cells in enumerate(table, start=2):
         row = _row(cells, f"line-{line}")
         if row.row_id in seen:
             row = msgspec.structs.replace(row, problem=f"row_id {row.row_id} appears twice")
@@ -132,7 +137,7 @@ def _rows(reader: csv.DictReader[str], where: str) -> Iterator[Row]:
         yield row
 
 
-def _row(cells: dict[str, str | None], fallback: str) -> Row:
+def _row(cells: Mapping[str, str | None], fallback: str) -> Row:
     values: dict[str, object] = {"row_id": (cells.get("row_id") or fallback).strip()}
     problems = []
     for name in Row.__struct_fields__:

@@ -28,6 +28,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     framework: str
     measured_s: float
     predicted_s: float
+    interval_s: tuple[float, float] | None = None
+    """Where the measurement lies with the stated probability (`sim.uncertainty`)."""
+    mark: str = ""
+    """calibrated | interpolated | extrapolated."""
     ideal_s: float
     samples: float
     """Sequences or images per step, to compare throughputs."""
@@ -36,11 +40,18 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The topology expression."""
     plan_key: str = ""
     """What the plan is, without its batch and precision's name: equal keys are the same plan measured again."""
+    what: str = ""
+    """The plan in a line."""
     assumed: tuple[str, ...] = ()
 
     @property
     def error(self) -> float:
         return self.predicted_s / self.measured_s - 1.0
+
+    @property
+    def inside(self) -> bool:
+        """The measurement lies in the interval."""
+        return self.interval_s is not None and self.interval_s[0] <= self.measured_s <= self.interval_s[1]
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -68,6 +79,33 @@ def by(outcomes: Iterable[Outcome], key: Callable[[Outcome], str]) -> dict[str, 
     return {name: summarise(errors) for name, errors in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))}
 
 
+def coverage(outcomes: Iterable[Outcome]) -> float:
+    """Share of the measurements that lie in their prediction's interval, of those that have one; 0 without any."""
+    inside = [outcome.inside for outcome in outcomes if outcome.interval_s is not None]
+    return fmean(inside) if inside else 0.0
+
+
+def coverage_by(outcomes: Iterable[Outcome], key: Callable[[Outcome], str]) -> dict[str, float]:
+    """`coverage` of the groups that `key` makes, largest group first."""
+    groups: dict[str, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        groups[key(outcome)].append(outcome)
+    return {name: coverage(group) for name, group in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))}
+
+
+def coverage_table(outcomes: Sequence[Outcome]) -> dict[str, object]:
+    """Coverage of the intervals: of all, by source, GPU, family and mark, and the mean width over the prediction."""
+    widths = [(o.interval_s[1] - o.interval_s[0]) / o.predicted_s for o in outcomes if o.interval_s is not None]
+    return {
+        "coverage": coverage(outcomes),
+        "mean_width": fmean(widths) if widths else 0.0,
+        "by_source": coverage_by(outcomes, lambda o: o.source_id),
+        "by_gpu": coverage_by(outcomes, lambda o: o.gpu),
+        "by_family": coverage_by(outcomes, lambda o: o.family),
+        "by_mark": coverage_by(outcomes, lambda o: o.mark or "none"),
+    }
+
+
 def constant_mfu(outcomes: Sequence[Outcome]) -> tuple[float, Summary]:
     """The one utilisation that fits these rows best (chosen with hindsight), and its errors.
 
@@ -84,6 +122,17 @@ def constant_mfu(outcomes: Sequence[Outcome]) -> tuple[float, Summary]:
             inverse = ratio
             break
     return 1.0 / inverse, summarise([inverse * o.ideal_s / o.measured_s - 1.0 for o in outcomes if o.ideal_s > 0])
+
+
+def baseline_table(outcomes: Sequence[Outcome]) -> dict[str, object]:
+    """`constant_mfu` of all rows, and the errors that this one utilisation makes in each source, GPU and family."""
+    mfu, total = constant_mfu(outcomes)
+    keys: dict[str, Callable[[Outcome], str]] = {"source": lambda o: o.source_id, "gpu": lambda o: o.gpu, "family": lambda o: o.family}
+    as_baseline = [msgspec.structs.replace(o, predicted_s=o.ideal_s / mfu) for o in outcomes if o.ideal_s > 0 and mfu > 0]
+    found: dict[str, object] = {"mfu": mfu, **msgspec.structs.asdict(total)}
+    for name, key in keys.items():
+        found[f"by_{name}"] = {group: msgspec.structs.asdict(one) for group, one in by(as_baseline, key).items()}
+    return found
 
 
 def ranks(values: Sequence[float]) -> list[float]:
@@ -126,6 +175,21 @@ def rank_correlations(outcomes: Iterable[Outcome], value: Callable[[Outcome], tu
             pairs = [(fmean(m for m, _ in seen), fmean(p for _, p in seen)) for seen in plans.values()]
             found[name] = spearman([m for m, _ in pairs], [p for _, p in pairs])
     return found
+
+
+def spread(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Row -> largest over smallest measurement of its plan, less 1, where a plan was measured more than once: what no
+    prediction can be closer than."""
+    plans: dict[str, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        if outcome.plan_key:
+            plans[outcome.plan_key].append(outcome)
+    return {
+        o.row_id: max(x.measured_s for x in same) / min(x.measured_s for x in same) - 1.0
+        for same in plans.values()
+        if len(same) > 1
+        for o in same
+    }
 
 
 def throughput(outcome: Outcome) -> tuple[float, float]:

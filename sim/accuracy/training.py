@@ -11,142 +11,45 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from sim.accuracy import score
 from sim.accuracy.plans import Case, case_of
+from sim.accuracy.published import published_rows
+from sim.accuracy.result import Found, Refusal, ValidationResult
 from sim.accuracy.rows import Row, read_rows
-from sim.accuracy.score import Outcome, Summary
+from sim.accuracy.score import Outcome
+from sim.plan import Plan
+from sim.uncertainty import interval
 from topologies.errors import BadInput
 
-
-class Refusal(msgspec.Struct, frozen=True):
-    """A row that has no prediction, and why."""
-
-    row_id: str
-    reason: str
-
-
-class Found(msgspec.Struct, frozen=True):
-    """What a prediction says of one plan, as far as the scores need it."""
-
-    seconds: float
-    ideal_s: float
-    """Model FLOPs over the peak of all GPUs at the plan's precision."""
-    breakdown: dict[str, float] = {}
-    peak_memory_bytes: int = 0
-
+__all__ = ["Found", "PredictSeconds", "Refusal", "ValidationResult", "predict_case", "validate_training"]
 
 PredictSeconds = Callable[[Case], Found]
 
 
-class ValidationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Errors are fractions (0.12 = 12 %). `to_dict()` is the JSON of `steptwin validate --json`."""
-
-    rows: int
-    """Rows in the table."""
-    eligible: int
-    """Rows of quality A or B with a step time."""
-    outcomes: tuple[Outcome, ...]
-    refused: tuple[Refusal, ...]
-    found: dict[str, Found] = {}
-    seconds: float = 0.0
-
-    @property
-    def scored(self) -> int:
-        return len(self.outcomes)
-
-    @property
-    def coverage(self) -> float:
-        return self.scored / self.eligible if self.eligible else 0.0
-
-    @property
-    def all(self) -> Summary:
-        return score.summarise([outcome.error for outcome in self.outcomes])
-
-    @property
-    def mape(self) -> float:
-        return self.all.mape
-
-    @property
-    def by_source(self) -> dict[str, Summary]:
-        return score.by(self.outcomes, lambda o: o.source_id)
-
-    @property
-    def by_gpu(self) -> dict[str, Summary]:
-        return score.by(self.outcomes, lambda o: o.gpu)
-
-    @property
-    def by_family(self) -> dict[str, Summary]:
-        return score.by(self.outcomes, lambda o: o.family)
-
-    @property
-    def by_framework(self) -> dict[str, Summary]:
-        return score.by(self.outcomes, lambda o: o.framework)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values only; the worst rows with what was assumed for them come last."""
-        mfu, baseline = score.constant_mfu(self.outcomes)
-        total = self.all
-        worst = sorted(self.outcomes, key=lambda o: -abs(o.error))[:20]
-        return {
-            "rows": self.rows,
-            "eligible": self.eligible,
-            "scored": self.scored,
-            "coverage": self.coverage,
-            "refused": [msgspec.structs.asdict(one) for one in self.refused],
-            "mape": total.mape,
-            "median_ape": total.median_ape,
-            "bias": total.bias,
-            "by_source": _plain(self.by_source),
-            "by_gpu": _plain(self.by_gpu),
-            "by_family": _plain(self.by_family),
-            "by_framework": _plain(self.by_framework),
-            "baseline_constant_mfu": {"mfu": mfu, **msgspec.structs.asdict(baseline)},
-            "rank_correlation": score.rank_correlations(self.outcomes),
-            "rank_correlation_throughput": score.rank_correlations(self.outcomes, score.throughput),
-            "assumed": _counts(assumption for outcome in self.outcomes for assumption in outcome.assumed),
-            "worst": [_worst(outcome) for outcome in worst],
-            "predictions": {o.row_id: {"measured_s": o.measured_s, "predicted_s": o.predicted_s} for o in self.outcomes},
-            "seconds": self.seconds,
-        }
-
-
-def _plain(groups: dict[str, Summary]) -> dict[str, dict[str, float]]:
-    return {name: msgspec.structs.asdict(summary) for name, summary in groups.items()}
-
-
-def _counts(words: Iterable[str]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for word in words:
-        counts[word] = counts.get(word, 0) + 1
-    return dict(sorted(counts.items(), key=lambda item: -item[1]))
-
-
-def _worst(outcome: Outcome) -> dict[str, Any]:
-    return {
-        "row_id": outcome.row_id,
-        "model": outcome.model,
-        "gpu": outcome.gpu,
-        "measured_s": outcome.measured_s,
-        "predicted_s": outcome.predicted_s,
-        "error": outcome.error,
-        "assumed": list(outcome.assumed),
-    }
+def _what(plan: Plan, machine: str) -> str:
+    """A plan in a line: `64 GPUs (8x dgx-h100), tp 8, pp 2, zero 1, batch 512 by 1, seq 4096, bf16, nemo`."""
+    p = plan.parallel
+    sizes = {"tp": p.tp, "pp": p.pp, "chunks": p.virtual_stages, "cp": p.cp, "ep": p.ep, "zero": p.zero}
+    split = [f"{name} {size}" for name, size in sizes.items() if (size or 0) > (0 if name == "zero" else 1)]
+    batch = f"batch {plan.global_batch} by {plan.batch.micro}"
+    tail = [f"seq {plan.seq_len}"] if plan.seq_len else []
+    return ", ".join([f"{plan.world} GPUs ({machine})", *split, batch, *tail, plan.precision, plan.framework])
 
 
 def predict_case(case: Case) -> Found:
     """The prediction of one case. Raises `BadInput` and its kinds where the plan cannot be lowered or placed."""
+    from sim.accuracy.intervals import shares_of_case
     from sim.accuracy.steady import step_seconds
 
     seconds, breakdown, ideal = step_seconds(case.plan, case.topology)
-    return Found(seconds, ideal, breakdown)
+    shares, beyond = shares_of_case(case, seconds)
+    return Found(seconds, ideal, breakdown, interval=interval(seconds, shares, beyond), shares=shares, beyond=bool(beyond))
 
 
 def validate_training(
-    path: str | Path,
+    path: str | Path | None,
     workers: int = 2,
     limit: int | None = None,
     *,
@@ -157,7 +60,7 @@ def validate_training(
     """Predicts every row of quality A or B that has a step time, and scores the predictions.
 
     Args:
-        path: a CSV file in the published table's columns.
+        path: a CSV file in the published table's columns; None: the table that ships (`sim.accuracy.published`).
         workers: processes; 1 runs in this one.
         limit: at most so many rows, spread evenly over the table (a fixed sample).
         predict_seconds: what turns a case into seconds.
@@ -167,7 +70,7 @@ def validate_training(
     Raises `BadInput` where the table cannot be read. Rows that cannot be predicted are refused with their reason.
     """
     started = time.monotonic()
-    rows = read_rows(path)
+    rows = read_rows(path) if path is not None else published_rows()
     eligible = [row for row in rows if row.scored and (only is None or only(row))]
     if limit is not None and limit < len(eligible):
         eligible = [eligible[index * len(eligible) // limit] for index in range(limit)]
@@ -258,10 +161,13 @@ def _outcome(case: Case, found: Found) -> Outcome:
         framework=plan.framework,
         measured_s=row.step_time_s,
         predicted_s=found.seconds,
+        interval_s=(found.interval.low, found.interval.high) if found.interval else None,
+        mark=found.interval.mark if found.interval else "",
         ideal_s=found.ideal_s,
         samples=float(plan.global_batch),
         gpus=plan.world,
         machine=case.topology,
         plan_key=hashlib.sha256(msgspec.json.encode(key)).hexdigest()[:16],
+        what=_what(plan, case.topology),
         assumed=case.assumed,
     )

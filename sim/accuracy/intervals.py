@@ -1,0 +1,158 @@
+"""How wide the interval of a prediction must be: the figures of `sim.uncertainty`, fitted on published steps.
+
+    python -m sim.accuracy.intervals /path/to/training.csv [workers]
+
+prints `uncertainty.toml` and how many measurements the 80 % interval holds: in sample, and with the source or the GPU left
+out whose rows are then looked at. The fit takes the figures with the least mean interval score (Gneiting and Raftery 2007,
+eq. 43): the width, plus 2 / (1 - level) times by how much a measurement lies outside. It is least where the interval
+is as narrow as it can be while it holds `level` of the measurements.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import exp, log
+from typing import Any
+
+import msgspec
+
+from sim.accuracy.plans import Case
+from sim.uncertainty import KINDS, LEVEL, Figures, Interval, Shares, figures, interval, outside, relative_error, shares_of
+
+_Z = 1.2816
+_LEAST, _MOST = 0.002, 1.5
+"""Relative standard errors that a fit may take."""
+
+
+class Residual(msgspec.Struct, frozen=True, kw_only=True):
+    """One published step: by what factor it missed its prediction, and what the prediction rests on."""
+
+    row_id: str
+    source_id: str
+    gpu: str
+    family: str
+    miss: float
+    """ln(measured / predicted)."""
+    shares: Shares
+    beyond: bool
+
+    def holds(self, known: Figures) -> bool:
+        return abs(self.miss) <= self.reach(known)
+
+    def reach(self, known: Figures) -> float:
+        """Half the interval's width, in logarithms."""
+        return _Z * relative_error(self.shares, known) * (known.width["beyond"] if self.beyond else 1.0)
+
+
+def shares_of_case(case: Case, seconds: float) -> tuple[Shares, tuple[str, ...]]:
+    """On what a row's step of `seconds` is spent, and in what it lies beyond the data. Raises `BadInput` and its kinds."""
+    from sim.bind import bind
+    from sim.lower.step import lower
+    from sim.predict import pricer_for
+
+    setting = bind(case.plan, case.topology)
+    program = lower(setting.plan, setting.network, setting.framework, setting.topology.kind, 1)
+    shares = shares_of(program, pricer_for(setting), setting.topology, setting.plan, seconds)
+    return shares, outside(setting.plan, setting.topology, setting.network.parameters)
+
+
+def interval_of_case(case: Case, seconds: float) -> Interval:
+    """The interval of a row's prediction."""
+    return interval(seconds, *shares_of_case(case, seconds))
+
+
+def fit(rows: Sequence[Residual], start: Figures | None = None) -> Figures:
+    """The figures with the least mean interval score over `rows`. Needs scipy."""
+    import numpy as np
+    from scipy.optimize import minimize
+
+    start = start or figures()
+    assumed, fitted = (np.array([[row.shares.get((kind, s), 0.0) for kind in KINDS] for row in rows]) for s in ("assumed", "fitted"))
+    beyond = np.array([row.beyond for row in rows])
+    miss = np.abs([row.miss for row in rows])
+
+    def score(point: Any) -> float:
+        value = np.clip(np.exp(point), _LEAST, _MOST)
+        weighted = fitted + assumed * np.clip(exp(point[-2]), 1.0, 4.0)
+        sigma = np.sqrt(value[0] ** 2 + ((weighted * value[1 : 1 + len(KINDS)]) ** 2).sum(axis=1))
+        reach = _Z * sigma * np.where(beyond, np.clip(exp(point[-1]), 1.0, 4.0), 1.0)
+        return float(np.mean(2 * reach + 2 / (1 - LEVEL) * np.maximum(0.0, miss - reach)))
+
+    first = [start.plan, *(start.sigma[kind] for kind in KINDS), start.width["assumed"], start.width["beyond"]]
+    found = minimize(score, np.log(first), method="Nelder-Mead", options={"maxiter": 6000, "maxfev": 6000, "adaptive": True})
+    plan, *sigma, wide, far = (float(value) for value in np.exp(found.x))
+    clipped = [min(max(value, _LEAST), _MOST) for value in (plan, *sigma)]
+    width = start.width | {"assumed": min(max(wide, 1.0), 4.0), "beyond": min(max(far, 1.0), 4.0)}
+    return msgspec.structs.replace(start, plan=clipped[0], sigma=dict(zip(KINDS, clipped[1:], strict=True)), width=width)
+
+
+def held(rows: Iterable[Residual], known: Figures) -> float:
+    """Share of the rows whose measurement lies in the interval."""
+    inside = [row.holds(known) for row in rows]
+    return sum(inside) / len(inside) if inside else 0.0
+
+
+def held_left_out(rows: Sequence[Residual], key: Callable[[Residual], str]) -> float:
+    """The same with figures that were fitted without the rows of the row's own `key`."""
+    count = 0
+    for name in sorted({key(row) for row in rows}):
+        known = fit([row for row in rows if key(row) != name])
+        count += sum(row.holds(known) for row in rows if key(row) == name)
+    return count / len(rows)
+
+
+def residuals(path: str, workers: int = 2, limit: int | None = None) -> list[Residual]:
+    """Every row that can be predicted."""
+    from sim.accuracy.training import validate_training
+
+    result = validate_training(path, workers, limit)
+    return [
+        Residual(
+            row_id=one.row_id,
+            source_id=one.source_id,
+            gpu=one.gpu,
+            family=one.family,
+            miss=log(one.measured_s / one.predicted_s),
+            shares=result.found[one.row_id].shares,
+            beyond=result.found[one.row_id].beyond,
+        )
+        for one in result.outcomes
+    ]
+
+
+def by_group(rows: Sequence[Residual], known: Figures, key: Callable[[Residual], str]) -> dict[str, tuple[int, float, float]]:
+    """Group -> (rows, share inside, mean half width as a fraction)."""
+    found = {}
+    for name in sorted({key(row) for row in rows}):
+        group = [row for row in rows if key(row) == name]
+        wide = sum(exp(row.reach(known)) - 1.0 for row in group) / len(group)
+        found[name] = (len(group), held(group, known), wide)
+    return found
+
+
+def text(known: Figures, notes: Mapping[str, float], rows: int) -> str:
+    """The parameter file's fitted part, and the table behind it as comments."""
+    lines = [f"# fitted on {rows} published steps; share of the measurements inside the 80 % interval:"]
+    lines += [f"#   {name}: {share:.1%}" for name, share in notes.items()]
+    lines += [f"plan = {known.plan:.3f}", "", "[sigma]", *(f"{kind} = {value:.3f}" for kind, value in known.sigma.items())]
+    lines += ["", "[width]", *(f"{name} = {value:.2f}" for name, value in known.width.items())]
+    return "\n".join(lines)
+
+
+def main(path: str, workers: int) -> None:
+    rows = residuals(path, workers)
+    known = fit(rows)
+    notes = {
+        "in sample": held(rows, known),
+        "source left out": held_left_out(rows, lambda row: row.source_id),
+        "GPU left out": held_left_out(rows, lambda row: row.gpu),
+    }
+    print(text(known, notes, len(rows)))
+    for name, key in (("source", lambda row: row.source_id), ("GPU", lambda row: row.gpu), ("family", lambda row: row.family)):
+        for group, (count, share, wide) in by_group(rows, known, key).items():
+            print(f"# {name} {group}: {count} rows, {share:.0%} inside, mean reach {wide:.0%}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 2)

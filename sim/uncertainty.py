@@ -1,0 +1,184 @@
+"""How sure a prediction is: an interval of the step time, and whether it rests on data or reaches beyond them.
+
+The relative error of a step is composed of errors of what it is spent on,
+
+    sigma^2 = plan^2 + sum over kinds (sum over sources share x sigma(kind) x width(source))^2,
+
+with `share` the part of the step that a kind of cost takes (gemm, attention, memory, links, network, host). Errors of one
+kind are one error (a GPU's GEMMs are all too fast together), those of different kinds are independent, and `plan` is
+what any step may be off by: jitter of the run, settings that a plan does not say. The interval is
+step x exp(-+ z sigma): errors of times are ratios. The figures are in `cost/params/uncertainty.toml`, fitted by
+`sim.accuracy.intervals`. Combining errors by shares is the usual first-order propagation (JCGM 100:2008, 5.1.2 and 5.2).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from functools import cache
+from math import exp, hypot
+from typing import Literal
+
+import msgspec
+
+from sim.cost.device import document
+from sim.cost.price import Cost, Pricer, Source
+from sim.plan import Plan
+from sim.program import COMPUTE, HOST, Op, Program
+from topologies.graph import Topology
+from topologies.hardware import Gpu
+
+Mark = Literal["calibrated", "interpolated", "extrapolated"]
+Shares = dict[tuple[str, str], float]
+"""(kind of cost, source) -> share of the step; sums to 1."""
+
+_Known = dict[tuple[str, str, int, int, str], tuple[str, Cost]]
+
+KINDS = ("gemm", "attention", "memory", "links", "network", "host")
+_MATRIX = ("gemm", "moe", "conv", "rnn")
+LEVEL, _Z = 0.80, 1.2816
+"""The interval's level, and the standard normal's quantile at (1 + level) / 2."""
+
+
+class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Relative standard errors, as fractions (`uncertainty.toml`)."""
+
+    plan: float
+    """Of every step."""
+    sigma: dict[str, float]
+    """By kind of cost, where it is fitted."""
+    width: dict[str, float]
+    """By source: how much wider than fitted; `beyond`: the whole, where the plan lies outside the data."""
+    range: dict[str, float]
+    """Largest values among the published steps: gpus, seq_len, parameters."""
+    assumed_at_most: float
+    """Share of the step on assumed costs up to which it still counts as interpolated."""
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """Seconds between which the step lies with probability `level`, and what that rests on."""
+
+    low: float
+    high: float
+    mark: Mark
+    sigma: float
+    """Relative standard error."""
+    why: tuple[str, ...] = ()
+    """What makes it extrapolated."""
+    level: float = LEVEL
+
+
+@cache
+def figures() -> Figures:
+    """The fitted figures."""
+    return msgspec.convert(document("uncertainty"), Figures)
+
+
+def interval(step: float, shares: Mapping[tuple[str, str], float], beyond: tuple[str, ...] = (), known: Figures | None = None) -> Interval:
+    """The interval of a step of `step` seconds. `beyond`: in what the plan lies outside the data (`outside`).
+
+    Calibrated: half of the step rests on measurements of this very machine, or more.
+    """
+    known = known or figures()
+    calibrated = sum(share for (_, source), share in shares.items() if source == "measured") >= 0.5
+    assumed = sum(share for (_, source), share in shares.items() if source == "assumed")
+    why = beyond
+    if assumed > known.assumed_at_most:
+        why = (*why, f"{assumed:.0%} of the step rests on assumed costs")
+    mark: Mark = "calibrated" if calibrated else "extrapolated" if why else "interpolated"
+    sigma = relative_error(shares, known) * (known.width["beyond"] if beyond and not calibrated else 1.0)
+    reach = exp(_Z * sigma)
+    return Interval(step / reach, step * reach, mark, sigma, () if calibrated else why)
+
+
+def relative_error(shares: Mapping[tuple[str, str], float], known: Figures) -> float:
+    """Relative standard error of a step that is spent so."""
+    errors = [known.plan]
+    for kind in KINDS:
+        weighted = sum(share * known.width[source] for (of, source), share in shares.items() if of == kind)
+        errors.append(known.sigma[kind] * weighted)
+    return hypot(*errors)
+
+
+def outside(plan: Plan, topology: Topology, parameters: int, known: Figures | None = None) -> tuple[str, ...]:
+    """In what a plan lies beyond the published steps: device, GPUs, sequence length, size of the model. Empty: in nothing."""
+    known = known or figures()
+    found = []
+    device = topology.device(0)
+    if isinstance(device, Gpu):
+        from sim.cost.sustained import training_clock
+
+        if training_clock(device, plan.precision)[1] == "assumed":
+            found.append(f"no training step of {device.name} has been published among the data")
+    sizes = {"gpus": plan.world, "seq_len": plan.seq_len or 0, "parameters": parameters}
+    words = {"gpus": "GPUs", "seq_len": "tokens per sequence", "parameters": "parameters"}
+    found += [f"{size} {words[name]}: the data end at {known.range[name]:.3g}" for name, size in sizes.items() if size > known.range[name]]
+    return tuple(found)
+
+
+def shares_of(program: Program, pricer: Pricer, topology: Topology, plan: Plan, step: float) -> Shares:
+    """On what rank 0 spends the last step of `program`, which takes `step` seconds.
+
+    Kernels and collectives on the compute lane count whole. What that lane does not fill is, in this order: the pipeline's
+    bubble, which stretches all else alike; communication on other lanes, as far as there is any; the host.
+    """
+    lane, beside, host = _spent(program, pricer, topology)
+    idle = max(0.0, step - sum(lane.values()))
+    p = plan.parallel
+    slots = plan.microbatches * p.virtual_stages + p.pp - 1
+    idle -= min(idle, step * (p.pp - 1) / max(1, slots))
+    hidden = sum(beside.values())
+    exposed = min(idle, hidden)
+    found: Shares = dict(lane)
+    for key, seconds in beside.items():
+        found[key] = found.get(key, 0.0) + (seconds / hidden * exposed if hidden else 0.0)
+    found["host", host] = found.get(("host", host), 0.0) + idle - exposed
+    total = sum(found.values())
+    return {key: seconds / total for key, seconds in found.items() if seconds > 0} if total > 0 else {("host", "assumed"): 1.0}
+
+
+def _spent(program: Program, pricer: Pricer, topology: Topology) -> tuple[Shares, Shares, Source]:
+    """Seconds of rank 0's last step on the compute lane, those of communication and copies on other lanes, and on what
+    the host's time rests."""
+    last = max(call.step for call in program.threads(0)[HOST])
+    calls = Counter(call.segment for call in program.threads(0)[HOST] if call.step == last)
+    lane: Shares = {}
+    beside: Shares = {}
+    host: dict[Source, float] = {"fitted": 0.0}
+    known: _Known = {}
+    for segment, times in calls.items():
+        for op in program.segments[segment]:
+            if op.kind == "compute":
+                cost = pricer.local(op, 0)
+                kind = "gemm" if op.cls in _MATRIX else "attention" if op.cls == "attention" else "memory"
+                lane[kind, cost.source] = lane.get((kind, cost.source), 0.0) + times * cost.seconds
+            elif op.kind == "host":
+                cost = pricer.local(op, 0)
+                host[cost.source] = host.get(cost.source, 0.0) + times * cost.seconds
+            elif op.kind in ("collective", "send", "copy"):
+                kind, cost = _moved(op, known, program, pricer, topology)
+                into = lane if op.lane == COMPUTE else beside
+                into[kind, cost.source] = into.get((kind, cost.source), 0.0) + times * cost.seconds
+    return lane, beside, max(host, key=host.__getitem__)
+
+
+def _moved(op: Op, known: _Known, program: Program, pricer: Pricer, topology: Topology) -> tuple[str, Cost]:
+    """Which links a transfer of rank 0 takes, and its cost; equal transfers are priced once."""
+    key = (op.kind, op.group, op.bytes, op.peer, f"{op.name}/{op.how}/{op.lane}")
+    found = known.get(key)
+    if found is not None:
+        return found
+    mesh = program.mesh
+    if op.kind == "copy":
+        found = ("links", pricer.local(op, 0))
+    else:
+        members = mesh.group(op.group, 0)
+        far = any(topology.node(rank) != topology.node(members[0]) for rank in (members[1:2] + members[-1:]))
+        siblings = max(1, mesh.world // (len(members) if op.kind == "collective" else 1) // (mesh.size("pp") if op.group != "pp" else 1))
+        if op.kind == "collective":
+            cost = pricer.collective(op, members, siblings)
+        else:
+            cost = pricer.message(op, 0, members[(members.index(0) + op.peer) % len(members)], siblings)
+        found = ("network" if far else "links", cost)
+    known[key] = found
+    return found
