@@ -165,11 +165,13 @@ class _Reader:
 
     @staticmethod
     def _whole(e: Event) -> str:
-        """The kind of range that is taken as one span: op, optimizer or data; "" to look inside."""
+        """The kind of range that is taken as one span: op, optimizer, data or output; "" to look inside."""
         if e.name.startswith("Optimizer.step"):
             return "optimizer"
         if e.name.startswith("enumerate(DataLoader)"):
             return "data"
+        if e.name == "output":
+            return "output"
         return "op" if e.cat == "cpu_op" and e.name.startswith("aten::") else ""
 
     def _span(self, e: Event, whole: str, part: str, stack: list[Event]) -> Span | None:

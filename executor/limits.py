@@ -29,11 +29,14 @@ def check_stock(plan: Plan, spec: ModelSpec) -> None:
         (plan.optimizer.on == "cpu" or plan.memory.offload != "none", f"offload to the CPU is not done by stock training. {PLAY}"),
         (plan.memory.recompute == "selective", 'memory.recompute = "selective" is not done by stock training. Use "none" or "full"'),
         (plan.update.mode == "async" or plan.update.aggregate == "cpu", f"a parameter server is not run by stock training. {PLAY}"),
-        (p.cp > 1 or p.ep > 1, f"context and expert parallelism are not done by stock training. {PLAY}"),
+        (
+            p.cp > 1,
+            f"context parallelism: torch's context_parallel replaces CUDA's attention kernels only, and its loader is not ours. {PLAY}",
+        ),
+        (p.ep > 1, f"expert parallelism is not done by stock training. {PLAY}"),
         (p.dp_shard > 1 and zero == 1, f"zero = 1: PyTorch's FSDP2 splits gradients too. Use zero = 2, or: {PLAY}"),
         (p.tp > 1 and plan.data_ranks > 1 and (p.dp_shard == 1 or zero == 0), "DDP around tensor parallelism: use dp_shard with zero = 3"),
         (p.tp > 1 and isinstance(spec, Mlp), "tensor parallelism of an MLP: use tp = 1"),
-        (p.tp > 1 and p.pp > 1, f"tensor parallelism inside a pipeline is not done by stock training. {PLAY}"),
         (
             p.tp > 1 and getattr(spec, "position", "") == "learned",
             f'learned positions under tensor parallelism. Use position = "rope", or: {PLAY}',

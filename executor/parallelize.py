@@ -6,9 +6,11 @@ model first and apply the same recipe to each stage (`executor.pipeline`).
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
@@ -38,7 +40,7 @@ def parallelize(model: nn.Module, plan: Plan, world: World, habits: Framework, m
     p = plan.parallel
     model = model.to(world.device)
     if mesh is not None and p.tp > 1:
-        tensor_parallel(model, mesh["tp"], p.sequence_parallel)
+        tensor_parallel(model, mesh["tp"], p.sequence_parallel, local=p.pp > 1)
     recompute(model, plan)
     if mesh is None or plan.data_ranks == 1 or plan.update.mode == "local":
         return model
@@ -85,16 +87,17 @@ def shard(model: nn.Module, plan: Plan, mesh: DeviceMesh, zero: int) -> nn.Modul
     return model
 
 
-def tensor_parallel(model: nn.Module, mesh: DeviceMesh, sequence: bool) -> None:
-    """Column- then row-parallel linears; with `sequence`, norms and residuals hold a slice of the sequence."""
+def tensor_parallel(model: nn.Module, mesh: DeviceMesh, sequence: bool, local: bool = False) -> None:
+    """Column- then row-parallel linears; with `sequence`, norms and residuals hold a slice of the sequence. `local`: the logits are
+    this rank's columns as a plain tensor, as stages of a pipeline exchange them."""
     from torch.distributed.tensor.parallel import parallelize_module
 
     for name, block in model.named_children():
-        styles = _ends(block, name, sequence) if name in ("embed", "head") else _layer(block, sequence)
+        styles = _ends(block, name, sequence, local) if name in ("embed", "head") else _layer(block, sequence)
         parallelize_module(block, mesh, styles)
 
 
-def _ends(block: nn.Module, name: str, sequence: bool) -> dict[str, ParallelStyle]:
+def _ends(block: nn.Module, name: str, sequence: bool, local: bool) -> dict[str, ParallelStyle]:
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
@@ -103,7 +106,7 @@ def _ends(block: nn.Module, name: str, sequence: bool) -> dict[str, ParallelStyl
         if getattr(block, "positions", None) is not None:
             raise Refused('stock training does not do learned positions under tensor parallelism. Use position = "rope", or --how play')
         return {"tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=whole)}
-    styles: dict[str, ParallelStyle] = {"logits": ColwiseParallel(input_layouts=whole, output_layouts=Shard(-1), use_local_output=False)}
+    styles: dict[str, ParallelStyle] = {"logits": ColwiseParallel(input_layouts=whole, output_layouts=Shard(-1), use_local_output=local)}
     return styles | ({"norm": SequenceParallel()} if sequence else {})
 
 
@@ -120,6 +123,32 @@ def _layer(block: nn.Module, sequence: bool) -> dict[str, ParallelStyle]:
             styles[part] = PrepareModuleInput(input_layouts=(whole,), desired_input_layouts=(Replicate(),))
         styles |= {f"{part}.each.{i}": ColwiseParallel() for i in range(len(getattr(block, part).each))}
     return styles | ({"norm1": SequenceParallel(), "norm2": SequenceParallel()} if sequence else {})
+
+
+def parallel_loss(split: bool) -> contextlib.AbstractContextManager[None]:
+    """Under tensor parallelism the loss reads each rank's slice of the vocabulary."""
+    if not split:
+        return contextlib.nullcontext()
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    return loss_parallel()
+
+
+def whole(value: Tensor) -> Tensor:
+    """A distributed scalar as a plain one."""
+    full: Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
+    return full
+
+
+def clip(model: nn.Module, mesh: DeviceMesh | None) -> None:
+    """Gradients scaled to a global norm of 1; a pipeline's ranks sum the norms of their stages (as torchtitan's)."""
+    if mesh is None or mesh["pp"].size() == 1:
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        return
+    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    total = whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])) ** 2
+    dist.all_reduce(total, group=mesh["pp"].get_group())
+    nn.utils.clip_grads_with_norm_(parameters, 1.0, total.sqrt())
 
 
 def recompute(model: nn.Module, plan: Plan) -> None:

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from executor.bodies import dtype_of
 from executor.modules import Model, loss_of
-from executor.parallelize import device_mesh, parallelize
+from executor.parallelize import clip, device_mesh, parallel_loss, parallelize, whole
 from executor.pipeline import Pipeline
 from executor.samples import Pair, Samples, loader_of
 from executor.world import World
@@ -74,7 +74,7 @@ class Trainer:
         with torch.profiler.record_function(f"step:{number}"):
             total = self._accumulate(batches) if self.pipeline is None else self._through_pipeline(batches)
             if self.habits.clip:
-                nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+                clip(self.model, self.mesh)
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
             if self.plan.update.mode == "local" and (number + 1) % self.plan.update.every == 0:
@@ -94,14 +94,13 @@ class Trainer:
                 x = x.to(dtype)
             with self._without_sync(last):
                 output = self.model(x)
-                with torch.profiler.record_function("part:head.loss"), self._parallel_loss():
+                with torch.profiler.record_function("part:head.loss"), parallel_loss(self.plan.parallel.tp > 1):
                     loss = loss_of(self.spec, output, y.to(x.dtype) if y.is_floating_point() else y)
                 if count > 1:
                     loss = loss / count
-                with self._parallel_loss():
+                with parallel_loss(self.plan.parallel.tp > 1):
                     loss.backward()  # type: ignore[no-untyped-call]
-            value = loss.detach()
-            value = value.full_tensor() if hasattr(value, "full_tensor") else value
+            value = whole(loss.detach())
             total = value if count == 1 else total + value
         return total
 
@@ -121,14 +120,6 @@ class Trainer:
             return self.model.no_sync()
         return contextlib.nullcontext()
 
-    def _parallel_loss(self) -> contextlib.AbstractContextManager[None]:
-        """Under tensor parallelism the loss reads each rank's slice of the vocabulary."""
-        if self.plan.parallel.tp > 1:
-            from torch.distributed.tensor.parallel import loss_parallel
-
-            return loss_parallel()
-        return contextlib.nullcontext()
-
     def _average(self) -> None:
         """Local updates: parameters averaged over all replicas (torch's PeriodicModelAverager does the same)."""
         from torch.distributed.algorithms.model_averaging.utils import average_parameters
@@ -136,6 +127,13 @@ class Trainer:
         average_parameters(self.model.parameters(), torch.distributed.distributed_c10d._get_default_group())
 
     def _output(self, number: int, loss: Tensor) -> None:
+        out = self.plan.output
+        if any(every and (number + 1) % every == 0 for every in (out.log_every, out.sync_every, out.checkpoint_every)):
+            with torch.profiler.record_function("output"):
+                self._write(number, loss)
+
+    def _write(self, number: int, loss: Tensor) -> None:
+        """Logs, synchronises and saves, each where the step's number asks for it."""
         out = self.plan.output
         if out.log_every and (number + 1) % out.log_every == 0:
             text = f"step {number} loss {loss.item():.5f}\n"

@@ -56,6 +56,13 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     clip: bool = False
     zero: int = 0
     """Default of parallel.zero when dp_shard > 1."""
+    zero2: Literal["buckets", "layers"] = "buckets"
+    """What zero = 2 means. buckets: DDP's, reduce-scattered, and parameters gathered once a step (DeepSpeed). layers: FSDP that keeps
+    gathered parameters from forward to backward (FSDP2's reshard_after_forward = False, FSDP1's SHARD_GRAD_OP)."""
+    early_stop: bool = False
+    """Full recomputation ends with the last saved tensor: the layer's last product is not run again (torch.utils.checkpoint)."""
+    launch_blocking: bool = False
+    """Every launch waits for its kernel (CUDA_LAUNCH_BLOCKING = 1)."""
     overlap_grad: bool = True
     overlap_param: bool = True
     """Parameter all_gather of ZeRO-1/2 beside forward."""

@@ -90,8 +90,28 @@ def lower_block(job: Job, name: str, block: Block, *, first: bool = False, again
         parts.append(ops)
     if not again:
         return BlockOps(name, block, tuple(parts))
-    redo = tuple(op for index, part in enumerate(block.parts) for op in _forward(job, "recompute", name, part, part.saved, index == 0))
-    return BlockOps(name, block, _keep_input(parts, block.saved_input), redo)
+    return BlockOps(name, block, _keep_input(parts, block.saved_input), _again(job, name, block))
+
+
+def _again(job: Job, name: str, block: Block) -> Ops:
+    """The block's forward as backward repeats it: to its end, or as far as backward needs."""
+    from msgspec.structs import replace
+
+    end = _early_stop(block) if job.framework.early_stop else len(block.parts)
+    redo = [op for index, part in enumerate(block.parts[:end]) for op in _forward(job, "recompute", name, part, part.saved, index == 0)]
+    inputs = sum(part.saved for part in block.parts[end:])
+    if inputs and not redo:
+        redo = [Op(f"recompute/{name}.input", "record", COMPUTE, event=f"recompute/{name}.input")]
+    if inputs:
+        redo[-1] = replace(redo[-1], alloc=redo[-1].alloc + inputs)
+    return tuple(redo)
+
+
+def _early_stop(block: Block) -> int:
+    """Parts that torch's checkpoint runs again: it ends with the last tensor that backward needs, and a product hands over its input
+    before it runs (torch/utils/checkpoint.py, _StopRecomputationError)."""
+    last = max((index for index, part in enumerate(block.parts) if part.saved), default=-1)
+    return last if last >= 0 and block.parts[last].cls == "gemm" else last + 1
 
 
 def _keep_input(parts: list[PartOps], saved: int) -> tuple[PartOps, ...]:

@@ -28,7 +28,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     microbatches: int
     """Of each data-parallel rank in one step."""
     zero: int
-    """0-3; 0 also where there is nobody to share with."""
+    """0-3; 0 also where there is nobody to share with, 3 where the framework's ZeRO-2 is an FSDP that keeps its parameters."""
+    reshard: bool
+    """zero = 3: gathered parameters are freed after forward."""
     train: bool
     """Backward, gradients and an update; false for task = "forward"."""
     eager: bool
@@ -72,6 +74,7 @@ def job_of(plan: Plan, network: Network, framework: Framework, device: str, step
     zero = p.zero if p.zero is not None else framework.zero
     if mesh.size("fsdp") == 1 or (p.dp_shard == 1 and p.zero is None):
         zero = 0
+    layers = zero == 2 and framework.zero2 == "layers"
     small = BYTES[plan.precision] < 2
     job = Job(
         plan=plan,
@@ -81,7 +84,8 @@ def job_of(plan: Plan, network: Network, framework: Framework, device: str, step
         device=device,
         steps=steps,
         microbatches=plan.microbatches,
-        zero=zero,
+        zero=3 if layers else zero,
+        reshard=p.reshard_after_forward and not layers,
         train=plan.task != "forward",
         eager=framework.host in ("python", "te", "te-graphs") and not framework.cuda_graphs,
         compiled=framework.compile,

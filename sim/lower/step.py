@@ -212,7 +212,7 @@ def notes(job: Job) -> tuple[str, ...]:
     found = []
     if job.zero and job.plan.parallel.zero is None:
         found.append(f"zero = {job.zero}: the framework's default for dp_shard > 1")
-    if job.zero == 3 and job.size("pp") > 1 and job.plan.parallel.reshard_after_forward:
+    if job.zero == 3 and job.size("pp") > 1 and job.reshard:
         found.append(
             "with a pipeline, stages gather their parameters once a step and keep them (torchtitan: reshard_after_forward = false)"
         )
