@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from sim import metrics
+from sim import metrics, uncertainty
 from sim.bind import Setting, bind
 from sim.cost.price import Pricer
 from sim.engine.run import simulate
@@ -19,6 +19,7 @@ from sim.memory import DoesNotFit, MemoryReport, memory_of
 from sim.plan import Output, Plan
 from sim.program import Program
 from sim.trace import Trace
+from sim.uncertainty import Mark, Shares
 from topologies.load import Topology
 
 STEPS = 3
@@ -47,6 +48,12 @@ class Prediction(msgspec.Struct, kw_only=True):
     sources: dict[str, float]
     warnings: list[str]
     unit: str = "tokens"
+    interval: tuple[float, float] = (0.0, 0.0)
+    """Seconds between which the step lies with probability `uncertainty.LEVEL`."""
+    mark: Mark = "extrapolated"
+    """calibrated: half of the step, or more, rests on this machine's own measurements; interpolated: on data of such devices,
+    sizes and kernels; extrapolated: beyond them."""
+    mark_reasons: tuple[str, ...] = ()
     program: Program | None = None
     trace: Trace | None = None
 
@@ -56,6 +63,9 @@ class Prediction(msgspec.Struct, kw_only=True):
         rate = self.tokens_per_s if per == "tokens" else self.samples_per_s
         return {
             "step_time_s": self.step_time_s,
+            "interval_s": {"low": self.interval[0], "high": self.interval[1], "level": uncertainty.LEVEL},
+            "mark": self.mark,
+            "mark_reasons": list(self.mark_reasons),
             f"{per}_per_s": rate,
             f"{per}_per_s_per_gpu": rate / self.gpus,
             "samples_per_s": self.samples_per_s,
@@ -114,7 +124,8 @@ def predict_setting(
     step = metrics.step_time(trace)
     stall = _output_seconds(setting, pricer, step, fold)
     split = msgspec.structs.replace(split, output_s=split.output_s + stall)
-    return _figures(setting, program, trace, step + stall, split)
+    shares = uncertainty.shares_of(program, pricer, topology, plan, step)
+    return _figures(setting, program, trace, step + stall, split, shares)
 
 
 def pricer_for(setting: Setting, calibration: str | Path | None = None) -> Pricer:
@@ -154,12 +165,13 @@ def figures_of_memory(setting: Setting) -> tuple[MemoryReport, DoesNotFit | None
     return report, report.check(device)
 
 
-def _figures(setting: Setting, program: Program, trace: Trace, step: float, split: metrics.Breakdown) -> Prediction:
+def _figures(setting: Setting, program: Program, trace: Trace, step: float, split: metrics.Breakdown, shares: Shares) -> Prediction:
     plan, network, topology = setting.plan, setting.network, setting.topology
     flops = network.flops_per_sample * plan.global_batch
     per_gpu = flops / step / plan.world if step > 0 else 0.0
     peak = topology.device(0).flops.get("bf16" if plan.precision in ("fp8", "mxfp8", "fp4", "nvfp4") else plan.precision)
     report, fit = figures_of_memory(setting)
+    sure = uncertainty.interval(step, shares, uncertainty.outside(plan, topology, network.parameters))
     samples = plan.global_batch / step if step > 0 else 0.0
     return Prediction(
         plan=plan,
@@ -181,6 +193,9 @@ def _figures(setting: Setting, program: Program, trace: Trace, step: float, spli
         sources=metrics.sources(trace),
         warnings=_warnings(setting, per_gpu, peak, trace),
         unit="tokens" if network.seq > 1 else "samples",
+        interval=(sure.low, sure.high),
+        mark=sure.mark,
+        mark_reasons=sure.why,
         program=program,
         trace=trace,
     )
