@@ -10,17 +10,17 @@ from __future__ import annotations
 import tomllib
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
+from sim.activations import Moment, Pass, moments, passes, widest
 from sim.framework import Framework
-from sim.model.parts import Block, Network, Part
+from sim.model.parts import Block, Network
 from sim.model.stages import Blocks, held, in_flight, layout
 from sim.plan import Plan
 from sim.planfile import mesh_of
 from sim.remedies import changes
-from sim.work import BYTES, Attention, Conv, Gemm, GroupedGemm, MemoryBound
+from sim.work import BYTES
 from topologies.hardware import Cpu, Gpu
 from topologies.units import show_size, size
 
@@ -96,31 +96,21 @@ def memory_of(plan: Plan, network: Network, framework: Framework, device: Gpu | 
 
 
 def _fullest(plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu | None) -> MemoryReport:
+    return max(memory_of_stages(plan, network, framework, device), key=lambda report: report.peak)
+
+
+def memory_of_stages(plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu | None = None) -> tuple[MemoryReport, ...]:
+    """Each pipeline rank's memory at its own fullest moment."""
     stages = layout(network, plan)
-    reports = [_stage(plan, network, framework, device, rank, held(stages, plan, rank)) for rank in range(plan.parallel.pp)]
-    return max(reports, key=lambda report: report.peak)
+    return tuple(_stage(plan, network, framework, device, rank, held(stages, plan, rank)) for rank in range(plan.parallel.pp))
 
 
 def _stage(
     plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu | None, rank: int, chunks: tuple[Blocks, ...]
 ) -> MemoryReport:
     """One pipeline rank at its fullest moment: inside a backward pass, or in the optimizer step."""
-    blocks = [block for chunk in chunks for _, block in chunk]
-    static = _static(plan, network, framework, rank, blocks)
-    moments = [_Moment(0, static["step"], static["gradients"])]
-    if plan.task == "forward":
-        moments.append(_Moment(0, max((_widest(part) for block in blocks for part in block.parts), default=0), 0))
-    elif plan.parallel.pp == 1 and plan.microbatches == 1 and not framework.accumulate_in_gemm:
-        moments += _backward(plan, chunks[0], static["gradients"])
-    else:
-        counts = in_flight(plan, rank)
-        kept = sum(n * sum(_kept(plan, block) for _, block in chunk) for n, chunk in zip(counts, chunks, strict=False))
-        kept += _recomputed_rest(plan, chunks, counts)
-        moments.append(_Moment(kept, max((_working(plan, block) for block in blocks), default=0), static["gradients"]))
-    if plan.memory.offload == "activations":
-        most = 2 * max((_kept(plan, block) for block in blocks), default=0)
-        moments = [moment._replace(activations=min(moment.activations, most)) for moment in moments]
-    worst = max(moments, key=sum)
+    static = static_bytes(plan, network, framework, rank, chunks)
+    worst = max(_moments(plan, framework, rank, chunks, static), key=sum)
     return MemoryReport(
         parameters=static["parameters"],
         gradients=worst.gradients,
@@ -133,33 +123,43 @@ def _stage(
     )
 
 
-class _Moment(NamedTuple):
-    """What moves during a step, in bytes."""
+def _moments(plan: Plan, framework: Framework, rank: int, chunks: tuple[Blocks, ...], static: dict[str, int]) -> list[Moment]:
+    """Everything that may be a rank's fullest moment: the optimizer step, and each block's backward with all micro-batches
+    in flight that the schedule allows (for each chunk, as any may be next)."""
+    found = [Moment(0, static["step"], static["gradients"])]
+    if plan.task == "forward":
+        return [*found, Moment(0, forward_bytes(chunks), 0)]
+    each = growth(plan, framework, chunks, static)
+    chains = [passes(plan, chunk, each) for chunk in chunks]
+    kept = sum(n * sum(one.kept for one in chain) for n, chain in zip(in_flight(plan, rank), chains, strict=False))
+    lasting = 0 if each else static["gradients"]
+    if plan.microbatches == 1:
+        chains = [[one for chain in chains for one in chain]]
+    for chain in chains:
+        found += [moment._replace(gradients=moment.gradients + lasting) for moment in moments(chain, kept)]
+    if plan.memory.offload == "activations":
+        most = offloaded(chains)
+        found = [moment._replace(activations=min(moment.activations, most)) for moment in found]
+    return found
 
-    activations: int
-    working: int
-    gradients: int
+
+def forward_bytes(chunks: tuple[Blocks, ...]) -> int:
+    """The widest kernel of a forward pass that keeps nothing."""
+    return max((widest(part) for chunk in chunks for _, block in chunk for part in block.parts), default=0)
 
 
-def _backward(plan: Plan, chunk: Blocks, gradients: int) -> list[_Moment]:
-    """One micro-batch without a lasting gradient buffer (zero_grad sets them to None): gradients appear, last block
-    first, as activations go."""
-    total = sum(part.params for _, block in chunk for part in block.parts if not part.frozen)
-    each = gradients / max(1, total)
-    kept = sum(_kept(plan, block) for _, block in chunk) + _recomputed_rest(plan, (chunk,), (1,))
-    moments, grown = [], 0.0
-    for _, block in reversed(chunk):
-        if plan.memory.recompute == "full" and block.kind == "layer":
-            grown += each * block.params
-            moments.append(_Moment(kept, _working(plan, block), round(grown)))
-            kept -= _kept(plan, block)
-            continue
-        for part in reversed(block.parts):
-            grown += 0 if part.frozen else each * part.params
-            back = part.dropped if plan.memory.recompute == "selective" else 0
-            moments.append(_Moment(kept, _widest(part) + back, round(grown)))
-            kept -= part.saved - back
-    return moments
+def offloaded(chains: list[list[Pass]]) -> int:
+    """memory.offload = "activations": what two blocks keep is on the device at once, the one in use and the one on its way."""
+    return 2 * max((one.kept for chain in chains for one in chain), default=0)
+
+
+def growth(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], static: dict[str, int]) -> float:
+    """Bytes of a parameter's gradient that its backward makes anew: with one micro-batch and no buffer of the framework's
+    (zero_grad sets them to None); 0 where gradients last."""
+    if plan.microbatches > 1 or framework.accumulate_in_gemm:
+        return 0.0
+    total = sum(part.params for chunk in chunks for _, block in chunk for part in block.parts if not part.frozen)
+    return static["gradients"] / max(1, total)
 
 
 def _context(plan: Plan, device: Gpu | Cpu | None, moving: int) -> int:
@@ -170,8 +170,9 @@ def _context(plan: Plan, device: Gpu | Cpu | None, moving: int) -> int:
     return round(c["context.bytes"] + c["context.workspace"] + groups * c["nccl.communicator"] + c["allocator.fragmentation"] * moving)
 
 
-def _static(plan: Plan, network: Network, framework: Framework, rank: int, blocks: list[Block]) -> dict[str, int]:
+def static_bytes(plan: Plan, network: Network, framework: Framework, rank: int, chunks: tuple[Blocks, ...]) -> dict[str, int]:
     """Parameters, gradients, optimizer, gathered; and `step`, the optimizer's intermediates."""
+    blocks = [block for chunk in chunks for _, block in chunk]
     mesh, p = mesh_of(plan), plan.parallel
     zero = p.zero if p.zero is not None else framework.zero
     if mesh.size("fsdp") == 1 or (p.dp_shard == 1 and p.zero is None):
@@ -237,60 +238,6 @@ def _weights(blocks: list[Block]) -> set[int]:
         for part in block.parts
         if part.cls in ("gemm", "moe") and part.tensors
     }
-
-
-def _kept(plan: Plan, block: Block) -> int:
-    """Bytes of one micro-batch that a block keeps for backward."""
-    how = plan.memory.recompute
-    if how == "full" and block.kind == "layer":
-        return block.saved_input
-    return sum(part.saved - (part.dropped if how == "selective" else 0) for part in block.parts)
-
-
-def _recomputed_rest(plan: Plan, chunks: tuple[Blocks, ...], counts: tuple[int, ...]) -> int:
-    """recompute_layers: the layers of the stage beyond so many keep all."""
-    limit = plan.memory.recompute_layers
-    if plan.memory.recompute != "full" or not limit:
-        return 0
-    extra = 0
-    for n, chunk in zip(counts, chunks, strict=False):
-        layers = [block for _, block in chunk if block.kind == "layer"]
-        spared = layers[max(1, limit // len(chunks)) :]
-        extra += n * sum(sum(part.saved for part in block.parts) - block.saved_input for block in spared)
-    return extra
-
-
-def _working(plan: Plan, block: Block) -> int:
-    """Bytes that live only while the block's backward runs: gradients in and out of its widest part, and what full or
-    selective recomputation brings back."""
-    how = plan.memory.recompute
-    back = 0
-    if how == "full" and block.kind == "layer":
-        back = sum(part.saved for part in block.parts)
-    elif how == "selective":
-        back = max((part.dropped for part in block.parts), default=0)
-    return back + max((_widest(part) for part in block.parts), default=0)
-
-
-def _widest(part: Part) -> int:
-    """Gradients that one kernel of the part reads and writes, and are no saved tensor."""
-    if part.working:
-        return part.working
-    found = 0.0
-    for work in (*part.forward, *part.backward):
-        if isinstance(work, (Gemm, GroupedGemm)):
-            e = max(BYTES[work.dtype], 2.0)
-            batch = work.batch if isinstance(work, Gemm) else 1
-            found = max(found, e * batch * work.m * (work.n + (work.k if work.role == "dgrad" else 0)))
-        elif isinstance(work, Attention):
-            found = max(found, work.bytes / work.repeat)
-        elif isinstance(work, Conv):
-            oh, ow = work.out
-            found = max(found, BYTES[work.dtype] * work.batch * (work.c_in * work.h * work.w + work.c_out * oh * ow))
-        elif isinstance(work, MemoryBound):
-            # What it reads is partly what the part saved, and partly a gradient as large as what it writes.
-            found = max(found, min(max(work.read, work.written), work.written + max(0, work.read - part.saved)))
-    return round(found)
 
 
 def _remedies(plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu) -> tuple[str, ...]:

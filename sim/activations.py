@@ -1,0 +1,110 @@
+"""What blocks keep from forward to backward, and what their backward passes need: how a step moves memory.
+
+Kept: what each part saves, less what the recompute policy does without (Korthikanti et al. 2022, section 4). A backward pass
+runs over the parts in reverse: each needs gradients in and out of it, brings back what was dropped, frees what it had
+saved, and (where gradients do not last from one micro-batch to the next) leaves the gradients of its parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from sim.model.parts import Block, Part
+from sim.model.stages import Blocks
+from sim.plan import Plan
+from sim.work import BYTES, Attention, Conv, Gemm, GroupedGemm, MemoryBound
+
+
+class Moment(NamedTuple):
+    """What moves during a step, in bytes."""
+
+    activations: int
+    working: int
+    gradients: int
+
+
+class Pass(NamedTuple):
+    """One block of a chunk, through forward and backward of one micro-batch. Bytes."""
+
+    name: str
+    kept: int
+    """From the end of its forward to the end of its backward."""
+    worst: Moment
+    """The fullest moment of its backward: activations and gradients since the backward's begin (activations <= 0), and working."""
+    grown: int
+    """Gradients that its backward leaves; 0 where they last anyway."""
+
+    @property
+    def rise(self) -> int:
+        """Bytes at the fullest moment of its backward above those at its begin."""
+        return sum(self.worst)
+
+
+def passes(plan: Plan, chunk: Blocks, each: float = 0.0) -> list[Pass]:
+    """Every block of a stage, in forward order. `each`: bytes of a parameter's gradient that its backward leaves."""
+    limit = plan.memory.recompute_layers if plan.memory.recompute == "full" else 0
+    known: dict[tuple[int, bool], Pass] = {}
+    found: list[Pass] = []
+    layer = 0
+    for name, block in chunk:
+        again = plan.memory.recompute == "full" and block.kind == "layer" and (not limit or layer < limit)
+        layer += block.kind == "layer"
+        key = (id(block), again)
+        if key not in known:
+            known[key] = _whole(block, each) if again else _by_parts(block, each, plan.memory.recompute == "selective")
+        found.append(known[key]._replace(name=name))
+    return found
+
+
+def moments(chain: Sequence[Pass], kept: int) -> Iterator[Moment]:
+    """The fullest moment of each block's backward, last block first, from `kept` bytes at the begin of the first."""
+    grown = 0
+    for one in reversed(chain):
+        yield Moment(kept + one.worst.activations, one.worst.working, grown + one.worst.gradients)
+        kept, grown = kept - one.kept, grown + one.grown
+
+
+def _whole(block: Block, each: float) -> Pass:
+    """Recomputed as a whole: the input is kept, backward brings back all that its parts save."""
+    back = sum(part.saved for part in block.parts)
+    grown = round(each * _trained(block.parts))
+    worst = Moment(0, back + max((widest(part) for part in block.parts), default=0), grown)
+    return Pass("", block.saved_input, worst, grown)
+
+
+def _by_parts(block: Block, each: float, selective: bool) -> Pass:
+    """Part by part in reverse; `selective` drops what is cheap to compute again and brings it back for its part's backward."""
+    seen: list[Moment] = [Moment(0, 0, 0)]
+    freed, grown = 0, 0.0
+    for part in reversed(block.parts):
+        back = part.dropped if selective else 0
+        grown += each * _trained((part,))
+        seen.append(Moment(-freed, widest(part) + back, round(grown)))
+        freed += part.saved - back
+    return Pass("", freed, max(seen, key=sum), round(grown))
+
+
+def _trained(parts: Sequence[Part]) -> int:
+    return sum(part.params for part in parts if not part.frozen)
+
+
+def widest(part: Part) -> int:
+    """Gradients that one kernel of the part reads and writes, and are no saved tensor."""
+    if part.working:
+        return part.working
+    found = 0.0
+    for work in (*part.forward, *part.backward):
+        if isinstance(work, (Gemm, GroupedGemm)):
+            e = max(BYTES[work.dtype], 2.0)
+            batch = work.batch if isinstance(work, Gemm) else 1
+            found = max(found, e * batch * work.m * (work.n + (work.k if work.role == "dgrad" else 0)))
+        elif isinstance(work, Attention):
+            found = max(found, work.bytes / work.repeat)
+        elif isinstance(work, Conv):
+            oh, ow = work.out
+            found = max(found, BYTES[work.dtype] * work.batch * (work.c_in * work.h * work.w + work.c_out * oh * ow))
+        elif isinstance(work, MemoryBound):
+            # What it reads is partly what the part saved, and partly a gradient as large as what it writes.
+            found = max(found, min(max(work.read, work.written), work.written + max(0, work.read - part.saved)))
+    return round(found)

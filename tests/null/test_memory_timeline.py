@@ -1,0 +1,99 @@
+"""Memory over time: its peak is the peak that is reported, and each schedule holds what it has begun."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.bind import bind
+from sim.memory import memory_of, memory_of_stages
+from sim.memory_timeline import Line, memory_timeline, memory_timelines
+from sim.predict import predict
+
+GPT = {
+    "model": {"family": "decoder", "name": "gpt", "layers": 8, "hidden": 256, "heads": 4, "vocab": 1024, "activation": "gelu"},
+    "seq_len": 128,
+}
+
+
+def lines(tree: dict[str, Any]) -> tuple[dict[int, Line], list[int], int]:
+    """Lines by rank, each stage's reported peak, and the prediction's."""
+    setting, found = bind(tree, "dgx-h100"), predict(tree, "dgx-h100")
+    assert found.trace is not None
+    reports = memory_of_stages(setting.plan, setting.network, setting.framework, setting.topology.device(0))
+    drawn = memory_timelines(setting, found.trace)
+    fullest = memory_timeline(setting, found.trace)
+    assert max(used for _, used in fullest) == max(used for line in drawn.values() for _, used in line)
+    return drawn, [report.peak for report in reports], found.peak_memory_bytes
+
+
+PLANS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "accumulation": {"batch": {"global": 4}},
+    "sgd": {"optimizer": {"name": "sgd"}},
+    "fsdp": {"parallel": {"dp_shard": 4, "zero": 3}},
+    "zero-1": {"parallel": {"dp_shard": 4, "zero": 1}},
+    "math": {"attention": "math"},
+    "selective": {"attention": "math", "memory": {"recompute": "selective"}},
+    "full": {"memory": {"recompute": "full"}},
+    "some layers": {"memory": {"recompute": "full", "recompute_layers": 3}},
+    "offload": {"memory": {"offload": "activations"}},
+    "megatron": {"framework": "megatron-lm", "batch": {"global": 2}},
+    "forward": {"task": "forward"},
+    "cnn": {"model": "resnet18", "seq_len": 1, "precision": "fp32"},
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_line_peaks_where_the_report_does(name: str) -> None:
+    drawn, reports, peak = lines(GPT | PLANS[name])
+    (line,) = drawn.values()
+    assert max(used for _, used in line) == reports[0] == peak
+    assert line[-1][1] == line[0][1] == min(used for _, used in line)  # all that moves is given back
+    assert [time for time, _ in line] == sorted({time for time, _ in line})
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("dualpipe", 1)])
+def test_every_stage_of_a_pipeline_peaks_as_reported(schedule: str, chunks: int) -> None:
+    """Interleaving: within a permille, for micro-batches change places between a rank's chunks."""
+    plan = GPT | {"batch": {"global": 12}, "parallel": {"pp": 4, "schedule": schedule, "virtual_stages": chunks}}
+    drawn, reports, peak = lines(plan)
+    peaks = [max(used for _, used in line) for line in drawn.values()]
+    assert peaks == pytest.approx(reports, rel=1e-3 if chunks > 1 else 1e-12)
+    assert max(peaks) == pytest.approx(peak, rel=1e-3)
+    assert all(line[-1][1] == line[0][1] for line in drawn.values())
+
+
+def test_a_1f1b_stage_holds_as_many_micro_batches_as_stages_follow() -> None:
+    plan = GPT | {"batch": {"global": 12}, "parallel": {"pp": 4, "schedule": "1f1b"}}
+    drawn, _, _ = lines(plan)
+    tops = [max(used for _, used in line) - line[0][1] for line in drawn.values()]
+    assert tops[0] > tops[1] > tops[2]
+    gpipe, _, _ = lines(GPT | {"batch": {"global": 12}, "parallel": {"pp": 4, "schedule": "gpipe"}})
+    assert max(used for _, used in gpipe[0]) > max(used for _, used in drawn[0])
+
+
+def test_selective_recomputation_frees_the_scores() -> None:
+    """5 a s^2 b bytes a layer are dropped (2 of softmax, 2 + 1 of dropout in bf16; Korthikanti et al. 2022, section 5); one layer's
+    come back while it runs backward."""
+    model = GPT["model"] | {"dropout": 0.1}  # type: ignore[operator]
+    kept, freed = (
+        bind(GPT | {"model": model, "attention": "math", "memory": {"recompute": how}, "batch": {"micro": 16, "global": 32}}, "dgx-h100")
+        for how in ("none", "selective")
+    )
+    none, selective = (memory_of(s.plan, s.network, s.framework) for s in (kept, freed))
+    scores = 5 * 4 * 128 * 128 * 16
+    core = next(part for part in dict(kept.network.blocks)["L0"].parts if part.name == "attn.core")
+    assert core.dropped == scores
+    # at none's fullest moment all 8 layers' scores are there; the head's loss needs no scores back
+    assert none.activations - selective.activations == 8 * scores
+    assert selective.working == none.working
+
+
+def test_no_spans_make_no_line() -> None:
+    setting = bind(GPT, "dgx-h100")
+    from sim.trace import Trace
+
+    assert memory_timelines(setting, Trace(spans=[])) == {}
+    assert memory_timeline(setting, Trace(spans=[])) == ()
