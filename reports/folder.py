@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,3 +51,7 @@ def write_comparison(
         write_trace(trace, folder / f"{trace.origin}.json.gz")
     text = comparison_page(plan.name or plan.model_name, summary, [t for t in traces if t.origin != "stock"], found, times, notes)
     return write_atomic(folder / "report.html", text)
+
+
+WRITERS: dict[str, Callable[..., Path]] = {"prediction": write_prediction, "comparison": write_comparison}
+"""What the command line writes, by kind: each takes where to write, then what to draw, and returns the page's path."""

@@ -40,9 +40,9 @@ class Sharing:
 
     def start(self, seconds: float, uses: tuple[tuple[str, float], ...], done: Callable[[], None]) -> None:
         """Runs `done` when `seconds` of work at full speed have been served."""
-        flow = Flow(seconds, uses, self._env.now, done)
+        flow = Flow(seconds, _merged(uses), self._env.now, done)
         crowded = False
-        for name, amount in uses:
+        for name, amount in flow.uses:
             if name not in self._capacity:
                 self._capacity[name] = self._source[name]
             wish = self._wish.get(name, 0.0) + amount
@@ -106,6 +106,16 @@ class Sharing:
 
     def _crowded(self, name: str) -> bool:
         return self._wish[name] > self._capacity[name] * _SLACK
+
+
+def _merged(uses: tuple[tuple[str, float], ...]) -> tuple[tuple[str, float], ...]:
+    """Each resource once: a flow that crosses a link twice (by way of host memory, say) uses it doubly."""
+    if len({name for name, _ in uses}) == len(uses):
+        return uses
+    sums: dict[str, float] = {}
+    for name, amount in uses:
+        sums[name] = sums.get(name, 0.0) + amount
+    return tuple(sums.items())
 
 
 def fill(flows: Mapping[Flow, None], crowded: dict[str, tuple[float, dict[Flow, float]]]) -> dict[Flow, float]:

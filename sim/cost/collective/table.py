@@ -7,14 +7,14 @@ from typing import Any
 from sim.cost.collective.group import group_shape
 from sim.cost.collective.nccl import ALGORITHMS, best, bus_factor
 from topologies.errors import BadInput, Refused, UnknownName
-from topologies.load import load_topology
+from topologies.load import Topology, load_topology
 from topologies.units import show_size, size
 
 _FIRST = 8
 _STEP = 4
 
 
-def collective_table(name: str, largest: str, on: str, ranks: int | None = None, algorithm: str = "auto") -> dict[str, Any]:
+def collective_table(name: str, largest: str, on: str | Topology, ranks: int | None = None, algorithm: str = "auto") -> dict[str, Any]:
     """Rows of size, time, algbw, busbw and the algorithm chosen, from 8 B to `largest` in steps of 4.
 
     `ranks`: the first so many of the machine (all where None). Raises `BadInput` for ranks that it does not have.
@@ -24,7 +24,7 @@ def collective_table(name: str, largest: str, on: str, ranks: int | None = None,
         raise UnknownName("algorithm", algorithm, ALGORITHMS)
     topology = load_topology(on)
     if topology.kind == "cpu":
-        raise Refused(f"{on} is a CPU host: gloo's times come from a calibration (steptwin probe), not from this table")
+        raise Refused(f"{topology.name} is a CPU host: gloo's times come from a calibration (steptwin probe), not from this table")
     count = ranks if ranks is not None else topology.gpus
     if not 2 <= count <= topology.gpus:
         raise BadInput(f"--ranks {count}: a collective on {topology.name} has 2 to {topology.gpus} ranks")

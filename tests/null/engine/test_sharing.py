@@ -55,3 +55,13 @@ def test_all_work_is_done_and_no_link_is_overfull(drawn: list[tuple[float, float
         moved = sum(work * rate for _, work, rate, path in drawn if name in path)
         assert moved <= capacity[name] * max(ends) * (1 + 1e-9)
         assert abs(sharing.moved.get(name, 0.0) - moved) <= 1e-9 * max(1.0, moved)
+
+
+def test_a_link_that_a_flow_crosses_twice_counts_twice() -> None:
+    env = simpy.Environment()
+    sharing = Sharing(env, {"a": 10.0})
+    ended: list[float] = []
+    sharing.start(1.0, (("a", 10.0), ("a", 10.0)), lambda: ended.append(env.now))
+    env.run()
+    assert ended == [2.0]
+    assert sharing.moved == {"a": 20.0}

@@ -1,0 +1,90 @@
+"""Verbs that need devices: twin, run, probe, doctor, and `plan capture`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from topologies.errors import Refused
+from topologies.verbs import AsJson, Desk, Out, PlanName, Sets
+
+
+def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
+    """Adds the verbs; `plans` is the group `steptwin plan`."""
+    _runs(app, desk)
+    _machine(app, desk)
+
+    @plans.command("capture")
+    def capture_(
+        module: Annotated[str, typer.Argument(help="my_package.my_module:build, a function that returns a torch.nn.Module")],
+        input_: Annotated[list[str], typer.Option("--input", help="Shape and dtype of an input: 8x3x224x224:fp32; may be repeated")],
+        out: Annotated[Path, typer.Option("--out", help="The model file to write")],
+        trust: Annotated[bool, typer.Option("--trust", help="Import and run the named code; without this nothing of it runs")] = False,
+    ) -> None:
+        """Record a module's ops under fake tensors: no memory, no device.  The file then serves as `model` of a plan."""
+        if not trust:
+            raise Refused(f"capturing {module} imports and runs its code. If you trust it, say so with --trust")
+        from executor.capture import capture, load_builder, read_input, save
+
+        found = capture(load_builder(module), tuple(read_input(one) for one in input_), name=out.name.split(".")[0])
+        desk.say(f"wrote {save(found, out)}")
+
+
+def _runs(app: typer.Typer, desk: Desk) -> None:
+    @app.command()
+    def twin(plan: PlanName, out: Out = None, set_: Sets = None, steps: int = 30, as_json: AsJson = False) -> None:
+        """Probe if needed, predict, run, compare and report, on this machine.  Example: steptwin twin tiny-ddp"""
+        from executor.twin import twin as run
+        from sim.planfile import load_plan
+
+        folder = out or Path("runs") / Path(plan).stem
+        found = run(load_plan(plan, tuple(set_ or ())), folder, steps=steps, say=desk.say)
+        result = found.to_dict()
+        parts = (
+            found.plan,
+            found.prediction.program,
+            result["prediction"],
+            found.traces,
+            found.comparisons,
+            found.times,
+            result,
+            found.notes,
+        )
+        report = desk.page("comparison", folder, *parts)
+        desk.show(result, as_json, "comparison")
+        desk.say(f"report: {report}")
+
+    @app.command()
+    def run(
+        plan: PlanName,
+        out: Out = None,
+        set_: Sets = None,
+        steps: int = 30,
+        how: Annotated[str, typer.Option(help="stock (PyTorch's own machinery) or play (the predicted program)")] = "stock",
+        as_json: AsJson = False,
+    ) -> None:
+        """Run the plan on this machine's devices.  Example: steptwin run cpu-comm-bound --how play"""
+        from executor.twin import run_plan
+        from sim.planfile import load_plan
+
+        folder = out or Path("runs") / Path(plan).stem
+        desk.show(run_plan(load_plan(plan, tuple(set_ or ())), folder, how, steps, say=desk.say), as_json, "run")
+
+
+def _machine(app: typer.Typer, desk: Desk) -> None:
+    @app.command()
+    def probe(out: Path = Path("calibration.toml"), ranks: int = 2, quick: bool = False, as_json: AsJson = False) -> None:
+        """Measure this machine: kernels, dispatch, memory, collectives, input path; writes a readable calibration file."""
+        from executor.probe import probe as run
+
+        found = run(ranks, out, quick=quick)
+        desk.show({"calibration": str(out), "entries": found.entries}, as_json, "probe")
+
+    @app.command()
+    def doctor(as_json: AsJson = False) -> None:
+        """What is installed, which devices are there, what is missing."""
+        from executor.doctor import doctor as look
+
+        desk.show(look(), as_json, "doctor")

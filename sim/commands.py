@@ -1,0 +1,103 @@
+"""Verbs that predict: predict, compare, collective, and `plan list` and `plan show`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from topologies.verbs import AsJson, Desk, Fail, On, Out, PlanName, Sets, Without, split
+
+
+def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
+    """Adds the verbs; `plans` is the group `steptwin plan`."""
+    _predict(app, desk)
+    _collective(app, desk)
+    _plans(plans, desk)
+
+
+def _predict(app: typer.Typer, desk: Desk) -> None:
+    @app.command()
+    def predict(
+        plan: PlanName,
+        on: On = "dgx-h100",
+        set_: Sets = None,
+        fail: Fail = None,
+        without: Without = None,
+        calibration: Annotated[Path | None, typer.Option(help="A file that `steptwin probe` wrote on the target")] = None,
+        steps: Annotated[int, typer.Option(help="Optimizer steps to simulate", min=1)] = 3,
+        out: Out = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """Predict one training step.  Example: steptwin predict llama3-8b-fsdp8 --on dgx-h100 --set batch.micro=2"""
+        from sim.planfile import load_plan
+        from sim.predict import predict as run
+
+        overrides, edits = split(set_, fail, without)
+        found = run(load_plan(plan, overrides), on, edits=edits, calibration=calibration, steps=steps)
+        summary = found.to_dict()
+        if out:
+            desk.say(f"report: {desk.page('prediction', out, found.plan, found.program, summary, found.trace)}")
+        desk.show(summary, as_json, "prediction")
+        if not found.fits:
+            raise typer.Exit(3)
+
+    @app.command()
+    def compare(
+        plan: PlanName,
+        measured: Annotated[Path, typer.Option(help="A trace of your own run: torch.profiler's .json or .json.gz")],
+        on: On = "dgx-h100",
+        set_: Sets = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """Lay a prediction beside a trace that was measured elsewhere."""
+        from sim.compare import compare as run
+        from sim.planfile import load_plan
+        from sim.predict import predict
+
+        overrides, edits = split(set_)
+        found = run(predict(load_plan(plan, overrides), on, edits=edits), measured)
+        desk.show(msgspec.to_builtins(found), as_json, "comparison")
+
+
+def _collective(app: typer.Typer, desk: Desk) -> None:
+    @app.command()
+    def collective(
+        name: Annotated[str, typer.Argument(help="all_reduce all_gather reduce_scatter all_to_all broadcast")],
+        on: On = "dgx-h100",
+        bytes_: Annotated[str, typer.Option("--bytes", help="Largest size of the table")] = "64 MiB",
+        ranks: int | None = None,
+        algorithm: Annotated[str, typer.Option(help="auto ring tree nvls hierarchical")] = "auto",
+        set_: Sets = None,
+        fail: Fail = None,
+        without: Without = None,
+        plot: Annotated[Path | None, typer.Option("--plot", help="Write a page with algbw and busbw over size here")] = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """A table like nccl-tests': size, time, algbw, busbw and the algorithm chosen."""
+        from sim.cost.collective.table import collective_table
+        from topologies.load import load_topology
+
+        found = collective_table(name, bytes_, load_topology(on, split(set_, fail, without)[1]), ranks, algorithm)
+        desk.show(found, as_json, "collective")
+        if plot:
+            desk.say(f"page: {desk.page('collective', plot, found)}")
+
+
+def _plans(plans: typer.Typer, desk: Desk) -> None:
+    @plans.command("list")
+    def list_(as_json: AsJson = False) -> None:
+        """Shipped plans and models."""
+        from sim.model import models
+        from sim.planfile import presets
+
+        desk.show({"plans": list(presets()), "models": list(models())}, as_json, "catalog")
+
+    @plans.command()
+    def show(plan: PlanName, set_: Sets = None, as_json: AsJson = False) -> None:
+        """A plan with every default filled in."""
+        from sim.planfile import load_plan
+
+        desk.show(msgspec.to_builtins(load_plan(plan, tuple(set_ or ()))), as_json, "plan")

@@ -1,0 +1,47 @@
+"""A topology in one table: what `steptwin topology show` prints."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from topologies.graph import Topology
+from topologies.hardware import Gpu
+from topologies.units import show_rate, show_size, show_duration
+
+
+def summary(topology: Topology) -> dict[str, Any]:
+    """Devices, host and links of the first node, and how rank 0 reaches other ranks. Rates are per direction."""
+    machine, device = topology.machine(0), topology.device(0)
+    links = Counter((link.kind, link.rate, link.latency) for link in machine.links.values())
+    rows = [
+        {"link": kind, "count": count, "rate": show_rate(rate), "latency": show_duration(latency)}
+        for (kind, rate, latency), count in sorted(links.items())
+    ]
+    found: dict[str, Any] = {
+        "rows": rows,
+        "name": topology.name,
+        "nodes": topology.nodes,
+        "ranks": topology.gpus,
+        "device": device.name,
+        "memory": show_size(device.memory),
+        "memory bandwidth": show_rate(device.bandwidth or 0.0),
+    }
+    if isinstance(device, Gpu):
+        found["peak TFLOP/s"] = {kind: round(rate / 1e12, 1) for kind, rate in device.flops.items()}
+    found |= {"sockets": len(machine.sockets), "cores": topology.cores(0), "nics": dict(Counter(nic.name for nic in machine.nics.values()))}
+    found["paths from rank 0"] = _paths(topology)
+    if machine.source:
+        found["source"] = machine.source
+    return found
+
+
+def _paths(topology: Topology) -> dict[str, str]:
+    """Each kind of path once, to the first rank that is reached by it."""
+    seen: dict[str, str] = {}
+    ends = [*range(1, topology.ranks_on(0)), *([topology.ranks_on(0)] if topology.nodes > 1 else [])]
+    for rank in ends:
+        path = topology.path(0, rank)
+        how = ", through host memory" if path.staged else ""
+        seen.setdefault(path.kind, f"rank {rank}: {show_rate(path.rate)}, {show_duration(path.latency)}, {len(path.links)} links{how}")
+    return seen

@@ -1,0 +1,57 @@
+"""What the verbs of the command line share: their options, and the desk that prints and draws for them.
+
+Each room keeps its own verbs (`topologies/commands.py`, `sim/commands.py`, `sim/planning/commands.py`,
+`sim/accuracy/commands.py`, `executor/commands.py`); `steptwin.py` puts them together. A verb computes; the desk, which
+alone knows `reports`, shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+import typer
+
+PlanName = Annotated[str, typer.Argument(help="A plan: TOML file or a shipped plan's name (steptwin plan list)")]
+On = Annotated[str, typer.Option("--on", help='Machine or cluster: dgx-h100, "16x dgx-h100", this-machine, a TOML, XML or topo -m file')]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Override a key of the plan (parallel.tp=4) or of the machine (link.nvlink.rate=200 GB/s); may be repeated"),
+]
+Fail = Annotated[list[str] | None, typer.Option("--fail", help="What if this failed: link:gpu0-sw0, spine:2, nic:n0/nic1, nvswitch:2")]
+Without = Annotated[list[str] | None, typer.Option("--without", help="What if there were none: nvswitch, nvlink, nic, p2p")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")]
+Out = Annotated[Path | None, typer.Option("--out", help="Folder for the run's files")]
+Report = Annotated[Path | None, typer.Option("--report", help="Write a self-contained HTML page here")]
+Prices = Annotated[Path | None, typer.Option("--prices", help="TOML with prices per GPU-hour and energy")]
+Workers = Annotated[int, typer.Option("--workers", help="Processes of this machine that share the work")]
+
+_MACHINE = ("link", "gpu", "cpu", "nic", "disk")
+_KEYS = ("oversubscription", "rails", "pod", "spines", "ranks_per_node", "order", "slow", "p2p", "fail", "without")
+
+
+class Desk(Protocol):
+    """Prints and draws what a verb has found."""
+
+    def show(self, value: Mapping[str, Any], as_json: bool, kind: str) -> None:
+        """Prints `value` as JSON, or as tables of the given kind."""
+
+    def say(self, text: str) -> None:
+        """Progress, on standard error, so that --json stays clean."""
+
+    def page(self, kind: str, path: Path, *parts: Any) -> Path:
+        """Draws `parts` as a page of the given kind and writes it to `path`; returns where it is."""
+
+
+def split(
+    sets: list[str] | None, fail: list[str] | None = None, without: list[str] | None = None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(overrides of the plan, edits of the machine): `--set` takes both, told apart by their first word."""
+    plan: list[str] = []
+    machine: list[str] = []
+    for one in sets or ():
+        key = one.partition("=")[0].strip()
+        (machine if key.partition(".")[0] in _MACHINE or key in _KEYS else plan).append(one)
+    machine += [f"fail={what}" for what in fail or ()] + [f"without={what}" for what in without or ()]
+    return tuple(plan), tuple(machine)
