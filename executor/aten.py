@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from sim.work import Attention, Conv, Gemm, MemoryBound, Work
+from sim.model.lstm import layer_works
+from sim.work import Attention, Conv, Gemm, GroupedGemm, MemoryBound, Work
 
 DTYPES = {
     torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8",
@@ -31,7 +32,8 @@ _KINDS = {
     "dropout": "native_dropout native_dropout_backward bernoulli_ bernoulli",
     "cast": "_to_copy",
     "copy": "clone copy_ cat stack constant_pad_nd repeat index_fill",
-    "reduce": "sum mean var var_mean amax amin max argmax prod norm",
+    "reduce": "sum mean var var_mean amax amin max argmax prod norm histc bincount cumsum",
+    "topk": "topk sort argsort",
     "pool": "max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d "
     "_adaptive_avg_pool2d_backward",
     "zero": "zeros zeros_like zero_ fill_ full ones ones_like new_zeros full_like arange",
@@ -81,6 +83,10 @@ def works_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any,
         return found + bias
     if name.startswith(("_scaled_dot_product", "_flash_attention", "_efficient_attention")):
         return [_attention(name, args, kwargs)]
+    if name.startswith("mkldnn_rnn_layer"):
+        return _lstm(args, "backward" in name)
+    if name == "_grouped_mm":
+        return [_grouped(args, role)]
     written = tensors_of(out)
     inputs = tensors_of((args, kwargs))
     what = _WHAT.get(name, "add" if len(inputs) > 1 else "copy")
@@ -110,6 +116,31 @@ def _convolution(x: torch.Tensor, weight: torch.Tensor, stride: Any, padding: An
     inner = math.prod(weight.shape[1:])
     rows = out.numel() // out.shape[1]
     return Gemm(rows, weight.shape[0] // groups, inner, _dtype(x), groups, role)
+
+
+def _lstm(args: tuple[Any, ...], backward: bool) -> list[Work]:
+    """One layer in one direction, as a library runs it (cuDNN, oneDNN): the same kernels as the described LSTM."""
+    steps, batch, k = args[0].shape
+    h = args[2].shape[1]  # recurrent weights: 4h x h
+    forward, back, wgrad = layer_works(batch, steps, k, h, _dtype(args[0]), args[0].element_size())
+    return [*back, *wgrad] if backward else [*forward]
+
+
+def kept_inside(func: Any, args: tuple[Any, ...]) -> int:
+    """Bytes that a call keeps for backward in a workspace which fake tensors show empty: an LSTM's gates and cell states."""
+    if not func._schema.name.endswith("mkldnn_rnn_layer"):
+        return 0
+    steps, batch, _ = args[0].shape
+    return 5 * int(batch * steps * args[2].shape[1]) * int(args[0].element_size())
+
+
+def _grouped(args: tuple[Any, ...], role: str) -> Work:
+    """Rows of all experts in one kernel: (rows, k) x (experts, k, n); the weights' gradient is (k, rows) x (rows, n) by groups."""
+    a, b, offsets = args[0], args[1], args[2]
+    groups = int(offsets.shape[0])
+    if a.dim() == 2 and b.dim() == 2:
+        return GroupedGemm(groups, a.shape[1], b.shape[1], a.shape[0], _dtype(a), "wgrad")
+    return GroupedGemm(groups, a.shape[-2], b.shape[-1], a.shape[-1], _dtype(a), role)
 
 
 def _attention(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attention:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from executor.aten import is_free, tensors_of, works_of
+from executor.aten import is_free, kept_inside, tensors_of, works_of
 from sim.work import Work
 
 
@@ -40,6 +40,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Storage -> segment that keeps it."""
         self.pending = 0
         self.in_backward = False
+        self.failed = ""
+        """The innermost module that ran when an op failed."""
         for name, module in model.named_modules():
             if name:
                 module.register_forward_pre_hook(lambda _m, _x, name=name: self.stack.append(name))
@@ -47,6 +49,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _leave(self) -> None:
         self.stack.pop()
+
+    @property
+    def place(self) -> str:
+        """In words, where an op failed."""
+        return f"module '{self.failed}'" if self.failed else "the model itself"
 
     def segment(self, free: bool) -> Segment | None:
         """Forward: the segment that is open, or a new one (calls without a kernel open none)."""
@@ -63,7 +70,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
+        try:
+            out = func(*args, **kwargs)
+        except Exception:
+            self.failed = self.stack[-1]
+            raise
         free = is_free(func)
         if free and isinstance(args[0] if args else None, torch.nn.Parameter):  # a view of a parameter is one
             self.parameters |= {t.untyped_storage()._cdata for t in tensors_of(out)}
@@ -81,6 +92,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             passing = [*tensors_of((args, kwargs)), *(tensors_of(out) if field == "backward" else [])]
             segment.working = max(segment.working, self._unkept(passing))
         role = {"forward": "fwd", "backward": "dgrad", "wgrad": "wgrad"}[field]
+        if not self.in_backward:
+            segment.saved += kept_inside(func, args)
         for work in works_of(func, args, kwargs, out, role):
             segment.works["wgrad" if getattr(work, "role", "") == "wgrad" else field].append(work)
         return out

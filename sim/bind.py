@@ -10,6 +10,7 @@ import msgspec
 
 from sim.framework import Framework, framework_of
 from sim.model import ModelSpec, Network, Shape, describe, load_model
+from sim.model.captured import Captured
 from sim.model.load import spec_of
 from sim.model.spec import Lora
 from sim.plan import Plan
@@ -54,12 +55,12 @@ def model_of(plan: Plan) -> ModelSpec:
     return model
 
 
-def shape_of(plan: Plan) -> Shape:
-    """What one rank sees of one micro-batch."""
+def shape_of(plan: Plan, seq: int = SEQ_LEN) -> Shape:
+    """What one rank sees of one micro-batch. `seq`: tokens where the plan says nothing."""
     p = plan.parallel
     return Shape(
         micro=plan.batch.micro,
-        seq=plan.seq_len or SEQ_LEN,
+        seq=plan.seq_len or seq,
         tp=p.tp,
         sequence_parallel=p.sequence_parallel and p.tp > 1,
         cp=p.cp,
@@ -72,8 +73,10 @@ def shape_of(plan: Plan) -> Shape:
 
 
 def network_of(plan: Plan, framework: Framework) -> Network:
-    """The model on one rank of the plan's split; equal splits share one description."""
-    return _described(model_of(plan), shape_of(plan), framework, framework.attention)
+    """The model on one rank of the plan's split; equal splits share one description. A captured model brings its own seq_len."""
+    model = model_of(plan)
+    shape = shape_of(plan, model.seq) if isinstance(model, Captured) else shape_of(plan)
+    return _described(model, shape, framework, framework.attention)
 
 
 @lru_cache(maxsize=512)

@@ -49,15 +49,29 @@ def _skip(spec: Seq2Seq, share: Share) -> Part:
     return residual(share, "residual", share.rows, spec.hidden, dropout=spec.dropout > 0)
 
 
+Works = tuple[Work, ...]
+
+
+def layer_works(batch: int, steps: int, k: int, h: int, dtype: str, size: int) -> tuple[Works, Works, Works]:
+    """(forward, backward, gradients of weights) of one layer in one direction; `size`: bytes of an element.
+
+    The gates of a time step are one kernel: it reads four gates, their biases' sum and the cell, and writes as much (cuDNN).
+    """
+    act = "fp32" if dtype == "tf32" else dtype
+    moved = 6 * batch * h * size
+    gates = MemoryBound("activation", moved, moved, act, 30.0 * batch * h, steps)
+    forward = (Gemm(batch * steps, 4 * h, k, dtype), Gemm(batch, 4 * h, h, dtype, repeat=steps), gates)
+    backward = (gates, Gemm(batch, h, 4 * h, dtype, 1, "dgrad", repeat=steps), Gemm(batch * steps, k, 4 * h, dtype, 1, "dgrad"))
+    wgrad = (Gemm(4 * h, k, batch * steps, dtype, 1, "wgrad"), Gemm(4 * h, h, batch * steps, dtype, 1, "wgrad"))
+    return forward, backward, wgrad
+
+
 def lstm(share: Share, name: str, k: int, h: int, *, directions: int = 1) -> Part:
     """Weights 4h x k and 4h x h with two biases, for each direction. Keeps input, gates and states."""
-    b, s, e, dtype = share.micro, share.seq, share.e, share.core
+    b, s, e = share.micro, share.seq, share.e
     tensors = (4 * h * k, 4 * h * h, 4 * h, 4 * h) * directions
     down, up = weight_casts(share, tensors)
-    gates: Work = MemoryBound("activation", 6 * b * h * e, 6 * b * h * e, share.act, 30.0 * b * h, s)
-    forward: tuple[Work, ...] = (Gemm(b * s, 4 * h, k, dtype), Gemm(b, 4 * h, h, dtype, repeat=s), gates)
-    backward: tuple[Work, ...] = (gates, Gemm(b, h, 4 * h, dtype, 1, "dgrad", repeat=s), Gemm(b * s, k, 4 * h, dtype, 1, "dgrad"))
-    wgrad: tuple[Work, ...] = (Gemm(4 * h, k, b * s, dtype, 1, "wgrad"), Gemm(4 * h, h, b * s, dtype, 1, "wgrad"))
+    forward, backward, wgrad = layer_works(b, s, k, h, share.core, e)
     return Part(
         name=name,
         forward=(*down, *forward * directions),

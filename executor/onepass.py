@@ -1,0 +1,77 @@
+"""One forward and backward pass of a module under fake tensors, listened to by a `Recorder`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+
+from executor.aten import tensors_of
+from executor.builder import Input
+from executor.recorder import Recorder
+from topologies.errors import BadInput
+
+_DTYPES = {
+    "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int64": torch.int64, "int32": torch.int32, "bool": torch.bool,
+}  # fmt: skip
+
+
+def record(build: Callable[[], torch.nn.Module], inputs: tuple[Input, ...], precision: str) -> Recorder:
+    """The recorder after one pass. Raises `BadInput` that names the module where the code fails or needs a tensor's values."""
+    dtype = _DTYPES[precision]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = _built(build, dtype)
+        values = [_value(one, dtype) for one in inputs]
+        recorder = Recorder(model)
+        try:
+            with recorder:
+                with torch.autograd.graph.saved_tensors_hooks(recorder.pack, lambda tensor: tensor):
+                    out = model(*values)
+                    loss = _loss(out)
+                recorder.hold(out)
+                recorder.in_backward = True
+                loss.backward()  # type: ignore[no-untyped-call]
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise BadInput(
+                f"{recorder.place} decides by the values of a tensor ({error}); fake tensors have none. Replace the branch by torch.where "
+                "and boolean indexing by a mask, or capture the part around it"
+            ) from None
+        except BadInput:
+            raise
+        except Exception as error:  # the module's own code, whatever it does
+            shapes = ", ".join(f"{'x'.join(map(str, one.shape))}:{one.dtype}" for one in inputs)
+            raise BadInput(f"{recorder.place} fails on inputs {shapes}: {type(error).__name__}: {error}") from None
+    return recorder
+
+
+def _built(build: Callable[[], torch.nn.Module], dtype: torch.dtype) -> torch.nn.Module:
+    """The module with parameters of `dtype`; fake parameters cannot be converted afterwards."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        model = build()
+    except Exception as error:  # the builder's own code, whatever it does
+        raise BadInput(f"the builder failed: {type(error).__name__}: {error}. It is called without arguments, under fake tensors") from None
+    finally:
+        torch.set_default_dtype(before)
+    if not isinstance(model, torch.nn.Module):
+        raise BadInput(f"the builder returned {type(model).__name__}, not a torch.nn.Module")
+    return model.train()
+
+
+def _value(one: Input, dtype: torch.dtype) -> torch.Tensor:
+    kind = _DTYPES[one.dtype]
+    if kind.is_floating_point:
+        return torch.empty(one.shape, dtype=dtype)
+    return torch.zeros(one.shape, dtype=kind)
+
+
+def _loss(out: Any) -> torch.Tensor:
+    """The scalar that backward starts from."""
+    loss = getattr(out, "loss", None)
+    found = [loss] if isinstance(loss, torch.Tensor) else [t for t in tensors_of(out) if t.is_floating_point() and t.requires_grad]
+    if not found:
+        raise BadInput("the model returns no floating-point tensor that needs a gradient: nothing to run backward from")
+    return found[0] if found[0].dim() == 0 else found[0].sum()
