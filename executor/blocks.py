@@ -25,13 +25,14 @@ def blocks_of(recorder: Recorder) -> list[tuple[str, Block]]:
             again = sum(name.partition("+")[0] == label for name, _ in found)
             found.append((f"{label}+{again}" if again else label, []))
         found[-1][1].append(_part(segment, inner or "self", recorder, len(found[-1][1])))
-    return [(name, _block(name, parts)) for name, parts in found]
+    return [(name, _block(name, parts, recorder.entered.get(f"{container}{name[1:]}"))) for name, parts in found]
 
 
-def _block(name: str, parts: list[Part]) -> Block:
-    """The model's own input is no activation: what comes before the first layer keeps none."""
+def _block(name: str, parts: list[Part], given: int | None) -> Block:
+    """`given`: bytes that a layer was called with. The model's own input is no activation: before the first layer none is kept."""
     kind = {"e": "embed", "h": "head"}.get(name[0], "layer")
-    return Block(kind=kind, parts=tuple(parts), saved_input=0 if kind == "embed" else _input(parts))
+    first = parts[0].saved if parts else 0
+    return Block(kind=kind, parts=tuple(parts), saved_input=0 if kind == "embed" else first if given is None else given)
 
 
 def _place(module: str, container: str | None) -> tuple[str, str]:
@@ -72,11 +73,6 @@ def _part(segment: Segment, name: str, recorder: Recorder, index: int) -> Part:
         working=max(segment.working, 1 if works["backward"] else 0),
         modules=1 if segment.first else 0,
     )
-
-
-def _input(parts: list[Part]) -> int:
-    """The block's input, as far as its first part keeps it."""
-    return parts[0].saved if parts else 0
 
 
 def merged(low: list[Block], high: list[Block]) -> tuple[list[tuple[Block, Block]], list[int]]:

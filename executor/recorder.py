@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -40,15 +41,24 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Storage -> segment that keeps it."""
         self.pending = 0
         self.in_backward = False
+        self.entered: dict[str, int] = {}
+        """Bytes of activations that a module was first called with."""
         self.failed = ""
-        """The innermost module that ran when an op failed."""
+        """The innermost module that ran when something failed."""
+        self._error: BaseException | None = None
         for name, module in model.named_modules():
             if name:
-                module.register_forward_pre_hook(lambda _m, _x, name=name: self.stack.append(name))
+                module.register_forward_pre_hook(lambda _m, x, name=name: self._enter(name, x))
                 module.register_forward_hook(lambda _m, _x, _y: self._leave(), always_call=True)
 
+    def _enter(self, name: str, inputs: Any) -> None:
+        self.stack.append(name)
+        self.entered.setdefault(name, sum(t.numel() * t.element_size() for t in tensors_of(inputs) if t.is_floating_point()))
+
     def _leave(self) -> None:
-        self.stack.pop()
+        name, error = self.stack.pop(), sys.exc_info()[1]
+        if error is not None and error is not self._error:
+            self.failed, self._error = name, error
 
     @property
     def place(self) -> str:
@@ -72,8 +82,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         try:
             out = func(*args, **kwargs)
-        except Exception:
-            self.failed = self.stack[-1]
+        except Exception as error:
+            self.failed, self._error = self.stack[-1], error
             raise
         free = is_free(func)
         if free and isinstance(args[0] if args else None, torch.nn.Parameter):  # a view of a parameter is one

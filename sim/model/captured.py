@@ -48,6 +48,12 @@ def blocks_of(spec: Captured, shape: Shape) -> Blocks:
     return tuple((name, made[kind]) for name, kind in spec.order)
 
 
+def boundary(blocks: Blocks) -> int:
+    """What one stage of a pipeline sends to the next: the largest input of a layer. The first layer's may be the model's own."""
+    inputs = [block.saved_input for _, block in blocks if block.kind == "layer"]
+    return max(inputs[1:] or inputs, default=0)
+
+
 def _block(spec: Captured, low: Block, high: Block, shape: Shape) -> Block:
     if len(low.parts) != len(high.parts):
         raise BadInput(f"{spec.name}: its kernels differ between the two captured batch sizes; capture it again with another batch")

@@ -7,7 +7,7 @@ from functools import lru_cache
 import msgspec
 
 from sim.framework import Framework
-from sim.model.captured import Captured
+from sim.model.captured import Captured, boundary
 from sim.model.parts import Block, Network, Shape
 from sim.model.spec import Cnn, Decoder, EncDec, Encoder, Mlp, ModelSpec, Seq2Seq, TransformerXl, Vit
 from topologies.errors import Refused
@@ -32,7 +32,7 @@ def describe(model: ModelSpec, shape: Shape, framework: Framework, attention: st
     return Network(
         name=model.name,
         blocks=blocks,
-        boundary=next((block.saved_input for name, block in blocks if block.saved_input), 0),
+        boundary=boundary(blocks) if isinstance(model, Captured) else next((b.saved_input for _, b in blocks if b.saved_input), 0),
         parameters=totals.parameters,
         active_parameters=totals.active,
         flops_per_sample=totals.flops,
