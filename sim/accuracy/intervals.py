@@ -1,6 +1,6 @@
 """How wide the interval of a prediction must be: the figures of `sim.uncertainty`, fitted on published steps.
 
-    python -m sim.accuracy.intervals /path/to/training.csv [workers]
+    python -m sim.accuracy.intervals [/path/to/training.csv [workers]]
 
 prints `uncertainty.toml` and how many measurements the 80 % interval holds: in sample, and with the source or the GPU left
 out whose rows are then looked at. The fit takes the figures with the least mean interval score (Gneiting and Raftery 2007,
@@ -21,8 +21,8 @@ from sim.accuracy.plans import Case
 from sim.uncertainty import KINDS, LEVEL, Figures, Interval, Shares, figures, interval, outside, relative_error, shares_of
 
 _Z = 1.2816
-_LEAST, _MOST = 0.002, 1.5
-"""Relative standard errors that a fit may take."""
+_LEAST, _MOST = 0.01, 0.69
+"""Relative standard errors that a fit may take: none better than a clock repeats, none worse than a factor of two (ln 2)."""
 
 
 class Residual(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,8 +82,8 @@ def fit(rows: Sequence[Residual], start: Figures | None = None) -> Figures:
     first = [start.plan, *(start.sigma[kind] for kind in KINDS), start.width["assumed"], start.width["beyond"]]
     found = minimize(score, np.log(first), method="Nelder-Mead", options={"maxiter": 6000, "maxfev": 6000, "adaptive": True})
     plan, *sigma, wide, far = (float(value) for value in np.exp(found.x))
-    clipped = [min(max(value, _LEAST), _MOST) for value in (plan, *sigma)]
-    width = start.width | {"assumed": min(max(wide, 1.0), 4.0), "beyond": min(max(far, 1.0), 4.0)}
+    clipped = [round(min(max(value, _LEAST), _MOST), 3) for value in (plan, *sigma)]
+    width = start.width | {"assumed": round(min(max(wide, 1.0), 4.0), 2), "beyond": round(min(max(far, 1.0), 4.0), 2)}
     return msgspec.structs.replace(start, plan=clipped[0], sigma=dict(zip(KINDS, clipped[1:], strict=True)), width=width)
 
 
@@ -102,8 +102,8 @@ def held_left_out(rows: Sequence[Residual], key: Callable[[Residual], str]) -> f
     return count / len(rows)
 
 
-def residuals(path: str, workers: int = 2, limit: int | None = None) -> list[Residual]:
-    """Every row that can be predicted."""
+def residuals(path: str | None, workers: int = 2, limit: int | None = None) -> list[Residual]:
+    """Every row of a table (None: the one that ships) that can be predicted."""
     from sim.accuracy.training import validate_training
 
     result = validate_training(path, workers, limit)
@@ -131,28 +131,52 @@ def by_group(rows: Sequence[Residual], known: Figures, key: Callable[[Residual],
     return found
 
 
+_WORDS = {
+    "plan": "every step: jitter, and what a plan does not say",
+    "gemm": "matrix products, convolutions, experts, where the GPU itself was measured",
+    "memory": "memory-bound kernels and the optimizer",
+    "links": "collectives and copies inside a node",
+    "network": "collectives and messages between nodes, as far as nothing hides them",
+    "host": "launches and Python, as far as the GPU waits for them",
+    "measured": "assumed: half, as a calibrated machine's kernels are known and its framework is not",
+    "assumed": "parameters of kin, where the device or the kind of kernel was not measured",
+    "beyond": "the whole, for devices and sizes outside the published steps",
+}
+
+
 def text(known: Figures, notes: Mapping[str, float], rows: int) -> str:
-    """The parameter file's fitted part, and the table behind it as comments."""
-    lines = [f"# fitted on {rows} published steps; share of the measurements inside the 80 % interval:"]
-    lines += [f"#   {name}: {share:.1%}" for name, share in notes.items()]
-    lines += [f"plan = {known.plan:.3f}", "", "[sigma]", *(f"{kind} = {value:.3f}" for kind, value in known.sigma.items())]
-    lines += ["", "[width]", *(f"{name} = {value:.2f}" for name, value in known.width.items())]
-    return "\n".join(lines)
+    """The parameter file, with what the intervals hold as comments."""
+
+    def table(values: Mapping[str, float]) -> list[str]:
+        return [f"{name} = {value:.6g}" + (f"  # {_WORDS[name]}" if name in _WORDS else "") for name, value in values.items()]
+
+    head = "# Relative standard errors of a step by what it is spent on, and how much wider less certain sources are (sim/uncertainty.py)."
+    lines = [head, f"# Fitted on {rows} published steps by `python -m sim.accuracy.intervals`. Measurements inside the 80 % interval:"]
+    lines += ["# " + ", ".join(f"{name} {share:.1%}" for name, share in notes.items()) + "."]
+    lines += [
+        *table({"plan": known.plan}),
+        f"assumed_at_most = {known.assumed_at_most}  # share of the step on assumed costs in an interpolation",
+    ]
+    lines += ["", "[sigma]", *table(known.sigma), "", "[width]", *table(known.width)]
+    return "\n".join([*lines, "", "[range]  # largest among the published steps", *table(known.range)])
 
 
-def main(path: str, workers: int) -> None:
+def main(path: str | None, workers: int) -> None:
+    """Prints the file, then what the intervals hold by group, as comments."""
     rows = residuals(path, workers)
     known = fit(rows)
-    notes = {
-        "in sample": held(rows, known),
-        "source left out": held_left_out(rows, lambda row: row.source_id),
-        "GPU left out": held_left_out(rows, lambda row: row.gpu),
+    keys: dict[str, Callable[[Residual], str]] = {
+        "source": lambda row: row.source_id,
+        "GPU": lambda row: row.gpu,
+        "family": lambda row: row.family,
     }
+    notes = {"in sample": held(rows, known)}
+    notes |= {f"{name} left out": held_left_out(rows, keys[name]) for name in ("source", "GPU")}
     print(text(known, notes, len(rows)))
-    for name, key in (("source", lambda row: row.source_id), ("GPU", lambda row: row.gpu), ("family", lambda row: row.family)):
+    for name, key in keys.items():
         for group, (count, share, wide) in by_group(rows, known, key).items():
             print(f"# {name} {group}: {count} rows, {share:.0%} inside, mean reach {wide:.0%}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 2)
+    main(sys.argv[1] if len(sys.argv) > 1 else None, int(sys.argv[2]) if len(sys.argv) > 2 else 2)

@@ -95,6 +95,28 @@ def document_of(row_id: str) -> Document:
     raise BadInput(f"row {row_id} is not in the published table; see sim/accuracy/published.csv")
 
 
+def sample(count: int, rows: Sequence[Row] | None = None) -> list[Row]:
+    """A fixed sample that is spread over sources, GPUs and families: in turn one row of each, from the middle of the
+    group outwards (1/2, 1/4, 3/4, 1/8 ... of its length), until there are `count`. In the table's order."""
+    rows = published_rows() if rows is None else rows
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.source_id, row.gpu, row.family), []).append(row)
+    chosen: set[str] = set()
+    for turn in range(1, len(rows) + 1):
+        for group in groups.values():
+            if turn <= len(group) and len(chosen) < min(count, len(rows)):
+                chosen.add(next(row.row_id for row in _from_middle(group, turn) if row.row_id not in chosen))
+    return [row for row in rows if row.row_id in chosen]
+
+
+def _from_middle(group: Sequence[Row], turn: int) -> Iterable[Row]:
+    """The group's rows from the place of the `turn`-th point of the van der Corput sequence on, around its end."""
+    digits = f"{turn:b}"[::-1]
+    at = int(int(digits, 2) / 2 ** len(digits) * len(group))
+    return [*group[at:], *group[:at]]
+
+
 def _whole(cells: Mapping[str, str], known: Shared) -> dict[str, str | None]:
     """A row's cells in the full columns."""
     found: dict[str, str | None] = {"row_id": cells["row_id"], "source_id": cells["source"]}
