@@ -35,6 +35,9 @@ check: test lint
 bench: $(VENV)/.dev      ## speed, as ratios to SimPy's own event rate, and predicted against stock
 	$(BIN)/python -m tests.bench
 
+reliability: $(VENV)/.dev ## damaged input by the hundred thousand: a table of readers
+	$(BIN)/python -m tests.reliability
+
 accuracy: $(VENV)/.dev   ## published steps, collectives, kernels, memory, this machine
 	$(BIN)/steptwin accuracy --shared ../shared
 

@@ -39,8 +39,8 @@ class _Event(msgspec.Struct):
     ph: str = ""
     cat: str = ""
     name: str = ""
-    pid: Any = 0
-    tid: Any = 0
+    pid: int | str = 0
+    tid: int | str = 0
     ts: float = 0.0
     dur: float = 0.0
     args: dict[str, Any] = {}
@@ -65,7 +65,10 @@ def read_trace(path: Path, origin: str = "imported") -> Trace:
         raise BadInput(f"trace {path} cannot be read: {error}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadInput(f"trace {path} is no Kineto trace ({error}): give a file that torch.profiler's export_chrome_trace wrote") from None
-    spans = _spans(file)
+    try:
+        spans = _spans(file)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise BadInput(f"trace {path} has an event whose arguments make no sense ({error}): was it edited by hand?") from None
     if not spans:
         raise BadInput(f"trace {path} holds no kernel and no StepTwin op: record with ProfilerActivity.CUDA (or CPU ops with ids)")
     steps = len({span.step for span in spans})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 import types
 import typing
@@ -44,7 +45,7 @@ def presets() -> dict[str, Path]:
 def _read(source: str) -> tuple[dict[str, Any], str]:
     shipped = presets()
     path = shipped.get(source, Path(source))
-    if not path.is_file():
+    if not os.path.isfile(path):
         if "/" in source or source.endswith(".toml"):
             raise BadInput(f"plan file {source} does not exist. Give a TOML file, or one of: {', '.join(shipped)}")
         raise UnknownName("plan", source, shipped)

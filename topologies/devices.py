@@ -21,6 +21,7 @@ CATALOG = Path(__file__).parent / "catalog"
 Part = TypeVar("Part", Gpu, Cpu, Nic)
 
 
+@cache
 def shelf(kind: str) -> tuple[str, ...]:
     """Keys of `gpus`, `cpus`, `nics` or `machines`, sorted."""
     return tuple(sorted(path.stem for path in (CATALOG / kind).glob("*.toml")))
@@ -28,10 +29,9 @@ def shelf(kind: str) -> tuple[str, ...]:
 
 def document(kind: str, name: str) -> dict[str, object]:
     """The TOML document of a catalog entry. Raises `UnknownName` with the nearest key."""
-    path = CATALOG / kind / f"{name}.toml"
-    if "/" in name or "\\" in name or not path.is_file():
+    if name not in shelf(kind):
         raise UnknownName({"gpus": "GPU", "cpus": "CPU", "nics": "NIC"}.get(kind, "machine"), name, shelf(kind), "the catalog")
-    return read_toml(path)
+    return read_toml(CATALOG / kind / f"{name}.toml")
 
 
 @cache

@@ -15,11 +15,18 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_LONGEST = 1800
+"""Characters of a message."""
+
 
 class SteptwinError(Exception):
     """Base of all errors raised on purpose. `exit_code` is what the command line returns."""
 
     exit_code = 2
+
+    def __init__(self, message: str) -> None:
+        # What people wrote is quoted; a megabyte of it would bury the message.
+        super().__init__(message if len(message) <= _LONGEST else f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}")
 
 
 class BadInput(SteptwinError):
@@ -35,7 +42,7 @@ class UnknownName(BadInput):
 
     def __init__(self, what: str, name: str, allowed: Iterable[str], where: str = "") -> None:
         names = sorted(set(allowed))
-        near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+        near = difflib.get_close_matches(name[:80], names, n=3, cutoff=0.5)
         place = f" in {where}" if where else ""
         hint = f"Did you mean {' or '.join(near)}? " if near else ""
         shown = ", ".join(names[:24]) + (f", ... ({len(names)} in all)" if len(names) > 24 else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os.path import isfile  # Path.is_file raises where the name is too long
 from pathlib import Path as File
 
 from topologies.build import FIELDS, build
@@ -52,7 +53,7 @@ def _is_file(name: str) -> bool:
 def _cluster(source: str, folder: File, chain: tuple[str, ...]) -> Cluster:
     if not source.strip():
         raise BadInput("the topology has no name. Write e.g. 'dgx-h100', '16x dgx-h100', 'this-machine' or the path of a TOML file")
-    if _is_file(source) and (folder / source).is_file():
+    if _is_file(source) and isfile(folder / source):
         found = _cluster_file(folder / source, chain)
         if found is not None:
             return found
@@ -115,7 +116,7 @@ def machine_document(name: str, folder: File | None = None, chain: tuple[str, ..
         return read_file(folder / name).document
     if _is_file(name):
         path = folder / name
-        if not path.is_file():
+        if not isfile(path):
             raise BadInput(f"there is no topology file {path}. A machine of the catalog has no ending: {', '.join(machines()[:8])}, ...")
         chain = _step(path, chain)
         data = read_toml(path)

@@ -7,7 +7,7 @@ from typing import Any
 
 from topologies.graph import Topology
 from topologies.hardware import Gpu
-from topologies.units import show_rate, show_size, show_duration
+from topologies.units import show_duration, show_rate, show_size
 
 
 def summary(topology: Topology) -> dict[str, Any]:

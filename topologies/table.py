@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -68,7 +69,8 @@ class Table:
 
     def number(self, key: str, default: float, least: float = 0.0) -> float:
         value = self._data.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < float("inf"):
+        # A whole number of hundreds of digits is below infinity and yet no float.
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= sys.float_info.max:
             raise BadInput(f"{self.at(key)} must be a number of at least {least:g}, got {str(value)[:40]}")
         return float(value)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -107,7 +108,7 @@ def read_rows(path: str | Path) -> list[Row]:
     usable (row_id, gpu, gpus, framework, global_batch, step_time_s).
     """
     source = Path(path)
-    if not source.is_file():
+    if not os.path.isfile(source):
         raise BadInput(f"table {path} does not exist. Give a CSV file with the columns of the published table (row_id, source_id, ...)")
     if source.stat().st_size > _LARGEST:
         raise BadInput(f"table {path} has {source.stat().st_size} bytes; at most {_LARGEST} are read")

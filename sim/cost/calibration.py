@@ -159,7 +159,12 @@ def _from_tree(tree: dict[str, object], source: Path) -> Calibration:
             rows = msgspec.convert(tree.pop(kind), dict[str, list[list[object]]])["rows"]
             samples = tuple(msgspec.convert(dict(zip(Sample.__struct_fields__, row, strict=True)), Sample) for row in rows)
             for s in samples:
-                if len(s.shape) != len(SHAPES[kind]) or not (0 < s.median < 1e5) or not math.isfinite(s.p90 + s.p10 + s.cpu):
+                if (
+                    len(s.shape) != len(SHAPES[kind])
+                    or not (0 < s.median < 1e5)
+                    or any(not 0 < n < 1 << 62 for n in s.shape)
+                    or not math.isfinite(s.p90 + s.p10 + s.cpu)
+                ):
                     raise BadInput(f"calibration {source}: [{kind}] has a row that makes no sense: {_row(s)}")
             tables[kind] = samples
         return msgspec.convert({**tree, "tables": {}}, _Head).whole(tables)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -26,18 +27,23 @@ def models() -> tuple[str, ...]:
     return tuple(name for path in presets() for name in tomllib.loads(path.read_text("utf-8")))
 
 
-@cache
 def load_model(name_or_path: str) -> ModelSpec:
     """A preset by name, or a file. Raises `UnknownName` with the nearest preset, `BadInput` for a file that does not fit."""
+    path = Path(name_or_path)
+    folder = os.path.isdir(path)  # Path.is_dir raises where the name is too long
+    if folder or path.suffix in (".json", ".toml"):  # read anew each time: files change
+        return _from_file(path / "config.json" if folder else path)
+    return _preset(name_or_path)
+
+
+@cache
+def _preset(name_or_path: str) -> ModelSpec:
     header = f'["{name_or_path}"]'
     for path in presets():
         text = path.read_text("utf-8")
         if header in text:
             return spec_of(tomllib.loads(text)[name_or_path], f"sim/model/presets/{path.name}: {name_or_path}", name_or_path)
-    path = Path(name_or_path)
-    if path.suffix not in (".json", ".toml") and not path.is_dir():
-        raise UnknownName("model", name_or_path, models())
-    return _from_file(path / "config.json" if path.is_dir() else path)
+    raise UnknownName("model", name_or_path, models())
 
 
 def spec_of(tree: dict[str, Any], where: str, name: str = "") -> ModelSpec:
@@ -50,7 +56,7 @@ def spec_of(tree: dict[str, Any], where: str, name: str = "") -> ModelSpec:
 
 
 def _from_file(path: Path) -> ModelSpec:
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise BadInput(f"model file {path} does not exist. Give a config.json, a *.model.json, a TOML table or a preset's name")
     if path.stat().st_size > _LARGEST:
         raise BadInput(f"model file {path} has {path.stat().st_size} bytes; at most {_LARGEST} are read")

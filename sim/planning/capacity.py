@@ -51,12 +51,12 @@ def load_prices(path: Path) -> dict[str, float]:
     """Money per GPU-hour by machine name, from TOML: `dgx-h100 = 2.5`. Raises `BadInput`."""
     try:
         table = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise BadInput(f"price file {path} cannot be read: {error}") from None
     prices = table.get("per_gpu_hour", table)
     for name, price in prices.items():
-        if isinstance(price, bool) or not isinstance(price, (int, float)) or not price >= 0:
-            raise BadInput(f"price file {path}: {name} = {price!r} is no price per GPU-hour (a number that is not negative)")
+        if isinstance(price, bool) or not isinstance(price, (int, float)) or not 0 <= price < 1e12:
+            raise BadInput(f"price file {path}: {name} = {str(price)[:40]} is no price per GPU-hour (a number that is not negative)")
     return {name: float(price) for name, price in prices.items()}
 
 
