@@ -75,6 +75,11 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     token is copied top-k times, exchanged by all_to_all, and sorted again."""
     grouped_experts: bool = True
     """All local experts in one grouped kernel; else one GEMM and one quantisation for each expert."""
+    exchange_overlap: bool = False
+    """Tokens travel to their experts beside another micro-batch's kernels (Megatron-Core's overlap_moe_expert_parallel_comm): what the
+    step sees of it are the SMs that the exchange holds meanwhile."""
+    fp8_attention: bool = False
+    """Attention in 8 bits too where the linear layers are (TransformerEngine's fp8_dpa)."""
     host: Literal["python", "te", "te-graphs", "light", "graph"] = "python"
     """Host time per op: eager Python modules, TransformerEngine's (with parts of each layer captured), C++/compiled launches, or
     replayed CUDA graphs."""

@@ -140,7 +140,7 @@ def pricer_for(setting: Setting, calibration: str | Path | None = None) -> Price
         return CpuPricer(setting.topology, load_calibration(calibration), factor)
     from sim.cost.gpu_pricer import GpuPricer
 
-    return GpuPricer(setting.topology, setting.framework, factor)
+    return GpuPricer(setting.topology, setting.framework, factor, setting.plan.world)
 
 
 def _output_seconds(setting: Setting, pricer: Pricer, step: float, fold: bool) -> float:

@@ -164,7 +164,9 @@ def _virtual(row: Row, pp: int, microbatches: int, assumed: list[str]) -> int:
         return 1
     if row.vp is None:
         per = layers // pp
-        chunks = 1 if microbatches % pp else next((n for n in range(per, 0, -1) if per % n == 0 and per // n >= 2), 1)
+        # Small chunks make small bubbles: two layers each, or one where a stage's layers are a prime number.
+        two = next((n for n in range(per, 1, -1) if per % n == 0 and per // n >= 2), 0)
+        chunks = 1 if microbatches % pp else two or per
         assumed.append(f"interleaving not stated: {chunks} chunks per stage")
         return chunks
     if row.vp > 1 and (microbatches % pp or row.vp * pp > layers + 2):
@@ -183,7 +185,7 @@ def stages_of(layers: int, stages: int) -> tuple[int, ...] | None:
     if stages < 1 or layers % stages == 0:
         return None
     full = -(-layers // stages)
-    if layers + 2 == full * stages and full > 1:
+    if layers + 2 == full * stages:
         return (full - 1, *(full,) * (stages - 2), full - 1)
     last = layers - full * (stages - 1)
     if last >= 1:

@@ -58,15 +58,17 @@ def _bridge(row: Row) -> str:
     if not row.n_experts:
         small = (row.hidden or 0) <= 4096 and row.task == "pretrain" and row.gpu.upper() in ("GB200", "GB300", "B200", "B300")
         return "megatron-bridge-captured" if small else "megatron-bridge"
-    if release >= (26, 6) and "mxfp8" in row.precision and (rack or row.gpu.upper() == "B300"):
-        return "megatron-bridge-captured"
-    exchanged = "gpt-oss" in row.model_name.lower() or ((row.hidden or 0) == 4096 and not rack)
-    if exchanged:  # moe_token_dispatcher_type = alltoall: GPT-OSS in 16 bits, Qwen3 235B outside racks
+    gpu, gpt_oss, latent = row.gpu.upper(), _is(row, "gpt-oss"), _is(row, r"deepseek|kimi")
+    if release >= (26, 6) and "mxfp8" in row.precision and (rack or (gpu == "B300" and gpt_oss)):
+        return "megatron-bridge-iteration"
+    if gpu == "B200" and latent and (row.ep or 1) > 8:
+        return "megatron-bridge-overlapped"
+    if gpt_oss or ((row.hidden or 0) == 4096 and not rack):  # moe_token_dispatcher_type = alltoall
         return "megatron-bridge"
-    first = (25, 11) if rack else (26, 4) if row.gpu.upper() == "B300" else (26, 2, 1)
-    if release >= first and (rack or row.gpu.upper() == "B300" or ((row.hidden or 0) <= 2048 and row.gpu.upper() == "B200")):
+    first = (25, 11) if rack else (26, 4) if gpu == "B300" else (26, 2, 1)
+    if release >= first and (rack or gpu == "B300" or ((row.hidden or 0) <= 2048 and gpu == "B200")):
         return "megatron-bridge-graphs"
-    return "megatron-bridge"
+    return "megatron-bridge-deepep" if latent else "megatron-bridge"
 
 
 def _is(row: Row, pattern: str) -> bool:

@@ -119,7 +119,7 @@ def _peak(gpu: Gpu, work: Gemm | GroupedGemm) -> float:
     shares = _shares()
     role = shares["role"]["accumulate" if work.accumulate else work.role]
     kin = shares["kin_fp32" if _class_of(gpu, work.dtype)[1] == "fp32" else "kin"].get(gpu.arch, 1.0)
-    return peak_flops(gpu, work.dtype) * role * kin
+    return peak_flops(gpu, work.dtype) * role * kin * shares["format"].get(work.dtype, 1.0)
 
 
 def grouped_cost(work: GroupedGemm, gpu: Gpu, sustained: bool = True) -> tuple[float, Source]:

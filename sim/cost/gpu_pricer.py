@@ -13,6 +13,7 @@ from sim.cost.kernel import kernel_cost
 from sim.cost.overlap import slowdown
 from sim.cost.place import Common
 from sim.cost.price import Cost
+from sim.cost.sustained import slowest
 from sim.framework import Framework
 from sim.program import Op
 from sim.work import HostWork
@@ -26,9 +27,11 @@ PAGEABLE = 4e9
 class GpuPricer(Common):
     """Kernels by shape, launches by the framework's host, links by the topology."""
 
-    def __init__(self, topology: Topology, framework: Framework, factor: Callable[[int], float] | None = None) -> None:
+    def __init__(self, topology: Topology, framework: Framework, factor: Callable[[int], float] | None = None, ranks: int = 0) -> None:
+        """`ranks`: of the plan, whose steps wait for the slowest of their GPUs; 0: all that the topology has."""
         super().__init__(topology, factor)
         self.framework = framework
+        self._board = slowest(ranks or topology.gpus)
         self.host = "graph" if framework.cuda_graphs else framework.host
         self._compute: dict[tuple[int, str], tuple[Cost, Op]] = {}
         self._seconds: dict[tuple[str, int], float] = {}
@@ -79,7 +82,7 @@ class GpuPricer(Common):
         """
         total, issued, end, assumed = 0.0, 0.0, 0.0, False
         for work in op.works:
-            cost = kernel_cost(work, gpu, self.framework.attention_efficiency)
+            cost = kernel_cost(work, gpu, self.framework.attention_efficiency, True, self._board)
             assumed = assumed or cost.source == "assumed"
             seconds = cost.seconds * stretch
             last = issued + launch + (work.repeat - 1) * min(again, launch)
@@ -99,7 +102,14 @@ class GpuPricer(Common):
         return Cost(path.latency + op.bytes / rate, "fitted", path.latency, tuple((link, rate) for link in path.links), host=launch)
 
     def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
-        return collective_cost(op.name, op.bytes, members, self.topology, op.how or "auto", siblings)
+        cost = collective_cost(op.name, op.bytes, members, self.topology, op.how or "auto", siblings)
+        return self._beside(cost, members[0]) if self.framework.exchange_overlap and op.cls == "comm.ep" else cost
+
+    def _beside(self, cost: Cost, rank: int) -> Cost:
+        """An exchange that runs beside another micro-batch's kernels: what these lose by the SMs that it holds."""
+        compute, _ = slowdown(self._gpu(rank)[0])
+        taken = 1.0 - 1.0 / compute
+        return Cost(cost.seconds * taken, cost.source, cost.latency * taken, cost.uses)
 
     def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
         return message_cost(op.bytes, source, target, self.topology, siblings)

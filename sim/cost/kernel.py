@@ -16,25 +16,25 @@ from sim.work import Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, 
 from topologies.errors import BadInput
 from topologies.hardware import Gpu
 
-Priced = dict[tuple[Work, str, bool], Cost]
+Priced = dict[tuple[Work, str, bool, float], Cost]
 _known: dict[int, tuple[Gpu, Priced]] = {}
 _MOST_GPUS = 64
 """Devices whose prices are kept: a sweep that edits GPUs makes new ones without end."""
 
 
-def kernel_cost(work: Work, gpu: Gpu, efficiency: str = "flash2", sustained: bool = True) -> Cost:
+def kernel_cost(work: Work, gpu: Gpu, efficiency: str = "flash2", sustained: bool = True, board: float = 1.0) -> Cost:
     """Seconds of all `repeat` launches together, without the gaps between launches, and on what they rest.
 
     `efficiency`: the attention kernels (flash1 flash2 flash3 cudnn). `sustained`: clocks as in training, under the power
-    limit; False: those of a short benchmark. Raises `Refused` for a dtype that the GPU has no units for.
+    limit; False: those of a short benchmark. `board`: clock of this board over that of the mean one (`slowest`). Raises `Refused` for a dtype that the GPU has no units for.
     """
     entry = _known.get(id(gpu))
     if entry is None:
         entry = _remember(gpu)
-    key = (work, efficiency, sustained)
+    key = (work, efficiency, sustained, board)
     cost = entry[1].get(key)
     if cost is None:
-        cost = entry[1][key] = Cost(*_price(work, gpu, efficiency, sustained))
+        cost = entry[1][key] = Cost(*_price(work, gpu, efficiency, sustained, board))
     return cost
 
 
@@ -51,14 +51,14 @@ def _remember(gpu: Gpu) -> tuple[Gpu, Priced]:
     return entry
 
 
-def _price(work: Work, gpu: Gpu, efficiency: str, sustained: bool) -> tuple[float, Source]:
+def _price(work: Work, gpu: Gpu, efficiency: str, sustained: bool, board: float) -> tuple[float, Source]:
     if isinstance(work, MemoryBound):
         return memory_bound_cost(work, gpu)
     if isinstance(work, HostWork):
         raise BadInput(f"{work} is work of a CPU thread, not of {gpu.name}. Price it with host_seconds")
     seconds, source = _matrix(work, gpu, efficiency, sustained)
     if sustained:
-        seconds += _throttled(work, gpu, seconds)
+        seconds += _throttled(work, gpu, seconds, board)
     return seconds, source
 
 
@@ -73,11 +73,9 @@ def _matrix(work: Gemm | GroupedGemm | Conv | Attention, gpu: Gpu, efficiency: s
     return conv_cost(work, gpu, sustained)
 
 
-def _throttled(work: Gemm | GroupedGemm | Conv | Attention, gpu: Gpu, seconds: float) -> float:
+def _throttled(work: Gemm | GroupedGemm | Conv | Attention, gpu: Gpu, seconds: float, board: float) -> float:
     """Seconds that the tensor cores take longer in training (`training_clock`): their own part of the kernel stretches,
-    that of memory and launches does not. fp32 without matrix units draws less than the limit: it keeps its clock."""
-    if work.dtype in ("fp32", "fp64"):
-        return 0.0
-    clock, _ = training_clock(gpu, work.dtype)
+    that of memory and launches does not. fp32 without matrix units draws less than the limit: it keeps the board's clock."""
+    clock = board if work.dtype in ("fp32", "fp64") else board * training_clock(gpu, work.dtype)[0]
     own = min(seconds, work.flops / (peak_flops(gpu, work.dtype) * BEST))
     return own * (1.0 / clock - 1.0)

@@ -3,15 +3,17 @@
 A benchmark repeats one kernel for a moment, on a cool GPU and often on tame numbers. In training all kernels draw
 power together, and the board lowers its clock until the draw meets the limit: A100 8192^3 runs at 258 TFLOP/s on
 normally distributed numbers and at 295 on zeros (thonking.ai), H100 falls from 770 to 723 and H200 from 780 to 672 from
-4096 to 8192 cubes. The rest is a number per GPU, fitted on published training steps (`sim.accuracy.refit`).
+4096 to 8192 cubes. SimuMax's GEMMs on a B200 under load take 1.33 times as long as the short ones of aiconfigurator. The rest is a number per GPU, fitted on published training steps (`sim.accuracy.refit`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cache
 
-from sim.cost.device import NEAREST, table
+from sim.cost.device import NEAREST, by_arch, table
+from sim.cost.gemm import power_ratio
 from sim.cost.price import Source
 from sim.work import BYTES
 from topologies.devices import gpu as find_gpu
@@ -37,8 +39,7 @@ def assume(clock: float | None) -> None:
 def training_clock(gpu: Gpu, dtype: str = "bf16") -> tuple[float, Source]:
     """Rate of tensor cores in training over that in kernel benchmarks, at most 1. 8-bit units may have a clock of their own.
 
-    A GPU without a number takes that of the nearest architecture, scaled by the watts that it has for each peak FLOP/s:
-    where the limit binds, the rate that can be fed grows as the limit does.
+    A GPU without a number takes that of its kin, scaled by the power limits (`kin_clock`).
     """
     if _assumed:
         return _assumed[0], "assumed"
@@ -47,14 +48,17 @@ def training_clock(gpu: Gpu, dtype: str = "bf16") -> tuple[float, Source]:
 
 
 def kin_clock(gpu: Gpu, clocks: Mapping[str, float]) -> tuple[float, Source]:
-    """The clock of a GPU from those of some, by name or by kinship."""
+    """The clock of a GPU from those of some: its own, or that of the nearest architecture, scaled by the watts that each has for
+    a peak FLOP/s. What the rate of its kernels has already been lowered for a power limit (`power_ratio`) is counted once."""
     if gpu.name in clocks:
         return clocks[gpu.name], "fitted"
     for arch in (gpu.arch, *NEAREST.get(gpu.arch, ())):
         for name in sorted(clocks):
             other = find_gpu(name)
             if other.arch == arch:
-                return min(1.0, clocks[name] * _watts(gpu, other)), "assumed"
+                follows, _ = by_arch(gpu, table("sustained", "follows", dict[str, float]))
+                scaled = clocks[name] * _watts(gpu, other) ** follows
+                return min(1.0, scaled * power_ratio(other, "bf16") / power_ratio(gpu, "bf16")), "assumed"
     return 1.0, "assumed"
 
 
@@ -64,3 +68,21 @@ def _watts(gpu: Gpu, other: Gpu) -> float:
     if not (gpu.power and other.power and gpu.flops.get(key) and other.flops.get(key)):
         return 1.0
     return (gpu.power / gpu.flops[key]) / (other.power / other.flops[key])
+
+
+@cache
+def slowest(gpus: int) -> float:
+    """Clock of the slowest of `gpus` equal boards over that of the mean board: all others wait for it in every step.
+
+    Chips of one kind differ (`[boards] spread`, the standard deviation of their rate under load). The largest of n normal values lies
+    where the distribution reaches (n - 0.375) / (n + 0.25) (Blom 1958).
+    """
+    spread = table("sustained", "boards", dict[str, float])["spread"]
+    return 1.0 - spread * _quantile((gpus - 0.375) / (gpus + 0.25)) if gpus > 1 else 1.0
+
+
+def _quantile(p: float) -> float:
+    """The standard normal value below which a share `p` >= 1/2 lies (inverse error function by Winitzki, to 0.2 %)."""
+    log = math.log(4.0 * p * (1.0 - p))
+    first = 2.0 / (math.pi * 0.147) + log / 2.0
+    return math.sqrt(2.0 * (math.sqrt(first * first - log / 0.147) - first))

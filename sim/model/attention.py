@@ -60,7 +60,7 @@ def core(
             heads.d,
             heads.dv if heads.dv != heads.d else 0,
             causal,
-            share.core,
+            share.fused,
         )
         if window and window < keys:
             work = Attention(work.batch, work.heads, work.kv_heads, work.q, keys, work.d, work.dv, causal, work.dtype, False, window)

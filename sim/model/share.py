@@ -35,6 +35,8 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """dtype of the blocks' linear layers: `act`, tf32, or an 8- or 4-bit format."""
     core: str
     """dtype of attention's products and of the head: never 8- or 4-bit."""
+    fused: str
+    """dtype of a fused attention kernel: `core`, or 8-bit where the framework says so."""
     es: int
     """Bytes of one element of the residual stream: 4 under autocast (norms return fp32, and fp32 + fp16 = fp32)."""
     fp8: bool
@@ -74,6 +76,7 @@ def share_of(shape: Shape, framework: Framework, attention: str = "flash") -> Sh
         e=int(BYTES[act]),
         gemm=shape.precision if small else core,
         core=core,
+        fused="fp8" if small and framework.fp8_attention else core,
         es=4 if autocast else int(BYTES[act]),
         fp8=small,
         autocast=autocast,
