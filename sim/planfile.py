@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 import types
 import typing
 from pathlib import Path
@@ -15,6 +14,7 @@ from sim.mesh import AXES, Mesh
 from sim.plan import Plan
 from topologies import units
 from topologies.errors import BadInput, Refused, UnknownName
+from topologies.table import parse_toml, read_toml
 
 _SIZES = ("comm.bucket", "data.sample")
 _TIMES = ("data.preprocess",)
@@ -49,12 +49,7 @@ def _read(source: str) -> tuple[dict[str, Any], str]:
         if "/" in source or source.endswith(".toml"):
             raise BadInput(f"plan file {source} does not exist. Give a TOML file, or one of: {', '.join(shipped)}")
         raise UnknownName("plan", source, shipped)
-    if path.stat().st_size > _LARGEST:
-        raise BadInput(f"plan file {source} has {path.stat().st_size} bytes; a plan has at most {_LARGEST}")
-    try:
-        return tomllib.loads(path.read_text("utf-8")), str(source)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadInput(f"plan file {source} is no valid TOML: {error or 'nested too deeply'}") from None
+    return read_toml(path, "plan file", _LARGEST), str(source)
 
 
 def _set(tree: dict[str, Any], override: str) -> dict[str, Any]:
@@ -63,8 +58,8 @@ def _set(tree: dict[str, Any], override: str) -> dict[str, Any]:
     if not equals or not all(keys):
         raise BadInput(f"--set {override!r}: write key=value, e.g. --set parallel.tp=4")
     try:
-        value = tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
+        value: object = parse_toml(f"v = {text}", "value")["v"]
+    except BadInput:  # no TOML value: a text without quotes
         value = text.strip()
     copy = dict(tree)
     at = copy

@@ -14,23 +14,24 @@ LARGEST = 1 << 20
 """Bytes of a topology file that are read at most: the largest catalog file has 4 KB."""
 
 
-def read_toml(path: Path) -> dict[str, object]:
-    """The document in `path`. Raises `BadInput` where it is absent, too large, not text or not TOML."""
+def read_toml(path: Path, what: str = "topology file", largest: int = LARGEST, hint: str = "") -> dict[str, object]:
+    """The document in `path`. Raises `BadInput` (ending in `hint`) where it is absent, too large, not text or not TOML."""
     try:
-        data = path.open("rb").read(LARGEST + 1)
+        with path.open("rb") as file:
+            data = file.read(largest + 1)
     except OSError as error:
-        raise BadInput(f"cannot read the topology file {path}: {error.strerror}") from None
-    if len(data) > LARGEST:
-        raise BadInput(f"{path} is larger than {LARGEST >> 20} MiB: this is no topology file")
-    return parse_toml(data, str(path))
+        raise BadInput(f"cannot read the {what} {path}: {error.strerror}. {hint}".rstrip()) from None
+    if len(data) > largest:
+        raise BadInput(f"{path} is larger than {largest >> 20} MiB: this is no {what}. {hint}".rstrip())
+    return parse_toml(data, f"the {what} {path}", hint)
 
 
-def parse_toml(data: bytes | str, where: str) -> dict[str, object]:
+def parse_toml(data: bytes | str, where: str, hint: str = "") -> dict[str, object]:
     """The document in `data`; `where` names it in messages. Raises `BadInput`."""
     try:
         return tomllib.loads(data if isinstance(data, str) else data.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadInput(f"{where} is not valid TOML: {str(error)[:200]}") from None
+    except (ValueError, RecursionError) as error:  # tomllib's own error, bad text, numbers of thousands of digits, deep nesting
+        raise BadInput(f"{where} is not valid TOML: {str(error)[:200] or 'nested too deeply'}. {hint}".rstrip()) from None
 
 
 class Table:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bisect
 import math
-import tomllib
 from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Literal
 import msgspec
 
 from topologies.errors import BadInput
+from topologies.table import read_toml
 
 VERSION = 2
 ASSUMED_COPY = 5e9
@@ -137,17 +137,7 @@ def load_calibration(path: str | Path | None) -> Calibration:
     if path is None:
         return Calibration(device="cpu", date="", machine="none measured", cores=1, ranks=1, threads=1)
     source = Path(path)
-    try:
-        if source.stat().st_size > _LARGEST:
-            raise BadInput(
-                f"calibration {source} has {source.stat().st_size} bytes; at most {_LARGEST} are read. Run `steptwin probe` again"
-            )
-        tree = tomllib.loads(source.read_text("utf-8"))
-    except OSError:
-        raise BadInput(f"calibration {source} cannot be read. Run `steptwin probe` to measure this machine") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadInput(f"calibration {source} is no valid TOML ({error}). Run `steptwin probe` again") from None
-    return _from_tree(tree, source)
+    return _from_tree(read_toml(source, "calibration", _LARGEST, "Run `steptwin probe` to measure this machine"), source)
 
 
 def _from_tree(tree: dict[str, object], source: Path) -> Calibration:

@@ -12,6 +12,7 @@ import msgspec
 
 from sim.model.spec import ModelSpec
 from topologies.errors import BadInput, UnknownName
+from topologies.table import read_toml
 
 _LARGEST = 256 << 20
 
@@ -61,9 +62,8 @@ def _from_file(path: Path) -> ModelSpec:
     if path.stat().st_size > _LARGEST:
         raise BadInput(f"model file {path} has {path.stat().st_size} bytes; at most {_LARGEST} are read")
     try:
-        text = path.read_text("utf-8")
-        tree = tomllib.loads(text) if path.suffix == ".toml" else msgspec.json.decode(text)
-    except (tomllib.TOMLDecodeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        tree = read_toml(path, "model file", _LARGEST) if path.suffix == ".toml" else msgspec.json.decode(path.read_bytes())
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadInput(f"model file {path} is not valid {path.suffix[1:].upper()}: {error or 'nested too deeply'}") from None
     if not isinstance(tree, dict):
         raise BadInput(f"model file {path} holds {type(tree).__name__}, not a table of fields")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from sim.predict import figures_of_memory, predict_setting
 from topologies.errors import BadInput, Refused
 from topologies.hardware import Gpu
 from topologies.load import load_topology
+from topologies.table import read_toml
 
 DAY = 86400.0
 HOST_POWER = 0.5
@@ -49,11 +49,10 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
 def load_prices(path: Path) -> dict[str, float]:
     """Money per GPU-hour by machine name, from TOML: `dgx-h100 = 2.5`. Raises `BadInput`."""
-    try:
-        table = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise BadInput(f"price file {path} cannot be read: {error}") from None
+    table = read_toml(path, "price file")
     prices = table.get("per_gpu_hour", table)
+    if not isinstance(prices, dict):
+        raise BadInput(f"price file {path}: per_gpu_hour must be a table of prices by machine")
     for name, price in prices.items():
         if isinstance(price, bool) or not isinstance(price, (int, float)) or not 0 <= price < 1e12:
             raise BadInput(f"price file {path}: {name} = {str(price)[:40]} is no price per GPU-hour (a number that is not negative)")

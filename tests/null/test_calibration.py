@@ -65,7 +65,7 @@ def test_written_and_read_back(tmp_path_factory: pytest.TempPathFactory, calibra
     [
         (lambda text: "", "version"),
         (lambda text: text.replace("version = 2", "version = 99"), "version"),
-        (lambda text: text[:-40], "no valid TOML"),
+        (lambda text: text[:-40], "not valid TOML"),
         (lambda text: text.replace("cores = ", "kores = "), "kores"),
         (lambda text: text.replace("1.000e-03", "-1.0"), "makes no sense"),
         (lambda text: text.replace("1.000e-03", "nan"), "makes no sense"),

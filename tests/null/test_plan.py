@@ -84,7 +84,7 @@ def test_missing_and_huge_files_are_refused(tmp_path: Path) -> None:
         load_plan(tmp_path / "none.toml")
     big = tmp_path / "big.toml"
     big.write_text("#" * (2 << 20))
-    with pytest.raises(BadInput, match="at most"):
+    with pytest.raises(BadInput, match="larger than 1 MiB"):
         load_plan(big)
 
 
