@@ -218,16 +218,15 @@ def _misses(page: Page, summary: Mapping[str, Any]) -> None:
         "The largest errors, with where the predicted time goes, what the row leaves open, and how far measurements of the same plan differ.",
     )
     page.table(
-        ("row", "model", "GPU", "measured", "predicted", "error", "what it rests on"),
+        ("row, and what its prediction rests on", "model", "GPU", "measured", "predicted", "error"),
         [
             (
-                one["row_id"],
+                f"{one['row_id']}: {_why(one)}",
                 one["model"],
                 one["gpu"],
                 f"{one['measured_s']:.4g} s",
                 f"{one['predicted_s']:.4g} s",
                 f"{one['error']:+.0%}",
-                _why(one),
             )
             for one in summary["worst"]
         ],
