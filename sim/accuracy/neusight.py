@@ -38,6 +38,8 @@ class Label(msgspec.Struct, frozen=True, kw_only=True):
     training: bool
     measured: float
     predicted: float
+    roofline: float = 0.0
+    """The sum over kernels of max(FLOPs / peak, bytes / bandwidth): what knows neither kernels nor launches."""
 
     @property
     def error(self) -> float:
@@ -56,20 +58,29 @@ def neusight_labels(facts: Path) -> list[Label]:
             parts = row["case"].split("-")
             if len(parts) == 4 and parts[0] in MODELS and row["gpu"] in names:
                 gpu, training = find_gpu(names[row["gpu"]]), parts[1] == "train"
-                seconds = pass_seconds(parts[0], gpu, int(parts[3]), int(parts[2]), training)
-                measured = float(row["e2e_latency"]) * 1e-3
-                found.append(Label(gpu=gpu.name, case=row["case"], training=training, measured=measured, predicted=seconds))
+                works = list(_works(_network(parts[0], int(parts[3]), int(parts[2])), training))
+                measured, seconds, bound = float(row["e2e_latency"]) * 1e-3, _chain(works, gpu), roofline_seconds(works, gpu)
+                found.append(Label(gpu=gpu.name, case=row["case"], training=training, measured=measured, predicted=seconds, roofline=bound))
     return found
 
 
 def pass_seconds(model: str, gpu: Gpu, batch: int, seq: int, training: bool) -> float:
     """Seconds of forward, or of forward + backward."""
+    return _chain(_works(_network(model, batch, seq), training), gpu)
+
+
+def roofline_seconds(works: Iterable[Work], gpu: Gpu) -> float:
+    """Seconds of fp32 kernels that each reach the peak or the bandwidth."""
+    peak = gpu.flops["fp32"]
+    return sum(max(work.flops / peak, work.bytes / gpu.bandwidth) for work in works)
+
+
+def _network(model: str, batch: int, seq: int) -> Network:
     spec: ModelSpec = load_model(MODELS[model])
     if model == "gpt3_xl":
         assert isinstance(spec, Decoder)
         spec = msgspec.structs.replace(spec, **XL)
-    network = describe(spec, Shape(micro=batch, seq=seq, precision="fp32"), _framework(), "math")
-    return _chain(_works(network, training), gpu)
+    return describe(spec, Shape(micro=batch, seq=seq, precision="fp32"), _framework(), "math")
 
 
 def _framework() -> Framework:
@@ -103,5 +114,8 @@ def summarise(labels: list[Label]) -> list[dict[str, object]]:
     for gpu in [*dict.fromkeys(label.gpu for label in labels), "all"]:
         errors = [label.error for label in labels if gpu in (label.gpu, "all")]
         size = [abs(error) for error in errors]
-        rows.append({"gpu": gpu, "rows": len(errors), "mean": fmean(size), "median": median(size), "bias": fmean(errors)})
+        bound = [abs(label.roofline / label.measured - 1.0) for label in labels if gpu in (label.gpu, "all")]
+        rows.append(
+            {"gpu": gpu, "rows": len(errors), "mean": fmean(size), "median": median(size), "bias": fmean(errors), "roofline": fmean(bound)}
+        )
     return rows

@@ -1,4 +1,8 @@
-"""`make accuracy`: every table of accuracy in one go, from a folder with the published measurements."""
+"""`make accuracy`: every table of accuracy in one go, each with its target and with the baseline that knows less.
+
+Errors are fractions. What ships with the project (published steps, peak memory) is always scored; kernels, collectives and
+NeuSight's passes need the folder with the measurements.
+"""
 
 from __future__ import annotations
 
@@ -9,59 +13,105 @@ from typing import Any
 import msgspec
 
 from sim.accuracy import score
+from sim.accuracy.result import ValidationResult
 from sim.accuracy.score import Summary
-from sim.accuracy.training import ValidationResult, validate_training
-from topologies.errors import BadInput
+from sim.accuracy.training import validate_training
 
 Say = Callable[[str], None]
+Table = list[dict[str, object]]
+
+KERNELS = {"gemm": (0.08, 0.15), "attention": (0.10, None), "memory-bound": (0.15, None), "linear": (0.15, None)}
+"""Kind of kernel -> targets of the median error: with its GPU's parameters, and with the GPU left out."""
+COLLECTIVES = {">= 1 MiB": 0.10, "< 1 MiB": 0.25}
+"""Size -> target of the median error."""
+PASSES, PEAKS, STEPS, GROUPS = 0.15, 0.05, 0.12, 0.18
+"""Targets of mean errors: NeuSight's training passes, SimuMax's peaks, all published steps, each GPU and family from 8 rows on."""
+_FEWEST = 8
 
 
-def accuracy_tables(shared: Path, workers: int = 2, say: Say | None = None) -> dict[str, Any]:
-    """Tables by name: published steps by source, GPU and family, kernels, collectives, peak memory.
-
-    `shared` holds `groundtruth/` and `facts/`. Raises `BadInput` where it does not.
-    """
+def accuracy_tables(
+    shared: Path, workers: int = 2, say: Say | None = None, progress: Callable[[int, int], None] | None = None
+) -> dict[str, Any]:
+    """Tables by name. `shared` holds `facts/` and `groundtruth/`; tables whose measurements are absent are left out, and `say` tells it."""
     truth, facts = shared / "groundtruth", shared / "facts"
-    if not truth.is_dir() or not facts.is_dir():
-        raise BadInput(f"{shared} has no groundtruth/ and facts/: give the folder that holds the published measurements with --shared")
     found: dict[str, Any] = {}
-    _tell(say, "kernels")
-    found["kernels"] = _kernels(facts)
-    _tell(say, "collectives")
-    found["collectives"] = _collectives(truth / "collectives.csv")
-    _tell(say, "published steps")
-    found |= _steps(validate_training(truth / "training.csv", workers))
-    return found
+    if facts.is_dir():
+        _tell(say, "kernels ...")
+        found["kernels"] = _kernels(facts)
+        _tell(say, "passes of single GPUs ...")
+        found["passes (NeuSight, training)"] = _passes(facts)
+    else:
+        _tell(say, f"{facts} is absent: no tables of kernels and passes")
+    if truth.is_dir():
+        _tell(say, "collectives ...")
+        found["collectives"] = _collectives(truth / "collectives.csv")
+    else:
+        _tell(say, f"{truth} is absent: no table of collectives; the published steps are those that ship")
+    _tell(say, "peak memory ...")
+    found["peak memory"] = _peaks()
+    _tell(say, "published steps ...")
+    table = truth / "training.csv"
+    return found | _steps(validate_training(table if table.is_file() else None, workers, progress=progress))
 
 
 def _tell(say: Say | None, what: str) -> None:
     if say:
-        say(f"{what} ...")
+        say(what)
 
 
-def _kernels(facts: Path) -> list[dict[str, object]]:
+def _kernels(facts: Path) -> Table:
     from sim.accuracy.kernels import kernel_scores, summary
 
-    return summary(kernel_scores(facts))
+    def targets(kind: object) -> dict[str, object]:
+        own, left_out = KERNELS.get(str(kind), (None, None))
+        return {"target": own or "-", "left_out_target": left_out or "-"}
+
+    return [_rounded({**row, **targets(row["kind"])}) for row in summary(kernel_scores(facts))]
 
 
-def _collectives(path: Path) -> list[dict[str, object]]:
+def _passes(facts: Path) -> Table:
+    from sim.accuracy.neusight import neusight_labels, summarise
+
+    labels = [label for label in neusight_labels(facts) if label.training]
+    return [_rounded({**row, "target": PASSES if row["gpu"] == "all" else "-"}) for row in summarise(labels)]
+
+
+def _collectives(path: Path) -> Table:
     from sim.accuracy.collectives import validate_collectives
 
-    rows: list[dict[str, object]] = validate_collectives(path)["rows"]
-    return rows
+    return [{**row, "target": COLLECTIVES.get(str(row["size"]), "-")} for row in validate_collectives(path)["rows"]]
 
 
-def _steps(result: ValidationResult) -> dict[str, list[dict[str, object]]]:
-    whole = [{"rows": "all scored", **_row(result.all)}]
-    whole.append({"rows": "baseline: one MFU for everything", **_row(score.constant_mfu(result.outcomes)[1])})
-    groups = {"by source": result.by_source, "by GPU": result.by_gpu, "by family": result.by_family}
-    tables: dict[str, list[dict[str, object]]] = {"published steps": whole}
+def _peaks() -> Table:
+    from sim.accuracy.peaks import peaks, summarise
+    from sim.accuracy.published import published_rows
+
+    return [_rounded({**row, "target": PEAKS if row["printed"] == "allocated" else "-"}) for row in summarise(peaks(published_rows()))]
+
+
+def _steps(result: ValidationResult) -> dict[str, Table]:
+    outcomes = result.outcomes
+    base = score.baseline_table(outcomes)
+    held = score.coverage_table(outcomes)
+    whole = {**_row(result.all), "baseline": base["mape"], "in_interval": held["coverage"], "target": STEPS}
+    tables: dict[str, Table] = {"published steps": [_rounded({"rows": "all scored", **whole})]}
+    groups = {"source": result.by_source, "gpu": result.by_gpu, "family": result.by_family}
     for name, group in groups.items():
-        tables[f"published steps {name}"] = [{name[3:]: key, **_row(one)} for key, one in sorted(group.items())]
+        others, inside = base[f"by_{name}"], held[f"by_{name}"]
+        assert isinstance(others, dict) and isinstance(inside, dict)
+        rows: Table = []
+        for key, one in sorted(group.items()):
+            target = GROUPS if name != "source" and one.rows >= _FEWEST else "-"
+            beside = others[key]["mape"] if key in others else "-"
+            rows.append(_rounded({name: key, **_row(one), "baseline": beside, "in_interval": inside[key], "target": target}))
+        tables[f"published steps by {'GPU' if name == 'gpu' else name}"] = rows
     return tables
 
 
 def _row(summary: Summary) -> dict[str, object]:
-    values = msgspec.to_builtins(summary)
-    return {key: round(value, 4) if isinstance(value, float) else value for key, value in values.items()}
+    values: dict[str, object] = msgspec.to_builtins(summary)
+    return values
+
+
+def _rounded(row: dict[str, object]) -> dict[str, object]:
+    return {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}
