@@ -74,11 +74,13 @@ def data_mesh(plan: Plan, mesh: DeviceMesh) -> DeviceMesh:
 
 
 def shard(model: nn.Module, plan: Plan, mesh: DeviceMesh, zero: int) -> nn.Module:
-    """FSDP2: every layer is a unit, then what is left (the ends, which may share a table); HSDP where there are replicas too."""
+    """FSDP2: every layer is a unit, then what is left (the ends, which may share a table); HSDP where there are replicas too.
+
+    In a pipeline parameters stay from the first forward of a step to its last backward (torchtitan's default)."""
     from torch.distributed.fsdp import fully_shard
 
     over = mesh["dp_replicate", "dp_shard"] if plan.parallel.dp_replicate > 1 else mesh["dp_shard"]
-    again = zero == 3 and plan.parallel.reshard_after_forward
+    again = zero == 3 and plan.parallel.reshard_after_forward and plan.parallel.pp == 1
     for name, block in model.named_children():
         if name not in ("embed", "head") and any(True for _ in block.parameters()):
             fully_shard(block, mesh=over, reshard_after_forward=again)

@@ -67,9 +67,12 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     overlap_param: bool = True
     """Parameter all_gather of ZeRO-1/2 beside forward."""
     tp_overlap: bool = False
-    tensor: Literal["megatron", "dtensor"] = "megatron"
-    """How tensor parallelism is written. megatron: a column-parallel input is kept split and gathered again for the weights' gradient,
+    tensor: Literal["megatron", "sync", "dtensor"] = "megatron"
+    """How tensor parallelism is written. sync: every sum follows both products of its linear (Megatron-LM before November 2021). megatron: a column-parallel input is kept split and gathered again for the weights' gradient,
     norms' gradients travel in one message. dtensor: the gathered input is kept, each norm's gradient travels by itself."""
+    scatter_gather: bool = False
+    """Without sequence parallelism all tp ranks hold the same activations: each sends its part of them to the next stage, which gathers
+    them again (Narayanan et al. 2021, section 4.1)."""
     fused_dispatch: bool = False
     """Tokens are sent once to each rank that holds one of their experts, and land sorted by expert (DeepEP, HybridEP); else each
     token is copied top-k times, exchanged by all_to_all, and sorted again."""

@@ -90,11 +90,24 @@ def lower_block(job: Job, name: str, block: Block, *, first: bool = False, again
         parts.append(ops)
     if not again:
         return BlockOps(name, block, tuple(parts))
-    return BlockOps(name, block, _keep_input(parts, block.saved_input), _again(job, name, block))
+    redo, end = _again(job, name, block)
+    kept = _keep_input(parts, block.saved_input)
+    return BlockOps(name, block, kept, redo) if end == len(parts) else BlockOps(name, block, _on_demand(kept, end, redo))
 
 
-def _again(job: Job, name: str, block: Block) -> Ops:
-    """The block's forward as backward repeats it: to its end, or as far as backward needs."""
+def _on_demand(parts: tuple[PartOps, ...], at: int, redo: Ops) -> tuple[PartOps, ...]:
+    """`redo` as torch's checkpoint runs it: when the first kernel asks for a saved tensor, after what backward sends before."""
+
+    def before_kernels(ops: Ops) -> Ops:
+        first = next((i for i, op in enumerate(ops) if op.kind == "compute"), len(ops))
+        return (*ops[:first], *redo, *ops[first:])
+
+    part = parts[at]
+    return (*parts[:at], part._replace(backward=before_kernels(part.backward), joint=before_kernels(part.joint)), *parts[at + 1 :])
+
+
+def _again(job: Job, name: str, block: Block) -> tuple[Ops, int]:
+    """The block's forward as backward repeats it, to its end or as far as backward needs, and the first part that it leaves out."""
     from msgspec.structs import replace
 
     end = _early_stop(block) if job.framework.early_stop else len(block.parts)
@@ -104,7 +117,7 @@ def _again(job: Job, name: str, block: Block) -> Ops:
         redo = [Op(f"recompute/{name}.input", "record", COMPUTE, event=f"recompute/{name}.input")]
     if inputs:
         redo[-1] = replace(redo[-1], alloc=redo[-1].alloc + inputs)
-    return tuple(redo)
+    return tuple(redo), end
 
 
 def _early_stop(block: Block) -> int:

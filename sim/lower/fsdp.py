@@ -4,7 +4,8 @@ Forward: before block k runs, its all_gather is issued on `comm.fsdp` while bloc
 the copy-out of block k - 2 has left the buffer. Backward gathers the block before in turn, and reduce-scatters a block's
 gradients while the next one computes; the copy into the next bucket waits until the last reduce_scatter has read it. The ends
 are the root: gathered first, not freed after forward, reduced last. Both collectives use one communicator, so they share one lane.
-With a pipeline, a stage gathers once a step and reduces after its last backward.
+With a pipeline, a stage gathers once a step and reduces after its last backward, the root first (torch's pipelining calls post_backward
+of all units in the order of the modules).
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def forward(job: Job, blocks: list[BlockOps], tag: str, gather: bool) -> list[Op
     units = units_of(job, blocks, tag)
     if not gather:
         return [op for block in blocks for op in block.forward]
-    line = [unit for unit in dict.fromkeys(units[block.name] for block in blocks) if unit.messages]
+    line = _root_first(units, blocks)
     ahead = job.plan.parallel.prefetch
     frees = not job.train or (job.reshard and job.size("pp") == 1)
     ops = [op for lane in _lanes(line) for op in order(job, f"{tag}{lane}.updated", COMPUTE, lane)]
@@ -62,19 +63,27 @@ def forward(job: Job, blocks: list[BlockOps], tag: str, gather: bool) -> list[Op
     opened: set[Unit] = set()
     for block in blocks:
         unit = units[block.name]
-        if unit.messages and unit not in opened:
+        while unit.messages and unit not in opened:  # the root is opened before the first block
+            unit = line[len(opened)]
             opened.add(unit)
             k = len(opened) - 1
             while asked < min(len(line), k + max(1, ahead)):
                 ops += _gather(job, "fwd", line[asked], _free_for(line, asked, ahead))
                 asked += 1
             ops += _copy_out(job, "fwd", unit)
+            unit = units[block.name]
         ops += block.forward
         if ahead == 0:
             ops.append(Op(f"fwd/{block.name}.done", "record", COMPUTE, event="fwd/done"))
         if frees and unit.messages and not unit.root:
             ops.append(_reshard(job, "fwd", unit))
     return ops if job.train else ops + [_reshard(job, "fwd", unit) for unit in line if unit.root]
+
+
+def _root_first(units: dict[str, Unit], blocks: list[BlockOps]) -> list[Unit]:
+    """The units of a stage in the order of its modules: the root, then its layers."""
+    line = [unit for unit in dict.fromkeys(units[block.name] for block in blocks) if unit.messages]
+    return sorted(line, key=lambda unit: not unit.root)
 
 
 def _free_for(line: list[Unit], k: int, ahead: int) -> str:
@@ -111,8 +120,8 @@ def backward(job: Job, blocks: list[BlockOps], pieces: list[tuple[PartOps, tuple
             ops.append(_reshard(job, "bwd", unit))
             if sync:
                 ops += _reduce(job, unit, reduced)
-    late = [unit for unit in dict.fromkeys(units[b.name] for b in reversed(blocks)) if unit.messages and unit not in reduced]
-    for unit in sorted(late, key=lambda unit: unit.root) if sync else ():
+    late = [unit for unit in _root_first(units, blocks) if unit not in reduced]
+    for unit in late if sync else ():
         ops += [*_partial(job, blocks, units, unit), _reshard(job, "bwd", unit), *_reduce(job, unit, reduced)]
     return ops + _finish(job, reduced, tag)
 

@@ -104,7 +104,8 @@ def unscale(job: Job, share: Share) -> list[Op]:
 def clip(job: Job, share: Share) -> list[Op]:
     """Global norm: one pass, one number summed over all ranks that hold other parameters, one pass of scaling.
 
-    Megatron reads the norm on the host (clip_grads.py, get_grad_norm_fp32); torch leaves it on the device.
+    Megatron reads the norm on the host (clip_grads.py, get_grad_norm_fp32); torch leaves it on the device, and sums the stacked norms of
+    distributed tensors one by one (get_total_norm), those of pipeline stages as one number (torchtitan).
     """
     if not job.framework.clip:
         return []
@@ -113,7 +114,8 @@ def clip(job: Job, share: Share) -> list[Op]:
     axes = [*(["fsdp"] if job.zero else []), "tp", "pp"]
     if job.size("ep") > 1 and not job.zero:
         axes.append("ep")
-    ops += [collective(job, f"optimizer/norm.{axis}", COMPUTE, "all_reduce", 4, axis, "comm.norm") for axis in axes if job.size(axis) > 1]
+    sizes = {axis: 4 * share.tensors if job.framework.tensor == "dtensor" and axis != "pp" else 4 for axis in axes if job.size(axis) > 1}
+    ops += [collective(job, f"optimizer/norm.{axis}", COMPUTE, "all_reduce", size, axis, "comm.norm") for axis, size in sizes.items()]
     if is_contiguous(job):
         ops += read_back(job, "optimizer/norm.read", CLS)
     return [*ops, compute(job, "optimizer/clip", (over_all(job, share, "scale", g, g, dtype, 1),), CLS)]

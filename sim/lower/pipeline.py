@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sim.lower.job import Job
-from sim.lower.ops import blocks, record, wait
+from sim.lower.ops import blocks, collective, record, wait
 from sim.lower.schedule import Action, Kind, late, with_messages
 from sim.lower.stage import StageSegments
 from sim.program import COMPUTE, Call, Op
@@ -156,7 +156,7 @@ def _op(job: Job, action: Action) -> Op:
         _name(action),
         "send" if sends else "recv",
         _lane(action),
-        bytes=job.network.boundary,
+        bytes=job.network.boundary // _slices(job),
         group="pp",
         peer=1 if up != back else -1,
         cls=CLS,
@@ -192,7 +192,16 @@ def _receive(job: Job, action: Action) -> list[Op]:
 def _taken(job: Job, action: Action) -> list[Op]:
     """Compute waits for the message; from here on what the stage keeps for backward counts its bytes."""
     name = _name(action)
-    return [Op(f"{name}.wait", "wait", COMPUTE, event=name, shift=0, blocking=blocks(job, COMPUTE), free=job.network.boundary)]
+    arrived = Op(f"{name}.wait", "wait", COMPUTE, event=name, shift=0, blocking=blocks(job, COMPUTE), free=job.network.boundary)
+    if _slices(job) == 1:
+        return [arrived]
+    return [arrived, collective(job, f"{name}.all_gather", COMPUTE, "all_gather", job.network.boundary, "tp", CLS)]
+
+
+def _slices(job: Job) -> int:
+    """Parts in which the tp ranks of a stage send what they all hold."""
+    whole = not job.plan.parallel.sequence_parallel
+    return job.size("tp") if whole and job.framework.scatter_gather else 1
 
 
 def _holding(op: Op, alloc: int) -> Op:

@@ -79,7 +79,7 @@ def backward(job: Job, name: str, part: Part, dgrad: list[Op], wgrad: list[Op]) 
     """(input's gradient, weights' gradients, both in one pass)."""
     size, split = part.seam_bytes, job.plan.parallel.sequence_parallel
     if part.seam == "tp.gather":
-        return (_column if job.framework.tensor == "megatron" else _column_dtensor)(job, name, size, split, dgrad, wgrad)
+        return (_column if job.framework.tensor == "megatron" else _column_in_turn)(job, name, size, split, dgrad, wgrad)
     if split and part.seam in ("tp.reduce", "tp.embedding"):
         dgrad = _gather(job, f"bwd/{name}.all_gather", size, dgrad)
     return dgrad, wgrad, dgrad + wgrad
@@ -97,8 +97,8 @@ def _column(job: Job, name: str, size: int, split: bool, dgrad: list[Op], wgrad:
     return alone, weights, [*first, *_beside(job, total, reduce, size, wgrad)]
 
 
-def _column_dtensor(job: Job, name: str, size: int, split: bool, dgrad: list[Op], wgrad: list[Op]) -> tuple[list[Op], list[Op], list[Op]]:
-    """DTensor's: the gathered input was kept, the gradient's sum follows both GEMMs."""
+def _column_in_turn(job: Job, name: str, size: int, split: bool, dgrad: list[Op], wgrad: list[Op]) -> tuple[list[Op], list[Op], list[Op]]:
+    """DTensor's and early Megatron's: the gathered input was kept, the gradient's sum follows both GEMMs."""
     reduce = "reduce_scatter" if split else "all_reduce"
     total = _now(job, f"bwd/{name}.{reduce}", reduce, size)
     return [*dgrad, total], wgrad, [*dgrad, *wgrad, total]
@@ -122,7 +122,7 @@ def norm_gradients(job: Job, parts: list[tuple[str, Part]], sharded: bool = Fals
     if job.size("tp") == 1 or not job.plan.parallel.sequence_parallel:
         return []
     mine = [(name, part) for name, part in parts if whole(part)]
-    if job.framework.tensor == "megatron":
+    if job.framework.tensor != "dtensor":
         total = sum(part.params for _, part in mine)
         return [_now(job, "grad/norms.all_reduce", "all_reduce", total * job.grad_bytes)] if total and not sharded else []
     uses = 1 if sharded or job.framework.optimizer == "fused" else USES[job.plan.optimizer.name]

@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from sim.plan import Plan
 
 Message = tuple[str, tuple[int, ...], int]
-"""(collective, ranks, bytes)"""
+"""(collective, its ranks, bytes), or (send | recv, the peer, bytes)"""
 
 try:
     import torch
@@ -29,7 +30,10 @@ try:
 
     _RESOLVE = dist.distributed_c10d._resolve_process_group
     _UNBOX = dist.ProcessGroup.unbox
+    from torch.distributed.pipelining.stage import PipelineStage
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache as _FORGET
+
+    _VOTES = PipelineStage._warmup_forward_vote, PipelineStage._warmup_backward_result
 
     _MOVED = ""
 except (ImportError, AttributeError) as error:
@@ -49,6 +53,8 @@ _KINDS = {
     "broadcast": "broadcast",
     "broadcast_": "broadcast",
     "allgather_": "all_gather_list",
+    "send": "send",
+    "recv_": "recv",
 }
 _SILENT = ("wait_tensor", "_wrap_tensor_autograd")
 
@@ -74,7 +80,10 @@ class Log(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         space, name = func._schema.name.split("::")
         if space in ("c10d", "_c10d_functional") and name not in _SILENT:
-            self.messages.append((_KINDS[name], _ranks(args), _bytes(_KINDS[name], args, out)))
+            ranks = _ranks(args)
+            if name in ("send", "recv_"):  # (tensors, group, peer's place in it, tag)
+                ranks = (ranks[args[2]],)
+            self.messages.append((_KINDS[name], ranks, _bytes(_KINDS[name], args, out)))
         return out
 
 
@@ -107,13 +116,29 @@ def fake_world(rank: int, size: int) -> Iterator[Any]:
     torch.set_num_threads(1)  # tensors are tiny, and threads wait for each other
     dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
     try:
-        beat = SimpleNamespace(phase=lambda *_: None, touch=lambda: None, step=lambda *_: None)
-        yield SimpleNamespace(
-            rank=rank, size=size, local_rank=rank, kind="cpu", device=torch.device("cpu"), beat=beat, folder=Path(), barrier=lambda: None
-        )
+        with _agreed():
+            yield _world(rank, size)
     finally:
         dist.destroy_process_group()
         _FORGET()  # DTensor's caches keep the meshes, whose groups are gone
+
+
+@contextmanager
+def _agreed() -> Iterator[None]:
+    """Pipeline stages vote on whether their static shapes hold; here nobody answers, so the vote is cast for them."""
+    yes = torch.ones(1, dtype=torch.int32)
+    with (
+        mock.patch.object(PipelineStage, "_warmup_forward_vote", lambda *_, **__: yes),
+        mock.patch.object(PipelineStage, "_warmup_backward_result", lambda *_, **__: yes),
+    ):
+        yield
+
+
+def _world(rank: int, size: int) -> Any:
+    beat = SimpleNamespace(phase=lambda *_: None, touch=lambda: None, step=lambda *_: None)
+    return SimpleNamespace(
+        rank=rank, size=size, local_rank=rank, kind="cpu", device=torch.device("cpu"), beat=beat, folder=Path(), barrier=lambda: None
+    )
 
 
 def stock_messages(plan: Plan, rank: int, steps: int = 2) -> list[list[Message]]:
@@ -126,8 +151,9 @@ def stock_messages(plan: Plan, rank: int, steps: int = 2) -> list[list[Message]]
     with fake_world(rank, plan.world) as world:
         trainer = Trainer(world, plan, Path(), steps)
         log = Log()
-        if isinstance(trainer.model, DistributedDataParallel):
-            trainer.model.register_comm_hook(log, _bucket)
+        for model in (trainer.model, *trainer.model.children()):
+            if isinstance(model, DistributedDataParallel):
+                model.register_comm_hook((log, tuple(sorted(dist.get_process_group_ranks(model.process_group)))), _bucket)
         batches = trainer.batches()
         found = []
         with log:
@@ -138,10 +164,11 @@ def stock_messages(plan: Plan, rank: int, steps: int = 2) -> list[list[Message]]
     return found
 
 
-def _bucket(log: Log, bucket: Any) -> Any:
+def _bucket(state: tuple[Log, tuple[int, ...]], bucket: Any) -> Any:
     """DDP's bucket: written down as the all_reduce that it stands for, and answered."""
+    log, ranks = state
     tensor = bucket.buffer()
-    log.messages.append(("all_reduce", tuple(range(dist.get_world_size())), tensor.numel() * tensor.element_size()))
+    log.messages.append(("all_reduce", ranks, tensor.numel() * tensor.element_size()))
     future: Any = torch.futures.Future()
     future.set_result(tensor)
     return future

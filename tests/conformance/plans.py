@@ -1,8 +1,7 @@
 """Plans that stock PyTorch runs as they are, over small models: the grid of the conformance tests.
 
 Sizes divide evenly: FSDP2 pads what does not, and the program counts no padding. Left out, since program and stock differ:
-zero = 2 (the program sends Megatron's buckets, FSDP2 gathers by layer), recompute = "full" under tp (torch's checkpoint stops before
-the last product, Megatron's does not), clip without FSDP under tp (one more sum of each norm's gradient).
+clip without FSDP under tp (DTensor sums each norm's gradient once more for its part of the global norm).
 """
 
 from __future__ import annotations
@@ -57,10 +56,14 @@ FSDP = [
     plan(GPT, dp_shard=2, zero=3, optimizer={"name": "momentum"}),
     plan(LLAMA, dp_shard=2, zero=3, memory={"recompute": "full"}),
     plan(GPT, 2, dp_shard=2, zero=3, memory={"recompute": "full"}),
+    plan(LLAMA, dp_shard=2, zero=2),
+    plan(GPT, 3, dp_shard=4, zero=2),
+    plan(LLAMA, dp_shard=2, zero=3, optimizer={"clip": True}),
 ]
 HSDP = [
     *(plan(model, micros, dp_replicate=2, dp_shard=shards, zero=3) for model in (LLAMA, MLP) for shards, micros in ((2, 1), (4, 2))),
     plan(GPT, dp_replicate=8, dp_shard=8, zero=3, reshard_after_forward=False),
+    plan(LLAMA, dp_replicate=2, dp_shard=2, zero=3, optimizer={"clip": True}),
 ]
 TP = [
     *(plan(LLAMA, micros, tp=tp, sequence_parallel=split) for split in (True, False) for tp, micros in ((2, 1), (2, 3), (4, 1))),
@@ -68,6 +71,8 @@ TP = [
     plan(LLAMA, tp=2, optimizer={"name": "adam"} | FUSED),
     plan(LLAMA, tp=4, precision="bf16"),
     plan(LLAMA | {"norm": "layernorm", "fused_qkv": False, "activation": "gelu"}, tp=2),
+    plan(LLAMA, tp=2, memory={"recompute": "full"}),
+    plan(LLAMA, 2, tp=4, sequence_parallel=False, memory={"recompute": "full"}),
 ]
 FSDP_TP = [
     *(
@@ -82,14 +87,37 @@ FSDP_TP = [
     plan(LLAMA | {"heads": 16, "kv_heads": 8}, dp_shard=8, tp=8, zero=3),
     plan(LLAMA, dp_replicate=2, dp_shard=2, tp=2, zero=3),
     plan(LLAMA, 2, dp_replicate=2, dp_shard=4, tp=4, zero=3, sequence_parallel=False),
+    plan(LLAMA, 2, dp_shard=2, tp=2, zero=3, memory={"recompute": "full"}),
+    plan(LLAMA, 2, dp_shard=2, tp=2, zero=2),
+    plan(LLAMA, dp_shard=2, tp=2, zero=3, optimizer={"clip": True}),
 ]
 LOCAL = [plan(LLAMA, dp_replicate=2, update={"mode": "local", "every": 2})]
-PLANS = DDP + FSDP + HSDP + TP + FSDP_TP + LOCAL
+DEEP = LLAMA | {"layers": 5}
+UNTIED = GPT | {"layers": 4, "tied": False}
+PP = [
+    *(plan(DEEP, micros, pp=pp, schedule=name) for name in ("gpipe", "1f1b") for pp, micros in ((2, 2), (4, 5))),
+    plan(DEEP, 4, pp=2, schedule="interleaved", virtual_stages=2),
+    plan(DEEP, 3, pp=2, stages=(3, 2)),
+    plan(UNTIED, 2, pp=2, optimizer={"clip": True}),
+    plan(DEEP, 2, pp=2, memory={"recompute": "full"}),
+    plan(DEEP, 2, pp=2, precision="bf16"),
+    *(plan(DEEP, 3, pp=2, dp_replicate=2, comm=comm) for comm in ({}, SMALL)),
+    *(plan(DEEP, 4, pp=pp, dp_shard=shards, zero=zero) for pp, shards, zero in ((2, 2, 3), (2, 4, 2), (4, 2, 3))),
+    plan(DEEP, 4, pp=2, dp_shard=2, zero=3, schedule="interleaved", virtual_stages=2),
+    plan(UNTIED, 2, pp=2, dp_replicate=2, dp_shard=2, zero=3),
+    *(plan(DEEP, 2, pp=2, tp=tp, sequence_parallel=split, schedule=name) for tp, split, name in ((2, True, "1f1b"), (4, False, "gpipe"))),
+    plan(DEEP, 2, pp=2, tp=2, schedule="interleaved", virtual_stages=2),
+    plan(DEEP, 2, pp=2, tp=2, dp_shard=2, zero=3),
+    plan(DEEP, 2, pp=2, tp=2, dp_shard=4, zero=3, sequence_parallel=False, placement="pp,tp,cp,dp"),
+    plan(DEEP, 4, pp=4, tp=2, dp_replicate=2, dp_shard=4, zero=3),
+    plan(DEEP, 2, pp=2, dp_shard=2, zero=3, optimizer={"clip": True}),
+]
+PLANS = DDP + FSDP + HSDP + TP + FSDP_TP + LOCAL + PP
 
 
 def title(given: Plan) -> str:
     """`decoder-learned dp_shard=4 zero=3 micros=2`."""
     p, model = given.parallel, given.model
     assert isinstance(model, dict)
-    axes = [f"{name}={getattr(p, name)}" for name in ("dp_replicate", "dp_shard", "zero", "tp") if getattr(p, name) not in (1, None)]
+    axes = [f"{name}={getattr(p, name)}" for name in ("dp_replicate", "dp_shard", "zero", "tp", "pp") if getattr(p, name) not in (1, None)]
     return " ".join([f"{model['family']}-{model.get('position', 'rope')}", *axes, f"micros={given.microbatches}"])

@@ -19,19 +19,27 @@ STEPS = 2
 
 
 def lowered_messages(given: Plan, rank: int) -> list[list[Message]]:
-    """The collectives of each step of the lowered program on `rank`, in the order of issue."""
+    """What `rank` of the lowered program sends and receives in each step, in the order of issue."""
     habits = framework_of(given)
     program = lower(given, network_of(given, habits), habits, "cpu", STEPS)
     verify(program)
     found: list[list[Message]] = [[] for _ in range(STEPS)]
     for call, op in program.ops(rank):
-        if op.kind == "collective" and program.mesh.size(op.group) > 1:
-            found[call.step].append((op.name, tuple(sorted(program.mesh.group(op.group, rank))), op.bytes))
+        group = program.mesh.group(op.group, rank) if op.kind in ("collective", "send", "recv") else ()
+        if op.kind == "collective" and len(group) > 1:
+            found[call.step].append((op.name, tuple(sorted(group)), op.bytes))
+        elif group and op.kind != "collective":
+            found[call.step].append((op.kind, (group[(group.index(rank) + op.peer) % len(group)],), op.bytes))
     return found
 
 
+def by_lane(steps: list[list[Message]]) -> list[list[list[Message]]]:
+    """Each step's collectives, and its messages of a pipeline: they have lanes of their own, and an order of their own."""
+    return [[[m for m in step if (m[0] in ("send", "recv")) == piped] for piped in (False, True)] for step in steps]
+
+
 def test_the_grid_is_wide() -> None:
-    assert len(PLANS) >= 60 and len({repr(plan) for plan in PLANS}) == len(PLANS)
+    assert len(PLANS) >= 80 and len({repr(plan) for plan in PLANS}) == len(PLANS)
 
 
 @pytest.mark.parametrize("number", range(len(PLANS)), ids=[f"{i} {title(plan)}" for i, plan in enumerate(PLANS)])
@@ -39,13 +47,13 @@ def test_stock_and_program_send_the_same(number: int) -> None:
     need_fake()
     chosen = PLANS[number]
     rank = number * 7 % chosen.world
-    assert lowered_messages(chosen, rank) == stock_messages(chosen, rank, STEPS)
+    assert by_lane(lowered_messages(chosen, rank)) == by_lane(stock_messages(chosen, rank, STEPS))
 
 
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
     """Models and splits of up to 64 ranks that divide evenly."""
-    kind = draw(st.sampled_from(["ddp", "fsdp", "tp", "both"]))
+    kind = draw(st.sampled_from(["ddp", "fsdp", "tp", "both", "pipeline"]))
     heads, layers = draw(st.sampled_from([8, 16])), draw(st.integers(1, 3))
     model = LLAMA | {
         "heads": heads,
@@ -63,7 +71,17 @@ def plans(draw: st.DrawFn) -> Plan:
     split = draw(st.booleans())
     if kind == "tp":
         return plan(model, micros, tp=tp, sequence_parallel=split)
-    parallel = {"dp_shard": shards, "dp_replicate": replicas, "zero": 3, "reshard_after_forward": draw(st.booleans())}
+    if kind == "pipeline":
+        pp, replicas = draw(st.sampled_from([(2, 1), (2, 2), (4, 1), (4, 2)]))
+        beside = draw(st.sampled_from([{"dp_replicate": replicas}, {"dp_shard": 2, "dp_replicate": replicas, "zero": 3}, {"tp": tp}]))
+        beside |= {"sequence_parallel": split, "schedule": draw(st.sampled_from(["gpipe", "1f1b"]))}
+        return plan(model | {"layers": pp + layers - 1}, pp + micros - 1, pp=pp, **beside)
+    parallel = {
+        "dp_shard": shards,
+        "dp_replicate": replicas,
+        "zero": draw(st.sampled_from([2, 3])),
+        "reshard_after_forward": draw(st.booleans()),
+    }
     if kind == "both":
         parallel |= {"tp": tp if shards * replicas * tp <= 64 else 1, "sequence_parallel": split}
     return plan(model if kind == "both" else draw(st.sampled_from([model, GPT, MLP])), micros, **parallel)
@@ -74,4 +92,4 @@ def plans(draw: st.DrawFn) -> Plan:
 def test_drawn_plans_send_the_same(drawn: Plan, number: int) -> None:
     need_fake()
     rank = number % drawn.world
-    assert lowered_messages(drawn, rank) == stock_messages(drawn, rank, STEPS)
+    assert by_lane(lowered_messages(drawn, rank)) == by_lane(stock_messages(drawn, rank, STEPS))

@@ -50,6 +50,9 @@ CASES: tuple[tuple[dict[str, Any], int], ...] = (
     ({"dp_replicate": 2, "dp_shard": 2, "zero": 3}, 2),
     ({"tp": 2, "dp_shard": 2, "zero": 3}, 4),
     ({"pp": 2, "dp_shard": 2, "zero": 3}, 2),
+    ({"pp": 2, "dp_replicate": 2}, 1),
+    ({"pp": 2, "tp": 2}, 2),
+    ({"pp": 2, "tp": 2, "sequence_parallel": False, "schedule": "gpipe"}, 4),
 )
 
 
@@ -133,6 +136,7 @@ def test_a_disk_that_takes_nothing(tmp_path: Path) -> None:
         ({"parallel": {"dp_shard": 2, "zero": 1}}, "zero = 1"),
         ({"parallel": {}, "data": {"source": "object-store", "sample": "1 KiB"}}, "object store"),
         ({"parallel": {}, "model": {**MODEL, "window": 8}}, "window"),
+        ({"parallel": {"cp": 2}}, "context_parallel replaces CUDA's attention"),
     ],
 )
 def test_refused_with_a_reason(more: dict[str, Any], words: str, tmp_path: Path) -> None:
