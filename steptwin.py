@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     import typer
+    from torch import nn
 
     from executor.twin import Twin
     from sim.align import Comparison
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from topologies.load import Topology
 
 __version__ = "0.1.0"
-__all__ = ["compare", "main", "predict", "topology", "twin"]
+__all__ = ["compare", "main", "marked", "predict", "topology", "twin"]
 
 
 def predict(plan: Plan | str | Path | dict[str, Any], topology: Topology | str | Path, **options: Any) -> Prediction:
@@ -48,6 +51,13 @@ def compare(predicted: Prediction, measured: str | Path) -> Comparison:
     from sim.compare import compare as run
 
     return run(predicted, measured)
+
+
+def marked(model: nn.Module, **options: Any) -> AbstractContextManager[None]:
+    """Names the ops of your own training loop for `compare`; see `executor.marks.marked`."""
+    from executor.marks import marked as run
+
+    return run(model, **options)
 
 
 def topology(source: str | Path | Topology, *edits: str) -> Topology:

@@ -90,7 +90,8 @@ def _key(span: Span) -> str:
     return _STEP.sub("", span.id)
 
 
-def _reported(trace: Trace) -> list[Span]:
+def reported(trace: Trace) -> list[Span]:
+    """Spans of the step that figures are of."""
     begin, end = window(trace)
     numbers = sorted({s.step for s in trace.spans}) or [0]
     number = numbers[max(-len(numbers), trace.reported)]
@@ -112,7 +113,7 @@ def align_by_id(predicted: Trace, played: Trace, steps: list[float]) -> Comparis
         starts[key] = span.start
     pairs = [
         Pair(s.id, s.rank, s.lane, s.cls, s.kind, s.seconds - s.wait, statistics.median(times[_key(s)]), s.start, starts[_key(s)])
-        for s in _reported(predicted)
+        for s in reported(predicted)
         if s.kind not in _SKIP and _key(s) in times
     ]
     return Comparison(
@@ -140,7 +141,7 @@ def _by_class(rows: list[tuple[str, float, float]], ranks: int) -> tuple[ClassEr
 
 def align_by_class(predicted: Trace, stock: Trace, steps: list[float]) -> Comparison:
     """Compares seconds per step and rank by class of op; pairs the k-th op of a (rank, lane, class) with the k-th."""
-    wanted = [s for s in _reported(predicted) if s.kind not in _SKIP]
+    wanted = [s for s in reported(predicted) if s.kind not in _SKIP]
     count = max(1, len({s.step for s in stock.spans}))
     ranks = max(1, len(stock.ranks))
     sums: dict[str, list[float]] = {}

@@ -47,7 +47,7 @@ def _predict(app: typer.Typer, desk: Desk) -> None:
     @app.command()
     def compare(
         plan: PlanName,
-        measured: Annotated[Path, typer.Option(help="A trace of your own run: torch.profiler's .json or .json.gz")],
+        measured: Annotated[Path, typer.Option(help="A trace of your own run: torch.profiler's .json[.gz], Nsight's .sqlite")],
         on: On = "dgx-h100",
         set_: Sets = None,
         as_json: AsJson = False,

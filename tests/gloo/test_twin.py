@@ -10,7 +10,7 @@ import pytest
 from executor.probe import probe
 from executor.twin import Twin, bucket_bytes, twin
 from reports.folder import write_comparison
-from sim.kineto import read_trace
+from sim.imported.kineto import read_trace
 from sim.planfile import load_plan
 
 PLAN = {

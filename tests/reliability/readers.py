@@ -48,7 +48,7 @@ def _foreign(text: str, _: Path) -> object:
 
 
 def _trace(text: str, place: Path) -> object:
-    from sim.kineto import read_trace
+    from sim.imported.kineto import read_trace
     from sim.metrics import breakdown
 
     return breakdown(read_trace(_file(place, "trace.json", text)))

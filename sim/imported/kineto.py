@@ -1,13 +1,12 @@
 """Reads Kineto's Chrome JSON: StepTwin's own traces, and those of anybody's torch.profiler.
 
 Kernels and copies become spans on one lane per stream, with a class by the kernel's name; ops of StepTwin's own traces
-keep their id. Only the given fields are read, sizes are bounded, and nothing is executed.
+keep their id, and kernels launched inside a range `op:...` take its name (`marks`). Only the given fields are read, sizes are bounded, and nothing is executed.
 """
 
 from __future__ import annotations
 
 import gzip
-import re
 import zlib
 from bisect import bisect_right
 from pathlib import Path
@@ -15,22 +14,14 @@ from typing import Any
 
 import msgspec
 
+from sim.imported.marks import Marks, Range, op_of
+from sim.imported.names import STEP, copy_class, kernel_class
 from sim.trace import Span, Trace
 from topologies.errors import BadInput
 
 _LARGEST = 2 << 30
-_STEP = re.compile(r"ProfilerStep#(\d+)\Z")
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-_CLASSES = (
-    ("comm", re.compile(r"nccl", re.I)),
-    ("optimizer", re.compile(r"adam|multi_tensor|foreach|sgd|lamb", re.I)),
-    ("attention", re.compile(r"flash|fmha|attention|sdpa", re.I)),
-    ("gemm", re.compile(r"gemm|cutlass|nvjet|cublas|sm\d+_xmma|matmul|mm_", re.I)),
-    ("conv", re.compile(r"conv|cudnn|wgrad|dgrad", re.I)),
-    ("norm", re.compile(r"norm", re.I)),
-    ("loss", re.compile(r"softmax|nll|cross_entropy", re.I)),
-    ("embedding", re.compile(r"embedding|indexSelect", re.I)),
-)
+_RUNTIME = ("cuda_runtime", "cuda_driver")
 
 
 class _Event(msgspec.Struct):
@@ -89,29 +80,43 @@ def _bytes(path: Path) -> bytes:
 
 def _spans(file: _File) -> list[Span]:
     events = [e for e in file.traceEvents if e.ph == "X"]
-    bounds = sorted((e.ts, e.ts + e.dur, int(m.group(1))) for e in events if (m := _STEP.match(e.name)))
+    bounds = sorted((e.ts, e.ts + e.dur, int(m.group(1))) for e in events if (m := STEP.match(e.name)))
     names = {(e.pid, e.tid): str(e.args.get("name", "")) for e in file.traceEvents if e.ph == "M" and e.name == "thread_name"}
     chosen = [e for e in events if e.cat in _DEVICE or (e.cat == "cpu_op" and "op_id" in e.args)]
     zero = min((e.ts for e in chosen), default=0.0)
     starts = sorted(begin for begin, _, _ in bounds)
-    return [_span(e, zero, file.distributedInfo.rank, names, bounds, starts) for e in sorted(chosen, key=lambda e: e.ts)]
+    marks = _marks(events)
+    return [_span(e, zero, file.distributedInfo.rank, names, bounds, starts, marks) for e in sorted(chosen, key=lambda e: e.ts)]
+
+
+def _marks(events: list[_Event]) -> Marks:
+    ranges = (((e.pid, e.tid), Range(e.ts, e.ts + e.dur, op)) for e in events if (op := op_of(e.name)))
+    launches = ((int(e.args["correlation"]), (e.pid, e.tid), e.ts) for e in events if e.cat in _RUNTIME and "correlation" in e.args)
+    return Marks(ranges, launches)
 
 
 def _span(
-    event: _Event, zero: float, rank: int, names: dict[tuple[Any, Any], str], bounds: list[tuple[float, float, int]], starts: list[float]
+    event: _Event,
+    zero: float,
+    rank: int,
+    names: dict[tuple[Any, Any], str],
+    bounds: list[tuple[float, float, int]],
+    starts: list[float],
+    marks: Marks,
 ) -> Span:
     args = event.args
     op_id = str(args.get("op_id", ""))
+    marked = marks.op(int(args["correlation"])) if not op_id and "correlation" in args else ""
     stream = args.get("stream", event.tid)
     own_rank = int(op_id[1 : op_id.index("/")]) if op_id.startswith("r") and op_id[1 : op_id.find("/")].isdigit() else rank
     at = bisect_right(starts, event.ts) - 1
-    cls = str(args.get("class", "")) or _class(event)
+    cls = str(args.get("class", "")) or (copy_class(event.name) if event.cat == "gpu_memcpy" else kernel_class(event.name))
     kind = str(args.get("kind", "")) or ("copy" if event.cat == "gpu_memcpy" else "collective" if cls == "comm" else "compute")
     start = (event.ts - zero) * 1e-6
     return Span(
         own_rank,
         names.get((event.pid, event.tid)) or f"stream {stream}",
-        op_id or event.name,
+        op_id or marked or event.name,
         start,
         start + event.dur * 1e-6,
         kind,
@@ -123,9 +128,3 @@ def _span(
         group=str(args.get("group", args.get("Process Group Name", ""))),
         source="measured",
     )
-
-
-def _class(event: _Event) -> str:
-    if event.cat == "gpu_memcpy":
-        return "data" if "HtoD" in event.name else "output" if "DtoH" in event.name else "elementwise"
-    return next((name for name, pattern in _CLASSES if pattern.search(event.name)), "elementwise")

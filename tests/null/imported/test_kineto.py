@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sim.chrome import write_trace
 from sim.cost.price import Cost
 from sim.engine.run import simulate
-from sim.kineto import read_trace
+from sim.imported.kineto import read_trace
 from sim.mesh import Mesh
 from sim.program import Op
 from sim.trace import Trace

@@ -1,0 +1,98 @@
+"""Puts StepTwin's op ids into a training loop of your own, so that `steptwin compare --measured` aligns op by op.
+
+    with steptwin.marked(model):
+        for batch in loader:
+            train(batch)        # under torch.profiler, or nsys profile --trace=cuda,nvtx
+
+Each module's forward and backward run inside a range `op:fwd/L3.attn.qkv`, seen by torch.profiler and, on CUDA, as NVTX by Nsight Systems.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import record_function
+from torch.utils.hooks import RemovableHandle
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)(?:\.|$)")
+_PARTS = (
+    (re.compile(r"(q_proj|k_proj|v_proj|qkv|query_key_value|c_attn|wq|wk|wv|Wqkv|linear_qkv)$"), "attn.qkv"),
+    (re.compile(r"(attn|attention)\.(o_proj|wo|out_proj|c_proj|dense|proj|linear_proj)$"), "attn.proj"),
+    (re.compile(r"(gate_proj|up_proj|w1|w3|c_fc|fc1|dense_h_to_4h|gate_up_proj|linear_fc1)$"), "mlp.up"),
+    (re.compile(r"(down_proj|w2|fc2|dense_4h_to_h|linear_fc2|mlp\.c_proj)$"), "mlp.down"),
+    (re.compile(r"(input_layernorm|ln_1|attention_norm|norm1|norm_1)$"), "norm1"),
+    (re.compile(r"(post_attention_layernorm|ln_2|ffn_norm|norm2|norm_2)$"), "norm2"),
+    (re.compile(r"(act|act_fn|activation)$"), "mlp.act"),
+)
+_ENDS = (
+    (re.compile(r"(embed_tokens|wte|tok_embeddings|word_embeddings)$"), "embed.tokens"),
+    (re.compile(r"(lm_head|output|output_layer)$"), "head.logits"),
+    (re.compile(r"(^|\.)(norm|ln_f|final_layernorm|norm_f)$"), "head.norm"),
+)
+"""Names that Hugging Face, torchtitan, Megatron and nanoGPT give to the parts of a decoder."""
+
+
+def op_name(module: str) -> str:
+    """`L3.attn.qkv` of `model.layers.3.self_attn.q_proj`; "" for modules that are no part of a predicted decoder."""
+    layer = _LAYER.search(module)
+    if layer is not None:
+        part = next((part for pattern, part in _PARTS if pattern.search(module)), "")
+        return f"L{layer.group(1)}.{part}" if part else ""
+    return next((part for pattern, part in _ENDS if pattern.search(module)), "")
+
+
+@contextmanager
+def marked(model: nn.Module, name: Callable[[str], str] = op_name) -> Iterator[None]:
+    """While open, forward and backward of each named module run inside a range with the op's id.
+
+    name: from a module's dotted name to StepTwin's (`L3.attn.qkv`), "" to leave it unmarked.
+    """
+    handles: list[RemovableHandle] = []
+    for module_name, module in model.named_modules():
+        if op := name(module_name):
+            handles += _hooks(module, op)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _hooks(module: nn.Module, op: str) -> list[RemovableHandle]:
+    stack: list[Any] = []
+
+    def enter(phase: str) -> Callable[..., None]:
+        def hook(*_: object) -> None:
+            stack.append(_open(f"op:{phase}/{op}"))
+
+        return hook
+
+    def leave(*_: object) -> None:
+        if stack:
+            _close(stack.pop())
+
+    return [
+        module.register_forward_pre_hook(enter("fwd")),
+        module.register_forward_hook(leave),
+        module.register_full_backward_pre_hook(enter("bwd")),
+        module.register_full_backward_hook(leave),
+    ]
+
+
+def _open(name: str) -> Any:
+    mark = record_function(name)
+    mark.__enter__()  # type: ignore[no-untyped-call]
+    if torch.cuda.is_available():
+        torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]
+    return mark
+
+
+def _close(mark: Any) -> None:
+    if torch.cuda.is_available():
+        torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
+    mark.__exit__(None, None, None)

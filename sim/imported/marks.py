@@ -1,0 +1,51 @@
+"""Which range a kernel was launched in.
+
+Profilers tie a kernel to the call that launched it by a correlation number. A range named `op:fwd/L3.attn.qkv` that was open on
+that thread at that moment gives the kernel its op (`executor.marks` opens such ranges).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Hashable, Iterable
+from typing import NamedTuple
+
+PREFIX = "op:"
+_NESTED = 64
+"""Ranges that are looked through, from the innermost outwards."""
+
+
+class Range(NamedTuple):
+    """An open range of one thread, from `start` to `end` in the trace's own unit."""
+
+    start: float
+    end: float
+    op: str
+
+
+class Marks:
+    """Ranges by thread, and launches by correlation."""
+
+    def __init__(self, ranges: Iterable[tuple[Hashable, Range]], launches: Iterable[tuple[int, Hashable, float]]) -> None:
+        self._ranges: dict[Hashable, list[Range]] = {}
+        for thread, one in ranges:
+            self._ranges.setdefault(thread, []).append(one)
+        for line in self._ranges.values():
+            line.sort()
+        self._starts = {thread: [one.start for one in line] for thread, line in self._ranges.items()}
+        self._launches = {number: (thread, at) for number, thread, at in launches} if self._ranges else {}
+
+    def op(self, correlation: int) -> str:
+        """The innermost range's op, or ""."""
+        found = self._launches.get(correlation)
+        if found is None:
+            return ""
+        thread, at = found
+        line = self._ranges.get(thread, [])
+        last = bisect_right(self._starts.get(thread, []), at)
+        return next((one.op for one in reversed(line[max(0, last - _NESTED) : last]) if one.end >= at), "")
+
+
+def op_of(name: str) -> str:
+    """`fwd/L3.attn.qkv` of `op:fwd/L3.attn.qkv`, else ""."""
+    return name.removeprefix(PREFIX) if name.startswith(PREFIX) else ""

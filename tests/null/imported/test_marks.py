@@ -1,0 +1,103 @@
+"""Traces from elsewhere: kernels find their op by the range that was open when they were launched."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from sim.compare import compare
+from sim.imported import read_measured
+from sim.imported.marks import Marks, Range
+from sim.predict import predict
+from topologies.errors import BadInput
+
+MS = 1_000_000
+
+
+def kineto(path: Path) -> Path:
+    """Two steps of two marked GEMMs and one kernel outside any range."""
+    events: list[dict[str, object]] = []
+    number = 0
+    for step in (0, 1):
+        at = step * 10_000.0
+        events.append({"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "pid": 1, "tid": 1, "ts": at, "dur": 9000.0})
+        for op, start in (("op:fwd/L0.attn.qkv", 100.0), ("op:bwd/L0.attn.qkv", 3000.0), ("", 5000.0)):
+            number += 1
+            if op:
+                events.append({"ph": "X", "cat": "user_annotation", "name": op, "pid": 1, "tid": 1, "ts": at + start, "dur": 50.0})
+            call = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": at + start + 10, "dur": 5.0}
+            events.append({**call, "args": {"correlation": number}})
+            kernel = {"ph": "X", "cat": "kernel", "name": "sm90_gemm", "pid": 0, "tid": 7, "ts": at + start + 900, "dur": 1000.0}
+            events.append({**kernel, "args": {"correlation": number, "stream": 7}})
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+def nsys(path: Path) -> Path:
+    """The same as Nsight Systems exports it."""
+    file = sqlite3.connect(path)
+    file.executescript(
+        "CREATE TABLE StringIds (id INTEGER, value TEXT);"
+        "CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, text TEXT, textId INTEGER, globalTid INTEGER);"
+        "CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER, globalTid INTEGER, correlationId INTEGER);"
+        "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL"
+        " (start INTEGER, end INTEGER, streamId INTEGER, correlationId INTEGER, demangledName INTEGER);"
+        "CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY"
+        " (start INTEGER, end INTEGER, streamId INTEGER, correlationId INTEGER, copyKind INTEGER, bytes INTEGER);"
+        "INSERT INTO StringIds VALUES (1, 'sm90_gemm'), (2, 'op:bwd/L0.attn.qkv');"
+    )
+    number = 0
+    for step in (0, 1):
+        at = step * 10 * MS
+        file.execute("INSERT INTO NVTX_EVENTS VALUES (?, ?, ?, NULL, 9)", (at, at + 9 * MS, f"step {step}"))
+        for text, text_id, start in (("op:fwd/L0.attn.qkv", None, MS), (None, 2, 3 * MS), ("", None, 5 * MS)):
+            number += 1
+            if text or text_id:
+                file.execute("INSERT INTO NVTX_EVENTS VALUES (?, ?, ?, ?, 9)", (at + start, at + start + MS, text, text_id))
+            file.execute("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, 9, ?)", (at + start + 10, at + start + 20, number))
+            kernel = (at + start + MS, at + start + 2 * MS, 7, number)
+            file.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, ?, 1)", kernel)
+    file.execute("INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?, ?, 8, 99, 1, 4096)", (11 * MS, 12 * MS))
+    file.commit()
+    file.close()
+    return path
+
+
+@pytest.mark.parametrize("make", [kineto, nsys])
+def test_kernels_take_the_name_of_their_range(make, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    trace = read_measured(make(tmp_path / ("t.json" if make is kineto else "t.sqlite")))
+    gemms = [(s.step, s.id, round(s.seconds, 9)) for s in trace.spans if s.cls == "gemm"]
+    ids = ["fwd/L0.attn.qkv", "bwd/L0.attn.qkv", "sm90_gemm"]
+    assert gemms == [(step, id, 1e-3) for step in (0, 1) for id in ids]
+
+
+def test_a_copy_to_the_device_is_data(tmp_path: Path) -> None:
+    copies = [s for s in read_measured(nsys(tmp_path / "t.sqlite")).spans if s.kind == "copy"]
+    assert [(s.cls, s.bytes, s.lane, s.step) for s in copies] == [("data", 4096, "stream 8", 1)]
+
+
+def test_a_prediction_is_compared_op_by_op(tmp_path: Path) -> None:
+    predicted = predict({"model": "gpt2-124m", "seq_len": 256}, "dgx-h100", steps=2)
+    found = compare(predicted, kineto(tmp_path / "t.json"))
+    assert [(p.id, p.measured) for p in found.pairs] == [("fwd/L0.attn.qkv", pytest.approx(1e-3)), ("bwd/L0.attn.qkv", pytest.approx(1e-3))]
+    assert predicted.trace is not None
+    ours = {s.id: s.seconds for s in predicted.trace.spans if s.step == 1}
+    both = ours["r0/s1/mb0/bwd/L0.attn.qkv"] + ours["r0/s1/mb0/wgrad/L0.attn.qkv"]
+    assert found.pairs[1].predicted == pytest.approx(both)
+    assert found.measured_step.count == 1
+
+
+def test_the_innermost_open_range_counts() -> None:
+    ranges = [(1, Range(0.0, 10.0, "outer")), (1, Range(2.0, 4.0, "inner")), (2, Range(0.0, 10.0, "other"))]
+    marks = Marks(ranges, [(1, 1, 3.0), (2, 1, 5.0), (3, 2, 3.0), (4, 1, 11.0)])
+    assert [marks.op(n) for n in (1, 2, 3, 4, 5)] == ["inner", "outer", "other", "", ""]
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.sqlite", b"not a database at all" * 90), ("b.nsys-rep", b"x"), ("c.sqlite", b"")])
+def test_other_files_are_refused(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(BadInput, match="nsys"):
+        read_measured(tmp_path / name)
