@@ -6,11 +6,13 @@ Made from the mapping that `steptwin validate --json` prints, so it can be drawn
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 
 from reports.page import Page
+from sim.runs import write_atomic
 
 TARGETS = {"mape": 0.12, "median_ape": 0.08, "bias": 0.04, "coverage": 0.97, "group": 0.18, "rank": 0.9}
 """What the project sets out to reach (errors as fractions); groups count from 8 rows on."""
@@ -49,6 +51,11 @@ def validation_page(summary: Mapping[str, Any], title: str = "Predicted against 
     _misses(page, summary)
     _refusals(page, summary)
     return page.text("Made by StepTwin. Mean and median are of the absolute error; bias is the mean of the signed error.")
+
+
+def write_validation(path: Path, summary: Mapping[str, Any]) -> Path:
+    """Writes the page; returns its path."""
+    return write_atomic(path, validation_page(summary))
 
 
 def _headline(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:

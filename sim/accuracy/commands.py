@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from topologies.verbs import AsJson, Desk, Workers
+from topologies.errors import BadInput
+from topologies.verbs import AsJson, Desk, Report, Workers
 
 
 def add(app: typer.Typer, desk: Desk) -> None:
@@ -15,21 +16,33 @@ def add(app: typer.Typer, desk: Desk) -> None:
 
     @app.command()
     def validate(
-        data: Annotated[Path, typer.Option(help="CSV in the columns of the published table")],
+        data: Annotated[Path | None, typer.Option(help="CSV in the columns of the published table; unsaid: the table that ships")] = None,
         collectives: Annotated[bool, typer.Option("--collectives", help="The file holds timings of collectives")] = False,
         workers: Workers = 2,
         limit: Annotated[int | None, typer.Option(help="Only so many rows")] = None,
+        report: Report = None,
         as_json: AsJson = False,
     ) -> None:
         """Score predictions against published measurements."""
         if collectives:
             from sim.accuracy.collectives import validate_collectives
 
+            if data is None:
+                raise BadInput("validate --collectives needs timings: give a CSV file with --data")
             desk.show(validate_collectives(data), as_json, "validation")
             return
+        from sim.accuracy.progress import on_terminal
+        from sim.accuracy.tables import step_tables
         from sim.accuracy.training import validate_training
 
-        desk.show(validate_training(data, workers=workers, limit=limit).to_dict(), as_json, "validation")
+        found = validate_training(data, workers=workers, limit=limit, progress=on_terminal("plans"))
+        if as_json:
+            desk.show(found.to_dict(), True, "validation")
+        else:
+            for name, rows in step_tables(found).items():
+                desk.show({"rows": rows}, False, name)
+        if report:
+            desk.say(f"report: {desk.page('validation', report, found.to_dict())}")
 
     @app.command()
     def accuracy(
@@ -37,10 +50,11 @@ def add(app: typer.Typer, desk: Desk) -> None:
         workers: Workers = 2,
         as_json: AsJson = False,
     ) -> None:
-        """Every table of accuracy: kernels, collectives, published steps beside their baselines."""
+        """Every table of accuracy: kernels, collectives, memory, published steps, beside targets and baselines."""
+        from sim.accuracy.progress import on_terminal
         from sim.accuracy.tables import accuracy_tables
 
-        found = accuracy_tables(shared, workers, say=desk.say)
+        found = accuracy_tables(shared, workers, say=desk.say, progress=on_terminal("plans"))
         if as_json:
             desk.show(found, True, "accuracy")
             return

@@ -26,7 +26,10 @@ COLLECTIVES = {">= 1 MiB": 0.10, "< 1 MiB": 0.25}
 """Size -> target of the median error."""
 PASSES, PEAKS, STEPS, GROUPS = 0.15, 0.05, 0.12, 0.18
 """Targets of mean errors: NeuSight's training passes, SimuMax's peaks, all published steps, each GPU and family from 8 rows on."""
+RANK = 0.9
+"""Least rank correlation within each model and GPU that has enough plans."""
 _FEWEST = 8
+_SHOWN = 10
 
 
 def accuracy_tables(
@@ -51,7 +54,7 @@ def accuracy_tables(
     found["peak memory"] = _peaks()
     _tell(say, "published steps ...")
     table = truth / "training.csv"
-    return found | _steps(validate_training(table if table.is_file() else None, workers, progress=progress))
+    return found | step_tables(validate_training(table if table.is_file() else None, workers, progress=progress))
 
 
 def _tell(say: Say | None, what: str) -> None:
@@ -89,7 +92,8 @@ def _peaks() -> Table:
     return [_rounded({**row, "target": PEAKS if row["printed"] == "allocated" else "-"}) for row in summarise(peaks(published_rows()))]
 
 
-def _steps(result: ValidationResult) -> dict[str, Table]:
+def step_tables(result: ValidationResult) -> dict[str, Table]:
+    """What a run over published steps found: of all rows, by source, GPU and family, by rank, and what is off or refused."""
     outcomes = result.outcomes
     base = score.baseline_table(outcomes)
     held = score.coverage_table(outcomes)
@@ -105,7 +109,26 @@ def _steps(result: ValidationResult) -> dict[str, Table]:
             beside = others[key]["mape"] if key in others else "-"
             rows.append(_rounded({name: key, **_row(one), "baseline": beside, "in_interval": inside[key], "target": target}))
         tables[f"published steps by {'GPU' if name == 'gpu' else name}"] = rows
-    return tables
+    return tables | {name: rows for name, rows in _ends(result).items() if rows}
+
+
+def _ends(result: ValidationResult) -> dict[str, Table]:
+    """Rank correlations, the rows that are furthest off, and refusals by reason."""
+    ranks = sorted(score.rank_correlations(result.outcomes).items(), key=lambda item: item[1])
+    worst = sorted(result.outcomes, key=lambda o: -abs(o.error))[:_SHOWN]
+    reasons: dict[str, int] = {}
+    for refusal in result.refused:
+        reasons[refusal.reason] = reasons.get(refusal.reason, 0) + 1
+    return {
+        "rank correlation (worst)": [
+            {"model and GPU": name, "step time": round(value, 3), "target": RANK} for name, value in ranks[:_SHOWN]
+        ],
+        "furthest off": [
+            {"row": o.row_id, "model": o.model, "measured_s": o.measured_s, "predicted_s": o.predicted_s, "error": round(o.error, 3)}
+            for o in worst
+        ],
+        "refused": [{"reason": reason, "rows": count} for reason, count in reasons.items()],
+    }
 
 
 def _row(summary: Summary) -> dict[str, object]:

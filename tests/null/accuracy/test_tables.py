@@ -51,4 +51,5 @@ def test_what_ships_is_scored_where_the_measurements_are_absent(tmp_path: Path, 
     assert any("is absent" in text for text in told)
     (whole,) = found["published steps"]
     assert whole["rows"] == 4 and whole["target"] == tables.STEPS and {"mape", "baseline", "in_interval"} <= set(whole)
+    assert len(found["furthest off"]) == 4
     assert sum(row["rows"] for row in found["published steps by source"]) == 4
