@@ -26,9 +26,6 @@ _KINDS = {
     "rmsnorm": "_fused_rms_norm _fused_rms_norm_backward",
     "batchnorm": "native_batch_norm native_batch_norm_backward cudnn_batch_norm cudnn_batch_norm_backward",
     "softmax": "_softmax _safe_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data",
-    "cross_entropy": "nll_loss_forward nll_loss_backward",
-    "embedding": "embedding gather index index_select select_backward slice_backward",
-    "embedding_backward": "embedding_dense_backward index_put scatter_add index_add",
     "dropout": "native_dropout native_dropout_backward bernoulli_ bernoulli",
     "cast": "_to_copy",
     "copy": "clone copy_ cat stack constant_pad_nd repeat index_fill",
@@ -39,6 +36,8 @@ _KINDS = {
     "zero": "zeros zeros_like zero_ fill_ full ones ones_like new_zeros full_like arange",
 }
 _WHAT = {name: what for what, names in _KINDS.items() for name in names.split()}
+_LOOKUPS = {"embedding", "gather", "index", "index_select"}
+_SCATTERS = {"embedding_dense_backward", "index_put", "scatter_add", "index_add"}
 
 
 def tensors_of(values: Any) -> list[torch.Tensor]:
@@ -87,13 +86,40 @@ def works_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any,
         return _lstm(args, "backward" in name)
     if name == "_grouped_mm":
         return [_grouped(args, role)]
-    written = tensors_of(out)
-    inputs = tensors_of((args, kwargs))
-    what = _WHAT.get(name, "add" if len(inputs) > 1 else "copy")
+    return _by_bytes(name, tensors_of((args, kwargs)), tensors_of(out))
+
+
+def _by_bytes(name: str, inputs: list[torch.Tensor], written: list[torch.Tensor]) -> list[Work]:
+    """Kernels whose time is their bytes. Most read all of their inputs; the others as torch's CUDA kernels do."""
+    if not written and not inputs:
+        return []
+    dtype, plain = _dtype(written[0] if written else inputs[0]), name.rstrip("_")
+    made, read = moved(written), moved(inputs)
     ops = float(sum(t.numel() for t in written[:1]))
-    return (
-        [MemoryBound(what, moved(inputs), moved(written), _dtype(written[0] if written else inputs[0]), ops)] if written or inputs else []
-    )
+    if plain in _LOOKUPS:  # the rows that are asked for, not the table
+        return [MemoryBound("embedding", made + _indices(inputs), made, dtype, ops)]
+    if plain in _SCATTERS:  # adds rows into a table: one of zeros, a copy, or in place the given one
+        rows = moved(inputs[-1:]) if plain != "embedding_dense_backward" else moved(inputs[:1])
+        table: list[Work] = [MemoryBound("zero", 0, made, dtype)] if plain == "embedding_dense_backward" else []
+        table = table or ([] if name.endswith("_") else [MemoryBound("copy", made, made, dtype)])
+        return [*table, MemoryBound("embedding_backward", rows + _indices(inputs), 2 * rows, dtype, ops)]
+    if plain in ("slice_backward", "select_backward"):
+        return [MemoryBound("zero", 0, made, dtype), MemoryBound("copy", read, read, dtype)]
+    if plain == "nll_loss_forward":  # one score of each row
+        rows = _indices(inputs)
+        return [MemoryBound("reduce", 2 * rows, made, dtype, ops)]
+    if plain == "nll_loss_backward":
+        rows = _indices(inputs)
+        return [MemoryBound("zero", 0, made, dtype), MemoryBound("reduce", rows, rows, dtype)]
+    if plain in ("native_batch_norm", "native_batch_norm_backward"):  # statistics first, then the values again
+        read += moved(inputs[:2] if plain.endswith("backward") else inputs[:1])
+    if plain == "max_pool2d_with_indices_backward":  # places, not values
+        read -= moved(inputs[1:2])
+    return [MemoryBound(_WHAT.get(name, "add" if len(inputs) > 1 else "copy"), read, made, dtype, ops)]
+
+
+def _indices(tensors: list[torch.Tensor]) -> int:
+    return moved(t for t in tensors if not t.is_floating_point() and t.dim())
 
 
 def _dtype(tensor: torch.Tensor) -> str:

@@ -13,40 +13,56 @@ _CLASSES = {
 }  # fmt: skip
 
 
-def blocks_of(recorder: Recorder) -> list[tuple[str, Block]]:
-    """Parts grouped into blocks: the items of the container that holds most parameters, and what lies before, between and after."""
-    container = _container(recorder.owned)
-    found: list[tuple[str, list[Part]]] = []
-    for segment in recorder.segments:
-        item, inner = _place(segment.module, container)
-        inside = any(name.startswith("L") for name, _ in found)
-        label = f"L{item}" if item else ("head" if inside else "embed")
+Named = list[tuple[str, Block]]
+
+
+def blocks_of(recorder: Recorder) -> Named:
+    """Parts grouped into blocks: embed, L0 ... L(n-1), head. Layers are the numbered items of the containers that make the model;
+    what lies between two of them joins the one before, unless it brings parameters of its own (`mid`)."""
+    containers = _containers(recorder.owned)
+    places = [_place(segment.module, containers) for segment in recorder.segments]
+    last = max((index for index, (item, _) in enumerate(places) if item), default=-1)
+    numbers: dict[str, int] = {}
+    found: list[tuple[str, str, list[Part]]] = []
+    for index, (segment, (item, inner)) in enumerate(zip(recorder.segments, places, strict=True)):
+        tensors = recorder.tensors(segment.module) if segment.first else ()
+        if item:
+            label = f"L{numbers.setdefault(item, len(numbers))}"
+        elif numbers and index < last:
+            label = "mid" if tensors else found[-1][0].partition("+")[0]
+        else:
+            label = "head" if numbers else "embed"
         if not found or found[-1][0].partition("+")[0] != label:
-            again = sum(name.partition("+")[0] == label for name, _ in found)
-            found.append((f"{label}+{again}" if again else label, []))
-        found[-1][1].append(_part(segment, inner or "self", recorder, len(found[-1][1])))
-    return [(name, _block(name, parts, recorder.entered.get(f"{container}{name[1:]}"))) for name, parts in found]
+            again = sum(name.partition("+")[0] == label for name, _, _ in found)
+            found.append((f"{label}+{again}" if again else label, item, []))
+        found[-1][2].append(_part(segment, inner or "self", tensors, len(found[-1][2])))
+    return [(name, _block(name, parts, recorder.entered.get(item))) for name, item, parts in found]
 
 
 def _block(name: str, parts: list[Part], given: int | None) -> Block:
     """`given`: bytes that a layer was called with. The model's own input is no activation: before the first layer none is kept."""
-    kind = {"e": "embed", "h": "head"}.get(name[0], "layer")
-    first = parts[0].saved if parts else 0
-    return Block(kind=kind, parts=tuple(parts), saved_input=0 if kind == "embed" else first if given is None else given)
+    kind = {"e": "embed", "m": "embed", "h": "head"}.get(name[0], "layer")
+    first = parts[0].saved if parts and name[0] != "e" else 0
+    return Block(kind=kind, parts=tuple(parts), saved_input=first if given is None else given)
 
 
-def _place(module: str, container: str | None) -> tuple[str, str]:
-    """(number of the container's item, name inside it); ("", name) outside."""
-    if container is None or not module.startswith(container):
-        return ("0" if container is None else ""), module
-    item, _, inner = module[len(container) :].partition(".")
-    return (item, inner) if item.isdigit() else ("", module)
+def _place(module: str, containers: list[str] | None) -> tuple[str, str]:
+    """(the layer, the name inside it); ("", the module) outside of all. A model without numbered children is one layer."""
+    if containers is None:
+        return "0", module
+    for prefix in containers:
+        number, _, inner = module[len(prefix) :].partition(".")
+        if module.startswith(prefix) and number.isdigit():
+            return f"{prefix}{number}", inner
+    return "", module
 
 
-def _container(owned: dict[str, tuple[Any, ...]]) -> str | None:
-    """Prefix ("layers.", "" for the root) of the numbered children that hold most parameters; None: fewer than two."""
+def _containers(owned: dict[str, tuple[Any, ...]]) -> list[str] | None:
+    """Prefixes ("layers.", "" for the root) of numbered children: those that hold most parameters, and all whose items are made
+    of modules (an encoder beside a decoder, the stages of a CNN). None: there are fewer than two children anywhere."""
     sizes: dict[str, int] = {}
     items: dict[str, set[str]] = {}
+    deep: dict[str, set[str]] = {}
     for name, parameters in owned.items():
         pieces = name.split(".")
         index = next((index for index, piece in enumerate(pieces) if piece.isdigit()), None)
@@ -54,11 +70,16 @@ def _container(owned: dict[str, tuple[Any, ...]]) -> str | None:
             prefix = "".join(f"{piece}." for piece in pieces[:index])
             sizes[prefix] = sizes.get(prefix, 0) + sum(p.numel() for p in parameters)
             items.setdefault(prefix, set()).add(pieces[index])
+            if len(pieces) > index + 1:
+                deep.setdefault(prefix, set()).add(pieces[index])
     full = [prefix for prefix in sizes if len(items[prefix]) > 1]
-    return max(full, key=lambda prefix: sizes[prefix], default=None)
+    if not full:
+        return None
+    largest = max(full, key=lambda prefix: sizes[prefix])
+    return [prefix for prefix in full if prefix == largest or deep.get(prefix) == items[prefix]]
 
 
-def _part(segment: Segment, name: str, recorder: Recorder, index: int) -> Part:
+def _part(segment: Segment, name: str, tensors: tuple[int, ...], index: int) -> Part:
     works = segment.works
     kinds = [_CLASSES.get(type(w).__name__) or _CLASSES.get(getattr(w, "what", ""), "elementwise") for w in works["forward"]]
     order = ("gemm", "moe", "conv", "attention", "loss", "norm", "embedding", "activation")
@@ -68,7 +89,7 @@ def _part(segment: Segment, name: str, recorder: Recorder, index: int) -> Part:
         backward=tuple(works["backward"]),
         wgrad=tuple(works["wgrad"]),
         cls=next((kind for kind in order if kind in kinds), "elementwise"),
-        tensors=recorder.tensors(segment.module) if segment.first else (),
+        tensors=tensors,
         saved=segment.saved,
         working=max(segment.working, 1 if works["backward"] else 0),
         modules=1 if segment.first else 0,

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 from executor.aten import tensors_of
 from executor.builder import Input
@@ -18,6 +19,19 @@ _DTYPES = {
 }  # fmt: skip
 
 
+class FusedNorms(TorchFunctionMode):
+    """RMSNorm as one kernel, as on a GPU: on a CPU torch spells it out. It runs as the LayerNorm without bias that moves the same bytes."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.rms_norm, torch.nn.functional.rms_norm):
+            return _layer_norm(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _layer_norm(x: torch.Tensor, shape: Any, weight: torch.Tensor | None = None, eps: float | None = None) -> torch.Tensor:
+    return torch.layer_norm(x, shape, weight, None, eps or 1e-6)
+
+
 def record(build: Callable[[], torch.nn.Module], inputs: tuple[Input, ...], precision: str) -> Recorder:
     """The recorder after one pass. Raises `BadInput` that names the module where the code fails or needs a tensor's values."""
     dtype = _DTYPES[precision]
@@ -26,7 +40,7 @@ def record(build: Callable[[], torch.nn.Module], inputs: tuple[Input, ...], prec
         values = [_value(one, dtype) for one in inputs]
         recorder = Recorder(model)
         try:
-            with recorder:
+            with recorder, FusedNorms():
                 with torch.autograd.graph.saved_tensors_hooks(recorder.pack, lambda tensor: tensor):
                     out = model(*values)
                     loss = _loss(out)

@@ -40,6 +40,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.kept: dict[int, int] = {}
         """Storage -> segment that keeps it."""
         self.pending = 0
+        self.latest: Segment | None = None
+        """Of the latest backward call."""
         self.in_backward = False
         self.entered: dict[str, int] = {}
         """Bytes of activations that a module was first called with."""
@@ -69,7 +71,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Forward: the segment that is open, or a new one (calls without a kernel open none)."""
         if self.in_backward:
             node = torch._C._current_autograd_node()
-            return (self.made.get(node._sequence_nr()) if node is not None else None) or self.segments[-1]
+            found = self.made.get(node._sequence_nr()) if node is not None else None
+            # Sums of gradients that meet, and nodes of views, belong to what runs around them.
+            self.latest = found or self.latest or self.segments[-1]
+            return self.latest
         module = self.stack[-1]
         if not self.segments or self.segments[-1].module != module:
             if free:

@@ -38,17 +38,19 @@ def core(
     window: int = 0,
     dropout: bool = False,
     mask: bool = False,
+    scale: bool = True,
     kv_seq: int = 0,
     name: str = "attn.core",
 ) -> Part:
-    """softmax(Q K^T) V. Under context parallelism this rank's queries meet all keys; `mask`: an additive mask (BERT).
+    """softmax(Q K^T) V. Under context parallelism this rank's queries meet all keys; `mask`: an additive mask (BERT);
+    `scale`: scores are divided by the root of the head's size (T5 does without).
 
     The whole gathered K and V travel (p2p, all_gather), or this rank's Q, K, V change places with heads (all_to_all).
     """
     b, s, cp = share.micro, share.seq, share.shape.cp
     keys = kv_seq or s * cp
     if share.math:
-        part = _written_out(share, heads, keys, name, dropout, causal or mask)
+        part = _written_out(share, heads, keys, name, dropout, causal or mask, scale)
     else:
         swap = cp if share.shape.cp_kind == "all_to_all" else 1
         work = Attention(
@@ -81,7 +83,7 @@ def _qkv_bytes(share: Share, heads: Heads, queries: int, keys: int) -> int:
     return (queries * heads.q * heads.d + keys * heads.kv * (heads.d + heads.dv)) * share.e
 
 
-def _written_out(share: Share, heads: Heads, keys: int, name: str, dropout: bool, masked: bool) -> Part:
+def _written_out(share: Share, heads: Heads, keys: int, name: str, dropout: bool, masked: bool, scaled: bool) -> Part:
     """Attention of separate kernels: 5 a s^2 b bytes kept with dropout (Korthikanti et al. 2022, section 4.1)."""
     b, s, h, dtype = share.micro, share.seq, heads.q, share.core
     scores = b * h * s * keys
@@ -92,7 +94,7 @@ def _written_out(share: Share, heads: Heads, keys: int, name: str, dropout: bool
     forward: list[Work] = _head_copies(share, heads, keys)
     forward.append(Gemm(s, keys, heads.d, dtype, b * h))
     if not (fused or quiet):
-        forward.append(elementwise("scale", share, scores, e, e))
+        forward += [elementwise("scale", share, scores, e, e)] * scaled
         forward += [elementwise("add", share, scores, e, e)] * masked
     forward.append(elementwise("softmax", share, scores, e, es, 5.0, rows))
     forward += [elementwise("dropout", share, scores, es, es + 1)] * dropout
@@ -104,7 +106,7 @@ def _written_out(share: Share, heads: Heads, keys: int, name: str, dropout: bool
     backward += [elementwise("dropout", share, scores, es + 1, es)] * dropout
     backward.append(elementwise("softmax", share, scores, 2 * es, e, 4.0, rows))
     if not (fused or quiet):
-        backward += [elementwise("scale", share, scores, e, e)] * (1 + masked)
+        backward += [elementwise("scale", share, scores, e, e)] * (scaled + (masked and scaled))
     backward += [
         Gemm(s, heads.d, keys, dtype, b * h, "dgrad"),
         Gemm(keys, heads.d, s, dtype, b * h, "dgrad"),
@@ -126,10 +128,12 @@ def _head_copies(share: Share, heads: Heads, keys: int) -> list[Work]:
 def rope(share: Share, heads: int, width: int, name: str = "attn.rope") -> Part:
     """Rotation of `heads` (queries and keys together) by `width` columns: one kernel fused, else as Python writes it.
 
-    Unfused (transformers): x cos + rotate_half(x) sin is neg, cat, mul, mul, add, for queries and for keys.
+    Unfused (transformers): x cos + rotate_half(x) sin is neg, cat, mul, mul, add, for queries and for keys. Backward fills each half's
+    gradient into zeros, and sums three gradients of x.
     """
     n, e = share.rows * heads * width, share.e
     works: tuple[Work, ...]
+    back: tuple[Work, ...] = ()
     if share.framework.fused_rope or share.framework.compile:
         works = (elementwise("rope", share, n, e, e, 3.0),)
     else:
@@ -140,7 +144,8 @@ def rope(share: Share, heads: int, width: int, name: str = "attn.rope") -> Part:
             elementwise("add", share, n // 2, 2 * e, e),
         )
         works = steps * 2
-    return Part(name=name, forward=works, backward=works, cls="elementwise", rope=True)
+        back = (elementwise("zero", share, n // 2, 0, e),) * 2 + (elementwise("add", share, n // 2, 2 * e, e),)
+    return Part(name=name, forward=works, backward=works + back * 2, cls="elementwise", rope=True)
 
 
 def grouped_query(
@@ -161,6 +166,7 @@ def grouped_query(
     sinks: bool = False,
     dropout: bool = False,
     mask: bool = False,
+    scale: bool = True,
     frozen: bool = False,
 ) -> list[Part]:
     """MHA, GQA or MQA from the norm's output to the projection's: qkv, (norms), (rope), core, proj.
@@ -182,7 +188,7 @@ def grouped_query(
             parts.append(norm(share, f"attn.{name}_norm", rows, width, "rmsnorm", after_residual=False, es=share.e))
     if rotary:
         parts.append(rope(share, local.q + local.kv, int(d * rotary)))
-    middle = core(share, local, causal=causal, window=window, dropout=dropout, mask=mask)
+    middle = core(share, local, causal=causal, window=window, dropout=dropout, mask=mask, scale=scale)
     if sinks:
         from msgspec.structs import replace
 

@@ -68,12 +68,17 @@ def _self(spec: EncDec, share: Share, causal: bool, first: bool) -> list[Part]:
     width = spec.head_dim or spec.hidden // spec.heads
     parts = grouped_query(
         share, spec.hidden, spec.heads, spec.heads, width, qkv_bias=spec.bias, proj_bias=spec.bias, causal=causal,
-        fused=share.framework.fused_projections, dropout=spec.dropout > 0, mask=True,
+        fused=share.framework.fused_projections, dropout=spec.dropout > 0, mask=True, scale=not spec.relative,
     )  # fmt: skip
-    if not (first and spec.relative):
+    if not spec.relative:
         return parts
     heads = spec.heads // share.tp
     n = heads * share.seq * share.seq
+    if share.math:  # the gradient of the bias, which all samples add
+        total = elementwise("reduce", share, n, share.micro * share.e, share.e)
+        parts = [replace(part, backward=(*part.backward, total)) if part.name == "attn.core" else part for part in parts]
+    if not first:
+        return parts
     lookup = elementwise("embedding", share, n, 8 + share.e, share.e)
     scatter = elementwise("embedding_backward", share, n, share.e, 0)
     table = Part(name="attn.positions", forward=(lookup,), wgrad=(scatter,), cls="embedding", tensors=(spec.relative * heads,))
@@ -105,7 +110,16 @@ def _cross(spec: EncDec, source: Share, target: Share) -> list[Part]:
     bytes_ = target.rows * spec.hidden * target.e if split else 0
     keys = source.rows * spec.hidden * source.e if split else 0
     fused = target.framework.fused_projections
-    middle = core(target, local, causal=False, dropout=spec.dropout > 0, mask=True, kv_seq=source.shape.seq, name="cross.core")
+    middle = core(
+        target,
+        local,
+        causal=False,
+        dropout=spec.dropout > 0,
+        mask=True,
+        scale=not spec.relative,
+        kv_seq=source.shape.seq,
+        name="cross.core",
+    )
     return [
         linear(target, "cross.q", spec.hidden, inner, bias=spec.bias, seam="tp.gather" if split else "", seam_bytes=bytes_, stream=True, modules=2),
         linear(

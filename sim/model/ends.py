@@ -125,4 +125,5 @@ def _eager_loss(share: Share, n: int, tokens: int) -> tuple[list[Work], list[Wor
     cast, uncast = _casts(share, n)
     row: Work = MemoryBound("reduce", 4 * tokens, 4 * tokens, "fp32", 1.0, 1, tokens)
     forward = [*cast, MemoryBound("softmax", 4 * n, 4 * n, "fp32", 5.0 * n, 1, tokens), row]
-    return forward, [row, MemoryBound("softmax", 8 * n, 4 * n, "fp32", 2.0 * n, 1, tokens), *uncast]
+    zero: Work = MemoryBound("zero", 0, 4 * n, "fp32")  # nll_loss_backward fills a gradient of zeros, then one place of each row
+    return forward, [zero, row, MemoryBound("softmax", 8 * n, 4 * n, "fp32", 2.0 * n, 1, tokens), *uncast]

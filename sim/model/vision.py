@@ -61,21 +61,23 @@ def convolution(
     return part, y
 
 
-def normalised(share: Share, name: str, y: Map, *, relu: bool = True, join: bool = False) -> Part:
-    """Batch norm, the residual add where `join`, and ReLU: one kernel each, or one together (fused_activation, compile).
+def normalised(share: Share, name: str, y: Map, *, relu: bool = True, fork: Map | None = None) -> Part:
+    """Batch norm, the residual add where the block's input forked (`fork`), and ReLU: one kernel each, or one together
+    (fused_activation, compile).
 
     Training reads the input twice (statistics, then scaling) and in backward input and gradient twice.
     """
     n, e = share.micro * y.size, share.e
     fused = share.framework.fused_activation or share.framework.compile
+    join = fork is not None
     extra = fused and join
     forward: list[Work] = [elementwise("batchnorm", share, n, (2 + extra) * e, e, 8.0, y.channels)]
     backward: list[Work] = [elementwise("batchnorm", share, n, (4 + (fused and relu)) * e, (1 + extra) * e, 16.0, y.channels)]
     if not fused:
         forward += [elementwise("add", share, n, 2 * e, e)] * join + [elementwise("activation", share, n, e, e)] * relu
         backward = [elementwise("activation", share, n, 2 * e, e)] * relu + backward
-    if join:  # the two gradients of the block's input are summed
-        backward.append(elementwise("add", share, n, 2 * e, e))
+    if fork is not None:  # the two gradients of the block's input are summed
+        backward.append(elementwise("add", share, share.micro * fork.size, 2 * e, e))
     return Part(
         name=name,
         forward=tuple(forward),

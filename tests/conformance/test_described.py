@@ -1,0 +1,144 @@
+"""Captured modules against the descriptions of the same models: products, convolutions and attention one by one (and so their
+FLOPs and bytes), all other kernels by the bytes that each layer moves."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from executor.capture import Input, capture  # noqa: E402
+from sim.framework import Framework  # noqa: E402
+from sim.model import ModelSpec, Network, Part, Shape, describe, load_model  # noqa: E402
+from sim.model.families import decoder  # noqa: E402
+from sim.model.lstm import lstm  # noqa: E402
+from sim.model.moe import moe  # noqa: E402
+from sim.model.share import share_of  # noqa: E402
+from sim.model.spec import EncDec, Encoder, Mlp, Moe, Vit  # noqa: E402
+from sim.work import Attention, Conv, Gemm, GroupedGemm, Work  # noqa: E402
+from tests.conformance import modules  # noqa: E402
+
+PLAIN = Framework(name="plain", source="test", param_dtype="fp32", grad_dtype="fp32", reduce_dtype="fp32", optimizer="fused")
+APART = Framework(
+    name="apart", source="test", param_dtype="fp32", grad_dtype="fp32", reduce_dtype="fp32", optimizer="fused", fused_projections=False
+)
+"""q, k, v as linears of their own."""
+
+
+class Pair(NamedTuple):
+    """A module with its inputs, and what describes it. `same`: (captured block, described block) whose bytes are compared."""
+
+    build: Callable[[], object]
+    inputs: Input
+    spec: ModelSpec
+    framework: Framework
+    seq: int
+    same: tuple[tuple[str, str], ...]
+    attention: str = "flash"
+
+
+WORDS = Input((4, 64), "int64")
+LAYERS = (("L0", "L0"), ("L1", "L1"))
+PAIRS: dict[str, Pair] = {
+    "llama": Pair(
+        modules.Llama, WORDS,
+        decoder("llama", n_layers=2, hidden=128, n_heads=4, vocab_size=1000, ffn_hidden=352, dropout=0.0),
+        APART, 64, (*LAYERS, ("head", "head"), ("embed", "embed")),
+    ),
+    "llama-grouped": Pair(
+        lambda: modules.Llama(kv=2), WORDS,
+        decoder("llama", n_layers=2, hidden=128, n_heads=4, n_kv_heads=2, vocab_size=1000, ffn_hidden=352, dropout=0.0),
+        APART, 64, (*LAYERS, ("head", "head"), ("embed", "embed")),
+    ),
+    "vit": Pair(
+        modules.Vit, Input((4, 3, 64, 64)), Vit(name="v", layers=2, hidden=96, heads=4, image=64, patch=16, classes=10),
+        PLAIN, 1, (*LAYERS, ("embed", "embed"), ("head", "head")),
+    ),
+    "bert": Pair(modules.Bert, WORDS, Encoder(name="b", layers=2, hidden=128, heads=4, vocab=1000, positions=64, dropout=0.0), PLAIN, 64, LAYERS),
+    "t5": Pair(
+        modules.T5, WORDS,
+        EncDec(name="t", layers=2, hidden=128, heads=4, ffn=512, vocab=1000, norm="rmsnorm", bias=False, relative=32, dropout=0.0),
+        APART, 64, (*LAYERS, ("L2", "D0"), ("L3", "D1"), ("head", "head")), "math",
+    ),
+    "resnet50": Pair(
+        modules.ResNet50, Input((2, 3, 224, 224)), load_model("resnet50"), PLAIN, 1,
+        (("embed", "stem"), ("L0", "S0.0"), ("L1", "S0.1"), ("L3", "S1.0"), ("L7", "S2.0"), ("L15", "S3.2"), ("head", "head")),
+    ),
+    "mlp": Pair(modules.Mlp, Input((32, 64)), Mlp(name="m", widths=(64, 256, 256, 16), loss="mse"), PLAIN, 1, ()),
+}  # fmt: skip
+
+
+def works_of(parts: Iterable[Part]) -> list[Work]:
+    return [work for part in parts for work in (*part.forward, *part.backward, *part.wgrad)]
+
+
+def products(works: Iterable[Work]) -> Counter[object]:
+    """Every product, convolution and attention by its shape; the sides of a product in either order, batches counted."""
+    found: Counter[object] = Counter()
+    for w in works:
+        if isinstance(w, Gemm):
+            found["gemm", w.role, w.k, *sorted((w.m, w.n)), w.dtype, w.repeat] += w.batch
+        elif isinstance(w, GroupedGemm):
+            found["grouped", w.role, w.groups, w.m, w.k, w.n, w.dtype] += 1
+        elif isinstance(w, Attention):
+            found["attention", w.batch, w.heads, w.kv_heads, w.q, w.kv, w.d, w.causal, w.dtype, w.backward] += 1
+        elif isinstance(w, Conv):
+            found["conv", w.role, w.batch, w.c_in, w.c_out, w.kh, w.out, w.dtype] += 1
+    return found
+
+
+def both(name: str) -> tuple[Network, Network]:
+    pair = PAIRS[name]
+    micro, token = pair.inputs.shape[0], pair.inputs.dtype == "int64"
+    spec = capture(pair.build, (pair.inputs,), name=name)  # type: ignore[arg-type]
+    captured = describe(spec, Shape(micro=micro, seq=pair.seq if token else 1, precision="fp32"), pair.framework)
+    return captured, describe(pair.spec, Shape(micro=micro, seq=pair.seq, precision="fp32"), pair.framework, pair.attention)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_products_are_the_same_one_by_one(name: str) -> None:
+    captured, described = both(name)
+    found, said = (products(work for _, block in network.blocks for work in works_of(block.parts)) for network in (captured, described))
+    if name == "mlp":  # the first layer's input needs no gradient: described all the same, and left out when lowered
+        said["gemm", "dgrad", 256, 32, 64, "fp32", 1] -= 1
+    assert found == +said
+    assert captured.parameters == described.parameters
+    if PAIRS[name].attention == "flash":  # totals count the causal half of attention once, which written-out attention computes whole
+        assert captured.flops_per_sample == described.flops_per_sample
+
+
+@pytest.mark.parametrize("name", [name for name, pair in PAIRS.items() if pair.same])
+def test_layers_move_the_same_bytes(name: str) -> None:
+    """Within 5 %: what the descriptions leave out are copies of views (the three gradients of a fused qkv put together)."""
+    captured, described = (dict(network.blocks) for network in both(name))
+    for mine, its in PAIRS[name].same:
+        found, said = (sum(w.bytes for w in works_of(block.parts)) for block in (captured[mine], described[its]))
+        assert found == pytest.approx(said, rel=0.05), (mine, its, found / said)
+
+
+def test_a_recurrent_layer_is_the_described_one() -> None:
+    network = describe(capture(modules.Recurrent, (Input((4, 16, 64)),)), Shape(micro=4, seq=1, precision="fp32"), PLAIN)
+    share = share_of(Shape(micro=4, seq=16, precision="fp32"), PLAIN)
+    described = [lstm(share, "lstm", 64, 128), lstm(share, "lstm", 128, 128)]
+    part = network.blocks[0][1].parts[0]
+    assert products(works_of([part])) == products(works_of(described))
+    assert part.params == sum(one.params for one in described)
+    assert part.saved == pytest.approx(sum(one.saved for one in described), rel=0.05)
+    assert sum(w.bytes for w in works_of([part])) == pytest.approx(sum(w.bytes for w in works_of(described)), rel=0.01)
+
+
+def test_grouped_experts_are_the_described_ones() -> None:
+    build = lambda: modules.Mixtral(h=64, ffn=96, experts=8, top_k=2, n=2)  # noqa: E731
+    network = describe(capture(build, (Input((4, 16, 64), "bf16"),), precision="bf16"), Shape(micro=4, seq=1), PLAIN)
+    share = share_of(Shape(micro=4, seq=16), Framework(name="plain", source="test"))
+    described = moe(share, 64, Moe(experts=8, top_k=2, ffn=96), "swiglu")
+    layer = dict(network.blocks)["L0"]
+    assert products(works_of(layer.parts)) == products(works_of(described))
+    assert layer.params == sum(part.params for part in described)
+    flops = [sum(w.flops for w in works_of(parts) if isinstance(w, (Gemm, GroupedGemm))) for parts in (layer.parts, described)]
+    assert math.isclose(*flops)
