@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -73,7 +75,9 @@ def plans(draw: st.DrawFn) -> Plan:
         return plan(model, micros, tp=tp, sequence_parallel=split)
     if kind == "pipeline":
         pp, replicas = draw(st.sampled_from([(2, 1), (2, 2), (4, 1), (4, 2)]))
-        beside = draw(st.sampled_from([{"dp_replicate": replicas}, {"dp_shard": 2, "dp_replicate": replicas, "zero": 3}, {"tp": tp}]))
+        beside: dict[str, Any] = draw(
+            st.sampled_from([{"dp_replicate": replicas}, {"dp_shard": 2, "dp_replicate": replicas, "zero": 3}, {"tp": tp}])
+        )
         beside |= {"sequence_parallel": split, "schedule": draw(st.sampled_from(["gpipe", "1f1b"]))}
         return plan(model | {"layers": pp + layers - 1}, pp + micros - 1, pp=pp, **beside)
     parallel = {
