@@ -20,6 +20,7 @@ from sim.plan import Output, Plan
 from sim.program import Program
 from sim.trace import Trace
 from sim.uncertainty import Mark, Shares
+from topologies.errors import Refused
 from topologies.load import Topology
 
 STEPS = 3
@@ -92,6 +93,7 @@ def predict(
     *,
     edits: tuple[str, ...] = (),
     calibration: str | Path | None = None,
+    costs: str = "fitted",
     steps: int = STEPS,
     fold: bool = True,
 ) -> Prediction:
@@ -102,23 +104,30 @@ def predict(
         topology: a machine ("dgx-h100"), a cluster ("16x dgx-h100"), a TOML file or a topology.
         edits: what-ifs on the topology ("link.nvlink.rate=400 GB/s").
         calibration: a file made by `probe`; its measured costs take precedence.
+        costs: "fitted", or "tables": measured kernels of the package aiconfigurator-core where they cover a shape.
         steps: optimizer steps to simulate; the last one is reported.
         fold: simulate equal ranks once.
 
     Raises `BadInput` or one of its kinds for input that cannot be used. A plan that does not fit into memory
     is predicted all the same, with `fits` false and what would make it fit.
     """
-    return predict_setting(bind(plan, topology, edits), calibration=calibration, steps=steps, fold=fold)
+    return predict_setting(bind(plan, topology, edits), calibration=calibration, costs=costs, steps=steps, fold=fold)
 
 
 def predict_setting(
-    setting: Setting, *, calibration: str | Path | None = None, steps: int = STEPS, fold: bool = True, detail: bool = True
+    setting: Setting,
+    *,
+    calibration: str | Path | None = None,
+    costs: str = "fitted",
+    steps: int = STEPS,
+    fold: bool = True,
+    detail: bool = True,
 ) -> Prediction:
     """`predict` for inputs that are bound already. Without `detail`, what meets nobody else is simulated once, for speed."""
     plan, topology = setting.plan, setting.topology
     quiet = msgspec.structs.replace(plan, output=Output())
     program = lower(quiet, setting.network, setting.framework, topology.kind, steps)
-    pricer = pricer_for(setting, calibration)
+    pricer = pricer_for(setting, calibration, costs)
     trace = simulate(program, pricer, fold, topology.symmetric, detail, condensed=not detail)
     split = metrics.breakdown(trace)
     step = metrics.step_time(trace)
@@ -128,8 +137,8 @@ def predict_setting(
     return _figures(setting, program, trace, step + stall, split, shares)
 
 
-def pricer_for(setting: Setting, calibration: str | Path | None = None) -> Pricer:
-    """The pricer of the setting's kind of machine."""
+def pricer_for(setting: Setting, calibration: str | Path | None = None, costs: str = "fitted") -> Pricer:
+    """The pricer of the setting's kind of machine. Raises `Refused` where `costs` or the calibration speak of another kind."""
     from sim.lower.noise import factors
 
     factor = factors(setting.plan)
@@ -137,10 +146,16 @@ def pricer_for(setting: Setting, calibration: str | Path | None = None) -> Price
         from sim.cost.calibration import load_calibration
         from sim.cost.cpu_pricer import CpuPricer
 
+        if costs != "fitted":
+            raise Refused(f"cost source '{costs}' holds kernels of GPUs; {setting.topology.name} has CPUs. Leave --costs out")
         return CpuPricer(setting.topology, load_calibration(calibration), factor)
     from sim.cost.gpu_pricer import GpuPricer
 
-    return GpuPricer(setting.topology, setting.framework, factor, setting.plan.world)
+    if calibration is None and costs == "fitted":
+        return GpuPricer(setting.topology, setting.framework, factor, setting.plan.world)
+    from sim.cost.measured import MeasuredPricer, lookups_of
+
+    return MeasuredPricer(setting.topology, setting.framework, lookups_of(costs, calibration), factor, setting.plan.world)
 
 
 def _output_seconds(setting: Setting, pricer: Pricer, step: float, fold: bool) -> float:

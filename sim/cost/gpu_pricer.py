@@ -12,11 +12,11 @@ from sim.cost.host import host_seconds
 from sim.cost.kernel import kernel_cost
 from sim.cost.overlap import slowdown
 from sim.cost.place import Common
-from sim.cost.price import Cost
+from sim.cost.price import Cost, Source
 from sim.cost.sustained import slowest
 from sim.framework import Framework
 from sim.program import Op
-from sim.work import HostWork
+from sim.work import HostWork, Work
 from topologies.graph import Topology
 from topologies.hardware import Gpu
 
@@ -75,21 +75,27 @@ class GpuPricer(Common):
             found = self._compute[key] = (self._chain(op, gpu, stretch, self._spent("kernel", rank), self._spent("launch", rank)), op)
         return found[0]
 
+    def kernel(self, work: Work, gpu: Gpu) -> Cost:
+        """One work on the device: by the fitted model, unless a pricer knows better."""
+        return kernel_cost(work, gpu, self.framework.attention_efficiency, True, self._board)
+
     def _chain(self, op: Op, gpu: Gpu, stretch: float, launch: float, again: float) -> Cost:
         """Kernels one after the other: the k-th waits for its launch and for the one before (max-plus).
 
         A repeated kernel is called once from Python, then launched by a loop in C++ (`again` seconds each).
         """
-        total, issued, end, assumed = 0.0, 0.0, 0.0, False
+        total, issued, end = 0.0, 0.0, 0.0
+        sources: set[Source] = set()
         for work in op.works:
-            cost = kernel_cost(work, gpu, self.framework.attention_efficiency, True, self._board)
-            assumed = assumed or cost.source == "assumed"
+            cost = self.kernel(work, gpu)
+            sources.add(cost.source)
             seconds = cost.seconds * stretch
             last = issued + launch + (work.repeat - 1) * min(again, launch)
             # `repeat` equal kernels: either the device or the launches are the slower chain.
             end = max(max(end, issued + launch) + seconds, last + seconds / work.repeat)
             issued, total = last, total + seconds
-        return Cost(total, "assumed" if assumed else "fitted", host=issued, ready=end)
+        weakest: Source = "assumed" if "assumed" in sources else "measured" if sources == {"measured"} else "fitted"
+        return Cost(total, weakest, host=issued, ready=end)
 
     def _copy(self, op: Op, rank: int) -> Cost:
         if op.how in ("disk", "store"):

@@ -60,6 +60,13 @@ def table_cost(work: Gemm | Attention, gpu: Gpu) -> Cost | None:
     return Cost(rate * work.batch * work.q * work.repeat, "measured") if rate else None
 
 
+def check_installed() -> None:
+    """Raises `Refused` where the package, or what reads its files, is absent."""
+    _root()
+    if importlib.util.find_spec("pyarrow") is None:
+        raise Refused("cost source 'tables' needs pyarrow to read parquet files. Run: pip install 'steptwin[tables]'")
+
+
 def _root() -> Path:
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
