@@ -37,6 +37,9 @@ def _ms(seconds: float) -> str:
 def _prediction(console: Any, value: Mapping[str, Any]) -> None:
     table = _table(f"{value['model']['name']} on {value['topology']} ({value['gpus']} ranks)", "prediction", "")
     table.add_row("step time", _ms(value["step_time_s"]))
+    if "interval_s" in value:
+        low, high, level = (value["interval_s"][key] for key in ("low", "high", "level"))
+        table.add_row(f"{level:.0%} interval, {value['mark']}", f"{_ms(low)} to {_ms(high)}")
     for unit in ("tokens", "samples"):
         if f"{unit}_per_s_per_gpu" in value:
             table.add_row(f"{unit} per second", f"{value[f'{unit}_per_s']:,.1f}")
@@ -56,6 +59,8 @@ def _prediction(console: Any, value: Mapping[str, Any]) -> None:
     console.print(f"costs rest on: {shares}")
     if value["does_not_fit"]:
         console.print(f"does not fit: {value['does_not_fit']}")
+    for reason in value.get("mark_reasons", ()):
+        console.print(f"extrapolated: {reason}")
     for warning in value["warnings"]:
         console.print(f"warning: {warning}")
 

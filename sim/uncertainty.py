@@ -146,12 +146,11 @@ def _spent(program: Program, pricer: Pricer, topology: Topology) -> tuple[Shares
     beside: Shares = {}
     host: dict[Source, float] = {"fitted": 0.0}
     known: _Known = {}
+    alike: dict[tuple[int, str], tuple[Op, int]] = {}
     for segment, times in calls.items():
         for op in program.segments[segment]:
-            if op.kind == "compute":
-                cost = pricer.local(op, 0)
-                kind = "gemm" if op.cls in _MATRIX else "attention" if op.cls == "attention" else "memory"
-                lane[kind, cost.source] = lane.get((kind, cost.source), 0.0) + times * cost.seconds
+            if op.kind == "compute":  # equal layers share their kernels: each set is priced once
+                alike[id(op.works), op.cls] = (op, alike.get((id(op.works), op.cls), (op, 0))[1] + times)
             elif op.kind == "host":
                 cost = pricer.local(op, 0)
                 host[cost.source] = host.get(cost.source, 0.0) + times * cost.seconds
@@ -159,6 +158,10 @@ def _spent(program: Program, pricer: Pricer, topology: Topology) -> tuple[Shares
                 kind, cost = _moved(op, known, program, pricer, topology)
                 into = lane if op.lane == COMPUTE else beside
                 into[kind, cost.source] = into.get((kind, cost.source), 0.0) + times * cost.seconds
+    for op, times in alike.values():
+        cost = pricer.local(op, 0)
+        kind = "gemm" if op.cls in _MATRIX else "attention" if op.cls == "attention" else "memory"
+        lane[kind, cost.source] = lane.get((kind, cost.source), 0.0) + times * cost.seconds
     return lane, beside, max(host, key=host.__getitem__)
 
 
