@@ -56,6 +56,8 @@ def launch(
     try:
         processes.extend(_start(folder, rank, count) for rank in range(ranks))
         _watch(processes, beats, folder, stall)
+    except KeyboardInterrupt:
+        raise RunFailed(f"interrupted. {_kept(beats)}", str(folder)) from None
     finally:
         _end(processes)
     return [msgspec.msgpack.decode((folder / f"rank{rank}.result").read_bytes(), type=result) for rank in range(ranks)]

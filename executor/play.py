@@ -80,6 +80,7 @@ def run_play(
 
 def play(world: World, request: Request) -> RankResult:
     """One rank: prepare every body and buffer, then pass through the program `turns` times."""
+    from executor.clocks import align
     from executor.feeder import Crossing, host_seconds, start_feeders
 
     world.beat.phase("preparing bodies")
@@ -106,6 +107,7 @@ def play(world: World, request: Request) -> RankResult:
         times = feeder.times(world.stall)[chosen]
         ops = list(program.ops(world.rank, feeder.thread))
         spans += _spans(ops, [(start, end, start) for start, end in times], world.rank, feeder.thread)
+    align(world, spans, now)
     return RankResult(step_times, spans)
 
 

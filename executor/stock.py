@@ -106,6 +106,7 @@ def run_stock(
 
 def train(world: World, request: Request) -> RankResult:
     """One rank: build, warm up, time, profile."""
+    from executor.clocks import align
     from executor.collect import Event, named_parts, profiled, spans_of
     from executor.trainer import Trainer
 
@@ -125,7 +126,9 @@ def train(world: World, request: Request) -> RankResult:
                 world.beat.phase(f"profiled step {step}")
                 trainer.step(batches, step)
     first, later = trainer.buckets()
-    return RankResult(times, trainer.losses(), spans_of(events, world.rank, comm_class(request.plan)), first, later, trainer.peak_memory())
+    spans = spans_of(events, world.rank, comm_class(request.plan))
+    align(world, spans, time.time)  # the profiler stamps its events with the host's wall clock
+    return RankResult(times, trainer.losses(), spans, first, later, trainer.peak_memory())
 
 
 def comm_class(plan: Plan) -> str:

@@ -23,6 +23,7 @@ class World:
 
     def __init__(self, place: Place, folder: Path, stall: float, beat: Beat) -> None:
         self.rank, self.size, self.local_rank = place.rank, place.world, place.local_rank
+        self.one_host = place.local_world == place.world
         self.folder, self.stall, self.beat = folder, stall, beat
         cuda = torch.cuda.is_available() and torch.cuda.device_count() >= place.local_world
         self.device = torch.device("cuda", place.local_rank) if cuda else torch.device("cpu")

@@ -42,3 +42,16 @@ def _misbehave(what: str) -> None:
         time.sleep(600)
     if what == "raise":
         raise ValueError("a batch has no samples")
+
+
+class Skew(msgspec.Struct):
+    """Seconds by which each rank's clock is ahead of the rank's before it."""
+
+    seconds: float
+
+
+def skewed(world: World, skew: Skew) -> list[float]:
+    """What the handshake finds for this rank's wrong clock."""
+    from executor.clocks import offset
+
+    return [offset(world, lambda: time.perf_counter() + skew.seconds * world.rank)]

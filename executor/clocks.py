@@ -1,0 +1,59 @@
+"""One time for all ranks: what to add to a rank's clock so that it reads as rank 0's.
+
+Hosts' clocks differ by more than a kernel lasts. Each rank exchanges timestamps with rank 0 some times; of the exchange with the
+shortest round trip, the middle of the trip is taken as the moment of rank 0's answer (Cristian 1989; NTP, RFC 5905). The error is at
+most half that round trip. Ranks of one host share a clock and are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from executor.world import World
+from sim.trace import Span
+
+TRIPS = 16
+
+
+def offset(world: World, clock: Callable[[], float]) -> float:
+    """Seconds to add to `clock` on this rank. All ranks call it together."""
+    found = 0.0
+    for rank in range(1, world.size):
+        if world.rank == 0:
+            _answer(rank, clock)
+        elif world.rank == rank:
+            found = _ask(clock)
+    world.barrier()
+    return found
+
+
+def _answer(rank: int, clock: Callable[[], float]) -> None:
+    stamp = torch.zeros(1, dtype=torch.float64)
+    for _ in range(TRIPS):
+        dist.recv(stamp, rank)
+        stamp[0] = clock()
+        dist.send(stamp, rank)
+
+
+def _ask(clock: Callable[[], float]) -> float:
+    stamp = torch.zeros(1, dtype=torch.float64)
+    trips = []
+    for _ in range(TRIPS):
+        begin = clock()
+        dist.send(stamp, 0)
+        dist.recv(stamp, 0)
+        end = clock()
+        trips.append((end - begin, float(stamp[0]) - (begin + end) / 2))
+    return min(trips)[1]
+
+
+def align(world: World, spans: list[Span], clock: Callable[[], float]) -> None:
+    """Moves this rank's spans to rank 0's time, where the ranks are on more than one host."""
+    if world.one_host:
+        return
+    shift = offset(world, clock)
+    for span in spans:
+        span.start, span.end, span.issued = span.start + shift, span.end + shift, span.issued + shift

@@ -1,0 +1,43 @@
+"""A run that is hurt ends soon, says what happened, keeps what it measured and leaves nothing behind (`make reliability`: all phases)."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from executor.launch import launch
+from tests.gloo.bodies_for_launch import Skew
+from tests.reliability.faults import hurt, interrupted
+
+
+@pytest.mark.parametrize("phase", ["joining the process group", "step "])
+def test_a_killed_rank_ends_the_run(phase: str, tmp_path: Path) -> None:
+    ended = hurt(tmp_path, phase)
+    assert "rank 1 of 2 was killed by SIGKILL" in ended.message
+    assert str(tmp_path) in ended.message
+    assert 0 <= ended.seconds < 15
+    assert ended.left == 0
+
+
+def test_a_stopped_rank_is_found(tmp_path: Path) -> None:
+    ended = hurt(tmp_path, "profiled step", signal.SIGSTOP, stall=4.0)
+    assert "rank 1 of 2: stopped by a signal" in ended.message or "no fault" not in ended.message
+    assert ended.left == 0
+
+
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
+    code, said, seconds, left = interrupted(tmp_path)
+    assert code == 4
+    assert "interrupted" in said
+    assert "Traceback" not in said
+    assert seconds < 15
+    assert left == 0
+
+
+def test_clocks_of_other_hosts_are_read_as_rank_0s(tmp_path: Path) -> None:
+    found = launch("tests.gloo.bodies_for_launch:skewed", Skew(5.0), 3, tmp_path, list[float])
+    assert found[0] == [0.0]
+    assert found[1] == [pytest.approx(-5.0, abs=5e-3)]
+    assert found[2] == [pytest.approx(-10.0, abs=5e-3)]
