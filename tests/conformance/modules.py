@@ -282,4 +282,4 @@ class Recurrent(nn.Module):
         self.lstm = nn.LSTM(64, 128, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.lstm(x.transpose(0, 1))[0].sum()  # type: ignore[no-any-return]
+        return self.lstm(x.transpose(0, 1))[0].sum()
