@@ -1,33 +1,38 @@
 """The one thing that is fitted on published steps: the clock that tensor cores keep in training, GPU by GPU.
 
-    python -m sim.accuracy.refit /path/to/training.csv [workers]
+    python -m sim.accuracy.refit /path/to/training.csv [workers [rows]]
 
-Every plan is predicted at two clocks; in between its step is linear in 1 / clock. Each GPU then takes the clock with
-the least mean error over its rows, and the table shows the errors with the source left out that a row comes from
-(its GPU's clock then comes from other sources, or from its kin), and with the GPU left out.
+Every plan is predicted at two clocks (8-bit ones also at another clock of their 8-bit products); in between its step is linear in 1 / clock.
+Each GPU with enough rows then takes the clocks with the least mean error, and the table shows the errors with the source left out
+that a row comes from (its GPU's clock then comes from other sources, or from its kin), and with the GPU left out.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from statistics import fmean, median
 
 import msgspec
 
 from sim.accuracy.plans import Case
-from sim.accuracy.training import Found, predict_case, validate_training
-from sim.cost.sustained import assume, kin_clock
+from sim.accuracy.rows import Row
+from sim.accuracy.training import Found, validate_training
+from sim.cost.sustained import assume, kin_clock, narrow_clock
 from topologies.hardware import Gpu
 from topologies.load import load_topology
 
 LOW = 0.75
 _GRID = tuple(round(0.5 + 0.01 * index, 2) for index in range(51))
+ENOUGH = 15
+"""Rows that a GPU needs for a clock of its own; with fewer it takes its kin's."""
+FEW = 4
+"""Rows of each sort (16-bit, 8-bit) that it needs to tell the two clocks apart."""
 
 
 class Response(msgspec.Struct, frozen=True):
-    """A row's predicted step as a function of the clock: `base + slope x (1 / clock - 1)` seconds."""
+    """A row's predicted step as a function of the clocks: `base + slope x (1 / clock - 1) + narrow x (1 / fp8 - 1)` seconds."""
 
     row_id: str
     source_id: str
@@ -35,42 +40,83 @@ class Response(msgspec.Struct, frozen=True):
     measured: float
     base: float
     slope: float
+    narrow: float = 0.0
 
-    def error(self, clock: float) -> float:
-        return (self.base + self.slope * (1.0 / clock - 1.0)) / self.measured - 1.0
+    def error(self, clock: float, narrow: float) -> float:
+        seconds = self.base + self.slope * (1.0 / clock - 1.0) + self.narrow * (1.0 / narrow - 1.0)
+        return seconds / self.measured - 1.0
 
 
-def predict_at(clock: float, case: Case) -> Found:
-    """A prediction with all GPUs at one clock."""
-    assume(clock)
-    return predict_case(case)
+class Clocks(msgspec.Struct, frozen=True):
+    """What was fitted: GPU -> clock of all products, and of 8-bit ones where these have their own."""
+
+    clock: dict[str, float]
+    fp8: dict[str, float]
+
+    def error(self, row: Response) -> float:
+        narrow = narrow_clock(row.gpu, self.clock, self.fp8)[0] if row.narrow else 1.0
+        return row.error(kin_clock(row.gpu, self.clock)[0], narrow)
+
+
+def predict_at(clock: float, narrow: float, case: Case) -> Found:
+    """A prediction with all GPUs at one clock, and one for 8-bit products."""
+    from sim.accuracy.steady import step_seconds
+
+    assume(clock, narrow)
+    seconds, _, ideal = step_seconds(case.plan, case.topology)
+    return Found(seconds, ideal)
+
+
+def _small(row: Row) -> bool:
+    return any(word in row.precision.lower() for word in ("fp8", "fp4"))
 
 
 def responses(path: str, workers: int = 2, limit: int | None = None) -> list[Response]:
     """Every row that can be predicted, at the clocks 1 and `LOW`."""
-    full, low = (validate_training(path, workers, limit, predict_seconds=partial(predict_at, clock)) for clock in (1.0, LOW))
+    full = validate_training(path, workers, limit, predict_seconds=partial(predict_at, 1.0, 1.0))
+    names = {outcome.row_id for outcome in full.outcomes}
+
+    def seconds(narrow: float) -> dict[str, float]:
+        def only(row: Row) -> bool:
+            return row.row_id in names and (narrow == LOW or _small(row))
+
+        found = validate_training(path, workers, predict_seconds=partial(predict_at, LOW, narrow), only=only)
+        return {outcome.row_id: outcome.predicted_s for outcome in found.outcomes}
+
+    both, wide = seconds(LOW), seconds(1.0)
     assume(None)
-    found, slower = [], {outcome.row_id: outcome.predicted_s for outcome in low.outcomes}
+    found, scale = [], 1.0 / LOW - 1.0
     for outcome in full.outcomes:
-        gpu = load_topology(outcome.machine).device(0)
-        if outcome.row_id in slower and isinstance(gpu, Gpu):
-            slope = (slower[outcome.row_id] - outcome.predicted_s) / (1.0 / LOW - 1.0)
-            found.append(Response(outcome.row_id, outcome.source_id, gpu, outcome.measured_s, outcome.predicted_s, slope))
+        gpu, name, base = load_topology(outcome.machine).device(0), outcome.row_id, outcome.predicted_s
+        if name in both and isinstance(gpu, Gpu):
+            slope = wide.get(name, both[name]) - base
+            narrow = both[name] - wide.get(name, both[name])
+            found.append(Response(name, outcome.source_id, gpu, outcome.measured_s, base, slope / scale, narrow / scale))
     return found
 
 
-def fit(rows: Iterable[Response]) -> dict[str, float]:
-    """GPU -> clock with the least mean |error|. The error's minimum is flat: the middle of all clocks within 0.1 % of it."""
+def fit(rows: Iterable[Response]) -> Clocks:
+    """The clocks with the least mean |error|. The error's minimum is flat: the middle of all clocks within 0.1 % of it."""
     groups: dict[str, list[Response]] = {}
     for row in rows:
         groups.setdefault(row.gpu.name, []).append(row)
-    return {name: _best(group) for name, group in sorted(groups.items())}
+    clock, fp8 = {}, {}
+    for name, group in sorted(groups.items()):
+        small = [row for row in group if row.narrow]
+        large = [row for row in group if not row.narrow]
+        if len(group) < ENOUGH:
+            continue
+        apart = min(len(small), len(large)) >= FEW
+        clock[name] = _best(large if apart else group, lambda row, value: row.error(value, value))
+        if apart:
+            fp8[name] = _best(small, lambda row, value, own=clock[name]: row.error(own, value))  # type: ignore[misc]
+    return Clocks(clock, fp8)
 
 
-def _best(rows: list[Response]) -> float:
-    errors = {clock: fmean(abs(row.error(clock)) for row in rows) for clock in _GRID}
+def _best(rows: list[Response], error: Callable[[Response, float], float]) -> float:
+    errors = {value: fmean(abs(error(row, value)) for row in rows) for value in _GRID}
     least = min(errors.values())
-    return median(clock for clock, error in errors.items() if error <= least + 0.001)
+    return round(median(value for value, size in errors.items() if size <= least + 0.001), 2)
 
 
 def left_out(rows: list[Response], key: Callable[[Response], str]) -> list[float]:
@@ -78,22 +124,26 @@ def left_out(rows: list[Response], key: Callable[[Response], str]) -> list[float
     found: list[float] = []
     for name in sorted({key(row) for row in rows}):
         clocks = fit(row for row in rows if key(row) != name)
-        found += [row.error(kin_clock(row.gpu, clocks)[0]) for row in rows if key(row) == name]
+        found += [clocks.error(row) for row in rows if key(row) == name]
     return found
 
 
-def table(rows: list[Response], clocks: Mapping[str, float]) -> str:
+def table(rows: list[Response], clocks: Clocks) -> str:
     """In-sample errors by GPU, and those of the left-out fits, in percent."""
-    lines = ["[clock]"]
-    for name, clock in clocks.items():
-        errors = [row.error(clock) for row in rows if row.gpu.name == name]
-        sources = len({row.source_id for row in rows if row.gpu.name == name})
-        lines.append(f"{name} = {clock:.2f}  # {len(errors)} steps of {sources} sources: mean error {100 * fmean(map(abs, errors)):.1f} %")
+    lines = []
+    for title, values in (("[clock]", clocks.clock), ("[fp8]", clocks.fp8)):
+        lines.append(title)
+        for name, clock in values.items():
+            mine = [row for row in rows if row.gpu.name == name and (title == "[clock]" or row.narrow)]
+            errors, sources = [clocks.error(row) for row in mine], len({row.source_id for row in mine})
+            lines.append(
+                f"{name} = {clock:.2f}  # {len(errors)} steps of {sources} sources: mean error {100 * fmean(map(abs, errors)):.1f} %"
+            )
     sets = {
-        "in sample": [row.error(clocks[row.gpu.name]) for row in rows],
+        "in sample": [clocks.error(row) for row in rows],
         "source left out": left_out(rows, lambda row: row.source_id),
         "GPU left out": left_out(rows, lambda row: row.gpu.name),
-        "no clock fitted": [row.error(1.0) for row in rows],
+        "no clock fitted": [row.error(1.0, 1.0) for row in rows],
     }
     for name, errors in sets.items():
         size = [abs(error) for error in errors]
@@ -102,5 +152,6 @@ def table(rows: list[Response], clocks: Mapping[str, float]) -> str:
 
 
 if __name__ == "__main__":
-    known = responses(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 2)
+    numbers = [int(word) for word in sys.argv[2:]]
+    known = responses(sys.argv[1], *numbers[:2])
     print(table(known, fit(known)))

@@ -25,14 +25,15 @@ def _clocks(kind: str) -> dict[str, float]:
     return table("sustained", kind, dict[str, float])
 
 
-_assumed: list[float] = []
+_assumed: list[tuple[float, float]] = []
 
 
-def assume(clock: float | None) -> None:
-    """For refits: all GPUs keep `clock`; None gives each its own again. Prices already known are forgotten."""
+def assume(clock: float | None, narrow: float | None = None) -> None:
+    """For refits: all GPUs keep `clock`, and `narrow` for 8- and 4-bit products; None gives each its own again. Prices already known are
+    forgotten."""
     from sim.cost.kernel import forget
 
-    _assumed[:] = [] if clock is None else [clock]
+    _assumed[:] = [] if clock is None else [(clock, clock if narrow is None else narrow)]
     forget()
 
 
@@ -41,10 +42,17 @@ def training_clock(gpu: Gpu, dtype: str = "bf16") -> tuple[float, Source]:
 
     A GPU without a number takes that of its kin, scaled by the power limits (`kin_clock`).
     """
+    small = BYTES.get(dtype, 2.0) < 2
     if _assumed:
-        return _assumed[0], "assumed"
-    narrow = _clocks("fp8") if BYTES.get(dtype, 2.0) < 2 else {}
-    return (narrow[gpu.name], "fitted") if gpu.name in narrow else kin_clock(gpu, _clocks("clock"))
+        return _assumed[0][small], "assumed"
+    return narrow_clock(gpu, _clocks("clock"), _clocks("fp8")) if small else kin_clock(gpu, _clocks("clock"))
+
+
+def narrow_clock(gpu: Gpu, clocks: Mapping[str, float], narrow: Mapping[str, float]) -> tuple[float, Source]:
+    """The clock of 8-bit products: the GPU's own, that of its kin, or its clock of 16-bit ones."""
+    near = (gpu.arch, *NEAREST.get(gpu.arch, ())[:1])
+    kin = {name: clock for name, clock in narrow.items() if find_gpu(name).arch in near}
+    return kin_clock(gpu, kin or clocks)
 
 
 def kin_clock(gpu: Gpu, clocks: Mapping[str, float]) -> tuple[float, Source]:

@@ -94,13 +94,44 @@ def test_uneven_stages() -> None:
     assert stages_of(70, 12) == (5, *(6,) * 10, 5)  # BLOOM-176B
     assert stages_of(100, 12) == (9,) * 11 + (1,)
     assert stages_of(61, 16) == (4,) * 15 + (1,)  # DeepSeek-V3: the last stage has head and extra prediction
+    assert stages_of(126, 128) == (0, *(1,) * 126, 0)  # Llama 3.1 405B in single layers: embedding and head are stages of their own
+
+
+def test_a_pipeline_in_single_layers_is_predicted() -> None:
+    from sim.accuracy.training import predict_case
+
+    short = row(n_layers=6, pp=4, vp=2, tp=1, gpus=8, nodes=1, global_batch=16)
+    case = case_of(short)
+    assert case.plan.parallel.stages == (0, 1, 1, 1, 1, 1, 1, 0)
+    assert predict_case(case).seconds > 0.0
+
+
+def test_unsaid_interleaving_makes_chunks_of_two_layers_or_of_one() -> None:
+    assert case_of(row(vp=None)).plan.parallel.virtual_stages == 8  # 16 layers a stage
+    assert case_of(row(vp=None, n_layers=46)).plan.parallel.virtual_stages == 23  # a prime number of layers
+
+
+@pytest.mark.parametrize(
+    ("changes", "framework"),
+    [
+        ({"model_name": "Llama-3-8B", "gpu": "B200"}, "megatron-bridge-captured"),
+        ({"model_name": "DeepSeek-V3", "n_experts": 256, "hidden": 7168, "ep": 64, "gpu": "GB300", "precision": "mxfp8"}, "megatron-bridge-iteration"),
+        ({"model_name": "DeepSeek-V3", "n_experts": 256, "hidden": 7168, "ep": 64, "gpu": "GB300", "precision": "bf16"}, "megatron-bridge-graphs"),
+        ({"model_name": "DeepSeek-V3", "n_experts": 256, "hidden": 7168, "ep": 64, "gpu": "H100", "precision": "fp8"}, "megatron-bridge-deepep"),
+        ({"model_name": "DeepSeek-V3", "n_experts": 256, "hidden": 7168, "ep": 32, "gpu": "B200", "precision": "mxfp8"}, "megatron-bridge-overlapped"),
+        ({"model_name": "Qwen3-235B", "n_experts": 128, "hidden": 4096, "ep": 32, "gpu": "H100", "precision": "fp8"}, "megatron-bridge"),
+    ],
+)  # fmt: skip
+def test_recipes_of_megatron_bridge(changes: dict[str, object], framework: str) -> None:
+    found = row(framework="Megatron-Bridge", framework_version="NeMo container 26.06", **changes)
+    assert framework_of_row(found, []) == framework
 
 
 @given(st.integers(1, 200), st.integers(1, 64))
 def test_stages_hold_every_layer(layers: int, stages: int) -> None:
     found = stages_of(layers, stages)
     if found is not None:
-        assert sum(found) == layers and len(found) == stages and min(found) >= 1
+        assert sum(found) == layers and len(found) == stages and min(found[1:-1], default=1) >= 1 and min(found) >= 0
 
 
 def test_racks_hold_64_of_72_and_nodes_8() -> None:

@@ -1,0 +1,72 @@
+"""Clocks in training: the slowest of many boards, GPUs without a clock of their own, a power limit counted once."""
+
+from __future__ import annotations
+
+import random
+from statistics import fmean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.cost.gemm import power_ratio
+from sim.cost.kernel import kernel_cost
+from sim.cost.sustained import assume, kin_clock, narrow_clock, slowest, training_clock
+from sim.work import Gemm, MemoryBound
+from topologies.devices import gpu
+
+BIG = Gemm(8192, 8192, 8192)
+
+
+def test_the_slowest_of_n_boards_is_the_expected_largest_of_n_draws() -> None:
+    draw = random.Random(1)
+    for n in (2, 8, 64):
+        worst = fmean(max(draw.gauss(0.0, 0.015) for _ in range(n)) for _ in range(4000))
+        assert 1.0 - slowest(n) == pytest.approx(worst, abs=0.0008)
+
+
+@given(st.integers(1, 20000))
+def test_more_boards_are_never_faster(n: int) -> None:
+    assert slowest(1) == 1.0
+    assert 0.9 < slowest(n + 1) < slowest(n) <= 1.0
+
+
+def test_a_slow_board_stretches_products_and_not_what_moves_bytes() -> None:
+    h100 = gpu("h100-sxm")
+    usual, slow = (kernel_cost(BIG, h100, board=board).seconds for board in (1.0, 0.95))
+    assert 1.03 < slow / usual < 1 / 0.95
+    copy = MemoryBound("copy", 1 << 28, 1 << 28, "bf16")
+    assert kernel_cost(copy, h100, board=0.95).seconds == kernel_cost(copy, h100).seconds
+
+
+def test_a_power_limit_counts_once() -> None:
+    """The PCIe A100's products are already priced at the clock that its 300 W leave."""
+    pcie, sxm = gpu("a100-pcie-80gb"), gpu("a100-sxm-80gb")
+    assert power_ratio(pcie, "bf16") < 0.95
+    assert kin_clock(pcie, {"a100-sxm-80gb": 0.9})[0] == pytest.approx(0.9, abs=0.01)
+    ratio = kernel_cost(BIG, pcie).seconds / kernel_cost(BIG, sxm).seconds
+    assert 1.0 < ratio < 1.12
+
+
+def test_kin_follow_their_watts_where_the_voltage_cannot_fall_further() -> None:
+    whole = kin_clock(gpu("h100-sxm-500w"), {"h100-sxm": 0.84})[0] * power_ratio(gpu("h100-sxm-500w"), "bf16")
+    assert whole == pytest.approx(0.84 * 500 / 700, rel=0.01)
+    assert kin_clock(gpu("gb300"), {"b200-sxm": 0.64})[0] > 0.64
+
+
+def test_narrow_products_take_their_kins_clock_and_else_the_wide_one() -> None:
+    wide = {"h100-sxm": 0.8, "a100-sxm-80gb": 0.9}
+    assert narrow_clock(gpu("h200-sxm"), wide, {"h100-sxm": 0.7})[0] == pytest.approx(0.7)
+    assert narrow_clock(gpu("h100-sxm"), wide, {})[0] == 0.8
+    assert narrow_clock(gpu("l40s"), wide, {"h100-sxm": 0.7})[0] == kin_clock(gpu("l40s"), wide)[0]
+
+
+def test_a_refit_sets_both_clocks_and_lets_go_of_them() -> None:
+    h100 = gpu("h100-sxm")
+    before = training_clock(h100)
+    assume(0.5, 0.6)
+    try:
+        assert (training_clock(h100)[0], training_clock(h100, "fp8")[0]) == (0.5, 0.6)
+    finally:
+        assume(None)
+    assert training_clock(h100) == before
