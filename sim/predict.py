@@ -19,7 +19,7 @@ from sim.memory import DoesNotFit, MemoryReport, memory_of
 from sim.plan import Output, Plan
 from sim.program import Program
 from sim.trace import Trace
-from sim.uncertainty import Mark, Shares
+from sim.uncertainty import Interval, Mark
 from topologies.errors import Refused
 from topologies.load import Topology
 
@@ -134,7 +134,10 @@ def predict_setting(
     stall = _output_seconds(setting, pricer, step, fold)
     split = msgspec.structs.replace(split, output_s=split.output_s + stall)
     shares = uncertainty.shares_of(program, pricer, topology, plan, step)
-    return _figures(setting, program, trace, step + stall, split, shares)
+    sure = uncertainty.interval(
+        step + stall, shares, uncertainty.outside(plan, topology, setting.network.parameters), calibration is not None
+    )
+    return _figures(setting, program, trace, step + stall, split, sure)
 
 
 def pricer_for(setting: Setting, calibration: str | Path | None = None, costs: str = "fitted") -> Pricer:
@@ -180,13 +183,12 @@ def figures_of_memory(setting: Setting) -> tuple[MemoryReport, DoesNotFit | None
     return report, report.check(device)
 
 
-def _figures(setting: Setting, program: Program, trace: Trace, step: float, split: metrics.Breakdown, shares: Shares) -> Prediction:
+def _figures(setting: Setting, program: Program, trace: Trace, step: float, split: metrics.Breakdown, sure: Interval) -> Prediction:
     plan, network, topology = setting.plan, setting.network, setting.topology
     flops = network.flops_per_sample * plan.global_batch
     per_gpu = flops / step / plan.world if step > 0 else 0.0
     peak = topology.device(0).flops.get("bf16" if plan.precision in ("fp8", "mxfp8", "fp4", "nvfp4") else plan.precision)
     report, fit = figures_of_memory(setting)
-    sure = uncertainty.interval(step, shares, uncertainty.outside(plan, topology, network.parameters))
     samples = plan.global_batch / step if step > 0 else 0.0
     return Prediction(
         plan=plan,

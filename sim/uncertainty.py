@@ -36,6 +36,8 @@ _Known = dict[tuple[str, str, int, int, str], tuple[str, Cost]]
 
 KINDS = ("gemm", "attention", "memory", "links", "network", "host")
 _MATRIX = ("gemm", "moe", "conv", "rnn")
+_MOST = 0.5
+"""Share of a step from which on it counts as resting on something."""
 LEVEL, _Z = 0.80, 1.2816
 """The interval's level, and the standard normal's quantile at (1 + level) / 2."""
 
@@ -74,28 +76,31 @@ def figures() -> Figures:
     return msgspec.convert(document("uncertainty"), Figures)
 
 
-def interval(step: float, shares: Mapping[tuple[str, str], float], beyond: tuple[str, ...] = (), known: Figures | None = None) -> Interval:
+def interval(
+    step: float, shares: Mapping[tuple[str, str], float], beyond: tuple[str, ...] = (), probed: bool = False, known: Figures | None = None
+) -> Interval:
     """The interval of a step of `step` seconds. `beyond`: in what the plan lies outside the data (`outside`).
 
-    Calibrated: half of the step rests on measurements of this very machine, or more.
+    `probed`: costs come from a calibration file, so measured ones were measured on this very machine; where half of the step
+    or more rests on them, it is calibrated. Otherwise (tables of a kind of GPU) they are as good as fitted ones.
     """
     known = known or figures()
-    calibrated = sum(share for (_, source), share in shares.items() if source == "measured") >= 0.5
-    assumed = sum(share for (_, source), share in shares.items() if source == "assumed")
-    why = beyond
-    if assumed > known.assumed_at_most:
-        why = (*why, f"{assumed:.0%} of the step rests on assumed costs")
+    by_source = {name: sum(share for (_, source), share in shares.items() if source == name) for name in ("measured", "assumed")}
+    calibrated = probed and by_source["measured"] >= _MOST
+    why = () if calibrated else beyond
+    if by_source["assumed"] > known.assumed_at_most and not calibrated:
+        why = (*why, f"{by_source['assumed']:.0%} of the step rests on assumed costs")
     mark: Mark = "calibrated" if calibrated else "extrapolated" if why else "interpolated"
-    sigma = relative_error(shares, known) * (known.width["beyond"] if beyond and not calibrated else 1.0)
+    sigma = relative_error(shares, known, probed) * (known.width["beyond"] if beyond and not calibrated else 1.0)
     reach = exp(_Z * sigma)
-    return Interval(step / reach, step * reach, mark, sigma, () if calibrated else why)
+    return Interval(step / reach, step * reach, mark, sigma, why)
 
 
-def relative_error(shares: Mapping[tuple[str, str], float], known: Figures) -> float:
-    """Relative standard error of a step that is spent so."""
-    errors = [known.plan]
+def relative_error(shares: Mapping[tuple[str, str], float], known: Figures, probed: bool = False) -> float:
+    """Relative standard error of a step that is spent so; `probed` as in `interval`."""
+    errors, width = [known.plan], known.width if probed else {**known.width, "measured": known.width["fitted"]}
     for kind in KINDS:
-        weighted = sum(share * known.width[source] for (of, source), share in shares.items() if of == kind)
+        weighted = sum(share * width[source] for (of, source), share in shares.items() if of == kind)
         errors.append(known.sigma[kind] * weighted)
     return hypot(*errors)
 
@@ -108,7 +113,7 @@ def outside(plan: Plan, topology: Topology, parameters: int, known: Figures | No
     if isinstance(device, Gpu):
         from sim.cost.sustained import training_clock
 
-        if training_clock(device, plan.precision)[1] == "assumed":
+        if training_clock(device)[1] == "assumed":
             found.append(f"no training step of {device.name} has been published among the data")
     sizes = {"gpus": plan.world, "seq_len": plan.seq_len or 0, "parameters": parameters}
     words = {"gpus": "GPUs", "seq_len": "tokens per sequence", "parameters": "parameters"}

@@ -47,7 +47,11 @@ def test_less_known_is_wider(weights: dict[tuple[str, str], float]) -> None:
     worse: dict[tuple[str, str], float] = {}
     for (kind, _), share in shares.items():
         worse[kind, "assumed"] = worse.get((kind, "assumed"), 0.0) + share
-    near, far, beyond = interval(2.0, shares, (), KNOWN), interval(2.0, worse, (), KNOWN), interval(2.0, shares, ("new device",), KNOWN)
+    near, far, beyond = (
+        interval(2.0, shares, (), known=KNOWN),
+        interval(2.0, worse, (), known=KNOWN),
+        interval(2.0, shares, ("new device",), known=KNOWN),
+    )
     assert far.low <= near.low * (1 + 1e-12) < 2.0 < near.high <= far.high * (1 + 1e-12)
     assert beyond.high >= near.high and beyond.low <= near.low
     assert near.low * near.high == pytest.approx(4.0)
@@ -55,11 +59,20 @@ def test_less_known_is_wider(weights: dict[tuple[str, str], float]) -> None:
 
 def test_marks() -> None:
     fitted, mixed = {("gemm", "fitted"): 1.0}, {("gemm", "fitted"): 0.7, ("memory", "assumed"): 0.3}
-    assert interval(1.0, fitted, (), KNOWN).mark == "interpolated"
-    assert interval(1.0, {("gemm", "measured"): 0.9, ("host", "assumed"): 0.1}, (), KNOWN).mark == "calibrated"
-    assert interval(1.0, fitted, ("new device",), KNOWN) == interval(1.0, fitted, ("new device",), KNOWN)
-    found = interval(1.0, mixed, (), KNOWN)
-    assert (found.mark, found.why) == ("extrapolated", ("30% of the step rests on assumed costs",))
+    assert interval(1.0, fitted, (), known=KNOWN).mark == "interpolated"
+    new = interval(1.0, fitted, ("new device",), known=KNOWN)
+    assert (new.mark, new.why) == ("extrapolated", ("new device",))
+    guessed = interval(1.0, mixed, (), known=KNOWN)
+    assert (guessed.mark, guessed.why) == ("extrapolated", ("30% of the step rests on assumed costs",))
+
+
+def test_only_this_machines_own_measurements_calibrate() -> None:
+    measured = {("gemm", "measured"): 0.9, ("host", "assumed"): 0.1}
+    own, tables = interval(1.0, measured, ("new device",), probed=True, known=KNOWN), interval(1.0, measured, (), known=KNOWN)
+    assert (own.mark, own.why) == ("calibrated", ()) and tables.mark == "interpolated"
+    assert own.sigma == pytest.approx(hypot(0.03, 0.45 * 0.1, 0.2 * 0.4)) and tables.sigma > own.sigma
+    few = {("gemm", "measured"): 0.2, ("memory", "assumed"): 0.8}
+    assert interval(1.0, few, (), probed=True, known=KNOWN).mark == "extrapolated"
 
 
 def test_beyond_the_data() -> None:
@@ -137,6 +150,6 @@ def test_coverage_counts_measurements_inside() -> None:
 
 def test_reach_is_symmetric_in_ratios() -> None:
     row = Residual(row_id="r", source_id="s", gpu="g", family="f", miss=log(1.1), shares={("gemm", "fitted"): 1.0}, beyond=True)
-    found = interval(3.0, row.shares, ("new",), KNOWN)
+    found = interval(3.0, row.shares, ("new",), known=KNOWN)
     assert found.high / 3.0 == pytest.approx(exp(row.reach(KNOWN))) == pytest.approx(3.0 / found.low)
     assert row.holds(KNOWN)
