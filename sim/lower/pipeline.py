@@ -5,8 +5,8 @@ torch's process group orders its stream, a receive starts after the kernels that
 that block (GPipe, 1F1B) post a receive with the forward or backward that needs it, and under 1F1B compute goes on
 when its send has ended (Megatron's and torch's batched send and receive); the others receive as early as the sender has sent.
 
-A stage's gradients leave beside the rest of the drain: what waits for them is put off to the end of the rank's last backward
-(Megatron's finish_grad_sync).
+A stage's gradients hold up no message: what waits for them comes after the rank's last message (Megatron's finish_grad_sync), and
+without overlap they leave then (DeepSpeed's ReduceGrads instruction). torch's DDP and FSDP wait inside the last backward.
 """
 
 from __future__ import annotations
@@ -66,11 +66,10 @@ class _Line:
         made: list[Call] = []
         sent: list[Call] = []
         put_off: list[Call] = []
-        last = max(i for i, action in enumerate(self._line) if action.computes)
-        for i, action in enumerate(self._line):
+        for action in self._line:
             if action.computes:
                 mine = self._computes(action)
-                if i < last and self._ends[action][1] and action.kind in ("B", "W"):
+                if self._ends[action][1] and action.kind in ("B", "W") and self._job.framework.tensor != "dtensor":
                     mine[-1], later = self._split(mine[-1])
                     put_off += later
                 made += sent + mine
@@ -107,10 +106,10 @@ class _Line:
         return self._call(action, "", _send_awaited if self._awaits_sends else _send)
 
     def _split(self, call: Call) -> tuple[Call, list[Call]]:
-        """A backward that sends gradients, without its waits for them, and these by themselves."""
+        """A backward that sends gradients, without its waits for them, and these by themselves; without overlap also the sending."""
         ops = self._segments[call.segment]
         cut = len(ops)
-        while cut and _waits_for_gradients(ops[cut - 1]):
+        while cut and (_waits_for_gradients(ops[cut - 1]) or (not self._job.overlap_grad and ops[cut - 1].id.startswith("grad/"))):
             cut -= 1
         if cut == len(ops):
             return call, []

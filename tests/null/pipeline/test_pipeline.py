@@ -113,7 +113,21 @@ def test_gradients_leave_beside_the_drain() -> None:
     assert sorted(reduced) == ["stage0.b0.all_reduce", "stage2.b0.all_reduce"]
     assert reduced["stage2.b0.all_reduce"].end < last < reduced["stage0.b0.all_reduce"].end
     waits = [s.id for s in rank0 if s.lane == "compute" and s.id.endswith("done.wait")]
-    assert [wait.split("grad/")[1] for wait in waits] == ["stage0.b0.done.wait", "stage2.b0.done.wait"]
+    assert [wait.split("grad/")[1] for wait in waits] == ["stage2.b0.done.wait", "stage0.b0.done.wait"]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_gradients_hold_up_no_message(overlap: bool) -> None:
+    """The drain goes on while a stage's gradients are averaged: the averages of all ranks lengthen the step once, not rank by rank."""
+    plan = {"batch": {"global": 8}, "parallel": {"pp": 4, "dp_replicate": 2}, "comm": {"overlap": overlap}}
+    made = program(plan, line(4), steps=1)
+    trace = simulate(made, Free(0.5))
+    done = {s.rank: s.end for s in kernels(trace) if s.end == max(k.end for k in kernels(trace) if k.rank == s.rank)}
+    sent = {s.rank: s.start for s in trace.spans if s.kind == "send" and s.id.endswith("SEND_B") and "mb3" in s.id}
+    assert sent == {rank: done[rank] for rank in sent} and len(sent) == 3
+    begun = {s.rank: s.start + s.wait for s in trace.spans if s.name == "all_reduce"}
+    later = 0.0 if overlap else 0.5  # without overlap they leave after the message
+    assert begun == {rank: done[rank] + (later if rank in sent else 0.0) for rank in done}
 
 
 def test_uneven_stages_hold_what_the_plan_says() -> None:
