@@ -91,8 +91,8 @@ def lower_block(job: Job, name: str, block: Block, *, first: bool = False, again
     if not again:
         return BlockOps(name, block, tuple(parts))
     redo, end = _again(job, name, block)
-    kept = _keep_input(parts, block.saved_input)
-    return BlockOps(name, block, kept, redo) if end == len(parts) else BlockOps(name, block, _on_demand(kept, end, redo))
+    held = _keep_input(parts, block.saved_input)
+    return BlockOps(name, block, held, redo) if end == len(parts) else BlockOps(name, block, _on_demand(held, end, redo))
 
 
 def _on_demand(parts: tuple[PartOps, ...], at: int, redo: Ops) -> tuple[PartOps, ...]:
