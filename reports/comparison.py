@@ -1,4 +1,4 @@
-"""The comparison page: predicted beside played and stock, and the prediction page."""
+"""The prediction page, and the comparison page: predicted beside played and stock."""
 
 from __future__ import annotations
 
@@ -6,65 +6,136 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reports import figures
+from reports.links import link_map
+from reports.machine import machine
 from reports.page import Card, Page
-from reports.timeline import timeline
+from reports.scene import Scene
+from reports.timeline import representative, timeline, told
+from reports.words import gib, seconds
 from sim.align import Comparison
+from sim.metrics import window
 from sim.trace import Trace
 
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.2f} ms" if seconds < 1 else f"{seconds:,.3f} s"
+_FOOT = (
+    "Made by StepTwin. Times are of one optimizer step; FLOPs count a multiply-add as two; GiB = 2^30 bytes, GB/s = 1e9 bytes per second."
+)
+_MARKS = {
+    "calibrated": "rests on this machine's own measurements",
+    "interpolated": "inside the data that the costs are fitted on",
+    "extrapolated": "beyond the data that the costs are fitted on",
+}
+_BUSIEST = 8
 
 
 def headline(summary: Mapping[str, Any]) -> list[Card]:
     """Cards of a prediction (the mapping of `Prediction.to_dict`)."""
     split, step = summary["breakdown"], summary["step_time_s"] or 1.0
     unit = "tokens" if "tokens_per_s" in summary else "samples"
+    mfu = summary["mfu"]
+
+    def part(name: str, key: str) -> Card:
+        return f"{split[key] / step:.1%}", name, f"{seconds(split[key])} of the step"
+
     return [
-        (_ms(summary["step_time_s"]), "step time", "predicted"),
-        (f"{summary[f'{unit}_per_s_per_gpu']:,.0f}", f"{unit} / s / GPU", f"{summary[f'{unit}_per_s']:,.0f} in all"),
+        (seconds(summary["step_time_s"]), "step time, predicted", _interval(summary)),
+        (f"{summary[f'{unit}_per_s_per_gpu']:,.0f}", f"{unit} / s / GPU", f"{summary[f'{unit}_per_s']:,.0f} {unit} / s in all"),
         (
-            f"{summary['mfu']:.1%}" if summary["mfu"] is not None else "-",
+            f"{mfu:.1%}" if mfu is not None else "-",
             "MFU",
-            f"{summary['model_flops_per_gpu_per_s'] / 1e12:,.1f} TFLOP/s per GPU",
+            f"{summary['model_flops_per_gpu_per_s'] / 1e12:,.3g} TFLOP/s of model FLOPs per GPU",
         ),
-        (f"{split['exposed_comm_s'] / step:.1%}", "exposed communication", _ms(split["exposed_comm_s"])),
-        (f"{split['bubble_s'] / step:.1%}", "bubble", _ms(split["bubble_s"])),
-        (f"{split['host_s'] / step:.1%}", "host gap", _ms(split["host_s"])),
-        (f"{split['data_s'] / step:.1%}", "data stall", _ms(split["data_s"])),
-        (f"{summary['peak_memory_bytes'] / 2**30:,.2f} GiB", "peak memory", "fits" if summary["fits"] else "does NOT fit"),
+        (gib(summary["peak_memory_bytes"]), "peak memory per GPU", "fits" if summary["fits"] else "does NOT fit"),
+        part("exposed communication", "exposed_comm_s"),
+        part("bubble", "bubble_s"),
+        part("host gap", "host_s"),
+        part("data stall", "data_s"),
     ]
 
 
-def prediction_page(title: str, summary: Mapping[str, Any], trace: Trace, capacity: int | None = None) -> str:
-    """The prediction alone: headline, timeline, breakdown, memory, sources."""
+def _interval(summary: Mapping[str, Any]) -> str:
+    found = summary.get("interval_s")
+    if not found or not found["high"]:
+        return "no interval"
+    mark = f", {summary['mark']}" if summary.get("mark") else ""
+    return f"{found['level']:.0%} interval {seconds(found['low'])} to {seconds(found['high'])}{mark}"
+
+
+def _notes(summary: Mapping[str, Any]) -> list[str]:
+    """Warnings, what does not fit, and why a prediction reaches beyond its data."""
+    notes = list(summary["warnings"])
+    reasons = summary.get("mark_reasons") or []
+    if reasons:
+        notes.append(f"{summary['mark']}, {_MARKS.get(summary['mark'], '')}: {'; '.join(reasons)}")
+    missing = summary.get("does_not_fit")
+    if missing:
+        notes.append(f"Does not fit: {gib(missing['needed'])} needed, {gib(missing['available'])} there. " + _remedies(missing))
+    return notes
+
+
+def _remedies(missing: Mapping[str, Any]) -> str:
+    ways = missing.get("remedies") or []
+    return f"What would make it fit: {'; '.join(map(str, ways))}." if ways else ""
+
+
+def prediction_page(title: str, summary: Mapping[str, Any], trace: Trace, scene: Scene | None = None) -> str:
+    """The prediction alone: headline, timeline, breakdown, memory, links, machine, sources. `summary`: `Prediction.to_dict()`."""
     page = Page(title, f"{summary['model']['name']} on {summary['topology']}, {summary['gpus']} ranks. Predicted; nothing was run.")
     page.cards(headline(summary))
-    page.warnings(summary["warnings"])
-    _prediction_body(page, summary, [trace], capacity)
-    return page.text("Made by StepTwin. Times are seconds of one optimizer step; FLOPs count a multiply-add as two; GiB = 2^30 bytes.")
+    page.warnings(_notes(summary))
+    scene = scene or Scene(memory={rank: tuple(line) for rank, line in trace.memory.items()})
+    _timelines(page, [trace], None, [scene.trace_file])
+    _prediction_body(page, summary, trace, scene)
+    return page.text(_FOOT)
 
 
-def _prediction_body(page: Page, summary: Mapping[str, Any], traces: Sequence[Trace], capacity: int | None) -> None:
-    page.section(
-        "Timeline",
-        "Each row is a lane of a rank. Drag to zoom, double-click to go back; hover an op for its bytes, FLOPs and the source of its cost.",
-    )
-    page.figure(timeline(traces))
+def _timelines(page: Page, traces: Sequence[Trace], worst: int | None, files: Sequence[str]) -> None:
+    chosen = representative(traces[0], worst)
+    how = "Each row is a lane of a rank" + (", each trace under the one before" if len(traces) > 1 else "")
+    page.section("Timeline", f"{how}. Drag to zoom, double-click to go back; hover an op for its bytes, FLOPs and the source of its cost.")
+    page.note(told(chosen, traces[0]))
+    page.figure(timeline(traces, [rank for rank, _ in chosen]))
+    for file in files:
+        if file:
+            page.link("Every op of every simulated rank:", file, "opens in Perfetto (ui.perfetto.dev), chrome://tracing and Meta's HTA.")
+
+
+def _prediction_body(page: Page, summary: Mapping[str, Any], trace: Trace, scene: Scene) -> None:
+    step = summary["step_time_s"] or 1.0
     page.section("Where the step goes", "Each instant of the step belongs to one class; the classes sum to the step.")
     page.figure(figures.breakdown_bar(summary["breakdown"]))
-    page.section("Critical path", "Seconds along the chain of what waited for what.")
-    page.table(
-        ("class", "time", "share of the step"),
-        [(r["class"], _ms(r["seconds"]), f"{r['seconds'] / summary['step_time_s']:.1%}") for r in summary["critical_path"][:12]],
-    )
-    if any(line for line in traces[0].memory.values()):
-        page.section("Device memory over time")
-        page.figure(figures.memory_line(traces[0], capacity))
+    page.section("Critical path", "Time along the chain of what waited for what.")
+    rows = [(r["class"], seconds(r["seconds"]), f"{r['seconds'] / step:.1%}") for r in summary["critical_path"][:12]]
+    page.table(("class of op", "time", "share of the step"), rows)
+    if any(line for line in scene.memory.values()):
+        page.section("Device memory over time", f"Peak {gib(summary['peak_memory_bytes'])} on the fullest rank. " + _parts(summary))
+        page.figure(figures.memory_line(scene.memory, scene.capacity, window(trace)))
+    _links(page, scene, step)
     page.section(
         "On what the costs rest", "measured: by `probe` on this machine. fitted: on published measurements. assumed: by a stated rule."
     )
     page.figure(figures.sources_bar(summary["sources"]))
+
+
+def _parts(summary: Mapping[str, Any]) -> str:
+    """What the memory is, largest first."""
+    found = summary.get("memory") or {}
+    sizes = {name: value for name, value in found.items() if name not in ("stage", "remedies") and isinstance(value, int) and value > 0}
+    return ", ".join(f"{name} {gib(value)}" for name, value in sorted(sizes.items(), key=lambda pair: -pair[1])) + "." if sizes else ""
+
+
+def _links(page: Page, scene: Scene, step: float) -> None:
+    if scene.uses:
+        page.section(
+            "Link use over time", "Links by what they join, busiest first: use in % of one link's rate, of the rank that moves most."
+        )
+        page.figure(link_map(scene.uses, step))
+        rows = [
+            (use.name, f"{use.rate / 1e9:,.1f} GB/s", f"{use.moved / 1e9:,.3f} GB", f"{use.share:.1%}") for use in scene.uses[:_BUSIEST]
+        ]
+        page.table(("busiest links", "rate", "moved per step", "mean use"), rows)
+    if scene.topology is not None:
+        page.section("The machine and its busiest links", "The first node; the thicker a link, the busier. Hover for rates and latency.")
+        page.figure(machine(scene.topology, 1, {use.name: use.share for use in scene.uses} if scene.uses else None))
 
 
 def comparison_page(
@@ -74,37 +145,63 @@ def comparison_page(
     found: Mapping[str, Comparison],
     times: Mapping[str, Sequence[float]],
     notes: Sequence[str] = (),
+    scene: Scene | None = None,
 ) -> str:
-    """Predicted against played (op by op) and stock (class by class)."""
+    """Predicted against played (op by op) and stock (class by class). `traces`: the predicted one first."""
     page = Page(
         title, f"{summary['model']['name']} on {summary['topology']}, {summary['gpus']} ranks: the same plan predicted, played and trained."
     )
-    cards: list[Card] = [(_ms(summary["step_time_s"]), "step time", "predicted")]
-    for name, one in found.items():
-        m = one.measured_step
-        cards.append((_ms(m.median), f"step time, {name}", f"median of {m.count}, {_ms(m.low)} to {_ms(m.high)}"))
-        cards.append((f"{one.error:+.1%}", f"error against {name}", "(predicted - measured) / measured"))
-    page.cards(cards + headline(summary)[1:])
-    page.warnings([*summary["warnings"], *notes])
-    page.section("Timelines, one over the other", "The last predicted step above the same step as it was played, lane by lane.")
-    page.figure(timeline(traces))
+    cards = headline(summary)
+    page.cards([cards[0], *_measured(found), *cards[1:]])
+    page.warnings([*_notes(summary), *notes])
+    scene = scene or Scene(memory={rank: tuple(line) for rank, line in traces[0].memory.items()})
+    files = [f"{trace.origin}.json.gz" for trace in traces] if scene.trace_file else []
+    _timelines(page, traces, _worst(found), files)
     for name, one in found.items():
         page.section(
             f"Error by class, against {name}", "Time per step and rank in each class of op; the figure beside a bar is the signed error."
         )
         page.figure(figures.class_errors(one))
+        page.section(
+            f"From the predicted step to {name}",
+            "What each class takes more (up) or less (down) than predicted; 'rest' is what overlaps or belongs to no op.",
+        )
         page.figure(figures.waterfall(one))
     page.section("Measured steps", "Machines are noisy: every step is shown, and the median is what counts.")
     page.figure(figures.step_times(times, summary["step_time_s"]))
     for name, one in found.items():
         if one.pairs:
-            page.section(f"Every op against {name}")
-            page.figure(figures.scatter(one))
-            page.section("Ten ops that are furthest off")
-            worst = sorted(one.pairs, key=lambda p: -abs(p.difference))[:10]
-            page.table(
-                ("op", "predicted", "measured", "difference"), [(p.id, _ms(p.predicted), _ms(p.measured), _ms(p.difference)) for p in worst]
-            )
-    page.section("The prediction")
-    _prediction_body(page, summary, traces[:1], None)
-    return page.text("Made by StepTwin. Times are seconds of one optimizer step; errors are signed, (predicted - measured) / measured.")
+            _ops(page, name, one)
+    _prediction_body(page, summary, traces[0], scene)
+    return page.text(_FOOT + " Errors are signed, (predicted - measured) / measured.")
+
+
+def _measured(found: Mapping[str, Comparison]) -> list[Card]:
+    cards: list[Card] = []
+    for name, one in found.items():
+        m = one.measured_step
+        cards.append((seconds(m.median), f"step time, {name}", f"median of {m.count}; {seconds(m.low)} to {seconds(m.high)} (p10 to p90)"))
+        cards.append((f"{one.error:+.1%}", f"error against {name}", "(predicted - measured) / measured"))
+    return cards
+
+
+def _worst(found: Mapping[str, Comparison]) -> int | None:
+    """The rank whose ops are furthest off in sum."""
+    off: dict[int, float] = {}
+    for one in found.values():
+        for pair in one.pairs:
+            off[pair.rank] = off.get(pair.rank, 0.0) + abs(pair.difference)
+    return max(off, key=lambda rank: off[rank]) if off else None
+
+
+def _ops(page: Page, name: str, one: Comparison) -> None:
+    page.section(f"Every op against {name}", "One point an op; above the line it was predicted longer than it took.")
+    page.figure(figures.scatter(one))
+    page.section("Ten ops that are furthest off")
+    worst = sorted(one.pairs, key=lambda p: -abs(p.difference))[:10]
+    rows = [(p.id, p.cls or p.kind, seconds(p.predicted), seconds(p.measured), _signed(p.difference)) for p in worst]
+    page.table(("op", "class", "predicted", "measured", "difference"), rows)
+
+
+def _signed(value: float) -> str:
+    return ("+" if value > 0 else "") + seconds(value)

@@ -7,11 +7,15 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from reports.palette import WORDS, colour
+from reports.words import safe
 from sim.align import Comparison
-from sim.trace import Trace
+
+PREDICTED = "#D55E00"
+"""Lines that say what was predicted, or what may not be passed."""
+_RUNS = ("#0072B2", "#009E73", "#CC79A7", "#E69F00")
 
 
-def breakdown_bar(split: Mapping[str, float], title: str = "") -> go.Figure:
+def breakdown_bar(split: Mapping[str, float]) -> go.Figure:
     """Where the step goes: one stacked bar, classes that sum to the step, in ms."""
     figure = go.Figure()
     total = sum(split.values()) or 1.0
@@ -28,14 +32,21 @@ def breakdown_bar(split: Mapping[str, float], title: str = "") -> go.Figure:
                     hovertemplate=f"{WORDS.get(name, name)}: %{{x:.3f}} ms<extra></extra>",
                 )
             )
-    figure.update_layout(barmode="stack", height=170, title=title, xaxis_title="ms", yaxis={"visible": False}, legend={"orientation": "h"})
+    figure.update_layout(
+        barmode="stack",
+        height=210,
+        xaxis={"title": "ms", "range": [0, total * 1e3]},
+        yaxis={"visible": False},
+        legend={"orientation": "h"},
+        margin={"b": 90},
+    )
     return figure
 
 
 def class_errors(found: Comparison) -> go.Figure:
     """Seconds per step and rank by class of op, predicted beside measured."""
     rows = [row for row in found.classes if max(row.predicted, row.measured) > 0][:16][::-1]
-    names = [row.cls for row in rows]
+    names = [safe(row.cls) for row in rows]
     figure = go.Figure()
     figure.add_trace(
         go.Bar(y=names, x=[r.measured * 1e3 for r in rows], orientation="h", name=f"measured ({found.origin})", marker_color="#7f8c9b")
@@ -54,10 +65,10 @@ def class_errors(found: Comparison) -> go.Figure:
     )
     figure.update_layout(
         barmode="group",
-        height=120 + 42 * len(rows),
-        xaxis_title="ms per step and rank",
-        yaxis={"automargin": True},
+        height=170 + 42 * len(rows),
+        xaxis={"title": "ms per step and rank", "range": [0, 1.12e3 * max([max(r.predicted, r.measured) for r in rows], default=1e-3)]},
         legend={"orientation": "h"},
+        margin={"b": 90},
     )
     return figure
 
@@ -65,7 +76,7 @@ def class_errors(found: Comparison) -> go.Figure:
 def waterfall(found: Comparison) -> go.Figure:
     """From the predicted step to the measured one, class by class; `rest` is what overlaps or belongs to no op."""
     ranked = sorted(found.classes, key=lambda row: -abs(row.predicted - row.measured))[:8]
-    steps = [(row.cls, (row.measured - row.predicted) * 1e3) for row in ranked]
+    steps = [(safe(row.cls), (row.measured - row.predicted) * 1e3) for row in ranked]
     gap = (found.measured_step.median - found.predicted_step) * 1e3 - sum(value for _, value in steps)
     figure = go.Figure(
         go.Waterfall(
@@ -83,17 +94,53 @@ def waterfall(found: Comparison) -> go.Figure:
             totals={"marker": {"color": "#0072B2"}},
         )
     )
-    figure.update_layout(height=380, yaxis_title="ms")
+    figure.update_layout(height=400, yaxis={"title": "ms per step", "range": _room(found, steps, gap)}, showlegend=False)
+    figure.update_traces(textposition="outside", cliponaxis=False, connector={"line": {"color": "#8a97a6", "width": 1}})
     return figure
 
 
+def _room(found: Comparison, steps: Sequence[tuple[str, float]], gap: float) -> list[float]:
+    """The range of a waterfall's axis with room for the labels: levels that it passes, in ms."""
+    level = found.predicted_step * 1e3
+    levels = [level, found.measured_step.median * 1e3]
+    for value in (*(value for _, value in steps), gap):
+        level += value
+        levels.append(level)
+    low, high = min(0.0, *levels), max(levels)
+    return [low * 1.1, high + 0.12 * (high - low)]
+
+
 def step_times(times: Mapping[str, Sequence[float]], predicted: float) -> go.Figure:
-    """Each measured step as a point, with the prediction as a line."""
+    """Each measured step as a point beside the box of its run (median, quartiles), in ms; the prediction is the dashed line."""
     figure = go.Figure()
-    for name, values in times.items():
-        figure.add_trace(go.Scatter(y=[v * 1e3 for v in values], mode="markers+lines", name=name, line={"width": 1}))
-    figure.add_hline(y=predicted * 1e3, line_dash="dash", line_color="#D55E00", annotation_text="predicted")
-    figure.update_layout(height=300, xaxis_title="step", yaxis_title="ms", yaxis_rangemode="tozero", legend={"orientation": "h"})
+    for number, (name, values) in enumerate(times.items()):
+        tint = _RUNS[number % len(_RUNS)]
+        figure.add_trace(
+            go.Scatter(
+                y=[v * 1e3 for v in values],
+                x=list(range(len(values))),
+                mode="markers+lines",
+                name=safe(name),
+                legendgroup=name,
+                line={"width": 1, "color": tint},
+                hovertemplate=f"{safe(name)}, step %{{x}}: %{{y:.2f}} ms<extra></extra>",
+            )
+        )
+        box = go.Box(
+            y=[v * 1e3 for v in values], name=safe(name), xaxis="x2", marker_color=tint, boxpoints="all", jitter=0.5, pointpos=-1.6
+        )
+        figure.add_trace(box.update(showlegend=False, legendgroup=name, marker_size=3))
+    figure.add_hline(y=predicted * 1e3, line_dash="dash", line_color=PREDICTED)
+    figure.add_trace(go.Scatter(x=[None], y=[None], mode="lines", name="predicted", line={"dash": "dash", "color": PREDICTED}))
+    high = max([predicted, *(v for values in times.values() for v in values)]) * 1e3
+    figure.update_layout(
+        height=340,
+        margin={"b": 90},
+        xaxis={"title": "step", "domain": [0, 0.68]},
+        xaxis2={"title": "distribution", "domain": [0.72, 1], "anchor": "y"},
+        yaxis={"title": "ms", "range": [0, 1.08 * high]},
+        legend={"orientation": "h"},
+    )
     return figure
 
 
@@ -108,8 +155,8 @@ def scatter(found: Comparison) -> go.Figure:
                 x=[p.measured * 1e6 for p in mine],
                 y=[p.predicted * 1e6 for p in mine],
                 mode="markers",
-                name=cls,
-                text=[p.id for p in mine],
+                name=safe(cls),
+                text=[safe(p.id) for p in mine],
                 marker={"color": colour(cls), "size": 6},
                 hovertemplate="%{text}<br>measured %{x:.1f} us, predicted %{y:.1f} us<extra></extra>",
             )
@@ -118,40 +165,91 @@ def scatter(found: Comparison) -> go.Figure:
         low = min(min(p.predicted, p.measured) for p in points) * 1e6
         high = max(max(p.predicted, p.measured) for p in points) * 1e6
         figure.add_trace(go.Scatter(x=[low, high], y=[low, high], mode="lines", name="equal", line={"dash": "dot", "color": "#888"}))
-    figure.update_layout(height=460, xaxis={"type": "log", "title": "measured, us"}, yaxis={"type": "log", "title": "predicted, us"})
+    axis = {"type": "log", "dtick": 1, "exponentformat": "power"}
+    figure.update_layout(height=480, xaxis=axis | {"title": "measured, us"}, yaxis=axis | {"title": "predicted, us"})
     return figure
 
 
-def memory_line(trace: Trace, capacity: int | None = None) -> go.Figure:
-    """Device memory over time, a line for each simulated rank, in GiB."""
+def memory_line(
+    lines: Mapping[int, Sequence[tuple[float, int]]], capacity: int | None = None, within: tuple[float, float] | None = None
+) -> go.Figure:
+    """Device memory over time in GiB, a line for each of at most eight ranks; ms from the beginning of `within` (begin, end)."""
+    begin, end = within or (0.0, max((t for line in lines.values() for t, _ in line), default=0.0))
     figure = go.Figure()
-    for rank, line in sorted(trace.memory.items())[:8]:
-        every = max(1, len(line) // 2000)
+    for rank, line in sorted(lines.items())[:8]:
+        shown = envelope(clip(line, begin, end))
         figure.add_trace(
             go.Scatter(
-                x=[t * 1e3 for t, _ in line[::every]],
-                y=[b / 2**30 for _, b in line[::every]],
+                x=[round((t - begin) * 1e3, 6) for t, _ in shown],
+                y=[round(b / 2**30, 6) for _, b in shown],
                 mode="lines",
-                line={"shape": "hv"},
+                line={"shape": "hv", "width": 1.5},
                 name=f"rank {rank}",
+                hovertemplate=f"rank {rank}: %{{y:.3f}} GiB at %{{x:.2f}} ms<extra></extra>",
             )
         )
-    if capacity:
-        figure.add_hline(y=capacity / 2**30, line_dash="dash", line_color="#D55E00", annotation_text="capacity")
-    figure.update_layout(height=300, xaxis_title="ms", yaxis_title="GiB")
+    high = max([b for line in lines.values() for _, b in line], default=0) / 2**30
+    close = capacity is not None and capacity / 2**30 < 4 * high
+    if capacity and close:
+        label = f"device memory {capacity / 2**30:.0f} GiB"
+        figure.add_hline(
+            y=capacity / 2**30, line_dash="dash", line_color=PREDICTED, annotation_text=label, annotation_position="bottom left"
+        )
+    top = 1.08 * max(high, capacity / 2**30 if capacity and close else 0.0)
+    figure.update_layout(
+        height=330,
+        margin={"b": 80},
+        xaxis={"title": "milliseconds from the beginning of the step", "range": [0, (end - begin) * 1e3]},
+        yaxis={"title": "GiB", "range": [0, top or 1.0]},
+        legend={"orientation": "h"},
+        showlegend=len(lines) > 1,
+    )
     return figure
+
+
+def clip(line: Sequence[tuple[float, int]], begin: float, end: float) -> list[tuple[float, int]]:
+    """The part of a step line between `begin` and `end`, with its value at both ends."""
+    before = [used for t, used in line if t <= begin]
+    inside = [(t, used) for t, used in line if begin < t <= end]
+    found = [(begin, before[-1])] if before else []
+    found += inside
+    return [*found, (end, found[-1][1])] if found else []
+
+
+def envelope(line: Sequence[tuple[float, int]], most: int = 3000) -> list[tuple[float, int]]:
+    """At most about `most` points: of each stretch its lowest and highest, so that no peak is lost."""
+    if len(line) <= most:
+        return list(line)
+    every = -(-2 * len(line) // most)
+    found: list[tuple[float, int]] = []
+    for at in range(0, len(line), every):
+        part = line[at : at + every]
+        ends = {min(range(len(part)), key=lambda i: part[i][1]), max(range(len(part)), key=lambda i: part[i][1])}
+        found += [part[i] for i in sorted(ends)]
+    return found
 
 
 def sources_bar(shares: Mapping[str, float]) -> go.Figure:
     """On what the costs rest: measured here, fitted on published data, or assumed."""
     figure = go.Figure()
     for name, share in shares.items():
-        figure.add_trace(go.Bar(y=["costs"], x=[share * 100], orientation="h", name=name, marker_color=colour(name), text=[f"{share:.0%}"]))
+        figure.add_trace(
+            go.Bar(
+                y=["costs"],
+                x=[share * 100],
+                orientation="h",
+                name=safe(name),
+                marker_color=colour(name),
+                text=[f"{share:.0%}" if share > 0.03 else ""],
+                hovertemplate=f"{safe(name)}: %{{x:.1f}} %<extra></extra>",
+            )
+        )
     figure.update_layout(
         barmode="stack",
-        height=150,
+        height=200,
         xaxis={"title": "% of the time in ops", "range": [0, 100]},
         yaxis={"visible": False},
         legend={"orientation": "h"},
+        margin={"b": 90},
     )
     return figure

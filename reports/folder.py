@@ -6,7 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from reports.capacity import capacity_page
+from reports.collective import collective_page
 from reports.comparison import comparison_page, prediction_page
+from reports.machine import topology_page
+from reports.scene import scene
+from reports.sweep import sweep_page
 from reports.validation import write_validation
 from sim.align import Comparison
 from sim.chrome import write_trace
@@ -16,6 +21,10 @@ from sim.program import Program
 from sim.runs import environment, write_atomic, write_json
 from sim.text import show_program
 from sim.trace import Trace
+from topologies.graph import Topology
+
+PREDICTED = "predicted.json.gz"
+"""The full predicted trace's name in a run's folder."""
 
 
 def write_inputs(folder: Path, plan: Plan, program: Program | None) -> None:
@@ -26,12 +35,15 @@ def write_inputs(folder: Path, plan: Plan, program: Program | None) -> None:
     write_json(folder / "environment.json", environment())
 
 
-def write_prediction(folder: Path, plan: Plan, program: Program | None, summary: Mapping[str, Any], trace: Trace) -> Path:
-    """A prediction's folder; returns the report's path."""
+def write_prediction(
+    folder: Path, plan: Plan, program: Program | None, summary: Mapping[str, Any], trace: Trace, topology: Topology | None = None
+) -> Path:
+    """A prediction's folder; returns the report's path. `topology`: what it was predicted on, for link use and the machine."""
     write_inputs(folder, plan, program)
     write_json(folder / "summary.json", dict(summary))
-    write_trace(trace, folder / "predicted.json.gz")
-    return write_atomic(folder / "report.html", prediction_page(plan.name or plan.model_name, summary, trace))
+    write_trace(trace, folder / PREDICTED)
+    seen = scene(plan, program, trace, topology, PREDICTED)
+    return write_atomic(folder / "report.html", prediction_page(plan.name or plan.model_name, summary, trace, seen))
 
 
 def write_comparison(
@@ -44,15 +56,35 @@ def write_comparison(
     times: Mapping[str, Sequence[float]],
     result: Mapping[str, Any],
     notes: Sequence[str] = (),
+    topology: Topology | None = None,
 ) -> Path:
     """A twin's folder: all traces, the comparison and the report, whose path is returned."""
     write_inputs(folder, plan, program)
     write_json(folder / "summary.json", {"prediction": dict(summary), "comparison": dict(result)})
     for trace in traces:
         write_trace(trace, folder / f"{trace.origin}.json.gz")
-    text = comparison_page(plan.name or plan.model_name, summary, [t for t in traces if t.origin != "stock"], found, times, notes)
-    return write_atomic(folder / "report.html", text)
+    drawn = [t for t in traces if t.origin != "stock"]
+    seen = scene(plan, program, traces[0], topology, PREDICTED)
+    return write_atomic(folder / "report.html", comparison_page(plan.name or plan.model_name, summary, drawn, found, times, notes, seen))
 
 
-WRITERS: dict[str, Callable[..., Path]] = {"prediction": write_prediction, "comparison": write_comparison, "validation": write_validation}
-"""What the command line writes, by kind: each takes where to write, then what to draw, and returns the page's path."""
+def _single(page: Callable[..., str]) -> Callable[..., Path]:
+    """A writer of one page as one file."""
+
+    def write(path: Path, *parts: Any) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return write_atomic(path, page(*parts))
+
+    return write
+
+
+WRITERS: dict[str, Callable[..., Path]] = {
+    "prediction": write_prediction,
+    "comparison": write_comparison,
+    "sweep": _single(sweep_page),
+    "validation": write_validation,
+    "capacity": _single(capacity_page),
+    "topology": _single(topology_page),
+    "collective": _single(collective_page),
+}
+"""What the command line writes, by kind: each takes where to write (a folder for runs, else a file), then what to draw, and returns the page's path."""

@@ -8,8 +8,15 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from reports.links import group_of
+from reports.page import Card, Page
+from reports.words import safe
 from topologies.graph import Topology
+from topologies.summary import summary
 from topologies.units import show_duration, show_rate
+
+Spot = tuple[float, float]
+"""Where something is drawn: (x, y)."""
 
 COLOURS = {"nvlink": "#5a9f00", "xgmi": "#c0392b", "c2c": "#2e8b57", "pcie": "#0072B2", "numa": "#8e6fbf", "upi": "#8e6fbf"}
 COLOURS |= {"dram": "#999999", "net": "#D55E00", "spine": "#b8860b"}
@@ -17,37 +24,80 @@ _SHAPES = {"gpu": ("square", "#5a9f00", 26), "nic": ("diamond", "#D55E00", 20), 
 _SHAPES |= {"root": ("circle-open", "#0072B2", 18), "numa": ("hexagon", "#8e6fbf", 22), "socket": ("hexagon2", "#5b4a91", 28)}
 _SHAPES |= {"dram": ("square-open", "#777777", 18), "nvswitch": ("star-diamond", "#3d6d00", 30)}
 _SHAPES |= {"leaf": ("triangle-up", "#b8860b", 22), "spine": ("triangle-up-open", "#b8860b", 22)}
-_MANY = 40
-"""Edges of one kind beyond which only differing rates are written out; the rest is in the hover text."""
+_PARTS = {"sw": "PCIe switch", "root": "PCIe root", "gpu": "GPU", "nic": "NIC", "dram": "host memory", "nvswitch": "NVSwitch"}
+_PARTS |= {"numa": "NUMA node", "leaf": "leaf switch", "spine": "spine switch"}
+_NAMES = 24
+"""Parts of one kind beyond which their names are only in the hover text."""
+_SIDES = {"gpu": "middle left", "nic": "middle right", "dram": "bottom center", "sw": "middle left", "root": "middle left"}
+_SIDES |= {"socket": "bottom left", "numa": "middle left"}
 
 
-def machine(topology: Topology, nodes: int = 1) -> go.Figure:
+def topology_page(topology: Topology) -> str:
+    """One glance at a machine or cluster: the first node large with its network, devices, links, and how rank 0 reaches others."""
+    found = summary(topology)
+    device = f"{found['device']}, {found['memory']} at {found['memory bandwidth']}"
+    page = Page(topology.name, f"{topology.gpus} ranks on {topology.nodes} node{'s' if topology.nodes > 1 else ''}; {device}.")
+    page.cards(_cards(topology, found))
+    page.section(
+        "Who hangs on what",
+        "The first node, host memory at the bottom, network on top. Rates are of one direction; hover an edge for both, and its latency.",
+    )
+    page.figure(machine(topology, 1))
+    page.section("Links of a node", "Rate in one direction, latency of one hop.")
+    rows = [(row["link"], str(row["count"]), row["rate"], row["latency"]) for row in found["rows"]]
+    page.table(("kind", "directed links", "rate", "latency"), rows)
+    page.section(
+        "How rank 0 reaches other ranks", "Each kind of path once, in NCCL's words (NVL NVLink, PIX one PCIe switch, NET network)."
+    )
+    page.table(("path", "first rank reached so"), list(found["paths from rank 0"].items()))
+    if found.get("source"):
+        page.note(f"Source of the description: {found['source']}")
+    return page.text("Made by StepTwin. Rates are decimal (1 GB/s = 1e9 bytes per second), in one direction.")
+
+
+def _cards(topology: Topology, found: Mapping[str, Any]) -> list[Card]:
+    nics = found["nics"]
+    cards: list[Card] = [
+        (f"{topology.ranks_per_node} x {found['device']}", "ranks of a node", f"{found['memory']} each, {found['memory bandwidth']}"),
+        (f"{found['sockets']} x {topology.host(0).name}", "host", f"{found['cores']} cores"),
+    ]
+    if nics:
+        cards.append((", ".join(f"{number} x {name}" for name, number in nics.items()), "network", "per node"))
+    peak = found.get("peak TFLOP/s")
+    if peak:
+        kind = "bf16" if "bf16" in peak else next(iter(peak))
+        rest = ", ".join(f"{name} {rate:,.0f}" for name, rate in peak.items() if name != kind)
+        cards.append((f"{peak[kind]:,.0f} TFLOP/s", f"peak, {kind} dense", rest))
+    return cards
+
+
+def machine(topology: Topology, nodes: int = 1, use: Mapping[str, float] | None = None) -> go.Figure:
     """The first `nodes` nodes with their network: host memory at the bottom, devices in the middle, switches on top.
 
-    Every edge carries the rate of one direction (both where they differ) and, on hover, its latency.
+    Every edge carries the rate of one direction (both where they differ) and, on hover, its latency. `use`: share of the step
+    (0 to 1) for which links are busy, by `reports.links.group_of`; used links are drawn thick.
     """
     graph = topology.graph(nodes)
     graph.remove_nodes_from([name for name, data in graph.nodes(data=True) if data["kind"] == "engine"])
     places = _places(graph)
     figure = go.Figure()
     for kind in dict.fromkeys(data["kind"] for _, _, data in graph.edges(data=True)):
-        _edges(figure, graph, kind, places)
+        _edges(figure, graph, kind, places, use)
     for kind in dict.fromkeys(data["kind"] for _, data in graph.nodes(data=True)):
         _vertices(figure, graph, kind, places)
     shown = f", {min(nodes, topology.nodes)} of {topology.nodes} nodes shown" if topology.nodes > nodes else ""
     figure.update_layout(
-        title=f"{topology.name}: {topology.gpus} ranks{shown}",
+        title={"text": safe(f"{topology.name}: {topology.gpus} ranks{shown}"), "font": {"size": 15}, "x": 0, "xref": "paper"},
         height=620,
-        plot_bgcolor="white",
         xaxis={"visible": False},
         yaxis={"visible": False},
-        legend={"orientation": "h", "y": -0.05},
-        margin={"l": 20, "r": 20, "t": 60, "b": 20},
+        legend={"orientation": "h"},
+        margin={"l": 30, "r": 30, "t": 60, "b": 60},
     )
     return figure
 
 
-def _places(graph: Any) -> dict[str, tuple[float, float]]:
+def _places(graph: Any) -> dict[str, Spot]:
     """(x, y) of each vertex: PCIe leaves side by side in tree order, each parent over the middle of its children."""
     kinds: Mapping[str, str] = {name: data["kind"] for name, data in graph.nodes(data=True)}
     below: dict[str, list[str]] = {}
@@ -56,7 +106,7 @@ def _places(graph: Any) -> dict[str, tuple[float, float]]:
             kinds[a] == kinds[b] == "sw" and a not in below.get(b, [])
         ):
             below.setdefault(a, []).append(b)
-    places: dict[str, tuple[float, float]] = {}
+    places: dict[str, Spot] = {}
     width = [0.0]
 
     def place(name: str, depth: int) -> float:
@@ -82,43 +132,81 @@ def _depth(kind: str) -> int:
     return {"socket": 0, "numa": 1, "root": 2, "sw": 3, "gpu": 4, "nic": 4}.get(kind, 9)
 
 
-def _place_rest(kinds: Mapping[str, str], graph: Any, places: dict[str, tuple[float, float]]) -> None:
+def _place_rest(kinds: Mapping[str, str], graph: Any, places: dict[str, Spot]) -> None:
     """Memory below its owner; NVSwitches, leaves and spines above the middle of what they join."""
     for kind, y in (("dram", 0.0), ("gpu", 5.35), ("nic", 5.0), ("nvswitch", 7.0), ("leaf", 8.0), ("spine", 9.2)):
         names = [name for name, found in kinds.items() if found == kind and name not in places]
         for i, name in enumerate(names):
             xs = [places[n][0] for n in graph.predecessors(name) if n in places]
             middle = sum(xs) / len(xs) if xs else float(i)
-            places[name] = (middle if kind != "spine" else middle + i - (len(names) - 1) / 2, y)
+            places[name] = (middle if kind != "spine" else _aside(places, i, len(names)), y)
 
 
-def _edges(figure: go.Figure, graph: Any, kind: str, places: Mapping[str, tuple[float, float]]) -> None:
-    """One line trace and one trace of labels for a kind of link."""
+def _aside(places: Mapping[str, Spot], at: int, number: int) -> float:
+    """x of the `at`-th of `number` spines: spread over the width of what is drawn."""
+    xs = [x for x, _ in places.values()] or [0.0]
+    return min(xs) + (max(xs) - min(xs)) * (at + 0.5) / number
+
+
+def _edges(figure: go.Figure, graph: Any, kind: str, places: Mapping[str, Spot], use: Mapping[str, float] | None) -> None:
+    """The links of a kind: lines as thick as they are used, and labels: the first of equal ones is written, all can be hovered."""
     pairs = {tuple(sorted((a, b))): data for a, b, data in graph.edges(data=True) if data["kind"] == kind}
-    xs: list[float | None] = []
-    ys: list[float | None] = []
-    labels: list[tuple[float, float, str, str]] = []
-    seen: set[str] = set()
+    lines: dict[float, list[Spot | None]] = {}
+    labels: list[tuple[Spot, str, str]] = []
+    rates: dict[str, int] = {}
+    seen: set[tuple[str, int]] = set()
     for a, b in pairs:
         points = _curve(places[a], places[b])
-        xs += [*(x for x, _ in points), None]
-        ys += [*(y for _, y in points), None]
+        busy = max((use or {}).get(group_of(f"{x}>{y}"), 0.0) for x, y in ((a, b), (b, a)))
+        lines.setdefault(busy, []).extend([*points, None])
         text = _rates(graph, a, b)
-        middle = points[len(points) // 2]
-        short = text if len(pairs) <= _MANY or text not in seen else ""
-        seen.add(text)
-        latency = show_duration(pairs[a, b]["latency"])
-        labels.append((*middle, short, f"{a} <-> {b}<br>{kind}: {text}, {latency}"))
-    colour = COLOURS.get(kind, "#555555")
-    figure.add_trace(go.Scatter(x=xs, y=ys, mode="lines", line={"color": colour, "width": 2}, hoverinfo="skip", name=kind))
+        rates[text] = rates.get(text, 0) + 1
+        told = text if use is None else (f"{busy:.0%} busy" if busy else "")
+        same = (told, round(points[1][1]))
+        hover = f"{safe(a)} <-> {safe(b)}<br>{kind}: {text}, {show_duration(pairs[a, b]['latency'])}" + (
+            f"<br>{busy:.1%} busy" if busy else ""
+        )
+        labels.append((points[len(points) // 2], "" if same in seen else told, hover))
+        seen.add(same)
+    colour = COLOURS.get(kind, "#7f8c9b")
+    named = f"{kind}: " + ", ".join(f"{number} x {text}" for text, number in rates.items()) if len(rates) <= 2 else kind
+    for number, (busy, spots) in enumerate(lines.items()):
+        _line(figure, spots, colour, _thickness(busy, use is not None, len(pairs)), named if number == 0 else "", kind)
+    _labels(figure, labels, colour)
+
+
+def _thickness(busy: float, used: bool, number: int) -> tuple[float, float]:
+    """(pixels, opacity) of an edge: a crowd is thin; where use is shown, idle links step back."""
+    if used:
+        return (2.5 + 7 * busy, 1.0) if busy else (1.2, 0.45)
+    return (2.0, 1.0) if number <= 100 else (0.7, 0.35)
+
+
+def _line(figure: go.Figure, spots: list[Spot | None], colour: str, look: tuple[float, float], name: str, kind: str) -> None:
     figure.add_trace(
         go.Scatter(
-            x=[x for x, *_ in labels],
-            y=[y for _, y, *_ in labels],
+            x=[spot and spot[0] for spot in spots],
+            y=[spot and spot[1] for spot in spots],
+            mode="lines",
+            line={"color": colour, "width": look[0]},
+            opacity=look[1],
+            hoverinfo="skip",
+            name=safe(name),
+            legendgroup=kind,
+            showlegend=bool(name),
+        )
+    )
+
+
+def _labels(figure: go.Figure, labels: list[tuple[Spot, str, str]], colour: str) -> None:
+    figure.add_trace(
+        go.Scatter(
+            x=[spot[0] for spot, *_ in labels],
+            y=[spot[1] for spot, *_ in labels],
             mode="text+markers",
-            marker={"size": 5, "color": colour},
-            text=[short for *_, short, _ in labels],
-            textfont={"size": 10, "color": colour},
+            marker={"size": 5 if len(labels) <= 100 else 3, "color": colour},
+            text=[text for _, text, _ in labels],
+            textfont={"size": 12, "color": colour},
             textposition="middle right",
             hovertext=[hover for *_, hover in labels],
             hoverinfo="text",
@@ -135,7 +223,7 @@ def _rates(graph: Any, a: str, b: str) -> str:
     return show_rate(there) if math.isclose(there, back) else f"{show_rate(there)} / {show_rate(back)}"
 
 
-def _curve(a: tuple[float, float], b: tuple[float, float]) -> list[tuple[float, float]]:
+def _curve(a: Spot, b: Spot) -> list[Spot]:
     """A straight line, or an arc above vertices of one row (NVLink between GPUs, links between sockets)."""
     if abs(a[1] - b[1]) > 0.2:
         return [a, ((a[0] + b[0]) / 2, (a[1] + b[1]) / 2), b]
@@ -144,20 +232,21 @@ def _curve(a: tuple[float, float], b: tuple[float, float]) -> list[tuple[float, 
     return [(a[0] + (b[0] - a[0]) * t, a[1] + (b[1] - a[1]) * t + 4 * height * t * (1 - t)) for t in steps]
 
 
-def _vertices(figure: go.Figure, graph: Any, kind: str, places: Mapping[str, tuple[float, float]]) -> None:
+def _vertices(figure: go.Figure, graph: Any, kind: str, places: Mapping[str, Spot]) -> None:
     names = [name for name, data in graph.nodes(data=True) if data["kind"] == kind]
-    symbol, colour, size = _SHAPES.get(kind, ("circle", "#555555", 16))
+    symbol, colour, size = _SHAPES.get(kind, ("circle", "#7f8c9b", 16))
+    crowd = len(names) > _NAMES or (kind == "spine" and len(names) > 8)
     figure.add_trace(
         go.Scatter(
             x=[places[name][0] for name in names],
             y=[places[name][1] for name in names],
-            mode="markers+text" if len(names) <= 2 * _MANY else "markers",
-            marker={"symbol": symbol, "color": colour, "size": size, "line": {"width": 1, "color": "white"}},
-            text=[name.split("/", 1)[-1] for name in names],
-            textposition="top center",
-            textfont={"size": 10},
-            hovertext=[f"{name}<br>{graph.nodes[name]['label']}" for name in names],
+            mode="markers" if crowd else "markers+text",
+            marker={"symbol": symbol, "color": colour, "size": size * (0.6 if crowd else 1), "line": {"width": 1, "color": "white"}},
+            text=[safe(name.split("/", 1)[-1]) for name in names],
+            textposition=_SIDES.get(kind, "top center"),
+            textfont={"size": 11},
+            hovertext=[f"{safe(name)}<br>{safe(graph.nodes[name]['label'])}" for name in names],
             hoverinfo="text",
-            name=kind,
+            name=f"{_PARTS.get(kind, kind)} ({len(names)})" if len(names) > 1 else _PARTS.get(kind, kind),
         )
     )

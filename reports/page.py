@@ -1,53 +1,61 @@
 """A page: one self-contained HTML file that opens from an e-mail without a network.
 
-plotly.js stands in it once; every string is escaped; light and dark follow the reader's setting.
+plotly.js stands in it once; figures are JSON beside it and are drawn in the reader's colours, light or dark. Every string is escaped.
 """
 
 from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from pathlib import Path
 from string import Template
 
 import plotly.graph_objects as go
+import plotly.io
 import plotly.offline
 
 Card = tuple[str, str, str]
 """(figure, unit and name, note)."""
 
-_PAGE = Template("""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>$title</title>
-<style>
-:root { --ink:#1b2430; --soft:#5b6775; --paper:#ffffff; --panel:#f5f7f9; --line:#dfe4ea; --accent:#0072B2; }
-@media (prefers-color-scheme: dark) { :root { --ink:#e7ecf2; --soft:#9aa7b5; --paper:#12171d; --panel:#1b222b; --line:#2c3641; --accent:#56B4E9; } }
-* { box-sizing:border-box } body { margin:0; font:15px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif; color:var(--ink); background:var(--paper) }
-main { max-width:1240px; margin:0 auto; padding:28px 24px 60px } h1 { font-size:26px; margin:0 0 4px; letter-spacing:-.01em } h2 { font-size:18px; margin:38px 0 6px }
-p.lead { color:var(--soft); margin:0 0 22px } p.note { color:var(--soft); margin:2px 0 10px; max-width:75ch }
-.cards { display:grid; grid-template-columns:repeat(auto-fit,minmax(165px,1fr)); gap:12px } .card { background:var(--panel); border:1px solid var(--line); border-radius:10px; padding:12px 14px }
-.card b { display:block; font-size:21px; font-variant-numeric:tabular-nums } .card span { color:var(--soft); font-size:13px } .card i { display:block; color:var(--soft); font-size:12px; font-style:normal }
-table { border-collapse:collapse; width:100%; font-variant-numeric:tabular-nums; font-size:14px } th,td { text-align:right; padding:5px 10px; border-bottom:1px solid var(--line) }
-th:first-child,td:first-child { text-align:left } th { color:var(--soft); font-weight:600 } .warn { border-left:4px solid #E69F00; background:var(--panel); padding:8px 14px; margin:8px 0; border-radius:0 8px 8px 0 }
-.figure { width:100%; overflow:hidden } footer { color:var(--soft); font-size:13px; margin-top:46px; border-top:1px solid var(--line); padding-top:12px } code { background:var(--panel); padding:1px 5px; border-radius:4px }
-.scroll { overflow-x:auto }
-</style>
-<script>$plotly</script></head><body><main>
-<h1>$title</h1><p class="lead">$lead</p>
-$body
-<footer>$footer</footer></main>
-<script>
-const dark = matchMedia("(prefers-color-scheme: dark)");
-function paint() {
-  const ink = getComputedStyle(document.documentElement).getPropertyValue("--ink"), line = getComputedStyle(document.documentElement).getPropertyValue("--line");
-  document.querySelectorAll(".js-plotly-plot").forEach(p => {
-    const change = {"font.color": ink, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)"};
-    Object.keys(p.layout).filter(k => /^[xy]axis/.test(k)).forEach(k => { change[k + ".gridcolor"] = line; change[k + ".zerolinecolor"] = line; });
-    Plotly.relayout(p, change);
-  });
-}
-paint(); dark.addEventListener("change", paint);
-</script></body></html>
-""")
+_PAGE = Template((Path(__file__).parent / "page.html").read_text("utf-8"))
+_TOP = 40
+"""Pixels above a plot that belong to the bar with the zoom and camera buttons, so that it covers nothing."""
+_CONFIG_OFF = ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"]
+CONFIG = {"responsive": True, "displaylogo": False, "modeBarButtonsToRemove": _CONFIG_OFF}
+"""Plotly's settings of every figure."""
+
+
+def styled(figure: go.Figure) -> go.Figure:
+    """The house's look: no background of its own, room for the button bar, a flat legend below. Returns the same figure."""
+    clear = "rgba(0,0,0,0)"
+    figure.update_layout(
+        template="plotly_white",
+        font={"family": "system-ui, sans-serif", "size": 13},
+        paper_bgcolor=clear,
+        plot_bgcolor=clear,
+        modebar={"bgcolor": clear, "color": "#8a97a6", "activecolor": "#0072B2"},
+        hoverlabel={"align": "left"},
+    )
+    given = figure.layout.margin
+    margin = {side: getattr(given, side) for side in "lrtb"}
+    floor = {"l": 10, "r": 20, "t": _TOP, "b": 40}
+    figure.update_layout(margin={side: max(floor[side], value or 0) for side, value in margin.items()})
+    figure.update_xaxes(automargin=True, title_standoff=8)
+    figure.update_yaxes(automargin=True, title_standoff=8)
+    if figure.layout.legend.orientation == "h":
+        figure.update_layout(legend={"yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "xanchor": "left", "traceorder": "normal"})
+    return figure
+
+
+def embedded(figure: go.Figure) -> str:
+    """The figure's JSON as it may stand inside a <script> element: no `<` at all."""
+    text: str = plotly.io.to_json(figure, validate=False)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _cell(text: str) -> str:
+    """One cell; ids and sentences may be broken anywhere."""
+    return f"{'<td>' if len(text) <= 24 else '<td class=long>'}{html.escape(text)}</td>"
 
 
 class Page:
@@ -67,29 +75,38 @@ class Page:
         self._parts.append(f'<div class="cards">{inner}</div>')
 
     def section(self, title: str, note: str = "") -> None:
-        self._parts.append(f"<h2>{html.escape(title)}</h2>" + (f'<p class="note">{html.escape(note)}</p>' if note else ""))
+        """A heading with a sentence on how to read what follows."""
+        self._parts.append(f"<h2>{html.escape(title)}</h2>")
+        self.note(note)
+
+    def note(self, text: str) -> None:
+        """A sentence in small type; nothing for an empty one."""
+        if text:
+            self._parts.append(f'<p class="note">{html.escape(text)}</p>')
+
+    def link(self, before: str, file: str, after: str = "") -> None:
+        """A sentence with a link to a file of the page's own folder."""
+        name = html.escape(file, quote=True)
+        self._parts.append(f'<p class="note">{html.escape(before)} <a href="{name}">{name}</a> {html.escape(after)}</p>')
 
     def warnings(self, texts: Sequence[str]) -> None:
+        """What a reader must know before believing the figures."""
         self._parts += [f'<div class="warn">{html.escape(text)}</div>' for text in texts]
 
     def figure(self, figure: go.Figure) -> None:
-        figure.update_layout(
-            template="plotly_white",
-            font={"family": "system-ui, sans-serif", "size": 13},
-            paper_bgcolor="rgba(0,0,0,0)",
-            plot_bgcolor="rgba(0,0,0,0)",
-        )
-        if figure.layout.margin.l is None:
-            figure.update_layout(margin={"l": 10, "r": 20, "t": 30, "b": 40})
+        """A figure at full width; its height is the layout's."""
+        styled(figure)
         self._figures += 1
-        made = figure.to_html(
-            full_html=False, include_plotlyjs=False, div_id=f"figure-{self._figures}", config={"responsive": True, "displaylogo": False}
+        height = int(figure.layout.height or 450)
+        self._parts.append(
+            f'<div class="figure" id="figure-{self._figures}" style="height:{height}px"></div>'
+            f'<script type="application/json" data-for="figure-{self._figures}">{embedded(figure)}</script>'
         )
-        self._parts.append(f'<div class="figure">{made}</div>')
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Text cells; the first column is left, the others right. Short cells (figures with their unit) are never broken."""
         top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-        body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+        body = "".join("<tr>" + "".join(_cell(cell) for cell in row) + "</tr>" for row in rows)
         self._parts.append(f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>')
 
     def text(self, footer: str) -> str:
@@ -99,5 +116,6 @@ class Page:
             lead=html.escape(self._lead),
             body="\n".join(self._parts),
             footer=html.escape(footer),
+            config=plotly.io.json.to_json_plotly(CONFIG),
             plotly=plotly.offline.get_plotlyjs(),
         )

@@ -11,59 +11,109 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from reports.palette import colour
+from reports.words import safe, seconds, short
 from sim.metrics import window
 from sim.trace import Span, Trace
 
 _PIXELS = 1600
 _QUIET = ("record", "wait")
+WAITS = "waiting for peers"
+"""What a transfer's bar begins with where its other ranks are late."""
 _ORDER = ("host", "loader", "copy", "compute", "comm")
 
 
-def timeline(traces: Sequence[Trace], ranks: Sequence[int] | None = None, limit: int = 12000) -> go.Figure:
-    """Bars of the last step of each trace (predicted, played, ...) for `ranks` (default: first and last), times in ms from the step's begin.
+def timeline(traces: Sequence[Trace], ranks: Sequence[int] | None = None, limit: int = 8000) -> go.Figure:
+    """Bars of the reported step of each trace (predicted, played, ...), lane by lane one trace under the other, in ms from its begin.
 
-    At most `limit` bars are drawn in all.
+    `ranks`: unsaid, the `representative` ones. At most `limit` bars are drawn in all.
     """
-    chosen = list(ranks) if ranks is not None else representative(traces[0])
+    chosen = list(ranks) if ranks is not None else [rank for rank, _ in representative(traces[0])]
+    rows = _rows(traces, chosen)
+    share = max(60, limit // max(1, len(rows)))
+    step = max((end - begin for begin, end in map(window, traces)), default=0.0)
     figure = go.Figure()
-    rows: list[str] = []
     seen: set[str] = set()
-    share = max(200, limit // max(1, len(traces) * len(chosen)))
-    for rank in chosen:
-        for trace in traces:
-            begin, end = window(trace)
-            spans = [s for s in trace.spans if s.rank == rank and s.end > begin and s.start < end and s.kind not in _QUIET]
-            for lane in sorted({s.lane for s in spans}, key=_lane_key):
-                row = f"r{rank} {lane} · {trace.origin}"
-                rows.append(row)
-                thin = merge([s for s in spans if s.lane == lane], (end - begin) / _PIXELS, share)
-                for cls in sorted({s.cls or s.kind for s in thin}):
-                    _bars(figure, row, cls, [s for s in thin if (s.cls or s.kind) == cls], begin, cls not in seen)
-                    seen.add(cls)
+    for name, trace, spans in rows:
+        begin, end = window(trace)
+        thin = merge(spans, (end - begin) / _PIXELS, share)
+        _waits(figure, name, [s for s in thin if s.wait > (end - begin) / _PIXELS], begin, WAITS not in seen)
+        seen |= {WAITS} if any(s.wait > (end - begin) / _PIXELS for s in thin) else set()
+        for cls in sorted({s.cls or s.kind for s in thin}):
+            _bars(figure, name, cls, [s for s in thin if (s.cls or s.kind) == cls], begin, cls not in seen)
+            seen.add(cls)
+    legend = 20 * (len(seen) // 8)
     figure.update_layout(
         barmode="overlay",
         bargap=0.25,
-        height=140 + 26 * len(rows),
-        margin={"l": 10, "r": 10, "t": 30, "b": 40},
-        xaxis={"title": "milliseconds from the beginning of the step"},
-        yaxis={"categoryorder": "array", "categoryarray": rows[::-1], "automargin": True, "tickfont": {"size": 11}},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+        height=170 + 26 * len(rows) + legend,
+        margin={"b": 90 + legend},
+        xaxis={"title": "milliseconds from the beginning of the step", "range": [-4 * step, 1004 * step]},
+        yaxis={"categoryorder": "array", "categoryarray": [name for name, *_ in rows][::-1], "tickfont": {"size": 11}, "fixedrange": True},
+        legend={"orientation": "h"},
         hovermode="closest",
     )
     return figure
 
 
-def representative(trace: Trace, most: int = 4) -> list[int]:
-    """First, last and slowest rank (by time in compute)."""
+def _rows(traces: Sequence[Trace], ranks: Sequence[int]) -> list[tuple[str, Trace, list[Span]]]:
+    """(label, trace, spans) of each row: rank by rank, lane by lane, the traces one under the other."""
+    found = []
+    for rank in ranks:
+        lanes = [_lanes(trace, rank) for trace in traces]
+        for lane in sorted({lane for one in lanes for lane in one}, key=_lane_key):
+            for trace, one in zip(traces, lanes, strict=True):
+                if lane in one:
+                    name = f"r{rank} {lane} · {trace.origin}" if len(traces) > 1 else f"r{rank} {lane}"
+                    found.append((safe(name), trace, one[lane]))
+    return found
+
+
+def _lanes(trace: Trace, rank: int) -> dict[str, list[Span]]:
+    """The rank's spans of the reported step by lane."""
+    begin, end = window(trace)
+    found: dict[str, list[Span]] = {}
+    for span in trace.spans:
+        if span.rank == rank and span.end > begin and span.start < end and span.kind not in _QUIET:
+            found.setdefault(span.lane, []).append(span)
+    return found
+
+
+def representative(trace: Trace, worst: int | None = None, most: int = 4) -> list[tuple[int, str]]:
+    """Ranks to draw, with why: all where there are few, else first, last, slowest (computes longest) and worst.
+
+    `worst`: the rank that a comparison finds furthest off; unsaid, the one that waits longest for its peers.
+    """
     ranks = trace.ranks
     if len(ranks) <= most:
-        return ranks
-    work: dict[int, float] = {}
+        return [(rank, "") for rank in ranks]
+    work: dict[int, float] = dict.fromkeys(ranks, 0.0)
+    waits: dict[int, float] = dict.fromkeys(ranks, 0.0)
     for span in trace.spans:
+        waits[span.rank] += span.wait
         if span.kind == "compute":
-            work[span.rank] = work.get(span.rank, 0.0) + span.seconds
-    slowest = max(work, key=lambda rank: work[rank], default=ranks[0])
-    return sorted({ranks[0], ranks[-1], ranks[len(ranks) // 2], slowest})
+            work[span.rank] += span.seconds
+    named = [(ranks[0], "first"), (ranks[-1], "last"), (max(ranks, key=lambda rank: work[rank]), "slowest: computes longest")]
+    if worst is None:
+        named.append((max(ranks, key=lambda rank: waits[rank]), "worst: waits longest for its peers"))
+    else:
+        named.append((worst, "worst: furthest from the measurement"))
+    why: dict[int, str] = {}
+    for rank, reason in named:
+        why[rank] = f"{why[rank]}; {reason}" if rank in why else reason
+    return sorted(why.items())
+
+
+def told(chosen: Sequence[tuple[int, str]], trace: Trace) -> str:
+    """A sentence on which ranks are drawn, and for whom they stand."""
+    parts = []
+    if len(chosen) < len(trace.ranks):
+        parts.append(
+            f"{len(chosen)} of {len(trace.ranks)} simulated ranks are drawn: " + ", ".join(f"r{rank} ({why})" for rank, why in chosen) + "."
+        )
+    folded = [f"r{rank} stands for {trace.weight[rank]} equal ranks" for rank, _ in chosen if trace.weight.get(rank, 1) > 1]
+    if folded:
+        parts.append("; ".join(folded) + ".")
+    return " ".join(parts)
 
 
 def merge(spans: list[Span], pixel: float, most: int) -> list[Span]:
@@ -102,14 +152,34 @@ def _lane_key(lane: str) -> tuple[int, str]:
     return next((i for i, prefix in enumerate(_ORDER) if lane.startswith(prefix)), len(_ORDER)), lane
 
 
+def _waits(figure: go.Figure, row: str, spans: list[Span], begin: float, legend: bool) -> None:
+    """The waiting part of transfers, pale."""
+    if spans:
+        figure.add_trace(
+            go.Bar(
+                base=[round((s.start - begin) * 1e3, 6) for s in spans],
+                x=[round(s.wait * 1e3, 6) for s in spans],
+                y=[row] * len(spans),
+                orientation="h",
+                name=WAITS,
+                legendgroup=WAITS,
+                showlegend=legend,
+                marker={"color": colour("bubble_s"), "line": {"width": 0}},
+                text=[_hover(s) for s in spans],
+                hovertemplate="%{text}<extra></extra>",
+                textposition="none",
+            )
+        )
+
+
 def _bars(figure: go.Figure, row: str, cls: str, spans: list[Span], begin: float, legend: bool) -> None:
     figure.add_trace(
         go.Bar(
-            base=[round((s.start - begin) * 1e3, 6) for s in spans],
-            x=[round(s.seconds * 1e3, 6) for s in spans],
+            base=[round((s.start + s.wait - begin) * 1e3, 6) for s in spans],
+            x=[round((s.seconds - s.wait) * 1e3, 6) for s in spans],
             y=[row] * len(spans),
             orientation="h",
-            name=cls,
+            name=safe(cls),
             legendgroup=cls,
             showlegend=legend,
             marker={"color": colour(cls), "line": {"width": 0}},
@@ -121,15 +191,15 @@ def _bars(figure: go.Figure, row: str, cls: str, spans: list[Span], begin: float
 
 
 def _hover(span: Span) -> str:
-    lines = [f"<b>{span.id}</b>", f"{span.kind} on {span.lane}, {span.seconds * 1e6:,.1f} us"]
+    lines = [f"<b>{safe(short(span.id, 90))}</b>", f"{span.kind} on {safe(span.lane)}, {seconds(span.seconds)}"]
     if span.name:
-        lines.append(span.name)
+        lines.append(safe(short(span.name, 90)))
     if span.bytes:
         lines.append(f"{span.bytes / 1e6:,.3f} MB")
     if span.flops:
         lines.append(f"{span.flops / 1e9:,.3f} GFLOP")
     if span.wait:
-        lines.append(f"waits {span.wait * 1e6:,.1f} us for peers")
+        lines.append(f"waits {seconds(span.wait)} for peers")
     if span.source:
         lines.append(f"cost: {span.source}")
     return "<br>".join(lines)

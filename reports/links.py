@@ -1,0 +1,148 @@
+"""Link use over time: what the transfers of a predicted step put on which links.
+
+The trace says when a transfer ran, the pricer which links it takes and how much of them. A folded simulation runs one of
+many equal ranks, and the cost of a ring names one of its many equal hops; so links are grouped by what they join on which
+node (`n0: gpu > nvswitch`). All that one rank moves adds up, and a group shows the rank that moves most.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import plotly.graph_objects as go
+
+from reports.words import safe
+from sim.cost.price import Cost, Pricer
+from sim.metrics import window
+from sim.program import Op, Program, full_id
+from sim.trace import Span, Trace
+
+BINS = 240
+"""Columns of the heat map."""
+_MOST = 24
+_MOVES = ("collective", "send", "copy")
+_NUMBER = re.compile(r"(?<=[a-z])\d+(\.\d+)?")
+_NODE = re.compile(r"n(\d+)/(.+)")
+
+
+class LinkUse(msgspec.Struct, frozen=True):
+    """One group of equal links over the reported step."""
+
+    name: str
+    """`n0: gpu > nvswitch`."""
+    rate: float
+    """Bytes per second of one link, one direction."""
+    moved: float
+    """Bytes of the busiest rank through such links in the step."""
+    share: float
+    """`moved` over what one link could carry in the step, 0 to 1."""
+    bins: tuple[float, ...]
+    """The same (0 to 1) in each `1 / BINS` of the step, of whichever rank was busiest then."""
+    links: tuple[str, ...]
+    """Directed links that were named."""
+
+
+def group_of(link: str) -> str:
+    """`n0/gpu3>n0/nvswitch` -> `n0: gpu > nvswitch`; both ends carry their node where they differ."""
+    ends = [_NODE.fullmatch(end) for end in link.split(">")]
+    nodes = [f"n{end[1]}" if end else "net" for end in ends]
+    names = [_NUMBER.sub("", end[2] if end else part.rpartition("/")[2]) for end, part in zip(ends, link.split(">"), strict=True)]
+    if len(set(nodes)) == 1:
+        return f"{nodes[0]}: {' > '.join(names)}"
+    return " > ".join(f"{node} {name}" for node, name in zip(nodes, names, strict=True))
+
+
+def link_use(program: Program, trace: Trace, pricer: Pricer) -> list[LinkUse]:
+    """Groups of links that anything crossed in the reported step, busiest first; [] where nothing moved.
+
+    Amounts at full speed come from the pricer, times from the trace: what contention stretches moves the same bytes for longer.
+    """
+    begin, end = window(trace)
+    if end <= begin:
+        return []
+    width = (end - begin) / BINS
+    lines: dict[str, dict[int, list[float]]] = {}
+    named: dict[str, set[str]] = {}
+    for span, cost in _transfers(program, trace, pricer, begin, end):
+        start, stop = span.start + span.wait, span.end
+        if stop <= start:
+            continue
+        busy = max(cost.seconds - cost.latency, 0.0)
+        for link, amount in cost.uses:
+            if ">" in link:
+                name = group_of(link)
+                named.setdefault(name, set()).add(link)
+                line = lines.setdefault(name, {}).setdefault(span.rank, [0.0] * BINS)
+                _spread(line, start - begin, stop - begin, amount * busy / (stop - start), width)
+    rates = {name: min(pricer.capacity[link] for link in links) for name, links in named.items()}
+    found = [_use(name, rates[name], list(lines[name].values()), width, tuple(sorted(named[name]))) for name in lines]
+    return sorted(found, key=lambda use: (-use.share, use.name))
+
+
+def _spread(line: list[float], start: float, stop: float, rate: float, width: float) -> None:
+    """Adds `rate` bytes per second between `start` and `stop` to the bins, in bytes."""
+    first, last = max(0, int(start / width)), min(BINS - 1, int(stop / width))
+    for at in range(first, last + 1):
+        line[at] += rate * max(0.0, min(stop, (at + 1) * width) - max(start, at * width, 0.0))
+
+
+def _use(name: str, rate: float, lines: Sequence[Sequence[float]], width: float, links: tuple[str, ...]) -> LinkUse:
+    moved = max(sum(line) for line in lines)
+    bins = tuple(min(1.0, max(line[at] for line in lines) / (rate * width)) for at in range(BINS))
+    return LinkUse(name, rate, moved, min(1.0, moved / (rate * width * BINS)), bins, links)
+
+
+def _transfers(program: Program, trace: Trace, pricer: Pricer, begin: float, end: float) -> Iterator[tuple[Span, Cost]]:
+    """Each transfer of the step with its cost: a collective for each simulated member, a message for its sender."""
+    spans = {s.id: s for s in trace.spans if s.kind in _MOVES and s.end > begin and s.start < end}
+    costs: dict[tuple[int, int], Cost] = {}
+    folded = len(trace.ranks) < program.world
+    for rank in trace.ranks:
+        for thread in program.threads(rank):
+            for call, op in program.ops(rank, thread):
+                span = spans.get(full_id(rank, call, op)) if op.kind in _MOVES else None
+                if span is None:
+                    continue
+                key = (id(op), rank)
+                if key not in costs:
+                    costs[key] = _cost(program, pricer, op, rank, folded)
+                yield span, costs[key]
+
+
+def _cost(program: Program, pricer: Pricer, op: Op, rank: int, folded: bool) -> Cost:
+    """The engine's cost of the op: siblings are counted as it counts them (`sim.engine.run`)."""
+    if op.kind == "copy":
+        return pricer.local(op, rank)
+    mesh = program.mesh
+    members = mesh.group(op.group, rank)
+    if op.kind == "collective":
+        siblings = mesh.world // len(members) // (mesh.size("pp") if op.group != "pp" else 1) if folded else 1
+        return pricer.collective(op, members, max(1, siblings))
+    peer = members[(members.index(rank) + op.peer) % len(members)]
+    return pricer.message(op, rank, peer, max(1, mesh.world // mesh.size("pp")) if folded else 1)
+
+
+def link_map(uses: Sequence[LinkUse], step: float) -> go.Figure:
+    """A heat map: links by time of the step (ms), coloured by use in % of the link's rate; the busiest on top."""
+    shown = list(uses[:_MOST])[::-1]
+    width = step / BINS * 1e3
+    figure = go.Figure(
+        go.Heatmap(
+            x=[round((at + 0.5) * width, 6) for at in range(BINS)],
+            y=[safe(use.name) for use in shown],
+            z=[[round(100 * value, 1) for value in use.bins] for use in shown],
+            zmin=0,
+            zmax=100,
+            colorscale=_SCALE,
+            colorbar={"title": {"text": "% busy", "side": "right"}, "thickness": 12, "len": 1.0},
+            hovertemplate="%{y}<br>%{x:.2f} ms: %{z:.0f} % of its rate<extra></extra>",
+        )
+    )
+    figure.update_layout(height=130 + 28 * max(3, len(shown)), xaxis={"title": "milliseconds from the beginning of the step"})
+    return figure
+
+
+_SCALE = [[0.0, "rgba(130,145,160,0.10)"], [0.001, "#c6dbef"], [0.35, "#6baed6"], [0.7, "#E69F00"], [1.0, "#D55E00"]]
+"""Idle is the page's own colour, so that it reads in the light and in the dark."""

@@ -1,0 +1,42 @@
+"""What a page shows beside the trace: the machine, link use, memory over time. Computed from the prediction's own inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from reports.links import LinkUse, link_use
+from sim.bind import bind
+from sim.memory_timeline import Line, memory_timelines
+from sim.plan import Plan
+from sim.predict import pricer_for
+from sim.program import Program
+from sim.trace import Trace
+from topologies.graph import Topology
+
+
+class Scene(msgspec.Struct, frozen=True):
+    """Where a plan ran, or would. Empty fields leave their section out."""
+
+    topology: Topology | None = None
+    uses: tuple[LinkUse, ...] = ()
+    memory: Mapping[int, Line] = {}
+    """Bytes in use by simulated rank."""
+    capacity: int | None = None
+    """Bytes of one device's memory."""
+    trace_file: str = ""
+    """Name of the full trace beside the page."""
+
+
+def scene(plan: Plan, program: Program | None, trace: Trace, topology: Topology | None, trace_file: str = "") -> Scene:
+    """The scene of a predicted trace. `topology`: as the plan was predicted on, what-ifs applied; without it only the trace is known.
+
+    Link use is told for GPUs; on CPU hosts transfers share cores and memory buses, which the calibration's times contain.
+    """
+    if topology is None:
+        lines = {rank: tuple(line) for rank, line in trace.memory.items()}
+        return Scene(memory=lines, trace_file=trace_file)
+    setting = bind(plan, topology)
+    uses = link_use(program, trace, pricer_for(setting)) if program is not None and topology.kind == "cuda" else []
+    return Scene(topology, tuple(uses), memory_timelines(setting, trace), topology.device(0).memory or None, trace_file)

@@ -1,0 +1,46 @@
+"""Numbers and names as people read them: the same wording on every page and in every figure."""
+
+from __future__ import annotations
+
+import html
+
+from topologies.units import show_size
+
+
+def seconds(value: float) -> str:
+    """`0.0123` -> `"12.30 ms"`; microseconds below 0.1 ms, seconds from 1 s, minutes, hours and days for whole runs."""
+    size = abs(value)
+    if size >= 2 * 86400:
+        return f"{value / 86400:,.1f} days"
+    if size >= 2 * 3600:
+        return f"{value / 3600:,.1f} h"
+    if size >= 1000:
+        return f"{value / 60:,.1f} min"
+    if size >= 1:
+        return f"{value:,.3f} s" if size < 100 else f"{value:,.1f} s"
+    if size >= 1e-4 or value == 0:
+        return f"{value * 1e3:,.2f} ms"
+    return f"{value * 1e6:,.2f} us"
+
+
+def count(value: float) -> str:
+    """`12345678` -> `"12.3 M"`: three digits, for axes and cards."""
+    for name, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
+        if abs(value) >= scale:
+            return f"{value / scale:.3g} {name}"
+    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def gib(value: float) -> str:
+    """Bytes for people: `"30.36 GiB"`, smaller units below a tenth of one."""
+    return f"{value / 2**30:,.2f} GiB" if value >= 0.1 * 2**30 else show_size(value)
+
+
+def safe(text: object) -> str:
+    """A name inside a figure. Plotly reads tags such as <b> and <a> in its texts; escaped, they are shown as they are."""
+    return html.escape(str(text), quote=False)
+
+
+def short(text: str, most: int) -> str:
+    """At most `most` letters; the middle goes, since ends of ids tell most."""
+    return text if len(text) <= most else f"{text[: most // 2 - 1]}…{text[-(most // 2) :]}"
