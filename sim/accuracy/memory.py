@@ -1,0 +1,86 @@
+"""Predicted peak memory against measured peaks: the rows of the published table that give one.
+
+SimuMax's rows are torch's peak of allocated memory on one node of B200, in GiB although the column says GB (its v1.2
+summary). They served to choose what `sim.memory` counts, so they are no unseen data; the other sources' rows are. Those give
+what a training log or nvidia-smi showed: the allocator's reserve, and (assumed, for BLOOM's sweeps) context and NCCL too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean, median
+
+import msgspec
+
+from sim.accuracy.plans import case_of
+from sim.accuracy.rows import Row, read_rows
+from sim.bind import bind
+from sim.memory import memory_of
+from topologies.errors import SteptwinError
+
+GIB = 2**30
+SEEN = ("simumax-b200",)
+"""Sources whose rows were looked at while the memory model was made."""
+ALLOCATED = ("simumax-b200",)
+"""Sources that measured what the framework allocated; the others what was taken from the device."""
+
+
+class MemoryScore(msgspec.Struct, frozen=True, kw_only=True):
+    """One measured peak beside its prediction, in bytes."""
+
+    row_id: str
+    source: str
+    model: str
+    gpu: str
+    measured: int
+    predicted: int
+    """Without CUDA's context, NCCL's buffers and the allocator's reserve where the source measured without (`ALLOCATED`)."""
+    refused: str = ""
+
+    @property
+    def error(self) -> float:
+        """Signed, as a fraction of the measured peak."""
+        return self.predicted / self.measured - 1.0
+
+
+def memory_scores(shared: str | Path) -> list[MemoryScore]:
+    """Every row with a measured peak; `refused` says why one has no prediction.
+
+    `shared`: the folder with `groundtruth/training.csv`, or that file. Raises `BadInput` where it is absent.
+    """
+    path = Path(shared)
+    table = path / "groundtruth" / "training.csv" if path.is_dir() else path
+    return [_score(row, row.peak_mem_gb) for row in read_rows(table) if row.peak_mem_gb]
+
+
+def _score(row: Row, peak: float) -> MemoryScore:
+    found = MemoryScore(row_id=row.row_id, source=row.source_id, model=row.model_name, gpu=row.gpu, measured=round(peak * GIB), predicted=0)
+    try:
+        case = case_of(row)
+        setting = bind(case.plan, case.topology)
+    except SteptwinError as error:
+        return msgspec.structs.replace(found, refused=str(error))
+    report = memory_of(setting.plan, setting.network, setting.framework, setting.topology.device(0))
+    return msgspec.structs.replace(found, predicted=report.allocated if row.source_id in ALLOCATED else report.peak)
+
+
+def memory_table(scores: list[MemoryScore]) -> list[dict[str, object]]:
+    """One row for each source: how many peaks, the mean and median size of the error, its mean, the worst."""
+    table: list[dict[str, object]] = []
+    for source in sorted({score.source for score in scores}):
+        errors = [score.error for score in scores if score.source == source and not score.refused]
+        if not errors:
+            continue
+        size = [abs(error) for error in errors]
+        table.append(
+            {
+                "source": source,
+                "rows": len(errors),
+                "mean": round(fmean(size), 4),
+                "median": round(median(size), 4),
+                "bias": round(fmean(errors), 4),
+                "worst": round(max(size), 4),
+                "seen while modelling": source in SEEN,
+            }
+        )
+    return table

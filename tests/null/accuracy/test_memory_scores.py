@@ -1,0 +1,44 @@
+"""Predicted peaks of memory beside measured ones, source by source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sim.accuracy.memory import GIB, SEEN, MemoryScore, memory_scores, memory_table
+from topologies.errors import BadInput
+
+SHARED = Path(__file__).parents[4] / "shared"
+
+
+def score(source: str, measured: float, predicted: float, refused: str = "") -> MemoryScore:
+    return MemoryScore(
+        row_id="r", source=source, model="m", gpu="g", measured=round(measured * GIB), predicted=round(predicted * GIB), refused=refused
+    )
+
+
+def test_the_table_by_source() -> None:
+    table = memory_table(
+        [score("a", 10, 11), score("a", 10, 8), score("b", 1, 1), score("b", 1, 9, "no plan"), score("c", 1, 2, "no plan")]
+    )
+    assert [row["source"] for row in table] == ["a", "b"]
+    assert table[0] == {"source": "a", "rows": 2, "mean": 0.15, "median": 0.15, "bias": -0.05, "worst": 0.2, "seen while modelling": False}
+    assert (table[1]["rows"], table[1]["mean"]) == (1, 0.0)
+
+
+@pytest.mark.skipif(not (SHARED / "groundtruth" / "training.csv").is_file(), reason="the published measurements are not here")
+def test_measured_peaks() -> None:
+    scores = memory_scores(SHARED)
+    table = {str(row["source"]): row for row in memory_table(scores)}
+    seen = table[SEEN[0]]
+    assert seen["rows"] == 35
+    assert isinstance(seen["mean"], float) and seen["mean"] <= 0.05
+    assert isinstance(seen["worst"], float) and seen["worst"] <= 0.05
+    assert any(not row["seen while modelling"] for row in table.values())
+    assert not [one.refused for one in scores if one.refused]
+
+
+def test_a_table_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="does not exist"):
+        memory_scores(tmp_path)
