@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from sim.cost.device import peak_flops
 from sim.framework import Framework, framework_of
 from sim.model import ModelSpec, Network, Shape, describe, load_model
 from sim.model.captured import Captured
@@ -16,6 +17,7 @@ from sim.model.spec import Lora
 from sim.plan import Plan
 from sim.planfile import load_plan
 from topologies.errors import BadInput, Refused
+from topologies.hardware import Gpu
 from topologies.load import Topology, load_topology
 
 SEQ_LEN = 2048
@@ -41,8 +43,19 @@ def bind(plan: Plan | str | Path | dict[str, Any], topology: Topology | str | Pa
             f"the plan needs {plan.world} ranks (dp_replicate {p.dp_replicate} x dp_shard {p.dp_shard} x tp {p.tp} x pp {p.pp} x cp {p.cp}), "
             f"{machine.name} has {machine.gpus}. Use more machines or a smaller plan"
         )
+    _supported(plan, machine)
     framework = framework_of(plan)
     return Setting(plan, machine, framework, network_of(plan, framework))
+
+
+def _supported(plan: Plan, machine: Topology) -> None:
+    """Raises `Refused` where the GPUs have no units for the plan's precision."""
+    device = machine.device(0)
+    if isinstance(device, Gpu):
+        try:
+            peak_flops(device, plan.precision)
+        except Refused as error:
+            raise Refused(f'precision = "{plan.precision}": {error}') from None
 
 
 def model_of(plan: Plan) -> ModelSpec:

@@ -2,31 +2,102 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from sim.plan import Plan
 
+_FULL = 'memory.recompute = "full"'
+_OFFLOAD = 'memory.offload = "optimizer"'
 
-def changes(plan: Plan) -> list[tuple[str, Plan, float]]:
-    """(words, changed plan, factor on activations): sharding, selective recomputation, smaller micro-batches (the same
-    plan with less to keep), full recomputation, offloading."""
-    replace, p, m = msgspec.structs.replace, plan.parallel, plan.memory
+
+class Change(NamedTuple):
+    """One way to need less memory."""
+
+    text: str
+    plan: Plan
+    scale: float = 1.0
+    """Factor on activations and working buffers (smaller micro-batches, of which the plan itself keeps the old size)."""
+
+
+def changes(plan: Plan) -> list[Change]:
+    """Sharding, selective recomputation, smaller micro-batches, full recomputation, offloading; then all that a rank can do
+    together; at last more ranks."""
+    found = [*_sharded(plan), *_recomputed(plan, "selective"), *_smaller(plan), *_recomputed(plan, "full")]
+    sharded = _sharded(plan)[-1:]
+    found += [_and(one, again) for one in sharded for again in _recomputed(one.plan, "full")]
+    if plan.memory.offload == "none":
+        found.append(_offloaded(plan))
+    thrifty = _thrifty(plan)
+    found.append(thrifty)
+    if thrifty.plan.memory.offload == "none":
+        found.append(_and(thrifty, _offloaded(thrifty.plan)))
+    found += _more_ranks(thrifty)
+    return list({change.text: change for change in reversed(found) if change.text}.values())[::-1]
+
+
+def _and(first: Change, then: Change) -> Change:
+    text = f"{first.text} and {then.text}" if first.text else then.text
+    return Change(text, then.plan, first.scale * then.scale)
+
+
+def _sharded(plan: Plan) -> list[Change]:
+    """Higher levels of ZeRO, or sharding in place of copies."""
+    p, replace = plan.parallel, msgspec.structs.replace
     levels = [level for level in (1, 2, 3) if level > (p.zero or 0) and p.dp_shard > 1]
-    found = [(f"parallel.zero = {level}", replace(plan, parallel=replace(p, zero=level)), 1.0) for level in levels]
+    found = [Change(f"parallel.zero = {level}", replace(plan, parallel=replace(p, zero=level))) for level in levels]
     if p.dp_shard == 1 and p.dp_replicate > 1:
-        sharded = replace(p, dp_shard=p.dp_replicate, dp_replicate=1, zero=3)
-        found.append((f"parallel.dp_shard = {p.dp_replicate}, dp_replicate = 1, zero = 3", replace(plan, parallel=sharded), 1.0))
-    if m.recompute == "none":
-        found.append(('memory.recompute = "selective"', replace(plan, memory=replace(m, recompute="selective")), 1.0))
-    micro = plan.batch.micro
+        whole = replace(p, dp_shard=p.dp_replicate, dp_replicate=1, zero=3)
+        found.append(Change(f"parallel.dp_shard = {p.dp_replicate}, dp_replicate = 1, zero = 3", replace(plan, parallel=whole)))
+    return found
+
+
+def _recomputed(plan: Plan, how: str) -> list[Change]:
+    m = plan.memory
+    if m.recompute == how or m.recompute == "full" or plan.task == "forward":
+        return []
+    return [Change(f'memory.recompute = "{how}"', _with_memory(plan, recompute=how, recompute_layers=0))]
+
+
+def _offloaded(plan: Plan) -> Change:
+    return Change(_OFFLOAD, _with_memory(plan, offload="optimizer"))
+
+
+def _with_memory(plan: Plan, **more: object) -> Plan:
+    return msgspec.structs.replace(plan, memory=msgspec.structs.replace(plan.memory, **more))
+
+
+def _smaller(plan: Plan) -> list[Change]:
+    """Micro-batches of half, a quarter ... of the samples, and as many more of them."""
+    micro, found = plan.batch.micro, []
     while micro > 1:
         micro //= 2
-        found.append((f"batch.micro = {micro}", plan, micro / plan.batch.micro))
-    if m.recompute != "full":
-        found.append(('memory.recompute = "full"', replace(plan, memory=replace(m, recompute="full")), 1.0))
-        if p.dp_shard > 1 and (p.zero or 0) < 3:
-            both = replace(plan, memory=replace(m, recompute="full"), parallel=replace(p, zero=3))
-            found.append(('memory.recompute = "full" and parallel.zero = 3', both, 1.0))
-    if m.offload == "none":
-        found.append(('memory.offload = "optimizer"', replace(plan, memory=replace(m, offload="optimizer")), 1.0))
+        found.append(Change(f"batch.micro = {micro}", plan, micro / plan.batch.micro))
+    return found
+
+
+def _thrifty(plan: Plan) -> Change:
+    """All of it that keeps the optimizer on the device: sharded, recomputed, one sample at a time."""
+    found = Change("", plan)
+    for options in (_sharded(plan), _recomputed(plan, "full"), _smaller(plan)):
+        for one in options[-1:]:
+            both = msgspec.structs.replace(
+                plan,
+                parallel=one.plan.parallel if one.plan.parallel != plan.parallel else found.plan.parallel,
+                memory=one.plan.memory if one.plan.memory != plan.memory else found.plan.memory,
+            )
+            found = _and(found, one._replace(plan=both))
+    return found
+
+
+def _more_ranks(thrifty: Change) -> list[Change]:
+    """The thrifty plan over 2, 4 ... 64 times as many sharding ranks, each with as many micro-batches as before."""
+    plan, found, replace = thrifty.plan, [], msgspec.structs.replace
+    p = plan.parallel
+    for times in (2, 4, 8, 16, 32, 64):
+        parallel = replace(p, dp_shard=p.dp_shard * times, zero=3)
+        batch = replace(plan.batch, global_=plan.global_batch * times)
+        words = f"{plan.world * times} GPUs with parallel.dp_shard = {parallel.dp_shard}, zero = 3"
+        found.append(_and(thrifty, Change(words, replace(plan, parallel=parallel, batch=batch))))
     return found

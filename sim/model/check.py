@@ -29,6 +29,14 @@ def check_decoder(spec: Decoder) -> None:
         _check_pattern(spec, name)
 
 
+def check_heads(name: str, hidden: int, heads: int, head_dim: int = 0) -> None:
+    """Raises `BadInput` where heads of no stated size do not divide the width."""
+    if not head_dim and hidden % heads:
+        fits = [n for n in range(1, 2 * heads) if hidden % n == 0]
+        near = sorted(fits, key=lambda n: abs(n - heads))[:3]
+        raise BadInput(f"{name}: heads = {heads} does not divide hidden = {hidden}. Use heads = {' or '.join(map(str, sorted(near)))}")
+
+
 def _check_pattern(spec: Decoder, name: str) -> None:
     if len(spec.pattern) != spec.layers or set(spec.pattern) - set("M*-E"):
         raise BadInput(f"{name}: pattern has {len(spec.pattern)} letters for layers = {spec.layers}; write one of M * - E for each layer")

@@ -165,7 +165,7 @@ class Decoder(_Spec, tag="decoder", frozen=True, kw_only=True):
 class Mlp(_Spec, tag="mlp", frozen=True, kw_only=True):
     """Linear layers with an activation between: `widths` from the input to the output."""
 
-    widths: tuple[Count, ...]
+    widths: Annotated[tuple[Count, ...], msgspec.Meta(min_length=2)]
     activation: Activation = "relu"
     bias: bool = True
     loss: Literal["cross_entropy", "mse"] = "mse"
@@ -191,6 +191,11 @@ class Encoder(_Spec, tag="encoder", frozen=True, kw_only=True):
     tied: bool = True
     """The masked-word head uses the embedding's weight (pretraining only)."""
 
+    def __post_init__(self) -> None:
+        from sim.model.check import check_heads
+
+        check_heads(self.name or "encoder", self.hidden, self.heads)
+
 
 class Vit(_Spec, tag="vit", frozen=True, kw_only=True):
     """A vision transformer on square images cut into patches (Dosovitskiy et al. 2020)."""
@@ -203,6 +208,11 @@ class Vit(_Spec, tag="vit", frozen=True, kw_only=True):
     patch: Count = 16
     classes: Count = 1000
     dropout: Fraction = 0.0
+
+    def __post_init__(self) -> None:
+        from sim.model.check import check_heads
+
+        check_heads(self.name or "vit", self.hidden, self.heads)
 
 
 class Cnn(_Spec, tag="cnn", frozen=True, kw_only=True):
@@ -245,6 +255,11 @@ class EncDec(_Spec, tag="encdec", frozen=True, kw_only=True):
     """Target tokens per sample; 0 = as many as source tokens (the plan's seq_len)."""
     dropout: Fraction = 0.1
 
+    def __post_init__(self) -> None:
+        from sim.model.check import check_heads
+
+        check_heads(self.name or "encdec", self.hidden, self.heads, self.head_dim)
+
 
 class TransformerXl(_Spec, tag="transformer-xl", frozen=True, kw_only=True):
     """Segments with memory and relative positions (Dai et al. 2019), adaptive softmax."""
@@ -261,6 +276,11 @@ class TransformerXl(_Spec, tag="transformer-xl", frozen=True, kw_only=True):
     div: Count = 1
     """Each further cluster of words is embedded in so many times fewer columns."""
     dropout: Fraction = 0.1
+
+    def __post_init__(self) -> None:
+        from sim.model.check import check_heads
+
+        check_heads(self.name or "transformer-xl", self.hidden, self.heads, self.head_dim)
 
 
 class Seq2Seq(_Spec, tag="seq2seq", frozen=True, kw_only=True):

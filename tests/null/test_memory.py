@@ -11,6 +11,7 @@ from sim.model import Network, Shape, describe, load_model
 from sim.model.spec import Decoder, ModelSpec
 from sim.model.stages import in_flight, layout
 from sim.plan import Batch, Memory, Optimizer, Parallel, Plan
+from sim.remedies import changes
 from topologies.errors import BadInput
 from topologies.hardware import Gpu
 
@@ -139,6 +140,33 @@ def test_what_does_not_fit_says_what_would() -> None:
     assert "Fits with" in str(fit)
     roomy = replace(device, memory=4000 * GIB)
     assert memory_of(plan, network, PLAIN, roomy).check(roomy) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "shard", "micro", "gib"),
+    [("llama3-70b", 8, 2, 80), ("llama3-70b", 1, 1, 80), ("llama3.1-405b", 8, 1, 192), ("gpt3-13b", 1, 4, 40)],
+)
+def test_even_what_is_far_too_large_has_three_ways(model: str, shard: int, micro: int, gib: int) -> None:
+    network = describe(load_model(model), Shape(micro=micro, seq=4096), PLAIN)
+    device = Gpu(name="x", arch="sm90", flops={}, memory=gib * GIB, bandwidth=1.0, l2=1, sms=1, clock=1.0)
+    plan = Plan(model=model, batch=Batch(micro=micro), parallel=Parallel(dp_shard=shard, zero=3 if shard > 1 else None))
+    fit = memory_of(plan, network, PLAIN, device).check(device)
+    assert isinstance(fit, DoesNotFit)
+    assert len(fit.remedies) == 3, fit.remedies
+    assert len(set(fit.remedies)) == 3
+    sizes = [float(text.rpartition("(")[2].split()[0]) for text in fit.remedies]
+    assert all(0 < size <= gib for size in sizes), fit.remedies
+
+
+def test_changes_leave_the_rest_of_the_plan_alone() -> None:
+    plan = Plan(model="x", batch=Batch(micro=4), parallel=Parallel(dp_replicate=4), optimizer=Optimizer(name="sgd"))
+    for change in changes(plan):
+        assert (change.plan.optimizer, change.plan.batch.micro, change.plan.model) == (plan.optimizer, 4, "x")
+        assert 0 < change.scale <= 1
+        assert change.plan.microbatches == plan.microbatches
+    texts = [change.text for change in changes(plan)]
+    assert len(texts) == len(set(texts))
+    assert texts[0] == "parallel.dp_shard = 4, dp_replicate = 1, zero = 3"
 
 
 def test_forward_alone_keeps_nothing() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from sim.bind import bind
 from sim.framework import Framework
 from sim.model import Network, Part, Shape, describe, load_model
-from sim.model.spec import Decoder, Lora, Mlp
+from sim.model.load import spec_of
+from sim.model.spec import Decoder, Encoder, Lora, Mlp, Vit
 from sim.model.xl import zipf
 from sim.work import Attention, Conv, Gemm, GroupedGemm
 from topologies.errors import BadInput, Refused, UnknownName
@@ -124,3 +126,17 @@ def test_what_is_not_described_is_refused() -> None:
         describe(load_model("mixtral-8x7b"), Shape(micro=1, seq=64, ep=3), PLAIN)
     with pytest.raises(BadInput, match=r"heads = 7 does not divide hidden = 64"):
         Decoder(name="bad", layers=1, hidden=64, heads=7, vocab=8)
+    with pytest.raises(BadInput, match=r"heads = 7 does not divide hidden = 64\. Use heads = 2 or 4 or 8"):
+        Vit(name="bad", layers=1, hidden=64, heads=7)
+    with pytest.raises(BadInput, match="heads = 3 does not divide hidden = 64"):
+        Encoder(name="bad", layers=1, hidden=64, heads=3)
+    with pytest.raises(BadInput, match="pre_norms = false needs post_norms = true"):
+        Decoder(name="bad", layers=1, hidden=64, heads=4, vocab=8, pre_norms=False)
+    with pytest.raises(BadInput, match="length >= 2"):
+        spec_of({"family": "mlp", "widths": [8]}, "[model]")
+
+
+@pytest.mark.parametrize(("precision", "machine"), [("fp8", "dgx-a100"), ("fp4", "dgx-h100"), ("bf16", "dgx1-v100")])
+def test_a_precision_without_units_names_field_value_and_remedy(precision: str, machine: str) -> None:
+    with pytest.raises(Refused, match=rf'precision = "{precision}": .* has no units for {precision}\. Allowed on it: .*another GPU'):
+        bind({"model": "llama3.2-1b", "precision": precision}, machine)
