@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from sim.accuracy.plans import Case
-from sim.uncertainty import KINDS, LEVEL, Figures, Interval, Shares, figures, interval, outside, relative_error, shares_of
+from sim.uncertainty import KINDS, LEVEL, Figures, Shares, figures, outside, relative_error, shares_of
 
 _Z = 1.2816
 _LEAST, _MOST = 0.01, 0.69
@@ -55,11 +55,6 @@ def shares_of_case(case: Case, seconds: float) -> tuple[Shares, tuple[str, ...]]
     program = lower(setting.plan, setting.network, setting.framework, setting.topology.kind, 1)
     shares = shares_of(program, pricer_for(setting), setting.topology, setting.plan, seconds)
     return shares, outside(setting.plan, setting.topology, setting.network.parameters)
-
-
-def interval_of_case(case: Case, seconds: float) -> Interval:
-    """The interval of a row's prediction."""
-    return interval(seconds, *shares_of_case(case, seconds))
 
 
 def fit(rows: Sequence[Residual], start: Figures | None = None) -> Figures:

@@ -13,6 +13,7 @@ from statistics import fmean, median
 import msgspec
 
 from sim.accuracy.plans import case_of
+from sim.accuracy.published import published_rows
 from sim.accuracy.rows import Row, read_rows
 from sim.bind import bind
 from sim.memory import memory_of
@@ -36,6 +37,8 @@ class MemoryScore(msgspec.Struct, frozen=True, kw_only=True):
     predicted: int
     """Without CUDA's context, NCCL's buffers and the allocator's reserve where the source measured without (`ALLOCATED`)."""
     refused: str = ""
+    state: int = 0
+    """Parameters, gradients and optimizer states alone: the baseline that knows no activations."""
 
     @property
     def error(self) -> float:
@@ -43,14 +46,20 @@ class MemoryScore(msgspec.Struct, frozen=True, kw_only=True):
         return self.predicted / self.measured - 1.0
 
 
-def memory_scores(shared: str | Path) -> list[MemoryScore]:
+def memory_scores(shared: str | Path | None = None) -> list[MemoryScore]:
     """Every row with a measured peak; `refused` says why one has no prediction.
 
-    `shared`: the folder with `groundtruth/training.csv`, or that file. Raises `BadInput` where it is absent.
+    `shared`: the folder with `groundtruth/training.csv`, or that file; None: the table that ships.
+    Raises `BadInput` where it is absent.
     """
+    return [_score(row, row.peak_mem_gb) for row in _rows(shared) if row.peak_mem_gb]
+
+
+def _rows(shared: str | Path | None) -> list[Row]:
+    if shared is None:
+        return published_rows()
     path = Path(shared)
-    table = path / "groundtruth" / "training.csv" if path.is_dir() else path
-    return [_score(row, row.peak_mem_gb) for row in read_rows(table) if row.peak_mem_gb]
+    return read_rows(path / "groundtruth" / "training.csv" if path.is_dir() else path)
 
 
 def _score(row: Row, peak: float) -> MemoryScore:
@@ -61,7 +70,8 @@ def _score(row: Row, peak: float) -> MemoryScore:
     except SteptwinError as error:
         return msgspec.structs.replace(found, refused=str(error))
     report = memory_of(setting.plan, setting.network, setting.framework, setting.topology.device(0))
-    return msgspec.structs.replace(found, predicted=report.allocated if row.source_id in ALLOCATED else report.peak)
+    predicted = report.allocated if row.source_id in ALLOCATED else report.peak
+    return msgspec.structs.replace(found, predicted=predicted, state=report.parameters + report.gradients + report.optimizer)
 
 
 def memory_table(scores: list[MemoryScore]) -> list[dict[str, object]]:

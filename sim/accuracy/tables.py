@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -86,10 +87,14 @@ def _collectives(path: Path) -> Table:
 
 
 def _peaks() -> Table:
-    from sim.accuracy.peaks import peaks, summarise
-    from sim.accuracy.published import published_rows
+    from sim.accuracy.memory import ALLOCATED, memory_scores, memory_table
 
-    return [_rounded({**row, "target": PEAKS if row["printed"] == "allocated" else "-"}) for row in summarise(peaks(published_rows()))]
+    scores = [one for one in memory_scores() if not one.refused]
+    table: Table = []
+    for row in memory_table(scores):
+        baseline = fmean(abs(one.state / one.measured - 1.0) for one in scores if one.source == row["source"])
+        table.append(_rounded({**row, "states_only": baseline, "target": PEAKS if row["source"] in ALLOCATED else "-"}))
+    return table
 
 
 def step_tables(result: ValidationResult) -> dict[str, Table]:

@@ -9,31 +9,18 @@ import pytest
 
 from sim.accuracy import tables
 from sim.accuracy.neusight import roofline_seconds
-from sim.accuracy.peaks import Peak, peaks, summarise
-from sim.accuracy.published import published_rows
-from sim.accuracy.rows import Row
 from sim.accuracy.training import validate_training
 from sim.work import Gemm, MemoryBound
 from topologies.devices import gpu
 
 
 def test_peaks_of_what_was_allocated_are_within_the_target() -> None:
-    table = {row["source"]: row for row in summarise(peaks(published_rows()))}
+    table = {row["source"]: row for row in tables._peaks()}
     found = table["simumax-b200"]
-    assert found["printed"] == "allocated" and found["rows"] == 35
+    assert found["rows"] == 35 and found["target"] == tables.PEAKS
     assert isinstance(found["mean"], float) and isinstance(found["states_only"], float)
     assert found["mean"] <= tables.PEAKS < found["states_only"]
-
-
-def test_rows_without_a_peak_or_a_plan_have_none() -> None:
-    assert peaks([Row(row_id="a"), Row(row_id="b", peak_mem_gb=10.0, gpu="abacus", framework="torchtitan")]) == []
-
-
-def test_errors_of_peaks() -> None:
-    one = Peak(row_id="a", source_id="s", measured=100.0, predicted=90.0, state=50.0)
-    (row,) = summarise([one])
-    assert one.error == pytest.approx(-0.1)
-    assert (row["printed"], row["mean"], row["bias"], row["states_only"]) == ("reserved", pytest.approx(0.1), pytest.approx(-0.1), 0.5)
+    assert table["torchtitan"]["target"] == "-"
 
 
 def test_a_roofline_is_the_slower_of_units_and_memory() -> None:
