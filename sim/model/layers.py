@@ -87,7 +87,8 @@ def linear(
         wgrad += [Gemm(width, k, m, dtype, 1, "wgrad", add) for width in widths]
         wgrad += [MemoryBound("reduce", m * width * share.e, width * share.e, act) for width in widths if biased]
         wgrad += up
-    kept = (saved_rows or m) * k * (1 if low else share.e)
+    slices = 0 if share.framework.tensor == "dtensor" else saved_rows  # DTensor keeps the gathered input
+    kept = (slices or m) * k * (1 if low else share.e)
     return Part(
         name=name,
         forward=tuple(forward),
