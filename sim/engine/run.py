@@ -91,7 +91,9 @@ class Engine:
                 if self.condensed and thread == HOST:
                     ops = self._condensed(ops, rank, outside)
                 if not self.detail and thread == HOST:
-                    ops = fuse([(op, self._alone(op, cost, rank)) for op, cost in ops], self._local if self._quiet else frozenset())
+                    ops = fuse(
+                        [(op, self._alone(op, cost, rank)) for op, cost in ops], self._local if self._quiet else frozenset(), self._quiet
+                    )
                 priced[call.segment] = ops
             for op, cost in ops:
                 yield call, op, cost
@@ -150,7 +152,7 @@ class Engine:
                 for op in self.program.segments[name]:
                     if op.kind == "collective":
                         cost = self._collective_cost(op, rank)
-                        self._quiet = self._quiet and op.lane in (COMPUTE, HOST)
+                        self._quiet = self._quiet and (op.lane in (COMPUTE, HOST) or op.blocking)
                         if op.lane == COMPUTE and len(self.meetings.represented(op.group, rank)) == 1:
                             found.append((op, cost))
                     elif op.kind in ("send", "recv"):

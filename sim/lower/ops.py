@@ -19,9 +19,14 @@ def blocks(job: Job, lane: str) -> bool:
     return job.device == "cpu" and lane == COMPUTE
 
 
+def holds(job: Job, lane: str) -> bool:
+    """Does the training thread wait for what runs on `lane`? On a CPU it runs it, with CUDA_LAUNCH_BLOCKING each launch waits."""
+    return blocks(job, lane) or job.framework.launch_blocking
+
+
 def compute(job: Job, id: str, works: tuple[Work, ...], cls: str, alloc: int = 0, free: int = 0) -> Op:
     """Kernels one after the other on the compute lane."""
-    return Op(id, "compute", COMPUTE, works, cls=cls, blocking=job.device == "cpu", alloc=alloc, free=free)
+    return Op(id, "compute", COMPUTE, works, cls=cls, blocking=holds(job, COMPUTE), alloc=alloc, free=free)
 
 
 def host(id: str, *works: Work, lane: str = HOST, cls: str = "host") -> Op:
@@ -37,7 +42,7 @@ def collective(job: Job, id: str, lane: str, name: str, size: float, group: str,
     """A collective over the mesh axis `group`; `size` counts the whole array in bytes (all_to_all: one rank's buffer)."""
     algorithm = job.plan.comm.algorithm
     how = algorithm if name in _FORCED.get(algorithm, ()) else ""
-    return Op(id, "collective", lane, name=name, bytes=round(size), group=group, cls=cls, how=how, blocking=blocks(job, lane))
+    return Op(id, "collective", lane, name=name, bytes=round(size), group=group, cls=cls, how=how, blocking=holds(job, lane))
 
 
 def record(event: str, lane: str) -> Op:
