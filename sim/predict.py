@@ -16,6 +16,7 @@ from sim.cost.price import Pricer
 from sim.engine.run import simulate
 from sim.lower.step import lower
 from sim.memory import DoesNotFit, MemoryReport, memory_of
+from sim.memory_timeline import memory_timelines
 from sim.plan import Output, Plan
 from sim.program import Program
 from sim.trace import Trace
@@ -129,6 +130,8 @@ def predict_setting(
     program = lower(quiet, setting.network, setting.framework, topology.kind, steps)
     pricer = pricer_for(setting, calibration, costs)
     trace = simulate(program, pricer, fold, topology.symmetric, detail, condensed=not detail)
+    if detail:
+        trace.memory = {rank: list(line) for rank, line in memory_timelines(setting, trace).items()}
     split = metrics.breakdown(trace)
     step = metrics.step_time(trace)
     stall = _output_seconds(setting, pricer, step, fold)

@@ -30,7 +30,7 @@ def blocks_of(spec: Encoder, shape: Shape, framework: Framework, attention: str)
     fused = framework.fused_projections
     parts = _layer(share, spec.hidden, spec.heads, spec.ffn or 4 * spec.hidden, spec.dropout > 0, pre_norm=False, fused=fused, mask=True)
     layer = Block(kind="layer", parts=tuple(parts), saved_input=share.srows * spec.hidden * share.es)
-    tables = (spec.positions, spec.types)
+    tables = (spec.positions, spec.types) if spec.types else (spec.positions,)
     first = embedding(share, spec.hidden, spec.vocab, tables=tables, dropout=spec.dropout > 0)
     after = norm(share, "embed.norm", share.srows, spec.hidden, "layernorm", after_residual=False)
     head = Block(kind="head", parts=tuple(_head(spec, share)), saved_input=layer.saved_input)

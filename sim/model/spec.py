@@ -181,8 +181,8 @@ class Encoder(_Spec, tag="encoder", frozen=True, kw_only=True):
     """0 = 4 x hidden."""
     vocab: Count = 30522
     positions: Count = 512
-    types: Count = 2
-    """Segment embeddings."""
+    types: Natural = 2
+    """Segment embeddings; 0 = none (DistilBERT)."""
     head: Literal["pretraining", "masked", "squad", "none"] = "pretraining"
     """pretraining: masked words and next sentence; masked: words alone (RoBERTa); squad: two scores a token."""
     predictions: Natural = 0

@@ -129,6 +129,12 @@ def test_errors_say_where_and_what_to_do(name: str, text: str, message: str, tmp
     assert not list(tmp_path.iterdir())
 
 
+def test_without_torch_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(Refused, match=r"pip install 'steptwin\[torch\]'"):
+        capture_to(f"{ZOO}:Cnn", ["4x3x32x32"], tmp_path / "x", trust=True)
+
+
 def test_code_that_cannot_be_loaded(tmp_path: Path) -> None:
     for spec, message in (
         ("tests.conformance.no_zoo:build", "it is not found"),

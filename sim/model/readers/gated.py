@@ -103,6 +103,11 @@ def _chatglm(c: Config) -> Fields:
     return fields | {"qkv_bias": biased or c.flag("add_qkv_bias"), "norm": "rmsnorm" if c.flag("rmsnorm", True) else "layernorm"}
 
 
+def _seed_oss(c: Config) -> Fields:
+    """Biases in q, k, v and in the projection are switched apart."""
+    return llama(c) | {"qkv_bias": c.flag("attention_bias", True), "proj_bias": c.flag("attention_out_bias")}
+
+
 def _baichuan(c: Config) -> Fields:
     """7B is Llama with one linear for q, k, v; 13B has ALiBi in place of rotary positions."""
     fields = llama(c) | {"fused_qkv": True}
@@ -114,4 +119,5 @@ READERS: dict[str, Callable[[Config], Fields]] = {
     "smollm3": lambda c: llama(c) | {"tied": c.flag("tie_word_embeddings", True)}, "internlm2": _internlm2, "phi3": _phi3,
     "gemma": _gemma, "gemma2": _gemma2, "gemma3_text": _gemma3, "olmo": _olmo, "olmo2": _olmo2, "stablelm": _stablelm, "cohere": _cohere,
     "nemotron": _nemotron, "arcee": _arcee, "qwen": _qwen, "chatglm": _chatglm, "baichuan": _baichuan,
+    "exaone": llama, "seed_oss": _seed_oss,
 }  # fmt: skip

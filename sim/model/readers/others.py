@@ -1,4 +1,4 @@
-"""Configs that are no decoders: BERT and RoBERTa, T5, ViT, ResNet."""
+"""Configs that are no decoders: BERT, DistilBERT and RoBERTa, T5, ViT, ResNet."""
 
 from __future__ import annotations
 
@@ -32,6 +32,24 @@ def _bert(c: Config) -> Fields:
         "dropout": c.fraction("hidden_dropout_prob", default=0.1),
         "head": head,
         "tied": c.flag("tie_word_embeddings", True),
+    }
+
+
+def _distilbert(c: Config) -> Fields:
+    """BERT of half the layers, without segments and without the next sentence."""
+    names = " ".join(map(str, c.tree.get("architectures") or ()))
+    return {
+        "family": "encoder",
+        "layers": c.number("n_layers"),
+        "hidden": c.number("dim"),
+        "heads": c.number("n_heads"),
+        "ffn": c.number("hidden_dim"),
+        "vocab": c.number("vocab_size"),
+        "positions": c.number("max_position_embeddings"),
+        "types": 0,
+        "dropout": c.fraction("dropout", default=0.1),
+        "head": "squad" if "QuestionAnswering" in names else "masked",
+        "tied": c.flag("tie_weights_", c.flag("tie_word_embeddings", True)),
     }
 
 
@@ -90,5 +108,5 @@ def _resnet(c: Config) -> Fields:
 
 
 READERS: dict[str, Callable[[Config], Fields]] = {
-    "bert": _bert, "roberta": _bert, "xlm-roberta": _bert, "camembert": _bert, "t5": _t5, "mt5": _t5, "vit": _vit, "resnet": _resnet,
+    "bert": _bert, "distilbert": _distilbert, "roberta": _bert, "xlm-roberta": _bert, "camembert": _bert, "t5": _t5, "mt5": _t5, "vit": _vit, "resnet": _resnet,
 }  # fmt: skip

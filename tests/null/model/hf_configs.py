@@ -164,5 +164,15 @@ CONFIGS: dict[str, tuple[int, dict[str, Any]]] = {
         "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712, "n_groups": 8, "n_routed_experts": 128,
         "n_shared_experts": 1, "num_attention_heads": 32, "num_experts_per_tok": 6, "num_hidden_layers": 52, "num_key_value_heads": 2,
         "ssm_state_size": 128, "tie_word_embeddings": False, "vocab_size": 131072}),
+    "exaone-3.0-7.8b": (7_818_448_896, {
+        "model_type": "exaone", "activation_function": "silu", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "num_layers": 32, "tie_word_embeddings": False, "vocab_size": 102400}),
+    "seed-oss-36b": (36_151_104_512, {
+        "model_type": "seed_oss", "attention_bias": True, "attention_out_bias": False, "head_dim": 128, "hidden_act": "silu",
+        "hidden_size": 5120, "intermediate_size": 27648, "num_attention_heads": 80, "num_hidden_layers": 64, "num_key_value_heads": 8,
+        "tie_word_embeddings": False, "vocab_size": 155136}),
+    "distilbert-base-uncased": (66_985_530, {
+        "architectures": ["DistilBertForMaskedLM"], "dim": 768, "dropout": 0.1, "hidden_dim": 3072, "max_position_embeddings": 512,
+        "model_type": "distilbert", "n_heads": 12, "n_layers": 6, "tie_weights_": True, "vocab_size": 30522}),
 }  # fmt: skip
 """(parameters, config) by model."""
