@@ -15,8 +15,8 @@ from sim.accuracy.training import validate_training
 ROWS = 60
 DEEPEST = 4
 """Pipeline stages at most: deeper pipelines take most of the time to simulate."""
-MAPE, MEDIAN, BIAS = 0.13, 0.09, 0.06
-"""Bounds on the mean, the median and the size of the signed mean of the errors."""
+MAPE, MEDIAN, BIAS = 0.115, 0.082, 0.05
+"""Bounds on the mean, the median and the size of the signed mean of the errors: 0.094, 0.061 and -0.030 were reached."""
 
 
 @pytest.fixture(scope="module")
