@@ -71,7 +71,7 @@ def interrupted(folder: Path) -> tuple[int, str, float, int]:
         '[model]\nfamily = "mlp"\nname = "m"\nwidths = [32, 32]\n[parallel]\ndp_replicate = 2\n[batch]\nglobal = 4\nmicro = 2\n'
     )
     words = [sys.executable, "-m", "steptwin", "run", str(plan), "--out", str(folder / "out"), "--steps", "60000"]
-    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_hears)
     end = time.monotonic() + PATIENCE
     beat = folder / "out" / "stock" / "rank0.beat"
     while time.monotonic() < end and not (beat.exists() and beat.stat().st_size and Beat(beat).read()[1] > 3):
@@ -80,6 +80,11 @@ def interrupted(folder: Path) -> tuple[int, str, float, int]:
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=PATIENCE)
     return process.returncode, said.strip(), time.monotonic() - begun, len(processes(folder))
+
+
+def _hears() -> None:
+    # A shell starts background jobs with SIGINT ignored, and children inherit that.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def processes(folder: Path) -> list[tuple[int, str]]:
