@@ -40,6 +40,7 @@ reliability: $(VENV)/.dev ## damaged input by the hundred thousand: a table of r
 
 accuracy: $(VENV)/.dev   ## published steps, collectives, kernels, memory, this machine
 	$(BIN)/steptwin accuracy --shared ../shared
+	$(BIN)/steptwin here --out $(RUNS)/here
 
 clean:
 	rm -rf $(VENV) runs build dist

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
-from topologies.errors import Refused
 from topologies.verbs import AsJson, Desk, Out, PlanName, Sets
 
 
@@ -24,12 +24,9 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
         trust: Annotated[bool, typer.Option("--trust", help="Import and run the named code; without this nothing of it runs")] = False,
     ) -> None:
         """Record a module's ops under fake tensors: no memory, no device.  The file then serves as `model` of a plan."""
-        if not trust:
-            raise Refused(f"capturing {module} imports and runs its code. If you trust it, say so with --trust")
-        from executor.capture import capture, load_builder, read_input, save
+        from executor.capture import capture_to
 
-        found = capture(load_builder(module), tuple(read_input(one) for one in input_), name=out.name.split(".")[0])
-        desk.say(f"wrote {save(found, out)}")
+        desk.say(f"wrote {capture_to(module, tuple(input_), out, trust)}")
 
 
 def _runs(app: typer.Typer, desk: Desk) -> None:
@@ -81,6 +78,19 @@ def _machine(app: typer.Typer, desk: Desk) -> None:
 
         found = run(ranks, out, quick=quick)
         desk.show({"calibration": str(out), "entries": found.entries}, as_json, "probe")
+
+    @app.command()
+    def here(
+        names: Annotated[list[str] | None, typer.Argument(help="Plans of the table; all of them where none is named")] = None,
+        out: Annotated[Path, typer.Option("--out", help="Folder for calibrations and runs")] = Path("runs/here"),
+        steps: int = 30,
+        as_json: AsJson = False,
+    ) -> None:
+        """Predicted against measured on this machine: small plans of every kind, none of them used by the probe."""
+        from executor.here import here as run
+
+        rows, summary = run(names or None, out, steps, say=desk.say)
+        desk.show({"rows": msgspec.to_builtins(rows), **msgspec.to_builtins(summary)}, as_json, "this machine")
 
     @app.command()
     def doctor(as_json: AsJson = False) -> None:
