@@ -83,6 +83,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     step sees of it are the SMs that the exchange holds meanwhile."""
     fp8_attention: bool = False
     """Attention in 8 bits too where the linear layers are (TransformerEngine's fp8_dpa)."""
+    expert_bias: Literal["epilogue", "loop"] = "epilogue"
+    """Biases of the experts' second products: added by the products, or with the routing weights in fp32, expert by expert."""
     host: Literal["python", "te", "te-graphs", "light", "graph"] = "python"
     """Host time per op: eager Python modules, TransformerEngine's (with parts of each layer captured), C++/compiled launches, or
     replayed CUDA graphs."""

@@ -140,8 +140,9 @@ def _experts(share: Share, name: str, local: int, routed: int, k: int, n: int, b
             Gemm(n, k, each, share.gemm, 1, "wgrad", add, local),
         )  # fmt: skip
         quantise, quantise_grad = _each(quantise, local), _each(quantise_grad, local)
-    forward = (*down, *first, *quantise, products[0], *last)
-    backward = (*last, *quantise_grad, products[1], *first)
+    late, late_back = _weighted_bias(share, routed // local * n, local) if bias and seam == "ep.combine" else ([], [])
+    forward = (*down, *first, *quantise, products[0], *late, *last)
+    backward = (*last, *late_back, *quantise_grad, products[1], *first)
     sums: list[Work] = [MemoryBound("reduce", routed * n * share.e, local * n * share.e, share.act)] if bias else []
     return Part(
         name=name,
@@ -156,6 +157,20 @@ def _experts(share: Share, name: str, local: int, routed: int, k: int, n: int, b
         seam_bytes=seam_bytes,
         modules=2,
     )
+
+
+def _weighted_bias(share: Share, elements: int, local: int) -> tuple[list[Work], list[Work]]:
+    """What Megatron-Core's TEGroupedMLP._apply_bias runs for `elements` of one expert's results: bias times weight, its sum with them,
+    all joined and made 16-bit; backward the casts, and each factor's gradient with its sum. fp32, as the weights are."""
+    if share.framework.expert_bias != "loop":
+        return [], []
+
+    def step(what: str, read: int, written: int) -> Work:
+        return MemoryBound(what, read * elements, written * elements, "fp32", float(elements), local)
+
+    forward = [step("scale", 0, 4), step("add", share.e + 4, 4), step("copy", 4, 4), step("cast", 4, share.e)]
+    factor = [step("scale", 4, 4), step("reduce", 4, 0)]
+    return forward, [step("cast", share.e, 4), step("cast", 4, share.e), *factor, *factor]
 
 
 def _each(works: list[Work], local: int) -> list[Work]:
