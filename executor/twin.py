@@ -45,17 +45,7 @@ class Twin(msgspec.Struct, kw_only=True):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        runs = {}
-        for name, found in self.comparisons.items():
-            classes = [msgspec.to_builtins(row) | {"error": row.error} for row in found.classes]
-            runs[name] = {
-                "predicted_step": found.predicted_step,
-                "measured_step": msgspec.to_builtins(found.measured_step),
-                "error": found.error,
-                "classes": classes,
-                "missing": list(found.missing),
-                "extra": list(found.extra),
-            }
+        runs = {name: found.to_dict() for name, found in self.comparisons.items()}
         return {"prediction": self.prediction.to_dict(), "runs": runs, "notes": self.notes, "calibration": self.calibration}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import statistics
+from typing import Any
 
 import msgspec
 
@@ -84,6 +85,17 @@ class Comparison(msgspec.Struct, frozen=True):
     def error(self) -> float:
         """Signed error of the step time."""
         return (self.predicted_step - self.measured_step.median) / self.measured_step.median
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; the pairs stay out (a summary names the worst of them)."""
+        return {
+            "predicted_step": self.predicted_step,
+            "measured_step": msgspec.to_builtins(self.measured_step),
+            "error": self.error,
+            "classes": [msgspec.to_builtins(row) | {"error": row.error} for row in self.classes],
+            "missing": list(self.missing),
+            "extra": list(self.extra),
+        }
 
 
 def _key(span: Span) -> str:

@@ -34,12 +34,14 @@ def _predict(app: typer.Typer, desk: Desk) -> None:
         """Predict one training step.  Example: steptwin predict llama3-8b-fsdp8 --on dgx-h100 --set batch.micro=2"""
         from sim.planfile import load_plan
         from sim.predict import predict as run
+        from topologies.load import load_topology
 
         overrides, edits = split(set_, fail, without)
-        found = run(load_plan(plan, overrides), on, edits=edits, calibration=calibration, steps=steps)
+        machine = load_topology(on, edits)
+        found = run(load_plan(plan, overrides), machine, calibration=calibration, steps=steps)
         summary = found.to_dict()
         if out:
-            desk.say(f"report: {desk.page('prediction', out, found.plan, found.program, summary, found.trace)}")
+            desk.say(f"report: {desk.page('prediction', out, found.plan, found.program, summary, found.trace, machine)}")
         desk.show(summary, as_json, "prediction")
         if not found.fits:
             raise typer.Exit(3)
@@ -50,16 +52,27 @@ def _predict(app: typer.Typer, desk: Desk) -> None:
         measured: Annotated[Path, typer.Option(help="A trace of your own run: torch.profiler's .json[.gz], Nsight's .sqlite")],
         on: On = "dgx-h100",
         set_: Sets = None,
+        out: Out = None,
         as_json: AsJson = False,
     ) -> None:
         """Lay a prediction beside a trace that was measured elsewhere."""
         from sim.compare import compare as run
+        from sim.imported import read_measured
+        from sim.metrics import step_times
         from sim.planfile import load_plan
         from sim.predict import predict
+        from topologies.load import load_topology
 
         overrides, edits = split(set_)
-        found = run(predict(load_plan(plan, overrides), on, edits=edits), measured)
-        desk.show(msgspec.to_builtins(found), as_json, "comparison")
+        machine = load_topology(on, edits)
+        predicted, trace = predict(load_plan(plan, overrides), machine), read_measured(measured)
+        found = {"imported": run(predicted, trace)}
+        result = {"prediction": predicted.to_dict(), "runs": {name: one.to_dict() for name, one in found.items()}}
+        if out:
+            times = {"imported": step_times(trace)}
+            parts = (predicted.plan, predicted.program, result["prediction"], [predicted.trace, trace], found, times, result, (), machine)
+            desk.say(f"report: {desk.page('comparison', out, *parts)}")
+        desk.show(result, as_json, "comparison")
 
 
 def _collective(app: typer.Typer, desk: Desk) -> None:

@@ -19,14 +19,14 @@ _PLACE = re.compile(r"r\d+/s\d+/mb\d+/")
 _OWN = ("fwd/", "bwd/", "wgrad/")
 
 
-def compare(predicted: Prediction, measured: str | Path) -> Comparison:
+def compare(predicted: Prediction, measured: str | Path | Trace) -> Comparison:
     """Aligns by class, and op by op where the trace's ranges name ops (`op:fwd/L0.attn.qkv`).
 
-    Raises `BadInput` for a file that is no trace, or a prediction without one.
+    measured: a file (`sim.imported`) or a trace. Raises `BadInput` for a file that is no trace, or a prediction without one.
     """
     if predicted.trace is None:
         raise BadInput("this prediction holds no trace: predict the plan with its details")
-    trace = read_measured(measured)
+    trace = measured if isinstance(measured, Trace) else read_measured(measured)
     times = step_times(trace)  # the first begins with the recording, not with the step
     found = align_by_class(predicted.trace, trace, times[1:] or times)
     return replace(found, pairs=_pairs(predicted.trace, trace))
