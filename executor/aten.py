@@ -115,7 +115,8 @@ def _by_bytes(name: str, inputs: list[torch.Tensor], written: list[torch.Tensor]
         read += moved(inputs[:2] if plain.endswith("backward") else inputs[:1])
     if plain == "max_pool2d_with_indices_backward":  # places, not values
         read -= moved(inputs[1:2])
-    return [MemoryBound(_WHAT.get(name, "add" if len(inputs) > 1 else "copy"), read, made, dtype, ops)]
+    what = _WHAT.get(name, "add" if len(inputs) > 1 else "copy")
+    return [MemoryBound(what, 0 if what == "zero" else read, made, dtype, ops)]
 
 
 def _indices(tensors: list[torch.Tensor]) -> int:

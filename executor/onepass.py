@@ -19,17 +19,46 @@ _DTYPES = {
 }  # fmt: skip
 
 
-class FusedNorms(TorchFunctionMode):
-    """RMSNorm as one kernel, as on a GPU: on a CPU torch spells it out. It runs as the LayerNorm without bias that moves the same bytes."""
+class Fused(TorchFunctionMode):
+    """Functions that are one kernel on a GPU and that torch spells out on a CPU, or on some CPUs in some dtypes.
+
+    RMSNorm runs as the LayerNorm without bias that moves the same bytes; an LSTM as one call for each layer and direction.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (torch.rms_norm, torch.nn.functional.rms_norm):
             return _layer_norm(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") == "lstm" and len(args) == 9 and isinstance(args[1], (tuple, list)):
+            return _lstm(*args)
         return func(*args, **(kwargs or {}))
 
 
 def _layer_norm(x: torch.Tensor, shape: Any, weight: torch.Tensor | None = None, eps: float | None = None) -> torch.Tensor:
     return torch.layer_norm(x, shape, weight, None, eps or 1e-6)
+
+
+def _lstm(x: Any, hx: Any, weights: Any, biased: bool, layers: int, dropout: float, train: bool, both: bool, first: bool) -> Any:
+    """torch.lstm of a padded batch, layer by layer (aten::mkldnn_rnn_layer, whatever the dtype; mode 2 = LSTM)."""
+    ways, each = 1 + both, 4 if biased else 2
+    if len(weights) != layers * ways * each:  # projections
+        return torch._VF.lstm(x, hx, weights, biased, layers, dropout, train, both, first)
+    x = x.transpose(0, 1) if first else x
+    last: list[torch.Tensor] = []
+    cells: list[torch.Tensor] = []
+    for layer in range(layers):
+        sides: list[torch.Tensor] = []
+        for at in range(layer * ways, (layer + 1) * ways):
+            own = list(weights[at * each : (at + 1) * each])
+            if not biased:
+                own += [own[1].new_zeros(own[1].shape[0])] * 2
+            y, h, c, _ = torch.ops.aten.mkldnn_rnn_layer(
+                x, *own, hx[0][at], hx[1][at], at % ways == 1, [], 2, own[1].shape[1], 1, True, False, False, train
+            )
+            sides, last, cells = [*sides, y], [*last, h], [*cells, c]
+        x = torch.cat(sides, -1) if both else sides[0]
+        if dropout and train and layer + 1 < layers:
+            x = torch.dropout(x, dropout, train)
+    return (x.transpose(0, 1) if first else x), torch.stack(last), torch.stack(cells)
 
 
 def record(build: Callable[[], torch.nn.Module], inputs: tuple[Input, ...], precision: str) -> Recorder:
@@ -40,7 +69,7 @@ def record(build: Callable[[], torch.nn.Module], inputs: tuple[Input, ...], prec
         values = [_value(one, dtype) for one in inputs]
         recorder = Recorder(model)
         try:
-            with recorder, FusedNorms():
+            with recorder, Fused():
                 with torch.autograd.graph.saved_tensors_hooks(recorder.pack, lambda tensor: tensor):
                     out = model(*values)
                     loss = _loss(out)

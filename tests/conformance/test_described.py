@@ -121,15 +121,19 @@ def test_layers_move_the_same_bytes(name: str) -> None:
         assert found == pytest.approx(said, rel=0.05), (mine, its, found / said)
 
 
-def test_a_recurrent_layer_is_the_described_one() -> None:
-    network = describe(capture(modules.Recurrent, (Input((4, 16, 64)),)), Shape(micro=4, seq=1, precision="fp32"), PLAIN)
-    share = share_of(Shape(micro=4, seq=16, precision="fp32"), PLAIN)
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_recurrent_layer_is_the_described_one(precision: str) -> None:
+    """Whatever this machine's CPU can do: an LSTM is one call for each layer (whose 16-bit gradients arrive in fp32, and are cast)."""
+    spec = capture(modules.Recurrent, (Input((4, 16, 64)),), precision=precision)
+    network = describe(spec, Shape(micro=4, seq=1, precision=precision), PLAIN)
+    share = share_of(Shape(micro=4, seq=16, precision=precision), PLAIN)
     described = [lstm(share, "lstm", 64, 128), lstm(share, "lstm", 128, 128)]
     part = network.blocks[0][1].parts[0]
     assert products(works_of([part])) == products(works_of(described))
     assert part.params == sum(one.params for one in described)
     assert part.saved == pytest.approx(sum(one.saved for one in described), rel=0.05)
-    assert sum(w.bytes for w in works_of([part])) == pytest.approx(sum(w.bytes for w in works_of(described)), rel=0.01)
+    moved = [sum(w.bytes for w in works_of(parts) if getattr(w, "what", "") != "cast") for parts in ([part], described)]
+    assert moved[0] == pytest.approx(moved[1], rel=0.01)
 
 
 def test_grouped_experts_are_the_described_ones() -> None:
