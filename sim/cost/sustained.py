@@ -49,10 +49,15 @@ def training_clock(gpu: Gpu, dtype: str = "bf16") -> tuple[float, Source]:
 
 
 def narrow_clock(gpu: Gpu, clocks: Mapping[str, float], narrow: Mapping[str, float]) -> tuple[float, Source]:
-    """The clock of 8-bit products: the GPU's own, that of its kin, or its clock of 16-bit ones."""
-    near = (gpu.arch, *NEAREST.get(gpu.arch, ())[:1])
-    kin = {name: clock for name, clock in narrow.items() if find_gpu(name).arch in near}
-    return kin_clock(gpu, kin or clocks)
+    """The clock of 8-bit products: the GPU's own, or that of its 16-bit ones with what its nearest kin lose beside theirs."""
+    if gpu.name in narrow:
+        return narrow[gpu.name], "fitted"
+    clock, source = kin_clock(gpu, clocks)
+    for arch in (gpu.arch, *NEAREST.get(gpu.arch, ())[:1]):
+        for name in sorted(narrow):
+            if find_gpu(name).arch == arch and gpu.name not in clocks:
+                return min(1.0, clock * narrow[name] / kin_clock(find_gpu(name), clocks)[0]), "assumed"
+    return clock, source
 
 
 def kin_clock(gpu: Gpu, clocks: Mapping[str, float]) -> tuple[float, Source]:
