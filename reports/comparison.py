@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+from msgspec.structs import asdict
+
 from reports import figures
 from reports.links import link_map
 from reports.machine import machine
@@ -13,8 +16,9 @@ from reports.scene import Scene
 from reports.timeline import representative, timeline, told
 from reports.words import gib, seconds
 from sim.align import Comparison
-from sim.metrics import window
+from sim.metrics import breakdown, step_times, window
 from sim.trace import Trace
+from topologies.units import show_flops
 
 _FOOT = (
     "Made by StepTwin. Times are of one optimizer step; FLOPs count a multiply-add as two; GiB = 2^30 bytes, GB/s = 1e9 bytes per second."
@@ -32,19 +36,20 @@ def headline(summary: Mapping[str, Any]) -> list[Card]:
     split, step = summary["breakdown"], summary["step_time_s"] or 1.0
     unit = "tokens" if "tokens_per_s" in summary else "samples"
     mfu = summary["mfu"]
+    device = "GPU" if mfu is not None else "rank"  # CPU hosts have no peak to compare with
 
     def part(name: str, key: str) -> Card:
         return f"{split[key] / step:.1%}", name, f"{seconds(split[key])} of the step"
 
     return [
         (seconds(summary["step_time_s"]), "step time, predicted", _interval(summary)),
-        (f"{summary[f'{unit}_per_s_per_gpu']:,.0f}", f"{unit} / s / GPU", f"{summary[f'{unit}_per_s']:,.0f} {unit} / s in all"),
+        (f"{summary[f'{unit}_per_s_per_gpu']:,.0f}", f"{unit} / s / {device}", f"{summary[f'{unit}_per_s']:,.0f} {unit} / s in all"),
         (
             f"{mfu:.1%}" if mfu is not None else "-",
             "MFU",
-            f"{summary['model_flops_per_gpu_per_s'] / 1e12:,.3g} TFLOP/s of model FLOPs per GPU",
+            f"{show_flops(summary['model_flops_per_gpu_per_s'])} of model FLOPs per {device}",
         ),
-        (gib(summary["peak_memory_bytes"]), "peak memory per GPU", "fits" if summary["fits"] else "does NOT fit"),
+        (gib(summary["peak_memory_bytes"]), f"peak memory per {device}", "fits" if summary["fits"] else "does NOT fit"),
         part("exposed communication", "exposed_comm_s"),
         part("bubble", "bubble_s"),
         part("host gap", "host_s"),
@@ -147,7 +152,7 @@ def comparison_page(
     notes: Sequence[str] = (),
     scene: Scene | None = None,
 ) -> str:
-    """Predicted against played (op by op) and stock (class by class). `traces`: the predicted one first."""
+    """Predicted against played (op by op) and stock (class by class). `traces`: the predicted one first; stock is not drawn, its ops have no ids."""
     page = Page(
         title, f"{summary['model']['name']} on {summary['topology']}, {summary['gpus']} ranks: the same plan predicted, played and trained."
     )
@@ -156,17 +161,13 @@ def comparison_page(
     page.warnings([*_notes(summary), *notes])
     scene = scene or Scene(memory={rank: tuple(line) for rank, line in traces[0].memory.items()})
     files = [f"{trace.origin}.json.gz" for trace in traces] if scene.trace_file else []
-    _timelines(page, traces, _worst(found), files)
+    _timelines(page, [trace for trace in traces if trace.origin != "stock"], _worst(found), files)
     for name, one in found.items():
         page.section(
             f"Error by class, against {name}", "Time per step and rank in each class of op; the figure beside a bar is the signed error."
         )
         page.figure(figures.class_errors(one))
-        page.section(
-            f"From the predicted step to {name}",
-            "What each class takes more (up) or less (down) than predicted; 'rest' is what overlaps or belongs to no op.",
-        )
-        page.figure(figures.waterfall(one))
+        _waterfall(page, name, one, traces)
     page.section("Measured steps", "Machines are noisy: every step is shown, and the median is what counts.")
     page.figure(figures.step_times(times, summary["step_time_s"]))
     for name, one in found.items():
@@ -174,6 +175,27 @@ def comparison_page(
             _ops(page, name, one)
     _prediction_body(page, summary, traces[0], scene)
     return page.text(_FOOT + " Errors are signed, (predicted - measured) / measured.")
+
+
+def _waterfall(page: Page, name: str, one: Comparison, traces: Sequence[Trace]) -> None:
+    """Classes that sum to the step where the measured trace is there; else the ops' own time."""
+    ours, theirs = traces[0], next((trace for trace in traces if trace.origin == name), None)
+    how = "What each class takes more (up) or less (down) than predicted; 'rest' is "
+    if theirs is None:
+        page.section(f"From the predicted step to {name}", how + "what overlaps or belongs to no op.")
+        page.figure(figures.waterfall(one))
+        return
+    page.section(f"From the predicted step to {name}", how + "how far the traced step nearest the median is from it.")
+    page.figure(figures.waterfall(one, asdict(breakdown(ours)), asdict(breakdown(_nearest(theirs, one.measured_step.median)))))
+
+
+def _nearest(trace: Trace, median: float) -> Trace:
+    """The trace with its step nearest `median` seconds as the reported one; its first step begins with the recording and never counts."""
+    times = step_times(trace)
+    if len(times) < 2:
+        return trace
+    at = min(range(1, len(times)), key=lambda number: abs(times[number] - median))
+    return msgspec.structs.replace(trace, reported=at - len(times))
 
 
 def _measured(found: Mapping[str, Comparison]) -> list[Card]:

@@ -73,10 +73,22 @@ def class_errors(found: Comparison) -> go.Figure:
     return figure
 
 
-def waterfall(found: Comparison) -> go.Figure:
-    """From the predicted step to the measured one, class by class; `rest` is what overlaps or belongs to no op."""
-    ranked = sorted(found.classes, key=lambda row: -abs(row.predicted - row.measured))[:8]
-    steps = [(safe(row.cls), (row.measured - row.predicted) * 1e3) for row in ranked]
+def waterfall(found: Comparison, predicted: Mapping[str, float] | None = None, measured: Mapping[str, float] | None = None) -> go.Figure:
+    """From the predicted step to the measured one, class by class, in ms.
+
+    `predicted` and `measured`: breakdowns of a step of each (`sim.metrics.breakdown`), whose classes sum to the step; without them
+    the time of ops by class, which overlaps. `rest`: what is left to the median of the measured steps.
+    """
+    if predicted is not None and measured is not None:
+        steps = [
+            (WORDS.get(name, safe(name)), (measured[name] - predicted[name]) * 1e3)
+            for name in predicted
+            if measured[name] or predicted[name]
+        ]
+        steps.sort(key=lambda pair: -abs(pair[1]))
+    else:
+        ranked = sorted(found.classes, key=lambda row: -abs(row.predicted - row.measured))[:8]
+        steps = [(safe(row.cls), (row.measured - row.predicted) * 1e3) for row in ranked]
     gap = (found.measured_step.median - found.predicted_step) * 1e3 - sum(value for _, value in steps)
     figure = go.Figure(
         go.Waterfall(

@@ -63,9 +63,8 @@ def write_comparison(
     write_json(folder / "summary.json", {"prediction": dict(summary), "comparison": dict(result)})
     for trace in traces:
         write_trace(trace, folder / f"{trace.origin}.json.gz")
-    drawn = [t for t in traces if t.origin != "stock"]
     seen = scene(plan, program, traces[0], topology, PREDICTED)
-    return write_atomic(folder / "report.html", comparison_page(plan.name or plan.model_name, summary, drawn, found, times, notes, seen))
+    return write_atomic(folder / "report.html", comparison_page(plan.name or plan.model_name, summary, traces, found, times, notes, seen))
 
 
 def _single(page: Callable[..., str]) -> Callable[..., Path]:

@@ -19,7 +19,12 @@ _PIXELS = 1600
 _QUIET = ("record", "wait")
 WAITS = "waiting for peers"
 """What a transfer's bar begins with where its other ranks are late."""
+_TO = " … "
 _ORDER = ("host", "loader", "copy", "compute", "comm")
+
+
+Window = tuple[float, float]
+"""Begin and end of a step, in seconds."""
 
 
 def timeline(traces: Sequence[Trace], ranks: Sequence[int] | None = None, limit: int = 8000) -> go.Figure:
@@ -28,13 +33,13 @@ def timeline(traces: Sequence[Trace], ranks: Sequence[int] | None = None, limit:
     `ranks`: unsaid, the `representative` ones. At most `limit` bars are drawn in all.
     """
     chosen = list(ranks) if ranks is not None else [rank for rank, _ in representative(traces[0])]
-    rows = _rows(traces, chosen)
+    windows = [window(trace) for trace in traces]
+    rows = _rows(traces, windows, chosen)
     share = max(60, limit // max(1, len(rows)))
-    step = max((end - begin for begin, end in map(window, traces)), default=0.0)
+    step = max((end - begin for begin, end in windows), default=0.0)
     figure = go.Figure()
     seen: set[str] = set()
-    for name, trace, spans in rows:
-        begin, end = window(trace)
+    for name, (begin, end), spans in rows:
         thin = merge(spans, (end - begin) / _PIXELS, share)
         _waits(figure, name, [s for s in thin if s.wait > (end - begin) / _PIXELS], begin, WAITS not in seen)
         seen |= {WAITS} if any(s.wait > (end - begin) / _PIXELS for s in thin) else set()
@@ -55,26 +60,26 @@ def timeline(traces: Sequence[Trace], ranks: Sequence[int] | None = None, limit:
     return figure
 
 
-def _rows(traces: Sequence[Trace], ranks: Sequence[int]) -> list[tuple[str, Trace, list[Span]]]:
-    """(label, trace, spans) of each row: rank by rank, lane by lane, the traces one under the other."""
+def _rows(traces: Sequence[Trace], windows: Sequence[Window], ranks: Sequence[int]) -> list[tuple[str, Window, list[Span]]]:
+    """(label, window, spans) of each row: rank by rank, lane by lane, the traces one under the other."""
     found = []
+    every = [_lanes(trace, inside) for trace, inside in zip(traces, windows, strict=True)]
     for rank in ranks:
-        lanes = [_lanes(trace, rank) for trace in traces]
-        for lane in sorted({lane for one in lanes for lane in one}, key=_lane_key):
-            for trace, one in zip(traces, lanes, strict=True):
-                if lane in one:
+        for lane in sorted({lane for lanes in every for at, lane in lanes if at == rank}, key=_lane_key):
+            for trace, inside, lanes in zip(traces, windows, every, strict=True):
+                if (rank, lane) in lanes:
                     name = f"r{rank} {lane} · {trace.origin}" if len(traces) > 1 else f"r{rank} {lane}"
-                    found.append((safe(name), trace, one[lane]))
+                    found.append((safe(name), inside, lanes[rank, lane]))
     return found
 
 
-def _lanes(trace: Trace, rank: int) -> dict[str, list[Span]]:
-    """The rank's spans of the reported step by lane."""
-    begin, end = window(trace)
-    found: dict[str, list[Span]] = {}
+def _lanes(trace: Trace, inside: Window) -> dict[tuple[int, str], list[Span]]:
+    """Spans of the reported step by rank and lane."""
+    begin, end = inside
+    found: dict[tuple[int, str], list[Span]] = {}
     for span in trace.spans:
-        if span.rank == rank and span.end > begin and span.start < end and span.kind not in _QUIET:
-            found.setdefault(span.lane, []).append(span)
+        if span.end > begin and span.start < end and span.kind not in _QUIET:
+            found.setdefault((span.rank, span.lane), []).append(span)
     return found
 
 
@@ -117,35 +122,60 @@ def told(chosen: Sequence[tuple[int, str]], trace: Trace) -> str:
 
 
 def merge(spans: list[Span], pixel: float, most: int) -> list[Span]:
-    """Neighbours of one class closer than a pixel become one bar; the pixel grows until at most `most` are left."""
-    spans = sorted(spans, key=lambda s: s.start)
-    while True:
-        kept: list[Span] = []
-        for span in spans:
-            last = kept[-1] if kept else None
-            same = last is not None and (last.cls or last.kind) == (span.cls or span.kind)
-            if last is not None and same and span.start - last.end < pixel and min(span.seconds, last.seconds) < pixel:
-                count = last.name if last.name.endswith(" ops") else "1 ops"
-                total = int(count.split()[0]) + 1
-                kept[-1] = Span(
-                    last.rank,
-                    last.lane,
-                    f"{last.id.split(' … ')[0]} … {span.id}",
-                    last.start,
-                    max(last.end, span.end),
-                    last.kind,
-                    last.cls,
-                    last.step,
-                    name=f"{total} ops",
-                    bytes=last.bytes + span.bytes,
-                    flops=last.flops + span.flops,
-                    source=last.source,
-                )
-            else:
-                kept.append(span)
-        if len(kept) <= most or pixel <= 0:
-            return kept[: most * 2]
+    """At most `most` bars: neighbours of one class closer than a pixel become one; if that is not enough, those of any class.
+
+    The pixel grows until it is enough. A bar of many classes has the class that lasts longest in it.
+    """
+    kept = _joined(sorted(spans, key=lambda s: s.start), pixel, False)
+    reach = max((s.end for s in kept), default=0.0) - min((s.start for s in kept), default=0.0)
+    while len(kept) > most and pixel < 2 * reach:
+        kept = _joined(kept, pixel, True)
         pixel *= 2
+    return kept
+
+
+def _joined(spans: list[Span], pixel: float, mixed: bool) -> list[Span]:
+    """One pass from left to right over spans in order of start."""
+    kept: list[Span] = []
+    inside: list[dict[str, float]] = []
+    for span in spans:
+        last, cls = kept[-1] if kept else None, span.cls or span.kind
+        if last is not None and span.start - last.end < pixel and _small(last, span, pixel, mixed):
+            sums = inside[-1]
+            sums[cls] = sums.get(cls, 0.0) + span.seconds
+            kept[-1] = _both(last, span, max(sums, key=lambda name: sums[name]))
+        else:
+            kept.append(span)
+            inside.append({cls: span.seconds})
+    return kept
+
+
+def _small(last: Span, span: Span, pixel: float, mixed: bool) -> bool:
+    if mixed:
+        return max(last.end, span.end) - last.start < pixel
+    return (last.cls or last.kind) == (span.cls or span.kind) and min(span.seconds, last.seconds) < pixel
+
+
+def _both(last: Span, span: Span, cls: str) -> Span:
+    return Span(
+        last.rank,
+        last.lane,
+        f"{last.id.split(_TO)[0]}{_TO}{span.id.split(_TO)[-1]}",
+        last.start,
+        max(last.end, span.end),
+        last.kind,
+        cls,
+        last.step,
+        name=f"{_ops(last) + _ops(span)} ops",
+        bytes=last.bytes + span.bytes,
+        flops=last.flops + span.flops,
+        source=last.source,
+    )
+
+
+def _ops(span: Span) -> int:
+    """How many ops a bar stands for."""
+    return int(span.name.split()[0]) if _TO in span.id else 1
 
 
 def _lane_key(lane: str) -> tuple[int, str]:

@@ -1,0 +1,110 @@
+"""One page of each kind, small and made from real predictions, with a hostile name in every place that takes one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from reports.folder import WRITERS
+from sim.align import Comparison, align_by_class, align_by_id
+from sim.cost.collective.table import collective_table
+from sim.metrics import step_times
+from sim.planfile import load_plan
+from sim.planning.capacity import capacity, scaling
+from sim.planning.space import parse_space
+from sim.planning.sweep import sweep
+from sim.predict import Prediction, predict
+from sim.trace import Span, Trace
+from topologies.load import load_topology
+
+HOSTILE = "<script>alert(1)</script>"
+"""Shows as text wherever it stands, or the page is broken."""
+GPT: dict[str, object] = {
+    "name": HOSTILE,
+    "model": "gpt2-124m",
+    "batch": {"global": 32, "micro": 2},
+    "parallel": {"dp_shard": 8, "zero": 3},
+}
+PIPELINE: dict[str, object] = {
+    "name": HOSTILE,
+    "model": "gpt2-124m",
+    "batch": {"global": 8, "micro": 1},
+    "parallel": {"dp_shard": 4, "tp": 2, "pp": 2, "zero": 2},
+}
+MANY: dict[str, object] = {
+    "name": HOSTILE,
+    "model": {"family": "mlp", "name": HOSTILE, "widths": [1024] * 9},
+    "batch": {"global": 48, "micro": 8},
+    "parallel": {"dp_replicate": 6, "zero": 0},
+}
+"""Six ranks, more than are drawn."""
+
+
+def slower(trace: Trace, origin: str = "played") -> Trace:
+    """A trace as if it had been measured: every op a little longer than predicted, one with a hostile id."""
+    spans = [msgspec.structs.replace(s, start=1.07 * s.start, end=1.07 * s.end, wait=1.07 * s.wait) for s in trace.spans]
+    last = trace.spans[-1]
+    extra = Span(last.rank, last.lane, f"r0/s0/mb0/{HOSTILE}", 0.0, 1e-4, cls=HOSTILE, name=HOSTILE)
+    return msgspec.structs.replace(trace, spans=[*spans, extra], origin=origin)
+
+
+def compared(found: Prediction) -> tuple[list[Trace], dict[str, Comparison], dict[str, list[float]]]:
+    """(traces, comparisons, step times) of a prediction against itself made slower."""
+    assert found.trace is not None
+    played, stock = slower(found.trace), slower(found.trace, "stock")
+    times = {"played": [t * f for t in step_times(played)[-1:] for f in (0.98, 1.0, 1.03)], "stock": step_times(stock)[-1:] * 3}
+    comparisons = {"played": align_by_id(found.trace, played, times["played"]), "stock": align_by_class(found.trace, stock, times["stock"])}
+    return [found.trace, played, stock], comparisons, times
+
+
+def prediction(folder: Path) -> Path:
+    machine = load_topology("2x dgx-h100")
+    found = predict(PIPELINE, machine)
+    return WRITERS["prediction"](folder / "prediction", found.plan, found.program, found.to_dict(), found.trace, machine)
+
+
+def comparison(folder: Path) -> Path:
+    machine = load_topology("dgx-h100")
+    found = predict(MANY, machine, fold=False)
+    traces, comparisons, times = compared(found)
+    parts: tuple[object, ...] = (found.plan, None, found.to_dict(), traces, comparisons, times, {}, [HOSTILE], machine)
+    return WRITERS["comparison"](folder / "comparison", *parts)
+
+
+def sweep_(folder: Path) -> Path:
+    base = load_plan(GPT)
+    space = parse_space("tp=1,2 zero=1,3 micro=1,2 gpus=4,8")
+    found = sweep(base, space, "dgx-h100", folder / "sweep.sqlite", prices={"dgx-h100": 2.5})
+    row = msgspec.structs.replace(found.rows[0], key=f"note={HOSTILE} {found.rows[0].key}", reason=HOSTILE)
+    found.rows[0] = row
+    return WRITERS["sweep"](folder / "sweep.html", HOSTILE, found)
+
+
+def capacity_(folder: Path) -> Path:
+    plan, prices = load_plan(GPT), {"dgx-h100": 2.5}
+    curves = [scaling(plan, "dgx-h100", (4, 8, 16), 1e10, weak=weak, prices=prices) for weak in (False, True)]
+    return WRITERS["capacity"](folder / "capacity.html", HOSTILE, capacity(plan, "dgx-h100", 1e10, prices=prices), *curves, HOSTILE)
+
+
+def topology(folder: Path) -> Path:
+    file = folder / f"{HOSTILE.partition('/')[0]}.toml"  # a topology is called by its file; a file's name holds no slash
+    file.write_text('name = "node"\nbase = "dgx-a100"\n', "utf-8")
+    return WRITERS["topology"](folder / "topology.html", load_topology(file))
+
+
+def collective(folder: Path) -> Path:
+    found = collective_table("all_reduce", "1 GiB", "2x dgx-h100")
+    found["rows"][3]["algorithm"] = HOSTILE
+    return WRITERS["collective"](folder / "collective.html", found | {"topology": HOSTILE})
+
+
+PAGES: dict[str, Callable[[Path], Path]] = {
+    "prediction": prediction,
+    "comparison": comparison,
+    "sweep": sweep_,
+    "capacity": capacity_,
+    "topology": topology,
+    "collective": collective,
+}
