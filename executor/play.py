@@ -19,7 +19,7 @@ from executor.launch import launch
 from executor.world import World
 from sim.program import HOST, Call, Op, Program, full_id
 from sim.trace import Span, Trace
-from topologies.errors import BadInput, RunFailed
+from topologies.errors import BadInput, Refused, RunFailed
 
 FILE = 8 << 20
 """Bytes of the file that disk reads go through, again and again."""
@@ -58,6 +58,7 @@ def run_play(
     `host_seconds`: seconds of host ops by op id, by the work's text, or by the kind of host work. Raises `BadInput` for a
     program that this machine cannot hold, `RunFailed` when a rank dies or hangs.
     """
+    _refuse_servers(program)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     per_turn = max(1, program.steps - 1)
@@ -76,6 +77,17 @@ def run_play(
         span.start, span.end, span.issued = span.start - begin, span.end - begin, span.issued - begin
     trace = Trace(spans, "played", program.world, program.steps, meta={"program": program.name})
     return PlayResult(step_times=found[0].step_times, trace=trace, by_rank=[rank.step_times for rank in found])
+
+
+def _refuse_servers(program: Program) -> None:
+    """Threads beside the host's are processes of their own here, which no process group reaches."""
+    for role in program.roles.values():
+        for name, calls in role.threads.items():
+            if name != HOST and any(op.kind in ("send", "recv") for call in calls for op in program.segments[call.segment]):
+                raise Refused(
+                    f'the program has a parameter server (thread {name}), which is predicted but not played. Use update.mode = "sync" or '
+                    '"local", or update.aggregate = "cpu" for sums on the host'
+                )
 
 
 def play(world: World, request: Request) -> RankResult:

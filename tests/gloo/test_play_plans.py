@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import gzip
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from executor.launch import launch
-from executor.play import RankResult, Request
+from executor.play import RankResult, Request, run_play
 from sim.bind import network_of
 from sim.framework import framework_of
 from sim.lower.step import lower
 from sim.planfile import load_plan
 from sim.program import Program, full_id
 from tests.gloo.bodies_for_play import Many
+from topologies.errors import Refused
 
 DENSE = {"family": "decoder", "layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "ffn": 64}
 MOE = {**DENSE, "moe": {"experts": 4, "top_k": 2, "ffn": 32}}
@@ -34,10 +36,18 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ring": (DENSE, {"cp": 4}),
     "ulysses": (DENSE, {"cp": 2, "cp_kind": "all_to_all", "dp_replicate": 2}),
     "experts": (MOE, {"dp_shard": 4, "ep": 4, "zero": 3}),
+    "fsdp-tp": (DENSE, {"dp_shard": 2, "tp": 2, "zero": 3}),
+    "fsdp-interleaved": (DENSE, {"pp": 2, "dp_shard": 2, "zero": 3, "schedule": "interleaved", "virtual_stages": 2}),
+    "dualpipe": (DENSE, {"pp": 2, "dp_replicate": 2, "schedule": "dualpipe"}),
+    "recompute": (DENSE, {"dp_shard": 2, "tp": 2, "zero": 3, "memory": {"recompute": "full"}}),
+    "selective": (DENSE, {"tp": 4, "memory": {"recompute": "selective"}}),
+    "local": (DENSE, {"dp_replicate": 4, "update": {"mode": "local", "every": 2}}),
+    "on-host": (DENSE, {"dp_replicate": 4, "update": {"aggregate": "cpu"}}),
 }
 
 
-def _program(model: dict[str, Any], parallel: dict[str, Any]) -> Program:
+def _program(model: dict[str, Any], axes: dict[str, Any]) -> Program:
+    parallel = {name: value for name, value in axes.items() if name not in ("memory", "update")}
     plan = load_plan(
         {
             "model": model,
@@ -46,10 +56,16 @@ def _program(model: dict[str, Any], parallel: dict[str, Any]) -> Program:
             "batch": {"micro": 1, "global": 8},
             "parallel": parallel,
             "data": {"workers": 1},
+            **{name: axes[name] for name in ("memory", "update") if name in axes},
         }
     )
     framework = framework_of(plan)
     return lower(plan, network_of(plan, framework), framework, "cpu", 2)
+
+
+def test_a_parameter_server_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="parameter server"):
+        run_play(_program(DENSE, {"dp_replicate": 4, "update": {"mode": "async"}}), {}, tmp_path, 1)
 
 
 @pytest.fixture(scope="module")
