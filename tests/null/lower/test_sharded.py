@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from sim.engine.run import simulate
 from sim.program import Program
-from tests.null.lower.tiny import MIB, QUIET, Constant, linear, messages, network, program, show, traffic
+from tests.null.lower.tiny import MIB, QUIET, Constant, linear, messages, network, norm, program, show, traffic
 from topologies.errors import Refused
 
 TOTAL = 2 * MIB * 4
@@ -179,6 +179,27 @@ def test_gathered_parameters_are_given_back() -> None:
 
 def _seconds(p: Program) -> float:
     return max(span.end for span in simulate(p, Constant()).spans)
+
+
+def test_fsdp_s_zero2_is_zero3_that_keeps_its_parameters() -> None:
+    """FSDP2's reshard_after_forward = False gathers once for each micro-batch; DeepSpeed's ZeRO-2 once a step."""
+    fsdp = replace(QUIET, zero2="layers")
+    two = messages(program({"batch": {"global": 4}, "parallel": {"dp_shard": 2, "zero": 2}}, framework=fsdp))
+    kept = messages(program({"batch": {"global": 4}, "parallel": {"dp_shard": 2, "zero": 3, "reshard_after_forward": False}}))
+    assert two == kept and [name for name, _, _ in two].count("all_gather") == 2 * 2  # layers x micro-batches
+
+
+def test_recomputation_stops_at_the_last_saved_tensor() -> None:
+    """torch's checkpoint leaves the layer's last product out; Megatron's runs it again."""
+
+    def again(early: bool) -> list[str]:
+        made = program(
+            {"memory": {"recompute": "full"}}, network(2, (norm(), linear("up"), linear("down"))), replace(QUIET, early_stop=early)
+        )
+        return [op.id for op in made.segments["bwd"] if op.id.startswith("recompute/L1")]
+
+    assert again(False) == ["recompute/L1.norm", "recompute/L1.up", "recompute/L1.down"]
+    assert again(True) == ["recompute/L1.norm", "recompute/L1.up"]
 
 
 def test_prefetch_hides_gathers() -> None:

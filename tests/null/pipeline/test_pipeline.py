@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from sim.engine.run import simulate
 from sim.lower.verify import verify
 from sim.program import Program
-from tests.null.lower.tiny import Constant, messages, program
+from tests.null.lower.tiny import QUIET, Constant, messages, program
 from tests.null.pipeline.line import BOUNDARY, Free, bubble, kernels, line, pipeline
 from topologies.errors import BadInput
 
@@ -128,6 +129,18 @@ def test_gradients_hold_up_no_message(overlap: bool) -> None:
     begun = {s.rank: s.start + s.wait for s in trace.spans if s.name == "all_reduce"}
     later = 0.0 if overlap else 0.5  # without overlap they leave after the message
     assert begun == {rank: done[rank] + (later if rank in sent else 0.0) for rank in done}
+
+
+def test_tensor_parallel_ranks_send_their_part_and_gather_the_rest() -> None:
+    """Scatter-gather (Narayanan et al. 2021, section 4.1): 1/tp over the network, the whole over NVLink."""
+    parallel = {"pp": 2, "tp": 2, "sequence_parallel": False}
+    habits = replace(QUIET, scatter_gather=True)
+    made = program({"batch": {"global": 2}, "parallel": parallel}, line(2), habits, steps=1)
+    verify(made)
+    first = [message for message in messages(made, 0, 0) if message[1] in ("pp", "tp")]
+    assert first == [("send", "pp", BOUNDARY // 2)] * 2 + [("recv", "pp", BOUNDARY // 2), ("all_gather", "tp", BOUNDARY)] * 2
+    split = program({"batch": {"global": 2}, "parallel": parallel | {"sequence_parallel": True}}, line(2), habits, steps=1)
+    assert {size for name, _, size in messages(split, 0, 0) if name == "send"} == {BOUNDARY}  # the sequence is split already
 
 
 def test_uneven_stages_hold_what_the_plan_says() -> None:
