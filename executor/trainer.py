@@ -67,6 +67,10 @@ class Trainer:
         """The rank's micro-batches, on its device, without end."""
         samples = Samples(self.plan, self.spec, self.seq, self.data, self.steps * self.plan.microbatches * self.plan.batch.micro)
         for x, y in loader_of(self.plan, samples, self.data_rank, self.steps, self.world.kind == "cuda"):
+            if self.plan.data.create == "cpu":
+                torch.rand(x.shape).to(self.world.device)
+            elif self.plan.data.create == "device":
+                torch.rand(x.shape, device=self.world.device)
             yield x.to(self.world.device, non_blocking=True), y.to(self.world.device, non_blocking=True)
 
     def step(self, batches: Iterator[Pair], number: int) -> None:
@@ -128,7 +132,8 @@ class Trainer:
 
     def _output(self, number: int, loss: Tensor) -> None:
         out = self.plan.output
-        if any(every and (number + 1) % every == 0 for every in (out.log_every, out.sync_every, out.checkpoint_every)):
+        every = (out.log_every, out.item_every, out.print_every, out.sync_every, out.checkpoint_every)
+        if any(n and (number + 1) % n == 0 for n in every):
             with torch.profiler.record_function("output"):
                 self._write(number, loss)
 
@@ -140,6 +145,11 @@ class Trainer:
             if self.world.rank == 0:
                 with (self.world.folder / "train.log").open("a") as log:
                     log.write(text)
+        if out.item_every and (number + 1) % out.item_every == 0:
+            loss.item()
+        if out.print_every and (number + 1) % out.print_every == 0:
+            with (self.world.folder / f"print-{self.world.rank}.log").open("a") as log:
+                print(loss, file=log)
         if out.sync_every and (number + 1) % out.sync_every == 0:
             self.world.synchronize()
         if out.checkpoint_every and (number + 1) % out.checkpoint_every == 0:

@@ -118,6 +118,12 @@ class Data(_Section, frozen=True, kw_only=True):
     shuffle: bool = True
     stream: Literal["copy", "compute"] = "copy"
     """Lane of the host-to-device copy."""
+    handover: Literal["event", "synchronize", "none"] = "event"
+    """How compute learns that a batch copied on the copy stream has come: an event, the host that waits for the stream, or not
+    at all (a race: the step may read half a batch; for showing what the event costs)."""
+    create: Literal["none", "cpu", "device"] = "none"
+    """A tensor as large as the batch that the loop makes anew for each micro-batch (noise, a mask): on the CPU and then moved,
+    or on the device."""
 
 
 class Output(_Section, frozen=True, kw_only=True):
@@ -125,6 +131,10 @@ class Output(_Section, frozen=True, kw_only=True):
     """Steps between reads of the loss on the host, a host-device sync point; 0: never."""
     sync_every: Natural = 0
     """Steps between device synchronisations that the loop makes by itself; 0: never."""
+    item_every: Natural = 0
+    """Steps between `.item()` calls whose value nobody prints; 0: never."""
+    print_every: Natural = 0
+    """Steps between prints of a tensor as large as the loss; 0: never."""
     checkpoint_every: Natural = 0
     checkpoint_to: Literal["disk", "store"] = "disk"
     checkpoint_mode: Literal["full", "sharded", "async"] = "sharded"

@@ -19,6 +19,7 @@ from sim.memory import DoesNotFit, MemoryReport, memory_of
 from sim.memory_timeline import memory_timelines
 from sim.plan import Output, Plan
 from sim.program import Program
+from sim.syncs import SyncPoint, spread, sync_points
 from sim.trace import Trace
 from sim.uncertainty import Interval, Mark
 from topologies.errors import Refused
@@ -56,6 +57,8 @@ class Prediction(msgspec.Struct, kw_only=True):
     """calibrated: half of the step, or more, rests on this machine's own measurements; interpolated: on data of such devices,
     sizes and kernels; extrapolated: beyond them."""
     mark_reasons: tuple[str, ...] = ()
+    syncs: list[SyncPoint] = []
+    """Where the host waits for the device, and what that costs."""
     program: Program | None = None
     trace: Trace | None = None
 
@@ -80,6 +83,7 @@ class Prediction(msgspec.Struct, kw_only=True):
             "does_not_fit": msgspec.to_builtins(self.does_not_fit),
             "breakdown": msgspec.structs.asdict(self.breakdown),
             "critical_path": [{"class": name, "seconds": seconds} for name, seconds in self.critical_path],
+            "syncs": [msgspec.structs.asdict(point) for point in self.syncs],
             "sources": self.sources,
             "warnings": self.warnings,
             "gpus": self.gpus,
@@ -134,13 +138,16 @@ def predict_setting(
         trace.memory = {rank: list(line) for rank, line in memory_timelines(setting, trace).items()}
     split = metrics.breakdown(trace)
     step = metrics.step_time(trace)
-    stall = _output_seconds(setting, pricer, step, fold)
+    points = _held(setting, program, pricer, trace, step, fold) if detail else []
+    stall = _output_seconds(setting, pricer, step, fold, points)
     split = msgspec.structs.replace(split, output_s=split.output_s + stall)
     shares = uncertainty.shares_of(program, pricer, topology, plan, step)
     sure = uncertainty.interval(
         step + stall, shares, uncertainty.outside(plan, topology, setting.network.parameters), calibration is not None
     )
-    return _figures(setting, program, trace, step + stall, split, sure)
+    found = _figures(setting, program, trace, step + stall, split, sure)
+    found.syncs = points
+    return found
 
 
 def pricer_for(setting: Setting, calibration: str | Path | None = None, costs: str = "fitted") -> Pricer:
@@ -164,10 +171,37 @@ def pricer_for(setting: Setting, calibration: str | Path | None = None, costs: s
     return MeasuredPricer(setting.topology, setting.framework, lookups_of(costs, calibration), factor, setting.plan.world)
 
 
-def _output_seconds(setting: Setting, pricer: Pricer, step: float, fold: bool) -> float:
-    """Mean seconds per step that logging, syncs and checkpoints add: each is simulated on every step, then spread."""
+_WITHOUT: dict[str, dict[str, Any]] = {
+    "pageable copy": {"pinned": True},
+    "created on the CPU, then moved": {"create": "device"},
+    "synchronize()": {"handover": "event"},
+}
+"""Sync points of the input path, and the keys of [data] that take them away."""
+
+
+def _held(setting: Setting, program: Program, pricer: Pricer, trace: Trace, step: float, fold: bool) -> list[SyncPoint]:
+    """Sync points of every step; those of the input path with what the step would be without them."""
+    points = sync_points(program, trace)
+    for at, point in enumerate(points):
+        if point.op in _WITHOUT and point.where.startswith("data/"):
+            data = msgspec.structs.replace(setting.plan.data, **_WITHOUT[point.op])
+            better = msgspec.structs.replace(setting.plan, data=data, output=Output())
+            other = simulate(
+                lower(better, setting.network, setting.framework, setting.topology.kind, program.steps),
+                pricer,
+                fold,
+                setting.topology.symmetric,
+            )
+            points[at] = msgspec.structs.replace(point, adds=step - metrics.step_time(other))
+    return points
+
+
+def _output_seconds(setting: Setting, pricer: Pricer, step: float, fold: bool, points: list[SyncPoint]) -> float:
+    """Mean seconds per step that logging, syncs and checkpoints add: each is simulated on every step, then spread. Their sync
+    points are added to `points`."""
+    known = {point.where for point in points}
     output, added = setting.plan.output, 0.0
-    for field in ("log_every", "sync_every", "checkpoint_every"):
+    for field in ("log_every", "item_every", "print_every", "sync_every", "checkpoint_every"):
         every = getattr(output, field)
         if not every:
             continue
@@ -175,7 +209,9 @@ def _output_seconds(setting: Setting, pricer: Pricer, step: float, fold: bool) -
         loud = msgspec.structs.replace(setting.plan, output=only)
         program = lower(loud, setting.network, setting.framework, setting.topology.kind, STEPS)
         trace = simulate(program, pricer, fold, setting.topology.symmetric)
-        added += max(0.0, metrics.step_time(trace) - step) / every
+        adds = max(0.0, metrics.step_time(trace) - step) / every
+        points += spread([p for p in sync_points(program, trace) if p.where not in known], every, adds)
+        added += adds
     return added
 
 

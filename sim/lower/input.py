@@ -8,9 +8,9 @@ b - prefetch x workers has been taken. Events `ready` and `taken` are numbered b
 from __future__ import annotations
 
 from sim.lower.job import Job
-from sim.lower.ops import host, order, spent
+from sim.lower.ops import compute, host, order, spent
 from sim.program import COMPUTE, H2D, HOST, Call, Op
-from sim.work import HostWork
+from sim.work import HostWork, MemoryBound
 
 CLS = "data"
 _HOW = {"disk": "disk", "object-store": "store", "database": "store", "memory": ""}
@@ -26,12 +26,12 @@ def device_bytes(job: Job) -> int:
     return job.plan.batch.micro * job.network.sample_bytes
 
 
-def load(job: Job, lane: str) -> list[Op]:
-    """What one CPU thread does to make one batch."""
-    data, micro = job.plan.data, job.plan.batch.micro
+def load(job: Job, lane: str, share: float = 1.0) -> list[Op]:
+    """What one CPU thread does to make one batch, or a `share` of one."""
+    data, micro = job.plan.data, job.plan.batch.micro * share
     ops: list[Op] = []
     if _HOW[data.source]:
-        ops.append(Op("data/read", "copy", lane, bytes=read_bytes(job), how=_HOW[data.source], cls=CLS))
+        ops.append(Op("data/read", "copy", lane, bytes=round(read_bytes(job) * share), how=_HOW[data.source], cls=CLS))
     if data.preprocess:
         ops.append(host("data/preprocess", HostWork("preprocess", micro, data.preprocess), lane=lane, cls=CLS))
     return [*ops, host("data/collate", HostWork("collate", micro), lane=lane, cls=CLS)]
@@ -48,7 +48,25 @@ def take(job: Job) -> list[Op]:
         ]
     else:
         ops = load(job, HOST)
-    return ops if job.device == "cpu" else [*ops, *_to_device(job)]
+    ops = ops if job.device == "cpu" else [*ops, *_to_device(job)]
+    return [*ops, *_created(job)]
+
+
+RANDOM = 4e-9
+"""CPU seconds per fp32 number of `torch.rand` on one core: its Mersenne Twister runs on one thread (assumed: 2-6 ns on cores of 2.5-4 GHz)."""
+
+
+def _created(job: Job) -> list[Op]:
+    """A tensor of the batch's size made anew: `torch.rand(n).to(device)` against `torch.rand(n, device=device)`."""
+    size = device_bytes(job)
+    if job.plan.data.create == "none" or not size:
+        return []
+    if job.plan.data.create == "device" and job.device != "cpu":
+        return [compute(job, "data/create", (MemoryBound("dropout", 0, size, "fp32"),), CLS)]
+    made = host("data/create", HostWork("preprocess", size / 4, RANDOM), cls=CLS)
+    if job.device == "cpu":
+        return [made]
+    return [made, Op("data/move", "copy", COMPUTE, bytes=size, how="pageable", cls=CLS, blocking=True)]
 
 
 def _to_device(job: Job) -> list[Op]:
@@ -58,16 +76,26 @@ def _to_device(job: Job) -> list[Op]:
     lane = H2D if data.stream == "copy" else COMPUTE
     how = "pinned" if data.pinned else "pageable"
     copy = Op("data/h2d", "copy", lane, bytes=size, how=how, cls=CLS, blocking=not data.pinned)
-    return [copy] if lane == COMPUTE else [copy, *order(job, "data/on-device", H2D, COMPUTE)]
+    if lane == COMPUTE or data.handover == "none":
+        return [copy]
+    if data.handover == "synchronize":
+        return [copy, Op("data/synchronize", "sync", HOST, name=H2D, cls=CLS)]
+    return [copy, *order(job, "data/on-device", H2D, COMPUTE)]
 
 
 def loaders(job: Job) -> dict[str, tuple[Op, ...]]:
-    """One segment for each loader process."""
+    """Segments of each loader process: one batch, and before the first a delay.
+
+    Worker w of W begins w/W of a batch late. Workers that start together would stay together: every W-th step would wait for all
+    of a batch and the others for nothing. Spread evenly, each step waits for the mean, and three simulated steps show it.
+    """
     data = job.plan.data
     found: dict[str, tuple[Op, ...]] = {}
     for worker in range(data.workers):
         lane = f"loader.{worker}"
         free = Op("data/free", "wait", lane, event="data/taken", shift=-data.prefetch * data.workers)
+        if worker:
+            found[f"{lane}.late"] = tuple(load(job, lane, worker / data.workers))
         found[lane] = (free, *load(job, lane), Op("data/ready", "record", lane, event="data/ready", shift=0))
     return found
 
@@ -76,7 +104,10 @@ def loader_calls(job: Job) -> dict[str, tuple[Call, ...]]:
     """Which batches each loader process makes, in order."""
     workers, each = job.plan.data.workers, job.microbatches
     batches = range(job.steps * each)
-    return {
-        f"loader.{worker}": tuple(Call(f"loader.{worker}", f"s{b // each}/mb{b % each}", b, b // each) for b in batches[worker::workers])
-        for worker in range(workers)
-    }
+    found: dict[str, tuple[Call, ...]] = {}
+    for worker in range(workers):
+        lane = f"loader.{worker}"
+        made = tuple(Call(lane, f"s{b // each}/mb{b % each}", b, b // each) for b in batches[worker::workers])
+        late = (Call(f"{lane}.late", f"s0/late{worker}"),) if worker and made else ()
+        found[lane] = late + made
+    return found

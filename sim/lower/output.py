@@ -25,6 +25,16 @@ def log(job: Job) -> list[Op]:
     return [*read_back(job, "output/loss", CLS), spent("output/log", "log", cls=CLS)]
 
 
+def item(job: Job) -> list[Op]:
+    """A stray `.item()`: a host-device sync point that writes nothing."""
+    return read_back(job, "output/item", CLS)
+
+
+def show(job: Job) -> list[Op]:
+    """`print(loss)` of a 0-dim device tensor: torch formats it through `.item()`, then the host writes the line."""
+    return [*read_back(job, "output/print", CLS), spent("output/text", "log", cls=CLS)]
+
+
 def sync(job: Job) -> list[Op]:
     """`torch.cuda.synchronize()`."""
     return [Op("output/sync", "sync", HOST, cls=CLS)]

@@ -156,6 +156,10 @@ def _end(job: Job, place: Place, share: Share, stages: list[StageSegments], tag:
     o = job.plan.output
     if output.due(o.log_every, step) and any(stage.stage.last for stage in stages):
         calls += _call(segments, "log", output.log(job), at, step)
+    if output.due(o.item_every, step) and any(stage.stage.last for stage in stages):
+        calls += _call(segments, "item", output.item(job), at, step)
+    if output.due(o.print_every, step) and any(stage.stage.last for stage in stages):
+        calls += _call(segments, "print", output.show(job), at, step)
     if output.due(o.sync_every, step):
         calls += _call(segments, "sync", output.sync(job), at, step)
     if output.due(o.checkpoint_every, step):
@@ -216,6 +220,8 @@ def notes(job: Job) -> tuple[str, ...]:
         found.append(
             "with a pipeline, stages gather their parameters once a step and keep them (torchtitan: reshard_after_forward = false)"
         )
+    if job.plan.data.handover == "none" and job.plan.data.stream == "copy" and job.device != "cpu":
+        found.append('data.handover = "none": compute may read a batch that has not come yet; the time is right, the results are not')
     if job.plan.update.mode == "async":
         found.append(f"asynchronous updates: gradients are {job.mesh.world - 1} updates old on average (equal workers)")
     return tuple(found)
