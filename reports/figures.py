@@ -133,7 +133,7 @@ def step_times(times: Mapping[str, Sequence[float]], predicted: float) -> go.Fig
                 x=list(range(len(values))),
                 mode="markers+lines",
                 name=safe(name),
-                legendgroup=name,
+                legendgroup=safe(name),
                 line={"width": 1, "color": tint},
                 hovertemplate=f"{safe(name)}, step %{{x}}: %{{y:.2f}} ms<extra></extra>",
             )
@@ -141,7 +141,7 @@ def step_times(times: Mapping[str, Sequence[float]], predicted: float) -> go.Fig
         box = go.Box(
             y=[v * 1e3 for v in values], name=safe(name), xaxis="x2", marker_color=tint, boxpoints="all", jitter=0.5, pointpos=-1.6
         )
-        figure.add_trace(box.update(showlegend=False, legendgroup=name, marker_size=3))
+        figure.add_trace(box.update(showlegend=False, legendgroup=safe(name), marker_size=3))
     figure.add_hline(y=predicted * 1e3, line_dash="dash", line_color=PREDICTED)
     figure.add_trace(go.Scatter(x=[None], y=[None], mode="lines", name="predicted", line={"dash": "dash", "color": PREDICTED}))
     high = max([predicted, *(v for values in times.values() for v in values)]) * 1e3

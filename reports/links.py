@@ -23,7 +23,7 @@ BINS = 240
 """Columns of the heat map."""
 _MOST = 24
 _MOVES = ("collective", "send", "copy")
-_NUMBER = re.compile(r"(?<=[a-z])\d+(\.\d+)?")
+_NUMBER = re.compile(r"(?<=[a-z])\d+(\.\d+)?(?=$|\.[a-z])")
 _NODE = re.compile(r"n(\d+)/(.+)")
 
 

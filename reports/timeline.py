@@ -128,7 +128,7 @@ def merge(spans: list[Span], pixel: float, most: int) -> list[Span]:
     """
     kept = _joined(sorted(spans, key=lambda s: s.start), pixel, False)
     reach = max((s.end for s in kept), default=0.0) - min((s.start for s in kept), default=0.0)
-    while len(kept) > most and pixel < 2 * reach:
+    while len(kept) > most and pixel < 4 * reach:
         kept = _joined(kept, pixel, True)
         pixel *= 2
     return kept

@@ -99,3 +99,19 @@ def test_page_reads_well(kind: str, dark: bool, browser: Browser, folder: Path, 
     picture = folder / f"{kind}-{'dark' if dark else 'light'}.png"
     browser.picture(picture)
     assert picture.stat().st_size > 20_000
+
+
+@pytest.mark.parametrize(
+    ("check", "change"),
+    [
+        (COVERED, "{'margin.t': 0}"),
+        (CUT, "{'yaxis.automargin': false, 'margin.l': 0, 'yaxis.ticksuffix': ' gigabytes per second'}"),
+        (CLASH, "{'xaxis.tickvals': [1e6, 1.1e6], 'xaxis.ticktext': ['one size', 'another']}"),
+    ],
+    ids=["covered", "cut", "clash"],
+)
+def test_the_checks_see_a_broken_page(check: str, change: str, browser: Browser, made: Callable[[str], Path]) -> None:
+    browser.open(made("collective"))
+    assert browser.run(check) == []
+    browser.run(f"Plotly.relayout(document.querySelector('.js-plotly-plot'), {change}).then(() => 1)")
+    assert browser.run(check) != []

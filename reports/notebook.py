@@ -1,0 +1,213 @@
+"""Results that show themselves: `_repr_html_` and `figure` for predictions, comparisons, sweeps and topologies.
+
+The types live below `reports` and know nothing of drawing, so the methods are attached from here: `attach()` gives them to
+all four types (one line at the top of a notebook), `shown(value)` to the type of one result (what `steptwin`'s functions call).
+Neither imports plotly; a figure does, when it is asked for. The HTML has no script, so that it survives saved and mailed notebooks.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from reports.palette import WORDS, colour
+from reports.words import count, gib, seconds, short
+from topologies.errors import UnknownName
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from sim.align import Comparison
+    from sim.planning.sweep import Sweep
+    from sim.predict import Prediction
+    from topologies.graph import Topology
+
+T = TypeVar("T")
+_TOP = 5
+
+
+def attach() -> None:
+    """Gives `_repr_html_` and `figure` to the four types; calling it again changes nothing."""
+    for place in _SHOWN:
+        module, _, name = place.rpartition(".")
+        _give(getattr(import_module(module), name), place)
+
+
+def shown(value: T) -> T:
+    """`value` itself, whose type can now show itself; a type that nobody draws stays as it is."""
+    kind = type(value)
+    place = f"{kind.__module__}.{kind.__name__}"
+    if place in _SHOWN:
+        _give(kind, place)
+    return value
+
+
+def _give(kind: type, place: str) -> None:
+    if not hasattr(kind, "_repr_html_"):
+        page, figures = _SHOWN[place]
+
+        def figure(self: Any, what: str = "") -> go.Figure:
+            """A Plotly figure; the empty word draws the first of what there is."""
+            return _figure(self, what, figures)
+
+        kind._repr_html_ = page  # type: ignore[attr-defined]
+        kind.figure = figure  # type: ignore[attr-defined]
+
+
+def _figure(value: Any, what: str, figures: Mapping[str, Callable[[Any], go.Figure]]) -> go.Figure:
+    """The figure called `what`. Raises `UnknownName`."""
+    name = what or next(iter(figures))
+    if name not in figures:
+        raise UnknownName("figure", name, tuple(figures))
+    from reports.page import styled
+
+    return styled(figures[name](value))
+
+
+# -- HTML
+
+
+def _table(title: str, rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
+    top = "<tr>" + "".join(f"<th>{html.escape(cell)}</th>" for cell in head) + "</tr>" if head else ""
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<div><b>{html.escape(title)}</b><table>{top}{body}</table></div>"
+
+
+def _bar(split: Mapping[str, float]) -> str:
+    """A breakdown as one bar of coloured boxes, with words for whoever sees no colours."""
+    total = sum(split.values()) or 1.0
+    parts = [(WORDS.get(name, name), colour(name), value) for name, value in split.items() if value > 0]
+    boxes = "".join(
+        f'<span title="{html.escape(word)}" style="width:{100 * value / total:.2f}%;background:{tint}"></span>'
+        for word, tint, value in parts
+    )
+    words = ", ".join(f"{html.escape(word)} {value / total:.1%}" for word, _, value in parts)
+    return f'<div style="display:flex;height:14px;max-width:640px">{boxes}</div><div><small>{words}</small></div>'
+
+
+def prediction_html(found: Prediction) -> str:
+    """Headline and breakdown."""
+    from msgspec.structs import asdict
+
+    from reports.comparison import headline
+
+    title = f"{found.plan.name or found.plan.model_name} on {found.topology}, {found.gpus} ranks: predicted"
+    return _table(title, [(name, value, note) for value, name, note in headline(found.to_dict())]) + _bar(asdict(found.breakdown))
+
+
+def comparison_html(found: Comparison) -> str:
+    """The step's error, and the classes with most time."""
+    m = found.measured_step
+    title = f"predicted {seconds(found.predicted_step)}, {found.origin} {seconds(m.median)} (median of {m.count}): {found.error:+.1%}"
+    rows = [
+        (one.cls, seconds(one.predicted), seconds(one.measured), f"{one.error:+.0%}" if one.error is not None else "not measured")
+        for one in found.classes[: 2 * _TOP]
+    ]
+    return _table(title, rows, ("class of op", "predicted", "measured", "error"))
+
+
+def sweep_html(found: Sweep) -> str:
+    """How many plans, and the best of them."""
+    best = sorted(found.feasible, key=lambda row: (row.rate or 0.0) / (row.gpus or 1), reverse=True)[:_TOP]
+    title = ", ".join(f"{number:,} {name}" for name, number in found.counts.items())
+    rows = [
+        (
+            short(row.key, 100),
+            seconds(row.step_time or 0.0),
+            f"{(row.rate or 0.0) / (row.gpus or 1):.4g}",
+            f"{row.mfu:.1%}" if row.mfu is not None else "-",
+            gib(row.memory or 0),
+            count(row.cost) if row.cost else "-",
+        )
+        for row in best
+    ]
+    return _table(title, rows, ("plan", "step", "samples/s/GPU", "MFU", "memory", "cost per million samples"))
+
+
+def topology_html(found: Topology) -> str:
+    """What a node is made of."""
+    from topologies.summary import summary
+
+    told = summary(found)
+    rows = [(name, str(value)) for name, value in told.items() if name not in ("rows", "paths from rank 0", "peak TFLOP/s", "source")]
+    rows += [(f"{row['link']} x {row['count']}", f"{row['rate']}, {row['latency']}") for row in told["rows"]]
+    return _table(f"{found.name}: {found.gpus} ranks", rows)
+
+
+# -- figures
+
+
+def _timeline(found: Prediction) -> go.Figure:
+    from reports.timeline import timeline
+
+    return timeline([_traced(found)])
+
+
+def _traced(found: Prediction) -> Any:
+    if found.trace is None:
+        raise UnknownName("figure of a prediction without its trace", "timeline", ("breakdown", "sources"))
+    return found.trace
+
+
+def _memory(found: Prediction) -> go.Figure:
+    """Bytes over time do not depend on links, so that the machine's name is enough."""
+    from reports.figures import memory_line
+    from sim.bind import bind
+    from sim.memory_timeline import memory_timelines
+    from sim.metrics import window
+
+    trace = _traced(found)
+    setting = bind(found.plan, found.topology)
+    return memory_line(memory_timelines(setting, trace), setting.topology.device(0).memory or None, window(trace))
+
+
+def _drawn(module: str, function: str, pick: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], go.Figure]:
+    """`function` of `module` on what `pick` takes of a value, imported when it is needed."""
+
+    def draw(value: Any) -> go.Figure:
+        return getattr(import_module(f"reports.{module}"), function)(*pick(value))
+
+    return draw
+
+
+def _breakdown(found: Prediction) -> tuple[dict[str, float]]:
+    from msgspec.structs import asdict
+
+    return (asdict(found.breakdown),)
+
+
+def _ranked(found: Sweep) -> list[Any]:
+    return sorted(found.feasible, key=lambda row: (row.rate or 0.0) / (row.gpus or 1), reverse=True)
+
+
+_SHOWN: dict[str, tuple[Callable[[Any], str], dict[str, Callable[[Any], Any]]]] = {
+    "sim.predict.Prediction": (
+        prediction_html,
+        {
+            "timeline": _timeline,
+            "breakdown": _drawn("figures", "breakdown_bar", _breakdown),
+            "memory": _memory,
+            "sources": _drawn("figures", "sources_bar", lambda found: (found.sources,)),
+        },
+    ),
+    "sim.align.Comparison": (
+        comparison_html,
+        {
+            "classes": _drawn("figures", "class_errors", lambda found: (found,)),
+            "waterfall": _drawn("figures", "waterfall", lambda found: (found,)),
+            "ops": _drawn("figures", "scatter", lambda found: (found,)),
+        },
+    ),
+    "sim.planning.sweep.Sweep": (
+        sweep_html,
+        {
+            "pareto": _drawn("sweep", "pareto_figure", lambda found: (_ranked(found), found.front)),
+            "coordinates": _drawn("sweep", "coordinates", lambda found: (_ranked(found),)),
+            "breakdowns": _drawn("sweep", "breakdowns", lambda found: (_ranked(found)[:_TOP],)),
+        },
+    ),
+    "topologies.graph.Topology": (topology_html, {"machine": _drawn("machine", "machine", lambda found: (found,))}),
+}
+"""By type: its HTML, and its figures by name."""

@@ -1,0 +1,147 @@
+"""Figures hold the numbers they are given, with names as text."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reports.capacity import days, scaling
+from reports.collective import bandwidth
+from reports.figures import clip, envelope, memory_line, scatter, step_times, waterfall
+from reports.page import Page
+from reports.sweep import coordinates, settings
+from reports.words import count, gib, safe, seconds, short
+from sim.align import ClassError, Comparison, Measured, Pair
+from sim.cost.collective.table import collective_table
+from sim.planning.capacity import Capacity
+from sim.planning.store import Row
+
+HOSTILE = "<script>alert(1)</script>"
+PAIR = Pair(HOSTILE, 0, "compute", HOSTILE, "compute", 1e-3, 2e-3, 0.0, 0.0)
+FOUND = Comparison(0.1, Measured(0.12, 0.11, 0.13, 3), (ClassError("gemm", 0.05, 0.06, 4), ClassError(HOSTILE, 0.02, 0.01, 1)), (PAIR,))
+
+
+@pytest.mark.parametrize(
+    "split",
+    [None, {"compute_s": 0.05, "bubble_s": 0.05}],
+    ids=["classes of ops", "breakdown"],
+)
+def test_a_waterfall_ends_at_the_measured_step(split: dict[str, float] | None) -> None:
+    other = {"compute_s": 0.07, "bubble_s": 0.045} if split else None
+    (drawn,) = waterfall(FOUND, split, other).data
+    assert sum(drawn.y[:-1]) == pytest.approx(120.0)
+    assert drawn.measure[-1] == "total" and drawn.x[-2] == "rest"
+
+
+@given(st.lists(st.integers(0, 10**12), min_size=1, max_size=5000))
+def test_thinning_a_line_keeps_its_extremes(values: list[int]) -> None:
+    line = [(float(i), v) for i, v in enumerate(values)]
+    found = envelope(line, 100)
+    assert len(found) <= 102
+    assert {max(v for _, v in found), min(v for _, v in found)} == {max(values), min(values)}
+    assert found == sorted(found, key=lambda point: point[0])
+
+
+def test_a_clipped_line_begins_with_what_was_in_use() -> None:
+    line = [(0.0, 5), (1.0, 7), (2.0, 3), (9.0, 1)]
+    assert clip(line, 1.5, 3.0) == [(1.5, 7), (2.0, 3), (3.0, 3)]
+    assert clip([], 0.0, 1.0) == []
+
+
+def test_memory_is_in_gib_with_the_devices_limit() -> None:
+    figure = memory_line({0: [(0.0, 2**30), (0.5, 3 * 2**30)]}, 4 * 2**30, (0.0, 1.0))
+    assert list(figure.data[0].y) == [1.0, 3.0, 3.0]
+    assert list(figure.data[0].x) == [0.0, 500.0, 1000.0]
+    assert "4 GiB" in figure.layout.annotations[0].text
+
+
+@pytest.mark.parametrize(
+    "figure", [scatter(FOUND), waterfall(FOUND), step_times({HOSTILE: [0.1, 0.2]}, 0.1)], ids=["scatter", "waterfall", "steps"]
+)
+def test_names_in_figures_are_escaped(figure: object) -> None:
+    text = figure.to_json()  # type: ignore[attr-defined]
+    assert "<script>" not in text and "\\u003cscript" not in text
+    assert "&lt;script&gt;" in text or "\\u0026lt;script" in text
+
+
+def test_a_page_escapes_and_needs_no_network() -> None:
+    page = Page(HOSTILE, HOSTILE)
+    page.cards([(HOSTILE, HOSTILE, HOSTILE)])
+    page.section(HOSTILE, HOSTILE)
+    page.warnings([HOSTILE])
+    page.link(HOSTILE, '"><script>alert(1)</script>')
+    page.table((HOSTILE,), [(HOSTILE,)])
+    page.figure(scatter(FOUND))
+    text = page.text(HOSTILE)
+    assert "<script>alert" not in text
+    assert 'src="http' not in text and "@import" not in text
+    assert len(text) < 6_000_000
+
+
+def test_collectives_are_coloured_by_algorithm() -> None:
+    rows = collective_table("all_reduce", "64 MiB", "dgx-h100")["rows"]
+    figure = bandwidth(rows)
+    points = {trace.name: trace for trace in figure.data if trace.mode == "markers"}
+    assert set(points) == {row["algorithm"] for row in rows}
+    assert sum(len(trace.x) for trace in points.values()) == len(rows)
+    assert figure.layout.xaxis.type == "log"
+
+
+def _run(gpus: int, seconds: float, fits: bool = True) -> Capacity:
+    return Capacity(gpus=gpus, topology="t", steps=10, step_time_s=seconds / 10, productive_s=seconds, elapsed_s=1.25 * seconds, goodput=0.8,
+                    failures=1, checkpoint_interval_s=60.0, gpu_hours=gpus * seconds / 3600, energy_j=None, money=None, fits=fits)  # fmt: skip
+
+
+def test_scaling_is_against_the_smallest() -> None:
+    figure = scaling([_run(8, 800.0), _run(16, 500.0, fits=False)], [])
+    assert list(figure.data[0].y) == [1.0, 1.6]
+    assert figure.data[0].text[1] == "80.0% of perfect"
+    assert list(figure.data[0].marker.symbol) == ["circle", "circle-open"]
+    assert list(figure.data[1].y) == [1.0, 2.0]
+
+
+def test_days_sum_to_the_elapsed_time() -> None:
+    figure = days(_run(8, 86400.0))
+    assert sum(trace.x[0] for trace in figure.data) == pytest.approx(1.25)
+
+
+ROWS = [
+    Row("parallel.tp=1 batch.micro=2 on=2x dgx-h100", "done", "", 1.0, 2**30, 0.4, 8.0, 8, None),
+    Row("parallel.tp=10 batch.micro=2 on=2x dgx-h100", "done", "", 2.0, 2**31, 0.3, 4.0, 8, None),
+    Row("parallel.tp=2 batch.micro=2 on=2x dgx-h100", "done", "", 3.0, 2**31, 0.2, 2.0, 8, None),
+]
+
+
+def test_settings_of_a_row() -> None:
+    assert settings(ROWS[0]) == {"parallel.tp": "1", "batch.micro": "2", "on": "2x dgx-h100"}
+    assert settings(Row(" on=dgx-h100", "done")) == {"on": "dgx-h100"}
+
+
+def test_coordinates_show_only_what_differs_in_the_order_of_numbers() -> None:
+    (drawn,) = coordinates(ROWS).data
+    assert [axis.label for axis in drawn.dimensions] == ["tp", "step, s", "memory, GiB", "samples/s/GPU"]
+    assert list(drawn.dimensions[0].ticktext) == ["1", "2", "10"]
+    assert list(drawn.dimensions[0]["values"]) == [0, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0.00 ms"),
+        (5e-6, "5.00 us"),
+        (0.0123, "12.30 ms"),
+        (1.5, "1.500 s"),
+        (150.0, "150.0 s"),
+        (2700.0, "45.0 min"),
+        (9000.0, "2.5 h"),
+        (432000.0, "5.0 days"),
+    ],
+)
+def test_seconds_in_words(value: float, text: str) -> None:
+    assert seconds(value) == text
+
+
+def test_other_words() -> None:
+    assert (count(12.3e6), count(950.0), count(0.123)) == ("12.3 M", "950", "0.123")
+    assert (gib(32 * 2**30), gib(5 * 2**20)) == ("32.00 GiB", "5 MiB")
+    assert safe("<b>&") == "&lt;b&gt;&amp;"
+    assert short("abcdefghij", 6) == "ab…hij" and short("abc", 6) == "abc"

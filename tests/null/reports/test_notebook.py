@@ -1,0 +1,64 @@
+"""Results show themselves in a notebook; the example notebook runs."""
+
+import json
+
+import pytest
+
+from reports.example import CELLS, NOTEBOOK, execute, shown_as
+from reports.notebook import attach, shown
+from sim.predict import predict
+from topologies.errors import UnknownName
+from topologies.load import load_topology
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+def test_a_prediction_shows_itself() -> None:
+    found = shown(
+        predict({"name": HOSTILE, "model": "gpt2-124m", "batch": {"global": 16, "micro": 2}, "parallel": {"dp_shard": 8}}, "dgx-h100")
+    )
+    text = found._repr_html_()  # type: ignore[attr-defined]
+    assert "tokens / s / GPU" in text and "MFU" in text
+    assert "<script" not in text
+    for name in ("", "timeline", "breakdown", "memory", "sources"):
+        assert found.figure(name).data, name  # type: ignore[attr-defined]
+
+
+def test_memory_in_a_notebook_peaks_at_the_reported_peak() -> None:
+    found = shown(predict({"model": "gpt2-124m", "batch": {"global": 16, "micro": 2}, "parallel": {"dp_shard": 8}}, "dgx-h100"))
+    figure = found.figure("memory")  # type: ignore[attr-defined]
+    assert max(y for line in figure.data for y in line.y) == pytest.approx(found.peak_memory_bytes / 2**30, rel=1e-6)
+
+
+def test_a_topology_shows_itself_and_names_its_figures() -> None:
+    found = shown(load_topology("dgx-h100"))
+    assert "h100-sxm" in found._repr_html_()  # type: ignore[attr-defined]
+    assert found.figure().data  # type: ignore[attr-defined]
+    with pytest.raises(UnknownName, match="machine"):
+        found.figure("machin")  # type: ignore[attr-defined]
+
+
+def test_other_values_pass_through() -> None:
+    assert shown(3) == 3
+
+
+def test_attaching_twice_changes_nothing() -> None:
+    from sim.align import Comparison
+
+    attach()
+    first = Comparison.figure  # type: ignore[attr-defined]
+    attach()
+    assert Comparison.figure is first  # type: ignore[attr-defined]
+
+
+def test_the_example_notebook_is_the_scripts_and_runs() -> None:
+    cells = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
+    assert [(cell["cell_type"], "".join(cell["source"])) for cell in cells] == list(CELLS), "run: python -m reports.example"
+    assert NOTEBOOK.stat().st_size < 400_000
+    names: dict[str, object] = {"__name__": "__main__"}
+    for cell in cells:
+        if cell["cell_type"] != "code":
+            continue
+        printed, value = execute("".join(cell["source"]), names)
+        kinds = [kind for output in cell["outputs"] for kind in output.get("data", {"stream": 0})]
+        assert kinds == ([*(["stream"] if printed else []), *(shown_as(value) if value is not None else [])])

@@ -1,0 +1,74 @@
+"""The timeline: thin enough to open, true enough to read."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reports.timeline import WAITS, merge, representative, timeline, told
+from sim.trace import Span, Trace
+
+CLASSES = st.sampled_from(["gemm", "norm", "comm.dp"])
+
+
+@st.composite
+def lanes(draw: st.DrawFn) -> list[Span]:
+    at, spans = 0.0, []
+    for number in range(draw(st.integers(0, 120))):
+        at += draw(st.floats(0, 1e-3))
+        length = draw(st.floats(1e-9, 1e-3))
+        spans.append(Span(0, "compute", f"r0/s0/op{number}", at, at + length, cls=draw(CLASSES), bytes=number, flops=1.0))
+        at += length
+    return spans
+
+
+@given(lanes(), st.integers(1, 40), st.floats(0, 1e-4))
+def test_merging_ends_keeps_the_ends_and_loses_no_byte(spans: list[Span], most: int, pixel: float) -> None:
+    found = merge(spans, pixel or 1e-9, most)
+    assert len(found) <= most or not spans
+    if spans:
+        assert (found[0].start, max(s.end for s in found)) == (spans[0].start, max(s.end for s in spans))
+    assert sum(s.bytes for s in found) == sum(s.bytes for s in spans)
+    assert sum(int(s.name.split()[0]) if s.name else 1 for s in found) == len(spans)
+    assert all(a.end <= b.start for a, b in pairwise(found))
+
+
+def test_what_is_wide_enough_stays_alone() -> None:
+    spans = [Span(0, "compute", f"op{i}", float(i), i + 0.9, cls="gemm") for i in range(10)]
+    assert merge(spans, 0.01, 100) == spans
+
+
+def ranks(number: int) -> Trace:
+    """Rank 3 computes longest, rank 5 waits longest."""
+    spans = []
+    for rank in range(number):
+        spans.append(Span(rank, "compute", f"r{rank}/s0/a", 0.0, 2.0 if rank == 3 else 1.0, cls="gemm"))
+        late = 0.9 if rank == 5 else 0.1
+        spans.append(Span(rank, "comm.dp", f"r{rank}/s0/b", 2.0, 3.0, "collective", "comm.dp", wait=late))
+    return Trace(spans, world=number)
+
+
+def test_few_ranks_are_all_drawn() -> None:
+    assert representative(ranks(4)) == [(0, ""), (1, ""), (2, ""), (3, "")]
+
+
+def test_of_many_ranks_first_last_slowest_and_worst() -> None:
+    assert [rank for rank, _ in representative(ranks(64))] == [0, 3, 5, 63]
+    assert dict(representative(ranks(64), worst=9))[9] == "worst: furthest from the measurement"
+    assert "4 of 64 simulated ranks" in told(representative(ranks(64)), ranks(64))
+
+
+def test_waiting_is_drawn_apart_from_moving() -> None:
+    figure = timeline([ranks(2)])
+    waits = [trace for trace in figure.data if trace.name == WAITS]
+    moves = [trace for trace in figure.data if trace.name == "comm.dp"]
+    assert [round(x, 6) for trace in waits for x in trace.x] == [100.0, 100.0]
+    assert [round(x, 6) for trace in moves for x in trace.x] == [900.0, 900.0]
+    assert all(trace.base[0] == 2100.0 for trace in moves)
+
+
+def test_a_trace_over_the_other_lane_by_lane() -> None:
+    ours, theirs = ranks(1), ranks(1)
+    theirs.origin = "played"
+    rows = list(timeline([ours, theirs]).layout.yaxis.categoryarray)[::-1]
+    assert rows == ["r0 compute · predicted", "r0 compute · played", "r0 comm.dp · predicted", "r0 comm.dp · played"]
