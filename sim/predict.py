@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from sim import metrics, uncertainty
+from sim.asynchrony import rank_steps_per_s
 from sim.bind import Setting, bind
 from sim.cost.price import Pricer
 from sim.engine.run import simulate
@@ -150,11 +151,12 @@ def predict_setting(
     return found
 
 
-def pricer_for(setting: Setting, calibration: str | Path | None = None, costs: str = "fitted") -> Pricer:
-    """The pricer of the setting's kind of machine. Raises `Refused` where `costs` or the calibration speak of another kind."""
+def pricer_for(setting: Setting, calibration: str | Path | None = None, costs: str = "fitted", slower: float = 1.0) -> Pricer:
+    """The pricer of the setting's kind of machine; compute of every rank takes `slower` times as long. Raises `Refused` where `costs` or the calibration speak of another kind."""
     from sim.lower.noise import factors
 
-    factor = factors(setting.plan)
+    noise = factors(setting.plan)
+    factor = noise if slower == 1.0 else lambda rank: noise(rank) * slower
     if setting.topology.kind == "cpu":
         from sim.cost.calibration import load_calibration
         from sim.cost.cpu_pricer import CpuPricer
@@ -229,6 +231,8 @@ def _figures(setting: Setting, program: Program, trace: Trace, step: float, spli
     peak = topology.device(0).flops.get("bf16" if plan.precision in ("fp8", "mxfp8", "fp4", "nvfp4") else plan.precision)
     report, fit = figures_of_memory(setting)
     samples = plan.global_batch / step if step > 0 else 0.0
+    if plan.update.mode == "async":  # nobody waits: throughputs add up
+        samples = rank_steps_per_s(trace) * plan.global_batch / plan.world * metrics.step_time(trace) / step
     return Prediction(
         plan=plan,
         topology=topology.name,

@@ -1,0 +1,142 @@
+"""Exact laws: stragglers, asynchronous ranks, bytes through links, shares that stay shares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.bind import bind
+from sim.metrics import window
+from sim.montecarlo import Jitter, spread
+from sim.planfile import load_plan
+from sim.predict import predict, pricer_for
+from sim.trace import Trace
+from sim.utilisation import cpu_busy, link_bytes, utilisation
+from topologies.errors import BadInput
+from topologies.load import load_topology
+
+PLAN: dict[str, Any] = {
+    "model": {"family": "mlp", "name": "m", "widths": [2048, 2048, 2048, 2048]},
+    "precision": "fp32",
+    "batch": {"micro": 512},
+    "parallel": {"dp_replicate": 2},
+    "data": {"workers": 16},
+    "optimizer": {"name": "sgd"},
+}
+
+
+def own_steps(trace: Trace) -> dict[int, float]:
+    """Seconds of each rank's second step, by when its own training thread has ended each."""
+    found = {}
+    for rank in trace.ranks:
+        ends = [max(s.end for s in trace.spans if s.rank == rank and s.step == n and s.thread == "host") for n in (0, 1)]
+        found[rank] = ends[1] - ends[0]
+    return found
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.floats(1.0, 6.0), st.sampled_from(["dgx-h100", "h100-pcie-x8", "cpu-host"]))
+def test_a_synchronous_step_is_its_slowest_rank(k: float, on: str) -> None:
+    """On PCIe copies and messages meet on one link, at other moments where one rank is ahead: there the law holds to a thousandth."""
+    words = f"{k:.4f}x"
+    one = predict(PLAN | {"noise": {"stragglers": f"r1: {words}"}}, on).step_time_s
+    all_ = predict(PLAN | {"noise": {"stragglers": f"r0: {words}, r1: {words}"}}, on).step_time_s
+    assert one == pytest.approx(all_, rel=2e-3 if on == "h100-pcie-x8" else 1e-9)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.floats(1.0, 6.0))
+def test_asynchronous_ranks_wait_for_nobody(k: float) -> None:
+    tree = PLAN | {"update": {"mode": "async"}}
+    mixed = predict(tree | {"noise": {"stragglers": f"r1: {k:.4f}x"}}, "dgx-h100")
+    fast = predict(tree, "dgx-h100")
+    slow = predict(tree | {"noise": {"stragglers": f"r0: {k:.4f}x, r1: {k:.4f}x"}}, "dgx-h100")
+    assert mixed.trace and fast.trace and slow.trace
+    times = own_steps(mixed.trace)
+    assert times[0] == pytest.approx(own_steps(fast.trace)[0], rel=1e-9)
+    assert times[1] == pytest.approx(own_steps(slow.trace)[1], rel=1e-9)
+    assert mixed.samples_per_s == pytest.approx(sum(512 / seconds for seconds in times.values()), rel=1e-9)
+
+
+@pytest.mark.parametrize("on", ["dgx-h100", "h100-pcie-x8"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_bytes_through_links_are_the_plans(on: str, ranks: int) -> None:
+    tree = PLAN | {"parallel": {"dp_replicate": ranks}, "comm": {"algorithm": "ring"}}
+    setting = bind(tree, on)
+    found = predict(tree, on, fold=False)
+    assert found.program and found.trace
+    moved = link_bytes(found.program, found.trace, pricer_for(setting))
+    batch = 512 * 2048 * 4 * 2  # input and target
+    into = [name for name in moved if name.endswith("gpu0") and "nv" not in name]
+    copies = sum(op.bytes for _, op in found.program.ops(0) if op.kind == "copy" and op.lane == "copy.h2d")
+    assert copies % 3 == 0 and copies // 3 in (batch, batch // 2)
+    gradients = sum(op.bytes for _, op in found.program.ops(0) if op.kind == "collective")
+    assert gradients == 3 * found.parameters * 4
+    ring = 2 * (ranks - 1) / ranks * gradients
+    if on == "dgx-h100":
+        assert sum(moved[name] for name in into) == pytest.approx(copies, rel=1e-9)
+        rails = [value for name, value in moved.items() if "gpu0>" in name and "nv" in name.partition(">")[2]]
+        assert sum(rails) == pytest.approx(ring, rel=0.02)
+    else:
+        assert max(moved.values()) >= copies
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.sampled_from(["cifar10-two-workers", "two-gpus-six-stages", "copy-compute-overlap", "nccl-two-gpus"]),
+    st.sampled_from(["dgx-h100", "h100-pcie-x8", "cpu-host"]),
+    st.integers(0, 9),
+    st.booleans(),
+)
+def test_nothing_is_busier_than_all_the_time(name: str, on: str, workers: int, fold: bool) -> None:
+    plan = load_plan(name, (f"data.workers={workers}", "data.preprocess='0.3 ms'"))
+    setting, found = bind(plan, on), predict(plan, on, fold=fold)
+    assert found.program and found.trace
+    pricer = pricer_for(setting)
+    for whole in (False, True):
+        table = utilisation(found.trace, setting.topology, found.program, pricer, bins=37, whole=whole)
+        assert {"cores"} <= {use.name for use in table.uses}
+        assert all(0 <= value <= 1 + 1e-9 for use in table.uses for value in use.busy), name
+    begin, end = window(found.trace)
+    assert end > begin
+    assert utilisation(found.trace, setting.topology, bins=37).of("cores").mean == pytest.approx(cpu_busy(found.trace, setting.topology))
+
+
+def test_draws_are_the_seeds() -> None:
+    plan = load_plan(PLAN | {"parallel": {"dp_replicate": 8}})
+    one, same = spread(plan, "dgx-h100", 200, 3), spread(plan, "dgx-h100", 200, 3)
+    assert one == same and one.samples != spread(plan, "dgx-h100", 200, 4).samples
+    assert one.without < one.p50 <= one.p95 <= one.p99
+    assert spread(plan, "dgx-h100", 5, 0, jitter=Jitter(rank=0, step=0)).samples == (one.without,) * 5
+
+
+def test_a_draw_is_what_the_engine_finds() -> None:
+    """The table against a simulation with the drawn factor itself."""
+    found = spread(load_plan(PLAN), "dgx-h100", 20, 1, jitter=Jitter(rank=0.2, step=0.0))
+    slowest = max(range(20), key=lambda at: found.samples[at])
+    assert found.samples[slowest] > found.without
+    from random import Random
+
+    drawn = Random(f"1/{slowest}")
+    factor = max(drawn.lognormvariate(0.0, 0.2), drawn.lognormvariate(0.0, 0.2))
+    exact = predict(PLAN | {"noise": {"stragglers": f"r0: {factor:.12f}x"}}, "dgx-h100").step_time_s
+    assert found.samples[slowest] == pytest.approx(exact, rel=1e-6)
+
+
+def test_more_noise_is_slower() -> None:
+    plan = load_plan(PLAN | {"comm": {"overlap": False}})
+    calm = spread(plan, "h100-pcie-x8", 100, 0)
+    assert spread(plan, "h100-pcie-x8", 100, 0, jitter=Jitter(slow_link=3)).mean > calm.mean
+    assert spread(plan, "h100-pcie-x8", 30, 0, jitter=Jitter(length=0.8)).mean > calm.without
+    with pytest.raises(BadInput, match="sigma"):
+        spread(plan, "dgx-h100", jitter=Jitter(rank=5))
+
+
+def test_the_server_on_the_host_is_slower_than_the_devices() -> None:
+    for on in ("dgx-h100", "h100-pcie-x8"):
+        host = predict(PLAN | {"update": {"aggregate": "cpu"}}, load_topology(on))
+        assert host.step_time_s > predict(PLAN, on).step_time_s
+        assert host.breakdown.exposed_comm_s > 0
