@@ -14,7 +14,7 @@ from reports.machine import machine
 from reports.page import Card, Page
 from reports.scene import Scene
 from reports.timeline import representative, timeline, told
-from reports.words import gib, seconds
+from reports.words import gib, seconds, volume
 from sim.align import Comparison
 from sim.metrics import breakdown, step_times, window
 from sim.trace import Trace
@@ -134,12 +134,15 @@ def _links(page: Page, scene: Scene, step: float) -> None:
             "Link use over time", "Links by what they join, busiest first: use in % of one link's rate, of the rank that moves most."
         )
         page.figure(link_map(scene.uses, step))
-        rows = [
-            (use.name, f"{use.rate / 1e9:,.1f} GB/s", f"{use.moved / 1e9:,.3f} GB", f"{use.share:.1%}") for use in scene.uses[:_BUSIEST]
-        ]
+        rows = [(use.name, f"{use.rate / 1e9:,.1f} GB/s", volume(use.moved), f"{use.share:.1%}") for use in scene.uses[:_BUSIEST]]
         page.table(("busiest links", "rate", "moved per step", "mean use"), rows)
     if scene.topology is not None:
-        page.section("The machine and its busiest links", "The first node; the thicker a link, the busier. Hover for rates and latency.")
+        if scene.uses:
+            page.section(
+                "The machine and its busiest links", "The first node; the thicker a link, the busier. Hover for rates and latency."
+            )
+        else:
+            page.section("The machine", "The first node, with the rate of each link in one direction. Hover for latency.")
         page.figure(machine(scene.topology, 1, {use.name: use.share for use in scene.uses} if scene.uses else None))
 
 

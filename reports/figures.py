@@ -185,34 +185,34 @@ def scatter(found: Comparison) -> go.Figure:
 def memory_line(
     lines: Mapping[int, Sequence[tuple[float, int]]], capacity: int | None = None, within: tuple[float, float] | None = None
 ) -> go.Figure:
-    """Device memory over time in GiB, a line for each of at most eight ranks; ms from the beginning of `within` (begin, end)."""
+    """Device memory over time in GiB (MiB where that is more than enough), a line for each of at most eight ranks; ms from the beginning of `within` (begin, end)."""
     begin, end = within or (0.0, max((t for line in lines.values() for t, _ in line), default=0.0))
+    most = max((used for line in lines.values() for _, used in line), default=0)
+    unit, name = (2**30, "GiB") if most >= 0.2 * 2**30 else (2**20, "MiB")
     figure = go.Figure()
     for rank, line in sorted(lines.items())[:8]:
         shown = envelope(clip(line, begin, end))
         figure.add_trace(
             go.Scatter(
                 x=[round((t - begin) * 1e3, 6) for t, _ in shown],
-                y=[round(b / 2**30, 6) for _, b in shown],
+                y=[round(b / unit, 6) for _, b in shown],
                 mode="lines",
                 line={"shape": "hv", "width": 1.5},
                 name=f"rank {rank}",
-                hovertemplate=f"rank {rank}: %{{y:.3f}} GiB at %{{x:.2f}} ms<extra></extra>",
+                hovertemplate=f"rank {rank}: %{{y:.3f}} {name} at %{{x:.2f}} ms<extra></extra>",
             )
         )
-    high = max([b for line in lines.values() for _, b in line], default=0) / 2**30
-    close = capacity is not None and capacity / 2**30 < 4 * high
-    if capacity and close:
-        label = f"device memory {capacity / 2**30:.0f} GiB"
-        figure.add_hline(
-            y=capacity / 2**30, line_dash="dash", line_color=PREDICTED, annotation_text=label, annotation_position="bottom left"
-        )
-    top = 1.08 * max(high, capacity / 2**30 if capacity and close else 0.0)
+    high = most / unit
+    limit = capacity / unit if capacity is not None and capacity < 4 * most else 0.0
+    if limit:
+        label = f"device memory {limit:.0f} {name}"
+        figure.add_hline(y=limit, line_dash="dash", line_color=PREDICTED, annotation_text=label, annotation_position="bottom left")
+    top = 1.08 * max(high, limit)
     figure.update_layout(
         height=330,
         margin={"b": 80},
         xaxis={"title": "milliseconds from the beginning of the step", "range": [0, (end - begin) * 1e3]},
-        yaxis={"title": "GiB", "range": [0, top or 1.0]},
+        yaxis={"title": name, "range": [0, top or 1.0]},
         legend={"orientation": "h"},
         showlegend=len(lines) > 1,
     )

@@ -36,6 +36,14 @@ def gib(value: float) -> str:
     return f"{value / 2**30:,.2f} GiB" if value >= 0.1 * 2**30 else show_size(value)
 
 
+def volume(value: float) -> str:
+    """Bytes that links move, decimal as their rates are: `"54.4 GB"`."""
+    for name, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= scale:
+            return f"{value / scale:.3g} {name}"
+    return f"{value:.0f} B"
+
+
 def safe(text: object) -> str:
     """A name inside a figure. Plotly reads tags such as <b> and <a> in its texts; escaped, they are shown as they are."""
     return html.escape(str(text), quote=False)

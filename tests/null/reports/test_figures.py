@@ -9,7 +9,7 @@ from reports.collective import bandwidth
 from reports.figures import clip, envelope, memory_line, scatter, step_times, waterfall
 from reports.page import Page
 from reports.sweep import coordinates, settings
-from reports.words import count, gib, safe, seconds, short
+from reports.words import count, gib, safe, seconds, short, volume
 from sim.align import ClassError, Comparison, Measured, Pair
 from sim.cost.collective.table import collective_table
 from sim.planning.capacity import Capacity
@@ -52,6 +52,9 @@ def test_memory_is_in_gib_with_the_devices_limit() -> None:
     assert list(figure.data[0].y) == [1.0, 3.0, 3.0]
     assert list(figure.data[0].x) == [0.0, 500.0, 1000.0]
     assert "4 GiB" in figure.layout.annotations[0].text
+    small = memory_line({0: [(0.0, 5 * 2**20)]}, 2**40, (0.0, 1.0))
+    assert small.layout.yaxis.title.text == "MiB" and list(small.data[0].y) == [5.0, 5.0]
+    assert not small.layout.annotations, "a limit far above would flatten the line"
 
 
 @pytest.mark.parametrize(
@@ -143,5 +146,6 @@ def test_seconds_in_words(value: float, text: str) -> None:
 def test_other_words() -> None:
     assert (count(12.3e6), count(950.0), count(0.123)) == ("12.3 M", "950", "0.123")
     assert (gib(32 * 2**30), gib(5 * 2**20)) == ("32.00 GiB", "5 MiB")
+    assert (volume(54.37e9), volume(999.0)) == ("54.4 GB", "999 B")
     assert safe("<b>&") == "&lt;b&gt;&amp;"
     assert short("abcdefghij", 6) == "ab…hij" and short("abc", 6) == "abc"

@@ -1,0 +1,28 @@
+"""The monitor draws what the table says, and nothing where nothing ran."""
+
+from __future__ import annotations
+
+from reports.utilisation import chosen, monitor
+from sim.bind import bind
+from sim.predict import predict, pricer_for
+from sim.trace import Trace
+from sim.utilisation import utilisation
+from topologies.load import load_topology
+
+
+def test_strips_are_the_tables() -> None:
+    found = predict("two-gpus-six-stages", "h100-pcie-x8")
+    assert found.program and found.trace
+    setting = bind("two-gpus-six-stages", "h100-pcie-x8")
+    table = utilisation(found.trace, setting.topology, found.program, pricer_for(setting), bins=20)
+    uses = chosen(table)
+    assert {"cores", "thread", "compute", "copy", "comm", "link"} == {use.kind for use in uses} and len(uses) <= 16
+    figure = monitor(table, measured=[(0.0, 0.5), (0.001, 0.25)])
+    assert len(figure.data) == len(uses) + 1
+    assert [round(100 * value, 2) for value in uses[0].busy] == list(figure.data[0].y)
+    assert list(figure.data[1].y) == [50.0, 25.0]
+
+
+def test_nothing_ran() -> None:
+    table = utilisation(Trace([]), load_topology("dgx-h100"))
+    assert table.uses == () and "nothing ran" in monitor(table).layout.annotations[0].text
