@@ -28,6 +28,10 @@ def check_stock(plan: Plan, spec: ModelSpec) -> None:
         (plan.optimizer.name == "lamb", 'optimizer.name = "lamb" is not in torch.optim. Use "adamw"'),
         (plan.optimizer.on == "cpu" or plan.memory.offload != "none", f"offload to the CPU is not done by stock training. {PLAY}"),
         (plan.memory.recompute == "selective", 'memory.recompute = "selective" is not done by stock training. Use "none" or "full"'),
+        (
+            plan.update.aggregate == "primary",
+            f'update.aggregate = "primary" is not done by stock training, which is DistributedDataParallel. {PLAY}',
+        ),
         (plan.update.mode == "async" or plan.update.aggregate == "cpu", f"a parameter server is not run by stock training. {PLAY}"),
         (
             p.cp > 1,

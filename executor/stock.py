@@ -16,6 +16,7 @@ import msgspec
 from executor.files import write_samples
 from executor.launch import launch
 from executor.limits import check_stock
+from executor.usage import watched
 from executor.world import World
 from sim.bind import model_of
 from sim.plan import Plan
@@ -87,7 +88,8 @@ def run_stock(
     folder = Path(folder)
     write_samples(plan, folder / "data")
     request = Request(plan, steps, warmup, profile, str(folder / "data"))
-    found = launch("executor.stock:train", request, plan.world, folder / "stock", RankResult, stall=stall, threads=threads)
+    with watched(folder / "stock"):
+        found = launch("executor.stock:train", request, plan.world, folder / "stock", RankResult, stall=stall, threads=threads)
     spans = [span for rank in found for span in rank.spans]
     begin = min((span.start for span in spans), default=0.0)
     for span in spans:

@@ -166,7 +166,8 @@ class Trainer:
             torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}, part)
             os.replace(part, target)
         except (OSError, RuntimeError) as error:
-            part.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
             raise RunFailed(
                 f"checkpoint {target.name} cannot be written: {error}. Free space, or set output.checkpoint_every = 0"
             ) from None

@@ -90,8 +90,9 @@ class Update(_Section, frozen=True, kw_only=True):
     """sync; local: every rank updates alone and parameters are averaged; async: through a parameter server."""
     every: Count = 1
     """local: steps between averages."""
-    aggregate: Literal["gpu", "cpu"] = "gpu"
-    """Where gradients are summed: all_reduce among devices, or a parameter server on the host."""
+    aggregate: Literal["gpu", "cpu", "primary"] = "gpu"
+    """Where gradients are summed: all_reduce among devices; a parameter server on the host; or the first device, which updates alone
+    and broadcasts the parameters (as nn.DataParallel's coordinating GPU does; every rank loads its own inputs)."""
 
 
 class Comm(_Section, frozen=True, kw_only=True):

@@ -108,7 +108,9 @@ def refuse(job: Job) -> None:
         )
     if job.plan.memory.offload == "activations" and p.schedule == "zb-h1" and p.pp > 1:
         raise Refused('memory.offload = "activations" needs whole backward passes; zb-h1 splits them. Use schedule = "1f1b"')
-    if job.plan.update.aggregate == "cpu" and (job.zero or p.tp * p.pp * p.cp * p.ep > 1):
-        raise Refused('update.aggregate = "cpu" sums whole gradients on one host: use it with tp = pp = cp = ep = 1 and zero = 0')
+    if job.plan.update.aggregate != "gpu" and (job.zero or p.tp * p.pp * p.cp * p.ep > 1):
+        raise Refused(
+            f'update.aggregate = "{job.plan.update.aggregate}" sums whole gradients in one place: use it with tp = pp = cp = ep = 1 and zero = 0'
+        )
     if not job.train and p.pp > 1 and p.schedule not in ("gpipe", "1f1b"):
         raise Refused(f'task = "forward" has no backward to schedule: use schedule = "gpipe", not "{p.schedule}"')

@@ -134,7 +134,7 @@ def stage_segments(job: Job, stage: Stage, segments: dict[str, tuple[Op, ...]], 
 def syncs(job: Job, last: bool) -> bool:
     """Does this micro-batch's backward send gradients? Sharded ones leave at once, whole ones after the last micro-batch."""
     u = job.plan.update
-    if not job.train or u.mode != "sync" or u.aggregate == "cpu" or job.size("grad") == 1:
+    if not job.train or u.mode != "sync" or u.aggregate != "gpu" or job.size("grad") == 1:
         return False
     return last or job.zero == 2 or (job.zero == 3 and job.size("pp") == 1)
 

@@ -73,7 +73,7 @@ def places_of(job: Job) -> list[Place]:
     """The place of each rank, as coarse as the plan allows: equal places are simulated once."""
     plan, world = job.plan, job.mesh.world
     by_rank = plan.update.mode == "async"
-    led = plan.update.aggregate == "cpu" or _writes_whole(job)
+    led = plan.update.aggregate != "gpu" or _writes_whole(job)
     sizes, stride, strides = job.mesh.sizes, 1, {}
     for axis in reversed(job.mesh.order):
         strides[axis] = stride
@@ -183,6 +183,8 @@ def update_ops(job: Job, place: Place, share: Share, stages: list[StageSegments]
         return update.push_pull(job, share, place.rank)
     if u.aggregate == "cpu":
         return update.on_host(job, share, place.leads)
+    if u.aggregate == "primary":
+        return update.through_primary(job, share, place.leads)
     ops = optimizer.update(job, share)
     if job.zero in (1, 2) and not job.framework.overlap_param:
         from sim.lower.sharded import gather_all

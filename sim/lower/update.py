@@ -11,6 +11,7 @@ from __future__ import annotations
 from sim.lower.job import Job
 from sim.lower.ops import collective, compute, host, order
 from sim.lower.optimizer import Share
+from sim.lower.optimizer import update as step_ops
 from sim.program import COMPUTE, D2H, H2D, HOST, Call, Op
 from sim.work import HostWork, MemoryBound
 
@@ -41,6 +42,18 @@ def on_host(job: Job, share: Share, leader: bool) -> list[Op]:
     if job.size(job.data_axis) > 1:
         ops.append(collective(job, "server/broadcast", HOST, "broadcast", back, job.data_axis, CLS))
     return ops + _up(job, back)
+
+
+def through_primary(job: Job, share: Share, leader: bool) -> list[Op]:
+    """The first device coordinates: gradients are reduced to it, it alone updates, and its parameters are broadcast.
+
+    nn.DataParallel's own order (replicate, forward, reduce_add, step) with one process for each device; nothing overlaps backward.
+    """
+    size, back = share.elements * job.grad_bytes, share.elements * job.param_bytes
+    alone = job.size(job.data_axis) == 1
+    there = [] if alone else [collective(job, "primary/reduce", COMPUTE, "reduce", size, job.data_axis, "comm.dp")]
+    here = [] if alone else [collective(job, "primary/broadcast", COMPUTE, "broadcast", back, job.data_axis, "comm.dp")]
+    return [*there, *(step_ops(job, share) if leader or alone else []), *here]
 
 
 def push_pull(job: Job, share: Share, rank: int) -> list[Op]:

@@ -1,0 +1,101 @@
+"""What a system monitor would show while a run is under way: cores and memory (psutil), GPUs (nvidia-ml-py), ten times a second.
+
+The samples stand in the run's folder as `usage.json`; without psutil there are none, and the run goes on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+PERIOD = 0.1
+"""Seconds between samples. A kernel counts processor time in ticks of 1-10 ms: one sample is good to some 10 %, their mean is not blurred."""
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One look at the machine."""
+
+    time: float
+    """Seconds on the clock of all spans (time.perf_counter)."""
+    cores: tuple[float, ...]
+    """Share of each core that was busy since the sample before, 0 to 1; of all programs."""
+    memory: int
+    """Bytes of main memory in use."""
+    gpus: tuple[float, ...] = ()
+    """Share of the time for which each GPU ran a kernel (NVML's utilisation), 0 to 1."""
+    gpu_memory: tuple[int, ...] = ()
+
+
+class Usage(msgspec.Struct):
+    """All samples of a run."""
+
+    samples: list[Sample]
+    period: float = PERIOD
+
+    @property
+    def cpu(self) -> float:
+        """Mean share of all cores, 0 to 1; 0 without samples."""
+        shares = [sum(s.cores) / len(s.cores) for s in self.samples if s.cores]
+        return sum(shares) / len(shares) if shares else 0.0
+
+
+@contextmanager
+def watched(folder: Path, period: float = PERIOD) -> Iterator[Usage]:
+    """Samples while the body runs, then writes `folder/usage.json`, also where the body fails."""
+    usage, stop = Usage([], period), threading.Event()
+    watcher = threading.Thread(target=_watch, args=(usage, stop), daemon=True)
+    watcher.start()
+    try:
+        yield usage
+    finally:
+        stop.set()
+        watcher.join(2 * period + 1)
+        with suppress(OSError):  # a full disk must not hide why the run ended
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "usage.json").write_bytes(msgspec.json.encode(usage))
+
+
+def read_usage(folder: Path) -> Usage | None:
+    """The samples of a run's folder, None where there are none."""
+    path = folder / "usage.json"
+    return msgspec.json.decode(path.read_bytes(), type=Usage) if path.is_file() else None
+
+
+def _watch(usage: Usage, stop: threading.Event) -> None:
+    try:
+        import psutil
+    except ImportError:
+        return
+    gpus = _gpus()
+    psutil.cpu_percent(percpu=True)
+    while not stop.wait(usage.period):
+        cores = tuple(min(1.0, share / 100) for share in psutil.cpu_percent(percpu=True))
+        busy, held = _look(gpus)
+        usage.samples.append(Sample(time.perf_counter(), cores, int(psutil.virtual_memory().used), busy, held))
+
+
+def _gpus() -> list[Any]:
+    with suppress(Exception):  # no library, no driver, no permission: no GPUs to show
+        import pynvml
+
+        pynvml.nvmlInit()
+        return [pynvml.nvmlDeviceGetHandleByIndex(at) for at in range(pynvml.nvmlDeviceGetCount())]
+    return []
+
+
+def _look(gpus: list[Any]) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    if not gpus:
+        return (), ()
+    import pynvml
+
+    busy, held = [], []
+    for gpu in gpus:
+        busy.append(pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100)
+        held.append(int(pynvml.nvmlDeviceGetMemoryInfo(gpu).used))
+    return tuple(busy), tuple(held)

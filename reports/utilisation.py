@@ -1,0 +1,71 @@
+"""CPU, device lanes, copy engines and links over time, as a system monitor draws them: one strip for each, 0 to 100 %."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from reports.words import safe
+from sim.utilisation import Use, Utilisation
+
+_MOST = 16
+_COLOURS = {"cores": "#0072B2", "thread": "#56B4E9", "compute": "#009E73", "copy": "#E69F00", "comm": "#CC79A7", "link": "#D55E00"}
+_ORDER = tuple(_COLOURS)
+
+
+def chosen(found: Utilisation, most: int = _MOST) -> list[Use]:
+    """What is worth a strip: cores first, then of each kind the busiest, `most` in all; what never works is left out."""
+    active = [use for use in found.uses if any(use.busy)]
+    picked: list[Use] = []
+    for rank in range(len(active)):  # in turns, so that many links do not crowd out the lanes
+        for kind in _ORDER:
+            of = sorted((use for use in active if use.kind == kind), key=lambda use: (-use.mean, use.name))
+            if rank < len(of) and len(picked) < most:
+                picked.append(of[rank])
+    return sorted(picked, key=lambda use: (_ORDER.index(use.kind), use.name))
+
+
+def monitor(found: Utilisation, measured: Sequence[tuple[float, float]] = (), title: str = "") -> go.Figure:
+    """Filled strips of busy share (%) over milliseconds.
+
+    `measured`: (seconds from `found.begin`, share 0 to 1 of all cores) of a real run, drawn over the strip of the cores.
+    """
+    uses = chosen(found)
+    if not uses:
+        figure = go.Figure()
+        figure.add_annotation(text="nothing ran", showarrow=False)
+        return figure
+    names = [safe(f"{use.name}: {use.mean:.0%} on average") for use in uses]
+    figure = make_subplots(rows=len(uses), cols=1, shared_xaxes=True, vertical_spacing=0.25 / len(uses), subplot_titles=names)
+    for row, use in enumerate(uses, 1):
+        width = (found.end - found.begin) * 1e3 / len(use.busy)
+        strip = go.Scatter(
+            x=[round((at + 0.5) * width, 6) for at in range(len(use.busy))],
+            y=[round(100 * value, 2) for value in use.busy],
+            mode="lines",
+            line={"shape": "hvh", "width": 1, "color": _COLOURS[use.kind]},
+            fill="tozeroy",
+            name=safe(use.name),
+            showlegend=False,
+            hovertemplate="%{x:.2f} ms: %{y:.0f} %<extra></extra>",
+        )
+        figure.add_trace(strip, row=row, col=1)
+        if use.kind == "cores" and measured:
+            figure.add_trace(_over(measured), row=row, col=1)
+    figure.update_yaxes(range=[0, 105], tickvals=[0, 50, 100], ticksuffix=" %")
+    figure.update_xaxes(title_text="milliseconds", row=len(uses), col=1)
+    figure.update_annotations(font_size=11, x=0, xanchor="left")
+    figure.update_layout(height=90 + 78 * len(uses), title=safe(title), margin={"l": 60, "r": 20, "t": 50, "b": 40})
+    return figure
+
+
+def _over(measured: Sequence[tuple[float, float]]) -> go.Scatter:
+    return go.Scatter(
+        x=[time * 1e3 for time, _ in measured],
+        y=[100 * share for _, share in measured],
+        mode="lines+markers",
+        line={"color": "#000000", "width": 1.5, "dash": "dot"},
+        name="measured",
+    )
