@@ -35,15 +35,16 @@ class GpuPricer(Common):
         self.host = "graph" if framework.cuda_graphs else framework.host
         self._compute: dict[tuple[int, str], tuple[Cost, Op]] = {}
         self._seconds: dict[tuple[str, int], float] = {}
-        self._devices: dict[int, tuple[Gpu, float]] = {}
+        self._devices: dict[int, tuple[Gpu, float, str]] = {}
 
-    def _gpu(self, rank: int) -> tuple[Gpu, float]:
-        """The rank's device, and how much longer compute takes there."""
+    def _gpu(self, rank: int) -> tuple[Gpu, float, str]:
+        """The rank's device, how much longer compute takes there, and a name for the two."""
         found = self._devices.get(rank)
         if found is None:
             device = self.topology.device(rank)
             assert isinstance(device, Gpu)
-            found = self._devices[rank] = (device, self.stretch(rank))
+            stretch = self.stretch(rank)
+            found = self._devices[rank] = (device, stretch, f"{device.name}*{stretch}")
         return found
 
     def _spent(self, what: str, rank: int) -> float:
@@ -68,8 +69,8 @@ class GpuPricer(Common):
         return (work.seconds or self._spent(work.what, rank)) * work.count * work.repeat
 
     def _kernels(self, op: Op, rank: int) -> Cost:
-        gpu, stretch = self._gpu(rank)
-        key = (id(op), f"{gpu.name}*{stretch}")
+        gpu, stretch, name = self._gpu(rank)
+        key = (id(op), name)
         found = self._compute.get(key)
         if found is None or found[1] is not op:
             found = self._compute[key] = (self._chain(op, gpu, stretch, self._spent("kernel", rank), self._spent("launch", rank)), op)

@@ -27,16 +27,17 @@ def fuse(ops: list[Priced], local: frozenset[int] = frozenset(), quiet: bool = F
     """Fuses what may be fused in one segment. `local` holds the ids (id()) of collectives that may stand inside a run; `quiet`: no
     collective ever runs beside compute."""
     found: list[Priced] = []
-    run: list[Priced] = []
+    run = _Run()
     for op, cost in ops:
-        if run and not _joins(run, op, cost, local, quiet):
-            found += _close(run)
-            run = []
-        if run or _opens(op, cost, local, quiet):
-            run.append((op, cost))
+        opens = _opens(op, cost, local, quiet)
+        if run.ops and not (opens and run.takes(op, cost)):
+            found += _close(run.ops)
+            run = _Run()
+        if opens:
+            run.add(op, cost)
         else:
             found.append((op, cost))
-    return found + _close(run)
+    return found + _close(run.ops)
 
 
 def _opens(op: Op, cost: Cost, local: frozenset[int], quiet: bool) -> bool:
@@ -49,48 +50,59 @@ def _kind(op: Op) -> str:
     return op.cls if op.cls in _APART else "compute"
 
 
-def _joins(run: list[Priced], op: Op, cost: Cost, local: frozenset[int], quiet: bool) -> bool:
-    if not _opens(op, cost, local, quiet) or _kind(op) != _kind(run[-1][0]):
-        return False
-    if op.kind == "host":
-        return True
-    before = {(o.lane, o.blocking) for o, _ in run if o.kind != "host"}
-    if not before:
-        return True
-    if before != {(op.lane, op.blocking)}:
-        return False
-    if op.blocking:
-        return True
-    first = _compose(run)
-    # Launches of host work between the two count for the second.
-    return first.ready + cost.seconds >= first.host + _ready(cost) - 1e-15
+class _Run:
+    """Ops that are fused so far, and what they compose to."""
+
+    __slots__ = ("begun", "device", "host", "lane", "ops", "ready", "source")
+
+    def __init__(self) -> None:
+        self.ops: list[Priced] = []
+        self.host = self.device = self.ready = 0.0
+        self.source: Source = "measured"
+        self.begun = False
+        self.lane: tuple[str, bool] | None = None
+
+    def takes(self, op: Op, cost: Cost) -> bool:
+        """Whether the op may follow without a gap that something beside it could stretch."""
+        if _kind(op) != _kind(self.ops[-1][0]):
+            return False
+        if op.kind == "host" or self.lane is None:
+            return True
+        if self.lane != (op.lane, op.blocking):
+            return False
+        return op.blocking or self.ready + cost.seconds >= self.host + _ready(cost) - 1e-15
+
+    def add(self, op: Op, cost: Cost) -> None:
+        self.ops.append((op, cost))
+        if op.kind == "host":
+            self.host += cost.seconds
+            return
+        ready = _ready(cost)
+        if op.blocking:
+            self.ready += self.host + ready
+            self.device += self.host + ready if self.begun else cost.seconds
+            self.host = 0.0
+        else:
+            self.ready = max(self.ready + cost.seconds, self.host + ready) if self.begun else self.host + ready
+            self.host += cost.host
+            self.device += cost.seconds
+        self.begun, self.lane = True, (op.lane, op.blocking)
+        self.source = _weaker(self.source, cost.source)
+
+    @property
+    def cost(self) -> Cost:
+        return Cost(self.device, self.source, host=self.host, ready=self.ready)
 
 
 def _ready(cost: Cost) -> float:
     return cost.ready or cost.host + cost.seconds
 
 
-def _compose(run: list[Priced]) -> Cost:
-    host = device = 0.0
-    ready = 0.0
-    source: Source = "measured"
-    begun = False
-    for op, cost in run:
-        if op.kind == "host":
-            host += cost.seconds
-            continue
-        if op.blocking:
-            ready += host + _ready(cost)
-            device += host + _ready(cost) if begun else cost.seconds
-            begun, host = True, 0.0
-            source = _weaker(source, cost.source)
-            continue
-        ready = max(ready + cost.seconds, host + _ready(cost)) if begun else host + _ready(cost)
-        begun = True
-        host += cost.host
-        device += cost.seconds
-        source = _weaker(source, cost.source)
-    return Cost(device, source, host=host, ready=ready)
+def _compose(ops: list[Priced]) -> Cost:
+    run = _Run()
+    for op, cost in ops:
+        run.add(op, cost)
+    return run.cost
 
 
 def _weaker(a: Source, b: Source) -> Source:

@@ -58,7 +58,8 @@ class Engine:
         self._local: frozenset[int] = frozenset()
         self._quiet = False
         """No collective can run beside compute, so that fused runs may hold collectives, which are never slowed."""
-        self._meet_costs: dict[tuple[int, tuple[int, ...]], Cost] = {}
+        self._meet_costs: dict[tuple[int, str, int], Cost] = {}
+        """By op, group and rank: hashing the members of a large group would cost more than looking them up."""
 
     def run(self) -> Trace:
         threads = []
@@ -105,15 +106,23 @@ class Engine:
             if len(part) == 1:
                 found += part
                 continue
-            shape = (rank, shape_of(part))
+            shape = (self.states[rank].slow, shape_of(part), self._shares(part, rank))
             known = self._stretches.get(shape)
             if known is None:
                 known = self._stretches[shape] = condense(part, lambda some: self._alone_seconds(some, rank))
             found += known
         return found
 
+    def _shares(self, part: list[tuple[Op, Cost]], rank: int) -> tuple[Cost, ...]:
+        """What the stretch's collectives cost on this rank: where they are equal, equal stretches of other ranks are too."""
+        return tuple(self._collective_cost(op, rank) for op, _ in part if op.kind == "collective")
+
     def _alone_seconds(self, ops: list[tuple[Op, Cost]], rank: int) -> tuple[float, float]:
         """When compute and when all of `ops` have ended, run by themselves on an idle rank."""
+        # Nothing else runs: collectives on the compute lane are work like any other unless another lane communicates beside them.
+        quiet = all(op.lane in (COMPUTE, HOST) for op, _ in ops if op.kind == "collective")
+        local = frozenset(id(op) for op, _ in ops if op.kind == "collective") if quiet else frozenset()
+        ops = fuse([(op, self._whole(op, cost, rank) if id(op) in local else cost) for op, cost in ops], local, quiet)
         program = msgspec.structs.replace(
             self.program,
             segments={"alone": ()},
@@ -123,7 +132,7 @@ class Engine:
         )
         inner = Engine(program, self.pricer, self.folded)
         inner.stands_for, inner.meetings = [rank], self.meetings.alone(rank, inner._complete)
-        inner._meet_costs = self._meet_costs
+        inner._meet_costs, inner._local = self._meet_costs, local
         state = inner.states[rank] = RankState(rank, self.pricer.slowdown(rank)[0])
         call = Call("alone", "alone")
         thread = Thread(HOST, state, iter([(call, op, cost) for op, cost in ops]), inner.lanes)
@@ -137,8 +146,9 @@ class Engine:
 
     def _alone(self, op: Op, cost: Cost, rank: int) -> Cost:
         """The whole cost of a collective that meets nobody else and shares no link with another lane."""
-        if id(op) not in self._local:
-            return cost
+        return self._whole(op, cost, rank) if id(op) in self._local else cost
+
+    def _whole(self, op: Op, cost: Cost, rank: int) -> Cost:
         whole = self._collective_cost(op, rank)
         return Cost(whole.seconds, whole.source, host=cost.host)
 
@@ -164,12 +174,12 @@ class Engine:
         return frozenset(id(op) for op, cost in found if all(used[link] == {COMPUTE} for link, _ in cost.uses))
 
     def _collective_cost(self, op: Op, rank: int) -> Cost:
-        mesh = self.program.mesh
-        members = self.meetings.members(op.group, rank)
-        siblings = mesh.world // len(members) // (mesh.size("pp") if op.group != "pp" else 1) if self.folded else 1
-        key = (id(op), members)
+        key = (id(op), op.group, rank)
         cost = self._meet_costs.get(key)
         if cost is None:
+            mesh = self.program.mesh
+            members = self.meetings.members(op.group, rank)
+            siblings = mesh.world // len(members) // (mesh.size("pp") if op.group != "pp" else 1) if self.folded else 1
             cost = self._meet_costs[key] = self.pricer.collective(op, members, max(1, siblings))
         return cost
 
@@ -211,10 +221,10 @@ class Engine:
         if first.op.kind == "collective":
             return self._collective_cost(first.op, first.rank)
         sender = first if first.op.kind == "send" else items[1]
-        ends = (sender.rank, self.meetings.peer_of(sender.op, sender.rank))
-        key = (id(sender.op), ends)
+        key = (id(sender.op), sender.op.group, sender.rank)
         cost = self._meet_costs.get(key)
         if cost is None:
+            ends = (sender.rank, self.meetings.peer_of(sender.op, sender.rank))
             mesh = self.program.mesh
             siblings = mesh.world // mesh.size("pp") if self.folded else 1
             cost = self._meet_costs[key] = self.pricer.message(sender.op, *ends, max(1, siblings))
