@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from reports.folder import WRITERS
+from sim.accuracy.training import validate_training
 from sim.align import Comparison, align_by_class, align_by_id
 from sim.cost.collective.table import collective_table
 from sim.metrics import step_times
@@ -100,6 +101,15 @@ def collective(folder: Path) -> Path:
     return WRITERS["collective"](folder / "collective.html", found | {"topology": HOSTILE})
 
 
+def validation(folder: Path) -> Path:
+    """The page of `validate`, on a sample of the shipped table."""
+    found = validate_training(None, limit=12, workers=1).to_dict()
+    name, row = next(iter(found["predictions"].items()))
+    found["predictions"] = {HOSTILE: row} | {key: value for key, value in found["predictions"].items() if key != name}
+    found["refused"] = [{"row_id": HOSTILE, "reason": HOSTILE}]
+    return WRITERS["validation"](folder / "validation.html", found)
+
+
 PAGES: dict[str, Callable[[Path], Path]] = {
     "prediction": prediction,
     "comparison": comparison,
@@ -107,4 +117,5 @@ PAGES: dict[str, Callable[[Path], Path]] = {
     "capacity": capacity_,
     "topology": topology,
     "collective": collective,
+    "validation": validation,
 }
