@@ -18,7 +18,8 @@ def check_stock(plan: Plan, spec: ModelSpec) -> None:
     habits = framework_of(plan)
     zero = p.zero if p.zero is not None else habits.zero
     refusals: tuple[tuple[bool, str], ...] = (
-        (plan.task != "train", f'task = "{plan.task}": stock training trains all parameters. {PLAY}'),
+        (plan.task not in ("train", "forward"), f'task = "{plan.task}": stock training trains all parameters. {PLAY}'),
+        (plan.task == "forward" and p.pp > 1, f'task = "forward" through a pipeline is not done by the stock run. {PLAY}'),
         (
             plan.precision not in ("fp32", "tf32", "bf16", "fp16"),
             f'precision = "{plan.precision}" needs a library of its own. Use "bf16", or: {PLAY}',

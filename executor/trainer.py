@@ -75,13 +75,15 @@ class Trainer:
 
     def step(self, batches: Iterator[Pair], number: int) -> None:
         """One optimizer step: all micro-batches, then the update, then output where the plan asks for it."""
-        with torch.profiler.record_function(f"step:{number}"):
+        train = self.plan.task != "forward"
+        with torch.profiler.record_function(f"step:{number}"), contextlib.nullcontext() if train else torch.no_grad():
             total = self._accumulate(batches) if self.pipeline is None else self._through_pipeline(batches)
-            if self.habits.clip:
-                clip(self.model, self.mesh)
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
-            if self.plan.update.mode == "local" and (number + 1) % self.plan.update.every == 0:
+            if train:
+                if self.habits.clip:
+                    clip(self.model, self.mesh)
+                self.optimizer.step()
+                self.optimizer.zero_grad(set_to_none=True)
+            if train and self.plan.update.mode == "local" and (number + 1) % self.plan.update.every == 0:
                 self._average()
             self._losses.append(total)
             self._output(number, total)
@@ -102,8 +104,9 @@ class Trainer:
                     loss = loss_of(self.spec, output, y.to(x.dtype) if y.is_floating_point() else y)
                 if count > 1:
                     loss = loss / count
-                with parallel_loss(self.plan.parallel.tp > 1):
-                    loss.backward()  # type: ignore[no-untyped-call]
+                if loss.requires_grad:  # not where the task is forward only
+                    with parallel_loss(self.plan.parallel.tp > 1):
+                        loss.backward()  # type: ignore[no-untyped-call]
             value = whole(loss.detach())
             total = value if count == 1 else total + value
         return total
