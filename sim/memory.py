@@ -87,10 +87,10 @@ def constants() -> dict[str, float]:
     return {name: float(size(value, name) if isinstance(value, str) else value) for name, value in read.items()}
 
 
-def memory_of(plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu | None = None) -> MemoryReport:
-    """The fullest rank's memory. With a `device` that is too small, the report names remedies."""
+def memory_of(plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu | None = None, remedies: bool = True) -> MemoryReport:
+    """The fullest rank's memory. With a `device` that is too small, the report names remedies (unless `remedies` is false)."""
     report = _fullest(plan, network, framework, device)
-    if device is None or report.check(device) is None:
+    if device is None or not remedies or report.check(device) is None:
         return report
     return msgspec.structs.replace(report, remedies=_remedies(plan, network, framework, device))
 

@@ -217,18 +217,31 @@ def _output_seconds(setting: Setting, pricer: Pricer, step: float, fold: bool, p
     return added
 
 
-def figures_of_memory(setting: Setting) -> tuple[MemoryReport, DoesNotFit | None]:
-    """Peak memory of the plan by what it is, and what is missing when it does not fit. Microseconds; nothing is simulated."""
+def figures_of_memory(setting: Setting, remedies: bool = True) -> tuple[MemoryReport, DoesNotFit | None]:
+    """Peak memory of the plan by what it is, and what is missing when it does not fit, with ways to make it fit unless `remedies` is
+    false. Nothing is simulated."""
     device = setting.topology.device(0)
-    report = memory_of(setting.plan, setting.network, setting.framework, device)
+    report = memory_of(setting.plan, setting.network, setting.framework, device, remedies)
     return report, report.check(device)
+
+
+def _peak(setting: Setting) -> float | None:
+    """FLOP/s that MFU is counted against: 16-bit peak also for narrower formats, as the field does."""
+    precision = setting.plan.precision
+    return setting.topology.device(0).flops.get("bf16" if precision in ("fp8", "mxfp8", "fp4", "nvfp4") else precision)
+
+
+def mfu_of(setting: Setting, step: float) -> float | None:
+    """Model FLOPs per second and GPU over the peak; None where no peak is known."""
+    peak = _peak(setting)
+    return setting.network.flops_per_sample * setting.plan.global_batch / step / setting.plan.world / peak if peak and step > 0 else None
 
 
 def _figures(setting: Setting, program: Program, trace: Trace, step: float, split: metrics.Breakdown, sure: Interval) -> Prediction:
     plan, network, topology = setting.plan, setting.network, setting.topology
     flops = network.flops_per_sample * plan.global_batch
     per_gpu = flops / step / plan.world if step > 0 else 0.0
-    peak = topology.device(0).flops.get("bf16" if plan.precision in ("fp8", "mxfp8", "fp4", "nvfp4") else plan.precision)
+    peak = _peak(setting)
     report, fit = figures_of_memory(setting)
     samples = plan.global_batch / step if step > 0 else 0.0
     if plan.update.mode == "async":  # nobody waits: throughputs add up
@@ -241,7 +254,7 @@ def _figures(setting: Setting, program: Program, trace: Trace, step: float, spli
         samples_per_s=samples,
         tokens_per_s=samples * network.seq,
         model_flops_per_gpu_per_s=per_gpu,
-        mfu=per_gpu / peak if peak else None,
+        mfu=mfu_of(setting, step),
         parameters=network.parameters,
         flops_per_step=flops,
         peak_memory_bytes=report.peak,

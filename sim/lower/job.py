@@ -14,6 +14,8 @@ from topologies.errors import Refused
 
 DEFAULT_BUCKET = 25 << 20
 """comm.bucket where the plan says nothing: then the framework's own bucket rule holds."""
+EAGER = ("python", "te", "te-graphs")
+"""Hosts that run Python modules and autograd beside the launches."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +89,7 @@ def job_of(plan: Plan, network: Network, framework: Framework, device: str, step
         zero=3 if layers else zero,
         reshard=p.reshard_after_forward and not layers,
         train=plan.task != "forward",
-        eager=framework.host in ("python", "te", "te-graphs") and not framework.cuda_graphs,
+        eager=framework.host in EAGER and not framework.cuda_graphs,
         compiled=framework.compile,
         param_bytes=BYTES[framework.param_dtype],
         grad_bytes=BYTES[framework.grad_dtype],

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
-from sim.plan import Plan
-from sim.planning.space import Candidate
-from sim.planning.store import Row
+from sim.planning.pool import Pool
 from topologies.errors import BadInput
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 BACKENDS = ("local", "dask", "ray")
 
 
-def run_chunks(chunks: list[list[tuple[Candidate, Plan]]], prices: dict[str, float], backend: str, address: str) -> Iterator[list[Row]]:
-    """Rows of each chunk as they come. Raises `BadInput` when the scheduler cannot be reached or a package is missing."""
-    from sim.planning.sweep import evaluate_chunk
-
+@contextmanager
+def cluster(backend: str, address: str) -> Iterator[Pool]:
+    """A pool on the scheduler at `address`. Raises `BadInput` when it cannot be reached or a package is missing."""
     if backend not in BACKENDS:
         raise BadInput(f"unknown backend '{backend}'. Allowed: {', '.join(BACKENDS)}")
     try:
@@ -24,10 +25,15 @@ def run_chunks(chunks: list[list[tuple[Candidate, Plan]]], prices: dict[str, flo
     except ImportError:
         raise BadInput(f'--backend {backend} needs joblib: pip install "steptwin[sweep]"') from None
     client = _connect(backend, address)
+
+    class Cluster:
+        def map(self, function: Callable[[T], R], chunks: Iterable[T]) -> Iterator[R]:
+            run = joblib.Parallel(n_jobs=-1, return_as="generator_unordered" if backend != "ray" else "generator")
+            yield from run(joblib.delayed(function)(chunk) for chunk in chunks)
+
     try:
         with joblib.parallel_config(backend="loky" if backend == "local" else backend):
-            run = joblib.Parallel(n_jobs=-1, return_as="generator_unordered" if backend != "ray" else "generator")
-            yield from run(joblib.delayed(evaluate_chunk)(chunk, prices) for chunk in chunks)
+            yield Cluster()
     finally:
         if client is not None and hasattr(client, "close"):
             client.close()

@@ -8,8 +8,8 @@ dotted path of the plan (`memory.recompute=none,full`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Container, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -105,26 +105,46 @@ def size_of(space: dict[str, tuple[str, ...]]) -> int:
     return count
 
 
-def candidates(base: Plan, space: dict[str, tuple[str, ...]], on: str) -> Iterator[tuple[Candidate, Plan | str]]:
-    """Every point with its plan, or the reason why it is none."""
+class TooLarge(NamedTuple):
+    """A point whose parameters, gradients and optimizer state alone are over the device's memory."""
+
+    needed: int
+
+
+Reject = Callable[[Mapping[str, str], str], int]
+"""(values by key, machine) -> bytes that are surely too many, else 0."""
+
+
+def candidates(
+    base: Plan, space: dict[str, tuple[str, ...]], on: str, skip: Container[str] = (), reject: Reject | None = None
+) -> Iterator[tuple[Candidate, Plan | TooLarge | str]]:
+    """Every point with its plan, or the reason why it is none. Points whose key is in `skip` are passed over."""
     size_of(space)
     for values in itertools.product(*space.values()):
         at = dict(zip(space, values, strict=True))
-        yield resolve(base, at, at.pop("on", on))
+        machine = at.pop("on", on)
+        candidate = point(at, machine)
+        if candidate.key in skip:
+            continue
+        needed = reject(at, machine) if reject else 0
+        yield candidate, TooLarge(needed) if needed else plan_at(base, candidate, at.get("gpus", ""))
 
 
-def resolve(base: Plan, at: dict[str, str], on: str) -> tuple[Candidate, Plan | str]:
-    """One point's plan: overrides, then data parallelism from what `gpus` leaves."""
-    at = dict(at)
-    gpus = at.pop("gpus", "")
-    overrides = tuple(f"{SHORT.get(key, key)}={value}" for key, value in at.items())
-    candidate = Candidate(overrides + ((f"gpus={gpus}",) if gpus else ()), on)
+def point(at: Mapping[str, str], on: str) -> Candidate:
+    """Values by key as overrides of a plan."""
+    overrides = tuple(f"{SHORT.get(key, key)}={value}" for key, value in at.items() if key != "gpus")
+    return Candidate(overrides + ((f"gpus={at['gpus']}",) if at.get("gpus") else ()), on)
+
+
+def plan_at(base: Plan, candidate: Candidate, gpus: str) -> Plan | str:
+    """The point's plan: overrides, then data parallelism from what `gpus` leaves. A text says why there is none."""
+    overrides = candidate.overrides[:-1] if gpus else candidate.overrides
     try:
-        return candidate, _split(base, overrides, int(gpus)) if gpus else load_plan(base, overrides)
+        return _split(base, overrides, int(gpus)) if gpus else load_plan(base, overrides)
     except SteptwinError as error:
-        return candidate, str(error)
+        return str(error)
     except ValueError:
-        return candidate, f"gpus = {gpus} is no whole number"
+        return f"gpus = {gpus} is no whole number"
 
 
 def _split(base: Plan, overrides: tuple[str, ...], gpus: int) -> Plan:

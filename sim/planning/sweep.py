@@ -1,39 +1,48 @@
-"""A sweep: every plan of a space on every machine, memory first, then simulation; resumable, in parallel.
+"""A sweep: every plan of a space on every machine; memory first, then bounds, then simulation; resumable, in parallel.
 
-A plan that does not fit is rejected by arithmetic alone. The others are simulated with equal ranks folded and runs of
-kernels fused, both exact. Results stream into a `Store`.
+What cannot fit is rejected by arithmetic. Each plan that fits has a lower bound of its step (`bound`); plans are simulated from the
+most promising on, with equal ranks folded and runs of kernels fused, both exact, and a plan whose bound and memory are no better than what
+another has reached is not simulated: neither the best nor the front can change. Results stream into a `Store`.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
 import msgspec
 
-from sim.bind import Setting, bind
+from sim.bind import bind
 from sim.plan import Plan
-from sim.planning.space import Candidate, base_tree, candidates
+from sim.planning.bound import Bounds
+from sim.planning.floor import Floor
+from sim.planning.pool import Pool, pool
+from sim.planning.space import Candidate, TooLarge, base_tree, candidates
 from sim.planning.store import Row, Store
-from sim.predict import figures_of_memory, predict_setting
+from sim.predict import figures_of_memory, mfu_of, pricer_for
+from sim.steady import step_of
 from topologies.errors import BadInput, SteptwinError
 from topologies.load import Topology, load_topology
 
 Say = Callable[[str], None]
 Prices = dict[str, float]
 """Money per GPU-hour by machine."""
+_CHUNK = 16
+_WAVE = 4
+"""Chunks for each worker between two looks at what need not be simulated any more."""
 
 
 class Sweep(msgspec.Struct):
-    """What a sweep found. `best` is the fastest per sample that fits; `front` is not dominated in time, memory and cost."""
+    """What a sweep found. `best` is the fastest per sample and GPU that fits; `front` is not dominated in time, memory and cost."""
 
     rows: list[Row]
     path: str
     counts: dict[str, int]
+    """Plans by outcome: done, memory, bound (cannot be better than another), refused, failed."""
 
     @property
     def feasible(self) -> list[Row]:
@@ -41,78 +50,154 @@ class Sweep(msgspec.Struct):
 
     @property
     def best(self) -> Row | None:
-        return max(self.feasible, key=lambda row: (row.rate or 0.0) / (row.gpus or 1), default=None)
+        return min(self.feasible, key=_effort, default=None)
 
     @property
     def front(self) -> list[Row]:
         return pareto(self.feasible)
 
 
+class Open(msgspec.Struct, frozen=True):
+    """A plan that fits and is not simulated yet."""
+
+    candidate: Candidate
+    plan: Plan
+    bound: Row
+    """What it would be if nothing but its bound counted."""
+
+
+Work = tuple[list[tuple[Candidate, Plan]], Prices]
+
+
 def sweep(base: Plan, space: dict[str, tuple[str, ...]], on: str, path: Path, *, workers: int = 1, backend: str = "", address: str = "",
-          prices: Prices | None = None, say: Say | None = None) -> Sweep:  # fmt: skip
+          prices: Prices | None = None, every: bool = False, say: Say | None = None) -> Sweep:  # fmt: skip
     """Runs what `path` does not hold yet, and returns all rows, fastest first.
 
-    `backend` "" runs on local processes; "dask" or "ray" through joblib on a cluster at `address`.
-    Raises `BadInput` when nothing of the space is feasible, with what came closest.
+    `every`: simulate also what cannot be better than another. `backend` "" runs on local processes; "dask" or "ray" through
+    joblib on a cluster at `address`. Raises `BadInput` when nothing of the space is feasible, with what came closest.
     """
     header = {"space": {key: list(values) for key, values in space.items()}, "plan": base_tree(base), "on": on}
-    with Store(path, header) as store:
-        known = store.done()
-        work: list[tuple[Candidate, Plan]] = []
-        refused: list[Row] = []
-        for candidate, plan in candidates(base, space, on):
-            if candidate.key in known:
-                continue
-            if isinstance(plan, str):
-                refused.append(Row(candidate.key, "refused", plan))
-            else:
-                work.append((candidate, plan))
-        store.add(refused)
-        _run(work, store, workers, backend, address, prices or {}, say)
+    with Store(path, header) as store, pool(workers, backend, address) as place:
+        work = _enumerate(base, space, on, store)
+        waiting = _screened(work, store, place, prices or {}, say)
+        _simulated(waiting, store, place, prices or {}, workers, every, say)
         rows = list(store.rows())
-    counts = {name: sum(row.outcome == name for row in rows) for name in ("done", "memory", "refused", "failed")}
+    counts = {name: sum(row.outcome == name for row in rows) for name in ("done", "memory", "bound", "refused", "failed")}
     found = Sweep(rows, str(path), counts)
     if not found.feasible:
         raise BadInput(_closest(rows))
     return found
 
 
-def _run(
-    work: list[tuple[Candidate, Plan]], store: Store, workers: int, backend: str, address: str, prices: Prices, say: Say | None
-) -> None:
-    begun, told = time.monotonic(), time.monotonic()
-    for number, rows in enumerate(_results(work, workers, backend, address, prices)):
+def _enumerate(base: Plan, space: dict[str, tuple[str, ...]], on: str, store: Store) -> list[tuple[Candidate, Plan]]:
+    """Plans to look at; what is none, or cannot fit by a few divisions, is a row at once."""
+    work: list[tuple[Candidate, Plan]] = []
+    rows: list[Row] = []
+    for candidate, plan in candidates(base, space, on, store.done(), Floor(base, space).over):
+        if isinstance(plan, str):
+            rows.append(Row(candidate.key, "refused", plan))
+        elif isinstance(plan, TooLarge):
+            reason = f"parameters, gradients and optimizer state alone take {plan.needed / 2**30:.1f} GiB on a rank"
+            rows.append(Row(candidate.key, "memory", reason, memory=plan.needed))
+        else:
+            work.append((candidate, plan))
+    store.add(rows)
+    return work
+
+
+def _screened(work: list[tuple[Candidate, Plan]], store: Store, place: Pool, prices: Prices, say: Say | None) -> list[Open]:
+    """Plans that fit, the most promising first; the others are rows."""
+    progress = _Progress(len(work), "screened", say)
+    waiting: list[Open] = []
+    for rows, fits in place.map(screen_chunk, [(chunk, prices) for chunk in _chunks(work)]):
         store.add(rows)
+        waiting += fits
+        progress.more(len(rows) + len(fits))
+    return sorted(waiting, key=lambda one: (_effort(one.bound), one.candidate.key))
+
+
+def _simulated(waiting: list[Open], store: Store, place: Pool, prices: Prices, workers: int, every: bool, say: Say | None) -> None:
+    """Simulates wave by wave; what a finished plan dominates is decided without."""
+    done = [row for row in store.rows() if row.outcome == "done"]
+    progress = _Progress(len(waiting), "decided", say)
+    size = _CHUNK * _WAVE * max(1, workers)
+    while waiting:
+        if not every:
+            front = pareto(done)
+            settled = [one for one in waiting if _beaten(one.bound, front)]
+            store.add(msgspec.structs.replace(one.bound, outcome="bound", step_time=None, rate=None, reason=_why(one)) for one in settled)
+            beaten = {one.candidate.key for one in settled}
+            waiting = [one for one in waiting if one.candidate.key not in beaten]
+            progress.more(len(settled))
+        # The first wave is small: it finds plans good enough to settle most of the others.
+        wave, waiting = waiting[: size if done or every else _CHUNK], waiting[size if done or every else _CHUNK :]
+        chunks = _chunks([(one.candidate, one.plan) for one in wave], max(1, min(_CHUNK, len(wave) // max(1, workers))))
+        for rows in place.map(evaluate_chunk, [(chunk, prices) for chunk in chunks]):
+            store.add(rows)
+            done += [row for row in rows if row.outcome == "done"]
+            progress.more(len(rows))
+
+
+def _chunks(work: list[tuple[Candidate, Plan]], size: int = _CHUNK) -> list[list[tuple[Candidate, Plan]]]:
+    line = iter(work)
+    return list(iter(lambda: list(islice(line, size)), []))
+
+
+def _why(one: Open) -> str:
+    return f"its step takes at least {one.bound.step_time or 0.0:.4g} s: another plan is as fast and needs no more memory or money"
+
+
+class _Progress:
+    """Plans done, rate and time left, told every two seconds."""
+
+    def __init__(self, total: int, verb: str, say: Say | None) -> None:
+        self._total, self._verb, self._say, self._done = total, verb, say, 0
+        self._begun = self._told = time.monotonic()
+
+    def more(self, count: int) -> None:
+        self._done += count
         now = time.monotonic()
-        if say and now - told > 2:
-            done = min(len(work), (number + 1) * _CHUNK)
-            rate = done / (now - begun)
-            say(f"{done}/{len(work)} plans, {rate:.0f} a second, {(len(work) - done) / rate:.0f} s left")
-            told = now
+        if self._say and self._done and now - self._told > 2:
+            rate = self._done / (now - self._begun)
+            self._say(f"{self._done}/{self._total} plans {self._verb}, {rate:.0f} a second, {(self._total - self._done) / rate:.0f} s left")
+            self._told = now
 
 
-_CHUNK = 16
+def screen_chunk(work: Work) -> tuple[list[Row], list[Open]]:
+    """Memory and bound of some plans: rows of those that do not fit or cannot be built, and those that may be simulated."""
+    rows: list[Row] = []
+    fits: list[Open] = []
+    chunk, prices = work
+    for candidate, plan in chunk:
+        found = _screen(candidate, plan, prices)
+        if isinstance(found, Row):
+            rows.append(found)
+        else:
+            fits.append(found)
+    return rows, fits
 
 
-def _results(work: list[tuple[Candidate, Plan]], workers: int, backend: str, address: str, prices: Prices) -> Iterator[list[Row]]:
-    chunks = [work[i : i + _CHUNK] for i in range(0, len(work), _CHUNK)]
-    if backend:
-        from sim.planning.cluster import run_chunks
-
-        yield from run_chunks(chunks, prices, backend, address)
-    elif workers <= 1 or len(chunks) < 2:
-        for chunk in chunks:
-            yield evaluate_chunk(chunk, prices)
-    else:
-        from concurrent.futures import ProcessPoolExecutor, as_completed
-
-        with ProcessPoolExecutor(min(workers, os.cpu_count() or 1)) as pool:
-            for future in as_completed([pool.submit(evaluate_chunk, chunk, prices) for chunk in chunks]):
-                yield future.result()
+def _screen(candidate: Candidate, plan: Plan, prices: Prices) -> Row | Open:
+    try:
+        setting = bind(plan, _machine(candidate.on))
+        report, fit = figures_of_memory(setting, remedies=False)
+        if fit is not None:
+            return Row(candidate.key, "memory", str(fit), memory=report.peak, gpus=plan.world)
+        bound = _bounds().step(setting, pricer_for(setting))
+    except SteptwinError as error:
+        return Row(candidate.key, "refused", str(error))
+    return Open(candidate, plan, _row(candidate, plan, bound, report.peak, None, prices, "{}"))
 
 
-def evaluate_chunk(chunk: Iterable[tuple[Candidate, Plan]], prices: Prices) -> list[Row]:
+@lru_cache(maxsize=1)
+def _bounds() -> Bounds:
+    """One for each process: plans share the prices of equal blocks."""
+    return Bounds()
+
+
+def evaluate_chunk(work: Work) -> list[Row]:
     """Rows of some plans; an error of one plan is its row, not the sweep's end."""
+    chunk, prices = work
     return [evaluate(candidate, plan, prices) for candidate, plan in chunk]
 
 
@@ -122,34 +207,45 @@ def _machine(name: str) -> Topology:
 
 
 def evaluate(candidate: Candidate, plan: Plan, prices: Prices) -> Row:
-    """One plan: memory, then simulation."""
+    """One plan that fits, simulated in its steady state."""
     try:
-        setting: Setting = bind(plan, _machine(candidate.on))
-        report, fit = figures_of_memory(setting)
-        if fit is not None:
-            return Row(candidate.key, "memory", str(fit), memory=report.peak, gpus=plan.world)
-        found = predict_setting(setting, steps=2, detail=False)
+        setting = bind(plan, _machine(candidate.on))
+        step, split = step_of(setting)
+        report, _ = figures_of_memory(setting, remedies=False)
     except SteptwinError as error:
         return Row(candidate.key, "refused", str(error))
+    return _row(candidate, plan, step, report.peak, mfu_of(setting, step), prices, json.dumps({"breakdown": split}, sort_keys=True))
+
+
+def _row(candidate: Candidate, plan: Plan, step: float, memory: int, mfu: float | None, prices: Prices, detail: str) -> Row:
+    rate = plan.global_batch / step if step > 0 else 0.0
     price = prices.get(candidate.on)
-    cost = price * plan.world / 3600 / found.samples_per_s * 1e6 if price else None
-    detail = json.dumps({"breakdown": msgspec.structs.asdict(found.breakdown)}, sort_keys=True)
-    return Row(candidate.key, "done", "", found.step_time_s, report.peak, found.mfu, found.samples_per_s, plan.world, cost, detail)
+    cost = price * plan.world / 3600 / rate * 1e6 if price and rate else None
+    return Row(candidate.key, "done", "", step, memory, mfu, rate, plan.world, cost, detail)
+
+
+def _effort(row: Row) -> float:
+    """GPU-seconds of a sample."""
+    return (row.gpus or 1) / (row.rate or 1e-30)
+
+
+def _figures(row: Row) -> tuple[float, float, float]:
+    return _effort(row), float(row.memory or 0), row.cost or 0.0
+
+
+def _beaten(row: Row, front: list[Row]) -> bool:
+    """Another is no worse in time per sample and GPU, memory and cost."""
+    mine = _figures(row)
+    return any(all(a <= b for a, b in zip(_figures(other), mine, strict=True)) for other in front)
 
 
 def pareto(rows: list[Row]) -> list[Row]:
     """Rows that no other beats in time per sample and GPU, memory and cost at once."""
-
-    def figures(row: Row) -> tuple[float, float, float]:
-        return (row.gpus or 1) / (row.rate or 1e-30), float(row.memory or 0), row.cost or 0.0
-
-    ordered = sorted(rows, key=figures)
-    front: list[tuple[tuple[float, float, float], Row]] = []
-    for row in ordered:
-        mine = figures(row)
-        if not any(all(a <= b for a, b in zip(other, mine, strict=True)) for other, _ in front):
-            front.append((mine, row))
-    return [row for _, row in front]
+    front: list[Row] = []
+    for row in sorted(rows, key=_figures):
+        if not _beaten(row, front):
+            front.append(row)
+    return front
 
 
 def _closest(rows: list[Row]) -> str:

@@ -23,7 +23,7 @@ PLAN = load_plan(
 def test_a_sweep_finds_what_single_predictions_say_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     space = parse_space("micro=2,4,8,3")
     found = sweeping.sweep(PLAN, space, "dgx-h100", tmp_path / "a.sqlite")
-    assert found.counts == {"done": 3, "memory": 0, "refused": 1, "failed": 0}  # 64 is no multiple of 8 x 3
+    assert found.counts == {"done": 3, "memory": 0, "bound": 0, "refused": 1, "failed": 0}  # 64 is no multiple of 8 x 3
     single = {m: predict(load_plan(PLAN, (f"batch.micro={m}",)), "dgx-h100", steps=2).step_time_s for m in (2, 4, 8)}
     times = {row.key.split()[0]: row.step_time for row in found.feasible}
     assert times == pytest.approx({f"batch.micro={m}": seconds for m, seconds in single.items()}, rel=1e-6)

@@ -1,0 +1,61 @@
+"""Plans that cannot fit, known from a few divisions: what a rank must hold of parameters, gradients and optimizer state at least.
+
+The fullest rank holds no less than the mean over the ranks that share the model. ZeRO's stages divide one more of the three (Rajbhandari
+et al. 2020, section 5). Activations come on top, so that what is above the device's memory here never fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sim.bind import SEQ_LEN, model_of
+from sim.framework import Framework, framework_of
+from sim.lower.optimizer import STATES
+from sim.model import Shape, describe
+from sim.plan import Plan
+from sim.work import BYTES
+from topologies.load import load_topology
+
+_FIXED = ("model", "framework", "precision", "task", "memory.offload", "optimizer.name", "optimizer.on")
+"""Keys whose values set the bytes of a parameter: where the space varies one of them, the floor is not used."""
+
+
+class Floor:
+    """The floor of one base plan over a space of splits."""
+
+    def __init__(self, base: Plan, space: Mapping[str, tuple[str, ...]]) -> None:
+        self._usable = not any(key in _FIXED for key in space) and base.task == "train" and base.memory.offload == "none"
+        self._usable &= base.optimizer.on != "cpu"
+        if not self._usable:
+            return
+        framework: Framework = framework_of(base)
+        network = describe(model_of(base), Shape(micro=1, seq=base.seq_len or SEQ_LEN), framework)
+        self._parameters = network.parameters
+        width, master = (4.0, 4.0) if framework.master else (BYTES[framework.param_dtype], 0.0)
+        self._bytes = (BYTES[framework.param_dtype], BYTES[framework.grad_dtype], STATES[base.optimizer.name] * width + master)
+        self._parallel, self._zero = base.parallel, framework.zero
+        self._memory: dict[str, int] = {}
+
+    def over(self, at: Mapping[str, str], on: str) -> int:
+        """Bytes that a rank must hold at least, if they are more than its device has; else 0. `at`: values by the space's keys."""
+        if not self._usable:
+            return 0
+        p = self._parallel
+        try:
+            tp, pp, ep, cp = (int(at.get(key, base)) for key, base in (("tp", p.tp), ("pp", p.pp), ("ep", p.ep), ("cp", p.cp)))
+            zero = int(at.get("zero", self._zero if p.zero is None else p.zero))
+            ranks = int(at["gpus"]) // (tp * pp) if "gpus" in at else int(at.get("dp_shard", p.dp_shard)) * cp
+        except (ValueError, ZeroDivisionError):
+            return 0
+        ways = max(1, ranks)
+        weights, gradients, state = self._bytes  # ZeRO-3's shards are the master copy themselves: one copy is counted
+        state -= min(state, 4.0) if zero >= 3 else 0.0
+        each = weights / (ways if zero >= 3 else 1) + gradients / (ways if zero >= 2 else 1) + state / (ways if zero >= 1 else 1)
+        need = int(self._parameters / (tp * pp * ep) * each)
+        return need if need > self._device(on) else 0
+
+    def _device(self, on: str) -> int:
+        found = self._memory.get(on)
+        if found is None:
+            found = self._memory[on] = load_topology(on).device(0).memory or 1 << 62
+        return found

@@ -1,0 +1,55 @@
+"""Where the chunks of a sweep run: in this process, in processes of this machine, or on a cluster."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Pool(Protocol):
+    """Runs a function over chunks; results come as they are ready."""
+
+    def map(self, function: Callable[[T], R], chunks: Iterable[T]) -> Iterator[R]: ...
+
+
+class Here:
+    """One after the other, in this process."""
+
+    def map(self, function: Callable[[T], R], chunks: Iterable[T]) -> Iterator[R]:
+        return (function(chunk) for chunk in chunks)
+
+
+@contextmanager
+def _processes(workers: int) -> Iterator[Pool]:
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from multiprocessing import get_context
+
+    # Forked workers would inherit whatever threads and locks the calling script holds.
+    with ProcessPoolExecutor(workers, mp_context=get_context("forkserver" if os.name == "posix" else "spawn")) as executor:
+
+        class Processes:
+            def map(self, function: Callable[[T], R], chunks: Iterable[T]) -> Iterator[R]:
+                for future in as_completed([executor.submit(function, chunk) for chunk in chunks]):
+                    yield future.result()
+
+        yield Processes()
+
+
+@contextmanager
+def _here() -> Iterator[Pool]:
+    yield Here()
+
+
+def pool(workers: int, backend: str, address: str) -> AbstractContextManager[Pool]:
+    """`backend` "" for this machine, "dask" or "ray" for the cluster at `address`."""
+    if backend:
+        from sim.planning.cluster import cluster
+
+        return cluster(backend, address)
+    count = min(workers, os.cpu_count() or 1)
+    return _processes(count) if count > 1 else _here()

@@ -1,0 +1,65 @@
+"""One step of a plan in its steady state, with as little simulation as that needs.
+
+A plan with many micro-batches is simulated with fewer; one step with some more tells by how much each whole round of equal micro-batches
+lengthens it. Over the published plans this is within 0.05 % of the whole simulation.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from sim import metrics
+from sim.bind import Setting
+from sim.cost.price import Pricer
+from sim.engine.run import simulate
+from sim.lower.step import lower
+from sim.plan import Plan
+from sim.predict import pricer_for
+from sim.trace import Trace
+
+STEPS = 2
+"""The first step warms up what overlaps with its neighbours; the second is reported."""
+_FEW = 8
+"""Micro-batches without a pipeline that are simulated; a longer accumulation repeats the last."""
+_LEAST = 4
+"""Micro-batches, in whole rounds of the pipeline."""
+
+
+def step_of(setting: Setting) -> tuple[float, dict[str, float]]:
+    """(seconds, breakdown) of one optimizer step; no breakdown where rounds were left out. Raises `BadInput` and its kinds."""
+    plan, pricer = setting.plan, pricer_for(setting)
+    few = _rounds(plan)
+    if few is None:
+        trace = _trace(setting, pricer, STEPS)
+        split = msgspec.structs.asdict(metrics.breakdown(trace))
+        return metrics.step_times(trace)[-1], {key: float(value) for key, value in split.items()}
+    fewer, more = few
+    times = metrics.step_times(_trace(_with_microbatches(setting, fewer), pricer, STEPS))
+    longer = metrics.step_times(_trace(_with_microbatches(setting, more), pricer, 1))[0]
+    slope = (longer - times[0]) / (more - fewer)
+    return times[-1] + slope * (plan.microbatches - fewer), {}
+
+
+def _rounds(plan: Plan) -> tuple[int, int] | None:
+    """Two micro-batch counts, a round apart, to simulate instead of the plan's; None where it has few."""
+    per_round = max(1, plan.parallel.pp)
+    # A pipeline's rounds are alike from the first one on (to 0.05 % of the step over the published plans).
+    fewer = -(-_LEAST // per_round) * per_round if per_round > 1 else _FEW
+    more = fewer + (per_round if per_round > 1 else 4)
+    if plan.microbatches <= more + per_round:
+        return None
+    # Keep the same remainder: the rounds that are left out are whole.
+    rest = plan.microbatches % per_round
+    return fewer + rest, more + rest
+
+
+def _with_microbatches(setting: Setting, count: int) -> Setting:
+    plan = setting.plan
+    batch = msgspec.structs.replace(plan.batch, global_=count * plan.batch.micro * plan.data_ranks)
+    return msgspec.structs.replace(setting, plan=msgspec.structs.replace(plan, batch=batch))
+
+
+def _trace(setting: Setting, pricer: Pricer, steps: int) -> Trace:
+    topology = setting.topology
+    program = lower(setting.plan, setting.network, setting.framework, topology.kind, steps)
+    return simulate(program, pricer, True, topology.symmetric, condensed=True)

@@ -1,0 +1,118 @@
+"""A sweep decides every plan: by arithmetic, by its bound, or by simulation; its best and its front are those of simulating everything."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sim.bind import bind
+from sim.plan import Plan
+from sim.planfile import load_plan
+from sim.planning.bound import Bounds
+from sim.planning.floor import Floor
+from sim.planning.space import candidates, parse_space
+from sim.planning.sweep import Sweep, sweep
+from sim.predict import figures_of_memory, predict_setting, pricer_for
+from topologies.errors import BadInput
+
+ON = "2x dgx-h100"
+SPACE = "tp=1,2,4 pp=1,2,4 zero=0,1,3 micro=1,4 recompute=none,full gpus=16"
+
+
+def base(model: str = "llama3-8b") -> Plan:
+    return load_plan({"model": model, "seq_len": 4096, "framework": "megatron-core", "batch": {"global": 64, "micro": 1}})
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Sweep, Sweep]:
+    """(with bounds, everything simulated)."""
+    place = tmp_path_factory.mktemp("sweep")
+    space = parse_space(SPACE)
+    return sweep(base(), space, ON, place / "a.sqlite"), sweep(base(), space, ON, place / "b.sqlite", every=True)
+
+
+def test_bounds_change_neither_the_best_nor_the_front(found: tuple[Sweep, Sweep]) -> None:
+    quick, whole = found
+    assert quick.best == whole.best
+    assert [row.key for row in quick.front] == [row.key for row in whole.front]
+    assert sum(quick.counts.values()) == sum(whole.counts.values()) == 108
+    assert quick.counts["bound"] > 0 and whole.counts["bound"] == 0
+    assert quick.counts["done"] + quick.counts["bound"] == whole.counts["done"]
+
+
+def test_no_step_is_below_its_bound() -> None:
+    bounds = Bounds()
+    for _, plan in candidates(base(), parse_space("tp=1,4 pp=1,4 zero=1,3 micro=1,2 recompute=none,full gpus=16"), ON):
+        if isinstance(plan, Plan):
+            setting = bind(plan, ON)
+            bound = bounds.step(setting, pricer_for(setting))
+            assert 0.2 < bound / predict_setting(setting, steps=2, detail=False).step_time_s <= 1.0 + 1e-9
+
+
+def test_the_floor_rejects_only_what_does_not_fit() -> None:
+    plan, space = base("llama3-70b"), parse_space("tp=1,8 pp=1,2 zero=0,1,3 micro=1 gpus=16")
+    floor = Floor(plan, space)
+    rejected = 0
+    for (_, known), (_, quick) in zip(candidates(plan, space, ON), candidates(plan, space, ON, reject=floor.over), strict=True):
+        if isinstance(known, Plan) and not isinstance(quick, Plan):
+            rejected += 1
+            report, fit = figures_of_memory(bind(known, ON), remedies=False)
+            assert fit is not None and report.peak >= quick.needed  # type: ignore[union-attr]
+    assert rejected > 3
+
+
+def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
+    script = f"""
+from pathlib import Path
+from sim.planfile import load_plan
+from sim.planning.space import parse_space
+from sim.planning.sweep import sweep
+base = load_plan({{"model": "llama3-8b", "seq_len": 4096, "framework": "megatron-core", "batch": {{"global": 64, "micro": 1}}}})
+sweep(base, parse_space({SPACE!r}), {ON!r}, Path({str(tmp_path / "s.sqlite")!r}), every=True)
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[3])
+    end = time.monotonic() + 60
+    while time.monotonic() < end and _rows(tmp_path / "s.sqlite") < 40 and process.poll() is None:
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    before = _times(tmp_path / "s.sqlite")
+    assert 0 < len(before) < 108, "it should die half-way"
+    found = sweep(base(), parse_space(SPACE), ON, tmp_path / "s.sqlite", every=True)
+    after = _times(tmp_path / "s.sqlite")
+    assert len(after) == 108 == sum(found.counts.values())
+    assert {key: after[key] for key in before} == before
+
+
+def _rows(path: Path) -> int:
+    return len(_times(path)) if path.exists() else 0
+
+
+def _times(path: Path) -> dict[str, int]:
+    """Number of the row in which each plan's result was written, by key."""
+    try:
+        file = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+        return dict(file.execute("SELECT key, rowid FROM results"))
+    except sqlite3.OperationalError:
+        return {}
+
+
+def test_nothing_feasible_says_what_came_closest(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"nothing in the space fits into memory; closest: .*GiB"):
+        sweep(base("llama3.1-405b"), parse_space("tp=1,2 gpus=8 zero=1"), "dgx-h100", tmp_path / "s.sqlite")
+
+
+def test_a_file_of_another_sweep_is_refused(tmp_path: Path) -> None:
+    sweep(base(), parse_space("tp=1,2 gpus=8"), "dgx-h100", tmp_path / "s.sqlite")
+    with pytest.raises(BadInput, match="another space"):
+        sweep(base(), parse_space("tp=1,4 gpus=8"), "dgx-h100", tmp_path / "s.sqlite")
+    (tmp_path / "half.sqlite").write_bytes((tmp_path / "s.sqlite").read_bytes()[:3000] + b"x" * 900)
+    with pytest.raises(BadInput, match=r"half\.sqlite"):
+        sweep(base(), parse_space("tp=1,2 gpus=8"), "dgx-h100", tmp_path / "half.sqlite")
