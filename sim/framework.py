@@ -110,6 +110,7 @@ def framework_of(plan: Plan) -> Framework:
 
 
 def frameworks() -> dict[str, Path]:
+    """Name -> file of every framework that is described."""
     return {path.stem: path for path in sorted((Path(__file__).parent / "frameworks").glob("*.toml"))}
 
 

@@ -59,12 +59,14 @@ class Mesh(msgspec.Struct, frozen=True):
         return self.size("world")
 
     def coordinates(self, rank: int) -> dict[str, int]:
+        """Axis -> place of a rank along it."""
         found: dict[str, int] = {}
         for axis in reversed(self.order):
             rank, found[axis] = divmod(rank, self.sizes.get(axis, 1))
         return found
 
     def rank(self, coordinates: dict[str, int]) -> int:
+        """The rank at these coordinates; axes that are not named count as 0."""
         rank = 0
         for axis in self.order:
             rank = rank * self.sizes.get(axis, 1) + coordinates.get(axis, 0)

@@ -69,6 +69,8 @@ class Parallel(_Section, frozen=True, kw_only=True):
 
 
 class Memory(_Section, frozen=True, kw_only=True):
+    """What is done to need less device memory."""
+
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations recomputed in backward: none, attention's core, or whole layers."""
     recompute_layers: Natural = 0
@@ -77,6 +79,8 @@ class Memory(_Section, frozen=True, kw_only=True):
 
 
 class Optimizer(_Section, frozen=True, kw_only=True):
+    """The optimizer, and how its update is launched."""
+
     name: Literal["sgd", "momentum", "adam", "adamw", "lamb"] = "adamw"
     implementation: Literal["for-loop", "foreach", "fused"] | None = None
     """How the kernels are launched; unsaid: the framework's default."""
@@ -86,6 +90,8 @@ class Optimizer(_Section, frozen=True, kw_only=True):
 
 
 class Update(_Section, frozen=True, kw_only=True):
+    """When and where ranks agree on parameters."""
+
     mode: Literal["sync", "local", "async"] = "sync"
     """sync; local: every rank updates alone and parameters are averaged; async: through a parameter server."""
     every: Count = 1
@@ -96,6 +102,8 @@ class Update(_Section, frozen=True, kw_only=True):
 
 
 class Comm(_Section, frozen=True, kw_only=True):
+    """How gradients travel."""
+
     bucket: int = 25 * 2**20
     """Gradient bucket in bytes (DDP's default 25 MiB; the first is 1 MiB)."""
     overlap: bool = True
@@ -128,6 +136,8 @@ class Data(_Section, frozen=True, kw_only=True):
 
 
 class Output(_Section, frozen=True, kw_only=True):
+    """What a step gives to people and disks, and how often."""
+
     log_every: Natural = 0
     """Steps between reads of the loss on the host, a host-device sync point; 0: never."""
     sync_every: Natural = 0
@@ -142,6 +152,8 @@ class Output(_Section, frozen=True, kw_only=True):
 
 
 class Noise(_Section, frozen=True, kw_only=True):
+    """Ranks that are not equal: slower ones, and ones with more samples."""
+
     stragglers: str = "none"
     """`r3: 1.3x, r7: 2x` or `lognormal(0.05), seed=1`: factors on a rank's compute time."""
     imbalance: str = "none"
@@ -183,6 +195,7 @@ class Plan(_Section, frozen=True, kw_only=True):
 
     @property
     def world(self) -> int:
+        """Ranks in all."""
         p = self.parallel
         return p.dp_replicate * p.dp_shard * p.tp * p.pp * p.cp
 

@@ -50,6 +50,7 @@ class Gemm(_Work, tag="gemm", frozen=True):
 
     @property
     def bytes(self) -> float:
+        """Both operands read once, the product written once (an fp32 buffer is read and written)."""
         out = 8.0 if self.accumulate else max(BYTES[self.dtype], 2.0)
         one = (self.m * self.k + self.k * self.n) * BYTES[self.dtype] + self.m * self.n * out
         return one * self.batch * self.repeat
@@ -74,6 +75,7 @@ class GroupedGemm(_Work, tag="groupedgemm", frozen=True):
 
     @property
     def bytes(self) -> float:
+        """Rows once; the weights of every expert once, or written once as gradients (wgrad)."""
         out = 8.0 if self.accumulate else max(BYTES[self.dtype], 2.0)
         if self.role == "wgrad":
             return (self.m * (self.k + self.n) * BYTES[self.dtype] + self.groups * self.k * self.n * out) * self.repeat
@@ -110,11 +112,13 @@ class Attention(_Work, tag="attention", frozen=True):
 
     @property
     def flops(self) -> float:
+        """Two products over the computed pairs; backward 5/2 of that."""
         forward = 2.0 * self.batch * self.heads * self.pairs * (self.d + (self.dv or self.d))
         return forward * (2.5 if self.backward else 1.0) * self.repeat
 
     @property
     def bytes(self) -> float:
+        """q, k, v and the output once; scores stay on the chip. Backward twice that."""
         dv = self.dv or self.d
         q = self.heads * self.q * (self.d + dv)
         kv = self.kv_heads * self.kv * (self.d + dv)
@@ -141,16 +145,19 @@ class Conv(_Work, tag="conv", frozen=True):
 
     @property
     def out(self) -> tuple[int, int]:
+        """(height, width) of the output."""
         pad_h, pad_w = (self.kh // 2, self.kw // 2) if self.padding < 0 else (self.padding, self.padding)
         return (self.h + 2 * pad_h - self.kh) // self.stride + 1, (self.w + 2 * pad_w - self.kw) // self.stride + 1
 
     @property
     def flops(self) -> float:
+        """A multiply-add for each output element, input channel of its group and kernel tap."""
         oh, ow = self.out
         return 2.0 * self.batch * oh * ow * self.c_out * (self.c_in // self.groups) * self.kh * self.kw * self.repeat
 
     @property
     def bytes(self) -> float:
+        """Input, output and weights once."""
         oh, ow = self.out
         moved = self.batch * (self.c_in * self.h * self.w + self.c_out * oh * ow)
         weights = self.c_out * (self.c_in // self.groups) * self.kh * self.kw

@@ -57,6 +57,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         return sum(run.count * run.ranks for run in self.runs)
 
     def run_of(self, node: int) -> Run:
+        """The run of equal nodes that a node belongs to."""
         ends = list(accumulate(run.count for run in self.runs))
         return self.runs[bisect_right(ends, node)]
 

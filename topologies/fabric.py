@@ -17,6 +17,8 @@ from topologies.table import Table
 
 
 class Fabric(msgspec.Struct, frozen=True, kw_only=True):
+    """The switches between nodes: leaves of `pod` nodes on each of `rails` rails, and spines above them (a fat tree)."""
+
     rails: int = 1
     pod: int = 32
     """Nodes that share leaf switches."""

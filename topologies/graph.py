@@ -150,6 +150,7 @@ class Topology:
         return self._sites[node].machine.cpu
 
     def sockets(self, node: int) -> tuple[Cpu, ...]:
+        """The CPUs of a node, one for each socket."""
         machine = self._sites[node].machine
         return (machine.cpu,) * len(machine.sockets)
 
@@ -159,6 +160,7 @@ class Topology:
         return machine.cpu.cores * len(machine.sockets)
 
     def disk(self, node: int) -> Disk:
+        """The disk of a node."""
         return self._sites[node].machine.disk
 
     def speed(self, rank: int) -> float:
@@ -171,6 +173,7 @@ class Topology:
         return self._sites[node].nic_use(self._slot(place))
 
     def nics(self, rank: int) -> tuple[Nic, ...]:
+        """The NICs with affinity to the rank's device; none where the node has none."""
         use = self.nic_of(rank)
         return use.nics if use else ()
 

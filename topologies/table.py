@@ -57,18 +57,21 @@ class Table:
         return f"{self.where}, {key}"
 
     def text(self, key: str, default: str = "") -> str:
+        """A text. Raises `BadInput` for anything else."""
         value = self._data.get(key, default)
         if not isinstance(value, str):
             raise BadInput(f"{self.at(key)} must be a text in quotes, got {value!r}")
         return value
 
     def whole(self, key: str, default: int = 0, least: int = 0, most: int = 10**7) -> int:
+        """A whole number from `least` to `most`. Raises `BadInput`."""
         value = self._data.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise BadInput(f"{self.at(key)} must be a whole number from {least} to {most}, got {str(value)[:40]}")
         return value
 
     def number(self, key: str, default: float, least: float = 0.0) -> float:
+        """A finite number of at least `least`. Raises `BadInput`."""
         value = self._data.get(key, default)
         # A whole number of hundreds of digits is below infinity and yet no float.
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= sys.float_info.max:

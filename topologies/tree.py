@@ -22,6 +22,8 @@ LARGEST = 4096
 
 
 class Tree(msgspec.Struct, frozen=True):
+    """The PCIe tree of a node: sockets, switches and what hangs on them."""
+
     up: dict[str, str]
     children: dict[str, tuple[str, ...]]
     sockets: tuple[str, ...]

@@ -45,6 +45,7 @@ class Meetings:
         return found
 
     def members(self, axis: str, rank: int) -> tuple[int, ...]:
+        """All ranks of the group of `rank` along a mesh axis, in group order."""
         found = self._members.get((axis, rank))
         if found is None:
             found = self._members[axis, rank] = self._mesh.group(axis, rank)
@@ -63,6 +64,7 @@ class Meetings:
         return members[(members.index(rank) + op.peer) % len(members)]
 
     def arrive(self, item: Item, time: float) -> None:
+        """An item has come to its meeting at `time` (seconds); when it is the last, the meeting is complete."""
         op = item.op
         if op.kind == "collective":
             reps = self.represented(op.group, item.rank)

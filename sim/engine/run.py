@@ -62,6 +62,7 @@ class Engine:
         """By op, group and rank: hashing the members of a large group would cost more than looking them up."""
 
     def run(self) -> Trace:
+        """Runs all ranks to the end. Raises `BadInput` when some would wait for ever."""
         threads = []
         for rank in sorted(set(self.stands_for)):
             self.states[rank] = RankState(rank, self.pricer.slowdown(rank)[0])

@@ -68,6 +68,7 @@ class Mark:
         self.waiters: list[Resume] = []
 
     def fire(self, time: float, item: Item | None) -> None:
+        """It happened at `time` (seconds), by `item`: everybody who waits goes on."""
         self.time, self.item = time, item
         waiters, self.waiters = self.waiters, []
         for resume in waiters:
@@ -111,6 +112,7 @@ class RankState:
         self.numbered: dict[tuple[str, int], Mark] = {}
 
     def lane(self, name: str) -> Lane:
+        """The rank's lane of this name, made when first asked for."""
         lane = self.lanes.get(name)
         if lane is None:
             lane = self.lanes[name] = Lane(name)

@@ -38,6 +38,7 @@ class Config:
         return default
 
     def fraction(self, *keys: str, default: float) -> float:
+        """The first of `keys` that is given, as a float. Raises `BadInput` where it is no number."""
         for key in keys:
             value = self.tree.get(key)
             if value is None:
@@ -48,6 +49,7 @@ class Config:
         return default
 
     def flag(self, key: str, default: bool = False) -> bool:
+        """A switch; null counts as absent. Raises `BadInput` where it is neither true nor false."""
         value = self.tree.get(key, default)
         if value is None:
             return default
@@ -63,6 +65,7 @@ class Config:
         return Config({"model_type": self.kind, **value}, f"{self.where}: {key}")
 
     def activation(self, *keys: str, gated: bool, default: str = "silu") -> str:
+        """Our name of the activation function, of the gated kind where the MLP is `gated`. Raises `UnknownName`."""
         name = next((self.tree[key] for key in keys if self.tree.get(key)), default)
         if name not in ACTIVATIONS:
             raise UnknownName("activation", str(name), ACTIVATIONS, self.where)

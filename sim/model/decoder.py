@@ -65,6 +65,7 @@ def _fused(spec: Decoder, share: Share) -> bool:
 
 
 def attention_of(spec: Decoder, share: Share, windowed: bool) -> list[Part]:
+    """Attention of one layer: latent (MLA) where the model has it, else grouped queries; `windowed`: over the sliding window."""
     if spec.mla is not None:
         from sim.model.latent import latent
 

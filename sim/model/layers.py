@@ -37,6 +37,13 @@ def _quantise(share: Share, elements: int, fused: bool) -> list[Work]:
     return [MemoryBound("cast", 2 * elements, 2 * elements, share.act)]
 
 
+def _weight_gradients(share: Share, m: int, k: int, widths: tuple[int, ...], dtype: str, bias: bool) -> list[Work]:
+    """Gradients of the weights over `m` rows, and of the biases."""
+    add = share.framework.accumulate_in_gemm
+    products: list[Work] = [Gemm(width, k, m, dtype, 1, "wgrad", add) for width in widths]
+    return products + [MemoryBound("reduce", m * width * share.e, width * share.e, share.act) for width in widths if bias]
+
+
 def linear(
     share: Share,
     name: str,
@@ -65,7 +72,6 @@ def linear(
     widths = (n,) if isinstance(n, int) else n
     m, act, low = rows or share.rows, share.act, low and share.fp8
     dtype = share.gemm if low else share.core
-    biased = bias and not frozen
     tensors = tuple(size for width in widths for size in ((width * k, width) if bias else (width * k,)))
     down, up = weight_casts(share, tensors)
     cast = stream and share.autocast and not share.framework.compile
@@ -81,12 +87,7 @@ def linear(
     backward += [elementwise("add", share, m * k, 2 * share.e, share.e)] * (len(widths) - 1)
     if cast:
         backward.append(MemoryBound("cast", 2 * m * k, 4 * m * k, act))
-    wgrad: list[Work] = []
-    if not frozen:
-        add = share.framework.accumulate_in_gemm
-        wgrad += [Gemm(width, k, m, dtype, 1, "wgrad", add) for width in widths]
-        wgrad += [MemoryBound("reduce", m * width * share.e, width * share.e, act) for width in widths if biased]
-        wgrad += up
+    wgrad = [] if frozen else [*_weight_gradients(share, m, k, widths, dtype, bias), *up]
     slices = 0 if share.framework.tensor == "dtensor" else saved_rows  # DTensor keeps the gathered input
     kept = (slices or m) * k * (1 if low else share.e)
     return Part(

@@ -41,12 +41,14 @@ def blocks_of(spec: Cnn, shape: Shape, framework: Framework) -> Blocks:
 
 
 def depth(spec: Cnn, table: Mapping[int, tuple[int, ...]]) -> tuple[int, ...]:
+    """Blocks of each stage for the network's depth. Raises `UnknownName` for one that nobody trains."""
     if spec.depth not in table:
         raise UnknownName(f"{spec.arch} depth", str(spec.depth), map(str, table))
     return table[spec.depth]
 
 
 def block(share: Share, kind: str, parts: list[Part], x: Map) -> Block:
+    """A block of `parts` whose input is the map `x`."""
     return Block(kind=kind, parts=tuple(parts), saved_input=share.micro * x.size * share.e)
 
 

@@ -8,6 +8,8 @@ from topologies.readers.dump import dump
 
 
 class Imported(msgspec.Struct, frozen=True):
+    """A machine that was read from another tool's file."""
+
     document: dict[str, object]
     """As read from a machine's TOML file: `topologies.build.build` makes a machine of it."""
     notes: tuple[str, ...] = ()

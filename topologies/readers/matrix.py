@@ -23,6 +23,8 @@ _NIC = re.compile(r"[A-Za-z][A-Za-z0-9_.:-]{0,40}\Z")
 
 
 class Matrix(msgspec.Struct, frozen=True):
+    """`nvidia-smi topo -m`, as printed."""
+
     gpus: tuple[str, ...]
     nics: tuple[str, ...]
     cells: dict[tuple[str, str], str]

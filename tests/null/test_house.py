@@ -1,0 +1,247 @@
+"""The house rules, read from the source: sizes, names, arrows without cycles, and what no file may do."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+HOME = Path(__file__).parents[2]
+ROOMS = ("topologies", "sim", "executor", "reports")
+LONGEST_FILE = 350
+LONGEST_FUNCTION = 60
+"""Lines, docstring and signature included."""
+NAMELESS = {"utils", "util", "helpers", "helper", "common", "misc", "tools", "stuff", "shared", "lib", "core", "base", "manager"}
+"""A helper without a noun belongs to its only caller."""
+UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib.numpy_pickle"}
+RUN = {"eval", "exec", "compile", "__import__", "execfile"}
+OWN_CELLS = {"reports/example.py"}
+"""Runs the cells of the example notebook, which stand in the file itself: it takes no code from outside."""
+LISTENERS = {"http.server", "socketserver", "xmlrpc", "asyncio", "aiohttp", "flask", "uvicorn", "tornado"}
+LISTEN = {"listen", "create_server", "start_server", "serve_forever", "HTTPServer", "ThreadingHTTPServer"}
+ANYWHERE = {"0.0.0.0", "::", "[::]"}
+
+SILENT = {
+    "executor/inline.py: InlinePlayer.run",
+    "executor/lanes.py: ThreadLane.communicate",
+    "executor/lanes.py: ThreadLane.drain",
+    "executor/lanes.py: ThreadLane.record",
+    "executor/streams.py: StreamPlayer.run",
+    "sim/accuracy/refit.py: Clocks.error",
+    "sim/accuracy/refit.py: Response.error",
+    "sim/accuracy/wording.py: optimizer_of",
+    "sim/cost/attention.py: fits",
+    "sim/cost/collective/nccl.py: params",
+    "sim/cost/conv.py: ConvFit",
+    "sim/cost/cpu_pricer.py: CpuPricer.local",
+    "sim/cost/fit/attention.py: main",
+    "sim/cost/fit/attention.py: work_of",
+    "sim/cost/fit/data.py: AttentionRow",
+    "sim/cost/fit/data.py: GemmRow",
+    "sim/cost/fit/gemm.py: main",
+    "sim/cost/fit/memory.py: main",
+    "sim/cost/gemm.py: fits",
+    "sim/cost/gpu_pricer.py: GpuPricer.collective",
+    "sim/cost/memory_bound.py: Cache",
+    "sim/cost/memory_bound.py: fits",
+    "sim/cost/tables.py: Grid.at",
+    "sim/lower/data_parallel.py: lane_of",
+    "sim/lower/ops.py: blocks",
+    "sim/lower/ops.py: host",
+    "sim/lower/ops.py: record",
+    "sim/lower/output.py: writer_calls",
+    "sim/lower/step.py: Place.name",
+    "sim/lower/update.py: server_calls",
+    "sim/planning/explain.py: Explanation",
+    "sim/planning/explain.py: Scaled.local",
+}
+"""Public and still without a docstring. The list may only shrink."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def files() -> list[Path]:
+    """Every source file of the four rooms and the face."""
+    return [HOME / "steptwin.py", *(path for room in ROOMS for path in sorted((HOME / room).rglob("*.py")))]
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    """The file, parsed."""
+    return ast.parse(path.read_text("utf-8"))
+
+
+def name(path: Path) -> str:
+    """`sim/cost/price.py`."""
+    return path.relative_to(HOME).as_posix()
+
+
+def module(path: Path) -> str:
+    """`sim.cost.price`; a package by its own name."""
+    parts = path.relative_to(HOME).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def nodes(kind: type[ast.AST] | tuple[type[ast.AST], ...]) -> Iterator[tuple[Path, ast.AST]]:
+    """All nodes of a kind in all files."""
+    for path in files():
+        for node in ast.walk(tree(path)):
+            if isinstance(node, kind):
+                yield path, node
+
+
+def test_there_is_a_house() -> None:
+    assert len(files()) > 150
+
+
+def test_files_fit_a_reading() -> None:
+    long = {name(path): lines for path in files() if (lines := path.read_text("utf-8").count("\n")) > LONGEST_FILE}
+    assert not long, f"over {LONGEST_FILE} lines: split by subject"
+
+
+def test_functions_fit_a_screen() -> None:
+    sizes = {
+        f"{name(path)} {node.name}": node.end_lineno - node.lineno + 1
+        for path, node in nodes((ast.FunctionDef, ast.AsyncFunctionDef))
+        if isinstance(node, Function) and node.end_lineno is not None
+    }
+    long = {where: size for where, size in sizes.items() if size > LONGEST_FUNCTION}
+    assert not long, f"over {LONGEST_FUNCTION} lines"
+
+
+def test_modules_have_nouns() -> None:
+    found = [name(path) for path in files() if NAMELESS & set(path.relative_to(HOME).with_suffix("").parts)]
+    assert not found
+
+
+def _imports(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Imports that run when the module is loaded: not those in functions, nor those for the type checker alone."""
+    for node in body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.dump(node.test):
+            yield from _imports([*node.body, *node.orelse])
+        elif isinstance(node, ast.Try):
+            yield from _imports([*node.body, *node.orelse, *(stmt for handler in node.handlers for stmt in handler.body)])
+
+
+def arrows() -> dict[str, set[str]]:
+    """Module -> modules of the house that loading it loads directly."""
+    known = {module(path) for path in files()}
+    found: dict[str, set[str]] = {}
+    for path in files():
+        out = found.setdefault(module(path), set())
+        for node in _imports(tree(path).body):
+            if isinstance(node, ast.Import):
+                out.update(alias.name for alias in node.names if alias.name in known)
+            elif node.module is not None and node.level == 0:
+                for alias in node.names:
+                    whole = f"{node.module}.{alias.name}"
+                    out.add(whole if whole in known else node.module)
+                out &= known
+    return {one: out - {one} for one, out in found.items()}
+
+
+def cycle(graph: dict[str, set[str]]) -> list[str]:
+    """Nodes on some cycle of a graph, in order; [] where there is none (depth-first search)."""
+    done: set[str] = set()
+
+    def visit(node: str, trail: list[str]) -> list[str]:
+        if node in trail:
+            return trail[trail.index(node) :]
+        if node in done:
+            return []
+        for other in sorted(graph.get(node, ())):
+            if found := visit(other, [*trail, node]):
+                return found
+        done.add(node)
+        return []
+
+    return next((found for node in sorted(graph) if (found := visit(node, []))), [])
+
+
+def test_a_cycle_would_be_seen() -> None:
+    assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
+    assert cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_imports_have_no_cycles() -> None:
+    assert "sim.program" in arrows()["sim.text"]
+    assert cycle(arrows()) == []
+
+
+@pytest.mark.parametrize(("room", "never"), [("topologies", ("sim", "executor", "reports")), ("sim", ("executor", "reports"))])
+def test_arrows_point_down(room: str, never: tuple[str, ...]) -> None:
+    up = {
+        one: out for one, all_ in arrows().items() if one.split(".")[0] == room and (out := {x for x in all_ if x.split(".")[0] in never})
+    }
+    assert not up
+
+
+def test_nothing_unsafe_is_imported() -> None:
+    found = []
+    for path, node in nodes((ast.Import, ast.ImportFrom)):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None) or ""]
+        found += [f"{name(path)}: {one}" for one in names if one in UNSAFE_MODULES or one.split(".")[0] in UNSAFE_MODULES]
+        found += [f"{name(path)}: {one}" for one in names if any(one == bad or one.startswith(f"{bad}.") for bad in LISTENERS)]
+    assert not found, "no pickle is read, and nothing serves"
+
+
+def _called(node: ast.AST) -> str:
+    function = node.func if isinstance(node, ast.Call) else None
+    return function.id if isinstance(function, ast.Name) else function.attr if isinstance(function, ast.Attribute) else ""
+
+
+def test_no_text_is_run_as_code() -> None:
+    found = {name(path) for path, node in nodes(ast.Call) if isinstance(node.func, ast.Name) and _called(node) in RUN}  # type: ignore[attr-defined]
+    assert found == OWN_CELLS
+
+
+def test_torch_loads_weights_only() -> None:
+    """`torch.load` reads pickles unless it is told not to."""
+    for path, node in nodes(ast.Call):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
+            assert any(word.arg == "weights_only" and ast.unparse(word.value) == "True" for word in node.keywords), name(path)
+
+
+def test_no_shell_is_given_a_line() -> None:
+    for path, node in nodes(ast.Call):
+        if isinstance(node, ast.Call):
+            assert not any(word.arg == "shell" and ast.unparse(word.value) != "False" for word in node.keywords), name(path)
+            assert ast.unparse(node.func) not in ("os.system", "os.popen"), name(path)
+
+
+def test_nothing_listens_off_loopback() -> None:
+    texts = [
+        f"{name(path)}:{node.lineno}" for path, node in nodes(ast.Constant) if isinstance(node, ast.Constant) and node.value in ANYWHERE
+    ]
+    calls = [f"{name(path)}: {_called(node)}" for path, node in nodes(ast.Call) if _called(node) in LISTEN]
+    stores = {name(path) for path, node in nodes(ast.Call) if _called(node) == "TCPStore"}
+    # aten.py knows "::" as the separator in operator names.
+    assert [one for one in texts if not one.startswith("executor/aten.py")] == []
+    assert calls == []
+    assert stores == {"executor/world.py"}, (
+        "the process group's store is the only server: its address comes from the launcher, 127.0.0.1 unless told"
+    )
+
+
+def _told(body: list[ast.stmt], inside: str = "") -> Iterator[tuple[str, ast.stmt]]:
+    """Public functions, classes and methods; a method of one statement, and torch's `forward`, say what they do themselves."""
+    for node in body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield f"{inside}{node.name}", node
+            yield from _told(node.body, f"{node.name}.")
+        elif isinstance(node, Function) and not node.name.startswith("_") and node.name != "forward" and (not inside or len(node.body) > 1):
+            yield f"{inside}{node.name}", node
+
+
+def test_modules_say_what_they_are() -> None:
+    assert [name(path) for path in files() if tree(path).body and not ast.get_docstring(tree(path))] == []
+
+
+def test_what_is_public_says_what_it_does() -> None:
+    silent = {f"{name(path)}: {what}" for path in files() for what, node in _told(tree(path).body) if not ast.get_docstring(node)}  # type: ignore[arg-type]
+    assert silent <= SILENT, "a docstring with units, shapes, errors and the source of each formula"
