@@ -59,6 +59,14 @@ def load_prices(path: Path) -> dict[str, float]:
     return {name: float(price) for name, price in prices.items()}
 
 
+def price_of(prices: dict[str, float], on: str) -> float:
+    """Money per GPU-hour of the machine that `on` names, however many of it. Raises `BadInput` where the prices lack it."""
+    machine = on.split("x ")[-1].split(",")[0].strip()
+    if machine not in prices:
+        raise BadInput(f"the price file has no price for {machine}; it names {', '.join(sorted(prices)) or 'nothing'}")
+    return prices[machine]
+
+
 def capacity(plan: Plan, on: str, tokens: float, *, how: Reliability | None = None, checkpoint: float | None = None,
              prices: dict[str, float] | None = None, seed: int = 0) -> Capacity:  # fmt: skip
     """Trains `tokens` tokens (samples for models without a sequence) with `plan` on `on`.
@@ -101,12 +109,7 @@ def _energy(device: object, run: Outcome, gpus: int) -> float | None:
 
 
 def _money(prices: dict[str, float] | None, on: str, gpu_hours: float) -> float | None:
-    if prices is None:
-        return None
-    machine = on.split("x ")[-1].split(",")[0].strip()
-    if machine not in prices:
-        raise BadInput(f"the price file has no price for {machine}; it names {', '.join(sorted(prices)) or 'nothing'}")
-    return prices[machine] * gpu_hours
+    return None if prices is None else price_of(prices, on) * gpu_hours
 
 
 def scaling(plan: Plan, machine: str, gpus: Iterable[int], tokens: float, weak: bool = False, **options: object) -> list[Capacity]:

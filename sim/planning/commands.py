@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from topologies.verbs import AsJson, Desk, On, PlanName, Prices, Sets, Workers, split
+from topologies.errors import BadInput
+from topologies.verbs import AsJson, Desk, Fail, On, PlanName, Prices, Report, Sets, Without, Workers, split
 
 
 def add(app: typer.Typer, desk: Desk) -> None:
@@ -22,27 +24,34 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
     @app.command()
     def sweep(
         plan: PlanName,
-        space: Annotated[str, typer.Argument(help='Values by key: "tp=1,2,4 pp=1..8 gpus=64 micro=1,2"')],
+        space: Annotated[str, typer.Argument(help='Values by key: "tp=1,2,4 pp=1..8 gpus=64 micro=1,2"')] = "",
         on: On = "dgx-h100",
         set_: Sets = None,
+        auto: Annotated[int | None, typer.Option("--auto", help="All sensible plans on so many GPUs, in place of a space")] = None,
+        every: Annotated[bool, typer.Option("--every", help="Simulate also what cannot be better than another plan")] = False,
         out: Annotated[Path, typer.Option("--out", help="SQLite file for the results; a file that is there is gone on with")] = Path(
             "runs/sweep.sqlite"
         ),
         workers: Workers = 2,
         backend: Annotated[str, typer.Option(help="dask or ray, for an existing cluster")] = "",
-        address: str = "",
+        address: Annotated[str, typer.Option(help="The cluster's scheduler, e.g. tcp://host:8786")] = "",
         prices: Prices = None,
+        report: Report = None,
         as_json: AsJson = False,
     ) -> None:
-        """Every plan of a space: memory first, then simulation; resumes where it was."""
+        """Every plan of a space: memory, bounds, then simulation; resumes where it was."""
         from sim.planfile import load_plan
         from sim.planning.capacity import load_prices
-        from sim.planning.space import parse_space
+        from sim.planning.space import auto_space, parse_space
         from sim.planning.sweep import sweep as run
 
         base = load_plan(plan, tuple(set_ or ()))
+        if bool(space) == (auto is not None):
+            raise BadInput('give a space ("tp=1,2,4 pp=1..8 gpus=64") or --auto GPUS, one of the two')
+        points = auto_space(base, on, auto) if auto is not None else parse_space(space)
         money = load_prices(prices) if prices else None
-        found = run(base, parse_space(space), on, out, workers=workers, backend=backend, address=address, prices=money, say=desk.say)
+        say = desk.say if sys.stderr.isatty() else None
+        found = run(base, points, on, out, workers=workers, backend=backend, address=address, prices=money, every=every, say=say)
         rows = [_plain(row) for row in found.feasible]
         shown: dict[str, Any] = {
             "rows": rows if as_json else [{k: r[k] for k in ("key", "step_time", "mfu", "memory", "gpus")} for r in rows[:10]]
@@ -50,17 +59,21 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
         if as_json:
             shown["front"] = [_plain(row) for row in found.front]
         desk.show({**shown, "counts": found.counts, "best": found.best.key if found.best else "", "file": found.path}, as_json, "sweep")
+        if report:
+            desk.say(f"report: {desk.page('sweep', report, plan, found)}")
 
 
 def _explain(app: typer.Typer, desk: Desk) -> None:
     @app.command()
-    def explain(plan: PlanName, on: On = "dgx-h100", set_: Sets = None, as_json: AsJson = False) -> None:
+    def explain(
+        plan: PlanName, on: On = "dgx-h100", set_: Sets = None, fail: Fail = None, without: Without = None, as_json: AsJson = False
+    ) -> None:
         """Critical path, what each resource is worth, and the best changes of plan."""
         from sim.bind import bind
         from sim.planfile import load_plan
         from sim.planning.explain import explain as run
 
-        overrides, edits = split(set_)
+        overrides, edits = split(set_, fail, without)
         found = _plain(run(bind(load_plan(plan, overrides), on, edits)))
         if as_json:
             desk.show(found, True, "explain")
@@ -80,17 +93,23 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
         set_: Sets = None,
         days: Annotated[float | None, typer.Option(help="Find the smallest cluster that finishes in so many days")] = None,
         prices: Prices = None,
+        report: Report = None,
         as_json: AsJson = False,
     ) -> None:
-        """Days, GPU-hours, energy, money and goodput of a training run."""
+        """Days, GPU-hours, energy, money and goodput of a training run; with --report also scaling curves."""
         from sim.planfile import load_plan
         from sim.planning.capacity import capacity as run
-        from sim.planning.capacity import load_prices, smallest
+        from sim.planning.capacity import load_prices, scaling, smallest
 
         base = load_plan(plan, tuple(set_ or ()))
         money = load_prices(prices) if prices else None
         found = smallest(base, on, tokens, days, say=desk.say) if days else run(base, on, tokens, prices=money)
         desk.show({**_plain(found), "days": found.days}, as_json, "capacity")
+        if report:
+            machine = on.split("x ")[-1].strip()
+            sizes = [base.world * 2**n for n in range(8)]
+            curves = [scaling(base, machine, sizes, tokens, weak=weak, prices=money) for weak in (False, True)]
+            desk.say(f"report: {desk.page('capacity', report, plan, found, *curves)}")
 
 
 def _plain(value: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from sim.bind import Setting, bind
 from sim.cost.price import Cost, Pricer
 from sim.engine.run import simulate
 from sim.lower.step import lower
-from sim.metrics import critical_path, step_times
+from sim.metrics import critical_path
 from sim.plan import Plan
 from sim.planning.neighbours import neighbours
 from sim.predict import STEPS, figures_of_memory, predict_setting, pricer_for
@@ -95,10 +95,10 @@ def explain(setting: Setting, tries: int = 12) -> Explanation:
     program = lower(plan, setting.network, setting.framework, topology.kind, STEPS)
     pricer = pricer_for(setting)
     trace = simulate(program, pricer, True, topology.symmetric)
-    step = step_times(trace)[-1]
+    step = step_time(trace)
 
     def scaled(kind: str, factor: float) -> float:
-        return step_times(simulate(program, Scaled(pricer, kind, factor), True, topology.symmetric))[-1]
+        return step_time(simulate(program, Scaled(pricer, kind, factor), True, topology.symmetric))
 
     found = [_sensitivity(kind, step, scaled) for kind in KINDS]
     found.sort(key=lambda s: s.infinitely_fast)

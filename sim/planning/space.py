@@ -101,7 +101,7 @@ def size_of(space: dict[str, tuple[str, ...]]) -> int:
     for values in space.values():
         count *= len(values)
     if count > _LARGEST:
-        raise BadInput(f"the space has {count:,} points, at most {_LARGEST:,} are enumerated: narrow it, or use --search optuna")
+        raise BadInput(f"the space has {count:,} points, at most {_LARGEST:,} are enumerated: narrow it")
     return count
 
 
@@ -136,6 +136,15 @@ def point(at: Mapping[str, str], on: str) -> Candidate:
     return Candidate(overrides + ((f"gpus={at['gpus']}",) if at.get("gpus") else ()), on)
 
 
+def named(base: Plan, key: str) -> tuple[Candidate, Plan | str]:
+    """The point that a results file names, with its plan."""
+    words, _, on = f" {key}".rpartition(" on=")
+    overrides = tuple(words.split())
+    last = overrides[-1] if overrides else ""
+    candidate = Candidate(overrides, on)
+    return candidate, plan_at(base, candidate, last.removeprefix("gpus=") if last.startswith("gpus=") else "")
+
+
 def plan_at(base: Plan, candidate: Candidate, gpus: str) -> Plan | str:
     """The point's plan: overrides, then data parallelism from what `gpus` leaves. A text says why there is none."""
     overrides = candidate.overrides[:-1] if gpus else candidate.overrides
@@ -159,6 +168,24 @@ def _split(base: Plan, overrides: tuple[str, ...], gpus: int) -> Plan:
     axis = "dp_replicate" if parallel.zero == 0 else "dp_shard"
     whole = msgspec.structs.replace(base, parallel=msgspec.structs.replace(base.parallel, dp_shard=1, dp_replicate=1))
     return load_plan(whole, (f"parallel.{axis}={gpus // inner}", *overrides))
+
+
+def auto_space(plan: Plan, on: str, gpus: int) -> dict[str, tuple[str, ...]]:
+    """All sensible plans for the plan's model on so many GPUs: tp inside a node, pp that divides the layers, ...
+
+    Raises `BadInput` where the model has no layers to split (CNNs, captured modules).
+    """
+    from sim.bind import model_of
+    from topologies.load import load_topology
+
+    model, machine = model_of(plan), load_topology(on)
+    layers, heads = getattr(model, "layers", 0), getattr(model, "heads", 0)
+    if not layers or not heads:
+        raise BadInput(f"--auto knows how to split transformers; {plan.model_name} is none. Write the space, e.g. zero=0,1,3 micro=1..16")
+    if not 1 <= gpus <= machine.gpus:
+        raise BadInput(f"--auto {gpus}: {machine.name} has 1 to {machine.gpus} GPUs")
+    experts = getattr(getattr(model, "moe", None), "experts", 0) or 0
+    return sensible(layers, heads, gpus, machine.ranks_per_node, experts, long=(plan.seq_len or 0) >= 32_768)
 
 
 def sensible(model_layers: int, heads: int, gpus: int, per_node: int, experts: int = 0, long: bool = False) -> dict[str, tuple[str, ...]]:

@@ -2,7 +2,8 @@
 
 What cannot fit is rejected by arithmetic. Each plan that fits has a lower bound of its step (`bound`); plans are simulated from the
 most promising on, with equal ranks folded and runs of kernels fused, both exact, and a plan whose bound and memory are no better than what
-another has reached is not simulated: neither the best nor the front can change. Results stream into a `Store`.
+another has reached is not simulated. Equal layers are simulated a few at a time (`screen`); whatever is on the front then, or within
+1 % of the best, is simulated whole. Results stream into a `Store`.
 """
 
 from __future__ import annotations
@@ -10,21 +11,23 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from sim.bind import bind
 from sim.plan import Plan
 from sim.planning.bound import Bounds
+from sim.planning.capacity import price_of
 from sim.planning.floor import Floor
 from sim.planning.pool import Pool, pool
-from sim.planning.space import Candidate, TooLarge, base_tree, candidates
+from sim.planning.screen import screened
+from sim.planning.space import Candidate, TooLarge, base_tree, candidates, named
 from sim.planning.store import Row, Store
-from sim.predict import figures_of_memory, mfu_of, pricer_for
-from sim.steady import step_of
+from sim.predict import figures_of_memory, mfu_of, predict_setting, pricer_for
 from topologies.errors import BadInput, SteptwinError
 from topologies.load import Topology, load_topology
 
@@ -66,7 +69,17 @@ class Open(msgspec.Struct, frozen=True):
     """What it would be if nothing but its bound counted."""
 
 
-Work = tuple[list[tuple[Candidate, Plan]], Prices]
+class Work(NamedTuple):
+    """A chunk for one process."""
+
+    plans: list[tuple[Candidate, Plan]]
+    prices: Prices
+    whole: bool = False
+    """All layers, not a few."""
+
+
+CLOSE = 1.01
+"""Plans within this factor of the best are simulated whole before one is called the best."""
 
 
 def sweep(base: Plan, space: dict[str, tuple[str, ...]], on: str, path: Path, *, workers: int = 1, backend: str = "", address: str = "",
@@ -76,11 +89,13 @@ def sweep(base: Plan, space: dict[str, tuple[str, ...]], on: str, path: Path, *,
     `every`: simulate also what cannot be better than another. `backend` "" runs on local processes; "dask" or "ray" through
     joblib on a cluster at `address`. Raises `BadInput` when nothing of the space is feasible, with what came closest.
     """
+    for machine in space.get("on", (on,)) if prices else ():
+        price_of(prices or {}, machine)  # a missing price is said before anything is simulated
     header = {"space": {key: list(values) for key, values in space.items()}, "plan": base_tree(base), "on": on}
     with Store(path, header) as store, pool(workers, backend, address) as place:
         work = _enumerate(base, space, on, store)
         waiting = _screened(work, store, place, prices or {}, say)
-        _simulated(waiting, store, place, prices or {}, workers, every, say)
+        _simulated(base, waiting, store, place, prices or {}, workers, every, say)
         rows = list(store.rows())
     counts = {name: sum(row.outcome == name for row in rows) for name in ("done", "memory", "bound", "refused", "failed")}
     found = Sweep(rows, str(path), counts)
@@ -109,16 +124,18 @@ def _screened(work: list[tuple[Candidate, Plan]], store: Store, place: Pool, pri
     """Plans that fit, the most promising first; the others are rows."""
     progress = _Progress(len(work), "screened", say)
     waiting: list[Open] = []
-    for rows, fits in place.map(screen_chunk, [(chunk, prices) for chunk in _chunks(work)]):
+    for rows, fits in place.map(screen_chunk, [Work(chunk, prices) for chunk in _chunks(work)]):
         store.add(rows)
         waiting += fits
         progress.more(len(rows) + len(fits))
     return sorted(waiting, key=lambda one: (_effort(one.bound), one.candidate.key))
 
 
-def _simulated(waiting: list[Open], store: Store, place: Pool, prices: Prices, workers: int, every: bool, say: Say | None) -> None:
-    """Simulates wave by wave; what a finished plan dominates is decided without."""
-    done = [row for row in store.rows() if row.outcome == "done"]
+def _simulated(
+    base: Plan, waiting: list[Open], store: Store, place: Pool, prices: Prices, workers: int, every: bool, say: Say | None
+) -> None:
+    """Simulates wave by wave; what a plan that was simulated whole dominates is decided without."""
+    done = _confirmed(base, store, place, prices)
     progress = _Progress(len(waiting), "decided", say)
     size = _CHUNK * _WAVE * max(1, workers)
     while waiting:
@@ -132,10 +149,25 @@ def _simulated(waiting: list[Open], store: Store, place: Pool, prices: Prices, w
         # The first wave is small: it finds plans good enough to settle most of the others.
         wave, waiting = waiting[: size if done or every else _CHUNK], waiting[size if done or every else _CHUNK :]
         chunks = _chunks([(one.candidate, one.plan) for one in wave], max(1, min(_CHUNK, len(wave) // max(1, workers))))
-        for rows in place.map(evaluate_chunk, [(chunk, prices) for chunk in chunks]):
+        for rows in place.map(evaluate_chunk, [Work(chunk, prices, every) for chunk in chunks]):
             store.add(rows)
-            done += [row for row in rows if row.outcome == "done"]
             progress.more(len(rows))
+        done = _confirmed(base, store, place, prices)
+
+
+def _confirmed(base: Plan, store: Store, place: Pool, prices: Prices) -> list[Row]:
+    """Simulates whole what was ranked from a few layers, until the front and the best rest on whole simulations alone. Returns these."""
+    while True:
+        done = [row for row in store.rows() if row.outcome == "done"]
+        whole = [row for row in done if json.loads(row.detail).get("whole")]
+        best = min((_effort(row) for row in done), default=0.0)
+        vital = [*pareto(done), *(row for row in done if _effort(row) <= CLOSE * best)]
+        keys = dict.fromkeys(row.key for row in vital if row not in whole)
+        plans = [(candidate, plan) for candidate, plan in map(partial(named, base), keys) if isinstance(plan, Plan)]
+        if not plans:
+            return whole
+        for rows in place.map(evaluate_chunk, [Work(chunk, prices, True) for chunk in _chunks(plans, 1)]):
+            store.add(rows)
 
 
 def _chunks(work: list[tuple[Candidate, Plan]], size: int = _CHUNK) -> list[list[tuple[Candidate, Plan]]]:
@@ -167,9 +199,8 @@ def screen_chunk(work: Work) -> tuple[list[Row], list[Open]]:
     """Memory and bound of some plans: rows of those that do not fit or cannot be built, and those that may be simulated."""
     rows: list[Row] = []
     fits: list[Open] = []
-    chunk, prices = work
-    for candidate, plan in chunk:
-        found = _screen(candidate, plan, prices)
+    for candidate, plan in work.plans:
+        found = _screen(candidate, plan, work.prices)
         if isinstance(found, Row):
             rows.append(found)
         else:
@@ -197,8 +228,7 @@ def _bounds() -> Bounds:
 
 def evaluate_chunk(work: Work) -> list[Row]:
     """Rows of some plans; an error of one plan is its row, not the sweep's end."""
-    chunk, prices = work
-    return [evaluate(candidate, plan, prices) for candidate, plan in chunk]
+    return [evaluate(candidate, plan, work.prices, work.whole) for candidate, plan in work.plans]
 
 
 @lru_cache(maxsize=64)
@@ -206,21 +236,33 @@ def _machine(name: str) -> Topology:
     return load_topology(name)
 
 
-def evaluate(candidate: Candidate, plan: Plan, prices: Prices) -> Row:
-    """One plan that fits, simulated in its steady state."""
+def evaluate(candidate: Candidate, plan: Plan, prices: Prices, whole: bool = True) -> Row:
+    """One plan that fits: `whole`, or in its steady state from a few of its equal layers and micro-batches."""
+    split: dict[str, float] = {}
     try:
         setting = bind(plan, _machine(candidate.on))
-        step, split = step_of(setting)
+        if whole:
+            found = predict_setting(setting, steps=2, detail=False)
+            step, split = found.step_time_s, msgspec.structs.asdict(found.breakdown)
+        else:
+            step = screened(setting)
         report, _ = figures_of_memory(setting, remedies=False)
     except SteptwinError as error:
         return Row(candidate.key, "refused", str(error))
-    return _row(candidate, plan, step, report.peak, mfu_of(setting, step), prices, json.dumps({"breakdown": split}, sort_keys=True))
+    return _row(
+        candidate,
+        plan,
+        step,
+        report.peak,
+        mfu_of(setting, step),
+        prices,
+        json.dumps({"breakdown": split, "whole": whole}, sort_keys=True),
+    )
 
 
 def _row(candidate: Candidate, plan: Plan, step: float, memory: int, mfu: float | None, prices: Prices, detail: str) -> Row:
     rate = plan.global_batch / step if step > 0 else 0.0
-    price = prices.get(candidate.on)
-    cost = price * plan.world / 3600 / rate * 1e6 if price and rate else None
+    cost = price_of(prices, candidate.on) * plan.world / 3600 / rate * 1e6 if prices and rate else None
     return Row(candidate.key, "done", "", step, memory, mfu, rate, plan.world, cost, detail)
 
 
