@@ -14,7 +14,7 @@ from sim.bind import Setting, bind
 from sim.cost.price import Cost, Pricer
 from sim.engine.run import simulate
 from sim.lower.step import lower
-from sim.metrics import critical_path
+from sim.metrics import critical_path, step_time
 from sim.plan import Plan
 from sim.planning.neighbours import neighbours
 from sim.predict import STEPS, figures_of_memory, predict_setting, pricer_for
