@@ -6,7 +6,7 @@ import os
 import tomllib
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -48,12 +48,25 @@ def _preset(name_or_path: str) -> ModelSpec:
 
 
 def spec_of(tree: dict[str, Any], where: str, name: str = "") -> ModelSpec:
-    """A spec from the mapping of a preset, `family` first. Raises `BadInput` with the field's path."""
+    """A spec from the mapping of a preset; `family` unsaid: a decoder. Raises `BadInput` with the field's path."""
     try:
         spec: ModelSpec = msgspec.convert({"family": "decoder", "name": name, **tree}, ModelSpec)
     except msgspec.ValidationError as error:
+        _check_names(tree, where)
         raise BadInput(f"{where}: {error}") from None
     return spec
+
+
+def _check_names(tree: dict[str, Any], where: str) -> None:
+    """Raises `UnknownName` with the nearest for a family, or a field of it, that does not exist."""
+    specs = {str(spec.__struct_config__.tag): spec for spec in get_args(ModelSpec)}
+    family = str(tree.get("family", "decoder"))
+    if family not in specs:
+        raise UnknownName("family", family, specs, where)
+    fields = ("family", *specs[family].__struct_encode_fields__)
+    for key in tree:
+        if key not in fields:
+            raise UnknownName("field", key, fields, where)
 
 
 def _from_file(path: Path) -> ModelSpec:

@@ -1,0 +1,1 @@
+"""What is not allowed is refused by one sentence that names it."""

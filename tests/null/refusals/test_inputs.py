@@ -1,0 +1,243 @@
+"""Plans, programs, configs and machines that cannot be: the message names what is wrong and what is allowed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.bind import bind
+from sim.model import load_model
+from sim.model.load import spec_of
+from sim.optext import parse_op
+from sim.planfile import load_plan
+from sim.predict import predict
+from sim.text import parse_program
+from topologies.errors import BadInput, Refused, RunFailed, SteptwinError
+from topologies.load import load_topology
+
+PLANS = [
+    ("precision=fp7", "bf16"),
+    ("parallel.schedule=1f2b", "1f1b"),
+    ("parallel.tp=0", "tp"),
+    ("batch.global=7", "multiple"),
+    ("parallel.placement=tp,tp,dp,pp", "once each"),
+    ("parallel.virtual_stages=2", "interleaved"),
+    ("update.mode=local", "whole model"),
+    ("framework=pytroch", "pytorch"),
+    ("seq_len", "="),
+    ("comm.bucket=25", "MiB"),
+    ("data.preprocess=2", "ms"),
+    ("noise.stragglers=r9: 2x", "r0 to r3"),
+    ("noise.stragglers=often", "cannot read"),
+    ("noise.stragglers=r1: 0x", "above 0"),
+    ("update.aggregate=primary", "zero = 0"),
+    ("task=forwards", "forward"),
+]
+
+
+@pytest.mark.parametrize(("change", "told"), PLANS)
+def test_plans(change: str, told: str) -> None:
+    tree: dict[str, Any] = {"model": "gpt2-124m", "seq_len": 64, "batch": {"global": 8}, "parallel": {"dp_shard": 4, "zero": 3}}
+    with pytest.raises(SteptwinError) as raised:
+        predict(load_plan(tree, (change,)), "dgx-h100", steps=2)
+    assert told in str(raised.value)
+
+
+TEXT = """\
+program demo device=cuda steps=1
+mesh pp=1 tp=2 order=pp,dp_replicate,dp_shard,cp,tp ep=1
+segment fwd
+  compute compute L0.qkv gemm(m=8,n=8,k=8) cls=gemm
+role all
+  thread host
+    call fwd s0/mb0/fwd index=0 step=0
+ranks 2 all
+"""
+PROGRAMS = [
+    ("segment fwd\n", "", "before the first segment"),
+    ("role all\n", "", "before the first role"),
+    ("  thread host\n", "", "before the first thread"),
+    ("segment fwd\n", "segment fwd\nsegment fwd\n", "stands twice"),
+    ("mesh pp", "mess pp", "mesh"),
+    ("mesh pp=1 tp=2 order=pp,dp_replicate,dp_shard,cp,tp ep=1\n", "", "starts with the lines"),
+    ("device=cuda", "device=tpu", "cuda"),
+    ("device=cuda steps=1", "device=cuda", "expected device="),
+    ("index=0 step=0", "index=0", "expected index="),
+    ("ranks 2 all", "ranks 2", "is missing"),
+    ("ranks 2 all", "ranks 3 all", "its mesh has 2"),
+    ("ranks 2 all", "ranks 2 some", "role"),
+    ("call fwd", "call bwd", "segment"),
+    ("order=pp,dp_replicate,dp_shard,cp,tp", "order=pp,tp", "once"),
+    ("tp=2", "tp=0", "at least 1"),
+    ("pp=1", "px=1", "mesh axis"),
+    ("cls=gemm", "cls=gemm cls=gemm", "stands twice"),
+    ("cls=gemm", "clss=gemm", "op field"),
+    ("L0.qkv gemm", '"L0.qkv gemm', "quotes"),
+    ("compute compute L0.qkv gemm(m=8,n=8,k=8) cls=gemm", "compute compute", "cannot read op"),
+    ("gemm(m=8", "gemm(mm=8", "mm"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "told"), PROGRAMS)
+def test_programs(old: str, new: str, told: str) -> None:
+    assert old in TEXT
+    with pytest.raises(BadInput) as raised:
+        parse_program(TEXT.replace(old, new, 1))
+    assert told in str(raised.value)
+
+
+def test_ops_of_unknown_kinds() -> None:
+    with pytest.raises(BadInput, match="compute"):
+        parse_op("comptue compute L0")
+
+
+DECODER: dict[str, Any] = {"family": "decoder", "layers": 4, "hidden": 64, "heads": 4, "vocab": 128}
+MODELS = [
+    ({"heads": 5}, "does not divide hidden"),
+    ({"kv_heads": 3}, "does not divide heads"),
+    ({"moe": {"experts": 2, "top_k": 4, "ffn": 64}}, "top_k"),
+    ({"pre_norms": False}, "post_norms"),
+    ({"pattern": "M*"}, "letters"),
+    ({"pattern": "MMMM"}, "mamba"),
+    ({"pattern": "EEEE"}, "moe"),
+    ({"pattern": "****", "lora": {"rank": 4}}, "LoRA"),
+    ({"family": "decodr"}, "decoder"),
+    ({"hiden": 3}, "hidden"),
+    ({"activation": "swish2"}, "activation"),
+]
+
+
+@pytest.mark.parametrize(("change", "told"), MODELS, ids=lambda value: str(value))
+def test_models(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(SteptwinError) as raised:
+        bind(load_plan({"model": DECODER | change, "seq_len": 16}), "dgx-h100")
+    assert told in str(raised.value)
+
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 256,
+}  # fmt: skip
+CONFIGS = [
+    ({"hidden_size": "64"}, "whole number"),
+    ({"hidden_size": None}, "is missing"),
+    ({"tie_word_embeddings": "yes"}, "true or false"),
+    ({"hidden_act": "swish9"}, "activation"),
+    ({"model_type": "lama"}, "llama"),
+]
+
+
+@pytest.mark.parametrize(("change", "told"), CONFIGS, ids=lambda value: str(value))
+def test_configs(tmp_path: Path, change: dict[str, Any], told: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA))
+    assert load_model(str(path)) is not None
+    path.write_text(json.dumps(LLAMA | change))
+    with pytest.raises(SteptwinError) as raised:
+        load_model(str(path))
+    assert told in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("config.json", "[1]", "table of fields"),
+        ("config.json", "{", "valid JSON"),
+        ("config.toml", "a = ", "TOML"),
+        ("config.json", None, "does not exist"),
+    ],
+)
+def test_model_files(tmp_path: Path, name: str, text: str | None, told: str) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(BadInput) as raised:
+        load_model(str(tmp_path / name))
+    assert told in str(raised.value)
+
+
+def test_a_description_names_what_it_lacks() -> None:
+    with pytest.raises(BadInput, match="missing required field `hidden`"):
+        spec_of({"layers": 2}, "[model]")
+
+
+MACHINES = [
+    ("0x dgx-h100", "1 to"),
+    ("dgx-h100:0", "no GPU"),
+    ("dgx-h100:9", "8 ranks per node"),
+    ("dgx-h100 + cpu-host", "mixes"),
+    ("dgx-h100 +", "cannot read"),
+    ("", "no name"),
+    ("missing.toml", "no topology file"),
+]
+
+
+@pytest.mark.parametrize(("source", "told"), MACHINES)
+def test_machines(source: str, told: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        load_topology(source)
+    assert told in str(raised.value)
+
+
+FILES = [
+    ("nodes = 3", "text in quotes"),
+    ('nodes = "2x dgx-h100"\nedits = "oversubscription=2"', "list of texts"),
+    ('base = "dgx-h100"\nnvlink = { mesh = [[0, 9, 1]] }', "GPU"),
+    ('base = "dgx-h100"\nnvlink = { mesh = [[0, 0, 1]] }', "joins two"),
+    ('base = "dgx-h100"\nnvlink = { mesh = [[0, 1]] }', "each row"),
+    ('base = "dgx-h100"\nnvlink = { mesh = "some" }', "list of"),
+    ('base = "dgx-h100"\nnvlink = { switch = [99] }', "links"),
+    ('base = "dgx-h100"\nnvlink = { switch = "four" }', "must list"),
+    ('base = "dgx-h100"\nlinks = 3', "must be a table"),
+    ("base = 3", "in quotes"),
+    ('bace = "dgx-h100"', "base"),
+    ('base = "dgx-h100"\nranks = "two"', "whole number"),
+]
+
+
+@pytest.mark.parametrize(("text", "told"), FILES)
+def test_machine_files(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text + "\n")
+    with pytest.raises(BadInput) as raised:
+        load_topology(str(path))
+    assert told in str(raised.value)
+
+
+def test_a_machine_file_that_stands_on_itself(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('base = "b.toml"\n')
+    (tmp_path / "b.toml").write_text('base = "a.toml"\n')
+    with pytest.raises(BadInput, match="includes itself"):
+        load_topology(str(tmp_path / "a.toml"))
+
+
+EDITS = [
+    "link.nvlnk.rate=1 GB/s",
+    "fail=link:gpu0-gpu99",
+    "fail=nothing",
+    "without=wheels",
+    "slow=r99:0.5",
+    "oversubscription=0",
+    "rails=x",
+    "fail=spine:99999",
+    "nope=1",
+]
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_what_ifs(edit: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        load_topology("2x dgx-h100", (edit,))
+    assert len(str(raised.value)) > 20
+
+
+def test_a_rank_that_is_not_there() -> None:
+    with pytest.raises(BadInput, match="ranks 0 to 7"):
+        load_topology("dgx-h100").device(8)
+
+
+def test_a_failed_run_says_where_its_rest_is() -> None:
+    assert str(RunFailed("rank 1 died.", "runs/x")).endswith("What was measured is kept in runs/x.")
+    assert str(RunFailed("rank 1 died.")) == "rank 1 died."
+    assert RunFailed("x").exit_code == 4 and Refused("x").exit_code == 2
