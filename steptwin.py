@@ -13,7 +13,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -24,21 +24,28 @@ if TYPE_CHECKING:
     from executor.twin import Twin
     from sim.align import Comparison
     from sim.plan import Plan
+    from sim.planning.capacity import Capacity
+    from sim.planning.explain import Explanation
+    from sim.planning.sweep import Sweep
     from sim.predict import Prediction
     from topologies.load import Topology
 
+    PlanLike: TypeAlias = Plan | str | Path | dict[str, Any]
+    """A plan, a shipped plan's name, a TOML file, or the same as a mapping."""
+
 __version__ = "0.1.0"
-__all__ = ["compare", "main", "marked", "predict", "topology", "twin"]
+__all__ = ["capacity", "compare", "explain", "main", "marked", "predict", "sweep", "topology", "twin"]
+T = TypeVar("T")
 
 
-def predict(plan: Plan | str | Path | dict[str, Any], topology: Topology | str | Path, **options: Any) -> Prediction:
+def predict(plan: PlanLike, topology: Topology | str | Path, **options: Any) -> Prediction:
     """Predicts one training step; see `sim.predict.predict` for the options and errors."""
     from sim.predict import predict as run
 
-    return run(plan, topology, **options)
+    return _shown(run(plan, topology, **options))
 
 
-def twin(plan: Plan | str | Path | dict[str, Any], folder: str | Path, **options: Any) -> Twin:
+def twin(plan: PlanLike, folder: str | Path, **options: Any) -> Twin:
     """Probes if needed, predicts, plays, trains with stock PyTorch and compares, on this machine."""
     from executor.twin import twin as run
     from sim.planfile import load_plan
@@ -50,7 +57,7 @@ def compare(predicted: Prediction, measured: str | Path) -> Comparison:
     """Lays a prediction beside a trace file that was measured elsewhere."""
     from sim.compare import compare as run
 
-    return run(predicted, measured)
+    return _shown(run(predicted, measured))
 
 
 def marked(model: nn.Module, **options: Any) -> AbstractContextManager[None]:
@@ -64,7 +71,41 @@ def topology(source: str | Path | Topology, *edits: str) -> Topology:
     """A machine or cluster by name, expression or file, with what-ifs: `topology("4x dgx-h100", "oversubscription=2")`."""
     from topologies.load import load_topology
 
-    return load_topology(source, edits)
+    return _shown(load_topology(source, edits))
+
+
+def sweep(plan: PlanLike, space: str | int, on: str, file: str | Path = "runs/sweep.sqlite", **options: Any) -> Sweep:
+    """Every plan of a space such as `"tp=1,2,4 pp=1..8 gpus=64"` (a number: all sensible plans on so many GPUs); see `sim.planning.sweep`."""
+    from sim.planfile import load_plan
+    from sim.planning.space import auto_space, parse_space
+    from sim.planning.sweep import sweep as run
+
+    base = load_plan(plan)
+    points = auto_space(base, on, space) if isinstance(space, int) else parse_space(space)
+    return _shown(run(base, points, on, Path(file), **options))
+
+
+def explain(plan: PlanLike, on: Topology | str | Path, **options: Any) -> Explanation:
+    """What the step is spent on, what faster resources would bring, and the best changes of plan; see `sim.planning.explain`."""
+    from sim.bind import bind
+    from sim.planning.explain import explain as run
+
+    return run(bind(plan, on), **options)
+
+
+def capacity(plan: PlanLike, on: str, tokens: float, **options: Any) -> Capacity:
+    """Days, GPU-hours, energy, money and goodput of a whole training run; see `sim.planning.capacity`."""
+    from sim.planfile import load_plan
+    from sim.planning.capacity import capacity as run
+
+    return run(load_plan(plan), on, tokens, **options)
+
+
+def _shown(value: T) -> T:
+    """In a notebook, the value can show itself."""
+    from reports.notebook import shown
+
+    return shown(value)
 
 
 class _Desk:

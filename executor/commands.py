@@ -21,12 +21,13 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
         module: Annotated[str, typer.Argument(help="my_package.my_module:build, a function that returns a torch.nn.Module")],
         input_: Annotated[list[str], typer.Option("--input", help="Shape and dtype of an input: 8x3x224x224:fp32; may be repeated")],
         out: Annotated[Path, typer.Option("--out", help="The model file to write")],
+        precision: Annotated[str, typer.Option(help="Dtype of parameters and floating-point inputs")] = "",
         trust: Annotated[bool, typer.Option("--trust", help="Import and run the named code; without this nothing of it runs")] = False,
     ) -> None:
         """Record a module's ops under fake tensors: no memory, no device.  The file then serves as `model` of a plan."""
         from executor.capture import capture_to
 
-        desk.say(f"wrote {capture_to(module, tuple(input_), out, trust)}")
+        desk.say(f"wrote {capture_to(module, tuple(input_), out, trust, precision=precision)}")
 
 
 def _runs(app: typer.Typer, desk: Desk) -> None:

@@ -14,10 +14,12 @@ from reports.machine import machine
 from reports.page import Card, Page
 from reports.scene import Scene
 from reports.timeline import representative, timeline, told
+from reports.utilisation import monitor
 from reports.words import gib, seconds, volume
 from sim.align import Comparison
 from sim.metrics import breakdown, step_times, window
 from sim.trace import Trace
+from sim.utilisation import utilisation
 from topologies.units import show_flops
 
 _FOOT = (
@@ -114,6 +116,15 @@ def _prediction_body(page: Page, summary: Mapping[str, Any], trace: Trace, scene
     if any(line for line in scene.memory.values()):
         page.section("Device memory over time", f"Peak {gib(summary['peak_memory_bytes'])} on the fullest rank. " + _parts(summary))
         page.figure(figures.memory_line(scene.memory, scene.capacity, window(trace)))
+    if summary.get("syncs"):
+        page.section("Where host and device wait for each other", "Each kind of sync point: how often in a step, and what it costs.")
+        page.table(
+            ("what", "where", "per step", "stands still", "longer by"),
+            [(p["op"], p["where"], f"{p['per_step']:g}", seconds(p["seconds"]), seconds(p["adds"])) for p in summary["syncs"]],
+        )
+    if scene.topology is not None:
+        page.section("How busy everything is", "Cores, CPU threads and device lanes over the step, busiest of each kind first.")
+        page.figure(monitor(utilisation(trace, scene.topology), scene.measured))
     _links(page, scene, step)
     page.section(
         "On what the costs rest", "measured: by `probe` on this machine. fitted: on published measurements. assumed: by a stated rule."

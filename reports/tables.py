@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from reports.palette import WORDS
 
 
+_WIDE = 130
+"""Columns of text where the output is no terminal."""
+
+
 def show(value: Mapping[str, Any], kind: str) -> None:
     """Prints a result of the command line; `kind` chooses the layout."""
     from rich.console import Console
 
-    console = Console(highlight=False, markup=False)
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _WIDE)
     layout = {"prediction": _prediction, "comparison": _comparison}.get(kind)
     if layout is None:
         _plain(console, value, kind)
@@ -26,7 +31,7 @@ def _table(title: str, *columns: str) -> Any:
 
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
     for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right")
+        table.add_column(column.removesuffix("_s"), justify="left" if index == 0 else "right", overflow="fold")
     return table
 
 
@@ -88,12 +93,29 @@ def _comparison(console: Any, value: Mapping[str, Any]) -> None:
         console.print(note)
 
 
+_SHARES = ("mfu", "cpu_busy", "gain", "error", "mape", "median_ape", "bias")
+"""Columns that hold a share of one."""
+
+
+def _cell(name: str, value: Any) -> str:
+    """A value in the unit that its column's name tells: seconds, bytes, shares."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return str(value)
+    if name.endswith(("_s", "step_time")) or name in ("predicted", "measured", "p10", "p90"):
+        return _ms(value)
+    if name == "memory":
+        return f"{value / 2**30:.1f} GiB"
+    if name in _SHARES:
+        return f"{value:.1%}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def _plain(console: Any, value: Mapping[str, Any], kind: str) -> None:
     rows = value.get("rows")
     if isinstance(rows, (list, tuple)) and rows and isinstance(rows[0], dict):
         table = _table(kind, *rows[0])
         for row in rows:
-            table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row.values()))
+            table.add_row(*(_cell(name, cell) for name, cell in row.items()))
         console.print(table)
         value = {key: item for key, item in value.items() if key != "rows"}
     for key, item in value.items():

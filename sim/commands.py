@@ -14,6 +14,7 @@ from topologies.verbs import AsJson, Desk, Fail, On, Out, PlanName, Sets, Withou
 def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
     """Adds the verbs; `plans` is the group `steptwin plan`."""
     _predict(app, desk)
+    _studies(app, desk)
     _collective(app, desk)
     _plans(plans, desk)
 
@@ -27,6 +28,7 @@ def _predict(app: typer.Typer, desk: Desk) -> None:
         fail: Fail = None,
         without: Without = None,
         calibration: Annotated[Path | None, typer.Option(help="A file that `steptwin probe` wrote on the target")] = None,
+        costs: Annotated[str, typer.Option(help="fitted, or tables: measured kernels of the package aiconfigurator-core")] = "fitted",
         steps: Annotated[int, typer.Option(help="Optimizer steps to simulate", min=1)] = 3,
         out: Out = None,
         as_json: AsJson = False,
@@ -38,7 +40,7 @@ def _predict(app: typer.Typer, desk: Desk) -> None:
 
         overrides, edits = split(set_, fail, without)
         machine = load_topology(on, edits)
-        found = run(load_plan(plan, overrides), machine, calibration=calibration, steps=steps)
+        found = run(load_plan(plan, overrides), machine, calibration=calibration, costs=costs, steps=steps)
         summary = found.to_dict()
         if out:
             desk.say(f"report: {desk.page('prediction', out, found.plan, found.program, summary, found.trace, machine)}")
@@ -73,6 +75,50 @@ def _predict(app: typer.Typer, desk: Desk) -> None:
             parts = (predicted.plan, predicted.program, result["prediction"], [predicted.trace, trace], found, times, result, (), machine)
             desk.say(f"report: {desk.page('comparison', out, *parts)}")
         desk.show(result, as_json, "comparison")
+
+
+def _studies(app: typer.Typer, desk: Desk) -> None:
+    @app.command()
+    def study(
+        name: Annotated[str, typer.Argument(help="cifar10-two-workers two-gpus-six-stages copy-compute-overlap nccl-two-gpus")],
+        calibration: Annotated[str | None, typer.Option(help="Of a CPU host, for the variants that run on one")] = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """A shipped plan in its variants, side by side: what each change brings.  Example: steptwin study nccl-two-gpus"""
+        from sim.studies import run_study
+
+        rows = [msgspec.to_builtins(row) for row in run_study(name, calibration)]
+        shown = ("variant", "step_s", "data_s", "exposed_comm_s", "sync_s", "cpu_busy", "bottleneck")
+        desk.show({"rows": rows if as_json else [{key: row[key] for key in shown} for row in rows]}, as_json, name)
+
+    @app.command()
+    def spread(
+        plan: PlanName,
+        on: On = "dgx-h100",
+        set_: Sets = None,
+        draws: Annotated[int, typer.Option(help="Steps to draw")] = 1000,
+        seed: int = 0,
+        rank: Annotated[float | None, typer.Option(help="Sigma of log(time) of each rank's speed")] = None,
+        step: Annotated[float | None, typer.Option(help="Sigma of log(time) from step to step")] = None,
+        length: Annotated[float | None, typer.Option(help="Sigma of log(length) of the samples")] = None,
+        slow_link: Annotated[float | None, typer.Option(help="One link that is so many times slower")] = None,
+        calibration: Path | None = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """Step time as a distribution: P50, P95, P99 under jitter, slow ranks and uneven samples."""
+        from sim.bind import bind
+        from sim.montecarlo import Jitter
+        from sim.montecarlo import spread as run
+        from sim.planfile import load_plan
+
+        overrides, edits = split(set_)
+        given = {"rank": rank, "step": step, "length": length, "slow_link": slow_link}
+        jitter = Jitter(**{key: value for key, value in given.items() if value is not None})
+        setting = bind(load_plan(plan, overrides), on, edits)
+        found = msgspec.to_builtins(run(setting, draws=draws, seed=seed, jitter=jitter, calibration=calibration))
+        if not as_json:
+            del found["samples"]
+        desk.show(found, as_json, "spread")
 
 
 def _collective(app: typer.Typer, desk: Desk) -> None:
