@@ -1,0 +1,50 @@
+"""gloo's collectives: the measured table where there is one, linear between its sizes, the ring's scaling beyond."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.cost.calibration import Sample
+from sim.cost.collective.gloo import ALPHA, BETA, gloo_cost
+
+
+def row(name: str, ranks: int, size: int, seconds: float, cpu: float = 0.0) -> Sample:
+    return Sample(name, "fp32", (ranks, size), seconds, seconds, seconds, 10, cpu)
+
+
+TABLE = (row("all_reduce", 2, 1000, 1e-3, 5e-4), row("all_reduce", 2, 3000, 2e-3, 2e-3), row("broadcast", 2, 1000, 4e-4))
+
+
+def test_alone_there_is_nothing_to_send() -> None:
+    assert gloo_cost("all_reduce", 1000, 1, TABLE).seconds == 0.0
+
+
+@pytest.mark.parametrize(("size", "seconds"), [(1000, 1e-3), (2000, 1.5e-3), (3000, 2e-3), (10, 1e-3), (6000, 4e-3)])
+def test_time_is_linear_between_sizes_flat_below_and_proportional_above(size: int, seconds: float) -> None:
+    cost = gloo_cost("all_reduce", size, 2, TABLE)
+    assert cost.seconds == pytest.approx(seconds)
+    assert cost.source == "measured"
+
+
+def test_members_keep_the_cores_busy_that_were_measured() -> None:
+    assert dict(gloo_cost("all_reduce", 1000, 2, TABLE).uses) == pytest.approx({"cores": 1.0})
+    assert dict(gloo_cost("all_reduce", 3000, 2, TABLE).uses) == pytest.approx({"cores": 2.0})
+    assert gloo_cost("broadcast", 1000, 2, TABLE).uses == ()
+
+
+def test_other_counts_of_ranks_scale_as_a_ring() -> None:
+    two, four = (gloo_cost("all_reduce", 1000, ranks, TABLE).seconds for ranks in (2, 4))
+    assert four / two == pytest.approx((3 / 4) / (1 / 2))
+
+
+def test_a_message_between_two_is_read_as_a_broadcast() -> None:
+    assert gloo_cost("send", 1000, 2, TABLE).seconds == pytest.approx(4e-4)
+
+
+@pytest.mark.parametrize(("name", "ranks", "passes"), [("all_reduce", 2, 2.0), ("all_reduce", 4, 2.0), ("all_gather", 4, 1.0)])
+def test_without_a_table_the_ring_is_assumed(name: str, ranks: int, passes: float) -> None:
+    cost = gloo_cost(name, 4_000_000, ranks, ())
+    steps = passes * (ranks - 1)
+    assert cost.seconds == pytest.approx(steps * ALPHA + steps * 4_000_000 / ranks / BETA)
+    assert cost.source == "assumed"
+    assert dict(cost.uses) == {"cores": ranks * 0.5}

@@ -1,0 +1,63 @@
+"""More GPUs by data parallelism, and plans one change away."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.planfile import load_plan
+from sim.planning.capacity import scaling, smallest
+from sim.planning.neighbours import neighbours
+from topologies.errors import BadInput
+
+BASE = {"model": "gpt2-124m", "seq_len": 256, "batch": {"micro": 2, "global": 64}, "parallel": {"dp_shard": 8, "zero": 3}}
+
+
+def test_strong_scaling_keeps_the_batch_and_weak_grows_it() -> None:
+    plan = load_plan(BASE)
+    strong, weak = (scaling(plan, "dgx-h100", (8, 16, 24), 1e9, weak=weak) for weak in (False, True))
+    assert [one.gpus for one in strong] == [8, 16], "64 samples in pairs are not spread over 24 ranks"
+    assert [one.gpus for one in weak] == [8, 16, 24]
+    assert strong[1].topology == "2x dgx-h100"
+    assert strong[1].steps == strong[0].steps
+    assert weak[1].steps == pytest.approx(weak[0].steps / 2, abs=1)
+    assert strong[1].step_time_s < weak[1].step_time_s
+
+
+def test_replicas_grow_where_the_plan_replicates() -> None:
+    tree = BASE | {"parallel": {"dp_replicate": 4, "tp": 2}}
+    assert [one.gpus for one in scaling(load_plan(tree), "dgx-h100", (3, 8, 16), 1e9)] == [8, 16]
+    both = BASE | {"parallel": {"dp_replicate": 2, "dp_shard": 4, "zero": 3}}
+    assert [one.gpus for one in scaling(load_plan(both), "dgx-h100", (7, 8, 16), 1e9)] == [8, 16]
+
+
+def test_the_smallest_cluster_is_the_first_that_is_in_time() -> None:
+    plan = load_plan(BASE)
+    told: list[str] = []
+    line = scaling(plan, "dgx-h100", (8, 16, 32), 1e11)
+    limit = (line[0].days + line[1].days) / 2
+    assert smallest(plan, "dgx-h100", 1e11, limit, say=told.append).gpus == 16
+    assert told[0].startswith("8 GPUs: ")
+    with pytest.raises(BadInput, match="the fastest was 16 GPUs"):
+        smallest(plan, "dgx-h100", 1e11, line[1].days / 2, most=16)
+
+
+def test_prices_must_know_the_machine() -> None:
+    with pytest.raises(BadInput, match="no price for dgx-h100"):
+        scaling(load_plan(BASE), "dgx-h100", (8,), 1e9, prices={"aws-p5": 2.0})
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [{"dp_shard": 8, "zero": 3}, {"dp_replicate": 2, "tp": 2, "pp": 2}, {"tp": 4, "pp": 2, "schedule": "1f1b"}, {"dp_shard": 1}],
+    ids=str,
+)
+def test_neighbours_keep_ranks_and_batch(parallel: dict[str, object]) -> None:
+    plan = load_plan(BASE | {"parallel": parallel})
+    found = neighbours(plan)
+    assert found
+    for overrides, other in found:
+        assert overrides and other != plan
+        assert (other.world, other.global_batch) == (plan.world, plan.global_batch)
+    changed = {word.partition("=")[0] for overrides, _ in found for word in overrides}
+    assert "memory.recompute" in changed and "compile" in changed
+    assert ("parallel.schedule" in changed) == (plan.parallel.pp > 1)

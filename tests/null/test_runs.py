@@ -1,0 +1,66 @@
+"""A run's files are whole or absent, as open as any other file, and say where they were made."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from sim import runs
+from sim.runs import environment, write_atomic, write_json
+
+
+def test_a_file_is_written_with_its_folders(tmp_path: Path) -> None:
+    path = write_atomic(tmp_path / "a" / "b.txt", "text")
+    assert path.read_text() == "text"
+    assert [one.name for one in path.parent.iterdir()] == ["b.txt"]
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_atomic(tmp_path / "a.txt", "old")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "no space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="no space"):
+        write_atomic(path, "new")
+    assert path.read_text() == "old"
+    assert [one.name for one in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_others_may_read_what_the_mask_allows(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        mode = stat.S_IMODE(write_atomic(tmp_path / "a.txt", b"x").stat().st_mode)
+        assert os.umask(0o027) == 0o027, "the mask is as it was"
+    finally:
+        os.umask(before)
+    assert mode == 0o640
+
+
+def test_json_is_sorted_and_ends_with_a_newline(tmp_path: Path) -> None:
+    text = write_json(tmp_path / "a.json", {"b": 1, "a": Path("x")}).read_text()
+    assert text.endswith("}\n") and text.index('"a"') < text.index('"b"')
+    assert json.loads(text) == {"a": "x", "b": 1}
+
+
+def test_the_environment_names_versions_and_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    monkeypatch.setenv("SECRET_TOKEN", "x")
+    found = environment()
+    assert found["packages"]["simpy"] and found["cores"] >= 1
+    assert found["variables"]["NCCL_ALGO"] == "Ring" and "SECRET_TOKEN" not in found["variables"]
+
+
+def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert environment()["commit"] == ""
+
+
+def test_a_package_that_is_absent_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "_PACKAGES", ("simpy", "no-such-package-of-ours"))
+    assert list(environment()["packages"]) == ["simpy"]
