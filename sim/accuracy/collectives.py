@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -21,13 +21,14 @@ from topologies.graph import Topology
 from topologies.load import load_topology
 
 _MACHINES = (
-    (r"p6-b200", "aws-p6-b200"), (r"p5en", "aws-p5en"), (r"p5\b|p5\.48|aws p5", "aws-p5"), (r"p4de", "aws-p4de"), (r"p4d", "aws-p4d"),
+    (r"p6.b200", "aws-p6-b200"), (r"p5en", "aws-p5en"), (r"p5\b|p5\.48|aws p5", "aws-p5"), (r"p4de", "aws-p4de"), (r"p4d", "aws-p4d"),
     (r"a3.?ultra", "gcp-a3-ultra"), (r"a3.?mega", "gcp-a3-mega"), (r"gb300", "gb300-nvl72"), (r"gb200", "gb200-nvl72"),
     (r"b300", "dgx-b300"), (r"b200", "dgx-b200"), (r"h200", "dgx-h200"), (r"h100.*pcie", "h100-pcie-x8"), (r"h100", "dgx-h100"),
     (r"a100.*pcie", "a100-pcie-x8"), (r"a100", "dgx-a100"), (r"v100", "dgx1-v100"), (r"l40s", "l40s-x8"), (r"pro.?6000", "rtx-pro-6000-x8"),
     (r"5090", "rtx-5090-x4"), (r"4090", "rtx-4090-x8"), (r"3090", "rtx-3090-x4"), (r"mi325", "mi325x-x8"), (r"mi300", "mi300x-x8"),
 )  # fmt: skip
 _LARGE = 1 << 20
+_MISPLACED = " n > 2, badly placed host"
 _GPU = re.compile(r"(gb300|gb200|b300|b200|h200|h100|a100|v100|l40s|pro.?6000|mi3\d\dx?|mi250x?|4090|3090|5090)", re.I)
 
 
@@ -41,21 +42,37 @@ class Timing(msgspec.Struct, frozen=True):
     measured: float
     predicted: float
     machine: str
+    ranks: int
+    file: str
+
+    @property
+    def group(self) -> str:
+        """The row of the table: the GPU type; L40S hosts with more than 2 GPUs apart (their GPUs reach each other at 2-6 GB/s)."""
+        return f"{self.gpu}{_MISPLACED if self.ranks > 2 else ' n = 2'}" if self.gpu == "L40S" else self.gpu
 
     @property
     def error(self) -> float:
         return (self.predicted - self.measured) / self.measured
 
 
-def validate_collectives(path: str | Path) -> dict[str, Any]:
-    """Scores every row of a CSV in the columns of the published collectives. Raises `BadInput` where it cannot be read."""
+def validate_collectives(path: str | Path, beside: str | Path | None = None) -> dict[str, Any]:
+    """Scores every row of a CSV in the columns of the published collectives, and of a second one `beside` it.
+
+    Where `beside` is not given, `facts/nccl_other_measured.csv` next to the folder of `path` is taken if it is there. A row is
+    (GPU type, collective, one node or several, size class, file). Raises `BadInput` where a file cannot be read.
+    """
+    other = Path(beside) if beside is not None else Path(path).resolve().parents[1] / "facts" / "nccl_other_measured.csv"
+    files = [Path(path)]
+    if beside is not None or (other.is_file() and other != Path(path).resolve()):
+        files.append(other)
     found: list[Timing] = []
     refused: list[dict[str, object]] = []
-    for number, row in enumerate(_read(Path(path)), 2):
-        try:
-            found.append(_timing(row))
-        except (SteptwinError, ValueError, KeyError) as error:
-            refused.append({"row": number, "reason": str(error)})
+    for file in files:
+        for number, row in enumerate(_read(file), 2):
+            try:
+                found.append(_timing(row, file.name))
+            except (SteptwinError, ValueError, KeyError) as error:
+                refused.append({"file": file.name, "row": number, "reason": str(error)})
     if not found:
         raise BadInput(f"{path} holds no timing that can be predicted; first reason: {refused[0]['reason'] if refused else 'no rows'}")
     errors = [abs(t.error) for t in found]
@@ -67,7 +84,7 @@ def validate_collectives(path: str | Path) -> dict[str, Any]:
         "mape": sum(errors) / len(errors),
         "bias": sum(t.error for t in found) / len(found),
         "rows": _table(found),
-        "by_gpu": {gpu: median(abs(t.error) for t in found if t.gpu == gpu) for gpu in sorted({t.gpu for t in found})},
+        "by_gpu": {gpu: median(abs(t.error) for t in found if t.group == gpu) for gpu in sorted({t.group for t in found})},
     }
 
 
@@ -77,10 +94,18 @@ def _read(path: Path) -> list[dict[str, str]]:
             rows = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise BadInput(f"{path} cannot be read: {error}") from None
+    rows = [_renamed(row) for row in rows]
     missing = {"kind", "gpus", "gpu", "message_bytes", "time_us"} - set(rows[0] if rows else ())
     if missing:
         raise BadInput(f"{path} lacks the columns {', '.join(sorted(missing))}: give a file in the columns of the published collectives")
     return rows
+
+
+def _renamed(row: dict[str, str]) -> dict[str, str]:
+    """Rows of `nccl_other_measured.csv` under the names of the published collectives; others as they are."""
+    if not {"system", "op", "n_gpus", "bytes"} <= set(row):
+        return row
+    return {**row, "kind": row["op"], "gpus": row["n_gpus"], "gpu": row["system"], "message_bytes": row["bytes"]}
 
 
 @cache
@@ -88,9 +113,9 @@ def _topology(name: str) -> Topology:
     return load_topology(name)
 
 
-def _timing(row: dict[str, str]) -> Timing:
+def _timing(row: dict[str, str], file: str) -> Timing:
     gpus, nodes = int(row["gpus"]), max(1, int(row.get("nodes") or 1))
-    text = f"{row.get('system', '')} {row['gpu']}".lower()
+    text = f"{row.get('system', '')} {row['gpu']}".lower().replace("_", " ")
     machine = next((name for pattern, name in _MACHINES if re.search(pattern, text)), "")
     if not machine:
         raise BadInput(f"no machine of the catalog has the GPU '{row['gpu']}'")
@@ -106,26 +131,48 @@ def _timing(row: dict[str, str]) -> Timing:
     kind = {"alltoall": "all_to_all", "allreduce": "all_reduce", "allgather": "all_gather"}.get(row["kind"], row["kind"])
     cost = collective_cost(kind, bytes_, ranks, topology)
     match = _GPU.search(row["gpu"])
-    return Timing(match.group(1).upper() if match else row["gpu"], kind, topology.nodes, bytes_, measured, cost.seconds, expression)
+    return Timing(
+        match.group(1).upper() if match else row["gpu"], kind, topology.nodes, bytes_, measured, cost.seconds, expression, gpus, file
+    )
 
 
 def _table(found: list[Timing]) -> list[dict[str, object]]:
-    keys: dict[tuple[str, str, str, str], list[Timing]] = {}
+    keys: dict[tuple[str, str, str, str, str], list[Timing]] = {}
     for t in found:
         span = "one node" if t.nodes == 1 else "several nodes"
-        keys.setdefault((t.gpu, t.kind, span, ">= 1 MiB" if t.bytes >= _LARGE else "< 1 MiB"), []).append(t)
-    return [_row(key, group, abs) for key, group in sorted(keys.items())]
+        keys.setdefault((t.group, t.kind, span, ">= 1 MiB" if t.bytes >= _LARGE else "< 1 MiB", t.file), []).append(t)
+    return [_row(key, group) for key, group in sorted(keys.items())]
 
 
-def _row(key: tuple[str, str, str, str], group: list[Timing], size: Callable[[float], float]) -> dict[str, object]:
-    errors = sorted(size(t.error) for t in group)
+def target(gpu: str, span: str, large: bool) -> float | None:
+    """The median absolute error that the project aims at; None for rows that are shown and not judged."""
+    if gpu.endswith(_MISPLACED):
+        return None
+    return (0.15 if span == "several nodes" else 0.10) if large else 0.25
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The `share` quantile with linear interpolation between the order statistics (as numpy's default)."""
+    ordered = sorted(values)
+    at = share * (len(ordered) - 1)
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def _row(key: tuple[str, str, str, str, str], group: list[Timing]) -> dict[str, object]:
+    errors = [abs(t.error) for t in group]
+    middle, aim = median(errors), target(key[0], key[2], key[3] == ">= 1 MiB")
     return {
         "gpu": key[0],
         "collective": key[1],
         "span": key[2],
         "size": key[3],
+        "file": key[4],
         "timings": len(group),
-        "median_ape": round(median(errors), 4),
-        "p90": round(errors[int(0.9 * (len(errors) - 1))], 4),
+        "median_ape": round(middle, 4),
+        "p90": round(quantile(errors, 0.9), 4),
         "bias": round(sum(t.error for t in group) / len(group), 4),
+        "target": aim,
+        "met": None if aim is None else middle <= aim,
     }

@@ -1,0 +1,64 @@
+"""The scorer of collectives: quantiles, groups, files, and what is judged."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.accuracy.collectives import quantile, target, validate_collectives
+from topologies.errors import BadInput
+
+HEADER = ("kind", "gpus", "nodes", "gpu", "system", "message_bytes", "time_us")
+
+
+def _write(path: Path, rows: Sequence[tuple[object, ...]], header: tuple[str, ...] = HEADER) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return path
+
+
+@given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=40), st.floats(0.0, 1.0))
+def test_quantiles_are_numpys(values: list[float], share: float) -> None:
+    assert quantile(values, share) == pytest.approx(float(np.quantile(values, share)), rel=1e-9, abs=1e-9)
+
+
+def test_rows_are_split_and_badly_placed_hosts_are_not_judged(tmp_path: Path) -> None:
+    rows = [("all_reduce", n, 1, "NVIDIA L40S", "l40s", 1 << 24, 2000.0) for n in (2, 4, 8)]
+    rows += [("all_reduce", 16, 2, "H100", "AWS p5", size, 500.0) for size in (1 << 12, 1 << 24)]
+    found = validate_collectives(_write(tmp_path / "collectives.csv", rows))["rows"]
+    assert [(row["gpu"][:6], row["span"], row["size"], row["timings"]) for row in found] == [
+        ("H100", "several nodes", "< 1 MiB", 1),
+        ("H100", "several nodes", ">= 1 MiB", 1),
+        ("L40S n", "one node", ">= 1 MiB", 1),
+        ("L40S n", "one node", ">= 1 MiB", 2),
+    ]
+    assert [row["target"] for row in found] == [0.25, 0.15, 0.10, None] and found[3]["met"] is None
+
+
+def test_a_file_beside_is_scored_in_its_own_rows(tmp_path: Path) -> None:
+    main = _write(tmp_path / "groundtruth" / "collectives.csv", [("all_reduce", 8, 1, "H100", "h100", 1 << 24, 100.0)])
+    header = ("system", "op", "nodes", "n_gpus", "bytes", "time_us")
+    _write(tmp_path / "facts" / "nccl_other_measured.csv", [("aws_p5_h100_efa3200", "alltoall", 2, 16, 1 << 25, 700.0)], header)
+    found = validate_collectives(main)["rows"]
+    assert {(row["collective"], row["file"]) for row in found} == {
+        ("all_reduce", "collectives.csv"),
+        ("all_to_all", "nccl_other_measured.csv"),
+    }
+
+
+def test_targets_are_those_of_the_span_and_the_size() -> None:
+    assert (target("H100", "one node", True), target("H100", "several nodes", True), target("H100", "one node", False)) == (
+        0.10,
+        0.15,
+        0.25,
+    )
+
+
+def test_files_without_the_columns_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="message_bytes"):
+        validate_collectives(_write(tmp_path / "x.csv", [("a", 1)], ("kind", "gpus")))
