@@ -187,10 +187,11 @@ def check(plan: Plan) -> Plan:
     mesh_of(plan)
     per_step = plan.batch.micro * ranks
     if plan.global_batch % per_step:
-        lower, upper = plan.global_batch // per_step * per_step, -(-plan.global_batch // per_step) * per_step
+        upper = -(-plan.global_batch // per_step) * per_step
+        near = f"{upper - per_step} or {upper}" if upper > per_step else f"{upper}"
         raise BadInput(
             f"batch.global = {plan.global_batch} is no multiple of batch.micro x dp_replicate x dp_shard = "
-            f"{plan.batch.micro} x {p.dp_replicate} x {p.dp_shard} = {per_step}. Use {lower or upper} or {upper}"
+            f"{plan.batch.micro} x {p.dp_replicate} x {p.dp_shard} = {per_step}. Use {near}"
         )
     if p.virtual_stages > 1 and p.schedule not in ("interleaved", "dualpipe"):
         raise Refused(f'parallel.virtual_stages = {p.virtual_stages} needs schedule = "interleaved", not "{p.schedule}"')

@@ -1,0 +1,46 @@
+"""README's commands that start processes: each runs as shown (shortened to few steps)."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.null.test_readme import ROOT, commands
+
+SHORT = ["--steps", "3"]
+QUICK = {"twin": SHORT, "run": SHORT, "here": SHORT, "probe": ["--quick"]}
+
+
+@pytest.mark.parametrize("line", [line for line in commands(devices=True) if line.split()[1] in ("run", "probe")])
+def test_command_runs(line: str, tmp_path: Path) -> None:
+    words = shlex.split(line)[1:]
+    done = subprocess.run(
+        [sys.executable, "-m", "steptwin", *words, *QUICK[words[0]]],
+        cwd=tmp_path,
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_the_others_are_commands() -> None:
+    """`twin` and `here` probe at full length: CI runs them elsewhere (test_twin, test_here); here their options are checked."""
+    for line in commands(devices=True):
+        words = shlex.split(line)[1:]
+        done = subprocess.run(
+            [sys.executable, "-m", "steptwin", words[0], "--help"], env=_environment(), capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0
+        assert all(word in done.stdout for word in words if word.startswith("--"))
+
+
+def _environment() -> dict[str, str]:
+    import os
+
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
