@@ -70,7 +70,7 @@ def _ring(job: Job, name: str, part: Part, works: tuple[Work, ...], kernels: lis
     whole = next((work for work in works if isinstance(work, Attention)), None)
     if whole is None:
         raise Refused(f'{part.name}: ring attention (cp_kind = "p2p") needs fused attention. Use attention = "flash"')
-    chunk = replace(whole, kv=max(1, whole.kv // ways))
+    chunks = _chunks(whole, ways)
     message, first = part.seam_bytes // ways, kernels[0]
     ops: list[Op] = []
     hops = ways + (legs - 1)
@@ -80,7 +80,9 @@ def _ring(job: Job, name: str, part: Part, works: tuple[Work, ...], kernels: lis
             ops += _hop(job, f"{name}.hop{step}", carried * message, f"{name}.hop{step - 1}" if step else "", made=legs == 2 or step == 0)
         if step < ways:
             alloc, free = first.alloc if step == 0 else 0, first.free if step + 1 == ways else 0
-            ops.append(compute(job, f"{name}.{step}", (chunk, *(_merge(whole) if step else ())), part.cls, alloc, free))
+            ops.append(
+                compute(job, f"{name}.{step}", _visit(chunks[step > 0], message, chunks[0].kv, first=step == 0), part.cls, alloc, free)
+            )
         if carried:
             ops.append(wait(job, f"{name}.hop{step}.done", COMPUTE))
     return ops
@@ -96,9 +98,34 @@ def _hop(job: Job, id: str, size: int, after: str, made: bool) -> list[Op]:
     return [*ready, *passed, send, recv, record(f"{id}.done", RECV)]
 
 
-def _merge(work: Attention) -> tuple[Work, ...]:
-    """Rescales the sum of the chunks so far and adds the new one (reads two outputs, writes one)."""
-    if work.backward:
-        return ()
-    out = int(work.batch * work.heads * work.q * (work.dv or work.d) * BYTES[work.dtype])
-    return (MemoryBound("add", 2 * out, out, work.dtype),)
+def _chunks(whole: Attention, ways: int) -> tuple[Attention, Attention]:
+    """Attention on the rank's own keys, and on a chunk that arrives.
+
+    Of causal sequences cut at both ends, all queries meet the earlier half of the chunks from the ranks before, without a
+    mask, and the later half of the queries meets whole chunks from the ranks behind: as many pairs.
+    """
+    own = replace(whole, kv=max(1, whole.kv // ways))
+    halved = whole.causal and not whole.window
+    return own, replace(own, kv=max(1, own.kv // 2), causal=False) if halved else own
+
+
+def _visit(chunk: Attention, message: int, keys: int, first: bool) -> tuple[Work, ...]:
+    """One step of the ring on the compute lane: attention, and what makes one result of the steps' results.
+
+    As TransformerEngine's `AttnFuncWithCPAndKVP2P` does on the last rank, whose queries meet every chunk whole. Forward:
+    the first output is rescaled, others are rescaled and added. Backward: the gradients of queries and of the keys and values
+    (`message` bytes for `keys` keys) are copied, then added; every step's kernel forms rowsum(dO * O) again and converts its own dQ from fp32
+    (FlashAttention-2, Dao 2023, algorithm 2; the attention table holds that once). Half chunks are copied into one piece.
+    """
+    e, dtype = BYTES[chunk.dtype], chunk.dtype
+    out = int(chunk.batch * chunk.heads * chunk.q * (chunk.dv or chunk.d) * e)
+    queries = int(chunk.batch * chunk.heads * chunk.q * chunk.d)
+    half = message * chunk.kv // keys
+    piece = () if half == message else (MemoryBound("copy", half, half, dtype),)
+    if not chunk.backward:
+        return (chunk, MemoryBound("scale", out, out, dtype)) if first else (*piece, chunk, MemoryBound("add", 2 * out, out, dtype))
+    dq = int(queries * e)
+    if first:
+        return (chunk, MemoryBound("copy", dq, dq, dtype), MemoryBound("copy", message, message, dtype))
+    again = MemoryBound("add", 2 * out + 4 * queries, 4 * queries + dq, dtype)
+    return (*piece, chunk, again, MemoryBound("add", 2 * dq, dq, dtype), MemoryBound("add", 2 * half, half, dtype))

@@ -10,7 +10,7 @@ from sim.cost.price import Cost
 from sim.engine.run import simulate
 from sim.model.parts import Part
 from sim.program import Op
-from sim.work import Attention, Gemm
+from sim.work import Attention, Gemm, MemoryBound
 from tests.null.lower.tiny import Constant, linear, messages, network, program, show, traffic
 from topologies.errors import Refused
 
@@ -52,6 +52,25 @@ def test_ring_attention_moves_each_chunk_past_all_ranks_and_gradients_home(ways:
     whole = Attention(1, 2, 2, 64, 256, 8)
     assert sum(w.flops for w in works if not w.backward) == whole.flops
     assert sum(w.flops for w in works if w.backward) == 2.5 * whole.flops
+
+
+@pytest.mark.parametrize("ways", [2, 4])
+def test_every_step_of_a_ring_adds_to_what_the_steps_before_left(ways: int) -> None:
+    """Output: rescaled once, added ways - 1 times. Gradients of queries, keys and values: copied once, then added as often."""
+    p = program({"parallel": {"cp": ways}}, network(1, (attention(),)))
+    works = [w for call, op in p.ops(0) if call.step == 1 and op.cls == "attention" for w in op.works if isinstance(w, MemoryBound)]
+    out = 1 * 2 * 64 * 8 * 4  # the gradient of the queries is as large
+    half = KV // ways // 2  # earlier half of an arriving chunk: the mask hides the rest
+    forward, backward = 2 * out + (ways - 1) * 3 * out, 2 * out + (ways - 1) * 3 * out + 2 * KV // ways + (ways - 1) * 3 * half
+    again = (ways - 1) * (2 * out + 2 * out // 4 * 4 + out)  # rowsum(dO * O); dQ from fp32
+    pieces = 2 * (ways - 1) * 2 * half
+    assert sum(w.bytes for w in works) == forward + backward + again + pieces
+
+
+def test_chunks_that_arrive_need_no_mask() -> None:
+    p = program({"parallel": {"cp": 4}, "task": "forward"}, network(1, (attention(),)))
+    works = [w for call, op in p.ops(0) if call.step == 1 for w in op.works if isinstance(w, Attention)]
+    assert [(w.kv, w.causal) for w in works] == [(64, True), (32, False), (32, False), (32, False)]
 
 
 class Timed(Constant):
