@@ -25,7 +25,7 @@ from sim.predict import predict
 ALLOWED = 0.05
 """Growth of resident memory in the second half, as a share."""
 MACHINES = ("dgx-h100", "2x dgx-a100", "cpu-host", "4x aws-p5")
-SPACE = {"parallel.dp_shard": ("1", "2"), "parallel.tp": ("1", "2")}
+SPACE: dict[str, tuple[str, ...]] = {"parallel.dp_shard": ("1", "2"), "parallel.tp": ("1", "2")}
 CUTS: Sequence[dict[str, Any]] = ({"dp_shard": 2, "zero": 3}, {"tp": 2}, {"pp": 2, "schedule": "1f1b"}, {"dp_replicate": 2})
 
 
@@ -49,7 +49,8 @@ def one(number: int) -> float:
 
 def swept(number: int, folder: Path) -> int:
     """A small sweep of a plan unlike all others: how many of its plans ran."""
-    base = load_plan({"model": "gpt2-124m", "seq_len": 40 + number, "batch": {"micro": 1, "global": 4}})
+    tree: dict[str, Any] = {"model": "gpt2-124m", "seq_len": 40 + number, "batch": {"micro": 1, "global": 4}}
+    base = load_plan(tree)
     path = folder / f"{number}.sqlite"
     found = sweep(base, SPACE, "dgx-h100", path, every=True)
     path.unlink()
