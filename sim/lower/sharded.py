@@ -2,7 +2,7 @@
 
 They send DDP's buckets by reduce_scatter, and all_gather the updated parameters: after the optimizer, or beside the next
 forward, one bucket ahead of use (Megatron's overlap-param-gather). Hybrid sharding adds an all_reduce of the shards over
-`dp_replicate`.
+`dp_replicate`. InternEvo's ZeRO-1 gives each rank whole tensors: buckets are all-reduced, owners broadcast.
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ CLS = "comm.fsdp"
 
 
 def messages(job: Job, bucket: Bucket) -> list[Op]:
-    """reduce_scatter of one bucket; with replicas, then the all_reduce of this rank's shard."""
+    """reduce_scatter of one bucket; with replicas, then the all_reduce of this rank's shard. Where ranks own whole tensors: one
+    all_reduce over all data-parallel ranks."""
     size = bucket.elements * job.reduce_bytes
     lane, name = lane_of(bucket.axis), f"grad/{bucket.name}"
+    if owns_tensors(job):
+        everyone = "edp" if bucket.axis == "efsdp" else job.data_axis
+        return [collective(job, f"{name}.all_reduce", lane, "all_reduce", size, everyone, CLS)]
     ops = [collective(job, f"{name}.reduce_scatter", lane, "reduce_scatter", size, bucket.axis, CLS)]
     return ops + replicas(job, name, size / job.size(bucket.axis), lane)
 
@@ -41,6 +45,18 @@ def gather(job: Job, bucket: Bucket) -> Op:
     return collective(
         job, f"param/{bucket.name}.all_gather", lane_of(bucket.axis), "all_gather", bucket.elements * job.param_bytes, bucket.axis, CLS
     )
+
+
+def owns_tensors(job: Job) -> bool:
+    """Does a rank of ZeRO-1 update whole tensors?"""
+    return job.zero == 1 and job.framework.zero1 == "tensors"
+
+
+def broadcasts(job: Job, buckets: list[Bucket], axis: str) -> list[Op]:
+    """Each owner's updated parameters, in one message; a rank beyond the number of tensors owns none. Sizes are taken as equal."""
+    owners = min(job.size(axis), sum(len(bucket.tensors) for bucket in buckets))
+    size = sum(bucket.elements for bucket in buckets) * job.param_bytes / owners
+    return [collective(job, f"param/{axis}{owner}.broadcast", lane_of(axis), "broadcast", size, axis, CLS) for owner in range(owners)]
 
 
 def gather_ahead(job: Job, blocks: list[BlockOps], buckets: list[Bucket], later: list[Bucket] | None) -> list[Op]:
@@ -74,5 +90,9 @@ def gather_all(job: Job, buckets: list[Bucket]) -> list[Op]:
     """All parameters gathered at once, after the update; compute waits."""
     lanes = list(dict.fromkeys(lane_of(bucket.axis) for bucket in buckets))
     ops = [op for lane in lanes for op in order(job, f"param/{lane}.updated", COMPUTE, lane)]
-    ops += [gather(job, bucket) for bucket in buckets]
+    if owns_tensors(job):
+        for axis in dict.fromkeys(bucket.axis for bucket in buckets):
+            ops += broadcasts(job, [bucket for bucket in buckets if bucket.axis == axis], axis)
+    else:
+        ops += [gather(job, bucket) for bucket in buckets]
     return ops + [op for lane in lanes for op in order(job, f"param/{lane}.ready", lane, COMPUTE)]

@@ -28,6 +28,20 @@ def test_zero1_reduce_scatters_buckets_and_gathers_after_the_update() -> None:
     ]
 
 
+@pytest.mark.parametrize(("ranks", "replicas"), [(2, 1), (2, 4), (64, 1)])
+def test_owners_of_whole_tensors_reduce_for_all_and_broadcast_what_they_own(ranks: int, replicas: int) -> None:
+    plan = {"parallel": {"dp_shard": ranks, "dp_replicate": replicas, "zero": 1}}
+    p = program(plan, framework=replace(QUIET, overlap_param=False, zero1="tensors"))
+    sent = [op for call, op in p.ops(0) if call.step == 1 and op.kind == "collective"]
+    reduced = [op for op in sent if op.name == "all_reduce"]
+    assert {op.group for op in reduced} == {"dp"}
+    spread = [op for op in sent if op.name == "broadcast"]
+    assert {op.group for op in spread} == {"fsdp"}
+    assert len(spread) <= ranks and len({op.bytes for op in spread}) == 1
+    assert sum(op.bytes for op in spread) == pytest.approx(sum(op.bytes for op in reduced), rel=0.01)
+    assert {op.name for op in sent} == {"all_reduce", "broadcast"}
+
+
 def test_zero1_gathers_one_bucket_ahead_of_the_next_forward() -> None:
     p = program({"parallel": {"dp_shard": 2, "zero": 1}, "comm": {"bucket": "4 MiB"}})
     assert show(p.segments["fwd.gather"]) == [
