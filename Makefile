@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUNS ?= runs
 PLAN ?= tiny-ddp
 
-.PHONY: twin test bench accuracy reliability twin-gpu lint check clean
+.PHONY: twin test bench accuracy reliability docs lint check clean
 
 $(VENV)/.run: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -41,6 +41,13 @@ reliability: $(VENV)/.dev ## damaged input by the hundred thousand: a table of r
 accuracy: $(VENV)/.dev   ## published steps, collectives, kernels, memory, this machine
 	$(BIN)/steptwin accuracy --shared ../shared
 	$(BIN)/steptwin here --out $(RUNS)/here
+
+docs: $(VENV)/.dev       ## README and every docstring as HTML in build/docs
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@for room in topologies sim executor reports; do $(BIN)/sphinx-apidoc --force --separate --no-toc --module-first --output-dir build/api-source $$room > /dev/null; done
+	@rm -rf reports/docs/api && mkdir -p reports/docs/api && mv build/api-source/*.rst reports/docs/api/
+	@printf 'steptwin\n========\n\n.. automodule:: steptwin\n   :members:\n' > reports/docs/api/steptwin.rst
+	PYTHONPATH=. $(BIN)/sphinx-build -q -b html reports/docs build/docs
 
 clean:
 	rm -rf $(VENV) runs build dist
