@@ -3,7 +3,9 @@
 A benchmark repeats one kernel for a moment, on a cool GPU and often on tame numbers. In training all kernels draw
 power together, and the board lowers its clock until the draw meets the limit: A100 8192^3 runs at 258 TFLOP/s on
 normally distributed numbers and at 295 on zeros (thonking.ai), H100 falls from 770 to 723 and H200 from 780 to 672 from
-4096 to 8192 cubes. SimuMax's GEMMs on a B200 under load take 1.33 times as long as the short ones of aiconfigurator. The rest is a number per GPU, fitted on published training steps (`sim.accuracy.refit`).
+4096 to 8192 cubes. SimuMax's GEMMs on a B200 under load take 1.33 times as long as the short ones of aiconfigurator.
+The rest is a number per GPU, fitted on published training steps (`sim.accuracy.refit`) and then raised by hand on the same
+steps for five of the GPUs and dtypes (`params/sustained.toml` says which): an in-sample choice.
 """
 
 from __future__ import annotations
