@@ -47,6 +47,11 @@ def test_a_bucket_closes_at_its_limit_to_the_byte(bucket: int, expected: list[tu
     assert [one.tensors for one in found] == expected
 
 
+def test_each_bucket_starts_empty() -> None:
+    found = cut(*(linear(f"p{i}", 2) for i in range(6)), parallel={"dp_replicate": 2}, comm={"bucket": "17 B"})
+    assert [one.tensors for one in found] == [(2, 2, 2), (2, 2, 2)]
+
+
 def test_buckets_are_numbered_and_know_what_completes_them() -> None:
     found = cut(linear("a", 2), linear("b", 2), parallel={"dp_replicate": 2}, comm={"bucket": "8 B"})
     assert [(one.name, one.number, one.last, one.axis, one.elements) for one in found] == [
