@@ -1,0 +1,202 @@
+"""The published form of what the verbs print with `--json`, as JSON Schema (draft 2020-12).
+
+A verb may print more keys than stand here; those that stand here stay, with their meaning and unit: `_s` seconds, `_bytes`
+bytes, `_per_s` per second.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from topologies.errors import BadInput, UnknownName
+
+
+class _Said(msgspec.Struct, frozen=True, kw_only=True):
+    pass
+
+
+class Band(_Said, frozen=True, kw_only=True):
+    """Seconds between which a value lies with probability `level`."""
+
+    low: float
+    high: float
+    level: float
+
+
+class ModelFigures(_Said, frozen=True, kw_only=True):
+    """The model; FLOPs of one optimizer step count a multiply-add as two."""
+
+    name: str
+    parameters: int
+    flops_per_step: float
+
+
+class Parts(_Said, frozen=True, kw_only=True):
+    """Seconds of a step by class; they sum to the step."""
+
+    compute_s: float
+    exposed_comm_s: float
+    bubble_s: float
+    host_s: float
+    data_s: float
+    optimizer_s: float
+    output_s: float
+
+
+class Sources(_Said, frozen=True, kw_only=True):
+    """Shares of the step by what its costs rest on; they sum to 1."""
+
+    measured: float
+    fitted: float
+    assumed: float
+
+
+class Predict(_Said, frozen=True, kw_only=True):
+    """`steptwin predict --json`."""
+
+    step_time_s: float
+    interval_s: Band
+    mark: Literal["calibrated", "interpolated", "extrapolated"]
+    samples_per_s: float
+    tokens_per_s: float | msgspec.UnsetType = msgspec.UNSET
+    """Models with sequences."""
+    tokens_per_s_per_gpu: float | msgspec.UnsetType = msgspec.UNSET
+    samples_per_s_per_gpu: float | msgspec.UnsetType = msgspec.UNSET
+    """Models without."""
+    model_flops_per_gpu_per_s: float
+    mfu: float | None
+    """Of the dense peak of the plan's precision; null where the device states none."""
+    model: ModelFigures
+    peak_memory_bytes: int
+    fits: bool
+    breakdown: Parts
+    critical_path: list[dict[str, Any]]
+    sources: Sources
+    warnings: list[str]
+    gpus: int
+    topology: str
+    plan: dict[str, Any]
+
+
+class CollectiveRow(_Said, frozen=True, kw_only=True):
+    """One size; bandwidths as nccl-tests counts them."""
+
+    bytes: int
+    time_us: float
+    algbw_GBps: float
+    busbw_GBps: float
+    algorithm: str
+    protocol: str
+
+
+class Collective(_Said, frozen=True, kw_only=True):
+    """`steptwin collective --json`."""
+
+    collective: str
+    topology: str
+    ranks: int
+    rows: list[CollectiveRow]
+
+
+class Refused(_Said, frozen=True, kw_only=True):
+    """A row that cannot be predicted."""
+
+    row_id: str
+    reason: str
+
+
+class Validate(_Said, frozen=True, kw_only=True):
+    """`steptwin validate --json`: errors are shares of the measured time; `bias` is signed (predicted over measured)."""
+
+    rows: int
+    scored: int
+    refused: list[Refused]
+    mape: float
+    median_ape: float
+    bias: float
+    by_source: dict[str, Any]
+    by_gpu: dict[str, Any]
+    by_family: dict[str, Any]
+    baseline_constant_mfu: dict[str, Any]
+    rank_correlation: dict[str, float]
+
+
+class SweepRow(_Said, frozen=True, kw_only=True):
+    """One plan of a sweep: seconds, peak bytes, samples per second, money per million samples."""
+
+    key: str
+    outcome: str
+    step_time: float | None
+    memory: int | None
+    mfu: float | None
+    rate: float | None
+    gpus: int | None
+    cost: float | None
+
+
+class Sweep(_Said, frozen=True, kw_only=True):
+    """`steptwin sweep --json`: plans that run, fastest first, and those that no other beats."""
+
+    rows: list[SweepRow]
+    front: list[SweepRow]
+    counts: dict[str, int]
+    best: str
+    file: str
+
+
+class Capacity(_Said, frozen=True, kw_only=True):
+    """`steptwin capacity --json`: seconds, joules, money in the price file's unit."""
+
+    gpus: int
+    topology: str
+    steps: int
+    step_time_s: float
+    elapsed_s: float
+    days: float
+    goodput: float
+    failures: int
+    gpu_hours: float
+    energy_j: float | None
+    money: float | None
+    fits: bool
+
+
+class Catalog(_Said, frozen=True, kw_only=True):
+    """`steptwin plan list --json`."""
+
+    plans: list[str]
+    models: list[str]
+
+
+class Machines(_Said, frozen=True, kw_only=True):
+    """`steptwin topology list --json`."""
+
+    machines: list[str]
+    gpus: list[str]
+
+
+FORMS: dict[str, type[_Said]] = {
+    "predict": Predict, "collective": Collective, "validate": Validate, "sweep": Sweep, "capacity": Capacity, "plan list": Catalog,
+    "topology list": Machines,
+}  # fmt: skip
+"""Verb -> the form of its JSON."""
+
+
+def schema(verb: str) -> dict[str, Any]:
+    """The JSON Schema of a verb's output. Raises `UnknownName` for a verb without a published form."""
+    if verb not in FORMS:
+        raise UnknownName("verb", verb, FORMS)
+    found: dict[str, Any] = msgspec.json.schema(FORMS[verb])
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"steptwin {verb} --json", **found}
+
+
+def check(verb: str, text: str | bytes) -> None:
+    """Raises `BadInput` with the path where a verb's output is not as published."""
+    if verb not in FORMS:
+        raise UnknownName("verb", verb, FORMS)
+    try:
+        msgspec.json.decode(text, type=FORMS[verb])
+    except msgspec.MsgspecError as error:
+        raise BadInput(f"the output of {verb} is not as published: {error}") from None
