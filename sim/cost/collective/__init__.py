@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sim.cost.collective.group import GroupShape, group_shape
-from sim.cost.collective.nccl import Choice, best, params
+from sim.cost.collective.nccl import Choice, best
+from sim.cost.collective.rates import params
 from sim.cost.price import Cost
 from topologies.graph import Topology
 
@@ -47,7 +48,7 @@ def message_cost(size: int, a: int, b: int, topology: Topology, siblings: int = 
     if a == b:
         return Cost(0.0, "fitted")
     path, table = topology.path(a, b), params()
-    latency = float(table["latency"]["ring_base"][0]) * 1e-6 + path.latency
+    latency = float(table["latency"]["ring_base_nvlink"][0]) * 1e-6 + path.latency
     if path.kind in ("NVL", "NVB", "C2C"):
         rate = path.rate * float(table["network"]["message_nvlink"])
     elif topology.node(a) != topology.node(b):

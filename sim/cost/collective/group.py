@@ -25,10 +25,15 @@ class GroupShape(msgspec.Struct, frozen=True):
     inter: float
     """All NICs of the group's members on one node together, while its siblings use theirs."""
     efa: bool
+    """The NICs are AWS's EFA."""
     intra_links: tuple[str, ...]
     inter_links: tuple[str, ...]
     neighbour_latency: float
     network_latency: float
+    amd: bool = False
+    """The hosts have AMD CPUs, whose posts to the NIC take longer (NCCL's tuner)."""
+    staged: bool = False
+    """Some members reach each other through host memory alone."""
 
 
 def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -> GroupShape:
@@ -58,6 +63,8 @@ def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -
         inter_links=tuple(link for link in far.links if "nic" in link) if far else (),
         neighbour_latency=near.latency if near else 0.0,
         network_latency=far.latency if far else 0.0,
+        amd="epyc" in topology.host(topology.node(ranks[0])).name.lower(),
+        staged=any(topology.path(inside[0], other).staged for other in inside[1:]),
     )
 
 

@@ -6,16 +6,28 @@ Bus bandwidth and latencies as in NCCL 2.30.7's tuner (src/graph/tuning.cc), sca
 
 from __future__ import annotations
 
-import math
-import tomllib
-from functools import cache
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import msgspec
 
 from sim.cost.collective.group import GroupShape
-from topologies.errors import UnknownName
+from sim.cost.collective.rates import (
+    PROTOCOLS,
+    bus_factor,
+    fabric,
+    fill,
+    inner_hop,
+    inter_bandwidth,
+    intra_bandwidth,
+    levels,
+    net_hop,
+    params,
+    protocol_rate,
+    ring_fill,
+    scaled,
+)
+from topologies.errors import Refused, UnknownName
 
-PROTOCOLS = ("LL", "LL128", "Simple")
 NAMES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "barrier")
 ALGORITHMS = ("auto", "ring", "tree", "nvls", "hierarchical")
 
@@ -30,13 +42,8 @@ class Choice(NamedTuple):
     bandwidth: float
 
 
-@cache
-def params() -> dict[str, Any]:
-    return tomllib.loads((Path(__file__).parents[1] / "params" / "collectives.toml").read_text("utf-8"))
-
-
 def choices(name: str, size: float, shape: GroupShape) -> list[Choice]:
-    """Every way to run it that this machine has."""
+    """Every way in which NCCL would run it on this machine. Raises `UnknownName` for a collective that is none of NCCL's."""
     if name not in NAMES:
         raise UnknownName("collective", name, NAMES)
     if shape.ranks < 2:
@@ -45,7 +52,7 @@ def choices(name: str, size: float, shape: GroupShape) -> list[Choice]:
         return [_all_to_all(size, shape)]
     size = max(size, 1.0)
     found = [_ring(name, size, shape, protocol) for protocol in PROTOCOLS if _allowed(protocol, shape)]
-    if name in ("all_reduce", "reduce", "broadcast", "barrier"):
+    if name in ("all_reduce", "barrier"):
         found += [_tree(size, shape, protocol) for protocol in PROTOCOLS if _allowed(protocol, shape)]
     if name == "all_reduce" and _nvls(shape):
         found.append(_in_switch(size, shape))
@@ -53,61 +60,63 @@ def choices(name: str, size: float, shape: GroupShape) -> list[Choice]:
 
 
 def best(name: str, size: float, shape: GroupShape, algorithm: str = "auto") -> Choice:
-    """The fastest, or the fastest of one algorithm. Raises `UnknownName` when the machine does not have it."""
+    """The fastest, or the fastest of one algorithm.
+
+    Raises `UnknownName` for an algorithm that NCCL does not know, `Refused` for one that it would not take for this group.
+    """
+    if algorithm not in ALGORITHMS:
+        raise UnknownName("algorithm", algorithm, ALGORITHMS)
     found = choices(name, size, shape)
-    if algorithm not in ("auto", "hierarchical"):
+    if algorithm == "hierarchical" and shape.ranks > 1:
+        return _hierarchical(name, max(size, 1.0), shape)
+    if algorithm != "auto" and shape.ranks > 1:
         fitting = [choice for choice in found if choice.algorithm == algorithm]
         if not fitting:
-            raise UnknownName(f"algorithm for {name} on this group", algorithm, sorted({c.algorithm for c in found}))
+            raise Refused(_why_not(name, algorithm, shape, sorted({choice.algorithm for choice in found})))
         found = fitting
     return min(found)
 
 
-def bus_factor(name: str, ranks: int) -> float:
-    """busbw / algbw (nccl-tests, doc/PERFORMANCE.md)."""
-    if name == "all_reduce":
-        return 2.0 * (ranks - 1) / ranks
-    return (ranks - 1) / ranks if name in ("all_gather", "reduce_scatter", "all_to_all") else 1.0
+def _why_not(name: str, algorithm: str, shape: GroupShape, allowed: list[str]) -> str:
+    """What NCCL would say: which rule keeps the algorithm from this group, what is allowed, and the next step."""
+    rules = {
+        "ring": "every rank sends to every other directly",
+        "tree": "NCCL runs trees for all_reduce only",
+        "nvls": "the switch reduces for all_reduce alone, with NVSwitch, sm90 or later, and all 8 or more GPUs of a node",
+        "hierarchical": "it is an all_reduce over groups of equal size on two or more nodes, two or more ranks on each",
+    }
+    where = f"{shape.ranks} ranks ({shape.arch}, {shape.link}, {shape.local} on each of {shape.nodes} nodes)"
+    return f"algorithm '{algorithm}' for {name} on {where}: {rules[algorithm]}; allowed: {', '.join(['auto', *allowed])}"
+
+
+def _hierarchical(name: str, size: float, shape: GroupShape) -> Choice:
+    """reduce_scatter inside each node, all_reduce of 1/k of the bytes on each rail at once, all_gather inside: one after the other."""
+    if name != "all_reduce" or shape.nodes < 2 or shape.local < 2 or shape.nodes * shape.local != shape.ranks:
+        raise Refused(_why_not(name, "hierarchical", shape, sorted({c.algorithm for c in choices(name, size, shape)})))
+    inside = msgspec.structs.replace(shape, ranks=shape.local, nodes=1, inter=0.0)
+    rail = msgspec.structs.replace(shape, ranks=shape.nodes, local=1, intra=0.0, switched=False, inter=shape.inter / shape.local)
+    parts = [
+        min(choices("reduce_scatter", size, inside)),
+        min(choices("all_reduce", size / shape.local, rail)),
+        min(choices("all_gather", size, inside)),
+    ]
+    seconds, latency = sum(part.seconds for part in parts), sum(part.latency for part in parts)
+    bandwidth = size * bus_factor(name, shape.ranks) / max(seconds - latency, 1e-12)
+    return Choice(seconds, latency, "hierarchical", parts[1].protocol, bandwidth)
 
 
 def _allowed(protocol: str, shape: GroupShape) -> bool:
-    """LL128 needs NVLink inside the node (NCCL: at most NVB)."""
+    """LL128 needs NVLink inside the node (NCCL: at most NVB); LL and LL128 need ordered delivery between nodes, which EFA lacks.
+
+    (AWS's network plugin sets NCCL_PROTO=simple there; the floors of p4de and p5 over two nodes are those of Simple and NVLS.)
+    """
+    if shape.nodes > 1 and shape.efa and protocol != "Simple":
+        return False
     return protocol != "LL128" or shape.link in ("NVL", "NVB") or shape.local == 1
 
 
-def _net_hop(key: str, at: int, shape: GroupShape) -> float:
-    """Microseconds of one hop between nodes."""
-    table = params()["latency"]
-    return float(table[key][at]) + (float(table["efa_hop"]) if shape.efa else 0.0)
-
-
 def _nvls(shape: GroupShape) -> bool:
-    return shape.switched and shape.arch in ("sm90", "sm100", "sm103") and shape.local >= 8
-
-
-def _scaled(microseconds: float, shape: GroupShape) -> float:
-    table = params()["scale"]
-    return microseconds * 1e-6 * float(table.get(shape.arch, table["other"]))
-
-
-def _fabric(shape: GroupShape) -> str:
-    return "nvlink" if shape.link in ("NVL", "NVB") else "pcie"
-
-
-def intra_bandwidth(name: str, shape: GroupShape) -> float:
-    """Bus bandwidth inside a node for large messages."""
-    table = params()["bandwidth"]
-    if _fabric(shape) == "pcie":
-        return shape.intra * float(table["pcie"])
-    kind = "all_reduce" if name in ("all_reduce", "reduce", "broadcast", "barrier") else "all_to_all" if name == "all_to_all" else "gather"
-    small = float(table["small_all_reduce" if kind == "all_reduce" else "small_other"])
-    return shape.intra * float(table[kind]) * (1.0 - small / shape.local**2)
-
-
-def inter_bandwidth(shape: GroupShape) -> float:
-    """All NICs of the group on one node, as collectives use them."""
-    table = params()["network"]
-    return shape.inter * float(table["efa" if shape.efa else "efficiency"])
+    return shape.switched and shape.arch in ("sm90", "sm100", "sm103") and shape.local >= int(params()["bandwidth"]["nvls_least"])
 
 
 def _bandwidth(name: str, shape: GroupShape) -> float:
@@ -115,74 +124,78 @@ def _bandwidth(name: str, shape: GroupShape) -> float:
     return min([*rates, *([inter_bandwidth(shape)] if shape.nodes > 1 else [])])
 
 
-def _protocol(bandwidth: float, protocol: str, shape: GroupShape) -> float:
-    table = params()["protocol"]
-    rate = bandwidth * float(table[protocol])
-    if protocol == "LL":
-        key = f"ll_max_{shape.arch}"
-        rate = min(rate, float(table.get(key, table["ll_max_other"])) * 1e9)
-    return rate
-
-
 def _ring(name: str, size: float, shape: GroupShape, protocol: str) -> Choice:
     """n - 1 steps (all_reduce: twice), each to the neighbour; every node boundary is crossed once a turn."""
     at = PROTOCOLS.index(protocol)
-    table, n = params()["latency"], shape.ranks
+    n = shape.ranks
     turns = 2 if name == "all_reduce" else 1
     crossing = turns * (shape.nodes - 1) if shape.nodes > 1 else 0
-    steps = turns * (n - 1)
-    hop = float(table[f"ring_{_fabric(shape)}"][at])
-    micro = float(table["ring_base"][at]) + (steps - crossing) * hop + crossing * _net_hop("ring_net", at, shape)
+    inside = float(params()["latency"][f"ring_base_{fabric(shape)}"][at]) + (turns * (n - 1) - crossing) * inner_hop("ring", at, shape)
+    latency = scaled(inside, shape) + crossing * net_hop("ring_net", at, shape) * 1e-6
     if name == "barrier":
-        return Choice(_scaled(micro, shape), _scaled(micro, shape), "ring", protocol, 0.0)
-    bandwidth = _protocol(_bandwidth(name, shape), protocol, shape)
-    latency = _scaled(micro, shape)
-    return Choice(latency + size * bus_factor(name, n) / bandwidth, latency, "ring", protocol, bandwidth)
+        return Choice(latency, latency, "ring", protocol, 0.0)
+    bandwidth = protocol_rate(_bandwidth(name, shape), protocol, shape)
+    seconds = latency + size * bus_factor(name, n) / bandwidth
+    if shape.nodes > 1:
+        seconds += fill(latency, size * bus_factor(name, n) / bandwidth, "ring")
+    elif protocol == "Simple":
+        seconds += ring_fill(size, shape, bandwidth)
+    return Choice(seconds, latency, "ring", protocol, bandwidth)
+
+
+def _net_tree(shape: GroupShape) -> float:
+    """Array bytes/s over the NICs of a node: of two nodes each sends the array once, of more about twice (up and down)."""
+    return inter_bandwidth(shape) / (1.0 if shape.nodes == 2 else 2.0)
 
 
 def _tree(size: float, shape: GroupShape, protocol: str) -> Choice:
-    """Double binary tree over nodes, a chain inside (Sanders, Speck and Traff 2009): up and down once.
-
-    Over two nodes each direction of the NICs carries the array once, over more about twice.
-    """
+    """Double binary tree over nodes, a chain inside (Sanders, Speck and Traff 2009): up and down once."""
     at = PROTOCOLS.index(protocol)
     table = params()["latency"]
-    hop = float(table[f"tree_{_fabric(shape)}"][at])
-    levels = math.ceil(math.log2(shape.nodes)) if shape.nodes > 1 else 0
-    micro = float(table["tree_base"][at]) + 2.0 * ((shape.local - 1) * hop + levels * _net_hop("tree_net", at, shape))
-    latency = _scaled(micro, shape)
-    rates = [0.92 * intra_bandwidth("all_reduce", shape) / 2.0] if shape.local > 1 else []
+    chain = float(table["tree_base"][at]) + 2.0 * (shape.local - 1) * float(table[f"tree_{fabric(shape)}"][at])
+    latency = scaled(chain, shape) + 2.0 * levels(shape) * net_hop("tree_net", at, shape) * 1e-6
+    rates = [intra_bandwidth("all_reduce", shape) / 2.0] if shape.local > 1 else []
+    rates += [_net_tree(shape)] if shape.nodes > 1 else []
+    algorithm = protocol_rate(0.92 * min(rates), protocol, shape)
+    seconds = latency + size / algorithm
     if shape.nodes > 1:
-        rates.append(inter_bandwidth(shape) / (1.0 if shape.nodes == 2 else 2.0))
-    algorithm = _protocol(min(rates), protocol, shape)
-    return Choice(latency + size / algorithm, latency, "tree", protocol, algorithm * bus_factor("all_reduce", shape.ranks))
+        seconds += fill(latency, size / algorithm, "net")
+    return Choice(seconds, latency, "tree", protocol, algorithm * bus_factor("all_reduce", shape.ranks))
 
 
 def _in_switch(size: float, shape: GroupShape) -> Choice:
-    """NVLS on one node; NVLSTree over several: the switch reduces, the NICs carry a tree."""
+    """NVLS on one node; NVLSTree over several: the switch reduces, the NICs carry a tree. Simple only."""
     table, limits = params()["latency"], params()["bandwidth"]
-    levels = math.ceil(math.log2(shape.nodes)) if shape.nodes > 1 else 0
-    hop = float(table["efa_hop"]) + float(table["nvls_net"]) if shape.efa else float(table["nvls_net"])
-    latency = (float(table["nvls"]) + 2 * levels * hop) * 1e-6
-    # H100's floor under NVLS is that of the ring at small sizes: NCCL then takes the ring.
+    # One node: H100's floor under NVLS is that of the ring at small sizes; NCCL then takes the ring.
+    hop = float(table["nvls_net"]) + (float(table["nvls_efa"]) if shape.efa else 0.0)
+    latency = (float(table["nvls"]) + 2 * levels(shape) * hop) * 1e-6
     bus = shape.intra * float(limits["nvls_sm90" if shape.arch == "sm90" else "nvls_sm100"])
     rates = [bus / bus_factor("all_reduce", max(2, shape.local))]
-    if shape.nodes > 1:
-        rates.append(inter_bandwidth(shape) / (1.0 if shape.nodes == 2 else 2.0))
+    rates += [_net_tree(shape)] if shape.nodes > 1 else []
     algorithm = min(rates)
-    return Choice(latency + size / algorithm, latency, "nvls", "Simple", algorithm * bus_factor("all_reduce", shape.ranks))
+    carry = size / algorithm
+    extra = fill(latency, carry, "net" if shape.nodes > 1 else "nvls")
+    return Choice(latency + carry + extra, latency, "nvls", "Simple", algorithm * bus_factor("all_reduce", shape.ranks))
 
 
 def _all_to_all(size: float, shape: GroupShape) -> Choice:
-    """Direct: each rank sends 1/n of its array to each other, inside by NVLink and outside by its NIC, both at once."""
+    """Grouped sends and receives: each rank sends 1/n of its array to each other rank, and copies the slice that stays.
+
+    Peers inside are reached by NVLink or PCIe, after which the same channels copy the own slice; peers outside by the NIC, at the
+    same time. Every peer outside costs the proxy a post (`proxy`), inside a connection's share of the kernel (`peer`).
+    """
     n, k = shape.ranks, shape.local
-    own = size / n  # to each peer's share: nccl-tests counts the n ranks' slices of one rank
-    times = []
+    table, own = params()["latency"], size / n
+    latency = scaled(float(table["direct_base"]) + float(table[f"peer_{fabric(shape)}"]) * (k - 1), shape)
+    carry = own / (float(params()["bandwidth"]["self_copy"]) * 1e9)
     if k > 1:
-        times.append(own * (k - 1) / intra_bandwidth("all_to_all", shape))
+        carry += own * (k - 1) / intra_bandwidth("all_to_all", shape)
+    extra = fill(latency, carry, fabric(shape)) if size else 0.0
     if shape.nodes > 1:
-        times.append(own * (n - k) / (shape.inter / k * float(params()["network"]["all_to_all"])))
-    table = params()["latency"]
-    hop = float(table["ring_net" if shape.nodes > 1 else f"ring_{_fabric(shape)}"][0])
-    latency = _scaled(float(table["ring_base"][0]) + hop * min(n - 1, 8), shape)
-    return Choice(latency + max(times), latency, "direct", "Simple", size * bus_factor("all_to_all", n) / max(times) if size else 0.0)
+        outside = own * (n - k) / (shape.inter / k * float(params()["network"]["all_to_all"]))
+        posts = (n - k) * float(table["proxy"]) * 1e-6
+        latency += net_hop("ring_net", 2, shape) * 1e-6
+        far = fill(latency, outside, "net") if size else 0.0
+        carry, extra = (outside, far + posts) if outside + far + posts > carry + extra else (carry, extra)
+    bandwidth = size * bus_factor("all_to_all", n) / (carry + extra) if size else 0.0
+    return Choice(latency + carry + extra, latency, "direct", "Simple", bandwidth)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from sim.cost.collective.group import group_shape
-from sim.cost.collective.nccl import ALGORITHMS, best, bus_factor
+from sim.cost.collective.nccl import ALGORITHMS, best
+from sim.cost.collective.rates import bus_factor
 from topologies.errors import BadInput, Refused, UnknownName
 from topologies.load import Topology, load_topology
 from topologies.units import show_size, size

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from sim.cost.collective import best, collective_cost, group_shape, message_cost
 from sim.cost.collective.events import ring_all_reduce_events
-from sim.cost.collective.nccl import NAMES, bus_factor
+from sim.cost.collective.nccl import NAMES
+from sim.cost.collective.rates import bus_factor, fill, params, ring_fill
 from sim.cost.collective.table import collective_table
-from topologies.errors import BadInput, UnknownName
+from topologies.errors import BadInput, Refused, UnknownName
 from topologies.load import load_topology
 
 rates = st.floats(1e9, 1e12)
@@ -106,3 +107,52 @@ def test_the_table_reads_like_nccl_tests() -> None:
 def test_the_table_refuses_what_is_not_there(change: dict, error: type[Exception]) -> None:  # type: ignore[type-arg]
     with pytest.raises(error):
         collective_table(**({"name": "all_reduce", "largest": "1 MiB", "on": "dgx-h100", "ranks": None} | change))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.sampled_from(["dgx-h100", "dgx-a100", "dgx-b200", "rtx-pro-6000-x8"]), st.integers(2, 8), st.integers(1, 1 << 32))
+def test_flow_is_events_where_nothing_contends(machine: str, n: int, size: int) -> None:
+    """What `flow` charges for a ring, less the fill of its slices (events send whole chunks), is what the events play."""
+    shape = group_shape(load_topology(machine), tuple(range(n)))
+    flow = best("all_reduce", size, shape, "ring")
+    filling = ring_fill(size, shape, flow.bandwidth) if flow.protocol == "Simple" else 0.0
+    events = ring_all_reduce_events(n, size, flow.bandwidth, flow.latency / (2 * (n - 1)))
+    assert flow.seconds - filling == pytest.approx(events, rel=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(["net", "ring", "nvls", "nvlink", "pcie"]), st.floats(1e-7, 1e-3), st.floats(0.0, 10.0), st.floats(1.0, 4.0))
+def test_filling_a_pipeline_grows_and_ends(where: str, latency: float, carry: float, factor: float) -> None:
+    once, more = fill(latency, carry, where), fill(latency, carry * factor, where)
+    assert 0.0 <= once <= more <= float(params()["pipeline"][f"{where}_cap"]) * latency * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("machine", ["4x dgx-h100", "4x dgx-a100", "2x aws-p5"])
+def test_hierarchical_is_the_sum_of_its_three_calls(machine: str) -> None:
+    topology = load_topology(machine)
+    nodes, each, size = topology.nodes, topology.ranks_per_node, 1 << 28
+    whole = best("all_reduce", size, group_shape(topology, tuple(range(nodes * each))), "hierarchical")
+    inside = group_shape(topology, tuple(range(each)))
+    rail = group_shape(topology, tuple(range(0, nodes * each, each)), siblings=each)
+    parts = (
+        best("reduce_scatter", size, inside).seconds
+        + best("all_reduce", size / each, rail).seconds
+        + best("all_gather", size, inside).seconds
+    )
+    assert whole.algorithm == "hierarchical" and whole.seconds == pytest.approx(parts, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "machine", "algorithm"),
+    [
+        ("all_gather", "4x dgx-h100", "hierarchical"),
+        ("all_reduce", "dgx-h100", "hierarchical"),
+        ("all_gather", "dgx-h100", "tree"),
+        ("all_reduce", "dgx-a100", "nvls"),
+        ("all_to_all", "dgx-h100", "ring"),
+    ],
+)
+def test_what_nccl_would_not_run_is_refused(name: str, machine: str, algorithm: str) -> None:
+    topology = load_topology(machine)
+    with pytest.raises(Refused, match="allowed: auto"):
+        best(name, 1 << 20, group_shape(topology, tuple(range(topology.gpus))), algorithm)

@@ -1,0 +1,120 @@
+"""What the algorithms of NCCL share: bandwidths of links as collectives use them, hops, and the fill of their pipelines.
+
+Constants are in `params/collectives.toml`. Times are seconds, rates bytes per second.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sim.cost.collective.group import GroupShape
+
+PROTOCOLS = ("LL", "LL128", "Simple")
+
+
+@cache
+def params() -> dict[str, Any]:
+    """The constants of `params/collectives.toml`, each with its unit and source there."""
+    return tomllib.loads((Path(__file__).parents[1] / "params" / "collectives.toml").read_text("utf-8"))
+
+
+def bus_factor(name: str, ranks: int) -> float:
+    """busbw / algbw (nccl-tests, doc/PERFORMANCE.md)."""
+    if name == "all_reduce":
+        return 2.0 * (ranks - 1) / ranks
+    return (ranks - 1) / ranks if name in ("all_gather", "reduce_scatter", "all_to_all") else 1.0
+
+
+def scaled(microseconds: float, shape: GroupShape) -> float:
+    """NCCL's own latency, in seconds, as measured floors of this architecture scale it."""
+    table = params()["scale"]
+    return microseconds * 1e-6 * float(table.get(shape.arch, table["other"]))
+
+
+def fabric(shape: GroupShape) -> str:
+    """`nvlink` or `pcie`: what the members of one node reach each other by."""
+    return "nvlink" if shape.link in ("NVL", "NVB") else "pcie"
+
+
+def net_hop(key: str, at: int, shape: GroupShape) -> float:
+    """Microseconds of one hop between nodes; `at` is the protocol's place in `PROTOCOLS`."""
+    table = params()["latency"]
+    return float(table[key][at]) + (float(table["efa_hop"]) if shape.efa else 0.0)
+
+
+def inner_hop(key: str, at: int, shape: GroupShape) -> float:
+    """Microseconds of one hop inside a node. A ring over several nodes waits there for its proxies' posts to the NIC.
+
+    The post costs what the CPU's vendor makes it, three times for Simple (NCCL's tuner, `netOverhead`).
+    """
+    table = params()["latency"]
+    hop = float(table[f"{key}_{fabric(shape)}"][at])
+    if shape.nodes == 1:
+        return hop
+    post = float(table["post_amd" if shape.amd else "post_intel"])
+    return max(hop, post * (3.0 if PROTOCOLS[at] == "Simple" else 1.0))
+
+
+def levels(shape: GroupShape) -> int:
+    """Height of a binary tree over the nodes."""
+    return math.ceil(math.log2(shape.nodes)) if shape.nodes > 1 else 0
+
+
+def by_arch(table: dict[str, Any], key: str, arch: str) -> float:
+    """A value that may be given for an architecture (`key_sm80`), else the one for others (`key`)."""
+    return float(table.get(f"{key}_{arch}", table[key]))
+
+
+def intra_bandwidth(name: str, shape: GroupShape) -> float:
+    """Bus bandwidth inside a node for large messages."""
+    table = params()["bandwidth"]
+    kind = "all_reduce" if name in ("all_reduce", "reduce", "broadcast", "barrier") else "all_to_all" if name == "all_to_all" else "gather"
+    if fabric(shape) == "pcie":
+        way = "staged" if shape.staged else "direct"
+        share = float(table["pcie_all_to_all" if shape.staged and kind == "all_to_all" else "pcie"])
+        return min(shape.intra * share, float(table[f"pcie_{way}_most"][("all_reduce", "gather", "all_to_all").index(kind)]) * 1e9)
+    if kind == "all_to_all":
+        return shape.intra * float(table["all_to_all"])
+    small = float(table["small_all_reduce" if kind == "all_reduce" else "small_other"])
+    return shape.intra * float(table[kind]) * (1.0 - small / shape.local**2)
+
+
+def inter_bandwidth(shape: GroupShape) -> float:
+    """All NICs of the group on one node, as rings and trees use them."""
+    table = params()["network"]
+    return shape.inter * float(table["efa" if shape.efa else "efficiency"])
+
+
+def protocol_rate(bandwidth: float, protocol: str, shape: GroupShape) -> float:
+    """What a protocol carries of a Simple bandwidth."""
+    table = params()["protocol"]
+    rate = bandwidth * float(table[protocol])
+    if protocol == "LL" and shape.nodes > 1:
+        rate = min(rate, float(table["ll_max_amd" if shape.amd else "ll_max_intel"][0 if shape.nodes == 2 else 1]) * 1e9)
+    elif protocol == "LL":
+        rate = min(rate, by_arch(table, "ll_max", shape.arch) * 1e9)
+    return rate
+
+
+def ring_fill(size: float, shape: GroupShape, bandwidth: float) -> float:
+    """Seconds until a ring's pipeline of slices runs full: a rank's first slice goes before any can be passed on.
+
+    A slice is at most 1 MiB in each channel (NCCL's Simple protocol: 2 of 8 steps of 512 KiB), and at most the rank's share.
+    """
+    if shape.local < 2 or shape.nodes > 1:
+        return 0.0
+    return min(size / shape.ranks, float(params()["pipeline"][f"slices_{fabric(shape)}"]) * bandwidth / shape.intra) / bandwidth
+
+
+def fill(latency: float, carry: float, where: str) -> float:
+    """Seconds that pipelining in chunks adds to latency + bytes / bandwidth (`carry`).
+
+    k chunks over a depth of d hops take carry + latency d + carry d / k + latency k: with the best k the last two make
+    2 sqrt(d latency carry) (as for any pipeline with a start-up cost). Chunks have a greatest size, so for large messages it ends at `cap` latencies.
+    """
+    table = params()["pipeline"]
+    return min(2.0 * math.sqrt(float(table[f"{where}_depth"]) * latency * carry), float(table[f"{where}_cap"]) * latency)
