@@ -1,0 +1,50 @@
+"""Studies with draws, pools and resources that do not exist."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sim.cost.place import Capacity
+from sim.montecarlo import Jitter, spread
+from sim.planfile import load_plan
+from sim.planning.pool import pool
+from topologies.errors import BadInput
+from topologies.load import load_topology
+
+PLAN = load_plan({"model": "gpt2-124m", "seq_len": 64, "batch": {"global": 2}, "parallel": {"dp_replicate": 2}})
+
+
+@pytest.mark.parametrize(
+    ("jitter", "draws", "told"), [(Jitter(rank=3.0), 4, "jitter.rank"), (Jitter(slow_link=0.5), 4, "slow_link"), (Jitter(), 0, "draws = 0")]
+)
+def test_draws(jitter: Jitter, draws: int, told: str) -> None:
+    with pytest.raises(BadInput, match=told):
+        spread(PLAN, "dgx-h100", draws, jitter=jitter)
+
+
+def test_clusters_need_a_known_backend_and_an_address(tmp_path: Path) -> None:
+    pytest.importorskip("joblib")
+    with pytest.raises(BadInput, match="Allowed: local, dask, ray"), pool(2, "slurm", ""):
+        pass
+    with pytest.raises(BadInput, match="needs --address"), pool(2, "dask", ""):
+        pass
+
+
+def test_work_runs_here_or_in_processes() -> None:
+    with pool(1, "", "") as here:
+        assert sorted(here.map(abs, [-1, -2, 3])) == [1, 2, 3]
+    with pool(2, "", "") as there:
+        assert sorted(there.map(abs, [-1, -2, 3])) == [1, 2, 3]
+
+
+def test_capacities_are_links_cores_and_disks() -> None:
+    machine = load_topology("2x dgx-h100")
+    found = Capacity(machine)
+    assert found["n1.cores"] == machine.cores(1)
+    assert found["n0.disk.read"] == machine.disk(0).read and found["n0.disk.write"] == machine.disk(0).write
+    link = next(iter(found))
+    assert found[link] == machine.rates[link] > 0 and len(found) == len(machine.rates)
+    with pytest.raises(KeyError):
+        found["n0.wheels"]
