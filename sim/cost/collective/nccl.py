@@ -25,6 +25,7 @@ from sim.cost.collective.rates import (
     protocol_rate,
     ring_fill,
     scaled,
+    tree_switch_hop,
 )
 from topologies.errors import Refused, UnknownName
 
@@ -152,7 +153,7 @@ def _tree(size: float, shape: GroupShape, protocol: str) -> Choice:
     """Double binary tree over nodes, a chain inside (Sanders, Speck and Traff 2009): up and down once."""
     at = PROTOCOLS.index(protocol)
     table = params()["latency"]
-    chain = float(table["tree_base"][at]) + 2.0 * (shape.local - 1) * float(table[f"tree_{fabric(shape)}"][at])
+    chain = float(table["tree_base"][at]) + 2.0 * (shape.local - 1) * inner_hop("tree", at, shape)
     latency = scaled(chain, shape) + 2.0 * levels(shape) * net_hop("tree_net", at, shape) * 1e-6
     rates = [intra_bandwidth("all_reduce", shape) / 2.0] if shape.local > 1 else []
     rates += [_net_tree(shape)] if shape.nodes > 1 else []
@@ -167,8 +168,7 @@ def _in_switch(size: float, shape: GroupShape) -> Choice:
     """NVLS on one node; NVLSTree over several: the switch reduces, the NICs carry a tree. Simple only."""
     table, limits = params()["latency"], params()["bandwidth"]
     # One node: H100's floor under NVLS is that of the ring at small sizes; NCCL then takes the ring.
-    hop = float(table["nvls_net"]) + (float(table["nvls_efa"]) if shape.efa else 0.0)
-    latency = (float(table["nvls"]) + 2 * levels(shape) * hop) * 1e-6
+    latency = (float(table["nvls"]) + 2 * levels(shape) * tree_switch_hop(shape)) * 1e-6
     bus = shape.intra * float(limits["nvls_sm90" if shape.arch == "sm90" else "nvls_sm100"])
     rates = [bus / bus_factor("all_reduce", max(2, shape.local))]
     rates += [_net_tree(shape)] if shape.nodes > 1 else []

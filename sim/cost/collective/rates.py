@@ -40,10 +40,21 @@ def fabric(shape: GroupShape) -> str:
     return "nvlink" if shape.link in ("NVL", "NVB") else "pcie"
 
 
+def _longer(hop: float, latency: float, typical: float) -> float:
+    """Microseconds of a hop whose wire takes `latency` seconds, where the constant holds one of `typical` microseconds."""
+    return max(0.1 * hop, hop + latency * 1e6 - typical)
+
+
 def net_hop(key: str, at: int, shape: GroupShape) -> float:
     """Microseconds of one hop between nodes; `at` is the protocol's place in `PROTOCOLS`."""
     table = params()["latency"]
-    return float(table[key][at]) + (float(table["efa_hop"]) if shape.efa else 0.0)
+    return _longer(float(table[key][at]), shape.network_latency, float(table["wire_net"]))
+
+
+def tree_switch_hop(shape: GroupShape) -> float:
+    """Microseconds of one level of NVLSTree between nodes: NCCL's constant, or more where the wire is long."""
+    table = params()["latency"]
+    return max(float(table["nvls_net"]), float(table["nvls_post"]) + shape.network_latency * 1e6 - float(table["wire_net"]))
 
 
 def inner_hop(key: str, at: int, shape: GroupShape) -> float:
@@ -53,7 +64,10 @@ def inner_hop(key: str, at: int, shape: GroupShape) -> float:
     """
     table = params()["latency"]
     hop = float(table[f"{key}_{fabric(shape)}"][at])
-    if shape.nodes == 1:
+    if shape.local > 1:
+        typical = float(table["wire_nvlink"]) * len(shape.intra_links) if fabric(shape) == "nvlink" else float(table["wire_pcie"])
+        hop = _longer(hop, shape.neighbour_latency, typical)
+    if shape.nodes == 1 or key == "tree":
         return hop
     post = float(table["post_amd" if shape.amd else "post_intel"])
     return max(hop, post * (3.0 if PROTOCOLS[at] == "Simple" else 1.0))
