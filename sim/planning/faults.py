@@ -1,0 +1,113 @@
+"""What a fault costs: the step of a plan on a topology that is whole, and on the same one with something failed or slow.
+
+A fault is one edit of `topologies.edits` ("fail=nvswitch:1", "fail=nic:n0/nic1", "fail=spine:0", "slow=r3:0.8"), or `flap=WHAT:DUTY`:
+a part that is down for the fraction DUTY of the time ("flap=nic:n0/nic1:0.3"). While it is down the step is that of `fail=WHAT`, so in
+one second (1 - DUTY) / whole + DUTY / failed steps are made: the mean step is weighted by time, which is the harmonic mean of the two.
+What a restart, a time-out or a reconnection costs is not in it; `sim.planning.goodput` counts interruptions.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sim.bind import Setting, bind
+from sim.plan import Plan
+from sim.predict import predict_setting
+from topologies.errors import BadInput
+from topologies.load import Topology, load_topology
+
+SLOW = 0.8
+"""Speed of the slow GPU among the faults tried by default: thermal throttling of this order is what fleet studies look for (assumed)."""
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """One row: seconds per step with the fault, and how many times the whole machine's step that is."""
+
+    fault: str
+    step_time_s: float
+    slowdown: float
+
+
+class Faults(msgspec.Struct, frozen=True, kw_only=True):
+    """The table of a plan on a topology. Prints as text; `msgspec.to_builtins` is its JSON."""
+
+    plan: str
+    topology: str
+    step_time_s: float
+    """Seconds per step when nothing is broken."""
+    rows: tuple[Fault, ...]
+
+    def __str__(self) -> str:
+        width = max([len("fault"), *(len(row.fault) for row in self.rows)])
+        lines = [f"{'fault':<{width}}  {'step, ms':>12}  slowdown", f"{'none':<{width}}  {self.step_time_s * 1e3:12.3f}  1.000"]
+        lines += [f"{row.fault:<{width}}  {row.step_time_s * 1e3:12.3f}  {row.slowdown:.3f}" for row in self.rows]
+        return "\n".join(lines)
+
+
+def faults(
+    plan: Plan | str | Path | dict[str, Any],
+    topology: Topology | str | Path,
+    tried: tuple[str, ...] = (),
+    *,
+    edits: tuple[str, ...] = (),
+    calibration: str | Path | None = None,
+) -> Faults:
+    """The step of `plan` under each fault of `tried` (none given: `usual(topology)`), each alone, on `topology` after `edits`.
+
+    Raises `BadInput` for a fault that the machine does not have, or after which some ranks cannot reach each other.
+    """
+    setting = bind(plan, topology, edits)
+    whole = _step(setting, calibration)
+    rows = []
+    for fault in tried or usual(setting.topology):
+        edit, duty = _read(fault)
+        broken = msgspec.structs.replace(setting, topology=load_topology(setting.topology, (edit,)))
+        step = _step(broken, calibration)
+        step = 1.0 / ((1.0 - duty) / whole + duty / step)
+        rows.append(Fault(fault=fault, step_time_s=step, slowdown=step / whole))
+    return Faults(plan=setting.plan.model_name, topology=setting.topology.name, step_time_s=whole, rows=tuple(rows))
+
+
+def usual(topology: Topology) -> tuple[str, ...]:
+    """A slow rank, and where there are such parts: an NVSwitch chip (else an NVLink) down, a NIC flapping and down, a spine down."""
+    found = [f"slow=r0:{SLOW}"]
+    machine = topology.machine(0)
+    if machine.chips:
+        found.append("fail=nvswitch:n0/1")
+    else:
+        cable = next((name for name, link in machine.links.items() if link.kind in ("nvlink", "xgmi")), None)
+        if cable is not None:
+            ends = cable.split(">")
+            found.append(f"fail=link:n0/{ends[0]}-n0/{ends[1]}")
+    if topology.nodes > 1 and len(machine.nics) > 1:
+        nic = next(iter(machine.nics))
+        found += [f"flap=nic:n0/{nic}:0.1", f"fail=nic:n0/{nic}"]
+    if topology.nodes > 1 and topology.cluster.fabric.spine_count > 1:
+        found.append("fail=spine:0")
+    return tuple(found)
+
+
+def _read(fault: str) -> tuple[str, float]:
+    """(edit, fraction of time for which it holds). Raises `BadInput`."""
+    key, _, value = fault.partition("=")
+    if key.strip() in ("fail", "slow"):
+        return fault, 1.0
+    what, colon, duty = value.rpartition(":")
+    try:
+        share = float(duty)
+    except ValueError:
+        share = -1.0
+    if key.strip() != "flap" or not colon or not 0.0 <= share <= 1.0:
+        raise BadInput(
+            f"cannot read the fault {fault[:80]!r}. Write fail=nic:n0/nic1, fail=link:gpu0-sw0, fail=spine:0, slow=r3:0.8, "
+            "or flap=nic:n0/nic1:0.3 for a part that is down for 0.3 of the time (0 to 1)"
+        )
+    return f"fail={what}", share
+
+
+def _step(setting: Setting, calibration: str | Path | None) -> float:
+    """Every rank is simulated, with and without the fault: rows must not differ by how equal ranks were put together."""
+    return predict_setting(setting, calibration=calibration, detail=False, fold=False).step_time_s

@@ -1,0 +1,54 @@
+"""Faults: none makes a step faster, a slow GPU costs its own factor where compute decides, a flapping part lies between."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.planfile import load_plan
+from sim.planning.faults import faults, usual
+from topologies.errors import BadInput
+from topologies.load import load_topology
+
+PLAN = load_plan({"model": "gpt2-124m", "seq_len": 1024, "batch": {"global": 64, "micro": 8}, "parallel": {"dp_replicate": 8}})
+WIDE = "2x dgx-h100"
+EDITS = ("ranks_per_node=4",)
+
+
+def test_no_usual_fault_makes_the_step_faster() -> None:
+    found = faults(PLAN, WIDE, edits=EDITS)
+    assert [row.fault for row in found.rows] == list(usual(load_topology(WIDE, EDITS)))
+    assert all(row.slowdown >= 1 - 1e-9 for row in found.rows)
+    assert all(row.step_time_s == pytest.approx(found.step_time_s * row.slowdown) for row in found.rows)
+    assert str(found).count("\n") == len(found.rows) + 1
+
+
+def test_a_flapping_nic_is_the_mean_by_time() -> None:
+    nics = ("fail=nic:n0/nic0", "flap=nic:n0/nic0:0.25", "flap=nic:n0/nic0:0", "flap=nic:n0/nic0:1")
+    down, half, never, always = faults(PLAN, WIDE, nics, edits=(*EDITS, "nic.rate=5 Gbit/s")).rows
+    assert down.slowdown > 1.01  # the network decides here, so that losing a NIC is seen
+    assert 1 / half.slowdown == pytest.approx(0.75 + 0.25 / down.slowdown)
+    assert (never.slowdown, always.slowdown) == (pytest.approx(1.0), pytest.approx(down.slowdown))
+
+
+@settings(max_examples=4, deadline=None)
+@given(st.sampled_from([0.5, 0.8, 0.9, 1.0]))
+def test_a_slow_gpu_costs_its_own_factor_where_compute_decides(speed: float) -> None:
+    plan = load_plan(
+        {
+            "model": "gpt2-124m",
+            "seq_len": 1024,
+            "compile": True,
+            "batch": {"global": 2 * 64, "micro": 64},
+            "parallel": {"dp_replicate": 2},
+        }
+    )
+    row = faults(plan, "dgx-h100", (f"slow=r1:{speed}",)).rows[0]
+    assert row.slowdown == pytest.approx(1 / speed, rel=0.03)
+
+
+@pytest.mark.parametrize("fault", ["nonsense", "flap=nic:n0/nic0", "flap=nic:n0/nic0:1.5", "fail=nic:n9/nic0", "slow=r99:0.8", "rails=4"])
+def test_what_cannot_fail_is_refused(fault: str) -> None:
+    with pytest.raises(BadInput):
+        faults(PLAN, WIDE, (fault,), edits=EDITS)
