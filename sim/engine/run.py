@@ -37,7 +37,9 @@ def simulate(
     `condensed` also runs the inside of each stretch that meets nobody else only once (`sim.engine.condense`).
     Raises `BadInput` when the program deadlocks.
     """
-    return Engine(program, pricer, fold and symmetric, detail and not condensed, condensed).run()
+    folded = fold and symmetric
+    # Unfolded, a group's members are ranks of their own: stretches end at every collective, and running them alone is not exact.
+    return Engine(program, pricer, folded, detail and not condensed, condensed and folded).run()
 
 
 class Engine:
