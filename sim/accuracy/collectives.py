@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from sim.cost.collective import collective_cost
+from sim.cost.collective import GroupShape, best, group_shape
 from topologies.errors import BadInput, SteptwinError
 from topologies.graph import Topology
 from topologies.load import load_topology
@@ -44,6 +44,7 @@ class Timing(msgspec.Struct, frozen=True):
     machine: str
     ranks: int
     file: str
+    shape: GroupShape
 
     @property
     def group(self) -> str:
@@ -59,7 +60,8 @@ def validate_collectives(path: str | Path, beside: str | Path | None = None) -> 
     """Scores every row of a CSV in the columns of the published collectives, and of a second one `beside` it.
 
     Where `beside` is not given, `facts/nccl_other_measured.csv` next to the folder of `path` is taken if it is there. A row is
-    (GPU type, collective, one node or several, size class, file). Raises `BadInput` where a file cannot be read.
+    (GPU type, collective, one node or several, size class, file); its `left_out` is the median error of a model fitted without that
+    type. Raises `BadInput` where a file cannot be read.
     """
     other = Path(beside) if beside is not None else Path(path).resolve().parents[1] / "facts" / "nccl_other_measured.csv"
     files = [Path(path)]
@@ -83,7 +85,7 @@ def validate_collectives(path: str | Path, beside: str | Path | None = None) -> 
         "median_ape": median(errors),
         "mape": sum(errors) / len(errors),
         "bias": sum(t.error for t in found) / len(found),
-        "rows": _table(found),
+        "rows": _table(found, _left_out(found)),
         "by_gpu": {gpu: median(abs(t.error) for t in found if t.group == gpu) for gpu in sorted({t.group for t in found})},
     }
 
@@ -129,19 +131,26 @@ def _timing(row: dict[str, str], file: str) -> Timing:
         raise BadInput("the row has no time or no size")
     bytes_ = int(float(row["message_bytes"]))
     kind = {"alltoall": "all_to_all", "allreduce": "all_reduce", "allgather": "all_gather"}.get(row["kind"], row["kind"])
-    cost = collective_cost(kind, bytes_, ranks, topology)
+    shape = group_shape(topology, ranks)
+    seconds = best(kind, bytes_, shape).seconds
     match = _GPU.search(row["gpu"])
     return Timing(
-        match.group(1).upper() if match else row["gpu"], kind, topology.nodes, bytes_, measured, cost.seconds, expression, gpus, file
+        match.group(1).upper() if match else row["gpu"], kind, topology.nodes, bytes_, measured, seconds, expression, gpus, file, shape
     )
 
 
-def _table(found: list[Timing]) -> list[dict[str, object]]:
-    keys: dict[tuple[str, str, str, str, str], list[Timing]] = {}
-    for t in found:
+def _left_out(found: list[Timing]) -> dict[int, float]:
+    from sim.accuracy.collectives_left_out import left_out
+
+    return left_out(found, [t for t in found if not t.group.endswith(_MISPLACED)])
+
+
+def _table(found: list[Timing], withheld: dict[int, float]) -> list[dict[str, object]]:
+    keys: dict[tuple[str, str, str, str, str], list[int]] = {}
+    for at, t in enumerate(found):
         span = "one node" if t.nodes == 1 else "several nodes"
-        keys.setdefault((t.group, t.kind, span, ">= 1 MiB" if t.bytes >= _LARGE else "< 1 MiB", t.file), []).append(t)
-    return [_row(key, group) for key, group in sorted(keys.items())]
+        keys.setdefault((t.group, t.kind, span, ">= 1 MiB" if t.bytes >= _LARGE else "< 1 MiB", t.file), []).append(at)
+    return [_row(key, [found[at] for at in group], [withheld[at] for at in group]) for key, group in sorted(keys.items())]
 
 
 def target(gpu: str, span: str, large: bool) -> float | None:
@@ -160,7 +169,7 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
-def _row(key: tuple[str, str, str, str, str], group: list[Timing]) -> dict[str, object]:
+def _row(key: tuple[str, str, str, str, str], group: list[Timing], withheld: list[float]) -> dict[str, object]:
     errors = [abs(t.error) for t in group]
     middle, aim = median(errors), target(key[0], key[2], key[3] == ">= 1 MiB")
     return {
@@ -173,6 +182,7 @@ def _row(key: tuple[str, str, str, str, str], group: list[Timing]) -> dict[str, 
         "median_ape": round(middle, 4),
         "p90": round(quantile(errors, 0.9), 4),
         "bias": round(sum(t.error for t in group) / len(group), 4),
+        "left_out": round(median(abs(error) for error in withheld), 4),
         "target": aim,
         "met": None if aim is None else middle <= aim,
     }

@@ -1,6 +1,7 @@
 """The scorer of collectives: quantiles, groups, files, and what is judged."""
 
 import csv
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.accuracy.collectives import quantile, target, validate_collectives
+from sim.cost.collective.rates import params
 from topologies.errors import BadInput
 
 HEADER = ("kind", "gpus", "nodes", "gpu", "system", "message_bytes", "time_us")
@@ -62,3 +64,15 @@ def test_targets_are_those_of_the_span_and_the_size() -> None:
 def test_files_without_the_columns_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="message_bytes"):
         validate_collectives(_write(tmp_path / "x.csv", [("a", 1)], ("kind", "gpus")))
+
+
+def test_left_out_types_cost_more_and_the_parameters_come_back(tmp_path: Path) -> None:
+    rows = [
+        ("all_reduce", n, 1, gpu, gpu.lower(), size, 20.0 * n) for gpu in ("A100", "H100") for n in (2, 8) for size in (1 << 12, 1 << 22)
+    ]
+    path = _write(tmp_path / "collectives.csv", rows)
+    before = json.dumps(params(), sort_keys=True)
+    first = validate_collectives(path)["rows"]
+    assert json.dumps(params(), sort_keys=True) == before
+    assert validate_collectives(path)["rows"] == first
+    assert any(row["left_out"] != row["median_ape"] for row in first) and all(row["left_out"] >= 0 for row in first)
