@@ -27,7 +27,7 @@ import hypothesis  # noqa: F401 - loaded once here, not in every child
 import pytest
 
 HOME = Path(__file__).parents[2]
-LIMIT = 60
+LIMIT = 20
 """Seconds that the tests of one mutant may take: then it counts as caught (it hangs)."""
 COMPARE: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from sim.cost.tiles import COPIES, GemmFit, _hot_seconds, _splits, _tiled, gemm_seconds
+from sim.cost.tiles import COPIES, GemmFit, _dram_seconds, _hot_seconds, _splits, _tiled, gemm_seconds
 from topologies.devices import gpu as find_gpu
 
 GPU = replace(find_gpu("h100-sxm"), sms=100, bandwidth=1e12, l2=50_000_000, clock=1e9)
@@ -93,6 +93,20 @@ def test_what_fits_into_l2_comes_at_its_rate() -> None:
     assert _hot_seconds(50e6, 1.0, GPU, FIT) == pytest.approx(half), "as large as the cache: half is missed"
     assert _hot_seconds(1e7, COPIES, GPU, FIT) == pytest.approx(half / 5), "five copies of a fifth"
     assert _hot_seconds(0.0, 1.0, GPU, FIT) == 0.0
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(10**5, 8, 10**5), (10**5, 10**5, 8), (8, 10**5, 10**5), (3000, 4000, 5000)])
+def test_operands_and_result_cross_dram_once(m: int, n: int, k: int) -> None:
+    moved = _dram_seconds(m, n, k, GPU, FIT, 2.0, 4.0, 3, 1.0)
+    weights, rest = 3 * k * n * 2.0, 3 * (m * k * 2.0 + m * n * 4.0)
+    assert moved == pytest.approx(_hot_seconds(weights, 1.0, GPU, FIT) + _hot_seconds(rest, 1.0, GPU, FIT))
+    cycled = _dram_seconds(m, n, k, GPU, FIT, 2.0, 4.0, 3, COPIES)
+    assert cycled == pytest.approx(_hot_seconds(weights, COPIES, GPU, FIT) + _hot_seconds(rest, 1.0, GPU, FIT))
+
+
+def test_the_result_of_a_middling_product_stays_in_l2() -> None:
+    # 40 MB of activations and result in 50 MB of L2: counted once, not twice.
+    assert _dram_seconds(1000, 10, 20_000, GPU, FIT, 2.0, 2.0, 1, 1.0) == pytest.approx(40.42e6 / 4e12, rel=0.25)
 
 
 def test_a_benchmark_pays_its_harness_and_casts() -> None:
