@@ -1,0 +1,228 @@
+"""Several jobs on one cluster: what they cost each other on shared links, placement by placement.
+
+Each job is a program of its own with its own engine and its own ranks of the cluster; the engines run in one virtual time over one
+`Sharing`, so that flows of all jobs share links (and CPU cores) max-min fairly, by the rule that holds inside a job. Ranks are
+simulated one by one: nothing is folded. Jobs begin together, and each makes as many steps as it takes to stay beside the longest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sim import metrics
+from sim.bind import Setting, bind
+from sim.cost.price import Cost, Pricer
+from sim.engine.lanes import Lanes
+from sim.engine.run import Engine
+from sim.engine.state import RankState
+from sim.engine.threads import Thread
+from sim.lower.step import lower
+from sim.plan import Output, Plan
+from sim.predict import STEPS, pricer_for
+from sim.program import Op, Program
+from sim.trace import Trace
+from topologies.errors import BadInput
+from topologies.load import Topology, load_topology
+
+PLACEMENTS = ("compact", "spread")
+_MOST_STEPS = 40
+"""Steps that a short job makes at most beside a long one."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One job in one placement. Seconds per step alone in these places, and beside the others."""
+
+    job: str
+    """`j0`, `j1` ... in the order of the plans."""
+    plan: str
+    placement: str
+    ranks: tuple[int, ...]
+    """Ranks of the cluster that its ranks 0, 1 ... take."""
+    alone_s: float
+    together_s: float
+
+    @property
+    def slowdown(self) -> float:
+        """How many times its lonely step the shared one is."""
+        return self.together_s / self.alone_s
+
+
+class Jobs(msgspec.Struct, frozen=True, kw_only=True):
+    """The table: one row for each placement and job."""
+
+    topology: str
+    rows: tuple[Job, ...]
+
+    def __str__(self) -> str:
+        lines = ["placement   job  plan                  alone, ms  together, ms  slowdown"]
+        lines += [
+            f"{r.placement:<10}  {r.job:<3}  {r.plan:<20}  {r.alone_s * 1e3:9.3f}  {r.together_s * 1e3:12.3f}  {r.slowdown:8.3f}"
+            for r in self.rows
+        ]
+        return "\n".join(lines)
+
+
+def jobs(
+    plans: Sequence[Plan | str | Path | dict[str, Any]],
+    topology: Topology | str | Path,
+    placements: Sequence[str | Sequence[Sequence[int]]] = PLACEMENTS,
+    *,
+    edits: tuple[str, ...] = (),
+) -> Jobs:
+    """Simulates all `plans` at once on disjoint ranks of `topology` after `edits`, and each alone in the same places.
+
+    A placement is "compact" (each job on the next free ranks), "spread" (jobs take the ranks of every node in turn), or for each job
+    the ranks that it takes. Raises `BadInput` for places that do not exist, are taken twice, or do not suffice.
+    """
+    if len(plans) < 2:
+        raise BadInput(f"a study of jobs needs two plans or more, got {len(plans)}. For one plan use predict")
+    machine = load_topology(topology, edits)
+    settings = [bind(plan, machine) for plan in plans]
+    rows: list[Job] = []
+    for placement in placements:
+        places = placed([s.plan.world for s in settings], machine, placement)
+        alone = [_run([(s, p)], [STEPS])[0] for s, p in zip(settings, places, strict=True)]
+        longest = max(alone)
+        steps = [min(_MOST_STEPS, max(STEPS, math.ceil(STEPS * longest / one))) if one > 0 else STEPS for one in alone]
+        together = _run(list(zip(settings, places, strict=True)), steps)
+        name = placement if isinstance(placement, str) else "given"
+        for at, setting in enumerate(settings):
+            rows.append(
+                Job(
+                    job=f"j{at}",
+                    plan=setting.plan.model_name,
+                    placement=name,
+                    ranks=places[at],
+                    alone_s=alone[at],
+                    together_s=together[at],
+                )
+            )
+    return Jobs(topology=machine.name, rows=tuple(rows))
+
+
+def placed(worlds: Sequence[int], machine: Topology, placement: str | Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """For each job the ranks of the cluster that it takes. Raises `BadInput`."""
+    if sum(worlds) > machine.gpus:
+        raise BadInput(
+            f"the jobs need {' + '.join(map(str, worlds))} ranks, {machine.name} has {machine.gpus}. Use more machines or smaller plans"
+        )
+    if isinstance(placement, str):
+        if placement not in PLACEMENTS:
+            raise BadInput(f"placement {placement[:40]!r}: allowed are {', '.join(PLACEMENTS)}, or the ranks of each job")
+        if placement == "spread":
+            return _spread(worlds, machine)
+        starts = [sum(worlds[:at]) for at in range(len(worlds))]
+        return [tuple(range(start, start + world)) for start, world in zip(starts, worlds, strict=True)]
+    found = [tuple(ranks) for ranks in placement]
+    if [len(ranks) for ranks in found] != list(worlds):
+        raise BadInput(f"the placement gives {[len(ranks) for ranks in found]} ranks to jobs that need {list(worlds)}")
+    flat = [rank for ranks in found for rank in ranks]
+    if len(set(flat)) != len(flat) or not all(0 <= rank < machine.gpus for rank in flat):
+        raise BadInput(f"the placement must name each rank at most once, 0 to {machine.gpus - 1} on {machine.name}")
+    return found
+
+
+def _spread(worlds: Sequence[int], machine: Topology) -> list[tuple[int, ...]]:
+    """Every job on as many nodes as it can be: ranks are dealt node by node, local place by local place; each job's in order."""
+    dealt = sorted(range(machine.gpus), key=lambda rank: (machine.local(rank), machine.node(rank)))
+    found, at = [], 0
+    for world in worlds:
+        found.append(tuple(sorted(dealt[at : at + world])))
+        at += world
+    return found
+
+
+class _Placed:
+    """A pricer that knows the job's rank r as rank `places[r]` of the cluster, and every cable of the network that a collective takes."""
+
+    def __init__(self, inner: Pricer, places: tuple[int, ...], topology: Topology) -> None:
+        self._inner, self._places, self._topology = inner, places, topology
+        self.capacity: Mapping[str, float] = inner.capacity
+
+    def local(self, op: Op, rank: int) -> Cost:
+        return self._inner.local(op, self._places[rank])
+
+    def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
+        ranks = tuple(self._places[member] for member in members)
+        cost = self._inner.collective(op, ranks, siblings)
+        wish = max((amount for name, amount in cost.uses if "net/" in name), default=0.0)
+        if not wish:
+            return cost
+        inside = tuple(use for use in cost.uses if "net/" not in use[0])
+        network = tuple((name, wish) for name in _cables(self._topology, ranks))
+        return Cost(cost.seconds, cost.source, cost.latency, network + inside, cost.host, cost.ready)
+
+    def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
+        return self._inner.message(op, self._places[source], self._places[target], siblings)
+
+    def slowdown(self, rank: int) -> tuple[float, float]:
+        return self._inner.slowdown(self._places[rank])
+
+
+def _run(jobs_: Sequence[tuple[Setting, tuple[int, ...]]], steps: Sequence[int]) -> list[float]:
+    """Seconds per step of each job while all run in one virtual time."""
+    engines: list[_Shared] = []
+    for (setting, places), count in zip(jobs_, steps, strict=True):
+        quiet = msgspec.structs.replace(setting.plan, output=Output())
+        program = lower(quiet, setting.network, setting.framework, setting.topology.kind, count)
+        engines.append(_Shared(program, _Placed(pricer_for(setting), places, setting.topology), engines[0] if engines else None))
+    for engine in engines:
+        engine.begin()
+    engines[0].env.run()
+    traces = [engine.finish() for engine in engines]
+    until = min(trace.end for trace in traces)
+    return [_mean_step(trace, until) for trace in traces]
+
+
+def _mean_step(trace: Trace, until: float) -> float:
+    """Mean of the steps after the first (which fills the input path) that ended while all jobs ran, or of the second alone. The last is
+    left out where loaders work ahead, as in `Trace.reported`."""
+    ends = metrics.step_ends(trace)
+    ends = ends[: len(ends) + trace.reported + 1]
+    last = max(1, sum(end <= until * (1 + 1e-9) for end in ends) - 1)
+    return (ends[last] - ends[0]) / last
+
+
+def _cables(topology: Topology, ranks: tuple[int, ...]) -> tuple[str, ...]:
+    """Directed links of the network, NICs' included, that a ring over the nodes of `ranks` takes: the i-th rank of each node sends to the
+    i-th of the next, as NCCL's channels do. Two channels that take the same cable name it twice."""
+    nodes: dict[int, list[int]] = {}
+    for rank in ranks:
+        nodes.setdefault(topology.node(rank), []).append(rank)
+    rings = list(nodes.values())
+    found: list[str] = []
+    for here, there in zip(rings, [*rings[1:], rings[0]], strict=True):
+        for a, b in zip(here, there, strict=False):
+            found += [link for link in topology.path(a, b).links if "net/" in link]
+    return tuple(found)
+
+
+class _Shared(Engine):
+    """An engine in the virtual time, and on the resources, of another."""
+
+    def __init__(self, program: Program, pricer: Pricer, beside: Engine | None) -> None:
+        super().__init__(program, pricer, fold=False)
+        self.threads: list[Thread] = []
+        if beside is not None:
+            self.env, self.sharing = beside.env, beside.sharing
+            self.lanes = Lanes(self.env, self.sharing, self._meets, self._arrive, self._finished, self._number)
+
+    def begin(self) -> None:
+        """Starts all ranks; time does not pass."""
+        for rank in range(self.program.world):
+            self.states[rank] = RankState(rank, self.pricer.slowdown(rank)[0])
+            self.threads += [Thread(name, self.states[rank], self._ops(rank, name), self.lanes) for name in self.program.threads(rank)]
+        for thread in self.threads:
+            thread.run()
+
+    def finish(self) -> Trace:
+        """The trace, when time has run out. Raises `BadInput` when ranks still wait."""
+        self.meetings.check_empty()
+        if not all(thread.done for thread in self.threads):
+            raise BadInput(f"the program {self.program.name} deadlocks: a thread waits for an event that never comes")
+        return self._trace()

@@ -1,0 +1,62 @@
+"""Jobs beside each other: a shared uplink is halved, a fabric that blocks nothing changes nothing, less oversubscription never hurts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+
+from sim.planfile import load_plan
+from sim.planning.jobs import Jobs, jobs, placed
+from topologies.errors import BadInput
+from topologies.load import load_topology
+
+PLAN = load_plan({"model": "gpt2-124m", "seq_len": 1024, "batch": {"global": 4, "micro": 2}, "parallel": {"dp_replicate": 2}})
+CLUSTER = "4x dgx-h100"
+EDITS = ("ranks_per_node=1", "rails=1", "pod=2", "spines=1", "nic.rate=1 Gbit/s")  # slow NICs: the network decides
+CROSSED = [(0, 2), (1, 3)]
+
+
+def study(uplink: float, places: str | Sequence[Sequence[int]] = CROSSED) -> Jobs:
+    return jobs([PLAN, PLAN], CLUSTER, [places], edits=(*EDITS, f"link.spine.rate={uplink} Gbit/s"))
+
+
+def test_two_jobs_on_one_uplink_get_half_each() -> None:
+    first, second = study(1.0).rows
+    half = study(0.5).rows[0]
+    assert first.together_s == pytest.approx(second.together_s, rel=1e-9)
+    assert first.together_s == pytest.approx(half.alone_s, rel=1e-3)
+    assert first.slowdown > 1.5
+
+
+def test_jobs_on_a_fabric_that_blocks_nothing_do_not_disturb_each_other() -> None:
+    assert [row.slowdown for row in study(2.0).rows] == pytest.approx([1.0, 1.0], rel=1e-6)
+    assert [row.slowdown for row in study(1.0, "compact").rows] == pytest.approx([1.0, 1.0], rel=1e-6)  # each below its own leaf
+
+
+def test_wider_uplinks_never_slow() -> None:
+    times = [study(rate).rows[0].together_s for rate in (0.25, 0.5, 1.0, 1.5, 2.0, 4.0)]
+    assert all(later <= sooner * (1 + 1e-9) for sooner, later in pairwise(times))
+    assert times[0] > 2 * times[-1]
+
+
+def test_spread_jobs_take_the_places_of_every_node_in_turn() -> None:
+    machine = load_topology("2x dgx-h100", ("ranks_per_node=2",))
+    assert placed([2, 2], machine, "compact") == [(0, 1), (2, 3)]
+    assert placed([2, 2], machine, "spread") == [(0, 2), (1, 3)]
+
+
+def test_a_short_job_beside_a_long_one_is_slowed_and_listed() -> None:
+    longer = load_plan(PLAN, ("batch.global=8",))
+    found = jobs([PLAN, longer], CLUSTER, [CROSSED], edits=(*EDITS, "link.spine.rate=1 Gbit/s"))
+    assert all(1.0 - 1e-9 <= row.slowdown <= 2.0 for row in found.rows)
+    assert "j1" in str(found)
+
+
+@pytest.mark.parametrize("places", ["elsewhere", [(0, 1), (1, 2)], [(0, 1), (2, 9)], [(0, 1), (2,)]])
+def test_places_that_cannot_be_are_refused(places: str | list[tuple[int, ...]]) -> None:
+    with pytest.raises(BadInput):
+        jobs([PLAN, PLAN], CLUSTER, [places], edits=EDITS)
+    with pytest.raises(BadInput):
+        jobs([PLAN], CLUSTER)
