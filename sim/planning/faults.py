@@ -15,7 +15,8 @@ import msgspec
 
 from sim.bind import Setting, bind
 from sim.plan import Plan
-from sim.predict import predict_setting
+from sim.planning.jobs import steps_beside
+from sim.predict import STEPS
 from topologies.errors import BadInput
 from topologies.load import Topology, load_topology
 
@@ -109,5 +110,6 @@ def _read(fault: str) -> tuple[str, float]:
 
 
 def _step(setting: Setting, calibration: str | Path | None) -> float:
-    """Every rank is simulated, with and without the fault: rows must not differ by how equal ranks were put together."""
-    return predict_setting(setting, calibration=calibration, detail=False, fold=False).step_time_s
+    """Every rank and every cable of the network is simulated, with and without the fault: rows must not differ by how equal ranks were
+    put together, and a fault anywhere on a ring must be seen."""
+    return steps_beside([(setting, tuple(range(setting.plan.world)))], [STEPS], calibration)[0]

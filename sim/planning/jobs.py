@@ -86,10 +86,10 @@ def jobs(
     rows: list[Job] = []
     for placement in placements:
         places = placed([s.plan.world for s in settings], machine, placement)
-        alone = [_run([(s, p)], [STEPS])[0] for s, p in zip(settings, places, strict=True)]
+        alone = [steps_beside([(s, p)], [STEPS])[0] for s, p in zip(settings, places, strict=True)]
         longest = max(alone)
         steps = [min(_MOST_STEPS, max(STEPS, math.ceil(STEPS * longest / one))) if one > 0 else STEPS for one in alone]
-        together = _run(list(zip(settings, places, strict=True)), steps)
+        together = steps_beside(list(zip(settings, places, strict=True)), steps)
         name = placement if isinstance(placement, str) else "given"
         for at, setting in enumerate(settings):
             rows.append(
@@ -164,13 +164,17 @@ class _Placed:
         return self._inner.slowdown(self._places[rank])
 
 
-def _run(jobs_: Sequence[tuple[Setting, tuple[int, ...]]], steps: Sequence[int]) -> list[float]:
-    """Seconds per step of each job while all run in one virtual time."""
+def steps_beside(
+    jobs_: Sequence[tuple[Setting, tuple[int, ...]]], steps: Sequence[int], calibration: str | Path | None = None
+) -> list[float]:
+    """Seconds per step of each (setting, ranks of the cluster that it takes) while all run in one virtual time, `steps` steps each."""
     engines: list[_Shared] = []
     for (setting, places), count in zip(jobs_, steps, strict=True):
         quiet = msgspec.structs.replace(setting.plan, output=Output())
         program = lower(quiet, setting.network, setting.framework, setting.topology.kind, count)
-        engines.append(_Shared(program, _Placed(pricer_for(setting), places, setting.topology), engines[0] if engines else None))
+        engines.append(
+            _Shared(program, _Placed(pricer_for(setting, calibration), places, setting.topology), engines[0] if engines else None)
+        )
     for engine in engines:
         engine.begin()
     engines[0].env.run()

@@ -53,3 +53,11 @@ def test_a_slow_gpu_costs_its_own_factor_where_compute_decides(speed: float) -> 
 def test_what_cannot_fail_is_refused(fault: str) -> None:
     with pytest.raises(BadInput):
         faults(PLAN, WIDE, (fault,), edits=EDITS)
+
+
+def test_a_fault_is_seen_wherever_it_is() -> None:
+    near, far = faults(PLAN, WIDE, ("fail=nic:n0/nic0", "fail=nic:n1/nic0"), edits=(*EDITS, "nic.rate=5 Gbit/s")).rows
+    assert near.slowdown > 1.01 and far.slowdown > 1.01
+    thin = ("ranks_per_node=2", "rails=1", "pod=2", "spines=2", "nic.rate=5 Gbit/s", "link.spine.rate=5 Gbit/s")
+    spine = faults(PLAN, "4x dgx-h100", ("fail=spine:0",), edits=thin).rows[0]
+    assert spine.slowdown > 1.01
