@@ -52,8 +52,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """stock: PyTorch's own training; play: the predicted program."""
     predicted: float = 0.0
     measured: float = 0.0
-    p10: float = 0.0
-    p90: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    """10th and 90th percentile of the measured steps."""
     error: float = 0.0
     predicted_bound: str = ""
     measured_bound: str = ""
@@ -106,7 +107,7 @@ def line(row: Row) -> str:
     """One row as text."""
     if row.failed:
         return f"{row.plan:20} {row.kind:26} failed: {row.failed}"
-    spread = f"{row.measured * 1e3:8.1f} ms ({row.p10 * 1e3:.1f} to {row.p90 * 1e3:.1f})"
+    spread = f"{row.measured * 1e3:8.1f} ms ({row.low * 1e3:.1f} to {row.high * 1e3:.1f})"
     bound = f"{row.predicted_bound} / {row.measured_bound or '-'}"
     return f"{row.plan:20} {row.kind:26} {row.how:5} {row.predicted * 1e3:8.1f} ms predicted, {spread:34} {row.error:+7.1%}  {bound}"
 
@@ -146,8 +147,8 @@ def _row(name: str, kind: str, plan: Plan, how: str, folder: Path, steps: int, s
         how=how,
         predicted=seconds,
         measured=measured.median,
-        p10=measured.low,
-        p90=measured.high,
+        low=measured.low,
+        high=measured.high,
         error=seconds / measured.median - 1.0,
         predicted_bound=bound_of(predicted.breakdown),
         measured_bound=bound_of(split) if split is not None else "",

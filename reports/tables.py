@@ -93,7 +93,7 @@ def _comparison(console: Any, value: Mapping[str, Any]) -> None:
         console.print(note)
 
 
-_SHARES = ("mfu", "cpu_busy", "gain", "error", "mape", "median_ape", "bias")
+_SHARES = ("mfu", "cpu_busy", "gain", "error", "mape", "median_ape", "p90", "bias", "left_out", "target", "slowdown")
 """Columns that hold a share of one."""
 
 
@@ -101,7 +101,7 @@ def _cell(name: str, value: Any) -> str:
     """A value in the unit that its column's name tells: seconds, bytes, shares."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return str(value)
-    if name.endswith(("_s", "step_time")) or name in ("predicted", "measured", "p10", "p90"):
+    if name.endswith(("_s", "step_time")) or name in ("predicted", "measured", "low", "high"):
         return _ms(value)
     if name == "memory":
         return f"{value / 2**30:.1f} GiB"
