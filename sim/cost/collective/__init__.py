@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sim.cost.collective.group import GroupShape, group_shape
-from sim.cost.collective.nccl import Choice, best
+from sim.cost.collective.nccl import Choice, best, splits
 from sim.cost.collective.rates import params
 from sim.cost.price import Cost
 from topologies.graph import Topology
@@ -25,11 +25,15 @@ def _shape(topology: Topology, ranks: tuple[int, ...], siblings: int) -> GroupSh
 def collective_cost(name: str, size: int, ranks: tuple[int, ...], topology: Topology, algorithm: str = "auto", siblings: int = 1) -> Cost:
     """One collective of `size` bytes (nccl-tests' convention) over `ranks` in group order.
 
-    `siblings` > 1: so many equal groups run it at the same moment. Raises `UnknownName` for a collective or algorithm.
+    `siblings` > 1: so many equal groups run it at the same moment. A group that `hierarchical` cannot split
+    (one node, say) runs NCCL's own choice, as a program would call it. Raises `UnknownName` for a collective or algorithm, `Refused` for
+    an algorithm that NCCL would not take for the group.
     """
     if len(ranks) < 2:
         return Cost(0.0, "fitted")
     shape = _shape(topology, ranks, siblings)
+    if algorithm == "hierarchical" and not splits(name, shape):
+        algorithm = "auto"
     choice = best(name, size, shape, algorithm)
     links = [(link, shape.intra) for link in shape.intra_links] if shape.local > 1 else []
     if shape.nodes > 1:

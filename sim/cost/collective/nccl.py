@@ -68,6 +68,8 @@ def best(name: str, size: float, shape: GroupShape, algorithm: str = "auto") -> 
     if algorithm not in ALGORITHMS:
         raise UnknownName("algorithm", algorithm, ALGORITHMS)
     found = choices(name, size, shape)
+    if algorithm == "nvls" and name in ("all_gather", "reduce_scatter") and _nvls(shape) and shape.nodes == 1:
+        return _multicast(name, max(size, 1.0), shape)
     if algorithm == "hierarchical" and shape.ranks > 1:
         return _hierarchical(name, max(size, 1.0), shape)
     if algorithm != "auto" and shape.ranks > 1:
@@ -83,16 +85,21 @@ def _why_not(name: str, algorithm: str, shape: GroupShape, allowed: list[str]) -
     rules = {
         "ring": "every rank sends to every other directly",
         "tree": "NCCL runs trees for all_reduce only",
-        "nvls": "the switch reduces for all_reduce alone, with NVSwitch, sm90 or later, and all 8 or more GPUs of a node",
+        "nvls": "it needs NVSwitch, sm90 or later and 8 or more GPUs of a node; over nodes (NVLSTree) it serves all_reduce alone",
         "hierarchical": "it is an all_reduce over groups of equal size on two or more nodes, two or more ranks on each",
     }
     where = f"{shape.ranks} ranks ({shape.arch}, {shape.link}, {shape.local} on each of {shape.nodes} nodes)"
     return f"algorithm '{algorithm}' for {name} on {where}: {rules[algorithm]}; allowed: {', '.join(['auto', *allowed])}"
 
 
+def splits(name: str, shape: GroupShape) -> bool:
+    """Can the collective be done in the steps of `hierarchical`: an all_reduce over equal groups of ranks on several nodes?"""
+    return name == "all_reduce" and shape.nodes > 1 and shape.local > 1 and shape.nodes * shape.local == shape.ranks
+
+
 def _hierarchical(name: str, size: float, shape: GroupShape) -> Choice:
     """reduce_scatter inside each node, all_reduce of 1/k of the bytes on each rail at once, all_gather inside: one after the other."""
-    if name != "all_reduce" or shape.nodes < 2 or shape.local < 2 or shape.nodes * shape.local != shape.ranks:
+    if not splits(name, shape):
         raise Refused(_why_not(name, "hierarchical", shape, sorted({c.algorithm for c in choices(name, size, shape)})))
     inside = msgspec.structs.replace(shape, ranks=shape.local, nodes=1, inter=0.0)
     rail = msgspec.structs.replace(shape, ranks=shape.nodes, local=1, intra=0.0, switched=False, inter=shape.inter / shape.local)
@@ -176,6 +183,17 @@ def _in_switch(size: float, shape: GroupShape) -> Choice:
     carry = size / algorithm
     extra = fill(latency, carry, "net" if shape.nodes > 1 else "nvls")
     return Choice(latency + carry + extra, latency, "nvls", "Simple", algorithm * bus_factor("all_reduce", shape.ranks))
+
+
+def _multicast(name: str, size: float, shape: GroupShape) -> Choice:
+    """NVLS for all_gather and reduce_scatter on one node, when it is asked for: the switch copies (adds), each port carries (n-1)/n once.
+
+    `auto` leaves it out: the measured nodes run these on the ring.
+    """
+    latency = float(params()["latency"]["nvls"]) * 1e-6
+    bus = shape.intra * float(params()["bandwidth"]["nvls_gather_sm90" if shape.arch == "sm90" else "nvls_gather_sm100"])
+    carry = size * bus_factor(name, shape.ranks) / bus
+    return Choice(latency + carry + fill(latency, carry, "nvls"), latency, "nvls", "Simple", bus)
 
 
 def _all_to_all(size: float, shape: GroupShape) -> Choice:

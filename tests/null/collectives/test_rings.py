@@ -156,3 +156,19 @@ def test_what_nccl_would_not_run_is_refused(name: str, machine: str, algorithm: 
     topology = load_topology(machine)
     with pytest.raises(Refused, match="allowed: auto"):
         best(name, 1 << 20, group_shape(topology, tuple(range(topology.gpus))), algorithm)
+
+
+def test_a_step_splits_what_it_can_and_calls_the_rest_plainly() -> None:
+    topology = load_topology("2x dgx-h100")
+    one, two = tuple(range(8)), tuple(range(16))
+    assert collective_cost("all_reduce", 1 << 26, one, topology, "hierarchical") == collective_cost("all_reduce", 1 << 26, one, topology)
+    split = best("all_reduce", 1 << 26, group_shape(topology, two), "hierarchical").seconds
+    assert collective_cost("all_reduce", 1 << 26, two, topology, "hierarchical").seconds == split
+
+
+def test_the_switch_gathers_on_one_node_only() -> None:
+    topology = load_topology("2x dgx-h100")
+    inside = best("all_gather", 1 << 30, group_shape(topology, tuple(range(8))), "nvls")
+    assert inside.algorithm == "nvls" and 7 / 8 * (1 << 30) / inside.seconds < topology.path(0, 1).rate
+    with pytest.raises(Refused, match="NVLSTree"):
+        best("all_gather", 1 << 30, group_shape(topology, tuple(range(16))), "nvls")
