@@ -238,5 +238,5 @@ def test_capacity_finds_the_smallest_cluster(call: Call) -> None:
     found = call("capacity", "plan.toml", "--tokens", "1e11", "--days", str(one["days"] / 1.5), "--set", "batch.global=64", "--json")
     assert found.code == 0
     assert found.json["days"] <= one["days"] / 1.5 and found.json["fits"]
-    never = call("capacity", "plan.toml", "--tokens", "1e15", "--days", "1", "--set", "batch.global=64")
+    never = call("capacity", "plan.toml", "--tokens", "1e11", "--days", "0.001", "--set", "batch.global=64")
     assert never.code == 2 and "the fastest was" in never.err
