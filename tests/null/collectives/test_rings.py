@@ -172,3 +172,18 @@ def test_the_switch_gathers_on_one_node_only() -> None:
     assert inside.algorithm == "nvls" and 7 / 8 * (1 << 30) / inside.seconds < topology.path(0, 1).rate
     with pytest.raises(Refused, match="NVLSTree"):
         best("all_gather", 1 << 30, group_shape(topology, tuple(range(16))), "nvls")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["2x dgx-h100", "2x dgx-a100", "2x aws-p5", "rtx-pro-6000-x8"]),
+    st.sampled_from(["all_reduce", "all_gather", "all_to_all"]),
+    st.sampled_from(["link.nvlink.rate=100 GB/s", "nic.rate=50 Gbit/s", "link.pcie.rate=8 GB/s", "link.net.latency=60 us"]),
+    st.integers(1, 1 << 32),
+)
+def test_a_slower_link_never_speeds_a_collective_up(machine: str, name: str, edit: str, size: int) -> None:
+    if machine.endswith("x8") and not edit.startswith("link.pcie"):
+        return  # one node of PCIe has no such link
+    whole, slower = load_topology(machine), load_topology(machine, (edit,))
+    ranks = tuple(range(whole.gpus))
+    assert collective_cost(name, size, ranks, slower).seconds >= collective_cost(name, size, ranks, whole).seconds * (1 - 1e-9)
