@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from topologies.graph import Topology
+from topologies.graph import Path, Topology
 from topologies.hardware import Gpu, Nic
 
 
@@ -26,6 +26,8 @@ class GroupShape(msgspec.Struct, frozen=True):
     """All NICs of the group's members on one node together, while its siblings use theirs."""
     efa: bool
     """The NICs are AWS's EFA."""
+    spread: float
+    """Share of `inter` that is left while every node sends to every other: an oversubscribed fabric carries less."""
     intra_links: tuple[str, ...]
     inter_links: tuple[str, ...]
     neighbour_latency: float
@@ -57,7 +59,8 @@ def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -
         link=near.kind if near else "NET",
         intra=intra,
         switched=_switched(topology, inside),
-        inter=_inter(topology, first, siblings) if far else 0.0,
+        inter=_inter(topology, first, siblings, _crossings(topology, nodes)) if far else 0.0,
+        spread=_spread(topology, nodes, _inter(topology, first, siblings)) if far else 1.0,
         efa=any("efa" in nic.name.lower() for nic in _nics(topology, ranks[0])),
         intra_links=near.links if near else (),
         inter_links=tuple(link for link in far.links if "nic" in link) if far else (),
@@ -93,8 +96,26 @@ def _switched(topology: Topology, members: list[int]) -> bool:
     return len(members) > 1 and any("nvswitch" in link for link in topology.path(members[0], members[1]).links)
 
 
-def _inter(topology: Topology, members: list[int], siblings: int) -> float:
-    """All NICs that the members on one node use; with siblings beside them, only their share."""
+def _crossings(topology: Topology, nodes: dict[int, list[int]]) -> list[Path]:
+    """Hops of a ring over the nodes: to the next one, and from the last back to the first, which crosses the spines where there are any."""
+    held = list(nodes.values())
+    return [topology.path(held[0][0], held[1][0]), topology.path(held[-1][0], held[0][0])] if len(held) > 1 else []
+
+
+def _spread(topology: Topology, nodes: dict[int, list[int]], inter: float) -> float:
+    """Share of the NICs' rate that the fabric carries while every node sends to every other: what leaves a leaf shares its uplinks."""
+    fabric = topology.cluster.fabric
+    uplinks = [topology.rates[link] for path in _crossings(topology, nodes)[1:] for link in path.links if ">net/spine" in link]
+    pod = min(fabric.pod, len(nodes))
+    if not uplinks or pod >= len(nodes):
+        return 1.0
+    leaving = (len(nodes) - pod) / (len(nodes) - 1)
+    carried = min(uplinks) * fabric.spine_count * fabric.rails
+    return min(1.0, carried / (pod * inter * leaving)) if inter else 1.0
+
+
+def _inter(topology: Topology, members: list[int], siblings: int, hops: list[Path] | None = None) -> float:
+    """All NICs that the members on one node use; with siblings beside them, only their share. `hops`: no NIC moves more than these."""
     seen: dict[str, float] = {}
     share = 0.0
     for member in members:
@@ -104,5 +125,6 @@ def _inter(topology: Topology, members: list[int], siblings: int) -> float:
         share += use.rate
         for name, nic in zip(use.names, use.nics, strict=True):
             seen[name] = nic.rate
-    whole = sum(seen.values())
+    narrow = min((hop.rate for hop in hops or ()), default=float("inf"))
+    whole = sum(min(rate, narrow) for rate in seen.values())
     return min(whole, share) if siblings > 1 else whole

@@ -210,7 +210,7 @@ def _all_to_all(size: float, shape: GroupShape) -> Choice:
         carry += own * (k - 1) / intra_bandwidth("all_to_all", shape)
     extra = fill(latency, carry, fabric(shape)) if size else 0.0
     if shape.nodes > 1:
-        outside = own * (n - k) / (shape.inter / k * float(params()["network"]["all_to_all"]))
+        outside = own * (n - k) / (shape.inter * shape.spread / k * float(params()["network"]["all_to_all"]))
         posts = (n - k) * float(table["proxy"]) * 1e-6
         latency += net_hop("ring_net", 2, shape) * 1e-6
         far = fill(latency, outside, "net") if size else 0.0
