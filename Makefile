@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUNS ?= runs
 PLAN ?= tiny-ddp
 
-.PHONY: twin test bench accuracy reliability docs lint check clean
+.PHONY: twin test bench accuracy reliability coverage mutation docs lint check clean
 
 $(VENV)/.run: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -37,6 +37,15 @@ bench: $(VENV)/.dev      ## speed, as ratios to SimPy's own event rate, and pred
 
 reliability: $(VENV)/.dev ## damaged input by the hundred thousand: a table of readers
 	$(BIN)/python -m tests.reliability
+	$(BIN)/python -m tests.reliability.soak 0.1
+
+coverage: $(VENV)/.dev   ## branches of sim and topologies that tests without devices reach (at least 95 %)
+	$(BIN)/python -m pytest tests/null tests/conformance --cov --cov-report=term:skip-covered
+
+mutation: $(VENV)/.dev   ## which damages to the code the tests notice
+	$(BIN)/python -m tests.reliability.mutation sim/lower/buckets.py tests/null/lower/test_buckets.py tests/null/lower/test_data_parallel.py
+	$(BIN)/python -m tests.reliability.mutation sim/lower/schedule/zero_bubble.py tests/null/schedule
+	$(BIN)/python -m tests.reliability.mutation sim/cost/tiles.py tests/null/cost --most 60
 
 accuracy: $(VENV)/.dev   ## published steps, collectives, kernels, memory, this machine
 	$(BIN)/steptwin accuracy --shared ../shared

@@ -18,6 +18,13 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
     _collective(app, desk)
     _plans(plans, desk)
 
+    @app.command()
+    def schema(verb: Annotated[str, typer.Argument(help="predict collective validate sweep capacity ...")]) -> None:
+        """The JSON schema of what a verb prints with --json."""
+        from sim.schema import schema as find
+
+        desk.show(find(verb), True, "schema")
+
 
 def _predict(app: typer.Typer, desk: Desk) -> None:
     @app.command()

@@ -18,6 +18,7 @@ from topologies.hardware import Gpu
 
 Priced = dict[tuple[Work, str, bool, float], Cost]
 _known: dict[int, tuple[Gpu, Priced]] = {}
+_MOST_WORKS = 4096
 _MOST_GPUS = 64
 """Devices whose prices are kept: a sweep that edits GPUs makes new ones without end."""
 
@@ -34,6 +35,8 @@ def kernel_cost(work: Work, gpu: Gpu, efficiency: str = "flash2", sustained: boo
     key = (work, efficiency, sustained, board)
     cost = entry[1].get(key)
     if cost is None:
+        if len(entry[1]) >= _MOST_WORKS:
+            entry[1].clear()
         cost = entry[1][key] = Cost(*_price(work, gpu, efficiency, sustained, board))
     return cost
 

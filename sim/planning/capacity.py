@@ -166,5 +166,9 @@ def smallest(
             return found
         if found.fits and (best is None or found.elapsed_s < best.elapsed_s):
             best = found
-    closest = f"the fastest was {best.gpus} GPUs with {best.days:.1f} days" if best else "no size fits into memory"
+    closest = (
+        f"the fastest was {best.gpus} GPUs with {best.days:.1f} days"
+        if best
+        else "no size fits into memory, or the batch divides over none"
+    )
     raise BadInput(f"no cluster of up to {most} GPUs of {machine} finishes in {days} days with this plan: {closest}")

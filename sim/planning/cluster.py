@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, TypeVar
 
 from sim.planning.pool import Pool
@@ -46,9 +47,7 @@ def _connect(backend: str, address: str) -> Any:
         raise BadInput(f"--backend {backend} needs --address of a running scheduler, e.g. tcp://host:8786")
     try:
         if backend == "dask":
-            from distributed import Client
-
-            return Client(address, timeout=10)
+            return import_module("distributed").Client(address, timeout=10)
         import ray
         from ray.util.joblib import register_ray
 

@@ -18,6 +18,7 @@ def add(app: typer.Typer, desk: Desk) -> None:
     _sweep(app, desk)
     _explain(app, desk)
     _capacity(app, desk)
+    _disturbed(app, desk)
 
 
 def _sweep(app: typer.Typer, desk: Desk) -> None:
@@ -110,6 +111,42 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
             sizes = [base.world * 2**n for n in range(8)]
             curves = [scaling(base, machine, sizes, tokens, weak=weak, prices=money) for weak in (False, True)]
             desk.say(f"report: {desk.page('capacity', report, plan, found, *curves)}")
+
+
+def _disturbed(app: typer.Typer, desk: Desk) -> None:
+    @app.command()
+    def faults(
+        plan: PlanName,
+        on: On = "2x dgx-h100",
+        fault: Annotated[
+            list[str] | None, typer.Option("--fault", help="fail=nic:n0/nic1, slow=r3:0.8, flap=nic:n0/nic1:0.3; unsaid: the usual ones")
+        ] = None,
+        set_: Sets = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """What a failed link, a flapping NIC or a slow GPU costs this plan (every rank is simulated: small clusters)."""
+        from sim.planfile import load_plan
+        from sim.planning.faults import faults as run
+
+        overrides, edits = split(set_)
+        found = run(load_plan(plan, overrides), on, tuple(fault or ()), edits=edits)
+        desk.show(_plain(found), as_json, "faults")
+
+    @app.command()
+    def jobs(
+        plans: Annotated[list[str], typer.Argument(help="Two plans or more that share one cluster")],
+        on: On = "4x dgx-h100",
+        place: Annotated[list[str] | None, typer.Option("--place", help="compact or spread, or both")] = None,
+        set_: Sets = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """Several jobs on one cluster: each one's step alone and beside the others, by placement (every rank is simulated)."""
+        from sim.planfile import load_plan
+        from sim.planning.jobs import jobs as run
+
+        found = run([load_plan(plan) for plan in plans], on, tuple(place or ("compact", "spread")), edits=split(set_)[1])
+        rows = [_plain(row) | {"slowdown": row.slowdown} for row in found.rows]
+        desk.show({**_plain(found), "rows": rows}, as_json, "jobs")
 
 
 def _plain(value: Any) -> dict[str, Any]:

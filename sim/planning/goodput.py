@@ -74,6 +74,11 @@ def simulate_run(work: float, checkpoint: float, interval: float, mtbf: float, h
     failures, spares = 0, how.spares
     fail_at = random_.expovariate(1.0 / mtbf) if math.isfinite(mtbf) else math.inf
     while done < work:
+        quiet = min((fail_at - elapsed) // (interval + checkpoint), (work - done) // interval) - 1
+        if quiet > 0:  # so many whole intervals without a failure, at once
+            elapsed += quiet * (interval + checkpoint)
+            done += quiet * interval
+            saving += quiet * checkpoint
         chunk = min(interval, work - done)
         save = checkpoint if done + chunk < work else 0.0
         if elapsed + chunk + save <= fail_at:

@@ -10,7 +10,7 @@ from tests.reliability.soak import caches, one, resident, swept
 
 OWN_BOUND = {
     "sim.cost.collective._shapes": "cleared at a number of its own",
-    "sim.cost.kernel._known": "prices of kernels, by GPU and work",
+    "sim.cost.kernel._known": "prices of kernels, cleared at a number by GPU and by work",
 }
 """Mappings that grow with new plans."""
 

@@ -16,7 +16,7 @@ def _shape(topology: Topology, ranks: tuple[int, ...], siblings: int) -> GroupSh
     key = (id(topology), len(ranks), ranks[0], ranks[-1], siblings > 1)
     found = _shapes.get(key)
     if found is None or found[0] is not topology or found[1] != ranks:
-        if len(_shapes) > 4096:
+        if len(_shapes) >= 256:
             _shapes.clear()
         found = _shapes[key] = (topology, ranks, group_shape(topology, ranks, siblings))
     return found[2]

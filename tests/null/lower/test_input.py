@@ -23,7 +23,8 @@ def test_loader_processes_read_prepare_and_hand_over() -> None:
     free, read, prepare, _, ready = p.segments["loader.1"]
     assert (free.shift, read.bytes, prepare.works[0].count, ready.shift) == (-6, 4096, 4, 0)  # type: ignore[union-attr]
     threads = p.roles["pp0"].threads
-    assert [call.index for call in threads["loader.0"]] == [0, 2] and [call.index for call in threads["loader.1"]] == [1, 3]
+    assert [(call.segment, call.index) for call in threads["loader.0"]] == [("loader.0", 0), ("loader.0", 2)]
+    assert [(call.segment, call.index) for call in threads["loader.1"]] == [("loader.1.late", 0), ("loader.1", 1), ("loader.1", 3)]
     assert show(p.segments["input"]) == [
         "host: data/wait",
         "host: data/take",

@@ -4,7 +4,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topologies.errors import BadInput
@@ -141,6 +141,7 @@ NAMES = (
 FOUND: dict[str, Topology] = {}
 
 
+@settings(deadline=None)
 @given(name=st.sampled_from(NAMES), a=st.integers(0, 10**6), b=st.integers(0, 10**6))
 def test_every_path_is_a_chain_of_known_links(name: str, a: int, b: int) -> None:
     found = FOUND.setdefault(name, load_topology(name))
