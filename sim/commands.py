@@ -139,6 +139,7 @@ def _collective(app: typer.Typer, desk: Desk) -> None:
         set_: Sets = None,
         fail: Fail = None,
         without: Without = None,
+        calibrate: Annotated[Path | None, typer.Option("--calibrate", help="Output of nccl-tests: fit the machine's links to it")] = None,
         plot: Annotated[Path | None, typer.Option("--plot", help="Write a page with algbw and busbw over size here")] = None,
         as_json: AsJson = False,
     ) -> None:
@@ -146,7 +147,15 @@ def _collective(app: typer.Typer, desk: Desk) -> None:
         from sim.cost.collective.table import collective_table
         from topologies.load import load_topology
 
-        found = collective_table(name, bytes_, load_topology(on, split(set_, fail, without)[1]), ranks, algorithm)
+        machine = load_topology(on, split(set_, fail, without)[1])
+        if calibrate is not None:
+            from sim.cost.ncclimport import calibrate as fit
+
+            fitted = fit(calibrate, machine)
+            words = [f"--set {edit!r}" for edit in fitted.edits]
+            desk.show({"rows": fitted.table, "edits": words, "before": fitted.before, "after": fitted.after}, as_json, "nccl-tests")
+            return
+        found = collective_table(name, bytes_, machine, ranks, algorithm)
         desk.show(found, as_json, "collective")
         if plot:
             desk.say(f"page: {desk.page('collective', plot, found)}")

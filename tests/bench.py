@@ -110,6 +110,54 @@ def ring(u: float) -> list[Row]:
     return rows
 
 
+def unfolded(u: float) -> list[Row]:
+    """1,024 ranks, each simulated by itself, against equal ranks simulated once."""
+    from sim.bind import bind
+    from sim.engine.run import simulate
+    from sim.lower.step import lower
+    from sim.metrics import step_time
+    from sim.predict import pricer_for
+
+    plan = {"model": "llama3-8b", "seq_len": 4096, "framework": "megatron-core", "batch": {"global": 1024, "micro": 1}}
+    setting = bind(plan | {"parallel": {"dp_replicate": 1024, "zero": 0}}, "128x dgx-h100")
+    program, pricer = lower(setting.plan, setting.network, setting.framework, "cuda", 2), pricer_for(setting)
+    steps: list[float] = []
+    seconds = _seconds(lambda: steps.append(step_time(simulate(program, pricer, False, detail=False))), 1)
+    apart = abs(steps[0] / step_time(simulate(program, pricer, True, detail=False)) - 1)
+    return [("1,024 ranks unfolded, 32 layers, DDP", f"{seconds / u:.1f} U", "60 U", f"{seconds:.1f} s; folded differs by {apart:.0e}")]
+
+
+SWEEP = "tp=1,2,4,8 pp=1..8 zero=1,3 micro=1,2,4 recompute=none,full gpus=512"
+
+
+def sweep(u: float) -> list[Row]:
+    """A 70B model on 512 GPUs, two processes; and how fast what cannot fit is rejected."""
+    import tempfile
+    from itertools import islice
+
+    from sim.planfile import load_plan
+    from sim.planning.floor import Floor
+    from sim.planning.space import TooLarge, candidates, parse_space
+    from sim.planning.sweep import sweep as run
+
+    on, base = "64x dgx-h100", load_plan({"model": "llama3-70b", "seq_len": 8192, "framework": "megatron-core", "batch": {"global": 1024}})
+    with tempfile.TemporaryDirectory() as place:
+        begun = time.perf_counter()
+        counts = run(base, parse_space(SWEEP), on, Path(place) / "s.sqlite", workers=2).counts
+        seconds = time.perf_counter() - begun
+    fit = counts["done"] + counts["bound"]
+    rows: list[Row] = [("sweep, 70B on 512 H100: plans that fit, decided", f"{fit / seconds:.1f} / s", "100 / s",
+                        f"{counts['done']} simulated, {counts['bound']} by bound, {counts['memory']} too large, {seconds:.1f} s")]  # fmt: skip
+    large = load_plan({"model": "llama3.1-405b", "seq_len": 8192, "framework": "megatron-core", "batch": {"global": 1024}})
+    space = parse_space("tp=1 pp=1 zero=0 micro=1..1000:1 seq_len=1..20:1 gpus=512")
+    begun = time.perf_counter()
+    found = sum(isinstance(plan, TooLarge) for _, plan in islice(candidates(large, space, on, reject=Floor(large, space).over), 20_000))
+    return [
+        *rows,
+        ("memory rejections", f"{found / (time.perf_counter() - begun):,.0f} / s", "50,000 / s", f"{found:,} points of a 405B model"),
+    ]
+
+
 STOCK = ("cpu-compute-bound", "cpu-comm-bound", "cpu-launch-bound", "cpu-data-bound")
 
 
@@ -129,7 +177,15 @@ def stock(u: float) -> list[Row]:
     return [*rows, ("predicted against stock, mean of |error|", f"{sum(errors) / len(errors):.1%}", "12 %", "")]
 
 
-GROUPS: dict[str, Callable[[float], list[Row]]] = {"imports": imports, "predict": predict, "scale": scale, "ring": ring, "stock": stock}
+GROUPS: dict[str, Callable[[float], list[Row]]] = {
+    "imports": imports,
+    "predict": predict,
+    "scale": scale,
+    "ring": ring,
+    "unfolded": unfolded,
+    "sweep": sweep,
+    "stock": stock,
+}
 
 
 def main(names: list[str]) -> None:

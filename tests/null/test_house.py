@@ -34,7 +34,6 @@ SILENT = {
     "sim/accuracy/refit.py: Response.error",
     "sim/accuracy/wording.py: optimizer_of",
     "sim/cost/attention.py: fits",
-    "sim/cost/collective/nccl.py: params",
     "sim/cost/conv.py: ConvFit",
     "sim/cost/cpu_pricer.py: CpuPricer.local",
     "sim/cost/fit/attention.py: main",
