@@ -109,7 +109,9 @@ def machine_document(name: str, folder: File | None = None, chain: tuple[str, ..
     """The document of a machine by name or file, with everything from its `base` filled in. Raises `BadInput`."""
     folder = folder or File()
     if name == "this-machine":
-        return this_machine()
+        from topologies.nvidia import document as with_gpus
+
+        return with_gpus() or this_machine()
     if name.endswith((".xml", ".txt")):
         from topologies.readers import read_file
 

@@ -1,0 +1,70 @@
+"""This machine's GPUs, from a driver's tool that a test plays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from topologies.errors import BadInput
+from topologies.load import load_topology
+from topologies.nvidia import catalog_key
+
+KNOWN = {
+    ("NVIDIA H100 80GB HBM3", 81559): "h100-sxm",
+    ("NVIDIA H100 PCIe", 81559): "h100-pcie",
+    ("NVIDIA H100 NVL", 95830): "h100-nvl",
+    ("NVIDIA H200", 143771): "h200-sxm",
+    ("NVIDIA A100-SXM4-80GB", 81920): "a100-sxm-80gb",
+    ("NVIDIA A100-SXM4-40GB", 40960): "a100-sxm-40gb",
+    ("NVIDIA A100 80GB PCIe", 81920): "a100-pcie-80gb",
+    ("Tesla V100-SXM2-32GB", 32768): "v100-sxm2-32gb",
+    ("NVIDIA L40S", 46068): "l40s",
+    ("NVIDIA A10G", 23028): "a10g",
+    ("NVIDIA GeForce RTX 4090", 24564): "rtx-4090",
+    ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887): "rtx-pro-6000",
+    ("NVIDIA B200", 183359): "b200-sxm",
+    ("NVIDIA GB200", 189471): "gb200",
+}
+MATRIX = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tNV18\t0-23\t0\nGPU1\tNV18\t X \t0-23\t0\n"
+
+
+def fake(place: Path, matrix: str = MATRIX, names: str = "NVIDIA H200, 143771\\nNVIDIA H200, 143771\\n", code: int = 0) -> None:
+    tool = place / "nvidia-smi"
+    (place / "matrix").write_text(matrix)
+    tool.write_text(f'#!/bin/sh\nif [ "$1" = topo ]; then cat {place}/matrix; else printf "{names}"; fi\nexit {code}\n')
+    tool.chmod(0o755)
+
+
+@pytest.mark.parametrize(("said", "key"), list(KNOWN.items()))
+def test_drivers_names_are_catalog_keys(said: tuple[str, int], key: str) -> None:
+    assert catalog_key(*said) == key
+
+
+def test_a_machine_with_two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = load_topology("this-machine")
+    assert (found.kind, found.gpus, found.name) == ("cuda", 2, "this-machine")
+    assert found.path(0, 1).kind == "NVL"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert load_topology("this-machine").kind == "cpu"
+
+
+def test_one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake(tmp_path, "\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t0-15\t0\n", "NVIDIA L4, 23034\\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = load_topology("this-machine")
+    assert (found.kind, found.gpus) == ("cuda", 1)
+
+
+def test_gpus_that_nobody_knows_and_tools_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    fake(tmp_path, names="Voodoo Graphics, 4\\n")
+    with pytest.raises(BadInput, match="is not in the catalog"):
+        load_topology("this-machine")
+    fake(tmp_path, code=9)
+    assert load_topology("this-machine").kind == "cpu"
