@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -148,12 +149,12 @@ def make_player(world: World, program: Program, crossing: object, seconds: Calla
     return InlinePlayer(world, program, crossing, seconds, file)
 
 
-class Player:
+class Player(Protocol):
     """An interpreter of one rank's host thread."""
 
     def run(self, ops: list[tuple[Call, Op]], turn: int) -> tuple[list[tuple[float, float, float]], list[tuple[int, float]]]:
         """One pass: (start, end, issued) of each op in order, and (step, time) at the end of each step."""
-        raise NotImplementedError
+        ...
 
 
 def _step_times(ends: list[tuple[int, float]]) -> list[float]:
