@@ -37,7 +37,8 @@ def collective_cost(name: str, size: int, ranks: tuple[int, ...], topology: Topo
     choice = best(name, size, shape, algorithm)
     links = [(link, shape.intra) for link in shape.intra_links] if shape.local > 1 else []
     if shape.nodes > 1:
-        links = [(link, topology.rates[link]) for link in shape.inter_links] or links
+        # What one NIC sends goes over every cable of the hop: a narrower one slows the flow.
+        links = [(link, topology.rates[shape.inter_links[0]]) for link in shape.inter_links] or links
     share = choice.bandwidth / max(1.0, _bound(shape))
     uses = tuple((link, rate * min(1.0, share)) for link, rate in links) if choice.seconds > choice.latency else ()
     return Cost(choice.seconds, "fitted", choice.latency, uses)

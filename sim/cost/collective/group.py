@@ -30,6 +30,7 @@ class GroupShape(msgspec.Struct, frozen=True):
     """Share of `inter` that is left while every node sends to every other: an oversubscribed fabric carries less."""
     intra_links: tuple[str, ...]
     inter_links: tuple[str, ...]
+    """Cables that one NIC's flow takes: to the next node, and over the spines where the ring closes. The first is the NIC's own."""
     neighbour_latency: float
     network_latency: float
     amd: bool = False
@@ -59,11 +60,11 @@ def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -
         link=near.kind if near else "NET",
         intra=intra,
         switched=_switched(topology, inside),
-        inter=_inter(topology, first, siblings, _crossings(topology, nodes)) if far else 0.0,
+        inter=_inter(topology, first, siblings) if far else 0.0,
         spread=_spread(topology, nodes, _inter(topology, first, siblings)) if far else 1.0,
         efa=any("efa" in nic.name.lower() for nic in _nics(topology, ranks[0])),
         intra_links=near.links if near else (),
-        inter_links=tuple(link for link in far.links if "nic" in link) if far else (),
+        inter_links=tuple(dict.fromkeys(link for path in _crossings(topology, nodes) for link in path.links if "net/" in link)),
         neighbour_latency=near.latency if near else 0.0,
         network_latency=far.latency if far else 0.0,
         amd="epyc" in topology.host(topology.node(ranks[0])).name.lower(),
@@ -114,8 +115,8 @@ def _spread(topology: Topology, nodes: dict[int, list[int]], inter: float) -> fl
     return min(1.0, carried / (pod * inter * leaving)) if inter else 1.0
 
 
-def _inter(topology: Topology, members: list[int], siblings: int, hops: list[Path] | None = None) -> float:
-    """All NICs that the members on one node use; with siblings beside them, only their share. `hops`: no NIC moves more than these."""
+def _inter(topology: Topology, members: list[int], siblings: int) -> float:
+    """All NICs that the members on one node use; with siblings beside them, only their share."""
     seen: dict[str, float] = {}
     share = 0.0
     for member in members:
@@ -125,6 +126,5 @@ def _inter(topology: Topology, members: list[int], siblings: int, hops: list[Pat
         share += use.rate
         for name, nic in zip(use.names, use.nics, strict=True):
             seen[name] = nic.rate
-    narrow = min((hop.rate for hop in hops or ()), default=float("inf"))
-    whole = sum(min(rate, narrow) for rate in seen.values())
+    whole = sum(seen.values())
     return min(whole, share) if siblings > 1 else whole
