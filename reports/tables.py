@@ -8,7 +8,6 @@ from typing import Any
 
 from reports.palette import WORDS
 
-
 _WIDE = 130
 """Columns of text where the output is no terminal."""
 
