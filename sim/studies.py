@@ -139,6 +139,7 @@ def run_study(name: str, calibration: str | None = None) -> list[Row]:
 
 
 def _step(name: str, variant: Variant, calibration: str | None) -> Row:
+    from sim.metrics import window
     from sim.planfile import load_plan
     from sim.predict import predict
     from sim.utilisation import cpu_busy
@@ -147,7 +148,7 @@ def _step(name: str, variant: Variant, calibration: str | None) -> Row:
     topology = load_topology(variant.on)
     p = predict(load_plan(name, variant.sets), topology, calibration=calibration if topology.kind == "cpu" else None)
     assert p.trace is not None
-    begin, end = _window(p.trace)
+    begin, end = window(p.trace)
     one = p.trace.ranks[0]
     comm = sum(
         min(s.end, end) - max(s.start + s.wait, begin)
@@ -160,14 +161,6 @@ def _step(name: str, variant: Variant, calibration: str | None) -> Row:
         sync_s=sum(point.seconds for point in p.syncs), bottleneck=bottleneck(p.breakdown),
         sources=max(p.sources, key=lambda source: p.sources[source]),
     )  # fmt: skip
-
-
-def _window(trace: object) -> tuple[float, float]:
-    from sim.metrics import window
-    from sim.trace import Trace
-
-    assert isinstance(trace, Trace)
-    return window(trace)
 
 
 def _alone(name: str, variant: Variant) -> Row:

@@ -158,17 +158,15 @@ def sweep(u: float) -> list[Row]:
     ]
 
 
-STOCK = ("cpu-compute-bound", "cpu-comm-bound", "cpu-launch-bound", "cpu-data-bound")
-
-
 def stock(u: float) -> list[Row]:
     """Predicted against PyTorch's own training, two gloo ranks. No speed, but a figure that only a run can give."""
+    from executor.here_plans import SHIPPED
     from executor.twin import twin
     from sim.planfile import load_plan
 
     rows: list[Row] = []
     errors = []
-    for name in STOCK:
+    for name in SHIPPED:
         found = twin(load_plan(name), ROOT / "runs" / name, say=lambda text: print(text, file=sys.stderr)).comparisons["stock"]
         errors.append(abs(found.error))
         real = found.measured_step

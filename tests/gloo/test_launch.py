@@ -12,22 +12,10 @@ import pytest
 from executor.environment import Place, first_host, place
 from executor.launch import launch, partial_steps
 from tests.gloo.bodies_for_launch import Order
+from tests.reliability.faults import processes
 from topologies.errors import BadInput, RunFailed
 
 BODY = "tests.gloo.bodies_for_launch:work"
-
-
-def _left(folder: Path) -> list[str]:
-    """Command lines of processes that belong to a run in `folder`."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if str(folder) in line and int(entry.parent.name) != os.getpid():
-            found.append(line)
-    return found
 
 
 def test_values_by_rank(tmp_path: Path) -> None:
@@ -52,7 +40,7 @@ def test_bad_end_is_explained_and_kept(what: str, words: str, tmp_path: Path) ->
     assert "step 3 (after 3 steps)" in str(caught.value)
     assert caught.value.partial == str(tmp_path)
     assert len(partial_steps(tmp_path)[0]) == 3
-    assert _left(tmp_path) == []
+    assert processes(tmp_path) == []
 
 
 def test_torchrun_ranks_join_in_place(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.null.test_readme import ROOT, commands
+from tests.null.test_readme import commands, environment
 
 SHORT = ["--steps", "3"]
 QUICK = {"twin": SHORT, "run": SHORT, "here": SHORT, "probe": ["--quick"]}
@@ -21,7 +21,7 @@ def test_command_runs(line: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "steptwin", *words, *QUICK[words[0]]],
         cwd=tmp_path,
-        env=_environment(),
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=280,
@@ -34,13 +34,7 @@ def test_the_others_are_commands() -> None:
     for line in commands(devices=True):
         words = shlex.split(line)[1:]
         done = subprocess.run(
-            [sys.executable, "-m", "steptwin", words[0], "--help"], env=_environment(), capture_output=True, text=True, timeout=60
+            [sys.executable, "-m", "steptwin", words[0], "--help"], env=environment(), capture_output=True, text=True, timeout=60
         )
         assert done.returncode == 0
         assert all(word in done.stdout for word in words if word.startswith("--"))
-
-
-def _environment() -> dict[str, str]:
-    import os
-
-    return {**os.environ, "PYTHONPATH": str(ROOT)}

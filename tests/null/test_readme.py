@@ -43,7 +43,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_command_runs(line: str, place: Path) -> None:
     words = shlex.split(line)[1:]
     done = subprocess.run(
-        [sys.executable, "-m", "steptwin", *words], cwd=place, env=_environment(), capture_output=True, text=True, timeout=250
+        [sys.executable, "-m", "steptwin", *words], cwd=place, env=environment(), capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout or done.stderr
@@ -51,11 +51,12 @@ def test_command_runs(line: str, place: Path) -> None:
 
 @pytest.mark.parametrize("text", blocks("python"))
 def test_script_runs(text: str, place: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", text], cwd=place, env=_environment(), capture_output=True, text=True, timeout=250)
+    done = subprocess.run([sys.executable, "-c", text], cwd=place, env=environment(), capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """With the project on the path of other processes."""
     import os
 
     return {**os.environ, "PYTHONPATH": str(ROOT)}
