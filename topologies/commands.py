@@ -10,7 +10,7 @@ import typer
 from topologies.verbs import AsJson, Desk, Fail, Report, Sets, Without, split
 
 
-def add(app: typer.Typer, desk: Desk) -> None:
+def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
     """Adds the group to the command line."""
     group = typer.Typer(help="Machines and clusters", no_args_is_help=True)
     app.add_typer(group, name="topology")

@@ -11,7 +11,7 @@ from topologies.errors import BadInput
 from topologies.verbs import AsJson, Desk, Report, Workers
 
 
-def add(app: typer.Typer, desk: Desk) -> None:
+def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
     """Adds the verbs."""
 
     @app.command()

@@ -13,7 +13,7 @@ from topologies.errors import BadInput
 from topologies.verbs import AsJson, Desk, Fail, On, PlanName, Prices, Report, Sets, Without, Workers, split
 
 
-def add(app: typer.Typer, desk: Desk) -> None:
+def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
     """Adds the verbs."""
     _sweep(app, desk)
     _explain(app, desk)

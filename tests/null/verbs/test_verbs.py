@@ -240,3 +240,16 @@ def test_capacity_finds_the_smallest_cluster(call: Call) -> None:
     assert found.json["days"] <= one["days"] / 1.5 and found.json["fits"]
     never = call("capacity", "plan.toml", "--tokens", "1e11", "--days", "0.001", "--set", "batch.global=64")
     assert never.code == 2 and "the fastest was" in never.err
+
+
+def test_the_table_of_rooms_names_every_verb_and_no_other() -> None:
+    from typer.main import get_command
+
+    def verbs(app: Any) -> set[str]:
+        return {name for name, command in get_command(app).commands.items() if getattr(command, "commands", True)}  # type: ignore[attr-defined]
+
+    every = {verb for room in steptwin._ROOMS.values() for verb in room}
+    assert verbs(steptwin._app()) == every
+    for verb in every:
+        assert verb in verbs(steptwin._app(verb))
+        assert verbs(steptwin._app(verb)) < every
