@@ -90,7 +90,7 @@ def measure(world: World, request: Request) -> Measured:
 
     import torch
 
-    from executor import probe_comm, probe_host, probe_kernels
+    from executor import probe_comm, probe_host, probe_kernels, probe_sharded
     from executor.bench import Bench
 
     bench = Bench(world, request.quick)
@@ -102,7 +102,7 @@ def measure(world: World, request: Request) -> Measured:
         probe_kernels.copies,
     ):
         table(bench)
-    for table in (probe_host.dispatch, probe_host.optimizers, probe_host.ddp, probe_host.loader):
+    for table in (probe_host.dispatch, probe_host.optimizers, probe_host.ddp, probe_sharded.sharded, probe_host.loader):
         table(bench)
     probe_host.files(bench, world.folder)
     for table in (probe_comm.collectives, probe_comm.messages, probe_comm.issue, probe_comm.beside):

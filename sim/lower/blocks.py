@@ -181,8 +181,17 @@ def _forward(job: Job, phase: str, block: str, part: Part, saved: int, opens: bo
         ops = expert.forward(job, name, part, ops)
     calls = (1 if opens else 0) if job.compiled else part.modules
     if job.eager and calls:
-        ops.insert(0, host(f"{name}.module", HostWork("module", calls)))
+        ops.insert(0, host(f"{name}.module", HostWork("module", calls), *_dispatched(job, part)))
     return ops
+
+
+def _dispatched(job: Job, part: Part) -> tuple[Work, ...]:
+    """One pass of DTensor's own dispatch: by linear (the table and the loss are one each), and by norm whose sequence is split."""
+    if not job.dtensor:
+        return ()
+    linears = max(1, sum(isinstance(work, Gemm) for work in part.forward)) if part.seam.startswith("tp.") else 0
+    norms = int(part.cls == "norm" and job.plan.parallel.sequence_parallel)
+    return tuple(HostWork(what, count) for what, count in (("dtensor_linear", linears), ("dtensor_norm", norms)) if count)
 
 
 def _communicate_backward(job: Job, name: str, part: Part, dgrad: list[Op], wgrad: list[Op]) -> tuple[list[Op], list[Op], list[Op]]:
@@ -201,7 +210,7 @@ def _autograd(job: Job, name: str, part: Part, opens: bool) -> Ops:
     if not job.eager:
         return ()
     nodes = len(part.forward) if not job.compiled else int(opens)
-    works: list[Work] = [HostWork("autograd", nodes)] if nodes else []
+    works: list[Work] = [HostWork("autograd", nodes), *_dispatched(job, part)] if nodes else []
     if part.tensors and not part.frozen:
         works.append(HostWork("accumulate", len(part.tensors)))
     return (host(f"bwd/{name}.autograd", *works),) if works else ()

@@ -16,11 +16,11 @@ from typing import NamedTuple
 from sim.lower.blocks import BlockOps, PartOps, name_of
 from sim.lower.data_parallel import COPY, lane_of
 from sim.lower.job import Job
-from sim.lower.ops import collective, compute, order, record, wait
+from sim.lower.ops import collective, compute, host, order, record, wait
 from sim.lower.sharded import CLS, replicas
 from sim.lower.tensor import norm_gradients
 from sim.program import COMPUTE, Op
-from sim.work import MemoryBound
+from sim.work import HostWork, MemoryBound
 
 ROOT = "root"
 
@@ -32,6 +32,8 @@ class Unit(NamedTuple):
     messages: tuple[tuple[str, str, int], ...]
     """(suffix, mesh axis, elements): experts over `efsdp`, all others over `fsdp`."""
     root: bool
+    tensors: int
+    """Parameters, each with its own hooks and views."""
 
 
 def units_of(job: Job, blocks: list[BlockOps], tag: str) -> dict[str, Unit]:
@@ -39,14 +41,16 @@ def units_of(job: Job, blocks: list[BlockOps], tag: str) -> dict[str, Unit]:
     split = job.size("ep") > 1
     where = {block.name: f"{tag}{ROOT}" if block.block.kind in ("embed", "head") else block.name for block in blocks}
     sums: dict[str, list[int]] = {}
+    tensors: dict[str, int] = {}
     for block in blocks:
         sizes = sums.setdefault(where[block.name], [0, 0])
         for part in block.block.parts:
             sizes[split and part.expert] += part.params
+            tensors[where[block.name]] = tensors.get(where[block.name], 0) + len(part.tensors)
     units = {}
     for name, (dense, experts) in sums.items():
         both = (("", "fsdp", dense), (".experts", "efsdp", experts))
-        units[name] = Unit(name, tuple(m for m in both if m[2] and job.size(m[1]) > 1), name == f"{tag}{ROOT}")
+        units[name] = Unit(name, tuple(m for m in both if m[2] and job.size(m[1]) > 1), name == f"{tag}{ROOT}", tensors.get(name, 0))
     return {block: units[name] for block, name in where.items()}
 
 
@@ -70,7 +74,7 @@ def forward(job: Job, blocks: list[BlockOps], tag: str, gather: bool) -> list[Op
             while asked < min(len(line), k + max(1, ahead)):
                 ops += _gather(job, "fwd", line[asked], _free_for(line, asked, ahead))
                 asked += 1
-            ops += _copy_out(job, "fwd", unit)
+            ops += [*_hooks(job, "fwd", unit), *_copy_out(job, "fwd", unit)]
             unit = units[block.name]
         ops += block.forward
         if ahead == 0:
@@ -115,6 +119,7 @@ def backward(job: Job, blocks: list[BlockOps], pieces: list[tuple[PartOps, tuple
             j += 1
         ops += [op for _, work in group for op in work]
         if inline and unit.messages and not unit.root:
+            ops += _hooks(job, "bwd", unit)
             if sync:
                 ops += _partial(job, blocks, units, unit)
             ops.append(_reshard(job, "bwd", unit))
@@ -122,7 +127,7 @@ def backward(job: Job, blocks: list[BlockOps], pieces: list[tuple[PartOps, tuple
                 ops += _reduce(job, unit, reduced)
     late = [unit for unit in _root_first(units, blocks) if unit not in reduced]
     for unit in late if sync else ():
-        ops += [*_partial(job, blocks, units, unit), _reshard(job, "bwd", unit), *_reduce(job, unit, reduced)]
+        ops += [*_hooks(job, "bwd", unit), *_partial(job, blocks, units, unit), _reshard(job, "bwd", unit), *_reduce(job, unit, reduced)]
     return ops + _finish(job, reduced, tag)
 
 
@@ -132,6 +137,14 @@ def _partial(job: Job, blocks: list[BlockOps], units: dict[str, Unit], unit: Uni
         return []
     mine = [(name_of(p.block, p.part), p.part) for b in blocks if units[b.name] == unit for p in b.parts]
     return norm_gradients(job, mine, sharded=True)
+
+
+def _hooks(job: Job, phase: str, unit: Unit) -> list[Op]:
+    """What FSDP2 does in Python around one pass of a unit: its states, views of its parameters, streams."""
+    if not job.eager:
+        return []
+    works = (HostWork("fsdp_unit", 1), HostWork("fsdp_parameter", unit.tensors))
+    return [host(f"{phase}/{unit.name}.hooks", *works)]
 
 
 def _gather(job: Job, phase: str, unit: Unit, after: str = "") -> list[Op]:

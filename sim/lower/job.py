@@ -64,6 +64,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         """A forced algorithm for collectives, "" where cost chooses."""
         return "" if self.plan.comm.algorithm == "auto" else self.plan.comm.algorithm
 
+    @property
+    def dtensor(self) -> bool:
+        """Linears are modules of DTensors, split by `parallelize_module`, each call of which Python dispatches."""
+        return self.framework.tensor == "dtensor" and self.size("tp") > 1 and self.eager and not self.compiled
+
     def shards(self, part: Part) -> int:
         """Ranks that share one copy of the part's parameters (ZeRO)."""
         return max(1, self.size("efsdp" if part.expert and self.size("ep") > 1 else "fsdp"))

@@ -46,7 +46,15 @@ def test_every_host_kind_that_lowering_names_is_there(calibration: Calibration) 
         "ddp_parameter",
     }
     kinds |= {"collate", "loader", "log", "collective", "checkpoint"}
+    kinds |= {"fsdp_unit", "fsdp_parameter", "dtensor_linear", "dtensor_norm", "dtensor_adam", "dtensor_sgd"}
     assert kinds <= {s.name for s in calibration.rows("host")}
+
+
+def test_sharding_costs_the_host_more_than_a_plain_module(calibration: Calibration) -> None:
+    spent = {s.name: s.median for s in calibration.rows("host")}
+    assert spent["fsdp_unit"] > spent["module"], "hooks and views of a unit, beyond one call"
+    assert spent["dtensor_linear"] > spent["module"]
+    assert spent["dtensor_adam"] > spent["dtensor_sgd"], "Adam has more ops to dispatch"
 
 
 def test_costs_rest_on_measurements(calibration: Calibration) -> None:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from sim.engine.run import simulate
 from sim.program import Program
+from sim.work import HostWork
 from tests.null.lower.tiny import MIB, QUIET, Constant, linear, messages, network, norm, program, show, traffic
 from topologies.errors import Refused
 
@@ -224,3 +225,13 @@ def test_prefetch_hides_gathers() -> None:
 def test_sharded_experts_that_span_sharding_groups_are_refused() -> None:
     with pytest.raises(Refused, match="ep = 4 does not divide"):
         program({"parallel": {"dp_replicate": 4, "dp_shard": 2, "ep": 4, "zero": 3}})
+
+
+@pytest.mark.parametrize("host", ["python", "light"])
+def test_fsdp2_spends_host_time_on_every_pass_of_every_unit(host: str) -> None:
+    framework = replace(QUIET, host=host, tensor="dtensor", compile=True)
+    p = program({"parallel": {"dp_shard": 2, "zero": 3}}, network(3, (linear(), norm())), framework=framework)
+    spent = [w for call, op in p.ops(0) if call.step == 1 and op.kind == "host" for w in op.works if isinstance(w, HostWork)]
+    units = sum(w.count for w in spent if w.what == "fsdp_unit")
+    assert units == (3 * 2 if host == "python" else 0), "the ends have no parameters here: no root"
+    assert sum(w.count for w in spent if w.what == "fsdp_parameter") == 3 * units

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
 from sim.engine.run import simulate
 from sim.model.parts import Part
+from sim.program import Program
+from sim.work import HostWork
 from tests.null.lower.tiny import QUIET, Constant, linear, messages, network, norm, program, show, traffic
 
 SIZE = 1024
@@ -97,3 +102,26 @@ def test_overlap_cuts_gemms_and_keeps_the_bytes() -> None:
         return max(span.end for span in simulate(p, Constant()).spans)  # type: ignore[arg-type]
 
     assert seconds(beside) < seconds(plain)
+
+
+def _spent(p: Program) -> Counter[str]:
+    """Units of host work in one step, by kind."""
+    works = [work for call, op in p.ops(0) if call.step == 1 and op.kind == "host" for work in op.works]
+    return Counter({what: sum(w.count for w in works if isinstance(w, HostWork) and w.what == what) for what in {w.what for w in works}})  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_eager_dtensor_dispatches_each_linear_and_each_split_norm_twice(split: bool) -> None:
+    eager = replace(DTENSOR, host="python")
+    plan = {"parallel": {"tp": 2, "sequence_parallel": split}}
+    spent = _spent(program(plan, network(3, LAYER), framework=eager))
+    assert spent["dtensor_linear"] == 3 * 4 * 2, "four linears of three layers, forward and backward"
+    assert spent["dtensor_norm"] == (3 * 2 if split else 0)
+    assert spent["dtensor_adam"] == 3 * 6, "every parameter of the update"
+
+
+@pytest.mark.parametrize("other", [{"compile": True}, {"tensor": "megatron"}])
+def test_compiled_blocks_and_megatrons_linears_dispatch_no_dtensor(other: dict[str, Any]) -> None:
+    framework = replace(DTENSOR, host="python", **other)
+    spent = _spent(program({"parallel": {"tp": 2}}, network(1, LAYER), framework=framework))
+    assert not spent["dtensor_linear"] and not spent["dtensor_norm"]
