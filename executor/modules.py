@@ -6,6 +6,7 @@ real model can be read by part. A block maps activations to activations: the uni
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from itertools import pairwise
@@ -20,6 +21,7 @@ from sim.model.spec import Decoder, Mlp, ModelSpec
 GATES: dict[str, Callable[[Tensor], Tensor]] = {"swiglu": F.silu, "geglu": F.gelu, "reglu": F.relu}
 PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
+    "gelu_new": lambda x: 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0)))),
     "relu": F.relu,
     "silu": F.silu,
     "tanh": torch.tanh,

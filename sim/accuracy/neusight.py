@@ -1,7 +1,13 @@
 """NeuSight's measured single-GPU passes in fp32 against the sum of our kernels: forward, and forward + backward.
 
-The labels (NeuSight, MIT; PyTorch 2.1, Hugging Face models with unfused attention, no tf32, no optimizer step) name a
-model, a sequence length and a batch. A pass is one chain: each kernel waits for its launch and for the one before.
+What was timed is what its script runs (sitar-lab/NeuSight, `neusight/Tracing/trace.py`, MIT; PyTorch 2.1, transformers' eager
+modules built from the configs beside it, no tf32, the five fastest of 25 calls):
+
+* inference: `eval()` under `no_grad`, from the ids to the logits, without a loss. BERT is a sequence classifier: no head of the vocabulary;
+* training: `train()`, so dropout is drawn. Forward and backward are timed apart, each from an idle GPU, the loss between them by neither.
+  Gradients are never cleared: backward adds to those of the call before. BERT predicts all positions, not the masked ones. No optimizer step.
+
+A label names a model, a sequence length and a batch. A pass is one chain: each kernel waits for its launch and for the one before.
 """
 
 from __future__ import annotations
@@ -10,6 +16,7 @@ import csv
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 import msgspec
 
@@ -17,17 +24,24 @@ from sim.cost.fit.data import NEUSIGHT
 from sim.cost.host import host_seconds
 from sim.cost.kernel import kernel_cost
 from sim.framework import Framework, load_framework
-from sim.model import ModelSpec, Network, Shape, describe, load_model
-from sim.model.spec import Decoder
-from sim.work import Work
+from sim.model import ModelSpec, Network, Part, Shape, describe, load_model
+from sim.model.spec import Encoder
+from sim.work import MemoryBound, Work
 from topologies.devices import gpu as find_gpu
 from topologies.errors import BadInput
 from topologies.hardware import Gpu
 
-MODELS = {"bert_large": "bert-large", "gpt2_large": "gpt2-774m", "opt_13": "gpt3-1.3b", "gpt3_xl": "gpt3-1.3b", "gpt3_27": "gpt3-2.7b"}
-"""opt_13 is OPT-1.3B: the shape of GPT-3 1.3B. gpt3_xl takes 1.8 times as long as OPT on every GPU: 24 heads of 128, so 3072 wide
-(the GPT-3 paper's table 2.1 prints 24 heads of 128 beside a width of 2048). The MoE rows (switch) are not scored."""
-XL = {"hidden": 3072, "heads": 24}
+GPT: dict[str, Any] = {"activation": "gelu_new", "dropout": 0.1}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert_large": ("bert-large", {}),
+    "gpt2_large": ("gpt2-774m", GPT),
+    "opt_13": ("opt-1.3b", {"attention_dropout": 0.0, "fused_qkv": False}),
+    "gpt3_xl": ("gpt3-1.3b", {**GPT, "hidden": 3072, "heads": 24}),
+    "gpt3_27": ("gpt3-2.7b", GPT),
+}
+"""Its configs as changes to ours: 24 heads of 128 make gpt3_xl 3072 wide. The MoE rows (switch) are not scored."""
+ADD = 12
+"""Bytes for each parameter of a gradient added to the one that is there."""
 
 
 class Label(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,15 +72,20 @@ def neusight_labels(facts: Path) -> list[Label]:
             parts = row["case"].split("-")
             if len(parts) == 4 and parts[0] in MODELS and row["gpu"] in names:
                 gpu, training = find_gpu(names[row["gpu"]]), parts[1] == "train"
-                works = list(_works(_network(parts[0], int(parts[3]), int(parts[2])), training))
-                measured, seconds, bound = float(row["e2e_latency"]) * 1e-3, _chain(works, gpu), roofline_seconds(works, gpu)
+                network, measured = _network(parts[0], int(parts[3]), int(parts[2]), training), float(row["e2e_latency"]) * 1e-3
+                works = [work for stage in _stages(network, training) for work in stage]
+                seconds, bound = _seconds(network, training, gpu), roofline_seconds(works, gpu)
                 found.append(Label(gpu=gpu.name, case=row["case"], training=training, measured=measured, predicted=seconds, roofline=bound))
     return found
 
 
 def pass_seconds(model: str, gpu: Gpu, batch: int, seq: int, training: bool) -> float:
     """Seconds of forward, or of forward + backward."""
-    return _chain(_works(_network(model, batch, seq), training), gpu)
+    return _seconds(_network(model, batch, seq, training), training, gpu)
+
+
+def _seconds(network: Network, training: bool, gpu: Gpu) -> float:
+    return sum(_chain(stage, gpu) for stage in _stages(network, training))
 
 
 def roofline_seconds(works: Iterable[Work], gpu: Gpu) -> float:
@@ -75,11 +94,14 @@ def roofline_seconds(works: Iterable[Work], gpu: Gpu) -> float:
     return sum(max(work.flops / peak, work.bytes / gpu.bandwidth) for work in works)
 
 
-def _network(model: str, batch: int, seq: int) -> Network:
-    spec: ModelSpec = load_model(MODELS[model])
-    if model == "gpt3_xl":
-        assert isinstance(spec, Decoder)
-        spec = msgspec.structs.replace(spec, **XL)
+def _network(model: str, batch: int, seq: int, training: bool) -> Network:
+    name, changes = MODELS[model]
+    spec: ModelSpec = load_model(name)
+    if isinstance(spec, Encoder):
+        changes = {"predictions": seq} if training else {"head": "none"}
+    if not training:
+        changes = {**changes, "dropout": 0.0}
+    spec = msgspec.structs.replace(spec, **changes)
     return describe(spec, Shape(micro=batch, seq=seq, precision="fp32"), _framework(), "math")
 
 
@@ -89,14 +111,18 @@ def _framework() -> Framework:
     return msgspec.structs.replace(load_framework("pytorch"), **plain, **dtypes)
 
 
-def _works(network: Network, training: bool) -> Iterable[Work]:
+def _stages(network: Network, training: bool) -> list[list[Work]]:
+    """The kernels of forward; in training also those of backward, which starts at the loss."""
     parts = [part for _, block in network.blocks for part in block.parts]
-    for part in parts:
-        yield from part.forward
-    if training:
-        for part in reversed(parts):
-            yield from part.backward
-            yield from part.wgrad
+    forward = [work for part in parts if part.cls != "loss" for work in part.forward]
+    if not training:
+        return [forward]
+    backward = [work for part in reversed(parts) for work in (*part.backward, *part.wgrad, *_added(part))]
+    return [forward, backward]
+
+
+def _added(part: Part) -> list[Work]:
+    return [MemoryBound("add", ADD * 2 * size // 3, ADD * size // 3, "fp32") for size in part.tensors]
 
 
 def _chain(works: Iterable[Work], gpu: Gpu) -> float:

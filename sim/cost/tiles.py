@@ -82,6 +82,8 @@ TILES = (
 """Tile sizes of cuBLAS and CUTLASS kernels: names of profiled kernels show these."""
 LARGE = ((256, 256), (192, 128), (128, 192))
 """Two-SM tiles of Blackwell and warp-specialised tiles of Hopper."""
+VECTOR_STEP = 8
+"""The same of fp32 kernels without matrix units, whose loop covers less at a time (cuBLAS's sgemm_128x128x8): k is padded to a multiple of it."""
 _POWER_FLOPS = 2e11
 """FLOPs at which a repeated benchmark reaches half of its power droop: 0.2-1 ms kernels (gemm tables of H100 and H200)."""
 _SPLITS = (1, 2, 4, 8, 16)
@@ -140,7 +142,8 @@ def _tiled(
 ) -> float:
     """Seconds over the floor with one tile size and one split of k."""
     blocks = -(-m // tm) * -(-n // tn) * batch * split
-    depth = -(-k // (split * STEP)) * STEP
+    grain = VECTOR_STEP if size >= 4 else STEP
+    depth = -(-k // (split * grain)) * grain
     resident = max(1, 16384 // (tm * tn))  # small tiles share an SM
     load = blocks / gpu.sms
     together = min(resident, math.ceil(load))

@@ -7,11 +7,11 @@ from typing import Any
 from topologies.errors import BadInput, UnknownName
 
 ACTIVATIONS = {
-    "silu": "swiglu", "swish": "swiglu", "swiglu": "swiglu", "gelu": "gelu", "gelu_new": "gelu", "gelu_fast": "gelu", "gelu_python": "gelu",
+    "silu": "swiglu", "swish": "swiglu", "swiglu": "swiglu", "gelu": "gelu", "gelu_new": "gelu_new", "gelu_fast": "gelu", "gelu_python": "gelu",
     "gelu_pytorch_tanh": "gelu", "quick_gelu": "gelu", "relu": "relu", "relu2": "relu2", "tanh": "tanh",
 }  # fmt: skip
 """transformers' names of activations; the gated form of silu is ours."""
-_GATED = {"swiglu": "swiglu", "gelu": "geglu", "relu": "reglu"}
+_GATED = {"swiglu": "swiglu", "gelu": "geglu", "gelu_new": "geglu", "relu": "reglu"}
 
 
 class Config:

@@ -45,6 +45,10 @@ def _drops(spec: Decoder, share: Share) -> bool:
     return share.framework.dropout if spec.dropout is None else spec.dropout > 0
 
 
+def _attention_drops(spec: Decoder, share: Share) -> bool:
+    return _drops(spec, share) if spec.attention_dropout is None else spec.attention_dropout > 0
+
+
 def _embed(spec: Decoder, share: Share) -> list[Part]:
     tables = (spec.positions or share.shape.seq,) if spec.position == "learned" else ()
     parts = [embedding(share, spec.hidden, spec.vocab, tables=tables, dropout=_drops(spec, share), frozen=spec.lora is not None)]
@@ -84,7 +88,7 @@ def attention_of(spec: Decoder, share: Share, windowed: bool) -> list[Part]:
         qk_whole=spec.qk_norm_whole,
         window=spec.window if windowed else 0,
         sinks=spec.sinks,
-        dropout=_drops(spec, share),
+        dropout=_attention_drops(spec, share),
         frozen=spec.lora is not None,
     )
 

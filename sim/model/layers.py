@@ -182,6 +182,9 @@ def activation(share: Share, name: str, rows: int, width: int, kind: str, *, rec
             backward = (elementwise("scale", share, n, 2 * e, e), elementwise("scale", share, n, 2 * e, e))
             backward += (elementwise("activation", share, n, 2 * e, e, 10.0),)
         kept = (2 if fused else 3) * n * e
+    elif kind == "gelu_new" and not fused:
+        forward, backward = _gelu_in_python(share, n)
+        kept = 4 * n * e  # x, its half, tanh and 1 + tanh
     else:
         twice = kind == "relu2" and not fused
         flops, back = _ACTIVATION_FLOPS.get(kind, (8.0, 12.0))
@@ -189,6 +192,18 @@ def activation(share: Share, name: str, rows: int, width: int, kind: str, *, rec
         backward = (elementwise("activation", share, n, 2 * e, e, back),) * (2 if twice else 1)
         kept = n * e
     return Part(name=name, forward=forward, backward=backward, cls="activation", saved=kept, recompute=recompute)
+
+
+def _gelu_in_python(share: Share, n: int) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
+    """transformers' NewGELUActivation, 0.5 x (1 + tanh(c (x + 0.044715 x^3))), as eager PyTorch runs it: one kernel an operator.
+
+    Backward: the product rule twice, tanh's, the cube's (its square again, times 3, times the gradient), and x's three gradients added.
+    """
+    e = share.e
+    one, two = elementwise("scale", share, n, e, e), elementwise("scale", share, n, 2 * e, e)
+    tanh, add = elementwise("activation", share, n, e, e, 8.0), elementwise("add", share, n, 2 * e, e)
+    back = elementwise("activation", share, n, 2 * e, e, 2.0)
+    return (one, one, add, one, tanh, one, one, two), (two, two, one, back, one, one, one, one, two, add, add)
 
 
 def residual(share: Share, name: str, rows: int, width: int, *, dropout: bool, fork: bool = True) -> Part:

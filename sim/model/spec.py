@@ -15,7 +15,7 @@ from sim.model.captured import Captured
 Count = Annotated[int, msgspec.Meta(ge=1, le=10**8)]
 Natural = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
 Fraction = Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)]
-Activation = Literal["gelu", "relu", "relu2", "silu", "tanh", "swiglu", "geglu", "reglu"]
+Activation = Literal["gelu", "gelu_new", "relu", "relu2", "silu", "tanh", "swiglu", "geglu", "reglu"]
 """`swiglu`, `geglu`, `reglu` are gated: act(gate) x up."""
 
 
@@ -133,6 +133,8 @@ class Decoder(_Spec, tag="decoder", frozen=True, kw_only=True):
     """q, k, v (and gate, up) are one linear each; None = as the framework does."""
     dropout: Fraction | None = None
     """None = as the framework does; 0 = none."""
+    attention_dropout: Fraction | None = None
+    """Of the attention's probabilities; None = as `dropout`."""
     mla: Mla | None = None
     moe: Moe | None = None
     first_dense: Natural = 0

@@ -3,6 +3,8 @@
 # mypy: disable-error-code="no-any-return,no-untyped-call"
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -283,3 +285,10 @@ class Recurrent(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.lstm(x.transpose(0, 1))[0].sum()
+
+
+class NewGelu(nn.Module):
+    """gelu by its tanh approximation, one operator after the other (transformers' NewGELUActivation)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))

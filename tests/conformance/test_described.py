@@ -16,6 +16,7 @@ from executor.capture import Input, capture  # noqa: E402
 from sim.framework import Framework  # noqa: E402
 from sim.model import ModelSpec, Network, Part, Shape, describe, load_model  # noqa: E402
 from sim.model.families import decoder  # noqa: E402
+from sim.model.layers import activation  # noqa: E402
 from sim.model.lstm import lstm  # noqa: E402
 from sim.model.moe import moe  # noqa: E402
 from sim.model.share import share_of  # noqa: E402
@@ -146,3 +147,15 @@ def test_grouped_experts_are_the_described_ones() -> None:
     assert layer.params == sum(part.params for part in described)
     flops = [sum(w.flops for w in works_of(parts) if isinstance(w, (Gemm, GroupedGemm))) for parts in (layer.parts, described)]
     assert math.isclose(*flops)
+
+
+def test_gelu_written_out_is_the_described_one() -> None:
+    """The eight operators of transformers' NewGELUActivation and the eleven of its backward move what `gelu_new` says."""
+    build = lambda: torch.nn.Sequential(torch.nn.Linear(64, 256), modules.NewGelu(), torch.nn.Linear(256, 64))  # noqa: E731
+    network = describe(capture(build, (Input((32, 64)),)), Shape(micro=32, seq=1, precision="fp32"), PLAIN)
+    described = activation(share_of(Shape(micro=32, seq=1, precision="fp32"), PLAIN), "act", 32, 256, "gelu_new")
+    captured = network.blocks[1][1].parts[0]
+    forward, backward = ((sum(w.bytes for w in works) for works in (p.forward, p.backward)) for p in (captured, described))
+    assert list(forward) == pytest.approx(list(backward), rel=0.01)
+    assert (len(captured.forward), len(captured.backward)) == (len(described.forward), len(described.backward))
+    assert captured.saved == pytest.approx(described.saved, rel=0.01)

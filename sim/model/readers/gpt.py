@@ -17,6 +17,7 @@ def _gpt2(c: Config) -> Fields:
     return fields | {
         "activation": c.activation("activation_function", gated=False, default="gelu_new"),
         "dropout": c.fraction("resid_pdrop", default=0.1),
+        "attention_dropout": c.fraction("attn_pdrop", default=0.1),
         "tied": c.flag("tie_word_embeddings", True),
     }
 
@@ -67,7 +68,8 @@ def _opt(c: Config) -> Fields:
         )
     fields = {**FAMILIES["gpt"], **sizes(c), "ffn": c.number("ffn_dim"), "positions": c.number("max_position_embeddings") + 2}
     fields |= {"activation": c.activation("activation_function", gated=False, default="relu"), "tied": c.flag("tie_word_embeddings", True)}
-    return fields | {"dropout": c.fraction("dropout", default=0.1), "fused_qkv": False}
+    fields |= {"dropout": c.fraction("dropout", default=0.1), "attention_dropout": c.fraction("attention_dropout", default=0.0)}
+    return fields | {"fused_qkv": False}
 
 
 def _phi(c: Config) -> Fields:

@@ -27,15 +27,36 @@ DEEPSEEK = {
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257, "resid_pdrop": 0.1}
 SHAPE = Shape(micro=2, seq=512)
 PLAIN = Framework(name="plain", source="test")
+FUSED = Framework(name="fused", source="test", fused_activation=True)
+"""transformers writes GPT-2's gelu out, operator by operator: the same model where the framework fuses it."""
 
 
 @pytest.mark.parametrize(("config", "preset"), [(LLAMA, "llama3-8b"), (DEEPSEEK, "deepseek-v3"), (GPT2, "gpt2-124m")])
 def test_a_config_is_its_preset(config: dict[str, object], preset: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
-    read, shipped = describe(load_model(str(path)), SHAPE, PLAIN), describe(load_model(preset), SHAPE, PLAIN)
+    read, shipped = (describe(load_model(name), SHAPE, FUSED) for name in (str(path), preset))
     assert [block for _, block in read.blocks] == [block for _, block in shipped.blocks]
     assert (read.parameters, read.flops_per_sample) == (shipped.parameters, shipped.flops_per_sample)
+
+
+def test_gelu_new_is_eight_kernels_where_nothing_fuses_it() -> None:
+    read = from_config(GPT2, "config.json")
+    eager, fused = (next(p for p in describe(read, SHAPE, how).blocks[1][1].parts if p.name == "mlp.act") for how in (PLAIN, FUSED))
+    assert (len(eager.forward), len(fused.forward)) == (8, 1)
+    assert eager.saved == 4 * fused.saved
+
+
+def test_dropout_of_probabilities_is_its_own() -> None:
+    opt = {"model_type": "opt", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "ffn_dim": 256, "vocab_size": 100}
+    opt |= {"max_position_embeddings": 64, "dropout": 0.1}
+
+    def drops(config: dict[str, object], part: str) -> bool:
+        parts = describe(from_config(config, "config.json"), Shape(micro=1, seq=64), PLAIN, "math").blocks[1][1].parts
+        return any(getattr(work, "what", "") == "dropout" for p in parts if p.name == part for work in p.forward)
+
+    assert (drops(opt, "attn.core"), drops(opt, "attn.residual")) == (False, True)
+    assert (drops({**opt, "attention_dropout": 0.1}, "attn.core"), drops({**opt, "dropout": 0.0}, "attn.residual")) == (True, False)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
