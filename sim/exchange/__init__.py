@@ -1,0 +1,1 @@
+"""Programs from and for other simulators: MLCommons Chakra execution traces."""

@@ -1,0 +1,175 @@
+"""Chakra execution traces run here: computation as long as the trace says, the network simulated on a topology.
+
+What a node took comes from the trace (of a COMP_NODE without a duration: the roofline of the topology's device); collectives and
+messages are priced, and share links, as those of any program. Every rank is simulated by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sim import metrics
+from sim.cost.price import Cost, Pricer
+from sim.engine.run import simulate
+from sim.exchange.chakra import Attr, Kind, Node, read
+from sim.exchange.graph import UNTIMED, Workload, program_of
+from sim.program import Op
+from sim.trace import Trace
+from topologies.errors import BadInput
+from topologies.load import Topology, load_topology
+
+MOST_RANKS = 4096
+
+
+def load_traces(prefix: str | Path, groups: str | Path | None = None) -> Workload:
+    """Reads PREFIX.0.et, PREFIX.1.et ... and the communicators in `groups` (JSON: name -> ranks; unsaid: PREFIX.groups.json, if it is there).
+
+    Raises `BadInput` for files that are missing, or cannot be used.
+    """
+    here = Path(f"{prefix}.0.et")
+    if not here.is_file():
+        raise BadInput(f"there is no {here}: give what stands before .0.et, .1.et ... in the names of the ranks' traces")
+    ranks: list[tuple[Node, ...]] = []
+    head: dict[str, Attr] = {}
+    while (path := Path(f"{prefix}.{len(ranks)}.et")).is_file():
+        if len(ranks) >= MOST_RANKS:
+            raise BadInput(f"{prefix} has more than {MOST_RANKS} ranks: every rank is simulated by itself")
+        head, nodes = read(path)
+        ranks.append(tuple(nodes))
+    world = head.get("steptwin.world", len(ranks))
+    if world != len(ranks):
+        raise BadInput(f"{prefix} has traces of ranks 0 to {len(ranks) - 1}; its program has {world} ranks. Export all of them")
+    found = _groups(Path(groups) if groups else Path(f"{prefix}.groups.json"), groups is not None)
+    for row in ranks:
+        for node in row:
+            if node.kind == Kind.METADATA and "pg_name" in node.inputs:
+                found |= _declared(node, len(ranks))
+    for name, members in found.items():
+        if not members or len(set(members)) < len(members) or not all(0 <= rank < len(ranks) for rank in members):
+            raise BadInput(
+                f"group {name[:40]!r} has the members {str(members)[:80]}: name each of ranks 0 to {len(ranks) - 1} once at most"
+            )
+    return Workload(Path(prefix).name, tuple(ranks), found, head.get("steptwin.durations") == "alone")
+
+
+def _groups(path: Path, must: bool) -> dict[str, tuple[int, ...]]:
+    if not path.is_file():
+        if must:
+            raise BadInput(f"there is no file {path} of communicator groups")
+        return {}
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, tuple[int, ...]])
+    except msgspec.MsgspecError as error:
+        raise BadInput(f"groups {path}: {error}. Write a table of names and ranks, e.g. {{'1': [0, 1]}}") from None
+
+
+def _declared(node: Node, world: int) -> dict[str, tuple[int, ...]]:
+    """Process groups as PyTorch's traces have them: a list of {"pg_name", "ranks"} as text inside a list of texts; no ranks mean all."""
+    try:
+        rows = json.loads(node.inputs[node.inputs.index("[{") : node.inputs.rindex("}]") + 2])
+        return {str(row["pg_name"]): tuple(int(rank) for rank in row["ranks"]) or tuple(range(world)) for row in rows}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise BadInput(f"node {node.id} ({node.name[:60]}): its process groups cannot be read") from None
+
+
+class Replay(msgspec.Struct, frozen=True, kw_only=True):
+    """What a workload takes on a machine. Seconds."""
+
+    workload: str
+    topology: str
+    ranks: int
+    nodes: int
+    seconds: float
+    breakdown: metrics.Breakdown
+    critical_path: tuple[tuple[str, float], ...]
+
+    def __str__(self) -> str:
+        lines = [f"{self.workload} on {self.topology}: {self.seconds * 1e3:,.3f} ms ({self.ranks} ranks, {self.nodes:,} nodes)"]
+        lines += [f"  {name:<14} {spent * 1e3:12,.3f} ms on the critical path" for name, spent in self.critical_path]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found
+
+
+def replay(prefix: str | Path, topology: Topology | str | Path, *, groups: str | Path | None = None, edits: tuple[str, ...] = (),
+           framework: str = "pytorch") -> Replay:  # fmt: skip
+    """Reads the traces PREFIX.RANK.et and simulates them on `topology`; see `load_traces` and `run_traces`."""
+    workload, machine = load_traces(prefix, groups), load_topology(topology, edits)
+    trace = run_traces(workload, machine, framework=framework)
+    return Replay(
+        workload=workload.name,
+        topology=machine.name,
+        ranks=len(workload.ranks),
+        nodes=sum(map(len, workload.ranks)),
+        seconds=trace.end,
+        breakdown=metrics.breakdown(trace),
+        critical_path=tuple(metrics.critical_path(trace)),
+    )
+
+
+def run_traces(workload: Workload, topology: Topology | str | Path, *, edits: tuple[str, ...] = (), framework: str = "pytorch") -> Trace:
+    """Simulates the traces on `topology` after `edits`; every rank by itself. The end of the trace is what the workload takes.
+
+    Raises `BadInput` when the machine is too small, a group is not known, or ranks disagree about what they exchange.
+    """
+    machine = load_topology(topology, edits)
+    world = len(workload.ranks)
+    if world > machine.gpus:
+        raise BadInput(f"the traces are of {world} ranks, {machine.name} has {machine.gpus}. Use more machines")
+    program, seconds = program_of(workload)
+    return simulate(program, Replayed(_pricer(machine, framework, world), seconds, machine, workload.alone), fold=False)
+
+
+def _pricer(machine: Topology, framework: str, world: int) -> Pricer:
+    from sim.framework import load_framework
+
+    if machine.kind == "cpu":
+        from sim.cost.calibration import load_calibration
+        from sim.cost.cpu_pricer import CpuPricer
+
+        return CpuPricer(machine, load_calibration(None))
+    from sim.cost.gpu_pricer import GpuPricer
+
+    return GpuPricer(machine, load_framework(framework), None, world)
+
+
+class Replayed:
+    """Prices of a workload: nodes as the trace says, what ranks exchange as the machine says."""
+
+    def __init__(self, inner: Pricer, seconds: Mapping[tuple[int, str], float], machine: Topology, alone: bool) -> None:
+        self._inner, self._seconds, self._machine, self._alone = inner, seconds, machine, alone
+        self.capacity = inner.capacity
+
+    def local(self, op: Op, rank: int) -> Cost:
+        """The trace's time; nothing for what only orders."""
+        if op.kind not in ("compute", "copy", "host"):
+            return Cost(0.0, "measured")
+        seconds = self._seconds[rank, op.id]
+        return Cost(self._roofline(op, rank), "assumed") if seconds == UNTIMED else Cost(seconds, "measured")
+
+    def _roofline(self, op: Op, rank: int) -> float:
+        """FLOPs at the device's 16-bit peak, or bytes at its memory's rate, whichever takes longer: as ASTRA-sim does."""
+        device = self._machine.device(rank)
+        peak = device.flops.get("bf16") or max(device.flops.values(), default=math.inf)
+        return max(sum(work.flops for work in op.works) / peak, sum(work.bytes for work in op.works) / (device.bandwidth or math.inf))
+
+    def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
+        """As the machine's pricer says."""
+        return self._inner.collective(op, members, siblings)
+
+    def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
+        """As the machine's pricer says."""
+        return self._inner.message(op, source, target, siblings)
+
+    def slowdown(self, rank: int) -> tuple[float, float]:
+        """Measured durations hold what collectives took from them; others are slowed here."""
+        return self._inner.slowdown(rank) if self._alone else (1.0, 1.0)
