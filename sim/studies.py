@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from sim.metrics import Breakdown
+from sim.bottleneck import bottleneck
 from topologies.errors import UnknownName
 
 PCIE, NVLINK, CPU = "h100-pcie-x8", "dgx-h100", "cpu-host"
@@ -47,19 +47,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     bottleneck: str = ""
     """data | compute | communication | output | host | bubble: the largest share of the step."""
     sources: str = ""
-
-
-def bottleneck(split: Breakdown) -> str:
-    """What the largest share of the step is spent on."""
-    shares = {
-        "compute": split.compute_s + split.optimizer_s,
-        "data": split.data_s,
-        "communication": split.exposed_comm_s,
-        "output": split.output_s,
-        "host": split.host_s,
-        "bubble": split.bubble_s,
-    }
-    return max(shares, key=lambda name: shares[name])
 
 
 def _cifar() -> tuple[Variant, ...]:

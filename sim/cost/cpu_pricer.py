@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sim.cost.calibration import Calibration
+from sim.cost.calibration import Calibration, Curve
 from sim.cost.collective.gloo import gloo_cost
 from sim.cost.cpu import cpu_cost, cpu_host_seconds
 from sim.cost.place import Common
@@ -20,6 +20,7 @@ class CpuPricer(Common):
     def __init__(self, topology: Topology, calibration: Calibration, factor: Callable[[int], float] | None = None) -> None:
         super().__init__(topology, factor)
         self.calibration = calibration
+        self._reads = Curve((s.shape[0], s.median) for s in calibration.rows("file", "read"))
 
     def _cores(self, rank: int) -> tuple[tuple[str, float], ...]:
         return ((f"n{self.topology.node(rank)}.cores", 1.0),)
@@ -35,11 +36,19 @@ class CpuPricer(Common):
             return Cost(seconds, "measured", uses=self._cores(rank))
         if op.kind == "copy":
             if op.how in ("disk", "store"):
-                return self._disk(op, rank)
+                return self._cached(op, rank) or self._disk(op, rank)
             return Cost(op.bytes / self.calibration.copy_rate, "measured", uses=self._cores(rank))
         if op.kind in ("collective", "send", "recv"):
             return Cost(0.0, host=cpu_host_seconds("collective", self.calibration))
         return Cost(0.0)
+
+    def _cached(self, op: Op, rank: int) -> Cost | None:
+        """Reading files that were written before the run: from the page cache, as the probe measured it, file by file."""
+        files = sum(work.count for work in op.works if isinstance(work, HostWork))
+        if op.how != "disk" or not files or not self._reads:
+            return None
+        seconds, inside = self._reads.at(op.bytes / files)
+        return Cost(files * seconds, "measured" if inside else "fitted", uses=self._cores(rank))
 
     def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
         return self._on(gloo_cost(op.name, op.bytes, len(members), self.calibration.collectives), members[0])

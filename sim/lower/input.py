@@ -31,7 +31,8 @@ def load(job: Job, lane: str, share: float = 1.0) -> list[Op]:
     data, micro = job.plan.data, job.plan.batch.micro * share
     ops: list[Op] = []
     if _HOW[data.source]:
-        ops.append(Op("data/read", "copy", lane, bytes=round(read_bytes(job) * share), how=_HOW[data.source], cls=CLS))
+        files = (HostWork("file", micro),)
+        ops.append(Op("data/read", "copy", lane, files, bytes=round(read_bytes(job) * share), how=_HOW[data.source], cls=CLS))
     if data.preprocess:
         ops.append(host("data/preprocess", HostWork("preprocess", micro, data.preprocess), lane=lane, cls=CLS))
     return [*ops, host("data/collate", HostWork("collate", micro), lane=lane, cls=CLS)]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from executor.here import Row, bound_of, here, how_to_run, means, period, plans, summary
+from executor.here import Row, here, how_to_run, means, period, plans, summary
 from executor.here_plans import INPUTS, KINDS
 from sim.bind import network_of
 from sim.framework import framework_of
 from sim.lower.step import lower
 from sim.lower.verify import verify
-from sim.metrics import Breakdown
 from sim.planfile import load_plan
 from topologies.errors import UnknownName
 
@@ -51,12 +50,6 @@ def test_what_happens_every_few_steps_is_in_every_mean() -> None:
     plan = load_plan({"model": "gpt2-124m", "output": {"log_every": 4, "checkpoint_every": 6}})
     assert period(plan) == 12
     assert means([1.0, 3.0, 5.0, 7.0, 9.0], 2) == [2.0, 6.0]
-
-
-def test_a_step_is_bound_by_what_takes_most() -> None:
-    assert bound_of(Breakdown(compute_s=1.0, optimizer_s=1.0, exposed_comm_s=1.5)) == "compute"
-    assert bound_of(Breakdown(compute_s=1.0, bubble_s=0.8, exposed_comm_s=0.8)) == "communication"
-    assert bound_of(Breakdown(compute_s=1.0, data_s=2.0)) == "data"
 
 
 def _row(name: str, predicted: float, measured: float, bound: str = "compute") -> Row:

@@ -1,0 +1,36 @@
+"""Reading samples on a CPU host: file by file from the page cache where the probe measured it."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.cost.calibration import Calibration, Sample
+from sim.cost.cpu_pricer import CpuPricer
+from sim.program import Op
+from sim.work import HostWork
+from topologies.load import load_topology
+
+
+def _pricer(points: dict[int, float]) -> CpuPricer:
+    rows = tuple(Sample("read", "", (size,), seconds, seconds, seconds, 5) for size, seconds in points.items())
+    tables = {"file": rows} if rows else {}
+    return CpuPricer(load_topology("cpu-host"), Calibration(device="cpu", date="", machine="", cores=2, ranks=1, threads=1, tables=tables))
+
+
+def _read(files: int, size: int, how: str = "disk") -> Op:
+    return Op("data/read", "copy", "loader.0", (HostWork("file", files),), bytes=files * size, how=how, cls="data")
+
+
+def test_many_small_files_cost_more_than_one_large_file_of_their_bytes() -> None:
+    pricer = _pricer({4096: 30e-6, 1 << 20: 60e-6, 4 << 20: 200e-6})
+    many, one = pricer.local(_read(1024, 4096), 0), pricer.local(_read(1, 4 << 20), 0)
+    assert many.seconds == pytest.approx(1024 * 30e-6) and one.seconds == pytest.approx(200e-6)
+    assert many.source == one.source == "measured"
+    assert all(".cores" in resource for resource, _ in many.uses), "the page cache asks a core, not the disk"
+
+
+def test_without_a_measurement_and_for_a_store_the_device_is_asked() -> None:
+    disk = _pricer({}).local(_read(32, 1 << 20), 0)
+    assert disk.source == "assumed" and any("disk" in resource for resource, _ in disk.uses)
+    stored = _pricer({4096: 30e-6}).local(_read(32, 1 << 20, "store"), 0)
+    assert stored.source == "assumed"
