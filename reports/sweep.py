@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
 
+from reports.coordinates import coordinates, per_gpu, settings
 from reports.page import Card, Page
 from reports.palette import WORDS, colour
 from reports.words import count, gib, safe, seconds, short
 from sim.planning.store import Row
 from sim.planning.sweep import Sweep
 
-_MOST_POINTS, _MOST_LINES, _MOST_ROWS = 6000, 2000, 15
+_MOST_POINTS, _MOST_ROWS = 6000, 15
 _SCALE = "Viridis"
 
 
@@ -22,39 +24,40 @@ def sweep_page(title: str, found: Sweep) -> str:
     """The file's text. `found`: what `sim.planning.sweep.sweep` returns; it holds at least one plan that fits."""
     ranked = sorted(found.feasible, key=per_gpu, reverse=True)
     tried = sum(found.counts.values())
-    page = Page(title, f"{tried:,} plans: {found.counts['done']:,} simulated, {found.counts['memory']:,} do not fit into memory, "
-                f"{found.counts['refused']:,} cannot be built, {found.counts['failed']:,} failed.")  # fmt: skip
+    page = Page(title, f"{tried:,} plans: {_outcomes(found.counts)}.")
     page.cards(_cards(ranked, found.front))
     page.section("The best beside the runner-up", "Best: most samples per second and GPU, among the plans that fit.")
     page.table(("", "best", "runner-up"), _beside(ranked))
     page.figure(breakdowns(ranked[:5]))
-    page.section("Time, memory" + (" and cost" if any(row.cost for row in ranked) else ""),
+    page.section("Time, memory and cost" if any(row.cost for row in ranked) else "Time and memory",
                  "Each point is a plan that fits. No other plan beats those on the line in everything; hover for the plan.")  # fmt: skip
     page.figure(pareto_figure(ranked, found.front))
     if len(ranked) > 1:
-        page.section("What made them so", "One line a plan, from its settings to what they give. Drag along an axis to keep a range.")
+        page.section(
+            "What made them so",
+            "One line a plan, from its settings to what they give; hover its end for the plan, click a band below to hide it.",
+        )
         page.figure(coordinates(ranked))
     page.section("Plans that nothing beats")
-    page.table(
-        ("plan", "step", "GPU-time per sample", "MFU", "memory", "cost per million samples"),
-        [_row(row) for row in found.front[:_MOST_ROWS]],
-    )
+    head = ("plan", "step", "GPU-time per sample", "MFU", "memory", "cost per million samples")
+    priced = len(head) if any(row.cost for row in ranked) else len(head) - 1
+    page.table(head[:priced], [_row(row)[:priced] for row in found.front[:_MOST_ROWS]])
     _rejected(page, found)
     return page.text("Made by StepTwin. Memory is the peak on the fullest GPU; GPU-time per sample is GPUs over samples per second.")
 
 
-def per_gpu(row: Row) -> float:
-    """Samples per second and GPU."""
-    return (row.rate or 0.0) / (row.gpus or 1)
+_OUTCOMES = {
+    "done": "simulated",
+    "bound": "not simulated, since another is better even if they reach their bound",
+    "memory": "do not fit into memory",
+    "refused": "cannot be built",
+    "failed": "failed",
+}
 
 
-def settings(row: Row) -> dict[str, str]:
-    """What the plan changes, by key; `on` is the machine."""
-    overrides, _, machine = row.key.rpartition(" on=")
-    if not overrides and row.key.startswith("on="):
-        machine = row.key[3:]
-    pairs = [word.partition("=") for word in overrides.split(" ") if "=" in word]
-    return {key: value for key, _, value in pairs} | {"on": machine}
+def _outcomes(counts: Mapping[str, int]) -> str:
+    """`166 simulated, 102 do not fit into memory`; what did not occur is left out."""
+    return ", ".join(f"{counts[name]:,} {words}" for name, words in _OUTCOMES.items() if counts.get(name))
 
 
 def _cards(ranked: Sequence[Row], front: Sequence[Row]) -> list[Card]:
@@ -80,6 +83,8 @@ def _beside(ranked: Sequence[Row]) -> list[tuple[str, str, str]]:
         (key, sides[0].get(key, "-"), sides[1].get(key, "-")) for key in keys if len(ranked) < 2 or sides[0].get(key) != sides[1].get(key)
     ]
     for name, show in _FIGURES:
+        if name.startswith("cost") and not any(row.cost for row in ranked[:2]):
+            continue
         rows.append((name, *(show(row) if row else "-" for row in pair)))  # type: ignore[arg-type]
     return rows
 
@@ -98,7 +103,7 @@ def breakdowns(rows: Sequence[Row]) -> go.Figure:
     """Where the steps of the first few plans go: stacked bars in ms, the best on top."""
     figure = go.Figure()
     splits = [json.loads(row.detail).get("breakdown", {}) for row in rows]
-    names = [safe(f"{place}. {short(_changes(row), 60)}") for place, row in enumerate(rows, 1)]
+    names = [safe(f"{place}. {short(words, 44)}") for place, words in enumerate(_differences(rows), 1)]
     for key in dict.fromkeys(key for split in splits for key in split):
         values = [split.get(key, 0.0) * 1e3 for split in splits]
         if any(values):
@@ -124,9 +129,11 @@ def breakdowns(rows: Sequence[Row]) -> go.Figure:
     return figure
 
 
-def _changes(row: Row) -> str:
-    """The settings without the words that every key repeats."""
-    return " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in settings(row).items())
+def _differences(rows: Sequence[Row]) -> list[str]:
+    """Each plan by the settings in which these plans differ: `tp=2 recompute=none`."""
+    found = [settings(row) for row in rows]
+    keys = [key for key in dict.fromkeys(key for one in found for key in one) if len({one.get(key) for one in found}) > 1]
+    return [" ".join(f"{key.rpartition('.')[2]}={one[key]}" for key in keys if key in one) for one in found]
 
 
 def pareto_figure(ranked: Sequence[Row], front: Sequence[Row]) -> go.Figure:
@@ -165,48 +172,6 @@ def _points(rows: Sequence[Row], name: str, mode: str, marker: dict[str, Any]) -
     )
 
 
-def coordinates(ranked: Sequence[Row]) -> go.Figure:
-    """Parallel coordinates: settings that differ, then step time, memory and samples per second and GPU; colour is the last."""
-    rows = list(ranked[:_MOST_LINES])
-    found = [settings(row) for row in rows]
-    axes = [_axis(key, [one.get(key, "-") for one in found]) for key in dict.fromkeys(key for one in found for key in one)]
-    rate = [per_gpu(row) for row in rows]
-    axes = [axis for axis in axes if axis is not None]
-    axes += [
-        {"label": "step, s", "values": [row.step_time for row in rows]},
-        {"label": "memory, GiB", "values": [(row.memory or 0) / 2**30 for row in rows]},
-        {"label": "samples/s/GPU", "values": rate},
-    ]
-    line = {"color": rate, "colorscale": _SCALE, "showscale": False}
-    figure = go.Figure(
-        go.Parcoords(dimensions=axes, line=line, labelangle=0, labelfont={"size": 12}, unselected={"line": {"opacity": 0.05}})
-    )
-    figure.update_layout(height=440, margin={"l": 70, "r": 70, "t": 80, "b": 30})
-    return figure
-
-
-def _axis(key: str, values: Sequence[str]) -> dict[str, Any] | None:
-    """An axis of a setting, its values as marks in their order; None where all plans agree."""
-    marks = sorted(set(values), key=lambda value: (0, float(value), "") if _number(value) else (1, 0.0, value))
-    if len(marks) < 2:
-        return None
-    place = {mark: at for at, mark in enumerate(marks)}
-    return {
-        "label": safe(short(key.rpartition(".")[2], 16)),
-        "values": [place[value] for value in values],
-        "tickvals": list(range(len(marks))),
-        "ticktext": [safe(short(mark, 14)) for mark in marks],
-    }
-
-
-def _number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
 def _row(row: Row) -> tuple[str, ...]:
     rate = per_gpu(row)
     return (
@@ -220,15 +185,19 @@ def _row(row: Row) -> tuple[str, ...]:
 
 
 def _rejected(page: Page, found: Sweep) -> None:
-    """Why the others are out: the closest that did not fit, and each reason once."""
+    """Why the others are out: the closest that did not fit, and each reason once, with how many plans it holds for."""
     out = [row for row in found.rows if row.outcome != "done"]
     if not out:
         return
-    page.section("Plans that are out", "Those that come closest to fitting first, then each other reason once.")
+    page.section("Plans that are out", "Those that come closest to fitting first, then each other kind of reason once.")
     tight = sorted((row for row in out if row.outcome == "memory"), key=lambda row: row.memory or 0)[:5]
-    once = {row.reason: row for row in out if row.outcome != "memory"}
-    words = {"memory": "does not fit", "refused": "cannot be built", "failed": "failed"}
-    page.table(
-        ("plan", "outcome", "why"),
-        [(row.key, words.get(row.outcome, row.outcome), row.reason) for row in [*tight, *list(once.values())[:8]]],
-    )
+    kinds: dict[str, list[Row]] = {}
+    for row in out:
+        if row.outcome != "memory":
+            kinds.setdefault(row.outcome + re.sub(r"[0-9.]+", "0", row.reason), []).append(row)
+    words = {"memory": "does not fit", "refused": "cannot be built", "failed": "failed", "bound": "not simulated"}
+    rows = [(row.key, words["memory"], row.reason, "1") for row in tight]
+    rows += [
+        (same[0].key, words.get(same[0].outcome, same[0].outcome), same[0].reason, f"{len(same):,}") for same in list(kinds.values())[:8]
+    ]
+    page.table(("plan", "outcome", "why", "plans like it"), rows)

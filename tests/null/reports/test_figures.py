@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from reports.capacity import days, scaling
 from reports.collective import bandwidth
+from reports.coordinates import MOST, axes, bands, coordinates, settings
 from reports.figures import clip, envelope, memory_line, scatter, step_times, waterfall
 from reports.page import Page
-from reports.sweep import coordinates, settings
 from reports.words import count, gib, safe, seconds, short, volume
 from sim.align import ClassError, Comparison, Measured, Pair
 from sim.cost.collective.table import collective_table
@@ -120,10 +120,20 @@ def test_settings_of_a_row() -> None:
 
 
 def test_coordinates_show_only_what_differs_in_the_order_of_numbers() -> None:
-    (drawn,) = coordinates(ROWS).data
-    assert [axis.label for axis in drawn.dimensions] == ["tp", "step, s", "memory, GiB", "samples/s/GPU"]
-    assert list(drawn.dimensions[0].ticktext) == ["1", "2", "10"]
-    assert list(drawn.dimensions[0]["values"]) == [0, 2, 1]
+    found = axes(ROWS)
+    assert [axis.label for axis in found] == ["tp", "step", "memory", "samples<br>/s/GPU"]
+    assert found[0].marks == [(0.0, "1"), (0.5, "2"), (1.0, "10")]
+    assert found[0].places == [0.0, 1.0, 0.5]
+    assert all(0 <= place <= 1 for axis in found for place in axis.places)
+
+
+def test_coordinates_draw_each_plan_once_in_the_band_of_its_place() -> None:
+    rows = [Row(f"tp={n} on=dgx-h100", "done", step_time=1.0 + n, memory=2**30, rate=8 / (1 + n), gpus=8) for n in range(MOST + 500)]
+    parts = bands(MOST)
+    assert [plan for _, plans, _ in parts for plan in plans] == list(range(MOST))
+    lines = [trace for trace in coordinates(rows).data if trace.mode == "lines" and trace.opacity is not None]
+    names = {name: len(plans) for name, plans, _ in parts} | {"best": 1}
+    assert {line.legendgroup: line.y.count(None) for line in lines} == names, "a gap ends each plan's line"
 
 
 @pytest.mark.parametrize(

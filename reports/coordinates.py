@@ -1,0 +1,186 @@
+"""Parallel coordinates of a sweep: one line a plan, from its settings to what they give.
+
+Drawn as a few SVG paths (one for each band of plans). Plotly's own `parcoords` is a WebGL trace: without a GPU it takes over two
+seconds for ten lines, it does not print, and its labels cannot be told from its lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import plotly.graph_objects as go
+
+from reports.words import safe, seconds, short
+from sim.planning.store import Row
+
+MOST = 2000
+"""Lines that are drawn, the best first."""
+_BANDS = (("best 10 %", 0.10, "#009E73"), ("next 15 %", 0.25, "#56B4E9"), ("next 25 %", 0.50, "#CC79A7"), ("slower half", 1.0, "#9aa5b1"))
+_BEST = "#D55E00"
+_MARKS = 5
+"""Values that are written along an axis of numbers."""
+
+
+class Axis(NamedTuple):
+    """One vertical axis; everything on it lies between 0 (bottom) and 1."""
+
+    label: str
+    places: list[float]
+    """Of each plan, in the order of the plans."""
+    marks: list[tuple[float, str]]
+    """(place, text) of what is written beside it."""
+
+
+def per_gpu(row: Row) -> float:
+    """Samples per second and GPU."""
+    return (row.rate or 0.0) / (row.gpus or 1)
+
+
+def settings(row: Row) -> dict[str, str]:
+    """What the plan changes, by key; `on` is the machine."""
+    overrides, _, machine = row.key.rpartition(" on=")
+    if not overrides and row.key.startswith("on="):
+        machine = row.key[3:]
+    pairs = [word.partition("=") for word in overrides.split(" ") if "=" in word]
+    return {key: value for key, _, value in pairs} | {"on": machine}
+
+
+def coordinates(ranked: Sequence[Row]) -> go.Figure:
+    """Settings that differ, then step time, memory and samples per second and GPU. `ranked`: the best plan first."""
+    rows = list(ranked[:MOST])
+    every = axes(rows)
+    figure = go.Figure()
+    _rails(figure, every)
+    found = bands(len(rows))
+    for name, lines, colour in reversed(found):
+        _lines(figure, every, lines, name, {"color": colour, "width": 1.2}, 0.9 if len(rows) <= 60 else 0.45)
+    _lines(figure, every, range(1), "best", {"color": _BEST, "width": 3.5}, 1.0)
+    for name, colour in (("best", _BEST), *((name, colour) for name, _, colour in found)):
+        figure.add_trace(go.Scatter(x=[None], y=[None], mode="lines", name=name, legendgroup=name, line={"color": colour, "width": 3}))
+    _ends(figure, every, rows)
+    _written(figure, every)
+    figure.update_layout(
+        height=470,
+        margin={"l": 60, "r": 60, "t": 60, "b": 70},
+        xaxis={
+            "tickvals": list(range(len(every))),
+            "ticktext": [axis.label for axis in every],
+            "side": "top",
+            "showgrid": False,
+            "zeroline": False,
+            "range": [-0.55, len(every) - 0.45],
+        },
+        yaxis={"visible": False, "range": [-0.06, 1.06]},
+        legend={"orientation": "h"},
+        hovermode="closest",
+    )
+    return figure
+
+
+def axes(rows: Sequence[Row]) -> list[Axis]:
+    """Settings in which the plans differ, then the figures that they give."""
+    found = [settings(row) for row in rows]
+    keys = dict.fromkeys(key for one in found for key in one)
+    chosen = [_choices(key, [one.get(key, "-") for one in found]) for key in keys]
+    return [
+        *(axis for axis in chosen if axis is not None),
+        _numbers("step", [row.step_time or 0.0 for row in rows], seconds),
+        _numbers("memory", [(row.memory or 0) / 2**30 for row in rows], lambda value: f"{value:.3g} GiB"),
+        _numbers("samples<br>/s/GPU", [per_gpu(row) for row in rows], lambda value: f"{value:.3g}"),
+    ]
+
+
+def bands(number: int) -> list[tuple[str, range, str]]:
+    """(name, which plans, colour) by rank of speed; empty bands are left out."""
+    found, begin = [], 0
+    for name, upto, colour in _BANDS:
+        end = max(begin, round(upto * number))
+        if end > begin:
+            found.append((name, range(begin, end), colour))
+        begin = end
+    return found
+
+
+def _choices(key: str, values: Sequence[str]) -> Axis | None:
+    """An axis of a setting, its values in their order; None where all plans agree."""
+    marks = sorted(set(values), key=lambda value: (0, float(value), "") if _number(value) else (1, 0.0, value))
+    if len(marks) < 2:
+        return None
+    place = {mark: at / (len(marks) - 1) for at, mark in enumerate(marks)}
+    shown = marks if len(marks) <= 12 else [marks[0], marks[len(marks) // 2], marks[-1]]
+    return Axis(
+        safe(short(key.rpartition(".")[2], 16)),
+        [place[value] for value in values],
+        [(place[mark], safe(short(mark, 14))) for mark in shown],
+    )
+
+
+def _numbers(label: str, values: Sequence[float], show: Any) -> Axis:
+    """An axis of figures from the least to the most."""
+    low, high = min(values), max(values)
+    width = high - low or 1.0
+    steps = [at / (_MARKS - 1) for at in range(_MARKS)] if high > low else [0.0]
+    return Axis(label, [(value - low) / width for value in values], [(at, show(low + at * width)) for at in steps])
+
+
+def _number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _rails(figure: go.Figure, every: Sequence[Axis]) -> None:
+    """The axes themselves."""
+    x = [value for at in range(len(every)) for value in (at, at, None)]
+    y = [value for _ in every for value in (0.0, 1.0, None)]
+    rail = {"color": "#8a97a6", "width": 1}
+    figure.add_trace(go.Scatter(x=x, y=y, mode="lines", line=rail, hoverinfo="skip", showlegend=False))
+
+
+def _lines(figure: go.Figure, every: Sequence[Axis], plans: Sequence[int], name: str, line: dict[str, Any], opacity: float) -> None:
+    """Plans as one path with gaps."""
+    x: list[int | None] = []
+    y: list[float | None] = []
+    for plan in plans:
+        x += [*range(len(every)), None]
+        y += [*(round(axis.places[plan], 4) for axis in every), None]
+    figure.add_trace(go.Scatter(x=x, y=y, mode="lines", legendgroup=name, line=line, opacity=opacity, hoverinfo="skip", showlegend=False))
+
+
+def _ends(figure: go.Figure, every: Sequence[Axis], rows: Sequence[Row]) -> None:
+    """Each plan's end on the last axis, which tells the plan."""
+    words = [f"{safe(short(row.key, 120))}<br>step {seconds(row.step_time or 0.0)}, {row.gpus} GPUs" for row in rows]
+    colours = [colour for _, plans, colour in bands(len(rows)) for _ in plans]
+    figure.add_trace(
+        go.Scatter(
+            x=[len(every) - 1] * len(rows),
+            y=[round(place, 4) for place in every[-1].places],
+            mode="markers",
+            marker={"size": 7, "color": [_BEST, *colours[1:]]},
+            text=words,
+            hovertemplate="%{text}<extra></extra>",
+            showlegend=False,
+        )
+    )
+
+
+def _written(figure: go.Figure, every: Sequence[Axis]) -> None:
+    """Values left of their axes (right of the last), with a halo of the page's colour, since lines run below them."""
+    last = len(every) - 1
+    spots = [(at, place, text) for at, axis in enumerate(every) for place, text in axis.marks]
+    figure.add_trace(
+        go.Scatter(
+            x=[at + (0.08 if at == last else -0.03) for at, *_ in spots],
+            y=[place for _, place, _ in spots],
+            mode="text",
+            text=[text for *_, text in spots],
+            textposition=["middle right" if at == last else "middle left" for at, *_ in spots],
+            textfont={"size": 11, "shadow": "auto"},
+            hoverinfo="skip",
+            showlegend=False,
+            cliponaxis=False,
+        )
+    )
