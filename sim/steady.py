@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import msgspec
 
-from sim import metrics
 from sim.bind import Setting
 from sim.cost.price import Pricer
-from sim.engine.run import simulate
+from sim.engine.clocks import step_times
 from sim.lower.step import lower
 from sim.plan import Plan
 from sim.predict import pricer_for
-from sim.trace import Trace
 
 STEPS = 2
 """The first step warms up what overlaps with its neighbours; the second is reported."""
@@ -26,16 +24,14 @@ _LEAST = 4
 
 
 def step_of(setting: Setting) -> tuple[float, dict[str, float]]:
-    """(seconds, breakdown) of one optimizer step; no breakdown where rounds were left out. Raises `BadInput` and its kinds."""
+    """(seconds, {}) of one optimizer step: nothing but its time is worked out. Raises `BadInput` and its kinds."""
     plan, pricer = setting.plan, pricer_for(setting)
     few = _rounds(plan)
     if few is None:
-        trace = _trace(setting, pricer, STEPS)
-        split = msgspec.structs.asdict(metrics.breakdown(trace))
-        return metrics.step_times(trace)[-1], {key: float(value) for key, value in split.items()}
+        return _times(setting, pricer, STEPS)[-1], {}
     fewer, more = few
-    times = metrics.step_times(_trace(_with_microbatches(setting, fewer), pricer, STEPS))
-    longer = metrics.step_times(_trace(_with_microbatches(setting, more), pricer, 1))[0]
+    times = _times(_with_microbatches(setting, fewer), pricer, STEPS)
+    longer = _times(_with_microbatches(setting, more), pricer, 1)[0]
     slope = (longer - times[0]) / (more - fewer)
     return times[-1] + slope * (plan.microbatches - fewer), {}
 
@@ -59,7 +55,7 @@ def _with_microbatches(setting: Setting, count: int) -> Setting:
     return msgspec.structs.replace(setting, plan=msgspec.structs.replace(plan, batch=batch))
 
 
-def _trace(setting: Setting, pricer: Pricer, steps: int) -> Trace:
+def _times(setting: Setting, pricer: Pricer, steps: int) -> list[float]:
     topology = setting.topology
     program = lower(setting.plan, setting.network, setting.framework, topology.kind, steps)
-    return simulate(program, pricer, True, topology.symmetric, condensed=True)
+    return step_times(program, pricer, True, topology.symmetric)

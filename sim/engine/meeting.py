@@ -17,6 +17,48 @@ from topologies.errors import BadInput
 Key = tuple[object, ...]
 
 
+class Groups:
+    """Who is in which group, and which simulated ranks stand for them."""
+
+    def __init__(self, mesh: Mesh, stands_for: Callable[[int], int]) -> None:
+        self.mesh, self._rep = mesh, stands_for
+        self._members: dict[tuple[str, int], tuple[int, ...]] = {}
+        self._represented: dict[tuple[str, int], tuple[int, ...]] = {}
+
+    def alone(self, rank: int) -> Groups:
+        """The groups of one rank that stands for every member of them."""
+        found = Groups(self.mesh, lambda _: rank)
+        found._members = self._members
+        return found
+
+    def members(self, axis: str, rank: int) -> tuple[int, ...]:
+        """All ranks of the group of `rank` along a mesh axis, in group order."""
+        found = self._members.get((axis, rank))
+        if found is None:
+            found = self._members[axis, rank] = self.mesh.group(axis, rank)
+        return found
+
+    def represented(self, axis: str, rank: int) -> tuple[int, ...]:
+        """The simulated ranks that stand for the group's members."""
+        found = self._represented.get((axis, rank))
+        if found is None:
+            found = self._represented[axis, rank] = tuple(sorted({self._rep(member) for member in self.members(axis, rank)}))
+        return found
+
+    def peer_of(self, op: Op, rank: int) -> int:
+        """The rank at the other end of `rank`'s send or receive."""
+        members = self.members(op.group, rank)
+        return members[(members.index(rank) + op.peer) % len(members)]
+
+    def pair(self, op: Op, rank: int) -> Key:
+        """What a send shares with its receive: group, ends and direction."""
+        size = len(self.members(op.group, rank))
+        other = self._rep(self.peer_of(op, rank))
+        if op.kind == "send":
+            return ("p2p", op.group, rank, other, op.peer % size)
+        return ("p2p", op.group, other, rank, -op.peer % size)
+
+
 class Meeting:
     """Items that have arrived so far, and when."""
 
@@ -31,43 +73,16 @@ class Meeting:
 class Meetings:
     """Matches items across ranks. `complete(items, arrivals)` is called when all needed have come."""
 
-    def __init__(self, mesh: Mesh, stands_for: Callable[[int], int], complete: Callable[[list[Item], list[float]], None]) -> None:
-        self._mesh, self._rep, self._complete = mesh, stands_for, complete
+    def __init__(self, groups: Groups, complete: Callable[[list[Item], list[float]], None]) -> None:
+        self._groups, self._complete = groups, complete
         self._open: dict[Key, Meeting] = {}
         self._count: dict[Key, int] = {}
-        self._members: dict[tuple[str, int], tuple[int, ...]] = {}
-        self._groups: dict[tuple[str, int], tuple[int, ...]] = {}
-
-    def alone(self, rank: int, complete: Callable[[list[Item], list[float]], None]) -> Meetings:
-        """Meetings of one rank that stands for every member of its groups."""
-        found = Meetings(self._mesh, lambda _: rank, complete)
-        found._members = self._members
-        return found
-
-    def members(self, axis: str, rank: int) -> tuple[int, ...]:
-        """All ranks of the group of `rank` along a mesh axis, in group order."""
-        found = self._members.get((axis, rank))
-        if found is None:
-            found = self._members[axis, rank] = self._mesh.group(axis, rank)
-        return found
-
-    def represented(self, axis: str, rank: int) -> tuple[int, ...]:
-        """The simulated ranks that stand for the group's members."""
-        found = self._groups.get((axis, rank))
-        if found is None:
-            found = self._groups[axis, rank] = tuple(sorted({self._rep(member) for member in self.members(axis, rank)}))
-        return found
-
-    def peer_of(self, op: Op, rank: int) -> int:
-        """The rank at the other end of `rank`'s send or receive."""
-        members = self.members(op.group, rank)
-        return members[(members.index(rank) + op.peer) % len(members)]
 
     def arrive(self, item: Item, time: float) -> None:
         """An item has come to its meeting at `time` (seconds); when it is the last, the meeting is complete."""
         op = item.op
         if op.kind == "collective":
-            reps = self.represented(op.group, item.rank)
+            reps = self._groups.represented(op.group, item.rank)
             base: Key = (op.group, reps, op.lane)
             needed = len(reps)
             item.turn = self._next((base, item.rank, op.kind))
@@ -91,12 +106,7 @@ class Meetings:
         return number
 
     def _pair(self, item: Item) -> Key:
-        op = item.op
-        size = len(self.members(op.group, item.rank))
-        other = self._rep(self.peer_of(op, item.rank))
-        if op.kind == "send":
-            return ("p2p", op.group, item.rank, other, op.peer % size)
-        return ("p2p", op.group, other, item.rank, -op.peer % size)
+        return self._groups.pair(item.op, item.rank)
 
     def check_empty(self) -> None:
         """Raises `BadInput` that names who waits for whom when a run has ended with ranks still waiting."""

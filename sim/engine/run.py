@@ -8,23 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
 import simpy
 
 from sim.cost.price import Cost, Pricer
-from sim.engine.condense import condense, outside_events, shape_of, stretches
+from sim.engine.agenda import Environment
+from sim.engine.clocks import alone
 from sim.engine.fold import representatives
-from sim.engine.fuse import fuse
 from sim.engine.lanes import MEET, Lanes
-from sim.engine.meeting import Meetings
+from sim.engine.meeting import Groups, Meetings
+from sim.engine.pricing import Pricing
 from sim.engine.sharing import Sharing
 from sim.engine.state import Item, RankState
 from sim.engine.threads import Thread
-from sim.program import COMPUTE, HOST, Call, Op, Program, Role
+from sim.program import COMPUTE, Call, Op, Program
 from sim.trace import Span, Trace
 from topologies.errors import BadInput
-
-_FREE = Cost(0.0, "assumed")
 
 
 def simulate(
@@ -47,21 +45,16 @@ class Engine:
 
     def __init__(self, program: Program, pricer: Pricer, fold: bool, detail: bool = True, condensed: bool = False) -> None:
         self.program, self.pricer, self.detail, self.condensed = program, pricer, detail, condensed
-        self._stretches: dict[tuple[object, ...], list[tuple[Op, Cost]]] = {}
         self.env = simpy.Environment()
-        self.sharing = Sharing(self.env, pricer.capacity)
+        self.sharing = Sharing(Environment(self.env), pricer.capacity)
         self.stands_for = representatives(program, fold)
-        self.folded = fold
+        groups = Groups(program.mesh, self.stands_for.__getitem__)
+        self.prices = Pricing(program, pricer, groups, fold, alone)
         self.lanes = Lanes(self.env, self.sharing, self._meets, self._arrive, self._finished, self._number)
-        self.meetings = Meetings(program.mesh, self.stands_for.__getitem__, self._complete)
+        self.meetings = Meetings(groups, self._complete)
         self.states: dict[int, RankState] = {}
         self.items: list[Item] = []
         self._flops: dict[int, float] = {}
-        self._local: frozenset[int] = frozenset()
-        self._quiet = False
-        """No collective can run beside compute, so that fused runs may hold collectives, which are never slowed."""
-        self._meet_costs: dict[tuple[int, str, int], Cost] = {}
-        """By op, group and rank: hashing the members of a large group would cost more than looking them up."""
 
     def run(self) -> Trace:
         """Runs all ranks to the end. Raises `BadInput` when some would wait for ever."""
@@ -69,7 +62,7 @@ class Engine:
         for rank in sorted(set(self.stands_for)):
             self.states[rank] = RankState(rank, self.pricer.slowdown(rank)[0])
         if not self.detail:
-            self._local = self._private_collectives()
+            self.prices.shorten(self.states, self.condensed)
         for rank in self.states:
             for name in self.program.threads(rank):
                 threads.append(Thread(name, self.states[rank], self._ops(rank, name), self.lanes))  # noqa: PERF401
@@ -86,105 +79,15 @@ class Engine:
     def _ops(self, rank: int, thread: str) -> Iterator[tuple[Call, Op, Cost]]:
         """The thread's ops with what they cost on this rank; segments are priced once."""
         priced: dict[str, list[tuple[Op, Cost]]] = {}
-        local = self.pricer.local
-        outside = outside_events(self.program, rank) if self.condensed else frozenset()
         for call in self.program.threads(rank)[thread]:
             ops = priced.get(call.segment)
             if ops is None:
-                ops = [(op, local(op, rank)) for op in self.program.segments[call.segment]]
-                if self.condensed and thread == HOST:
-                    ops = self._condensed(ops, rank, outside)
-                if not self.detail and thread == HOST:
-                    ops = fuse(
-                        [(op, self._alone(op, cost, rank)) for op, cost in ops], self._local if self._quiet else frozenset(), self._quiet
-                    )
-                priced[call.segment] = ops
+                ops = priced[call.segment] = self.prices.segment(rank, thread, call.segment)
             for op, cost in ops:
                 yield call, op, cost
 
-    def _condensed(self, ops: list[tuple[Op, Cost]], rank: int, outside: frozenset[str]) -> list[tuple[Op, Cost]]:
-        """Stretches that meet nobody else become one op each; equal stretches are run once."""
-        found: list[tuple[Op, Cost]] = []
-        for part in stretches(ops, lambda op: len(self.meetings.represented(op.group, rank)) == 1, outside):
-            if len(part) == 1:
-                found += part
-                continue
-            shape = (self.states[rank].slow, shape_of(part), self._shares(part, rank))
-            known = self._stretches.get(shape)
-            if known is None:
-                known = self._stretches[shape] = condense(part, lambda some: self._alone_seconds(some, rank))
-            found += known
-        return found
-
-    def _shares(self, part: list[tuple[Op, Cost]], rank: int) -> tuple[Cost, ...]:
-        """What the stretch's collectives cost on this rank: where they are equal, equal stretches of other ranks are too."""
-        return tuple(self._collective_cost(op, rank) for op, _ in part if op.kind == "collective")
-
-    def _alone_seconds(self, ops: list[tuple[Op, Cost]], rank: int) -> tuple[float, float]:
-        """When compute and when all of `ops` have ended, run by themselves on an idle rank."""
-        # Nothing else runs: collectives on the compute lane are work like any other unless another lane communicates beside them.
-        quiet = all(op.lane in (COMPUTE, HOST) for op, _ in ops if op.kind == "collective")
-        local = frozenset(id(op) for op, _ in ops if op.kind == "collective") if quiet else frozenset()
-        ops = fuse([(op, self._whole(op, cost, rank) if id(op) in local else cost) for op, cost in ops], local, quiet)
-        program = msgspec.structs.replace(
-            self.program,
-            segments={"alone": ()},
-            roles={"alone": Role({HOST: (Call("alone", "alone"),)})},
-            role_of=self.program.role_of[:1],
-            steps=1,
-        )
-        inner = Engine(program, self.pricer, self.folded)
-        inner.stands_for, inner.meetings = [rank], self.meetings.alone(rank, inner._complete)
-        inner._meet_costs, inner._local = self._meet_costs, local
-        state = inner.states[rank] = RankState(rank, self.pricer.slowdown(rank)[0])
-        call = Call("alone", "alone")
-        thread = Thread(HOST, state, iter([(call, op, cost) for op, cost in ops]), inner.lanes)
-        thread.run()
-        inner.env.run()
-        compute = max((item.end for item in inner.items if item.lane == COMPUTE), default=0.0)
-        return compute, max((item.end for item in inner.items if item.lane != HOST), default=0.0)
-
     def _meets(self, op: Op) -> bool:
-        return op.kind in MEET and id(op) not in self._local
-
-    def _alone(self, op: Op, cost: Cost, rank: int) -> Cost:
-        """The whole cost of a collective that meets nobody else and shares no link with another lane."""
-        return self._whole(op, cost, rank) if id(op) in self._local else cost
-
-    def _whole(self, op: Op, cost: Cost, rank: int) -> Cost:
-        whole = self._collective_cost(op, rank)
-        return Cost(whole.seconds, whole.source, host=cost.host)
-
-    def _private_collectives(self) -> frozenset[int]:
-        """Collectives on compute lanes whose members are all folded into one rank and whose links no other lane uses."""
-        used: dict[str, set[str]] = {}
-        self._quiet = True
-        found: list[tuple[Op, Cost]] = []
-        for rank in self.states:
-            for name in dict.fromkeys(call.segment for calls in self.program.threads(rank).values() for call in calls):
-                for op in self.program.segments[name]:
-                    if op.kind == "collective":
-                        cost = self._collective_cost(op, rank)
-                        self._quiet = self._quiet and (op.lane in (COMPUTE, HOST) or op.blocking)
-                        if op.lane == COMPUTE and len(self.meetings.represented(op.group, rank)) == 1:
-                            found.append((op, cost))
-                    elif op.kind in ("send", "recv"):
-                        cost = self.pricer.message(op, rank, self.meetings.peer_of(op, rank), 1)
-                    else:
-                        continue
-                    for link, _ in cost.uses:
-                        used.setdefault(link, set()).add(op.lane)
-        return frozenset(id(op) for op, cost in found if all(used[link] == {COMPUTE} for link, _ in cost.uses))
-
-    def _collective_cost(self, op: Op, rank: int) -> Cost:
-        key = (id(op), op.group, rank)
-        cost = self._meet_costs.get(key)
-        if cost is None:
-            mesh = self.program.mesh
-            members = self.meetings.members(op.group, rank)
-            siblings = mesh.world // len(members) // (mesh.size("pp") if op.group != "pp" else 1) if self.folded else 1
-            cost = self._meet_costs[key] = self.pricer.collective(op, members, max(1, siblings))
-        return cost
+        return op.kind in MEET and id(op) not in self.prices.local
 
     def _arrive(self, item: Item, time: float) -> None:
         self.meetings.arrive(item, time)
@@ -222,16 +125,9 @@ class Engine:
     def _meeting_cost(self, items: list[Item]) -> Cost:
         first = items[0]
         if first.op.kind == "collective":
-            return self._collective_cost(first.op, first.rank)
+            return self.prices.collective(first.op, first.rank)
         sender = first if first.op.kind == "send" else items[1]
-        key = (id(sender.op), sender.op.group, sender.rank)
-        cost = self._meet_costs.get(key)
-        if cost is None:
-            ends = (sender.rank, self.meetings.peer_of(sender.op, sender.rank))
-            mesh = self.program.mesh
-            siblings = mesh.world // mesh.size("pp") if self.folded else 1
-            cost = self._meet_costs[key] = self.pricer.message(sender.op, *ends, max(1, siblings))
-        return cost
+        return self.prices.message(sender.op, sender.rank)
 
     def _finished(self, item: Item) -> None:
         item.index = len(self.items)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import simpy
+from sim.engine.agenda import Clock
 
 _SLACK = 1 + 1e-12
 
@@ -30,8 +30,8 @@ class Flow:
 class Sharing:
     """All flows of a simulation."""
 
-    def __init__(self, env: simpy.Environment, capacity: Mapping[str, float]) -> None:
-        self._env, self._source = env, capacity
+    def __init__(self, clock: Clock, capacity: Mapping[str, float]) -> None:
+        self._clock, self._source = clock, capacity
         self._capacity: dict[str, float] = {}
         self._users: dict[str, dict[Flow, float]] = {}
         self._wish: dict[str, float] = {}
@@ -40,7 +40,7 @@ class Sharing:
 
     def start(self, seconds: float, uses: tuple[tuple[str, float], ...], done: Callable[[], None]) -> None:
         """Runs `done` when `seconds` of work at full speed have been served."""
-        flow = Flow(seconds, _merged(uses), self._env.now, done)
+        flow = Flow(seconds, _merged(uses), self._clock.now, done)
         crowded = False
         for name, amount in flow.uses:
             if name not in self._capacity:
@@ -67,21 +67,18 @@ class Sharing:
         flow.done()
 
     def _set_rate(self, flow: Flow, rate: float) -> None:
-        now = self._env.now
+        now = self._clock.now
         if flow.rate == rate:
             return
         flow.remaining = max(0.0, flow.remaining - (now - flow.since) * flow.rate)
         flow.since, flow.rate = now, rate
         flow.ticket += 1
-        ticket = flow.ticket
+        self._clock.after(flow.remaining / rate, self._due, flow, flow.ticket)
 
-        def due(_: simpy.Event) -> None:
-            if flow.ticket == ticket:
-                self._finish(flow)
-
-        timeout = self._env.timeout(flow.remaining / rate)
-        assert timeout.callbacks is not None
-        timeout.callbacks.append(due)
+    def _due(self, flow: Flow, ticket: int) -> None:
+        """The flow ends, unless its rate has changed since."""
+        if flow.ticket == ticket:
+            self._finish(flow)
 
     def _refill(self, touched: tuple[tuple[str, float], ...]) -> None:
         flows, names = self._component([name for name, _ in touched])

@@ -99,7 +99,7 @@ class Lane:
 class RankState:
     """All lanes and events of one simulated rank."""
 
-    __slots__ = ("comm", "lanes", "latest", "numbered", "rank", "slow")
+    __slots__ = ("comm", "lanes", "latest", "numbered", "rank", "slow", "threads")
 
     def __init__(self, rank: int, slow: float) -> None:
         self.rank = rank
@@ -110,6 +110,8 @@ class RankState:
         self.lanes: dict[str, Lane] = {}
         self.latest: dict[tuple[str, str], Mark] = {}
         self.numbered: dict[tuple[str, int], Mark] = {}
+        self.threads: set[str] = set()
+        """Names of its CPU threads: their own lanes are not the device's, and no synchronisation waits for them."""
 
     def lane(self, name: str) -> Lane:
         """The rank's lane of this name, made when first asked for."""

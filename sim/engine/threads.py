@@ -22,6 +22,7 @@ class Thread:
         self.clock = 0.0
         self.done = False
         self._freed_by: Item | None = None
+        state.threads.add(name)
 
     def run(self) -> None:
         """Issues ops until one blocks; called again by what it waited for."""
@@ -119,9 +120,9 @@ class Thread:
         return self._drain(op.name, reached)
 
     def _drain(self, name: str, reached: Resume) -> bool:
-        """Waits until the lanes have run what was queued on them so far."""
+        """Waits until the lane, or all of the device's, have run what was queued on them so far."""
         state = self._state
-        lanes = [state.lane(name)] if name else [lane for lane in state.lanes.values() if lane.name != self.name]
+        lanes = [state.lane(name)] if name else [lane for lane in state.lanes.values() if lane.name not in state.threads]
         last = [lane.last for lane in lanes if lane.last is not None]
         waiting = [item for item in last if item.end < 0]
         latest: list[tuple[float, Item | None]] = [(item.end, item) for item in last if item.end >= 0]

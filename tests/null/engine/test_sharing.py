@@ -6,6 +6,7 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.engine.agenda import Environment
 from sim.engine.sharing import Flow, Sharing, fill
 
 links = st.sampled_from(["a", "b", "c", "d"])
@@ -37,7 +38,7 @@ def test_rates_are_max_min_fair(drawn: list[tuple[float, set[str]]], capacity: d
 )
 def test_all_work_is_done_and_no_link_is_overfull(drawn: list[tuple[float, float, float, set[str]]], capacity: dict[str, float]) -> None:
     env = simpy.Environment()
-    sharing = Sharing(env, capacity)
+    sharing = Sharing(Environment(env), capacity)
     ends: list[float] = []
 
     def one(start: float, work: float, rate: float, path: set[str]):  # type: ignore[no-untyped-def]
@@ -59,7 +60,7 @@ def test_all_work_is_done_and_no_link_is_overfull(drawn: list[tuple[float, float
 
 def test_a_link_that_a_flow_crosses_twice_counts_twice() -> None:
     env = simpy.Environment()
-    sharing = Sharing(env, {"a": 10.0})
+    sharing = Sharing(Environment(env), {"a": 10.0})
     ended: list[float] = []
     sharing.start(1.0, (("a", 10.0), ("a", 10.0)), lambda: ended.append(env.now))
     env.run()

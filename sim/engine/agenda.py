@@ -1,0 +1,78 @@
+"""What is to happen when: time in order, without anything else that SimPy's processes bring.
+
+Both engines tell `Sharing` the time through a `Clock`: the one that makes a trace by SimPy's environment, the one that only wants to
+know when steps end by an `Agenda`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import simpy
+
+Action = Callable[..., None]
+
+
+class Clock(Protocol):
+    """Virtual time."""
+
+    @property
+    def now(self) -> float:
+        """Seconds since the beginning."""
+        ...
+
+    def after(self, seconds: float, action: Action, *words: Any) -> None:
+        """Calls `action(*words)` in so many seconds."""
+        ...
+
+
+class Environment:
+    """SimPy's time as a `Clock`."""
+
+    def __init__(self, env: simpy.Environment) -> None:
+        self._env = env
+
+    @property
+    def now(self) -> float:
+        """Seconds since the beginning."""
+        return self._env.now
+
+    def after(self, seconds: float, action: Action, *words: Any) -> None:
+        """Calls `action(*words)` in so many seconds."""
+        timeout = self._env.timeout(seconds)
+        assert timeout.callbacks is not None
+        timeout.callbacks.append(lambda _: action(*words))
+
+
+class Agenda:
+    """A heap of actions, run in order of time; those of one moment in the order in which they were asked for, as SimPy does."""
+
+    __slots__ = ("_heap", "_number", "now")
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._heap: list[tuple[float, int, Action, tuple[Any, ...]]] = []
+        self._number = 0
+
+    def after(self, seconds: float, action: Action, *words: Any) -> None:
+        """Calls `action(*words)` in so many seconds."""
+        self._number += 1
+        heappush(self._heap, (self.now + seconds, self._number, action, words))
+
+    def at(self, time: float, action: Action, *words: Any) -> None:
+        """Calls `action(*words)` at `time` (now, if that is past)."""
+        if time <= self.now:
+            action(*words)
+            return
+        self._number += 1
+        heappush(self._heap, (time, self._number, action, words))
+
+    def run(self) -> None:
+        """Runs until nothing is left to do."""
+        heap = self._heap
+        while heap:
+            self.now, _, action, words = heappop(heap)
+            action(*words)

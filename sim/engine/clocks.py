@@ -1,0 +1,322 @@
+"""The engine without a trace: when each step ends, by the rules of `run`, several times as fast.
+
+Lanes, threads, meetings and sharing are those of `lanes`, `threads`, `meeting` and `sharing`; what is kept is the time at which each lane
+is free. A kernel's end is known as soon as it begins (max-plus: nothing but its lane and its launch decides) unless a collective
+might begin beside it; only then, and for what shares links, does an event stand in the agenda.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+
+from sim.cost.price import Pricer
+from sim.engine.agenda import Agenda
+from sim.engine.code import Assembler
+from sim.engine.condense import Priced
+from sim.engine.fold import representatives
+from sim.engine.meeting import Groups
+from sim.engine.pricing import Pricing
+from sim.engine.sharing import Sharing
+from sim.engine.times import (
+    FLOW,
+    HELD,
+    MEET,
+    QUEUED,
+    RECORD,
+    RECORDED,
+    WAIT,
+    WORK,
+    Arrival,
+    Code,
+    Entry,
+    Instruction,
+    Lane,
+    Line,
+    Mark,
+    State,
+    Thread,
+    mark_of,
+)
+from sim.program import COMPUTE, HOST, Program
+from topologies.errors import BadInput
+
+
+class Clocks:
+    """One run. `ends[step]`: when the last op of a training thread or device lane has ended."""
+
+    def __init__(self, prices: Pricing) -> None:
+        self.agenda = Agenda()
+        self._sharing = Sharing(self.agenda, prices.pricer.capacity)
+        self.ends: dict[int, float] = {}
+
+    def thread(self, state: State, name: str, lines: Iterable[Line]) -> Thread:
+        """A thread that will run these calls."""
+        thread = Thread(name, state.rank)
+        state.threads.add(name)
+        thread.body = self._body(thread, state, lines)
+        return thread
+
+    def _note(self, step: int, time: float) -> None:
+        if time > self.ends.get(step, 0.0):
+            self.ends[step] = time
+
+    # -- threads (`sim.engine.threads`)
+
+    def _body(self, thread: Thread, state: State, lines: Iterable[Line]) -> Generator[None, float, None]:
+        clock = 0.0
+        latest: dict[str, Mark] = {}
+        own = state.lane(thread.name)
+        push = self._push
+        for step, index, code in lines:
+            for this in code:
+                does = this.does
+                if does == QUEUED:
+                    mark = mark_of(this, index, state, latest) if this.event else None
+                    ready = clock + this.lead
+                    clock += this.host
+                    if not this.blocking:
+                        push((this, ready, mark, None, -1, step))
+                        continue
+                    push((this, ready, mark, thread, -1, step))
+                elif does in (WORK, RECORDED):
+                    clock += this.seconds if does == WORK else this.host
+                    own.free = clock
+                    if this.counts:
+                        self._note(step, clock)
+                    if does == RECORDED:
+                        mark_of(this, index, state, latest).fire(clock)
+                    continue
+                elif does == HELD:
+                    push((this, clock + this.lead, None, thread, -1, step))
+                else:
+                    begin = clock
+                    reached = self._reached(this, mark_of(this, index, state, latest) if this.event else None, thread)
+                    if reached is None:
+                        reached = thread.woken if thread.woken is not None else (yield)
+                        thread.woken = None
+                    clock = max(begin + this.host, reached)
+                    own.free = clock
+                    if this.counts:
+                        self._note(step, clock)
+                    continue
+                woken, thread.woken = thread.woken, None
+                time = woken if woken is not None else (yield)
+                if time > clock:
+                    clock = time
+
+    def _reached(self, this: Instruction, mark: Mark | None, thread: Thread) -> float | None:
+        """When what a sync waits for has happened; None: the thread will be woken."""
+        if mark is not None:
+            if mark.time is None:
+                mark.waiters.append(thread.wake)
+            return mark.time
+        state = this.lane.state
+        lanes = [state.lane(this.drained)] if this.drained else [lane for lane in state.lanes.values() if lane.name not in state.threads]
+        latest = [max((lane.free for lane in lanes if lane.ended == lane.queued), default=0.0)]
+        waiting = [lane for lane in lanes if lane.ended < lane.queued]
+
+        def one(time: float) -> None:
+            latest.append(time)
+            if len(latest) > len(waiting):
+                thread.wake(max(latest))
+
+        for lane in waiting:
+            lane.watch.append((lane.queued, one))
+        return None if waiting else latest[0]
+
+    # -- lanes (`sim.engine.lanes`)
+
+    def _push(self, entry: Entry) -> None:
+        this = entry[0]
+        lane = this.lane
+        lane.queued += 1
+        if this.beside:
+            lane.state.pending += 1
+        if this.message:
+            seat = this.seat
+            assert seat is not None
+            entry = (*entry[:4], seat.number, entry[5])
+            seat.number += 1
+        if lane.busy or lane.queue:
+            lane.queue.append(entry)
+            if not lane.busy:
+                self._next(lane)
+        else:
+            self._run(lane, entry)
+
+    def _next(self, lane: Lane) -> None:
+        queue = lane.queue
+        while queue and not lane.busy:
+            self._run(lane, queue.popleft())
+
+    def _run(self, lane: Lane, entry: Entry) -> None:
+        """Runs what stands first on a free lane, or begins to."""
+        this, ready, mark = entry[:3]
+        kind = this.kind
+        start = lane.free if lane.free > ready else ready
+        if kind == RECORD:
+            self._ended(lane, entry, start)
+            assert mark is not None
+            mark.fire(start)
+        elif kind == WAIT:
+            assert mark is not None
+            if mark.time is not None:
+                self._ended(lane, entry, start if start > mark.time else mark.time)
+                return
+            lane.busy = True
+            mark.waiters.append(lambda time: self._release(lane, entry, start if start > time else time))
+        elif kind == MEET:
+            lane.busy = True
+            self._arrive(start, lane.state, this, entry)
+        elif kind == FLOW:
+            lane.busy = True
+            self.agenda.at(start, self._flow, this, lambda: self._release(lane, entry, self.agenda.now))
+        elif not this.slows or lane.state.settled or (this.eager and lane.state.ordered and not lane.state.pending):
+            self._ended(lane, entry, start + this.seconds)
+        else:
+            lane.busy = True
+            self.agenda.at(lane.free, self._begin, lane, entry, start)
+
+    def _ended(self, lane: Lane, entry: Entry, time: float) -> None:
+        """The lane is free at `time`; whoever waits for the op is told."""
+        lane.free = time
+        lane.busy, lane.current = False, None
+        lane.ended += 1
+        if entry[0].counts and time > self.ends.get(entry[5], 0.0):
+            self.ends[entry[5]] = time
+        if entry[3] is not None:
+            entry[3].wake(time)
+        if lane.watch:
+            due = [waiter for count, waiter in lane.watch if count <= lane.ended]
+            lane.watch = [pair for pair in lane.watch if pair[0] > lane.ended]
+            for waiter in due:
+                waiter(time)
+
+    def _release(self, lane: Lane, entry: Entry, time: float) -> None:
+        self._ended(lane, entry, time)
+        if lane.queue and not lane.busy:
+            self._next(lane)
+
+    def _begin(self, lane: Lane, entry: Entry, start: float) -> None:
+        """A kernel whose speed may change while it runs."""
+        state = lane.state
+        lane.current = entry
+        lane.work, lane.since = entry[0].seconds, start
+        lane.rate = 1.0 / state.slow if state.comm else 1.0
+        self._due_at(lane, entry)
+
+    def _due_at(self, lane: Lane, entry: Entry) -> None:
+        lane.ticket += 1
+        self.agenda.after(max(0.0, lane.since + lane.work / lane.rate - self.agenda.now), self._due, lane, entry, lane.ticket)
+
+    def _due(self, lane: Lane, entry: Entry, ticket: int) -> None:
+        if lane.ticket == ticket:
+            self._release(lane, entry, lane.since + lane.work / lane.rate)
+
+    def _comm_changed(self, state: State, delta: int) -> None:
+        before = state.comm
+        state.comm += delta
+        if state.settled or (before > 0) == (state.comm > 0):
+            return
+        lane = state.lanes.get(COMPUTE)
+        if lane is None or lane.current is None:
+            return
+        now = max(self.agenda.now, lane.since)
+        lane.work = max(0.0, lane.work - (now - lane.since) * lane.rate)
+        lane.since = now
+        lane.rate = 1.0 / state.slow if state.comm else 1.0
+        self._due_at(lane, lane.current)
+
+    # -- meetings and flows (`sim.engine.meeting`, `sim.engine.run`)
+
+    def _arrive(self, start: float, state: State, this: Instruction, entry: Entry) -> None:
+        seat = this.seat
+        assert seat is not None
+        number = entry[4]
+        if not this.message:
+            number = seat.number
+            seat.number += 1
+        table = seat.table
+        if table.needed == 1:
+            self.agenda.at(start, self._transfer, [(start, state, this, entry)])
+            return
+        come = table.open.setdefault(number, [])
+        come.append((start, state, this, entry))
+        if len(come) == table.needed:
+            del table.open[number]
+            self.agenda.at(max(arrival[0] for arrival in come), self._transfer, come)
+
+    def _transfer(self, come: list[Arrival]) -> None:
+        """All have come: the transfer runs once for all of them."""
+        beside = [state for _, state, this, _ in come if this.beside]
+        for state in beside:
+            self._comm_changed(state, +1)
+        first = come[0][2]
+        teller = come[1][2] if first.message and not first.sends else first
+
+        def end() -> None:
+            for state in beside:
+                state.pending -= 1
+                self._comm_changed(state, -1)
+            for _, _, this, entry in come:
+                self._release(this.lane, entry, self.agenda.now)
+
+        self._flow(teller, end)
+
+    def _flow(self, this: Instruction, done: Callable[[], None]) -> None:
+        """First the latency, alone, then the rest as a flow on the links."""
+        cost = this.cost
+        if not cost.uses:
+            self.agenda.after(cost.seconds, done)
+        elif cost.seconds <= cost.latency:
+            self.agenda.after(cost.latency, done)
+        else:
+            self.agenda.after(cost.latency, self._sharing.start, cost.seconds - cost.latency, cost.uses, done)
+
+
+def step_times(program: Program, pricer: Pricer, fold: bool = True, symmetric: bool = True) -> list[float]:
+    """Seconds of each step, from the end of the one before (the first: from 0): `metrics.step_times` of the condensed simulation.
+
+    Raises `BadInput` when the program deadlocks.
+    """
+    folded = fold and symmetric
+    stands_for = representatives(program, folded)
+    prices = Pricing(program, pricer, Groups(program.mesh, stands_for.__getitem__), folded, alone)
+    states = {rank: State(rank, pricer.slowdown(rank)[0]) for rank in sorted(set(stands_for))}
+    prices.shorten(states, condensed=folded)
+    clocks, assembler = Clocks(prices), Assembler(prices)
+    threads = [
+        clocks.thread(state, name, lines)
+        for state in states.values()
+        for name, lines in [(name, _lines(prices, assembler, state, name)) for name in program.threads(state.rank)]
+    ]
+    for thread in threads:
+        thread.begin()
+    clocks.agenda.run()
+    stuck = [f"rank {thread.rank} {thread.name}" for thread in threads if not thread.done] or assembler.waiting()
+    if stuck:
+        raise BadInput(f"the program deadlocks, waiting for what never comes: {', '.join(stuck[:8])}")
+    found, last = [], 0.0
+    for step in sorted(clocks.ends):
+        found.append(max(0.0, clocks.ends[step] - last))
+        last = max(last, clocks.ends[step])
+    return found
+
+
+def _lines(prices: Pricing, assembler: Assembler, state: State, thread: str) -> list[Line]:
+    """A thread's calls with their code; each segment is priced and assembled once."""
+    code: dict[str, Code] = {}
+    calls = prices.program.threads(state.rank)[thread]
+    for name in dict.fromkeys(call.segment for call in calls):
+        code[name] = assembler.code(state, thread, prices.segment(state.rank, thread, name))
+    return [(call.step, call.index, code[call.segment]) for call in calls]
+
+
+def alone(prices: Pricing, ops: list[Priced], rank: int) -> tuple[float, float]:
+    """When compute and when all of `ops` have ended, run by themselves on an idle rank."""
+    state = State(rank, prices.pricer.slowdown(rank)[0])
+    clocks = Clocks(prices)
+    thread = clocks.thread(state, HOST, [(0, 0, Assembler(prices).code(state, HOST, ops))])
+    thread.begin()
+    clocks.agenda.run()
+    return state.lane(COMPUTE).free, max((lane.free for lane in state.lanes.values() if lane.name != HOST), default=0.0)

@@ -1,0 +1,107 @@
+"""Priced ops as instructions for `clocks`: what a thread needs to know of each op, looked up once for each rank and segment."""
+
+from __future__ import annotations
+
+from sim.cost.price import Cost
+from sim.engine.condense import Priced
+from sim.engine.pricing import Pricing
+from sim.engine.times import FLOW, HELD, MEET, PLAIN, QUEUED, RECORD, RECORDED, SYNC, WAIT, WORK, Code, Instruction, Seat, State, Table
+from sim.program import COMPUTE, HOST, Op
+
+_MEET = ("collective", "send", "recv")
+
+
+class Assembler:
+    """Makes code for the ranks of one run; `lane(rank, name)` comes from the ranks' states."""
+
+    def __init__(self, prices: Pricing) -> None:
+        self._prices = prices
+        self._tables: dict[object, Table] = {}
+        self._seats: dict[object, Seat] = {}
+
+    def code(self, state: State, thread: str, ops: list[Priced]) -> Code:
+        """The instructions of one segment, as `thread` of `state`'s rank runs them."""
+        eager = True
+        if any(self._beside(op) for op, _ in ops):
+            eager, state.settled = False, state.slow == 1.0
+            state.ordered = state.ordered and thread == HOST and self._anchored(ops)
+        return [self._one(state, thread, op, cost, eager) for op, cost in ops]
+
+    def _anchored(self, ops: list[Priced]) -> bool:
+        """Does each collective beside compute wait for what the compute lane has run up to a record of this very segment? Then it
+        begins after every kernel of the segments before."""
+        recorded: set[str] = set()
+        lanes: set[str] = set()
+        for op, _ in ops:
+            if op.kind == "record" and op.lane == COMPUTE and op.shift is None:
+                recorded.add(op.event)
+            elif op.kind == "wait" and op.event in recorded and op.shift is None:
+                lanes.add(op.lane)
+            elif self._beside(op) and op.lane not in lanes:
+                return False
+        return True
+
+    def waiting(self) -> list[str]:
+        """Ranks that wait for a peer: none, when a run has ended well."""
+        tables = [table for table in self._tables.values() if table.open]
+        return [f"rank {state.rank} on {this.lane.name}" for table in tables for come in table.open.values() for _, state, this, _ in come]
+
+    def _meets(self, op: Op) -> bool:
+        return op.kind in _MEET and id(op) not in self._prices.local
+
+    def _beside(self, op: Op) -> bool:
+        return op.kind == "collective" and op.lane != COMPUTE and self._meets(op)
+
+    def _one(self, state: State, thread: str, op: Op, cost: Cost, eager: bool) -> Instruction:
+        own, meets, shares = op.lane == thread, self._meets(op), bool(cost.uses) and cost.seconds > 0
+        kind = {"record": RECORD, "wait": WAIT}.get(op.kind, MEET if meets else FLOW if shares else PLAIN)
+        does = QUEUED
+        if own:
+            sort = {"sync": SYNC, "wait": SYNC, "record": RECORDED}
+            does = sort.get(op.kind, HELD if op.kind in _MEET or shares else WORK)
+        if meets:
+            cost = self._meeting_cost(op, state.rank, cost)
+        lead = cost.ready - cost.seconds if cost.ready else cost.host
+        return Instruction(
+            does,
+            kind,
+            state.lane(op.lane),
+            cost.host,
+            lead,
+            cost.seconds,
+            thread == HOST and op.kind not in ("record", "wait"),
+            op.blocking,
+            op.event,
+            op.shift,
+            cost,
+            op.kind == "compute",
+            self._seat(op, state.rank) if meets else None,
+            self._beside(op),
+            op.kind in ("send", "recv"),
+            op.kind == "send",
+            eager and op.lane == COMPUTE,
+            op.name,
+        )
+
+    def _meeting_cost(self, op: Op, rank: int, own: Cost) -> Cost:
+        if op.kind == "recv":  # its sender knows
+            return own
+        whole = self._prices.collective(op, rank) if op.kind == "collective" else self._prices.message(op, rank)
+        return Cost(whole.seconds, whole.source, whole.latency, whole.uses, own.host, own.ready)
+
+    def _seat(self, op: Op, rank: int) -> Seat:
+        groups = self._prices.groups
+        if op.kind == "collective":
+            reps = groups.represented(op.group, rank)
+            base: object = (op.group, reps, op.lane)
+            needed = len(reps)
+        else:
+            base, needed = groups.pair(op, rank), 2
+        key = (base, rank, op.kind)
+        seat = self._seats.get(key)
+        if seat is None:
+            table = self._tables.get(base)
+            if table is None:
+                table = self._tables[base] = Table(needed)
+            seat = self._seats[key] = Seat(table)
+        return seat

@@ -1,0 +1,128 @@
+"""What the ops of each simulated rank cost: every segment is priced, condensed and fused once for each rank that calls it.
+
+Both engines ask here: the one that makes a trace (`run`), and the one that only says when steps end (`clocks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from sim.cost.price import Cost, Pricer
+from sim.engine.condense import Priced, condense, outside_events, shape_of, stretches
+from sim.engine.fuse import fuse
+from sim.engine.meeting import Groups
+from sim.program import COMPUTE, HOST, Op, Program
+
+Alone = Callable[["Pricing", list[Priced], int], tuple[float, float]]
+
+
+class Pricing:
+    """Costs of one program's ops. `groups` says who meets whom; `folded`: equal groups count on shared links."""
+
+    def __init__(self, program: Program, pricer: Pricer, groups: Groups, folded: bool, alone: Alone) -> None:
+        """`alone` runs ops by themselves: see `sim.engine.clocks.alone`."""
+        self.program, self.pricer, self.groups, self.folded, self._run_alone = program, pricer, groups, folded, alone
+        self.fused = self.condensed = False
+        self.local: frozenset[int] = frozenset()
+        """Ids (id()) of collectives that meet nobody else and share no link with another lane: ops like any other."""
+        self.quiet = False
+        """No collective can run beside compute, so that fused runs may hold collectives, which are never slowed."""
+        self._meet_costs: dict[tuple[int, str, int], Cost] = {}
+        """By op, group and rank: hashing the members of a large group would cost more than looking them up."""
+        self._stretches: dict[tuple[object, ...], list[Priced]] = {}
+        self._outside: dict[int, frozenset[str]] = {}
+
+    def shorten(self, ranks: Iterable[int], condensed: bool) -> None:
+        """From now on runs of kernels are fused, and (`condensed`) stretches that meet nobody else are run once."""
+        self.fused, self.condensed = True, condensed
+        self.local = self._private_collectives(ranks)
+
+    def segment(self, rank: int, thread: str, name: str) -> list[Priced]:
+        """The ops of a segment with what they cost on this rank."""
+        local = self.pricer.local
+        ops = [(op, local(op, rank)) for op in self.program.segments[name]]
+        if self.condensed and thread == HOST:
+            ops = self._condensed(ops, rank)
+        if self.fused and thread == HOST:
+            ops = fuse(
+                [(op, self.whole(op, cost, rank) if id(op) in self.local else cost) for op, cost in ops],
+                self.local if self.quiet else frozenset(),
+                self.quiet,
+            )
+        return ops
+
+    def whole(self, op: Op, cost: Cost, rank: int) -> Cost:
+        """The whole cost of a collective that is an op like any other."""
+        whole = self.collective(op, rank)
+        return Cost(whole.seconds, whole.source, host=cost.host)
+
+    def collective(self, op: Op, rank: int) -> Cost:
+        """A collective of the rank's group; in a folded run its siblings' flows count."""
+        key = (id(op), op.group, rank)
+        cost = self._meet_costs.get(key)
+        if cost is None:
+            mesh = self.program.mesh
+            members = self.groups.members(op.group, rank)
+            siblings = mesh.world // len(members) // (mesh.size("pp") if op.group != "pp" else 1) if self.folded else 1
+            cost = self._meet_costs[key] = self.pricer.collective(op, members, max(1, siblings))
+        return cost
+
+    def message(self, op: Op, rank: int) -> Cost:
+        """A message that `rank` sends."""
+        key = (id(op), op.group, rank)
+        cost = self._meet_costs.get(key)
+        if cost is None:
+            mesh = self.program.mesh
+            siblings = mesh.world // mesh.size("pp") if self.folded else 1
+            cost = self._meet_costs[key] = self.pricer.message(op, rank, self.groups.peer_of(op, rank), max(1, siblings))
+        return cost
+
+    def _condensed(self, ops: list[Priced], rank: int) -> list[Priced]:
+        """Stretches that meet nobody else become one op each; equal stretches are run once."""
+        outside = self._outside.get(rank)
+        if outside is None:
+            outside = self._outside[rank] = outside_events(self.program, rank)
+        slow, found = self.pricer.slowdown(rank)[0], list[Priced]()
+        for part in stretches(ops, lambda op: len(self.groups.represented(op.group, rank)) == 1, outside):
+            if len(part) == 1:
+                found += part
+                continue
+            # Where a stretch's collectives cost the same on another rank, equal stretches of that rank do too.
+            shares = tuple(self.collective(op, rank) for op, _ in part if op.kind == "collective")
+            shape = (slow, shape_of(part), shares)
+            known = self._stretches.get(shape)
+            if known is None:
+                known = self._stretches[shape] = condense(part, lambda some: self.alone(some, rank))
+            found += known
+        return found
+
+    def alone(self, ops: list[Priced], rank: int) -> tuple[float, float]:
+        """When compute and when all of `ops` have ended, run by themselves on an idle rank."""
+        # Nothing else runs: collectives on the compute lane are work like any other unless another lane communicates beside them.
+        quiet = all(op.lane in (COMPUTE, HOST) for op, _ in ops if op.kind == "collective")
+        local = frozenset(id(op) for op, _ in ops if op.kind == "collective") if quiet else frozenset()
+        inner = Pricing(self.program, self.pricer, self.groups.alone(rank), self.folded, self._run_alone)
+        inner._meet_costs, inner.local = self._meet_costs, local
+        ops = fuse([(op, self.whole(op, cost, rank) if id(op) in local else cost) for op, cost in ops], local, quiet)
+        return self._run_alone(inner, ops, rank)
+
+    def _private_collectives(self, ranks: Iterable[int]) -> frozenset[int]:
+        """Collectives on compute lanes whose members are all folded into one rank and whose links no other lane uses."""
+        used: dict[str, set[str]] = {}
+        self.quiet = True
+        found: list[Priced] = []
+        for rank in ranks:
+            for name in dict.fromkeys(call.segment for calls in self.program.threads(rank).values() for call in calls):
+                for op in self.program.segments[name]:
+                    if op.kind == "collective":
+                        cost = self.collective(op, rank)
+                        self.quiet = self.quiet and (op.lane in (COMPUTE, HOST) or op.blocking)
+                        if op.lane == COMPUTE and len(self.groups.represented(op.group, rank)) == 1:
+                            found.append((op, cost))
+                    elif op.kind in ("send", "recv"):
+                        cost = self.pricer.message(op, rank, self.groups.peer_of(op, rank), 1)
+                    else:
+                        continue
+                    for link, _ in cost.uses:
+                        used.setdefault(link, set()).add(op.lane)
+        return frozenset(id(op) for op, cost in found if all(used[link] == {COMPUTE} for link, _ in cost.uses))
