@@ -44,6 +44,8 @@ def show(name: str, values: Mapping[str, object], comment: str = "") -> str:
     for key, value in values.items():
         if isinstance(value, str):
             lines.append(f'{key} = "{value}"')
+        elif isinstance(value, bool):
+            lines.append(f"{key} = {str(value).lower()}")
         elif isinstance(value, int):
             lines.append(f"{key} = {value}")
         elif isinstance(value, float) and abs(value) < 1e-9:

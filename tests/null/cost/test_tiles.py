@@ -47,7 +47,7 @@ def test_repeat_multiplies(name: str, m: int, n: int, k: int, times: int) -> Non
 def test_twice_the_depth_costs_more_but_at_most_about_twice(name: str, m: int, n: int, k: int) -> None:
     one, two = seconds(name, Gemm(m, n, 64 * k)), seconds(name, Gemm(m, n, 128 * k))
     assert one <= two * (1 + 1e-9)
-    assert two <= 2.6 * one  # more than twice only where the operands leave the L2 cache
+    assert two <= 2.8 * one  # more than twice only where the operands leave the L2 cache
 
 
 def test_one_row_past_a_tile_costs_on_ampere_more_than_on_hopper() -> None:
@@ -131,3 +131,19 @@ def test_weights_that_stay_in_l2_are_a_benchmark_s_own() -> None:
     short = gemm_seconds(1, 4096, 1024, device, fit, device.flops["bf16"], 2.0, 2.0)
     training = gemm_seconds(1, 4096, 1024, device, fit, device.flops["bf16"], 2.0, 2.0, clock=1.0)
     assert training > 1.4 * short
+
+
+def test_scaled_products_of_the_benchmark_follow_the_rows() -> None:
+    """L40S, 8 bits: 512 rows by 64 columns take 12.1 us at k = 1024 and 6.6 at 256, 64 rows 4.9 and 3.8 (aiconfigurator): one block's k loop of
+    the tile that belongs to the rows. Training's library takes smaller tiles for such a small result."""
+    device = gpu("l40s")
+    fit = fit_of(device, "fp8")[0]
+    assert fit.graded
+
+    def loop(rows: int, clock: float | None = None) -> float:
+        low, high = (gemm_seconds(rows, 64, k, device, fit, device.flops["fp8"], 1.0, 2.0, clock=clock) for k in (256, 1024))
+        return (high - low) / 768
+
+    assert loop(512) == pytest.approx(7.2e-9, rel=0.25)
+    assert loop(64) == pytest.approx(1.4e-9, rel=0.35)
+    assert loop(512, clock=1.0) < loop(512) / 2
