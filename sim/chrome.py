@@ -53,7 +53,10 @@ def to_kineto(trace: Trace, rank: int | None = None) -> dict[str, Any]:
         "nccl_version": "",
     }
     meta = {f"steptwin.{key}": value for key, value in trace.meta.items()}
+    own = {"origin": trace.origin, "steps": trace.steps, "reported": trace.reported}
+    own |= {"weight": {str(number): weight for number, weight in trace.weight.items()}}
     return {
+        "steptwin": own,
         "schemaVersion": 1,
         "deviceProperties": [],
         "distributedInfo": info,
@@ -124,6 +127,8 @@ def _args(span: Span) -> dict[str, Any]:
             args[key] = getattr(span, key)
     if span.wait:
         args["wait_us"] = _us(span.wait)
+    if span.thread != HOST:
+        args["thread"] = span.thread
     return args
 
 

@@ -1,16 +1,18 @@
 """Reads Kineto's Chrome JSON: StepTwin's own traces, and those of anybody's torch.profiler.
 
-Kernels and copies become spans on one lane per stream, with a class by the kernel's name; ops of StepTwin's own traces
-keep their id, and kernels launched inside a range `op:...` take its name (`marks`). Only the given fields are read, sizes are bounded, and nothing is executed.
+Kernels and copies become spans on one lane per stream, with a class by the kernel's name. StepTwin's own traces keep
+their ids, launches, waits, memory and which step is reported; of others, kernels that were launched inside a range `op:...` take
+its name (`marks`). Only the given fields are read, sizes are bounded, and nothing is executed.
 """
 
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 from bisect import bisect_right
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -21,6 +23,8 @@ from topologies.errors import BadInput
 
 _LARGEST = 2 << 30
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_PLACE = re.compile(r"r(\d{1,9})/s(\d{1,9})/")
+"""Rank and step at the beginning of an op's id."""
 _RUNTIME = ("cuda_runtime", "cuda_driver")
 
 
@@ -42,9 +46,17 @@ class _Info(msgspec.Struct):
     world_size: int = 1
 
 
+class _Own(msgspec.Struct):
+    """What `sim.chrome` says of its own traces."""
+
+    reported: Annotated[int, msgspec.Meta(le=-1)] = -1
+    weight: dict[int, Annotated[int, msgspec.Meta(ge=1)]] = {}
+
+
 class _File(msgspec.Struct):
     traceEvents: list[_Event]
     distributedInfo: _Info = msgspec.field(default_factory=_Info)
+    steptwin: _Own | None = None
 
 
 def read_trace(path: Path, origin: str = "imported") -> Trace:
@@ -62,8 +74,13 @@ def read_trace(path: Path, origin: str = "imported") -> Trace:
         raise BadInput(f"trace {path} has an event whose arguments make no sense ({error}): was it edited by hand?") from None
     if not spans:
         raise BadInput(f"trace {path} holds no kernel and no StepTwin op: record with ProfilerActivity.CUDA (or CPU ops with ids)")
+    own = file.steptwin or _Own()
     steps = len({span.step for span in spans})
-    return Trace(spans, origin, file.distributedInfo.world_size, steps, meta={"file": path.name})
+    trace = Trace(spans, origin, file.distributedInfo.world_size, steps, own.weight, meta={"file": path.name}, reported=own.reported)
+    if file.steptwin is not None:
+        _launched(trace.spans, file.traceEvents)
+        trace.memory = _memory(file.traceEvents)
+    return trace
 
 
 def _bytes(path: Path) -> bytes:
@@ -83,7 +100,7 @@ def _spans(file: _File) -> list[Span]:
     bounds = sorted((e.ts, e.ts + e.dur, int(m.group(1))) for e in events if (m := STEP.match(e.name)))
     names = {(e.pid, e.tid): str(e.args.get("name", "")) for e in file.traceEvents if e.ph == "M" and e.name == "thread_name"}
     chosen = [e for e in events if e.cat in _DEVICE or (e.cat == "cpu_op" and "op_id" in e.args)]
-    zero = min((e.ts for e in chosen), default=0.0)
+    zero = 0.0 if file.steptwin is not None else min((e.ts for e in chosen), default=0.0)
     starts = sorted(begin for begin, _, _ in bounds)
     marks = _marks(events)
     return [_span(e, zero, file.distributedInfo.rank, names, bounds, starts, marks) for e in sorted(chosen, key=lambda e: e.ts)]
@@ -108,23 +125,44 @@ def _span(
     op_id = str(args.get("op_id", ""))
     marked = marks.op(int(args["correlation"])) if not op_id and "correlation" in args else ""
     stream = args.get("stream", event.tid)
-    own_rank = int(op_id[1 : op_id.index("/")]) if op_id.startswith("r") and op_id[1 : op_id.find("/")].isdigit() else rank
+    own = _PLACE.match(op_id)
     at = bisect_right(starts, event.ts) - 1
     cls = str(args.get("class", "")) or (copy_class(event.name) if event.cat == "gpu_memcpy" else kernel_class(event.name))
     kind = str(args.get("kind", "")) or ("copy" if event.cat == "gpu_memcpy" else "collective" if cls == "comm" else "compute")
     start = (event.ts - zero) * 1e-6
     return Span(
-        own_rank,
+        int(own.group(1)) if own else rank,
         names.get((event.pid, event.tid)) or f"stream {stream}",
         op_id or marked or event.name,
         start,
         start + event.dur * 1e-6,
         kind,
         cls,
-        bounds[at][2] if 0 <= at < len(bounds) else 0,
+        int(own.group(2)) if own else bounds[at][2] if 0 <= at < len(bounds) else 0,
+        thread=str(args.get("thread", "host")),
         name=str(args.get("Collective name", "")) or event.name,
         bytes=int(args.get("bytes", 0) or 0),
         flops=float(args.get("flops", 0) or 0),
         group=str(args.get("group", args.get("Process Group Name", ""))),
-        source="measured",
+        group_size=int(args.get("Group size", 0) or 0),
+        source=str(args.get("source", "measured")),
+        wait=min(event.dur, float(args.get("wait_us", 0) or 0)) * 1e-6,
     )
+
+
+def _launched(spans: list[Span], events: list[_Event]) -> None:
+    """Own traces: when each op was launched and how long that took, which stands in the call that launched it."""
+    calls = {str(e.args["op_id"]): e for e in events if e.cat in _RUNTIME and "op_id" in e.args}
+    for span in spans:
+        call = calls.get(span.id)
+        if call is not None:
+            span.issued, span.launch = call.ts * 1e-6, call.dur * 1e-6
+
+
+def _memory(events: list[_Event]) -> dict[int, list[tuple[float, int]]]:
+    """Own traces: bytes in use by rank, at each change."""
+    found: dict[int, list[tuple[float, int]]] = {}
+    for event in events:
+        if event.ph == "C" and event.name == "memory":
+            found.setdefault(int(event.pid), []).append((event.ts * 1e-6, int(event.args.get("bytes", 0))))
+    return found

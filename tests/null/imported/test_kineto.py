@@ -6,6 +6,7 @@ import gzip
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,8 +16,10 @@ from sim.cost.price import Cost
 from sim.engine.run import simulate
 from sim.imported.kineto import read_trace
 from sim.mesh import Mesh
+from sim.metrics import breakdown, step_times
+from sim.predict import predict
 from sim.program import Op
-from sim.trace import Trace
+from sim.trace import Span, Trace
 from tests.null.engine.bench import TablePricer, program
 from topologies.errors import BadInput
 
@@ -39,6 +42,26 @@ def test_a_trace_reads_back(tmp_path: Path) -> None:
     assert found == wanted
     before = {s.id: s.seconds for s in trace.spans}
     assert all(s.seconds == pytest.approx(before[s.id], abs=2e-9) for s in again.spans if s.id in found)
+
+
+def test_a_trace_reads_back_with_all_that_figures_need(tmp_path: Path) -> None:
+    """Breakdown, step times, reported step, weights, waits, launches and memory are those of the trace that was written."""
+    found = predict("gpt2-ddp8", "dgx-h100").trace
+    assert found is not None
+    loader = Span(0, "loader.0", "r0/s2/mb0/load", 0.0, 50.0, "host", "data", 2, thread="loader.0")
+    trace = msgspec.structs.replace(found, spans=[*found.spans, loader], reported=-2, memory={0: [(0.0, 1), (1e-3, 2**30)]})
+    again = read_trace(write_trace(trace, tmp_path / "all.json.gz"))
+    assert (again.reported, again.weight, again.world, again.steps) == (-2, trace.weight, trace.world, trace.steps)
+    assert again.memory == {0: [(0.0, 1), (pytest.approx(1e-3), 2**30)]}
+    assert step_times(again) == pytest.approx(step_times(trace), abs=2e-9)
+    ours, theirs = (msgspec.structs.asdict(breakdown(one)) for one in (trace, again))
+    assert theirs == pytest.approx(ours, abs=2e-6)
+    kept = {s.id: s for s in again.spans}
+    for span in trace.spans:
+        if span.kind in ("compute", "collective"):
+            one = kept[span.id]
+            assert (one.step, one.thread, one.group_size, one.source) == (span.step, span.thread, span.group_size, span.source)
+            assert (one.wait, one.issued, one.launch) == pytest.approx((span.wait, span.issued, span.launch), abs=2e-9)
 
 
 def test_hta_loads_a_prediction_and_finds_the_overlap(tmp_path: Path) -> None:
