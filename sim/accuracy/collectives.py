@@ -15,8 +15,9 @@ from typing import Any
 
 import msgspec
 
+from sim.accuracy.collectives_tools import Tool, algorithm_of, source_of, tool_of
 from sim.cost.collective import GroupShape, best, group_shape
-from topologies.errors import BadInput, SteptwinError
+from topologies.errors import BadInput, Refused, SteptwinError
 from topologies.graph import Topology
 from topologies.load import load_topology
 
@@ -45,6 +46,9 @@ class Timing(msgspec.Struct, frozen=True):
     ranks: int
     file: str
     shape: GroupShape
+    source: str = "unnamed"
+    algorithm: str = "auto"
+    tool: Tool = Tool()
 
     @property
     def group(self) -> str:
@@ -61,7 +65,7 @@ def validate_collectives(path: str | Path, beside: str | Path | None = None) -> 
 
     Where `beside` is not given, `facts/nccl_other_measured.csv` next to the folder of `path` is taken if it is there. A row is
     (GPU type, collective, one node or several, size class, file); its `left_out` is the median error of a model fitted without that
-    type. Raises `BadInput` where a file cannot be read.
+    type, `source_out` of one fitted without those who published the row. Raises `BadInput` where a file cannot be read.
     """
     other = Path(beside) if beside is not None else Path(path).resolve().parents[1] / "facts" / "nccl_other_measured.csv"
     files = [Path(path)]
@@ -85,7 +89,7 @@ def validate_collectives(path: str | Path, beside: str | Path | None = None) -> 
         "median_ape": median(errors),
         "mape": sum(errors) / len(errors),
         "bias": sum(t.error for t in found) / len(found),
-        "rows": _table(found, _left_out(found)),
+        "rows": _table(found, *_left_out(found)),
         "by_gpu": {gpu: median(abs(t.error) for t in found if t.group == gpu) for gpu in sorted({t.group for t in found})},
     }
 
@@ -132,25 +136,41 @@ def _timing(row: dict[str, str], file: str) -> Timing:
     bytes_ = int(float(row["message_bytes"]))
     kind = {"alltoall": "all_to_all", "allreduce": "all_reduce", "allgather": "all_gather"}.get(row["kind"], row["kind"])
     shape = group_shape(topology, ranks)
-    seconds = best(kind, bytes_, shape).seconds
+    algorithm, tool = _algorithm(row, kind, shape), tool_of(row, topology, shape.local)
+    seconds = tool.seconds(best(kind, bytes_, shape, algorithm).seconds)
     match = _GPU.search(row["gpu"])
+    gpu = match.group(1).upper() if match else row["gpu"]
     return Timing(
-        match.group(1).upper() if match else row["gpu"], kind, topology.nodes, bytes_, measured, seconds, expression, gpus, file, shape
-    )
+        gpu, kind, topology.nodes, bytes_, measured, seconds, expression, gpus, file, shape, source_of(row), algorithm, tool
+    )  # fmt: skip
 
 
-def _left_out(found: list[Timing]) -> dict[int, float]:
-    from sim.accuracy.collectives_left_out import left_out
+def _algorithm(row: dict[str, str], kind: str, shape: GroupShape) -> str:
+    """What the row says that NCCL ran; its own choice where the model knows no such way for the group."""
+    try:
+        best(kind, 1, shape, algorithm_of(row))
+    except Refused:
+        return "auto"
+    return algorithm_of(row)
 
-    return left_out(found, [t for t in found if not t.group.endswith(_MISPLACED)])
+
+def _left_out(found: list[Timing]) -> tuple[dict[int, float], dict[int, float]]:
+    """Errors with the GPU type left out, and with the source left out."""
+    from sim.accuracy.collectives_left_out import left_out, source_out
+
+    judged = [t for t in found if not t.group.endswith(_MISPLACED)]
+    return left_out(found, judged), source_out(found, judged)
 
 
-def _table(found: list[Timing], withheld: dict[int, float]) -> list[dict[str, object]]:
+def _table(found: list[Timing], withheld: dict[int, float], unsourced: dict[int, float]) -> list[dict[str, object]]:
     keys: dict[tuple[str, str, str, str, str], list[int]] = {}
     for at, t in enumerate(found):
         span = "one node" if t.nodes == 1 else "several nodes"
         keys.setdefault((t.group, t.kind, span, ">= 1 MiB" if t.bytes >= _LARGE else "< 1 MiB", t.file), []).append(at)
-    return [_row(key, [found[at] for at in group], [withheld[at] for at in group]) for key, group in sorted(keys.items())]
+    return [
+        _row(key, [found[at] for at in group], [withheld[at] for at in group], [unsourced[at] for at in group])
+        for key, group in sorted(keys.items())
+    ]
 
 
 def target(gpu: str, span: str, large: bool) -> float | None:
@@ -169,7 +189,7 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
-def _row(key: tuple[str, str, str, str, str], group: list[Timing], withheld: list[float]) -> dict[str, object]:
+def _row(key: tuple[str, str, str, str, str], group: list[Timing], withheld: list[float], unsourced: list[float]) -> dict[str, object]:
     errors = [abs(t.error) for t in group]
     middle, aim = median(errors), target(key[0], key[2], key[3] == ">= 1 MiB")
     return {
@@ -183,6 +203,7 @@ def _row(key: tuple[str, str, str, str, str], group: list[Timing], withheld: lis
         "p90": round(quantile(errors, 0.9), 4),
         "bias": round(sum(t.error for t in group) / len(group), 4),
         "left_out": round(median(abs(error) for error in withheld), 4),
+        "source_out": round(median(abs(error) for error in unsourced), 4),
         "target": aim,
         "met": None if aim is None else middle <= aim,
     }

@@ -15,13 +15,15 @@ from contextlib import contextmanager
 from statistics import geometric_mean
 from typing import Any, Protocol
 
+from sim.accuracy.collectives_tools import Tool
 from sim.cost.collective.group import GroupShape
 from sim.cost.collective.nccl import best
 from sim.cost.collective.rates import params
 
 SHARED = (
     ("bandwidth", "all_reduce"), ("bandwidth", "gather"), ("bandwidth", "all_to_all"), ("pipeline", "nvlink_depth"),
-    ("pipeline", "slices_nvlink"), ("pipeline", "net_depth"), ("pipeline", "net_cap"), ("network", "efa"), ("network", "all_to_all"),
+    ("bandwidth", "nvls"), ("pipeline", "slices_nvlink"), ("pipeline", "net_depth"), ("pipeline", "net_cap"), ("pipeline", "nvls_depth"),
+    ("pipeline", "nvls_cap"), ("network", "efa"), ("network", "all_to_all"),
 )  # fmt: skip
 """Parameters that all rows share, fitted again for each GPU type left out."""
 OWN: dict[str, dict[str, dict[str, Any]]] = {
@@ -48,6 +50,12 @@ class Case(Protocol):
     def measured(self) -> float: ...
     @property
     def shape(self) -> GroupShape: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def algorithm(self) -> str: ...
+    @property
+    def tool(self) -> Tool: ...
 
 
 def left_out(cases: Sequence[Case], judged: Sequence[Case]) -> dict[int, float]:
@@ -61,9 +69,23 @@ def left_out(cases: Sequence[Case], judged: Sequence[Case]) -> dict[int, float]:
     return found
 
 
+def source_out(cases: Sequence[Case], judged: Sequence[Case]) -> dict[int, float]:
+    """Relative errors of `cases` (by index) with the shared parameters fitted on `judged` timings of other sources.
+
+    Cases whose source is the only one stay at the parameters as they are.
+    """
+    found: dict[int, float] = {}
+    for source in sorted({case.source for case in cases}):
+        others = [case for case in judged if case.source != source]
+        with _changed({}):
+            _refit(others[:: max(1, len(others) // _ROWS)])
+            found.update({at: error(case) for at, case in enumerate(cases) if case.source == source})
+    return found
+
+
 def error(case: Case) -> float:
     """(predicted - measured) / measured of the time, with the parameters as they stand."""
-    return best(case.kind, case.bytes, case.shape).seconds / case.measured - 1.0
+    return case.tool.seconds(best(case.kind, case.bytes, case.shape, case.algorithm).seconds) / case.measured - 1.0
 
 
 @contextmanager
@@ -85,13 +107,10 @@ def _without(gpu: str, cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
     """What replaces the parameters that only this GPU type was fitted for."""
     changes: dict[str, dict[str, Any]] = {name: dict(section) for name, section in OWN.get(gpu, {}).items()}
     own = {case.shape.arch for case in cases if case.gpu == gpu} - {case.shape.arch for case in cases if case.gpu != gpu}
-    scale, bandwidth = params()["scale"], params()["bandwidth"]
+    scale = params()["scale"]
     for arch in own & {"sm80", "sm90", "sm100"}:
         stand_in = geometric_mean([float(scale[other]) for other in ("sm80", "sm90", "sm100") if other != arch])
         changes.setdefault("scale", {})[arch] = stand_in
-        if f"nvls_{arch}" in bandwidth:
-            other = "nvls_sm100" if arch == "sm90" else "nvls_sm90"
-            changes.setdefault("bandwidth", {})[f"nvls_{arch}"] = bandwidth[other]
     return changes
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from sim.cost.collective.algorithms import Choice
 from sim.cost.collective.group import GroupShape, group_shape
-from sim.cost.collective.nccl import Choice, best, splits
+from sim.cost.collective.nccl import best, splits
 from sim.cost.collective.rates import params
 from sim.cost.price import Cost
 from topologies.graph import Topology

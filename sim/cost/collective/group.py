@@ -37,6 +37,10 @@ class GroupShape(msgspec.Struct, frozen=True):
     """The hosts have AMD CPUs, whose posts to the NIC take longer (NCCL's tuner)."""
     staged: bool = False
     """Some members reach each other through host memory alone."""
+    sockets: bool = False
+    """The NICs are Ethernet without RDMA, or GPUDirect-TCPX: NCCL's socket transport."""
+    sharp: bool = False
+    """The fabric is InfiniBand, whose switches can reduce (SHARP)."""
 
 
 def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -> GroupShape:
@@ -52,6 +56,7 @@ def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -
     outside = next((members for node, members in nodes.items() if node != topology.node(ranks[0])), None)
     far = topology.path(first[0], outside[0]) if outside else None
     intra = _intra(topology, inside, near.rate if near else 0.0)
+    wires = [nic.name.lower() for nic in _nics(topology, ranks[0])]
     return GroupShape(
         ranks=len(ranks),
         nodes=len(nodes),
@@ -62,7 +67,9 @@ def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -
         switched=_switched(topology, inside),
         inter=_inter(topology, first, siblings) if far else 0.0,
         spread=_spread(topology, nodes, _inter(topology, first, siblings)) if far else 1.0,
-        efa=any("efa" in nic.name.lower() for nic in _nics(topology, ranks[0])),
+        efa=any("efa" in name for name in wires),
+        sockets=any(name.startswith(("ethernet", "tcp")) for name in wires),
+        sharp=any(name.startswith("ib-") for name in wires),
         intra_links=near.links if near else (),
         inter_links=tuple(dict.fromkeys(link for path in _crossings(topology, nodes) for link in path.links if "net/" in link)),
         neighbour_latency=near.latency if near else 0.0,

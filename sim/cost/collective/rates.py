@@ -35,6 +35,15 @@ def scaled(microseconds: float, shape: GroupShape) -> float:
     return microseconds * 1e-6 * float(table.get(shape.arch, table["other"]))
 
 
+def generation(arch: str) -> str:
+    """The architecture whose constants NCCL takes for `arch`: by compute capability, Volta, Ampere, Hopper or Blackwell (tuning.cc)."""
+    digits = arch.removeprefix("sm")
+    if not digits.isdigit():
+        return arch
+    capability = int(digits)
+    return "sm100" if capability >= 100 else "sm90" if capability >= 90 else "sm80" if capability >= 80 else "sm70"
+
+
 def fabric(shape: GroupShape) -> str:
     """`nvlink` or `pcie`: what the members of one node reach each other by."""
     return "nvlink" if shape.link in ("NVL", "NVB") else "pcie"
@@ -48,7 +57,8 @@ def _longer(hop: float, latency: float, typical: float) -> float:
 def net_hop(key: str, at: int, shape: GroupShape) -> float:
     """Microseconds of one hop between nodes; `at` is the protocol's place in `PROTOCOLS`."""
     table = params()["latency"]
-    return _longer(float(table[key][at]), shape.network_latency, float(table["wire_net"]))
+    hop = table[key]
+    return _longer(float(hop[at] if isinstance(hop, list) else hop), shape.network_latency, float(table["wire_net"]))
 
 
 def tree_switch_hop(shape: GroupShape) -> float:
@@ -79,8 +89,8 @@ def levels(shape: GroupShape) -> int:
 
 
 def by_arch(table: dict[str, Any], key: str, arch: str) -> float:
-    """A value that may be given for an architecture (`key_sm80`), else the one for others (`key`)."""
-    return float(table.get(f"{key}_{arch}", table[key]))
+    """A value that may be given for an architecture (`key_sm80`, and those that NCCL counts with it), else the one for others (`key`)."""
+    return float(table.get(f"{key}_{generation(arch)}", table[key]))
 
 
 def intra_bandwidth(name: str, shape: GroupShape) -> float:
@@ -100,7 +110,7 @@ def intra_bandwidth(name: str, shape: GroupShape) -> float:
 def inter_bandwidth(shape: GroupShape) -> float:
     """All NICs of the group on one node, as rings and trees use them."""
     table = params()["network"]
-    return shape.inter * float(table["efa" if shape.efa else "efficiency"])
+    return shape.inter * float(table["efa" if shape.efa else "sockets" if shape.sockets else "rdma"])
 
 
 def protocol_rate(bandwidth: float, protocol: str, shape: GroupShape) -> float:

@@ -1,0 +1,170 @@
+"""One way of NCCL to run a collective: what latency and which bandwidth each algorithm has.
+
+Bus bandwidth and latencies as in NCCL 2.30.7's tuner (src/graph/tuning.cc), scaled by what nccl-tests measured
+(`params/collectives.toml`). Sizes are bytes, those of nccl-tests; times seconds, rates bytes per second.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from sim.cost.collective.group import GroupShape
+from sim.cost.collective.rates import (
+    PROTOCOLS,
+    bus_factor,
+    fabric,
+    fill,
+    generation,
+    inner_hop,
+    inter_bandwidth,
+    intra_bandwidth,
+    levels,
+    net_hop,
+    params,
+    protocol_rate,
+    ring_fill,
+    scaled,
+    tree_switch_hop,
+)
+
+
+class Choice(NamedTuple):
+    """One way to run a collective. Seconds; `bandwidth` is the bus bandwidth that it assumes, 0 where latency is all."""
+
+    seconds: float
+    latency: float
+    algorithm: str
+    protocol: str
+    bandwidth: float
+
+
+def _narrowest(name: str, shape: GroupShape) -> float:
+    rates = [intra_bandwidth(name, shape)] if shape.local > 1 else []
+    return min([*rates, *([inter_bandwidth(shape)] if shape.nodes > 1 else [])])
+
+
+def ring(name: str, size: float, shape: GroupShape, protocol: str) -> Choice:
+    """n - 1 steps (all_reduce: twice), each to the neighbour; every node boundary is crossed once a turn."""
+    at = PROTOCOLS.index(protocol)
+    n = shape.ranks
+    turns = 2 if name == "all_reduce" else 1
+    crossing = turns * (shape.nodes - 1) if shape.nodes > 1 else 0
+    inside = float(params()["latency"][f"ring_base_{fabric(shape)}"][at]) + (turns * (n - 1) - crossing) * inner_hop("ring", at, shape)
+    latency = scaled(inside, shape) + crossing * net_hop("ring_net", at, shape) * 1e-6
+    if name == "barrier":
+        return Choice(latency, latency, "ring", protocol, 0.0)
+    bandwidth = protocol_rate(_narrowest(name, shape), protocol, shape)
+    seconds = latency + size * bus_factor(name, n) / bandwidth
+    if shape.nodes > 1:
+        seconds += fill(latency, size * bus_factor(name, n) / bandwidth, "ring")
+    elif protocol == "Simple":
+        seconds += ring_fill(size, shape, bandwidth)
+    return Choice(seconds, latency, "ring", protocol, bandwidth)
+
+
+def net_tree_rate(shape: GroupShape) -> float:
+    """Array bytes/s over the NICs of a node: of two nodes each sends the array once, of more about twice (up and down)."""
+    return inter_bandwidth(shape) / (1.0 if shape.nodes == 2 else 2.0)
+
+
+def tree(size: float, shape: GroupShape, protocol: str) -> Choice:
+    """Double binary tree over nodes, a chain inside (Sanders, Speck and Traff 2009): up and down once."""
+    at = PROTOCOLS.index(protocol)
+    table = params()["latency"]
+    chain = float(table["tree_base"][at]) + 2.0 * (shape.local - 1) * inner_hop("tree", at, shape)
+    latency = scaled(chain, shape) + 2.0 * levels(shape) * net_hop("tree_net", at, shape) * 1e-6
+    rates = [intra_bandwidth("all_reduce", shape) / 2.0] if shape.local > 1 else []
+    rates += [net_tree_rate(shape)] if shape.nodes > 1 else []
+    algorithm = protocol_rate(0.92 * min(rates), protocol, shape)
+    seconds = latency + size / algorithm
+    if shape.nodes > 1:
+        seconds += fill(latency, size / algorithm, "net")
+    return Choice(seconds, latency, "tree", protocol, algorithm * bus_factor("all_reduce", shape.ranks))
+
+
+def _switch_rate(shape: GroupShape) -> float:
+    """Array bytes/s of an all_reduce in the switches of one node (NVLS).
+
+    Each GPU sends its array once (the switch adds), the owner of a slice gets and multicasts it: (1 + 1/k) of the array in either
+    direction. NCCL's tuner gives the share of the wire by architecture (`nvls_efficiency`), one factor holds for what is measured.
+    """
+    limits = params()["bandwidth"]
+    wire = shape.intra * float(limits[f"nvls_{generation(shape.arch)}"]) * float(limits["nvls"])
+    return wire / (1.0 + 1.0 / shape.local)
+
+
+def in_switch(size: float, shape: GroupShape) -> Choice:
+    """NVLS on one node; NVLSTree over several: the switch reduces, the NICs carry a tree. Simple only."""
+    # One node: H100's floor under NVLS is that of the ring at small sizes; NCCL then takes the ring.
+    latency = (float(params()["latency"]["nvls"]) + 2 * levels(shape) * tree_switch_hop(shape)) * 1e-6
+    algorithm = min([_switch_rate(shape), *([net_tree_rate(shape)] if shape.nodes > 1 else [])])
+    carry = size / algorithm
+    extra = fill(latency, carry, "net" if shape.nodes > 1 else "nvls")
+    return Choice(latency + carry + extra, latency, "nvls", "Simple", algorithm * bus_factor("all_reduce", shape.ranks))
+
+
+def collnet(size: float, shape: GroupShape, switched: bool) -> Choice:
+    """All_reduce over SHARP: each NIC sends its share of the array once to switches that add, and gets it back once.
+
+    Inside a node NVSwitches reduce (`switched`, NCCL's NVLS over nodes), else every GPU sends to every other (CollNetDirect).
+    Latencies and the 0.9 of its bandwidth are the tuner's; no measurement.
+    """
+    table, limits = params()["latency"], params()["bandwidth"]
+    if switched:
+        latency = (float(table["nvls"]) + float(table["collnet_nvls"])) * 1e-6
+        inside = _switch_rate(shape)
+    else:
+        arity = min(1, shape.local - 1) * float(table["collnet"]) + (shape.local - 1) * float(table["collnet_arity"])
+        latency = (2.0 * arity + float(table["collnet_net"])) * 1e-6
+        inside = intra_bandwidth("all_reduce", shape) / bus_factor("all_reduce", shape.local) if shape.local > 1 else math.inf
+    algorithm = float(limits["collnet"]) * min(inside, inter_bandwidth(shape))
+    carry = size / algorithm
+    seconds = latency + carry + fill(latency, carry, "net")
+    return Choice(seconds, latency, "collnet", "Simple", algorithm * bus_factor("all_reduce", shape.ranks))
+
+
+def pat(name: str, size: float, shape: GroupShape) -> Choice:
+    """Parallel aggregated trees, for all_gather and reduce_scatter over nodes of one rank each: log2(N) hops and a share for every rank."""
+    table = params()["latency"]
+    hop = net_hop("pat_net", 0, shape) / float(table["pat_overlap"])
+    latency = (float(table["pat_base"]) + math.ceil(math.log2(shape.nodes)) * hop + shape.ranks * float(table["pat_rank"])) * 1e-6
+    bus = inter_bandwidth(shape) * float(params()["bandwidth"]["pat"])
+    carry = size * bus_factor(name, shape.ranks) / bus
+    return Choice(latency + carry + fill(latency, carry, "ring"), latency, "pat", "Simple", bus)
+
+
+def multicast(name: str, size: float, shape: GroupShape) -> Choice:
+    """NVLS for all_gather and reduce_scatter on one node, when it is asked for: the switch copies (adds), each port carries (n-1)/n once.
+
+    `auto` leaves it out: the measured nodes run these on the ring.
+    """
+    latency = float(params()["latency"]["nvls"]) * 1e-6
+    bus = shape.intra * float(params()["bandwidth"][f"nvls_gather_{generation(shape.arch)}"])
+    carry = size * bus_factor(name, shape.ranks) / bus
+    return Choice(latency + carry + fill(latency, carry, "nvls"), latency, "nvls", "Simple", bus)
+
+
+def all_to_all(size: float, shape: GroupShape) -> Choice:
+    """Grouped sends and receives: each rank sends 1/n of its array to each other rank, and copies the slice that stays.
+
+    Peers inside are reached by NVLink or PCIe, after which the same channels copy the own slice; peers outside by the NIC, at the
+    same time; a GPU's PCIe link carries what goes to both. Every peer outside costs the proxy a post (`proxy`), inside a connection's
+    share of the kernel (`peer`).
+    """
+    n, k = shape.ranks, shape.local
+    table, own = params()["latency"], size / n
+    latency = scaled(float(table["direct_base"]) + float(table[f"peer_{fabric(shape)}"]) * (k - 1), shape)
+    carry = own / (float(params()["bandwidth"]["self_copy"]) * 1e9)
+    if k > 1:
+        through = k - 1 if fabric(shape) == "nvlink" else n - 1
+        carry += own * through / intra_bandwidth("all_to_all", shape)
+    extra = fill(latency, carry, fabric(shape)) if size else 0.0
+    if shape.nodes > 1:
+        outside = own * (n - k) / (shape.inter * shape.spread / k * float(params()["network"]["all_to_all"]))
+        posts = (n - k) * float(table["proxy"]) * 1e-6
+        latency += net_hop("ring_net", 2, shape) * 1e-6
+        far = fill(latency, outside, "net") if size else 0.0
+        carry, extra = (outside, far + posts) if outside + far + posts > carry + extra else (carry, extra)
+    bandwidth = size * bus_factor("all_to_all", n) / (carry + extra) if size else 0.0
+    return Choice(latency + carry + extra, latency, "direct", "Simple", bandwidth)
