@@ -10,14 +10,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from sim import forms
+from sim.forms import Aligned, Said
+from sim.plan import Plan
 from topologies.errors import BadInput, UnknownName
 
 
-class _Said(msgspec.Struct, frozen=True, kw_only=True):
-    pass
-
-
-class Band(_Said, frozen=True, kw_only=True):
+class Band(Said, frozen=True, kw_only=True):
     """Seconds between which a value lies with probability `level`."""
 
     low: float
@@ -25,7 +24,7 @@ class Band(_Said, frozen=True, kw_only=True):
     level: float
 
 
-class ModelFigures(_Said, frozen=True, kw_only=True):
+class ModelFigures(Said, frozen=True, kw_only=True):
     """The model; FLOPs of one optimizer step count a multiply-add as two."""
 
     name: str
@@ -33,7 +32,7 @@ class ModelFigures(_Said, frozen=True, kw_only=True):
     flops_per_step: float
 
 
-class Parts(_Said, frozen=True, kw_only=True):
+class Parts(Said, frozen=True, kw_only=True):
     """Seconds of a step by class; they sum to the step."""
 
     compute_s: float
@@ -45,7 +44,7 @@ class Parts(_Said, frozen=True, kw_only=True):
     output_s: float
 
 
-class Sources(_Said, frozen=True, kw_only=True):
+class Sources(Said, frozen=True, kw_only=True):
     """Shares of the step by what its costs rest on; they sum to 1."""
 
     measured: float
@@ -53,7 +52,7 @@ class Sources(_Said, frozen=True, kw_only=True):
     assumed: float
 
 
-class Predict(_Said, frozen=True, kw_only=True):
+class Predict(Said, frozen=True, kw_only=True):
     """`steptwin predict --json`."""
 
     step_time_s: float
@@ -80,7 +79,7 @@ class Predict(_Said, frozen=True, kw_only=True):
     plan: dict[str, Any]
 
 
-class CollectiveRow(_Said, frozen=True, kw_only=True):
+class CollectiveRow(Said, frozen=True, kw_only=True):
     """One size; bandwidths as nccl-tests counts them."""
 
     bytes: int
@@ -91,7 +90,7 @@ class CollectiveRow(_Said, frozen=True, kw_only=True):
     protocol: str
 
 
-class Collective(_Said, frozen=True, kw_only=True):
+class Collective(Said, frozen=True, kw_only=True):
     """`steptwin collective --json`."""
 
     collective: str
@@ -100,14 +99,14 @@ class Collective(_Said, frozen=True, kw_only=True):
     rows: list[CollectiveRow]
 
 
-class Refused(_Said, frozen=True, kw_only=True):
+class Refused(Said, frozen=True, kw_only=True):
     """A row that cannot be predicted."""
 
     row_id: str
     reason: str
 
 
-class Validate(_Said, frozen=True, kw_only=True):
+class Validate(Said, frozen=True, kw_only=True):
     """`steptwin validate --json`: errors are shares of the measured time; `bias` is signed (predicted over measured)."""
 
     rows: int
@@ -123,7 +122,7 @@ class Validate(_Said, frozen=True, kw_only=True):
     rank_correlation: dict[str, float]
 
 
-class SweepRow(_Said, frozen=True, kw_only=True):
+class SweepRow(Said, frozen=True, kw_only=True):
     """One plan of a sweep: seconds, peak bytes, samples per second, money per million samples."""
 
     key: str
@@ -136,7 +135,7 @@ class SweepRow(_Said, frozen=True, kw_only=True):
     cost: float | None
 
 
-class Sweep(_Said, frozen=True, kw_only=True):
+class Sweep(Said, frozen=True, kw_only=True):
     """`steptwin sweep --json`: plans that run, fastest first, and those that no other beats."""
 
     rows: list[SweepRow]
@@ -146,7 +145,7 @@ class Sweep(_Said, frozen=True, kw_only=True):
     file: str
 
 
-class Capacity(_Said, frozen=True, kw_only=True):
+class Capacity(Said, frozen=True, kw_only=True):
     """`steptwin capacity --json`: seconds, joules, money in the price file's unit."""
 
     gpus: int
@@ -163,23 +162,31 @@ class Capacity(_Said, frozen=True, kw_only=True):
     fits: bool
 
 
-class Catalog(_Said, frozen=True, kw_only=True):
-    """`steptwin plan list --json`."""
+class Compare(Said, frozen=True, kw_only=True):
+    """`steptwin compare --json`: the prediction, and beside it each trace by its origin."""
 
-    plans: list[str]
-    models: list[str]
-
-
-class Machines(_Said, frozen=True, kw_only=True):
-    """`steptwin topology list --json`."""
-
-    machines: list[str]
-    gpus: list[str]
+    prediction: Predict
+    runs: dict[str, Aligned]
 
 
-FORMS: dict[str, type[_Said]] = {
-    "predict": Predict, "collective": Collective, "validate": Validate, "sweep": Sweep, "capacity": Capacity, "plan list": Catalog,
-    "topology list": Machines,
+class Twin(Said, frozen=True, kw_only=True):
+    """`steptwin twin --json`: the same for what was played and trained here; `calibration` is the file that the costs rest on."""
+
+    prediction: Predict
+    runs: dict[str, Aligned]
+    notes: list[str]
+    calibration: str
+
+
+Tables = dict[str, list[dict[str, Any]]]
+"""`steptwin accuracy --json`: tables by name."""
+
+FORMS: dict[str, Any] = {
+    "predict": Predict, "compare": Compare, "twin": Twin, "run": forms.Run, "here": forms.Here, "probe": forms.Probe, "doctor": forms.Doctor,
+    "study": forms.Study, "spread": forms.Spread, "explain": forms.Explain, "sweep": Sweep, "capacity": Capacity, "faults": forms.Faults,
+    "jobs": forms.Jobs, "collective": Collective, "collective --calibrate": forms.CalibrateCollective, "validate": Validate,
+    "validate --collectives": forms.ValidateCollectives, "accuracy": Tables, "plan list": forms.Catalog, "plan show": Plan,
+    "topology list": forms.Machines, "topology show": forms.Machine,
 }  # fmt: skip
 """Verb -> the form of its JSON."""
 

@@ -1,0 +1,61 @@
+"""What the verbs that need PyTorch print with `--json` is what is published (`sim.schema`)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from executor.here import Row, Summary
+from executor.twin import Twin, run_plan
+from sim.align import align_by_class
+from sim.metrics import step_times
+from sim.planfile import load_plan
+from sim.predict import predict
+from sim.schema import check
+from tests.gloo.test_twin import PLAN
+from tests.null.verbs.test_verbs import Call, call
+
+__all__ = ["call"]
+
+
+def test_a_run(tmp_path: Path) -> None:
+    said = run_plan(load_plan(PLAN), tmp_path / "run", "stock", 2, say=lambda _: None)
+    check("run", json.dumps(said))
+    assert len(said["steps"]) == 2
+
+
+def test_a_twin() -> None:
+    found = predict("gpt2-ddp8", "dgx-h100")
+    assert found.trace is not None
+    times = step_times(found.trace)
+    beside = {"stock": align_by_class(found.trace, found.trace, times)}
+    twin = Twin(
+        plan=found.plan,
+        prediction=found,
+        traces=[found.trace],
+        comparisons=beside,
+        times={"stock": times},
+        notes=["noisy"],
+        calibration="a.toml",
+    )
+    check("twin", json.dumps(twin.to_dict(), default=str))
+
+
+def test_here(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [Row(plan="ddp", kind="data parallel", ranks=2, how="stock", failed="no room"), Row(plan="a", kind="b", ranks=1, how="play")]
+    summary = Summary(plans=2, failed=1, mean_error=0.1, pairs=1, ranked=1, bounds=2, named=1)
+    monkeypatch.setattr("executor.here.here", lambda *_, **__: (rows, summary))
+    said = call("here", "ddp", "--json")
+    check("here", said.out)
+    assert said.json["rows"] == msgspec.to_builtins(rows)
+
+
+def test_a_probe(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("executor.probe.probe", lambda *_, **__: SimpleNamespace(entries=395))
+    said = call("probe", "--json")
+    check("probe", said.out)
+    assert said.json["entries"] == 395
