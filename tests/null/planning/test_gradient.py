@@ -1,0 +1,170 @@
+"""What the step owes to each op: sums to the step, and is what a small change of a price does to it, found by simulating again."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.bind import bind
+from sim.engine.run import simulate
+from sim.lower.step import lower
+from sim.metrics import step_time
+from sim.planning.explain import Study, explain
+from sim.planning.gradient import gradient
+from sim.planning.scaled import COMPUTE, KINDS, Scaled, faster_links, link_kinds
+from sim.predict import STEPS, pricer_for
+from sim.trace import Span, Trace
+from topologies.load import load_topology
+
+BASE: dict[str, Any] = {"model": "gpt2-124m", "seq_len": 512, "framework": "pytorch", "batch": {"global": 16, "micro": 2}}
+CASES: list[tuple[dict[str, Any], str]] = [
+    ({"parallel": {"dp_replicate": 8}}, "dgx-h100"),
+    ({"parallel": {"dp_replicate": 8}, "batch": {"global": 128, "micro": 16}}, "h100-pcie-x8"),
+    ({"parallel": {"dp_shard": 8, "zero": 3}, "batch": {"global": 128, "micro": 16}}, "dgx-h100"),
+    ({"parallel": {"pp": 2, "dp_shard": 2}, "batch": {"global": 32, "micro": 8}}, "dgx-h100"),
+    ({"parallel": {"dp_shard": 16, "zero": 3}, "batch": {"global": 256, "micro": 16}}, "2x dgx-h100"),
+]
+NAMES = [f"{'-'.join(split['parallel'])} on {on}" for split, on in CASES]
+SMALL = 1e-5
+
+
+def study(split: dict[str, Any], on: str) -> Study:
+    """A case, simulated."""
+    setting = bind(BASE | split, on)
+    return Study(setting, lower(setting.plan, setting.network, setting.framework, setting.topology.kind, STEPS))
+
+
+@pytest.fixture(scope="module", params=CASES, ids=NAMES)
+def case(request: pytest.FixtureRequest) -> Study:
+    """Every case once."""
+    return study(*request.param)
+
+
+def _between(value: float, one: float, other: float) -> bool:
+    """Where several paths are critical at once, the derivatives to both sides differ, and any between them is one."""
+    room = 1e-3 * max(abs(one), abs(other)) + 1e-6
+    return min(one, other) - room <= value <= max(one, other) + room
+
+
+def _sides(found: Study, kind: str) -> tuple[float, float]:
+    """d ln step / d ln speed by simulating with a little more, and a little less of a resource."""
+    topology = found.setting.topology
+    again = [step_time(simulate(found.program, Scaled(found.pricer, kind, 1 + s), True, topology.symmetric)) for s in (SMALL, -SMALL)]
+    return (again[0] / found.step - 1) / SMALL, (1 - again[1] / found.step) / SMALL
+
+
+def test_it_sums_to_the_step(case: Study) -> None:
+    assert case.gradient.total == pytest.approx(case.step, rel=1e-9)
+    assert sum(case.owed().values()) == pytest.approx(1.0, rel=1e-6)
+
+
+def test_small_changes_do_what_the_path_says(case: Study) -> None:
+    for kind, share in case.owed().items():
+        if kind in KINDS:
+            assert _between(-share, *_sides(case, kind)), kind
+
+
+def test_faster_links_do_what_the_path_says(case: Study) -> None:
+    setting, program = case.setting, case.program
+    for kind in link_kinds(setting.topology):
+        change = case.on_links(kind, 1 + SMALL)
+        if change is None:
+            continue
+        other = pricer_for(type(setting)(setting.plan, faster_links(setting.topology, kind, 1 + SMALL), setting.framework, setting.network))
+        again = step_time(simulate(program, other, True, setting.topology.symmetric)) / case.step - 1
+        assert abs(again - change) <= 1e-3 * abs(again) + 0.02 * SMALL, kind
+
+
+def test_the_network_counts_where_there_is_one() -> None:
+    setting = bind(BASE | {"parallel": {"dp_replicate": 16}, "batch": {"global": 16, "micro": 1}}, "2x dgx-h100", ("nic.rate=1 Gbit/s",))
+    found = explain(setting, tries=0)
+    by_name = {one.resource: one for one in found.sensitivities}
+    assert by_name["net links"].elasticity == pytest.approx(by_name["net links"].ten_percent / (1 / 1.1 - 1) * -1, rel=0.05)
+    assert by_name["net links"].elasticity < -0.5 and by_name["collectives"].elasticity < -0.5
+    assert found.verdict.startswith("communication-bound")
+
+
+def test_an_explanation_prints_and_is_plain(case: Study) -> None:
+    found = explain(case.setting, tries=2)
+    text, plain = str(found), found.to_dict()
+    for one in found.sensitivities:
+        assert one.resource in text
+        assert one.path_ten_percent == pytest.approx(one.ten_percent, abs=2e-2)
+        assert one.infinitely_fast <= found.step_time_s * (1 + 1e-9)
+    assert {row["resource"] for row in plain["sensitivities"]} >= set(KINDS)
+    assert plain["step_time_s"] == pytest.approx(case.step)
+
+
+def test_a_kernel_beside_a_collective_hangs_on_its_ends() -> None:
+    """Half speed from 2 to 6: 8 of work from 0 end at 10; a second later end of the collective costs half a second, and a second more
+    work one."""
+    spans = [
+        Span(0, "comm.dp", "r0/c", 2.0, 6.0, "collective"),
+        Span(0, "compute", "r0/k", 0.0, 10.0, "compute", "gemm"),
+        Span(0, "host", "r0/e", 10.0, 10.0, "sync", after=1, bound="event"),
+    ]
+    found = gradient(Trace(spans), lambda rank: 2.0, lambda span: None)
+    # d end/d ln work = 8; the collective's 4 seconds move its end, at half a second each; its beginning hangs on launches alone.
+    assert found.spans == pytest.approx({1: 8.0, 0: 0.5 * 4.0})
+    assert found.launches == pytest.approx(0.5 * 2.0 - 0.5 * 2.0)
+    assert found.total == pytest.approx(10.0)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.floats(0.1, 5), min_size=2, max_size=6), st.floats(0.2, 6), st.floats(0.5, 6), st.floats(1, 3))
+def test_a_chain_of_kernels_beside_a_collective(work: list[float], begin: float, length: float, slow: float) -> None:
+    """Against differences: kernels one after the other, a collective that begins at `begin` for `length`."""
+
+    def spans(work: list[float], begin: float, length: float) -> list[Span]:
+        at, found = 0.0, []
+        for index, amount in enumerate(work):
+            end, left, now = at, amount, at
+            for until, rate in ((begin, 1.0), (begin + length, 1 / slow), (float("inf"), 1.0)):
+                if now < until and left > 0:
+                    step = min(left, (until - now) * rate)
+                    now, left = now + step / rate, left - step
+            end = now
+            found.append(Span(0, "compute", f"r0/k{index}", at, end, "compute", "gemm", bound="lane"))
+            at = end
+        comm = Span(0, "comm.dp", "r0/c", begin, begin + length, "collective", thread="other")
+        order = sorted([*found, comm], key=lambda span: span.end)
+        for before, after in pairwise(found):
+            after.after = order.index(before)
+        return [*order, Span(0, "host", "r0/e", at, at, "sync", after=order.index(found[-1]), bound="event")]
+
+    base = spans(work, begin, length)
+    end = base[-1].end
+    found = gradient(Trace(base), lambda rank: slow, lambda span: None)
+    assert found.total == pytest.approx(end, rel=1e-9)
+    grown = spans([1.000001 * one for one in work], begin, length)[-1].end
+    owed = sum(seconds for index, seconds in found.spans.items() if base[index].kind == "compute")
+    shrunk = spans([0.999999 * one for one in work], begin, length)[-1].end
+    assert _between(owed, (grown - end) * 1e6, (end - shrunk) * 1e6)
+
+
+def test_links_are_made_faster_alone() -> None:
+    machine = load_topology("2x dgx-h100")
+    assert {"nvlink", "pcie", "net"} <= set(link_kinds(machine))
+    for kind in ("nvlink", "net"):
+        other = faster_links(machine, kind, 2.0)
+        inside, across = (other.path(0, b).rate / machine.path(0, b).rate for b in (1, 8))
+        assert (inside, across) == ((2.0, 1.0) if kind == "nvlink" else (1.0, pytest.approx(across)))
+    assert faster_links(machine, "net", 0.5).path(0, 8).rate == pytest.approx(0.5 * machine.path(0, 8).rate)
+
+
+def test_a_resource_that_does_not_occur_changes_nothing(case: Study) -> None:
+    simulated = 0
+
+    def again(pricer: object) -> float:
+        nonlocal simulated
+        simulated += 1
+        return case.step
+
+    case.of_kind("point-to-point", again)
+    assert simulated == (2 if any(span.kind == "send" for span in case.trace.spans) else 0)
+    case.of_kind(COMPUTE, again)
+    assert simulated >= 2
