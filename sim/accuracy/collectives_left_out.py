@@ -21,16 +21,16 @@ from sim.cost.collective.nccl import best
 from sim.cost.collective.rates import params
 
 SHARED = (
-    ("bandwidth", "all_reduce"), ("bandwidth", "gather"), ("bandwidth", "all_to_all"), ("pipeline", "nvlink_depth"),
+    ("bandwidth", "ring"), ("bandwidth", "all_to_all"), ("pipeline", "nvlink_depth"),
     ("bandwidth", "nvls"), ("pipeline", "slices_nvlink"), ("pipeline", "net_depth"), ("pipeline", "net_cap"), ("pipeline", "nvls_depth"),
     ("pipeline", "nvls_cap"), ("network", "efa"), ("network", "all_to_all"),
 )  # fmt: skip
 """Parameters that all rows share, fitted again for each GPU type left out."""
 OWN: dict[str, dict[str, dict[str, Any]]] = {
-    "PRO 6000": {"bandwidth": {"pcie_direct_most": [1e6] * 3, "pcie_staged_most": [1e6] * 3}},
-    "L40S": {"bandwidth": {"pcie": 1.0}},
+    "PRO 6000": {"bandwidth": {"pcie_direct_most": [40.0] * 3, "pcie_staged_most": [22.0] * 3}},
 }
-"""What only one type shows: where kernels' channels end on PCIe (RTX PRO 6000), and the share of a link below that (L40S pairs)."""
+"""What only one type shows: where kernels' channels end on PCIe 5 (RTX PRO 6000). NCCL's own figures stand in (src/graph/topo.h): 48 / 1.2
+GB/s between peers, 22 GB/s through a Sapphire Rapids host."""
 _ROWS = 250
 _STEPS = 6
 _REACH = 1.6

@@ -148,17 +148,18 @@ def multicast(name: str, size: float, shape: GroupShape) -> Choice:
 def all_to_all(size: float, shape: GroupShape) -> Choice:
     """Grouped sends and receives: each rank sends 1/n of its array to each other rank, and copies the slice that stays.
 
-    Peers inside are reached by NVLink or PCIe, after which the same channels copy the own slice; peers outside by the NIC, at the
-    same time; a GPU's PCIe link carries what goes to both. Every peer outside costs the proxy a post (`proxy`), inside a connection's
-    share of the kernel (`peer`).
+    Peers inside are reached by NVLink, whose channels copy the own slice afterwards, or by PCIe, which leaves channels idle that copy it
+    meanwhile; peers outside by the NIC, at the same time, and a GPU's PCIe link carries what goes to both. Every peer outside costs the
+    proxy a post (`proxy`), inside a connection's share of the kernel (`peer`).
     """
     n, k = shape.ranks, shape.local
     table, own = params()["latency"], size / n
     latency = scaled(float(table["direct_base"]) + float(table[f"peer_{fabric(shape)}"]) * (k - 1), shape)
     carry = own / (float(params()["bandwidth"]["self_copy"]) * 1e9)
-    if k > 1:
-        through = k - 1 if fabric(shape) == "nvlink" else n - 1
-        carry += own * through / intra_bandwidth("all_to_all", shape)
+    if k > 1 and fabric(shape) == "nvlink":
+        carry += own * (k - 1) / intra_bandwidth("all_to_all", shape)
+    elif k > 1:
+        carry = max(carry, own * (n - 1) / intra_bandwidth("all_to_all", shape))
     extra = fill(latency, carry, fabric(shape)) if size else 0.0
     if shape.nodes > 1:
         outside = own * (n - k) / (shape.inter * shape.spread / k * float(params()["network"]["all_to_all"]))

@@ -82,7 +82,9 @@ def _hierarchical(name: str, size: float, shape: GroupShape) -> Choice:
     if not splits(name, shape):
         raise Refused(_why_not(name, "hierarchical", shape, sorted({c.algorithm for c in choices(name, size, shape)})))
     inside = msgspec.structs.replace(shape, ranks=shape.local, nodes=1, inter=0.0)
-    rail = msgspec.structs.replace(shape, ranks=shape.nodes, local=1, intra=0.0, switched=False, inter=shape.inter / shape.local)
+    rail = msgspec.structs.replace(
+        shape, ranks=shape.nodes, local=1, link="NET", intra=0.0, switched=False, inter=shape.inter / shape.local
+    )
     parts = [
         min(choices("reduce_scatter", size, inside)),
         min(choices("all_reduce", size / shape.local, rail)),

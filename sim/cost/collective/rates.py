@@ -97,14 +97,15 @@ def intra_bandwidth(name: str, shape: GroupShape) -> float:
     """Bus bandwidth inside a node for large messages."""
     table = params()["bandwidth"]
     kind = "all_reduce" if name in ("all_reduce", "reduce", "broadcast", "barrier") else "all_to_all" if name == "all_to_all" else "gather"
+    wire = shape.intra * by_arch(table, "nvlink", shape.arch)
     if fabric(shape) == "pcie":
         way = "staged" if shape.staged else "direct"
         share = float(table["pcie_all_to_all" if shape.staged and kind == "all_to_all" else "pcie"])
         return min(shape.intra * share, float(table[f"pcie_{way}_most"][("all_reduce", "gather", "all_to_all").index(kind)]) * 1e9)
     if kind == "all_to_all":
-        return shape.intra * float(table["all_to_all"])
+        return wire * float(table["all_to_all"])
     small = float(table["small_all_reduce" if kind == "all_reduce" else "small_other"])
-    return shape.intra * float(table[kind]) * (1.0 - small / shape.local**2)
+    return wire * float(table["ring"]) * (1.0 - small / shape.local**2 if shape.switched else 1.0)
 
 
 def inter_bandwidth(shape: GroupShape) -> float:
