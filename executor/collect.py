@@ -114,30 +114,34 @@ def profiled(cuda: bool, into: list[Event]) -> Iterator[None]:
 
 def spans_of(events: list[Event], rank: int, comm: str = "comm") -> list[Span]:
     """Spans of one rank, seconds since the epoch (the caller shifts all ranks together). `comm`: class of its collectives."""
-    steps = sorted((e for e in events if e.name.startswith("step:")), key=lambda e: e.ts)
+    # A device's copy of the same range is a "gpu_user_annotation": it begins later than the launches that belong to it.
+    steps = sorted((e for e in events if e.name.startswith("step:") and e.cat == "user_annotation"), key=lambda e: e.ts)
     if not steps:
         return []
-    main = steps[0].tid
-    reader = _Reader(rank, steps, [e for e in events if e.tid == main and e.cat in ("cpu_op", "user_annotation")])
+    main, device = steps[0].tid, any(e.cat == "kernel" for e in events)
+    # Backward of device tensors is run by autograd's own thread of that device, not by the one that called backward.
+    engines = {e.tid for e in events if e.cat == "cpu_op" and e.name.startswith("autograd::engine") and e.tid != main} if device else set()
+    reader = _Reader(rank, steps, [e for e in events if e.cat in ("cpu_op", "user_annotation")], (main, *sorted(engines)), device)
     spans = reader.host()
     messages = _communication(events, rank, main, reader, comm)
     spans += _kernels(events, rank, reader, comm)
-    if not any(e.cat == "kernel" for e in events):
+    if not device:
         spans += _host_time(spans, messages, reader)
     return spans + messages
 
 
 class _Reader:
-    """The host thread of one rank: nesting ranges, parts and directions."""
+    """The host threads of one rank: nesting ranges, parts and directions."""
 
-    def __init__(self, rank: int, steps: list[Event], events: list[Event]) -> None:
-        self.rank = rank
+    def __init__(self, rank: int, steps: list[Event], events: list[Event], threads: tuple[int, ...], device: bool) -> None:
+        """`threads`: the training loop's, then those that run backward; `device`: what they do is launching."""
+        self.rank, self.threads, self.device = rank, threads, device
         self.steps = [(e.ts, e.end, int(e.name.partition(":")[2])) for e in steps]
         self.events = sorted(events, key=lambda e: (e.ts, -e.dur))
         self.sequence: dict[int, str] = {}
         self.counts: dict[str, int] = {}
-        self.owner: list[tuple[float, float, str, str]] = []
-        """(start, end, part, direction) of every op found, for kernels launched inside it."""
+        self.owner: dict[int, list[tuple[float, float, str, str, str]]] = {}
+        """By thread: (start, end, part, direction, class) of every op found, for kernels launched inside it."""
 
     def step(self, ts: float) -> int | None:
         i = bisect.bisect_right(self.steps, (ts, float("inf"), 0)) - 1
@@ -145,10 +149,15 @@ class _Reader:
 
     def host(self) -> list[Span]:
         """Outermost ops, the optimizer and the data loader as one span each."""
+        return [span for tid in self.threads for span in self._thread(tid)]
+
+    def _thread(self, tid: int) -> list[Span]:
         found: list[Span] = []
         stack: list[Event] = []
         until = 0.0
         for e in self.events:
+            if e.tid != tid:
+                continue
             while stack and stack[-1].end <= e.ts:
                 stack.pop()
             part = next((x.name[5:] for x in reversed(stack) if x.name.startswith("part:")), "")
@@ -187,19 +196,23 @@ class _Reader:
         if whole == "op" and _moves_gradients(engine, part, e.name):
             cls, part = "grad.copy", "gradients"
         where = part or (whole if whole != "op" else "other")
-        self.owner.append((e.ts, e.end, where, direction))
-        kind = "compute" if whole in ("op", "optimizer") else "host"
-        return Span(self.rank, "host", self._id(step, direction, where), e.ts * 1e-6, e.end * 1e-6, kind, cls, step, name=e.name)
+        self.owner.setdefault(e.tid, []).append((e.ts, e.end, where, direction, cls))
+        lane = "host" if e.tid == self.threads[0] else "autograd"
+        kind = "compute" if whole in ("op", "optimizer") and not self.device else "host"
+        if self.device and whole == "op":
+            cls = "host"  # the kernels it launches are of its class
+        return Span(self.rank, lane, self._id(step, direction, where), e.ts * 1e-6, e.end * 1e-6, kind, cls, step, name=e.name)
 
     def _id(self, step: int, direction: str, where: str) -> str:
         name = f"r{self.rank}/s{step}/{direction}/{where}"
         self.counts[name] = self.counts.get(name, -1) + 1
         return f"{name}#{self.counts[name]}"
 
-    def inside(self, ts: float) -> tuple[str, str]:
-        """(part, direction) of the host op that runs at `ts`."""
-        i = bisect.bisect_right(self.owner, (ts, float("inf"), "", "")) - 1
-        return self.owner[i][2:] if i >= 0 and ts <= self.owner[i][1] else ("other", "fwd")
+    def inside(self, ts: float, tid: int) -> tuple[str, str, str]:
+        """(part, direction, class) of the op that a thread runs at `ts`."""
+        owner = self.owner.get(tid, [])
+        i = bisect.bisect_right(owner, (ts, float("inf"), "", "", "")) - 1
+        return owner[i][2:] if i >= 0 and ts <= owner[i][1] else ("other", "fwd", "")
 
 
 def _moves_gradients(engine: Event | None, part: str, op: str) -> bool:
@@ -255,13 +268,24 @@ def _kernels(events: list[Event], rank: int, reader: _Reader, comm: str) -> list
         if e.cat not in ("kernel", "gpu_memcpy", "gpu_memset"):
             continue
         launch = launches.get(e.args.get("correlation"))
-        part, direction = reader.inside(launch.ts) if launch else ("other", "fwd")
+        part, direction, cls = reader.inside(launch.ts, launch.tid) if launch else ("other", "fwd", "")
         step = reader.step(launch.ts if launch else e.ts)
         if step is None:
             continue
-        message = "nccl" in e.name.lower()
-        kind = "collective" if message else "copy" if e.cat == "gpu_memcpy" else "compute"
-        cls = comm if message else "data" if kind == "copy" else classify(e.name, part)
-        lane = "comm" if message else f"stream.{e.args.get('stream', 0)}"
+        kind, cls = _kernel_kind(e, part, cls, comm)
+        lane = "comm" if kind == "collective" else f"stream.{e.args.get('stream', 0)}"
         found.append(Span(rank, lane, reader._id(step, direction, f"{part}/k"), e.ts * 1e-6, e.end * 1e-6, kind, cls, step, name=e.name))
     return found
+
+
+def _kernel_kind(e: Event, part: str, cls: str, comm: str) -> tuple[str, str]:
+    """(kind, class) of what ran on the device. Copies inside the device are kernels like others."""
+    if "nccl" in e.name.lower():
+        return "collective", comm
+    if e.cat == "gpu_memcpy" and "HtoD" in e.name:
+        return "copy", "data"
+    if e.cat == "gpu_memcpy" and "DtoH" in e.name:
+        return "copy", "output"
+    if not cls and "gemm" in e.name.lower():
+        cls = "gemm"
+    return "compute", cls or classify(e.name, part)

@@ -86,8 +86,18 @@ def _machine(app: typer.Typer, desk: Desk) -> None:
         out: Annotated[Path, typer.Option("--out", help="Folder for calibrations and runs")] = Path("runs/here"),
         steps: int = 30,
         as_json: AsJson = False,
+        gpu: Annotated[bool, typer.Option("--gpu", help="The table of GPU plans: one GPU, all of the node, ranks that share one")] = False,
+        gpus: Annotated[int, typer.Option("--gpus", help="With --gpu: GPUs that may be used; 0: all of this node")] = 0,
+        minutes: Annotated[float, typer.Option("--minutes", help="With --gpu: no plan is begun later; the next call goes on")] = 8.0,
+        device: Annotated[str, typer.Option("--device", help="With --gpu: cpu walks the same way with tiny plans, without a GPU")] = "cuda",
+        keep: Annotated[Path, typer.Option("--keep", help="With --gpu: folder for summary and calibration, to commit")] = Path(
+            "reports/measured"
+        ),
     ) -> None:
         """Predicted against measured on this machine: small plans of every kind, none of them used by the probe."""
+        if gpu:
+            _gpu_table(desk, names or None, out, steps, minutes, gpus, device, keep, as_json)
+            return
         from executor.here import here as run
 
         rows, summary = run(names or None, out, steps, say=desk.say)
@@ -99,3 +109,17 @@ def _machine(app: typer.Typer, desk: Desk) -> None:
         from executor.doctor import doctor as look
 
         desk.show(look(), as_json, "doctor")
+
+
+def _gpu_table(
+    desk: Desk, names: list[str] | None, out: Path, steps: int, minutes: float, gpus: int, device: str, keep: Path, as_json: bool
+) -> None:
+    """`steptwin here --gpu`. Not run on a GPU yet."""
+    from executor.gpu_twin import twin_gpu
+
+    kept = keep if device == "cuda" else None
+    _, total, folder = twin_gpu(names, out, minutes=minutes, gpus=gpus, device=device, steps=steps, keep=kept, say=desk.say)
+    found = msgspec.json.decode((folder / "summary.json").read_bytes())
+    page = desk.page("gpu", folder / "report.html", found)
+    desk.show(found if as_json else msgspec.to_builtins(total), as_json, "GPU")
+    desk.say(f"report: {page}")

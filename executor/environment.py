@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import msgspec
 
@@ -31,6 +32,24 @@ class Place(msgspec.Struct, frozen=True):
 
 _PORT = 29500
 """torchrun's default rendezvous port."""
+
+
+SHARED = "STEPTWIN_SHARED_GPU"
+"""Set: all ranks of this host take turns on its first GPU, and talk through gloo (NCCL refuses two ranks on one device)."""
+
+
+@contextmanager
+def sharing() -> Iterator[None]:
+    """Ranks that are started inside share one GPU."""
+    before = os.environ.get(SHARED)
+    os.environ[SHARED] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SHARED]
+        else:
+            os.environ[SHARED] = before
 
 
 def place(variables: Mapping[str, str] = os.environ) -> Place | None:

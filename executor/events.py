@@ -1,15 +1,45 @@
-"""CUDA's events and streams, typed."""
+"""What the player and the probe need of CUDA, typed, in one place: a test puts a stand-in for it where there is no GPU."""
 
 from __future__ import annotations
 
 import torch
 
 
+class Cuda:
+    """One device's streams and events. Not run on a GPU yet; the names are checked against torch's own module."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def event(self, timing: bool = True) -> torch.cuda.Event:
+        """A new event; with `timing` its moment can be read, once the device has passed it."""
+        return cuda_event(timing)
+
+    def stream(self) -> torch.cuda.Stream:
+        """A new stream."""
+        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+
+    def default(self) -> torch.cuda.Stream:
+        """The stream of all that names none."""
+        return torch.cuda.default_stream(self.device)
+
+    def use(self, stream: torch.cuda.Stream) -> None:
+        """What this thread launches from now on goes to `stream`."""
+        torch.cuda.set_stream(stream)
+
+    def synchronize(self) -> None:
+        """Waits for all streams of the device."""
+        torch.cuda.synchronize(self.device)
+
+    def pinned(self, size: int) -> torch.Tensor:
+        """So many bytes of page-locked host memory: only from there do copies run beside the host."""
+        return torch.ones(size, dtype=torch.uint8).pin_memory()
+
+    def hold(self, cycles: int) -> None:
+        """Keeps the current stream busy, so that what is launched meanwhile stands ready behind it."""
+        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+
+
 def cuda_event(timing: bool = True) -> torch.cuda.Event:
     """A new event; with `timing` its moment can be read."""
     return torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
-
-
-def cuda_stream(device: torch.device) -> torch.cuda.Stream:
-    """A new stream."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

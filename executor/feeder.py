@@ -122,6 +122,8 @@ def feed_op(op: Op, seconds: Callable[[Op], float], file: Path) -> None:
     """A host or copy op of a loader: spends its processor time, reads its bytes."""
     if op.kind == "host":
         burn(seconds(op))
+    elif op.kind == "copy" and op.how in ("disk", "store"):
+        copy_file(op, file, os.getpid())
     elif op.kind == "copy":
         read_bytes(file, op.bytes, op.how)
     elif op.kind in ("collective", "send", "recv"):
@@ -147,6 +149,23 @@ def read_bytes(file: Path, size: int, how: str) -> None:
                 left -= len(piece)
     else:
         bytearray(memoryview(bytes(size)))
+
+
+def copy_file(op: Op, file: Path, writer: int) -> None:
+    """A copy op of a disk: output is written, to a file of this writer's own, all else is read."""
+    if op.cls == "output" or "write" in op.id:
+        write_bytes(file.with_name(f"written{writer}"), op.bytes)
+    else:
+        read_bytes(file, op.bytes, op.how)
+
+
+def write_bytes(path: Path, size: int) -> None:
+    """Writes the bytes, then drops the file."""
+    with path.open("wb", buffering=0) as file:
+        block = bytes(min(size, 4 << 20))
+        for at in range(0, size, len(block) or 1):
+            file.write(block[: size - at])
+    os.unlink(path)
 
 
 def host_seconds(op: Op, table: dict[str, float]) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch
 
 from executor.arena import Arena, free_memory
 from executor.bodies import Body, body, spin
-from executor.feeder import Crossing, read_bytes
+from executor.feeder import Crossing, copy_file
 from executor.lanes import DONE, MEETING, Flag, Issue, Mark, communication, is_comm, make_groups, make_lanes
 from executor.play import Player, now
 from executor.world import World
@@ -57,9 +56,7 @@ class InlinePlayer(Player):
 
     def _copy(self, op: Op, arena: Arena, file: Path) -> Body:
         if op.how in ("disk", "store"):
-            if op.cls == "output" or "write" in op.id:
-                return lambda: _write(file.with_name(f"written{self._world.rank}"), op.bytes)
-            return lambda: read_bytes(file, op.bytes, op.how)
+            return lambda: copy_file(op, file, self._world.rank)
         source = arena.recent(max(1, op.bytes), dtype=torch.uint8)
         target = arena.distant(max(1, op.bytes), dtype=torch.uint8)
         return lambda: target.copy_(source)
@@ -125,12 +122,3 @@ class InlinePlayer(Player):
             lane.wait(self._flags.get(op.event, DONE))
         elif not is_comm(op.lane):
             self._flags.get(op.event, DONE).wait()
-
-
-def _write(path: Path, size: int) -> None:
-    """Writes the bytes, then drops the file."""
-    with path.open("wb", buffering=0) as file:
-        block = bytes(min(size, 4 << 20))
-        for at in range(0, size, len(block) or 1):
-            file.write(block[: size - at])
-    os.unlink(path)

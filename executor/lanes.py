@@ -151,6 +151,9 @@ Lane = DirectLane | ThreadLane
 MEETING = ("collective", "send", "recv")
 MESSAGES = "messages"
 """All messages along one mesh axis share a process group: the k-th send of a pair meets the k-th receive, whatever their lanes."""
+DOWN = "messages.down"
+"""NCCL runs the messages of a pair of ranks one after the other, whichever way they go: two ranks that both send first would wait for each
+other for ever. There, messages from a later rank of the axis to an earlier one have a group of their own."""
 
 
 def is_comm(lane: str) -> bool:
@@ -175,10 +178,12 @@ def make_lanes(program: Program, rank: int) -> dict[str, Lane]:
     return {lane: ThreadLane(lane) if lane in threaded else DirectLane() for lane in {op.lane for op in every} if is_comm(lane)}
 
 
-def make_groups(program: Program, rank: int) -> dict[tuple[str, str], Group]:
-    """A process group for each (lane, mesh axis); every rank makes all of them, in the same order."""
+def make_groups(program: Program, rank: int, apart: bool = False) -> dict[tuple[str, str], Group]:
+    """A process group for each (lane, mesh axis); every rank makes all of them, in the same order. `apart`: messages have one for each
+    direction (`DOWN`)."""
     meeting = [op for ops in program.segments.values() for op in ops if op.kind in MEETING]
     pairs = sorted({(op.lane if op.kind == "collective" else MESSAGES, op.group) for op in meeting})
+    pairs += [(DOWN, axis) for lane, axis in pairs if lane == MESSAGES and apart]
     found: dict[tuple[str, str], Group] = {}
     for lane, axis in pairs:
         for ranks in program.mesh.groups(axis):
@@ -200,6 +205,7 @@ def communication(op: Op, groups: dict[tuple[str, str], Group], rank: int, arena
     whole = arena.recent(max(count, op.bytes // 4 // count * count)) if op.kind == "collective" else arena.recent(max(1, op.bytes // 4))
     if op.kind in ("send", "recv"):
         peer = ranks[(ranks.index(rank) + op.peer) % count]
+        handle = message_group(groups, op, ranks.index(rank), ranks.index(peer))
         move = dist.isend if op.kind == "send" else dist.irecv
         key = (op.kind, op.group, peer)
 
@@ -211,6 +217,13 @@ def communication(op: Op, groups: dict[tuple[str, str], Group], rank: int, arena
         return issue
     call = _collective(op, whole, handle, ranks, arena)
     return lambda: call
+
+
+def message_group(groups: dict[tuple[str, str], Group], op: Op, own: int, other: int) -> dist.ProcessGroup | None:
+    """The group that carries a message between two places of an axis: that of its direction, where directions are apart."""
+    source, target = (own, other) if op.kind == "send" else (other, own)
+    lane = DOWN if source > target and (DOWN, op.group) in groups else MESSAGES
+    return groups[lane, op.group][0]
 
 
 def _nothing() -> None:

@@ -9,12 +9,15 @@ Under torchrun, SLURM or MPI this process is one rank already, and `launch` runs
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +35,17 @@ _GRACE = 3.0
 """Seconds that the other ranks have to say what they saw, once one has ended badly."""
 
 T = TypeVar("T")
+_end_at: ContextVar[float] = ContextVar("_end_at", default=math.inf)
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Runs that are launched inside are ended, with `RunFailed`, once so many seconds have gone by since it was opened."""
+    before = _end_at.set(min(_end_at.get(), time.monotonic() + seconds))
+    try:
+        yield
+    finally:
+        _end_at.reset(before)
 
 
 def launch(
@@ -103,6 +117,9 @@ def _watch(processes: list[subprocess.Popen[bytes]], beats: list[Beat], folder: 
         late = [rank for rank, (_, since) in enumerate(last) if codes[rank] is None and now - since > stall]
         if late:
             _explain_hang(late, [now - since for _, since in last], processes, beats, folder)
+        if now > _end_at.get():
+            slowest = min(range(len(beats)), key=lambda rank: beats[rank].read()[1])
+            raise RunFailed(f"the time limit is over. Rank {slowest} was at: {_doing(beats[slowest])}. {_kept(beats)}", str(folder))
         time.sleep(_POLL)
 
 

@@ -35,6 +35,11 @@ def zero_of(plan: Plan, habits: Framework) -> int:
     return plan.parallel.zero if plan.parallel.zero is not None else habits.zero
 
 
+def sharded_alone(plan: Plan) -> bool:
+    """One rank, and the plan says `zero` all the same: FSDP2 then runs on a mesh of one, with its copies and hooks."""
+    return plan.world == 1 and plan.parallel.zero in (2, 3)
+
+
 def parallelize(model: nn.Module, plan: Plan, world: World, habits: Framework, mesh: DeviceMesh | None) -> nn.Module:
     """The model as it is called in the training loop; blocks are its direct children."""
     p = plan.parallel
@@ -42,9 +47,9 @@ def parallelize(model: nn.Module, plan: Plan, world: World, habits: Framework, m
     if mesh is not None and p.tp > 1:
         tensor_parallel(model, mesh["tp"], p.sequence_parallel, local=p.pp > 1)
     recompute(model, plan)
-    if mesh is None or plan.data_ranks == 1 or plan.update.mode == "local":
+    if mesh is None or plan.update.mode == "local" or (plan.data_ranks == 1 and not sharded_alone(plan)):
         return model
-    zero = zero_of(plan, habits) if p.dp_shard > 1 else 0
+    zero = zero_of(plan, habits) if p.dp_shard > 1 or sharded_alone(plan) else 0
     if zero >= 2:
         return shard(model, plan, mesh, zero)
     if zero == 1:
@@ -60,7 +65,7 @@ def replicate(model: nn.Module, plan: Plan, world: World, mesh: DeviceMesh) -> D
     bucket = None if plan.comm.bucket == 25 << 20 else plan.comm.bucket / 2**20
     if not plan.comm.overlap:
         bucket = float(1 << 20)
-    devices = [world.local_rank] if world.kind == "cuda" else None
+    devices = [world.device.index] if world.kind == "cuda" else None
     group = None if plan.data_ranks == world.size else data_mesh(plan, mesh).get_group()
     return DistributedDataParallel(model, device_ids=devices, bucket_cap_mb=bucket, process_group=group)
 

@@ -95,12 +95,14 @@ def play(world: World, request: Request) -> RankResult:
     """One rank: prepare every body and buffer, then pass through the program `turns` times."""
     from executor.clocks import align
     from executor.feeder import Crossing, host_seconds, start_feeders
+    from executor.world import set_precision
 
     world.beat.phase("preparing bodies")
     program = msgspec.json.decode(gzip.decompress(Path(request.program).read_bytes()), type=Program)
     if program.device != world.kind:
         raise BadInput(f"the program is for {program.device}, this rank has a {world.kind} device: lower the plan for this machine")
     seconds: Callable[[Op], float] = lambda op: host_seconds(op, request.host)  # noqa: E731
+    set_precision(any(getattr(work, "dtype", "") == "tf32" for ops in program.segments.values() for op in ops for work in op.works))
     crossing = Crossing(program, world.rank)
     feeders = start_feeders(program, world.rank, crossing, request.turns, seconds, Path(request.file))
     player = make_player(world, program, crossing, seconds, Path(request.file))

@@ -23,6 +23,8 @@ class Request(msgspec.Struct, frozen=True):
     """What the parent asks of each rank."""
 
     quick: bool = False
+    communication: bool = False
+    """Collectives and messages alone."""
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -36,12 +38,24 @@ class Measured(msgspec.Struct, frozen=True):
 
 def probe(ranks: int, path: str | Path | None = None, quick: bool = False) -> Calibration:
     """Measures with `ranks` processes and writes the calibration to `path`. Raises `RunFailed`."""
+    calibration = _probe(ranks, Request(quick))
+    if path is not None:
+        save_calibration(calibration, path)
+    return calibration
+
+
+def comm_probe(ranks: int, quick: bool = False) -> Calibration:
+    """The tables of what ranks do together, alone: kernels are those of one rank. Raises `RunFailed`."""
+    return _probe(ranks, Request(quick, communication=True))
+
+
+def _probe(ranks: int, request: Request) -> Calibration:
     import os
 
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="steptwin-probe-") as folder:
-        found = launch("executor.probe:measure", Request(quick), ranks, Path(folder), Measured)
-    calibration = Calibration(
+        found = launch("executor.probe:measure", request, ranks, Path(folder), Measured)
+    return Calibration(
         device="cuda" if found[0].device == "cuda" else "cpu",
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         machine=_host(),
@@ -50,12 +64,9 @@ def probe(ranks: int, path: str | Path | None = None, quick: bool = False) -> Ca
         threads=found[0].threads,
         seconds=time.monotonic() - begin,
         versions=found[0].versions,
-        quick=quick,
+        quick=request.quick,
         tables=merge([rank.samples for rank in found]),
     )
-    if path is not None:
-        save_calibration(calibration, path)
-    return calibration
 
 
 def _host() -> str:

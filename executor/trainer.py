@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from executor.bodies import dtype_of
+from executor.handover import Handover
 from executor.modules import Model, loss_of
-from executor.parallelize import clip, device_mesh, parallel_loss, parallelize, whole
+from executor.parallelize import clip, device_mesh, parallel_loss, parallelize, sharded_alone, whole
 from executor.pipeline import Pipeline
 from executor.samples import Pair, Samples, loader_of
-from executor.world import World
+from executor.world import World, set_precision
 from sim.bind import model_of, shape_of
 from sim.framework import framework_of
 from sim.model.spec import Decoder, ModelSpec
@@ -39,9 +40,11 @@ class Trainer:
         self.spec = model_of(plan)
         self.seq = sequence_length(plan, self.spec)
         self.habits = framework_of(plan)
+        set_precision(plan.precision == "tf32")
         torch.manual_seed(plan.seed)  # every split starts from the same weights
-        self.inner = Model(self.spec, self.habits, self.seq, plan.parallel.tp).to(dtype_of(self.habits.param_dtype))
-        self.mesh = device_mesh(plan, world) if world.size > 1 else None
+        with world.device:  # random weights of a large model take a CPU thread minutes
+            self.inner = Model(self.spec, self.habits, self.seq, plan.parallel.tp).to(dtype_of(self.habits.param_dtype))
+        self.mesh = device_mesh(plan, world) if world.size > 1 or sharded_alone(plan) else None
         self.pipeline: Pipeline | None = None
         if self.mesh is not None and plan.parallel.pp > 1:
             self.pipeline = Pipeline(self.inner, plan, world, self.habits, self.mesh, self.seq)
@@ -53,6 +56,10 @@ class Trainer:
         self.data_rank = coordinates["dp_replicate"] * plan.parallel.dp_shard + coordinates["dp_shard"]
         self._losses: list[Tensor] = []
         self._first_buckets: list[int] = []
+        self._handover = Handover(plan, world)
+        if world.kind == "cuda":  # weights were made in fp32: that peak is not the training's
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(world.device)
 
     def _optimizer(self) -> torch.optim.Optimizer:
         name, how = self.plan.optimizer.name, self.habits.optimizer
@@ -71,7 +78,7 @@ class Trainer:
                 torch.rand(x.shape).to(self.world.device)
             elif self.plan.data.create == "device":
                 torch.rand(x.shape, device=self.world.device)
-            yield x.to(self.world.device, non_blocking=True), y.to(self.world.device, non_blocking=True)
+            yield self._handover((x, y))
 
     def step(self, batches: Iterator[Pair], number: int) -> None:
         """One optimizer step: all micro-batches, then the update, then output where the plan asks for it."""

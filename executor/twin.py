@@ -49,8 +49,8 @@ class Twin(msgspec.Struct, kw_only=True):
         return {"prediction": self.prediction.to_dict(), "runs": runs, "notes": self.notes, "calibration": self.calibration}
 
 
-def calibrated(ranks: int, path: Path, say: Say) -> Calibration:
-    """The calibration at `path`, or a new one when that does not fit this run."""
+def calibrated(ranks: int, path: Path, say: Say, quick: bool = False) -> Calibration:
+    """The calibration at `path`, or a new one (`quick`: a short one) when that does not fit this run."""
     if path.is_file():
         try:
             found = load_calibration(path)
@@ -61,7 +61,7 @@ def calibrated(ranks: int, path: Path, say: Say) -> Calibration:
                 return found
     say(f"probing this machine with {ranks} rank{'s' if ranks > 1 else ''} at once ...")
     begun = time.monotonic()
-    found = probe(ranks, path)
+    found = probe(ranks, path, quick)
     say(f"probed {found.entries} points in {time.monotonic() - begun:.0f} s -> {path}")
     return found
 

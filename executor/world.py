@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from executor.beat import Beat
-from executor.environment import Place
+from executor.environment import SHARED, Place
 from topologies.errors import RunFailed
 
 
@@ -25,9 +25,12 @@ class World:
         self.rank, self.size, self.local_rank = place.rank, place.world, place.local_rank
         self.one_host = place.local_world == place.world
         self.folder, self.stall, self.beat = folder, stall, beat
-        cuda = torch.cuda.is_available() and torch.cuda.device_count() >= place.local_world
-        self.device = torch.device("cuda", place.local_rank) if cuda else torch.device("cpu")
-        if cuda:
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        self.shared = bool(os.environ.get(SHARED)) and count > 0
+        """All ranks of this host have the same GPU."""
+        self.device = torch.device("cpu")
+        if self.shared or count >= place.local_world:
+            self.device = torch.device("cuda", 0 if self.shared else place.local_rank)
             torch.cuda.set_device(self.device)
 
     @property
@@ -43,8 +46,15 @@ class World:
     def barrier(self) -> None:
         """All ranks have come here."""
         if self.size > 1:
-            dist.barrier(device_ids=[self.local_rank]) if self.kind == "cuda" else dist.barrier()
+            self.synchronize()
+            dist.barrier(device_ids=[self.device.index]) if self.kind == "cuda" and not self.shared else dist.barrier()
         self.beat.touch()
+
+
+def set_precision(tf32: bool) -> None:
+    """fp32 products and convolutions on tensor cores in TF32, or exactly. torch's own defaults differ: convolutions yes, products no."""
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = tf32
 
 
 @contextmanager
@@ -71,8 +81,9 @@ def joined(place: Place, folder: Path, stall: float, beat: Beat, port_file: Path
     store = TCPStore(place.address, port, place.world, master, limit, wait_for_workers=False)
     if port_file is not None and first:
         _publish(port_file, store.port)
-    backend = "cpu:gloo,cuda:nccl" if world.kind == "cuda" else "gloo"
-    device = world.device if world.kind == "cuda" else None
+    nccl = world.kind == "cuda" and not world.shared
+    backend = "cpu:gloo,cuda:nccl" if nccl else "cpu:gloo,cuda:gloo" if world.shared else "gloo"
+    device = world.device if nccl else None
     dist.init_process_group(
         backend, store=PrefixStore("steptwin", store), rank=place.rank, world_size=place.world, timeout=limit, device_id=device
     )

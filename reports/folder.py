@@ -9,6 +9,7 @@ from typing import Any
 from reports.capacity import capacity_page
 from reports.collective import collective_page
 from reports.comparison import comparison_page, prediction_page
+from reports.gpu import write_gpu
 from reports.machine import topology_page
 from reports.scene import scene
 from reports.sweep import sweep_page
@@ -85,5 +86,6 @@ WRITERS: dict[str, Callable[..., Path]] = {
     "capacity": _single(capacity_page),
     "topology": _single(topology_page),
     "collective": _single(collective_page),
+    "gpu": write_gpu,
 }
 """What the command line writes, by kind: each takes where to write (a folder for runs, else a file), then what to draw, and returns the page's path."""

@@ -1,0 +1,114 @@
+"""What the driver says of the GPUs while they work: clocks, power, temperature, and what holds the clocks down (NVML).
+
+A step time without the clock it ran at cannot be repeated. The sampler runs in the process that starts the ranks, which never
+opens a CUDA context itself. Without nvidia-ml-py or a driver there is nothing to note, and the run goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+PERIOD = 0.2
+"""Seconds between samples: NVML refreshes power and clocks some ten times a second."""
+_BUSY = 0.05
+"""Samples in which the GPU ran kernels for less than this share of the time say nothing of training clocks."""
+
+
+@contextmanager
+def clocks(period: float = PERIOD, nvml: Any = None) -> Iterator[dict[str, Any]]:
+    """The dictionary is filled when the body has ended: medians over the samples in which the first GPU was busy; {} without NVML.
+
+    `nvml` stands in for pynvml in tests.
+    """
+    found: dict[str, Any] = {}
+    nvml = nvml or _nvml()
+    if nvml is None:
+        yield found
+        return
+    stop, samples = threading.Event(), list[dict[str, float]]()
+    watcher = threading.Thread(target=_watch, args=(nvml, period, stop, samples), daemon=True)
+    watcher.start()
+    try:
+        yield found
+    finally:
+        stop.set()
+        watcher.join(2 * period + 1)
+        busy = [one for one in samples if one.get("busy", 0.0) >= _BUSY] or samples
+        found |= {name: statistics.median(values) for name in _NAMES if (values := [one[name] for one in busy if name in one])}
+        found["held_down"] = sum(bool(one.get("held_down")) for one in busy) / len(busy) if busy else 0.0
+        found["samples"] = len(busy)
+
+
+def device_facts(nvml: Any = None) -> dict[str, Any]:
+    """Name, driver, memory, power limit and highest clocks of the first GPU; {} without NVML."""
+    nvml = nvml or _nvml()
+    if nvml is None:
+        return {}
+    found: dict[str, Any] = {}
+    with suppress(Exception):  # NVML raises errors of its own for each figure that a device does not give
+        found["driver"] = _text(nvml.nvmlSystemGetDriverVersion())
+        found["count"] = nvml.nvmlDeviceGetCount()
+    with suppress(Exception):
+        gpu = nvml.nvmlDeviceGetHandleByIndex(first_gpu())
+        found["name"] = _text(nvml.nvmlDeviceGetName(gpu))
+        found["memory_bytes"] = int(nvml.nvmlDeviceGetMemoryInfo(gpu).total)
+        found["highest_sm_mhz"] = nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM)
+        found["highest_memory_mhz"] = nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_MEM)
+        found["power_limit_w"] = nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1e3
+    return found
+
+
+def first_gpu(variables: Mapping[str, str] = os.environ) -> int:
+    """The driver's number of the GPU that CUDA calls 0. CUDA_VISIBLE_DEVICES may name GPUs otherwise (GPU-8d3f...): then 0."""
+    first = variables.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    return int(first) if first.isdigit() else 0
+
+
+_NAMES = ("sm_mhz", "memory_mhz", "watts", "celsius", "busy")
+_IDLE = 1
+"""nvmlClocksThrottleReasonGpuIdle: no reason that holds work down."""
+
+
+def _watch(nvml: Any, period: float, stop: threading.Event, samples: list[dict[str, float]]) -> None:
+    try:
+        gpu = nvml.nvmlDeviceGetHandleByIndex(first_gpu())
+    except Exception:
+        return
+    while not stop.wait(period):
+        samples.append(_look(nvml, gpu))
+
+
+def _look(nvml: Any, gpu: Any) -> dict[str, float]:
+    """One sample; what a device does not tell is left out."""
+    asked: dict[str, Callable[[], Any]] = {
+        "sm_mhz": lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
+        "memory_mhz": lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM),
+        "watts": lambda: nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3,
+        "celsius": lambda: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+        "busy": lambda: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
+        "held_down": lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu) & ~_IDLE,
+    }
+    found: dict[str, float] = {}
+    for name, ask in asked.items():
+        with suppress(Exception):
+            found[name] = float(ask())
+    return found
+
+
+def _nvml() -> Any:
+    with suppress(Exception):  # no library, no driver, no permission
+        import pynvml
+
+        library: Any = pynvml
+        library.nvmlInit()
+        return library
+    return None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,149 @@
+"""Rows of the GPU table: kept, read again, summed up, drawn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from executor.gpu_clocks import clocks, device_facts, first_gpu
+from executor.gpu_rows import OpClass, Row, classes_of, key_of, ops_within, read_row, summary, write_row
+from reports.gpu import gpu_page
+from sim.align import ClassError, Comparison, Measured, Pair
+from sim.planfile import load_plan
+from sim.runs import environment
+
+
+def _row(name: str, **more: Any) -> Row:
+    return Row(plan=name, kind="GPT-2", model="gpt2-124m", ranks=1, **more)
+
+
+def _measured(seconds: float) -> Measured:
+    return Measured(seconds, 0.9 * seconds, 1.2 * seconds, 9)
+
+
+def _pair(cls: str, predicted: float, measured: float, kind: str = "compute") -> Pair:
+    return Pair(f"r0/{cls}", 0, "compute", cls, kind, predicted, measured, 0.0, 0.0)
+
+
+def test_a_row_is_read_again_only_where_it_was_made_of_the_same(tmp_path: Path) -> None:
+    row = _row("a", key="k", uncalibrated=0.02, stock=_measured(0.021), refused={"played": "no"})
+    write_row(tmp_path, row)
+    assert read_row(tmp_path, "k") == row
+    assert read_row(tmp_path, "other") is None
+    write_row(tmp_path, _row("a", key="k", failed={"stock": "out of memory"}))
+    assert read_row(tmp_path, "k") is None, "what failed is tried again"
+    (tmp_path / "row.json").write_text("{")
+    assert read_row(tmp_path, "k") is None
+    assert read_row(tmp_path / "absent", "k") is None
+
+
+def test_the_key_names_plan_device_and_versions() -> None:
+    plan, other = load_plan({"model": "gpt2-124m"}), load_plan({"model": "gpt2-124m", "seq_len": 512})
+    assert key_of(plan, "h100-sxm", "2.11") == key_of(plan, "h100-sxm", "2.11")
+    assert len({key_of(plan, "h100-sxm"), key_of(other, "h100-sxm"), key_of(plan, "h200-sxm")}) == 3
+
+
+def test_errors_are_against_stock_where_there_is_such() -> None:
+    both = _row("a", uncalibrated=1.1, calibrated=0.98, played_predicted=0.98, played=_measured(0.95), stock=_measured(1.0))
+    played = _row("b", uncalibrated=1.2, calibrated=1.0, played_predicted=1.05, played=_measured(1.0))
+    dead = _row("c", uncalibrated=1.0, failed={"stock": "rank 0 stopped with OutOfMemoryError"})
+    found = summary([both, played, dead])
+    assert (found.plans, found.measured) == (3, 2)
+    assert found.uncalibrated == pytest.approx((0.1 + 0.2) / 2)
+    assert found.calibrated == pytest.approx((0.02 + 0.05) / 2)
+    assert found.against_played == pytest.approx((0.98 / 0.95 - 1 + 0.05) / 2)
+    assert found.failed == {"c": "stock: rank 0 stopped with OutOfMemoryError"}
+    assert summary([]).calibrated is None
+
+
+def test_without_a_calibration_nothing_counts_as_calibrated() -> None:
+    row = _row("a", uncalibrated=1.0, played_predicted=1.0, played=_measured(1.0))
+    assert row.error("calibrated", "played") is None and row.error("uncalibrated", "played") == 0.0
+
+
+def test_share_of_the_time_in_ops_that_is_right() -> None:
+    pairs = (_pair("gemm", 1.05, 1.0), _pair("norm", 2.0, 1.0), _pair("host", 9.0, 1.0, "host"))
+    found = Comparison(1.0, _measured(1.0), (), pairs)
+    assert ops_within(found) == pytest.approx(0.5)
+    assert ops_within(Comparison(1.0, _measured(1.0), ())) is None
+
+
+def test_classes_stand_side_by_side() -> None:
+    plain = Comparison(1.0, _measured(1.0), (ClassError("gemm", 1.0, 2.0, 3),))
+    good = Comparison(1.0, _measured(1.0), (ClassError("gemm", 1.9, 2.0, 3),))
+    stock = Comparison(1.0, _measured(1.0), (ClassError("gemm", 1.9, 2.2, 3), ClassError("loss", 0.1, 0.3, 1)))
+    assert classes_of(plain, good, stock) == (
+        OpClass(cls="gemm", uncalibrated=1.0, calibrated=1.9, played=2.0, stock=2.2),
+        OpClass(cls="loss", calibrated=0.1, stock=0.3),
+    )
+
+
+def test_the_page_and_the_summary_hold_forty_rows_in_little_space() -> None:
+    classes = tuple(OpClass(cls=name, uncalibrated=1e-3, calibrated=1.1e-3, played=1.2e-3, stock=1.3e-3) for name in "abcdefgh")
+    rows = [
+        _row(f"plan-{i}", uncalibrated=0.02, calibrated=0.021, played_predicted=0.021, played=_measured(0.02), stock=_measured(0.022),
+             classes=classes, ops_within=0.8, clocks={"sm_mhz": 1980.0})
+        for i in range(40)
+    ]  # fmt: skip
+    rows.append(_row("<dead>", failed={"plan": "needs <90> GiB"}, refused={"stock": "no encoder"}))
+    found = {
+        "device": {"name": "H200", "driver": "570"}, "gpus": 1, "environment": environment(), "steps": 30,
+        "rows": msgspec.to_builtins(rows), "summary": msgspec.to_builtins(summary(rows)),
+    }  # fmt: skip
+    assert len(json.dumps(found, indent=1)) < 200_000
+    text = gpu_page(found)
+    assert "plan-39" in text and "1980 MHz" in text and "&lt;dead&gt;" in text and "<dead>" not in text
+    assert "-4.5%" in text, "calibrated against stock: 21 / 22 - 1"
+
+
+class _Nvml:
+    """A driver with one GPU that is idle in its first sample and busy later, and that tells no temperature."""
+
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def nvmlSystemGetDriverVersion(self) -> bytes:
+        return b"570.1"
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 1
+
+    def nvmlDeviceGetHandleByIndex(self, at: int) -> int:
+        return at
+
+    def nvmlDeviceGetName(self, gpu: int) -> str:
+        return "NVIDIA H200"
+
+    def nvmlDeviceGetClockInfo(self, gpu: int, kind: int) -> int:
+        self.looks += kind == 1
+        return (300 if self.looks == 1 else 1980) if kind == 1 else 3201
+
+    def nvmlDeviceGetPowerUsage(self, gpu: int) -> int:
+        return 500_000
+
+    def nvmlDeviceGetUtilizationRates(self, gpu: int) -> Any:
+        return type("Rates", (), {"gpu": 0 if self.looks == 1 else 97})()
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: int) -> int:
+        return 4 if self.looks > 1 else 1
+
+
+def test_clocks_are_those_of_the_busy_samples() -> None:
+    driver = _Nvml()
+    with clocks(period=0.001, nvml=driver) as found:
+        while driver.looks < 5:
+            pass
+    assert found["sm_mhz"] == 1980 and found["watts"] == 500.0 and found["memory_mhz"] == 3201
+    assert found["held_down"] == 1.0 and "celsius" not in found and found["samples"] >= 3
+    assert device_facts(driver) == {"driver": "570.1", "count": 1, "name": "NVIDIA H200"}
+
+
+def test_the_first_gpu_is_the_one_that_cuda_sees_first() -> None:
+    assert first_gpu({"CUDA_VISIBLE_DEVICES": "3,1"}) == 3
+    assert first_gpu({"CUDA_VISIBLE_DEVICES": "GPU-8d3f"}) == first_gpu({}) == 0
