@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sim.model.lstm import layer_works
+from sim.model.lstm import KEPT, layer_works
 from sim.work import Attention, Conv, Gemm, GroupedGemm, MemoryBound, Work
 
 DTYPES = {
@@ -36,6 +36,7 @@ _KINDS = {
     "zero": "zeros zeros_like zero_ fill_ full ones ones_like new_zeros full_like arange",
 }
 _WHAT = {name: what for what, names in _KINDS.items() for name in names.split()}
+_BESIDE = {"convolution_backward", *(f"native_{kind}_norm_backward" for kind in ("layer", "batch", "group")), "mkldnn_rnn_layer_backward"}
 _LOOKUPS = {"embedding", "gather", "index", "index_select"}
 _SCATTERS = {"embedding_dense_backward", "index_put", "scatter_add", "index_add"}
 
@@ -58,6 +59,11 @@ def moved(tensors: Iterable[torch.Tensor]) -> int:
     return total
 
 
+def gradients_beside(func: Any) -> bool:
+    """A backward call whose results after the first are gradients of parameters."""
+    return func._schema.name.split("::")[1] in _BESIDE
+
+
 def is_free(func: Any) -> bool:
     """Views, and allocations without a kernel."""
     name = func._schema.name.split("::")[1]
@@ -73,17 +79,19 @@ def works_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any,
     if name in ("mm", "addmm", "bmm", "baddbmm"):
         return [_product(args[1:] if name in ("addmm", "baddbmm") else args, role)]
     if name == "convolution":
-        return [_convolution(args[0], args[1], args[3], args[4], args[8], out, "fwd")]
+        shaped = _transposed if args[6] else _convolution
+        return [shaped(args[0], args[1], args[3], args[4], args[8], out, "fwd")]
     if name == "convolution_backward":
         mask = args[10]
         roles = [part for part, wanted in zip(("dgrad", "wgrad"), mask, strict=False) if wanted]
-        found: list[Work] = [_convolution(args[1], args[2], args[4], args[5], args[9], args[0], part) for part in roles]
+        shaped = _transposed if args[7] else _convolution
+        found: list[Work] = [shaped(args[1], args[2], args[4], args[5], args[9], args[0], part) for part in roles]
         bias: list[Work] = [MemoryBound("reduce", moved([args[0]]), moved([out[2]]), _dtype(args[0]))] if mask[2] else []
         return found + bias
     if name.startswith(("_scaled_dot_product", "_flash_attention", "_efficient_attention")):
         return [_attention(name, args, kwargs)]
     if name.startswith("mkldnn_rnn_layer"):
-        return _lstm(args, "backward" in name)
+        return _recurrent(args, "backward" in name)
     if name == "_grouped_mm":
         return [_grouped(args, role)]
     return _by_bytes(name, tensors_of((args, kwargs)), tensors_of(out))
@@ -145,20 +153,34 @@ def _convolution(x: torch.Tensor, weight: torch.Tensor, stride: Any, padding: An
     return Gemm(rows, weight.shape[0] // groups, inner, _dtype(x), groups, role)
 
 
-def _lstm(args: tuple[Any, ...], backward: bool) -> list[Work]:
-    """One layer in one direction, as a library runs it (cuDNN, oneDNN): the same kernels as the described LSTM."""
+def _transposed(x: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, groups: int, out: torch.Tensor, role: str) -> Work:
+    """A transposed convolution from `x` to `out` is the gradient of the convolution from `out` to `x`, and that gradient is this
+    convolution (torch.nn.ConvTranspose2d); its weight's is the same product."""
+    swapped = {"fwd": "dgrad", "dgrad": "fwd"}.get(role, role)
+    if x.dim() == 4 and len(set(stride)) == 1 and len(set(padding)) == 1:
+        b, c, h, w = out.shape
+        work = Conv(b, c, h, w, weight.shape[0], weight.shape[2], weight.shape[3], stride[0], padding[0], groups, _dtype(x), swapped)
+        if work.out == tuple(x.shape[2:]):
+            return work
+    inner = math.prod(weight.shape[1:])
+    return Gemm(x.numel() // x.shape[1], inner, weight.shape[0] // groups, _dtype(x), groups, role)
+
+
+def _recurrent(args: tuple[Any, ...], backward: bool) -> list[Work]:
+    """One layer in one direction, as a library runs it (cuDNN, oneDNN): the same kernels as the described LSTM, with its own number of gates."""
     steps, batch, k = args[0].shape
-    h = args[2].shape[1]  # recurrent weights: 4h x h
-    forward, back, wgrad = layer_works(batch, steps, k, h, _dtype(args[0]), args[0].element_size())
+    rows, h = args[2].shape  # recurrent weights: gates x h by h
+    forward, back, wgrad = layer_works(batch, steps, k, h, _dtype(args[0]), args[0].element_size(), gates=rows // h)
     return [*back, *wgrad] if backward else [*forward]
 
 
 def kept_inside(func: Any, args: tuple[Any, ...]) -> int:
-    """Bytes that a call keeps for backward in a workspace which fake tensors show empty: an LSTM's gates and cell states."""
+    """Bytes that a recurrent call keeps for backward in a workspace which fake tensors show empty (`lstm.KEPT`)."""
     if not func._schema.name.endswith("mkldnn_rnn_layer"):
         return 0
     steps, batch, _ = args[0].shape
-    return 5 * int(batch * steps * args[2].shape[1]) * int(args[0].element_size())
+    rows, h = args[2].shape
+    return KEPT[rows // h] * int(batch * steps * h) * int(args[0].element_size())
 
 
 def _grouped(args: tuple[Any, ...], role: str) -> Work:

@@ -22,14 +22,16 @@ _DTYPES = {
 class Fused(TorchFunctionMode):
     """Functions that are one kernel on a GPU and that torch spells out on a CPU, or on some CPUs in some dtypes.
 
-    RMSNorm runs as the LayerNorm without bias that moves the same bytes; an LSTM as one call for each layer and direction.
+    RMSNorm runs as the LayerNorm without bias that moves the same bytes; an LSTM, GRU or plain RNN as one call for each layer and direction.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (torch.rms_norm, torch.nn.functional.rms_norm):
             return _layer_norm(*args, **(kwargs or {}))
-        if getattr(func, "__name__", "") == "lstm" and len(args) == 9 and isinstance(args[1], (tuple, list)):
-            return _lstm(*args)
+        # Padded batches; packed ones carry their lengths before the states.
+        name = getattr(func, "__name__", "")
+        if name in ("lstm", "gru", "rnn_tanh", "rnn_relu") and len(args) == 9 and isinstance(args[2], (tuple, list)):
+            return _recurrent(func, *args)
         return func(*args, **(kwargs or {}))
 
 
@@ -37,28 +39,32 @@ def _layer_norm(x: torch.Tensor, shape: Any, weight: torch.Tensor | None = None,
     return torch.layer_norm(x, shape, weight, None, eps or 1e-6)
 
 
-def _lstm(x: Any, hx: Any, weights: Any, biased: bool, layers: int, dropout: float, train: bool, both: bool, first: bool) -> Any:
-    """torch.lstm of a padded batch, layer by layer (aten::mkldnn_rnn_layer, whatever the dtype; mode 2 = LSTM)."""
-    ways, each = 1 + both, 4 if biased else 2
+def _recurrent(
+    func: Any, x: Any, hx: Any, weights: Any, biased: bool, layers: int, dropout: float, train: bool, both: bool, first: bool
+) -> Any:
+    """torch.lstm, gru, rnn_tanh or rnn_relu of a padded batch, layer by layer: aten::mkldnn_rnn_layer, whatever the dtype. Under fake tensors
+    that is its shapes alone, so it stands for every kind; the gates show in the weights' rows."""
+    ways, each, cells = 1 + both, 4 if biased else 2, isinstance(hx, (tuple, list))
     if len(weights) != layers * ways * each:  # projections
-        return torch._VF.lstm(x, hx, weights, biased, layers, dropout, train, both, first)
+        return func(x, hx, weights, biased, layers, dropout, train, both, first)
     x = x.transpose(0, 1) if first else x
-    last: list[torch.Tensor] = []
-    cells: list[torch.Tensor] = []
+    ends: list[tuple[torch.Tensor, torch.Tensor]] = []
     for layer in range(layers):
         sides: list[torch.Tensor] = []
         for at in range(layer * ways, (layer + 1) * ways):
             own = list(weights[at * each : (at + 1) * each])
             if not biased:
                 own += [own[1].new_zeros(own[1].shape[0])] * 2
+            before = (hx[0][at], hx[1][at]) if cells else (hx[at], hx[at])
             y, h, c, _ = torch.ops.aten.mkldnn_rnn_layer(
-                x, *own, hx[0][at], hx[1][at], at % ways == 1, [], 2, own[1].shape[1], 1, True, False, False, train
+                x, *own, *before, at % ways == 1, [], 2, own[1].shape[1], 1, True, False, False, train
             )
-            sides, last, cells = [*sides, y], [*last, h], [*cells, c]
+            sides, ends = [*sides, y], [*ends, (h, c)]
         x = torch.cat(sides, -1) if both else sides[0]
         if dropout and train and layer + 1 < layers:
             x = torch.dropout(x, dropout, train)
-    return (x.transpose(0, 1) if first else x), torch.stack(last), torch.stack(cells)
+    last = [torch.stack([end[i] for end in ends]) for i in range(1 + cells)]
+    return (x.transpose(0, 1) if first else x), *last
 
 
 def record(build: Callable[[], torch.nn.Module], inputs: tuple[Input, ...], precision: str) -> Recorder:

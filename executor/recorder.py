@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from executor.aten import is_free, kept_inside, tensors_of, works_of
+from executor.aten import gradients_beside, is_free, kept_inside, tensors_of, works_of
 from sim.work import Work
 
 
@@ -104,7 +104,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         field = "forward"
         if self.in_backward:
             field = "wgrad" if self._is_wgrad(segment.module, args, out) else "backward"
-            passing = [*tensors_of((args, kwargs)), *(tensors_of(out) if field == "backward" else [])]
+            made = tensors_of(out[0] if gradients_beside(func) else out)
+            passing = [*tensors_of((args, kwargs)), *(made if field == "backward" else [])]
             segment.working = max(segment.working, self._unkept(passing))
         role = {"forward": "fwd", "backward": "dgrad", "wgrad": "wgrad"}[field]
         if not self.in_backward:

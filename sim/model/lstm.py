@@ -52,17 +52,26 @@ def _skip(spec: Seq2Seq, share: Share) -> Part:
 Works = tuple[Work, ...]
 
 
-def layer_works(batch: int, steps: int, k: int, h: int, dtype: str, size: int) -> tuple[Works, Works, Works]:
-    """(forward, backward, gradients of weights) of one layer in one direction; `size`: bytes of an element.
+KEPT = {4: 5, 3: 4, 1: 0}
+"""Gates -> tensors of (batch, steps, h) that a recurrent layer keeps beside its input and output: LSTM four gates and the cell; GRU its three
+and the recurrent half of the third (cuDNN's reserve space); a plain RNN's output is all that its backward needs."""
+_STEP = {4: (6, 6), 3: (7, 5), 1: (2, 1)}
+"""Gates -> tensors of (batch, h) that one time step's kernel reads and writes: gates (a GRU's in two halves), biases' sum or state; what is
+kept, and the state."""
 
-    The gates of a time step are one kernel: it reads four gates, their biases' sum and the cell, and writes as much (cuDNN).
+
+def layer_works(batch: int, steps: int, k: int, h: int, dtype: str, size: int, gates: int = 4) -> tuple[Works, Works, Works]:
+    """(forward, backward, gradients of weights) of one layer in one direction; `size`: bytes of an element; `gates`: 4 LSTM, 3 GRU, 1 plain.
+
+    All of a time step's gates are one kernel (cuDNN).
     """
-    act = "fp32" if dtype == "tf32" else dtype
-    moved = 6 * batch * h * size
-    gates = MemoryBound("activation", moved, moved, act, 30.0 * batch * h, steps)
-    forward = (Gemm(batch * steps, 4 * h, k, dtype), Gemm(batch, 4 * h, h, dtype, repeat=steps), gates)
-    backward = (gates, Gemm(batch, h, 4 * h, dtype, 1, "dgrad", repeat=steps), Gemm(batch * steps, k, 4 * h, dtype, 1, "dgrad"))
-    wgrad = (Gemm(4 * h, k, batch * steps, dtype, 1, "wgrad"), Gemm(4 * h, h, batch * steps, dtype, 1, "wgrad"))
+    act, wide = "fp32" if dtype == "tf32" else dtype, gates * h
+    read, written = (count * batch * h * size for count in _STEP[gates])
+    ops = 7.5 * gates * batch * h
+    ahead, back = (MemoryBound("activation", one, other, act, ops, steps) for one, other in ((read, written), (written, read)))
+    forward = (Gemm(batch * steps, wide, k, dtype), Gemm(batch, wide, h, dtype, repeat=steps), ahead)
+    backward = (back, Gemm(batch, h, wide, dtype, 1, "dgrad", repeat=steps), Gemm(batch * steps, k, wide, dtype, 1, "dgrad"))
+    wgrad = (Gemm(wide, k, batch * steps, dtype, 1, "wgrad"), Gemm(wide, h, batch * steps, dtype, 1, "wgrad"))
     return forward, backward, wgrad
 
 
