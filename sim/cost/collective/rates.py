@@ -62,9 +62,9 @@ def net_hop(key: str, at: int, shape: GroupShape) -> float:
 
 
 def tree_switch_hop(shape: GroupShape) -> float:
-    """Microseconds of one level of NVLSTree between nodes: NCCL's constant, or more where the wire is long."""
+    """Microseconds of one level of NVLSTree between nodes: what it takes over InfiniBand, and more where the wire is longer."""
     table = params()["latency"]
-    return max(float(table["nvls_net"]), float(table["nvls_post"]) + shape.network_latency * 1e6 - float(table["wire_net"]))
+    return _longer(float(table["nvls_net"]), shape.network_latency, float(table["wire_net"]))
 
 
 def inner_hop(key: str, at: int, shape: GroupShape) -> float:
