@@ -196,6 +196,10 @@ class HostWork(_Work, tag="hostwork", frozen=True):
     count: float = 1.0
     seconds: float = 0.0
     repeat: int = 1
+    processes: float = 1.0
+    """Loader processes of the rank that do the same in turn, so that in the steady state all of them are at work at once."""
+    moved: float = 0.0
+    """Bytes that it reads from and writes to the socket's memory."""
 
     @property
     def flops(self) -> float:

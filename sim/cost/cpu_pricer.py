@@ -22,22 +22,19 @@ class CpuPricer(Common):
         self.calibration = calibration
         self._reads = Curve((s.shape[0], s.median) for s in calibration.rows("file", "read"))
 
-    def _cores(self, rank: int) -> tuple[tuple[str, float], ...]:
-        return ((f"n{self.topology.node(rank)}.cores", 1.0),)
-
     def local(self, op: Op, rank: int) -> Cost:
         if op.kind == "compute":
             costs = [cpu_cost(work, self.calibration) for work in op.works]
             seconds = sum(cost.seconds for cost in costs) * self.stretch(rank)
-            return Cost(seconds, _worst([cost.source for cost in costs]), uses=self._cores(rank))
+            return Cost(seconds, _worst([cost.source for cost in costs]), uses=self.cores(rank))
         if op.kind == "host":
             works = [work for work in op.works if isinstance(work, HostWork)]
             seconds = sum((w.seconds or cpu_host_seconds(w.what, self.calibration)) * w.count * w.repeat for w in works)
-            return Cost(seconds, "measured", uses=self._cores(rank))
+            return Cost(seconds, "measured", uses=self.cores(rank))
         if op.kind == "copy":
             if op.how in ("disk", "store"):
                 return self._cached(op, rank) or self._disk(op, rank)
-            return Cost(op.bytes / self.calibration.copy_rate, "measured", uses=self._cores(rank))
+            return Cost(op.bytes / self.calibration.copy_rate, "measured", uses=self.cores(rank))
         if op.kind in ("collective", "send", "recv"):
             return Cost(0.0, host=cpu_host_seconds("collective", self.calibration))
         return Cost(0.0)
@@ -48,7 +45,7 @@ class CpuPricer(Common):
         if op.how != "disk" or not files or not self._reads:
             return None
         seconds, inside = self._reads.at(op.bytes / files)
-        return Cost(files * seconds, "measured" if inside else "fitted", uses=self._cores(rank))
+        return Cost(files * seconds, "measured" if inside else "fitted", uses=self.cores(rank))
 
     def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
         return self._on(gloo_cost(op.name, op.bytes, len(members), self.calibration.collectives), members[0])

@@ -34,6 +34,8 @@ class GpuPricer(Common):
         self._board = slowest(ranks or topology.gpus)
         self.host = "graph" if framework.cuda_graphs else framework.host
         self._compute: dict[tuple[int, str], tuple[Cost, Op]] = {}
+        self._collectives: dict[tuple[str, int, str, bool, int, int], tuple[Cost, tuple[int, ...]]] = {}
+        """Equal layers send equal messages; a group's members are told by being the same tuple."""
         self._seconds: dict[tuple[str, int], float] = {}
         self._devices: dict[int, tuple[Gpu, float, str]] = {}
 
@@ -58,12 +60,19 @@ class GpuPricer(Common):
         if op.kind == "compute":
             return self._kernels(op, rank)
         if op.kind == "host":
-            return Cost(sum(self._host_work(work, rank) for work in op.works if isinstance(work, HostWork)), "fitted")
+            seconds = sum(self._host_work(work, rank) for work in op.works if isinstance(work, HostWork))
+            return Cost(seconds, "fitted", uses=self._loader(op, rank, seconds) if op.lane.startswith("loader") and seconds > 0 else ())
         if op.kind == "copy":
             return self._copy(op, rank)
         if op.kind in ("collective", "send", "recv"):
             return Cost(0.0, host=self._spent("collective", rank))
         return Cost(0.0, host=0.0 if op.lane == "host" else self._spent("event", rank))
+
+    def _loader(self, op: Op, rank: int, seconds: float) -> tuple[tuple[str, float], ...]:
+        """What a loader process takes from its machine: one core, and the bus of its socket's memory."""
+        moved = sum(work.moved for work in op.works if isinstance(work, HostWork))
+        bus = next((link for link in self.topology.host_path(rank, True).links if "/dram@" in link), "")
+        return (*self.cores(rank), (bus, moved / seconds)) if bus and moved else self.cores(rank)
 
     def _host_work(self, work: HostWork, rank: int) -> float:
         return (work.seconds or self._spent(work.what, rank)) * work.count * work.repeat
@@ -109,8 +118,13 @@ class GpuPricer(Common):
         return Cost(path.latency + op.bytes / rate, "fitted", path.latency, tuple((link, rate) for link in path.links), host=launch)
 
     def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
-        cost = collective_cost(op.name, op.bytes, members, self.topology, op.how or "auto", siblings)
-        return self._beside(cost, members[0]) if self.framework.exchange_overlap and op.cls == "comm.ep" else cost
+        beside = self.framework.exchange_overlap and op.cls == "comm.ep"
+        key = (op.name, op.bytes, op.how, beside, siblings, id(members))
+        found = self._collectives.get(key)
+        if found is None or found[1] is not members:
+            cost = collective_cost(op.name, op.bytes, members, self.topology, op.how or "auto", siblings)
+            found = self._collectives[key] = (self._beside(cost, members[0]) if beside else cost, members)
+        return found[0]
 
     def _beside(self, cost: Cost, rank: int) -> Cost:
         """An exchange that runs beside another micro-batch's kernels: what these lose by the SMs that it holds."""

@@ -44,6 +44,10 @@ class Common:
         """How much longer compute takes on this rank: noise of the plan, and a slow device of the topology."""
         return self._factor(rank) / self.topology.speed(rank)
 
+    def cores(self, rank: int) -> tuple[tuple[str, float], ...]:
+        """One CPU thread at work."""
+        return ((f"n{self.topology.node(rank)}.cores", 1.0),)
+
     def _disk(self, op: Op, rank: int) -> Cost:
         node = self.topology.node(rank)
         disk = self.topology.disk(node)

@@ -21,7 +21,7 @@ class Groups:
     """Who is in which group, and which simulated ranks stand for them."""
 
     def __init__(self, mesh: Mesh, stands_for: Callable[[int], int]) -> None:
-        self.mesh, self._rep = mesh, stands_for
+        self.mesh, self.stands_for = mesh, stands_for
         self._members: dict[tuple[str, int], tuple[int, ...]] = {}
         self._represented: dict[tuple[str, int], tuple[int, ...]] = {}
 
@@ -42,7 +42,7 @@ class Groups:
         """The simulated ranks that stand for the group's members."""
         found = self._represented.get((axis, rank))
         if found is None:
-            found = self._represented[axis, rank] = tuple(sorted({self._rep(member) for member in self.members(axis, rank)}))
+            found = self._represented[axis, rank] = tuple(sorted({self.stands_for(member) for member in self.members(axis, rank)}))
         return found
 
     def peer_of(self, op: Op, rank: int) -> int:
@@ -53,7 +53,7 @@ class Groups:
     def pair(self, op: Op, rank: int) -> Key:
         """What a send shares with its receive: group, ends and direction."""
         size = len(self.members(op.group, rank))
-        other = self._rep(self.peer_of(op, rank))
+        other = self.stands_for(self.peer_of(op, rank))
         if op.kind == "send":
             return ("p2p", op.group, rank, other, op.peer % size)
         return ("p2p", op.group, other, rank, -op.peer % size)

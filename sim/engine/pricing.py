@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from sim.cost.price import Cost, Pricer
 from sim.engine.condense import Priced, condense, outside_events, shape_of, stretches
 from sim.engine.fuse import fuse
+from sim.engine.machine import LOADER, steady, together
 from sim.engine.meeting import Groups
 from sim.program import COMPUTE, HOST, Op, Program
 
@@ -39,8 +40,9 @@ class Pricing:
 
     def segment(self, rank: int, thread: str, name: str) -> list[Priced]:
         """The ops of a segment with what they cost on this rank."""
-        local = self.pricer.local
-        ops = [(op, local(op, rank)) for op in self.program.segments[name]]
+        if thread.startswith(LOADER) and self.program.device != "cpu":
+            return steady([(op, self.pricer.local(op, rank)) for op in self.program.segments[name]], self.pricer, rank, self.program.world)
+        ops = self._priced(self.program.segments[name], rank)
         if self.condensed and thread == HOST:
             ops = self._condensed(ops, rank)
         if self.fused and thread == HOST:
@@ -50,6 +52,15 @@ class Pricing:
                 self.quiet,
             )
         return ops
+
+    def _priced(self, line: tuple[Op, ...], rank: int) -> list[Priced]:
+        """Each op with its cost; folded, with what the ranks of its machine that it stands for take too."""
+        local = self.pricer.local
+        ops = [(op, local(op, rank)) for op in line]
+        if not self.folded:
+            return ops
+        stands_for, world = self.groups.stands_for, self.program.world
+        return [(op, together(op, cost, self.pricer, rank, stands_for, world) if cost.uses else cost) for op, cost in ops]
 
     def whole(self, op: Op, cost: Cost, rank: int) -> Cost:
         """The whole cost of a collective that is an op like any other."""

@@ -26,16 +26,19 @@ def device_bytes(job: Job) -> int:
     return job.plan.batch.micro * job.network.sample_bytes
 
 
-def load(job: Job, lane: str, share: float = 1.0) -> list[Op]:
-    """What one CPU thread does to make one batch, or a `share` of one."""
+def load(job: Job, lane: str, share: float = 1.0, processes: float = 1.0) -> list[Op]:
+    """What one CPU thread does to make one batch, or a `share` of one; so many `processes` of the rank take batches in turn."""
     data, micro = job.plan.data, job.plan.batch.micro * share
+    raw, made = read_bytes(job) * share, device_bytes(job) * share
     ops: list[Op] = []
     if _HOW[data.source]:
-        files = (HostWork("file", micro),)
-        ops.append(Op("data/read", "copy", lane, files, bytes=round(read_bytes(job) * share), how=_HOW[data.source], cls=CLS))
+        files = (HostWork("file", micro, processes=processes),)
+        ops.append(Op("data/read", "copy", lane, files, bytes=round(raw), how=_HOW[data.source], cls=CLS))
     if data.preprocess:
-        ops.append(host("data/preprocess", HostWork("preprocess", micro, data.preprocess), lane=lane, cls=CLS))
-    return [*ops, host("data/collate", HostWork("collate", micro), lane=lane, cls=CLS)]
+        ops.append(host("data/preprocess", HostWork("preprocess", micro, data.preprocess, processes=processes, moved=raw + made), lane=lane, cls=CLS))
+    # Samples are copied into one batch, and once more into pinned memory.
+    copies = 2.0 * made * (1 + data.pinned)
+    return [*ops, host("data/collate", HostWork("collate", micro, processes=processes, moved=copies), lane=lane, cls=CLS)]
 
 
 def take(job: Job) -> list[Op]:
@@ -96,8 +99,8 @@ def loaders(job: Job) -> dict[str, tuple[Op, ...]]:
         lane = f"loader.{worker}"
         free = Op("data/free", "wait", lane, event="data/taken", shift=-data.prefetch * data.workers)
         if worker:
-            found[f"{lane}.late"] = tuple(load(job, lane, worker / data.workers))
-        found[lane] = (free, *load(job, lane), Op("data/ready", "record", lane, event="data/ready", shift=0))
+            found[f"{lane}.late"] = tuple(load(job, lane, worker / data.workers, data.workers))
+        found[lane] = (free, *load(job, lane, processes=data.workers), Op("data/ready", "record", lane, event="data/ready", shift=0))
     return found
 
 

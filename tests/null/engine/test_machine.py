@@ -1,0 +1,47 @@
+"""What ranks of one machine share: equal to every rank simulated by itself, and loaders at their steady state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.predict import predict
+
+RANKS, MICRO = 8, 16
+CORES = 112.0
+"""Of a DGX H100."""
+DISK = 40e9
+"""Bytes per second that its disks read."""
+
+
+def _predicted(data: dict[str, Any], fold: bool = True, on: str = "dgx-h100") -> float:
+    model = {"family": "mlp", "name": "small", "widths": [64, 64]}
+    plan = {"model": model, "batch": {"micro": MICRO}, "parallel": {"dp_replicate": RANKS}, "data": {"source": "disk", **data}}
+    return predict(plan, on, fold=fold).step_time_s
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.sampled_from([1, 2, 5, 40]),
+    st.sampled_from(["1 KB", "10 MB"]),
+    st.sampled_from(["0.1 ms", "20 ms"]),
+    st.sampled_from(["dgx-h100", "a100-pcie-x8"]),
+)
+def test_ranks_that_are_not_simulated_take_their_share_of_the_machine(workers: int, sample: str, work: str, on: str) -> None:
+    data = {"workers": workers, "sample": sample, "preprocess": work}
+    assert _predicted(data, True, on) == pytest.approx(_predicted(data, False, on), rel=1e-9)
+
+
+def test_more_workers_than_cores_bring_nothing() -> None:
+    work = 20e-3 * MICRO
+    times = {workers: _predicted({"workers": workers, "sample": "1 KB", "preprocess": "20 ms"}) for workers in (2, 7, 14, 28, 100)}
+    for workers, step in times.items():
+        assert step == pytest.approx(max(work / workers, work * RANKS / CORES), rel=0.01), workers
+
+
+def test_the_disk_is_shared_by_all_ranks_of_the_machine() -> None:
+    step = _predicted({"workers": 16, "sample": "50 MB", "preprocess": "0.01 ms"})
+    assert step == pytest.approx(RANKS * MICRO * 50e6 / DISK, rel=0.01)
