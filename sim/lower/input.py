@@ -35,7 +35,11 @@ def load(job: Job, lane: str, share: float = 1.0, processes: float = 1.0) -> lis
         files = (HostWork("file", micro, processes=processes),)
         ops.append(Op("data/read", "copy", lane, files, bytes=round(raw), how=_HOW[data.source], cls=CLS))
     if data.preprocess:
-        ops.append(host("data/preprocess", HostWork("preprocess", micro, data.preprocess, processes=processes, moved=raw + made), lane=lane, cls=CLS))
+        ops.append(
+            host(
+                "data/preprocess", HostWork("preprocess", micro, data.preprocess, processes=processes, moved=raw + made), lane=lane, cls=CLS
+            )
+        )
     # Samples are copied into one batch, and once more into pinned memory.
     copies = 2.0 * made * (1 + data.pinned)
     return [*ops, host("data/collate", HostWork("collate", micro, processes=processes, moved=copies), lane=lane, cls=CLS)]
