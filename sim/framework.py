@@ -36,6 +36,12 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Bias + dropout + residual add in one kernel."""
     fused_softmax: bool = False
     """Scale + mask + softmax in one kernel, for attention = math."""
+    causal_softmax: bool = False
+    """That kernel reads the scores below the diagonal alone and writes zeros above it (scaled_upper_triang_masked_softmax); where attention
+    is causal and written out."""
+    strided_heads: bool = False
+    """Heads of written-out attention are strided views that batched products read in place, as Megatron's baddbmm does on (s, b x h, d);
+    else they are copied to be contiguous."""
     fused_cross_entropy: bool = False
     fused_projections: bool = True
     """q, k, v as one GEMM, and gate and up as one, where the model leaves it open."""

@@ -25,6 +25,10 @@ BEST = 0.9
 """Share of peak FLOP/s that the best GEMMs reach where power does not limit them (A100 0.93, RTX PRO 6000 0.87 of peak)."""
 STARVED = ("l4", "t4")
 """Boards whose 70 W hold them at a third of their peak: their shares are no guide for others."""
+ALIGNED = 8
+"""Elements of 16 bits that the matrix units load at once. cuBLAS runs a strided batch whose rows are no multiple of 16 bytes on fp32 units:
+heads of 108 and of 150 columns cost 10.0-10.6 TFLOP/s on A100 (BLOOM's sweeps of heads and sizes against those of 96, 128 and 64 heads,
+with 13824 and 14400 columns, 40 and 48 nodes; eight batched products a layer)."""
 NO_TENSOR = ("sm60", "sm61")
 """Architectures without matrix units: all dtypes run as fp32 kernels do."""
 
@@ -106,9 +110,11 @@ def power_ratio(gpu: Gpu, dtype: str) -> float:
 
 def gemm_cost(work: Gemm, gpu: Gpu, sustained: bool = True) -> tuple[float, Source]:
     """Seconds of all repeats. Raises `Refused` for a dtype that the GPU has no units for."""
+    size = BYTES[work.dtype]
+    if size == 2 and work.batch > 1 and (work.n % ALIGNED or work.k % ALIGNED):
+        work = msgspec.structs.replace(work, dtype="fp32")
     peak = _peak(gpu, work)
     fit, source = fit_of(gpu, work.dtype)
-    size = BYTES[work.dtype]
     out = 8.0 if work.accumulate else max(size, 2.0)
     clock = sustained_clock(gpu, work.dtype) if sustained else None
     return gemm_seconds(work.m, work.n, work.k, gpu, fit, peak, size, out, work.batch, clock) * work.repeat, source

@@ -50,7 +50,7 @@ def core(
     b, s, cp = share.micro, share.seq, share.shape.cp
     keys = kv_seq or s * cp
     if share.math:
-        part = _written_out(share, heads, keys, name, dropout, causal or mask, scale)
+        part = _written_out(share, heads, keys, name, dropout, causal or mask, scale, causal)
     else:
         swap = cp if share.shape.cp_kind == "all_to_all" else 1
         work = Attention(
@@ -83,28 +83,33 @@ def _qkv_bytes(share: Share, heads: Heads, queries: int, keys: int) -> int:
     return (queries * heads.q * heads.d + keys * heads.kv * (heads.d + heads.dv)) * share.e
 
 
-def _written_out(share: Share, heads: Heads, keys: int, name: str, dropout: bool, masked: bool, scaled: bool) -> Part:
+def _written_out(share: Share, heads: Heads, keys: int, name: str, dropout: bool, masked: bool, scaled: bool, causal: bool) -> Part:
     """Attention of separate kernels: 5 a s^2 b bytes kept with dropout (Korthikanti et al. 2022, section 4.1)."""
     b, s, h, dtype = share.micro, share.seq, heads.q, share.core
     scores = b * h * s * keys
     e, quiet = share.e, share.framework.compile
     fused = share.framework.fused_softmax
     es = 4 if share.autocast and not fused else e  # autocast runs softmax in fp32
-    rows = b * h * s
-    forward: list[Work] = _head_copies(share, heads, keys)
+    rows, views = b * h * s, share.framework.strided_heads
+    read = e / 2 if causal and fused and share.framework.causal_softmax else e
+    forward: list[Work] = [] if views else _head_copies(share, heads, keys)
     forward.append(Gemm(s, keys, heads.d, dtype, b * h))
     if not (fused or quiet):
         forward += [elementwise("scale", share, scores, e, e)] * scaled
         forward += [elementwise("add", share, scores, e, e)] * masked
-    forward.append(elementwise("softmax", share, scores, e, es, 5.0, rows))
+    forward.append(elementwise("softmax", share, scores, read, es, 5.0, rows))
     forward += [elementwise("dropout", share, scores, es, es + 1)] * dropout
     forward += [elementwise("cast", share, scores, es, e)] * (es != e)
     context = elementwise("permute", share, b * s * h * heads.dv, e, e)
     forward += [Gemm(s, heads.dv, keys, dtype, b * h), context]
-    backward: list[Work] = [context, Gemm(s, keys, heads.dv, dtype, b * h, "dgrad"), Gemm(keys, heads.dv, s, dtype, b * h, "dgrad")]
+    backward: list[Work] = [
+        *([] if views else [context]),
+        Gemm(s, keys, heads.dv, dtype, b * h, "dgrad"),
+        Gemm(keys, heads.dv, s, dtype, b * h, "dgrad"),
+    ]
     backward += [elementwise("cast", share, scores, e, es)] * (es != e)
     backward += [elementwise("dropout", share, scores, es + 1, es)] * dropout
-    backward.append(elementwise("softmax", share, scores, 2 * es, e, 4.0, rows))
+    backward.append(elementwise("softmax", share, scores, 2 * (read if fused else es), e, 4.0, rows))
     if not (fused or quiet):
         backward += [elementwise("scale", share, scores, e, e)] * (scaled + (masked and scaled))
     backward += [

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from sim.framework import Framework
 from sim.model import Network, Shape, describe, load_model
 from sim.model.families import decoder
-from sim.work import Gemm
+from sim.work import Gemm, MemoryBound
 from topologies.errors import BadInput, UnknownName
 
 EAGER = Framework(name="eager", source="test")
@@ -41,6 +41,27 @@ def test_flash_keeps_no_square() -> None:
     s, b, h, a = 64, 4, 512, 8
     saved = layer_saved(describe(gpt(), Shape(micro=b, seq=s), EAGER))  # type: ignore[arg-type]
     assert saved == 34 * s * b * h + 2 * 8 * s * b + 4 * a * s * b
+
+
+def test_megatrons_kernel_reads_half_of_causal_scores_and_no_copies_of_heads() -> None:
+    """scaled_upper_triang_masked_softmax reads up to the diagonal and writes whole rows; baddbmm takes strided heads as they lie."""
+    s, b, h, a = 64, 4, 512, 8
+    softmax = replace(EAGER, fused_softmax=True)
+
+    def moved(framework: Framework, what: str) -> tuple[int, int]:
+        network = describe(gpt(), Shape(micro=b, seq=s), framework, attention="math")  # type: ignore[arg-type]
+        core = next(part for part in network.blocks[1][1].parts if part.name.endswith("core"))
+        sums = [
+            sum(w.read + w.written for w in works if isinstance(w, MemoryBound) and w.what == what)
+            for works in (core.forward, core.backward)
+        ]
+        return sums[0], sums[1]
+
+    scores, tokens = 2 * a * s * s * b, 2 * b * s * h
+    assert moved(softmax, "softmax") == (2 * scores, 3 * scores)
+    assert moved(replace(softmax, causal_softmax=True), "softmax") == (1.5 * scores, 2 * scores)
+    assert moved(EAGER, "permute") == (8 * tokens, 8 * tokens)
+    assert moved(replace(EAGER, strided_heads=True), "permute") == (2 * tokens, 6 * tokens)
 
 
 def test_equal_layers_are_one_block() -> None:

@@ -66,7 +66,7 @@ def test_issue_names_exist() -> None:
         ("aws-p4d", "NVL", 300e9, 6.25e9),
         ("mi300x-x8", "NVL", 64e9, 50e9),
         ("a100-pcie-x8", "PIX", 25e9, 6.25e9),
-        ("jean-zay-a100", "NVL", 300e9, 6.25e9),
+        ("jean-zay-a100", "NVL", 300e9, 2.6875e9),
         ("dlperf-v100", "NVL", 25e9, 1.5625e9),
     ],
 )
