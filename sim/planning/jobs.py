@@ -14,24 +14,26 @@ from typing import Any
 
 import msgspec
 
-from sim import metrics
 from sim.bind import Setting, bind
 from sim.cost.price import Cost, Pricer
-from sim.engine.lanes import Lanes
-from sim.engine.run import Engine
-from sim.engine.state import RankState
-from sim.engine.threads import Thread
+from sim.engine.clocks import Clocks, alone
+from sim.engine.clocks import _lines as lines_of
+from sim.engine.code import Assembler
+from sim.engine.meeting import Groups
+from sim.engine.pricing import Pricing
+from sim.engine.times import State
 from sim.lower.step import lower
 from sim.plan import Output, Plan
 from sim.predict import STEPS, pricer_for
 from sim.program import Op, Program
-from sim.trace import Trace
-from topologies.errors import BadInput
+from topologies.errors import BadInput, Refused
 from topologies.load import Topology, load_topology
 
 PLACEMENTS = ("compact", "spread")
 _MOST_STEPS = 40
 """Steps that a short job makes at most beside a long one."""
+MOST_RANKS = 2048
+"""Ranks that are simulated one by one: 512 of an 8-billion-parameter model take about a minute."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,19 +144,25 @@ class _Placed:
 
     def __init__(self, inner: Pricer, places: tuple[int, ...], topology: Topology) -> None:
         self._inner, self._places, self._topology = inner, places, topology
+        self._known: dict[tuple[int, ...], tuple[tuple[int, ...], tuple[str, ...]]] = {}
+        """By members: their ranks of the cluster, and the cables between these."""
         self.capacity: Mapping[str, float] = inner.capacity
 
     def local(self, op: Op, rank: int) -> Cost:
         return self._inner.local(op, self._places[rank])
 
     def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
-        ranks = tuple(self._places[member] for member in members)
+        known = self._known.get(members)
+        if known is None:
+            ranks = tuple(self._places[member] for member in members)
+            known = self._known[members] = (ranks, _cables(self._topology, ranks))
+        ranks, cables = known
         cost = self._inner.collective(op, ranks, siblings)
         wish = max((amount for name, amount in cost.uses if "net/" in name), default=0.0)
         if not wish:
             return cost
         inside = tuple(use for use in cost.uses if "net/" not in use[0])
-        network = tuple((name, wish) for name in _cables(self._topology, ranks))
+        network = tuple((name, wish) for name in cables)
         return Cost(cost.seconds, cost.source, cost.latency, network + inside, cost.host, cost.ready)
 
     def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
@@ -167,27 +175,33 @@ class _Placed:
 def steps_beside(
     jobs_: Sequence[tuple[Setting, tuple[int, ...]]], steps: Sequence[int], calibration: str | Path | None = None
 ) -> list[float]:
-    """Seconds per step of each (setting, ranks of the cluster that it takes) while all run in one virtual time, `steps` steps each."""
-    engines: list[_Shared] = []
+    """Seconds per step of each (setting, ranks of the cluster that it takes) while all run in one virtual time, `steps` steps each.
+
+    Raises `Refused` for more ranks than can be simulated one by one.
+    """
+    ranks = sum(len(places) for _, places in jobs_)
+    if ranks > MOST_RANKS:
+        raise Refused(
+            f"{ranks} ranks would have to be simulated one by one (nothing is equal where jobs share links, or parts are broken); at most "
+            f"{MOST_RANKS} are. Use fewer nodes: what a fault or a neighbour costs is decided on the links that they share"
+        )
+    runs: list[_Run] = []
     for (setting, places), count in zip(jobs_, steps, strict=True):
         quiet = msgspec.structs.replace(setting.plan, output=Output())
         program = lower(quiet, setting.network, setting.framework, setting.topology.kind, count)
-        engines.append(
-            _Shared(program, _Placed(pricer_for(setting, calibration), places, setting.topology), engines[0] if engines else None)
-        )
-    for engine in engines:
-        engine.begin()
-    engines[0].env.run()
-    traces = [engine.finish() for engine in engines]
-    until = min(trace.end for trace in traces)
-    return [_mean_step(trace, until) for trace in traces]
+        runs.append(_Run(program, _Placed(pricer_for(setting, calibration), places, setting.topology), runs[0] if runs else None))
+    for run in runs:
+        run.begin()
+    runs[0].clocks.agenda.run()
+    ends = [run.ends() for run in runs]
+    until = min(found[-1] for found in ends)
+    return [_mean_step(found, until, run.ahead) for found, run in zip(ends, runs, strict=True)]
 
 
-def _mean_step(trace: Trace, until: float) -> float:
+def _mean_step(ends: list[float], until: float, ahead: bool) -> float:
     """Mean of the steps after the first (which fills the input path) that ended while all jobs ran, or of the second alone. The last is
     left out where loaders work ahead, as in `Trace.reported`."""
-    ends = metrics.step_ends(trace)
-    ends = ends[: len(ends) + trace.reported + 1]
+    ends = ends[: len(ends) - ahead]
     last = max(1, sum(end <= until * (1 + 1e-9) for end in ends) - 1)
     return (ends[last] - ends[0]) / last
 
@@ -206,27 +220,37 @@ def _cables(topology: Topology, ranks: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(found)
 
 
-class _Shared(Engine):
-    """An engine in the virtual time, and on the resources, of another."""
+class _Run:
+    """One job, every rank by itself, in the virtual time and on the resources of another."""
 
-    def __init__(self, program: Program, pricer: Pricer, beside: Engine | None) -> None:
-        super().__init__(program, pricer, fold=False)
-        self.threads: list[Thread] = []
+    def __init__(self, program: Program, pricer: Pricer, beside: _Run | None) -> None:
+        self.program, self.pricer = program, pricer
+        self.ahead = program.steps > 2 and any(len(role.threads) > 1 for role in program.roles.values())
+        """Loaders work for steps that are not there any more while the last one runs."""
+        states = {rank: State(rank, pricer.slowdown(rank)[0]) for rank in range(program.world)}
+        prices = Pricing(program, pricer, Groups(program.mesh, lambda rank: rank), False, alone)
+        prices.shorten(states, condensed=False)
+        self.clocks, self._assembler = Clocks(prices), Assembler(prices)
         if beside is not None:
-            self.env, self.sharing = beside.env, beside.sharing
-            self.lanes = Lanes(self.env, self.sharing, self._meets, self._arrive, self._finished, self._number)
+            self.clocks.agenda, self.clocks._sharing = beside.clocks.agenda, beside.clocks._sharing
+        self._threads = [
+            self.clocks.thread(state, name, lines_of(prices, self._assembler, state, name))
+            for state in states.values()
+            for name in program.threads(state.rank)
+        ]
 
     def begin(self) -> None:
         """Starts all ranks; time does not pass."""
-        for rank in range(self.program.world):
-            self.states[rank] = RankState(rank, self.pricer.slowdown(rank)[0])
-            self.threads += [Thread(name, self.states[rank], self._ops(rank, name), self.lanes) for name in self.program.threads(rank)]
-        for thread in self.threads:
-            thread.run()
+        for thread in self._threads:
+            thread.begin()
 
-    def finish(self) -> Trace:
-        """The trace, when time has run out. Raises `BadInput` when ranks still wait."""
-        self.meetings.check_empty()
-        if not all(thread.done for thread in self.threads):
-            raise BadInput(f"the program {self.program.name} deadlocks: a thread waits for an event that never comes")
-        return self._trace()
+    def ends(self) -> list[float]:
+        """When each step ended, when time has run out. Raises `BadInput` when ranks still wait."""
+        stuck = [f"rank {thread.rank} {thread.name}" for thread in self._threads if not thread.done] or self._assembler.waiting()
+        if stuck:
+            raise BadInput(f"the program {self.program.name} deadlocks, waiting for what never comes: {', '.join(stuck[:8])}")
+        found, last = [], 0.0
+        for step in sorted(self.clocks.ends):
+            last = max(last, self.clocks.ends[step])
+            found.append(last)
+        return found

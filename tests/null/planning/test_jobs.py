@@ -7,9 +7,14 @@ from itertools import pairwise
 
 import pytest
 
+from sim.bind import bind
+from sim.engine.run import simulate
+from sim.lower.step import lower
+from sim.metrics import step_ends
 from sim.planfile import load_plan
-from sim.planning.jobs import Jobs, jobs, placed
-from topologies.errors import BadInput
+from sim.planning.jobs import Jobs, _Placed, jobs, placed, steps_beside
+from sim.predict import STEPS, pricer_for
+from topologies.errors import BadInput, Refused
 from topologies.load import load_topology
 
 PLAN = load_plan({"model": "gpt2-124m", "seq_len": 1024, "batch": {"global": 4, "micro": 2}, "parallel": {"dp_replicate": 2}})
@@ -60,3 +65,18 @@ def test_places_that_cannot_be_are_refused(places: str | list[tuple[int, ...]]) 
         jobs([PLAN, PLAN], CLUSTER, [places], edits=EDITS)
     with pytest.raises(BadInput):
         jobs([PLAN], CLUSTER)
+
+
+def test_a_job_alone_takes_what_its_trace_takes() -> None:
+    """The engine that only says when steps end, beside the one that makes a trace; the same prices, every rank by itself."""
+    setting = bind(PLAN, "2x dgx-h100")
+    ranks = tuple(range(setting.plan.world))
+    program = lower(setting.plan, setting.network, setting.framework, setting.topology.kind, STEPS)
+    ends = step_ends(simulate(program, _Placed(pricer_for(setting), ranks, setting.topology), fold=False))
+    assert steps_beside([(setting, ranks)], [STEPS])[0] == pytest.approx(ends[1] - ends[0], rel=1e-9)
+
+
+def test_more_ranks_than_can_be_simulated_are_refused() -> None:
+    plan = {"model": "gpt2-124m", "batch": {"global": 4096, "micro": 1}, "parallel": {"dp_replicate": 4096}}
+    with pytest.raises(Refused, match="one by one"):
+        steps_beside([(bind(plan, "512x dgx-h100"), tuple(range(4096)))], [STEPS])
