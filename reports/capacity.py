@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
@@ -37,7 +38,8 @@ def capacity_page(title: str, found: Capacity, strong: Sequence[Capacity] = (), 
         )
         page.figure(expense(strong, weak, unit))
     rows = list(strong) or [found]
-    page.section("Same global batch" if strong else "The run")
+    few = "Larger clusters cannot split this global batch." if len(strong) == 1 < len(weak) else ""
+    page.section("Same global batch" if strong else "The run", few)
     page.table(_HEAD, [_row(one, unit) for one in rows])
     if weak:
         page.section("Global batch grows with the cluster")
@@ -122,7 +124,7 @@ def days(found: Capacity) -> go.Figure:
 
 def _kinds(strong: Sequence[Capacity], weak: Sequence[Capacity]) -> list[tuple[str, Sequence[Capacity], dict[str, str]]]:
     named = (("same global batch (strong)", strong, {"color": _STRONG}), ("batch grows (weak)", weak, {"color": _WEAK, "dash": "dash"}))
-    return [(name, rows, line) for name, rows, line in named if rows]
+    return [(name, rows, line) for name, rows, line in named if len(rows) > 1]
 
 
 def _sizes(strong: Sequence[Capacity], weak: Sequence[Capacity]) -> dict[str, object]:
@@ -176,8 +178,18 @@ def goodput(strong: Sequence[Capacity], weak: Sequence[Capacity]) -> go.Figure:
         )
     low = min([100 * one.goodput for one in (*strong, *weak)], default=0.0)
     axis = {"title": "goodput, %", "range": [max(0.0, low - 5), 100.5]}
-    figure.update_layout(height=360, margin={"b": 100}, xaxis=_sizes(strong, weak), yaxis=axis, legend={"orientation": "h"})
+    figure.update_layout(
+        height=360, margin={"b": 100}, xaxis=_sizes(strong, weak), yaxis=axis, legend={"orientation": "h"}, showlegend=True
+    )
     return figure
+
+
+def _decades(values: Sequence[float]) -> dict[str, object]:
+    """Marks of a logarithmic axis at 1, 2, 5 of each decade, written out."""
+    low, high = min(values, default=1.0), max(values, default=1.0)
+    ends = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1) if low > 0 else range(1)
+    marks = [step * 10.0**power for power in ends for step in (1, 2, 5) if 0.5 * low <= step * 10.0**power <= 2 * high]
+    return {"tickvals": marks, "ticktext": [f"{mark:,g}" for mark in marks]}
 
 
 def expense(strong: Sequence[Capacity], weak: Sequence[Capacity], unit: str) -> go.Figure:
@@ -202,8 +214,9 @@ def expense(strong: Sequence[Capacity], weak: Sequence[Capacity], unit: str) -> 
     figure.update_layout(
         height=420,
         margin={"b": 100},
-        xaxis={"title": "days", "type": "log", "dtick": "D2"},
+        xaxis={"title": "days", "type": "log"} | _decades([one.days for one in (*strong, *weak)]),
         yaxis={"title": y, "rangemode": "tozero"},
         legend={"orientation": "h"},
+        showlegend=True,
     )
     return figure

@@ -33,10 +33,12 @@ def collective_page(found: Mapping[str, Any]) -> str:
     )
     page.cards(_cards(rows))
     page.section(
-        "Bandwidth over size", "Colours name the algorithm, signs the protocol (circle Simple, square LL128, diamond LL). Hover for times."
+        "Bandwidth over size",
+        "Colours name the algorithm, signs the protocol (circle Simple, square LL128, diamond LL: NCCL's ways to send, the later ones for ever smaller messages). "
+        "Hover for times.",
     )
     page.figure(bandwidth(rows))
-    page.section("Time over size", "Flat where latency counts, straight where bandwidth does.")
+    page.section("Time over size", "Flat where latency counts, straight where bandwidth does. Both axes are logarithmic.")
     page.figure(times(rows))
     page.section("Table")
     page.table(
@@ -45,8 +47,8 @@ def collective_page(found: Mapping[str, Any]) -> str:
             (
                 r["size"],
                 seconds(r["time_us"] * 1e-6),
-                f"{r['algbw_GBps']:,.2f} GB/s",
-                f"{r['busbw_GBps']:,.2f} GB/s",
+                _rate(r["algbw_GBps"]),
+                _rate(r["busbw_GBps"]),
                 r["algorithm"],
                 r["protocol"],
             )
@@ -54,6 +56,11 @@ def collective_page(found: Mapping[str, Any]) -> str:
         ],
     )
     return page.text("Made by StepTwin. GB/s = 1e9 bytes per second; sizes count the whole array, as nccl-tests does; KiB = 2^10 bytes.")
+
+
+def _rate(value: float) -> str:
+    """GB/s; smaller units where two decimals would say nothing."""
+    return f"{value:,.2f} GB/s" if value >= 1 else f"{value * 1e3:,.2f} MB/s"
 
 
 def _cards(rows: Sequence[Mapping[str, Any]]) -> list[Card]:

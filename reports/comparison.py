@@ -31,6 +31,29 @@ _MARKS = {
     "extrapolated": "beyond the data that the costs are fitted on",
 }
 _BUSIEST = 8
+MEANINGS = (
+    ("step time", "seconds from one optimizer step to the next, in the steady state; with the stated probability it lies in the interval"),
+    (
+        "calibrated",
+        "the prediction rests on measurements of this very machine; interpolated: on data for this kind of device; extrapolated: beyond them",
+    ),
+    ("tokens / s / GPU", "tokens (samples for images) of the global batch over the step time and the number of devices"),
+    (
+        "MFU",
+        "model FLOPs utilisation: FLOPs of one forward and backward pass, without recomputation, over what the devices could do at their dense peak",
+    ),
+    ("exposed communication", "time in which a rank only communicates; transfers beside its own computing cost no time and do not count"),
+    ("bubble", "time in which a pipeline stage has nothing to do, since it waits for another stage or rank"),
+    ("host gap", "time in which the device waits for Python, kernel launches or autograd"),
+    ("data stall", "time in which the device waits for its next batch"),
+    (
+        "peak memory",
+        "of the fullest rank: parameters, gradients, optimizer state, activations, buffers, the allocator's and the driver's own",
+    ),
+    ("lane", "where ops queue in order: a CUDA stream (compute, comm.GROUP, copy) or a CPU thread (host, loader)"),
+    ("mb0, s2, r3", "in the name of an op: its micro-batch, step and rank"),
+)
+"""Figures of a prediction, in words."""
 
 
 def headline(summary: Mapping[str, Any]) -> list[Card]:
@@ -98,7 +121,10 @@ def prediction_page(title: str, summary: Mapping[str, Any], trace: Trace, scene:
 def _timelines(page: Page, traces: Sequence[Trace], worst: int | None, files: Sequence[str]) -> None:
     chosen = representative(traces[0], worst)
     how = "Each row is a lane of a rank" + (", each trace under the one before" if len(traces) > 1 else "")
-    page.section("Timeline", f"{how}. Drag to zoom, double-click to go back; hover an op for its bytes, FLOPs and the source of its cost.")
+    page.section(
+        "Timeline",
+        f"{how} (a CUDA stream or a CPU thread). Drag to zoom, double-click to go back; hover an op for its bytes, FLOPs and the source of its cost.",
+    )
     page.note(told(chosen, traces[0]))
     page.figure(timeline(traces, [rank for rank, _ in chosen]))
     for file in files:
@@ -130,6 +156,7 @@ def _prediction_body(page: Page, summary: Mapping[str, Any], trace: Trace, scene
         "On what the costs rest", "measured: by `probe` on this machine. fitted: on published measurements. assumed: by a stated rule."
     )
     page.figure(figures.sources_bar(summary["sources"]))
+    page.words(MEANINGS)
 
 
 def _parts(summary: Mapping[str, Any]) -> str:
@@ -142,7 +169,9 @@ def _parts(summary: Mapping[str, Any]) -> str:
 def _links(page: Page, scene: Scene, step: float) -> None:
     if scene.uses:
         page.section(
-            "Link use over time", "Links by what they join, busiest first: use in % of one link's rate, of the rank that moves most."
+            "Link use over time",
+            "Links by what they join, busiest first: use in % of one link's rate, of the rank that moves most. "
+            "n0 is the first node; sw: PCIe switch, leaf and spine: network switches.",
         )
         page.figure(link_map(scene.uses, step))
         rows = [(use.name, f"{use.rate / 1e9:,.1f} GB/s", volume(use.moved), f"{use.share:.1%}") for use in scene.uses[:_BUSIEST]]
@@ -196,10 +225,10 @@ def _waterfall(page: Page, name: str, one: Comparison, traces: Sequence[Trace]) 
     ours, theirs = traces[0], next((trace for trace in traces if trace.origin == name), None)
     how = "What each class takes more (up) or less (down) than predicted; 'rest' is "
     if theirs is None:
-        page.section(f"From the predicted step to {name}", how + "what overlaps or belongs to no op.")
+        page.section(f"From the predicted step to the measured one ({name})", how + "what overlaps or belongs to no op.")
         page.figure(figures.waterfall(one))
         return
-    page.section(f"From the predicted step to {name}", how + "how far the traced step nearest the median is from it.")
+    page.section(f"From the predicted step to the measured one ({name})", how + "how far the traced step nearest the median is from it.")
     page.figure(figures.waterfall(one, asdict(breakdown(ours)), asdict(breakdown(_nearest(theirs, one.measured_step.median)))))
 
 
@@ -217,7 +246,7 @@ def _measured(found: Mapping[str, Comparison]) -> list[Card]:
     for name, one in found.items():
         m = one.measured_step
         cards.append((seconds(m.median), f"step time, {name}", f"median of {m.count}; {seconds(m.low)} to {seconds(m.high)} (p10 to p90)"))
-        cards.append((f"{one.error:+.1%}", f"error against {name}", "(predicted - measured) / measured"))
+        cards.append((f"{one.error:+z.1%}", f"error against {name}", "(predicted - measured) / measured"))
     return cards
 
 

@@ -35,7 +35,7 @@ def breakdown_bar(split: Mapping[str, float]) -> go.Figure:
     figure.update_layout(
         barmode="stack",
         height=210,
-        xaxis={"title": "ms", "range": [0, total * 1e3]},
+        xaxis={"title": "milliseconds of the step", "range": [0, total * 1e3]},
         yaxis={"visible": False},
         legend={"orientation": "h"},
         margin={"b": 90},
@@ -51,7 +51,7 @@ def class_errors(found: Comparison) -> go.Figure:
     figure.add_trace(
         go.Bar(y=names, x=[r.measured * 1e3 for r in rows], orientation="h", name=f"measured ({found.origin})", marker_color="#7f8c9b")
     )
-    labels = [f"{row.error:+.0%}" if row.error is not None else "not measured" for row in rows]
+    labels = [f"{row.error:+z.0%}" if row.error is not None else "not measured" for row in rows]
     figure.add_trace(
         go.Bar(
             y=names,
@@ -97,8 +97,8 @@ def waterfall(found: Comparison, predicted: Mapping[str, float] | None = None, m
             measure=["absolute", *("relative" for _ in steps), "relative", "total"],
             text=[
                 f"{found.predicted_step * 1e3:.2f}",
-                *(f"{v:+.2f}" for _, v in steps),
-                f"{gap:+.2f}",
+                *(f"{v:+z.2f}" for _, v in steps),
+                f"{gap:+z.2f}",
                 f"{found.measured_step.median * 1e3:.2f}",
             ],
             increasing={"marker": {"color": "#D55E00"}},
@@ -144,13 +144,14 @@ def step_times(times: Mapping[str, Sequence[float]], predicted: float) -> go.Fig
         figure.add_trace(box.update(showlegend=False, legendgroup=safe(name), marker_size=3))
     figure.add_hline(y=predicted * 1e3, line_dash="dash", line_color=PREDICTED)
     figure.add_trace(go.Scatter(x=[None], y=[None], mode="lines", name="predicted", line={"dash": "dash", "color": PREDICTED}))
+    longest = max((len(values) for values in times.values()), default=1)
     high = max([predicted, *(v for values in times.values() for v in values)]) * 1e3
     figure.update_layout(
         height=340,
         margin={"b": 90},
-        xaxis={"title": "step", "domain": [0, 0.68]},
+        xaxis={"title": "number of the step", "domain": [0, 0.68], "tickformat": "d", "dtick": max(1, -(-longest // 10))},
         xaxis2={"title": "distribution", "domain": [0.72, 1], "anchor": "y"},
-        yaxis={"title": "ms", "range": [0, 1.08 * high]},
+        yaxis={"title": "ms per step", "range": [0, 1.08 * high]},
         legend={"orientation": "h"},
     )
     return figure
@@ -209,8 +210,8 @@ def memory_line(
         figure.add_hline(y=limit, line_dash="dash", line_color=PREDICTED, annotation_text=label, annotation_position="bottom left")
     top = 1.08 * max(high, limit)
     figure.update_layout(
-        height=330,
-        margin={"b": 80},
+        height=330 if len(lines) > 1 else 290,
+        margin={"b": 80 if len(lines) > 1 else 40},
         xaxis={"title": "milliseconds from the beginning of the step", "range": [0, (end - begin) * 1e3]},
         yaxis={"title": name, "range": [0, top or 1.0]},
         legend={"orientation": "h"},

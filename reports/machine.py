@@ -26,6 +26,32 @@ _SHAPES |= {"dram": ("square-open", "#777777", 18), "nvswitch": ("star-diamond",
 _SHAPES |= {"leaf": ("triangle-up", "#b8860b", 22), "spine": ("triangle-up-open", "#b8860b", 22)}
 _PARTS = {"sw": "PCIe switch", "root": "PCIe root", "gpu": "GPU", "nic": "NIC", "dram": "host memory", "nvswitch": "NVSwitch"}
 _PARTS |= {"numa": "NUMA node", "leaf": "leaf switch", "spine": "spine switch"}
+_LINKS = {
+    "dram": "dram: memory of a socket",
+    "engine": "engine: copy engine of a GPU",
+    "nvlink": "nvlink: GPU to NVSwitch or GPU",
+    "xgmi": "xgmi: GPU to GPU",
+    "c2c": "c2c: CPU to GPU",
+    "pcie": "pcie: PCIe",
+    "numa": "numa: inside a socket",
+    "upi": "upi: between sockets",
+    "net": "net: NIC to network switch",
+    "spine": "spine: leaf to spine switch",
+}
+_PATHS = {
+    "LOC": "the rank itself",
+    "NVL": "NVLink",
+    "NVB": "NVLink through another GPU",
+    "C2C": "the link between CPU and GPU",
+    "PIX": "one PCIe switch",
+    "PXB": "several PCIe switches",
+    "PXN": "another GPU's NIC, reached by NVLink",
+    "PHB": "the CPU's PCIe root",
+    "SYS": "the link between sockets",
+    "NET": "the network",
+}
+_CROWD = 100
+"""Links of one kind beyond which they are thin and only the legend and the hover text tell their rate."""
 _NAMES = 24
 """Parts of one kind beyond which their names are only in the hover text."""
 _SIDES = {"gpu": "middle left", "nic": "middle right", "dram": "bottom center", "sw": "middle left", "root": "middle left"}
@@ -39,17 +65,17 @@ def topology_page(topology: Topology) -> str:
     page = Page(topology.name, f"{topology.gpus} ranks on {topology.nodes} node{'s' if topology.nodes > 1 else ''}; {device}.")
     page.cards(_cards(topology, found))
     page.section(
-        "Who hangs on what",
+        "What is joined to what",
         "The first node, host memory at the bottom, network on top. Rates are of one direction; hover an edge for both, and its latency.",
     )
     page.figure(machine(topology, 1))
-    page.section("Links of a node", "Rate in one direction, latency of one hop.")
-    rows = [(row["link"], str(row["count"]), row["rate"], row["latency"]) for row in found["rows"]]
+    page.section("Links of a node", "Each cable counts twice, once for each direction. Rate of one direction, latency of one hop.")
+    rows = [(_LINKS.get(row["link"], row["link"]), str(row["count"]), row["rate"], row["latency"]) for row in found["rows"]]
     page.table(("kind", "directed links", "rate", "latency"), rows)
-    page.section(
-        "How rank 0 reaches other ranks", "Each kind of path once, in NCCL's words (NVL NVLink, PIX one PCIe switch, NET network)."
+    page.section("How rank 0 reaches other ranks", "Each kind of path once, in NCCL's words.")
+    page.table(
+        ("path", "first rank reached so"), [(f"{kind}: {_PATHS.get(kind, kind)}", way) for kind, way in found["paths from rank 0"].items()]
     )
-    page.table(("path", "first rank reached so"), list(found["paths from rank 0"].items()))
     if found.get("source"):
         page.note(f"Source of the description: {found['source']}")
     return page.text("Made by StepTwin. Rates are decimal (1 GB/s = 1e9 bytes per second), in one direction.")
@@ -154,20 +180,19 @@ def _edges(figure: go.Figure, graph: Any, kind: str, places: Mapping[str, Spot],
     lines: dict[float, list[Spot | None]] = {}
     labels: list[tuple[Spot, str, str]] = []
     rates: dict[str, int] = {}
-    seen: set[tuple[str, int]] = set()
+    seen: set[str] = set()
     for a, b in pairs:
         points = _curve(places[a], places[b])
         busy = max((use or {}).get(group_of(f"{x}>{y}"), 0.0) for x, y in ((a, b), (b, a)))
         lines.setdefault(busy, []).extend([*points, None])
         text = _rates(graph, a, b)
         rates[text] = rates.get(text, 0) + 1
-        told = text if use is None else (f"{busy:.0%} busy" if busy else "")
-        same = (told, round(points[1][1]))
+        told = text if use is None else (f"{busy:.0%} busy" if busy >= 0.005 else "")
         hover = f"{safe(a)} <-> {safe(b)}<br>{kind}: {text}, {show_duration(pairs[a, b]['latency'])}" + (
             f"<br>{busy:.1%} busy" if busy else ""
         )
-        labels.append((points[len(points) // 2], "" if same in seen else told, hover))
-        seen.add(same)
+        labels.append((points[len(points) // 2], "" if told in seen or len(pairs) > _CROWD else told, hover))
+        seen.add(told)
     colour = COLOURS.get(kind, "#7f8c9b")
     named = f"{kind}: " + ", ".join(f"{number} x {text}" for text, number in rates.items()) if len(rates) <= 2 else kind
     for number, (busy, spots) in enumerate(lines.items()):
@@ -179,7 +204,7 @@ def _thickness(busy: float, used: bool, number: int) -> tuple[float, float]:
     """(pixels, opacity) of an edge: a crowd is thin; where use is shown, idle links step back."""
     if used:
         return (2.5 + 7 * busy, 1.0) if busy else (1.2, 0.45)
-    return (2.0, 1.0) if number <= 100 else (0.7, 0.35)
+    return (2.0, 1.0) if number <= _CROWD else (0.7, 0.35)
 
 
 def _line(figure: go.Figure, spots: list[Spot | None], colour: str, look: tuple[float, float], name: str, kind: str) -> None:
@@ -204,9 +229,9 @@ def _labels(figure: go.Figure, labels: list[tuple[Spot, str, str]], colour: str)
             x=[spot[0] for spot, *_ in labels],
             y=[spot[1] for spot, *_ in labels],
             mode="text+markers",
-            marker={"size": 5 if len(labels) <= 100 else 3, "color": colour},
+            marker={"size": 5 if len(labels) <= _CROWD else 3, "color": colour},
             text=[text for _, text, _ in labels],
-            textfont={"size": 12, "color": colour},
+            textfont={"size": 12, "shadow": "auto"},  # the page's ink: its halo is told from any line
             textposition="middle right",
             hovertext=[hover for *_, hover in labels],
             hoverinfo="text",
@@ -244,7 +269,7 @@ def _vertices(figure: go.Figure, graph: Any, kind: str, places: Mapping[str, Spo
             marker={"symbol": symbol, "color": colour, "size": size * (0.6 if crowd else 1), "line": {"width": 1, "color": "white"}},
             text=[safe(name.split("/", 1)[-1]) for name in names],
             textposition=_SIDES.get(kind, "top center"),
-            textfont={"size": 11},
+            textfont={"size": 11, "shadow": "auto"},
             hovertext=[f"{safe(name)}<br>{safe(graph.nodes[name]['label'])}" for name in names],
             hoverinfo="text",
             name=f"{_PARTS.get(kind, kind)} ({len(names)})" if len(names) > 1 else _PARTS.get(kind, kind),

@@ -109,6 +109,12 @@ class Page:
         body = "".join("<tr>" + "".join(_cell(cell) for cell in row) + "</tr>" for row in rows)
         self._parts.append(f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>')
 
+    def words(self, rows: Sequence[tuple[str, str]]) -> None:
+        """What the page's figures mean: names and sentences."""
+        self.section("What the figures mean")
+        body = "".join(f"<tr><td>{html.escape(name)}</td><td>{html.escape(meaning)}</td></tr>" for name, meaning in rows)
+        self._parts.append(f'<table class="words"><tbody>{body}</tbody></table>')
+
     def text(self, footer: str) -> str:
         """The whole file."""
         return _PAGE.substitute(

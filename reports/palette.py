@@ -28,6 +28,8 @@ _FIXED = {
     "assumed": "#E69F00",
 }
 _COMM = "#D55E00"
+_COMMS = {"tp": "#F08A3C", "pp": "#A84300", "cp": "#F6B26B", "ep": "#8C564B", "norm": "#E9A27A"}
+"""Shades of communication by group; data parallelism has the plain one."""
 _REST = ("#6C8EBF", "#9A7FB8", "#B0936A", "#7FA88B")
 
 WORDS = {
@@ -43,9 +45,9 @@ WORDS = {
 
 
 def colour(cls: str) -> str:
-    """The colour of a class of op; all communication shares one."""
+    """The colour of a class of op; communication is orange, its groups are shades of it."""
     if cls in _FIXED:
         return _FIXED[cls]
     if cls.startswith("comm"):
-        return _COMM
+        return _COMMS.get(cls.partition(".")[2], _COMM)
     return _REST[sum(map(ord, cls)) % len(_REST)]

@@ -18,6 +18,14 @@ from sim.planning.sweep import Sweep
 
 _MOST_POINTS, _MOST_ROWS = 6000, 15
 _SCALE = "Viridis"
+_MEANINGS = (
+    ("step", "seconds from one optimizer step to the next, in the steady state"),
+    ("samples / s / GPU", "sequences or images of the global batch over the step time and the number of GPUs"),
+    ("GPU-time per sample", "its inverse: seconds of one GPU that a sample takes, whatever the size of the cluster"),
+    ("MFU", "model FLOPs utilisation: FLOPs of one forward and backward pass, without recomputation, over the GPUs' dense peak"),
+    ("nothing beats it", "no other plan is at least as good in time, memory and cost, and better in one of them (the Pareto front)"),
+    ("not simulated", "its lower bound of the step is no better than what another plan reaches with no more memory or money"),
+)
 
 
 def sweep_page(title: str, found: Sweep) -> str:
@@ -43,6 +51,7 @@ def sweep_page(title: str, found: Sweep) -> str:
     priced = len(head) if any(row.cost for row in ranked) else len(head) - 1
     page.table(head[:priced], [_row(row)[:priced] for row in found.front[:_MOST_ROWS]])
     _rejected(page, found)
+    page.words(_MEANINGS)
     return page.text("Made by StepTwin. Memory is the peak on the fullest GPU; GPU-time per sample is GPUs over samples per second.")
 
 

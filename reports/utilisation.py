@@ -11,20 +11,26 @@ from reports.words import safe
 from sim.utilisation import Use, Utilisation
 
 _MOST = 16
+_LEAST, _PEAK = 0.005, 0.1
+"""Beside the busiest of its kind, a strip below half a percent on average that never reaches a tenth would be an empty one."""
 _COLOURS = {"cores": "#0072B2", "thread": "#56B4E9", "compute": "#009E73", "copy": "#E69F00", "comm": "#CC79A7", "link": "#D55E00"}
 _ORDER = tuple(_COLOURS)
 
 
 def chosen(found: Utilisation, most: int = _MOST) -> list[Use]:
-    """What is worth a strip: cores first, then of each kind the busiest, `most` in all; what never works is left out."""
+    """What is worth a strip: cores first, then of each kind the busiest, `most` in all; others that hardly ever work are left out."""
     active = [use for use in found.uses if any(use.busy)]
     picked: list[Use] = []
     for rank in range(len(active)):  # in turns, so that many links do not crowd out the lanes
         for kind in _ORDER:
             of = sorted((use for use in active if use.kind == kind), key=lambda use: (-use.mean, use.name))
-            if rank < len(of) and len(picked) < most:
+            if rank < len(of) and len(picked) < most and (rank == 0 or _worth(of[rank])):
                 picked.append(of[rank])
     return sorted(picked, key=lambda use: (_ORDER.index(use.kind), use.name))
+
+
+def _worth(use: Use) -> bool:
+    return use.mean >= _LEAST or max(use.busy) >= _PEAK
 
 
 def monitor(found: Utilisation, measured: Sequence[tuple[float, float]] = (), title: str = "") -> go.Figure:
@@ -54,8 +60,8 @@ def monitor(found: Utilisation, measured: Sequence[tuple[float, float]] = (), ti
         figure.add_trace(strip, row=row, col=1)
         if use.kind == "cores" and measured:
             figure.add_trace(_over(measured), row=row, col=1)
-    figure.update_yaxes(range=[0, 105], tickvals=[0, 50, 100], ticksuffix=" %")
-    figure.update_xaxes(title_text="milliseconds", row=len(uses), col=1)
+    figure.update_yaxes(range=[0, 105], tickvals=[0, 50, 100], ticktext=["0 %", "50 %", "100 %"])
+    figure.update_xaxes(title_text="milliseconds from the beginning of the step", row=len(uses), col=1)
     figure.update_annotations(font_size=11, x=0, xanchor="left")
     figure.update_layout(height=90 + 78 * len(uses), title=safe(title), margin={"l": 60, "r": 20, "t": 50, "b": 40})
     return figure
@@ -66,6 +72,6 @@ def _over(measured: Sequence[tuple[float, float]]) -> go.Scatter:
         x=[time * 1e3 for time, _ in measured],
         y=[100 * share for _, share in measured],
         mode="lines+markers",
-        line={"color": "#000000", "width": 1.5, "dash": "dot"},
+        line={"color": "#8a97a6", "width": 1.5, "dash": "dot"},
         name="measured",
     )
