@@ -126,9 +126,11 @@ def _timing(row: dict[str, str], file: str) -> Timing:
     if not machine:
         raise BadInput(f"no machine of the catalog has the GPU '{row['gpu']}'")
     rack = _topology(machine).gpus
-    expression = machine if gpus <= rack and (nodes == 1 or "nvl72" in machine) else f"{max(nodes, -(-gpus // rack))}x {machine}"
+    # A rack whose switches join all its GPUs is one node here, whatever trays a row counts.
+    nodes = -(-gpus // rack) if "nvl72" in machine else max(nodes, -(-gpus // rack))
+    expression = machine if nodes == 1 else f"{nodes}x {machine}"
     topology = _topology(expression)
-    each = gpus // nodes if topology.nodes > 1 else gpus
+    each = -(-gpus // nodes)
     ranks = tuple(node * topology.ranks_per_node + local for node in range(topology.nodes) for local in range(each))[:gpus]
     measured = float(row["time_us"]) * 1e-6
     if measured <= 0 or int(float(row["message_bytes"])) <= 0:

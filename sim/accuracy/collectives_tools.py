@@ -62,9 +62,9 @@ def source_of(row: Mapping[str, str]) -> str:
 def algorithm_of(row: Mapping[str, str]) -> str:
     """The algorithm that the row says NCCL ran, in our words; `auto` where it does not say.
 
-    `SHARP` is `collnet`; NVLSTree is `nvls` over nodes.
+    `SHARP`, also of the network, is `collnet`; NVLSTree is `nvls` over nodes.
     """
-    told = (row.get("algo") or "").lower()
+    told = (row.get("algo") or "").lower() or ("sharp" if "sharp" in (row.get("inter_net") or "").lower() else "")
     for word, name in (("sharp", "collnet"), ("collnet", "collnet"), ("ring", "ring"), ("nvls", "nvls"), ("tree", "tree"), ("pat", "pat")):
         if word in told:
             return name

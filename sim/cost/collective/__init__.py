@@ -5,11 +5,13 @@ from __future__ import annotations
 from sim.cost.collective.algorithms import Choice
 from sim.cost.collective.group import GroupShape, group_shape
 from sim.cost.collective.nccl import best, splits
-from sim.cost.collective.rates import params
+from sim.cost.collective.rates import fabric, intra_bandwidth, net_hop, params, scaled
 from sim.cost.price import Cost
 from topologies.graph import Topology
 
 __all__ = ["Choice", "GroupShape", "best", "collective_cost", "group_shape", "message_cost"]
+_LL_MOST = 16384
+"""Bytes up to which NCCL sends by LL (NCCL_P2P_LL_THRESHOLD), and so with its short hop between nodes."""
 _shapes: dict[tuple[int, int, int, int, bool], tuple[Topology, tuple[int, ...], GroupShape]] = {}
 
 
@@ -50,18 +52,18 @@ def _bound(shape: GroupShape) -> float:
 
 
 def message_cost(size: int, a: int, b: int, topology: Topology, siblings: int = 1) -> Cost:
-    """One send and its receive between two ranks."""
+    """One send and its receive between two ranks: what one peer of an all_to_all costs, without the slice that stays."""
     if a == b:
         return Cost(0.0, "fitted")
-    path, table = topology.path(a, b), params()
-    latency = float(table["latency"]["ring_base_nvlink"][0]) * 1e-6 + path.latency
-    if path.kind in ("NVL", "NVB", "C2C"):
-        rate = path.rate * float(table["network"]["message_nvlink"])
-    elif topology.node(a) != topology.node(b):
+    path, shape = topology.path(a, b), _shape(topology, (a, b), siblings)
+    table = params()["latency"]
+    if shape.nodes > 1:
         use = topology.nic_of(a)
         share = use.rate if use is not None and siblings > 1 else path.rate
-        rate = min(path.rate, share) * float(table["network"]["message"])
+        rate = min(path.rate, share) * float(params()["network"]["message"])
+        hop = net_hop("ring_net", 0 if size <= _LL_MOST else 2, shape)
     else:
-        rate = path.rate * float(table["bandwidth"]["pcie"])
+        rate, hop = intra_bandwidth("all_to_all", shape), float(table[f"peer_{fabric(shape)}"])
+    latency = scaled(float(table["direct_base"]), shape) + hop * 1e-6
     loads = getattr(path, "loads", ()) or tuple((link, 1) for link in path.links)
     return Cost(latency + size / rate, "fitted", latency, tuple((link, rate * times) for link, times in loads))

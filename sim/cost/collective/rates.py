@@ -129,6 +129,7 @@ def ring_fill(size: float, shape: GroupShape, bandwidth: float) -> float:
     """Seconds until a ring's pipeline of slices runs full: a rank's first slice goes before any can be passed on.
 
     A slice is at most 1 MiB in each channel (NCCL's Simple protocol: 2 of 8 steps of 512 KiB), and at most the rank's share.
+    This is what `flow` has over `events` on one node where nothing contends: flow - ring_fill = events (`ring_all_reduce_events`).
     """
     if shape.local < 2 or shape.nodes > 1:
         return 0.0

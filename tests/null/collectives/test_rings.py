@@ -110,14 +110,29 @@ def test_the_table_refuses_what_is_not_there(change: dict, error: type[Exception
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.sampled_from(["dgx-h100", "dgx-a100", "dgx-b200", "rtx-pro-6000-x8"]), st.integers(2, 8), st.integers(1, 1 << 32))
-def test_flow_is_events_where_nothing_contends(machine: str, n: int, size: int) -> None:
+@given(
+    st.sampled_from(["dgx-h100", "dgx-a100", "dgx-b200", "dgx1-v100", "gb300-nvl72", "mi300x-x8", "rtx-pro-6000-x8", "rtx-3090-x2"]),
+    st.sampled_from(["all_reduce", "all_gather", "reduce_scatter"]),
+    st.integers(2, 72),
+    st.integers(1, 1 << 32),
+)
+def test_flow_is_events_and_the_fill_where_nothing_contends(machine: str, name: str, n: int, size: int) -> None:
     """What `flow` charges for a ring, less the fill of its slices (events send whole chunks), is what the events play."""
-    shape = group_shape(load_topology(machine), tuple(range(n)))
-    flow = best("all_reduce", size, shape, "ring")
+    topology = load_topology(machine)
+    n, turns = min(n, topology.gpus), 2 if name == "all_reduce" else 1
+    shape = group_shape(topology, tuple(range(n)))
+    flow = best(name, size, shape, "ring")
     filling = ring_fill(size, shape, flow.bandwidth) if flow.protocol == "Simple" else 0.0
-    events = ring_all_reduce_events(n, size, flow.bandwidth, flow.latency / (2 * (n - 1)))
-    assert flow.seconds - filling == pytest.approx(events, rel=1e-9)
+    events = ring_all_reduce_events(n, size, flow.bandwidth, flow.latency / (turns * (n - 1)), turns=turns)
+    assert flow.seconds - filling == pytest.approx(events, rel=1e-9) and filling >= 0.0
+
+
+def test_the_fill_is_a_slice_of_each_channel_at_most() -> None:
+    shape = group_shape(load_topology("dgx-h100"), tuple(range(8)))
+    rate = 1e11
+    assert ring_fill(8e3, shape, rate) == pytest.approx(1e3 / rate)
+    assert ring_fill(1e12, shape, rate) == pytest.approx(params()["pipeline"]["slices_nvlink"] / shape.intra)
+    assert ring_fill(1e12, group_shape(load_topology("2x dgx-h100"), tuple(range(16))), rate) == 0.0
 
 
 @settings(max_examples=60, deadline=None)

@@ -7,7 +7,7 @@ import pytest
 
 from sim.accuracy.collectives import validate_collectives
 from sim.accuracy.collectives_tools import Tool, algorithm_of, source_of, tool_of
-from sim.cost.collective import best, collective_cost, group_shape
+from sim.cost.collective import best, collective_cost, group_shape, message_cost
 from sim.cost.host import host_seconds
 from topologies.errors import Refused
 from topologies.load import load_topology
@@ -71,3 +71,29 @@ def test_one_rank_on_each_node_gathers_by_trees_where_the_ring_is_long() -> None
     assert best("all_gather", 1 << 32, shape).algorithm == "ring"
     with pytest.raises(Refused, match="one rank"):
         best("all_gather", 1 << 10, group_shape(topology, tuple(range(16))), "pat")
+
+
+def test_racks_are_nodes_whatever_trays_a_row_counts(tmp_path: Path) -> None:
+    with (tmp_path / "x.csv").open("w", newline="") as file:
+        header = ("kind", "gpus", "nodes", "gpu", "message_bytes", "time_us")
+        csv.writer(file).writerows([header, *(("all_reduce", n, n // 4, "NVIDIA GB200", 1 << 30, 1e4) for n in (8, 72, 144))])
+    rows = validate_collectives(tmp_path / "x.csv")["rows"]
+    assert [(row["span"], row["timings"]) for row in rows] == [("one node", 2), ("several nodes", 1)]
+
+
+@pytest.mark.parametrize(("one", "other"), [("dgx-b200", "dgx-b300"), ("gb200-nvl72", "gb300-nvl72"), ("dgx-h100", "dgx-h200")])
+@pytest.mark.parametrize("name", ["all_reduce", "all_gather", "all_to_all"])
+def test_a_refresh_of_the_gpu_keeps_its_links_times(one: str, other: str, name: str) -> None:
+    """The same generation of NVLink behind the same constants of NCCL: B300 is no slower than B200, nor H200 than H100."""
+    first, second = (group_shape(load_topology(machine), tuple(range(4))) for machine in (one, other))
+    for size in (1 << 9, 1 << 16, 1 << 20, 1 << 29):
+        assert best(name, size, first).seconds == pytest.approx(best(name, size, second).seconds)
+
+
+def test_a_message_is_one_peer_of_an_all_to_all() -> None:
+    topology = load_topology("2x dgx-h100")
+    near, far = message_cost(1 << 30, 0, 1, topology), message_cost(1 << 30, 0, 8, topology)
+    pair = best("all_to_all", 1 << 31, group_shape(topology, (0, 1))).seconds
+    assert 0.6 * pair < near.seconds < pair and near.seconds < far.seconds
+    small, large = (message_cost(size, 0, 8, topology).latency for size in (1 << 14, 1 << 15))
+    assert small < large < 3 * small
