@@ -166,10 +166,11 @@ def _eager_rmsnorm(share: Share, elements: int, rows: int, e: int) -> tuple[tupl
     return tuple(forward), tuple(backward)
 
 
-def activation(share: Share, name: str, rows: int, width: int, kind: str, *, recompute: bool = False) -> Part:
+def activation(share: Share, name: str, rows: int, width: int, kind: str, *, recompute: bool = False, halves: bool = False) -> Part:
     """The non-linearity between an MLP's linears, on `width` columns of its output.
 
-    Gated kinds read two inputs of `width`. Unfused, silu keeps its input and the product keeps both factors.
+    Gated kinds read two inputs of `width`. Unfused, silu keeps its input and the product keeps both factors; `halves`: the inputs are
+    halves of one result, whose gradients a copy joins.
     """
     e, n = share.e, rows * width
     fused = share.framework.fused_activation or share.framework.compile
@@ -181,6 +182,7 @@ def activation(share: Share, name: str, rows: int, width: int, kind: str, *, rec
             forward = (elementwise("activation", share, n, e, e, 5.0), elementwise("scale", share, n, 2 * e, e))
             backward = (elementwise("scale", share, n, 2 * e, e), elementwise("scale", share, n, 2 * e, e))
             backward += (elementwise("activation", share, n, 2 * e, e, 10.0),)
+            backward += (elementwise("copy", share, 2 * n, e, e),) * halves
         kept = (2 if fused else 3) * n * e
     elif kind == "gelu_new" and not fused:
         forward, backward = _gelu_in_python(share, n)

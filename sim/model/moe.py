@@ -34,7 +34,7 @@ def moe(share: Share, hidden: int, spec: Moe, kind: str, *, fused: bool = True) 
     exchanged = round(rows * _copies(share, spec) * width * share.e) if share.shape.ep > 1 else 0
     columns = inner * (2 if kind in GATED else 1)
     parts.append(_experts(share, "moe.up", local, routed, width, columns, spec.bias, "ep.dispatch", exchanged))
-    parts.append(activation(share, "moe.act", routed, inner, kind))
+    parts.append(activation(share, "moe.act", routed, inner, kind, halves=kind in GATED))
     parts.append(_experts(share, "moe.down", local, routed, inner, width, spec.bias, "ep.combine", exchanged))
     parts.append(_unpermute(share, rows, tokens, width, spec, etp))
     if spec.latent:
@@ -79,20 +79,40 @@ def _permute(share: Share, rows: int, tokens: int, width: int, spec: Moe, etp: i
     e, k = share.e, spec.top_k
     if share.framework.fused_dispatch and share.shape.ep > 1 and etp == 1:
         return Part(name="moe.permute", cls="moe", saved=8 * tokens * k, reads=_reads(share))
-    copy: Work = MemoryBound("permute", tokens * width * e, tokens * k * width * e, share.act)
-    back: Work = MemoryBound("permute", tokens * k * width * e, tokens * width * e, share.act)
+    forward: tuple[Work, ...] = (MemoryBound("permute", tokens * width * e, tokens * k * width * e, share.act),)
+    backward: tuple[Work, ...] = (MemoryBound("permute", tokens * k * width * e, tokens * width * e, share.act),)
+    if _spelled_out(share):
+        forward, backward = (_gathered(share, tokens * k, width),), _scattered(share, tokens, tokens * k, width)
     seam: Seam = "tp.gather" if etp > 1 else ""
     size = share.rows * width * e if etp > 1 else 0
     return Part(
         name="moe.permute",
-        forward=(copy,),
-        backward=(back,),
+        forward=forward,
+        backward=backward,
         cls="moe",
         saved=8 * tokens * k,
         seam=seam,
         seam_bytes=size,
         reads=_reads(share),
     )
+
+
+def _spelled_out(share: Share) -> bool:
+    """Rows move by torch's index operators, where no framework brings a kernel that copies, weighs and sums at once."""
+    return not (share.framework.fused_activation or share.framework.compile)
+
+
+def _gathered(share: Share, rows: int, width: int) -> Work:
+    """index_select of `rows`: each is read and written, and its index read (int64)."""
+    size = rows * width * share.e
+    return MemoryBound("embedding", size + 8 * rows, size, share.act)
+
+
+def _scattered(share: Share, tokens: int, rows: int, width: int) -> tuple[Work, ...]:
+    """index_add of `rows` into zeros: the zeros, their copy, and each row read and added to what is there."""
+    n, size = tokens * width, rows * width * share.e
+    add = MemoryBound("embedding_backward", size + 8 * rows, 2 * size, share.act)
+    return (elementwise("zero", share, n, 0, share.e), elementwise("copy", share, n, share.e, share.e), add)
 
 
 def _reads(share: Share) -> bool:
@@ -105,12 +125,16 @@ def _unpermute(share: Share, rows: int, tokens: int, width: int, spec: Moe, etp:
     """Weighted sum of each token's top-k results. Where the weights are not applied inside the activation
     (as Megatron's fused one does) the results are kept for the weights' gradient."""
     e, k = share.e, spec.top_k
-    copy: Work = MemoryBound("permute", tokens * k * width * e, tokens * width * e, share.act, 2.0 * tokens * k * width)
-    back: Work = MemoryBound("permute", tokens * width * e, tokens * k * width * e, share.act)
+    forward: tuple[Work, ...] = (MemoryBound("permute", tokens * k * width * e, tokens * width * e, share.act, 2.0 * tokens * k * width),)
+    backward: tuple[Work, ...] = (MemoryBound("permute", tokens * width * e, tokens * k * width * e, share.act),)
+    if _spelled_out(share):
+        scale, both = (elementwise("scale", share, tokens * k * width, read, e) for read in (e, 2 * e))
+        forward = (scale, *_scattered(share, tokens, tokens * k, width))
+        backward = (_gathered(share, tokens * k, width), both, scale, elementwise("reduce", share, tokens * k * width, e, 0))
     seam: Seam = "tp.reduce" if etp > 1 else ""
     kept = 0 if share.framework.fused_activation else tokens * k * width * e
     size = share.rows * width * e if etp > 1 else 0
-    return Part(name="moe.unpermute", forward=(copy,), backward=(back,), cls="moe", saved=kept, seam=seam, seam_bytes=size)
+    return Part(name="moe.unpermute", forward=forward, backward=backward, cls="moe", saved=kept, seam=seam, seam_bytes=size)
 
 
 def _experts(share: Share, name: str, local: int, routed: int, k: int, n: int, bias: bool, seam: Seam, seam_bytes: int) -> Part:

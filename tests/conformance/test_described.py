@@ -147,6 +147,10 @@ def test_grouped_experts_are_the_described_ones() -> None:
     assert layer.params == sum(part.params for part in described)
     flops = [sum(w.flops for w in works_of(parts) if isinstance(w, (Gemm, GroupedGemm))) for parts in (layer.parts, described)]
     assert math.isclose(*flops)
+    # The residual is the model's own: an add in forward, the sum of two gradients in backward.
+    residual = 2 * 3 * 4 * 16 * 64 * 2
+    moved = [sum(w.bytes for w in works_of(parts)) for parts in (layer.parts, described)]
+    assert moved[0] - residual == pytest.approx(moved[1], rel=0.05)
 
 
 def test_gelu_written_out_is_the_described_one() -> None:
