@@ -39,6 +39,9 @@ class GroupShape(msgspec.Struct, frozen=True):
     """Some members reach each other through host memory alone."""
     sockets: bool = False
     """The NICs are Ethernet without RDMA, or GPUDirect-TCPX: NCCL's socket transport."""
+    crossing: float = 1.0
+    """Share of `inter` that rings and trees keep on the narrowest cable between the nodes. (Fewer spines leave it whole: of a ring in the
+    order of the nodes one flow for each rail leaves a leaf.)"""
     sharp: bool = False
     """The fabric is InfiniBand, whose switches can reduce (SHARP)."""
 
@@ -69,6 +72,7 @@ def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -
         spread=_spread(topology, nodes, _inter(topology, first, siblings)) if far else 1.0,
         efa=any("efa" in name for name in wires),
         sockets=any(name.startswith(("ethernet", "tcp")) for name in wires),
+        crossing=_crossing(topology, nodes) if far else 1.0,
         sharp=any(name.startswith("ib-") for name in wires),
         intra_links=near.links if near else (),
         inter_links=tuple(dict.fromkeys(link for path in _crossings(topology, nodes) for link in path.links if "net/" in link)),
@@ -108,6 +112,12 @@ def _crossings(topology: Topology, nodes: dict[int, list[int]]) -> list[Path]:
     """Hops of a ring over the nodes: to the next one, and from the last back to the first, which crosses the spines where there are any."""
     held = list(nodes.values())
     return [topology.path(held[0][0], held[1][0]), topology.path(held[-1][0], held[0][0])] if len(held) > 1 else []
+
+
+def _crossing(topology: Topology, nodes: dict[int, list[int]]) -> float:
+    """The narrowest cable of the hops between nodes over the first, a NIC's own."""
+    rates = [topology.rates[link] for path in _crossings(topology, nodes) for link in path.links if "net/" in link]
+    return min(1.0, min(rates) / rates[0]) if rates else 1.0
 
 
 def _spread(topology: Topology, nodes: dict[int, list[int]], inter: float) -> float:

@@ -109,9 +109,9 @@ def intra_bandwidth(name: str, shape: GroupShape) -> float:
 
 
 def inter_bandwidth(shape: GroupShape) -> float:
-    """All NICs of the group on one node, as rings and trees use them."""
+    """All NICs of the group on one node, as rings and trees use them; less where a cable between the nodes is narrower."""
     table = params()["network"]
-    return shape.inter * float(table["efa" if shape.efa else "sockets" if shape.sockets else "rdma"])
+    return shape.inter * shape.crossing * float(table["efa" if shape.efa else "sockets" if shape.sockets else "rdma"])
 
 
 def protocol_rate(bandwidth: float, protocol: str, shape: GroupShape) -> float:

@@ -189,6 +189,17 @@ def test_the_switch_gathers_on_one_node_only() -> None:
         best("all_gather", 1 << 30, group_shape(topology, tuple(range(16))), "nvls")
 
 
+@pytest.mark.parametrize("name", ["all_reduce", "all_gather"])
+def test_a_narrow_spine_binds_rings_and_its_flow_fits_the_cable(name: str) -> None:
+    whole, narrow = load_topology("64x dgx-h100"), load_topology("64x dgx-h100", ("link.spine.rate=10 GB/s",))
+    ranks = tuple(range(512))
+    fast, slow = (collective_cost(name, 1 << 32, ranks, topology) for topology in (whole, narrow))
+    assert 3.0 < slow.seconds / fast.seconds < 6.0
+    assert all(rate <= narrow.rates[link] * (1 + 1e-9) for link, rate in slow.uses)
+    inside = tuple(range(64))  # one leaf: no spine on the way
+    assert collective_cost(name, 1 << 32, inside, whole).seconds == collective_cost(name, 1 << 32, inside, narrow).seconds
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(["2x dgx-h100", "2x dgx-a100", "2x aws-p5", "rtx-pro-6000-x8"]),
