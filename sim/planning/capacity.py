@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from sim.bind import bind
 from sim.plan import Plan
 from sim.planning.goodput import Outcome, Reliability, expected
+from sim.planning.tables import Tabular, aligned, frame
 from sim.predict import figures_of_memory, predict_setting
 from topologies.errors import BadInput, Refused
 from topologies.hardware import Gpu
@@ -25,8 +27,8 @@ UTILISATION = 0.85
 """Mean GPU power in training over its limit (assumed)."""
 
 
-class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """What training takes. Seconds, joules, money in the price file's unit."""
+class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
+    """What training takes. Seconds, joules, money in the price file's unit. Prints as a table; `to_frame()` is one row."""
 
     gpus: int
     topology: str
@@ -45,6 +47,62 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def days(self) -> float:
         return self.elapsed_s / DAY
+
+    def __str__(self) -> str:
+        rows = [
+            ("GPUs", f"{self.gpus:,} of {self.topology}" + ("" if self.fits else "; DOES NOT FIT into memory")),
+            ("steps", f"{self.steps:,} of {self.step_time_s:.4g} s"),
+            ("elapsed", f"{self.days:,.2f} days, of which {self.goodput:.1%} progress"),
+            ("failures", f"{self.failures:,}; a checkpoint every {self.checkpoint_interval_s:,.0f} s"),
+            ("GPU-hours", f"{self.gpu_hours:,.0f}"),
+            ("energy", "not known" if self.energy_j is None else f"{self.energy_j / 3.6e9:,.1f} MWh"),
+            ("money", "no prices" if self.money is None else f"{self.money:,.0f}"),
+        ]
+        return "\n".join(f"{name:<10} {text}" for name, text in rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, days among them."""
+        return {**msgspec.structs.asdict(self), "days": self.days}
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [self.to_dict()]
+
+
+class Curve(list[Capacity]):
+    """The same training on several sizes of cluster, smallest first."""
+
+    def __str__(self) -> str:
+        head = ("GPUs", "step, s", "days", "goodput", "failures", "GPU-hours", "money", "fits")
+        return aligned(head, [_line(one) for one in self])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"rows": [one.to_dict() for one in self]}
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame, one row for each size. Raises `BadInput` without pandas."""
+        return frame(one.to_dict() for one in self)
+
+
+def _line(one: Capacity) -> tuple[str, ...]:
+    money = "-" if one.money is None else f"{one.money:,.0f}"
+    figures = (f"{one.days:,.2f}", f"{one.goodput:.1%}", f"{one.failures:,}", f"{one.gpu_hours:,.0f}", money, "yes" if one.fits else "NO")
+    return (f"{one.gpus:,}", f"{one.step_time_s:.4g}", *figures)
+
+
+def amount(tokens: float | None = None, epochs: float | None = None, dataset: float | None = None) -> float:
+    """Tokens (or samples) of a training run: said as such, or as `epochs` over a data set of `dataset` tokens (or samples).
+
+    Raises `BadInput` unless exactly one of the two is said, with positive numbers.
+    """
+    if (tokens is None) == (epochs is None and dataset is None):
+        raise BadInput("say tokens, or epochs and dataset: how many passes over a data set of so many tokens (samples for images)")
+    if tokens is None and (epochs is None or dataset is None):
+        raise BadInput("epochs and dataset go together: how many passes, and how many tokens (samples for images) one pass has")
+    found = tokens if tokens is not None else (epochs or 0.0) * (dataset or 0.0)
+    if not found > 0 or not math.isfinite(found):
+        raise BadInput(f"tokens = {found} must be positive")
+    return found
 
 
 def load_prices(path: Path) -> dict[str, float]:
@@ -74,8 +132,7 @@ def capacity(plan: Plan, on: str, tokens: float, *, how: Reliability | None = No
     `checkpoint` is the stall of one checkpoint in seconds; unsaid: the sharded state written at 1 GB/s per GPU (assumed).
     Raises `BadInput` when prices are given but not for this machine.
     """
-    if not tokens > 0 or not math.isfinite(tokens):
-        raise BadInput(f"tokens = {tokens} must be positive")
+    amount(tokens)
     setting = bind(plan, on)
     found = predict_setting(setting, steps=2, detail=False)
     report, fit = figures_of_memory(setting)
@@ -112,13 +169,13 @@ def _money(prices: dict[str, float] | None, on: str, gpu_hours: float) -> float 
     return None if prices is None else price_of(prices, on) * gpu_hours
 
 
-def scaling(plan: Plan, machine: str, gpus: Iterable[int], tokens: float, weak: bool = False, **options: object) -> list[Capacity]:
+def scaling(plan: Plan, machine: str, gpus: Iterable[int], tokens: float, weak: bool = False, **options: object) -> Curve:
     """The same training on more and more GPUs by data parallelism: strong (same global batch) or weak (batch grows with them).
 
     Sizes that the plan cannot be spread over are left out.
     """
     per_node = load_topology(machine).gpus
-    found = []
+    found = Curve()
     for count in gpus:
         spread = _spread(plan, count, weak)
         if spread is None:
@@ -132,7 +189,7 @@ def scaling(plan: Plan, machine: str, gpus: Iterable[int], tokens: float, weak: 
 
 
 def _spread(plan: Plan, gpus: int, weak: bool) -> Plan | None:
-    """The plan on `gpus` by data parallelism; None where it does not divide."""
+    """The plan on `gpus` by data parallelism, with smaller micro-batches where a rank has fewer samples; None where it does not divide."""
     p = plan.parallel
     inner = p.tp * p.pp * p.cp
     if gpus % inner:
@@ -143,23 +200,23 @@ def _spread(plan: Plan, gpus: int, weak: bool) -> Plan | None:
     if data % other:
         return None
     batch = plan.global_batch * data // plan.data_ranks if weak else plan.global_batch
-    if batch % (plan.batch.micro * data):
+    if batch % data:
         return None
+    micro = math.gcd(plan.batch.micro, batch // data)
     parallel = msgspec.structs.replace(p, **{axis: data // other})
-    return msgspec.structs.replace(plan, parallel=parallel, batch=msgspec.structs.replace(plan.batch, global_=batch))
+    return msgspec.structs.replace(plan, parallel=parallel, batch=msgspec.structs.replace(plan.batch, global_=batch, micro=micro))
 
 
-def smallest(
-    plan: Plan, machine: str, tokens: float, days: float, most: int = 131_072, say: Callable[[str], None] | None = None
-) -> Capacity:
-    """The smallest number of GPUs (powers of two times a node) that trains `tokens` within `days`.
+def smallest(plan: Plan, machine: str, tokens: float, days: float, most: int = 131_072, say: Callable[[str], None] | None = None,
+             **options: object) -> Capacity:  # fmt: skip
+    """The smallest number of GPUs (powers of two times a node) that trains `tokens` within `days`; `options` are those of `capacity`.
 
     Raises `BadInput` with the fastest that was found when none does.
     """
     per_node = load_topology(machine).gpus
     sizes = [per_node * 2**i for i in range(18) if per_node * 2**i <= most]
     best: Capacity | None = None
-    for found in scaling(plan, machine, sizes, tokens):
+    for found in (one for size in sizes for one in scaling(plan, machine, (size,), tokens, False, **options)):
         if say:
             say(f"{found.gpus} GPUs: {found.days:.1f} days")
         if found.fits and found.days <= days:

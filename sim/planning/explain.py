@@ -21,6 +21,7 @@ from sim.plan import Plan
 from sim.planning.gradient import Gradient, gradient
 from sim.planning.neighbours import neighbours
 from sim.planning.scaled import COLLECTIVES, HOST, INPUT, KINDS, MEMORY, MESSAGES, Scaled, faster_links, kind_of, link_kinds
+from sim.planning.tables import Tabular
 from sim.predict import STEPS, figures_of_memory, predict_setting, pricer_for
 from sim.program import Op, Program, full_id
 from sim.trace import Span, Trace
@@ -56,7 +57,7 @@ class Change(msgspec.Struct, frozen=True):
     gain: float
 
 
-class Explanation(msgspec.Struct, frozen=True):
+class Explanation(Tabular, msgspec.Struct, frozen=True):
     """Where the step goes and what would change it. `path`: seconds on the critical path by class. Prints as text."""
 
     step_time_s: float
@@ -80,10 +81,8 @@ class Explanation(msgspec.Struct, frozen=True):
             lines += [f"  {' '.join(one.overrides):<48} {one.step_time_s * 1e3:12,.3f} ms  {-one.gain:6.1%}" for one in self.changes]
         return "\n".join(lines)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
+    def _rows(self) -> list[dict[str, Any]]:
+        return [msgspec.structs.asdict(one) for one in self.sensitivities]
 
 
 _SHOWN = 10

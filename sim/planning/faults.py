@@ -16,6 +16,7 @@ import msgspec
 from sim.bind import Setting, bind
 from sim.plan import Plan
 from sim.planning.jobs import steps_beside
+from sim.planning.tables import Tabular
 from sim.predict import STEPS
 from topologies.errors import BadInput
 from topologies.load import Topology, load_topology
@@ -32,8 +33,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     slowdown: float
 
 
-class Faults(msgspec.Struct, frozen=True, kw_only=True):
-    """The table of a plan on a topology. Prints as text; `msgspec.to_builtins` is its JSON."""
+class Faults(Tabular, msgspec.Struct, frozen=True, kw_only=True):
+    """The table of a plan on a topology. Prints as text; `to_dict()` is its JSON, `to_frame()` its rows."""
 
     plan: str
     topology: str
@@ -46,6 +47,9 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
         lines = [f"{'fault':<{width}}  {'step, ms':>12}  slowdown", f"{'none':<{width}}  {self.step_time_s * 1e3:12.3f}  1.000"]
         lines += [f"{row.fault:<{width}}  {row.step_time_s * 1e3:12.3f}  {row.slowdown:.3f}" for row in self.rows]
         return "\n".join(lines)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [msgspec.structs.asdict(row) for row in self.rows]
 
 
 def faults(

@@ -24,6 +24,7 @@ from sim.engine.pricing import Pricing
 from sim.engine.times import State
 from sim.lower.step import lower
 from sim.plan import Output, Plan
+from sim.planning.tables import Tabular
 from sim.predict import STEPS, pricer_for
 from sim.program import Op, Program
 from topologies.errors import BadInput, Refused
@@ -54,7 +55,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return self.together_s / self.alone_s
 
 
-class Jobs(msgspec.Struct, frozen=True, kw_only=True):
+class Jobs(Tabular, msgspec.Struct, frozen=True, kw_only=True):
     """The table: one row for each placement and job."""
 
     topology: str
@@ -67,6 +68,13 @@ class Jobs(msgspec.Struct, frozen=True, kw_only=True):
             for r in self.rows
         ]
         return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, each row's slowdown among them."""
+        return {"topology": self.topology, "rows": self._rows()}
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [msgspec.structs.asdict(row) | {"slowdown": row.slowdown} for row in self.rows]
 
 
 def jobs(

@@ -1,0 +1,117 @@
+"""Results as text, as plain values and as a pandas DataFrame: what the values of planning scripts share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from topologies.errors import BadInput
+
+if TYPE_CHECKING:
+    from sim.planning.store import Row
+
+_MOST = 10
+"""Rows of a sweep that print; `to_frame` has all."""
+
+
+def frame(rows: Iterable[Mapping[str, Any]]) -> Any:
+    """Rows as a pandas DataFrame. Raises `BadInput` without pandas."""
+    try:
+        pandas = import_module("pandas")
+    except ImportError:
+        raise BadInput("to_frame needs pandas: pip install pandas. Without it, to_dict() has the same rows") from None
+    return pandas.DataFrame(list(rows))
+
+
+def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table as text: the first column to the left, figures to the right."""
+    lines = [tuple(head), *(tuple(row) for row in rows)]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(head))]
+    shown = [
+        [cell.ljust(width) if at == 0 else cell.rjust(width) for at, (cell, width) in enumerate(zip(line, widths, strict=True))]
+        for line in lines
+    ]
+    return "\n".join("  ".join(line).rstrip() for line in shown)
+
+
+class Tabular:
+    """A value that is a table: plain by `to_dict`, a DataFrame by `to_frame`. `_rows` gives one mapping of plain values a row."""
+
+    __slots__ = ()
+
+    def _rows(self) -> list[dict[str, Any]]:
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as the verb's `--json` has them."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame, one row for each result. Raises `BadInput` without pandas."""
+        return frame(self._rows())
+
+
+class Ranked(Tabular):
+    """The table of a sweep: for a value with `rows`, `feasible`, `front`, `best`, `counts` and `path`, as `sim.planning.sweep.Sweep` has them."""
+
+    __slots__ = ()
+    feasible: Any
+    front: Any
+    best: Any
+    counts: Any
+    path: Any
+    rows: Any
+
+    def __str__(self) -> str:
+        done = sorted(self.feasible, key=_effort)
+        keys = {row.key for row in self.front}
+        lines = [
+            (row.key, f"{(row.step_time or 0.0) * 1e3:,.3f}", _share(row.mfu), f"{(row.memory or 0) / 2**30:.2f}", f"{row.gpus:,}",
+             f"{row.cost:,.2f}" if row.cost is not None else "-", "front" if row.key in keys else "")
+            for row in done[:_MOST]
+        ]  # fmt: skip
+        counted = ", ".join(f"{number:,} {name}" for name, number in self.counts.items() if number)
+        more = f"\n... {len(done) - _MOST:,} more in {self.path}" if len(done) > _MOST else f"\nin {self.path}"
+        head = ("plan, by time per sample and GPU", "step, ms", "MFU", "GiB", "GPUs", "cost/M samples", "")
+        return f"{counted}\n{aligned(head, lines)}{more}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values: every row, keys of the front and the best, counts."""
+        best = self.best
+        return {
+            "rows": msgspec.to_builtins(self.rows),
+            "front": [row.key for row in self.front],
+            "best": best.key if best is not None else "",
+            "counts": dict(self.counts),
+            "file": self.path,
+        }
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """Every plan of the sweep, what was varied in columns of its own; not only those that fit."""
+        front = {row.key for row in self.front}
+        return [point(row.key) | _figures(row) | {"front": row.key in front} for row in self.rows]
+
+
+def point(key: str) -> dict[str, str]:
+    """The words of a plan's name in a sweep (`parallel.tp=2 batch.micro=1 on=4x dgx-h100`) by key."""
+    words, _, on = f" {key}".rpartition(" on=")
+    found = dict(word.partition("=")[::2] for word in words.split())
+    return found | {"on": on}
+
+
+def _figures(row: Row) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.structs.asdict(row)
+    found.pop("detail")
+    return found
+
+
+def _effort(row: Row) -> float:
+    return (row.gpus or 1) / (row.rate or 1e-30)
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"

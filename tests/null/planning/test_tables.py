@@ -1,0 +1,139 @@
+"""Values of planning scripts print, are plain, and become DataFrames; without pandas they say so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from sim.planfile import load_plan
+from sim.planning.capacity import Capacity, Curve, amount, capacity, scaling, smallest
+from sim.planning.explain import Explanation, explain
+from sim.planning.faults import faults
+from sim.planning.goodput import Reliability
+from sim.planning.jobs import jobs
+from sim.planning.space import parse_space
+from sim.planning.store import Row
+from sim.planning.sweep import Sweep, pareto, sweep
+from sim.planning.tables import Ranked, Tabular, aligned, frame, point
+from topologies.errors import BadInput
+
+PLAN = load_plan(
+    {"model": "gpt2-124m", "seq_len": 1024, "framework": "pytorch", "batch": {"global": 64, "micro": 8}, "parallel": {"dp_replicate": 8}}
+)
+PAIR = load_plan({"model": "gpt2-124m", "batch": {"global": 4, "micro": 2}, "parallel": {"dp_replicate": 2}})
+
+
+def _values() -> dict[str, Tabular]:
+    from sim.bind import bind
+
+    return {
+        "capacity": capacity(PLAN, "dgx-h100", 1e9),
+        "explain": explain(bind(PAIR, "dgx-h100"), tries=2),
+        "faults": faults(PAIR, "2x dgx-h100", ("slow=r0:0.8",)),
+        "jobs": jobs([PAIR, PAIR], "2x dgx-h100", ("compact",)),
+    }
+
+
+@pytest.fixture(scope="module")
+def values() -> dict[str, Tabular]:
+    """One of each kind."""
+    return _values()
+
+
+@pytest.mark.parametrize("name", ["capacity", "explain", "faults", "jobs"])
+def test_values_print_and_are_plain(values: dict[str, Tabular], name: str) -> None:
+    value = values[name]
+    text = str(value)
+    assert 3 <= len(text.splitlines()) < 40 and "Struct" not in text and f"{type(value).__name__}(" not in text
+    assert max(map(len, text.splitlines())) <= 140
+    plain = value.to_dict()
+    assert json.loads(json.dumps(plain)) and (rows := value._rows())
+    table = value.to_frame()
+    assert len(table) == len(rows) and list(table.columns) == list(rows[0])
+
+
+def test_days_and_slowdown_are_among_the_figures(values: dict[str, Tabular]) -> None:
+    found = values["capacity"]
+    assert isinstance(found, Capacity) and found.to_dict()["days"] == found.days == found.elapsed_s / 86400
+    assert {row["slowdown"] for row in values["jobs"].to_dict()["rows"]} == {1.0}
+    told = values["explain"]
+    assert isinstance(told, Explanation) and list(told.to_frame()["resource"]) == [one.resource for one in told.sensitivities]
+
+
+def test_a_curve_is_a_list_that_prints() -> None:
+    found = scaling(PLAN, "dgx-h100", (8, 16, 24, 32), 1e10)
+    assert isinstance(found, Curve) and [one.gpus for one in found] == [8, 16, 32]  # 64 sequences are not 24 ranks'
+    assert len(str(found).splitlines()) == 4 and "32" in str(found)
+    assert list(found.to_frame()["gpus"]) == [8, 16, 32] and found.to_dict()["rows"][0]["gpus"] == 8
+
+
+def test_a_deadline_is_met_with_the_failures_and_prices_that_are_said() -> None:
+    calm = smallest(PLAN, "dgx-h100", 1e10, 1.0, prices={"dgx-h100": 2.0})
+    assert calm.money == pytest.approx(2.0 * calm.gpu_hours)
+    wild = capacity(PLAN, "dgx-h100", 1e12, how=Reliability(mtbf_gpu=3.6e5, restart=600.0), seed=3)
+    again = capacity(PLAN, "dgx-h100", 1e12, how=Reliability(mtbf_gpu=3.6e5, restart=600.0), seed=3)
+    assert wild == again and wild.failures > 0 and wild.goodput < capacity(PLAN, "dgx-h100", 1e12).goodput
+
+
+def test_tokens_or_epochs() -> None:
+    assert amount(3e9) == 3e9 and amount(epochs=3, dataset=1e9) == 3e9
+    for bad in ({}, {"tokens": 1.0, "epochs": 2.0}, {"epochs": 3.0}, {"dataset": 3.0}, {"tokens": -1.0}, {"epochs": 0.0, "dataset": 1.0}):
+        with pytest.raises(BadInput):
+            amount(**bad)
+
+
+class _Told(Ranked, msgspec.Struct):
+    """A sweep's values, with the table."""
+
+    rows: list[Row]
+    path: str
+    counts: dict[str, int]
+
+    @property
+    def feasible(self) -> list[Row]:  # type: ignore[override]
+        return [row for row in self.rows if row.outcome == "done"]
+
+    @property
+    def front(self) -> list[Row]:  # type: ignore[override]
+        return pareto(self.feasible)
+
+    @property
+    def best(self) -> Row | None:  # type: ignore[override]
+        return min(self.feasible, key=lambda row: row.step_time or 0.0, default=None)
+
+
+def test_a_sweep_is_a_table(tmp_path: Path) -> None:
+    found: Any = sweep(PLAN, parse_space("micro=2,4,8,3"), "dgx-h100", tmp_path / "a.sqlite")
+    assert isinstance(found, Sweep)
+    told = _Told(found.rows, found.path, found.counts)
+    text = str(told)
+    assert text.splitlines()[0] == "3 done, 1 refused" and str(tmp_path) in text
+    assert "batch.micro=8" in text and "batch.micro=3" not in text
+    table = told.to_frame()
+    assert len(table) == 4 and set(table["batch.micro"]) == {"2", "3", "4", "8"}
+    assert set(table["on"]) == {"dgx-h100"} and table["front"].sum() == len(found.front)
+    plain = json.loads(json.dumps(told.to_dict()))
+    assert plain["best"] == found.best.key and len(plain["rows"]) == 4
+
+
+def test_a_point_by_its_words() -> None:
+    assert point("parallel.tp=2 batch.micro=1 on=4x dgx-h100") == {"parallel.tp": "2", "batch.micro": "1", "on": "4x dgx-h100"}
+
+
+def test_columns_are_aligned() -> None:
+    assert aligned(("name", "n"), [("a", "1"), ("longer", "100")]) == "name      n\na         1\nlonger  100"
+
+
+def test_without_pandas_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sim.planning.tables as module
+
+    def none(name: str) -> object:
+        raise ImportError(name)
+
+    monkeypatch.setattr(module, "import_module", none)
+    with pytest.raises(BadInput, match="needs pandas"):
+        frame([])
