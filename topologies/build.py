@@ -24,7 +24,7 @@ from collections.abc import Mapping
 import msgspec
 
 from topologies.affinity import nearest
-from topologies.devices import read_cpu, read_disk, read_gpu, read_nic
+from topologies.devices import read_cpu, read_disk, read_gpu, read_nic, read_store
 from topologies.errors import BadInput, UnknownName
 from topologies.hardware import Cpu, Gpu, Nic
 from topologies.machine import Link, Machine, check, kind_of, number_of
@@ -33,7 +33,7 @@ from topologies.table import Table
 from topologies.tree import Tree, read_tree
 
 FIELDS: tuple[str, ...] = ("name", "title", "source", "kind", "base", "gpu", "gpus", "cpu", "nic", "nics", "p2p", "pcie", "sockets")
-FIELDS += ("repeat", "tree", "nvlink", "links", "fabric", "disk", "ranks")
+FIELDS += ("repeat", "tree", "nvlink", "links", "fabric", "disk", "store", "ranks")
 P2P = ("none", "PIX", "PXB", "PHB", "SYS", "auto")
 LATENCY = {"nvlink": 0.7e-6, "xgmi": 0.9e-6, "c2c": 0.4e-6, "pcie": 0.75e-6, "numa": 0.05e-6, "upi": 0.15e-6, "dram": 0.1e-6, "engine": 0.0}
 """Seconds per direction of one link. NVLink and PCIe are halves of a measured GPU-to-GPU access over one switch
@@ -66,6 +66,7 @@ def build(document: Mapping[str, object]) -> Machine:
         chips=_chips(table, gpus),
         p2p=_p2p(table, cpu, len(gpus)),
         disk=read_disk(table.raw("disk"), table.at("disk")),
+        store=read_store(table.raw("store"), table.at("store")) if gpus or table.raw("store") else None,
         ranks=table.whole("ranks", 64 if kind == "cpu" else 0, most=4096),
         source=table.text("source"),
         document=document,

@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from topologies.errors import BadInput, UnknownName
-from topologies.hardware import Cpu, Disk, Gpu, Nic
+from topologies.hardware import Cpu, Disk, Gpu, Nic, Store
 from topologies.table import Table, positive, read_toml
 
 CATALOG = Path(__file__).parent / "catalog"
@@ -151,6 +151,19 @@ def _nic(data: object, where: str, name: str, base: Nic | None = None) -> Nic:
         latency=table.duration("latency", b.latency),
         count=count,
         source=table.text("source", b.source),
+    )
+
+
+def read_store(value: object, where: str) -> Store:
+    """A shared store from a table; absent fields keep the defaults of `Store`."""
+    rates = ("read", "write", "stream", "total_read", "total_write")
+    table = Table({} if value is None else value, where, ("name", *rates, "latency", "source"))
+    b = Store()
+    return Store(
+        name=table.text("name", b.name),
+        latency=table.duration("latency", b.latency),
+        source=table.text("source", "" if value else b.source),
+        **{rate: table.rate(rate, getattr(b, rate)) for rate in rates},
     )
 
 

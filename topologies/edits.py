@@ -10,6 +10,7 @@ ranks_per_node=4             use so many GPUs of each node
 order=3,2,1,0                which device of its node each local rank takes; order=scatter: ranks round the nodes
 gpu=h200-sxm                 other GPUs in the same places; gpu.memory=96 GiB, gpu.bandwidth, gpu.power, gpu.flops.bf16 ...
 cpu.cores=8  cpu.bandwidth=100 GB/s  cpu.flops.fp32=50 GFLOP/s  nic.rate=200 Gbit/s  disk.read=2 GB/s  p2p=none
+store.read=2 GB/s  store.total_write=500 GB/s  store.latency=150 ms     what all nodes share: read, write, stream, latency, totals
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ def _one(cluster: Cluster, key: str, value: str) -> Cluster:
     first, dot, rest = key.partition(".")
     if dot and first == "link":
         return _link(cluster, rest, value)
-    if dot and first in ("gpu", "cpu", "nic", "disk"):
+    if dot and first in ("gpu", "cpu", "nic", "disk", "store"):
         return _machines(cluster, lambda machine: refit(machine, first, rest, value))
     if key not in _EDITS:
-        raise UnknownName("edit", key, [*_EDITS, "link.nvlink.rate", "gpu.memory", "cpu.cores", "nic.rate", "disk.read"])
+        raise UnknownName("edit", key, [*_EDITS, "link.nvlink.rate", "gpu.memory", "cpu.cores", "nic.rate", "disk.read", "store.read"])
     return _EDITS[key](cluster, key, value)
 
 

@@ -19,7 +19,7 @@ from topologies.affinity import NicUse
 from topologies.build import ASSUMED_DRAM
 from topologies.cluster import Cluster
 from topologies.errors import BadInput
-from topologies.hardware import Cpu, Disk, Gpu, Nic
+from topologies.hardware import Cpu, Disk, Gpu, Nic, Store
 from topologies.machine import Link, Machine
 from topologies.rates import Rates, Site, sites
 
@@ -162,6 +162,17 @@ class Topology:
     def disk(self, node: int) -> Disk:
         """The disk of a node."""
         return self._sites[node].machine.disk
+
+    def store(self, node: int) -> Store | None:
+        """What all nodes share; None where the node's own disk takes its place."""
+        return self._sites[node].machine.store
+
+    def store_total(self, write: bool) -> float:
+        """Bytes per second of the shared store for all nodes together. Raises `BadInput` where there is none."""
+        store = self.store(0)
+        if store is None:
+            raise BadInput(f"{self.name} has no shared store: describe it in [store] (read, write, stream, latency)")
+        return store.total(write, self.nodes)
 
     def speed(self, rank: int) -> float:
         """1.0, or what a slow rank's compute runs at."""

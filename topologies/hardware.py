@@ -85,4 +85,30 @@ class Disk(msgspec.Struct, frozen=True, kw_only=True):
     source: str = "assumed: one NVMe drive"
 
 
+class Store(msgspec.Struct, frozen=True, kw_only=True):
+    """What all nodes of a cluster read from and write to together: a parallel file system, an object store, a database server.
+
+    The defaults are the middle column ("better") of the storage table of NVIDIA's DGX SuperPOD reference architecture (RA-11333-001, 2023).
+    """
+
+    name: str = "shared file system"
+    read: float = 8e9
+    """Bytes per second that one node reads."""
+    write: float = 4e9
+    stream: float = 2e9
+    """Bytes per second of one connection (assumed; 85-90 MB/s for Amazon S3)."""
+    latency: float = 1e-3
+    """Seconds until the first byte of one sample (assumed; 0.1-0.2 s for Amazon S3)."""
+    total_read: float = 0.0
+    """Bytes per second for all nodes together; 0: 40 GB/s for each 32 nodes or part of them."""
+    total_write: float = 0.0
+    """The same for writing; 0: 20 GB/s."""
+    source: str = "DGX SuperPOD reference architecture, storage: better"
+
+    def total(self, write: bool, nodes: int) -> float:
+        """Bytes per second that a cluster of so many nodes gets."""
+        units = -(-nodes // 32)
+        return (self.total_write or 20e9 * units) if write else (self.total_read or 40e9 * units)
+
+
 Device = Gpu | Cpu

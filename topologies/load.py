@@ -17,7 +17,7 @@ from topologies.table import Table, read_toml
 from topologies.thismachine import document as this_machine
 
 __all__ = ["Path", "Topology", "gpus", "load_topology", "machine_document", "machines"]
-_MERGED = ("nics", "gpus", "links", "disk")
+_MERGED = ("nics", "gpus", "links", "disk", "store")
 DEEPEST = 16
 """Files that may stand on each other by `base` and `nodes`."""
 

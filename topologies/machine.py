@@ -14,7 +14,7 @@ from functools import lru_cache
 import msgspec
 
 from topologies.errors import BadInput
-from topologies.hardware import Cpu, Disk, Gpu, Nic
+from topologies.hardware import Cpu, Disk, Gpu, Nic, Store
 
 KINDS = ("tray", "socket", "numa", "root", "sw", "gpu", "nic")
 """What a vertex is, by the letters of its name: a tray of sockets, a CPU socket, a NUMA domain, a PCIe root complex,
@@ -67,6 +67,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     p2p: str = "PXB"
     """The farthest path over which GPUs may read each other: none PIX PXB PHB SYS; NCCL's default is PXB."""
     disk: Disk = Disk()
+    store: Store | None = None
+    """The cluster's shared store; None: a CPU host's own disk takes its place."""
     ranks: int = 0
     """Processes that a CPU host takes."""
     source: str = ""

@@ -1,11 +1,13 @@
-"""Other figures for the parts of a machine: `gpu.memory=96 GiB`, `cpu.cores=8`, `nic.rate=200 Gbit/s`, `disk.read=2 GB/s`."""
+"""Other figures for the parts of a machine: `gpu.memory=96 GiB`, `cpu.cores=8`, `nic.rate=200 Gbit/s`, `disk.read=2 GB/s`,
+`store.read=8 GB/s`."""
 
 from __future__ import annotations
 
 import msgspec
 
-from topologies.devices import overlay, read_disk
+from topologies.devices import overlay, read_disk, read_store
 from topologies.errors import BadInput
+from topologies.hardware import Store
 from topologies.machine import Link, Machine
 
 _WHOLE = ("sms", "cores")
@@ -15,7 +17,7 @@ _FIXED = ("name", "base", "copy_engines", "nvlink", "nvlink_links", "pcie", "c2c
 
 
 def refit(machine: Machine, part: str, field: str, value: str) -> Machine:
-    """`machine` with one figure of its GPUs, CPU, NICs or disk replaced. Raises `BadInput`."""
+    """`machine` with one figure of its GPUs, CPU, NICs or disk replaced, or of the shared store. Raises `BadInput`."""
     if field in _FIXED:
         raise BadInput(f"{part}.{field} is part of the graph. Use link.nvlink.rate, link.pcie.rate, link.upi.rate ... for the links")
     item: object = value
@@ -31,6 +33,8 @@ def refit(machine: Machine, part: str, field: str, value: str) -> Machine:
         d = machine.disk
         base = {"name": d.name, "read": f"{d.read!r} B/s", "write": f"{d.write!r} B/s", "latency": f"{d.latency!r} s"}
         return msgspec.structs.replace(machine, disk=read_disk(base | table, where))
+    if part == "store":
+        return msgspec.structs.replace(machine, store=_store(machine.store or Store(), table, where))
     if part == "cpu":
         return _cpu(machine, table, where)
     if not (machine.gpus if part == "gpu" else machine.nics):
@@ -38,6 +42,12 @@ def refit(machine: Machine, part: str, field: str, value: str) -> Machine:
     if part == "gpu":
         return msgspec.structs.replace(machine, gpus={name: overlay(gpu, table, where) for name, gpu in machine.gpus.items()})
     return msgspec.structs.replace(machine, nics={name: overlay(nic, table, where) for name, nic in machine.nics.items()})
+
+
+def _store(store: Store, table: dict[str, object], where: str) -> Store:
+    rates = {name: f"{getattr(store, name)!r} B/s" for name in ("read", "write", "stream", "total_read", "total_write")}
+    rest = {"name": store.name, "latency": f"{store.latency!r} s", "source": store.source}
+    return read_store({name: rate for name, rate in (rates | rest).items() if rate != "0.0 B/s"} | table, where)
 
 
 def _cpu(machine: Machine, table: dict[str, object], where: str) -> Machine:

@@ -27,7 +27,7 @@ Report = Annotated[Path | None, typer.Option("--report", help="Write a self-cont
 Prices = Annotated[Path | None, typer.Option("--prices", help="TOML with prices per GPU-hour and energy")]
 Workers = Annotated[int, typer.Option("--workers", help="Processes of this machine that share the work")]
 
-_MACHINE = ("link", "gpu", "cpu", "nic", "disk")
+_MACHINE = ("link", "gpu", "cpu", "nic", "disk", "store")
 _KEYS = ("oversubscription", "rails", "pod", "spines", "ranks_per_node", "order", "slow", "p2p", "fail", "without")
 
 

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 
 from sim.cost.price import Cost
 from sim.program import Op
+from sim.work import HostWork
 from topologies.graph import Topology
 
 
 class Capacity(Mapping[str, float]):
-    """Resources by name: directed links from the topology, `n3.cores`, `n3.disk.read`, `n3.disk.write`."""
+    """Resources by name: directed links from the topology, `n3.cores`, `n3.disk.read`, `n3.disk.write`; `n3.store.read` is what one node
+    gets of the shared store, `store.read` what all get."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
@@ -23,6 +25,10 @@ class Capacity(Mapping[str, float]):
             if what in ("disk.read", "disk.write"):
                 disk = self._topology.disk(int(node[1:]))
                 return disk.read if what == "disk.read" else disk.write
+            if what in ("store.read", "store.write") and (store := self._topology.store(int(node[1:]))):
+                return store.read if what == "store.read" else store.write
+        if name in ("store.read", "store.write"):
+            return self._topology.store_total(name == "store.write")
         return self._topology.rates[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -49,9 +55,16 @@ class Common:
         return ((f"n{self.topology.node(rank)}.cores", 1.0),)
 
     def _disk(self, op: Op, rank: int) -> Cost:
+        """Samples read one after the other, or a checkpoint written in one piece: to the node's disk, or the shared store."""
         node = self.topology.node(rank)
-        disk = self.topology.disk(node)
+        disk, store = self.topology.disk(node), self.topology.store(node) if op.how == "store" else None
         write = "write" in op.id or op.cls == "output"
-        rate = disk.write if write else disk.read
-        seconds = disk.latency + op.bytes / rate
-        return Cost(seconds, "assumed", disk.latency, ((f"n{node}.disk.{'write' if write else 'read'}", rate),))
+        what = "write" if write else "read"
+        files = max(1.0, sum(work.count for work in op.works if isinstance(work, HostWork)))
+        latency = files * (store or disk).latency
+        if store is None:
+            rate = disk.write if write else disk.read
+            return Cost(latency + op.bytes / rate, "assumed", latency, ((f"n{node}.disk.{what}", rate),))
+        # A checkpoint is written by many connections at once, a sample is read by one.
+        rate = min(store.write, store.total(write, self.topology.nodes)) if write else min(store.stream, store.read)
+        return Cost(latency + op.bytes / rate, "assumed", latency, ((f"n{node}.store.{what}", rate), (f"store.{what}", rate)))
