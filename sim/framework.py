@@ -31,6 +31,9 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     fused_norm: bool = True
     fused_activation: bool = False
     """Bias + GELU, or SiLU x gate, in one kernel."""
+    graph_operators: bool = False
+    """GELU and dropout are written out of elementwise operators (tf.pow, tf.random_uniform, tf.floor ...), each a kernel in fp32, unless a
+    compiler fuses them (TensorFlow 1)."""
     fused_rope: bool = False
     fused_residual: bool = False
     """Bias + dropout + residual add in one kernel."""

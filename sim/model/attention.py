@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sim.model.check import divisible
-from sim.model.layers import elementwise, linear, norm
+from sim.model.layers import dropout_kernels, elementwise, linear, norm
 from sim.model.parts import Part
 from sim.model.share import Share
 from sim.work import Attention, Gemm, Work
@@ -98,7 +98,8 @@ def _written_out(share: Share, heads: Heads, keys: int, name: str, dropout: bool
         forward += [elementwise("scale", share, scores, e, e)] * scaled
         forward += [elementwise("add", share, scores, e, e)] * masked
     forward.append(elementwise("softmax", share, scores, read, es, 5.0, rows))
-    forward += [elementwise("dropout", share, scores, es, es + 1)] * dropout
+    drop, undrop = dropout_kernels(share, scores, es) if dropout else ([], [])
+    forward += drop
     forward += [elementwise("cast", share, scores, es, e)] * (es != e)
     context = elementwise("permute", share, b * s * h * heads.dv, e, e)
     forward += [Gemm(s, heads.dv, keys, dtype, b * h), context]
@@ -108,7 +109,7 @@ def _written_out(share: Share, heads: Heads, keys: int, name: str, dropout: bool
         Gemm(keys, heads.dv, s, dtype, b * h, "dgrad"),
     ]
     backward += [elementwise("cast", share, scores, e, es)] * (es != e)
-    backward += [elementwise("dropout", share, scores, es + 1, es)] * dropout
+    backward += undrop
     backward.append(elementwise("softmax", share, scores, 2 * (read if fused else es), e, 4.0, rows))
     if not (fused or quiet):
         backward += [elementwise("scale", share, scores, e, e)] * (scaled + (masked and scaled))

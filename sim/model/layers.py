@@ -184,8 +184,8 @@ def activation(share: Share, name: str, rows: int, width: int, kind: str, *, rec
             backward += (elementwise("activation", share, n, 2 * e, e, 10.0),)
             backward += (elementwise("copy", share, 2 * n, e, e),) * halves
         kept = (2 if fused else 3) * n * e
-    elif kind == "gelu_new" and not fused:
-        forward, backward = _gelu_in_python(share, n)
+    elif (kind == "gelu_new" or (kind == "gelu" and share.framework.graph_operators)) and not fused:
+        forward, backward = _gelu_in_python(share, n, 4 if share.framework.graph_operators else e)
         kept = 4 * n * e  # x, its half, tanh and 1 + tanh
     else:
         twice = kind == "relu2" and not fused
@@ -196,16 +196,26 @@ def activation(share: Share, name: str, rows: int, width: int, kind: str, *, rec
     return Part(name=name, forward=forward, backward=backward, cls="activation", saved=kept, recompute=recompute)
 
 
-def _gelu_in_python(share: Share, n: int) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
+def _gelu_in_python(share: Share, n: int, e: int) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
     """transformers' NewGELUActivation, 0.5 x (1 + tanh(c (x + 0.044715 x^3))), as eager PyTorch runs it: one kernel an operator.
 
     Backward: the product rule twice, tanh's, the cube's (its square again, times 3, times the gradient), and x's three gradients added.
+    `e`: bytes of a value; TensorFlow's mixed precision keeps tf.pow and what is around it in fp32.
     """
-    e = share.e
     one, two = elementwise("scale", share, n, e, e), elementwise("scale", share, n, 2 * e, e)
     tanh, add = elementwise("activation", share, n, e, e, 8.0), elementwise("add", share, n, 2 * e, e)
     back = elementwise("activation", share, n, 2 * e, e, 2.0)
     return (one, one, add, one, tanh, one, one, two), (two, two, one, back, one, one, one, one, two, add, add)
+
+
+def dropout_kernels(share: Share, n: int, e: int) -> tuple[list[Work], list[Work]]:
+    """Dropout of `n` values of `e` bytes, forward and backward: one kernel each with a byte mask, or (`graph_operators`) what tf.nn.dropout is
+    made of: random numbers, + keep, floor, x / keep, times the mask in fp32; backward times the mask, / keep."""
+    if not share.framework.graph_operators or share.framework.compile:
+        return [elementwise("dropout", share, n, e, e + 1, 2.0)], [elementwise("dropout", share, n, e + 1, e, 2.0)]
+    divide, mask = elementwise("scale", share, n, e, e), elementwise("scale", share, n, e + 4, e)
+    random = [elementwise("zero", share, n, 0, 4), elementwise("add", share, n, 4, 4), elementwise("activation", share, n, 4, 4)]
+    return [*random, divide, mask], [mask, divide]
 
 
 def residual(share: Share, name: str, rows: int, width: int, *, dropout: bool, fork: bool = True) -> Part:
@@ -225,8 +235,9 @@ def residual(share: Share, name: str, rows: int, width: int, *, dropout: bool, f
             backward.append(elementwise("dropout", share, n, es + 1, e, 2.0))
     else:
         if dropout:
-            forward.append(elementwise("dropout", share, n, e, e + 1, 2.0))
-            backward.append(elementwise("dropout", share, n, e + 1, e, 2.0))
+            drop, back = dropout_kernels(share, n, e)
+            forward += drop
+            backward += back
         forward.append(elementwise("add", share, n, e + es, es))
         if es != e:
             backward.append(elementwise("cast", share, n, es, e))

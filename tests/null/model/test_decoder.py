@@ -64,6 +64,25 @@ def test_megatrons_kernel_reads_half_of_causal_scores_and_no_copies_of_heads() -
     assert moved(replace(EAGER, strided_heads=True), "permute") == (2 * tokens, 6 * tokens)
 
 
+def test_tensorflow_one_writes_gelu_and_dropout_out() -> None:
+    """A BERT layer with graph operators moves what the same layer does with one kernel each, and the numbers of each mask in fp32."""
+
+    def moved(framework: Framework, cls: str) -> int:
+        network = describe(load_model("bert-base"), Shape(micro=2, seq=128), framework, attention="math")
+        parts = [part for part in network.blocks[1][1].parts if part.cls == cls]
+        return sum(w.read + w.written for part in parts for w in (*part.forward, *part.backward) if isinstance(w, MemoryBound))
+
+    tokens, hidden, scores = 256, 768, 2 * 12 * 128 * 128
+    eager = replace(EAGER, dropout=True)
+    graph, fused = replace(eager, graph_operators=True), replace(eager, graph_operators=True, compile=True)
+    gelu = tokens * 4 * hidden * 4  # fp32 values between the MLP's products
+    assert moved(graph, "activation") == (18 + 28) * gelu and moved(eager, "activation") == 5 * gelu // 2
+    dropped = 4 + 8 + 8 + 2 * 4 + 2 * 8 - 10  # bytes a value in 16 bits: random, + keep, floor, / keep and times the mask both ways
+    assert moved(graph, "attention") - moved(eager, "attention") == dropped * scores
+    assert moved(graph, "elementwise") - moved(eager, "elementwise") == dropped * 2 * tokens * hidden
+    assert moved(fused, "activation") == moved(replace(eager, compile=True), "activation")
+
+
 def test_equal_layers_are_one_block() -> None:
     network = describe(load_model("llama3-8b"), Shape(micro=1, seq=128), EAGER)
     layers = [block for name, block in network.blocks if name.startswith("L")]
