@@ -9,10 +9,12 @@ from __future__ import annotations
 import msgspec
 
 from sim.bind import Setting
-from sim.cost.price import Pricer
 from sim.engine.clocks import step_times
+from sim.engine.shortcut import Shortcut
+from sim.lower.short import Shortener
 from sim.lower.step import lower
 from sim.plan import Plan
+from sim.planfile import mesh_of
 from sim.predict import pricer_for
 
 STEPS = 2
@@ -25,13 +27,13 @@ _LEAST = 4
 
 def step_of(setting: Setting) -> tuple[float, dict[str, float]]:
     """(seconds, {}) of one optimizer step: nothing but its time is worked out. Raises `BadInput` and its kinds."""
-    plan, pricer = setting.plan, pricer_for(setting)
+    plan, run = setting.plan, Run(setting)
     few = _rounds(plan)
     if few is None:
-        return _times(setting, pricer, STEPS)[-1], {}
+        return run.times(setting, STEPS)[-1], {}
     fewer, more = few
-    times = _times(_with_microbatches(setting, fewer), pricer, STEPS)
-    longer = _times(_with_microbatches(setting, more), pricer, 1)[0]
+    times = run.times(_with_microbatches(setting, fewer), STEPS)
+    longer = run.times(_with_microbatches(setting, more), 1)[0]
     slope = (longer - times[0]) / (more - fewer)
     return times[-1] + slope * (plan.microbatches - fewer), {}
 
@@ -55,7 +57,21 @@ def _with_microbatches(setting: Setting, count: int) -> Setting:
     return msgspec.structs.replace(setting, plan=msgspec.structs.replace(plan, batch=batch))
 
 
-def _times(setting: Setting, pricer: Pricer, steps: int) -> list[float]:
-    topology = setting.topology
-    program = lower(setting.plan, setting.network, setting.framework, topology.kind, steps)
-    return step_times(program, pricer, True, topology.symmetric)
+class Run:
+    """Programs of one plan that differ in micro-batches and steps; where all stages' ranks are alike, equal layers are priced once."""
+
+    def __init__(self, setting: Setting) -> None:
+        pricer, plan = pricer_for(setting), setting.plan
+        self._shortcut, self._pricer = None, pricer
+        plain = plan.noise.stragglers == plan.noise.imbalance == "none" and plan.update.mode == "sync" and plan.update.aggregate == "gpu"
+        if plain and setting.topology.kind == "cuda" and setting.topology.symmetric:
+            self._shortcut = Shortcut(pricer, mesh_of(plan), setting.topology)
+        self._short = Shortener(self._shortcut.shorten) if self._shortcut else None
+
+    def times(self, setting: Setting, steps: int) -> list[float]:
+        """Seconds of each step."""
+        topology = setting.topology
+        program = lower(setting.plan, setting.network, setting.framework, topology.kind, steps, self._short)
+        if self._shortcut is None:
+            return step_times(program, self._pricer, True, topology.symmetric)
+        return step_times(program, self._shortcut, True, True, self._shortcut.alike)

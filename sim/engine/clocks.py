@@ -274,15 +274,16 @@ class Clocks:
             self.agenda.after(cost.latency, self._sharing.start, cost.seconds - cost.latency, cost.uses, done)
 
 
-def step_times(program: Program, pricer: Pricer, fold: bool = True, symmetric: bool = True) -> list[float]:
+def step_times(program: Program, pricer: Pricer, fold: bool = True, symmetric: bool = True, alike: bool = False) -> list[float]:
     """Seconds of each step, from the end of the one before (the first: from 0): `metrics.step_times` of the condensed simulation.
 
-    Raises `BadInput` when the program deadlocks.
+    `alike`: all ranks price equal ops alike. Raises `BadInput` when the program deadlocks.
     """
     folded = fold and symmetric
     stands_for = representatives(program, folded)
     prices = Pricing(program, pricer, Groups(program.mesh, stands_for.__getitem__), folded, alone)
     states = {rank: State(rank, pricer.slowdown(rank)[0]) for rank in sorted(set(stands_for))}
+    prices.alike = alike and folded
     prices.shorten(states, condensed=folded)
     clocks, assembler = Clocks(prices), Assembler(prices)
     threads = [

@@ -5,6 +5,7 @@ Both engines ask here: the one that makes a trace (`run`), and the one that only
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from sim.cost.price import Cost, Pricer
@@ -14,6 +15,8 @@ from sim.engine.machine import LOADER, steady, together
 from sim.engine.meeting import Groups
 from sim.program import COMPUTE, HOST, Op, Program
 
+_OFTEN = 4
+"""Calls from which on it is worth while to run the inside of a segment by itself, twice, before."""
 Alone = Callable[["Pricing", list[Priced], int], tuple[float, float]]
 
 
@@ -24,6 +27,10 @@ class Pricing:
         """`alone` runs ops by themselves: see `sim.engine.clocks.alone`."""
         self.program, self.pricer, self.groups, self.folded, self._run_alone = program, pricer, groups, folded, alone
         self.fused = self.condensed = False
+        self.alike = False
+        """All ranks price equal ops alike, so that a segment of the same ops is priced once for all of them."""
+        self._shared: dict[tuple[int, ...], list[Priced]] = {}
+        self._counts: dict[tuple[str, str], Counter[str]] = {}
         self.local: frozenset[int] = frozenset()
         """Ids (id()) of collectives that meet nobody else and share no link with another lane: ops like any other."""
         self.quiet = False
@@ -40,17 +47,18 @@ class Pricing:
 
     def segment(self, rank: int, thread: str, name: str) -> list[Priced]:
         """The ops of a segment with what they cost on this rank."""
+        line = self.program.segments[name]
         if thread.startswith(LOADER) and self.program.device != "cpu":
-            return steady([(op, self.pricer.local(op, rank)) for op in self.program.segments[name]], self.pricer, rank, self.program.world)
-        ops = self._priced(self.program.segments[name], rank)
-        if self.condensed and thread == HOST:
-            ops = self._condensed(ops, rank)
-        if self.fused and thread == HOST:
-            ops = fuse(
-                [(op, self.whole(op, cost, rank) if id(op) in self.local else cost) for op, cost in ops],
-                self.local if self.quiet else frozenset(),
-                self.quiet,
-            )
+            return steady([(op, self.pricer.local(op, rank)) for op in line], self.pricer, rank, self.program.world)
+        if thread != HOST or not self.fused:
+            return self._priced(line, rank)
+        condensed = self.condensed and self._calls(rank, thread)[name] >= _OFTEN
+        key = (condensed, *map(id, line)) if self.alike else ()
+        ops = self._shared.get(key) if key else None
+        if ops is None:
+            ops = self._shortened(line, rank, condensed)
+            if key and not any(cost.uses for _, cost in ops):  # links and disks are the rank's own
+                self._shared[key] = ops
         return ops
 
     def _priced(self, line: tuple[Op, ...], rank: int) -> list[Priced]:
@@ -61,6 +69,24 @@ class Pricing:
             return ops
         stands_for, world = self.groups.stands_for, self.program.world
         return [(op, together(op, cost, self.pricer, rank, stands_for, world) if cost.uses else cost) for op, cost in ops]
+
+    def _shortened(self, line: tuple[Op, ...], rank: int, condensed: bool) -> list[Priced]:
+        ops = self._priced(line, rank)
+        if condensed:
+            ops = self._condensed(ops, rank)
+        return fuse(
+            [(op, self.whole(op, cost, rank) if id(op) in self.local else cost) for op, cost in ops],
+            self.local if self.quiet else frozenset(),
+            self.quiet,
+        )
+
+    def _calls(self, rank: int, thread: str) -> Counter[str]:
+        """How often the rank's thread calls each segment."""
+        key = (self.program.role_of[rank], thread)
+        found = self._counts.get(key)
+        if found is None:
+            found = self._counts[key] = Counter(call.segment for call in self.program.threads(rank)[thread])
+        return found
 
     def whole(self, op: Op, cost: Cost, rank: int) -> Cost:
         """The whole cost of a collective that is an op like any other."""
@@ -132,6 +158,8 @@ class Pricing:
                             found.append((op, cost))
                     elif op.kind in ("send", "recv"):
                         cost = self.pricer.message(op, rank, self.groups.peer_of(op, rank), 1)
+                    elif op.kind == "copy":
+                        cost = self.pricer.local(op, rank)
                     else:
                         continue
                     for link, _ in cost.uses:

@@ -6,21 +6,23 @@ backward), or I (gradient of the input) and W (of the weights) apart.
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 from sim.lower import data_parallel, ends, fsdp, sharded
-from sim.lower.blocks import TEMPLATE, BlockOps, PartOps, lower_block, renamed
+from sim.lower.blocks import TEMPLATE, BlockOps, lower_block, renamed
 from sim.lower.buckets import Bucket, buckets_of, rebuilds
 from sim.lower.input import take
 from sim.lower.job import Job
 from sim.lower.offload import offload
 from sim.lower.schedule import placement
+from sim.lower.short import Loose, Shortener, alike, closed, forward_of, merged
 from sim.model.parts import Block
 from sim.model.stages import layout
 from sim.program import Call, Op
 
 Named = tuple[tuple[str, Block], ...]
-Piece = tuple[PartOps, tuple[Op, ...]]
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -61,8 +63,10 @@ def rank_of(job: Job, stage: int) -> int:
 class StageSegments:
     """The segments of one stage, made when first called. `segments` collects them by name."""
 
-    def __init__(self, job: Job, stage: Stage, blocks: list[BlockOps], segments: dict[str, tuple[Op, ...]]) -> None:
-        self.job, self.stage, self.blocks = job, stage, blocks
+    def __init__(
+        self, job: Job, stage: Stage, blocks: list[BlockOps], segments: dict[str, tuple[Op, ...]], short: Shortener | None = None
+    ) -> None:
+        self.job, self.stage, self.blocks, self.short = job, stage, blocks, short
         self._segments = segments
         self.further: list[StageSegments] = []
         """The rank's stages after its first (of which this is then one), in the order of use."""
@@ -110,8 +114,11 @@ class StageSegments:
 Templates = dict[tuple[int, bool], BlockOps]
 
 
-def stage_segments(job: Job, stage: Stage, segments: dict[str, tuple[Op, ...]], templates: Templates | None = None) -> StageSegments:
-    """Lowers the stage's blocks once; all its segments share their ops. `templates`: layers by kind, shared by all stages."""
+def stage_segments(
+    job: Job, stage: Stage, segments: dict[str, tuple[Op, ...]], templates: Templates | None = None, short: Shortener | None = None
+) -> StageSegments:
+    """Lowers the stage's blocks once; all its segments share their ops. `templates`: layers by kind, shared by all stages. With `short`
+    equal layers share their ops too, unnamed, and runs of these are shortened."""
     templates = {} if templates is None else templates
     keep = job.plan.memory.recompute_layers or len(stage.blocks)
     layer, found = 0, list[BlockOps]()
@@ -122,13 +129,14 @@ def stage_segments(job: Job, stage: Stage, segments: dict[str, tuple[Op, ...]], 
             key = (id(block), again)
             if key not in templates:
                 templates[key] = lower_block(job, TEMPLATE, block, again=again)
-            found.append(renamed(templates[key], name))
+            shared = short is not None and closed(templates[key])
+            found.append(alike(templates[key], name) if shared else renamed(templates[key], name))
         else:
             found.append(lower_block(job, name, block, first=stage.first and not found, again=again))
         layer += is_layer
-    if job.train and job.plan.memory.offload == "activations":
+    if short is None and job.train and job.plan.memory.offload == "activations":
         found = offload(job, found)
-    return StageSegments(job, stage, found, segments)
+    return StageSegments(job, stage, found, segments, short)
 
 
 def syncs(job: Job, last: bool) -> bool:
@@ -165,32 +173,41 @@ def _build(job: Job, stage: StageSegments, variant: str) -> list[Op]:
     if base == "fwd":
         return _forward(job, stage, "gather" in flags)
     if job.zero == 3:
-        return fsdp.backward(job, stage.blocks, _pieces(job, stage, variant), stage.tag, sync="sync" in flags)
-    pieces = _pieces(job, stage, variant)
+        beside = "sync" in flags or job.size("pp") == 1
+        whole = merged(stage.short, _pieces(job, stage, variant), beside)
+        return fsdp.backward(job, stage.blocks, whole, stage.tag, sync="sync" in flags)
+    loose = _pieces(job, stage, variant)
     if "sync" in flags or "sync0" in flags:
         buckets = stage.buckets(0 if "sync0" in flags else 1)
+        pieces = merged(stage.short, loose, True, {bucket.last for bucket in buckets})
         return data_parallel.reduce_gradients(job, pieces, buckets, sharded.messages if job.zero else data_parallel.all_reduce)
-    return [op for _, ops in pieces for op in ops]
+    return [op for _, ops in merged(stage.short, loose, False) for op in ops]
 
 
 def _forward(job: Job, stage: StageSegments, gather: bool) -> list[Op]:
     if job.zero == 3:
-        return fsdp.forward(job, stage.blocks, stage.tag, gather=gather or not job.train or job.size("pp") == 1)
+        gather = gather or not job.train or job.size("pp") == 1
+        return fsdp.forward(job, forward_of(stage.short, stage.blocks, gather), stage.tag, gather=gather)
+    blocks = forward_of(stage.short, stage.blocks, gather)
     if gather:
         later = [bucket for other in stage.further for bucket in other.buckets(1)]
-        return sharded.gather_ahead(job, stage.blocks, stage.buckets(1), later if stage.stage.index < job.size("pp") else None)
-    return [op for block in stage.blocks for op in block.forward]
+        return sharded.gather_ahead(job, blocks, stage.buckets(1), later if stage.stage.index < job.size("pp") else None)
+    return [op for block in blocks for op in block.forward]
 
 
-def _pieces(job: Job, stage: StageSegments, variant: str) -> list[Piece]:
+def _pieces(job: Job, stage: StageSegments, variant: str) -> list[Loose]:
     """Backward part by part, last part first; `add` accumulates into the gradients that are there."""
     base, *flags = variant.split(".")
-    found: list[Piece] = []
+    add, short = "add" in flags, stage.short
+    found: list[Loose] = []
     for block in reversed(stage.blocks):
         again = block.prelude if base == "bwd" else ()
         for part in reversed(block.parts):
             ops = part.wgrad if base == "wgrad" else part.backward if "input" in flags else part.joint
-            added = data_parallel.accumulate(job, part, "add" in flags) if "input" not in flags else ()
-            found.append((part, (*again, *ops, *added)))
+            added: tuple[Op, ...] = ()
+            if "input" not in flags:
+                make = partial(data_parallel.accumulate, job, part, add)
+                added = short.once(part.part, add, make) if short else make()
+            found.append((part, [again, ops, added]))
             again = ()
     return found

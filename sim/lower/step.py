@@ -14,6 +14,7 @@ from sim.lower.blocks import name_of
 from sim.lower.job import Job, job_of
 from sim.lower.optimizer import Share
 from sim.lower.resident import resident_bytes
+from sim.lower.short import Shortener
 from sim.lower.stage import StageSegments, Templates, stage_segments, stages_of
 from sim.model.parts import Network
 from sim.plan import Plan
@@ -37,7 +38,7 @@ class Place(NamedTuple):
         return ".".join([*words, *([f"x{self.factor:.6g}"] if self.factor != 1.0 else [])])
 
 
-def lower(plan: Plan, network: Network, framework: Framework, device: str, steps: int = 3) -> Program:
+def lower(plan: Plan, network: Network, framework: Framework, device: str, steps: int = 3, short: Shortener | None = None) -> Program:
     """The program of `steps` optimizer steps of `plan` on every rank.
 
     Args:
@@ -45,13 +46,14 @@ def lower(plan: Plan, network: Network, framework: Framework, device: str, steps
         network: the model on one rank of the plan's split.
         framework: with the plan's own words applied (`sim.framework.framework_of`).
         device: "cuda" or "cpu".
+        short: shortens runs of ops, where only times are asked for (`sim.lower.short`).
 
     Raises `Refused` for combinations that are not supported, `BadInput` where the model cannot be cut as the plan says.
     """
     job = job_of(plan, network, framework, device, steps)
     segments: Segments = {}
-    templates: Templates = {}
-    stages = [stage_segments(job, stage, segments, templates) for stage in stages_of(job)]
+    templates: Templates = short.templates if short else {}
+    stages = [stage_segments(job, stage, segments, templates, short) for stage in stages_of(job)]
     places = places_of(job)
     for stage in stages[: job.size("pp")]:
         stage.further += [other for other in stages[job.size("pp") :] if other.stage.rank == stage.stage.rank]

@@ -31,7 +31,7 @@ def test_condensed_equals_whole(layers: list[tuple[float, float, float, bool]], 
         else:
             ops += [Op(f"tp{i}", "collective", "compute", name="all_reduce", group="tp"), Op(f"b{i}", "compute", "compute")]
     ops += [Op("sync", "sync", "host")]
-    made = program({"host": ops}, mesh=Mesh({}), calls=3)
+    made = program({"host": ops}, mesh=Mesh({}), calls=4)
     pricer = TablePricer(costs, slow=slow)
     whole, condensed = simulate(made, pricer), simulate(made, pricer, condensed=True)
     assert len(condensed.spans) < len(whole.spans)

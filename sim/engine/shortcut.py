@@ -1,0 +1,80 @@
+"""Runs of ops as one op, before they stand in a program: what `condense` and `fuse` make of a stretch, found once for equal layers.
+
+For ranks of one stage that are simulated once, on machines where all stages' ranks are alike.
+"""
+
+from __future__ import annotations
+
+from sim.cost.price import Cost, Pricer
+from sim.engine.clocks import alone
+from sim.engine.condense import Priced, condense, stretches
+from sim.engine.fuse import fuse
+from sim.engine.meeting import Groups
+from sim.engine.pricing import Pricing
+from sim.mesh import Mesh
+from sim.program import Op, Program
+from topologies.graph import Topology
+
+
+class Shortcut:
+    """A pricer that also knows the ops that `shorten` makes."""
+
+    def __init__(self, pricer: Pricer, mesh: Mesh, topology: Topology) -> None:
+        self._pricer, self._topology = pricer, topology
+        self.capacity = pricer.capacity
+        self.alike = True
+        """Every collective that was shortened, or left in a shortened run, costs the same on all stages."""
+        self._ranks = [mesh.rank({"pp": stage}) for stage in range(mesh.size("pp"))]
+        self._groups = Groups(mesh, lambda rank: self._ranks[mesh.coordinates(rank)["pp"]])
+        self._prices = Pricing(Program("", "cuda", mesh, {}, {}, (), 1), pricer, self._groups, True, alone)
+        self._costs: dict[int, tuple[Cost, Op]] = {}
+        self.collective, self.message, self.slowdown = pricer.collective, pricer.message, pricer.slowdown
+
+    def local(self, op: Op, rank: int) -> Cost:
+        """The cost of an op that needs no other rank."""
+        found = self._costs.get(id(op))
+        return found[0] if found is not None else self._pricer.local(op, rank)
+
+    def shorten(self, ops: tuple[Op, ...], beside: bool) -> tuple[Op, ...]:
+        """The same time in fewer ops: runs of kernels as one; where nothing runs `beside` them, whole stretches with their collectives."""
+        priced = [(op, self._pricer.local(op, 0)) for op in ops]
+        if not all(self._equal(op) for op in ops if op.kind == "collective"):
+            self.alike = False
+            return ops
+        found = fuse(priced if beside else self._condensed(priced))
+        own = set(map(id, ops))
+        for op, cost in found:
+            if id(op) not in own:
+                self._costs[id(op)] = (cost, op)
+        return tuple(op for op, _ in found)
+
+    def _condensed(self, ops: list[Priced]) -> list[Priced]:
+        found: list[Priced] = []
+        for part in stretches(ops, self._private, frozenset()):
+            found += condense(part, lambda some: self._prices.alone(some, 0)) if len(part) > 1 else part
+        return found
+
+    def _private(self, op: Op) -> bool:
+        """All members on one stage, for whom one rank stands."""
+        return len(self._groups.represented(op.group, 0)) == 1
+
+    def _equal(self, op: Op) -> bool:
+        """Does the collective cost the same on every stage?"""
+        here = self._groups.members(op.group, 0)
+        inside = self._inside(here)
+        one: Cost | None = None
+        for rank in self._ranks[1:]:
+            there = self._groups.members(op.group, rank)
+            if inside is not None and self._inside(there) == inside:
+                continue
+            one = one or self._prices.collective(op, 0)
+            other = self._prices.collective(op, rank)
+            if (one.seconds, one.latency, [use for _, use in one.uses]) != (other.seconds, other.latency, [use for _, use in other.uses]):
+                return False
+        return True
+
+    def _inside(self, members: tuple[int, ...]) -> tuple[int, ...] | None:
+        """The members' places in their node; None where they have several."""
+        if len({self._topology.node(rank) for rank in members}) > 1:
+            return None
+        return tuple(self._topology.local(rank) for rank in members)

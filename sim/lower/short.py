@@ -1,0 +1,98 @@
+"""Equal layers as one: their ops shared without names, and runs of them shortened, for whom only a step's time matters.
+
+A program made with a `Shortener` means the same in fewer ops. Its ops do not tell the layers apart, so that it is never shown or played.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from sim.lower.blocks import BlockOps, PartOps
+from sim.model.parts import Part
+from sim.program import Op
+
+Ops = tuple[Op, ...]
+Pieces = list[tuple[PartOps, Ops]]
+Loose = tuple[PartOps, list[Ops]]
+"""A part with runs of ops that belong to it."""
+Shorten = Callable[[Ops, bool], Ops]
+"""(ops, whether collectives may run beside them) -> fewer ops that take the same time."""
+
+
+class Shortener:
+    """Shortens each run of ops of a layer's template once, however many layers and segments it stands in."""
+
+    def __init__(self, shorten: Shorten) -> None:
+        self._shorten = shorten
+        self.templates: dict[tuple[int, bool], BlockOps] = {}
+        """Layers by kind (`sim.lower.stage`), for all programs of one plan that differ in micro-batches and steps alone."""
+        self._known: dict[tuple[object, ...], tuple[Ops, list[Ops]]] = {}
+
+        self._made: dict[tuple[int, bool], tuple[Ops, Part]] = {}
+
+    def once(self, part: Part, add: bool, make: Callable[[], Ops]) -> Ops:
+        """What accumulates a part's gradients: the same ops wherever the part stands."""
+        found = self._made.get((id(part), add))
+        if found is None:
+            found = self._made[id(part), add] = (make(), part)
+        return found[0]
+
+    def run(self, parts: list[Ops], beside: bool) -> Ops:
+        """The ops of `parts` one after the other, shortened. Equal parts are told by being the same tuples."""
+        key = (beside, *map(id, parts))
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = (self._shorten(tuple(op for ops in parts for op in ops), beside), parts)
+        return found[0]
+
+
+def closed(block: BlockOps) -> bool:
+    """Does each wait of the block's passes follow its record in the same pass? Then equal layers may share their events' names."""
+    back = [block.prelude, *(part.joint for part in reversed(block.parts))]
+    alone = [[part.backward for part in reversed(block.parts)], [part.wgrad for part in reversed(block.parts)]]
+    return all(_closed([op for ops in line for op in ops]) for line in ([part.forward for part in block.parts], back, *alone))
+
+
+def _closed(ops: list[Op]) -> bool:
+    recorded: set[str] = set()
+    for op in ops:
+        if op.shift is not None or (op.event and op.kind != "record" and op.event not in recorded):
+            return False
+        if op.kind == "record":
+            recorded.add(op.event)
+    return True
+
+
+def alike(template: BlockOps, name: str) -> BlockOps:
+    """The template's ops themselves as a layer's."""
+    parts = tuple(PartOps(name, p.part, p.forward, p.backward, p.wgrad, p.joint) for p in template.parts)
+    return BlockOps(name, template.block, parts, template.prelude)
+
+
+def forward_of(short: Shortener | None, blocks: list[BlockOps], beside: bool) -> list[BlockOps]:
+    """The blocks with their forward ops in short."""
+    return [_forward(short, block, beside) for block in blocks] if short else blocks
+
+
+def _forward(short: Shortener, block: BlockOps, beside: bool) -> BlockOps:
+    if not block.parts:
+        return block
+    whole = short.run([part.forward for part in block.parts], beside)
+    first, *others = block.parts
+    return block._replace(parts=(first._replace(forward=whole), *(part._replace(forward=()) for part in others)))
+
+
+def merged(short: Shortener | None, pieces: list[Loose], beside: bool, cuts: Collection[tuple[str, str]] = ()) -> Pieces:
+    """The pieces of a backward, with `short` those of one block together; a piece ends with each (block, part) of `cuts`, and carries
+    that part."""
+    if short is None:
+        return [(part, tuple(op for ops in runs for op in ops)) for part, runs in pieces]
+    found: Pieces = []
+    run: list[Ops] = []
+    for index, (part, runs) in enumerate(pieces):
+        run += [ops for ops in runs if ops]
+        last = index + 1 == len(pieces) or pieces[index + 1][0].block != part.block
+        if last or (part.block, part.part.name) in cuts:
+            found.append((part, short.run(run, beside)))
+            run = []
+    return found

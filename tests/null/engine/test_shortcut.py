@@ -1,0 +1,69 @@
+"""Equal layers priced once = every layer by itself, to 1e-9, over drawn splits of a model, schedules and frameworks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from sim.bind import Setting, bind
+from sim.engine.run import simulate
+from sim.lower.step import lower
+from sim.metrics import step_times
+from sim.predict import pricer_for
+from sim.steady import Run
+from topologies.errors import BadInput
+
+split = st.fixed_dictionaries(
+    {
+        "tp": st.sampled_from([1, 2, 4]),
+        "pp": st.sampled_from([1, 2, 4]),
+        "dp_shard": st.sampled_from([1, 2, 4]),
+        "zero": st.sampled_from([0, 1, 3]),
+        "schedule": st.sampled_from(["1f1b", "interleaved", "gpipe", "zb-h1"]),
+        "virtual_stages": st.sampled_from([1, 2]),
+    }
+)
+frameworks = st.sampled_from(["megatron-core", "torchtitan", "pytorch", "nemo"])
+
+
+def _setting(parallel: dict[str, Any], framework: str, recompute: str, count: int) -> Setting:
+    batch = {"global": count * parallel["dp_shard"], "micro": 1}
+    plan = {
+        "model": "gpt2-124m",
+        "seq_len": 1024,
+        "framework": framework,
+        "parallel": parallel,
+        "batch": batch,
+        "memory": {"recompute": recompute},
+    }
+    try:
+        return bind(plan, "8x dgx-h100")
+    except BadInput:
+        assume(False)
+        raise
+
+
+def _apart(setting: Setting, condensed: bool) -> float:
+    try:
+        program = lower(setting.plan, setting.network, setting.framework, "cuda", 2)
+    except BadInput:
+        assume(False)
+        raise
+    whole = step_times(simulate(program, pricer_for(setting), condensed=condensed))
+    short = Run(setting).times(setting, 2)
+    return max(abs(one / other - 1) for one, other in zip(whole, short, strict=True))
+
+
+@settings(max_examples=12, deadline=None)
+@given(split, frameworks, st.sampled_from(["none", "selective", "full"]), st.sampled_from([3, 4]))
+def test_short_programs_equal_condensed_ones(parallel: dict[str, Any], framework: str, recompute: str, count: int) -> None:
+    assert _apart(_setting(parallel, framework, recompute, count), condensed=True) < 1e-9
+
+
+@settings(max_examples=8, deadline=None)
+@given(split, frameworks, st.sampled_from(["none", "full"]))
+def test_without_data_parallelism_they_equal_the_whole_simulation(parallel: dict[str, Any], framework: str, recompute: str) -> None:
+    parallel = parallel | {"dp_shard": 1, "zero": 0}
+    assert _apart(_setting(parallel, framework, recompute, 4), condensed=False) < 1e-9
