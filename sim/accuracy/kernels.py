@@ -99,7 +99,7 @@ def gemm_score(facts: Path, name: str, dtype: str, count: int) -> KernelScore:
     rows = sample(gemm_rows(facts, name, dtype), count, SEED)
     own = fits[name]
     other = _stand_in(gpu, {key: fit.arch for key, fit in fits.items() if key not in gemm.STARVED})
-    borrowed = msgspec.structs.replace(fits[other], harness=own.harness, cast=own.cast)
+    borrowed = msgspec.structs.replace(gemm.lent(fits[other], gemm.power_between(gpu, other, dtype)), harness=own.harness, cast=own.cast)
     size = BYTES[dtype]
 
     def seconds(row: GemmRow, fit: GemmFit) -> float:

@@ -81,10 +81,19 @@ def sustained_clock(gpu: Gpu, dtype: str) -> float:
     A GPU that was measured keeps 1 - droop of its fit. Another one takes the fit of its kin and the clock that its own
     power limit leaves (`power_ratio`), up to `BEST` of peak.
     """
-    fit, _ = fit_of(gpu, dtype)
+    return kin_clock(fit_of(gpu, dtype)[0], power_ratio(gpu, dtype))
+
+
+def kin_clock(fit: GemmFit, ratio: float) -> float:
+    """The clock under sustained load of a GPU that takes the parameters of another, whose own clock the power limit lets be `ratio` times as
+    high; at most what reaches `BEST` of peak."""
     own = 1.0 - fit.droop
-    ratio = power_ratio(gpu, dtype)
     return own if ratio == 1.0 else min(own * ratio, max(own, BEST / fit.peak))
+
+
+def lent(fit: GemmFit, ratio: float) -> GemmFit:
+    """The same parameters for that GPU in a benchmark: what its power limit takes shows in large products (`tiles.gemm_seconds`)."""
+    return fit if ratio == 1.0 else msgspec.structs.replace(fit, droop=1.0 - kin_clock(fit, ratio))
 
 
 @cache
@@ -99,10 +108,17 @@ def power_ratio(gpu: Gpu, dtype: str) -> float:
     same energy, so the ratio is the cube root of watts per peak FLOP/s over the reference's. A100 PCIe 300 W against
     SXM 400 W: 0.91; measured 253 / 271 = 0.93 (ml-engineering, best matmul FLOP/s).
     """
-    name = _name_of(gpu, dtype)
+    return power_between(gpu, _name_of(gpu, dtype), dtype)
+
+
+def power_between(gpu: Gpu, name: str, dtype: str) -> float:
+    """`power_ratio` to the GPU `name`; watts for each FLOP/s of 16-bit matrix units, or of fp32 ones for products on those (AMD's fp32 runs on
+    matrix units)."""
     if name == gpu.name:
         return 1.0
     other, key = _reference(name), "bf16" if "bf16" in gpu.flops else "fp16" if "fp16" in gpu.flops else "fp32"
+    if dtype in ("fp32", "fp64") and gpu.arch.startswith("sm"):
+        key = "fp32"
     if not gpu.power or not other.power or key not in other.flops:
         return 1.0
     return float((gpu.power / gpu.flops[key] * other.flops[key] / other.power) ** (1 / 3))
@@ -117,6 +133,7 @@ def gemm_cost(work: Gemm, gpu: Gpu, sustained: bool = True) -> tuple[float, Sour
     fit, source = fit_of(gpu, work.dtype)
     out = 8.0 if work.accumulate else max(size, 2.0)
     clock = sustained_clock(gpu, work.dtype) if sustained else None
+    fit = fit if sustained else lent(fit, power_ratio(gpu, work.dtype))
     return gemm_seconds(work.m, work.n, work.k, gpu, fit, peak, size, out, work.batch, clock) * work.repeat, source
 
 

@@ -147,3 +147,22 @@ def test_scaled_products_of_the_benchmark_follow_the_rows() -> None:
     assert loop(512) == pytest.approx(7.2e-9, rel=0.25)
     assert loop(64) == pytest.approx(1.4e-9, rel=0.35)
     assert loop(512, clock=1.0) < loop(512) / 2
+
+
+def test_a_power_limit_of_kin_shows_in_large_benchmarks() -> None:
+    """A board with half the watts of a measured one: the same small kernels, large ones slower by up to the cube root of two."""
+    import msgspec
+
+    from sim.cost.gemm import lent, power_between
+
+    whole = gpu("a100-sxm-80gb")
+    fit, low = fit_of(whole, "bf16")[0], msgspec.structs.replace(whole, name="half", power=whole.power / 2)
+    ratio = power_between(low, whole.name, "bf16")
+    assert ratio == pytest.approx(0.5 ** (1 / 3))
+
+    def slower(edge: int) -> float:
+        one, other = (gemm_seconds(edge, edge, edge, whole, each, whole.flops["bf16"], 2.0, 2.0) for each in (fit, lent(fit, ratio)))
+        return other / one
+
+    assert slower(256) < 1.01
+    assert 1.15 < slower(16384) <= 2 ** (1 / 3)
