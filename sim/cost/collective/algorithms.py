@@ -20,6 +20,7 @@ from sim.cost.collective.rates import (
     inter_bandwidth,
     intra_bandwidth,
     levels,
+    lines_delay,
     net_hop,
     params,
     protocol_rate,
@@ -51,6 +52,8 @@ def ring(name: str, size: float, shape: GroupShape, protocol: str) -> Choice:
     turns = 2 if name == "all_reduce" else 1
     crossing = turns * (shape.nodes - 1) if shape.nodes > 1 else 0
     inside = float(params()["latency"][f"ring_base_{fabric(shape)}"][at]) + (turns * (n - 1) - crossing) * inner_hop("ring", at, shape)
+    if protocol == "LL":
+        inside += lines_delay(size, shape)
     latency = scaled(inside, shape) + crossing * net_hop("ring_net", at, shape) * 1e-6
     if name == "barrier":
         return Choice(latency, latency, "ring", protocol, 0.0)

@@ -125,6 +125,18 @@ def protocol_rate(bandwidth: float, protocol: str, shape: GroupShape) -> float:
     return rate
 
 
+def lines_delay(size: float, shape: GroupShape) -> float:
+    """Microseconds (over `scale`) that a ring's LL takes longer on all its channels than on one, where NVLink gives it many.
+
+    A channel joins for every `ll_channel` bytes of a rank's share (NCCL's thread threshold); the wait grows with the ranks, not the steps.
+    """
+    table = params()["latency"]
+    if fabric(shape) != "nvlink":
+        return 0.0
+    channels = max(1.0, size / (shape.ranks * float(table["ll_channel"])))
+    return float(table["ll_channels"]) * shape.local * (1.0 - 1.0 / channels)
+
+
 def ring_fill(size: float, shape: GroupShape, bandwidth: float) -> float:
     """Seconds until a ring's pipeline of slices runs full: a rank's first slice goes before any can be passed on.
 
