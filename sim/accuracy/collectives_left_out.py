@@ -21,7 +21,7 @@ from sim.cost.collective.nccl import best
 from sim.cost.collective.rates import params
 
 SHARED = (
-    ("bandwidth", "ring"), ("bandwidth", "all_to_all"), ("pipeline", "nvlink_depth"),
+    ("bandwidth", "ring"), ("bandwidth", "all_to_all"), ("latency", "direct_simple"),
     ("bandwidth", "nvls"), ("pipeline", "slices_nvlink"), ("pipeline", "net_depth"), ("pipeline", "net_cap"), ("pipeline", "nvls_depth"),
     ("pipeline", "nvls_cap"), ("network", "efa"), ("network", "all_to_all"),
 )  # fmt: skip

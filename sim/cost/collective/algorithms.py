@@ -148,6 +148,24 @@ def multicast(name: str, size: float, shape: GroupShape) -> Choice:
     return Choice(latency + carry + fill(latency, carry, "nvls"), latency, "nvls", "Simple", bus)
 
 
+def _inside(own: float, ranks: int, latency: float, shape: GroupShape) -> tuple[float, float]:
+    """Seconds of an all_to_all's part inside a node, beyond the latency: to carry slices of `own` bytes, and what the protocol adds.
+
+    NVLink: a peer's channels send short slices as LL at `direct_ll`, longer ones as Simple, which starts `direct_simple` later.
+    """
+    copy = own / (float(params()["bandwidth"]["self_copy"]) * 1e9)
+    if shape.local == 1 or not own:
+        return copy, 0.0
+    rate = intra_bandwidth("all_to_all", shape)
+    if fabric(shape) == "pcie":
+        carry = max(copy, own * (ranks - 1) / rate)
+        return carry, fill(latency, carry, "pcie")
+    carry = own * (shape.local - 1) / rate + copy
+    table = params()["latency"]
+    simple = float(table["direct_simple"]) * 1e-6 + fill(latency, carry, "nvlink")
+    return carry, max(0.0, min(simple, own / (float(table["direct_ll"]) * 1e9) - carry))
+
+
 def all_to_all(size: float, shape: GroupShape) -> Choice:
     """Grouped sends and receives: each rank sends 1/n of its array to each other rank, and copies the slice that stays.
 
@@ -158,12 +176,7 @@ def all_to_all(size: float, shape: GroupShape) -> Choice:
     n, k = shape.ranks, shape.local
     table, own = params()["latency"], size / n
     latency = scaled(float(table["direct_base"]) + float(table[f"peer_{fabric(shape)}"]) * (k - 1), shape)
-    carry = own / (float(params()["bandwidth"]["self_copy"]) * 1e9)
-    if k > 1 and fabric(shape) == "nvlink":
-        carry += own * (k - 1) / intra_bandwidth("all_to_all", shape)
-    elif k > 1:
-        carry = max(carry, own * (n - 1) / intra_bandwidth("all_to_all", shape))
-    extra = fill(latency, carry, fabric(shape)) if size else 0.0
+    carry, extra = _inside(own, n, latency, shape)
     if shape.nodes > 1:
         outside = own * (n - k) / (shape.inter * shape.spread / k * float(params()["network"]["all_to_all"]))
         posts = (n - k) * float(table["proxy"]) * 1e-6
