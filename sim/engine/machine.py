@@ -47,13 +47,17 @@ def together(op: Op, cost: Cost, pricer: Pricer, rank: int, stands_for: Callable
     """A local op's `cost` with what all ranks that `rank` stands for take from the same disks, buses and links of their machine."""
     if not cost.uses:
         return cost
-    amounts = dict.fromkeys((name for name, _ in cost.uses), 0.0)
+    alone: dict[str, float] = {}
+    for name, amount in cost.uses:
+        alone[name] = alone.get(name, 0.0) + amount
+    amounts = dict.fromkeys(alone, 0.0)
     for other, taken in neighbours(pricer, op, rank, world):
         if stands_for(other) == rank:
             for name, amount in taken.uses:
                 if name in amounts:
                     amounts[name] += amount
-    return replace(cost, uses=tuple(amounts.items()))
+    # What the op names first is its weight where it shares: a resource that it has to itself, as when each rank is simulated.
+    return replace(cost, uses=tuple(sorted(amounts.items(), key=lambda use: use[1] / alone[use[0]] if alone[use[0]] else 1.0)))
 
 
 def steady(ops: list[tuple[Op, Cost]], pricer: Pricer, rank: int, world: int) -> list[tuple[Op, Cost]]:
