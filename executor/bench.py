@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from executor.arena import Arena
+from executor.arena import Arena, free_memory
 from executor.bodies import body
+from executor.device_times import DeviceTimer
+from executor.events import Cuda
 from executor.mill import Mill
 from executor.world import World
 from sim.cost.calibration import Sample
@@ -27,9 +29,13 @@ _ROTATE = 48 << 20
 class Bench:
     """Collects samples on one rank, in the same order as on all others."""
 
-    def __init__(self, world: World, quick: bool) -> None:
+    def __init__(self, world: World, quick: bool, cuda: Cuda | None = None) -> None:
+        """`cuda`: the rank's device unless a test brings a stand-in; used where the world's device is a GPU."""
         self.world, self.quick = world, quick
-        self.arena = Arena(world.device, 4 << 30, distant=96 << 20)
+        self.cuda = cuda or Cuda(world.device)
+        self._timer = DeviceTimer(self.cuda)
+        limit = min(4 << 30, free_memory(world.device)) if world.kind == "cuda" else 4 << 30
+        self.arena = Arena(world.device, limit, distant=(256 if world.kind == "cuda" else 96) << 20)
         self.budget = 0.004 if quick else 0.012
         self.found: list[tuple[str, Sample]] = []
         self._mill = Mill()
@@ -47,12 +53,24 @@ class Bench:
         self.world.beat.phase(f"probe: {words}")
         self.world.barrier()
 
+    def device_times(self, calls: Sequence[Callable[[], object]]) -> list[float]:
+        """Device seconds of one call, many times: on a GPU what its own events say, on a CPU what the thread takes."""
+        if self.world.kind == "cpu":
+            return self.times(calls)
+        self.world.beat.touch()
+        return self._timer.times(calls, self.budget)
+
+    def device_seconds(self, work: Work) -> float:
+        """The median of one work, not kept."""
+        with torch.no_grad():
+            return statistics.median(self.device_times([body(work, self.arena)]))
+
     def times(self, calls: Sequence[Callable[[], object]], least: int = 5, most: int = 200) -> list[float]:
-        """Seconds of one call, many times; `calls` are equal and take turns."""
+        """Seconds of one call on this thread, many times; `calls` are equal and take turns. On a GPU: until it is launched."""
         once = self._once(calls)
         if self.world.kind == "cpu" and once < _COLD:
             return self._cold(calls, least)
-        # A device runs behind the host: time runs of calls, so that launches overlap as they do in training.
+        # A device runs behind the host, which goes on launching: runs of calls, whose last launch stops the clock.
         inner = max(10 if self.world.kind == "cuda" else 1, min(50, int(_SHORT / max(once, 1e-7))))
         found: list[float] = []
         end = time.perf_counter() + self.budget
@@ -64,8 +82,8 @@ class Bench:
             start = time.perf_counter()
             for call in batch:
                 call()
-            self.world.synchronize()
             found.append((time.perf_counter() - start) / inner)
+            self.world.synchronize()
         self.world.beat.touch()
         return found
 
@@ -96,4 +114,4 @@ class Bench:
         copies = max(1, min(12, int(_ROTATE / max(work.bytes, 1.0))))
         with torch.no_grad():
             calls = [body(work, self.arena) for _ in range(copies)]
-            self.add(kind, name, dtype, shape, self.times(calls))
+            self.add(kind, name, dtype, shape, self.device_times(calls))

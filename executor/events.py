@@ -35,6 +35,14 @@ class Cuda:
         """So many bytes of page-locked host memory: only from there do copies run beside the host."""
         return torch.ones(size, dtype=torch.uint8).pin_memory()
 
+    def passed(self, event: torch.cuda.Event) -> bool:
+        """Has the device come to this event?"""
+        return bool(event.query())  # type: ignore[no-untyped-call]
+
+    def generation(self) -> int:
+        """The first number of the device's compute capability: 8 and more have TF32."""
+        return int(torch.cuda.get_device_capability(self.device)[0])
+
     def hold(self, cycles: int) -> None:
         """Keeps the current stream busy, so that what is launched meanwhile stands ready behind it."""
         torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]

@@ -11,12 +11,16 @@ import platform
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from executor.launch import launch
 from executor.world import World
 from sim.cost.calibration import SHAPES, Calibration, Sample, save_calibration
+
+if TYPE_CHECKING:
+    from executor.bench import Bench
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -95,27 +99,42 @@ def merge(ranks: list[list[tuple[str, Sample]]]) -> dict[str, tuple[Sample, ...]
     return {kind: tuple(rows) for kind, rows in tables.items() if rows}
 
 
+def _alone(bench: Bench) -> None:
+    """What a rank measures by itself: kernels of its device, and the host's share."""
+    from executor import probe_device, probe_host, probe_kernels, probe_sharded
+
+    if bench.world.kind == "cuda":
+        for table in (
+            probe_device.gemms,
+            probe_device.memory_bound,
+            probe_device.attention,
+            probe_device.convolutions,
+            probe_device.copies,
+        ):
+            table(bench)
+    else:
+        for table in (probe_kernels.gemms, probe_kernels.memory_bound, probe_kernels.attention, probe_kernels.convolutions):
+            table(bench)
+    probe_kernels.copies(bench)
+    for table in (probe_host.dispatch, probe_host.optimizers, probe_host.ddp, probe_sharded.sharded, probe_host.loader):
+        table(bench)
+    probe_host.files(bench, bench.world.folder)
+
+
 def measure(world: World, request: Request) -> Measured:
     """One rank's share: all tables, in the same order as every other rank."""
     import sys
 
     import torch
 
-    from executor import probe_comm, probe_host, probe_kernels, probe_sharded
+    from executor import probe_comm
     from executor.bench import Bench
+    from executor.world import set_precision
 
+    set_precision(False)
     bench = Bench(world, request.quick)
-    for table in (
-        probe_kernels.gemms,
-        probe_kernels.memory_bound,
-        probe_kernels.attention,
-        probe_kernels.convolutions,
-        probe_kernels.copies,
-    ):
-        table(bench)
-    for table in (probe_host.dispatch, probe_host.optimizers, probe_host.ddp, probe_sharded.sharded, probe_host.loader):
-        table(bench)
-    probe_host.files(bench, world.folder)
+    if not request.communication:
+        _alone(bench)
     for table in (probe_comm.collectives, probe_comm.messages, probe_comm.issue, probe_comm.beside):
         table(bench)
     versions = {"torch": str(torch.__version__), "python": sys.version.split()[0]}

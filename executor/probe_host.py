@@ -125,11 +125,20 @@ def optimizers(bench: Bench) -> None:
     small = {s.shape[0]: s for kind, s in bench.found if kind == "optimizer" and s.name == own and s.shape[1] == s.shape[0] << 8}
     slope = (small[64].median - small[4].median) / 60
     bench.add("host", "optimizer", "", (), [slope])
+    bench.add("host", "cpu_optimizer", "", (), [_on_cpu(bench)])
+    bench.add("host", "optimizer_step", "", (), [max(1e-6, small[4].median - 4 * slope)])
+
+
+def _on_cpu(bench: Bench) -> float:
+    """Seconds per element of the fused update in host memory."""
+    if bench.world.kind != "cpu":
+        parameter = nn.Parameter(torch.full((1 << 22,), 0.02))
+        parameter.grad = torch.full_like(parameter, 0.01)
+        return _middle(bench.times([torch.optim.AdamW([parameter], lr=1e-6, fused=True).step])) / parameter.numel()
     large = max(
         (s for kind, s in bench.found if kind == "optimizer" and s.name == "adamw.fused" and s.shape[0] == 4), key=lambda s: s.shape[1]
     )
-    bench.add("host", "cpu_optimizer", "", (), [large.median / large.shape[1]])
-    bench.add("host", "optimizer_step", "", (), [max(1e-6, small[4].median - 4 * slope)])
+    return large.median / large.shape[1]
 
 
 class _Many(nn.Module):

@@ -18,13 +18,12 @@ _WIDTH = 1024
 
 
 def gemms(bench: Bench) -> None:
-    """Forward, input gradient and weight gradient layouts; fp32 over a grid, bf16 at a few shapes (all on CUDA)."""
-    cuda = bench.world.kind == "cuda"
+    """Forward, input gradient and weight gradient layouts; fp32 over a grid, bf16 at a few shapes."""
     sizes = (8, 256, 1024) if bench.quick else _SIZES
-    most = 64 * _MOST if cuda else _MOST / (4 if bench.quick else 1)
+    most = _MOST / (4 if bench.quick else 1)
     for dtype, roles, some in (
         ("fp32", ("fwd", "dgrad", "wgrad"), sizes),
-        ("bf16", ("fwd", "dgrad", "wgrad") if cuda else ("fwd",), sizes if cuda else (64, 512)),
+        ("bf16", ("fwd",), (64, 512)),
     ):
         for role in roles:
             bench.phase(f"{dtype} GEMMs, {role}")
@@ -33,7 +32,7 @@ def gemms(bench: Bench) -> None:
                     bench.work("gemm", role, Gemm(m, n, k, dtype, 1, role), dtype, (m, n, k))
 
 
-def _variants(total: int, dtype: str) -> Iterator[MemoryBound]:
+def variants(total: int, dtype: str) -> Iterator[MemoryBound]:
     """One work of each variant that moves about `total` bytes."""
     e = int(BYTES[dtype])
 
@@ -82,7 +81,7 @@ def memory_bound(bench: Bench) -> None:
         for total in sizes:
             bench.phase(f"{dtype} memory-bound kernels of {total} bytes")
             seen: set[tuple[str, int]] = set()
-            for work in _variants(total, dtype):
+            for work in variants(total, dtype):
                 size = work.read + work.written
                 if (dtype == "fp32" or work.what not in ("sgd", "momentum", "adam", "adamw")) and (variant(work), size) not in seen:
                     seen.add((variant(work), size))
@@ -93,10 +92,9 @@ def attention(bench: Bench) -> None:
     """Fused causal attention, forward and backward, by sequence and head size."""
     bench.phase("attention")
     sequences = (64, 512) if bench.quick else (16, 64, 256, 1024)
-    dtype = "bf16" if bench.world.kind == "cuda" else "fp32"
     for seq, d, backward in product(sequences, (32, 64, 128), (False, True)):
-        work = Attention(2, 4, 4, seq, seq, d, dtype=dtype, backward=backward)
-        bench.work("attention", "bwd" if backward else "fwd", work, dtype, (2, 4, seq, d))
+        work = Attention(2, 4, 4, seq, seq, d, dtype="fp32", backward=backward)
+        bench.work("attention", "bwd" if backward else "fwd", work, "fp32", (2, 4, seq, d))
 
 
 _CONVOLUTIONS = (
@@ -131,19 +129,3 @@ def copies(bench: Bench) -> None:
             (torch.ones(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8)) for _ in range(max(1, min(4, (64 << 20) // size)))
         ]
         bench.add("copy", "memcpy", "", (size,), bench.times([lambda a=a, b=b: a.copy_(b) for a, b in pairs]))  # type: ignore[misc]
-    if bench.world.kind == "cuda":
-        _device_copies(bench)
-
-
-def _device_copies(bench: Bench) -> None:
-    import torch
-
-    for size in (1 << 12, 1 << 16, 1 << 20, 16 << 20, 64 << 20):
-        pinned, loose = torch.ones(size, dtype=torch.uint8).pin_memory(), torch.ones(size, dtype=torch.uint8)
-        there = torch.ones(size, dtype=torch.uint8, device=bench.world.device)
-        for name, call in (
-            ("h2d.pinned", lambda a=there, b=pinned: a.copy_(b, non_blocking=True)),
-            ("h2d.pageable", lambda a=there, b=loose: a.copy_(b)),
-            ("d2h.pinned", lambda a=pinned, b=there: a.copy_(b, non_blocking=True)),
-        ):
-            bench.add("copy", name, "", (size,), bench.times([call]))

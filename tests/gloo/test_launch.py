@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from executor.environment import Place, first_host, place
-from executor.launch import launch, partial_steps
+from executor.launch import launch, partial_steps, time_limit
 from tests.gloo.bodies_for_launch import Order
 from tests.reliability.faults import processes
 from topologies.errors import BadInput, RunFailed
@@ -87,3 +87,10 @@ def test_environments_that_make_no_sense() -> None:
 @pytest.mark.parametrize(("nodes", "first"), [("a1", "a1"), ("a1,b2", "a1"), ("n[003,007-9]", "n003"), ("n[1-4]-ib,m2", "n1-ib")])
 def test_first_host(nodes: str, first: str) -> None:
     assert first_host(nodes) == first
+
+
+def test_a_time_limit_ends_the_run(tmp_path: Path) -> None:
+    with time_limit(3.0), pytest.raises(RunFailed, match="the time limit is over") as caught:
+        launch(BODY, Order(what="sleep"), 2, tmp_path, list[float])
+    assert "Step times kept: 3" in str(caught.value) or "starting" in str(caught.value) or "importing" in str(caught.value)
+    assert launch(BODY, Order(), 1, tmp_path, list[float])[0][0] == 0.0, "afterwards there is none"

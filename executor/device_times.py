@@ -1,0 +1,62 @@
+"""How long a device works on a call: by its own events, without the host's share.
+
+A small kernel lasts 2 us and takes the host 5-10 us to launch: timed in a plain loop, the launch is what one sees. So the stream is held
+back by a kernel that only waits, the calls are launched behind it, and events before the first and after the last of them are read once
+the device has passed both. Not run on a GPU yet; a stand-in for the device tests the order of things.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from executor.events import Cuda
+
+_READING = 1e-3
+"""Device seconds that one reading should last: events are good to 0.5-1 us."""
+_MOST_CALLS = 50
+_FASTEST = 3e9
+"""No GPU's clock is faster (Hz): so many cycles hold the stream for a second at least."""
+_LONGEST_HOLD = 0.05
+_WARM = 3
+"""Calls before timing: cuBLAS and cuDNN choose their kernels, modules are loaded, the caching allocator grows."""
+
+
+class DeviceTimer:
+    """Times calls on the current stream of one device."""
+
+    def __init__(self, cuda: Cuda, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._cuda, self._clock = cuda, clock
+
+    def times(self, calls: Sequence[Callable[[], object]], budget: float, least: int = 5, most: int = 50) -> list[float]:
+        """Device seconds of one call, many times; `calls` are equal and take turns."""
+        for i in range(max(_WARM, len(calls))):
+            calls[i % len(calls)]()
+        self._cuda.synchronize()
+        rough, launch = self._reading(calls, 4, 0.0)
+        inner = max(1, min(_MOST_CALLS, int(_READING / max(rough, 1e-7))))
+        hold = min(_LONGEST_HOLD, 1.5 * inner * launch + 5e-5)
+        found: list[float] = []
+        end = self._clock() + budget
+        while len(found) < least or (len(found) < most and self._clock() < end):
+            seconds, _ = self._reading(calls, inner, hold)
+            found.append(seconds)
+        return found
+
+    def _reading(self, calls: Sequence[Callable[[], object]], inner: int, hold: float) -> tuple[float, float]:
+        """(device seconds, host seconds) of one call. Held too briefly, it is read again behind a longer hold."""
+        while True:
+            if hold:
+                self._cuda.hold(int(hold * _FASTEST))
+            start, end = self._cuda.event(), self._cuda.event()
+            start.record()
+            begin = self._clock()
+            for i in range(inner):
+                calls[i % len(calls)]()
+            host = self._clock() - begin
+            late = hold > 0 and self._cuda.passed(start)
+            end.record()
+            end.synchronize()
+            if not late or hold >= _LONGEST_HOLD or host > _LONGEST_HOLD:
+                return start.elapsed_time(end) * 1e-3 / inner, host / inner
+            hold = min(_LONGEST_HOLD, 2 * hold)

@@ -1,0 +1,106 @@
+"""Timing on a device, on a stand-in with two clocks: what is read is the device's share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from executor import probe_comm, probe_device
+from executor.bench import Bench
+from executor.device_times import DeviceTimer
+from sim.cost.calibration import SHAPES
+from tests.gloo.gpu_standin import StandIn, alone
+
+
+@pytest.mark.parametrize(("launch", "kernel"), [(8e-6, 2e-6), (8e-6, 3e-3), (2e-6, 40e-6), (100e-6, 1e-6)])
+def test_the_launch_is_not_in_it(launch: float, kernel: float) -> None:
+    device = StandIn(simulated=True)
+    found = DeviceTimer(device, device.clock).times([lambda: device.kernel(launch, kernel)], budget=0.01)
+    assert len(found) >= 5
+    assert sorted(found)[len(found) // 2] == pytest.approx(kernel, rel=0.02)
+
+
+def test_without_the_hold_one_would_see_the_launch() -> None:
+    device = StandIn(simulated=True)
+    seconds, host = DeviceTimer(device, device.clock)._reading([lambda: device.kernel(8e-6, 2e-6)], 20, 0.0)
+    assert seconds == pytest.approx(8e-6, rel=0.1) and host == pytest.approx(8e-6)
+
+
+def test_a_hold_that_was_too_short_is_made_longer() -> None:
+    device = StandIn(simulated=True)
+    timer = DeviceTimer(device, device.clock)
+    seconds, _ = timer._reading([lambda: device.kernel(8e-6, 2e-6)], 40, 1e-6)
+    assert seconds == pytest.approx(2e-6, rel=0.02)
+
+
+def test_calls_take_turns() -> None:
+    device, seen = StandIn(simulated=True), list[int]()
+    calls = [lambda i=i: (seen.append(i), device.kernel(1e-6, 1e-4)) for i in range(3)]  # type: ignore[misc]
+    DeviceTimer(device, device.clock).times(calls, budget=0.001)
+    assert {seen.count(i) for i in range(3)} <= {seen.count(0) - 1, seen.count(0), seen.count(0) + 1} | set(range(len(seen)))
+    assert seen[:3] == [0, 1, 2]
+
+
+def test_an_event_is_read_only_after_it_was_waited_for() -> None:
+    device = StandIn(simulated=True)
+    start, end = device.event(), device.event()
+    start.record()
+    device.kernel(1e-6, 1e-3)
+    end.record()
+    with pytest.raises(RuntimeError, match="not ready"):
+        start.elapsed_time(end)
+    device.synchronize()
+    assert start.elapsed_time(end) == pytest.approx(1.001, rel=0.01)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """A bench that takes itself for a GPU's; what it times runs on the CPU."""
+    monkeypatch.setattr("executor.bench.free_memory", lambda device: 1 << 30)
+    monkeypatch.setattr(Bench, "device_seconds", lambda self, work: 20.0)  # so slow a device that only small products are timed
+    monkeypatch.setattr("executor.device_times._READING", 1e-9)  # one call a reading
+    found = Bench(alone(tmp_path, "cuda"), True, StandIn())
+    monkeypatch.setattr(found, "budget", 0.0)
+    return found
+
+
+@pytest.mark.timeout(120)
+def test_every_table_of_a_gpu_is_filled(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe_device, "_BYTES", (3 << 12, 3 << 16))
+    monkeypatch.setattr(probe_device, "_CONVOLUTIONS", ((1, 8, 14, 14, 8, 3, 1),))
+    monkeypatch.setattr(probe_device, "Attention", _thin(probe_device.Attention))
+    monkeypatch.setattr(probe_device, "_COPIES", (1 << 12, 1 << 14, 1 << 16))
+    precisions: list[bool] = []
+    monkeypatch.setattr(probe_device, "set_precision", precisions.append)
+    for table in (probe_device.gemms, probe_device.memory_bound, probe_device.convolutions, probe_device.copies, probe_device.attention):
+        table(bench)
+    found: dict[str, list[Any]] = {}
+    for kind, sample in bench.found:
+        assert len(sample.shape) == len(SHAPES[kind]) and sample.median > 0
+        found.setdefault(kind, []).append(sample)
+    assert {(s.name, s.dtype) for s in found["gemm"]} == {(r, d) for r in ("fwd", "dgrad", "wgrad") for d in ("bf16", "fp32", "tf32")}
+    assert {s.name for s in found["copy"]} == {"h2d.pinned", "d2h.pinned", "h2d.pageable", "d2h.pageable"}
+    assert {s.dtype for s in found["memory"]} == {"bf16", "fp32"} and {s.name for s in found["attention"]} == {"fwd", "bwd"}
+    assert precisions == [False, False, True, False], "bf16 and exact fp32 without TF32, TF32 with it, and off again"
+
+
+def _thin(work: Any) -> Any:
+    """Attention over 16 tokens, whatever is asked for: the CPU need not work through 8,192."""
+    return lambda batch, heads, kv, q, k, d, dtype, backward: work(1, 1, 1, 16, 16, d, dtype=dtype, backward=backward)
+
+
+def test_collectives_are_timed_by_events(bench: Bench) -> None:
+    calls: list[int] = []
+    found, cpu = probe_comm._repeat(bench, lambda: calls.append(1), 1 << 20)
+    assert len(found) >= 3 and len(calls) >= 15 and cpu == 0.0
+
+
+def test_the_calibration_of_a_gpu_is_small_enough_to_commit() -> None:
+    gemms = 3 * sum(
+        len(list(probe_device.shapes(sizes, 2.4e12 * share)))
+        for sizes, share in ((probe_device.SIZES, 1.0), (probe_device.FEW, 0.1), (probe_device.FEW, 0.5))
+    )
+    rest = 2 * len(probe_device._BYTES) * 35 + 28 + 27 + 30 + 60
+    assert gemms > 1000 and (gemms + rest) * 78 < 200_000

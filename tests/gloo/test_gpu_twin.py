@@ -1,0 +1,144 @@
+"""The table of GPU plans walked on a CPU: one plan for real, the others' ends by hand. No GPU, no timing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from executor import gpu_twin
+from executor.gpu_cases import cases, shared_machine, slow
+from executor.gpu_rows import Row
+from executor.gpu_twin import NOT_RUN, twin_gpu
+from executor.play import PlayResult
+from executor.stock import StockResult
+from sim.cost.calibration import Calibration, Sample, load_calibration, save_calibration
+from sim.imported.kineto import read_trace
+from sim.predict import predict
+from sim.trace import Trace
+from topologies.errors import Refused, RunFailed, UnknownName
+
+VERSIONS = {"torch": gpu_twin._torch()}
+
+
+def _calibration(ranks: int, path: Path, say: object, quick: bool = False) -> Calibration:
+    """A file with one point, in the place of half a minute of probing."""
+    if not path.is_file():
+        rows = {"gemm": (Sample("fwd", "fp32", (64, 64, 64), 2e-5, 1e-5, 3e-5, 9),)}
+        save_calibration(
+            Calibration(device="cpu", date="", machine="", cores=2, ranks=ranks, threads=1, versions=VERSIONS, tables=rows), path
+        )
+    return load_calibration(path)
+
+
+@pytest.fixture(autouse=True)
+def unprobed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_twin, "calibrated", _calibration)
+    monkeypatch.setattr(gpu_twin, "comm_probe", lambda ranks, quick=False: _calibration(ranks, Path("/nonexistent/x"), None))
+
+
+def _walk(names: list[str], folder: Path, **more: Any) -> dict[str, Row]:
+    rows, _, _ = twin_gpu(names, folder, device="cpu", steps=3, quick=True, say=lambda _: None, **more)
+    return {row.plan: row for row in rows}
+
+
+@pytest.mark.timeout(200)
+def test_one_plan_for_real(tmp_path: Path) -> None:
+    row = _walk(["item-every-step"], tmp_path, keep=tmp_path / "kept")["item-every-step"]
+    assert row.failed == {} and row.refused == {}
+    assert row.uncalibrated and row.calibrated and row.played and row.stock and row.ops_within is not None
+    assert row.played.count >= 3 and row.stock.count == 5
+    assert {"gemm", "optimizer"} <= {one.cls for one in row.classes if one.played and one.stock}
+    folder = tmp_path / "cpu" / "item-every-step"
+    assert all(read_trace(folder / f"{name}.json.gz").spans for name in ("predicted", "played", "stock"))
+    kept = json.loads((tmp_path / "kept" / "cpu" / "summary.json").read_text())
+    assert kept["rows"][0]["plan"] == "item-every-step" and kept["summary"]["measured"] == 1
+    assert str(tmp_path) not in json.dumps(kept)
+    assert load_calibration(tmp_path / "kept" / "cpu" / "calibration.toml").entries == 1
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Played and trained plans by name, each with a step of 10 ms, but the ones that end badly."""
+    seen: list[str] = []
+
+    def play(program: Any, host: Any, folder: Path, steps: int) -> PlayResult:
+        seen.append(f"play {folder.name}")
+        if folder.name == "bert-base":
+            raise RunFailed("rank 0 of 1 stopped with OutOfMemoryError (bodies.py:1): CUDA out of memory", str(folder))
+        return PlayResult(step_times=[0.01] * 4, trace=Trace([], "played", 1, 2), by_rank=[[0.01]])
+
+    def train(plan: Any, folder: Path, steps: int) -> tuple[StockResult, list[float]]:
+        seen.append(f"stock {folder.name}")
+        if folder.name == "bert-base":
+            raise Refused("stock training knows decoders and MLPs")
+        if folder.name == "pageable":
+            raise ZeroDivisionError("nobody thought of this")
+        trace = Trace([], "stock", 1, 2)
+        return StockResult(step_times=[0.01], losses=[], trace=trace, first_buckets=[], buckets=[], by_rank=[], memory=5), [0.01]
+
+    monkeypatch.setattr(gpu_twin, "run_play", play)
+    monkeypatch.setattr(gpu_twin, "trained", train)
+    return seen
+
+
+NAMES = ["gpt2-124m", "bert-base", "pageable", "ladder"]
+
+
+def test_what_dies_is_reported_and_the_others_go_on(tmp_path: Path, runs: list[str]) -> None:
+    rows = _walk(NAMES, tmp_path)
+    assert rows["bert-base"].failed.keys() == {"played"} and "OutOfMemoryError" in rows["bert-base"].failed["played"]
+    assert rows["bert-base"].refused.keys() == {"stock"} and rows["bert-base"].uncalibrated
+    assert str(tmp_path) not in rows["bert-base"].failed["played"]
+    assert rows["pageable"].failed == {"stock": "nobody thought of this"} and rows["pageable"].played
+    assert (tmp_path / "cpu" / "pageable" / "stock.error.txt").read_text().startswith("Traceback")
+    assert rows["ladder"].failed == {} and rows["ladder"].stock and rows["ladder"].stock_memory == 5
+
+
+def test_the_next_call_runs_only_what_is_missing(tmp_path: Path, runs: list[str]) -> None:
+    first = _walk(NAMES, tmp_path)
+    runs.clear()
+    again = _walk(NAMES, tmp_path)
+    assert runs == ["play bert-base", "stock bert-base", "play pageable", "stock pageable"]
+    assert again["gpt2-124m"] == first["gpt2-124m"]
+    kept = json.loads((tmp_path / "cpu" / "summary.json").read_text())
+    runs.clear()
+    _walk(["ladder"], tmp_path)
+    assert runs == []
+    alone = json.loads((tmp_path / "cpu" / "summary.json").read_text())
+    assert {row["plan"] for row in alone["rows"]} == {"gpt2-124m", "ladder"}, "rows of earlier calls stay in the summary"
+    assert len(kept["rows"]) == 4
+
+
+def test_when_the_minutes_are_over_nothing_is_begun(tmp_path: Path, runs: list[str]) -> None:
+    rows = _walk(NAMES, tmp_path, minutes=-1.0)
+    assert runs == [] and {row.failed["plan"] for row in rows.values()} == {NOT_RUN}
+    assert not list(tmp_path.glob("cpu/*/row.json")), "not begun is not done: the next call begins it"
+
+
+def test_what_is_asked_for_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match="gpt2-124m"):
+        _walk(["gpt2-124"], tmp_path)
+    with pytest.raises(Refused, match="--device cpu"):
+        twin_gpu(None, tmp_path, device="cuda")
+
+
+def test_tiny_twins_of_all_plans_of_a_node(tmp_path: Path) -> None:
+    large, tiny = cases(8), cases(8, small=True)
+    assert large.keys() == tiny.keys() and {case.where for case in large.values()} == {"one", "node", "shared"}
+    assert not [name for name, case in cases(1).items() if case.where == "node"]
+
+
+def test_ranks_that_share_a_gpu_have_shares_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from executor import gpu_cases
+    from topologies.load import load_topology
+
+    monkeypatch.setattr(gpu_cases, "load_topology", lambda name: load_topology("dgx-h100"))
+    plan = cases(1)["two-on-one"].plan
+    machine = shared_machine(2, tmp_path)
+    whole = predict(msgspec.structs.replace(plan, parallel=msgspec.structs.replace(plan.parallel, dp_replicate=1)), machine)
+    halves = predict(plan, machine, edits=(*slow(2), "without=p2p"))
+    assert halves.gpus == 2 and halves.breakdown.compute_s > 1.8 * whole.breakdown.compute_s

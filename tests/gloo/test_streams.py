@@ -1,0 +1,98 @@
+"""The player's CUDA branch on a stand-in: its order of streams and events, its copies, and the spans that it gives. No GPU, no timing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from executor.feeder import Crossing, host_seconds, start_feeders
+from executor.streams import StreamPlayer
+from sim.bind import network_of
+from sim.framework import framework_of
+from sim.lower.step import lower
+from sim.planfile import load_plan
+from sim.program import HOST, Program
+from tests.gloo.gpu_standin import StandIn, alone
+
+TINY = {"family": "decoder", "name": "two", "layers": 2, "hidden": 32, "heads": 2, "vocab": 64, "norm": "layernorm", "activation": "gelu"}
+BASE: dict[str, Any] = {"model": TINY, "seq_len": 16, "precision": "fp32", "batch": {"micro": 2}}
+CASES: dict[str, dict[str, Any]] = {
+    "plain": BASE,
+    "pageable": BASE | {"data": {"pinned": False}},
+    "in line": BASE | {"data": {"stream": "compute"}},
+    "synchronised": BASE | {"data": {"handover": "synchronize"}},
+    "made on the CPU": BASE | {"data": {"create": "cpu"}},
+    "loaders": BASE | {"data": {"source": "disk", "workers": 2, "sample": "4 KiB"}},
+    "output": BASE | {"output": {"item_every": 1, "log_every": 1, "sync_every": 1, "print_every": 1}},
+    "saved": BASE | {"output": {"checkpoint_every": 1, "checkpoint_mode": "full"}},
+    "offload": BASE | {"memory": {"offload": "activations"}},
+    "accumulated": BASE | {"batch": {"micro": 1, "global": 3}},
+    "vision": {"model": {"family": "cnn", "arch": "cifar"}, "precision": "fp32", "batch": {"micro": 1}},
+}
+
+
+def _program(tree: dict[str, Any]) -> Program:
+    plan = load_plan(tree)
+    habits = framework_of(plan)
+    return lower(plan, network_of(plan, habits), habits, "cuda", 2)
+
+
+def _play(tree: dict[str, Any], folder: Path) -> tuple[StreamPlayer, StandIn, list[Any], Any, Any]:
+    program, world, cuda = _program(tree), alone(folder), StandIn()
+    file = folder / "read.bin"
+    file.write_bytes(bytes(1 << 16))
+    crossing = Crossing(program, 0)
+    seconds = lambda op: host_seconds(op, {})  # noqa: E731
+    feeders = start_feeders(program, 0, crossing, 2, seconds, file)
+    player = StreamPlayer(world, program, crossing, seconds, file, cuda)
+    ops = list(program.ops(0, HOST))
+    player.run(ops, 0)
+    found, ends = player.run(ops, 1)
+    for feeder in feeders:
+        assert len(feeder.times(20.0)) == 2
+    return player, cuda, ops, found, ends
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", CASES)
+def test_every_op_has_a_span_and_every_step_an_end(name: str, tmp_path: Path) -> None:
+    player, cuda, ops, found, ends = _play(CASES[name], tmp_path)
+    assert len(found) == len(ops)
+    assert all(start <= end for start, end, _ in found)
+    assert [step for step, _ in ends] == [-1, 0, 1]
+    assert ends[0][1] <= ends[1][1] <= ends[2][1]
+    assert not list(tmp_path.glob("written*")), "what was written is dropped"
+    lanes = {op.lane for _, op in ops if op.lane != HOST}
+    assert set(player._streams) == lanes and cuda.used[-1] == 0, "other work finds the default stream again"
+
+
+def test_copies_go_the_way_that_their_lane_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, bool]] = []
+    real = torch.Tensor.copy_
+    monkeypatch.setattr(
+        torch.Tensor, "copy_", lambda self, other, non_blocking=False: (seen.append((self.numel(), non_blocking)), real(self, other))[1]
+    )
+    for pinned in (True, False):
+        seen.clear()
+        _, _, ops, _, _ = _play(BASE | {"data": {"pinned": pinned}, "output": {"item_every": 1}}, tmp_path)
+        sizes = {op.bytes: op.how for _, op in ops if op.kind == "copy"}
+        assert sizes.keys() >= {4} and "pageable" in sizes[4], ".item() reads into pageable memory"
+        assert all(beside == (sizes[size] == "pinned") for size, beside in seen if size in sizes), "only pinned copies run beside the host"
+        assert any(beside for _, beside in seen) is pinned
+
+
+def test_output_is_written_and_input_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+    monkeypatch.setattr("executor.feeder.write_bytes", lambda path, size: written.append(size))
+    _, _, ops, _, _ = _play(CASES["saved"], tmp_path)
+    wanted = [op.bytes for _, op in ops if op.kind == "copy" and op.how == "disk" and op.cls == "output"]
+    assert wanted and written == wanted * 2
+
+
+def test_changing_streams_only_where_the_lane_changes(tmp_path: Path) -> None:
+    _, cuda, ops, _, _ = _play(BASE, tmp_path)
+    assert all(one != other for one, other in zip(cuda.used, cuda.used[1:], strict=False))
+    assert len(cuda.used) < len(ops)

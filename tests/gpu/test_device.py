@@ -1,0 +1,86 @@
+"""What only a GPU can show: events, streams, profiles and memory as the table of GPU plans needs them. Skipped without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from executor.device_times import DeviceTimer
+from executor.environment import sharing
+from executor.events import Cuda
+from executor.play import run_play
+from executor.stock import run_stock
+from executor.world import set_precision
+from sim.planfile import load_plan
+from sim.predict import predict
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+PLAN = {
+    "model": {"family": "decoder", "name": "two-layers", "layers": 2, "hidden": 256, "heads": 4, "vocab": 1024},
+    "seq_len": 128, "batch": {"micro": 4},
+}  # fmt: skip
+
+
+@pytest.fixture
+def cuda() -> Cuda:
+    return Cuda(torch.device("cuda", 0))
+
+
+def test_a_small_kernel_is_shorter_than_its_launch(cuda: Cuda) -> None:
+    x = torch.ones(64, device=cuda.device)
+    found = sorted(DeviceTimer(cuda).times([lambda: torch.add(x, x)], budget=0.02))
+    assert 0.5e-6 < found[len(found) // 2] < 2e-5
+
+
+def test_products_grow_with_their_work(cuda: Cuda) -> None:
+    sizes = [torch.ones(n, n, device=cuda.device, dtype=torch.bfloat16) for n in (1024, 4096)]
+    small, large = (sorted(DeviceTimer(cuda).times([lambda a=a: a @ a], budget=0.02))[2] for a in sizes)  # type: ignore[misc]
+    assert large > 8 * small
+
+
+def test_the_hold_holds(cuda: Cuda) -> None:
+    cuda.hold(int(3e7))
+    event = cuda.event()
+    event.record()
+    assert not cuda.passed(event)
+    cuda.synchronize()
+    assert cuda.passed(event)
+
+
+def test_precision_is_the_plans(cuda: Cuda) -> None:
+    torch.manual_seed(0)
+    a = torch.randn(512, 512, device=cuda.device)
+    exact = a.double() @ a.double()
+    set_precision(False)
+    error = float((a @ a - exact).abs().max())
+    set_precision(True)
+    rough = float((a @ a - exact).abs().max())
+    set_precision(False)
+    assert error < 1e-2
+    assert rough > 4 * error or cuda.generation() < 8
+
+
+@pytest.mark.timeout(280)
+def test_a_program_is_played_and_trained(tmp_path: Path) -> None:
+    plan = load_plan(PLAN)
+    predicted = predict(plan, "this-machine", fold=False)
+    assert predicted.program is not None and predicted.trace is not None and predicted.program.device == "cuda"
+    played = run_play(predicted.program, {}, tmp_path / "play", 4)
+    assert {span.id for span in played.trace.spans} == {span.id for span in predicted.trace.spans}
+    stock = run_stock(plan, tmp_path / "stock", 4)
+    assert 1 << 20 < stock.memory < 4 << 30
+    gemms = [span for span in stock.trace.spans if span.cls == "gemm" and span.kind == "compute"]
+    assert any("/fwd/" in span.id for span in gemms) and any("/bwd/" in span.id for span in gemms)
+    assert any(span.cls == "optimizer" and span.kind == "compute" for span in stock.trace.spans)
+
+
+@pytest.mark.timeout(280)
+def test_two_ranks_on_one_gpu(tmp_path: Path) -> None:
+    plan = load_plan(PLAN | {"batch": {"micro": 2}, "parallel": {"dp_replicate": 2}})
+    with sharing():
+        found = run_stock(plan, tmp_path, 3)
+    assert len(found.by_rank) == 2 and found.memory < 4 << 30
+    assert found.losses[-1] < found.losses[0]
