@@ -51,10 +51,12 @@ def ring(name: str, size: float, shape: GroupShape, protocol: str) -> Choice:
     n = shape.ranks
     turns = 2 if name == "all_reduce" else 1
     crossing = turns * (shape.nodes - 1) if shape.nodes > 1 else 0
-    inside = float(params()["latency"][f"ring_base_{fabric(shape)}"][at]) + (turns * (n - 1) - crossing) * inner_hop("ring", at, shape)
-    if protocol == "LL":
-        inside += lines_delay(size, shape)
-    latency = scaled(inside, shape) + crossing * net_hop("ring_net", at, shape) * 1e-6
+    start = float(params()["latency"][f"ring_base_{fabric(shape)}"][at]) + (lines_delay(size, shape) if protocol == "LL" else 0.0)
+    latency = (
+        scaled(start, shape)
+        + (turns * (n - 1) - crossing) * inner_hop("ring", at, shape)
+        + crossing * net_hop("ring_net", at, shape) * 1e-6
+    )
     if name == "barrier":
         return Choice(latency, latency, "ring", protocol, 0.0)
     bandwidth = protocol_rate(_narrowest(name, shape), protocol, shape)
@@ -75,8 +77,8 @@ def tree(size: float, shape: GroupShape, protocol: str) -> Choice:
     """Double binary tree over nodes, a chain inside (Sanders, Speck and Traff 2009): up and down once."""
     at = PROTOCOLS.index(protocol)
     table = params()["latency"]
-    chain = float(table["tree_base"][at]) + 2.0 * (shape.local - 1) * inner_hop("tree", at, shape)
-    latency = scaled(chain, shape) + 2.0 * levels(shape) * net_hop("tree_net", at, shape) * 1e-6
+    chain = scaled(float(table["tree_base"][at]), shape) + 2.0 * (shape.local - 1) * inner_hop("tree", at, shape)
+    latency = chain + 2.0 * levels(shape) * net_hop("tree_net", at, shape) * 1e-6
     rates = [intra_bandwidth("all_reduce", shape) / 2.0] if shape.local > 1 else []
     rates += [net_tree_rate(shape)] if shape.nodes > 1 else []
     algorithm = protocol_rate(0.92 * min(rates), protocol, shape)

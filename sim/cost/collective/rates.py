@@ -68,9 +68,9 @@ def tree_switch_hop(shape: GroupShape) -> float:
 
 
 def inner_hop(key: str, at: int, shape: GroupShape) -> float:
-    """Microseconds of one hop inside a node. A ring over several nodes waits there for its proxies' posts to the NIC.
+    """Seconds of one hop inside a node. A ring over several nodes waits there for its proxies' posts to the NIC.
 
-    The post costs what the CPU's vendor makes it, three times for Simple (NCCL's tuner, `netOverhead`).
+    The post costs what the CPU's vendor makes it, whatever the GPU, three times for Simple (NCCL's tuner, `netOverhead`).
     """
     table = params()["latency"]
     hop = float(table[f"{key}_{fabric(shape)}"][at])
@@ -78,9 +78,9 @@ def inner_hop(key: str, at: int, shape: GroupShape) -> float:
         typical = float(table["wire_nvlink"]) * len(shape.intra_links) if fabric(shape) == "nvlink" else float(table["wire_pcie"])
         hop = _longer(hop, shape.neighbour_latency, typical)
     if shape.nodes == 1 or key == "tree":
-        return hop
-    post = float(table["post_amd" if shape.amd else "post_intel"])
-    return max(hop, post * (3.0 if PROTOCOLS[at] == "Simple" else 1.0))
+        return scaled(hop, shape)
+    post = float(table["post_amd" if shape.amd else "post_intel"]) * (3.0 if PROTOCOLS[at] == "Simple" else 1.0)
+    return max(scaled(hop, shape), post * 1e-6)
 
 
 def levels(shape: GroupShape) -> int:
