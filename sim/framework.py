@@ -51,6 +51,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     dropout: bool = False
     compile: bool = False
     """Elementwise chains fused by a compiler (torch.compile, XLA)."""
+    compiled_loss: bool = True
+    """`compile` reaches the loss; false where the layers alone are compiled."""
     cuda_graphs: bool = False
     param_dtype: str = "bf16"
     """What forward reads; with `master` an fp32 copy lives in the optimizer."""

@@ -38,6 +38,8 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
         raise Refused(f"framework {row.framework!r} is not described; see sim/frameworks for those that are")
     if name == "megatron-bridge":
         return _bridge(row)
+    if name == "torchtitan" and row.date[:4] == "2024":
+        return "torchtitan-2024"
     if name == "megatron-lm" and row.flash_attn == "no":
         return "megatron-2022" if row.sequence_parallel == "yes" or row.recompute == "selective" else "megatron-2021"
     if name != "pytorch":

@@ -81,20 +81,23 @@ def loss(share: Share, vocab: int, *, rows: int = 0, name: str = "head.loss") ->
 
     PyTorch: logits to fp32, log_softmax (kept), nll; two kernels and a cast back. Backward peaks with log_softmax and
     the gradients before and after it, all fp32. Vocabulary-parallel (Megatron, also at tp = 1): to fp32, then max, subtract, exp, sum, divide in
-    place, the fp32 softmax kept (4 s b v / t bytes, Korthikanti et al. 2022, section 4.3) beside the 16-bit logits.
+    place, the fp32 softmax kept (4 s b v / t bytes, Korthikanti et al. 2022, section 4.3) beside the 16-bit logits. DTensor's loss_parallel
+    keeps log_softmax, and has three more such tensors in backward.
     """
     tokens = rows or share.rows
     n, e = tokens * -(-vocab // share.tp), share.e
     habits = share.framework
     megatron = share.tp > 1 or habits.accumulate_in_gemm
-    if habits.fused_cross_entropy or habits.compile:
+    if habits.fused_cross_entropy or (habits.compile and habits.compiled_loss):
         kept = 4 if megatron else e
         forward: list[Work] = [MemoryBound("cross_entropy", n * e, n * kept, share.act, 5.0 * n, 1, tokens)]
         backward: list[Work] = [MemoryBound("cross_entropy", n * kept, n * e, share.act, 2.0 * n, 1, tokens)]
         working = n * e  # Megatron: the logits; else their gradient
     else:
-        forward, backward = _split_parallel_loss(share, n, tokens) if megatron else _eager_loss(share, n, tokens)
-        kept, working = 4, n * e if megatron else n * 8
+        split, kept = share.tp > 1 and habits.tensor == "dtensor", 4
+        steps = _loss_parallel if split else _split_parallel_loss if megatron else _eager_loss
+        forward, backward = steps(share, n, tokens)
+        working = n * (12 if split else e if megatron else 8)
     return Part(
         name=name,
         forward=tuple(forward),
@@ -119,6 +122,16 @@ def _split_parallel_loss(share: Share, n: int, tokens: int) -> tuple[list[Work],
     forward = [*cast, elementwise("reduce", share, n, 4, 0), elementwise("add", share, n, 4, 4), elementwise("activation", share, n, 4, 4)]
     forward += [elementwise("reduce", share, n, 4, 0), elementwise("scale", share, n, 4, 4), row]
     return forward, [elementwise("scale", share, n, 4, 4), *uncast]
+
+
+def _loss_parallel(share: Share, n: int, tokens: int) -> tuple[list[Work], list[Work]]:
+    """torch/distributed/tensor/parallel/loss.py: max, subtract, exp, sum, subtract; backward (zeros with a -1 in each row + exp(x)) x gradient."""
+    cast, uncast = _casts(share, n)
+    row: Work = MemoryBound("reduce", 4 * tokens, 4 * tokens, "fp32", 1.0, 1, tokens)
+    add, exp, top = elementwise("add", share, n, 4, 4), elementwise("activation", share, n, 4, 4), elementwise("reduce", share, n, 4, 0)
+    zero: Work = MemoryBound("zero", 0, 4 * n, "fp32")
+    forward: list[Work] = [*cast, top, add, exp, top, add, row]
+    return forward, [zero, row, exp, elementwise("add", share, n, 8, 4), elementwise("scale", share, n, 4, 4), *uncast]
 
 
 def _eager_loss(share: Share, n: int, tokens: int) -> tuple[list[Work], list[Work]]:

@@ -140,3 +140,21 @@ def test_what_is_not_described_is_refused() -> None:
 def test_a_precision_without_units_names_field_value_and_remedy(precision: str, machine: str) -> None:
     with pytest.raises(Refused, match=rf'precision = "{precision}": .* has no units for {precision}\. Allowed on it: .*another GPU'):
         bind({"model": "llama3.2-1b", "precision": precision}, machine)
+
+
+def test_the_loss_is_compiled_where_the_framework_compiles_it() -> None:
+    """64 rows of logits in bf16: fused, a 16-bit copy is kept; by torch's own operators log_softmax in fp32 is, and backward needs two more such
+    tensors, of a vocabulary split by DTensor three."""
+    model, shape = load_model("llama3-8b"), Shape(micro=1, seq=64)
+    n = 64 * 128256
+
+    def head(how: Framework, tp: int = 1) -> Part:
+        return part(describe(model, replace(shape, tp=tp), how), "head", "head.loss")
+
+    whole = replace(PLAIN, compile=True)
+    layers = replace(whole, compiled_loss=False)
+    assert (head(whole).saved, head(whole).working) == (2 * n + 8 * 64, 2 * n)
+    assert (head(layers).saved, head(layers).working) == (4 * n + 8 * 64, 8 * n)
+    split = head(replace(layers, tensor="dtensor"), tp=8)
+    assert (split.saved, split.working) == (4 * n // 8 + 8 * 64, 12 * n // 8)
+    assert len(head(layers).forward) > len(head(whole).forward) == 1
