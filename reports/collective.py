@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from reports.page import Card, Page
-from reports.words import safe, seconds
+from reports.words import ranks, safe, seconds
 from topologies.units import show_size
 
 _COLOURS = {
@@ -28,7 +28,7 @@ def collective_page(found: Mapping[str, Any]) -> str:
     """The file's text. `found`: what `sim.cost.collective.table.collective_table` returns."""
     rows: Sequence[Mapping[str, Any]] = found["rows"]
     page = Page(
-        f"{found['collective']} on {found['ranks']} ranks of {found['topology']}",
+        f"{found['collective']} on {ranks(found['ranks'])} of {found['topology']}",
         "Predicted, in the words of nccl-tests: algbw is size over time; busbw counts what each rank's link carries, so that it compares to the hardware.",
     )
     page.cards(_cards(rows))

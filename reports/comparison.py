@@ -15,7 +15,7 @@ from reports.page import Card, Page
 from reports.scene import Scene
 from reports.timeline import representative, timeline, told
 from reports.utilisation import monitor
-from reports.words import gib, seconds, volume
+from reports.words import gib, ranks, seconds, volume
 from sim.align import Comparison
 from sim.metrics import breakdown, step_times, window
 from sim.trace import Trace
@@ -109,7 +109,7 @@ def _remedies(missing: Mapping[str, Any]) -> str:
 
 def prediction_page(title: str, summary: Mapping[str, Any], trace: Trace, scene: Scene | None = None) -> str:
     """The prediction alone: headline, timeline, breakdown, memory, links, machine, sources. `summary`: `Prediction.to_dict()`."""
-    page = Page(title, f"{summary['model']['name']} on {summary['topology']}, {summary['gpus']} ranks. Predicted; nothing was run.")
+    page = Page(title, f"{summary['model']['name']} on {summary['topology']}, {ranks(summary['gpus'])}. Predicted; nothing was run.")
     page.cards(headline(summary))
     page.warnings(_notes(summary))
     scene = scene or Scene(memory={rank: tuple(line) for rank, line in trace.memory.items()})
@@ -119,6 +119,9 @@ def prediction_page(title: str, summary: Mapping[str, Any], trace: Trace, scene:
 
 
 def _timelines(page: Page, traces: Sequence[Trace], worst: int | None, files: Sequence[str]) -> None:
+    if not any(trace.spans for trace in traces):
+        page.warnings(["The trace holds no op: there is no timeline to draw."])
+        return
     chosen = representative(traces[0], worst)
     how = "Each row is a lane of a rank" + (", each trace under the one before" if len(traces) > 1 else "")
     page.section(
@@ -148,7 +151,7 @@ def _prediction_body(page: Page, summary: Mapping[str, Any], trace: Trace, scene
             ("what", "where", "per step", "stands still", "longer by"),
             [(p["op"], p["where"], f"{p['per_step']:g}", seconds(p["seconds"]), seconds(p["adds"])) for p in summary["syncs"]],
         )
-    if scene.topology is not None:
+    if scene.topology is not None and trace.spans:
         page.section("How busy everything is", "Cores, CPU threads and device lanes over the step, busiest of each kind first.")
         page.figure(monitor(utilisation(trace, scene.topology), scene.measured))
     _links(page, scene, step)
@@ -197,7 +200,8 @@ def comparison_page(
 ) -> str:
     """Predicted against played (op by op) and stock (class by class). `traces`: the predicted one first; stock is not drawn, its ops have no ids."""
     page = Page(
-        title, f"{summary['model']['name']} on {summary['topology']}, {summary['gpus']} ranks: the same plan predicted, played and trained."
+        title,
+        f"{summary['model']['name']} on {summary['topology']}, {ranks(summary['gpus'])}: the same plan predicted, played and trained.",
     )
     cards = headline(summary)
     page.cards([cards[0], *_measured(found), *cards[1:]])

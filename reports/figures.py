@@ -92,7 +92,7 @@ def waterfall(found: Comparison, predicted: Mapping[str, float] | None = None, m
     gap = (found.measured_step.median - found.predicted_step) * 1e3 - sum(value for _, value in steps)
     figure = go.Figure(
         go.Waterfall(
-            x=["predicted", *(name for name, _ in steps), "rest", "measured"],
+            x=["predicted", *(name.replace(" ", "<br>") for name, _ in steps), "rest", "measured"],
             y=[found.predicted_step * 1e3, *(value for _, value in steps), gap, 0],
             measure=["absolute", *("relative" for _ in steps), "relative", "total"],
             text=[

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from reports.links import group_of
 from reports.page import Card, Page
-from reports.words import safe
+from reports.words import ranks, safe
 from topologies.graph import Topology
 from topologies.summary import summary
 from topologies.units import show_duration, show_rate
@@ -62,7 +62,7 @@ def topology_page(topology: Topology) -> str:
     """One glance at a machine or cluster: the first node large with its network, devices, links, and how rank 0 reaches others."""
     found = summary(topology)
     device = f"{found['device']}, {found['memory']} at {found['memory bandwidth']}"
-    page = Page(topology.name, f"{topology.gpus} ranks on {topology.nodes} node{'s' if topology.nodes > 1 else ''}; {device}.")
+    page = Page(topology.name, f"{ranks(topology.gpus)} on {topology.nodes} node{'s' if topology.nodes > 1 else ''}; {device}.")
     page.cards(_cards(topology, found))
     page.section(
         "What is joined to what",
@@ -113,7 +113,7 @@ def machine(topology: Topology, nodes: int = 1, use: Mapping[str, float] | None 
         _vertices(figure, graph, kind, places)
     shown = f", {min(nodes, topology.nodes)} of {topology.nodes} nodes shown" if topology.nodes > nodes else ""
     figure.update_layout(
-        title={"text": safe(f"{topology.name}: {topology.gpus} ranks{shown}"), "font": {"size": 15}, "x": 0, "xref": "paper"},
+        title={"text": safe(f"{topology.name}: {ranks(topology.gpus)}{shown}"), "font": {"size": 15}, "x": 0, "xref": "paper"},
         height=620,
         xaxis={"visible": False},
         yaxis={"visible": False},

@@ -14,10 +14,14 @@ import plotly.graph_objects as go
 import plotly.io
 import plotly.offline
 
+from reports.words import short
+
 Card = tuple[str, str, str]
 """(figure, unit and name, note)."""
 
 _PAGE = Template((Path(__file__).parent / "page.html").read_text("utf-8"))
+_LONGEST = 120
+"""Letters of a title."""
 _TOP = 40
 """Pixels above a plot that belong to the bar with the zoom and camera buttons, so that it covers nothing."""
 _CONFIG_OFF = ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"]
@@ -62,7 +66,7 @@ class Page:
     """Collects sections, then makes the file's text."""
 
     def __init__(self, title: str, lead: str) -> None:
-        self._title, self._lead = title, lead
+        self._title, self._lead = short(title, _LONGEST), lead
         self._parts: list[str] = []
         self._figures = 0
 

@@ -49,6 +49,11 @@ def safe(text: object) -> str:
     return html.escape(str(text), quote=False)
 
 
+def ranks(number: int) -> str:
+    """`"1 rank"`, `"8 ranks"`."""
+    return f"{number:,} rank{'' if number == 1 else 's'}"
+
+
 def short(text: str, most: int) -> str:
     """At most `most` letters; the middle goes, since ends of ids tell most."""
     return text if len(text) <= most else f"{text[: most // 2 - 1]}…{text[-(most // 2) :]}"

@@ -34,16 +34,20 @@ def write_trace(trace: Trace, path: Path, rank: int | None = None) -> Path:
     """Writes one rank's file, or all ranks merged when `rank` is None. Atomic; gzip when the name ends in .gz."""
     text = json.dumps(to_kineto(trace, rank), sort_keys=True, separators=(",", ": ")).encode()
     # mtime 0: equal traces give equal bytes. (HTA finds the rank by `"rank": 0`, with the blank.)
-    return write_atomic(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
+    return write_atomic(path, gzip.compress(text, 6, mtime=0) if path.suffix == ".gz" else text)
 
 
 def to_kineto(trace: Trace, rank: int | None = None) -> dict[str, Any]:
     """The trace as Kineto's JSON object. `rank` None: every rank, each a process of its own."""
-    ranks = trace.ranks if rank is None else [rank]
+    lines: dict[int, list[Span]] = {number: [] for number in (trace.ranks if rank is None else [rank])}
+    for span in trace.spans:
+        if span.rank in lines:
+            lines[span.rank].append(span)
+    ranks, steps = list(lines), step_ends(trace)
     events: list[dict[str, Any]] = []
     groups: dict[str, tuple[str, int]] = {}
-    for number in ranks:
-        events += _rank_events(trace, number, groups)
+    for number, spans in lines.items():
+        events += _rank_events(trace, number, sorted(spans, key=lambda s: (s.start, s.end)), steps, groups)
     info = {
         "backend": "nccl",
         "rank": ranks[0] if ranks else 0,
@@ -68,8 +72,10 @@ def to_kineto(trace: Trace, rank: int | None = None) -> dict[str, Any]:
     }
 
 
-def _rank_events(trace: Trace, rank: int, groups: dict[str, tuple[str, int]]) -> list[dict[str, Any]]:
-    spans = trace.select(rank)
+def _rank_events(
+    trace: Trace, rank: int, spans: list[Span], steps: list[float], groups: dict[str, tuple[str, int]]
+) -> list[dict[str, Any]]:
+    """Events of one rank. `spans`: its own, in order of start. `steps`: when each step has ended on every rank."""
     lanes = sorted({span.lane for span in spans if span.lane != HOST})
     device = {lane: 7 + index for index, lane in enumerate(lane for lane in lanes if not lane.startswith("loader"))}
     workers = {lane: 1000 + index for index, lane in enumerate(lane for lane in lanes if lane.startswith("loader"))}
@@ -77,7 +83,7 @@ def _rank_events(trace: Trace, rank: int, groups: dict[str, tuple[str, int]]) ->
     events.append(_meta(rank, 1, "thread_name", {"name": HOST}))
     events += [_meta(rank, tid, "thread_name", {"name": lane}) for lane, tid in (device | workers).items()]
     begin = 0.0
-    for step, end in enumerate(step_ends(trace)):
+    for step, end in enumerate(steps):
         events.append(_event("user_annotation", f"ProfilerStep#{step}", rank, 1, begin, end))
         begin = end
     for number, span in enumerate(spans):

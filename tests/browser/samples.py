@@ -110,6 +110,48 @@ def validation(folder: Path) -> Path:
     return WRITERS["validation"](folder / "validation.html", found)
 
 
+ODD = "日本語 «Größe» مرحبا 🚀 \u202e" + HOSTILE
+"""Letters of many scripts, one of them from right to left, and a sign that turns the rest around."""
+HUGE: dict[str, object] = {
+    "name": "a-very-long-name-" * 120,
+    "model": "llama3-8b",
+    "seq_len": 8192,
+    "batch": {"global": 128, "micro": 1},
+    "parallel": {"dp_shard": 128, "tp": 8, "zero": 3},
+}
+"""1,024 ranks, folded."""
+
+
+def one_rank(folder: Path) -> Path:
+    machine = load_topology("dgx-h100")
+    found = predict(GPT | {"name": ODD, "parallel": {}, "batch": {"global": 2, "micro": 2}}, machine)
+    return WRITERS["prediction"](folder / "one", found.plan, found.program, found.to_dict(), found.trace, machine)
+
+
+def huge(folder: Path) -> Path:
+    machine = load_topology("128x dgx-h100")
+    found = predict(HUGE, machine)
+    return WRITERS["prediction"](folder / "huge", found.plan, found.program, found.to_dict(), found.trace, machine)
+
+
+def nothing(folder: Path) -> Path:
+    """A trace without any op, as of a run that was stopped at once."""
+    machine = load_topology("dgx-h100")
+    found = predict(GPT, machine)
+    return WRITERS["prediction"](folder / "nothing", found.plan, found.program, found.to_dict(), Trace([]), machine)
+
+
+def instant(folder: Path) -> Path:
+    """One op of no length."""
+    machine = load_topology("dgx-h100")
+    found = predict(GPT, machine)
+    trace = Trace([Span(0, "compute", f"r0/s0/mb0/{ODD}", 0.0, 0.0, cls=ODD)])
+    return WRITERS["prediction"](folder / "instant", found.plan, found.program, found.to_dict(), trace, machine)
+
+
+EDGES: dict[str, Callable[[Path], Path]] = {"one rank": one_rank, "1,024 ranks": huge, "no spans": nothing, "one instant": instant}
+"""Pages of the smallest and largest traces and of names that nobody expects."""
+
 PAGES: dict[str, Callable[[Path], Path]] = {
     "prediction": prediction,
     "comparison": comparison,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser.devtools import Browser, chromium
-from tests.browser.samples import HOSTILE, PAGES
+from tests.browser.samples import EDGES, HOSTILE, PAGES
 
 PROGRAM = chromium()
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no chromium on this machine: apt-get install chromium")
@@ -56,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def made(folder: Path) -> Callable[[str], Path]:
     """The page of a kind, made once."""
-    return cache(lambda kind: PAGES[kind](folder))
+    return cache(lambda kind: (PAGES | EDGES)[kind](folder))
 
 
 @pytest.mark.parametrize("kind", PAGES)
@@ -87,16 +87,20 @@ def test_page_opens_hovers_and_zooms(kind: str, browser: Browser, made: Callable
     assert browser.errors() == []
 
 
-@pytest.mark.parametrize("kind", PAGES)
+@pytest.mark.parametrize("width", [1300, 900])
+@pytest.mark.parametrize("kind", [*PAGES, *EDGES])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_page_reads_well(kind: str, dark: bool, browser: Browser, folder: Path, made: Callable[[str], Path]) -> None:
-    """Nothing is cut, nothing lies on something else, and the ink is the page's."""
-    browser.open(made(kind), dark)
+def test_page_reads_well(kind: str, dark: bool, width: int, browser: Browser, folder: Path, made: Callable[[str], Path]) -> None:
+    """Nothing is cut, nothing lies on something else or beside the window, and the ink is the page's."""
+    browser.open(made(kind), dark, width)
+    assert browser.errors() == []
+    assert browser.run(EMPTY) == []
+    assert browser.run("document.documentElement.scrollWidth") <= width
     assert browser.run(COVERED) == []
     assert browser.run(CUT) == []
     assert browser.run(CLASH) == []
     assert browser.run(INK) == ("rgb(231, 236, 242)" if dark else "rgb(27, 36, 48)")
-    picture = folder / f"{kind}-{'dark' if dark else 'light'}.png"
+    picture = folder / f"{kind}-{width}-{'dark' if dark else 'light'}.png"
     browser.picture(picture)
     assert picture.stat().st_size > 20_000
 
