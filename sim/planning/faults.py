@@ -15,9 +15,8 @@ import msgspec
 
 from sim.bind import Setting, bind
 from sim.plan import Plan
-from sim.planning.jobs import steps_beside
+from sim.planning.jobs import ENOUGH, steps_beside
 from sim.planning.tables import Tabular
-from sim.predict import STEPS
 from topologies.errors import BadInput
 from topologies.load import Topology, load_topology
 
@@ -114,6 +113,6 @@ def _read(fault: str) -> tuple[str, float]:
 
 
 def _step(setting: Setting, calibration: str | Path | None) -> float:
-    """Every rank and every cable of the network is simulated, with and without the fault: rows must not differ by how equal ranks were
-    put together, and a fault anywhere on a ring must be seen."""
-    return steps_beside([(setting, tuple(range(setting.plan.world)))], [STEPS], calibration)[0]
+    """With and without the fault, every cable of the network is there, and ranks are put together only where the fault leaves them equal: a
+    fault anywhere on a ring must be seen."""
+    return steps_beside([(setting, tuple(range(setting.plan.world)))], [ENOUGH], calibration)[0]

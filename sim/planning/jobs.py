@@ -24,13 +24,16 @@ from sim.engine.pricing import Pricing
 from sim.engine.times import State
 from sim.lower.step import lower
 from sim.plan import Output, Plan
+from sim.planning.alike import stand_ins
 from sim.planning.tables import Tabular
-from sim.predict import STEPS, pricer_for
+from sim.predict import pricer_for
 from sim.program import Op, Program
 from topologies.errors import BadInput, Refused
 from topologies.load import Topology, load_topology
 
 PLACEMENTS = ("compact", "spread")
+ENOUGH = 4
+"""Steps of a job alone: two more than what its first steps are about."""
 _MOST_STEPS = 40
 """Steps that a short job makes at most beside a long one."""
 MOST_RANKS = 2048
@@ -93,12 +96,13 @@ def jobs(
         raise BadInput(f"a study of jobs needs two plans or more, got {len(plans)}. For one plan use predict")
     machine = load_topology(topology, edits)
     settings = [bind(plan, machine) for plan in plans]
+    _bounded(sum(setting.plan.world for setting in settings))
     rows: list[Job] = []
     for placement in placements:
         places = placed([s.plan.world for s in settings], machine, placement)
-        alone = [steps_beside([(s, p)], [STEPS])[0] for s, p in zip(settings, places, strict=True)]
+        alone = [steps_beside([(s, p)], [ENOUGH])[0] for s, p in zip(settings, places, strict=True)]
         longest = max(alone)
-        steps = [min(_MOST_STEPS, max(STEPS, math.ceil(STEPS * longest / one))) if one > 0 else STEPS for one in alone]
+        steps = [min(_MOST_STEPS, max(ENOUGH, math.ceil(ENOUGH * longest / one))) if one > 0 else ENOUGH for one in alone]
         together = steps_beside(list(zip(settings, places, strict=True)), steps)
         name = placement if isinstance(placement, str) else "given"
         for at, setting in enumerate(settings):
@@ -185,19 +189,19 @@ def steps_beside(
 ) -> list[float]:
     """Seconds per step of each (setting, ranks of the cluster that it takes) while all run in one virtual time, `steps` steps each.
 
+    Of one job on the machine's first ranks, ranks that the machine leaves equal are simulated once (`sim.planning.alike`); of several, none.
+
     Raises `Refused` for more ranks than can be simulated one by one.
     """
-    ranks = sum(len(places) for _, places in jobs_)
-    if ranks > MOST_RANKS:
-        raise Refused(
-            f"{ranks} ranks would have to be simulated one by one (nothing is equal where jobs share links, or parts are broken); at most "
-            f"{MOST_RANKS} are. Use fewer nodes: what a fault or a neighbour costs is decided on the links that they share"
-        )
     runs: list[_Run] = []
     for (setting, places), count in zip(jobs_, steps, strict=True):
         quiet = msgspec.structs.replace(setting.plan, output=Output())
         program = lower(quiet, setting.network, setting.framework, setting.topology.kind, count)
-        runs.append(_Run(program, _Placed(pricer_for(setting, calibration), places, setting.topology), runs[0] if runs else None))
+        pricer = _Placed(pricer_for(setting, calibration), places, setting.topology)
+        alike = len(jobs_) == 1 and places == tuple(range(program.world))
+        stands_for = stand_ins(program, pricer, setting.topology) if alike else list(range(program.world))
+        _bounded(len(set(stands_for)) + sum(len(run.states) for run in runs))
+        runs.append(_Run(program, pricer, runs[0] if runs else None, stands_for))
     for run in runs:
         run.begin()
     runs[0].clocks.agenda.run()
@@ -206,12 +210,22 @@ def steps_beside(
     return [_mean_step(found, until, run.ahead) for found, run in zip(ends, runs, strict=True)]
 
 
+def _bounded(ranks: int) -> None:
+    """Raises `Refused` for more ranks than can be simulated one by one."""
+    if ranks > MOST_RANKS:
+        raise Refused(
+            f"{ranks} ranks would have to be simulated one by one (nothing is equal where jobs share links, or parts are broken); at most "
+            f"{MOST_RANKS} are. Use fewer nodes: what a fault or a neighbour costs is decided on the links that they share"
+        )
+
+
 def _mean_step(ends: list[float], until: float, ahead: bool) -> float:
-    """Mean of the steps after the first (which fills the input path) that ended while all jobs ran, or of the second alone. The last is
-    left out where loaders work ahead, as in `Trace.reported`."""
+    """Mean of the steps after the second that ended while all jobs ran, or of the second alone. The first fills the input path and (DDP) has
+    other buckets, whose end is not where a later step's is; the last is left out where loaders work ahead, as in `Trace.reported`."""
     ends = ends[: len(ends) - ahead]
     last = max(1, sum(end <= until * (1 + 1e-9) for end in ends) - 1)
-    return (ends[last] - ends[0]) / last
+    first = min(1, last - 1)
+    return (ends[last] - ends[first]) / (last - first)
 
 
 def _cables(topology: Topology, ranks: tuple[int, ...]) -> tuple[str, ...]:
@@ -231,12 +245,12 @@ def _cables(topology: Topology, ranks: tuple[int, ...]) -> tuple[str, ...]:
 class _Run:
     """One job, every rank by itself, in the virtual time and on the resources of another."""
 
-    def __init__(self, program: Program, pricer: Pricer, beside: _Run | None) -> None:
+    def __init__(self, program: Program, pricer: Pricer, beside: _Run | None, stands_for: Sequence[int]) -> None:
         self.program, self.pricer = program, pricer
         self.ahead = program.steps > 2 and any(len(role.threads) > 1 for role in program.roles.values())
         """Loaders work for steps that are not there any more while the last one runs."""
-        states = {rank: State(rank, pricer.slowdown(rank)[0]) for rank in range(program.world)}
-        prices = Pricing(program, pricer, Groups(program.mesh, lambda rank: rank), False, alone)
+        self.states = states = {rank: State(rank, pricer.slowdown(rank)[0]) for rank in sorted(set(stands_for))}
+        prices = Pricing(program, pricer, Groups(program.mesh, stands_for.__getitem__), False, alone)
         prices.shorten(states, condensed=False)
         self.clocks, self._assembler = Clocks(prices), Assembler(prices)
         if beside is not None:

@@ -12,8 +12,8 @@ from sim.engine.run import simulate
 from sim.lower.step import lower
 from sim.metrics import step_ends
 from sim.planfile import load_plan
-from sim.planning.jobs import Jobs, _Placed, jobs, placed, steps_beside
-from sim.predict import STEPS, pricer_for
+from sim.planning.jobs import ENOUGH, Jobs, _Placed, jobs, placed, steps_beside
+from sim.predict import pricer_for
 from topologies.errors import BadInput, Refused
 from topologies.load import load_topology
 
@@ -31,7 +31,8 @@ def test_two_jobs_on_one_uplink_get_half_each() -> None:
     first, second = study(1.0).rows
     half = study(0.5).rows[0]
     assert first.together_s == pytest.approx(second.together_s, rel=1e-9)
-    assert first.together_s == pytest.approx(half.alone_s, rel=1e-3)
+    # A ring alone does not fill its cable (the network's efficiency), so that two on one cable lose a little less than half.
+    assert 0.9 * half.alone_s <= first.together_s <= half.alone_s * (1 + 1e-3)
     assert first.slowdown > 1.5
 
 
@@ -71,12 +72,12 @@ def test_a_job_alone_takes_what_its_trace_takes() -> None:
     """The engine that only says when steps end, beside the one that makes a trace; the same prices, every rank by itself."""
     setting = bind(PLAN, "2x dgx-h100")
     ranks = tuple(range(setting.plan.world))
-    program = lower(setting.plan, setting.network, setting.framework, setting.topology.kind, STEPS)
+    program = lower(setting.plan, setting.network, setting.framework, setting.topology.kind, ENOUGH)
     ends = step_ends(simulate(program, _Placed(pricer_for(setting), ranks, setting.topology), fold=False))
-    assert steps_beside([(setting, ranks)], [STEPS])[0] == pytest.approx(ends[1] - ends[0], rel=1e-9)
+    assert steps_beside([(setting, ranks)], [ENOUGH])[0] == pytest.approx((ends[3] - ends[1]) / 2, rel=1e-9)
 
 
 def test_more_ranks_than_can_be_simulated_are_refused() -> None:
-    plan = {"model": "gpt2-124m", "batch": {"global": 4096, "micro": 1}, "parallel": {"dp_replicate": 4096}}
+    plan = {"model": "gpt2-124m", "batch": {"global": 1100, "micro": 1}, "parallel": {"dp_replicate": 1100}}
     with pytest.raises(Refused, match="one by one"):
-        steps_beside([(bind(plan, "512x dgx-h100"), tuple(range(4096)))], [STEPS])
+        jobs([plan, plan], "275x dgx-h100", ("compact",))

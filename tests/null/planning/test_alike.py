@@ -1,0 +1,84 @@
+"""Ranks that a fault leaves equal are simulated once: the same step as rank by rank, and far fewer ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.bind import Setting, bind
+from sim.lower.step import lower
+from sim.planning import jobs
+from sim.planning.alike import stand_ins
+from sim.planning.faults import faults
+from sim.predict import STEPS, pricer_for
+
+BASE: dict[str, Any] = {"model": "gpt2-124m", "seq_len": 512, "framework": "pytorch", "batch": {"global": 96, "micro": 4}}
+SPLITS: list[dict[str, int]] = [
+    {"dp_shard": 24, "zero": 3},
+    {"dp_replicate": 24},
+    {"dp_shard": 8, "dp_replicate": 3, "zero": 3},
+    {"dp_shard": 4, "dp_replicate": 6, "zero": 3},
+    {"pp": 3, "dp_replicate": 8},
+    {"pp": 2, "dp_shard": 12},
+]
+EDITS = [
+    "",
+    "slow=r3:0.5",
+    "slow=n1:0.5",
+    "fail=nic:n1/nic1",
+    "fail=nvswitch:n2/1",
+    "fail=spine:0",
+    "oversubscription=8",
+    "ranks_per_node=8",
+]
+
+
+def _settings(split: dict[str, int], edit: str, on: str = "3x dgx-h100") -> Setting:
+    return bind(BASE | {"parallel": split}, on, (edit,) if edit else ())
+
+
+def _stand_ins(setting: Setting) -> list[int]:
+    program = lower(setting.plan, setting.network, setting.framework, setting.topology.kind, STEPS)
+    ranks = tuple(range(setting.plan.world))
+    return stand_ins(program, jobs._Placed(pricer_for(setting), ranks, setting.topology), setting.topology)
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=lambda split: "-".join(f"{k}{v}" for k, v in split.items()))
+def test_together_as_rank_by_rank(split: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    edits = EDITS[SPLITS.index(split) % 3 :: 3]
+    found = [jobs.steps_beside([(s, tuple(range(24)))], [3])[0] for s in (_settings(split, edit) for edit in edits)]
+    monkeypatch.setattr(jobs, "stand_ins", lambda program, *_: list(range(program.world)))
+    each = [jobs.steps_beside([(s, tuple(range(24)))], [3])[0] for s in (_settings(split, edit) for edit in edits)]
+    assert found == pytest.approx(each, rel=1e-9)
+
+
+def test_a_broken_node_stays_apart() -> None:
+    whole, slow, nic = (set(_stand_ins(_settings(SPLITS[0], edit))) for edit in ("", "slow=r3:0.5", "fail=nic:n1/nic1"))
+    assert whole == set(range(8)) and slow == set(range(16)) and nic == set(range(16))
+    found = _stand_ins(_settings(SPLITS[0], "slow=r11:0.5"))
+    assert found[11] == 11 and found[19] == 3 and found[16] == 0  # nodes 0 and 2 are alike
+
+
+def test_few_ranks_are_not_worth_it() -> None:
+    setting = bind(BASE | {"parallel": {"dp_shard": 16}, "batch": {"global": 16, "micro": 1}}, "2x dgx-h100")
+    assert _stand_ins(setting) == list(range(16))
+
+
+def test_flows_that_share_a_cable_are_all_simulated() -> None:
+    """Shards over two nodes each, below one leaf: their rings meet on its cables, and must be seen to."""
+    setting = bind(BASE | {"parallel": {"dp_shard": 16, "dp_replicate": 2, "zero": 3}, "batch": {"global": 96, "micro": 3}}, "32x dgx-h100",
+                   ("ranks_per_node=1", "rails=1", "pod=2", "spines=1"))  # fmt: skip
+    assert len(set(_stand_ins(setting))) == 32
+
+
+def test_a_fault_costs_the_same_share_of_a_large_cluster_as_its_slowest_gpu_says() -> None:
+    plan = {
+        "model": "gpt2-1.5b",
+        "seq_len": 1024,
+        "framework": "pytorch",
+        "batch": {"global": 1024, "micro": 4},
+        "parallel": {"dp_replicate": 256},
+    }
+    found = faults(plan, "32x dgx-h100", ("slow=r100:0.5",))
+    assert 1.5 < found.rows[0].slowdown <= 2.0
