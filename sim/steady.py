@@ -25,9 +25,10 @@ _LEAST = 4
 """Micro-batches, in whole rounds of the pipeline."""
 
 
-def step_of(setting: Setting) -> tuple[float, dict[str, float]]:
-    """(seconds, {}) of one optimizer step: nothing but its time is worked out. Raises `BadInput` and its kinds."""
-    plan, run = setting.plan, Run(setting)
+def step_of(setting: Setting, coarse: bool = False) -> tuple[float, dict[str, float]]:
+    """(seconds, {}) of one optimizer step: nothing but its time is worked out. `coarse`: a collective that runs beside a layer slows
+    all of it alike, its own collectives too. Raises `BadInput` and its kinds."""
+    plan, run = setting.plan, Run(setting, coarse)
     few = _rounds(plan)
     if few is None:
         return run.times(setting, STEPS)[-1], {}
@@ -60,13 +61,13 @@ def _with_microbatches(setting: Setting, count: int) -> Setting:
 class Run:
     """Programs of one plan that differ in micro-batches and steps; where all stages' ranks are alike, equal layers are priced once."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, coarse: bool = False) -> None:
         pricer, plan = pricer_for(setting), setting.plan
         self._shortcut, self._pricer = None, pricer
         plain = plan.noise.stragglers == plan.noise.imbalance == "none" and plan.update.mode == "sync" and plan.update.aggregate == "gpu"
         if plain and setting.topology.kind == "cuda" and setting.topology.symmetric:
             self._shortcut = Shortcut(pricer, mesh_of(plan), setting.topology)
-        self._short = Shortener(self._shortcut.shorten) if self._shortcut else None
+        self._short = Shortener(self._shortcut.shorten, coarse) if self._shortcut else None
 
     def times(self, setting: Setting, steps: int) -> list[float]:
         """Seconds of each step."""

@@ -28,6 +28,8 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     ready: float = 0.0
     """With several kernels in one op: the op cannot end earlier than issue + `ready` (max-plus: the k-th kernel
     waits for its own launch). 0 means `host + seconds` of the last kernel does not bind."""
+    beside: float = 0.0
+    """Seconds while a collective runs beside all of it, where that is known by itself; 0: the rank's slowdown tells."""
 
 
 class Pricer(Protocol):

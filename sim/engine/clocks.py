@@ -202,7 +202,7 @@ class Clocks:
         state = lane.state
         lane.current = entry
         lane.work, lane.since = entry[0].seconds, start
-        lane.rate = 1.0 / state.slow if state.comm else 1.0
+        lane.rate = entry[0].slowed if state.comm else 1.0
         self._due_at(lane, entry)
 
     def _due_at(self, lane: Lane, entry: Entry) -> None:
@@ -224,7 +224,7 @@ class Clocks:
         now = max(self.agenda.now, lane.since)
         lane.work = max(0.0, lane.work - (now - lane.since) * lane.rate)
         lane.since = now
-        lane.rate = 1.0 / state.slow if state.comm else 1.0
+        lane.rate = lane.current[0].slowed if state.comm else 1.0
         self._due_at(lane, lane.current)
 
     # -- meetings and flows (`sim.engine.meeting`, `sim.engine.run`)
@@ -313,11 +313,14 @@ def _lines(prices: Pricing, assembler: Assembler, state: State, thread: str) -> 
     return [(call.step, call.index, code[call.segment]) for call in calls]
 
 
-def alone(prices: Pricing, ops: list[Priced], rank: int) -> tuple[float, float]:
-    """When compute and when all of `ops` have ended, run by themselves on an idle rank."""
+def alone(prices: Pricing, ops: list[Priced], rank: int, beside: bool) -> tuple[float, float]:
+    """When compute and when all of `ops` have ended, run by themselves on an idle rank, or `beside` a collective that never ends."""
     state = State(rank, prices.pricer.slowdown(rank)[0])
     clocks = Clocks(prices)
     thread = clocks.thread(state, HOST, [(0, 0, Assembler(prices).code(state, HOST, ops))])
+    if beside:
+        state.comm = state.pending = 1
+        state.settled = False
     thread.begin()
     clocks.agenda.run()
     return state.lane(COMPUTE).free, max((lane.free for lane in state.lanes.values() if lane.name != HOST), default=0.0)

@@ -75,6 +75,7 @@ class Assembler:
             op.shift,
             cost,
             op.kind == "compute",
+            cost.seconds / cost.beside if cost.beside else 1.0 / state.slow,
             self._seat(op, state.rank) if meets else None,
             self._beside(op),
             op.kind in ("send", "recv"),

@@ -3,7 +3,8 @@
 Such a stretch (a stage's forward of one micro-batch with its tensor-parallel collectives, say) is a max-plus linear map of
 the clocks of host and stream, whatever lanes it uses inside: with D its time when launches are far ahead, H its launches' time and G its
 time from an idle start, stream' = max(stream + D, host + G) (see `fuse`). D and G are found by running the stretch alone. The
-map is exact while no collective from outside runs beside the stretch; beside one, the whole stretch is slowed as compute is.
+map is exact while no collective from outside runs beside the stretch, or one runs beside all of it (which is found by running that, too);
+in between the stretch is taken as evenly spread.
 """
 
 from __future__ import annotations
@@ -75,8 +76,9 @@ def _inside(op: Op, private: Callable[[Op], bool], bound: set[str]) -> str:
     return op.cls if op.cls in _APART else "compute"
 
 
-def condense(part: list[Priced], alone: Callable[[list[Priced]], tuple[float, float]]) -> list[Priced]:
-    """One op for a stretch; `alone(ops)` runs ops by themselves from an idle start and says when compute and when all have ended.
+def condense(part: list[Priced], alone: Callable[[list[Priced], bool], tuple[float, float]], slow: float = 1.0) -> list[Priced]:
+    """One op for a stretch; `alone(ops, beside)` runs ops by themselves from an idle start, or with a collective beside all of them that
+    slows kernels by `slow`, and says when compute and when all have ended.
 
     A stretch whose communication outlasts its compute stays as it is: the next op may run beside it.
     """
@@ -84,10 +86,12 @@ def condense(part: list[Priced], alone: Callable[[list[Priced]], tuple[float, fl
     if len(part) < _LEAST or not any(op.kind == "compute" for op in device):
         return part
     host = sum(cost.seconds if op.kind == "host" else cost.host for op, cost in part)
-    seconds, end = alone([(op, _unlaunched(op, cost)) for op, cost in part])
+    free = [(op, _unlaunched(op, cost)) for op, cost in part]
+    seconds, end = alone(free, False)
     if end > seconds * _SLACK:
         return part
-    ready = alone(part)[1] if host > 0 else seconds
+    ready = alone(part, False)[1] if host > 0 else seconds
+    beside = alone(free, True)[0] if slow != 1.0 else 0.0
     source: Source = "assumed" if any(cost.source == "assumed" for op, cost in part if op.kind == "compute") else "fitted"
     whole = Op(
         f"{device[0].id}..{device[-1].id}",
@@ -97,14 +101,14 @@ def condense(part: list[Priced], alone: Callable[[list[Priced]], tuple[float, fl
         alloc=sum(op.alloc for op, _ in part),
         free=sum(op.free for op, _ in part),
     )
-    return [(whole, Cost(seconds, source, host=host, ready=max(ready, seconds)))]
+    return [(whole, Cost(seconds, source, host=host, ready=max(ready, seconds), beside=beside))]
 
 
 def _unlaunched(op: Op, cost: Cost) -> Cost:
     """The same work with its launches far ahead."""
     if op.kind == "host":
         return Cost(0.0, cost.source)
-    return Cost(cost.seconds, cost.source, cost.latency, cost.uses)
+    return Cost(cost.seconds, cost.source, cost.latency, cost.uses, beside=cost.beside)
 
 
 def shape_of(part: list[Priced]) -> tuple[object, ...]:

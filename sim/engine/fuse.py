@@ -23,21 +23,21 @@ _APART = ("optimizer", "output", "data")
 """Classes that a breakdown counts apart: never fused with others."""
 
 
-def fuse(ops: list[Priced], local: frozenset[int] = frozenset(), quiet: bool = False) -> list[Priced]:
-    """Fuses what may be fused in one segment. `local` holds the ids (id()) of collectives that may stand inside a run; `quiet`: no
+def fuse(ops: list[Priced], local: frozenset[int] = frozenset(), quiet: bool = False, slow: float = 1.0) -> list[Priced]:
+    """Fuses what may be fused in one segment. `slow`: the rank's factor on kernels beside a collective. `local` holds the ids (id()) of collectives that may stand inside a run; `quiet`: no
     collective ever runs beside compute."""
     found: list[Priced] = []
-    run = _Run()
+    run = _Run(slow)
     for op, cost in ops:
         opens = _opens(op, cost, local, quiet)
         if run.ops and not (opens and run.takes(op, cost)):
-            found += _close(run.ops)
-            run = _Run()
+            found += _close(run.ops, slow)
+            run = _Run(slow)
         if opens:
             run.add(op, cost)
         else:
             found.append((op, cost))
-    return found + _close(run.ops)
+    return found + _close(run.ops, slow)
 
 
 def _opens(op: Op, cost: Cost, local: frozenset[int], quiet: bool) -> bool:
@@ -53,11 +53,12 @@ def _kind(op: Op) -> str:
 class _Run:
     """Ops that are fused so far, and what they compose to."""
 
-    __slots__ = ("begun", "device", "host", "lane", "ops", "ready", "source")
+    __slots__ = ("begun", "beside", "device", "host", "known", "lane", "ops", "ready", "slow", "source")
 
-    def __init__(self) -> None:
+    def __init__(self, slow: float) -> None:
         self.ops: list[Priced] = []
-        self.host = self.device = self.ready = 0.0
+        self.host = self.device = self.ready = self.beside = 0.0
+        self.slow, self.known = slow, False
         self.source: Source = "measured"
         self.begun = False
         self.lane: tuple[str, bool] | None = None
@@ -86,20 +87,22 @@ class _Run:
             self.ready = max(self.ready + cost.seconds, self.host + ready) if self.begun else self.host + ready
             self.host += cost.host
             self.device += cost.seconds
+        self.beside += cost.beside or cost.seconds * (self.slow if op.kind == "compute" else 1.0)
+        self.known = self.known or cost.beside > 0
         self.begun, self.lane = True, (op.lane, op.blocking)
         self.source = _weaker(self.source, cost.source)
 
     @property
     def cost(self) -> Cost:
-        return Cost(self.device, self.source, host=self.host, ready=self.ready)
+        return Cost(self.device, self.source, host=self.host, ready=self.ready, beside=self.beside if self.known else 0.0)
 
 
 def _ready(cost: Cost) -> float:
     return cost.ready or cost.host + cost.seconds
 
 
-def _compose(ops: list[Priced]) -> Cost:
-    run = _Run()
+def _compose(ops: list[Priced], slow: float) -> Cost:
+    run = _Run(slow)
     for op, cost in ops:
         run.add(op, cost)
     return run.cost
@@ -109,7 +112,7 @@ def _weaker(a: Source, b: Source) -> Source:
     return "assumed" if "assumed" in (a, b) else "fitted" if "fitted" in (a, b) else a
 
 
-def _close(run: list[Priced]) -> list[Priced]:
+def _close(run: list[Priced], slow: float) -> list[Priced]:
     parts = [op for op, _ in run if op.kind != "host"]
     end = len(run)
     while parts and parts[0].blocking and run[end - 1][0].kind == "host":  # host work after a blocking op is the host's alone
@@ -128,4 +131,4 @@ def _close(run: list[Priced]) -> list[Priced]:
         alloc=sum(op.alloc for op, _ in run),
         free=sum(op.free for op, _ in run),
     )
-    return [(fused, _compose(run)), *rest]
+    return [(fused, _compose(run, slow)), *rest]

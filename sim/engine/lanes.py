@@ -109,7 +109,7 @@ class Lanes:
         else:
             item.start = start
             lane.work, lane.since = item.cost.seconds, start
-            lane.rate = 1.0 / state.slow if state.comm and item.op.kind == "compute" else 1.0
+            lane.rate = _beside(state, item) if state.comm and item.op.kind == "compute" else 1.0
             self._schedule_end(state, lane, item)
 
     def _schedule_end(self, state: RankState, lane: Lane, item: Item) -> None:
@@ -171,5 +171,10 @@ class Lanes:
         now = max(self._env.now, lane.since)
         lane.work = max(0.0, lane.work - (now - lane.since) * lane.rate)
         lane.since = now
-        lane.rate = 1.0 / state.slow if state.comm else 1.0
+        lane.rate = _beside(state, item) if state.comm else 1.0
         self._schedule_end(state, lane, item)
+
+
+def _beside(state: RankState, item: Item) -> float:
+    """Share of its speed that a kernel, or what was made of several, has beside a collective."""
+    return item.cost.seconds / item.cost.beside if item.cost.beside else 1.0 / state.slow

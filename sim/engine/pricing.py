@@ -17,7 +17,7 @@ from sim.program import COMPUTE, HOST, Op, Program
 
 _OFTEN = 4
 """Calls from which on it is worth while to run the inside of a segment by itself, twice, before."""
-Alone = Callable[["Pricing", list[Priced], int], tuple[float, float]]
+Alone = Callable[["Pricing", list[Priced], int, bool], tuple[float, float]]
 
 
 class Pricing:
@@ -78,6 +78,7 @@ class Pricing:
             [(op, self.whole(op, cost, rank) if id(op) in self.local else cost) for op, cost in ops],
             self.local if self.quiet else frozenset(),
             self.quiet,
+            self.pricer.slowdown(rank)[0],
         )
 
     def _calls(self, rank: int, thread: str) -> Counter[str]:
@@ -129,19 +130,21 @@ class Pricing:
             shape = (slow, shape_of(part), shares)
             known = self._stretches.get(shape)
             if known is None:
-                known = self._stretches[shape] = condense(part, lambda some: self.alone(some, rank))
+                known = self._stretches[shape] = condense(part, lambda some, beside: self.alone(some, rank, beside), slow)
             found += known
         return found
 
-    def alone(self, ops: list[Priced], rank: int) -> tuple[float, float]:
-        """When compute and when all of `ops` have ended, run by themselves on an idle rank."""
+    def alone(self, ops: list[Priced], rank: int, beside: bool) -> tuple[float, float]:
+        """When compute and when all of `ops` have ended, run by themselves on an idle rank, or `beside` a collective that never ends."""
         # Nothing else runs: collectives on the compute lane are work like any other unless another lane communicates beside them.
         quiet = all(op.lane in (COMPUTE, HOST) for op, _ in ops if op.kind == "collective")
         local = frozenset(id(op) for op, _ in ops if op.kind == "collective") if quiet else frozenset()
         inner = Pricing(self.program, self.pricer, self.groups.alone(rank), self.folded, self._run_alone)
         inner._meet_costs, inner.local = self._meet_costs, local
-        ops = fuse([(op, self.whole(op, cost, rank) if id(op) in local else cost) for op, cost in ops], local, quiet)
-        return self._run_alone(inner, ops, rank)
+        ops = fuse(
+            [(op, self.whole(op, cost, rank) if id(op) in local else cost) for op, cost in ops], local, quiet, self.pricer.slowdown(rank)[0]
+        )
+        return self._run_alone(inner, ops, rank, beside)
 
     def _private_collectives(self, ranks: Iterable[int]) -> frozenset[int]:
         """Collectives on compute lanes whose members are all folded into one rank and whose links no other lane uses."""

@@ -41,7 +41,7 @@ class Shortcut:
         if not all(self._equal(op) for op in ops if op.kind == "collective"):
             self.alike = False
             return ops
-        found = fuse(priced if beside else self._condensed(priced))
+        found = fuse(priced if beside else self._condensed(priced), slow=self.slowdown(0)[0])
         own = set(map(id, ops))
         for op, cost in found:
             if id(op) not in own:
@@ -49,9 +49,9 @@ class Shortcut:
         return tuple(op for op, _ in found)
 
     def _condensed(self, ops: list[Priced]) -> list[Priced]:
-        found: list[Priced] = []
+        slow, found = self.slowdown(0)[0], list[Priced]()
         for part in stretches(ops, self._private, frozenset()):
-            found += condense(part, lambda some: self._prices.alone(some, 0)) if len(part) > 1 else part
+            found += condense(part, lambda some, beside: self._prices.alone(some, 0, beside), slow) if len(part) > 1 else part
         return found
 
     def _private(self, op: Op) -> bool:

@@ -55,7 +55,9 @@ class Instruction(NamedTuple):
     shift: int | None
     cost: Cost
     slows: bool
-    """A kernel, slowed by a collective beside it."""
+    """A kernel, slowed by a collective beside it ..."""
+    slowed: float
+    """... to this share of its speed."""
     seat: Seat | None
     beside: bool
     """A collective beside compute."""

@@ -12,6 +12,7 @@ without overlap they leave then (DeepSpeed's ReduceGrads instruction). torch's D
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from sim.lower.job import Job
 from sim.lower.ops import blocks, collective, record, wait
@@ -42,11 +43,16 @@ def schedule_of(job: Job) -> str:
 
 def actions_of(job: Job) -> tuple[tuple[Action, ...], ...]:
     """Every rank's actions and messages; forwards alone where nothing is trained."""
-    p, name = job.plan.parallel, schedule_of(job)
-    grid = with_messages(name, p.pp, job.microbatches, p.virtual_stages)
+    p = job.plan.parallel
+    return _grid(schedule_of(job), p.pp, job.microbatches, p.virtual_stages, job.train)
+
+
+@lru_cache(maxsize=128)
+def _grid(name: str, pp: int, microbatches: int, chunks: int, train: bool) -> tuple[tuple[Action, ...], ...]:
+    grid = with_messages(name, pp, microbatches, chunks)
     if name in _BLOCKING:
         grid = tuple(map(late, grid))
-    if not job.train:
+    if not train:
         grid = tuple(tuple(action for action in line if action.kind in ("F", "SEND_F", "RECV_F")) for line in grid)
     return grid
 

@@ -22,8 +22,10 @@ Shorten = Callable[[Ops, bool], Ops]
 class Shortener:
     """Shortens each run of ops of a layer's template once, however many layers and segments it stands in."""
 
-    def __init__(self, shorten: Shorten) -> None:
-        self._shorten = shorten
+    def __init__(self, shorten: Shorten, coarse: bool = False) -> None:
+        """`coarse`: whole stretches are one op also where collectives run beside them, which then slow all of the stretch alike."""
+        self._shorten, self._coarse = shorten, coarse
+        self._closed: dict[int, bool] = {}
         self.templates: dict[tuple[int, bool], BlockOps] = {}
         """Layers by kind (`sim.lower.stage`), for all programs of one plan that differ in micro-batches and steps alone."""
         self._known: dict[tuple[object, ...], tuple[Ops, list[Ops]]] = {}
@@ -39,11 +41,19 @@ class Shortener:
 
     def run(self, parts: list[Ops], beside: bool) -> Ops:
         """The ops of `parts` one after the other, shortened. Equal parts are told by being the same tuples."""
+        beside = beside and not self._coarse
         key = (beside, *map(id, parts))
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = (self._shorten(tuple(op for ops in parts for op in ops), beside), parts)
         return found[0]
+
+    def shares(self, block: BlockOps) -> bool:
+        """May equal layers share this template's ops? Asked once for each template."""
+        found = self._closed.get(id(block))
+        if found is None:
+            found = self._closed[id(block)] = closed(block)
+        return found
 
 
 def closed(block: BlockOps) -> bool:

@@ -17,7 +17,7 @@ from sim.lower.input import take
 from sim.lower.job import Job
 from sim.lower.offload import offload
 from sim.lower.schedule import placement
-from sim.lower.short import Loose, Shortener, alike, closed, forward_of, merged
+from sim.lower.short import Loose, Shortener, alike, forward_of, merged
 from sim.model.parts import Block
 from sim.model.stages import layout
 from sim.program import Call, Op
@@ -129,7 +129,7 @@ def stage_segments(
             key = (id(block), again)
             if key not in templates:
                 templates[key] = lower_block(job, TEMPLATE, block, again=again)
-            shared = short is not None and closed(templates[key])
+            shared = short is not None and short.shares(templates[key])
             found.append(alike(templates[key], name) if shared else renamed(templates[key], name))
         else:
             found.append(lower_block(job, name, block, first=stage.first and not found, again=again))

@@ -2,7 +2,7 @@
 
 What cannot fit is rejected by arithmetic. Each plan that fits has a lower bound of its step (`bound`); plans are simulated from the
 most promising on, with equal ranks folded and runs of kernels fused, both exact, and a plan whose bound and memory are no better than what
-another has reached is not simulated. Equal layers are simulated a few at a time (`screen`); whatever is on the front then, or within
+another has reached is not simulated. Each is simulated in the fewest ops (`screen`); whatever is on the front then, or within
 1 % of the best, is simulated whole. Results stream into a `Store`.
 """
 

@@ -48,15 +48,11 @@ def test_bounds_change_neither_the_best_nor_the_front(found: tuple[Sweep, Sweep]
     assert quick.counts["done"] + quick.counts["bound"] == whole.counts["done"]
 
 
-def test_a_few_layers_tell_the_time_of_all() -> None:
-    """Exactly in one rhythm; too little, never too much, where what binds changes with the depth."""
-    errors = []
+def test_what_plans_are_ranked_by_is_their_time() -> None:
     for _, plan in candidates(base(), parse_space("tp=1,4 pp=1,2 zero=1,3 micro=1,2 gpus=16"), ON):
         if isinstance(plan, Plan):
             setting = bind(plan, ON)
-            errors.append(screened(setting) / predict_setting(setting, steps=2, detail=False).step_time_s - 1)
-    assert max(errors) < 5e-3
-    assert sum(abs(error) < 5e-3 for error in errors) >= len(errors) / 2
+            assert abs(screened(setting) / predict_setting(setting, steps=2, detail=False).step_time_s - 1) < 3e-3
 
 
 def test_a_point_is_found_again_by_its_name() -> None:
