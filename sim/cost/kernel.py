@@ -11,7 +11,7 @@ from sim.cost.device import peak_flops
 from sim.cost.gemm import BEST, gemm_cost, grouped_cost, power_ratio
 from sim.cost.memory_bound import memory_bound_cost
 from sim.cost.price import Cost, Source
-from sim.cost.sustained import training_clock
+from sim.cost.sustained import training_clock, vector_clock
 from sim.work import Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work
 from topologies.errors import BadInput
 from topologies.hardware import Gpu
@@ -78,7 +78,10 @@ def _matrix(work: Gemm | GroupedGemm | Conv | Attention, gpu: Gpu, efficiency: s
 
 def _throttled(work: Gemm | GroupedGemm | Conv | Attention, gpu: Gpu, seconds: float, board: float) -> float:
     """Seconds that the tensor cores take longer in training (`training_clock`): their own part of the kernel stretches,
-    that of memory and launches does not. fp32 without matrix units draws less than the limit: it keeps the board's clock."""
-    clock = board if work.dtype in ("fp32", "fp64") else board * training_clock(gpu, work.dtype)[0]
+    that of memory and launches does not. fp32 without matrix units keeps the board's clock but where it is known to reach the limit."""
+    if work.dtype in ("fp32", "fp64"):
+        clock = board * (vector_clock(gpu) if isinstance(work, Gemm) else 1.0)
+    else:
+        clock = board * training_clock(gpu, work.dtype)[0]
     own = min(seconds, work.flops / (peak_flops(gpu, work.dtype) * BEST))
     return own * (1.0 / clock - 1.0)

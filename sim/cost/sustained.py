@@ -50,6 +50,11 @@ def training_clock(gpu: Gpu, dtype: str = "bf16") -> tuple[float, Source]:
     return narrow_clock(gpu, _clocks("clock"), _clocks("fp8")) if small else kin_clock(gpu, _clocks("clock"))
 
 
+def vector_clock(gpu: Gpu) -> float:
+    """The same of fp32 products without matrix units: 1 where no training steps tell otherwise."""
+    return _clocks("fp32").get(gpu.name, 1.0)
+
+
 def narrow_clock(gpu: Gpu, clocks: Mapping[str, float], narrow: Mapping[str, float]) -> tuple[float, Source]:
     """The clock of 8-bit products: the GPU's own, or that of its 16-bit ones with what its nearest kin lose beside theirs."""
     if gpu.name in narrow:
