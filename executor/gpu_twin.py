@@ -15,14 +15,14 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from executor.environment import sharing
-from executor.gpu_cases import Case, cases, shared_machine, slow
+from executor.gpu_cases import Case, cases, shared_machine, slow, this_machine, visible_gpus
 from executor.gpu_clocks import clocks, device_facts
 from executor.gpu_plans import fewer_layers
 from executor.gpu_rows import Row, Summary, classes_of, key_of, ops_within, read_row, summary, write_row
@@ -42,7 +42,7 @@ from sim.predict import STEPS, Prediction, predict_setting, pricer_for
 from sim.program import Program
 from sim.runs import environment, write_atomic, write_json
 from topologies.errors import BadInput, Refused, RunFailed, UnknownName
-from topologies.load import Topology, load_topology
+from topologies.load import Topology
 
 Say = Callable[[str], None]
 T = TypeVar("T")
@@ -63,6 +63,7 @@ class Site(msgspec.Struct, kw_only=True):
     """Where and how all plans of a call run."""
 
     folder: Path
+    machine: Topology
     device: str
     gpus: int
     steps: int
@@ -71,6 +72,8 @@ class Site(msgspec.Struct, kw_only=True):
     end: float
     """Moment (time.monotonic) after which no plan is begun."""
     made_with: tuple[str, ...]
+    unprobed: str = ""
+    """Why there is no calibration."""
 
 
 def twin_gpu(
@@ -98,15 +101,18 @@ def twin_gpu(
 
     Raises `Refused` where there is no GPU, `UnknownName` for a plan that is not in the table.
     """
-    machine = _machine(device)
-    count = min(gpus or machine.gpus, machine.gpus) if device == "cuda" else gpus or 2
+    machine = this_machine(device, folder)
+    count = gpus or 2
+    if device == "cuda":
+        count = min(gpus or machine.gpus, visible_gpus(machine))
     known = cases(count, device == "cpu")
     wanted = list(known) if names is None else list(names)
     for name in wanted:
         if name not in known:
             raise UnknownName("plan of the GPU table", name, known)
     site = Site(
-        folder=folder / (gpu_name(machine, device)),
+        folder=folder / gpu_name(machine, device),
+        machine=machine,
         device=device,
         gpus=count,
         steps=steps,
@@ -116,8 +122,12 @@ def twin_gpu(
         made_with=(gpu_name(machine, device), _torch(), str(steps)),
     )
     site.folder.mkdir(parents=True, exist_ok=True)
-    with suppress(RunFailed), time_limit(_PROBE_SECONDS):  # where it fails, each row says so
-        calibrated(1, site.folder / "calibration-1.toml", say, quick=quick)
+    try:
+        with time_limit(_PROBE_SECONDS):
+            calibrated(1, site.folder / "calibration-1.toml", say, quick=quick)
+    except RunFailed as error:  # each row says so, and has no calibrated figure
+        site.unprobed = str(error)
+        say(f"the probe failed: {error}")
     rows: list[Row] = []
     before = [row for name, case in known.items() if name not in wanted and (row := read_row(site.folder / name, _key(case, site)))]
     for name in wanted:
@@ -125,16 +135,6 @@ def twin_gpu(
         say(line(rows[-1]))
         _save([*before, *rows], site, keep)
     return rows, summary(rows), site.folder
-
-
-def _machine(device: str) -> Topology:
-    machine = load_topology("this-machine")
-    if machine.kind != device:
-        raise Refused(
-            f"this machine's devices are of kind {machine.kind}, asked for was {device}. Without a GPU, `--device cpu` walks the same way with "
-            "tiny plans; with one, CUDA_VISIBLE_DEVICES= hides it"
-        )
-    return machine
 
 
 def gpu_name(machine: Topology, device: str) -> str:
@@ -209,7 +209,7 @@ def _guarded(row: Row, what: str, folder: Path, call: Callable[[], T]) -> T | No
 def _fill(row: Row, case: Case, site: Site, folder: Path) -> None:
     """Predicts, plays and trains one plan; each on its own, so that one that fails leaves the others."""
     setting, plan = _fitting(case, site)
-    row.model = plan.model_name
+    row.model, row.notes = plan.model_name, _notes(case, plan)
     plain = predict_setting(setting, steps=STEPS, fold=False)
     row.uncalibrated, row.predicted_memory = plain.step_time_s, plain.peak_memory_bytes
     path = _guarded(row, "calibration", folder, lambda: _calibration(case, site))
@@ -231,6 +231,22 @@ def _fill(row: Row, case: Case, site: Site, folder: Path) -> None:
     row.classes = classes_of(first, second if path is not None else None, third)
 
 
+def _notes(case: Case, plan: Plan) -> tuple[str, ...]:
+    """What one must know of a row to read its figures."""
+    found = []
+    if plan != case.plan:
+        found.append(f"{case.plan.model_name} does not fit here: run as {plan.model_name}")
+    if case.where == "shared":
+        found.append("predicted on a stand-in: each rank on a GPU of its own with its share of the speed, without peer-to-peer (assumed)")
+    if plan.world == 1 and plan.parallel.zero:
+        found.append(
+            "stock shards over a mesh of one rank; the prediction has no sharding there: the difference is what FSDP2 itself costs"
+        )
+    if plan.output.checkpoint_every > 1:
+        found.append("played without checkpoints, which do not come with every step")
+    return tuple(found)
+
+
 def _fitting(case: Case, site: Site) -> tuple[Setting, Plan]:
     """The plan on its machine, with as many layers as the device's memory holds. Raises `BadInput` where not even one fits."""
     plan = case.plan
@@ -250,12 +266,14 @@ def _fitting(case: Case, site: Site) -> tuple[Setting, Plan]:
 
 def _bound(plan: Plan, case: Case, site: Site) -> Setting:
     if case.where == "shared" and site.device == "cuda":
-        return bind(plan, shared_machine(plan.world, site.folder), (*slow(plan.world), "without=p2p"))
-    return bind(plan, "this-machine")
+        return bind(plan, shared_machine(plan.world, site.machine.device(0).name, site.folder), (*slow(plan.world), "without=p2p"))
+    return bind(plan, site.machine)
 
 
 def _calibration(case: Case, site: Site) -> Path:
     """The calibration that this plan's ranks predict from: kernels of one rank, with the collectives of as many as the plan has."""
+    if site.unprobed:
+        raise RunFailed(site.unprobed)
     one = site.folder / "calibration-1.toml"
     base = calibrated(1, one, site.say, quick=site.quick)
     if (case.where != "node" and site.device == "cuda") or case.plan.world == 1:

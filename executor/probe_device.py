@@ -44,10 +44,11 @@ _CONVOLUTIONS = (
 """Layers of ResNet-50 on 32 images: batch, channels in, height, width, channels out, kernel, stride."""
 
 
-def shapes(sizes: tuple[int, ...], most: float) -> Iterator[tuple[int, int, int]]:
-    """(m, n, k) of the products that are timed: at most one side over `_LARGE`, at most `most` FLOPs."""
+def shapes(sizes: tuple[int, ...], most: float, room: int = 2 << 30, width: int = 2) -> Iterator[tuple[int, int, int]]:
+    """(m, n, k) of the products that are timed: at most one side over `_LARGE`, at most `most` FLOPs, and no matrix of more than `room`
+    bytes, where a number has `width`."""
     for m, n, k in product(sizes, sizes, sizes):
-        if 2.0 * m * n * k <= most and sum(side > _LARGE for side in (m, n, k)) <= 1:
+        if 2.0 * m * n * k <= most and sum(side > _LARGE for side in (m, n, k)) <= 1 and width * max(m * n, m * k, n * k) <= room:
             yield m, n, k
 
 
@@ -62,7 +63,7 @@ def gemms(bench: Bench) -> None:
         set_precision(dtype == "tf32")
         for role in _ROLES:
             bench.phase(f"{dtype} GEMMs, {role}")
-            for m, n, k in shapes(sizes, most * share):
+            for m, n, k in shapes(sizes, most * share, bench.arena.limit // 4, 2 if dtype == "bf16" else 4):
                 bench.work("gemm", role, Gemm(m, n, k, dtype, 1, role), dtype, (m, n, k))
     set_precision(False)
 

@@ -76,7 +76,10 @@ def _watch(usage: Usage, stop: threading.Event) -> None:
     psutil.cpu_percent(percpu=True)
     while not stop.wait(usage.period):
         cores = tuple(min(1.0, share / 100) for share in psutil.cpu_percent(percpu=True))
-        busy, held = _look(gpus)
+        busy: tuple[float, ...] = ()
+        held: tuple[int, ...] = ()
+        with suppress(Exception):  # a driver that answers badly once must not end the samples of the cores
+            busy, held = _look(gpus)
         usage.samples.append(Sample(time.perf_counter(), cores, int(psutil.virtual_memory().used), busy, held))
 
 

@@ -44,6 +44,10 @@ def gpu_page(found: Mapping[str, Any]) -> str:
     )
     page.section("By class of op, plan by plan", "Milliseconds of a step in ops of each class; the classes with most time.")
     page.table(("plan", "class", "uncalibrated", "calibrated", "played", "stock"), _classes(found["rows"]))
+    notes = [(row["plan"], note) for row in found["rows"] for note in row["notes"]]
+    if notes:
+        page.section("To be read with the figures")
+        page.table(("plan", "note"), notes)
     refused = [(row["plan"], what, why) for row in found["rows"] for what, why in row["refused"].items()]
     if refused:
         page.section("What cannot be run", "Plans of which one of the two runs does not exist, and why.")

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from executor import gpu_twin
+from executor import gpu_cases, gpu_twin
 from executor.gpu_cases import cases, shared_machine, slow
 from executor.gpu_rows import Row
 from executor.gpu_twin import NOT_RUN, twin_gpu
@@ -19,7 +19,8 @@ from sim.cost.calibration import Calibration, Sample, load_calibration, save_cal
 from sim.imported.kineto import read_trace
 from sim.predict import predict
 from sim.trace import Trace
-from topologies.errors import Refused, RunFailed, UnknownName
+from topologies.errors import BadInput, Refused, RunFailed, UnknownName
+from topologies.load import load_topology
 
 VERSIONS = {"torch": gpu_twin._torch()}
 
@@ -132,13 +133,46 @@ def test_tiny_twins_of_all_plans_of_a_node(tmp_path: Path) -> None:
     assert not [name for name, case in cases(1).items() if case.where == "node"]
 
 
-def test_ranks_that_share_a_gpu_have_shares_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from executor import gpu_cases
-    from topologies.load import load_topology
-
-    monkeypatch.setattr(gpu_cases, "load_topology", lambda name: load_topology("dgx-h100"))
+def test_ranks_that_share_a_gpu_have_shares_of_it(tmp_path: Path) -> None:
     plan = cases(1)["two-on-one"].plan
-    machine = shared_machine(2, tmp_path)
+    machine = shared_machine(2, "h100-sxm", tmp_path)
     whole = predict(msgspec.structs.replace(plan, parallel=msgspec.structs.replace(plan.parallel, dp_replicate=1)), machine)
     halves = predict(plan, machine, edits=(*slow(2), "without=p2p"))
     assert halves.gpus == 2 and halves.breakdown.compute_s > 1.8 * whole.breakdown.compute_s
+
+
+def test_a_driver_that_draws_no_tree_still_counts_its_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(name: object) -> object:
+        if name == "this-machine":
+            raise BadInput("topo -m said nothing")
+        return load_topology(name)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(gpu_cases, "load_topology", none)
+    monkeypatch.setattr(gpu_cases, "device_facts", lambda: {"name": "NVIDIA H200", "memory_bytes": 143771 << 20, "count": 4})
+    machine = gpu_cases.this_machine("cuda", tmp_path)
+    assert (machine.kind, machine.gpus, machine.device(0).name) == ("cuda", 4, "h200-sxm")
+    with pytest.raises(Refused, match=r"sees no GPU|\+cpu"):
+        gpu_cases.visible_gpus(machine)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert gpu_cases.visible_gpus(machine) == 2
+    monkeypatch.setattr(gpu_cases, "device_facts", dict)
+    with pytest.raises(BadInput, match="said nothing"):
+        gpu_cases.this_machine("cuda", tmp_path)
+
+
+def test_a_probe_that_fails_leaves_the_uncalibrated_figures(tmp_path: Path, runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        runs.append("probe")
+        raise RunFailed("rank 0 of 1 was killed by SIGKILL")
+
+    monkeypatch.setattr(gpu_twin, "calibrated", broken)
+    rows = _walk(["gpt2-124m", "ladder"], tmp_path)
+    assert runs.count("probe") == 1
+    for row in rows.values():
+        assert "SIGKILL" in row.failed["calibration"] and row.uncalibrated and row.calibrated is None and row.stock
+        assert row.error("calibrated") is None and row.error("uncalibrated") is not None
+
+
+def test_the_first_plans_are_of_every_kind() -> None:
+    assert list(cases(1))[11:13] == ["two-on-one", "gpt2-355m"]
+    assert [case.where for case in cases(8).values()][:16] == ["one"] * 11 + ["shared"] + ["node"] * 4
