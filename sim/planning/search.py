@@ -1,0 +1,176 @@
+"""A sweep over a space too large to enumerate: optuna proposes points, memory and simulation judge them, the same results file keeps them.
+
+The sampler is optuna's TPE (Bergstra et al. 2011; multivariate, as Falkner et al. 2018), which learns from what was tried which values go
+together; points that are no plan, or do not fit, count as worse than all others. A search that was stopped goes on where it was: what the
+file holds is told to the sampler first, and nothing is simulated twice. As in a sweep, what is called best was simulated whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from sim.plan import Plan
+from sim.planning.capacity import price_of
+from sim.planning.floor import Floor
+from sim.planning.pool import Pool, pool
+from sim.planning.space import SHORT, Candidate, base_tree, plan_at, point
+from sim.planning.store import Row, Store
+from sim.planning.sweep import CLOSE, Prices, Say, Sweep, Work, _closest, _effort, evaluate_chunk, pareto, screen_chunk
+from topologies.errors import BadInput
+
+_BATCH = 8
+"""Points for each worker between two looks of the sampler at what came of them."""
+_STALE = 20
+"""Batches in a row without a new point after which the space counts as exhausted."""
+Point = dict[str, str]
+
+
+def search(base: Plan, space: dict[str, tuple[str, ...]], on: str, path: Path, *, trials: int = 200, seed: int = 0, workers: int = 1,
+           backend: str = "", address: str = "", prices: Prices | None = None, say: Say | None = None) -> Sweep:  # fmt: skip
+    """Looks at `trials` points of the space, those that `path` holds already among them, and returns all rows, fastest first.
+
+    Raises `BadInput` without optuna, for a missing price, or when nothing that was looked at is feasible.
+    """
+    if trials < 1:
+        raise BadInput(f"trials = {trials}: at least one point must be looked at")
+    for machine in space.get("on", (on,)) if prices else ():
+        price_of(prices or {}, machine)
+    study = _study(seed)
+    header = {"space": {key: list(values) for key, values in space.items()}, "plan": base_tree(base), "on": on}
+    with Store(path, header) as store, pool(workers, backend, address) as place:
+        hunt = _Hunt(base, space, on, store, place, prices or {}, study)
+        size = _BATCH * max(1, workers)
+        stale = 0
+        while len(hunt.known) < trials and stale < _STALE:
+            new = hunt.batch(min(size, trials - len(hunt.known)))
+            stale = 0 if new else stale + 1
+            if say:
+                say(f"{len(hunt.known)}/{trials} points, {hunt.best()}")
+        hunt.confirm()
+        rows = list(store.rows())
+    counts = {name: sum(row.outcome == name for row in rows) for name in ("done", "memory", "bound", "refused", "failed")}
+    found = Sweep(rows, str(path), counts)
+    if not found.feasible:
+        raise BadInput(_closest(rows))
+    return found
+
+
+def _study(seed: int) -> Any:
+    try:
+        optuna = import_module("optuna")
+    except ImportError:
+        raise BadInput("--search optuna needs optuna: pip install optuna. Without it, sweep a space that can be enumerated") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `multivariate` is called experimental
+        sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=_BATCH * 2)
+    return optuna.create_study(direction="minimize", sampler=sampler)
+
+
+class _Hunt:
+    """What has been looked at, and how to look at more."""
+
+    def __init__(
+        self, base: Plan, space: dict[str, tuple[str, ...]], on: str, store: Store, place: Pool, prices: Prices, study: Any
+    ) -> None:
+        self._base, self._space, self._on, self._store, self._place, self._prices = base, space, on, store, place, prices
+        self._study, self._over = study, Floor(base, space).over
+        self._kinds = {key: import_module("optuna").distributions.CategoricalDistribution(values) for key, values in space.items()}
+        self.known: dict[str, Row] = {}
+        for row in store.rows():
+            at = self._point_of(row.key)
+            if at is not None and row.outcome != "failed":
+                self.known[row.key] = row
+                self._teach(at, row)
+
+    def best(self) -> str:
+        """The fastest so far, in words."""
+        done = [row for row in self.known.values() if row.outcome == "done"]
+        return min(done, key=_effort).key if done else "none fits yet"
+
+    def batch(self, size: int) -> int:
+        """Looks at what the sampler proposes; returns how many points of it were new."""
+        asked = [self._study.ask(self._kinds) for _ in range(size)]
+        fresh: dict[str, tuple[Candidate, Point]] = {}
+        for trial in asked:
+            candidate = self._candidate(dict(trial.params))
+            if candidate.key not in self.known:
+                fresh[candidate.key] = (candidate, dict(trial.params))
+        for row in self._judged(fresh):
+            self.known[row.key] = row
+        for trial in asked:
+            self._tell(trial, self.known[self._candidate(dict(trial.params)).key])
+        return len(fresh)
+
+    def _candidate(self, at: Point) -> Candidate:
+        return point({key: value for key, value in at.items() if key != "on"}, at.get("on", self._on))
+
+    def _judged(self, fresh: dict[str, tuple[Candidate, Point]]) -> Iterator[Row]:
+        """A row for each point: no plan, too large, or simulated."""
+        work: list[tuple[Candidate, Plan]] = []
+        for candidate, at in fresh.values():
+            plan = plan_at(self._base, candidate, at.get("gpus", ""))
+            needed = self._over({key: value for key, value in at.items() if key != "on"}, candidate.on)
+            if isinstance(plan, str):
+                yield self._kept(Row(candidate.key, "refused", plan))
+            elif needed:
+                reason = f"parameters, gradients and optimizer state alone take {needed / 2**30:.1f} GiB on a rank"
+                yield self._kept(Row(candidate.key, "memory", reason, memory=needed))
+            else:
+                work.append((candidate, plan))
+        fits: list[tuple[Candidate, Plan]] = []
+        for rows, open_ in self._place.map(screen_chunk, [Work([one], self._prices) for one in work]):
+            yield from map(self._kept, rows)
+            fits += [(one.candidate, one.plan) for one in open_]
+        for rows in self._place.map(evaluate_chunk, [Work([one], self._prices) for one in fits]):
+            yield from map(self._kept, rows)
+
+    def _kept(self, row: Row) -> Row:
+        self._store.add([row])
+        return row
+
+    def confirm(self) -> None:
+        """Simulates whole what was ranked from a few layers, until the front and the best rest on whole simulations alone."""
+        while True:
+            done = [row for row in self.known.values() if row.outcome == "done"]
+            best = min(map(_effort, done), default=0.0)
+            vital = {row.key: row for row in [*pareto(done), *(row for row in done if _effort(row) <= CLOSE * best)]}
+            work: list[tuple[Candidate, Plan]] = []
+            for key, row in vital.items():
+                at = self._point_of(key)
+                if at is not None and not json.loads(row.detail).get("whole"):
+                    candidate = self._candidate(at)
+                    plan = plan_at(self._base, candidate, at.get("gpus", ""))
+                    work += [(candidate, plan)] if isinstance(plan, Plan) else []
+            if not work:
+                return
+            for rows in self._place.map(evaluate_chunk, [Work([one], self._prices, True) for one in work]):
+                for row in rows:
+                    self.known[row.key] = self._kept(row)
+
+    # -- the sampler's side
+
+    def _point_of(self, key: str) -> Point | None:
+        """The values that a row's name stands for; None where the space has them not."""
+        words, _, on = f" {key}".rpartition(" on=")
+        said = dict(word.partition("=")[::2] for word in words.split()) | {"on": on}
+        at = {name: said.get(SHORT.get(name, name), "") for name in self._space}
+        return at if all(value in self._space[name] for name, value in at.items()) else None
+
+    def _teach(self, at: Point, row: Row) -> None:
+        trial = import_module("optuna").trial
+        done = row.outcome == "done"
+        state = trial.TrialState.COMPLETE if done else trial.TrialState.PRUNED
+        self._study.add_trial(trial.create_trial(params=at, distributions=self._kinds, value=_effort(row) if done else None, state=state))
+
+    def _tell(self, trial: Any, row: Row) -> None:
+        if row.outcome == "done":
+            self._study.tell(trial, _effort(row))
+        else:
+            self._study.tell(trial, state=import_module("optuna").trial.TrialState.PRUNED)
