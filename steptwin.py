@@ -134,6 +134,7 @@ _ROOMS = {
     "sim.planning.commands": ("sweep", "explain", "capacity", "faults", "jobs"),
     "sim.accuracy.commands": ("validate", "accuracy"),
     "topologies.commands": ("topology",),
+    "sim.exchange.commands": ("chakra",),
 }
 """Which room has which verbs: one verb loads its own rooms alone, which halves the start of a short command."""
 

@@ -11,6 +11,8 @@ from typing import Any, Literal
 import msgspec
 
 from sim import forms
+from sim.exchange.export import Exported
+from sim.exchange.replay import Replay
 from sim.forms import Aligned, Said
 from sim.plan import Plan
 from topologies.errors import BadInput, UnknownName
@@ -186,7 +188,7 @@ FORMS: dict[str, Any] = {
     "study": forms.Study, "spread": forms.Spread, "explain": forms.Explain, "sweep": Sweep, "capacity": Capacity, "faults": forms.Faults,
     "jobs": forms.Jobs, "collective": Collective, "collective --calibrate": forms.CalibrateCollective, "validate": Validate,
     "validate --collectives": forms.ValidateCollectives, "accuracy": Tables, "plan list": forms.Catalog, "plan show": Plan,
-    "topology list": forms.Machines, "topology show": forms.Machine,
+    "topology list": forms.Machines, "topology show": forms.Machine, "chakra export": Exported, "chakra replay": Replay,
 }  # fmt: skip
 """Verb -> the form of its JSON."""
 

@@ -41,6 +41,8 @@ TORCH = {"twin", "run", "here", "probe"}
 """Verbs that need PyTorch: tests/gloo/test_published.py."""
 LONG = {"accuracy"}
 """Needs the raw measurements and minutes; its form is that of any tables."""
+CHAKRA = {"chakra export", "chakra replay"}
+"""One reads what the other wrote: in a test of their own."""
 TIMINGS = "kind,gpus,nodes,gpu,system,message_bytes,time_us\nall_reduce,8,1,NVIDIA H100,dgx-h100,1048576,40.0\nall_gather,8,1,NVIDIA A100,dgx-a100,1048576,50.0\n"
 RUN = "# Collective test starting: all_reduce_perf\n" + "".join(
     f"# Rank {i} Group 0 Pid {i} on a device {i} [0x0f] GPU\n" for i in range(8)
@@ -60,7 +62,7 @@ def ready(call: Call, tmp_path: Path) -> Call:
 
 
 def test_every_form_is_tested() -> None:
-    assert set(CALLS) | TORCH | LONG == set(FORMS)
+    assert set(CALLS) | TORCH | LONG | CHAKRA == set(FORMS)
 
 
 @pytest.mark.parametrize("verb", CALLS)
@@ -126,3 +128,13 @@ def test_every_verb_with_json_has_a_published_form() -> None:
     app = typer.main.get_command(steptwin._app())
     found = _json_verbs(app)
     assert {"predict", "plan list", "topology show"} <= found <= set(FORMS)
+
+
+def test_a_plan_goes_out_as_chakra_traces_and_comes_back_in_as_long(call: Call) -> None:
+    written = call("chakra", "export", "plan.toml", "--out", "et", "--json")
+    check("chakra export", written.out)
+    came = call("chakra", "replay", written.json["prefix"], "--json")
+    check("chakra replay", came.out)
+    assert came.json["seconds"] == pytest.approx(call("predict", "plan.toml", "--json").json["step_time_s"], rel=0.05)
+    assert call("chakra", "export", "plan.toml", "--out", "et", "--ranks", "0,x").code == 2
+    assert call("chakra", "replay", "nothing").code == 2

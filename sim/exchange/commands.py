@@ -1,0 +1,61 @@
+"""Verbs that exchange Chakra execution traces with other simulators: `steptwin chakra export` and `replay`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from topologies.verbs import AsJson, Desk, Fail, On, PlanName, Sets, Without, split
+
+
+def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
+    """Adds the group to the command line."""
+    group = typer.Typer(help="Chakra execution traces, as ASTRA-sim reads and writes them", no_args_is_help=True)
+    app.add_typer(group, name="chakra")
+
+    @group.command()
+    def export(
+        plan: PlanName,
+        out: Annotated[Path, typer.Option("--out", help="Folder for MODEL.RANK.et and MODEL.groups.json")],
+        on: On = "dgx-h100",
+        set_: Sets = None,
+        calibration: Annotated[Path | None, typer.Option(help="A file that `steptwin probe` wrote on the target")] = None,
+        ranks: Annotated[str, typer.Option("--ranks", help="Write these ranks alone: 0,1,8; unsaid: all")] = "",
+        as_json: AsJson = False,
+    ) -> None:
+        """One step of a plan as a trace for each rank.  Example: steptwin chakra export gpt2-ddp8 --out runs/chakra"""
+        from sim.bind import bind
+        from sim.exchange.export import export_plan
+        from sim.planfile import load_plan
+        from topologies.errors import BadInput
+
+        if any(not part.strip().isdecimal() for part in ranks.split(",") if ranks):
+            raise BadInput(f"--ranks {ranks[:60]}: must be whole numbers with commas between, such as 0,1,8")
+        wanted = tuple(int(part) for part in ranks.split(",")) if ranks else ()
+        overrides, edits = split(set_)
+        found = export_plan(bind(load_plan(plan, overrides), on, edits), out, calibration=calibration, ranks=wanted)
+        desk.show(msgspec.to_builtins(found), as_json, "chakra export")
+
+    @group.command()
+    def replay(
+        prefix: Annotated[str, typer.Argument(help="PREFIX of PREFIX.0.et, PREFIX.1.et ...")],
+        on: On = "dgx-h100",
+        groups: Annotated[
+            Path | None, typer.Option("--groups", help="Communicator groups (JSON); unsaid: PREFIX.groups.json if it is there")
+        ] = None,
+        set_: Sets = None,
+        fail: Fail = None,
+        without: Without = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """Simulate traces on a machine: nodes take as long as they say, what ranks exchange as long as it takes there."""
+        from sim.exchange.replay import replay as run
+        from topologies.errors import BadInput
+
+        overrides, edits = split(set_, fail, without)
+        if overrides:
+            raise BadInput(f"--set {overrides[0]} changes a plan, and a trace has none. Set keys of the machine, such as link.nvlink.rate")
+        desk.show(run(prefix, on, groups=groups, edits=edits).to_dict(), as_json, "chakra replay")
