@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 
 from sim.align import Comparison, Measured
+from sim.cost.calibration import Calibration
 from sim.plan import Plan
 from sim.planfile import dump_plan
 from sim.runs import write_atomic
@@ -163,6 +165,26 @@ def _classes(rows: Sequence[Row]) -> tuple[tuple[str, float, float], ...]:
                 at[0] += one.played
                 at[1] += one.calibrated
     return tuple((cls, played, predicted / played - 1.0) for cls, (played, predicted) in sorted(sums.items(), key=lambda item: -item[1][0]))
+
+
+def rates(found: Calibration) -> dict[str, float]:
+    """What the probe says of the machine in a few words: the best rate of each kind. FLOP/s, bytes/s, launches/s."""
+    best: dict[str, float] = {}
+
+    def note(name: str, amount: float, seconds: float) -> None:
+        best[name] = max(best.get(name, 0.0), amount / seconds)
+
+    for s in found.rows("gemm"):
+        note(f"gemm {s.dtype} FLOP/s", 2.0 * math.prod(s.shape), s.median)
+    for s in found.rows("memory"):
+        note(f"memory-bound {s.dtype} bytes/s", s.shape[0], s.median)
+    for s in found.rows("copy"):
+        note(f"copy {s.name} bytes/s", s.shape[0], s.median)
+    for s in found.rows("collective"):
+        note(f"{s.name} over {s.shape[0]} algbw bytes/s", s.shape[1], s.median)
+    for s in found.rows("host", "kernel"):
+        note("launches/s", 1.0, s.median)
+    return best
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -25,7 +25,7 @@ from executor.environment import sharing
 from executor.gpu_cases import Case, cases, shared_machine, slow, this_machine, visible_gpus
 from executor.gpu_clocks import clocks, device_facts
 from executor.gpu_plans import fewer_layers
-from executor.gpu_rows import Row, Summary, classes_of, key_of, ops_within, read_row, summary, write_row
+from executor.gpu_rows import Row, Summary, classes_of, key_of, ops_within, rates, read_row, summary, write_row
 from executor.here import trained
 from executor.launch import time_limit
 from executor.play import PlayResult, run_play
@@ -34,7 +34,7 @@ from executor.twin import calibrated, host_seconds
 from sim.align import Comparison, Measured, align_by_class, align_by_id
 from sim.bind import Setting, bind
 from sim.chrome import write_trace
-from sim.cost.calibration import save_calibration
+from sim.cost.calibration import load_calibration, save_calibration
 from sim.lower.step import lower
 from sim.metrics import step_time
 from sim.plan import Plan
@@ -320,6 +320,7 @@ def _save(rows: list[Row], site: Site, keep: Path | None) -> None:
         "gpus": site.gpus,
         "environment": environment(),
         "steps": site.steps,
+        "probed": {path.stem: rates(load_calibration(path)) for path in sorted(site.folder.glob("calibration-*.toml"))},
         "rows": msgspec.to_builtins(rows),
         "summary": msgspec.to_builtins(summary(rows)),
     }

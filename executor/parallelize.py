@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 def device_mesh(plan: Plan, world: World) -> DeviceMesh:
     """torch's mesh with the plan's axes, outermost first as `sim.mesh` orders them."""
     mesh = mesh_of(plan)
-    return init_device_mesh(world.kind, tuple(mesh.sizes.get(name, 1) for name in mesh.order), mesh_dim_names=tuple(mesh.order))
+    # Ranks that share a GPU talk through gloo alone: a mesh of "cuda" might make groups of NCCL, which refuses them.
+    return init_device_mesh(
+        "cpu" if world.shared else world.kind, tuple(mesh.sizes.get(name, 1) for name in mesh.order), mesh_dim_names=tuple(mesh.order)
+    )
 
 
 def zero_of(plan: Plan, habits: Framework) -> int:

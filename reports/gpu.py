@@ -37,6 +37,12 @@ def gpu_page(found: Mapping[str, Any]) -> str:
     )
     head = ("plan", "kind", "model", "ranks", "uncalibrated", "calibrated", "played", "stock", "p10 to p90", "uncal. / stock", "cal. / stock", "cal. / played", "ops within 10 %", "memory, predicted / stock", "SM clock")  # fmt: skip
     page.table(head, [_row(row) for row in found["rows"]])
+    if found["probed"]:
+        page.section("What the probe found", "The best rate of each kind; all points stand in the calibration file.")
+        page.table(
+            ("calibration", "what", "rate"),
+            [(file, what, f"{rate:.3g}") for file, of in found["probed"].items() for what, rate in of.items()],
+        )
     page.section("By class of op", "Calibrated predictions against the played programs, summed over all plans.")
     page.table(
         ("class", "played", "calibrated off by"),

@@ -10,9 +10,10 @@ import msgspec
 import pytest
 
 from executor.gpu_clocks import clocks, device_facts, first_gpu
-from executor.gpu_rows import OpClass, Row, classes_of, key_of, ops_within, read_row, summary, write_row
+from executor.gpu_rows import OpClass, Row, classes_of, key_of, ops_within, rates, read_row, summary, write_row
 from reports.gpu import gpu_page
 from sim.align import ClassError, Comparison, Measured, Pair
+from sim.cost.calibration import Calibration, Sample
 from sim.planfile import load_plan
 from sim.runs import environment
 
@@ -60,6 +61,25 @@ def test_errors_are_against_stock_where_there_is_such() -> None:
     assert summary([]).calibrated is None
 
 
+def _calibration() -> Calibration:
+    def row(name: str, dtype: str, shape: tuple[int, ...], seconds: float) -> Sample:
+        return Sample(name, dtype, shape, seconds, seconds, seconds, 9)
+
+    tables = {
+        "gemm": (row("fwd", "bf16", (1000, 1000, 1000), 1e-5), row("fwd", "bf16", (10, 10, 10), 1e-5)),
+        "copy": (row("h2d.pinned", "", (1 << 20,), 2e-5),),
+        "host": (row("kernel", "", (), 5e-6),),
+        "collective": (row("all_reduce", "", (8, 1 << 20), 1e-4),),
+    }
+    return Calibration(device="cuda", date="", machine="", cores=16, ranks=1, threads=1, tables=tables)
+
+
+def test_the_best_rate_of_each_kind() -> None:
+    assert rates(_calibration()) == pytest.approx({
+        "gemm bf16 FLOP/s": 2e14, "copy h2d.pinned bytes/s": 2**20 / 2e-5, "launches/s": 2e5, "all_reduce over 8 algbw bytes/s": 2**20 / 1e-4,
+    })  # fmt: skip
+
+
 def test_without_a_calibration_nothing_counts_as_calibrated() -> None:
     row = _row("a", uncalibrated=1.0, played_predicted=1.0, played=_measured(1.0))
     assert row.error("calibrated", "played") is None and row.error("uncalibrated", "played") == 0.0
@@ -91,12 +111,13 @@ def test_the_page_and_the_summary_hold_forty_rows_in_little_space() -> None:
     ]  # fmt: skip
     rows.append(_row("<dead>", failed={"plan": "needs <90> GiB"}, refused={"stock": "no encoder"}))
     found = {
-        "device": {"name": "H200", "driver": "570"}, "gpus": 1, "environment": environment(), "steps": 30,
+        "device": {"name": "H200", "driver": "570"}, "gpus": 1, "environment": environment(), "steps": 30, "probed": {"calibration-1": rates(_calibration())},
         "rows": msgspec.to_builtins(rows), "summary": msgspec.to_builtins(summary(rows)),
     }  # fmt: skip
     assert len(json.dumps(found, indent=1)) < 200_000
     text = gpu_page(found)
     assert "plan-39" in text and "1980 MHz" in text and "&lt;dead&gt;" in text and "<dead>" not in text
+    assert "gemm bf16 FLOP/s" in text and "2e+14" in text
     assert "-4.5%" in text, "calibrated against stock: 21 / 22 - 1"
 
 
