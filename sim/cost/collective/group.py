@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from sim.cost.collective.rings import ring_rate
 from topologies.graph import Path, Topology
 from topologies.hardware import Gpu, Nic
 
@@ -54,11 +55,10 @@ def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -
     inside = max(nodes.values(), key=len)
     device = topology.device(ranks[0])
     arch = device.arch if isinstance(device, Gpu) else "cpu"
-    near = topology.path(inside[0], inside[1]) if len(inside) > 1 else None
+    near, intra = _neighbour(topology, inside)
     first = next(iter(nodes.values()))
     outside = next((members for node, members in nodes.items() if node != topology.node(ranks[0])), None)
     far = topology.path(first[0], outside[0]) if outside else None
-    intra = _intra(topology, inside, near.rate if near else 0.0)
     wires = [nic.name.lower() for nic in _nics(topology, ranks[0])]
     return GroupShape(
         ranks=len(ranks),
@@ -88,20 +88,21 @@ def _nics(topology: Topology, rank: int) -> tuple[Nic, ...]:
     return use.nics if use is not None else ()
 
 
-def _intra(topology: Topology, members: list[int], pair: float) -> float:
-    """Rate of a ring through the members: on NVLink all links of a GPU, on a mesh those that lead to members, else the PCIe path."""
+def _neighbour(topology: Topology, members: list[int]) -> tuple[Path | None, float]:
+    """The way from a member to the next in a ring, and the rate of all rings: NVLinks where they close one, else the PCIe path."""
     if len(members) < 2:
-        return 0.0
-    device = topology.device(members[0])
+        return None, 0.0
     paths = [topology.path(members[0], other) for other in members[1:]]
-    if not any(path.kind in ("NVL", "NVB") for path in paths):
-        shared = sum(1 for path in paths if set(path.links) & set(paths[0].links))
-        return min(path.rate for path in paths) / (2 if paths[0].staged and shared > 2 else 1)
     if _switched(topology, members):
-        return pair
-    direct = sum(path.rate for path in paths if path.kind == "NVL")
-    full = device.nvlink if isinstance(device, Gpu) and device.nvlink else direct
-    return min(full, direct) if direct else min(path.rate for path in paths)
+        return paths[0], paths[0].rate
+    if any(path.kind in ("NVL", "NVB") for path in paths):
+        linked = ring_rate(topology, members)
+        if linked:
+            return next(path for path in paths if path.kind in ("NVL", "NVB")), linked
+        # Bridged pairs: the ring leaves them over PCIe, at the pace of its slowest hop.
+        paths = [path for path in paths if path.kind not in ("NVL", "NVB")] or paths
+    shared = sum(1 for path in paths if set(path.links) & set(paths[0].links))
+    return paths[0], min(path.rate for path in paths) / (2 if paths[0].staged and shared > 2 else 1)
 
 
 def _switched(topology: Topology, members: list[int]) -> bool:

@@ -1,0 +1,52 @@
+"""Rings over NVLinks without a switch: what a machine's links hold, against what vTrain measured on DGX-1 V100."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.cost.collective import best, group_shape
+from sim.cost.collective.rates import bus_factor
+from sim.cost.collective.rings import ring_rate
+from topologies.hardware import Gpu
+from topologies.load import load_topology
+
+MEASURED = {2: 22.55, 3: 45.14, 4: 85.36, 6: 45.74, 7: 87.01, 8: 134.5}
+"""GB/s of bus bandwidth, all_reduce of 1 GiB on so many of the 8 GPUs of a DGX-1 V100 (vTrain, MIT). Five GPUs, 37, mix NVLink and PCIe."""
+
+
+@pytest.mark.parametrize(("gpus", "rate"), MEASURED.items())
+def test_a_cube_mesh_reaches_what_was_measured(gpus: int, rate: float) -> None:
+    shape = group_shape(load_topology("dgx1-v100"), tuple(range(gpus)))
+    reached = (1 << 30) / best("all_reduce", 1 << 30, shape).seconds * bus_factor("all_reduce", gpus) / 1e9
+    assert reached == pytest.approx(rate, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("machine", "gpus", "rings"), [("a100-x4-nvlink", 4, 12), ("dgx1-v100", 8, 6), ("dgx1-v100", 3, 2), ("rtx-3090-x2", 2, 4)]
+)
+def test_rings_take_all_links_where_they_can(machine: str, gpus: int, rings: int) -> None:
+    topology = load_topology(machine)
+    device = topology.device(0)
+    assert isinstance(device, Gpu) and device.nvlink is not None and device.nvlink_links
+    assert ring_rate(topology, range(gpus)) == pytest.approx(rings * device.nvlink / device.nvlink_links)
+
+
+def test_bridged_pairs_close_no_ring_and_go_over_pcie() -> None:
+    topology = load_topology("rtx-3090-x4")
+    assert ring_rate(topology, range(2)) > 0.0 and ring_rate(topology, range(4)) == 0.0
+    pair, all_four = (group_shape(topology, tuple(range(n))) for n in (2, 4))
+    assert pair.link == "NVL" and all_four.link == "PHB" and all_four.intra < pair.intra
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(["dgx1-v100", "mi300x-x8", "a100-x4-nvlink", "frontier-mi250x"]), st.data())
+def test_rings_keep_to_the_links_of_every_member(machine: str, data: st.DataObject) -> None:
+    topology = load_topology(machine)
+    members = data.draw(st.lists(st.integers(0, topology.ranks_per_node - 1), min_size=2, max_size=topology.ranks_per_node, unique=True))
+    ways = [{b: topology.path(a, b) for b in members if b != a} for a in members]
+    most = min(sum(path.rate for path in way.values() if path.kind in ("NVL", "NVB")) for way in ways)
+    assert 0.0 <= ring_rate(topology, members) <= most * (1 + 1e-9)
+    turned = [*members[1:], *members[:1]]
+    assert ring_rate(topology, turned) == pytest.approx(ring_rate(topology, members))
