@@ -134,8 +134,11 @@ def issue(bench: Bench) -> None:
 
 
 def beside(bench: Bench) -> None:
-    """An all_reduce while GEMMs run: how much longer each takes than alone (host rows `beside.compute`, `beside.comm`)."""
-    if bench.world.size < 2:
+    """An all_reduce while GEMMs run: how much longer each takes than alone (host rows `beside.compute`, `beside.comm`).
+
+    On a GPU both are queues of the device: waiting for the one as here would be waiting for the other. There `sim.cost.overlap` says it.
+    """
+    if bench.world.size < 2 or bench.world.kind == "cuda":
         return
     bench.phase("all_reduce beside compute")
     a = torch.full((512, 512), 0.02, device=bench.world.device)

@@ -1,0 +1,118 @@
+"""Which device a rank takes, and how a batch comes to it, with torch.cuda's answers given by hand. No GPU."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from executor.beat import Beat
+from executor.environment import SHARED, Place, sharing
+from executor.handover import Handover
+from executor.parallelize import sharded_alone
+from executor.world import World, set_precision
+from sim.planfile import load_plan
+from tests.gloo.gpu_standin import alone
+
+
+def _world(rank: int, size: int, gpus: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[World, list[torch.device]]:
+    taken: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    return World(Place(rank, size, rank, size, "127.0.0.1", 0, "test"), folder, 9.0, Beat(folder / f"{rank}.beat", create=True)), taken
+
+
+def test_each_rank_has_a_gpu_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in range(2):
+        world, taken = _world(rank, 2, 4, tmp_path, monkeypatch)
+        assert world.device == torch.device("cuda", rank) and taken == [world.device] and not world.shared
+
+
+def test_too_few_gpus_are_none_unless_they_are_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _world(1, 2, 1, tmp_path, monkeypatch)[0].kind == "cpu"
+    with sharing():
+        world, taken = _world(1, 2, 1, tmp_path, monkeypatch)
+        assert world.shared and world.device == torch.device("cuda", 0) and taken == [world.device]
+        assert _world(1, 2, 8, tmp_path, monkeypatch)[0].device == torch.device("cuda", 0), "shared is shared, whatever else is there"
+        assert _world(0, 1, 0, tmp_path, monkeypatch)[0].kind == "cpu"
+    assert not _world(0, 1, 1, tmp_path, monkeypatch)[0].shared
+
+
+def test_sharing_leaves_the_environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    monkeypatch.delenv(SHARED, raising=False)
+    with pytest.raises(ValueError, match="x"), sharing():
+        assert os.environ[SHARED] == "1"
+        raise ValueError("x")
+    assert SHARED not in os.environ
+
+
+class _Tensor:
+    """A tensor that tells how it was copied and who uses it."""
+
+    def __init__(self, told: list[Any]) -> None:
+        self.told = told
+
+    def to(self, device: object, non_blocking: bool) -> _Tensor:
+        self.told.append("beside" if non_blocking else "waits")
+        return self
+
+    def record_stream(self, stream: object) -> None:
+        self.told.append(("used by", stream))
+
+
+class _Stream:
+    def __init__(self, told: list[Any]) -> None:
+        self.told = told
+
+    def wait_stream(self, other: object) -> None:
+        self.told.append("compute waits")
+
+    def synchronize(self) -> None:
+        self.told.append("host waits")
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        ({}, ["beside", "beside", "compute waits", ("used by", "c"), ("used by", "c")]),
+        ({"pinned": False}, ["waits", "waits", "compute waits", ("used by", "c"), ("used by", "c")]),
+        ({"handover": "synchronize"}, ["beside", "beside", "host waits", ("used by", "c"), ("used by", "c")]),
+        ({"handover": "none"}, ["beside", "beside", ("used by", "c"), ("used by", "c")]),
+        ({"stream": "compute"}, ["beside", "beside"]),
+        ({"stream": "compute", "pinned": False}, ["waits", "waits"]),
+    ],
+)
+def test_a_batch_comes_over_as_the_plan_says(
+    data: dict[str, Any], told: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    compute = _Stream(seen)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: _Stream(seen))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: compute)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    plan = load_plan({"model": "gpt2-124m", "data": data})
+    batch: Any = (_Tensor(seen), _Tensor(seen))
+    assert Handover(plan, alone(tmp_path, "cuda"))(batch) == batch
+    assert [("used by", "c") if one == ("used by", compute) else one for one in seen] == told
+
+
+def test_fp32_is_exact_and_tf32_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        set_precision(True)
+        assert torch.get_float32_matmul_precision() == "high" and torch.backends.cudnn.allow_tf32
+        set_precision(False)
+        assert torch.get_float32_matmul_precision() == "highest" and not torch.backends.cudnn.allow_tf32
+    finally:
+        set_precision(False)
+
+
+def test_one_rank_is_sharded_where_the_plan_says_so() -> None:
+    assert sharded_alone(load_plan({"model": "gpt2-124m", "parallel": {"zero": 3}}))
+    assert not sharded_alone(load_plan({"model": "gpt2-124m"}))
+    assert not sharded_alone(load_plan({"model": "gpt2-124m", "parallel": {"zero": 3, "dp_shard": 2}}))
