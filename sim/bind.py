@@ -32,6 +32,18 @@ class Setting(msgspec.Struct, frozen=True):
     framework: Framework
     network: Network
 
+    @property
+    def foldable(self) -> bool:
+        """Equal ranks may be simulated once.
+
+        Nodes must be equal. On one node whose devices are joined unevenly (PCIe below two sockets, DGX-1), groups of two mesh axes meet
+        on links that differ from rank to rank: there every rank is simulated, which costs little. Over several such nodes the first
+        rank stands for all.
+        """
+        p = self.plan.parallel
+        axes = sum(size > 1 for size in (p.dp_replicate, p.dp_shard, p.tp, p.cp, p.pp, p.ep))
+        return self.topology.symmetric and (axes < 2 or self.topology.nodes > 1 or self.topology.even)
+
 
 def bind(plan: Plan | str | Path | dict[str, Any], topology: Topology | str | Path, edits: tuple[str, ...] = ()) -> Setting:
     """Loads and checks all inputs. Raises `BadInput` when the plan needs more ranks than the machine has."""

@@ -167,7 +167,7 @@ def _grid(values: list[float], points: int) -> list[float]:
 
 def _step(setting: Setting, program: Program, pricer: Pricer, link: float) -> float:
     costs = pricer if link == 1.0 else SlowLinks(pricer, link)
-    return metrics.step_time(simulate(program, costs, True, setting.topology.symmetric, False, condensed=True))
+    return metrics.step_time(simulate(program, costs, True, setting.foldable, False, condensed=True))
 
 
 class SlowLinks:

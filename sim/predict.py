@@ -134,7 +134,7 @@ def predict_setting(
     quiet = msgspec.structs.replace(plan, output=Output())
     program = lower(quiet, setting.network, setting.framework, topology.kind, steps)
     pricer = pricer_for(setting, calibration, costs)
-    trace = simulate(program, pricer, fold, topology.symmetric, detail, condensed=not detail)
+    trace = simulate(program, pricer, fold, setting.foldable, detail, condensed=not detail)
     if detail:
         trace.memory = {rank: list(line) for rank, line in memory_timelines(setting, trace).items()}
     split = metrics.breakdown(trace)
@@ -192,7 +192,7 @@ def _held(setting: Setting, program: Program, pricer: Pricer, trace: Trace, step
                 lower(better, setting.network, setting.framework, setting.topology.kind, program.steps),
                 pricer,
                 fold,
-                setting.topology.symmetric,
+                setting.foldable,
             )
             points[at] = msgspec.structs.replace(point, adds=step - metrics.step_time(other))
     return points
@@ -210,7 +210,7 @@ def _output_seconds(setting: Setting, pricer: Pricer, step: float, fold: bool, p
         only = msgspec.structs.replace(Output(), **{field: 1}, checkpoint_to=output.checkpoint_to, checkpoint_mode=output.checkpoint_mode)
         loud = msgspec.structs.replace(setting.plan, output=only)
         program = lower(loud, setting.network, setting.framework, setting.topology.kind, STEPS)
-        trace = simulate(program, pricer, fold, setting.topology.symmetric)
+        trace = simulate(program, pricer, fold, setting.foldable)
         adds = max(0.0, metrics.step_time(trace) - step) / every
         points += spread([p for p in sync_points(program, trace) if p.where not in known], every, adds)
         added += adds

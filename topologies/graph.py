@@ -99,6 +99,12 @@ class Topology:
         c = self.cluster
         return len(c.runs) == 1 and not (c.special or c.speeds or c.fabric.failed)
 
+    @property
+    def even(self) -> bool:
+        """All devices of a node reach each other over the same kind of path at the same rate (NVSwitch; not two sockets of PCIe)."""
+        found = [self.path(0, other) for other in range(1, min(self.gpus, self.ranks_per_node))]
+        return len({(path.kind, path.rate) for path in found}) <= 1
+
     # -- where a rank is
 
     def _place(self, rank: int) -> tuple[int, int]:

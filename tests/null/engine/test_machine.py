@@ -45,3 +45,37 @@ def test_more_workers_than_cores_bring_nothing() -> None:
 def test_the_disk_is_shared_by_all_ranks_of_the_machine() -> None:
     step = _predicted({"workers": 16, "sample": "50 MB", "preprocess": "0.01 ms"})
     assert step == pytest.approx(RANKS * MICRO * 50e6 / DISK, rel=0.01)
+
+
+SMALL = {"family": "decoder", "name": "small", "layers": 2, "hidden": 1024, "heads": 16, "vocab": 8000}
+AXES: list[dict[str, Any]] = [
+    {"dp_replicate": 2, "dp_shard": 4, "zero": 3},
+    {"tp": 4, "dp_replicate": 2},
+    {"tp": 2, "pp": 2, "dp_shard": 2, "zero": 1},
+]
+
+
+@pytest.mark.parametrize("on", ["a100-pcie-x8", "dgx1-v100", "dgx-h100", "2x dgx-a100"])
+@pytest.mark.parametrize("parallel", AXES, ids=["hsdp", "tp", "3d"])
+def test_whatever_joins_the_devices_folding_changes_nothing(on: str, parallel: dict[str, Any]) -> None:
+    axis = next(iter(set(parallel) & {"dp_replicate", "dp_shard"}))
+    split = parallel | ({axis: parallel[axis] * 2} if on.startswith("2x") else {})
+    plan = {"model": SMALL, "seq_len": 2048, "precision": "fp16", "batch": {"micro": 1, "global": 64}, "parallel": split}
+    assert predict(plan, on).step_time_s == pytest.approx(predict(plan, on, fold=False).step_time_s, rel=1e-9)
+
+
+def test_activations_that_all_ranks_offload_share_the_sockets_memory() -> None:
+    plan = {
+        "model": SMALL,
+        "seq_len": 2048,
+        "batch": {"micro": 1},
+        "parallel": {"dp_shard": 8, "zero": 3},
+        "memory": {"offload": "activations"},
+    }
+    folded, whole, alone = (
+        predict(plan, "dgx-h100", fold=True),
+        predict(plan, "dgx-h100", fold=False),
+        predict(plan | {"parallel": {}}, "dgx-h100"),
+    )
+    assert folded.step_time_s == pytest.approx(whole.step_time_s, rel=1e-9)
+    assert folded.step_time_s > 1.2 * alone.step_time_s, "four GPUs share one socket's memory"
