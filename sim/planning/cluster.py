@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from itertools import islice
 from typing import Any, TypeVar
 
 from sim.planning.pool import Pool
@@ -14,6 +16,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 BACKENDS = ("local", "dask", "ray")
+_WAVE = 4
+"""Chunks for each of Ray's workers between two looks at the results."""
 
 
 @contextmanager
@@ -29,8 +33,14 @@ def cluster(backend: str, address: str) -> Iterator[Pool]:
 
     class Cluster:
         def map(self, function: Callable[[T], R], chunks: Iterable[T]) -> Iterator[R]:
-            run = joblib.Parallel(n_jobs=-1, return_as="generator_unordered" if backend != "ray" else "generator")
-            yield from run(joblib.delayed(function)(chunk) for chunk in chunks)
+            calls = (joblib.delayed(function)(chunk) for chunk in chunks)
+            if backend != "ray":
+                yield from joblib.Parallel(n_jobs=-1, return_as="generator_unordered")(calls)
+                return
+            # Ray's backend returns nothing before the end: a wave at a time, so that what is computed is kept as it comes.
+            wave = _WAVE * joblib.effective_n_jobs(-1)
+            while some := list(islice(calls, wave)):
+                yield from joblib.Parallel(n_jobs=-1)(some)
 
     try:
         with joblib.parallel_config(backend="loky" if backend == "local" else backend):
@@ -51,10 +61,28 @@ def _connect(backend: str, address: str) -> Any:
         import ray
         from ray.util.joblib import register_ray
 
-        ray.init(address=address)
+        _reachable(address)
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
         register_ray()
+        return _Joined(ray)
     except ImportError as error:
         raise BadInput(f"--backend {backend} needs a package that is not installed ({error.name})") from None
-    except (OSError, TimeoutError, ValueError, ConnectionError) as error:
+    except (OSError, TimeoutError, ValueError, ConnectionError, RuntimeError) as error:
         raise BadInput(f"no {backend} scheduler answers at {address}: {error}. Start one, or check the address") from None
-    return None
+
+
+def _reachable(address: str) -> None:
+    """Raises `OSError` where nothing listens: Ray itself would try for a minute, then end the process. Words like "auto" pass."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=10).close()
+
+
+class _Joined:
+    """This process in a Ray cluster, until `close`."""
+
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+
+    def close(self) -> None:
+        self._ray.shutdown()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,26 @@ def test_dask_gives_the_same_rows(tmp_path: Path) -> None:
     assert there.best == here.best
     assert sorted(row.key for row in there.rows) == sorted(row.key for row in here.rows)
     assert [row.key for row in there.front] == [row.key for row in here.front]
+
+
+@pytest.mark.timeout(120)
+def test_ray_gives_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed")
+    pytest.importorskip("joblib", reason='the extra "sweep" is not installed')
+    from ray.cluster_utils import Cluster  # type: ignore[import-not-found,unused-ignore]
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # its workers find this project where this process does
+    with pytest.raises(BadInput, match=r"no ray scheduler answers at 127\.0\.0\.1:9"):
+        _sweep(tmp_path / "none.sqlite", backend="ray", address="127.0.0.1:9")
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    try:
+        there = _sweep(tmp_path / "there.sqlite", backend="ray", address=cluster.address)
+    finally:
+        cluster.shutdown()
+    here = _sweep(tmp_path / "here.sqlite")
+    assert there.best == here.best
+    assert sorted(row.key for row in there.rows) == sorted(row.key for row in here.rows)
 
 
 def test_no_scheduler_there(tmp_path: Path) -> None:
