@@ -49,6 +49,8 @@ class Trainer:
         if self.mesh is not None and plan.parallel.pp > 1:
             self.pipeline = Pipeline(self.inner, plan, world, self.habits, self.mesh, self.seq)
             self.model: nn.Module = nn.ModuleList(self.pipeline.modules)
+            if world.kind == "cuda":
+                drop_others(self.inner, self.model)
         else:
             self.model = parallelize(self.inner, plan, world, self.habits, self.mesh)
         self.optimizer = self._optimizer()
@@ -207,6 +209,14 @@ class Trainer:
         import resource
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def drop_others(whole: nn.Module, own: nn.Module) -> None:
+    """Gives back the device memory of the blocks that are other ranks' stages; as modules they stay."""
+    kept = {id(parameter) for parameter in own.parameters()}
+    for block in whole.children():
+        if not any(id(parameter) in kept for parameter in block.parameters()):
+            block.to("meta")
 
 
 def _alike(model: nn.Module) -> list[dict[str, Any]]:

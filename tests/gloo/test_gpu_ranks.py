@@ -13,6 +13,7 @@ from executor.beat import Beat
 from executor.environment import SHARED, Place, sharing
 from executor.handover import Handover
 from executor.parallelize import sharded_alone
+from executor.trainer import drop_others
 from executor.world import World, set_precision
 from sim.planfile import load_plan
 from tests.gloo.gpu_standin import alone
@@ -116,3 +117,10 @@ def test_one_rank_is_sharded_where_the_plan_says_so() -> None:
     assert sharded_alone(load_plan({"model": "gpt2-124m", "parallel": {"zero": 3}}))
     assert not sharded_alone(load_plan({"model": "gpt2-124m"}))
     assert not sharded_alone(load_plan({"model": "gpt2-124m", "parallel": {"zero": 3, "dp_shard": 2}}))
+
+
+def test_other_ranks_stages_take_no_memory() -> None:
+    blocks = [torch.nn.Linear(3, 3) for _ in range(3)]
+    drop_others(torch.nn.Sequential(*blocks), torch.nn.ModuleList([blocks[1]]))
+    assert [block.weight.device.type for block in blocks] == ["meta", "cpu", "meta"]
+    assert blocks[1](torch.ones(1, 3)).shape == (1, 3)
