@@ -70,17 +70,16 @@ def read_trace(path: Path, origin: str = "imported") -> Trace:
         raise BadInput(f"trace {path} is no Kineto trace ({error}): give a file that torch.profiler's export_chrome_trace wrote") from None
     try:
         spans = _spans(file)
+        memory = _memory(file.traceEvents) if file.steptwin is not None else {}
     except (ValueError, TypeError, OverflowError) as error:
         raise BadInput(f"trace {path} has an event whose arguments make no sense ({error}): was it edited by hand?") from None
     if not spans:
         raise BadInput(f"trace {path} holds no kernel and no StepTwin op: record with ProfilerActivity.CUDA (or CPU ops with ids)")
     own = file.steptwin or _Own()
     steps = len({span.step for span in spans})
-    trace = Trace(spans, origin, file.distributedInfo.world_size, steps, own.weight, meta={"file": path.name}, reported=own.reported)
     if file.steptwin is not None:
-        _launched(trace.spans, file.traceEvents)
-        trace.memory = _memory(file.traceEvents)
-    return trace
+        _launched(spans, file.traceEvents)
+    return Trace(spans, origin, file.distributedInfo.world_size, steps, own.weight, memory, {"file": path.name}, own.reported)
 
 
 def _bytes(path: Path) -> bytes:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.chrome import write_trace
+from sim.chrome import to_kineto, write_trace
 from sim.cost.price import Cost
 from sim.engine.run import simulate
 from sim.imported.kineto import read_trace
@@ -62,6 +63,24 @@ def test_a_trace_reads_back_with_all_that_figures_need(tmp_path: Path) -> None:
             one = kept[span.id]
             assert (one.step, one.thread, one.group_size, one.source) == (span.step, span.thread, span.group_size, span.source)
             assert (one.wait, one.issued, one.launch) == pytest.approx((span.wait, span.issued, span.launch), abs=2e-9)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"steptwin": {"reported": 0}}, "reported"),
+        ({"steptwin": {"weight": {"0": 0}}}, "weight"),
+        ({"memory": [{"ph": "C", "name": "memory", "pid": "", "ts": 0.0}]}, "make no sense"),
+        ({"memory": [{"ph": "C", "name": "memory", "pid": 0, "ts": 0.0, "args": {"bytes": {}}}]}, "make no sense"),
+    ],
+)
+def test_what_a_trace_says_of_itself_is_checked(change: dict[str, Any], told: str, tmp_path: Path) -> None:
+    found = to_kineto(two_ranks())
+    found["traceEvents"] += change.pop("memory", [])
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(found | change))
+    with pytest.raises(BadInput, match=told):
+        read_trace(path)
 
 
 def test_hta_loads_a_prediction_and_finds_the_overlap(tmp_path: Path) -> None:
