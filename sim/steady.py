@@ -59,15 +59,18 @@ def _with_microbatches(setting: Setting, count: int) -> Setting:
 
 
 class Run:
-    """Programs of one plan that differ in micro-batches and steps; where all stages' ranks are alike, equal layers are priced once."""
+    """Programs of one plan that differ in micro-batches and steps; where all stages' ranks are alike, equal layers are priced once, for
+    all plans that split and run a layer alike."""
 
     def __init__(self, setting: Setting, coarse: bool = False) -> None:
-        pricer, plan = pricer_for(setting), setting.plan
-        self._shortcut, self._pricer = None, pricer
+        self._pricer = pricer_for(setting)
+        self._short: Shortener | None = None
+        self._shortcut: Shortcut | None = None
+        plan = setting.plan
         plain = plan.noise.stragglers == plan.noise.imbalance == "none" and plan.update.mode == "sync" and plan.update.aggregate == "gpu"
         if plain and setting.topology.kind == "cuda" and setting.topology.symmetric:
-            self._shortcut = Shortcut(pricer, mesh_of(plan), setting.topology)
-        self._short = Shortener(self._shortcut.shorten, coarse) if self._shortcut else None
+            self._shortcut = Shortcut(self._pricer, mesh_of(plan), setting.topology)
+            self._short = _shortener(setting, self._shortcut, coarse)
 
     def times(self, setting: Setting, steps: int) -> list[float]:
         """Seconds of each step."""
@@ -76,3 +79,36 @@ class Run:
         if self._shortcut is None:
             return step_times(program, self._pricer, True, topology.symmetric)
         return step_times(program, self._shortcut, True, True, self._shortcut.alike)
+
+
+_LAYERS: dict[tuple[object, ...], tuple[Shortener, Shortcut, Setting]] = {}
+_MOST = 48
+"""Kinds of layers that are kept: a sweep comes back to them with other pipelines and data parallelism."""
+
+
+def _shortener(setting: Setting, shortcut: Shortcut, coarse: bool) -> Shortener:
+    """Layers of an earlier plan that lowers and prices them alike, or new ones."""
+    plan = setting.plan
+    p = msgspec.structs.replace(
+        plan.parallel,
+        pp=1,
+        dp_replicate=1,
+        dp_shard=1,
+        zero=None,
+        schedule="1f1b",
+        virtual_stages=1,
+        stages=None,
+        reshard_after_forward=True,
+    )
+    batch = msgspec.structs.replace(plan.batch, global_=0)
+    layer = msgspec.json.encode(msgspec.structs.replace(plan, name="", parallel=p, batch=batch))
+    key = (layer, plan.world, id(setting.network), id(setting.topology), setting.framework, coarse)
+    kept = _LAYERS.pop(key, None)
+    if kept is None or not shortcut.adopt(kept[1]):
+        kept = (Shortener(shortcut.shorten, coarse), shortcut, setting)
+    short = kept[0]
+    short.shorten = shortcut.shorten
+    _LAYERS[key] = (short, shortcut, setting)
+    if len(_LAYERS) > _MOST:
+        del _LAYERS[next(iter(_LAYERS))]
+    return short

@@ -28,6 +28,8 @@ class Shortcut:
         self._groups = Groups(mesh, lambda rank: self._ranks[mesh.coordinates(rank)["pp"]])
         self._prices = Pricing(Program("", "cuda", mesh, {}, {}, (), 1), pricer, self._groups, True, alone)
         self._costs: dict[int, tuple[Cost, Op]] = {}
+        self._met: dict[int, tuple[Op, float, float]] = {}
+        """Collectives in what was shortened, with their seconds and latency."""
         self.collective, self.message, self.slowdown = pricer.collective, pricer.message, pricer.slowdown
 
     def local(self, op: Op, rank: int) -> Cost:
@@ -35,12 +37,25 @@ class Shortcut:
         found = self._costs.get(id(op))
         return found[0] if found is not None else self._pricer.local(op, rank)
 
+    def adopt(self, other: Shortcut) -> bool:
+        """Takes over what another plan's shortcut has made, where all collectives in it cost the same here, on every stage."""
+        for op, seconds, latency in other._met.values():
+            cost = self._prices.collective(op, 0)
+            if (cost.seconds, cost.latency) != (seconds, latency) or not self._equal(op):
+                return False
+        self._costs, self._met = other._costs, other._met
+        return other.alike
+
     def shorten(self, ops: tuple[Op, ...], beside: bool) -> tuple[Op, ...]:
         """The same time in fewer ops: runs of kernels as one; where nothing runs `beside` them, whole stretches with their collectives."""
         priced = [(op, self._pricer.local(op, 0)) for op in ops]
-        if not all(self._equal(op) for op in ops if op.kind == "collective"):
-            self.alike = False
-            return ops
+        for op in ops:
+            if op.kind == "collective" and id(op) not in self._met:
+                if not self._equal(op):
+                    self.alike = False
+                    return ops
+                cost = self._prices.collective(op, 0)
+                self._met[id(op)] = (op, cost.seconds, cost.latency)
         found = fuse(priced if beside else self._condensed(priced), slow=self.slowdown(0)[0])
         own = set(map(id, ops))
         for op, cost in found:

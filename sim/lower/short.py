@@ -24,13 +24,13 @@ class Shortener:
 
     def __init__(self, shorten: Shorten, coarse: bool = False) -> None:
         """`coarse`: whole stretches are one op also where collectives run beside them, which then slow all of the stretch alike."""
-        self._shorten, self._coarse = shorten, coarse
-        self._closed: dict[int, bool] = {}
-        self.templates: dict[tuple[int, bool], BlockOps] = {}
-        """Layers by kind (`sim.lower.stage`), for all programs of one plan that differ in micro-batches and steps alone."""
+        self.shorten, self._coarse = shorten, coarse
+        self._closed: dict[int, tuple[bool, BlockOps]] = {}
+        self.templates: dict[tuple[int, bool, bool, str], BlockOps] = {}
+        """Blocks by kind (`sim.lower.stage`), for all programs whose plans split and run a layer alike."""
         self._known: dict[tuple[object, ...], tuple[Ops, list[Ops]]] = {}
-
         self._made: dict[tuple[int, bool], tuple[Ops, Part]] = {}
+        self._open: set[str] = set()
 
     def once(self, part: Part, add: bool, make: Callable[[], Ops]) -> Ops:
         """What accumulates a part's gradients: the same ops wherever the part stands."""
@@ -45,15 +45,23 @@ class Shortener:
         key = (beside, *map(id, parts))
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = (self._shorten(tuple(op for ops in parts for op in ops), beside), parts)
+            found = self._known[key] = (self.shorten(tuple(op for ops in parts for op in ops), beside), parts)
         return found[0]
 
     def shares(self, block: BlockOps) -> bool:
-        """May equal layers share this template's ops? Asked once for each template."""
+        """May equal layers share this template's ops, and may they be shortened? Asked once for each template."""
         found = self._closed.get(id(block))
         if found is None:
-            found = self._closed[id(block)] = closed(block)
-        return found
+            found = self._closed[id(block)] = (closed(block), block)
+        return found[0]
+
+    def open(self, name: str) -> bool:
+        """Must the block of this name keep its ops as they are?"""
+        return name in self._open
+
+    def keep(self, name: str) -> None:
+        """The block of this name keeps its ops as they are."""
+        self._open.add(name)
 
 
 def closed(block: BlockOps) -> bool:
@@ -85,7 +93,7 @@ def forward_of(short: Shortener | None, blocks: list[BlockOps], beside: bool) ->
 
 
 def _forward(short: Shortener, block: BlockOps, beside: bool) -> BlockOps:
-    if not block.parts:
+    if not block.parts or short.open(block.name):
         return block
     whole = short.run([part.forward for part in block.parts], beside)
     first, *others = block.parts
@@ -100,6 +108,9 @@ def merged(short: Shortener | None, pieces: list[Loose], beside: bool, cuts: Col
     found: Pieces = []
     run: list[Ops] = []
     for index, (part, runs) in enumerate(pieces):
+        if short.open(part.block):
+            found.append((part, tuple(op for ops in runs for op in ops)))
+            continue
         run += [ops for ops in runs if ops]
         last = index + 1 == len(pieces) or pieces[index + 1][0].block != part.block
         if last or (part.block, part.part.name) in cuts:

@@ -111,7 +111,8 @@ class StageSegments:
         return buckets_of(self.job, self.blocks, step, self.tag)
 
 
-Templates = dict[tuple[int, bool], BlockOps]
+Templates = dict[tuple[int, bool, bool, str], BlockOps]
+"""By block, whether it is recomputed, whether it is the network's first, and its name where it is no layer among others."""
 
 
 def stage_segments(
@@ -120,21 +121,24 @@ def stage_segments(
     """Lowers the stage's blocks once; all its segments share their ops. `templates`: layers by kind, shared by all stages. With `short`
     equal layers share their ops too, unnamed, and runs of these are shortened."""
     templates = {} if templates is None else templates
+    offloads = job.train and job.plan.memory.offload == "activations"
+    short = None if offloads else short  # its copies tie forward to backward
     keep = job.plan.memory.recompute_layers or len(stage.blocks)
     layer, found = 0, list[BlockOps]()
     for name, block in stage.blocks:
         is_layer = block.kind not in ("embed", "head")
         again = job.train and job.plan.memory.recompute == "full" and is_layer and layer < keep
-        if is_layer and not (stage.first and not found):
-            key = (id(block), again)
-            if key not in templates:
-                templates[key] = lower_block(job, TEMPLATE, block, again=again)
-            shared = short is not None and short.shares(templates[key])
-            found.append(alike(templates[key], name) if shared else renamed(templates[key], name))
-        else:
-            found.append(lower_block(job, name, block, first=stage.first and not found, again=again))
+        first = stage.first and not found
+        own = "" if is_layer and not first else name
+        key = (id(block), again, first, own)
+        if key not in templates:
+            templates[key] = lower_block(job, own or TEMPLATE, block, first=first, again=again)
+        shared = short is not None and short.shares(templates[key])
+        if short is not None and not shared:
+            short.keep(name)
+        found.append(templates[key] if own else alike(templates[key], name) if shared else renamed(templates[key], name))
         layer += is_layer
-    if short is None and job.train and job.plan.memory.offload == "activations":
+    if offloads:
         found = offload(job, found)
     return StageSegments(job, stage, found, segments, short)
 

@@ -1,4 +1,5 @@
-"""Equal layers priced once = every layer by itself, to 1e-9, over drawn splits of a model, schedules and frameworks."""
+"""Equal layers priced once = every layer by itself, to 1e-9, over drawn splits of a model, schedules and frameworks. Plans that are
+drawn after each other share layers, as those of a sweep do."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from sim.metrics import step_times
 from sim.predict import pricer_for
 from sim.steady import Run
 from topologies.errors import BadInput
+from topologies.load import load_topology
 
 split = st.fixed_dictionaries(
     {
@@ -27,8 +29,11 @@ split = st.fixed_dictionaries(
 )
 frameworks = st.sampled_from(["megatron-core", "torchtitan", "pytorch", "nemo"])
 
+MACHINE = load_topology("8x dgx-h100")
+memories = st.sampled_from([{"recompute": "none"}, {"recompute": "selective"}, {"recompute": "full"}, {"offload": "activations"}])
 
-def _setting(parallel: dict[str, Any], framework: str, recompute: str, count: int) -> Setting:
+
+def _setting(parallel: dict[str, Any], framework: str, memory: dict[str, str], count: int) -> Setting:
     batch = {"global": count * parallel["dp_shard"], "micro": 1}
     plan = {
         "model": "gpt2-124m",
@@ -36,10 +41,10 @@ def _setting(parallel: dict[str, Any], framework: str, recompute: str, count: in
         "framework": framework,
         "parallel": parallel,
         "batch": batch,
-        "memory": {"recompute": recompute},
+        "memory": memory,
     }
     try:
-        return bind(plan, "8x dgx-h100")
+        return bind(plan, MACHINE)
     except BadInput:
         assume(False)
         raise
@@ -56,14 +61,14 @@ def _apart(setting: Setting, condensed: bool) -> float:
     return max(abs(one / other - 1) for one, other in zip(whole, short, strict=True))
 
 
-@settings(max_examples=12, deadline=None)
-@given(split, frameworks, st.sampled_from(["none", "selective", "full"]), st.sampled_from([3, 4]))
-def test_short_programs_equal_condensed_ones(parallel: dict[str, Any], framework: str, recompute: str, count: int) -> None:
-    assert _apart(_setting(parallel, framework, recompute, count), condensed=True) < 1e-9
+@settings(max_examples=20, deadline=None)
+@given(split, frameworks, memories, st.sampled_from([3, 4]))
+def test_short_programs_equal_condensed_ones(parallel: dict[str, Any], framework: str, memory: dict[str, str], count: int) -> None:
+    assert _apart(_setting(parallel, framework, memory, count), condensed=True) < 1e-9
 
 
 @settings(max_examples=8, deadline=None)
-@given(split, frameworks, st.sampled_from(["none", "full"]))
-def test_without_data_parallelism_they_equal_the_whole_simulation(parallel: dict[str, Any], framework: str, recompute: str) -> None:
+@given(split, frameworks, memories)
+def test_without_data_parallelism_they_equal_the_whole_simulation(parallel: dict[str, Any], framework: str, memory: dict[str, str]) -> None:
     parallel = parallel | {"dp_shard": 1, "zero": 0}
-    assert _apart(_setting(parallel, framework, recompute, 4), condensed=False) < 1e-9
+    assert _apart(_setting(parallel, framework, memory, 4), condensed=False) < 1e-9
