@@ -5,7 +5,7 @@ from __future__ import annotations
 from sim.cost.collective.algorithms import Choice
 from sim.cost.collective.group import GroupShape, group_shape
 from sim.cost.collective.nccl import best, splits
-from sim.cost.collective.rates import fabric, intra_bandwidth, net_hop, params, scaled
+from sim.cost.collective.rates import fabric, message_rate, net_hop, params, scaled
 from sim.cost.price import Cost
 from topologies.graph import Topology
 
@@ -52,7 +52,7 @@ def _bound(shape: GroupShape) -> float:
 
 
 def message_cost(size: int, a: int, b: int, topology: Topology, siblings: int = 1) -> Cost:
-    """One send and its receive between two ranks: what one peer of an all_to_all costs, without the slice that stays."""
+    """One send and its receive between two ranks: the latency of one peer of an all_to_all, at the full rate of the link."""
     if a == b:
         return Cost(0.0, "fitted")
     path, shape = topology.path(a, b), _shape(topology, (a, b), siblings)
@@ -63,7 +63,7 @@ def message_cost(size: int, a: int, b: int, topology: Topology, siblings: int = 
         rate = min(path.rate, share) * float(params()["network"]["message"])
         hop = net_hop("ring_net", 0 if size <= _LL_MOST else 2, shape)
     else:
-        rate, hop = intra_bandwidth("all_to_all", shape), float(table[f"peer_{fabric(shape)}"])
+        rate, hop = message_rate(shape), float(table[f"peer_{fabric(shape)}"])
     latency = scaled(float(table["direct_base"]), shape) + hop * 1e-6
     loads = getattr(path, "loads", ()) or tuple((link, 1) for link in path.links)
     return Cost(latency + size / rate, "fitted", latency, tuple((link, rate * times) for link, times in loads))
