@@ -5,6 +5,8 @@ Made from the mapping in `summary.json`, so it can be drawn again from a committ
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -123,3 +125,14 @@ def _classes(rows: Sequence[Mapping[str, Any]]) -> list[Sequence[str]]:
         for row in rows
         for one in row["classes"]
     ]
+
+
+def main(words: Sequence[str]) -> int:
+    """`python -m reports.gpu SUMMARY.json`: draws the page beside the file."""
+    source = Path(words[0])
+    print(write_gpu(source.with_name("report.html"), json.loads(source.read_text("utf-8"))))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

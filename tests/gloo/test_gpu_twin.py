@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from executor import gpu_cases, gpu_twin
+from executor import gpu_cases, gpu_run, gpu_twin
 from executor.gpu_cases import cases, shared_machine, slow
 from executor.gpu_rows import Row
 from executor.gpu_twin import NOT_RUN, twin_gpu
 from executor.play import PlayResult
 from executor.stock import StockResult
+from reports.gpu import main as page_main
 from sim.cost.calibration import Calibration, Sample, load_calibration, save_calibration
 from sim.imported.kineto import read_trace
 from sim.predict import predict
@@ -176,3 +177,14 @@ def test_a_probe_that_fails_leaves_the_uncalibrated_figures(tmp_path: Path, runs
 def test_the_first_plans_are_of_every_kind() -> None:
     assert list(cases(1))[11:13] == ["two-on-one", "gpt2-355m"]
     assert [case.where for case in cases(8).values()][:16] == ["one"] * 11 + ["shared"] + ["node"] * 4
+
+
+def test_the_bare_command(tmp_path: Path, runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--device", "cpu", "--out", str(tmp_path), "--steps", "5", "--quick"]
+    assert gpu_run.main(["ladder", *asked]) == 0
+    assert runs == ["play ladder", "stock ladder"] and "1 of 1 plans measured" in capsys.readouterr().out
+    assert gpu_run.main(["leader", *asked]) == 2 and "ladder" in capsys.readouterr().err
+    assert gpu_run.main(["ladder", "--out", str(tmp_path)]) == 2, "no GPU here"
+    assert gpu_run.main(["gpt2-124m", *asked, "--minutes", "-1"]) == 4
+    assert page_main([str(tmp_path / "cpu" / "summary.json")]) == 0
+    assert "ladder" in (tmp_path / "cpu" / "report.html").read_text("utf-8")
