@@ -36,7 +36,6 @@ _KINDS = {
     "zero": "zeros zeros_like zero_ fill_ full ones ones_like new_zeros full_like arange",
 }
 _WHAT = {name: what for what, names in _KINDS.items() for name in names.split()}
-_BESIDE = {"convolution_backward", *(f"native_{kind}_norm_backward" for kind in ("layer", "batch", "group")), "mkldnn_rnn_layer_backward"}
 _LOOKUPS = {"embedding", "gather", "index", "index_select"}
 _SCATTERS = {"embedding_dense_backward", "index_put", "scatter_add", "index_add"}
 
@@ -57,11 +56,6 @@ def moved(tensors: Iterable[torch.Tensor]) -> int:
         sizes = [size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or size == 0]
         total += math.prod(sizes) * tensor.element_size()
     return total
-
-
-def gradients_beside(func: Any) -> bool:
-    """A backward call whose results after the first are gradients of parameters."""
-    return func._schema.name.split("::")[1] in _BESIDE
 
 
 def is_free(func: Any) -> bool:

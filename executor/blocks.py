@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from executor.recorder import Recorder, Segment
 from sim.model.parts import Block, Part
 
@@ -24,8 +26,10 @@ def blocks_of(recorder: Recorder) -> Named:
     last = max((index for index, (item, _) in enumerate(places) if item), default=-1)
     numbers: dict[str, int] = {}
     found: list[tuple[str, str, list[Part]]] = []
+    owned = [recorder.tensors(segment.module) if segment.first else () for segment in recorder.segments]
+    beside = _beside(recorder.segments, owned)
     for index, (segment, (item, inner)) in enumerate(zip(recorder.segments, places, strict=True)):
-        tensors = recorder.tensors(segment.module) if segment.first else ()
+        tensors = owned[index]
         if item:
             label = f"L{numbers.setdefault(item, len(numbers))}"
         elif numbers and index < last:
@@ -35,8 +39,20 @@ def blocks_of(recorder: Recorder) -> Named:
         if not found or found[-1][0].partition("+")[0] != label:
             again = sum(name.partition("+")[0] == label for name, _, _ in found)
             found.append((f"{label}+{again}" if again else label, item, []))
-        found[-1][2].append(_part(segment, inner or "self", tensors, len(found[-1][2])))
+        found[-1][2].append(_part(segment, inner or "self", tensors, len(found[-1][2]), beside[index]))
     return [(name, _block(name, parts, recorder.entered.get(item))) for name, item, parts in found]
+
+
+def _beside(segments: list[Segment], owned: list[tuple[torch.nn.Parameter, ...]]) -> list[tuple[int, int]]:
+    """Of what was alive at the fullest moment of each segment's forward and backward, the bytes beside what it and those before it save, and
+    (backward) the gradients that it and those after it leave: what `sim.activations` adds to these."""
+    grown = sum(p.numel() * p.element_size() for own in owned for p in own if p.requires_grad)
+    saved, found = 0, []
+    for segment, own in zip(segments, owned, strict=True):
+        saved += segment.saved
+        found.append((max(0, segment.ahead - saved), max(0, segment.behind - saved - grown)))
+        grown -= sum(p.numel() * p.element_size() for p in own if p.requires_grad)
+    return found
 
 
 def _block(name: str, parts: list[Part], given: int | None) -> Block:
@@ -79,7 +95,8 @@ def _containers(owned: dict[str, tuple[Any, ...]]) -> list[str] | None:
     return [prefix for prefix in full if prefix == largest or deep.get(prefix) == items[prefix]]
 
 
-def _part(segment: Segment, name: str, tensors: tuple[int, ...], index: int) -> Part:
+def _part(segment: Segment, name: str, own: tuple[torch.nn.Parameter, ...], index: int, beside: tuple[int, int]) -> Part:
+    """`beside`: see `_beside`."""
     works = segment.works
     kinds = [_CLASSES.get(type(w).__name__) or _CLASSES.get(getattr(w, "what", ""), "elementwise") for w in works["forward"]]
     order = ("gemm", "moe", "conv", "attention", "loss", "norm", "embedding", "activation")
@@ -89,9 +106,11 @@ def _part(segment: Segment, name: str, tensors: tuple[int, ...], index: int) -> 
         backward=tuple(works["backward"]),
         wgrad=tuple(works["wgrad"]),
         cls=next((kind for kind in order if kind in kinds), "elementwise"),
-        tensors=tensors,
+        tensors=tuple(p.numel() for p in own),
+        frozen=bool(own) and not any(p.requires_grad for p in own),
         saved=segment.saved,
-        working=max(segment.working, 1 if works["backward"] else 0),
+        working=max(beside[1], 1),
+        ahead=beside[0],
         modules=1 if segment.first else 0,
     )
 

@@ -74,13 +74,13 @@ def record(build: Callable[[], torch.nn.Module], inputs: tuple[Input, ...], prec
         model = _built(build, dtype)
         values = [_value(one, dtype) for one in inputs]
         recorder = Recorder(model)
+        recorder.give([*values, *model.buffers()])
         try:
             with recorder, Fused():
                 with torch.autograd.graph.saved_tensors_hooks(recorder.pack, lambda tensor: tensor):
                     out = model(*values)
                     loss = _loss(out)
-                recorder.hold(out)
-                recorder.in_backward = True
+                recorder.turn(out)
                 loss.backward()  # type: ignore[no-untyped-call]
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise BadInput(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import weakref
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from executor.aten import gradients_beside, is_free, kept_inside, tensors_of, works_of
+from executor.aten import is_free, kept_inside, tensors_of, works_of
 from sim.work import Work
 
 
@@ -19,8 +21,8 @@ class Segment:
         self.module, self.first = module, first
         self.works: dict[str, list[Work]] = {"forward": [], "backward": [], "wgrad": []}
         self.saved = 0
-        self.working = 0
-        """Most bytes that one backward call reads and writes and are neither saved, nor parameters, nor their gradients."""
+        self.ahead, self.behind = 0, 0
+        """Most bytes that were alive during its forward calls and its backward calls, parameters apart."""
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -40,6 +42,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.kept: dict[int, int] = {}
         """Storage -> segment that keeps it."""
         self.pending = 0
+        self.given = 0
+        """Bytes of inputs and buffers: they live as long as the step."""
+        self.living: dict[int, Any] = {}
+        """Storages that forward calls made and that still exist."""
+        self.now = 0
+        """Bytes of these, and of what was given."""
         self.latest: Segment | None = None
         """Of the latest backward call."""
         self.in_backward = False
@@ -52,6 +60,37 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if name:
                 module.register_forward_pre_hook(lambda _m, x, name=name: self._enter(name, x))
                 module.register_forward_hook(lambda _m, _x, _y: self._leave(), always_call=True)
+
+    def give(self, tensors: list[torch.Tensor]) -> None:
+        """Tensors that exist before the pass and after it: the first segment, which runs backward last, keeps them."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self.parameters and storage._cdata not in self.kept:
+                self.alive.append(tensor)
+                self.kept[storage._cdata] = 0
+                self.given += storage.nbytes()
+        self.now = self.given
+
+    def turn(self, out: Any) -> None:
+        """From forward to backward: `out` lives to the end of the step, and so does what was given."""
+        self._hold(out)
+        if self.segments:
+            self.segments[0].saved += self.given
+        self.in_backward = True
+        self.alive.clear()  # what autograd keeps is freed as it goes
+
+    def _follow(self, out: Any) -> None:
+        """Counts the storages of results until they are freed."""
+        for tensor in tensors_of(out):
+            storage = tensor.untyped_storage()
+            key, size = storage._cdata, storage.nbytes()
+            if key not in self.living and key not in self.parameters and self.kept.get(key) != 0:
+                self.now += size
+                self.living[key] = weakref.ref(storage, partial(self._freed, key, size))
+
+    def _freed(self, key: int, size: int, _: object) -> None:
+        self.now -= size
+        del self.living[key]
 
     def _enter(self, name: str, inputs: Any) -> None:
         self.stack.append(name)
@@ -99,14 +138,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return out
         if not self.in_backward:  # the node of this call has the number before the next one
             self.made.setdefault(torch._C._autograd._get_sequence_nr() - 1, segment)
+        self._follow(out)
+        if self.in_backward:
+            segment.behind = max(segment.behind, self.now)
+        else:
+            segment.ahead = max(segment.ahead, self.now)
         if free:
             return out
         field = "forward"
         if self.in_backward:
             field = "wgrad" if self._is_wgrad(segment.module, args, out) else "backward"
-            made = tensors_of(out[0] if gradients_beside(func) else out)
-            passing = [*tensors_of((args, kwargs)), *(made if field == "backward" else [])]
-            segment.working = max(segment.working, self._unkept(passing))
         role = {"forward": "fwd", "backward": "dgrad", "wgrad": "wgrad"}[field]
         if not self.in_backward:
             segment.saved += kept_inside(func, args)
@@ -132,16 +173,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         own = [name for name in names if not any(name == other or name.startswith(f"{other}.") for other in apart)]
         return [p for name in own for p in self.owned[name]]
 
-    def _unkept(self, tensors: list[torch.Tensor]) -> int:
-        known = self.parameters | self.kept.keys()
-        found = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
-        return sum(size for storage, size in found.items() if storage not in known)
-
-    def tensors(self, module: str) -> tuple[int, ...]:
-        """Sizes of the parameters that `module` uses; a shared one counts where it is first used."""
-        fresh = [p for p in self._near(module) if id(p) not in self.counted]
+    def tensors(self, module: str) -> tuple[torch.nn.Parameter, ...]:
+        """The parameters that `module` uses; a shared one counts where it is first used."""
+        fresh = tuple(p for p in self._near(module) if id(p) not in self.counted)
         self.counted.update(map(id, fresh))
-        return tuple(p.numel() for p in fresh)
+        return fresh
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
         """Counts what autograd saves, each storage once, parameters not."""
@@ -157,8 +193,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.kept[storage._cdata] = opened
         return tensor
 
-    def hold(self, out: Any) -> None:
-        """What the model returns lives to the end of the step: the first segment, which runs backward last, keeps it."""
+    def _hold(self, out: Any) -> None:
+        """The first segment, which runs backward last, keeps what the model returns."""
         for tensor in tensors_of(out):
             storage = tensor.untyped_storage()
             owner = self.kept.get(storage._cdata)

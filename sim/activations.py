@@ -34,6 +34,8 @@ class Pass(NamedTuple):
     """The fullest moment of its backward: activations and gradients since the backward's begin (activations <= 0), and working."""
     grown: int
     """Gradients that its backward leaves; 0 where they last anyway."""
+    ahead: Moment = Moment(0, 0, 0)
+    """The fullest moment of its forward: activations less than after it (<= 0), and what nothing saves."""
 
     @property
     def rise(self) -> int:
@@ -62,6 +64,8 @@ def moments(chain: Sequence[Pass], kept: int) -> Iterator[Moment]:
     grown = 0
     for one in reversed(chain):
         yield Moment(kept + one.worst.activations, one.worst.working, grown + one.worst.gradients)
+        if one.ahead.working:
+            yield Moment(kept + one.ahead.activations, one.ahead.working, 0)
         kept, grown = kept - one.kept, grown + one.grown
 
 
@@ -76,13 +80,16 @@ def _whole(block: Block, each: float) -> Pass:
 def _by_parts(block: Block, each: float, selective: bool) -> Pass:
     """Part by part in reverse; `selective` drops what is cheap to compute again and brings it back for its part's backward."""
     seen: list[Moment] = [Moment(0, 0, 0)]
+    ahead: list[Moment] = [Moment(0, 0, 0)]
     freed, grown = 0, 0.0
     for part in reversed(block.parts):
         back = part.dropped if selective else 0
         grown += each * _trained((part,))
         seen.append(Moment(-freed, widest(part) + back, round(grown)))
+        if part.ahead:
+            ahead.append(Moment(-freed, part.ahead, 0))
         freed += part.saved - back
-    return Pass("", freed, max(seen, key=sum), round(grown))
+    return Pass("", freed, max(seen, key=sum), round(grown), max(ahead, key=sum))
 
 
 def _trained(parts: Sequence[Part]) -> int:

@@ -68,7 +68,7 @@ def _part(spec: Captured, low: Part, high: Part, shape: Shape) -> Part:
         if len(a) != len(b):
             raise BadInput(f"{spec.name}: {low.name} has other kernels at twice the batch; capture it again with another batch")
         works[field] = tuple(_work(x, y, spec.micro, shape) for x, y in zip(a, b, strict=True))
-    bytes_ = {field: _line(getattr(low, field), getattr(high, field), spec.micro, shape.micro) for field in ("saved", "working")}
+    bytes_ = {field: _line(getattr(low, field), getattr(high, field), spec.micro, shape.micro) for field in ("saved", "working", "ahead")}
     return msgspec.structs.replace(low, **bytes_, **works)
 
 

@@ -53,6 +53,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes kept from forward to backward."""
     working: int = 0
     """Bytes that live only while the part runs forward or backward, beside what is saved; 0: the largest that one kernel needs."""
+    ahead: int = 0
+    """Bytes that live at the fullest moment of its forward beside what it and the parts before it save (captured models)."""
     seam: Seam = ""
     """Where parallelism communicates. tp.gather: before this part's forward, its input is gathered (column-parallel);
     tp.reduce: after it, its output is reduced (row-parallel); ep.dispatch / ep.combine: token exchange BEFORE / AFTER

@@ -66,10 +66,7 @@ class Soft(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         share = self.gate(x).softmax(-1)
-        y = x
-        for i, expert in enumerate(self.experts):
-            y = y + share[..., i : i + 1] * expert(x)
-        return y
+        return torch.stack([share[..., i : i + 1] * expert(x) for i, expert in enumerate(self.experts)]).sum(0)
 
 
 class Shared(nn.Module):
@@ -87,6 +84,30 @@ class Shared(nn.Module):
             y = F.relu(self.mix(y))
         scores = (y @ y.transpose(1, 2) / 7.0).masked_fill(~self.mask, float("-inf")).softmax(-1)
         return self.head(scores @ y)
+
+
+class Attending(nn.Module):
+    """Attention over an image's places by einsum, with a residual: no part saves what the sum reads."""
+
+    def __init__(self, c: int = 32) -> None:
+        super().__init__()
+        self.norm, self.q, self.kv, self.out = nn.GroupNorm(4, c), nn.Linear(c, c), nn.Linear(c, 2 * c), nn.Linear(c, c)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.norm(x).flatten(2).transpose(1, 2)
+        k, v = self.kv(rows).chunk(2, -1)
+        share = torch.einsum("bic,bjc->bij", self.q(rows), k).softmax(-1)
+        return x + self.out(torch.einsum("bij,bjc->bic", share, v)).transpose(1, 2).reshape(x.shape)
+
+
+class Squeezed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.down, self.up = nn.Conv2d(3, 32, 3, 2, 1), nn.BatchNorm2d(32), nn.Conv2d(32, 8, 1), nn.Conv2d(8, 32, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.hardswish(self.norm(self.conv(x)))
+        return (y * torch.sigmoid(self.up(F.relu(self.down(y.mean((2, 3), keepdim=True)))))).amax((2, 3))
 
 
 class Bag(nn.Module):
@@ -121,6 +142,8 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], Input]] = {
     "generator": (generator, Input((8, 64, 1, 1))),
     "unet": (UNet, Input((4, 3, 32, 32))),
     "experts": (Soft, Input((8, 24, 64))),
+    "attending": (Attending, Input((4, 32, 8, 8))),
+    "squeezed": (Squeezed, Input((4, 3, 32, 32))),
     "shared": (Shared, Input((6, 24), "int64")),
     "bag": (Bag, Input((40, 12), "int64")),
     "checkpointed": (Checkpointed, Input((48, 64))),
@@ -165,7 +188,21 @@ def test_peak_memory_is_that_of_the_tracker(name: str) -> None:
             out = model(x)
             (out if out.dim() == 0 else out.sum()).backward()
         peak = int(next(iter(tracker.get_tracker_snapshot("peak").values()))["Total"])
-    assert memory_of(plan, network, PLAIN).allocated == pytest.approx(peak, rel=0.05)
+    # To the byte, but for what a checkpoint brings back: that belongs to the part whose backward asks for it.
+    assert memory_of(plan, network, PLAIN).allocated == pytest.approx(peak, rel=0.05 if name == "checkpointed" else 1e-4)
+
+
+def test_frozen_parts_have_no_gradients() -> None:
+    def build() -> nn.Module:
+        model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+        model[0].requires_grad_(False)
+        return model
+
+    network = _captured(build, Input((8, 64)))
+    parts = [part for _, block in network.blocks for part in block.parts if part.tensors]
+    assert [part.frozen for part in parts] == [True, False]
+    plan = Plan(model="x", precision="fp32", batch=Batch(micro=8), optimizer=Optimizer(name="adam"))
+    assert memory_of(plan, network, PLAIN).optimizer == 2 * 4 * (64 * 64 + 64)
 
 
 def test_a_transposed_convolution_is_the_gradient_of_one() -> None:
