@@ -12,7 +12,7 @@ import pytest
 from executor import gpu_cases, gpu_run, gpu_twin
 from executor.gpu_cases import cases, shared_machine, slow
 from executor.gpu_rows import Row
-from executor.gpu_twin import NOT_RUN, twin_gpu
+from executor.gpu_twin import NOT_RUN, Site, twin_gpu
 from executor.play import PlayResult
 from executor.stock import StockResult
 from reports.gpu import main as page_main
@@ -188,3 +188,30 @@ def test_the_bare_command(tmp_path: Path, runs: list[str], capsys: pytest.Captur
     assert gpu_run.main(["gpt2-124m", *asked, "--minutes", "-1"]) == 4
     assert page_main([str(tmp_path / "cpu" / "summary.json")]) == 0
     assert "ladder" in (tmp_path / "cpu" / "report.html").read_text("utf-8")
+
+
+def _site(machine: str, folder: Path) -> Site:
+    return Site(
+        folder=folder, machine=load_topology(machine), device="cuda", gpus=1, steps=5, quick=True, say=lambda _: None, end=0.0, made_with=()
+    )
+
+
+def test_what_does_not_fit_is_run_with_fewer_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site, case = _site("aws-g5", tmp_path), cases(1)["llama3-8b-4"]
+    setting, plan = gpu_twin._fitting(case, site)
+    assert plan == case.plan and setting.topology.device(0).name == "a10g" and gpu_twin._notes(case, plan) == ()
+    monkeypatch.setattr(gpu_twin, "_SAFE", 0.7)
+    _, smaller = gpu_twin._fitting(case, site)
+    assert smaller.model_name == "llama3-8b x 2 layers"
+    assert gpu_twin._notes(case, smaller) == ("llama3-8b x 4 layers does not fit here: run as llama3-8b x 2 layers",)
+    monkeypatch.setattr(gpu_twin, "_SAFE", 0.01)
+    with pytest.raises(BadInput, match="GiB"):
+        gpu_twin._fitting(case, site)
+
+
+def test_shared_plans_are_bound_to_the_stand_in(tmp_path: Path) -> None:
+    case = cases(1)["four-on-one"]
+    setting, plan = gpu_twin._fitting(case, _site("aws-g5", tmp_path))
+    assert plan.world == 4 == setting.topology.gpus and setting.topology.speed(3) == pytest.approx(0.25)
+    with pytest.raises(Refused, match="hold the host thread"):
+        gpu_twin._played(Row(plan="", kind="", model="", ranks=4), case, setting, None, None, tmp_path, 3)  # type: ignore[arg-type]
