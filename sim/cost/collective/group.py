@@ -40,6 +40,10 @@ class GroupShape(msgspec.Struct, frozen=True):
     """Some members reach each other through host memory alone."""
     sockets: bool = False
     """The NICs are Ethernet without RDMA, or GPUDirect-TCPX: NCCL's socket transport."""
+    nearest: float = 0.0
+    """Per GPU, to its nearest peer inside the node: the GPU's own link, where `intra` is the ring's slowest hop."""
+    exchange: float = 0.0
+    """Seconds, for each byte of a slice, that the most loaded link of a PCIe node takes while every member sends a slice to every other."""
     crossing: float = 1.0
     """Share of `inter` that rings and trees keep on the narrowest cable between the nodes. (Fewer spines leave it whole: of a ring in the
     order of the nodes one flow for each rail leaves a leaf.)"""
@@ -72,6 +76,8 @@ def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -
         spread=_spread(topology, nodes, _inter(topology, first, siblings)) if far else 1.0,
         efa=any("efa" in name for name in wires),
         sockets=any(name.startswith(("ethernet", "tcp")) for name in wires),
+        nearest=near.rate if near else 0.0,
+        exchange=_exchange(topology, inside) if near and near.kind not in ("NVL", "NVB") else 0.0,
         crossing=_crossing(topology, nodes) if far else 1.0,
         sharp=any(name.startswith("ib-") for name in wires),
         intra_links=near.links if near else (),
@@ -103,6 +109,18 @@ def _neighbour(topology: Topology, members: list[int]) -> tuple[Path | None, flo
         paths = [path for path in paths if path.kind not in ("NVL", "NVB")] or paths
     shared = sum(1 for path in paths if set(path.links) & set(paths[0].links))
     return paths[0], min(path.rate for path in paths) / (2 if paths[0].staged and shared > 2 else 1)
+
+
+def _exchange(topology: Topology, members: list[int]) -> float:
+    """The most loaded link's slices over its rate: switches' uplinks and the sockets' link carry those of many pairs."""
+    loads: dict[str, int] = {}
+    for a in members:
+        for b in members:
+            if a != b:
+                path = topology.path(a, b)
+                for link, times in getattr(path, "loads", ()) or tuple((link, 1) for link in path.links):
+                    loads[link] = loads.get(link, 0) + times
+    return max(times / topology.rates[link] for link, times in loads.items())
 
 
 def _switched(topology: Topology, members: list[int]) -> bool:

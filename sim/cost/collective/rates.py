@@ -100,8 +100,8 @@ def intra_bandwidth(name: str, shape: GroupShape) -> float:
     wire = shape.intra * by_arch(table, "nvlink", shape.arch)
     if fabric(shape) == "pcie":
         way = "staged" if shape.staged else "direct"
-        share = float(table["pcie_all_to_all" if shape.staged and kind == "all_to_all" else "pcie"])
-        return min(shape.intra * share, float(table[f"pcie_{way}_most"][("all_reduce", "gather", "all_to_all").index(kind)]) * 1e9)
+        own = shape.nearest if kind == "all_to_all" else shape.intra
+        return min(own * float(table["pcie"]), float(table[f"pcie_{way}_most"][("all_reduce", "gather", "all_to_all").index(kind)]) * 1e9)
     if kind == "all_to_all":
         return wire * float(table["all_to_all"])
     small = float(table["small_all_reduce" if kind == "all_reduce" else "small_other"])

@@ -93,11 +93,16 @@ def test_no_collective_is_faster_than_its_links(machine: str, nodes: int, each: 
         assert size / _seconds(name, size, shape) <= _most(name, shape) * slack
 
 
+def _relieved(name: str, shape: GroupShape) -> bool:
+    """An all_to_all of one array on PCIe: more nodes send less of it over the link between sockets, which binds it, and the rest by NICs."""
+    return name == "all_to_all" and shape.exchange > 0.0
+
+
 @settings(max_examples=200, deadline=None)
 @given(drawn, st.integers(0, len(NODES) - 2), st.integers(1, 72), st.sampled_from(NAMES), sizes)
 def test_more_nodes_are_never_faster(machine: str, at: int, each: int, name: str, size: int) -> None:
     few, many = (_group(machine, nodes, each) for nodes in NODES[at : at + 2])
-    if few is not None and many is not None:
+    if few is not None and many is not None and not _relieved(name, few):
         assert _seconds(name, size, many) >= _seconds(name, size, few) / slack
 
 
@@ -107,7 +112,7 @@ def test_whole_nodes_are_never_faster_in_greater_numbers() -> None:
         for name in NAMES:
             for size in (1 << 6, 1 << 16, 1 << 22, 1 << 26, 1 << 32):
                 shapes = [_group(machine, nodes, 72) for nodes in NODES]
-                times = [_seconds(name, size, shape) for shape in shapes if shape is not None]
+                times = [_seconds(name, size, shape) for shape in shapes if shape is not None and not _relieved(name, shape)]
                 assert all(more >= few / slack for few, more in pairwise(times)), (machine, name, size, times)
 
 

@@ -50,3 +50,22 @@ def test_rings_keep_to_the_links_of_every_member(machine: str, data: st.DataObje
     assert 0.0 <= ring_rate(topology, members) <= most * (1 + 1e-9)
     turned = [*members[1:], *members[:1]]
     assert ring_rate(topology, turned) == pytest.approx(ring_rate(topology, members))
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "rate"),
+    [
+        ("all_reduce", 2, 20.9),
+        ("all_reduce", 4, 20.8),
+        ("all_reduce", 8, 12.5),
+        ("all_gather", 8, 13.5),
+        ("all_to_all", 2, 20.9),
+        ("all_to_all", 4, 19.1),
+        ("all_to_all", 8, 8.3),
+    ],
+)
+def test_pcie_nodes_reach_what_simumax_fitted(name: str, gpus: int, rate: float) -> None:
+    """GB/s of bus bandwidth on 8 A100 PCIe (SimuMax's a100_pcie.json: 30 GB/s times its efficiencies); nothing here was fitted to it."""
+    shape = group_shape(load_topology("a100-pcie-x8"), tuple(range(gpus)))
+    reached = (1 << 30) / best(name, 1 << 30, shape).seconds * bus_factor(name, gpus) / 1e9
+    assert reached == pytest.approx(rate, rel=0.17)
