@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from reports.palette import WORDS
+from reports.words import gib, seconds
 
 _WIDE = 130
 """Columns of text where the output is no terminal."""
@@ -30,12 +31,12 @@ def _table(title: str, *columns: str) -> Any:
 
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
     for index, column in enumerate(columns):
-        table.add_column(column.removesuffix("_s"), justify="left" if index == 0 else "right", overflow="fold")
+        table.add_column(_name(column), justify="left" if index == 0 else "right", overflow="fold")
     return table
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.3f} ms" if seconds < 1 else f"{seconds:,.3f} s"
+def _ms(value: float) -> str:
+    return f"{value * 1e3:,.3f} ms" if value < 1 else f"{value:,.3f} s"
 
 
 def _prediction(console: Any, value: Mapping[str, Any]) -> None:
@@ -55,14 +56,17 @@ def _prediction(console: Any, value: Mapping[str, Any]) -> None:
     console.print(table)
     step = value["step_time_s"] or 1.0
     split = _table("where the step goes", "class", "time", "share")
-    for name, seconds in sorted(value["breakdown"].items(), key=lambda pair: -pair[1]):
-        if seconds > 0:
-            split.add_row(WORDS.get(name, name), _ms(seconds), f"{seconds / step:.1%}")
+    for name, time in sorted(value["breakdown"].items(), key=lambda pair: -pair[1]):
+        if time > 0:
+            split.add_row(WORDS.get(name, name), _ms(time), f"{time / step:.1%}")
     console.print(split)
     shares = ", ".join(f"{name} {share:.0%}" for name, share in value["sources"].items() if share > 0)
     console.print(f"costs rest on: {shares}")
     if value["does_not_fit"]:
-        console.print(f"does not fit: {value['does_not_fit']}")
+        missing = value["does_not_fit"]
+        console.print(f"does not fit: needs {gib(missing['needed'])}, has {gib(missing['available'])}")
+        for way in missing.get("remedies") or ():
+            console.print(f"would fit: {way}")
     for reason in value.get("mark_reasons", ()):
         console.print(f"extrapolated: {reason}")
     for warning in value["warnings"]:
@@ -79,37 +83,59 @@ def _comparison(console: Any, value: Mapping[str, Any]) -> None:
             _ms(measured["median"]),
             f"{_ms(measured['low'])} - {_ms(measured['high'])}",
             str(measured["count"]),
-            f"{found['error']:+.1%}",
+            f"{found['error']:+z.1%}",
         )
     console.print(table)
     for name, found in value["runs"].items():
         split = _table(f"by class of op, {name} (per step and rank)", "class", "predicted", "measured", "error")
         for row in found["classes"]:
-            error = f"{row['error']:+.0%}" if row["error"] is not None else "not measured"
+            error = f"{row['error']:+z.0%}" if row["error"] is not None else "not measured"
             split.add_row(row["cls"], _ms(row["predicted"]), _ms(row["measured"]), error)
         console.print(split)
     for note in value.get("notes", []):
         console.print(note)
 
 
-_SHARES = ("mfu", "cpu_busy", "gain", "error", "mape", "median_ape", "p90", "bias", "left_out", "target", "slowdown")
-"""Columns that hold a share of one."""
+_SHARES = ("mfu", "cpu_busy", "gain", "error", "mape", "median_ape", "p90", "bias", "left_out", "target", "goodput", "coverage", "ten_percent",
+           "path_ten_percent", "mean_error")  # fmt: skip
+"""Names of what is a share of one."""
+_SECONDS = ("predicted", "measured", "low", "high", "infinitely_fast", "p50", "p95", "p99", "mean", "without", "step_time")
+"""Names of seconds that do not end in `_s`."""
 
 
 def _cell(name: str, value: Any) -> str:
-    """A value in the unit that its column's name tells: seconds, bytes, shares."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
+    """A value in the unit that its name tells: seconds, bytes, shares, joules."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, (int, float)):
         return str(value)
-    if name.endswith(("_s", "step_time")) or name in ("predicted", "measured", "low", "high"):
-        return _ms(value)
-    if name == "memory":
+    if (name.endswith("_s") and not name.endswith("_per_s")) or name in _SECONDS:
+        return _time(value)
+    if name.endswith("memory"):
         return f"{value / 2**30:.1f} GiB"
+    if name.endswith("energy_j"):
+        return f"{value / 3.6e9:,.2f} MWh" if value >= 1e8 else f"{value:,.0f} J"
+    if name == "slowdown":
+        return f"{value:.3f} x"
     if name in _SHARES:
-        return f"{value:.1%}"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+        return f"{value:z.1%}"
+    if isinstance(value, int) or (abs(value) >= 1000 and value < 1e15):
+        return f"{value:,.0f}"
+    return f"{value:z.4g}"
+
+
+def _time(value: float) -> str:
+    """Milliseconds to three places for steps; hours and days for whole runs."""
+    return _ms(value) if abs(value) < 1000 else seconds(value)
+
+
+def _name(key: str) -> str:
+    """`gpu_hours` -> `gpu hours`; the unit stands beside the value."""
+    return (key if key.endswith("_per_s") else key.removesuffix("_s").removesuffix("_j")).replace("_", " ")
 
 
 def _plain(console: Any, value: Mapping[str, Any], kind: str) -> None:
+    """Rows as a table, everything else as a line each; what is not known is left out."""
     rows = value.get("rows")
     if isinstance(rows, (list, tuple)) and rows and isinstance(rows[0], dict):
         table = _table(kind, *rows[0])
@@ -118,12 +144,9 @@ def _plain(console: Any, value: Mapping[str, Any], kind: str) -> None:
         console.print(table)
         value = {key: item for key, item in value.items() if key != "rows"}
     for key, item in value.items():
-        if isinstance(item, list) and item and not isinstance(item[0], dict):
-            console.print(f"{key}: " + "  ".join(map(str, item)))
-        elif isinstance(item, dict):
-            table = _table(key, "", "")
-            for name, inner in item.items():
-                table.add_row(str(name), f"{inner:.4g}" if isinstance(inner, float) else str(inner))
-            console.print(table)
-        else:
-            console.print(f"{key}: {item:.4g}" if isinstance(item, float) else f"{key}: {item}")
+        if isinstance(item, dict):
+            console.print(f"{_name(key)}: " + ", ".join(f"{name} {_cell(str(name), inner)}" for name, inner in item.items()))
+        elif isinstance(item, (list, tuple)) and not (item and isinstance(item[0], dict)):
+            console.print(f"{_name(key)}: " + "  ".join(map(str, item)))
+        elif item is not None and item != "":
+            console.print(f"{_name(key)}: {_cell(key, item)}")

@@ -51,7 +51,7 @@ class Study(Said, frozen=True, kw_only=True):
 
 
 class Sensitivity(Said, frozen=True, kw_only=True):
-    """What a faster resource is worth, as shares of the step: 10 % faster (negative: shorter), infinitely fast."""
+    """What a faster resource is worth: by which share the step changes if it is 10 % faster, and the step in seconds if it takes no time."""
 
     resource: str
     ten_percent: float

@@ -1,0 +1,47 @@
+"""What a terminal shows carries its units, and nothing of Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from reports.tables import show
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "line"),
+    [
+        ("step_time_s", 0.2111, "step time: 211.100 ms"),
+        ("elapsed_s", 19_630_000.0, "elapsed: 227.2 days"),
+        ("checkpoint_interval_s", 23270.0, "checkpoint interval: 6.5 h"),
+        ("tokens_per_s", 56337.2, "tokens per s: 56,337"),
+        ("p95", 0.2238, "p95: 223.800 ms"),
+        ("energy_j", 1.402e11, "energy: 38.94 MWh"),
+        ("goodput", 0.9992, "goodput: 99.9%"),
+        ("bias", -0.00001, "bias: 0.0%"),
+        ("slowdown", 1.2461, "slowdown: 1.246 x"),
+        ("peak_memory", 2**31, "peak memory: 2.0 GiB"),
+        ("steps", 15258790, "steps: 15,258,790"),
+        ("fits", True, "fits: yes"),
+        ("nics", {"ib-ndr-400g": 8}, "nics: ib-ndr-400g 8"),
+        ("jitter", {"rank": 0.02, "step": 0.01}, "jitter: rank 0.02, step 0.01"),
+        ("devices", ["cpu", "cuda"], "devices: cpu  cuda"),
+    ],
+)
+def test_a_line_is_a_name_and_a_value_with_its_unit(key: str, value: Any, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    show({key: value}, "anything")
+    assert capsys.readouterr().out.strip() == line
+
+
+def test_what_is_not_known_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    show({"money": None, "source": "", "gpus": 8}, "capacity")
+    assert capsys.readouterr().out.strip() == "gpus: 8"
+
+
+def test_rows_are_a_table_with_units(capsys: pytest.CaptureFixture[str]) -> None:
+    show({"rows": [{"fault": "slow=r0", "step_time_s": 0.263, "slowdown": 1.246}], "plan": "gpt2"}, "faults")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert lines[0] == ["faults"] and lines[1] == ["fault", "step", "time", "slowdown"]
+    assert lines[3] == ["slow=r0", "263.000", "ms", "1.246", "x"]
+    assert lines[4] == ["plan:", "gpt2"]
