@@ -59,12 +59,21 @@ class Ranked(Tabular):
     """The table of a sweep: for a value with `rows`, `feasible`, `front`, `best`, `counts` and `path`, as `sim.planning.sweep.Sweep` has them."""
 
     __slots__ = ()
-    feasible: Any
-    front: Any
-    best: Any
-    counts: Any
-    path: Any
-    rows: Any
+
+    if TYPE_CHECKING:
+
+        @property
+        def rows(self) -> list[Row]: ...
+        @property
+        def feasible(self) -> list[Row]: ...
+        @property
+        def front(self) -> list[Row]: ...
+        @property
+        def best(self) -> Row | None: ...
+        @property
+        def counts(self) -> dict[str, int]: ...
+        @property
+        def path(self) -> str: ...
 
     def __str__(self) -> str:
         done = sorted(self.feasible, key=_effort)
