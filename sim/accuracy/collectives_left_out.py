@@ -3,9 +3,8 @@
 For each GPU type: the parameters of its architecture alone are dropped (those of the other architectures stand in), and the shared
 ones are fitted again, by golden sections on the mean absolute error, on the timings of all other types.
 
-What is not fitted again: the bases and hops of the ring's LL protocol, of all_to_all and of posts, which were read off floors of all types.
-So the errors here are a little smaller than those of a model that never saw the type; types of one architecture (B200, GB200) vouch for
-each other.
+What is not fitted again are constants of NCCL's source and the architectures' `scale` with a source left out. Types of one architecture
+(B200, GB200) vouch for each other.
 """
 
 from __future__ import annotations
@@ -20,20 +19,25 @@ from sim.cost.collective.group import GroupShape
 from sim.cost.collective.nccl import best
 from sim.cost.collective.rates import params
 
-SHARED = (
-    ("bandwidth", "ring"), ("bandwidth", "all_to_all"), ("latency", "direct_simple"),
-    ("bandwidth", "nvls"), ("pipeline", "slices_nvlink"), ("pipeline", "net_depth"), ("pipeline", "net_cap"), ("pipeline", "nvls_depth"),
-    ("pipeline", "nvls_cap"), ("network", "efa"), ("network", "all_to_all"),
+SHARED: tuple[tuple[str, str, int | None], ...] = (
+    ("bandwidth", "ring", None), ("bandwidth", "all_to_all", None), ("bandwidth", "nvls", None), ("network", "efa", None),
+    ("network", "all_to_all", None), ("latency", "ring_nvlink", 0), ("latency", "ring_nvlink", 1), ("latency", "ring_nvlink", 2),
+    ("latency", "ring_base_nvlink", 0), ("latency", "ring_base_nvlink", 1), ("latency", "ring_base_nvlink", 2),
+    ("latency", "ring_pcie", 0), ("latency", "ring_pcie", 2), ("latency", "ring_base_pcie", 0), ("latency", "ring_base_pcie", 2),
+    ("latency", "ll_channels", None), ("latency", "direct_base", None), ("latency", "direct_ll", None), ("latency", "direct_simple", None),
+    ("latency", "proxy", None), ("pipeline", "slices_nvlink", None), ("pipeline", "net_depth", None), ("pipeline", "net_cap", None),
+    ("pipeline", "nvls_depth", None), ("pipeline", "nvls_cap", None),
 )  # fmt: skip
-"""Parameters that all rows share, fitted again for each GPU type left out."""
+"""Parameters that all rows share (section, name, place in a list), fitted again for each GPU type and each source left out."""
 OWN: dict[str, dict[str, dict[str, Any]]] = {
     "PRO 6000": {"bandwidth": {"pcie_direct_most": [40.0] * 3, "pcie_staged_most": [22.0] * 3}},
 }
 """What only one type shows: where kernels' channels end on PCIe 5 (RTX PRO 6000). NCCL's own figures stand in (src/graph/topo.h): 48 / 1.2
 GB/s between peers, 22 GB/s through a Sapphire Rapids host."""
-_ROWS = 250
-_STEPS = 6
+_ROWS = 160
+_STEPS = 5
 _REACH = 1.6
+_WORTH = 0.01
 _GOLDEN = 0.6180339887
 
 
@@ -115,21 +119,38 @@ def _without(gpu: str, cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
 
 
 def _refit(cases: Sequence[Case]) -> None:
-    """Golden sections in each shared parameter in turn, within a factor of `_REACH`; a parameter stays where the middle is no better."""
-    table = params()
+    """Golden sections in each shared parameter in turn, within a factor of `_REACH`.
 
-    def loss(section: str, name: str, value: float) -> float:
-        table[section][name] = value
-        return sum(min(abs(error(case)), 1.0) for case in cases)
-
-    for section, name in SHARED:
-        start = float(table[section][name])
+    A parameter stays where the cases do not tell it: where its best value takes off less than `_WORTH` of the loss.
+    """
+    for at in SHARED:
+        start = _read(at)
+        before = _loss(cases)
         low, high = start / _REACH, start * _REACH
         for _ in range(_STEPS):
             step = (high - low) * _GOLDEN
-            if loss(section, name, high - step) <= loss(section, name, low + step):
+            if _loss(cases, at, high - step) <= _loss(cases, at, low + step):
                 high = low + step
             else:
                 low = high - step
-        middle = (low + high) / 2.0
-        table[section][name] = middle if loss(section, name, middle) < loss(section, name, start) else start
+        if _loss(cases, at, (low + high) / 2.0) > before * (1.0 - _WORTH):
+            _write(at, start)
+
+
+def _read(at: tuple[str, str, int | None]) -> float:
+    section, name, place = at
+    held = params()[section][name]
+    return float(held if place is None else held[place])
+
+
+def _write(at: tuple[str, str, int | None], value: float) -> None:
+    """Lists are replaced, not changed: those who undo it hold the old ones."""
+    section, name, place = at
+    held = params()[section][name]
+    params()[section][name] = value if place is None else [*held[:place], value, *held[place + 1 :]]
+
+
+def _loss(cases: Sequence[Case], at: tuple[str, str, int | None] | None = None, value: float = 0.0) -> float:
+    if at is not None:
+        _write(at, value)
+    return sum(min(abs(error(case)), 1.0) for case in cases)
