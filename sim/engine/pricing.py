@@ -52,7 +52,7 @@ class Pricing:
             return steady([(op, self.pricer.local(op, rank)) for op in line], self.pricer, rank, self.program.world)
         if thread != HOST or not self.fused:
             return self._priced(line, rank)
-        condensed = self.condensed and self._calls(rank, thread)[name] >= _OFTEN
+        condensed = self.condensed and self._calls(rank, thread)[name] >= _OFTEN and (not self.alike or self._beside(line))
         key = (condensed, *map(id, line)) if self.alike else ()
         ops = self._shared.get(key) if key else None
         if ops is None:
@@ -60,6 +60,10 @@ class Pricing:
             if key and not any(cost.uses for _, cost in ops):  # links and disks are the rank's own
                 self._shared[key] = ops
         return ops
+
+    def _beside(self, line: tuple[Op, ...]) -> bool:
+        """Does the segment hold collectives beside compute? Without them short programs compose exactly as they are."""
+        return any(op.kind == "collective" and op.lane != COMPUTE for op in line)
 
     def _priced(self, line: tuple[Op, ...], rank: int) -> list[Priced]:
         """Each op with its cost; folded, with what the ranks of its machine that it stands for take too."""

@@ -118,16 +118,40 @@ Reject = Callable[[Mapping[str, str], str], int]
 def candidates(
     base: Plan, space: dict[str, tuple[str, ...]], on: str, skip: Container[str] = (), reject: Reject | None = None
 ) -> Iterator[tuple[Candidate, Plan | TooLarge | str]]:
-    """Every point with its plan, or the reason why it is none. Points whose key is in `skip` are passed over."""
+    """Every point with its plan, or the reason why it is none. Points whose key is in `skip` are passed over, and those that mean the
+    same plan as one before."""
     size_of(space)
+    seen: set[tuple[str, ...]] = set()
     for values in itertools.product(*space.values()):
         at = dict(zip(space, values, strict=True))
         machine = at.pop("on", on)
         candidate = point(at, machine)
-        if candidate.key in skip:
+        same = (machine, *_meaning(base, at).values())
+        if same in seen:
             continue
         needed = reject(at, machine) if reject else 0
-        yield candidate, TooLarge(needed) if needed else plan_at(base, candidate, at.get("gpus", ""))
+        found = TooLarge(needed) if needed else plan_at(base, candidate, at.get("gpus", ""))
+        if not isinstance(found, str):
+            seen.add(same)
+        if candidate.key not in skip:
+            yield candidate, found
+
+
+def _meaning(base: Plan, at: Mapping[str, str]) -> dict[str, str]:
+    """The point's values, with one value for all that mean the same: schedules and chunks without a pipeline, interleaving with one chunk
+    a rank, sharding among nobody."""
+    p = base.parallel
+    found = {SHORT.get(key, key): value for key, value in at.items()}
+    pp, chunks = found.get("parallel.pp", str(p.pp)), found.get("parallel.virtual_stages", str(p.virtual_stages))
+    if pp == "1":
+        found |= {key: "" for key in ("parallel.schedule", "parallel.virtual_stages") if key in found}
+    elif chunks == "1" and found.get("parallel.schedule") == "interleaved":
+        found["parallel.schedule"] = "1f1b"
+    inner = [found.get(key, str(size)) for key, size in (("parallel.tp", p.tp), ("parallel.pp", p.pp), ("parallel.cp", p.cp))]
+    if "parallel.zero" in found and "gpus" in found and all(n.isdigit() for n in (*inner, found["gpus"])):
+        alone = int(found["gpus"]) == int(inner[0]) * int(inner[1]) and inner[2] == "1"
+        found["parallel.zero"] = "0" if alone else found["parallel.zero"]
+    return found
 
 
 def point(at: Mapping[str, str], on: str) -> Candidate:

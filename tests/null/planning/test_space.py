@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.plan import Plan
+from sim.planfile import load_plan
 from sim.planning.space import candidates, parse_space, sensible
 from sim.planning.store import Row, Store
 from topologies.errors import BadInput
@@ -55,6 +56,22 @@ def test_the_automatic_space_holds_only_divisors() -> None:
     space = sensible(model_layers=80, heads=64, gpus=512, per_node=8)
     assert space["tp"] == ("1", "2", "4", "8")
     assert all(80 % int(p) == 0 and 512 % int(p) == 0 for p in space["pp"])
+
+
+def test_each_plan_stands_in_a_space_once() -> None:
+    base = load_plan({"model": "llama3-8b", "seq_len": 4096, "batch": {"global": 64}})
+    space = parse_space("gpus=16 tp=2,8 pp=1,2 zero=1,3 schedule=1f1b,interleaved virtual_stages=1,2")
+    found = [(one.key, plan) for one, plan in candidates(base, space, "2x dgx-h100")]
+    plans = [
+        (p.parallel.tp, p.parallel.pp, p.parallel.zero, p.parallel.schedule, p.parallel.virtual_stages)
+        for _, p in found
+        if isinstance(p, Plan)
+    ]
+    assert sum(pp == 1 for _, pp, *_ in plans) == 4  # tp and zero alone
+    assert {plan for plan in plans if plan[:2] == (8, 2)} == {(8, 2, 1, "1f1b", 1), (8, 2, 1, "interleaved", 2)}  # nobody to share with
+    # What a killed sweep holds already is neither repeated nor, where it was refused, mistaken for what comes after it.
+    again = [(one.key, plan) for one, plan in candidates(base, space, "2x dgx-h100", skip={key for key, _ in found[:3]})]
+    assert again == found[3:]
 
 
 def test_results_survive_and_are_not_repeated(tmp_path: Path) -> None:
