@@ -23,7 +23,7 @@ from sim.mesh import AXES
 from sim.plan import Output
 from sim.predict import STEPS, pricer_for
 from sim.program import HOST, Call, Op, Program
-from topologies.errors import BadInput
+from topologies.errors import BadInput, Refused
 
 MOST_RANKS = 4096
 """Files that are written at most, unless the ranks are named."""
@@ -77,6 +77,7 @@ def export_program(program: Program, pricer: Pricer, folder: Path, *, ranks: tup
     for rank in wanted:
         if not 0 <= rank < program.world:
             raise BadInput(f"there is no rank {rank}: the program has ranks 0 to {program.world - 1}")
+    _one_thread(program)
     folder.mkdir(parents=True, exist_ok=True)
     prefix = folder / "".join(c if c.isalnum() or c in "-_" else "-" for c in program.name or "program").strip("-")
     groups = Groups(program)
@@ -88,6 +89,18 @@ def export_program(program: Program, pricer: Pricer, folder: Path, *, ranks: tup
     table = Path(f"{prefix}.groups.json")
     table.write_text(json.dumps({str(number): list(members) for members, number in groups.numbers.items()}) + "\n")
     return Exported(prefix=str(prefix), groups=str(table), ranks=len(wanted), nodes=nodes)
+
+
+def _one_thread(program: Program) -> None:
+    """Raises `Refused` where other threads than the training one exchange something: their ops are left out."""
+    for name, role in program.roles.items():
+        for thread, calls in role.threads.items():
+            for segment in dict.fromkeys(call.segment for call in calls) if thread != HOST else ():
+                if any(op.kind in ("collective", "send", "recv") for op in program.segments[segment]):
+                    raise Refused(
+                        f"thread {thread} of {name} exchanges with other ranks (asynchronous updates), which a trace of one CPU for each "
+                        'device cannot show. Export the plan with update.mode = "sync" or "local"'
+                    )
 
 
 class Groups:

@@ -19,7 +19,7 @@ from sim.lower.step import lower
 from sim.plan import Output
 from sim.predict import STEPS, pricer_for
 from sim.program import HOST, Role
-from topologies.errors import BadInput
+from topologies.errors import BadInput, Refused
 from topologies.load import load_topology
 
 BASE: dict[str, Any] = {"model": "gpt2-124m", "seq_len": 256, "framework": "pytorch", "batch": {"global": 8, "micro": 1}}
@@ -51,6 +51,16 @@ def test_there_and_back_takes_as_long(split: dict[str, Any], tmp_path: Path) -> 
     assert found.seconds == pytest.approx(_alone(setting), rel=1e-9)
     assert found.breakdown.total == pytest.approx(found.seconds, rel=1e-6)
     assert sum(spent for _, spent in found.critical_path) == pytest.approx(found.seconds, rel=1e-6)
+
+
+def test_input_workers_are_left_out_and_servers_refused(tmp_path: Path) -> None:
+    """A CPU for each device is all that ASTRA-sim has: batches are there when they are asked for."""
+    split = {"parallel": {"dp_replicate": 2}, "batch": {"global": 2, "micro": 1}}
+    lazy = {"source": "disk", "workers": 2, "sample": "150 KiB", "preprocess": "1 s"}
+    busy, idle = (export_plan(bind(BASE | split | more, "dgx-h100"), tmp_path / str(len(more))) for more in ({"data": lazy}, {}))
+    assert replay(busy.prefix, "dgx-h100").seconds == pytest.approx(replay(idle.prefix, "dgx-h100").seconds, rel=0.1)
+    with pytest.raises(Refused, match="asynchronous"):
+        export_plan(bind(BASE | split | {"update": {"mode": "async"}}, "dgx-h100"), tmp_path)
 
 
 def test_a_slower_network_slows_a_trace(tmp_path: Path) -> None:
