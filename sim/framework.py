@@ -64,6 +64,9 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     accumulate_in_gemm: bool = False
     """Weight gradients added into the main gradient by the GEMM itself (Megatron)."""
     optimizer: Literal["for-loop", "foreach", "fused"] = "foreach"
+    flat_step: float = 0.0
+    """Bytes that the optimizer step makes anew for each parameter of the rank's shard, in a few tensors as large as the shard (DeepSpeed's
+    ZeRO-1: averaged 16-bit gradients, flattened, in fp32)."""
     clip: bool = False
     zero: int = 0
     """Default of parallel.zero when dp_shard > 1."""

@@ -110,7 +110,8 @@ def _stage(
 ) -> MemoryReport:
     """One pipeline rank at its fullest moment: inside a backward pass, or in the optimizer step."""
     static = static_bytes(plan, network, framework, rank, chunks)
-    worst = max(_moments(plan, framework, rank, chunks, static), key=sum)
+    found = _moments(plan, framework, rank, chunks, static)
+    worst = max(found, key=sum)
     return MemoryReport(
         parameters=static["parameters"],
         gradients=worst.gradients,
@@ -118,7 +119,7 @@ def _stage(
         activations=worst.activations,
         working=worst.working,
         gathered=static["gathered"],
-        context=_context(plan, device, worst.activations + worst.working),
+        context=_context(plan, device, worst.activations + worst.working) + _apart(framework, device, found, worst),
         stage=rank,
     )
 
@@ -170,6 +171,15 @@ def _context(plan: Plan, device: Gpu | Cpu | None, moving: int) -> int:
     return round(c["context.bytes"] + c["context.workspace"] + groups * c["nccl.communicator"] + c["allocator.fragmentation"] * moving)
 
 
+def _apart(framework: Framework, device: Gpu | Cpu | None, found: list[Moment], worst: Moment) -> int:
+    """Reserved beside the fullest moment: the step's flat tensors find no room in the segments that activations leave, which are as small as
+    these were, and the caching allocator joins no segments (c10/cuda/CUDACachingAllocator.cpp). `found`: the step's moment first."""
+    if not framework.flat_step or isinstance(device, Cpu):
+        return 0
+    step, *others = (moment.activations + moment.working for moment in found)
+    return step + max(others, default=0) - worst.activations - worst.working
+
+
 def static_bytes(plan: Plan, network: Network, framework: Framework, rank: int, chunks: tuple[Blocks, ...]) -> dict[str, int]:
     """Parameters, gradients, optimizer, gathered; and `step`, the optimizer's intermediates."""
     blocks = [block for chunk in chunks for _, block in chunk]
@@ -197,6 +207,7 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, rank: int, 
             master = framework.master and whole and not framework.autocast
             totals["optimizer"] += own * state * (copies + master)
             totals["step"] += own * state * constants()["optimizer.foreach"] * (framework.optimizer == "foreach" and copies > 0)
+            totals["step"] += own * framework.flat_step
     totals["gathered"] = _gathered(plan, framework, zero, blocks, mesh.size("grad"), totals["gradients"])
     return {name: round(value) for name, value in totals.items()}
 
