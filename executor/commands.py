@@ -121,5 +121,12 @@ def _gpu_table(
     _, total, folder = twin_gpu(names, out, minutes=minutes, gpus=gpus, device=device, steps=steps, keep=kept, say=desk.say)
     found = msgspec.json.decode((folder / "summary.json").read_bytes())
     page = desk.page("gpu", folder / "report.html", found)
-    desk.show(found if as_json else msgspec.to_builtins(total), as_json, "GPU")
+    shares = {
+        "mean error, uncalibrated": total.uncalibrated,
+        "mean error, calibrated": total.calibrated,
+        "calibrated against played": total.against_played,
+        "time in ops within 10 %": total.ops_within,
+    }
+    words = {name: "-" if share is None else f"{share:.1%}" for name, share in shares.items()}
+    desk.show(found if as_json else {"plans with figures": f"{total.measured} of {total.plans}", **words}, as_json, "GPU")
     desk.say(f"report: {page}")
