@@ -1,14 +1,16 @@
-"""Ranks that stay equal on a machine of which some parts are broken, slow or shared: they are simulated once.
+"""Ranks that stay equal on a machine of which some parts are broken, slow or shared by several jobs: they are simulated once.
 
-Two ranks are equal when they play the same role at the same place of equal nodes, and every group of theirs holds the same mix of equal
-ranks over equal cables: the coarsest equitable partition, refined from these colours (as `sim.engine.fold` does for whole machines).
-A rank then stands for its equals on other nodes, never on its own, so that whatever the ranks of one node share is seen. Groups that fall
-together must take no cable in common, or their flows would not be seen to share it; where two do, no rank is folded at all.
+Two ranks are equal when they play the same role at the same place of equal nodes, whose other ranks are equal too, and every group of
+theirs holds the same mix of equal ranks over equal cables: the coarsest equitable partition, refined from these colours (as
+`sim.engine.fold` does for whole machines). A rank then stands for its equals on other nodes, never on its own, and all ranks of a node are
+stood for by those of one node, so that whatever the ranks of a node share is seen. Groups that fall together must take no cable in common,
+or their flows would not be seen to share it; where two do, no rank is folded at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from sim.cost.price import Pricer
 from sim.program import Op, Program
@@ -19,57 +21,85 @@ _FEW = 16
 """Ranks up to which nothing is gained."""
 
 
-def stand_ins(program: Program, pricer: Pricer, topology: Topology) -> list[int]:
-    """For each rank of the program (rank r runs on rank r of the machine) the one that is simulated for it."""
-    world = program.world
-    each = list(range(world))
-    if world <= _FEW:
+class Placed(NamedTuple):
+    """A job: its rank r runs on rank `places[r]` of the cluster; the pricer knows the job's ranks."""
+
+    program: Program
+    pricer: Pricer
+    places: Sequence[int]
+
+
+def stand_ins(jobs: Sequence[Placed], topology: Topology) -> list[list[int]]:
+    """For each job, for each of its ranks the one that is simulated for it."""
+    each = [list(range(job.program.world)) for job in jobs]
+    if sum(map(len, each)) <= _FEW:
         return each
-    exchanges = _exchanges(program)
-    groups = {axis: program.mesh.groups(axis) for axis in exchanges}
-    prints = {(axis, members): _print(exchanges[axis], members, pricer) for axis, found in groups.items() for members in found}
-    colours = _numbered([_place(program, topology, rank) for rank in each])
+    groups = [_Groups(job) for job in jobs]
+    nodes = [[topology.node(place) for place in job.places] for job in jobs]
+    colours = _numbered([[_place(at, job, rank, topology) for rank in each[at]] for at, job in enumerate(jobs)])
     while True:
-        parts: list[list[object]] = [[colour] for colour in colours]
-        for axis, found in groups.items():
-            for members in found:
-                inside = [colours[rank] for rank in members]
-                # Messages go to neighbours, so that the order counts there; in collectives the mix does.
-                ordered = any(op.kind != "collective" for op in exchanges[axis])
-                mix: object = (tuple(inside) if ordered else tuple(sorted(inside)), prints[axis, members][0])
-                for rank in members:
-                    parts[rank].append(mix)
-        finer = _numbered([tuple(part) for part in parts])
-        if max(finer) == max(colours):
+        mates: dict[int, list[int]] = {}
+        for mine, where in zip(colours, nodes, strict=True):
+            for colour, node in zip(mine, where, strict=True):
+                mates.setdefault(node, []).append(colour)
+        around = {node: tuple(sorted(found)) for node, found in mates.items()}
+        parts = [found.parts(mine, [around[node] for node in where]) for found, mine, where in zip(groups, colours, nodes, strict=True)]
+        finer = _numbered(parts)
+        if max(map(max, finer)) == max(map(max, colours)):
             break
         colours = finer
+    stands_for = [_first(mine, where) for mine, where in zip(colours, nodes, strict=True)]
+    return stands_for if all(one.apart(mine) for one, mine in zip(groups, stands_for, strict=True)) else each
+
+
+def _first(colours: list[int], nodes: list[int]) -> list[int]:
+    """Of each colour the rank on the lowest node, which is the same node for all colours of equal nodes."""
     first: dict[int, int] = {}
-    found_ = [first.setdefault(colour, rank) for rank, colour in enumerate(colours)]
-    return found_ if _apart(prints, found_) else each
+    for rank in sorted(range(len(colours)), key=lambda rank: (nodes[rank], rank)):
+        first.setdefault(colours[rank], rank)
+    return [first[colour] for colour in colours]
 
 
-def _place(program: Program, topology: Topology, rank: int) -> object:
-    """Role and stage, the local place, the node's make, and how fast every rank of the node is."""
-    node = topology.node(rank)
-    cluster = topology.cluster
-    mates = tuple(other - rank for other in _mates(program, topology, rank))
-    speeds = tuple(topology.speed(rank + offset) for offset in mates)
+def _place(job: int, placed: Placed, rank: int, topology: Topology) -> object:
+    """Job, role and stage, the local place, the node's make, and the device's speed."""
+    program, place = placed.program, placed.places[rank]
+    machine = id(topology.cluster.machine(topology.node(place)))
     stage = program.mesh.coordinates(rank)["pp"]
-    return program.role_of[rank], stage, topology.local(rank), id(cluster.machine(node)), mates, speeds
+    return job, program.role_of[rank], stage, topology.local(place), machine, topology.speed(place)
 
 
-def _mates(program: Program, topology: Topology, rank: int) -> Iterator[int]:
-    """Ranks of the program on the same node; they are numbered in a row unless ranks are dealt round the nodes."""
-    node = topology.node(rank)
-    if topology.cluster.scatter:
-        yield from (other for other in range(program.world) if topology.node(other) == node)
-        return
-    low = rank
-    while low > 0 and topology.node(low - 1) == node:
-        low -= 1
-    while low < program.world and topology.node(low) == node:
-        yield low
-        low += 1
+class _Groups:
+    """Who exchanges what in one job, with what it costs."""
+
+    def __init__(self, job: Placed) -> None:
+        self._exchanges = _exchanges(job.program)
+        self._groups = {axis: job.program.mesh.groups(axis) for axis in self._exchanges}
+        self._ordered = {axis: any(op.kind != "collective" for op in ops) for axis, ops in self._exchanges.items()}
+        """Messages go to neighbours, so that the order of ranks counts there; in collectives their mix does."""
+        self._prints = {
+            (axis, members): _print(self._exchanges[axis], members, job.pricer) for axis, found in self._groups.items() for members in found
+        }
+
+    def parts(self, colours: list[int], around: list[tuple[int, ...]]) -> list[object]:
+        """For each rank its colour, its node's colours, and the mix and costs of each of its groups."""
+        found: list[list[object]] = [[colour, node] for colour, node in zip(colours, around, strict=True)]
+        for axis, groups in self._groups.items():
+            for members in groups:
+                inside = [colours[rank] for rank in members]
+                mix = (tuple(inside) if self._ordered[axis] else tuple(sorted(inside)), self._prints[axis, members][0])
+                for rank in members:
+                    found[rank].append(mix)
+        return [tuple(part) for part in found]
+
+    def apart(self, stands_for: list[int]) -> bool:
+        """Groups that fall together take no resource in common."""
+        taken: dict[tuple[str, tuple[int, ...]], set[str]] = {}
+        for (axis, members), (_, names) in self._prints.items():
+            together = taken.setdefault((axis, tuple(sorted({stands_for[rank] for rank in members}))), set())
+            if not together.isdisjoint(names):
+                return False
+            together |= names
+        return True
 
 
 def _exchanges(program: Program) -> dict[str, list[Op]]:
@@ -104,17 +134,6 @@ def _print(ops: list[Op], members: tuple[int, ...], pricer: Pricer) -> Print:
     return tuple(figures), frozenset(names)
 
 
-def _apart(prints: dict[tuple[str, tuple[int, ...]], Print], stands_for: list[int]) -> bool:
-    """Groups that fall together take no resource in common."""
-    taken: dict[tuple[str, tuple[int, ...]], set[str]] = {}
-    for (axis, members), (_, names) in prints.items():
-        together = taken.setdefault((axis, tuple(sorted({stands_for[rank] for rank in members}))), set())
-        if not together.isdisjoint(names):
-            return False
-        together |= names
-    return True
-
-
-def _numbered(keys: list[object]) -> list[int]:
+def _numbered(keys: Sequence[Sequence[object]]) -> list[list[int]]:
     numbers: dict[object, int] = {}
-    return [numbers.setdefault(key, len(numbers)) for key in keys]
+    return [[numbers.setdefault(key, len(numbers)) for key in row] for row in keys]

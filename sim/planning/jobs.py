@@ -1,8 +1,9 @@
 """Several jobs on one cluster: what they cost each other on shared links, placement by placement.
 
 Each job is a program of its own with its own engine and its own ranks of the cluster; the engines run in one virtual time over one
-`Sharing`, so that flows of all jobs share links (and CPU cores) max-min fairly, by the rule that holds inside a job. Ranks are
-simulated one by one: nothing is folded. Jobs begin together, and each makes as many steps as it takes to stay beside the longest.
+`Sharing`, so that flows of all jobs share links (and CPU cores) max-min fairly, by the rule that holds inside a job. Ranks that the
+machine and the other jobs leave equal are simulated once (`alike`). Jobs begin together, and each makes as many steps as it takes to stay
+beside the longest.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from sim.engine.pricing import Pricing
 from sim.engine.times import State
 from sim.lower.step import lower
 from sim.plan import Output, Plan
-from sim.planning.alike import stand_ins
+from sim.planning.alike import Placed, stand_ins
 from sim.planning.tables import Tabular
 from sim.predict import pricer_for
 from sim.program import Op, Program
@@ -96,7 +97,6 @@ def jobs(
         raise BadInput(f"a study of jobs needs two plans or more, got {len(plans)}. For one plan use predict")
     machine = load_topology(topology, edits)
     settings = [bind(plan, machine) for plan in plans]
-    _bounded(sum(setting.plan.world for setting in settings))
     rows: list[Job] = []
     for placement in placements:
         places = placed([s.plan.world for s in settings], machine, placement)
@@ -189,19 +189,19 @@ def steps_beside(
 ) -> list[float]:
     """Seconds per step of each (setting, ranks of the cluster that it takes) while all run in one virtual time, `steps` steps each.
 
-    Of one job on the machine's first ranks, ranks that the machine leaves equal are simulated once (`sim.planning.alike`); of several, none.
-
-    Raises `Refused` for more ranks than can be simulated one by one.
+    Ranks that the machine and the other jobs leave equal are simulated once (`sim.planning.alike`). Raises `Refused` for more ranks than can
+    be simulated one by one.
     """
-    runs: list[_Run] = []
+    placed_: list[Placed] = []
     for (setting, places), count in zip(jobs_, steps, strict=True):
         quiet = msgspec.structs.replace(setting.plan, output=Output())
         program = lower(quiet, setting.network, setting.framework, setting.topology.kind, count)
-        pricer = _Placed(pricer_for(setting, calibration), places, setting.topology)
-        alike = len(jobs_) == 1 and places == tuple(range(program.world))
-        stands_for = stand_ins(program, pricer, setting.topology) if alike else list(range(program.world))
-        _bounded(len(set(stands_for)) + sum(len(run.states) for run in runs))
-        runs.append(_Run(program, pricer, runs[0] if runs else None, stands_for))
+        placed_.append(Placed(program, _Placed(pricer_for(setting, calibration), places, setting.topology), places))
+    stands_for = stand_ins(placed_, jobs_[0][0].topology)
+    _bounded(sum(len(set(mine)) for mine in stands_for))
+    runs: list[_Run] = []
+    for one, mine in zip(placed_, stands_for, strict=True):
+        runs.append(_Run(one.program, one.pricer, runs[0] if runs else None, mine))
     for run in runs:
         run.begin()
     runs[0].clocks.agenda.run()
@@ -214,8 +214,8 @@ def _bounded(ranks: int) -> None:
     """Raises `Refused` for more ranks than can be simulated one by one."""
     if ranks > MOST_RANKS:
         raise Refused(
-            f"{ranks} ranks would have to be simulated one by one (nothing is equal where jobs share links, or parts are broken); at most "
-            f"{MOST_RANKS} are. Use fewer nodes: what a fault or a neighbour costs is decided on the links that they share"
+            f"{ranks} ranks would have to be simulated one by one (groups of theirs meet on the same cables, or no two nodes are alike); at "
+            f"most {MOST_RANKS} are. Use fewer nodes: what a fault or a neighbour costs is decided on the links that they share"
         )
 
 

@@ -9,9 +9,10 @@ import pytest
 from sim.bind import Setting, bind
 from sim.lower.step import lower
 from sim.planning import jobs
-from sim.planning.alike import stand_ins
+from sim.planning.alike import Placed, stand_ins
 from sim.planning.faults import faults
 from sim.predict import STEPS, pricer_for
+from topologies.load import load_topology
 
 BASE: dict[str, Any] = {"model": "gpt2-124m", "seq_len": 512, "framework": "pytorch", "batch": {"global": 96, "micro": 4}}
 SPLITS: list[dict[str, int]] = [
@@ -41,14 +42,40 @@ def _settings(split: dict[str, int], edit: str, on: str = "3x dgx-h100") -> Sett
 def _stand_ins(setting: Setting) -> list[int]:
     program = lower(setting.plan, setting.network, setting.framework, setting.topology.kind, STEPS)
     ranks = tuple(range(setting.plan.world))
-    return stand_ins(program, jobs._Placed(pricer_for(setting), ranks, setting.topology), setting.topology)
+    return stand_ins([Placed(program, jobs._Placed(pricer_for(setting), ranks, setting.topology), ranks)], setting.topology)[0]
+
+
+def one_by_one(placed: list[Placed], _: object) -> list[list[int]]:
+    """Nothing is folded."""
+    return [list(range(one.program.world)) for one in placed]
+
+
+PAIRS: list[tuple[list[dict[str, int]], str, tuple[str, ...]]] = [
+    ([{"dp_replicate": 12}, {"dp_replicate": 12}], "spread", ("nic.rate=10 Gbit/s",)),
+    ([{"dp_replicate": 12}, {"dp_shard": 12, "zero": 3}], "spread", ("nic.rate=10 Gbit/s", "oversubscription=4")),
+    ([{"dp_replicate": 8}, {"dp_shard": 16, "zero": 3}], "compact", ("nic.rate=10 Gbit/s",)),
+    ([{"dp_replicate": 12}, {"dp_replicate": 12}], "spread", ("nic.rate=10 Gbit/s", "slow=r17:0.5")),
+    ([{"dp_replicate": 6}, {"dp_replicate": 12}], "compact", ("nic.rate=10 Gbit/s", "rails=1")),
+]
+
+
+@pytest.mark.parametrize(("splits", "how", "edits"), PAIRS)
+def test_jobs_together_as_rank_by_rank(
+    splits: list[dict[str, int]], how: str, edits: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = load_topology("3x dgx-h100", edits)
+    settings = [bind(BASE | {"parallel": split, "batch": {"global": 48, "micro": 1}}, machine) for split in splits]
+    places = jobs.placed([s.plan.world for s in settings], machine, how)
+    found = jobs.steps_beside(list(zip(settings, places, strict=True)), [4, 4])
+    monkeypatch.setattr(jobs, "stand_ins", one_by_one)
+    assert found == pytest.approx(jobs.steps_beside(list(zip(settings, places, strict=True)), [4, 4]), rel=1e-9)
 
 
 @pytest.mark.parametrize("split", SPLITS, ids=lambda split: "-".join(f"{k}{v}" for k, v in split.items()))
 def test_together_as_rank_by_rank(split: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     edits = EDITS[SPLITS.index(split) % 3 :: 3]
     found = [jobs.steps_beside([(s, tuple(range(24)))], [3])[0] for s in (_settings(split, edit) for edit in edits)]
-    monkeypatch.setattr(jobs, "stand_ins", lambda program, *_: list(range(program.world)))
+    monkeypatch.setattr(jobs, "stand_ins", one_by_one)
     each = [jobs.steps_beside([(s, tuple(range(24)))], [3])[0] for s in (_settings(split, edit) for edit in edits)]
     assert found == pytest.approx(each, rel=1e-9)
 

@@ -12,6 +12,7 @@ from sim.engine.run import simulate
 from sim.lower.step import lower
 from sim.metrics import step_ends
 from sim.planfile import load_plan
+from sim.planning import jobs as studied
 from sim.planning.jobs import ENOUGH, Jobs, _Placed, jobs, placed, steps_beside
 from sim.predict import pricer_for
 from topologies.errors import BadInput, Refused
@@ -77,7 +78,9 @@ def test_a_job_alone_takes_what_its_trace_takes() -> None:
     assert steps_beside([(setting, ranks)], [ENOUGH])[0] == pytest.approx((ends[3] - ends[1]) / 2, rel=1e-9)
 
 
-def test_more_ranks_than_can_be_simulated_are_refused() -> None:
-    plan = {"model": "gpt2-124m", "batch": {"global": 1100, "micro": 1}, "parallel": {"dp_replicate": 1100}}
+def test_more_ranks_than_can_be_simulated_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two-node groups that meet on a leaf's cables cannot be put together."""
+    monkeypatch.setattr(studied, "MOST_RANKS", 20)
+    plan = {"model": "gpt2-124m", "batch": {"global": 24, "micro": 1}, "parallel": {"dp_shard": 12, "dp_replicate": 2, "zero": 3}}
     with pytest.raises(Refused, match="one by one"):
-        jobs([plan, plan], "275x dgx-h100", ("compact",))
+        jobs([plan, PLAN], "26x dgx-h100", ("compact",), edits=EDITS)
