@@ -153,6 +153,8 @@ def _joined(spans: list[Span], pixel: float, mixed: bool) -> list[Span]:
 def _small(last: Span, span: Span, pixel: float, mixed: bool) -> bool:
     if mixed:
         return max(last.end, span.end) - last.start < pixel
+    if max(last.wait, span.wait) >= pixel:  # a wait that can be seen is drawn as one
+        return False
     return (last.cls or last.kind) == (span.cls or span.kind) and min(span.seconds, last.seconds) < pixel
 
 

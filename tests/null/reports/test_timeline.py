@@ -38,6 +38,14 @@ def test_what_is_wide_enough_stays_alone() -> None:
     assert merge(spans, 0.01, 100) == spans
 
 
+def test_a_long_wait_is_not_merged_away() -> None:
+    """Norms over three groups one after the other; the last waits for another stage."""
+    spans = [Span(0, "compute", f"norm.{i}", i * 1e-5, (i + 1) * 1e-5, cls="comm.norm") for i in range(2)]
+    spans.append(Span(0, "compute", "norm.pp", 2e-5, 0.3, cls="comm.norm", wait=0.2999))
+    found = merge(spans, 1e-3, 100)
+    assert [s.wait for s in found] == [0.0, 0.2999]
+
+
 def ranks(number: int) -> Trace:
     """Rank 3 computes longest, rank 5 waits longest."""
     spans = []
