@@ -64,7 +64,9 @@ def test_jobs_together_as_rank_by_rank(
     splits: list[dict[str, int]], how: str, edits: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = load_topology("3x dgx-h100", edits)
-    settings = [bind(BASE | {"parallel": split, "batch": {"global": 48, "micro": 1}}, machine) for split in splits]
+    settings = [
+        bind(BASE | {"parallel": split, "batch": {"global": 2 * next(iter(split.values())), "micro": 2}}, machine) for split in splits
+    ]
     places = jobs.placed([s.plan.world for s in settings], machine, how)
     found = jobs.steps_beside(list(zip(settings, places, strict=True)), [4, 4])
     monkeypatch.setattr(jobs, "stand_ins", one_by_one)
@@ -73,7 +75,7 @@ def test_jobs_together_as_rank_by_rank(
 
 @pytest.mark.parametrize("split", SPLITS, ids=lambda split: "-".join(f"{k}{v}" for k, v in split.items()))
 def test_together_as_rank_by_rank(split: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    edits = EDITS[SPLITS.index(split) % 3 :: 3]
+    edits = EDITS[SPLITS.index(split) % 4 :: 4]
     found = [jobs.steps_beside([(s, tuple(range(24)))], [3])[0] for s in (_settings(split, edit) for edit in edits)]
     monkeypatch.setattr(jobs, "stand_ins", one_by_one)
     each = [jobs.steps_beside([(s, tuple(range(24)))], [3])[0] for s in (_settings(split, edit) for edit in edits)]
@@ -104,8 +106,8 @@ def test_a_fault_costs_the_same_share_of_a_large_cluster_as_its_slowest_gpu_says
         "model": "gpt2-1.5b",
         "seq_len": 1024,
         "framework": "pytorch",
-        "batch": {"global": 1024, "micro": 4},
-        "parallel": {"dp_replicate": 256},
+        "batch": {"global": 256, "micro": 4},
+        "parallel": {"dp_replicate": 64},
     }
-    found = faults(plan, "32x dgx-h100", ("slow=r100:0.5",))
+    found = faults(plan, "8x dgx-h100", ("slow=r50:0.5",))
     assert 1.5 < found.rows[0].slowdown <= 2.0

@@ -17,7 +17,7 @@ from topologies.errors import BadInput
 pytest.importorskip("optuna")
 
 PLAN = load_plan({"model": "gpt2-124m", "seq_len": 1024, "framework": "pytorch", "batch": {"global": 64, "micro": 1}})
-SPACE = parse_space("tp=1,2,4,8 pp=1,2 zero=1,3 micro=1,2,4,8 recompute=none,full gpus=8")
+SPACE = parse_space("tp=1,2,4,8 zero=1,3 micro=1,2,4,8 recompute=none,full gpus=8")
 
 
 @pytest.fixture
@@ -35,11 +35,11 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_it_comes_close_with_fewer_simulations(tmp_path: Path, simulated: list[str]) -> None:
-    """32 of 128 points: within a tenth of the best of all."""
+    """20 of 64 points: within a tenth of the best of all."""
     every = sweep(PLAN, SPACE, "dgx-h100", tmp_path / "all.sqlite")
-    found = search(PLAN, SPACE, "dgx-h100", tmp_path / "some.sqlite", trials=32, seed=1)
+    found = search(PLAN, SPACE, "dgx-h100", tmp_path / "some.sqlite", trials=20, seed=1)
     assert every.best is not None and found.best is not None
-    assert len(found.rows) == 32 and len(simulated) <= 32
+    assert len(found.rows) == 20 and len(simulated) <= 20
     assert (found.best.step_time or 0) <= 1.1 * (every.best.step_time or 0)
     exact = {row.key: row.step_time for row in every.feasible}
     assert found.best.key not in exact or found.best.step_time == pytest.approx(exact[found.best.key], rel=1e-2)
