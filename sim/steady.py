@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from sim.bind import Setting
+from sim.engine.agenda import uncollected
 from sim.engine.clocks import step_times
 from sim.engine.shortcut import Shortcut
 from sim.lower.short import Shortener
@@ -28,15 +29,20 @@ _LEAST = 4
 def step_of(setting: Setting, coarse: bool = False) -> tuple[float, dict[str, float]]:
     """(seconds, {}) of one optimizer step: nothing but its time is worked out. `coarse`: a collective that runs beside a layer slows
     all of it alike, its own collectives too. Raises `BadInput` and its kinds."""
-    plan, run = setting.plan, Run(setting, coarse)
+    with uncollected():
+        return _seconds(setting, Run(setting, coarse)), {}
+
+
+def _seconds(setting: Setting, run: Run) -> float:
+    plan = setting.plan
     few = _rounds(plan)
     if few is None:
-        return run.times(setting, STEPS)[-1], {}
+        return run.times(setting, STEPS)[-1]
     fewer, more = few
     times = run.times(_with_microbatches(setting, fewer), STEPS)
     longer = run.times(_with_microbatches(setting, more), 1)[0]
     slope = (longer - times[0]) / (more - fewer)
-    return times[-1] + slope * (plan.microbatches - fewer), {}
+    return times[-1] + slope * (plan.microbatches - fewer)
 
 
 def _rounds(plan: Plan) -> tuple[int, int] | None:

@@ -77,7 +77,7 @@ def _large(dp: int) -> tuple[float, float, int]:
 
     plan = {
         "model": "llama3.1-405b", "seq_len": 8192, "framework": "megatron-core", "batch": {"global": dp * 16, "micro": 1},
-        "parallel": {"tp": 8, "pp": 16, "dp_shard": dp, "zero": 1, "schedule": "interleaved", "virtual_stages": 8}, "memory": {"recompute": "none"},
+        "parallel": {"tp": 8, "pp": 16, "dp_shard": dp, "zero": 1, "schedule": "interleaved", "virtual_stages": 7}, "memory": {"recompute": "none"},
     }  # fmt: skip
     nodes = 16 * dp
     seconds = _seconds(lambda: predict_setting(bind(plan, f"{nodes}x dgx-h100"), steps=1, detail=False), 2)

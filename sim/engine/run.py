@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import simpy
 
 from sim.cost.price import Cost, Pricer
-from sim.engine.agenda import Environment
+from sim.engine.agenda import Environment, uncollected
 from sim.engine.clocks import alone
 from sim.engine.fold import representatives
 from sim.engine.lanes import MEET, Lanes
@@ -37,7 +37,8 @@ def simulate(
     """
     folded = fold and symmetric
     # Unfolded, a group's members are ranks of their own: stretches end at every collective, and running them alone is not exact.
-    return Engine(program, pricer, folded, detail and not condensed, condensed and folded).run()
+    with uncollected():
+        return Engine(program, pricer, folded, detail and not condensed, condensed and folded).run()
 
 
 class Engine:
