@@ -24,7 +24,7 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
         precision: Annotated[str, typer.Option(help="Dtype of parameters and floating-point inputs")] = "",
         trust: Annotated[bool, typer.Option("--trust", help="Import and run the named code; without this nothing of it runs")] = False,
     ) -> None:
-        """Record a module's ops under fake tensors: no memory, no device.  The file then serves as `model` of a plan."""
+        """Record a module's ops under fake tensors.  Example: steptwin plan capture my_pkg.mod:build --input 8x3x224x224:fp32 --out m.json"""
         from executor.capture import capture_to
 
         desk.say(f"wrote {capture_to(module, tuple(input_), out, trust, precision=precision)}")
@@ -74,7 +74,7 @@ def _runs(app: typer.Typer, desk: Desk) -> None:
 def _machine(app: typer.Typer, desk: Desk) -> None:
     @app.command()
     def probe(out: Path = Path("calibration.toml"), ranks: int = 2, quick: bool = False, as_json: AsJson = False) -> None:
-        """Measure this machine: kernels, dispatch, memory, collectives, input path; writes a readable calibration file."""
+        """Measure this machine; writes a readable calibration file.  Example: steptwin probe --out calibration.toml"""
         from executor.probe import probe as run
 
         found = run(ranks, out, quick=quick)
@@ -94,7 +94,7 @@ def _machine(app: typer.Typer, desk: Desk) -> None:
             "reports/measured"
         ),
     ) -> None:
-        """Predicted against measured on this machine: small plans of every kind, none of them used by the probe."""
+        """Predicted against measured here: small plans of every kind.  Example: steptwin here ddp fsdp 1f1b"""
         if gpu:
             _gpu_table(desk, names or None, out, steps, minutes, gpus, device, keep, as_json)
             return

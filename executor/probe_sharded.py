@@ -126,10 +126,12 @@ def _tensor_parallel(bench: Bench, mesh: DeviceMesh) -> None:
     def model(norm: bool, split: bool) -> Callable[[int], nn.Module]:
         def make(blocks: int) -> nn.Module:
             net = nn.Sequential(*(_Pair(norm, bench.world.device) for _ in range(blocks)))
-            for pair in net if split else ():
-                ends = {"input_layouts": Shard(1)} if norm else {}
-                styles = {"up": ColwiseParallel(**ends), "down": RowwiseParallel(output_layouts=Shard(1) if norm else None)}
-                parallelize_module(pair, mesh, styles | ({"norm": SequenceParallel()} if norm else {}))
+            for pair in net.children() if split else ():
+                slices = Shard(1) if norm else None  # of the sequence; None: torch's default, whole tensors
+                parallelize_module(pair.get_submodule("up"), mesh, ColwiseParallel(input_layouts=slices))
+                parallelize_module(pair.get_submodule("down"), mesh, RowwiseParallel(output_layouts=slices))
+                if norm:
+                    parallelize_module(pair.get_submodule("norm"), mesh, SequenceParallel())
             return net
 
         return make

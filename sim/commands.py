@@ -20,7 +20,7 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
 
     @app.command()
     def schema(verb: Annotated[str, typer.Argument(help="predict collective validate sweep capacity ...")]) -> None:
-        """The JSON schema of what a verb prints with --json."""
+        """The JSON schema of what a verb prints with --json.  Example: steptwin schema predict"""
         from sim.schema import schema as find
 
         desk.show(find(verb), True, "schema")
@@ -64,7 +64,7 @@ def _predict(app: typer.Typer, desk: Desk) -> None:
         out: Out = None,
         as_json: AsJson = False,
     ) -> None:
-        """Lay a prediction beside a trace that was measured elsewhere."""
+        """Lay a prediction beside a trace of your own run.  Example: steptwin compare my-plan.toml --on dgx-h100 --measured trace.json.gz"""
         from sim.compare import compare as run
         from sim.imported import read_measured
         from sim.metrics import step_times
@@ -112,7 +112,7 @@ def _studies(app: typer.Typer, desk: Desk) -> None:
         calibration: Path | None = None,
         as_json: AsJson = False,
     ) -> None:
-        """Step time as a distribution: P50, P95, P99 under jitter, slow ranks and uneven samples."""
+        """Step time as a distribution: P50, P95, P99 under jitter and imbalance.  Example: steptwin spread gpt2-ddp8 --draws 500"""
         from sim.bind import bind
         from sim.montecarlo import Jitter
         from sim.montecarlo import spread as run
@@ -135,7 +135,7 @@ def _collective(app: typer.Typer, desk: Desk) -> None:
         on: On = "dgx-h100",
         bytes_: Annotated[str, typer.Option("--bytes", help="Largest size of the table")] = "64 MiB",
         ranks: int | None = None,
-        algorithm: Annotated[str, typer.Option(help="auto ring tree nvls hierarchical")] = "auto",
+        algorithm: Annotated[str, typer.Option(help="auto ring tree nvls pat collnet hierarchical")] = "auto",
         set_: Sets = None,
         fail: Fail = None,
         without: Without = None,
@@ -143,7 +143,7 @@ def _collective(app: typer.Typer, desk: Desk) -> None:
         plot: Annotated[Path | None, typer.Option("--plot", help="Write a page with algbw and busbw over size here")] = None,
         as_json: AsJson = False,
     ) -> None:
-        """A table like nccl-tests': size, time, algbw, busbw and the algorithm chosen."""
+        """A table like nccl-tests': size, time, algbw, busbw.  Example: steptwin collective all_reduce --on "4x dgx-h100" --bytes "1 GiB\""""
         from sim.cost.collective.table import collective_table
         from topologies.load import load_topology
 
@@ -172,7 +172,7 @@ def _plans(plans: typer.Typer, desk: Desk) -> None:
 
     @plans.command()
     def show(plan: PlanName, set_: Sets = None, as_json: AsJson = False) -> None:
-        """A plan with every default filled in."""
+        """A plan with every default filled in.  Example: steptwin plan show tiny-ddp"""
         from sim.planfile import load_plan
 
         desk.show(msgspec.to_builtins(load_plan(plan, tuple(set_ or ()))), as_json, "plan")

@@ -28,8 +28,14 @@ def compare(predicted: Prediction, measured: str | Path | Trace) -> Comparison:
         raise BadInput("this prediction holds no trace: predict the plan with its details")
     trace = measured if isinstance(measured, Trace) else read_measured(measured)
     times = step_times(trace)  # the first begins with the recording, not with the step
-    found = align_by_class(predicted.trace, trace, times[1:] or times)
+    found = align_by_class(predicted.trace, _whole_steps(trace), times[1:] or times)
     return replace(found, pairs=_pairs(predicted.trace, trace))
+
+
+def _whole_steps(trace: Trace) -> Trace:
+    """Without what was recorded of the step that the recording began in, where there are others."""
+    numbers = sorted({span.step for span in trace.spans})
+    return replace(trace, spans=[span for span in trace.spans if span.step != numbers[0]]) if len(numbers) > 1 else trace
 
 
 def _pairs(predicted: Trace, measured: Trace) -> tuple[Pair, ...]:

@@ -74,7 +74,7 @@ class Run:
         self._shortcut: Shortcut | None = None
         plan = setting.plan
         plain = plan.noise.stragglers == plan.noise.imbalance == "none" and plan.update.mode == "sync" and plan.update.aggregate == "gpu"
-        if plain and setting.topology.kind == "cuda" and setting.topology.symmetric:
+        if plain and setting.topology.kind == "cuda" and setting.foldable:
             self._shortcut = Shortcut(self._pricer, mesh_of(plan), setting.topology)
             self._short = _shortener(setting, self._shortcut, coarse)
 
@@ -83,7 +83,7 @@ class Run:
         topology = setting.topology
         program = lower(setting.plan, setting.network, setting.framework, topology.kind, steps, self._short)
         if self._shortcut is None:
-            return step_times(program, self._pricer, True, topology.symmetric)
+            return step_times(program, self._pricer, True, setting.foldable)
         return step_times(program, self._shortcut, True, True, self._shortcut.alike)
 
 

@@ -46,7 +46,7 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
         gpu: Annotated[str, typer.Option(help="The GPUs' catalog name, where the file does not tell")] = "",
         out: Annotated[Path | None, typer.Option("--out", help="Write the TOML here instead of printing it")] = None,
     ) -> None:
-        """Turn another tool's file into a TOML that can be read and edited."""
+        """Turn another tool's file into a TOML that can be edited.  Example: steptwin topology import topo.xml --out mine.toml"""
         from topologies.readers import read_file
 
         found = read_file(file, gpu)

@@ -23,7 +23,7 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
         report: Report = None,
         as_json: AsJson = False,
     ) -> None:
-        """Score predictions against published measurements."""
+        """Score predictions against published measurements.  Example: steptwin validate --limit 50"""
         if collectives:
             from sim.accuracy.collectives import validate_collectives
 
@@ -50,7 +50,7 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
         workers: Workers = 2,
         as_json: AsJson = False,
     ) -> None:
-        """Every table of accuracy: kernels, collectives, memory, published steps, beside targets and baselines."""
+        """Every table of accuracy, beside targets and baselines.  Example: steptwin accuracy --shared ../shared"""
         from sim.accuracy.progress import on_terminal
         from sim.accuracy.tables import accuracy_tables
 

@@ -29,6 +29,10 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
         on: On = "dgx-h100",
         set_: Sets = None,
         auto: Annotated[int | None, typer.Option("--auto", help="All sensible plans on so many GPUs, in place of a space")] = None,
+        trials: Annotated[
+            int | None, typer.Option("--trials", help="Look at so many plans of the space, chosen by optuna, not at all")
+        ] = None,
+        seed: Annotated[int, typer.Option("--seed", help="Of --trials")] = 0,
         every: Annotated[bool, typer.Option("--every", help="Simulate also what cannot be better than another plan")] = False,
         out: Annotated[Path, typer.Option("--out", help="SQLite file for the results; a file that is there is gone on with")] = Path(
             "runs/sweep.sqlite"
@@ -40,7 +44,7 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
         report: Report = None,
         as_json: AsJson = False,
     ) -> None:
-        """Every plan of a space: memory, bounds, then simulation; resumes where it was."""
+        """Every plan of a space: memory, bounds, then simulation; resumes where it was.  Example: steptwin sweep llama3-8b-fsdp8 --auto 16"""
         from sim.planfile import load_plan
         from sim.planning.capacity import load_prices
         from sim.planning.space import auto_space, parse_space
@@ -52,7 +56,13 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
         points = auto_space(base, on, auto) if auto is not None else parse_space(space)
         money = load_prices(prices) if prices else None
         say = desk.say if sys.stderr.isatty() else None
-        found = run(base, points, on, out, workers=workers, backend=backend, address=address, prices=money, every=every, say=say)
+        spread: dict[str, Any] = {"workers": workers, "backend": backend, "address": address, "prices": money, "say": say}
+        if trials is None:
+            found = run(base, points, on, out, every=every, **spread)
+        else:
+            from sim.planning.search import search
+
+            found = search(base, points, on, out, trials=trials, seed=seed, **spread)
         rows = [_plain(row) for row in found.feasible]
         shown: dict[str, Any] = {
             "rows": rows if as_json else [{k: r[k] for k in ("key", "step_time", "mfu", "memory", "gpus")} for r in rows[:10]]
@@ -69,7 +79,7 @@ def _explain(app: typer.Typer, desk: Desk) -> None:
     def explain(
         plan: PlanName, on: On = "dgx-h100", set_: Sets = None, fail: Fail = None, without: Without = None, as_json: AsJson = False
     ) -> None:
-        """Critical path, what each resource is worth, and the best changes of plan."""
+        """Critical path, what each resource is worth, and the best changes of plan.  Example: steptwin explain llama3-8b-fsdp8"""
         from sim.bind import bind
         from sim.planfile import load_plan
         from sim.planning.explain import explain as run
@@ -89,27 +99,40 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
     @app.command()
     def capacity(
         plan: PlanName,
-        tokens: Annotated[float, typer.Option(help="Tokens (or samples) to train, e.g. 15e12")],
+        tokens: Annotated[float | None, typer.Option(help="Tokens (or samples) to train, e.g. 15e12")] = None,
+        epochs: Annotated[float | None, typer.Option(help="In place of --tokens: passes over --dataset")] = None,
+        dataset: Annotated[float | None, typer.Option(help="Tokens (or samples) of one pass")] = None,
         on: On = "dgx-h100",
         set_: Sets = None,
         days: Annotated[float | None, typer.Option(help="Find the smallest cluster that finishes in so many days")] = None,
+        mtbf_gpu: Annotated[str, typer.Option("--mtbf-gpu", help="Mean time between failures of one GPU; unsaid: Llama 3 405B's")] = "",
+        mtbf_node: Annotated[str, typer.Option("--mtbf-node", help="The same of one node; unsaid: GPUs alone fail")] = "",
+        restart: Annotated[str, typer.Option("--restart", help="From a failure to the first new step")] = "",
+        checkpoint: Annotated[str, typer.Option("--checkpoint", help="Stall of one checkpoint; unsaid: its bytes at 1 GB/s per GPU")] = "",
+        spares: Annotated[int | None, typer.Option("--spares", help="Nodes that stand by; unsaid: always one more")] = None,
+        seed: Annotated[int, typer.Option("--seed", help="Of the failures drawn")] = 0,
         prices: Prices = None,
         report: Report = None,
         as_json: AsJson = False,
     ) -> None:
-        """Days, GPU-hours, energy, money and goodput of a training run; with --report also scaling curves."""
+        """Days, GPU-hours, energy, money, goodput of a training run; --report: scaling curves.  Example: steptwin capacity gpt2-ddp8 --tokens 1e10"""
         from sim.planfile import load_plan
+        from sim.planning.capacity import amount, load_prices, scaling, smallest
         from sim.planning.capacity import capacity as run
-        from sim.planning.capacity import load_prices, scaling, smallest
+        from sim.planning.goodput import Reliability
+        from topologies.units import duration
 
-        base = load_plan(plan, tuple(set_ or ()))
-        money = load_prices(prices) if prices else None
-        found = smallest(base, on, tokens, days, say=desk.say) if days else run(base, on, tokens, prices=money)
+        base, work = load_plan(plan, tuple(set_ or ())), amount(tokens, epochs, dataset)
+        said = {"mtbf_gpu": mtbf_gpu, "mtbf_node": mtbf_node, "restart": restart}
+        how = Reliability(spares=spares, **{name: duration(text, f"--{name.replace('_', '-')}") for name, text in said.items() if text})
+        stall = duration(checkpoint, "--checkpoint") if checkpoint else None
+        options: dict[str, Any] = {"how": how, "checkpoint": stall, "seed": seed, "prices": load_prices(prices) if prices else None}
+        found = smallest(base, on, work, days, say=desk.say, **options) if days else run(base, on, work, **options)
         desk.show({**_plain(found), "days": found.days}, as_json, "capacity")
         if report:
             machine = on.split("x ")[-1].strip()
             sizes = [base.world * 2**n for n in range(8)]
-            curves = [scaling(base, machine, sizes, tokens, weak=weak, prices=money) for weak in (False, True)]
+            curves = [scaling(base, machine, sizes, work, weak=weak, **options) for weak in (False, True)]
             desk.say(f"report: {desk.page('capacity', report, plan, found, *curves)}")
 
 
@@ -124,7 +147,7 @@ def _disturbed(app: typer.Typer, desk: Desk) -> None:
         set_: Sets = None,
         as_json: AsJson = False,
     ) -> None:
-        """What a failed link, a flapping NIC or a slow GPU costs this plan (every rank is simulated: small clusters)."""
+        """What a failed link, a flapping NIC or a slow GPU costs this plan.  Example: steptwin faults gpt2-ddp8 --on dgx-h100"""
         from sim.planfile import load_plan
         from sim.planning.faults import faults as run
 
@@ -140,7 +163,7 @@ def _disturbed(app: typer.Typer, desk: Desk) -> None:
         set_: Sets = None,
         as_json: AsJson = False,
     ) -> None:
-        """Several jobs on one cluster: each one's step alone and beside the others, by placement (every rank is simulated)."""
+        """Several jobs on one cluster, each one's step alone and beside the others.  Example: steptwin jobs gpt2-ddp8 gpt2-ddp8"""
         from sim.planfile import load_plan
         from sim.planning.jobs import jobs as run
 

@@ -127,7 +127,7 @@ def explain(setting: Setting, tries: int = 12) -> Explanation:
 
     def again(pricer: Pricer) -> float:
         # The engine that only says when steps end: the same times.
-        return step_times(program, pricer, True, topology.symmetric)[study.trace.reported]
+        return step_times(program, pricer, True, setting.foldable)[study.trace.reported]
 
     found = [study.of_kind(kind, again) for kind in KINDS]
     verdict = _verdict(sorted(found, key=lambda s: s.infinitely_fast), study.step)
@@ -144,7 +144,7 @@ class Study:
         self.setting, self.program = setting, program
         self.pricer = pricer_for(setting)
         self.noted = Noted(self.pricer)
-        self.trace: Trace = simulate(program, self.noted, True, setting.topology.symmetric)
+        self.trace: Trace = simulate(program, self.noted, True, setting.foldable)
         self.step = step_time(self.trace)
         ranks = set(self.trace.ranks)
         self.ops: dict[str, Op] = {

@@ -27,6 +27,7 @@ from sim.planning.pool import Pool, pool
 from sim.planning.screen import screened
 from sim.planning.space import Candidate, TooLarge, base_tree, candidates, named
 from sim.planning.store import Row, Store
+from sim.planning.tables import Ranked
 from sim.predict import figures_of_memory, mfu_of, predict_setting, pricer_for
 from topologies.errors import BadInput, SteptwinError
 from topologies.load import Topology, load_topology
@@ -39,7 +40,7 @@ _WAVE = 4
 """Chunks for each worker between two looks at what need not be simulated any more."""
 
 
-class Sweep(msgspec.Struct):
+class Sweep(Ranked, msgspec.Struct):
     """What a sweep found. `best` is the fastest per sample and GPU that fits; `front` is not dominated in time, memory and cost."""
 
     rows: list[Row]
