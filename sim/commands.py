@@ -40,7 +40,7 @@ def _predict(app: typer.Typer, desk: Desk) -> None:
         out: Out = None,
         as_json: AsJson = False,
     ) -> None:
-        """Predict one training step.  Example: steptwin predict llama3-8b-fsdp8 --on dgx-h100 --set batch.micro=2"""
+        """Predict one training step.  Example: steptwin predict llama3-8b-fsdp8 --on dgx-h100 --set seq_len=4096"""
         from sim.planfile import load_plan
         from sim.predict import predict as run
         from topologies.load import load_topology
