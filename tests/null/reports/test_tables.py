@@ -43,5 +43,17 @@ def test_rows_are_a_table_with_units(capsys: pytest.CaptureFixture[str]) -> None
     show({"rows": [{"fault": "slow=r0", "step_time_s": 0.263, "slowdown": 1.246}], "plan": "gpt2"}, "faults")
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
     assert lines[0] == ["faults"] and lines[1] == ["fault", "step", "time", "slowdown"]
-    assert lines[3] == ["slow=r0", "263.000", "ms", "1.246", "x"]
-    assert lines[4] == ["plan:", "gpt2"]
+    assert lines[2] == ["slow=r0", "263.000", "ms", "1.246", "x"]
+    assert lines[3] == ["plan:", "gpt2"]
+
+
+def test_a_terminal_gets_the_same_cells_fitted_to_its_width(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    value = {"rows": [{"fault": "slow=r0", "step_time_s": 0.263, "slowdown": 1.246}], "plan": "gpt2"}
+    show(value, "faults")
+    plain = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "dumb")
+    show(value, "faults")
+    drawn = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert [line for line in drawn if set("".join(line)) != {"\u2500"}] == plain and drawn != plain, "and a rule"
