@@ -137,7 +137,15 @@ def _agreed() -> Iterator[None]:
 def _world(rank: int, size: int) -> Any:
     beat = SimpleNamespace(phase=lambda *_: None, touch=lambda: None, step=lambda *_: None)
     return SimpleNamespace(
-        rank=rank, size=size, local_rank=rank, kind="cpu", device=torch.device("cpu"), beat=beat, folder=Path(), barrier=lambda: None
+        rank=rank,
+        size=size,
+        local_rank=rank,
+        kind="cpu",
+        shared=False,
+        device=torch.device("cpu"),
+        beat=beat,
+        folder=Path(),
+        barrier=lambda: None,
     )
 
 
