@@ -86,10 +86,10 @@ def memory_table(scores: list[MemoryScore]) -> list[dict[str, object]]:
             {
                 "source": source,
                 "rows": len(errors),
-                "mean": round(fmean(size), 4),
-                "median": round(median(size), 4),
+                "mape": round(fmean(size), 4),
+                "median_ape": round(median(size), 4),
                 "bias": round(fmean(errors), 4),
-                "worst": round(max(size), 4),
+                "worst_ape": round(max(size), 4),
                 "seen while modelling": source in SEEN,
             }
         )

@@ -142,6 +142,13 @@ def summarise(labels: list[Label]) -> list[dict[str, object]]:
         size = [abs(error) for error in errors]
         bound = [abs(label.roofline / label.measured - 1.0) for label in labels if gpu in (label.gpu, "all")]
         rows.append(
-            {"gpu": gpu, "rows": len(errors), "mean": fmean(size), "median": median(size), "bias": fmean(errors), "roofline": fmean(bound)}
+            {
+                "gpu": gpu,
+                "rows": len(errors),
+                "mape": fmean(size),
+                "median_ape": median(size),
+                "bias": fmean(errors),
+                "roofline": fmean(bound),
+            }
         )
     return rows
