@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUNS ?= runs
 PLAN ?= tiny-ddp
 
-.PHONY: twin twin-gpu test bench accuracy reliability coverage mutation docs lint check clean
+.PHONY: twin twin-gpu test bench accuracy reliability coverage mutation gallery docs lint check clean
 
 $(VENV)/.run: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -53,6 +53,9 @@ accuracy: $(VENV)/.dev   ## published steps, collectives, kernels, memory, this 
 
 twin-gpu: $(VENV)/.run   ## the table of GPU plans on this node's GPUs: predicted, played, trained; resumes where it was (not run on a GPU yet)
 	$(BIN)/steptwin here --gpu --out $(RUNS)/gpu
+
+gallery: $(VENV)/.dev    ## the README's pictures, from real pages (after `make twin`)
+	$(BIN)/python -m tests.browser.gallery $(RUNS)/$(PLAN)
 
 docs: $(VENV)/.dev       ## README and every docstring as HTML in build/docs
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

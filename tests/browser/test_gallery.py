@@ -21,7 +21,7 @@ def size(path: Path) -> tuple[int, int]:
     return width, height
 
 
-@pytest.mark.parametrize("kind", COMMANDS)
+@pytest.mark.parametrize("kind", [*COMMANDS, "comparison"])
 def test_a_picture_of_each_kind_is_there_and_small(kind: str) -> None:
     path = GALLERY / f"{kind}.png"
     assert path.stat().st_size < LARGEST
