@@ -135,29 +135,29 @@ def _product(args: tuple[Any, ...], role: str) -> Gemm:
     return Gemm(a.shape[-2], b.shape[-1], a.shape[-1], _dtype(a), batch, role)
 
 
+def _square(x: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, groups: int, out: torch.Tensor, role: str) -> Conv | None:
+    """The convolution from `x` to `out` where its few numbers say all; None for 1-D, 3-D, dilated and uneven ones."""
+    if x.dim() != 4 or len(set(stride)) > 1 or len(set(padding)) > 1:
+        return None
+    b, c, h, w = x.shape
+    work = Conv(b, c, h, w, weight.shape[0], weight.shape[2], weight.shape[3], stride[0], padding[0], groups, _dtype(x), role)
+    return work if work.out == tuple(out.shape[2:]) else None
+
+
 def _convolution(x: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, groups: int, out: torch.Tensor, role: str) -> Work:
-    """`Conv` where its few numbers say all; else the product that it is (1-D, 3-D, dilated, uneven)."""
-    if x.dim() == 4 and len(set(stride)) == 1 and len(set(padding)) == 1:
-        b, c, h, w = x.shape
-        work = Conv(b, c, h, w, weight.shape[0], weight.shape[2], weight.shape[3], stride[0], padding[0], groups, _dtype(x), role)
-        if work.out == tuple(out.shape[2:]):
-            return work
-    inner = math.prod(weight.shape[1:])
+    """A `Conv`, or else the product that it is."""
     rows = out.numel() // out.shape[1]
-    return Gemm(rows, weight.shape[0] // groups, inner, _dtype(x), groups, role)
+    product = Gemm(rows, weight.shape[0] // groups, math.prod(weight.shape[1:]), _dtype(x), groups, role)
+    return _square(x, weight, stride, padding, groups, out, role) or product
 
 
 def _transposed(x: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, groups: int, out: torch.Tensor, role: str) -> Work:
     """A transposed convolution from `x` to `out` is the gradient of the convolution from `out` to `x`, and that gradient is this
     convolution (torch.nn.ConvTranspose2d); its weight's is the same product."""
     swapped = {"fwd": "dgrad", "dgrad": "fwd"}.get(role, role)
-    if x.dim() == 4 and len(set(stride)) == 1 and len(set(padding)) == 1:
-        b, c, h, w = out.shape
-        work = Conv(b, c, h, w, weight.shape[0], weight.shape[2], weight.shape[3], stride[0], padding[0], groups, _dtype(x), swapped)
-        if work.out == tuple(x.shape[2:]):
-            return work
-    inner = math.prod(weight.shape[1:])
-    return Gemm(x.numel() // x.shape[1], inner, weight.shape[0] // groups, _dtype(x), groups, role)
+    rows = x.numel() // x.shape[1]
+    product = Gemm(rows, math.prod(weight.shape[1:]), weight.shape[0] // groups, _dtype(x), groups, role)
+    return _square(out, weight, stride, padding, groups, x, swapped) or product
 
 
 def _recurrent(args: tuple[Any, ...], backward: bool) -> list[Work]:

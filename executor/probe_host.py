@@ -42,7 +42,8 @@ def dispatch(bench: Bench) -> None:
     assert kernel > 0
 
 
-def _middle(times: list[float]) -> float:
+def middle(times: list[float]) -> float:
+    """The median, by order."""
     return sorted(times)[len(times) // 2]
 
 
@@ -73,7 +74,7 @@ def _autograd(bench: Bench) -> list[float]:
         aten.gelu_backward(grad, x)
 
     with torch.no_grad():
-        kernels = _middle(bench.times([plain], least=40))
+        kernels = middle(bench.times([plain], least=40))
     return [(t - kernels) / 8 for t in bench.times([chain], least=40)]
 
 
@@ -91,7 +92,7 @@ def _accumulate(bench: Bench, x: torch.Tensor) -> list[float]:
 
         return call
 
-    many, few = bench.times([run(leaves)]), _middle(bench.times([run([one])]))
+    many, few = bench.times([run(leaves)]), middle(bench.times([run([one])]))
     return [(t - few) / (_LEAVES - 1) for t in many]
 
 
@@ -134,19 +135,19 @@ def _on_cpu(bench: Bench) -> float:
     if bench.world.kind != "cpu":
         parameter = nn.Parameter(torch.full((1 << 22,), 0.02))
         parameter.grad = torch.full_like(parameter, 0.01)
-        return _middle(bench.times([torch.optim.AdamW([parameter], lr=1e-6, fused=True).step])) / parameter.numel()
+        return middle(bench.times([torch.optim.AdamW([parameter], lr=1e-6, fused=True).step])) / parameter.numel()
     large = max(
         (s for kind, s in bench.found if kind == "optimizer" and s.name == "adamw.fused" and s.shape[0] == 4), key=lambda s: s.shape[1]
     )
     return large.median / large.shape[1]
 
 
-class _Many(nn.Module):
+class Many(nn.Module):
     """So many small parameters, each used once."""
 
-    def __init__(self, count: int, device: torch.device) -> None:
+    def __init__(self, count: int, device: torch.device, width: int = 1024) -> None:
         super().__init__()
-        self.scales = nn.ParameterList([nn.Parameter(torch.ones(1024, device=device)) for _ in range(count)])
+        self.scales = nn.ParameterList([nn.Parameter(torch.ones(width, device=device)) for _ in range(count)])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for scale in self.scales:
@@ -162,7 +163,7 @@ def ddp(bench: Bench) -> None:
     x = torch.ones(1024, device=bench.world.device)
 
     def seconds(count: int, bucket: float | None) -> float:
-        module: nn.Module = _Many(count, bench.world.device)
+        module: nn.Module = Many(count, bench.world.device)
         if bucket is not None:
             module = DistributedDataParallel(module, process_group=alone, bucket_cap_mb=bucket)
 
@@ -172,7 +173,7 @@ def ddp(bench: Bench) -> None:
 
         for _ in range(3):  # DDP rebuilds its buckets after the first step
             step()
-        return _middle(bench.times([step], least=15))
+        return middle(bench.times([step], least=15))
 
     bare, more = seconds(16, None), seconds(48, None)
     single, single_more, each = seconds(16, 25), seconds(48, 25), seconds(16, 0.004)

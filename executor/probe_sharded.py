@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from executor.bench import Bench
+from executor.probe_host import Many, middle
 
 _WIDTH = 64
 _UNITS = (2, 6)
@@ -43,23 +44,6 @@ def _mesh(bench: Bench) -> DeviceMesh:
     return DeviceMesh.from_group(group, bench.world.kind, mesh_dim_names=("all",))
 
 
-def _middle(times: list[float]) -> float:
-    return sorted(times)[len(times) // 2]
-
-
-class _Scales(nn.Module):
-    """So many small parameters, each used once."""
-
-    def __init__(self, count: int, device: torch.device) -> None:
-        super().__init__()
-        self.scales = nn.ParameterList([nn.Parameter(torch.ones(_WIDTH, device=device)) for _ in range(count)])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for scale in self.scales:
-            x = x * scale
-        return x
-
-
 class _Pair(nn.Module):
     """Two linears as tensor parallelism splits them, and a norm where the sequence is split too."""
 
@@ -85,7 +69,7 @@ def _per_block(bench: Bench, model: Callable[[int], nn.Module], x: torch.Tensor)
 
         for _ in range(3):  # DTensor looks its plans up once
             step()
-        return _middle(bench.times([step], least=15))
+        return middle(bench.times([step], least=15))
 
     few, many = _UNITS
     return (seconds(many) - seconds(few)) / (many - few)
@@ -99,7 +83,7 @@ def _fsdp(bench: Bench, mesh: DeviceMesh) -> None:
 
     def model(tensors: int, shard: bool) -> Callable[[int], nn.Module]:
         def make(blocks: int) -> nn.Module:
-            net = nn.Sequential(*(_Scales(tensors, bench.world.device) for _ in range(blocks)))
+            net = nn.Sequential(*(Many(tensors, bench.world.device, _WIDTH) for _ in range(blocks)))
             for unit in (*net, net) if shard else ():
                 fully_shard(unit, mesh=mesh)
             return net
@@ -109,9 +93,9 @@ def _fsdp(bench: Bench, mesh: DeviceMesh) -> None:
     few, many = (_per_block(bench, model(n, True), x) - _per_block(bench, model(n, False), x) for n in _TENSORS)
     parameter = max(1e-7, (many - few) / (_TENSORS[1] - _TENSORS[0]))
     part, full = torch.ones(_WIDTH, device=x.device), torch.ones(_WIDTH * mesh.size(), device=x.device)
-    gather = _middle(bench.times([lambda: dist.all_gather_into_tensor(full, part, group=mesh.get_group())]))
-    scatter = _middle(bench.times([lambda: dist.reduce_scatter_tensor(part, full, group=mesh.get_group())]))
-    copies = 5 * _middle(bench.times([lambda: full.add_(1.0)]))
+    gather = middle(bench.times([lambda: dist.all_gather_into_tensor(full, part, group=mesh.get_group())]))
+    scatter = middle(bench.times([lambda: dist.reduce_scatter_tensor(part, full, group=mesh.get_group())]))
+    copies = 5 * middle(bench.times([lambda: full.add_(1.0)]))
     bench.add("host", "fsdp_parameter", "", (), [parameter / 2])
     bench.add("host", "fsdp_unit", "", (), [max(1e-6, few - _TENSORS[0] * parameter - 2 * gather - scatter - copies) / 2])
 
@@ -159,7 +143,7 @@ def _optimizers(bench: Bench, mesh: DeviceMesh) -> None:
         parameters = [nn.Parameter(tensor(split)) for _ in range(count)]
         for parameter in parameters:
             parameter.grad = tensor(split)
-        return _middle(bench.times([make(parameters).step]))
+        return middle(bench.times([make(parameters).step]))
 
     for name, make in makers.items():
         grown = {split: seconds(make, 24, split) - seconds(make, 8, split) for split in (True, False)}

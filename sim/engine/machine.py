@@ -20,12 +20,11 @@ LOADER = "loader"
 """Threads of loader processes begin with it."""
 
 
-def neighbours(pricer: Pricer, op: Op, rank: int, world: int) -> Iterator[tuple[int, Cost]]:
-    """`rank` and the ranks of its machine, each with what the op costs there.
+def neighbours(pricer: Pricer, op: Op, cost: Cost, rank: int, world: int) -> Iterator[tuple[int, Cost]]:
+    """`rank`, where the op has this `cost`, and the ranks of its machine, each with what it costs there.
 
     Ranks of one machine are numbered in a row: the first whose op takes from another machine ends the search.
     """
-    cost = pricer.local(op, rank)
     yield rank, cost
     here = {_machine(name) for name, _ in cost.uses}
     for step in (1, -1):
@@ -51,7 +50,7 @@ def together(op: Op, cost: Cost, pricer: Pricer, rank: int, stands_for: Callable
     for name, amount in cost.uses:
         alone[name] = alone.get(name, 0.0) + amount
     amounts = dict.fromkeys(alone, 0.0)
-    for other, taken in neighbours(pricer, op, rank, world):
+    for other, taken in neighbours(pricer, op, cost, rank, world):
         if stands_for(other) == rank:
             for name, amount in taken.uses:
                 if name in amounts:
@@ -67,7 +66,7 @@ def steady(ops: list[tuple[Op, Cost]], pricer: Pricer, rank: int, world: int) ->
     for op, cost in ops:
         alone += cost.seconds
         processes = max((work.processes for work in op.works if isinstance(work, HostWork)), default=1.0)
-        for _, there in neighbours(pricer, op, rank, world) if cost.uses else ():
+        for _, there in neighbours(pricer, op, cost, rank, world) if cost.uses else ():
             for name, amount in there.uses:
                 demand[name] = demand.get(name, 0.0) + processes * amount * (there.seconds - there.latency)
     needed = max((total / pricer.capacity[name] for name, total in demand.items()), default=0.0)

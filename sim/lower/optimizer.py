@@ -136,8 +136,8 @@ def step(job: Job, share: Share) -> list[Op]:
         ops.append(spent("optimizer/step.host", "optimizer_step", cls=CLS))
         ops.append(spent("optimizer/tensors.host", "optimizer", share.tensors, cls=CLS))
         if job.framework.tensor == "dtensor" and (job.zero == 3 or job.size("tp") > 1):
-            kind = "dtensor_adam" if STATES[name] == 2 else "dtensor_sgd"
-            ops.append(spent("optimizer/dtensor.host", kind, share.tensors * (1 if STATES[name] == 2 else 1 + STATES[name]), cls=CLS))
+            kind, updates = ("dtensor_adam", 1) if STATES[name] == 2 else ("dtensor_sgd", 1 + STATES[name])
+            ops.append(spent("optimizer/dtensor.host", kind, share.tensors * updates, cls=CLS))
     if how == "fused":
         works: tuple[Work, ...] = (_fused(job, share, name),)
     elif how == "foreach" or job.device == "cpu":

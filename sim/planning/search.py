@@ -19,7 +19,7 @@ from sim.planning.floor import Floor
 from sim.planning.pool import Pool, pool
 from sim.planning.space import SHORT, Candidate, base_tree, plan_at, point
 from sim.planning.store import Row, Store
-from sim.planning.sweep import CLOSE, Prices, Say, Sweep, Work, _closest, _effort, evaluate_chunk, pareto, screen_chunk
+from sim.planning.sweep import CLOSE, Prices, Say, Sweep, Work, _closest, evaluate_chunk, pareto, screen_chunk
 from topologies.errors import BadInput
 
 _BATCH = 8
@@ -92,7 +92,7 @@ class _Hunt:
     def best(self) -> str:
         """The fastest so far, in words."""
         done = [row for row in self.known.values() if row.outcome == "done"]
-        return min(done, key=_effort).key if done else "none fits yet"
+        return min(done, key=lambda row: row.effort).key if done else "none fits yet"
 
     def batch(self, size: int) -> int:
         """Looks at what the sampler proposes; returns how many points of it were new."""
@@ -139,8 +139,8 @@ class _Hunt:
         """Simulates whole what was ranked from a few layers, until the front and the best rest on whole simulations alone."""
         while True:
             done = [row for row in self.known.values() if row.outcome == "done"]
-            best = min(map(_effort, done), default=0.0)
-            vital = {row.key: row for row in [*pareto(done), *(row for row in done if _effort(row) <= CLOSE * best)]}
+            best = min((row.effort for row in done), default=0.0)
+            vital = {row.key: row for row in [*pareto(done), *(row for row in done if row.effort <= CLOSE * best)]}
             work: list[tuple[Candidate, Plan]] = []
             for key, row in vital.items():
                 at = self._point_of(key)
@@ -167,10 +167,10 @@ class _Hunt:
         trial = import_module("optuna").trial
         done = row.outcome == "done"
         state = trial.TrialState.COMPLETE if done else trial.TrialState.PRUNED
-        self._study.add_trial(trial.create_trial(params=at, distributions=self._kinds, value=_effort(row) if done else None, state=state))
+        self._study.add_trial(trial.create_trial(params=at, distributions=self._kinds, value=row.effort if done else None, state=state))
 
     def _tell(self, trial: Any, row: Row) -> None:
         if row.outcome == "done":
-            self._study.tell(trial, _effort(row))
+            self._study.tell(trial, row.effort)
         else:
             self._study.tell(trial, state=import_module("optuna").trial.TrialState.PRUNED)

@@ -39,6 +39,11 @@ class Row(msgspec.Struct, frozen=True):
     detail: str = "{}"
     """JSON: breakdown and the overrides."""
 
+    @property
+    def effort(self) -> float:
+        """GPU-seconds of a sample: what plans are ranked by."""
+        return (self.gpus or 1) / (self.rate or 1e-30)
+
 
 class Store:
     """A results file, open for appending. Use as a context manager."""

@@ -54,7 +54,7 @@ class Sweep(Ranked, msgspec.Struct):
 
     @property
     def best(self) -> Row | None:
-        return min(self.feasible, key=_effort, default=None)
+        return min(self.feasible, key=lambda row: row.effort, default=None)
 
     @property
     def front(self) -> list[Row]:
@@ -129,7 +129,7 @@ def _screened(work: list[tuple[Candidate, Plan]], store: Store, place: Pool, pri
         store.add(rows)
         waiting += fits
         progress.more(len(rows) + len(fits))
-    return sorted(waiting, key=lambda one: (_effort(one.bound), one.candidate.key))
+    return sorted(waiting, key=lambda one: (one.bound.effort, one.candidate.key))
 
 
 def _simulated(
@@ -161,8 +161,8 @@ def _confirmed(base: Plan, store: Store, place: Pool, prices: Prices) -> list[Ro
     while True:
         done = [row for row in store.rows() if row.outcome == "done"]
         whole = [row for row in done if json.loads(row.detail).get("whole")]
-        best = min((_effort(row) for row in done), default=0.0)
-        vital = [*pareto(done), *(row for row in done if _effort(row) <= CLOSE * best)]
+        best = min((row.effort for row in done), default=0.0)
+        vital = [*pareto(done), *(row for row in done if row.effort <= CLOSE * best)]
         keys = dict.fromkeys(row.key for row in vital if row not in whole)
         plans = [(candidate, plan) for candidate, plan in map(partial(named, base), keys) if isinstance(plan, Plan)]
         if not plans:
@@ -267,13 +267,8 @@ def _row(candidate: Candidate, plan: Plan, step: float, memory: int, mfu: float 
     return Row(candidate.key, "done", "", step, memory, mfu, rate, plan.world, cost, detail)
 
 
-def _effort(row: Row) -> float:
-    """GPU-seconds of a sample."""
-    return (row.gpus or 1) / (row.rate or 1e-30)
-
-
 def _figures(row: Row) -> tuple[float, float, float]:
-    return _effort(row), float(row.memory or 0), row.cost or 0.0
+    return row.effort, float(row.memory or 0), row.cost or 0.0
 
 
 def _beaten(row: Row, front: list[Row]) -> bool:

@@ -76,7 +76,7 @@ class Ranked(Tabular):
         def path(self) -> str: ...
 
     def __str__(self) -> str:
-        done = sorted(self.feasible, key=_effort)
+        done = sorted(self.feasible, key=lambda row: row.effort)
         keys = {row.key for row in self.front}
         lines = [
             (row.key, f"{(row.step_time or 0.0) * 1e3:,.3f}", _share(row.mfu), f"{(row.memory or 0) / 2**30:.2f}", f"{row.gpus:,}",
@@ -116,10 +116,6 @@ def _figures(row: Row) -> dict[str, Any]:
     found: dict[str, Any] = msgspec.structs.asdict(row)
     found.pop("detail")
     return found
-
-
-def _effort(row: Row) -> float:
-    return (row.gpus or 1) / (row.rate or 1e-30)
 
 
 def _share(value: float | None) -> str:

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from sim.planfile import load_plan
@@ -16,9 +15,8 @@ from sim.planning.faults import faults
 from sim.planning.goodput import Reliability
 from sim.planning.jobs import jobs
 from sim.planning.space import parse_space
-from sim.planning.store import Row
-from sim.planning.sweep import Sweep, pareto, sweep
-from sim.planning.tables import Ranked, Tabular, aligned, frame, point
+from sim.planning.sweep import Sweep, sweep
+from sim.planning.tables import Tabular, aligned, frame, point
 from topologies.errors import BadInput
 
 PLAN = load_plan(
@@ -86,37 +84,16 @@ def test_tokens_or_epochs() -> None:
             amount(**bad)
 
 
-class _Told(Ranked, msgspec.Struct):
-    """A sweep's values, with the table."""
-
-    rows: list[Row]
-    path: str
-    counts: dict[str, int]
-
-    @property
-    def feasible(self) -> list[Row]:
-        return [row for row in self.rows if row.outcome == "done"]
-
-    @property
-    def front(self) -> list[Row]:
-        return pareto(self.feasible)
-
-    @property
-    def best(self) -> Row | None:
-        return min(self.feasible, key=lambda row: row.step_time or 0.0, default=None)
-
-
 def test_a_sweep_is_a_table(tmp_path: Path) -> None:
     found: Any = sweep(PLAN, parse_space("micro=2,4,8,3"), "dgx-h100", tmp_path / "a.sqlite")
     assert isinstance(found, Sweep)
-    told = _Told(found.rows, found.path, found.counts)
-    text = str(told)
+    text = str(found)
     assert text.splitlines()[0] == "3 done, 1 refused" and str(tmp_path) in text
     assert "batch.micro=8" in text and "batch.micro=3" not in text
-    table = told.to_frame()
+    table = found.to_frame()
     assert len(table) == 4 and set(table["batch.micro"]) == {"2", "3", "4", "8"}
     assert set(table["on"]) == {"dgx-h100"} and table["front"].sum() == len(found.front)
-    plain = json.loads(json.dumps(told.to_dict()))
+    plain = json.loads(json.dumps(found.to_dict()))
     assert plain["best"] == (found.best.key if found.best else "") and len(plain["rows"]) == 4
 
 
