@@ -52,7 +52,7 @@ def shares_of_case(case: Case, seconds: float) -> tuple[Shares, tuple[str, ...]]
     from sim.lower.step import lower
     from sim.predict import pricer_for
 
-    setting = bind(case.plan, case.topology)
+    setting = bind(case.plan, case.topology, case.edits)
     program = lower(setting.plan, setting.network, setting.framework, setting.topology.kind, 1)
     shares = shares_of(program, pricer_for(setting), setting.topology, setting.plan, seconds)
     return shares, outside(setting.plan, setting.topology, setting.network.parameters)

@@ -1,7 +1,8 @@
-"""From a row's machine columns to a topology expression (`16x dgx-h100`).
+"""From a row's machine columns to a topology expression (`16x dgx-h100`) and its what-ifs (`gpu=h800-sxm`).
 
-The first rule whose GPU and words fit counts. Where a row names a GPU but no machine, the usual 8-GPU server of
-that GPU stands in, and the choice is listed.
+The first rule whose GPU and words fit counts. Where a row names a GPU but no machine, the usual server of that GPU
+stands in, and the choice is listed. A GPU that the catalog knows and no machine of it holds takes the place of its kin in a
+server of the same kind.
 """
 
 from __future__ import annotations
@@ -11,82 +12,115 @@ import re
 from sim.accuracy.rows import Row
 from topologies.errors import Refused
 
-_RULES: tuple[tuple[str, str, str], ...] = (
-    # (GPU, pattern over "form memory system intra inter", machine of the catalog); "" as pattern: the usual machine
-    (r"gb300", "", "gb300-nvl72"),
-    (r"gb200", "", "gb200-nvl72"),
-    (r"b300", "", "dgx-b300"),
-    (r"b200", "aws|efa", "aws-p6-b200"),
-    (r"b200", "", "dgx-b200"),
-    (r"h200", "efa|aws|p5en", "aws-p5en"),
-    (r"h200", "whitefiber", "whitefiber-h200"),
-    (r"h200", "", "dgx-h200"),
-    (r"h100", "500 ?w|grand teton|hbm2e variant", "grand-teton-h100"),
-    (r"h100", "eos|8 compute links", "eos"),
-    (r"h100", "efa|aws|\bp5\b", "aws-p5"),
-    (r"h100", "azure|nd ?h100", "azure-nd-h100-v5"),
-    (r"h100", "gcp|a3-mega|tcpxo", "gcp-a3-mega"),
-    (r"h100", "a3-high|tcpx", "gcp-a3-high"),
-    (r"h100", "pcie", "h100-pcie-x8"),
-    (r"h100", "", "dgx-h100"),
-    (r"a100", "jean zay|omni-path", "jean-zay-a100"),
-    (r"a100", "leonardo", "leonardo-a100"),
-    (r"a100", "selene", "selene"),
-    (r"a100", r"^\S* 40 .*1600 ?g", "mosaic-a100-40gb"),
-    (r"a100", "1600 ?g", "mosaic-a100"),
-    (r"a100", "4 x 100 gb roce", "internevo-a100"),
-    (r"a100", "p4de", "aws-p4de"),
-    (r"a100", "efa|aws|p4d", "aws-p4d"),
-    (r"a100", "azure", "azure-nd-a100-v4"),
-    (r"a100", "gcp|a2-", "gcp-a2"),
-    (r"a100", "pcie", "a100-pcie-x8"),
-    (r"a100", r"^\S* 40 ", "dgx-a100-40gb"),
-    (r"a100", "", "dgx-a100"),
-    (r"v100", "one nic per node", "dlperf-v100"),
-    (r"v100", "dgx-2", "dgx2-v100"),
-    (r"v100", "sxm3|nvswitch", "dgx2-v100"),
-    (r"v100", r"^\S* 32 ", "dgx1-v100-32gb"),
-    (r"v100", "", "dgx1-v100"),
-    (r"mi300x", "", "mi300x-x8"),
-    (r"mi325x", "", "mi325x-x8"),
-    (r"mi250", "", "frontier-mi250x"),
-    (r"l40s", "", "l40s-x8"),
-    (r"\bl4\b", "", "l4-x8"),
-    (r"a10g", "", "aws-g5"),
-    (r"pro ?6000", "", "rtx-pro-6000-x8"),
-    (r"5090", "", "rtx-5090-x4"),
-    (r"4090", "", "rtx-4090-x8"),
-    (r"3090", "", "rtx-3090-x4"),
+_RULES: tuple[tuple[str, str, str, str], ...] = (
+    # (GPU, pattern over "memory GPU form system intra inter", machine of the catalog, what-ifs); "" as pattern: the usual machine
+    (r"gb300", "", "gb300-nvl72", ""),
+    (r"gb200", "", "gb200-nvl72", ""),
+    (r"b300", "", "dgx-b300", ""),
+    (r"b200", "aws|efa", "aws-p6-b200", ""),
+    (r"b200", "", "dgx-b200", ""),
+    # Grace Hopper's H100: 96 GB of HBM3 at 4 TB/s (NVIDIA's data sheet)
+    (r"gh200", "", "dgx-h100", "gpu.memory=96 GiB; gpu.bandwidth=4000 GB/s"),
+    (r"h200", r"\bnvl\b|pcie", "h100-pcie-x8", "gpu=h200-nvl"),
+    (r"h200", "efa|aws|p5en", "aws-p5en", ""),
+    (r"h200", "whitefiber", "whitefiber-h200", ""),
+    (r"h200", r"gcp|a3-ultra", "gcp-a3-ultra", ""),
+    (r"h200", "", "dgx-h200", ""),
+    (r"h800", "", "dgx-h100", "gpu=h800-sxm"),
+    (r"h20\b", "", "dgx-h100", "gpu=h20"),
+    (r"h100", "500 ?w|grand teton|hbm2e variant", "grand-teton-h100", ""),
+    (r"h100", "eos|8 compute links", "eos", ""),
+    (r"h100", r"efa|aws|\bp5\b", "aws-p5", ""),
+    (r"h100", "azure|nd ?h100", "azure-nd-h100-v5", ""),
+    (r"h100", "gcp|a3-mega|tcpxo", "gcp-a3-mega", ""),
+    (r"h100", "a3-high|tcpx", "gcp-a3-high", ""),
+    (r"h100", r"\bnvl\b", "h100-pcie-x8", "gpu=h100-nvl"),
+    (r"h100", "pcie", "h100-pcie-x8", ""),
+    (r"h100", "", "dgx-h100", ""),
+    (r"a800", "", "dgx-a100", "gpu=a800-sxm-80gb"),
+    (r"a100(?!0)", "jean zay|omni-path", "jean-zay-a100", ""),
+    (r"a100(?!0)", "leonardo", "leonardo-a100", ""),
+    (r"a100(?!0)", "selene", "selene", ""),
+    (r"a100(?!0)", r"^40 .*1600 ?g", "mosaic-a100-40gb", ""),
+    (r"a100(?!0)", "1600 ?g", "mosaic-a100", ""),
+    (r"a100(?!0)", "4 x 100 gb roce", "internevo-a100", ""),
+    (r"a100(?!0)", "p4de", "aws-p4de", ""),
+    (r"a100(?!0)", "efa|aws|p4d", "aws-p4d", ""),
+    (r"a100(?!0)", "azure", "azure-nd-a100-v4", ""),
+    (r"a100(?!0)", "gcp|a2-", "gcp-a2", ""),
+    (r"a100(?!0)", r"^40 .*pcie", "a100-pcie-x8", "gpu=a100-pcie-40gb"),
+    (r"a100(?!0)", "pcie", "a100-pcie-x8", ""),
+    (r"a100(?!0)", r"^40 ", "dgx-a100-40gb", ""),
+    (r"a100(?!0)", "", "dgx-a100", ""),
+    (r"v100", "one nic per node", "dlperf-v100", ""),
+    (r"v100", "p3dn", "aws-p3dn", ""),
+    (r"v100", "ndv2|nd40rs", "azure-ndv2", ""),
+    (r"v100", "dgx-2", "dgx2-v100", ""),
+    (r"v100", "sxm3|nvswitch", "dgx2-v100", ""),
+    (r"v100", r"^32 .*pcie", "a100-pcie-x8", "gpu=v100-pcie-32gb"),
+    (r"v100", "pcie", "a100-pcie-x8", "gpu=v100-pcie-16gb"),
+    (r"v100", r"^32 ", "dgx1-v100-32gb", ""),
+    (r"v100", "", "dgx1-v100", ""),
+    (r"p100", "", "a100-pcie-x8", "gpu=p100-pcie"),
+    (r"mi300x", "", "mi300x-x8", ""),
+    (r"mi325x", "", "mi325x-x8", ""),
+    (r"mi250", "", "frontier-mi250x", ""),
+    (r"mi210", "", "a100-pcie-x8", "gpu=mi210"),
+    (r"mi100", "", "a100-pcie-x8", "gpu=mi100"),
+    (r"l40s", "g6e|aws", "aws-g6e", ""),
+    (r"l40s", "", "l40s-x8", ""),
+    (r"\bl4\b", "", "l4-x8", ""),
+    (r"\bt4\b", "", "l4-x8", "gpu=t4"),
+    (r"a10g", "", "aws-g5", ""),
+    (r"\ba10\b", "", "l40s-x8", "gpu=a10"),
+    (r"\ba40\b", "", "l40s-x8", "gpu=a40"),
+    (r"pro ?6000", "", "rtx-pro-6000-x8", ""),
+    (r"5090", "", "rtx-5090-x4", ""),
+    (r"4090", "", "rtx-4090-x8", ""),
+    (r"3090", "", "rtx-3090-x4", ""),
 )
-_RACK = {"gb200-nvl72": 72, "gb300-nvl72": 72}
-"""GPUs of one NVLink domain where it is larger than a tray."""
+_LARGER = {"rtx-3090-x4": ("rtx-4090-x8", "gpu=rtx-3090"), "rtx-5090-x4": ("rtx-4090-x8", "gpu=rtx-5090")}
+"""Where a row's nodes hold more GPUs than the machine: a larger one of the same kind."""
+_SLOTS = {"rtx-3090-x4": 4, "rtx-5090-x4": 4, "dgx2-v100": 16, "gb200-nvl72": 72, "gb300-nvl72": 72}
+"""Ranks of one node where they are not 8."""
+_RACK = ("gb200-nvl72", "gb300-nvl72")
+"""Machines whose NVLink domain is larger than a tray."""
 _RACK_USED = 64
 """Jobs over several racks take 64 of the 72 GPUs of each, so that powers of two divide."""
 
 
-def machine_of(row: Row, assumed: list[str]) -> str:
-    """The topology expression. Raises `Refused` where the GPU is in no machine of the catalog."""
-    words = (
-        f"{row.gpu_form.split(' ')[0] or '-'} {row.gpu_mem_gb or 0:g} {row.gpu_form} {row.system} {row.intra_net} {row.inter_net}".lower()
-    )
-    for gpu, pattern, name in _RULES:
-        if re.search(gpu, row.gpu.lower()) and (not pattern or re.search(pattern, words)):
+def machine_of(row: Row, assumed: list[str]) -> tuple[str, tuple[str, ...]]:
+    """The topology expression and its what-ifs. Raises `Refused` where the GPU is in no machine of the catalog."""
+    name = re.sub(r"[_-]", " ", row.gpu.lower())
+    words = f"{_memory(row):g} {row.gpu} {row.gpu_form} {row.system} {row.intra_net} {row.inter_net}".lower()
+    for gpu, pattern, machine, edits in _RULES:
+        if re.search(gpu, name) and (not pattern or re.search(pattern, words)):
             if not pattern and not row.system:
-                assumed.append(f"machine not stated: {name}")
+                assumed.append(f"machine not stated: {machine}")
             if not row.inter_net and (row.nodes or 1) > 1:
-                assumed.append(f"network not stated: that of {name}")
-            return _expression(row, name)
+                assumed.append(f"network not stated: that of {machine}")
+            return _expression(row, machine, tuple(edits.split("; ")) if edits else (), assumed)
     raise Refused(f"GPU {row.gpu!r} is in no machine of the catalog")
 
 
-def _expression(row: Row, name: str) -> str:
-    gpus = row.gpus or 1
+def _memory(row: Row) -> float:
+    """GB of device memory: the row's, or those in the GPU's name ("A100-SXM4-40GB"); 0 where neither tells."""
+    found = re.search(r"(\d+) ?gi?b\b", row.gpu.lower())
+    return row.gpu_mem_gb or (float(found.group(1)) if found else 0.0)
+
+
+def _expression(row: Row, name: str, edits: tuple[str, ...], assumed: list[str]) -> tuple[str, tuple[str, ...]]:
+    gpus, slots = row.gpus or 1, _SLOTS.get(name, 8)
     if name in _RACK:
-        if gpus <= _RACK[name]:
-            return name
-        used = _RACK_USED if gpus % _RACK_USED == 0 else _RACK[name]
-        return f"{-(-gpus // used)}x {name}:{used}"
-    each = row.gpus_per_node or 8
-    if gpus <= each:
-        return name
-    return f"{-(-gpus // each)}x {name}:{each}"
+        if gpus <= slots:
+            return name, edits
+        used = _RACK_USED if gpus % _RACK_USED == 0 else slots
+        return f"{-(-gpus // used)}x {name}:{used}", edits
+    each = row.gpus_per_node or (-(-gpus // row.nodes) if row.nodes else slots)
+    if each > slots and name in _LARGER:
+        name, larger = _LARGER[name]
+        edits, slots = (larger, *edits), _SLOTS.get(name, 8)
+    if each > slots:
+        assumed.append(f"{each} GPUs per node in the row: {slots}, which {name} holds")
+    each = min(each, slots)
+    return (name if gpus <= each else f"{-(-gpus // each)}x {name}:{each}"), edits

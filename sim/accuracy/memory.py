@@ -66,7 +66,7 @@ def _score(row: Row, peak: float) -> MemoryScore:
     found = MemoryScore(row_id=row.row_id, source=row.source_id, model=row.model_name, gpu=row.gpu, measured=round(peak * GIB), predicted=0)
     try:
         case = case_of(row)
-        setting = bind(case.plan, case.topology)
+        setting = bind(case.plan, case.topology, case.edits)
     except SteptwinError as error:
         return msgspec.structs.replace(found, refused=str(error))
     report = memory_of(setting.plan, setting.network, setting.framework, setting.topology.device(0))

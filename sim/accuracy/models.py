@@ -39,6 +39,13 @@ _ACTIVATIONS = {"gated quick-gelu": "swiglu", "squared-relu": "relu2", "swiglu":
 """gated quick-gelu: x sigmoid(1.702 x) times the other half, the same kernels as SwiGLU."""
 
 
+_NAMED = (
+    r"resnet|resnext|\bcnn\b|ssd|mask|transformer-xl|gnmt|seq2seq|encoder-decoder|\bvit\b|\bvgg|\bt5\b|diffusion|\bdit\b|u-?net\b|dlrm"
+    r"|recommend|whisper|wav2vec|rnn|tacotron|speech|\bclip\b"
+)
+"""Models that are no decoders: the table's columns do not describe them, a shipped model of the name does."""
+
+
 def family_of(row: Row) -> str:
     """The decoder family by name; "" where the row is no decoder that is known."""
     text = f"{row.model_type} | {row.model_name}".lower()
@@ -52,11 +59,11 @@ def model_of(row: Row, assumed: list[str], vocab_multiple: int = 1) -> dict[str,
     Raises `Refused` where the architecture is not given and its name is none that ships.
     """
     kind = f"{row.model_type} | {row.model_name}".lower()
-    if re.search(r"\bbert\b", kind):
+    if re.search(r"bert\b", kind):
         return _bert(row, assumed)
     if "transformer-xl" in kind and row.n_layers is not None and row.hidden is not None:
         return _transformer_xl(row)
-    if re.search(r"resnet|resnext|\bcnn\b|ssd|mask|transformer-xl|gnmt|seq2seq|encoder-decoder|\bvit\b", kind):
+    if re.search(_NAMED, kind):
         return _by_name(row, assumed)
     if row.n_layers is None or row.hidden is None:
         return _by_name(row, assumed)
@@ -100,7 +107,7 @@ def _decoder(row: Row, assumed: list[str], vocab_multiple: int) -> dict[str, Any
 
 
 def _with_task(spec: Decoder, row: Row, assumed: list[str]) -> dict[str, Any]:
-    if row.task == "lora":
+    if "lora" in row.task.lower():
         from sim.model.spec import Lora
 
         # finetune_performance_optimizations of NeMo's Llama recipes: peft.target_modules = ["linear_qkv"], dim 16
@@ -149,13 +156,15 @@ def _number(text: str, pattern: str) -> int:
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower().replace("v1.5", "").replace("(", " ").split(" ")[0])
+    text = re.sub(r"\b(vit.)(b|l|h)(ase|arge|uge)", r"\1\2", name.lower())
+    return re.sub(r"[^a-z0-9]", "", text)
 
 
 def _by_name(row: Row, assumed: list[str]) -> dict[str, Any]:
     """A shipped model of that name, where the row gives no sizes. Raises `Refused` where there is none."""
-    wanted = _plain(row.model_name)
-    fits = [name for name in models() if wanted and _plain(name) == wanted]
+    whole = re.sub(r"\(.*|\bv\d+(\.\d+)?\b", "", row.model_name).strip()
+    wanted = [_plain(text) for text in (whole, whole.split(" ")[0])]
+    fits = [name for text in wanted for name in models() if text and _plain(name) == text]
     if not fits:
         raise Refused(f"{row.model_name or 'model'}: the row gives no architecture, and no model of that name ships")
     assumed.append(f"architecture of the shipped model {fits[0]}")

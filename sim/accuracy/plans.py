@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from sim.accuracy.machines import machine_of
-from sim.accuracy.models import model_of
+from sim.accuracy.models import family_of, model_of
 from sim.accuracy.rows import Row
-from sim.accuracy.wording import compiled, framework_of_row, optimizer_of, overlap_of, precision_of, recompute_of, sharding_of
+from sim.accuracy.wording import compiled, framework_of_row, optimizer_of, overlap_of, precision_of, recompute_of, said, sharding_of
 from sim.plan import Batch, Comm, Memory, Optimizer, Parallel, Plan
 from topologies.errors import BadInput, Refused
 
@@ -27,6 +27,10 @@ _MEGATRON = (
     "nemo",
     "mlperf-nvidia",
 )
+_WITHOUT_SP = ("megatron-2021", "megatron-deepspeed", "oneflow")
+"""Frameworks of before sequence parallelism (Korthikanti et al. 2022), or without."""
+_INTERLEAVING = ("megatron-lm", "megatron-core", "megatron-bridge", "nemo", "mlperf-nvidia", "torchtitan", "torchtitan-2024")
+"""Frameworks whose published pipelines interleave; the others have no such schedule, or had none then."""
 _SQUAD = 384
 """Tokens of a SQuAD example in BERT's fine-tuning scripts (--max_seq_length 384)."""
 
@@ -44,6 +48,8 @@ class Case(msgspec.Struct, frozen=True):
     plan: Plan
     topology: str
     assumed: tuple[str, ...]
+    edits: tuple[str, ...] = ()
+    """What-ifs of the topology: GPUs that no machine of the catalog holds."""
 
 
 class Sizes(msgspec.Struct, frozen=True):
@@ -64,8 +70,9 @@ def case_of(row: Row) -> Case:
     if row.problem:
         raise BadInput(row.problem)
     assumed: list[str] = []
+    row = _in_sequences(row, assumed)
     framework = framework_of_row(row, assumed)
-    sizes = sizes_of(row, assumed)
+    sizes = sizes_of(row, assumed, framework)
     model = model_of(row, assumed, 128 * sizes.tp if framework.startswith(_MEGATRON) else 1)
     layers = int(model.get("layers", 1))
     stages = stages_of(layers, sizes.pp * sizes.vp)
@@ -73,10 +80,10 @@ def case_of(row: Row) -> Case:
     plan = Plan(
         model=model,
         name=row.row_id,
-        task={"lora": "lora"}.get(row.task, "train"),  # type: ignore[arg-type]
+        task="lora" if "lora" in row.task.lower() else "train",
         framework=framework,
         seq_len=_seq_len(row, framework, assumed),
-        precision=precision_of(row),  # type: ignore[arg-type]
+        precision=precision_of(row, assumed),  # type: ignore[arg-type]
         attention=_attention(row),
         compile=compiled(row),
         batch=Batch(global_=sizes.batch, micro=sizes.micro),
@@ -85,17 +92,28 @@ def case_of(row: Row) -> Case:
         optimizer=Optimizer(name=optimizer_of(row)),  # type: ignore[arg-type]
         comm=Comm(overlap=overlap),
     )
-    return Case(row, plan, machine_of(row, assumed), tuple(assumed))
+    machine, edits = machine_of(row, assumed)
+    return Case(row, plan, machine, tuple(assumed), edits)
+
+
+def _in_sequences(row: Row, assumed: list[str]) -> Row:
+    """A decoder's batch in tokens, counted in its sequences, which are full; a batch of padded sentences stays what it is."""
+    length = row.seq_len
+    if row.batch_unit.lower() != "tokens" or not length or not family_of(row):
+        return row
+    counts = {name: getattr(row, name) for name in ("micro_batch", "global_batch")}
+    counts = {name: max(1, round(count / length)) if count and count >= length else count for name, count in counts.items()}
+    assumed.append(f"a batch of {row.global_batch} tokens: {counts['global_batch']} sequences of {length}")
+    return msgspec.structs.replace(row, batch_unit="sequences", **counts)
 
 
 def _attention(row: Row) -> Any:
-    if row.flash_attn.startswith("yes"):
-        return "flash"
-    return "math" if row.flash_attn == "no" else None
+    flash = said(row.flash_attn)
+    return None if flash is None else "flash" if flash else "math"
 
 
 def _seq_len(row: Row, framework: str, assumed: list[str]) -> int | None:
-    if row.batch_unit != "sequences":
+    if row.batch_unit == "images":
         return None
     if row.seq_len is None:
         size = _SQUAD if "squad" in row.task.lower() else 128 if "bert" in row.model_type else 2048
@@ -108,13 +126,13 @@ def _seq_len(row: Row, framework: str, assumed: list[str]) -> int | None:
     return row.seq_len
 
 
-def sizes_of(row: Row, assumed: list[str]) -> Sizes:
+def sizes_of(row: Row, assumed: list[str], framework: str = "megatron-core") -> Sizes:
     """Completes what is missing and makes it multiply up to the GPUs. Raises `BadInput` where it cannot."""
     if row.gpus is None:
         raise BadInput("the number of GPUs is not stated")
     if row.global_batch is None and row.micro_batch is None:
         raise BadInput("neither global nor micro batch is stated")
-    if row.batch_unit == "tokens":
+    if row.batch_unit.lower() == "tokens":
         raise Refused("the batch is a budget of padded tokens: how many sentences a step holds is not stated")
     tp, pp, cp = row.tp or 1, row.pp or 1, row.cp or 1
     if row.gpus % (tp * pp * cp):
@@ -123,7 +141,7 @@ def sizes_of(row: Row, assumed: list[str]) -> Sizes:
     if row.dp not in (None, dp):
         assumed.append(f"dp = {row.dp} in the row, {dp} by the number of GPUs: the latter")
     micro, batch = _batch(row, dp, assumed)
-    return Sizes(dp, tp, pp, _virtual(row, pp, batch // (micro * dp), assumed), cp, row.ep or 1, micro, batch)
+    return Sizes(dp, tp, pp, _virtual(row, pp, batch // (micro * dp), framework, assumed), cp, row.ep or 1, micro, batch)
 
 
 def _batch(row: Row, dp: int, assumed: list[str]) -> tuple[int, int]:
@@ -157,7 +175,7 @@ def _micro(row: Row, each: int) -> int:
     return next(size for size in (4, 2, 1) if each % size == 0)
 
 
-def _virtual(row: Row, pp: int, microbatches: int, assumed: list[str]) -> int:
+def _virtual(row: Row, pp: int, microbatches: int, framework: str, assumed: list[str]) -> int:
     """Model chunks per rank: the row's, as far as the schedule and the layers allow; interleaving needs whole rounds."""
     layers = row.n_layers or 1
     if pp == 1:
@@ -166,7 +184,7 @@ def _virtual(row: Row, pp: int, microbatches: int, assumed: list[str]) -> int:
         per = layers // pp
         # Small chunks make small bubbles: two layers each, or one where a stage's layers are a prime number.
         two = next((n for n in range(per, 1, -1) if per % n == 0 and per // n >= 2), 0)
-        chunks = 1 if microbatches % pp else two or per
+        chunks = 1 if microbatches % pp or framework not in _INTERLEAVING else two or per
         assumed.append(f"interleaving not stated: {chunks} chunks per stage")
         return chunks
     if row.vp > 1 and (microbatches % pp or row.vp * pp > layers + 2):
@@ -197,13 +215,16 @@ def stages_of(layers: int, stages: int) -> tuple[int, ...] | None:
 def _parallel(row: Row, sizes: Sizes, framework: str, stages: tuple[int, ...] | None, tp_overlap: bool, assumed: list[str]) -> Parallel:
     shard = sharding_of(row, sizes.dp, framework, assumed)
     ep = _experts(sizes, assumed)
-    if sizes.tp > 1 and not row.sequence_parallel:
-        assumed.append("sequence parallelism not stated: on with tp > 1")
+    along = said(row.sequence_parallel)
+    if along is None:
+        along = framework not in _WITHOUT_SP
+        if sizes.tp > 1:
+            assumed.append(f"sequence parallelism not stated: {'on with tp > 1' if along else f'{framework} has none'}")
     chunks = sizes.vp if sizes.pp > 1 else 1
     return Parallel(
         **shard,
         tp=sizes.tp,
-        sequence_parallel=sizes.tp > 1 and row.sequence_parallel != "no",
+        sequence_parallel=sizes.tp > 1 and along,
         tp_overlap=tp_overlap and sizes.tp > 1,
         pp=sizes.pp,
         schedule="interleaved" if chunks > 1 else "1f1b",

@@ -63,7 +63,7 @@ def predict_at(clock: float, narrow: float, case: Case) -> Found:
     from sim.accuracy.steady import step_seconds
 
     assume(clock, narrow)
-    seconds, _, ideal = step_seconds(case.plan, case.topology)
+    seconds, _, ideal = step_seconds(case.plan, case.topology, case.edits)
     return Found(seconds, ideal)
 
 
@@ -87,7 +87,7 @@ def responses(path: str, workers: int = 2, limit: int | None = None) -> list[Res
     assume(None)
     found, scale = [], 1.0 / LOW - 1.0
     for outcome in full.outcomes:
-        gpu, name, base = load_topology(outcome.machine).device(0), outcome.row_id, outcome.predicted_s
+        gpu, name, base = load_topology(outcome.machine, outcome.edits).device(0), outcome.row_id, outcome.predicted_s
         if name in both and isinstance(gpu, Gpu):
             slope = wide.get(name, both[name]) - base
             narrow = both[name] - wide.get(name, both[name])

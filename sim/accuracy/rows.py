@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import math
 import os
+import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -101,6 +102,14 @@ _NUMBERS: dict[str, type] = {
 }
 
 
+_UNKNOWN = frozenset(("-", "--", "?", "n/a", "na", "none", "null", "unknown", "not stated", "not given"))
+"""What tables print in a cell of a number that they do not know, beside nothing."""
+_ABSENT = frozenset(
+    ("n_experts", "top_k", "moe_ffn_hidden", "n_kv_heads", "tp", "pp", "vp", "cp", "ep", "etp", "fsdp_size", "grad_accum", "peak_mem_gb")
+)
+"""Numbers whose 0 says that a row has no such thing."""
+
+
 def read_rows(path: str | Path) -> list[Row]:
     """All rows of a CSV file in the table's columns; columns that are not known are passed over.
 
@@ -148,6 +157,8 @@ def _row(cells: Mapping[str, str | None], fallback: str) -> Row:
         if name not in _NUMBERS:
             values[name] = text.strip()
             continue
+        if text.strip().lower() in _UNKNOWN or (name in _ABSENT and text.strip() in ("0", "0.0")):
+            continue
         try:
             values[name] = _number(text, _NUMBERS[name])
         except ValueError:
@@ -156,8 +167,8 @@ def _row(cells: Mapping[str, str | None], fallback: str) -> Row:
 
 
 def _number(text: str, kind: type) -> int | float:
-    """A positive, finite number; whole where `kind` is int. Raises ValueError."""
-    value = float(text)
+    """A positive, finite number, its thousands parted by commas or not; whole where `kind` is int. Raises ValueError."""
+    value = float(re.sub(r",(?=\d{3}\b)", "", text))
     if not math.isfinite(value) or value <= 0 or (kind is int and value != int(value)):
         raise ValueError(text)
     return int(value) if kind is int else value

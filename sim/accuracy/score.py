@@ -38,6 +38,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int
     machine: str = ""
     """The topology expression."""
+    edits: tuple[str, ...] = ()
+    """Its what-ifs."""
     plan_key: str = ""
     """What the plan is, without its batch and precision's name: equal keys are the same plan measured again."""
     what: str = ""

@@ -7,12 +7,12 @@ from sim.plan import Plan
 from sim.steady import step_of
 
 
-def step_seconds(plan: Plan, topology: str) -> tuple[float, dict[str, float], float]:
-    """(seconds, breakdown, ideal seconds) of one optimizer step of `plan` on `topology`.
+def step_seconds(plan: Plan, topology: str, edits: tuple[str, ...] = ()) -> tuple[float, dict[str, float], float]:
+    """(seconds, breakdown, ideal seconds) of one optimizer step of `plan` on `topology` with the what-ifs `edits`.
 
     Ideal: model FLOPs over the peak of all GPUs. Raises `BadInput` and its kinds.
     """
-    setting = bind(plan, topology)
+    setting = bind(plan, topology, edits)
     return *step_of(setting), _ideal(setting)
 
 

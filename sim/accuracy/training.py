@@ -43,7 +43,7 @@ def predict_case(case: Case) -> Found:
     from sim.accuracy.intervals import shares_of_case
     from sim.accuracy.steady import step_seconds
 
-    seconds, breakdown, ideal = step_seconds(case.plan, case.topology)
+    seconds, breakdown, ideal = step_seconds(case.plan, case.topology, case.edits)
     shares, beyond = shares_of_case(case, seconds)
     return Found(seconds, ideal, breakdown, interval=interval(seconds, shares, beyond), shares=shares, beyond=bool(beyond))
 
@@ -104,7 +104,7 @@ def _grouped(rows: list[Row]) -> tuple[dict[bytes, list[Case]], list[Refusal]]:
         except BadInput as error:
             refused.append(Refusal(row.row_id, str(error)))
             continue
-        key = msgspec.json.encode((msgspec.structs.replace(case.plan, name=""), case.topology))
+        key = msgspec.json.encode((msgspec.structs.replace(case.plan, name=""), case.topology, case.edits))
         groups.setdefault(key, []).append(case)
     return groups, refused
 
@@ -151,7 +151,7 @@ def _outcome(case: Case, found: Found) -> Outcome:
     row, plan = case.row, case.plan
     assert row.step_time_s is not None
     p = plan.parallel
-    key = (plan.framework, plan.precision, plan.seq_len, plan.batch, p, plan.memory, plan.compile, case.topology, plan.model)
+    key = (plan.framework, plan.precision, plan.seq_len, plan.batch, p, plan.memory, plan.compile, case.topology, case.edits, plan.model)
     return Outcome(
         row_id=row.row_id,
         source_id=row.source_id,
@@ -167,6 +167,7 @@ def _outcome(case: Case, found: Found) -> Outcome:
         samples=float(plan.global_batch),
         gpus=plan.world,
         machine=case.topology,
+        edits=case.edits,
         plan_key=hashlib.sha256(msgspec.json.encode(key)).hexdigest()[:16],
         what=_what(plan, case.topology),
         assumed=case.assumed,

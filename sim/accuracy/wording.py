@@ -13,43 +13,67 @@ from topologies.errors import Refused
 
 _FRAMEWORKS: tuple[tuple[str, str], ...] = (
     (r"megatron-bridge", "megatron-bridge"),
-    (r"mlperf", "mlperf-nvidia"),
-    (r"nemo", "nemo"),
-    (r"megatron-deepspeed", "megatron-deepspeed"),
-    (r"megatron-core", "megatron-core"),
-    (r"megatron", "megatron-lm"),
-    (r"internevo", "internevo"),
-    (r"llm-foundry|composer|mosaic", "llm-foundry"),
-    (r"torchtitan", "torchtitan"),
-    (r"maxtext|paxml|\bjax\b", "maxtext"),
     (r"oneflow", "oneflow"),
     (r"mxnet", "mxnet-horovod"),
+    (r"mlperf", "mlperf-nvidia"),
+    (r"nemo", "nemo"),
+    (r"megatron-deepspeed|neox", "megatron-deepspeed"),
+    (r"megatron-core|\bmcore\b", "megatron-core"),
+    (r"megatron|primus", "megatron-lm"),
+    (r"internevo|internlm-train", "internevo"),
+    (r"llm-foundry|composer|mosaic", "llm-foundry"),
+    (r"torchtitan", "torchtitan"),
+    (r"maxtext|paxml|\bjax\b|\bflax\b|levanter|\bt5x\b", "maxtext"),
     (r"tensorflow ?2|tf2", "tf2-horovod"),
     (r"tensorflow|tf1", "tf1-horovod"),
-    (r"pytorch|torch|lit-gpt|lightning", "pytorch"),
 )
+_TORCH = (
+    r"torch|lit-?gpt|lightning|deepspeed|fsdp|hugging|transformers|accelerate|trainer|nano|pico|colossal|fairseq|fairscale|metaseq|olmo"
+)
+"""Words of libraries that run models as PyTorch's modules."""
 
 
 def framework_of_row(row: Row, assumed: list[str]) -> str:
-    """The framework file that describes how the row was run. Raises `Refused` for one that is not known."""
-    text = f"{row.framework} {row.source_id}".lower()
-    name = next((name for pattern, name in _FRAMEWORKS if re.search(pattern, text)), "")
-    if not name:
-        raise Refused(f"framework {row.framework!r} is not described; see sim/frameworks for those that are")
+    """The framework file that describes how the row was run; one that is not described is taken as plain PyTorch, which is noted."""
+    text = re.sub(r"[_ ]+", " ", f"{row.framework} {row.source_id}".lower()).replace("megatron lm", "megatron-lm")
+    name = next((name for pattern, name in _FRAMEWORKS if re.search(pattern, text)), "pytorch")
     if name == "megatron-bridge":
         return _bridge(row)
     if name == "torchtitan" and row.date[:4] == "2024":
         return "torchtitan-2024"
-    if name == "megatron-lm" and row.flash_attn == "no":
-        return "megatron-2022" if row.sequence_parallel == "yes" or row.recompute == "selective" else "megatron-2021"
+    if name == "megatron-lm" and _written_out(row):
+        later = row.date[:7] >= _ASYNCHRONOUS or said(row.sequence_parallel) or row.recompute == "selective"
+        return "megatron-2022" if later else "megatron-2021"
     if name != "pytorch":
         return name
-    if _is(row, r"bert"):
+    if re.search(_TORCH, text) and _is(row, r"bert\b"):
         return "pytorch-apex-ddp"
-    if _is(row, r"resnet|resnext|\bcnn\b|ssd|mask|transformer|gnmt|rnn"):
+    if re.search(_TORCH, text) and _is(row, r"resnet|resnext|\bcnn\b|ssd|mask|transformer-(xl|base|big)|encoder-decoder|gnmt|rnn"):
         return "pytorch-native-amp"
     assumed.append(f"framework {row.framework!r} taken as plain PyTorch")
     return "pytorch"
+
+
+_ASYNCHRONOUS = "2021-11"
+"""When Megatron-LM's tensor-parallel sums became asynchronous; sequence parallelism and selective recomputation are of 2022."""
+
+
+def _written_out(row: Row) -> bool:
+    """Megatron-LM without flash attention: the row says so, or is of before it came (2023), or its GPU has none (V100)."""
+    flash = said(row.flash_attn)
+    return flash is False or (flash is None and ("" < row.date < "2023" or "v100" in row.gpu.lower()))
+
+
+_YES = r"yes|true|on\b|y\b|1\b|enabled"
+_NO = r"no|false|off\b|n\b|0\b|disabled|eager|math"
+
+
+def said(text: str) -> bool | None:
+    """What a cell of a choice says: yes, no, or (None) nothing. Any other word names what was chosen, which is a yes."""
+    word = text.strip().lower()
+    if not word or re.match(r"unknown|not (stated|given)|n/a|\?|-$", word):
+        return None
+    return bool(re.match(_YES, word)) or not re.match(_NO, word)
 
 
 def _bridge(row: Row) -> str:
@@ -77,14 +101,29 @@ def _is(row: Row, pattern: str) -> bool:
     return re.search(pattern, f"{row.model_type} {row.model_name}".lower()) is not None
 
 
-def precision_of(row: Row) -> str:
-    """The plan's precision. Raises `Refused` for a word that is none."""
-    text = row.precision.lower()
-    for word, name in (("nvfp4", "nvfp4"), ("fp4", "nvfp4"), ("mxfp8", "mxfp8"), ("fp8", "fp8"), ("bf16", "bf16"), ("fp16", "fp16")):
-        if word in text:
-            return name
-    for word, name in (("amp", "fp16"), ("tf32", "tf32"), ("fp32", "fp32"), ("float32", "fp32")):
-        if word in text:
+_PRECISIONS: tuple[tuple[str, str], ...] = (
+    # (pattern, the plan's word); the first that is found counts, so that "bf16 (fp32 gradients)" is bf16
+    (r"fp4", "nvfp4"),
+    (r"mxfp8", "mxfp8"),
+    (r"f(loat|p)[_-]?8|e[45]m[23]", "fp8"),
+    (r"bf16|bfloat", "bf16"),
+    (r"f(loat|p)[_-]?16|\bhalf\b|\b16-(mixed|true)|\bamp\b|\bmixed\b", "fp16"),
+    (r"tf32", "tf32"),
+    (r"f(loat|p)[_-]?32|\bsingle\b|\b32(-true|-bit)?$", "fp32"),
+)
+
+
+def precision_of(row: Row, assumed: list[str] | None = None) -> str:
+    """The plan's precision; unsaid: that of most training on the GPU. Raises `Refused` for a word that is none."""
+    text = row.precision.lower().strip()
+    if not text:
+        old = re.search(r"v100|\bt4\b|p100", row.gpu.lower()) is not None
+        name = "fp16" if old else "bf16"
+        if assumed is not None:
+            assumed.append(f"precision not stated: {name}")
+        return name
+    for pattern, name in _PRECISIONS:
+        if re.search(pattern, text):
             return name
     raise Refused(f"precision {row.precision!r} is not known; a plan takes fp32 tf32 bf16 fp16 fp8 mxfp8 nvfp4")
 
@@ -96,7 +135,8 @@ def sharding_of(row: Row, dp: int, framework: str, assumed: list[str]) -> dict[s
     if zero == 0 or dp == 1:
         # With one rank nothing is split; FSDP still casts and copies as it does, so its level stays.
         return {"dp_replicate": dp if zero == 0 else 1, "dp_shard": 1 if zero == 0 else dp, "zero": zero}
-    size = min(row.fsdp_size or dp, dp)
+    inside = row.gpus_per_node if re.search(r"hybrid.?shard", text) else None  # FSDP's HYBRID_SHARD: whole copies on each node
+    size = min(row.fsdp_size or inside or dp, dp)
     if found := re.search(r"within groups of (\d+)", text):
         size = min(int(found.group(1)), dp)
     if dp % size:
@@ -108,16 +148,25 @@ def sharding_of(row: Row, dp: int, framework: str, assumed: list[str]) -> dict[s
     return found_sizes
 
 
+_LEVELS: tuple[tuple[str, int], ...] = (
+    (r"no_shard|^none|^no$|^false$|^replicat|^0$", 0),
+    (r"fsdp|full_?shard|fully.?shard|hsdp|hybrid.?shard|zero\+\+|zero.?infinity", 3),
+    (r"\bddp\b|^dp$|data.parallel$", 0),
+    (r"shard_?grad|zero.?offload", 2),
+    (r"distributed.?optimi|distopt|optimi[sz]er.?(state|shard)|zero.?redundancy", 1),
+)
+"""Words of sharding without a level's number, and the level that they mean."""
+
+
 def _zero(text: str, framework: str, assumed: list[str], row: Row) -> int:
-    if found := re.search(r"zero-?(\d)", text):
+    if found := re.search(r"(?:zero|stage)[\s_-]*(?:stage)?[\s_-]*([0-3])", text) or re.search(r"^([0-3])$", text):
         return int(found.group(1))
-    if "fsdp" in text or "full_shard" in text:
-        return 3
-    if text.startswith("none") or "ddp" in text:
-        return 0
+    for pattern, level in _LEVELS:
+        if re.search(pattern, text):
+            return level
     from sim.framework import load_framework
 
-    level = load_framework(framework).zero
+    level = max(load_framework(framework).zero, 1 if "zero" in text else 0)
     assumed.append(
         f"sharding not stated: {framework}'s default, ZeRO-{level}" if not row.sharding else f"sharding {row.sharding!r}: ZeRO-{level}"
     )
@@ -147,13 +196,13 @@ def recompute_of(row: Row, layers_per_stage: int, framework: str, assumed: list[
             assumed.append(f"recomputation {text!r}: {why}")
             layers = round(share * layers_per_stage)
             return {"recompute": "full", "recompute_layers": layers} if layers else {"recompute": "none"}
-    if text.startswith("full"):
-        return {"recompute": "full"}
-    if text.startswith("selective"):
+    if re.search(r"selective|\bcore\b|attention only", text):
         return {"recompute": "selective"}
+    if found := re.search(r"block\D*(\d+)|(\d+) (?:of \d+ )?layers", f"{text} {row.recompute_detail.lower()}"):
+        return {"recompute": "full", "recompute_layers": min(int(found.group(1) or found.group(2)), layers_per_stage)}
     if not text:
         assumed.append("recomputation not stated: none")
-    return {"recompute": "none"}
+    return {"recompute": "full" if said(text) else "none"}
 
 
 def overlap_of(row: Row, framework: str) -> tuple[bool, bool]:
@@ -163,12 +212,12 @@ def overlap_of(row: Row, framework: str) -> tuple[bool, bool]:
     text = row.comm_overlap.lower()
     if not text or text.startswith("horovod"):
         return True, load_framework(framework).tp_overlap
-    return not text.startswith("none"), bool(re.search(r"userbuffers|tp-comm-overlap|async tp", text))
+    return said(text) is not False, bool(re.search(r"userbuffers|tp-comm-overlap|async tp", text))
 
 
 def compiled(row: Row) -> bool | None:
     """Elementwise kernels fused by a compiler: stated, or XLA by the framework's name; None = the framework's default."""
-    return True if row.compile.startswith("yes") or "xla" in row.framework.lower() else None
+    return True if said(row.compile) or "xla" in row.framework.lower() else None
 
 
 def optimizer_of(row: Row) -> str:

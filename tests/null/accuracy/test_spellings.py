@@ -1,0 +1,179 @@
+"""Words of other tables mean what they say: GPUs, frameworks, precisions, sharding, choices and numbers, however spelled."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.accuracy.machines import machine_of
+from sim.accuracy.plans import case_of
+from sim.accuracy.rows import Row, rows_of
+from sim.accuracy.steady import step_seconds
+from sim.accuracy.wording import framework_of_row, precision_of, recompute_of, said, sharding_of
+from topologies.errors import Refused
+from topologies.hardware import Gpu
+from topologies.load import load_topology
+
+LLAMA = Row(
+    row_id="r", model_name="Llama-3-8B", model_type="llama", n_layers=32, hidden=4096, n_heads=32, n_kv_heads=8, ffn_hidden=14336, vocab_size=128256,
+    activation="swiglu", gpu="H100", gpus=16, gpus_per_node=8, seq_len=4096, micro_batch=1, global_batch=64, batch_unit="sequences",
+    precision="bf16", sharding="FSDP", framework="PyTorch", task="pretrain", step_time_s=1.0, quality="A",
+)  # fmt: skip
+
+
+def row(**changes: object) -> Row:
+    return msgspec.structs.replace(LLAMA, **changes)
+
+
+@pytest.mark.parametrize(
+    ("words", "machine", "gpu"),
+    [
+        ("H100-SXM5-80GB", "dgx-h100", "h100-sxm"), ("h100_pcie", "h100-pcie-x8", "h100-pcie"), ("H100 NVL", "h100-pcie-x8", "h100-nvl"),
+        ("H800", "dgx-h100", "h800-sxm"), ("H20", "dgx-h100", "h20"), ("H200 SXM 141GB", "dgx-h200", "h200-sxm"), ("GH200", "dgx-h100", "h100-sxm"),
+        ("NVIDIA A100-SXM4-40GB", "dgx-a100-40gb", "a100-sxm-40gb"), ("A100-PCIE-40GB", "a100-pcie-x8", "a100-pcie-40gb"),
+        ("A100 PCIe 80GB", "a100-pcie-x8", "a100-pcie-80gb"), ("A800", "dgx-a100", "a800-sxm-80gb"), ("Tesla V100-SXM2-32GB", "dgx1-v100-32gb", "v100-sxm2-32gb"),
+        ("V100-PCIE-16GB", "a100-pcie-x8", "v100-pcie-16gb"), ("AMD Instinct MI300X", "mi300x-x8", "mi300x"), ("NVIDIA GeForce RTX 4090", "rtx-4090-x8", "rtx-4090"),
+        ("GB200 NVL72", "gb200-nvl72", "gb200"), ("DGX B300", "dgx-b300", "b300-sxm"), ("T4", "l4-x8", "t4"), ("A40", "l40s-x8", "a40"), ("A10", "l40s-x8", "a10"),
+        ("RTX 3090", "rtx-4090-x8", "rtx-3090"),
+    ],
+)  # fmt: skip
+def test_gpus_by_their_names(words: str, machine: str, gpu: str) -> None:
+    name, edits = machine_of(row(gpu=words, gpus=8), [])
+    device = load_topology(name, edits).device(0)
+    assert name == machine and isinstance(device, Gpu) and device.name == gpu
+
+
+def test_grace_hopper_has_its_own_memory() -> None:
+    device = load_topology(*machine_of(row(gpu="GH200", gpus=8), [])).device(0)
+    assert isinstance(device, Gpu) and device.memory == 96 << 30 and device.bandwidth == 4e12
+
+
+def test_nodes_hold_what_their_machine_can() -> None:
+    noted: list[str] = []
+    assert machine_of(row(gpus=64, gpus_per_node=16), noted)[0] == "8x dgx-h100:8" and any("16 GPUs per node" in word for word in noted)
+    assert machine_of(row(gpus=16, gpus_per_node=None, nodes=4), [])[0] == "4x dgx-h100:4"
+    assert machine_of(row(gpu="RTX 3090", gpus=4, gpus_per_node=4), []) == ("rtx-3090-x4", ())
+
+
+def test_gpus_outside_the_catalog_are_refused_by_name() -> None:
+    for name in ("TPU v5e", "Gaudi2", "A1000", "MI355X"):
+        with pytest.raises(Refused, match=name):
+            machine_of(row(gpu=name), [])
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("bfloat16", "bf16"), ("BF16-mixed", "bf16"), ("AMP_BF16", "bf16"), ("float16", "fp16"), ("half", "fp16"), ("16-mixed", "fp16"), ("mixed precision", "fp16"),
+        ("fp8-hybrid", "fp8"), ("float8 (torchao)", "fp8"), ("E4M3", "fp8"), ("MXFP8", "mxfp8"), ("NVFP4", "nvfp4"), ("fp4", "nvfp4"), ("TF32", "tf32"),
+        ("Float32", "fp32"), ("single", "fp32"), ("32-true", "fp32"), ("bf16 (fp32 grad accumulation)", "bf16"),
+    ],
+)  # fmt: skip
+def test_precisions_by_their_names(words: str, found: str) -> None:
+    assert precision_of(row(precision=words)) == found
+
+
+def test_what_is_no_precision_is_refused_and_what_is_unsaid_is_noted() -> None:
+    for words in ("int8", "fp64", "8-bit"):
+        with pytest.raises(Refused, match=words):
+            precision_of(row(precision=words))
+    noted: list[str] = []
+    assert precision_of(row(precision=""), noted) == "bf16" and noted == ["precision not stated: bf16"]
+    assert precision_of(row(precision="", gpu="V100")) == "fp16"
+
+
+@pytest.mark.parametrize(
+    ("words", "level"),
+    [
+        ("ZeRO-1", 1), ("zero1", 1), ("ZeRO stage 2", 2), ("zero_3", 3), ("DeepSpeed ZeRO Stage-3", 3), ("stage 1", 1), ("3", 3), ("HSDP", 3), ("HYBRID_SHARD", 3),
+        ("FULL_SHARD", 3), ("fully_shard", 3), ("ZeRO++", 3), ("NO_SHARD", 0), ("FSDP NO_SHARD", 0), ("DDP", 0), ("dp", 0), ("none", 0), ("no", 0), ("0", 0),
+        ("distributed optimizer", 1), ("optimizer state sharding", 1), ("ZeRO-Offload", 2), ("ZeRO", 1),
+    ],
+)  # fmt: skip
+def test_sharding_by_its_names(words: str, level: int) -> None:
+    assert sharding_of(row(sharding=words), 16, "pytorch", [])["zero"] == level
+
+
+def test_hybrid_shards_stay_inside_a_node() -> None:
+    assert sharding_of(row(sharding="FSDP HYBRID_SHARD"), 16, "pytorch", []) == {"dp_shard": 8, "dp_replicate": 2, "zero": 3}
+    kept = sharding_of(row(sharding="SHARD_GRAD_OP"), 16, "pytorch", [])
+    assert kept["zero"] == 3 and kept["reshard_after_forward"] is False
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [("yes", True), ("True", True), ("1", True), ("yes (SDPA)", True), ("torch.compile", True), ("FlashAttention-2", True), ("no", False), ("False", False),
+     ("none", False), ("0", False), ("eager", False), ("", None), ("unknown", None), ("not stated", None), ("n/a", None)],
+)  # fmt: skip
+def test_choices(words: str, answer: bool | None) -> None:
+    assert said(words) is answer
+
+
+def test_recomputation_by_its_names() -> None:
+    for words in ("yes", "True", "full", "uniform", "activation checkpointing"):
+        assert recompute_of(row(recompute=words), 8, "nemo", []) == {"recompute": "full"}
+    assert recompute_of(row(recompute="block", recompute_detail="4 layers"), 8, "nemo", []) == {"recompute": "full", "recompute_layers": 4}
+    for words in ("no", "False", "none"):
+        assert recompute_of(row(recompute=words), 8, "nemo", []) == {"recompute": "none"}
+    assert recompute_of(row(recompute="selective (core attention)"), 8, "nemo", []) == {"recompute": "selective"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "framework"),
+    [
+        ({"framework": "DeepSpeed"}, "pytorch"), ({"framework": "Hugging Face Trainer"}, "pytorch"), ({"framework": "caffe"}, "pytorch"), ({"framework": ""}, "pytorch"),
+        ({"framework": "GPT-NeoX"}, "megatron-deepspeed"), ({"framework": "megatron_lm"}, "megatron-lm"), ({"framework": "Primus"}, "megatron-lm"),
+        ({"framework": "levanter"}, "maxtext"), ({"framework": "MXNet (MLPerf)"}, "mxnet-horovod"), ({"framework": "NeMo (MLPerf)"}, "mlperf-nvidia"),
+        ({"framework": "Megatron-LM", "date": "2022-05", "flash_attn": "no"}, "megatron-2022"), ({"framework": "Megatron-LM", "date": "2021-04"}, "megatron-2021"),
+        ({"framework": "Megatron-LM", "gpu": "V100"}, "megatron-2021"), ({"framework": "PyTorch", "model_type": "transformer decoder"}, "pytorch"),
+    ],
+)  # fmt: skip
+def test_frameworks_by_their_names(changes: dict[str, str], framework: str) -> None:
+    noted: list[str] = []
+    assert framework_of_row(row(**changes), noted) == framework
+    assert bool(noted) == (framework == "pytorch")
+
+
+def test_numbers_as_tables_print_them() -> None:
+    (found,) = rows_of([{"row_id": "a", "global_batch": "1,024", "gpus": "16.0", "ep": "0", "vp": "none", "cp": "N/A", "tp": "-"}])
+    assert not found.problem and (found.global_batch, found.gpus) == (1024, 16)
+    assert (found.ep, found.vp, found.cp, found.tp) == (None, None, None, None)
+    (bad,) = rows_of([{"row_id": "a", "gpus": "0", "global_batch": "1,02"}])
+    assert "gpus" in bad.problem and "global_batch" in bad.problem
+
+
+def test_a_decoders_batch_in_tokens_is_counted_in_sequences() -> None:
+    case = case_of(row(batch_unit="tokens", global_batch=64 * 4096, micro_batch=4096))
+    assert (case.plan.batch.global_, case.plan.batch.micro, case.plan.seq_len) == (64, 1, 4096)
+    with pytest.raises(Refused, match="padded tokens"):
+        case_of(row(batch_unit="tokens", model_type="encoder-decoder transformer", model_name="Transformer-big"))
+
+
+def test_a_length_counts_whatever_the_batch_is_called() -> None:
+    assert case_of(row(batch_unit="samples")).plan.seq_len == case_of(row(batch_unit="")).plan.seq_len == 4096
+
+
+def test_models_by_their_names_where_no_sizes_are_given() -> None:
+    for name in ("Llama 3 8B", "Llama-3-8B", "llama3-8b", "ResNet-50 v1.5", "SSD300 (ResNet-50)", "T5-3B", "ViT-Base/16"):
+        assert case_of(row(model_name=name, model_type="", n_layers=None, hidden=None)).plan.model
+    for name, kind in (("DiT-XL/2", "diffusion"), ("DLRM", "recommendation"), ("Whisper-large", "speech")):
+        with pytest.raises(Refused, match="no model of that name"):
+            case_of(row(model_name=name, model_type=kind))
+
+
+def test_only_some_frameworks_interleave_unless_told() -> None:
+    deep = {"pp": 2, "gpus": 16, "global_batch": 64, "vp": None}
+    assert case_of(row(framework="NeMo", **deep)).plan.parallel.virtual_stages == 8
+    assert case_of(row(framework="OneFlow", **deep)).plan.parallel.virtual_stages == 1
+
+
+@given(st.sampled_from(("H100-SXM5-80GB", "A100-PCIE-40GB", "RTX 4090", "T4", "MI300X", "GB200")), st.sampled_from((1, 2, 4)))
+def test_more_samples_take_longer_on_every_board(gpu: str, micro: int) -> None:
+    times = [
+        step_seconds(case.plan, case.topology, case.edits)[0]
+        for batch in (1, 2)
+        for case in [case_of(row(gpu=gpu, gpus=8, n_layers=2, micro_batch=micro, global_batch=8 * micro * batch, precision="fp16"))]
+    ]
+    assert times[0] < times[1]
