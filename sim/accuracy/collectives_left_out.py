@@ -1,18 +1,17 @@
 """How the cost model of collectives does on a GPU type that none of its fitted parameters has seen.
 
-For each GPU type: the parameters of its architecture alone are dropped (those of the other architectures stand in), and the shared
-ones are fitted again, by golden sections on the mean absolute error, on the timings of all other types.
+For each GPU type: the parameters that it alone shows are dropped, and the shared ones are fitted again, by golden sections on the mean
+absolute error, on the timings of all other types.
 
-What is not fitted again are constants of NCCL's source and the architectures' `scale` with a source left out. Types of one architecture
-(B200, GB200) vouch for each other.
+What is not fitted again are constants of NCCL's source and what other kernels than NCCL's tell (`clock.two_dies`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from statistics import geometric_mean
-from typing import Any, Protocol
+from random import Random
+from typing import Any, Protocol, TypeVar
 
 from sim.accuracy.collectives_tools import Tool
 from sim.cost.collective.group import GroupShape
@@ -26,7 +25,7 @@ SHARED: tuple[tuple[str, str, int | None], ...] = (
     ("latency", "ring_pcie", 0), ("latency", "ring_pcie", 2), ("latency", "ring_base_pcie", 0), ("latency", "ring_base_pcie", 2),
     ("latency", "ll_channels", None), ("latency", "direct_base", None), ("latency", "direct_ll", None), ("latency", "direct_simple", None),
     ("latency", "proxy", None), ("pipeline", "slices_nvlink", None), ("pipeline", "net_depth", None), ("pipeline", "net_cap", None),
-    ("pipeline", "nvls_depth", None), ("pipeline", "nvls_cap", None),
+    ("clock", "reference", None), ("pipeline", "nvls_depth", None), ("pipeline", "nvls_cap", None),
 )  # fmt: skip
 """Parameters that all rows share (section, name, place in a list), fitted again for each GPU type and each source left out."""
 OWN: dict[str, dict[str, dict[str, Any]]] = {
@@ -34,11 +33,12 @@ OWN: dict[str, dict[str, dict[str, Any]]] = {
 }
 """What only one type shows: where kernels' channels end on PCIe 5 (RTX PRO 6000). NCCL's own figures stand in (src/graph/topo.h): 48 / 1.2
 GB/s between peers, 22 GB/s through a Sapphire Rapids host."""
-_ROWS = 160
+_ROWS = 320
 _STEPS = 5
 _REACH = 1.6
-_WORTH = 0.01
+_WORTH = 0.002
 _GOLDEN = 0.6180339887
+_Row = TypeVar("_Row")
 
 
 class Case(Protocol):
@@ -67,8 +67,8 @@ def left_out(cases: Sequence[Case], judged: Sequence[Case]) -> dict[int, float]:
     found: dict[int, float] = {}
     for gpu in sorted({case.gpu for case in cases}):
         others = [case for case in judged if case.gpu != gpu]
-        with _changed(_without(gpu, cases)):
-            _refit(others[:: max(1, len(others) // _ROWS)])
+        with _changed(OWN.get(gpu, {})):
+            _refit(_sample(others))
             found.update({at: error(case) for at, case in enumerate(cases) if case.gpu == gpu})
     return found
 
@@ -82,9 +82,14 @@ def source_out(cases: Sequence[Case], judged: Sequence[Case]) -> dict[int, float
     for source in sorted({case.source for case in cases}):
         others = [case for case in judged if case.source != source]
         with _changed({}):
-            _refit(others[:: max(1, len(others) // _ROWS)])
+            _refit(_sample(others))
             found.update({at: error(case) for at, case in enumerate(cases) if case.source == source})
     return found
+
+
+def _sample(cases: Sequence[_Row]) -> list[_Row]:
+    """`_ROWS` cases drawn by a fixed seed: tables repeat their sizes, and every n-th row would see some of these alone."""
+    return Random(0).sample(list(cases), min(_ROWS, len(cases)))
 
 
 def error(case: Case) -> float:
@@ -105,17 +110,6 @@ def _changed(changes: dict[str, dict[str, Any]]) -> Iterator[None]:
         for name, section in before.items():
             table[name].clear()
             table[name].update(section)
-
-
-def _without(gpu: str, cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
-    """What replaces the parameters that only this GPU type was fitted for."""
-    changes: dict[str, dict[str, Any]] = {name: dict(section) for name, section in OWN.get(gpu, {}).items()}
-    own = {case.shape.arch for case in cases if case.gpu == gpu} - {case.shape.arch for case in cases if case.gpu != gpu}
-    scale = params()["scale"]
-    for arch in own & {"sm80", "sm90", "sm100"}:
-        stand_in = geometric_mean([float(scale[other]) for other in ("sm80", "sm90", "sm100") if other != arch])
-        changes.setdefault("scale", {})[arch] = stand_in
-    return changes
 
 
 def _refit(cases: Sequence[Case]) -> None:

@@ -49,6 +49,8 @@ class GroupShape(msgspec.Struct, frozen=True):
     order of the nodes one flow for each rail leaves a leaf.)"""
     sharp: bool = False
     """The fabric is InfiniBand, whose switches can reduce (SHARP)."""
+    clock: float = 0.0
+    """The GPUs' boost clock in Hz; 0: not known."""
 
 
 def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -> GroupShape:
@@ -80,6 +82,7 @@ def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -
         exchange=_exchange(topology, inside) if near and near.kind not in ("NVL", "NVB") else 0.0,
         crossing=_crossing(topology, nodes) if far else 1.0,
         sharp=any(name.startswith("ib-") for name in wires),
+        clock=device.clock if isinstance(device, Gpu) else 0.0,
         intra_links=near.links if near else (),
         inter_links=tuple(dict.fromkeys(link for path in _crossings(topology, nodes) for link in path.links if "net/" in link)),
         neighbour_latency=near.latency if near else 0.0,

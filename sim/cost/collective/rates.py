@@ -30,9 +30,14 @@ def bus_factor(name: str, ranks: int) -> float:
 
 
 def scaled(microseconds: float, shape: GroupShape) -> float:
-    """NCCL's own latency, in seconds, as measured floors of this architecture scale it."""
-    table = params()["scale"]
-    return microseconds * 1e-6 * float(table.get(shape.arch, table["other"]))
+    """NCCL's own latency, in seconds, on this GPU: what a kernel takes to start and to pass a line on is so many cycles of its clock.
+
+    GPUs of two dies take longer for the same: their flags and lines cross to the other die's cache.
+    """
+    table = params()["clock"]
+    cycles = microseconds * 1e-6 * float(table["reference"]) * 1e9
+    dies = float(table["two_dies"]) if shape.arch in ("sm100", "sm103") else 1.0
+    return cycles * dies / (shape.clock or float(table["reference"]) * 1e9)
 
 
 def generation(arch: str) -> str:
@@ -77,10 +82,11 @@ def inner_hop(key: str, at: int, shape: GroupShape) -> float:
     if shape.local > 1:
         typical = float(table["wire_nvlink"]) * len(shape.intra_links) if fabric(shape) == "nvlink" else float(table["wire_pcie"])
         hop = _longer(hop, shape.neighbour_latency, typical)
+    seconds = scaled(hop, shape) if fabric(shape) == "nvlink" else hop * 1e-6
     if shape.nodes == 1 or key == "tree":
-        return scaled(hop, shape)
+        return seconds
     post = float(table["post_amd" if shape.amd else "post_intel"]) * (3.0 if PROTOCOLS[at] == "Simple" else 1.0)
-    return max(scaled(hop, shape), post * 1e-6)
+    return max(seconds, post * 1e-6)
 
 
 def levels(shape: GroupShape) -> int:
