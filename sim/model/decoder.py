@@ -70,6 +70,15 @@ def _fused(spec: Decoder, share: Share) -> bool:
 
 def attention_of(spec: Decoder, share: Share, windowed: bool) -> list[Part]:
     """Attention of one layer: latent (MLA) where the model has it, else grouped queries; `windowed`: over the sliding window."""
+    if spec.packed:
+        from sim.model.packed import inside
+
+        return inside(_whole_attention(spec, share, windowed), spec.packed)
+    return _whole_attention(spec, share, windowed)
+
+
+def _whole_attention(spec: Decoder, share: Share, windowed: bool) -> list[Part]:
+    """... over the whole sequence."""
     if spec.mla is not None:
         from sim.model.latent import latent
 

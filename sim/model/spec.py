@@ -129,6 +129,8 @@ class Decoder(_Spec, tag="decoder", frozen=True, kw_only=True):
     """Every n-th layer is windowed (1 = all): GPT-OSS has 2."""
     full_every: Natural = 0
     """Every n-th layer sees all keys whatever `window_every` says: Gemma 3 has 6; 0 = none does."""
+    packed: Natural = 0
+    """Tokens of each example that a sequence is packed of: attention stays inside it; 0 = the sequence is one."""
     fused_qkv: bool | None = None
     """q, k, v (and gate, up) are one linear each; None = as the framework does."""
     dropout: Fraction | None = None

@@ -177,3 +177,12 @@ def test_more_samples_take_longer_on_every_board(gpu: str, micro: int) -> None:
         for case in [case_of(row(gpu=gpu, gpus=8, n_layers=2, micro_batch=micro, global_batch=8 * micro * batch, precision="fp16"))]
     ]
     assert times[0] < times[1]
+
+
+def test_fine_tuning_recipes_pack_squad() -> None:
+    tuned = {"framework": "NeMo/Megatron-Core", "task": "sft", "sharding": "", "gpus": 8}
+    model = case_of(row(**tuned)).plan.model
+    assert isinstance(model, dict) and model["packed"] == 200
+    for changes in ({"task": "pretrain"}, {"seq_len": 2048}, {"framework": "PyTorch"}, {"framework": "NeMo", "source_id": "mlperf-nvidia"}):
+        model = case_of(row(**(tuned | changes))).plan.model
+        assert isinstance(model, dict) and not model.get("packed")
