@@ -8,7 +8,7 @@ from typing import Any
 
 from reports.palette import WORDS
 from reports.words import gib, seconds
-from sim.planning.tables import aligned
+from sim.tables import aligned
 
 
 class Listing:

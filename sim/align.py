@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from sim.metrics import step_time
+from sim.tables import Tabular, aligned
 from sim.trace import Span, Trace
 
 _STEP = re.compile(r"/s\d+(?=/)")
@@ -69,8 +70,8 @@ class ClassError(msgspec.Struct, frozen=True):
         return (self.predicted - self.measured) / self.measured if self.measured > 0 else None
 
 
-class Comparison(msgspec.Struct, frozen=True):
-    """What was predicted beside what was measured."""
+class Comparison(Tabular, msgspec.Struct, frozen=True):
+    """What was predicted beside what was measured. Prints as a table; `to_frame()` has a row for each class of op."""
 
     predicted_step: float
     measured_step: Measured
@@ -86,6 +87,16 @@ class Comparison(msgspec.Struct, frozen=True):
         """Signed error of the step time."""
         return (self.predicted_step - self.measured_step.median) / self.measured_step.median
 
+    def __str__(self) -> str:
+        measured = self.measured_step
+        spread = f"{_ms(measured.median)} (10th to 90th percentile of {measured.count} steps: {_ms(measured.low)} to {_ms(measured.high)})"
+        rows = [
+            (row.cls, _ms(row.predicted), _ms(row.measured), "not measured" if row.error is None else f"{row.error:+z.1%}")
+            for row in self.classes
+        ]
+        head = ("class of op, per step and rank", "predicted", self.origin, "error")
+        return f"step: predicted {_ms(self.predicted_step)}, {self.origin} {spread}, error {self.error:+z.1%}\n{aligned(head, rows)}"
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; the pairs stay out (a summary names the worst of them)."""
         return {
@@ -96,6 +107,14 @@ class Comparison(msgspec.Struct, frozen=True):
             "missing": list(self.missing),
             "extra": list(self.extra),
         }
+
+    def _rows(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self.to_dict()["classes"]
+        return rows
+
+
+def _ms(value: float) -> str:
+    return f"{value * 1e3:,.3f} ms"
 
 
 def _key(span: Span) -> str:

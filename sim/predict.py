@@ -13,6 +13,7 @@ import msgspec
 from sim import metrics, uncertainty
 from sim.asynchrony import rank_steps_per_s
 from sim.bind import Setting, bind
+from sim.brief import brief
 from sim.cost.price import Pricer
 from sim.engine.run import simulate
 from sim.lower.step import lower
@@ -21,6 +22,7 @@ from sim.memory_timeline import memory_timelines
 from sim.plan import Output, Plan
 from sim.program import Program
 from sim.syncs import SyncPoint, spread, sync_points
+from sim.tables import Tabular
 from sim.trace import Trace
 from sim.uncertainty import Interval, Mark
 from topologies.errors import Refused
@@ -30,8 +32,8 @@ STEPS = 3
 """Simulated steps: the first fills the input path and (DDP) has other buckets; the last is reported."""
 
 
-class Prediction(msgspec.Struct, kw_only=True):
-    """What `predict` found. Prints as a table; `to_dict()` is the JSON of `steptwin predict --json`."""
+class Prediction(Tabular, msgspec.Struct, kw_only=True):
+    """What `predict` found. Prints as a table; `to_dict()` is the JSON of `steptwin predict --json`, `to_frame()` one row of figures."""
 
     plan: Plan
     topology: str
@@ -63,6 +65,12 @@ class Prediction(msgspec.Struct, kw_only=True):
     program: Program | None = None
     trace: Trace | None = None
 
+    def __str__(self) -> str:
+        return brief(self)
+
+    def __repr__(self) -> str:
+        return f"Prediction({(self.plan.name or self.plan.model_name)!r}, {self.topology!r}, step_time_s={self.step_time_s:.6g})"
+
     def to_dict(self) -> dict[str, Any]:
         """The published JSON (DESIGN 8); plain values only."""
         per = "tokens" if self.unit == "tokens" else "samples"
@@ -91,6 +99,14 @@ class Prediction(msgspec.Struct, kw_only=True):
             "topology": self.topology,
             "plan": msgspec.to_builtins(self.plan),
         }
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """The figures of `to_dict` that are one number or word, those of the breakdown and the interval with them."""
+        found = self.to_dict()
+        flat = {name: value for name, value in found.items() if isinstance(value, (int, float, str)) or value is None}
+        ends = {"interval_low_s": self.interval[0], "interval_high_s": self.interval[1]}
+        flat.pop("does_not_fit", None)
+        return [{"plan": self.plan.name, "model": self.plan.model_name, **flat, **ends, **found["breakdown"]}]
 
 
 def predict(

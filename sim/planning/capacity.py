@@ -12,8 +12,8 @@ import msgspec
 from sim.bind import bind
 from sim.plan import Plan
 from sim.planning.goodput import Outcome, Reliability, expected
-from sim.planning.tables import Tabular, aligned, frame
 from sim.predict import figures_of_memory, predict_setting
+from sim.tables import Tabular, aligned, frame
 from topologies.errors import BadInput, Refused
 from topologies.hardware import Gpu
 from topologies.load import load_topology

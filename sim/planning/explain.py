@@ -22,9 +22,9 @@ from sim.plan import Plan
 from sim.planning.gradient import Gradient, gradient
 from sim.planning.neighbours import neighbours
 from sim.planning.scaled import COLLECTIVES, HOST, INPUT, KINDS, MEMORY, MESSAGES, Scaled, faster_links, kind_of, link_kinds
-from sim.planning.tables import Tabular
 from sim.predict import STEPS, figures_of_memory, predict_setting, pricer_for
 from sim.program import Op, Program, full_id
+from sim.tables import Tabular
 from sim.trace import Span, Trace
 from topologies.errors import SteptwinError
 

@@ -26,9 +26,9 @@ from sim.engine.times import State
 from sim.lower.step import lower
 from sim.plan import Output, Plan
 from sim.planning.alike import Placed, stand_ins
-from sim.planning.tables import Tabular
 from sim.predict import pricer_for
 from sim.program import Op, Program
+from sim.tables import Tabular
 from topologies.errors import BadInput, Refused
 from topologies.load import Topology, load_topology
 

@@ -16,7 +16,8 @@ from sim.planning.goodput import Reliability
 from sim.planning.jobs import jobs
 from sim.planning.space import parse_space
 from sim.planning.sweep import Sweep, sweep
-from sim.planning.tables import Tabular, aligned, frame, point
+from sim.planning.tables import point
+from sim.tables import Tabular, aligned, frame
 from topologies.errors import BadInput
 
 PLAN = load_plan(
@@ -106,7 +107,7 @@ def test_columns_are_aligned() -> None:
 
 
 def test_without_pandas_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sim.planning.tables as module
+    import sim.tables as module
 
     def none(name: str) -> object:
         raise ImportError(name)

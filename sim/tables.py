@@ -1,0 +1,49 @@
+"""Results as text, as plain values and as a pandas DataFrame: what the values that scripts get have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import msgspec
+
+from topologies.errors import BadInput
+
+
+def frame(rows: Iterable[Mapping[str, Any]]) -> Any:
+    """Rows as a pandas DataFrame. Raises `BadInput` without pandas."""
+    try:
+        pandas = import_module("pandas")
+    except ImportError:
+        raise BadInput("to_frame needs pandas: pip install pandas. Without it, to_dict() has the same rows") from None
+    return pandas.DataFrame(list(rows))
+
+
+def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table as text: the first column to the left, figures to the right."""
+    lines = [tuple(head), *(tuple(row) for row in rows)]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(head))]
+    shown = [
+        [cell.ljust(width) if at == 0 else cell.rjust(width) for at, (cell, width) in enumerate(zip(line, widths, strict=True))]
+        for line in lines
+    ]
+    return "\n".join("  ".join(line).rstrip() for line in shown)
+
+
+class Tabular:
+    """A value that is a table: plain by `to_dict`, a DataFrame by `to_frame`. `_rows` gives one mapping of plain values a row."""
+
+    __slots__ = ()
+
+    def _rows(self) -> list[dict[str, Any]]:
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as the verb's `--json` has them."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame, one row for each result. Raises `BadInput` without pandas."""
+        return frame(self._rows())
