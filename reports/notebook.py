@@ -1,7 +1,7 @@
-"""Results that show themselves: `_repr_html_` and `figure` for predictions, comparisons, sweeps and topologies.
+"""Results that show themselves: `_repr_html_` and `figure` for all that the functions of `steptwin` and of planning return.
 
 The types live below `reports` and know nothing of drawing, so the methods are attached from here: `attach()` gives them to
-all four types (one line at the top of a notebook), `shown(value)` to the type of one result (what `steptwin`'s functions call).
+all types (one line at the top of a notebook), `shown(value)` to the type of one result (what `steptwin`'s functions call).
 Neither imports plotly; a figure does, when it is asked for. The HTML has no script, so that it survives saved and mailed notebooks.
 """
 
@@ -29,7 +29,7 @@ _TOP = 5
 
 
 def attach() -> None:
-    """Gives `_repr_html_` and `figure` to the four types; calling it again changes nothing."""
+    """Gives `_repr_html_` and `figure` to all types; calling it again changes nothing."""
     for place in _SHOWN:
         module, _, name = place.rpartition(".")
         _give(getattr(import_module(module), name), place)
@@ -136,6 +136,11 @@ def topology_html(found: Topology) -> str:
     return _table(f"{found.name}: {found.gpus} ranks", rows)
 
 
+def text_html(found: object) -> str:
+    """What the value prints, in columns as it stands there."""
+    return f"<pre>{html.escape(str(found))}</pre>"
+
+
 # -- figures
 
 
@@ -170,6 +175,10 @@ def _drawn(module: str, function: str, pick: Callable[[Any], tuple[Any, ...]]) -
         return getattr(import_module(f"reports.{module}"), function)(*pick(value))
 
     return draw
+
+
+def _itself(found: Any) -> tuple[Any]:
+    return (found,)
 
 
 def _breakdown(found: Prediction) -> tuple[dict[str, float]]:
@@ -208,6 +217,26 @@ _SHOWN: dict[str, tuple[Callable[[Any], str], dict[str, Callable[[Any], Any]]]] 
             "breakdowns": _drawn("sweep", "breakdowns", lambda found: (_ranked(found)[:_TOP],)),
         },
     ),
+    "sim.planning.explain.Explanation": (
+        text_html,
+        {
+            "path": _drawn("planning", "critical_path", _itself),
+            "resources": _drawn("planning", "without_limit", _itself),
+            "changes": _drawn("planning", "changes", _itself),
+        },
+    ),
+    "sim.planning.capacity.Capacity": (text_html, {"days": _drawn("capacity", "days", _itself)}),
+    "sim.planning.capacity.Curve": (
+        text_html,
+        {
+            "scaling": _drawn("capacity", "scaling", lambda found: (found, ())),
+            "goodput": _drawn("capacity", "goodput", lambda found: (found, ())),
+            "expense": _drawn("capacity", "expense", lambda found: (found, (), "")),
+        },
+    ),
+    "sim.planning.faults.Faults": (text_html, {"steps": _drawn("planning", "faults", _itself)}),
+    "sim.planning.jobs.Jobs": (text_html, {"steps": _drawn("planning", "jobs", _itself)}),
+    "sim.montecarlo.Spread": (text_html, {"draws": _drawn("planning", "spread", _itself)}),
     "topologies.graph.Topology": (topology_html, {"machine": _drawn("machine", "machine", lambda found: (found,))}),
 }
 """By type: its HTML, and its figures by name."""

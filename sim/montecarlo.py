@@ -24,6 +24,7 @@ from sim.lower.step import lower
 from sim.plan import Output, Plan
 from sim.predict import STEPS, pricer_for
 from sim.program import Op, Program
+from sim.tables import Tabular, aligned
 from topologies.errors import BadInput
 from topologies.load import Topology
 
@@ -52,8 +53,8 @@ class Jitter(msgspec.Struct, frozen=True, kw_only=True):
     """One link that is always so many times slower."""
 
 
-class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """Step time over all draws, in seconds."""
+class Spread(Tabular, msgspec.Struct, frozen=True, kw_only=True):
+    """Step time over all draws, in seconds. Prints as a table; `to_frame()` has a row for each draw."""
 
     p50: float
     p95: float
@@ -64,6 +65,14 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
     jitter: Jitter
     seed: int
     samples: tuple[float, ...]
+
+    def __str__(self) -> str:
+        named = (("P50", self.p50), ("P95", self.p95), ("P99", self.p99), ("mean", self.mean), ("without", self.without))
+        rows = [(name, f"{value * 1e3:,.3f}", f"{value / self.without:.3f} x") for name, value in named]
+        return f"{len(self.samples):,} draws, seed {self.seed}\n{aligned(('step', 'ms', 'of the step without noise'), rows)}"
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [{"step_time_s": value} for value in self.samples]
 
 
 def spread(

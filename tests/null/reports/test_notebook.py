@@ -1,6 +1,8 @@
 """Results show themselves in a notebook; the example notebook runs."""
 
+import html
 import json
+from typing import Any
 
 import pytest
 
@@ -36,6 +38,53 @@ def test_a_topology_shows_itself_and_names_its_figures() -> None:
     assert found.figure().data  # type: ignore[attr-defined]
     with pytest.raises(UnknownName, match="machine"):
         found.figure("machin")  # type: ignore[attr-defined]
+
+
+def _planned() -> dict[str, Any]:
+    from sim.bind import bind
+    from sim.montecarlo import spread
+    from sim.planfile import load_plan
+    from sim.planning.capacity import capacity, scaling
+    from sim.planning.explain import explain
+    from sim.planning.faults import faults
+    from sim.planning.jobs import jobs
+
+    plan = load_plan({"model": "gpt2-124m", "batch": {"global": 16, "micro": 2}, "parallel": {"dp_replicate": 4}})
+    return {
+        "explanation": explain(bind(plan, "dgx-h100"), tries=3),
+        "capacity": capacity(plan, "dgx-h100", 1e9),
+        "curve": scaling(plan, "dgx-h100", (2, 4, 8), 1e9),
+        "faults": faults(plan, "dgx-h100", ("slow=r0:0.8",)),
+        "jobs": jobs([plan, plan], "dgx-h100", ("compact",)),
+        "spread": spread(plan, "dgx-h100", 50),
+    }
+
+
+def test_values_of_planning_show_themselves_with_every_figure() -> None:
+    for name, value in _planned().items():
+        value = shown(value)
+        text = value._repr_html_()
+        assert html.escape(str(value)) in text, name
+        first = value.figure()
+        with pytest.raises(UnknownName) as error:
+            value.figure("nonsense")
+        figures = {which: value.figure(which) for which in str(error.value).partition("Allowed: ")[2].split(", ")}
+        assert first in figures.values()
+        assert all(figure.data for figure in figures.values()), name
+
+
+def test_bars_are_as_long_as_the_times_that_they_show() -> None:
+    planned = _planned()
+    path = shown(planned["explanation"]).figure("path").data[0]
+    assert list(path.x) == sorted(path.x, reverse=True)
+    assert sum(path.x) <= 1e3 * planned["explanation"].step_time_s * (1 + 1e-9)
+    (row,) = planned["faults"].rows
+    figure = shown(planned["faults"]).figure()
+    assert list(figure.data[0].x) == [1e3 * row.step_time_s] and figure.layout.xaxis.range[1] > 1e3 * row.step_time_s
+    alone, beside = shown(planned["jobs"]).figure().data
+    assert [*alone.x, *beside.x] == [
+        1e3 * t for t in (*(j.alone_s for j in planned["jobs"].rows), *(j.together_s for j in planned["jobs"].rows))
+    ]
 
 
 def test_other_values_pass_through() -> None:
