@@ -54,8 +54,8 @@ class Parallel(_Section, frozen=True, kw_only=True):
     schedule: ScheduleName = "1f1b"
     virtual_stages: Count = 1
     """Model chunks per pipeline rank (interleaved)."""
-    stages: tuple[Count, ...] | None = None
-    """Layers of each stage, first to last, where they are uneven."""
+    stages: tuple[Natural, ...] | None = None
+    """Layers of each stage, first to last, where they are uneven. 0 for the first or the last: it holds the embedding or the head alone."""
     cp: Count = 1
     cp_kind: Literal["p2p", "all_gather", "all_to_all"] = "p2p"
     """Context parallelism: ring attention, gathered keys and values, or heads exchanged (Ulysses)."""
@@ -66,6 +66,11 @@ class Parallel(_Section, frozen=True, kw_only=True):
     """Expert capacity factor; 0 = dropless."""
     placement: str = "tp,cp,dp,pp"
     """Mesh axes, innermost (neighbouring ranks) first; `dp` stands for dp_shard, dp_replicate."""
+
+    @property
+    def chunks(self) -> int:
+        """Stages that each pipeline rank holds: `virtual_stages`, two with DualPipe-V, one without a pipeline."""
+        return 1 if self.pp == 1 else 2 if self.schedule == "dualpipe" else self.virtual_stages
 
 
 class Memory(_Section, frozen=True, kw_only=True):

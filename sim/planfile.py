@@ -181,6 +181,16 @@ def mesh_of(plan: Plan) -> Mesh:
     return Mesh(sizes, tuple(reversed(inner)), plan.parallel.ep)
 
 
+def _check_stages(stages: tuple[int, ...], pp: int, chunks: int) -> None:
+    """The layout's own rule (`sim.model.stages.layout`), as far as it can be told without the model's number of layers."""
+    if len(stages) != pp * chunks:
+        raise BadInput(f"parallel.stages names {len(stages)} stages; pp = {pp} with {chunks} to a rank makes {pp * chunks}")
+    if min(stages[1:-1], default=1) < 1 or not sum(stages):
+        raise BadInput(
+            f"parallel.stages = {list(stages[:8])}: only the first and the last stage may be without layers (the embedding or the head alone)"
+        )
+
+
 def check(plan: Plan) -> Plan:
     """Rules that span keys. Returns the plan; raises `BadInput` or `Refused`."""
     p, ranks = plan.parallel, plan.data_ranks
@@ -199,8 +209,8 @@ def check(plan: Plan) -> Plan:
         raise Refused(
             f"the interleaved schedule needs micro-batches ({plan.microbatches}) in multiples of pp = {p.pp}; change batch.global or batch.micro"
         )
-    if p.stages is not None and len(p.stages) != p.pp * p.virtual_stages:
-        raise BadInput(f"parallel.stages names {len(p.stages)} stages; pp x virtual_stages = {p.pp * p.virtual_stages}")
+    if p.stages is not None:
+        _check_stages(p.stages, p.pp, p.chunks)
     if plan.update.mode != "sync" and (p.tp * p.pp * p.cp * p.ep > 1 or (p.zero or 0) > 0):
         raise Refused(
             f'update.mode = "{plan.update.mode}" holds a whole model on each rank: use it with tp = pp = cp = ep = 1 and zero = 0'

@@ -15,10 +15,10 @@ def layout(network: Network, plan: Plan) -> tuple[Blocks, ...]:
     Layers are dealt out evenly (early stages take what is left over), or as `parallel.stages` says; blocks that are
     no layers (embedding, head) stay with the layer beside them; the first and the last stage may hold nothing else. Raises `BadInput` for more stages than layers.
     """
-    count = plan.parallel.pp * _chunks(plan)
-    if count == 1:
-        return (network.blocks,)
+    count = plan.parallel.pp * plan.parallel.chunks
     layers = sum(block.kind == "layer" for _, block in network.blocks)
+    if count == 1 and plan.parallel.stages in (None, (layers,)):
+        return (network.blocks,)
     sizes = plan.parallel.stages or tuple(layers // count + (i < layers % count) for i in range(count))
     if sum(sizes) != layers or min(sizes[1:-1], default=1) < 1 or (plan.parallel.stages is None and min(sizes) < 1):
         raise BadInput(
@@ -35,13 +35,6 @@ def layout(network: Network, plan: Plan) -> tuple[Blocks, ...]:
             at = count - 1  # the head, with or without a layer before it
         stages[at].append((name, block))
     return tuple(tuple(stage) for stage in stages)
-
-
-def _chunks(plan: Plan) -> int:
-    p = plan.parallel
-    if p.pp == 1:
-        return 1
-    return 2 if p.schedule == "dualpipe" else p.virtual_stages
 
 
 def held(stages: tuple[Blocks, ...], plan: Plan, rank: int) -> tuple[Blocks, ...]:

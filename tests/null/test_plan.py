@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.bind import bind
+from sim.model.stages import layout
 from sim.plan import Batch, Comm, Data, Memory, Parallel, Plan
-from sim.planfile import check, dump_plan, from_tree, load_plan, mesh_of
+from sim.planfile import check, dump_plan, dump_tree, from_tree, load_plan, mesh_of
 from topologies.errors import BadInput, SteptwinError
 
 sizes = st.sampled_from([1, 2, 4])
@@ -111,3 +114,37 @@ def test_a_model_may_be_a_table() -> None:
     plan = load_plan({"model": {"family": "mlp", "widths": [4, 8]}, "name": "x"})
     assert plan.model_name == "mlp"
     assert from_tree(tomllib.loads(dump_plan(plan))) == plan
+
+
+@pytest.mark.parametrize(
+    ("stages", "how", "good"),
+    [
+        ([0, 6, 6, 0], {}, True),  # the embedding alone, and the head alone
+        ([12, 0], {"pp": 2}, True),
+        ([3, 3, 3, 3], {}, True),
+        ([4, 0, 4, 4], {}, False),
+        ([0, 0, 6, 6], {}, False),
+        ([0, 0], {"pp": 2}, False),
+        ([6, 6], {}, False),
+        ([0, 2, 2, 2, 2, 2, 2, 0], {"schedule": "dualpipe"}, True),  # two stages to a rank, whatever virtual_stages says
+        ([3, 3, 3, 3], {"schedule": "dualpipe"}, False),
+        ([1, 2, 2, 1, 1, 2, 2, 1], {"schedule": "interleaved", "virtual_stages": 2}, True),
+    ],
+)
+def test_a_plan_names_the_stages_that_the_model_can_be_laid_out_in(stages: list[int], how: dict[str, Any], good: bool) -> None:
+    parallel = {"pp": 4, "stages": stages} | how
+    tree = {"model": "gpt2-124m", "seq_len": 64, "batch": {"global": 8}, "parallel": parallel}
+    if good:
+        plan = load_plan(tree)
+        assert load_plan(plan).parallel.stages == tuple(stages) == tuple(dump_tree(plan)["parallel"]["stages"])
+        assert [sum(name.startswith("L") for name, _ in stage) for stage in layout(bind(plan, "dgx-h100").network, plan)] == stages
+    else:
+        with pytest.raises(BadInput, match="stages"):
+            load_plan(tree)
+
+
+def test_layers_that_a_plan_does_not_share_out_are_refused() -> None:
+    for stages in ([5], [5, 6], [6, 6, 1]):
+        plan = load_plan({"model": "gpt2-124m", "seq_len": 64, "batch": {"global": 8}, "parallel": {"pp": len(stages), "stages": stages}})
+        with pytest.raises(BadInput, match="12 layers do not make"):
+            layout(bind(plan, "dgx-h100").network, plan)
