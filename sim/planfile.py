@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import types
 import typing
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,22 @@ def _read(source: str) -> tuple[dict[str, Any], str]:
     path = shipped.get(source, Path(source))
     if not os.path.isfile(path):
         if "/" in source or source.endswith(".toml"):
-            raise BadInput(f"plan file {source} does not exist. Give a TOML file, or one of: {', '.join(shipped)}")
-        raise UnknownName("plan", source, shipped)
+            wrong = "is no file" if os.path.exists(source) else "does not exist"
+            raise BadInput(f"plan file {source} {wrong}. Give a TOML file, or one of: {', '.join(shipped)}")
+        raise _unknown(source, shipped)
     return read_toml(path, "plan file", _LARGEST), str(source)
+
+
+def _unknown(source: str, shipped: Iterable[str]) -> BadInput:
+    """For a name that no plan has. A model's name is the likeliest other thing, and says what to write."""
+    from sim.model.load import models
+
+    if source in models():
+        return BadInput(
+            f'{source} is a model, not a plan. A plan names it: model = "{source}" in a TOML file, {{"model": "{source}"}} in Python, or '
+            f"--set model={source} on a shipped plan: {', '.join(shipped)}"
+        )
+    return UnknownName("plan", source, shipped)
 
 
 def _set(tree: dict[str, Any], override: str) -> dict[str, Any]:

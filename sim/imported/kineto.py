@@ -7,7 +7,9 @@ its name (`marks`). Only the given fields are read, sizes are bounded, and nothi
 
 from __future__ import annotations
 
+import codecs
 import gzip
+import json
 import re
 import zlib
 from bisect import bisect_right
@@ -62,8 +64,7 @@ class _File(msgspec.Struct):
 def read_trace(path: Path, origin: str = "imported") -> Trace:
     """A trace from a .json or .json.gz file. Raises `BadInput` with the file and what is wrong."""
     try:
-        text = _bytes(path)
-        file = msgspec.json.decode(text, type=_File, strict=False)
+        file = _decoded(_bytes(path))
     except (OSError, EOFError, zlib.error) as error:
         raise BadInput(f"trace {path} cannot be read: {error}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -82,11 +83,34 @@ def read_trace(path: Path, origin: str = "imported") -> Trace:
     return Trace(spans, origin, file.distributedInfo.world_size, steps, own.weight, memory, {"file": path.name}, own.reported)
 
 
+def _decoded(text: bytes) -> _File:
+    """The events of a file's bytes. A list is Chrome's shorter form. Raises msgspec's errors, `UnicodeDecodeError`, `RecursionError`."""
+    listed = text[:64].lstrip()[:1] == b"["
+    try:
+        return (
+            _File(msgspec.json.decode(text, type=list[_Event], strict=False))
+            if listed
+            else msgspec.json.decode(text, type=_File, strict=False)
+        )
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if isinstance(error, msgspec.ValidationError):
+            raise
+        # Kineto writes C++'s nan and inf, and names of ranges whatever their bytes are: the standard library reads both, slowly.
+        try:
+            tree = json.loads(text.decode("utf-8", "replace"), parse_constant=lambda _: None)
+        except ValueError:
+            raise error from None
+    return msgspec.convert({"traceEvents": tree} if listed else tree, _File, strict=False)
+
+
 def _bytes(path: Path) -> bytes:
-    if path.suffix != ".gz":
+    """What a file holds, unpacked where it is a gzip file, whatever it is called; without a byte order mark."""
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    if not packed:
         if path.stat().st_size > _LARGEST:
             raise BadInput(f"trace {path} is larger than {_LARGEST >> 30} GiB: record fewer steps")
-        return path.read_bytes()
+        return path.read_bytes().removeprefix(codecs.BOM_UTF8)
     with gzip.open(path) as file:
         text = file.read(_LARGEST + 1)
     if len(text) > _LARGEST:
@@ -96,6 +120,9 @@ def _bytes(path: Path) -> bytes:
 
 def _spans(file: _File) -> list[Span]:
     events = [e for e in file.traceEvents if e.ph == "X"]
+    backwards = next((e for e in events if e.dur < 0), None)
+    if backwards is not None:
+        raise ValueError(f"{backwards.name[:60]!r} ends before it starts")
     bounds = sorted((e.ts, e.ts + e.dur, int(m.group(1))) for e in events if (m := STEP.match(e.name)))
     names = {(e.pid, e.tid): str(e.args.get("name", "")) for e in file.traceEvents if e.ph == "M" and e.name == "thread_name"}
     chosen = [e for e in events if e.cat in _DEVICE or (e.cat == "cpu_op" and "op_id" in e.args)]

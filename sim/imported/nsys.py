@@ -28,9 +28,9 @@ _MOST = 50_000_000
 def read_nsys(path: Path) -> Trace:
     """Kernels and copies as spans of one lane per stream. Raises `BadInput` for a file that is no such export."""
     if not path.is_file():
-        raise BadInput(f"trace {path} does not exist")
+        raise BadInput(f"trace {path} {'is no file' if path.exists() else 'does not exist'}")
     try:
-        with closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)) as file:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as file:
             spans = _spans(file)
     except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
         raise BadInput(f"trace {path} is no export of Nsight Systems ({error}): make one with nsys export --type sqlite") from None

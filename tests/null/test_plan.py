@@ -148,3 +148,14 @@ def test_layers_that_a_plan_does_not_share_out_are_refused() -> None:
         plan = load_plan({"model": "gpt2-124m", "seq_len": 64, "batch": {"global": 8}, "parallel": {"pp": len(stages), "stages": stages}})
         with pytest.raises(BadInput, match="12 layers do not make"):
             layout(bind(plan, "dgx-h100").network, plan)
+
+
+def test_a_model_in_the_place_of_a_plan_is_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r'llama3-8b is a model, not a plan.*model = "llama3-8b"'):
+        load_plan("llama3-8b")
+    with pytest.raises(BadInput, match="unknown plan 'llama3-9b-fsdp8'. Did you mean llama3-8b-fsdp8"):
+        load_plan("llama3-9b-fsdp8")
+    with pytest.raises(BadInput, match="is no file"):
+        load_plan(tmp_path)
+    with pytest.raises(BadInput, match="does not exist"):
+        load_plan(tmp_path / "absent.toml")

@@ -162,3 +162,35 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory,
     file.write_bytes(content)
     with pytest.raises(BadInput):
         read_trace(file)
+
+
+_KERNEL = '{"ph": "X", "cat": "kernel", "name": "sm90_gemm", "ts": 5.0, "dur": 2.0, "pid": 0, "tid": 7, "args": {"stream": 7}}'
+_WHOLE = f'{{"traceEvents": [{_KERNEL}]}}'.encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("plain.json.gz", _WHOLE),
+        ("packed.json", gzip.compress(_WHOLE)),
+        ("mark.json", b"\xef\xbb\xbf" + _WHOLE),
+        ("list.json", f"\n[{_KERNEL}]".encode()),
+        ("crlf.json", _WHOLE.replace(b", ", b",\r\n")),
+        ("nan.json", _WHOLE.replace(b'"stream": 7', b'"stream": 7, "est. achieved occupancy %": NaN, "x": -Infinity')),
+        ("bytes.json", _WHOLE.replace(b'"ph"', b'"other": "\xff\xfe", "ph"')),
+        ("sp\N{LATIN SMALL LETTER A WITH DIAERESIS}t #1 50%?.json", _WHOLE),
+    ],
+)
+def test_what_profilers_and_people_do_to_files_is_read(tmp_path: Path, name: str, content: bytes) -> None:
+    file = tmp_path / name
+    file.write_bytes(content)
+    (span,) = read_trace(file).spans
+    assert (span.cls, span.lane) == ("gemm", "stream 7") and span.seconds == pytest.approx(2e-6)
+
+
+@pytest.mark.parametrize("dur", ["-2.0", "NaN", "Infinity"])
+def test_times_that_are_none_are_refused(tmp_path: Path, dur: str) -> None:
+    file = tmp_path / "t.json"
+    file.write_bytes(_WHOLE.replace(b'"dur": 2.0', f'"dur": {dur}'.encode()))
+    with pytest.raises(BadInput, match=r"t\.json"):
+        read_trace(file)

@@ -101,3 +101,12 @@ def test_other_files_are_refused(name: str, content: bytes, tmp_path: Path) -> N
     (tmp_path / name).write_bytes(content)
     with pytest.raises(BadInput, match="nsys"):
         read_measured(tmp_path / name)
+
+
+def test_an_export_may_have_any_name_that_a_file_may_have(tmp_path: Path) -> None:
+    assert (
+        len(read_measured(nsys(tmp_path / "run #1 50%20?.sqlite")).spans) == len(read_measured(nsys(tmp_path / "plain.sqlite")).spans) > 0
+    )
+    (tmp_path / "folder.sqlite").mkdir()
+    with pytest.raises(BadInput, match="is no file"):
+        read_measured(tmp_path / "folder.sqlite")
