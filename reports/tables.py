@@ -60,7 +60,7 @@ def _drawn(listing: Listing) -> Any:
 
 def show(value: Mapping[str, Any], kind: str) -> None:
     """Prints a result of the command line; `kind` chooses the layout."""
-    console = Screen() if sys.stdout.isatty() else Pipe()
+    console = Screen() if sys.stdout is not None and sys.stdout.isatty() else Pipe()  # None: closed by the shell
     layout = {"prediction": _prediction, "comparison": _comparison}.get(kind)
     if layout is None:
         _plain(console, value, kind)
@@ -178,7 +178,9 @@ def _plain(console: Screen | Pipe, value: Mapping[str, Any], kind: str) -> None:
         value = {key: item for key, item in value.items() if key != "rows"}
     for key, item in value.items():
         if isinstance(item, dict):
-            console.print(f"{_name(key)}: " + ", ".join(f"{name} {_cell(str(name), inner)}" for name, inner in item.items()))
+            unit = "" if key == "counts" else None  # what is counted may be called like a quantity: plans over memory
+            words = (f"{name} {_cell(str(name) if unit is None else unit, inner)}" for name, inner in item.items())
+            console.print(f"{_name(key)}: " + ", ".join(words))
         elif isinstance(item, (list, tuple)) and not (item and isinstance(item[0], dict)):
             console.print(f"{_name(key)}: " + "  ".join(map(str, item)))
         elif item is not None and item != "":

@@ -141,7 +141,7 @@ def capacity(plan: Plan, on: str, tokens: float, *, how: Reliability | None = No
     work = steps * found.step_time_s
     stall = checkpoint if checkpoint is not None else report.state / 1e9
     mtbf = how.mtbf(plan.world, setting.topology.ranks_per_node)
-    run, interval = expected(work, stall, mtbf, how, seed)
+    run, interval = expected(work, stall, mtbf, how, seed, step=found.step_time_s)
     return Capacity(
         gpus=plan.world,
         topology=setting.topology.name,
@@ -213,6 +213,8 @@ def smallest(plan: Plan, machine: str, tokens: float, days: float, most: int = 1
 
     Raises `BadInput` with the fastest that was found when none does.
     """
+    if not 0 < days < math.inf:
+        raise BadInput(f"days = {days} must be positive: by when must the training be done?")
     per_node = load_topology(machine).gpus
     sizes = [per_node * 2**i for i in range(18) if per_node * 2**i <= most]
     best: Capacity | None = None

@@ -16,7 +16,7 @@ from topologies.errors import BadInput
 
 
 class Reliability(msgspec.Struct, frozen=True, kw_only=True):
-    """How often things fail, and how long it takes to go on. Seconds."""
+    """How often things fail, and how long it takes to go on. Seconds. Raises `BadInput` for times and counts that cannot be."""
 
     mtbf_gpu: float = 50_000 * 3600.0
     """Mean time between failures of one GPU: Llama 3 405B saw 419 unexpected interruptions in 54 days on 16,384 H100,
@@ -27,6 +27,16 @@ class Reliability(msgspec.Struct, frozen=True, kw_only=True):
     spares: int | None = None
     """Nodes that stand by; once they are used, a failed node must be repaired first. None: there is always another."""
     repair: float = 4 * 3600.0
+
+    def __post_init__(self) -> None:
+        for name in ("mtbf_gpu", "mtbf_node"):
+            if not getattr(self, name) > 0:
+                raise BadInput(f"{name} = {getattr(self, name)} s must be above zero (infinite: never fails)")
+        for name in ("restart", "repair"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise BadInput(f"{name} = {getattr(self, name)} s must be finite and not negative")
+        if self.spares is not None and self.spares < 0:
+            raise BadInput(f"spares = {self.spares} must not be negative; leave it out for nodes without end")
 
     def mtbf(self, gpus: int, per_node: int) -> float:
         """Mean time between failures of a job on `gpus`."""
@@ -98,10 +108,11 @@ def simulate_run(work: float, checkpoint: float, interval: float, mtbf: float, h
     return Outcome(elapsed, work, lost, saving, down, failures)
 
 
-def expected(work: float, checkpoint: float, mtbf: float, how: Reliability, seed: int = 0, runs: int = 32) -> tuple[Outcome, float]:
-    """The median run of `runs`, with Daly's interval, and that interval."""
-    interval = daly(checkpoint, mtbf)
-    interval = min(work, interval) if interval > 0 else max(work, 1.0)
-    played = [simulate_run(work, checkpoint, max(interval, 1e-9), mtbf, how, seed + i) for i in range(runs)]
+def expected(
+    work: float, checkpoint: float, mtbf: float, how: Reliability, seed: int = 0, runs: int = 32, step: float = 1.0
+) -> tuple[Outcome, float]:
+    """The median run of `runs`, with Daly's interval, and that interval: at least one `step`, for nobody saves more often."""
+    interval = min(work, max(daly(checkpoint, mtbf), step))
+    played = [simulate_run(work, checkpoint, interval, mtbf, how, seed + i) for i in range(runs)]
     played.sort(key=lambda outcome: outcome.elapsed)
     return played[len(played) // 2], interval

@@ -58,3 +58,19 @@ def test_more_gpus_fail_more_often() -> None:
 def test_a_job_that_cannot_make_progress_is_refused() -> None:
     with pytest.raises(BadInput, match="faster than it makes progress"):
         simulate_run(1e9, 1.0, 1e6, 1.0, Reliability(restart=0.0), 0)
+
+
+def test_checkpoints_that_cost_nothing_are_made_after_every_step() -> None:
+    how, work, mtbf = Reliability(restart=0.0), 1000 * HOUR, 100 * HOUR
+    free, often = expected(work, 0.0, mtbf, how, step=2.0)
+    cheap, _ = expected(work, 1e-3, mtbf, how, step=2.0)
+    assert often == 2.0 and free.failures > 0 and free.lost <= 2.0 * free.failures
+    assert free.elapsed <= cheap.elapsed
+
+
+@pytest.mark.parametrize(
+    "said", [{"mtbf_gpu": 0.0}, {"mtbf_node": -1.0}, {"mtbf_gpu": math.nan}, {"restart": -1.0}, {"repair": math.inf}, {"spares": -1}]
+)
+def test_reliability_that_cannot_be_is_refused(said: dict[str, float]) -> None:
+    with pytest.raises(BadInput, match=next(iter(said))):
+        Reliability(**said)  # type: ignore[arg-type]

@@ -71,6 +71,9 @@ def test_a_curve_is_a_list_that_prints() -> None:
 
 
 def test_a_deadline_is_met_with_the_failures_and_prices_that_are_said() -> None:
+    for days in (0.0, -1.0, float("nan")):
+        with pytest.raises(BadInput, match="must be positive"):
+            smallest(PLAN, "dgx-h100", 1e10, days)
     calm = smallest(PLAN, "dgx-h100", 1e10, 1.0, prices={"dgx-h100": 2.0})
     assert calm.money == pytest.approx(2.0 * calm.gpu_hours)
     wild = capacity(PLAN, "dgx-h100", 1e12, how=Reliability(mtbf_gpu=3.6e5, restart=600.0), seed=3)

@@ -57,3 +57,12 @@ def test_a_terminal_gets_the_same_cells_fitted_to_its_width(capsys: pytest.Captu
     show(value, "faults")
     drawn = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
     assert [line for line in drawn if set("".join(line)) != {"\u2500"}] == plain and drawn != plain, "and a rule"
+
+
+def test_counts_are_no_quantities_and_a_closed_output_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show({"counts": {"done": 15, "memory": 4096, "bound": 0}}, "sweep")
+    assert capsys.readouterr().out == "counts: done 15, memory 4,096, bound 0\n"
+    monkeypatch.setattr("sys.stdout", None)
+    show({"counts": {"done": 1}}, "sweep")
