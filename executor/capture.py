@@ -7,7 +7,6 @@ when something is captured.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +14,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from executor.builder import Input, load_builder, precision_of, read_input
+from executor.needs import needs_torch
 from sim.model.captured import Captured
-from topologies.errors import BadInput, Refused
+from topologies.errors import BadInput
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,7 @@ def capture_to(
         target = target.with_name(target.name.removesuffix(".json") + SUFFIX)
     if not target.parent.is_dir():
         raise BadInput(f"folder {target.parent} does not exist. Make it, or give another --out")
-    _needs_torch(spec)
+    needs_torch(f"capturing {spec}")
     build = load_builder(spec, trust)
     return save(capture(build, read, name=name or target.name.removesuffix(SUFFIX), precision=chosen), target)
 
@@ -87,11 +87,6 @@ def save(model: Captured, path: str | Path) -> Path:
         raise BadInput(f"a captured model's file ends in {SUFFIX}, not {target.name}")
     target.write_bytes(msgspec.json.encode(model))
     return target
-
-
-def _needs_torch(spec: str) -> None:
-    if importlib.util.find_spec("torch") is None:
-        raise Refused(f"capturing {spec} needs PyTorch, which is not installed. Run: pip install 'steptwin[torch]'")
 
 
 def _count(sizes: tuple[int, ...]) -> int:

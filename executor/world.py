@@ -9,13 +9,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
-
 from executor.beat import Beat
 from executor.environment import SHARED, Place
+from executor.needs import needs_torch
 from topologies.errors import RunFailed
+
+# Whatever runs on devices imports this module before any other that wants torch.
+try:
+    import torch
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
+except ModuleNotFoundError:
+    needs_torch("running plans and probing devices")
+    raise
 
 
 class World:
