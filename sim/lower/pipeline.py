@@ -103,8 +103,24 @@ class _Line:
         found = self._stages[action.stage].calls(action.kind, action.microbatch, self._step, first=first, last=last)
         needs = _needs(action)
         if needs in self._received:
-            found.insert(0, self._call(needs, ".wait", _taken))
+            ahead, found[0] = self._asked(found[0])
+            found[:0] = [*ahead, self._call(needs, ".wait", _taken)]
         return found
+
+    def _asked(self, call: Call) -> tuple[list[Call], Call]:
+        """What asks for parameters ahead of a message that the forward waits for, and the forward without it.
+
+        Interleaved schedules synchronise the first chunks' parameters as the step begins, on all stages alike (config.param_sync_func in
+        megatron/core/pipeline_parallel/schedules.py); without interleaving the first forward asks for them.
+        """
+        ops = self._segments[call.segment]
+        cut = next((at for at, op in enumerate(ops) if not op.id.startswith("param/") or (op.kind == "wait" and op.lane == COMPUTE)), 0)
+        if not cut or self._job.zero == 3 or schedule_of(self._job) != "interleaved":
+            return [], call
+        names = f"{call.segment}.ask", f"{call.segment}.take"
+        self._segments.setdefault(names[0], ops[:cut])
+        self._segments.setdefault(names[1], ops[cut:])
+        return [Call(names[0], call.at, call.index, call.step)], Call(names[1], call.at, call.index, call.step)
 
     def _message(self, action: Action) -> Call:
         if action.kind.startswith("RECV"):
