@@ -132,8 +132,22 @@ def _comparison(console: Screen | Pipe, value: Mapping[str, Any]) -> None:
 _SHARES = ("mfu", "cpu_busy", "gain", "error", "mape", "median_ape", "p90", "bias", "left_out", "target", "goodput", "coverage", "ten_percent",
            "path_ten_percent", "mean_error", "worst_ape", "roofline", "baseline", "in_interval", "left_out_target", "source_out")  # fmt: skip
 """Names of what is a share of one."""
-_SECONDS = ("predicted", "measured", "low", "high", "infinitely_fast", "p50", "p95", "p99", "mean", "without", "step_time")
-"""Names of seconds that do not end in `_s`."""
+_SECONDS = (
+    "predicted",
+    "measured",
+    "low",
+    "high",
+    "infinitely_fast",
+    "p50",
+    "p95",
+    "p99",
+    "mean",
+    "median",
+    "steps",
+    "without",
+    "step_time",
+)
+"""Names of seconds that do not end in `_s`, where they are no whole numbers (those count)."""
 
 
 def _cell(name: str, value: Any) -> str:
@@ -142,7 +156,7 @@ def _cell(name: str, value: Any) -> str:
         return "yes" if value else "no"
     if not isinstance(value, (int, float)):
         return str(value)
-    if (name.endswith("_s") and not name.endswith("_per_s")) or name in _SECONDS:
+    if (name.endswith("_s") and not name.endswith("_per_s")) or (name in _SECONDS and isinstance(value, float)):
         return _time(value)
     if name.endswith("memory"):
         return f"{value / 2**30:.1f} GiB"
@@ -182,6 +196,6 @@ def _plain(console: Screen | Pipe, value: Mapping[str, Any], kind: str) -> None:
             words = (f"{name} {_cell(str(name) if unit is None else unit, inner)}" for name, inner in item.items())
             console.print(f"{_name(key)}: " + ", ".join(words))
         elif isinstance(item, (list, tuple)) and not (item and isinstance(item[0], dict)):
-            console.print(f"{_name(key)}: " + "  ".join(map(str, item)))
+            console.print(f"{_name(key)}: " + "  ".join(_cell(key, one) for one in item))
         elif item is not None and item != "":
             console.print(f"{_name(key)}: {_cell(key, item)}")

@@ -118,7 +118,8 @@ def read_rows(path: str | Path) -> list[Row]:
     """
     source = Path(path)
     if not os.path.isfile(source):
-        raise BadInput(f"table {path} does not exist. Give a CSV file with the columns of the published table (row_id, source_id, ...)")
+        wrong = "is no file" if os.path.exists(source) else "does not exist"
+        raise BadInput(f"table {path} {wrong}. Give a CSV file with the columns of the published table (row_id, source_id, ...)")
     if source.stat().st_size > _LARGEST:
         raise BadInput(f"table {path} has {source.stat().st_size} bytes; at most {_LARGEST} are read")
     try:

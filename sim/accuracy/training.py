@@ -69,6 +69,8 @@ def validate_training(
 
     Raises `BadInput` where the table cannot be read. Rows that cannot be predicted are refused with their reason.
     """
+    if limit is not None and limit < 1:
+        raise BadInput(f"limit = {limit}: at least one row is scored")
     started = time.monotonic()
     rows = read_rows(path) if path is not None else published_rows()
     eligible = [row for row in rows if row.scored and (only is None or only(row))]

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.accuracy.rows import read_rows
+from sim.accuracy.training import validate_training
 from topologies.errors import BadInput
 
 HEADER = "row_id,source_id,gpu,gpus,framework,global_batch,step_time_s,quality,micro_batch,notes\n"
@@ -57,3 +58,11 @@ def test_any_bytes_are_rows_or_bad_input(tmp_path_factory: pytest.TempPathFactor
     path.write_bytes(HEADER.encode() + data)
     with contextlib.suppress(BadInput):
         read_rows(path)
+
+
+def test_what_is_no_file_and_no_row_at_all_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="is no file"):
+        read_rows(tmp_path)
+    for limit in (0, -1):
+        with pytest.raises(BadInput, match="at least one row"):
+            validate_training(None, limit=limit)
