@@ -13,6 +13,8 @@ from typing import Annotated, Any, Protocol
 
 import typer
 
+from topologies.errors import BadInput
+
 PlanName = Annotated[str, typer.Argument(help="A plan: TOML file or a shipped plan's name (steptwin plan list)")]
 On = Annotated[str, typer.Option("--on", help='Machine or cluster: dgx-h100, "16x dgx-h100", this-machine, a TOML, XML or topo -m file')]
 Sets = Annotated[
@@ -55,3 +57,21 @@ def split(
         (machine if key.partition(".")[0] in _MACHINE or key in _KEYS else plan).append(one)
     machine += [f"fail={what}" for what in fail or ()] + [f"without={what}" for what in without or ()]
     return tuple(plan), tuple(machine)
+
+
+def of_machine(sets: list[str] | None, fail: list[str] | None = None, without: list[str] | None = None) -> tuple[str, ...]:
+    """Edits of the machine, for a verb without a plan. Raises `BadInput` for a `--set` that is no key of a machine."""
+    plan, machine = split(sets, fail, without)
+    if plan:
+        raise BadInput(f"--set {plan[0]} is no key of a machine, and there is no plan here. Keys: {', '.join((*_MACHINE, *_KEYS))}")
+    return machine
+
+
+def of_plan(sets: list[str] | None) -> tuple[str, ...]:
+    """Overrides of the plan, for a verb that takes machines as they are. Raises `BadInput` for a `--set` that changes the machine."""
+    plan, machine = split(sets)
+    if machine:
+        raise BadInput(
+            f"--set {machine[0]} changes the machine: write the change into a TOML file with base = (README: your own cluster), and give it to --on"
+        )
+    return plan

@@ -126,14 +126,14 @@ def price_of(prices: dict[str, float], on: str) -> float:
 
 
 def capacity(plan: Plan, on: str, tokens: float, *, how: Reliability | None = None, checkpoint: float | None = None,
-             prices: dict[str, float] | None = None, seed: int = 0) -> Capacity:  # fmt: skip
-    """Trains `tokens` tokens (samples for models without a sequence) with `plan` on `on`.
+             prices: dict[str, float] | None = None, seed: int = 0, edits: tuple[str, ...] = ()) -> Capacity:  # fmt: skip
+    """Trains `tokens` tokens (samples for models without a sequence) with `plan` on `on`, after `edits` of it ("link.nvlink.rate=200 GB/s").
 
     `checkpoint` is the stall of one checkpoint in seconds; unsaid: the sharded state written at 1 GB/s per GPU (assumed).
     Raises `BadInput` when prices are given but not for this machine.
     """
     amount(tokens)
-    setting = bind(plan, on)
+    setting = bind(plan, on, edits)
     found = predict_setting(setting, steps=2, detail=False)
     report, fit = figures_of_memory(setting)
     steps = math.ceil(tokens / (plan.global_batch * setting.network.seq))

@@ -118,3 +118,9 @@ def test_without_pandas_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "import_module", none)
     with pytest.raises(BadInput, match="needs pandas"):
         frame([])
+
+
+def test_what_ifs_on_the_machine_reach_a_whole_run() -> None:
+    slow = ("link.nvlink.rate=20 GB/s",)
+    assert capacity(PLAN, "dgx-h100", 1e9, edits=slow).days > 1.05 * capacity(PLAN, "dgx-h100", 1e9).days
+    assert scaling(PLAN, "dgx-h100", (8,), 1e9, edits=slow)[0] == capacity(PLAN, "dgx-h100", 1e9, edits=slow)

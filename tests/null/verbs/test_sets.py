@@ -1,0 +1,29 @@
+"""`--set` takes keys of plans and of machines; a verb that has but one of the two refuses the other."""
+
+from __future__ import annotations
+
+import pytest
+
+from topologies.errors import BadInput
+from topologies.verbs import of_machine, of_plan, split
+
+RATE = "link.nvlink.rate=200 GB/s"
+
+
+def test_keys_are_told_apart_by_their_first_word() -> None:
+    assert split(["parallel.tp=2", RATE, "rails=4"], ["spine:0"], ["nic"]) == (
+        ("parallel.tp=2",),
+        (RATE, "rails=4", "fail=spine:0", "without=nic"),
+    )
+
+
+def test_a_verb_without_a_plan_takes_no_key_of_one() -> None:
+    assert of_machine([RATE], None, ["nic"]) == (RATE, "without=nic") and of_machine(None) == ()
+    with pytest.raises(BadInput, match=r"--set bogus=1 is no key of a machine.*oversubscription"):
+        of_machine([RATE, "bogus=1"])
+
+
+def test_a_verb_that_takes_machines_as_they_are_takes_no_key_of_one() -> None:
+    assert of_plan(["seq_len=8"]) == ("seq_len=8",) and of_plan(None) == ()
+    with pytest.raises(BadInput, match="changes the machine"):
+        of_plan(["seq_len=8", RATE])
