@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
 import os
 import subprocess
@@ -36,8 +38,11 @@ def products(folder: Path) -> dict[str, str]:
     from reports.comparison import prediction_page
     from reports.scene import scene
     from reports.sweep import sweep_page
+    from reports.tables import show
+    from sim.bind import bind
     from sim.chrome import to_kineto, write_trace
     from sim.planfile import load_plan
+    from sim.planning.explain import explain
     from sim.planning.sweep import sweep
     from sim.predict import predict
     from sim.text import show_program
@@ -57,6 +62,10 @@ def products(folder: Path) -> dict[str, str]:
     rows = sweep(base, SPACE, "dgx-h100", folder / "sweep.sqlite", every=True)
     found["sweep"] = repr(rows.rows)
     found["page: sweep"] = sweep_page("sweep", rows)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        show({"rows": [{"key": row.key, "step_time": row.step_time} for row in rows.feasible], "counts": rows.counts}, "sweep")
+    found["table: sweep"] = printed.getvalue()
+    found["explanation"] = str(explain(bind(load_plan(PLANS["FSDP with loaders and checkpoints"][0]), "dgx-h100"), tries=4))
     return {key: hashlib.sha256(value.encode() if isinstance(value, str) else value).hexdigest() for key, value in found.items()}
 
 
@@ -79,7 +88,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], dict
     return _elsewhere(folder, "1"), _elsewhere(folder, "4242")
 
 
-@pytest.mark.parametrize("kind", ["prediction", "program", "trace", "trace file", "page", "sweep"])
+@pytest.mark.parametrize("kind", ["prediction", "program", "trace", "trace file", "page", "sweep", "table", "explanation"])
 def test_bytes_are_the_same_under_another_hash_seed(kind: str, pair: tuple[dict[str, str], dict[str, str]]) -> None:
     one, other = ({key: value for key, value in side.items() if key.split(":")[0] == kind} for side in pair)
     assert one

@@ -60,7 +60,8 @@ AXES: list[dict[str, Any]] = [
 def test_whatever_joins_the_devices_folding_changes_nothing(on: str, parallel: dict[str, Any]) -> None:
     axis = next(iter(set(parallel) & {"dp_replicate", "dp_shard"}))
     split = parallel | ({axis: parallel[axis] * 2} if on.startswith("2x") else {})
-    plan = {"model": SMALL, "seq_len": 2048, "precision": "fp16", "batch": {"micro": 1, "global": 64}, "parallel": split}
+    copies = split.get("dp_replicate", 1) * split.get("dp_shard", 1)
+    plan = {"model": SMALL, "seq_len": 2048, "precision": "fp16", "batch": {"micro": 1, "global": 4 * copies}, "parallel": split}
     assert predict(plan, on).step_time_s == pytest.approx(predict(plan, on, fold=False).step_time_s, rel=1e-9)
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -31,12 +32,26 @@ def base(model: str = "llama3-8b") -> Plan:
     return load_plan({"model": model, "seq_len": 4096, "framework": "megatron-core", "batch": {"global": 64, "micro": 1}})
 
 
+class Resumed(NamedTuple):
+    """A sweep that simulates everything, killed and begun again: when each row was written before and after, and what it found."""
+
+    before: dict[str, int]
+    after: dict[str, int]
+    found: Sweep
+
+
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Sweep, Sweep]:
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> Resumed:
+    file = tmp_path_factory.mktemp("killed") / "s.sqlite"
+    before = _killed(file)
+    found = sweep(base(), parse_space(SPACE), ON, file, every=True)
+    return Resumed(before, _times(file), found)
+
+
+@pytest.fixture(scope="module")
+def found(resumed: Resumed, tmp_path_factory: pytest.TempPathFactory) -> tuple[Sweep, Sweep]:
     """(with bounds, everything simulated)."""
-    place = tmp_path_factory.mktemp("sweep")
-    space = parse_space(SPACE)
-    return sweep(base(), space, ON, place / "a.sqlite"), sweep(base(), space, ON, place / "b.sqlite", every=True)
+    return sweep(base(), parse_space(SPACE), ON, tmp_path_factory.mktemp("sweep") / "a.sqlite"), resumed.found
 
 
 def test_bounds_change_neither_the_best_nor_the_front(found: tuple[Sweep, Sweep]) -> None:
@@ -81,25 +96,28 @@ def test_the_floor_rejects_only_what_does_not_fit() -> None:
     assert rejected > 3
 
 
-def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
+def _killed(file: Path) -> dict[str, int]:
+    """Rows that a sweep in a process of its own has written when it is killed."""
     script = f"""
 from pathlib import Path
 from sim.planfile import load_plan
 from sim.planning.space import parse_space
 from sim.planning.sweep import sweep
 base = load_plan({{"model": "llama3-8b", "seq_len": 4096, "framework": "megatron-core", "batch": {{"global": 64, "micro": 1}}}})
-sweep(base, parse_space({SPACE!r}), {ON!r}, Path({str(tmp_path / "s.sqlite")!r}), every=True)
+sweep(base, parse_space({SPACE!r}), {ON!r}, Path({str(file)!r}), every=True)
 """
     process = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[3])
     end = time.monotonic() + 60
-    while time.monotonic() < end and _rows(tmp_path / "s.sqlite") < 20 and process.poll() is None:
+    while time.monotonic() < end and _rows(file) < 20 and process.poll() is None:
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    before = _times(tmp_path / "s.sqlite")
+    return _times(file)
+
+
+def test_a_killed_sweep_goes_on_where_it_was(resumed: Resumed) -> None:
+    before, after, found = resumed
     assert 0 < len(before) < 44, "it should die half-way"
-    found = sweep(base(), parse_space(SPACE), ON, tmp_path / "s.sqlite", every=True)
-    after = _times(tmp_path / "s.sqlite")
     assert len(after) == 44 == sum(found.counts.values())  # of 48 points, four share with nobody
     assert {key: after[key] for key in before} == before
 
