@@ -153,7 +153,7 @@ def test_layers_that_a_plan_does_not_share_out_are_refused() -> None:
 def test_a_model_in_the_place_of_a_plan_is_told_apart(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r'llama3-8b is a model, not a plan.*model = "llama3-8b"'):
         load_plan("llama3-8b")
-    with pytest.raises(BadInput, match="unknown plan 'llama3-9b-fsdp8'. Did you mean llama3-8b-fsdp8"):
+    with pytest.raises(BadInput, match=r"unknown plan 'llama3-9b-fsdp8'. Did you mean llama3-8b-fsdp8"):
         load_plan("llama3-9b-fsdp8")
     with pytest.raises(BadInput, match="is no file"):
         load_plan(tmp_path)
