@@ -29,7 +29,6 @@ SILENT = {
     "executor/lanes.py: ThreadLane.communicate",
     "executor/lanes.py: ThreadLane.drain",
     "executor/lanes.py: ThreadLane.record",
-    "executor/streams.py: StreamPlayer.run",
     "sim/accuracy/refit.py: Clocks.error",
     "sim/accuracy/refit.py: Response.error",
     "sim/accuracy/wording.py: optimizer_of",
@@ -54,8 +53,6 @@ SILENT = {
     "sim/lower/output.py: writer_calls",
     "sim/lower/step.py: Place.name",
     "sim/lower/update.py: server_calls",
-    "sim/planning/explain.py: Explanation",
-    "sim/planning/explain.py: Scaled.local",
 }
 """Public and still without a docstring. The list may only shrink."""
 
