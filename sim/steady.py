@@ -6,11 +6,13 @@ lengthens it. Over the published plans this is within 0.05 % of the whole simula
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from sim.bind import Setting
 from sim.engine.agenda import uncollected
-from sim.engine.clocks import step_times
+from sim.engine.clocks import Step, step_times
 from sim.engine.shortcut import Shortcut
 from sim.lower.short import Shortener
 from sim.lower.step import lower
@@ -20,7 +22,7 @@ from sim.predict import pricer_for
 
 STEPS = 2
 """The first step warms up what overlaps with its neighbours; the second is reported."""
-_FEW = 8
+_FEW = 3
 """Micro-batches without a pipeline that are simulated; a longer accumulation repeats the last."""
 _LEAST = 4
 """Micro-batches, in whole rounds of the pipeline."""
@@ -30,58 +32,53 @@ def step_of(setting: Setting, coarse: bool = False) -> tuple[float, dict[str, fl
     """(seconds, {}) of one optimizer step: nothing but its time is worked out. `coarse`: a collective that runs beside a layer slows
     all of it alike, its own collectives too. Raises `BadInput` and its kinds."""
     with uncollected():
-        return _seconds(setting, Run(setting, coarse)), {}
+        return _seconds(Run(setting, coarse), setting.plan), {}
 
 
-def _seconds(setting: Setting, run: Run) -> float:
-    plan = setting.plan
+def _seconds(run: Run, plan: Plan) -> float:
+    count = plan.microbatches
     few = _rounds(plan)
-    if few is None:
-        return run.times(setting, STEPS)[-1]
-    fewer, more = few
-    times = run.times(_with_microbatches(setting, fewer), STEPS)
-    longer = run.times(_with_microbatches(setting, more), 1)[0]
-    slope = (longer - times[0]) / (more - fewer)
-    return times[-1] + slope * (plan.microbatches - fewer)
+    while few[1] + few[1] - few[0] < count:
+        fewer, more = few
+        _, short, longer = run.times((fewer, fewer, more))
+        each, host = ((b - a) / (more - fewer) for a, b in zip(short, longer, strict=True))
+        if host <= each * (1 + 1e-9):
+            return short.seconds + each * (count - fewer)
+        # The thread loses its lead with each micro-batch: from where it has none left, a step is as long as the thread needs.
+        rounds = max(1, math.ceil((short.seconds - short.host) / (host - each) / (more - fewer)))
+        few = fewer + rounds * (more - fewer), more + rounds * (more - fewer)
+    return run.times((count,) * STEPS)[-1].seconds
 
 
-def _rounds(plan: Plan) -> tuple[int, int] | None:
-    """Two micro-batch counts, a round apart, to simulate instead of the plan's; None where it has few."""
+def _rounds(plan: Plan) -> tuple[int, int]:
+    """Two micro-batch counts, a round apart, to simulate instead of the plan's."""
     per_round = max(1, plan.parallel.pp)
     # A pipeline's rounds are alike from the first one on (to 0.05 % of the step over the published plans).
     fewer = -(-_LEAST // per_round) * per_round if per_round > 1 else _FEW
-    more = fewer + (per_round if per_round > 1 else 4)
-    if plan.microbatches <= more + per_round:
-        return None
+    more = fewer + (per_round if per_round > 1 else 1)
     # Keep the same remainder: the rounds that are left out are whole.
     rest = plan.microbatches % per_round
     return fewer + rest, more + rest
 
 
-def _with_microbatches(setting: Setting, count: int) -> Setting:
-    plan = setting.plan
-    batch = msgspec.structs.replace(plan.batch, global_=count * plan.batch.micro * plan.data_ranks)
-    return msgspec.structs.replace(setting, plan=msgspec.structs.replace(plan, batch=batch))
-
-
 class Run:
-    """Programs of one plan that differ in micro-batches and steps; where all stages' ranks are alike, equal layers are priced once, for
-    all plans that split and run a layer alike."""
+    """One plan's steps; where all stages' ranks are alike, equal layers are priced once, for all plans that split and run a layer alike."""
 
     def __init__(self, setting: Setting, coarse: bool = False) -> None:
-        self._pricer = pricer_for(setting)
+        self._setting, self._pricer = setting, pricer_for(setting)
         self._short: Shortener | None = None
         self._shortcut: Shortcut | None = None
         plan = setting.plan
         plain = plan.noise.stragglers == plan.noise.imbalance == "none" and plan.update.mode == "sync" and plan.update.aggregate == "gpu"
         if plain and setting.topology.kind == "cuda" and setting.foldable:
             self._shortcut = Shortcut(self._pricer, mesh_of(plan), setting.topology)
-            self._short = _shortener(setting, self._shortcut, coarse)
+            self._short = _shortener(setting, self._shortcut, coarse and self._shortcut.inside("tp", "cp", "ep"))
 
-    def times(self, setting: Setting, steps: int) -> list[float]:
-        """Seconds of each step."""
+    def times(self, counts: tuple[int, ...]) -> list[Step]:
+        """The steps; `counts`: micro-batches of each."""
+        setting = self._setting
         topology = setting.topology
-        program = lower(setting.plan, setting.network, setting.framework, topology.kind, steps, self._short)
+        program = lower(setting.plan, setting.network, setting.framework, topology.kind, len(counts), self._short, counts)
         if self._shortcut is None:
             return step_times(program, self._pricer, True, setting.foldable)
         return step_times(program, self._shortcut, True, True, self._shortcut.alike)

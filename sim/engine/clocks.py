@@ -8,6 +8,7 @@ might begin beside it; only then, and for what shares links, does an event stand
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
+from typing import NamedTuple
 
 from sim.cost.price import Pricer
 from sim.engine.agenda import Agenda
@@ -39,6 +40,15 @@ from sim.engine.times import (
 )
 from sim.program import COMPUTE, HOST, Program
 from topologies.errors import BadInput
+
+
+class Step(NamedTuple):
+    """One optimizer step."""
+
+    seconds: float
+    """From the end of the step before (the first: from 0)."""
+    host: float
+    """That the busiest rank's training thread spends in it when it never waits."""
 
 
 class Clocks:
@@ -274,8 +284,8 @@ class Clocks:
             self.agenda.after(cost.latency, self._sharing.start, cost.seconds - cost.latency, cost.uses, done)
 
 
-def step_times(program: Program, pricer: Pricer, fold: bool = True, symmetric: bool = True, alike: bool = False) -> list[float]:
-    """Seconds of each step, from the end of the one before (the first: from 0): `metrics.step_times` of the condensed simulation.
+def step_times(program: Program, pricer: Pricer, fold: bool = True, symmetric: bool = True, alike: bool = False) -> list[Step]:
+    """The steps: `metrics.step_times` of the condensed simulation.
 
     `alike`: all ranks price equal ops alike. Raises `BadInput` when the program deadlocks.
     """
@@ -286,21 +296,33 @@ def step_times(program: Program, pricer: Pricer, fold: bool = True, symmetric: b
     prices.alike = alike and folded
     prices.shorten(states, condensed=folded)
     clocks, assembler = Clocks(prices), Assembler(prices)
-    threads = [
-        clocks.thread(state, name, lines)
-        for state in states.values()
-        for name, lines in [(name, _lines(prices, assembler, state, name)) for name in program.threads(state.rank)]
-    ]
+    lines = {
+        (state.rank, name): _lines(prices, assembler, state, name) for state in states.values() for name in program.threads(state.rank)
+    }
+    threads = [clocks.thread(states[rank], name, calls) for (rank, name), calls in lines.items()]
     for thread in threads:
         thread.begin()
     clocks.agenda.run()
     stuck = [f"rank {thread.rank} {thread.name}" for thread in threads if not thread.done] or assembler.waiting()
     if stuck:
         raise BadInput(f"the program deadlocks, waiting for what never comes: {', '.join(stuck[:8])}")
-    found, last = [], 0.0
+    hosts = [_spent(calls) for (_, name), calls in lines.items() if name == HOST]
+    found, last = list[Step](), 0.0
     for step in sorted(clocks.ends):
-        found.append(max(0.0, clocks.ends[step] - last))
+        found.append(Step(max(0.0, clocks.ends[step] - last), max(host.get(step, 0.0) for host in hosts)))
         last = max(last, clocks.ends[step])
+    return found
+
+
+def _spent(lines: list[Line]) -> dict[int, float]:
+    """Seconds of each step that a thread is busy by itself."""
+    known: dict[int, float] = {}
+    found: dict[int, float] = {}
+    for step, _, code in lines:
+        spent = known.get(id(code))
+        if spent is None:
+            spent = known[id(code)] = sum(this.seconds if this.does == WORK else this.host for this in code)
+        found[step] = found.get(step, 0.0) + spent
     return found
 
 

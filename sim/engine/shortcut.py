@@ -48,7 +48,7 @@ class Shortcut:
 
     def shorten(self, ops: tuple[Op, ...], beside: bool) -> tuple[Op, ...]:
         """The same time in fewer ops: runs of kernels as one; where nothing runs `beside` them, whole stretches with their collectives."""
-        priced = [(op, self._pricer.local(op, 0)) for op in ops]
+        priced = [(op, self.local(op, 0)) for op in ops]
         for op in ops:
             if op.kind == "collective" and id(op) not in self._met:
                 if not self._equal(op):
@@ -56,7 +56,9 @@ class Shortcut:
                     return ops
                 cost = self._prices.collective(op, 0)
                 self._met[id(op)] = (op, cost.seconds, cost.latency)
-        found = fuse(priced if beside else self._condensed(priced), slow=self.slowdown(0)[0])
+        # Copies beside a segment hold its kernels up in ways that no stretch run by itself shows.
+        whole = beside or any(op.kind == "copy" for op in ops)
+        found = fuse(priced if whole else self._condensed(priced), slow=self.slowdown(0)[0])
         own = set(map(id, ops))
         for op, cost in found:
             if id(op) not in own:
@@ -87,6 +89,10 @@ class Shortcut:
             if (one.seconds, one.latency, [use for _, use in one.uses]) != (other.seconds, other.latency, [use for _, use in other.uses]):
                 return False
         return True
+
+    def inside(self, *axes: str) -> bool:
+        """Does each of the groups along these axes lie in one node?"""
+        return all(self._inside(self._groups.members(axis, 0)) is not None for axis in axes)
 
     def _inside(self, members: tuple[int, ...]) -> tuple[int, ...] | None:
         """The members' places in their node; None where they have several."""

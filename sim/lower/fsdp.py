@@ -13,7 +13,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import NamedTuple
 
-from sim.lower.blocks import BlockOps, PartOps, name_of
+from sim.lower.blocks import BlockOps, Ops, PartOps, name_of
 from sim.lower.data_parallel import COPY, lane_of
 from sim.lower.job import Job
 from sim.lower.ops import collective, compute, host, order, record, wait
@@ -54,18 +54,16 @@ def units_of(job: Job, blocks: list[BlockOps], tag: str) -> dict[str, Unit]:
     return {block: units[name] for block, name in where.items()}
 
 
-def forward(job: Job, blocks: list[BlockOps], tag: str, gather: bool) -> list[Op]:
-    """Forward of a stage; `gather`: parameters are sharded when it begins."""
+def forward(job: Job, blocks: list[BlockOps], lines: list[Ops], tag: str) -> list[Op]:
+    """Forward of a stage whose parameters are sharded when it begins; `lines`: each block's ops."""
     units = units_of(job, blocks, tag)
-    if not gather:
-        return [op for block in blocks for op in block.forward]
     line = _root_first(units, blocks)
     ahead = job.plan.parallel.prefetch
     frees = not job.train or (job.reshard and job.size("pp") == 1)
     ops = [op for lane in _lanes(line) for op in order(job, f"{tag}{lane}.updated", COMPUTE, lane)]
     asked = 0
     opened: set[Unit] = set()
-    for block in blocks:
+    for block, work in zip(blocks, lines, strict=True):
         unit = units[block.name]
         while unit.messages and unit not in opened:  # the root is opened before the first block
             unit = line[len(opened)]
@@ -76,7 +74,7 @@ def forward(job: Job, blocks: list[BlockOps], tag: str, gather: bool) -> list[Op
                 asked += 1
             ops += [*_hooks(job, "fwd", unit), *_copy_out(job, "fwd", unit)]
             unit = units[block.name]
-        ops += block.forward
+        ops += work
         if ahead == 0:
             ops.append(Op(f"fwd/{block.name}.done", "record", COMPUTE, event="fwd/done"))
         if frees and unit.messages and not unit.root:

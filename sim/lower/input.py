@@ -110,12 +110,12 @@ def loaders(job: Job) -> dict[str, tuple[Op, ...]]:
 
 def loader_calls(job: Job) -> dict[str, tuple[Call, ...]]:
     """Which batches each loader process makes, in order."""
-    workers, each = job.plan.data.workers, job.microbatches
-    batches = range(job.steps * each)
+    workers = job.plan.data.workers
+    batches = list(enumerate((step, microbatch) for step, count in enumerate(job.counts) for microbatch in range(count)))
     found: dict[str, tuple[Call, ...]] = {}
     for worker in range(workers):
         lane = f"loader.{worker}"
-        made = tuple(Call(lane, f"s{b // each}/mb{b % each}", b, b // each) for b in batches[worker::workers])
+        made = tuple(Call(lane, f"s{step}/mb{microbatch}", batch, step) for batch, (step, microbatch) in batches[worker::workers])
         late = (Call(f"{lane}.late", f"s0/late{worker}"),) if worker and made else ()
         found[lane] = late + made
     return found

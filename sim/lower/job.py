@@ -27,8 +27,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     mesh: Mesh
     device: str
     steps: int
-    microbatches: int
-    """Of each data-parallel rank in one step."""
+    counts: tuple[int, ...]
+    """Micro-batches of each data-parallel rank, step by step."""
     zero: int
     """0-3; 0 also where there is nobody to share with, 3 where the framework's ZeRO-2 is an FSDP that keeps its parameters."""
     reshard: bool
@@ -49,6 +49,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     def size(self, axis: str) -> int:
         return self.mesh.size(axis)
+
+    def before(self, step: int) -> int:
+        """Micro-batches of all steps before."""
+        return sum(self.counts[:step])
 
     @property
     def data_axis(self) -> str:
@@ -74,8 +78,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return max(1, self.size("efsdp" if part.expert and self.size("ep") > 1 else "fsdp"))
 
 
-def job_of(plan: Plan, network: Network, framework: Framework, device: str, steps: int) -> Job:
-    """Binds the inputs of lowering. Raises `Refused` for combinations that are not supported."""
+def job_of(plan: Plan, network: Network, framework: Framework, device: str, steps: int, counts: tuple[int, ...] = ()) -> Job:
+    """Binds the inputs of lowering; `counts` as in `lower`. Raises `Refused` for combinations that are not supported."""
     p = plan.parallel
     mesh = mesh_of(plan)
     zero = p.zero if p.zero is not None else framework.zero
@@ -90,7 +94,7 @@ def job_of(plan: Plan, network: Network, framework: Framework, device: str, step
         mesh=mesh,
         device=device,
         steps=steps,
-        microbatches=plan.microbatches,
+        counts=counts or (plan.microbatches,) * steps,
         zero=3 if layers else zero,
         reshard=p.reshard_after_forward and not layers,
         train=plan.task != "forward",

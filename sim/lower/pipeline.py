@@ -31,7 +31,7 @@ def pipeline_calls(job: Job, rank: int, stages: list[StageSegments], step: int, 
 
     Raises `BadInput` for sizes that the schedule cannot run.
     """
-    line = actions_of(job)[rank]
+    line = actions_of(job, step)[rank]
     return _Line(job, line, {held.stage.index: held for held in stages}, step, segments).calls()
 
 
@@ -41,10 +41,10 @@ def schedule_of(job: Job) -> str:
     return "1f1b" if p.schedule == "interleaved" and p.virtual_stages == 1 else p.schedule
 
 
-def actions_of(job: Job) -> tuple[tuple[Action, ...], ...]:
-    """Every rank's actions and messages; forwards alone where nothing is trained."""
+def actions_of(job: Job, step: int) -> tuple[tuple[Action, ...], ...]:
+    """Every rank's actions and messages in a step; forwards alone where nothing is trained."""
     p = job.plan.parallel
-    return _grid(schedule_of(job), p.pp, job.microbatches, p.virtual_stages, job.train)
+    return _grid(schedule_of(job), p.pp, job.counts[step], p.virtual_stages, job.train)
 
 
 @lru_cache(maxsize=128)
@@ -65,7 +65,7 @@ class _Line:
         self._received = {action for action in line if action.kind in ("RECV_F", "RECV_B")}
         self._ends = _ends(line)
         self._awaits_sends = schedule_of(job) == "1f1b"
-        self._first = step * job.microbatches
+        self._first = job.before(step)
         self._names: dict[tuple[int, Kind, str], str] = {}
 
     def calls(self) -> list[Call]:

@@ -7,7 +7,7 @@ forward, one bucket ahead of use (Megatron's overlap-param-gather). Hybrid shard
 
 from __future__ import annotations
 
-from sim.lower.blocks import BlockOps
+from sim.lower.blocks import BlockOps, Ops
 from sim.lower.buckets import Bucket
 from sim.lower.data_parallel import lane_of
 from sim.lower.job import Job
@@ -59,8 +59,8 @@ def broadcasts(job: Job, buckets: list[Bucket], axis: str) -> list[Op]:
     return [collective(job, f"param/{axis}{owner}.broadcast", lane_of(axis), "broadcast", size, axis, CLS) for owner in range(owners)]
 
 
-def gather_ahead(job: Job, blocks: list[BlockOps], buckets: list[Bucket], later: list[Bucket] | None) -> list[Op]:
-    """Forward with the parameters' all_gather beside it: a bucket is asked for when the one before is needed.
+def gather_ahead(job: Job, blocks: list[BlockOps], lines: list[Ops], buckets: list[Bucket], later: list[Bucket] | None) -> list[Op]:
+    """Forward (`lines`: each block's ops) with the parameters' all_gather beside it: a bucket is asked for when the one before is needed.
 
     `later`: the buckets of the rank's further model chunks; its first chunk asks for them too, so that they arrive while it
     still computes (Megatron's overlap_param_gather with interleaved stages). None: this is such a further chunk.
@@ -71,14 +71,14 @@ def gather_ahead(job: Job, blocks: list[BlockOps], buckets: list[Bucket], later:
     ops = [] if later is None else [op for lane, name in firsts.items() for op in order(job, f"param/{name}.updated", COMPUTE, lane)]
     asked = len(line) if later is None else 0
     needed = 0
-    for index, block in enumerate(blocks):
+    for index, work in enumerate(lines):
         while needed < len(line) and min(place[name] for name in line[needed].blocks) <= index:
             needed += 1
             while asked < min(needed + 1, len(line)):
                 ops += _asked(job, line[asked])
                 asked += 1
             ops.append(wait(job, f"param/{line[needed - 1].name}.ready", COMPUTE))
-        ops += block.forward
+        ops += work
     return ops + [op for bucket in later or () for op in _asked(job, bucket)]
 
 

@@ -5,16 +5,13 @@ A program made with a `Shortener` means the same in fewer ops. Its ops do not te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from sim.lower.blocks import BlockOps, PartOps
 from sim.model.parts import Part
 from sim.program import Op
 
 Ops = tuple[Op, ...]
-Pieces = list[tuple[PartOps, Ops]]
-Loose = tuple[PartOps, list[Ops]]
-"""A part with runs of ops that belong to it."""
 Shorten = Callable[[Ops, bool], Ops]
 """(ops, whether collectives may run beside them) -> fewer ops that take the same time."""
 
@@ -24,12 +21,14 @@ class Shortener:
 
     def __init__(self, shorten: Shorten, coarse: bool = False) -> None:
         """`coarse`: whole stretches are one op also where collectives run beside them, which then slow all of the stretch alike."""
-        self.shorten, self._coarse = shorten, coarse
+        self.shorten, self.coarse = shorten, coarse
         self._closed: dict[int, tuple[bool, BlockOps]] = {}
         self.templates: dict[tuple[int, bool, bool, str], BlockOps] = {}
         """Blocks by kind (`sim.lower.stage`), for all programs whose plans split and run a layer alike."""
         self._known: dict[tuple[object, ...], tuple[Ops, list[Ops]]] = {}
         self._made: dict[tuple[int, bool], tuple[Ops, Part]] = {}
+        self._lines: dict[object, Ops] = {}
+        self._named: dict[tuple[int, str], BlockOps] = {}
         self._open: set[str] = set()
 
     def once(self, part: Part, add: bool, make: Callable[[], Ops]) -> Ops:
@@ -41,12 +40,27 @@ class Shortener:
 
     def run(self, parts: list[Ops], beside: bool) -> Ops:
         """The ops of `parts` one after the other, shortened. Equal parts are told by being the same tuples."""
-        beside = beside and not self._coarse
+        beside = beside and not self.coarse
         key = (beside, *map(id, parts))
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = (self.shorten(tuple(op for ops in parts for op in ops), beside), parts)
         return found[0]
+
+    def line(self, key: object, make: Callable[[], list[Ops]], beside: bool) -> Ops:
+        """`run` of what `make` makes, once for all plans for which `key` is the same."""
+        found = self._lines.get(key)
+        if found is None:
+            found = self._lines[key] = self.run(make(), beside)
+        return found
+
+    def named(self, template: BlockOps, name: str) -> BlockOps:
+        """The template's ops themselves as a layer's."""
+        found = self._named.get((id(template), name))
+        if found is None:
+            parts = tuple(PartOps(name, p.part, p.forward, p.backward, p.wgrad, p.joint) for p in template.parts)
+            found = self._named[id(template), name] = BlockOps(name, template.block, parts, template.prelude)
+        return found
 
     def shares(self, block: BlockOps) -> bool:
         """May equal layers share this template's ops, and may they be shortened? Asked once for each template."""
@@ -79,41 +93,3 @@ def _closed(ops: list[Op]) -> bool:
         if op.kind == "record":
             recorded.add(op.event)
     return True
-
-
-def alike(template: BlockOps, name: str) -> BlockOps:
-    """The template's ops themselves as a layer's."""
-    parts = tuple(PartOps(name, p.part, p.forward, p.backward, p.wgrad, p.joint) for p in template.parts)
-    return BlockOps(name, template.block, parts, template.prelude)
-
-
-def forward_of(short: Shortener | None, blocks: list[BlockOps], beside: bool) -> list[BlockOps]:
-    """The blocks with their forward ops in short."""
-    return [_forward(short, block, beside) for block in blocks] if short else blocks
-
-
-def _forward(short: Shortener, block: BlockOps, beside: bool) -> BlockOps:
-    if not block.parts or short.open(block.name):
-        return block
-    whole = short.run([part.forward for part in block.parts], beside)
-    first, *others = block.parts
-    return block._replace(parts=(first._replace(forward=whole), *(part._replace(forward=()) for part in others)))
-
-
-def merged(short: Shortener | None, pieces: list[Loose], beside: bool, cuts: Collection[tuple[str, str]] = ()) -> Pieces:
-    """The pieces of a backward, with `short` those of one block together; a piece ends with each (block, part) of `cuts`, and carries
-    that part."""
-    if short is None:
-        return [(part, tuple(op for ops in runs for op in ops)) for part, runs in pieces]
-    found: Pieces = []
-    run: list[Ops] = []
-    for index, (part, runs) in enumerate(pieces):
-        if short.open(part.block):
-            found.append((part, tuple(op for ops in runs for op in ops)))
-            continue
-        run += [ops for ops in runs if ops]
-        last = index + 1 == len(pieces) or pieces[index + 1][0].block != part.block
-        if last or (part.block, part.part.name) in cuts:
-            found.append((part, short.run(run, beside)))
-            run = []
-    return found

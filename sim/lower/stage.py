@@ -6,23 +6,30 @@ backward), or I (gradient of the input) and W (of the weights) apart.
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Iterable
 
 import msgspec
 
-from sim.lower import data_parallel, ends, fsdp, sharded
+from sim.lower import data_parallel, ends, fsdp, passes, sharded
 from sim.lower.blocks import TEMPLATE, BlockOps, lower_block, renamed
 from sim.lower.buckets import Bucket, buckets_of, rebuilds
 from sim.lower.input import take
 from sim.lower.job import Job
 from sim.lower.offload import offload
 from sim.lower.schedule import placement
-from sim.lower.short import Loose, Shortener, alike, forward_of, merged
+from sim.lower.short import Shortener
 from sim.model.parts import Block
 from sim.model.stages import layout
 from sim.program import Call, Op
 
 Named = tuple[tuple[str, Block], ...]
+
+
+Template = tuple[int, bool, bool, str]
+"""A kind of block: its id, whether it is recomputed, whether it is the network's first, its name where it is no layer among others."""
+Templates = dict[Template, BlockOps]
+Kind = tuple[Template, ...]
+"""What a stage runs."""
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -64,15 +71,26 @@ class StageSegments:
     """The segments of one stage, made when first called. `segments` collects them by name."""
 
     def __init__(
-        self, job: Job, stage: Stage, blocks: list[BlockOps], segments: dict[str, tuple[Op, ...]], short: Shortener | None = None
+        self,
+        job: Job,
+        stage: Stage,
+        blocks: list[BlockOps],
+        segments: dict[str, tuple[Op, ...]],
+        short: Shortener | None = None,
+        kind: Kind = (),
     ) -> None:
-        self.job, self.stage, self.blocks, self.short = job, stage, blocks, short
+        self.job, self.stage, self.blocks, self.short, self.kind = job, stage, blocks, short, kind
         self._segments = segments
         self.further: list[StageSegments] = []
         """The rank's stages after its first (of which this is then one), in the order of use."""
         self._variants: dict[tuple[str, bool, bool, bool], str] = {}
-        self.tag = f"stage{stage.index}." if stage.count > 1 else ""
-        """Sets the names of this stage's segments and buckets apart from those of the other stages."""
+        self.like = stage.index
+        """The first stage that runs the same ops, if names do not matter: they share their segments."""
+
+    @property
+    def tag(self) -> str:
+        """Sets the names of this stage's segments and buckets apart from those of other stages."""
+        return f"stage{self.like}." if self.stage.count > 1 else ""
 
     @property
     def ends(self) -> tuple[int, int]:
@@ -88,7 +106,7 @@ class StageSegments:
         """One action on one micro-batch: F, B, I or W. `first`, `last`: among the forwards, or among the actions that make weight
         gradients (B and W), of this stage in this step. A forward that needs a batch takes it first.
         """
-        at, index = f"s{step}/mb{microbatch}", step * self.job.microbatches + microbatch
+        at, index = f"s{step}/mb{microbatch}", self.job.before(step) + microbatch
         found = []
         if kind == "F" and self.takes_input:
             if "input" not in self._segments:
@@ -111,10 +129,6 @@ class StageSegments:
         return buckets_of(self.job, self.blocks, step, self.tag)
 
 
-Templates = dict[tuple[int, bool, bool, str], BlockOps]
-"""By block, whether it is recomputed, whether it is the network's first, and its name where it is no layer among others."""
-
-
 def stage_segments(
     job: Job, stage: Stage, segments: dict[str, tuple[Op, ...]], templates: Templates | None = None, short: Shortener | None = None
 ) -> StageSegments:
@@ -124,7 +138,7 @@ def stage_segments(
     offloads = job.train and job.plan.memory.offload == "activations"
     short = None if offloads else short  # its copies tie forward to backward
     keep = job.plan.memory.recompute_layers or len(stage.blocks)
-    layer, found = 0, list[BlockOps]()
+    layer, found, kind = 0, list[BlockOps](), list[Template]()
     for name, block in stage.blocks:
         is_layer = block.kind not in ("embed", "head")
         again = job.train and job.plan.memory.recompute == "full" and is_layer and layer < keep
@@ -136,11 +150,25 @@ def stage_segments(
         shared = short is not None and short.shares(templates[key])
         if short is not None and not shared:
             short.keep(name)
-        found.append(templates[key] if own else alike(templates[key], name) if shared else renamed(templates[key], name))
+        kind.append(key if shared else (*key[:3], name))
+        if own:
+            found.append(templates[key])
+        else:
+            found.append(short.named(templates[key], name) if short is not None and shared else renamed(templates[key], name))
         layer += is_layer
     if offloads:
         found = offload(job, found)
-    return StageSegments(job, stage, found, segments, short)
+    return StageSegments(job, stage, found, segments, short, tuple(kind))
+
+
+def pair(stages: list[StageSegments]) -> None:
+    """Stages that run the same ops at the same place of their ranks' lines share their segments, where equal layers do."""
+    known: dict[object, int] = {}
+    for stage in stages:
+        if stage.short:
+            turn = stage.stage.index // stage.job.size("pp")
+            kind = (turn, stage.stage.first, stage.stage.last, stage.kind, *(other.kind for other in stage.further))
+            stage.like = known.setdefault(kind, stage.stage.index)
 
 
 def syncs(job: Job, last: bool) -> bool:
@@ -172,46 +200,24 @@ def _gathers(job: Job, step: int) -> bool:
     return job.zero in (1, 2) and job.framework.overlap_param and step > 0
 
 
-def _build(job: Job, stage: StageSegments, variant: str) -> list[Op]:
+def _build(job: Job, stage: StageSegments, variant: str) -> Iterable[Op]:
     base, *flags = variant.split(".")
+    inline = job.zero == 3 and (job.size("pp") == 1 or not job.train)  # parameters are gathered in every pass
+    if not inline and not {"gather", "sync", "sync0"} & set(flags):
+        return passes.alone(stage, variant)
     if base == "fwd":
-        return _forward(job, stage, "gather" in flags)
+        return _gathering(job, stage)
     if job.zero == 3:
-        beside = "sync" in flags or job.size("pp") == 1
-        whole = merged(stage.short, _pieces(job, stage, variant), beside)
-        return fsdp.backward(job, stage.blocks, whole, stage.tag, sync="sync" in flags)
-    loose = _pieces(job, stage, variant)
-    if "sync" in flags or "sync0" in flags:
-        buckets = stage.buckets(0 if "sync0" in flags else 1)
-        pieces = merged(stage.short, loose, True, {bucket.last for bucket in buckets})
-        return data_parallel.reduce_gradients(job, pieces, buckets, sharded.messages if job.zero else data_parallel.all_reduce)
-    return [op for _, ops in merged(stage.short, loose, False) for op in ops]
+        return fsdp.backward(job, stage.blocks, passes.backward(stage, variant), stage.tag, sync="sync" in flags)
+    buckets = stage.buckets(0 if "sync0" in flags else 1)
+    pieces = passes.backward(stage, variant, {bucket.last for bucket in buckets})
+    return data_parallel.reduce_gradients(job, pieces, buckets, sharded.messages if job.zero else data_parallel.all_reduce)
 
 
-def _forward(job: Job, stage: StageSegments, gather: bool) -> list[Op]:
+def _gathering(job: Job, stage: StageSegments) -> list[Op]:
+    """The forward that gathers parameters."""
+    lines = passes.forward(stage)
     if job.zero == 3:
-        gather = gather or not job.train or job.size("pp") == 1
-        return fsdp.forward(job, forward_of(stage.short, stage.blocks, gather), stage.tag, gather=gather)
-    blocks = forward_of(stage.short, stage.blocks, gather)
-    if gather:
-        later = [bucket for other in stage.further for bucket in other.buckets(1)]
-        return sharded.gather_ahead(job, blocks, stage.buckets(1), later if stage.stage.index < job.size("pp") else None)
-    return [op for block in blocks for op in block.forward]
-
-
-def _pieces(job: Job, stage: StageSegments, variant: str) -> list[Loose]:
-    """Backward part by part, last part first; `add` accumulates into the gradients that are there."""
-    base, *flags = variant.split(".")
-    add, short = "add" in flags, stage.short
-    found: list[Loose] = []
-    for block in reversed(stage.blocks):
-        again = block.prelude if base == "bwd" else ()
-        for part in reversed(block.parts):
-            ops = part.wgrad if base == "wgrad" else part.backward if "input" in flags else part.joint
-            added: tuple[Op, ...] = ()
-            if "input" not in flags:
-                make = partial(data_parallel.accumulate, job, part, add)
-                added = short.once(part.part, add, make) if short else make()
-            found.append((part, [again, ops, added]))
-            again = ()
-    return found
+        return fsdp.forward(job, stage.blocks, lines, stage.tag)
+    later = [bucket for other in stage.further for bucket in other.buckets(1)]
+    return sharded.gather_ahead(job, stage.blocks, lines, stage.buckets(1), later if stage.stage.index < job.size("pp") else None)

@@ -15,7 +15,7 @@ from sim.lower.job import Job, job_of
 from sim.lower.optimizer import Share
 from sim.lower.resident import resident_bytes
 from sim.lower.short import Shortener
-from sim.lower.stage import StageSegments, Templates, stage_segments, stages_of
+from sim.lower.stage import StageSegments, Templates, pair, stage_segments, stages_of
 from sim.model.parts import Network
 from sim.plan import Plan
 from sim.program import HOST, Call, Op, Program, Role
@@ -38,7 +38,15 @@ class Place(NamedTuple):
         return ".".join([*words, *([f"x{self.factor:.6g}"] if self.factor != 1.0 else [])])
 
 
-def lower(plan: Plan, network: Network, framework: Framework, device: str, steps: int = 3, short: Shortener | None = None) -> Program:
+def lower(
+    plan: Plan,
+    network: Network,
+    framework: Framework,
+    device: str,
+    steps: int = 3,
+    short: Shortener | None = None,
+    counts: tuple[int, ...] = (),
+) -> Program:
     """The program of `steps` optimizer steps of `plan` on every rank.
 
     Args:
@@ -47,16 +55,18 @@ def lower(plan: Plan, network: Network, framework: Framework, device: str, steps
         framework: with the plan's own words applied (`sim.framework.framework_of`).
         device: "cuda" or "cpu".
         short: shortens runs of ops, where only times are asked for (`sim.lower.short`).
+        counts: micro-batches of each step, where these are not the plan's.
 
     Raises `Refused` for combinations that are not supported, `BadInput` where the model cannot be cut as the plan says.
     """
-    job = job_of(plan, network, framework, device, steps)
+    job = job_of(plan, network, framework, device, steps, counts)
     segments: Segments = {}
     templates: Templates = short.templates if short else {}
     stages = [stage_segments(job, stage, segments, templates, short) for stage in stages_of(job)]
     places = places_of(job)
     for stage in stages[: job.size("pp")]:
         stage.further += [other for other in stages[job.size("pp") :] if other.stage.rank == stage.stage.rank]
+    pair(stages)
     roles = {place.name: role(job, place, [s for s in stages if s.stage.rank == place.pp], segments) for place in dict.fromkeys(places)}
     return Program(
         name=plan.name or plan.model_name,
@@ -128,7 +138,7 @@ def _microbatches(job: Job, rank: int, stages: list[StageSegments], step: int, s
 
         return pipeline_calls(job, rank, stages, step, segments)
     calls: list[Call] = []
-    count = job.microbatches
+    count = job.counts[step]
     for microbatch in range(count):
         for kind in ("F", "B") if job.train else ("F",):
             calls += stages[0].calls(kind, microbatch, step, first=microbatch == 0, last=microbatch == count - 1)

@@ -127,7 +127,7 @@ def explain(setting: Setting, tries: int = 12) -> Explanation:
 
     def again(pricer: Pricer) -> float:
         # The engine that only says when steps end: the same times.
-        return step_times(program, pricer, True, setting.foldable)[study.trace.reported]
+        return step_times(program, pricer, True, setting.foldable)[study.trace.reported].seconds
 
     found = [study.of_kind(kind, again) for kind in KINDS]
     verdict = _verdict(sorted(found, key=lambda s: s.infinitely_fast), study.step)

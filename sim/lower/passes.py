@@ -1,0 +1,104 @@
+"""What a stage runs in one pass: forward or backward, block by block, without the messages of data parallelism.
+
+With a `Shortener` each kind of block is in short, made once for all stages and plans that split and run it alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sim.lower import data_parallel
+from sim.lower.blocks import BlockOps, Ops, PartOps
+
+if TYPE_CHECKING:
+    from sim.lower.stage import StageSegments, Template
+
+Pieces = list[tuple[PartOps, Ops]]
+"""Runs of ops, each with the part that it ends with."""
+Loose = tuple[PartOps, list[Ops]]
+"""A part with runs of ops that belong to it."""
+
+
+def alone(stage: StageSegments, variant: str) -> Ops:
+    """A pass beside which nothing runs."""
+    line = list(zip(stage.kind, stage.blocks, strict=True))
+
+    def blocks() -> list[Ops]:
+        return [_line(stage, kind, block, variant, False) for kind, block in (line if variant == "fwd" else reversed(line))]
+
+    short = stage.short
+    if short and not any(short.open(block.name) for block in stage.blocks):
+        return short.line((stage.kind, variant), blocks, False)
+    return tuple(op for ops in blocks() for op in ops)
+
+
+def forward(stage: StageSegments) -> list[Ops]:
+    """Each block's forward, beside which parameters travel."""
+    return [_line(stage, kind, block, "fwd", True) for kind, block in zip(stage.kind, stage.blocks, strict=True)]
+
+
+def backward(stage: StageSegments, variant: str, cuts: Collection[tuple[str, str]] = ()) -> Pieces:
+    """Backward beside which gradients travel, last part first: part by part, or in short block by block, where a piece ends with each
+    (block, part) of `cuts`."""
+    ends: dict[str, set[str]] = {}
+    for block_name, part_name in cuts:
+        ends.setdefault(block_name, set()).add(part_name)
+    found: Pieces = []
+    for kind, block in reversed(list(zip(stage.kind, stage.blocks, strict=True))):
+        cut = ends.get(block.name, set())
+        if not block.parts:
+            continue
+        if stage.short is None or stage.short.open(block.name):
+            found += [(part, tuple(op for ops in runs for op in ops)) for part, runs in _parts(stage, block, variant)]
+        elif cut <= {block.parts[0].part.name}:
+            found.append((block.parts[0], _line(stage, kind, block, variant, True)))
+        else:
+            found += _cut(stage, block, variant, cut)
+    return found
+
+
+def _line(stage: StageSegments, kind: Template, block: BlockOps, variant: str, beside: bool) -> Ops:
+    """A block's pass; `beside`: messages may run beside it."""
+    make = partial(_runs, stage, block, variant)
+    short = stage.short
+    if short is None or short.open(block.name):
+        return tuple(op for ops in make() for op in ops)
+    return short.line((kind, variant.removesuffix(".sync").removesuffix(".sync0"), beside and not short.coarse), make, beside)
+
+
+def _runs(stage: StageSegments, block: BlockOps, variant: str) -> list[Ops]:
+    if variant == "fwd":
+        return [part.forward for part in block.parts]
+    return [ops for _, runs in _parts(stage, block, variant) for ops in runs]
+
+
+def _cut(stage: StageSegments, block: BlockOps, variant: str, ends: Collection[str]) -> Pieces:
+    """A block in short, in a piece for each of `ends`."""
+    assert stage.short
+    found: Pieces = []
+    run: list[Ops] = []
+    for part, runs in _parts(stage, block, variant):
+        run += [ops for ops in runs if ops]
+        if part.part.name in ends or part is block.parts[0]:
+            found.append((part, stage.short.run(run, True)))
+            run = []
+    return found
+
+
+def _parts(stage: StageSegments, block: BlockOps, variant: str) -> list[Loose]:
+    """A block's backward part by part, last part first; `add` accumulates into the gradients that are there."""
+    base, *flags = variant.split(".")
+    short = stage.short
+    found: list[Loose] = []
+    again = block.prelude if base == "bwd" else ()
+    for part in reversed(block.parts):
+        ops = part.wgrad if base == "wgrad" else part.backward if "input" in flags else part.joint
+        added: Ops = ()
+        if "input" not in flags:
+            make = partial(data_parallel.accumulate, stage.job, part, "add" in flags)
+            added = short.once(part.part, "add" in flags, make) if short else make()
+        found.append((part, [again, ops, added]))
+        again = ()
+    return found
