@@ -20,6 +20,8 @@ from topologies.table import parse_toml, read_toml
 _SIZES = ("comm.bucket", "data.sample")
 _TIMES = ("data.preprocess",)
 _LARGEST = 1 << 20
+MOST_MICROBATCHES = 100_000
+"""Of one step: half a minute of simulation. Nobody accumulates gradients over so many."""
 
 
 def load_plan(source: str | Path | Plan | dict[str, Any], overrides: tuple[str, ...] = ()) -> Plan:
@@ -216,6 +218,11 @@ def check(plan: Plan) -> Plan:
         raise BadInput(
             f"batch.global = {plan.global_batch} is no multiple of batch.micro x dp_replicate x dp_shard = "
             f"{plan.batch.micro} x {p.dp_replicate} x {p.dp_shard} = {per_step}. Use {near}"
+        )
+    if plan.microbatches > MOST_MICROBATCHES:
+        raise Refused(
+            f"batch.global = {plan.global_batch} makes {plan.microbatches:,} micro-batches in a step; at most {MOST_MICROBATCHES:,} are "
+            "simulated. Raise batch.micro or the data-parallel ranks, or lower batch.global"
         )
     if p.virtual_stages > 1 and p.schedule not in ("interleaved", "dualpipe"):
         raise Refused(f'parallel.virtual_stages = {p.virtual_stages} needs schedule = "interleaved", not "{p.schedule}"')

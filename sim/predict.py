@@ -30,6 +30,10 @@ from topologies.load import Topology
 
 STEPS = 3
 """Simulated steps: the first fills the input path and (DDP) has other buckets; the last is reported."""
+OPS_APART = 2_000_000
+"""Ops of the simulated ranks up to which each has a span of its own: about 1.5 GB. Beyond, runs of kernels are one span, with the same times."""
+OPS_FUSED = 20_000_000
+"""Beyond these, what meets nobody else is one span too: hidden and exposed communication among equal ranks counts as compute."""
 
 
 class Prediction(Tabular, msgspec.Struct, kw_only=True):
@@ -150,7 +154,9 @@ def predict_setting(
     quiet = msgspec.structs.replace(plan, output=Output())
     program = lower(quiet, setting.network, setting.framework, topology.kind, steps)
     pricer = pricer_for(setting, calibration, costs)
-    trace = simulate(program, pricer, fold, setting.foldable, detail, condensed=not detail)
+    length = _length(program, fold and setting.foldable)
+    asked, detail = detail, detail and length <= OPS_APART
+    trace = simulate(program, pricer, fold, setting.foldable, detail, condensed=not asked or length > OPS_FUSED)
     if detail:
         trace.memory = {rank: list(line) for rank, line in memory_timelines(setting, trace).items()}
     split = metrics.breakdown(trace)
@@ -164,7 +170,27 @@ def predict_setting(
     )
     found = _figures(setting, program, trace, step + stall, split, sure)
     found.syncs = points
+    if asked and not detail:
+        found.warnings.append(_coarse(plan, length))
     return found
+
+
+def _length(program: Program, folded: bool) -> int:
+    """Ops that are simulated: those of one rank for each role, or of all ranks."""
+    ops = {
+        name: sum(len(program.segments[call.segment]) for calls in role.threads.values() for call in calls)
+        for name, role in program.roles.items()
+    }
+    return sum(ops.values()) if folded else sum(ops[name] for name in program.role_of)
+
+
+def _coarse(plan: Plan, length: int) -> str:
+    """What a trace lacks that has too many ops for a span each."""
+    lost = ", and communication among equal ranks counts as compute" if length > OPS_FUSED else ""
+    return (
+        f"{length:,} ops ({plan.microbatches:,} micro-batches in a step): runs of kernels are one span each{lost}; no memory timeline. "
+        "The step time is the same. Predict fewer micro-batches to see every op"
+    )
 
 
 def pricer_for(setting: Setting, calibration: str | Path | None = None, costs: str = "fitted", slower: float = 1.0) -> Pricer:
@@ -226,7 +252,7 @@ def _output_seconds(setting: Setting, pricer: Pricer, step: float, fold: bool, p
         only = msgspec.structs.replace(Output(), **{field: 1}, checkpoint_to=output.checkpoint_to, checkpoint_mode=output.checkpoint_mode)
         loud = msgspec.structs.replace(setting.plan, output=only)
         program = lower(loud, setting.network, setting.framework, setting.topology.kind, STEPS)
-        trace = simulate(program, pricer, fold, setting.foldable)
+        trace = simulate(program, pricer, fold, setting.foldable, _length(program, fold and setting.foldable) <= OPS_APART)
         adds = max(0.0, metrics.step_time(trace) - step) / every
         points += spread([p for p in sync_points(program, trace) if p.where not in known], every, adds)
         added += adds

@@ -1,0 +1,53 @@
+"""Steps of very many ops: predicted without a span for each, and said so; beyond all measure they are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import asdict
+
+import sim.predict
+import steptwin
+from sim.planfile import MOST_MICROBATCHES, load_plan
+from sim.predict import predict
+from topologies.errors import Refused
+
+PLAN = {
+    "model": "gpt2-124m",
+    "seq_len": 256,
+    "batch": {"global": 64, "micro": 1},
+    "parallel": {"dp_shard": 4, "zero": 3},
+    "output": {"log_every": 1},
+}
+
+
+def test_coarser_traces_have_the_same_times_and_say_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
+    fine = predict(PLAN, "dgx-h100")
+    monkeypatch.setattr(sim.predict, "OPS_APART", 100)
+    fused = predict(PLAN, "dgx-h100")
+    monkeypatch.setattr(sim.predict, "OPS_FUSED", 100)
+    least = predict(PLAN, "dgx-h100")
+    assert fused.step_time_s == pytest.approx(fine.step_time_s, rel=1e-9) == least.step_time_s
+    assert asdict(fused.breakdown) == pytest.approx(asdict(fine.breakdown), rel=1e-9, abs=1e-12)
+    assert fine.trace is not None and fused.trace is not None and least.trace is not None
+    assert len(fine.trace.spans) > len(fused.trace.spans) > len(least.trace.spans)
+    assert not any("micro-batches in a step" in text for text in fine.warnings)
+    assert "runs of kernels are one span each; no memory" in fused.warnings[-1]
+    assert "communication among equal ranks counts as compute" in least.warnings[-1]
+
+
+def test_a_page_is_made_of_a_coarse_trace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sim.predict, "OPS_APART", 100)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["steptwin", "predict", "gpt2-ddp8", "--out", "run"])
+    with pytest.raises(SystemExit) as end:
+        steptwin.main()
+    assert not end.value.code, capsys.readouterr().err
+    assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
+
+
+def test_micro_batches_without_end_are_refused() -> None:
+    tree = {"model": "gpt2-124m", "batch": {"global": MOST_MICROBATCHES + 1, "micro": 1}}
+    with pytest.raises(Refused, match=r"Raise batch\.micro"):
+        load_plan(tree)
