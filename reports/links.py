@@ -69,7 +69,7 @@ def link_use(program: Program, trace: Trace, pricer: Pricer) -> list[LinkUse]:
         start, stop = span.start + span.wait, span.end
         if stop <= start:
             continue
-        busy = max(cost.seconds - cost.latency, 0.0)
+        busy = cost.payload * max(cost.seconds - cost.latency, 0.0)
         for link, amount in cost.uses:
             if ">" in link:
                 name = group_of(link)

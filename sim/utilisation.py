@@ -222,7 +222,7 @@ def link_bytes(program: Program, trace: Trace, pricer: Pricer) -> dict[str, floa
     for _, cost in transfers(program, trace, pricer):
         for link, amount in cost.uses:
             if ">" in link:
-                found[link] = found.get(link, 0.0) + amount * max(0.0, cost.seconds - cost.latency)
+                found[link] = found.get(link, 0.0) + cost.payload * amount * max(0.0, cost.seconds - cost.latency)
     return found
 
 
@@ -234,7 +234,7 @@ def _links(program: Program, trace: Trace, pricer: Pricer, begin: float, end: fl
             continue
         for link, amount in cost.uses:
             if ">" in link:
-                rate = amount * max(0.0, cost.seconds - cost.latency) / (stop - start)
+                rate = cost.payload * amount * max(0.0, cost.seconds - cost.latency) / (stop - start)
                 lines.setdefault(link, []).append((start, stop, rate))
     found = []
     for link, pieces in sorted(lines.items()):

@@ -30,6 +30,8 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     waits for its own launch). 0 means `host + seconds` of the last kernel does not bind."""
     beside: float = 0.0
     """Seconds while a collective runs beside all of it, where that is known by itself; 0: the rank's slowdown tells."""
+    payload: float = 1.0
+    """Data for each unit of `uses`: flags and headers fill a link as data does."""
 
 
 class Pricer(Protocol):

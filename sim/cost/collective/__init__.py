@@ -38,17 +38,25 @@ def collective_cost(name: str, size: int, ranks: tuple[int, ...], topology: Topo
     if algorithm == "hierarchical" and not splits(name, shape):
         algorithm = "auto"
     choice = best(name, size, shape, algorithm)
-    links = [(link, shape.intra) for link in shape.intra_links] if shape.local > 1 else []
-    if shape.nodes > 1:
-        # What one NIC sends goes over every cable of the hop: a narrower one slows the flow.
-        links = [(link, topology.rates[shape.inter_links[0]]) for link in shape.inter_links] or links
-    share = choice.bandwidth / max(1.0, _bound(shape))
-    uses = tuple((link, rate * min(1.0, share)) for link, rate in links) if choice.seconds > choice.latency else ()
-    return Cost(choice.seconds, "fitted", choice.latency, uses)
+    sends = choice.seconds - choice.latency
+    if sends <= 0.0:
+        return Cost(choice.seconds, "fitted", choice.latency)
+    full = shape.inter * shape.crossing if shape.nodes > 1 else shape.intra
+    uses = _uses(shape, topology, min(1.0, choice.wire / sends))
+    return Cost(choice.seconds, "fitted", choice.latency, uses, payload=min(1.0, choice.reach / full))
 
 
-def _bound(shape: GroupShape) -> float:
-    return shape.inter if shape.nodes > 1 else shape.intra
+def _uses(shape: GroupShape, topology: Topology, busy: float) -> tuple[tuple[str, float], ...]:
+    """What a group's flow takes of each link that it crosses while it sends: a full link (`busy` = 1) is one that NCCL can send no more over.
+
+    Inside a node the rings of a group without a switch take all links of a GPU alike, of which the one to its neighbour stands here. Over
+    nodes every cable of the hop carries what one NIC sends, which is no more than the narrowest of them lets through.
+    """
+    links = shape.inter_links if shape.nodes > 1 else shape.intra_links
+    if not links:
+        return ()
+    sent = topology.rates[links[0]] * shape.crossing if shape.nodes > 1 else shape.intra
+    return tuple((link, busy * min(sent, topology.rates[link])) for link in links)
 
 
 def message_cost(size: int, a: int, b: int, topology: Topology, siblings: int = 1) -> Cost:
@@ -60,10 +68,14 @@ def message_cost(size: int, a: int, b: int, topology: Topology, siblings: int = 
     if shape.nodes > 1:
         use = topology.nic_of(a)
         share = use.rate if use is not None and siblings > 1 else path.rate
-        rate = min(path.rate, share) * float(params()["network"]["message"])
+        reach = float(params()["network"]["message"])
+        rate = min(path.rate, share) * reach
         hop = net_hop("ring_net", 0 if size <= _LL_MOST else 2, shape)
     else:
         rate, hop = message_rate(shape), float(table[f"peer_{fabric(shape)}"])
+        reach = float(params()["bandwidth"]["pcie"]) if fabric(shape) == "pcie" else rate / shape.intra
     latency = scaled(float(table["direct_base"]), shape) + hop * 1e-6
     loads = getattr(path, "loads", ()) or tuple((link, 1) for link in path.links)
-    return Cost(latency + size / rate, "fitted", latency, tuple((link, rate * times) for link, times in loads))
+    # Headers and flow control fill the wire too: a link is full when it carries `reach` of its rate.
+    uses = tuple((link, min(rate / reach * times, topology.rates[link])) for link, times in loads)
+    return Cost(latency + size / rate, "fitted", latency, uses, payload=reach)

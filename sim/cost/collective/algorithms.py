@@ -23,6 +23,7 @@ from sim.cost.collective.rates import (
     lines_delay,
     net_hop,
     params,
+    payload_rate,
     protocol_rate,
     ring_fill,
     scaled,
@@ -31,13 +32,18 @@ from sim.cost.collective.rates import (
 
 
 class Choice(NamedTuple):
-    """One way to run a collective. Seconds; `bandwidth` is the bus bandwidth that it assumes, 0 where latency is all."""
+    """One way to run a collective. Seconds, bytes per second; `bandwidth`: the bus bandwidth that it assumes, 0 where latency is all."""
 
     seconds: float
     latency: float
     algorithm: str
     protocol: str
     bandwidth: float
+    wire: float = 0.0
+    """Seconds for which it would fill the links that its group shares with others, did latency, chunks and few channels leave nothing free:
+    those of a GPU, or of a node's NICs where it has several nodes. Flags of LL fill them as data does."""
+    reach: float = 0.0
+    """Data per second that these links carry when it fills them."""
 
 
 def _narrowest(name: str, shape: GroupShape) -> float:
@@ -65,7 +71,8 @@ def ring(name: str, size: float, shape: GroupShape, protocol: str) -> Choice:
         seconds += fill(latency, size * bus_factor(name, n) / bandwidth, "ring")
     elif protocol == "Simple":
         seconds += ring_fill(size, shape, bandwidth)
-    return Choice(seconds, latency, "ring", protocol, bandwidth)
+    reach = payload_rate(protocol, shape)
+    return Choice(seconds, latency, "ring", protocol, bandwidth, size * bus_factor(name, n) / reach, reach)
 
 
 def net_tree_rate(shape: GroupShape) -> float:
@@ -85,7 +92,9 @@ def tree(size: float, shape: GroupShape, protocol: str) -> Choice:
     seconds = latency + size / algorithm
     if shape.nodes > 1:
         seconds += fill(latency, size / algorithm, "net")
-    return Choice(seconds, latency, "tree", protocol, algorithm * bus_factor("all_reduce", shape.ranks))
+    reach = payload_rate(protocol, shape)
+    wire = size * (1.0 if shape.nodes == 2 else 2.0) / reach
+    return Choice(seconds, latency, "tree", protocol, algorithm * bus_factor("all_reduce", shape.ranks), wire, reach)
 
 
 def _switch_rate(shape: GroupShape) -> float:
@@ -106,7 +115,10 @@ def in_switch(size: float, shape: GroupShape) -> Choice:
     algorithm = min([_switch_rate(shape), *([net_tree_rate(shape)] if shape.nodes > 1 else [])])
     carry = size / algorithm
     extra = fill(latency, carry, "net" if shape.nodes > 1 else "nvls")
-    return Choice(latency + carry + extra, latency, "nvls", "Simple", algorithm * bus_factor("all_reduce", shape.ranks))
+    bus, seconds = algorithm * bus_factor("all_reduce", shape.ranks), latency + carry + extra
+    if shape.nodes > 1:
+        return Choice(seconds, latency, "nvls", "Simple", bus, size / net_tree_rate(shape), inter_bandwidth(shape))
+    return Choice(seconds, latency, "nvls", "Simple", bus, carry, algorithm * (1.0 + 1.0 / shape.local))
 
 
 def collnet(size: float, shape: GroupShape, switched: bool) -> Choice:
@@ -126,7 +138,8 @@ def collnet(size: float, shape: GroupShape, switched: bool) -> Choice:
     algorithm = float(limits["collnet"]) * min(inside, inter_bandwidth(shape))
     carry = size / algorithm
     seconds = latency + carry + fill(latency, carry, "net")
-    return Choice(seconds, latency, "collnet", "Simple", algorithm * bus_factor("all_reduce", shape.ranks))
+    reach = inter_bandwidth(shape)
+    return Choice(seconds, latency, "collnet", "Simple", algorithm * bus_factor("all_reduce", shape.ranks), size / reach, reach)
 
 
 def pat(name: str, size: float, shape: GroupShape) -> Choice:
@@ -136,7 +149,8 @@ def pat(name: str, size: float, shape: GroupShape) -> Choice:
     latency = (float(table["pat_base"]) + math.ceil(math.log2(shape.nodes)) * hop + shape.ranks * float(table["pat_rank"])) * 1e-6
     bus = inter_bandwidth(shape) * float(params()["bandwidth"]["pat"])
     carry = size * bus_factor(name, shape.ranks) / bus
-    return Choice(latency + carry + fill(latency, carry, "ring"), latency, "pat", "Simple", bus)
+    wire, reach = size * bus_factor(name, shape.ranks) / inter_bandwidth(shape), inter_bandwidth(shape)
+    return Choice(latency + carry + fill(latency, carry, "ring"), latency, "pat", "Simple", bus, wire, reach)
 
 
 def multicast(name: str, size: float, shape: GroupShape) -> Choice:
@@ -147,7 +161,7 @@ def multicast(name: str, size: float, shape: GroupShape) -> Choice:
     latency = float(params()["latency"]["nvls"]) * 1e-6
     bus = shape.intra * float(params()["bandwidth"][f"nvls_gather_{generation(shape.arch)}"])
     carry = size * bus_factor(name, shape.ranks) / bus
-    return Choice(latency + carry + fill(latency, carry, "nvls"), latency, "nvls", "Simple", bus)
+    return Choice(latency + carry + fill(latency, carry, "nvls"), latency, "nvls", "Simple", bus, carry, bus)
 
 
 def _inside(own: float, ranks: int, latency: float, shape: GroupShape) -> tuple[float, float]:
@@ -180,11 +194,13 @@ def all_to_all(size: float, shape: GroupShape) -> Choice:
     table, own = params()["latency"], size / n
     latency = scaled(float(table["direct_base"]) + float(table[f"peer_{fabric(shape)}"]) * (k - 1), shape)
     carry, extra = _inside(own, n, latency, shape)
+    wire, sent = carry, own * (k - 1)
     if shape.nodes > 1:
         outside = own * (n - k) / (shape.inter * shape.spread / k * float(params()["network"]["all_to_all"]))
         posts = (n - k) * float(table["proxy"]) * 1e-6
         latency += net_hop("ring_net", 2, shape) * 1e-6
         far = fill(latency, outside, "net") if size else 0.0
         carry, extra = (outside, far + posts) if outside + far + posts > carry + extra else (carry, extra)
+        wire, sent = outside * shape.spread, own * (n - k) * k
     bandwidth = size * bus_factor("all_to_all", n) / (carry + extra) if size else 0.0
-    return Choice(latency + carry + extra, latency, "direct", "Simple", bandwidth)
+    return Choice(latency + carry + extra, latency, "direct", "Simple", bandwidth, wire, sent / wire if wire else 0.0)

@@ -139,6 +139,14 @@ def protocol_rate(bandwidth: float, protocol: str, shape: GroupShape) -> float:
     return rate
 
 
+def payload_rate(protocol: str, shape: GroupShape) -> float:
+    """Bytes/s of data that the links take at most while a protocol fills them: all NICs of a node, or inside one node a GPU's own links."""
+    share = float(params()["protocol"][protocol])
+    if shape.nodes > 1:
+        return share * inter_bandwidth(shape)
+    return share * (shape.nearest * float(params()["bandwidth"]["pcie"]) if fabric(shape) == "pcie" else message_rate(shape))
+
+
 def lines_delay(size: float, shape: GroupShape) -> float:
     """Microseconds (over `scale`) that a ring's LL takes longer on all its channels than on one, where NVLink gives it many.
 

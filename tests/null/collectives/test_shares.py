@@ -1,0 +1,89 @@
+"""What collectives take of links: alone never more than there is, two of a kind half of it each."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.cost.collective import collective_cost, message_cost
+from sim.cost.price import Cost
+from sim.engine.sharing import Flow, fill
+from topologies.graph import Topology
+from topologies.load import load_topology, machines
+
+_CLUSTERS = ("2x dgx-a100", "4x dgx-a100", "2x gcp-a3-mega", "4x dgx-h100")
+
+
+def _rates(costs: list[Cost], topology: Topology) -> list[float]:
+    """Shares of full speed that costs get which run at the same moment, by the engine's own rule."""
+    flows = {Flow(cost.seconds - cost.latency, cost.uses, 0.0, lambda: None): None for cost in costs}
+    users: dict[str, dict[Flow, float]] = {}
+    for flow in flows:
+        for link, amount in flow.uses:
+            users.setdefault(link, {})[flow] = amount
+    found = fill(flows, {link: (topology.rates[link], mine) for link, mine in users.items()})
+    return [found[flow] for flow in flows]
+
+
+@pytest.mark.parametrize("machine", [name for name in machines() if name != "cpu-host"])
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_alone_a_collective_fits_its_links_on_every_machine(machine: str, nodes: int) -> None:
+    """Its time is what it costs alone; links that it overfilled would stretch it (rings take all of a GPU's links, not one)."""
+    topology = load_topology(machine if nodes == 1 else f"{nodes}x {machine}")
+    for ranks in {2, topology.ranks_per_node, topology.gpus} - {1}:
+        for name in ("all_reduce", "all_gather", "all_to_all"):
+            cost = collective_cost(name, 1 << 28, tuple(range(min(ranks, topology.gpus))), topology)
+            assert all(0.0 < amount <= topology.rates[link] * (1 + 1e-9) for link, amount in cost.uses), (ranks, name)
+    if topology.gpus > 1:
+        assert _rates([message_cost(1 << 28, 0, topology.gpus - 1, topology)], topology) == [1.0]
+
+
+@pytest.mark.parametrize("machine", _CLUSTERS)
+@pytest.mark.parametrize("name", ["all_reduce", "all_gather", "reduce_scatter"])
+def test_two_equal_groups_over_one_uplink_get_half_each(machine: str, name: str) -> None:
+    """A large ring fills its NICs with what NCCL can send over them, so two take twice as long: not 1.86 times, as by the cable's bits."""
+    topology = load_topology(machine)
+    one_of_each = topology.ranks_per_node if machine.endswith("h100") else 1  # H100's NVLink carries less of a ring than eight NICs
+    cost = collective_cost(name, 1 << 36, tuple(range(0, topology.gpus, one_of_each)), topology, "ring")
+    assert _rates([cost, cost], topology) == pytest.approx([0.5, 0.5], rel=0.01)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([*_CLUSTERS, "dgx-h100", "dgx-b200", "dgx1-v100", "mi300x-x8", "rtx-pro-6000-x8"]),
+    st.sampled_from(["all_reduce", "all_gather", "all_to_all"]),
+    st.integers(1, 1 << 34),
+    st.integers(2, 5),
+)
+def test_equal_groups_get_equal_shares_and_no_less_than_one_of_them(machine: str, name: str, size: int, groups: int) -> None:
+    topology = load_topology(machine)
+    cost = collective_cost(name, size, tuple(range(topology.gpus)), topology)
+    rates = _rates([cost] * groups, topology)
+    busiest = max((amount / topology.rates[link] for link, amount in cost.uses), default=0.0)
+    assert rates == pytest.approx([min(1.0, 1.0 / (groups * busiest)) if busiest else 1.0] * groups)
+    assert all(rate >= 1.0 / groups * (1 - 1e-9) for rate in rates)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(["2x dgx-h100", "4x dgx-a100"]), st.integers(1, 1 << 34))
+def test_latency_and_chunks_leave_the_wire_free(machine: str, size: int) -> None:
+    """A wire is busy for as long as its bytes take it: the less of a small message's time, and never more of a larger one's."""
+    topology = load_topology(machine)
+    one, two = (collective_cost("all_gather", bytes_, tuple(range(topology.gpus)), topology, "ring") for bytes_ in (size, 2 * size))
+    taken = [cost.uses[0][1] * (cost.seconds - cost.latency) for cost in (one, two)]
+    assert taken[1] == pytest.approx(2.0 * taken[0], rel=1e-6) or taken[1] < 2.0 * taken[0] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("machine", "nics"), [("dgx-h100", 1), ("dgx1-v100", 0), ("2x dgx-a100", 8), ("4x dgx-h100", 8)])
+@pytest.mark.parametrize("protocol_size", [1 << 12, 1 << 24, 1 << 32])
+def test_a_rings_data_is_what_its_algorithm_says(machine: str, nics: int, protocol_size: int) -> None:
+    """Over all NICs of a node, or a GPU's links behind a switch, (n - 1)/n of the array goes: flags and headers are no data."""
+    topology = load_topology(machine)
+    cost = collective_cost("all_gather", protocol_size, tuple(range(topology.gpus)), topology, "ring")
+    moved = cost.payload * cost.uses[0][1] * (cost.seconds - cost.latency)
+    data = protocol_size * (topology.gpus - 1) / topology.gpus
+    if nics:
+        assert moved * nics == pytest.approx(data, rel=1e-9)
+    else:
+        assert 0.0 < moved < data  # without a switch one link carries some of the rings
