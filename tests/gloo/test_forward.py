@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from executor.launch import launch
 from executor.play import run_play
-from executor.stock import run_stock
+from executor.stock import Request, run_stock
 from sim.planfile import load_plan
 from sim.predict import predict
+from tests.gloo.bodies_for_stock import Many
 
 pytestmark = pytest.mark.timeout(100)
 TREE: dict[str, Any] = {
@@ -25,11 +27,12 @@ TREE: dict[str, Any] = {
 def test_weights_stay(tmp_path: Path) -> None:
     """Two ranks of 8 see the samples of one rank with 16, and no step changes a weight: the samples alone make the losses."""
     forward = TREE | {"task": "forward"}
-    two = run_stock(load_plan(forward), tmp_path / "two", 3, warmup=1, profile=0, stall=30).losses
+    both = Many([Request(load_plan(tree), 3, 1, 0) for tree in (forward, TREE)])
+    answers = launch("tests.gloo.bodies_for_stock:losses", both, 2, tmp_path / "two", list[list[float]], stall=30)
+    two, trained = ([sum(values) / 2 for values in zip(*found, strict=True)] for found in zip(*answers, strict=True))
     one = run_stock(
         load_plan(forward | {"parallel": {}, "batch": {"micro": 16}}), tmp_path / "one", 3, warmup=1, profile=0, stall=30
     ).losses
-    trained = run_stock(load_plan(TREE), tmp_path / "trained", 3, warmup=1, profile=0, stall=30).losses
     assert two == pytest.approx(one, rel=1e-5)
     assert trained[0] == pytest.approx(two[0], rel=1e-5) and trained[-1] != pytest.approx(two[-1], rel=1e-4)
 

@@ -48,12 +48,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 def _program(model: dict[str, Any], axes: dict[str, Any]) -> Program:
     parallel = {name: value for name, value in axes.items() if name not in ("memory", "update")}
+    # Two micro-batches where one would do, eight where a pipeline must be filled.
+    copies = parallel.get("dp_replicate", 1) * parallel.get("dp_shard", 1)
     plan = load_plan(
         {
             "model": model,
             "seq_len": 32,
             "precision": "fp32",
-            "batch": {"micro": 1, "global": 8},
+            "batch": {"micro": 1, "global": 8 if "pp" in parallel else 2 * copies},
             "parallel": parallel,
             "data": {"workers": 1},
             **{name: axes[name] for name in ("memory", "update") if name in axes},

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from executor.probe import merge, probe
+from executor.probe import merge
 from sim.cost.calibration import SHAPES, Calibration, Sample, load_calibration
 from sim.cost.cpu import cpu_cost
 from sim.work import Attention, Conv, Gemm, HostWork, MemoryBound
+from tests.gloo.conftest import Probed
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("probe") / "calibration.toml"
-    probe(2, path, quick=True)
-    return path
-
-
-@pytest.fixture(scope="module")
-def calibration(file: Path) -> Calibration:
-    return load_calibration(file)
+def calibration(probed: Probed) -> Calibration:
+    return load_calibration(probed.file)
 
 
 def test_the_file_says_who_and_when(calibration: Calibration) -> None:

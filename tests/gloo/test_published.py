@@ -23,7 +23,7 @@ __all__ = ["call"]
 
 
 def test_a_run(tmp_path: Path) -> None:
-    said = run_plan(load_plan(PLAN), tmp_path / "run", "stock", 2, say=lambda _: None)
+    said = run_plan(load_plan(PLAN | {"parallel": {}}), tmp_path / "run", "stock", 2, say=lambda _: None)
     check("run", json.dumps(said))
     assert len(said["steps"]) == 2
 

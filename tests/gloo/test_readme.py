@@ -9,17 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.gloo.conftest import Probed
 from tests.null.test_readme import commands, environment
 
-SHORT = ["--steps", "3"]
-QUICK = {"twin": SHORT, "run": SHORT, "here": SHORT, "probe": ["--quick"]}
 
-
-@pytest.mark.parametrize("line", [line for line in commands(devices=True) if line.split()[1] in ("run", "probe")])
+@pytest.mark.parametrize("line", [line for line in commands(devices=True) if line.split()[1] == "run"])
 def test_command_runs(line: str, tmp_path: Path) -> None:
     words = shlex.split(line)[1:]
     done = subprocess.run(
-        [sys.executable, "-m", "steptwin", *words, *QUICK[words[0]]],
+        [sys.executable, "-m", "steptwin", *words, "--steps", "3"],
         cwd=tmp_path,
         env=environment(),
         capture_output=True,
@@ -27,6 +25,12 @@ def test_command_runs(line: str, tmp_path: Path) -> None:
         timeout=280,
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_probing_writes_the_file_that_it_names(probed: Probed) -> None:
+    assert probed.done.returncode == 0, probed.done.stderr[-2000:]
+    assert probed.file.name in probed.done.stdout
+    assert probed.file.is_file()
 
 
 def test_the_others_are_commands() -> None:

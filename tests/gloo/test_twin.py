@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from executor.probe import probe
 from executor.twin import Twin, bucket_bytes, twin
 from reports.folder import write_comparison
 from sim.imported.kineto import read_trace
 from sim.planfile import load_plan
+from tests.gloo.conftest import Probed
 
 PLAN = {
     "model": {"family": "decoder", "name": "two-layers", "layers": 2, "hidden": 64, "heads": 2, "vocab": 256, "norm": "layernorm",
@@ -22,10 +22,9 @@ PLAN = {
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Twin, Path]:
+def found(probed: Probed, tmp_path_factory: pytest.TempPathFactory) -> tuple[Twin, Path]:
     folder = tmp_path_factory.mktemp("twin")
-    probe(2, folder / "calibration.toml", quick=True)
-    return twin(load_plan(PLAN), folder / "run", steps=6, calibration=folder / "calibration.toml", say=lambda _: None), folder
+    return twin(load_plan(PLAN), folder / "run", steps=6, calibration=probed.file, say=lambda _: None), folder
 
 
 @pytest.mark.timeout(280)

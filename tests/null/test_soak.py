@@ -6,6 +6,8 @@ import gc
 import tracemalloc
 from pathlib import Path
 
+import pytest
+
 from tests.reliability.soak import caches, one, resident, swept
 
 OWN_BOUND = {
@@ -15,6 +17,7 @@ OWN_BOUND = {
 """Mappings that grow with new plans."""
 
 
+@pytest.mark.no_cover
 def test_the_same_again_takes_no_memory() -> None:
     for _ in range(2):
         for number in range(4):
@@ -33,6 +36,7 @@ def test_the_same_again_takes_no_memory() -> None:
     assert held[2] - held[1] < 300_000, held
 
 
+@pytest.mark.no_cover
 def test_caches_without_a_bound_do_not_grow_with_plans(tmp_path: Path) -> None:
     for number in range(100, 116):
         one(number)

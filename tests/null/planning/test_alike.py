@@ -59,6 +59,7 @@ PAIRS: list[tuple[list[dict[str, int]], str, tuple[str, ...]]] = [
 ]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("splits", "how", "edits"), PAIRS)
 def test_jobs_together_as_rank_by_rank(
     splits: list[dict[str, int]], how: str, edits: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
@@ -73,6 +74,7 @@ def test_jobs_together_as_rank_by_rank(
     assert found == pytest.approx(jobs.steps_beside(list(zip(settings, places, strict=True)), [4, 4]), rel=1e-9)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("split", SPLITS, ids=lambda split: "-".join(f"{k}{v}" for k, v in split.items()))
 def test_together_as_rank_by_rank(split: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     edits = EDITS[SPLITS.index(split) % 4 :: 4]
