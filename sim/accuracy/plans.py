@@ -14,7 +14,7 @@ from sim.accuracy.machines import machine_of
 from sim.accuracy.models import family_of, model_of
 from sim.accuracy.rows import Row
 from sim.accuracy.wording import compiled, framework_of_row, optimizer_of, overlap_of, precision_of, recompute_of, said, sharding_of
-from sim.plan import Batch, Comm, Memory, Optimizer, Parallel, Plan
+from sim.plan import Batch, Comm, Data, Memory, Optimizer, Parallel, Plan
 from topologies.errors import BadInput, Refused
 
 _MEGATRON = (
@@ -35,6 +35,9 @@ _SQUAD = 384
 """Tokens of a SQuAD example in BERT's fine-tuning scripts (--max_seq_length 384)."""
 
 
+_AHEAD = Data(workers=4, handover="none")
+"""Images are decoded and sent to the device ahead of their step by all that the table's sources run (DALI's pipeline and its prefetch
+queue, tf.data, OneFlow's decoders): the copy beside a step is that of a later one, and no step waits for it."""
 _BINNED = {128: 120, 512: 288}
 """Tokens of a padded BERT sequence where each batch holds sequences of one length bin of 64: NVIDIA's PyTorch scripts
 since 21.09 (LDDL, --phase2_bin_size 64). Half of 512 and a fifth of 128 are padding in Wikipedia (Krell et al. 2021,
@@ -90,6 +93,7 @@ def case_of(row: Row) -> Case:
         parallel=_parallel(row, sizes, framework, stages, tp_overlap, assumed),
         memory=Memory(**recompute_of(row, layers // sizes.pp, framework, assumed)),
         optimizer=Optimizer(name=optimizer_of(row)),  # type: ignore[arg-type]
+        data=_AHEAD if row.batch_unit == "images" else Data(),
         comm=Comm(overlap=overlap),
     )
     machine, edits = machine_of(row, assumed)

@@ -4,7 +4,8 @@
     dgrad  m = batch x pixels in,   n = c_in,             k = c_out kh kw
     wgrad  m = c_out,               n = c_in kh kw,       k = batch x pixels out
 
-(cuDNN implicit precomputed GEMM; NVIDIA convolution user's guide.) Grouped convolutions are one GEMM per group;
+(cuDNN implicit precomputed GEMM; NVIDIA convolution user's guide.) 3 x 3 kernels of stride 1 in fp32 run by Winograd's algorithm, which
+multiplies fewer numbers than the product has: they pass its rate. Grouped convolutions are one GEMM per group;
 depthwise ones read and write at a share of streaming bandwidth. Parameters: `params/conv.toml`.
 """
 
@@ -25,8 +26,8 @@ from topologies.hardware import Gpu
 
 class ConvFit(msgspec.Struct, frozen=True, kw_only=True):
     pointwise: float
-    tensor: float
-    vector: float
+    direct: float
+    winograd: float
     planar: float
     depthwise: float
 
@@ -57,7 +58,10 @@ def conv_cost(work: Conv, gpu: Gpu, sustained: bool = True) -> tuple[float, Sour
 def _part(work: Conv, share: ConvFit) -> float:
     if work.dtype == "tf32":
         return share.planar
-    return share.pointwise if work.kh * work.kw == 1 else share.vector if work.dtype == "fp32" else share.tensor
+    if work.kh * work.kw == 1:
+        return share.pointwise
+    saves = work.dtype == "fp32" and work.kh == work.kw == 3 and work.stride == 1 and work.groups == 1
+    return share.winograd if saves else share.direct
 
 
 def _matrix(work: Conv, align: int) -> tuple[int, int, int]:

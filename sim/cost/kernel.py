@@ -80,7 +80,7 @@ def _throttled(work: Gemm | GroupedGemm | Conv | Attention, gpu: Gpu, seconds: f
     """Seconds that the tensor cores take longer in training (`training_clock`): their own part of the kernel stretches,
     that of memory and launches does not. fp32 without matrix units keeps the board's clock but where it is known to reach the limit."""
     if work.dtype in ("fp32", "fp64"):
-        clock = board * (vector_clock(gpu) if isinstance(work, Gemm) else 1.0)
+        clock = board * vector_clock(gpu)
     else:
         clock = board * training_clock(gpu, work.dtype)[0]
     own = min(seconds, work.flops / (peak_flops(gpu, work.dtype) * BEST))

@@ -65,14 +65,16 @@ def normalised(share: Share, name: str, y: Map, *, relu: bool = True, fork: Map 
     """Batch norm, the residual add where the block's input forked (`fork`), and ReLU: one kernel each, or one together
     (fused_activation, compile).
 
-    Training reads the input twice (statistics, then scaling) and in backward input and gradient twice.
+    Training reads the input twice (statistics, then scaling) and in backward input and gradient twice. What ReLU passed on is a bit for
+    each element in the fused kernels of cuDNN and MXNet (the reserve space of BN_ACTIVATION), the output itself where a compiler fuses.
     """
     n, e = share.micro * y.size, share.e
     fused = share.framework.fused_activation or share.framework.compile
+    passed = 0.0 if not (fused and relu) else e if share.framework.compile else 1 / 8
     join = fork is not None
     extra = fused and join
     forward: list[Work] = [elementwise("batchnorm", share, n, (2 + extra) * e, e, 8.0, y.channels)]
-    backward: list[Work] = [elementwise("batchnorm", share, n, (4 + (fused and relu)) * e, (1 + extra) * e, 16.0, y.channels)]
+    backward: list[Work] = [elementwise("batchnorm", share, n, 4 * e + passed, (1 + extra) * e, 16.0, y.channels)]
     if not fused:
         forward += [elementwise("add", share, n, 2 * e, e)] * join + [elementwise("activation", share, n, e, e)] * relu
         backward = [elementwise("activation", share, n, 2 * e, e)] * relu + backward
@@ -108,15 +110,23 @@ def mean(share: Share, name: str, x: Map) -> Part:
 
 
 def squeeze(share: Share, name: str, x: Map, reduction: int = 16) -> list[Part]:
-    """Squeeze and excitation (Hu et al. 2018): mean, two small linears, and each channel scaled."""
+    """Squeeze and excitation (Hu et al. 2018): mean, two small linears, and each channel scaled.
+
+    Backward multiplies the gradient by the scales and by the map, sums the second product over each channel, and adds the two gradients
+    of the map, its mean's and its scaling's: one kernel each, or (compile) the products in the sums that take them.
+    """
     small = x.channels // reduction
     n, e = share.micro * x.size, share.e
     scale: Work = elementwise("scale", share, n, e, e)
-    unscale: Work = elementwise("scale", share, n, 2 * e, e)
-    total: Work = MemoryBound("reduce", 2 * n * e, share.micro * x.channels * e, share.act)
+    if share.framework.compile:
+        total: list[Work] = [MemoryBound("reduce", 2 * n * e, share.micro * x.channels * e, share.act)]
+        joined: list[Work] = [elementwise("scale", share, n, 2 * e, e)]
+    else:
+        total = [elementwise("scale", share, n, 2 * e, e), MemoryBound("reduce", n * e, share.micro * x.channels * e, share.act)]
+        joined = [scale, elementwise("add", share, n, 2 * e, e)]
     return [
         mean(share, f"{name}.mean", x),
         linear(share, f"{name}.down", x.channels, small, rows=share.micro, bias=True, low=False, modules=2),
         linear(share, f"{name}.up", small, x.channels, rows=share.micro, bias=True, low=False, modules=2),
-        Part(name=f"{name}.scale", forward=(scale,), backward=(total, unscale), cls="elementwise", saved=n * e),
+        Part(name=f"{name}.scale", forward=(scale,), backward=(*total, *joined), cls="elementwise", saved=n * e),
     ]

@@ -186,3 +186,14 @@ def test_fine_tuning_recipes_pack_squad() -> None:
     for changes in ({"task": "pretrain"}, {"seq_len": 2048}, {"framework": "PyTorch"}, {"framework": "NeMo", "source_id": "mlperf-nvidia"}):
         model = case_of(row(**(tuned | changes))).plan.model
         assert isinstance(model, dict) and not model.get("packed")
+
+
+def test_no_step_waits_for_its_images() -> None:
+    """They come ahead: half precision, whose loss scale is read on the host each step, hides their copy as fp32 does."""
+    images = row(
+        model_name="ResNet-50", model_type="cnn", n_layers=None, hidden=None, batch_unit="images", micro_batch=256, global_batch=256, gpus=1
+    )
+    for precision in ("mixed fp16 (AMP)", "fp32"):
+        case = case_of(msgspec.structs.replace(images, framework="MXNet", precision=precision))
+        slow = step_seconds(case.plan, case.topology, ("link.pcie.rate=8 GB/s",))[0]
+        assert slow == pytest.approx(step_seconds(case.plan, case.topology)[0], rel=0.01)

@@ -99,6 +99,21 @@ def test_pointwise_convolution_costs_as_its_product() -> None:
     assert conv.source == "assumed"
 
 
+def test_winograd_multiplies_less_where_it_applies() -> None:
+    """fp32, 3 x 3, stride 1, one group: faster than the product; every other convolution is not."""
+    device = gpu("v100-sxm2-16gb")
+
+    def over_product(dtype: str, kernel: int = 3, stride: int = 1, groups: int = 1) -> float:
+        conv = Conv(64, 256, 28, 28, 256, kernel, kernel, stride, groups=groups, dtype=dtype)
+        oh, ow = conv.out
+        product = Gemm(64 * oh * ow, 256 // groups, 256 * kernel * kernel // groups, dtype, groups)
+        return kernel_cost(conv, device).seconds / kernel_cost(product, device).seconds
+
+    assert over_product("fp32") < 0.75
+    assert min(over_product("fp32", kernel=5), over_product("fp32", stride=2), over_product("fp32", groups=2)) > 1.0
+    assert over_product("fp16") > 0.85  # it reads its input once, the product each window
+
+
 def test_convolution_roles_and_depthwise() -> None:
     device = gpu("v100-sxm2-16gb")
     roles = {role: kernel_cost(Conv(64, 128, 28, 28, 128, 3, 3, role=role), device).seconds for role in ("fwd", "dgrad", "wgrad")}

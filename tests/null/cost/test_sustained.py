@@ -55,7 +55,7 @@ def test_kin_follow_their_watts_where_the_voltage_cannot_fall_further() -> None:
 
 
 def test_vector_products_slow_down_where_steps_tell() -> None:
-    """The V100 of 300 W more than that of 350 W; an A100's fp32 stays below its limit, and convolutions keep their rate."""
+    """The V100 of 300 W more than that of 350 W; an A100's fp32 stays below its limit. Convolutions are products too."""
     small, large = gpu("v100-sxm2-32gb"), gpu("v100-sxm3-32gb")
     assert vector_clock(small) / vector_clock(large) == pytest.approx((300 / 350) ** 0.33, abs=0.01)
     assert vector_clock(gpu("a100-sxm-80gb")) == 1.0
@@ -63,7 +63,7 @@ def test_vector_products_slow_down_where_steps_tell() -> None:
     stretched = kernel_cost(wide, small).seconds / kernel_cost(wide, small, sustained=False).seconds
     assert 1.1 < stretched < 1 / 0.87 + 0.01
     conv = Conv(64, 256, 14, 14, 256, 3, 3, dtype="fp32")
-    assert kernel_cost(conv, small).seconds < 1.02 * kernel_cost(conv, small, sustained=False).seconds
+    assert kernel_cost(conv, small).seconds > 1.05 * kernel_cost(conv, small, sustained=False).seconds
 
 
 def test_narrow_products_take_their_kins_clock_and_else_the_wide_one() -> None:

@@ -47,7 +47,7 @@ def test_repeat_multiplies(name: str, m: int, n: int, k: int, times: int) -> Non
 def test_twice_the_depth_costs_more_but_at_most_about_twice(name: str, m: int, n: int, k: int) -> None:
     one, two = seconds(name, Gemm(m, n, 64 * k)), seconds(name, Gemm(m, n, 128 * k))
     assert one <= two * (1 + 1e-9)
-    assert two <= 2.8 * one  # more than twice only where the operands leave the L2 cache
+    assert two <= 5 * one  # more than twice only where the operands leave the L2 cache, which reads up to 4 times as fast
 
 
 def test_one_row_past_a_tile_costs_on_ampere_more_than_on_hopper() -> None:

@@ -1,0 +1,49 @@
+"""Bytes of batch norm with its ReLU, and of squeeze and excitation, as the framework's kernels move them."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from sim.framework import load_framework
+from sim.model.parts import Part, Shape
+from sim.model.share import Share, share_of
+from sim.model.vision import Map, normalised, squeeze
+from sim.work import MemoryBound
+
+MAP = Map(256, 56, 56)
+ELEMENTS = 32 * 256 * 56 * 56
+
+
+def share(**changes: object) -> Share:
+    framework = msgspec.structs.replace(load_framework("pytorch-native-amp"), **changes)
+    found = share_of(Shape(micro=32, seq=1, precision="fp16"), framework, "math")
+    return msgspec.structs.replace(found, es=found.e)
+
+
+def moved(part: Part, backward: bool) -> float:
+    """Bytes for each element of the map."""
+    works = part.backward if backward else part.forward
+    return sum(work.bytes for work in works if isinstance(work, MemoryBound)) / ELEMENTS
+
+
+@pytest.mark.parametrize(
+    ("changes", "forward", "backward"),
+    [
+        ({}, 3 * 2 + 2 * 2, 5 * 2 + 3 * 2),  # norm, then ReLU
+        ({"fused_activation": True}, 3 * 2, 5 * 2 + 1 / 8),  # a bit tells what passed
+        ({"compile": True}, 3 * 2, 6 * 2),  # the output tells
+    ],
+)
+def test_batch_norm_and_relu(changes: dict[str, bool], forward: float, backward: float) -> None:
+    part = normalised(share(**changes), "bn", MAP)
+    assert (moved(part, False), moved(part, True)) == (pytest.approx(forward), pytest.approx(backward))
+
+
+def test_squeeze_and_excitation_in_kernels_of_its_own_or_fused() -> None:
+    def total(found: list[Part]) -> float:
+        return sum(moved(part, backward) for part in found if part.name.endswith(("mean", "scale")) for backward in (False, True))
+
+    eager, fused = total(squeeze(share(), "se", MAP)), total(squeeze(share(compile=True), "se", MAP))
+    assert eager == pytest.approx(13 * 2, rel=0.01)  # forward 1 + 2; backward 1 + 3 + 1 + 2 + 3 passes of 2 bytes
+    assert fused < eager
