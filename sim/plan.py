@@ -113,7 +113,9 @@ class Comm(_Section, frozen=True, kw_only=True):
     """Gradient bucket in bytes (DDP's default 25 MiB; the first is 1 MiB)."""
     overlap: bool = True
     """Gradient communication beside backward."""
-    algorithm: Literal["auto", "ring", "tree", "nvls", "hierarchical"] = "auto"
+    algorithm: Literal["auto", "ring", "tree", "nvls", "pat", "collnet", "hierarchical"] = "auto"
+    """NCCL's algorithm for the collectives that it exists for; the others, and for `pat`, `collnet` and `hierarchical` groups inside a node
+    of a cluster, run NCCL's own choice."""
 
 
 class Data(_Section, frozen=True, kw_only=True):

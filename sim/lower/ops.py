@@ -11,8 +11,10 @@ _FORCED = {
     "tree": ("all_reduce",),
     "hierarchical": ("all_reduce",),
     "nvls": ("all_reduce", "all_gather", "reduce_scatter"),
+    "pat": ("all_gather", "reduce_scatter"),
+    "collnet": ("all_reduce",),
 }
-"""Collectives that an algorithm exists for (NCCL 2.30: tree all_reduce only, NVLS without broadcast)."""
+"""Collectives that an algorithm exists for (NCCL 2.30: tree and SHARP all_reduce only, NVLS without broadcast, PAT gathers and scatters)."""
 
 
 def blocks(job: Job, lane: str) -> bool:

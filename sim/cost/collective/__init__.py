@@ -29,13 +29,15 @@ def collective_cost(name: str, size: int, ranks: tuple[int, ...], topology: Topo
     """One collective of `size` bytes (nccl-tests' convention) over `ranks` in group order.
 
     `siblings` > 1: so many equal groups run it at the same moment. A group that `hierarchical` cannot split
-    (one node, say) runs NCCL's own choice, as a program would call it. Raises `UnknownName` for a collective or algorithm, `Refused` for
+    (one node, say) runs NCCL's own choice, as a program would call it; so does one inside a node of a cluster for `pat` and `collnet`,
+    which are ways between nodes. Raises `UnknownName` for a collective or algorithm, `Refused` for
     an algorithm that NCCL would not take for the group.
     """
     if len(ranks) < 2:
         return Cost(0.0, "fitted")
     shape = _shape(topology, ranks, siblings)
-    if algorithm == "hierarchical" and not splits(name, shape):
+    over_nodes = algorithm in ("pat", "collnet") and shape.nodes == 1 < topology.nodes
+    if over_nodes or (algorithm == "hierarchical" and not splits(name, shape)):
         algorithm = "auto"
     choice = best(name, size, shape, algorithm)
     sends = choice.seconds - choice.latency

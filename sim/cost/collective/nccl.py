@@ -63,7 +63,7 @@ def _why_not(name: str, algorithm: str, shape: GroupShape, allowed: list[str]) -
     rules = {
         "ring": "every rank sends to every other directly",
         "tree": "NCCL runs trees for all_reduce only",
-        "nvls": "it needs NVSwitch, sm90 or later and 8 or more GPUs of a node; over nodes (NVLSTree) it serves all_reduce alone",
+        "nvls": "it needs NVSwitch, sm90 or later and 6 or more GPUs of a node; over nodes (NVLSTree) it serves all_reduce alone",
         "pat": "it gathers and scatters over nodes with one rank on each",
         "collnet": "it is an all_reduce over nodes whose InfiniBand switches reduce (SHARP); NCCL takes it only where it is asked for",
         "hierarchical": "it is an all_reduce over groups of equal size on two or more nodes, two or more ranks on each",
