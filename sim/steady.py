@@ -23,9 +23,7 @@ from sim.predict import pricer_for
 STEPS = 2
 """The first step warms up what overlaps with its neighbours; the second is reported."""
 _FEW = 3
-"""Micro-batches without a pipeline that are simulated; a longer accumulation repeats the last."""
-_LEAST = 4
-"""Micro-batches, in whole rounds of the pipeline."""
+"""Micro-batches that are simulated at least."""
 
 
 def step_of(setting: Setting, coarse: bool = False) -> tuple[float, dict[str, float]]:
@@ -37,28 +35,32 @@ def step_of(setting: Setting, coarse: bool = False) -> tuple[float, dict[str, fl
 
 def _seconds(run: Run, plan: Plan) -> float:
     count = plan.microbatches
-    few = _rounds(plan)
-    while few[1] + few[1] - few[0] < count:
-        fewer, more = few
-        _, short, longer = run.times((fewer, fewer, more))
-        each, host = ((b - a) / (more - fewer) for a, b in zip(short, longer, strict=True))
+    each_round = _round(plan)
+    fewer = _least(plan, each_round)
+    warm = each_round if plan.parallel.pp > 1 else fewer  # the last stages to end a pipeline's step do so in one order, however long it is
+    while fewer + 2 * each_round < count:
+        more = fewer + each_round
+        _, short, longer = run.times((warm, fewer, more))
+        each, host = ((b - a) / each_round for a, b in zip(short, longer, strict=True))
         if host <= each * (1 + 1e-9):
             return short.seconds + each * (count - fewer)
         # The thread loses its lead with each micro-batch: from where it has none left, a step is as long as the thread needs.
-        rounds = max(1, math.ceil((short.seconds - short.host) / (host - each) / (more - fewer)))
-        few = fewer + rounds * (more - fewer), more + rounds * (more - fewer)
+        lead = (short.seconds - short.host) / (host - each)
+        fewer += max(1, math.ceil(lead / each_round)) * each_round
+        warm = fewer
     return run.times((count,) * STEPS)[-1].seconds
 
 
-def _rounds(plan: Plan) -> tuple[int, int]:
-    """Two micro-batch counts, a round apart, to simulate instead of the plan's."""
-    per_round = max(1, plan.parallel.pp)
-    # A pipeline's rounds are alike from the first one on (to 0.05 % of the step over the published plans).
-    fewer = -(-_LEAST // per_round) * per_round if per_round > 1 else _FEW
-    more = fewer + (per_round if per_round > 1 else 1)
-    # Keep the same remainder: the rounds that are left out are whole.
-    rest = plan.microbatches % per_round
-    return fewer + rest, more + rest
+def _round(plan: Plan) -> int:
+    """Micro-batches after which a pipeline's timeline repeats itself."""
+    p = plan.parallel
+    return 1 if p.virtual_stages == 1 and p.schedule in ("gpipe", "1f1b", "interleaved") else p.pp
+
+
+def _least(plan: Plan, each_round: int) -> int:
+    """The smallest count from which on each round lengthens the step alike; what it leaves out of the plan's are whole rounds."""
+    least = max(_FEW, plan.parallel.pp)
+    return least + (plan.microbatches - least) % each_round
 
 
 class Run:
