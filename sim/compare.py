@@ -24,6 +24,8 @@ def compare(predicted: Prediction, measured: str | Path | Trace) -> Comparison:
 
     measured: a file (`sim.imported`) or a trace. Raises `BadInput` for a file that is no trace, or a prediction without one.
     """
+    if not isinstance(predicted, Prediction):
+        raise BadInput(f"compare takes a prediction, as steptwin.predict(plan, topology) makes it, not {type(predicted).__name__}")
     if predicted.trace is None:
         raise BadInput("this prediction holds no trace: predict the plan with its details")
     trace = measured if isinstance(measured, Trace) else read_measured(measured)

@@ -106,9 +106,15 @@ def _check_names(tree: dict[str, Any], struct: type[msgspec.Struct], where: str,
             _check_names(value, inner, where, f"{prefix}{key}.")
 
 
+def _native(value: Any) -> Any:
+    """A number of numpy, as the rows of a DataFrame have them, as Python's; everything else as it is."""
+    item = getattr(value, "item", None)
+    return item() if callable(item) else value
+
+
 def _quantities(tree: dict[str, Any]) -> dict[str, Any]:
     """Units are read where a person wrote them; numbers that came from a `Plan` value do not pass here."""
-    copy = {key: dict(value) if isinstance(value, dict) else value for key, value in tree.items()}
+    copy = {key: {k: _native(v) for k, v in value.items()} if isinstance(value, dict) else _native(value) for key, value in tree.items()}
     for paths, read in ((_SIZES, units.size), (_TIMES, units.duration)):
         for path in paths:
             section, key = path.split(".")

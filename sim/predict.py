@@ -25,7 +25,7 @@ from sim.syncs import SyncPoint, spread, sync_points
 from sim.tables import Tabular
 from sim.trace import Trace
 from sim.uncertainty import Interval, Mark
-from topologies.errors import Refused
+from topologies.errors import BadInput, Refused
 from topologies.load import Topology
 
 STEPS = 3
@@ -150,6 +150,8 @@ def predict_setting(
     detail: bool = True,
 ) -> Prediction:
     """`predict` for inputs that are bound already. Without `detail`, what meets nobody else is simulated once, for speed."""
+    if not isinstance(steps, int) or steps < 1:
+        raise BadInput(f"steps = {steps!r}: a whole number of simulated steps, at least 1")
     plan, topology = setting.plan, setting.topology
     quiet = msgspec.structs.replace(plan, output=Output())
     program = lower(quiet, setting.network, setting.framework, topology.kind, steps)

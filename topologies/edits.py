@@ -35,6 +35,8 @@ Edit = Callable[[Cluster, str, str], Cluster]
 def apply(cluster: Cluster, edits: tuple[str, ...]) -> Cluster:
     """`cluster` with all edits. Raises `BadInput` that names the edit."""
     for edit in edits:
+        if not isinstance(edit, str):
+            raise BadInput(f"an edit is a text such as 'oversubscription=2', not {edit!r}")
         key, equals, value = (part.strip() for part in edit.partition("="))
         if not equals or not key or not value:
             raise BadInput(f"cannot read the edit {edit[:80]!r}. Write KEY=VALUE, e.g. 'oversubscription=2' or 'fail=link:gpu0-sw0'")

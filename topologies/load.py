@@ -32,17 +32,17 @@ def gpus() -> tuple[str, ...]:
     return shelf("gpus")
 
 
-def load_topology(source: str | File | Topology, edits: tuple[str, ...] = ()) -> Topology:
+def load_topology(source: str | File | Topology, edits: tuple[str, ...] | str = ()) -> Topology:
     """The topology called `dgx-h100`, `16x dgx-h100`, `8x dgx-h100:4 + 2x dgx-a100`, `this-machine`, or in a TOML file,
     or in a file of NCCL (`.xml`) or `nvidia-smi topo -m` (`.txt`).
 
-    `edits` are what-ifs, one after the other: see `topologies.edits`. Raises `BadInput` with what, where and what is allowed.
+    `edits` are what-ifs, one after the other (a text is one of them): see `topologies.edits`. Raises `BadInput` with what, where and what is allowed.
     """
     cluster = source.cluster if isinstance(source, Topology) else _cluster(str(source), File(), ())
     if edits:
         from topologies.edits import apply
 
-        cluster = apply(cluster, tuple(edits))
+        cluster = apply(cluster, (edits,) if isinstance(edits, str) else tuple(edits))
     return Topology(cluster)
 
 

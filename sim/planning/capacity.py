@@ -14,9 +14,10 @@ from sim.plan import Plan
 from sim.planning.goodput import Outcome, Reliability, expected
 from sim.predict import figures_of_memory, predict_setting
 from sim.tables import Tabular, aligned, frame
+from topologies.cluster import parse
 from topologies.errors import BadInput, Refused
 from topologies.hardware import Gpu
-from topologies.load import load_topology
+from topologies.load import Topology, load_topology
 from topologies.table import read_toml
 
 DAY = 86400.0
@@ -100,8 +101,8 @@ def amount(tokens: float | None = None, epochs: float | None = None, dataset: fl
     if tokens is None and (epochs is None or dataset is None):
         raise BadInput("epochs and dataset go together: how many passes, and how many tokens (samples for images) one pass has")
     found = tokens if tokens is not None else (epochs or 0.0) * (dataset or 0.0)
-    if not found > 0 or not math.isfinite(found):
-        raise BadInput(f"tokens = {found} must be positive")
+    if not isinstance(found, (int, float)) or not found > 0 or not math.isfinite(found):
+        raise BadInput(f"tokens = {found!r} must be a positive number")
     return found
 
 
@@ -117,22 +118,34 @@ def load_prices(path: Path) -> dict[str, float]:
     return {name: float(price) for name, price in prices.items()}
 
 
-def price_of(prices: dict[str, float], on: str) -> float:
-    """Money per GPU-hour of the machine that `on` names, however many of it. Raises `BadInput` where the prices lack it."""
-    machine = on.split("x ")[-1].split(",")[0].strip()
-    if machine not in prices:
-        raise BadInput(f"the price file has no price for {machine}; it names {', '.join(sorted(prices)) or 'nothing'}")
-    return prices[machine]
+def price_of(prices: dict[str, float], on: str, gpus: int = 0) -> float:
+    """Money per GPU-hour on `on`: the mean over its first `gpus` GPUs (0: all), where it mixes machines.
+
+    Raises `BadInput` where the prices lack one of them.
+    """
+    terms = parse(on)
+    missing = [term.name for term in terms if term.name not in prices]
+    if missing:
+        raise BadInput(f"no price for {', '.join(missing)}; there are prices for {', '.join(sorted(prices)) or 'nothing'}")
+    if len({term.name for term in terms}) == 1:
+        return prices[terms[0].name]
+    left, spent, taken = gpus or 1 << 62, 0.0, 0
+    for term in terms:
+        here = min(left, term.count * (term.ranks or load_topology(term.name).ranks_per_node))
+        left, taken, spent = left - here, taken + here, spent + here * prices[term.name]
+    return spent / taken
 
 
-def capacity(plan: Plan, on: str, tokens: float, *, how: Reliability | None = None, checkpoint: float | None = None,
+def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability | None = None, checkpoint: float | None = None,
              prices: dict[str, float] | None = None, seed: int = 0, edits: tuple[str, ...] = ()) -> Capacity:  # fmt: skip
     """Trains `tokens` tokens (samples for models without a sequence) with `plan` on `on`, after `edits` of it ("link.nvlink.rate=200 GB/s").
 
     `checkpoint` is the stall of one checkpoint in seconds; unsaid: the sharded state written at 1 GB/s per GPU (assumed).
-    Raises `BadInput` when prices are given but not for this machine.
+    Raises `BadInput` when prices are given but not for this machine, and for tokens or a checkpoint that cannot be.
     """
     amount(tokens)
+    if checkpoint is not None and not 0 <= checkpoint < math.inf:
+        raise BadInput(f"checkpoint = {checkpoint} s must be finite and not negative")
     setting = bind(plan, on, edits)
     found = predict_setting(setting, steps=2, detail=False)
     report, fit = figures_of_memory(setting)
@@ -154,7 +167,7 @@ def capacity(plan: Plan, on: str, tokens: float, *, how: Reliability | None = No
         checkpoint_interval_s=interval,
         gpu_hours=run.elapsed / 3600 * plan.world,
         energy_j=_energy(setting.topology.device(0), run, plan.world),
-        money=_money(prices, on, run.elapsed / 3600 * plan.world),
+        money=_money(prices, on.name if isinstance(on, Topology) else on, run.elapsed / 3600 * plan.world, plan.world),
         fits=fit is None,
     )
 
@@ -165,8 +178,8 @@ def _energy(device: object, run: Outcome, gpus: int) -> float | None:
     return device.power * UTILISATION * (1 + HOST_POWER) * run.elapsed * gpus
 
 
-def _money(prices: dict[str, float] | None, on: str, gpu_hours: float) -> float | None:
-    return None if prices is None else price_of(prices, on) * gpu_hours
+def _money(prices: dict[str, float] | None, on: str, gpu_hours: float, gpus: int) -> float | None:
+    return None if prices is None else price_of(prices, on, gpus) * gpu_hours
 
 
 def scaling(plan: Plan, machine: str, gpus: Iterable[int], tokens: float, weak: bool = False, **options: object) -> Curve:

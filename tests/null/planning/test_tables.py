@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sim.planfile import load_plan
-from sim.planning.capacity import Capacity, Curve, amount, capacity, scaling, smallest
+from sim.planning.capacity import Capacity, Curve, amount, capacity, price_of, scaling, smallest
 from sim.planning.explain import Explanation, explain
 from sim.planning.faults import faults
 from sim.planning.goodput import Reliability
@@ -19,6 +19,7 @@ from sim.planning.sweep import Sweep, sweep
 from sim.planning.tables import point
 from sim.tables import Tabular, aligned, frame
 from topologies.errors import BadInput
+from topologies.load import load_topology
 
 PLAN = load_plan(
     {"model": "gpt2-124m", "seq_len": 1024, "framework": "pytorch", "batch": {"global": 64, "micro": 8}, "parallel": {"dp_replicate": 8}}
@@ -124,3 +125,26 @@ def test_what_ifs_on_the_machine_reach_a_whole_run() -> None:
     slow = ("link.nvlink.rate=20 GB/s",)
     assert capacity(PLAN, "dgx-h100", 1e9, edits=slow).days > 1.05 * capacity(PLAN, "dgx-h100", 1e9).days
     assert scaling(PLAN, "dgx-h100", (8,), 1e9, edits=slow)[0] == capacity(PLAN, "dgx-h100", 1e9, edits=slow)
+
+
+def test_money_is_of_the_machines_that_the_ranks_take() -> None:
+    prices = {"dgx-h100": 3.0, "dgx-a100": 1.0}
+    for on, gpus, price in (
+        ("dgx-h100", 0, 3.0),
+        ("16x dgx-a100", 8, 1.0),
+        ("dgx-h100:4", 4, 3.0),
+        ("1x dgx-h100 + 1x dgx-a100", 8, 3.0),
+        ("1x dgx-h100 + 1x dgx-a100", 16, 2.0),
+        ("1x dgx-h100:4 + 3x dgx-a100:4", 0, 1.5),
+    ):
+        assert price_of(prices, on, gpus) == pytest.approx(price), on
+    with pytest.raises(BadInput, match="no price for dgx-a100; there are prices for dgx-h100"):
+        price_of({"dgx-h100": 3.0}, "dgx-h100 + dgx-a100")
+    mixed = capacity(PLAN, load_topology("1x dgx-h100 + 1x dgx-a100"), 1e9, prices=prices)
+    assert mixed.money == pytest.approx(3.0 * mixed.gpu_hours)
+
+
+@pytest.mark.parametrize("checkpoint", [-1.0, float("nan"), float("inf")])
+def test_a_checkpoint_that_cannot_be_is_refused(checkpoint: float) -> None:
+    with pytest.raises(BadInput, match="checkpoint"):
+        capacity(PLAN, "dgx-h100", 1e9, checkpoint=checkpoint)

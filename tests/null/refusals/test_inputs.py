@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sim.bind import bind
+from sim.compare import compare
 from sim.model import load_model
 from sim.model.load import spec_of
 from sim.optext import parse_op
@@ -241,3 +242,20 @@ def test_a_failed_run_says_where_its_rest_is() -> None:
     assert str(RunFailed("rank 1 died.", "runs/x")).endswith("What was measured is kept in runs/x.")
     assert str(RunFailed("rank 1 died.")) == "rank 1 died."
     assert RunFailed("x").exit_code == 4 and Refused("x").exit_code == 2
+
+
+def test_what_is_no_prediction_no_edit_and_no_number_of_steps_is_said() -> None:
+    with pytest.raises(BadInput, match=r"compare takes a prediction.*not str"):
+        compare("gpt2-ddp8", "trace.json")  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="an edit is a text"):
+        load_topology("dgx-h100", (3,))  # type: ignore[arg-type]
+    for steps in (0, -1, 1.5):
+        with pytest.raises(BadInput, match="steps = "):
+            predict({"model": "gpt2-124m", "seq_len": 64}, "dgx-h100", steps=steps)  # type: ignore[arg-type]
+
+
+def test_one_edit_may_be_a_text_and_numbers_may_be_numpys() -> None:
+    numpy = pytest.importorskip("numpy")
+    assert load_topology("2x dgx-h100", "rails=2").cluster == load_topology("2x dgx-h100", ("rails=2",)).cluster
+    tree = {"model": "gpt2-124m", "seq_len": numpy.int64(64), "batch": {"global": numpy.int32(8)}, "compile": numpy.bool_(True)}
+    assert load_plan(tree) == load_plan({"model": "gpt2-124m", "seq_len": 64, "batch": {"global": 8}, "compile": True})
