@@ -20,12 +20,11 @@ from sim.cost.collective.rates import params
 
 SHARED: tuple[tuple[str, str, int | None], ...] = (
     ("bandwidth", "ring", None), ("bandwidth", "all_to_all", None), ("bandwidth", "nvls", None), ("network", "efa", None),
-    ("network", "all_to_all", None), ("latency", "ring_nvlink", 0), ("latency", "ring_nvlink", 1), ("latency", "ring_nvlink", 2),
-    ("latency", "ring_base_nvlink", 0), ("latency", "ring_base_nvlink", 1), ("latency", "ring_base_nvlink", 2),
-    ("latency", "ring_pcie", 0), ("latency", "ring_pcie", 2), ("latency", "ring_base_pcie", 0), ("latency", "ring_base_pcie", 2),
+    ("network", "all_to_all", None), ("latency", "ring_base", 0), ("latency", "ring_nvlink", 0), ("latency", "ring_pcie", 0),
+    ("latency", "ring_pcie", 2), ("clock", "reference", None),
     ("latency", "ll_channels", None), ("latency", "direct_base", None), ("latency", "direct_ll", None), ("latency", "direct_simple", None),
     ("latency", "proxy", None), ("pipeline", "slices_nvlink", None), ("pipeline", "net_depth", None), ("pipeline", "net_cap", None),
-    ("clock", "reference", None), ("pipeline", "nvls_depth", None), ("pipeline", "nvls_cap", None),
+    ("pipeline", "nvls_depth", None), ("pipeline", "nvls_cap", None),
 )  # fmt: skip
 """Parameters that all rows share (section, name, place in a list), fitted again for each GPU type and each source left out."""
 OWN: dict[str, dict[str, dict[str, Any]]] = {

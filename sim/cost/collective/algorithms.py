@@ -57,7 +57,7 @@ def ring(name: str, size: float, shape: GroupShape, protocol: str) -> Choice:
     n = shape.ranks
     turns = 2 if name == "all_reduce" else 1
     crossing = turns * (shape.nodes - 1) if shape.nodes > 1 else 0
-    start = float(params()["latency"][f"ring_base_{fabric(shape)}"][at]) + (lines_delay(size, shape) if protocol == "LL" else 0.0)
+    start = float(params()["latency"]["ring_base"][at]) + (lines_delay(size, shape) if protocol == "LL" else 0.0)
     latency = (
         scaled(start, shape)
         + (turns * (n - 1) - crossing) * inner_hop("ring", at, shape)
