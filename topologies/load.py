@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from os.path import isfile  # Path.is_file raises where the name is too long
+from os.path import exists, isfile  # those of Path raise where the name is too long
 from pathlib import Path as File
 
 from topologies.build import FIELDS, build
@@ -126,6 +126,8 @@ def machine_document(name: str, folder: File | None = None, chain: tuple[str, ..
             return data
         where, near = str(path), path.parent
     else:
+        if name not in machines() and ("/" in name or exists(name)):
+            raise BadInput(f"{name} is no topology file: ours end in .toml, NCCL's in .xml, the text of nvidia-smi topo -m in .txt")
         if name not in machines():
             raise UnknownName("machine", name, machines())
         if name in chain:

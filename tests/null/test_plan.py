@@ -6,11 +6,13 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.bind import bind
+from sim.framework import load_framework
 from sim.model.stages import layout
 from sim.plan import Batch, Comm, Data, Memory, Parallel, Plan
 from sim.planfile import check, dump_plan, dump_tree, from_tree, load_plan, mesh_of
@@ -159,3 +161,9 @@ def test_a_model_in_the_place_of_a_plan_is_told_apart(tmp_path: Path) -> None:
         load_plan(tmp_path)
     with pytest.raises(BadInput, match="does not exist"):
         load_plan(tmp_path / "absent.toml")
+
+
+def test_frameworks_go_by_the_names_that_people_use() -> None:
+    for name in ("pytorch", "torchtitan", "megatron", "nemo", "llm-foundry", "maxtext"):
+        assert load_framework(name).name == name
+    assert msgspec.structs.replace(load_framework("megatron"), name="megatron-lm") == load_framework("megatron-lm")

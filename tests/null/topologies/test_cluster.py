@@ -190,3 +190,10 @@ def test_absent_and_large_files(tmp_path: Path) -> None:
         load_topology(write(tmp_path, "large.toml", "#" * (2 << 20)))
     with pytest.raises(UnknownName):
         load_topology("none")
+
+
+def test_a_path_that_is_no_topology_file_is_told_apart_from_a_machine(tmp_path: Path) -> None:
+    (tmp_path / "system.json").write_text("{}")
+    for source in (tmp_path, tmp_path / "system.json", tmp_path / "absent"):
+        with pytest.raises(BadInput, match=r"is no topology file: ours end in \.toml"):
+            load_topology(source)
