@@ -126,9 +126,13 @@ def _with_task(spec: Decoder, row: Row, assumed: list[str]) -> dict[str, Any]:
     if "lora" in row.task.lower():
         from sim.model.spec import Lora
 
-        # finetune_performance_optimizations of NeMo's Llama recipes: peft.target_modules = ["linear_qkv"], dim 16
-        assumed.append("LoRA of rank 16 on linear_qkv: the performance setting of NeMo's Llama recipes")
-        spec = msgspec.structs.replace(spec, lora=Lora(rank=16, targets=("qkv",)))
+        if "mlperf" in f"{row.framework} {row.source_id}".lower():  # llama2_70b_lora of mlcommons/training: qkv_proj,o_proj, lora_r 16
+            assumed.append("LoRA of rank 16 on qkv and the output projection: MLPerf's rule")
+            lora = Lora(rank=16, targets=("qkv", "proj"))
+        else:  # finetune_performance_optimizations of NeMo's Llama recipes: peft.target_modules = ["linear_qkv"], dim 16
+            assumed.append("LoRA of rank 16 on linear_qkv: the performance setting of NeMo's Llama recipes")
+            lora = Lora(rank=16, targets=("qkv",))
+        spec = msgspec.structs.replace(spec, lora=lora)
     tree: dict[str, Any] = msgspec.to_builtins(spec)
     return tree
 

@@ -197,3 +197,9 @@ def test_no_step_waits_for_its_images() -> None:
         case = case_of(msgspec.structs.replace(images, framework="MXNet", precision=precision))
         slow = step_seconds(case.plan, case.topology, ("link.pcie.rate=8 GB/s",))[0]
         assert slow == pytest.approx(step_seconds(case.plan, case.topology)[0], rel=0.01)
+
+
+@pytest.mark.parametrize(("framework", "targets"), [("NeMo", ["qkv"]), ("NeMo (MLPerf)", ["qkv", "proj"])])
+def test_adapters_are_where_the_recipe_has_them(framework: str, targets: list[str]) -> None:
+    model = case_of(row(task="LoRA", framework=framework, sharding="", gpus=8)).plan.model
+    assert isinstance(model, dict) and list(model["lora"]["targets"]) == targets
