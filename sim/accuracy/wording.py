@@ -91,6 +91,8 @@ def _bridge(row: Row) -> str:
         return "megatron-bridge-overlapped"
     if gpt_oss or ((row.hidden or 0) == 4096 and not rack):  # moe_token_dispatcher_type = alltoall
         return "megatron-bridge"
+    if gpu == "H100" and not latent and release >= (26, 4):  # moe_flex_dispatcher_backend = hybridep
+        return "megatron-bridge-deepep"
     first = (25, 11) if rack else (26, 4) if gpu == "B300" else (26, 2, 1)
     if release >= first and (rack or gpu == "B300" or ((row.hidden or 0) <= 2048 and gpu == "B200")):
         return "megatron-bridge-graphs"

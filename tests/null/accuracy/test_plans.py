@@ -118,6 +118,7 @@ def test_unsaid_interleaving_makes_chunks_of_two_layers_or_of_one() -> None:
         ({"model_name": "DeepSeek-V3", "n_experts": 256, "hidden": 7168, "ep": 64, "gpu": "H100", "precision": "fp8"}, "megatron-bridge-deepep"),
         ({"model_name": "DeepSeek-V3", "n_experts": 256, "hidden": 7168, "ep": 32, "gpu": "B200", "precision": "mxfp8"}, "megatron-bridge-overlapped"),
         ({"model_name": "Qwen3-235B", "n_experts": 128, "hidden": 4096, "ep": 32, "gpu": "H100", "precision": "fp8"}, "megatron-bridge"),
+        ({"model_name": "Qwen3-30B", "n_experts": 128, "hidden": 2048, "ep": 16, "gpu": "H100", "precision": "fp8"}, "megatron-bridge-deepep"),
     ],
 )  # fmt: skip
 def test_recipes_of_megatron_bridge(changes: dict[str, object], framework: str) -> None:
