@@ -65,7 +65,7 @@ def validate_collectives(path: str | Path, beside: str | Path | None = None) -> 
 
     Where `beside` is not given, `facts/nccl_other_measured.csv` next to the folder of `path` is taken if it is there. A row is
     (GPU type, collective, one node or several, size class, file); its `left_out` is the median error of a model fitted without that
-    type, `source_out` of one fitted without those who published the row. Raises `BadInput` where a file cannot be read.
+    type's architecture, `source_out` of one fitted without those who published the row. Raises `BadInput` where a file cannot be read.
     """
     other = Path(beside) if beside is not None else Path(path).resolve().parents[1] / "facts" / "nccl_other_measured.csv"
     files = [Path(path)]

@@ -1,7 +1,7 @@
 """How the cost model of collectives does on a GPU type that none of its fitted parameters has seen.
 
 For each GPU type: the parameters that it alone shows are dropped, and the shared ones are fitted again, by golden sections on the mean
-absolute error, on the timings of all other types.
+absolute error, on the timings of all other architectures (B200 and GB200 do not vouch for each other).
 
 What is not fitted again are constants of NCCL's source and what other kernels than NCCL's tell (`clock.two_dies`).
 """
@@ -26,7 +26,7 @@ SHARED: tuple[tuple[str, str, int | None], ...] = (
     ("latency", "proxy", None), ("pipeline", "slices_nvlink", None), ("pipeline", "net_depth", None), ("pipeline", "net_cap", None),
     ("pipeline", "nvls_depth", None), ("pipeline", "nvls_cap", None),
 )  # fmt: skip
-"""Parameters that all rows share (section, name, place in a list), fitted again for each GPU type and each source left out."""
+"""Parameters that all rows share (section, name, place in a list), fitted again for each architecture and each source left out."""
 OWN: dict[str, dict[str, dict[str, Any]]] = {
     "PRO 6000": {"bandwidth": {"pcie_direct_most": [40.0] * 3, "pcie_staged_most": [22.0] * 3}},
 }
@@ -62,10 +62,11 @@ class Case(Protocol):
 
 
 def left_out(cases: Sequence[Case], judged: Sequence[Case]) -> dict[int, float]:
-    """Relative errors of `cases` (by index) with their own GPU type withheld; only `judged` timings are fitted on."""
+    """Relative errors of `cases` (by index) with all timings of their own architecture withheld; only `judged` timings are fitted on."""
     found: dict[int, float] = {}
     for gpu in sorted({case.gpu for case in cases}):
-        others = [case for case in judged if case.gpu != gpu]
+        own = {case.shape.arch for case in cases if case.gpu == gpu}
+        others = [case for case in judged if case.shape.arch not in own]
         with _changed(OWN.get(gpu, {})):
             _refit(_sample(others))
             found.update({at: error(case) for at, case in enumerate(cases) if case.gpu == gpu})

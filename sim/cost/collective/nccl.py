@@ -98,7 +98,8 @@ def _hierarchical(name: str, size: float, shape: GroupShape) -> Choice:
 def _allowed(protocol: str, shape: GroupShape) -> bool:
     """LL128 needs NVLink inside the node (NCCL: at most NVB); LL and LL128 need ordered delivery between nodes, which EFA lacks.
 
-    (AWS's network plugin sets NCCL_PROTO=simple there; the floors of p4de and p5 over two nodes are those of Simple and NVLS.)
+    (AWS's network plugin sets NCCL_PROTO=simple there; p4de's and p5's timings, floors and gathers of up to 32 nodes, are those of Simple and
+    NVLS. The plugin's tuner names LL and LL128 on p5en and p6, of which no timings tell the protocols apart.)
     """
     if shape.nodes > 1 and shape.efa and protocol != "Simple":
         return False
