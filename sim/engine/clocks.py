@@ -275,13 +275,12 @@ class Clocks:
 
     def _flow(self, this: Instruction, done: Callable[[], None]) -> None:
         """First the latency, alone, then the rest as a flow on the links."""
-        cost = this.cost
-        if not cost.uses:
-            self.agenda.after(cost.seconds, done)
-        elif cost.seconds <= cost.latency:
-            self.agenda.after(cost.latency, done)
+        if not this.uses:
+            self.agenda.after(this.seconds, done)
+        elif this.seconds <= this.latency:
+            self.agenda.after(this.latency, done)
         else:
-            self.agenda.after(cost.latency, self._sharing.start, cost.seconds - cost.latency, cost.uses, done)
+            self.agenda.after(this.latency, self._sharing.start, this.seconds - this.latency, this.uses, done)
 
 
 def step_times(program: Program, pricer: Pricer, fold: bool = True, symmetric: bool = True, alike: bool = False) -> list[Step]:
@@ -295,7 +294,7 @@ def step_times(program: Program, pricer: Pricer, fold: bool = True, symmetric: b
     states = {rank: State(rank, pricer.slowdown(rank)[0]) for rank in sorted(set(stands_for))}
     prices.alike = alike and folded
     prices.shorten(states, condensed=folded)
-    clocks, assembler = Clocks(prices), Assembler(prices)
+    clocks, assembler = Clocks(prices), Assembler(prices, prices.lone)
     lines = {
         (state.rank, name): _lines(prices, assembler, state, name) for state in states.values() for name in program.threads(state.rank)
     }
@@ -339,7 +338,7 @@ def alone(prices: Pricing, ops: list[Priced], rank: int, beside: bool) -> tuple[
     """When compute and when all of `ops` have ended, run by themselves on an idle rank, or `beside` a collective that never ends."""
     state = State(rank, prices.pricer.slowdown(rank)[0])
     clocks = Clocks(prices)
-    thread = clocks.thread(state, HOST, [(0, 0, Assembler(prices).code(state, HOST, ops))])
+    thread = clocks.thread(state, HOST, [(0, 0, Assembler(prices, prices.lone).code(state, HOST, ops))])
     if beside:
         state.comm = state.pending = 1
         state.settled = False

@@ -5,7 +5,24 @@ from __future__ import annotations
 from sim.cost.price import Cost
 from sim.engine.condense import Priced
 from sim.engine.pricing import Pricing
-from sim.engine.times import FLOW, HELD, MEET, PLAIN, QUEUED, RECORD, RECORDED, SYNC, WAIT, WORK, Code, Instruction, Seat, State, Table
+from sim.engine.times import (
+    FLOW,
+    HELD,
+    MEET,
+    PLAIN,
+    QUEUED,
+    RECORD,
+    RECORDED,
+    SYNC,
+    WAIT,
+    WORK,
+    Code,
+    Instruction,
+    Seat,
+    State,
+    Table,
+    Uses,
+)
 from sim.program import COMPUTE, HOST, Op
 
 _MEET = ("collective", "send", "recv")
@@ -14,8 +31,9 @@ _MEET = ("collective", "send", "recv")
 class Assembler:
     """Makes code for the ranks of one run; `lane(rank, name)` comes from the ranks' states."""
 
-    def __init__(self, prices: Pricing) -> None:
-        self._prices = prices
+    def __init__(self, prices: Pricing, lone: frozenset[str] = frozenset()) -> None:
+        """`lone`: resources that are never shared, so that nothing needs to be known of them."""
+        self._prices, self._lone = prices, lone
         self._tables: dict[object, Table] = {}
         self._seats: dict[object, Seat] = {}
 
@@ -53,14 +71,16 @@ class Assembler:
         return op.kind == "collective" and op.lane != COMPUTE and self._meets(op)
 
     def _one(self, state: State, thread: str, op: Op, cost: Cost, eager: bool) -> Instruction:
-        own, meets, shares = op.lane == thread, self._meets(op), bool(cost.uses) and cost.seconds > 0
+        own, meets = op.lane == thread, self._meets(op)
+        seconds, latency, uses = self._meeting(op, state.rank, cost) if meets else (cost.seconds, cost.latency, cost.uses)
+        if uses:
+            uses = tuple(use for use in uses if use[0] not in self._lone)
+        shares = bool(uses) and seconds > 0
         kind = {"record": RECORD, "wait": WAIT}.get(op.kind, MEET if meets else FLOW if shares else PLAIN)
         does = QUEUED
         if own:
             sort = {"sync": SYNC, "wait": SYNC, "record": RECORDED}
             does = sort.get(op.kind, HELD if op.kind in _MEET or shares else WORK)
-        if meets:
-            cost = self._meeting_cost(op, state.rank, cost)
         lead = cost.ready - cost.seconds if cost.ready else cost.host
         return Instruction(
             does,
@@ -68,12 +88,13 @@ class Assembler:
             state.lane(op.lane),
             cost.host,
             lead,
-            cost.seconds,
+            seconds,
             thread == HOST and op.kind not in ("record", "wait"),
             op.blocking,
             op.event,
             op.shift,
-            cost,
+            latency,
+            uses,
             op.kind == "compute",
             cost.seconds / cost.beside if cost.beside else 1.0 / state.slow,
             self._seat(op, state.rank) if meets else None,
@@ -84,11 +105,12 @@ class Assembler:
             op.name,
         )
 
-    def _meeting_cost(self, op: Op, rank: int, own: Cost) -> Cost:
+    def _meeting(self, op: Op, rank: int, own: Cost) -> tuple[float, float, Uses]:
+        """Seconds, latency and uses of what ranks do together."""
         if op.kind == "recv":  # its sender knows
-            return own
+            return own.seconds, own.latency, own.uses
         whole = self._prices.collective(op, rank) if op.kind == "collective" else self._prices.message(op, rank)
-        return Cost(whole.seconds, whole.source, whole.latency, whole.uses, own.host, own.ready)
+        return whole.seconds, whole.latency, whole.uses
 
     def _seat(self, op: Op, rank: int) -> Seat:
         groups = self._prices.groups

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from sim.cost.price import Cost, Pricer
 from sim.engine.condense import Priced, condense, outside_events, shape_of, stretches
 from sim.engine.fuse import fuse
+from sim.engine.links import links_of
 from sim.engine.machine import LOADER, steady, together
 from sim.engine.meeting import Groups
 from sim.program import COMPUTE, HOST, Op, Program
@@ -35,6 +36,8 @@ class Pricing:
         """Ids (id()) of collectives that meet nobody else and share no link with another lane: ops like any other."""
         self.quiet = False
         """No collective can run beside compute, so that fused runs may hold collectives, which are never slowed."""
+        self.lone: frozenset[str] = frozenset()
+        """Resources that nothing else ever uses while one lane does."""
         self._meet_costs: dict[tuple[int, str, int], Cost] = {}
         """By op, group and rank: hashing the members of a large group would cost more than looking them up."""
         self._stretches: dict[tuple[object, ...], list[Priced]] = {}
@@ -43,7 +46,7 @@ class Pricing:
     def shorten(self, ranks: Iterable[int], condensed: bool) -> None:
         """From now on runs of kernels are fused, and (`condensed`) stretches that meet nobody else are run once."""
         self.fused, self.condensed = True, condensed
-        self.local = self._private_collectives(ranks)
+        self.local, self.quiet, self.lone = links_of(self, ranks)
 
     def segment(self, rank: int, thread: str, name: str) -> list[Priced]:
         """The ops of a segment with what they cost on this rank."""
@@ -146,31 +149,8 @@ class Pricing:
         quiet = all(op.lane in (COMPUTE, HOST) for op, _ in ops if op.kind == "collective")
         local = frozenset(id(op) for op, _ in ops if op.kind == "collective") if quiet else frozenset()
         inner = Pricing(self.program, self.pricer, self.groups.alone(rank), self.folded, self._run_alone)
-        inner._meet_costs, inner.local = self._meet_costs, local
+        inner._meet_costs, inner.local, inner.lone = self._meet_costs, local, self.lone
         ops = fuse(
             [(op, self.whole(op, cost, rank) if id(op) in local else cost) for op, cost in ops], local, quiet, self.pricer.slowdown(rank)[0]
         )
         return self._run_alone(inner, ops, rank, beside)
-
-    def _private_collectives(self, ranks: Iterable[int]) -> frozenset[int]:
-        """Collectives on compute lanes whose members are all folded into one rank and whose links no other lane uses."""
-        used: dict[str, set[str]] = {}
-        self.quiet = True
-        found: list[Priced] = []
-        for rank in ranks:
-            for name in dict.fromkeys(call.segment for calls in self.program.threads(rank).values() for call in calls):
-                for op in self.program.segments[name]:
-                    if op.kind == "collective":
-                        cost = self.collective(op, rank)
-                        self.quiet = self.quiet and (op.lane in (COMPUTE, HOST) or op.blocking)
-                        if op.lane == COMPUTE and len(self.groups.represented(op.group, rank)) == 1:
-                            found.append((op, cost))
-                    elif op.kind in ("send", "recv"):
-                        cost = self.pricer.message(op, rank, self.groups.peer_of(op, rank), 1)
-                    elif op.kind == "copy":
-                        cost = self.pricer.local(op, rank)
-                    else:
-                        continue
-                    for link, _ in cost.uses:
-                        used.setdefault(link, set()).add(op.lane)
-        return frozenset(id(op) for op, cost in found if all(used[link] == {COMPUTE} for link, _ in cost.uses))

@@ -40,7 +40,7 @@ class Sharing:
 
     def start(self, seconds: float, uses: tuple[tuple[str, float], ...], done: Callable[[], None]) -> None:
         """Runs `done` when `seconds` of work at full speed have been served."""
-        flow = Flow(seconds, _merged(uses), self._clock.now, done)
+        flow = Flow(seconds, merged(uses), self._clock.now, done)
         crowded = False
         for name, amount in flow.uses:
             if name not in self._capacity:
@@ -105,7 +105,7 @@ class Sharing:
         return self._wish[name] > self._capacity[name] * _SLACK
 
 
-def _merged(uses: tuple[tuple[str, float], ...]) -> tuple[tuple[str, float], ...]:
+def merged(uses: tuple[tuple[str, float], ...]) -> tuple[tuple[str, float], ...]:
     """Each resource once: a flow that crosses a link twice (by way of host memory, say) uses it doubly."""
     if len({name for name, _ in uses}) == len(uses):
         return uses

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import NamedTuple
 
-from sim.cost.price import Cost
 from sim.program import COMPUTE
 
 WORK, RECORDED, SYNC, HELD, QUEUED = range(5)
@@ -38,6 +37,9 @@ class Seat:
         self.table, self.number = table, 0
 
 
+Uses = tuple[tuple[str, float], ...]
+
+
 class Instruction(NamedTuple):
     """One op of one rank."""
 
@@ -53,7 +55,9 @@ class Instruction(NamedTuple):
     blocking: bool
     event: str
     shift: int | None
-    cost: Cost
+    latency: float
+    uses: Uses
+    """Of resources that others use too: amounts per second at full speed."""
     slows: bool
     """A kernel, slowed by a collective beside it ..."""
     slowed: float
