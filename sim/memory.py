@@ -119,7 +119,7 @@ def _stage(
         activations=worst.activations,
         working=worst.working,
         gathered=static["gathered"],
-        context=_context(plan, device, worst.activations + worst.working) + _apart(framework, device, found, worst),
+        context=_context(plan, network, device, worst.activations + worst.working) + _apart(framework, device, found, worst),
         stage=rank,
     )
 
@@ -163,11 +163,14 @@ def growth(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], static:
     return static["gradients"] / max(1, total)
 
 
-def _context(plan: Plan, device: Gpu | Cpu | None, moving: int) -> int:
+def _context(plan: Plan, network: Network, device: Gpu | Cpu | None, moving: int) -> int:
+    """Of the driver, the libraries and the allocator, and of each group's communicator: NCCL makes one when it is first used, so that a
+    model without experts has none for `ep`."""
     if isinstance(device, Cpu):
         return 0
     c, mesh = constants(), mesh_of(plan)
-    groups = sum(mesh.size(axis) > 1 for axis in ("tp", "cp", "pp", "grad", "ep"))
+    axes = ("tp", "cp", "pp", "grad", *(("ep",) if network.active_parameters < network.parameters else ()))
+    groups = sum(mesh.size(axis) > 1 for axis in axes)
     return round(c["context.bytes"] + c["context.workspace"] + groups * c["nccl.communicator"] + c["allocator.fragmentation"] * moving)
 
 

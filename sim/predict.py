@@ -16,6 +16,7 @@ from sim.bind import Setting, bind
 from sim.brief import brief
 from sim.cost.price import Pricer
 from sim.engine.run import simulate
+from sim.idle import idle
 from sim.lower.step import lower
 from sim.memory import DoesNotFit, MemoryReport, memory_of
 from sim.memory_timeline import memory_timelines
@@ -319,7 +320,7 @@ def _figures(setting: Setting, program: Program, trace: Trace, step: float, spli
 
 
 def _warnings(setting: Setting, per_gpu: float, peak: float | None, trace: Trace) -> list[str]:
-    found = list(setting.plan.notes) if hasattr(setting.plan, "notes") else []
+    found = idle(setting)
     if peak and per_gpu > peak:
         found.append(f"model FLOP rate {per_gpu / 1e12:.0f} TFLOP/s is above the device's peak {peak / 1e12:.0f}: check the model's FLOPs")
     network = setting.network

@@ -1,0 +1,80 @@
+"""A key that has no effect is named; the figures with and without it are the same, and where it is not named they are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.bind import bind
+from sim.idle import RULES, idle, value
+from sim.plan import Plan
+from sim.planfile import load_plan, presets
+from sim.predict import predict_setting
+
+BASE: dict[str, Any] = {"model": "gpt2-124m", "seq_len": 256, "batch": {"global": 8, "micro": 1}}
+MOE: dict[str, Any] = {"model": "qwen3-30b-a3b", "seq_len": 256, "batch": {"global": 8, "micro": 1}}
+SAID: dict[str, tuple[dict[str, Any], str, tuple[str, ...], dict[str, Any] | None]] = {
+    # key: (a plan where it is idle, its value, what makes it work, another plan to do so)
+    "seq_len": ({"model": "resnet50", "batch": {"global": 8}}, "64", (), BASE),
+    "parallel.zero": (BASE, "3", ("parallel.dp_shard=8",), None),
+    "parallel.reshard_after_forward": (BASE, "false", ("parallel.dp_shard=8", "parallel.zero=3"), None),
+    "parallel.prefetch": (BASE, "0", ("parallel.dp_shard=8", "parallel.zero=3", "seq_len=8"), None),
+    "parallel.sequence_parallel": (BASE, "false", ("parallel.tp=2",), None),
+    "parallel.tp_overlap": (BASE, "true", ("parallel.tp=2", "seq_len=1024"), None),
+    "parallel.schedule": (BASE, "gpipe", ("parallel.pp=4",), None),
+    "parallel.virtual_stages": (BASE | {"parallel": {"schedule": "interleaved"}}, "2", ("parallel.pp=2",), None),
+    "parallel.cp_kind": (BASE, "all_gather", ("parallel.cp=2",), None),
+    "parallel.ep": (BASE | {"parallel": {"dp_shard": 8}}, "2", (), MOE | {"parallel": {"dp_shard": 8}}),
+    "parallel.etp": (BASE | {"parallel": {"tp": 2}}, "1", (), MOE | {"parallel": {"tp": 2}}),
+    "parallel.capacity": (BASE, "2.0", (), MOE | {"parallel": {"dp_shard": 8, "ep": 8}}),
+    "memory.recompute": (BASE | {"task": "forward"}, "full", ("task=train",), None),
+    "memory.recompute_layers": (BASE, "2", ("memory.recompute=full",), None),
+    "optimizer.name": (BASE | {"task": "forward"}, "sgd", ("task=train",), None),
+    "update.every": (BASE | {"parallel": {"dp_replicate": 2}}, "4", ("update.mode=local",), None),
+    "data.prefetch": (BASE, "9", (), None),
+    "output.checkpoint_to": (BASE, "store", ("output.checkpoint_every=1",), None),
+    "output.checkpoint_mode": (BASE | {"parallel": {"dp_replicate": 2}}, "full", ("output.checkpoint_every=1",), None),
+}
+
+
+def _figures(plan: Plan) -> tuple[float, int]:
+    found = predict_setting(bind(plan, "dgx-h100"))
+    return found.step_time_s, found.peak_memory_bytes
+
+
+def _without(plan: Plan, key: str) -> Plan:
+    """The plan with the key at its default."""
+    section, _, name = key.rpartition(".")
+    import msgspec
+
+    default = value(Plan(model=""), key)
+    if not section:
+        return msgspec.structs.replace(plan, **{name: default})
+    return msgspec.structs.replace(plan, **{section: msgspec.structs.replace(getattr(plan, section), **{name: default})})
+
+
+def test_every_rule_has_its_case() -> None:
+    assert [rule.key for rule in RULES] == list(SAID)
+
+
+@pytest.mark.parametrize("key", SAID)
+def test_an_idle_key_is_named_and_changes_no_figure(key: str) -> None:
+    tree, said, _, _ = SAID[key]
+    plan = load_plan(tree, (f"{key}={said}",))
+    named = idle(bind(plan, "dgx-h100"))
+    assert [text for text in named if text.startswith(f"{key} = ")], named
+    assert _figures(plan) == _figures(_without(plan, key))
+
+
+@pytest.mark.parametrize("key", [key for key, case in SAID.items() if case[2] or case[3]])
+def test_a_key_at_work_is_not_named(key: str) -> None:
+    tree, said, more, other = SAID[key]
+    plan = load_plan(other or tree, (*more, f"{key}={said}"))
+    assert not [text for text in idle(bind(plan, "dgx-h100")) if text.startswith(f"{key} = ")]
+    assert _figures(plan) != _figures(_without(plan, key))
+
+
+@pytest.mark.parametrize("name", presets())
+def test_shipped_plans_say_nothing_in_vain(name: str) -> None:
+    assert idle(bind(load_plan(name), "cpu-host" if name.startswith(("cpu-", "tiny-", "cifar10-")) else "dgx-h100")) == []
