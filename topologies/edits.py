@@ -100,7 +100,8 @@ def _fabric(cluster: Cluster, key: str, value: str) -> Cluster:
     try:
         number: float = float(value) if key == "oversubscription" else int(value)
     except ValueError:
-        raise BadInput(f"{key}={value[:40]}: must be a number") from None
+        kind = "number" if key == "oversubscription" else "whole number"
+        raise BadInput(f"{key}={value[:40]}: must be a {kind}") from None
     read_fabric({key: number}, "the edit")
     return msgspec.structs.replace(cluster, fabric=msgspec.structs.replace(cluster.fabric, **{key: number}))
 
