@@ -109,7 +109,7 @@ def test_a_topology_can_be_edited_again() -> None:
         ("", "KEY=VALUE"),
         ("rails", "KEY=VALUE"),
         ("rail=4", "Did you mean rails"),
-        ("rails=x", "must be a number"),
+        ("rails=x", "must be a whole number"),
         ("rails=0", "from 1"),
         ("oversubscription=0.5", "at least 1"),
         ("oversubscription=nan", "at least 1"),
