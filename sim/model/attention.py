@@ -131,16 +131,16 @@ def _head_copies(share: Share, heads: Heads, keys: int) -> list[Work]:
     return [elementwise("permute", share, n, e, e) for n in (q * share.seq * heads.d, q * keys * heads.d, q * keys * heads.dv)]
 
 
-def rope(share: Share, heads: int, width: int, name: str = "attn.rope") -> Part:
+def rope(share: Share, heads: int, width: int, name: str = "attn.rope", scaled: bool = False) -> Part:
     """Rotation of `heads` (queries and keys together) by `width` columns: one kernel fused, else as Python writes it.
 
     Unfused (transformers): x cos + rotate_half(x) sin is neg, cat, mul, mul, add, for queries and for keys. Backward fills each half's
-    gradient into zeros, and sums three gradients of x.
+    gradient into zeros, and sums three gradients of x. `scaled`: cos and sin carry a factor, which TransformerEngine's kernel has not.
     """
     n, e = share.rows * heads * width, share.e
     works: tuple[Work, ...]
     back: tuple[Work, ...] = ()
-    if share.framework.fused_rope or share.framework.compile:
+    if (share.framework.fused_rope and not scaled) or share.framework.compile:
         works = (elementwise("rope", share, n, e, e, 3.0),)
     else:
         steps: tuple[Work, ...] = (elementwise("scale", share, n // 4, e, e), elementwise("copy", share, n // 2, e, e))
@@ -166,6 +166,7 @@ def grouped_query(
     fused: bool,
     causal: bool = True,
     rotary: float = 0.0,
+    rope_scaled: bool = False,
     qk_norm: bool = False,
     qk_whole: bool = False,
     window: int = 0,
@@ -193,7 +194,7 @@ def grouped_query(
             rows, width = (share.rows, count * d) if qk_whole else (share.rows * count, d)
             parts.append(norm(share, f"attn.{name}_norm", rows, width, "rmsnorm", after_residual=False, es=share.e))
     if rotary:
-        parts.append(rope(share, local.q + local.kv, int(d * rotary)))
+        parts.append(rope(share, local.q + local.kv, int(d * rotary), scaled=rope_scaled))
     middle = core(share, local, causal=causal, window=window, dropout=dropout, mask=mask, scale=scale)
     if sinks:
         from msgspec.structs import replace

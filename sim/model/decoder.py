@@ -93,6 +93,7 @@ def _whole_attention(spec: Decoder, share: Share, windowed: bool) -> list[Part]:
         proj_bias=spec.bias if spec.proj_bias is None else spec.proj_bias,
         fused=_fused(spec, share),
         rotary=spec.rotary if spec.position == "rope" else 0.0,
+        rope_scaled=spec.rope_scaled,
         qk_norm=spec.qk_norm,
         qk_whole=spec.qk_norm_whole,
         window=spec.window if windowed else 0,

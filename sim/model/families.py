@@ -27,7 +27,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "nemotron": {"norm": "layernorm", "activation": "relu2", "rotary": 0.5, "fused_qkv": True, "dropout": 0.0},  # Nemotron-4 report
     "mixtral": {},
     "deepseek": {},
-    "gpt-oss": {"bias": True, "sinks": True, "window": 128, "window_every": 2},
+    "gpt-oss": {"bias": True, "sinks": True, "window": 128, "window_every": 2, "rope_scaled": True},  # YaRN by 32
     "grok": {"activation": "geglu", "post_norms": True, "tied": True},  # Grok-1's released code
 }
 

@@ -104,6 +104,8 @@ class Decoder(_Spec, tag="decoder", frozen=True, kw_only=True):
     """Rows of a learned position table; 0 = the sequence length of the plan."""
     rotary: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
     """Share of the head that is rotated."""
+    rope_scaled: bool = False
+    """What is rotated is also scaled (YaRN's attention factor is not 1): TransformerEngine's fused kernel cannot, Megatron then writes it out."""
     tied: bool = False
     """The head uses the embedding's weight."""
     head_bias: bool = False

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sim.framework import Framework
+from sim.framework import Framework, load_framework
 from sim.model import Network, Shape, describe, load_model
 from sim.model.families import decoder
+from sim.model.spec import Decoder
 from sim.work import Gemm, MemoryBound
 from topologies.errors import BadInput, UnknownName
 
@@ -134,3 +135,16 @@ def test_seams_pair_up(micro: int, seq: int, tp: int, parallel: bool, precision:
     seams = [(part.seam, part.seam_bytes) for part in layer.parts if part.seam]
     size = micro * seq * 2048 * (4 if precision == "fp32" else 2)
     assert seams == ([("tp.gather", size), ("tp.reduce", size)] * 2 if tp > 1 else [])
+
+
+def test_scaled_rotations_are_written_out_but_where_a_compiler_fuses() -> None:
+    """TransformerEngine's kernel has no factor beside cos and sin (YaRN); XLA and torch.compile need none."""
+    plain = Decoder(layers=1, hidden=512, heads=8, ffn=1024, vocab=1000)
+    scaled = replace(plain, rope_scaled=True)
+
+    def kernels(spec: Decoder, framework: str) -> int:
+        network = describe(spec, Shape(micro=1, seq=256), load_framework(framework), "flash")
+        return next(len(part.forward) for _, block in network.blocks for part in block.parts if part.name == "attn.rope")
+
+    assert kernels(plain, "megatron-bridge") == 1 < kernels(scaled, "megatron-bridge")
+    assert kernels(scaled, "maxtext") == 1
