@@ -210,6 +210,7 @@ def _bert(row: Row, assumed: list[str]) -> dict[str, Any]:
         heads=row.n_heads or row.hidden // 64,
         ffn=row.ffn_hidden or 0,
         vocab=-(-(row.vocab_size or 30522) // 8) * 8,
+        positions=max(512, seq),
         head="squad" if squad else "pretraining",
         predictions=0 if squad else seq if every else {128: 20, 512: 80}.get(seq, 0),
     )

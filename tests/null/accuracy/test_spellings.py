@@ -203,3 +203,8 @@ def test_no_step_waits_for_its_images() -> None:
 def test_adapters_are_where_the_recipe_has_them(framework: str, targets: list[str]) -> None:
     model = case_of(row(task="LoRA", framework=framework, sharding="", gpus=8)).plan.model
     assert isinstance(model, dict) and list(model["lora"]["targets"]) == targets
+
+
+def test_longer_encoders_have_more_positions() -> None:
+    model = case_of(row(model_name="BERT-large", model_type="bert", seq_len=4096, sharding="none")).plan.model
+    assert isinstance(model, dict) and model["positions"] == 4096
