@@ -34,6 +34,10 @@ def load_model(name_or_path: str) -> ModelSpec:
     folder = os.path.isdir(path)  # Path.is_dir raises where the name is too long
     if folder or path.suffix in (".json", ".toml"):  # read anew each time: files change
         return _from_file(path / "config.json" if folder else path)
+    if os.path.isfile(path):
+        raise BadInput(
+            f"model file {path}: its name must end in .json (a Hugging Face config, a captured model) or .toml (the fields of [model])"
+        )
     return _preset(name_or_path)
 
 
@@ -75,7 +79,11 @@ def _from_file(path: Path) -> ModelSpec:
     if path.stat().st_size > _LARGEST:
         raise BadInput(f"model file {path} has {path.stat().st_size} bytes; at most {_LARGEST} are read")
     try:
-        tree = read_toml(path, "model file", _LARGEST) if path.suffix == ".toml" else msgspec.json.decode(path.read_bytes())
+        tree = (
+            read_toml(path, "model file", _LARGEST)
+            if path.suffix == ".toml"
+            else msgspec.json.decode(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
+        )
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadInput(f"model file {path} is not valid {path.suffix[1:].upper()}: {error or 'nested too deeply'}") from None
     if not isinstance(tree, dict):

@@ -131,3 +131,15 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
         load_model(str(broken))
     with pytest.raises(BadInput, match="does not exist"):
         load_model(str(tmp_path / "absent.json"))
+
+
+def test_a_byte_order_mark_is_read_over_and_another_ending_is_named(tmp_path: Path) -> None:
+    source = json.dumps({"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+                         "vocab_size": 100})  # fmt: skip
+    (tmp_path / "plain.json").write_text(source, "utf-8")
+    (tmp_path / "marked.json").write_text(source, "utf-8-sig")
+    (tmp_path / "config.yaml").write_text(source, "utf-8")
+    plain, marked = (describe(load_model(str(tmp_path / f"{name}.json")), Shape(micro=1, seq=8), PLAIN) for name in ("plain", "marked"))
+    assert plain.parameters == marked.parameters and plain.flops_per_sample == marked.flops_per_sample
+    with pytest.raises(BadInput, match=r"config\.yaml: its name must end in \.json"):
+        load_model(str(tmp_path / "config.yaml"))
