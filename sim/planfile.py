@@ -6,6 +6,7 @@ import os
 import types
 import typing
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -93,13 +94,19 @@ def _struct_of(annotation: Any) -> type[msgspec.Struct] | None:
     return annotation if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct) else None
 
 
-def _check_names(tree: dict[str, Any], struct: type[msgspec.Struct], where: str, prefix: str = "") -> None:
+@lru_cache
+def _sections(struct: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct] | None]:
+    """The keys of a table in a file, with the type of those that are tables themselves."""
     hints = typing.get_type_hints(struct)
-    names = dict(zip(struct.__struct_encode_fields__, struct.__struct_fields__, strict=True))
+    return {key: _struct_of(hints[name]) for key, name in zip(struct.__struct_encode_fields__, struct.__struct_fields__, strict=True)}
+
+
+def _check_names(tree: dict[str, Any], struct: type[msgspec.Struct], where: str, prefix: str = "") -> None:
+    names = _sections(struct)
     for key, value in tree.items():
         if key not in names:
             raise UnknownName("key", f"{prefix}{key}", [prefix + name for name in names], where)
-        inner = _struct_of(hints[names[key]])
+        inner = names[key]
         if inner is not None:
             if not isinstance(value, dict):
                 raise BadInput(f"{prefix}{key} in {where} is a section: write [{key}] and its keys below")

@@ -80,7 +80,9 @@ class Work(NamedTuple):
 
 
 CLOSE = 1.01
-"""Plans within this factor of the best are simulated whole before one is called the best."""
+"""Plans within this factor of the best are simulated whole before one is called the best; what was simulated in short is no further off."""
+_APART = tuple(f"parallel.{name}" for name in ("pp", "zero", "schedule", "virtual_stages"))
+"""Keys of a plan that leave its layers as they are."""
 
 
 def sweep(base: Plan, space: dict[str, tuple[str, ...]], on: str, path: Path, *, workers: int = 1, backend: str = "", address: str = "",
@@ -135,13 +137,13 @@ def _screened(work: list[tuple[Candidate, Plan]], store: Store, place: Pool, pri
 def _simulated(
     base: Plan, waiting: list[Open], store: Store, place: Pool, prices: Prices, workers: int, every: bool, say: Say | None
 ) -> None:
-    """Simulates wave by wave; what a plan that was simulated whole dominates is decided without."""
-    done = _confirmed(base, store, place, prices)
+    """Simulates wave by wave; what another plan dominates, whatever its whole simulation may bring, is decided without."""
+    done = [row for row in store.rows() if row.outcome == "done"]
     progress = _Progress(len(waiting), "decided", say)
     size = _CHUNK * _WAVE * max(1, workers)
     while waiting:
         if not every:
-            front = pareto(done)
+            front = pareto([_cautious(row) for row in done])
             settled = [one for one in waiting if _beaten(one.bound, front)]
             store.add(msgspec.structs.replace(one.bound, outcome="bound", step_time=None, rate=None, reason=_why(one)) for one in settled)
             beaten = {one.candidate.key for one in settled}
@@ -149,15 +151,31 @@ def _simulated(
             progress.more(len(settled))
         # The first wave is small: it finds plans good enough to settle most of the others.
         wave, waiting = waiting[: size if done or every else _CHUNK], waiting[size if done or every else _CHUNK :]
-        chunks = _chunks([(one.candidate, one.plan) for one in wave], max(1, min(_CHUNK, len(wave) // max(1, workers))))
-        for rows in place.map(evaluate_chunk, [Work(chunk, prices, every) for chunk in chunks]):
+        for rows in place.map(evaluate_chunk, [Work(chunk, prices, every) for chunk in _alike(wave, max(1, workers))]):
             store.add(rows)
+            done += rows
             progress.more(len(rows))
-        done = _confirmed(base, store, place, prices)
+        done = [row for row in done if row.outcome == "done"]
+    _confirmed(base, store, place, prices)
 
 
-def _confirmed(base: Plan, store: Store, place: Pool, prices: Prices) -> list[Row]:
-    """Simulates whole what was ranked from a few layers, until the front and the best rest on whole simulations alone. Returns these."""
+def _cautious(row: Row) -> Row:
+    """No slower than this is the plan when simulated whole."""
+    return msgspec.structs.replace(row, rate=(row.rate or 0.0) / CLOSE)
+
+
+def _alike(wave: list[Open], workers: int) -> list[list[tuple[Candidate, Plan]]]:
+    """Chunks of plans that run the same layers, which one process prices once."""
+    layers: dict[tuple[str, ...], list[tuple[Candidate, Plan]]] = {}
+    for one in wave:
+        layer = tuple(word for word in one.candidate.overrides if word.partition("=")[0] not in _APART)
+        layers.setdefault((one.candidate.on, *layer), []).append((one.candidate, one.plan))
+    size = max(1, min(_CHUNK, len(wave) // workers))
+    return [chunk for plans in layers.values() for chunk in _chunks(plans, size)]
+
+
+def _confirmed(base: Plan, store: Store, place: Pool, prices: Prices) -> None:
+    """Simulates whole what was ranked in short, until the front and the best rest on whole simulations alone."""
     while True:
         done = [row for row in store.rows() if row.outcome == "done"]
         whole = [row for row in done if json.loads(row.detail).get("whole")]
@@ -166,7 +184,7 @@ def _confirmed(base: Plan, store: Store, place: Pool, prices: Prices) -> list[Ro
         keys = dict.fromkeys(row.key for row in vital if row not in whole)
         plans = [(candidate, plan) for candidate, plan in map(partial(named, base), keys) if isinstance(plan, Plan)]
         if not plans:
-            return whole
+            return
         for rows in place.map(evaluate_chunk, [Work(chunk, prices, True) for chunk in _chunks(plans, 1)]):
             store.add(rows)
 
