@@ -131,27 +131,25 @@ def unfolded(u: float) -> list[Row]:
     return [("1,024 ranks unfolded, 32 layers, DDP", f"{seconds / u:.1f} U", "60 U", f"{seconds:.1f} s; folded differs by {apart:.0e}")]
 
 
-SWEEP = "tp=1,2,4,8 pp=1..8 zero=1,3 micro=1,2,4 recompute=none,full gpus=512"
-
-
 def sweep(u: float) -> list[Row]:
-    """A 70B model on 512 GPUs, two processes; and how fast what cannot fit is rejected."""
+    """`--auto` for a 70B model on 512 GPUs, two processes; and how fast what cannot fit is rejected."""
     import tempfile
     from itertools import islice
 
     from sim.planfile import load_plan
     from sim.planning.floor import Floor
-    from sim.planning.space import TooLarge, candidates, parse_space
+    from sim.planning.space import TooLarge, auto_space, candidates, parse_space
     from sim.planning.sweep import sweep as run
 
     on, base = "64x dgx-h100", load_plan({"model": "llama3-70b", "seq_len": 8192, "framework": "megatron-core", "batch": {"global": 1024}})
     with tempfile.TemporaryDirectory() as place:
         begun = time.perf_counter()
-        counts = run(base, parse_space(SWEEP), on, Path(place) / "s.sqlite", workers=2).counts
+        counts = run(base, auto_space(base, on, 512), on, Path(place) / "s.sqlite", workers=2).counts
         seconds = time.perf_counter() - begun
     fit = counts["done"] + counts["bound"]
-    rows: list[Row] = [("sweep, 70B on 512 H100: plans that fit, decided", f"{fit / seconds:.1f} / s", "100 / s",
-                        f"{counts['done']} simulated, {counts['bound']} by bound, {counts['memory']} too large, {seconds:.1f} s")]  # fmt: skip
+    rows: list[Row] = [("sweep --auto, 70B on 512 H100: plans that fit, decided", f"{fit / seconds:.1f} / s", "", f"{seconds:.1f} s in all"),
+                       ("sweep --auto, 70B on 512 H100: plans simulated", f"{counts['done'] / seconds:.1f} / s", "100 / s",
+                        f"{counts['done']} simulated, {counts['bound']} by bound, {counts['memory']} too large")]  # fmt: skip
     large = load_plan({"model": "llama3.1-405b", "seq_len": 8192, "framework": "megatron-core", "batch": {"global": 1024}})
     space = parse_space("tp=1 pp=1 zero=0 micro=1..1000:1 seq_len=1..20:1 gpus=512")
     begun = time.perf_counter()
@@ -160,6 +158,35 @@ def sweep(u: float) -> list[Row]:
         *rows,
         ("memory rejections", f"{found / (time.perf_counter() - begun):,.0f} / s", "50,000 / s", f"{found:,} points of a 405B model"),
     ]
+
+
+def winner(u: float) -> list[Row]:
+    """The best plan of an automatic sweep, against the event simulation of every plan that could be better: all whose lower bound is below
+    it. Minutes long, so that it runs only when named."""
+    import tempfile
+
+    from sim.planfile import load_plan
+    from sim.planning.space import auto_space, named
+    from sim.planning.sweep import Work, evaluate_chunk, screen_chunk
+    from sim.planning.sweep import sweep as run
+
+    on, base = (
+        "32x dgx-h100",
+        load_plan({"model": "mixtral-8x7b", "seq_len": 4096, "framework": "megatron-core", "batch": {"global": 1024}}),
+    )
+    with tempfile.TemporaryDirectory() as place:
+        found = run(base, auto_space(base, on, 256), on, Path(place) / "s.sqlite", workers=2)
+    best = found.best
+    assert best is not None and best.step_time is not None
+    fit = [row for row in found.rows if row.outcome in ("done", "bound")]
+    plans = [(candidate, plan) for candidate, plan in (named(base, row.key) for row in fit) if not isinstance(plan, str)]
+    _, opened = screen_chunk(Work(plans, {}))
+    rivals = [(one.candidate, one.plan) for one in opened if (one.bound.step_time or 0.0) < best.step_time]
+    rows = evaluate_chunk(Work(rivals, {}, whole=True))
+    first = min((row for row in rows if row.outcome == "done"), key=lambda row: row.step_time or 0.0)
+    apart = best.step_time / (first.step_time or 1.0) - 1
+    remark = f"{len(fit):,} plans fit; {len(rivals):,} had a bound below the winner and were simulated whole"
+    return [("winner of sweep --auto against the best of the whole simulations", f"{apart:+.2%}", "1 %", remark)]
 
 
 def stock(u: float) -> list[Row]:
@@ -187,7 +214,10 @@ GROUPS: dict[str, Callable[[float], list[Row]]] = {
     "unfolded": unfolded,
     "sweep": sweep,
     "stock": stock,
+    "winner": winner,
 }
+LONG = ("winner",)
+"""Groups that run only when named."""
 
 
 def main(names: list[str]) -> None:
@@ -195,7 +225,7 @@ def main(names: list[str]) -> None:
 
     u = unit()
     rows: list[Row] = [("U: 1,000,000 bare SimPy timeouts", f"{u:.2f} s", "", "")]
-    for name in names or list(GROUPS):
+    for name in names or [name for name in GROUPS if name not in LONG]:
         rows += GROUPS[name](u)
     show({"rows": [dict(zip(("what", "measured", "target", "remark"), row, strict=True)) for row in rows]}, "bench")
 
