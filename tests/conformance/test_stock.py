@@ -91,6 +91,7 @@ def plans(draw: st.DrawFn) -> Plan:
     return plan(model if kind == "both" else draw(st.sampled_from([model, GPT, MLP])), micros, **parallel)
 
 
+@pytest.mark.no_cover
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(plans(), st.integers(0, 63))
 def test_drawn_plans_send_the_same(drawn: Plan, number: int) -> None:

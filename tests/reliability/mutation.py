@@ -62,7 +62,7 @@ def changed(node: ast.AST) -> list[ast.AST]:
     return found
 
 
-def _children(node: ast.AST) -> Iterator[tuple[ast.AST, str, int]]:
+def children(node: ast.AST) -> Iterator[tuple[ast.AST, str, int]]:
     """(parent, field, index or -1) of every place below that may be changed; annotations are none."""
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns", "decorator_list"):
@@ -70,23 +70,23 @@ def _children(node: ast.AST) -> Iterator[tuple[ast.AST, str, int]]:
         for at, child in enumerate(value) if isinstance(value, list) else [(-1, value)]:
             if isinstance(child, ast.AST):
                 yield node, field, at
-                yield from _children(child)
+                yield from children(child)
 
 
 def mutants(source: str) -> Iterator[tuple[str, CodeType]]:
     """(line and change, code) of every mutant of a file."""
     tree = ast.parse(source)
-    for parent, field, at in list(_children(tree)):
+    for parent, field, at in list(children(tree)):
         value = getattr(parent, field)
         old = value if at < 0 else value[at]
         for new in changed(old):
-            _put(parent, field, at, new)
+            put(parent, field, at, new)
             told = f"{getattr(old, 'lineno', 0)}: {ast.unparse(old)[:60]}  ->  {ast.unparse(new)[:60]}"
             yield told, compile(ast.fix_missing_locations(tree), "<mutant>", "exec")
-            _put(parent, field, at, old)
+            put(parent, field, at, old)
 
 
-def _put(parent: ast.AST, field: str, at: int, node: ast.AST) -> None:
+def put(parent: ast.AST, field: str, at: int, node: ast.AST) -> None:
     if at < 0:
         setattr(parent, field, node)
     else:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import NamedTuple
 
-from tests.reliability.mutation import HOME, _children, _put, changed
+from tests.reliability.mutation import HOME, changed, children, put
 
 BY_HAND = "sim/cost/fit"
 """Fits are run by hand with the raw measurements: no test without them reaches these files."""
@@ -50,9 +50,9 @@ def faults(path: str) -> list[Fault]:
 def _places(body: list[ast.stmt]) -> list[tuple[ast.AST, Callable[[ast.AST], None], ast.AST]]:
     """(parent, how to put another there, what is there) of every node in a function's body."""
     found = []
-    for parent, field, at in _children(ast.Module(body, [])):
+    for parent, field, at in children(ast.Module(body, [])):
         value = getattr(parent, field)
-        found.append((parent, lambda new, p=parent, f=field, i=at: _put(p, f, i, new), value if at < 0 else value[at]))
+        found.append((parent, lambda new, p=parent, f=field, i=at: put(p, f, i, new), value if at < 0 else value[at]))
     return found
 
 
@@ -61,10 +61,10 @@ def damaged(fault: Fault) -> tuple[str, CodeType]:
     path, first = fault.function
     tree = ast.parse(Path(path).read_text("utf-8"))
     body = next(body for key, body in functions(tree, path) if key == fault.function)
-    _, put, old = _places(body)[fault.place]
+    _, exchange, old = _places(body)[fault.place]
     new = changed(old)[fault.change]
     told = f"{Path(path).relative_to(HOME)}:{getattr(old, 'lineno', first)}: {ast.unparse(old)[:90]}  ->  {ast.unparse(new)[:90]}"
-    put(new)
+    exchange(new)
     whole = compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
     return told, next(code for code in codes(whole) if code.co_firstlineno == first and code.co_name not in ("<module>", "<lambda>"))
 

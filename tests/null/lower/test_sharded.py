@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from sim.engine.run import simulate
 from sim.program import Program
-from sim.work import HostWork
+from sim.work import HostWork, MemoryBound
 from tests.null.lower.tiny import MIB, QUIET, Constant, linear, messages, network, norm, program, show, traffic
 from topologies.errors import Refused
 
@@ -235,3 +235,15 @@ def test_fsdp2_spends_host_time_on_every_pass_of_every_unit(host: str) -> None:
     units = sum(w.count for w in spent if w.what == "fsdp_unit")
     assert units == (3 * 2 if host == "python" else 0), "the ends have no parameters here: no root"
     assert sum(w.count for w in spent if w.what == "fsdp_parameter") == 3 * units
+
+
+@pytest.mark.parametrize("shards", [2, 4])
+def test_each_rank_copies_its_own_shard_into_the_gather(shards: int) -> None:
+    p = program({"parallel": {"dp_shard": shards, "zero": 3}})
+    ops = {op.id: op for call, op in p.ops(0) if call.step == 1}
+    gathers = [op for op in ops.values() if op.name == "all_gather"]
+    assert gathers
+    for gather in gathers:
+        (copy,) = ops[gather.id.removesuffix(".all_gather") + ".copy_in"].works
+        assert isinstance(copy, MemoryBound)
+        assert copy.written * shards == gather.bytes and copy.read >= copy.written

@@ -34,6 +34,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+@pytest.mark.no_cover
 def test_it_comes_close_with_fewer_simulations(tmp_path: Path, simulated: list[str]) -> None:
     """20 of 64 points: within a tenth of the best of all."""
     every = sweep(PLAN, SPACE, "dgx-h100", tmp_path / "all.sqlite")
@@ -61,6 +62,7 @@ def test_a_small_space_ends(tmp_path: Path) -> None:
     assert found.counts["done"] == 2 and found.counts["refused"] == 1  # 64 is no multiple of 8 x 3
 
 
+@pytest.mark.no_cover
 def test_the_same_seed_looks_at_the_same(tmp_path: Path) -> None:
     one, two = (
         search(PLAN, parse_space("tp=1,2,4 micro=1,2,4,8 zero=0,1,3 gpus=8"), "dgx-h100", tmp_path / f"{n}.sqlite", trials=10, seed=5)
