@@ -19,6 +19,7 @@ from sim.accuracy.published import published_rows
 from sim.accuracy.result import Found, Refusal, ValidationResult
 from sim.accuracy.rows import Row, read_rows
 from sim.accuracy.score import Outcome
+from sim.orphans import end_with_parent
 from sim.plan import Plan
 from sim.uncertainty import interval
 from topologies.errors import BadInput
@@ -127,7 +128,7 @@ def _run(
         return
     # Large plans first: the last process to finish then holds a small one.
     order = sorted(range(len(firsts)), key=lambda index: -_size(firsts[index]))
-    with ProcessPoolExecutor(workers) as pool:
+    with ProcessPoolExecutor(workers, initializer=end_with_parent) as pool:
         futures = {pool.submit(_guarded, predict_seconds, firsts[index]): index for index in order}
         for done, future in enumerate(as_completed(futures), start=1):
             yield members[futures[future]], future.result()
