@@ -90,7 +90,7 @@ def explain(plan: PlanLike, on: Topology | str | Path, **options: Any) -> Explan
     from sim.bind import bind
     from sim.planning.explain import explain as run
 
-    return run(bind(plan, on), **options)
+    return _shown(run(bind(plan, on), **options))
 
 
 def capacity(plan: PlanLike, on: str, tokens: float, **options: Any) -> Capacity:
@@ -98,7 +98,7 @@ def capacity(plan: PlanLike, on: str, tokens: float, **options: Any) -> Capacity
     from sim.planfile import load_plan
     from sim.planning.capacity import capacity as run
 
-    return run(load_plan(plan), on, tokens, **options)
+    return _shown(run(load_plan(plan), on, tokens, **options))
 
 
 def _shown(value: T) -> T:
@@ -170,6 +170,11 @@ def main() -> None:
     except SteptwinError as error:
         print(f"steptwin: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:  # a folder that cannot be written, a full disk; what reads files says more itself
+        where = f"{error.filename}: " if error.filename else ""
+        advice = ". Name another place with --out, --report or --plot" if where else ""
+        print(f"steptwin: {where}{error.strerror or error}{advice}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

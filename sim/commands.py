@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from topologies.verbs import AsJson, Desk, Fail, On, Out, PlanName, Sets, Without, split
+from topologies.verbs import AsJson, Desk, Fail, On, Out, PlanName, Sets, Without, of_machine, split
 
 
 def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
@@ -147,7 +147,7 @@ def _collective(app: typer.Typer, desk: Desk) -> None:
         from sim.cost.collective.table import collective_table
         from topologies.load import load_topology
 
-        machine = load_topology(on, split(set_, fail, without)[1])
+        machine = load_topology(on, of_machine(set_, fail, without))
         if calibrate is not None:
             from sim.cost.ncclimport import calibrate as fit
 

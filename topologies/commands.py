@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from topologies.verbs import AsJson, Desk, Fail, Report, Sets, Without, split
+from topologies.verbs import AsJson, Desk, Fail, Report, Sets, Without, of_machine
 
 
 def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
@@ -35,7 +35,7 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
         from topologies.load import load_topology
         from topologies.summary import summary
 
-        topology = load_topology(name, split(set_, fail, without)[1])
+        topology = load_topology(name, of_machine(set_, fail, without))
         desk.show(summary(topology), as_json, "topology")
         if report:
             desk.say(f"page: {desk.page('topology', report, topology)}")

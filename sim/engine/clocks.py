@@ -54,9 +54,10 @@ class Step(NamedTuple):
 class Clocks:
     """One run. `ends[step]`: when the last op of a training thread or device lane has ended."""
 
-    def __init__(self, prices: Pricing) -> None:
-        self.agenda = Agenda()
-        self._sharing = Sharing(self.agenda, prices.pricer.capacity)
+    def __init__(self, prices: Pricing, beside: Clocks | None = None) -> None:
+        """`beside`: another run, in whose time and on whose resources this one goes."""
+        self.agenda: Agenda = beside.agenda if beside is not None else Agenda()
+        self._sharing: Sharing = beside._sharing if beside is not None else Sharing(self.agenda, prices.pricer.capacity)
         self.ends: dict[int, float] = {}
 
     def thread(self, state: State, name: str, lines: Iterable[Line]) -> Thread:
@@ -296,7 +297,7 @@ def step_times(program: Program, pricer: Pricer, fold: bool = True, symmetric: b
     prices.shorten(states, condensed=folded)
     clocks, assembler = Clocks(prices), Assembler(prices, prices.lone)
     lines = {
-        (state.rank, name): _lines(prices, assembler, state, name) for state in states.values() for name in program.threads(state.rank)
+        (state.rank, name): lines_of(prices, assembler, state, name) for state in states.values() for name in program.threads(state.rank)
     }
     threads = [clocks.thread(states[rank], name, calls) for (rank, name), calls in lines.items()]
     for thread in threads:
@@ -325,7 +326,7 @@ def _spent(lines: list[Line]) -> dict[int, float]:
     return found
 
 
-def _lines(prices: Pricing, assembler: Assembler, state: State, thread: str) -> list[Line]:
+def lines_of(prices: Pricing, assembler: Assembler, state: State, thread: str) -> list[Line]:
     """A thread's calls with their code; each segment is priced and assembled once."""
     code: dict[str, Code] = {}
     calls = prices.program.threads(state.rank)[thread]

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from topologies.verbs import AsJson, Desk, Fail, On, PlanName, Sets, Without, split
+from topologies.verbs import AsJson, Desk, Fail, On, PlanName, Sets, Without, of_machine, split
 
 
 def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
@@ -53,9 +53,6 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
     ) -> None:
         """Simulate traces on a machine: nodes take as long as they say, what ranks exchange as long as it takes there."""
         from sim.exchange.replay import replay as run
-        from topologies.errors import BadInput
 
-        overrides, edits = split(set_, fail, without)
-        if overrides:
-            raise BadInput(f"--set {overrides[0]} changes a plan, and a trace has none. Set keys of the machine, such as link.nvlink.rate")
+        edits = of_machine(set_, fail, without)
         desk.show(run(prefix, on, groups=groups, edits=edits).to_dict(), as_json, "chakra replay")

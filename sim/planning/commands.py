@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from topologies.errors import BadInput
-from topologies.verbs import AsJson, Desk, Fail, On, PlanName, Prices, Report, Sets, Without, Workers, split
+from topologies.verbs import AsJson, Desk, Fail, On, PlanName, Prices, Report, Sets, Without, Workers, of_plan, split
 
 
 def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
@@ -50,7 +50,7 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
         from sim.planning.space import auto_space, parse_space
         from sim.planning.sweep import sweep as run
 
-        base = load_plan(plan, tuple(set_ or ()))
+        base = load_plan(plan, of_plan(set_))
         if bool(space) == (auto is not None):
             raise BadInput('give a space ("tp=1,2,4 pp=1..8 gpus=64") or --auto GPUS, one of the two')
         points = auto_space(base, on, auto) if auto is not None else parse_space(space)
@@ -120,19 +120,22 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
         from sim.planning.capacity import amount, load_prices, scaling, smallest
         from sim.planning.capacity import capacity as run
         from sim.planning.goodput import Reliability
+        from topologies.cluster import parse
         from topologies.units import duration
 
-        base, work = load_plan(plan, tuple(set_ or ())), amount(tokens, epochs, dataset)
+        overrides, edits = split(set_)
+        base, work = load_plan(plan, overrides), amount(tokens, epochs, dataset)
         said = {"mtbf_gpu": mtbf_gpu, "mtbf_node": mtbf_node, "restart": restart}
         how = Reliability(spares=spares, **{name: duration(text, f"--{name.replace('_', '-')}") for name, text in said.items() if text})
         stall = duration(checkpoint, "--checkpoint") if checkpoint else None
         options: dict[str, Any] = {"how": how, "checkpoint": stall, "seed": seed, "prices": load_prices(prices) if prices else None}
-        found = smallest(base, on, work, days, say=desk.say, **options) if days else run(base, on, work, **options)
+        options["edits"] = edits
+        found = smallest(base, on, work, days, say=desk.say, **options) if days is not None else run(base, on, work, **options)
         desk.show({**_plain(found), "days": found.days}, as_json, "capacity")
         if report:
-            machine = on.split("x ")[-1].strip()
-            sizes = [base.world * 2**n for n in range(8)]
-            curves = [scaling(base, machine, sizes, work, weak=weak, **options) for weak in (False, True)]
+            terms = parse(on)
+            sizes = [base.world * 2**n for n in range(8)] if len(terms) == 1 else []  # a mixture has no larger sizes of itself
+            curves = [scaling(base, terms[0].name, sizes, work, weak=weak, **options) for weak in (False, True)]
             desk.say(f"report: {desk.page('capacity', report, plan, found, *curves)}")
 
 
@@ -167,7 +170,8 @@ def _disturbed(app: typer.Typer, desk: Desk) -> None:
         from sim.planfile import load_plan
         from sim.planning.jobs import jobs as run
 
-        found = run([load_plan(plan) for plan in plans], on, tuple(place or ("compact", "spread")), edits=split(set_)[1])
+        overrides, edits = split(set_)
+        found = run([load_plan(plan, overrides) for plan in plans], on, tuple(place or ("compact", "spread")), edits=edits)
         rows = [_plain(row) | {"slowdown": row.slowdown} for row in found.rows]
         desk.show({**_plain(found), "rows": rows}, as_json, "jobs")
 

@@ -47,6 +47,8 @@ class Floor:
             ranks = int(at["gpus"]) // (tp * pp) if "gpus" in at else int(at.get("dp_shard", p.dp_shard)) * cp
         except (ValueError, ZeroDivisionError):
             return 0
+        if min(tp, pp, ep, cp) < 1:
+            return 0  # the plan itself says what is wrong
         ways = max(1, ranks)
         weights, gradients, state = self._bytes  # ZeRO-3's shards are the master copy themselves: one copy is counted
         state -= min(state, 4.0) if zero >= 3 else 0.0

@@ -17,8 +17,7 @@ import msgspec
 
 from sim.bind import Setting, bind
 from sim.cost.price import Cost, Pricer
-from sim.engine.clocks import Clocks, alone
-from sim.engine.clocks import _lines as lines_of
+from sim.engine.clocks import Clocks, alone, lines_of
 from sim.engine.code import Assembler
 from sim.engine.meeting import Groups
 from sim.engine.pricing import Pricing
@@ -252,9 +251,8 @@ class _Run:
         self.states = states = {rank: State(rank, pricer.slowdown(rank)[0]) for rank in sorted(set(stands_for))}
         prices = Pricing(program, pricer, Groups(program.mesh, stands_for.__getitem__), False, alone)
         prices.shorten(states, condensed=False)
-        self.clocks, self._assembler = Clocks(prices), Assembler(prices)
-        if beside is not None:
-            self.clocks.agenda, self.clocks._sharing = beside.clocks.agenda, beside.clocks._sharing
+        self.clocks: Clocks = Clocks(prices, beside.clocks if beside is not None else None)
+        self._assembler = Assembler(prices)
         self._threads = [
             self.clocks.thread(state, name, lines_of(prices, self._assembler, state, name))
             for state in states.values()

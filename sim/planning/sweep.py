@@ -281,7 +281,7 @@ def evaluate(candidate: Candidate, plan: Plan, prices: Prices, whole: bool = Tru
 
 def _row(candidate: Candidate, plan: Plan, step: float, memory: int, mfu: float | None, prices: Prices, detail: str) -> Row:
     rate = plan.global_batch / step if step > 0 else 0.0
-    cost = price_of(prices, candidate.on) * plan.world / 3600 / rate * 1e6 if prices and rate else None
+    cost = price_of(prices, candidate.on, plan.world) * plan.world / 3600 / rate * 1e6 if prices and rate else None
     return Row(candidate.key, "done", "", step, memory, mfu, rate, plan.world, cost, detail)
 
 

@@ -1,0 +1,46 @@
+"""What careless hands type: places that cannot be written, keys that a verb has no use for, numbers that cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.null.verbs.test_verbs import Call, call
+
+__all__ = ["call"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "predict gpt2-ddp8 --out {}/below",
+        "collective all_reduce --plot {}/below.html",
+        "topology show dgx-h100 --report {}/below.html",
+        "capacity gpt2-ddp8 --tokens 1e9 --report {}/below.html",
+        "chakra export gpt2-ddp8 --out {}/below",
+    ],
+)
+def test_a_place_that_cannot_be_written_is_one_message(words: str, tmp_path: Path, call: Call) -> None:
+    file = tmp_path / "file"  # no folder: nothing can be made below it, whoever asks
+    file.write_text("")
+    said = call(*words.format(file).split())
+    assert said.code == 2 and str(file) in said.err and "Traceback" not in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("collective all_reduce --set bogus=1", "no key of a machine"),
+        ("topology show dgx-h100 --set seq_len=8", "no key of a machine"),
+        ("jobs gpt2-ddp8 gpt2-ddp8 --set bogus=1", "unknown key 'bogus'"),
+        ("sweep gpt2-ddp8 micro=8 --set rails=4", "changes the machine"),
+        ("sweep gpt2-ddp8 pp=0 --out {}/a.sqlite", "nothing in the space can run"),
+        ("capacity gpt2-ddp8 --tokens 1e9 --days 0", "days = 0.0 must be positive"),
+        ("capacity gpt2-ddp8 --tokens 1e9 --set rails=0", "rails"),
+        ("capacity gpt2-ddp8 --tokens 1e9 --mtbf-gpu 0s", "mtbf_gpu"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(words: str, told: str, tmp_path: Path, call: Call) -> None:
+    said = call(*words.format(tmp_path).split())
+    assert said.code == 2 and told in said.err
