@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUNS ?= runs
 PLAN ?= tiny-ddp
+COVER ?=
 
-.PHONY: twin twin-gpu test bench accuracy reliability coverage mutation gallery docs lint check clean
+.PHONY: twin twin-gpu test gates bench accuracy reliability coverage covered mutation noticed gallery docs lint check clean
 
 $(VENV)/.run: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -22,7 +23,9 @@ twin: $(VENV)/.run       ## probe this machine, predict, run, compare, write the
 	$(BIN)/steptwin twin $(PLAN) --out $(RUNS)/$(PLAN)
 
 test: $(VENV)/.dev       ## every test that this machine can run
-	$(BIN)/python -m pytest tests
+	@# Tests without devices run beside each other, whole files at a time; those that measure or start ranks run alone.
+	$(BIN)/python -m pytest tests/null tests/conformance -n logical --maxprocesses 8 --dist loadfile $(COVER)
+	$(BIN)/python -m pytest tests/gloo tests/gpu tests/browser
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -32,6 +35,10 @@ lint: $(VENV)/.dev
 
 check: test lint
 
+gates:                   ## what must pass before a change is taken: tests with coverage, linters, a sample of damages to the code
+	$(MAKE) test COVER="--cov --cov-report= --cov-fail-under=0 --hypothesis-seed=0"
+	$(MAKE) covered lint noticed
+
 bench: $(VENV)/.dev      ## speed, as ratios to SimPy's own event rate, and predicted against stock
 	$(BIN)/python -m tests.bench
 
@@ -39,10 +46,17 @@ reliability: $(VENV)/.dev ## damaged input by the hundred thousand: a table of r
 	$(BIN)/python -m tests.reliability
 	$(BIN)/python -m tests.reliability.soak 0.1
 
-coverage: $(VENV)/.dev   ## branches of sim and topologies that tests without devices reach (at least 95 %)
-	$(BIN)/python -m pytest tests/null tests/conformance --cov --cov-report=term:skip-covered
+coverage: $(VENV)/.dev   ## branches of sim and topologies that tests without devices reach (at least 95 %), file by file
+	$(BIN)/python -m pytest tests/null tests/conformance -n logical --maxprocesses 8 --dist loadfile --cov --cov-report=term:skip-covered
 
-mutation: $(VENV)/.dev   ## which damages to the code the tests notice
+covered:                 ## the same of the last run with coverage, room by room
+	$(BIN)/python -m tests.reliability.covered 95
+
+noticed: $(VENV)/.dev    ## a fixed sample of damages to sim/lower and sim/cost: which do the tests notice?
+	$(BIN)/python -m tests.reliability.mutation_sample --least 50
+
+mutation: $(VENV)/.dev   ## ten times as many damages, and whole files with their own tests
+	$(BIN)/python -m tests.reliability.mutation_sample --each 400
 	$(BIN)/python -m tests.reliability.mutation sim/lower/buckets.py tests/null/lower/test_buckets.py tests/null/lower/test_data_parallel.py
 	$(BIN)/python -m tests.reliability.mutation sim/lower/schedule/zero_bubble.py tests/null/schedule
 	$(BIN)/python -m tests.reliability.mutation sim/cost/tiles.py tests/null/cost --most 60
