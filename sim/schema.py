@@ -54,12 +54,45 @@ class Sources(Said, frozen=True, kw_only=True):
     assumed: float
 
 
+class Memory(Said, frozen=True, kw_only=True):
+    """Peak bytes of the fullest rank, by what they are; they sum to `peak_memory_bytes`. `stage`: its pipeline rank."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    working: int
+    gathered: int
+    context: int
+    stage: int
+
+
+class Missing(Said, frozen=True, kw_only=True):
+    """Bytes that the plan needs and that the device has, and changes that would make it fit."""
+
+    needed: int
+    available: int
+    remedies: list[str]
+
+
+class Sync(Said, frozen=True, kw_only=True):
+    """A place where the host waits for the device: how often in a step, for how many seconds, and by how many the step is longer."""
+
+    op: str
+    where: str
+    per_step: float
+    seconds: float
+    adds: float | None
+
+
 class Predict(Said, frozen=True, kw_only=True):
     """`steptwin predict --json`."""
 
     step_time_s: float
     interval_s: Band
     mark: Literal["calibrated", "interpolated", "extrapolated"]
+    mark_reasons: list[str]
+    """Why it is extrapolated."""
     samples_per_s: float
     tokens_per_s: float | msgspec.UnsetType = msgspec.UNSET
     """Models with sequences."""
@@ -71,9 +104,12 @@ class Predict(Said, frozen=True, kw_only=True):
     """Of the dense peak of the plan's precision; null where the device states none."""
     model: ModelFigures
     peak_memory_bytes: int
+    memory: Memory
     fits: bool
+    does_not_fit: Missing | None
     breakdown: Parts
     critical_path: list[dict[str, Any]]
+    syncs: list[Sync]
     sources: Sources
     warnings: list[str]
     gpus: int
@@ -154,10 +190,12 @@ class Capacity(Said, frozen=True, kw_only=True):
     topology: str
     steps: int
     step_time_s: float
+    productive_s: float
     elapsed_s: float
     days: float
     goodput: float
     failures: int
+    checkpoint_interval_s: float
     gpu_hours: float
     energy_j: float | None
     money: float | None

@@ -78,6 +78,15 @@ def test_a_model_without_sequences_counts_samples(call: Call) -> None:
     assert "samples_per_s_per_gpu" in said.json and "tokens_per_s" not in said.json
 
 
+def test_memory_adds_up_and_what_is_missing_is_published(call: Call) -> None:
+    said = call("predict", "plan.toml", "--set", "gpu.memory=1 GiB", "--json")
+    assert said.code == 3
+    check("predict", said.out)
+    memory, missing = said.json["memory"], said.json["does_not_fit"]
+    parts = ("parameters", "gradients", "optimizer", "activations", "working", "gathered", "context")
+    assert sum(memory[part] for part in parts) == said.json["peak_memory_bytes"] == missing["needed"] > missing["available"] == 1 << 30
+
+
 def _refs(value: Any) -> set[str]:
     if isinstance(value, dict):
         own = {value["$ref"]} if "$ref" in value else set()
