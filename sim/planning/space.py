@@ -139,7 +139,7 @@ def candidates(
 
 def _meaning(base: Plan, at: Mapping[str, str]) -> dict[str, str]:
     """The point's values, with one value for all that mean the same: schedules and chunks without a pipeline, interleaving with one chunk
-    a rank, sharding among nobody."""
+    a rank, chunks of a schedule that has but one, sharding among nobody."""
     p = base.parallel
     found = {SHORT.get(key, key): value for key, value in at.items()}
     pp, chunks = found.get("parallel.pp", str(p.pp)), found.get("parallel.virtual_stages", str(p.virtual_stages))
@@ -147,6 +147,8 @@ def _meaning(base: Plan, at: Mapping[str, str]) -> dict[str, str]:
         found |= {key: "" for key in ("parallel.schedule", "parallel.virtual_stages") if key in found}
     elif chunks == "1" and found.get("parallel.schedule") == "interleaved":
         found["parallel.schedule"] = "1f1b"
+    elif found.get("parallel.schedule", p.schedule) != "interleaved" and "parallel.virtual_stages" in found:
+        found["parallel.virtual_stages"] = "1"
     inner = [found.get(key, str(size)) for key, size in (("parallel.tp", p.tp), ("parallel.pp", p.pp), ("parallel.cp", p.cp))]
     if "parallel.zero" in found and "gpus" in found and all(n.isdigit() for n in (*inner, found["gpus"])):
         alone = int(found["gpus"]) == int(inner[0]) * int(inner[1]) and inner[2] == "1"

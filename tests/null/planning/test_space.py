@@ -69,6 +69,10 @@ def test_each_plan_stands_in_a_space_once() -> None:
     ]
     assert sum(pp == 1 for _, pp, *_ in plans) == 4  # tp and zero alone
     assert {plan for plan in plans if plan[:2] == (8, 2)} == {(8, 2, 1, "1f1b", 1), (8, 2, 1, "interleaved", 2)}  # nobody to share with
+    # Chunks of a schedule that has none are no plan of their own, but are refused with the reason where nothing else was asked for.
+    assert all(isinstance(plan, Plan) for _, plan in found)
+    refused = [plan for _, plan in candidates(base, parse_space("gpus=16 tp=2 pp=2 schedule=1f1b virtual_stages=2,4"), "2x dgx-h100")]
+    assert len(refused) == 2 and all("interleaved" in str(plan) for plan in refused)
     # What a killed sweep holds already is neither repeated nor, where it was refused, mistaken for what comes after it.
     again = [(one.key, plan) for one, plan in candidates(base, space, "2x dgx-h100", skip={key for key, _ in found[:3]})]
     assert again == found[3:]
