@@ -22,6 +22,7 @@ from sim.cost.calibration import Calibration, load_calibration
 from sim.plan import Plan
 from sim.predict import Prediction, predict_setting, pricer_for
 from sim.program import Program
+from sim.tables import Tabular
 from sim.trace import Trace
 from topologies.errors import BadInput
 
@@ -31,8 +32,8 @@ _GOOD = 0.2
 """Above this error of the step the report says which class is off."""
 
 
-class Twin(msgspec.Struct, kw_only=True):
-    """What a twin run found."""
+class Twin(Tabular, msgspec.Struct, kw_only=True):
+    """What a twin run found. Prints as text; `to_frame()` has a row for each run and class of op."""
 
     plan: Plan
     prediction: Prediction
@@ -42,6 +43,17 @@ class Twin(msgspec.Struct, kw_only=True):
     """Every measured step, in seconds, by run."""
     notes: list[str]
     calibration: str
+
+    def __str__(self) -> str:
+        runs = [f"{name}\n{found}" for name, found in self.comparisons.items()]
+        return "\n\n".join([str(self.prediction), *runs, *(["\n".join(self.notes)] if self.notes else [])])
+
+    def __repr__(self) -> str:
+        runs = ", ".join(f"{name} {found.error:+z.1%}" for name, found in self.comparisons.items())
+        return f"Twin({self.prediction!r}, {runs})"
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [{"run": name, **row} for name, found in self.comparisons.items() for row in found.to_dict()["classes"]]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -97,6 +97,10 @@ class Program(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
     """What lowering decided where the plan was silent."""
 
+    def __repr__(self) -> str:
+        """Short: `sim.text` prints a program whole."""
+        return f"Program({self.name!r}, {self.device!r}, world={self.world}, steps={self.steps}, {len(self.segments):,} segments)"
+
     @property
     def world(self) -> int:
         return len(self.role_of)

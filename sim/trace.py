@@ -65,6 +65,10 @@ class Trace(msgspec.Struct):
     """Which of its steps figures are of, counted from the end: the last; where loaders work ahead the one before it, since
     beside the last no next batch is made any more."""
 
+    def __repr__(self) -> str:
+        """Short: a trace has as many spans as a run has ops."""
+        return f"Trace({self.origin!r}, {len(self.spans):,} spans, world={self.world}, steps={self.steps})"
+
     @property
     def ranks(self) -> list[int]:
         return sorted({span.rank for span in self.spans})

@@ -43,6 +43,10 @@ def test_a_twin() -> None:
         calibration="a.toml",
     )
     check("twin", json.dumps(twin.to_dict(), default=str))
+    lines = str(twin).splitlines()
+    assert lines[0] == "gpt2-ddp8 on dgx-h100, 8 ranks" and "stock" in lines and lines[-1] == "noisy" and len(lines) < 40
+    assert repr(twin).startswith("Twin(Prediction('gpt2-ddp8'") and "stock +0.0%" in repr(twin) and len(repr(twin)) < 140
+    assert [row["run"] for row in twin._rows()] == ["stock"] * len(beside["stock"].classes)
 
 
 def test_here(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,3 +57,8 @@ def test_a_comparison_prints_and_is_a_table(found: Prediction) -> None:
     lines = str(same).splitlines()
     assert lines[0].startswith("step: predicted ") and lines[0].endswith("error +0.0%")
     assert len(lines) == 2 + len(same.classes) and len(same.to_frame()) == len(same.classes)
+
+
+def test_what_is_long_shows_itself_in_a_line(found: Prediction) -> None:
+    assert repr(found.trace) == f"Trace('predicted', {len(found.trace.spans):,} spans, world=8, steps=3)"  # type: ignore[union-attr]
+    assert repr(found.program).startswith("Program('") and len(repr(found.program)) < 100
