@@ -92,3 +92,9 @@ class Store:
         query = "SELECT * FROM results ORDER BY step_time IS NULL, step_time / gpus * gpus, key"
         for values in self._db.execute(query):
             yield Row(*values)
+
+
+def forget(path: Path) -> None:
+    """Removes a results file that holds nothing worth keeping, with what SQLite lays beside it."""
+    for end in ("", "-wal", "-shm"):
+        path.with_name(path.name + end).unlink(missing_ok=True)
