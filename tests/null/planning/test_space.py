@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sim.plan import Plan
 from sim.planfile import load_plan
 from sim.planning.space import candidates, parse_space, sensible
-from sim.planning.store import Row, Store
+from sim.planning.store import Row, Store, forget
 from topologies.errors import BadInput
 
 
@@ -96,3 +96,15 @@ def test_another_sweeps_file_and_a_broken_one_are_refused(tmp_path: Path) -> Non
     path.write_bytes(b"half a file" * 100)
     with pytest.raises(BadInput, match="cannot be used"):
         Store(path, {"space": {"tp": ["1"]}})
+
+
+def test_a_file_that_is_forgotten_leaves_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "a.sqlite"
+    with Store(file, {"space": 1}) as store:
+        store.add([Row("a", "refused")])
+        assert file.exists()
+    forget(file)
+    forget(file)
+    assert list(tmp_path.iterdir()) == []
+    with Store(file, {"space": 2}) as store:
+        assert store.done() == set()
