@@ -131,7 +131,7 @@ class Layer(nn.Module):
         if self.fused:
             ratio = self.heads // self.kv
             rows = parts[0].view(batch, seq, -1, ratio + 2, self.d)
-            q, k, v = rows[:, :, :, :ratio].flatten(2, 3), rows[:, :, :, ratio], rows[:, :, :, ratio + 1]
+            q, k, v = (part.flatten(2, 3) for part in rows.split((ratio, 1, 1), dim=3))
         else:
             q, k, v = (part.view(batch, seq, -1, self.d) for part in parts)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
@@ -142,7 +142,7 @@ class Layer(nn.Module):
             whole = parts[0]
             local = max(1, whole.shape[-1] * self.shards // (2 * self.down_width))
             pair = whole.view(*whole.shape[:-1], local, 2, -1)
-            parts = (pair[..., 0, :].flatten(-2), pair[..., 1, :].flatten(-2))
+            parts = tuple(part.flatten(-2) for part in pair.unbind(-2))
         out: Tensor = self.act(*parts)
         return out
 

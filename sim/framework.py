@@ -48,6 +48,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     fused_cross_entropy: bool = False
     fused_projections: bool = True
     """q, k, v as one GEMM, and gate and up as one, where the model leaves it open."""
+    joins_gradients: bool = False
+    """Backward copies the gradients of a fused projection's parts together (torch.split and chunk; kernels that take them packed do not)."""
     dropout: bool = False
     compile: bool = False
     """Elementwise chains fused by a compiler (torch.compile, XLA)."""

@@ -189,6 +189,9 @@ def grouped_query(
             seam_bytes=seam_bytes, stream=True, fused_input=share.framework.fused_norm, saved_rows=share.srows, frozen=frozen, modules=2,
         )
     ]  # fmt: skip
+    if fused and share.framework.joins_gradients and not share.framework.compile:
+        joined = elementwise("copy", share, share.rows * (q + 2 * k), share.e, share.e)
+        parts.append(Part(name="attn.split", backward=(joined,), cls="elementwise"))
     if qk_norm:
         for name, count in (("q", local.q), ("k", local.kv)):
             rows, width = (share.rows, count * d) if qk_whole else (share.rows * count, d)
