@@ -91,6 +91,16 @@ _GPU: tuple[str, ...] = ("name", "arch", "flops", "memory", "bandwidth", "l2", "
 _GPU += ("nvlink", "nvlink_links", "pcie", "c2c", "source")
 
 
+def _clock(table: Table, known: float) -> float:
+    """Hz, from MHz as data sheets print them; 0: not known. A figure in GHz, or with a unit, is an error that says so."""
+    if "clock" not in table:
+        return known
+    value = table.raw("clock")
+    if isinstance(value, str) or (isinstance(value, (int, float)) and 0 < value < 100):
+        raise BadInput(f"{table.at('clock')} is a number of MHz, as data sheets print it (1980), got {str(value)[:40]}")
+    return table.number("clock", 0.0) * 1e6
+
+
 def _gpu(data: object, where: str, name: str, base: Gpu | None = None) -> Gpu:
     """A GPU from its table; `clock` is in MHz and `power` in watts, as data sheets print them."""
     table = Table(data, where, _GPU)
@@ -107,7 +117,7 @@ def _gpu(data: object, where: str, name: str, base: Gpu | None = None) -> Gpu:
         bandwidth=table.rate("bandwidth", b.bandwidth),
         l2=table.size("l2", b.l2),
         sms=table.whole("sms", b.sms, least=1),
-        clock=table.number("clock", b.clock / 1e6) * 1e6,
+        clock=_clock(table, b.clock),
         power=table.number("power", b.power),
         copy_engines=table.whole("copy_engines", b.copy_engines, least=1, most=64),
         nvlink=table.rate("nvlink", b.nvlink),
@@ -127,7 +137,7 @@ def _cpu(data: object, where: str, name: str, base: Cpu | None = None) -> Cpu:
         b,
         name=table.text("name", name),
         cores=table.whole("cores", b.cores, least=1, most=4096),
-        clock=table.number("clock", b.clock / 1e6) * 1e6,
+        clock=_clock(table, b.clock),
         flops=b.flops | table.flops("flops"),
         bandwidth=table.rate("bandwidth", b.bandwidth),
         memory=table.size("memory", b.memory),

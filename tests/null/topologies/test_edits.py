@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topologies.errors import BadInput
+from topologies.hardware import Gpu
 from topologies.load import Topology, load_topology
 
 
@@ -183,3 +184,11 @@ def test_a_failed_link_never_makes_a_path_faster(name: str, link: int, a: int, b
         assert "disconnected" in str(error) or "between processors" in str(error)
         return
     assert less.path(a, b).rate <= found.path(a, b).rate or a == b
+
+
+@pytest.mark.parametrize("clock", ["2", "1.98", "99"])
+def test_a_clock_is_in_mhz(clock: str) -> None:
+    with pytest.raises(BadInput, match="clock is a number of MHz"):
+        load_topology("dgx-h100", (f"gpu.clock={clock}",))
+    slower = load_topology("dgx-h100", ("gpu.clock=1500",)).device(0)
+    assert isinstance(slower, Gpu) and slower.clock == 1.5e9
