@@ -62,7 +62,7 @@ mutation: $(VENV)/.dev   ## ten times as many damages, and whole files with thei
 	$(BIN)/python -m tests.reliability.mutation sim/cost/tiles.py tests/null/cost --most 60
 
 accuracy: $(VENV)/.dev   ## published steps, collectives, kernels, memory, this machine
-	$(BIN)/steptwin accuracy --shared ../shared
+	$(BIN)/steptwin accuracy
 	$(BIN)/steptwin here --out $(RUNS)/here
 
 twin-gpu: $(VENV)/.run   ## the table of GPU plans on this node's GPUs: predicted, played, trained; resumes where it was (not run on a GPU yet)

@@ -55,6 +55,7 @@ _RULES: tuple[tuple[str, str, str, str], ...] = (
     (r"v100", "one nic per node", "dlperf-v100", ""),
     (r"v100", "p3dn", "aws-p3dn", ""),
     (r"v100", "ndv2|nd40rs", "azure-ndv2", ""),
+    (r"v100", "dgx-2h", "dgx2h-v100", ""),
     (r"v100", "dgx-2", "dgx2-v100", ""),
     (r"v100", "sxm3|nvswitch", "dgx2-v100", ""),
     (r"v100", r"^32 .*pcie", "a100-pcie-x8", "gpu=v100-pcie-32gb"),
@@ -81,7 +82,7 @@ _RULES: tuple[tuple[str, str, str, str], ...] = (
 )
 _LARGER = {"rtx-3090-x4": ("rtx-4090-x8", "gpu=rtx-3090"), "rtx-5090-x4": ("rtx-4090-x8", "gpu=rtx-5090")}
 """Where a row's nodes hold more GPUs than the machine: a larger one of the same kind."""
-_SLOTS = {"rtx-3090-x4": 4, "rtx-5090-x4": 4, "dgx2-v100": 16, "gb200-nvl72": 72, "gb300-nvl72": 72}
+_SLOTS = {"rtx-3090-x4": 4, "rtx-5090-x4": 4, "dgx2-v100": 16, "dgx2h-v100": 16, "gb200-nvl72": 72, "gb300-nvl72": 72}
 """Ranks of one node where they are not 8."""
 _RACK = ("gb200-nvl72", "gb300-nvl72")
 """Machines whose NVLink domain is larger than a tray."""

@@ -154,6 +154,13 @@ def rope(share: Share, heads: int, width: int, name: str = "attn.rope", scaled: 
     return Part(name=name, forward=works, backward=works + back * 2, cls="elementwise", rope=True)
 
 
+def _split(share: Share, columns: int) -> list[Part]:
+    """A fused projection's result as views of its parts, whose gradients backward copies together."""
+    if not share.framework.joins_gradients or share.framework.compile:
+        return []
+    return [Part(name="attn.split", backward=(elementwise("copy", share, share.rows * columns, share.e, share.e),), cls="elementwise")]
+
+
 def grouped_query(
     share: Share,
     hidden: int,
@@ -189,9 +196,7 @@ def grouped_query(
             seam_bytes=seam_bytes, stream=True, fused_input=share.framework.fused_norm, saved_rows=share.srows, frozen=frozen, modules=2,
         )
     ]  # fmt: skip
-    if fused and share.framework.joins_gradients and not share.framework.compile:
-        joined = elementwise("copy", share, share.rows * (q + 2 * k), share.e, share.e)
-        parts.append(Part(name="attn.split", backward=(joined,), cls="elementwise"))
+    parts += _split(share, q + 2 * k) if fused else []
     if qk_norm:
         for name, count in (("q", local.q), ("k", local.kv)):
             rows, width = (share.rows, count * d) if qk_whole else (share.rows * count, d)
@@ -203,17 +208,9 @@ def grouped_query(
         from msgspec.structs import replace
 
         middle = replace(middle, tensors=(local.q,))
-    parts.append(middle)
-    parts.append(
-        linear(
-            share,
-            "attn.proj",
-            local.q * d,
-            hidden,
-            bias=proj_bias,
-            seam="tp.reduce" if seam_bytes else "",
-            seam_bytes=seam_bytes,
-            frozen=frozen,
-        )
-    )
-    return parts
+    seam = "tp.reduce" if seam_bytes else ""
+    return [
+        *parts,
+        middle,
+        linear(share, "attn.proj", local.q * d, hidden, bias=proj_bias, seam=seam, seam_bytes=seam_bytes, frozen=frozen),
+    ]

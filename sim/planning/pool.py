@@ -29,8 +29,11 @@ def _processes(workers: int) -> Iterator[Pool]:
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from multiprocessing import get_context
 
+    from sim.orphans import end_with_parent
+
     # Forked workers would inherit whatever threads and locks the calling script holds.
-    with ProcessPoolExecutor(workers, mp_context=get_context("forkserver" if os.name == "posix" else "spawn")) as executor:
+    context = get_context("forkserver" if os.name == "posix" else "spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=end_with_parent) as executor:
 
         class Processes:
             def map(self, function: Callable[[T], R], chunks: Iterable[T]) -> Iterator[R]:

@@ -26,7 +26,7 @@ from sim.planning.floor import Floor
 from sim.planning.pool import Pool, pool
 from sim.planning.screen import screened
 from sim.planning.space import Candidate, TooLarge, base_tree, candidates, named
-from sim.planning.store import Row, Store
+from sim.planning.store import Row, Store, forget
 from sim.planning.tables import Ranked
 from sim.predict import figures_of_memory, mfu_of, predict_setting, pricer_for
 from topologies.errors import BadInput, SteptwinError
@@ -92,6 +92,8 @@ def sweep(base: Plan, space: dict[str, tuple[str, ...]], on: str, path: Path, *,
     `every`: simulate also what cannot be better than another. `backend` "" runs on local processes; "dask" or "ray" through
     joblib on a cluster at `address`. Raises `BadInput` when nothing of the space is feasible, with what came closest.
     """
+    if not isinstance(on, str):
+        raise BadInput(f"a sweep keeps its machines by name: give on = {getattr(on, 'name', 'a name')!r}, with changes in a TOML file")
     for machine in space.get("on", (on,)) if prices else ():
         price_of(prices or {}, machine)  # a missing price is said before anything is simulated
     header = {"space": {key: list(values) for key, values in space.items()}, "plan": base_tree(base), "on": on}
@@ -103,6 +105,8 @@ def sweep(base: Plan, space: dict[str, tuple[str, ...]], on: str, path: Path, *,
     counts = {name: sum(row.outcome == name for row in rows) for name in ("done", "memory", "bound", "refused", "failed")}
     found = Sweep(rows, str(path), counts)
     if not found.feasible:
+        if all(row.step_time is None for row in rows):
+            forget(path)  # a slip of the pen must not keep the name for its own space
         raise BadInput(_closest(rows))
     return found
 

@@ -23,6 +23,7 @@ from sim.planning.space import candidates, named, parse_space
 from sim.planning.sweep import Sweep, sweep
 from sim.predict import figures_of_memory, predict_setting, pricer_for
 from topologies.errors import BadInput
+from topologies.load import load_topology
 
 ON = "2x dgx-h100"
 SPACE = "tp=1,2,4 pp=1,4 zero=1,3 micro=1,4 recompute=none,full gpus=16"
@@ -149,3 +150,12 @@ def test_a_file_of_another_sweep_is_refused(tmp_path: Path) -> None:
     (tmp_path / "half.sqlite").write_bytes((tmp_path / "s.sqlite").read_bytes()[:3000] + b"x" * 900)
     with pytest.raises(BadInput, match=r"half\.sqlite"):
         sweep(base(), parse_space("tp=1,2 gpus=8"), "dgx-h100", tmp_path / "half.sqlite")
+
+
+def test_a_sweep_of_which_nothing_ran_leaves_no_file(tmp_path: Path) -> None:
+    file = tmp_path / "a.sqlite"
+    with pytest.raises(BadInput, match="nothing in the space can run"):
+        sweep(base(), parse_space("pp=0"), "dgx-h100", file)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(BadInput, match=r"by name: give on = 'dgx-h100'"):
+        sweep(base(), parse_space("micro=1"), load_topology("dgx-h100"), file)  # type: ignore[arg-type]

@@ -44,3 +44,8 @@ def test_a_place_that_cannot_be_written_is_one_message(words: str, tmp_path: Pat
 def test_what_cannot_be_meant_is_refused(words: str, told: str, tmp_path: Path, call: Call) -> None:
     said = call(*words.format(tmp_path).split())
     assert said.code == 2 and told in said.err
+
+
+def test_a_folder_of_measurements_that_is_not_there_is_said(call: Call) -> None:
+    said = call("accuracy", "--shared", "/misspelt")
+    assert said.code == 2 and "--shared /misspelt is no folder" in said.err

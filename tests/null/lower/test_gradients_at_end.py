@@ -1,0 +1,55 @@
+"""A compiler that takes the whole backward hands its gradients over at the end: their sums hide behind nothing."""
+
+import pytest
+
+from sim.framework import framework_of
+from sim.plan import Batch, Parallel, Plan
+from sim.predict import predict
+
+MODEL = {"family": "encoder", "layers": 4, "hidden": 1024, "heads": 16, "ffn": 4096, "vocab": 30528, "positions": 512}
+
+
+def _plan(framework: str, compiled: bool | None, ranks: int = 8) -> Plan:
+    return Plan(
+        model=MODEL,
+        framework=framework,
+        seq_len=128,
+        precision="fp16",
+        compile=compiled,
+        batch=Batch(global_=32 * ranks, micro=32),
+        parallel=Parallel(dp_replicate=ranks),
+    )
+
+
+@pytest.mark.parametrize(
+    ("framework", "compiled", "beside"),
+    [
+        ("tf1-horovod", None, True),
+        ("tf1-horovod", True, False),
+        ("maxtext", None, True),  # its sums are part of what XLA compiles
+        ("pytorch", True, True),  # DDP splits the compiled graph at its buckets
+    ],
+)
+def test_only_sums_outside_of_the_compiled_graph_wait(framework: str, compiled: bool | None, beside: bool) -> None:
+    assert framework_of(_plan(framework, compiled)).overlap_grad is beside
+
+
+def test_the_sum_begins_where_backward_ends() -> None:
+    """Spans of the last step: without a compiler the first sum begins in backward, with one after all of its kernels."""
+    for compiled in (None, True):
+        found = predict(_plan("tf1-horovod", compiled), "dgx1-v100")
+        spans = [span for span in found.trace.spans if span.rank == 0 and span.end > span.start]
+        last = max(span.step for span in spans)
+        spans = [span for span in spans if span.step == last]
+        first = min(span.start for span in spans if span.lane == "comm.dp")
+        backward = max(span.end for span in spans if "/bwd/" in span.id or "/wgrad/" in span.id)
+        assert (first >= backward) is bool(compiled)
+
+
+def test_what_does_not_hide_is_added_to_the_step() -> None:
+    """More ranks cost a compiled step all of their sum's time; one that hides it pays less."""
+    added = {}
+    for compiled in (None, True):
+        one, eight = (predict(_plan("tf1-horovod", compiled, ranks), "dgx1-v100").step_time_s for ranks in (1, 8))
+        added[compiled] = eight - one
+    assert added[True] > 1.2 * added[None] > 0.0
