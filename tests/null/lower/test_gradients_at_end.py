@@ -38,10 +38,11 @@ def test_the_sum_begins_where_backward_ends() -> None:
     """Spans of the last step: without a compiler the first sum begins in backward, with one after all of its kernels."""
     for compiled in (None, True):
         found = predict(_plan("tf1-horovod", compiled), "dgx1-v100")
+        assert found.trace is not None
         spans = [span for span in found.trace.spans if span.rank == 0 and span.end > span.start]
         last = max(span.step for span in spans)
         spans = [span for span in spans if span.step == last]
-        first = min(span.start for span in spans if span.lane == "comm.dp")
+        first = min(span.start for span in spans if span.kind == "collective")
         backward = max(span.end for span in spans if "/bwd/" in span.id or "/wgrad/" in span.id)
         assert (first >= backward) is bool(compiled)
 
