@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,6 @@ from executor.bodies import dtype_of
 from executor.handover import Handover
 from executor.modules import Model, loss_of
 from executor.parallelize import clip, device_mesh, parallel_loss, parallelize, sharded_alone, whole
-from executor.pipeline import Pipeline
 from executor.samples import Pair, Samples, loader_of
 from executor.world import World, set_precision
 from sim.bind import model_of, shape_of
@@ -25,6 +24,9 @@ from sim.model.spec import Decoder, ModelSpec
 from sim.plan import Plan
 from sim.planfile import mesh_of
 from topologies.errors import RunFailed
+
+if TYPE_CHECKING:
+    from executor.pipeline import Pipeline
 
 
 def sequence_length(plan: Plan, spec: ModelSpec) -> int:
@@ -47,6 +49,8 @@ class Trainer:
         self.mesh = device_mesh(plan, world) if world.size > 1 or sharded_alone(plan) else None
         self.pipeline: Pipeline | None = None
         if self.mesh is not None and plan.parallel.pp > 1:
+            from executor.pipeline import Pipeline  # takes seconds to load
+
             self.pipeline = Pipeline(self.inner, plan, world, self.habits, self.mesh, self.seq)
             self.model: nn.Module = nn.ModuleList(self.pipeline.modules)
             if world.kind == "cuda":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -84,7 +85,7 @@ def joined(place: Place, folder: Path, stall: float, beat: Beat, port_file: Path
         port = place.port
     # torchrun's agent already holds a store at MASTER_PORT; its workers are all clients.
     master = first and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    store = TCPStore(place.address, port, place.world, master, limit, wait_for_workers=False)
+    store = _store(place, port, limit) if master else TCPStore(place.address, port, place.world, False, limit, wait_for_workers=False)
     if port_file is not None and first:
         _publish(port_file, store.port)
     nccl = world.kind == "cuda" and not world.shared
@@ -98,6 +99,25 @@ def joined(place: Place, folder: Path, stall: float, beat: Beat, port_file: Path
         world.barrier()
     finally:
         dist.destroy_process_group()
+
+
+def _store(place: Place, port: int, limit: datetime.timedelta) -> TCPStore:
+    """Rank 0's store, where all ranks meet (port 0: a free one). On one host it listens on the address by which it is named, loopback
+    unless the launcher says otherwise; the socket that torch would open listens on every address. Raises `RunFailed` for a taken port."""
+    try:
+        own = None
+        if place.local_world == place.world:
+            kind, _, _, _, address = socket.getaddrinfo(place.address, port, type=socket.SOCK_STREAM)[0]
+            with socket.socket(kind) as bound:
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                bound.bind(address)
+                port, own = bound.getsockname()[1], bound.detach()  # the store listens on it, and closes it
+        return TCPStore(place.address, port, place.world, True, limit, wait_for_workers=False, master_listen_fd=own)
+    except (OSError, dist.DistNetworkError) as error:
+        told = f"{error}".splitlines()[0].rstrip(".")
+        raise RunFailed(
+            f"rank 0 cannot meet the others at {place.address}, port {port}: {told}. Export a free MASTER_PORT to all ranks"
+        ) from None
 
 
 def _publish(path: Path, port: int) -> None:

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import msgspec
 import torch
@@ -55,3 +56,14 @@ def skewed(world: World, skew: Skew) -> list[float]:
     from executor.clocks import offset
 
     return [offset(world, lambda: time.perf_counter() + skew.seconds * world.rank)]
+
+
+def heard(world: World, order: Order) -> list[str]:
+    """Addresses (hexadecimal, without the port) on which this rank's process listens after a collective."""
+    dist.all_reduce(torch.ones(4))
+    mine = {os.readlink(path) for path in Path("/proc/self/fd").iterdir() if os.path.lexists(path)}
+    lines = [line.split() for kind in ("tcp", "tcp6") for line in Path(f"/proc/self/net/{kind}").read_text().splitlines()[1:]]
+    # proc(5): fields are local address, remote address, state (0A: listening), ..., inode.
+    found = [words[1].partition(":")[0] for words in lines if words[3] == "0A" and f"socket:[{words[9]}]" in mine]
+    dist.barrier()
+    return found
