@@ -208,9 +208,14 @@ def grouped_query(
         from msgspec.structs import replace
 
         middle = replace(middle, tensors=(local.q,))
-    seam = "tp.reduce" if seam_bytes else ""
-    return [
-        *parts,
-        middle,
-        linear(share, "attn.proj", local.q * d, hidden, bias=proj_bias, seam=seam, seam_bytes=seam_bytes, frozen=frozen),
-    ]
+    out = linear(
+        share,
+        "attn.proj",
+        local.q * d,
+        hidden,
+        bias=proj_bias,
+        seam="tp.reduce" if seam_bytes else "",
+        seam_bytes=seam_bytes,
+        frozen=frozen,
+    )
+    return [*parts, middle, out]
