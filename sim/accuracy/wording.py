@@ -48,7 +48,9 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
         return name
     if re.search(_TORCH, text) and _is(row, r"bert\b"):
         return "pytorch-apex-ddp"
-    if re.search(_TORCH, text) and _is(row, r"resnet|resnext|\bcnn\b|ssd|mask|transformer-(xl|base|big)|encoder-decoder|gnmt|rnn"):
+    if re.search(_TORCH, text) and _is(row, "transformer-xl"):
+        return "pytorch-transformer-xl"
+    if re.search(_TORCH, text) and _is(row, r"resnet|resnext|\bcnn\b|ssd|mask|transformer-(base|big)|encoder-decoder|gnmt|rnn"):
         return "pytorch-native-amp"
     assumed.append(f"framework {row.framework!r} taken as plain PyTorch")
     return "pytorch"

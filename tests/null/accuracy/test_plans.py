@@ -44,6 +44,7 @@ def test_a_complete_row_needs_few_assumptions() -> None:
         ({"framework": "Megatron-Bridge / Megatron-Core"}, "megatron-bridge"),
         ({"framework": "PyTorch (apex DDP)", "model_type": "bert"}, "pytorch-apex-ddp"),
         ({"framework": "PyTorch (DDP, DALI)", "model_type": "cnn"}, "pytorch-native-amp"),
+        ({"framework": "PyTorch (DDP)", "model_type": "transformer-xl (wt103)"}, "pytorch-transformer-xl"),
         ({"framework": "TensorFlow 2 (Horovod, XLA)"}, "tf2-horovod"),
         ({"framework": "TensorFlow 1.x (NGC, Horovod)"}, "tf1-horovod"),
     ],
@@ -136,6 +137,7 @@ def test_stages_hold_every_layer(layers: int, stages: int) -> None:
 def test_racks_hold_64_of_72_and_nodes_8() -> None:
     assert machine_of(row(gpu="GB200", gpus=256, gpus_per_node=4), [])[0] == "4x gb200-nvl72:64"
     assert machine_of(row(gpu="GB300", gpus=64, gpus_per_node=4), [])[0] == "gb300-nvl72"
+    assert machine_of(row(gpu="V100", system="DGX-2H", gpus=32, gpus_per_node=16), [])[0] == "2x dgx2h-v100:16"
     assert machine_of(row(gpu="A100", gpu_mem_gb=40.0, inter_net="1600 Gbps/node RoCE", gpus=16), [])[0] == "2x mosaic-a100-40gb:8"
 
 
