@@ -46,7 +46,9 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
 
     @app.command()
     def accuracy(
-        shared: Annotated[Path | None, typer.Option(help="Folder with groundtruth/ and facts/; without it ../shared, where that is")] = None,
+        shared: Annotated[
+            Path | None, typer.Option(help="Folder with groundtruth/ and facts/; without it ../shared, where that is")
+        ] = None,
         workers: Workers = 2,
         as_json: AsJson = False,
     ) -> None:
@@ -55,7 +57,9 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
         from sim.accuracy.tables import accuracy_tables
 
         if shared is not None and not shared.is_dir():
-            raise BadInput(f"--shared {shared} is no folder: it holds groundtruth/ and facts/. Without --shared the shipped table is scored")
+            raise BadInput(
+                f"--shared {shared} is no folder: it holds groundtruth/ and facts/. Without --shared the shipped table is scored"
+            )
         found = accuracy_tables(shared or Path("../shared"), workers, say=desk.say, progress=on_terminal("plans"))
         if as_json:
             desk.show(found, True, "accuracy")
