@@ -87,11 +87,15 @@ class Bench:
         self.world.beat.touch()
         return found
 
+    def cool(self) -> None:
+        """Other work, as a step has it between two calls of one."""
+        self._mill.turn()
+
     def _cold(self, calls: Sequence[Callable[[], object]], least: int) -> list[float]:
         """Seconds of single calls with other work between them."""
         found = []
         for k in range(max(least, 8 if self.quick else _TURNS)):
-            self._mill.turn()
+            self.cool()
             call = calls[k % len(calls)]
             start = time.perf_counter()
             call()
