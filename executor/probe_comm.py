@@ -55,8 +55,8 @@ def collective_call(name: str, size: int, count: int, group: dist.ProcessGroup, 
     return lambda: dist.all_reduce(whole, group=group)
 
 
-def _repeat(bench: Bench, call: Callable[[], object], size: int, group: dist.ProcessGroup) -> tuple[list[float], float]:
-    """Equal numbers of calls on every rank of the group (time budgets would differ, and ranks would wait forever)."""
+def _repeat(bench: Bench, call: Callable[[], object], size: int, group: dist.ProcessGroup | None = None) -> tuple[list[float], float]:
+    """Equal numbers of calls on every rank of the group (None: the world): time budgets would differ, and ranks would wait forever."""
     n = max(12, min(40, int((16 << 20) / size))) // (2 if bench.quick else 1)
     for _ in range(3 if size < 1 << 24 else 1):
         call()
@@ -82,7 +82,7 @@ def _runs(wall: list[float]) -> list[float]:
     return [statistics.fmean(wall[i : i + each]) for i in range(0, len(wall) - each + 1, each)]
 
 
-def _of_the_last(wall: list[float], group: dist.ProcessGroup) -> list[float]:
+def _of_the_last(wall: list[float], group: dist.ProcessGroup | None) -> list[float]:
     """Each call's seconds on the rank that came last to it, which has waited for nobody."""
     least = torch.tensor(wall, dtype=torch.float64)
     dist.all_reduce(least, op=dist.ReduceOp.MIN, group=group)
