@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from executor.bench import means
 from executor.here_plans import INPUTS, KINDS, SHIPPED
 from executor.limits import check_stock
 from executor.play import run_play
@@ -174,11 +175,6 @@ def period(plan: Plan) -> int:
     """Steps after which everything that does not happen in each of them has happened once."""
     out, update = plan.output, plan.update
     return lcm(out.log_every or 1, out.sync_every or 1, out.checkpoint_every or 1, update.every if update.mode == "local" else 1)
-
-
-def means(times: list[float], every: int) -> list[float]:
-    """Mean of each whole period. `[1, 3, 5, 7]` by 2 is `[2, 6]`."""
-    return [statistics.fmean(times[i : i + every]) for i in range(0, len(times) - every + 1, every)]
 
 
 def over_all(trace: Trace) -> Breakdown:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
-from executor.bench import Bench
+from executor.bench import Bench, means
 from executor.lanes import all_gather, reduce_scatter
 
 _BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 4 << 20, 1 << 24, 1 << 26)
@@ -72,14 +71,9 @@ def _repeat(bench: Bench, call: Callable[[], object], size: int, group: dist.Pro
         wall.append(time.perf_counter() - start)
         processor += time.process_time() - begun
     bench.world.beat.touch()
-    return _runs(_of_the_last(wall, group)), processor / n
-
-
-def _runs(wall: list[float]) -> list[float]:
-    """Means of runs of calls. gloo's threads take turns with the ranks' own on the cores: a call lasts a fraction of a millisecond or a
-    scheduler's slice of 3 to 4 ms more, and a step, which makes tens of calls, lasts as long as their mean."""
-    each = max(1, len(wall) // 5)
-    return [statistics.fmean(wall[i : i + each]) for i in range(0, len(wall) - each + 1, each)]
+    # gloo's threads take turns with the ranks' own on the cores: a call lasts a fraction of a millisecond or a scheduler's slice of 3 to
+    # 4 ms more, and a step, which makes tens of calls, lasts as long as their mean.
+    return means(_of_the_last(wall, group), max(1, n // 5)), processor / n
 
 
 def _of_the_last(wall: list[float], group: dist.ProcessGroup | None) -> list[float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -36,8 +36,9 @@ class Tabular:
 
     __slots__ = ()
 
-    def _rows(self) -> list[dict[str, Any]]:
-        raise NotImplementedError
+    if TYPE_CHECKING:
+
+        def _rows(self) -> list[dict[str, Any]]: ...
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as the verb's `--json` has them."""

@@ -41,7 +41,12 @@ def outside_events(program: Program, rank: int) -> frozenset[str]:
 
 
 def stretches(ops: list[Priced], private: Callable[[Op], bool], outside: frozenset[str]) -> list[list[Priced]]:
-    """Cuts a segment into stretches that stand alone (two ops or more) and single ops that do not."""
+    """Cuts a segment into stretches that stand alone (two ops or more) and single ops that do not.
+
+    Copies beside a segment (offloading, counted tokens) hold its kernels up in ways that no stretch run by itself shows.
+    """
+    if any(op.kind == "copy" for op, _ in ops):
+        return [[one] for one in ops]
     bound = set(outside)
     while True:
         cut = _cut(ops, private, bound)
@@ -67,7 +72,7 @@ def _cut(ops: list[Priced], private: Callable[[Op], bool], bound: set[str]) -> l
 
 def _inside(op: Op, private: Callable[[Op], bool], bound: set[str]) -> str:
     """The class of stretch that the op may stand in; "" when it must stay alone."""
-    if op.blocking or op.kind in ("sync", "send", "recv", "copy") or op.event in bound:
+    if op.blocking or op.kind in ("sync", "send", "recv") or op.event in bound:
         return ""
     if op.kind == "collective" and not private(op):
         return ""

@@ -55,8 +55,7 @@ class Pricing:
             return steady([(op, self.pricer.local(op, rank)) for op in line], self.pricer, rank, self.program.world)
         if thread != HOST or not self.fused:
             return self._priced(line, rank)
-        # Copies beside a segment (offloading) hold its kernels up in ways that no stretch run by itself shows.
-        often = self._calls(rank, thread)[name] >= _OFTEN and not any(op.kind == "copy" for op in line)
+        often = self._calls(rank, thread)[name] >= _OFTEN
         condensed = self.condensed and often and (not self.alike or self._beside(line))
         key = (condensed, *map(id, line)) if self.alike else ()
         ops = self._shared.get(key) if key else None

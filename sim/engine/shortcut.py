@@ -56,9 +56,7 @@ class Shortcut:
                     return ops
                 cost = self._prices.collective(op, 0)
                 self._met[id(op)] = (op, cost.seconds, cost.latency)
-        # Copies beside a segment hold its kernels up in ways that no stretch run by itself shows.
-        whole = beside or any(op.kind == "copy" for op in ops)
-        found = fuse(priced if whole else self._condensed(priced), slow=self.slowdown(0)[0])
+        found = fuse(priced if beside else self._condensed(priced), slow=self.slowdown(0)[0])
         own = set(map(id, ops))
         for op, cost in found:
             if id(op) not in own:

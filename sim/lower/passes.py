@@ -65,7 +65,7 @@ def _line(stage: StageSegments, kind: Template, block: BlockOps, variant: str, b
     short = stage.short
     if short is None or short.open(block.name):
         return tuple(op for ops in make() for op in ops)
-    return short.line((kind, variant.removesuffix(".sync").removesuffix(".sync0"), beside and not short.coarse), make, beside)
+    return short.line((kind, variant.removesuffix(".sync").removesuffix(".sync0")), make, beside)
 
 
 def _runs(stage: StageSegments, block: BlockOps, variant: str) -> list[Ops]:

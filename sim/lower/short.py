@@ -21,7 +21,7 @@ class Shortener:
 
     def __init__(self, shorten: Shorten, coarse: bool = False) -> None:
         """`coarse`: whole stretches are one op also where collectives run beside them, which then slow all of the stretch alike."""
-        self.shorten, self.coarse = shorten, coarse
+        self.shorten, self._coarse = shorten, coarse
         self._closed: dict[int, tuple[bool, BlockOps]] = {}
         self.templates: dict[tuple[int, bool, bool, str], BlockOps] = {}
         """Blocks by kind (`sim.lower.stage`), for all programs whose plans split and run a layer alike."""
@@ -40,7 +40,7 @@ class Shortener:
 
     def run(self, parts: list[Ops], beside: bool) -> Ops:
         """The ops of `parts` one after the other, shortened. Equal parts are told by being the same tuples."""
-        beside = beside and not self.coarse
+        beside = beside and not self._coarse
         key = (beside, *map(id, parts))
         found = self._known.get(key)
         if found is None:
@@ -49,6 +49,7 @@ class Shortener:
 
     def line(self, key: object, make: Callable[[], list[Ops]], beside: bool) -> Ops:
         """`run` of what `make` makes, once for all plans for which `key` is the same."""
+        key = (key, beside and not self._coarse)
         found = self._lines.get(key)
         if found is None:
             found = self._lines[key] = self.run(make(), beside)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from executor.here import Row, here, how_to_run, means, period, plans, summary
+from executor.bench import means
+from executor.here import Row, here, how_to_run, period, plans, summary
 from executor.here_plans import INPUTS, KINDS
 from sim.bind import network_of
 from sim.framework import framework_of
