@@ -117,10 +117,8 @@ class _Line:
         cut = next((at for at, op in enumerate(ops) if not op.id.startswith("param/") or (op.kind == "wait" and op.lane == COMPUTE)), 0)
         if not cut or self._job.zero == 3 or schedule_of(self._job) != "interleaved":
             return [], call
-        names = f"{call.segment}.ask", f"{call.segment}.take"
-        self._segments.setdefault(names[0], ops[:cut])
-        self._segments.setdefault(names[1], ops[cut:])
-        return [Call(names[0], call.at, call.index, call.step)], Call(names[1], call.at, call.index, call.step)
+        ask, take = self._halves(call, cut, ".ask", ".take")
+        return [ask], take
 
     def _message(self, action: Action) -> Call:
         if action.kind.startswith("RECV"):
@@ -135,10 +133,17 @@ class _Line:
             cut -= 1
         if cut == len(ops):
             return call, []
-        names = f"{call.segment}.leave", f"{call.segment}.arrive"
-        self._segments.setdefault(names[0], ops[:cut])
-        self._segments.setdefault(names[1], ops[cut:])
-        return Call(names[0], call.at, call.index, call.step), [Call(names[1], call.at, call.index, call.step)]
+        leave, arrive = self._halves(call, cut, ".leave", ".arrive")
+        return leave, [arrive]
+
+    def _halves(self, call: Call, cut: int, first: str, second: str) -> tuple[Call, Call]:
+        """The call as two, of its segment's ops before `cut` and of the rest; named by the segment and these endings."""
+        ops = self._segments[call.segment]
+        names = call.segment + first, call.segment + second
+        for name, part in zip(names, (ops[:cut], ops[cut:]), strict=True):
+            self._segments.setdefault(name, part)
+        before, after = (Call(name, call.at, call.index, call.step) for name in names)
+        return before, after
 
 
 def _ends(line: tuple[Action, ...]) -> dict[Action, tuple[bool, bool]]:
