@@ -26,11 +26,6 @@ _ROTATE = 48 << 20
 """Bytes over which equal works alternate, so that weights come from memory as in a training step."""
 
 
-def means(times: list[float], every: int) -> list[float]:
-    """Mean of each whole period. `[1, 3, 5, 7]` by 2 is `[2, 6]`."""
-    return [statistics.fmean(times[i : i + every]) for i in range(0, len(times) - every + 1, every)]
-
-
 class Bench:
     """Collects samples on one rank, in the same order as on all others."""
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from executor.bench import means
 from executor.here_plans import INPUTS, KINDS, SHIPPED
 from executor.limits import check_stock
 from executor.play import run_play
+from executor.repeats import means
 from executor.stock import PROFILED, StockResult, run_stock
 from executor.twin import calibrated, host_seconds
 from sim.align import Measured

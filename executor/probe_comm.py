@@ -8,8 +8,9 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from executor.bench import Bench, means
+from executor.bench import Bench
 from executor.lanes import all_gather, reduce_scatter
+from executor.repeats import means
 
 _BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 4 << 20, 1 << 24, 1 << 26)
 NAMES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")

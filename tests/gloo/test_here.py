@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from executor.bench import means
 from executor.here import Row, here, how_to_run, period, plans, summary
 from executor.here_plans import INPUTS, KINDS
+from executor.repeats import means
 from sim.bind import network_of
 from sim.framework import framework_of
 from sim.lower.step import lower
