@@ -150,6 +150,16 @@ def test_a_thread_that_waits_for_another_for_ever() -> None:
     assert re.search(r"r0 +loader.0 +s0/go.wait +wait for event 'go' number 0", text)
 
 
+def test_a_deadlock_names_the_number_that_is_waited_for() -> None:
+    """The loader works two batches ahead, and waits for what the host gives back only afterwards."""
+    host = (Op("get", "sync", "host", event="ready", shift=-2), record("taken", "host", 0))
+    loader = (wait("taken", "loader.0", 2), record("ready", "loader.0", 0))
+    role = Role({"host": (Call("host", "s5", 5, 5),), "loader.0": (Call("loader", "s3", 3, 3),)})
+    text = breach(Program("x", "cuda", Mesh({}), {"host": host, "loader": loader}, {"r": role}, ("r",), 6))
+    assert re.search(r"s5/get +sync for event 'ready' number 3$", text, re.MULTILINE)
+    assert re.search(r"s3/taken.wait +wait for event 'taken' number 5$", text, re.MULTILINE)
+
+
 def test_sync_waits_for_lanes() -> None:
     ops = [record("a"), reduce(), Op("all", "sync", "host"), Op("one", "sync", "host", name="comm.dp"), send(), recv()]
     verify(made({"host": ops}, {"host": ops}))
