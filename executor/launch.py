@@ -33,6 +33,8 @@ STALL = 120.0
 _POLL = 0.05
 _GRACE = 3.0
 """Seconds that the other ranks have to say what they saw, once one has ended badly."""
+_GONE = 2.0
+"""Seconds that killed processes have to go; where nobody collects orphans, as in some containers, they stay for ever, dead."""
 
 T = TypeVar("T")
 _end_at: ContextVar[float] = ContextVar("_end_at", default=math.inf)
@@ -193,6 +195,17 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
     for process in processes:
         process.wait()
+    end = time.monotonic() + _GONE
+    while any(_session(process.pid) for process in processes) and time.monotonic() < end:
+        time.sleep(_POLL)
+
+
+def _session(pid: int) -> bool:
+    """Is a process of this session left? One that is killed takes a moment to go, and its parent may not be there any more to collect it."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, 0)
+        return True
+    return False
 
 
 def partial_steps(folder: Path) -> dict[int, list[float]]:
