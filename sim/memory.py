@@ -8,6 +8,7 @@ working set of the loss or of the largest backward; gathered parameters and unsh
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -96,7 +97,23 @@ def memory_of(plan: Plan, network: Network, framework: Framework, device: Gpu | 
 
 
 def _fullest(plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu | None) -> MemoryReport:
-    return max(memory_of_stages(plan, network, framework, device), key=lambda report: report.peak)
+    stages = layout(network, plan)
+    reports = (_stage(plan, network, framework, device, rank, held(stages, plan, rank)) for rank in _fuller(plan, stages))
+    return max(reports, key=lambda report: report.peak)
+
+
+def _fuller(plan: Plan, stages: tuple[Blocks, ...]) -> list[int]:
+    """Pipeline ranks of which none holds the same blocks as one before it, with no more micro-batches in flight."""
+    found: list[int] = []
+    known: dict[tuple[object, ...], list[tuple[int, ...]]] = {}
+    for rank in range(plan.parallel.pp):
+        flight = in_flight(plan, rank)
+        same = known.setdefault(tuple(id(block) for chunk in held(stages, plan, rank) for _, block in (*chunk, ("", None))), [])
+        tied = rank == plan.parallel.pp - 1  # may hold a copy of an embedding
+        if tied or not any(all(a <= b for a, b in zip(flight, other, strict=True)) for other in same):
+            found.append(rank)
+            same.append(flight)
+    return found
 
 
 def memory_of_stages(plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu | None = None) -> tuple[MemoryReport, ...]:
@@ -196,7 +213,7 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, rank: int, 
     copies = {"sgd": 0, "momentum": 1}.get(plan.optimizer.name, 2)
     totals = {"parameters": 0.0, "gradients": 0.0, "optimizer": 0.0, "gathered": 0.0, "step": 0.0}
     train = plan.task != "forward"
-    for count, expert, frozen in _counts(network, plan, rank, blocks):
+    for (expert, frozen), count in _counts(network, plan, rank, blocks).items():
         ways = max(1, mesh.size("efsdp" if expert and mesh.size("ep") > 1 else "fsdp"))
         sharded = count / ways
         own = sharded if zero >= 1 else count
@@ -215,13 +232,27 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, rank: int, 
     return {name: round(value) for name, value in totals.items()}
 
 
-def _counts(network: Network, plan: Plan, rank: int, blocks: list[Block]) -> list[tuple[int, bool, bool]]:
-    """(elements, expert, frozen) of each part; the last stage's own copy of a tied embedding."""
-    found = [(part.params, part.expert, part.frozen) for block in blocks for part in block.parts if part.tensors]
+def _counts(network: Network, plan: Plan, rank: int, blocks: list[Block]) -> dict[tuple[bool, bool], int]:
+    """Elements of the parameters by (expert, frozen), with the last stage's own copy of a tied embedding."""
+    found: dict[tuple[bool, bool], int] = {}
+    for block, times in alike(blocks):
+        for part in block.parts:
+            if part.tensors:
+                sort = part.expert, part.frozen
+                found[sort] = found.get(sort, 0) + times * part.params
     if network.tied and plan.parallel.pp > 1 and rank == plan.parallel.pp - 1:
         embedding = dict(network.blocks)[network.tied[0]].parts[0]
-        found.append((embedding.tensors[0], False, embedding.frozen))
+        sort = False, embedding.frozen
+        found[sort] = found.get(sort, 0) + embedding.tensors[0]
     return found
+
+
+def alike(blocks: Iterable[Block]) -> list[tuple[Block, int]]:
+    """Each block once, with how often it stands there: equal layers are one block."""
+    found: dict[int, tuple[Block, int]] = {}
+    for block in blocks:
+        found[id(block)] = (block, found[id(block)][1] + 1 if id(block) in found else 1)
+    return list(found.values())
 
 
 def _gathered(plan: Plan, framework: Framework, zero: int, blocks: list[Block], ranks: int, gradients: float) -> float:
@@ -229,7 +260,7 @@ def _gathered(plan: Plan, framework: Framework, zero: int, blocks: list[Block], 
     gradient views: buckets as large as the gradients. autocast: 16-bit copies, alive until backward."""
     train = plan.task != "forward"
     if zero == 3:
-        largest = max((block.params for block in blocks), default=0)
+        largest = max((block.params for block, _ in alike(blocks)), default=0)
         ahead = (1 + plan.parallel.prefetch) * BYTES["fp32" if plan.precision in ("fp32", "tf32") else "bf16"]
         return largest * (ahead + (BYTES[framework.reduce_dtype] if train else 0.0))
     found = 0.0
@@ -247,7 +278,7 @@ def _weights(blocks: list[Block]) -> set[int]:
     TransformerEngine keeps one dummy for each shape (module/base.py, get_dummy_wgrad)."""
     return {
         max(part.tensors)
-        for block in blocks
+        for block, _ in alike(blocks)
         if block.kind == "layer"
         for part in block.parts
         if part.cls in ("gemm", "moe") and part.tensors

@@ -52,7 +52,8 @@ class Mesh(msgspec.Struct, frozen=True):
             return max(1, self.size("fsdp") // self.ep)
         if axis not in AXES and axis not in _INSIDE:
             raise UnknownName("mesh axis", axis, [*AXES, *_INSIDE, "ep", "edp", "efsdp"])
-        return math.prod(self.sizes.get(name, 1) for name in _INSIDE.get(axis, (axis,)))
+        size = self.sizes.get(axis)  # asked for very often
+        return size if size is not None else math.prod(self.sizes.get(name, 1) for name in _INSIDE.get(axis, (axis,)))
 
     @property
     def world(self) -> int:

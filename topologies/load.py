@@ -38,6 +38,8 @@ def load_topology(source: str | File | Topology, edits: tuple[str, ...] | str = 
 
     `edits` are what-ifs, one after the other (a text is one of them): see `topologies.edits`. Raises `BadInput` with what, where and what is allowed.
     """
+    if isinstance(source, Topology) and not edits:
+        return source
     cluster = source.cluster if isinstance(source, Topology) else _cluster(str(source), File(), ())
     if edits:
         from topologies.edits import apply

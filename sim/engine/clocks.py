@@ -295,7 +295,7 @@ def step_times(program: Program, pricer: Pricer, fold: bool = True, symmetric: b
     states = {rank: State(rank, pricer.slowdown(rank)[0]) for rank in sorted(set(stands_for))}
     prices.alike = alike and folded
     prices.shorten(states, condensed=folded)
-    clocks, assembler = Clocks(prices), Assembler(prices, prices.lone)
+    clocks, assembler = Clocks(prices), Assembler(prices, prices.idle)
     lines = {
         (state.rank, name): lines_of(prices, assembler, state, name) for state in states.values() for name in program.threads(state.rank)
     }
@@ -339,7 +339,7 @@ def alone(prices: Pricing, ops: list[Priced], rank: int, beside: bool) -> tuple[
     """When compute and when all of `ops` have ended, run by themselves on an idle rank, or `beside` a collective that never ends."""
     state = State(rank, prices.pricer.slowdown(rank)[0])
     clocks = Clocks(prices)
-    thread = clocks.thread(state, HOST, [(0, 0, Assembler(prices, prices.lone).code(state, HOST, ops))])
+    thread = clocks.thread(state, HOST, [(0, 0, Assembler(prices, prices.idle).code(state, HOST, ops))])
     if beside:
         state.comm = state.pending = 1
         state.settled = False

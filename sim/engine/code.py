@@ -31,9 +31,9 @@ _MEET = ("collective", "send", "recv")
 class Assembler:
     """Makes code for the ranks of one run; `lane(rank, name)` comes from the ranks' states."""
 
-    def __init__(self, prices: Pricing, lone: frozenset[str] = frozenset()) -> None:
-        """`lone`: resources that are never shared, so that nothing needs to be known of them."""
-        self._prices, self._lone = prices, lone
+    def __init__(self, prices: Pricing, idle: frozenset[str] = frozenset()) -> None:
+        """`idle`: resources that never bind, so that nothing needs to be known of them."""
+        self._prices, self._idle = prices, idle
         self._tables: dict[object, Table] = {}
         self._seats: dict[object, Seat] = {}
 
@@ -74,7 +74,7 @@ class Assembler:
         own, meets = op.lane == thread, self._meets(op)
         seconds, latency, uses = self._meeting(op, state.rank, cost) if meets else (cost.seconds, cost.latency, cost.uses)
         if uses:
-            uses = tuple(use for use in uses if use[0] not in self._lone)
+            uses = self._binding(uses)
         shares = bool(uses) and seconds > 0
         kind = {"record": RECORD, "wait": WAIT}.get(op.kind, MEET if meets else FLOW if shares else PLAIN)
         does = QUEUED
@@ -111,6 +111,11 @@ class Assembler:
             return own.seconds, own.latency, own.uses
         whole = self._prices.collective(op, rank) if op.kind == "collective" else self._prices.message(op, rank)
         return whole.seconds, whole.latency, whole.uses
+
+    def _binding(self, uses: Uses) -> Uses:
+        """The uses that may matter; how much is wanted of the first says what a flow's fair share is."""
+        found = tuple(use for use in uses if use[0] not in self._idle)
+        return found if not found or found[0][1] == uses[0][1] else (uses[0], *(use for use in found if use != uses[0]))
 
     def _seat(self, op: Op, rank: int) -> Seat:
         groups = self._prices.groups

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from sim.cost.price import Cost
@@ -13,9 +12,13 @@ from sim.program import COMPUTE, HOST, Op
 if TYPE_CHECKING:
     from sim.engine.pricing import Pricing
 
+_EQUAL = 1e-12
+"""Shares no further apart are equal."""
 _USE = ("collective", "send", "recv", "copy")
 Lane = tuple[object, str]
 """A simulated rank, or a group of them that meets, and a lane: one op at a time."""
+Wishes = dict[str, dict[tuple[Lane, str, int], float]]
+"""Link -> what each op wants of it per second: by who runs it, in which segment."""
 
 
 class Links(NamedTuple):
@@ -25,15 +28,14 @@ class Links(NamedTuple):
     """Ids (id()) of collectives on compute lanes whose members are all folded into one rank and whose links no other lane uses."""
     quiet: bool
     """No collective can run beside compute."""
-    lone: frozenset[str]
-    """Resources that one lane alone uses, never for more than they have."""
+    idle: frozenset[str]
+    """Resources that never bind: one lane alone uses them, never for more than they have, or whoever fills them would fill another first."""
 
 
 def links_of(prices: Pricing, ranks: Iterable[int]) -> Links:
     """Looks through all segments that the ranks' threads call."""
     lanes: dict[str, set[str]] = {}
-    users: dict[str, set[Lane]] = {}
-    most: dict[str, float] = {}
+    wishes: Wishes = {}
     quiet = True
     found: list[tuple[list[Op], Cost]] = []
     known: dict[str, list[list[Op]]] = {}
@@ -55,12 +57,34 @@ def links_of(prices: Pricing, ranks: Iterable[int]) -> Links:
                     lanes.setdefault(link, set()).add(op.lane)
                     if op.kind == "recv":  # its sender moves the message
                         continue
-                    users.setdefault(link, set()).add(user)
-                    # What one rank's own work takes of its machine, the ranks that it stands for take too.
-                    most[link] = max(most.get(link, 0.0), amount if op.kind in ("collective", "send") else math.inf)
+                    wishes.setdefault(link, {})[user, name, id(op)] = amount
     private = frozenset(id(op) for ops, cost in found if all(lanes[link] == {COMPUTE} for link, _ in cost.uses) for op in ops)
-    lone = (link for link, who in users.items() if len(who) == 1 and most[link] <= prices.pricer.capacity[link])
-    return Links(private, quiet, frozenset(lone))
+    return Links(private, quiet, idle(wishes, prices.pricer.capacity))
+
+
+def idle(wishes: Wishes, capacity: Mapping[str, float]) -> frozenset[str]:
+    """Links that can be left out: the others share out the same rates without them.
+
+    A link never binds if all its users, at the most that each may want, also use another link and want as large a share of that one.
+    """
+    found: set[str] = set()
+    links: dict[tuple[Lane, str, int], list[str]] = {}
+    for link, mine in wishes.items():
+        if len({user for user, _, _ in mine}) == 1 and max(mine.values()) <= capacity[link]:
+            found.add(link)
+            continue
+        for use in mine:
+            links.setdefault(use, []).append(link)
+    for link, mine in wishes.items():
+        if link in found:
+            continue
+        share = capacity[link] * (1 + _EQUAL)
+        for other in links[next(iter(mine))]:
+            theirs, room = wishes[other], capacity[other]
+            if other != link and other not in found and all(wish * room <= theirs.get(use, 0.0) * share for use, wish in mine.items()):
+                found.add(link)
+                break
+    return frozenset(found)
 
 
 def _alike(ops: tuple[Op, ...]) -> list[list[Op]]:
@@ -82,4 +106,4 @@ def _cost(prices: Pricing, op: Op, rank: int) -> Cost:
         return prices.message(op, rank)
     if op.kind == "recv":
         return prices.pricer.message(op, rank, prices.groups.peer_of(op, rank), 1)
-    return prices.pricer.local(op, rank)
+    return prices.priced((op,), rank)[0][1]  # with what the ranks take that it stands for

@@ -36,8 +36,8 @@ class Pricing:
         """Ids (id()) of collectives that meet nobody else and share no link with another lane: ops like any other."""
         self.quiet = False
         """No collective can run beside compute, so that fused runs may hold collectives, which are never slowed."""
-        self.lone: frozenset[str] = frozenset()
-        """Resources that nothing else ever uses while one lane does."""
+        self.idle: frozenset[str] = frozenset()
+        """Resources that never bind (`sim.engine.links`)."""
         self._meet_costs: dict[tuple[int, str, int], Cost] = {}
         """By op, group and rank: hashing the members of a large group would cost more than looking them up."""
         self._stretches: dict[tuple[object, ...], list[Priced]] = {}
@@ -46,7 +46,7 @@ class Pricing:
     def shorten(self, ranks: Iterable[int], condensed: bool) -> None:
         """From now on runs of kernels are fused, and (`condensed`) stretches that meet nobody else are run once."""
         self.fused, self.condensed = True, condensed
-        self.local, self.quiet, self.lone = links_of(self, ranks)
+        self.local, self.quiet, self.idle = links_of(self, ranks)
 
     def segment(self, rank: int, thread: str, name: str) -> list[Priced]:
         """The ops of a segment with what they cost on this rank."""
@@ -54,7 +54,7 @@ class Pricing:
         if thread.startswith(LOADER) and self.program.device != "cpu":
             return steady([(op, self.pricer.local(op, rank)) for op in line], self.pricer, rank, self.program.world)
         if thread != HOST or not self.fused:
-            return self._priced(line, rank)
+            return self.priced(line, rank)
         often = self._calls(rank, thread)[name] >= _OFTEN
         condensed = self.condensed and often and (not self.alike or self._beside(line))
         key = (condensed, *map(id, line)) if self.alike else ()
@@ -69,7 +69,7 @@ class Pricing:
         """Does the segment hold collectives beside compute? Without them short programs compose exactly as they are."""
         return any(op.kind == "collective" and op.lane != COMPUTE for op in line)
 
-    def _priced(self, line: tuple[Op, ...], rank: int) -> list[Priced]:
+    def priced(self, line: tuple[Op, ...], rank: int) -> list[Priced]:
         """Each op with its cost; folded, with what the ranks of its machine that it stands for take too."""
         local = self.pricer.local
         ops = [(op, local(op, rank)) for op in line]
@@ -79,7 +79,7 @@ class Pricing:
         return [(op, together(op, cost, self.pricer, rank, stands_for, world) if cost.uses else cost) for op, cost in ops]
 
     def _shortened(self, line: tuple[Op, ...], rank: int, condensed: bool) -> list[Priced]:
-        ops = self._priced(line, rank)
+        ops = self.priced(line, rank)
         if condensed:
             ops = self._condensed(ops, rank)
         return fuse(
@@ -148,7 +148,7 @@ class Pricing:
         quiet = all(op.lane in (COMPUTE, HOST) for op, _ in ops if op.kind == "collective")
         local = frozenset(id(op) for op, _ in ops if op.kind == "collective") if quiet else frozenset()
         inner = Pricing(self.program, self.pricer, self.groups.alone(rank), self.folded, self._run_alone)
-        inner._meet_costs, inner.local, inner.lone = self._meet_costs, local, self.lone
+        inner._meet_costs, inner.local, inner.idle = self._meet_costs, local, self.idle
         ops = fuse(
             [(op, self.whole(op, cost, rank) if id(op) in local else cost) for op, cost in ops], local, quiet, self.pricer.slowdown(rank)[0]
         )
