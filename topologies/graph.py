@@ -8,6 +8,7 @@ usable, rates between sockets are what NCCL counts on for GPU traffic; efficienc
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping
 from itertools import accumulate
@@ -61,6 +62,8 @@ class Topology:
         self.ranks_per_node = cluster.runs[0].ranks
         """Of the first node; `ranks_on(node)` where nodes differ."""
         self._ends = list(accumulate(run.count * run.ranks for run in cluster.runs))
+        self._nodes = list(accumulate(run.count for run in cluster.runs))
+        """Where each run of equal nodes ends, in ranks and in nodes."""
         self._sites: Mapping[int, Site] = sites(cluster)
         self.rates: Mapping[str, float] = Rates(cluster, self._sites)
         self._paths: dict[tuple[int, int], Path] = {}
@@ -113,12 +116,10 @@ class Topology:
             raise BadInput(f"rank {rank} does not exist: {self.name} hosts ranks 0 to {self.gpus - 1}")
         if self.cluster.scatter:
             return rank % self.nodes, rank // self.nodes
-        before = node = 0
-        for run, end in zip(self.cluster.runs, self._ends, strict=True):
-            if rank < end:
-                return node + (rank - before) // run.ranks, (rank - before) % run.ranks
-            before, node = end, node + run.count
-        raise AssertionError(rank)
+        at = bisect_right(self._ends, rank)
+        run = self.cluster.runs[at]
+        place = rank - self._ends[at] + run.count * run.ranks
+        return self._nodes[at] - run.count + place // run.ranks, place % run.ranks
 
     def node(self, rank: int) -> int:
         """The node of a rank: the domain that its NVLink or its sockets span (72 GPUs in an NVL72)."""
@@ -233,8 +234,6 @@ class Topology:
             bus = f"n{node}/{site.machine.memory_bus(site.machine.home(name))}"
             return self._measure((bus, bus), "LOC", False)
         leg = site.router.host(name, to_device)
-        if leg is None:
-            raise BadInput(f"{self.name} is disconnected: n{node}/{name} reaches no host memory")
         return self._measure(tuple(_full(node, link) for link in leg.links), leg.kind, False)
 
     def _measure(self, links: tuple[str, ...], kind: str, staged: bool) -> Path:

@@ -112,8 +112,6 @@ class Router:
     def _through_memory(self, a: str, b: str, tree: Leg) -> Leg | None:
         """Written to the memory next to `a`, read from there by `b`: the DRAM bus is crossed twice."""
         home = self.machine.home(a)
-        if not home:
-            return None
         rise = self.machine.chain(a)
         write = [f"{u}>{v}" for u, v in pairwise(rise[: rise.index(home) + 1])]
         bus = self.machine.memory_bus(home)
@@ -124,12 +122,10 @@ class Router:
         leg = self.tree(home, device)
         return leg.links if leg else None
 
-    def host(self, gpu: str, to_device: bool) -> Leg | None:
+    def host(self, gpu: str, to_device: bool) -> Leg:
         """Between the memory next to a GPU and the GPU, by one of its copy engines."""
         machine = self.machine
         home = machine.home(gpu)
-        if not home:
-            return None
         bus = machine.memory_bus(home)
         c2c = any(machine.links[f"{gpu}>{up}"].kind == "c2c" for up in (machine.up.get(gpu, ""),) if f"{gpu}>{up}" in machine.links)
         engine = f"{gpu}>{gpu}.h2d" if to_device else f"{gpu}.d2h>{gpu}"

@@ -19,12 +19,10 @@ End = tuple[int, Site, int]
 
 
 def inside(site: Site, slot_a: int, slot_b: int) -> Leg | None:
-    """Between two ranks of one node, or None where the node does not join them."""
+    """Between two different ranks of one node, or None where the node does not join them."""
     machine = site.machine
     if machine.gpus:
         return site.router.leg(site.device(slot_a), site.device(slot_b))
-    if slot_a == slot_b:
-        return Leg((), "LOC")
     # Processes of a CPU host: one writes shared memory, the other reads it, over the socket link where they sit apart.
     home_a, home_b = (machine.home(site.device(slot)) for slot in (slot_a, slot_b))
     bus = machine.memory_bus(home_a)

@@ -63,7 +63,17 @@ def test_links_listed_are_links_known() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "n9/gpu0>n9/sw0", "n0/gpu0>n1/sw0", "n0/nic0>net/leaf5.0", "net/leaf0.9>net/spine0", "net/leaf0.0>net/spine99", "gpu0>sw0"]
+    "name",
+    [
+        "",
+        "n9/gpu0>n9/sw0",
+        "n0/gpu0>n1/sw0",
+        "n0/nic0>net/leaf5.0",
+        "net/leaf0.9>net/spine0",
+        "net/leaf0.0>net/spine99",
+        "net/leaf9.0>net/spine0",
+        "gpu0>sw0",
+    ],
 )
 def test_unknown_links_are_key_errors(name: str) -> None:
     with pytest.raises(KeyError):
@@ -118,6 +128,28 @@ def test_base_and_cluster_files(tmp_path: Path) -> None:
     assert found.cluster.fabric.pod == 4 and found.cluster.fabric.oversubscription == 2 and found.cluster.fabric.rails == 8
 
 
+def test_parts_of_a_file_lie_over_those_of_its_base(tmp_path: Path) -> None:
+    """Single links and GPUs of both stand; where both name one, the file counts."""
+    write(tmp_path, "box.toml", BOX)
+    text = 'base = "box.toml"\n[links]\n"socket0>sw0" = { rate = "3 GB/s" }\n'
+    found = load_topology(write(tmp_path, "mine.toml", text))
+    assert found.path(0, 2).rate == 6e9 and found.path(2, 0).rate == 3e9
+    found = load_topology(write(tmp_path, "other.toml", text.replace("socket0>sw0", "sw0>socket0")))
+    assert found.path(0, 2).rate == 3e9 and found.path(2, 0).rate == 25e9
+
+
+def test_what_cannot_be_multiplied(tmp_path: Path) -> None:
+    cluster = write(tmp_path, "cluster.toml", 'nodes = "2x dgx-h100"\n')
+    with pytest.raises(BadInput, match="a cluster itself; multiply its machines inside the file"):
+        load_topology(f"4x {cluster}")
+    alone = write(tmp_path, "alone.toml", 'gpu = "l4"\n[tree]\nsocket0 = ["gpu0", "gpu1"]\n')
+    assert load_topology(alone).gpus == 2 and load_topology(alone).nics(0) == ()
+    with pytest.raises(BadInput, match=r"alone has no NIC.*Add a nic"):
+        load_topology(f"2x {alone}")
+    with pytest.raises(BadInput, match="at most 1048576 nodes"):
+        load_topology("1000000x dgx-h100 + 1000000x dgx-h100")
+
+
 def test_cyclic_includes(tmp_path: Path) -> None:
     write(tmp_path, "a.toml", 'base = "b.toml"\n')
     write(tmp_path, "b.toml", 'base = "a.toml"\n')
@@ -169,6 +201,15 @@ def test_long_chains_of_includes(tmp_path: Path) -> None:
         ('nodes = "2x dgx-h100"\nedits = "x"', "list of texts"),
         ('nodes = "2x dgx-h100"\ngpu = "l4"', "unknown key"),
         ("nodes = 4", "must be a text"),
+        ('gpu = 3\n[tree]\nsocket0 = ["gpu0"]', "must be a catalog key in quotes or a table, got '3'"),
+        ('[gpu]\nbase = 3\n[tree]\nsocket0 = ["gpu0"]', "base must be a catalog key in quotes"),
+        ('[gpu]\nbase = "l4"\nflops = 3\n[tree]\nsocket0 = ["gpu0"]', "flops must be a table such as"),
+        ('kind = "cpu"\n[cpu]\nclock = 2500', "lacks cores"),
+        ('gpu = "l4"\n[nic]\nname = "x"\n[tree]\nsocket0 = ["gpu0", "nic0"]', "lacks rate"),
+        ('gpu = "l4"\ntree = 3', r"tree must be a table such as"),
+        ('gpu = "l4"\nfabric = 3\n[tree]\nsocket0 = ["gpu0"]', r"\[fabric\] must be a table, got '3'"),
+        ('[tree]\nsocket0 = ["nic0"]', "has no GPU and is no CPU host"),
+        (f'gpu = "l4"\n[tree]\nsocket0 = {[f"gpu{i}" for i in range(5000)]}', "more than 4096 vertices"),
     ],
 )
 def test_bad_files(tmp_path: Path, text: str, said: str) -> None:

@@ -154,6 +154,40 @@ def test_bad_edits(edit: str, said: str) -> None:
         load_topology("2x dgx-h100", (edit,))
 
 
+@pytest.mark.parametrize(
+    ("machine", "edit", "said"),
+    [
+        ("2x dgx-h100:4 + dgx-h100", "order=scatter", "different numbers of ranks"),
+        ("cpu-host", "gpu=l4", "has no GPU"),
+        ("cpu-host", "gpu.memory=8 GB", "has no GPU"),
+        ("a100-pcie-x8", "without=nvswitch", "has no nvswitch"),
+        ("dgx1-v100", "fail=nvswitch:1", "has no NVSwitch"),
+    ],
+)
+def test_edits_of_what_the_machine_has_not(machine: str, edit: str, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        load_topology(machine, (edit,))
+
+
+def test_without_peer_access_is_no_level_of_it() -> None:
+    """Two words for one what-if."""
+    word, level = (load_topology("a100-pcie-x8", (edit,)) for edit in ("without=p2p", "p2p=none"))
+    assert word.path(0, 1).staged and not load_topology("a100-pcie-x8").path(0, 1).staged
+    assert all(word.path(a, b) == level.path(a, b) for a in range(8) for b in range(8))
+
+
+def test_a_failed_cable_of_the_network_is_gone_in_both_directions() -> None:
+    """Flows that took it take the next spine, as fast; all others stay where they were."""
+    whole = load_topology("4x dgx-h100", ("pod=2", "without=nvswitch"))
+    used = next(link for link in whole.path(0, 16).links if "spine" in link)
+    leaf, _, spine = used.partition(">")
+    less = load_topology(whole, (f"fail=link:{leaf}-{spine}",))
+    assert {used, f"{spine}>{leaf}"} & set(less.rates) == set() and len(less.rates) == len(whole.rates) - 2
+    assert used not in less.path(0, 16).links and less.path(0, 16).rate == whole.path(0, 16).rate
+    assert less.path(1, 17) == whole.path(1, 17)
+    assert not less.graph().has_edge(leaf, spine) and whole.graph().has_edge(leaf, spine)
+
+
 @given(
     st.text(max_size=40)
     | st.builds("{}={}".format, st.sampled_from(["fail", "slow", "order", "link.nvlink.rate", "gpu.memory"]), st.text(max_size=20))

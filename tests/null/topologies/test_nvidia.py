@@ -68,3 +68,12 @@ def test_gpus_that_nobody_knows_and_tools_that_fail(tmp_path: Path, monkeypatch:
         load_topology("this-machine")
     fake(tmp_path, code=9)
     assert load_topology("this-machine").kind == "cpu"
+
+
+def test_a_tool_that_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (tmp_path / "nvidia-smi").write_bytes(b"\x7fELF broken")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    with pytest.raises(BadInput, match=r"does not answer .*CUDA_VISIBLE_DEVICES= to use the CPU alone"):
+        load_topology("this-machine")

@@ -10,7 +10,7 @@ from tests.null.topologies import samples
 from topologies.build import build
 from topologies.errors import BadInput
 from topologies.load import Topology, load_topology
-from topologies.readers import read_file, read_text
+from topologies.readers import LARGEST, read_file, read_text
 from topologies.readers.dump import dump
 from topologies.table import parse_toml
 
@@ -47,6 +47,30 @@ def test_a_graph_file_and_a_peer_matrix(tmp_path: Path) -> None:
     assert loaded(tmp_path, samples.GRAPHS).path(0, 1).kind == "PHB"
     assert "not the machine" in read_text(samples.GRAPHS, "g").notes[0]
     assert loaded(tmp_path, samples.PEERS).path(0, 1).staged
+
+
+def test_graphs_of_gpus_joined_by_nvlink(tmp_path: Path) -> None:
+    """As many links as there are channels."""
+    found = loaded(tmp_path, samples.GRAPHS.replace('typeintra="PHB"', 'typeintra="NVL"'), gpu="a100-sxm-80gb")
+    assert found.path(0, 1).kind == "NVL" and found.path(0, 1).rate == 50e9
+
+
+def test_links_that_the_catalog_does_not_know(tmp_path: Path) -> None:
+    """The file counts: where the directions differ the smaller number, and where there are more than the catalog's."""
+    uneven = samples.MESH.replace('target="0000:02:00.0" count="4"', 'target="0000:02:00.0" count="2"')
+    assert loaded(tmp_path, uneven).path(0, 1).rate == 28.125e9
+    assert "differ by direction" in " ".join(read_text(uneven, "m").notes)
+    many = samples.MESH.replace('count="4"', 'count="6"')
+    found = loaded(tmp_path, many)
+    assert found.path(0, 1).rate == pytest.approx(6 / 4 * 56.25e9)
+    assert "the file shows 6" in " ".join(read_text(many, "m").notes)
+
+
+def test_mixed_gpus_and_other_hosts(tmp_path: Path) -> None:
+    two = samples.DUMP.replace('device="0x2330"', 'device="0x20b0"', 1)
+    assert any(note.startswith("GPUs of several models: a100") for note in read_text(two, "m").notes)
+    arm = samples.MESH.replace('arch="x86_64" vendor="AuthenticAMD" familyid="25" modelid="1"', 'arch="arm64"')
+    assert loaded(tmp_path, arm).host(0).name == "grace"
 
 
 def test_a_matrix(tmp_path: Path) -> None:
@@ -121,6 +145,7 @@ OUTSIDE = '<!DOCTYPE s [<!ENTITY x SYSTEM "file:///etc/passwd">]><system version
         ('<system version="1"/>', "no <cpu>"),
         ('<system version="1"><cpu numaid="0"/></system>', "no GPU"),
         ("<graphs/>", "without channels"),
+        (samples.GRAPHS.replace('typeintra="PHB"', 'typeintra="FAR"'), "unknown typeintra 'FAR'"),
         ("", "no header line"),
         ("hello", "no header line"),
         ("\tGPU0\tGPU1\nGPU0\t X \tSYS\n", "no row for it"),
@@ -148,6 +173,9 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "binary.xml").write_bytes(b"\xff\xfe<\x00s\x00")
     with pytest.raises(BadInput, match="not UTF-8"):
         read_file(tmp_path / "binary.xml")
+    (tmp_path / "large.xml").write_bytes(b" " * (LARGEST + 1))
+    with pytest.raises(BadInput, match="MiB: this is no topology file"):
+        read_file(tmp_path / "large.xml")
     with pytest.raises(BadInput, match="unknown GPU"):
         read_text(samples.OLD, "x", gpu="h100")
 
