@@ -84,6 +84,19 @@ def test_together_as_rank_by_rank(split: dict[str, int], monkeypatch: pytest.Mon
     assert found == pytest.approx(each, rel=1e-9)
 
 
+@pytest.mark.parametrize(("edit", "simulated"), [("", 8), ("slow=r3:0.5", 16), ("fail=nic:n1/nic1", 16)])
+def test_pipelines_stand_for_those_on_equal_nodes(edit: str, simulated: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both stages of a replica on one node: who sends to whom, and over what, tells ranks apart, and nothing else."""
+    split = {"pp": 2, "dp_replicate": 12, "placement": "tp,cp,pp,dp"}
+    plan = {"model": "gpt2-124m", "seq_len": 64, "batch": {"global": 24, "micro": 1}, "parallel": split}
+    setting = bind(plan, "3x dgx-h100", (edit,) if edit else ())
+    ranks = tuple(range(24))
+    assert len(set(_stand_ins(setting))) == simulated
+    found = jobs.steps_beside([(setting, ranks)], [2])
+    monkeypatch.setattr(jobs, "stand_ins", one_by_one)
+    assert found == pytest.approx(jobs.steps_beside([(setting, ranks)], [2]), rel=1e-9)
+
+
 def test_a_broken_node_stays_apart() -> None:
     whole, slow, nic = (set(_stand_ins(_settings(SPLITS[0], edit))) for edit in ("", "slow=r3:0.5", "fail=nic:n1/nic1"))
     assert whole == set(range(8)) and slow == set(range(16)) and nic == set(range(16))

@@ -33,6 +33,27 @@ def test_a_flapping_nic_is_the_mean_by_time() -> None:
     assert always.slowdown == pytest.approx(down.slowdown)
 
 
+@pytest.mark.parametrize(
+    ("machine", "found"),
+    [
+        ("dgx-h100", {"slow=r0:0.8", "fail=nvswitch:n0/1"}),
+        ("dgx1-v100", {"slow=r0:0.8", "fail=link:n0/gpu0-n0/gpu1"}),
+        ("l40s-x8", {"slow=r0:0.8"}),
+        ("cpu-host", {"slow=r0:0.8"}),
+    ],
+)
+def test_usual_faults_are_of_parts_that_are_there(machine: str, found: set[str]) -> None:
+    assert set(usual(load_topology(machine))) == found
+    nodes = set(usual(load_topology(f"2x {machine}"))) - found
+    assert nodes <= {"flap=nic:n0/nic0:0.1", "fail=nic:n0/nic0", "fail=spine:0"} and "fail=spine:0" in nodes
+
+
+def test_a_mesh_without_one_of_its_cables_is_no_faster() -> None:
+    plan = load_plan(PLAN, ("batch.micro=1", "batch.global=8", "precision=fp16"))
+    found = faults(plan, "dgx1-v100", ("fail=link:n0/gpu0-n0/gpu1", "fail=link:gpu0-gpu3"))
+    assert all(row.slowdown >= 1.0 - 1e-9 for row in found.rows)
+
+
 @settings(max_examples=4, deadline=None)
 @given(st.sampled_from([0.5, 0.8, 0.9, 1.0]))
 def test_a_slow_gpu_costs_its_own_factor_where_compute_decides(speed: float) -> None:

@@ -60,6 +60,12 @@ def test_a_job_that_cannot_make_progress_is_refused() -> None:
         simulate_run(1e9, 1.0, 1e6, 1.0, Reliability(restart=0.0), 0)
 
 
+@pytest.mark.parametrize(("work", "checkpoint", "interval"), [(-1.0, 1.0, 10.0), (10.0, -1.0, 10.0), (10.0, 1.0, 0.0)])
+def test_a_run_that_cannot_be_is_refused(work: float, checkpoint: float, interval: float) -> None:
+    with pytest.raises(BadInput, match="must not be negative, the interval must be positive"):
+        simulate_run(work, checkpoint, interval, 1e6, Reliability(), 0)
+
+
 def test_checkpoints_that_cost_nothing_are_made_after_every_step() -> None:
     how, work, mtbf = Reliability(restart=0.0), 1000 * HOUR, 100 * HOUR
     free, often = expected(work, 0.0, mtbf, how, step=2.0)

@@ -10,13 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.bind import bind
+from sim.cost.price import Cost
 from sim.engine.run import simulate
 from sim.lower.step import lower
 from sim.metrics import step_time
-from sim.planning.explain import Study, explain
+from sim.planfile import load_plan
+from sim.planning.explain import Study, best_changes, explain
 from sim.planning.gradient import gradient
 from sim.planning.scaled import COMPUTE, KINDS, Scaled, faster_links, link_kinds
-from sim.predict import STEPS, pricer_for
+from sim.predict import STEPS, figures_of_memory, predict_setting, pricer_for
 from sim.trace import Span, Trace
 from topologies.load import load_topology
 
@@ -144,6 +146,55 @@ def test_a_chain_of_kernels_beside_a_collective(work: list[float], begin: float,
     owed = sum(seconds for index, seconds in found.spans.items() if base[index].kind == "compute")
     shrunk = spans([0.999999 * one for one in work], begin, length)[-1].end
     assert _between(owed, (grown - end) * 1e6, (end - shrunk) * 1e6)
+
+
+def test_collectives_at_the_same_time_are_one_stretch() -> None:
+    """The shorter one inside the longer changes nothing: 8 of work at half speed from 2 to 6 end at 10, whoever else communicates."""
+    spans = [
+        Span(0, "comm.tp", "r0/t", 3.0, 4.0, "collective"),
+        Span(0, "comm.dp", "r0/c", 2.0, 6.0, "collective"),
+        Span(0, "compute", "r0/k", 0.0, 10.0, "compute", "gemm"),
+        Span(0, "host", "r0/e", 10.0, 10.0, "sync", after=2, bound="event"),
+    ]
+    found = gradient(Trace(spans), lambda rank: 2.0, lambda span: None)
+    assert found.spans == pytest.approx({2: 8.0, 1: 0.5 * 4.0}) and found.total == pytest.approx(10.0)
+
+
+def test_a_chain_that_waits_for_its_launches_owes_its_last_kernel_alone() -> None:
+    """Three launches of a second each, kernels of 0.2: it ends 3.2 after it was issued, 3 of these for the thread."""
+    spans = [
+        Span(0, "compute", "r0/k", 0.0, 3.2, "compute", "norm", bound="host"),
+        Span(0, "host", "r0/e", 3.2, 3.2, "sync", after=0, bound="event"),
+    ]
+    slow = gradient(Trace(spans), lambda rank: 1.0, lambda span: Cost(0.6, host=3.0, ready=3.2) if span.kind == "compute" else None)
+    assert slow.spans == pytest.approx({0: 0.2}) and slow.launches == pytest.approx(3.0)
+    quick = gradient(Trace(spans), lambda rank: 1.0, lambda span: Cost(3.2, host=0.3, ready=3.2) if span.kind == "compute" else None)
+    assert quick.spans == pytest.approx({0: 3.2}) and quick.launches == pytest.approx(0.0)
+
+
+def test_faster_networks_have_faster_uplinks() -> None:
+    """Also where their rate was said."""
+    machine = load_topology("4x dgx-h100", ("pod=2", "link.spine.rate=10 GB/s"))
+    name = "net/leaf0.0>net/spine0"
+    assert machine.rates[name] == 10e9 and faster_links(machine, "net", 1.5).rates[name] == 15e9
+    assert faster_links(machine, "nvlink", 1.5).rates[name] == 10e9
+
+
+def test_changes_that_do_not_fit_or_cannot_be_are_not_proposed() -> None:
+    """25 heads are not halved, and what fits by recomputation alone stays recomputed."""
+    tree = {"model": "gpt2-1.5b", "seq_len": 1024, "batch": {"global": 256, "micro": 16}, "parallel": {"dp_shard": 8, "zero": 3}}
+    tree |= {"memory": {"recompute": "full"}}
+    setting = bind(tree, "dgx-a100-40gb")
+    assert figures_of_memory(bind(load_plan(setting.plan, ("memory.recompute=none",)), "dgx-a100-40gb"))[1] is not None
+    step = predict_setting(setting, steps=2, detail=False).step_time_s
+    found = best_changes(setting, step, tries=40)
+    assert 0 < len(found) <= 3
+    for change in found:
+        assert not {"parallel.tp=2", "memory.recompute=none"} & set(change.overrides)
+        near = bind(load_plan(setting.plan, change.overrides), "dgx-a100-40gb")
+        assert figures_of_memory(near)[1] is None
+        assert predict_setting(near, steps=2, detail=False).step_time_s == pytest.approx(change.step_time_s)
+        assert change.gain == pytest.approx(1 - change.step_time_s / step)
 
 
 def test_links_are_made_faster_alone() -> None:

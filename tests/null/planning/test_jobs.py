@@ -61,6 +61,21 @@ def test_a_short_job_beside_a_long_one_is_slowed_and_listed() -> None:
     assert "j1" in str(found)
 
 
+def test_pipelines_beside_each_other_send_from_their_own_places() -> None:
+    """Two stages on two nodes each: their messages share the uplink only where they cross it."""
+    pipe = load_plan({"model": "gpt2-124m", "seq_len": 1024, "batch": {"global": 4, "micro": 1}, "parallel": {"pp": 2, "schedule": "1f1b"}})
+    edits = (*EDITS, "link.spine.rate=1 Gbit/s")
+    crossed, inside = (jobs([pipe, pipe], CLUSTER, [places], edits=edits) for places in (CROSSED, "compact"))
+    assert [row.slowdown for row in inside.rows] == pytest.approx([1.0, 1.0], rel=1e-6)
+    assert all(row.slowdown > 1.2 for row in crossed.rows)
+    assert crossed.rows[0].alone_s == pytest.approx(inside.rows[0].alone_s, rel=0.02)
+
+
+def test_jobs_that_need_more_ranks_than_there_are() -> None:
+    with pytest.raises(BadInput, match=r"the jobs need 2 \+ 2 \+ 2 ranks, .* has 4. Use more machines"):
+        jobs([PLAN, PLAN, PLAN], CLUSTER, edits=EDITS)
+
+
 @pytest.mark.parametrize("places", ["elsewhere", [(0, 1), (1, 2)], [(0, 1), (2, 9)], [(0, 1), (2,)]])
 def test_places_that_cannot_be_are_refused(places: str | list[tuple[int, ...]]) -> None:
     with pytest.raises(BadInput):

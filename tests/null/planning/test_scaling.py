@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from sim.planfile import load_plan
-from sim.planning.capacity import scaling, smallest
+from sim.planning.capacity import capacity, load_prices, scaling, smallest
 from sim.planning.neighbours import neighbours
 from topologies.errors import BadInput
 
@@ -41,6 +43,29 @@ def test_the_smallest_cluster_is_the_first_that_is_in_time() -> None:
         smallest(plan, "dgx-h100", 1e11, line[1].days / 2, most=16)
 
 
+def test_no_cluster_for_a_model_that_fits_nowhere() -> None:
+    whole = load_plan({"model": "llama3-70b", "seq_len": 1024, "batch": {"micro": 1, "global": 64}, "parallel": {"dp_replicate": 8}})
+    with pytest.raises(BadInput, match="no size fits into memory"):
+        smallest(whole, "dgx-h100", 1e9, 30.0, most=16)
+
+
+def test_hosts_have_no_known_energy() -> None:
+    tree = {"model": "gpt2-124m", "seq_len": 32, "precision": "fp32", "batch": {"micro": 1, "global": 2}, "parallel": {"dp_replicate": 2}}
+    plan = load_plan(tree)
+    found = capacity(plan, "cpu-host", 1e5)
+    assert found.energy_j is None and "not known" in str(found)
+    assert capacity(plan, "dgx-h100", 1e5).energy_j is not None
+
+
+def test_prices_stand_in_a_table_or_alone(tmp_path: Path) -> None:
+    file = tmp_path / "prices.toml"
+    file.write_text("[per_gpu_hour]\ndgx-h100 = 2\n")
+    assert load_prices(file) == {"dgx-h100": 2.0}
+    file.write_text("per_gpu_hour = 2\n")
+    with pytest.raises(BadInput, match="must be a table of prices by machine"):
+        load_prices(file)
+
+
 def test_prices_must_know_the_machine() -> None:
     with pytest.raises(BadInput, match="no price for dgx-h100"):
         scaling(load_plan(BASE), "dgx-h100", (8,), 1e9, prices={"aws-p5": 2.0})
@@ -61,3 +86,9 @@ def test_neighbours_keep_ranks_and_batch(parallel: dict[str, object]) -> None:
     changed = {word.partition("=")[0] for overrides, _ in found for word in overrides}
     assert "memory.recompute" in changed and "compile" in changed
     assert ("parallel.schedule" in changed) == (plan.parallel.pp > 1)
+
+
+def test_enough_loaders_are_not_doubled() -> None:
+    for workers, more in ((4, True), (8, False)):
+        plan = load_plan(BASE | {"data": {"workers": workers}})
+        assert any(overrides == (f"data.workers={2 * workers}",) for overrides, _ in neighbours(plan)) == more

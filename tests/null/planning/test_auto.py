@@ -1,0 +1,68 @@
+"""`--auto`: what it tries for a model on so many GPUs can be built, or says why not; and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.plan import Plan
+from sim.planfile import load_plan
+from sim.planning.space import TooLarge, auto_space, candidates, parse_space, plan_at, point, size_of
+from topologies.errors import BadInput
+
+
+def base(model: str, seq: int = 2048) -> Plan:
+    return load_plan({"model": model, "seq_len": seq, "framework": "megatron-core", "batch": {"global": 64, "micro": 1}})
+
+
+@pytest.mark.parametrize(("model", "on", "gpus"), [("llama3-8b", "2x dgx-h100", 16), ("mixtral-8x7b", "4x dgx-h100", 32)])
+def test_every_split_takes_all_gpus_and_tensors_stay_in_a_node(model: str, on: str, gpus: int) -> None:
+    plan = base(model)
+    space = auto_space(plan, on, gpus) | {"recompute": ("none",), "schedule": ("1f1b",), "virtual_stages": ("1",)}
+    found = [one for _, one in candidates(plan, space, on)]
+    plans = [one for one in found if isinstance(one, Plan)]
+    assert {one.world for one in plans} == {gpus} and not any(isinstance(one, TooLarge) for one in found)
+    assert {one.parallel.tp for one in plans} == {1, 2, 4, 8}
+    assert {one.parallel.pp for one in plans} >= {1, 2, 4}
+    assert len(plans) > len(found) / 5, "much of what is tried should be plans"
+    assert {one.batch.micro for one in plans} == {1, 2, 4, 8}
+    assert {one.parallel.ep for one in plans} == ({1, 2, 4, 8} if model.startswith("mixtral") else {1})
+
+
+def test_long_sequences_are_split_over_ranks() -> None:
+    assert "cp" not in auto_space(base("llama3-8b", 8192), "2x dgx-h100", 16)
+    plan = base("llama3-8b", 32768)
+    space = auto_space(plan, "2x dgx-h100", 16)
+    assert space["cp"] == ("1", "2", "4", "8")
+    few = space | {"tp": ("1",), "pp": ("1",), "micro": ("1",), "recompute": ("full",)}
+    sizes = {one.parallel.cp: one.world for _, one in candidates(plan, few, "2x dgx-h100") if isinstance(one, Plan)}
+    assert sizes == {1: 16, 2: 16, 4: 16, 8: 16}
+
+
+def test_tensor_parallelism_divides_the_heads() -> None:
+    """GPT-2 XL has 25 heads: none of the powers of two but one."""
+    assert auto_space(base("gpt2-1.5b", 1024), "dgx-h100", 8)["tp"] == ("1",)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "said"),
+    [
+        ("resnet50", 8, "knows how to split transformers; resnet50 is none"),
+        ("llama3-8b", 17, "1 to 16 GPUs"),
+        ("llama3-8b", 0, "1 to 16 GPUs"),
+    ],
+)
+def test_what_it_refuses(model: str, gpus: int, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        auto_space(load_plan({"model": model}), "2x dgx-h100", gpus)
+
+
+def test_a_space_without_end_is_refused_before_it_is_walked() -> None:
+    space = parse_space("tp=1..10000:1 pp=1..10000:1")
+    with pytest.raises(BadInput, match="100,000,000 points"):
+        size_of(space)
+    with pytest.raises(BadInput, match="narrow it"):
+        next(candidates(base("llama3-8b"), space, "dgx-h100"))
+
+
+def test_gpus_that_are_no_number_are_the_points_reason() -> None:
+    assert plan_at(base("llama3-8b"), point({"tp": "2", "gpus": "many"}, "dgx-h100"), "many") == "gpus = many is no whole number"

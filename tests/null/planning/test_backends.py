@@ -1,0 +1,116 @@
+"""Where chunks run: in this process, in others of this machine, and on a cluster that a test plays."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from sim.planning.cluster import cluster
+from sim.planning.pool import pool
+from topologies.errors import BadInput
+
+JOBLIB = 'the extra "sweep" is not installed'
+
+
+def squared(number: int) -> tuple[int, int]:
+    """The square, and the process that found it."""
+    return number * number, os.getpid()
+
+
+def test_here_and_in_processes_the_same_is_found() -> None:
+    with pool(1, "", "") as here, pool(2, "", "") as there:
+        one, two = list(here.map(squared, range(6))), list(there.map(squared, range(6)))
+    assert [value for value, _ in one] == sorted(value for value, _ in two) == [0, 1, 4, 9, 16, 25]
+    assert {process for _, process in one} == {os.getpid()}
+    assert os.cpu_count() == 1 or os.getpid() not in {process for _, process in two}
+
+
+class Ray(SimpleNamespace):
+    """What of ray is used; its workers are threads of this process."""
+
+    def __init__(self) -> None:
+        super().__init__(joined=[], left=0)
+
+    def init(self, address: str, **_: object) -> None:
+        """Notes who is joined."""
+        self.joined.append(address)
+
+    def shutdown(self) -> None:
+        """Notes that it is left."""
+        self.left += 1
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ray]:
+    joblib = pytest.importorskip("joblib", reason=JOBLIB)
+    from joblib._parallel_backends import ThreadingBackend
+    from joblib.parallel import BACKENDS
+
+    found, bridge = Ray(), ModuleType("ray.util.joblib")
+    bridge.register_ray = lambda: joblib.register_parallel_backend("ray", ThreadingBackend)  # type: ignore[attr-defined]
+    for name, module in (("ray", found), ("ray.util", ModuleType("ray.util")), ("ray.util.joblib", bridge)):
+        monkeypatch.setitem(sys.modules, name, module)
+    known = dict(BACKENDS)
+    yield found
+    BACKENDS.clear()
+    BACKENDS.update(known)
+
+
+def test_results_of_ray_come_wave_by_wave(ray: Ray) -> None:
+    """What is computed is kept although the next chunk fails."""
+    begun: list[int] = []
+
+    def noted(number: int) -> int:
+        if number == 10_000:
+            raise RuntimeError("a worker died")
+        begun.append(number)
+        return number
+
+    with cluster("ray", "auto") as there:
+        waves = 4 * (os.cpu_count() or 1)
+        results = there.map(noted, (i if i < 3 * waves else 10_000 for i in range(4 * waves)))
+        found = [next(results) for _ in range(3 * waves)]
+        assert sorted(found) == list(range(3 * waves))
+        with pytest.raises(RuntimeError, match="a worker died"):
+            next(results)
+        assert ray.left == 0
+    assert (ray.joined, ray.left) == (["auto"], 1)
+
+
+def test_ray_is_left_when_the_sweep_fails(ray: Ray) -> None:
+    with pytest.raises(KeyError), cluster("ray", "auto"):
+        raise KeyError("x")
+    assert ray.left == 1
+
+
+def test_a_scheduler_of_ray_must_listen(ray: Ray) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"ray://127.0.0.1:{server.getsockname()[1]}"
+        with cluster("ray", address):
+            assert ray.joined == [address]
+    with pytest.raises(BadInput, match=rf"no ray scheduler answers at {address}"), cluster("ray", address):
+        pass
+    assert ray.joined == [address]
+
+
+def test_the_local_backend_needs_no_address() -> None:
+    pytest.importorskip("joblib", reason=JOBLIB)
+    with cluster("local", "") as there:
+        assert sorted(value for value, _ in there.map(squared, range(4))) == [0, 1, 4, 9]
+
+
+@pytest.mark.parametrize(
+    ("backend", "package", "said"), [("dask", "joblib", r'pip install "steptwin\[sweep\]"'), ("ray", "ray", r"\(ray\)")]
+)
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, backend: str, package: str, said: str, tmp_path: Path) -> None:
+    if package != "joblib":
+        pytest.importorskip("joblib", reason=JOBLIB)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(BadInput, match=said), cluster(backend, "localhost:1"):
+        pass

@@ -1,0 +1,140 @@
+"""What a sweep knows of a plan before it simulates it: bounds that no step is below, floors that no memory is below, and reasons."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sim.bind import bind
+from sim.plan import Plan
+from sim.planfile import load_plan
+from sim.planning import sweep as sweeping
+from sim.planning.bound import Bounds
+from sim.planning.floor import Floor
+from sim.planning.space import candidates, parse_space, point
+from sim.planning.sweep import Work, evaluate_chunk, screen_chunk, sweep
+from sim.predict import figures_of_memory, predict_setting, pricer_for
+from topologies.errors import BadInput
+
+BASE: dict[str, Any] = {"model": "gpt2-124m", "seq_len": 512, "framework": "pytorch", "batch": {"global": 16, "micro": 2}}
+PLAN = load_plan(BASE | {"parallel": {"dp_replicate": 8}})
+TP = ("parallel.tp=2", "parallel.dp_replicate=4")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (),
+        ("task=forward",),
+        ("compile=true",),
+        ("cuda_graphs=true",),
+        ("memory.recompute=full",),
+        ("memory.recompute=full", "memory.recompute_layers=4"),
+        TP,
+        (*TP, "parallel.sequence_parallel=false"),
+        (*TP, "parallel.placement=dp,tp,cp,pp"),
+        ("parallel.pp=2", "parallel.dp_replicate=4", "parallel.schedule=1f1b"),
+    ],
+    ids=" ".join,
+)
+def test_no_step_is_below_its_bound(changes: tuple[str, ...]) -> None:
+    setting = bind(load_plan(PLAN, changes), "dgx-h100")
+    bound = Bounds().step(setting, pricer_for(setting))
+    assert 0.05 < bound / predict_setting(setting, steps=2, detail=False).step_time_s <= 1.0
+
+
+def test_bounds_know_what_is_not_done() -> None:
+    """Without backward, without the host's modules, and without collectives that other ranks' places may make shorter."""
+
+    def bound(*changes: str) -> float:
+        setting = bind(load_plan(PLAN, changes), "dgx-h100")
+        return Bounds().step(setting, pricer_for(setting))
+
+    assert bound("task=forward") < 0.5 * bound()
+    assert bound("memory.recompute=full", "memory.recompute_layers=4") == bound() < bound("memory.recompute=full")
+    assert bound(*TP, "parallel.placement=dp,tp,cp,pp") < bound(*TP)
+
+
+def test_an_error_of_one_plan_is_its_row() -> None:
+    """The others of its chunk are looked at all the same."""
+    machine = "dgx-a100"  # has no units for 4-bit products
+    points = [point({"precision": word}, machine) for word in ("nvfp4", "bf16")]
+    plans = [(one, load_plan(PLAN, one.overrides)) for one in points]
+    rows, fits = screen_chunk(Work(plans, {}))
+    assert [(row.key, row.outcome) for row in rows] == [(points[0].key, "refused")] and "no units" in rows[0].reason
+    assert [one.candidate for one in fits] == [points[1]]
+    for whole in (False, True):
+        refused, done = evaluate_chunk(Work(plans, {machine: 2.0}, whole))
+        assert (refused.outcome, refused.step_time) == ("refused", None) and "no units" in refused.reason
+        assert done.outcome == "done" and done.step_time and done.rate
+        assert done.cost == pytest.approx(8 * 2.0 / 3600 / done.rate * 1e6)
+        assert fits[0].bound.step_time is not None and fits[0].bound.step_time <= done.step_time
+        assert fits[0].bound.memory == done.memory
+
+
+def test_what_does_not_fit_is_a_row_with_its_peak() -> None:
+    plan = load_plan({"model": "llama3-8b", "seq_len": 4096, "batch": {"global": 8, "micro": 1}, "parallel": {"dp_replicate": 8}})
+    (row,), fits = screen_chunk(Work([(point({}, "dgx-h100"), plan)], {}))
+    report, fit = figures_of_memory(bind(plan, "dgx-h100"), remedies=False)
+    assert fit is not None and not fits
+    assert (row.outcome, row.memory, row.gpus, row.step_time) == ("memory", report.peak, 8, None)
+
+
+def test_floors_are_left_to_the_simulation_where_bytes_of_a_parameter_vary() -> None:
+    """What the space changes, or the plan keeps elsewhere, must not be rejected by arithmetic that does not know it."""
+    big = load_plan({"model": "llama3-70b", "seq_len": 1024, "batch": {"global": 8, "micro": 1}})
+    space = parse_space("tp=1 gpus=8 zero=0")
+    over = Floor(big, space).over({"tp": "1", "gpus": "8", "zero": "0"}, "dgx-h100")
+    assert over > 80e9
+    for base, more in (
+        (big, "precision=fp32,bf16"),
+        (load_plan(big, ("task=forward",)), ""),
+        (load_plan(big, ("memory.offload=optimizer",)), ""),
+        (load_plan(big, ("optimizer.on=cpu",)), ""),
+    ):
+        floor = Floor(base, space | (parse_space(more) if more else {}))
+        assert floor.over({"tp": "1", "gpus": "8", "zero": "0"}, "dgx-h100") == 0
+    for at in ({"tp": "x", "gpus": "8"}, {"tp": "0", "gpus": "8"}, {"tp": "1", "gpus": "8.5"}):
+        assert Floor(big, space).over(at, "dgx-h100") == 0, "the plan itself says what is wrong"
+
+
+def test_floors_are_no_more_than_what_is_counted() -> None:
+    """On any split, whatever fits or not."""
+    plan = load_plan({"model": "llama3-8b", "seq_len": 1024, "framework": "megatron-core", "batch": {"global": 16, "micro": 1}})
+    space = parse_space("tp=1,2 pp=1,2 zero=0,1,3 gpus=8")
+    over, seen = Floor(plan, space).over, 0
+    for candidate, known in candidates(plan, space, "rtx-4090-x8"):
+        if isinstance(known, Plan):
+            at = dict(word.split("=") for word in candidate.key.replace("parallel.", "").split(" on=")[0].split())
+            needed = over(at, "rtx-4090-x8")
+            seen += needed > 0
+            assert needed <= figures_of_memory(bind(known, "rtx-4090-x8"), remedies=False)[0].peak
+    assert seen > 3
+
+
+def test_a_missing_price_is_said_before_anything_is_done(tmp_path: Path) -> None:
+    file = tmp_path / "s.sqlite"
+    with pytest.raises(BadInput, match="no price for dgx-h100"):
+        sweep(PLAN, parse_space("micro=1,2"), "dgx-h100", file, prices={"dgx-a100": 1.0})
+    with pytest.raises(BadInput, match="no price for dgx-b200"):
+        sweep(PLAN, parse_space("micro=1,2 on=dgx-h100,dgx-b200"), "dgx-h100", file, prices={"dgx-h100": 1.0})
+    assert not file.exists()
+
+
+def test_progress_is_told_every_two_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that gains three seconds at each look."""
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 3.0
+        return now
+
+    monkeypatch.setattr(sweeping, "time", SimpleNamespace(monotonic=clock))
+    said: list[str] = []
+    sweep(PLAN, parse_space("micro=1,2"), "dgx-h100", tmp_path / "s.sqlite", say=said.append)
+    assert said[0] == "2/2 plans screened, 1 a second, 0 s left"
+    assert said[-1].startswith("2/2 plans decided, ") and said[-1].endswith(", 0 s left")
