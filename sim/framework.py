@@ -48,6 +48,11 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     fused_cross_entropy: bool = False
     fused_projections: bool = True
     """q, k, v as one GEMM, and gate and up as one, where the model leaves it open."""
+    gate_apart: bool = False
+    """Gate and up are two linears also where q, k and v are one (InternEvo's FeedForward)."""
+    norm_in_fp32: bool = False
+    """A fused norm reads a copy of the residual stream in fp32, made for it (x.float() before apex's mixed kernels, as flash-attention's
+    prenorm blocks do)."""
     joins_gradients: bool = False
     """Backward copies the gradients of a fused projection's parts together (torch.split and chunk; kernels that take them packed do not)."""
     dropout: bool = False
@@ -91,8 +96,10 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Parameter all_gather of ZeRO-1/2 beside forward."""
     tp_overlap: bool = False
     tensor: Literal["megatron", "sync", "dtensor"] = "megatron"
-    """How tensor parallelism is written. sync: every sum follows both products of its linear (Megatron-LM before November 2021). megatron: a column-parallel input is kept split and gathered again for the weights' gradient,
-    norms' gradients travel in one message. dtensor: the gathered input is kept, each norm's gradient travels by itself."""
+    """How tensor parallelism is written. sync: every sum follows both products of its linear (Megatron-LM before November 2021; also sums
+    launched beside the second product without CUDA_DEVICE_MAX_CONNECTIONS = 1: the product is on the device first, and fills it). megatron: a
+    column-parallel input is kept split and gathered again for the weights' gradient, norms' gradients travel in one message. dtensor: the
+    gathered input is kept, each norm's gradient travels by itself."""
     scatter_gather: bool = False
     """Without sequence parallelism all tp ranks hold the same activations: each sends its part of them to the next stage, which gathers
     them again (Narayanan et al. 2021, section 4.1)."""

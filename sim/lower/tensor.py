@@ -79,7 +79,10 @@ def backward(job: Job, name: str, part: Part, dgrad: list[Op], wgrad: list[Op]) 
     """(input's gradient, weights' gradients, both in one pass)."""
     size, split = part.seam_bytes, job.plan.parallel.sequence_parallel
     if part.seam == "tp.gather":
-        return (_column if job.framework.tensor == "megatron" else _column_in_turn)(job, name, size, split, dgrad, wgrad)
+        if job.framework.tensor == "megatron":
+            return _column(job, name, size, split, dgrad, wgrad)
+        linears = sum(isinstance(work, Gemm) for work in part.backward) if job.framework.tensor == "sync" else 1
+        return _column_in_turn(job, name, size, split, dgrad, wgrad, max(1, linears))
     if split and part.seam in ("tp.reduce", "tp.embedding"):
         dgrad = _gather(job, f"bwd/{name}.all_gather", size, dgrad)
     return dgrad, wgrad, dgrad + wgrad
@@ -97,11 +100,14 @@ def _column(job: Job, name: str, size: int, split: bool, dgrad: list[Op], wgrad:
     return alone, weights, [*first, *_beside(job, total, reduce, size, wgrad)]
 
 
-def _column_in_turn(job: Job, name: str, size: int, split: bool, dgrad: list[Op], wgrad: list[Op]) -> tuple[list[Op], list[Op], list[Op]]:
-    """DTensor's and early Megatron's: the gathered input was kept, the gradient's sum follows both GEMMs."""
+def _column_in_turn(
+    job: Job, name: str, size: int, split: bool, dgrad: list[Op], wgrad: list[Op], linears: int
+) -> tuple[list[Op], list[Op], list[Op]]:
+    """DTensor's and early Megatron's: the gathered input was kept, the gradient's sum follows both GEMMs. DTensor gathers an input once for
+    all its linears and sums their gradients together; without it each of `linears` sums what it hands back."""
     reduce = "reduce_scatter" if split else "all_reduce"
-    total = _now(job, f"bwd/{name}.{reduce}", reduce, size)
-    return [*dgrad, total], wgrad, [*dgrad, *wgrad, total]
+    sums = [_now(job, f"bwd/{name}.{reduce}{turn or ''}", reduce, size) for turn in range(linears)]
+    return [*dgrad, *sums], wgrad, [*dgrad, *wgrad, *sums]
 
 
 def whole(part: Part) -> bool:

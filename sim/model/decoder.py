@@ -110,9 +110,8 @@ def mixer_of(spec: Decoder, share: Share, mixer: str) -> list[Part]:
 
         assert spec.moe is not None
         return moe(share, spec.hidden, spec.moe, spec.activation, fused=_fused(spec, share))
-    return mlp(
-        share, spec.hidden, spec.inner, spec.activation, bias=spec.bias, fused=_fused(spec, share), frozen=spec.lora is not None
-    )  # fmt: skip
+    fused = _fused(spec, share) and not share.framework.gate_apart
+    return mlp(share, spec.hidden, spec.inner, spec.activation, bias=spec.bias, fused=fused, frozen=spec.lora is not None)
 
 
 def _layer(spec: Decoder, share: Share, mixer: str, windowed: bool) -> list[Part]:

@@ -122,12 +122,13 @@ def norm(
 ) -> Part:
     """LayerNorm or RMSNorm of `rows` x `width`; under `compile` it takes the residual add before it into its kernel.
 
-    `weight`, `bias`: what of it is learned.
+    `weight`, `bias`: what of it is learned. Where the framework copies the residual stream to fp32 for its fused kernel, that copy is kept.
     """
     e = es or share.es
     elements = rows * width
     eager = kind == "rmsnorm" and not (share.framework.fused_norm or share.framework.compile)
     joined = share.framework.compile and after_residual
+    copied = share.framework.norm_in_fp32 and e < 4 and not (eager or share.framework.compile)
     tensors = (width,) * (weight + (kind == "layernorm" and bias))
     if eager:
         forward, backward = _eager_rmsnorm(share, elements, rows, e)
@@ -138,7 +139,11 @@ def norm(
         if tensors and not frozen:  # gradients of the weights: a column sum, of partial sums where fused
             again = 0.125 if share.framework.fused_norm or share.framework.compile else 2 * e
             backward += (MemoryBound("reduce", int(elements * again), sum(tensors) * 4, share.act),)
-    kept = elements * (4 + e if eager else e) + rows * (4 if kind == "rmsnorm" else 8)
+    if copied:
+        wide, narrow = (elementwise("cast", share, elements, *widths, 1.0, rows) for widths in ((e, 4), (4, e)))
+        forward = (wide, elementwise(kind, share, elements, 4, e, 8.0, rows))
+        backward = (elementwise(kind, share, elements, 4 + e, 4, 16.0, rows), *backward[1:], narrow)
+    kept = elements * (4 + e if eager else 4 if copied else e) + rows * (4 if kind == "rmsnorm" else 8)
     return Part(
         name=name,
         forward=forward,

@@ -52,6 +52,23 @@ def test_the_gradients_sum_travels_beside_the_weights_gradient() -> None:
     ]
 
 
+def test_without_overlap_each_linear_sums_its_own_gradient_after_both_products() -> None:
+    """A gate and an up that are two linears hand back two gradients; DTensor adds them before it sums."""
+    both = linear("up", seam="tp.gather", seam_bytes=SIZE)
+    both = replace(both, backward=both.backward * 2)
+    net = network(1, (norm(), both, linear("down", seam="tp.reduce", seam_bytes=SIZE)))
+    plan = {"parallel": {"tp": 2, "sequence_parallel": False}}
+    sync = program(plan, net, replace(QUIET, tensor="sync"))
+    assert messages(sync) == [("all_reduce", "tp", SIZE)] * 3
+    assert show(sync.segments["bwd"])[-5:-1] == [
+        "compute: bwd/L0.up",
+        "compute: wgrad/L0.up",
+        "compute: bwd/L0.up.all_reduce",
+        "compute: bwd/L0.up.all_reduce1",
+    ]
+    assert messages(program(plan, net, DTENSOR)) == [("all_reduce", "tp", SIZE)] * 2
+
+
 def test_sequence_parallelism_splits_all_reduces_and_gathers_again_for_the_weights() -> None:
     """Korthikanti et al. 2022, section 4.2.2: the same volume as tensor parallelism, but for the input gathered again."""
     net = network(1, LAYER)

@@ -38,6 +38,26 @@ def test_a_gpt_layer_keeps_what_korthikanti_counts(tp: int, parallel: bool) -> N
     assert saved == (34 * s * b * h + 5 * a * s * s * b) / tp + statistics
 
 
+def test_internevo_writes_its_gate_apart_and_copies_the_stream_for_its_norms() -> None:
+    """w1 and w2 hand back two gradients that are added; norm(x.float()) moves 8 and 10 bytes an element more, and keeps 4 in place of 2."""
+    spec = decoder("internlm", name="i", n_layers=1, hidden=512, n_heads=4, vocab_size=1024, ffn_hidden=1536)
+    plain = replace(load_framework("internevo"), gate_apart=False, norm_in_fp32=False)
+    own, other = (
+        {p.name: p for p in describe(spec, Shape(micro=2, seq=64), framework).blocks[1][1].parts}
+        for framework in (load_framework("internevo"), plain)
+    )
+    rows = 2 * 64
+    moved = [
+        [sum(w.read + w.written for w in works if isinstance(w, MemoryBound)) for works in (part.forward, part.backward)]
+        for part in (own["norm1"], other["norm1"], own["mlp.up"], other["mlp.up"])
+    ]
+    assert [a - b for a, b in zip(moved[0], moved[1], strict=True)] == [rows * 512 * 8, rows * 512 * 10]
+    assert own["norm1"].saved - other["norm1"].saved == rows * 512 * 2
+    assert [a - b for a, b in zip(moved[2], moved[3], strict=True)] == [0, rows * 512 * 6]
+    widths = [[w.n for w in part.forward if isinstance(w, Gemm)] for part in (own["mlp.up"], other["mlp.up"], own["attn.qkv"])]
+    assert widths == [[1536, 1536], [3072], [1536]]
+
+
 def test_flash_keeps_no_square() -> None:
     s, b, h, a = 64, 4, 512, 8
     saved = layer_saved(describe(gpt(), Shape(micro=b, seq=s), EAGER))  # type: ignore[arg-type]
