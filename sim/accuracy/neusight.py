@@ -79,12 +79,8 @@ def neusight_labels(facts: Path) -> list[Label]:
     return found
 
 
-def pass_seconds(model: str, gpu: Gpu, batch: int, seq: int, training: bool) -> float:
-    """Seconds of forward, or of forward + backward."""
-    return _seconds(_network(model, batch, seq, training), training, gpu)
-
-
 def _seconds(network: Network, training: bool, gpu: Gpu) -> float:
+    """Of forward, or of forward + backward."""
     return sum(_chain(stage, gpu) for stage in _stages(network, training))
 
 

@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.accuracy import refit
+from sim.accuracy.plans import Case, case_of
+from sim.accuracy.published import published_rows
 from sim.accuracy.refit import ENOUGH, Response, fit, left_out, table
+from sim.accuracy.result import Found
+from sim.cost.sustained import assume
 from topologies.devices import gpu
+from topologies.errors import Refused
 
 
 def rows(name: str, clock: float, fp8: float = 0.0, count: int = ENOUGH, source: str = "a") -> list[Response]:
@@ -48,3 +54,34 @@ def test_the_table_names_every_clock_and_all_four_sets() -> None:
     assert "h100-sxm = 0.80" in text and "h100-sxm = 0.70" in text
     for name in ("in sample", "source left out", "GPU left out", "no clock fitted"):
         assert f"# {name}: mean" in text
+
+
+def test_steps_at_other_clocks_tell_what_hangs_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of which 3 s go with all products and 2 s more with 8-bit ones: what is found of each published row."""
+
+    def step(clock: float, narrow: float, case: Case) -> Found:
+        eight = "fp8" in case.plan.precision or "fp4" in case.plan.precision
+        if case.row.framework.startswith("MaxText"):
+            raise Refused("no such framework here")
+        return Found(5.0 + 3.0 / clock + (2.0 / narrow if eight else 0.0), 1.0)
+
+    monkeypatch.setattr(refit, "predict_at", step)
+    monkeypatch.setattr("sim.accuracy.training.read_rows", lambda path: published_rows()[::4])
+    found = {one.row_id: one for one in refit.responses("published.csv", workers=1)}
+    rows_ = {row.row_id: row for row in published_rows()}
+    assert 0 < len(found) < len(rows_) and not any(rows_[name].framework.startswith("MaxText") for name in found)
+    for name, one in found.items():
+        eight = "fp8" in rows_[name].precision.lower() or "fp4" in rows_[name].precision.lower()
+        assert one.slope == pytest.approx(3.0) and one.narrow == pytest.approx(2.0 if eight else 0.0, abs=1e-12)
+        assert one.error(0.8, 0.5) == pytest.approx((5 + 3 / 0.8 + (2 / 0.5 if eight else 0)) / one.measured - 1)
+    assert sum(one.narrow > 0 for one in found.values()) > 5
+
+
+def test_a_clock_is_that_of_the_prediction() -> None:
+    """And the GPUs have their own again afterwards."""
+    case = case_of(next(row for row in published_rows() if row.gpu == "A100" and row.gpus == 8))
+    try:
+        whole, half = (refit.predict_at(clock, clock, case).seconds for clock in (1.0, 0.5))
+    finally:
+        assume(None)
+    assert 1.05 < half / whole < 2.0

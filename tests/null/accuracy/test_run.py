@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sim.accuracy import intervals
 from sim.accuracy.intervals import Residual, by_group, held_left_out, residuals, text
 from sim.accuracy.plans import Case
 from sim.accuracy.result import Found
@@ -35,6 +36,25 @@ def test_processes_find_what_one_finds() -> None:
     assert [o.row_id for o in one.outcomes] == [o.row_id for o in two.outcomes]
     assert one.eligible == LIMIT == one.scored + len(one.refused)
     assert one.mape == two.mape
+
+
+def test_processes_tell_how_far_they_are() -> None:
+    done: list[tuple[int, int]] = []
+    found = validate_training(None, 2, LIMIT, predict_seconds=quick, progress=lambda at, of: done.append((at, of)))
+    assert done == [(at, len(done)) for at in range(1, len(done) + 1)] and 0 < len(done) <= found.scored
+
+
+def test_a_row_without_its_gpus_is_refused_and_counted(tmp_path: Path) -> None:
+    names = ("row_id", "gpu", "gpus", "framework", "global_batch", "step_time_s", "quality", "model_name", "n_layers", "hidden", "n_heads",
+             "vocab_size", "seq_len", "model_type", "precision")  # fmt: skip
+    good = ("a", "H100", "8", "pytorch", "8", "1.0", "A", "GPT", "4", "1024", "16", "50304", "512", "gpt2", "bf16")
+    lines = (names, good, ("b", "H100", "", *good[3:]), ("c", *good[1:6], "C", *good[7:]))
+    (tmp_path / "t.csv").write_text("\n".join(",".join(line) for line in lines) + "\n")
+    found = validate_training(str(tmp_path / "t.csv"), 1, predict_seconds=quick)
+    assert (found.rows, found.eligible, found.scored) == (3, 2, 1)
+    assert [(one.row_id, one.reason) for one in found.refused] == [("b", "the number of GPUs is not stated")]
+    tables = step_tables(found)
+    assert tables["refused"] == [{"reason": "the number of GPUs is not stated", "rows": 1}]
 
 
 def test_a_row_that_fails_is_refused_with_its_reason() -> None:
@@ -107,6 +127,30 @@ def test_the_file_of_figures_reads_back() -> None:
     found = tomllib.loads(text(known, {"in sample": 0.8}, 24))
     assert found["plan"] == pytest.approx(known.plan)
     assert found["sigma"] == pytest.approx(known.sigma) and found["width"] == pytest.approx(known.width)
+
+
+def test_the_fit_by_hand_prints_a_file_and_what_its_groups_hold(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import tomllib
+
+    pytest.importorskip("scipy")
+    rows = [_residual(number, "A100" if number % 2 else "H100") for number in range(24)]
+    monkeypatch.setattr(intervals, "residuals", lambda path, workers: rows)
+    intervals.main(None, 1)
+    said = capsys.readouterr().out
+    assert set(tomllib.loads(said)) >= {"plan", "sigma", "width", "range"}
+    assert "in sample" in said and "source left out" in said and "Fitted on 24 published steps" in said
+    lines = [line for line in said.splitlines() if "mean reach" in line]
+    assert [line.split(":")[0] for line in lines] == [
+        "# source s0",
+        "# source s1",
+        "# source s2",
+        "# GPU A100",
+        "# GPU H100",
+        "# family decoder",
+    ]
+    assert all(" 8 rows" in line for line in lines[:3]) and all(" 12 rows" in line for line in lines[3:5])
 
 
 def test_a_table_that_is_absent_is_refused(tmp_path: Path) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 import steptwin
+from sim.accuracy import tables
+from sim.accuracy.training import validate_training
+from sim.planning.sweep import sweep
 
 GPT2 = """model = "gpt2-124m"
 seq_len = 256
@@ -106,6 +110,9 @@ def test_a_plan_that_does_not_fit_ends_with_3(call: Call) -> None:
         (("validate", "--collectives"), "--data"),
         (("validate", "--data", "missing.csv"), "missing.csv"),
         (("sweep", "plan.toml", "tq=1,2"), "tq"),
+        (("sweep", "plan.toml"), "one of the two"),
+        (("sweep", "plan.toml", "tp=1,2", "--auto", "8"), "one of the two"),
+        (("sweep", "plan.toml", "--auto", "9"), "dgx-h100 has 1 to 8 GPUs"),
         (("capacity", "plan.toml", "--tokens", "1e9", "--prices", "missing.toml"), "missing.toml"),
         (("compare", "plan.toml", "--measured", "missing.json"), "missing.json"),
         (("nonsense",), "nonsense"),
@@ -179,6 +186,26 @@ def test_a_sweep_resumes_and_ranks(call: Call) -> None:
     assert call(*words).code == 0
 
 
+def test_a_sweep_is_drawn(call: Call, tmp_path: Path) -> None:
+    said = call("sweep", "plan.toml", "tp=1,2", "--workers", "1", "--report", "sweep.html")
+    assert said.code == 0 and "sweep.html" in said.err and "runs/sweep.sqlite" in said.out
+    assert (tmp_path / "sweep.html").stat().st_size > 10_000
+
+
+def test_trials_look_at_some_points_alone(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def search(plan: Any, space: Any, on: str, out: Path, **options: Any) -> Any:
+        asked.update(options, on=on, space=space)
+        return sweep(plan, space, on, out)
+
+    monkeypatch.setattr("sim.planning.search.search", search)
+    words = ("sweep", "plan.toml", "tp=1,2", "--trials", "7", "--seed", "3", "--workers", "1")
+    assert call(*words, "--json").json["counts"]["done"] == 2
+    assert (asked["trials"], asked["seed"], asked["workers"], asked["on"]) == (7, 3, 1, "dgx-h100")
+    assert asked["space"] == {"tp": ("1", "2")}
+
+
 def test_explain_names_what_more_is_worth(call: Call) -> None:
     said = call("explain", "plan.toml", "--json")
     assert said.code == 0
@@ -226,6 +253,16 @@ def test_published_steps_are_scored(call: Call, tmp_path: Path) -> None:
     assert 1 <= found["scored"] <= 4 and found["mape"] < 1.0
     assert (tmp_path / "validation.html").is_file()
     assert call("validate", "--limit", "2", "--workers", "1").code == 0
+
+
+def test_all_tables_of_accuracy_are_printed(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those whose measurements are not there are left out, and named."""
+    monkeypatch.setattr(tables, "validate_training", partial(validate_training, limit=3))
+    said = call("accuracy", "--shared", ".", "--workers", "1", "--json")
+    assert said.code == 0 and said.json["published steps"][0]["rows"] == 3
+    assert "kernels" not in said.json and "facts is absent" in said.err
+    shown = call("accuracy", "--shared", ".", "--workers", "1")
+    assert shown.code == 0 and "published steps by GPU" in shown.out and "peak memory" in shown.out
 
 
 def test_help_comes_with_examples(call: Call) -> None:

@@ -1,0 +1,110 @@
+"""Rows that leave something out, or contradict themselves: what stands in, what is noted, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from sim.accuracy import rows as reading
+from sim.accuracy.collectives import validate_collectives
+from sim.accuracy.memory import memory_scores
+from sim.accuracy.models import model_of
+from sim.accuracy.neusight import neusight_labels
+from sim.accuracy.plans import case_of, sizes_of
+from sim.accuracy.published import published_rows
+from sim.accuracy.rows import Row, read_rows
+from sim.accuracy.score import constant_mfu, summarise
+from sim.accuracy.wording import sharding_of
+from sim.bind import bind
+from tests.null.accuracy.test_plans import row
+from topologies.errors import BadInput, Refused
+
+
+def test_a_batch_that_is_not_stated_is_what_the_ranks_take() -> None:
+    notes: list[str] = []
+    sizes = sizes_of(row(global_batch=None, micro_batch=2, grad_accum=4), notes)
+    assert (sizes.dp, sizes.micro, sizes.batch) == (8, 2, 2 * 8 * 4) and "global batch not stated: 64" in notes
+
+
+def test_data_parallelism_is_what_the_gpus_leave() -> None:
+    notes: list[str] = []
+    assert sizes_of(row(dp=5), notes).dp == 8
+    assert "dp = 5 in the row, 8 by the number of GPUs: the latter" in notes
+    notes.clear()
+    assert sizes_of(row(dp=8), notes).dp == 8 and not any("by the number of GPUs" in note for note in notes)
+
+
+def test_sharding_groups_that_do_not_divide_are_all_ranks() -> None:
+    notes: list[str] = []
+    found = sharding_of(row(sharding="ZeRO-3 within groups of 3"), 8, "torchtitan", notes)
+    assert (found["dp_shard"], found["dp_replicate"], found["zero"]) == (8, 1, 3)
+    assert "sharding group of 3 does not divide dp = 8: all ranks share" in notes
+
+
+def test_hybrids_without_their_pattern_are_refused() -> None:
+    with pytest.raises(Refused, match="a hybrid needs its layer pattern"):
+        model_of(row(model_name="Nemotron-H 8B", model_type="mamba hybrid"), [])
+
+
+def test_experts_alone_have_no_dense_width() -> None:
+    """A mixture whose row names its experts' width alone has no dense layers to guess a width for."""
+    notes: list[str] = []
+    tree = model_of(row(model_type="qwen3-moe", n_experts=8, top_k=2, moe_ffn_hidden=768, ffn_hidden=None), notes)
+    assert not any("ffn_hidden not stated" in note for note in notes)
+    assert "768" in str(tree) and "14336" not in str(tree)
+
+
+def test_a_bert_without_sizes_is_the_one_that_ships() -> None:
+    notes: list[str] = []
+    tree = model_of(row(model_name="BERT-large", model_type="bert", n_layers=None, hidden=None), notes)
+    assert (tree["layers"], tree["hidden"]) == (24, 1024) and any("shipped model bert-large" in note for note in notes)
+
+
+def test_a_peak_that_cannot_be_predicted_is_refused_with_its_reason(tmp_path: Path) -> None:
+    """The others are scored all the same."""
+    names = ("row_id", "source_id", "gpu", "gpus", "framework", "global_batch", "step_time_s", "model_name", "n_layers", "hidden", "n_heads",
+             "vocab_size", "seq_len", "micro_batch", "peak_mem_gb", "precision", "model_type")  # fmt: skip
+    good = ("a", "s", "H100", "8", "pytorch", "8", "1.0", "GPT", "4", "1024", "16", "50304", "512", "1", "10", "bf16", "gpt2")
+    bad = ("b", "s", "Abacus", *good[3:])
+    (tmp_path / "t.csv").write_text("\n".join(",".join(line) for line in (names, good, bad)) + "\n")
+    scores = {one.row_id: one for one in memory_scores(tmp_path / "t.csv")}
+    assert not scores["a"].refused and scores["a"].predicted > scores["a"].state > 0
+    assert "Abacus" in scores["b"].refused and scores["b"].predicted == 0
+
+
+def test_tables_that_are_too_large_or_no_files_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("row_id\n" + "x\n" * 100)
+    monkeypatch.setattr(reading, "_LARGEST", 100)
+    with pytest.raises(BadInput, match="has 207 bytes; at most 100 are read"):
+        read_rows(table)
+    with pytest.raises(BadInput, match="cannot be read"):
+        validate_collectives(tmp_path)
+    with pytest.raises(BadInput, match=r"neusight_e2e_labels\.csv does not exist"):
+        neusight_labels(tmp_path)
+
+
+def test_timings_of_unknown_machines_alone_say_the_first_reason(tmp_path: Path) -> None:
+    (tmp_path / "facts").mkdir()
+    file = tmp_path / "facts" / "t.csv"
+    file.write_text("kind,gpus,gpu,message_bytes,time_us\nall_reduce,8,Abacus,1024,20\nall_reduce,8,H100,1024,0\n")
+    with pytest.raises(BadInput, match="no timing that can be predicted; first reason: no machine of the catalog has the GPU 'Abacus'"):
+        validate_collectives(file)
+
+
+def test_nothing_has_no_error() -> None:
+    assert msgspec.structs.astuple(summarise(())) == (0, 0.0, 0.0, 0.0)
+    assert constant_mfu(()) == (0.0, summarise(()))
+
+
+def test_every_published_row_is_a_setting_or_has_a_reason() -> None:
+    """Every thirtieth of them."""
+    for one in published_rows()[::30]:
+        assert isinstance(one, Row)
+        try:
+            case = case_of(one)
+            assert bind(case.plan, case.topology, case.edits).plan.world == one.gpus
+        except BadInput as error:
+            assert len(str(error)) > 10
