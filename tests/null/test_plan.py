@@ -65,6 +65,14 @@ def test_bad_plans_say_what_where_and_what_next(tree: dict, says: str) -> None: 
         load_plan(tree)
 
 
+def test_switches_round_trip_through_toml() -> None:
+    tree = {"model": "gpt2-124m", "compile": True, "data": {"pinned": False, "workers": 0}, "parallel": {"stages": [5, 7], "pp": 2}}
+    plan = load_plan(tree)
+    text = dump_plan(plan)
+    assert "compile = true" in text and "pinned = false" in text and "stages = [5,7]" in text
+    assert load_plan(tomllib.loads(text)) == plan
+
+
 def test_overrides_by_dotted_path(tmp_path: Path) -> None:
     file = tmp_path / "plan.toml"
     file.write_text('model = "mlp"\n[batch]\nglobal = 8\n')

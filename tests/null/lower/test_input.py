@@ -80,3 +80,19 @@ def test_copies_run_beside_compute_unless_something_syncs() -> None:
 def test_only_the_ends_of_a_pipeline_and_plain_ranks_take_input() -> None:
     p = program({"task": "forward"}, network(1))
     assert [call.segment for call in p.roles["pp0"].threads["host"]] == ["input", "fwd"] * 2
+
+
+@pytest.mark.parametrize(
+    ("device", "create", "made"),
+    [
+        ("cuda", "device", ["compute: data/create"]),
+        ("cuda", "cpu", ["host: data/create", "compute: data/move"]),
+        ("cpu", "device", ["host: data/create"]),
+        ("cpu", "cpu", ["host: data/create"]),
+        ("cuda", "none", []),
+    ],
+)
+def test_tensors_are_made_where_they_are_needed(device: str, create: str, made: list[str]) -> None:
+    """`torch.rand(n).to(device)` against `torch.rand(n, device=device)`; on a CPU both are one."""
+    p = program({"data": {"create": create}}, device=device)
+    assert [line for line in show(p.segments["input"]) if line.endswith(("create", "move"))] == made

@@ -34,6 +34,23 @@ def test_aggregation_on_the_cpu_has_a_leader() -> None:
     simulate(p, Constant())
 
 
+def test_one_replica_has_nobody_to_average_with() -> None:
+    p = program({"update": {"mode": "local", "every": 1}})
+    assert not any(op.kind == "collective" for ops in p.segments.values() for op in ops)
+    whole = program({"update": {"aggregate": "cpu"}})
+    assert [line for line in segment(whole, "update") if line.startswith("host")] == ["host: server/update"]
+
+
+@pytest.mark.parametrize("update", [{"aggregate": "cpu"}, {"mode": "async"}])
+def test_gradients_of_hosts_are_where_the_server_is(update: dict[str, str]) -> None:
+    """On GPUs they are copied down and parameters up; on CPUs neither."""
+    for device, copies in (("cuda", {"server/d2h", "server/h2d"}), ("cpu", set())):
+        p = program({"parallel": {"dp_replicate": 2}, "update": update}, device=device)
+        found = {op.id for ops in p.segments.values() for op in ops if op.kind == "copy" and op.id.startswith("server")}
+        assert found == copies
+        simulate(p, Constant())
+
+
 def test_an_asynchronous_server_has_a_thread_for_each_worker() -> None:
     p = program({"parallel": {"dp_replicate": 3}, "update": {"mode": "async"}})
     assert list(p.roles[p.role_of[0]].threads) == ["host", "server.0", "server.1", "server.2"]

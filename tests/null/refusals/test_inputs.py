@@ -47,6 +47,20 @@ def test_plans(change: str, told: str) -> None:
     assert told in str(raised.value)
 
 
+TOGETHER = [
+    (("parallel.pp=2", "parallel.schedule=interleaved", "parallel.virtual_stages=2", "batch.global=12"), r"micro-batches \(3\) in multiples of pp = 2"),
+    (("task=forward", "parallel.pp=2", "parallel.schedule=zb-h1"), 'use schedule = "gpipe", not "zb-h1"'),
+    (("attention=math", "parallel.cp=2", "parallel.dp_shard=2"), 'needs fused attention. Use attention = "flash"'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "told"), TOGETHER, ids=lambda value: " ".join(value) if isinstance(value, tuple) else "")
+def test_keys_that_do_not_go_together(changes: tuple[str, ...], told: str) -> None:
+    tree: dict[str, Any] = {"model": "gpt2-124m", "seq_len": 64, "batch": {"global": 8}, "parallel": {"dp_shard": 4, "zero": 3}}
+    with pytest.raises(BadInput, match=told):
+        predict(load_plan(tree, changes), "dgx-h100", steps=2)
+
+
 TEXT = """\
 program demo device=cuda steps=1
 mesh pp=1 tp=2 order=pp,dp_replicate,dp_shard,cp,tp ep=1

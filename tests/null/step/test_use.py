@@ -1,0 +1,113 @@
+"""How busy cores, threads, lanes and links are: shares of what there is, and bytes that plans send."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.bind import bind
+from sim.engine.run import simulate
+from sim.lower.step import lower
+from sim.predict import pricer_for
+from sim.program import full_id
+from sim.trace import Span, Trace
+from sim.utilisation import busy_seconds, cpu_busy, link_bytes, utilisation
+from topologies.load import Topology, load_topology
+
+
+@pytest.fixture(scope="module")
+def two_cores(tmp_path_factory: pytest.TempPathFactory) -> Topology:
+    """A host with two cores, and more processes than that."""
+    file = Path(tmp_path_factory.mktemp("host")) / "host.toml"
+    file.write_text('kind = "cpu"\nranks = 16\n[cpu]\ncores = 2\nbandwidth = "20 GB/s"\n')
+    return load_topology(str(file))
+
+
+def ran(*work: tuple[int, float, float]) -> Trace:
+    """Host ops (rank, start, end), one step."""
+    return Trace([Span(rank, "host", f"r{rank}/{at}", start, end, "host", "host") for at, (rank, start, end) in enumerate(work)])
+
+
+def test_threads_share_the_cores_that_there_are(two_cores: Topology) -> None:
+    """Four threads from 1 to 2 on two cores: half of one each; before and after that each has its own."""
+    trace = ran((0, 0.0, 3.0), (1, 1.0, 2.0), (2, 1.0, 2.0), (3, 1.0, 2.0))
+    found = utilisation(trace, two_cores, bins=3, whole=True)
+    assert found.of("rank 0 host").busy == pytest.approx((1.0, 0.5, 1.0))
+    assert found.of("rank 2 host").busy == pytest.approx((0.0, 0.5, 0.0))
+    assert found.of("cores").busy == pytest.approx((0.5, 1.0, 0.5))
+    assert found.of("cores").mean == pytest.approx(2 / 3)
+    with pytest.raises(KeyError, match="rank 9 host"):
+        found.of("rank 9 host")
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.floats(0, 9), st.floats(0.01, 4)), min_size=1, max_size=12))
+def test_what_threads_have_is_what_cores_do(two_cores: Topology, work: list[tuple[int, float, float]]) -> None:
+    trace = ran(*((rank, start, start + length) for rank, start, length in work))
+    found = utilisation(trace, two_cores, bins=7, whole=True)
+    threads = [use for use in found.uses if use.kind == "thread"]
+    for at, busy in enumerate(found.of("cores").busy):
+        assert 2 * busy == pytest.approx(sum(use.busy[at] for use in threads), abs=1e-9)
+        assert all(0.0 <= use.busy[at] <= 1.0 for use in found.uses)
+
+
+def test_nothing_keeps_no_core_busy(two_cores: Topology) -> None:
+    assert cpu_busy(Trace([]), two_cores) == 0.0
+    assert cpu_busy(ran((0, 0.0, 2.0)), two_cores) == pytest.approx(0.5)
+
+
+def test_lanes_count_what_runs_and_not_what_waits() -> None:
+    spans = [
+        Span(0, "comm.dp", "r0/a", 0.0, 4.0, "collective", wait=1.0),
+        Span(0, "comm.dp", "r0/b", 3.0, 5.0, "collective"),
+        Span(0, "comm.dp", "r0/w", 5.0, 9.0, "wait"),
+        Span(1, "comm.dp", "r1/a", 0.0, 9.0, "collective"),
+        Span(0, "compute", "r0/k", 0.0, 9.0, "compute", "gemm"),
+    ]
+    assert busy_seconds(Trace(spans), 0, "comm.dp") == pytest.approx(4.0)
+
+
+def test_stages_send_their_boundaries_over_their_links() -> None:
+    """Every micro-batch once forward and once back between the two GPUs, and nothing else."""
+    plan: dict[str, Any] = {
+        "model": "gpt2-124m",
+        "seq_len": 256,
+        "batch": {"global": 4, "micro": 1},
+        "parallel": {"pp": 2, "schedule": "1f1b"},
+    }
+    setting = bind(plan, "dgx-h100")
+    program = lower(setting.plan, setting.network, setting.framework, "cuda", 2)
+    pricer = pricer_for(setting)
+    trace = simulate(program, pricer)
+    moved = link_bytes(program, trace, pricer)
+    sent = {rank: sum(op.bytes for _, op in program.ops(rank) if op.kind == "send") for rank in (0, 1)}
+    assert sent[0] == sent[1] > 0
+    for rank in (0, 1):
+        assert moved[f"n0/gpu{rank}>n0/nvswitch"] == pytest.approx(sent[rank], rel=0.05)
+    uses = {use.name: use for use in utilisation(trace, setting.topology, program, pricer, whole=True).uses}
+    assert uses["n0/gpu0>n0/nvswitch"].moved == pytest.approx(moved["n0/gpu0>n0/nvswitch"], rel=0.05)
+    assert uses["n0/gpu0>n0/nvswitch"].kind == "link"
+
+
+def test_a_programs_lanes_and_a_traces_spans_have_the_same_names() -> None:
+    """In the order of issue, each once."""
+    setting = bind({"model": "gpt2-124m", "seq_len": 64, "batch": {"global": 2, "micro": 1}, "parallel": {"dp_replicate": 2}}, "dgx-h100")
+    program = lower(setting.plan, setting.network, setting.framework, "cuda", 2)
+    trace = simulate(program, pricer_for(setting), fold=False)
+    known = trace.by_id()
+    assert len(known) == len(trace.spans)
+    for rank in (0, 1):
+        issued = [full_id(rank, call, op) for thread in program.threads(rank) for call, op in program.ops(rank, thread)]
+        lanes = program.lanes(rank)
+        assert sorted(name for names in lanes.values() for name in names) == sorted(issued)
+        order = {name: at for at, name in enumerate(issued)}
+        for lane, names in lanes.items():
+            assert sorted(names, key=order.__getitem__) == names
+            spans = [span.id for span in trace.select(rank, lane)]
+            assert [name for name in names if name in set(spans)] == spans
+    assert {span.step for span in trace.select(step=1)} == {1}
+    with pytest.raises(ValueError, match="has two spans"):
+        Trace([trace.spans[0], trace.spans[0]]).by_id()
