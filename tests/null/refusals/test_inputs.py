@@ -10,6 +10,7 @@ import pytest
 
 from sim.bind import bind
 from sim.compare import compare
+from sim.model import load as loading
 from sim.model import load_model
 from sim.model.load import spec_of
 from sim.optext import parse_op
@@ -130,6 +131,38 @@ def test_models(change: dict[str, Any], told: str) -> None:
     with pytest.raises(SteptwinError) as raised:
         bind(load_plan({"model": DECODER | change, "seq_len": 16}), "dgx-h100")
     assert told in str(raised.value)
+
+
+MLP: dict[str, Any] = {"family": "mlp", "widths": [64, 64, 64]}
+SPLITS: list[tuple[str | dict[str, Any], dict[str, Any], str]] = [
+    (MLP, {"parallel": {"tp": 2}}, "an MLP is split by data or pipeline parallelism only"),
+    ("gnmt", {"parallel": {"tp": 2}}, "split by data or pipeline parallelism only; set tp = cp = ep = 1"),
+    ("transformer-xl-base", {"parallel": {"cp": 2}}, "split by data or pipeline parallelism only; set tp = cp = ep = 1"),
+    ("vit-b16", {"parallel": {"cp": 2}}, "context parallelism splits long sequences; set cp = 1 for images"),
+    ({"family": "vit", "layers": 2, "hidden": 64, "heads": 4, "image": 224, "patch": 15}, {}, "patch = 15 does not divide image = 224"),
+    ({"family": "cnn", "arch": "resnet", "depth": 51}, {}, "unknown resnet depth '51'"),
+    (DECODER | {"heads": 8, "hidden": 128, "kv_heads": 4}, {"parallel": {"tp": 8}}, ""),
+    (DECODER | {"heads": 6, "hidden": 96, "kv_heads": 3}, {"parallel": {"tp": 2}}, "key-value heads"),
+    ("bert-base", {"task": "lora"}, "needs a decoder; bert-base is a encoder"),
+]
+
+
+@pytest.mark.parametrize(("model", "change", "told"), SPLITS, ids=lambda value: str(value)[:40])
+def test_splits_that_a_model_has_not(model: str | dict[str, Any], change: dict[str, Any], told: str) -> None:
+    plan = load_plan({"model": model, "seq_len": 64, "batch": {"global": 2}} | change)
+    if not told:  # key-value heads are copied where there are fewer than ranks
+        assert bind(plan, "dgx-h100").network.parameters > 0
+        return
+    with pytest.raises(BadInput, match=told):
+        bind(plan, "dgx-h100")
+
+
+def test_a_model_in_a_table_of_its_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.toml").write_text('family = "decoder"\nlayers = 4\nhidden = 64\nheads = 4\nvocab = 128\n')
+    assert load_model(str(tmp_path / "mine.toml")) == spec_of(DECODER, "here", "mine")
+    monkeypatch.setattr(loading, "_LARGEST", 10)
+    with pytest.raises(BadInput, match=r"mine\.toml has \d+ bytes; at most 10 are read"):
+        load_model(str(tmp_path / "mine.toml"))
 
 
 LLAMA: dict[str, Any] = {
