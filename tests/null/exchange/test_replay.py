@@ -29,6 +29,7 @@ SPLITS: list[dict[str, Any]] = [
     {"parallel": {"pp": 4, "dp_shard": 2}},
     {"parallel": {"pp": 2, "dp_replicate": 2}, "framework": "megatron-core"},
     {"parallel": {"cp": 2, "zero": 3}, "batch": {"global": 1, "micro": 1}},
+    {"parallel": {"dp_replicate": 1}, "data": {"source": "disk", "sample": "1 MiB", "stream": "copy", "handover": "synchronize"}},
 ]
 
 
@@ -42,7 +43,7 @@ def _alone(setting: Setting) -> float:
     return simulate(msgspec.structs.replace(program, roles=roles, steps=1), pricer_for(setting), fold=False).end
 
 
-@pytest.mark.parametrize("split", SPLITS, ids=lambda split: "-".join(split["parallel"]))
+@pytest.mark.parametrize("split", SPLITS, ids=lambda split: "-".join([*split["parallel"], *(key for key in split if key == "data")]))
 def test_there_and_back_takes_as_long(split: dict[str, Any], tmp_path: Path) -> None:
     setting = bind(BASE | split, "dgx-h100")
     out = export_plan(setting, tmp_path)
@@ -99,6 +100,15 @@ def test_kernels_follow_their_graph_and_share_their_lane(tmp_path: Path) -> None
         "n3.node3": (15, 115),
         "n5.node5": (115, 116),
     }
+
+
+def test_copies_have_lanes_of_their_own(tmp_path: Path) -> None:
+    """Up and down at the same time, and beside kernels; one after the other in each direction."""
+    kinds = [Kind.MEM_LOAD, Kind.MEM_STORE, Kind.COMP, Kind.MEM_LOAD]
+    nodes = [_node(number, kind, (), 10, is_cpu_op=False) for number, kind in enumerate(kinds)]
+    trace = run_traces(load_traces(_files(tmp_path, [nodes])), "dgx-h100")
+    ends = {span.lane: round(span.end * 1e6, 6) for span in trace.spans if "node" in span.id}
+    assert ends == {"copy.h2d": 20, "copy.d2h": 10, "compute": 10}
 
 
 def test_collectives_are_priced_and_wait_for_the_last(tmp_path: Path) -> None:
