@@ -12,8 +12,8 @@ import msgspec
 
 from sim.bind import Setting
 from sim.engine.agenda import uncollected
-from sim.engine.clocks import Step, step_times
 from sim.engine.shortcut import Shortcut
+from sim.engine.steps import Step, step_times
 from sim.lower.short import Shortener
 from sim.lower.step import lower
 from sim.plan import Plan
@@ -31,6 +31,12 @@ def step_of(setting: Setting, coarse: bool = False) -> tuple[float, dict[str, fl
     all of it alike, its own collectives too. Raises `BadInput` and its kinds."""
     with uncollected():
         return _seconds(Run(setting, coarse), setting.plan), {}
+
+
+def whole(setting: Setting) -> float:
+    """Seconds of one optimizer step with all its micro-batches: what `predict` says, output apart. Raises `BadInput` and its kinds."""
+    with uncollected():
+        return Run(setting).times((setting.plan.microbatches,) * STEPS)[-1].seconds
 
 
 def _seconds(run: Run, plan: Plan) -> float:

@@ -182,7 +182,7 @@ def winner(u: float) -> list[Row]:
     plans = [(candidate, plan) for candidate, plan in (named(base, row.key) for row in fit) if not isinstance(plan, str)]
     _, opened = screen_chunk(Work(plans, {}))
     rivals = [(one.candidate, one.plan) for one in opened if (one.bound.step_time or 0.0) < best.step_time]
-    rows = evaluate_chunk(Work(rivals, {}, whole=True))
+    rows = evaluate_chunk(Work(rivals, {}, "whole"))
     first = min((row for row in rows if row.outcome == "done"), key=lambda row: row.step_time or 0.0)
     apart = best.step_time / (first.step_time or 1.0) - 1
     remark = f"{len(fit):,} plans fit; {len(rivals):,} had a bound below the winner and were simulated whole"

@@ -7,48 +7,23 @@ might begin beside it; only then, and for what shares links, does an event stand
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
-from typing import NamedTuple
+from collections.abc import Callable
 
-from sim.cost.price import Pricer
 from sim.engine.agenda import Agenda
-from sim.engine.code import Assembler
-from sim.engine.condense import Priced
-from sim.engine.fold import representatives
-from sim.engine.meeting import Groups
 from sim.engine.pricing import Pricing
 from sim.engine.sharing import Sharing
 from sim.engine.times import (
     FLOW,
-    HELD,
     MEET,
-    QUEUED,
     RECORD,
-    RECORDED,
     WAIT,
-    WORK,
     Arrival,
-    Code,
     Entry,
     Instruction,
     Lane,
-    Line,
-    Mark,
     State,
-    Thread,
-    mark_of,
 )
-from sim.program import COMPUTE, HOST, Program
-from topologies.errors import BadInput
-
-
-class Step(NamedTuple):
-    """One optimizer step."""
-
-    seconds: float
-    """From the end of the step before (the first: from 0)."""
-    host: float
-    """That the busiest rank's training thread spends in it when it never waits."""
+from sim.program import COMPUTE
 
 
 class Clocks:
@@ -60,84 +35,15 @@ class Clocks:
         self._sharing: Sharing = beside._sharing if beside is not None else Sharing(self.agenda, prices.pricer.capacity)
         self.ends: dict[int, float] = {}
 
-    def thread(self, state: State, name: str, lines: Iterable[Line]) -> Thread:
-        """A thread that will run these calls."""
-        thread = Thread(name, state.rank)
-        state.threads.add(name)
-        thread.body = self._body(thread, state, lines)
-        return thread
-
-    def _note(self, step: int, time: float) -> None:
+    def note(self, step: int, time: float) -> None:
+        """An op of a step has ended."""
         if time > self.ends.get(step, 0.0):
             self.ends[step] = time
 
-    # -- threads (`sim.engine.threads`)
-
-    def _body(self, thread: Thread, state: State, lines: Iterable[Line]) -> Generator[None, float, None]:
-        clock = 0.0
-        latest: dict[str, Mark] = {}
-        own = state.lane(thread.name)
-        push = self._push
-        for step, index, code in lines:
-            for this in code:
-                does = this.does
-                if does == QUEUED:
-                    mark = mark_of(this, index, state, latest) if this.event else None
-                    ready = clock + this.lead
-                    clock += this.host
-                    if not this.blocking:
-                        push((this, ready, mark, None, -1, step))
-                        continue
-                    push((this, ready, mark, thread, -1, step))
-                elif does in (WORK, RECORDED):
-                    clock += this.seconds if does == WORK else this.host
-                    own.free = clock
-                    if this.counts:
-                        self._note(step, clock)
-                    if does == RECORDED:
-                        mark_of(this, index, state, latest).fire(clock)
-                    continue
-                elif does == HELD:
-                    push((this, clock + this.lead, None, thread, -1, step))
-                else:
-                    begin = clock
-                    reached = self._reached(this, mark_of(this, index, state, latest) if this.event else None, thread)
-                    if reached is None:
-                        reached = thread.woken if thread.woken is not None else (yield)
-                        thread.woken = None
-                    clock = max(begin + this.host, reached)
-                    own.free = clock
-                    if this.counts:
-                        self._note(step, clock)
-                    continue
-                woken, thread.woken = thread.woken, None
-                time = woken if woken is not None else (yield)
-                if time > clock:
-                    clock = time
-
-    def _reached(self, this: Instruction, mark: Mark | None, thread: Thread) -> float | None:
-        """When what a sync waits for has happened; None: the thread will be woken."""
-        if mark is not None:
-            if mark.time is None:
-                mark.waiters.append(thread.wake)
-            return mark.time
-        state = this.lane.state
-        lanes = [state.lane(this.drained)] if this.drained else [lane for lane in state.lanes.values() if lane.name not in state.threads]
-        latest = [max((lane.free for lane in lanes if lane.ended == lane.queued), default=0.0)]
-        waiting = [lane for lane in lanes if lane.ended < lane.queued]
-
-        def one(time: float) -> None:
-            latest.append(time)
-            if len(latest) > len(waiting):
-                thread.wake(max(latest))
-
-        for lane in waiting:
-            lane.watch.append((lane.queued, one))
-        return None if waiting else latest[0]
-
     # -- lanes (`sim.engine.lanes`)
 
-    def _push(self, entry: Entry) -> None:
+    def push(self, entry: Entry) -> None:
+        """Queues an op on its lane."""
         this = entry[0]
         lane = this.lane
         lane.queued += 1
@@ -282,67 +188,3 @@ class Clocks:
             self.agenda.after(this.latency, done)
         else:
             self.agenda.after(this.latency, self._sharing.start, this.seconds - this.latency, this.uses, done)
-
-
-def step_times(program: Program, pricer: Pricer, fold: bool = True, symmetric: bool = True, alike: bool = False) -> list[Step]:
-    """The steps: `metrics.step_times` of the condensed simulation.
-
-    `alike`: all ranks price equal ops alike. Raises `BadInput` when the program deadlocks.
-    """
-    folded = fold and symmetric
-    stands_for = representatives(program, folded)
-    prices = Pricing(program, pricer, Groups(program.mesh, stands_for.__getitem__), folded, alone)
-    states = {rank: State(rank, pricer.slowdown(rank)[0]) for rank in sorted(set(stands_for))}
-    prices.alike = alike and folded
-    prices.shorten(states, condensed=folded)
-    clocks, assembler = Clocks(prices), Assembler(prices, prices.idle)
-    lines = {
-        (state.rank, name): lines_of(prices, assembler, state, name) for state in states.values() for name in program.threads(state.rank)
-    }
-    threads = [clocks.thread(states[rank], name, calls) for (rank, name), calls in lines.items()]
-    for thread in threads:
-        thread.begin()
-    clocks.agenda.run()
-    stuck = [f"rank {thread.rank} {thread.name}" for thread in threads if not thread.done] or assembler.waiting()
-    if stuck:
-        raise BadInput(f"the program deadlocks, waiting for what never comes: {', '.join(stuck[:8])}")
-    hosts = [_spent(calls) for (_, name), calls in lines.items() if name == HOST]
-    found, last = list[Step](), 0.0
-    for step in sorted(clocks.ends):
-        found.append(Step(max(0.0, clocks.ends[step] - last), max(host.get(step, 0.0) for host in hosts)))
-        last = max(last, clocks.ends[step])
-    return found
-
-
-def _spent(lines: list[Line]) -> dict[int, float]:
-    """Seconds of each step that a thread is busy by itself."""
-    known: dict[int, float] = {}
-    found: dict[int, float] = {}
-    for step, _, code in lines:
-        spent = known.get(id(code))
-        if spent is None:
-            spent = known[id(code)] = sum(this.seconds if this.does == WORK else this.host for this in code)
-        found[step] = found.get(step, 0.0) + spent
-    return found
-
-
-def lines_of(prices: Pricing, assembler: Assembler, state: State, thread: str) -> list[Line]:
-    """A thread's calls with their code; each segment is priced and assembled once."""
-    code: dict[str, Code] = {}
-    calls = prices.program.threads(state.rank)[thread]
-    for name in dict.fromkeys(call.segment for call in calls):
-        code[name] = assembler.code(state, thread, prices.segment(state.rank, thread, name))
-    return [(call.step, call.index, code[call.segment]) for call in calls]
-
-
-def alone(prices: Pricing, ops: list[Priced], rank: int, beside: bool) -> tuple[float, float]:
-    """When compute and when all of `ops` have ended, run by themselves on an idle rank, or `beside` a collective that never ends."""
-    state = State(rank, prices.pricer.slowdown(rank)[0])
-    clocks = Clocks(prices)
-    thread = clocks.thread(state, HOST, [(0, 0, Assembler(prices, prices.idle).code(state, HOST, ops))])
-    if beside:
-        state.comm = state.pending = 1
-        state.settled = False
-    thread.begin()
-    clocks.agenda.run()
-    return state.lane(COMPUTE).free, max((lane.free for lane in state.lanes.values() if lane.name != HOST), default=0.0)

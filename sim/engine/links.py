@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 _EQUAL = 1e-12
 """Shares no further apart are equal."""
-_USE = ("collective", "send", "recv", "copy")
+_USE = ("collective", "send", "copy")
+"""What uses links; a message is its sender's."""
 Lane = tuple[object, str]
 """A simulated rank, or a group of them that meets, and a lane: one op at a time."""
 Wishes = dict[str, dict[tuple[Lane, str, int], float]]
@@ -55,8 +56,6 @@ def links_of(prices: Pricing, ranks: Iterable[int]) -> Links:
                         found.append((ops, cost))
                 for link, amount in merged(cost.uses):
                     lanes.setdefault(link, set()).add(op.lane)
-                    if op.kind == "recv":  # its sender moves the message
-                        continue
                     wishes.setdefault(link, {})[user, name, id(op)] = amount
     private = frozenset(id(op) for ops, cost in found if all(lanes[link] == {COMPUTE} for link, _ in cost.uses) for op in ops)
     return Links(private, quiet, idle(wishes, prices.pricer.capacity))
@@ -104,6 +103,4 @@ def _cost(prices: Pricing, op: Op, rank: int) -> Cost:
         return prices.collective(op, rank)
     if op.kind == "send":
         return prices.message(op, rank)
-    if op.kind == "recv":
-        return prices.pricer.message(op, rank, prices.groups.peer_of(op, rank), 1)
     return prices.priced((op,), rank)[0][1]  # with what the ranks take that it stands for

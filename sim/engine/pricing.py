@@ -25,7 +25,7 @@ class Pricing:
     """Costs of one program's ops. `groups` says who meets whom; `folded`: equal groups count on shared links."""
 
     def __init__(self, program: Program, pricer: Pricer, groups: Groups, folded: bool, alone: Alone) -> None:
-        """`alone` runs ops by themselves: see `sim.engine.clocks.alone`."""
+        """`alone` runs ops by themselves: see `sim.engine.steps.alone`."""
         self.program, self.pricer, self.groups, self.folded, self._run_alone = program, pricer, groups, folded, alone
         self.fused = self.condensed = False
         self.alike = False

@@ -12,13 +12,13 @@ import simpy
 
 from sim.cost.price import Cost, Pricer
 from sim.engine.agenda import Environment, uncollected
-from sim.engine.clocks import alone
 from sim.engine.fold import representatives
 from sim.engine.lanes import MEET, Lanes
 from sim.engine.meeting import Groups, Meetings
 from sim.engine.pricing import Pricing
 from sim.engine.sharing import Sharing
 from sim.engine.state import Item, RankState
+from sim.engine.steps import alone
 from sim.engine.threads import Thread
 from sim.program import COMPUTE, Call, Op, Program
 from sim.trace import Span, Trace

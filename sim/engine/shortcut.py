@@ -6,11 +6,11 @@ For ranks of one stage that are simulated once, on machines where all stages' ra
 from __future__ import annotations
 
 from sim.cost.price import Cost, Pricer
-from sim.engine.clocks import alone
 from sim.engine.condense import Priced, condense, stretches
 from sim.engine.fuse import fuse
 from sim.engine.meeting import Groups
 from sim.engine.pricing import Pricing
+from sim.engine.steps import alone
 from sim.mesh import Mesh
 from sim.program import Op, Program
 from topologies.graph import Topology

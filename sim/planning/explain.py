@@ -14,8 +14,8 @@ import msgspec
 
 from sim.bind import Setting, bind
 from sim.cost.price import Cost, Pricer
-from sim.engine.clocks import step_times
 from sim.engine.run import simulate
+from sim.engine.steps import step_times
 from sim.lower.step import lower
 from sim.metrics import critical_path, step_time
 from sim.plan import Plan

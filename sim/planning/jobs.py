@@ -17,10 +17,12 @@ import msgspec
 
 from sim.bind import Setting, bind
 from sim.cost.price import Cost, Pricer
-from sim.engine.clocks import Clocks, alone, lines_of
+from sim.engine.clocks import Clocks
 from sim.engine.code import Assembler
+from sim.engine.issue import issue
 from sim.engine.meeting import Groups
 from sim.engine.pricing import Pricing
+from sim.engine.steps import alone, lines_of
 from sim.engine.times import State
 from sim.lower.step import lower
 from sim.plan import Output, Plan
@@ -254,7 +256,7 @@ class _Run:
         self.clocks: Clocks = Clocks(prices, beside.clocks if beside is not None else None)
         self._assembler = Assembler(prices)
         self._threads = [
-            self.clocks.thread(state, name, lines_of(prices, self._assembler, state, name))
+            issue(self.clocks, state, name, lines_of(prices, self._assembler, state, name))
             for state in states.values()
             for name in program.threads(state.rank)
         ]

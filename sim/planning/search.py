@@ -7,7 +7,6 @@ file holds is told to the sampler first, and nothing is simulated twice. As in a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -19,7 +18,7 @@ from sim.planning.floor import Floor
 from sim.planning.pool import Pool, pool
 from sim.planning.space import SHORT, Candidate, base_tree, plan_at, point
 from sim.planning.store import Row, Store
-from sim.planning.sweep import CLOSE, Prices, Say, Sweep, Work, _closest, evaluate_chunk, pareto, screen_chunk
+from sim.planning.sweep import Prices, Say, Sweep, Work, _closest, evaluate_chunk, open_questions, screen_chunk
 from topologies.errors import BadInput
 
 _BATCH = 8
@@ -136,21 +135,19 @@ class _Hunt:
         return row
 
     def confirm(self) -> None:
-        """Simulates whole what was ranked from a few layers, until the front and the best rest on whole simulations alone."""
+        """Simulates more of what was ranked in short, until the front and the best rest on whole simulations alone."""
         while True:
-            done = [row for row in self.known.values() if row.outcome == "done"]
-            best = min((row.effort for row in done), default=0.0)
-            vital = {row.key: row for row in [*pareto(done), *(row for row in done if row.effort <= CLOSE * best)]}
+            keys, depth = open_questions([row for row in self.known.values() if row.outcome == "done"])
             work: list[tuple[Candidate, Plan]] = []
-            for key, row in vital.items():
+            for key in keys:
                 at = self._point_of(key)
-                if at is not None and not json.loads(row.detail).get("whole"):
+                if at is not None:
                     candidate = self._candidate(at)
                     plan = plan_at(self._base, candidate, at.get("gpus", ""))
                     work += [(candidate, plan)] if isinstance(plan, Plan) else []
             if not work:
                 return
-            for rows in self._place.map(evaluate_chunk, [Work([one], self._prices, True) for one in work]):
+            for rows in self._place.map(evaluate_chunk, [Work([one], self._prices, depth) for one in work]):
                 for row in rows:
                     self.known[row.key] = self._kept(row)
 

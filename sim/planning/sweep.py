@@ -14,12 +14,12 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from sim.bind import bind
-from sim.plan import Plan
+from sim.plan import Output, Plan
 from sim.planning.bound import Bounds
 from sim.planning.capacity import price_of
 from sim.planning.floor import Floor
@@ -29,6 +29,7 @@ from sim.planning.space import Candidate, TooLarge, base_tree, candidates, named
 from sim.planning.store import Row, Store, forget
 from sim.planning.tables import Ranked
 from sim.predict import figures_of_memory, mfu_of, predict_setting, pricer_for
+from sim.steady import whole
 from topologies.errors import BadInput, SteptwinError
 from topologies.load import Topology, load_topology
 
@@ -75,12 +76,16 @@ class Work(NamedTuple):
 
     plans: list[tuple[Candidate, Plan]]
     prices: Prices
-    whole: bool = False
-    """All layers, not a few."""
+    depth: Depth = "short"
 
+
+Depth = Literal["short", "whole", "split"]
+"""How a plan is simulated: in the fewest ops (`screen`), whole, or with where its step goes, by class."""
 
 CLOSE = 1.01
 """Plans within this factor of the best are simulated whole before one is called the best; what was simulated in short is no further off."""
+_FIRST = 5
+"""Plans of which a report shows where their steps go."""
 _APART = tuple(f"parallel.{name}" for name in ("pp", "zero", "schedule", "virtual_stages"))
 """Keys of a plan that leave its layers as they are."""
 
@@ -155,7 +160,9 @@ def _simulated(
             progress.more(len(settled))
         # The first wave is small: it finds plans good enough to settle most of the others.
         wave, waiting = waiting[: size if done or every else _CHUNK], waiting[size if done or every else _CHUNK :]
-        for rows in place.map(evaluate_chunk, [Work(chunk, prices, every) for chunk in _alike(wave, max(1, workers))]):
+        for rows in place.map(
+            evaluate_chunk, [Work(chunk, prices, "whole" if every else "short") for chunk in _alike(wave, max(1, workers))]
+        ):
             store.add(rows)
             done += rows
             progress.more(len(rows))
@@ -179,18 +186,26 @@ def _alike(wave: list[Open], workers: int) -> list[list[tuple[Candidate, Plan]]]
 
 
 def _confirmed(base: Plan, store: Store, place: Pool, prices: Prices) -> None:
-    """Simulates whole what was ranked in short, until the front and the best rest on whole simulations alone."""
+    """Simulates more of what was ranked in short, until nothing is `open_questions` any more."""
     while True:
-        done = [row for row in store.rows() if row.outcome == "done"]
-        whole = [row for row in done if json.loads(row.detail).get("whole")]
-        best = min((row.effort for row in done), default=0.0)
-        vital = [*pareto(done), *(row for row in done if row.effort <= CLOSE * best)]
-        keys = dict.fromkeys(row.key for row in vital if row not in whole)
+        keys, depth = open_questions([row for row in store.rows() if row.outcome == "done"])
         plans = [(candidate, plan) for candidate, plan in map(partial(named, base), keys) if isinstance(plan, Plan)]
         if not plans:
             return
-        for rows in place.map(evaluate_chunk, [Work(chunk, prices, True) for chunk in _chunks(plans, 1)]):
+        for rows in place.map(evaluate_chunk, [Work(chunk, prices, depth) for chunk in _chunks(plans, 1)]):
             store.add(rows)
+
+
+def open_questions(done: list[Row]) -> tuple[list[str], Depth]:
+    """Plans to be simulated once more, by name, and how: the front and the best must rest on whole simulations alone; then the first
+    few are split by class."""
+    details = {row.key: json.loads(row.detail) for row in done}
+    ranked = sorted(done, key=lambda row: row.effort)
+    vital = [*pareto(done), *(row for row in ranked if row.effort <= CLOSE * ranked[0].effort)]
+    short = dict.fromkeys(row.key for row in vital if not details[row.key].get("whole"))
+    if short:
+        return list(short), "whole"
+    return [row.key for row in ranked[:_FIRST] if not details[row.key].get("breakdown")], "split"
 
 
 def _chunks(work: list[tuple[Candidate, Plan]], size: int = _CHUNK) -> list[list[tuple[Candidate, Plan]]]:
@@ -251,7 +266,7 @@ def _bounds() -> Bounds:
 
 def evaluate_chunk(work: Work) -> list[Row]:
     """Rows of some plans; an error of one plan is its row, not the sweep's end."""
-    return [evaluate(candidate, plan, work.prices, work.whole) for candidate, plan in work.plans]
+    return [evaluate(candidate, plan, work.prices, work.depth) for candidate, plan in work.plans]
 
 
 @lru_cache(maxsize=64)
@@ -259,28 +274,23 @@ def _machine(name: str) -> Topology:
     return load_topology(name)
 
 
-def evaluate(candidate: Candidate, plan: Plan, prices: Prices, whole: bool = True) -> Row:
-    """One plan that fits: `whole`, or in its steady state from a few of its equal layers and micro-batches."""
+def evaluate(candidate: Candidate, plan: Plan, prices: Prices, depth: Depth = "split") -> Row:
+    """One plan that fits."""
     split: dict[str, float] = {}
     try:
         setting = bind(plan, _machine(candidate.on))
-        if whole:
+        if depth == "short":
+            step = screened(setting)
+        elif depth == "whole" and plan.output == Output():
+            step = whole(setting)
+        else:
             found = predict_setting(setting, steps=2, detail=False)
             step, split = found.step_time_s, msgspec.structs.asdict(found.breakdown)
-        else:
-            step = screened(setting)
         report, _ = figures_of_memory(setting, remedies=False)
     except SteptwinError as error:
         return Row(candidate.key, "refused", str(error))
-    return _row(
-        candidate,
-        plan,
-        step,
-        report.peak,
-        mfu_of(setting, step),
-        prices,
-        json.dumps({"breakdown": split, "whole": whole}, sort_keys=True),
-    )
+    detail = json.dumps({"breakdown": split, "whole": depth != "short"}, sort_keys=True)
+    return _row(candidate, plan, step, report.peak, mfu_of(setting, step), prices, detail)
 
 
 def _row(candidate: Candidate, plan: Plan, step: float, memory: int, mfu: float | None, prices: Prices, detail: str) -> Row:

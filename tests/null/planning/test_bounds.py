@@ -15,7 +15,7 @@ from sim.planning import sweep as sweeping
 from sim.planning.bound import Bounds
 from sim.planning.floor import Floor
 from sim.planning.space import candidates, parse_space, point
-from sim.planning.sweep import Work, evaluate_chunk, screen_chunk, sweep
+from sim.planning.sweep import Depth, Work, evaluate_chunk, screen_chunk, sweep
 from sim.predict import figures_of_memory, predict_setting, pricer_for
 from topologies.errors import BadInput
 
@@ -66,8 +66,9 @@ def test_an_error_of_one_plan_is_its_row() -> None:
     rows, fits = screen_chunk(Work(plans, {}))
     assert [(row.key, row.outcome) for row in rows] == [(points[0].key, "refused")] and "no units" in rows[0].reason
     assert [one.candidate for one in fits] == [points[1]]
-    for whole in (False, True):
-        refused, done = evaluate_chunk(Work(plans, {machine: 2.0}, whole))
+    depths: tuple[Depth, ...] = ("short", "whole", "split")
+    for depth in depths:
+        refused, done = evaluate_chunk(Work(plans, {machine: 2.0}, depth))
         assert (refused.outcome, refused.step_time) == ("refused", None) and "no units" in refused.reason
         assert done.outcome == "done" and done.step_time and done.rate
         assert done.cost == pytest.approx(8 * 2.0 / 3600 / done.rate * 1e6)

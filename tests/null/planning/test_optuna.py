@@ -27,7 +27,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     really = searching.evaluate_chunk
 
     def noted(work: Any) -> Any:
-        found.extend(candidate.key for candidate, _ in work.plans if not work.whole)
+        found.extend(candidate.key for candidate, _ in work.plans if work.depth == "short")
         return really(work)
 
     monkeypatch.setattr(searching, "evaluate_chunk", noted)

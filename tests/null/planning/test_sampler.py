@@ -129,7 +129,7 @@ def test_what_is_called_best_was_simulated_whole(sampler: list[Sampler], tmp_pat
     really = evaluate_chunk
 
     def noted(work: Any) -> Any:
-        seen.extend((candidate.key, work.whole) for candidate, _ in work.plans)
+        seen.extend((candidate.key, work.depth != "short") for candidate, _ in work.plans)
         return really(work)
 
     monkeypatch.setattr(searching, "evaluate_chunk", noted)

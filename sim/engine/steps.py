@@ -1,0 +1,90 @@
+"""When each step of a program ends: the engine without a trace, from a program and a pricer to seconds."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sim.cost.price import Pricer
+from sim.engine.clocks import Clocks
+from sim.engine.code import Assembler
+from sim.engine.condense import Priced
+from sim.engine.fold import representatives
+from sim.engine.issue import issue
+from sim.engine.meeting import Groups
+from sim.engine.pricing import Pricing
+from sim.engine.times import WORK, Code, Line, State
+from sim.program import COMPUTE, HOST, Program
+from topologies.errors import BadInput
+
+
+class Step(NamedTuple):
+    """One optimizer step."""
+
+    seconds: float
+    """From the end of the step before (the first: from 0)."""
+    host: float
+    """That the busiest rank's training thread spends in it when it never waits."""
+
+
+def step_times(program: Program, pricer: Pricer, fold: bool = True, symmetric: bool = True, alike: bool = False) -> list[Step]:
+    """The steps: `metrics.step_times` of the condensed simulation.
+
+    `alike`: all ranks price equal ops alike. Raises `BadInput` when the program deadlocks.
+    """
+    folded = fold and symmetric
+    stands_for = representatives(program, folded)
+    prices = Pricing(program, pricer, Groups(program.mesh, stands_for.__getitem__), folded, alone)
+    states = {rank: State(rank, pricer.slowdown(rank)[0]) for rank in sorted(set(stands_for))}
+    prices.alike = alike and folded
+    prices.shorten(states, condensed=folded)
+    clocks, assembler = Clocks(prices), Assembler(prices, prices.idle)
+    lines = {
+        (state.rank, name): lines_of(prices, assembler, state, name) for state in states.values() for name in program.threads(state.rank)
+    }
+    threads = [issue(clocks, states[rank], name, calls) for (rank, name), calls in lines.items()]
+    for thread in threads:
+        thread.begin()
+    clocks.agenda.run()
+    stuck = [f"rank {thread.rank} {thread.name}" for thread in threads if not thread.done] or assembler.waiting()
+    if stuck:
+        raise BadInput(f"the program deadlocks, waiting for what never comes: {', '.join(stuck[:8])}")
+    hosts = [_spent(calls) for (_, name), calls in lines.items() if name == HOST]
+    found, last = list[Step](), 0.0
+    for step in sorted(clocks.ends):
+        found.append(Step(max(0.0, clocks.ends[step] - last), max(host.get(step, 0.0) for host in hosts)))
+        last = max(last, clocks.ends[step])
+    return found
+
+
+def _spent(lines: list[Line]) -> dict[int, float]:
+    """Seconds of each step that a thread is busy by itself."""
+    known: dict[int, float] = {}
+    found: dict[int, float] = {}
+    for step, _, code in lines:
+        spent = known.get(id(code))
+        if spent is None:
+            spent = known[id(code)] = sum(this.seconds if this.does == WORK else this.host for this in code)
+        found[step] = found.get(step, 0.0) + spent
+    return found
+
+
+def lines_of(prices: Pricing, assembler: Assembler, state: State, thread: str) -> list[Line]:
+    """A thread's calls with their code; each segment is priced and assembled once."""
+    code: dict[str, Code] = {}
+    calls = prices.program.threads(state.rank)[thread]
+    for name in dict.fromkeys(call.segment for call in calls):
+        code[name] = assembler.code(state, thread, prices.segment(state.rank, thread, name))
+    return [(call.step, call.index, code[call.segment]) for call in calls]
+
+
+def alone(prices: Pricing, ops: list[Priced], rank: int, beside: bool) -> tuple[float, float]:
+    """When compute and when all of `ops` have ended, run by themselves on an idle rank, or `beside` a collective that never ends."""
+    state = State(rank, prices.pricer.slowdown(rank)[0])
+    clocks = Clocks(prices)
+    thread = issue(clocks, state, HOST, [(0, 0, Assembler(prices, prices.idle).code(state, HOST, ops))])
+    if beside:
+        state.comm = state.pending = 1
+        state.settled = False
+    thread.begin()
+    clocks.agenda.run()
+    return state.lane(COMPUTE).free, max((lane.free for lane in state.lanes.values() if lane.name != HOST), default=0.0)
