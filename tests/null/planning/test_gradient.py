@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.bind import bind
-from sim.cost.price import Cost
+from sim.cost.price import Cost, Pricer
 from sim.engine.run import simulate
 from sim.lower.step import lower
 from sim.metrics import step_time
 from sim.planfile import load_plan
-from sim.planning.explain import Study, best_changes, explain
+from sim.planning import explain as explaining
+from sim.planning.explain import Change, Explanation, Sensitivity, Study, best_changes, explain
 from sim.planning.gradient import gradient
-from sim.planning.scaled import COMPUTE, KINDS, Scaled, faster_links, link_kinds
+from sim.planning.scaled import COLLECTIVES, COMPUTE, HOST, KINDS, MEMORY, MESSAGES, Scaled, faster_links, link_kinds
 from sim.predict import STEPS, figures_of_memory, predict_setting, pricer_for
+from sim.program import Op
 from sim.trace import Span, Trace
 from topologies.load import load_topology
 
@@ -170,6 +173,66 @@ def test_a_chain_that_waits_for_its_launches_owes_its_last_kernel_alone() -> Non
     assert slow.spans == pytest.approx({0: 0.2}) and slow.launches == pytest.approx(3.0)
     quick = gradient(Trace(spans), lambda rank: 1.0, lambda span: Cost(3.2, host=0.3, ready=3.2) if span.kind == "compute" else None)
     assert quick.spans == pytest.approx({0: 3.2}) and quick.launches == pytest.approx(0.0)
+
+
+def test_a_collective_owes_what_it_takes_once_all_are_there() -> None:
+    """It stands for 4 s and waits for the last member in the first of them; the kernel before it takes 1 s."""
+    spans = [
+        Span(0, "compute", "r0/k", 0.0, 1.0, "compute", "gemm"),
+        Span(0, "comm.dp", "r0/c", 0.0, 4.0, "collective", wait=1.0, after=0, bound="peer"),
+        Span(0, "host", "r0/e", 4.0, 4.0, "sync", after=1, bound="event"),
+    ]
+    found = gradient(Trace(spans), lambda rank: 1.0, lambda span: None)
+    assert found.spans == pytest.approx({0: 1.0, 1: 3.0}) and found.launches == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(
+    ("cost", "kind", "seconds", "host", "ready"),
+    [
+        (Cost(0.6, host=3.0, ready=3.2), COMPUTE, 0.3, 3.0, 3.1),  # ends one kernel, now of 0.1, after the last launch
+        (Cost(0.6, host=3.0, ready=3.2), HOST, 0.6, 1.5, 1.7),
+        (Cost(3.0, host=0.3, ready=3.1), COMPUTE, 1.5, 0.3, 1.6),  # ends with its kernels, one launch after it was issued
+        (Cost(3.0, host=0.3, ready=3.1), HOST, 3.0, 0.15, 3.05),
+        (Cost(3.0, host=0.3, ready=3.1), MEMORY, 3.0, 0.3, 3.1),
+    ],
+)
+def test_chains_of_kernels_twice_as_fast(cost: Cost, kind: str, seconds: float, host: float, ready: float) -> None:
+    pricer = cast(Pricer, SimpleNamespace(capacity={}, local=lambda op, rank: cost))
+    found = Scaled(pricer, kind, 2.0).local(Op("k", "compute", "compute", cls="gemm"), 0)
+    assert (found.seconds, found.host, found.ready) == pytest.approx((seconds, host, ready))
+
+
+@pytest.mark.parametrize("kind", [COLLECTIVES, MESSAGES])
+def test_exchanges_twice_as_fast_leave_their_launches(kind: str) -> None:
+    """Seconds and latency halve, contention and the thread's time stay."""
+    cost = Cost(4.0, latency=1.0, uses=(("a>b", 2.0),), host=0.5)
+    pricer = cast(Pricer, SimpleNamespace(capacity={}, collective=lambda *_: cost, message=lambda *_: cost))
+    scaled, op = Scaled(pricer, kind, 2.0), Op("c", "collective", "comm.dp")
+    collective, message = scaled.collective(op, (0, 1), 1), scaled.message(op, 0, 1, 1)
+    faster, other = (collective, message) if kind == COLLECTIVES else (message, collective)
+    assert (faster.seconds, faster.latency, faster.uses, faster.host) == (2.0, 0.5, cost.uses, 0.5)
+    assert other == cost
+
+
+def test_an_explanation_prints_milliseconds() -> None:
+    sensitivity = Sensitivity("compute", 0.0123, -0.04, -0.5, -0.045)
+    found = Explanation(0.0204, "compute-bound", (("gemm", 0.0102),), (sensitivity,), (Change(("compile=true",), 0.0187, 0.0833),))
+    lines = [" ".join(line.split()) for line in str(found).splitlines()]
+    assert lines[0] == "step 20.400 ms, compute-bound" and "gemm 10.200 ms 50.0%" in lines
+    assert "compute 12.300 ms -0.500 -4.50% -4.00%" in lines and lines[-1] == "compile=true 18.700 ms -8.3%"
+
+
+def test_the_three_best_changes_are_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best first; what gains less than a thousandth is none, and what cannot be built is passed over."""
+    setting = bind(BASE | {"parallel": {"dp_replicate": 8}}, "dgx-h100")
+    steps = {"a": 0.9, "b": 0.5, "c": 0.9995, "d": 0.7, "e": 0.8, "f": 1.2}
+    monkeypatch.setattr(explaining, "neighbours", lambda plan: [((name,), name) for name in ("x", *steps)])
+    monkeypatch.setattr(explaining, "_try", lambda plan, setting: None if plan == "x" else plan)
+    monkeypatch.setattr(explaining, "figures_of_memory", lambda near: (None, "too large" if near == "b" else None))
+    monkeypatch.setattr(explaining, "predict_setting", lambda near, **_: SimpleNamespace(step_time_s=steps[near]))
+    found = best_changes(setting, 1.0)
+    assert [(*one.overrides, one.step_time_s) for one in found] == [("d", 0.7), ("e", 0.8), ("a", 0.9)]
+    assert [one.gain for one in found] == pytest.approx([0.3, 0.2, 0.1])
 
 
 def test_faster_networks_have_faster_uplinks() -> None:

@@ -88,6 +88,24 @@ def test_neighbours_keep_ranks_and_batch(parallel: dict[str, object]) -> None:
     assert ("parallel.schedule" in changed) == (plan.parallel.pp > 1)
 
 
+def test_one_change_away() -> None:
+    """Of a plan on 8 ranks: every halving and doubling that leaves 8, and nothing else of the split."""
+    plan = load_plan(BASE | {"parallel": {"dp_replicate": 2, "tp": 2, "pp": 2, "schedule": "1f1b"}})
+    splits = {overrides for overrides, _ in neighbours(plan) if len(overrides) == 2 and overrides[0] != "parallel.schedule=interleaved"}
+    assert {one for one in splits if not one[0].startswith("parallel.schedule")} == {
+        ("parallel.dp_shard=2", "parallel.tp=1"),
+        ("parallel.dp_shard=2", "parallel.pp=1"),
+        ("parallel.dp_replicate=1", "parallel.tp=4"),
+        ("parallel.dp_replicate=1", "parallel.pp=4"),
+        ("parallel.dp_replicate=4", "parallel.tp=1"),
+        ("parallel.dp_replicate=4", "parallel.pp=1"),
+        ("parallel.tp=1", "parallel.pp=4"),
+        ("parallel.pp=1", "parallel.tp=4"),
+    }
+    odd = load_plan(BASE | {"batch": {"micro": 2, "global": 60}, "parallel": {"dp_replicate": 3, "tp": 3}})
+    assert not any(word.startswith(("parallel.tp=", "parallel.dp_replicate=")) for overrides, _ in neighbours(odd) for word in overrides)
+
+
 def test_enough_loaders_are_not_doubled() -> None:
     for workers, more in ((4, True), (8, False)):
         plan = load_plan(BASE | {"data": {"workers": workers}})

@@ -58,6 +58,12 @@ def test_the_automatic_space_holds_only_divisors() -> None:
     assert all(80 % int(p) == 0 and 512 % int(p) == 0 for p in space["pp"])
 
 
+@pytest.mark.parametrize(("experts", "ways"), [(8, 4), (160, 6), (256, 8), (60, 3), (1, 1)])
+def test_experts_are_split_by_powers_of_two_up_to_128(experts: int, ways: int) -> None:
+    found = sensible(model_layers=32, heads=32, gpus=512, per_node=8, experts=experts)["ep"]
+    assert found == tuple(str(2**at) for at in range(ways)) and all(experts % int(one) == 0 for one in found)
+
+
 def test_each_plan_stands_in_a_space_once() -> None:
     base = load_plan({"model": "llama3-8b", "seq_len": 4096, "batch": {"global": 64}})
     space = parse_space("gpus=16 tp=2,8 pp=1,2 zero=1,3 schedule=1f1b,interleaved virtual_stages=1,2")
