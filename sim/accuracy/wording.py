@@ -23,7 +23,8 @@ _FRAMEWORKS: tuple[tuple[str, str], ...] = (
     (r"internevo|internlm-train", "internevo"),
     (r"llm-foundry|composer|mosaic", "llm-foundry"),
     (r"torchtitan", "torchtitan"),
-    (r"maxtext|paxml|\bjax\b|\bflax\b|levanter|\bt5x\b", "maxtext"),
+    (r"paxml", "paxml"),
+    (r"maxtext|\bjax\b|\bflax\b|levanter|\bt5x\b", "maxtext"),
     (r"tensorflow ?2|tf2", "tf2-horovod"),
     (r"tensorflow|tf1", "tf1-horovod"),
 )

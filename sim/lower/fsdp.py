@@ -174,15 +174,13 @@ def _holding(op: Op, alloc: int = 0, free: int = 0) -> Op:
 
 
 def _copy_out(job: Job, phase: str, unit: Unit) -> list[Op]:
-    """Compute waits for the gather and copies the parameters out of its buffer."""
+    """Compute waits for the gather and copies the parameters out of its buffer, where that is one for all of them."""
     ops = [wait(job, f"{phase}/{unit.name}{suffix}.gathered", COMPUTE) for suffix, _, _ in unit.messages]
     size = round(sum(elements for _, _, elements in unit.messages) * job.param_bytes)
-    copy = MemoryBound("copy", size, size, job.framework.param_dtype)
-    return [
-        *ops,
-        compute(job, f"{phase}/{unit.name}.copy_out", (copy,), COPY, alloc=size, free=size),
-        record(f"{phase}/{unit.name}.out", COMPUTE),
-    ]
+    if job.framework.shard_copies:
+        copy = MemoryBound("copy", size, size, job.framework.param_dtype)
+        ops.append(compute(job, f"{phase}/{unit.name}.copy_out", (copy,), COPY, alloc=size, free=size))
+    return [*ops, record(f"{phase}/{unit.name}.out", COMPUTE)]
 
 
 def _reshard(job: Job, phase: str, unit: Unit) -> Op:
@@ -192,7 +190,7 @@ def _reshard(job: Job, phase: str, unit: Unit) -> Op:
 
 
 def _reduce(job: Job, unit: Unit, reduced: list[Unit]) -> list[Op]:
-    """Copy-in (in the dtype that travels) and reduce_scatter, then with replicas the all_reduce of the shard."""
+    """Copy-in (in the dtype that travels) where one buffer holds all, and reduce_scatter, then with replicas the all_reduce of the shard."""
     ops: list[Op] = []
     if reduced:  # the buffer of the reduce_scatter before is free
         ops += [
@@ -201,9 +199,13 @@ def _reduce(job: Job, unit: Unit, reduced: list[Unit]) -> list[Op]:
         ]
     for suffix, axis, elements in unit.messages:
         name, lane, size = f"grad/{unit.name}{suffix}", lane_of(axis), round(elements * job.reduce_bytes)
-        copy = MemoryBound("copy", round(elements * job.param_bytes), size, job.framework.reduce_dtype)
-        ops.append(compute(job, f"{name}.copy_in", (copy,), COPY, alloc=size))
-        ops += order(job, f"{name}.full", COMPUTE, lane)
+        full = [*order(job, f"{name}.full", COMPUTE, lane)]
+        if job.framework.shard_copies:
+            copy = MemoryBound("copy", round(elements * job.param_bytes), size, job.framework.reduce_dtype)
+            ops.append(compute(job, f"{name}.copy_in", (copy,), COPY, alloc=size))
+        else:
+            full[0] = _holding(full[0], alloc=size)
+        ops += full
         message = collective(job, f"{name}.reduce_scatter", lane, "reduce_scatter", size, axis, CLS)
         ops += [_holding(message, free=size), record(f"{name}.scattered", lane)]
         shared = replicas(job, name, size / job.size(axis), lane)

@@ -130,6 +130,20 @@ def test_fsdp_backward_prefetches_the_next_block_before_it_reduces_this_one() ->
     ]
 
 
+def test_collectives_on_the_tensors_themselves_copy_nothing_on_compute() -> None:
+    """As XLA runs them: the same messages, and the memory of one copy less while a layer computes."""
+    plan = {"parallel": {"dp_shard": 2, "zero": 3}}
+    flat, direct = (program(plan, network(3), replace(QUIET, shard_copies=copies)) for copies in (True, False))
+    assert messages(flat) == messages(direct)
+
+    def copied(p: Program) -> list[str]:
+        return [op.id for call, op in p.ops(0) if op.cls == "grad.copy" and op.lane == "compute" and call.step == 1]
+
+    assert len(copied(flat)) == 3 * 3 and not copied(direct)
+    for p in (flat, direct):
+        assert sum(op.alloc - op.free for call, op in p.ops(0) if call.step == 1) == 0, "what a step makes it frees"
+
+
 def test_ends_are_the_root_gathered_first_kept_and_reduced_last() -> None:
     from sim.model.parts import Block
 
