@@ -166,8 +166,8 @@ def winner(u: float) -> list[Row]:
     import tempfile
 
     from sim.planfile import load_plan
+    from sim.planning.judge import Work, evaluate_chunk, screen_chunk
     from sim.planning.space import auto_space, named
-    from sim.planning.sweep import Work, evaluate_chunk, screen_chunk
     from sim.planning.sweep import sweep as run
 
     on, base = (

@@ -1,6 +1,6 @@
 """The engine without a trace: when each step ends, by the rules of `run`, several times as fast.
 
-Lanes, threads, meetings and sharing are those of `lanes`, `threads`, `meeting` and `sharing`; what is kept is the time at which each lane
+Lanes, meetings and sharing are those of `lanes`, `meeting` and `sharing` (threads: `issue`); what is kept is the time at which each lane
 is free. A kernel's end is known as soon as it begins (max-plus: nothing but its lane and its launch decides) unless a collective
 might begin beside it; only then, and for what shares links, does an event stand in the agenda.
 """

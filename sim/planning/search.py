@@ -15,10 +15,12 @@ from typing import Any
 from sim.plan import Plan
 from sim.planning.capacity import price_of
 from sim.planning.floor import Floor
+from sim.planning.front import open_questions
+from sim.planning.judge import Prices, Work, evaluate_chunk, screen_chunk
 from sim.planning.pool import Pool, pool
 from sim.planning.space import SHORT, Candidate, base_tree, plan_at, point
 from sim.planning.store import Row, Store
-from sim.planning.sweep import Prices, Say, Sweep, Work, _closest, evaluate_chunk, open_questions, screen_chunk
+from sim.planning.sweep import Say, Sweep, _closest
 from topologies.errors import BadInput
 
 _BATCH = 8

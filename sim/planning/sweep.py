@@ -8,35 +8,27 @@ another has reached is not simulated. Each is simulated in the fewest ops (`scre
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 import msgspec
 
-from sim.bind import bind
-from sim.plan import Output, Plan
-from sim.planning.bound import Bounds
+from sim.plan import Plan
 from sim.planning.capacity import price_of
 from sim.planning.floor import Floor
+from sim.planning.front import beaten, cautious, open_questions, pareto
+from sim.planning.judge import Open, Prices, Work, evaluate_chunk, screen_chunk
 from sim.planning.pool import Pool, pool
-from sim.planning.screen import screened
 from sim.planning.space import Candidate, TooLarge, base_tree, candidates, named
 from sim.planning.store import Row, Store, forget
 from sim.planning.tables import Ranked
-from sim.predict import figures_of_memory, mfu_of, predict_setting, pricer_for
-from sim.steady import whole
-from topologies.errors import BadInput, SteptwinError
-from topologies.load import Topology, load_topology
+from topologies.errors import BadInput
 
 Say = Callable[[str], None]
-Prices = dict[str, float]
-"""Money per GPU-hour by machine."""
-_CHUNK = 16
+_CHUNK = 8
 _WAVE = 4
 """Chunks for each worker between two looks at what need not be simulated any more."""
 
@@ -62,30 +54,6 @@ class Sweep(Ranked, msgspec.Struct):
         return pareto(self.feasible)
 
 
-class Open(msgspec.Struct, frozen=True):
-    """A plan that fits and is not simulated yet."""
-
-    candidate: Candidate
-    plan: Plan
-    bound: Row
-    """What it would be if nothing but its bound counted."""
-
-
-class Work(NamedTuple):
-    """A chunk for one process."""
-
-    plans: list[tuple[Candidate, Plan]]
-    prices: Prices
-    depth: Depth = "short"
-
-
-Depth = Literal["short", "whole", "split"]
-"""How a plan is simulated: in the fewest ops (`screen`), whole, or with where its step goes, by class."""
-
-CLOSE = 1.01
-"""Plans within this factor of the best are simulated whole before one is called the best; what was simulated in short is no further off."""
-_FIRST = 5
-"""Plans of which a report shows where their steps go."""
 _APART = tuple(f"parallel.{name}" for name in ("pp", "zero", "schedule", "virtual_stages"))
 """Keys of a plan that leave its layers as they are."""
 
@@ -152,11 +120,11 @@ def _simulated(
     size = _CHUNK * _WAVE * max(1, workers)
     while waiting:
         if not every:
-            front = pareto([_cautious(row) for row in done])
-            settled = [one for one in waiting if _beaten(one.bound, front)]
+            front = pareto([cautious(row) for row in done])
+            settled = [one for one in waiting if beaten(one.bound, front)]
             store.add(msgspec.structs.replace(one.bound, outcome="bound", step_time=None, rate=None, reason=_why(one)) for one in settled)
-            beaten = {one.candidate.key for one in settled}
-            waiting = [one for one in waiting if one.candidate.key not in beaten]
+            known = {one.candidate.key for one in settled}
+            waiting = [one for one in waiting if one.candidate.key not in known]
             progress.more(len(settled))
         # The first wave is small: it finds plans good enough to settle most of the others.
         wave, waiting = waiting[: size if done or every else _CHUNK], waiting[size if done or every else _CHUNK :]
@@ -170,19 +138,21 @@ def _simulated(
     _confirmed(base, store, place, prices)
 
 
-def _cautious(row: Row) -> Row:
-    """No slower than this is the plan when simulated whole."""
-    return msgspec.structs.replace(row, rate=(row.rate or 0.0) / CLOSE)
-
-
 def _alike(wave: list[Open], workers: int) -> list[list[tuple[Candidate, Plan]]]:
-    """Chunks of plans that run the same layers, which one process prices once."""
+    """Chunks of plans that run the same layers, which one process prices once; the longest first, so that no process is left with one."""
     layers: dict[tuple[str, ...], list[tuple[Candidate, Plan]]] = {}
     for one in wave:
         layer = tuple(word for word in one.candidate.overrides if word.partition("=")[0] not in _APART)
         layers.setdefault((one.candidate.on, *layer), []).append((one.candidate, one.plan))
     size = max(1, min(_CHUNK, len(wave) // workers))
-    return [chunk for plans in layers.values() for chunk in _chunks(plans, size)]
+    chunks = [chunk for plans in layers.values() for chunk in _chunks(plans, size)]
+    return sorted(chunks, key=lambda chunk: sum(_length(plan) for _, plan in chunk), reverse=True)
+
+
+def _length(plan: Plan) -> int:
+    """Of its simulation, roughly: each of its stages runs some rounds of micro-batches, after what costs as much as thirty passes."""
+    p = plan.parallel
+    return 30 + p.pp * p.pp * p.chunks
 
 
 def _confirmed(base: Plan, store: Store, place: Pool, prices: Prices) -> None:
@@ -194,18 +164,6 @@ def _confirmed(base: Plan, store: Store, place: Pool, prices: Prices) -> None:
             return
         for rows in place.map(evaluate_chunk, [Work(chunk, prices, depth) for chunk in _chunks(plans, 1)]):
             store.add(rows)
-
-
-def open_questions(done: list[Row]) -> tuple[list[str], Depth]:
-    """Plans to be simulated once more, by name, and how: the front and the best must rest on whole simulations alone; then the first
-    few are split by class."""
-    details = {row.key: json.loads(row.detail) for row in done}
-    ranked = sorted(done, key=lambda row: row.effort)
-    vital = [*pareto(done), *(row for row in ranked if row.effort <= CLOSE * ranked[0].effort)]
-    short = dict.fromkeys(row.key for row in vital if not details[row.key].get("whole"))
-    if short:
-        return list(short), "whole"
-    return [row.key for row in ranked[:_FIRST] if not details[row.key].get("breakdown")], "split"
 
 
 def _chunks(work: list[tuple[Candidate, Plan]], size: int = _CHUNK) -> list[list[tuple[Candidate, Plan]]]:
@@ -231,91 +189,6 @@ class _Progress:
             rate = self._done / (now - self._begun)
             self._say(f"{self._done}/{self._total} plans {self._verb}, {rate:.0f} a second, {(self._total - self._done) / rate:.0f} s left")
             self._told = now
-
-
-def screen_chunk(work: Work) -> tuple[list[Row], list[Open]]:
-    """Memory and bound of some plans: rows of those that do not fit or cannot be built, and those that may be simulated."""
-    rows: list[Row] = []
-    fits: list[Open] = []
-    for candidate, plan in work.plans:
-        found = _screen(candidate, plan, work.prices)
-        if isinstance(found, Row):
-            rows.append(found)
-        else:
-            fits.append(found)
-    return rows, fits
-
-
-def _screen(candidate: Candidate, plan: Plan, prices: Prices) -> Row | Open:
-    try:
-        setting = bind(plan, _machine(candidate.on))
-        report, fit = figures_of_memory(setting, remedies=False)
-        if fit is not None:
-            return Row(candidate.key, "memory", str(fit), memory=report.peak, gpus=plan.world)
-        bound = _bounds().step(setting, pricer_for(setting))
-    except SteptwinError as error:
-        return Row(candidate.key, "refused", str(error))
-    return Open(candidate, plan, _row(candidate, plan, bound, report.peak, None, prices, "{}"))
-
-
-@lru_cache(maxsize=1)
-def _bounds() -> Bounds:
-    """One for each process: plans share the prices of equal blocks."""
-    return Bounds()
-
-
-def evaluate_chunk(work: Work) -> list[Row]:
-    """Rows of some plans; an error of one plan is its row, not the sweep's end."""
-    return [evaluate(candidate, plan, work.prices, work.depth) for candidate, plan in work.plans]
-
-
-@lru_cache(maxsize=64)
-def _machine(name: str) -> Topology:
-    return load_topology(name)
-
-
-def evaluate(candidate: Candidate, plan: Plan, prices: Prices, depth: Depth = "split") -> Row:
-    """One plan that fits."""
-    split: dict[str, float] = {}
-    try:
-        setting = bind(plan, _machine(candidate.on))
-        if depth == "short":
-            step = screened(setting)
-        elif depth == "whole" and plan.output == Output():
-            step = whole(setting)
-        else:
-            found = predict_setting(setting, steps=2, detail=False)
-            step, split = found.step_time_s, msgspec.structs.asdict(found.breakdown)
-        report, _ = figures_of_memory(setting, remedies=False)
-    except SteptwinError as error:
-        return Row(candidate.key, "refused", str(error))
-    detail = json.dumps({"breakdown": split, "whole": depth != "short"}, sort_keys=True)
-    return _row(candidate, plan, step, report.peak, mfu_of(setting, step), prices, detail)
-
-
-def _row(candidate: Candidate, plan: Plan, step: float, memory: int, mfu: float | None, prices: Prices, detail: str) -> Row:
-    rate = plan.global_batch / step if step > 0 else 0.0
-    cost = price_of(prices, candidate.on, plan.world) * plan.world / 3600 / rate * 1e6 if prices and rate else None
-    return Row(candidate.key, "done", "", step, memory, mfu, rate, plan.world, cost, detail)
-
-
-def _figures(row: Row) -> tuple[float, float, float]:
-    return row.effort, float(row.memory or 0), row.cost or 0.0
-
-
-def _beaten(row: Row, front: list[Row]) -> bool:
-    """Another is no worse in time per sample and GPU, memory and cost."""
-    mine = _figures(row)
-    return any(all(a <= b for a, b in zip(_figures(other), mine, strict=True)) for other in front)
-
-
-def pareto(rows: list[Row]) -> list[Row]:
-    """Rows that no other beats in time per sample and GPU, memory and cost at once."""
-    front: list[Row] = []
-    for row in sorted(rows, key=_figures):
-        if not _beaten(row, front):
-            front.append(row)
-    return front
 
 
 def _closest(rows: list[Row]) -> str:

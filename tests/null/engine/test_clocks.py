@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.cost.price import Cost
-from sim.engine.steps import step_times
 from sim.engine.run import simulate
+from sim.engine.steps import step_times
 from sim.mesh import Mesh
 from sim.metrics import step_times as traced
 from sim.program import Op, Program

@@ -14,8 +14,9 @@ from sim.planfile import load_plan
 from sim.planning import sweep as sweeping
 from sim.planning.bound import Bounds
 from sim.planning.floor import Floor
+from sim.planning.judge import Depth, Work, evaluate_chunk, screen_chunk
 from sim.planning.space import candidates, parse_space, point
-from sim.planning.sweep import Depth, Work, evaluate_chunk, screen_chunk, sweep
+from sim.planning.sweep import sweep
 from sim.predict import figures_of_memory, predict_setting, pricer_for
 from topologies.errors import BadInput
 

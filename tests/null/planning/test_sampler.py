@@ -12,9 +12,10 @@ import pytest
 
 from sim.planfile import load_plan
 from sim.planning import search as searching
+from sim.planning.judge import evaluate_chunk
 from sim.planning.search import search
 from sim.planning.space import parse_space
-from sim.planning.sweep import Sweep, evaluate_chunk, sweep
+from sim.planning.sweep import Sweep, sweep
 
 PLAN = load_plan({"model": "gpt2-124m", "seq_len": 256, "framework": "pytorch", "batch": {"global": 16, "micro": 1}})
 SPACE = "gpus=8 tp=1,2 zero=1,3 micro=1,2,3"

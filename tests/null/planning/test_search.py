@@ -8,6 +8,7 @@ import pytest
 
 from sim.bind import bind
 from sim.planfile import load_plan
+from sim.planning import judge
 from sim.planning import sweep as sweeping
 from sim.planning.capacity import capacity, load_prices
 from sim.planning.explain import explain
@@ -32,7 +33,7 @@ def test_a_sweep_finds_what_single_predictions_say_and_resumes(tmp_path: Path, m
     def never(*_: object) -> None:
         raise AssertionError("a plan was run twice")
 
-    monkeypatch.setattr(sweeping, "evaluate", never)
+    monkeypatch.setattr(judge, "evaluate", never)
     again = sweeping.sweep(PLAN, space, "dgx-h100", tmp_path / "a.sqlite")
     assert [row.key for row in again.rows] == [row.key for row in found.rows]
 

@@ -1,0 +1,51 @@
+"""Which plans of a sweep matter: those that no other beats in time, memory and cost at once."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+
+from sim.planning.judge import Depth
+from sim.planning.store import Row
+
+CLOSE = 1.01
+"""Plans within this factor of the best are simulated whole before one is called the best; what was simulated in short is no further off."""
+_FIRST = 5
+"""Plans of which a report shows where their steps go."""
+
+
+def _figures(row: Row) -> tuple[float, float, float]:
+    return row.effort, float(row.memory or 0), row.cost or 0.0
+
+
+def beaten(row: Row, front: list[Row]) -> bool:
+    """One of the front is no worse in time per sample and GPU, memory and cost."""
+    mine = _figures(row)
+    return any(all(a <= b for a, b in zip(_figures(other), mine, strict=True)) for other in front)
+
+
+def pareto(rows: list[Row]) -> list[Row]:
+    """Rows that no other beats in time per sample and GPU, memory and cost at once."""
+    front: list[Row] = []
+    for row in sorted(rows, key=_figures):
+        if not beaten(row, front):
+            front.append(row)
+    return front
+
+
+def cautious(row: Row) -> Row:
+    """No slower than this is the plan when simulated whole."""
+    return msgspec.structs.replace(row, rate=(row.rate or 0.0) / CLOSE)
+
+
+def open_questions(done: list[Row]) -> tuple[list[str], Depth]:
+    """Plans to be simulated once more, by name, and how: the front and the best must rest on whole simulations alone; then the first
+    few are split by class."""
+    details = {row.key: json.loads(row.detail) for row in done}
+    ranked = sorted(done, key=lambda row: row.effort)
+    vital = [*pareto(done), *(row for row in ranked if row.effort <= CLOSE * ranked[0].effort)]
+    short = dict.fromkeys(row.key for row in vital if not details[row.key].get("whole"))
+    if short:
+        return list(short), "whole"
+    return [row.key for row in ranked[:_FIRST] if not details[row.key].get("breakdown")], "split"

@@ -1,0 +1,109 @@
+"""What one process finds out about some plans of a sweep: whether they fit, what they cannot beat, and how long their steps take."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from sim.bind import bind
+from sim.plan import Output, Plan
+from sim.planning.bound import Bounds
+from sim.planning.capacity import price_of
+from sim.planning.screen import screened
+from sim.planning.space import Candidate
+from sim.planning.store import Row
+from sim.predict import figures_of_memory, mfu_of, predict_setting, pricer_for
+from sim.steady import whole
+from topologies.errors import SteptwinError
+from topologies.load import Topology, load_topology
+
+Prices = dict[str, float]
+"""Money per GPU-hour by machine."""
+Depth = Literal["short", "whole", "split"]
+"""How a plan is simulated: in the fewest ops (`screen`), whole, or with where its step goes, by class."""
+
+
+class Open(msgspec.Struct, frozen=True):
+    """A plan that fits and is not simulated yet."""
+
+    candidate: Candidate
+    plan: Plan
+    bound: Row
+    """What it would be if nothing but its bound counted."""
+
+
+class Work(NamedTuple):
+    """A chunk for one process."""
+
+    plans: list[tuple[Candidate, Plan]]
+    prices: Prices
+    depth: Depth = "short"
+
+
+def screen_chunk(work: Work) -> tuple[list[Row], list[Open]]:
+    """Memory and bound of some plans: rows of those that do not fit or cannot be built, and those that may be simulated."""
+    rows: list[Row] = []
+    fits: list[Open] = []
+    for candidate, plan in work.plans:
+        found = _screen(candidate, plan, work.prices)
+        if isinstance(found, Row):
+            rows.append(found)
+        else:
+            fits.append(found)
+    return rows, fits
+
+
+def _screen(candidate: Candidate, plan: Plan, prices: Prices) -> Row | Open:
+    try:
+        setting = bind(plan, _machine(candidate.on))
+        report, fit = figures_of_memory(setting, remedies=False)
+        if fit is not None:
+            return Row(candidate.key, "memory", str(fit), memory=report.peak, gpus=plan.world)
+        bound = _bounds().step(setting, pricer_for(setting))
+    except SteptwinError as error:
+        return Row(candidate.key, "refused", str(error))
+    return Open(candidate, plan, _row(candidate, plan, bound, report.peak, None, prices, "{}"))
+
+
+@lru_cache(maxsize=1)
+def _bounds() -> Bounds:
+    """One for each process: plans share the prices of equal blocks."""
+    return Bounds()
+
+
+def evaluate_chunk(work: Work) -> list[Row]:
+    """Rows of some plans; an error of one plan is its row, not the sweep's end."""
+    return [evaluate(candidate, plan, work.prices, work.depth) for candidate, plan in work.plans]
+
+
+@lru_cache(maxsize=64)
+def _machine(name: str) -> Topology:
+    return load_topology(name)
+
+
+def evaluate(candidate: Candidate, plan: Plan, prices: Prices, depth: Depth = "split") -> Row:
+    """One plan that fits."""
+    split: dict[str, float] = {}
+    try:
+        setting = bind(plan, _machine(candidate.on))
+        if depth == "short":
+            step = screened(setting)
+        elif depth == "whole" and plan.output == Output():
+            step = whole(setting)
+        else:
+            found = predict_setting(setting, steps=2, detail=False)
+            step, split = found.step_time_s, msgspec.structs.asdict(found.breakdown)
+        report, _ = figures_of_memory(setting, remedies=False)
+    except SteptwinError as error:
+        return Row(candidate.key, "refused", str(error))
+    detail = json.dumps({"breakdown": split, "whole": depth != "short"}, sort_keys=True)
+    return _row(candidate, plan, step, report.peak, mfu_of(setting, step), prices, detail)
+
+
+def _row(candidate: Candidate, plan: Plan, step: float, memory: int, mfu: float | None, prices: Prices, detail: str) -> Row:
+    rate = plan.global_batch / step if step > 0 else 0.0
+    cost = price_of(prices, candidate.on, plan.world) * plan.world / 3600 / rate * 1e6 if prices and rate else None
+    return Row(candidate.key, "done", "", step, memory, mfu, rate, plan.world, cost, detail)
