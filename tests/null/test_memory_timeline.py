@@ -91,6 +91,19 @@ def test_selective_recomputation_frees_the_scores() -> None:
     assert selective.working == none.working
 
 
+def test_every_rank_has_its_own_line() -> None:
+    setting = bind(
+        {"model": "gpt2-124m", "seq_len": 64, "batch": {"global": 4, "micro": 1}, "parallel": {"pp": 2, "schedule": "1f1b"}}, "dgx-h100"
+    )
+    trace = predict(setting.plan, "dgx-h100", steps=2).trace
+    assert trace is not None
+    lines = [memory_timeline(setting, trace, rank) for rank in (0, 1)]
+    peaks = [max(used for _, used in line) for line in lines]
+    fullest = memory_timeline(setting, trace)
+    assert max(used for _, used in fullest) == max(peaks) and fullest in lines and peaks[0] != peaks[1]
+    assert memory_timeline(setting, trace, 9) == ()
+
+
 def test_no_spans_make_no_line() -> None:
     setting = bind(GPT, "dgx-h100")
     from sim.trace import Trace

@@ -9,9 +9,10 @@ from sim.chrome import to_kineto, write_trace
 from sim.cost.price import Cost
 from sim.engine.run import simulate
 from sim.mesh import Mesh
-from sim.metrics import breakdown, critical_path, sources, step_times
+from sim.metrics import breakdown, busy, critical_path, sources, step_times, window
+from sim.predict import predict
 from sim.program import Op
-from sim.trace import Trace, union_seconds
+from sim.trace import Span, Trace, union_seconds
 from tests.null.engine.bench import TablePricer, program
 
 
@@ -61,6 +62,32 @@ def test_missing_and_extra_ops_are_named() -> None:
 
 def test_measured_has_a_median_and_a_spread() -> None:
     assert Measured.of([5.0, 1.0, 2.0, 3.0, 4.0]) == Measured(3.0, 1.0, 5.0, 5)
+
+
+def test_a_lane_is_busy_while_it_runs() -> None:
+    """In the reported step, without waits: 3 of 8 seconds, and overlaps once."""
+    spans = [
+        Span(0, "comm.dp", "r0/s0/a", 0.0, 4.0, "collective", step=0),
+        Span(0, "host", "r0/s0/e", 0.0, 10.0, "host", step=0),
+        Span(0, "comm.dp", "r0/s1/b", 10.0, 13.0, "collective", step=1, wait=1.0),
+        Span(0, "comm.dp", "r0/s1/c", 12.0, 14.0, "collective", step=1),
+        Span(0, "comm.dp", "r0/s1/w", 14.0, 18.0, "wait", step=1),
+        Span(0, "host", "r0/s1/e", 10.0, 18.0, "host", step=1),
+    ]
+    begin, end = window(Trace(spans))
+    assert (begin, end) == (10.0, 18.0)
+    assert busy(Trace(spans), "comm.dp", 0) == pytest.approx(3.0 / 8.0)
+    assert busy(Trace(spans), "compute", 0) == 0.0 == busy(Trace([]), "compute", 0)
+
+
+def test_sequences_longer_than_the_rule_are_told() -> None:
+    """Attention of long sequences is not in 6 x parameters x tokens."""
+    tree = {"model": "gpt2-124m", "batch": {"global": 1, "micro": 1}, "memory": {"recompute": "full"}}
+    told = {
+        seq: [word for word in predict(tree | {"seq_len": seq}, "dgx-h100", steps=2).warnings if "long sequences" in word]
+        for seq in (1024, 32768)
+    }
+    assert told[1024] == [] and len(told[32768]) == 1 and " x (6 x parameters x tokens)" in told[32768][0]
 
 
 def test_union() -> None:

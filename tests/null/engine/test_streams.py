@@ -106,3 +106,17 @@ def test_same_input_same_trace() -> None:
     made = program(*[{"host": [kernel("a"), Op("ar", "collective", "comm.dp", name="all_reduce", group="dp")]} for _ in range(4)])
     pricer = TablePricer({"a": 0.1, "ar": Cost(0.3, uses=(("l", 1.0),))}, {"l": 0.5})
     assert simulate(made, pricer).spans == simulate(made, pricer).spans
+
+
+def test_a_sync_of_what_has_ended_takes_no_time() -> None:
+    """One lane that is idle by then, all lanes, or none at all."""
+    ops = [kernel("a", blocking=True), Op("x", "host", "host"), Op("one", "sync", "host", name="compute"), Op("all", "sync", "host")]
+    trace = simulate(program({"host": [Op("none", "sync", "host"), *ops]}), TablePricer({"a": 2.0, "x": 3.0}))
+    found = {name.split("/")[-1]: (start, end) for name, start, end in timeline(trace)}
+    assert (found["none"], found["one"], found["all"]) == ((0.0, 0.0), (5.0, 5.0), (5.0, 5.0))
+
+
+def test_an_event_that_never_comes_names_its_thread() -> None:
+    made = program({"host": [Op("get", "sync", "host", event="ready", shift=0)], "loader.0": [Op("load", "host", "loader.0")]})
+    with pytest.raises(BadInput, match=r"wait for an event that never comes: rank 0 host$"):
+        simulate(made, TablePricer({"load": 1.0}))

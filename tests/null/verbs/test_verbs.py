@@ -265,6 +265,13 @@ def test_all_tables_of_accuracy_are_printed(call: Call, tmp_path: Path, monkeypa
     assert shown.code == 0 and "published steps by GPU" in shown.out and "peak memory" in shown.out
 
 
+def test_a_spread_prints_its_quantiles_and_not_its_draws(call: Call) -> None:
+    words = ("spread", "plan.toml", "--draws", "50", "--step", "0.1")
+    shown, found = call(*words), call(*words, "--json").json
+    assert shown.code == 0 and "samples" not in shown.out and len(found["samples"]) == 50
+    assert "samples" in call("schema", "spread").out
+
+
 def test_help_comes_with_examples(call: Call) -> None:
     said = call("predict", "--help")
     assert said.code == 0 and "Example" in said.out

@@ -1,0 +1,100 @@
+"""What prices must keep whatever the figures are: products of convolutions, who takes cores and buses, who shares a NIC, one rank alone."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.bind import bind
+from sim.cost import attention
+from sim.cost.collective import collective_cost, group_shape, message_cost
+from sim.cost.collective.nccl import NAMES, best
+from sim.cost.conv import _matrix
+from sim.cost.cpu import _conv_point
+from sim.cost.price import Pricer
+from sim.predict import pricer_for
+from sim.program import Op
+from sim.work import Attention, Conv, HostWork
+from topologies.devices import gpu
+from topologies.errors import UnknownName
+from topologies.load import load_topology
+
+powers = st.sampled_from([8, 16, 32, 64])
+
+
+@given(st.integers(1, 4), powers, powers, st.sampled_from([1, 2, 4]), st.sampled_from([1, 3]), st.sampled_from(["fwd", "dgrad", "wgrad"]))
+def test_a_convolutions_products_do_its_work(batch: int, c_in: int, c_out: int, groups: int, window: int, role: str) -> None:
+    """One product for each group: together as many multiply-adds as the convolution has."""
+    work = Conv(batch, c_in * groups, 16, 16, c_out * groups, window, window, groups=groups, role=role)
+    m, n, k = _matrix(work, 8)
+    assert 2.0 * m * n * k * groups == pytest.approx(work.flops)
+
+
+@given(st.sampled_from([(4, 8, 8), (1, 16, 16), (2, 8, 16), (2, 16, 8)]), powers)
+def test_convolutions_of_as_many_pixels_lie_at_one_place(size: tuple[int, int, int], channels: int) -> None:
+    """However they are spread over images, height and width; twice as many lie elsewhere."""
+    batch, h, w = size
+    here, there, more = (Conv(b, channels, y, x, channels, 1, 1) for b, y, x in ((batch, h, w), (1, 16, 16), (batch, h, 2 * w)))
+    assert _conv_point(here) == pytest.approx(_conv_point(there))
+    assert _conv_point(more)[2] > _conv_point(here)[2]
+
+
+@pytest.fixture(scope="module")
+def pricer() -> Pricer:
+    """Of a small plan on one DGX H100."""
+    return pricer_for(
+        bind({"model": "gpt2-124m", "seq_len": 64, "batch": {"global": 8, "micro": 1}, "parallel": {"dp_replicate": 8}}, "dgx-h100")
+    )
+
+
+def test_loaders_take_cores_and_their_memorys_bus_and_the_training_thread_does_not(pricer: Pricer) -> None:
+    work = HostWork("preprocess", count=3, seconds=2e-3, moved=1 << 20)
+    own, loader = (pricer.local(Op("x", "host", lane, (work,)), 5) for lane in ("host", "loader.1"))
+    assert own.seconds == loader.seconds == pytest.approx(6e-3) and own.uses == ()
+    cores, bus = loader.uses
+    assert ">" not in cores[0] and cores[1] == 1.0
+    assert "/dram@" in bus[0] and bus[1] == pytest.approx((1 << 20) / 6e-3)
+    still = pricer.local(Op("x", "host", "loader.1", (msgspec.structs.replace(work, moved=0),)), 5)
+    assert still.uses == (cores,)
+    nothing = pricer.local(Op("x", "host", "loader.1", (msgspec.structs.replace(work, count=0),)), 5)
+    assert nothing.seconds == 0.0 and nothing.uses == ()
+
+
+def test_work_of_no_stated_length_takes_what_its_kind_takes(pricer: Pricer) -> None:
+    one, three = (pricer.local(Op("x", "host", "host", (HostWork("module", count=count),)), 0).seconds for count in (1, 3))
+    assert 0 < one < 1e-3 and three == pytest.approx(3 * one)
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_one_rank_exchanges_nothing(name: str) -> None:
+    machine = load_topology("2x dgx-h100")
+    assert best(name, 1 << 20, group_shape(machine, (3,))).seconds == 0.0
+    assert collective_cost(name, 1 << 20, (3,), machine).seconds == 0.0 == message_cost(1 << 20, 3, 3, machine).seconds
+
+
+def test_ways_that_nccl_does_not_know_are_named() -> None:
+    with pytest.raises(UnknownName, match="ring"):
+        best("all_reduce", 8, group_shape(load_topology("dgx-h100"), (0, 1)), "rings")
+
+
+def test_messages_share_the_nic_with_those_beside_them_and_with_nobody_else() -> None:
+    """Eight GPUs on fewer NICs: one message alone has a NIC, one of eight has its share."""
+    machine = load_topology("2x l40s-x8")
+    use = machine.nic_of(0)
+    assert use is not None and use.sharers > 1
+    alone, beside = (message_cost(1 << 28, 0, 8, machine, siblings) for siblings in (1, 8))
+    assert (beside.seconds - beside.latency) / (alone.seconds - alone.latency) == pytest.approx(
+        machine.path(0, 8).rate / use.rate, rel=0.05
+    )
+
+
+@pytest.mark.parametrize("name", ["h100-sxm", "a100-sxm-80gb"])
+def test_one_long_row_of_attention_waits_for_its_own_fill(name: str) -> None:
+    """A causal sequence of one head ends with its last block, which walks over all keys after it has begun."""
+    device, work = gpu(name), Attention(1, 1, 1, 4096, 4096, 128, causal=True)
+    fit = attention.pick(attention.fits("bf16")[name], work)
+    peak = device.flops["bf16"]
+    times = [attention.forward_seconds(work, device, msgspec.structs.replace(fit, fill=fit.fill + more), peak) for more in (0, 500, 1000)]
+    assert times[0] < times[1] < times[2] and times[2] - times[1] == pytest.approx(times[1] - times[0])
