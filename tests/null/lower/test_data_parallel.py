@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from sim.framework import load_framework
 from sim.lower.blocks import lower_block
 from sim.lower.buckets import buckets_of
 from sim.lower.job import job_of
 from sim.planfile import load_plan
+from sim.work import MemoryBound
 from tests.null.lower.tiny import MIB, QUIET, linear, messages, network, norm, program, show
 
 
@@ -123,3 +126,27 @@ def test_megatrons_buckets_are_counted_in_elements() -> None:
     big = network(4, (linear("linear", 30_000_000),))
     p = program({"parallel": {"dp_replicate": 2}, "precision": "bf16"}, big, core)
     assert messages(p) == [("all_reduce", "dp", 60_000_000 * 4)] * 2
+
+
+@pytest.mark.parametrize(("grad", "reduce", "each"), [("fp32", "fp32", (4, 4)), ("bf16", "fp32", (2, 4))])
+def test_copies_into_buckets_move_every_gradient_once(grad: str, reduce: str, each: tuple[int, int]) -> None:
+    """And out of them as often, the other way; one kernel for each tensor."""
+    framework = replace(QUIET, grad_dtype=grad, reduce_dtype=reduce)
+    net = network(3, (norm(), linear("a"), linear("b", MIB // 4)))
+    p = program({"parallel": {"dp_replicate": 2}, "comm": {"bucket": "3 MiB"}}, net, framework)
+    elements = sum(block.params for _, block in net.blocks)
+    for end, (read, written) in (("copy", each), ("back", each[::-1])):
+        works = [work for op in p.segments["bwd.sync"] if op.id.startswith("grad/") and op.id.endswith(end) for work in op.works]
+        kernels = [work for work in works if isinstance(work, MemoryBound)]
+        assert sum(work.repeat for work in kernels) == 3 * 4 and len(kernels) > 2
+        assert sum(work.read * work.repeat for work in kernels) == pytest.approx(elements * read, rel=1e-4)
+        assert sum(work.written * work.repeat for work in kernels) == pytest.approx(elements * written, rel=1e-4)
+
+
+def test_what_a_rank_holds_between_steps() -> None:
+    """Of Megatron's mixed precision: 2 bytes of weights, 4 of gradients, 12 of Adam's states and the master copy; sharded as ZeRO says."""
+    net = network(2)
+    count = sum(block.params for _, block in net.blocks)
+    for split, ways in (({"dp_replicate": 4}, 1), ({"dp_shard": 4, "zero": 1}, 4)):
+        p = program({"parallel": split, "precision": "bf16", "batch": {"micro": 1, "global": 4}}, net, load_framework("megatron-core"))
+        assert sum(p.resident.values()) == pytest.approx(count * (2 + 4 + 12 / ways), rel=1e-3)

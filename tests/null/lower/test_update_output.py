@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from sim.engine.run import simulate
 from sim.lower.noise import factors
 from sim.metrics import step_times
 from sim.planfile import load_plan
 from sim.program import Program
-from tests.null.lower.tiny import MIB, Constant, messages, network, program, show
-from topologies.errors import BadInput
+from tests.null.lower.tiny import MIB, QUIET, Constant, messages, network, program, show
+from topologies.errors import BadInput, Refused
 
 
 def segment(p: Program, end: str) -> list[str]:
@@ -49,6 +50,33 @@ def test_gradients_of_hosts_are_where_the_server_is(update: dict[str, str]) -> N
         found = {op.id for ops in p.segments.values() for op in ops if op.kind == "copy" and op.id.startswith("server")}
         assert found == copies
         simulate(p, Constant())
+
+
+@pytest.mark.parametrize(("place", "first"), [("cpu", "server"), ("primary", "primary")])
+def test_gradients_go_to_one_place_and_parameters_come_back(place: str, first: str) -> None:
+    """In their own widths: 16-bit weights, 32-bit gradients."""
+    framework = replace(QUIET, param_dtype="bf16")
+    p = program({"parallel": {"dp_replicate": 2}, "update": {"aggregate": place}}, network(2), framework)
+    assert messages(p) == [("reduce", "dp", 2 * MIB * 4), ("broadcast", "dp", 2 * MIB * 2)]
+    names = {op.id for ops in p.segments.values() for op in ops if op.kind == "collective"}
+    assert names == {f"{first}/reduce", f"{first}/broadcast"}
+
+
+@pytest.mark.parametrize("split", [{"dp_shard": 2, "zero": 1}, {"tp": 2}, {"pp": 2}, {"cp": 2}])
+def test_one_place_sums_whole_gradients_alone(split: dict[str, int]) -> None:
+    with pytest.raises(Refused, match="sums whole gradients in one place"):
+        program({"parallel": split, "update": {"aggregate": "cpu"}, "batch": {"micro": 1, "global": 2}})
+
+
+def test_zero_bubble_without_a_pipeline_offloads_as_any_schedule() -> None:
+    offloaded = {"memory": {"offload": "activations"}, "batch": {"micro": 1, "global": 4}}
+    assert program(offloaded | {"parallel": {"schedule": "zb-h1"}}).segments == program(offloaded).segments
+    with pytest.raises(Refused, match="needs whole backward passes"):
+        program(offloaded | {"parallel": {"schedule": "zb-h1", "pp": 2}})
+
+
+def test_a_program_is_called_after_its_plan_or_its_model() -> None:
+    assert (program({}).name, program({"name": "mine"}).name) == ("tiny", "mine")
 
 
 def test_an_asynchronous_server_has_a_thread_for_each_worker() -> None:

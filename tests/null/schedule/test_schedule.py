@@ -163,3 +163,10 @@ def test_what_cannot_run_is_refused() -> None:
         schedule("1f1b", 2, 0, 2, 2)
     with pytest.raises(BadInput, match="cannot read pipeline action"):
         parse_action("2X0")
+
+
+@pytest.mark.parametrize(("pp", "rank", "microbatches", "chunks"), [(0, 0, 4, 1), (2, 2, 4, 1), (2, -1, 4, 1), (2, 0, 0, 1), (2, 0, 4, 0)])
+def test_sizes_that_no_schedule_runs_are_refused(pp: int, rank: int, microbatches: int, chunks: int) -> None:
+    for name in ("gpipe", "1f1b", "zb-h1"):
+        with pytest.raises(BadInput, match=f"no schedule for pp = {pp}, rank = {rank}"):
+            schedule(name, pp, rank, microbatches, chunks)

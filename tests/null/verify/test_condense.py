@@ -66,3 +66,33 @@ def test_a_layer_comes_down_to_what_waits() -> None:
         ("wait", "compute", "comm.tp (as found)"),
         ("wait", "comm.tp", "compute (as found)"),
     ]
+
+
+def meeting(lane: str) -> Op:
+    """Both ranks, on this lane."""
+    return Op(lane, "collective", lane, name="all_reduce", group="pp")
+
+
+def record(event: str, lane: str) -> Op:
+    return Op(f"{event}.record", "record", lane, event=event)
+
+
+def wait(event: str, lane: str) -> Op:
+    return Op(f"{event}.wait", "wait", lane, event=event)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_was_recorded_in_mid_run_waits_for_nothing_after_it(late: bool) -> None:
+    """`e` is recorded before the lane waits for the others, or after it: then y waits for x, whose turn at the other rank is after y's."""
+    middle = [
+        record("f", "x"),
+        *([wait("f", "compute"), record("e", "compute")] if late else [record("e", "compute"), wait("f", "compute")]),
+    ]
+    first = (meeting("x"), *middle, meeting("z"), wait("e", "y"), meeting("y"))
+    second = (meeting("z"), meeting("y"), record("g", "y"), wait("g", "x"), meeting("x"))
+    roles = {name: Role({"host": (Call(name, "s0"),)}) for name in ("first", "second")}
+    program = Program("x", "cuda", Mesh({"pp": 2}), {"first": first, "second": second}, roles, ("first", "second"), 1)
+    assert stuck(program) == late
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dryrun, "condense", lambda run, *_: run)
+        assert stuck(program) == late
