@@ -88,6 +88,7 @@ def test_what_was_recorded_in_mid_run_waits_for_nothing_after_it(late: bool) -> 
         record("f", "x"),
         *([wait("f", "compute"), record("e", "compute")] if late else [record("e", "compute"), wait("f", "compute")]),
     ]
+    middle += [Op(f"k{at}", "compute", "compute") for at in range(12)]  # long enough to be condensed
     first = (meeting("x"), *middle, meeting("z"), wait("e", "y"), meeting("y"))
     second = (meeting("z"), meeting("y"), record("g", "y"), wait("g", "x"), meeting("x"))
     roles = {name: Role({"host": (Call(name, "s0"),)}) for name in ("first", "second")}
