@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sim.chrome import to_kineto, write_trace
 from sim.cost.price import Cost
 from sim.engine.run import simulate
+from sim.imported import kineto
 from sim.imported.kineto import read_trace
 from sim.mesh import Mesh
 from sim.metrics import breakdown, step_times
@@ -81,6 +82,22 @@ def test_what_a_trace_says_of_itself_is_checked(change: dict[str, Any], told: st
     path.write_text(json.dumps(found | change))
     with pytest.raises(BadInput, match=told):
         read_trace(path)
+
+
+def test_waits_are_told_in_what_others_read(tmp_path: Path) -> None:
+    """Of a collective whose other rank comes a second later; and traces that are too large, packed or not, are refused."""
+    trace = Trace([Span(0, "comm.dp", "r0/s0/c", 1.0, 4.0, "collective", wait=1.0, issued=0.5, launch=0.25)])
+    events = [event for event in to_kineto(trace)["traceEvents"] if "wait_us" in event.get("args", {})]
+    assert [event["args"]["wait_us"] for event in events] == [1e6] and events[0]["args"]["op_id"] == "r0/s0/c"
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+def test_traces_that_are_too_large_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_trace(two_ranks(), tmp_path / name)
+    assert read_trace(tmp_path / name).spans
+    monkeypatch.setattr(kineto, "_LARGEST", 100)
+    with pytest.raises(BadInput, match="record fewer steps"):
+        read_trace(tmp_path / name)
 
 
 def test_hta_loads_a_prediction_and_finds_the_overlap(tmp_path: Path) -> None:

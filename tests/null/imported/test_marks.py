@@ -79,6 +79,17 @@ def test_a_copy_to_the_device_is_data(tmp_path: Path) -> None:
     assert [(s.cls, s.bytes, s.lane, s.step) for s in copies] == [("data", 4096, "stream 8", 1)]
 
 
+def test_memory_that_is_set_is_a_kernel_without_a_product(tmp_path: Path) -> None:
+    path = nsys(tmp_path / "t.sqlite")
+    with sqlite3.connect(path) as file:
+        file.execute(
+            "CREATE TABLE CUPTI_ACTIVITY_KIND_MEMSET (start INTEGER, end INTEGER, streamId INTEGER, correlationId INTEGER, bytes INTEGER)"
+        )
+        file.execute("INSERT INTO CUPTI_ACTIVITY_KIND_MEMSET VALUES (?, ?, 7, 98, 512)", (13 * MS, 14 * MS))
+    (found,) = (s for s in read_measured(path).spans if s.name == "Memset")
+    assert (found.kind, found.cls, found.bytes, found.step, round(found.seconds, 9)) == ("compute", "elementwise", 512, 1, 1e-3)
+
+
 def test_a_prediction_is_compared_op_by_op(tmp_path: Path) -> None:
     predicted = predict({"model": "gpt2-124m", "seq_len": 256}, "dgx-h100", steps=2)
     found = compare(predicted, kineto(tmp_path / "t.json"))
