@@ -28,9 +28,11 @@ _PATIENCE = 1.0
 
 
 class Crossing:
-    """The events of one rank that are recorded by one thread and waited for, by number, in another."""
+    """The events of one rank that are recorded by one thread and waited for, by number, in another. `inner`: those that the host thread
+    both records and waits for, which need no crossing (receives that are posted ahead)."""
 
     def __init__(self, program: Program, rank: int) -> None:
+        self.inner = inner_events(program, rank)
         self.turns: dict[str, int] = {}
         self._pipes: dict[tuple[str, str], tuple[int, int]] = {}
         self._seen: dict[tuple[str, str], set[int]] = {}
@@ -38,7 +40,9 @@ class Crossing:
         for thread in program.threads(rank):
             for call, op in program.ops(rank, thread):
                 self.turns[op.event] = max(self.turns.get(op.event, 0), call.index + 1) if op.event else 0
-                if op.kind in ("wait", "sync") and op.shift is not None and (op.event, thread) not in self._pipes:
+                if op.event in self.inner or op.kind not in ("wait", "sync") or op.shift is None:
+                    continue
+                if (op.event, thread) not in self._pipes:
                     self._pipes[op.event, thread] = os.pipe()
                     self._seen[op.event, thread] = set()
         self.names = {event for event, _ in self._pipes}
@@ -64,6 +68,19 @@ class Crossing:
                 continue
             seen.add(_NUMBER.unpack(os.read(read, _NUMBER.size))[0])
         seen.discard(wanted)
+
+
+def inner_events(program: Program, rank: int) -> frozenset[str]:
+    """Events with numbers that no other thread than the host's records or waits for."""
+    threads: dict[str, set[str]] = {}
+    numbered: set[str] = set()
+    for thread in program.threads(rank):
+        for _, op in program.ops(rank, thread):
+            if op.event:
+                threads.setdefault(op.event, set()).add(thread)
+                if op.shift is not None:
+                    numbered.add(op.event)
+    return frozenset(event for event in numbered if threads[event] == {HOST})
 
 
 class Feeder:

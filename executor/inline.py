@@ -26,6 +26,7 @@ class InlinePlayer(Player):
         groups = make_groups(program, world.rank)
         arena = Arena(world.device, free_memory(world.device) // max(1, world.size))
         self._flags: dict[str, Flag] = {}
+        self._numbered: dict[tuple[str, int], Flag] = {}
         self._tags: Counter[tuple[str, str, int]] = Counter()
         self._issues: dict[int, Issue] = {}
         self._bodies: dict[int, Body] = {}
@@ -108,17 +109,30 @@ class InlinePlayer(Player):
     def _order(self, call: Call, op: Op, turn: int) -> None:
         lane = self._lanes.get(op.lane)
         if op.kind == "record":
-            self._flags[op.event] = lane.record() if lane is not None else DONE
-            if op.event in self._crossing.names:
-                self._flags[op.event].wait()
-                self._crossing.record(call, op, turn)
-        elif op.shift is not None:
+            self._record(call, op, turn)
+        elif op.shift is not None and op.event not in self._crossing.inner:
             self._crossing.wait(HOST, call, op, turn)
         elif op.kind == "sync" and not op.event:
             for name, each in self._lanes.items():
                 if op.name in ("", name):
                     each.drain()
         elif lane is not None and op.kind == "wait":
-            lane.wait(self._flags.get(op.event, DONE))
+            lane.wait(self._flag(call, op, turn))
         elif not is_comm(op.lane):
-            self._flags.get(op.event, DONE).wait()
+            self._flag(call, op, turn).wait()
+
+    def _record(self, call: Call, op: Op, turn: int) -> None:
+        """What the lane has been given so far; another thread is told when that has ended."""
+        lane = self._lanes.get(op.lane)
+        flag = self._flags[op.event] = lane.record() if lane is not None else DONE
+        if op.event in self._crossing.inner:
+            self._numbered[op.event, self._crossing.number(call, op, turn)] = flag
+        elif op.event in self._crossing.names:
+            flag.wait()
+            self._crossing.record(call, op, turn)
+
+    def _flag(self, call: Call, op: Op, turn: int) -> Flag:
+        """What a wait on this thread waits for: the event of its number, else the latest. Before the first all have happened."""
+        if op.shift is not None:
+            return self._numbered.pop((op.event, self._crossing.number(call, op, turn)), DONE)
+        return self._flags.get(op.event, DONE)

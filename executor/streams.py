@@ -40,6 +40,7 @@ class StreamPlayer(Player):
         self._on: str | None = None
         """The lane whose stream is current; None: the default stream."""
         self._events: dict[str, torch.cuda.Event] = {}
+        self._numbered: dict[tuple[str, int], torch.cuda.Event] = {}
         self._pairs: list[Pair | None] = []
         self._bodies: dict[int, Body] = {}
         self._tags: Counter[tuple[str, str, int]] = Counter()
@@ -156,24 +157,32 @@ class StreamPlayer(Player):
     def _order(self, call: Call, op: Op, turn: int) -> None:
         if op.kind == "record":
             self._record(call, op, turn)
-        elif op.shift is not None:
+        elif op.shift is not None and op.event not in self._crossing.inner:
             self._crossing.wait(HOST, call, op, turn)
         elif op.kind == "sync" and not op.event:
             if op.name:
                 self._streams[op.name].synchronize()
             else:
                 self._cuda.synchronize()
-        elif op.event in self._events:
+        elif (event := self._event(call, op, turn)) is not None:
             if op.lane == HOST or op.kind == "sync":
-                self._events[op.event].synchronize()
+                event.synchronize()
             else:
-                self._streams[op.lane].wait_event(self._events[op.event])
+                self._streams[op.lane].wait_event(event)
+
+    def _event(self, call: Call, op: Op, turn: int) -> torch.cuda.Event | None:
+        """What is waited for: the event of its number, else the latest; None before the first."""
+        if op.shift is not None:
+            return self._numbered.pop((op.event, self._crossing.number(call, op, turn)), None)
+        return self._events.get(op.event)
 
     def _record(self, call: Call, op: Op, turn: int) -> None:
         """An event behind the lane's work so far. What the host thread records has happened: it waits for nobody."""
         if op.lane != HOST:
             event = self._events[op.event] = self._cuda.event(timing=False)
             event.record(self._streams[op.lane])
+            if op.event in self._crossing.inner:
+                self._numbered[op.event, self._crossing.number(call, op, turn)] = event
             if op.event in self._crossing.names:
                 event.synchronize()
         if op.event in self._crossing.names:

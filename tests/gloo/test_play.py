@@ -107,6 +107,29 @@ def test_four_ranks_two_axes(tmp_path: Path) -> None:
     assert len(result.step_times) >= 3
 
 
+def test_a_receive_that_is_posted_ahead_holds_up_nothing(tmp_path: Path) -> None:
+    """Each rank asks for the other's messages first, then works, then sends: a thread that waited for what it asked for would never send."""
+    ask = (
+        Op("get", "recv", "comm.pp.recv", bytes=1 << 10, group="dp", peer=1),
+        Op("got", "record", "comm.pp.recv", event="arrived", shift=0),
+    )
+    give = (
+        Op("work", "compute", "compute", (GEMM,), blocking=True),
+        Op("give", "send", "comm.pp.send", bytes=1 << 10, group="dp", peer=-1),
+    )
+    use = (Op("use", "wait", "compute", event="arrived", shift=0, blocking=True), Op("after", "compute", "compute", (GEMM,), blocking=True))
+    order = [("ask", 0), ("ask", 1), ("give", 0), ("give", 1), ("use", 0), ("use", 1)]
+    calls = tuple(Call(name, f"s0/{i}", i, 0) for name, i in order)
+    program = _program(Mesh({"dp_replicate": 2}), {"ask": ask, "give": give, "use": use}, {"host": calls}, steps=1)
+    result = run_play(program, {}, tmp_path, 3, stall=20)
+    _whole(program, result.trace)
+    spans = {span.id: span for span in result.trace.spans}
+    for rank in range(2):
+        for i in range(2):
+            arrived = spans[f"r{rank}/s0/{i}/get"].end
+            assert spans[f"r{1 - rank}/s0/{i}/work"].end <= arrived <= spans[f"r{rank}/s0/{i}/after"].start
+
+
 def test_what_cannot_be_played_is_said(tmp_path: Path) -> None:
     fp8 = (Op("mm", "compute", "compute", (Gemm(64, 64, 64, "fp8"),)),)
     program = _program(Mesh({}), {"step": fp8}, {"host": (Call("step", "s0"),)}, steps=1)
