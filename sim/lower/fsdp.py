@@ -13,6 +13,8 @@ from __future__ import annotations
 from itertools import groupby
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from sim.lower.blocks import BlockOps, Ops, PartOps, name_of
 from sim.lower.data_parallel import COPY, lane_of
 from sim.lower.job import Job
@@ -163,13 +165,17 @@ def _gather(job: Job, phase: str, unit: Unit, after: str = "") -> list[Op]:
             Op(f"{name}.copy_in", "compute", lane if job.device == "cuda" else COMPUTE, (copy,), cls=COPY, blocking=job.device == "cpu")
         )
         message = collective(job, f"{name}.all_gather", lane, "all_gather", size, axis, CLS)
-        ops += [_holding(message, alloc=size), record(f"{name}.gathered", lane)]
+        ops += [_called(job, _holding(message, alloc=size)), record(f"{name}.gathered", lane)]
     return ops
 
 
-def _holding(op: Op, alloc: int = 0, free: int = 0) -> Op:
-    from msgspec.structs import replace
+def _called(job: Job, op: Op) -> Op:
+    """As FSDP2 calls a collective: not asynchronous, ordered by streams alone (`async_op` in torch/distributed/fsdp/_fully_shard). A CPU has
+    no streams: there the training thread waits for each."""
+    return replace(op, blocking=True) if job.device == "cpu" and op.kind == "collective" else op
 
+
+def _holding(op: Op, alloc: int = 0, free: int = 0) -> Op:
     return replace(op, alloc=alloc, free=free)
 
 
@@ -207,8 +213,8 @@ def _reduce(job: Job, unit: Unit, reduced: list[Unit]) -> list[Op]:
             full[0] = _holding(full[0], alloc=size)
         ops += full
         message = collective(job, f"{name}.reduce_scatter", lane, "reduce_scatter", size, axis, CLS)
-        ops += [_holding(message, free=size), record(f"{name}.scattered", lane)]
-        shared = replicas(job, name, size / job.size(axis), lane)
+        ops += [_called(job, _holding(message, free=size)), record(f"{name}.scattered", lane)]
+        shared = [_called(job, op) for op in replicas(job, name, size / job.size(axis), lane)]
         ops += [*shared, record(f"{name}.done", shared[-1].lane)] if shared else []
     reduced.append(unit)
     return ops
