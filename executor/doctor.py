@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import platform
 import shutil
 from importlib import metadata
 from typing import Any
+
+from executor.environment import cores
 
 _NEEDS = {
     "predict": ("simpy", "networkx", "msgspec"),
@@ -40,7 +41,7 @@ def doctor() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "versions": {name: _version(name) for modules in _NEEDS.values() for name in modules if _version(name)},
         "devices": _devices(),
         "compiler for torch.compile": shutil.which("cc") or shutil.which("gcc") or "none",

@@ -1,4 +1,4 @@
-"""Who am I: rank and world from what torchrun, SLURM or MPI put into the environment.
+"""Who am I: rank and world from what torchrun, SLURM or MPI put into the environment, and the cores that this process may use.
 
 Sources: PyTorch docs `torchrun (Elastic Launch)`, section Environment Variables; SLURM `srun` man page, section OUTPUT
 ENVIRONMENT VARIABLES; Open MPI FAQ "environmental variables that Open MPI sets"; MPICH / Intel MPI's PMI variables.
@@ -36,6 +36,11 @@ _PORT = 29500
 
 SHARED = "STEPTWIN_SHARED_GPU"
 """Set: all ranks of this host take turns on its first GPU, and talk through gloo (NCCL refuses two ranks on one device)."""
+
+
+def cores() -> int:
+    """Cores that this process may run on; where the system does not say which, all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

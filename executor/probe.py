@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from executor.environment import cores
 from executor.launch import launch
 from executor.world import World
 from sim.cost.calibration import SHAPES, Calibration, Sample, save_calibration
@@ -54,7 +55,6 @@ def comm_probe(ranks: int, quick: bool = False) -> Calibration:
 
 
 def _probe(ranks: int, request: Request) -> Calibration:
-    import os
 
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="steptwin-probe-") as folder:
@@ -63,7 +63,7 @@ def _probe(ranks: int, request: Request) -> Calibration:
         device="cuda" if found[0].device == "cuda" else "cpu",
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         machine=_host(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=cores(),
         ranks=ranks,
         threads=found[0].threads,
         seconds=time.monotonic() - begin,

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from executor.beat import Beat
-from executor.environment import SHARED, Place
+from executor.environment import SHARED, Place, cores
 from executor.needs import needs_torch
 from topologies.errors import RunFailed
 
@@ -30,7 +30,7 @@ class World:
 
     def __init__(self, place: Place, folder: Path, stall: float, beat: Beat) -> None:
         self.rank, self.size, self.local_rank = place.rank, place.world, place.local_rank
-        self.one_host = place.local_world == place.world
+        self.one_host, self._local = place.local_world == place.world, place.local_world
         self.folder, self.stall, self.beat = folder, stall, beat
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         self.shared = bool(os.environ.get(SHARED)) and count > 0
@@ -44,6 +44,11 @@ class World:
     def kind(self) -> str:
         """cuda | cpu."""
         return self.device.type
+
+    @property
+    def crowded(self) -> bool:
+        """The ranks of this host have more threads than it has cores for them."""
+        return self.kind == "cpu" and self._local * torch.get_num_threads() > cores()
 
     def synchronize(self) -> None:
         """Waits for the device; nothing to do on a CPU."""

@@ -1,0 +1,35 @@
+"""What a call is said to last where ranks have a core each, and where they take turns."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from executor.bench import Bench
+from executor.world import World
+from tests.gloo.gpu_standin import alone
+
+
+@pytest.mark.parametrize("length", [1e-4, 2e-3], ids=["timed cold", "timed in runs"])
+def test_ranks_that_take_turns_count_their_own_time_on_a_core(length: float, tmp_path: Path) -> None:
+    """Sleeping stands for the others' turns: it belongs to the call only where nobody else could have had the core."""
+    for crowded in (False, True):
+        world = alone(tmp_path)
+        world.crowded = crowded
+        found = sorted(Bench(world, quick=True).times([lambda: time.sleep(length)]))
+        assert (found[len(found) // 2] >= length) is not crowded
+
+
+def test_a_host_is_crowded_when_its_threads_outnumber_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from executor.beat import Beat
+    from executor.environment import Place
+
+    monkeypatch.setattr("executor.world.cores", lambda: 4)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    for ranks, crowded in ((1, False), (2, False), (3, True)):
+        place = Place(0, 6, 0, ranks, "127.0.0.1", 0, "test")
+        assert World(place, tmp_path, 9.0, Beat(tmp_path / f"{ranks}.beat", create=True)).crowded is crowded
