@@ -57,7 +57,7 @@ def collective_call(name: str, size: int, count: int, group: dist.ProcessGroup, 
 
 def _repeat(bench: Bench, call: Callable[[], object], size: int, group: dist.ProcessGroup | None = None) -> tuple[list[float], float]:
     """Equal numbers of calls on every rank of the group (None: the world): time budgets would differ, and ranks would wait forever."""
-    n = max(12, min(40, int((16 << 20) / size))) // (2 if bench.quick else 1)
+    n = max(15, min(60, int((64 << 20) / size))) // (3 if bench.quick else 1)
     for _ in range(3 if size < 1 << 24 else 1):
         call()
     bench.world.synchronize()
@@ -65,7 +65,8 @@ def _repeat(bench: Bench, call: Callable[[], object], size: int, group: dist.Pro
         return _on_device(bench, call, n), 0.0
     wall, processor = [], 0.0
     for _ in range(n):
-        bench.cool()
+        for _ in range(_TURNS):
+            bench.cool()
         start, begun = time.perf_counter(), time.process_time()
         call()
         bench.world.synchronize()
@@ -74,14 +75,22 @@ def _repeat(bench: Bench, call: Callable[[], object], size: int, group: dist.Pro
     bench.world.beat.touch()
     # gloo's threads take turns with the ranks' own on the cores: a call lasts a fraction of a millisecond or a scheduler's slice of 3 to
     # 4 ms more, and a step, which makes tens of calls, lasts as long as their mean.
-    return means(_of_the_last(wall, group), max(1, n // 5)), processor / n
+    return means(_together(wall, group, bench.world.crowded), max(1, n // 3)), processor / n
 
 
-def _of_the_last(wall: list[float], group: dist.ProcessGroup | None) -> list[float]:
-    """Each call's seconds on the rank that came last to it, which has waited for nobody."""
-    least = torch.tensor(wall, dtype=torch.float64)
-    dist.all_reduce(least, op=dist.ReduceOp.MIN, group=group)
-    return [float(seconds) for seconds in least]
+_TURNS = 6
+"""Turns of the mill before each call: about the 2 ms between two collectives of a small step, after which equal ranks come apart."""
+
+
+def _together(wall: list[float], group: dist.ProcessGroup | None, crowded: bool) -> list[float]:
+    """Each call's seconds, averaged over the ranks: with what those who came early have waited, since the step waits for the slowest.
+
+    Ranks that take turns on the cores come in turns. A prediction slows them all alike instead; there the rank that came last counts,
+    which has waited for nobody.
+    """
+    seconds = torch.tensor(wall, dtype=torch.float64)
+    dist.all_reduce(seconds, op=dist.ReduceOp.MIN if crowded else dist.ReduceOp.SUM, group=group)
+    return [float(one) / (1 if crowded else dist.get_world_size(group)) for one in seconds]
 
 
 def _on_device(bench: Bench, call: Callable[[], object], n: int) -> list[float]:

@@ -49,3 +49,15 @@ def test_fused_runs_take_the_same_time(parallel: dict[str, int]) -> None:
     exact = step_times(simulate(made, Launches()))
     assert step_times(simulate(made, Launches(), detail=False)) == pytest.approx(exact, rel=1e-12)
     assert step_times(simulate(made, Launches(), condensed=True)) == pytest.approx(exact, rel=1e-12)
+
+
+def test_fsdp_waits_for_its_collectives_where_there_are_no_streams() -> None:
+    """FSDP2 calls them synchronously and leaves the overlap to streams; DDP's are asynchronous on a CPU too."""
+    for parallel, waits in (
+        ({"dp_shard": 2, "zero": 3}, True),
+        ({"dp_replicate": 2, "dp_shard": 2, "zero": 3}, True),
+        ({"dp_replicate": 2}, False),
+    ):
+        found = [program({"parallel": parallel}, network(2), QUIET, device=device) for device in ("cpu", "cuda")]
+        host, gpu = ([op for ops in made.segments.values() for op in ops if op.kind == "collective"] for made in found)
+        assert host and all(op.blocking is waits for op in host) and not any(op.blocking for op in gpu)
