@@ -25,6 +25,10 @@ def check_stock(plan: Plan, spec: ModelSpec) -> None:
             f'precision = "{plan.precision}" needs a library of its own. Use "bf16", or: {PLAY}',
         ),
         (habits.autocast, f'framework = "{plan.framework}" casts under autocast, which stock training does not do yet. {PLAY}'),
+        (
+            habits.gate_apart or habits.norm_in_fp32,
+            f'framework = "{plan.framework}" keeps gate and up apart or copies norms to fp32, which stock training does not do. {PLAY}',
+        ),
         (habits.compile, f"compile = true is not done by stock training yet. {PLAY}"),
         (plan.optimizer.name == "lamb", 'optimizer.name = "lamb" is not in torch.optim. Use "adamw"'),
         (plan.optimizer.on == "cpu" or plan.memory.offload != "none", f"offload to the CPU is not done by stock training. {PLAY}"),

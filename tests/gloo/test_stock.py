@@ -137,6 +137,7 @@ def test_a_disk_that_takes_nothing(tmp_path: Path) -> None:
         ({"parallel": {}, "data": {"source": "object-store", "sample": "1 KiB"}}, "object store"),
         ({"parallel": {}, "model": {**MODEL, "window": 8}}, "window"),
         ({"parallel": {"cp": 2}}, "context_parallel replaces CUDA's attention"),
+        ({"parallel": {}, "framework": "internevo"}, "gate and up apart"),
     ],
 )
 def test_refused_with_a_reason(more: dict[str, Any], words: str, tmp_path: Path) -> None:
