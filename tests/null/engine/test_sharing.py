@@ -31,6 +31,24 @@ def test_rates_are_max_min_fair(drawn: list[tuple[float, set[str]]], capacity: d
             )
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.dictionaries(links, st.floats(0.5, 8.0), min_size=1, max_size=3), min_size=1, max_size=8), capacities)
+def test_rates_are_max_min_fair_where_links_carry_different_amounts(drawn: list[dict[str, float]], capacity: dict[str, float]) -> None:
+    """As a staged copy crosses a bus twice: feasible, and whoever is slowed is slowed by a full link, where nobody else is better off."""
+    flows = {Flow(1.0, tuple(sorted(uses.items())), 0.0, lambda: None): None for uses in drawn}
+    users = {n: {f: amount for f in flows for name, amount in f.uses if name == n} for n in "abcd"}
+    crowded = {n: (capacity[n], users[n]) for n in "abcd" if sum(users[n].values()) > capacity[n]}
+    rates = fill(flows, crowded)
+    load = {n: sum(rates[f] * amount for f, amount in users[n].items()) for n in "abcd"}
+    assert all(load[n] <= capacity[n] * (1 + 1e-9) for n in "abcd") and all(0 < rate <= 1 for rate in rates.values())
+    for flow in flows:
+        if rates[flow] < 1 - 1e-9:
+            assert any(
+                load[n] >= capacity[n] * (1 - 1e-9) and all(rates[o] * o.weight <= rates[flow] * flow.weight * (1 + 1e-9) for o in users[n])
+                for n, _ in flow.uses
+            )
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0, 5), st.floats(0.1, 5), st.floats(0.5, 8.0), st.sets(links, min_size=1)), min_size=1, max_size=8),
