@@ -74,7 +74,7 @@ def topology(source: str | Path | Topology, *edits: str) -> Topology:
     return _shown(load_topology(source, edits))
 
 
-def sweep(plan: PlanLike, space: str | int, on: str, file: str | Path = "runs/sweep.sqlite", **options: Any) -> Sweep:
+def sweep(plan: PlanLike, space: str | int, on: str, file: str | Path | None = None, **options: Any) -> Sweep:
     """Every plan of a space such as `"tp=1,2,4 pp=1..8 gpus=64"` (a number: all sensible plans on so many GPUs); see `sim.planning.sweep`."""
     from sim.planfile import load_plan
     from sim.planning.space import auto_space, parse_space
@@ -82,7 +82,7 @@ def sweep(plan: PlanLike, space: str | int, on: str, file: str | Path = "runs/sw
 
     base = load_plan(plan)
     points = auto_space(base, on, space) if isinstance(space, int) else parse_space(space)
-    return _shown(run(base, points, on, Path(file), **options))
+    return _shown(run(base, points, on, Path(file) if file is not None else None, **options))
 
 
 def explain(plan: PlanLike, on: Topology | str | Path, **options: Any) -> Explanation:

@@ -74,7 +74,8 @@ class Bounds:
     def _block(self, setting: Setting, pricer: Pricer, block: Block) -> Pass:
         plan = setting.plan
         first = block is setting.network.blocks[0][1]
-        key = (id(block), setting.topology.name, plan.memory.recompute, plan.framework, plan.parallel.tp_overlap, first)
+        key = (id(block), setting.topology.name, plan.task, plan.memory.recompute, not plan.memory.recompute_layers, setting.framework,
+               plan.parallel.tp_overlap, _innermost(plan), first)  # fmt: skip
         found = self._blocks.get(key)
         if found is None:
             found = self._blocks[key] = (self._price(setting, pricer, block, first), block)

@@ -34,9 +34,9 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
         ] = None,
         seed: Annotated[int, typer.Option("--seed", help="Of --trials")] = 0,
         every: Annotated[bool, typer.Option("--every", help="Simulate also what cannot be better than another plan")] = False,
-        out: Annotated[Path, typer.Option("--out", help="SQLite file for the results; a file that is there is gone on with")] = Path(
-            "runs/sweep.sqlite"
-        ),
+        out: Annotated[
+            Path | None, typer.Option("--out", help="SQLite file for the results, gone on with if it is there; unsaid: one for each sweep")
+        ] = None,
         workers: Workers = 2,
         backend: Annotated[str, typer.Option(help="dask or ray, for an existing cluster")] = "",
         address: Annotated[str, typer.Option(help="The cluster's scheduler, e.g. tcp://host:8786")] = "",

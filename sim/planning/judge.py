@@ -105,5 +105,12 @@ def evaluate(candidate: Candidate, plan: Plan, prices: Prices, depth: Depth = "s
 
 def _row(candidate: Candidate, plan: Plan, step: float, memory: int, mfu: float | None, prices: Prices, detail: str) -> Row:
     rate = plan.global_batch / step if step > 0 else 0.0
-    cost = price_of(prices, candidate.on, plan.world) * plan.world / 3600 / rate * 1e6 if prices and rate else None
-    return Row(candidate.key, "done", "", step, memory, mfu, rate, plan.world, cost, detail)
+    return priced(Row(candidate.key, "done", "", step, memory, mfu, rate, plan.world, None, detail), prices)
+
+
+def priced(row: Row, prices: Prices) -> Row:
+    """The row at these prices, whatever it cost before: money per million samples."""
+    if not prices or not row.rate or not row.gpus:
+        return msgspec.structs.replace(row, cost=None)
+    hourly = price_of(prices, row.key.rpartition(" on=")[2], row.gpus) * row.gpus
+    return msgspec.structs.replace(row, cost=hourly / 3600 / row.rate * 1e6)

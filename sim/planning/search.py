@@ -8,19 +8,19 @@ file holds is told to the sampler first, and nothing is simulated twice. As in a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from sim.plan import Plan
-from sim.planning.capacity import price_of
 from sim.planning.floor import Floor
 from sim.planning.front import open_questions
-from sim.planning.judge import Prices, Work, evaluate_chunk, screen_chunk
+from sim.planning.judge import Prices, Work, evaluate_chunk, priced, screen_chunk
 from sim.planning.pool import Pool, pool
-from sim.planning.space import SHORT, Candidate, base_tree, plan_at, point
-from sim.planning.store import Row, Store
-from sim.planning.sweep import Say, Sweep, _closest
+from sim.planning.space import SHORT, Candidate, plan_at, point
+from sim.planning.store import Row, Store, default_file
+from sim.planning.sweep import Say, Sweep, concluded, header_of
 from topologies.errors import BadInput
 
 _BATCH = 8
@@ -30,19 +30,19 @@ _STALE = 20
 Point = dict[str, str]
 
 
-def search(base: Plan, space: dict[str, tuple[str, ...]], on: str, path: Path, *, trials: int = 200, seed: int = 0, workers: int = 1,
-           backend: str = "", address: str = "", prices: Prices | None = None, say: Say | None = None) -> Sweep:  # fmt: skip
-    """Looks at `trials` points of the space, those that `path` holds already among them, and returns all rows, fastest first.
+def search(base: Plan, space: dict[str, tuple[str, ...]], on: str, path: Path | None = None, *, trials: int = 200, seed: int = 0,
+           workers: int = 1, backend: str = "", address: str = "", prices: Prices | None = None, say: Say | None = None) -> Sweep:  # fmt: skip
+    """Looks at `trials` points of the space, those that `path` (unsaid: as a sweep's) holds already among them, and returns all rows, fastest first.
 
     Raises `BadInput` without optuna, for a missing price, or when nothing that was looked at is feasible.
     """
     if trials < 1:
         raise BadInput(f"trials = {trials}: at least one point must be looked at")
-    for machine in space.get("on", (on,)) if prices else ():
-        price_of(prices or {}, machine)
+    header = header_of(base, space, on, prices or {})
+    path = path or default_file(base.name or base.model_name, header)
     study = _study(seed)
-    header = {"space": {key: list(values) for key, values in space.items()}, "plan": base_tree(base), "on": on}
     with Store(path, header) as store, pool(workers, backend, address) as place:
+        store.reprice(prices or {}, partial(priced, prices=prices or {}))
         hunt = _Hunt(base, space, on, store, place, prices or {}, study)
         size = _BATCH * max(1, workers)
         stale = 0
@@ -53,11 +53,7 @@ def search(base: Plan, space: dict[str, tuple[str, ...]], on: str, path: Path, *
                 say(f"{len(hunt.known)}/{trials} points, {hunt.best()}")
         hunt.confirm()
         rows = list(store.rows())
-    counts = {name: sum(row.outcome == name for row in rows) for name in ("done", "memory", "bound", "refused", "failed")}
-    found = Sweep(rows, str(path), counts)
-    if not found.feasible:
-        raise BadInput(_closest(rows))
-    return found
+    return concluded(rows, path)
 
 
 def _study(seed: int) -> Any:

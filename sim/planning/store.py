@@ -6,9 +6,11 @@ file of another sweep or another version is refused, not mixed.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,9 @@ class Row(msgspec.Struct, frozen=True):
         return (self.gpus or 1) / (self.rate or 1e-30)
 
 
+_ADD = "INSERT OR REPLACE INTO results VALUES (?,?,?,?,?,?,?,?,?,?)"
+
+
 class Store:
     """A results file, open for appending. Use as a context manager."""
 
@@ -78,6 +83,17 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self._db.close()
 
+    def reprice(self, prices: dict[str, float], priced: Callable[[Row], Row]) -> None:
+        """What was kept at other prices costs what `priced` says; what a bound has decided at those is open again."""
+        text = json.dumps(prices, sort_keys=True)
+        if self._db.execute("SELECT value FROM header WHERE name = 'prices'").fetchone() == (text,):
+            return
+        rows = [msgspec.structs.astuple(priced(row)) for row in self.rows() if row.outcome == "done"]
+        with self._db:
+            self._db.execute("DELETE FROM results WHERE outcome = 'bound'")
+            self._db.executemany(_ADD, rows)
+            self._db.execute("INSERT OR REPLACE INTO header VALUES ('prices', ?)", (text,))
+
     def done(self) -> set[str]:
         """Keys that need not run again."""
         return {key for (key,) in self._db.execute("SELECT key FROM results WHERE outcome != 'failed'")}
@@ -85,13 +101,20 @@ class Store:
     def add(self, rows: Iterable[Row]) -> None:
         """Writes rows in one transaction."""
         with self._db:
-            self._db.executemany("INSERT OR REPLACE INTO results VALUES (?,?,?,?,?,?,?,?,?,?)", [msgspec.structs.astuple(r) for r in rows])
+            self._db.executemany(_ADD, [msgspec.structs.astuple(r) for r in rows])
 
     def rows(self) -> Iterator[Row]:
         """All rows, fastest first; those without a step time last."""
         query = "SELECT * FROM results ORDER BY step_time IS NULL, step_time / gpus * gpus, key"
         for values in self._db.execute(query):
             yield Row(*values)
+
+
+def default_file(name: str, header: dict[str, Any]) -> Path:
+    """Where a sweep keeps its results when nobody says: a file for each plan and space, so that the same sweep goes on and another one
+    has its own."""
+    mark = hashlib.sha256(json.dumps(header | {"version": VERSION}, sort_keys=True).encode()).hexdigest()[:8]
+    return Path("runs") / f"sweep-{re.sub(r'[^A-Za-z0-9.-]+', '-', name)[:40]}-{mark}.sqlite"
 
 
 def forget(path: Path) -> None:

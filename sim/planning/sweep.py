@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -20,10 +21,10 @@ from sim.plan import Plan
 from sim.planning.capacity import price_of
 from sim.planning.floor import Floor
 from sim.planning.front import beaten, cautious, open_questions, pareto
-from sim.planning.judge import Open, Prices, Work, evaluate_chunk, screen_chunk
+from sim.planning.judge import Open, Prices, Work, evaluate_chunk, priced, screen_chunk
 from sim.planning.pool import Pool, pool
 from sim.planning.space import Candidate, TooLarge, base_tree, candidates, named
-from sim.planning.store import Row, Store, forget
+from sim.planning.store import Row, Store, default_file, forget
 from sim.planning.tables import Ranked
 from topologies.errors import BadInput
 
@@ -58,28 +59,39 @@ _APART = tuple(f"parallel.{name}" for name in ("pp", "zero", "schedule", "virtua
 """Keys of a plan that leave its layers as they are."""
 
 
-def sweep(base: Plan, space: dict[str, tuple[str, ...]], on: str, path: Path, *, workers: int = 1, backend: str = "", address: str = "",
-          prices: Prices | None = None, every: bool = False, say: Say | None = None) -> Sweep:  # fmt: skip
-    """Runs what `path` does not hold yet, and returns all rows, fastest first.
+def sweep(base: Plan, space: dict[str, tuple[str, ...]], on: str, path: Path | None = None, *, workers: int = 1, backend: str = "",
+          address: str = "", prices: Prices | None = None, every: bool = False, say: Say | None = None) -> Sweep:  # fmt: skip
+    """Runs what `path` (unsaid: `store.default_file`) does not hold yet, and returns all rows, fastest first.
 
     `every`: simulate also what cannot be better than another. `backend` "" runs on local processes; "dask" or "ray" through
     joblib on a cluster at `address`. Raises `BadInput` when nothing of the space is feasible, with what came closest.
     """
-    if not isinstance(on, str):
-        raise BadInput(f"a sweep keeps its machines by name: give on = {getattr(on, 'name', 'a name')!r}, with changes in a TOML file")
-    for machine in space.get("on", (on,)) if prices else ():
-        price_of(prices or {}, machine)  # a missing price is said before anything is simulated
-    header = {"space": {key: list(values) for key, values in space.items()}, "plan": base_tree(base), "on": on}
+    header = header_of(base, space, on, prices or {})
+    path = path or default_file(base.name or base.model_name, header)
     with Store(path, header) as store, pool(workers, backend, address) as place:
+        store.reprice(prices or {}, partial(priced, prices=prices or {}))
         work = _enumerate(base, space, on, store)
         waiting = _screened(work, store, place, prices or {}, say)
         _simulated(base, waiting, store, place, prices or {}, workers, every, say)
         rows = list(store.rows())
+    return concluded(rows, path)
+
+
+def header_of(base: Plan, space: dict[str, tuple[str, ...]], on: str, prices: Prices) -> dict[str, Any]:
+    """What a results file is of. Raises `BadInput` for a machine without a name, or without its price where there are prices."""
+    if not isinstance(on, str):
+        raise BadInput(f"a sweep keeps its machines by name: give on = {getattr(on, 'name', 'a name')!r}, with changes in a TOML file")
+    for machine in space.get("on", (on,)) if prices else ():
+        price_of(prices, machine)  # a missing price is said before anything is simulated
+    return {"space": {key: list(values) for key, values in space.items()}, "plan": base_tree(base), "on": on}
+
+
+def concluded(rows: list[Row], path: Path) -> Sweep:
+    """What was found. Raises `BadInput` when nothing fits, and forgets the file: a slip of the pen must not keep its name."""
     counts = {name: sum(row.outcome == name for row in rows) for name in ("done", "memory", "bound", "refused", "failed")}
     found = Sweep(rows, str(path), counts)
     if not found.feasible:
-        if all(row.step_time is None for row in rows):
-            forget(path)  # a slip of the pen must not keep the name for its own space
+        forget(path)
         raise BadInput(_closest(rows))
     return found
 

@@ -140,3 +140,18 @@ def test_progress_is_told_every_two_seconds(tmp_path: Path, monkeypatch: pytest.
     sweep(PLAN, parse_space("micro=1,2"), "dgx-h100", tmp_path / "s.sqlite", say=said.append)
     assert said[0] == "2/2 plans screened, 1 a second, 0 s left"
     assert said[-1].startswith("2/2 plans decided, ") and said[-1].endswith(", 0 s left")
+
+
+def test_bounds_that_share_blocks_are_each_their_own() -> None:
+    """One process bounds plans of several tasks, layers to recompute and placements: none takes another's price."""
+    overrides = (
+        ("task=forward",),
+        ("memory.recompute=full",),
+        ("memory.recompute=full", "memory.recompute_layers=4"),
+        TP,
+        (*TP, "parallel.placement=dp,tp,cp,pp"),
+    )
+    shared = Bounds()
+    for more in (*overrides, *reversed(overrides)):
+        setting = bind(load_plan(PLAN, more), "dgx-h100")
+        assert shared.step(setting, pricer_for(setting)) == Bounds().step(setting, pricer_for(setting))

@@ -35,3 +35,31 @@ def test_plans_without_a_rate_rank_last() -> None:
     )
     assert sorted((none, slow, fast, few), key=lambda row: row.effort) == [few, fast, slow, none]
     assert fast.effort == 8 / 50 and few.effort == 1 / 9
+
+
+def test_other_prices_change_what_was_kept(tmp_path: Path) -> None:
+    """A file goes on with the prices that are said now: its rows cost those, and what a bound decided at others is decided anew."""
+    plan = PLAN
+    space = parse_space("micro=2,4,8 zero=0,1 gpus=8 on=dgx-h100,dgx-a100")
+    file = tmp_path / "a.sqlite"
+    free = sweep(plan, space, "dgx-h100", file)
+    assert all(row.cost is None for row in free.feasible)
+    cheap = {"dgx-h100": 100.0, "dgx-a100": 0.5}
+    found = sweep(plan, space, "dgx-h100", file, prices=cheap)
+    fresh = sweep(plan, space, "dgx-h100", tmp_path / "b.sqlite", prices=cheap)
+    assert [row.key for row in found.front] == [row.key for row in fresh.front]
+    assert {row.key: row.cost for row in found.front} == {row.key: row.cost for row in fresh.front}
+    assert any(row.key.endswith("dgx-a100") for row in found.front)
+    again = sweep(plan, space, "dgx-h100", file, prices={name: 2 * price for name, price in cheap.items()})
+    costs = {row.key: row.cost or 0.0 for row in found.feasible}
+    assert all(row.cost == pytest.approx(2 * costs[row.key]) for row in again.feasible if row.key in costs)
+
+
+def test_each_sweep_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = PLAN
+    first = sweep(plan, parse_space("micro=4,8"), "dgx-h100")
+    other = sweep(plan, parse_space("micro=2,8"), "dgx-h100")
+    again = sweep(plan, parse_space("micro=4,8"), "dgx-h100")
+    assert first.path == again.path != other.path and Path(first.path).parent == Path("runs")
+    assert first.rows == again.rows and len(list(Path("runs").glob("*.sqlite"))) == 2

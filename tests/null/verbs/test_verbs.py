@@ -188,7 +188,7 @@ def test_a_sweep_resumes_and_ranks(call: Call) -> None:
 
 def test_a_sweep_is_drawn(call: Call, tmp_path: Path) -> None:
     said = call("sweep", "plan.toml", "tp=1,2", "--workers", "1", "--report", "sweep.html")
-    assert said.code == 0 and "sweep.html" in said.err and "runs/sweep.sqlite" in said.out
+    assert said.code == 0 and "sweep.html" in said.err and "runs/sweep-" in said.out and ".sqlite" in said.out
     assert (tmp_path / "sweep.html").stat().st_size > 10_000
 
 
