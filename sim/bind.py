@@ -75,7 +75,7 @@ def model_of(plan: Plan) -> ModelSpec:
     model = load_model(plan.model) if isinstance(plan.model, str) else spec_of(plan.model, "[model]")
     if plan.task == "lora":
         if not hasattr(model, "lora"):
-            raise Refused(f'task = "lora" needs a decoder; {plan.model_name} is a {type(model).__name__.lower()}')
+            raise Refused(f'task = "lora" needs a decoder; {plan.model_name} is none ({type(model).__name__.lower()})')
         return model if model.lora is not None else msgspec.structs.replace(model, lora=Lora())
     return model
 

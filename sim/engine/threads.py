@@ -84,7 +84,7 @@ class Thread:
         item.start = self.clock
         item.after = lane.last_done
         item.bound = "lane"
-        if self._freed_by is not None and self._freed_by.end >= self.clock:
+        if self._freed_by is not None and self._freed_by is not lane.last_done:  # the thread has waited since, then perhaps launched
             item.after, item.bound = self._freed_by, "event"
         self.clock = end
         lane.last = item

@@ -40,6 +40,17 @@ def test_the_critical_path_sums_to_the_step() -> None:
     assert path == pytest.approx({"comm.dp": 3.0, "gemm": 2.0, "optimizer": 1.0})
 
 
+def test_what_held_the_thread_is_on_the_path_also_after_a_launch() -> None:
+    """A pageable copy holds the thread for 4 s; it launches a kernel, then computes itself. The copy is on the path, not what came before it."""
+    ops = [Op("a", "host", "host", cls="host"), Op("copy", "copy", "copy.h2d", blocking=True, cls="data")]
+    ops += [Op("k", "compute", "compute", cls="gemm"), Op("b", "host", "host", cls="host")]
+    costs: dict[str, Cost | float] = {"a": 1.0, "copy": 4.0, "k": Cost(0.5, host=0.25), "b": 2.0}
+    trace = simulate(program({"host": ops}, mesh=Mesh({})), TablePricer(costs))
+    spans = {span.id.rpartition("/")[2]: at for at, span in enumerate(trace.spans)}
+    assert trace.spans[spans["b"]].after == spans["copy"]
+    assert dict(critical_path(trace))["data"] == pytest.approx(4.0)
+
+
 def test_steps_and_sources() -> None:
     assert step_times(made()) == pytest.approx([6.0, 6.0])
     assert sources(made()) == pytest.approx({"measured": 0.0, "fitted": 3 / 8, "assumed": 5 / 8})

@@ -143,7 +143,7 @@ SPLITS: list[tuple[str | dict[str, Any], dict[str, Any], str]] = [
     ({"family": "cnn", "arch": "resnet", "depth": 51}, {}, "unknown resnet depth '51'"),
     (DECODER | {"heads": 8, "hidden": 128, "kv_heads": 4}, {"parallel": {"tp": 8}}, ""),
     (DECODER | {"heads": 6, "hidden": 96, "kv_heads": 3}, {"parallel": {"tp": 2}}, "key-value heads"),
-    ("bert-base", {"task": "lora"}, "needs a decoder; bert-base is a encoder"),
+    ("bert-base", {"task": "lora"}, "needs a decoder; bert-base is none .encoder."),
 ]
 
 
