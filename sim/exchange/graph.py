@@ -278,8 +278,10 @@ def _agreed(orders: Sequence[Order]) -> dict[Meet, tuple[str, int]]:
     agreed: dict[Meet, tuple[str, int]] = {}
     for (meet, members), rows in found.items():
         where = f"collective number {meet[2]} of group {meet[0]!r} on lane {meet[1]}"
-        if {rank for rank, _, _ in rows} != set(members):
-            missing = sorted(set(members) - {rank for rank, _, _ in rows})
+        came = {rank for rank, _, _ in rows}
+        if strangers := sorted(came - set(members)):
+            raise BadInput(f"{where}: ranks {str(strangers)[:80]} take part and are no members of {str(members)[:80]}")
+        if missing := sorted(set(members) - came):
             raise BadInput(f"{where}: ranks {str(missing)[:80]} do not take part, of the members {str(members)[:80]}")
         if len({name for _, name, _ in rows}) > 1:
             raise BadInput(f"{where}: ranks disagree what it is: {', '.join(f'rank {rank} {name}' for rank, name, _ in rows[:8])}")
