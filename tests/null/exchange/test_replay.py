@@ -153,9 +153,9 @@ def test_workloads_that_cannot_run_are_refused(ranks: list[list[Node]], says: st
 
 
 def test_who_takes_part_and_is_no_member_is_named(tmp_path: Path) -> None:
-    ranks = [[_node(0, Kind.COLL, **REDUCE, pg_name="5")] for _ in range(2)]
-    with pytest.raises(BadInput, match=r"ranks \[1\] take part and are no members of \(0,\)"):
-        replay(_files(tmp_path, ranks, {"5": [0]}), "dgx-h100")
+    ranks = [[_node(0, Kind.COLL, **REDUCE, pg_name="5")] for _ in range(3)]
+    with pytest.raises(BadInput, match=r"ranks \[2\] take part and are no members of \(0, 1\)"):
+        replay(_files(tmp_path, ranks, {"5": [0, 1]}), "dgx-h100")
 
 
 def test_groups_come_from_pytorchs_metadata(tmp_path: Path) -> None:
