@@ -12,7 +12,7 @@ from executor.arena import Arena, free_memory
 from executor.bodies import Body, body, spin
 from executor.feeder import Crossing, copy_file
 from executor.lanes import DONE, MEETING, Flag, Issue, Mark, communication, is_comm, make_groups, make_lanes
-from executor.play import Player, now
+from executor.player import Player, now
 from executor.world import World
 from sim.program import HOST, Call, Op, Program
 

@@ -8,15 +8,14 @@ threads are processes. Every op of one pass gives one span with the id that the 
 from __future__ import annotations
 
 import gzip
-import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from executor.launch import launch
+from executor.player import Player, now
 from executor.world import World
 from sim.program import HOST, Call, Op, Program, full_id
 from sim.trace import Span, Trace
@@ -151,14 +150,6 @@ def make_player(world: World, program: Program, crossing: object, seconds: Calla
     return InlinePlayer(world, program, crossing, seconds, file)
 
 
-class Player(Protocol):
-    """An interpreter of one rank's host thread."""
-
-    def run(self, ops: list[tuple[Call, Op]], turn: int) -> tuple[list[tuple[float, float, float]], list[tuple[int, float]]]:
-        """One pass: (start, end, issued) of each op in order, and (step, time) at the end of each step."""
-        ...
-
-
 def _step_times(ends: list[tuple[int, float]]) -> list[float]:
     """Steps of a pass but the first: that one fills the input path and (DDP) has other buckets. A one-step pass counts whole."""
     times = [at for _, at in ends]
@@ -190,8 +181,3 @@ def _spans(ops: list[tuple[Call, Op]], times: list[tuple[float, float, float]], 
             )
         )
     return found
-
-
-def now() -> float:
-    """The clock of all spans: one for all processes of a host."""
-    return time.perf_counter()

@@ -18,7 +18,7 @@ from executor.bodies import Body, body, spin
 from executor.events import Cuda
 from executor.feeder import Crossing, copy_file
 from executor.lanes import Group, communication, make_groups
-from executor.play import Player, now
+from executor.player import Player, now
 from executor.world import World
 from sim.program import HOST, Call, Op, Program
 

@@ -17,8 +17,7 @@ from typing import Any
 
 import msgspec
 
-from sim.accuracy.plans import Case
-from sim.uncertainty import KINDS, LEVEL, Figures, Shares, figures, outside, relative_error, shares_of
+from sim.uncertainty import KINDS, LEVEL, Figures, Shares, figures, relative_error
 
 _Z = 1.2816
 _LEAST, _MOST = 0.03, 0.69
@@ -44,18 +43,6 @@ class Residual(msgspec.Struct, frozen=True, kw_only=True):
     def reach(self, known: Figures) -> float:
         """Half the interval's width, in logarithms."""
         return _Z * relative_error(self.shares, known) * (known.width["beyond"] if self.beyond else 1.0)
-
-
-def shares_of_case(case: Case, seconds: float) -> tuple[Shares, tuple[str, ...]]:
-    """On what a row's step of `seconds` is spent, and in what it lies beyond the data. Raises `BadInput` and its kinds."""
-    from sim.bind import bind
-    from sim.lower.step import lower
-    from sim.predict import pricer_for
-
-    setting = bind(case.plan, case.topology, case.edits)
-    program = lower(setting.plan, setting.network, setting.framework, setting.topology.kind, 1)
-    shares = shares_of(program, pricer_for(setting), setting.topology, setting.plan, seconds)
-    return shares, outside(setting.plan, setting.topology, setting.network.parameters)
 
 
 def fit(rows: Sequence[Residual], start: Figures | None = None) -> Figures:

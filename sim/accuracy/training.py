@@ -41,7 +41,7 @@ def _what(plan: Plan, machine: str) -> str:
 
 def predict_case(case: Case) -> Found:
     """The prediction of one case. Raises `BadInput` and its kinds where the plan cannot be lowered or placed."""
-    from sim.accuracy.intervals import shares_of_case
+    from sim.accuracy.shares import shares_of_case
     from sim.accuracy.steady import step_seconds
 
     seconds, breakdown, ideal = step_seconds(case.plan, case.topology, case.edits)

@@ -1,0 +1,21 @@
+"""What plays one rank of a program, on whatever device: `inline` on a CPU, `streams` on a GPU."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from sim.program import Call, Op
+
+
+class Player(Protocol):
+    """An interpreter of one rank's host thread."""
+
+    def run(self, ops: list[tuple[Call, Op]], turn: int) -> tuple[list[tuple[float, float, float]], list[tuple[int, float]]]:
+        """One pass: (start, end, issued) of each op in order, and (step, time) at the end of each step."""
+        ...
+
+
+def now() -> float:
+    """The clock of all spans: one for all processes of a host."""
+    return time.perf_counter()

@@ -1,0 +1,18 @@
+"""On what the step of a published row is spent, as intervals count it."""
+
+from __future__ import annotations
+
+from sim.accuracy.plans import Case
+from sim.uncertainty import Shares, outside, shares_of
+
+
+def shares_of_case(case: Case, seconds: float) -> tuple[Shares, tuple[str, ...]]:
+    """On what a row's step of `seconds` is spent, and in what it lies beyond the data. Raises `BadInput` and its kinds."""
+    from sim.bind import bind
+    from sim.lower.step import lower
+    from sim.predict import pricer_for
+
+    setting = bind(case.plan, case.topology, case.edits)
+    program = lower(setting.plan, setting.network, setting.framework, setting.topology.kind, 1)
+    shares = shares_of(program, pricer_for(setting), setting.topology, setting.plan, seconds)
+    return shares, outside(setting.plan, setting.topology, setting.network.parameters)
