@@ -16,11 +16,13 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from sim.program import HOST, Call, Op, Program
 from sim.work import HostWork
 from topologies.errors import BadInput, RunFailed
 
+T = TypeVar("T")
 Times = list[tuple[float, float]]
 _NUMBER = struct.Struct("<q")
 _PATIENCE = 1.0
@@ -40,9 +42,8 @@ class Crossing:
         for thread in program.threads(rank):
             for call, op in program.ops(rank, thread):
                 self.turns[op.event] = max(self.turns.get(op.event, 0), call.index + 1) if op.event else 0
-                if op.event in self.inner or op.kind not in ("wait", "sync") or op.shift is None:
-                    continue
-                if (op.event, thread) not in self._pipes:
+                crosses = op.kind in ("wait", "sync") and op.shift is not None and op.event not in self.inner
+                if crosses and (op.event, thread) not in self._pipes:
                     self._pipes[op.event, thread] = os.pipe()
                     self._seen[op.event, thread] = set()
         self.names = {event for event, _ in self._pipes}
@@ -81,6 +82,27 @@ def inner_events(program: Program, rank: int) -> frozenset[str]:
                 if op.shift is not None:
                     numbered.add(op.event)
     return frozenset(event for event in numbered if threads[event] == {HOST})
+
+
+class Kept(Generic[T]):
+    """What the host thread has recorded and waits for itself: the latest by name, and by number those that are asked for so."""
+
+    def __init__(self, crossing: Crossing) -> None:
+        self._crossing = crossing
+        self._latest: dict[str, T] = {}
+        self._numbered: dict[tuple[str, int], T] = {}
+
+    def add(self, call: Call, op: Op, turn: int, event: T) -> None:
+        """`op` has recorded it."""
+        self._latest[op.event] = event
+        if op.event in self._crossing.inner:
+            self._numbered[op.event, self._crossing.number(call, op, turn)] = event
+
+    def awaited(self, call: Call, op: Op, turn: int) -> T | None:
+        """What `op` waits for; None: it was never recorded, or lies before the beginning."""
+        if op.shift is not None:
+            return self._numbered.pop((op.event, self._crossing.number(call, op, turn)), None)
+        return self._latest.get(op.event)
 
 
 class Feeder:

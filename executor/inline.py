@@ -10,7 +10,7 @@ import torch
 
 from executor.arena import Arena, free_memory
 from executor.bodies import Body, body, spin
-from executor.feeder import Crossing, copy_file
+from executor.feeder import Crossing, Kept, copy_file
 from executor.lanes import DONE, MEETING, Flag, Issue, Mark, communication, is_comm, make_groups, make_lanes
 from executor.player import Player, now
 from executor.world import World
@@ -25,8 +25,7 @@ class InlinePlayer(Player):
         self._lanes = make_lanes(program, world.rank)
         groups = make_groups(program, world.rank)
         arena = Arena(world.device, free_memory(world.device) // max(1, world.size))
-        self._flags: dict[str, Flag] = {}
-        self._numbered: dict[tuple[str, int], Flag] = {}
+        self._flags: Kept[Flag] = Kept(crossing)
         self._tags: Counter[tuple[str, str, int]] = Counter()
         self._issues: dict[int, Issue] = {}
         self._bodies: dict[int, Body] = {}
@@ -117,22 +116,15 @@ class InlinePlayer(Player):
                 if op.name in ("", name):
                     each.drain()
         elif lane is not None and op.kind == "wait":
-            lane.wait(self._flag(call, op, turn))
+            lane.wait(self._flags.awaited(call, op, turn) or DONE)
         elif not is_comm(op.lane):
-            self._flag(call, op, turn).wait()
+            (self._flags.awaited(call, op, turn) or DONE).wait()
 
     def _record(self, call: Call, op: Op, turn: int) -> None:
         """What the lane has been given so far; another thread is told when that has ended."""
         lane = self._lanes.get(op.lane)
-        flag = self._flags[op.event] = lane.record() if lane is not None else DONE
-        if op.event in self._crossing.inner:
-            self._numbered[op.event, self._crossing.number(call, op, turn)] = flag
-        elif op.event in self._crossing.names:
+        flag = lane.record() if lane is not None else DONE
+        self._flags.add(call, op, turn, flag)
+        if op.event in self._crossing.names:
             flag.wait()
             self._crossing.record(call, op, turn)
-
-    def _flag(self, call: Call, op: Op, turn: int) -> Flag:
-        """What a wait on this thread waits for: the event of its number, else the latest. Before the first all have happened."""
-        if op.shift is not None:
-            return self._numbered.pop((op.event, self._crossing.number(call, op, turn)), DONE)
-        return self._flags.get(op.event, DONE)

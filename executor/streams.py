@@ -16,7 +16,7 @@ import torch
 from executor.arena import Arena, free_memory
 from executor.bodies import Body, body, spin
 from executor.events import Cuda
-from executor.feeder import Crossing, copy_file
+from executor.feeder import Crossing, Kept, copy_file
 from executor.lanes import Group, communication, make_groups
 from executor.player import Player, now
 from executor.world import World
@@ -39,8 +39,7 @@ class StreamPlayer(Player):
         self._streams: dict[str, torch.cuda.Stream] = {}
         self._on: str | None = None
         """The lane whose stream is current; None: the default stream."""
-        self._events: dict[str, torch.cuda.Event] = {}
-        self._numbered: dict[tuple[str, int], torch.cuda.Event] = {}
+        self._events: Kept[torch.cuda.Event] = Kept(crossing)
         self._pairs: list[Pair | None] = []
         self._bodies: dict[int, Body] = {}
         self._tags: Counter[tuple[str, str, int]] = Counter()
@@ -164,25 +163,18 @@ class StreamPlayer(Player):
                 self._streams[op.name].synchronize()
             else:
                 self._cuda.synchronize()
-        elif (event := self._event(call, op, turn)) is not None:
+        elif (event := self._events.awaited(call, op, turn)) is not None:
             if op.lane == HOST or op.kind == "sync":
                 event.synchronize()
             else:
                 self._streams[op.lane].wait_event(event)
 
-    def _event(self, call: Call, op: Op, turn: int) -> torch.cuda.Event | None:
-        """What is waited for: the event of its number, else the latest; None before the first."""
-        if op.shift is not None:
-            return self._numbered.pop((op.event, self._crossing.number(call, op, turn)), None)
-        return self._events.get(op.event)
-
     def _record(self, call: Call, op: Op, turn: int) -> None:
         """An event behind the lane's work so far. What the host thread records has happened: it waits for nobody."""
         if op.lane != HOST:
-            event = self._events[op.event] = self._cuda.event(timing=False)
+            event = self._cuda.event(timing=False)
             event.record(self._streams[op.lane])
-            if op.event in self._crossing.inner:
-                self._numbered[op.event, self._crossing.number(call, op, turn)] = event
+            self._events.add(call, op, turn, event)
             if op.event in self._crossing.names:
                 event.synchronize()
         if op.event in self._crossing.names:

@@ -114,7 +114,7 @@ def test_a_receive_that_is_posted_ahead_holds_up_nothing(tmp_path: Path) -> None
         Op("got", "record", "comm.pp.recv", event="arrived", shift=0),
     )
     give = (
-        Op("work", "compute", "compute", (GEMM,), blocking=True),
+        Op("mm", "compute", "compute", (GEMM,), blocking=True),
         Op("give", "send", "comm.pp.send", bytes=1 << 10, group="dp", peer=-1),
     )
     use = (Op("use", "wait", "compute", event="arrived", shift=0, blocking=True), Op("after", "compute", "compute", (GEMM,), blocking=True))
@@ -127,7 +127,7 @@ def test_a_receive_that_is_posted_ahead_holds_up_nothing(tmp_path: Path) -> None
     for rank in range(2):
         for i in range(2):
             arrived = spans[f"r{rank}/s0/{i}/get"].end
-            assert spans[f"r{1 - rank}/s0/{i}/work"].end <= arrived <= spans[f"r{rank}/s0/{i}/after"].start
+            assert spans[f"r{1 - rank}/s0/{i}/mm"].end <= arrived <= spans[f"r{rank}/s0/{i}/after"].start
 
 
 def test_what_cannot_be_played_is_said(tmp_path: Path) -> None:
