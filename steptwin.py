@@ -48,14 +48,14 @@ def predict(plan: PlanLike, topology: Topology | str | Path, **options: Any) -> 
 def twin(plan: PlanLike, folder: str | Path, **options: Any) -> Twin:
     """Probes if needed, predicts, plays, trains with stock PyTorch and compares, on this machine."""
     from executor.twin import twin as run
-    from sim.planfile import load_plan
+    from sim.files.planfile import load_plan
 
     return run(load_plan(plan), Path(folder), **options)
 
 
 def compare(predicted: Prediction, measured: str | Path) -> Comparison:
     """Lays a prediction beside a trace file that was measured elsewhere."""
-    from sim.compare import compare as run
+    from sim.timeline.compare import compare as run
 
     return _shown(run(predicted, measured))
 
@@ -76,7 +76,7 @@ def topology(source: str | Path | Topology, *edits: str) -> Topology:
 
 def sweep(plan: PlanLike, space: str | int, on: str, file: str | Path | None = None, **options: Any) -> Sweep:
     """Every plan of a space such as `"tp=1,2,4 pp=1..8 gpus=64"` (a number: all sensible plans on so many GPUs); see `sim.planning.sweep`."""
-    from sim.planfile import load_plan
+    from sim.files.planfile import load_plan
     from sim.planning.space import auto_space, parse_space
     from sim.planning.sweep import sweep as run
 
@@ -95,7 +95,7 @@ def explain(plan: PlanLike, on: Topology | str | Path, **options: Any) -> Explan
 
 def capacity(plan: PlanLike, on: str, tokens: float, **options: Any) -> Capacity:
     """Days, GPU-hours, energy, money and goodput of a whole training run; see `sim.planning.capacity`."""
-    from sim.planfile import load_plan
+    from sim.files.planfile import load_plan
     from sim.planning.capacity import capacity as run
 
     return _shown(run(load_plan(plan), on, tokens, **options))

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from executor.builder import Input, load_builder, precision_of, read_input
 from executor.needs import needs_torch
+from executor.recording.builder import Input, load_builder, precision_of, read_input
 from sim.model.captured import Captured
 from topologies.errors import BadInput
 
@@ -57,8 +57,8 @@ def capture(build: Callable[[], torch.nn.Module], inputs: tuple[Input, ...], *, 
 
     A scalar output is the loss; any other is summed. Raises `BadInput` for control flow that depends on data.
     """
-    from executor.blocks import blocks_of, merged
-    from executor.onepass import record
+    from executor.recording.blocks import blocks_of, merged
+    from executor.recording.onepass import record
 
     precision = precision_of(inputs, precision)
     first = inputs[0]

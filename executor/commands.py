@@ -35,7 +35,7 @@ def _runs(app: typer.Typer, desk: Desk) -> None:
     def twin(plan: PlanName, out: Out = None, set_: Sets = None, steps: int = 30, as_json: AsJson = False) -> None:
         """Probe if needed, predict, run, compare and report, on this machine.  Example: steptwin twin tiny-ddp"""
         from executor.twin import twin as run
-        from sim.planfile import load_plan
+        from sim.files.planfile import load_plan
 
         folder = out or Path("runs") / Path(plan).stem
         found = run(load_plan(plan, tuple(set_ or ())), folder, steps=steps, say=desk.say)
@@ -65,7 +65,7 @@ def _runs(app: typer.Typer, desk: Desk) -> None:
     ) -> None:
         """Run the plan on this machine's devices.  Example: steptwin run cpu-comm-bound --how play"""
         from executor.twin import run_plan
-        from sim.planfile import load_plan
+        from sim.files.planfile import load_plan
 
         folder = out or Path("runs") / Path(plan).stem
         desk.show(run_plan(load_plan(plan, tuple(set_ or ())), folder, how, steps, say=desk.say), as_json, "run")
@@ -98,7 +98,7 @@ def _machine(app: typer.Typer, desk: Desk) -> None:
         if gpu:
             _gpu_table(desk, names or None, out, steps, minutes, gpus, device, keep, as_json)
             return
-        from executor.here import here as run
+        from executor.validation.here import here as run
 
         rows, summary = run(names or None, out, steps, say=desk.say)
         desk.show({"rows": msgspec.to_builtins(rows), **msgspec.to_builtins(summary)}, as_json, "this machine")
@@ -115,7 +115,7 @@ def _gpu_table(
     desk: Desk, names: list[str] | None, out: Path, steps: int, minutes: float, gpus: int, device: str, keep: Path, as_json: bool
 ) -> None:
     """`steptwin here --gpu`. Not run on a GPU yet."""
-    from executor.gpu_twin import twin_gpu
+    from executor.validation.gpu_twin import twin_gpu
 
     kept = keep if device == "cuda" else None
     _, total, folder = twin_gpu(names, out, minutes=minutes, gpus=gpus, device=device, steps=steps, keep=kept, say=desk.say)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from executor.events import Cuda
+from executor.players.events import Cuda
 
 _READING = 1e-3
 """Device seconds that one reading should last: events are good to 0.5-1 us."""

@@ -1,7 +1,7 @@
 """Plays a program on real devices: the second interpreter.
 
 The host thread goes through its ops in order. On a CPU, compute runs inline and communication on gloo beside it
-(`executor.lanes`); on CUDA, lanes are streams (`executor.streams`). Host ops are spun for their calibrated seconds, loader
+(`executor.players.lanes`); on CUDA, lanes are streams (`executor.players.streams`). Host ops are spun for their calibrated seconds, loader
 threads are processes. Every op of one pass gives one span with the id that the prediction has.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from executor.launch import launch
-from executor.player import Player, now
+from executor.players.player import Player, now
 from executor.world import World
 from sim.program import HOST, Call, Op, Program, full_id
 from sim.trace import Span, Trace
@@ -93,7 +93,7 @@ def _refuse_servers(program: Program) -> None:
 def play(world: World, request: Request) -> RankResult:
     """One rank: prepare every body and buffer, then pass through the program `turns` times."""
     from executor.clocks import align
-    from executor.feeder import Crossing, host_seconds, start_feeders
+    from executor.players.feeder import Crossing, host_seconds, start_feeders
     from executor.world import set_precision
 
     world.beat.phase("preparing bodies")
@@ -138,14 +138,14 @@ def _agreed(world: World, turn: int) -> int:
 
 def make_player(world: World, program: Program, crossing: object, seconds: Callable[[Op], float], file: Path) -> Player:
     """The interpreter for this rank's device."""
-    from executor.feeder import Crossing
+    from executor.players.feeder import Crossing
 
     assert isinstance(crossing, Crossing)
     if world.kind == "cuda":
-        from executor.streams import StreamPlayer
+        from executor.players.streams import StreamPlayer
 
         return StreamPlayer(world, program, crossing, seconds, file)
-    from executor.inline import InlinePlayer
+    from executor.players.inline import InlinePlayer
 
     return InlinePlayer(world, program, crossing, seconds, file)
 

@@ -21,7 +21,7 @@ from executor.world import World
 from sim.cost.calibration import SHAPES, Calibration, Sample, save_calibration
 
 if TYPE_CHECKING:
-    from executor.bench import Bench
+    from executor.probes.bench import Bench
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -101,7 +101,10 @@ def merge(ranks: list[list[tuple[str, Sample]]]) -> dict[str, tuple[Sample, ...]
 
 def _alone(bench: Bench) -> None:
     """What a rank measures by itself: kernels of its device, and the host's share."""
-    from executor import probe_device, probe_host, probe_kernels, probe_sharded
+    from executor.probes import device as probe_device
+    from executor.probes import host as probe_host
+    from executor.probes import kernels as probe_kernels
+    from executor.probes import sharded as probe_sharded
 
     if bench.world.kind == "cuda":
         for table in (
@@ -127,8 +130,8 @@ def measure(world: World, request: Request) -> Measured:
 
     import torch
 
-    from executor import probe_comm
-    from executor.bench import Bench
+    from executor.probes import comm as probe_comm
+    from executor.probes.bench import Bench
     from executor.world import set_precision
 
     set_precision(False)

@@ -1,7 +1,7 @@
 """Real training of a plan with PyTorch's own machinery: what users run, timed and profiled.
 
 Real autograd, real optimizers, a real DataLoader over files that are written first, DistributedDataParallel (or FSDP2,
-DTensor, pipelining: `executor.parallelize`), logging by `.item()`, checkpoints under a temporary name, then renamed.
+DTensor, pipelining: `executor.training.parallelize`), logging by `.item()`, checkpoints under a temporary name, then renamed.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import msgspec
 
 from executor.files import write_samples
 from executor.launch import launch
-from executor.limits import check_stock
+from executor.training.limits import check_stock
 from executor.usage import watched
 from executor.world import World
 from sim.bind import model_of
+from sim.files.planfile import check
 from sim.plan import Plan
-from sim.planfile import check
 from sim.trace import Span, Trace
 
 if TYPE_CHECKING:
-    from executor.samples import Pair
-    from executor.trainer import Trainer
+    from executor.training.samples import Pair
+    from executor.training.trainer import Trainer
 
 WARMUP = 5
 """Steps before timing: lazy initialisation, DDP's rebuilt buckets, loaders starting."""
@@ -110,7 +110,7 @@ def train(world: World, request: Request) -> RankResult:
     """One rank: build, warm up, time, profile."""
     from executor.clocks import align
     from executor.collect import Event, named_parts, profiled, spans_of
-    from executor.trainer import Trainer
+    from executor.training.trainer import Trainer
 
     world.beat.phase("building the model")
     trainer = Trainer(world, request.plan, Path(request.data), request.warmup + request.steps + request.profile)
@@ -160,7 +160,7 @@ def _timed(world: World, trainer: Trainer, batches: Iterator[Pair], request: Req
 
 
 def _timed_cuda(world: World, trainer: Trainer, batches: Iterator[Pair], request: Request) -> list[float]:
-    from executor.events import cuda_event
+    from executor.players.events import cuda_event
 
     marks = [cuda_event() for _ in range(request.steps + 1)]
     world.barrier()

@@ -17,9 +17,9 @@ from reports.timeline import representative, timeline, told
 from reports.utilisation import monitor
 from reports.words import gib, ranks, seconds, volume
 from sim.align import Comparison
-from sim.metrics import breakdown, step_times, window
+from sim.timeline.metrics import breakdown, step_times, window
+from sim.timeline.utilisation import utilisation
 from sim.trace import Trace
-from sim.utilisation import utilisation
 from topologies.units import show_flops
 
 _FOOT = (

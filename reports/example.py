@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sim.runs import write_atomic
+from sim.files.runs import write_atomic
 
 NOTEBOOK = Path(__file__).with_suffix(".ipynb")
 CELLS: tuple[tuple[str, str], ...] = (
@@ -40,7 +40,7 @@ CELLS: tuple[tuple[str, str], ...] = (
     ("markdown", "## Sweep\n\nEvery plan of a space, memory first, then simulation."),
     (
         "code",
-        "import tempfile\nfrom pathlib import Path\n\nfrom sim.planfile import load_plan\nfrom sim.planning.space import parse_space\n"
+        "import tempfile\nfrom pathlib import Path\n\nfrom sim.files.planfile import load_plan\nfrom sim.planning.space import parse_space\n"
         "from sim.planning.sweep import sweep\n\nfolder = Path(tempfile.mkdtemp())\n"
         'space = parse_space("tp=1,2,4 micro=1,2 recompute=none,full gpus=8")\n'
         'plans = sweep(load_plan("llama3-8b-fsdp8"), space, "dgx-h100", folder / "sweep.sqlite")\nplans',
@@ -53,7 +53,7 @@ CELLS: tuple[tuple[str, str], ...] = (
     ),
     (
         "code",
-        "from sim.chrome import write_trace\n\n"
+        "from sim.files.chrome import write_trace\n\n"
         'measured = write_trace(slower.trace, folder / "measured.json.gz")\ncompared = steptwin.compare(found, measured)\ncompared',
     ),
     ("code", "compared.figure()"),

@@ -15,12 +15,12 @@ from reports.scene import scene
 from reports.sweep import sweep_page
 from reports.validation import write_validation
 from sim.align import Comparison
-from sim.chrome import write_trace
+from sim.files.chrome import write_trace
+from sim.files.planfile import dump_plan
+from sim.files.runs import environment, write_atomic, write_json
+from sim.files.text import show_program
 from sim.plan import Plan
-from sim.planfile import dump_plan
 from sim.program import Program
-from sim.runs import environment, write_atomic, write_json
-from sim.text import show_program
 from sim.trace import Trace
 from topologies.graph import Topology
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from reports.page import Card, Page
 from reports.words import gib, seconds
-from sim.runs import write_atomic
+from sim.files.runs import write_atomic
 
 TARGETS = {"uncalibrated": 0.08, "calibrated": 0.04, "ops_within": 0.9}
 """What the project sets out to reach: mean error of the step, and the share of the time in ops within 10 %."""
@@ -21,7 +21,7 @@ _FILES = (("predicted", "predicted.json.gz"), ("played", "played.json.gz"), ("st
 
 
 def gpu_page(found: Mapping[str, Any]) -> str:
-    """The file's text. `found`: the mapping of `summary.json` (`executor.gpu_twin`)."""
+    """The file's text. `found`: the mapping of `summary.json` (`executor.validation.gpu_twin`)."""
     device, total = found["device"], found["summary"]
     name = device.get("name", "GPU")
     page = Page(

@@ -15,8 +15,8 @@ import plotly.graph_objects as go
 
 from reports.words import safe
 from sim.cost.price import Cost, Pricer
-from sim.metrics import window
 from sim.program import Op, Program, full_id
+from sim.timeline.metrics import window
 from sim.trace import Span, Trace
 
 BINS = 240

@@ -160,8 +160,8 @@ def _memory(found: Prediction) -> go.Figure:
     """Bytes over time do not depend on links, so that the machine's name is enough."""
     from reports.figures import memory_line
     from sim.bind import bind
-    from sim.memory_timeline import memory_timelines
-    from sim.metrics import window
+    from sim.memory.timeline import memory_timelines
+    from sim.timeline.metrics import window
 
     trace = _traced(found)
     setting = bind(found.plan, found.topology)
@@ -236,7 +236,7 @@ _SHOWN: dict[str, tuple[Callable[[Any], str], dict[str, Callable[[Any], Any]]]] 
     ),
     "sim.planning.faults.Faults": (text_html, {"steps": _drawn("planning", "faults", _itself)}),
     "sim.planning.jobs.Jobs": (text_html, {"steps": _drawn("planning", "jobs", _itself)}),
-    "sim.montecarlo.Spread": (text_html, {"draws": _drawn("planning", "spread", _itself)}),
+    "sim.planning.montecarlo.Spread": (text_html, {"draws": _drawn("planning", "spread", _itself)}),
     "topologies.graph.Topology": (topology_html, {"machine": _drawn("machine", "machine", lambda found: (found,))}),
 }
 """By type: its HTML, and its figures by name."""

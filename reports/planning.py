@@ -15,10 +15,10 @@ from reports.palette import colour
 from reports.words import safe
 
 if TYPE_CHECKING:
-    from sim.montecarlo import Spread
     from sim.planning.explain import Explanation
     from sim.planning.faults import Faults
     from sim.planning.jobs import Jobs
+    from sim.planning.montecarlo import Spread
 
 _NOW = "#0072B2"
 _MOST = 12

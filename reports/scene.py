@@ -8,7 +8,7 @@ import msgspec
 
 from reports.links import LinkUse, link_use
 from sim.bind import bind
-from sim.memory_timeline import Line, memory_timelines
+from sim.memory.timeline import Line, memory_timelines
 from sim.plan import Plan
 from sim.predict import pricer_for
 from sim.program import Program

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 from reports.palette import colour
 from reports.words import safe, seconds, short
-from sim.metrics import window
+from sim.timeline.metrics import window
 from sim.trace import Span, Trace
 
 _PIXELS = 1600

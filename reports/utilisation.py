@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from reports.words import safe
-from sim.utilisation import Use, Utilisation
+from sim.timeline.utilisation import Use, Utilisation
 
 _MOST = 16
 _LEAST, _PEAK = 0.005, 0.1

@@ -12,7 +12,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from reports.page import Page
-from sim.runs import write_atomic
+from sim.files.runs import write_atomic
 
 TARGETS = {"mape": 0.12, "median_ape": 0.08, "bias": 0.04, "coverage": 0.97, "group": 0.18, "rank": 0.9}
 """What the project sets out to reach (errors as fractions); groups count from 8 rows on."""

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from sim.metrics import step_time
 from sim.tables import Tabular, aligned
+from sim.timeline.metrics import step_time
 from sim.trace import Span, Trace
 
 _STEP = re.compile(r"/s\d+(?=/)")

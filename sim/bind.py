@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 
 from sim.cost.device import peak_flops
+from sim.files.planfile import load_plan
 from sim.framework import Framework, framework_of
 from sim.model import ModelSpec, Network, Shape, describe, load_model
 from sim.model.captured import Captured
 from sim.model.load import spec_of
 from sim.model.spec import Lora
 from sim.plan import Plan
-from sim.planfile import load_plan
 from topologies.errors import BadInput, Refused
 from topologies.hardware import Gpu
 from topologies.load import Topology, load_topology

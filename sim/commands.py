@@ -21,7 +21,7 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
     @app.command()
     def schema(verb: Annotated[str, typer.Argument(help="predict collective validate sweep capacity ...")]) -> None:
         """The JSON schema of what a verb prints with --json.  Example: steptwin schema predict"""
-        from sim.schema import schema as find
+        from sim.files.schema import schema as find
 
         desk.show(find(verb), True, "schema")
 
@@ -41,7 +41,7 @@ def _predict(app: typer.Typer, desk: Desk) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Predict one training step.  Example: steptwin predict llama3-8b-fsdp8 --on dgx-h100 --set seq_len=4096"""
-        from sim.planfile import load_plan
+        from sim.files.planfile import load_plan
         from sim.predict import predict as run
         from topologies.load import load_topology
 
@@ -65,11 +65,11 @@ def _predict(app: typer.Typer, desk: Desk) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Lay a prediction beside a trace of your own run.  Example: steptwin compare my-plan.toml --on dgx-h100 --measured trace.json.gz"""
-        from sim.compare import compare as run
+        from sim.files.planfile import load_plan
         from sim.imported import read_measured
-        from sim.metrics import step_times
-        from sim.planfile import load_plan
         from sim.predict import predict
+        from sim.timeline.compare import compare as run
+        from sim.timeline.metrics import step_times
         from topologies.load import load_topology
 
         overrides, edits = split(set_)
@@ -92,7 +92,7 @@ def _studies(app: typer.Typer, desk: Desk) -> None:
         as_json: AsJson = False,
     ) -> None:
         """A shipped plan in its variants, side by side: what each change brings.  Example: steptwin study nccl-two-gpus"""
-        from sim.studies import run_study
+        from sim.planning.studies import run_study
 
         rows = [msgspec.to_builtins(row) for row in run_study(name, calibration)]
         shown = ("variant", "step_s", "data_s", "exposed_comm_s", "sync_s", "cpu_busy", "bottleneck")
@@ -114,9 +114,9 @@ def _studies(app: typer.Typer, desk: Desk) -> None:
     ) -> None:
         """Step time as a distribution: P50, P95, P99 under jitter and imbalance.  Example: steptwin spread gpt2-ddp8 --draws 500"""
         from sim.bind import bind
-        from sim.montecarlo import Jitter
-        from sim.montecarlo import spread as run
-        from sim.planfile import load_plan
+        from sim.files.planfile import load_plan
+        from sim.planning.montecarlo import Jitter
+        from sim.planning.montecarlo import spread as run
 
         overrides, edits = split(set_)
         given = {"rank": rank, "step": step, "length": length, "slow_link": slow_link}
@@ -165,14 +165,14 @@ def _plans(plans: typer.Typer, desk: Desk) -> None:
     @plans.command("list")
     def list_(as_json: AsJson = False) -> None:
         """Shipped plans and models."""
+        from sim.files.planfile import presets
         from sim.model import models
-        from sim.planfile import presets
 
         desk.show({"plans": list(presets()), "models": list(models())}, as_json, "catalog")
 
     @plans.command()
     def show(plan: PlanName, set_: Sets = None, as_json: AsJson = False) -> None:
         """A plan with every default filled in.  Example: steptwin plan show tiny-ddp"""
-        from sim.planfile import load_plan
+        from sim.files.planfile import load_plan
 
         desk.show(msgspec.to_builtins(load_plan(plan, tuple(set_ or ()))), as_json, "plan")

@@ -1,6 +1,6 @@
 """What to train and how it is split: the plan, as typed values.
 
-Every key of a plan file is a field here, with its help text under it (`sim.planfile` reads and writes the
+Every key of a plan file is a field here, with its help text under it (`sim.files.planfile` reads and writes the
 TOML). Sizes are bytes, times seconds. A field that is `None` is filled from the framework's defaults.
 """
 

@@ -10,20 +10,21 @@ from typing import Any
 
 import msgspec
 
-from sim import metrics, uncertainty
-from sim.asynchrony import rank_steps_per_s
+from sim import uncertainty
 from sim.bind import Setting, bind
 from sim.brief import brief
 from sim.cost.price import Pricer
 from sim.engine.run import simulate
 from sim.idle import idle
 from sim.lower.step import lower
-from sim.memory import DoesNotFit, MemoryReport, memory_of
-from sim.memory_timeline import memory_timelines
+from sim.memory.report import DoesNotFit, MemoryReport, memory_of
+from sim.memory.timeline import memory_timelines
 from sim.plan import Output, Plan
 from sim.program import Program
-from sim.syncs import SyncPoint, spread, sync_points
 from sim.tables import Tabular
+from sim.timeline import metrics
+from sim.timeline.asynchrony import rank_steps_per_s
+from sim.timeline.syncs import SyncPoint, spread, sync_points
 from sim.trace import Trace
 from sim.uncertainty import Interval, Mark
 from topologies.errors import BadInput, Refused

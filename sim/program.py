@@ -62,7 +62,7 @@ class Op(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Device bytes given back when the op ends."""
 
     def __str__(self) -> str:
-        from sim.text import show_op
+        from sim.files.text import show_op
 
         return show_op(self)
 
@@ -98,7 +98,7 @@ class Program(msgspec.Struct, frozen=True):
     """What lowering decided where the plan was silent."""
 
     def __repr__(self) -> str:
-        """Short: `sim.text` prints a program whole."""
+        """Short: `sim.files.text` prints a program whole."""
         return f"Program({self.name!r}, {self.device!r}, world={self.world}, steps={self.steps}, {len(self.segments):,} segments)"
 
     @property

@@ -14,10 +14,10 @@ from sim.bind import Setting
 from sim.engine.agenda import uncollected
 from sim.engine.shortcut import Shortcut
 from sim.engine.steps import Step, step_times
+from sim.files.planfile import mesh_of
 from sim.lower.short import Shortener
 from sim.lower.step import lower
 from sim.plan import Plan
-from sim.planfile import mesh_of
 from sim.predict import pricer_for
 
 STEPS = 2

@@ -2,7 +2,7 @@
 
 A *span* is one op with its start and end, in seconds from the beginning of the run. A *trace* is all spans of a
 run on the ranks that were simulated (folded) or run. What a step cost, and on what, are functions of a trace
-(`sim.metrics`), so predicted and measured figures come from the same code.
+(`sim.timeline.metrics`), so predicted and measured figures come from the same code.
 """
 
 from __future__ import annotations

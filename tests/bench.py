@@ -119,8 +119,8 @@ def unfolded(u: float) -> list[Row]:
     from sim.bind import bind
     from sim.engine.run import simulate
     from sim.lower.step import lower
-    from sim.metrics import step_time
     from sim.predict import pricer_for
+    from sim.timeline.metrics import step_time
 
     plan = {"model": "llama3-8b", "seq_len": 4096, "framework": "megatron-core", "batch": {"global": 1024, "micro": 1}}
     setting = bind(plan | {"parallel": {"dp_replicate": 1024, "zero": 0}}, "128x dgx-h100")
@@ -136,7 +136,7 @@ def sweep(u: float) -> list[Row]:
     import tempfile
     from itertools import islice
 
-    from sim.planfile import load_plan
+    from sim.files.planfile import load_plan
     from sim.planning.floor import Floor
     from sim.planning.space import TooLarge, auto_space, candidates, parse_space
     from sim.planning.sweep import sweep as run
@@ -165,7 +165,7 @@ def winner(u: float) -> list[Row]:
     it. Minutes long, so that it runs only when named."""
     import tempfile
 
-    from sim.planfile import load_plan
+    from sim.files.planfile import load_plan
     from sim.planning.judge import Work, evaluate_chunk, screen_chunk
     from sim.planning.space import auto_space, named
     from sim.planning.sweep import sweep as run
@@ -191,9 +191,9 @@ def winner(u: float) -> list[Row]:
 
 def stock(u: float) -> list[Row]:
     """Predicted against PyTorch's own training, two gloo ranks. No speed, but a figure that only a run can give."""
-    from executor.here_plans import SHIPPED
     from executor.twin import twin
-    from sim.planfile import load_plan
+    from executor.validation.here_plans import SHIPPED
+    from sim.files.planfile import load_plan
 
     rows: list[Row] = []
     errors = []

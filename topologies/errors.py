@@ -7,7 +7,7 @@
         * `Refused`          understood, but not supported in this combination; says why
     * `RunFailed`            a run on real devices ended early (exit 4); what was measured is kept
 
-A plan that does not fit into memory is no error: it is the value `sim.memory.DoesNotFit` (exit 3).
+A plan that does not fit into memory is no error: it is the value `sim.memory.report.DoesNotFit` (exit 3).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Predicted peak memory against measured peaks: the rows of the published table that give one.
 
 SimuMax's rows are torch's peak of allocated memory on one node of B200, in GiB although the column says GB (its v1.2
-summary). They served to choose what `sim.memory` counts, so they are no unseen data; the other sources' rows are. Those give
+summary). They served to choose what `sim.memory.report` counts, so they are no unseen data; the other sources' rows are. Those give
 what a training log or nvidia-smi showed: the allocator's reserve, and (assumed, for BLOOM's sweeps) context and NCCL too.
 """
 
@@ -16,7 +16,7 @@ from sim.accuracy.plans import case_of
 from sim.accuracy.published import published_rows
 from sim.accuracy.rows import Row, read_rows
 from sim.bind import bind
-from sim.memory import memory_of
+from sim.memory.report import memory_of
 from topologies.errors import SteptwinError
 
 GIB = 2**30

@@ -14,12 +14,12 @@ from typing import Any
 
 import msgspec
 
-from sim import metrics
 from sim.cost.price import Cost, Pricer
 from sim.engine.run import simulate
 from sim.exchange.chakra import Attr, Kind, Node, read
 from sim.exchange.graph import UNTIMED, Workload, program_of
 from sim.program import Op
+from sim.timeline import metrics
 from sim.trace import Trace
 from topologies.errors import BadInput
 from topologies.load import Topology, load_topology

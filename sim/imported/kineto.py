@@ -49,7 +49,7 @@ class _Info(msgspec.Struct):
 
 
 class _Own(msgspec.Struct):
-    """What `sim.chrome` says of its own traces."""
+    """What `sim.files.chrome` says of its own traces."""
 
     reported: Annotated[int, msgspec.Meta(le=-1)] = -1
     weight: dict[int, Annotated[int, msgspec.Meta(ge=1)]] = {}

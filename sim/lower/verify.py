@@ -16,9 +16,9 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 
 from sim.engine.fold import representatives
+from sim.files.programfile import check_names
 from sim.lower.dryrun import dry_run
 from sim.program import Call, Op, Program
-from sim.programfile import check_names
 from topologies.errors import BadInput
 
 Key = tuple[str, str]

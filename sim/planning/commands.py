@@ -45,7 +45,7 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Every plan of a space: memory, bounds, then simulation; resumes where it was.  Example: steptwin sweep llama3-8b-fsdp8 --auto 16"""
-        from sim.planfile import load_plan
+        from sim.files.planfile import load_plan
         from sim.planning.capacity import load_prices
         from sim.planning.space import auto_space, parse_space
         from sim.planning.sweep import sweep as run
@@ -81,7 +81,7 @@ def _explain(app: typer.Typer, desk: Desk) -> None:
     ) -> None:
         """Critical path, what each resource is worth, and the best changes of plan.  Example: steptwin explain llama3-8b-fsdp8"""
         from sim.bind import bind
-        from sim.planfile import load_plan
+        from sim.files.planfile import load_plan
         from sim.planning.explain import explain as run
 
         overrides, edits = split(set_, fail, without)
@@ -116,7 +116,7 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Days, GPU-hours, energy, money, goodput of a training run; --report: scaling curves.  Example: steptwin capacity gpt2-ddp8 --tokens 1e10"""
-        from sim.planfile import load_plan
+        from sim.files.planfile import load_plan
         from sim.planning.capacity import amount, load_prices, scaling, smallest
         from sim.planning.capacity import capacity as run
         from sim.planning.goodput import Reliability
@@ -151,7 +151,7 @@ def _disturbed(app: typer.Typer, desk: Desk) -> None:
         as_json: AsJson = False,
     ) -> None:
         """What a failed link, a flapping NIC or a slow GPU costs this plan.  Example: steptwin faults gpt2-ddp8 --on dgx-h100"""
-        from sim.planfile import load_plan
+        from sim.files.planfile import load_plan
         from sim.planning.faults import faults as run
 
         overrides, edits = split(set_)
@@ -167,7 +167,7 @@ def _disturbed(app: typer.Typer, desk: Desk) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Several jobs on one cluster, each one's step alone and beside the others.  Example: steptwin jobs gpt2-ddp8 gpt2-ddp8"""
-        from sim.planfile import load_plan
+        from sim.files.planfile import load_plan
         from sim.planning.jobs import jobs as run
 
         overrides, edits = split(set_)

@@ -17,7 +17,6 @@ from sim.cost.price import Cost, Pricer
 from sim.engine.run import simulate
 from sim.engine.steps import step_times
 from sim.lower.step import lower
-from sim.metrics import critical_path, step_time
 from sim.plan import Plan
 from sim.planning.gradient import Gradient, gradient
 from sim.planning.neighbours import neighbours
@@ -25,6 +24,7 @@ from sim.planning.scaled import COLLECTIVES, HOST, INPUT, KINDS, MEMORY, MESSAGE
 from sim.predict import STEPS, figures_of_memory, predict_setting, pricer_for
 from sim.program import Op, Program, full_id
 from sim.tables import Tabular
+from sim.timeline.metrics import critical_path, step_time
 from sim.trace import Span, Trace
 from topologies.errors import SteptwinError
 

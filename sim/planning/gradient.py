@@ -19,8 +19,8 @@ from typing import NamedTuple
 import msgspec
 
 from sim.cost.price import Cost
-from sim.metrics import window
 from sim.program import COMPUTE
+from sim.timeline.metrics import window
 from sim.trace import Span, Trace
 
 _MOMENT = 1e-12
@@ -55,7 +55,7 @@ def gradient(trace: Trace, slow: Slow, cost_of: CostOf) -> Gradient:
 
 
 def _last(trace: Trace, end: float) -> int:
-    """The span that ends at the end of a step (as `sim.metrics.step_ends` sees it), the first of several."""
+    """The span that ends at the end of a step (as `sim.timeline.metrics.step_ends` sees it), the first of several."""
     found = ((span.end, -index) for index, span in enumerate(trace.spans) if _counts(span) and span.end <= end + _MOMENT)
     return -max(found, default=(0.0, 1))[1]
 

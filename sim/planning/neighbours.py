@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from sim.files.planfile import load_plan
 from sim.plan import Plan
-from sim.planfile import load_plan
 from topologies.errors import SteptwinError
 
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from sim.files.planfile import load_plan
 from sim.plan import Plan
-from sim.planfile import load_plan
 from topologies.errors import BadInput, SteptwinError, UnknownName
 
 SHORT = {

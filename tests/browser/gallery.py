@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
-from sim.runs import write_atomic
+from sim.files.runs import write_atomic
 from steptwin import main
 from tests.browser.devtools import Browser, chromium
 

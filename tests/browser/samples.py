@@ -11,12 +11,12 @@ from reports.folder import WRITERS
 from sim.accuracy.training import validate_training
 from sim.align import Comparison, align_by_class, align_by_id
 from sim.cost.collective.table import collective_table
-from sim.metrics import step_times
-from sim.planfile import load_plan
+from sim.files.planfile import load_plan
 from sim.planning.capacity import capacity, scaling
 from sim.planning.space import parse_space
 from sim.planning.sweep import sweep
 from sim.predict import Prediction, predict
+from sim.timeline.metrics import step_times
 from sim.trace import Span, Trace
 from topologies.load import load_topology
 

@@ -1,6 +1,6 @@
 """Stock training of a plan on one rank of any world, in one process: torch's `fake` process group answers at once.
 
-The trainer is the executor's own (`executor.trainer`), so that what is compared is what `run --how stock` runs. A dispatch
+The trainer is the executor's own (`executor.training.trainer`), so that what is compared is what `run --how stock` runs. A dispatch
 mode writes down each collective: kind, ranks, bytes of the whole array. DDP asserts under `fake` unless a
 communication hook answers for it; the hook writes down the buckets. The only file that touches these private parts.
 """
@@ -154,7 +154,7 @@ def stock_messages(plan: Plan, rank: int, steps: int = 2) -> list[list[Message]]
 
     DDP's broadcasts are left out: buffers (rotary tables) before each forward, and the new buckets' sizes once.
     """
-    from executor.trainer import Trainer
+    from executor.training.trainer import Trainer
 
     with fake_world(rank, plan.world) as world:
         trainer = Trainer(world, plan, Path(), steps)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from sim.files.planfile import load_plan
 from sim.plan import Plan
-from sim.planfile import load_plan
 
 LLAMA = {"family": "decoder", "layers": 3, "hidden": 64, "heads": 8, "kv_heads": 4, "ffn": 128, "vocab": 256}
 GPT = {

@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: E402
 
 from executor.capture import Input, capture, load_builder, read_input, save  # noqa: E402
 from sim.framework import Framework  # noqa: E402
-from sim.memory import memory_of  # noqa: E402
+from sim.memory.report import memory_of  # noqa: E402
 from sim.model import Network, Shape, describe, load_model  # noqa: E402
 from sim.model.families import decoder  # noqa: E402
 from sim.plan import Batch, Optimizer, Plan  # noqa: E402

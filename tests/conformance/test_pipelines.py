@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from sim.bind import network_of
+from sim.files.planfile import load_plan
 from sim.framework import framework_of
 from sim.lower.schedule import Action, rank_of
 from sim.lower.step import lower
 from sim.lower.verify import verify
-from sim.planfile import load_plan
 from sim.program import Program
 from tests.conformance.plans import LLAMA
 from tests.conformance.torch_schedules import need_torch_schedules, torch_messages, torch_run

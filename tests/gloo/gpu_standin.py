@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from executor.events import Cuda
+from executor.players.events import Cuda
 
 
 class StandInEvent:

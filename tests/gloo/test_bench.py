@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from executor.bench import Bench
+from executor.probes.bench import Bench
 from executor.world import World
 from tests.gloo.gpu_standin import alone
 

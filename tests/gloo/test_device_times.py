@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from executor import probe_comm, probe_device
-from executor.bench import Bench
 from executor.device_times import DeviceTimer
+from executor.probes import comm as probe_comm
+from executor.probes import device as probe_device
+from executor.probes.bench import Bench
 from sim.cost.calibration import SHAPES
 from tests.gloo.gpu_standin import StandIn, alone
 
@@ -58,7 +59,7 @@ def test_an_event_is_read_only_after_it_was_waited_for() -> None:
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """A bench that takes itself for a GPU's; what it times runs on the CPU."""
-    monkeypatch.setattr("executor.bench.free_memory", lambda device: 1 << 30)
+    monkeypatch.setattr("executor.probes.bench.free_memory", lambda device: 1 << 30)
     monkeypatch.setattr(Bench, "device_seconds", lambda self, work: 20.0)  # so slow a device that only small products are timed
     monkeypatch.setattr("executor.device_times._READING", 1e-9)  # one call a reading
     found = Bench(alone(tmp_path, "cuda"), True, StandIn())

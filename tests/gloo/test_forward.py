@@ -10,7 +10,7 @@ import pytest
 from executor.launch import launch
 from executor.play import run_play
 from executor.stock import Request, run_stock
-from sim.planfile import load_plan
+from sim.files.planfile import load_plan
 from sim.predict import predict
 from tests.gloo.bodies_for_stock import Many
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from executor import probe_device
-from executor.gpu_cases import cases
-from executor.probe_kernels import variants
+from executor.probes import device as probe_device
+from executor.probes.kernels import variants
+from executor.validation.gpu_cases import cases
 from sim.cost.calibration import Calibration, Sample, save_calibration
 from sim.cost.cpu import variant
 from sim.cost.kernel import kernel_cost

@@ -12,7 +12,7 @@ import torch.distributed
 
 HOME = Path(__file__).parents[2]
 NAME = re.compile(r"(?<![\w.])torch\.(?:cuda|backends|version|profiler|distributed)(?:\.\w+)+")
-USED = sorted({name for path in (HOME / "executor").glob("*.py") for name in NAME.findall(path.read_text("utf-8"))})
+USED = sorted({name for path in (HOME / "executor").rglob("*.py") for name in NAME.findall(path.read_text("utf-8"))})
 
 
 def test_names_are_found() -> None:

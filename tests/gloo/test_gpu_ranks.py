@@ -11,11 +11,11 @@ import torch
 
 from executor.beat import Beat
 from executor.environment import SHARED, Place, sharing
-from executor.handover import Handover
-from executor.parallelize import sharded_alone
-from executor.trainer import drop_others
+from executor.training.handover import Handover
+from executor.training.parallelize import sharded_alone
+from executor.training.trainer import drop_others
 from executor.world import World, set_precision
-from sim.planfile import load_plan
+from sim.files.planfile import load_plan
 from tests.gloo.gpu_standin import alone
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from executor import gpu_cases, gpu_run, gpu_twin
-from executor.gpu_cases import cases, shared_machine, slow
-from executor.gpu_rows import Row
-from executor.gpu_twin import NOT_RUN, Site, twin_gpu
 from executor.play import PlayResult
 from executor.stock import StockResult
+from executor.validation import gpu_cases, gpu_run, gpu_twin
+from executor.validation.gpu_cases import cases, shared_machine, slow
+from executor.validation.gpu_rows import Row
+from executor.validation.gpu_twin import NOT_RUN, Site, twin_gpu
 from reports.gpu import main as page_main
 from sim.cost.calibration import Calibration, Sample, load_calibration, save_calibration
 from sim.imported.kineto import read_trace

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from executor.here import Row, here, how_to_run, period, plans, summary
-from executor.here_plans import INPUTS, KINDS
 from executor.repeats import means
+from executor.validation.here import Row, here, how_to_run, period, plans, summary
+from executor.validation.here_plans import INPUTS, KINDS
 from sim.bind import network_of
+from sim.files.planfile import load_plan
 from sim.framework import framework_of
 from sim.lower.step import lower
 from sim.lower.verify import verify
-from sim.planfile import load_plan
 from topologies.errors import UnknownName
 
 PLANS = plans()

@@ -12,9 +12,9 @@ import pytest
 from executor.launch import launch
 from executor.play import RankResult, Request, run_play
 from sim.bind import network_of
+from sim.files.planfile import load_plan
 from sim.framework import framework_of
 from sim.lower.step import lower
-from sim.planfile import load_plan
 from sim.program import Program, full_id
 from tests.gloo.bodies_for_play import Many
 from topologies.errors import Refused

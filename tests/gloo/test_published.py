@@ -1,4 +1,4 @@
-"""What the verbs that need PyTorch print with `--json` is what is published (`sim.schema`)."""
+"""What the verbs that need PyTorch print with `--json` is what is published (`sim.files.schema`)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from executor.here import Row, Summary
 from executor.twin import Twin, run_plan
+from executor.validation.here import Row, Summary
 from sim.align import align_by_class
-from sim.metrics import step_times
-from sim.planfile import load_plan
+from sim.files.planfile import load_plan
+from sim.files.schema import check
 from sim.predict import predict
-from sim.schema import check
+from sim.timeline.metrics import step_times
 from tests.gloo.test_twin import PLAN
 from tests.null.verbs.test_verbs import Call, call
 
@@ -52,7 +52,7 @@ def test_a_twin() -> None:
 def test_here(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [Row(plan="ddp", kind="data parallel", ranks=2, how="stock", failed="no room"), Row(plan="a", kind="b", ranks=1, how="play")]
     summary = Summary(plans=2, failed=1, mean_error=0.1, pairs=1, ranked=1, bounds=2, named=1)
-    monkeypatch.setattr("executor.here.here", lambda *_, **__: (rows, summary))
+    monkeypatch.setattr("executor.validation.here.here", lambda *_, **__: (rows, summary))
     said = call("here", "ddp", "--json")
     check("here", said.out)
     assert said.json["rows"] == msgspec.to_builtins(rows)

@@ -15,7 +15,7 @@ import pytest
 from executor.launch import partial_steps
 from executor.stock import run_stock
 from executor.usage import read_usage, watched
-from sim.planfile import load_plan
+from sim.files.planfile import load_plan
 from tests.reliability.faults import processes
 from topologies.errors import RunFailed
 

@@ -10,8 +10,8 @@ import pytest
 from executor.files import write_samples
 from executor.launch import launch, partial_steps
 from executor.stock import Request, StockResult, run_stock
+from sim.files.planfile import load_plan
 from sim.plan import Plan
-from sim.planfile import load_plan
 from tests.gloo.bodies_for_stock import Many
 from topologies.errors import Refused, RunFailed
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from executor.feeder import Crossing, host_seconds, start_feeders
-from executor.streams import StreamPlayer
+from executor.players.feeder import Crossing, host_seconds, start_feeders
+from executor.players.streams import StreamPlayer
 from sim.bind import network_of
+from sim.files.planfile import load_plan
 from sim.framework import framework_of
 from sim.lower.step import lower
-from sim.planfile import load_plan
 from sim.program import HOST, Program
 from tests.gloo.gpu_standin import StandIn, alone
 
@@ -86,7 +86,7 @@ def test_copies_go_the_way_that_their_lane_says(tmp_path: Path, monkeypatch: pyt
 
 def test_output_is_written_and_input_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[int] = []
-    monkeypatch.setattr("executor.feeder.write_bytes", lambda path, size: written.append(size))
+    monkeypatch.setattr("executor.players.feeder.write_bytes", lambda path, size: written.append(size))
     _, _, ops, _, _ = _play(CASES["saved"], tmp_path)
     wanted = [op.bytes for _, op in ops if op.kind == "copy" and op.how == "disk" and op.cls == "output"]
     assert wanted and written == wanted * 2

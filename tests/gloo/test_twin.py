@@ -9,8 +9,8 @@ import pytest
 
 from executor.twin import Twin, bucket_bytes, twin
 from reports.folder import write_comparison
+from sim.files.planfile import load_plan
 from sim.imported.kineto import read_trace
-from sim.planfile import load_plan
 from tests.gloo.conftest import Probed
 
 PLAN = {

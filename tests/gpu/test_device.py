@@ -9,11 +9,11 @@ import torch
 
 from executor.device_times import DeviceTimer
 from executor.environment import sharing
-from executor.events import Cuda
 from executor.play import run_play
+from executor.players.events import Cuda
 from executor.stock import run_stock
 from executor.world import set_precision
-from sim.planfile import load_plan
+from sim.files.planfile import load_plan
 from sim.predict import predict
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

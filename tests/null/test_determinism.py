@@ -40,12 +40,12 @@ def products(folder: Path) -> dict[str, str]:
     from reports.sweep import sweep_page
     from reports.tables import show
     from sim.bind import bind
-    from sim.chrome import to_kineto, write_trace
-    from sim.planfile import load_plan
+    from sim.files.chrome import to_kineto, write_trace
+    from sim.files.planfile import load_plan
+    from sim.files.text import show_program
     from sim.planning.explain import explain
     from sim.planning.sweep import sweep
     from sim.predict import predict
-    from sim.text import show_program
     from topologies.load import load_topology
 
     found: dict[str, str | bytes] = {}

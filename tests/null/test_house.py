@@ -25,10 +25,10 @@ LISTEN = {"listen", "create_server", "start_server", "serve_forever", "HTTPServe
 ANYWHERE = {"0.0.0.0", "::", "[::]"}
 
 SILENT = {
-    "executor/inline.py: InlinePlayer.run",
-    "executor/lanes.py: ThreadLane.communicate",
-    "executor/lanes.py: ThreadLane.drain",
-    "executor/lanes.py: ThreadLane.record",
+    "executor/players/inline.py: InlinePlayer.run",
+    "executor/players/lanes.py: ThreadLane.communicate",
+    "executor/players/lanes.py: ThreadLane.drain",
+    "executor/players/lanes.py: ThreadLane.record",
     "sim/accuracy/refit.py: Clocks.error",
     "sim/accuracy/refit.py: Response.error",
     "sim/accuracy/wording.py: optimizer_of",
@@ -165,7 +165,7 @@ def test_a_cycle_would_be_seen() -> None:
 
 
 def test_imports_have_no_cycles() -> None:
-    assert "sim.program" in arrows()["sim.text"]
+    assert "sim.program" in arrows()["sim.files.text"]
     assert cycle(arrows()) == []
 
 
@@ -217,7 +217,7 @@ def test_nothing_listens_off_loopback() -> None:
     calls = [f"{name(path)}: {_called(node)}" for path, node in nodes(ast.Call) if _called(node) in LISTEN]
     stores = {name(path) for path, node in nodes(ast.Call) if _called(node) == "TCPStore"}
     # aten.py knows "::" as the separator in operator names.
-    assert [one for one in texts if not one.startswith("executor/aten.py")] == []
+    assert [one for one in texts if not one.startswith("executor/recording/aten.py")] == []
     assert calls == []
     assert stores == {"executor/world.py"}, (
         "the process group's store is the only server: its address comes from the launcher, 127.0.0.1 unless told"

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from sim.bind import bind
+from sim.files.planfile import load_plan, presets
 from sim.idle import RULES, idle, value
 from sim.plan import Plan
-from sim.planfile import load_plan, presets
 from sim.predict import predict_setting
 
 BASE: dict[str, Any] = {"model": "gpt2-124m", "seq_len": 256, "batch": {"global": 8, "micro": 1}}

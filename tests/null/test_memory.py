@@ -6,12 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from sim.framework import Framework, framework_of, load_framework
-from sim.memory import DoesNotFit, MemoryReport, memory_of
+from sim.memory.remedies import changes
+from sim.memory.report import DoesNotFit, MemoryReport, memory_of
 from sim.model import Network, Shape, describe, load_model
 from sim.model.spec import Decoder, ModelSpec
 from sim.model.stages import in_flight, layout
 from sim.plan import Batch, Memory, Optimizer, Parallel, Plan
-from sim.remedies import changes
 from topologies.devices import gpu
 from topologies.errors import BadInput
 from topologies.hardware import Gpu

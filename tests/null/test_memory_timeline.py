@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from sim.bind import bind
-from sim.memory import memory_of, memory_of_stages
-from sim.memory_timeline import Line, memory_timeline, memory_timelines
+from sim.memory.report import memory_of, memory_of_stages
+from sim.memory.timeline import Line, memory_timeline, memory_timelines
 from sim.predict import predict
 
 GPT = {

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from sim.align import Measured, align_by_class, align_by_id
-from sim.chrome import to_kineto, write_trace
 from sim.cost.price import Cost
 from sim.engine.run import simulate
+from sim.files.chrome import to_kineto, write_trace
 from sim.mesh import Mesh
-from sim.metrics import breakdown, busy, critical_path, sources, step_times, window
 from sim.predict import predict
 from sim.program import Op
+from sim.timeline.metrics import breakdown, busy, critical_path, sources, step_times, window
 from sim.trace import Span, Trace, union_seconds
 from tests.null.engine.bench import TablePricer, program
 

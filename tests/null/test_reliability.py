@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sim.bind import bind
-from sim.planfile import load_plan
+from sim.files.planfile import load_plan
 from tests.reliability.fuzz import fuzz
 from tests.reliability.readers import READERS, Reader
 from topologies.errors import BadInput

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sim import runs
-from sim.runs import environment, write_atomic, write_json
+from sim.files import runs
+from sim.files.runs import environment, write_atomic, write_json
 
 
 def test_a_file_is_written_with_its_folders(tmp_path: Path) -> None:

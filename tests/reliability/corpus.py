@@ -56,14 +56,14 @@ SPACES = ("tp=1,2,4 pp=1..8 gpus=64 micro=1,2", "zero=1,3 recompute=none,full")
 
 def traces() -> tuple[str, ...]:
     """A short prediction's trace, as Kineto-shaped JSON."""
-    from sim.chrome import to_kineto
+    from sim.files.chrome import to_kineto
 
     return (json.dumps(to_kineto(_predicted().trace)),)
 
 
 def programs() -> tuple[str, ...]:
     """The same program in its saved form."""
-    from sim.programfile import save_program
+    from sim.files.programfile import save_program
 
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "p.json"

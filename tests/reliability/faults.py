@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from executor.beat import Beat
 from executor.launch import partial_steps
 from executor.stock import run_stock
-from sim.planfile import load_plan
+from sim.files.planfile import load_plan
 from topologies.errors import RunFailed
 
 PLAN: dict[str, Any] = {

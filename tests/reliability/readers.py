@@ -19,7 +19,7 @@ class Reader(NamedTuple):
 
 def _plan(text: str, place: Path) -> object:
     from sim.bind import bind
-    from sim.planfile import load_plan
+    from sim.files.planfile import load_plan
     from sim.predict import figures_of_memory
 
     return figures_of_memory(bind(load_plan(_file(place, "plan.toml", text)), "16x dgx-h100"))
@@ -49,7 +49,7 @@ def _foreign(text: str, _: Path) -> object:
 
 def _trace(text: str, place: Path) -> object:
     from sim.imported.kineto import read_trace
-    from sim.metrics import breakdown
+    from sim.timeline.metrics import breakdown
 
     return breakdown(read_trace(_file(place, "trace.json", text)))
 
@@ -68,8 +68,8 @@ def _config(text: str, place: Path) -> object:
 
 
 def _program(text: str, place: Path) -> object:
+    from sim.files.programfile import load_program
     from sim.lower.verify import verify
-    from sim.programfile import load_program
 
     return verify(load_program(_file(place, "program.json", text)))
 

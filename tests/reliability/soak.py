@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sim.planfile import load_plan
+from sim.files.planfile import load_plan
 from sim.planning.sweep import sweep
 from sim.predict import predict
 

@@ -72,12 +72,13 @@ def test_time_grows_with_size_and_no_switch_is_a_cliff(
 def _most(name: str, shape: GroupShape) -> float:
     """Array bytes/s that no algorithm can pass: what each rank must send (receive) at least, over its links.
 
-    Inside a node a rank sends S (n-1)/n of a gathered array, S of one that switches reduce or that passes along a chain; over nodes, a
+    Inside a node a rank sends S (n-1)/n of a gathered or exchanged array, S of one that switches reduce or that passes along a chain; over nodes, a
     node's NICs carry at least what the others do not have: S (N-1)/N of a gathered array, 2 S (N-1)/N of one reduced (S of two nodes).
     """
     n, nodes, k = shape.ranks, shape.nodes, shape.local
     once = (n - 1) / n if name in ("all_gather", "reduce_scatter", "all_to_all") else 1.0
-    rates = [shape.intra / once] if nodes == 1 else []
+    own = max(shape.intra, shape.nearest) if name == "all_to_all" else shape.intra  # no ring: a GPU's own link, not the slowest between two
+    rates = [own / once] if nodes == 1 else []
     if nodes > 1 and name == "all_to_all":
         rates.append(shape.inter * shape.spread / (k * (n - k) / n))
     elif nodes > 1:

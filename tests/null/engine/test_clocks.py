@@ -10,8 +10,8 @@ from sim.cost.price import Cost
 from sim.engine.run import simulate
 from sim.engine.steps import step_times
 from sim.mesh import Mesh
-from sim.metrics import step_times as traced
 from sim.program import Op, Program
+from sim.timeline.metrics import step_times as traced
 from tests.null.engine.bench import TablePricer, program
 from topologies.errors import BadInput
 

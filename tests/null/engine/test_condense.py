@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from sim.cost.price import Cost
 from sim.engine.run import simulate
 from sim.mesh import Mesh
-from sim.metrics import step_times
 from sim.program import Op
+from sim.timeline.metrics import step_times
 from tests.null.engine.bench import TablePricer, program
 
 seconds = st.floats(0.01, 5.0)

@@ -9,8 +9,8 @@ from sim.cost.price import Cost
 from sim.engine.fold import representatives
 from sim.engine.run import simulate
 from sim.mesh import Mesh
-from sim.metrics import breakdown, step_times
 from sim.program import Call, Op, Program, Role
+from sim.timeline.metrics import breakdown, step_times
 from tests.null.engine.bench import TablePricer
 
 sizes = st.sampled_from([1, 2, 3])

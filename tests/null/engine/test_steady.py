@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from sim.bind import bind
 from sim.engine.run import simulate
 from sim.lower.step import lower
-from sim.metrics import step_time
 from sim.predict import pricer_for
 from sim.steady import Run, step_of
+from sim.timeline.metrics import step_time
 from topologies.errors import BadInput
 from topologies.load import load_topology
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from executor.gpu_plans import fewer_layers, node, shared, shrunk, single
+from executor.validation.gpu_plans import fewer_layers, node, shared, shrunk, single
 from sim.bind import model_of, network_of
+from sim.files.planfile import load_plan
 from sim.framework import framework_of
 from sim.lower.step import lower
 from sim.lower.verify import verify
-from sim.planfile import load_plan
 from sim.predict import predict
 
 ALL = single() | node(8) | shared()

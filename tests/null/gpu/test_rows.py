@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from executor.gpu_clocks import clocks, device_facts, first_gpu
-from executor.gpu_rows import OpClass, Row, classes_of, key_of, ops_within, rates, read_row, summary, write_row
+from executor.validation.gpu_clocks import clocks, device_facts, first_gpu
+from executor.validation.gpu_rows import OpClass, Row, classes_of, key_of, ops_within, rates, read_row, summary, write_row
 from reports.gpu import gpu_page
 from sim.align import ClassError, Comparison, Measured, Pair
 from sim.cost.calibration import Calibration, Sample
-from sim.planfile import load_plan
-from sim.runs import environment
+from sim.files.planfile import load_plan
+from sim.files.runs import environment
 
 
 def _row(name: str, **more: Any) -> Row:

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.chrome import to_kineto, write_trace
 from sim.cost.price import Cost
 from sim.engine.run import simulate
+from sim.files.chrome import to_kineto, write_trace
 from sim.imported import kineto
 from sim.imported.kineto import read_trace
 from sim.mesh import Mesh
-from sim.metrics import breakdown, step_times
 from sim.predict import predict
 from sim.program import Op
+from sim.timeline.metrics import breakdown, step_times
 from sim.trace import Span, Trace
 from tests.null.engine.bench import TablePricer, program
 from topologies.errors import BadInput

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from sim.compare import compare
 from sim.imported import read_measured
 from sim.imported.marks import Marks, Range
 from sim.predict import predict
+from sim.timeline.compare import compare
 from topologies.errors import BadInput
 
 MS = 1_000_000

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from sim.files.planfile import load_plan
 from sim.framework import Framework, load_framework
 from sim.lower.blocks import BlockOps, lower_block
 from sim.lower.buckets import Bucket, buckets_of, is_contiguous, limits, rebuilds, trained
 from sim.lower.job import Job, job_of
-from sim.planfile import load_plan
 from tests.null.lower.tiny import MIB, QUIET, linear, network
 
 EXPERT = {"expert": True}

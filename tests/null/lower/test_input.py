@@ -48,7 +48,7 @@ def test_pageable_memory_holds_the_training_thread_and_the_compute_lane_needs_no
 
 def steady(p: Program) -> float:
     """Seconds of the last step."""
-    from sim.metrics import step_times
+    from sim.timeline.metrics import step_times
 
     return step_times(simulate(p, Constant()))[-1]
 

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from sim.cost.price import Cost
 from sim.engine.run import simulate
-from sim.metrics import step_times
 from sim.program import Op, Program
+from sim.timeline.metrics import step_times
 from tests.null.lower.tiny import QUIET, Constant, network, program
 from tests.null.pipeline.line import line
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.files.planfile import load_plan
 from sim.lower.noise import factors, table
-from sim.planfile import load_plan
 from topologies.errors import BadInput
 
 

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from sim.files.planfile import load_plan
 from sim.framework import load_framework
 from sim.lower.blocks import BlockOps, PartOps
 from sim.lower.short import Shortener
 from sim.lower.step import lower
 from sim.model.parts import Block, Network
-from sim.planfile import load_plan
 from sim.program import Op, Program
 from tests.null.lower.test_laws import plans
 from tests.null.lower.tiny import QUIET, linear, network

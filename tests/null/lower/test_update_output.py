@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from sim.engine.run import simulate
+from sim.files.planfile import load_plan
 from sim.lower.noise import factors
-from sim.metrics import step_times
-from sim.planfile import load_plan
 from sim.program import Program
+from sim.timeline.metrics import step_times
 from tests.null.lower.tiny import MIB, QUIET, Constant, messages, network, program, show
 from topologies.errors import BadInput, Refused
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from sim.cost.price import Cost
+from sim.files.planfile import load_plan
 from sim.framework import Framework
 from sim.lower.step import lower
 from sim.model.parts import Block, Network, Part
-from sim.planfile import load_plan
 from sim.program import Op, Program
 from sim.work import Gemm, HostWork, MemoryBound
 

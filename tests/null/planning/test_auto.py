@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from sim.files.planfile import load_plan
 from sim.plan import Plan
-from sim.planfile import load_plan
 from sim.planning.space import TooLarge, auto_space, candidates, parse_space, plan_at, point, size_of
 from topologies.errors import BadInput
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sim.bind import bind
+from sim.files.planfile import load_plan
 from sim.plan import Plan
-from sim.planfile import load_plan
 from sim.planning import sweep as sweeping
 from sim.planning.bound import Bounds
 from sim.planning.floor import Floor

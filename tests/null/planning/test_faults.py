@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.planfile import load_plan
+from sim.files.planfile import load_plan
 from sim.planning.faults import faults, usual
 from topologies.errors import BadInput
 from topologies.load import load_topology

@@ -9,12 +9,12 @@ import pytest
 
 from sim.bind import bind
 from sim.engine.run import simulate
+from sim.files.planfile import load_plan
 from sim.lower.step import lower
-from sim.metrics import step_ends
-from sim.planfile import load_plan
 from sim.planning import jobs as studied
 from sim.planning.jobs import ENOUGH, Jobs, _Placed, jobs, placed, steps_beside
 from sim.predict import pricer_for
+from sim.timeline.metrics import step_ends
 from topologies.errors import BadInput, Refused
 from topologies.load import load_topology
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sim.planfile import load_plan
+from sim.files.planfile import load_plan
 from sim.planning import search as searching
 from sim.planning.search import search
 from sim.planning.space import parse_space

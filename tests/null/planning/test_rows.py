@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.planfile import load_plan
+from sim.files.planfile import load_plan
 from sim.planning.space import parse_space
 from sim.planning.store import Row
 from sim.planning.sweep import sweep

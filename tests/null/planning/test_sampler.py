@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sim.planfile import load_plan
+from sim.files.planfile import load_plan
 from sim.planning import search as searching
 from sim.planning.judge import evaluate_chunk
 from sim.planning.search import search

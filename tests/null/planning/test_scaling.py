@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.planfile import load_plan
+from sim.files.planfile import load_plan
 from sim.planning.capacity import capacity, load_prices, scaling, smallest
 from sim.planning.neighbours import neighbours
 from topologies.errors import BadInput

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sim.bind import bind
-from sim.planfile import load_plan
+from sim.files.planfile import load_plan
 from sim.planning import judge
 from sim.planning import sweep as sweeping
 from sim.planning.capacity import capacity, load_prices

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sim.files.planfile import load_plan
 from sim.plan import Plan
-from sim.planfile import load_plan
 from sim.planning.space import candidates, parse_space, sensible
 from sim.planning.store import Row, Store, forget
 from topologies.errors import BadInput

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import pytest
 
 from sim.bind import bind
+from sim.files.planfile import load_plan
 from sim.plan import Plan
-from sim.planfile import load_plan
 from sim.planning.bound import Bounds
 from sim.planning.floor import Floor
 from sim.planning.screen import screened
@@ -104,7 +104,7 @@ def _killed(file: Path) -> dict[str, int]:
     """Rows that a sweep in a process of its own has written when it is killed."""
     script = f"""
 from pathlib import Path
-from sim.planfile import load_plan
+from sim.files.planfile import load_plan
 from sim.planning.space import parse_space
 from sim.planning.sweep import sweep
 base = load_plan({{"model": "llama3-8b", "seq_len": 4096, "framework": "megatron-core", "batch": {{"global": 64, "micro": 1}}}})

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sim.planfile import load_plan
+from sim.files.planfile import load_plan
 from sim.planning.capacity import Capacity, Curve, amount, capacity, price_of, scaling, smallest
 from sim.planning.explain import Explanation, explain
 from sim.planning.faults import faults

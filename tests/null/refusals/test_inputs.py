@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from sim.bind import bind
-from sim.compare import compare
+from sim.files.optext import parse_op
+from sim.files.planfile import load_plan
+from sim.files.text import parse_program
 from sim.model import load as loading
 from sim.model import load_model
 from sim.model.load import spec_of
-from sim.optext import parse_op
-from sim.planfile import load_plan
 from sim.predict import predict
-from sim.text import parse_program
+from sim.timeline.compare import compare
 from topologies.errors import BadInput, Refused, RunFailed, SteptwinError
 from topologies.load import load_topology
 

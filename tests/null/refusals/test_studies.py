@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from sim.cost.place import Capacity
-from sim.montecarlo import Jitter, spread
-from sim.planfile import load_plan
+from sim.files.planfile import load_plan
+from sim.planning.montecarlo import Jitter, spread
 from sim.planning.pool import pool
 from topologies.errors import BadInput
 from topologies.load import load_topology

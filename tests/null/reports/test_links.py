@@ -4,8 +4,8 @@ import pytest
 
 from reports.links import BINS, LinkUse, group_of, link_use
 from sim.bind import Setting, bind
-from sim.metrics import window
 from sim.predict import Prediction, predict_setting, pricer_for
+from sim.timeline.metrics import window
 
 GPT = {"model": "gpt2-124m", "batch": {"global": 32, "micro": 4}}
 

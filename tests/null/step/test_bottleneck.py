@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.bottleneck import bottleneck, bottlenecks, shares
-from sim.metrics import Breakdown
+from sim.timeline.bottleneck import bottleneck, bottlenecks, shares
+from sim.timeline.metrics import Breakdown
 
 SECONDS = st.floats(0.0, 10.0)
 

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.bind import bind
-from sim.metrics import window
-from sim.montecarlo import Jitter, spread
-from sim.planfile import load_plan
+from sim.files.planfile import load_plan
+from sim.planning.montecarlo import Jitter, spread
 from sim.predict import predict, pricer_for
+from sim.timeline.metrics import window
+from sim.timeline.utilisation import cpu_busy, link_bytes, utilisation
 from sim.trace import Trace
-from sim.utilisation import cpu_busy, link_bytes, utilisation
 from topologies.errors import BadInput
 from topologies.load import load_topology
 

@@ -9,7 +9,7 @@ from msgspec.structs import asdict
 
 import sim.predict
 import steptwin
-from sim.planfile import MOST_MICROBATCHES, load_plan
+from sim.files.planfile import MOST_MICROBATCHES, load_plan
 from sim.predict import predict
 from topologies.errors import Refused
 

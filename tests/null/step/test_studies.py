@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sim.planfile import load_plan, presets
-from sim.studies import STUDIES, Row, run_study
+from sim.files.planfile import load_plan, presets
+from sim.planning.studies import STUDIES, Row, run_study
 from topologies.errors import UnknownName
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sim.planfile import load_plan
+from sim.files.planfile import load_plan
 from sim.predict import Prediction, predict
 
 WIDE = ("batch.micro=1024", "data.workers=8")

@@ -14,8 +14,8 @@ from sim.engine.run import simulate
 from sim.lower.step import lower
 from sim.predict import pricer_for
 from sim.program import full_id
+from sim.timeline.utilisation import busy_seconds, cpu_busy, link_bytes, utilisation
 from sim.trace import Span, Trace
-from sim.utilisation import busy_seconds, cpu_busy, link_bytes, utilisation
 from topologies.load import Topology, load_topology
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
+from sim.files.text import load_program, parse_op, parse_program, save_program, show_op, show_program
 from sim.mesh import Mesh
 from sim.program import Call, Op, Program, Role
-from sim.text import load_program, parse_op, parse_program, save_program, show_op, show_program
 from sim.work import Gemm, MemoryBound
 from tests.null.drawn import OPS, programs
 from topologies.errors import BadInput, UnknownName
@@ -151,7 +151,7 @@ def test_a_file_that_ends_early_is_refused(tmp_path: Path) -> None:
 
 def test_reading_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_program(demo(), tmp_path / "p.jsonl.gz")
-    monkeypatch.setattr("sim.programfile.LARGEST", 200)
+    monkeypatch.setattr("sim.files.programfile.LARGEST", 200)
     with pytest.raises(BadInput, match="at most 200 bytes"):
         load_program(tmp_path / "p.jsonl.gz")
 

@@ -10,9 +10,9 @@ import pytest
 import typer
 
 import steptwin
-from sim.chrome import write_trace
+from sim.files.chrome import write_trace
+from sim.files.schema import FORMS, check, schema
 from sim.predict import predict
-from sim.schema import FORMS, check, schema
 from tests.null.verbs.test_verbs import Call, call
 from topologies.errors import BadInput, UnknownName
 

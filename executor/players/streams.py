@@ -1,0 +1,181 @@
+"""The player on CUDA: every lane is a stream, `record` and `wait` are CUDA events, collectives run on NCCL.
+
+Times come from events around each op, read after the pass; nothing synchronises inside it but what the program says. A kernel's span
+begins when its stream is free and the host has come to it, so where the host is late the span holds the launch as well.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+
+from executor.bodies import Body, body, spin
+from executor.players.arena import Arena, free_memory
+from executor.players.events import Cuda
+from executor.players.feeder import Crossing, Kept, copy_file
+from executor.players.lanes import Group, communication, make_groups
+from executor.players.player import Player, now
+from executor.world import World
+from sim.program import HOST, Call, Op, Program
+
+_DEVICE = ("compute", "copy", "collective", "send", "recv")
+_FILE = ("disk", "store")
+Pair = tuple[torch.cuda.Event, torch.cuda.Event]
+
+
+class StreamPlayer(Player):
+    """One CUDA rank's host thread."""
+
+    def __init__(
+        self, world: World, program: Program, crossing: Crossing, seconds: Callable[[Op], float], file: Path, cuda: Cuda | None = None
+    ) -> None:
+        """`cuda`: the rank's device unless a test brings a stand-in."""
+        self._world, self._crossing, self._program = world, crossing, program
+        self._cuda = cuda or Cuda(world.device)
+        self._streams: dict[str, torch.cuda.Stream] = {}
+        self._on: str | None = None
+        """The lane whose stream is current; None: the default stream."""
+        self._events: Kept[torch.cuda.Event] = Kept(crossing)
+        self._pairs: list[Pair | None] = []
+        self._bodies: dict[int, Body] = {}
+        self._tags: Counter[tuple[str, str, int]] = Counter()
+        groups = make_groups(program, world.rank, apart=world.kind == "cuda")
+        arena = Arena(world.device, free_memory(world.device), recent=64 << 20, distant=2 << 30)
+        with torch.no_grad():
+            for _, op in program.ops(world.rank, HOST):
+                if op.lane != HOST and op.lane not in self._streams:
+                    self._streams[op.lane] = self._cuda.stream()
+                if id(op) not in self._bodies:
+                    self._to(op.lane)  # autograd runs a backward on the stream of its forward: the lane's, from the beginning
+                    self._bodies[id(op)] = self._make(op, arena, groups, seconds, file)
+                    world.beat.touch()
+            self._to(HOST)
+        self._cuda.synchronize()
+
+    def _to(self, lane: str) -> None:
+        """Makes a lane's stream the current one: changing it costs microseconds, so only where it is another."""
+        wanted = lane if lane in self._streams else None
+        if wanted != self._on:
+            self._cuda.use(self._streams[wanted] if wanted is not None else self._cuda.default())
+            self._on = wanted
+
+    def _make(self, op: Op, arena: Arena, groups: dict[tuple[str, str], Group], seconds: Callable[[Op], float], file: Path) -> Body:
+        if op.kind == "compute":
+            calls = [body(work, arena) for work in op.works]
+            return calls[0] if len(calls) == 1 else lambda: [call() for call in calls]
+        if op.kind == "host":
+            length = seconds(op)
+            return lambda: spin(length)
+        if op.kind == "copy":
+            return self._copy(op, arena, file)
+        if op.kind in ("collective", "send", "recv"):
+            issue = communication(op, groups, self._world.rank, arena, self._tags)
+
+            def run() -> None:
+                work = issue()()
+                if work is not None:
+                    work.wait()  # this lane's stream waits, the host goes on
+
+            return run
+        return lambda: None
+
+    def _copy(self, op: Op, arena: Arena, file: Path) -> Body:
+        size = max(1, op.bytes)
+        if op.how in _FILE:
+            return lambda: copy_file(op, file, self._world.rank)
+        if op.lane == HOST:  # host memory to host memory
+            here, there = torch.ones(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8)
+            return lambda: there.copy_(here)
+        pageable = op.how == "pageable"
+        host = torch.ones(size, dtype=torch.uint8) if pageable else self._cuda.pinned(size)
+        device = arena.distant(size, dtype=torch.uint8)
+        source, target = (device, host) if "d2h" in op.lane or "d2h" in op.how else (host, device)
+        return lambda: target.copy_(source, non_blocking=not pageable)
+
+    @torch.no_grad()
+    def run(self, ops: list[tuple[Call, Op]], turn: int) -> tuple[list[tuple[float, float, float]], list[tuple[int, float]]]:
+        """One pass. Events are read after the device has passed all of them, and used again in the next pass."""
+        self._cuda.synchronize()
+        zero = self._cuda.event()
+        zero.record()
+        zero.synchronize()
+        origin = now()
+        host: list[tuple[float, float]] = []
+        marks: list[tuple[int, torch.cuda.Event]] = []
+        if not self._pairs:
+            self._pairs = [self._pair(op) for _, op in ops]
+        for i, (call, op) in enumerate(ops):
+            start = now()
+            self._one(call, op, turn, self._pairs[i])
+            host.append((start, now()))
+            if i + 1 == len(ops) or ops[i + 1][0].step != call.step:
+                marks.append((call.step, self._step_end()))
+                self._world.beat.phase(f"turn {turn}, step {call.step}")
+        self._to(HOST)
+        self._cuda.synchronize()
+        ends = [(-1, origin), *((step, origin + zero.elapsed_time(event) * 1e-3) for step, event in marks)]
+        for (_, before), (_, after) in pairwise(ends):
+            self._world.beat.step(after - before)
+        found = []
+        for (start, end), pair in zip(host, self._pairs, strict=True):
+            if pair is not None:
+                found.append((origin + zero.elapsed_time(pair[0]) * 1e-3, origin + zero.elapsed_time(pair[1]) * 1e-3, start))
+            else:
+                found.append((start, end, start))
+        return found, ends
+
+    def _pair(self, op: Op) -> Pair | None:
+        if op.lane == HOST or op.kind not in _DEVICE or op.how in _FILE:
+            return None
+        return self._cuda.event(), self._cuda.event()
+
+    def _step_end(self) -> torch.cuda.Event:
+        """An event behind the compute lane's work so far."""
+        event = self._cuda.event()
+        event.record(self._streams.get("compute", self._cuda.default()))
+        return event
+
+    def _one(self, call: Call, op: Op, turn: int, pair: Pair | None) -> None:
+        if op.kind in ("record", "wait", "sync"):
+            self._order(call, op, turn)
+        elif pair is None:
+            self._bodies[id(op)]()
+        else:
+            stream = self._streams[op.lane]
+            self._to(op.lane)
+            pair[0].record(stream)
+            self._bodies[id(op)]()
+            pair[1].record(stream)
+            if op.blocking:
+                pair[1].synchronize()
+
+    def _order(self, call: Call, op: Op, turn: int) -> None:
+        if op.kind == "record":
+            self._record(call, op, turn)
+        elif op.shift is not None and op.event not in self._crossing.inner:
+            self._crossing.wait(HOST, call, op, turn)
+        elif op.kind == "sync" and not op.event:
+            if op.name:
+                self._streams[op.name].synchronize()
+            else:
+                self._cuda.synchronize()
+        elif (event := self._events.awaited(call, op, turn)) is not None:
+            if op.lane == HOST or op.kind == "sync":
+                event.synchronize()
+            else:
+                self._streams[op.lane].wait_event(event)
+
+    def _record(self, call: Call, op: Op, turn: int) -> None:
+        """An event behind the lane's work so far. What the host thread records has happened: it waits for nobody."""
+        if op.lane != HOST:
+            event = self._cuda.event(timing=False)
+            event.record(self._streams[op.lane])
+            self._events.add(call, op, turn, event)
+            if op.event in self._crossing.names:
+                event.synchronize()
+        if op.event in self._crossing.names:
+            self._crossing.record(call, op, turn)

@@ -1,0 +1,124 @@
+"""Timing one call well enough: warm-up, repetitions within a budget, median with spread."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from executor.bodies import body
+from executor.device_times import DeviceTimer
+from executor.players.arena import Arena, free_memory
+from executor.players.events import Cuda
+from executor.probes.mill import Mill
+from executor.world import World
+from sim.cost.calibration import Sample
+from sim.work import Work
+
+_SHORT = 2e-5
+"""Calls shorter than this are timed several at once: reading the clock takes 0.1 us."""
+_COLD = 2e-4
+"""Calls shorter than this are timed cold, as a step finds them; longer ones warm up within themselves."""
+_TURNS = 25
+_ROTATE = 48 << 20
+"""Bytes over which equal works alternate, so that weights come from memory as in a training step."""
+
+
+class Bench:
+    """Collects samples on one rank, in the same order as on all others."""
+
+    def __init__(self, world: World, quick: bool, cuda: Cuda | None = None) -> None:
+        """`cuda`: the rank's device unless a test brings a stand-in; used where the world's device is a GPU."""
+        self.world, self.quick = world, quick
+        self.cuda = cuda or Cuda(world.device)
+        self._timer = DeviceTimer(self.cuda)
+        limit = min(4 << 30, free_memory(world.device)) if world.kind == "cuda" else 4 << 30
+        self.arena = Arena(world.device, limit, distant=(256 if world.kind == "cuda" else 96) << 20)
+        self.budget = 0.004 if quick else 0.012
+        self.found: list[tuple[str, Sample]] = []
+        self._mill = Mill()
+        # Ranks that take turns on the cores are slowed by each other's share of them when a step is predicted: what is kept is a call's own
+        # time on a core. Long calls would hold the others' turns, short ones would not.
+        self._clock = time.thread_time if world.crowded else time.perf_counter
+
+    def add(self, kind: str, name: str, dtype: str, shape: tuple[int, ...], times: Sequence[float], cpu: float = 0.0) -> float:
+        """Keeps one point; returns its median."""
+        ordered = sorted(max(t, 1e-9) for t in times)
+        low, high = ordered[int(0.1 * (len(ordered) - 1))], ordered[-(-9 * (len(ordered) - 1) // 10)]
+        middle = statistics.median(ordered)
+        self.found.append((kind, Sample(name, dtype, shape, middle, low, high, len(ordered), cpu)))
+        return middle
+
+    def phase(self, words: str) -> None:
+        """A new table: all ranks begin it together."""
+        self.world.beat.phase(f"probe: {words}")
+        self.world.barrier()
+
+    def device_times(self, calls: Sequence[Callable[[], object]]) -> list[float]:
+        """Device seconds of one call, many times: on a GPU what its own events say, on a CPU what the thread takes."""
+        if self.world.kind == "cpu":
+            return self.times(calls)
+        self.world.beat.touch()
+        return self._timer.times(calls, self.budget)
+
+    def device_seconds(self, work: Work) -> float:
+        """The median of one work, not kept."""
+        with torch.no_grad():
+            return statistics.median(self.device_times([body(work, self.arena)]))
+
+    def times(self, calls: Sequence[Callable[[], object]], least: int = 5, most: int = 200) -> list[float]:
+        """Seconds of one call on this thread, many times; `calls` are equal and take turns. On a GPU: until it is launched."""
+        once = self._once(calls)
+        if self.world.kind == "cpu" and once < _COLD:
+            return self._cold(calls, least)
+        # A device runs behind the host, which goes on launching: runs of calls, whose last launch stops the clock.
+        inner = max(10 if self.world.kind == "cuda" else 1, min(50, int(_SHORT / max(once, 1e-7))))
+        found: list[float] = []
+        end = time.perf_counter() + self.budget
+        k = 4
+        while len(found) < least or (len(found) < most and time.perf_counter() < end):
+            batch = [calls[(k + i) % len(calls)] for i in range(inner)]
+            k += inner
+            self.world.synchronize()
+            start = self._clock()
+            for call in batch:
+                call()
+            found.append((self._clock() - start) / inner)
+            self.world.synchronize()
+        self.world.beat.touch()
+        return found
+
+    def cool(self) -> None:
+        """Other work, as a step has it between two calls of one."""
+        self._mill.turn()
+
+    def _cold(self, calls: Sequence[Callable[[], object]], least: int) -> list[float]:
+        """Seconds of single calls with other work between them."""
+        found = []
+        for k in range(max(least, 8 if self.quick else _TURNS)):
+            self.cool()
+            call = calls[k % len(calls)]
+            start = self._clock()
+            call()
+            found.append(self._clock() - start)
+        self.world.beat.touch()
+        return found
+
+    def _once(self, calls: Sequence[Callable[[], object]]) -> float:
+        # Every one of the calls once: lazy initialisation and the allocator's growth are not what is asked.
+        for call in calls[:4]:
+            call()
+        self.world.synchronize()
+        start = time.perf_counter()
+        calls[-1]()
+        self.world.synchronize()
+        return time.perf_counter() - start
+
+    def work(self, kind: str, name: str, work: Work, dtype: str, shape: tuple[int, ...]) -> None:
+        """Times a work's body and keeps the point."""
+        copies = max(1, min(12, int(_ROTATE / max(work.bytes, 1.0))))
+        with torch.no_grad():
+            calls = [body(work, self.arena) for _ in range(copies)]
+            self.add(kind, name, dtype, shape, self.device_times(calls))

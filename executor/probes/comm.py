@@ -1,0 +1,194 @@
+"""Collectives and messages by size and number of ranks: alone, and beside compute."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from executor.players.lanes import all_gather, reduce_scatter
+from executor.probes.bench import Bench
+from executor.repeats import means
+
+_BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 4 << 20, 1 << 24, 1 << 26)
+NAMES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
+
+
+def collectives(bench: Bench) -> None:
+    """Every collective over 2, 4 ... all ranks; processor seconds count the communication's own threads too."""
+    sizes = _BYTES[::2] if bench.quick else _BYTES
+    for count in group_sizes(bench.world.size):
+        groups = [dist.new_group(list(range(first, first + count))) for first in range(0, bench.world.size - count + 1, count)]
+        mine = bench.world.rank // count
+        group = groups[mine] if mine < len(groups) else None
+        for name in NAMES:
+            bench.phase(f"{name} over {count} ranks")
+            for size in sizes:
+                if group is not None:
+                    call = collective_call(name, size, count, group, bench.world.device)
+                    wall, cpu = _repeat(bench, call, size, group)
+                    bench.add("collective", name, "", (count, size), wall, cpu)
+        bench.world.barrier()
+
+
+def group_sizes(world: int) -> list[int]:
+    """2, 4, 8 ... below the world, then the world."""
+    sizes = [2**i for i in range(1, 10) if 2**i < world]
+    return [*sizes, world] if world > 1 else []
+
+
+def collective_call(name: str, size: int, count: int, group: dist.ProcessGroup, device: torch.device) -> Callable[[], object]:
+    """One collective; `size` bytes are the whole array, as nccl-tests counts."""
+    whole = torch.full((max(count, size // 4 // count * count),), 1e-3, device=device)
+    part = torch.full((whole.numel() // count,), 1e-3, device=device)
+    if name == "all_gather":
+        return lambda: all_gather(whole, part, group=group)
+    if name == "reduce_scatter":
+        return lambda: reduce_scatter(part, whole, group=group)
+    if name == "broadcast":
+        return lambda: dist.broadcast(whole, group=group, group_src=0)
+    if name == "all_to_all":
+        other = torch.empty_like(whole)
+        return lambda: dist.all_to_all_single(other, whole, group=group)
+    return lambda: dist.all_reduce(whole, group=group)
+
+
+def _repeat(bench: Bench, call: Callable[[], object], size: int, group: dist.ProcessGroup | None = None) -> tuple[list[float], float]:
+    """Equal numbers of calls on every rank of the group (None: the world): time budgets would differ, and ranks would wait forever."""
+    n = max(15, min(60, int((64 << 20) / size))) // (3 if bench.quick else 1)
+    for _ in range(3 if size < 1 << 24 else 1):
+        call()
+    bench.world.synchronize()
+    if bench.world.kind == "cuda" and not bench.world.shared:
+        return _on_device(bench, call, n), 0.0
+    wall, processor = [], 0.0
+    for _ in range(n):
+        for _ in range(_TURNS):
+            bench.cool()
+        start, begun = time.perf_counter(), time.process_time()
+        call()
+        bench.world.synchronize()
+        wall.append(time.perf_counter() - start)
+        processor += time.process_time() - begun
+    bench.world.beat.touch()
+    # gloo's threads take turns with the ranks' own on the cores: a call lasts a fraction of a millisecond or a scheduler's slice of 3 to
+    # 4 ms more, and a step, which makes tens of calls, lasts as long as their mean.
+    return means(_together(wall, group, bench.world.crowded), max(1, n // 3)), processor / n
+
+
+_TURNS = 6
+"""Turns of the mill before each call: about the 2 ms between two collectives of a small step, after which equal ranks come apart."""
+
+
+def _together(wall: list[float], group: dist.ProcessGroup | None, crowded: bool) -> list[float]:
+    """Each call's seconds, averaged over the ranks: with what those who came early have waited, since the step waits for the slowest.
+
+    Ranks that take turns on the cores come in turns. A prediction slows them all alike instead; there the rank that came last counts,
+    which has waited for nobody.
+    """
+    seconds = torch.tensor(wall, dtype=torch.float64)
+    dist.all_reduce(seconds, op=dist.ReduceOp.MIN if crowded else dist.ReduceOp.SUM, group=group)
+    return [float(one) / (1 if crowded else dist.get_world_size(group)) for one in seconds]
+
+
+def _on_device(bench: Bench, call: Callable[[], object], n: int) -> list[float]:
+    """Device seconds of one call, by events around runs of five: what comes before and after is launched in time."""
+    wall = []
+    for _ in range(max(3, n // 5)):
+        start, end = bench.cuda.event(), bench.cuda.event()
+        start.record()
+        for _ in range(5):
+            call()
+        end.record()
+        end.synchronize()
+        wall.append(start.elapsed_time(end) * 1e-3 / 5)
+    bench.world.beat.touch()
+    return wall
+
+
+def messages(bench: Bench) -> None:
+    """One way between neighbours: half a round trip."""
+    rank, size = bench.world.rank, bench.world.size
+    if size < 2:
+        return
+    bench.phase("send and receive")
+    peer = rank ^ 1
+    pairs = [dist.new_group([first, first + 1]) for first in range(0, size - 1, 2)]
+    for count in _BYTES[::2] if bench.quick else _BYTES:
+        if peer >= size:
+            continue
+        buffer = torch.full((count // 4,), 1e-3, device=bench.world.device)
+
+        def trip(buffer: torch.Tensor = buffer) -> None:
+            if rank % 2 == 0:
+                dist.send(buffer, peer)
+                dist.recv(buffer, peer)
+            else:
+                dist.recv(buffer, peer)
+                dist.send(buffer, peer)
+
+        wall, cpu = _repeat(bench, trip, count, pairs[rank // 2])
+        bench.add("collective", "send", "", (2, count), [t / 2 for t in wall], cpu / 2)
+
+
+def issue(bench: Bench) -> None:
+    """Host seconds until an asynchronous collective has been handed over, and until its wait returns when it is done."""
+    if bench.world.size < 2:
+        return
+    bench.phase("issuing collectives")
+    tensor = torch.ones(256, device=bench.world.device)
+    handed, waited = [], []
+    for _ in range(30):
+        start = time.perf_counter()
+        work = dist.all_reduce(tensor, async_op=True)
+        handed.append(time.perf_counter() - start)
+        time.sleep(0.001)
+        start = time.perf_counter()
+        work.wait()
+        waited.append(time.perf_counter() - start)
+        bench.world.synchronize()
+        tensor.fill_(1.0)
+    bench.add("host", "collective", "", (), handed)
+    bench.add("host", "wait", "", (), waited)
+
+
+def beside(bench: Bench) -> None:
+    """An all_reduce while GEMMs run: how much longer each takes than alone (host rows `beside.compute`, `beside.comm`).
+
+    On a GPU both are queues of the device: waiting for the one as here would be waiting for the other. There `sim.cost.overlap` says it.
+    """
+    if bench.world.size < 2 or bench.world.kind == "cuda":
+        return
+    bench.phase("all_reduce beside compute")
+    a = torch.full((512, 512), 0.02, device=bench.world.device)
+    size = 4 << 20
+    whole = torch.full((size // 4,), 1e-3, device=bench.world.device)
+
+    def product() -> float:
+        start = time.perf_counter()
+        torch.mm(a, a)
+        bench.world.synchronize()
+        return time.perf_counter() - start
+
+    alone = sorted(product() for _ in range(15))[7]
+    compute, comm = [], []
+    for _ in range(4 if bench.quick else 10):
+        dist.barrier()
+        start = time.perf_counter()
+        work = dist.all_reduce(whole, async_op=True)
+        times = []
+        while not work.is_completed():
+            times.append(product())
+        comm.append(time.perf_counter() - start)
+        compute.extend(times[:-1] or times)
+        work.wait()
+        whole.fill_(1e-3)
+    quiet = next(
+        (s.median for kind, s in bench.found if kind == "collective" and s.name == "all_reduce" and s.shape == (bench.world.size, size)),
+        None,
+    )
+    bench.add("host", "beside.compute", "", (), [t / alone for t in compute])
+    if quiet:
+        bench.add("host", "beside.comm", "", (), [t / quiet for t in comm])

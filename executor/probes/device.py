@@ -1,0 +1,120 @@
+"""Which kernels and copies the probe times on a GPU, and over which shapes: those of training, not those of a CPU's caches.
+
+Device seconds (`executor.device_times`), in the tables of `sim.cost.calibration`. Not run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+
+import torch
+
+from executor.probes.bench import Bench
+from executor.probes.kernels import variants
+from executor.world import set_precision
+from sim.cost.cpu import variant
+from sim.work import Attention, Conv, Gemm
+
+SIZES = (128, 512, 1024, 2048, 4096, 8192, 16384, 131072)
+"""Tokens, widths and vocabularies of the plans lie between them; they are none of theirs."""
+FEW = (128, 1024, 8192)
+"""For exact fp32 and TF32, which few train in."""
+_ROLES = ("fwd", "dgrad", "wgrad")
+_LARGE = 16384
+"""At most one side of a product is larger than this: a vocabulary, or the tokens of a large batch."""
+_MOST = 2.4e12
+"""FLOPs of the largest product: logits of 2048 tokens over 131,072 words of width 4096 are 2.2e12."""
+_LONGEST = 8e-3
+"""Seconds that the largest product may take."""
+_BYTES = (3 << 12, 3 << 16, 3 << 20, 12 << 20, 48 << 20, 192 << 20, 384 << 20)
+_OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
+_COPIES = (1 << 12, 1 << 16, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
+_CONVOLUTIONS = (
+    (32, 3, 224, 224, 64, 7, 2),
+    (32, 64, 56, 56, 64, 1, 1),
+    (32, 64, 56, 56, 64, 3, 1),
+    (32, 64, 56, 56, 256, 1, 1),
+    (32, 128, 28, 28, 128, 3, 1),
+    (32, 256, 14, 14, 256, 3, 1),
+    (32, 1024, 14, 14, 256, 1, 1),
+    (32, 512, 7, 7, 512, 3, 1),
+    (32, 512, 7, 7, 2048, 1, 1),
+)
+"""Layers of ResNet-50 on 32 images: batch, channels in, height, width, channels out, kernel, stride."""
+
+
+def shapes(sizes: tuple[int, ...], most: float, room: int = 2 << 30, width: int = 2) -> Iterator[tuple[int, int, int]]:
+    """(m, n, k) of the products that are timed: at most one side over `_LARGE`, at most `most` FLOPs, and no matrix of more than `room`
+    bytes, where a number has `width`."""
+    for m, n, k in product(sizes, sizes, sizes):
+        if 2.0 * m * n * k <= most and sum(side > _LARGE for side in (m, n, k)) <= 1 and width * max(m * n, m * k, n * k) <= room:
+            yield m, n, k
+
+
+def gemms(bench: Bench) -> None:
+    """bf16 over the whole grid and all layouts; exact fp32 and TF32 at a few shapes."""
+    bench.phase("rate of large products")
+    rate = 2.0 * 4096**3 / bench.device_seconds(Gemm(4096, 4096, 4096, "bf16"))
+    most = min(_MOST, rate * _LONGEST)
+    for dtype, sizes, share in (("bf16", FEW if bench.quick else SIZES, 1.0), ("fp32", FEW, 0.1), ("tf32", FEW, 0.5)):
+        if dtype == "tf32" and bench.cuda.generation() < 8:
+            continue
+        set_precision(dtype == "tf32")
+        for role in _ROLES:
+            bench.phase(f"{dtype} GEMMs, {role}")
+            for m, n, k in shapes(sizes, most * share, bench.arena.limit // 4, 2 if dtype == "bf16" else 4):
+                bench.work("gemm", role, Gemm(m, n, k, dtype, 1, role), dtype, (m, n, k))
+    set_precision(False)
+
+
+def memory_bound(bench: Bench) -> None:
+    """Every variant by bytes, in bf16 and fp32: within L2, and out of memory."""
+    for dtype, total in product(("bf16", "fp32"), _BYTES[::3] if bench.quick else _BYTES):
+        bench.phase(f"{dtype} memory-bound kernels of {total} bytes")
+        seen: set[tuple[str, int]] = set()
+        for work in variants(total, dtype):
+            key = variant(work), work.read + work.written
+            if key not in seen and (dtype == "fp32" or work.what not in _OPTIMIZERS):
+                seen.add(key)
+                bench.work("memory", key[0], work, dtype, (key[1],))
+
+
+def attention(bench: Bench) -> None:
+    """Fused causal attention, forward and backward: about 8,192 tokens and 16 heads, as sequences of every length."""
+    bench.phase("attention")
+    for seq, d, backward in product((256, 1024) if bench.quick else (128, 256, 512, 1024, 2048, 4096, 8192), (64, 128), (False, True)):
+        batch = max(1, 8192 // seq)
+        work = Attention(batch, 16, 16, seq, seq, d, dtype="bf16", backward=backward)
+        bench.work("attention", "bwd" if backward else "fwd", work, "bf16", (batch, 16, seq, d))
+
+
+def convolutions(bench: Bench) -> None:
+    """2-D convolutions and both gradients, in bf16."""
+    bench.phase("convolutions")
+    for (batch, c_in, h, w, c_out, kernel, stride), role in product(_CONVOLUTIONS[:2] if bench.quick else _CONVOLUTIONS, _ROLES):
+        work = Conv(batch, c_in, h, w, c_out, kernel, kernel, stride, dtype="bf16", role=role)
+        bench.work("conv", role, work, "bf16", (batch, c_in, h, w, c_out, kernel, kernel, stride))
+
+
+def copies(bench: Bench) -> None:
+    """Host to device and back by bytes. Pinned: the copy engine's own seconds. Pageable: the host's, which waits for it."""
+    bench.phase("copies between host and device")
+    device = bench.world.device
+    for size in _COPIES[::2] if bench.quick else _COPIES:
+        there = torch.ones(size, dtype=torch.uint8, device=device)
+        pinned, loose = bench.cuda.pinned(size), torch.ones(size, dtype=torch.uint8)
+        for name, call in _pinned(there, pinned).items():
+            bench.add("copy", name, "", (size,), bench.device_times([call]))
+        for name, call in _pageable(there, loose).items():
+            bench.add("copy", name, "", (size,), bench.times([call]))
+    small, there = bench.cuda.pinned(4096), torch.ones(4096, dtype=torch.uint8, device=device)
+    bench.add("host", "copy", "", (), bench.times([_pinned(there, small)["h2d.pinned"]]))
+
+
+def _pinned(device: torch.Tensor, host: torch.Tensor) -> dict[str, Callable[[], object]]:
+    return {"h2d.pinned": lambda: device.copy_(host, non_blocking=True), "d2h.pinned": lambda: host.copy_(device, non_blocking=True)}
+
+
+def _pageable(device: torch.Tensor, host: torch.Tensor) -> dict[str, Callable[[], object]]:
+    return {"h2d.pageable": lambda: device.copy_(host), "d2h.pageable": lambda: host.copy_(device)}

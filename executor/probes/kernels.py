@@ -1,0 +1,131 @@
+"""Which kernels the probe times, and over which shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+from executor.probes.bench import Bench
+from sim.cost.cpu import variant
+from sim.work import BYTES, Attention, Conv, Gemm, MemoryBound
+
+_SIZES = (2, 8, 64, 256, 1024, 4096)
+_MOST = 2.2e9
+"""FLOPs of the largest GEMM on a CPU: about 25 ms on one core. Beyond, the efficiency has flattened."""
+_BYTES = (3 << 9, 3 << 12, 3 << 15, 3 << 18, 3 << 20, 12 << 20, 48 << 20)
+"""Within L1, L2, L3 and memory."""
+_WIDTH = 1024
+
+
+def gemms(bench: Bench) -> None:
+    """Forward, input gradient and weight gradient layouts; fp32 over a grid, bf16 at a few shapes."""
+    sizes = (8, 256, 1024) if bench.quick else _SIZES
+    most = _MOST / (4 if bench.quick else 1)
+    for dtype, roles, some in (
+        ("fp32", ("fwd", "dgrad", "wgrad"), sizes),
+        ("bf16", ("fwd",), (64, 512)),
+    ):
+        for role in roles:
+            bench.phase(f"{dtype} GEMMs, {role}")
+            for m, n, k in product(some, some, some):
+                if 2.0 * m * n * k <= most:
+                    bench.work("gemm", role, Gemm(m, n, k, dtype, 1, role), dtype, (m, n, k))
+
+
+def variants(total: int, dtype: str) -> Iterator[MemoryBound]:
+    """One work of each variant that moves about `total` bytes."""
+    e = int(BYTES[dtype])
+
+    def make(what: str, inputs: int, outputs: int, ops: float = 0.0) -> MemoryBound:
+        n = max(1, total // (inputs + outputs) // e)
+        return MemoryBound(what, inputs * n * e, outputs * n * e, dtype, ops * n * outputs, 1, max(1, n // _WIDTH))
+
+    for what in ("add", "scale"):
+        yield make(what, 2, 1)
+    for what in (
+        "copy",
+        "permute",
+        "zero",
+        "layernorm",
+        "rmsnorm",
+        "softmax",
+        "batchnorm",
+        "dropout",
+        "rope",
+        "embedding",
+        "cross_entropy",
+    ):
+        yield make(what, 1, 1)
+    for what in ("layernorm", "rmsnorm", "softmax", "batchnorm", "dropout", "embedding"):
+        yield make(f"{what}_backward" if what == "embedding" else what, 2, 1)
+    for ops, back in ((1.0, 2.0), (5.0, 10.0), (8.0, 12.0)):
+        yield make("activation", 1, 1, ops)
+        yield make("activation", 2, 1, back)
+    yield make("glu", 2, 1)
+    yield make("glu", 3, 2)
+    n = max(1, total // 6)
+    yield MemoryBound("cast", 4 * n, 2 * n, dtype)
+    n = max(_WIDTH, total // e)
+    yield MemoryBound("reduce", n * e, _WIDTH * e, dtype)
+    yield MemoryBound("norm", n * e, e, dtype)
+    yield MemoryBound("pool", max(1, total * 4 // 5), max(1, total // 5), dtype)
+    yield make("sgd", 2, 1)
+    yield make("momentum", 3, 2)
+    yield make("adam", 4, 3)
+    yield make("adamw", 4, 3)
+
+
+def memory_bound(bench: Bench) -> None:
+    """Every variant by bytes; fp32, and a few sizes in bf16."""
+    for dtype, sizes in (("fp32", _BYTES[::2] if bench.quick else _BYTES), ("bf16", _BYTES[3:5])):
+        for total in sizes:
+            bench.phase(f"{dtype} memory-bound kernels of {total} bytes")
+            seen: set[tuple[str, int]] = set()
+            for work in variants(total, dtype):
+                size = work.read + work.written
+                if (dtype == "fp32" or work.what not in ("sgd", "momentum", "adam", "adamw")) and (variant(work), size) not in seen:
+                    seen.add((variant(work), size))
+                    bench.work("memory", variant(work), work, dtype, (size,))
+
+
+def attention(bench: Bench) -> None:
+    """Fused causal attention, forward and backward, by sequence and head size."""
+    bench.phase("attention")
+    sequences = (64, 512) if bench.quick else (16, 64, 256, 1024)
+    for seq, d, backward in product(sequences, (32, 64, 128), (False, True)):
+        work = Attention(2, 4, 4, seq, seq, d, dtype="fp32", backward=backward)
+        bench.work("attention", "bwd" if backward else "fwd", work, "fp32", (2, 4, seq, d))
+
+
+_CONVOLUTIONS = (
+    (8, 3, 32, 32, 32, 3, 1),
+    (8, 32, 32, 32, 32, 3, 1),
+    (8, 32, 16, 16, 64, 3, 1),
+    (8, 64, 16, 16, 128, 3, 2),
+    (8, 128, 8, 8, 256, 3, 1),
+    (8, 64, 16, 16, 64, 1, 1),
+    (2, 3, 128, 128, 64, 7, 2),
+    (2, 256, 14, 14, 256, 3, 1),
+)
+"""CIFAR- and ImageNet-sized layers: batch, channels in, height, width, channels out, kernel, stride."""
+
+
+def convolutions(bench: Bench) -> None:
+    """2-D convolutions and both gradients."""
+    bench.phase("convolutions")
+    for batch, c_in, h, w, c_out, kernel, stride in _CONVOLUTIONS[:4] if bench.quick else _CONVOLUTIONS:
+        for role in ("fwd", "dgrad", "wgrad"):
+            work = Conv(batch, c_in, h, w, c_out, kernel, kernel, stride, dtype="fp32", role=role)
+            bench.work("conv", role, work, "fp32", (batch, c_in, h, w, c_out, kernel, kernel, stride))
+
+
+def copies(bench: Bench) -> None:
+    """Memory to memory on one thread."""
+    import torch
+
+    bench.phase("copies")
+    for size in (1 << 12, 1 << 16, 1 << 20, 16 << 20, 64 << 20):
+        pairs = [
+            (torch.ones(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8)) for _ in range(max(1, min(4, (64 << 20) // size)))
+        ]
+        bench.add("copy", "memcpy", "", (size,), bench.times([lambda a=a, b=b: a.copy_(b) for a, b in pairs]))  # type: ignore[misc]

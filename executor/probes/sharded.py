@@ -1,0 +1,150 @@
+"""What FSDP2 and DTensor cost on the host: hooks, views and dispatch, beside the kernels and messages of the same step.
+
+All ranks form a group of torch's "fake" backend, whose collectives return at once: what is left is PyTorch's own work.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from executor.probes.bench import Bench
+from executor.probes.host import Many, middle
+
+_WIDTH = 64
+_UNITS = (2, 6)
+"""Blocks of the smaller and the larger model: their difference leaves out what a model pays once."""
+_TENSORS = (2, 8)
+
+
+def sharded(bench: Bench) -> None:
+    """FSDP2 by unit and parameter, DTensor by linear and norm, an optimizer of DTensors; nothing where one rank is all there is."""
+    if bench.world.size == 1:
+        return
+    bench.phase("FSDP2 and DTensor on the host")
+    mesh = _mesh(bench)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the fake backend has no device of its own
+        _fsdp(bench, mesh)
+        _tensor_parallel(bench, mesh)
+        _optimizers(bench, mesh)
+
+
+def _mesh(bench: Bench) -> DeviceMesh:
+    # The import registers the backend "fake" (torch's own, for tests without devices; in every wheel).
+    import torch.testing._internal.distributed.fake_pg  # noqa: F401
+
+    group = dist.new_group(list(range(bench.world.size)), backend="fake")
+    return DeviceMesh.from_group(group, bench.world.kind, mesh_dim_names=("all",))
+
+
+class _Pair(nn.Module):
+    """Two linears as tensor parallelism splits them, and a norm where the sequence is split too."""
+
+    def __init__(self, norm: bool, device: torch.device) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(_WIDTH, device=device) if norm else nn.Identity()
+        self.up = nn.Linear(_WIDTH, _WIDTH, bias=False, device=device)
+        self.down = nn.Linear(_WIDTH, _WIDTH, bias=False, device=device)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.silu(self.up(self.norm(x))))  # type: ignore[no-any-return]
+
+
+def _per_block(bench: Bench, model: Callable[[int], nn.Module], x: torch.Tensor) -> float:
+    """Seconds of one block's forward and backward."""
+
+    def seconds(blocks: int) -> float:
+        net = model(blocks)
+
+        def step() -> None:
+            net(x).sum().backward()
+            net.zero_grad()
+
+        for _ in range(3):  # DTensor looks its plans up once
+            step()
+        return middle(bench.times([step], least=15))
+
+    few, many = _UNITS
+    return (seconds(many) - seconds(few)) / (many - few)
+
+
+def _fsdp(bench: Bench, mesh: DeviceMesh) -> None:
+    """Two passes of a unit (two gathers, one reduction, and the copies into and out of their buffers, which lowering names)."""
+    from torch.distributed.fsdp import fully_shard
+
+    x = torch.ones(_WIDTH, device=bench.world.device)
+
+    def model(tensors: int, shard: bool) -> Callable[[int], nn.Module]:
+        def make(blocks: int) -> nn.Module:
+            net = nn.Sequential(*(Many(tensors, bench.world.device, _WIDTH) for _ in range(blocks)))
+            for unit in (*net, net) if shard else ():
+                fully_shard(unit, mesh=mesh)
+            return net
+
+        return make
+
+    few, many = (_per_block(bench, model(n, True), x) - _per_block(bench, model(n, False), x) for n in _TENSORS)
+    parameter = max(1e-7, (many - few) / (_TENSORS[1] - _TENSORS[0]))
+    part, full = torch.ones(_WIDTH, device=x.device), torch.ones(_WIDTH * mesh.size(), device=x.device)
+    gather = middle(bench.times([lambda: dist.all_gather_into_tensor(full, part, group=mesh.get_group())]))
+    scatter = middle(bench.times([lambda: dist.reduce_scatter_tensor(part, full, group=mesh.get_group())]))
+    copies = 5 * middle(bench.times([lambda: full.add_(1.0)]))
+    bench.add("host", "fsdp_parameter", "", (), [parameter / 2])
+    bench.add("host", "fsdp_unit", "", (), [max(1e-6, few - _TENSORS[0] * parameter - 2 * gather - scatter - copies) / 2])
+
+
+def _tensor_parallel(bench: Bench, mesh: DeviceMesh) -> None:
+    """One pass of a linear, and of a norm under sequence parallelism with the re-sharding beside it."""
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+
+    x = torch.ones(1, 8, _WIDTH, device=bench.world.device)
+
+    def model(norm: bool, split: bool) -> Callable[[int], nn.Module]:
+        def make(blocks: int) -> nn.Module:
+            net = nn.Sequential(*(_Pair(norm, bench.world.device) for _ in range(blocks)))
+            for pair in net.children() if split else ():
+                slices = Shard(1) if norm else None  # of the sequence; None: torch's default, whole tensors
+                parallelize_module(pair.get_submodule("up"), mesh, ColwiseParallel(input_layouts=slices))
+                parallelize_module(pair.get_submodule("down"), mesh, RowwiseParallel(output_layouts=slices))
+                if norm:
+                    parallelize_module(pair.get_submodule("norm"), mesh, SequenceParallel())
+            return net
+
+        return make
+
+    linears = _per_block(bench, model(False, True), x) - _per_block(bench, model(False, False), x)
+    normed = _per_block(bench, model(True, True), x) - _per_block(bench, model(True, False), x)
+    bench.add("host", "dtensor_linear", "", (), [max(1e-6, linears) / 4])
+    bench.add("host", "dtensor_norm", "", (), [max(1e-6, normed - linears) / 2])
+
+
+def _optimizers(bench: Bench, mesh: DeviceMesh) -> None:
+    """What one more DTensor costs an update, beyond a plain tensor of the same size; torch's own choice of loop or lists."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    makers: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
+        "dtensor_adam": lambda p: torch.optim.AdamW(p, lr=1e-6),
+        "dtensor_sgd": lambda p: torch.optim.SGD(p, lr=1e-6),
+    }
+
+    def tensor(split: bool) -> torch.Tensor:
+        local = torch.full((_WIDTH, _WIDTH), 0.02, device=bench.world.device)
+        return DTensor.from_local(local, mesh, [Shard(0)], run_check=False) if split else local
+
+    def seconds(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], count: int, split: bool) -> float:
+        parameters = [nn.Parameter(tensor(split)) for _ in range(count)]
+        for parameter in parameters:
+            parameter.grad = tensor(split)
+        return middle(bench.times([make(parameters).step]))
+
+    for name, make in makers.items():
+        grown = {split: seconds(make, 24, split) - seconds(make, 8, split) for split in (True, False)}
+        bench.add("host", name, "", (), [max(1e-7, (grown[True] - grown[False]) / 16)])

@@ -1,0 +1,174 @@
+"""How a plan is applied to a model: the recipe, axis by axis, with PyTorch's own tools.
+
+tensor parallel (DTensor) -> recomputation -> sharded (FSDP2, HSDP) or replicated (DDP) data parallel. Pipelines cut the
+model first and apply the same recipe to each stage (`executor.training.pipeline`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+from executor.world import World
+from sim.files.planfile import mesh_of
+from sim.framework import Framework
+from sim.plan import Plan
+from topologies.errors import Refused
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.parallel import ParallelStyle
+
+
+def device_mesh(plan: Plan, world: World) -> DeviceMesh:
+    """torch's mesh with the plan's axes, outermost first as `sim.mesh` orders them."""
+    mesh = mesh_of(plan)
+    # Ranks that share a GPU talk through gloo alone: a mesh of "cuda" might make groups of NCCL, which refuses them.
+    return init_device_mesh(
+        "cpu" if world.shared else world.kind, tuple(mesh.sizes.get(name, 1) for name in mesh.order), mesh_dim_names=tuple(mesh.order)
+    )
+
+
+def zero_of(plan: Plan, habits: Framework) -> int:
+    """What dp_shard splits."""
+    return plan.parallel.zero if plan.parallel.zero is not None else habits.zero
+
+
+def sharded_alone(plan: Plan) -> bool:
+    """One rank, and the plan says `zero` all the same: FSDP2 then runs on a mesh of one, with its copies and hooks."""
+    return plan.world == 1 and plan.parallel.zero in (2, 3)
+
+
+def parallelize(model: nn.Module, plan: Plan, world: World, habits: Framework, mesh: DeviceMesh | None) -> nn.Module:
+    """The model as it is called in the training loop; blocks are its direct children."""
+    p = plan.parallel
+    model = model.to(world.device)
+    if mesh is not None and p.tp > 1:
+        tensor_parallel(model, mesh["tp"], p.sequence_parallel, local=p.pp > 1)
+    recompute(model, plan)
+    if mesh is None or plan.update.mode == "local" or (plan.data_ranks == 1 and not sharded_alone(plan)):
+        return model
+    zero = zero_of(plan, habits) if p.dp_shard > 1 or sharded_alone(plan) else 0
+    if zero >= 2:
+        return shard(model, plan, mesh, zero)
+    if zero == 1:
+        raise Refused("stock training does not do zero = 1: PyTorch's FSDP2 splits gradients too. Use zero = 2, or --how play")
+    if p.tp > 1:
+        raise Refused("stock training does not do DDP around tensor parallelism. Use dp_shard with zero = 3, or --how play")
+    return replicate(model, plan, world, mesh)
+
+
+def replicate(model: nn.Module, plan: Plan, world: World, mesh: DeviceMesh) -> DistributedDataParallel:
+    """DDP with the plan's bucket size. `comm.overlap = false` puts all gradients into one bucket, sent at the end."""
+    # Unsaid, DDP's limits are 1 MiB for the first bucket and 25 MiB; a size that is said holds for all (torch 2.13).
+    bucket = None if plan.comm.bucket == 25 << 20 else plan.comm.bucket / 2**20
+    if not plan.comm.overlap:
+        bucket = float(1 << 20)
+    devices = [world.device.index] if world.kind == "cuda" else None
+    group = None if plan.data_ranks == world.size else data_mesh(plan, mesh).get_group()
+    return DistributedDataParallel(model, device_ids=devices, bucket_cap_mb=bucket, process_group=group)
+
+
+def data_mesh(plan: Plan, mesh: DeviceMesh) -> DeviceMesh:
+    """The one mesh axis that DDP averages over."""
+    p = plan.parallel
+    if p.dp_replicate > 1 and p.dp_shard > 1:
+        raise Refused("DDP over dp_replicate and dp_shard at once beside another axis: use one of the two, or zero = 3")
+    return mesh["dp_replicate" if p.dp_replicate > 1 else "dp_shard"]
+
+
+def shard(model: nn.Module, plan: Plan, mesh: DeviceMesh, zero: int) -> nn.Module:
+    """FSDP2: every layer is a unit, then what is left (the ends, which may share a table); HSDP where there are replicas too.
+
+    In a pipeline parameters stay from the first forward of a step to its last backward (torchtitan's default)."""
+    from torch.distributed.fsdp import fully_shard
+
+    over = mesh["dp_replicate", "dp_shard"] if plan.parallel.dp_replicate > 1 else mesh["dp_shard"]
+    again = zero == 3 and plan.parallel.reshard_after_forward and plan.parallel.pp == 1
+    for name, block in model.named_children():
+        if name not in ("embed", "head") and any(True for _ in block.parameters()):
+            fully_shard(block, mesh=over, reshard_after_forward=again)
+    # The root keeps what it has gathered (torch's default): backward needs it at once.
+    fully_shard(model, mesh=over, reshard_after_forward=None if again else False)
+    return model
+
+
+def tensor_parallel(model: nn.Module, mesh: DeviceMesh, sequence: bool, local: bool = False) -> None:
+    """Column- then row-parallel linears; with `sequence`, norms and residuals hold a slice of the sequence. `local`: the logits are
+    this rank's columns as a plain tensor, as stages of a pipeline exchange them."""
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    for name, block in model.named_children():
+        styles = _ends(block, name, sequence, local) if name in ("embed", "head") else _layer(block, sequence)
+        parallelize_module(block, mesh, styles)
+
+
+def _ends(block: nn.Module, name: str, sequence: bool, local: bool) -> dict[str, ParallelStyle]:
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
+
+    whole = Shard(1) if sequence else Replicate()
+    if name == "embed":
+        if getattr(block, "positions", None) is not None:
+            raise Refused('stock training does not do learned positions under tensor parallelism. Use position = "rope", or --how play')
+        return {"tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=whole)}
+    styles: dict[str, ParallelStyle] = {"logits": ColwiseParallel(input_layouts=whole, output_layouts=Shard(-1), use_local_output=local)}
+    return styles | ({"norm": SequenceParallel()} if sequence else {})
+
+
+def _layer(block: nn.Module, sequence: bool) -> dict[str, ParallelStyle]:
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
+
+    if not hasattr(block, "qkv"):
+        raise Refused("tensor parallelism of an MLP is not supported: use tp = 1")
+    whole = Shard(1) if sequence else Replicate()
+    styles: dict[str, ParallelStyle] = {"proj": RowwiseParallel(output_layouts=whole), "down": RowwiseParallel(output_layouts=whole)}
+    for part in ("qkv", "up"):
+        if sequence:
+            styles[part] = PrepareModuleInput(input_layouts=(whole,), desired_input_layouts=(Replicate(),))
+        styles |= {f"{part}.each.{i}": ColwiseParallel() for i in range(len(getattr(block, part).each))}
+    return styles | ({"norm1": SequenceParallel(), "norm2": SequenceParallel()} if sequence else {})
+
+
+def parallel_loss(split: bool) -> contextlib.AbstractContextManager[None]:
+    """Under tensor parallelism the loss reads each rank's slice of the vocabulary."""
+    if not split:
+        return contextlib.nullcontext()
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    return loss_parallel()
+
+
+def whole(value: Tensor) -> Tensor:
+    """A distributed scalar as a plain one."""
+    full: Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
+    return full
+
+
+def clip(model: nn.Module, mesh: DeviceMesh | None) -> None:
+    """Gradients scaled to a global norm of 1; a pipeline's ranks sum the norms of their stages (as torchtitan's)."""
+    if mesh is None or mesh["pp"].size() == 1:
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        return
+    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    total = whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])) ** 2
+    dist.all_reduce(total, group=mesh["pp"].get_group())
+    nn.utils.clip_grads_with_norm_(parameters, 1.0, total.sqrt())
+
+
+def recompute(model: nn.Module, plan: Plan) -> None:
+    """Whole layers run again in backward. Selective recomputation is what fused attention does by itself."""
+    if plan.memory.recompute == "none":
+        return
+    if plan.memory.recompute == "selective":
+        raise Refused('stock training does not do memory.recompute = "selective". Use "none" (fused attention keeps no scores) or "full"')
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    names = [name for name, _ in model.named_children() if name.startswith("L")]
+    for name in names[: plan.memory.recompute_layers or None]:
+        setattr(model, name, checkpoint_wrapper(getattr(model, name)))

@@ -1,0 +1,231 @@
+"""The training loop, as in PyTorch's examples, on one rank."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from executor.bodies import dtype_of
+from executor.training.handover import Handover
+from executor.training.modules import Model, loss_of
+from executor.training.parallelize import clip, device_mesh, parallel_loss, parallelize, sharded_alone, whole
+from executor.training.samples import Pair, Samples, loader_of
+from executor.world import World, set_precision
+from sim.bind import model_of, shape_of
+from sim.files.planfile import mesh_of
+from sim.framework import framework_of
+from sim.model.spec import Decoder, ModelSpec
+from sim.plan import Plan
+from topologies.errors import RunFailed
+
+if TYPE_CHECKING:
+    from executor.training.pipeline import Pipeline
+
+
+def sequence_length(plan: Plan, spec: ModelSpec) -> int:
+    """Tokens per sample; 1 for vectors."""
+    return shape_of(plan).seq if isinstance(spec, Decoder) else 1
+
+
+class Trainer:
+    """Everything that one rank needs to take optimizer steps."""
+
+    def __init__(self, world: World, plan: Plan, data: Path, steps: int) -> None:
+        self.world, self.plan, self.steps, self.data = world, plan, steps, data
+        self.spec = model_of(plan)
+        self.seq = sequence_length(plan, self.spec)
+        self.habits = framework_of(plan)
+        set_precision(plan.precision == "tf32")
+        torch.manual_seed(plan.seed)  # every split starts from the same weights
+        with world.device:  # random weights of a large model take a CPU thread minutes
+            self.inner = Model(self.spec, self.habits, self.seq, plan.parallel.tp).to(dtype_of(self.habits.param_dtype))
+        self.mesh = device_mesh(plan, world) if world.size > 1 or sharded_alone(plan) else None
+        self.pipeline: Pipeline | None = None
+        if self.mesh is not None and plan.parallel.pp > 1:
+            from executor.training.pipeline import Pipeline  # takes seconds to load
+
+            self.pipeline = Pipeline(self.inner, plan, world, self.habits, self.mesh, self.seq)
+            self.model: nn.Module = nn.ModuleList(self.pipeline.modules)
+            if world.kind == "cuda":
+                drop_others(self.inner, self.model)
+        else:
+            self.model = parallelize(self.inner, plan, world, self.habits, self.mesh)
+        self.optimizer = self._optimizer()
+        coordinates = mesh_of(plan).coordinates(world.rank)
+        self.data_rank = coordinates["dp_replicate"] * plan.parallel.dp_shard + coordinates["dp_shard"]
+        self._losses: list[Tensor] = []
+        self._first_buckets: list[int] = []
+        self._handover = Handover(plan, world)
+        if world.kind == "cuda":  # weights were made in fp32: that peak is not the training's
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(world.device)
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        name, how = self.plan.optimizer.name, self.habits.optimizer
+        options: dict[str, Any] = {"foreach": how == "foreach", "fused": how == "fused"}
+        parameters = _alike(self.model)
+        if name in ("adam", "adamw"):
+            kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
+            return kind(parameters, lr=1e-3, **options)
+        return torch.optim.SGD(parameters, lr=1e-2, momentum=0.9 if name == "momentum" else 0.0, **options)
+
+    def batches(self) -> Iterator[Pair]:
+        """The rank's micro-batches, on its device, without end."""
+        samples = Samples(self.plan, self.spec, self.seq, self.data, self.steps * self.plan.microbatches * self.plan.batch.micro)
+        for x, y in loader_of(self.plan, samples, self.data_rank, self.steps, self.world.kind == "cuda"):
+            if self.plan.data.create == "cpu":
+                torch.rand(x.shape).to(self.world.device)
+            elif self.plan.data.create == "device":
+                torch.rand(x.shape, device=self.world.device)
+            yield self._handover((x, y))
+
+    def step(self, batches: Iterator[Pair], number: int) -> None:
+        """One optimizer step: all micro-batches, then the update, then output where the plan asks for it."""
+        train = self.plan.task != "forward"
+        with torch.profiler.record_function(f"step:{number}"), contextlib.nullcontext() if train else torch.no_grad():
+            total = self._accumulate(batches) if self.pipeline is None else self._through_pipeline(batches)
+            if train:
+                if self.habits.clip:
+                    clip(self.model, self.mesh)
+                self.optimizer.step()
+                self.optimizer.zero_grad(set_to_none=True)
+            if train and self.plan.update.mode == "local" and (number + 1) % self.plan.update.every == 0:
+                self._average()
+            self._losses.append(total)
+            self._output(number, total)
+        if not self._first_buckets:
+            self._first_buckets = self._bucket_sizes("bucket_sizes")
+
+    def _accumulate(self, batches: Iterator[Pair]) -> Tensor:
+        count = self.plan.microbatches
+        total = torch.zeros((), device=self.world.device)
+        for index in range(count):
+            last = index == count - 1
+            x, y = next(batches)
+            if not self.inner_is_integer and x.dtype != (dtype := dtype_of(self.habits.param_dtype)):
+                x = x.to(dtype)
+            with self._without_sync(last):
+                output = self.model(x)
+                with torch.profiler.record_function("part:head.loss"), parallel_loss(self.plan.parallel.tp > 1):
+                    loss = loss_of(self.spec, output, y.to(x.dtype) if y.is_floating_point() else y)
+                if count > 1:
+                    loss = loss / count
+                if loss.requires_grad:  # not where the task is forward only
+                    with parallel_loss(self.plan.parallel.tp > 1):
+                        loss.backward()  # type: ignore[no-untyped-call]
+            value = whole(loss.detach())
+            total = value if count == 1 else total + value
+        return total
+
+    @property
+    def inner_is_integer(self) -> bool:
+        """Inputs are token ids."""
+        return isinstance(self.spec, Decoder)
+
+    def _through_pipeline(self, batches: Iterator[Pair]) -> Tensor:
+        assert self.pipeline is not None
+        pairs = [next(batches) for _ in range(self.plan.microbatches)]
+        x, y = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
+        return self.pipeline.step(x if self.inner_is_integer else x.to(dtype_of(self.habits.param_dtype)), y)
+
+    def _without_sync(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        if isinstance(self.model, DistributedDataParallel) and not last:
+            return self.model.no_sync()
+        return contextlib.nullcontext()
+
+    def _average(self) -> None:
+        """Local updates: parameters averaged over all replicas (torch's PeriodicModelAverager does the same)."""
+        from torch.distributed.algorithms.model_averaging.utils import average_parameters
+
+        average_parameters(self.model.parameters(), torch.distributed.distributed_c10d._get_default_group())
+
+    def _output(self, number: int, loss: Tensor) -> None:
+        out = self.plan.output
+        every = (out.log_every, out.item_every, out.print_every, out.sync_every, out.checkpoint_every)
+        if any(n and (number + 1) % n == 0 for n in every):
+            with torch.profiler.record_function("output"):
+                self._write(number, loss)
+
+    def _write(self, number: int, loss: Tensor) -> None:
+        """Logs, synchronises and saves, each where the step's number asks for it."""
+        out = self.plan.output
+        if out.log_every and (number + 1) % out.log_every == 0:
+            text = f"step {number} loss {loss.item():.5f}\n"
+            if self.world.rank == 0:
+                with (self.world.folder / "train.log").open("a") as log:
+                    log.write(text)
+        if out.item_every and (number + 1) % out.item_every == 0:
+            loss.item()
+        if out.print_every and (number + 1) % out.print_every == 0:
+            with (self.world.folder / f"print-{self.world.rank}.log").open("a") as log:
+                print(loss, file=log)
+        if out.sync_every and (number + 1) % out.sync_every == 0:
+            self.world.synchronize()
+        if out.checkpoint_every and (number + 1) % out.checkpoint_every == 0:
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        """Rank 0 writes the whole state, or every rank its shard; other ranks wait at the next collective."""
+        sharded = self.plan.parallel.dp_shard * self.plan.parallel.tp > 1 and self.plan.output.checkpoint_mode != "full"
+        if self.world.rank and not sharded:
+            return
+        target = self.world.folder / f"checkpoint-{self.world.rank}.pt"
+        part = target.with_suffix(".part")
+        try:
+            torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}, part)
+            os.replace(part, target)
+        except (OSError, RuntimeError) as error:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise RunFailed(
+                f"checkpoint {target.name} cannot be written: {error}. Free space, or set output.checkpoint_every = 0"
+            ) from None
+
+    def buckets(self) -> tuple[list[int], list[int]]:
+        """DDP's bucket sizes in bytes: of the first step, and after DDP rebuilt them."""
+        return self._first_buckets, self._bucket_sizes("rebuilt_bucket_sizes")
+
+    def _bucket_sizes(self, key: str) -> list[int]:
+        if not isinstance(self.model, DistributedDataParallel):
+            return []
+        text = str(
+            self.model._get_ddp_logging_data().get(key, "")  # type: ignore[no-untyped-call]
+        )
+        return [int(size) for size in text.replace(" ", "").split(",") if size]
+
+    def losses(self) -> list[float]:
+        """The loss of every step, of this rank's samples."""
+        if self.pipeline is not None and not self.pipeline.last:
+            return []
+        return [float(loss) for loss in self._losses]
+
+    def peak_memory(self) -> int:
+        """Bytes: the allocator's peak on CUDA, the process's peak resident set on a CPU."""
+        if self.world.kind == "cuda":
+            return int(torch.cuda.max_memory_allocated(self.world.device))
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def drop_others(whole: nn.Module, own: nn.Module) -> None:
+    """Gives back the device memory of the blocks that are other ranks' stages; as modules they stay."""
+    kept = {id(parameter) for parameter in own.parameters()}
+    for block in whole.children():
+        if not any(id(parameter) in kept for parameter in block.parameters()):
+            block.to("meta")
+
+
+def _alike(model: nn.Module) -> list[dict[str, Any]]:
+    """Parameter groups whose tensors are of one kind: foreach kernels take no mixture of plain and distributed tensors."""
+    groups: dict[str, list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        groups.setdefault(str(getattr(parameter, "device_mesh", "plain")), []).append(parameter)
+    return [{"params": parameters} for parameters in groups.values()]

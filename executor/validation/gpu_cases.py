@@ -1,0 +1,104 @@
+"""The plans of `executor.validation.gpu_plans` as cases: where each runs, and the machine that stands for one GPU with several ranks on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from executor.validation import gpu_plans
+from executor.validation.gpu_clocks import device_facts
+from sim.files.planfile import load_plan
+from sim.files.runs import write_atomic
+from sim.plan import Plan
+from topologies.errors import BadInput, Refused
+from topologies.load import Topology, load_topology
+from topologies.nvidia import catalog_key
+
+Where = Literal["one", "node", "shared"]
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """One plan of the table."""
+
+    name: str
+    kind: str
+    plan: Plan
+    where: Where = "one"
+
+
+def cases(gpus: int, small: bool = False) -> dict[str, Case]:
+    """All plans by name; `small`: tiny ones of the same kinds."""
+    groups: tuple[tuple[Where, dict[str, tuple[str, gpu_plans.Tree]]], ...] = (
+        ("one", gpu_plans.single()),
+        ("shared", gpu_plans.shared()),
+        ("node", gpu_plans.node(gpus)),
+    )
+    shape = gpu_plans.shrunk if small else lambda tree: tree
+    found = [
+        Case(name=name, kind=kind, plan=load_plan(shape(tree) | {"name": name}), where=where)
+        for where, plans in groups
+        for name, (kind, tree) in plans.items()
+    ]
+    # The first of each group, then the rest: what the minutes do not suffice for is more of the same kinds.
+    place = {id(case): (at >= _FIRST[where]) for where in _FIRST for at, case in enumerate(one for one in found if one.where == where)}
+    return {case.name: case for case in sorted(found, key=lambda case: place[id(case)])}
+
+
+_FIRST: dict[Where, int] = {"one": 11, "shared": 1, "node": 4}
+
+
+def this_machine(device: str, folder: Path) -> Topology:
+    """This computer with devices of that kind. Raises `Refused` where it has none, or torch does not see them.
+
+    Where the driver's tool cannot tell who hangs on what (in some containers), the GPUs that NVML counts on one socket: assumed.
+    """
+    try:
+        machine = load_topology("this-machine")
+    except BadInput as error:
+        facts = device_facts()
+        if device != "cuda" or not facts.get("name"):
+            raise
+        key = catalog_key(facts["name"], round(facts.get("memory_bytes", 0) / 2**20))
+        machine = load_topology(_on_one_socket("this-machine", f"NVML; {error}"[:200], key, facts.get("count", 1), folder))
+    if machine.kind != device:
+        raise Refused(
+            f"this machine's devices are of kind {machine.kind}, asked for was {device}. Without a GPU, `--device cpu` walks the same way with "
+            "tiny plans; with one, CUDA_VISIBLE_DEVICES= hides it"
+        )
+    return machine
+
+
+def visible_gpus(machine: Topology) -> int:
+    """GPUs of the machine that torch may use. Raises `Refused` where there are none: a torch without CUDA, or none visible."""
+    import torch
+
+    count = torch.cuda.device_count()  # asks the driver; opens no context in this process
+    if count < 1:
+        raise Refused(
+            f"torch {torch.__version__} sees no GPU of {machine.name}. Install a build with CUDA (its version has no +cpu), or look at CUDA_VISIBLE_DEVICES"
+        )
+    return min(count, machine.gpus)
+
+
+def _on_one_socket(name: str, source: str, gpu: str, count: int, folder: Path) -> Path:
+    gpus = ", ".join(f'"gpu{at}"' for at in range(count))
+    text = (
+        f'name = "{name}"\nsource = {msgspec.json.encode(source).decode()}\ngpu = "{gpu}"\ncpu = "epyc-7742"\n[tree]\nsocket0 = [{gpus}]\n'
+    )
+    return write_atomic(folder / f"{name}.toml", text)
+
+
+def shared_machine(ranks: int, gpu: str, folder: Path) -> Path:
+    """A stand-in for one GPU that `ranks` ranks share: as many GPUs on one socket, without peer-to-peer, each at a share of the speed.
+
+    The driver gives processes of one GPU the whole of it in turn (time slices), so each computes at 1/ranks of its speed while all do;
+    gloo copies to host memory, sums there and copies back, which is what GPUs without peer-to-peer do too. Assumed; not yet measured.
+    """
+    return _on_one_socket(f"shared-{ranks}", f"one GPU in {ranks} shares: assumed", gpu, ranks, folder)
+
+
+def slow(ranks: int) -> tuple[str, ...]:
+    """The edits that leave each rank its share of the speed."""
+    return tuple(f"slow=r{rank}:{1.0 / ranks:.6f}" for rank in range(ranks))

@@ -1,0 +1,203 @@
+"""Predicted against measured on this machine: small plans of every kind, trained by PyTorch's own machinery.
+
+rows, summary = here(("ddp", "fsdp"), Path("runs/here"))
+
+Each plan is predicted from a calibration of this machine with as many ranks, then trained (or played, where PyTorch has no such
+training); the table says how far off the step time is, and whether the prediction names what the step really spent most on.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable
+from itertools import combinations
+from math import lcm
+from pathlib import Path
+
+import msgspec
+
+from executor.play import run_play
+from executor.repeats import means
+from executor.stock import PROFILED, StockResult, run_stock
+from executor.training.limits import check_stock
+from executor.twin import calibrated, host_seconds
+from executor.validation.here_plans import INPUTS, KINDS, SHIPPED
+from sim.align import Measured
+from sim.bind import bind, model_of
+from sim.files.planfile import load_plan
+from sim.plan import Plan
+from sim.predict import STEPS, Prediction, predict_setting, pricer_for
+from sim.timeline.bottleneck import bottleneck, bottlenecks
+from sim.timeline.metrics import Breakdown, breakdown, step_times
+from sim.trace import Trace
+from topologies.errors import Refused, SteptwinError, UnknownName
+
+Say = Callable[[str], None]
+APART = 0.15
+"""Measured medians that differ by more than this share must be ranked right."""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One plan. Seconds of a step; `error` is signed, (predicted - measured) / measured."""
+
+    plan: str
+    kind: str
+    ranks: int
+    how: str
+    """stock: PyTorch's own training; play: the predicted program."""
+    predicted: float = 0.0
+    measured: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    """10th and 90th percentile of the measured steps."""
+    error: float = 0.0
+    predicted_bound: str = ""
+    measured_bound: str = ""
+    """Several, joined by "or", where they tie (`sim.timeline.bottleneck.TIE`)."""
+    failed: str = ""
+    """Why there is no figure."""
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """What the rows say together."""
+
+    plans: int
+    failed: int
+    mean_error: float
+    """Mean of |error|."""
+    pairs: int
+    """Pairs of plans whose measured medians lie more than `APART` apart."""
+    ranked: int
+    """Those of them that the prediction puts in the same order."""
+    bounds: int
+    """Plans with a measured bottleneck."""
+    named: int
+    """Those whose bottleneck the prediction names."""
+
+
+def plans() -> dict[str, tuple[str, Plan]]:
+    """All plans of the table by name, each with its kind."""
+    found = {name: (kind, load_plan(tree | {"name": name})) for name, (kind, tree) in (KINDS | INPUTS).items()}
+    return found | {name: ("one bottleneck", load_plan(name)) for name in SHIPPED}
+
+
+def here(names: Iterable[str] | None, folder: Path, steps: int = 30, say: Say = print) -> tuple[list[Row], Summary]:
+    """Predicts and runs the plans `names` (None: all) on this machine; runs and calibrations lie in `folder`.
+
+    A plan that cannot be run gives a row that says why. Raises `UnknownName` for a plan that is not in the table.
+    """
+    known = plans()
+    wanted = list(known) if names is None else list(names)
+    for name in wanted:
+        if name not in known:
+            raise UnknownName("plan of the table", name, known)
+    rows = []
+    for name in sorted(wanted, key=lambda name: known[name][1].world):
+        kind, plan = known[name]
+        rows.append(_guarded(name, kind, plan, folder, steps, say))
+        say(line(rows[-1]))
+    return rows, summary(rows)
+
+
+def line(row: Row) -> str:
+    """One row as text."""
+    if row.failed:
+        return f"{row.plan:20} {row.kind:26} failed: {row.failed}"
+    spread = f"{row.measured * 1e3:8.1f} ms ({row.low * 1e3:.1f} to {row.high * 1e3:.1f})"
+    bound = f"{row.predicted_bound} / {row.measured_bound or '-'}"
+    return f"{row.plan:20} {row.kind:26} {row.how:5} {row.predicted * 1e3:8.1f} ms predicted, {spread:34} {row.error:+7.1%}  {bound}"
+
+
+def _guarded(name: str, kind: str, plan: Plan, folder: Path, steps: int, say: Say) -> Row:
+    how = how_to_run(plan)
+    try:
+        return _row(name, kind, plan, how, folder, steps, say)
+    except SteptwinError as error:
+        return Row(plan=name, kind=kind, ranks=plan.world, how=how, failed=str(error))
+
+
+def how_to_run(plan: Plan) -> str:
+    """`stock` where PyTorch has machinery for the plan, else `play`."""
+    try:
+        check_stock(plan, model_of(plan))
+    except Refused:
+        return "play"
+    return "stock"
+
+
+def _row(name: str, kind: str, plan: Plan, how: str, folder: Path, steps: int, say: Say) -> Row:
+    path = folder / f"calibration-{plan.world}.toml"
+    folder.mkdir(parents=True, exist_ok=True)
+    calibrated(plan.world, path, say)
+    setting = bind(plan, "this-machine")
+    every = plan.update.every if plan.update.mode == "local" else 1
+    predicted = predict_setting(setting, calibration=path, steps=max(STEPS, 1 + every), fold=False)
+    assert predicted.program is not None and predicted.trace is not None
+    seconds = statistics.fmean(step_times(predicted.trace)[-every:]) if every > 1 else predicted.step_time_s
+    times, split = _run(plan, how, predicted, host_seconds(predicted.program, pricer_for(setting, path)), folder / name, steps)
+    measured = Measured.of(times)
+    return Row(
+        plan=name,
+        kind=kind,
+        ranks=plan.world,
+        how=how,
+        predicted=seconds,
+        measured=measured.median,
+        low=measured.low,
+        high=measured.high,
+        error=seconds / measured.median - 1.0,
+        predicted_bound=bottleneck(predicted.breakdown, cpu=True),
+        measured_bound=" or ".join(bottlenecks(split, cpu=True)) if split is not None else "",
+    )
+
+
+def _run(
+    plan: Plan, how: str, predicted: Prediction, host: dict[str, float], folder: Path, steps: int
+) -> tuple[list[float], Breakdown | None]:
+    """Measured step times, each the mean over one period of what happens every few steps, and what they were spent on."""
+    if how == "play":
+        assert predicted.program is not None
+        played = run_play(predicted.program, host, folder, steps)
+        return played.step_times, breakdown(played.trace)
+    stock, times = trained(plan, folder, steps)
+    return times, over_all(stock.trace)
+
+
+def trained(plan: Plan, folder: Path, steps: int) -> tuple[StockResult, list[float]]:
+    """A stock run of whole periods of what happens every few steps, and its step times, each the mean over one period."""
+    every = period(plan)
+    whole = -(-steps // every) * every
+    stock = run_stock(plan, folder, whole, warmup=-(-5 // every) * every, profile=-(-PROFILED // every) * every)
+    return stock, means(stock.step_times, every)
+
+
+def period(plan: Plan) -> int:
+    """Steps after which everything that does not happen in each of them has happened once."""
+    out, update = plan.output, plan.update
+    return lcm(out.log_every or 1, out.sync_every or 1, out.checkpoint_every or 1, update.every if update.mode == "local" else 1)
+
+
+def over_all(trace: Trace) -> Breakdown:
+    """Breakdown of all profiled steps taken as one."""
+    spans = [msgspec.structs.replace(span, step=0) for span in trace.spans]
+    return breakdown(Trace(spans, trace.origin, trace.world, 1))
+
+
+def summary(rows: list[Row]) -> Summary:
+    """Errors, ranking and bottlenecks of the rows that have figures."""
+    good = [row for row in rows if not row.failed]
+    apart = [
+        (a.predicted - b.predicted) * (a.measured - b.measured)
+        for a, b in combinations(good, 2)
+        if abs(a.measured - b.measured) > APART * min(a.measured, b.measured)
+    ]
+    bounds = [row for row in good if row.measured_bound]
+    return Summary(
+        plans=len(good),
+        failed=len(rows) - len(good),
+        mean_error=statistics.fmean(abs(row.error) for row in good) if good else 0.0,
+        pairs=len(apart),
+        ranked=sum(product > 0 for product in apart),
+        bounds=len(bounds),
+        named=sum(row.predicted_bound in row.measured_bound.split(" or ") for row in bounds),
+    )

@@ -1,0 +1,160 @@
+"""Traces as files: Kineto-shaped Chrome JSON, the form that Perfetto and Meta's HTA read.
+
+One process per rank, one thread per lane; `ProfilerStep#n`, `cpu_op`, `cuda_runtime` launches paired with kernels by
+`correlation`, NCCL kernels with their collective's fields, `distributedInfo` filled in, times in microseconds from 0.
+Keys are sorted and times have three decimals, so that equal traces are equal files.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+from sim.files.runs import write_atomic
+from sim.program import HOST
+from sim.timeline.metrics import step_ends
+from sim.trace import Span, Trace
+
+_NCCL = {
+    "all_reduce": "AllReduce_Sum",
+    "all_gather": "AllGather",
+    "reduce_scatter": "ReduceScatter_Sum",
+    "all_to_all": "SendRecv",
+    "broadcast": "Broadcast",
+    "reduce": "Reduce_Sum",
+    "send": "SendRecv",
+    "recv": "SendRecv",
+}
+_SMALL = ("record", "wait", "sync")
+
+
+def write_trace(trace: Trace, path: Path, rank: int | None = None) -> Path:
+    """Writes one rank's file, or all ranks merged when `rank` is None. Atomic; gzip when the name ends in .gz."""
+    text = json.dumps(to_kineto(trace, rank), sort_keys=True, separators=(",", ": ")).encode()
+    # mtime 0: equal traces give equal bytes. (HTA finds the rank by `"rank": 0`, with the blank.)
+    return write_atomic(path, gzip.compress(text, 6, mtime=0) if path.suffix == ".gz" else text)
+
+
+def to_kineto(trace: Trace, rank: int | None = None) -> dict[str, Any]:
+    """The trace as Kineto's JSON object. `rank` None: every rank, each a process of its own."""
+    lines: dict[int, list[Span]] = {number: [] for number in (trace.ranks if rank is None else [rank])}
+    for span in trace.spans:
+        if span.rank in lines:
+            lines[span.rank].append(span)
+    ranks, steps = list(lines), step_ends(trace)
+    events: list[dict[str, Any]] = []
+    groups: dict[str, tuple[str, int]] = {}
+    for number, spans in lines.items():
+        events += _rank_events(trace, number, sorted(spans, key=lambda s: (s.start, s.end)), steps, groups)
+    info = {
+        "backend": "nccl",
+        "rank": ranks[0] if ranks else 0,
+        "world_size": trace.world,
+        "pg_count": len(groups),
+        "pg_config": [{"pg_name": n, "pg_desc": n, "backend_config": "cuda:nccl", "pg_size": s} for n, s in sorted(groups.values())],
+        "nccl_version": "",
+    }
+    meta = {f"steptwin.{key}": value for key, value in trace.meta.items()}
+    own = {"origin": trace.origin, "steps": trace.steps, "reported": trace.reported}
+    own |= {"weight": {str(number): weight for number, weight in trace.weight.items()}}
+    return {
+        "steptwin": own,
+        "schemaVersion": 1,
+        "deviceProperties": [],
+        "distributedInfo": info,
+        "displayTimeUnit": "ms",
+        "baseTimeNanoseconds": 0,
+        "traceName": f"{trace.origin}.json",
+        "traceEvents": events,
+        **meta,
+    }
+
+
+def _rank_events(
+    trace: Trace, rank: int, spans: list[Span], steps: list[float], groups: dict[str, tuple[str, int]]
+) -> list[dict[str, Any]]:
+    """Events of one rank. `spans`: its own, in order of start. `steps`: when each step has ended on every rank."""
+    lanes = sorted({span.lane for span in spans if span.lane != HOST})
+    device = {lane: 7 + index for index, lane in enumerate(lane for lane in lanes if not lane.startswith("loader"))}
+    workers = {lane: 1000 + index for index, lane in enumerate(lane for lane in lanes if lane.startswith("loader"))}
+    events: list[dict[str, Any]] = [_meta(rank, 0, "process_name", {"name": f"rank {rank} ({trace.origin})"})]
+    events.append(_meta(rank, 1, "thread_name", {"name": HOST}))
+    events += [_meta(rank, tid, "thread_name", {"name": lane}) for lane, tid in (device | workers).items()]
+    begin = 0.0
+    for step, end in enumerate(steps):
+        events.append(_event("user_annotation", f"ProfilerStep#{step}", rank, 1, begin, end))
+        begin = end
+    for number, span in enumerate(spans):
+        if span.lane in device:
+            events += _device_events(span, rank, device[span.lane], number + 1, groups)
+        elif span.kind not in ("record", "wait"):
+            tid = workers.get(span.lane, 1)
+            events.append(_event("cpu_op", span.id.split("/", 2)[-1], rank, tid, span.start, span.end, _args(span)))
+    for time, used in trace.memory.get(rank, []):
+        events.append({"ph": "C", "name": "memory", "pid": rank, "tid": 0, "ts": _us(time), "args": {"bytes": used}})
+    return events
+
+
+def _device_events(span: Span, rank: int, stream: int, number: int, groups: dict[str, tuple[str, int]]) -> list[dict[str, Any]]:
+    if span.kind in _SMALL:
+        return []
+    args = _args(span) | {"stream": stream, "device": rank, "correlation": number}
+    name, category = span.id.split("/", 2)[-1], "kernel"
+    if span.kind in ("collective", "send", "recv"):
+        what = span.name or span.kind
+        name = f"ncclDevKernel_{_NCCL.get(what, what)}_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+        groups[span.group] = (span.group, span.group_size)
+        args |= {
+            "Collective name": what,
+            "In msg nelems": span.bytes // 2,
+            "Out msg nelems": span.bytes // 2,
+            "Group size": span.group_size,
+            "dtype": "BFloat16",
+            "Process Group Name": span.group,
+            "Process Group Description": span.group,
+        }
+    elif span.kind == "copy":
+        category = "gpu_memcpy"
+        name = "Memcpy DtoH (Device -> Pinned)" if "d2h" in span.lane else "Memcpy HtoD (Pinned -> Device)"
+    issued = max(0.0, span.issued)
+    launch = "cudaMemcpyAsync" if category == "gpu_memcpy" else "cudaLaunchKernel"
+    return [
+        _event("cuda_runtime", launch, rank, 1, issued, issued + span.launch, {"correlation": number, "op_id": span.id}),
+        _event(category, name, rank, stream, span.start, span.end, args),
+    ]
+
+
+def _args(span: Span) -> dict[str, Any]:
+    args: dict[str, Any] = {"op_id": span.id, "class": span.cls, "kind": span.kind}
+    for key in ("bytes", "flops", "group", "source"):
+        if getattr(span, key):
+            args[key] = getattr(span, key)
+    if span.wait:
+        args["wait_us"] = _us(span.wait)
+    if span.thread != HOST:
+        args["thread"] = span.thread
+    return args
+
+
+def _us(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
+
+
+def _meta(pid: int, tid: int, name: str, args: dict[str, Any]) -> dict[str, Any]:
+    return {"ph": "M", "name": name, "pid": pid, "tid": tid, "ts": 0.0, "args": args}
+
+
+def _event(cat: str, name: str, pid: int, tid: int, start: float, end: float, args: dict[str, Any] | None = None) -> dict[str, Any]:
+    begin = _us(start)
+    return {
+        "ph": "X",
+        "cat": cat,
+        "name": name,
+        "pid": pid,
+        "tid": tid,
+        "ts": begin,
+        "dur": max(0.0, round(_us(end) - begin, 3)),
+        "args": args or {},
+    }

@@ -1,0 +1,252 @@
+"""Plan files: TOML in and out, overrides by dotted path, and the checks that span several keys."""
+
+from __future__ import annotations
+
+import os
+import types
+import typing
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sim.mesh import AXES, Mesh
+from sim.plan import Plan
+from topologies import units
+from topologies.errors import BadInput, Refused, UnknownName
+from topologies.table import parse_toml, read_toml
+
+_SIZES = ("comm.bucket", "data.sample")
+_TIMES = ("data.preprocess",)
+_LARGEST = 1 << 20
+MOST_MICROBATCHES = 100_000
+"""Of one step: half a minute of simulation. Nobody accumulates gradients over so many."""
+
+
+def load_plan(source: str | Path | Plan | dict[str, Any], overrides: tuple[str, ...] = ()) -> Plan:
+    """A checked plan from a TOML file, a preset's name, a mapping or a plan; `overrides` are `a.b=c`."""
+    if isinstance(source, Plan):
+        if not overrides:
+            return check(source)
+        tree = dump_tree(source)
+        where = "plan"
+    elif isinstance(source, dict):
+        tree, where = source, "plan"
+    else:
+        tree, where = _read(str(source))
+    for override in overrides:
+        tree = _set(tree, override)
+    return check(from_tree(tree, where))
+
+
+def presets() -> dict[str, Path]:
+    """Shipped plans by name."""
+    return {path.stem: path for path in sorted((Path(__file__).parent.parent / "presets").glob("*.toml"))}
+
+
+def _read(source: str) -> tuple[dict[str, Any], str]:
+    shipped = presets()
+    path = shipped.get(source, Path(source))
+    if not os.path.isfile(path):
+        if "/" in source or source.endswith(".toml"):
+            wrong = "is no file" if os.path.exists(source) else "does not exist"
+            raise BadInput(f"plan file {source} {wrong}. Give a TOML file, or one of: {', '.join(shipped)}")
+        raise _unknown(source, shipped)
+    return read_toml(path, "plan file", _LARGEST), str(source)
+
+
+def _unknown(source: str, shipped: Iterable[str]) -> BadInput:
+    """For a name that no plan has. A model's name is the likeliest other thing, and says what to write."""
+    from sim.model.load import models
+
+    if source in models():
+        return BadInput(
+            f'{source} is a model, not a plan. A plan names it: model = "{source}" in a TOML file, {{"model": "{source}"}} in Python, or '
+            f"--set model={source} on a shipped plan: {', '.join(shipped)}"
+        )
+    return UnknownName("plan", source, shipped)
+
+
+def _set(tree: dict[str, Any], override: str) -> dict[str, Any]:
+    path, equals, text = override.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise BadInput(f"--set {override!r}: write key=value, e.g. --set parallel.tp=4")
+    try:
+        value: object = parse_toml(f"v = {text}", "value")["v"]
+    except BadInput:  # no TOML value: a text without quotes
+        value = text.strip()
+    copy = dict(tree)
+    at = copy
+    for key in keys[:-1]:
+        inner = at.get(key, {})
+        if not isinstance(inner, dict):
+            raise BadInput(f"--set {override!r}: {key} is a value, not a section")
+        at[key] = dict(inner)
+        at = at[key]
+    at[keys[-1]] = value
+    return copy
+
+
+def _struct_of(annotation: Any) -> type[msgspec.Struct] | None:
+    return annotation if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct) else None
+
+
+@lru_cache
+def _sections(struct: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct] | None]:
+    """The keys of a table in a file, with the type of those that are tables themselves."""
+    hints = typing.get_type_hints(struct)
+    return {key: _struct_of(hints[name]) for key, name in zip(struct.__struct_encode_fields__, struct.__struct_fields__, strict=True)}
+
+
+def _check_names(tree: dict[str, Any], struct: type[msgspec.Struct], where: str, prefix: str = "") -> None:
+    names = _sections(struct)
+    for key, value in tree.items():
+        if key not in names:
+            raise UnknownName("key", f"{prefix}{key}", [prefix + name for name in names], where)
+        inner = names[key]
+        if inner is not None:
+            if not isinstance(value, dict):
+                raise BadInput(f"{prefix}{key} in {where} is a section: write [{key}] and its keys below")
+            _check_names(value, inner, where, f"{prefix}{key}.")
+
+
+def _native(value: Any) -> Any:
+    """A number of numpy, as the rows of a DataFrame have them, as Python's; everything else as it is."""
+    item = getattr(value, "item", None)
+    return item() if callable(item) else value
+
+
+def _quantities(tree: dict[str, Any]) -> dict[str, Any]:
+    """Units are read where a person wrote them; numbers that came from a `Plan` value do not pass here."""
+    copy = {key: {k: _native(v) for k, v in value.items()} if isinstance(value, dict) else _native(value) for key, value in tree.items()}
+    for paths, read in ((_SIZES, units.size), (_TIMES, units.duration)):
+        for path in paths:
+            section, key = path.split(".")
+            if isinstance(copy.get(section), dict) and key in copy[section]:
+                copy[section][key] = read(copy[section][key], path)
+    return copy
+
+
+def from_tree(tree: dict[str, Any], where: str = "plan") -> Plan:
+    """A plan from nested mappings in the file's form. Raises `BadInput` with the key's path."""
+    if "model" not in tree:
+        raise BadInput(f'{where} names no model. Add e.g. model = "llama3-8b" (steptwin plan list shows all)')
+    _check_names(tree, Plan, where)
+    try:
+        return msgspec.convert(_quantities(tree), Plan)
+    except msgspec.ValidationError as error:
+        raise BadInput(f"{where}: {_explain(str(error))}") from None
+
+
+def _explain(message: str) -> str:
+    """msgspec says what and where; this adds what is allowed for enumerations."""
+    path = message.rpartition("`$.")[2].rstrip("`")
+    if not path or path == message:
+        return message
+    hint: Any = Plan
+    for key in path.split("."):
+        struct = _struct_of(hint)
+        if struct is None:
+            return message
+        names = dict(zip(struct.__struct_encode_fields__, struct.__struct_fields__, strict=True))
+        hint = typing.get_type_hints(struct).get(names.get(key, ""), None)
+    options = [o for part in (typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)) for o in typing.get_args(part)]
+    return f"{message}. Allowed: {', '.join(map(str, options))}" if options and all(isinstance(o, (str, int)) for o in options) else message
+
+
+def dump_tree(plan: Plan) -> dict[str, Any]:
+    """Nested mappings in the file's form: only what differs from the defaults, quantities with units."""
+    default = msgspec.to_builtins(Plan(model=plan.model))
+    full = msgspec.to_builtins(plan)
+    tree: dict[str, Any] = {"model": plan.model}
+    for key, value in full.items():
+        if key == "model":
+            continue
+        if isinstance(value, dict):
+            changed = {k: v for k, v in value.items() if v != default[key][k]}
+            if changed:
+                tree[key] = changed
+        elif value != default[key]:
+            tree[key] = value
+    for path in _SIZES:
+        section, key = path.split(".")
+        if key in tree.get(section, {}):
+            tree[section][key] = f"{tree[section][key]} B"
+    for path in _TIMES:
+        section, key = path.split(".")
+        if key in tree.get(section, {}):
+            tree[section][key] = f"{tree[section][key]!r} s"
+    return tree
+
+
+def dump_plan(plan: Plan) -> str:
+    """The plan as TOML text; `load_plan` of it gives the same plan."""
+    return _toml(dump_tree(plan))
+
+
+def _toml(tree: dict[str, Any]) -> str:
+    def show(value: Any) -> str:
+        if isinstance(value, bool):
+            return str(value).lower()
+        return f"[{', '.join(map(show, value))}]" if isinstance(value, list) else msgspec.json.encode(value).decode()
+
+    top = [f"{key} = {show(value)}" for key, value in tree.items() if not isinstance(value, dict)]
+    for section, values in tree.items():
+        if isinstance(values, dict):
+            top += ["", f"[{section}]", *(f"{key} = {show(value)}" for key, value in values.items())]
+    return "\n".join(top) + "\n"
+
+
+def mesh_of(plan: Plan) -> Mesh:
+    """The mesh that the plan's sizes and placement make."""
+    named = [name.strip() for name in plan.parallel.placement.split(",")]
+    inner = [axis for name in named for axis in (("dp_shard", "dp_replicate") if name == "dp" else (name,))]
+    if sorted(inner) != sorted(AXES):
+        raise BadInput(f"parallel.placement = '{plan.parallel.placement}' must name tp, cp, dp and pp once each")
+    sizes = {axis: getattr(plan.parallel, axis) for axis in AXES}
+    return Mesh(sizes, tuple(reversed(inner)), plan.parallel.ep)
+
+
+def _check_stages(stages: tuple[int, ...], pp: int, chunks: int) -> None:
+    """The layout's own rule (`sim.model.stages.layout`), as far as it can be told without the model's number of layers."""
+    if len(stages) != pp * chunks:
+        raise BadInput(f"parallel.stages names {len(stages)} stages; pp = {pp} with {chunks} to a rank makes {pp * chunks}")
+    if min(stages[1:-1], default=1) < 1 or not sum(stages):
+        raise BadInput(
+            f"parallel.stages = {list(stages[:8])}: only the first and the last stage may be without layers (the embedding or the head alone)"
+        )
+
+
+def check(plan: Plan) -> Plan:
+    """Rules that span keys. Returns the plan; raises `BadInput` or `Refused`."""
+    p, ranks = plan.parallel, plan.data_ranks
+    mesh_of(plan)
+    per_step = plan.batch.micro * ranks
+    if plan.global_batch % per_step:
+        upper = -(-plan.global_batch // per_step) * per_step
+        near = f"{upper - per_step} or {upper}" if upper > per_step else f"{upper}"
+        raise BadInput(
+            f"batch.global = {plan.global_batch} is no multiple of batch.micro x dp_replicate x dp_shard = "
+            f"{plan.batch.micro} x {p.dp_replicate} x {p.dp_shard} = {per_step}. Use {near}"
+        )
+    if plan.microbatches > MOST_MICROBATCHES:
+        raise Refused(
+            f"batch.global = {plan.global_batch} makes {plan.microbatches:,} micro-batches in a step; at most {MOST_MICROBATCHES:,} are "
+            "simulated. Raise batch.micro or the data-parallel ranks, or lower batch.global"
+        )
+    if p.virtual_stages > 1 and p.schedule not in ("interleaved", "dualpipe"):
+        raise Refused(f'parallel.virtual_stages = {p.virtual_stages} needs schedule = "interleaved", not "{p.schedule}"')
+    if p.schedule == "interleaved" and p.pp > 1 and p.virtual_stages > 1 and plan.microbatches % p.pp:
+        raise Refused(
+            f"the interleaved schedule needs micro-batches ({plan.microbatches}) in multiples of pp = {p.pp}; change batch.global or batch.micro"
+        )
+    if p.stages is not None:
+        _check_stages(p.stages, p.pp, p.chunks)
+    if plan.update.mode != "sync" and (p.tp * p.pp * p.cp * p.ep > 1 or (p.zero or 0) > 0):
+        raise Refused(
+            f'update.mode = "{plan.update.mode}" holds a whole model on each rank: use it with tp = pp = cp = ep = 1 and zero = 0'
+        )
+    return plan

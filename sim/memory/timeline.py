@@ -1,0 +1,162 @@
+"""Device memory over time: a predicted trace with the bytes of `sim.memory.report` on it, block by block.
+
+Parameters, optimizer, gathered parameters and context stay. A block's forward leaves what it keeps; its backward rises to its
+fullest moment, then gives all of it back (a pipeline's stages hold as many micro-batches as their schedule has begun).
+The peak of the fullest rank is the peak of `memory_of`: both come from the same passes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import NamedTuple
+
+from sim.bind import Setting
+from sim.files.planfile import mesh_of
+from sim.memory.activations import Pass, passes
+from sim.memory.report import MemoryReport, forward_bytes, growth, memory_of_stages, offloaded, static_bytes
+from sim.model.stages import held, layout
+from sim.program import COMPUTE, HOST
+from sim.trace import Span, Trace
+
+Line = tuple[tuple[float, int], ...]
+"""(seconds, bytes in use from then on), in order of time."""
+UPDATE = "optimizer"
+"""Class of an update's ops. Clearing gradients (`optimizer/zero`) is one of the next step's begin; the host runs ahead of the device."""
+
+
+class _Window(NamedTuple):
+    """When one block ran one phase of one micro-batch."""
+
+    start: float
+    end: float
+
+
+_Key = tuple[int, str, str, str]
+"""(step, micro-batch, phase, block)."""
+
+
+class _Change(NamedTuple):
+    """At `time`, `kept` and `other` bytes more (less) are in use. Frees sort before allocations of the same instant."""
+
+    time: float
+    order: int
+    kept: int
+    other: int
+
+
+def memory_timeline(setting: Setting, trace: Trace, rank: int | None = None) -> Line:
+    """One simulated rank's memory over all steps of `trace`; unsaid, the fullest rank's.
+
+    The trace must hold every op (`simulate` with detail). Ranks that were folded away have the line of the one that
+    stands for them; an empty trace gives an empty line.
+    """
+    lines = memory_timelines(setting, trace)
+    if rank is not None:
+        return lines.get(rank, ())
+    return max(lines.values(), key=lambda line: max((used for _, used in line), default=0), default=())
+
+
+def memory_timelines(setting: Setting, trace: Trace) -> dict[int, Line]:
+    """Every simulated rank's line."""
+    plan, network, framework = setting.plan, setting.network, setting.framework
+    stages, mesh = layout(network, plan), mesh_of(plan)
+    reports = memory_of_stages(plan, network, framework, setting.topology.device(0))
+    spans: dict[int, list[Span]] = defaultdict(list)
+    for span in trace.spans:
+        if span.kind != "wait" and (span.lane == COMPUTE or (span.cls == UPDATE and span.lane != HOST)):
+            spans[span.rank].append(span)
+    found = {}
+    for rank, mine in sorted(spans.items()):
+        stage = mesh.coordinates(rank)["pp"]
+        chunks = held(stages, plan, stage)
+        static = static_bytes(plan, network, framework, stage, chunks)
+        each = growth(plan, framework, chunks, static)
+        chains = [passes(plan, chunk, each) for chunk in chunks]
+        most = offloaded(chains) if plan.memory.offload == "activations" else 0
+        if plan.task == "forward":
+            changes = _forward_only(mine, forward_bytes(chunks))
+        else:
+            changes = _trained(mine, {one.name: one for chain in chains for one in chain}, static["step"])
+        found[rank] = _drawn(_base(reports[stage], static, lasting=not each), changes, most)
+    return found
+
+
+def _base(report: MemoryReport, static: dict[str, int], lasting: bool) -> int:
+    """Bytes of the whole run."""
+    return report.parameters + report.optimizer + report.gathered + report.context + (static["gradients"] if lasting else 0)
+
+
+def _drawn(base: int, changes: list[_Change], most: int) -> Line:
+    """The sum of the changes; `most`: bytes of activations that offloading leaves on the device (0 = all)."""
+    kept, other, line = 0, 0, [(0.0, base)]
+    for change in sorted(changes):
+        kept, other = kept + change.kept, other + change.other
+        used = base + other + (min(kept, most) if most else kept)
+        if line[-1][0] == change.time:
+            line[-1] = (change.time, used)
+        else:
+            line.append((change.time, used))
+    return tuple(line)
+
+
+def _trained(spans: list[Span], blocks: dict[str, Pass], step: int) -> list[_Change]:
+    windows, updates = _windows(spans, blocks)
+    changes: list[_Change] = []
+    for (number, microbatch, phase, name), window in windows.items():
+        one = blocks[name]
+        if phase == "fwd":
+            changes.append(_Change(window.end, 1, one.kept, 0))
+            continue
+        changes += (_Change(window.start, 1, one.worst.activations, one.rise - one.worst.activations),)
+        last = phase == "wgrad" or (number, microbatch, "wgrad", name) not in windows
+        changes.append(_Change(window.end, 0, -one.worst.activations - (one.kept if last else 0), one.worst.activations - one.rise))
+        if last and one.grown:
+            changes.append(_Change(window.end, 0, 0, one.grown))
+    for number, window in updates.items():
+        grown = sum(blocks[name].grown for n, _, phase, name in windows if n == number and phase == "fwd")
+        changes += [_Change(window.start, 1, 0, step), _Change(window.end, 0, 0, -step - grown)]
+    return changes
+
+
+def _forward_only(spans: list[Span], widest: int) -> list[_Change]:
+    ran = [span for span in spans if "/fwd/" in span.id]
+    return [change for span in ran for change in (_Change(span.start, 1, 0, widest), _Change(span.end, 0, 0, -widest))]
+
+
+def _windows(spans: list[Span], blocks: dict[str, Pass]) -> tuple[dict[_Key, _Window], dict[int, _Window]]:
+    """When each block ran each phase (fwd, bwd, wgrad) of each micro-batch, and when each step's update ran.
+
+    Gradients of input and weights that take turns are one pass (bwd); zero-bubble schedules run them apart.
+    """
+    found: dict[_Key, _Window] = {}
+    updates: dict[int, _Window] = {}
+    for span in spans:
+        place = span.id.split("/", 4)  # rank, step, micro-batch, phase, block.part
+        if len(place) == 5 and place[3] in ("fwd", "bwd", "wgrad", "recompute"):
+            name = _block(place[4], blocks)
+            if name:
+                phase = "bwd" if place[3] == "recompute" else place[3]
+                key = (span.step, place[2], phase, name)
+                found[key] = _joined(found.get(key), span)
+        elif span.cls == UPDATE and not span.id.endswith("/zero"):
+            updates[span.step] = _joined(updates.get(span.step), span)
+    for key in [key for key in found if key[2] == "wgrad"]:
+        back = (key[0], key[1], "bwd", key[3])
+        if back in found and found[key].start < found[back].end:
+            both, weights = found[back], found.pop(key)
+            found[back] = _Window(min(both.start, weights.start), max(both.end, weights.end))
+    return found, updates
+
+
+def _joined(window: _Window | None, span: Span) -> _Window:
+    return _Window(span.start, span.end) if window is None else _Window(min(window.start, span.start), max(window.end, span.end))
+
+
+def _block(place: str, blocks: dict[str, Pass]) -> str:
+    """The block that an op belongs to, by the longest name that its id begins with; "" for none."""
+    name = place
+    while name:
+        name = name.rpartition(".")[0]
+        if name in blocks:
+            return name
+    return ""

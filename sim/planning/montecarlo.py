@@ -1,0 +1,217 @@
+"""Step time as a distribution: ranks, links and samples that are not all alike, drawn from stated distributions with a seed.
+
+Nothing is simulated for each draw. A synchronous step is as slow as its slowest rank and its slowest link (a law of data parallelism,
+tested), so the step is simulated on a small grid of (compute factor, link factor), from one lowered program, and looked up
+between its points. With pipelines the slowest rank bounds every stage: an upper bound. Asynchronous ranks do not wait: their
+throughputs add up, and the figure is the time per rank-step at that rate.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sim.bind import Setting, bind
+from sim.cost.price import Cost, Pricer
+from sim.engine.run import simulate
+from sim.lower.step import lower
+from sim.plan import Output, Plan
+from sim.predict import STEPS, pricer_for
+from sim.program import Op, Program
+from sim.tables import Tabular, aligned
+from sim.timeline import metrics
+from topologies.errors import BadInput
+from topologies.load import Topology
+
+RANK_SIGMA = 0.02
+"""Equal GPUs differ by 8 % between the ends of the usual range (Sinha et al., "Not All GPUs Are Created Equal", SC'22, SGEMM on
+five clusters): four sigmas of a log-normal."""
+STEP_SIGMA = 0.01
+"""From step to step on one rank: clocks and the host (assumed)."""
+POINTS = 9
+"""Grid points over the factor that varies; 5 over each where both do."""
+_LARGEST = 10_000_000
+
+
+class Jitter(msgspec.Struct, frozen=True, kw_only=True):
+    """Sigmas of log-normal factors with median 1; 0: none."""
+
+    rank: float = RANK_SIGMA
+    """Of each rank's compute, for a draw as a whole."""
+    step: float = STEP_SIGMA
+    """Of each rank's compute, anew in each step."""
+    link: float = 0.0
+    """Of each node's link time; a ring is as slow as its slowest link."""
+    length: float = 0.0
+    """Of each sample's length: a rank's compute is the mean over its samples (linear in tokens; attention's square is left out)."""
+    slow_link: float = 1.0
+    """One link that is always so many times slower."""
+
+
+class Spread(Tabular, msgspec.Struct, frozen=True, kw_only=True):
+    """Step time over all draws, in seconds. Prints as a table; `to_frame()` has a row for each draw."""
+
+    p50: float
+    p95: float
+    p99: float
+    mean: float
+    without: float
+    """The step without any noise."""
+    jitter: Jitter
+    seed: int
+    samples: tuple[float, ...]
+
+    def __str__(self) -> str:
+        named = (("P50", self.p50), ("P95", self.p95), ("P99", self.p99), ("mean", self.mean), ("without", self.without))
+        rows = [(name, f"{value * 1e3:,.3f}", f"{value / self.without:.3f} x") for name, value in named]
+        return f"{len(self.samples):,} draws, seed {self.seed}\n{aligned(('step', 'ms', 'of the step without noise'), rows)}"
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [{"step_time_s": value} for value in self.samples]
+
+
+def spread(
+    plan: Setting | Plan | str | Path | dict[str, Any],
+    topology: Topology | str | Path = "this-machine",
+    draws: int = 1000,
+    seed: int = 0,
+    *,
+    jitter: Jitter | None = None,
+    calibration: str | Path | None = None,
+) -> Spread:
+    """Percentiles of the step time of `plan` on `topology` (which a `Setting` brings itself). Same seed, same samples.
+
+    Raises `BadInput` for draws or sigmas that cannot be.
+    """
+    setting = plan if isinstance(plan, Setting) else bind(plan, topology)
+    found = jitter or Jitter()
+    _check(found, draws, setting.plan.world)
+    factors = [_draw(setting, found, random.Random(f"{seed}/{at}")) for at in range(draws)]
+    table = _table(setting, calibration, factors)
+    samples = [_seconds(table, ranks, link, setting.plan.update.mode == "async") for ranks, link in factors]
+    ordered = sorted(samples)
+    return Spread(
+        p50=_quantile(ordered, 0.5), p95=_quantile(ordered, 0.95), p99=_quantile(ordered, 0.99), mean=math.fsum(ordered) / draws,
+        without=table.at(1.0, 1.0), jitter=found, seed=seed, samples=tuple(samples),
+    )  # fmt: skip
+
+
+def _check(jitter: Jitter, draws: int, world: int) -> None:
+    for name in ("rank", "step", "link", "length"):
+        sigma = getattr(jitter, name)
+        if not 0 <= sigma <= 2:
+            raise BadInput(f"jitter.{name} = {sigma}: a sigma of log(time), 0 to 2 (0.05: about 5 %)")
+    if not 1 <= jitter.slow_link <= 1e3:
+        raise BadInput(f"jitter.slow_link = {jitter.slow_link}: how many times slower, 1 to 1000")
+    if draws < 1 or draws * world > _LARGEST:
+        raise BadInput(f"draws = {draws}: at least 1, and draws x ranks at most {_LARGEST} ({world} ranks)")
+
+
+def _draw(setting: Setting, jitter: Jitter, source: random.Random) -> tuple[tuple[float, ...], float]:
+    """(compute factors of all ranks, or the largest alone where they wait for each other; factor of the slowest link)."""
+    plan = setting.plan
+    sigma = math.hypot(jitter.rank, jitter.step)
+    samples = plan.batch.micro * plan.microbatches
+    found = []
+    for _ in range(plan.world):
+        factor = source.lognormvariate(0.0, sigma) if sigma else 1.0
+        if jitter.length:  # mean 1: a log-normal's mean is exp(mu + sigma^2 / 2)
+            mu = -0.5 * jitter.length**2
+            factor *= sum(source.lognormvariate(mu, jitter.length) for _ in range(samples)) / samples
+        found.append(factor)
+    nodes = setting.topology.node(plan.world - 1) + 1
+    links = [source.lognormvariate(0.0, jitter.link) if jitter.link else 1.0 for _ in range(nodes)]
+    slowest = max(links) * jitter.slow_link
+    return (tuple(found) if plan.update.mode == "async" else (max(found),)), slowest
+
+
+class _Table(msgspec.Struct):
+    """Step seconds on a grid, bilinear between its points."""
+
+    compute: list[float]
+    link: list[float]
+    seconds: list[list[float]]
+
+    def at(self, compute: float, link: float) -> float:
+        i, u = _place(self.compute, compute)
+        j, v = _place(self.link, link)
+        low = self.seconds[i][j] * (1 - v) + self.seconds[i][min(j + 1, len(self.link) - 1)] * v
+        i = min(i + 1, len(self.compute) - 1)
+        high = self.seconds[i][j] * (1 - v) + self.seconds[i][min(j + 1, len(self.link) - 1)] * v
+        return low * (1 - u) + high * u
+
+
+def _place(grid: list[float], value: float) -> tuple[int, float]:
+    if len(grid) == 1:
+        return 0, 0.0
+    i = min(max(bisect.bisect_right(grid, value) - 1, 0), len(grid) - 2)
+    return i, min(1.0, max(0.0, (value - grid[i]) / (grid[i + 1] - grid[i])))
+
+
+def _table(setting: Setting, calibration: str | Path | None, factors: list[tuple[tuple[float, ...], float]]) -> _Table:
+    links = [link for _, link in factors]
+    points = POINTS if max(links) - min(links) < 1e-12 else 5
+    compute, link = _grid([f for ranks, _ in factors for f in ranks], points), _grid(links, points)
+    quiet = msgspec.structs.replace(setting.plan, output=Output())
+    program = lower(quiet, setting.network, setting.framework, setting.topology.kind, STEPS)
+    seconds = []
+    for factor in compute:
+        pricer = pricer_for(setting, calibration, slower=factor)  # its kernel costs serve every link factor
+        seconds.append([_step(setting, program, pricer, at) for at in link])
+    return _Table(compute, link, seconds)
+
+
+def _grid(values: list[float], points: int) -> list[float]:
+    """Evenly from the smallest to the largest, with 1 among them; one point where all are 1."""
+    low, high = min(1.0, *values), max(1.0, *values)
+    if high - low < 1e-12:
+        return [1.0]
+    return sorted({1.0, *(low + (high - low) * i / (points - 1) for i in range(points))})
+
+
+def _step(setting: Setting, program: Program, pricer: Pricer, link: float) -> float:
+    costs = pricer if link == 1.0 else SlowLinks(pricer, link)
+    return metrics.step_time(simulate(program, costs, True, setting.foldable, False, condensed=True))
+
+
+class SlowLinks:
+    """A pricer whose transfers between ranks take `factor` times as long; latency stays."""
+
+    def __init__(self, inner: Pricer, factor: float) -> None:
+        self.inner, self.factor, self.capacity = inner, factor, inner.capacity
+
+    def local(self, op: Op, rank: int) -> Cost:
+        return self.inner.local(op, rank)
+
+    def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
+        return self._slower(self.inner.collective(op, members, siblings))
+
+    def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
+        return self._slower(self.inner.message(op, source, target, siblings))
+
+    def slowdown(self, rank: int) -> tuple[float, float]:
+        return self.inner.slowdown(rank)
+
+    def _slower(self, cost: Cost) -> Cost:
+        seconds = cost.latency + (cost.seconds - cost.latency) * self.factor
+        uses = tuple((name, amount / self.factor) for name, amount in cost.uses)
+        return msgspec.structs.replace(cost, seconds=seconds, uses=uses)
+
+
+def _seconds(table: _Table, ranks: tuple[float, ...], link: float, alone: bool) -> float:
+    if not alone:
+        return table.at(ranks[0], link)
+    return len(ranks) / math.fsum(1.0 / table.at(factor, link) for factor in ranks)
+
+
+def _quantile(ordered: list[float], share: float) -> float:
+    """Linear between the two nearest samples."""
+    at = share * (len(ordered) - 1)
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)

@@ -1,0 +1,70 @@
+"""A prediction beside a trace that was measured elsewhere."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from sim.align import Comparison, Pair, align_by_class, reported
+from sim.imported import read_measured
+from sim.predict import Prediction
+from sim.timeline.metrics import step_times
+from sim.trace import Span, Trace
+from topologies.errors import BadInput
+
+_PLACE = re.compile(r"r\d+/s\d+/mb\d+/")
+_OWN = ("fwd/", "bwd/", "wgrad/")
+
+
+def compare(predicted: Prediction, measured: str | Path | Trace) -> Comparison:
+    """Aligns by class, and op by op where the trace's ranges name ops (`op:fwd/L0.attn.qkv`).
+
+    measured: a file (`sim.imported`) or a trace. Raises `BadInput` for a file that is no trace, or a prediction without one.
+    """
+    if not isinstance(predicted, Prediction):
+        raise BadInput(f"compare takes a prediction, as steptwin.predict(plan, topology) makes it, not {type(predicted).__name__}")
+    if predicted.trace is None:
+        raise BadInput("this prediction holds no trace: predict the plan with its details")
+    trace = measured if isinstance(measured, Trace) else read_measured(measured)
+    times = step_times(trace)  # the first begins with the recording, not with the step
+    found = align_by_class(predicted.trace, _whole_steps(trace), times[1:] or times)
+    return replace(found, pairs=_pairs(predicted.trace, trace))
+
+
+def _whole_steps(trace: Trace) -> Trace:
+    """Without what was recorded of the step that the recording began in, where there are others."""
+    numbers = sorted({span.step for span in trace.spans})
+    return replace(trace, spans=[span for span in trace.spans if span.step != numbers[0]]) if len(numbers) > 1 else trace
+
+
+def _pairs(predicted: Trace, measured: Trace) -> tuple[Pair, ...]:
+    """Ops that both name. A backward range covers the gradients of input and weights alike, in a prediction they are two ops."""
+    theirs = _sums([s for s in measured.spans if s.id.startswith(_OWN)])
+    first = min(predicted.ranks, default=0)
+    ours = _sums([s for s in reported(predicted) if s.rank == first and s.kind == "compute"])
+    sample = {_name(s): s for s in reversed(reported(predicted)) if s.rank == first and s.kind == "compute"}
+    return tuple(
+        Pair(name, first, sample[name].lane, sample[name].cls, "compute", statistics.median(ours[name]), statistics.median(theirs[name]),
+             sample[name].start, 0.0)
+        for name in ours if name in theirs
+    )  # fmt: skip
+
+
+def _name(span: Span) -> str:
+    return _PLACE.sub("", span.id).replace("wgrad/", "bwd/", 1)
+
+
+def _sums(spans: list[Span]) -> dict[str, list[float]]:
+    """Seconds of each op in each (step, micro-batch): all its kernels together."""
+    sums: dict[tuple[str, int, str], float] = {}
+    for span in spans:
+        place = _PLACE.match(span.id)
+        key = (_name(span), span.step, place.group() if place else "")
+        sums[key] = sums.get(key, 0.0) + span.seconds - span.wait
+    found: dict[str, list[float]] = {}
+    for (name, _, _), seconds in sums.items():
+        found.setdefault(name, []).append(seconds)
+    return found
