@@ -19,7 +19,8 @@ import msgspec
 from sim.accuracy.plans import Case
 from sim.accuracy.rows import Row
 from sim.accuracy.training import Found, validate_training
-from sim.cost.sustained import assume, kin_clock, narrow_clock
+from sim.cost.kernel import assume
+from sim.cost.sustained import kin_clock, narrow_clock
 from topologies.hardware import Gpu
 from topologies.load import load_topology
 

@@ -11,7 +11,7 @@ from sim.cost.device import peak_flops
 from sim.cost.gemm import BEST, gemm_cost, grouped_cost, power_ratio
 from sim.cost.memory_bound import memory_bound_cost
 from sim.cost.price import Cost, Source
-from sim.cost.sustained import training_clock, vector_clock
+from sim.cost.sustained import is_narrow, training_clock, vector_clock
 from sim.work import Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work
 from topologies.errors import BadInput
 from topologies.hardware import Gpu
@@ -21,6 +21,8 @@ _known: dict[int, tuple[Gpu, Priced]] = {}
 _MOST_WORKS = 4096
 _MOST_GPUS = 64
 """Devices whose prices are kept: a sweep that edits GPUs makes new ones without end."""
+_assumed: list[tuple[float, float]] = []
+"""The clocks of wide and of narrow products that a refit gives to all GPUs; empty: each has its own."""
 
 
 def kernel_cost(work: Work, gpu: Gpu, efficiency: str = "flash2", sustained: bool = True, board: float = 1.0) -> Cost:
@@ -41,8 +43,10 @@ def kernel_cost(work: Work, gpu: Gpu, efficiency: str = "flash2", sustained: boo
     return cost
 
 
-def forget() -> None:
-    """Drops all prices that are known: for refits, when a parameter has changed."""
+def assume(clock: float | None, narrow: float | None = None) -> None:
+    """For refits: in training all GPUs keep `clock`, and `narrow` for 8- and 4-bit products; None gives each its own again. Prices already
+    known are forgotten."""
+    _assumed[:] = [] if clock is None else [(clock, clock if narrow is None else narrow)]
     _known.clear()
 
 
@@ -82,6 +86,6 @@ def _throttled(work: Gemm | GroupedGemm | Conv | Attention, gpu: Gpu, seconds: f
     if work.dtype in ("fp32", "fp64"):
         clock = board * vector_clock(gpu)
     else:
-        clock = board * training_clock(gpu, work.dtype)[0]
+        clock = board * (_assumed[0][is_narrow(work.dtype)] if _assumed else training_clock(gpu, work.dtype)[0])
     own = min(seconds, work.flops / (peak_flops(gpu, work.dtype) * BEST))
     return own * (1.0 / clock - 1.0)

@@ -27,27 +27,17 @@ def _clocks(kind: str) -> dict[str, float]:
     return table("sustained", kind, dict[str, float])
 
 
-_assumed: list[tuple[float, float]] = []
-
-
-def assume(clock: float | None, narrow: float | None = None) -> None:
-    """For refits: all GPUs keep `clock`, and `narrow` for 8- and 4-bit products; None gives each its own again. Prices already known are
-    forgotten."""
-    from sim.cost.kernel import forget
-
-    _assumed[:] = [] if clock is None else [(clock, clock if narrow is None else narrow)]
-    forget()
-
-
 def training_clock(gpu: Gpu, dtype: str = "bf16") -> tuple[float, Source]:
     """Rate of tensor cores in training over that in kernel benchmarks, at most 1. 8-bit units may have a clock of their own.
 
     A GPU without a number takes that of its kin, scaled by the power limits (`kin_clock`).
     """
-    small = BYTES.get(dtype, 2.0) < 2
-    if _assumed:
-        return _assumed[0][small], "assumed"
-    return narrow_clock(gpu, _clocks("clock"), _clocks("fp8")) if small else kin_clock(gpu, _clocks("clock"))
+    return narrow_clock(gpu, _clocks("clock"), _clocks("fp8")) if is_narrow(dtype) else kin_clock(gpu, _clocks("clock"))
+
+
+def is_narrow(dtype: str) -> bool:
+    """Has the dtype fewer than 16 bits? Its products may then have a clock of their own."""
+    return BYTES.get(dtype, 2.0) < 2
 
 
 def vector_clock(gpu: Gpu) -> float:

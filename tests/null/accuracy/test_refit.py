@@ -11,7 +11,7 @@ from sim.accuracy.plans import Case, case_of
 from sim.accuracy.published import published_rows
 from sim.accuracy.refit import ENOUGH, Response, fit, left_out, table
 from sim.accuracy.result import Found
-from sim.cost.sustained import assume
+from sim.cost.kernel import assume
 from topologies.devices import gpu
 from topologies.errors import Refused
 

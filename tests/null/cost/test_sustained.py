@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.cost.gemm import power_ratio
-from sim.cost.kernel import kernel_cost
-from sim.cost.sustained import assume, kin_clock, narrow_clock, slowest, training_clock, vector_clock
+from sim.cost.device import peak_flops
+from sim.cost.gemm import BEST, power_ratio
+from sim.cost.kernel import assume, kernel_cost
+from sim.cost.sustained import kin_clock, narrow_clock, slowest, vector_clock
 from sim.work import Conv, Gemm, MemoryBound
 from topologies.devices import gpu
 
@@ -75,10 +76,19 @@ def test_narrow_products_take_their_kins_clock_and_else_the_wide_one() -> None:
 
 def test_a_refit_sets_both_clocks_and_lets_go_of_them() -> None:
     h100 = gpu("h100-sxm")
-    before = training_clock(h100)
-    assume(0.5, 0.6)
+    products = [Gemm(8192, 8192, 8192, dtype=dtype) for dtype in ("bf16", "fp8")]
+    tensor = [work.flops / (peak_flops(h100, work.dtype) * BEST) for work in products]
+
+    def seconds() -> list[float]:
+        return [kernel_cost(work, h100).seconds for work in products]
+
+    before = seconds()
     try:
-        assert (training_clock(h100)[0], training_clock(h100, "fp8")[0]) == (0.5, 0.6)
+        assume(1.0)
+        full = seconds()
+        assume(0.5, 0.6)
+        longer = [(late - soon) / own for late, soon, own in zip(seconds(), full, tensor, strict=True)]
+        assert longer == pytest.approx([1 / 0.5 - 1, 1 / 0.6 - 1])
     finally:
         assume(None)
-    assert training_clock(h100) == before
+    assert seconds() == before
