@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from sim.cost.price import Cost
+from sim.engine.meeting import Groups
 from sim.engine.sharing import merged
-from sim.program import COMPUTE, HOST, Op
-
-if TYPE_CHECKING:
-    from sim.engine.pricing import Pricing
+from sim.program import COMPUTE, HOST, Op, Program
 
 _EQUAL = 1e-12
 """Shares no further apart are equal."""
@@ -20,6 +18,8 @@ Lane = tuple[object, str]
 """A simulated rank, or a group of them that meets, and a lane: one op at a time."""
 Wishes = dict[str, dict[tuple[Lane, str, int], float]]
 """Link -> what each op wants of it per second: by who runs it, in which segment."""
+CostOf = Callable[[Op, int], Cost]
+"""What an op costs on a rank."""
 
 
 class Links(NamedTuple):
@@ -33,24 +33,24 @@ class Links(NamedTuple):
     """Resources that never bind: one lane alone uses them, never for more than they have, or whoever fills them would fill another first."""
 
 
-def links_of(prices: Pricing, ranks: Iterable[int]) -> Links:
-    """Looks through all segments that the ranks' threads call."""
+def links_of(program: Program, groups: Groups, ranks: Iterable[int], cost_of: CostOf, capacity: Mapping[str, float]) -> Links:
+    """Looks through all segments that the ranks' threads call. `capacity`: what each link has per second."""
     lanes: dict[str, set[str]] = {}
     wishes: Wishes = {}
     quiet = True
     found: list[tuple[list[Op], Cost]] = []
     known: dict[str, list[list[Op]]] = {}
     for rank in ranks:
-        for name in dict.fromkeys(call.segment for calls in prices.program.threads(rank).values() for call in calls):
+        for name in dict.fromkeys(call.segment for calls in program.threads(rank).values() for call in calls):
             if name not in known:
-                known[name] = _alike(prices.program.segments[name])
+                known[name] = _alike(program.segments[name])
             for ops in known[name]:
                 op = ops[0]
-                cost = _cost(prices, op, rank)
+                cost = cost_of(op, rank)
                 user: Lane = rank, op.lane
                 if op.kind == "collective":
                     quiet = quiet and (op.lane in (COMPUTE, HOST) or op.blocking)
-                    met = prices.groups.represented(op.group, rank)
+                    met = groups.represented(op.group, rank)
                     user = met, op.lane
                     if op.lane == COMPUTE and len(met) == 1:
                         found.append((ops, cost))
@@ -58,7 +58,7 @@ def links_of(prices: Pricing, ranks: Iterable[int]) -> Links:
                     lanes.setdefault(link, set()).add(op.lane)
                     wishes.setdefault(link, {})[user, name, id(op)] = amount
     private = frozenset(id(op) for ops, cost in found if all(lanes[link] == {COMPUTE} for link, _ in cost.uses) for op in ops)
-    return Links(private, quiet, idle(wishes, prices.pricer.capacity))
+    return Links(private, quiet, idle(wishes, capacity))
 
 
 def idle(wishes: Wishes, capacity: Mapping[str, float]) -> frozenset[str]:
@@ -96,11 +96,3 @@ def _alike(ops: tuple[Op, ...]) -> list[list[Op]]:
         elif op.lane not in (COMPUTE, HOST) and op.works:
             found[(id(op),)] = [op]
     return list(found.values())
-
-
-def _cost(prices: Pricing, op: Op, rank: int) -> Cost:
-    if op.kind == "collective":
-        return prices.collective(op, rank)
-    if op.kind == "send":
-        return prices.message(op, rank)
-    return prices.priced((op,), rank)[0][1]  # with what the ranks take that it stands for

@@ -46,7 +46,7 @@ class Pricing:
     def shorten(self, ranks: Iterable[int], condensed: bool) -> None:
         """From now on runs of kernels are fused, and (`condensed`) stretches that meet nobody else are run once."""
         self.fused, self.condensed = True, condensed
-        self.local, self.quiet, self.idle = links_of(self, ranks)
+        self.local, self.quiet, self.idle = links_of(self.program, self.groups, ranks, self._cost, self.pricer.capacity)
 
     def segment(self, rank: int, thread: str, name: str) -> list[Priced]:
         """The ops of a segment with what they cost on this rank."""
@@ -122,6 +122,13 @@ class Pricing:
             siblings = mesh.world // mesh.size("pp") if self.folded else 1
             cost = self._meet_costs[key] = self.pricer.message(op, rank, self.groups.peer_of(op, rank), max(1, siblings))
         return cost
+
+    def _cost(self, op: Op, rank: int) -> Cost:
+        if op.kind == "collective":
+            return self.collective(op, rank)
+        if op.kind == "send":
+            return self.message(op, rank)
+        return self.priced((op,), rank)[0][1]  # with what the ranks take that it stands for
 
     def _condensed(self, ops: list[Priced], rank: int) -> list[Priced]:
         """Stretches that meet nobody else become one op each; equal stretches are run once."""
