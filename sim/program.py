@@ -18,6 +18,7 @@ from typing import Literal
 import msgspec
 
 from sim.mesh import Mesh
+from sim.words import quote
 from sim.work import Work
 
 Kind = Literal["compute", "copy", "collective", "send", "recv", "host", "record", "wait", "sync"]
@@ -62,9 +63,17 @@ class Op(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Device bytes given back when the op ends."""
 
     def __str__(self) -> str:
-        from sim.files.text import show_op
-
-        return show_op(self)
+        """One line: kind, lane, id, works, then `field=value` for what is not the default; `sim.files.optext` reads it back exactly."""
+        words = [self.kind, quote(self.lane), quote(self.id), *map(str, self.works)]
+        for field, default in zip(self.__struct_fields__[4:], self.__struct_defaults__[1:], strict=True):
+            value = getattr(self, field)
+            if value == default:
+                continue
+            if field == "blocking":
+                words.append(field)
+            else:
+                words.append(f"{field}={quote(value) if isinstance(value, str) else value}")
+        return " ".join(words)
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):

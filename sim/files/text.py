@@ -21,13 +21,14 @@ import json
 from collections.abc import Iterator
 from typing import TypeVar
 
-from sim.files.optext import number, parse_op, quote, show_op, split, unquote
+from sim.files.optext import parse_op
 from sim.files.programfile import check_names, expand, load_program, runs, save_program
 from sim.mesh import Mesh
 from sim.program import KINDS, Call, Op, Program, Role
+from sim.words import number, quote, split, unquote
 from topologies.errors import BadInput, UnknownName
 
-__all__ = ["load_program", "parse_op", "parse_program", "save_program", "show_op", "show_program"]
+__all__ = ["load_program", "parse_op", "parse_program", "save_program", "show_program"]
 
 T = TypeVar("T")
 
@@ -49,7 +50,7 @@ def _lines(program: Program) -> Iterator[str]:
     for name, ops in program.segments.items():
         yield f"segment {quote(name)}"
         for op in ops:
-            yield f"  {show_op(op)}"
+            yield f"  {op}"
     for name, role in program.roles.items():
         yield f"role {quote(name)}"
         for thread, calls in role.threads.items():
