@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sim.planning.capacity import Capacity
     from sim.planning.explain import Explanation
     from sim.planning.sweep import Sweep
-    from sim.predict import Prediction
+    from sim.prediction import Prediction
     from topologies.load import Topology
 
     PlanLike: TypeAlias = Plan | str | Path | dict[str, Any]

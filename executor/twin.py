@@ -20,7 +20,9 @@ from sim.align import Comparison, align_by_class, align_by_id, guilty
 from sim.bind import bind
 from sim.cost.calibration import Calibration, load_calibration
 from sim.plan import Plan
-from sim.predict import Prediction, predict_setting, pricer_for
+from sim.predict import predict_setting
+from sim.prediction import Prediction
+from sim.pricer import pricer_for
 from sim.program import Program
 from sim.tables import Tabular
 from sim.trace import Trace

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from sim.align import Comparison
     from sim.planning.sweep import Sweep
-    from sim.predict import Prediction
+    from sim.prediction import Prediction
     from topologies.graph import Topology
 
 T = TypeVar("T")
@@ -192,7 +192,7 @@ def _ranked(found: Sweep) -> list[Any]:
 
 
 _SHOWN: dict[str, tuple[Callable[[Any], str], dict[str, Callable[[Any], Any]]]] = {
-    "sim.predict.Prediction": (
+    "sim.prediction.Prediction": (
         prediction_html,
         {
             "timeline": _timeline,

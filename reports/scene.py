@@ -10,7 +10,7 @@ from reports.links import LinkUse, link_use
 from sim.bind import bind
 from sim.memory.timeline import Line, memory_timelines
 from sim.plan import Plan
-from sim.predict import pricer_for
+from sim.pricer import pricer_for
 from sim.program import Program
 from sim.trace import Trace
 from topologies.graph import Topology

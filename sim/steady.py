@@ -18,7 +18,7 @@ from sim.files.planfile import mesh_of
 from sim.lower.short import Shortener
 from sim.lower.step import lower
 from sim.plan import Plan
-from sim.predict import pricer_for
+from sim.pricer import pricer_for
 
 STEPS = 2
 """The first step warms up what overlaps with its neighbours; the second is reported."""

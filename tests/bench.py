@@ -119,7 +119,7 @@ def unfolded(u: float) -> list[Row]:
     from sim.bind import bind
     from sim.engine.run import simulate
     from sim.lower.step import lower
-    from sim.predict import pricer_for
+    from sim.pricer import pricer_for
     from sim.timeline.metrics import step_time
 
     plan = {"model": "llama3-8b", "seq_len": 4096, "framework": "megatron-core", "batch": {"global": 1024, "micro": 1}}

@@ -34,11 +34,14 @@ from executor.validation.here import trained
 from sim.align import Comparison, Measured, align_by_class, align_by_id
 from sim.bind import Setting, bind
 from sim.cost.calibration import load_calibration, save_calibration
+from sim.detail import STEPS
 from sim.files.chrome import write_trace
 from sim.files.runs import environment, write_atomic, write_json
 from sim.lower.step import lower
 from sim.plan import Plan
-from sim.predict import STEPS, Prediction, predict_setting, pricer_for
+from sim.predict import predict_setting
+from sim.prediction import Prediction
+from sim.pricer import pricer_for
 from sim.program import Program
 from sim.timeline.metrics import step_time
 from topologies.errors import BadInput, Refused, RunFailed, UnknownName

@@ -10,7 +10,7 @@ def shares_of_case(case: Case, seconds: float) -> tuple[Shares, tuple[str, ...]]
     """On what a row's step of `seconds` is spent, and in what it lies beyond the data. Raises `BadInput` and its kinds."""
     from sim.bind import bind
     from sim.lower.step import lower
-    from sim.predict import pricer_for
+    from sim.pricer import pricer_for
 
     setting = bind(case.plan, case.topology, case.edits)
     program = lower(setting.plan, setting.network, setting.framework, setting.topology.kind, 1)

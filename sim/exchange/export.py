@@ -16,12 +16,13 @@ import msgspec
 
 from sim.bind import Setting
 from sim.cost.price import Cost, Pricer
+from sim.detail import STEPS
 from sim.exchange.chakra import Attr, Coll, Kind, encode, encode_attrs, write
 from sim.exchange.chakra import Node as Message
 from sim.lower.step import lower
 from sim.mesh import AXES
 from sim.plan import Output
-from sim.predict import STEPS, pricer_for
+from sim.pricer import pricer_for
 from sim.program import HOST, Call, Op, Program
 from topologies.errors import BadInput, Refused
 

@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 
 from sim.bind import bind
+from sim.figures import figures_of_memory
 from sim.plan import Plan
 from sim.planning.goodput import Outcome, Reliability, expected
-from sim.predict import figures_of_memory, predict_setting
+from sim.predict import predict_setting
 from sim.tables import Tabular, aligned, frame
 from topologies.cluster import parse
 from topologies.errors import BadInput, Refused

@@ -14,14 +14,17 @@ import msgspec
 
 from sim.bind import Setting, bind
 from sim.cost.price import Cost, Pricer
+from sim.detail import STEPS
 from sim.engine.run import simulate
 from sim.engine.steps import step_times
+from sim.figures import figures_of_memory
 from sim.lower.step import lower
 from sim.plan import Plan
 from sim.planning.gradient import Gradient, gradient
 from sim.planning.neighbours import neighbours
 from sim.planning.scaled import COLLECTIVES, HOST, INPUT, KINDS, MEMORY, MESSAGES, Scaled, faster_links, kind_of, link_kinds
-from sim.predict import STEPS, figures_of_memory, predict_setting, pricer_for
+from sim.predict import predict_setting
+from sim.pricer import pricer_for
 from sim.program import Op, Program, full_id
 from sim.tables import Tabular
 from sim.timeline.metrics import critical_path, step_time

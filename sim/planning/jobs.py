@@ -27,7 +27,7 @@ from sim.engine.times import State
 from sim.lower.step import lower
 from sim.plan import Output, Plan
 from sim.planning.alike import Placed, stand_ins
-from sim.predict import pricer_for
+from sim.pricer import pricer_for
 from sim.program import Op, Program
 from sim.tables import Tabular
 from topologies.errors import BadInput, Refused

@@ -9,13 +9,15 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from sim.bind import bind
+from sim.figures import figures_of_memory, mfu_of
 from sim.plan import Output, Plan
 from sim.planning.bound import Bounds
 from sim.planning.capacity import price_of
 from sim.planning.screen import screened
 from sim.planning.space import Candidate
 from sim.planning.store import Row
-from sim.predict import figures_of_memory, mfu_of, predict_setting, pricer_for
+from sim.predict import predict_setting
+from sim.pricer import pricer_for
 from sim.steady import whole
 from topologies.errors import SteptwinError
 from topologies.load import Topology, load_topology

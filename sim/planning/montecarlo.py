@@ -18,10 +18,11 @@ import msgspec
 
 from sim.bind import Setting, bind
 from sim.cost.price import Cost, Pricer
+from sim.detail import STEPS
 from sim.engine.run import simulate
 from sim.lower.step import lower
 from sim.plan import Output, Plan
-from sim.predict import STEPS, pricer_for
+from sim.pricer import pricer_for
 from sim.program import Op, Program
 from sim.tables import Tabular, aligned
 from sim.timeline import metrics

@@ -15,7 +15,8 @@ from sim.files.planfile import load_plan
 from sim.planning.capacity import capacity, scaling
 from sim.planning.space import parse_space
 from sim.planning.sweep import sweep
-from sim.predict import Prediction, predict
+from sim.predict import predict
+from sim.prediction import Prediction
 from sim.timeline.metrics import step_times
 from sim.trace import Span, Trace
 from topologies.load import load_topology

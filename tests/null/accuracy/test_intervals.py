@@ -18,7 +18,8 @@ from sim.bind import bind
 from sim.cost.price import Cost
 from sim.lower.step import lower
 from sim.plan import Plan
-from sim.predict import predict, pricer_for
+from sim.predict import predict
+from sim.pricer import pricer_for
 from sim.uncertainty import KINDS, Figures, interval, outside, relative_error, shares_of
 from topologies.load import load_topology
 

@@ -14,7 +14,7 @@ from sim.cost.collective.nccl import NAMES, best
 from sim.cost.conv import _matrix
 from sim.cost.cpu import _conv_point
 from sim.cost.price import Pricer
-from sim.predict import pricer_for
+from sim.pricer import pricer_for
 from sim.program import Op
 from sim.work import Attention, Conv, HostWork
 from topologies.devices import gpu

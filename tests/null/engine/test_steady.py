@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sim.bind import bind
 from sim.engine.run import simulate
 from sim.lower.step import lower
-from sim.predict import pricer_for
+from sim.pricer import pricer_for
 from sim.steady import Run, step_of
 from sim.timeline.metrics import step_time
 from topologies.errors import BadInput

@@ -11,13 +11,14 @@ import pytest
 
 from sim.bind import Setting, bind
 from sim.cost.collective import collective_cost
+from sim.detail import STEPS
 from sim.engine.run import simulate
 from sim.exchange.chakra import Attr, Coll, Kind, Node, encode, write
 from sim.exchange.export import export_plan
 from sim.exchange.replay import load_traces, replay, run_traces
 from sim.lower.step import lower
 from sim.plan import Output
-from sim.predict import STEPS, pricer_for
+from sim.pricer import pricer_for
 from sim.program import HOST, Role
 from topologies.errors import BadInput, Refused
 from topologies.load import load_topology

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from sim.bind import Setting, bind
+from sim.detail import STEPS
 from sim.lower.step import lower
 from sim.planning import jobs
 from sim.planning.alike import Placed, stand_ins
 from sim.planning.faults import faults
-from sim.predict import STEPS, pricer_for
+from sim.pricer import pricer_for
 from topologies.load import load_topology
 
 BASE: dict[str, Any] = {"model": "gpt2-124m", "seq_len": 512, "framework": "pytorch", "batch": {"global": 96, "micro": 4}}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sim.bind import bind
+from sim.figures import figures_of_memory
 from sim.files.planfile import load_plan
 from sim.plan import Plan
 from sim.planning import sweep as sweeping
@@ -17,7 +18,8 @@ from sim.planning.floor import Floor
 from sim.planning.judge import Depth, Work, evaluate_chunk, screen_chunk
 from sim.planning.space import candidates, parse_space, point
 from sim.planning.sweep import sweep
-from sim.predict import figures_of_memory, predict_setting, pricer_for
+from sim.predict import predict_setting
+from sim.pricer import pricer_for
 from topologies.errors import BadInput
 
 BASE: dict[str, Any] = {"model": "gpt2-124m", "seq_len": 512, "framework": "pytorch", "batch": {"global": 16, "micro": 2}}

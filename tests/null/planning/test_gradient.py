@@ -12,14 +12,17 @@ from hypothesis import strategies as st
 
 from sim.bind import bind
 from sim.cost.price import Cost, Pricer
+from sim.detail import STEPS
 from sim.engine.run import simulate
+from sim.figures import figures_of_memory
 from sim.files.planfile import load_plan
 from sim.lower.step import lower
 from sim.planning import explain as explaining
 from sim.planning.explain import Change, Explanation, Sensitivity, Study, best_changes, explain
 from sim.planning.gradient import gradient
 from sim.planning.scaled import COLLECTIVES, COMPUTE, HOST, KINDS, MEMORY, MESSAGES, Scaled, faster_links, link_kinds
-from sim.predict import STEPS, figures_of_memory, predict_setting, pricer_for
+from sim.predict import predict_setting
+from sim.pricer import pricer_for
 from sim.program import Op
 from sim.timeline.metrics import step_time
 from sim.trace import Span, Trace

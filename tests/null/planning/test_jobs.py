@@ -13,7 +13,7 @@ from sim.files.planfile import load_plan
 from sim.lower.step import lower
 from sim.planning import jobs as studied
 from sim.planning.jobs import ENOUGH, Jobs, _Placed, jobs, placed, steps_beside
-from sim.predict import pricer_for
+from sim.pricer import pricer_for
 from sim.timeline.metrics import step_ends
 from topologies.errors import BadInput, Refused
 from topologies.load import load_topology

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from sim.bind import bind
+from sim.figures import figures_of_memory
 from sim.files.planfile import load_plan
 from sim.plan import Plan
 from sim.planning.bound import Bounds
@@ -22,7 +23,8 @@ from sim.planning.floor import Floor
 from sim.planning.screen import screened
 from sim.planning.space import candidates, named, parse_space
 from sim.planning.sweep import Sweep, sweep
-from sim.predict import figures_of_memory, predict_setting, pricer_for
+from sim.predict import predict_setting
+from sim.pricer import pricer_for
 from topologies.errors import BadInput
 from topologies.load import load_topology
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from reports.utilisation import chosen, monitor
 from sim.bind import bind
-from sim.predict import predict, pricer_for
+from sim.predict import predict
+from sim.pricer import pricer_for
 from sim.timeline.utilisation import utilisation
 from sim.trace import Trace
 from topologies.load import load_topology

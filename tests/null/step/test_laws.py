@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from sim.bind import bind
 from sim.files.planfile import load_plan
 from sim.planning.montecarlo import Jitter, spread
-from sim.predict import predict, pricer_for
+from sim.predict import predict
+from sim.pricer import pricer_for
 from sim.timeline.metrics import window
 from sim.timeline.utilisation import cpu_busy, link_bytes, utilisation
 from sim.trace import Trace

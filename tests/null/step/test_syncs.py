@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sim.files.planfile import load_plan
-from sim.predict import Prediction, predict
+from sim.predict import predict
+from sim.prediction import Prediction
 
 WIDE = ("batch.micro=1024", "data.workers=8")
 

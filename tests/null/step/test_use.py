@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sim.bind import bind
 from sim.engine.run import simulate
 from sim.lower.step import lower
-from sim.predict import pricer_for
+from sim.pricer import pricer_for
 from sim.program import full_id
 from sim.timeline.utilisation import busy_seconds, cpu_busy, link_bytes, utilisation
 from sim.trace import Span, Trace

@@ -1,0 +1,41 @@
+"""How finely a run is simulated: its steps, and the number of ops up to which each has a span of its own."""
+
+from __future__ import annotations
+
+from sim.plan import Plan
+from sim.program import Program
+
+STEPS = 3
+"""Simulated steps: the first fills the input path and (DDP) has other buckets; the last is reported."""
+OPS_APART = 2_000_000
+"""Ops of the simulated ranks up to which each has a span of its own: about 1.5 GB. Beyond, runs of kernels are one span, with the same times."""
+OPS_FUSED = 20_000_000
+"""Beyond these, what meets nobody else is one span too: hidden and exposed communication among equal ranks counts as compute."""
+
+
+def simulated_ops(program: Program, folded: bool) -> int:
+    """Ops that are simulated: those of one rank for each role, or of all ranks."""
+    ops = {
+        name: sum(len(program.segments[call.segment]) for calls in role.threads.values() for call in calls)
+        for name, role in program.roles.items()
+    }
+    return sum(ops.values()) if folded else sum(ops[name] for name in program.role_of)
+
+
+def apart(ops: int) -> bool:
+    """Each of so many ops has a span of its own."""
+    return ops <= OPS_APART
+
+
+def fused(ops: int) -> bool:
+    """Of so many ops, what meets nobody else is one span."""
+    return ops > OPS_FUSED
+
+
+def coarse(plan: Plan, ops: int) -> str:
+    """What a trace lacks that has too many ops for a span each."""
+    lost = ", and communication among equal ranks counts as compute" if fused(ops) else ""
+    return (
+        f"{ops:,} ops ({plan.microbatches:,} micro-batches in a step): runs of kernels are one span each{lost}; no memory timeline. "
+        "The step time is the same. Predict fewer micro-batches to see every op"
+    )

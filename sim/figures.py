@@ -1,0 +1,88 @@
+"""Figures of a simulated step: rates, MFU, memory, and what about them is doubtful."""
+
+from __future__ import annotations
+
+from sim.bind import Setting
+from sim.idle import idle
+from sim.memory.report import DoesNotFit, MemoryReport, memory_of
+from sim.prediction import Prediction
+from sim.program import Program
+from sim.timeline import metrics
+from sim.timeline.asynchrony import rank_steps_per_s
+from sim.trace import Trace
+from sim.uncertainty import Interval
+
+
+def figures_of_memory(setting: Setting, remedies: bool = True) -> tuple[MemoryReport, DoesNotFit | None]:
+    """Peak memory of the plan by what it is, and what is missing when it does not fit, with ways to make it fit unless `remedies` is
+    false. Nothing is simulated."""
+    device = setting.topology.device(0)
+    report = memory_of(setting.plan, setting.network, setting.framework, device, remedies)
+    return report, report.check(device)
+
+
+def _peak(setting: Setting) -> float | None:
+    """FLOP/s that MFU is counted against: 16-bit peak also for narrower formats, as the field does."""
+    precision = setting.plan.precision
+    return setting.topology.device(0).flops.get("bf16" if precision in ("fp8", "mxfp8", "fp4", "nvfp4") else precision)
+
+
+def mfu_of(setting: Setting, step: float) -> float | None:
+    """Model FLOPs per second and GPU over the peak; None where no peak is known."""
+    peak = _peak(setting)
+    return setting.network.flops_per_sample * setting.plan.global_batch / step / setting.plan.world / peak if peak and step > 0 else None
+
+
+def figures(setting: Setting, program: Program, trace: Trace, step: float, split: metrics.Breakdown, sure: Interval) -> Prediction:
+    """The prediction that a simulated `trace` is, whose step takes `step` seconds with output."""
+    plan, network, topology = setting.plan, setting.network, setting.topology
+    flops = network.flops_per_sample * plan.global_batch
+    per_gpu = flops / step / plan.world if step > 0 else 0.0
+    peak = _peak(setting)
+    report, fit = figures_of_memory(setting)
+    samples = plan.global_batch / step if step > 0 else 0.0
+    if plan.update.mode == "async":  # nobody waits: throughputs add up
+        samples = rank_steps_per_s(trace) * plan.global_batch / plan.world * metrics.step_time(trace) / step
+    return Prediction(
+        plan=plan,
+        topology=topology.name,
+        gpus=plan.world,
+        step_time_s=step,
+        samples_per_s=samples,
+        tokens_per_s=samples * network.seq,
+        model_flops_per_gpu_per_s=per_gpu,
+        mfu=mfu_of(setting, step),
+        parameters=network.parameters,
+        flops_per_step=flops,
+        peak_memory_bytes=report.peak,
+        memory=report,
+        fits=fit is None,
+        does_not_fit=fit,
+        breakdown=split,
+        critical_path=metrics.critical_path(trace),
+        sources=metrics.sources(trace),
+        warnings=_warnings(setting, per_gpu, peak, trace),
+        unit="tokens" if network.seq > 1 else "samples",
+        interval=(sure.low, sure.high),
+        mark=sure.mark,
+        mark_reasons=sure.why,
+        program=program,
+        trace=trace,
+    )
+
+
+def _warnings(setting: Setting, per_gpu: float, peak: float | None, trace: Trace) -> list[str]:
+    found = idle(setting)
+    if peak and per_gpu > peak:
+        found.append(f"model FLOP rate {per_gpu / 1e12:.0f} TFLOP/s is above the device's peak {peak / 1e12:.0f}: check the model's FLOPs")
+    network = setting.network
+    if network.seq > 1 and setting.plan.task == "train":
+        rule = 6.0 * network.active_parameters * network.seq
+        if not 0.5 < network.flops_per_sample / rule < 2.5:
+            found.append(
+                f"model FLOPs are {network.flops_per_sample / rule:.2f} x (6 x parameters x tokens): long sequences, or a wrong shape"
+            )
+    assumed = metrics.sources(trace)["assumed"]
+    if assumed > 0.5:
+        found.append(f"{assumed:.0%} of the time in ops rests on assumed costs: calibrate with `steptwin probe`")
+    return found

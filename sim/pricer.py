@@ -1,0 +1,31 @@
+"""The pricer of a setting: for CPUs or GPUs, fitted, measured, or from tables of kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sim.bind import Setting
+from sim.cost.price import Pricer
+from topologies.errors import Refused
+
+
+def pricer_for(setting: Setting, calibration: str | Path | None = None, costs: str = "fitted", slower: float = 1.0) -> Pricer:
+    """The pricer of the setting's kind of machine; compute of every rank takes `slower` times as long. Raises `Refused` where `costs` or the calibration speak of another kind."""
+    from sim.lower.noise import factors
+
+    noise = factors(setting.plan)
+    factor = noise if slower == 1.0 else lambda rank: noise(rank) * slower
+    if setting.topology.kind == "cpu":
+        from sim.cost.calibration import load_calibration
+        from sim.cost.cpu_pricer import CpuPricer
+
+        if costs != "fitted":
+            raise Refused(f"cost source '{costs}' holds kernels of GPUs; {setting.topology.name} has CPUs. Leave --costs out")
+        return CpuPricer(setting.topology, load_calibration(calibration), factor)
+    from sim.cost.gpu_pricer import GpuPricer
+
+    if calibration is None and costs == "fitted":
+        return GpuPricer(setting.topology, setting.framework, factor, setting.plan.world)
+    from sim.cost.measured import MeasuredPricer, lookups_of
+
+    return MeasuredPricer(setting.topology, setting.framework, lookups_of(costs, calibration), factor, setting.plan.world)

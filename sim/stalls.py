@@ -1,0 +1,61 @@
+"""What the host's waits for the device cost: in the input path, for logging, for checkpoints. Each is simulated with and without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from sim.bind import Setting
+from sim.cost.price import Pricer
+from sim.detail import STEPS, apart, simulated_ops
+from sim.engine.run import simulate
+from sim.lower.step import lower
+from sim.plan import Output
+from sim.program import Program
+from sim.timeline import metrics
+from sim.timeline.syncs import SyncPoint, spread, sync_points
+from sim.trace import Trace
+
+_WITHOUT: dict[str, dict[str, Any]] = {
+    "pageable copy": {"pinned": True},
+    "created on the CPU, then moved": {"create": "device"},
+    "synchronize()": {"handover": "event"},
+}
+"""Sync points of the input path, and the keys of [data] that take them away."""
+
+
+def held(setting: Setting, program: Program, pricer: Pricer, trace: Trace, step: float, fold: bool) -> list[SyncPoint]:
+    """Sync points of every step; those of the input path with what the step would be without them."""
+    points = sync_points(program, trace)
+    for at, point in enumerate(points):
+        if point.op in _WITHOUT and point.where.startswith("data/"):
+            data = msgspec.structs.replace(setting.plan.data, **_WITHOUT[point.op])
+            better = msgspec.structs.replace(setting.plan, data=data, output=Output())
+            other = simulate(
+                lower(better, setting.network, setting.framework, setting.topology.kind, program.steps),
+                pricer,
+                fold,
+                setting.foldable,
+            )
+            points[at] = msgspec.structs.replace(point, adds=step - metrics.step_time(other))
+    return points
+
+
+def output_seconds(setting: Setting, pricer: Pricer, step: float, fold: bool, points: list[SyncPoint]) -> float:
+    """Mean seconds per step that logging, syncs and checkpoints add: each is simulated on every step, then spread. Their sync
+    points are added to `points`."""
+    known = {point.where for point in points}
+    output, added = setting.plan.output, 0.0
+    for field in ("log_every", "item_every", "print_every", "sync_every", "checkpoint_every"):
+        every = getattr(output, field)
+        if not every:
+            continue
+        only = msgspec.structs.replace(Output(), **{field: 1}, checkpoint_to=output.checkpoint_to, checkpoint_mode=output.checkpoint_mode)
+        loud = msgspec.structs.replace(setting.plan, output=only)
+        program = lower(loud, setting.network, setting.framework, setting.topology.kind, STEPS)
+        trace = simulate(program, pricer, fold, setting.foldable, apart(simulated_ops(program, fold and setting.foldable)))
+        adds = max(0.0, metrics.step_time(trace) - step) / every
+        points += spread([p for p in sync_points(program, trace) if p.where not in known], every, adds)
+        added += adds
+    return added
