@@ -48,6 +48,9 @@ class BlockOps(NamedTuple):
 
 TEMPLATE = "~"
 """Name of a block that stands for all layers of its kind until they are `renamed`."""
+Template = tuple[int, bool, bool, str]
+"""A kind of block: its id, whether it is recomputed, whether it is the network's first, its name where it is no layer among others."""
+Templates = dict[Template, BlockOps]
 
 
 def renamed(template: BlockOps, name: str) -> BlockOps:

@@ -6,8 +6,6 @@ between two ranks, which is one message each way (Megatron's _allreduce_word_emb
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from msgspec.structs import replace
 
 from sim.lower.job import Job
@@ -15,9 +13,6 @@ from sim.lower.ops import order, record, wait
 from sim.model.parts import Block, Part
 from sim.program import COMPUTE, Op
 from sim.work import Gemm
-
-if TYPE_CHECKING:
-    from sim.lower.stage import StageSegments
 
 SEND, RECV = "comm.embedding.send", "comm.embedding.recv"
 CLS = "comm.pp"
@@ -46,14 +41,12 @@ def _multiplies(part: Part) -> bool:
     return part.cls == "gemm" and any(isinstance(work, Gemm) for work in part.forward)
 
 
-def exchange(job: Job, stage: StageSegments) -> list[Op]:
-    """Both ends send their gradient of the table to the other."""
-    pp, elements = job.size("pp"), table(job)
-    ends = stage.ends
-    if not elements or ends[0] == ends[1] or not (stage.stage.first or stage.stage.last) or not job.train:
+def exchange(job: Job, peer: int) -> list[Op]:
+    """Both ends send their gradient of the table to the other, the pipeline's rank `peer` further on (0: nobody)."""
+    elements = table(job)
+    if not elements or not peer or not job.train:
         return []
-    size, peer = round(elements * job.grad_bytes), (pp - 1 if stage.stage.first else 1 - pp)
-    name = "grad/embedding"
+    name, size = "grad/embedding", round(elements * job.grad_bytes)
     return [
         *order(job, f"{name}.made", COMPUTE, SEND),
         Op(f"{name}.send", "send", SEND, bytes=size, group="pp", peer=peer, cls=CLS),

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from sim.lower import data_parallel
-from sim.lower.blocks import BlockOps, Ops, PartOps
-
-if TYPE_CHECKING:
-    from sim.lower.stage import StageSegments, Template
+from sim.lower.blocks import BlockOps, Ops, PartOps, Template
+from sim.lower.job import Job
+from sim.lower.short import Shortener
 
 Pieces = list[tuple[PartOps, Ops]]
 """Runs of ops, each with the part that it ends with."""
@@ -21,83 +20,92 @@ Loose = tuple[PartOps, list[Ops]]
 """A part with runs of ops that belong to it."""
 
 
-def alone(stage: StageSegments, variant: str) -> Ops:
+class Chunk(NamedTuple):
+    """A stage's piece of the model, lowered. `kind`: the template of each block, which says what runs."""
+
+    job: Job
+    blocks: list[BlockOps]
+    short: Shortener | None
+    kind: tuple[Template, ...]
+
+
+def alone(chunk: Chunk, variant: str) -> Ops:
     """A pass beside which nothing runs."""
-    line = list(zip(stage.kind, stage.blocks, strict=True))
+    line = list(zip(chunk.kind, chunk.blocks, strict=True))
 
     def blocks() -> list[Ops]:
-        return [_line(stage, kind, block, variant, False) for kind, block in (line if variant == "fwd" else reversed(line))]
+        return [_line(chunk, kind, block, variant, False) for kind, block in (line if variant == "fwd" else reversed(line))]
 
-    short = stage.short
-    if short and not any(short.open(block.name) for block in stage.blocks):
-        return short.line((stage.kind, variant), blocks, False)
+    short = chunk.short
+    if short and not any(short.open(block.name) for block in chunk.blocks):
+        return short.line((chunk.kind, variant), blocks, False)
     return tuple(op for ops in blocks() for op in ops)
 
 
-def forward(stage: StageSegments) -> list[Ops]:
+def forward(chunk: Chunk) -> list[Ops]:
     """Each block's forward, beside which parameters travel."""
-    return [_line(stage, kind, block, "fwd", True) for kind, block in zip(stage.kind, stage.blocks, strict=True)]
+    return [_line(chunk, kind, block, "fwd", True) for kind, block in zip(chunk.kind, chunk.blocks, strict=True)]
 
 
-def backward(stage: StageSegments, variant: str, cuts: Collection[tuple[str, str]] = ()) -> Pieces:
+def backward(chunk: Chunk, variant: str, cuts: Collection[tuple[str, str]] = ()) -> Pieces:
     """Backward beside which gradients travel, last part first: part by part, or in short block by block, where a piece ends with each
     (block, part) of `cuts`."""
     ends: dict[str, set[str]] = {}
     for block_name, part_name in cuts:
         ends.setdefault(block_name, set()).add(part_name)
     found: Pieces = []
-    for kind, block in reversed(list(zip(stage.kind, stage.blocks, strict=True))):
+    for kind, block in reversed(list(zip(chunk.kind, chunk.blocks, strict=True))):
         cut = ends.get(block.name, set())
         if not block.parts:
             continue
-        if stage.short is None or stage.short.open(block.name):
-            found += [(part, tuple(op for ops in runs for op in ops)) for part, runs in _parts(stage, block, variant)]
+        if chunk.short is None or chunk.short.open(block.name):
+            found += [(part, tuple(op for ops in runs for op in ops)) for part, runs in _parts(chunk, block, variant)]
         elif cut <= {block.parts[0].part.name}:
-            found.append((block.parts[0], _line(stage, kind, block, variant, True)))
+            found.append((block.parts[0], _line(chunk, kind, block, variant, True)))
         else:
-            found += _cut(stage, block, variant, cut)
+            found += _cut(chunk, block, variant, cut)
     return found
 
 
-def _line(stage: StageSegments, kind: Template, block: BlockOps, variant: str, beside: bool) -> Ops:
+def _line(chunk: Chunk, kind: Template, block: BlockOps, variant: str, beside: bool) -> Ops:
     """A block's pass; `beside`: messages may run beside it."""
-    make = partial(_runs, stage, block, variant)
-    short = stage.short
+    make = partial(_runs, chunk, block, variant)
+    short = chunk.short
     if short is None or short.open(block.name):
         return tuple(op for ops in make() for op in ops)
     return short.line((kind, variant.removesuffix(".sync").removesuffix(".sync0")), make, beside)
 
 
-def _runs(stage: StageSegments, block: BlockOps, variant: str) -> list[Ops]:
+def _runs(chunk: Chunk, block: BlockOps, variant: str) -> list[Ops]:
     if variant == "fwd":
         return [part.forward for part in block.parts]
-    return [ops for _, runs in _parts(stage, block, variant) for ops in runs]
+    return [ops for _, runs in _parts(chunk, block, variant) for ops in runs]
 
 
-def _cut(stage: StageSegments, block: BlockOps, variant: str, ends: Collection[str]) -> Pieces:
+def _cut(chunk: Chunk, block: BlockOps, variant: str, ends: Collection[str]) -> Pieces:
     """A block in short, in a piece for each of `ends`."""
-    assert stage.short
+    assert chunk.short
     found: Pieces = []
     run: list[Ops] = []
-    for part, runs in _parts(stage, block, variant):
+    for part, runs in _parts(chunk, block, variant):
         run += [ops for ops in runs if ops]
         if part.part.name in ends or part is block.parts[0]:
-            found.append((part, stage.short.run(run, True)))
+            found.append((part, chunk.short.run(run, True)))
             run = []
     return found
 
 
-def _parts(stage: StageSegments, block: BlockOps, variant: str) -> list[Loose]:
+def _parts(chunk: Chunk, block: BlockOps, variant: str) -> list[Loose]:
     """A block's backward part by part, last part first; `add` accumulates into the gradients that are there."""
     base, *flags = variant.split(".")
-    short = stage.short
+    short = chunk.short
     found: list[Loose] = []
     again = block.prelude if base == "bwd" else ()
     for part in reversed(block.parts):
         ops = part.wgrad if base == "wgrad" else part.backward if "input" in flags else part.joint
         added: Ops = ()
         if "input" not in flags:
-            make = partial(data_parallel.accumulate, stage.job, part, "add" in flags)
+            make = partial(data_parallel.accumulate, chunk.job, part, "add" in flags)
             added = short.once(part.part, "add" in flags, make) if short else make()
         found.append((part, [again, ops, added]))
         again = ()

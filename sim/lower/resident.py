@@ -17,7 +17,7 @@ def resident_bytes(job: Job, stages: list[StageSegments]) -> dict[str, int]:
     known: dict[int, tuple[float, float, float]] = {}
     for rank in range(job.size("pp")):
         held = [0.0, 0.0, 0.0]
-        for block in (block.block for stage in stages if stage.stage.rank == rank for block in stage.blocks):
+        for block in (block.block for stage in stages if stage.stage.rank == rank for block in stage.chunk.blocks):
             if id(block) not in known:
                 known[id(block)] = _block(job, block)
             held = [a + b for a, b in zip(held, known[id(block)], strict=True)]

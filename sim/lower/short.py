@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sim.lower.blocks import BlockOps, PartOps
+from sim.lower.blocks import BlockOps, PartOps, Templates
 from sim.model.parts import Part
 from sim.program import Op
 
@@ -23,8 +23,8 @@ class Shortener:
         """`coarse`: whole stretches are one op also where collectives run beside them, which then slow all of the stretch alike."""
         self.shorten, self._coarse = shorten, coarse
         self._closed: dict[int, tuple[bool, BlockOps]] = {}
-        self.templates: dict[tuple[int, bool, bool, str], BlockOps] = {}
-        """Blocks by kind (`sim.lower.stage`), for all programs whose plans split and run a layer alike."""
+        self.templates: Templates = {}
+        """Blocks by kind, for all programs whose plans split and run a layer alike."""
         self._known: dict[tuple[object, ...], tuple[Ops, list[Ops]]] = {}
         self._made: dict[tuple[int, bool], tuple[Ops, Part]] = {}
         self._lines: dict[object, Ops] = {}

@@ -11,11 +11,12 @@ from collections.abc import Iterable
 import msgspec
 
 from sim.lower import data_parallel, ends, fsdp, passes, sharded
-from sim.lower.blocks import TEMPLATE, BlockOps, lower_block, renamed
+from sim.lower.blocks import TEMPLATE, BlockOps, Template, Templates, lower_block, renamed
 from sim.lower.buckets import Bucket, buckets_of, rebuilds
 from sim.lower.input import take
 from sim.lower.job import Job
 from sim.lower.offload import offload
+from sim.lower.passes import Chunk
 from sim.lower.schedule import placement
 from sim.lower.short import Shortener
 from sim.model.parts import Block
@@ -23,13 +24,6 @@ from sim.model.stages import layout
 from sim.program import Call, Op
 
 Named = tuple[tuple[str, Block], ...]
-
-
-Template = tuple[int, bool, bool, str]
-"""A kind of block: its id, whether it is recomputed, whether it is the network's first, its name where it is no layer among others."""
-Templates = dict[Template, BlockOps]
-Kind = tuple[Template, ...]
-"""What a stage runs."""
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -70,16 +64,8 @@ def rank_of(job: Job, stage: int) -> int:
 class StageSegments:
     """The segments of one stage, made when first called. `segments` collects them by name."""
 
-    def __init__(
-        self,
-        job: Job,
-        stage: Stage,
-        blocks: list[BlockOps],
-        segments: dict[str, tuple[Op, ...]],
-        short: Shortener | None = None,
-        kind: Kind = (),
-    ) -> None:
-        self.job, self.stage, self.blocks, self.short, self.kind = job, stage, blocks, short, kind
+    def __init__(self, stage: Stage, chunk: Chunk, segments: dict[str, tuple[Op, ...]]) -> None:
+        self.job, self.stage, self.chunk = chunk.job, stage, chunk
         self._segments = segments
         self.further: list[StageSegments] = []
         """The rank's stages after its first (of which this is then one), in the order of use."""
@@ -96,6 +82,12 @@ class StageSegments:
     def ends(self) -> tuple[int, int]:
         """Pipeline coordinates of the first and the last stage."""
         return rank_of(self.job, 0), rank_of(self.job, self.stage.count - 1)
+
+    @property
+    def other_end(self) -> int:
+        """How much further on in the pipeline the rank with the network's other end is; 0: it is this one, or the stage is no end."""
+        first, last = self.ends
+        return last - first if self.stage.first else first - last if self.stage.last else 0
 
     @property
     def takes_input(self) -> bool:
@@ -126,7 +118,7 @@ class StageSegments:
         return name
 
     def buckets(self, step: int) -> list[Bucket]:
-        return buckets_of(self.job, self.blocks, step, self.tag)
+        return buckets_of(self.job, self.chunk.blocks, step, self.tag)
 
 
 def stage_segments(
@@ -158,16 +150,16 @@ def stage_segments(
         layer += is_layer
     if offloads:
         found = offload(job, found)
-    return StageSegments(job, stage, found, segments, short, tuple(kind))
+    return StageSegments(stage, Chunk(job, found, short, tuple(kind)), segments)
 
 
 def pair(stages: list[StageSegments]) -> None:
     """Stages that run the same ops at the same place of their ranks' lines share their segments, where equal layers do."""
     known: dict[object, int] = {}
     for stage in stages:
-        if stage.short:
+        if stage.chunk.short:
             turn = stage.stage.index // stage.job.size("pp")
-            kind = (turn, stage.stage.first, stage.stage.last, stage.kind, *(other.kind for other in stage.further))
+            kind = (turn, stage.stage.first, stage.stage.last, stage.chunk.kind, *(other.chunk.kind for other in stage.further))
             stage.like = known.setdefault(kind, stage.stage.index)
 
 
@@ -204,20 +196,20 @@ def _build(job: Job, stage: StageSegments, variant: str) -> Iterable[Op]:
     base, *flags = variant.split(".")
     inline = job.zero == 3 and (job.size("pp") == 1 or not job.train)  # parameters are gathered in every pass
     if not inline and not {"gather", "sync", "sync0"} & set(flags):
-        return passes.alone(stage, variant)
+        return passes.alone(stage.chunk, variant)
     if base == "fwd":
         return _gathering(job, stage)
     if job.zero == 3:
-        return fsdp.backward(job, stage.blocks, passes.backward(stage, variant), stage.tag, sync="sync" in flags)
+        return fsdp.backward(job, stage.chunk.blocks, passes.backward(stage.chunk, variant), stage.tag, sync="sync" in flags)
     buckets = stage.buckets(0 if "sync0" in flags else 1)
-    pieces = passes.backward(stage, variant, {bucket.last for bucket in buckets})
+    pieces = passes.backward(stage.chunk, variant, {bucket.last for bucket in buckets})
     return data_parallel.reduce_gradients(job, pieces, buckets, sharded.messages if job.zero else data_parallel.all_reduce)
 
 
 def _gathering(job: Job, stage: StageSegments) -> list[Op]:
     """The forward that gathers parameters."""
-    lines = passes.forward(stage)
+    lines = passes.forward(stage.chunk)
     if job.zero == 3:
-        return fsdp.forward(job, stage.blocks, lines, stage.tag)
+        return fsdp.forward(job, stage.chunk.blocks, lines, stage.tag)
     later = [bucket for other in stage.further for bucket in other.buckets(1)]
-    return sharded.gather_ahead(job, stage.blocks, lines, stage.buckets(1), later if stage.stage.index < job.size("pp") else None)
+    return sharded.gather_ahead(job, stage.chunk.blocks, lines, stage.buckets(1), later if stage.stage.index < job.size("pp") else None)

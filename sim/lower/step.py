@@ -10,12 +10,12 @@ from typing import NamedTuple
 from sim.framework import Framework
 from sim.lower import ends, noise, optimizer, output, tensor, update
 from sim.lower import input as loading
-from sim.lower.blocks import name_of
+from sim.lower.blocks import Templates, name_of
 from sim.lower.job import Job, job_of
 from sim.lower.optimizer import Share
 from sim.lower.resident import resident_bytes
 from sim.lower.short import Shortener
-from sim.lower.stage import StageSegments, Templates, pair, stage_segments, stages_of
+from sim.lower.stage import StageSegments, pair, stage_segments, stages_of
 from sim.model.parts import Network
 from sim.plan import Plan
 from sim.program import HOST, Call, Op, Program, Role
@@ -115,7 +115,7 @@ def _writes_whole(job: Job) -> bool:
 
 def role(job: Job, place: Place, stages: list[StageSegments], segments: Segments) -> Role:
     """All CPU threads of one kind of rank, with their calls."""
-    blocks = [block for stage in stages for block in stage.blocks]
+    blocks = [block for stage in stages for block in stage.chunk.blocks]
     share = Share(job, blocks)
     tag = f"{place.name}." if job.size("pp") > 1 or place.leads or place.rank >= 0 else ""
     calls: list[Call] = []
@@ -182,10 +182,10 @@ def _end(job: Job, place: Place, share: Share, stages: list[StageSegments], tag:
 
 def finish(job: Job, stages: list[StageSegments]) -> list[Op]:
     """Gradients that more than one rank has a share in: norms under sequence parallelism, an embedding on both ends of a pipeline."""
-    parts = [(name_of(p.block, p.part), p.part) for s in stages for b in reversed(s.blocks) for p in reversed(b.parts)]
+    parts = [(name_of(p.block, p.part), p.part) for s in stages for b in reversed(s.chunk.blocks) for p in reversed(b.parts)]
     separate = job.zero == 3 and job.framework.tensor == "dtensor"  # FSDP has summed them already
     ops = [] if separate else tensor.norm_gradients(job, parts)
-    return ops + [op for stage in stages for op in ends.exchange(job, stage)]
+    return ops + [op for stage in stages for op in ends.exchange(job, stage.other_end)]
 
 
 def update_ops(job: Job, place: Place, share: Share, stages: list[StageSegments]) -> list[Op]:
