@@ -13,8 +13,8 @@ from sim.files.planfile import load_plan
 from sim.framework import Framework, framework_of
 from sim.model import ModelSpec, Network, Shape, describe, load_model
 from sim.model.captured import Captured
-from sim.model.load import spec_of
-from sim.model.spec import Lora
+from sim.model.decoder_spec import Lora
+from sim.model.spec import spec_of
 from sim.plan import Plan
 from topologies.errors import BadInput, Refused
 from topologies.hardware import Gpu

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sim.framework import Framework
-from sim.model.spec import Decoder, Mlp, ModelSpec
+from sim.model.decoder_spec import Decoder
+from sim.model.spec import Mlp, ModelSpec
 
 GATES: dict[str, Callable[[Tensor], Tensor]] = {"swiglu": F.silu, "geglu": F.gelu, "reglu": F.relu}
 PLAIN: dict[str, Callable[[Tensor], Tensor]] = {

@@ -21,7 +21,8 @@ from executor.world import World, set_precision
 from sim.bind import model_of, shape_of
 from sim.files.planfile import mesh_of
 from sim.framework import framework_of
-from sim.model.spec import Decoder, ModelSpec
+from sim.model.decoder_spec import Decoder
+from sim.model.spec import ModelSpec
 from sim.plan import Plan
 from topologies.errors import RunFailed
 

@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 
 from sim.accuracy.rows import Row
+from sim.model.decoder_spec import Decoder, Mla
 from sim.model.families import decoder
 from sim.model.load import load_model, models
-from sim.model.spec import Decoder, Encoder, Mla, TransformerXl
+from sim.model.spec import Encoder, TransformerXl
 from topologies.errors import Refused
 
 _FAMILIES: tuple[tuple[str, str], ...] = (
@@ -124,7 +125,7 @@ def _examples(spec: Decoder, row: Row, assumed: list[str]) -> Decoder:
 
 def _with_task(spec: Decoder, row: Row, assumed: list[str]) -> dict[str, Any]:
     if "lora" in row.task.lower():
-        from sim.model.spec import Lora
+        from sim.model.decoder_spec import Lora
 
         if "mlperf" in f"{row.framework} {row.source_id}".lower():  # llama2_70b_lora of mlcommons/training: qkv_proj,o_proj, lora_r 16
             assumed.append("LoRA of rank 16 on qkv and the output projection: MLPerf's rule")

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from sim.model.spec import Decoder, Mla, Moe
+from sim.model.decoder_spec import Decoder, Mla, Moe
 from topologies.errors import BadInput, UnknownName
 
 _LAYERNORM: dict[str, Any] = {"norm": "layernorm", "activation": "gelu", "bias": True}

@@ -12,7 +12,7 @@ from typing import Any
 
 from sim.model.config import Config
 from sim.model.readers import experts, gated, gpt, others
-from sim.model.spec import ModelSpec
+from sim.model.spec import ModelSpec, spec_of
 from topologies.errors import BadInput, Refused, UnknownName
 
 Reader = Callable[[Config], dict[str, Any]]
@@ -24,8 +24,6 @@ READERS: dict[str, Reader] = {**gated.READERS, **experts.READERS, **gpt.READERS,
 def from_config(tree: dict[str, Any], where: str) -> ModelSpec:
     """A spec from a config. Raises `UnknownName` for a type, `BadInput` for a missing or misshapen field, `Refused` where a
     variant is known and not described."""
-    from sim.model.load import spec_of
-
     kind = tree.get("model_type")
     if not isinstance(kind, str):
         raise BadInput(f"{where}: 'model_type' is missing. It is what names the architecture; known: {', '.join(sorted(READERS))}")

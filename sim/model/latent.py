@@ -5,10 +5,10 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from sim.model.attention import Heads, core, rope, split_heads
+from sim.model.decoder_spec import Mla
 from sim.model.layers import elementwise, linear, norm
 from sim.model.parts import Part
 from sim.model.share import Share
-from sim.model.spec import Mla
 
 
 def latent(share: Share, hidden: int, heads: int, mla: Mla, *, bias: bool = False) -> list[Part]:

@@ -6,11 +6,10 @@ import os
 import tomllib
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
 
 import msgspec
 
-from sim.model.spec import ModelSpec
+from sim.model.spec import ModelSpec, spec_of
 from topologies.errors import BadInput, UnknownName
 from topologies.table import read_toml
 
@@ -51,28 +50,6 @@ def _preset(name_or_path: str) -> ModelSpec:
     raise UnknownName("model", name_or_path, models())
 
 
-def spec_of(tree: dict[str, Any], where: str, name: str = "") -> ModelSpec:
-    """A spec from the mapping of a preset; `family` unsaid: a decoder. Raises `BadInput` with the field's path."""
-    try:
-        spec: ModelSpec = msgspec.convert({"family": "decoder", "name": name, **tree}, ModelSpec)
-    except msgspec.ValidationError as error:
-        _check_names(tree, where)
-        raise BadInput(f"{where}: {error}") from None
-    return spec
-
-
-def _check_names(tree: dict[str, Any], where: str) -> None:
-    """Raises `UnknownName` with the nearest for a family, or a field of it, that does not exist."""
-    specs = {str(spec.__struct_config__.tag): spec for spec in get_args(ModelSpec)}
-    family = str(tree.get("family", "decoder"))
-    if family not in specs:
-        raise UnknownName("family", family, specs, where)
-    fields = ("family", *specs[family].__struct_encode_fields__)
-    for key in tree:
-        if key not in fields:
-            raise UnknownName("field", key, fields, where)
-
-
 def _from_file(path: Path) -> ModelSpec:
     if not os.path.isfile(path):
         raise BadInput(f"model file {path} does not exist. Give a config.json, a *.model.json, a TOML table or a preset's name")
@@ -92,6 +69,6 @@ def _from_file(path: Path) -> ModelSpec:
         return spec_of(tree, str(path), path.stem.removesuffix(".model"))
     if path.suffix == ".toml":
         return spec_of(tree, str(path), path.stem)
-    from sim.model.huggingface import from_config
+    from sim.model.huggingface import from_config  # its readers take time to load, and presets need none
 
     return from_config(tree, str(path))

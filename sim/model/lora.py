@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from sim.model.decoder_spec import Decoder, Lora
 from sim.model.layers import elementwise
 from sim.model.parts import Part
 from sim.model.share import Share
-from sim.model.spec import Decoder, Lora
 from sim.work import Gemm, Work
 
 _TARGETS = {"attn.qkv": "qkv", "attn.proj": "proj", "mlp.up": "up", "mlp.down": "down"}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from sim.model.check import divisible
+from sim.model.decoder_spec import Mamba
 from sim.model.layers import elementwise, linear, norm
 from sim.model.parts import Part
 from sim.model.share import Share
-from sim.model.spec import Mamba
 from sim.work import Gemm, MemoryBound, Work
 
 

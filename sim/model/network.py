@@ -8,8 +8,9 @@ import msgspec
 
 from sim.framework import Framework
 from sim.model.captured import Captured, boundary
+from sim.model.decoder_spec import Decoder
 from sim.model.parts import Block, Network, Shape
-from sim.model.spec import Cnn, Decoder, EncDec, Encoder, Mlp, ModelSpec, Seq2Seq, TransformerXl, Vit
+from sim.model.spec import Cnn, EncDec, Encoder, Mlp, ModelSpec, Seq2Seq, TransformerXl, Vit
 from topologies.errors import Refused
 
 Blocks = tuple[tuple[str, Block], ...]

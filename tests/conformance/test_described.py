@@ -15,12 +15,13 @@ torch = pytest.importorskip("torch")
 from executor.capture import Input, capture  # noqa: E402
 from sim.framework import Framework  # noqa: E402
 from sim.model import ModelSpec, Network, Part, Shape, describe, load_model  # noqa: E402
+from sim.model.decoder_spec import Moe  # noqa: E402
 from sim.model.families import decoder  # noqa: E402
 from sim.model.layers import activation  # noqa: E402
 from sim.model.lstm import lstm  # noqa: E402
 from sim.model.moe import moe  # noqa: E402
 from sim.model.share import share_of  # noqa: E402
-from sim.model.spec import EncDec, Encoder, Mlp, Moe, Vit  # noqa: E402
+from sim.model.spec import EncDec, Encoder, Mlp, Vit  # noqa: E402
 from sim.work import Attention, Conv, Gemm, GroupedGemm, Work  # noqa: E402
 from tests.conformance import modules  # noqa: E402
 

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from sim.bind import bind
 from sim.framework import Framework
 from sim.model import Network, Part, Shape, describe, load_model
-from sim.model.load import spec_of
-from sim.model.spec import Decoder, Encoder, Lora, Mlp, Vit
+from sim.model.decoder_spec import Decoder, Lora
+from sim.model.spec import Encoder, Mlp, Vit, spec_of
 from sim.model.xl import zipf
 from sim.work import Attention, Conv, Gemm, GroupedGemm
 from topologies.errors import BadInput, Refused, UnknownName
