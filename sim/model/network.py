@@ -62,9 +62,9 @@ def _blocks(model: ModelSpec, shape: Shape, framework: Framework, attention: str
 
         return encoder.vit_blocks(model, shape, framework, attention)
     if isinstance(model, Cnn):
-        from sim.model import resnet
+        from sim.model import cnn
 
-        return resnet.blocks_of(model, shape, framework)
+        return cnn.blocks_of(model, shape, framework)
     if isinstance(model, EncDec):
         from sim.model import encdec
 

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from sim.model.layers import elementwise
 from sim.model.parts import Block, Part
-from sim.model.resnet import block, residual_block, stem
+from sim.model.resnet import residual_block, stem
 from sim.model.share import Share
 from sim.model.spec import Cnn
-from sim.model.vision import Map, convolution, normalised
+from sim.model.vision import Blocks, Map, block, convolution, normalised
 from sim.work import MemoryBound, Work
 
 _EXTRA = ((256, 512, 2, 1), (256, 512, 2, 1), (128, 256, 2, 1), (128, 256, 1, 0), (128, 256, 1, 0))
@@ -19,7 +19,7 @@ _EXTRA = ((256, 512, 2, 1), (256, 512, 2, 1), (128, 256, 2, 1), (128, 256, 1, 0)
 _BOXES = (4, 6, 6, 6, 4, 4)
 
 
-def blocks(spec: Cnn, share: Share) -> tuple[tuple[str, Block], ...]:
+def blocks(spec: Cnn, share: Share) -> Blocks:
     """stem, the backbone's 13 residual blocks, five further stages, head (predictors and the multi-box loss)."""
     image, classes = spec.image or 300, spec.classes or 81
     bottleneck = Cnn(name=spec.name, arch="resnet", depth=50)

@@ -6,12 +6,17 @@ the next convolution's input and counted there. Under autocast convolutions and 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from sim.model.layers import elementwise, linear, weight_casts
-from sim.model.parts import Part
+from sim.model.parts import Block, Part
 from sim.model.share import Share
+from sim.model.spec import Cnn
 from sim.work import Conv, MemoryBound, Work
+from topologies.errors import UnknownName
+
+Blocks = tuple[tuple[str, Block], ...]
 
 
 class Map(NamedTuple):
@@ -130,3 +135,15 @@ def squeeze(share: Share, name: str, x: Map, reduction: int = 16) -> list[Part]:
         linear(share, f"{name}.up", small, x.channels, rows=share.micro, bias=True, low=False, modules=2),
         Part(name=f"{name}.scale", forward=(scale,), backward=(*total, *joined), cls="elementwise", saved=n * e),
     ]
+
+
+def block(share: Share, kind: str, parts: list[Part], x: Map) -> Block:
+    """A block of `parts` whose input is the map `x`."""
+    return Block(kind=kind, parts=tuple(parts), saved_input=share.micro * x.size * share.e)
+
+
+def depth(spec: Cnn, table: Mapping[int, tuple[int, ...]]) -> tuple[int, ...]:
+    """Blocks of each stage for the network's depth. Raises `UnknownName` for one that nobody trains."""
+    if spec.depth not in table:
+        raise UnknownName(f"{spec.arch} depth", str(spec.depth), map(str, table))
+    return table[spec.depth]

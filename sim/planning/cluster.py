@@ -9,7 +9,6 @@ from importlib import import_module
 from itertools import islice
 from typing import Any, TypeVar
 
-from sim.planning.pool import Pool
 from topologies.errors import BadInput
 
 T = TypeVar("T")
@@ -21,7 +20,7 @@ _WAVE = 4
 
 
 @contextmanager
-def cluster(backend: str, address: str) -> Iterator[Pool]:
+def cluster(backend: str, address: str) -> Iterator[Cluster]:
     """A pool on the scheduler at `address`. Raises `BadInput` when it cannot be reached or a package is missing."""
     if backend not in BACKENDS:
         raise BadInput(f"unknown backend '{backend}'. Allowed: {', '.join(BACKENDS)}")
@@ -31,23 +30,31 @@ def cluster(backend: str, address: str) -> Iterator[Pool]:
         raise BadInput(f'--backend {backend} needs joblib: pip install "steptwin[sweep]"') from None
     client = _connect(backend, address)
 
-    class Cluster:
-        def map(self, function: Callable[[T], R], chunks: Iterable[T]) -> Iterator[R]:
-            calls = (joblib.delayed(function)(chunk) for chunk in chunks)
-            if backend != "ray":
-                yield from joblib.Parallel(n_jobs=-1, return_as="generator_unordered")(calls)
-                return
-            # Ray's backend returns nothing before the end: a wave at a time, so that what is computed is kept as it comes.
-            wave = _WAVE * joblib.effective_n_jobs(-1)
-            while some := list(islice(calls, wave)):
-                yield from joblib.Parallel(n_jobs=-1)(some)
-
     try:
         with joblib.parallel_config(backend="loky" if backend == "local" else backend):
-            yield Cluster()
+            yield Cluster(joblib, backend)
     finally:
         if client is not None and hasattr(client, "close"):
             client.close()
+
+
+class Cluster:
+    """Where chunks of a sweep run: joblib with one of its backends."""
+
+    def __init__(self, joblib: Any, backend: str) -> None:
+        self._joblib, self._backend = joblib, backend
+
+    def map(self, function: Callable[[T], R], chunks: Iterable[T]) -> Iterator[R]:
+        """Results come as they are ready, those of Ray a wave at a time."""
+        joblib = self._joblib
+        calls = (joblib.delayed(function)(chunk) for chunk in chunks)
+        if self._backend != "ray":
+            yield from joblib.Parallel(n_jobs=-1, return_as="generator_unordered")(calls)
+            return
+        # Ray's backend returns nothing before the end: a wave at a time, so that what is computed is kept as it comes.
+        wave = _WAVE * joblib.effective_n_jobs(-1)
+        while some := list(islice(calls, wave)):
+            yield from joblib.Parallel(n_jobs=-1)(some)
 
 
 def _connect(backend: str, address: str) -> Any:

@@ -1,0 +1,81 @@
+"""Convolutional networks: which is built by which file, and the simple stacks VGG and CIFAR."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from sim.framework import Framework
+from sim.model import resnet, ssd
+from sim.model.ends import loss
+from sim.model.layers import activation, linear
+from sim.model.parts import Block, Part, Shape
+from sim.model.share import Share, share_of
+from sim.model.spec import Cnn
+from sim.model.vision import Blocks, Map, block, convolution, depth, normalised, pool
+from topologies.errors import Refused
+
+_VGG = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
+
+
+def blocks_of(spec: Cnn, shape: Shape, framework: Framework) -> Blocks:
+    """stem, one block per residual block (or stage), head. Raises `Refused` for tp or cp, `UnknownName` for a depth."""
+    if shape.tp * shape.cp * shape.ep > 1:
+        raise Refused(
+            f"{spec.name or spec.arch}: a convolutional network is split by data or pipeline parallelism only; set tp = cp = ep = 1"
+        )
+    share = share_of(replace(shape, seq=1), framework)
+    # Convolutional networks have no fp32 residual stream under autocast: convolutions and batch norms stay 16-bit.
+    share = replace(share, es=share.e)
+    if spec.arch == "vgg":
+        return _vgg(spec, share)
+    if spec.arch == "cifar":
+        return _cifar(spec, share)
+    if spec.arch == "ssd300":
+        return ssd.blocks(spec, share)
+    return resnet.blocks(spec, share)
+
+
+def _vgg(spec: Cnn, share: Share) -> Blocks:
+    """Stages of 3 x 3 convolutions, each ended by pooling; three linears (Simonyan & Zisserman 2014)."""
+    image, classes = spec.image or 224, spec.classes or 1000
+    x = Map(3, image, image)
+    blocks: list[tuple[str, Block]] = []
+    for stage, count in enumerate(depth(spec, _VGG)):
+        before, parts = x, []
+        for index in range(count):
+            first = not stage and not index
+            conv, x = convolution(share, f"conv{index}", x, min(512, 64 * 2**stage), 3, bias=True, first=first)
+            parts.append(conv)
+            parts.append(normalised(share, f"bn{index}", x) if spec.batch_norm else _relu(share, f"relu{index}", x))
+        pooled, x = pool(share, "pool", x, 2, 2)
+        blocks.append((f"S{stage}", block(share, "embed" if not stage else "layer", [*parts, pooled], before)))
+    b = share.micro
+    x = Map(512, 7, 7)  # adaptive average pooling
+    head = [linear(share, "fc1", x.size, 4096, rows=b, bias=True, low=False), activation(share, "relu1", b, 4096, "relu")]
+    head += [linear(share, "fc2", 4096, 4096, rows=b, bias=True, low=False), activation(share, "relu2", b, 4096, "relu")]
+    head += [linear(share, "fc3", 4096, classes, rows=b, bias=True, low=False), _loss(share, classes)]
+    return (*blocks, ("head", block(share, "head", head, x)))
+
+
+def _cifar(spec: Cnn, share: Share) -> Blocks:
+    """The small network of PyTorch's CIFAR-10 tutorial: two 5 x 5 convolutions with pooling, three linears."""
+    image, classes, b = spec.image or 32, spec.classes or 10, share.micro
+    one, x = convolution(share, "conv1", Map(3, image, image), 6, 5, padding=0, bias=True, first=True)
+    pool1, y = pool(share, "pool1", x, 2, 2)
+    two, z = convolution(share, "conv2", y, 16, 5, padding=0, bias=True)
+    pool2, last = pool(share, "pool2", z, 2, 2)
+    stem_block = block(share, "embed", [one, _relu(share, "relu1", x), pool1], Map(3, image, image))
+    body = block(share, "layer", [two, _relu(share, "relu2", z), pool2], y)
+    head = [linear(share, "fc1", last.size, 120, rows=b, bias=True, low=False), activation(share, "relu3", b, 120, "relu")]
+    head += [linear(share, "fc2", 120, 84, rows=b, bias=True, low=False), activation(share, "relu4", b, 84, "relu")]
+    head += [linear(share, "fc3", 84, classes, rows=b, bias=True, low=False), _loss(share, classes)]
+    return (("stem", stem_block), ("S0", body), ("head", block(share, "head", head, last)))
+
+
+def _relu(share: Share, name: str, x: Map) -> Part:
+    """In place: what it keeps is the next convolution's input."""
+    return replace(activation(share, name, 1, share.micro * x.size, "relu"), saved=0)
+
+
+def _loss(share: Share, classes: int) -> Part:
+    return loss(share, classes, rows=share.micro)
