@@ -1,29 +1,23 @@
 """What a plan keeps on the fullest rank, by what it is; and what is missing when it does not fit.
 
-Static state by dtype, master copy and ZeRO level (Rajbhandari et al. 2020, section 5); activations by what each part
-saves, the recompute policy and the schedule's micro-batches in flight (Korthikanti et al. 2022, section 4); the
-working set of the loss or of the largest backward; gathered parameters and unsharded gradients of FSDP.
+Static state (`static`) and what the device holds beside tensors (`overhead`); activations by what each part saves, the recompute policy
+and the schedule's micro-batches in flight (Korthikanti et al. 2022, section 4); the working set of the loss or of the largest backward.
 """
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Iterable
-from functools import cache
-from pathlib import Path
-
 import msgspec
 
-from sim.files.planfile import mesh_of
 from sim.framework import Framework
 from sim.memory.activations import Moment, Pass, moments, passes, widest
+from sim.memory.overhead import apart_bytes, context_bytes
 from sim.memory.remedies import changes
-from sim.model.parts import Block, Network
+from sim.memory.static import static_bytes
+from sim.model.parts import Network
 from sim.model.stages import Blocks, held, in_flight, layout
 from sim.plan import Plan
-from sim.work import BYTES
 from topologies.hardware import Cpu, Gpu
-from topologies.units import show_size, size
+from topologies.units import show_size
 
 
 class DoesNotFit(msgspec.Struct, frozen=True):
@@ -80,14 +74,6 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
         return DoesNotFit(self.peak, device.memory, self.remedies)
 
 
-@cache
-def constants() -> dict[str, float]:
-    """The figures of `memory.toml` by `table.key`: bytes or shares."""
-    tree = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-    read = {f"{table}.{key}": value for table, keys in tree.items() for key, value in keys.items()}
-    return {name: float(size(value, name) if isinstance(value, str) else value) for name, value in read.items()}
-
-
 def memory_of(plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu | None = None, remedies: bool = True) -> MemoryReport:
     """The fullest rank's memory. With a `device` that is too small, the report names remedies (unless `remedies` is false)."""
     report = _fullest(plan, network, framework, device)
@@ -136,7 +122,7 @@ def _stage(
         activations=worst.activations,
         working=worst.working,
         gathered=static["gathered"],
-        context=_context(plan, network, device, worst.activations + worst.working) + _apart(framework, device, found, worst),
+        context=context_bytes(plan, network, device, worst.activations + worst.working) + apart_bytes(framework, device, found, worst),
         stage=rank,
     )
 
@@ -178,111 +164,6 @@ def growth(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], static:
         return 0.0
     total = sum(part.params for chunk in chunks for _, block in chunk for part in block.parts if not part.frozen)
     return static["gradients"] / max(1, total)
-
-
-def _context(plan: Plan, network: Network, device: Gpu | Cpu | None, moving: int) -> int:
-    """Of the driver, the libraries and the allocator, and of each group's communicator: NCCL makes one when it is first used, so that a
-    model without experts has none for `ep`."""
-    if isinstance(device, Cpu):
-        return 0
-    c, mesh = constants(), mesh_of(plan)
-    axes = ("tp", "cp", "pp", "grad", *(("ep",) if network.active_parameters < network.parameters else ()))
-    groups = sum(mesh.size(axis) > 1 for axis in axes)
-    return round(c["context.bytes"] + c["context.workspace"] + groups * c["nccl.communicator"] + c["allocator.fragmentation"] * moving)
-
-
-def _apart(framework: Framework, device: Gpu | Cpu | None, found: list[Moment], worst: Moment) -> int:
-    """Reserved beside the fullest moment: the step's flat tensors find no room in the segments that activations leave, which are as small as
-    these were, and the caching allocator joins no segments (c10/cuda/CUDACachingAllocator.cpp). `found`: the step's moment first."""
-    if not framework.flat_step or isinstance(device, Cpu):
-        return 0
-    step, *others = (moment.activations + moment.working for moment in found)
-    return step + max(others, default=0) - worst.activations - worst.working
-
-
-def static_bytes(plan: Plan, network: Network, framework: Framework, rank: int, chunks: tuple[Blocks, ...]) -> dict[str, int]:
-    """Parameters, gradients, optimizer, gathered; and `step`, the optimizer's intermediates."""
-    blocks = [block for chunk in chunks for _, block in chunk]
-    mesh, p = mesh_of(plan), plan.parallel
-    zero = p.zero if p.zero is not None else framework.zero
-    if mesh.size("fsdp") == 1 or (p.dp_shard == 1 and p.zero is None):
-        zero = 0
-    stored = 4.0 if framework.autocast else BYTES[framework.param_dtype]
-    grad = BYTES[framework.grad_dtype]
-    state = 4.0 if framework.master or framework.autocast else stored
-    copies = {"sgd": 0, "momentum": 1}.get(plan.optimizer.name, 2)
-    totals = {"parameters": 0.0, "gradients": 0.0, "optimizer": 0.0, "gathered": 0.0, "step": 0.0}
-    train = plan.task != "forward"
-    for (expert, frozen), count in _counts(network, plan, rank, blocks).items():
-        ways = max(1, mesh.size("efsdp" if expert and mesh.size("ep") > 1 else "fsdp"))
-        sharded = count / ways
-        own = sharded if zero >= 1 else count
-        whole = zero < 3
-        # FSDP keeps only the optimizer's copy; all others keep what forward reads beside it.
-        totals["parameters"] += count * stored if whole else sharded * (state if framework.master else stored)
-        if frozen or not train:
-            continue
-        totals["gradients"] += (count if zero < 2 else sharded) * grad
-        if plan.memory.offload != "optimizer" and plan.optimizer.on == "gpu":
-            master = framework.master and whole and not framework.autocast
-            totals["optimizer"] += own * state * (copies + master)
-            totals["step"] += own * state * constants()["optimizer.foreach"] * (framework.optimizer == "foreach" and copies > 0)
-            totals["step"] += own * framework.flat_step
-    totals["gathered"] = _gathered(plan, framework, zero, blocks, mesh.size("grad"), totals["gradients"])
-    return {name: round(value) for name, value in totals.items()}
-
-
-def _counts(network: Network, plan: Plan, rank: int, blocks: list[Block]) -> dict[tuple[bool, bool], int]:
-    """Elements of the parameters by (expert, frozen), with the last stage's own copy of a tied embedding."""
-    found: dict[tuple[bool, bool], int] = {}
-    for block, times in alike(blocks):
-        for part in block.parts:
-            if part.tensors:
-                sort = part.expert, part.frozen
-                found[sort] = found.get(sort, 0) + times * part.params
-    if network.tied and plan.parallel.pp > 1 and rank == plan.parallel.pp - 1:
-        embedding = dict(network.blocks)[network.tied[0]].parts[0]
-        sort = False, embedding.frozen
-        found[sort] = found.get(sort, 0) + embedding.tensors[0]
-    return found
-
-
-def alike(blocks: Iterable[Block]) -> list[tuple[Block, int]]:
-    """Each block once, with how often it stands there: equal layers are one block."""
-    found: dict[int, tuple[Block, int]] = {}
-    for block in blocks:
-        found[id(block)] = (block, found[id(block)][1] + 1 if id(block) in found else 1)
-    return list(found.values())
-
-
-def _gathered(plan: Plan, framework: Framework, zero: int, blocks: list[Block], ranks: int, gradients: float) -> float:
-    """zero = 3: the block in use and those fetched ahead, and the block's whole gradient in backward. DDP without
-    gradient views: buckets as large as the gradients. autocast: 16-bit copies, alive until backward."""
-    train = plan.task != "forward"
-    if zero == 3:
-        largest = max((block.params for block, _ in alike(blocks)), default=0)
-        ahead = (1 + plan.parallel.prefetch) * BYTES["fp32" if plan.precision in ("fp32", "tf32") else "bf16"]
-        return largest * (ahead + (BYTES[framework.reduce_dtype] if train else 0.0))
-    found = 0.0
-    if framework.autocast:
-        found += 2.0 * sum(part.params for block in blocks for part in block.parts if part.cls in ("gemm", "conv", "moe", "rnn"))
-    if zero == 0 and ranks > 1 and train and not framework.accumulate_in_gemm:
-        found += gradients
-    if framework.accumulate_in_gemm and train:
-        found += 2.0 * sum(_weights(blocks))
-    return found
-
-
-def _weights(blocks: list[Block]) -> set[int]:
-    """Sizes of the linears' weights. Where the GEMM adds into the main gradient, autograd still wants a gradient:
-    TransformerEngine keeps one dummy for each shape (module/base.py, get_dummy_wgrad)."""
-    return {
-        max(part.tensors)
-        for block, _ in alike(blocks)
-        if block.kind == "layer"
-        for part in block.parts
-        if part.cls in ("gemm", "moe") and part.tensors
-    }
 
 
 def _remedies(plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu) -> tuple[str, ...]:

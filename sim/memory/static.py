@@ -1,0 +1,101 @@
+"""Bytes of a rank that its parameters bring, whatever is in flight: themselves, gradients, optimizer, and what is gathered for use.
+
+By dtype, master copy and ZeRO level (Rajbhandari et al. 2020, section 5); gathered parameters and unsharded gradients of FSDP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sim.files.planfile import mesh_of
+from sim.framework import Framework
+from sim.memory.overhead import constants
+from sim.model.parts import Block, Network
+from sim.model.stages import Blocks
+from sim.plan import Plan
+from sim.work import BYTES
+
+
+def static_bytes(plan: Plan, network: Network, framework: Framework, rank: int, chunks: tuple[Blocks, ...]) -> dict[str, int]:
+    """Parameters, gradients, optimizer, gathered; and `step`, the optimizer's intermediates."""
+    blocks = [block for chunk in chunks for _, block in chunk]
+    mesh, p = mesh_of(plan), plan.parallel
+    zero = p.zero if p.zero is not None else framework.zero
+    if mesh.size("fsdp") == 1 or (p.dp_shard == 1 and p.zero is None):
+        zero = 0
+    stored = 4.0 if framework.autocast else BYTES[framework.param_dtype]
+    grad = BYTES[framework.grad_dtype]
+    state = 4.0 if framework.master or framework.autocast else stored
+    copies = {"sgd": 0, "momentum": 1}.get(plan.optimizer.name, 2)
+    totals = {"parameters": 0.0, "gradients": 0.0, "optimizer": 0.0, "gathered": 0.0, "step": 0.0}
+    train = plan.task != "forward"
+    for (expert, frozen), count in _counts(network, plan, rank, blocks).items():
+        ways = max(1, mesh.size("efsdp" if expert and mesh.size("ep") > 1 else "fsdp"))
+        sharded = count / ways
+        own = sharded if zero >= 1 else count
+        whole = zero < 3
+        # FSDP keeps only the optimizer's copy; all others keep what forward reads beside it.
+        totals["parameters"] += count * stored if whole else sharded * (state if framework.master else stored)
+        if frozen or not train:
+            continue
+        totals["gradients"] += (count if zero < 2 else sharded) * grad
+        if plan.memory.offload != "optimizer" and plan.optimizer.on == "gpu":
+            master = framework.master and whole and not framework.autocast
+            totals["optimizer"] += own * state * (copies + master)
+            totals["step"] += own * state * constants()["optimizer.foreach"] * (framework.optimizer == "foreach" and copies > 0)
+            totals["step"] += own * framework.flat_step
+    totals["gathered"] = _gathered(plan, framework, zero, blocks, mesh.size("grad"), totals["gradients"])
+    return {name: round(value) for name, value in totals.items()}
+
+
+def _counts(network: Network, plan: Plan, rank: int, blocks: list[Block]) -> dict[tuple[bool, bool], int]:
+    """Elements of the parameters by (expert, frozen), with the last stage's own copy of a tied embedding."""
+    found: dict[tuple[bool, bool], int] = {}
+    for block, times in alike(blocks):
+        for part in block.parts:
+            if part.tensors:
+                sort = part.expert, part.frozen
+                found[sort] = found.get(sort, 0) + times * part.params
+    if network.tied and plan.parallel.pp > 1 and rank == plan.parallel.pp - 1:
+        embedding = dict(network.blocks)[network.tied[0]].parts[0]
+        sort = False, embedding.frozen
+        found[sort] = found.get(sort, 0) + embedding.tensors[0]
+    return found
+
+
+def alike(blocks: Iterable[Block]) -> list[tuple[Block, int]]:
+    """Each block once, with how often it stands there: equal layers are one block."""
+    found: dict[int, tuple[Block, int]] = {}
+    for block in blocks:
+        found[id(block)] = (block, found[id(block)][1] + 1 if id(block) in found else 1)
+    return list(found.values())
+
+
+def _gathered(plan: Plan, framework: Framework, zero: int, blocks: list[Block], ranks: int, gradients: float) -> float:
+    """zero = 3: the block in use and those fetched ahead, and the block's whole gradient in backward. DDP without
+    gradient views: buckets as large as the gradients. autocast: 16-bit copies, alive until backward."""
+    train = plan.task != "forward"
+    if zero == 3:
+        largest = max((block.params for block, _ in alike(blocks)), default=0)
+        ahead = (1 + plan.parallel.prefetch) * BYTES["fp32" if plan.precision in ("fp32", "tf32") else "bf16"]
+        return largest * (ahead + (BYTES[framework.reduce_dtype] if train else 0.0))
+    found = 0.0
+    if framework.autocast:
+        found += 2.0 * sum(part.params for block in blocks for part in block.parts if part.cls in ("gemm", "conv", "moe", "rnn"))
+    if zero == 0 and ranks > 1 and train and not framework.accumulate_in_gemm:
+        found += gradients
+    if framework.accumulate_in_gemm and train:
+        found += 2.0 * sum(_weights(blocks))
+    return found
+
+
+def _weights(blocks: list[Block]) -> set[int]:
+    """Sizes of the linears' weights. Where the GEMM adds into the main gradient, autograd still wants a gradient:
+    TransformerEngine keeps one dummy for each shape (module/base.py, get_dummy_wgrad)."""
+    return {
+        max(part.tensors)
+        for block, _ in alike(blocks)
+        if block.kind == "layer"
+        for part in block.parts
+        if part.cls in ("gemm", "moe") and part.tensors
+    }
