@@ -7,14 +7,13 @@ what each lane is stuck at is the error's text, as torch's pipelining prints its
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 
 from sim.lower.condense import Waits, condense, runs_of
+from sim.lower.inflight import Go, Item, Lane, Rank
+from sim.lower.stuck import grid, row
 from sim.program import Call, Op, Program
 from topologies.errors import BadInput
-
-Go = Callable[[], None]
 
 
 def dry_run(program: Program, stands_for: list[int]) -> None:
@@ -24,90 +23,21 @@ def dry_run(program: Program, stands_for: list[int]) -> None:
     run.check()
 
 
-class _Mark:
-    __slots__ = ("fired", "waiters")
-
-    def __init__(self) -> None:
-        self.fired = False
-        self.waiters: list[Go] = []
-
-    def fire(self) -> list[Go]:
-        """Who may go on now."""
-        self.fired = True
-        waiters, self.waiters = self.waiters, []
-        return waiters
-
-
-class _Item:
-    """An op in flight. `turn` numbers messages of a pair as they are issued."""
-
-    __slots__ = ("call", "done", "mark", "op", "turn", "waiters")
-
-    def __init__(self, call: Call, op: Op) -> None:
-        self.call, self.op = call, op
-        self.done = False
-        self.mark: _Mark | None = None
-        self.turn = 0
-        self.waiters: list[Go] = []
-
-
-class _Lane:
-    __slots__ = ("busy", "last", "queue")
-
-    def __init__(self) -> None:
-        self.queue: deque[_Item] = deque()
-        self.busy: _Item | None = None
-        self.last: _Item | None = None
-
-
-class _Rank:
-    """Lanes and events of one rank."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.lanes: dict[str, _Lane] = {}
-        self.latest: dict[tuple[str, str], _Mark] = {}
-        self.numbered: dict[tuple[str, int], _Mark] = {}
-        self.turns: dict[tuple[object, ...], int] = {}
-
-    def lane(self, name: str) -> _Lane:
-        found = self.lanes.get(name)
-        if found is None:
-            found = self.lanes[name] = _Lane()
-        return found
-
-    def mark(self, thread: str, call: Call, op: Op) -> _Mark:
-        if op.shift is not None:
-            return self.mark_number(op.event, call.index + op.shift)
-        key = (thread, op.event)
-        if op.kind == "record" or key not in self.latest:
-            mark = self.latest[key] = _Mark()
-            mark.fired = op.kind != "record"  # a wait for what was never recorded does not wait
-        return self.latest[key]
-
-    def mark_number(self, event: str, number: int) -> _Mark:
-        mark = self.numbered.get((event, number))
-        if mark is None:
-            mark = self.numbered[event, number] = _Mark()
-            mark.fired = number < 0
-        return mark
-
-
 class _Thread:
     """Where a CPU thread stands."""
 
-    def __init__(self, run: _Run, rank: _Rank, name: str) -> None:
+    def __init__(self, run: _Run, rank: Rank, name: str) -> None:
         self.run, self.rank, self.name = run, rank, name
         calls = run.program.threads(rank.number)[name]
         ops = run.relevant(calls, name)
         self.ops = ((call, op) for call in calls for op in ops[call.segment])
-        self.at: _Item | None = None
+        self.at: Item | None = None
         self.finished = False
 
     def go(self) -> None:
         """Issues ops until one holds the thread."""
         for call, op in self.ops:
-            item = self.at = _Item(call, op)
+            item = self.at = Item(call, op)
             if op.kind in ("record", "wait") or op.event:
                 item.mark = self.rank.mark(self.name, call, op)
             if op.kind == "sync":
@@ -121,7 +51,7 @@ class _Thread:
         self.at = None
         self.finished = True
 
-    def _sync(self, item: _Item) -> bool:
+    def _sync(self, item: Item) -> bool:
         """False when the thread must wait for the event, the lane or all lanes."""
         if item.mark is not None:
             if not item.mark.fired:
@@ -146,8 +76,8 @@ class _Run:
     def __init__(self, program: Program, stands_for: list[int]) -> None:
         self.program, self._stands_for = program, stands_for
         self._relevant: dict[tuple[tuple[str, ...], str], dict[str, list[Op]]] = {}
-        self._ranks = [_Rank(number) for number in sorted(set(stands_for))]
-        self._open: dict[tuple[object, ...], list[tuple[_Rank, _Item]]] = {}
+        self._ranks = [Rank(number) for number in sorted(set(stands_for))]
+        self._open: dict[tuple[object, ...], list[tuple[Rank, Item]]] = {}
         self._groups: dict[tuple[str, int], tuple[int, ...]] = {}
         self._alone: dict[str, bool] = {}
         self._ready: deque[Go] = deque()
@@ -196,7 +126,7 @@ class _Run:
     def _represented(self, axis: str, rank: int) -> tuple[int, ...]:
         return tuple(sorted({self._stands_for[member] for member in self._members(axis, rank)}))
 
-    def issue(self, rank: _Rank, item: _Item) -> None:
+    def issue(self, rank: Rank, item: Item) -> None:
         """Queues the op; runs the lane as far as it goes."""
         if item.op.kind in ("send", "recv"):
             side = (item.op.kind, self._pair(rank, item.op))
@@ -207,7 +137,7 @@ class _Run:
         lane.queue.append(item)
         self._advance(rank, lane)
 
-    def _advance(self, rank: _Rank, lane: _Lane) -> None:
+    def _advance(self, rank: Rank, lane: Lane) -> None:
         while lane.queue and lane.busy is None:
             item = lane.queue.popleft()
             kind = item.op.kind
@@ -220,19 +150,19 @@ class _Run:
             else:
                 self._done(item)
 
-    def _end(self, rank: _Rank, lane: _Lane, item: _Item) -> None:
+    def _end(self, rank: Rank, lane: Lane, item: Item) -> None:
         lane.busy = None
         self._done(item)
         self._advance(rank, lane)
 
-    def _done(self, item: _Item) -> None:
+    def _done(self, item: Item) -> None:
         item.done = True
         if item.op.kind == "record" and item.mark is not None:
             self._ready.extend(item.mark.fire())
         self._ready.extend(item.waiters)
         item.waiters = []
 
-    def _pair(self, rank: _Rank, op: Op) -> tuple[object, ...]:
+    def _pair(self, rank: Rank, op: Op) -> tuple[object, ...]:
         members = self._members(op.group, rank.number)
         offset = op.peer % len(members)
         other = self._stands_for[members[(members.index(rank.number) + offset) % len(members)]]
@@ -240,7 +170,7 @@ class _Run:
             return op.group, rank.number, other, offset
         return op.group, other, rank.number, -offset % len(members)
 
-    def _meet(self, rank: _Rank, item: _Item) -> None:
+    def _meet(self, rank: Rank, item: Item) -> None:
         op = item.op
         if op.kind == "collective":
             needed = self._represented(op.group, rank.number)
@@ -259,40 +189,11 @@ class _Run:
     def check(self) -> None:
         """Raises `BadInput` when a thread or a lane has not come to its end."""
         rows = [
-            (f"r{thread.rank.number}", thread.name, _where(thread.at), _why(thread.at))
-            for thread in self._threads
-            if not thread.finished and thread.at is not None
+            row(thread.rank.number, thread.name, thread.at) for thread in self._threads if not thread.finished and thread.at is not None
         ]
         for rank in self._ranks:
             for name, lane in rank.lanes.items():
                 if lane.busy is not None:
-                    rows.append((f"r{rank.number}", name, _where(lane.busy), f"{_why(lane.busy)}, {len(lane.queue)} ops behind it"))
+                    rows.append(row(rank.number, name, lane.busy, len(lane.queue)))
         if rows:
-            raise BadInput(f"the program deadlocks: {len(rows)} threads and lanes are stuck\n{_grid(rows[:_SHOWN])}")
-
-
-_SHOWN = 40
-"""Rows of the grid that a message shows."""
-
-
-def _where(item: _Item | None) -> str:
-    return f"{item.call.at}/{item.op.id}" if item is not None else ""
-
-
-def _why(item: _Item | None) -> str:
-    if item is None:
-        return ""
-    op = item.op
-    if op.kind in ("send", "recv"):
-        return f"{op.kind} {item.turn} in {op.group}, peer {op.peer:+d}"
-    if op.kind == "collective":
-        return f"{op.name} {item.turn} in {op.group}"
-    number = f" number {item.call.index + op.shift}" if op.shift is not None else ""
-    return f"{op.kind} for event {op.event!r}{number}" if op.event else op.kind
-
-
-def _grid(rows: list[tuple[str, str, str, str]]) -> str:
-    heads = ("rank", "lane", "stuck at", "which is")
-    table = [heads, *rows]
-    widths = [max(len(row[column]) for row in table) for column in range(3)]
-    return "\n".join("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in table)
+            raise BadInput(f"the program deadlocks: {len(rows)} threads and lanes are stuck\n{grid(rows)}")

@@ -1,0 +1,32 @@
+"""Where a program is stuck, as a grid of text: for each thread and lane the op that it waits at, and what that is."""
+
+from __future__ import annotations
+
+from sim.lower.inflight import Item
+
+_SHOWN = 40
+"""Rows of the grid that a message shows."""
+
+
+def row(rank: int, lane: str, item: Item, behind: int | None = None) -> tuple[str, str, str, str]:
+    """A line of the grid: a lane says how many ops are `behind` the one that it waits at, a thread says nothing."""
+    after = "" if behind is None else f", {behind} ops behind it"
+    return f"r{rank}", lane, f"{item.call.at}/{item.op.id}", _which(item) + after
+
+
+def _which(item: Item) -> str:
+    op = item.op
+    if op.kind in ("send", "recv"):
+        return f"{op.kind} {item.turn} in {op.group}, peer {op.peer:+d}"
+    if op.kind == "collective":
+        return f"{op.name} {item.turn} in {op.group}"
+    number = f" number {item.call.index + op.shift}" if op.shift is not None else ""
+    return f"{op.kind} for event {op.event!r}{number}" if op.event else op.kind
+
+
+def grid(rows: list[tuple[str, str, str, str]]) -> str:
+    """The first rows as text in columns, below their heads."""
+    heads = ("rank", "lane", "stuck at", "which is")
+    table = [heads, *rows[:_SHOWN]]
+    widths = [max(len(line[column]) for line in table) for column in range(3)]
+    return "\n".join("  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[3]]) for line in table)
