@@ -47,6 +47,9 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
             Path | None, typer.Option("--groups", help="Communicator groups (JSON); unsaid: PREFIX.groups.json if it is there")
         ] = None,
         set_: Sets = None,
+        calibration: Annotated[
+            Path | None, typer.Option(help="Of a CPU host: its collectives, from a file that `steptwin probe` wrote")
+        ] = None,
         fail: Fail = None,
         without: Without = None,
         as_json: AsJson = False,
@@ -55,4 +58,4 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
         from sim.exchange.replay import replay as run
 
         edits = of_machine(set_, fail, without)
-        desk.show(run(prefix, on, groups=groups, edits=edits).to_dict(), as_json, "chakra replay")
+        desk.show(run(prefix, on, groups=groups, edits=edits, calibration=calibration).to_dict(), as_json, "chakra replay")

@@ -4,6 +4,17 @@ Every op becomes a node. What a lane, an event or a sync orders becomes a data d
 dependency. A launch is a node on the CPU; records, waits and syncs are dependencies alone. Ops that the launches of several kernels hold
 up start after the part of the launches that the engine lets them start after (`sim.engine.state.Item.ready`), so that the graph has the
 engine's times wherever nothing is shared. Collectives and messages have bytes and no duration: whoever runs the trace simulates them.
+What the schema has no field for stands in attributes that begin with `steptwin.`: lanes, exact seconds, and what ranks of one machine share
+(`sim.exchange.shares`). With them `sim.exchange.replay` on the same machine takes as long as one step of the program by itself, to 1e-9.
+
+What a trace cannot hold:
+- steps before and after: lanes begin idle. Where a host runs ahead of its GPU, or the input path fills, the step that `predict` reports, one
+  of many, is shorter;
+- other threads than the training one: input workers (their batches are there when they are asked for), the writer of asynchronous
+  checkpoints, and what cores and disk these take from it; a parameter server is refused;
+- output that does not come with every step, such as a checkpoint every 1,000: `predict` adds its mean;
+- which measurements collectives on CPU hosts rest on: a replay is given the same calibration;
+- memory: what ops allocate and free.
 """
 
 from __future__ import annotations
@@ -17,8 +28,10 @@ import msgspec
 from sim.bind import Setting
 from sim.cost.price import Cost, Pricer
 from sim.detail import STEPS
+from sim.engine.lanes import MEET
 from sim.exchange.chakra import Attr, Coll, Kind, encode, encode_attrs, write
 from sim.exchange.chakra import Node as Message
+from sim.exchange.shares import share_of
 from sim.lower.step import lower
 from sim.mesh import AXES
 from sim.plan import Output
@@ -62,16 +75,29 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
 def export_plan(setting: Setting, folder: Path, *, calibration: str | Path | None = None, ranks: tuple[int, ...] = ()) -> Exported:
     """The reported step of a plan as `folder`/MODEL.RANK.et, one for each rank (or for each of `ranks`), and `folder`/MODEL.groups.json.
 
-    Input workers are left out: ASTRA-sim has one CPU per device, and they would stand in the training thread's way.
+    Input workers are left out: ASTRA-sim has one CPU per device, and they would stand in the training thread's way. So is output that does
+    not come with every step.
     Raises `BadInput` for more than `MOST_RANKS` ranks, or ranks that the plan has not.
     """
-    plan = msgspec.structs.replace(setting.plan, output=Output())
+    plan = msgspec.structs.replace(setting.plan, output=_each_step(setting.plan.output))
     program = lower(plan, setting.network, setting.framework, setting.topology.kind, STEPS)
-    return export_program(program, pricer_for(setting, calibration), folder, ranks=ranks, step=STEPS - 1)
+    framework = setting.framework.name
+    return export_program(program, pricer_for(setting, calibration), folder, ranks=ranks, step=STEPS - 1, framework=framework)
 
 
-def export_program(program: Program, pricer: Pricer, folder: Path, *, ranks: tuple[int, ...] = (), step: int | None = None) -> Exported:
-    """The training threads of a program (`step`: one of its optimizer steps alone), priced by `pricer`."""
+def _each_step(output: Output) -> Output:
+    """The output that comes with every step."""
+    rare = {name: 0 for name in output.__struct_fields__ if name.endswith("_every") and getattr(output, name) != 1}
+    return msgspec.structs.replace(output, **rare)
+
+
+def export_program(
+    program: Program, pricer: Pricer, folder: Path, *, ranks: tuple[int, ...] = (), step: int | None = None, framework: str = ""
+) -> Exported:
+    """The training threads of a program (`step`: one of its optimizer steps alone), priced by `pricer`.
+
+    Its collectives have the habits of `framework`, which the traces name.
+    """
     wanted = ranks or tuple(range(program.world))
     if len(wanted) > MOST_RANKS:
         raise BadInput(f"{len(wanted)} ranks are as many files; at most {MOST_RANKS} are written. Name the ranks, or export a smaller plan")
@@ -84,6 +110,8 @@ def export_program(program: Program, pricer: Pricer, folder: Path, *, ranks: tup
     groups = Groups(program)
     nodes = 0
     head: dict[str, Attr] = {"steptwin.durations": "alone", "steptwin.world": program.world, "steptwin.device": program.device}
+    if framework:
+        head["steptwin.framework"] = framework
     for rank in wanted:
         graph = Graph(program, pricer, groups, rank, step)
         nodes += write(Path(f"{prefix}.{rank}.et"), graph.messages(), head | {"rank": rank})
@@ -158,10 +186,12 @@ class Graph:
     # -- what the engine's rules (sim.engine.threads, sim.engine.lanes) make of each kind of op
 
     def _take(self, call: Call, op: Op) -> None:
+        cost = self.pricer.local(op, self.rank)
         if op.lane == HOST and op.kind not in ("record", "wait", "sync"):
+            if op.kind in MEET or (cost.uses and cost.seconds > 0):  # others run without a launch
+                self._launch(call, op, cost.host)
             self._tail(HOST, self._op(call, op, self._lane(HOST), ()))
             return
-        cost = self.pricer.local(op, self.rank)
         if op.kind == "record":
             self._launch(call, op, cost.host)
             self._mark(call, op, True).deps = self._lane(op.lane) or self._lane(HOST)
@@ -172,6 +202,8 @@ class Graph:
             self._lanes[op.lane] = (*self._lane(op.lane), self._mark(call, op, False))
         else:
             self._device(call, op, cost)
+        if op.blocking and op.lane != HOST:
+            self._lanes[HOST] = (*self._lane(HOST), *self._lane(op.lane))
 
     def _device(self, call: Call, op: Op, cost: Cost) -> None:
         """A kernel, copy or collective: after its lane's last op, and after so much of its launches as it needs."""
@@ -179,10 +211,7 @@ class Graph:
         self._launch(call, op, before)
         started = self._lane(HOST)
         self._launch(call, op, cost.host - before, ".launch.rest")
-        found = self._op(call, op, self._lane(op.lane), started)
-        self._tail(op.lane, found)
-        if op.blocking:
-            self._lanes[HOST] = (*self._lane(HOST), found)
+        self._tail(op.lane, self._op(call, op, self._lane(op.lane), started))
 
     def _sync(self, call: Call, op: Op, cost: Cost) -> None:
         """The thread waits: for an event, one lane or all; its own time passes meanwhile."""
@@ -238,6 +267,11 @@ class Graph:
         if known is None:
             attrs: dict[str, Attr] = {"is_cpu_op": op.lane == HOST, "steptwin.lane": op.lane, "steptwin.class": op.cls or op.kind}
             attrs["steptwin.seconds"] = cost.seconds
+            share = share_of(op, cost)
+            if share is not None:
+                attrs["steptwin.share"] = share
+                if cost.latency > 0:
+                    attrs["steptwin.latency"] = cost.latency
             if op.kind == "compute":
                 attrs |= {"num_ops": int(sum(work.flops for work in op.works)), "tensor_size": int(sum(work.bytes for work in op.works))}
             elif op.kind == "copy":

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from sim.exchange.chakra import Coll, Kind, Node
+from sim.exchange.shares import SHARES, Share
 from sim.mesh import AXES, Mesh
 from sim.program import COMPUTE, D2H, H2D, HOST, Call, Op, Program, Role
 from sim.work import MemoryBound
@@ -27,6 +29,18 @@ _COLLECTIVES = {Coll.reduce_scatter_block: "reduce_scatter"}
 _NEVER = (Coll.gather, Coll.scatter)
 
 
+class Taken(NamedTuple):
+    """What a node takes that needs no other rank."""
+
+    seconds: float
+    """With the machine to itself; `UNTIMED`: only FLOPs and bytes are known."""
+    latency: float = 0.0
+    """The first part of them, in which nothing is shared."""
+    share: Share | None = None
+    moved: float = 0.0
+    """Bytes."""
+
+
 class Workload(msgspec.Struct, frozen=True):
     """Traces of all ranks, read. `groups` by process group's name; the empty name means all ranks."""
 
@@ -35,6 +49,8 @@ class Workload(msgspec.Struct, frozen=True):
     groups: dict[str, tuple[int, ...]]
     alone: bool = False
     """Durations are those of kernels that nothing runs beside (what `sim.exchange.export` writes), not measured ones."""
+    framework: str = ""
+    """Whose habits the collectives have, where the traces say it."""
 
 
 class Communicators(Mesh, frozen=True):
@@ -180,15 +196,15 @@ class Order:
 
     # -- ops
 
-    def threads(self, agreed: dict[Meet, tuple[str, int]], seconds: dict[tuple[int, str], float]) -> dict[str, list[Op]]:
-        """Ops of the two threads. `agreed`: name and bytes of each collective; `seconds` takes what the nodes take, by (rank, op)."""
+    def threads(self, agreed: dict[Meet, tuple[str, int]], taken: dict[tuple[int, str], Taken]) -> dict[str, list[Op]]:
+        """Ops of the two threads. `agreed`: name and bytes of each collective; `taken` gets what the nodes take, by (rank, op)."""
         found: dict[str, list[Op]] = {HOST: [], ISSUE: []}
         for node in self.nodes:
             lane = self.lanes[node.id]
             ops = found[HOST if lane == HOST else ISSUE]
             for dep in self.waits[node.id]:
                 ops.append(Op(f"n{node.id}.after.n{dep}", "sync" if lane == HOST else "wait", lane, event=f"n{dep}", shift=0))
-            ops.append(self._op(node, lane, agreed, seconds))
+            ops.append(self._op(node, lane, agreed, taken))
             if node.id in self.marked:
                 ops.append(Op(f"n{node.id}.done", "record", lane, event=f"n{node.id}", shift=0))
         for lane, last in self.last.items():
@@ -196,7 +212,7 @@ class Order:
                 found[HOST].append(Op(f"end.{lane}", "sync", HOST, event=f"n{last}", shift=0))
         return found
 
-    def _op(self, node: Node, lane: str, agreed: dict[Meet, tuple[str, int]], seconds: dict[tuple[int, str], float]) -> Op:
+    def _op(self, node: Node, lane: str, agreed: dict[Meet, tuple[str, int]], taken: dict[tuple[int, str], Taken]) -> Op:
         name, cls = f"n{node.id}.{node.name}", str(node.attrs.get("steptwin.class", ""))
         if node.kind == Kind.COLL:
             what, size = agreed[self.meets[node.id]]
@@ -208,7 +224,7 @@ class Order:
                 raise BadInput(f"rank {self.rank}, node {node.id} exchanges with rank {peer}; there are ranks 0 to {self.world - 1}")
             kind, size = ("send" if node.kind == Kind.SEND else "recv"), self._whole(node, "comm_size")
             return Op(name, "send" if kind == "send" else "recv", lane, bytes=size, group="world", peer=peer - self.rank, cls=cls or "comm")
-        seconds[self.rank, name] = self._seconds(node)
+        taken[self.rank, name] = self._taken(node)
         moved = int(self._count(node, "tensor_size"))
         if lane == HOST:
             return Op(name, "host", HOST, cls=cls or "host")
@@ -223,6 +239,11 @@ class Order:
         if node.duration or not self._count(node, "num_ops"):
             return node.duration * 1e-6
         return UNTIMED
+
+    def _taken(self, node: Node) -> Taken:
+        seconds, latency = self._seconds(node), self._count(node, "steptwin.latency")
+        share = next((word for word in SHARES if word == node.attrs.get("steptwin.share")), None) if self.workload.alone else None
+        return Taken(seconds, min(latency, max(0.0, seconds)), share, self._count(node, "tensor_size"))
 
     def _count(self, node: Node, name: str) -> float:
         """A figure that a node may have; 0 where it has none that is finite and not negative."""
@@ -246,8 +267,8 @@ def _names() -> list[str]:
     return [one.name for one in Coll if one not in _NEVER]
 
 
-def program_of(workload: Workload) -> tuple[Program, dict[tuple[int, str], float]]:
-    """The program of a workload, and (rank, op) -> seconds of what needs no other rank (`UNTIMED`: only its FLOPs and bytes are known).
+def program_of(workload: Workload) -> tuple[Program, dict[tuple[int, str], Taken]]:
+    """The program of a workload, and what those of its ops take that need no other rank, by (rank, op).
 
     Raises `BadInput` for graphs with a cycle, unknown groups, and exchanges about which ranks disagree.
     """
@@ -255,16 +276,16 @@ def program_of(workload: Workload) -> tuple[Program, dict[tuple[int, str], float
     orders = [Order(workload, rank) for rank in range(world)]
     agreed = _agreed(orders)
     _matched(orders)
-    seconds: dict[tuple[int, str], float] = {}
+    taken: dict[tuple[int, str], Taken] = {}
     segments: dict[str, tuple[Op, ...]] = {}
     roles: dict[str, Role] = {}
     for order in orders:
         rank = f"r{order.rank}"
-        threads = order.threads(agreed, seconds)
+        threads = order.threads(agreed, taken)
         segments |= {f"{rank}.{thread}": tuple(ops) for thread, ops in threads.items()}
         roles[rank] = Role({thread: (Call(f"{rank}.{thread}", "chakra"),) for thread in threads})
     mesh = Communicators({axis: world if axis == "dp_replicate" else 1 for axis in AXES}, table=workload.groups)
-    return Program(workload.name, "cuda", mesh, segments, roles, tuple(f"r{rank}" for rank in range(world)), 1), seconds
+    return Program(workload.name, "cuda", mesh, segments, roles, tuple(f"r{rank}" for rank in range(world)), 1), taken
 
 
 def _agreed(orders: Sequence[Order]) -> dict[Meet, tuple[str, int]]:

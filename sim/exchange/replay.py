@@ -1,7 +1,8 @@
 """Chakra execution traces run here: computation as long as the trace says, the network simulated on a topology.
 
 What a node took comes from the trace (of a COMP_NODE without a duration: the roofline of the topology's device); collectives and
-messages are priced, and share links, as those of any program. Every rank is simulated by itself.
+messages are priced, and share links, as those of any program. What a trace of `sim.exchange.export` says that an op shares with other ranks
+of its machine (cores, disk, store, copies) is shared here. Every rank is simulated by itself.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import msgspec
 from sim.cost.price import Cost, Pricer
 from sim.engine.run import simulate
 from sim.exchange.chakra import Attr, Kind, Node, read
-from sim.exchange.graph import UNTIMED, Workload, program_of
+from sim.exchange.graph import UNTIMED, Taken, Workload, program_of
+from sim.exchange.shares import uses_of
 from sim.program import Op
 from sim.timeline import metrics
 from sim.trace import Trace
-from topologies.errors import BadInput
+from topologies.errors import BadInput, Refused
 from topologies.load import Topology, load_topology
 
 MOST_RANKS = 4096
@@ -55,7 +57,9 @@ def load_traces(prefix: str | Path, groups: str | Path | None = None) -> Workloa
             raise BadInput(
                 f"group {name[:40]!r} has the members {str(members)[:80]}: name each of ranks 0 to {len(ranks) - 1} once at most"
             )
-    return Workload(Path(prefix).name, tuple(ranks), found, head.get("steptwin.durations") == "alone")
+    return Workload(
+        Path(prefix).name, tuple(ranks), found, head.get("steptwin.durations") == "alone", str(head.get("steptwin.framework", ""))
+    )
 
 
 def _groups(path: Path, must: bool) -> dict[str, tuple[int, ...]]:
@@ -101,10 +105,10 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replay(prefix: str | Path, topology: Topology | str | Path, *, groups: str | Path | None = None, edits: tuple[str, ...] = (),
-           framework: str = "pytorch") -> Replay:  # fmt: skip
+           framework: str = "", calibration: str | Path | None = None) -> Replay:  # fmt: skip
     """Reads the traces PREFIX.RANK.et and simulates them on `topology`; see `load_traces` and `run_traces`."""
     workload, machine = load_traces(prefix, groups), load_topology(topology, edits)
-    trace = run_traces(workload, machine, framework=framework)
+    trace = run_traces(workload, machine, framework=framework, calibration=calibration)
     return Replay(
         workload=workload.name,
         topology=machine.name,
@@ -116,45 +120,69 @@ def replay(prefix: str | Path, topology: Topology | str | Path, *, groups: str |
     )
 
 
-def run_traces(workload: Workload, topology: Topology | str | Path, *, edits: tuple[str, ...] = (), framework: str = "pytorch") -> Trace:
-    """Simulates the traces on `topology` after `edits`; every rank by itself. The end of the trace is what the workload takes.
+def run_traces(
+    workload: Workload,
+    topology: Topology | str | Path,
+    *,
+    edits: tuple[str, ...] = (),
+    framework: str = "",
+    calibration: str | Path | None = None,
+) -> Trace:
+    """Simulates the traces on `topology`; every rank by itself. The end of the trace is what the workload takes.
 
-    Raises `BadInput` when the machine is too small, a group is not known, or ranks disagree about what they exchange.
+    Args:
+        edits: what-ifs on the topology.
+        framework: whose habits the collectives have; unsaid: the one that the traces name, or PyTorch.
+        calibration: what gloo's collectives took on this CPU host, as `steptwin probe` measured it.
+
+    Raises `BadInput` when the machine is too small, a group is not known, or ranks disagree about what they exchange, `Refused` for a
+    calibration on a machine with GPUs, `UnknownName` for a framework.
     """
     machine = load_topology(topology, edits)
     world = len(workload.ranks)
     if world > machine.gpus:
         raise BadInput(f"the traces are of {world} ranks, {machine.name} has {machine.gpus}. Use more machines")
-    program, seconds = program_of(workload)
-    return simulate(program, Replayed(_pricer(machine, framework, world), seconds, machine, workload.alone), fold=False)
+    program, taken = program_of(workload)
+    inner = _pricer(machine, framework or workload.framework or "pytorch", calibration, world)
+    return simulate(program, Replayed(inner, taken, machine, workload.alone), fold=False)
 
 
-def _pricer(machine: Topology, framework: str, world: int) -> Pricer:
+def _pricer(machine: Topology, framework: str, calibration: str | Path | None, world: int) -> Pricer:
     from sim.framework import load_framework
 
     if machine.kind == "cpu":
         from sim.cost.calibration import load_calibration
         from sim.cost.cpu_pricer import CpuPricer
 
-        return CpuPricer(machine, load_calibration(None))
+        return CpuPricer(machine, load_calibration(calibration))
     from sim.cost.gpu_pricer import GpuPricer
 
+    if calibration is not None:
+        raise Refused(
+            f"{machine.name} has GPUs: kernels take what the traces say, and what ranks exchange is priced from the machine's links. "
+            "A calibration has no effect on either: leave --calibration out"
+        )
     return GpuPricer(machine, load_framework(framework), None, world)
 
 
 class Replayed:
     """Prices of a workload: nodes as the trace says, what ranks exchange as the machine says."""
 
-    def __init__(self, inner: Pricer, seconds: Mapping[tuple[int, str], float], machine: Topology, alone: bool) -> None:
-        self._inner, self._seconds, self._machine, self._alone = inner, seconds, machine, alone
+    def __init__(self, inner: Pricer, taken: Mapping[tuple[int, str], Taken], machine: Topology, alone: bool) -> None:
+        self._inner, self._taken, self._machine, self._alone = inner, taken, machine, alone
         self.capacity = inner.capacity
 
     def local(self, op: Op, rank: int) -> Cost:
-        """The trace's time; nothing for what only orders."""
+        """The trace's time, and what it takes from the machine meanwhile; nothing for what only orders."""
         if op.kind not in ("compute", "copy", "host"):
             return Cost(0.0, "measured")
-        seconds = self._seconds[rank, op.id]
-        return Cost(self._roofline(op, rank), "assumed") if seconds == UNTIMED else Cost(seconds, "measured")
+        taken = self._taken[rank, op.id]
+        if taken.seconds == UNTIMED:
+            return Cost(self._roofline(op, rank), "assumed")
+        if taken.share is None:
+            return Cost(taken.seconds, "measured")
+        uses = uses_of(taken.share, taken.moved, taken.seconds - taken.latency, rank, self._machine)
+        return Cost(taken.seconds, "measured", taken.latency, uses)
 
     def _roofline(self, op: Op, rank: int) -> float:
         """FLOPs at the device's 16-bit peak, or bytes at its memory's rate, whichever takes longer: as ASTRA-sim does."""

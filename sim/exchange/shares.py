@@ -1,0 +1,48 @@
+"""What an op takes from its machine beside its lane, in words that hold on any machine.
+
+Durations in a trace are those of an op that has the machine to itself. Ranks of one machine share its cores, its disk, the store, and the
+links between host memory and their devices; Chakra's schema knows none of these, so the word stands in an attribute of the node
+(`steptwin.share`). How much the op takes while it runs follows: one core, or its bytes over the time that is not latency.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from sim.cost.price import Cost
+from sim.program import Op
+from topologies.graph import Topology
+
+Share = Literal["cores", "disk.read", "disk.write", "store.read", "store.write", "h2d", "d2h"]
+SHARES: tuple[Share, ...] = get_args(Share)
+Uses = tuple[tuple[str, float], ...]
+
+
+def share_of(op: Op, cost: Cost) -> Share | None:
+    """What a local op with this cost shares with other ranks of its machine; None: nothing."""
+    if not cost.uses or cost.seconds <= 0:
+        return None
+    _, _, what = cost.uses[0][0].partition(".")
+    for word in SHARES[:5]:
+        if what == word:
+            return word
+    return "d2h" if "d2h" in op.lane or "d2h" in op.how else "h2d"
+
+
+def uses_of(share: Share, moved: float, seconds: float, rank: int, machine: Topology) -> Uses:
+    """(resource, amount per second) of an op that moves `moved` bytes in `seconds` (without latency) on a rank of `machine`.
+
+    What comes from a store comes from the node's disk where the machine has none.
+    """
+    node = machine.node(rank)
+    if share == "cores":
+        return ((f"n{node}.cores", 1.0),)
+    if moved <= 0 or seconds <= 0:
+        return ()
+    rate = moved / seconds
+    if share in ("h2d", "d2h"):
+        return tuple((link, rate) for link in machine.host_path(rank, share == "h2d").links)
+    place, _, way = share.partition(".")
+    if place == "disk" or machine.store(node) is None:
+        return ((f"n{node}.disk.{way}", rate),)
+    return ((f"n{node}.store.{way}", rate), (f"store.{way}", rate))
