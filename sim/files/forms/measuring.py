@@ -1,0 +1,120 @@
+"""Published forms of what was measured, alone and beside its prediction: `run`, `probe`, `here`, `compare`, `twin`, `doctor`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from sim.files.forms.prediction import Predict
+from sim.files.forms.said import Said
+
+
+class Steps(Said, frozen=True, kw_only=True):
+    """Seconds of measured steps: median, 10th and 90th percentile."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+
+class ClassRow(Said, frozen=True, kw_only=True):
+    """Seconds per step and rank in a class of op; the error is signed and null where nothing was measured."""
+
+    cls: str
+    predicted: float
+    measured: float
+    ops: int
+    error: float | None
+
+
+class Aligned(Said, frozen=True, kw_only=True):
+    """A prediction beside one measured trace; `missing` and `extra` are ids of ops that only one of them has."""
+
+    predicted_step: float
+    measured_step: Steps
+    error: float
+    classes: list[ClassRow]
+    missing: list[str]
+    extra: list[str]
+
+
+class Compare(Said, frozen=True, kw_only=True):
+    """`steptwin compare --json`: the prediction, and beside it each trace by its origin."""
+
+    prediction: Predict
+    runs: dict[str, Aligned]
+
+
+class Twin(Said, frozen=True, kw_only=True):
+    """`steptwin twin --json`: the same for what was played and trained here; `calibration` is the file that the costs rest on."""
+
+    prediction: Predict
+    runs: dict[str, Aligned]
+    notes: list[str]
+    calibration: str
+
+
+class Run(Said, frozen=True, kw_only=True):
+    """`steptwin run --json`; `steps` are the seconds of each."""
+
+    how: str
+    folder: str
+    step_time_s: Steps
+    steps: list[float]
+
+
+class Probe(Said, frozen=True, kw_only=True):
+    """`steptwin probe --json`: the calibration file and how many measurements it holds."""
+
+    calibration: str
+    entries: int
+
+
+class HereRow(Said, frozen=True, kw_only=True):
+    """One plan on this machine: seconds of a step, predicted and measured (median, p10, p90); the error is signed."""
+
+    plan: str
+    kind: str
+    ranks: int
+    how: str
+    predicted: float
+    measured: float
+    low: float
+    high: float
+    error: float
+    predicted_bound: str
+    measured_bound: str
+    failed: str
+
+
+class Here(Said, frozen=True, kw_only=True):
+    """`steptwin here --json`: `ranked` of `pairs` are in the right order, `named` of `bounds` bottlenecks are named."""
+
+    rows: list[HereRow]
+    plans: int
+    failed: int
+    mean_error: float
+    pairs: int
+    ranked: int
+    bounds: int
+    named: int
+
+
+class Ability(Said, frozen=True, kw_only=True):
+    """What one verb needs that is missing, and the command that brings it."""
+
+    purpose: str = msgspec.field(name="for")
+    ready: str
+    missing: str
+    remedy: str
+
+
+class Doctor(Said, frozen=True, kw_only=True):
+    """`steptwin doctor --json`."""
+
+    python: str
+    platform: str
+    cores: int
+    devices: list[str]
+    versions: dict[str, str]
+    rows: list[Ability]

@@ -1,0 +1,110 @@
+"""Published forms of what is worth changing, and what a run takes: `explain`, `sweep`, `capacity`, `faults`, `jobs`."""
+
+from __future__ import annotations
+
+from sim.files.forms.said import Said
+
+
+class Sensitivity(Said, frozen=True, kw_only=True):
+    """What a faster resource is worth: by which share the step changes if it is 10 % faster, and the step in seconds if it takes no time."""
+
+    resource: str
+    ten_percent: float
+    infinitely_fast: float
+    elasticity: float
+
+
+class Change(Said, frozen=True, kw_only=True):
+    """A change of plan as `--set` words, the step that it gives, and the share of the step that it saves."""
+
+    overrides: list[str]
+    step_time_s: float
+    gain: float
+
+
+class Explain(Said, frozen=True, kw_only=True):
+    """`steptwin explain --json`; `path`: (class of op, seconds) along the critical path, longest first."""
+
+    step_time_s: float
+    verdict: str
+    path: list[tuple[str, float]]
+    sensitivities: list[Sensitivity]
+    changes: list[Change]
+
+
+class SweepRow(Said, frozen=True, kw_only=True):
+    """One plan of a sweep: seconds, peak bytes, samples per second, money per million samples."""
+
+    key: str
+    outcome: str
+    step_time: float | None
+    memory: int | None
+    mfu: float | None
+    rate: float | None
+    gpus: int | None
+    cost: float | None
+
+
+class Sweep(Said, frozen=True, kw_only=True):
+    """`steptwin sweep --json`: plans that run, fastest first, and those that no other beats."""
+
+    rows: list[SweepRow]
+    front: list[SweepRow]
+    counts: dict[str, int]
+    best: str
+    file: str
+
+
+class Capacity(Said, frozen=True, kw_only=True):
+    """`steptwin capacity --json`: seconds, joules, money in the price file's unit."""
+
+    gpus: int
+    topology: str
+    steps: int
+    step_time_s: float
+    productive_s: float
+    elapsed_s: float
+    days: float
+    goodput: float
+    failures: int
+    checkpoint_interval_s: float
+    gpu_hours: float
+    energy_j: float | None
+    money: float | None
+    fits: bool
+
+
+class FaultRow(Said, frozen=True, kw_only=True):
+    """The step with one fault, and how many times longer it is."""
+
+    fault: str
+    step_time_s: float
+    slowdown: float
+
+
+class Faults(Said, frozen=True, kw_only=True):
+    """`steptwin faults --json`; `step_time_s` is the step without any fault."""
+
+    plan: str
+    topology: str
+    step_time_s: float
+    rows: list[FaultRow]
+
+
+class JobRow(Said, frozen=True, kw_only=True):
+    """A job's step alone and beside the others, in seconds, for one placement."""
+
+    placement: str
+    job: str
+    plan: str
+    ranks: list[int]
+    alone_s: float
+    together_s: float
+    slowdown: float
+
+
+class Jobs(Said, frozen=True, kw_only=True):
+    """`steptwin jobs --json`."""
+
+    topology: str
+    rows: list[JobRow]

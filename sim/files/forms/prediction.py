@@ -1,0 +1,144 @@
+"""Published forms of a predicted step: `predict`, and its variants in `spread` and `study`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from sim.files.forms.said import Said
+
+
+class Band(Said, frozen=True, kw_only=True):
+    """Seconds between which a value lies with probability `level`."""
+
+    low: float
+    high: float
+    level: float
+
+
+class ModelFigures(Said, frozen=True, kw_only=True):
+    """The model; FLOPs of one optimizer step count a multiply-add as two."""
+
+    name: str
+    parameters: int
+    flops_per_step: float
+
+
+class Parts(Said, frozen=True, kw_only=True):
+    """Seconds of a step by class; they sum to the step."""
+
+    compute_s: float
+    exposed_comm_s: float
+    bubble_s: float
+    host_s: float
+    data_s: float
+    optimizer_s: float
+    output_s: float
+
+
+class Sources(Said, frozen=True, kw_only=True):
+    """Shares of the step by what its costs rest on; they sum to 1."""
+
+    measured: float
+    fitted: float
+    assumed: float
+
+
+class Memory(Said, frozen=True, kw_only=True):
+    """Peak bytes of the fullest rank, by what they are; they sum to `peak_memory_bytes`. `stage`: its pipeline rank."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    working: int
+    gathered: int
+    context: int
+    stage: int
+
+
+class Missing(Said, frozen=True, kw_only=True):
+    """Bytes that the plan needs and that the device has, and changes that would make it fit."""
+
+    needed: int
+    available: int
+    remedies: list[str]
+
+
+class Sync(Said, frozen=True, kw_only=True):
+    """A place where the host waits for the device: how often in a step, for how many seconds, and by how many the step is longer."""
+
+    op: str
+    where: str
+    per_step: float
+    seconds: float
+    adds: float | None
+
+
+class Predict(Said, frozen=True, kw_only=True):
+    """`steptwin predict --json`."""
+
+    step_time_s: float
+    interval_s: Band
+    mark: Literal["calibrated", "interpolated", "extrapolated"]
+    mark_reasons: list[str]
+    """Why it is extrapolated."""
+    samples_per_s: float
+    tokens_per_s: float | msgspec.UnsetType = msgspec.UNSET
+    """Models with sequences."""
+    tokens_per_s_per_gpu: float | msgspec.UnsetType = msgspec.UNSET
+    samples_per_s_per_gpu: float | msgspec.UnsetType = msgspec.UNSET
+    """Models without."""
+    model_flops_per_gpu_per_s: float
+    mfu: float | None
+    """Of the dense peak of the plan's precision; null where the device states none."""
+    model: ModelFigures
+    peak_memory_bytes: int
+    memory: Memory
+    fits: bool
+    does_not_fit: Missing | None
+    breakdown: Parts
+    critical_path: list[dict[str, Any]]
+    syncs: list[Sync]
+    sources: Sources
+    warnings: list[str]
+    gpus: int
+    topology: str
+    plan: dict[str, Any]
+
+
+class Spread(Said, frozen=True, kw_only=True):
+    """`steptwin spread --json`: seconds of a step over all draws; `without` is the step without noise."""
+
+    p50: float
+    p95: float
+    p99: float
+    mean: float
+    without: float
+    seed: int
+    jitter: dict[str, float]
+    samples: list[float]
+
+
+class StudyRow(Said, frozen=True, kw_only=True):
+    """One variant of a study: seconds per step; `cpu_busy` is a share of all cores."""
+
+    variant: str
+    topology: str
+    ranks: int
+    step_s: float
+    data_s: float
+    exposed_comm_s: float
+    comm_s: float
+    output_s: float
+    sync_s: float
+    cpu_busy: float
+    bottleneck: str
+    sources: str
+
+
+class Study(Said, frozen=True, kw_only=True):
+    """`steptwin study NAME --json`."""
+
+    rows: list[StudyRow]
