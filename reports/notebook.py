@@ -91,7 +91,7 @@ def prediction_html(found: Prediction) -> str:
     """Headline and breakdown."""
     from msgspec.structs import asdict
 
-    from reports.comparison import headline
+    from reports.prediction import headline
 
     title = f"{found.plan.name or found.plan.model_name} on {found.topology}, {found.gpus} ranks: predicted"
     return _table(title, [(name, value, note) for value, name, note in headline(found.to_dict())]) + _bar(asdict(found.breakdown))
@@ -158,7 +158,7 @@ def _traced(found: Prediction) -> Any:
 
 def _memory(found: Prediction) -> go.Figure:
     """Bytes over time do not depend on links, so that the machine's name is enough."""
-    from reports.figures import memory_line
+    from reports.memory import memory_line
     from sim.bind import bind
     from sim.memory.timeline import memory_timelines
     from sim.timeline.metrics import window
@@ -196,17 +196,17 @@ _SHOWN: dict[str, tuple[Callable[[Any], str], dict[str, Callable[[Any], Any]]]] 
         prediction_html,
         {
             "timeline": _timeline,
-            "breakdown": _drawn("figures", "breakdown_bar", _breakdown),
+            "breakdown": _drawn("shares", "breakdown_bar", _breakdown),
             "memory": _memory,
-            "sources": _drawn("figures", "sources_bar", lambda found: (found.sources,)),
+            "sources": _drawn("shares", "sources_bar", lambda found: (found.sources,)),
         },
     ),
     "sim.align.Comparison": (
         comparison_html,
         {
-            "classes": _drawn("figures", "class_errors", lambda found: (found,)),
-            "waterfall": _drawn("figures", "waterfall", lambda found: (found,)),
-            "ops": _drawn("figures", "scatter", lambda found: (found,)),
+            "classes": _drawn("deviation", "class_errors", lambda found: (found,)),
+            "waterfall": _drawn("deviation", "waterfall", lambda found: (found,)),
+            "ops": _drawn("deviation", "scatter", lambda found: (found,)),
         },
     ),
     "sim.planning.sweep.Sweep": (

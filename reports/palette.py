@@ -42,6 +42,8 @@ WORDS = {
     "output_s": "output",
 }
 """What people call the classes of a breakdown."""
+PREDICTED = "#D55E00"
+"""Lines that say what was predicted, or what may not be passed."""
 
 
 def colour(cls: str) -> str:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from reports.figures import PREDICTED
-from reports.palette import colour
+from reports.palette import PREDICTED, colour
 from reports.words import safe
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ SPACE = {"parallel.dp_shard": ("1", "2"), "parallel.tp": ("1", "2"), "batch.micr
 
 def products(folder: Path) -> dict[str, str]:
     """What the tool gives for the plans above -> SHA-256 of its bytes."""
-    from reports.comparison import prediction_page
+    from reports.prediction import prediction_page
     from reports.scene import scene
     from reports.sweep import sweep_page
     from reports.tables import show

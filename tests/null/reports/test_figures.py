@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from reports.capacity import days, scaling
 from reports.collective import bandwidth
 from reports.coordinates import MOST, axes, bands, coordinates, settings
-from reports.figures import clip, envelope, memory_line, scatter, step_times, waterfall
+from reports.deviation import scatter, step_times, waterfall
+from reports.memory import clip, envelope, memory_line
 from reports.page import Page
 from reports.words import count, gib, safe, seconds, short, volume
 from sim.align import ClassError, Comparison, Measured, Pair
