@@ -15,7 +15,7 @@ import msgspec
 
 from sim.bind import Setting, bind
 from sim.plan import Plan
-from sim.planning.jobs import ENOUGH, steps_beside
+from sim.planning.beside import ENOUGH, steps_beside
 from sim.tables import Tabular
 from topologies.errors import BadInput
 from topologies.load import Topology, load_topology

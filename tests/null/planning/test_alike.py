@@ -9,9 +9,10 @@ import pytest
 from sim.bind import Setting, bind
 from sim.detail import STEPS
 from sim.lower.step import lower
-from sim.planning import jobs
+from sim.planning import beside
 from sim.planning.alike import Placed, stand_ins
 from sim.planning.faults import faults
+from sim.planning.places import PlacedPricer, placed
 from sim.pricer import pricer_for
 from topologies.load import load_topology
 
@@ -43,7 +44,7 @@ def _settings(split: dict[str, int], edit: str, on: str = "3x dgx-h100") -> Sett
 def _stand_ins(setting: Setting) -> list[int]:
     program = lower(setting.plan, setting.network, setting.framework, setting.topology.kind, STEPS)
     ranks = tuple(range(setting.plan.world))
-    return stand_ins([Placed(program, jobs._Placed(pricer_for(setting), ranks, setting.topology), ranks)], setting.topology)[0]
+    return stand_ins([Placed(program, PlacedPricer(pricer_for(setting), ranks, setting.topology), ranks)], setting.topology)[0]
 
 
 def one_by_one(placed: list[Placed], _: object) -> list[list[int]]:
@@ -69,19 +70,19 @@ def test_jobs_together_as_rank_by_rank(
     settings = [
         bind(BASE | {"parallel": split, "batch": {"global": 2 * next(iter(split.values())), "micro": 2}}, machine) for split in splits
     ]
-    places = jobs.placed([s.plan.world for s in settings], machine, how)
-    found = jobs.steps_beside(list(zip(settings, places, strict=True)), [4, 4])
-    monkeypatch.setattr(jobs, "stand_ins", one_by_one)
-    assert found == pytest.approx(jobs.steps_beside(list(zip(settings, places, strict=True)), [4, 4]), rel=1e-9)
+    places = placed([s.plan.world for s in settings], machine, how)
+    found = beside.steps_beside(list(zip(settings, places, strict=True)), [4, 4])
+    monkeypatch.setattr(beside, "stand_ins", one_by_one)
+    assert found == pytest.approx(beside.steps_beside(list(zip(settings, places, strict=True)), [4, 4]), rel=1e-9)
 
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("split", SPLITS, ids=lambda split: "-".join(f"{k}{v}" for k, v in split.items()))
 def test_together_as_rank_by_rank(split: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     edits = EDITS[SPLITS.index(split) % 4 :: 4]
-    found = [jobs.steps_beside([(s, tuple(range(24)))], [3])[0] for s in (_settings(split, edit) for edit in edits)]
-    monkeypatch.setattr(jobs, "stand_ins", one_by_one)
-    each = [jobs.steps_beside([(s, tuple(range(24)))], [3])[0] for s in (_settings(split, edit) for edit in edits)]
+    found = [beside.steps_beside([(s, tuple(range(24)))], [3])[0] for s in (_settings(split, edit) for edit in edits)]
+    monkeypatch.setattr(beside, "stand_ins", one_by_one)
+    each = [beside.steps_beside([(s, tuple(range(24)))], [3])[0] for s in (_settings(split, edit) for edit in edits)]
     assert found == pytest.approx(each, rel=1e-9)
 
 
@@ -93,9 +94,9 @@ def test_pipelines_stand_for_those_on_equal_nodes(edit: str, simulated: int, mon
     setting = bind(plan, "3x dgx-h100", (edit,) if edit else ())
     ranks = tuple(range(24))
     assert len(set(_stand_ins(setting))) == simulated
-    found = jobs.steps_beside([(setting, ranks)], [2])
-    monkeypatch.setattr(jobs, "stand_ins", one_by_one)
-    assert found == pytest.approx(jobs.steps_beside([(setting, ranks)], [2]), rel=1e-9)
+    found = beside.steps_beside([(setting, ranks)], [2])
+    monkeypatch.setattr(beside, "stand_ins", one_by_one)
+    assert found == pytest.approx(beside.steps_beside([(setting, ranks)], [2]), rel=1e-9)
 
 
 def test_a_broken_node_stays_apart() -> None:

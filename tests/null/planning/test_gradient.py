@@ -18,9 +18,10 @@ from sim.figures import figures_of_memory
 from sim.files.planfile import load_plan
 from sim.lower.step import lower
 from sim.planning import explain as explaining
-from sim.planning.explain import Change, Explanation, Sensitivity, Study, best_changes, explain
+from sim.planning.explain import Change, Explanation, best_changes, explain
 from sim.planning.gradient import gradient
 from sim.planning.scaled import COLLECTIVES, COMPUTE, HOST, KINDS, MEMORY, MESSAGES, Scaled, faster_links, link_kinds
+from sim.planning.sensitivity import Sensitivity, Study
 from sim.predict import predict_setting
 from sim.pricer import pricer_for
 from sim.program import Op

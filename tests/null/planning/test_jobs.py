@@ -11,8 +11,10 @@ from sim.bind import bind
 from sim.engine.run import simulate
 from sim.files.planfile import load_plan
 from sim.lower.step import lower
-from sim.planning import jobs as studied
-from sim.planning.jobs import ENOUGH, Jobs, _Placed, jobs, placed, steps_beside
+from sim.planning import beside
+from sim.planning.beside import ENOUGH, steps_beside
+from sim.planning.jobs import Jobs, jobs
+from sim.planning.places import PlacedPricer, placed
 from sim.pricer import pricer_for
 from sim.timeline.metrics import step_ends
 from topologies.errors import BadInput, Refused
@@ -89,13 +91,13 @@ def test_a_job_alone_takes_what_its_trace_takes() -> None:
     setting = bind(PLAN, "2x dgx-h100")
     ranks = tuple(range(setting.plan.world))
     program = lower(setting.plan, setting.network, setting.framework, setting.topology.kind, ENOUGH)
-    ends = step_ends(simulate(program, _Placed(pricer_for(setting), ranks, setting.topology), fold=False))
+    ends = step_ends(simulate(program, PlacedPricer(pricer_for(setting), ranks, setting.topology), fold=False))
     assert steps_beside([(setting, ranks)], [ENOUGH])[0] == pytest.approx((ends[3] - ends[1]) / 2, rel=1e-9)
 
 
 def test_more_ranks_than_can_be_simulated_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two-node groups that meet on a leaf's cables cannot be put together."""
-    monkeypatch.setattr(studied, "MOST_RANKS", 20)
+    monkeypatch.setattr(beside, "MOST_RANKS", 20)
     plan = {"model": "gpt2-124m", "batch": {"global": 24, "micro": 1}, "parallel": {"dp_shard": 12, "dp_replicate": 2, "zero": 3}}
     with pytest.raises(Refused, match="one by one"):
         jobs([plan, PLAN], "26x dgx-h100", ("compact",), edits=EDITS)

@@ -1,0 +1,163 @@
+"""What a step gains from a faster resource.
+
+Elasticities come from the critical path (`gradient`): what the step owes to the ops of a resource, and for a kind of link how much less
+each of these would cost on faster links. They are exact for small changes. Beside them stands what re-simulation says of 10 % more, and
+of a resource without limit: the two differ where another path becomes critical on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from sim.bind import Setting
+from sim.cost.price import Cost, Pricer
+from sim.engine.run import simulate
+from sim.planning.gradient import Gradient, gradient
+from sim.planning.scaled import HOST, KINDS, Scaled, faster_links, kind_of
+from sim.pricer import pricer_for
+from sim.program import Op, Program, full_id
+from sim.timeline.metrics import step_time
+from sim.trace import Span, Trace
+
+_FAST = 1e6
+_MORE = 1.1
+_LITTLE = 1.001
+"""Factor at which the prices of links are compared: small enough for a derivative."""
+
+
+class Sensitivity(msgspec.Struct, frozen=True):
+    """What the step gains from one faster resource. `infinitely_fast` in seconds; the others as a share of the step."""
+
+    resource: str
+    infinitely_fast: float
+    ten_percent: float
+    """With 10 % more of it, simulated."""
+    elasticity: float = 0.0
+    """Change of the step by a small change of the resource, both relative, from the critical path: -0.5 is half a percent less for each
+    percent more."""
+    path_ten_percent: float = 0.0
+    """With 10 % more of it, as the critical path alone says."""
+
+
+class Noted:
+    """A pricer that remembers which collectives and messages were asked for, to price them again elsewhere."""
+
+    def __init__(self, inner: Pricer) -> None:
+        self._inner = inner
+        self.capacity: Mapping[str, float] = inner.capacity
+        self.collectives: dict[tuple[int, int], tuple[Op, tuple[int, ...], int]] = {}
+        """By op and first member."""
+        self.messages: dict[tuple[int, int, int], tuple[Op, int, int, int]] = {}
+        """By bytes and both ends."""
+
+    def local(self, op: Op, rank: int) -> Cost:
+        """As the pricer says."""
+        return self._inner.local(op, rank)
+
+    def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
+        """As the pricer says, and noted."""
+        self.collectives[id(op), members[0]] = (op, members, siblings)
+        return self._inner.collective(op, members, siblings)
+
+    def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
+        """As the pricer says, and noted."""
+        self.messages[op.bytes, source, target] = (op, source, target, siblings)
+        return self._inner.message(op, source, target, siblings)
+
+    def slowdown(self, rank: int) -> tuple[float, float]:
+        """As the pricer says."""
+        return self._inner.slowdown(rank)
+
+
+class Study:
+    """One simulated run of a program, with what its step owes to each op."""
+
+    def __init__(self, setting: Setting, program: Program) -> None:
+        self.setting, self.program = setting, program
+        self.pricer = pricer_for(setting)
+        self.noted = Noted(self.pricer)
+        self.trace: Trace = simulate(program, self.noted, True, setting.foldable)
+        self.step = step_time(self.trace)
+        ranks = set(self.trace.ranks)
+        self.ops: dict[str, Op] = {
+            full_id(rank, call, op): op for rank in ranks for thread in program.threads(rank) for call, op in program.ops(rank, thread)
+        }
+        self.gradient: Gradient = gradient(self.trace, lambda rank: self.pricer.slowdown(rank)[0], self._cost_of)
+        self._present = {kind_of(span) for span in self.trace.spans}
+
+    def _cost_of(self, span: Span) -> Cost | None:
+        return self.pricer.local(self.ops[span.id], span.rank) if span.kind == "compute" else None
+
+    def owed(self) -> dict[str, float]:
+        """Share of the step that rests on each resource of `KINDS`; launches are the host's."""
+        found = dict.fromkeys(KINDS, 0.0)
+        for index, seconds in self.gradient.spans.items():
+            kind = kind_of(self.trace.spans[index])
+            found[kind] = found.get(kind, 0.0) + seconds / self.step
+        found[HOST] += self.gradient.launches / self.step
+        return found
+
+    def of_kind(self, kind: str, again: Callable[[Pricer], float]) -> Sensitivity:
+        """Of a resource of `KINDS`; what does not occur in the program changes nothing."""
+        if kind not in self._present and kind != HOST:
+            return Sensitivity(kind, self.step, 0.0)
+        owed = self.owed()[kind]
+        more = again(Scaled(self.pricer, kind, _MORE)) / self.step - 1.0
+        return Sensitivity(kind, again(Scaled(self.pricer, kind, _FAST)), more, -owed, owed * (1.0 / _MORE - 1.0))
+
+    def of_links(self, kind: str, again: Callable[[Pricer], float]) -> Sensitivity | None:
+        """Of a kind of link; None when nothing that the program exchanges or copies costs less on faster ones."""
+        by_path = {factor: self.on_links(kind, factor) for factor in (_LITTLE, _MORE)}
+        if all(change is None for change in by_path.values()):
+            return None
+        elasticity = (by_path[_LITTLE] or 0.0) / (_LITTLE - 1.0)
+        more = again(self._on(kind, _MORE)) / self.step - 1.0
+        return Sensitivity(f"{kind} links", again(self._on(kind, _FAST)), more, elasticity, by_path[_MORE] or 0.0)
+
+    def _on(self, kind: str, factor: float) -> Pricer:
+        return pricer_for(msgspec.structs.replace(self.setting, topology=faster_links(self.setting.topology, kind, factor)))
+
+    def on_links(self, kind: str, factor: float) -> float | None:
+        """Change of the step, as a share of it, when what is on its path costs what it does on faster links; None: nothing costs less."""
+        other = self._on(kind, factor)
+        ratios: dict[tuple[int, int], float] = {}
+        found, any_ = 0.0, False
+        for index, seconds in self.gradient.spans.items():
+            span = self.trace.spans[index]
+            if span.kind not in ("collective", "send", "recv", "copy"):
+                continue
+            op = self.ops[span.id]
+            ratio = ratios.get((id(op), span.rank))
+            if ratio is None:
+                ratio = ratios[id(op), span.rank] = self._ratio(op, span.rank, other)
+            any_ = any_ or ratio != 1.0
+            found += seconds / self.step * (ratio - 1.0)
+        return found if any_ or self._elsewhere(other) else None
+
+    def _elsewhere(self, other: Pricer) -> bool:
+        """Something costs less there, though it may not be on the path."""
+        return any(
+            other.collective(*asked).seconds != self.pricer.collective(*asked).seconds for asked in self.noted.collectives.values()
+        ) or any(other.message(*asked).seconds != self.pricer.message(*asked).seconds for asked in self.noted.messages.values())
+
+    def _ratio(self, op: Op, rank: int, other: Pricer) -> float:
+        """What an op costs there, over what it costs here."""
+        if op.kind == "copy":
+            mine, theirs = self.pricer.local(op, rank).seconds, other.local(op, rank).seconds
+        else:
+            members = self.program.mesh.group(op.group, rank)
+            if op.kind == "collective":
+                known = self.noted.collectives.get((id(op), members[0]))
+                if known is None:
+                    return 1.0
+                mine, theirs = self.pricer.collective(*known).seconds, other.collective(*known).seconds
+            else:
+                peer = members[(members.index(rank) + op.peer) % len(members)]
+                ends = (rank, peer) if op.kind == "send" else (peer, rank)
+                sent = self.noted.messages.get((op.bytes, *ends))
+                if sent is None:
+                    return 1.0
+                mine, theirs = self.pricer.message(*sent).seconds, other.message(*sent).seconds
+        return theirs / mine if mine > 0 else 1.0
