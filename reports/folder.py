@@ -10,10 +10,10 @@ from reports.capacity import capacity_page
 from reports.collective import collective_page
 from reports.comparison import comparison_page
 from reports.gpu import write_gpu
-from reports.machine import topology_page
 from reports.prediction import prediction_page
 from reports.scene import scene
 from reports.sweep import sweep_page
+from reports.topology import topology_page
 from reports.validation import write_validation
 from sim.align import Comparison
 from sim.files.chrome import write_trace

@@ -1,4 +1,4 @@
-"""The machine at one glance: who hangs on what, and the rates on the edges."""
+"""The machine as a figure: who hangs on what, and the rates on the edges."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from reports.layout import Spot, places_of
 from reports.links import group_of
-from reports.page import Card, Page
 from reports.words import ranks, safe
 from topologies.graph import Topology
-from topologies.summary import summary
 from topologies.units import show_duration, show_rate
-
-Spot = tuple[float, float]
-"""Where something is drawn: (x, y)."""
 
 COLOURS = {"nvlink": "#5a9f00", "xgmi": "#c0392b", "c2c": "#2e8b57", "pcie": "#0072B2", "numa": "#8e6fbf", "upi": "#8e6fbf"}
 COLOURS |= {"dram": "#999999", "net": "#D55E00", "spine": "#b8860b"}
@@ -26,75 +22,12 @@ _SHAPES |= {"dram": ("square-open", "#777777", 18), "nvswitch": ("star-diamond",
 _SHAPES |= {"leaf": ("triangle-up", "#b8860b", 22), "spine": ("triangle-up-open", "#b8860b", 22)}
 _PARTS = {"sw": "PCIe switch", "root": "PCIe root", "gpu": "GPU", "nic": "NIC", "dram": "host memory", "nvswitch": "NVSwitch"}
 _PARTS |= {"numa": "NUMA node", "leaf": "leaf switch", "spine": "spine switch"}
-_LINKS = {
-    "dram": "dram: memory of a socket",
-    "engine": "engine: copy engine of a GPU",
-    "nvlink": "nvlink: GPU to NVSwitch or GPU",
-    "xgmi": "xgmi: GPU to GPU",
-    "c2c": "c2c: CPU to GPU",
-    "pcie": "pcie: PCIe",
-    "numa": "numa: inside a socket",
-    "upi": "upi: between sockets",
-    "net": "net: NIC to network switch",
-    "spine": "spine: leaf to spine switch",
-}
-_PATHS = {
-    "LOC": "the rank itself",
-    "NVL": "NVLink",
-    "NVB": "NVLink through another GPU",
-    "C2C": "the link between CPU and GPU",
-    "PIX": "one PCIe switch",
-    "PXB": "several PCIe switches",
-    "PXN": "another GPU's NIC, reached by NVLink",
-    "PHB": "the CPU's PCIe root",
-    "SYS": "the link between sockets",
-    "NET": "the network",
-}
 _CROWD = 100
 """Links of one kind beyond which they are thin and only the legend and the hover text tell their rate."""
 _NAMES = 24
 """Parts of one kind beyond which their names are only in the hover text."""
 _SIDES = {"gpu": "middle left", "nic": "middle right", "dram": "bottom center", "sw": "middle left", "root": "middle left"}
 _SIDES |= {"socket": "bottom left", "numa": "middle left"}
-
-
-def topology_page(topology: Topology) -> str:
-    """One glance at a machine or cluster: the first node large with its network, devices, links, and how rank 0 reaches others."""
-    found = summary(topology)
-    device = f"{found['device']}, {found['memory']} at {found['memory bandwidth']}"
-    page = Page(topology.name, f"{ranks(topology.gpus)} on {topology.nodes} node{'s' if topology.nodes > 1 else ''}; {device}.")
-    page.cards(_cards(topology, found))
-    page.section(
-        "What is joined to what",
-        "The first node, host memory at the bottom, network on top. Rates are of one direction; hover an edge for both, and its latency.",
-    )
-    page.figure(machine(topology, 1))
-    page.section("Links of a node", "Each cable counts twice, once for each direction. Rate of one direction, latency of one hop.")
-    rows = [(_LINKS.get(row["link"], row["link"]), str(row["count"]), row["rate"], row["latency"]) for row in found["rows"]]
-    page.table(("kind", "directed links", "rate", "latency"), rows)
-    page.section("How rank 0 reaches other ranks", "Each kind of path once, in NCCL's words.")
-    page.table(
-        ("path", "first rank reached so"), [(f"{kind}: {_PATHS.get(kind, kind)}", way) for kind, way in found["paths from rank 0"].items()]
-    )
-    if found.get("source"):
-        page.note(f"Source of the description: {found['source']}")
-    return page.text("Made by StepTwin. Rates are decimal (1 GB/s = 1e9 bytes per second), in one direction.")
-
-
-def _cards(topology: Topology, found: Mapping[str, Any]) -> list[Card]:
-    nics = found["nics"]
-    cards: list[Card] = [
-        (f"{topology.ranks_per_node} x {found['device']}", "ranks of a node", f"{found['memory']} each, {found['memory bandwidth']}"),
-        (f"{found['sockets']} x {topology.host(0).name}", "host", f"{found['cores']} cores"),
-    ]
-    if nics:
-        cards.append((", ".join(f"{number} x {name}" for name, number in nics.items()), "network", "per node"))
-    peak = found.get("peak TFLOP/s")
-    if peak:
-        kind = "bf16" if "bf16" in peak else next(iter(peak))
-        rest = ", ".join(f"{name} {rate:,.0f}" for name, rate in peak.items() if name != kind)
-        cards.append((f"{peak[kind]:,.0f} TFLOP/s", f"peak, {kind} dense", rest))
-    return cards
 
 
 def machine(topology: Topology, nodes: int = 1, use: Mapping[str, float] | None = None) -> go.Figure:
@@ -105,7 +38,7 @@ def machine(topology: Topology, nodes: int = 1, use: Mapping[str, float] | None 
     """
     graph = topology.graph(nodes)
     graph.remove_nodes_from([name for name, data in graph.nodes(data=True) if data["kind"] == "engine"])
-    places = _places(graph)
+    places = places_of(graph)
     figure = go.Figure()
     for kind in dict.fromkeys(data["kind"] for _, _, data in graph.edges(data=True)):
         _edges(figure, graph, kind, places, use)
@@ -121,57 +54,6 @@ def machine(topology: Topology, nodes: int = 1, use: Mapping[str, float] | None 
         margin={"l": 30, "r": 30, "t": 60, "b": 60},
     )
     return figure
-
-
-def _places(graph: Any) -> dict[str, Spot]:
-    """(x, y) of each vertex: PCIe leaves side by side in tree order, each parent over the middle of its children."""
-    kinds: Mapping[str, str] = {name: data["kind"] for name, data in graph.nodes(data=True)}
-    below: dict[str, list[str]] = {}
-    for a, b, data in graph.edges(data=True):
-        if (data["kind"] in ("pcie", "c2c", "numa") and _depth(kinds[a]) < _depth(kinds[b])) or (
-            kinds[a] == kinds[b] == "sw" and a not in below.get(b, [])
-        ):
-            below.setdefault(a, []).append(b)
-    places: dict[str, Spot] = {}
-    width = [0.0]
-
-    def place(name: str, depth: int) -> float:
-        children = [child for child in below.get(name, []) if child not in places]
-        if not children:
-            x = width[0]
-            width[0] += 1
-        else:
-            xs = [place(child, depth + 1) for child in children]
-            x = sum(xs) / len(xs)
-        device = kinds[name] in ("gpu", "nic")
-        places[name] = (x, 5.0 + (0.35 if kinds[name] == "gpu" else 0.0) if device else 1.0 + 0.9 * depth)
-        return x
-
-    for name in [name for name in kinds if kinds[name] == "socket"]:
-        place(name, 0)
-        width[0] += 0.6
-    _place_rest(kinds, graph, places)
-    return places
-
-
-def _depth(kind: str) -> int:
-    return {"socket": 0, "numa": 1, "root": 2, "sw": 3, "gpu": 4, "nic": 4}.get(kind, 9)
-
-
-def _place_rest(kinds: Mapping[str, str], graph: Any, places: dict[str, Spot]) -> None:
-    """Memory below its owner; NVSwitches, leaves and spines above the middle of what they join."""
-    for kind, y in (("dram", 0.0), ("gpu", 5.35), ("nic", 5.0), ("nvswitch", 7.0), ("leaf", 8.0), ("spine", 9.2)):
-        names = [name for name, found in kinds.items() if found == kind and name not in places]
-        for i, name in enumerate(names):
-            xs = [places[n][0] for n in graph.predecessors(name) if n in places]
-            middle = sum(xs) / len(xs) if xs else float(i)
-            places[name] = (middle if kind != "spine" else _aside(places, i, len(names)), y)
-
-
-def _aside(places: Mapping[str, Spot], at: int, number: int) -> float:
-    """x of the `at`-th of `number` spines: spread over the width of what is drawn."""
-    xs = [x for x, _ in places.values()] or [0.0]
-    return min(xs) + (max(xs) - min(xs)) * (at + 0.5) / number
 
 
 def _edges(figure: go.Figure, graph: Any, kind: str, places: Mapping[str, Spot], use: Mapping[str, float] | None) -> None:

@@ -9,19 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import plotly.graph_objects as go
-
 from reports.page import Page
+from reports.published import distribution, scatter
+from reports.targets import TARGETS, missed
 from sim.files.runs import write_atomic
-
-TARGETS = {"mape": 0.12, "median_ape": 0.08, "bias": 0.04, "coverage": 0.97, "group": 0.18, "rank": 0.9}
-"""What the project sets out to reach (errors as fractions); groups count from 8 rows on."""
-INSIDE = (0.75, 0.85)
-"""Share of the measurements that the 80 % interval should hold."""
-_FEWEST = 8
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F8C9B", "#A6761D")
-_SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross")
-_LINE = "#8a97a6"
 
 
 def validation_page(summary: Mapping[str, Any], title: str = "Predicted against published training steps") -> str:
@@ -32,7 +23,7 @@ def validation_page(summary: Mapping[str, Any], title: str = "Predicted against 
         "Errors are (predicted - measured) / measured of the step time.",
     )
     page.cards(_headline(summary))
-    page.warnings(_missed(summary))
+    page.warnings(missed(summary))
     page.section(
         "Predicted against measured",
         "One point a published step; on the line both agree. Hover for the row and its plan, click a source to hide it.",
@@ -78,107 +69,6 @@ def _headline(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
             f"median of {len(ranks)} model and GPU pairs; least {ranks[0]:.3f}" if ranks else "no pair has enough plans",
         ),
     ]
-
-
-def _missed(summary: Mapping[str, Any]) -> list[str]:
-    """Targets that were not reached, in words."""
-    found = [
-        f"{words} is {summary[key]:.1%}; the target is {TARGETS[key]:.0%}"
-        for key, words in (("mape", "Mean error"), ("median_ape", "Median error"))
-        if summary[key] > TARGETS[key]
-    ]
-    if abs(summary["bias"]) > TARGETS["bias"]:
-        found.append(f"Bias is {summary['bias']:+.1%}; the target is within {TARGETS['bias']:.0%}")
-    if summary["coverage"] < TARGETS["coverage"]:
-        found.append(f"{summary['coverage']:.1%} of the rows are predicted; the target is {TARGETS['coverage']:.0%}")
-    low, high = INSIDE
-    if not low <= summary["interval"]["coverage"] <= high:
-        found.append(
-            f"The 80 % interval holds {summary['interval']['coverage']:.1%} of the measurements; the target is {low:.0%} to {high:.0%}"
-        )
-    for kind in ("family", "gpu"):
-        off = [
-            f"{name} {one['mape']:.1%}"
-            for name, one in summary[f"by_{kind}"].items()
-            if one["rows"] >= _FEWEST and one["mape"] > TARGETS["group"]
-        ]
-        if off:
-            found.append(f"Mean error above {TARGETS['group']:.0%} by {'GPU' if kind == 'gpu' else kind}: {', '.join(off)}")
-    ranks = [f"{name} {value:.2f}" for name, value in summary["rank_correlation"].items() if value < TARGETS["rank"]]
-    if ranks:
-        found.append(f"Rank correlation below {TARGETS['rank']}: {', '.join(ranks)}")
-    return found
-
-
-def scatter(predictions: Mapping[str, Mapping[str, Any]]) -> go.Figure:
-    """Predicted over measured seconds, both logarithmic, a colour and symbol for each source."""
-    figure = go.Figure()
-    times = [row[key] for row in predictions.values() for key in ("measured_s", "predicted_s")] or [1.0]
-    ends = [min(times) / 1.3, max(times) * 1.3]
-    for factor, dash, name in ((1.0, "solid", "equal"), (1.2, "dot", "20 % off"), (1 / 1.2, "dot", "")):
-        figure.add_trace(
-            go.Scatter(
-                x=ends,
-                y=[end * factor for end in ends],
-                mode="lines",
-                line={"color": _LINE, "width": 1, "dash": dash},
-                name=name,
-                showlegend=bool(name),
-                hoverinfo="skip",
-            )
-        )
-    groups: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
-    for row_id, row in predictions.items():
-        groups.setdefault(row["source"], []).append((row_id, row))
-    for index, (source, rows) in enumerate(sorted(groups.items(), key=lambda item: -len(item[1]))):
-        figure.add_trace(
-            go.Scatter(
-                x=[row["measured_s"] for _, row in rows],
-                y=[row["predicted_s"] for _, row in rows],
-                mode="markers",
-                name=f"{source} ({len(rows)})",
-                marker={"size": 6, "opacity": 0.75, "color": _COLOURS[index % len(_COLOURS)], "symbol": _SYMBOLS[index % len(_SYMBOLS)]},
-                text=[_hover(row_id, row) for row_id, row in rows],
-                hovertemplate="%{text}<extra></extra>",
-            )
-        )
-    axis = {"type": "log", "dtick": 1, "exponentformat": "none"}
-    figure.update_layout(
-        height=620, xaxis={**axis, "title": "measured, s"}, yaxis={**axis, "title": "predicted, s"}, legend={"itemsizing": "constant"}
-    )
-    return figure
-
-
-def _hover(row_id: str, row: Mapping[str, Any]) -> str:
-    error = row["predicted_s"] / row["measured_s"] - 1.0
-    return (
-        f"<b>{row_id}</b><br>{row['model']} on {row['gpu']}<br>{row['what']}<br>"
-        f"measured {row['measured_s']:.4g} s, predicted {row['predicted_s']:.4g} s ({error:+.1%})<br>"
-        f"80 %: {row['low_s']:.4g} to {row['high_s']:.4g} s, {row['mark']}"
-    )
-
-
-def distribution(summary: Mapping[str, Any]) -> go.Figure:
-    """Histograms of the signed errors, ours over the baseline's; what lies beyond -100 .. +100 % counts at the edge."""
-    rows, mfu = summary["predictions"].values(), summary["baseline_constant_mfu"]["mfu"]
-    ours = [row["predicted_s"] / row["measured_s"] - 1.0 for row in rows]
-    base = [row["ideal_s"] / mfu / row["measured_s"] - 1.0 for row in rows if row["ideal_s"] > 0 and mfu > 0]
-    figure = go.Figure()
-    for name, errors, colour in (("one MFU for everything", base, "#C9A25F"), ("StepTwin", ours, "#0072B2")):
-        figure.add_trace(
-            go.Histogram(
-                x=[max(-99.0, min(99.0, 100 * error)) for error in errors],
-                xbins={"start": -100, "end": 100, "size": 4},
-                name=name,
-                marker_color=colour,
-                opacity=0.65,
-                hovertemplate="%{x} %: %{y} rows<extra>" + name + "</extra>",
-            )
-        )
-    figure.update_layout(
-        barmode="overlay", height=320, xaxis_title="error, %", yaxis_title="rows", legend={"orientation": "h", "y": 1.1}, bargap=0.04
-    )
-    return figure
 
 
 def _group_rows(summary: Mapping[str, Any], name: str) -> list[tuple[str, ...]]:

@@ -3,7 +3,8 @@
 import networkx
 import pytest
 
-from reports.machine import _places, machine
+from reports.layout import places_of
+from reports.machine import machine
 from topologies.load import load_topology
 
 
@@ -39,7 +40,7 @@ def test_figure_names_every_part_and_rate(name: str) -> None:
     for vertex, data in graph.nodes(data=True):
         assert vertex.split("/", 1)[-1] in shown or data["kind"] == "engine"
     graph.remove_nodes_from([vertex for vertex, data in graph.nodes(data=True) if data["kind"] == "engine"])
-    places = _places(graph)
+    places = places_of(graph)
     assert len(set(places.values())) == len(places), "two parts are drawn on one spot"
     hover = [text for trace in figure.data for text in trace.hovertext or () if "<->" in text]
     assert len(hover) == len({frozenset(edge) for edge in graph.edges})

@@ -1,0 +1,42 @@
+"""What the project sets out to reach against published steps, and which of it was missed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+TARGETS = {"mape": 0.12, "median_ape": 0.08, "bias": 0.04, "coverage": 0.97, "group": 0.18, "rank": 0.9}
+"""What the project sets out to reach (errors as fractions); groups count from 8 rows on."""
+INSIDE = (0.75, 0.85)
+"""Share of the measurements that the 80 % interval should hold."""
+_FEWEST = 8
+
+
+def missed(summary: Mapping[str, Any]) -> list[str]:
+    """Targets that were not reached, in words."""
+    found = [
+        f"{words} is {summary[key]:.1%}; the target is {TARGETS[key]:.0%}"
+        for key, words in (("mape", "Mean error"), ("median_ape", "Median error"))
+        if summary[key] > TARGETS[key]
+    ]
+    if abs(summary["bias"]) > TARGETS["bias"]:
+        found.append(f"Bias is {summary['bias']:+.1%}; the target is within {TARGETS['bias']:.0%}")
+    if summary["coverage"] < TARGETS["coverage"]:
+        found.append(f"{summary['coverage']:.1%} of the rows are predicted; the target is {TARGETS['coverage']:.0%}")
+    low, high = INSIDE
+    if not low <= summary["interval"]["coverage"] <= high:
+        found.append(
+            f"The 80 % interval holds {summary['interval']['coverage']:.1%} of the measurements; the target is {low:.0%} to {high:.0%}"
+        )
+    for kind in ("family", "gpu"):
+        off = [
+            f"{name} {one['mape']:.1%}"
+            for name, one in summary[f"by_{kind}"].items()
+            if one["rows"] >= _FEWEST and one["mape"] > TARGETS["group"]
+        ]
+        if off:
+            found.append(f"Mean error above {TARGETS['group']:.0%} by {'GPU' if kind == 'gpu' else kind}: {', '.join(off)}")
+    ranks = [f"{name} {value:.2f}" for name, value in summary["rank_correlation"].items() if value < TARGETS["rank"]]
+    if ranks:
+        found.append(f"Rank correlation below {TARGETS['rank']}: {', '.join(ranks)}")
+    return found
