@@ -13,9 +13,10 @@ import msgspec
 from sim.accuracy.machines import machine_of
 from sim.accuracy.models import family_of, model_of
 from sim.accuracy.rows import Row
+from sim.accuracy.sizes import Sizes, sizes_of, stages_of
 from sim.accuracy.wording import compiled, framework_of_row, optimizer_of, overlap_of, precision_of, recompute_of, said, sharding_of
 from sim.plan import Batch, Comm, Data, Memory, Optimizer, Parallel, Plan
-from topologies.errors import BadInput, Refused
+from topologies.errors import BadInput
 
 _MEGATRON = (
     "megatron-2021",
@@ -29,11 +30,8 @@ _MEGATRON = (
 )
 _WITHOUT_SP = ("megatron-2021", "megatron-deepspeed", "oneflow")
 """Frameworks of before sequence parallelism (Korthikanti et al. 2022), or without."""
-_INTERLEAVING = ("megatron-lm", "megatron-core", "megatron-bridge", "nemo", "mlperf-nvidia", "torchtitan", "torchtitan-2024")
-"""Frameworks whose published pipelines interleave; the others have no such schedule, or had none then."""
 _SQUAD = 384
 """Tokens of a SQuAD example in BERT's fine-tuning scripts (--max_seq_length 384)."""
-
 
 _AHEAD = Data(workers=4, handover="none")
 """Images are decoded and sent to the device ahead of their step by all that the table's sources run (DALI's pipeline and its prefetch
@@ -53,19 +51,6 @@ class Case(msgspec.Struct, frozen=True):
     assumed: tuple[str, ...]
     edits: tuple[str, ...] = ()
     """What-ifs of the topology: GPUs that no machine of the catalog holds."""
-
-
-class Sizes(msgspec.Struct, frozen=True):
-    """Degrees of parallelism and batch of a row, complete and consistent."""
-
-    dp: int
-    tp: int
-    pp: int
-    vp: int
-    cp: int
-    ep: int
-    micro: int
-    batch: int
 
 
 def case_of(row: Row) -> Case:
@@ -128,92 +113,6 @@ def _seq_len(row: Row, framework: str, assumed: list[str]) -> int | None:
         assumed.append(f"sequences binned by length (LDDL): {size} tokens in the mean of up to {row.seq_len}")
         return size
     return row.seq_len
-
-
-def sizes_of(row: Row, assumed: list[str], framework: str = "megatron-core") -> Sizes:
-    """Completes what is missing and makes it multiply up to the GPUs. Raises `BadInput` where it cannot."""
-    if row.gpus is None:
-        raise BadInput("the number of GPUs is not stated")
-    if row.global_batch is None and row.micro_batch is None:
-        raise BadInput("neither global nor micro batch is stated")
-    if row.batch_unit.lower() == "tokens":
-        raise Refused("the batch is a budget of padded tokens: how many sentences a step holds is not stated")
-    tp, pp, cp = row.tp or 1, row.pp or 1, row.cp or 1
-    if row.gpus % (tp * pp * cp):
-        raise BadInput(f"tp x pp x cp = {tp} x {pp} x {cp} does not divide {row.gpus} GPUs")
-    dp = row.gpus // (tp * pp * cp)
-    if row.dp not in (None, dp):
-        assumed.append(f"dp = {row.dp} in the row, {dp} by the number of GPUs: the latter")
-    micro, batch = _batch(row, dp, assumed)
-    return Sizes(dp, tp, pp, _virtual(row, pp, batch // (micro * dp), framework, assumed), cp, row.ep or 1, micro, batch)
-
-
-def _batch(row: Row, dp: int, assumed: list[str]) -> tuple[int, int]:
-    """(micro, global) with global a multiple of micro x dp."""
-    micro, batch = row.micro_batch, row.global_batch
-    if batch is None:
-        batch = (micro or 1) * dp * (row.grad_accum or 1)
-        assumed.append(f"global batch not stated: {batch}")
-    if batch % dp:
-        rounded = max(dp, round(batch / dp) * dp)
-        assumed.append(f"global batch {batch} is no multiple of dp = {dp}: {rounded}")
-        batch = rounded
-    each = batch // dp
-    if micro is None:
-        micro = _micro(row, each)
-        assumed.append(f"micro-batch not stated: {micro}")
-    if each % micro:
-        fits = max(m for m in range(1, min(micro, each) + 1) if each % m == 0)
-        assumed.append(f"micro-batch {micro} does not divide {each} samples per rank: {fits}")
-        micro = fits
-    return micro, batch
-
-
-def _micro(row: Row, each: int) -> int:
-    """Pipelines and wide models take one sample at a time (the smallest bubble, the least memory); where layers are
-    recomputed on one stage, all samples fit at once, as in frameworks without accumulation; otherwise up to four."""
-    if (row.pp or 1) > 1 or (row.hidden or 0) >= 8192:
-        return 1
-    if row.recompute.startswith("full"):
-        return each
-    return next(size for size in (4, 2, 1) if each % size == 0)
-
-
-def _virtual(row: Row, pp: int, microbatches: int, framework: str, assumed: list[str]) -> int:
-    """Model chunks per rank: the row's, as far as the schedule and the layers allow; interleaving needs whole rounds."""
-    layers = row.n_layers or 1
-    if pp == 1:
-        return 1
-    if row.vp is None:
-        per = layers // pp
-        # Small chunks make small bubbles: two layers each, or one where a stage's layers are a prime number.
-        two = next((n for n in range(per, 1, -1) if per % n == 0 and per // n >= 2), 0)
-        chunks = 1 if microbatches % pp or framework not in _INTERLEAVING else two or per
-        assumed.append(f"interleaving not stated: {chunks} chunks per stage")
-        return chunks
-    if row.vp > 1 and (microbatches % pp or row.vp * pp > layers + 2):
-        assumed.append(f"{row.vp} chunks do not fit {microbatches} micro-batches on {pp} stages: plain 1F1B")
-        return 1
-    return row.vp
-
-
-def stages_of(layers: int, stages: int) -> tuple[int, ...] | None:
-    """Layers of each stage where they are uneven; None where they divide.
-
-    Two spare places belong to the embedding and the head (Megatron: account_for_embedding_in_pipeline_split,
-    account_for_loss_in_pipeline_split); otherwise early stages fill up and the last holds what is left (DeepSpeed's
-    and Megatron's layouts), or one each is taken off from the end.
-    """
-    if stages < 1 or layers % stages == 0:
-        return None
-    full = -(-layers // stages)
-    if layers + 2 == full * stages:
-        return (full - 1, *(full,) * (stages - 2), full - 1)
-    last = layers - full * (stages - 1)
-    if last >= 1:
-        return (*(full,) * (stages - 1), last)
-    short = full * stages - layers
-    return (*(full,) * (stages - short), *(full - 1,) * short) if full > 1 else None
 
 
 def _parallel(row: Row, sizes: Sizes, framework: str, stages: tuple[int, ...] | None, tp_overlap: bool, assumed: list[str]) -> Parallel:

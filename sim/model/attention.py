@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sim.model.check import divisible
-from sim.model.layers import dropout_kernels, elementwise, linear, norm
+from sim.model.elementwise import dropout_kernels, elementwise
+from sim.model.linear import linear
+from sim.model.norm import norm
 from sim.model.parts import Part
 from sim.model.share import Share
 from sim.work import Attention, Gemm, Work

@@ -6,8 +6,9 @@ from msgspec.structs import replace
 
 from sim.framework import Framework
 from sim.model import resnet, ssd
+from sim.model.activation import activation
 from sim.model.ends import loss
-from sim.model.layers import activation, linear
+from sim.model.linear import linear
 from sim.model.parts import Block, Part, Shape
 from sim.model.share import Share, share_of
 from sim.model.spec import Cnn

@@ -5,9 +5,10 @@ from __future__ import annotations
 from sim.framework import Framework
 from sim.model.attention import grouped_query
 from sim.model.decoder_spec import Decoder
+from sim.model.elementwise import residual
 from sim.model.ends import embedding, logits, loss
-from sim.model.layers import norm, residual
 from sim.model.mlp import mlp
+from sim.model.norm import norm
 from sim.model.parts import Block, Part, Shape
 from sim.model.share import Share, share_of
 

@@ -6,9 +6,11 @@ from msgspec.structs import replace
 
 from sim.framework import Framework
 from sim.model.attention import Heads, core, grouped_query, split_heads
+from sim.model.elementwise import elementwise, residual
 from sim.model.ends import embedding, logits, loss
-from sim.model.layers import elementwise, linear, norm, residual
+from sim.model.linear import linear
 from sim.model.mlp import mlp
+from sim.model.norm import norm
 from sim.model.parts import Block, Part, Shape
 from sim.model.share import Share, share_of
 from sim.model.spec import EncDec

@@ -7,10 +7,13 @@ import math
 from msgspec.structs import replace
 
 from sim.framework import Framework
+from sim.model.activation import activation
 from sim.model.attention import grouped_query
+from sim.model.elementwise import elementwise, residual
 from sim.model.ends import embedding, logits, loss
-from sim.model.layers import activation, elementwise, linear, norm, residual
+from sim.model.linear import linear
 from sim.model.mlp import mlp
+from sim.model.norm import norm
 from sim.model.parts import Block, Part, Shape
 from sim.model.share import Share, share_of
 from sim.model.spec import Encoder, Vit

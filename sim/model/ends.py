@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sim.model.layers import elementwise, linear
+from sim.model.elementwise import elementwise
+from sim.model.linear import linear
 from sim.model.parts import Part
 from sim.model.share import Share
 from sim.work import MemoryBound, Work

@@ -6,7 +6,9 @@ from msgspec.structs import replace
 
 from sim.model.attention import Heads, core, rope, split_heads
 from sim.model.decoder_spec import Mla
-from sim.model.layers import elementwise, linear, norm
+from sim.model.elementwise import elementwise
+from sim.model.linear import linear
+from sim.model.norm import norm
 from sim.model.parts import Part
 from sim.model.share import Share
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sim.model.decoder_spec import Decoder, Lora
-from sim.model.layers import elementwise
+from sim.model.elementwise import elementwise
 from sim.model.parts import Part
 from sim.model.share import Share
 from sim.work import Gemm, Work

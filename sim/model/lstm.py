@@ -9,8 +9,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from sim.framework import Framework
+from sim.model.elementwise import elementwise, residual
 from sim.model.ends import embedding, logits, loss
-from sim.model.layers import elementwise, linear, residual, weight_casts
+from sim.model.linear import linear, weight_casts
 from sim.model.parts import Block, Part, Shape
 from sim.model.share import Share, share_of
 from sim.model.spec import Seq2Seq

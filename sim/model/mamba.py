@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from sim.model.check import divisible
 from sim.model.decoder_spec import Mamba
-from sim.model.layers import elementwise, linear, norm
+from sim.model.elementwise import elementwise
+from sim.model.linear import linear
+from sim.model.norm import norm
 from sim.model.parts import Part
 from sim.model.share import Share
 from sim.work import Gemm, MemoryBound, Work

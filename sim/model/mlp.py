@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from sim.model.activation import GATED, activation
 from sim.model.check import divisible
-from sim.model.layers import GATED, activation, linear
+from sim.model.linear import linear
 from sim.model.parts import Part
 from sim.model.share import Share
 

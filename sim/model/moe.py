@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 
+from sim.model.activation import GATED, activation
 from sim.model.check import divisible
 from sim.model.decoder_spec import Moe
-from sim.model.layers import GATED, activation, elementwise, linear, weight_casts
+from sim.model.elementwise import elementwise
+from sim.model.linear import linear, weight_casts
 from sim.model.mlp import mlp
 from sim.model.parts import Part, Seam
 from sim.model.share import Share

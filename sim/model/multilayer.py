@@ -5,7 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 from sim.framework import Framework
-from sim.model.layers import activation, elementwise, linear
+from sim.model.activation import activation
+from sim.model.elementwise import elementwise
+from sim.model.linear import linear
 from sim.model.parts import Block, Part, Shape
 from sim.model.share import Share, share_of
 from sim.model.spec import Mlp

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from sim.model.ends import loss
-from sim.model.layers import linear
+from sim.model.linear import linear
 from sim.model.parts import Block, Part
 from sim.model.share import Share
 from sim.model.spec import Cnn

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from sim.model.layers import elementwise
+from sim.model.elementwise import elementwise
 from sim.model.parts import Block, Part
 from sim.model.resnet import residual_block, stem
 from sim.model.share import Share

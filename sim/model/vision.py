@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from sim.model.layers import elementwise, linear, weight_casts
+from sim.model.elementwise import elementwise
+from sim.model.linear import linear, weight_casts
 from sim.model.parts import Block, Part
 from sim.model.share import Share
 from sim.model.spec import Cnn

@@ -7,8 +7,10 @@ from __future__ import annotations
 import math
 
 from sim.framework import Framework
-from sim.model.layers import elementwise, linear, norm, residual, weight_casts
+from sim.model.elementwise import elementwise, residual
+from sim.model.linear import linear, weight_casts
 from sim.model.mlp import mlp
+from sim.model.norm import norm
 from sim.model.parts import Block, Part, Shape
 from sim.model.share import Share, share_of
 from sim.model.spec import TransformerXl

@@ -15,9 +15,9 @@ torch = pytest.importorskip("torch")
 from executor.capture import Input, capture  # noqa: E402
 from sim.framework import Framework  # noqa: E402
 from sim.model import ModelSpec, Network, Part, Shape, describe, load_model  # noqa: E402
+from sim.model.activation import activation  # noqa: E402
 from sim.model.decoder_spec import Moe  # noqa: E402
 from sim.model.families import decoder  # noqa: E402
-from sim.model.layers import activation  # noqa: E402
 from sim.model.lstm import lstm  # noqa: E402
 from sim.model.moe import moe  # noqa: E402
 from sim.model.share import share_of  # noqa: E402

@@ -12,10 +12,11 @@ from sim.accuracy.collectives import validate_collectives
 from sim.accuracy.memory import memory_scores
 from sim.accuracy.models import model_of
 from sim.accuracy.neusight import neusight_labels
-from sim.accuracy.plans import case_of, sizes_of
+from sim.accuracy.plans import case_of
 from sim.accuracy.published import published_rows
 from sim.accuracy.rows import Row, read_rows
 from sim.accuracy.score import constant_mfu, summarise
+from sim.accuracy.sizes import sizes_of
 from sim.accuracy.wording import sharding_of
 from sim.bind import bind
 from tests.null.accuracy.test_plans import row

@@ -1,0 +1,61 @@
+"""Kernels over elements: any, dropout, and the residual stream.
+
+As all parts of a model, for one rank. Rows x width count elements; what is saved follows PyTorch's autograd (a linear keeps its input, a norm
+its input, dropout a byte mask), which for the plain GPT gives 34 s b h + 5 a s^2 b bytes (Korthikanti et al. 2022, equation 1).
+"""
+
+from __future__ import annotations
+
+from sim.model.parts import Part
+from sim.model.share import Share
+from sim.work import MemoryBound, Work
+
+
+def elementwise(what: str, share: Share, elements: int, read: float, written: float, ops: float = 1.0, rows: int = 0) -> MemoryBound:
+    """A kernel over `elements`, moving `read` and `written` bytes for each."""
+    return MemoryBound(what, int(elements * read), int(elements * written), share.act, ops * elements, 1, rows)
+
+
+def dropout_kernels(share: Share, n: int, e: int) -> tuple[list[Work], list[Work]]:
+    """Dropout of `n` values of `e` bytes, forward and backward: one kernel each with a byte mask, or (`graph_operators`) what tf.nn.dropout is
+    made of: random numbers, + keep, floor, x / keep, times the mask in fp32; backward times the mask, / keep."""
+    if not share.framework.graph_operators or share.framework.compile:
+        return [elementwise("dropout", share, n, e, e + 1, 2.0)], [elementwise("dropout", share, n, e + 1, e, 2.0)]
+    divide, mask = elementwise("scale", share, n, e, e), elementwise("scale", share, n, e + 4, e)
+    random = [elementwise("zero", share, n, 0, 4), elementwise("add", share, n, 4, 4), elementwise("activation", share, n, 4, 4)]
+    return [*random, divide, mask], [mask, divide]
+
+
+def residual(share: Share, name: str, rows: int, width: int, *, dropout: bool, fork: bool = True) -> Part:
+    """Dropout and the add to the residual stream; backward sums the two gradients that meet at the fork.
+
+    `fused_residual`: one kernel (Megatron's bias + dropout + add). Under `compile` all of it lives in the next norm.
+    """
+    e, es, n = share.e, share.es, rows * width
+    habits = share.framework
+    backward: list[Work] = []
+    forward: list[Work] = []
+    if habits.compile:
+        pass
+    elif habits.fused_residual:
+        forward.append(elementwise("add", share, n, e + es, es + dropout, 3.0))
+        if dropout:
+            backward.append(elementwise("dropout", share, n, es + 1, e, 2.0))
+    else:
+        if dropout:
+            drop, back = dropout_kernels(share, n, e)
+            forward += drop
+            backward += back
+        forward.append(elementwise("add", share, n, e + es, es))
+        if es != e:
+            backward.append(elementwise("cast", share, n, es, e))
+    if fork and not habits.compile:
+        backward.append(elementwise("add", share, n, 2 * es, es))
+    return Part(
+        name=name,
+        forward=tuple(forward),
+        backward=tuple(backward),
+        cls="elementwise",
+        saved=n if dropout else 0,
+        modules=1 if dropout else 0,
+    )

@@ -1,0 +1,96 @@
+"""Linear layers, for one rank: their GEMMs, and the casts, quantisation and weight gradients around them.
+
+A linear keeps its input for backward (PyTorch's autograd). Rows x width count elements.
+"""
+
+from __future__ import annotations
+
+from sim.model.elementwise import elementwise
+from sim.model.parts import Part, Seam
+from sim.model.share import Share
+from sim.work import Gemm, MemoryBound, Work
+
+
+def weight_casts(share: Share, tensors: tuple[int, ...]) -> tuple[list[Work], list[Work]]:
+    """autocast: fp32 weights become 16-bit at each use, and their gradients fp32 again (torch autocast, one kernel a tensor)."""
+    if not share.autocast:
+        return [], []
+    down: list[Work] = [MemoryBound("cast", 4 * n, 2 * n, share.act) for n in tensors]
+    up: list[Work] = [MemoryBound("cast", 2 * n, 4 * n, share.act) for n in tensors]
+    return down, up
+
+
+def _quantise(share: Share, elements: int, fused: bool) -> list[Work]:
+    """fp8: a cast beside its transpose (Hopper's fp8 GEMM takes TN only), unless the producing kernel writes it."""
+    if not share.fp8 or fused:
+        return []
+    return [MemoryBound("cast", 2 * elements, 2 * elements, share.act)]
+
+
+def _weight_gradients(share: Share, m: int, k: int, widths: tuple[int, ...], dtype: str, bias: bool) -> list[Work]:
+    """Gradients of the weights over `m` rows, and of the biases."""
+    add = share.framework.accumulate_in_gemm
+    products: list[Work] = [Gemm(width, k, m, dtype, 1, "wgrad", add) for width in widths]
+    return products + [MemoryBound("reduce", m * width * share.e, width * share.e, share.act) for width in widths if bias]
+
+
+def linear(
+    share: Share,
+    name: str,
+    k: int,
+    n: int | tuple[int, ...],
+    *,
+    rows: int = 0,
+    bias: bool = False,
+    seam: Seam = "",
+    seam_bytes: int = 0,
+    low: bool = True,
+    stream: bool = False,
+    fused_input: bool = False,
+    fused_grad: bool = False,
+    saved_rows: int = 0,
+    frozen: bool = False,
+    modules: int = 1,
+    recompute: bool = False,
+) -> Part:
+    """`rows` x k times k x n; several `n` are several linears on one input.
+
+    `low`: runs in the block's low precision. `stream`: the input is of the residual stream (fp32 under autocast, so
+    it is cast). `fused_input`, `fused_grad`: the kernel before (after) writes fp8 itself. `saved_rows`: rows of the
+    input that are kept, where fewer than `rows` (sequence parallelism keeps its slice and gathers again).
+    """
+    widths = (n,) if isinstance(n, int) else n
+    m, act, low = rows or share.rows, share.act, low and share.fp8
+    dtype = share.gemm if low else share.core
+    tensors = tuple(size for width in widths for size in ((width * k, width) if bias else (width * k,)))
+    down, up = weight_casts(share, tensors)
+    cast = stream and share.autocast and not share.framework.compile
+    quiet = share.framework.compile
+    total = sum(widths)
+    forward: list[Work] = [*down, *([MemoryBound("cast", 4 * m * k, 2 * m * k, act)] * (len(widths) if cast else 0))]
+    backward: list[Work] = []
+    if low:
+        forward += _quantise(share, m * k, fused_input or quiet)
+        backward += _quantise(share, m * total, fused_grad or quiet)
+    forward += [Gemm(m, width, k, dtype) for width in widths]
+    backward += [Gemm(m, k, width, dtype, 1, "dgrad") for width in widths]
+    backward += [elementwise("add", share, m * k, 2 * share.e, share.e)] * (len(widths) - 1)
+    if cast:
+        backward.append(MemoryBound("cast", 2 * m * k, 4 * m * k, act))
+    wgrad = [] if frozen else [*_weight_gradients(share, m, k, widths, dtype, bias), *up]
+    slices = 0 if share.framework.tensor == "dtensor" else saved_rows  # DTensor keeps the gathered input
+    kept = (slices or m) * k * (1 if low else share.e)
+    return Part(
+        name=name,
+        forward=tuple(forward),
+        backward=tuple(backward),
+        wgrad=tuple(wgrad),
+        cls="gemm",
+        tensors=tensors,
+        frozen=frozen,
+        saved=0 if frozen else kept,
+        seam=seam,
+        seam_bytes=seam_bytes,
+        modules=modules + len(widths) - 1,
+        recompute=recompute,
+    )
