@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sim.exchange import chakra, wire
-from sim.exchange.chakra import Node, decode, encode, read, write
+from sim.exchange import tracefile, wire
+from sim.exchange.chakra import Node, decode, encode
+from sim.exchange.tracefile import read, write
 from topologies.errors import BadInput
 
 
@@ -81,6 +82,6 @@ def test_files_that_are_too_large_are_not_read(tmp_path: Path, monkeypatch: pyte
     write(path, [encode(Node(1, "n", 4))], {"schema": "x"})
     assert read(path)[0]["schema"] == "x"
     size = path.stat().st_size
-    monkeypatch.setattr(chakra, "LARGEST", size - 1)
+    monkeypatch.setattr(tracefile, "LARGEST", size - 1)
     with pytest.raises(BadInput, match=rf"a\.0\.et: it has {size} bytes, at most {size - 1} are read"):
         read(path)

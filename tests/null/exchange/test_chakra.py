@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from sim.bind import bind
-from sim.exchange.chakra import Coll, Kind, Node, encode, read, write
+from sim.exchange.chakra import Coll, Kind, Node, encode
 from sim.exchange.export import Exported, export_plan
+from sim.exchange.tracefile import read, write
 from topologies.errors import BadInput
 
 PLAN = {

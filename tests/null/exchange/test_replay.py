@@ -13,9 +13,12 @@ from sim.bind import Setting, bind
 from sim.cost.collective import collective_cost
 from sim.detail import STEPS
 from sim.engine.run import simulate
-from sim.exchange.chakra import Attr, Coll, Kind, Node, encode, write
+from sim.exchange.attributes import Attr
+from sim.exchange.chakra import Coll, Kind, Node, encode
 from sim.exchange.export import export_plan
-from sim.exchange.replay import load_traces, replay, run_traces
+from sim.exchange.replay import replay, run_traces
+from sim.exchange.tracefile import write
+from sim.exchange.workload import load_traces
 from sim.lower.step import lower
 from sim.plan import Output
 from sim.pricer import pricer_for

@@ -1,0 +1,36 @@
+"""Communicators as traces name them, and the tags of their messages."""
+
+from __future__ import annotations
+
+from sim.mesh import AXES
+from sim.program import Program
+
+_GROUPED = (*AXES, "dp", "grad", "fsdp", "world", "ep", "edp", "efsdp")
+"""Mesh axes in the order in which communicators and message tags count them."""
+
+
+class Groups:
+    """Communicators, numbered by axis and first member, so that ranks exported apart agree. All ranks together need no number: the
+    empty name means them."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.numbers: dict[tuple[int, ...], int] = {}
+        self._of: dict[tuple[str, int], tuple[int, ...]] = {}
+
+    def members(self, axis: str, rank: int) -> tuple[int, ...]:
+        """Ranks of the group of `rank` along a mesh axis, in group order."""
+        found = self._of.get((axis, rank))
+        if found is None:
+            found = self._of[axis, rank] = self.program.mesh.group(axis, rank)
+        return found
+
+    def name(self, axis: str, members: tuple[int, ...]) -> str:
+        """`pg_name` of a communicator."""
+        if len(members) == self.program.world:
+            return ""
+        return str(self.numbers.setdefault(members, _GROUPED.index(axis) * self.program.world + min(members) + 1))
+
+    def tag(self, axis: str, number: int) -> int:
+        """`comm_tag` of message `number` between two ranks along a mesh axis."""
+        return number * len(_GROUPED) + _GROUPED.index(axis)
