@@ -19,8 +19,8 @@ from executor.training.limits import check_stock
 from executor.usage import watched
 from executor.world import World
 from sim.bind import model_of
-from sim.files.planfile import check
 from sim.plan import Plan
+from sim.rules import check
 from sim.trace import Span, Trace
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from sim.bind import Setting
 from sim.engine.agenda import uncollected
 from sim.engine.shortcut import Shortcut
 from sim.engine.steps import Step, step_times
-from sim.files.planfile import mesh_of
 from sim.lower.short import Shortener
 from sim.lower.step import lower
 from sim.plan import Plan
 from sim.pricer import pricer_for
+from sim.rules import mesh_of
 
 STEPS = 2
 """The first step warms up what overlaps with its neighbours; the second is reported."""

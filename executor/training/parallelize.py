@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from executor.world import World
-from sim.files.planfile import mesh_of
 from sim.framework import Framework
 from sim.plan import Plan
+from sim.rules import mesh_of
 from topologies.errors import Refused
 
 if TYPE_CHECKING:

@@ -19,11 +19,11 @@ from executor.training.parallelize import clip, device_mesh, parallel_loss, para
 from executor.training.samples import Pair, Samples, loader_of
 from executor.world import World, set_precision
 from sim.bind import model_of, shape_of
-from sim.files.planfile import mesh_of
 from sim.framework import framework_of
 from sim.model.decoder_spec import Decoder
 from sim.model.spec import ModelSpec
 from sim.plan import Plan
+from sim.rules import mesh_of
 from topologies.errors import RunFailed
 
 if TYPE_CHECKING:

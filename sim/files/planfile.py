@@ -1,4 +1,4 @@
-"""Plan files: TOML in and out, overrides by dotted path, and the checks that span several keys."""
+"""Plan files: TOML in and out, and overrides by dotted path."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ from typing import Any
 
 import msgspec
 
-from sim.mesh import AXES, Mesh
 from sim.plan import Plan
+from sim.rules import check
 from topologies import units
-from topologies.errors import BadInput, Refused, UnknownName
+from topologies.errors import BadInput, UnknownName
 from topologies.table import parse_toml, read_toml
 
 _SIZES = ("comm.bucket", "data.sample")
 _TIMES = ("data.preprocess",)
 _LARGEST = 1 << 20
-MOST_MICROBATCHES = 100_000
-"""Of one step: half a minute of simulation. Nobody accumulates gradients over so many."""
 
 
 def load_plan(source: str | Path | Plan | dict[str, Any], overrides: tuple[str, ...] = ()) -> Plan:
@@ -198,55 +196,3 @@ def _toml(tree: dict[str, Any]) -> str:
         if isinstance(values, dict):
             top += ["", f"[{section}]", *(f"{key} = {show(value)}" for key, value in values.items())]
     return "\n".join(top) + "\n"
-
-
-def mesh_of(plan: Plan) -> Mesh:
-    """The mesh that the plan's sizes and placement make."""
-    named = [name.strip() for name in plan.parallel.placement.split(",")]
-    inner = [axis for name in named for axis in (("dp_shard", "dp_replicate") if name == "dp" else (name,))]
-    if sorted(inner) != sorted(AXES):
-        raise BadInput(f"parallel.placement = '{plan.parallel.placement}' must name tp, cp, dp and pp once each")
-    sizes = {axis: getattr(plan.parallel, axis) for axis in AXES}
-    return Mesh(sizes, tuple(reversed(inner)), plan.parallel.ep)
-
-
-def _check_stages(stages: tuple[int, ...], pp: int, chunks: int) -> None:
-    """The layout's own rule (`sim.model.stages.layout`), as far as it can be told without the model's number of layers."""
-    if len(stages) != pp * chunks:
-        raise BadInput(f"parallel.stages names {len(stages)} stages; pp = {pp} with {chunks} to a rank makes {pp * chunks}")
-    if min(stages[1:-1], default=1) < 1 or not sum(stages):
-        raise BadInput(
-            f"parallel.stages = {list(stages[:8])}: only the first and the last stage may be without layers (the embedding or the head alone)"
-        )
-
-
-def check(plan: Plan) -> Plan:
-    """Rules that span keys. Returns the plan; raises `BadInput` or `Refused`."""
-    p, ranks = plan.parallel, plan.data_ranks
-    mesh_of(plan)
-    per_step = plan.batch.micro * ranks
-    if plan.global_batch % per_step:
-        upper = -(-plan.global_batch // per_step) * per_step
-        near = f"{upper - per_step} or {upper}" if upper > per_step else f"{upper}"
-        raise BadInput(
-            f"batch.global = {plan.global_batch} is no multiple of batch.micro x dp_replicate x dp_shard = "
-            f"{plan.batch.micro} x {p.dp_replicate} x {p.dp_shard} = {per_step}. Use {near}"
-        )
-    if plan.microbatches > MOST_MICROBATCHES:
-        raise Refused(
-            f"batch.global = {plan.global_batch} makes {plan.microbatches:,} micro-batches in a step; at most {MOST_MICROBATCHES:,} are "
-            "simulated. Raise batch.micro or the data-parallel ranks, or lower batch.global"
-        )
-    if p.virtual_stages > 1 and p.schedule not in ("interleaved", "dualpipe"):
-        raise Refused(f'parallel.virtual_stages = {p.virtual_stages} needs schedule = "interleaved", not "{p.schedule}"')
-    if p.schedule == "interleaved" and p.pp > 1 and p.virtual_stages > 1 and plan.microbatches % p.pp:
-        raise Refused(
-            f"the interleaved schedule needs micro-batches ({plan.microbatches}) in multiples of pp = {p.pp}; change batch.global or batch.micro"
-        )
-    if p.stages is not None:
-        _check_stages(p.stages, p.pp, p.chunks)
-    if plan.update.mode != "sync" and (p.tp * p.pp * p.cp * p.ep > 1 or (p.zero or 0) > 0):
-        raise Refused(
-            f'update.mode = "{plan.update.mode}" holds a whole model on each rank: use it with tp = pp = cp = ep = 1 and zero = 0'
-        )
-    return plan

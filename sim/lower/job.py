@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from sim.files.planfile import mesh_of
 from sim.framework import Framework
 from sim.mesh import Mesh
 from sim.model.parts import Network, Part
 from sim.plan import Plan
+from sim.rules import mesh_of
 from sim.work import BYTES
 from topologies.errors import Refused
 

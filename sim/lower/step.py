@@ -50,7 +50,7 @@ def lower(
     """The program of `steps` optimizer steps of `plan` on every rank.
 
     Args:
-        plan: checked (`sim.files.planfile.check`).
+        plan: checked (`sim.rules.check`).
         network: the model on one rank of the plan's split.
         framework: with the plan's own words applied (`sim.framework.framework_of`).
         device: "cuda" or "cpu".

@@ -6,11 +6,11 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
-from sim.files.planfile import mesh_of
 from sim.framework import Framework
 from sim.memory.activations import Moment
 from sim.model.parts import Network
 from sim.plan import Plan
+from sim.rules import mesh_of
 from topologies.hardware import Cpu, Gpu
 from topologies.units import size
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sim.files.planfile import mesh_of
 from sim.framework import Framework
 from sim.memory.overhead import constants
 from sim.model.parts import Block, Network
 from sim.model.stages import Blocks
 from sim.plan import Plan
+from sim.rules import mesh_of
 from sim.work import BYTES
 
 

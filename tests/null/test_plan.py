@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.bind import bind
-from sim.files.planfile import check, dump_plan, dump_tree, from_tree, load_plan, mesh_of
+from sim.files.planfile import dump_plan, dump_tree, from_tree, load_plan
 from sim.framework import load_framework
 from sim.model.stages import layout
 from sim.plan import Batch, Comm, Data, Memory, Parallel, Plan
+from sim.rules import check, mesh_of
 from topologies.errors import BadInput, SteptwinError
 
 sizes = st.sampled_from([1, 2, 4])

@@ -12,7 +12,7 @@ from sim.accuracy.plans import case_of
 from sim.accuracy.rows import Row
 from sim.accuracy.sizes import sizes_of, stages_of
 from sim.accuracy.wording import framework_of_row, precision_of, recompute_of, sharding_of
-from sim.files.planfile import check
+from sim.rules import check
 from topologies.errors import BadInput, Refused
 
 LLAMA = Row(

@@ -9,8 +9,9 @@ from msgspec.structs import asdict
 
 import sim.detail
 import steptwin
-from sim.files.planfile import MOST_MICROBATCHES, load_plan
+from sim.files.planfile import load_plan
 from sim.predict import predict
+from sim.rules import MOST_MICROBATCHES
 from topologies.errors import Refused
 
 PLAN = {
