@@ -20,7 +20,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.hooks import RemovableHandle
 
-from executor.training.modules import part_name
+from executor.training.model import part_name
 from sim.trace import Span
 
 CLASSES = (

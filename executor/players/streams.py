@@ -15,9 +15,9 @@ import torch
 
 from executor.bodies import Body, body, spin
 from executor.players.arena import Arena, free_memory
+from executor.players.communication import Group, communication, make_groups
 from executor.players.events import Cuda
 from executor.players.feeder import Crossing, Kept, copy_file
-from executor.players.lanes import Group, communication, make_groups
 from executor.players.player import Player, now
 from executor.world import World
 from sim.program import HOST, Call, Op, Program

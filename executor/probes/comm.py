@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from executor.players.lanes import all_gather, reduce_scatter
+from executor.players.communication import all_gather, reduce_scatter
 from executor.probes.bench import Bench
 from executor.repeats import means
 

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from executor.bodies import dtype_of
-from executor.training.modules import Model, loss_of
+from executor.training.model import Model, loss_of
 from executor.training.parallelize import parallel_loss, parallelize, whole
 from executor.world import World
 from sim.framework import Framework

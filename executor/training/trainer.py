@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from executor.bodies import dtype_of
 from executor.training.handover import Handover
-from executor.training.modules import Model, loss_of
+from executor.training.model import Model, loss_of
 from executor.training.parallelize import clip, device_mesh, parallel_loss, parallelize, sharded_alone, whole
 from executor.training.samples import Pair, Samples, loader_of
 from executor.world import World, set_precision

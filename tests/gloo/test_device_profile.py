@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from executor.collect import Event, spans_of
-from executor.players.lanes import DOWN, MESSAGES, Group, message_group
+from executor.players.communication import DOWN, MESSAGES, Group, message_group
 from sim.program import Op
 
 MAIN, ENGINE, STREAM = 100, 200, 7

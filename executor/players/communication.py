@@ -1,0 +1,105 @@
+"""Collectives and messages of a program as calls of torch.distributed, and the process groups that they go through.
+
+Every (lane, mesh axis) has a process group of its own, so that lanes never overtake each other inside one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from executor.players.arena import Arena
+from sim.program import Op, Program
+from topologies.errors import BadInput
+
+# torch 2.13 renames these two; earlier releases have the old names only.
+all_gather: Callable[..., dist.Work | None] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter: Callable[..., dist.Work | None] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+Issue = Callable[[], Callable[[], dist.Work | None]]
+"""Called in program order by the host thread; gives what starts the communication, at once or later on a lane's thread."""
+Group = tuple[dist.ProcessGroup | None, tuple[int, ...]]
+
+MEETING = ("collective", "send", "recv")
+MESSAGES = "messages"
+"""All messages along one mesh axis share a process group: the k-th send of a pair meets the k-th receive, whatever their lanes."""
+DOWN = "messages.down"
+"""NCCL runs the messages of a pair of ranks one after the other, whichever way they go: two ranks that both send first would wait for each
+other for ever. There, messages from a later rank of the axis to an earlier one have a group of their own."""
+
+
+def make_groups(program: Program, rank: int, apart: bool = False) -> dict[tuple[str, str], Group]:
+    """A process group for each (lane, mesh axis); every rank makes all of them, in the same order. `apart`: messages have one for each
+    direction (`DOWN`)."""
+    meeting = [op for ops in program.segments.values() for op in ops if op.kind in MEETING]
+    pairs = sorted({(op.lane if op.kind == "collective" else MESSAGES, op.group) for op in meeting})
+    pairs += [(DOWN, axis) for lane, axis in pairs if lane == MESSAGES and apart]
+    found: dict[tuple[str, str], Group] = {}
+    for lane, axis in pairs:
+        for ranks in program.mesh.groups(axis):
+            group = dist.new_group(list(ranks)) if len(ranks) > 1 else None
+            if rank in ranks:
+                found[lane, axis] = (group, ranks)
+    return found
+
+
+def communication(op: Op, groups: dict[tuple[str, str], Group], rank: int, arena: Arena, tags: Counter[tuple[str, str, int]]) -> Issue:
+    """Issues the op's collective or message without waiting, over buffers made now. None where the group is one rank.
+
+    `tags` counts messages by direction and pair, in the order of issue.
+    """
+    handle, ranks = groups[op.lane if op.kind == "collective" else MESSAGES, op.group]
+    if handle is None or len(ranks) == 1:
+        return lambda: _nothing
+    count = len(ranks)
+    whole = arena.recent(max(count, op.bytes // 4 // count * count)) if op.kind == "collective" else arena.recent(max(1, op.bytes // 4))
+    if op.kind in ("send", "recv"):
+        peer = ranks[(ranks.index(rank) + op.peer) % count]
+        handle = message_group(groups, op, ranks.index(rank), ranks.index(peer))
+        move = dist.isend if op.kind == "send" else dist.irecv
+        key = (op.kind, op.group, peer)
+
+        def issue() -> Callable[[], dist.Work | None]:
+            tags[key] += 1
+            tag = tags[key]
+            return lambda: move(whole, peer, group=handle, tag=tag)
+
+        return issue
+    call = _collective(op, whole, handle, ranks, arena)
+    return lambda: call
+
+
+def message_group(groups: dict[tuple[str, str], Group], op: Op, own: int, other: int) -> dist.ProcessGroup | None:
+    """The group that carries a message between two places of an axis: that of its direction, where directions are apart."""
+    source, target = (own, other) if op.kind == "send" else (other, own)
+    lane = DOWN if source > target and (DOWN, op.group) in groups else MESSAGES
+    return groups[lane, op.group][0]
+
+
+def _nothing() -> None:
+    return None
+
+
+def _collective(
+    op: Op, whole: torch.Tensor, handle: dist.ProcessGroup, ranks: tuple[int, ...], arena: Arena
+) -> Callable[[], dist.Work | None]:
+    count = len(ranks)
+    part = whole[: whole.numel() // count]
+    calls: dict[str, Callable[[], dist.Work | None]] = {
+        "all_reduce": lambda: dist.all_reduce(whole, group=handle, async_op=True),
+        "broadcast": lambda: dist.broadcast(whole, ranks[0], group=handle, async_op=True),
+        "reduce": lambda: dist.reduce(whole, ranks[0], group=handle, async_op=True),
+        "barrier": lambda: dist.barrier(group=handle, async_op=True),
+    }
+    if op.name in ("all_gather", "reduce_scatter", "all_to_all"):
+        other = arena.recent(whole.numel() if op.name == "all_to_all" else part.numel())
+        calls |= {
+            "all_gather": lambda: all_gather(whole, other, group=handle, async_op=True),
+            "reduce_scatter": lambda: reduce_scatter(other, whole, group=handle, async_op=True),
+            "all_to_all": lambda: dist.all_to_all_single(other, whole, group=handle, async_op=True),
+        }
+    if op.name not in calls:
+        raise BadInput(f"op {op.id}: unknown collective '{op.name}'. Allowed: {', '.join(sorted(calls))}")
+    return calls[op.name]
