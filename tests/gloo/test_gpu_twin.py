@@ -11,10 +11,12 @@ import pytest
 
 from executor.play import PlayResult
 from executor.stock import StockResult
-from executor.validation import gpu_cases, gpu_run, gpu_twin
+from executor.validation import gpu_calibration, gpu_cases, gpu_fit, gpu_measure, gpu_run
 from executor.validation.gpu_cases import cases, shared_machine, slow
+from executor.validation.gpu_measure import NOT_RUN
 from executor.validation.gpu_rows import Row
-from executor.validation.gpu_twin import NOT_RUN, Site, twin_gpu
+from executor.validation.gpu_site import Site, torch_version
+from executor.validation.gpu_twin import twin_gpu
 from reports.gpu import main as page_main
 from sim.cost.calibration import Calibration, Sample, load_calibration, save_calibration
 from sim.imported.kineto import read_trace
@@ -23,7 +25,7 @@ from sim.trace import Trace
 from topologies.errors import BadInput, Refused, RunFailed, UnknownName
 from topologies.load import load_topology
 
-VERSIONS = {"torch": gpu_twin._torch()}
+VERSIONS = {"torch": torch_version()}
 
 
 def _calibration(ranks: int, path: Path, say: object, quick: bool = False) -> Calibration:
@@ -38,8 +40,8 @@ def _calibration(ranks: int, path: Path, say: object, quick: bool = False) -> Ca
 
 @pytest.fixture(autouse=True)
 def unprobed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_twin, "calibrated", _calibration)
-    monkeypatch.setattr(gpu_twin, "comm_probe", lambda ranks, quick=False: _calibration(ranks, Path("/nonexistent/x"), None))
+    monkeypatch.setattr(gpu_calibration, "calibrated", _calibration)
+    monkeypatch.setattr(gpu_calibration, "comm_probe", lambda ranks, quick=False: _calibration(ranks, Path("/nonexistent/x"), None))
 
 
 def _walk(names: list[str], folder: Path, **more: Any) -> dict[str, Row]:
@@ -82,8 +84,8 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         trace = Trace([], "stock", 1, 2)
         return StockResult(step_times=[0.01], losses=[], trace=trace, first_buckets=[], buckets=[], by_rank=[], memory=5), [0.01]
 
-    monkeypatch.setattr(gpu_twin, "run_play", play)
-    monkeypatch.setattr(gpu_twin, "trained", train)
+    monkeypatch.setattr(gpu_measure, "run_play", play)
+    monkeypatch.setattr(gpu_measure, "trained", train)
     return seen
 
 
@@ -166,7 +168,7 @@ def test_a_probe_that_fails_leaves_the_uncalibrated_figures(tmp_path: Path, runs
         runs.append("probe")
         raise RunFailed("rank 0 of 1 was killed by SIGKILL")
 
-    monkeypatch.setattr(gpu_twin, "calibrated", broken)
+    monkeypatch.setattr(gpu_calibration, "calibrated", broken)
     rows = _walk(["gpt2-124m", "ladder"], tmp_path)
     assert runs.count("probe") == 1
     for row in rows.values():
@@ -198,20 +200,20 @@ def _site(machine: str, folder: Path) -> Site:
 
 def test_what_does_not_fit_is_run_with_fewer_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site, case = _site("aws-g5", tmp_path), cases(1)["llama3-8b-4"]
-    setting, plan = gpu_twin._fitting(case, site)
-    assert plan == case.plan and setting.topology.device(0).name == "a10g" and gpu_twin._notes(case, plan) == ()
-    monkeypatch.setattr(gpu_twin, "_SAFE", 0.7)
-    _, smaller = gpu_twin._fitting(case, site)
+    setting, plan = gpu_fit.fitting(case, site)
+    assert plan == case.plan and setting.topology.device(0).name == "a10g" and gpu_fit.notes(case, plan) == ()
+    monkeypatch.setattr(gpu_fit, "_SAFE", 0.7)
+    _, smaller = gpu_fit.fitting(case, site)
     assert smaller.model_name == "llama3-8b x 2 layers"
-    assert gpu_twin._notes(case, smaller) == ("llama3-8b x 4 layers does not fit here: run as llama3-8b x 2 layers",)
-    monkeypatch.setattr(gpu_twin, "_SAFE", 0.01)
+    assert gpu_fit.notes(case, smaller) == ("llama3-8b x 4 layers does not fit here: run as llama3-8b x 2 layers",)
+    monkeypatch.setattr(gpu_fit, "_SAFE", 0.01)
     with pytest.raises(BadInput, match="GiB"):
-        gpu_twin._fitting(case, site)
+        gpu_fit.fitting(case, site)
 
 
 def test_shared_plans_are_bound_to_the_stand_in(tmp_path: Path) -> None:
     case = cases(1)["four-on-one"]
-    setting, plan = gpu_twin._fitting(case, _site("aws-g5", tmp_path))
+    setting, plan = gpu_fit.fitting(case, _site("aws-g5", tmp_path))
     assert plan.world == 4 == setting.topology.gpus and setting.topology.speed(3) == pytest.approx(0.25)
     with pytest.raises(Refused, match="hold the host thread"):
-        gpu_twin._played(Row(plan="", kind="", model="", ranks=4), case, setting, None, None, tmp_path, 3)  # type: ignore[arg-type]
+        gpu_measure._played(Row(plan="", kind="", model="", ranks=4), case, setting, None, None, tmp_path, 3)  # type: ignore[arg-type]

@@ -1,0 +1,50 @@
+"""What a GPU table's predictions rest on: this machine probed once, and the collectives of as many ranks as a plan has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from executor.launch import time_limit
+from executor.probe import comm_probe
+from executor.twin import calibrated
+from executor.validation.gpu_cases import Case
+from executor.validation.gpu_site import Site
+from sim.cost.calibration import save_calibration
+from topologies.errors import RunFailed
+
+_PROBE_SECONDS = 300.0
+ONE = "calibration-1.toml"
+"""Name of the calibration of one rank."""
+
+
+def probe(site: Site) -> None:
+    """Calibrates one rank. Where that fails, `site.unprobed` says why: each row says so too, and has no calibrated figure."""
+    try:
+        with time_limit(_PROBE_SECONDS):
+            calibrated(1, site.folder / ONE, site.say, quick=site.quick)
+    except RunFailed as error:
+        site.unprobed = str(error)
+        site.say(f"the probe failed: {error}")
+
+
+def calibration_of(case: Case, site: Site) -> Path:
+    """The calibration that this plan's ranks predict from: kernels of one rank, with the collectives of as many as the plan has.
+
+    Raises `RunFailed` where the machine could not be probed.
+    """
+    if site.unprobed:
+        raise RunFailed(site.unprobed)
+    one = site.folder / ONE
+    base = calibrated(1, one, site.say, quick=site.quick)
+    if (case.where != "node" and site.device == "cuda") or case.plan.world == 1:
+        return one
+    path = site.folder / f"calibration-{case.plan.world}.toml"
+    if not path.is_file() or path.stat().st_mtime < one.stat().st_mtime:
+        site.say(f"probing collectives over {case.plan.world} ranks ...")
+        found = comm_probe(case.plan.world, quick=site.quick)
+        tables = base.tables | {"collective": found.tables.get("collective", ())}
+        tables["host"] = (*base.tables.get("host", ()), *found.tables.get("host", ()))
+        save_calibration(msgspec.structs.replace(base, ranks=case.plan.world, tables=tables), path)
+    return path

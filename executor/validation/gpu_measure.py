@@ -1,0 +1,137 @@
+"""One plan of the GPU table predicted, played and trained: its row."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TypeVar
+
+from executor.environment import sharing
+from executor.launch import time_limit
+from executor.play import PlayResult, run_play
+from executor.twin import host_seconds
+from executor.validation.gpu_calibration import calibration_of
+from executor.validation.gpu_cases import Case
+from executor.validation.gpu_clocks import clocks
+from executor.validation.gpu_fit import fitting, notes
+from executor.validation.gpu_rows import Row, classes_of, key_of, ops_within, read_row, write_row
+from executor.validation.gpu_site import Site
+from executor.validation.here import trained
+from sim.align import Comparison, Measured, align_by_class, align_by_id
+from sim.bind import Setting
+from sim.detail import STEPS
+from sim.files.chrome import write_trace
+from sim.files.runs import write_atomic
+from sim.lower.step import lower
+from sim.plan import Plan
+from sim.predict import predict_setting
+from sim.prediction import Prediction
+from sim.pricer import pricer_for
+from sim.program import Program
+from sim.timeline.metrics import step_time
+from topologies.errors import Refused
+
+T = TypeVar("T")
+_SECONDS_OF_STEPS = 4.0
+"""Steps are timed for about so long: short ones more often."""
+_PLAN_SECONDS = 150.0
+"""No plan may take longer than this in all."""
+_FEWEST_SECONDS = 45.0
+"""With less than this left, no further plan is begun: importing torch and preparing takes half of it."""
+NOT_RUN = "not begun: the minutes were over. The next call goes on from here"
+
+
+def row_of(case: Case, site: Site) -> Row:
+    """The row that lies in the plan's folder, or a new one; never raises but for an interrupt."""
+    folder = site.folder / case.name
+    key = case_key(case, site)
+    known = read_row(folder, key)
+    if known is not None:
+        return known
+    row = Row(plan=case.name, kind=case.kind, model=case.plan.model_name, ranks=case.plan.world, key=key)
+    left = site.end - time.monotonic()
+    if (left < _FEWEST_SECONDS and site.device == "cuda") or left < 0:
+        row.failed["plan"] = NOT_RUN
+        return row
+    begin = time.monotonic()
+    folder.mkdir(parents=True, exist_ok=True)
+    with time_limit(min(_PLAN_SECONDS, max(left, _FEWEST_SECONDS))), _ranks(case, site):
+        _guarded(row, "plan", folder, lambda: _fill(row, case, site, folder))
+    row.seconds = time.monotonic() - begin
+    write_row(folder, row)
+    return row
+
+
+def case_key(case: Case, site: Site) -> str:
+    """Names all that a row of this plan depends on here."""
+    return key_of(case.plan, *site.made_with)
+
+
+def _ranks(case: Case, site: Site) -> AbstractContextManager[None]:
+    return sharing() if case.where == "shared" and site.device == "cuda" else nullcontext()
+
+
+def _guarded(row: Row, what: str, folder: Path, call: Callable[[], T]) -> T | None:
+    """What `call` gives; where it fails, None, and the row says why."""
+    try:
+        return call()
+    except Refused as error:
+        (row.refused if what in ("played", "stock") else row.failed)[what] = str(error)
+    except Exception as error:  # one plan's fault, whatever it is, must not end the others
+        words = str(error) or type(error).__name__
+        row.failed[what] = words.replace(str(folder), folder.name)  # the row is published, the folder's place is not
+        write_atomic(folder / f"{what}.error.txt", traceback.format_exc())
+    return None
+
+
+def _fill(row: Row, case: Case, site: Site, folder: Path) -> None:
+    """Predicts, plays and trains one plan; each on its own, so that one that fails leaves the others."""
+    setting, plan = fitting(case, site)
+    row.model, row.notes = plan.model_name, notes(case, plan)
+    plain = predict_setting(setting, steps=STEPS, fold=False)
+    row.uncalibrated, row.predicted_memory = plain.step_time_s, plain.peak_memory_bytes
+    path = _guarded(row, "calibration", folder, lambda: calibration_of(case, site))
+    good = plain
+    if path is not None:
+        good = predict_setting(setting, calibration=path, steps=STEPS, fold=False)
+        row.calibrated, row.mark, row.measured_share = good.step_time_s, good.mark, good.sources.get("measured", 0.0)
+    assert good.trace is not None and plain.trace is not None
+    write_trace(good.trace, folder / "predicted.json.gz")
+    count = max(5, min(site.steps, round(_SECONDS_OF_STEPS / good.step_time_s)))
+    first = second = third = None
+    with clocks() as row.clocks:
+        played = _guarded(row, "played", folder, lambda: _played(row, case, setting, good, path, folder, count))
+        if played is not None:
+            write_trace(played.trace, folder / "played.json.gz")
+            first, second = (align_by_id(one.trace, played.trace, played.step_times) for one in (plain, good) if one.trace is not None)
+            row.played, row.ops_within = Measured.of(played.step_times), ops_within(second)
+        third = _guarded(row, "stock", folder, lambda: _stock(row, plan, good, folder, count))
+    row.classes = classes_of(first, second if path is not None else None, third)
+
+
+def _played(row: Row, case: Case, setting: Setting, good: Prediction, path: Path | None, folder: Path, steps: int) -> PlayResult:
+    """Plays the program, with its output where that comes with every step."""
+    if case.where == "shared" and setting.topology.kind == "cuda":
+        raise Refused("gloo's collectives of device tensors hold the host thread; the program's do not. Stock training is measured")
+    assert good.program is not None and good.trace is not None
+    program, out = good.program, setting.plan.output
+    row.played_predicted = step_time(good.trace)
+    if {1} == {n for n in (out.log_every, out.item_every, out.print_every, out.sync_every, out.checkpoint_every) if n}:
+        program, row.played_predicted = _loud(setting), good.step_time_s
+    return run_play(program, host_seconds(program, pricer_for(setting, path)), folder, steps)
+
+
+def _loud(setting: Setting) -> Program:
+    return lower(setting.plan, setting.network, setting.framework, setting.topology.kind, STEPS)
+
+
+def _stock(row: Row, plan: Plan, good: Prediction, folder: Path, steps: int) -> Comparison:
+    """Trains the plan with PyTorch's own machinery. Raises `Refused` where it has none for it."""
+    stock, times = trained(plan, folder, steps)
+    assert good.trace is not None
+    write_trace(stock.trace, folder / "stock.json.gz")
+    row.stock, row.stock_memory = Measured.of(times), stock.memory
+    return align_by_class(good.trace, stock.trace, times)

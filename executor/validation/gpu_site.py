@@ -1,0 +1,41 @@
+"""Where and how all plans of one call of `executor.validation.gpu_twin` run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from topologies.load import Topology
+
+Say = Callable[[str], None]
+
+
+class Site(msgspec.Struct, kw_only=True):
+    """Where and how all plans of a call run."""
+
+    folder: Path
+    machine: Topology
+    device: str
+    gpus: int
+    steps: int
+    quick: bool
+    say: Say
+    end: float
+    """Moment (time.monotonic) after which no plan is begun."""
+    made_with: tuple[str, ...]
+    unprobed: str = ""
+    """Why there is no calibration."""
+
+
+def gpu_name(machine: Topology, device: str) -> str:
+    """The catalog's name of the GPU, as folders are called; `cpu` without one."""
+    return machine.device(0).name if device == "cuda" else "cpu"
+
+
+def torch_version() -> str:
+    """What plays and trains here."""
+    import torch
+
+    return str(torch.__version__)
