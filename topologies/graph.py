@@ -14,38 +14,18 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from topologies.affinity import NicUse
 from topologies.build import ASSUMED_DRAM
 from topologies.cluster import Cluster
 from topologies.errors import BadInput
 from topologies.hardware import Cpu, Disk, Gpu, Nic, Store
 from topologies.machine import Link, Machine
+from topologies.path import Path
 from topologies.rates import Rates, Site, sites
+from topologies.travel import across, inside
 
 if TYPE_CHECKING:
     import networkx
-
-
-class Path(msgspec.Struct, frozen=True):
-    """The way of one flow."""
-
-    links: tuple[str, ...]
-    """Directed link names, keys of `Topology.rates`; a memory bus that is written and read comes twice."""
-    rate: float
-    """Bytes per second of the narrowest link (a bus that is crossed twice counts half)."""
-    latency: float
-    """Seconds, the sum over the links."""
-    kind: str
-    """NCCL's: LOC NVL NVB C2C PIX PXB PXN PHB SYS NET."""
-    staged: bool = False
-    """Through host memory, because the devices may not read each other."""
-
-    @property
-    def loads(self) -> tuple[tuple[str, int], ...]:
-        """(link, how often the flow crosses it)."""
-        return tuple(Counter(self.links).items())
 
 
 class Topology:
@@ -78,8 +58,6 @@ class Topology:
 
     def _check(self) -> None:
         """Raises `BadInput` where a rank cannot reach the others: by its NIC, or inside the only node."""
-        from topologies.travel import inside
-
         seen: set[int] = set()
         for node in (*accumulate((run.count for run in self.cluster.runs[:-1]), initial=0), *self.cluster.special):
             site = self._sites[node]
@@ -210,8 +188,6 @@ class Topology:
         return found
 
     def _path(self, a: int, b: int) -> Path:
-        from topologies.travel import across, inside
-
         (node_a, place_a), (node_b, place_b) = self._place(a), self._place(b)
         if a == b:
             return Path((), self.device(a).bandwidth or ASSUMED_DRAM, 0.0, "LOC")

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from os.path import exists, isfile  # those of Path raise where the name is too long
-from pathlib import Path as File
+from pathlib import Path
 
 from topologies.build import FIELDS, build
 from topologies.cluster import Cluster, Term, join, parse
 from topologies.devices import document, shelf
 from topologies.errors import BadInput, UnknownName
 from topologies.fabric import merge_fabric, read_fabric
-from topologies.graph import Path, Topology
+from topologies.graph import Topology
 from topologies.machine import Machine
 from topologies.table import Table, read_toml
 from topologies.thismachine import document as this_machine
 
-__all__ = ["Path", "Topology", "gpus", "load_topology", "machine_document", "machines"]
+__all__ = ["Topology", "gpus", "load_topology", "machine_document", "machines"]
 _MERGED = ("nics", "gpus", "links", "disk", "store")
 DEEPEST = 16
 """Files that may stand on each other by `base` and `nodes`."""
@@ -32,7 +32,7 @@ def gpus() -> tuple[str, ...]:
     return shelf("gpus")
 
 
-def load_topology(source: str | File | Topology, edits: tuple[str, ...] | str = ()) -> Topology:
+def load_topology(source: str | Path | Topology, edits: tuple[str, ...] | str = ()) -> Topology:
     """The topology called `dgx-h100`, `16x dgx-h100`, `8x dgx-h100:4 + 2x dgx-a100`, `this-machine`, or in a TOML file,
     or in a file of NCCL (`.xml`) or `nvidia-smi topo -m` (`.txt`).
 
@@ -40,7 +40,7 @@ def load_topology(source: str | File | Topology, edits: tuple[str, ...] | str = 
     """
     if isinstance(source, Topology) and not edits:
         return source
-    cluster = source.cluster if isinstance(source, Topology) else _cluster(str(source), File(), ())
+    cluster = source.cluster if isinstance(source, Topology) else _cluster(str(source), Path(), ())
     if edits:
         from topologies.edits import apply
 
@@ -52,7 +52,7 @@ def _is_file(name: str) -> bool:
     return name.endswith(".toml")
 
 
-def _cluster(source: str, folder: File, chain: tuple[str, ...]) -> Cluster:
+def _cluster(source: str, folder: Path, chain: tuple[str, ...]) -> Cluster:
     if not source.strip():
         raise BadInput("the topology has no name. Write e.g. 'dgx-h100', '16x dgx-h100', 'this-machine' or the path of a TOML file")
     if _is_file(source) and isfile(folder / source):
@@ -75,7 +75,7 @@ def _join(name: str, terms: tuple[Term, ...], made: Mapping[str, Machine], first
     return join(name, terms, tuple(made[term.name] for term in terms), fabric)
 
 
-def _cluster_file(path: File, chain: tuple[str, ...]) -> Cluster | None:
+def _cluster_file(path: Path, chain: tuple[str, ...]) -> Cluster | None:
     """The cluster in a file with `nodes = "16x dgx-h100"`; None where the file is a machine."""
     data = read_toml(path)
     if "nodes" not in data:
@@ -98,18 +98,18 @@ def _cluster_file(path: File, chain: tuple[str, ...]) -> Cluster | None:
     return apply(cluster, tuple(edits))
 
 
-def _step(path: File, chain: tuple[str, ...]) -> tuple[str, ...]:
+def _step(path: Path, chain: tuple[str, ...]) -> tuple[str, ...]:
     name = str(path.resolve())
     if name in chain:
-        raise BadInput(f"{path} includes itself: {' -> '.join(File(one).name for one in (*chain, name))}")
+        raise BadInput(f"{path} includes itself: {' -> '.join(Path(one).name for one in (*chain, name))}")
     if len(chain) >= DEEPEST:
         raise BadInput(f"{path}: more than {DEEPEST} files stand on each other")
     return (*chain, name)
 
 
-def machine_document(name: str, folder: File | None = None, chain: tuple[str, ...] = ()) -> dict[str, object]:
+def machine_document(name: str, folder: Path | None = None, chain: tuple[str, ...] = ()) -> dict[str, object]:
     """The document of a machine by name or file, with everything from its `base` filled in. Raises `BadInput`."""
-    folder = folder or File()
+    folder = folder or Path()
     if name == "this-machine":
         from topologies.nvidia import document as with_gpus
 
@@ -136,7 +136,7 @@ def machine_document(name: str, folder: File | None = None, chain: tuple[str, ..
             raise BadInput(f"machine '{name}' includes itself: {' -> '.join((*chain, name))}")
         chain = (*chain, name)
         data, where, near = document("machines", name), f"machine '{name}'", folder
-    data.setdefault("name", File(name).stem)
+    data.setdefault("name", Path(name).stem)
     Table(data, where, FIELDS)
     base = data.pop("base", None)
     if base is None:

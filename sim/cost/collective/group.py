@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from sim.cost.collective.rings import ring_rate
-from topologies.graph import Path, Topology
+from topologies.graph import Topology
 from topologies.hardware import Gpu, Nic
+from topologies.path import Path
 
 
 class GroupShape(msgspec.Struct, frozen=True):
