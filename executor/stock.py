@@ -109,7 +109,8 @@ def run_stock(
 def train(world: World, request: Request) -> RankResult:
     """One rank: build, warm up, time, profile."""
     from executor.clocks import align
-    from executor.collect import Event, named_parts, profiled, spans_of
+    from executor.collect import named_parts, profiled, spans_of
+    from executor.profiles.event import Event
     from executor.training.trainer import Trainer
 
     world.beat.phase("building the model")

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from executor.collect import Event, spans_of
+from executor.collect import spans_of
 from executor.players.communication import DOWN, MESSAGES, Group, message_group
+from executor.profiles.event import Event
 from sim.program import Op
 
 MAIN, ENGINE, STREAM = 100, 200, 7

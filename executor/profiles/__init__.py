@@ -1,0 +1,1 @@
+"""A torch profile in the simulator's words: events, classes of ops, host threads, what runs beside them."""

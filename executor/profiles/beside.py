@@ -1,0 +1,37 @@
+"""What runs beside the host thread of a profiled rank: kernels and copies on streams, gloo's collectives on threads of their own."""
+
+from __future__ import annotations
+
+from executor.profiles.classes import kernel_kind
+from executor.profiles.event import Event
+from executor.profiles.host import HostThreads
+from sim.trace import Span
+
+
+def messages(events: list[Event], rank: int, main: int, host: HostThreads, comm: str) -> list[Span]:
+    """gloo's collectives, which run on threads of their own."""
+    found = []
+    for e in sorted((e for e in events if e.name.startswith("gloo:") and e.tid != main), key=lambda e: e.ts):
+        step = host.step(e.ts)
+        if step is not None:
+            name = e.name.removeprefix("gloo:")
+            found.append(Span(rank, "comm", host.name(step, "comm", name), e.ts * 1e-6, e.end * 1e-6, "collective", comm, step, name=name))
+    return found
+
+
+def kernels(events: list[Event], rank: int, host: HostThreads, comm: str) -> list[Span]:
+    """Device kernels and copies, each under the part that launched it."""
+    launches = {e.args["correlation"]: e for e in events if e.cat in ("cuda_runtime", "cuda_driver") and "correlation" in e.args}
+    found = []
+    for e in events:
+        if e.cat not in ("kernel", "gpu_memcpy", "gpu_memset"):
+            continue
+        launch = launches.get(e.args.get("correlation"))
+        part, direction, cls = host.inside(launch.ts, launch.tid) if launch else ("other", "fwd", "")
+        step = host.step(launch.ts if launch else e.ts)
+        if step is None:
+            continue
+        kind, cls = kernel_kind(e, part, cls, comm)
+        lane = "comm" if kind == "collective" else f"stream.{e.args.get('stream', 0)}"
+        found.append(Span(rank, lane, host.name(step, direction, f"{part}/k"), e.ts * 1e-6, e.end * 1e-6, kind, cls, step, name=e.name))
+    return found

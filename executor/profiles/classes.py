@@ -1,0 +1,63 @@
+"""Classes of what a profile shows, as the simulator names them: by the part of the model, else by the op's or the kernel's name."""
+
+from __future__ import annotations
+
+from executor.profiles.event import Event
+
+CLASSES = (
+    ("gemm", ("mm", "addmm", "bmm", "linear", "matmul", "baddbmm", "_grouped_mm")),
+    ("attention", ("scaled_dot_product", "flash_attention", "efficient_attention")),
+    ("norm", ("layer_norm", "rms_norm", "batch_norm")),
+    ("activation", ("gelu", "silu", "relu", "tanh", "threshold")),
+    ("embedding", ("embedding",)),
+    ("loss", ("cross_entropy", "log_softmax", "nll_loss", "mse_loss")),
+    ("conv", ("conv",)),
+)
+_BY_PART = {
+    "qkv": "gemm",
+    "proj": "gemm",
+    "up": "gemm",
+    "down": "gemm",
+    "linear": "gemm",
+    "logits": "gemm",
+    "core": "attention",
+    "act": "activation",
+}
+_BY_PART |= {
+    "norm": "norm",
+    "norm1": "norm",
+    "norm2": "norm",
+    "tokens": "embedding",
+    "positions": "embedding",
+    "loss": "loss",
+    "rope": "elementwise",
+}
+
+
+def classify(op: str, part: str) -> str:
+    """Class of an ATen op: by its part where that says it, else by its name."""
+    name = op.removeprefix("aten::")
+    for cls, words in CLASSES:
+        if any(name == word or word in name for word in (words if cls != "gemm" else ())) or (cls == "gemm" and name in words):
+            return cls
+    return _BY_PART.get(part.rpartition(".")[2], "elementwise")
+
+
+def moves_gradients(engine: Event | None, part: str, op: str) -> bool:
+    """Ops between autograd and communication: DDP's copies into buckets and back, sums over micro-batches."""
+    if engine is not None:
+        return "AccumulateGrad" in engine.name
+    return not part and op in ("aten::copy_", "aten::mul_", "aten::div_", "aten::mul", "aten::div")
+
+
+def kernel_kind(e: Event, part: str, cls: str, comm: str) -> tuple[str, str]:
+    """(kind, class) of what ran on the device. Copies inside the device are kernels like others."""
+    if "nccl" in e.name.lower():
+        return "collective", comm
+    if e.cat == "gpu_memcpy" and "HtoD" in e.name:
+        return "copy", "data"
+    if e.cat == "gpu_memcpy" and "DtoH" in e.name:
+        return "copy", "output"
+    if not cls and "gemm" in e.name.lower():
+        cls = "gemm"
+    return "compute", cls or classify(e.name, part)
