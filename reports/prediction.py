@@ -148,7 +148,7 @@ def prediction_body(page: Page, summary: Mapping[str, Any], trace: Trace, scene:
         page.section("Where host and device wait for each other", "Each kind of sync point: how often in a step, and what it costs.")
         page.table(
             ("what", "where", "per step", "stands still", "longer by"),
-            [(p["op"], p["where"], f"{p['per_step']:g}", seconds(p["seconds"]), seconds(p["adds"])) for p in summary["syncs"]],
+            [(p["op"], p["where"], f"{p['per_step']:g}", seconds(p["seconds"]), _longer(p["adds"])) for p in summary["syncs"]],
         )
     if scene.topology is not None and trace.spans:
         page.section("How busy everything is", "Cores, CPU threads and device lanes over the step, busiest of each kind first.")
@@ -159,6 +159,11 @@ def prediction_body(page: Page, summary: Mapping[str, Any], trace: Trace, scene:
     )
     page.figure(sources_bar(summary["sources"]))
     page.words(MEANINGS)
+
+
+def _longer(adds: float | None) -> str:
+    """A step without the sync point is simulated where a key of the plan takes it away."""
+    return "no key takes it away" if adds is None else seconds(adds)
 
 
 def _parts(summary: Mapping[str, Any]) -> str:
