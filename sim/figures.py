@@ -8,7 +8,6 @@ from sim.memory.report import DoesNotFit, MemoryReport, memory_of
 from sim.prediction import Prediction
 from sim.program import Program
 from sim.timeline import metrics
-from sim.timeline.asynchrony import rank_steps_per_s
 from sim.trace import Trace
 from sim.uncertainty import Interval
 
@@ -42,6 +41,8 @@ def figures(setting: Setting, program: Program, trace: Trace, step: float, split
     report, fit = figures_of_memory(setting)
     samples = plan.global_batch / step if step > 0 else 0.0
     if plan.update.mode == "async":  # nobody waits: throughputs add up
+        from sim.timeline.asynchrony import rank_steps_per_s
+
         samples = rank_steps_per_s(trace) * plan.global_batch / plan.world * metrics.step_time(trace) / step
     return Prediction(
         plan=plan,

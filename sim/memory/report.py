@@ -11,7 +11,6 @@ import msgspec
 from sim.framework import Framework
 from sim.memory.activations import Moment, Pass, moments, passes, widest
 from sim.memory.overhead import apart_bytes, context_bytes
-from sim.memory.remedies import changes
 from sim.memory.static import static_bytes
 from sim.model.parts import Network
 from sim.model.stages import Blocks, held, in_flight, layout
@@ -169,6 +168,8 @@ def growth(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], static:
 def _remedies(plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu) -> tuple[str, ...]:
     """Up to three changes that make it fit, tried in the order of what they cost: sharding, selective recomputation,
     smaller micro-batches, more stages, full recomputation, offloading."""
+    from sim.memory.remedies import changes  # most plans fit, and start sooner without
+
     found: list[str] = []
     for text, changed, scale in changes(plan):
         report = _fullest(changed, network, framework, device)
