@@ -162,8 +162,8 @@ def prediction_body(page: Page, summary: Mapping[str, Any], trace: Trace, scene:
 
 
 def _longer(adds: float | None) -> str:
-    """A step without the sync point is simulated where a key of the plan takes it away."""
-    return "no key takes it away" if adds is None else seconds(adds)
+    """Simulated without the sync point where a key of the plan takes it away."""
+    return "the plan cannot avoid it" if adds is None else seconds(adds)
 
 
 def _parts(summary: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ def test_every_frameworks_page_is_made(
     assert "Where the step goes" in (tmp_path / "run" / "report.html").read_text("utf-8")
 
 
-def test_a_wait_that_no_key_takes_away_is_told_without_a_time(
+def test_a_wait_that_the_plan_cannot_avoid_is_told_without_a_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Clipping reads the gradients' norm on the host."""
@@ -33,4 +33,4 @@ def test_a_wait_that_no_key_takes_away_is_told_without_a_time(
     with pytest.raises(SystemExit) as end:
         steptwin.main()
     assert not end.value.code, capsys.readouterr().err
-    assert "no key takes it away" in (tmp_path / "run" / "report.html").read_text("utf-8")
+    assert "the plan cannot avoid it" in (tmp_path / "run" / "report.html").read_text("utf-8")
