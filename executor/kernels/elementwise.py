@@ -1,0 +1,119 @@
+"""Kernels over elements: sums, products, casts, activations and their gradients, dropout, rotary positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from executor.kernels.site import Call, Site
+
+aten = torch.ops.aten
+
+
+def plain(s: Site) -> Call:
+    """Adds two arrays, or copies one: whichever has the work's ratio of bytes."""
+    a, b = s.flat(), s.flat(far=True)
+    return (lambda: torch.add(a, b)) if s.inputs >= 2 else (lambda: a.clone())
+
+
+def _scale(s: Site) -> Call:
+    a, b = s.flat(), s.flat(far=True)
+    return (lambda: torch.mul(a, b)) if s.inputs >= 2 else (lambda: torch.mul(a, 0.5))
+
+
+def _cast(s: Site) -> Call:
+    wide, narrow = torch.float32, torch.bfloat16 if s.dtype is torch.float32 else s.dtype
+    down = s.work.read > s.work.written
+    count = max(1, s.work.read // (4 if down else 2))
+    source = s.arena.recent(count, dtype=wide if down else narrow)
+    return lambda: source.to(narrow if down else wide)
+
+
+def _zero(s: Site) -> Call:
+    a = s.flat(far=True)
+    return lambda: a.zero_()
+
+
+def _permute(s: Site) -> Call:
+    a = s.table()
+    return lambda: a.t().contiguous()
+
+
+def _relu(s: Site) -> Call:
+    a = s.flat()
+    return lambda: F.relu(a)
+
+
+def _relu_backward(s: Site) -> Call:
+    g, a = s.flat(), s.flat(far=True)
+    return lambda: aten.threshold_backward(g, a, 0)
+
+
+def _gelu(s: Site) -> Call:
+    a = s.flat()
+    return lambda: F.gelu(a)
+
+
+def _gelu_backward(s: Site) -> Call:
+    g, a = s.flat(), s.flat(far=True)
+    return lambda: aten.gelu_backward(g, a)
+
+
+def _silu(s: Site) -> Call:
+    a = s.flat()
+    return lambda: F.silu(a)
+
+
+def _silu_backward(s: Site) -> Call:
+    g, a = s.flat(), s.flat(far=True)
+    return lambda: aten.silu_backward(g, a)
+
+
+def _glu(s: Site) -> Call:
+    a, b = s.flat(), s.flat()
+    return lambda: F.silu(a) * b
+
+
+def _glu_backward(s: Site) -> Call:
+    half = max(1, s.n // 2)
+    g, a, b = (s.arena.recent(half, dtype=s.dtype) for _ in range(3))
+    return lambda: (aten.silu_backward(g * b, a), g * F.silu(a))
+
+
+def _dropout(s: Site) -> Call:
+    a = s.flat()
+    return lambda: torch.native_dropout(a, 0.1, True)
+
+
+def _dropout_backward(s: Site) -> Call:
+    g, keep = s.flat(), torch.ones(s.n, dtype=torch.bool, device=s.arena.device)
+    return lambda: aten.native_dropout_backward(g, keep, 1 / 0.9)
+
+
+def _rope(s: Site) -> Call:
+    half = max(1, s.width // 2)
+    a = s.arena.recent(s.rows, 2 * half, dtype=s.dtype)
+    cos, sin = s.arena.recent(s.rows, 2 * half, dtype=s.dtype), s.arena.recent(s.rows, 2 * half, dtype=s.dtype)
+    return lambda: a * cos + torch.cat((-a[:, half:], a[:, :half]), -1) * sin
+
+
+KERNELS: dict[str, Callable[[Site], Call]] = {
+    "scale": _scale,
+    "cast": _cast,
+    "zero": _zero,
+    "permute": _permute,
+    "relu": _relu,
+    "relu_backward": _relu_backward,
+    "gelu": _gelu,
+    "gelu_backward": _gelu_backward,
+    "silu": _silu,
+    "silu_backward": _silu_backward,
+    "glu": _glu,
+    "glu_backward": _glu_backward,
+    "dropout": _dropout,
+    "dropout_backward": _dropout_backward,
+    "rope": _rope,
+}
+"""By variant."""

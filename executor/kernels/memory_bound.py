@@ -1,0 +1,23 @@
+"""Which kernel stands for a memory-bound work: each is built from the bytes that the work reads and writes."""
+
+from __future__ import annotations
+
+import torch
+
+from executor.kernels import elementwise, rows, updates
+from executor.kernels.site import Call, Site
+from executor.players.arena import Arena
+from sim.cost.cpu import variant
+from sim.work import MemoryBound
+
+_KERNELS = elementwise.KERNELS | rows.KERNELS
+
+
+def memory_kernel(work: MemoryBound, arena: Arena, dtype: torch.dtype) -> Call:
+    """The call for one work; kinds without a kernel of their own run as a copy or an add of the same bytes."""
+    site, name = Site(work, arena, dtype), variant(work)
+    return _KERNELS.get(name, updates.update if name in updates.OPTIMIZERS else _plain)(site)
+
+
+def _plain(site: Site) -> Call:
+    return rows.reduce(site) if site.work.written == 0 else elementwise.plain(site)

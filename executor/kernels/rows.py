@@ -1,0 +1,119 @@
+"""Kernels over rows: reductions, norms, softmax and the loss, embeddings, pooling, with their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from executor.kernels.site import Call, Site
+
+aten = torch.ops.aten
+
+
+def reduce(s: Site) -> Call:
+    """Sums all, or over the rows that leave as much as the work writes."""
+    count = max(1, s.work.read // s.dtype.itemsize)
+    width = max(1, min(count, s.work.written // s.dtype.itemsize)) if s.work.written else count
+    a = s.arena.recent(max(1, count // width), width, dtype=s.dtype)
+    return (lambda: a.sum(0)) if s.work.written else (lambda: a.sum())
+
+
+def _norm_of_vector(s: Site) -> Call:
+    a = s.arena.distant(max(1, s.work.read // s.dtype.itemsize), dtype=s.dtype)
+    return lambda: torch.linalg.vector_norm(a)
+
+
+def _layernorm(s: Site) -> Call:
+    a, w, b = s.table(), s.arena.recent(s.width, dtype=s.dtype), s.arena.recent(s.width, dtype=s.dtype)
+    return lambda: aten.native_layer_norm(a, [s.width], w, b, 1e-5)
+
+
+def _layernorm_backward(s: Site) -> Call:
+    a, w, b = s.table(far=True), s.arena.recent(s.width, dtype=s.dtype), s.arena.recent(s.width, dtype=s.dtype)
+    _, mean, rstd = aten.native_layer_norm(a, [s.width], w, b, 1e-5)
+    g = s.table()
+    return lambda: aten.native_layer_norm_backward(g, a, [s.width], mean, rstd, w, b, [True, False, False])
+
+
+def _rmsnorm(s: Site) -> Call:
+    a, w = s.table(), s.arena.recent(s.width, dtype=s.dtype)
+    return lambda: F.rms_norm(a, (s.width,), w)
+
+
+def _rmsnorm_backward(s: Site) -> Call:
+    a = s.table(far=True).detach().requires_grad_()
+    w = s.arena.recent(s.width, dtype=s.dtype)
+    with torch.enable_grad():
+        out = F.rms_norm(a, (s.width,), w)
+    g = s.table()
+    return lambda: torch.autograd.grad(out, a, g, retain_graph=True)
+
+
+def _batchnorm(s: Site) -> Call:
+    a, w, b = s.table(), s.arena.recent(s.width, dtype=s.dtype), s.arena.recent(s.width, dtype=s.dtype)
+    return lambda: aten.native_batch_norm(a, w, b, None, None, True, 0.1, 1e-5)
+
+
+def _batchnorm_backward(s: Site) -> Call:
+    a, w, b = s.table(far=True), s.arena.recent(s.width, dtype=s.dtype), s.arena.recent(s.width, dtype=s.dtype)
+    _, mean, inverse = aten.native_batch_norm(a, w, b, None, None, True, 0.1, 1e-5)
+    g = s.table()
+    return lambda: aten.native_batch_norm_backward(g, a, w, None, None, mean, inverse, True, 1e-5, [True, True, True])
+
+
+def _softmax(s: Site) -> Call:
+    a = s.table()
+    return lambda: torch.softmax(a, -1)
+
+
+def _softmax_backward(s: Site) -> Call:
+    g, y = s.table(), s.table(far=True)
+    return lambda: aten._softmax_backward_data(g, y, -1, s.dtype)
+
+
+def _cross_entropy(s: Site) -> Call:
+    """log_softmax and the loss read logits and write as many; backward writes them again."""
+    logits = s.table()
+    target = s.arena.indices(s.rows, s.width)
+    return lambda: F.cross_entropy(logits, target)
+
+
+def _embedding(s: Site) -> Call:
+    table = s.arena.distant(4096, s.width, dtype=s.dtype)
+    rows = s.arena.indices(s.rows, 4096)
+    return lambda: F.embedding(rows, table)
+
+
+def _embedding_backward(s: Site) -> Call:
+    """The dense gradient of the table: zeroed, then rows are added."""
+    count = max(1, s.work.written // s.dtype.itemsize // s.width)
+    taken = max(1, min(s.rows, s.work.read // s.dtype.itemsize // s.width))
+    g, rows = s.arena.recent(taken, s.width, dtype=s.dtype), s.arena.indices(taken, count)
+    return lambda: aten.embedding_dense_backward(g, rows, count, -1, False)
+
+
+def _pool(s: Site) -> Call:
+    side = max(2, int((s.work.read // s.dtype.itemsize // 16) ** 0.5))
+    a = s.arena.recent(1, 16, side, side, dtype=s.dtype)
+    return lambda: F.max_pool2d(a, 2)
+
+
+KERNELS: dict[str, Callable[[Site], Call]] = {
+    "reduce": reduce,
+    "norm": _norm_of_vector,
+    "layernorm": _layernorm,
+    "layernorm_backward": _layernorm_backward,
+    "rmsnorm": _rmsnorm,
+    "rmsnorm_backward": _rmsnorm_backward,
+    "batchnorm": _batchnorm,
+    "batchnorm_backward": _batchnorm_backward,
+    "softmax": _softmax,
+    "softmax_backward": _softmax_backward,
+    "cross_entropy": _cross_entropy,
+    "embedding": _embedding,
+    "embedding_backward": _embedding_backward,
+    "pool": _pool,
+}
+"""By variant."""
