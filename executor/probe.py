@@ -102,9 +102,12 @@ def merge(ranks: list[list[tuple[str, Sample]]]) -> dict[str, tuple[Sample, ...]
 def _alone(bench: Bench) -> None:
     """What a rank measures by itself: kernels of its device, and the host's share."""
     from executor.probes import device as probe_device
-    from executor.probes import host as probe_host
     from executor.probes import kernels as probe_kernels
-    from executor.probes import sharded as probe_sharded
+    from executor.probes.ddp import ddp
+    from executor.probes.host import dispatch
+    from executor.probes.input import files, loader
+    from executor.probes.optimizers import optimizers
+    from executor.probes.sharded import sharded
 
     if bench.world.kind == "cuda":
         for table in (
@@ -119,9 +122,9 @@ def _alone(bench: Bench) -> None:
         for table in (probe_kernels.gemms, probe_kernels.memory_bound, probe_kernels.attention, probe_kernels.convolutions):
             table(bench)
     probe_kernels.copies(bench)
-    for table in (probe_host.dispatch, probe_host.optimizers, probe_host.ddp, probe_sharded.sharded, probe_host.loader):
+    for table in (dispatch, optimizers, ddp, sharded, loader):
         table(bench)
-    probe_host.files(bench, bench.world.folder)
+    files(bench, bench.world.folder)
 
 
 def measure(world: World, request: Request) -> Measured:

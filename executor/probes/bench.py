@@ -122,3 +122,8 @@ class Bench:
         with torch.no_grad():
             calls = [body(work, self.arena) for _ in range(copies)]
             self.add(kind, name, dtype, shape, self.device_times(calls))
+
+
+def middle(times: list[float]) -> float:
+    """The median, by order."""
+    return sorted(times)[len(times) // 2]

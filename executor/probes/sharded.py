@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from executor.probes.bench import Bench
-from executor.probes.host import Many, middle
+from executor.probes.bench import Bench, middle
+from executor.probes.ddp import Many
 
 _WIDTH = 64
 _UNITS = (2, 6)

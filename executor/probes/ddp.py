@@ -1,0 +1,52 @@
+"""Time on the CPU that DistributedDataParallel adds, in groups of one rank."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from executor.probes.bench import Bench, middle
+
+
+class Many(nn.Module):
+    """So many small parameters, each used once."""
+
+    def __init__(self, count: int, device: torch.device, width: int = 1024) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList([nn.Parameter(torch.ones(width, device=device)) for _ in range(count)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for scale in self.scales:
+            x = x * scale
+        return x
+
+
+def ddp(bench: Bench) -> None:
+    """What DistributedDataParallel adds on the host, per step, bucket and parameter, in groups of one rank (no messages)."""
+    bench.phase("DDP on the host")
+    groups = [dist.new_group([rank]) for rank in range(bench.world.size)]
+    alone = groups[bench.world.rank]
+    x = torch.ones(1024, device=bench.world.device)
+
+    def seconds(count: int, bucket: float | None) -> float:
+        module: nn.Module = Many(count, bench.world.device)
+        if bucket is not None:
+            module = DistributedDataParallel(module, process_group=alone, bucket_cap_mb=bucket)
+
+        def step() -> None:
+            module(x).sum().backward()
+            module.zero_grad()
+
+        for _ in range(3):  # DDP rebuilds its buckets after the first step
+            step()
+        return middle(bench.times([step], least=15))
+
+    bare, more = seconds(16, None), seconds(48, None)
+    single, single_more, each = seconds(16, 25), seconds(48, 25), seconds(16, 0.004)
+    bucket = max(1e-7, (each - single) / 15)
+    parameter = max(1e-8, ((single_more - more) - (single - bare)) / 32)
+    bench.add("host", "ddp_bucket", "", (), [bucket])
+    bench.add("host", "ddp_parameter", "", (), [parameter])
+    bench.add("host", "ddp_step", "", (), [max(1e-6, single - bare - bucket - 16 * parameter)])

@@ -1,0 +1,77 @@
+"""Time on the CPU of the input path and of output: batches from a worker process, files read and written."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from executor.probes.bench import Bench
+from topologies.errors import RunFailed
+
+
+class _Blank(Dataset[torch.Tensor]):
+    """Samples that take no work: what is left is the hand-over."""
+
+    def __init__(self, size: int, count: int) -> None:
+        self.sample, self.count = torch.zeros(size, dtype=torch.uint8), count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.sample
+
+
+def loader(bench: Bench) -> None:
+    """Hand-over of one batch from a worker process, by bytes: seconds per batch when the worker does nothing else."""
+    bench.phase("data loader")
+    for size in (1 << 10, 1 << 16, 1 << 20, 4 << 20)[: 2 if bench.quick else 4]:
+        count = 16 if size >= 1 << 20 else 40
+        source = DataLoader(_Blank(size, count), batch_size=None, num_workers=1, prefetch_factor=2)
+        times, last = [], time.perf_counter()
+        for batch in source:
+            batch.sum()
+            now = time.perf_counter()
+            times.append(now - last)
+            last = now
+            bench.world.beat.touch()
+        bench.add("loader", "batch", "", (size,), times[3:])
+        ready = DataLoader(_Blank(size, 8), batch_size=None, num_workers=1, prefetch_factor=8)
+        bench.add("loader", "take", "", (size,), _take(ready))
+
+    small = [s.median for kind, s in bench.found if kind == "loader" and s.name == "take"]
+    bench.add("host", "loader", "", (), small[:2])
+
+
+def _take(source: DataLoader[torch.Tensor]) -> list[float]:
+    """The training process's share: taking a batch that is ready."""
+    batches = iter(source)
+    next(batches)
+    time.sleep(0.15)
+    found = []
+    for _ in range(5):
+        start = time.perf_counter()
+        next(batches)
+        found.append(time.perf_counter() - start)
+    return found
+
+
+def files(bench: Bench, folder: Path) -> None:
+    """Reading from the page cache, and torch.save, by bytes."""
+    bench.phase("files")
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        for size in (1 << 12, 1 << 18, 4 << 20, 32 << 20)[: 3 if bench.quick else 4]:
+            path = Path(place) / f"{bench.world.rank}-{size}"
+            try:
+                path.write_bytes(bytes(size))
+                bench.add("file", "read", "", (size,), bench.times([path.read_bytes]))
+                tensor = torch.zeros(size // 4)
+                bench.add("file", "save", "", (size,), bench.times([lambda: torch.save(tensor, path)], least=3))  # noqa: B023
+            except OSError as error:
+                raise RunFailed(f"the probe cannot write {size} bytes into {place}: {error.strerror}") from None
+    saved = [s for kind, s in bench.found if kind == "file" and s.name == "save"]
+    bench.add("host", "checkpoint", "", (), [saved[0].median])
