@@ -147,3 +147,5 @@ def test_a_plan_goes_out_as_chakra_traces_and_comes_back_in_as_long(call: Call) 
     assert came.json["seconds"] == pytest.approx(call("predict", "plan.toml", "--json").json["step_time_s"], rel=0.05)
     assert call("chakra", "export", "plan.toml", "--out", "et", "--ranks", "0,x").code == 2
     assert call("chakra", "replay", "nothing").code == 2
+    refused = call("chakra", "replay", written.json["prefix"], "--calibration", "mine.toml")
+    assert refused.code == 2 and "leave --calibration out" in refused.err

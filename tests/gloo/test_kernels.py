@@ -1,0 +1,75 @@
+"""Kernels of memory-bound works on a CPU: what PyTorch is called, and how many bytes come out. Nothing is timed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from executor.kernels.memory_bound import memory_kernel
+from executor.players.arena import Arena
+from executor.probes.kernels import variants
+from sim.cost.cpu import variant
+from sim.work import MemoryBound
+
+MAIN = {
+    "add": "add", "scale": "mul", "copy": "clone", "permute": "clone", "zero": "zero_", "cast": "_to_copy", "reduce": "sum",
+    "norm": "linalg_vector_norm", "relu": "relu", "relu_backward": "threshold_backward", "gelu": "gelu", "gelu_backward": "gelu_backward",
+    "silu": "silu", "silu_backward": "silu_backward", "glu": "silu", "glu_backward": "silu_backward", "dropout": "native_dropout",
+    "dropout_backward": "native_dropout_backward", "layernorm": "native_layer_norm", "layernorm_backward": "native_layer_norm_backward",
+    "softmax": "_softmax", "softmax_backward": "_softmax_backward_data", "batchnorm": "native_batch_norm",
+    "batchnorm_backward": "native_batch_norm_backward", "cross_entropy": "nll_loss_forward", "embedding": "embedding",
+    "embedding_backward": "embedding_dense_backward", "rope": "cat", "sgd": "_fused_sgd_", "momentum": "_fused_sgd_",
+    "adam": "_fused_adam_", "adamw": "_fused_adamw_",
+}  # fmt: skip
+"""The op of PyTorch that does most of it."""
+BESIDES = {"dropout": 1.5, "batchnorm": 1.25, "batchnorm_backward": 1.4, "layernorm": 1.01}
+"""Masks and statistics come out as well: bytes over those of the work, at most."""
+
+
+class Called(TorchDispatchMode):
+    """Notes the ops that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def _bytes(value: object) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    return sum(map(_bytes, value)) if isinstance(value, (tuple, list)) else 0
+
+
+def _run(work: MemoryBound, dtype: torch.dtype) -> tuple[list[str], int]:
+    arena = Arena(torch.device("cpu"), 1 << 28, distant=1 << 20)
+    with torch.no_grad():
+        kernel = memory_kernel(work, arena, dtype)
+        with Called() as called:
+            made = kernel()
+    return called.names, _bytes(made)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("at", range(len(list(variants(1 << 16, "fp32")))))
+def test_every_variant_runs_as_its_kernel_and_writes_its_bytes(at: int, dtype: str) -> None:
+    work = list(variants(1 << 16, dtype))[at]
+    name = variant(work)
+    names, made = _run(work, torch.float32 if dtype == "fp32" else torch.bfloat16)
+    if name in MAIN:
+        assert MAIN[name] in names
+    if not MAIN.get(name, "").endswith("_") and name != "cross_entropy":  # in place, and a loss: nothing else comes out
+        assert 0.95 * work.written <= made <= BESIDES.get(name, 1.0) * work.written + 64
+
+
+def test_works_without_a_kernel_of_their_own_move_their_bytes() -> None:
+    """One array is copied, two are added, and what writes nothing is summed."""
+    for read, written, op, out in ((4096, 4096, "clone", 4096), (8192, 4096, "add", 4096), (4096, 0, "sum", 4)):
+        names, made = _run(MemoryBound("unheard", read, written, "fp32"), torch.float32)
+        assert names == [op] and made == out
