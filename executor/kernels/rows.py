@@ -94,10 +94,22 @@ def _embedding_backward(s: Site) -> Call:
     return lambda: aten.embedding_dense_backward(g, rows, count, -1, False)
 
 
+def _side(elements: int) -> int:
+    """Of square maps of 16 channels."""
+    return max(2, int((elements // 16) ** 0.5))
+
+
 def _pool(s: Site) -> Call:
-    side = max(2, int((s.work.read // s.dtype.itemsize // 16) ** 0.5))
+    side = _side(s.work.read // s.dtype.itemsize)
     a = s.arena.recent(1, 16, side, side, dtype=s.dtype)
-    return lambda: F.max_pool2d(a, 2)
+    return lambda: aten.max_pool2d_with_indices(a, [2, 2])
+
+
+def _pool_backward(s: Site) -> Call:
+    side = _side(s.n)
+    a = s.arena.recent(1, 16, side, side, dtype=s.dtype)
+    out, at = aten.max_pool2d_with_indices(a, [2, 2])
+    return lambda: aten.max_pool2d_with_indices_backward(out, a, [2, 2], [2, 2], [0, 0], [1, 1], False, at)
 
 
 KERNELS: dict[str, Callable[[Site], Call]] = {
@@ -115,5 +127,6 @@ KERNELS: dict[str, Callable[[Site], Call]] = {
     "embedding": _embedding,
     "embedding_backward": _embedding_backward,
     "pool": _pool,
+    "pool_backward": _pool_backward,
 }
 """By variant."""

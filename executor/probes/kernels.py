@@ -68,7 +68,9 @@ def variants(total: int, dtype: str) -> Iterator[MemoryBound]:
     n = max(_WIDTH, total // e)
     yield MemoryBound("reduce", n * e, _WIDTH * e, dtype)
     yield MemoryBound("norm", n * e, e, dtype)
-    yield MemoryBound("pool", max(1, total * 4 // 5), max(1, total // 5), dtype)
+    n = max(1, total // (5 * e + 8))  # 2 x 2 windows: four elements for one, and where it stood in 8 bytes
+    yield MemoryBound("pool", 4 * n * e, n * (e + 8), dtype)
+    yield MemoryBound("pool_backward", n * (e + 8), 4 * n * e, dtype)
     yield make("sgd", 2, 1)
     yield make("momentum", 3, 2)
     yield make("adam", 4, 3)

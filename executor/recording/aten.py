@@ -31,8 +31,8 @@ _KINDS = {
     "copy": "clone copy_ cat stack constant_pad_nd repeat index_fill",
     "reduce": "sum mean var var_mean amax amin max argmax prod norm histc bincount cumsum",
     "topk": "topk sort argsort",
-    "pool": "max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d "
-    "_adaptive_avg_pool2d_backward",
+    "pool": "max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d",
+    "pool_backward": "max_pool2d_with_indices_backward avg_pool2d_backward _adaptive_avg_pool2d_backward",
     "zero": "zeros zeros_like zero_ fill_ full ones ones_like new_zeros full_like arange",
 }
 _WHAT = {name: what for what, names in _KINDS.items() for name in names.split()}

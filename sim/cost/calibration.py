@@ -19,7 +19,7 @@ import msgspec
 from topologies.errors import BadInput
 from topologies.table import read_toml
 
-VERSION = 2
+VERSION = 3
 ASSUMED_COPY = 5e9
 """Bytes per second of a memcpy on one server core, both ends in DRAM (assumed; single cores reach 4-12 GB/s)."""
 _LARGEST = 4 << 20

@@ -46,7 +46,7 @@ ASSUMED_HOST = {
     "checkpoint": 500e-6,
 }
 """Seconds of host work where nothing was measured (assumed; eager PyTorch spends 5-25 us per op in all)."""
-TWO_SIDED = ("layernorm", "rmsnorm", "batchnorm", "softmax", "activation", "dropout", "rope", "pool", "cross_entropy", "glu")
+TWO_SIDED = ("layernorm", "rmsnorm", "batchnorm", "softmax", "activation", "dropout", "rope", "cross_entropy", "glu")
 """Kernels whose backward pass reads one more array than it writes."""
 _BACKWARD = 1.4
 """Read-to-written ratio above which such a kernel is a backward one (forward 1, backward 2; glu 2 and 1.5)."""

@@ -103,7 +103,7 @@ def pool(share: Share, name: str, x: Map, kernel: int, stride: int, padding: int
     y = Map(x.channels, (x.h + 2 * padding - kernel + up) // stride + 1, (x.w + 2 * padding - kernel + up) // stride + 1)
     read, written, e = share.micro * x.size, share.micro * y.size, share.e
     forward: Work = MemoryBound("pool", read * e, written * (e + 8), share.act)
-    backward: Work = MemoryBound("pool", written * (e + 8), read * e, share.act)
+    backward: Work = MemoryBound("pool_backward", written * (e + 8), read * e, share.act)
     return Part(name=name, forward=(forward,), backward=(backward,), cls="elementwise", saved=read * e + written * 8), y
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.cost.calibration import SHAPES, Calibration, Curve, Grid, Sample, load_calibration, save_calibration, show_calibration
+from sim.cost.calibration import SHAPES, VERSION, Calibration, Curve, Grid, Sample, load_calibration, save_calibration, show_calibration
 from sim.cost.cpu import cpu_cost, cpu_host_seconds, variant
 from sim.work import Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work
 from topologies.errors import BadInput
@@ -64,7 +64,7 @@ def test_written_and_read_back(tmp_path_factory: pytest.TempPathFactory, calibra
     ("change", "words"),
     [
         (lambda text: "", "version"),
-        (lambda text: text.replace("version = 2", "version = 99"), "version"),
+        (lambda text: text.replace(f"version = {VERSION}", "version = 99"), "version"),
         (lambda text: text[:-40], "not valid TOML"),
         (lambda text: text.replace("cores = ", "kores = "), "kores"),
         (lambda text: text.replace("1.000e-03", "-1.0"), "makes no sense"),
