@@ -164,11 +164,12 @@ def _collective(app: typer.Typer, desk: Desk) -> None:
 def _plans(plans: typer.Typer, desk: Desk) -> None:
     @plans.command("list")
     def list_(as_json: AsJson = False) -> None:
-        """Shipped plans and models."""
-        from sim.files.planfile import presets
+        """Shipped plans, each with a machine for --on, and models."""
+        from sim.files.planfile import about, presets
         from sim.model import models
 
-        desk.show({"plans": list(presets()), "models": list(models())}, as_json, "catalog")
+        rows = [dict(zip(("plan", "what", "on"), (name, *about(path)), strict=True)) for name, path in presets().items()]
+        desk.show({"rows": rows, "models": list(models())}, as_json, "plans")
 
     @plans.command()
     def show(plan: PlanName, set_: Sets = None, as_json: AsJson = False) -> None:

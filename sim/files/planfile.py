@@ -44,6 +44,12 @@ def presets() -> dict[str, Path]:
     return {path.stem: path for path in sorted((Path(__file__).parent.parent / "presets").glob("*.toml"))}
 
 
+def about(path: Path) -> tuple[str, str]:
+    """(what it is, a machine that it is for) of a shipped plan: its first two lines say so."""
+    what, machine = (line.lstrip("# ") for line in path.read_text("utf-8").splitlines()[:2])
+    return what.removesuffix("."), machine.removeprefix("Machine: ")
+
+
 def _read(source: str) -> tuple[dict[str, Any], str]:
     shipped = presets()
     path = shipped.get(source, Path(source))

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from sim.bind import bind
-from sim.files.planfile import load_plan, presets
+from sim.figures import figures_of_memory
+from sim.files.planfile import about, load_plan, presets
 from sim.idle import RULES, idle, value
 from sim.plan import Plan
 from sim.predict import predict_setting
@@ -76,5 +77,8 @@ def test_a_key_at_work_is_not_named(key: str) -> None:
 
 
 @pytest.mark.parametrize("name", presets())
-def test_shipped_plans_say_nothing_in_vain(name: str) -> None:
-    assert idle(bind(load_plan(name), "cpu-host" if name.startswith(("cpu-", "tiny-", "cifar10-")) else "dgx-h100")) == []
+def test_shipped_plans_say_nothing_in_vain_and_fit_their_machine(name: str) -> None:
+    what, machine = about(presets()[name])
+    setting = bind(load_plan(name), machine)
+    assert what and idle(setting) == []
+    assert figures_of_memory(setting, remedies=False)[1] is None

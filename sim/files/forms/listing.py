@@ -7,10 +7,18 @@ import msgspec
 from sim.files.forms.said import Said
 
 
+class PlanRow(Said, frozen=True, kw_only=True):
+    """A shipped plan, what it trains, and a machine that it is for."""
+
+    plan: str
+    what: str
+    on: str
+
+
 class Catalog(Said, frozen=True, kw_only=True):
     """`steptwin plan list --json`."""
 
-    plans: list[str]
+    rows: list[PlanRow]
     models: list[str]
 
 

@@ -137,7 +137,7 @@ def test_collective_prints_a_row_for_each_size(call: Call, tmp_path: Path) -> No
 
 def test_catalogs_are_listed(call: Call) -> None:
     plans, machines = call("plan", "list", "--json").json, call("topology", "list", "--json").json
-    assert "tiny-ddp" in plans["plans"] and "llama3-8b" in plans["models"]
+    assert "tiny-ddp" in {row["plan"] for row in plans["rows"]} and "llama3-8b" in plans["models"]
     assert "dgx-h100" in machines["machines"] and "h100-sxm" in machines["gpus"]
 
 
