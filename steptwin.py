@@ -139,6 +139,12 @@ _ROOMS = {
 """Which room has which verbs: one verb loads its own rooms alone, which halves the start of a short command."""
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"steptwin {__version__}")
+        sys.exit()
+
+
 def _app(verb: str = "") -> typer.Typer:
     """The command line; with the rooms of `verb` alone where it is one, else with all of them (help, wrong names)."""
     from importlib import import_module
@@ -149,8 +155,11 @@ def _app(verb: str = "") -> typer.Typer:
     app = typer.Typer(help=about, no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False)
     plans = typer.Typer(help="Shipped plans and models", no_args_is_help=True)
     desk = _Desk()
-    # A callback keeps an app of one verb a group: `steptwin topology list` stays two words.
-    app.callback()(lambda: None)
+
+    @app.callback()  # keeps an app of one verb a group: `steptwin topology list` stays two words
+    def begin(version: bool = typer.Option(False, "--version", help="Print the version and end", is_eager=True, callback=_version)) -> None:
+        pass
+
     for room in [name for name, verbs in _ROOMS.items() if verb in verbs] or _ROOMS:
         import_module(room).add(app, plans, desk)
     app.add_typer(plans, name="plan")

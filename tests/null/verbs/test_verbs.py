@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tomllib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,9 @@ global = 4
 dp_shard = 4
 zero = 3
 """
+
+
+PROJECT = Path(__file__).parents[3] / "pyproject.toml"
 
 
 class Said(NamedTuple):
@@ -133,6 +137,11 @@ def test_collective_prints_a_row_for_each_size(call: Call, tmp_path: Path) -> No
     assert [row["bytes"] for row in rows] == sorted({row["bytes"] for row in rows})
     assert rows[-1]["bytes"] == 2**20
     assert (tmp_path / "page.html").stat().st_size > 10_000
+
+
+def test_the_version_is_that_of_the_distribution(call: Call) -> None:
+    said = call("--version")
+    assert (said.code, said.out) == (0, f"steptwin {tomllib.loads(PROJECT.read_text('utf-8'))['project']['version']}\n")
 
 
 def test_catalogs_are_listed(call: Call) -> None:
