@@ -60,9 +60,17 @@ def bind(plan: Plan | str | Path | dict[str, Any], topology: Topology | str | Pa
     return Setting(plan, machine, framework, network_of(plan, framework))
 
 
+_ON_CPUS = ("fp32", "tf32", "bf16", "fp16")
+"""tf32 is a mode of fp32, which a CPU leaves off."""
+
+
 def _supported(plan: Plan, machine: Topology) -> None:
-    """Raises `Refused` where the GPUs have no units for the plan's precision."""
+    """Raises `Refused` where the devices have no units for the plan's precision."""
     device = machine.device(0)
+    if not isinstance(device, Gpu) and plan.precision not in _ON_CPUS:
+        raise Refused(
+            f'precision = "{plan.precision}": PyTorch has no kernels for it on a CPU ({machine.name}). Allowed on it: {", ".join(_ON_CPUS)}'
+        )
     if isinstance(device, Gpu):
         try:
             peak_flops(device, plan.precision)

@@ -106,6 +106,7 @@ def test_a_plan_that_does_not_fit_ends_with_3(call: Call) -> None:
         (("predict", "plan.toml", "--set", "batch.mico=2"), "micro"),
         (("predict", "plan.toml", "--set", "parallel.dp_shard=3"), "batch"),
         (("predict", "plan.toml", "--set", "precision=nvfp4", "--on", "dgx-a100"), "no units"),
+        (("predict", "plan.toml", "--set", "precision=fp8", "--on", "cpu-host"), "no kernels for it on a CPU"),
         (("predict", "plan.toml", "--set", "parallel.dp_shard=16", "--set", "batch.global=16"), "ranks"),
         (("collective", "all_redce"), "all_reduce"),
         (("collective", "all_reduce", "--bytes", "12"), "B"),
