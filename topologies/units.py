@@ -20,6 +20,8 @@ _RATE = {f"{name}/s": float(scale) for name, scale in _SIZE.items()}
 _RATE |= {f"{p}bit/s": s / 8 for p, s in (("", 1.0), ("K", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12))}
 _FLOPS = {f"{p}FLOP/s": s for p, s in (("M", 1e6), ("G", 1e9), ("T", 1e12), ("P", 1e15))}
 
+_COUNT = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+
 _NUMBER = re.compile(r"\s*([+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\s\d]\S*)?\s*\Z")
 _LIKELY = {"size": ("MiB", "MB"), "time": ("ms", "us"), "rate": ("GB/s", "Gbit/s"), "FLOP rate": ("TFLOP/s", "GFLOP/s")}
 
@@ -63,6 +65,16 @@ def rate(text: object, where: str = "") -> float:
 def flops(text: object, where: str = "") -> float:
     """FLOP per second of `"989 TFLOP/s"`; a multiply-add counts two. Raises `UnitError`."""
     return _read(text, _FLOPS, "FLOP rate", where)
+
+
+def count(text: str, where: str = "") -> float:
+    """How many: `"15T"`, `"300B"` (billions), `"1.5e12"`. Raises `UnitError`."""
+    match = _NUMBER.match(text) if len(text) <= 64 else None
+    unit = match.group(2) if match else None
+    if match is None or (unit or "K").upper() not in _COUNT:
+        place = f" at {where}" if where else ""
+        raise UnitError(f"cannot read {text[:40]!r} as a number{place}. Write 15e12, or 15T ({', '.join(_COUNT)})")
+    return float(match.group(1)) * (_COUNT[unit.upper()] if unit else 1.0)
 
 
 def _show(value: float, steps: tuple[tuple[str, float], ...]) -> str:

@@ -99,9 +99,9 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
     @app.command()
     def capacity(
         plan: PlanName,
-        tokens: Annotated[float | None, typer.Option(help="Tokens (or samples) to train, e.g. 15e12")] = None,
+        tokens: Annotated[str, typer.Option(help="Tokens (or samples) to train: 15T, 15e12")] = "",
         epochs: Annotated[float | None, typer.Option(help="In place of --tokens: passes over --dataset")] = None,
-        dataset: Annotated[float | None, typer.Option(help="Tokens (or samples) of one pass")] = None,
+        dataset: Annotated[str, typer.Option(help="Tokens (or samples) of one pass: 300B, 3e11")] = "",
         on: On = "dgx-h100",
         set_: Sets = None,
         days: Annotated[float | None, typer.Option(help="Find the smallest cluster that finishes in so many days")] = None,
@@ -115,16 +115,17 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
         report: Report = None,
         as_json: AsJson = False,
     ) -> None:
-        """Days, GPU-hours, energy, money, goodput of a training run; --report: scaling curves.  Example: steptwin capacity gpt2-ddp8 --tokens 1e10"""
+        """Days, GPU-hours, energy, money, goodput of a training run; --report: scaling curves.  Example: steptwin capacity gpt2-ddp8 --tokens 10B"""
         from sim.files.planfile import load_plan
         from sim.planning.capacity import amount, load_prices, scaling, smallest
         from sim.planning.capacity import capacity as run
         from sim.planning.goodput import Reliability
         from topologies.cluster import parse
-        from topologies.units import duration
+        from topologies.units import count, duration
 
         overrides, edits = split(set_)
-        base, work = load_plan(plan, overrides), amount(tokens, epochs, dataset)
+        many = [count(text, f"--{name}") if text else None for name, text in (("tokens", tokens), ("dataset", dataset))]
+        base, work = load_plan(plan, overrides), amount(many[0], epochs, many[1])
         said = {"mtbf_gpu": mtbf_gpu, "mtbf_node": mtbf_node, "restart": restart}
         how = Reliability(spares=spares, **{name: duration(text, f"--{name.replace('_', '-')}") for name, text in said.items() if text})
         stall = duration(checkpoint, "--checkpoint") if checkpoint else None

@@ -99,20 +99,26 @@ def _verdict(found: list[Sensitivity], step: float) -> str:
 
 
 def best_changes(setting: Setting, step: float, tries: int = 12) -> list[Change]:
-    """The three single changes of plan that gain most (only those that fit and gain)."""
+    """The three single changes of plan that gain most (only those that can run, fit and gain), of the first `tries` that fit."""
     found: list[Change] = []
-    for overrides, plan in neighbours(setting.plan)[:tries]:
-        near = _try(plan, setting)
-        if near is None or figures_of_memory(near)[1] is not None:
+    for overrides, plan in neighbours(setting.plan):
+        if tries == 0:
+            break
+        seconds = _seconds(plan, setting)
+        if seconds is None:
             continue
-        seconds = predict_setting(near, steps=2, detail=False).step_time_s
+        tries -= 1
         if seconds < step * (1.0 - _LEAST):
             found.append(Change(overrides, seconds, 1.0 - seconds / step))
     return sorted(found, key=lambda change: change.step_time_s)[:3]
 
 
-def _try(plan: Plan, setting: Setting) -> Setting | None:
+def _seconds(plan: Plan, setting: Setting) -> float | None:
+    """The plan's step on the same machine; None where it cannot run there: layers that do not split so, memory that is too small."""
     try:
-        return bind(plan, setting.topology)
+        near = bind(plan, setting.topology)
+        if figures_of_memory(near, remedies=False)[1] is not None:
+            return None
+        return predict_setting(near, steps=2, detail=False).step_time_s
     except SteptwinError:
         return None

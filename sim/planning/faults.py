@@ -72,7 +72,7 @@ def faults(
         step = _step(broken, calibration)
         step = 1.0 / ((1.0 - duty) / whole + duty / step)
         rows.append(Fault(fault=fault, step_time_s=step, slowdown=step / whole))
-    return Faults(plan=setting.plan.model_name, topology=setting.topology.name, step_time_s=whole, rows=tuple(rows))
+    return Faults(plan=setting.plan.name or setting.plan.model_name, topology=setting.topology.name, step_time_s=whole, rows=tuple(rows))
 
 
 def usual(topology: Topology) -> tuple[str, ...]:

@@ -92,7 +92,7 @@ def jobs(
             rows.append(
                 Job(
                     job=f"j{at}",
-                    plan=setting.plan.model_name,
+                    plan=setting.plan.name or setting.plan.model_name,
                     placement=name,
                     ranks=places[at],
                     alone_s=alone[at],

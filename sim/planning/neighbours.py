@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sim.files.planfile import load_plan
-from sim.plan import Plan
+from sim.plan import Parallel, Plan
 from topologies.errors import SteptwinError
 
 
@@ -28,13 +28,13 @@ def _changes(plan: Plan) -> list[tuple[str, ...]]:
         size = getattr(p, axis)
         for other in ("tp", "pp"):
             if size % 2 == 0:
-                changes.append((f"parallel.{axis}={size // 2}", f"parallel.{other}={getattr(p, other) * 2}"))
+                changes.append((f"parallel.{axis}={size // 2}", *_sized(p, other, getattr(p, other) * 2)))
             if getattr(p, other) % 2 == 0:
-                changes.append((f"parallel.{axis}={size * 2}", f"parallel.{other}={getattr(p, other) // 2}"))
+                changes.append((f"parallel.{axis}={size * 2}", *_sized(p, other, getattr(p, other) // 2)))
     if p.tp % 2 == 0:
-        changes.append((f"parallel.tp={p.tp // 2}", f"parallel.pp={p.pp * 2}"))
+        changes.append((f"parallel.tp={p.tp // 2}", *_sized(p, "pp", p.pp * 2)))
     if p.pp % 2 == 0:
-        changes.append((f"parallel.pp={p.pp // 2}", f"parallel.tp={p.tp * 2}"))
+        changes.append((*_sized(p, "pp", p.pp // 2), f"parallel.tp={p.tp * 2}"))
     changes += [(f"batch.micro={plan.batch.micro * 2}",), (f"batch.micro={max(1, plan.batch.micro // 2)}",)]
     changes += [(f"memory.recompute={how}",) for how in ("none", "selective", "full") if how != plan.memory.recompute]
     changes += [(f"parallel.zero={stage}",) for stage in (1, 2, 3) if stage != p.zero and p.dp_shard > 1]
@@ -45,3 +45,13 @@ def _changes(plan: Plan) -> list[tuple[str, ...]]:
         changes.append((f"data.workers={max(1, plan.data.workers * 2)}",))
     changes += [("compile=true",), ("cuda_graphs=true",), ("optimizer.implementation=fused",)]
     return changes
+
+
+def _sized(p: Parallel, axis: str, size: int) -> tuple[str, ...]:
+    """Overrides that give an axis this size. A pipeline keeps its chunks of layers: more stages hold fewer of them each."""
+    found = (f"parallel.{axis}={size}",)
+    if axis == "pp" and p.virtual_stages > 1:
+        if size == 1 or p.virtual_stages * p.pp % size:
+            return (*found, "parallel.schedule=1f1b", "parallel.virtual_stages=1")
+        return (*found, f"parallel.virtual_stages={p.virtual_stages * p.pp // size}")
+    return found

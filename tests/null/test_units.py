@@ -21,6 +21,10 @@ from topologies.errors import UnitError
         (units.rate, "450 GB/s", 4.5e11),
         (units.rate, "400 Gbit/s", 5e10),
         (units.flops, "989 TFLOP/s", 9.89e14),
+        (units.count, "15T", 1.5e13),
+        (units.count, "300 B", 3e11),
+        (units.count, "2k", 2000),
+        (units.count, "1.5e12", 1.5e12),
     ],
 )
 def test_reads_what_people_write(read, text: str, value: float) -> None:  # type: ignore[no-untyped-def]
@@ -32,6 +36,12 @@ def test_reads_what_people_write(read, text: str, value: float) -> None:  # type
 def test_refuses_the_rest_with_the_key_named(read, bad: object) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(UnitError, match=r"comm\.bucket"):
         read(bad, "comm.bucket")
+
+
+@pytest.mark.parametrize("bad", ["", "T", "15X", "1 2", "9" * 100])
+def test_refuses_counts_that_are_none(bad: str) -> None:
+    with pytest.raises(UnitError, match=r"at --tokens\. Write 15e12, or 15T"):
+        units.count(bad, "--tokens")
 
 
 def test_a_bare_number_shows_the_likely_readings() -> None:

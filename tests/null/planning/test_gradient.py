@@ -27,6 +27,7 @@ from sim.pricer import pricer_for
 from sim.program import Op
 from sim.timeline.metrics import step_time
 from sim.trace import Span, Trace
+from topologies.errors import BadInput
 from topologies.load import load_topology
 
 BASE: dict[str, Any] = {"model": "gpt2-124m", "seq_len": 512, "framework": "pytorch", "batch": {"global": 16, "micro": 2}}
@@ -230,13 +231,25 @@ def test_the_three_best_changes_are_proposed(monkeypatch: pytest.MonkeyPatch) ->
     """The best first; what gains less than a thousandth is none, and what cannot be built is passed over."""
     setting = bind(BASE | {"parallel": {"dp_replicate": 8}}, "dgx-h100")
     steps = {"a": 0.9, "b": 0.5, "c": 0.9995, "d": 0.7, "e": 0.8, "f": 1.2}
-    monkeypatch.setattr(explaining, "neighbours", lambda plan: [((name,), name) for name in ("x", *steps)])
-    monkeypatch.setattr(explaining, "_try", lambda plan, setting: None if plan == "x" else plan)
-    monkeypatch.setattr(explaining, "figures_of_memory", lambda near: (None, "too large" if near == "b" else None))
-    monkeypatch.setattr(explaining, "predict_setting", lambda near, **_: SimpleNamespace(step_time_s=steps[near]))
+
+    def bound(plan: str, topology: object) -> str:
+        if plan == "x":
+            raise BadInput("more ranks than the machine has")
+        return plan
+
+    def predicted(near: str, **_: object) -> SimpleNamespace:
+        if near == "y":
+            raise BadInput("32 layers do not make 64 stages")
+        return SimpleNamespace(step_time_s=steps[near])
+
+    monkeypatch.setattr(explaining, "neighbours", lambda plan: [((name,), name) for name in ("x", "y", *steps)])
+    monkeypatch.setattr(explaining, "bind", bound)
+    monkeypatch.setattr(explaining, "figures_of_memory", lambda near, **_: (None, "too large" if near == "b" else None))
+    monkeypatch.setattr(explaining, "predict_setting", predicted)
     found = best_changes(setting, 1.0)
     assert [(*one.overrides, one.step_time_s) for one in found] == [("d", 0.7), ("e", 0.8), ("a", 0.9)]
     assert [one.gain for one in found] == pytest.approx([0.3, 0.2, 0.1])
+    assert [one.overrides for one in best_changes(setting, 1.0, tries=1)] == [("a",)]  # what cannot run is no try
 
 
 def test_faster_networks_have_faster_uplinks() -> None:
