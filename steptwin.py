@@ -77,7 +77,8 @@ def topology(source: str | Path | Topology, *edits: str) -> Topology:
 def sweep(plan: PlanLike, space: str | int, on: str, file: str | Path | None = None, **options: Any) -> Sweep:
     """Every plan of a space such as `"tp=1,2,4 pp=1..8 gpus=64"` (a number: all sensible plans on so many GPUs); see `sim.planning.sweep`."""
     from sim.files.planfile import load_plan
-    from sim.planning.space import auto_space, parse_space
+    from sim.planning.auto import auto_space
+    from sim.planning.space import parse_space
     from sim.planning.sweep import sweep as run
 
     base = load_plan(plan)

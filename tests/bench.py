@@ -137,8 +137,9 @@ def sweep(u: float) -> list[Row]:
     from itertools import islice
 
     from sim.files.planfile import load_plan
+    from sim.planning.auto import auto_space
     from sim.planning.floor import Floor
-    from sim.planning.space import TooLarge, auto_space, candidates, parse_space
+    from sim.planning.space import TooLarge, candidates, parse_space
     from sim.planning.sweep import sweep as run
 
     on, base = "64x dgx-h100", load_plan({"model": "llama3-70b", "seq_len": 8192, "framework": "megatron-core", "batch": {"global": 1024}})
@@ -166,8 +167,9 @@ def winner(u: float) -> list[Row]:
     import tempfile
 
     from sim.files.planfile import load_plan
+    from sim.planning.auto import auto_space
     from sim.planning.judge import Work, evaluate_chunk, screen_chunk
-    from sim.planning.space import auto_space, named
+    from sim.planning.space import named
     from sim.planning.sweep import sweep as run
 
     on, base = (

@@ -46,8 +46,9 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
     ) -> None:
         """Every plan of a space: memory, bounds, then simulation; resumes where it was.  Example: steptwin sweep llama3-8b-fsdp8 --auto 16"""
         from sim.files.planfile import load_plan
+        from sim.planning.auto import auto_space
         from sim.planning.capacity import load_prices
-        from sim.planning.space import auto_space, parse_space
+        from sim.planning.space import parse_space
         from sim.planning.sweep import sweep as run
 
         base = load_plan(plan, of_plan(set_))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sim.files.planfile import load_plan
 from sim.plan import Parallel, Plan
+from sim.planning.space import relaid
 from topologies.errors import SteptwinError
 
 
@@ -13,7 +14,7 @@ def neighbours(plan: Plan) -> list[tuple[tuple[str, ...], Plan]]:
     for overrides in _changes(plan):
         fixed = (*overrides, f"batch.global={plan.global_batch}")
         try:
-            changed = load_plan(plan, fixed)
+            changed = load_plan(relaid(plan, fixed), fixed)
         except SteptwinError:
             continue
         if changed.world == plan.world and changed != plan:

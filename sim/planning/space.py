@@ -1,4 +1,4 @@
-"""Spaces of plans: a short expression, or all sensible plans for a model and a number of GPUs.
+"""Spaces of plans by a short expression, and the plans that they hold.
 
 `tp=1,2,4 pp=1..16 zero=1,3 micro=1,2 gpus=64,128 on=dgx-h100,dgx-b200`: values by comma, `a..b` doubles from a to b,
 `a..b:s` goes in steps of s. `gpus` fills data parallelism with what the other axes leave. Any other key is a
@@ -174,6 +174,7 @@ def named(base: Plan, key: str) -> tuple[Candidate, Plan | str]:
 def plan_at(base: Plan, candidate: Candidate, gpus: str) -> Plan | str:
     """The point's plan: overrides, then data parallelism from what `gpus` leaves. A text says why there is none."""
     overrides = candidate.overrides[:-1] if gpus else candidate.overrides
+    base = relaid(base, overrides)
     try:
         return _split(base, overrides, int(gpus)) if gpus else load_plan(base, overrides)
     except SteptwinError as error:
@@ -182,8 +183,18 @@ def plan_at(base: Plan, candidate: Candidate, gpus: str) -> Plan | str:
         return f"gpus = {gpus} is no whole number"
 
 
+def relaid(base: Plan, overrides: tuple[str, ...]) -> Plan:
+    """The base without its stages where `overrides` make another pipeline: they say which layers lie where in that of the base."""
+    p = base.parallel
+    said = {key: value for key, _, value in (word.partition("=") for word in overrides)}
+    pipeline = (said.get("parallel.pp", str(p.pp)), said.get("parallel.virtual_stages", str(p.virtual_stages)))
+    if p.stages is None or pipeline == (str(p.pp), str(p.virtual_stages)):
+        return base
+    return msgspec.structs.replace(base, parallel=msgspec.structs.replace(p, stages=None))
+
+
 def _split(base: Plan, overrides: tuple[str, ...], gpus: int) -> Plan:
-    one = msgspec.structs.replace(base.parallel, dp_shard=1, dp_replicate=1, ep=1)
+    one = msgspec.structs.replace(base.parallel, dp_shard=1, dp_replicate=1, ep=1, stages=None)
     # Without data parallelism any global batch divides: the axes alone are read first.
     axes = tuple(o for o in overrides if not o.startswith(("parallel.ep", "batch.")))
     free = msgspec.structs.replace(base, parallel=one, batch=msgspec.structs.replace(base.batch, micro=1))
@@ -194,48 +205,6 @@ def _split(base: Plan, overrides: tuple[str, ...], gpus: int) -> Plan:
     axis = "dp_replicate" if parallel.zero == 0 else "dp_shard"
     whole = msgspec.structs.replace(base, parallel=msgspec.structs.replace(base.parallel, dp_shard=1, dp_replicate=1))
     return load_plan(whole, (f"parallel.{axis}={gpus // inner}", *overrides))
-
-
-def auto_space(plan: Plan, on: str, gpus: int) -> dict[str, tuple[str, ...]]:
-    """All sensible plans for the plan's model on so many GPUs: tp inside a node, pp that divides the layers, ...
-
-    Raises `BadInput` where the model has no layers to split (CNNs, captured modules).
-    """
-    from sim.bind import model_of
-    from topologies.load import load_topology
-
-    model, machine = model_of(plan), load_topology(on)
-    layers, heads = getattr(model, "layers", 0), getattr(model, "heads", 0)
-    if not layers or not heads:
-        raise BadInput(f"--auto knows how to split transformers; {plan.model_name} is none. Write the space, e.g. zero=0,1,3 micro=1..16")
-    if not 1 <= gpus <= machine.gpus:
-        raise BadInput(f"--auto {gpus}: {machine.name} has 1 to {machine.gpus} GPUs")
-    experts = getattr(getattr(model, "moe", None), "experts", 0) or 0
-    return sensible(layers, heads, gpus, machine.ranks_per_node, experts, long=(plan.seq_len or 0) >= 32_768)
-
-
-def sensible(model_layers: int, heads: int, gpus: int, per_node: int, experts: int = 0, long: bool = False) -> dict[str, tuple[str, ...]]:
-    """All plans that people would try for a model on so many GPUs: tp inside a node, pp that divides the layers, ..."""
-
-    def divisors(limit: int, of: int) -> tuple[str, ...]:
-        return tuple(str(n) for n in range(1, limit + 1) if of % n == 0 and gpus % n == 0)
-
-    powers = tuple(str(2**i) for i in range(4))
-    space: dict[str, tuple[str, ...]] = {
-        "gpus": (str(gpus),),
-        "tp": tuple(t for t in divisors(min(per_node, heads), heads) if int(t) & (int(t) - 1) == 0),
-        "pp": tuple(p for p in divisors(min(model_layers, 64), model_layers)),
-        "zero": ("1", "3"),
-        "micro": powers,
-        "recompute": ("none", "selective", "full"),
-        "schedule": ("1f1b", "interleaved"),
-        "virtual_stages": ("1", "2", "4"),
-    }
-    if experts:
-        space["ep"] = tuple(str(2**i) for i in range(8) if experts % 2**i == 0)
-    if long:
-        space["cp"] = ("1", "2", "4", "8")
-    return space
 
 
 def base_tree(plan: Plan) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import pytest
 
 from sim.files.planfile import load_plan
 from sim.plan import Plan
-from sim.planning.space import TooLarge, auto_space, candidates, parse_space, plan_at, point, size_of
+from sim.planning.auto import auto_space
+from sim.planning.space import TooLarge, candidates, parse_space, plan_at, point, size_of
 from topologies.errors import BadInput
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from sim.files.planfile import load_plan
 from sim.plan import Plan
-from sim.planning.space import candidates, parse_space, sensible
+from sim.planning.auto import auto_space, sensible
+from sim.planning.space import candidates, parse_space
 from sim.planning.store import Row, Store, forget
 from topologies.errors import BadInput
 
@@ -114,3 +115,25 @@ def test_a_file_that_is_forgotten_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with Store(file, {"space": 2}) as store:
         assert store.done() == set()
+
+
+@pytest.mark.parametrize(("layers", "pps"), [(126, "1 2 4 8 16 32 64"), (61, "1 2 4 8 16 32"), (80, "1 2 4 8 16"), (48, "1 2 4 8 16")])
+def test_pipelines_are_nearly_even_not_even(layers: int, pps: str) -> None:
+    """126 and 61 layers divide by next to nothing: their models are trained on uneven stages."""
+    assert sensible(model_layers=layers, heads=64, gpus=1024, per_node=8)["pp"] == tuple(pps.split())
+
+
+def test_stages_hold_for_their_own_pipeline_alone() -> None:
+    """What an other pipeline makes of the layers is worked out again; the same pipeline keeps what was said."""
+    base = load_plan("llama3.1-405b-16k")
+    space = parse_space("pp=8,16 virtual_stages=4 gpus=16384")
+    found = {c.overrides[0]: plan for c, plan in candidates(base, space, "2048x dgx-h100") if isinstance(plan, Plan)}
+    assert found["parallel.pp=16"].parallel.stages == base.parallel.stages is not None
+    assert found["parallel.pp=8"].parallel.stages is None
+
+
+def test_all_sensible_plans_recompute_all_or_nothing() -> None:
+    """A number of layers that the plan's own stages recompute means nothing to others."""
+    base = load_plan("llama3.1-405b-16k")
+    assert base.memory.recompute_layers == 1
+    assert auto_space(base, "128x dgx-h100", 1024)["memory.recompute_layers"] == ("0",)

@@ -1,0 +1,57 @@
+"""All sensible plans for a model on a number of GPUs, as a space (`sim.planning.space`)."""
+
+from __future__ import annotations
+
+import math
+
+from sim.plan import Plan
+from topologies.errors import BadInput
+
+_DEEPEST = 64
+"""Stages of a pipeline that are tried."""
+_UNEVEN = 1.1
+"""Layers of the fullest stage over the mean, at most: 126 layers on 16 stages are 8 against 7.9."""
+
+
+def auto_space(plan: Plan, on: str, gpus: int) -> dict[str, tuple[str, ...]]:
+    """All sensible plans for the plan's model on so many GPUs: tp inside a node, pp whose stages are nearly even, ...
+
+    Raises `BadInput` where the model has no layers to split (CNNs, captured modules).
+    """
+    from sim.bind import model_of
+    from topologies.load import load_topology
+
+    model, machine = model_of(plan), load_topology(on)
+    layers, heads = getattr(model, "layers", 0), getattr(model, "heads", 0)
+    if not layers or not heads:
+        raise BadInput(f"--auto knows how to split transformers; {plan.model_name} is none. Write the space, e.g. zero=0,1,3 micro=1..16")
+    if not 1 <= gpus <= machine.gpus:
+        raise BadInput(f"--auto {gpus}: {machine.name} has 1 to {machine.gpus} GPUs")
+    experts = getattr(getattr(model, "moe", None), "experts", 0) or 0
+    space = sensible(layers, heads, gpus, machine.ranks_per_node, experts, long=(plan.seq_len or 0) >= 32_768)
+    if plan.memory.recompute_layers:  # a number for the stages of the plan's own pipeline
+        space["memory.recompute_layers"] = ("0",)
+    return space
+
+
+def sensible(model_layers: int, heads: int, gpus: int, per_node: int, experts: int = 0, long: bool = False) -> dict[str, tuple[str, ...]]:
+    """All plans that people would try for a model on so many GPUs: tp inside a node, pp whose stages are nearly even, ..."""
+    splits = [n for n in range(1, gpus + 1) if gpus % n == 0]
+    powers = tuple(str(2**i) for i in range(4))
+    space: dict[str, tuple[str, ...]] = {
+        "gpus": (str(gpus),),
+        "tp": tuple(str(n) for n in splits if n <= per_node and heads % n == 0 and n & (n - 1) == 0),
+        "pp": tuple(
+            str(n) for n in splits if n <= min(_DEEPEST, model_layers) and math.ceil(model_layers / n) * n <= _UNEVEN * model_layers
+        ),
+        "zero": ("1", "3"),
+        "micro": powers,
+        "recompute": ("none", "selective", "full"),
+        "schedule": ("1f1b", "interleaved"),
+        "virtual_stages": ("1", "2", "4"),
+    }
+    if experts:
+        space["ep"] = tuple(str(2**i) for i in range(8) if experts % 2**i == 0)
+    if long:
+        space["cp"] = ("1", "2", "4", "8")
+    return space
