@@ -68,9 +68,12 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
         shown: dict[str, Any] = {
             "rows": rows if as_json else [{k: r[k] for k in ("key", "step_time", "mfu", "memory", "gpus")} for r in rows[:10]]
         }
+        refusals = [{"plans": count, "such_as": reason} for count, reason in found.refusals]
         if as_json:
-            shown["front"] = [_plain(row) for row in found.front]
+            shown |= {"front": [_plain(row) for row in found.front], "refusals": refusals}
         desk.show({**shown, "counts": found.counts, "best": found.best.key if found.best else "", "file": found.path}, as_json, "sweep")
+        if refusals and not as_json:
+            desk.show({"rows": refusals[:3]}, False, "points that are no plan")
         if report:
             desk.say(f"report: {desk.page('sweep', report, plan, found)}")
 

@@ -8,6 +8,7 @@ another has reached is not simulated. Each is simulated in the fewest ops (`scre
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from functools import partial
@@ -29,6 +30,7 @@ from sim.planning.tables import Ranked
 from topologies.errors import BadInput
 
 Say = Callable[[str], None]
+_DIGITS = re.compile(r"\d+")
 _CHUNK = 8
 _WAVE = 4
 """Chunks for each worker between two looks at what need not be simulated any more."""
@@ -53,6 +55,15 @@ class Sweep(Ranked, msgspec.Struct):
     @property
     def front(self) -> list[Row]:
         return pareto(self.feasible)
+
+    @property
+    def refusals(self) -> list[tuple[int, str]]:
+        """Points that are no plan, by reason: how many, and one of them; reasons that differ in their numbers alone are one."""
+        alike: dict[str, list[str]] = {}
+        for row in self.rows:
+            if row.outcome == "refused":
+                alike.setdefault(_DIGITS.sub("0", row.reason), []).append(row.reason)
+        return sorted(((len(reasons), reasons[0]) for reasons in alike.values()), reverse=True)
 
 
 _APART = tuple(f"parallel.{name}" for name in ("pp", "zero", "schedule", "virtual_stages"))

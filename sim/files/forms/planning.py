@@ -45,11 +45,19 @@ class SweepRow(Said, frozen=True, kw_only=True):
     cost: float | None
 
 
+class Refusal(Said, frozen=True, kw_only=True):
+    """Points of a space that are no plan for one reason, by one of them."""
+
+    plans: int
+    such_as: str
+
+
 class Sweep(Said, frozen=True, kw_only=True):
-    """`steptwin sweep --json`: plans that run, fastest first, and those that no other beats."""
+    """`steptwin sweep --json`: plans that run, fastest first, those that no other beats, and why points are no plans."""
 
     rows: list[SweepRow]
     front: list[SweepRow]
+    refusals: list[Refusal]
     counts: dict[str, int]
     best: str
     file: str

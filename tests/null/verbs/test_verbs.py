@@ -196,6 +196,16 @@ def test_a_sweep_resumes_and_ranks(call: Call) -> None:
     assert call(*words).code == 0
 
 
+def test_a_sweep_says_why_points_are_no_plans(call: Call) -> None:
+    words = ("sweep", "plan.toml", "tp=1,5,7 micro=1,3", "--workers", "1")
+    said = call(*words, "--json").json
+    refusals = said["refusals"]
+    assert sum(one["plans"] for one in refusals) == said["counts"]["refused"] > 2
+    assert [one["plans"] for one in refusals] == sorted((one["plans"] for one in refusals), reverse=True)
+    assert "tp = 5 does not divide" in str(refusals) or "tp = 7 does not divide" in str(refusals)
+    assert "points that are no plan" in call(*words).out
+
+
 def test_a_sweep_is_drawn(call: Call, tmp_path: Path) -> None:
     said = call("sweep", "plan.toml", "tp=1,2", "--workers", "1", "--report", "sweep.html")
     assert said.code == 0 and "sweep.html" in said.err and "runs/sweep-" in said.out and ".sqlite" in said.out
