@@ -174,10 +174,11 @@ def _disturbed(app: typer.Typer, desk: Desk) -> None:
         """Several jobs on one cluster, each one's step alone and beside the others.  Example: steptwin jobs gpt2-ddp8 gpt2-ddp8"""
         from sim.files.planfile import load_plan
         from sim.planning.jobs import jobs as run
+        from sim.planning.places import spoken
 
         overrides, edits = split(set_)
         found = run([load_plan(plan, overrides) for plan in plans], on, tuple(place or ("compact", "spread")), edits=edits)
-        rows = [_plain(row) | {"slowdown": row.slowdown} for row in found.rows]
+        rows = [_plain(row) | {"slowdown": row.slowdown} | ({} if as_json else {"ranks": spoken(row.ranks)}) for row in found.rows]
         desk.show({**_plain(found), "rows": rows}, as_json, "jobs")
 
 

@@ -44,6 +44,18 @@ def _spread(worlds: Sequence[int], machine: Topology) -> list[tuple[int, ...]]:
     return found
 
 
+def spoken(ranks: Sequence[int]) -> str:
+    """`0-63`, `0-3 8-11 .. 120-123`: runs of ranks, the first two and the last of many."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    words = [f"{first}-{last}" if last > first else str(first) for first, last in runs]
+    return " ".join(words if len(words) <= 4 else [*words[:2], "..", words[-1]])
+
+
 class PlacedPricer:
     """A pricer that knows the job's rank r as rank `places[r]` of the cluster, and every cable of the network that a collective takes."""
 

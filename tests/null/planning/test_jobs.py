@@ -14,7 +14,7 @@ from sim.lower.step import lower
 from sim.planning import beside
 from sim.planning.beside import ENOUGH, steps_beside
 from sim.planning.jobs import Jobs, jobs
-from sim.planning.places import PlacedPricer, placed
+from sim.planning.places import PlacedPricer, placed, spoken
 from sim.pricer import pricer_for
 from sim.timeline.metrics import step_ends
 from topologies.errors import BadInput, Refused
@@ -48,6 +48,14 @@ def test_wider_uplinks_never_slow() -> None:
     times = [study(rate).rows[0].together_s for rate in (0.25, 0.5, 1.0, 1.5, 2.0, 4.0)]
     assert all(later <= sooner * (1 + 1e-9) for sooner, later in pairwise(times))
     assert times[0] > 2 * times[-1]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [(range(64), "0-63"), ((0, 2), "0 2"), ((4,), "4"), ([r for r in range(128) if r % 8 < 4], "0-3 8-11 .. 120-123"), ((), "")],
+)
+def test_ranks_are_told_in_runs(ranks: Sequence[int], words: str) -> None:
+    assert spoken(ranks) == words
 
 
 def test_spread_jobs_take_the_places_of_every_node_in_turn() -> None:
