@@ -186,8 +186,9 @@ def _money(prices: dict[str, float] | None, on: str, gpu_hours: float, gpus: int
 def scaling(plan: Plan, machine: str, gpus: Iterable[int], tokens: float, weak: bool = False, **options: object) -> Curve:
     """The same training on more and more GPUs by data parallelism: strong (same global batch) or weak (batch grows with them).
 
-    Sizes that the plan cannot be spread over are left out.
+    `machine`: one node, or a cluster of such nodes. Sizes that the plan cannot be spread over are left out.
     """
+    machine = _node(machine)
     per_node = load_topology(machine).gpus
     found = Curve()
     for count in gpus:
@@ -200,6 +201,14 @@ def scaling(plan: Plan, machine: str, gpus: Iterable[int], tokens: float, weak: 
         except Refused:
             continue
     return found
+
+
+def _node(cluster: str) -> str:
+    """`"32x dgx-h100"` -> `"dgx-h100"`: what larger clusters are made of. Raises `BadInput` for a mixture."""
+    terms = parse(cluster)
+    if len(terms) > 1:
+        raise BadInput(f"{cluster}: a mixture has no larger sizes of itself. Name machines of one kind")
+    return terms[0].name + (f":{terms[0].ranks}" if terms[0].ranks else "")
 
 
 def _spread(plan: Plan, gpus: int, weak: bool) -> Plan | None:
@@ -223,14 +232,16 @@ def _spread(plan: Plan, gpus: int, weak: bool) -> Plan | None:
 
 def smallest(plan: Plan, machine: str, tokens: float, days: float, most: int = 131_072, say: Callable[[str], None] | None = None,
              **options: object) -> Capacity:  # fmt: skip
-    """The smallest number of GPUs (powers of two times a node) that trains `tokens` within `days`; `options` are those of `capacity`.
+    """The smallest number of GPUs (powers of two times what whole nodes and the plan's tp x pp x cp take) that trains `tokens` within `days`; `options` are those of `capacity`.
 
     Raises `BadInput` with the fastest that was found when none does.
     """
     if not 0 < days < math.inf:
         raise BadInput(f"days = {days} must be positive: by when must the training be done?")
-    per_node = load_topology(machine).gpus
-    sizes = [per_node * 2**i for i in range(18) if per_node * 2**i <= most]
+    machine = _node(machine)
+    p = plan.parallel
+    least = math.lcm(load_topology(machine).gpus, p.tp * p.pp * p.cp)
+    sizes = [least * 2**i for i in range(18) if least * 2**i <= most]
     best: Capacity | None = None
     for found in (one for size in sizes for one in scaling(plan, machine, (size,), tokens, False, **options)):
         if say:

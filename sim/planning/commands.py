@@ -121,7 +121,7 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
     ) -> None:
         """Days, GPU-hours, energy, money, goodput of a training run; --report: scaling curves.  Example: steptwin capacity gpt2-ddp8 --tokens 10B"""
         from sim.files.planfile import load_plan
-        from sim.planning.capacity import amount, load_prices, scaling, smallest
+        from sim.planning.capacity import Curve, amount, load_prices, scaling, smallest
         from sim.planning.capacity import capacity as run
         from sim.planning.goodput import Reliability
         from topologies.cluster import parse
@@ -138,9 +138,9 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
         found = smallest(base, on, work, days, say=desk.say, **options) if days is not None else run(base, on, work, **options)
         desk.show({**_plain(found), "days": found.days}, as_json, "capacity")
         if report:
-            terms = parse(on)
-            sizes = [base.world * 2**n for n in range(8)] if len(terms) == 1 else []  # a mixture has no larger sizes of itself
-            curves = [scaling(base, terms[0].name, sizes, work, weak=weak, **options) for weak in (False, True)]
+            sizes = [base.world * 2**n for n in range(8)]
+            grows = len(parse(on)) == 1  # a mixture has no larger sizes of itself
+            curves = [scaling(base, on, sizes, work, weak=weak, **options) if grows else Curve() for weak in (False, True)]
             desk.say(f"report: {desk.page('capacity', report, plan, found, *curves)}")
 
 

@@ -43,6 +43,17 @@ def test_the_smallest_cluster_is_the_first_that_is_in_time() -> None:
         smallest(plan, "dgx-h100", 1e11, line[1].days / 2, most=16)
 
 
+def test_a_cluster_stands_for_its_kind_of_node() -> None:
+    """Of the same machines there may be fewer or more; sizes hold whole tp x pp x cp."""
+    plan = load_plan(BASE)
+    alone, cluster = (scaling(plan, on, (8, 16), 1e11) for on in ("dgx-h100", "4x dgx-h100"))
+    assert [(one.gpus, one.step_time_s) for one in cluster] == [(one.gpus, one.step_time_s) for one in alone]
+    assert smallest(plan, "4x dgx-h100", 1e11, 1e4).gpus == 8
+    assert smallest(load_plan(BASE | {"parallel": {"tp": 2, "pp": 6}}), "dgx-h100", 1e9, 1e4).gpus == 24
+    with pytest.raises(BadInput, match="a mixture has no larger sizes"):
+        smallest(plan, "dgx-h100 + dgx-a100", 1e11, 1e4)
+
+
 def test_no_cluster_for_a_model_that_fits_nowhere() -> None:
     whole = load_plan({"model": "llama3-70b", "seq_len": 1024, "batch": {"micro": 1, "global": 64}, "parallel": {"dp_replicate": 8}})
     with pytest.raises(BadInput, match="no size fits into memory"):
