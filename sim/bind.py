@@ -18,7 +18,7 @@ from sim.model.spec import spec_of
 from sim.plan import Plan
 from topologies.errors import BadInput, Refused
 from topologies.hardware import Gpu
-from topologies.load import Topology, load_topology
+from topologies.load import Topology, load_topology, machines
 
 SEQ_LEN = 2048
 """Tokens of a sequence where the plan says nothing."""
@@ -53,11 +53,18 @@ def bind(plan: Plan | str | Path | dict[str, Any], topology: Topology | str | Pa
         p = plan.parallel
         raise BadInput(
             f"the plan needs {plan.world} ranks (dp_replicate {p.dp_replicate} x dp_shard {p.dp_shard} x tp {p.tp} x pp {p.pp} x cp {p.cp}), "
-            f"{machine.name} has {machine.gpus}. Use more machines or a smaller plan"
+            f"{machine.name} has {machine.gpus}. Use more machines{_enough(plan.world, machine)} or a smaller plan"
         )
     _supported(plan, machine)
     framework = framework_of(plan)
     return Setting(plan, machine, framework, network_of(plan, framework))
+
+
+def _enough(world: int, machine: Topology) -> str:
+    """So many nodes of the machine's kind as the plan needs, as an expression, where the catalog has that kind."""
+    kind = machine.name.rpartition("x ")[2]
+    known = "+" not in machine.name and kind.partition(":")[0] in machines()
+    return f' ("{-(-world // machine.ranks_per_node)}x {kind}")' if known else ""
 
 
 _ON_CPUS = ("fp32", "tf32", "bf16", "fp16")
