@@ -226,7 +226,7 @@ _SHOWN: dict[str, tuple[Callable[[Any], str], dict[str, Callable[[Any], Any]]]] 
         },
     ),
     "sim.planning.capacity.Capacity": (text_html, {"days": _drawn("capacity", "days", _itself)}),
-    "sim.planning.capacity.Curve": (
+    "sim.planning.scaling.Curve": (
         text_html,
         {
             "scaling": _drawn("capacity", "scaling", lambda found: (found, ())),

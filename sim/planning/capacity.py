@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ from sim.figures import figures_of_memory
 from sim.plan import Plan
 from sim.planning.goodput import Outcome, Reliability, expected
 from sim.predict import predict_setting
-from sim.tables import Tabular, aligned, frame
+from sim.tables import Tabular
 from topologies.cluster import parse
-from topologies.errors import BadInput, Refused
+from topologies.errors import BadInput
 from topologies.hardware import Gpu
 from topologies.load import Topology, load_topology
 from topologies.table import read_toml
@@ -68,28 +67,6 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
 
     def _rows(self) -> list[dict[str, Any]]:
         return [self.to_dict()]
-
-
-class Curve(list[Capacity]):
-    """The same training on several sizes of cluster, smallest first."""
-
-    def __str__(self) -> str:
-        head = ("GPUs", "step, s", "days", "goodput", "failures", "GPU-hours", "money", "fits")
-        return aligned(head, [_line(one) for one in self])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return {"rows": [one.to_dict() for one in self]}
-
-    def to_frame(self) -> Any:
-        """A pandas DataFrame, one row for each size. Raises `BadInput` without pandas."""
-        return frame(one.to_dict() for one in self)
-
-
-def _line(one: Capacity) -> tuple[str, ...]:
-    money = "-" if one.money is None else f"{one.money:,.0f}"
-    figures = (f"{one.days:,.2f}", f"{one.goodput:.1%}", f"{one.failures:,}", f"{one.gpu_hours:,.0f}", money, "yes" if one.fits else "NO")
-    return (f"{one.gpus:,}", f"{one.step_time_s:.4g}", *figures)
 
 
 def amount(tokens: float | None = None, epochs: float | None = None, dataset: float | None = None) -> float:
@@ -181,78 +158,3 @@ def _energy(device: object, run: Outcome, gpus: int) -> float | None:
 
 def _money(prices: dict[str, float] | None, on: str, gpu_hours: float, gpus: int) -> float | None:
     return None if prices is None else price_of(prices, on, gpus) * gpu_hours
-
-
-def scaling(plan: Plan, machine: str, gpus: Iterable[int], tokens: float, weak: bool = False, **options: object) -> Curve:
-    """The same training on more and more GPUs by data parallelism: strong (same global batch) or weak (batch grows with them).
-
-    `machine`: one node, or a cluster of such nodes. Sizes that the plan cannot be spread over are left out.
-    """
-    machine = _node(machine)
-    per_node = load_topology(machine).gpus
-    found = Curve()
-    for count in gpus:
-        spread = _spread(plan, count, weak)
-        if spread is None:
-            continue
-        nodes = -(-count // per_node)
-        try:
-            found.append(capacity(spread, machine if nodes == 1 else f"{nodes}x {machine}", tokens, **options))  # type: ignore[arg-type]
-        except Refused:
-            continue
-    return found
-
-
-def _node(cluster: str) -> str:
-    """`"32x dgx-h100"` -> `"dgx-h100"`: what larger clusters are made of. Raises `BadInput` for a mixture."""
-    terms = parse(cluster)
-    if len(terms) > 1:
-        raise BadInput(f"{cluster}: a mixture has no larger sizes of itself. Name machines of one kind")
-    return terms[0].name + (f":{terms[0].ranks}" if terms[0].ranks else "")
-
-
-def _spread(plan: Plan, gpus: int, weak: bool) -> Plan | None:
-    """The plan on `gpus` by data parallelism, with smaller micro-batches where a rank has fewer samples; None where it does not divide."""
-    p = plan.parallel
-    inner = p.tp * p.pp * p.cp
-    if gpus % inner:
-        return None
-    data = gpus // inner
-    axis = "dp_shard" if p.dp_shard > 1 or p.dp_replicate == 1 else "dp_replicate"
-    other = p.dp_replicate if axis == "dp_shard" else p.dp_shard
-    if data % other:
-        return None
-    batch = plan.global_batch * data // plan.data_ranks if weak else plan.global_batch
-    if batch % data:
-        return None
-    micro = math.gcd(plan.batch.micro, batch // data)
-    parallel = msgspec.structs.replace(p, **{axis: data // other})
-    return msgspec.structs.replace(plan, parallel=parallel, batch=msgspec.structs.replace(plan.batch, global_=batch, micro=micro))
-
-
-def smallest(plan: Plan, machine: str, tokens: float, days: float, most: int = 131_072, say: Callable[[str], None] | None = None,
-             **options: object) -> Capacity:  # fmt: skip
-    """The smallest number of GPUs (powers of two times what whole nodes and the plan's tp x pp x cp take) that trains `tokens` within `days`; `options` are those of `capacity`.
-
-    Raises `BadInput` with the fastest that was found when none does.
-    """
-    if not 0 < days < math.inf:
-        raise BadInput(f"days = {days} must be positive: by when must the training be done?")
-    machine = _node(machine)
-    p = plan.parallel
-    least = math.lcm(load_topology(machine).gpus, p.tp * p.pp * p.cp)
-    sizes = [least * 2**i for i in range(18) if least * 2**i <= most]
-    best: Capacity | None = None
-    for found in (one for size in sizes for one in scaling(plan, machine, (size,), tokens, False, **options)):
-        if say:
-            say(f"{found.gpus} GPUs: {found.days:.1f} days")
-        if found.fits and found.days <= days:
-            return found
-        if found.fits and (best is None or found.elapsed_s < best.elapsed_s):
-            best = found
-    closest = (
-        f"the fastest was {best.gpus} GPUs with {best.days:.1f} days"
-        if best
-        else "no size fits into memory, or the batch divides over none"
-    )
-    raise BadInput(f"no cluster of up to {most} GPUs of {machine} finishes in {days} days with this plan: {closest}")

@@ -121,9 +121,10 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
     ) -> None:
         """Days, GPU-hours, energy, money, goodput of a training run; --report: scaling curves.  Example: steptwin capacity gpt2-ddp8 --tokens 10B"""
         from sim.files.planfile import load_plan
-        from sim.planning.capacity import Curve, amount, load_prices, scaling, smallest
+        from sim.planning.capacity import amount, load_prices
         from sim.planning.capacity import capacity as run
         from sim.planning.goodput import Reliability
+        from sim.planning.scaling import Curve, scaling, smallest
         from topologies.cluster import parse
         from topologies.units import count, duration
 

@@ -12,7 +12,8 @@ from sim.accuracy.training import validate_training
 from sim.align import Comparison, align_by_class, align_by_id
 from sim.cost.collective.table import collective_table
 from sim.files.planfile import load_plan
-from sim.planning.capacity import capacity, scaling
+from sim.planning.capacity import capacity
+from sim.planning.scaling import scaling
 from sim.planning.space import parse_space
 from sim.planning.sweep import sweep
 from sim.predict import predict

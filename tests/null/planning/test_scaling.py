@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from sim.files.planfile import load_plan
-from sim.planning.capacity import capacity, load_prices, scaling, smallest
+from sim.planning.capacity import capacity, load_prices
 from sim.planning.neighbours import neighbours
+from sim.planning.scaling import scaling, smallest
 from topologies.errors import BadInput
 
 BASE = {"model": "gpt2-124m", "seq_len": 256, "batch": {"micro": 2, "global": 64}, "parallel": {"dp_shard": 8, "zero": 3}}

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from sim.files.planfile import load_plan
-from sim.planning.capacity import Capacity, Curve, amount, capacity, price_of, scaling, smallest
+from sim.planning.capacity import Capacity, amount, capacity, price_of
 from sim.planning.explain import Explanation, explain
 from sim.planning.faults import faults
 from sim.planning.goodput import Reliability
 from sim.planning.jobs import jobs
+from sim.planning.scaling import Curve, scaling, smallest
 from sim.planning.space import parse_space
 from sim.planning.sweep import Sweep, sweep
 from sim.planning.tables import point

@@ -43,11 +43,12 @@ def test_a_topology_shows_itself_and_names_its_figures() -> None:
 def _planned() -> dict[str, Any]:
     from sim.bind import bind
     from sim.files.planfile import load_plan
-    from sim.planning.capacity import capacity, scaling
+    from sim.planning.capacity import capacity
     from sim.planning.explain import explain
     from sim.planning.faults import faults
     from sim.planning.jobs import jobs
     from sim.planning.montecarlo import spread
+    from sim.planning.scaling import scaling
 
     plan = load_plan({"model": "gpt2-124m", "batch": {"global": 16, "micro": 2}, "parallel": {"dp_replicate": 4}})
     return {
