@@ -60,9 +60,9 @@ def case_of(row: Row) -> Case:
     assumed: list[str] = []
     row = _in_sequences(row, assumed)
     framework = framework_of_row(row, assumed)
-    sizes = sizes_of(row, assumed, framework)
-    model = model_of(row, assumed, 128 * sizes.tp if framework.startswith(_MEGATRON) else 1)
+    model = model_of(row, assumed, 128 * (row.tp or 1) if framework.startswith(_MEGATRON) else 1)
     layers = int(model.get("layers", 1))
+    sizes = sizes_of(row, assumed, framework, layers)
     stages = stages_of(layers, sizes.pp * sizes.vp)
     overlap, tp_overlap = overlap_of(row, framework)
     plan = Plan(

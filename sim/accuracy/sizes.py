@@ -24,8 +24,11 @@ class Sizes(msgspec.Struct, frozen=True):
     batch: int
 
 
-def sizes_of(row: Row, assumed: list[str], framework: str = "megatron-core") -> Sizes:
-    """Completes what is missing and makes it multiply up to the GPUs. Raises `BadInput` where it cannot."""
+def sizes_of(row: Row, assumed: list[str], framework: str = "megatron-core", layers: int = 1) -> Sizes:
+    """Completes what is missing and makes it multiply up to the GPUs. `layers`: the model's, which the row itself may not state.
+
+    Raises `BadInput` where it cannot.
+    """
     if row.gpus is None:
         raise BadInput("the number of GPUs is not stated")
     if row.global_batch is None and row.micro_batch is None:
@@ -39,7 +42,7 @@ def sizes_of(row: Row, assumed: list[str], framework: str = "megatron-core") -> 
     if row.dp not in (None, dp):
         assumed.append(f"dp = {row.dp} in the row, {dp} by the number of GPUs: the latter")
     micro, batch = _batch(row, dp, assumed)
-    return Sizes(dp, tp, pp, _virtual(row, pp, batch // (micro * dp), framework, assumed), cp, row.ep or 1, micro, batch)
+    return Sizes(dp, tp, pp, _virtual(row, layers, pp, batch // (micro * dp), framework, assumed), cp, row.ep or 1, micro, batch)
 
 
 def _batch(row: Row, dp: int, assumed: list[str]) -> tuple[int, int]:
@@ -73,9 +76,8 @@ def _micro(row: Row, each: int) -> int:
     return next(size for size in (4, 2, 1) if each % size == 0)
 
 
-def _virtual(row: Row, pp: int, microbatches: int, framework: str, assumed: list[str]) -> int:
+def _virtual(row: Row, layers: int, pp: int, microbatches: int, framework: str, assumed: list[str]) -> int:
     """Model chunks per rank: the row's, as far as the schedule and the layers allow; interleaving needs whole rounds."""
-    layers = row.n_layers or 1
     if pp == 1:
         return 1
     if row.vp is None:

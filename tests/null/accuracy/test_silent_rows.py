@@ -23,6 +23,14 @@ from tests.null.accuracy.test_plans import row
 from topologies.errors import BadInput, Refused
 
 
+@pytest.mark.parametrize(("vp", "chunks"), [(4, 4), (None, 10)])
+def test_chunks_go_by_the_shipped_models_layers_where_the_row_states_none(vp: int | None, chunks: int) -> None:
+    """80 layers on four stages: four chunks of five as the row says, or ten of two where it does not say."""
+    silent = row(model_name="Llama-2-70B", n_layers=None, hidden=None, n_heads=None, tp=4, pp=4, vp=vp, dp=4, micro_batch=1)
+    p = case_of(silent).plan.parallel
+    assert (p.pp, p.schedule, p.virtual_stages) == (4, "interleaved", chunks)
+
+
 def test_a_batch_that_is_not_stated_is_what_the_ranks_take() -> None:
     notes: list[str] = []
     sizes = sizes_of(row(global_batch=None, micro_batch=2, grad_accum=4), notes)
