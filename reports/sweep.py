@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from reports.page import Card, Page
 from reports.palette import WORDS, colour
 from reports.words import count, gib, safe, seconds, short
 from sim.planning.store import Row
-from sim.planning.sweep import Sweep
+from sim.planning.sweep import Sweep, by_reason
 
 _MOST_POINTS, _MOST_ROWS = 6000, 15
 _SCALE = "Viridis"
@@ -200,13 +199,8 @@ def _rejected(page: Page, found: Sweep) -> None:
         return
     page.section("Plans that are out", "Those that come closest to fitting first, then each other kind of reason once.")
     tight = sorted((row for row in out if row.outcome == "memory"), key=lambda row: row.memory or 0)[:5]
-    kinds: dict[str, list[Row]] = {}
-    for row in out:
-        if row.outcome != "memory":
-            kinds.setdefault(row.outcome + re.sub(r"[0-9.]+", "0", row.reason), []).append(row)
+    kinds = by_reason(row for row in out if row.outcome != "memory")
     words = {"memory": "does not fit", "refused": "cannot be built", "failed": "failed", "bound": "not simulated"}
     rows = [(row.key, words["memory"], row.reason, "1") for row in tight]
-    rows += [
-        (same[0].key, words.get(same[0].outcome, same[0].outcome), same[0].reason, f"{len(same):,}") for same in list(kinds.values())[:8]
-    ]
+    rows += [(same[0].key, words.get(same[0].outcome, same[0].outcome), same[0].reason, f"{len(same):,}") for same in kinds[:8]]
     page.table(("plan", "outcome", "why", "plans like it"), rows)

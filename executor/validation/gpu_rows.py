@@ -19,8 +19,6 @@ from sim.plan import Plan
 
 NEAR = 0.1
 """Ops whose predicted seconds lie within this share of the played ones count as right."""
-TARGETS = {"uncalibrated": 0.08, "calibrated": 0.04, "ops_within": 0.9}
-"""Mean error of the step, and the share of the time in ops that is right, which the project sets out to reach."""
 _CLASSES = 8
 
 

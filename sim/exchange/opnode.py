@@ -6,7 +6,7 @@ from sim.cost.price import Cost
 from sim.exchange.attributes import Attr, encode_attrs
 from sim.exchange.chakra import Coll, Kind
 from sim.exchange.groups import Groups
-from sim.exchange.shares import share_of
+from sim.exchange.shares import leaves, share_of
 from sim.program import HOST, Op
 
 
@@ -34,7 +34,7 @@ class OpNodes:
                 return Kind.COLL, 0.0, self._collective(op, members)
         kind = Kind.COMP
         if op.kind == "copy" and op.lane != HOST:
-            kind = Kind.MEM_STORE if "d2h" in op.lane or "d2h" in op.how else Kind.MEM_LOAD
+            kind = Kind.MEM_STORE if leaves(op) else Kind.MEM_LOAD
         known = self._local.get(id(op))
         if known is None:
             known = self._local[id(op)] = (op, encode_attrs(_local(op, cost)))

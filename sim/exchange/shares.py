@@ -18,6 +18,11 @@ SHARES: tuple[Share, ...] = get_args(Share)
 Uses = tuple[tuple[str, float], ...]
 
 
+def leaves(op: Op) -> bool:
+    """Does this copy go from the device to the host?"""
+    return "d2h" in op.lane or "d2h" in op.how
+
+
 def share_of(op: Op, cost: Cost) -> Share | None:
     """What a local op with this cost shares with other ranks of its machine; None: nothing."""
     if not cost.uses or cost.seconds <= 0:
@@ -26,7 +31,7 @@ def share_of(op: Op, cost: Cost) -> Share | None:
     for word in SHARES[:5]:
         if what == word:
             return word
-    return "d2h" if "d2h" in op.lane or "d2h" in op.how else "h2d"
+    return "d2h" if leaves(op) else "h2d"
 
 
 def uses_of(share: Share, moved: float, seconds: float, rank: int, machine: Topology) -> Uses:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+from sim.bind import model_of
 from sim.plan import Plan
 from topologies.errors import BadInput
+from topologies.load import load_topology
 
 _DEEPEST = 64
 """Stages of a pipeline that are tried."""
@@ -18,9 +20,6 @@ def auto_space(plan: Plan, on: str, gpus: int) -> dict[str, tuple[str, ...]]:
 
     Raises `BadInput` where the model has no layers to split (CNNs, captured modules).
     """
-    from sim.bind import model_of
-    from topologies.load import load_topology
-
     model, machine = model_of(plan), load_topology(on)
     layers, heads = getattr(model, "layers", 0), getattr(model, "heads", 0)
     if not layers or not heads:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -30,7 +30,7 @@ from sim.planning.tables import Ranked
 from topologies.errors import BadInput
 
 Say = Callable[[str], None]
-_DIGITS = re.compile(r"\d+")
+_NUMBERS = re.compile(r"[0-9.]+")
 _CHUNK = 8
 _WAVE = 4
 """Chunks for each worker between two looks at what need not be simulated any more."""
@@ -58,12 +58,17 @@ class Sweep(Ranked, msgspec.Struct):
 
     @property
     def refusals(self) -> list[tuple[int, str]]:
-        """Points that are no plan, by reason: how many, and one of them; reasons that differ in their numbers alone are one."""
-        alike: dict[str, list[str]] = {}
-        for row in self.rows:
-            if row.outcome == "refused":
-                alike.setdefault(_DIGITS.sub("0", row.reason), []).append(row.reason)
-        return sorted(((len(reasons), reasons[0]) for reasons in alike.values()), reverse=True)
+        """Points that are no plan, by reason: how many, and one of them."""
+        kinds = by_reason(row for row in self.rows if row.outcome == "refused")
+        return sorted(((len(same), same[0].reason) for same in kinds), reverse=True)
+
+
+def by_reason(rows: Iterable[Row]) -> list[list[Row]]:
+    """Rows of one outcome and reason together; reasons that differ in their numbers alone are one."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.outcome, _NUMBERS.sub("0", row.reason)), []).append(row)
+    return list(found.values())
 
 
 _APART = tuple(f"parallel.{name}" for name in ("pp", "zero", "schedule", "virtual_stages"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,25 +13,29 @@ from sim.framework import frameworks
 PLAN = ["--set", "seq_len=128", "--set", "batch.global=8", "--set", "batch.micro=1"]
 
 
+Page = Callable[[str], str]
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Page:
+    """The text of the page that `steptwin predict --out` writes with a framework."""
+
+    def made(framework: str) -> str:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("sys.argv", ["steptwin", "predict", "gpt2-ddp8", *PLAN, "--set", f"framework={framework}", "--out", "run"])
+        with pytest.raises(SystemExit) as end:
+            steptwin.main()
+        assert not end.value.code, capsys.readouterr().err
+        return (tmp_path / "run" / "report.html").read_text("utf-8")
+
+    return made
+
+
 @pytest.mark.parametrize("framework", sorted(frameworks()))
-def test_every_frameworks_page_is_made(
-    framework: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["steptwin", "predict", "gpt2-ddp8", *PLAN, "--set", f"framework={framework}", "--out", "run"])
-    with pytest.raises(SystemExit) as end:
-        steptwin.main()
-    assert not end.value.code, capsys.readouterr().err
-    assert "Where the step goes" in (tmp_path / "run" / "report.html").read_text("utf-8")
+def test_every_frameworks_page_is_made(framework: str, page: Page) -> None:
+    assert "Where the step goes" in page(framework)
 
 
-def test_a_wait_that_the_plan_cannot_avoid_is_told_without_a_time(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wait_that_the_plan_cannot_avoid_is_told_without_a_time(page: Page) -> None:
     """Clipping reads the gradients' norm on the host."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["steptwin", "predict", "gpt2-ddp8", *PLAN, "--set", "framework=megatron-core", "--out", "run"])
-    with pytest.raises(SystemExit) as end:
-        steptwin.main()
-    assert not end.value.code, capsys.readouterr().err
-    assert "the plan cannot avoid it" in (tmp_path / "run" / "report.html").read_text("utf-8")
+    assert "the plan cannot avoid it" in page("megatron-core")
