@@ -17,7 +17,7 @@ import msgspec
 from executor.launch import launch
 from executor.players.player import Player, now
 from executor.world import World
-from sim.program import HOST, Call, Op, Program, full_id
+from sim.program import HOST, MESSAGE, Call, Op, Program, full_id
 from sim.trace import Span, Trace
 from topologies.errors import BadInput, Refused, RunFailed
 
@@ -83,7 +83,7 @@ def _refuse_servers(program: Program) -> None:
     """Threads beside the host's are processes of their own here, which no process group reaches."""
     for role in program.roles.values():
         for name, calls in role.threads.items():
-            if name != HOST and any(op.kind in ("send", "recv") for call in calls for op in program.segments[call.segment]):
+            if name != HOST and any(op.kind in MESSAGE for call in calls for op in program.segments[call.segment]):
                 raise Refused(
                     f'the program has a parameter server (thread {name}), which is predicted but not played. Use update.mode = "sync" or '
                     '"local", or update.aggregate = "cpu" for sums on the host'

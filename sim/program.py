@@ -23,6 +23,9 @@ from sim.work import Work
 
 Kind = Literal["compute", "copy", "collective", "send", "recv", "host", "record", "wait", "sync"]
 KINDS: tuple[Kind, ...] = ("compute", "copy", "collective", "send", "recv", "host", "record", "wait", "sync")
+MESSAGE = ("send", "recv")
+MEETING = ("collective", *MESSAGE)
+"""Kinds that start when other ranks have come too."""
 
 HOST = "host"
 COMPUTE = "compute"

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from executor.players.arena import Arena
-from sim.program import Op, Program
+from sim.program import MEETING, MESSAGE, Op, Program
 from topologies.errors import BadInput
 
 # torch 2.13 renames these two; earlier releases have the old names only.
@@ -22,7 +22,6 @@ Issue = Callable[[], Callable[[], dist.Work | None]]
 """Called in program order by the host thread; gives what starts the communication, at once or later on a lane's thread."""
 Group = tuple[dist.ProcessGroup | None, tuple[int, ...]]
 
-MEETING = ("collective", "send", "recv")
 MESSAGES = "messages"
 """All messages along one mesh axis share a process group: the k-th send of a pair meets the k-th receive, whatever their lanes."""
 DOWN = "messages.down"
@@ -55,7 +54,7 @@ def communication(op: Op, groups: dict[tuple[str, str], Group], rank: int, arena
         return lambda: _nothing
     count = len(ranks)
     whole = arena.recent(max(count, op.bytes // 4 // count * count)) if op.kind == "collective" else arena.recent(max(1, op.bytes // 4))
-    if op.kind in ("send", "recv"):
+    if op.kind in MESSAGE:
         peer = ranks[(ranks.index(rank) + op.peer) % count]
         handle = message_group(groups, op, ranks.index(rank), ranks.index(peer))
         move = dist.isend if op.kind == "send" else dist.irecv

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from sim.program import HOST, Call, Op, Program
+from sim.program import HOST, MEETING, Call, Op, Program
 from sim.work import HostWork
 from topologies.errors import BadInput, RunFailed
 
@@ -165,7 +165,7 @@ def feed_op(op: Op, seconds: Callable[[Op], float], file: Path) -> None:
         copy_file(op, file, os.getpid())
     elif op.kind == "copy":
         read_bytes(file, op.bytes, op.how)
-    elif op.kind in ("collective", "send", "recv"):
+    elif op.kind in MEETING:
         raise BadInput(f"op {op.id}: a loader thread cannot communicate")
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
-from sim.program import Program
+from sim.program import MESSAGE, Program
 
 
 class Flag:
@@ -151,7 +151,7 @@ def make_lanes(program: Program, rank: int) -> dict[str, Lane]:
             recorded.setdefault(op.event, set()).add(op.lane)
     for op in every:
         # gloo's messages and its reduce_scatter tell nobody when they end: somebody must wait for them.
-        if op.kind in ("send", "recv") or op.name == "reduce_scatter":
+        if op.kind in MESSAGE or op.name == "reduce_scatter":
             threaded.add(op.lane)
         if op.kind == "wait" and is_comm(op.lane) and any(is_comm(source) and source != op.lane for source in recorded.get(op.event, ())):
             threaded.add(op.lane)

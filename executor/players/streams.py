@@ -20,7 +20,7 @@ from executor.players.events import Cuda
 from executor.players.feeder import Crossing, Kept, copy_file
 from executor.players.player import Player, now
 from executor.world import World
-from sim.program import HOST, Call, Op, Program
+from sim.program import HOST, MEETING, Call, Op, Program
 
 _DEVICE = ("compute", "copy", "collective", "send", "recv")
 _FILE = ("disk", "store")
@@ -72,7 +72,7 @@ class StreamPlayer(Player):
             return lambda: spin(length)
         if op.kind == "copy":
             return self._copy(op, arena, file)
-        if op.kind in ("collective", "send", "recv"):
+        if op.kind in MEETING:
             issue = communication(op, groups, self._world.rank, arena, self._tags)
 
             def run() -> None:

@@ -9,7 +9,7 @@ from sim.cost.collective.gloo import gloo_cost
 from sim.cost.cpu import cpu_cost, cpu_host_seconds
 from sim.cost.place import Common
 from sim.cost.price import Cost, Source
-from sim.program import Op
+from sim.program import MEETING, Op
 from sim.work import HostWork
 from topologies.graph import Topology
 
@@ -35,7 +35,7 @@ class CpuPricer(Common):
             if op.how in ("disk", "store"):
                 return self._cached(op, rank) or self._disk(op, rank)
             return Cost(op.bytes / self.calibration.copy_rate, "measured", uses=self.cores(rank))
-        if op.kind in ("collective", "send", "recv"):
+        if op.kind in MEETING:
             return Cost(0.0, host=cpu_host_seconds("collective", self.calibration))
         return Cost(0.0)
 

@@ -15,7 +15,7 @@ from sim.cost.place import Common
 from sim.cost.price import Cost, Source
 from sim.cost.sustained import slowest
 from sim.framework import Framework
-from sim.program import Op
+from sim.program import MEETING, Op
 from sim.work import HostWork, Work
 from topologies.graph import Topology
 from topologies.hardware import Gpu
@@ -64,7 +64,7 @@ class GpuPricer(Common):
             return Cost(seconds, "fitted", uses=self._loader(op, rank, seconds) if op.lane.startswith("loader") and seconds > 0 else ())
         if op.kind == "copy":
             return self._copy(op, rank)
-        if op.kind in ("collective", "send", "recv"):
+        if op.kind in MEETING:
             return Cost(0.0, host=self._spent("collective", rank))
         return Cost(0.0, host=0.0 if op.lane == "host" else self._spent("event", rank))
 

@@ -23,9 +23,7 @@ from sim.engine.times import (
     Table,
     Uses,
 )
-from sim.program import COMPUTE, HOST, Op
-
-_MEET = ("collective", "send", "recv")
+from sim.program import COMPUTE, HOST, MEETING, MESSAGE, Op
 
 
 class Assembler:
@@ -65,7 +63,7 @@ class Assembler:
         return [f"rank {state.rank} on {this.lane.name}" for table in tables for come in table.open.values() for _, state, this, _ in come]
 
     def _meets(self, op: Op) -> bool:
-        return op.kind in _MEET and id(op) not in self._prices.local
+        return op.kind in MEETING and id(op) not in self._prices.local
 
     def _beside(self, op: Op) -> bool:
         return op.kind == "collective" and op.lane != COMPUTE and self._meets(op)
@@ -80,7 +78,7 @@ class Assembler:
         does = QUEUED
         if own:
             sort = {"sync": SYNC, "wait": SYNC, "record": RECORDED}
-            does = sort.get(op.kind, HELD if op.kind in _MEET or shares else WORK)
+            does = sort.get(op.kind, HELD if op.kind in MEETING or shares else WORK)
         lead = cost.ready - cost.seconds if cost.ready else cost.host
         return Instruction(
             does,
@@ -99,7 +97,7 @@ class Assembler:
             cost.seconds / cost.beside if cost.beside else 1.0 / state.slow,
             self._seat(op, state.rank) if meets else None,
             self._beside(op),
-            op.kind in ("send", "recv"),
+            op.kind in MESSAGE,
             op.kind == "send",
             eager and op.lane == COMPUTE,
             op.name,

@@ -12,9 +12,7 @@ import simpy
 
 from sim.engine.sharing import Sharing
 from sim.engine.state import Item, Lane, RankState
-from sim.program import COMPUTE, Op
-
-MEET = ("collective", "send", "recv")
+from sim.program import COMPUTE, MEETING, MESSAGE, Op
 
 
 class Lanes:
@@ -35,7 +33,7 @@ class Lanes:
 
     def push(self, state: RankState, item: Item) -> None:
         """Queues an op on its lane."""
-        if item.op.kind in ("send", "recv"):
+        if item.op.kind in MESSAGE:
             self._number(item)
         lane = state.lane(item.lane)
         lane.last = item
@@ -100,7 +98,7 @@ class Lanes:
         self._settle(lane, item)
         start = max(lane.free, item.ready)
         lane.busy, lane.current = True, item
-        if item.op.kind in MEET and self._meets(item.op):
+        if item.op.kind in MEETING and self._meets(item.op):
             item.start = start
             self._meet(item, start)
         elif item.cost.uses and item.cost.seconds > 0:

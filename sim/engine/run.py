@@ -13,14 +13,14 @@ import simpy
 from sim.cost.price import Cost, Pricer
 from sim.engine.agenda import Environment, uncollected
 from sim.engine.fold import representatives
-from sim.engine.lanes import MEET, Lanes
+from sim.engine.lanes import Lanes
 from sim.engine.meeting import Groups, Meetings
 from sim.engine.pricing import Pricing
 from sim.engine.sharing import Sharing
 from sim.engine.state import Item, RankState
 from sim.engine.steps import alone
 from sim.engine.threads import Thread
-from sim.program import COMPUTE, Call, Op, Program
+from sim.program import COMPUTE, MEETING, Call, Op, Program
 from sim.trace import Span, Trace
 from topologies.errors import BadInput
 
@@ -88,7 +88,7 @@ class Engine:
                 yield call, op, cost
 
     def _meets(self, op: Op) -> bool:
-        return op.kind in MEET and id(op) not in self.prices.local
+        return op.kind in MEETING and id(op) not in self.prices.local
 
     def _arrive(self, item: Item, time: float) -> None:
         self.meetings.arrive(item, time)

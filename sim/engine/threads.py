@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sim.cost.price import Cost
-from sim.engine.lanes import MEET, Lanes
+from sim.engine.lanes import Lanes
 from sim.engine.state import Item, Mark, RankState, Resume
-from sim.program import Call, Op
+from sim.program import MEETING, Call, Op
 
 
 class Thread:
@@ -71,7 +71,7 @@ class Thread:
             self._finish(item, self.clock + item.cost.host)
             item.mark.fire(self.clock, item)
             return False
-        if kind in MEET or (item.cost.uses and item.cost.seconds > 0):
+        if kind in MEETING or (item.cost.uses and item.cost.seconds > 0):
             item.waiters.append(self._resume)
             item.issued = self.clock
             self._lanes.push(self._state, item)

@@ -32,7 +32,7 @@ from sim.exchange.tracefile import write
 from sim.lower.step import lower
 from sim.plan import Output
 from sim.pricer import pricer_for
-from sim.program import HOST, Program
+from sim.program import HOST, MEETING, Program
 from topologies.errors import BadInput, Refused
 
 MOST_RANKS = 4096
@@ -106,7 +106,7 @@ def _one_thread(program: Program) -> None:
     for name, role in program.roles.items():
         for thread, calls in role.threads.items():
             for segment in dict.fromkeys(call.segment for call in calls) if thread != HOST else ():
-                if any(op.kind in ("collective", "send", "recv") for op in program.segments[segment]):
+                if any(op.kind in MEETING for op in program.segments[segment]):
                     raise Refused(
                         f"thread {thread} of {name} exchanges with other ranks (asynchronous updates), which a trace of one CPU for each "
                         'device cannot show. Export the plan with update.mode = "sync" or "local"'

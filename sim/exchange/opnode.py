@@ -7,7 +7,7 @@ from sim.exchange.attributes import Attr, encode_attrs
 from sim.exchange.chakra import Coll, Kind
 from sim.exchange.groups import Groups
 from sim.exchange.shares import leaves, share_of
-from sim.program import HOST, Op
+from sim.program import HOST, MESSAGE, Op
 
 
 class OpNodes:
@@ -26,7 +26,7 @@ class OpNodes:
 
     def of(self, op: Op, cost: Cost) -> tuple[Kind, float, bytes]:
         """(kind, seconds, attributes) of an op with this local cost; what ranks exchange has no seconds."""
-        if op.kind in ("send", "recv"):
+        if op.kind in MESSAGE:
             return Kind.SEND if op.kind == "send" else Kind.RECV, 0.0, self._message(op)
         if op.kind == "collective":
             members = self.groups.members(op.group, self.rank)

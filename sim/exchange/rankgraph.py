@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sim.cost.price import Cost, Pricer
-from sim.engine.lanes import MEET
 from sim.exchange.chakra import Kind, Node, encode
 from sim.exchange.groups import Groups
 from sim.exchange.opnode import OpNodes
-from sim.program import HOST, Call, Op, Program
+from sim.program import HOST, MEETING, Call, Op, Program
 
 
 class Mark:
@@ -61,7 +60,7 @@ class Graph:
     def _take(self, call: Call, op: Op) -> None:
         cost = self._pricer.local(op, self._rank)
         if op.lane == HOST and op.kind not in ("record", "wait", "sync"):
-            if op.kind in MEET or (cost.uses and cost.seconds > 0):  # others run without a launch
+            if op.kind in MEETING or (cost.uses and cost.seconds > 0):  # others run without a launch
                 self._launch(call, op, cost.host)
             self._op(call, op, cost, ())
             return

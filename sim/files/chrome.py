@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.files.runs import write_atomic
-from sim.program import HOST
+from sim.program import HOST, MEETING
 from sim.timeline.metrics import step_ends
 from sim.trace import Span, Trace
 
@@ -102,7 +102,7 @@ def _device_events(span: Span, rank: int, stream: int, number: int, groups: dict
         return []
     args = _args(span) | {"stream": stream, "device": rank, "correlation": number}
     name, category = span.id.split("/", 2)[-1], "kernel"
-    if span.kind in ("collective", "send", "recv"):
+    if span.kind in MEETING:
         what = span.name or span.kind
         name = f"ncclDevKernel_{_NCCL.get(what, what)}_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
         groups[span.group] = (span.group, span.group_size)

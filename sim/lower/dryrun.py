@@ -12,7 +12,7 @@ from functools import partial
 from sim.lower.condense import Waits, condense, runs_of
 from sim.lower.inflight import Go, Item, Lane, Rank
 from sim.lower.stuck import grid, row
-from sim.program import Call, Op, Program
+from sim.program import MEETING, MESSAGE, Call, Op, Program
 from topologies.errors import BadInput
 
 
@@ -109,7 +109,7 @@ class _Run:
         """Others have a part in it: messages, collectives among different ranks, numbered events, syncs on all lanes."""
         if op.kind == "collective":
             return not self._meets_itself(op.group)
-        return op.kind in ("send", "recv") or op.shift is not None or (op.kind == "sync" and not op.event and not op.name)
+        return op.kind in MESSAGE or op.shift is not None or (op.kind == "sync" and not op.event and not op.name)
 
     def _meets_itself(self, axis: str) -> bool:
         """Every group of the axis is simulated as one rank."""
@@ -128,7 +128,7 @@ class _Run:
 
     def issue(self, rank: Rank, item: Item) -> None:
         """Queues the op; runs the lane as far as it goes."""
-        if item.op.kind in ("send", "recv"):
+        if item.op.kind in MESSAGE:
             side = (item.op.kind, self._pair(rank, item.op))
             item.turn = rank.turns.get(side, 0)
             rank.turns[side] = item.turn + 1
@@ -144,7 +144,7 @@ class _Run:
             if kind == "wait" and item.mark is not None and not item.mark.fired:
                 lane.busy = item
                 item.mark.waiters.append(partial(self._end, rank, lane, item))
-            elif kind in ("collective", "send", "recv"):
+            elif kind in MEETING:
                 lane.busy = item
                 self._meet(rank, item)
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sim.lower.inflight import Item
+from sim.program import MESSAGE
 
 _SHOWN = 40
 """Rows of the grid that a message shows."""
@@ -16,7 +17,7 @@ def row(rank: int, lane: str, item: Item, behind: int | None = None) -> tuple[st
 
 def _which(item: Item) -> str:
     op = item.op
-    if op.kind in ("send", "recv"):
+    if op.kind in MESSAGE:
         return f"{op.kind} {item.turn} in {op.group}, peer {op.peer:+d}"
     if op.kind == "collective":
         return f"{op.name} {item.turn} in {op.group}"

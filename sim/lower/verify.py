@@ -18,7 +18,7 @@ from functools import cache
 from sim.engine.fold import representatives
 from sim.files.programfile import check_names
 from sim.lower.dryrun import dry_run
-from sim.program import Call, Op, Program
+from sim.program import MEETING, MESSAGE, Call, Op, Program
 from topologies.errors import BadInput
 
 Key = tuple[str, str]
@@ -43,7 +43,7 @@ def verify(program: Program) -> None:
 
 def _check_op(program: Program, op: Op) -> None:
     """What can be seen from the op alone."""
-    if op.kind in ("collective", "send", "recv"):
+    if op.kind in MEETING:
         size = program.mesh.size(op.group)
         if op.kind != "collective" and op.peer % size == 0 and size > 1:
             raise BadInput(f"op {op.id} ({op.kind} in {op.group}) is a message to itself: peer = {op.peer} in a group of {size}")
@@ -184,7 +184,7 @@ def _show(value: object) -> str:
 def _check_messages(program: Program, ranks: Iterable[int]) -> None:
     mesh = program.mesh
     kinds = {
-        name: tuple(((f"{op.kind} {op.group}", str(op.peer % mesh.size(op.group))), op.bytes) for op in ops if op.kind in ("send", "recv"))
+        name: tuple(((f"{op.kind} {op.group}", str(op.peer % mesh.size(op.group))), op.bytes) for op in ops if op.kind in MESSAGE)
         for name, ops in program.segments.items()
     }
     runs = {role: _runs(program, role, kinds) for role in dict.fromkeys(program.role_of)}

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from sim.cost.price import Pricer
-from sim.program import Op, Program
+from sim.program import MEETING, Op, Program
 from topologies.graph import Topology
 
-_MEET = ("collective", "send", "recv")
 _FEW = 16
 """Ranks up to which nothing is gained."""
 
@@ -107,7 +106,7 @@ def _exchanges(program: Program) -> dict[str, list[Op]]:
     found: dict[str, dict[object, Op]] = {}
     for ops in program.segments.values():
         for op in ops:
-            if op.kind in _MEET:
+            if op.kind in MEETING:
                 found.setdefault(op.group, {}).setdefault((op.kind, op.name, op.bytes, op.how, op.peer), op)
     return {axis: list(ops.values()) for axis, ops in found.items() if program.mesh.size(axis) > 1}
 

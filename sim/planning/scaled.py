@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from sim.cost.price import Cost, Pricer
-from sim.program import Op
+from sim.program import MESSAGE, Op
 from sim.trace import Span
 from topologies.cluster import Cluster
 from topologies.graph import Topology
@@ -22,7 +22,7 @@ def kind_of(op: Op | Span) -> str:
     """The resource that an op spends its time on; "" for what is none of `KINDS` (copies of no input)."""
     if op.kind == "collective":
         return COLLECTIVES
-    if op.kind in ("send", "recv"):
+    if op.kind in MESSAGE:
         return MESSAGES
     if op.cls == "data" or op.lane.startswith("loader"):
         return INPUT

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from sim.program import MEETING
 from sim.timeline.bottleneck import bottleneck
 from topologies.errors import UnknownName
 
@@ -140,7 +141,7 @@ def _step(name: str, variant: Variant, calibration: str | None) -> Row:
     comm = sum(
         min(s.end, end) - max(s.start + s.wait, begin)
         for s in p.trace.spans
-        if s.rank == one and s.kind in ("collective", "send", "recv") and s.end > begin and s.start + s.wait < end
+        if s.rank == one and s.kind in MEETING and s.end > begin and s.start + s.wait < end
     )
     return Row(
         variant=variant.label, topology=p.topology, ranks=p.gpus, step_s=p.step_time_s, data_s=p.breakdown.data_s,

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import msgspec
 
+from sim.program import MEETING
 from sim.trace import Span, Trace, union_seconds
 
 CLASSES = ("compute_s", "optimizer_s", "exposed_comm_s", "output_s", "data_s", "host_s", "bubble_s")
-_COMM = ("collective", "send", "recv")
 _MOMENT = 1e-12
 
 
@@ -88,7 +88,7 @@ def _class_of(span: Span) -> int | None:
         return 3
     if span.kind == "compute":
         return 1 if span.cls == "optimizer" else 0
-    if span.kind in _COMM:
+    if span.kind in MEETING:
         return 2
     if span.kind == "copy":
         return 2 if span.cls.startswith("comm") else 1 if span.cls == "optimizer" else 4
@@ -158,7 +158,7 @@ def sources(trace: Trace) -> dict[str, float]:
     """Share of the time in ops that rests on measured, fitted and assumed costs."""
     sums = {"measured": 0.0, "fitted": 0.0, "assumed": 0.0}
     for span in trace.spans:
-        if span.source in sums and span.kind in ("compute", "copy", *_COMM):
+        if span.source in sums and span.kind in ("compute", "copy", *MEETING):
             sums[span.source] += (span.seconds - span.wait) * trace.weight.get(span.rank, 1)
     total = sum(sums.values())
     return {name: (value / total if total else 0.0) for name, value in sums.items()}
