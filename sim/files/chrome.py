@@ -2,6 +2,8 @@
 
 One process per rank, one thread per lane; `ProfilerStep#n`, `cpu_op`, `cuda_runtime` launches paired with kernels by
 `correlation`, NCCL kernels with their collective's fields, `distributedInfo` filled in, times in microseconds from 0.
+Events of one thread nest: Perfetto drops those that overlap otherwise. So a step is marked where its training thread works on it, as
+torch.profiler does, though the device may be a step behind; and what overlapped on one lane (gloo runs two collectives at once) has rows.
 Keys are sorted and times have three decimals, so that equal traces are equal files.
 """
 
@@ -14,7 +16,6 @@ from typing import Any
 
 from sim.files.runs import write_atomic
 from sim.program import HOST, MEETING
-from sim.timeline.metrics import step_ends
 from sim.trace import Span, Trace
 
 _NCCL = {
@@ -28,6 +29,8 @@ _NCCL = {
     "recv": "SendRecv",
 }
 _SMALL = ("record", "wait", "sync")
+_THREADS = ("loader", "autograd")
+"""Lanes that are CPU threads, besides the training thread's own."""
 
 
 def write_trace(trace: Trace, path: Path, rank: int | None = None) -> Path:
@@ -43,11 +46,11 @@ def to_kineto(trace: Trace, rank: int | None = None) -> dict[str, Any]:
     for span in trace.spans:
         if span.rank in lines:
             lines[span.rank].append(span)
-    ranks, steps = list(lines), step_ends(trace)
+    ranks = list(lines)
     events: list[dict[str, Any]] = []
     groups: dict[str, tuple[str, int]] = {}
     for number, spans in lines.items():
-        events += _rank_events(trace, number, sorted(spans, key=lambda s: (s.start, s.end)), steps, groups)
+        events += _rank_events(trace, number, sorted(spans, key=lambda s: (s.start, s.end)), groups)
     info = {
         "backend": "nccl",
         "rank": ranks[0] if ranks else 0,
@@ -72,23 +75,20 @@ def to_kineto(trace: Trace, rank: int | None = None) -> dict[str, Any]:
     }
 
 
-def _rank_events(
-    trace: Trace, rank: int, spans: list[Span], steps: list[float], groups: dict[str, tuple[str, int]]
-) -> list[dict[str, Any]]:
-    """Events of one rank. `spans`: its own, in order of start. `steps`: when each step has ended on every rank."""
+def _rank_events(trace: Trace, rank: int, spans: list[Span], groups: dict[str, tuple[str, int]]) -> list[dict[str, Any]]:
+    """Events of one rank. `spans`: its own, in order of start."""
     lanes = sorted({span.lane for span in spans if span.lane != HOST})
-    device = {lane: 7 + index for index, lane in enumerate(lane for lane in lanes if not lane.startswith("loader"))}
-    workers = {lane: 1000 + index for index, lane in enumerate(lane for lane in lanes if lane.startswith("loader"))}
+    workers = {lane: 1000 + index for index, lane in enumerate(lane for lane in lanes if lane.startswith(_THREADS))}
+    streams, names = _streams([span for span in spans if span.lane != HOST and span.lane not in workers])
     events: list[dict[str, Any]] = [_meta(rank, 0, "process_name", {"name": f"rank {rank} ({trace.origin})"})]
     events.append(_meta(rank, 1, "thread_name", {"name": HOST}))
-    events += [_meta(rank, tid, "thread_name", {"name": lane}) for lane, tid in (device | workers).items()]
-    begin = 0.0
-    for step, end in enumerate(steps):
-        events.append(_event("user_annotation", f"ProfilerStep#{step}", rank, 1, begin, end))
-        begin = end
+    names |= {tid: lane for lane, tid in workers.items()}
+    events += [_meta(rank, tid, "thread_name", {"name": name}) for tid, name in names.items()]
+    events += [_event("user_annotation", f"ProfilerStep#{step}", rank, 1, begin, end) for step, begin, end in _windows(spans)]
     for number, span in enumerate(spans):
-        if span.lane in device:
-            events += _device_events(span, rank, device[span.lane], number + 1, groups)
+        if span.lane != HOST and span.lane not in workers:
+            if span.kind not in _SMALL:
+                events += _device_events(span, rank, streams[id(span)], number + 1, groups)
         elif span.kind not in ("record", "wait"):
             tid = workers.get(span.lane, 1)
             events.append(_event("cpu_op", span.id.split("/", 2)[-1], rank, tid, span.start, span.end, _args(span)))
@@ -97,9 +97,41 @@ def _rank_events(
     return events
 
 
+def _windows(spans: list[Span]) -> list[tuple[int, float, float]]:
+    """(step, begin, end) of the steps of one rank: from the training thread's first op of a step to its first of the next."""
+    begins: dict[int, float] = {}
+    for span in spans:
+        own = span.thread == HOST and (span.lane == HOST or span.issued >= 0)
+        if own and span.kind not in ("record", "wait"):
+            at = span.start if span.lane == HOST else span.issued
+            begins[span.step] = min(at, begins.get(span.step, at))
+    if not begins:  # nothing is known of the threads
+        for span in spans:
+            begins.setdefault(span.step, span.start)
+    steps = sorted(begins)
+    last = max((span.end for span in spans if span.thread == HOST), default=0.0)
+    ends = [begins[step] for step in steps[1:]] + [last]
+    return [(step, begins[step], end) for step, end in zip(steps, ends, strict=True)]
+
+
+def _streams(spans: list[Span]) -> tuple[dict[int, int], dict[int, str]]:
+    """Stream of each op (by its object), and the streams' names: one for each lane, more where ops of a lane overlap. `spans`: in order of start."""
+    rows: dict[str, list[float]] = {}
+    places: dict[int, tuple[str, int]] = {}
+    for span in spans:
+        free = rows.setdefault(span.lane, [0.0])
+        if span.kind in _SMALL:
+            continue
+        row = next((at for at, until in enumerate(free) if _us(until) <= _us(span.start)), len(free))
+        free[row:] = [span.end, *free[row + 1 :]]
+        places[id(span)] = span.lane, row
+    listed = [(lane, row) for lane in sorted(rows) for row in range(len(rows[lane]))]
+    numbers = {place: 7 + index for index, place in enumerate(listed)}
+    names = {number: lane if row == 0 else f"{lane} ({row + 1})" for (lane, row), number in numbers.items()}
+    return {op: numbers[place] for op, place in places.items()}, names
+
+
 def _device_events(span: Span, rank: int, stream: int, number: int, groups: dict[str, tuple[str, int]]) -> list[dict[str, Any]]:
-    if span.kind in _SMALL:
-        return []
     args = _args(span) | {"stream": stream, "device": rank, "correlation": number}
     name, category = span.id.split("/", 2)[-1], "kernel"
     if span.kind in MEETING:
@@ -118,7 +150,7 @@ def _device_events(span: Span, rank: int, stream: int, number: int, groups: dict
     elif span.kind == "copy":
         category = "gpu_memcpy"
         name = "Memcpy DtoH (Device -> Pinned)" if "d2h" in span.lane else "Memcpy HtoD (Pinned -> Device)"
-    issued = max(0.0, span.issued)
+    issued = span.issued if span.issued >= 0 else span.start
     launch = "cudaMemcpyAsync" if category == "gpu_memcpy" else "cudaLaunchKernel"
     return [
         _event("cuda_runtime", launch, rank, 1, issued, issued + span.launch, {"correlation": number, "op_id": span.id}),

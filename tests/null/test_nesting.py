@@ -1,0 +1,67 @@
+"""Events of one thread of a trace file nest, as Perfetto asks: what overlaps otherwise it drops."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+from sim.files.chrome import to_kineto
+from sim.predict import predict
+from sim.trace import Span, Trace
+
+
+def _crossing(trace: Trace) -> list[tuple[str, str]]:
+    """Pairs of events of one thread of which neither lies inside the other."""
+    threads: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
+    for event in to_kineto(trace)["traceEvents"]:
+        if event["ph"] == "X":
+            threads[event["pid"], event["tid"]].append(event)
+    found = []
+    for events in threads.values():
+        open_events: list[dict[str, Any]] = []
+        for event in sorted(events, key=lambda e: (e["ts"], -e["dur"])):
+            while open_events and open_events[-1]["ts"] + open_events[-1]["dur"] <= event["ts"] + 2e-3:
+                open_events.pop()
+            if open_events and event["ts"] + event["dur"] > open_events[-1]["ts"] + open_events[-1]["dur"] + 2e-3:
+                found.append((open_events[-1]["name"], event["name"]))
+            open_events.append(event)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("plan", "on"),
+    [("copy-compute-overlap", "dgx-h100"), ("resnet50-ddp8", "dgx-a100"), ("gpt2-ddp8", "dgx-h100"), ("tiny-ddp", "cpu-host")],
+)
+def test_a_step_ends_between_two_ops_of_its_host_thread(plan: str, on: str) -> None:
+    """The host is ahead of the devices: where the step's last kernel ends, it is in the midst of an op of the next."""
+    trace = predict(plan, on).trace
+    assert trace is not None and _crossing(trace) == []
+
+
+def test_launches_lie_in_the_step_that_they_belong_to() -> None:
+    trace = predict("resnet50-ddp8", "dgx-a100").trace
+    assert trace is not None
+    events = [event for event in to_kineto(trace, 0)["traceEvents"] if event["ph"] == "X"]
+    marks = {event["name"]: event for event in events if event["name"].startswith("ProfilerStep#")}
+    assert len(marks) == trace.steps
+    for event in events:
+        if event["cat"] == "cuda_runtime":
+            mark = marks[f"ProfilerStep#{event['args']['op_id'].split('/')[1][1:]}"]
+            assert mark["ts"] - 1e-3 <= event["ts"] <= mark["ts"] + mark["dur"] + 1e-3
+
+
+def test_what_overlaps_on_a_lane_has_rows() -> None:
+    """gloo runs two collectives at once; when they were issued is not known."""
+    times = ((1.0, 4.0), (2.0, 3.0), (2.5, 5.0), (4.0, 6.0))
+    spans = [Span(0, "comm", f"r0/s0/c{i}", start, end, "collective", "comm", name="all_reduce") for i, (start, end) in enumerate(times)]
+    trace = Trace([Span(0, "host", "r0/s0/h", 0.0, 7.0, "host"), *spans, Span(0, "autograd", "r0/s0/b", 0.5, 2.2, "host")], "stock")
+    events = to_kineto(trace)["traceEvents"]
+    assert _crossing(trace) == []
+    rows = {event["args"]["name"]: event["tid"] for event in events if event["name"] == "thread_name"}
+    kernels = {event["args"]["op_id"]: event for event in events if event.get("cat") == "kernel"}
+    assert [kernels[f"r0/s0/c{i}"]["tid"] for i in range(4)] == [rows[name] for name in ("comm", "comm (2)", "comm (3)", "comm")]
+    calls = [event["ts"] for event in events if event.get("cat") == "cuda_runtime"]
+    assert calls == [1e6, 2e6, 2.5e6, 4e6], "an op without a known launch is launched where it starts"
+    assert "r0/s0/b" not in kernels and rows["autograd"] >= 1000, "a CPU thread is no stream"
