@@ -42,12 +42,15 @@ class Share:
 
     def __init__(self, job: Job, blocks: list[BlockOps]) -> None:
         self.sizes: Counter[int] = Counter()
+        self.whole = 0
+        """Elements of all parameters on this rank that have gradients, before ZeRO shares them out."""
         equal = Counter(id(block.block) for block in blocks)
         for block in {id(block.block): block.block for block in blocks}.values():
             for part in block.parts:
                 ways = job.shards(part) if job.zero else 1
                 for elements in () if part.frozen else part.tensors:
                     self.sizes[-(-elements // ways)] += equal[id(block)]
+                    self.whole += elements * equal[id(block)]
         self.elements = sum(size * count for size, count in self.sizes.items())
         self.tensors = sum(self.sizes.values())
 
@@ -58,12 +61,11 @@ def state_width(job: Job) -> float:
 
 
 def clear(job: Job, share: Share) -> list[Op]:
-    """Zeroes a flat gradient buffer; torch drops its gradients (set_to_none) for nothing."""
+    """Zeroes a flat gradient buffer, whole below ZeRO-2 (Megatron's zero_grad_buffer); torch drops its gradients (set_to_none) for nothing."""
     if not is_contiguous(job):
         return []
-    ways = job.size("fsdp") if job.zero >= 2 else 1
-    whole = share.elements * (job.size("fsdp") if job.zero else 1) // ways
-    return [compute(job, "optimizer/zero", (MemoryBound("zero", 0, int(whole * job.grad_bytes), job.framework.grad_dtype),), CLS)]
+    elements = share.elements if job.zero >= 2 else share.whole
+    return [compute(job, "optimizer/zero", (MemoryBound("zero", 0, int(elements * job.grad_bytes), job.framework.grad_dtype),), CLS)]
 
 
 def update(job: Job, share: Share) -> list[Op]:

@@ -74,6 +74,16 @@ def test_megatron_reads_the_norm_on_the_host() -> None:
     assert show(p.segments["begin"]) == ["compute: optimizer/zero"]
 
 
+@pytest.mark.parametrize(("zero", "cleared"), [(0, 3), (1, 3), (2, 0.25 + 1.0)])
+def test_a_gradient_buffer_holds_this_ranks_experts_once(zero: int, cleared: float) -> None:
+    """One dense linear and two of this rank's experts, 4 ranks share the dense one and 2 the experts (ep = 2); from ZeRO-2 on a shard of each."""
+    experts = tuple(linear(name, expert=True) for name in ("up", "down"))
+    flat = replace(QUIET, accumulate_in_gemm=True)
+    p = program({"parallel": {"dp_shard": 4, "ep": 2, "zero": zero}}, network(1, (linear(), *experts)), flat)
+    (zeroed,) = [work for op in p.segments["begin"] for work in op.works]
+    assert zeroed.bytes == cleared * 4 * MIB
+
+
 def test_fp16_is_unscaled_and_the_host_reads_the_verdict() -> None:
     p = program({"precision": "fp16"}, framework=replace(MIXED, param_dtype="fp16"))
     ids = [op.id for op in p.segments["update"]]
