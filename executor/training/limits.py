@@ -75,7 +75,7 @@ def _check_model(spec: ModelSpec) -> None:
     asked = {
         "moe": spec.moe, "mla": spec.mla, "mamba": spec.mamba, "lora": spec.lora, "sinks": spec.sinks, "window": spec.window, "pattern": spec.pattern,
         "embed_norm": spec.embed_norm, "qk_norm": spec.qk_norm, "post_norms": spec.post_norms, "parallel_block": spec.parallel_block,
-        "head_bias": spec.head_bias, "rotary": spec.rotary != 1.0, "position = alibi": spec.position == "alibi",
+        "head_bias": spec.head_bias, "mixers": spec.mixers, "gated_attention": spec.gated_attention, "rotary": spec.rotary != 1.0, "position = alibi": spec.position == "alibi",
     }  # fmt: skip
     for name, value in asked.items():
         if value:

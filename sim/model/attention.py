@@ -178,6 +178,8 @@ def grouped_query(
     rope_scaled: bool = False,
     qk_norm: bool = False,
     qk_whole: bool = False,
+    qk_weight: bool = True,
+    gated: bool = False,
     window: int = 0,
     sinks: bool = False,
     dropout: bool = False,
@@ -187,10 +189,11 @@ def grouped_query(
 ) -> list[Part]:
     """MHA, GQA or MQA from the norm's output to the projection's: qkv, (norms), (rope), core, proj.
 
-    `qk_norm` is over each head of queries and keys, or (`qk_whole`) over all of this rank's heads at once.
+    `qk_norm` is over each head of queries and keys, or (`qk_whole`) over all of this rank's heads at once; `gated`: the query
+    projection is twice as wide, and the sigmoid of its other half scales the core's output.
     """
     local = split_heads(share, heads, kv, d)
-    q, k = local.q * d, local.kv * d
+    q, k = local.q * d * (1 + gated), local.kv * d
     seam_bytes = share.rows * hidden * share.e if share.tp > 1 else 0
     parts = [
         linear(
@@ -202,7 +205,7 @@ def grouped_query(
     if qk_norm:
         for name, count in (("q", local.q), ("k", local.kv)):
             rows, width = (share.rows, count * d) if qk_whole else (share.rows * count, d)
-            parts.append(norm(share, f"attn.{name}_norm", rows, width, "rmsnorm", after_residual=False, es=share.e))
+            parts.append(norm(share, f"attn.{name}_norm", rows, width, "rmsnorm", weight=qk_weight, after_residual=False, es=share.e))
     if rotary:
         parts.append(rope(share, local.q + local.kv, int(d * rotary), scaled=rope_scaled))
     middle = core(share, local, causal=causal, window=window, dropout=dropout, mask=mask, scale=scale)
@@ -211,13 +214,13 @@ def grouped_query(
 
         middle = replace(middle, tensors=(local.q,))
     out = linear(
-        share,
-        "attn.proj",
-        local.q * d,
-        hidden,
-        bias=proj_bias,
-        seam="tp.reduce" if seam_bytes else "",
-        seam_bytes=seam_bytes,
-        frozen=frozen,
-    )
-    return [*parts, middle, out]
+        share, "attn.proj", local.q * d, hidden, bias=proj_bias, seam="tp.reduce" if seam_bytes else "", seam_bytes=seam_bytes, frozen=frozen
+    )  # fmt: skip
+    return [*parts, middle, *([_gate(share, local.q * d)] if gated else []), out]
+
+
+def _gate(share: Share, columns: int) -> Part:
+    """output x sigmoid(gate): both inputs are kept (Qwen3-Next, Qwen3NextAttention)."""
+    e, n = share.e, share.rows * columns
+    forward, backward = elementwise("glu", share, n, 2 * e, e, 6.0), elementwise("glu", share, n, 3 * e, 2 * e, 12.0)
+    return Part(name="attn.gate", forward=(forward,), backward=(backward,), cls="activation", saved=2 * n * e)

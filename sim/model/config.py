@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from topologies.errors import BadInput, UnknownName
+from topologies.errors import BadInput, Refused, UnknownName
 
 ACTIVATIONS = {
     "silu": "swiglu", "swish": "swiglu", "swiglu": "swiglu", "gelu": "gelu", "gelu_new": "gelu_new", "gelu_fast": "gelu", "gelu_python": "gelu",
@@ -73,6 +73,27 @@ class Config:
         if gated:
             return _GATED.get(plain, "swiglu")
         return "silu" if plain == "swiglu" else plain
+
+
+def windows(c: Config, layers: int, every: int = 0) -> dict[str, Any]:
+    """Which layers see a window, from `layer_types`; where the file does not say, each of them but every `every`-th.
+
+    Raises `Refused` where windows follow no rhythm that a spec can say.
+    """
+    kinds = c.tree.get("layer_types")
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        return {"window_every": 1, "full_every": every}
+    seen = [str(kind) in ("sliding_attention", "chunked_attention") for kind in kinds]
+    if not any(seen):
+        return {"window": 0}
+    for full in (0, *range(2, layers + 1)):
+        for step in (1, *range(2, layers)):
+            if seen == [i % step == 0 and not (full and i % full == full - 1) for i in range(layers)]:
+                return {"window_every": step, "full_every": full}
+    raise Refused(
+        f"{c.where}: layer_types follows no rhythm that is described (every n-th layer windowed, or every n-th seeing all keys). "
+        "Write it as one, e.g. three sliding_attention and one full_attention again and again"
+    )
 
 
 def sizes(c: Config) -> dict[str, Any]:

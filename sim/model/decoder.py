@@ -32,14 +32,16 @@ def blocks_of(spec: Decoder, shape: Shape, framework: Framework, attention: str)
 
 
 def kind_of(spec: Decoder, index: int) -> tuple[str, bool]:
-    """(mixer of the layer, is windowed): what makes layers differ."""
+    """(what the layer holds, is windowed): what makes layers differ. `dense` or `moe` and the letter of a mixer that is no attention, or
+    a hybrid's letter alone."""
     windowed = spec.window > 0 and index % spec.window_every == 0
     if spec.full_every and index % spec.full_every == spec.full_every - 1:
         windowed = False
     if spec.pattern:
         return spec.pattern[index], windowed
     routed = spec.moe is not None and index >= spec.first_dense and (index + 1) % spec.moe_every == 0
-    return ("moe" if routed else "dense"), windowed
+    letter = spec.mixers[index] if spec.mixers else "*"
+    return ("moe" if routed else "dense") + letter.replace("*", ""), windowed and letter == "*"
 
 
 def _drops(spec: Decoder, share: Share) -> bool:
@@ -70,16 +72,27 @@ def _fused(spec: Decoder, share: Share) -> bool:
 
 
 def attention_of(spec: Decoder, share: Share, windowed: bool) -> list[Part]:
-    """Attention of one layer: latent (MLA) where the model has it, else grouped queries; `windowed`: over the sliding window."""
-    if spec.packed:
+    """Attention of one layer: latent (MLA) where the model has it, else grouped queries; `windowed`: over the sliding window or chunk.
+
+    Chunks that context parallelism spreads over ranks are a window of half their length: as many keys in the mean.
+    """
+    window = spec.window if windowed else 0
+    chunk = window if spec.chunked and share.shape.cp == 1 else 0
+    if chunk:
+        window = 0
+    elif spec.chunked:
+        window //= 2
+    parts = _whole_attention(spec, share, window, rotated=windowed or not spec.full_unrotated)
+    apart = [tokens for tokens in (spec.packed, chunk) if tokens]
+    if apart:
         from sim.model.packed import inside
 
-        return inside(_whole_attention(spec, share, windowed), spec.packed)
-    return _whole_attention(spec, share, windowed)
+        return inside(parts, min(apart))
+    return parts
 
 
-def _whole_attention(spec: Decoder, share: Share, windowed: bool) -> list[Part]:
-    """... over the whole sequence."""
+def _whole_attention(spec: Decoder, share: Share, window: int, *, rotated: bool) -> list[Part]:
+    """... over the whole sequence, or the last `window` keys of it."""
     if spec.mla is not None:
         from sim.model.latent import latent
 
@@ -93,20 +106,37 @@ def _whole_attention(spec: Decoder, share: Share, windowed: bool) -> list[Part]:
         qkv_bias=spec.bias if spec.qkv_bias is None else spec.qkv_bias,
         proj_bias=spec.bias if spec.proj_bias is None else spec.proj_bias,
         fused=_fused(spec, share),
-        rotary=spec.rotary if spec.position == "rope" else 0.0,
+        rotary=spec.rotary if spec.position == "rope" and rotated else 0.0,
         rope_scaled=spec.rope_scaled,
         qk_norm=spec.qk_norm,
         qk_whole=spec.qk_norm_whole,
-        window=spec.window if windowed else 0,
+        qk_weight=spec.qk_norm_weight,
+        gated=spec.gated_attention,
+        window=window,
         sinks=spec.sinks,
         dropout=_attention_drops(spec, share),
         frozen=spec.lora is not None,
     )
 
 
+def _token_mixer(spec: Decoder, share: Share, letter: str, windowed: bool) -> list[Part]:
+    """What mixes tokens in one layer: M Mamba-2, D the gated delta rule, else attention."""
+    if letter == "M":
+        from sim.model.mamba import mixer
+
+        assert spec.mamba is not None
+        return mixer(share, spec.hidden, spec.mamba)
+    if letter == "D":
+        from sim.model.delta import delta_rule
+
+        assert spec.delta is not None
+        return delta_rule(share, spec.hidden, spec.delta)
+    return attention_of(spec, share, windowed)
+
+
 def mixer_of(spec: Decoder, share: Share, mixer: str) -> list[Part]:
     """What follows the second norm: the dense MLP, or experts."""
-    if mixer in ("moe", "E"):
+    if mixer.startswith("moe") or mixer == "E":
         from sim.model.moe import moe
 
         assert spec.moe is not None
@@ -120,7 +150,8 @@ def _layer(spec: Decoder, share: Share, mixer: str, windowed: bool) -> list[Part
     drops, rows, h = _drops(spec, share), share.srows, spec.hidden
     if spec.pattern:
         return _hybrid(spec, share, mixer, windowed)
-    attn, rest = attention_of(spec, share, windowed), mixer_of(spec, share, mixer)
+    letter = mixer.removeprefix("moe").removeprefix("dense")
+    attn, rest = _token_mixer(spec, share, letter, windowed), mixer_of(spec, share, mixer)
     if spec.lora is not None:
         from sim.model.lora import adapt
 
@@ -136,15 +167,7 @@ def _layer(spec: Decoder, share: Share, mixer: str, windowed: bool) -> list[Part
 def _hybrid(spec: Decoder, share: Share, letter: str, windowed: bool) -> list[Part]:
     """One norm, one mixer, one residual (Nemotron-H)."""
     first = _norm(spec, share, "norm1", modules=2)
-    if letter == "M":
-        from sim.model.mamba import mixer
-
-        assert spec.mamba is not None
-        inner = mixer(share, spec.hidden, spec.mamba)
-    elif letter == "*":
-        inner = attention_of(spec, share, windowed)
-    else:
-        inner = mixer_of(spec, share, letter)
+    inner = _token_mixer(spec, share, letter, windowed) if letter in "M*" else mixer_of(spec, share, letter)
     return [first, *inner, residual(share, "residual", share.srows, spec.hidden, dropout=_drops(spec, share))]
 
 

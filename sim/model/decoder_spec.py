@@ -56,6 +56,17 @@ class Mamba(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     chunk: Count = 128
 
 
+class Delta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A gated delta rule mixer (Yang et al. 2024, Gated DeltaNet): keys' heads are shared by several heads of values."""
+
+    key_heads: Count
+    value_heads: Count
+    key_dim: Count = 128
+    value_dim: Count = 128
+    conv: Count = 4
+    chunk: Count = 64
+
+
 class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Low-rank adapters on a frozen base (Hu et al. 2021)."""
 
@@ -105,6 +116,8 @@ class Decoder(Spec, tag="decoder", frozen=True, kw_only=True):
     """A norm over each head of the queries and keys (Qwen3)."""
     qk_norm_whole: bool = False
     """... or one over all heads together (OLMo 2)."""
+    qk_norm_weight: bool = True
+    """The norms of queries and keys have learned weights (Llama 4's have none)."""
     pre_norms: bool = True
     """A norm before attention and before the MLP."""
     post_norms: bool = False
@@ -121,6 +134,12 @@ class Decoder(Spec, tag="decoder", frozen=True, kw_only=True):
     """Every n-th layer is windowed (1 = all): GPT-OSS has 2."""
     full_every: Natural = 0
     """Every n-th layer sees all keys whatever `window_every` says: Gemma 3 has 6; 0 = none does."""
+    chunked: bool = False
+    """Windowed layers cut the sequence into chunks of `window` tokens that do not see each other (Llama 4)."""
+    full_unrotated: bool = False
+    """Layers that see all keys have no rotary positions (Llama 4, Command A)."""
+    gated_attention: bool = False
+    """The query projection also makes a gate, whose sigmoid scales the attention's output (Qwen3-Next)."""
     packed: Natural = 0
     """Tokens of each example that a sequence is packed of: attention stays inside it; 0 = the sequence is one."""
     fused_qkv: bool | None = None
@@ -137,7 +156,11 @@ class Decoder(Spec, tag="decoder", frozen=True, kw_only=True):
     """Every n-th layer has experts."""
     pattern: str = ""
     """Hybrids: one letter a layer, M = Mamba-2, * = attention, - = MLP, E = experts, each with its own norm and residual."""
+    mixers: str = ""
+    """What mixes tokens in each layer, where it is not always attention: one letter a layer, M = Mamba-2, D = delta rule, * = attention.
+    The MLP or the experts follow as in every layer (Granite 4, Qwen3-Next)."""
     mamba: Mamba | None = None
+    delta: Delta | None = None
     lora: Lora | None = None
 
     def __post_init__(self) -> None:
@@ -169,15 +192,24 @@ def _check(spec: Decoder) -> None:
         raise BadInput(f"{name}: moe.top_k = {spec.moe.top_k} is more than moe.experts = {spec.moe.experts}")
     if not (spec.pre_norms or spec.post_norms) or (spec.parallel_block and not spec.pre_norms):
         raise BadInput(f"{name}: pre_norms = false needs post_norms = true, and parallel_block = false")
-    if spec.lora is not None and (spec.moe is not None or spec.mla is not None or spec.pattern):
+    if spec.lora is not None and (spec.moe is not None or spec.mla is not None or spec.pattern or spec.mixers):
         raise Refused(f"{name}: LoRA is described for dense decoders with plain attention. Use task = train for MoE, MLA and hybrid models")
-    if spec.pattern:
-        _check_pattern(spec, name)
+    if spec.pattern and spec.mixers:
+        raise BadInput(f"{name}: pattern and mixers exclude each other: pattern's layers hold one mixer and nothing else. Give one of them")
+    for field, letters in (("pattern", "M*-E"), ("mixers", "MD*")):
+        if getattr(spec, field):
+            _check_letters(spec, name, field, letters)
 
 
-def _check_pattern(spec: Decoder, name: str) -> None:
-    if len(spec.pattern) != spec.layers or set(spec.pattern) - set("M*-E"):
-        raise BadInput(f"{name}: pattern has {len(spec.pattern)} letters for layers = {spec.layers}; write one of M * - E for each layer")
-    for letter, field, given in (("M", "mamba", spec.mamba), ("E", "moe", spec.moe)):
-        if letter in spec.pattern and given is None:
-            raise BadInput(f"{name}: pattern has '{letter}' layers but {field} is not given. Add a [{field}] table")
+def _check_letters(spec: Decoder, name: str, field: str, letters: str) -> None:
+    given = getattr(spec, field)
+    if len(given) != spec.layers or set(given) - set(letters):
+        raise BadInput(
+            f"{name}: {field} has {len(given)} letters for layers = {spec.layers}; write one of {' '.join(letters)} for each layer"
+        )
+    for letter, table in (("M", "mamba"), ("E", "moe"), ("D", "delta")):
+        if letter in given and getattr(spec, table) is None:
+            raise BadInput(f"{name}: {field} has '{letter}' layers but {table} is not given. Add a [{table}] table")
+    delta = spec.delta
+    if delta is not None and delta.value_heads % delta.key_heads:
+        raise BadInput(f"{name}: delta.key_heads = {delta.key_heads} does not divide delta.value_heads = {delta.value_heads}")

@@ -28,11 +28,29 @@ def from_config(tree: dict[str, Any], where: str) -> ModelSpec:
     if not isinstance(kind, str):
         raise BadInput(f"{where}: 'model_type' is missing. It is what names the architecture; known: {', '.join(sorted(READERS))}")
     if kind not in READERS:
-        if isinstance(tree.get("text_config"), dict):
-            raise Refused(
-                f"{where}: model_type '{kind}' joins several models, which is not described. "
-                "Save its text_config as a config.json of its own to predict the language model alone"
-            )
-        raise UnknownName("model_type", kind, READERS, where)
+        raise _not_read(kind, tree, where)
     name = str(tree.get("_name_or_path") or kind)
     return spec_of(READERS[kind](Config(tree, where)), where, name)
+
+
+_CAPTURE = "Any torch.nn.Module can be recorded instead: steptwin plan capture MODULE:FUNCTION --input ... --out mine.model.json"
+
+
+def _not_read(kind: str, tree: dict[str, Any], where: str) -> BadInput:
+    """Why a type has no reader, and what to do."""
+    from sim.model.readers.undescribed import LANGUAGE_MODEL, UNDESCRIBED
+
+    if isinstance(tree.get("text_config"), dict):
+        return Refused(
+            f"{where}: model_type '{kind}' joins several models, which is not described. "
+            "Save its text_config as a config.json of its own to predict the language model alone"
+        )
+    if kind in LANGUAGE_MODEL:
+        return Refused(
+            f"{where}: model_type '{kind}' has {UNDESCRIBED[kind]}, which is not described. "
+            f'Write "model_type": "{LANGUAGE_MODEL[kind]}" to predict the language model alone'
+        )
+    if kind in UNDESCRIBED:
+        return Refused(f"{where}: model_type '{kind}' has {UNDESCRIBED[kind]}, which is not described. {_CAPTURE}")
+    unknown = UnknownName("model_type", kind, READERS, where)
+    return BadInput(f"{unknown}. {_CAPTURE}") if not unknown.near else unknown

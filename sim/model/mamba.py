@@ -10,10 +10,12 @@ from sim.model.norm import norm
 from sim.model.parts import Part
 from sim.model.share import Share
 from sim.work import Gemm, MemoryBound, Work
+from topologies.errors import Refused
 
 
 def mixer(share: Share, hidden: int, spec: Mamba) -> list[Part]:
     """in_proj, causal convolution, chunked scan, gated norm, out_proj; heads and groups are split over tp."""
+    uncut(share, "Mamba-2")
     heads = divisible("mamba heads", spec.heads, "tp", share.tp)
     groups = max(1, spec.groups // share.tp)
     inner, channels = heads * spec.head_dim, heads * spec.head_dim + 2 * groups * spec.state
@@ -24,22 +26,28 @@ def mixer(share: Share, hidden: int, spec: Mamba) -> list[Part]:
             share, "mamba.in_proj", hidden, projected, seam="tp.gather" if bytes_ else "", seam_bytes=bytes_, stream=True,
             fused_input=share.framework.fused_norm, saved_rows=share.srows, modules=2,
         ),
-        _convolution(share, channels, spec.conv),
+        convolution(share, channels, spec.conv),
         _scan(share, spec, heads, groups),
         _gated_norm(share, inner),
         linear(share, "mamba.out_proj", inner, hidden, seam="tp.reduce" if bytes_ else "", seam_bytes=bytes_),
     ]  # fmt: skip
 
 
-def _convolution(share: Share, channels: int, kernel: int) -> Part:
+def uncut(share: Share, what: str) -> None:
+    """Raises `Refused` where context parallelism would cut the sequence: the state's way from rank to rank is not described."""
+    if share.shape.cp > 1:
+        raise Refused(f"cp = {share.shape.cp}: {what} passes its state along the sequence, which is not described across ranks. Set cp = 1")
+
+
+def convolution(share: Share, channels: int, kernel: int, name: str = "mamba.conv", *, bias: bool = True) -> Part:
     """A depthwise convolution along the sequence with SiLU, one kernel (causal_conv1d): reads and writes each element once."""
     e, n = share.e, share.rows * channels
     return Part(
-        name="mamba.conv",
+        name=name,
         forward=(elementwise("activation", share, n, e, e, 2.0 * kernel),),
         backward=(elementwise("activation", share, n, 2 * e, e, 4.0 * kernel),),
         cls="elementwise",
-        tensors=(channels * kernel, channels),
+        tensors=(channels * kernel, channels) if bias else (channels * kernel,),
         saved=n * e,
     )
 

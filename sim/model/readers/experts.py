@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sim.model.config import Config, sizes
+from sim.model.config import Config, sizes, windows
 from sim.model.families import FAMILIES
 from sim.model.readers.gated import Fields, llama
+from topologies.errors import Refused
 
 
 def _mixtral(c: Config) -> Fields:
@@ -30,9 +31,33 @@ def _olmoe(c: Config) -> Fields:
 def _qwen_moe(c: Config) -> Fields:
     moe = {"experts": c.number("num_experts"), "top_k": c.number("num_experts_per_tok"), "ffn": c.number("moe_intermediate_size")}
     shared = c.number("shared_expert_intermediate_size", default=0)
-    qwen3 = c.kind == "qwen3_moe"
-    fields = llama(c) | {"qk_norm": qwen3, "qkv_bias": not qwen3, "moe_every": c.number("decoder_sparse_step", default=1)}
-    return fields | {"moe": moe | {"shared": shared, "shared_gate": shared > 0}}
+    qwen2 = c.kind == "qwen2_moe"
+    biased = c.flag("qkv_bias", True) if qwen2 else c.flag("attention_bias")
+    fields = llama(c) | {"qk_norm": not qwen2, "qkv_bias": biased, "moe_every": c.number("decoder_sparse_step", default=1)}
+    return fields | {"moe": moe | {"shared": shared, "shared_gate": shared > 0}, "first_dense": _dense(c)}
+
+
+def _dense(c: Config) -> int:
+    """How many first layers `mlp_only_layers` keeps dense. Raises `Refused` where it names others."""
+    named = c.tree.get("mlp_only_layers") or []
+    if not isinstance(named, list) or sorted(named) != list(range(len(named))):
+        raise Refused(
+            f"{c.where}: mlp_only_layers = {str(named)[:60]} are not the first layers, which is not described. Make it [0, 1, ...] or []"
+        )
+    return len(named)
+
+
+def _qwen3_next(c: Config) -> Fields:
+    """The gated delta rule in three layers of four, attention with an output gate in the fourth; experts in all."""
+    layers, every = c.number("num_hidden_layers"), c.number("full_attention_interval", default=4)
+    kinds = c.tree.get("layer_types") or ["full_attention" if i % every == every - 1 else "linear_attention" for i in range(layers)]
+    delta = {
+        "key_heads": c.number("linear_num_key_heads", default=16), "value_heads": c.number("linear_num_value_heads", default=32),
+        "key_dim": c.number("linear_key_head_dim", default=128), "value_dim": c.number("linear_value_head_dim", default=128),
+        "conv": c.number("linear_conv_kernel_dim", default=4),
+    }  # fmt: skip
+    fields = _qwen_moe(c) | {"mixers": "".join("*" if kind == "full_attention" else "D" for kind in kinds), "delta": delta}
+    return fields | {"gated_attention": True, "rotary": c.fraction("partial_rotary_factor", default=0.25)}
 
 
 def _deepseek(c: Config) -> Fields:
@@ -43,6 +68,82 @@ def _deepseek(c: Config) -> Fields:
     moe |= {"shared": inner * c.number("n_shared_experts", default=0), "correction": c.kind != "deepseek_v2"}
     fields = llama(c) | {"head_dim": 0, "kv_heads": 0, "mla": mla, "moe": moe}
     return fields | {"first_dense": c.number("first_k_dense_replace", default=0), "moe_every": c.number("moe_layer_freq", default=1)}
+
+
+def _glm_moe(c: Config) -> Fields:
+    """GLM-4.5: grouped queries and partly rotated heads before DeepSeek-V3's experts."""
+    inner = c.number("moe_intermediate_size")
+    moe = {"experts": c.number("n_routed_experts"), "top_k": c.number("num_experts_per_tok"), "ffn": inner, "correction": True}
+    fields = llama(c) | {"moe": moe | {"shared": inner * c.number("n_shared_experts", default=0)}, "qk_norm": c.flag("use_qk_norm")}
+    fields |= {"qkv_bias": c.flag("attention_bias"), "proj_bias": False, "first_dense": c.number("first_k_dense_replace", default=0)}
+    return fields | {"rotary": c.fraction("partial_rotary_factor", default=0.5)}
+
+
+def _llama4(c: Config) -> Fields:
+    """Chunks of 8192 tokens in three layers of four, no positions in the fourth; a shared expert beside the one chosen; dense layers between
+    (Maverick). `intermediate_size` is the experts', `intermediate_size_mlp` the dense layers'."""
+    inner = c.number("intermediate_size")
+    moe = {"experts": c.number("num_local_experts"), "top_k": c.number("num_experts_per_tok", default=1), "ffn": inner, "shared": inner}
+    fields = llama(c) | {"ffn": c.number("intermediate_size_mlp", default=inner), "moe": moe}
+    fields |= {
+        "moe_every": c.number("interleave_moe_layer_step", default=1),
+        "qk_norm": c.flag("use_qk_norm", True),
+        "qk_norm_weight": False,
+    }
+    fields |= {"window": c.number("attention_chunk_size", default=8192), "chunked": True, "full_unrotated": True}
+    return fields | windows(c, fields["layers"], c.number("no_rope_layer_interval", default=4))
+
+
+def _minimax_m2(c: Config) -> Fields:
+    """Mixtral with one norm over all heads, and DeepSeek-V3's correction of the router."""
+    width = c.number("head_dim", default=0) or c.number("hidden_size") // c.number("num_attention_heads")
+    fields, norms = _mixtral(c), c.flag("use_qk_norm", True)
+    fields |= {"moe": fields["moe"] | {"correction": c.flag("use_routing_bias", True)}, "qk_norm": norms, "qk_norm_whole": norms}
+    return fields | {"rotary": c.number("rotary_dim", default=width) / width}
+
+
+def _ernie_moe(c: Config) -> Fields:
+    """Experts from a layer on, some of them for every token."""
+    inner, biased = c.number("moe_intermediate_size"), c.flag("use_bias")
+    moe = {"experts": c.number("moe_num_experts"), "top_k": c.number("moe_k", default=2), "ffn": inner, "correction": True}
+    fields = llama(c) | {"moe": moe | {"shared": inner * c.number("moe_num_shared_experts", default=0)}, "bias": biased, "qkv_bias": biased}
+    fields |= {
+        "proj_bias": biased,
+        "first_dense": c.number("moe_layer_start_index", default=1),
+        "tied": c.flag("tie_word_embeddings", True),
+    }
+    return fields | {"moe_every": c.number("moe_layer_interval", default=1)}
+
+
+def _granite_hybrid(c: Config) -> Fields:
+    """Granite 4: Mamba-2 in most layers, attention in some; experts and one MLP for every token, or that MLP alone."""
+    shared, experts = c.number("shared_intermediate_size", default=1024), c.number("num_local_experts", default=0)
+    kinds = c.tree.get("layer_types") or c.tree.get("layers_block_type") or ["mamba"] * c.number("num_hidden_layers")
+    fields = llama(c) | {"mixers": "".join("*" if kind == "attention" else "M" for kind in kinds), "ffn": shared, "window": 0}
+    fields["position"] = "rope" if c.tree.get("position_embedding_type") == "rope" else "none"
+    fields["mamba"] = {
+        "heads": c.number("mamba_n_heads"), "head_dim": c.number("mamba_d_head", default=64), "state": c.number("mamba_d_state", default=256),
+        "groups": c.number("mamba_n_groups", default=1), "conv": c.number("mamba_d_conv", default=4), "chunk": c.number("mamba_chunk_size", default=256),
+    }  # fmt: skip
+    if experts:
+        fields["moe"] = {
+            "experts": experts,
+            "top_k": c.number("num_experts_per_tok"),
+            "ffn": c.number("intermediate_size"),
+            "shared": shared,
+        }
+    return fields
+
+
+def _mamba2(c: Config) -> Fields:
+    """Mamba-2 mixers alone, each with its norm and residual."""
+    layers, hidden = c.number("num_hidden_layers"), c.number("hidden_size")
+    width = c.number("head_dim", default=64)
+    heads = c.number("num_heads", default=c.number("expand", default=2) * hidden // width)
+    mamba = {"heads": heads, "head_dim": width, "state": c.number("state_size", default=128), "groups": c.number("n_groups", default=8)}
+    mamba |= {"conv": c.number("conv_kernel", default=4), "chunk": c.number("chunk_size", default=256)}
+    fields = {"layers": layers, "hidden": hidden, "heads": heads, "head_dim": width, "vocab": c.number("vocab_size"), "mamba": mamba}
+    return fields | {"pattern": "M" * layers, "position": "none", "dropout": 0.0, "tied": c.flag("tie_word_embeddings")}
 
 
 def _gpt_oss(c: Config) -> Fields:
@@ -80,4 +181,6 @@ def _nemotron_h(c: Config) -> Fields:
 READERS: dict[str, Callable[[Config], dict[str, Any]]] = {
     "mixtral": _mixtral, "granitemoe": _mixtral, "phimoe": _phimoe, "olmoe": _olmoe, "qwen2_moe": _qwen_moe, "qwen3_moe": _qwen_moe,
     "deepseek_v2": _deepseek, "deepseek_v3": _deepseek, "kimi_k2": _deepseek, "gpt_oss": _gpt_oss, "dbrx": _dbrx, "nemotron_h": _nemotron_h,
+    "qwen3_next": _qwen3_next, "qwen3_vl_moe_text": _qwen_moe, "glm4_moe": _glm_moe, "llama4_text": _llama4, "minimax_m2": _minimax_m2,
+    "ernie4_5_moe": _ernie_moe, "granitemoehybrid": _granite_hybrid, "mamba2": _mamba2,
 }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sim.model.config import Config, sizes
+from sim.model.config import Config, sizes, windows
 from sim.model.families import FAMILIES
 from topologies.errors import Refused
 
@@ -21,9 +21,21 @@ def llama(c: Config) -> Fields:
     biased = c.flag("attention_bias") or (family == "internlm" and c.flag("bias", True))
     fields |= {"qkv_bias": biased or family == "qwen2", "proj_bias": biased, "bias": c.flag("mlp_bias")}
     window = c.number("sliding_window", default=0)
-    if window and c.flag("use_sliding_window", family not in ("qwen2", "qwen3")):
-        fields["window"] = window
+    if window and c.flag("use_sliding_window", not c.kind.startswith("qwen")):
+        fields |= {"window": window, **_behind(c, fields["layers"])}
     return fields
+
+
+def _behind(c: Config, layers: int) -> Fields:
+    """Windows by `layer_types`, or (Qwen) in the layers from `max_window_layers` on."""
+    first = c.number("max_window_layers", default=0) if c.kind.startswith("qwen") else 0
+    if not first or isinstance(c.tree.get("layer_types"), list):
+        return windows(c, layers)
+    if first >= layers:
+        return {"window": 0}
+    raise Refused(
+        f"{c.where}: windows in the layers from max_window_layers = {first} on are not described. Set use_sliding_window to false"
+    )
 
 
 def _internlm2(c: Config) -> Fields:
@@ -46,10 +58,15 @@ def _gemma2(c: Config) -> Fields:
     return _gemma(c) | {"post_norms": True, "window": c.number("sliding_window", default=4096), "window_every": 2}
 
 
+_GEMMA3 = {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262208, "sliding_window": 4096, "sliding_window_pattern": 6}
+"""Gemma3TextConfig's defaults, which the served files of 4B to 27B leave out."""
+
+
 def _gemma3(c: Config) -> Fields:
     """Gemma 2 with norms of heads; every sixth layer sees all keys."""
-    every = c.number("sliding_window_pattern", "_sliding_window_pattern", default=6)
-    return _gemma2(c) | {"qk_norm": True, "window": c.number("sliding_window", default=1024), "window_every": 1, "full_every": every}
+    c = Config({**_GEMMA3, **{key: value for key, value in c.tree.items() if value is not None}}, c.where)
+    every = c.number("_sliding_window_pattern", "sliding_window_pattern")
+    return _gemma2(c) | {"qk_norm": True, "window": c.number("sliding_window"), **windows(c, c.number("num_hidden_layers"), every)}
 
 
 def _olmo(c: Config) -> Fields:
@@ -62,19 +79,53 @@ def _olmo2(c: Config) -> Fields:
     return llama(c) | {"pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_whole": True}
 
 
+def _olmo3(c: Config) -> Fields:
+    """OLMo 2 with windows in three layers of four."""
+    return _olmo2(c) | {"window": c.number("sliding_window", default=4096), **windows(c, c.number("num_hidden_layers"), 4)}
+
+
+def _exaone4(c: Config) -> Fields:
+    """Norms after each mixer and of each head; 32B: windows in three layers of four, and no rotary positions in the fourth."""
+    fields = llama(c) | {"pre_norms": False, "post_norms": True, "qk_norm": True}
+    window = c.number("sliding_window", default=0)
+    return fields | ({"window": window, "full_unrotated": True, **windows(c, fields["layers"], 4)} if window else {})
+
+
+def _glm(c: Config) -> Fields:
+    """GLM-4: half of each head is rotated, biases in q, k, v alone; the files of 0414 (`glm4`) have norms after each mixer too."""
+    fields = llama(c) | {"qkv_bias": c.flag("attention_bias"), "proj_bias": False, "post_norms": c.kind == "glm4"}
+    return fields | {"rotary": c.fraction("partial_rotary_factor", default=0.5)}
+
+
 def _stablelm(c: Config) -> Fields:
-    if c.flag("qk_layernorm") or c.flag("use_parallel_residual"):
-        raise Refused(f"{c.where}: StableLM's qk_layernorm and use_parallel_residual are not described; set both to false")
-    fields = llama(c) | {"norm": "layernorm", "qkv_bias": c.flag("use_qkv_bias"), "proj_bias": False}
+    """The 12B has a norm with a weight for each head, and one norm for both mixers."""
+    norms, parallel = c.flag("qk_layernorm"), c.flag("use_parallel_residual")
+    fields = llama(c) | {"norm": "layernorm", "qkv_bias": c.flag("use_qkv_bias"), "proj_bias": False, "parallel_block": parallel}
+    fields |= {"qk_norm": norms, "qk_norm_whole": norms}  # as many weights and bytes as one norm over all heads
     return fields | {"rotary": c.fraction("partial_rotary_factor", "rope_pct", default=0.25)}
 
 
 def _cohere(c: Config) -> Fields:
-    """One LayerNorm without bias feeds attention and MLP; the embedding is the head."""
-    if c.flag("use_qk_norm"):
-        raise Refused(f"{c.where}: use_qk_norm of Command R+ (a LayerNorm with a weight for each head) is not described; set it to false")
-    fields = llama(c) | {"norm": "layernorm", "norm_bias": False, "parallel_block": True}
-    return fields | {"tied": c.flag("tie_word_embeddings", True)}
+    """One LayerNorm without bias feeds attention and MLP; the embedding is the head. Command R+ has a norm with a weight for each head."""
+    fields = llama(c) | {"norm": "layernorm", "norm_bias": False, "parallel_block": True, "tied": c.flag("tie_word_embeddings", True)}
+    return fields | {"qk_norm": c.flag("use_qk_norm"), "qk_norm_whole": c.flag("use_qk_norm")}
+
+
+def _cohere2(c: Config) -> Fields:
+    """Command R7B and A: windows in three layers of four, no rotary positions in the fourth."""
+    rhythm = windows(c, c.number("num_hidden_layers"), c.number("sliding_window_pattern", "_sliding_window_pattern", default=4))
+    return _cohere(c) | {"window": c.number("sliding_window", default=4096), "full_unrotated": True, **rhythm}
+
+
+def _ernie(c: Config) -> Fields:
+    """One switch for all biases; the embedding is the head."""
+    biased = c.flag("use_bias")
+    return llama(c) | {"bias": biased, "qkv_bias": biased, "proj_bias": biased, "tied": c.flag("tie_word_embeddings", True)}
+
+
+def _as(kind: str) -> Callable[[Config], Fields]:
+    """The language model inside another: read as `kind`."""
+    return lambda c: llama(Config({**c.tree, "model_type": kind}, c.where))
 
 
 def _nemotron(c: Config) -> Fields:
@@ -119,5 +170,6 @@ READERS: dict[str, Callable[[Config], Fields]] = {
     "smollm3": lambda c: llama(c) | {"tied": c.flag("tie_word_embeddings", True)}, "internlm2": _internlm2, "phi3": _phi3,
     "gemma": _gemma, "gemma2": _gemma2, "gemma3_text": _gemma3, "olmo": _olmo, "olmo2": _olmo2, "stablelm": _stablelm, "cohere": _cohere,
     "nemotron": _nemotron, "arcee": _arcee, "qwen": _qwen, "chatglm": _chatglm, "baichuan": _baichuan,
-    "exaone": llama, "seed_oss": _seed_oss,
+    "exaone": llama, "seed_oss": _seed_oss, "olmo3": _olmo3, "exaone4": _exaone4, "glm": _glm, "glm4": _glm, "cohere2": _cohere2,
+    "ernie4_5": _ernie, "qwen2_vl_text": _as("qwen2"), "qwen2_5_vl_text": _as("qwen2"), "qwen3_vl_text": _as("qwen3"),
 }  # fmt: skip

@@ -81,8 +81,7 @@ def test_each_missing_size_is_named(name: str) -> None:
 def test_variants_that_are_known_and_not_described_are_refused() -> None:
     for name, change, word in (
         ("opt-6.7b", {"word_embed_proj_dim": 512}, "opt-350m"),
-        ("stablelm-2-1.6b", {"qk_layernorm": True}, "qk_layernorm"),
-        ("command-r-v01", {"use_qk_norm": True}, "use_qk_norm"),
+        ("qwen2.5-0.5b", {"use_sliding_window": True, "max_window_layers": 12}, "max_window_layers = 12"),
         ("flan-t5-base", {"num_decoder_layers": 6}, "num_decoder_layers"),
     ):
         with pytest.raises(Refused, match=word):

@@ -1,0 +1,32 @@
+"""Architectures that are known and not described: by `model_type`, what of them no part of ours computes."""
+
+from __future__ import annotations
+
+_SCAN = "the selective scan of Mamba-1"
+_LIGHTNING = "lightning attention"
+_IMAGES = "its image encoder"
+_STACKS = "an encoder and a decoder with learned positions"
+
+UNDESCRIBED: dict[str, str] = {
+    "mamba": _SCAN, "falcon_mamba": _SCAN, "jamba": _SCAN, "zamba": _SCAN, "zamba2": "attention that several layers share",
+    "bamba": "a rotated half of attention among Mamba-2 layers", "falcon_h1": "attention and Mamba-2 side by side in one layer",
+    "rwkv": "the WKV recurrence", "recurrent_gemma": "the RG-LRU recurrence", "lfm2": "gated short convolutions",
+    "minimax_text_01": _LIGHTNING, "minimax_m1": _LIGHTNING, "minimax": _LIGHTNING, "bailing_moe_linear": _LIGHTNING,
+    "deepseek_v32": "sparse attention behind a lightning indexer (deepseek_v3 attends to all keys)", "kimi_linear": "Kimi delta attention",
+    "nemotron-nas": "layers of different widths, some without attention", "deci": "layers of different widths", "openelm": "layers of different widths",
+    "gemma3n": "per-layer embeddings and AltUp", "longcat_flash": "experts that compute nothing", "phi3small": "block-sparse attention",
+    "whisper": "a convolutional stem over audio, and positions of its own", "wav2vec2": "a convolutional stem over audio",
+    "bart": _STACKS, "mbart": _STACKS, "pegasus": _STACKS, "marian": _STACKS, "m2m_100": _STACKS, "led": _STACKS, "longt5": "local attention",
+    "modernbert": "a bidirectional encoder with rotary positions, gates and windows", "nomic_bert": "a bidirectional encoder with rotary positions",
+    "deberta": "disentangled attention", "deberta-v2": "disentangled attention", "albert": "layers that share their weights",
+    "electra": "a generator beside a discriminator", "mpnet": "relative positions in an encoder", "longformer": "local attention",
+    "big_bird": "block-sparse attention", "xlnet": "two-stream attention",
+    "swin": "windows of patches that shift", "swinv2": "windows of patches that shift", "convnext": "depthwise convolutions of 7 x 7",
+    "convnextv2": "depthwise convolutions of 7 x 7", "deit": "a distillation token", "dinov2": "layer scale and a head for features",
+    "beit": "relative positions of patches", "efficientnet": "inverted bottlenecks", "mobilenet_v2": "inverted bottlenecks",
+    "qwen2_vl": _IMAGES, "qwen2_5_vl": _IMAGES, "qwen3_vl": _IMAGES,
+}  # fmt: skip
+"""What is missing, in words for "... is not described"."""
+
+LANGUAGE_MODEL = {"qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2"}
+"""The type of the language model inside, where the file keeps its sizes at the top."""

@@ -1,0 +1,162 @@
+"""Models of 2024 and 2025: sizes, and what their layers do differently."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from sim.framework import Framework
+from sim.model import Network, Shape, describe
+from sim.model.decoder import kind_of
+from sim.model.decoder_spec import Decoder
+from sim.model.huggingface import from_config
+from sim.model.spec import spec_of
+from sim.work import Attention, Gemm
+from tests.null.model.hf_recent import RECENT
+from topologies.errors import BadInput, Refused
+
+PLAIN = Framework(name="plain", source="test")
+
+
+def read(name: str, **more: Any) -> Decoder:
+    spec = from_config(RECENT[name][1] | more, "config.json")
+    assert isinstance(spec, Decoder)
+    return spec
+
+
+def names(network: Network, block: str) -> list[str]:
+    return [part.name for part in dict(network.blocks)[block].parts]
+
+
+def cores(network: Network) -> list[Attention]:
+    return [w for _, block in network.blocks for part in block.parts for w in part.forward if isinstance(w, Attention)]
+
+
+@pytest.mark.parametrize("name", RECENT)
+def test_served_configs_have_the_published_parameters(name: str) -> None:
+    count, config = RECENT[name]
+    assert describe(from_config(config, "config.json"), Shape(micro=1, seq=512), PLAIN).parameters == count
+
+
+@pytest.mark.parametrize(
+    ("name", "active"),
+    [
+        ("llama4-scout-text", 17e9),
+        ("llama4-maverick-text", 17e9),
+        ("qwen3-coder-480b", 35e9),
+        ("minimax-m2", 10e9),
+        ("granite-4-h-small", 9e9),
+    ],
+)
+def test_active_parameters_as_advertised(name: str, active: float) -> None:
+    network = describe(read(name), Shape(micro=1, seq=512), PLAIN)
+    assert network.active_parameters == pytest.approx(active, rel=0.11)  # makers round, and some leave embeddings out
+    assert network.active_parameters < network.parameters / 3
+
+
+def test_llama_4_attends_inside_chunks_and_everywhere_without_positions_in_every_fourth_layer() -> None:
+    spec = read("llama4-scout-text")
+    network = describe(spec, Shape(micro=1, seq=32768), PLAIN)
+    assert [work.flops * 4 == cores(network)[3].flops for work in cores(network)[:4]] == [True, True, True, False]
+    assert [(work.batch, work.q) for work in cores(network)[2:4]] == [(4, 8192), (1, 32768)]
+    assert ["attn.rope" in names(network, f"L{i}") for i in range(8)] == [True, True, True, False] * 2
+    assert {part.params for part in dict(network.blocks)["L0"].parts if part.name == "attn.q_norm"} == {0}
+
+
+def test_chunks_over_ranks_cost_what_they_cost_on_one() -> None:
+    """Under context parallelism a chunk is a window of half its keys: nearly the same work, and far less than all keys."""
+    spec = read("llama4-scout-text")
+    whole, split = (sum(w.flops for w in cores(describe(spec, Shape(micro=1, seq=131072, cp=cp), PLAIN))) for cp in (1, 4))
+    assert split * 4 == pytest.approx(whole, rel=0.02)
+    assert split * 4 < 0.5 * sum(w.flops for w in cores(describe(replace(spec, window=0), Shape(micro=1, seq=131072), PLAIN)))
+
+
+def test_maverick_alternates_dense_layers_and_experts() -> None:
+    spec = read("llama4-maverick-text")
+    assert [kind_of(spec, i)[0] for i in range(4)] == ["dense", "moe", "dense", "moe"]
+    widths = {
+        w.n for p in dict(describe(spec, Shape(micro=1, seq=512), PLAIN).blocks)["L0"].parts for w in p.forward if isinstance(w, Gemm)
+    }
+    assert 2 * 16384 in widths  # intermediate_size_mlp, not the experts' 8192
+
+
+def test_command_a_sees_windows_and_rotates_only_there() -> None:
+    network = describe(read("command-a"), Shape(micro=1, seq=16384), PLAIN)
+    assert [work.window for work in cores(network)[:4]] == [4096, 4096, 4096, 0]
+    assert ["attn.rope" in names(network, f"L{i}") for i in range(4)] == [True, True, True, False]
+
+
+def test_qwen3_next_mixes_by_the_delta_rule_with_work_that_grows_with_the_length_alone() -> None:
+    spec = read("qwen3-next-80b")
+    assert [kind_of(spec, i)[0] for i in range(4)] == ["moeD", "moeD", "moeD", "moe"]
+
+    def rule(seq: int, **split: int) -> float:
+        parts = dict(describe(spec, Shape(micro=1, seq=seq, **split), PLAIN).blocks)["L0"].parts
+        return sum(w.flops for p in parts if p.name == "delta.rule" for w in p.forward if isinstance(w, Gemm))
+
+    assert rule(8192) == 4 * rule(2048) == 4 * 2 * rule(2048, tp=2)
+    per_token = 2 * 32 * (3 * 128 * 128 + 2 * 64 * 128 + 3 * 64 * 128 + 64 * 64)  # state; K K^T and Q K^T; times K, V and values; inverse
+    assert rule(2048) == 2048 * per_token
+    network = describe(spec, Shape(micro=1, seq=2048), PLAIN)
+    gate = next(p for p in dict(network.blocks)["L3"].parts if p.name == "attn.qkv")
+    assert gate.params == 2048 * 256 * (2 * 16 + 2 * 2)  # q and its gate, k, v
+    assert "attn.gate" in names(network, "L3") and "moe.merge" in names(network, "L0")
+
+
+def test_a_state_that_passes_along_the_sequence_is_not_split_over_context() -> None:
+    for name in ("qwen3-next-80b", "mamba2-2.7b"):
+        with pytest.raises(Refused, match=r"cp = 1"):
+            describe(read(name), Shape(micro=1, seq=2048, cp=2), PLAIN)
+
+
+def test_granite_4_puts_mamba_in_the_place_of_attention() -> None:
+    network = describe(read("granite-4-h-small"), Shape(micro=1, seq=1024), PLAIN)
+    assert [("mamba.scan" in names(network, f"L{i}"), "attn.core" in names(network, f"L{i}")) for i in (4, 5)] == [
+        (True, False),
+        (False, True),
+    ]
+    assert all("moe.up" in names(network, f"L{i}") for i in range(40)) and len(network.blocks) == 42
+
+
+def test_layer_types_decide_where_they_are_given() -> None:
+    kinds = ["full_attention", "sliding_attention"] * 16
+    with pytest.raises(Refused, match="layer_types follows no rhythm"):
+        read("olmo3-7b", layer_types=kinds)
+    assert [kind_of(read("olmo3-7b", layer_types=kinds[::-1]), i)[1] for i in range(4)] == [True, False, True, False]
+    assert not any(kind_of(read("olmo3-7b", layer_types=["full_attention"] * 32), i)[1] for i in range(32))
+
+
+def test_first_dense_layers_of_qwen_and_others_that_are_refused() -> None:
+    assert [kind_of(read("qwen3-coder-480b", mlp_only_layers=[0, 1]), i)[0] for i in range(3)] == ["dense", "dense", "moe"]
+    with pytest.raises(Refused, match="mlp_only_layers"):
+        read("qwen3-coder-480b", mlp_only_layers=[3])
+
+
+def test_mixers_are_checked() -> None:
+    sizes = {"layers": 4, "hidden": 64, "heads": 4, "vocab": 100}
+    delta = {"key_heads": 3, "value_heads": 4}
+    for fields, words in (
+        ({"mixers": "MM*"}, "mixers has 3 letters for layers = 4"),
+        ({"mixers": "MM*E"}, "write one of M D [*]"),
+        ({"mixers": "DDD*"}, "delta is not given"),
+        ({"mixers": "DDD*", "delta": delta}, "delta.key_heads = 3 does not divide"),
+        ({"mixers": "****", "pattern": "****"}, "exclude each other"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            spec_of(sizes | fields, "plan.toml")
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("mamba", "selective scan.*plan capture"),
+        ("whisper", "convolutional stem"),
+        ("deepseek_v32", "sparse attention"),
+        ("qwen2_vl", '"qwen2"'),
+    ],
+)
+def test_what_is_known_and_not_described_is_refused_with_its_reason(kind: str, words: str) -> None:
+    with pytest.raises(Refused, match=words):
+        from_config({"model_type": kind}, "config.json")
