@@ -8,11 +8,13 @@ from typing import Annotated
 import msgspec
 import typer
 
+from executor.speaker import Speaker
 from topologies.verbs import AsJson, Desk, Out, PlanName, Sets
 
 
 def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
     """Adds the verbs; `plans` is the group `steptwin plan`."""
+    desk = Speaker(desk)
     _runs(app, desk)
     _machine(app, desk)
 

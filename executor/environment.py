@@ -57,6 +57,24 @@ def sharing() -> Iterator[None]:
             os.environ[SHARED] = before
 
 
+def own_gpu(at: Place, variables: Mapping[str, str] = os.environ) -> bool:
+    """The launcher shows each of several ranks of a host one GPU and no other, as `srun --gpus-per-task 1` does."""
+    seen = [one for one in variables.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
+    return at.local_world > 1 and at.launcher != "steptwin" and len(seen) == 1
+
+
+def leads() -> bool:
+    """Of all ranks that a launcher started, this one speaks and writes for all. True where none did."""
+    at = place()
+    return at is None or at.rank == 0
+
+
+def hosts() -> int:
+    """Hosts that a launcher started ranks on; 1 where none did. Those of one run are taken to have equally many."""
+    at = place()
+    return -(-at.world // at.local_world) if at is not None else 1
+
+
 def place(variables: Mapping[str, str] = os.environ) -> Place | None:
     """This process's place, or None when no launcher started it. Raises `BadInput` for variables that contradict each other."""
     for read in (_torchrun, _slurm, _openmpi, _pmi):

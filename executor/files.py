@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import tempfile
+from contextlib import closing
 from pathlib import Path
 
+from executor.environment import place
+from sim.files.runs import write_atomic
 from sim.plan import Plan
 from topologies.errors import RunFailed
 from topologies.units import show_size
@@ -15,8 +19,11 @@ POOL = 128
 
 
 def write_samples(plan: Plan, folder: Path) -> None:
-    """Fills `folder` with what the plan reads. Raises `RunFailed` when the disk is full."""
-    if plan.data.source == "memory" or not plan.data.sample:
+    """Fills `folder` with what the plan reads; of ranks that a launcher started, the first of each host does. Every file comes whole or not
+    at all: hosts may share the folder. Raises `RunFailed` when the disk is full.
+    """
+    at = place()
+    if plan.data.source == "memory" or not plan.data.sample or (at is not None and at.local_rank):
         return
     block = os.urandom(plan.data.sample)
     try:
@@ -25,16 +32,15 @@ def write_samples(plan: Plan, folder: Path) -> None:
             _write_database(folder / "samples.sqlite", block)
         else:
             for index in range(POOL):
-                part = folder / f"{index}.part"
-                part.write_bytes(block)
-                part.replace(folder / f"{index}.bin")
+                write_atomic(folder / f"{index}.bin", block)
     except (OSError, sqlite3.Error) as error:
         raise RunFailed(f"cannot write {POOL} samples of {show_size(plan.data.sample)} into {folder}: {error}") from None
 
 
 def _write_database(path: Path, block: bytes) -> None:
-    path.unlink(missing_ok=True)
-    with sqlite3.connect(path) as database:
-        database.execute("CREATE TABLE samples (id INTEGER PRIMARY KEY, bytes BLOB NOT NULL)")
-        database.executemany("INSERT INTO samples VALUES (?, ?)", ((index, block) for index in range(POOL)))
-    database.close()
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as beside:
+        made = Path(beside) / path.name
+        with closing(sqlite3.connect(made)) as database, database:
+            database.execute("CREATE TABLE samples (id INTEGER PRIMARY KEY, bytes BLOB NOT NULL)")
+            database.executemany("INSERT INTO samples VALUES (?, ?)", ((index, block) for index in range(POOL)))
+        made.replace(path)

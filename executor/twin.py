@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from executor.environment import hosts, leads
 from executor.play import run_play
 from executor.probe import probe
 from executor.stock import StockResult, run_stock
@@ -97,7 +98,7 @@ def _torch() -> str:
 def twin(plan: Plan, folder: Path, *, steps: int = 30, calibration: Path | None = None, say: Say = print) -> Twin:
     """Probes if needed, predicts, plays, trains and compares `plan` on this machine."""
     path = calibration or folder.parent / f"calibration-{plan.world}.toml"
-    setting = bind(plan, "this-machine")
+    setting = bind(plan, machines())
     calibrated(plan.world, path, say)
     predicted = predict_setting(setting, calibration=path, fold=False)
     assert predicted.program is not None and predicted.trace is not None
@@ -159,19 +160,46 @@ def bucket_bytes(program: Program, step: int) -> list[int]:
     ]
 
 
+def machines() -> str:
+    """The machine that this run is on: this one, as often as a launcher started ranks on hosts like it."""
+    count = hosts()
+    return "this-machine" if count == 1 else f"{count}x this-machine"
+
+
 def run_plan(plan: Plan, folder: Path, how: str, steps: int, say: Say = print) -> dict[str, Any]:
-    """`steptwin run`: one kind of run alone, as plain values."""
+    """`steptwin run`: one kind of run alone, as plain values. The folder has all that `compare` and a rerun need."""
     from sim.align import Measured
 
     if how not in ("stock", "play"):
         raise BadInput(f"--how {how}: allowed are stock (PyTorch's own machinery) and play (the predicted program)")
+    program = None
     if how == "stock":
-        times = run_stock(plan, folder, steps).step_times
+        stock = run_stock(plan, folder, steps)
+        trace, times = stock.trace, stock.step_times
     else:
         path = folder.parent / f"calibration-{plan.world}.toml"
-        setting = bind(plan, "this-machine")
+        setting = bind(plan, machines())
         calibrated(plan.world, path, say)
         program = predict_setting(setting, calibration=path).program
         assert program is not None
-        times = run_play(program, host_seconds(program, pricer_for(setting, path)), folder, steps).step_times
-    return {"how": how, "step_time_s": msgspec.to_builtins(Measured.of(times)), "folder": str(folder), "steps": times}
+        played = run_play(program, host_seconds(program, pricer_for(setting, path)), folder, steps)
+        trace, times = played.trace, played.step_times
+    found = {"how": how, "step_time_s": msgspec.to_builtins(Measured.of(times)), "folder": str(folder), "steps": times}
+    if leads():
+        keep_run(folder, plan, program, found, trace)
+    return found
+
+
+def keep_run(folder: Path, plan: Plan, program: Program | None, found: dict[str, Any], trace: Trace) -> None:
+    """Plan, program, environment, summary and trace of a run, whole each."""
+    from sim.files.chrome import write_trace
+    from sim.files.planfile import dump_plan
+    from sim.files.runs import environment, write_atomic, write_json
+    from sim.files.text import show_program
+
+    write_atomic(folder / "plan.toml", dump_plan(plan))
+    if program is not None:
+        write_atomic(folder / "program.txt", show_program(program))
+    write_json(folder / "environment.json", environment())
+    write_json(folder / "summary.json", found)
+    write_trace(trace, folder / f"{trace.origin}.json.gz")

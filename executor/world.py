@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
 import socket
 import time
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from executor.beat import Beat
-from executor.environment import SHARED, Place, cores
+from executor.environment import SHARED, Place, cores, own_gpu
 from executor.needs import needs_torch
 from topologies.errors import RunFailed
 
@@ -36,8 +37,9 @@ class World:
         self.shared = bool(os.environ.get(SHARED)) and count > 0
         """All ranks of this host have the same GPU."""
         self.device = torch.device("cpu")
-        if self.shared or count >= place.local_world:
-            self.device = torch.device("cuda", 0 if self.shared else place.local_rank)
+        bound = count == 1 and own_gpu(place)
+        if self.shared or bound or count >= place.local_world:
+            self.device = torch.device("cuda", 0 if self.shared or bound else place.local_rank)
             torch.cuda.set_device(self.device)
 
     @property
@@ -83,27 +85,47 @@ def joined(place: Place, folder: Path, stall: float, beat: Beat, port_file: Path
     local = place.local_world == place.world
     if local:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    first = place.rank == 0
-    if port_file is not None:
-        port = 0 if first else _read_port(port_file, stall)
-    else:
-        port = place.port
-    # torchrun's agent already holds a store at MASTER_PORT; its workers are all clients.
-    master = first and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    store = _store(place, port, limit) if master else TCPStore(place.address, port, place.world, False, limit, wait_for_workers=False)
-    if port_file is not None and first:
-        _publish(port_file, store.port)
+    store = _meeting(place, limit, stall, port_file)
     nccl = world.kind == "cuda" and not world.shared
     backend = "cpu:gloo,cuda:nccl" if nccl else "cpu:gloo,cuda:gloo" if world.shared else "gloo"
     device = world.device if nccl else None
-    dist.init_process_group(
-        backend, store=PrefixStore("steptwin", store), rank=place.rank, world_size=place.world, timeout=limit, device_id=device
-    )
+    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=limit, device_id=device)
     try:
         yield world
         world.barrier()
-    finally:
-        dist.destroy_process_group()
+    except BaseException:
+        if nccl:
+            # Ending NCCL in order takes all ranks of a host (its manual, ncclCommDestroy): the one that failed would wait for the others
+            # and never say why.
+            dist.distributed_c10d._abort_process_group()
+        else:
+            dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
+
+
+_joins = itertools.count()
+_stores: dict[tuple[str, int], TCPStore] = {}
+"""By address and port, of ranks that a launcher started: one process joins several times (probe, then play), at one port."""
+
+
+def _meeting(place: Place, limit: datetime.timedelta, stall: float, port_file: Path | None) -> PrefixStore:
+    """Where this process's ranks meet this time: every joining has keys of its own, since those of the one before are still there, and so
+    has every attempt of torchrun's."""
+    first, port = place.rank == 0, place.port
+    if port_file is not None:
+        port = 0 if first else _read_port(port_file, stall)
+    # torchrun's agent already holds a store at MASTER_PORT; its workers are all clients.
+    master = first and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    store = _stores.get((place.address, port)) if port_file is None else None
+    if store is None:
+        store = _store(place, port, limit) if master else TCPStore(place.address, port, place.world, False, limit, wait_for_workers=False)
+    if port_file is None:
+        _stores[place.address, port] = store
+    elif first:
+        _publish(port_file, store.port)
+    store.set_timeout(limit)
+    return PrefixStore(f"steptwin/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_joins)}", store)
 
 
 def _store(place: Place, port: int, limit: datetime.timedelta) -> TCPStore:

@@ -6,15 +6,17 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
+import torch.distributed as dist
 
 from executor.beat import Beat
-from executor.environment import SHARED, Place, sharing
+from executor.environment import SHARED, Place, own_gpu, sharing
 from executor.training.handover import Handover
 from executor.training.parallelize import sharded_alone
 from executor.training.trainer import drop_others
-from executor.world import World, set_precision
+from executor.world import World, joined, set_precision
 from sim.files.planfile import load_plan
 from tests.gloo.gpu_standin import alone
 
@@ -124,3 +126,35 @@ def test_other_ranks_stages_take_no_memory() -> None:
     drop_others(torch.nn.Sequential(*blocks), torch.nn.ModuleList([blocks[1]]))
     assert [block.weight.device.type for block in blocks] == ["meta", "cpu", "meta"]
     assert blocks[1](torch.ones(1, 3)).shape == (1, 3)
+
+
+def test_a_launcher_may_show_each_rank_one_gpu_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`srun --gpus-per-task 1`: eight ranks of a host, each sees one device, and it is another one each."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    world, taken = _world(5, 8, 1, tmp_path, monkeypatch)
+    assert world.device == torch.device("cuda", 0) and taken == [world.device] and not world.shared
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert _world(5, 8, 2, tmp_path, monkeypatch)[0].kind == "cpu", "too few for all, and nobody says which is whose"
+    at = Place(0, 8, 0, 8, "127.0.0.1", 0, "steptwin")
+    assert not own_gpu(at, {"CUDA_VISIBLE_DEVICES": "0"}), "ranks that are started here see the same one"
+    assert own_gpu(msgspec.structs.replace(at, launcher="slurm"), {"CUDA_VISIBLE_DEVICES": "GPU-8d3f"})
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nccl_ends_in_order_only_where_nothing_failed(fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ending it in order takes all ranks of the host: a rank that failed would wait for the others, and its message would be lost."""
+    told: list[Any] = []
+    for name, value in {"is_available": lambda: True, "device_count": lambda: 1, "set_device": told.append}.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **more: told.append((backend, more["device_id"])))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: told.append("in order"))
+    monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", lambda: told.append("at once"))
+    beat = Beat(tmp_path / "0.beat", create=True)
+    with (
+        pytest.raises(ValueError, match="out of memory") if fails else nullcontext(),
+        joined(Place(0, 1, 0, 1, "127.0.0.1", 0, "steptwin"), tmp_path, 9.0, beat, tmp_path / "port"),
+    ):
+        if fails:
+            raise ValueError("out of memory")
+    gpu = torch.device("cuda", 0)
+    assert told == [gpu, ("cpu:gloo,cuda:nccl", gpu), "at once" if fails else "in order"]

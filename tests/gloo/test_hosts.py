@@ -1,0 +1,107 @@
+"""Ranks that a launcher started, on one host or several: they join more than once, write their input once, and one speaks for all."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing as mp
+import os
+import socket
+import subprocess
+import sys
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+import pytest
+
+from executor.environment import hosts, leads
+from executor.files import write_samples
+from executor.launch import partial_steps
+from executor.twin import machines
+from sim.files.planfile import load_plan
+from sim.imported import read_measured
+from topologies.load import load_topology
+
+ROOT = Path(__file__).parents[2]
+PLAN = """
+model = {family = "mlp", widths = [32, 64, 32]}
+precision = "fp32"
+batch = {micro = 4, global = 8}
+parallel = {dp_replicate = 2}
+data = {source = "database", workers = 1, sample = "4 KiB"}
+"""
+JOIN = """
+from pathlib import Path
+from executor.launch import launch
+from tests.gloo.bodies_for_launch import Order
+for turn in range(3):
+    launch("tests.gloo.bodies_for_launch:work", Order(), 2, Path({folder!r}) / str(turn), list[float], stall=20)
+"""
+
+
+def _ranks(words: list[str], folder: Path, local: int) -> list[subprocess.CompletedProcess[str]]:
+    """Two ranks as torchrun's variables describe them, `local` on each host; rank 0 holds the store itself."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    started = []
+    for rank in range(2):
+        own = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank % local), "LOCAL_WORLD_SIZE": str(local)}
+        own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": str(ROOT)}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen([sys.executable, *words], cwd=folder, env={**os.environ, **own}, **pipes))  # type: ignore[call-overload]
+    said = [one.communicate(timeout=100) for one in started]
+    return [subprocess.CompletedProcess(words, one.returncode, *texts) for one, texts in zip(started, said, strict=True)]
+
+
+def test_ranks_join_as_often_as_there_are_runs(tmp_path: Path) -> None:
+    """A probe and then a run: keys of the first joining are still in the store."""
+    done = _ranks(["-c", JOIN.format(folder=str(tmp_path))], tmp_path, 2)
+    assert [one.returncode for one in done] == [0, 0], done[0].stderr[-800:]
+    assert all(len(partial_steps(tmp_path / str(turn))[1]) == 10 for turn in range(3))
+
+
+@pytest.mark.timeout(150)
+def test_a_run_on_two_hosts_leaves_one_folder_and_says_it_once(tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text(PLAN)
+    out = tmp_path / "a run"
+    first, second = _ranks(["-m", "steptwin", "run", "plan.toml", "--steps", "3", "--json", "--out", str(out)], tmp_path, 1)
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr[-800:]
+    assert len(json.loads(first.stdout)["steps"]) == 3 and second.stdout == ""
+    assert {"plan.toml", "environment.json", "summary.json", "stock.json.gz"} <= {path.name for path in out.iterdir()}
+    assert load_plan(out / "plan.toml") == load_plan(tmp_path / "plan.toml")
+    assert json.loads((out / "summary.json").read_text())["how"] == "stock"
+    assert read_measured(out / "stock.json.gz").ranks == [0, 1], "compare reads it elsewhere"
+    assert [path.name for path in (out / "data").iterdir()] == ["samples.sqlite"]
+
+
+def _write(source: str, folder: Path, begin: Barrier) -> None:
+    plan = load_plan({"model": {"family": "mlp", "widths": [8, 8]}, "data": {"source": source, "sample": "4 KiB"}})
+    begin.wait()
+    write_samples(plan, folder)
+
+
+@pytest.mark.parametrize("source", ["disk", "database"])
+def test_hosts_that_share_a_folder_write_the_same_files(source: str, tmp_path: Path) -> None:
+    context = mp.get_context("spawn")
+    begin = context.Barrier(3)
+    writers = [context.Process(target=_write, args=(source, tmp_path, begin)) for _ in range(3)]
+    for one in writers:
+        one.start()
+    for one in writers:
+        one.join(60)
+    assert [one.exitcode for one in writers] == [0, 0, 0]
+    assert len(list(tmp_path.iterdir())) == (128 if source == "disk" else 1)
+
+
+def test_only_the_first_rank_of_a_host_writes_its_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = load_plan({"model": {"family": "mlp", "widths": [8, 8]}, "data": {"source": "disk", "sample": "4 KiB"}})
+    for name, value in {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    write_samples(plan, tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+    assert (hosts(), leads(), machines()) == (2, False, "2x this-machine")
+    assert load_topology(machines()).gpus == 2 * load_topology("this-machine").gpus
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    write_samples(plan, tmp_path / "data")
+    assert (tmp_path / "data" / "127.bin").stat().st_size == 4096
+    monkeypatch.delenv("RANK")
+    assert (hosts(), leads(), machines()) == (1, True, "this-machine")
