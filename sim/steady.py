@@ -43,7 +43,9 @@ def _seconds(run: Run, plan: Plan) -> float:
     count = plan.microbatches
     each_round = _round(plan)
     fewer = _least(plan, each_round)
-    warm = each_round if plan.parallel.pp > 1 else fewer  # the last stages to end a pipeline's step do so in one order, however long it is
+    warm = (
+        max(each_round, _taken(plan)) if plan.parallel.pp > 1 else fewer
+    )  # the last stages to end a pipeline's step do so in one order, however long it is
     while fewer + 2 * each_round < count:
         more = fewer + each_round
         _, short, longer = run.times((warm, fewer, more))
@@ -65,8 +67,13 @@ def _round(plan: Plan) -> int:
 
 def _least(plan: Plan, each_round: int) -> int:
     """The smallest count from which on each round lengthens the step alike; what it leaves out of the plan's are whole rounds."""
-    least = max(_FEW, plan.parallel.pp)
+    least = max(_FEW, plan.parallel.pp, _taken(plan))
     return least + (plan.microbatches - least) % each_round
+
+
+def _taken(plan: Plan) -> int:
+    """Micro-batches that the plan's schedule takes at least."""
+    return 2 * plan.parallel.pp if plan.parallel.schedule == "dualpipe" else 1
 
 
 class Run:
@@ -97,9 +104,8 @@ _MOST = 48
 """Kinds of layers that are kept: a sweep comes back to them with other pipelines and data parallelism."""
 
 
-def _shortener(setting: Setting, shortcut: Shortcut, coarse: bool) -> Shortener:
-    """Layers of an earlier plan that lowers and prices them alike, or new ones."""
-    plan = setting.plan
+def layers_of(plan: Plan) -> bytes:
+    """What of a plan sets the ops of its layers: plans that differ in the rest lower a layer alike."""
     p = msgspec.structs.replace(
         plan.parallel,
         pp=1,
@@ -112,8 +118,12 @@ def _shortener(setting: Setting, shortcut: Shortcut, coarse: bool) -> Shortener:
         reshard_after_forward=True,
     )
     batch = msgspec.structs.replace(plan.batch, global_=0)
-    layer = msgspec.json.encode(msgspec.structs.replace(plan, name="", parallel=p, batch=batch))
-    key = (layer, plan.world, id(setting.network), id(setting.topology), setting.framework, coarse)
+    return msgspec.json.encode(msgspec.structs.replace(plan, name="", parallel=p, batch=batch))
+
+
+def _shortener(setting: Setting, shortcut: Shortcut, coarse: bool) -> Shortener:
+    """Layers of an earlier plan that lowers and prices them alike, or new ones."""
+    key = (layers_of(setting.plan), setting.plan.world, id(setting.network), id(setting.topology), setting.framework, coarse)
     kept = _LAYERS.pop(key, None)
     if kept is None or not shortcut.adopt(kept[1]):
         kept = (Shortener(shortcut.shorten, coarse), shortcut, setting)

@@ -1,133 +1,179 @@
-"""What a plan cannot beat: a lower bound of its step, from the prices of its kernels alone, in a fraction of a millisecond.
+"""What a plan cannot beat: a lower bound of its step, from the prices of its layers' ops alone, in a few milliseconds.
 
-The compute lane of a rank runs the kernels and blocking collectives of its stages one after the other, for every micro-batch, and the
-pipeline has to fill before its first backward and to drain after its last: for each pipeline rank r with forward F and backward B,
+The compute lane of a rank runs the kernels, and the collectives that stand on it, of its stages one after the other, for every
+micro-batch, and the pipeline has to fill before its first backward and to drain after its last: for each pipeline rank r with forward F
+and backward B,
 
     step >= m (F_r + B_r) + sum over the ranks before r of (F + B of their first chunk)
 
-and no less than m times what its thread spends on modules and autograd.
+and no less than m times what its thread spends on modules, autograd and launches. (For GPipe and 1F1B this is exact where nothing else is
+exposed: Narayanan et al. 2021, section 2.2.) Schedules that split backward run some weights' gradients while the ranks before drain:
+these are taken off what drains. Parameters that ZeRO-3 gathers hold up a forward, gradients that it scatters the end (`traffic`). All
+other messages of data parallelism, the optimizer, stragglers and contention only add to it. A sweep that has a plan as fast as another's
+bound need not simulate the other.
 
-(for GPipe and 1F1B this is exact where nothing else is exposed: Narayanan et al. 2021, section 2.2). Launches, data parallel messages,
-the optimizer, stragglers and contention only add to it. A sweep that has a plan as fast as another's bound need not simulate the other.
+The ops are those that lowering makes of a block: what a plan exchanges with its tensor, context and expert parallel groups on the
+compute lane is in them, and so is what it recomputes. They are priced on the first rank of each stage, on the device that it has.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from sim.bind import Setting
 from sim.cost.price import Pricer
-from sim.lower.job import EAGER
-from sim.model.parts import Block, Part
-from sim.model.stages import held, layout
-from sim.plan import Plan
+from sim.lower.blocks import TEMPLATE, BlockOps, lower_block
+from sim.lower.job import Job, job_of
+from sim.model.parts import Block
+from sim.model.stages import Blocks, held, layout
+from sim.planning.traffic import Traffic
 from sim.program import COMPUTE, HOST, Op
-from sim.work import HostWork, Work
+from sim.steady import layers_of
 
-_FORWARD = {
-    "tp.reduce": ("reduce_scatter", "all_reduce"),
-    "tp.gather": ("all_gather", ""),
-    "tp.embedding": ("reduce_scatter", "all_reduce"),
-}
-"""Collective on the compute lane in forward, with and without sequence parallelism."""
+_SPLIT = ("zb-h1", "dualpipe")
+"""Schedules that run the gradients of inputs and of weights apart."""
 
 
 class Pass(NamedTuple):
-    """Seconds of a block on the compute lane."""
+    """What a rank spends on one pass over a block: seconds on the compute lane without what it exchanges there, seconds of the thread that
+    launches it, and the exchanges."""
+
+    kernels: float
+    host: float
+    exchanges: tuple[Op, ...]
+
+
+class Passes(NamedTuple):
+    """Forward, whole backward, and backward's two halves apart, with what is recomputed for them."""
+
+    forward: Pass
+    whole: Pass
+    inputs: Pass
+    weights: Pass
+
+
+class Chunk(NamedTuple):
+    """Seconds of one micro-batch on a chunk of layers, exchanges among them."""
 
     forward: float
     backward: float
-    """Of the input alone, what the stage before waits for."""
-    weights: float
+    """Until the stage before can go on."""
+    rest: float
+    """Of backward, what nobody else waits for."""
     host: float
-    """Of the thread that launches both."""
 
     @property
     def device(self) -> float:
-        return self.forward + self.backward + self.weights
+        return self.forward + self.backward + self.rest
 
 
 class Bounds:
-    """Bounds of plans on one machine; equal blocks of different plans are priced once."""
+    """Bounds of plans; equal blocks of different plans are priced once."""
 
     def __init__(self) -> None:
-        self._blocks: dict[tuple[object, ...], tuple[Pass, Block]] = {}
+        self._blocks: dict[tuple[object, ...], tuple[Passes, Block]] = {}
         """By the block's id and what else sets its price; the block is kept, so that its id stays its own."""
 
     def step(self, setting: Setting, pricer: Pricer) -> float:
-        """Seconds that one step of the plan takes at least."""
-        plan = setting.plan
-        stages = layout(setting.network, plan)
-        best = before = 0.0
-        count = plan.microbatches
-        for rank in range(plan.parallel.pp):
-            chunks = [self._stage(setting, pricer, blocks) for blocks in held(stages, plan, rank)]
-            device, host = sum(chunk.device for chunk in chunks), sum(chunk.host for chunk in chunks)
-            best = max(best, before + count * device, count * host)
-            before += chunks[0].forward + chunks[0].backward
+        """Seconds that one step of the plan takes at least. Raises `BadInput` and its kinds for what cannot be lowered."""
+        plan, stages = setting.plan, layout(setting.network, setting.plan)
+        job = job_of(plan, setting.network, setting.framework, setting.topology.kind, 1)
+        count, pipelined = plan.microbatches, plan.parallel.pp > 1
+        best = fill = drain = 0.0
+        for at in range(plan.parallel.pp):
+            rank = _Rank(self._blocks, setting, job, pricer, at)
+            mine = held(stages, plan, at)
+            chunks, sent = [rank.chunk(blocks) for blocks in mine], [rank.traffic(blocks) for blocks in mine]
+            device, host = count * sum(chunk.device for chunk in chunks), count * sum(chunk.host for chunk in chunks)
+            if not pipelined:
+                return max(device, host, sent[0].passes(count))
+            gathers = [traffic.gathers() for traffic in sent]
+            device += sum(max(0.0, gathered - chunk.forward) for gathered, chunk in zip(gathers, chunks, strict=True))
+            put_off = (at + 1) * max(chunk.rest for chunk in chunks)  # weights' gradients, at most
+            best = max(best, host, fill + device + max(0.0, drain - put_off, sent[0].reduces() - put_off))
+            fill, drain = fill + max(chunks[0].forward, gathers[0]), drain + chunks[0].backward
         return best
 
-    def _stage(self, setting: Setting, pricer: Pricer, blocks: tuple[tuple[str, Block], ...]) -> Pass:
-        passes = [self._block(setting, pricer, block) for _, block in blocks]
-        return Pass(*(sum(column) for column in zip(*passes, strict=True))) if passes else Pass(0.0, 0.0, 0.0, 0.0)
 
-    def _block(self, setting: Setting, pricer: Pricer, block: Block) -> Pass:
+class _Rank:
+    """The first rank of one stage of the pipeline, by what its layers cost there."""
+
+    def __init__(self, blocks: dict[tuple[object, ...], tuple[Passes, Block]], setting: Setting, job: Job, pricer: Pricer, at: int) -> None:
         plan = setting.plan
-        first = block is setting.network.blocks[0][1]
-        key = (id(block), setting.topology.name, plan.task, plan.memory.recompute, not plan.memory.recompute_layers, setting.framework,
-               plan.parallel.tp_overlap, _innermost(plan), first)  # fmt: skip
-        found = self._blocks.get(key)
-        if found is None:
-            found = self._blocks[key] = (self._price(setting, pricer, block, first), block)
-        return found[0]
+        self._blocks, self._setting, self._job, self._pricer = blocks, setting, job, pricer
+        self._rank = job.mesh.rank({"pp": at})
+        self._groups: dict[str, tuple[int, ...]] = {}
+        self._seconds: dict[tuple[object, ...], float] = {}
+        alike = setting.foldable and plan.noise.stragglers == plan.noise.imbalance == "none"
+        self._key = (layers_of(plan), plan.world, setting.topology.name, setting.framework, 0 if alike else self._rank)
+        self._known: dict[int, tuple[Chunk, Passes]] = {}
 
-    def _price(self, setting: Setting, pricer: Pricer, block: Block, first: bool) -> Pass:
-        forward = backward = weights = host = 0.0
-        train = setting.plan.task != "forward"
-        memory = setting.plan.memory
-        full = memory.recompute == "full" and not memory.recompute_layers and block.kind == "layer"
-        for part in block.parts:
-            ahead = _seconds(pricer, part.forward, part.cls) + _blocking(setting, pricer, part)
-            forward += ahead
-            host += _spent(setting, pricer, part, train)
-            if not train:
-                continue
-            # Frameworks stop recomputing early, or overlap a gather: only a part's own kernels surely run again.
-            again = full and part is not block.parts[-1] and bool(part.forward)
-            if not (first and part is block.parts[0]):  # nobody needs the gradient of the network's input
-                backward += _seconds(pricer, part.backward, part.cls)
-            backward += _seconds(pricer, part.forward, part.cls) if again else 0.0
-            weights += _seconds(pricer, part.wgrad, part.cls) if not part.frozen else 0.0
-        return Pass(forward, backward, weights, host)
+    def chunk(self, blocks: Blocks) -> Chunk:
+        """One micro-batch on a chunk of layers."""
+        job, layers = self._job, 0
+        found = [0.0] * 4
+        again = job.train and job.plan.memory.recompute == "full"
+        keep = job.plan.memory.recompute_layers or len(blocks)
+        for _, block in blocks:
+            layer = block.kind not in ("embed", "head")
+            passes = self._passes(block, again and layer and layers < keep)
+            layers += layer
+            if id(passes) not in self._known:
+                self._known[id(passes)] = (self._one(passes), passes)
+            found = [a + b for a, b in zip(found, self._known[id(passes)][0], strict=True)]
+        return Chunk(*found)
 
+    def traffic(self, blocks: Blocks) -> Traffic:
+        """What data parallelism sends of a chunk."""
+        return Traffic(self._job, blocks, self._exchanged)
 
-def _seconds(pricer: Pricer, works: tuple[Work, ...], cls: str) -> float:
-    return pricer.local(Op("bound", "compute", COMPUTE, works, cls=cls), 0).seconds if works else 0.0
+    def _one(self, passes: Passes) -> Chunk:
+        forward, whole, inputs, weights = (self._device(one) for one in passes)
+        hosts = passes.forward.host + min(passes.whole.host, passes.inputs.host + passes.weights.host)
+        if self._job.plan.parallel.pp == 1 or self._job.plan.parallel.schedule not in _SPLIT:
+            return Chunk(forward, whole, 0.0, passes.forward.host + passes.whole.host)
+        both = min(whole, inputs + weights)
+        return Chunk(forward, min(both, inputs), both - min(both, inputs), hosts)
 
+    def _device(self, one: Pass) -> float:
+        return one.kernels + sum(self._exchanged(op) for op in one.exchanges)
 
-def _spent(setting: Setting, pricer: Pricer, part: Part, train: bool) -> float:
-    """Modules and autograd nodes of an eager framework on the host."""
-    framework = setting.framework
-    if framework.host not in EAGER or framework.cuda_graphs or framework.compile:
-        return 0.0
-    works = [HostWork("module", part.modules)] if part.modules else []
-    works += [HostWork("autograd", len(part.forward))] if train and part.forward else []
-    return pricer.local(Op("bound", "host", HOST, tuple(works)), 0).seconds if works else 0.0
+    def _exchanged(self, op: Op) -> float:
+        key = (op.name, op.group, op.bytes, op.how, op.cls)
+        seconds = self._seconds.get(key)
+        if seconds is None:
+            members = self._groups.get(op.group)
+            if members is None:
+                members = self._groups[op.group] = self._job.mesh.group(op.group, self._rank)
+            seconds = self._seconds[key] = self._pricer.collective(op, members, 1).seconds
+        return seconds
 
+    def _passes(self, block: Block, again: bool) -> Passes:
+        first = block is self._job.network.blocks[0][1]
+        key = (id(block), again, first, *self._key)
+        known = self._blocks.get(key)
+        if known is None:
+            made = lower_block(self._job, TEMPLATE, block, first=first, again=again)
+            known = self._blocks[key] = (self._priced(made), block)
+        return known[0]
 
-def _blocking(setting: Setting, pricer: Pricer, part: Part) -> float:
-    """A tensor parallel collective that stands on the compute lane itself."""
-    plan = setting.plan
-    overlapped = setting.framework.tp_overlap if plan.parallel.tp_overlap is None else plan.parallel.tp_overlap
-    names = _FORWARD.get(part.seam)
-    if names is None or plan.parallel.tp == 1 or overlapped:
-        return 0.0
-    name = names[0] if plan.parallel.sequence_parallel else names[1]
-    if not name or not _innermost(plan):
-        return 0.0
-    op = Op("bound", "collective", COMPUTE, name=name, bytes=part.seam_bytes, group="tp")
-    return pricer.collective(op, tuple(range(plan.parallel.tp)), 1).seconds
+    def _priced(self, made: BlockOps) -> Passes:
+        parts = made.parts
+        return Passes(
+            self._pass(made.forward),
+            self._pass([*made.prelude, *(op for part in parts for op in part.joint)]),
+            self._pass([*made.prelude, *(op for part in parts for op in part.backward)]),
+            self._pass([op for part in parts for op in part.wgrad]),
+        )
 
-
-def _innermost(plan: Plan) -> bool:
-    return plan.parallel.placement.replace(" ", "").startswith("tp")
+    def _pass(self, ops: Iterable[Op]) -> Pass:
+        kernels = host = 0.0
+        exchanges = []
+        for op in ops:
+            if op.kind == "collective" and op.lane == COMPUTE:
+                exchanges.append(op)
+            cost = self._pricer.local(op, self._rank)
+            kernels += cost.seconds if op.lane == COMPUTE else 0.0
+            host += cost.seconds if op.lane == HOST else cost.host
+        return Pass(kernels, host, tuple(exchanges))

@@ -53,6 +53,11 @@ def test_a_long_step_by_rounds_equals_the_whole(parallel: dict[str, Any], framew
     assert step_of(setting)[0] == pytest.approx(whole, rel=2e-3)
 
 
+def test_dualpipe_is_shortened_to_no_fewer_microbatches_than_it_takes() -> None:
+    setting = bind(_plan({"pp": 4, "dp_shard": 1, "schedule": "dualpipe"}, "megatron-core", 32), MACHINE)
+    assert step_of(setting)[0] == pytest.approx(Run(setting).times((32, 32))[-1].seconds, rel=2e-3)
+
+
 def test_experts_whose_tokens_are_counted_on_the_host_are_not_shortened() -> None:
     plan = {
         "model": {"layers": 4, "hidden": 1024, "heads": 16, "vocab": 32000, "ffn": 2048, "moe": {"experts": 8, "top_k": 2, "ffn": 2048}},

@@ -20,6 +20,7 @@ from sim.planning.space import candidates, parse_space, point
 from sim.planning.sweep import sweep
 from sim.predict import predict_setting
 from sim.pricer import pricer_for
+from sim.steady import whole
 from topologies.errors import BadInput
 
 BASE: dict[str, Any] = {"model": "gpt2-124m", "seq_len": 512, "framework": "pytorch", "batch": {"global": 16, "micro": 2}}
@@ -40,6 +41,8 @@ TP = ("parallel.tp=2", "parallel.dp_replicate=4")
         (*TP, "parallel.sequence_parallel=false"),
         (*TP, "parallel.placement=dp,tp,cp,pp"),
         ("parallel.pp=2", "parallel.dp_replicate=4", "parallel.schedule=1f1b"),
+        ("memory.recompute=selective", "attention=math"),
+        ("parallel.pp=2", "parallel.dp_replicate=4", "parallel.schedule=zb-h1"),
     ],
     ids=" ".join,
 )
@@ -50,15 +53,79 @@ def test_no_step_is_below_its_bound(changes: tuple[str, ...]) -> None:
 
 
 def test_bounds_know_what_is_not_done() -> None:
-    """Without backward, without the host's modules, and without collectives that other ranks' places may make shorter."""
+    """Without backward, with a few layers recomputed, and with tensor parallel groups on slower links."""
 
-    def bound(*changes: str) -> float:
-        setting = bind(load_plan(PLAN, changes), "dgx-h100")
+    def bound(on: str, *changes: str) -> float:
+        setting = bind(load_plan(PLAN, changes), on)
         return Bounds().step(setting, pricer_for(setting))
 
-    assert bound("task=forward") < 0.5 * bound()
-    assert bound("memory.recompute=full", "memory.recompute_layers=4") == bound() < bound("memory.recompute=full")
-    assert bound(*TP, "parallel.placement=dp,tp,cp,pp") < bound(*TP)
+    assert bound("dgx-h100", "task=forward") < 0.5 * bound("dgx-h100")
+    some, every = (bound("dgx-h100", "memory.recompute=full", f"memory.recompute_layers={layers}") for layers in (4, 0))
+    assert bound("dgx-h100") < some < every
+    apart = ("parallel.tp=2", "parallel.dp_replicate=8", "batch.micro=16", "batch.global=128", "seq_len=1024")
+    assert bound("2x dgx-h100", *apart) < bound("2x dgx-h100", *apart, "parallel.placement=dp,tp,cp,pp")
+
+
+EXPERTS: dict[str, Any] = {
+    "model": {"layers": 8, "hidden": 2048, "heads": 16, "vocab": 32000, "ffn": 4096, "moe": {"experts": 16, "top_k": 4, "ffn": 1024}},
+    "seq_len": 2048,
+    "framework": "megatron-core",
+    "batch": {"global": 64, "micro": 1},
+}
+
+
+@pytest.mark.parametrize("framework", ["megatron-core", "torchtitan", "megatron-bridge-overlapped"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ("dp_shard=16", "ep=16", "zero=1"),
+        ("dp_shard=16", "ep=8", "zero=3"),
+        ("dp_shard=8", "tp=2", "ep=8"),
+        ("dp_shard=8", "cp=2", "ep=2"),
+        ("dp_shard=8", "cp=2", "cp_kind=all_gather"),
+        ("dp_shard=8", "cp=2", "cp_kind=all_to_all"),
+        ("dp_shard=4", "pp=4", "ep=4", "zero=3", "schedule=1f1b"),
+        ("dp_shard=4", "pp=4", "ep=4", "zero=3", "schedule=interleaved", "virtual_stages=2"),
+        ("dp_shard=4", "pp=4", "zero=3", "schedule=zb-h1"),
+        ("dp_shard=4", "pp=4", "ep=2", "zero=3", "schedule=dualpipe"),
+    ],
+    ids=" ".join,
+)
+def test_no_step_of_experts_is_below_its_bound(changes: tuple[str, ...], framework: str) -> None:
+    """Tokens that travel to experts, keys that travel to queries, parameters that ZeRO-3 gathers: what surely shows is in the bound."""
+    overrides = (*(f"parallel.{word}" for word in changes), "memory.recompute=full", f"framework={framework}")
+    setting = bind(load_plan(EXPERTS, overrides), "2x dgx-h100")
+    bound = Bounds().step(setting, pricer_for(setting))
+    assert 0.6 < bound / whole(setting) <= 1.0
+
+
+def test_exchanges_with_experts_elsewhere_are_in_the_bound() -> None:
+    """A fourth of the network's rate makes an all_to_all over two nodes four times as long, which nothing hides."""
+
+    def bound(ep: int, *edits: str) -> float:
+        setting = bind(load_plan(EXPERTS, ("parallel.dp_shard=16", "parallel.zero=1", f"parallel.ep={ep}")), "2x dgx-h100", edits)
+        return Bounds().step(setting, pricer_for(setting))
+
+    slow = "link.net.rate=12.5 GB/s"
+    assert bound(16, slow) > 1.5 * bound(16)
+    assert bound(8, slow) == bound(8)
+
+
+def test_bounds_of_a_mixture_know_each_stage_s_device() -> None:
+    """Most layers on the faster machine, which is not the first."""
+    changes = ("parallel.pp=2", "parallel.stages=[2,10]", "precision=fp16", "parallel.dp_replicate=8")
+    changes += ("batch.micro=16", "batch.global=1024", "seq_len=1024")
+    setting = bind(load_plan(PLAN, changes), "1x dgx1-v100 + 1x dgx-h100")
+    bound = Bounds().step(setting, pricer_for(setting))
+    assert 0.5 < bound / predict_setting(setting, steps=2, detail=False).step_time_s <= 1.0
+
+
+def test_bounds_price_each_world_by_itself() -> None:
+    """The slowest of more boards is slower: what a large world cost must not stand for a small one."""
+    shared = Bounds()
+    for replicas in (16, 1):
+        setting = bind(load_plan(PLAN, (f"parallel.dp_replicate={replicas}", "batch.global=32")), "2x dgx-h100")
+        assert shared.step(setting, pricer_for(setting)) == Bounds().step(setting, pricer_for(setting))
 
 
 def test_an_error_of_one_plan_is_its_row() -> None:

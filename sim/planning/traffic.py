@@ -1,0 +1,71 @@
+"""What a rank of ZeRO-3 sends and receives of its parameters and gradients, by lane: part of a plan's bound (`sim.planning.bound`).
+
+Each lane runs its messages one after the other. Without a pipeline all of them travel again for each micro-batch; a stage of a pipeline
+gathers with the first forward of each of its chunks, and reduces after the last backward (`sim.lower.fsdp`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from sim.lower.blocks import BlockOps
+from sim.lower.data_parallel import lane_of
+from sim.lower.job import Job
+from sim.lower.ops import collective
+from sim.lower.sharded import CLS
+from sim.lower.stage import syncs
+from sim.lower.units import Unit, units_of
+from sim.model.stages import Blocks
+from sim.program import Op
+
+Seconds = Callable[[Op], float]
+"""What a collective takes on this rank."""
+
+
+class Traffic:
+    """The messages of one chunk of layers, in seconds."""
+
+    def __init__(self, job: Job, blocks: Blocks, seconds: Seconds) -> None:
+        self._job, self._seconds = job, seconds
+        found = units_of(job, [BlockOps(name, block, ()) for name, block in blocks], "") if job.zero == 3 else {}
+        self._units = list(dict.fromkeys(found.values()))
+
+    def gathers(self) -> float:
+        """All parameters, once."""
+        return max(self._gathered(self._units).values(), default=0.0)
+
+    def reduces(self) -> float:
+        """All gradients, once; 0 where nobody waits for them."""
+        return max(self._reduced().values(), default=0.0) if syncs(self._job, True) else 0.0
+
+    def passes(self, microbatches: int) -> float:
+        """Everything that travels in a step without a pipeline."""
+        job, lanes = self._job, dict[str, float]()
+        times = [(microbatches, self._gathered(self._units))]
+        if job.train and job.reshard:
+            times.append((microbatches, self._gathered(unit for unit in self._units if not unit.root)))
+        if syncs(job, True):
+            times.append((microbatches if syncs(job, False) else 1, self._reduced()))
+        for count, by_lane in times:
+            for lane, seconds in by_lane.items():
+                lanes[lane] = lanes.get(lane, 0.0) + count * seconds
+        return max(lanes.values(), default=0.0)
+
+    def _gathered(self, units: Iterable[Unit]) -> dict[str, float]:
+        return self._sum(units, "all_gather", self._job.param_bytes)
+
+    def _reduced(self) -> dict[str, float]:
+        return self._sum(self._units, "reduce_scatter", self._job.reduce_bytes)
+
+    def _sum(self, units: Iterable[Unit], name: str, width: float) -> dict[str, float]:
+        """By lane; a unit's message has `width` bytes for each element."""
+        lanes: dict[str, float] = {}
+        known: dict[tuple[str, int], float] = {}
+        for unit in units:
+            for _, axis, elements in unit.gradients if name == "reduce_scatter" else unit.messages:
+                if (axis, elements) not in known:
+                    op = collective(self._job, name, lane_of(axis), name, elements * width, axis, CLS)
+                    known[axis, elements] = self._seconds(op)
+                lane = lane_of(axis)
+                lanes[lane] = lanes.get(lane, 0.0) + known[axis, elements]
+        return lanes
