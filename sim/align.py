@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -173,18 +174,21 @@ def _by_class(rows: list[tuple[str, float, float]], ranks: int) -> tuple[ClassEr
 def align_by_class(predicted: Trace, stock: Trace, steps: list[float]) -> Comparison:
     """Compares seconds per step and rank by class of op; pairs the k-th op of a (rank, lane, class) with the k-th."""
     wanted = [s for s in reported(predicted) if s.kind not in _SKIP]
+    # Profiles of several groups at once, and those of others, do not say what a collective is for: then all of them are one class.
+    plain = any(s.cls == "comm" for s in stock.spans)
+    name_of: Callable[[Span], str] = lambda s: "comm" if plain and s.cls.startswith("comm.") else s.cls or s.kind  # noqa: E731
     count = max(1, len({s.step for s in stock.spans}))
     ranks = max(1, len(stock.ranks))
     sums: dict[str, list[float]] = {}
     weight = predicted.weight
     total = sum(weight.get(rank, 1) for rank in predicted.ranks) or 1
     for s in wanted:
-        at = sums.setdefault(s.cls or s.kind, [0.0, 0.0, 0.0])
+        at = sums.setdefault(name_of(s), [0.0, 0.0, 0.0])
         at[0] += (s.seconds - s.wait) * weight.get(s.rank, 1) / total
         at[2] += 1
     for s in stock.spans:
         if s.kind not in _SKIP:
-            sums.setdefault(s.cls or s.kind, [0.0, 0.0, 0.0])[1] += (s.seconds - s.wait) / (count * ranks)
+            sums.setdefault(name_of(s), [0.0, 0.0, 0.0])[1] += (s.seconds - s.wait) / (count * ranks)
     classes = [ClassError(name, p, m, int(n)) for name, (p, m, n) in sums.items()]
     classes.sort(key=lambda row: -max(row.predicted, row.measured))
     return Comparison(step_time(predicted), Measured.of(steps), tuple(classes), (), (), (), stock.origin)

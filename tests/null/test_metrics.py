@@ -115,3 +115,21 @@ def test_files_are_byte_identical_and_kineto_shaped(tmp_path) -> None:  # type: 
     assert all(isinstance(e["args"]["stream"], int) for e in kernels)
     assert any(e["name"].startswith("ncclDevKernel_AllReduce") and e["args"]["Group size"] == 1 for e in kernels)
     assert any(e["name"] == "ProfilerStep#1" for e in events)
+
+
+def test_collectives_of_a_profile_that_does_not_say_what_they_are_for_are_one_class() -> None:
+    """NCCL kernels of somebody's profile, or several groups at once: beside all communication that is predicted, not beside none."""
+
+    def spans(classes: dict[str, str]) -> list[Span]:
+        first = Span(0, "compute", "r0/s0/f", 0.0, 2.0, "compute", "gemm")
+        return [first, *(Span(0, "comm", f"r0/s0/{name}", 2.0, 3.0, "collective", cls) for name, cls in classes.items())]
+
+    predicted = Trace(spans({"a": "comm.tp", "b": "comm.pp"}))
+    rows = {
+        row.cls: (row.predicted, row.measured, row.ops) for row in align_by_class(predicted, Trace(spans({"k": "comm"})), [3.0]).classes
+    }
+    assert rows == {"gemm": (2.0, 2.0, 1), "comm": (2.0, 1.0, 2)}
+    rows = {
+        row.cls: (row.predicted, row.measured, row.ops) for row in align_by_class(predicted, Trace(spans({"k": "comm.tp"})), [3.0]).classes
+    }
+    assert rows == {"gemm": (2.0, 2.0, 1), "comm.tp": (1.0, 1.0, 1), "comm.pp": (1.0, 0.0, 1)}
