@@ -78,7 +78,8 @@ def buckets_of(job: Job, blocks: list[BlockOps], step: int, prefix: str = "") ->
     """All buckets of one stage, in the order in which they become ready. Expert parameters have their own; groups of one rank
     have none."""
     dense = job.data_axis if job.zero == 0 else "fsdp"
-    experts = ("edp" if job.zero == 0 else "efsdp") if job.size("ep") > 1 else dense
+    split = job.zero > 0 and job.size("efsdp") > 1  # else each rank updates all of its experts, and sums their gradients as DDP does
+    experts = ("efsdp" if split else "edp") if job.size("ep") > 1 else dense
     parts, found = trained(blocks), list[Bucket]()
     if job.size(dense) > 1:
         found += _cut(job, [p for p in parts if not (p.part.expert and experts != dense)], dense, step, f"{prefix}b")

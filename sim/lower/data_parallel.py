@@ -96,19 +96,27 @@ def copies(job: Job, bucket: Bucket, read: float, written: float) -> tuple[Work,
     return (MemoryBound("scale", int(each * read), int(each * written), job.framework.reduce_dtype, float(int(each)), many),)
 
 
-def accumulate(job: Job, part: PartOps, again: bool) -> tuple[Op, ...]:
-    """Adds the part's new gradients to those of earlier micro-batches: autograd's add, one kernel a tensor.
+ACCUMULATES = ("add", "cast", "more")
+"""How a micro-batch's gradients join the others': added to them in their own dtype; or kept in the dtype that travels, the first by a cast,
+further ones added to it."""
+
+
+def accumulate(job: Job, part: PartOps, how: str) -> tuple[Op, ...]:
+    """What joins the part's new gradients to those of other micro-batches: autograd's add, one kernel a tensor. "": there are none.
 
     Megatron's GEMMs add by themselves; what other kernels make is added to the main gradient in every micro-batch.
     """
     tensors = part.part.tensors
     if not tensors or part.part.frozen or (not part.part.wgrad and not part.part.backward):
         return ()
-    in_gemm = is_contiguous(job) and any(getattr(work, "accumulate", False) for work in part.part.wgrad)
-    if in_gemm or not (again or is_contiguous(job)):
+    flat = is_contiguous(job)
+    if (flat and any(getattr(work, "accumulate", False) for work in part.part.wgrad)) or not (how or flat):
         return ()
-    new = job.param_bytes if is_contiguous(job) else job.grad_bytes
-    works = tuple(
-        MemoryBound("add", int(n * (new + job.grad_bytes)), int(n * job.grad_bytes), job.framework.grad_dtype, float(n)) for n in tensors
-    )
-    return (compute(job, f"wgrad/{name_of(part.block, part.part)}.add", works, COPY),)
+    if how in ("cast", "more") and not flat:
+        new, kept, dtype = job.param_bytes, job.reduce_bytes, job.framework.reduce_dtype
+    else:
+        new, kept, dtype = job.param_bytes if flat else job.grad_bytes, job.grad_bytes, job.framework.grad_dtype
+    first = how == "cast" and not flat
+    read = new if first else new + kept
+    works = tuple(MemoryBound("cast" if first else "add", int(n * read), int(n * kept), dtype, float(n)) for n in tensors)
+    return (compute(job, f"wgrad/{name_of(part.block, part.part)}.{'cast' if first else 'add'}", works, COPY),)

@@ -11,7 +11,6 @@ of all units in the order of the modules).
 from __future__ import annotations
 
 from itertools import groupby
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -21,45 +20,15 @@ from sim.lower.job import Job
 from sim.lower.ops import collective, compute, host, order, record, wait
 from sim.lower.sharded import CLS, replicas
 from sim.lower.tensor import norm_gradients
+from sim.lower.units import Unit, root_first, units_of
 from sim.program import COMPUTE, Op
 from sim.work import HostWork, MemoryBound
-
-ROOT = "root"
-
-
-class Unit(NamedTuple):
-    """Parameters that are gathered together: one layer, or the root (embedding and head)."""
-
-    name: str
-    messages: tuple[tuple[str, str, int], ...]
-    """(suffix, mesh axis, elements): experts over `efsdp`, all others over `fsdp`."""
-    root: bool
-    tensors: int
-    """Parameters, each with its own hooks and views."""
-
-
-def units_of(job: Job, blocks: list[BlockOps], tag: str) -> dict[str, Unit]:
-    """Each block's unit, as torchtitan wraps: every layer by itself, the ends with the root."""
-    split = job.size("ep") > 1
-    where = {block.name: f"{tag}{ROOT}" if block.block.kind in ("embed", "head") else block.name for block in blocks}
-    sums: dict[str, list[int]] = {}
-    tensors: dict[str, int] = {}
-    for block in blocks:
-        sizes = sums.setdefault(where[block.name], [0, 0])
-        for part in block.block.parts:
-            sizes[split and part.expert] += part.params
-            tensors[where[block.name]] = tensors.get(where[block.name], 0) + len(part.tensors)
-    units = {}
-    for name, (dense, experts) in sums.items():
-        both = (("", "fsdp", dense), (".experts", "efsdp", experts))
-        units[name] = Unit(name, tuple(m for m in both if m[2] and job.size(m[1]) > 1), name == f"{tag}{ROOT}", tensors.get(name, 0))
-    return {block: units[name] for block, name in where.items()}
 
 
 def forward(job: Job, blocks: list[BlockOps], lines: list[Ops], tag: str) -> list[Op]:
     """Forward of a stage whose parameters are sharded when it begins; `lines`: each block's ops."""
     units = units_of(job, blocks, tag)
-    line = _root_first(units, blocks)
+    line = root_first(units, blocks)
     ahead = job.plan.parallel.prefetch
     frees = not job.train or (job.reshard and job.size("pp") == 1)
     ops = [op for lane in _lanes(line) for op in order(job, f"{tag}{lane}.updated", COMPUTE, lane)]
@@ -82,12 +51,6 @@ def forward(job: Job, blocks: list[BlockOps], lines: list[Ops], tag: str) -> lis
         if frees and unit.messages and not unit.root:
             ops.append(_reshard(job, "fwd", unit))
     return ops if job.train else ops + [_reshard(job, "fwd", unit) for unit in line if unit.root]
-
-
-def _root_first(units: dict[str, Unit], blocks: list[BlockOps]) -> list[Unit]:
-    """The units of a stage in the order of its modules: the root, then its layers."""
-    line = [unit for unit in dict.fromkeys(units[block.name] for block in blocks) if unit.messages]
-    return sorted(line, key=lambda unit: not unit.root)
 
 
 def _free_for(line: list[Unit], k: int, ahead: int) -> str:
@@ -125,7 +88,7 @@ def backward(job: Job, blocks: list[BlockOps], pieces: list[tuple[PartOps, tuple
             ops.append(_reshard(job, "bwd", unit))
             if sync:
                 ops += _reduce(job, unit, reduced)
-    late = [unit for unit in _root_first(units, blocks) if unit not in reduced]
+    late = [unit for unit in root_first(units, blocks) if unit.root or not inline]
     for unit in late if sync else ():
         ops += [*_hooks(job, "bwd", unit), *_partial(job, blocks, units, unit), _reshard(job, "bwd", unit), *_reduce(job, unit, reduced)]
     return ops + _finish(job, reduced, tag)
@@ -198,26 +161,41 @@ def _reshard(job: Job, phase: str, unit: Unit) -> Op:
 def _reduce(job: Job, unit: Unit, reduced: list[Unit]) -> list[Op]:
     """Copy-in (in the dtype that travels) where one buffer holds all, and reduce_scatter, then with replicas the all_reduce of the shard."""
     ops: list[Op] = []
+    if not unit.gradients:
+        return ops
     if reduced:  # the buffer of the reduce_scatter before is free
         ops += [
             _again(job, f"grad/{unit.name}.room{suffix}.wait", f"grad/{reduced[-1].name}{suffix}.scattered")
-            for suffix, _, _ in reduced[-1].messages
+            for suffix, _, _ in reduced[-1].gradients
         ]
-    for suffix, axis, elements in unit.messages:
+    for suffix, axis, elements in unit.gradients:
         name, lane, size = f"grad/{unit.name}{suffix}", lane_of(axis), round(elements * job.reduce_bytes)
         full = [*order(job, f"{name}.full", COMPUTE, lane)]
         if job.framework.shard_copies:
-            copy = MemoryBound("copy", round(elements * job.param_bytes), size, job.framework.reduce_dtype)
+            # A pipeline's stages have summed their micro-batches in the dtype that travels (`data_parallel.accumulate`).
+            held = job.reduce_bytes if job.size("pp") > 1 else job.param_bytes
+            copy = MemoryBound("copy", round(elements * held), size, job.framework.reduce_dtype)
             ops.append(compute(job, f"{name}.copy_in", (copy,), COPY, alloc=size))
         else:
             full[0] = _holding(full[0], alloc=size)
         ops += full
-        message = collective(job, f"{name}.reduce_scatter", lane, "reduce_scatter", size, axis, CLS)
-        ops += [_called(job, _holding(message, free=size)), record(f"{name}.scattered", lane)]
+        scattered = record(f"{name}.scattered", lane)
+        if job.size(axis) > 1:
+            message = collective(job, f"{name}.reduce_scatter", lane, "reduce_scatter", size, axis, CLS)
+            ops += [_called(job, _holding(message, free=size)), scattered]
+        else:
+            ops.append(_holding(scattered, free=size))
         shared = [_called(job, op) for op in replicas(job, name, size / job.size(axis), lane)]
         ops += [*shared, record(f"{name}.done", shared[-1].lane)] if shared else []
     reduced.append(unit)
+    if not job.plan.comm.overlap:
+        ops += [_again(job, f"grad/{unit.name}{suffix}.here.wait", _last(job, unit, suffix)) for suffix, _, _ in unit.gradients]
     return ops
+
+
+def _last(job: Job, unit: Unit, suffix: str) -> str:
+    """The event of a unit's gradients' last message."""
+    return f"grad/{unit.name}{suffix}.{'done' if job.size('dp_replicate') > 1 else 'scattered'}"
 
 
 def _again(job: Job, id: str, event: str) -> Op:
@@ -228,11 +206,9 @@ def _finish(job: Job, reduced: list[Unit], tag: str) -> list[Op]:
     """The step goes on when the last message of each lane has ended."""
     last: dict[str, str] = {}
     for unit in reduced:
-        for suffix, axis, _ in unit.messages:
-            replicated = job.size("dp_replicate") > 1
-            last[lane_of("dp_replicate") if replicated else lane_of(axis)] = (
-                f"grad/{unit.name}{suffix}.{'done' if replicated else 'scattered'}"
-            )
+        for suffix, axis, _ in unit.gradients:
+            end = "dp_replicate" if job.size("dp_replicate") > 1 else axis
+            last[lane_of(end)] = _last(job, unit, suffix)
     return [_again(job, f"grad/{tag}end.{lane}.wait", event) for lane, event in last.items()]
 
 

@@ -96,8 +96,9 @@ def _cut(chunk: Chunk, block: BlockOps, variant: str, ends: Collection[str]) -> 
 
 
 def _parts(chunk: Chunk, block: BlockOps, variant: str) -> list[Loose]:
-    """A block's backward part by part, last part first; `add` accumulates into the gradients that are there."""
+    """A block's backward part by part, last part first; a flag of `ACCUMULATES` says how its gradients join those that are there."""
     base, *flags = variant.split(".")
+    how = next((flag for flag in flags if flag in data_parallel.ACCUMULATES), "")
     short = chunk.short
     found: list[Loose] = []
     again = block.prelude if base == "bwd" else ()
@@ -105,8 +106,8 @@ def _parts(chunk: Chunk, block: BlockOps, variant: str) -> list[Loose]:
         ops = part.wgrad if base == "wgrad" else part.backward if "input" in flags else part.joint
         added: Ops = ()
         if "input" not in flags:
-            make = partial(data_parallel.accumulate, chunk.job, part, "add" in flags)
-            added = short.once(part.part, "add" in flags, make) if short else make()
+            make = partial(data_parallel.accumulate, chunk.job, part, how)
+            added = short.once(part.part, how, make) if short else make()
         found.append((part, [again, ops, added]))
         again = ()
     return found

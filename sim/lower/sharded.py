@@ -22,6 +22,8 @@ def messages(job: Job, bucket: Bucket) -> list[Op]:
     all_reduce over all data-parallel ranks."""
     size = bucket.elements * job.reduce_bytes
     lane, name = lane_of(bucket.axis), f"grad/{bucket.name}"
+    if bucket.axis == "edp":  # nobody to split these experts with, but replicas
+        return [collective(job, f"{name}.all_reduce", lane, "all_reduce", size, bucket.axis, CLS)]
     if owns_tensors(job):
         everyone = "edp" if bucket.axis == "efsdp" else job.data_axis
         return [collective(job, f"{name}.all_reduce", lane, "all_reduce", size, everyone, CLS)]
@@ -66,7 +68,7 @@ def gather_ahead(job: Job, blocks: list[BlockOps], lines: list[Ops], buckets: li
     still computes (Megatron's overlap_param_gather with interleaved stages). None: this is such a further chunk.
     """
     place = {block.name: index for index, block in enumerate(blocks)}
-    line = sorted(buckets, key=lambda bucket: min(place[name] for name in bucket.blocks))
+    line = sorted(split(buckets), key=lambda bucket: min(place[name] for name in bucket.blocks))
     firsts = {lane_of(bucket.axis): bucket.name for bucket in reversed(line)}
     ops = [] if later is None else [op for lane, name in firsts.items() for op in order(job, f"param/{name}.updated", COMPUTE, lane)]
     asked = len(line) if later is None else 0
@@ -79,7 +81,12 @@ def gather_ahead(job: Job, blocks: list[BlockOps], lines: list[Ops], buckets: li
                 asked += 1
             ops.append(wait(job, f"param/{line[needed - 1].name}.ready", COMPUTE))
         ops += work
-    return ops + [op for bucket in later or () for op in _asked(job, bucket)]
+    return ops + [op for bucket in split(later or []) for op in _asked(job, bucket)]
+
+
+def split(buckets: list[Bucket]) -> list[Bucket]:
+    """Those whose parameters ranks share out for the update: all but experts that only replicas hold too."""
+    return [bucket for bucket in buckets if bucket.axis != "edp"]
 
 
 def _asked(job: Job, bucket: Bucket) -> tuple[Op, Op]:
@@ -88,6 +95,7 @@ def _asked(job: Job, bucket: Bucket) -> tuple[Op, Op]:
 
 def gather_all(job: Job, buckets: list[Bucket]) -> list[Op]:
     """All parameters gathered at once, after the update; compute waits."""
+    buckets = split(buckets)
     lanes = list(dict.fromkeys(lane_of(bucket.axis) for bucket in buckets))
     ops = [op for lane in lanes for op in order(job, f"param/{lane}.updated", COMPUTE, lane)]
     if owns_tensors(job):

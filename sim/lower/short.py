@@ -26,16 +26,16 @@ class Shortener:
         self.templates: Templates = {}
         """Blocks by kind, for all programs whose plans split and run a layer alike."""
         self._known: dict[tuple[object, ...], tuple[Ops, list[Ops]]] = {}
-        self._made: dict[tuple[int, bool], tuple[Ops, Part]] = {}
+        self._made: dict[tuple[int, str], tuple[Ops, Part]] = {}
         self._lines: dict[object, Ops] = {}
         self._named: dict[tuple[int, str], BlockOps] = {}
         self._open: set[str] = set()
 
-    def once(self, part: Part, add: bool, make: Callable[[], Ops]) -> Ops:
+    def once(self, part: Part, how: str, make: Callable[[], Ops]) -> Ops:
         """What accumulates a part's gradients: the same ops wherever the part stands."""
-        found = self._made.get((id(part), add))
+        found = self._made.get((id(part), how))
         if found is None:
-            found = self._made[id(part), add] = (make(), part)
+            found = self._made[id(part), how] = (make(), part)
         return found[0]
 
     def run(self, parts: list[Ops], beside: bool) -> Ops:

@@ -178,11 +178,23 @@ def _variant(job: Job, kind: str, step: int, first: bool, last: bool) -> str:
     if kind == "I":
         return "bwd.input"
     name = "bwd" if kind == "B" else "wgrad"
-    if not first and job.zero < 2:
-        name += ".add"
+    name += _accumulates(job, first)
     if syncs(job, last):
         name += ".sync0" if step == 0 and rebuilds(job) else ".sync"
     return name
+
+
+def _accumulates(job: Job, first: bool) -> str:
+    """How a micro-batch's gradients join those before (`data_parallel.accumulate`). Shards of ZeRO-2 and -3 are summed as they arrive.
+
+    A pipeline's FSDP keeps whole gradients until the last backward (`set_requires_gradient_sync(False)` in torch's pipelining/stage.py), in
+    the dtype that travels (to_accumulated_grad_if_needed in FSDP2's _fsdp_param.py).
+    """
+    if job.zero < 2:
+        return "" if first else ".add"
+    if job.zero == 2 or job.size("pp") == 1:
+        return ""
+    return ".more" if not first else ".cast" if job.param_bytes != job.reduce_bytes else ""
 
 
 def _gathers(job: Job, step: int) -> bool:

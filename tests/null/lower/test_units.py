@@ -1,0 +1,77 @@
+"""ZeRO-3's units: what is gathered, what is reduced over whom, and how a pipeline's micro-batches are summed."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from sim.program import Program
+from sim.work import MemoryBound
+from tests.null.lower.tiny import MIB, QUIET, linear, messages, network, program, show
+
+FSDP = {"dp_shard": 4, "zero": 3}
+HALF = replace(QUIET, param_dtype="bf16", master=True, reduce_dtype="fp32", grad_dtype="fp32")
+"""bf16 parameters and gradients of one micro-batch, fp32 shards and sums, as torchtitan runs FSDP2."""
+
+
+def test_frozen_parameters_are_gathered_and_nothing_of_theirs_is_reduced() -> None:
+    base = replace(linear("base", frozen=True), wgrad=())
+    p = program({"parallel": FSDP}, network(2, (base, linear("adapter", 1000))))
+    assert [m for m in messages(p) if m[0] == "all_gather"] == [("all_gather", "fsdp", 4 * (MIB + 1000))] * 4
+    assert [m for m in messages(p) if m[0] == "reduce_scatter"] == [("reduce_scatter", "fsdp", 4000)] * 2
+
+
+def test_units_without_gradients_reduce_nothing() -> None:
+    base = replace(linear("base", frozen=True), wgrad=())
+    assert {name for name, _, _ in messages(program({"parallel": FSDP}, network(2, (base,))))} == {"all_gather"}
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_replicas_sum_their_experts_gradients_however_they_are_sharded(zero: int) -> None:
+    """Two ranks of ep fill the sharding group, so that experts are not split; two replicas hold each."""
+    layer = (linear(), linear("expert", 1000, expert=True))
+    p = program({"parallel": {"dp_replicate": 2, "dp_shard": 2, "ep": 2, "zero": zero}}, network(1, layer))
+    sums = [(name, size) for name, axis, size in messages(p) if axis in ("edp", "dp_replicate") and size == 4000]
+    assert sums == [("all_reduce", 4000)]
+    assert not [m for m in messages(p) if m[1] == "efsdp"], "nobody to gather them from"
+
+
+def backward(p: Program) -> list[str]:
+    (name,) = [name for name in p.segments if name.startswith("bwd")]
+    return show(p.segments[name])
+
+
+def test_without_overlap_compute_waits_for_each_reduction() -> None:
+    line = backward(program({"parallel": FSDP, "comm": {"overlap": False}}))
+    assert (
+        line.index("comm.fsdp: grad/L1.scattered.record")
+        < line.index("compute: grad/L1.here.wait")
+        < line.index("compute: wgrad/L0.linear")
+    )
+    assert "compute: grad/L1.here.wait" not in backward(program({"parallel": FSDP}))
+
+
+def kernels(p: Program, stage: int, what: str) -> list[MemoryBound]:
+    """Of one step on one stage, those that join gradients."""
+    return [
+        work
+        for call, op in p.ops(stage * 2)
+        for work in op.works
+        if call.step == 1 and op.id.endswith(f".{what}") and op.id.startswith("wgrad/") and isinstance(work, MemoryBound)
+    ]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
+def test_a_pipelines_micro_batches_are_summed_whole_in_the_dtype_that_travels(schedule: str) -> None:
+    """Four micro-batches of one layer a stage: one cast from bf16 to fp32, three adds of bf16 to fp32."""
+    plan = {"precision": "bf16", "parallel": {"pp": 2, "dp_shard": 2, "zero": 3, "schedule": schedule}, "batch": {"global": 8}}
+    p = program(plan, framework=HALF)
+    assert [work.bytes for work in kernels(p, 1, "cast")] == [6 * MIB]
+    assert [work.bytes for work in kernels(p, 1, "add")] == [10 * MIB] * 3
+    (copied,) = {work.bytes for ops in p.segments.values() for op in ops for work in op.works if op.id == "grad/L0.copy_in"}
+    assert copied == 8 * MIB, "fp32 to fp32"
+
+
+def test_without_a_pipeline_shards_are_summed_as_they_arrive() -> None:
+    p = program({"precision": "bf16", "parallel": FSDP, "batch": {"global": 16}}, framework=HALF)
+    assert kernels(p, 0, "cast") == kernels(p, 0, "add") == []
