@@ -50,7 +50,9 @@ class Ring:
         keep the old buffer alive, all of them together no more than the new one."""
         size = min(self._limit, max(need, min(self._size, max(_FIRST, 2 * self._flat.numel()))))
         self._flat = torch.empty(-(-size // _ALIGN) * _ALIGN, dtype=torch.uint8, device=self._device)
-        self._flat.view(torch.float32).normal_(0.0, 0.02)  # no zeros or denormals: their speed differs
+        # No zeros or denormals: their speed differs. As bf16, since two of those are a sensible fp32 too, while the lower half of an fp32 is
+        # a bf16 of random bits, NaN among them: on tensor cores such data draw another power than training's, and run at another clock.
+        self._flat.view(torch.bfloat16).normal_(0.0, 0.02)
         self._at = 0
 
 

@@ -44,6 +44,35 @@ def make_groups(program: Program, rank: int, apart: bool = False) -> dict[tuple[
     return found
 
 
+def pairs(program: Program) -> list[tuple[str, int, int]]:
+    """(mesh axis, sender, receiver) of all messages, by rank: the same list on every rank."""
+    offsets = {
+        (op.group, op.peer if op.kind == "send" else -op.peer) for ops in program.segments.values() for op in ops if op.kind in MESSAGE
+    }
+    found = {
+        (axis, ranks[at], ranks[(at + offset) % len(ranks)])
+        for axis, offset in offsets
+        for ranks in program.mesh.groups(axis)
+        for at in range(len(ranks))
+        if offset % len(ranks)
+    }
+    return sorted(found)
+
+
+def connect(program: Program, groups: dict[tuple[str, str], Group], rank: int, device: torch.device) -> None:
+    """One small message over every pair, in one order for all ranks.
+
+    NCCL connects a pair at its first message and holds the host thread until both ends have come to it. In a ring, where every rank sends
+    before it receives, all would wait for ever; after this they only queue. All ranks call it together.
+    """
+    token = torch.zeros(1, device=device)
+    for axis, source, target in pairs(program):
+        if rank in (source, target):
+            _, ranks = groups[MESSAGES, axis]
+            handle = _way(groups, axis, ranks.index(source), ranks.index(target))
+            dist.send(token, target, group=handle) if rank == source else dist.recv(token, source, group=handle)
+
+
 def communication(op: Op, groups: dict[tuple[str, str], Group], rank: int, arena: Arena, tags: Counter[tuple[str, str, int]]) -> Issue:
     """Issues the op's collective or message without waiting, over buffers made now. None where the group is one rank.
 
@@ -71,10 +100,13 @@ def communication(op: Op, groups: dict[tuple[str, str], Group], rank: int, arena
 
 
 def message_group(groups: dict[tuple[str, str], Group], op: Op, own: int, other: int) -> dist.ProcessGroup | None:
-    """The group that carries a message between two places of an axis: that of its direction, where directions are apart."""
-    source, target = (own, other) if op.kind == "send" else (other, own)
-    lane = DOWN if source > target and (DOWN, op.group) in groups else MESSAGES
-    return groups[lane, op.group][0]
+    """The group that carries a message between two places of an axis."""
+    return _way(groups, op.group, *((own, other) if op.kind == "send" else (other, own)))
+
+
+def _way(groups: dict[tuple[str, str], Group], axis: str, source: int, target: int) -> dist.ProcessGroup | None:
+    """The group of messages of one direction, where directions are apart."""
+    return groups[DOWN if source > target and (DOWN, axis) in groups else MESSAGES, axis][0]
 
 
 def _nothing() -> None:

@@ -15,7 +15,7 @@ import torch
 
 from executor.bodies import Body, body, spin
 from executor.players.arena import Arena, free_memory
-from executor.players.communication import Group, communication, make_groups
+from executor.players.communication import Group, communication, connect, make_groups
 from executor.players.events import Cuda
 from executor.players.feeder import Crossing, Kept, copy_file
 from executor.players.player import Player, now
@@ -44,6 +44,7 @@ class StreamPlayer(Player):
         self._bodies: dict[int, Body] = {}
         self._tags: Counter[tuple[str, str, int]] = Counter()
         groups = make_groups(program, world.rank, apart=world.kind == "cuda")
+        connect(program, groups, world.rank, world.device)
         arena = Arena(world.device, free_memory(world.device), recent=64 << 20, distant=2 << 30)
         with torch.no_grad():
             for _, op in program.ops(world.rank, HOST):

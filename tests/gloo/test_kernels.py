@@ -74,3 +74,13 @@ def test_works_without_a_kernel_of_their_own_move_their_bytes() -> None:
     for read, written, op, out in ((4096, 4096, "clone", 4096), (8192, 4096, "add", 4096), (4096, 0, "sum", 4)):
         names, made = _run(MemoryBound("unheard", read, written, "fp32"), torch.float32)
         assert names == [op] and made == out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_buffers_hold_small_numbers_in_every_dtype(dtype: torch.dtype) -> None:
+    """Half of an fp32 number is a bf16 of random bits: NaN, huge and denormal ones, whose products take other power than training's."""
+    arena = Arena(torch.device("cpu"), 1 << 24, recent=1 << 20, distant=1 << 20)
+    for tensor in (arena.recent(1 << 16, dtype=dtype), arena.distant(1 << 16, dtype=dtype)):
+        size = tensor.float().abs()
+        assert float(size.max()) < 2.0 and float(size.std()) > 0.0
+        assert int((size < 1e-10).sum()) < 8, "no zeros or denormals"

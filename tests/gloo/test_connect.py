@@ -1,0 +1,118 @@
+"""Pairs of ranks are connected before a program is played: NCCL holds the host thread at a pair's first message until both have come."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from executor.players import streams
+from executor.players.communication import DOWN, MESSAGES, Group, connect, pairs
+from executor.players.feeder import Crossing
+from sim.bind import network_of
+from sim.files.planfile import load_plan
+from sim.framework import framework_of
+from sim.lower.step import lower
+from sim.program import HOST, MESSAGE, Program
+from tests.gloo.gpu_standin import StandIn, alone
+
+DENSE = {"family": "decoder", "layers": 8, "hidden": 32, "heads": 4, "vocab": 64, "ffn": 64}
+CASES: dict[str, dict[str, Any]] = {
+    "ring": {"cp": 4},
+    "1f1b": {"pp": 4, "schedule": "1f1b"},
+    "interleaved": {"pp": 4, "schedule": "interleaved", "virtual_stages": 2},
+    "both": {"pp": 2, "cp": 2},
+}
+
+
+def _program(parallel: dict[str, Any]) -> Program:
+    batch = {"micro": 1, "global": 8 if "pp" in parallel else 1}
+    plan = load_plan({"model": DENSE, "seq_len": 32, "precision": "fp32", "batch": batch, "parallel": parallel})
+    habits = framework_of(plan)
+    return lower(plan, network_of(plan, habits), habits, "cuda", 2)
+
+
+class Meetings:
+    """Messages that take both ends at once, each rank a thread; `stuck` where they never come together."""
+
+    def __init__(self, ranks: int) -> None:
+        self.world, self.stuck = ranks, False
+        self.done: list[tuple[str, int, int]] = []
+        self._come: dict[tuple[str, int, int], threading.Barrier] = {}
+        self._lock, self._own = threading.Lock(), threading.local()
+
+    def meet(self, group: str, source: int, target: int) -> None:
+        with self._lock:
+            barrier = self._come.setdefault((group, source, target), threading.Barrier(2))
+        try:
+            if barrier.wait(3.0) == 0:
+                self.done.append((group, source, target))
+        except threading.BrokenBarrierError:
+            self.stuck = True
+
+    def send(self, token: torch.Tensor, target: int, group: Any) -> None:
+        self.meet(group, self._own.rank, target)
+
+    def recv(self, token: torch.Tensor, source: int, group: Any) -> None:
+        self.meet(group, source, self._own.rank)
+
+    def run(self, work: Callable[[int], None]) -> None:
+        def one(rank: int) -> None:
+            self._own.rank = rank
+            work(rank)
+
+        threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(self.world)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30.0)
+
+
+def _groups(program: Program, rank: int) -> dict[tuple[str, str], Group]:
+    """As `make_groups` makes them, each handle the group's name."""
+    found: dict[tuple[str, str], Any] = {}
+    for axis in {axis for axis, _, _ in pairs(program)}:
+        for ranks in program.mesh.groups(axis):
+            if rank in ranks:
+                found |= {(lane, axis): (f"{lane} {ranks}", ranks) for lane in (MESSAGES, DOWN)}
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_pair_meets_once_before_its_first_message(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = _program(CASES[name])
+    meetings = Meetings(program.world)
+    monkeypatch.setattr(dist, "send", meetings.send)
+    monkeypatch.setattr(dist, "recv", meetings.recv)
+    meetings.run(lambda rank: connect(program, _groups(program, rank), rank, torch.device("cpu")))
+    assert not meetings.stuck
+    assert sorted((source, target) for _, source, target in meetings.done) == sorted((a, b) for _, a, b in pairs(program))
+    assert all(group.startswith(DOWN) == (source > target) for group, source, target in meetings.done)
+    for rank in range(program.world):
+        for _, op in program.ops(rank):
+            if op.kind in MESSAGE:
+                ranks = program.mesh.group(op.group, rank)
+                other = ranks[(ranks.index(rank) + op.peer) % len(ranks)]
+                assert (op.group, *((rank, other) if op.kind == "send" else (other, rank))) in pairs(program)
+
+
+def test_a_ring_that_is_not_connected_would_wait_for_ever() -> None:
+    """Why: every rank's first message goes out, and none has come to its receive."""
+    program = _program(CASES["ring"])
+    first = [next(op.kind for _, op in program.ops(rank, HOST) if op.kind in MESSAGE) for rank in range(4)]
+    assert first == ["send"] * 4
+
+
+def test_the_player_of_a_gpu_connects_before_it_prepares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[Program, int]] = []
+    monkeypatch.setattr(streams, "connect", lambda program, groups, rank, device: told.append((program, rank)))
+    plan = load_plan({"model": DENSE, "seq_len": 32, "precision": "fp32", "batch": {"micro": 1}})
+    habits = framework_of(plan)
+    program = lower(plan, network_of(plan, habits), habits, "cuda", 2)
+    streams.StreamPlayer(alone(tmp_path), program, Crossing(program, 0), lambda op: 0.0, tmp_path / "read.bin", StandIn())
+    assert told == [(program, 0)]
