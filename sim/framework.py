@@ -162,3 +162,14 @@ def load_framework(name: str) -> Framework:
         return msgspec.convert(tree, Framework)
     except msgspec.ValidationError as error:
         raise BadInput(f"sim/frameworks/{name}.toml: {error}") from None
+
+
+def sharding_of(plan: Plan, framework: Framework) -> tuple[int, bool]:
+    """(level of ZeRO, whether gathered parameters are freed after forward). 0 where there is nobody to share with, 3 where the framework's
+    ZeRO-2 is an FSDP that keeps its parameters; a pipeline's FSDP keeps them through the step (torchtitan, parallelize_llama.py)."""
+    p = plan.parallel
+    zero = p.zero if p.zero is not None else framework.zero
+    if p.dp_shard * p.cp == 1 or (p.dp_shard == 1 and p.zero is None):
+        zero = 0
+    layers = zero == 2 and framework.zero2 == "layers"
+    return 3 if layers else zero, p.reshard_after_forward and not layers and p.pp == 1

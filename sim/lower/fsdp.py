@@ -30,7 +30,7 @@ def forward(job: Job, blocks: list[BlockOps], lines: list[Ops], tag: str) -> lis
     units = units_of(job, blocks, tag)
     line = root_first(units, blocks)
     ahead = job.plan.parallel.prefetch
-    frees = not job.train or (job.reshard and job.size("pp") == 1)
+    frees = not job.train or job.reshard
     ops = [op for lane in _lanes(line) for op in order(job, f"{tag}{lane}.updated", COMPUTE, lane)]
     asked = 0
     opened: set[Unit] = set()
@@ -64,8 +64,7 @@ def backward(job: Job, blocks: list[BlockOps], pieces: list[tuple[PartOps, tuple
     """Backward `pieces` of a stage with gathers before each block and, with `sync`, its gradients reduced after it."""
     units = units_of(job, blocks, tag)
     inline = job.size("pp") == 1
-    frees = inline and job.reshard
-    line = [units[b.name] for b in reversed(blocks) if units[b.name].messages and not units[b.name].root] if frees else []
+    line = [units[b.name] for b in reversed(blocks) if units[b.name].messages and not units[b.name].root] if job.reshard else []
     ahead = job.plan.parallel.prefetch
     ops = [op for unit in line[:ahead] for op in _gather(job, "bwd", unit)]
     reduced: list[Unit] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sim.framework import Framework
+from sim.framework import Framework, sharding_of
 from sim.mesh import Mesh
 from sim.model.parts import Network, Part
 from sim.plan import Plan
@@ -32,7 +32,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     zero: int
     """0-3; 0 also where there is nobody to share with, 3 where the framework's ZeRO-2 is an FSDP that keeps its parameters."""
     reshard: bool
-    """zero = 3: gathered parameters are freed after forward."""
+    """zero = 3: gathered parameters are freed after forward, which no stage of a pipeline does."""
     train: bool
     """Backward, gradients and an update; false for task = "forward"."""
     eager: bool
@@ -80,12 +80,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 def job_of(plan: Plan, network: Network, framework: Framework, device: str, steps: int, counts: tuple[int, ...] = ()) -> Job:
     """Binds the inputs of lowering; `counts` as in `lower`. Raises `Refused` for combinations that are not supported."""
-    p = plan.parallel
     mesh = mesh_of(plan)
-    zero = p.zero if p.zero is not None else framework.zero
-    if mesh.size("fsdp") == 1 or (p.dp_shard == 1 and p.zero is None):
-        zero = 0
-    layers = zero == 2 and framework.zero2 == "layers"
+    zero, reshard = sharding_of(plan, framework)
     small = BYTES[plan.precision] < 2
     job = Job(
         plan=plan,
@@ -95,8 +91,8 @@ def job_of(plan: Plan, network: Network, framework: Framework, device: str, step
         device=device,
         steps=steps,
         counts=counts or (plan.microbatches,) * steps,
-        zero=3 if layers else zero,
-        reshard=p.reshard_after_forward and not layers,
+        zero=zero,
+        reshard=reshard,
         train=plan.task != "forward",
         eager=framework.host in EAGER and not framework.cuda_graphs,
         compiled=framework.compile,

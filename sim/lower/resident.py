@@ -29,8 +29,8 @@ def resident_bytes(job: Job, stages: list[StageSegments]) -> dict[str, int]:
 def _block(job: Job, block: Block) -> tuple[float, float, float]:
     """Parameters, gradients and optimizer state of one block on this rank."""
     parameters = gradients = optimizer = 0.0
-    # FSDP keeps its shards in the optimizer's dtype: they are the master copy.
-    kept = state_width(job) if job.zero == 3 else job.param_bytes
+    # FSDP keeps its shards in the optimizer's dtype, where it has the optimizer: they are the master copy.
+    kept = state_width(job) if job.zero == 3 and not _offloads(job) else job.param_bytes
     for part in block.parts:
         ways, params = job.shards(part), part.params
         parameters += params * kept / (ways if job.zero == 3 else 1)
@@ -43,7 +43,11 @@ def _block(job: Job, block: Block) -> tuple[float, float, float]:
 
 def _state(job: Job) -> float:
     """Bytes of optimizer state per parameter on the device."""
-    if job.plan.optimizer.on == "cpu" or job.plan.memory.offload == "optimizer":
+    if _offloads(job):
         return 0.0
     master = 4.0 if job.framework.master and job.zero != 3 else 0.0
     return STATES[job.plan.optimizer.name] * state_width(job) + master
+
+
+def _offloads(job: Job) -> bool:
+    return job.plan.optimizer.on == "cpu" or job.plan.memory.offload == "optimizer"

@@ -230,9 +230,9 @@ def notes(job: Job) -> tuple[str, ...]:
     found = []
     if job.zero and job.plan.parallel.zero is None:
         found.append(f"zero = {job.zero}: the framework's default for dp_shard > 1")
-    if job.zero == 3 and job.size("pp") > 1 and job.reshard:
+    if job.zero == 3 and job.size("pp") > 1 and job.train:
         found.append(
-            "with a pipeline, stages gather their parameters once a step and keep them (torchtitan: reshard_after_forward = false)"
+            "with a pipeline, stages gather their parameters once a step, keep them, and sum whole gradients (torch: pipelining/stage.py)"
         )
     if job.plan.data.handover == "none" and job.plan.data.stream == "copy" and job.device != "cpu":
         found.append('data.handover = "none": compute may read a batch that has not come yet; the time is right, the results are not')

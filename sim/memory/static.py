@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sim.framework import Framework
+from sim.framework import Framework, sharding_of
 from sim.memory.overhead import constants
 from sim.model.parts import Block, Network
 from sim.model.stages import Blocks
@@ -19,44 +19,43 @@ from sim.work import BYTES
 def static_bytes(plan: Plan, network: Network, framework: Framework, rank: int, chunks: tuple[Blocks, ...]) -> dict[str, int]:
     """Parameters, gradients, optimizer, gathered; and `step`, the optimizer's intermediates."""
     blocks = [block for chunk in chunks for _, block in chunk]
-    mesh, p = mesh_of(plan), plan.parallel
-    zero = p.zero if p.zero is not None else framework.zero
-    if mesh.size("fsdp") == 1 or (p.dp_shard == 1 and p.zero is None):
-        zero = 0
+    mesh = mesh_of(plan)
+    zero, _ = sharding_of(plan, framework)
     stored = 4.0 if framework.autocast else BYTES[framework.param_dtype]
     grad = BYTES[framework.grad_dtype]
     state = 4.0 if framework.master or framework.autocast else stored
     copies = {"sgd": 0, "momentum": 1}.get(plan.optimizer.name, 2)
     totals = {"parameters": 0.0, "gradients": 0.0, "optimizer": 0.0, "gathered": 0.0, "step": 0.0}
     train = plan.task != "forward"
+    offloads = plan.memory.offload == "optimizer" or plan.optimizer.on == "cpu"
     for (expert, frozen), count in _counts(network, plan, rank, blocks).items():
         ways = max(1, mesh.size("efsdp" if expert and mesh.size("ep") > 1 else "fsdp"))
         sharded = count / ways
         own = sharded if zero >= 1 else count
         whole = zero < 3
-        # FSDP keeps only the optimizer's copy; all others keep what forward reads beside it.
-        totals["parameters"] += count * stored if whole else sharded * (state if framework.master else stored)
+        # FSDP keeps only the optimizer's copy; all others keep what forward reads beside it, and so does who keeps the optimizer elsewhere.
+        totals["parameters"] += count * stored if whole else sharded * (state if framework.master and not offloads else stored)
         if frozen or not train:
             continue
         totals["gradients"] += (count if zero < 2 else sharded) * grad
-        if plan.memory.offload != "optimizer" and plan.optimizer.on == "gpu":
+        if not offloads:
             master = framework.master and whole and not framework.autocast
             totals["optimizer"] += own * state * (copies + master)
             totals["step"] += own * state * constants()["optimizer.foreach"] * (framework.optimizer == "foreach" and copies > 0)
             totals["step"] += own * framework.flat_step
-    totals["gathered"] = _gathered(plan, framework, zero, blocks, mesh.size("grad"), totals["gradients"])
+    totals["gathered"] = _gathered(plan, framework, blocks, mesh.size("grad"), totals["gradients"])
     return {name: round(value) for name, value in totals.items()}
 
 
 def _counts(network: Network, plan: Plan, rank: int, blocks: list[Block]) -> dict[tuple[bool, bool], int]:
-    """Elements of the parameters by (expert, frozen), with the last stage's own copy of a tied embedding."""
+    """Elements of the parameters by (expert, frozen), with the last stage's own copy of a tied embedding (a V has both ends on one rank)."""
     found: dict[tuple[bool, bool], int] = {}
     for block, times in alike(blocks):
         for part in block.parts:
             if part.tensors:
                 sort = part.expert, part.frozen
                 found[sort] = found.get(sort, 0) + times * part.params
-    if network.tied and plan.parallel.pp > 1 and rank == plan.parallel.pp - 1:
+    if network.tied and plan.parallel.pp > 1 and rank == plan.parallel.pp - 1 and plan.parallel.schedule != "dualpipe":
         embedding = dict(network.blocks)[network.tied[0]].parts[0]
         sort = False, embedding.frozen
         found[sort] = found.get(sort, 0) + embedding.tensors[0]
@@ -71,14 +70,11 @@ def alike(blocks: Iterable[Block]) -> list[tuple[Block, int]]:
     return list(found.values())
 
 
-def _gathered(plan: Plan, framework: Framework, zero: int, blocks: list[Block], ranks: int, gradients: float) -> float:
-    """zero = 3: the block in use and those fetched ahead, and the block's whole gradient in backward. DDP without
-    gradient views: buckets as large as the gradients. autocast: 16-bit copies, alive until backward."""
-    train = plan.task != "forward"
+def _gathered(plan: Plan, framework: Framework, blocks: list[Block], ranks: int, gradients: float) -> float:
+    """DDP without gradient views: buckets as large as the gradients. autocast: 16-bit copies, alive until backward. FSDP: `_unsharded`."""
+    train, (zero, _) = plan.task != "forward", sharding_of(plan, framework)
     if zero == 3:
-        largest = max((block.params for block, _ in alike(blocks)), default=0)
-        ahead = (1 + plan.parallel.prefetch) * BYTES["fp32" if plan.precision in ("fp32", "tf32") else "bf16"]
-        return largest * (ahead + (BYTES[framework.reduce_dtype] if train else 0.0))
+        return _unsharded(plan, framework, blocks)
     found = 0.0
     if framework.autocast:
         found += 2.0 * sum(part.params for block in blocks for part in block.parts if part.cls in ("gemm", "conv", "moe", "rnn"))
@@ -87,6 +83,22 @@ def _gathered(plan: Plan, framework: Framework, zero: int, blocks: list[Block], 
     if framework.accumulate_in_gemm and train:
         found += 2.0 * sum(_weights(blocks))
     return found
+
+
+def _unsharded(plan: Plan, framework: Framework, blocks: list[Block]) -> float:
+    """zero = 3: the block in use and those fetched ahead, and the block's whole gradient in backward. All blocks' where they are not freed
+    after forward; in a pipeline also all gradients, whole and in the dtype that travels, until the last micro-batch is done
+    (`set_requires_gradient_sync(False)` in torch's pipelining/stage.py).
+    """
+    train, (_, reshard) = plan.task != "forward", sharding_of(plan, framework)
+    width, sums = BYTES["fp32" if plan.precision in ("fp32", "tf32") else "bf16"], BYTES[framework.reduce_dtype]
+    sizes = [(block.params, sum(part.params for part in block.parts if not part.frozen), times) for block, times in alike(blocks)]
+    found = max((trained for _, trained, _ in sizes), default=0) * sums if train else 0.0
+    if not train or reshard:
+        return found + max((params for params, _, _ in sizes), default=0) * (1 + plan.parallel.prefetch) * width
+    if plan.parallel.pp > 1:
+        found += sum(trained * times for _, trained, times in sizes) * sums
+    return found + sum(params * times for params, _, times in sizes) * width
 
 
 def _weights(blocks: list[Block]) -> set[int]:

@@ -1,0 +1,75 @@
+"""Memory of FSDP where gathered parameters, or whole gradients, outlive their block; of what is frozen; and of an optimizer kept elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.bind import bind
+from sim.memory.report import MemoryReport, memory_of, memory_of_stages
+
+GIB = 2**30
+
+
+def report(on: str = "dgx-h100", **plan: Any) -> MemoryReport:
+    setting = bind({"model": "llama3-8b", "seq_len": 8192, "framework": "torchtitan", **plan}, on)
+    return memory_of(setting.plan, setting.network, setting.framework, setting.topology.device(0), remedies=False)
+
+
+PARAMETERS = 8_030_261_248
+
+
+def test_parameters_that_are_not_freed_after_forward_are_whole_in_backward() -> None:
+    freed = report(parallel={"dp_shard": 8, "zero": 3})
+    kept = report(parallel={"dp_shard": 8, "zero": 3, "reshard_after_forward": False})
+    largest = 128256 * 4096 + 4096  # the head with its norm
+    assert kept.gathered == 2 * PARAMETERS + 4 * largest, "bf16 parameters, and one unit's gradients in fp32"
+    assert freed.gathered == (2 * 2 + 4) * largest
+    assert report(parallel={"dp_shard": 8, "zero": 2}) == kept, "the same by another name"
+
+
+def test_a_pipelines_fsdp_holds_whole_parameters_and_gradients_of_its_stages() -> None:
+    """torch's pipelining/stage.py: set_reshard_after_backward(False), set_requires_gradient_sync(False) until the last backward."""
+    stage = report(parallel={"dp_shard": 4, "pp": 2, "zero": 3}, batch={"global": 32})
+    assert stage.gathered >= (2 + 4) * PARAMETERS / 2
+    half = report(parallel={"dp_shard": 4, "pp": 2, "zero": 3}, batch={"global": 32}, framework="pytorch")
+    assert half.gathered == pytest.approx(stage.gathered * 4 / 6, rel=0.03), "gradients of 16 bits"
+    forward = report(parallel={"dp_shard": 4, "pp": 2, "zero": 3, "schedule": "gpipe"}, batch={"global": 32}, task="forward")
+    assert forward.gathered < stage.gathered / 10, "freed after each block"
+
+
+@pytest.mark.parametrize(("schedule", "chunks", "measured"), [("1f1b", 1, 82.5), ("interleaved", 2, 72.7)])
+def test_torchtitans_405b_on_512_gpus(schedule: str, chunks: int, measured: float) -> None:
+    """torchtitan's benchmarks/llama3_h100_202412_torchtitan.md, table 5: FSDP 8, TP 8, PP 8, local batch 32, full recomputation, float8.
+    GiB reserved by the allocator; without what the pipeline's FSDP keeps whole it would be half."""
+    parallel = {"dp_shard": 8, "tp": 8, "pp": 8, "zero": 3, "schedule": schedule, "virtual_stages": chunks}
+    found = report(
+        "64x dgx-h100", model="llama3.1-405b", precision="fp8", compile=True, memory={"recompute": "full"}, batch={"micro": 4, "global": 256},
+        parallel=parallel,
+    )  # fmt: skip
+    assert found.peak / GIB == pytest.approx(measured, rel=0.15)
+
+
+def test_no_room_for_gradients_of_what_is_frozen() -> None:
+    plan = {"parallel": {"dp_shard": 8, "zero": 3}, "framework": "pytorch"}
+    trained, frozen = report(**plan), report(**plan, task="lora")
+    assert trained.gathered - frozen.gathered == pytest.approx(2 * 128256 * 4096, rel=0.01), "the head's in bf16"
+
+
+def test_an_offloaded_optimizer_takes_its_fp32_shards_along() -> None:
+    sharded = {"dp_shard": 8, "zero": 3}
+    for away in ({"memory": {"offload": "optimizer"}}, {"optimizer": {"on": "cpu"}}):
+        found = report(parallel=sharded, **away)
+        assert (found.parameters, found.optimizer) == (2 * PARAMETERS // 8, 0)
+
+
+def test_a_v_shaped_pipeline_has_one_tied_table() -> None:
+    """The first and the last stage of DualPipe-V are on one rank."""
+    plan: dict[str, Any] = {"model": "gpt2-124m", "seq_len": 1024, "batch": {"global": 8}}
+    table = 50257 * 768 * 2
+    ends = {}
+    for schedule in ("interleaved", "dualpipe"):
+        setting = bind(plan | {"parallel": {"pp": 2, "schedule": schedule, "virtual_stages": 2}}, "dgx-h100")
+        ends[schedule] = [r.parameters for r in memory_of_stages(setting.plan, setting.network, setting.framework)]
+    assert sum(ends["interleaved"]) - sum(ends["dualpipe"]) == table
