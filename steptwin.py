@@ -76,12 +76,12 @@ def topology(source: str | Path | Topology, *edits: str) -> Topology:
 
 def sweep(plan: PlanLike, space: str | int, on: str, file: str | Path | None = None, **options: Any) -> Sweep:
     """Every plan of a space such as `"tp=1,2,4 pp=1..8 gpus=64"` (a number: all sensible plans on so many GPUs); see `sim.planning.sweep`."""
-    from sim.files.planfile import load_plan
+    from sim.files.planfile import read_plan
     from sim.planning.auto import auto_space
     from sim.planning.space import parse_space
     from sim.planning.sweep import sweep as run
 
-    base = load_plan(plan)
+    base = read_plan(plan)
     points = auto_space(base, on, space) if isinstance(space, int) else parse_space(space)
     return _shown(run(base, points, on, Path(file) if file is not None else None, **options))
 
@@ -126,6 +126,8 @@ class _Desk:
     def page(self, kind: str, path: Path, *parts: Any) -> Path:
         from reports.folder import WRITERS
 
+        if sys.stderr.isatty():  # a page of thousands of GPUs takes half a minute
+            self.say("drawing the report")
         return WRITERS[kind](path, *parts)
 
 

@@ -25,9 +25,14 @@ _LARGEST = 1 << 20
 
 def load_plan(source: str | Path | Plan | dict[str, Any], overrides: tuple[str, ...] = ()) -> Plan:
     """A checked plan from a TOML file, a preset's name, a mapping or a plan; `overrides` are `a.b=c`."""
+    return check(read_plan(source, overrides))
+
+
+def read_plan(source: str | Path | Plan | dict[str, Any], overrides: tuple[str, ...] = ()) -> Plan:
+    """The same, each key by itself: what spans several is not checked. For a base whose split a sweep replaces."""
     if isinstance(source, Plan):
         if not overrides:
-            return check(source)
+            return source
         tree = dump_tree(source)
         where = "plan"
     elif isinstance(source, dict):
@@ -36,7 +41,7 @@ def load_plan(source: str | Path | Plan | dict[str, Any], overrides: tuple[str, 
         tree, where = _read(str(source))
     for override in overrides:
         tree = _set(tree, override)
-    return check(from_tree(tree, where))
+    return from_tree(tree, where)
 
 
 def presets() -> dict[str, Path]:

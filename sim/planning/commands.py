@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,19 +46,18 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Every plan of a space: memory, bounds, then simulation; resumes where it was.  Example: steptwin sweep llama3-8b-fsdp8 --auto 16"""
-        from sim.files.planfile import load_plan
+        from sim.files.planfile import read_plan
         from sim.planning.auto import auto_space
         from sim.planning.capacity import load_prices
         from sim.planning.space import parse_space
         from sim.planning.sweep import sweep as run
 
-        base = load_plan(plan, of_plan(set_))
+        base = read_plan(plan, of_plan(set_))  # its points are checked: they may split another way
         if bool(space) == (auto is not None):
             raise BadInput('give a space ("tp=1,2,4 pp=1..8 gpus=64") or --auto GPUS, one of the two')
         points = auto_space(base, on, auto) if auto is not None else parse_space(space)
         money = load_prices(prices) if prices else None
-        say = desk.say if sys.stderr.isatty() else None
-        spread: dict[str, Any] = {"workers": workers, "backend": backend, "address": address, "prices": money, "say": say}
+        spread: dict[str, Any] = {"workers": workers, "backend": backend, "address": address, "prices": money, "say": _say(desk)}
         if trials is None:
             found = run(base, points, on, out, every=every, **spread)
         else:
@@ -89,7 +89,7 @@ def _explain(app: typer.Typer, desk: Desk) -> None:
         from sim.planning.explain import explain as run
 
         overrides, edits = split(set_, fail, without)
-        found = _plain(run(bind(load_plan(plan, overrides), on, edits)))
+        found = _plain(run(bind(load_plan(plan, overrides), on, edits), say=_say(desk)))
         if as_json:
             desk.show(found, True, "explain")
             return
@@ -141,7 +141,7 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
         if report:
             sizes = [base.world * 2**n for n in range(8)]
             grows = len(parse(on)) == 1  # a mixture has no larger sizes of itself
-            curves = [scaling(base, on, sizes, work, weak=weak, **options) if grows else Curve() for weak in (False, True)]
+            curves = [scaling(base, on, sizes, work, weak=weak, say=_say(desk), **options) if grows else Curve() for weak in (False, True)]
             desk.say(f"report: {desk.page('capacity', report, plan, found, *curves)}")
 
 
@@ -161,7 +161,7 @@ def _disturbed(app: typer.Typer, desk: Desk) -> None:
         from sim.planning.faults import faults as run
 
         overrides, edits = split(set_)
-        found = run(load_plan(plan, overrides), on, tuple(fault or ()), edits=edits)
+        found = run(load_plan(plan, overrides), on, tuple(fault or ()), edits=edits, say=_say(desk))
         desk.show(_plain(found), as_json, "faults")
 
     @app.command()
@@ -178,9 +178,14 @@ def _disturbed(app: typer.Typer, desk: Desk) -> None:
         from sim.planning.places import spoken
 
         overrides, edits = split(set_)
-        found = run([load_plan(plan, overrides) for plan in plans], on, tuple(place or ("compact", "spread")), edits=edits)
+        found = run([load_plan(plan, overrides) for plan in plans], on, tuple(place or ("compact", "spread")), edits=edits, say=_say(desk))
         rows = [_plain(row) | {"slowdown": row.slowdown} | ({} if as_json else {"ranks": spoken(row.ranks)}) for row in found.rows]
         desk.show({**_plain(found), "rows": rows}, as_json, "jobs")
+
+
+def _say(desk: Desk) -> Callable[[str], None] | None:
+    """Where to tell how far a study is: nowhere unless somebody watches."""
+    return desk.say if sys.stderr.isatty() else None
 
 
 def _plain(value: Any) -> dict[str, Any]:

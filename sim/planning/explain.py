@@ -14,6 +14,7 @@ from sim.figures import figures_of_memory
 from sim.lower.step import lower
 from sim.plan import Plan
 from sim.planning.neighbours import neighbours
+from sim.planning.progress import Progress, Say
 from sim.planning.scaled import COLLECTIVES, HOST, INPUT, KINDS, MEMORY, MESSAGES, link_kinds
 from sim.planning.sensitivity import Sensitivity, Study
 from sim.predict import predict_setting
@@ -64,8 +65,10 @@ class Explanation(Tabular, msgspec.Struct, frozen=True):
 _SHOWN = 10
 
 
-def explain(setting: Setting, tries: int = 12) -> Explanation:
-    """Critical path, sensitivities, a verdict and the best changes of plan."""
+def explain(setting: Setting, tries: int = 12, say: Say | None = None) -> Explanation:
+    """Critical path, sensitivities, a verdict and the best changes of plan. `say` is told how far it is."""
+    if say:
+        say("simulating the step, for its critical path")
     plan, topology = setting.plan, setting.topology
     program = lower(plan, setting.network, setting.framework, topology.kind, STEPS)
     study = Study(setting, program)
@@ -74,11 +77,19 @@ def explain(setting: Setting, tries: int = 12) -> Explanation:
         # The engine that only says when steps end: the same times.
         return step_times(program, pricer, True, setting.foldable)[study.trace.reported].seconds
 
-    found = [study.of_kind(kind, again) for kind in KINDS]
+    links = link_kinds(topology)
+    progress = Progress(len(KINDS) + len(links), "resources made faster", say)
+    found: list[Sensitivity] = []
+    for kind in KINDS:
+        found.append(study.of_kind(kind, again))
+        progress.more()
     verdict = _verdict(sorted(found, key=lambda s: s.infinitely_fast), study.step)
-    found += [one for kind in link_kinds(topology) if (one := study.of_links(kind, again)) is not None]
+    for kind in links:
+        one = study.of_links(kind, again)
+        found += [one] if one is not None else []
+        progress.more()
     found.sort(key=lambda s: s.infinitely_fast)
-    changes = tuple(best_changes(setting, study.step, tries))
+    changes = tuple(best_changes(setting, study.step, tries, say))
     return Explanation(study.step, verdict, tuple(critical_path(study.trace)), tuple(found), changes)
 
 
@@ -98,16 +109,19 @@ def _verdict(found: list[Sensitivity], step: float) -> str:
     return f"{bound}: with infinitely fast {best.resource} the step would take {best.infinitely_fast / step:.0%} of its time"
 
 
-def best_changes(setting: Setting, step: float, tries: int = 12) -> list[Change]:
+def best_changes(setting: Setting, step: float, tries: int = 12, say: Say | None = None) -> list[Change]:
     """The three single changes of plan that gain most (only those that can run, fit and gain), of the first `tries` that fit."""
     found: list[Change] = []
-    for overrides, plan in neighbours(setting.plan):
+    near = neighbours(setting.plan)
+    progress = Progress(min(tries, len(near)), "changes of plan tried", say)
+    for overrides, plan in near:
         if tries == 0:
             break
         seconds = _seconds(plan, setting)
         if seconds is None:
             continue
         tries -= 1
+        progress.more()
         if seconds < step * (1.0 - _LEAST):
             found.append(Change(overrides, seconds, 1.0 - seconds / step))
     return sorted(found, key=lambda change: change.step_time_s)[:3]

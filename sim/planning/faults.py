@@ -16,6 +16,7 @@ import msgspec
 from sim.bind import Setting, bind
 from sim.plan import Plan
 from sim.planning.beside import ENOUGH, steps_beside
+from sim.planning.progress import Progress, Say
 from sim.tables import Tabular
 from topologies.errors import BadInput
 from topologies.load import Topology, load_topology
@@ -58,20 +59,25 @@ def faults(
     *,
     edits: tuple[str, ...] = (),
     calibration: str | Path | None = None,
+    say: Say | None = None,
 ) -> Faults:
     """The step of `plan` under each fault of `tried` (none given: `usual(topology)`), each alone, on `topology` after `edits`.
 
-    Raises `BadInput` for a fault that the machine does not have, or after which some ranks cannot reach each other.
+    `say` is told how far it is. Raises `BadInput` for a fault that the machine does not have, or after which some ranks cannot reach each other.
     """
     setting = bind(plan, topology, edits)
+    tried = tried or usual(setting.topology)
+    progress = Progress(1 + len(tried), "machines simulated, the whole one and each with a fault", say)
     whole = _step(setting, calibration)
+    progress.more()
     rows = []
-    for fault in tried or usual(setting.topology):
+    for fault in tried:
         edit, duty = _read(fault)
         broken = msgspec.structs.replace(setting, topology=load_topology(setting.topology, (edit,)))
         step = _step(broken, calibration)
         step = 1.0 / ((1.0 - duty) / whole + duty / step)
         rows.append(Fault(fault=fault, step_time_s=step, slowdown=step / whole))
+        progress.more()
     return Faults(plan=setting.plan.name or setting.plan.model_name, topology=setting.topology.name, step_time_s=whole, rows=tuple(rows))
 
 
@@ -90,7 +96,7 @@ def usual(topology: Topology) -> tuple[str, ...]:
         nic = next(iter(machine.nics))
         found += [f"flap=nic:n0/{nic}:0.1", f"fail=nic:n0/{nic}"]
     if topology.nodes > 1 and topology.cluster.fabric.spine_count > 1:
-        found.append("fail=spine:0")
+        found.append(f"fail=spine:{topology.cluster.fabric.spine_name(0, 0).removeprefix('net/spine')}")
     return tuple(found)
 
 

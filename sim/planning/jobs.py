@@ -16,6 +16,7 @@ from sim.bind import bind
 from sim.plan import Plan
 from sim.planning.beside import ENOUGH, steps_beside
 from sim.planning.places import PLACEMENTS, placed
+from sim.planning.progress import Progress, Say
 from sim.tables import Tabular
 from topologies.errors import BadInput
 from topologies.load import Topology, load_topology
@@ -70,23 +71,29 @@ def jobs(
     placements: Sequence[str | Sequence[Sequence[int]]] = PLACEMENTS,
     *,
     edits: tuple[str, ...] = (),
+    say: Say | None = None,
 ) -> Jobs:
     """Simulates all `plans` at once on disjoint ranks of `topology` after `edits`, and each alone in the same places.
 
     A placement is "compact" (each job on the next free ranks), "spread" (jobs take the ranks of every node in turn), or for each job
-    the ranks that it takes. Raises `BadInput` for places that do not exist, are taken twice, or do not suffice.
+    the ranks that it takes. `say` is told how far it is. Raises `BadInput` for places that do not exist, are taken twice, or do not suffice.
     """
     if len(plans) < 2:
         raise BadInput(f"a study of jobs needs two plans or more, got {len(plans)}. For one plan use predict")
     machine = load_topology(topology, edits)
     settings = [bind(plan, machine) for plan in plans]
     rows: list[Job] = []
+    progress = Progress((len(plans) + 1) * len(placements), "runs simulated, each job alone and all together", say)
     for placement in placements:
         places = placed([s.plan.world for s in settings], machine, placement)
-        alone = [steps_beside([(s, p)], [ENOUGH])[0] for s, p in zip(settings, places, strict=True)]
+        alone: list[float] = []
+        for setting, mine in zip(settings, places, strict=True):
+            alone += steps_beside([(setting, mine)], [ENOUGH])
+            progress.more()
         longest = max(alone)
         steps = [min(_MOST_STEPS, max(ENOUGH, math.ceil(ENOUGH * longest / one))) if one > 0 else ENOUGH for one in alone]
         together = steps_beside(list(zip(settings, places, strict=True)), steps)
+        progress.more()
         name = placement if isinstance(placement, str) else "given"
         for at, setting in enumerate(settings):
             rows.append(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from sim.plan import Plan
 from sim.planning.capacity import Capacity, capacity
+from sim.planning.progress import Progress, Say
 from sim.tables import aligned, frame
 from topologies.cluster import parse
 from topologies.errors import BadInput, Refused
@@ -38,24 +39,34 @@ def _line(one: Capacity) -> tuple[str, ...]:
     return (f"{one.gpus:,}", f"{one.step_time_s:.4g}", *figures)
 
 
-def scaling(plan: Plan, machine: str, gpus: Iterable[int], tokens: float, weak: bool = False, **options: object) -> Curve:
+def scaling(
+    plan: Plan, machine: str, gpus: Iterable[int], tokens: float, weak: bool = False, say: Say | None = None, **options: object
+) -> Curve:
     """The same training on more and more GPUs by data parallelism: strong (same global batch) or weak (batch grows with them).
 
     `machine`: one node, or a cluster of such nodes. Sizes that the plan cannot be spread over are left out.
+    `say` is told how far it is.
     """
     machine = _node(machine)
     per_node = load_topology(machine).gpus
-    found = Curve()
-    for count in gpus:
-        spread = _spread(plan, count, weak)
-        if spread is None:
-            continue
-        nodes = -(-count // per_node)
-        try:
-            found.append(capacity(spread, machine if nodes == 1 else f"{nodes}x {machine}", tokens, **options))  # type: ignore[arg-type]
-        except Refused:
-            continue
+    found, sizes = Curve(), tuple(gpus)
+    progress = Progress(len(sizes), "sizes of cluster simulated", say)
+    for count in sizes:
+        one = _sized(plan, machine, count, -(-count // per_node), tokens, weak, options)
+        found += [one] if one is not None else []
+        progress.more()
     return found
+
+
+def _sized(plan: Plan, machine: str, gpus: int, nodes: int, tokens: float, weak: bool, options: dict[str, object]) -> Capacity | None:
+    """The training on so many GPUs; None where the plan cannot be spread over them."""
+    spread = _spread(plan, gpus, weak)
+    if spread is None:
+        return None
+    try:
+        return capacity(spread, machine if nodes == 1 else f"{nodes}x {machine}", tokens, **options)  # type: ignore[arg-type]
+    except Refused:
+        return None
 
 
 def _node(cluster: str) -> str:
@@ -85,7 +96,7 @@ def _spread(plan: Plan, gpus: int, weak: bool) -> Plan | None:
     return msgspec.structs.replace(plan, parallel=parallel, batch=msgspec.structs.replace(plan.batch, global_=batch, micro=micro))
 
 
-def smallest(plan: Plan, machine: str, tokens: float, days: float, most: int = 131_072, say: Callable[[str], None] | None = None,
+def smallest(plan: Plan, machine: str, tokens: float, days: float, most: int = 131_072, say: Say | None = None,
              **options: object) -> Capacity:  # fmt: skip
     """The smallest number of GPUs (powers of two times what whole nodes and the plan's tp x pp x cp take) that trains `tokens` within `days`; `options` are those of `capacity`.
 
@@ -98,7 +109,7 @@ def smallest(plan: Plan, machine: str, tokens: float, days: float, most: int = 1
     least = math.lcm(load_topology(machine).gpus, p.tp * p.pp * p.cp)
     sizes = [least * 2**i for i in range(18) if least * 2**i <= most]
     best: Capacity | None = None
-    for found in (one for size in sizes for one in scaling(plan, machine, (size,), tokens, False, **options)):
+    for found in (one for size in sizes for one in scaling(plan, machine, (size,), tokens, False, None, **options)):
         if say:
             say(f"{found.gpus} GPUs: {found.days:.1f} days")
         if found.fits and found.days <= days:

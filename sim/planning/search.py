@@ -18,9 +18,10 @@ from sim.planning.floor import Floor
 from sim.planning.front import open_questions
 from sim.planning.judge import Prices, Work, evaluate_chunk, priced, screen_chunk
 from sim.planning.pool import Pool, pool
+from sim.planning.progress import Say
 from sim.planning.space import SHORT, Candidate, plan_at, point
 from sim.planning.store import Row, Store, default_file
-from sim.planning.sweep import Say, Sweep, concluded, header_of
+from sim.planning.sweep import Sweep, concluded, header_of
 from topologies.errors import BadInput
 
 _BATCH = 8

@@ -9,8 +9,7 @@ another has reached is not simulated. Each is simulated in the fewest ops (`scre
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -24,12 +23,12 @@ from sim.planning.floor import Floor
 from sim.planning.front import beaten, cautious, open_questions, pareto
 from sim.planning.judge import Open, Prices, Work, evaluate_chunk, priced, screen_chunk
 from sim.planning.pool import Pool, pool
+from sim.planning.progress import Progress, Say
 from sim.planning.space import Candidate, TooLarge, base_tree, candidates, named
 from sim.planning.store import Row, Store, default_file, forget
 from sim.planning.tables import Ranked
 from topologies.errors import BadInput
 
-Say = Callable[[str], None]
 _NUMBERS = re.compile(r"[0-9.]+")
 _CHUNK = 8
 _WAVE = 4
@@ -130,7 +129,7 @@ def _enumerate(base: Plan, space: dict[str, tuple[str, ...]], on: str, store: St
 
 def _screened(work: list[tuple[Candidate, Plan]], store: Store, place: Pool, prices: Prices, say: Say | None) -> list[Open]:
     """Plans that fit, the most promising first; the others are rows."""
-    progress = _Progress(len(work), "screened", say)
+    progress = Progress(len(work), "plans screened", say)
     waiting: list[Open] = []
     for rows, fits in place.map(screen_chunk, [Work(chunk, prices) for chunk in _chunks(work)]):
         store.add(rows)
@@ -144,7 +143,7 @@ def _simulated(
 ) -> None:
     """Simulates wave by wave; what another plan dominates, whatever its whole simulation may bring, is decided without."""
     done = [row for row in store.rows() if row.outcome == "done"]
-    progress = _Progress(len(waiting), "decided", say)
+    progress = Progress(len(waiting), "plans decided", say)
     size = _CHUNK * _WAVE * max(1, workers)
     while waiting:
         if not every:
@@ -201,22 +200,6 @@ def _chunks(work: list[tuple[Candidate, Plan]], size: int = _CHUNK) -> list[list
 
 def _why(one: Open) -> str:
     return f"its step takes at least {one.bound.step_time or 0.0:.4g} s: another plan is as fast and needs no more memory or money"
-
-
-class _Progress:
-    """Plans done, rate and time left, told every two seconds."""
-
-    def __init__(self, total: int, verb: str, say: Say | None) -> None:
-        self._total, self._verb, self._say, self._done = total, verb, say, 0
-        self._begun = self._told = time.monotonic()
-
-    def more(self, count: int) -> None:
-        self._done += count
-        now = time.monotonic()
-        if self._say and self._done and now - self._told > 2:
-            rate = self._done / (now - self._begun)
-            self._say(f"{self._done}/{self._total} plans {self._verb}, {rate:.0f} a second, {(self._total - self._done) / rate:.0f} s left")
-            self._told = now
 
 
 def _closest(rows: list[Row]) -> str:

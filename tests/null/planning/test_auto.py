@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from sim.files.planfile import load_plan
+import steptwin
+from sim.files.planfile import load_plan, read_plan
 from sim.plan import Plan
 from sim.planning.auto import auto_space
 from sim.planning.space import TooLarge, candidates, parse_space, plan_at, point, size_of
@@ -67,3 +70,18 @@ def test_a_space_without_end_is_refused_before_it_is_walked() -> None:
 
 def test_gpus_that_are_no_number_are_the_points_reason() -> None:
     assert plan_at(base("llama3-8b"), point({"tp": "2", "gpus": "many"}, "dgx-h100"), "many") == "gpus = many is no whole number"
+
+
+def test_a_base_that_does_not_divide_its_own_batch_is_split_anew(tmp_path: Path) -> None:
+    """A batch for few GPUs over the plan of many: the base's own data parallelism is replaced, so it need not divide the batch."""
+    plan = {"model": "gpt2-124m", "seq_len": 512, "batch": {"global": 16, "micro": 1}, "parallel": {"dp_shard": 128}}
+    with pytest.raises(BadInput, match=r"batch.global = 16 is no multiple"):
+        load_plan(plan)
+    draft = read_plan(plan)
+    space = auto_space(draft, "dgx-h100", 8) | {"tp": ("1",), "pp": ("1",), "micro": ("1",), "recompute": ("none",)}
+    plans = [one for _, one in candidates(draft, space, "dgx-h100") if isinstance(one, Plan)]
+    assert {(one.world, one.global_batch) for one in plans} == {(8, 16)}
+    found = steptwin.sweep(plan, "tp=1 gpus=8", "dgx-h100", tmp_path / "s.sqlite")
+    assert found.best is not None and found.best.gpus == 8
+    with pytest.raises(BadInput, match=r"nothing in the space can run \(1 points\): batch.global = 16 is no multiple"):
+        steptwin.sweep(plan, "tp=1", "16x dgx-h100", tmp_path / "t.sqlite")

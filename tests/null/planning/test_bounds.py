@@ -12,7 +12,7 @@ from sim.bind import bind
 from sim.figures import figures_of_memory
 from sim.files.planfile import load_plan
 from sim.plan import Plan
-from sim.planning import sweep as sweeping
+from sim.planning import progress
 from sim.planning.bound import Bounds
 from sim.planning.floor import Floor
 from sim.planning.judge import Depth, Work, evaluate_chunk, screen_chunk
@@ -204,10 +204,10 @@ def test_progress_is_told_every_two_seconds(tmp_path: Path, monkeypatch: pytest.
         now += 3.0
         return now
 
-    monkeypatch.setattr(sweeping, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=clock))
     said: list[str] = []
     sweep(PLAN, parse_space("micro=1,2"), "dgx-h100", tmp_path / "s.sqlite", say=said.append)
-    assert said[0] == "2/2 plans screened, 1 a second, 0 s left"
+    assert said[0] == "2/2 plans screened, 2 s each, 0 s left"
     assert said[-1].startswith("2/2 plans decided, ") and said[-1].endswith(", 0 s left")
 
 

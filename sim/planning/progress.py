@@ -1,0 +1,28 @@
+"""How far a long study is, for a person who waits: what is done, how fast, and how long the rest takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+Say = Callable[[str], None]
+_EVERY = 2.0
+"""Seconds between two lines, at least."""
+
+
+class Progress:
+    """Things done of `total`, rate and time left, told every two seconds. `what`: "plans screened"."""
+
+    def __init__(self, total: int, what: str, say: Say | None) -> None:
+        self._total, self._what, self._say, self._done = total, what, say, 0
+        self._begun = self._told = time.monotonic()
+
+    def more(self, count: int = 1) -> None:
+        """So many more are done."""
+        self._done += count
+        now = time.monotonic()
+        if self._say and self._done and now - self._told > _EVERY:
+            rate = self._done / (now - self._begun)
+            speed = f"{rate:.0f} a second" if rate >= 1 else f"{1 / rate:.0f} s each"
+            self._say(f"{self._done}/{self._total} {self._what}, {speed}, {(self._total - self._done) / rate:.0f} s left")
+            self._told = now

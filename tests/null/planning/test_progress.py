@@ -1,0 +1,74 @@
+"""Studies that take long say how far they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sim.bind import bind
+from sim.files.planfile import load_plan
+from sim.planning import progress
+from sim.planning.explain import explain
+from sim.planning.faults import faults
+from sim.planning.jobs import jobs
+from sim.planning.progress import Progress, Say
+from sim.planning.scaling import scaling
+
+PLAN = load_plan({"model": "gpt2-124m", "seq_len": 128, "batch": {"global": 16, "micro": 1}, "parallel": {"dp_replicate": 8}})
+SMALL = load_plan(PLAN, ("parallel.dp_replicate=2", "batch.global=2"))
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that gains three seconds at each look."""
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 3.0
+        return now
+
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=clock))
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize(
+    ("study", "lines"),
+    [
+        (
+            lambda say: explain(bind(PLAN, "dgx-h100"), say=say),
+            ("simulating the step, for its critical path", "1/11 resources made faster, "),
+        ),
+        (lambda say: explain(bind(PLAN, "dgx-h100"), say=say), ("1/9 changes of plan tried, ",)),
+        (lambda say: faults(PLAN, "dgx-h100", say=say), ("1/3 machines simulated, ", "3/3 machines simulated, ")),
+        (lambda say: jobs([SMALL, SMALL], "dgx-h100", say=say), ("1/6 runs simulated, ", "6/6 runs simulated, ")),
+        (
+            lambda say: scaling(PLAN, "dgx-h100", (8, 16), 1e9, say=say),
+            ("1/2 sizes of cluster simulated, ", "2/2 sizes of cluster simulated, "),
+        ),
+    ],
+    ids=["explain", "its changes", "faults", "jobs", "scaling"],
+)
+def test_a_study_says_how_far_it_is(study: Callable[[Say], Any], lines: tuple[str, ...]) -> None:
+    said: list[str] = []
+    study(said.append)
+    for line in lines:
+        assert any(one.startswith(line) for one in said), (line, said)
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_rate_below_one_a_second_is_said_in_seconds_each() -> None:
+    said: list[str] = []
+    told = Progress(4, "sizes", said.append)
+    told.more()
+    told.more(3)
+    assert said == ["1/4 sizes, 3 s each, 9 s left", "4/4 sizes, 2 s each, 0 s left"]
+
+
+def test_nothing_is_said_of_what_is_fast() -> None:
+    said: list[str] = []
+    Progress(4, "sizes", said.append).more(4)
+    assert said == []
