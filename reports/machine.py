@@ -19,9 +19,13 @@ COLOURS |= {"dram": "#999999", "net": "#D55E00", "spine": "#b8860b"}
 _SHAPES = {"gpu": ("square", "#5a9f00", 26), "nic": ("diamond", "#D55E00", 20), "sw": ("circle", "#0072B2", 18)}
 _SHAPES |= {"root": ("circle-open", "#0072B2", 18), "numa": ("hexagon", "#8e6fbf", 22), "socket": ("hexagon2", "#5b4a91", 28)}
 _SHAPES |= {"dram": ("square-open", "#777777", 18), "nvswitch": ("star-diamond", "#3d6d00", 30)}
-_SHAPES |= {"leaf": ("triangle-up", "#b8860b", 22), "spine": ("triangle-up-open", "#b8860b", 22)}
+_SHAPES |= {
+    "leaf": ("triangle-up", "#b8860b", 22),
+    "spine": ("triangle-up-open", "#b8860b", 22),
+    "core": ("star-triangle-up", "#b8860b", 22),
+}
 _PARTS = {"sw": "PCIe switch", "root": "PCIe root", "gpu": "GPU", "nic": "NIC", "dram": "host memory", "nvswitch": "NVSwitch"}
-_PARTS |= {"numa": "NUMA node", "leaf": "leaf switch", "spine": "spine switch"}
+_PARTS |= {"numa": "NUMA node", "leaf": "leaf switch", "spine": "spine switch", "core": "core switches"}
 _CROWD = 100
 """Links of one kind beyond which they are thin and only the legend and the hover text tell their rate."""
 _NAMES = 24
@@ -142,7 +146,7 @@ def _curve(a: Spot, b: Spot) -> list[Spot]:
 def _vertices(figure: go.Figure, graph: Any, kind: str, places: Mapping[str, Spot]) -> None:
     names = [name for name, data in graph.nodes(data=True) if data["kind"] == kind]
     symbol, colour, size = _SHAPES.get(kind, ("circle", "#7f8c9b", 16))
-    crowd = len(names) > _NAMES or (kind == "spine" and len(names) > 8)
+    crowd = len(names) > _NAMES or (kind in ("spine", "core") and len(names) > 8)
     figure.add_trace(
         go.Scatter(
             x=[places[name][0] for name in names],

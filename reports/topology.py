@@ -21,7 +21,7 @@ _LINKS = {
     "numa": "numa: inside a socket",
     "upi": "upi: between sockets",
     "net": "net: NIC to network switch",
-    "spine": "spine: leaf to spine switch",
+    "spine": "spine: leaf to spine switch, spine to core",
 }
 _PATHS = {
     "LOC": "the rank itself",

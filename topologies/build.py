@@ -19,6 +19,7 @@ mesh = [[0, 1, 4]]            # GPUs 0 and 1 are joined by 4 links; or switch = 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 import msgspec
@@ -170,6 +171,7 @@ def _nvlinks(table: Table, machine: Machine) -> dict[str, Link]:
         mesh = [[number_of(a), number_of(b), each] for i, a in enumerate(names) for b in names[i + 1 :]]
     if not isinstance(mesh, (list, tuple)):
         raise BadInput(f'{nvlink.at("mesh")} must be a list of [gpu, gpu, links] or "all"')
+    taken: Counter[str] = Counter()
     for row in mesh:
         a, b, count = _row(row, machine, nvlink.at("mesh"))
         gpu = machine.gpus[a]
@@ -178,6 +180,13 @@ def _nvlinks(table: Table, machine: Machine) -> dict[str, Link]:
         kind = "xgmi" if gpu.arch.startswith("gfx") else "nvlink"
         rate = gpu.nvlink / gpu.nvlink_links * count
         links[f"{a}>{b}"] = links[f"{b}>{a}"] = Link(kind, rate, LATENCY[kind])
+        for name in (a, b):
+            taken[name] += count
+            if taken[name] > machine.gpus[name].nvlink_links:
+                raise BadInput(
+                    f"{nvlink.at('mesh')}: {taken[name]} links end at {name}, but a {machine.gpus[name].name} "
+                    f"has {machine.gpus[name].nvlink_links}"
+                )
     return links
 
 

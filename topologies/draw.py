@@ -46,6 +46,10 @@ def _kind(name: str) -> str:
     return "engine" if name.endswith((".h2d", ".d2h")) or name.startswith("copy@") else kind_of(name) or name
 
 
+def _switch(name: str) -> str:
+    return next(kind for kind in ("leaf", "spine", "core") if name.startswith(f"net/{kind}"))
+
+
 def _label(gpus: Mapping[str, Any], nics: Mapping[str, Any], name: str) -> str:
     part = gpus.get(name) or nics.get(name)
     return f"{name} {part.name}" if part else name
@@ -61,13 +65,16 @@ def _network(found: networkx.DiGraph[Any], cluster: Cluster, places: Mapping[int
             leaves[leaf] = None
             names += [(f"n{node}/{nic}", leaf), (leaf, f"n{node}/{nic}")]
     if len(leaves) > 1 or cluster.nodes > fabric.pod:
-        for leaf in leaves:
-            for spine in (f"net/spine{i}" for i in range(fabric.spine_count)):
-                names += [(leaf, spine), (spine, leaf)]
+        for node in range(0, nodes, fabric.pod):
+            for i in range(fabric.spine_count):
+                spine = fabric.spine_name(node // fabric.pod, i)
+                ends = [leaf for leaf in leaves if leaf.startswith(f"net/leaf{node // fabric.pod}.")]
+                ends += [f"net/core{i}"] if 0 < fabric.block_nodes < cluster.nodes else []
+                names += [pair for end in ends for pair in ((end, spine), (spine, end))]
     for a, b in names:
         if f"{a}>{b}" in rates:
             link = rates.link(f"{a}>{b}")
             for name in (a, b):
                 if name.startswith("net/"):
-                    found.add_node(name, kind="leaf" if "leaf" in name else "spine", node=-1, label=name.removeprefix("net/"))
+                    found.add_node(name, kind=_switch(name), node=-1, label=name.removeprefix("net/"))
             found.add_edge(a, b, kind=link.kind, rate=link.rate, latency=link.latency)

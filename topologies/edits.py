@@ -5,7 +5,7 @@ fail=link:gpu0-sw0           a cable, both directions, on every node; fail=link:
                              fail=link:net/leaf0.0-net/spine2, fail=spine:2, fail=nic:n0/nic1, fail=nvswitch:2 (two chips)
 without=nvswitch             also nvlink, nic, p2p
 slow=r3:0.8                  rank 3 computes at 0.8 of full speed; slow=n2:0.8 all ranks of node 2
-oversubscription=2  rails=4  pod=16  spines=8
+oversubscription=2  rails=4  pod=16  spines=8  block=8  core_oversubscription=7
 ranks_per_node=4             use so many GPUs of each node
 order=3,2,1,0                which device of its node each local rank takes; order=scatter: ranks round the nodes
 gpu=h200-sxm                 other GPUs in the same places; gpu.memory=96 GiB, gpu.bandwidth, gpu.power, gpu.flops.bf16 ...
@@ -98,9 +98,9 @@ def _set_links(machine: Machine, kind: str, what: str, amount: float) -> Machine
 
 def _fabric(cluster: Cluster, key: str, value: str) -> Cluster:
     try:
-        number: float = float(value) if key == "oversubscription" else int(value)
+        number: float = float(value) if "oversubscription" in key else int(value)
     except ValueError:
-        kind = "number" if key == "oversubscription" else "whole number"
+        kind = "number" if "oversubscription" in key else "whole number"
         raise BadInput(f"{key}={value[:40]}: must be a {kind}") from None
     read_fabric({key: number}, "the edit")
     return msgspec.structs.replace(cluster, fabric=msgspec.structs.replace(cluster.fabric, **{key: number}))
@@ -192,6 +192,8 @@ _EDITS: dict[str, Edit] = {
     "rails": _fabric,
     "pod": _fabric,
     "spines": _fabric,
+    "block": _fabric,
+    "core_oversubscription": _fabric,
     "slow": _slow,
     "ranks_per_node": _ranks,
     "order": _order,

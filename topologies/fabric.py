@@ -1,7 +1,9 @@
-"""The network between nodes: leaf switches by rail, spines above, each uplink with its own rate.
+"""The network between nodes: leaf switches by rail, spines above, core switches over those, each uplink with its own rate.
 
 NIC k of a node belongs to rail k modulo `rails`; a leaf takes one rail of `pod` nodes (`rails = 1`: all NICs of them),
 and each leaf has one uplink to every spine. Names: `net/leaf2.5` (pod 2, rail 5), `net/spine3`.
+With `block`, so many pods share spines, and core switches join the blocks (three tiers): `net/spine1.3` (block 1), above it `net/core3`,
+which stands for all core switches over the third spine of each block, as one link does for its cables to them.
 Routes between leaves pick the spine by destination, as InfiniBand's fat-tree routing does (d-mod-k: Zahavi et al.,
 "Optimized InfiniBand fat-tree routing for shift all-to-all communication patterns", 2009), so shifts do not collide.
 """
@@ -9,6 +11,7 @@ Routes between leaves pick the spine by destination, as InfiniBand's fat-tree ro
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 import msgspec
 
@@ -17,7 +20,7 @@ from topologies.table import Table
 
 
 class Fabric(msgspec.Struct, frozen=True, kw_only=True):
-    """The switches between nodes: leaves of `pod` nodes on each of `rails` rails, and spines above them (a fat tree)."""
+    """The switches between nodes: leaves of `pod` nodes on each of `rails` rails, and spines above them (a fat tree of two or three tiers)."""
 
     rails: int = 1
     pod: int = 32
@@ -26,6 +29,10 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
     """Rate down from a leaf to its NICs over the rate up to the spines."""
     spines: int = 0
     """0: as many as give each uplink the rate of one NIC."""
+    block: int = 0
+    """Pods that share spines; core switches join such blocks. 0: all pods share them, and there is no core."""
+    core_oversubscription: float = 1.0
+    """Rate down from a spine to its leaves over the rate up to the core."""
     hop: float = 0.3e-6
     """Seconds from one switch to the next: a switch (0.1-0.15 us, InfiniBand) and its cables. Assumed."""
     uplink: float = 0.0
@@ -41,28 +48,49 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
     def leaf(self, node: int, rail: int) -> str:
         return f"net/leaf{node // self.pod}.{rail}"
 
-    def spine(self, leaf_a: str, leaf_b: str, key: int) -> str:
-        """The spine of a flow with this key; the next one in service where links have failed. Raises `BadInput`."""
-        count = self.spine_count
+    @property
+    def block_nodes(self) -> int:
+        """Nodes below one set of spines; 0: all of them."""
+        return self.pod * self.block
+
+    def block_of(self, pod: int) -> int:
+        return pod // self.block if self.block else 0
+
+    def spine_name(self, pod: int, place: int) -> str:
+        """The spine at `place` over the leaves of a pod."""
+        return f"net/spine{self.block_of(pod)}.{place}" if self.block else f"net/spine{place}"
+
+    def between(self, pod_a: int, leaf_a: str, pod_b: int, leaf_b: str, key: int) -> tuple[str, ...]:
+        """The switches over two leaves that a flow with this key takes; the next ones in service where some have failed. Raises `BadInput`."""
+        count, apart = self.spine_count, self.block_of(pod_a) != self.block_of(pod_b)
         for step in range(count):
-            spine = f"net/spine{(key + step) % count}"
-            if not self.failed or not {f"{leaf_a}>{spine}", f"{spine}>{leaf_b}", spine} & self.failed:
-                return spine
+            place = (key + step) % count
+            up, down = self.spine_name(pod_a, place), self.spine_name(pod_b, place)
+            way = (up, f"net/core{place}", down) if apart else (up,)
+            hops = pairwise((leaf_a, *way, leaf_b))
+            if not self.failed or not {*way, *(f"{u}>{v}" for u, v in hops)} & self.failed:
+                return way
         raise BadInput(f"the network is disconnected: no spine is left between {leaf_a} and {leaf_b}")
 
 
-def read_fabric(value: object, where: str) -> Fabric:
-    """A fabric from `[fabric]`. Raises `BadInput`."""
-    table = Table({} if value is None else value, where, ("rails", "pod", "oversubscription", "spines", "hop", "uplink", "source"))
-    base = Fabric()
-    return Fabric(
+KEYS = ("rails", "pod", "oversubscription", "spines", "block", "core_oversubscription", "hop", "uplink", "source")
+
+
+def read_fabric(value: object, where: str, base: Fabric | None = None) -> Fabric:
+    """A fabric from `[fabric]`; what it does not say is as in `base`. Raises `BadInput`."""
+    table = Table({} if value is None else value, where, KEYS)
+    base = base or Fabric()
+    return msgspec.structs.replace(
+        base,
         rails=table.whole("rails", base.rails, least=1, most=256),
         pod=table.whole("pod", base.pod, least=1, most=65536),
         oversubscription=table.number("oversubscription", base.oversubscription, least=1.0),
         spines=table.whole("spines", base.spines, most=65536),
+        block=table.whole("block", base.block, most=65536),
+        core_oversubscription=table.number("core_oversubscription", base.core_oversubscription, least=1.0),
         hop=table.duration("hop", base.hop),
-        uplink=table.rate("uplink"),
-        source=table.text("source"),
+        uplink=table.rate("uplink", base.uplink),
+        source=table.text("source", base.source),
     )
 
 

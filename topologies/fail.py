@@ -35,10 +35,8 @@ def _through(link: str) -> bool:
 def fail(cluster: Cluster, value: str) -> Cluster:
     """`cluster` after a failure: `link:gpu0-sw0`, `link:n3/gpu0-n3/sw0`, `nic:n0/nic1`, `nvswitch:2`, `spine:3`, `leaf:0.1`."""
     what, colon, where = value.partition(":")
-    if what == "spine" and colon:
-        return _fail_switch(cluster, f"net/spine{where}")
-    if what == "leaf" and colon:
-        return _fail_switch(cluster, f"net/leaf{where}")
+    if what in ("leaf", "spine", "core") and colon:
+        return _fail_switch(cluster, f"net/{what}{where}")
     if what == "link" and colon:
         return _fail_link(cluster, where)
     if what in ("nic", "nvswitch"):
@@ -46,7 +44,7 @@ def fail(cluster: Cluster, value: str) -> Cluster:
         return _on(cluster, node, (lambda m: _drop(m, {name})) if what == "nic" else (lambda m: _chips(m, name or "1")))
     if what == "gpu":
         raise BadInput("fail=gpu: a rank without its GPU cannot train. Use fewer GPUs: ranks_per_node=7, or slow=r3:0.5")
-    raise UnknownName("failure", what, ("link", "nic", "nvswitch", "spine", "leaf"), f"fail={value[:60]}")
+    raise UnknownName("failure", what, ("link", "nic", "nvswitch", "spine", "leaf", "core"), f"fail={value[:60]}")
 
 
 def _node(cluster: Cluster, name: str) -> tuple[int | None, str]:
@@ -151,15 +149,27 @@ def _fail_cable(cluster: Cluster, a: str, b: str) -> Cluster:
 
 
 def _fail_switch(cluster: Cluster, name: str) -> Cluster:
-    """A spine: routes avoid it. A leaf: the nodes of its pod lose their NICs of its rail."""
+    """A spine or the core switches over one: routes avoid them. A leaf: the nodes of its pod lose their NICs of its rail."""
     fabric = cluster.fabric
-    spine = re.fullmatch(r"net/spine(\d{1,6})", name)
     leaf = re.fullmatch(r"net/leaf(\d{1,6})\.(\d{1,3})", name)
-    if spine and int(spine.group(1)) < fabric.spine_count and cluster.nodes > 1:
+    if _is_upper(cluster, name):
         return msgspec.structs.replace(cluster, fabric=msgspec.structs.replace(fabric, failed=fabric.failed | {name}))
     if leaf and int(leaf.group(1)) * fabric.pod < cluster.nodes and int(leaf.group(2)) < fabric.rails and cluster.nodes > 1:
         return _fail_leaf(cluster, int(leaf.group(1)), int(leaf.group(2)))
-    raise BadInput(f"fail: {cluster.name} has no switch {name[:40]}; it has spines 0 to {fabric.spine_count - 1} and {fabric.rails} rails")
+    spines = f"{'0.' if fabric.block else ''}0 to {fabric.spine_name(0, fabric.spine_count - 1).removeprefix('net/spine')}"
+    raise BadInput(f"fail: {cluster.name} has no switch {name[:40]}; it has spines {spines} and {fabric.rails} rails")
+
+
+def _is_upper(cluster: Cluster, name: str) -> bool:
+    """Whether a spine or core switch of this name is there."""
+    fabric = cluster.fabric
+    match = re.fullmatch(r"net/(?:core|spine(?:(\d{1,6})\.)?)(\d{1,6})", name)
+    if match is None or int(match.group(2)) >= fabric.spine_count or cluster.nodes == 1:
+        return False
+    if name.startswith("net/core"):
+        return 0 < fabric.block_nodes < cluster.nodes
+    pod = int(match.group(1) or 0) * (fabric.block or 1)
+    return name == fabric.spine_name(pod, int(match.group(2))) and pod * fabric.pod < cluster.nodes
 
 
 def _fail_leaf(cluster: Cluster, pod: int, rail: int) -> Cluster:

@@ -85,10 +85,7 @@ def _cluster_file(path: Path, chain: tuple[str, ...]) -> Cluster | None:
     cluster = _cluster(table.text("nodes"), path.parent, chain)
     import msgspec
 
-    fabric = cluster.fabric
-    if "fabric" in table:
-        base = {k: v for k, v in msgspec.structs.asdict(fabric).items() if k in ("rails", "pod", "oversubscription", "spines")}
-        fabric = read_fabric(merge_fabric(base, table.raw("fabric")), table.at("fabric"))
+    fabric = read_fabric(table.raw("fabric"), table.at("fabric"), cluster.fabric)
     cluster = msgspec.structs.replace(cluster, name=table.text("name", path.stem), fabric=fabric)
     edits = table.raw("edits", [])
     if not isinstance(edits, list) or not all(isinstance(edit, str) for edit in edits):

@@ -130,16 +130,40 @@ class Rates(Mapping[str, float]):
         return site.machine.links[f"{short}>{outer[len(prefix) :]}"]
 
     def _uplink(self, name: str, a: str, b: str) -> Link:
+        """Between leaf and spine, or between spine and core. Raises `KeyError` for one that the fabric does not have."""
         fabric = self._cluster.fabric
-        leaf, spine = (a, b) if a.startswith("net/leaf") else (b, a)
-        match = re.fullmatch(r"net/leaf(\d{1,7})\.(\d{1,3})", leaf)
-        top = re.fullmatch(r"net/spine(\d{1,7})", spine)
-        if not match or not top or int(match.group(2)) >= fabric.rails or int(top.group(1)) >= fabric.spine_count:
+        low, high = (b, a) if (a.startswith("net/core") or b.startswith("net/leaf")) else (a, b)
+        if {low, high} & fabric.failed:
             raise KeyError(name)
-        if int(match.group(1)) * fabric.pod >= self._cluster.nodes or {leaf, spine} & fabric.failed:
+        leaf = re.fullmatch(r"net/leaf(\d{1,7})\.(\d{1,3})", low)
+        if leaf is None:
+            return self._core_link(name, low, high)
+        pod, rail, place = int(leaf.group(1)), int(leaf.group(2)), re.search(r"\d{1,7}\Z", high)
+        fits = place is not None and int(place[0]) < fabric.spine_count and high == fabric.spine_name(pod, int(place[0]))
+        if not fits or rail >= fabric.rails or pod * fabric.pod >= self._cluster.nodes:
             raise KeyError(name)
-        down = fabric.pod * self._rail_rate[int(match.group(2))]
-        return Link("spine", fabric.uplink or down / fabric.oversubscription / fabric.spine_count, fabric.hop)
+        return Link("spine", self._up(rail), fabric.hop)
+
+    def _up(self, rail: int) -> float:
+        """Bytes per second of one uplink of a leaf."""
+        fabric = self._cluster.fabric
+        return fabric.uplink or fabric.pod * self._rail_rate[rail] / fabric.oversubscription / fabric.spine_count
+
+    def _core_link(self, name: str, spine: str, core: str) -> Link:
+        """All cables of a spine to the core switches above it."""
+        fabric = self._cluster.fabric
+        match = re.fullmatch(r"net/spine(\d{1,7})\.(\d{1,7})", spine)
+        if (
+            match is None
+            or not 0 < fabric.block_nodes < self._cluster.nodes
+            or int(match.group(2)) >= fabric.spine_count
+            or core != f"net/core{int(match.group(2))}"
+        ):
+            raise KeyError(name)
+        if int(match.group(1)) * fabric.block_nodes >= self._cluster.nodes:
+            raise KeyError(name)
+        down = fabric.block * sum(self._up(rail) for rail in range(fabric.rails))
+        return Link("spine", down / fabric.core_oversubscription, fabric.hop)
 
     def __iter__(self) -> Iterator[str]:
         fabric = self._cluster.fabric
@@ -154,8 +178,12 @@ class Rates(Mapping[str, float]):
         if self._cluster.nodes > 1:
             for pod in range(-(-self._cluster.nodes // fabric.pod)):
                 for rail in range(fabric.rails):
-                    for spine in range(fabric.spine_count):
-                        yield from self._both(f"net/leaf{pod}.{rail}", f"net/spine{spine}")
+                    for place in range(fabric.spine_count):
+                        yield from self._both(f"net/leaf{pod}.{rail}", fabric.spine_name(pod, place))
+            blocks = -(-self._cluster.nodes // fabric.block_nodes) if fabric.block else 1
+            for block in range(blocks if blocks > 1 else 0):
+                for place in range(fabric.spine_count):
+                    yield from self._both(f"net/spine{block}.{place}", f"net/core{place}")
 
     def _both(self, a: str, b: str) -> Iterator[str]:
         failed = self._cluster.fabric.failed

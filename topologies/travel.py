@@ -44,7 +44,8 @@ def across(fabric: Fabric, a: End, b: End) -> tuple[tuple[str, ...], str, bool]:
     if leaf_a != leaf_b:
         # The destination's place below its leaf, so that destinations of one leaf are spread over the spines.
         same = [nic for nic, at in site_b.rails.items() if at == rail]
-        between = (leaf_a, fabric.spine(leaf_a, leaf_b, node_b % fabric.pod * len(same) + same.index(nic_b)), leaf_b)
+        key = node_b % fabric.pod * len(same) + same.index(nic_b)
+        between = (leaf_a, *fabric.between(node_a // fabric.pod, leaf_a, node_b // fabric.pod, leaf_b, key), leaf_b)
     hops = (f"n{node_a}/{nic_a}", *between, f"n{node_b}/{nic_b}")
     last = _near(site_b, nic_b, slot_b, inward=True)
     links = (*_full(node_a, first), *(f"{u}>{v}" for u, v in pairwise(hops)), *_full(node_b, last))

@@ -30,7 +30,20 @@ Prices = Annotated[Path | None, typer.Option("--prices", help="TOML with prices 
 Workers = Annotated[int, typer.Option("--workers", help="Processes of this machine that share the work")]
 
 _MACHINE = ("link", "gpu", "cpu", "nic", "disk", "store")
-_KEYS = ("oversubscription", "rails", "pod", "spines", "ranks_per_node", "order", "slow", "p2p", "fail", "without")
+_KEYS = (
+    "oversubscription",
+    "rails",
+    "pod",
+    "spines",
+    "block",
+    "core_oversubscription",
+    "ranks_per_node",
+    "order",
+    "slow",
+    "p2p",
+    "fail",
+    "without",
+)
 
 
 class Desk(Protocol):

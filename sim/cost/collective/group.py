@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from sim.cost.collective.rings import ring_rate
@@ -55,42 +57,68 @@ class GroupShape(msgspec.Struct, frozen=True):
 
 
 def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -> GroupShape:
-    """The shape of `ranks` (in group order); `siblings` equal groups communicate at the same moment."""
+    """The shape of `ranks` (in group order); `siblings` equal groups communicate at the same moment.
+
+    Where nodes differ (two kinds of machine, a failed NIC) the slowest of each thing counts, wherever it stands: rings and trees pass all nodes.
+    """
     nodes: dict[int, list[int]] = {}
     for rank in ranks:
         nodes.setdefault(topology.node(rank), []).append(rank)
-    inside = max(nodes.values(), key=len)
-    device = topology.device(ranks[0])
-    arch = device.arch if isinstance(device, Gpu) else "cpu"
-    near, intra = _neighbour(topology, inside)
-    first = next(iter(nodes.values()))
-    outside = next((members for node, members in nodes.items() if node != topology.node(ranks[0])), None)
-    far = topology.path(first[0], outside[0]) if outside else None
-    wires = [nic.name.lower() for nic in _nics(topology, ranks[0])]
+    kinds = _kinds(topology, nodes)
+    inside, (near, intra) = min(((kind, _neighbour(topology, kind)) for kind in kinds), key=_pace)
+    chip = min((topology.device(kind[0]) for kind in kinds), key=lambda device: device.clock)
+    far = _far(topology, nodes, kinds)
+    wires = [[nic.name.lower() for nic in _nics(topology, kind[0])] for kind in kinds]
+    inter = min(_inter(topology, kind, siblings) for kind in kinds) if far else 0.0
     return GroupShape(
         ranks=len(ranks),
         nodes=len(nodes),
-        local=len(inside),
-        arch=arch,
+        local=max(len(kind) for kind in kinds),
+        arch=chip.arch if isinstance(chip, Gpu) else "cpu",
         link=near.kind if near else "NET",
         intra=intra,
-        switched=_switched(topology, inside),
-        inter=_inter(topology, first, siblings) if far else 0.0,
-        spread=_spread(topology, nodes, _inter(topology, first, siblings)) if far else 1.0,
-        efa=any("efa" in name for name in wires),
-        sockets=any(name.startswith(("ethernet", "tcp")) for name in wires),
+        switched=all(_switched(topology, kind) for kind in kinds if len(kind) > 1) and near is not None,
+        inter=inter,
+        spread=_spread(topology, nodes, inter) if far else 1.0,
+        efa=any("efa" in name for names in wires for name in names),
+        sockets=any(name.startswith(("ethernet", "tcp")) for names in wires for name in names),
         nearest=near.rate if near else 0.0,
         exchange=_exchange(topology, inside) if near and near.kind not in ("NVL", "NVB") else 0.0,
         crossing=_crossing(topology, nodes) if far else 1.0,
-        sharp=any(name.startswith("ib-") for name in wires),
-        clock=device.clock if isinstance(device, Gpu) else 0.0,
+        sharp=all(any(name.startswith("ib-") for name in names) for names in wires),
+        clock=chip.clock if isinstance(chip, Gpu) else 0.0,
         intra_links=near.links if near else (),
-        inter_links=tuple(dict.fromkeys(link for path in _crossings(topology, nodes) for link in path.links if "net/" in link)),
+        inter_links=_cables(topology, nodes),
         neighbour_latency=near.latency if near else 0.0,
         network_latency=far.latency if far else 0.0,
-        amd="epyc" in topology.host(topology.node(ranks[0])).name.lower(),
-        staged=any(topology.path(inside[0], other).staged for other in inside[1:]),
+        amd=any("epyc" in topology.host(topology.node(kind[0])).name.lower() for kind in kinds),
+        staged=any(topology.path(kind[0], other).staged for kind in kinds for other in kind[1:]),
     )
+
+
+def _kinds(topology: Topology, nodes: dict[int, list[int]]) -> list[list[int]]:
+    """The members on the first node of each kind: nodes of one kind are the same machine with as many members on the same places."""
+    found: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    for node, members in nodes.items():
+        found.setdefault((id(topology.machine(node)), tuple(topology.local(rank) for rank in members)), members)
+    return list(found.values())
+
+
+def _pace(kind: tuple[list[int], tuple[Path | None, float]]) -> tuple[float, int]:
+    """How fast the members of a node pass data on; alone on a node, nothing inside it is slow."""
+    members, (near, rate) = kind
+    return (rate if near else math.inf), -len(members)
+
+
+def _far(topology: Topology, nodes: dict[int, list[int]], kinds: list[list[int]]) -> Path | None:
+    """The way from the first node to the next; where nodes differ, the longest from one of each kind to a node beside it."""
+    if len(nodes) < 2:
+        return None
+    held = list(nodes.values())
+    if len(kinds) == 1:
+        return topology.path(held[0][0], held[1][0])
+    ways = [topology.path(kind[0], next(other for other in held if other is not kind)[0]) for kind in kinds]
+    return max(ways, key=lambda path: path.latency)
 
 
 def _nics(topology: Topology, rank: int) -> tuple[Nic, ...]:
@@ -138,21 +166,31 @@ def _crossings(topology: Topology, nodes: dict[int, list[int]]) -> list[Path]:
 
 
 def _crossing(topology: Topology, nodes: dict[int, list[int]]) -> float:
-    """The narrowest cable of the hops between nodes over the first, a NIC's own."""
-    rates = [topology.rates[link] for path in _crossings(topology, nodes) for link in path.links if "net/" in link]
-    return min(1.0, min(rates) / rates[0]) if rates else 1.0
+    """The narrowest cable of the hops between nodes over the narrowest of a NIC's own, which the NICs' rate counts already."""
+    rates = {link: topology.rates[link] for path in _crossings(topology, nodes) for link in path.links if "net/" in link}
+    own = [rate for link, rate in rates.items() if "/nic" in link]
+    return min(1.0, min(rates.values()) / min(own)) if own else 1.0
+
+
+def _cables(topology: Topology, nodes: dict[int, list[int]]) -> tuple[str, ...]:
+    """Cables of the hops between nodes, the narrowest of the NICs' own first."""
+    found = dict.fromkeys(link for path in _crossings(topology, nodes) for link in path.links if "net/" in link)
+    first = min((link for link in found if "/nic" in link), key=lambda link: topology.rates[link], default="")
+    return (first, *(link for link in found if link != first)) if first else tuple(found)
 
 
 def _spread(topology: Topology, nodes: dict[int, list[int]], inter: float) -> float:
-    """Share of the NICs' rate that the fabric carries while every node sends to every other: what leaves a leaf shares its uplinks."""
-    fabric = topology.cluster.fabric
-    uplinks = [topology.rates[link] for path in _crossings(topology, nodes)[1:] for link in path.links if ">net/spine" in link]
-    pod = min(fabric.pod, len(nodes))
-    if not uplinks or pod >= len(nodes):
-        return 1.0
-    leaving = (len(nodes) - pod) / (len(nodes) - 1)
-    carried = min(uplinks) * fabric.spine_count * fabric.rails
-    return min(1.0, carried / (pod * inter * leaving)) if inter else 1.0
+    """Share of the NICs' rate that the fabric carries while every node sends to every other: what leaves a leaf shares its uplinks, and what
+    leaves a block of three tiers those of its spines."""
+    fabric, cables = topology.cluster.fabric, [link for path in _crossings(topology, nodes)[1:] for link in path.links]
+    share = 1.0
+    tiers = ((fabric.pod, "net/leaf", ">net/spine", fabric.rails), (fabric.block_nodes, "net/spine", ">net/core", 1))
+    for below, start, above, each in tiers:
+        uplinks = [topology.rates[link] for link in cables if link.startswith(start) and above in link]
+        if uplinks and below < len(nodes) and inter:
+            leaving = (len(nodes) - below) / (len(nodes) - 1)
+            share = min(share, min(uplinks) * fabric.spine_count * each / (below * inter * leaving))
+    return share
 
 
 def _inter(topology: Topology, members: list[int], siblings: int) -> float:

@@ -1,0 +1,57 @@
+"""Groups whose nodes differ: two kinds of machine, a failure on one node, more members on one node than on another."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.cost.collective.group import GroupShape, group_shape
+from sim.cost.collective.nccl import best
+from topologies.load import load_topology
+
+OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+
+
+def whole(expression: str, *edits: str) -> GroupShape:
+    topology = load_topology(expression, edits)
+    return group_shape(topology, tuple(range(topology.gpus)))
+
+
+def seconds(name: str, expression: str, *edits: str, size: int = 1 << 30) -> float:
+    return best(name, size, whole(expression, *edits)).seconds
+
+
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("other", ["dgx-a100", "rtx-4090-x8", "h100-pcie-x8", "a100-x4-nvlink"])
+def test_the_order_of_machines_changes_nothing(name: str, other: str) -> None:
+    one, two, between = (
+        seconds(name, e) for e in (f"2x dgx-h100 + 2x {other}", f"2x {other} + 2x dgx-h100", f"dgx-h100 + 2x {other} + dgx-h100")
+    )
+    assert one == pytest.approx(two, rel=1e-3) and between == pytest.approx(two, rel=1e-2)  # a hop over spines is longer
+
+
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("other", ["dgx-a100", "rtx-4090-x8"])
+def test_a_slow_machine_among_fast_ones_sets_the_pace(name: str, other: str) -> None:
+    assert seconds(name, f"3x dgx-h100 + {other}") > 0.95 * seconds(name, f"4x {other}")
+    assert seconds(name, f"3x dgx-h100 + {other}") > 1.5 * seconds(name, "4x dgx-h100")
+
+
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("what", ["nic:n{}/nic0", "nvswitch:n{}/2"])
+def test_a_failure_costs_the_same_on_any_node(name: str, what: str) -> None:
+    sound, *hurt = (seconds(name, "4x dgx-h100", *edits) for edits in ((), *((f"fail={what.format(node)}",) for node in range(4))))
+    assert max(hurt) == pytest.approx(min(hurt), rel=5e-3)
+    assert min(hurt) > 1.05 * sound or (name == "all_to_all" and "nvswitch" in what)  # the NICs are its bottleneck
+
+
+def test_the_node_with_fewest_members_gives_the_nics() -> None:
+    """Twelve ranks on two nodes: the second has four, and so four NICs of 50 GB/s."""
+    topology = load_topology("2x dgx-h100")
+    shape = group_shape(topology, tuple(range(12)))
+    assert (shape.local, shape.inter) == (8, 4 * 50e9)
+
+
+@pytest.mark.parametrize("name", OPS[1:])  # an all_reduce over two nodes sends half as much
+def test_nodes_that_join_add_no_speed(name: str) -> None:
+    times = [seconds(name, f"{n}x dgx-h100 + {n}x dgx-a100") for n in (1, 2, 4)]
+    assert times == sorted(times)

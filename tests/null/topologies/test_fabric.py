@@ -1,0 +1,106 @@
+"""The network between nodes: three tiers of switches, their rates and failures, and fabrics that stand on others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sim.cost.collective.group import group_shape
+from sim.cost.collective.nccl import best
+from topologies.errors import BadInput
+from topologies.graph import Topology
+from topologies.load import load_topology
+
+TIERS = ("pod=2", "block=2")
+"""Pods of two nodes, blocks of four."""
+
+
+def three(nodes: int = 16, *edits: str) -> Topology:
+    return load_topology(f"{nodes}x dgx-h100", (*TIERS, *edits))
+
+
+def switches(topology: Topology, a: int, b: int) -> list[str]:
+    ends = [link.partition(">")[2] for link in topology.path(a, b).links]
+    return [name.removeprefix("net/") for name in ends if name.startswith("net/")]
+
+
+def test_a_path_climbs_as_high_as_it_must() -> None:
+    found = three()
+    assert switches(found, 0, 8) == ["leaf0.0"]
+    assert switches(found, 0, 16) == ["leaf0.0", "spine0.0", "leaf1.0"]
+    assert switches(found, 0, 32) == ["leaf0.0", "spine0.0", "core0", "spine1.0", "leaf2.0"]
+    assert switches(found, 0, 8 * 15) == ["leaf0.0", "spine0.1", "core1", "spine3.1", "leaf7.0"]
+    near, far = found.path(0, 16), found.path(0, 32)
+    assert far.rate == near.rate == 50e9 and far.latency - near.latency == pytest.approx(2 * 0.3e-6)
+
+
+def test_a_spine_has_its_leaves_rates_up_or_a_share_of_them() -> None:
+    """Two spines a block, eight rails of two pods each: 16 uplinks of 50 GB/s come up to a spine."""
+    assert three().rates["net/leaf2.5>net/spine1.0"] == 50e9
+    assert three().rates["net/spine1.0>net/core0"] == three().rates["net/core0>net/spine1.0"] == 16 * 50e9
+    assert three(16, "core_oversubscription=4").rates["net/spine1.0>net/core0"] == 4 * 50e9
+    assert three(16, "link.spine.rate=10 GB/s").rates["net/spine1.0>net/core0"] == 16 * 10e9
+
+
+def test_links_that_are_listed_are_there_and_no_others() -> None:
+    found = three(7)
+    names = list(found.rates)
+    assert len(set(names)) == len(names) and all(found.rates[name] > 0 for name in names)
+    assert "net/spine1.1>net/core1" in names
+    wrong = (
+        "net/spine2.0>net/core0",
+        "net/spine0.0>net/core1",
+        "net/spine0>net/core0",
+        "net/leaf0.0>net/spine1.0",
+        "net/leaf0.0>net/core0",
+    )
+    assert not any(name in found.rates for name in wrong)
+    assert not any("core" in name for name in three(4).rates)  # one block has nothing above its spines
+    assert not any("core" in name for name in load_topology("16x dgx-h100", ("pod=2",)).rates)
+
+
+def test_the_graph_has_the_core() -> None:
+    graph = three(8).graph()
+    assert {data["kind"] for name, data in graph.nodes(data=True) if name.startswith("net/")} == {"leaf", "spine", "core"}
+    assert graph.has_edge("net/spine1.0", "net/core0") and not graph.has_edge("net/leaf0.0", "net/spine1.0")
+
+
+def test_failed_spines_and_cores_are_avoided() -> None:
+    assert switches(three(16, "fail=spine:0.0"), 0, 32)[1:4] == ["spine0.1", "core1", "spine1.1"]
+    assert switches(three(16, "fail=core:0"), 0, 32)[1:4] == ["spine0.1", "core1", "spine1.1"]
+    assert switches(three(16, "fail=core:0"), 0, 16)[1] == "spine0.0"  # inside a block nothing has changed
+    for name in ("spine:9.0", "spine:0.9", "spine:0", "core:9"):
+        with pytest.raises(BadInput, match=r"has no switch .* spines 0\.0 to 0\.1"):
+            three(16, f"fail={name}")
+    with pytest.raises(BadInput, match="no spine is left"):
+        three(16, "fail=core:0", "fail=core:1").path(0, 32)
+
+
+def all_to_all(topology: Topology) -> float:
+    return best("all_to_all", 1 << 34, group_shape(topology, tuple(range(topology.gpus)))).seconds
+
+
+def test_all_to_all_waits_for_the_narrowest_tier() -> None:
+    """16 nodes in 4 blocks of 4: of what a block's 32 NICs send, 12 parts of 15 leave it. Over two spines of 16 x 50 / 8 GB/s to the core."""
+    flat, wide, narrow = (
+        all_to_all(load_topology("16x dgx-h100", edits)) for edits in (("pod=2",), TIERS, (*TIERS, "core_oversubscription=8"))
+    )
+    assert wide == pytest.approx(flat, rel=1e-3)
+    share = (2 * 16 * 50 / 8) / (32 * 50 * 12 / 15)
+    assert narrow == pytest.approx(flat / share, rel=0.02)
+    assert all_to_all(load_topology("16x dgx-h100", (*TIERS, "oversubscription=8"))) > narrow * 0.99
+
+
+def test_a_cluster_file_changes_what_it_says_of_its_machines_fabric(tmp_path: Path) -> None:
+    (tmp_path / "box.toml").write_text('base = "dgx-h100"\n[fabric]\npod = 4\nhop = "2 us"\nuplink = "20 GB/s"\nblock = 2\n')
+    (tmp_path / "cluster.toml").write_text('nodes = "16x box.toml"\n[fabric]\ncore_oversubscription = 3\n')
+    fabric = load_topology(str(tmp_path / "cluster.toml")).cluster.fabric
+    assert (fabric.pod, fabric.hop, fabric.uplink, fabric.block, fabric.core_oversubscription) == (4, 2e-6, 20e9, 2, 3.0)
+
+
+@pytest.mark.parametrize("mesh", ["[[0, 1, 19]]", "[[0, 1, 9], [0, 2, 10]]"])
+def test_a_gpu_has_no_more_links_than_its_maker_gave_it(tmp_path: Path, mesh: str) -> None:
+    (tmp_path / "box.toml").write_text(f'gpu = "h100-sxm"\n[tree]\nsocket0 = ["gpu0", "gpu1", "gpu2"]\n[nvlink]\nmesh = {mesh}\n')
+    with pytest.raises(BadInput, match="19 links end at gpu0, but a h100-sxm has 18"):
+        load_topology(str(tmp_path / "box.toml"))
