@@ -155,7 +155,8 @@ def _app(verb: str = "") -> typer.Typer:
     import typer
 
     about = (__doc__ or "").split("\n")[0]
-    app = typer.Typer(help=about, no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False)
+    codes = "Exit codes: 0 done, 2 bad input, 3 does not fit into memory, 4 a run failed."
+    app = typer.Typer(help=about, epilog=codes, no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False)
     plans = typer.Typer(help="Shipped plans and models", no_args_is_help=True)
     desk = _Desk()
 

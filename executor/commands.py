@@ -1,4 +1,4 @@
-"""Verbs that need devices: twin, run, probe, doctor, and `plan capture`."""
+"""Verbs that need devices: twin, run, here, probe, doctor, and `plan capture`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import msgspec
 import typer
 
 from executor.speaker import Speaker
-from topologies.verbs import AsJson, Desk, Out, PlanName, Sets
+from topologies.verbs import AsJson, Desk, PlanName, PlanSets, Steps
+
+Folder = Annotated[Path | None, typer.Option("--out", help="Folder for the run's files; unsaid: runs/PLAN")]
 
 
 def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
@@ -34,7 +36,7 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
 
 def _runs(app: typer.Typer, desk: Desk) -> None:
     @app.command()
-    def twin(plan: PlanName, out: Out = None, set_: Sets = None, steps: int = 30, as_json: AsJson = False) -> None:
+    def twin(plan: PlanName, out: Folder = None, set_: PlanSets = None, steps: Steps = 30, as_json: AsJson = False) -> None:
         """Probe if needed, predict, run, compare and report, on this machine.  Example: steptwin twin tiny-ddp"""
         from executor.twin import twin as run
         from sim.files.planfile import load_plan
@@ -59,9 +61,9 @@ def _runs(app: typer.Typer, desk: Desk) -> None:
     @app.command()
     def run(
         plan: PlanName,
-        out: Out = None,
-        set_: Sets = None,
-        steps: int = 30,
+        out: Folder = None,
+        set_: PlanSets = None,
+        steps: Steps = 30,
         how: Annotated[str, typer.Option(help="stock (PyTorch's own machinery) or play (the predicted program)")] = "stock",
         as_json: AsJson = False,
     ) -> None:
@@ -75,7 +77,12 @@ def _runs(app: typer.Typer, desk: Desk) -> None:
 
 def _machine(app: typer.Typer, desk: Desk) -> None:
     @app.command()
-    def probe(out: Path = Path("calibration.toml"), ranks: int = 2, quick: bool = False, as_json: AsJson = False) -> None:
+    def probe(
+        out: Annotated[Path, typer.Option("--out", help="The calibration file to write")] = Path("calibration.toml"),
+        ranks: Annotated[int, typer.Option(help="Processes that measure at once: the ranks of the plans to predict", min=1)] = 2,
+        quick: Annotated[bool, typer.Option("--quick", help="A third of the time for each point: more noise")] = False,
+        as_json: AsJson = False,
+    ) -> None:
         """Measure this machine; writes a readable calibration file.  Example: steptwin probe --out calibration.toml"""
         from executor.probe import probe as run
 
@@ -86,7 +93,7 @@ def _machine(app: typer.Typer, desk: Desk) -> None:
     def here(
         names: Annotated[list[str] | None, typer.Argument(help="Plans of the table; all of them where none is named")] = None,
         out: Annotated[Path, typer.Option("--out", help="Folder for calibrations and runs")] = Path("runs/here"),
-        steps: int = 30,
+        steps: Steps = 30,
         as_json: AsJson = False,
         gpu: Annotated[bool, typer.Option("--gpu", help="The table of GPU plans: one GPU, all of the node, ranks that share one")] = False,
         gpus: Annotated[int, typer.Option("--gpus", help="With --gpu: GPUs that may be used; 0: all of this node")] = 0,

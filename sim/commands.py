@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from topologies.verbs import AsJson, Desk, Fail, On, Out, PlanName, Sets, Without, of_machine, split
+from topologies.verbs import AsJson, Calibrated, Desk, Fail, MachineSets, On, Out, PlanName, PlanSets, Sets, Without, of_machine, split
 
 
 def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
@@ -19,11 +19,11 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
     _plans(plans, desk)
 
     @app.command()
-    def schema(verb: Annotated[str, typer.Argument(help="predict collective validate sweep capacity ...")]) -> None:
+    def schema(verb: Annotated[list[str], typer.Argument(help="A verb with --json: predict, sweep, plan list ...")]) -> None:
         """The JSON schema of what a verb prints with --json.  Example: steptwin schema predict"""
         from sim.files.schema import schema as find
 
-        desk.show(find(verb), True, "schema")
+        desk.show(find(" ".join(verb)), True, "schema")
 
 
 def _predict(app: typer.Typer, desk: Desk) -> None:
@@ -34,7 +34,7 @@ def _predict(app: typer.Typer, desk: Desk) -> None:
         set_: Sets = None,
         fail: Fail = None,
         without: Without = None,
-        calibration: Annotated[Path | None, typer.Option(help="A file that `steptwin probe` wrote on the target")] = None,
+        calibration: Calibrated = None,
         costs: Annotated[str, typer.Option(help="fitted, or tables: measured kernels of the package aiconfigurator-core")] = "fitted",
         steps: Annotated[int, typer.Option(help="Optimizer steps to simulate", min=1)] = 3,
         out: Out = None,
@@ -61,6 +61,9 @@ def _predict(app: typer.Typer, desk: Desk) -> None:
         measured: Annotated[Path, typer.Option(help="A trace of your own run: torch.profiler's .json[.gz], Nsight's .sqlite")],
         on: On = "dgx-h100",
         set_: Sets = None,
+        fail: Fail = None,
+        without: Without = None,
+        calibration: Calibrated = None,
         out: Out = None,
         as_json: AsJson = False,
     ) -> None:
@@ -72,9 +75,9 @@ def _predict(app: typer.Typer, desk: Desk) -> None:
         from sim.timeline.metrics import step_times
         from topologies.load import load_topology
 
-        overrides, edits = split(set_)
+        overrides, edits = split(set_, fail, without)
         machine = load_topology(on, edits)
-        predicted, trace = predict(load_plan(plan, overrides), machine), read_measured(measured)
+        predicted, trace = predict(load_plan(plan, overrides), machine, calibration=calibration), read_measured(measured)
         found = {"imported": run(predicted, trace)}
         result = {"prediction": predicted.to_dict(), "runs": {name: one.to_dict() for name, one in found.items()}}
         if out:
@@ -104,12 +107,12 @@ def _studies(app: typer.Typer, desk: Desk) -> None:
         on: On = "dgx-h100",
         set_: Sets = None,
         draws: Annotated[int, typer.Option(help="Steps to draw")] = 1000,
-        seed: int = 0,
+        seed: Annotated[int, typer.Option(help="Of the draws")] = 0,
         rank: Annotated[float | None, typer.Option(help="Sigma of log(time) of each rank's speed")] = None,
         step: Annotated[float | None, typer.Option(help="Sigma of log(time) from step to step")] = None,
         length: Annotated[float | None, typer.Option(help="Sigma of log(length) of the samples")] = None,
         slow_link: Annotated[float | None, typer.Option(help="One link that is so many times slower")] = None,
-        calibration: Path | None = None,
+        calibration: Calibrated = None,
         as_json: AsJson = False,
     ) -> None:
         """Step time as a distribution: P50, P95, P99 under jitter and imbalance.  Example: steptwin spread gpt2-ddp8 --draws 500"""
@@ -134,9 +137,9 @@ def _collective(app: typer.Typer, desk: Desk) -> None:
         name: Annotated[str, typer.Argument(help="all_reduce all_gather reduce_scatter all_to_all broadcast")],
         on: On = "dgx-h100",
         bytes_: Annotated[str, typer.Option("--bytes", help="Largest size of the table")] = "64 MiB",
-        ranks: int | None = None,
+        ranks: Annotated[int | None, typer.Option(help="The first so many ranks take part; unsaid: all")] = None,
         algorithm: Annotated[str, typer.Option(help="auto ring tree nvls pat collnet hierarchical")] = "auto",
-        set_: Sets = None,
+        set_: MachineSets = None,
         fail: Fail = None,
         without: Without = None,
         calibrate: Annotated[Path | None, typer.Option("--calibrate", help="Output of nccl-tests: fit the machine's links to it")] = None,
@@ -172,7 +175,7 @@ def _plans(plans: typer.Typer, desk: Desk) -> None:
         desk.show({"rows": rows, "models": list(models())}, as_json, "plans")
 
     @plans.command()
-    def show(plan: PlanName, set_: Sets = None, as_json: AsJson = False) -> None:
+    def show(plan: PlanName, set_: PlanSets = None, as_json: AsJson = False) -> None:
         """A plan with every default filled in.  Example: steptwin plan show tiny-ddp"""
         from sim.files.planfile import load_plan
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from topologies.verbs import AsJson, Desk, Fail, Report, Sets, Without, of_machine
+from topologies.verbs import AsJson, Desk, Fail, MachineSets, Report, Without, of_machine
 
 
 def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
@@ -25,7 +25,7 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
     @group.command()
     def show(
         name: Annotated[str, typer.Argument(help='A machine, "16x dgx-h100", or a file')],
-        set_: Sets = None,
+        set_: MachineSets = None,
         fail: Fail = None,
         without: Without = None,
         report: Report = None,

@@ -21,12 +21,18 @@ Sets = Annotated[
     list[str] | None,
     typer.Option("--set", help="Override a key of the plan (parallel.tp=4) or of the machine (link.nvlink.rate=200 GB/s); may be repeated"),
 ]
+PlanSets = Annotated[list[str] | None, typer.Option("--set", help="Override a key of the plan (parallel.tp=4); may be repeated")]
+MachineSets = Annotated[
+    list[str] | None, typer.Option("--set", help="Override a key of the machine (link.nvlink.rate=200 GB/s); may be repeated")
+]
 Fail = Annotated[list[str] | None, typer.Option("--fail", help="What if this failed: link:gpu0-sw0, spine:2, nic:n0/nic1, nvswitch:2")]
 Without = Annotated[list[str] | None, typer.Option("--without", help="What if there were none: nvswitch, nvlink, nic, p2p")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the run's files")]
 Report = Annotated[Path | None, typer.Option("--report", help="Write a self-contained HTML page here")]
 Prices = Annotated[Path | None, typer.Option("--prices", help="TOML with prices per GPU-hour and energy")]
+Calibrated = Annotated[Path | None, typer.Option("--calibration", help="A file that `steptwin probe` wrote on the machine of --on")]
+Steps = Annotated[int, typer.Option("--steps", help="Optimizer steps to measure", min=1)]
 Workers = Annotated[int, typer.Option("--workers", help="Processes of this machine that share the work")]
 
 _MACHINE = ("link", "gpu", "cpu", "nic", "disk", "store")

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from topologies.verbs import AsJson, Desk, Fail, On, PlanName, Sets, Without, of_machine, split
+from topologies.verbs import AsJson, Calibrated, Desk, Fail, MachineSets, On, PlanName, Sets, Without, of_machine, split
 
 
 def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
@@ -22,7 +22,7 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
         out: Annotated[Path, typer.Option("--out", help="Folder for MODEL.RANK.et and MODEL.groups.json")],
         on: On = "dgx-h100",
         set_: Sets = None,
-        calibration: Annotated[Path | None, typer.Option(help="A file that `steptwin probe` wrote on the target")] = None,
+        calibration: Calibrated = None,
         ranks: Annotated[str, typer.Option("--ranks", help="Write these ranks alone: 0,1,8; unsaid: all")] = "",
         as_json: AsJson = False,
     ) -> None:
@@ -46,7 +46,7 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
         groups: Annotated[
             Path | None, typer.Option("--groups", help="Communicator groups (JSON); unsaid: PREFIX.groups.json if it is there")
         ] = None,
-        set_: Sets = None,
+        set_: MachineSets = None,
         calibration: Annotated[
             Path | None, typer.Option(help="Of a CPU host: its collectives, from a file that `steptwin probe` wrote")
         ] = None,
@@ -54,7 +54,7 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
         without: Without = None,
         as_json: AsJson = False,
     ) -> None:
-        """Simulate traces on a machine: nodes take as long as they say, what ranks exchange as long as it takes there."""
+        """Simulate traces on a machine: nodes last what they say, exchanges what they take there.  Example: steptwin chakra replay runs/chakra/gpt2-ddp8"""
         from sim.exchange.replay import replay as run
 
         edits = of_machine(set_, fail, without)

@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from topologies.errors import BadInput
-from topologies.verbs import AsJson, Desk, Fail, On, PlanName, Prices, Report, Sets, Without, Workers, of_plan, split
+from topologies.verbs import AsJson, Desk, Fail, On, PlanName, PlanSets, Prices, Report, Sets, Without, Workers, of_plan, split
 
 
 def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
@@ -28,7 +28,7 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
         plan: PlanName,
         space: Annotated[str, typer.Argument(help='Values by key: "tp=1,2,4 pp=1..8 gpus=64 micro=1,2"')] = "",
         on: On = "dgx-h100",
-        set_: Sets = None,
+        set_: PlanSets = None,
         auto: Annotated[int | None, typer.Option("--auto", help="All sensible plans on so many GPUs, in place of a space")] = None,
         trials: Annotated[
             int | None, typer.Option("--trials", help="Look at so many plans of the space, chosen by optuna, not at all")
