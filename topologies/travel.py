@@ -44,7 +44,9 @@ def across(fabric: Fabric, a: End, b: End) -> tuple[tuple[str, ...], str, bool]:
     if leaf_a != leaf_b:
         # The destination's place below its leaf, so that destinations of one leaf are spread over the spines.
         same = [nic for nic, at in site_b.rails.items() if at == rail]
-        key = node_b % fabric.pod * len(same) + same.index(nic_b)
+        key = (
+            node_b % fabric.pod * len(same) + same.index(nic_b) + (rail if fabric.block else 0)
+        )  # rails share a spine's cables to the core
         between = (leaf_a, *fabric.between(node_a // fabric.pod, leaf_a, node_b // fabric.pod, leaf_b, key), leaf_b)
     hops = (f"n{node_a}/{nic_a}", *between, f"n{node_b}/{nic_b}")
     last = _near(site_b, nic_b, slot_b, inward=True)

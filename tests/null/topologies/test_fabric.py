@@ -77,6 +77,13 @@ def test_failed_spines_and_cores_are_avoided() -> None:
         three(16, "fail=core:0", "fail=core:1").path(0, 32)
 
 
+def test_rings_of_all_rails_spread_over_the_spines_to_the_core() -> None:
+    """Eight rings over the nodes leave a block by eight cables of their own."""
+    found = load_topology("64x dgx-h100", ("pod=8", "block=2"))
+    links = [link for rail in range(8) for link in found.path(8 * 15 + rail, 8 * 16 + rail).links if "core" in link]
+    assert len(set(links)) == len(links) == 2 * 8
+
+
 def all_to_all(topology: Topology) -> float:
     return best("all_to_all", 1 << 34, group_shape(topology, tuple(range(topology.gpus)))).seconds
 
