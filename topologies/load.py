@@ -81,6 +81,11 @@ def _cluster_file(path: Path, chain: tuple[str, ...]) -> Cluster | None:
     if "nodes" not in data:
         return None
     chain = _step(path, chain)
+    if "base" in data or not isinstance(data["nodes"], str):
+        raise BadInput(
+            f'{path}: a file with nodes is a cluster, whose machines are named there in a text: nodes = "16x dgx-h100" or '
+            '"8x mine.toml + 4x dgx-a100". What changes a machine (base = ...) goes into a file of its own'
+        )
     table = Table(data, str(path), ("name", "title", "source", "nodes", "fabric", "edits"))
     cluster = _cluster(table.text("nodes"), path.parent, chain)
     import msgspec

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from topologies.fabric import Fabric
 from topologies.graph import Topology
 from topologies.hardware import Gpu
 from topologies.units import show_duration, show_rate, show_size
@@ -27,13 +28,31 @@ def summary(topology: Topology) -> dict[str, Any]:
         "memory": show_size(device.memory),
         "memory bandwidth": show_rate(device.bandwidth or 0.0),
     }
+    others = [f"{run.count}x {run.machine.name}" for run in topology.cluster.runs]
+    if len(others) > 1:
+        found["machines"] = f"{' + '.join(others)}; what follows is of the first"
     if isinstance(device, Gpu):
         found["peak TFLOP/s"] = {kind: round(rate / 1e12, 1) for kind, rate in device.flops.items()}
     found |= {"sockets": len(machine.sockets), "cores": topology.cores(0), "nics": dict(Counter(nic.name for nic in machine.nics.values()))}
     found["paths from rank 0"] = _paths(topology)
+    if topology.nodes > 1:
+        found["network"] = _network(topology.cluster.fabric)
     if machine.source:
         found["source"] = machine.source
     return found
+
+
+def _network(fabric: Fabric) -> str:
+    """The switches between the nodes, in words."""
+    words = [f"{_count(fabric.rails, 'rail')}, leaf switches of {_count(fabric.pod, 'node')}"]
+    words.append(f"{_count(fabric.spine_count, 'spine')} over them, {fabric.oversubscription:g} : 1")
+    if fabric.block:
+        words.append(f"core switches over blocks of {_count(fabric.block_nodes, 'node')}, {fabric.core_oversubscription:g} : 1")
+    return ", ".join(words)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def _paths(topology: Topology) -> dict[str, str]:

@@ -200,7 +200,7 @@ def test_long_chains_of_includes(tmp_path: Path) -> None:
         ('kind = "tpu"', "unknown kind"),
         ('nodes = "2x dgx-h100"\nedits = "x"', "list of texts"),
         ('nodes = "2x dgx-h100"\ngpu = "l4"', "unknown key"),
-        ("nodes = 4", "must be a text"),
+        ("nodes = 4", "named there in a text"),
         ('gpu = 3\n[tree]\nsocket0 = ["gpu0"]', "must be a catalog key in quotes or a table, got '3'"),
         ('[gpu]\nbase = 3\n[tree]\nsocket0 = ["gpu0"]', "base must be a catalog key in quotes"),
         ('[gpu]\nbase = "l4"\nflops = 3\n[tree]\nsocket0 = ["gpu0"]', "flops must be a table such as"),

@@ -11,6 +11,7 @@ from sim.cost.collective.nccl import best
 from topologies.errors import BadInput
 from topologies.graph import Topology
 from topologies.load import load_topology
+from topologies.summary import summary
 
 TIERS = ("pod=2", "block=2")
 """Pods of two nodes, blocks of four."""
@@ -111,3 +112,17 @@ def test_a_gpu_has_no_more_links_than_its_maker_gave_it(tmp_path: Path, mesh: st
     (tmp_path / "box.toml").write_text(f'gpu = "h100-sxm"\n[tree]\nsocket0 = ["gpu0", "gpu1", "gpu2"]\n[nvlink]\nmesh = {mesh}\n')
     with pytest.raises(BadInput, match="19 links end at gpu0, but a h100-sxm has 18"):
         load_topology(str(tmp_path / "box.toml"))
+
+
+def test_the_summary_tells_of_other_machines_and_of_the_network() -> None:
+    found = summary(load_topology("2x dgx-h100 + dgx-a100", (*TIERS, "core_oversubscription=7", "oversubscription=2")))
+    assert found["machines"].startswith("2x dgx-h100 + 1x dgx-a100")
+    assert found["network"] == ("8 rails, leaf switches of 2 nodes, 1 spine over them, 2 : 1, core switches over blocks of 4 nodes, 7 : 1")
+    assert not {"machines", "network"} & set(summary(load_topology("dgx-h100")))
+
+
+@pytest.mark.parametrize("text", ["nodes = 16", 'base = "dgx-h100"\nnodes = "4x dgx-h100"', 'nodes = ["dgx-h100", "dgx-a100"]'])
+def test_what_is_a_machine_and_what_a_cluster_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(BadInput, match='nodes = "16x dgx-h100"'):
+        load_topology(str(tmp_path / "mine.toml"))
