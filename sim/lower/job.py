@@ -113,6 +113,11 @@ def refuse(job: Job) -> None:
             f"ep = {p.ep} does not divide dp_shard x cp = {job.size('fsdp')}: sharded experts (zero = {job.zero}) need whole expert groups "
             "inside one sharding group. Use a smaller ep, a larger dp_shard, or zero = 0"
         )
+    if p.pp > 1 and job.zero > job.framework.pipeline_zero:
+        raise Refused(
+            f"{job.framework.name} runs pipelines with zero = {job.framework.pipeline_zero} at most, not {job.zero}: its engine sums whole "
+            f"gradients over the micro-batches. Use zero = {job.framework.pipeline_zero}, pp = 1, or another framework"
+        )
     if job.plan.memory.offload == "activations" and p.schedule == "zb-h1" and p.pp > 1:
         raise Refused('memory.offload = "activations" needs whole backward passes; zb-h1 splits them. Use schedule = "1f1b"')
     if job.plan.update.aggregate != "gpu" and (job.zero or p.tp * p.pp * p.cp * p.ep > 1):

@@ -26,7 +26,7 @@ def offload(job: Job, blocks: list[BlockOps]) -> list[BlockOps]:
         moved, size = block, sizes[index] if index < len(sizes) else 0
         if index > 1 and sizes[index - 2]:
             first = block.parts[0]
-            room = _gone(f"fwd/{block.name}.room.wait", blocks[index - 2].name, COMPUTE)
+            room = _gone(f"fwd/{block.name}.left.wait", blocks[index - 2].name, COMPUTE)
             moved = moved._replace(parts=(first._replace(forward=(room, *first.forward)), *moved.parts[1:]))
         if size:
             last = moved.parts[-1]

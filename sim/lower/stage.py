@@ -164,7 +164,10 @@ def pair(stages: list[StageSegments]) -> None:
 
 
 def syncs(job: Job, last: bool) -> bool:
-    """Does this micro-batch's backward send gradients? Sharded ones leave at once, whole ones after the last micro-batch."""
+    """Does this micro-batch's backward send gradients? Sharded ones leave at once, whole ones after the last micro-batch.
+
+    With ZeRO-2 also in a pipeline (grad_reduce_every_bprop of Megatron-FSDP's fully_sharded_data_parallel.py); torch's FSDP waits there.
+    """
     u = job.plan.update
     if not job.train or u.mode != "sync" or u.aggregate != "gpu" or job.size("grad") == 1:
         return False

@@ -234,6 +234,10 @@ def notes(job: Job) -> tuple[str, ...]:
         found.append(
             "with a pipeline, stages gather their parameters once a step, keep them, and sum whole gradients (torch: pipelining/stage.py)"
         )
+    if job.zero == 2 and job.size("pp") > 1:
+        found.append(
+            "zero = 2 with a pipeline: gradients are reduce-scattered after every micro-batch (Megatron-FSDP's optim_grads; DeepSpeed refuses)"
+        )
     if job.plan.data.handover == "none" and job.plan.data.stream == "copy" and job.device != "cpu":
         found.append('data.handover = "none": compute may read a batch that has not come yet; the time is right, the results are not')
     if job.plan.update.mode == "async":

@@ -172,6 +172,8 @@ def _remedies(plan: Plan, network: Network, framework: Framework, device: Gpu | 
 
     found: list[str] = []
     for text, changed, scale in changes(plan):
+        if changed.parallel.pp > 1 and (changed.parallel.zero or 0) > framework.pipeline_zero:
+            continue  # the framework refuses it
         report = _fullest(changed, network, framework, device)
         if scale != 1.0:
             report = msgspec.structs.replace(report, activations=round(report.activations * scale), working=round(report.working * scale))

@@ -32,9 +32,9 @@ def test_a_third_block_waits_until_the_first_has_left() -> None:
     p = program(AWAY, network(4))
     forward = show(p.segments["fwd"])
     assert (
-        forward.index("copy.d2h: fwd/L0.gone.record") < forward.index("compute: fwd/L2.room.wait") < forward.index("compute: fwd/L2.linear")
+        forward.index("copy.d2h: fwd/L0.gone.record") < forward.index("compute: fwd/L2.left.wait") < forward.index("compute: fwd/L2.linear")
     )
-    assert "compute: fwd/L1.room.wait" not in forward and "compute: fwd/head.room.wait" in forward
+    assert "compute: fwd/L1.left.wait" not in forward and "compute: fwd/head.left.wait" in forward
     back = show(p.segments["bwd"])
     assert back.index("copy.h2d: bwd/L1.gone.wait") < back.index("copy.h2d: bwd/L1.fetch") < back.index("compute: wgrad/L1.linear")
 
