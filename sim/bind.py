@@ -16,6 +16,7 @@ from sim.model.captured import Captured
 from sim.model.decoder_spec import Lora
 from sim.model.spec import spec_of
 from sim.plan import Plan
+from topologies.cluster import parse
 from topologies.errors import BadInput, Refused
 from topologies.hardware import Gpu
 from topologies.load import Topology, load_topology, machines
@@ -61,10 +62,15 @@ def bind(plan: Plan | str | Path | dict[str, Any], topology: Topology | str | Pa
 
 
 def _enough(world: int, machine: Topology) -> str:
-    """So many nodes of the machine's kind as the plan needs, as an expression, where the catalog has that kind."""
-    kind = machine.name.rpartition("x ")[2]
-    known = "+" not in machine.name and kind.partition(":")[0] in machines()
-    return f' ("{-(-world // machine.ranks_per_node)}x {kind}")' if known else ""
+    """So many nodes of the machine's kind as the plan needs, as an expression, where its nodes are one term of the catalog or of a file."""
+    try:
+        terms = parse(machine.name)
+    except BadInput:  # a file's own name for its cluster, which need be no expression
+        return ""
+    if len(terms) != 1 or not (terms[0].name in machines() or terms[0].name.endswith(".toml")):
+        return ""
+    (term,) = terms
+    return f' ("{-(-world // machine.ranks_per_node)}x {term.name}{f":{term.ranks}" if term.ranks else ""}")'
 
 
 _ON_CPUS = ("fp32", "tf32", "bf16", "fp16")
