@@ -14,10 +14,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch import nn
-from torch.profiler import record_function
-from torch.utils.hooks import RemovableHandle
+from executor.needs import needs_torch
+
+try:
+    import torch
+    from torch import nn
+    from torch.profiler import record_function
+    from torch.utils.hooks import RemovableHandle
+except ModuleNotFoundError:
+    needs_torch("marking a model's ops")
+    raise
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)(?:\.|$)")
 _PARTS = (

@@ -70,8 +70,10 @@ def run_play(
     except OSError as error:
         raise RunFailed(f"cannot write {FILE} bytes to {file}: {error.strerror}") from None
     request = Request(str(stored.resolve()), host_seconds, turns, str(file.resolve()))
-    found = launch("executor.play:play", request, program.world, folder / "play", RankResult, stall=stall, threads=threads)
-    file.unlink(missing_ok=True)
+    try:
+        found = launch("executor.play:play", request, program.world, folder / "play", RankResult, stall=stall, threads=threads)
+    finally:
+        file.unlink(missing_ok=True)
     spans = [span for rank in found for span in rank.spans]
     begin = min((span.start for span in spans), default=0.0)
     for span in spans:

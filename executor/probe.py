@@ -19,6 +19,7 @@ from executor.environment import cores
 from executor.launch import launch
 from executor.world import World
 from sim.cost.calibration import SHAPES, Calibration, Sample, save_calibration
+from topologies.errors import RunFailed
 
 if TYPE_CHECKING:
     from executor.probes.bench import Bench
@@ -58,7 +59,10 @@ def _probe(ranks: int, request: Request) -> Calibration:
 
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="steptwin-probe-") as folder:
-        found = launch("executor.probe:measure", request, ranks, Path(folder), Measured)
+        try:
+            found = launch("executor.probe:measure", request, ranks, Path(folder), Measured)
+        except RunFailed as error:  # half a calibration is none, and the folder goes
+            raise RunFailed(f"the probe came to no end, no calibration was written: {error.cause}") from None
     return Calibration(
         device="cuda" if found[0].device == "cuda" else "cpu",
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

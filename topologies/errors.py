@@ -62,4 +62,4 @@ class RunFailed(SteptwinError):
     def __init__(self, message: str, partial: str = "") -> None:
         kept = f" What was measured is kept in {partial}." if partial else ""
         super().__init__(message + kept)
-        self.partial = partial
+        self.cause, self.partial = message, partial

@@ -35,3 +35,12 @@ def test_one_message_and_exit_code_2(verb: str) -> None:
 def test_predictions_work() -> None:
     found = subprocess.run([sys.executable, "-c", _WITHOUT, "predict", "gpt2-ddp8"], capture_output=True, text=True, timeout=60)
     assert found.returncode == 0 and "step time" in found.stdout
+
+
+def test_marking_a_loop_says_what_it_needs() -> None:
+    code = _WITHOUT.replace(
+        "steptwin.main()",
+        "from topologies.errors import Refused\ntry:\n    steptwin.marked(None)\nexcept Refused as told:\n    print(told)",
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert found.returncode == 0 and "needs PyTorch" in found.stdout and "pip install" in found.stdout, found.stderr

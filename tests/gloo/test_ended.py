@@ -1,0 +1,38 @@
+"""What is left of a run or a probe that came to no end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import executor.play
+import executor.probe
+from sim.bind import network_of
+from sim.files.planfile import load_plan
+from sim.framework import framework_of
+from sim.lower.step import lower
+from topologies.errors import RunFailed
+
+
+def _dies(*_: Any, **__: Any) -> Any:
+    raise RunFailed("rank 1 of 2 was killed by SIGKILL", "/somewhere")
+
+
+def test_a_probe_keeps_nothing_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder is a temporary one, gone by the time that the message is read."""
+    monkeypatch.setattr(executor.probe, "launch", _dies)
+    with pytest.raises(RunFailed, match="no calibration was written: rank 1 of 2 was killed by SIGKILL$") as told:
+        executor.probe.probe(2, tmp_path / "calibration.toml")
+    assert told.value.partial == "" and list(tmp_path.iterdir()) == []
+
+
+def test_a_played_run_drops_the_file_that_it_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = load_plan({"model": {"family": "mlp", "widths": [8, 8]}, "precision": "fp32"})
+    habits = framework_of(plan)
+    program = lower(plan, network_of(plan, habits), habits, "cpu", 2)
+    monkeypatch.setattr(executor.play, "launch", _dies)
+    with pytest.raises(RunFailed, match="kept in /somewhere"):
+        executor.play.run_play(program, {}, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["program.json.gz"]
