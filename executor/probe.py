@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from executor.environment import cores
+from executor.environment import cores, place
 from executor.launch import launch
 from executor.world import World
 from sim.cost.calibration import SHAPES, Calibration, Sample, save_calibration
-from topologies.errors import RunFailed
+from topologies.errors import BadInput, RunFailed
+from topologies.thismachine import RANKS
 
 if TYPE_CHECKING:
     from executor.probes.bench import Bench
@@ -56,7 +57,8 @@ def comm_probe(ranks: int, quick: bool = False) -> Calibration:
 
 
 def _probe(ranks: int, request: Request) -> Calibration:
-
+    if ranks > RANKS and place() is None:
+        raise BadInput(f"{ranks} ranks are more than the {RANKS} that one machine takes: probe with as many as will train here")
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="steptwin-probe-") as folder:
         try:

@@ -13,7 +13,7 @@ from sim.bind import network_of
 from sim.files.planfile import load_plan
 from sim.framework import framework_of
 from sim.lower.step import lower
-from topologies.errors import RunFailed
+from topologies.errors import BadInput, RunFailed
 
 
 def _dies(*_: Any, **__: Any) -> Any:
@@ -23,7 +23,7 @@ def _dies(*_: Any, **__: Any) -> Any:
 def test_a_probe_keeps_nothing_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its folder is a temporary one, gone by the time that the message is read."""
     monkeypatch.setattr(executor.probe, "launch", _dies)
-    with pytest.raises(RunFailed, match="no calibration was written: rank 1 of 2 was killed by SIGKILL$") as told:
+    with pytest.raises(RunFailed, match=r"no calibration was written: rank 1 of 2 was killed by SIGKILL$") as told:
         executor.probe.probe(2, tmp_path / "calibration.toml")
     assert told.value.partial == "" and list(tmp_path.iterdir()) == []
 
@@ -36,3 +36,9 @@ def test_a_played_run_drops_the_file_that_it_read(tmp_path: Path, monkeypatch: p
     with pytest.raises(RunFailed, match="kept in /somewhere"):
         executor.play.run_play(program, {}, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["program.json.gz"]
+
+
+def test_more_ranks_than_a_machine_takes_are_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor.probe, "launch", _dies)
+    with pytest.raises(BadInput, match="1000 ranks are more than the 64"):
+        executor.probe.probe(1000, tmp_path / "calibration.toml")
