@@ -11,10 +11,10 @@ import msgspec
 from sim.cost.device import peak_flops
 from sim.files.planfile import load_plan
 from sim.framework import Framework, framework_of
-from sim.model import ModelSpec, Network, Shape, describe, load_model
+from sim.model import ModelSpec, Network, Shape, describe
 from sim.model.captured import Captured
 from sim.model.decoder_spec import Lora
-from sim.model.spec import spec_of
+from sim.model.load import model_from
 from sim.plan import Plan
 from topologies.cluster import parse
 from topologies.errors import BadInput, Refused
@@ -92,8 +92,8 @@ def _supported(plan: Plan, machine: Topology) -> None:
 
 
 def model_of(plan: Plan) -> ModelSpec:
-    """The plan's model: a preset or file by name, or the [model] table; adapters added for task = "lora"."""
-    model = load_model(plan.model) if isinstance(plan.model, str) else spec_of(plan.model, "[model]")
+    """The plan's model: a preset or file by name, or the [model] table (which may change one of those); adapters added for task = "lora"."""
+    model = model_from(plan.model)
     if plan.task == "lora":
         if not hasattr(model, "lora"):
             raise Refused(f'task = "lora" needs a decoder; {plan.model_name} is none ({type(model).__name__.lower()})')

@@ -171,7 +171,7 @@ class Plan(_Section, frozen=True, kw_only=True):
     """One training step, fully said. `model` alone is required."""
 
     model: str | dict[str, Any]
-    """A preset, the path of an HF config.json or *.model.json, or a [model] table with the shape itself."""
+    """A preset, the path of an HF config.json or *.model.json, or a [model] table: the shape itself, or `base` and what differs from it."""
     name: str = ""
     task: Task = "train"
     framework: str = "pytorch"
@@ -198,7 +198,8 @@ class Plan(_Section, frozen=True, kw_only=True):
         """What to call the model: its preset or file, or the table's own name."""
         if isinstance(self.model, str):
             return self.model
-        return str(self.model.get("name") or self.model.get("family") or "model")
+        base = self.model.get("base")
+        return str(self.model.get("name") or (f"{base} (changed)" if base else self.model.get("family")) or "model")
 
     @property
     def world(self) -> int:

@@ -88,6 +88,8 @@ def _set(tree: dict[str, Any], override: str) -> dict[str, Any]:
     except BadInput:  # no TOML value: a text without quotes
         value = text.strip()
     copy = dict(tree)
+    if keys[0] == "model" and len(keys) > 1 and isinstance(copy.get("model"), str):
+        copy["model"] = {"base": copy["model"]}  # one field of a shipped model
     at = copy
     for key in keys[:-1]:
         inner = at.get(key, {})

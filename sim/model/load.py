@@ -6,11 +6,13 @@ import os
 import tomllib
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from sim.model.captured import Captured
 from sim.model.spec import ModelSpec, spec_of
-from topologies.errors import BadInput, UnknownName
+from topologies.errors import BadInput, Refused, UnknownName
 from topologies.table import read_toml
 
 _LARGEST = 256 << 20
@@ -38,6 +40,30 @@ def load_model(name_or_path: str) -> ModelSpec:
             f"model file {path}: its name must end in .json (a Hugging Face config, a captured model) or .toml (the fields of [model])"
         )
     return _preset(name_or_path)
+
+
+def model_from(value: str | dict[str, Any]) -> ModelSpec:
+    """A plan's model: by name or file, or the [model] table. Raises `BadInput`.
+
+    A table with `base` changes another model: `base = "llama3-8b"` and `layers = 16` is Llama 3 8B of half the depth. Tables in it
+    (`moe`, `mla`) change the fields that they name.
+    """
+    if isinstance(value, str):
+        return load_model(value)
+    if "base" not in value:
+        return spec_of(value, "[model]")
+    base = value["base"]
+    if not isinstance(base, str):
+        raise BadInput('[model]: base must be a model\'s name or file in quotes, e.g. base = "llama3-8b"')
+    spec = load_model(base)
+    if isinstance(spec, Captured):
+        raise Refused(f"[model]: {base} was captured from a module and has no fields to change. Change the module and capture it again")
+    tree = msgspec.to_builtins(spec)
+    for key, own in value.items():
+        under = tree.get(key)
+        tree[key] = {**under, **own} if isinstance(under, dict) and isinstance(own, dict) else own
+    del tree["base"]
+    return spec_of({**tree, "name": str(value.get("name") or f"{base} (changed)")}, "[model]")
 
 
 @cache

@@ -6,7 +6,8 @@ far, have the file `decoder_spec`. `sim.model.network.describe` turns a spec int
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Union, get_args
+import re
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -151,8 +152,18 @@ def spec_of(tree: dict[str, Any], where: str, name: str = "") -> ModelSpec:
         spec: ModelSpec = msgspec.convert({"family": "decoder", "name": name, **tree}, ModelSpec)
     except msgspec.ValidationError as error:
         _check_names(tree, where)
-        raise BadInput(f"{where}: {error}") from None
+        raise BadInput(f"{where}: {error}{_allowed(str(error), tree)}") from None
     return spec
+
+
+def _allowed(message: str, tree: dict[str, Any]) -> str:
+    """The words that a field takes, where msgspec says that it takes none but some."""
+    hint: Any = next((one for one in get_args(ModelSpec) if one.__struct_config__.tag == str(tree.get("family", "decoder"))), None)
+    for key in re.sub(r"\[.*?\]", "", message.rpartition("`$.")[2].rstrip("`")).split("."):
+        kinds = [one for one in (hint, *get_args(hint)) if hasattr(one, "__struct_fields__")]
+        hint = get_type_hints(kinds[0]).get(key) if kinds else None
+    words = [word for part in (hint, *get_args(hint)) if get_origin(part) is Literal for word in get_args(part)]
+    return f". Allowed: {', '.join(map(str, words))}" if words else ""
 
 
 def _check_names(tree: dict[str, Any], where: str) -> None:

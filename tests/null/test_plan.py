@@ -82,7 +82,7 @@ def test_overrides_by_dotted_path(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="write key=value"):
         load_plan(file, ("nothing",))
     with pytest.raises(BadInput, match="is a value, not a section"):
-        load_plan(file, ("model.x=1",))
+        load_plan(file, ("name=mine", "name.x=1"))
 
 
 @pytest.mark.parametrize("content", [b"model = ", b"\xff\xfe", b"[" * 5000, b'model = "mlp"\n' * 2])
