@@ -3,17 +3,31 @@
     import steptwin
     steptwin.predict({"model": "llama3-8b", "parallel": {"dp_shard": 8, "zero": 3}}, "dgx-h100")
 
-Importing this module loads nothing heavy; each function imports what it needs. The command line is `steptwin`; its verbs
-live in the rooms that do the work (`*/commands.py`).
+A plan is a shipped plan's name, a TOML file, a mapping in the file's form, or what `plan` returns. A machine is a name, an expression
+("16x dgx-h100"), a file, or what `topology` returns. Seconds, bytes, FLOP/s and joules throughout; rates per direction.
+Results print, have `to_dict()` and `to_frame()` (pandas), show themselves in a notebook and draw themselves with `figure()`.
+Every error that is raised on purpose is a `SteptwinError`:
+
+    SteptwinError           one clear message, and the command line's `exit_code`
+        BadInput            what was written cannot be used: what, where, what is allowed
+            UnitError       a size, rate, time or number that cannot be read
+            UnknownName     a key, plan or machine that does not exist; `near` has the nearest
+            Refused         understood, but not supported in this combination
+        RunFailed           a run on devices ended early; `partial` is where what was measured is
+
+No error: a plan that does not fit; a prediction has `fits`, and `does_not_fit` with what would make it fit. Importing this module
+loads nothing heavy; the verbs of the command line live in the rooms that do the work (`*/commands.py`).
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from topologies.errors import BadInput, Refused, RunFailed, SteptwinError, UnitError, UnknownName
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -26,80 +40,124 @@ if TYPE_CHECKING:
     from sim.plan import Plan
     from sim.planning.capacity import Capacity
     from sim.planning.explain import Explanation
+    from sim.planning.faults import Faults
+    from sim.planning.jobs import Jobs
+    from sim.planning.montecarlo import Jitter, Spread
     from sim.planning.sweep import Sweep
     from sim.prediction import Prediction
     from topologies.load import Topology
 
     PlanLike: TypeAlias = Plan | str | Path | dict[str, Any]
-    """A plan, a shipped plan's name, a TOML file, or the same as a mapping."""
+    Machine: TypeAlias = Topology | str | Path
 
 __version__ = "0.1.0"
-__all__ = ["capacity", "compare", "explain", "main", "marked", "predict", "sweep", "topology", "twin"]
+__all__ = ["BadInput", "Refused", "RunFailed", "SteptwinError", "UnitError", "UnknownName", "capacity", "compare", "explain", "faults",
+           "jobs", "main", "marked", "plan", "predict", "run", "spread", "sweep", "topology", "twin"]  # fmt: skip
 T = TypeVar("T")
 
 
-def predict(plan: PlanLike, topology: Topology | str | Path, **options: Any) -> Prediction:
-    """Predicts one training step; see `sim.predict.predict` for the options and errors."""
-    from sim.predict import predict as run
-
-    return _shown(run(plan, topology, **options))
-
-
-def twin(plan: PlanLike, folder: str | Path, **options: Any) -> Twin:
-    """Probes if needed, predicts, plays, trains with stock PyTorch and compares, on this machine."""
-    from executor.twin import twin as run
+def plan(source: PlanLike, *overrides: str) -> Plan:
+    """A checked plan, with keys changed: `plan("llama3-8b-fsdp8", "batch.micro=2", "batch.global=16")`. Raises `BadInput`."""
     from sim.files.planfile import load_plan
 
-    return run(load_plan(plan), Path(folder), **options)
+    return load_plan(source, overrides)
 
 
-def compare(predicted: Prediction, measured: str | Path) -> Comparison:
-    """Lays a prediction beside a trace file that was measured elsewhere."""
-    from sim.timeline.compare import compare as run
-
-    return _shown(run(predicted, measured))
-
-
-def marked(model: nn.Module, **options: Any) -> AbstractContextManager[None]:
-    """Names the ops of your own training loop for `compare`; see `executor.marks.marked`."""
-    from executor.marks import marked as run
-
-    return run(model, **options)
-
-
-def topology(source: str | Path | Topology, *edits: str) -> Topology:
-    """A machine or cluster by name, expression or file, with what-ifs: `topology("4x dgx-h100", "oversubscription=2")`."""
+def topology(source: Machine, *edits: str) -> Topology:
+    """A machine or cluster, with what-ifs: `topology("4x dgx-h100", "oversubscription=2")`. Raises `BadInput`."""
     from topologies.load import load_topology
 
     return _shown(load_topology(source, edits))
 
 
-def sweep(plan: PlanLike, space: str | int, on: str, file: str | Path | None = None, **options: Any) -> Sweep:
-    """Every plan of a space such as `"tp=1,2,4 pp=1..8 gpus=64"` (a number: all sensible plans on so many GPUs); see `sim.planning.sweep`."""
+def predict(plan: PlanLike, topology: Machine, *, edits: tuple[str, ...] = (), calibration: str | Path | None = None, costs: str = "fitted",
+            steps: int = 3, fold: bool = True) -> Prediction:  # fmt: skip
+    """Predicts one training step; `sim.predict.predict` explains the options. Raises `BadInput`."""
+    from sim.predict import predict as find
+
+    return _shown(find(plan, topology, edits=edits, calibration=calibration, costs=costs, steps=steps, fold=fold))
+
+
+def run(plan: PlanLike, folder: str | Path, *, how: str = "stock", steps: int = 30) -> dict[str, Any]:
+    """Trains ("stock") or plays ("play") the plan on this machine's devices and times its steps, in seconds. Raises `RunFailed`."""
+    from executor.twin import run_plan
+    from sim.files.planfile import load_plan
+
+    return run_plan(load_plan(plan), Path(folder), how, steps)
+
+
+def twin(plan: PlanLike, folder: str | Path, **options: Any) -> Twin:
+    """Probes if needed, predicts, plays, trains with stock PyTorch and compares, on this machine; see `executor.twin.twin`."""
+    from executor.twin import twin as find
+    from sim.files.planfile import load_plan
+
+    return find(load_plan(plan), Path(folder), **options)
+
+
+def compare(predicted: Prediction, measured: str | Path) -> Comparison:
+    """Lays a prediction beside a trace file that was measured elsewhere. Raises `BadInput` for a file that is no trace."""
+    from sim.timeline.compare import compare as find
+
+    return _shown(find(predicted, measured))
+
+
+def marked(model: nn.Module, **options: Any) -> AbstractContextManager[None]:
+    """Names the ops of your own training loop for `compare`; see `executor.marks.marked`."""
+    from executor.marks import marked as find
+
+    return find(model, **options)
+
+
+def sweep(plan: PlanLike, space: str | int | Mapping[str, Iterable[Any]], on: str, file: str | Path | None = None, **options: Any) -> Sweep:
+    """Every plan of `"tp=1,2,4 pp=1..8 gpus=64"`, `{"tp": [1, 2, 4]}`, or of all sensible ones on so many GPUs; `sim.planning.sweep`
+    has the options. Results are kept in `file` (SQLite) and gone on with. Raises `BadInput`."""
     from sim.files.planfile import read_plan
     from sim.planning.auto import auto_space
     from sim.planning.space import parse_space
-    from sim.planning.sweep import sweep as run
+    from sim.planning.sweep import sweep as find
 
     base = read_plan(plan)
     points = auto_space(base, on, space) if isinstance(space, int) else parse_space(space)
-    return _shown(run(base, points, on, Path(file) if file is not None else None, **options))
+    return _shown(find(base, points, on, Path(file) if file is not None else None, **options))
 
 
-def explain(plan: PlanLike, on: Topology | str | Path, **options: Any) -> Explanation:
-    """What the step is spent on, what faster resources would bring, and the best changes of plan; see `sim.planning.explain`."""
+def explain(plan: PlanLike, on: Machine, *, edits: tuple[str, ...] = (), tries: int = 12) -> Explanation:
+    """What the step is spent on, what faster resources would bring, and the best of `tries` changes of plan. Raises `BadInput`."""
     from sim.bind import bind
-    from sim.planning.explain import explain as run
+    from sim.planning.explain import explain as find
 
-    return _shown(run(bind(plan, on), **options))
+    return _shown(find(bind(plan, on, edits), tries))
 
 
-def capacity(plan: PlanLike, on: str, tokens: float, **options: Any) -> Capacity:
-    """Days, GPU-hours, energy, money and goodput of a whole training run; see `sim.planning.capacity`."""
+def capacity(plan: PlanLike, on: Topology | str, tokens: float | str, **options: Any) -> Capacity:
+    """Days, GPU-hours, joules, money, goodput for `tokens` (15e12 or "15T"; samples for images); options: `sim.planning.capacity`."""
     from sim.files.planfile import load_plan
-    from sim.planning.capacity import capacity as run
+    from sim.planning.capacity import capacity as find
+    from topologies.units import count
 
-    return _shown(run(load_plan(plan), on, tokens, **options))
+    return _shown(find(load_plan(plan), on, count(tokens, "tokens") if isinstance(tokens, str) else tokens, **options))
+
+
+def spread(plan: PlanLike, on: Machine, draws: int = 1000, seed: int = 0, *, jitter: Jitter | None = None,
+           calibration: str | Path | None = None) -> Spread:  # fmt: skip
+    """Step time as a distribution under jitter and imbalance, in seconds. Same seed, same draws. Raises `BadInput`."""
+    from sim.planning.montecarlo import spread as find
+
+    return _shown(find(plan, on, draws, seed, jitter=jitter, calibration=calibration))
+
+
+def faults(plan: PlanLike, on: Machine, tried: Sequence[str] = (), *, edits: tuple[str, ...] = ()) -> Faults:
+    """The step under each fault of `tried` ("fail=nic:n0/nic1", "slow=r3:0.8"; none: the usual ones). Raises `BadInput`."""
+    from sim.planning.faults import faults as find
+
+    return _shown(find(plan, on, tuple(tried), edits=edits))
+
+
+def jobs(plans: Sequence[PlanLike], on: Machine, placements: Sequence[str] = ("compact", "spread"), *, edits: tuple[str, ...] = ()) -> Jobs:
+    """Several jobs on one cluster, each one's step alone and beside the others, in each placement. Raises `BadInput`."""
+    from sim.planning.jobs import jobs as find
+
+    return _shown(find(plans, on, placements, edits=edits))
 
 
 def _shown(value: T) -> T:
@@ -154,9 +212,9 @@ def _app(verb: str = "") -> typer.Typer:
 
     import typer
 
-    about = (__doc__ or "").split("\n")[0]
     codes = "Exit codes: 0 done, 2 bad input, 3 does not fit into memory, 4 a run failed."
-    app = typer.Typer(help=about, epilog=codes, no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False)
+    about = (__doc__ or "").split("\n")[0]
+    app = typer.Typer(help=about, epilog=codes, no_args_is_help=True, pretty_exceptions_enable=False)
     plans = typer.Typer(help="Shipped plans and models", no_args_is_help=True)
     desk = _Desk()
 
@@ -173,8 +231,6 @@ def _app(verb: str = "") -> typer.Typer:
 def main() -> None:
     """The command line: `steptwin --help`. Exit codes: 0 done, 2 bad input, 3 does not fit, 4 a run failed."""
     import gc
-
-    from topologies.errors import SteptwinError
 
     # A prediction builds many small objects and next to no cycles: rarer collections save a tenth of a short command.
     gc.set_threshold(50_000, 20, 20)

@@ -31,6 +31,13 @@ def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("  ".join(line).rstrip() for line in shown)
 
 
+def _briefly(value: Any) -> str:
+    """What a line has room for: of a list its length, of a table its type."""
+    if isinstance(value, (list, tuple)):
+        return f"<{len(value)}>"
+    return f"<{type(value).__name__}>" if isinstance(value, msgspec.Struct) else repr(value)
+
+
 class Tabular:
     """A value that is a table: plain by `to_dict`, a DataFrame by `to_frame`. `_rows` gives one mapping of plain values a row."""
 
@@ -39,6 +46,16 @@ class Tabular:
     if TYPE_CHECKING:
 
         def _rows(self) -> list[dict[str, Any]]: ...
+
+        # `reports.notebook` gives these to what the functions of `steptwin` return.
+        def figure(self, what: str = "") -> Any: ...
+
+        def _repr_html_(self) -> str: ...
+
+    def __repr__(self) -> str:
+        """One line, however many rows there are; `print` shows them."""
+        fields = ((name, getattr(self, name)) for name in getattr(self, "__struct_fields__", ()))
+        return f"{type(self).__name__}({', '.join(f'{name}={_briefly(value)}' for name, value in fields)})"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as the verb's `--json` has them."""

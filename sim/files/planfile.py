@@ -32,7 +32,7 @@ def read_plan(source: str | Path | Plan | dict[str, Any], overrides: tuple[str, 
     """The same, each key by itself: what spans several is not checked. For a base whose split a sweep replaces."""
     if isinstance(source, Plan):
         if not overrides:
-            return source
+            return _typed(msgspec.to_builtins(source, enc_hook=_plain), "plan")  # a script may have put anything into it
         tree = dump_tree(source)
         where = "plan"
     elif isinstance(source, dict):
@@ -130,6 +130,13 @@ def _native(value: Any) -> Any:
     return item() if callable(item) else value
 
 
+def _plain(value: Any) -> Any:
+    """What a plan holds that no file could. Raises `BadInput` for what is no number of numpy either."""
+    if not callable(getattr(value, "item", None)):
+        raise BadInput(f"plan: {type(value).__name__} is no value of a plan: it has numbers, texts, lists and tables")
+    return _native(value)
+
+
 def _quantities(tree: dict[str, Any]) -> dict[str, Any]:
     """Units are read where a person wrote them; numbers that came from a `Plan` value do not pass here."""
     copy = {key: {k: _native(v) for k, v in value.items()} if isinstance(value, dict) else _native(value) for key, value in tree.items()}
@@ -146,8 +153,13 @@ def from_tree(tree: dict[str, Any], where: str = "plan") -> Plan:
     if "model" not in tree:
         raise BadInput(f'{where} names no model. Add e.g. model = "llama3-8b" (steptwin plan list shows all)')
     _check_names(tree, Plan, where)
+    return _typed(_quantities(tree), where)
+
+
+def _typed(tree: dict[str, Any], where: str) -> Plan:
+    """A plan whose every key is of its type and in its range; quantities are numbers already."""
     try:
-        return msgspec.convert(_quantities(tree), Plan)
+        return msgspec.convert(tree, Plan)
     except msgspec.ValidationError as error:
         raise BadInput(f"{where}: {_explain(str(error))}") from None
 

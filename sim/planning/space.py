@@ -8,7 +8,7 @@ dotted path of the plan (`memory.recompute=none,full`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -48,8 +48,14 @@ class Candidate(msgspec.Struct, frozen=True):
         return f"{' '.join(self.overrides)} on={self.on}"
 
 
-def parse_space(text: str) -> dict[str, tuple[str, ...]]:
-    """Values by key, in the order written. Raises `BadInput` for what cannot be read, or an empty space."""
+def parse_space(written: str | Mapping[str, Iterable[Any]]) -> dict[str, tuple[str, ...]]:
+    """Values by key, in the order written: `"tp=1,2"`, or from a script `{"tp": [1, 2]}`.
+
+    Raises `BadInput` for what cannot be read, or an empty space.
+    """
+    text = " ".join(f"{key}={_listed(values)}" for key, values in written.items()) if isinstance(written, Mapping) else written
+    if not isinstance(text, str):
+        raise BadInput(f'a space is a text ("tp=1,2,4 pp=1..8") or values by key ({{"tp": [1, 2, 4]}}), not {type(written).__name__}')
     space: dict[str, tuple[str, ...]] = {}
     for word in _words(text):
         key, equals, values = word.partition("=")
@@ -63,6 +69,12 @@ def parse_space(text: str) -> dict[str, tuple[str, ...]]:
     if not space:
         raise BadInput("the space is empty: name at least one key, e.g. tp=1,2,4")
     return space
+
+
+def _listed(values: Any) -> str:
+    """The values of one key as text; one value alone is a list of it."""
+    several = [values] if isinstance(values, str) or not isinstance(values, Iterable) else values
+    return ",".join(str(value).lower() if isinstance(value, bool) else str(value) for value in several)
 
 
 def _words(text: str) -> list[str]:

@@ -1,0 +1,125 @@
+"""The Python face, as scripts use it: one shape of call for plans and machines, errors of one tree, results that travel between processes."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import multiprocessing
+import os
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+
+import steptwin
+from executor.twin import run_plan
+from sim.planning.explain import explain
+from sim.planning.montecarlo import spread
+from sim.predict import predict
+from topologies.errors import SteptwinError
+
+PLAN = {"model": "gpt2-124m", "seq_len": 256, "parallel": {"dp_replicate": 4}}
+ERRORS = ("BadInput", "Refused", "RunFailed", "UnitError", "UnknownName")
+
+
+def test_errors_are_of_one_tree_that_the_docstring_draws() -> None:
+    for name in ERRORS:
+        assert issubclass(getattr(steptwin, name), steptwin.SteptwinError) and name in (steptwin.__doc__ or "")
+    known = {kind.__name__ for kind in steptwin.SteptwinError.__subclasses__() + steptwin.BadInput.__subclasses__()}
+    assert known == set(ERRORS), "a new kind of error: into the face and its docstring"
+    assert steptwin.SteptwinError is SteptwinError
+
+
+def test_all_that_is_offered_is_there_and_says_what_it_does() -> None:
+    for name in steptwin.__all__:
+        assert (getattr(steptwin, name).__doc__ or "").strip(), name
+    assert {"predict", "run", "compare", "sweep", "twin", "faults", "jobs", "spread", "plan"} <= set(steptwin.__all__)
+
+
+@pytest.mark.parametrize(
+    ("face", "room"), [(steptwin.predict, predict), (steptwin.explain, explain), (steptwin.spread, spread), (steptwin.run, run_plan)]
+)
+def test_options_have_the_defaults_of_the_rooms(face: Any, room: Any) -> None:
+    ours, theirs = inspect.signature(face).parameters, inspect.signature(room).parameters
+    both = {name for name in ours if name in theirs and ours[name].default is not inspect.Parameter.empty}
+    assert both
+    given = {name: theirs[name].default for name in both if theirs[name].default is not inspect.Parameter.empty}
+    assert given == {name: ours[name].default for name in given}
+
+
+def test_a_plan_is_changed_key_by_key() -> None:
+    plan = steptwin.plan(PLAN, "batch.micro=2", "parallel.dp_replicate=8")
+    assert (plan.batch.micro, plan.world, plan.global_batch) == (2, 8, 16)
+    with pytest.raises(steptwin.UnknownName, match=r"batch\.micro"):
+        steptwin.plan(PLAN, "batch.mico=2")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"seq_len": -5}, "seq_len"),
+        ({"seq_len": "long"}, "seq_len"),
+        ({"precision": "bf17"}, "Allowed: fp32"),
+        ({"parallel": None}, "parallel"),
+        ({"model": object()}, "no value of a plan"),
+    ],
+)
+def test_a_plan_that_a_script_changed_is_checked_like_a_file(change: dict[str, Any], told: str) -> None:
+    plan = msgspec.structs.replace(steptwin.plan(PLAN), **change)
+    for ask in (steptwin.predict, steptwin.explain, lambda *words: steptwin.capacity(*words, 1e9)):
+        with pytest.raises(steptwin.BadInput, match=told):
+            ask(plan, "dgx-h100")
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    changed = msgspec.structs.replace(steptwin.plan(PLAN), seq_len=numpy.int64(128))
+    assert steptwin.plan(changed).seq_len == 128 and type(steptwin.plan(changed).seq_len) is int
+
+
+def test_a_space_is_a_text_or_values_by_key(tmp_path: Path) -> None:
+    written = steptwin.sweep(PLAN, "tp=1,2 parallel.tp_overlap=false", "dgx-h100", tmp_path / "a.sqlite")
+    listed = steptwin.sweep(PLAN, {"tp": [1, 2], "parallel.tp_overlap": False}, "dgx-h100", tmp_path / "b.sqlite")
+    assert [row.key for row in listed.rows] == [row.key for row in written.rows] and len(listed.rows) == 2
+    with pytest.raises(steptwin.BadInput, match="not float"):
+        steptwin.sweep(PLAN, 2.5, "dgx-h100")  # type: ignore[arg-type]
+
+
+def test_tokens_are_a_number_or_a_text() -> None:
+    assert steptwin.capacity(PLAN, "dgx-h100", "2B").steps == steptwin.capacity(PLAN, "dgx-h100", 2e9).steps
+    with pytest.raises(steptwin.UnitError, match="at tokens"):
+        steptwin.capacity(PLAN, "dgx-h100", "many")
+
+
+def test_every_result_prints_shows_draws_and_is_json() -> None:
+    found = [
+        steptwin.predict(PLAN, "dgx-h100"),
+        steptwin.explain(PLAN, "dgx-h100", edits=("link.nvlink.rate=100 GB/s",), tries=1),
+        steptwin.capacity(PLAN, "dgx-h100", 1e9),
+        steptwin.spread(PLAN, "dgx-h100", 20),
+        steptwin.faults(PLAN, "dgx-h100", ["slow=r0:0.8"]),
+        steptwin.jobs([PLAN, PLAN], "dgx-h100", ["compact"]),
+    ]
+    for one in found:
+        name = type(one).__name__
+        assert str(one).count("\n") > 0 and len(repr(one)) < 400, name
+        assert one._repr_html_() and one.figure().data, name
+        assert len(one.to_frame()) >= 1 and json.dumps(one.to_dict(), allow_nan=False), name
+        again = pickle.loads(pickle.dumps(one))
+        assert again.to_dict() == one.to_dict(), name
+
+
+def step_of(ranks: int) -> Any:
+    """In another process."""
+    return steptwin.predict({"model": "gpt2-124m", "parallel": {"dp_replicate": ranks}}, "dgx-h100")
+
+
+def test_predictions_come_back_from_processes_that_were_spawned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.chdir(tmp_path)
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        steps = [found.step_time_s for found in pool.map(step_of, (1, 8))]
+    assert steps[0] < steps[1]
