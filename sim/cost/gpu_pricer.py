@@ -61,18 +61,19 @@ class GpuPricer(Common):
             return self._kernels(op, rank)
         if op.kind == "host":
             seconds = sum(self._host_work(work, rank) for work in op.works if isinstance(work, HostWork))
-            return Cost(seconds, "fitted", uses=self._loader(op, rank, seconds) if op.lane.startswith("loader") and seconds > 0 else ())
+            return Cost(seconds, "fitted", uses=self._shared(op, rank, seconds) if seconds > 0 else ())
         if op.kind == "copy":
             return self._copy(op, rank)
         if op.kind in MEETING:
             return Cost(0.0, host=self._spent("collective", rank))
         return Cost(0.0, host=0.0 if op.lane == "host" else self._spent("event", rank))
 
-    def _loader(self, op: Op, rank: int, seconds: float) -> tuple[tuple[str, float], ...]:
-        """What a loader process takes from its machine: one core, and the bus of its socket's memory."""
-        moved = sum(work.moved for work in op.works if isinstance(work, HostWork))
-        bus = next((link for link in self.topology.host_path(rank, True).links if "/dram@" in link), "")
-        return (*self.cores(rank), (bus, moved / seconds)) if bus and moved else self.cores(rank)
+    def _shared(self, op: Op, rank: int, seconds: float) -> tuple[tuple[str, float], ...]:
+        """What a thread takes from its machine: a loader process one core; it, and an update on the CPU, the bus of its socket's memory."""
+        loads = op.lane.startswith("loader")
+        moved = sum(work.moved for work in op.works if isinstance(work, HostWork) and (loads or work.what == "cpu_optimizer"))
+        bus = next((link for link in self.topology.host_path(rank, True).links if "/dram@" in link), "") if moved else ""
+        return (*(self.cores(rank) if loads else ()), *(((bus, moved / seconds),) if bus else ()))
 
     def _host_work(self, work: HostWork, rank: int) -> float:
         return (work.seconds or self._spent(work.what, rank)) * work.count * work.repeat

@@ -194,8 +194,14 @@ def _model_copy(job: Job, share: Share) -> list[Work]:
 
 def offloaded(job: Job, share: Share) -> list[Op]:
     """State in host memory: gradients go down, the CPU updates, parameters come up (ZeRO-Offload, Ren et al. 2021)."""
-    work = HostWork("cpu_optimizer", float(share.elements))
-    update = Op("optimizer/cpu", "host", "host", (work,), cls=CLS)
+    update = Op("optimizer/cpu", "host", "host", (on_cpu(job, share),), cls=CLS)
     down = Op("optimizer/d2h", "copy", D2H, bytes=int(share.elements * job.grad_bytes), how="pinned", cls=CLS, blocking=True)
     up = Op("optimizer/h2d", "copy", H2D, bytes=int(share.elements * job.param_bytes), how="pinned", cls=CLS)
     return [*order(job, "optimizer/gradients", COMPUTE, D2H), down, update, up, *order(job, "optimizer/parameters", H2D, COMPUTE)]
+
+
+def on_cpu(job: Job, share: Share) -> HostWork:
+    """The update on CPU cores, in one pass over host memory as DeepSpeed's CPU-Adam makes it: fp32 states, and the parameters that go up."""
+    read, written = FUSED[job.plan.optimizer.name]
+    each = 4.0 * (read - 1 + written) + job.grad_bytes + (job.param_bytes if job.param_bytes < 4 else 0.0)
+    return HostWork("cpu_optimizer", float(share.elements), moved=share.elements * each)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from sim.lower.job import Job
 from sim.lower.ops import collective, compute, host, order
-from sim.lower.optimizer import Share
+from sim.lower.optimizer import Share, on_cpu
 from sim.lower.optimizer import update as step_ops
 from sim.program import COMPUTE, D2H, H2D, HOST, Call, Op
-from sim.work import HostWork, MemoryBound
+from sim.work import MemoryBound
 
 CLS = "comm.ps"
 
@@ -38,7 +38,7 @@ def on_host(job: Job, share: Share, leader: bool) -> list[Op]:
     if job.size(job.data_axis) > 1:
         ops.append(collective(job, "server/reduce", HOST, "reduce", size, job.data_axis, CLS))
     if leader:
-        ops.append(_apply(share, HOST))
+        ops.append(_apply(job, share, HOST))
     if job.size(job.data_axis) > 1:
         ops.append(collective(job, "server/broadcast", HOST, "broadcast", back, job.data_axis, CLS))
     return ops + _up(job, back)
@@ -82,15 +82,15 @@ def serve(job: Job, share: Share, worker: int) -> list[Op]:
     else:
         first = Op("server/gradients", "recv", lane, bytes=size, group=job.data_axis, peer=worker, cls=CLS)
         last = Op("server/parameters", "send", lane, bytes=back, group=job.data_axis, peer=worker, cls=CLS)
-    return [first, _apply(share, lane), last]
+    return [first, _apply(job, share, lane), last]
 
 
 def server_calls(job: Job, worker: int) -> tuple[Call, ...]:
     return tuple(Call(f"server.{worker}", f"s{step}/worker{worker}", step, step) for step in range(job.steps))
 
 
-def _apply(share: Share, lane: str) -> Op:
-    return host("server/update", HostWork("cpu_optimizer", float(share.elements)), lane=lane, cls="optimizer")
+def _apply(job: Job, share: Share, lane: str) -> Op:
+    return host("server/update", on_cpu(job, share), lane=lane, cls="optimizer")
 
 
 def _down(job: Job, size: int) -> list[Op]:
