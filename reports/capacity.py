@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 from reports.page import Card, Page
 from reports.words import count, seconds
 from sim.planning.capacity import Capacity
+from topologies.units import show_energy
 
 _STRONG, _WEAK, _IDEAL = "#0072B2", "#009E73", "#8a97a6"
 _MISS = "#D55E00"
@@ -72,7 +73,7 @@ def _failures(one: Capacity) -> str:
 
 
 def _energy(one: Capacity) -> str:
-    return f"{one.energy_j / 3.6e9:,.1f} MWh" if one.energy_j is not None else "-"
+    return show_energy(one.energy_j) if one.energy_j is not None else "-"
 
 
 def _money(one: Capacity, unit: str) -> str:
@@ -81,7 +82,7 @@ def _money(one: Capacity, unit: str) -> str:
 
 def _cards(found: Capacity, unit: str) -> list[Card]:
     cards: list[Card] = [
-        (f"{found.days:,.1f} days", "elapsed", f"{found.productive_s / 86400:,.1f} days of steps"),
+        (seconds(found.elapsed_s), "elapsed", f"{seconds(found.productive_s)} of steps"),
         (f"{found.goodput:.1%}", "goodput", f"{_failures(found)}, checkpoint every {seconds(found.checkpoint_interval_s)}"),
         (count(found.gpu_hours), "GPU-hours", f"on {found.gpus:,} GPUs"),
         (_energy(found), "energy", "GPUs, hosts, network and cooling"),

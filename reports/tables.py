@@ -9,6 +9,7 @@ from typing import Any
 from reports.palette import WORDS
 from reports.words import gib, seconds
 from sim.tables import aligned
+from topologies.units import show_energy
 
 
 class Listing:
@@ -161,7 +162,7 @@ def _cell(name: str, value: Any) -> str:
     if name.endswith("memory"):
         return f"{value / 2**30:.1f} GiB"
     if name.endswith("energy_j"):
-        return f"{value / 3.6e9:,.2f} MWh" if value >= 1e8 else f"{value:,.0f} J"
+        return show_energy(value)
     if name == "slowdown":
         return f"{value:.3f} x"
     if name in _SHARES:

@@ -95,6 +95,13 @@ def show_duration(value: float) -> str:
     return _show(value, (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)))
 
 
+def show_energy(joules: float) -> str:
+    """`1.402e11` -> `"38.94 MWh"`; kWh below one MWh, joules below a tenth of a kWh."""
+    if joules >= 3.6e9:
+        return f"{joules / 3.6e9:,.2f} MWh"
+    return f"{joules / 3.6e6:,.2f} kWh" if joules >= 3.6e5 else f"{joules:,.0f} J"
+
+
 def show_rate(value: float) -> str:
     """`4.5e11` -> `"450 GB/s"` (decimal)."""
     return _show(value, (("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6), ("KB/s", 1e3), ("B/s", 1.0)))

@@ -19,6 +19,7 @@ from topologies.errors import BadInput
 from topologies.hardware import Gpu
 from topologies.load import Topology, load_topology
 from topologies.table import read_toml
+from topologies.units import show_energy
 
 DAY = 86400.0
 HOST_POWER = 0.5
@@ -56,7 +57,7 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
             ("elapsed", f"{self.days:,.2f} days, of which {self.goodput:.1%} progress"),
             ("failures", f"{self.failures:,}; a checkpoint every {self.checkpoint_interval_s:,.0f} s"),
             ("GPU-hours", f"{self.gpu_hours:,.0f}"),
-            ("energy", "not known" if self.energy_j is None else f"{self.energy_j / 3.6e9:,.1f} MWh"),
+            ("energy", "not known" if self.energy_j is None else show_energy(self.energy_j)),
             ("money", "no prices" if self.money is None else f"{self.money:,.0f}"),
         ]
         return "\n".join(f"{name:<10} {text}" for name, text in rows)

@@ -143,6 +143,8 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
             grows = len(parse(on)) == 1  # a mixture has no larger sizes of itself
             curves = [scaling(base, on, sizes, work, weak=weak, say=_say(desk), **options) if grows else Curve() for weak in (False, True)]
             desk.say(f"report: {desk.page('capacity', report, plan, found, *curves)}")
+        if not found.fits:
+            raise typer.Exit(3)
 
 
 def _disturbed(app: typer.Typer, desk: Desk) -> None:

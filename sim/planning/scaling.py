@@ -111,7 +111,7 @@ def smallest(plan: Plan, machine: str, tokens: float, days: float, most: int = 1
     best: Capacity | None = None
     for found in (one for size in sizes for one in scaling(plan, machine, (size,), tokens, False, None, **options)):
         if say:
-            say(f"{found.gpus} GPUs: {found.days:.1f} days")
+            say(f"{found.gpus} GPUs: {found.days:.1f} days{'' if found.fits else ', does not fit into memory'}")
         if found.fits and found.days <= days:
             return found
         if found.fits and (best is None or found.elapsed_s < best.elapsed_s):

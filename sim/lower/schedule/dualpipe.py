@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import defaultdict
 
 from sim.lower.schedule.action import Action, Kind
-from topologies.errors import BadInput
+from topologies.errors import Refused
 
 
 def dualpipe(pp: int, rank: int, microbatches: int, virtual_stages: int = 2) -> tuple[Action, ...]:
-    """Raises `BadInput` for fewer micro-batches than stages (2 pp)."""
+    """Raises `Refused` for fewer micro-batches than stages (2 pp)."""
     if microbatches < 2 * pp:
-        raise BadInput(f"dualpipe needs at least 2 x pp = {2 * pp} micro-batches, got {microbatches}. Change batch.global or the schedule")
+        raise Refused(f"dualpipe needs at least 2 x pp = {2 * pp} micro-batches, got {microbatches}. Change batch.global or the schedule")
     run = _Run(rank, 2 * pp - 1 - rank)
     left = pp - 1 - rank
     run.repeat(2 * left, "F0")

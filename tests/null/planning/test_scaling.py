@@ -33,6 +33,11 @@ def test_replicas_grow_where_the_plan_replicates() -> None:
     assert [one.gpus for one in scaling(load_plan(both), "dgx-h100", (7, 8, 16), 1e9)] == [8, 16]
 
 
+def test_sizes_with_too_few_microbatches_for_the_schedule_are_left_out() -> None:
+    tree = BASE | {"parallel": {"pp": 4, "dp_shard": 2, "schedule": "dualpipe"}, "batch": {"micro": 1, "global": 32}}
+    assert [one.gpus for one in scaling(load_plan(tree), "dgx-h100", (8, 16, 32), 1e9)] == [8, 16], "32 GPUs: 4 micro-batches, not 8"
+
+
 def test_the_smallest_cluster_is_the_first_that_is_in_time() -> None:
     plan = load_plan(BASE)
     told: list[str] = []

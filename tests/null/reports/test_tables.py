@@ -21,6 +21,8 @@ from reports.tables import show
         ("steps", [0.584186, 1.25], "steps: 584.186 ms  1.250 s"),
         ("step_time", {"median": 0.6039, "count": 5}, "step time: median 603.900 ms, count 5"),
         ("energy_j", 1.402e11, "energy: 38.94 MWh"),
+        ("energy_j", 28_306_731.0, "energy: 7.86 kWh"),
+        ("energy_j", 503.4, "energy: 503 J"),
         ("goodput", 0.9992, "goodput: 99.9%"),
         ("bias", -0.00001, "bias: 0.0%"),
         ("slowdown", 1.2461, "slowdown: 1.246 x"),
