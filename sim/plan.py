@@ -175,7 +175,7 @@ class Plan(_Section, frozen=True, kw_only=True):
     name: str = ""
     task: Task = "train"
     framework: str = "pytorch"
-    """Whose defaults fill what is not said (`sim/framework/*.toml`)."""
+    """Whose defaults fill what is not said (`sim/frameworks/*.toml`)."""
     seq_len: Count | None = None
     precision: Precision = "bf16"
     attention: Literal["flash", "math"] | None = None
