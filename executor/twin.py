@@ -193,11 +193,12 @@ def run_plan(plan: Plan, folder: Path, how: str, steps: int, say: Say = print) -
 def keep_run(folder: Path, plan: Plan, program: Program | None, found: dict[str, Any], trace: Trace) -> None:
     """Plan, program, environment, summary and trace of a run, whole each."""
     from sim.files.chrome import write_trace
+    from sim.files.kept import kept
     from sim.files.planfile import dump_plan
     from sim.files.runs import environment, write_atomic, write_json
     from sim.files.text import show_program
 
-    write_atomic(folder / "plan.toml", dump_plan(plan))
+    write_atomic(folder / "plan.toml", dump_plan(kept(plan)))
     if program is not None:
         write_atomic(folder / "program.txt", show_program(program))
     write_json(folder / "environment.json", environment())

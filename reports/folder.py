@@ -12,11 +12,13 @@ from reports.comparison import comparison_page
 from reports.gpu import write_gpu
 from reports.prediction import prediction_page
 from reports.scene import scene
+from reports.studies import explain_page, faults_page, jobs_page, spread_page
 from reports.sweep import sweep_page
 from reports.topology import topology_page
 from reports.validation import write_validation
 from sim.align import Comparison
 from sim.files.chrome import write_trace
+from sim.files.kept import kept
 from sim.files.planfile import dump_plan
 from sim.files.runs import environment, write_atomic, write_json
 from sim.files.text import show_program
@@ -31,7 +33,7 @@ PREDICTED = "predicted.json.gz"
 
 def write_inputs(folder: Path, plan: Plan, program: Program | None) -> None:
     """The plan and the program, as text that can be diffed."""
-    write_atomic(folder / "plan.toml", dump_plan(plan))
+    write_atomic(folder / "plan.toml", dump_plan(kept(plan)))
     if program is not None:
         write_atomic(folder / "program.txt", show_program(program))
     write_json(folder / "environment.json", environment())
@@ -87,6 +89,10 @@ WRITERS: dict[str, Callable[..., Path]] = {
     "capacity": _single(capacity_page),
     "topology": _single(topology_page),
     "collective": _single(collective_page),
+    "explain": _single(explain_page),
+    "faults": _single(faults_page),
+    "jobs": _single(jobs_page),
+    "spread": _single(spread_page),
     "gpu": write_gpu,
 }
 """What the command line writes, by kind: each takes where to write (a folder for runs, else a file), then what to draw, and returns the page's path."""

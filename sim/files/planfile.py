@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import types
 import typing
 from collections.abc import Iterable
@@ -214,7 +215,14 @@ def _toml(tree: dict[str, Any]) -> str:
     def show(value: Any) -> str:
         if isinstance(value, bool):
             return str(value).lower()
-        return f"[{', '.join(map(show, value))}]" if isinstance(value, list) else msgspec.json.encode(value).decode()
+        if isinstance(value, dict):
+            return f"{{{', '.join(f'{key(name)} = {show(one)}' for name, one in value.items() if one is not None)}}}"
+        if isinstance(value, (list, tuple)):
+            return f"[{(', ' if isinstance(value, list) else ',').join(map(show, value))}]"
+        return msgspec.json.encode(value).decode()
+
+    def key(name: str) -> str:
+        return name if re.fullmatch(r"[\w-]+", name, re.A) else msgspec.json.encode(name).decode()
 
     top = [f"{key} = {show(value)}" for key, value in tree.items() if not isinstance(value, dict)]
     for section, values in tree.items():

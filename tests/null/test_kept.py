@@ -1,0 +1,55 @@
+"""The plan in a run's folder says the same as the one that was run, wherever it is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from reports.folder import write_inputs
+from sim.bind import model_of
+from sim.files.kept import kept
+from sim.files.planfile import dump_plan, load_plan
+from sim.model.captured import Captured
+
+DENSE: dict[str, Any] = {"family": "decoder", "layers": 2, "hidden": 64, "heads": 4, "vocab": 128, "ffn": 128}
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
+    "num_hidden_layers": 2, "num_key_value_heads": 2, "vocab_size": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 256,
+    "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+def test_tables_inside_a_model_are_written_as_toml(tmp_path: Path) -> None:
+    """A mixture of experts has a table in its table."""
+    plan = load_plan({"model": DENSE | {"moe": {"experts": 4, "top_k": 2, "ffn": 64}}, "parallel": {"dp_shard": 2, "ep": 2}})
+    (tmp_path / "plan.toml").write_text(dump_plan(plan))
+    assert load_plan(tmp_path / "plan.toml") == plan
+
+
+@pytest.mark.parametrize("name", ["config.json", "mine.toml"])
+def test_a_model_from_a_file_stands_in_the_plan(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    rows = "\n".join(f"{key} = {json.dumps(value)}" for key, value in DENSE.items())
+    (here / name).write_text(json.dumps(LLAMA) if name.endswith(".json") else rows + "\n[moe]\nexperts = 4\ntop_k = 2\nffn = 64\n")
+    monkeypatch.chdir(here)
+    plan = load_plan({"model": name})
+    spec = model_of(plan)
+    write_inputs(here / "run", plan, None)
+    monkeypatch.chdir(there)
+    again = load_plan(here / "run" / "plan.toml")
+    assert model_of(again) == spec
+    assert msgspec.structs.replace(again, model=name) == plan, "nothing else is another"
+
+
+def test_a_shipped_model_stays_a_name_and_a_captured_one_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = load_plan("gpt2-ddp8")
+    assert kept(plan) == plan
+    monkeypatch.chdir(tmp_path)
+    Path("m.model.json").write_bytes(msgspec.json.encode(Captured(order=(), low=(), high=())))
+    assert kept(msgspec.structs.replace(plan, model="m.model.json")).model == str(tmp_path / "m.model.json")
