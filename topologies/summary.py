@@ -34,7 +34,8 @@ def summary(topology: Topology) -> dict[str, Any]:
     if isinstance(device, Gpu):
         found["peak TFLOP/s"] = {kind: round(rate / 1e12, 1) for kind, rate in device.flops.items()}
     found |= {"sockets": len(machine.sockets), "cores": topology.cores(0), "nics": dict(Counter(nic.name for nic in machine.nics.values()))}
-    found["paths from rank 0"] = _paths(topology)
+    if topology.gpus > 1:
+        found["paths from rank 0"] = _paths(topology)
     if topology.nodes > 1:
         found["network"] = _network(topology.cluster.fabric)
     if machine.source:
