@@ -17,6 +17,13 @@ from sim.align import Comparison
 from sim.timeline.metrics import breakdown, step_times
 from sim.trace import Trace
 
+_RUNS = {"played": "played op by op", "stock": "trained by PyTorch itself", "imported": "measured elsewhere"}
+
+
+def _told(found: Mapping[str, Comparison]) -> str:
+    """What stands beside the prediction."""
+    return " and ".join(["the same plan predicted", *(_RUNS.get(name, name) for name in found)])
+
 
 def comparison_page(
     title: str,
@@ -30,7 +37,7 @@ def comparison_page(
     """Predicted against played (op by op) and stock (class by class). `traces`: the predicted one first; stock is not drawn, its ops have no ids."""
     page = Page(
         title,
-        f"{summary['model']['name']} on {summary['topology']}, {ranks(summary['gpus'])}: the same plan predicted, played and trained.",
+        f"{summary['model']['name']} on {summary['topology']}, {ranks(summary['gpus'])}: {_told(found)}.",
     )
     cards = headline(summary)
     page.cards([cards[0], *_measured(found), *cards[1:]])

@@ -110,4 +110,5 @@ def _marked(figure: go.Figure, at: float, word: str) -> go.Figure:
     figure.add_vline(x=1e3 * at, line_dash="dash", line_color=PREDICTED, annotation_text=word, annotation_position="top")
     # Labels behind the bars would stand on the line.
     figure.update_traces(textposition="inside", insidetextanchor="start")
-    return figure.update_layout(xaxis_range=[0, max(high, 1.1e3 * at)])
+    # The word stands above the plot, and below the bar with the buttons.
+    return figure.update_layout(xaxis_range=[0, max(high, 1.1e3 * at)], margin_t=64, height=figure.layout.height + 24)

@@ -108,12 +108,13 @@ _FIGURES: tuple[tuple[str, Any], ...] = (
 
 
 def breakdowns(rows: Sequence[Row]) -> go.Figure:
-    """Where the steps of the first few plans go: stacked bars in ms, the best on top."""
+    """Where the steps of the first few plans go: stacked bars in ms (s where steps are long), the best on top."""
     figure = go.Figure()
+    scale, unit = (1.0, "s") if max((row.step_time or 0.0 for row in rows), default=0.0) >= 10 else (1e3, "ms")
     splits = [json.loads(row.detail).get("breakdown", {}) for row in rows]
     names = [safe(f"{place}. {short(words, 44)}") for place, words in enumerate(_differences(rows), 1)]
     for key in dict.fromkeys(key for split in splits for key in split):
-        values = [split.get(key, 0.0) * 1e3 for split in splits]
+        values = [split.get(key, 0.0) * scale for split in splits]
         if any(values):
             word = WORDS.get(key, safe(key))
             figure.add_trace(
@@ -123,14 +124,14 @@ def breakdowns(rows: Sequence[Row]) -> go.Figure:
                     orientation="h",
                     name=word,
                     marker_color=colour(key),
-                    hovertemplate=f"{word}: %{{x:.2f}} ms<extra></extra>",
+                    hovertemplate=f"{word}: %{{x:.2f}} {unit}<extra></extra>",
                 )
             )
     figure.update_layout(
         barmode="stack",
         height=170 + 34 * len(rows),
         margin={"b": 90},
-        xaxis={"title": "ms per step"},
+        xaxis={"title": f"{unit} per step"},
         yaxis={"autorange": "reversed"},
         legend={"orientation": "h"},
     )

@@ -8,7 +8,22 @@ from typing import Annotated
 import msgspec
 import typer
 
-from topologies.verbs import AsJson, Calibrated, Desk, Fail, MachineSets, On, Out, PlanName, PlanSets, Sets, Without, of_machine, split
+from topologies.verbs import (
+    AsJson,
+    Calibrated,
+    Desk,
+    Fail,
+    MachineSets,
+    On,
+    Out,
+    PlanName,
+    PlanSets,
+    Report,
+    Sets,
+    Without,
+    of_machine,
+    split,
+)
 
 
 def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
@@ -113,6 +128,7 @@ def _studies(app: typer.Typer, desk: Desk) -> None:
         length: Annotated[float | None, typer.Option(help="Sigma of log(length) of the samples")] = None,
         slow_link: Annotated[float | None, typer.Option(help="One link that is so many times slower")] = None,
         calibration: Calibrated = None,
+        report: Report = None,
         as_json: AsJson = False,
     ) -> None:
         """Step time as a distribution: P50, P95, P99 under jitter and imbalance.  Example: steptwin spread gpt2-ddp8 --draws 500"""
@@ -125,10 +141,14 @@ def _studies(app: typer.Typer, desk: Desk) -> None:
         given = {"rank": rank, "step": step, "length": length, "slow_link": slow_link}
         jitter = Jitter(**{key: value for key, value in given.items() if value is not None})
         setting = bind(load_plan(plan, overrides), on, edits)
-        found = msgspec.to_builtins(run(setting, draws=draws, seed=seed, jitter=jitter, calibration=calibration))
+        drawn = run(setting, draws=draws, seed=seed, jitter=jitter, calibration=calibration)
+        found = msgspec.to_builtins(drawn)
         if not as_json:
             del found["samples"]
         desk.show(found, as_json, "spread")
+        if report:
+            name = setting.plan.name or setting.plan.model_name
+            desk.say(f"report: {desk.page('spread', report, name, setting.topology.name, drawn)}")
 
 
 def _collective(app: typer.Typer, desk: Desk) -> None:

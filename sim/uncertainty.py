@@ -117,7 +117,9 @@ def outside(plan: Plan, topology: Topology, parameters: int, known: Figures | No
             found.append(f"no training step of {device.name} has been published among the data")
     sizes = {"gpus": plan.world, "seq_len": plan.seq_len or 0, "parameters": parameters}
     words = {"gpus": "GPUs", "seq_len": "tokens per sequence", "parameters": "parameters"}
-    found += [f"{size} {words[name]}: the data end at {known.range[name]:.3g}" for name, size in sizes.items() if size > known.range[name]]
+    found += [
+        f"{size:,} {words[name]}: the data end at {known.range[name]:,.0f}" for name, size in sizes.items() if size > known.range[name]
+    ]
     return tuple(found)
 
 

@@ -81,7 +81,13 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
 def _explain(app: typer.Typer, desk: Desk) -> None:
     @app.command()
     def explain(
-        plan: PlanName, on: On = "dgx-h100", set_: Sets = None, fail: Fail = None, without: Without = None, as_json: AsJson = False
+        plan: PlanName,
+        on: On = "dgx-h100",
+        set_: Sets = None,
+        fail: Fail = None,
+        without: Without = None,
+        report: Report = None,
+        as_json: AsJson = False,
     ) -> None:
         """Critical path, what each resource is worth, and the best changes of plan.  Example: steptwin explain llama3-8b-fsdp8"""
         from sim.bind import bind
@@ -89,7 +95,12 @@ def _explain(app: typer.Typer, desk: Desk) -> None:
         from sim.planning.explain import explain as run
 
         overrides, edits = split(set_, fail, without)
-        found = _plain(run(bind(load_plan(plan, overrides), on, edits), say=_say(desk)))
+        setting = bind(load_plan(plan, overrides), on, edits)
+        explained = run(setting, say=_say(desk))
+        if report:
+            name = setting.plan.name or setting.plan.model_name
+            desk.say(f"report: {desk.page('explain', report, name, setting.topology.name, explained)}")
+        found = _plain(explained)
         if as_json:
             desk.show(found, True, "explain")
             return
@@ -156,6 +167,7 @@ def _disturbed(app: typer.Typer, desk: Desk) -> None:
             list[str] | None, typer.Option("--fault", help="fail=nic:n0/nic1, slow=r3:0.8, flap=nic:n0/nic1:0.3; unsaid: the usual ones")
         ] = None,
         set_: Sets = None,
+        report: Report = None,
         as_json: AsJson = False,
     ) -> None:
         """What a failed link, a flapping NIC or a slow GPU costs this plan.  Example: steptwin faults gpt2-ddp8 --on dgx-h100"""
@@ -165,6 +177,8 @@ def _disturbed(app: typer.Typer, desk: Desk) -> None:
         overrides, edits = split(set_)
         found = run(load_plan(plan, overrides), on, tuple(fault or ()), edits=edits, say=_say(desk))
         desk.show(_plain(found), as_json, "faults")
+        if report:
+            desk.say(f"report: {desk.page('faults', report, found)}")
 
     @app.command()
     def jobs(
@@ -172,6 +186,7 @@ def _disturbed(app: typer.Typer, desk: Desk) -> None:
         on: On = "4x dgx-h100",
         place: Annotated[list[str] | None, typer.Option("--place", help="compact or spread, or both")] = None,
         set_: Sets = None,
+        report: Report = None,
         as_json: AsJson = False,
     ) -> None:
         """Several jobs on one cluster, each one's step alone and beside the others.  Example: steptwin jobs gpt2-ddp8 gpt2-ddp8"""
@@ -183,6 +198,8 @@ def _disturbed(app: typer.Typer, desk: Desk) -> None:
         found = run([load_plan(plan, overrides) for plan in plans], on, tuple(place or ("compact", "spread")), edits=edits, say=_say(desk))
         rows = [_plain(row) | {"slowdown": row.slowdown} | ({} if as_json else {"ranks": spoken(row.ranks)}) for row in found.rows]
         desk.show({**_plain(found), "rows": rows}, as_json, "jobs")
+        if report:
+            desk.say(f"report: {desk.page('jobs', report, found)}")
 
 
 def _say(desk: Desk) -> Callable[[str], None] | None:

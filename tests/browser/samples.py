@@ -10,9 +10,14 @@ import msgspec
 from reports.folder import WRITERS
 from sim.accuracy.training import validate_training
 from sim.align import Comparison, align_by_class, align_by_id
+from sim.bind import bind
 from sim.cost.collective.table import collective_table
 from sim.files.planfile import load_plan
 from sim.planning.capacity import capacity
+from sim.planning.explain import explain
+from sim.planning.faults import faults
+from sim.planning.jobs import jobs
+from sim.planning.montecarlo import spread
 from sim.planning.scaling import scaling
 from sim.planning.space import parse_space
 from sim.planning.sweep import sweep
@@ -154,6 +159,23 @@ def instant(folder: Path) -> Path:
 EDGES: dict[str, Callable[[Path], Path]] = {"one rank": one_rank, "1,024 ranks": huge, "no spans": nothing, "one instant": instant}
 """Pages of the smallest and largest traces and of names that nobody expects."""
 
+
+def explained(folder: Path) -> Path:
+    return WRITERS["explain"](folder / "explain.html", HOSTILE, "dgx-h100", explain(bind(GPT, "dgx-h100"), tries=8))
+
+
+def broken(folder: Path) -> Path:
+    return WRITERS["faults"](folder / "faults.html", faults(GPT, "2x dgx-h100"))
+
+
+def beside(folder: Path) -> Path:
+    return WRITERS["jobs"](folder / "jobs.html", jobs([GPT, GPT], "2x dgx-h100"))
+
+
+def drawn(folder: Path) -> Path:
+    return WRITERS["spread"](folder / "spread.html", HOSTILE, "dgx-h100", spread(GPT, "dgx-h100", 200))
+
+
 PAGES: dict[str, Callable[[Path], Path]] = {
     "prediction": prediction,
     "comparison": comparison,
@@ -162,4 +184,8 @@ PAGES: dict[str, Callable[[Path], Path]] = {
     "topology": topology,
     "collective": collective,
     "validation": validation,
+    "explain": explained,
+    "faults": broken,
+    "jobs": beside,
+    "spread": drawn,
 }

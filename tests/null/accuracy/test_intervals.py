@@ -81,7 +81,7 @@ def test_beyond_the_data() -> None:
     assert outside(Plan(model="gpt2-124m"), h100, 10**8, KNOWN) == ()
     assert "no training step of l40s" in outside(Plan(model="gpt2-124m"), l40s, 10**8, KNOWN)[0]
     longer = outside(Plan(model="gpt2-124m", seq_len=16384), h100, 10**12, KNOWN)
-    assert [text.split(":")[0] for text in longer] == ["16384 tokens per sequence", f"{10**12} parameters"]
+    assert [text.split(":")[0] for text in longer] == ["16,384 tokens per sequence", f"{10**12:,} parameters"]
 
 
 def test_shares_are_what_the_step_is_spent_on() -> None:

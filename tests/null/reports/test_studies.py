@@ -1,0 +1,68 @@
+"""Pages of what-if studies say the figures that the study found; pages say what they compare, in fitting units."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reports.comparison import comparison_page
+from reports.sweep import breakdowns
+from reports.words import seconds
+from sim.align import align_by_class
+from sim.plan import Parallel, Plan
+from sim.planning.sweep import Row
+from sim.predict import predict
+from sim.timeline.metrics import step_times
+from sim.uncertainty import outside
+from tests.null.verbs.test_verbs import Call, call
+from topologies.load import load_topology
+
+__all__ = ["call"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("explain plan.toml", ("Critical path", "elasticity", "compute")),
+        ("faults plan.toml --on dgx-h100 --fault slow=r0:0.8", ("slow=r0:0.8", "slowdown", "nothing broken")),
+        ("jobs plan.toml plan.toml --on dgx-h100 --place compact", ("j0", "j1", "compact", "4 ranks")),
+        ("spread plan.toml --draws 20", ("P50", "P95", "P99", "sigma of log(time)")),
+    ],
+)
+def test_a_study_is_drawn(words: str, told: tuple[str, ...], call: Call, tmp_path: Path) -> None:
+    said = call(*words.split(), "--json", "--report", "deep/page.html")
+    assert said.code == 0 and "report: deep/page.html" in said.err
+    text = (tmp_path / "deep" / "page.html").read_text("utf-8")
+    body = text[text.index("<main>") :]
+    assert all(word in body for word in told)
+    step = (
+        next(said.json[key] for key in ("step_time_s", "p50") if key in said.json)
+        if "rows" not in said.json or "plan" in said.json
+        else None
+    )
+    assert seconds(step if step is not None else said.json["rows"][0]["alone_s"]) in body
+
+
+def test_a_comparison_says_what_it_compares() -> None:
+    found = predict({"model": "gpt2-124m", "batch": {"micro": 1}}, "dgx-h100")
+    assert found.trace is not None and found.program is not None
+    imported = {"imported": align_by_class(found.trace, found.trace, step_times(found.trace))}
+    page = comparison_page("mine", found.to_dict(), [found.trace, found.trace], imported, {"imported": step_times(found.trace)})
+    assert (
+        "the same plan predicted and measured elsewhere." in page and "trained" not in page[page.index("<main>") : page.index("Timeline")]
+    )
+
+
+def test_long_steps_are_drawn_in_seconds() -> None:
+    def drawn(step: float) -> tuple[str, float]:
+        row = Row("a", "done", step_time=step, gpus=8, rate=1.0, detail=f'{{"breakdown": {{"compute_s": {step}}}}}')
+        figure = breakdowns([row])
+        return figure.layout.xaxis.title.text, figure.data[0].x[0]
+
+    assert drawn(0.5) == ("ms per step", 500.0) and drawn(74.0) == ("s per step", 74.0)
+
+
+def test_sizes_beyond_the_data_are_written_out() -> None:
+    (gpus,) = outside(Plan(model="gpt2-124m", parallel=Parallel(dp_replicate=16384)), load_topology("2048x dgx-h100"), 10**8)
+    assert gpus.startswith("16,384 GPUs: the data end at 10,") and "e+" not in gpus
