@@ -8,7 +8,7 @@ from typing import Any
 
 from reports.palette import WORDS
 from reports.words import gib, seconds
-from sim.tables import aligned
+from sim.tables import aligned, wordy
 from topologies.units import show_energy
 
 
@@ -53,7 +53,7 @@ def _drawn(listing: Listing) -> Any:
 
     table = Table(title=listing.title, box=box.SIMPLE_HEAD, title_justify="left")
     for index, column in enumerate(listing.head):
-        table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
+        table.add_column(column, justify="left" if index == 0 or wordy(row[index] for row in listing.rows) else "right", overflow="fold")
     for row in listing.rows:
         table.add_row(*row)
     return table
@@ -177,8 +177,14 @@ def _time(value: float) -> str:
     return _ms(value) if abs(value) < 1000 else seconds(value)
 
 
+_HEADS = {"infinitely_fast": "step if infinitely fast", "ten_percent": "step if 10 % faster", "path_ten_percent": "by the path"}
+"""What a name alone would not tell."""
+
+
 def _name(key: str) -> str:
     """`gpu_hours` -> `gpu hours`; the unit stands beside the value."""
+    if key in _HEADS or key in WORDS:
+        return _HEADS.get(key) or WORDS[key]
     return (key if key.endswith("_per_s") else key.removesuffix("_s").removesuffix("_j")).replace("_", " ")
 
 
@@ -194,7 +200,7 @@ def _plain(console: Screen | Pipe, value: Mapping[str, Any], kind: str) -> None:
     for key, item in value.items():
         if isinstance(item, dict):
             unit = "" if key == "counts" else None  # what is counted may be called like a quantity: plans over memory
-            words = (f"{name} {_cell(str(name) if unit is None else unit, inner)}" for name, inner in item.items())
+            words = (f"{_name(str(name))} {_cell(str(name) if unit is None else unit, inner)}" for name, inner in item.items())
             console.print(f"{_name(key)}: " + ", ".join(words))
         elif isinstance(item, (list, tuple)) and not (item and isinstance(item[0], dict)):
             console.print(f"{_name(key)}: " + "  ".join(_cell(key, one) for one in item))

@@ -21,11 +21,12 @@ def frame(rows: Iterable[Mapping[str, Any]]) -> Any:
 
 
 def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table as text: the first column to the left, figures to the right."""
+    """A table as text: the first column and sentences to the left, figures to the right."""
     lines = [tuple(head), *(tuple(row) for row in rows)]
+    left = [at == 0 or wordy(line[at] for line in lines[1:]) for at in range(len(head))]
     widths = [max(len(line[at]) for line in lines) for at in range(len(head))]
     shown = [
-        [cell.ljust(width) if at == 0 else cell.rjust(width) for at, (cell, width) in enumerate(zip(line, widths, strict=True))]
+        [cell.ljust(width) if left[at] else cell.rjust(width) for at, (cell, width) in enumerate(zip(line, widths, strict=True))]
         for line in lines
     ]
     return "\n".join("  ".join(line).rstrip() for line in shown)
@@ -36,6 +37,15 @@ def _briefly(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"<{len(value)}>"
     return f"<{type(value).__name__}>" if isinstance(value, msgspec.Struct) else repr(value)
+
+
+_SENTENCE = 24
+"""Letters from which a cell that begins with no digit is one."""
+
+
+def wordy(cells: Iterable[str]) -> bool:
+    """Whether a column holds sentences, which read from the left."""
+    return any(len(cell) > _SENTENCE and not cell.lstrip("+-")[:1].isdigit() for cell in cells)
 
 
 class Tabular:

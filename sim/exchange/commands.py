@@ -58,4 +58,8 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
         from sim.exchange.replay import replay as run
 
         edits = of_machine(set_, fail, without)
-        desk.show(run(prefix, on, groups=groups, edits=edits, calibration=calibration).to_dict(), as_json, "chakra replay")
+        found = run(prefix, on, groups=groups, edits=edits, calibration=calibration).to_dict()
+        if not as_json:
+            found["step_time_s"] = found.pop("seconds")
+            found["rows"] = [{"class of op": name, "critical_path_s": seconds} for name, seconds in found.pop("critical_path")]
+        desk.show(found, as_json, "chakra replay")

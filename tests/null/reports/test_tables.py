@@ -71,3 +71,17 @@ def test_counts_are_no_quantities_and_a_closed_output_is_no_terminal(
     assert capsys.readouterr().out == "counts: done 15, memory 4,096, bound 0\n"
     monkeypatch.setattr("sys.stdout", None)
     show({"counts": {"done": 1}}, "sweep")
+
+
+def test_sentences_are_read_from_the_left_and_figures_from_the_right(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"plan": "a", "what": "A sentence that is longer than a figure", "gpus": 8}, {"plan": "b", "what": "Short", "gpus": 16}]
+    show({"rows": rows}, "plans")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].index("what") == lines[2].index("A sentence") == lines[3].index("Short")
+    assert len(lines[2]) == len(lines[3]), "8 and 16 end at the same place"
+
+
+def test_names_of_a_breakdown_are_words(capsys: pytest.CaptureFixture[str]) -> None:
+    show({"breakdown": {"exposed_comm_s": 0.002}, "rows": [{"resource": "host", "ten_percent": -0.01}]}, "any")
+    told = capsys.readouterr().out
+    assert "exposed communication 2.000 ms" in told and "step if 10 % faster" in told and "_s" not in told

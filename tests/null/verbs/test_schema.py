@@ -145,6 +145,8 @@ def test_a_plan_goes_out_as_chakra_traces_and_comes_back_in_as_long(call: Call) 
     came = call("chakra", "replay", written.json["prefix"], "--json")
     check("chakra replay", came.out)
     assert came.json["seconds"] == pytest.approx(call("predict", "plan.toml", "--json").json["step_time_s"], rel=0.05)
+    shown = call("chakra", "replay", written.json["prefix"]).out
+    assert "step time:" in shown and "class of op" in shown and "('" not in shown, "a table, nothing of Python"
     assert call("chakra", "export", "plan.toml", "--out", "et", "--ranks", "0,x").code == 2
     assert call("chakra", "replay", "nothing").code == 2
     refused = call("chakra", "replay", written.json["prefix"], "--calibration", "mine.toml")
