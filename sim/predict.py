@@ -17,6 +17,7 @@ from sim.engine.run import simulate
 from sim.figures import figures
 from sim.lower.step import lower
 from sim.memory.timeline import memory_timelines
+from sim.periods import is_period, mean_step
 from sim.plan import Output, Plan
 from sim.prediction import Prediction
 from sim.pricer import pricer_for
@@ -44,7 +45,7 @@ def predict(
         edits: what-ifs on the topology ("link.nvlink.rate=400 GB/s").
         calibration: a file made by `probe`; its measured costs take precedence.
         costs: "fitted", or "tables": measured kernels of the package aiconfigurator-core where they cover a shape.
-        steps: optimizer steps to simulate; the last one is reported.
+        steps: optimizer steps to simulate; the last one is reported (of local updates the mean over a period: `sim.periods`).
         fold: simulate equal ranks once.
 
     Raises `BadInput` or one of its kinds for input that cannot be used. A plan that does not fit into memory
@@ -76,6 +77,8 @@ def predict_setting(
         trace.memory = {rank: list(line) for rank, line in memory_timelines(setting, trace).items()}
     split = metrics.breakdown(trace)
     step = metrics.step_time(trace)
+    if is_period(plan):
+        step, split = mean_step(setting, pricer, steps, fold)
     points = held(setting, program, pricer, trace, step, fold) if detail else []
     stall = output_seconds(setting, pricer, step, fold, points)
     split = msgspec.structs.replace(split, output_s=split.output_s + stall)
