@@ -22,6 +22,8 @@ from sim.rules import mesh_of
 
 STEPS = 2
 """The first step warms up what overlaps with its neighbours; the second is reported."""
+_EQUAL = 1e-3
+"""Rounds that differ by no more than this share of them are alike."""
 _FEW = 3
 """Micro-batches that are simulated at least."""
 
@@ -43,20 +45,28 @@ def _seconds(run: Run, plan: Plan) -> float:
     count = plan.microbatches
     each_round = _round(plan)
     fewer = _least(plan, each_round)
-    warm = (
-        max(each_round, _taken(plan)) if plan.parallel.pp > 1 else fewer
-    )  # the last stages to end a pipeline's step do so in one order, however long it is
+    # The last stages to end a pipeline's step do so in one order, however long it is.
+    warm = max(each_round, _taken(plan)) if plan.parallel.pp > 1 else fewer
     while fewer + 2 * each_round < count:
-        more = fewer + each_round
-        _, short, longer = run.times((warm, fewer, more))
+        short, longer = run.times((warm, fewer, fewer + each_round))[-2:]
+        if _hurried(short):
+            short, longer = run.times((warm, fewer, fewer, fewer + each_round))[-2:]
         each, host = ((b - a) / each_round for a, b in zip(short, longer, strict=True))
         if host <= each * (1 + 1e-9):
-            return short.seconds + each * (count - fewer)
-        # The thread loses its lead with each micro-batch: from where it has none left, a step is as long as the thread needs.
-        lead = (short.seconds - short.host) / (host - each)
-        fewer += max(1, math.ceil(lead / each_round)) * each_round
+            if each <= host * (1 + _EQUAL) or not _hurried(short):
+                return short.seconds + each * (count - fewer)
+            fewer += 2 * each_round  # launches only begin to bind
+        else:
+            # The thread loses its lead with each micro-batch: from where it has none left, a step is as long as the thread needs.
+            lead = (short.seconds - short.host) / (host - each)
+            fewer += max(1, math.ceil(lead / each_round)) * each_round
         warm = fewer
     return run.times((count,) * STEPS)[-1].seconds
+
+
+def _hurried(step: Step) -> bool:
+    """Shorter than what its thread spends, as only a step can be that began while the device was behind: none of the steady state."""
+    return step.seconds < step.host
 
 
 def _round(plan: Plan) -> int:

@@ -3,7 +3,7 @@
 What cannot fit is rejected by arithmetic. Each plan that fits has a lower bound of its step (`bound`); plans are simulated from the
 most promising on, with equal ranks folded and runs of kernels fused, both exact, and a plan whose bound and memory are no better than what
 another has reached is not simulated. Each is simulated in the fewest ops (`screen`); whatever is on the front then, or within
-1 % of the best, is simulated whole. Results stream into a `Store`.
+1 % of the best, is simulated whole (thousands of micro-batches by rounds). Results stream into a `Store`.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _simulated(
             done += rows
             progress.more(len(rows))
         done = [row for row in done if row.outcome == "done"]
-    _confirmed(base, store, place, prices)
+    _confirmed(base, store, place, prices, say)
 
 
 def _alike(wave: list[Open], workers: int) -> list[list[tuple[Candidate, Plan]]]:
@@ -182,15 +182,17 @@ def _length(plan: Plan) -> int:
     return 30 + p.pp * p.pp * p.chunks
 
 
-def _confirmed(base: Plan, store: Store, place: Pool, prices: Prices) -> None:
+def _confirmed(base: Plan, store: Store, place: Pool, prices: Prices, say: Say | None) -> None:
     """Simulates more of what was ranked in short, until nothing is `open_questions` any more."""
     while True:
         keys, depth = open_questions([row for row in store.rows() if row.outcome == "done"])
         plans = [(candidate, plan) for candidate, plan in map(partial(named, base), keys) if isinstance(plan, Plan)]
         if not plans:
             return
+        progress = Progress(len(plans), f"plans simulated {'whole' if depth == 'whole' else 'for where their steps go'}", say)
         for rows in place.map(evaluate_chunk, [Work(chunk, prices, depth) for chunk in _chunks(plans, 1)]):
             store.add(rows)
+            progress.more(len(rows))
 
 
 def _chunks(work: list[tuple[Candidate, Plan]], size: int = _CHUNK) -> list[list[tuple[Candidate, Plan]]]:

@@ -12,10 +12,10 @@ from sim.bind import bind
 from sim.figures import figures_of_memory
 from sim.files.planfile import load_plan
 from sim.plan import Plan
-from sim.planning import progress
+from sim.planning import judge, progress
 from sim.planning.bound import Bounds
 from sim.planning.floor import Floor
-from sim.planning.judge import Depth, Work, evaluate_chunk, screen_chunk
+from sim.planning.judge import Depth, Work, evaluate, evaluate_chunk, screen_chunk
 from sim.planning.space import candidates, parse_space, point
 from sim.planning.sweep import sweep
 from sim.predict import predict_setting
@@ -146,6 +146,19 @@ def test_an_error_of_one_plan_is_its_row() -> None:
         assert fits[0].bound.memory == done.memory
 
 
+def test_thousands_of_microbatches_are_told_by_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a front needs whole must not take minutes: by rounds it is the same."""
+    changes = ("parallel.pp=4", "parallel.dp_replicate=2", "parallel.schedule=1f1b", "batch.micro=1")
+    few, many = (load_plan(PLAN, (*changes, f"batch.global={count}")) for count in (256, 8192))
+    every = whole(bind(few, "dgx-h100"))
+    assert evaluate(point({}, "dgx-h100"), few, {}, "whole").step_time == every
+    monkeypatch.setattr(judge, "whole", None)  # nobody may ask for it
+    rate = evaluate(point({}, "dgx-h100"), many, {}, "whole").rate
+    monkeypatch.setattr(judge, "_LONG", 0)
+    assert evaluate(point({}, "dgx-h100"), few, {}, "whole").step_time == pytest.approx(every, rel=3e-3)
+    assert rate is not None and 256 / every < rate < 1.05 * 256 / every, "the bubble is a smaller share of more"
+
+
 def test_what_does_not_fit_is_a_row_with_its_peak() -> None:
     plan = load_plan({"model": "llama3-8b", "seq_len": 4096, "batch": {"global": 8, "micro": 1}, "parallel": {"dp_replicate": 8}})
     (row,), fits = screen_chunk(Work([(point({}, "dgx-h100"), plan)], {}))
@@ -208,7 +221,8 @@ def test_progress_is_told_every_two_seconds(tmp_path: Path, monkeypatch: pytest.
     said: list[str] = []
     sweep(PLAN, parse_space("micro=1,2"), "dgx-h100", tmp_path / "s.sqlite", say=said.append)
     assert said[0] == "2/2 plans screened, 2 s each, 0 s left"
-    assert said[-1].startswith("2/2 plans decided, ") and said[-1].endswith(", 0 s left")
+    assert any(one.startswith("2/2 plans decided, ") and one.endswith(", 0 s left") for one in said)
+    assert said[-1].startswith("2/2 plans simulated for where their steps go, ")
 
 
 def test_bounds_that_share_blocks_are_each_their_own() -> None:
