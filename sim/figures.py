@@ -14,16 +14,17 @@ from sim.uncertainty import Interval
 
 def figures_of_memory(setting: Setting, remedies: bool = True) -> tuple[MemoryReport, DoesNotFit | None]:
     """Peak memory of the plan by what it is, and what is missing when it does not fit, with ways to make it fit unless `remedies` is
-    false. Nothing is simulated."""
-    device = setting.topology.device(0)
+    false. Where devices differ the one with the least memory counts. Nothing is simulated."""
+    device = min((device for device, _ in setting.topology.devices(setting.plan.world)), key=lambda device: device.memory)
     report = memory_of(setting.plan, setting.network, setting.framework, device, remedies)
     return report, report.check(device)
 
 
 def _peak(setting: Setting) -> float | None:
-    """FLOP/s that MFU is counted against: 16-bit peak also for narrower formats, as the field does."""
-    precision = setting.plan.precision
-    return setting.topology.device(0).flops.get("bf16" if precision in ("fp8", "mxfp8", "fp4", "nvfp4") else precision)
+    """FLOP/s that MFU is counted against, the mean of all devices: 16-bit peak also for narrower formats, as the field does."""
+    precision = "bf16" if setting.plan.precision in ("fp8", "mxfp8", "fp4", "nvfp4") else setting.plan.precision
+    peaks = [(device.flops.get(precision), share) for device, share in setting.topology.devices(setting.plan.world)]
+    return None if any(peak is None for peak, _ in peaks) else sum((peak or 0.0) * share for peak, share in peaks)
 
 
 def mfu_of(setting: Setting, step: float) -> float | None:

@@ -130,6 +130,17 @@ class Topology:
         site = self._sites[node]
         return site.machine.gpus[site.device(self._slot(place))] if site.machine.gpus else site.machine.cpu
 
+    def devices(self, ranks: int) -> list[tuple[Gpu | Cpu, float]]:
+        """Each kind of device among the first `ranks` ranks, with its share of them."""
+        kinds: list[tuple[Gpu | Cpu, float]] = []
+        found = [self.device(rank) for rank in range(min(ranks, self.ranks_per_node) if self.symmetric else ranks)]
+        while found:
+            first, size = found[0], len(found)
+            found = [device for device in found if device is not first and device != first]
+            kinds.append((first, float(size - len(found))))
+        whole = sum(count for _, count in kinds)
+        return [(device, count / whole) for device, count in kinds]
+
     def host(self, node: int) -> Cpu:
         """The CPU of a node: one socket (`sockets` for all)."""
         return self._sites[node].machine.cpu
