@@ -41,16 +41,22 @@ def capacity_page(title: str, found: Capacity, strong: Sequence[Capacity] = (), 
     rows = list(strong) or [found]
     few = "Larger clusters cannot split this global batch." if len(strong) == 1 < len(weak) else ""
     page.section("Same global batch" if strong else "The run", few)
-    page.table(_HEAD, [_row(one, unit) for one in rows])
+    _table(page, rows, unit)
     if weak:
         page.section("Global batch grows with the cluster")
-        page.table(_HEAD, [_row(one, unit) for one in weak])
+        _table(page, weak, unit)
     return page.text(
         "Made by StepTwin. Days are of 24 hours; GPU-hours count failures and restarts; energy is of GPUs, hosts, network and cooling."
     )
 
 
 _HEAD = ("GPUs", "step", "days", "goodput", "failures", "checkpoint every", "GPU-hours", "energy", "money", "memory")
+
+
+def _table(page: Page, runs: Sequence[Capacity], unit: str) -> None:
+    """A row for each run; without prices there is no column for money."""
+    kept = [at for at, name in enumerate(_HEAD) if name != "money" or any(one.money is not None for one in runs)]
+    page.table([_HEAD[at] for at in kept], [[_row(one, unit)[at] for at in kept] for one in runs])
 
 
 def _row(one: Capacity, unit: str) -> tuple[str, ...]:

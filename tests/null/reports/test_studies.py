@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from reports.capacity import capacity_page
 from reports.comparison import comparison_page
 from reports.sweep import breakdowns
 from reports.words import seconds
 from sim.align import align_by_class
+from sim.files.planfile import load_plan
 from sim.plan import Parallel, Plan
+from sim.planning.capacity import capacity
 from sim.planning.sweep import Row
 from sim.predict import predict
 from sim.timeline.metrics import step_times
@@ -66,3 +69,9 @@ def test_long_steps_are_drawn_in_seconds() -> None:
 def test_sizes_beyond_the_data_are_written_out() -> None:
     (gpus,) = outside(Plan(model="gpt2-124m", parallel=Parallel(dp_replicate=16384)), load_topology("2048x dgx-h100"), 10**8)
     assert gpus.startswith("16,384 GPUs: the data end at 10,") and "e+" not in gpus
+
+
+def test_a_capacity_page_has_a_column_for_money_where_there_are_prices() -> None:
+    plan = load_plan({"model": "gpt2-124m", "parallel": {"dp_replicate": 4}})
+    free, paid = capacity(plan, "dgx-h100", 1e9), capacity(plan, "dgx-h100", 1e9, prices={"dgx-h100": 2.0})
+    assert "<th>money</th>" in capacity_page("x", paid, unit="USD") and "<th>money</th>" not in capacity_page("x", free)
