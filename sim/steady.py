@@ -90,7 +90,7 @@ class Run:
     """One plan's steps; where all stages' ranks are alike, equal layers are priced once, for all plans that split and run a layer alike."""
 
     def __init__(self, setting: Setting, coarse: bool = False) -> None:
-        self._setting, self._pricer = setting, pricer_for(setting)
+        self._setting, self._pricer, self._coarse = setting, pricer_for(setting), coarse
         self._short: Shortener | None = None
         self._shortcut: Shortcut | None = None
         plan = setting.plan
@@ -106,7 +106,7 @@ class Run:
         program = lower(setting.plan, setting.network, setting.framework, topology.kind, len(counts), self._short, counts)
         if self._shortcut is None:
             return step_times(program, self._pricer, True, setting.foldable)
-        return step_times(program, self._shortcut, True, True, self._shortcut.alike)
+        return step_times(program, self._shortcut, True, True, self._shortcut.alike, self._coarse)
 
 
 _LAYERS: dict[tuple[object, ...], tuple[Shortener, Shortcut, Setting]] = {}

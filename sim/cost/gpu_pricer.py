@@ -15,7 +15,7 @@ from sim.cost.place import Common
 from sim.cost.price import Cost, Source
 from sim.cost.sustained import slowest
 from sim.framework import Framework
-from sim.program import MEETING, Op
+from sim.program import HOST, MEETING, Op
 from sim.work import HostWork, Work
 from topologies.graph import Topology
 from topologies.hardware import Gpu
@@ -37,6 +37,7 @@ class GpuPricer(Common):
         self._collectives: dict[tuple[str, int, str, bool, int, int], tuple[Cost, tuple[int, ...]]] = {}
         """Equal layers send equal messages; a group's members are told by being the same tuple."""
         self._seconds: dict[tuple[str, int], float] = {}
+        self._launches: dict[tuple[str, int], Cost] = {}
         self._devices: dict[int, tuple[Gpu, float, str]] = {}
 
     def _gpu(self, rank: int) -> tuple[Gpu, float, str]:
@@ -55,6 +56,13 @@ class GpuPricer(Common):
             found = self._seconds[what, rank] = host_seconds(what, self.host, self.topology.host(self.topology.node(rank)))
         return found
 
+    def _launch(self, what: str, rank: int) -> Cost:
+        """Of an op that takes no time but its launch."""
+        found = self._launches.get((what, rank))
+        if found is None:
+            found = self._launches[what, rank] = Cost(0.0, host=self._spent(what, rank))
+        return found
+
     def local(self, op: Op, rank: int) -> Cost:
         """What needs no other rank; for collectives and messages only their launch."""
         if op.kind == "compute":
@@ -64,9 +72,9 @@ class GpuPricer(Common):
             return Cost(seconds, "fitted", uses=self._shared(op, rank, seconds) if seconds > 0 else ())
         if op.kind == "copy":
             return self._copy(op, rank)
-        if op.kind in MEETING:
-            return Cost(0.0, host=self._spent("collective", rank))
-        return Cost(0.0, host=0.0 if op.lane == "host" else self._spent("event", rank))
+        if op.lane == HOST and op.kind not in MEETING:
+            return Cost(0.0)
+        return self._launch("collective" if op.kind in MEETING else "event", rank)
 
     def _shared(self, op: Op, rank: int, seconds: float) -> tuple[tuple[str, float], ...]:
         """What a thread takes from its machine: a loader process one core; it, and an update on the CPU, the bus of its socket's memory."""

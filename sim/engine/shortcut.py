@@ -30,6 +30,8 @@ class Shortcut:
         self._costs: dict[int, tuple[Cost, Op]] = {}
         self._met: dict[int, tuple[Op, float, float]] = {}
         """Collectives in what was shortened, with their seconds and latency."""
+        self._places: dict[int, tuple[tuple[int, ...], tuple[int, ...] | None]] = {}
+        """By a group's first member: the group, and `_inside` of it."""
         self.collective, self.message, self.slowdown = pricer.collective, pricer.message, pricer.slowdown
 
     def local(self, op: Op, rank: int) -> Cost:
@@ -94,6 +96,8 @@ class Shortcut:
 
     def _inside(self, members: tuple[int, ...]) -> tuple[int, ...] | None:
         """The members' places in their node; None where they have several."""
-        if len({self._topology.node(rank) for rank in members}) > 1:
-            return None
-        return tuple(self._topology.local(rank) for rank in members)
+        found = self._places.get(members[0], ((), None))
+        if found[0] is not members:
+            one = len({self._topology.node(rank) for rank in members}) == 1
+            found = self._places[members[0]] = (members, tuple(self._topology.local(rank) for rank in members) if one else None)
+        return found[1]

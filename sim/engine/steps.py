@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import NamedTuple
 
 from sim.cost.price import Pricer
@@ -9,8 +10,10 @@ from sim.engine.clocks import Clocks
 from sim.engine.code import Assembler
 from sim.engine.condense import Priced
 from sim.engine.fold import representatives
+from sim.engine.inorder import InOrder
 from sim.engine.issue import issue
 from sim.engine.meeting import Groups
+from sim.engine.moves import Unordered
 from sim.engine.pricing import Pricing
 from sim.engine.times import WORK, Code, Line, State
 from sim.program import COMPUTE, HOST, Program
@@ -26,14 +29,21 @@ class Step(NamedTuple):
     """That the busiest rank's training thread spends in it when it never waits."""
 
 
-def step_times(program: Program, pricer: Pricer, fold: bool = True, symmetric: bool = True, alike: bool = False) -> list[Step]:
+def step_times(
+    program: Program, pricer: Pricer, fold: bool = True, symmetric: bool = True, alike: bool = False, apart: bool = False
+) -> list[Step]:
     """The steps: `metrics.step_times` of the condensed simulation.
 
-    `alike`: all ranks price equal ops alike. Raises `BadInput` when the program deadlocks.
+    `alike`: all ranks price equal ops alike. `apart`: in program order where that tells them, which is faster, and leaves out what
+    transfers lose to others on the same links. Raises `BadInput` when the program deadlocks.
     """
     folded = fold and symmetric
     stands_for = representatives(program, folded)
     prices = Pricing(program, pricer, Groups(program.mesh, stands_for.__getitem__), folded, alone)
+    if apart:
+        with suppress(Unordered):
+            run = InOrder(prices, sorted(set(stands_for)))
+            return _steps(run.ends, [run.spent])
     states = {rank: State(rank, pricer.slowdown(rank)[0]) for rank in sorted(set(stands_for))}
     prices.alike = alike and folded
     prices.shorten(states, condensed=folded)
@@ -48,11 +58,15 @@ def step_times(program: Program, pricer: Pricer, fold: bool = True, symmetric: b
     stuck = [f"rank {thread.rank} {thread.name}" for thread in threads if not thread.done] or assembler.waiting()
     if stuck:
         raise BadInput(f"the program deadlocks, waiting for what never comes: {', '.join(stuck[:8])}")
-    hosts = [_spent(calls) for (_, name), calls in lines.items() if name == HOST]
+    return _steps(clocks.ends, [_spent(calls) for (_, name), calls in lines.items() if name == HOST])
+
+
+def _steps(ends: dict[int, float], hosts: list[dict[int, float]]) -> list[Step]:
+    """From when each step ends, and what the training threads spend in each."""
     found, last = list[Step](), 0.0
-    for step in sorted(clocks.ends):
-        found.append(Step(max(0.0, clocks.ends[step] - last), max(host.get(step, 0.0) for host in hosts)))
-        last = max(last, clocks.ends[step])
+    for step in sorted(ends):
+        found.append(Step(max(0.0, ends[step] - last), max(host.get(step, 0.0) for host in hosts)))
+        last = max(last, ends[step])
     return found
 
 

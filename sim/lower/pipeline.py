@@ -12,18 +12,18 @@ without overlap they leave then (DeepSpeed's ReduceGrads instruction). torch's D
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 
 from sim.lower.job import Job
 from sim.lower.ops import blocks, collective, record, wait
-from sim.lower.schedule import Action, Kind, late, with_messages
+from sim.lower.schedule import Action, Kind
+from sim.lower.schedule.action import COMPUTES
+from sim.lower.schedule.turns import Turn, needs, turns
 from sim.lower.stage import StageSegments
 from sim.program import COMPUTE, Call, Op
 
 Segments = dict[str, tuple[Op, ...]]
 
 CLS = "comm.pp"
-_BLOCKING = ("gpipe", "1f1b")
 
 
 def pipeline_calls(job: Job, rank: int, stages: list[StageSegments], step: int, segments: Segments) -> list[Call]:
@@ -31,7 +31,7 @@ def pipeline_calls(job: Job, rank: int, stages: list[StageSegments], step: int, 
 
     Raises `BadInput` for sizes that the schedule cannot run.
     """
-    line = actions_of(job, step)[rank]
+    line = turns_of(job, step)[rank]
     return _Line(job, line, {held.stage.index: held for held in stages}, step, segments).calls()
 
 
@@ -41,41 +41,33 @@ def schedule_of(job: Job) -> str:
     return "1f1b" if p.schedule == "interleaved" and p.virtual_stages == 1 else p.schedule
 
 
-def actions_of(job: Job, step: int) -> tuple[tuple[Action, ...], ...]:
+def turns_of(job: Job, step: int) -> tuple[tuple[Turn, ...], ...]:
     """Every rank's actions and messages in a step; forwards alone where nothing is trained."""
     p = job.plan.parallel
-    return _grid(schedule_of(job), p.pp, job.counts[step], p.virtual_stages, job.train)
-
-
-@lru_cache(maxsize=128)
-def _grid(name: str, pp: int, microbatches: int, chunks: int, train: bool) -> tuple[tuple[Action, ...], ...]:
-    grid = with_messages(name, pp, microbatches, chunks)
-    if name in _BLOCKING:
-        grid = tuple(map(late, grid))
-    if not train:
-        grid = tuple(tuple(action for action in line if action.kind in ("F", "SEND_F", "RECV_F")) for line in grid)
-    return grid
+    return turns(schedule_of(job), p.pp, job.counts[step], p.virtual_stages, job.train)
 
 
 class _Line:
     """One rank's step: turns its actions into calls, and makes the segments of its messages when first needed."""
 
-    def __init__(self, job: Job, line: tuple[Action, ...], stages: dict[int, StageSegments], step: int, segments: Segments) -> None:
+    def __init__(self, job: Job, line: tuple[Turn, ...], stages: dict[int, StageSegments], step: int, segments: Segments) -> None:
         self._job, self._line, self._stages, self._step, self._segments = job, line, stages, step, segments
-        self._received = {action for action in line if action.kind in ("RECV_F", "RECV_B")}
-        self._ends = _ends(line)
         self._awaits_sends = schedule_of(job) == "1f1b"
         self._first = job.before(step)
+        self._at = [f"s{step}/mb{microbatch}" for microbatch in range(job.counts[step])]
         self._names: dict[tuple[int, Kind, str], str] = {}
+        self._computing: dict[tuple[int, Kind, bool, bool, bool], list[str]] = {}
+        """Segments of an action that computes: the same for all micro-batches but the first and the last."""
 
     def calls(self) -> list[Call]:
         made: list[Call] = []
         sent: list[Call] = []
         put_off: list[Call] = []
-        for action in self._line:
-            if action.computes:
-                mine = self._computes(action)
-                if self._ends[action][1] and action.kind in ("B", "W") and self._job.framework.tensor != "dtensor":
+        for turn in self._line:
+            action = turn.action
+            if action.kind in COMPUTES:
+                mine = self._computes(turn)
+                if turn.last and action.kind in ("B", "W") and self._job.framework.tensor != "dtensor":
                     mine[-1], later = self._split(mine[-1])
                     put_off += later
                 made += sent + mine
@@ -94,17 +86,24 @@ class _Line:
             name = self._names[key] = f"pp.{_name(action)}{suffix}"
             if name not in self._segments:
                 self._segments[name] = tuple(make(self._job, action))
-        index = self._first + action.microbatch
-        return Call(name, f"s{self._step}/mb{action.microbatch}", index, self._step)
+        return Call(name, self._at[action.microbatch], self._first + action.microbatch, self._step)
 
-    def _computes(self, action: Action) -> list[Call]:
+    def _computes(self, turn: Turn) -> list[Call]:
         """The stage's segments, after the message that the action needs."""
-        first, last = self._ends[action]
-        found = self._stages[action.stage].calls(action.kind, action.microbatch, self._step, first=first, last=last)
-        needs = _needs(action)
-        if needs in self._received:
+        action = turn.action
+        key = (action.stage, action.kind, turn.first, turn.last, turn.received)
+        names = self._computing.get(key)
+        if names is None:
+            names = self._computing[key] = [call.segment for call in self._found(turn)]
+        at, index = self._at[action.microbatch], self._first + action.microbatch
+        return [Call(name, at, index, self._step) for name in names]
+
+    def _found(self, turn: Turn) -> list[Call]:
+        action = turn.action
+        found = self._stages[action.stage].calls(action.kind, action.microbatch, self._step, first=turn.first, last=turn.last)
+        if turn.received:
             ahead, found[0] = self._asked(found[0])
-            found[:0] = [*ahead, self._call(needs, ".wait", _taken)]
+            found[:0] = [*ahead, self._call(needs(action), ".wait", _taken)]
         return found
 
     def _asked(self, call: Call) -> tuple[list[Call], Call]:
@@ -146,14 +145,6 @@ class _Line:
         return before, after
 
 
-def _ends(line: tuple[Action, ...]) -> dict[Action, tuple[bool, bool]]:
-    """(first, last) of its sort on its stage: forwards, input gradients, and all that make weight gradients."""
-    groups: dict[tuple[int, str], list[Action]] = {}
-    for action in line:
-        groups.setdefault((action.stage, "W" if action.kind in ("B", "W") else action.kind), []).append(action)
-    return {action: (action == group[0], action == group[-1]) for group in groups.values() for action in group}
-
-
 def _waits_for_gradients(op: Op) -> bool:
     """The tail of a backward that sends gradients: waits for its messages, and DDP's copies back."""
     return op.lane == COMPUTE and op.id.startswith("grad/") and (op.kind == "wait" or op.id.endswith(".back"))
@@ -161,12 +152,6 @@ def _waits_for_gradients(op: Op) -> bool:
 
 def _name(action: Action) -> str:
     return f"{action.stage}{action.kind}"
-
-
-def _needs(action: Action) -> Action:
-    """The receive that brings what the action works on."""
-    kind: Kind = "RECV_F" if action.kind == "F" else "RECV_B"
-    return Action(action.stage, kind, -1 if action.kind == "W" else action.microbatch)
 
 
 def _lane(action: Action) -> str:

@@ -141,28 +141,37 @@ def _screened(work: list[tuple[Candidate, Plan]], store: Store, place: Pool, pri
 def _simulated(
     base: Plan, waiting: list[Open], store: Store, place: Pool, prices: Prices, workers: int, every: bool, say: Say | None
 ) -> None:
-    """Simulates wave by wave; what another plan dominates, whatever its whole simulation may bring, is decided without."""
-    done = [row for row in store.rows() if row.outcome == "done"]
+    """Simulates wave by wave; what another plan dominates is put aside, and comes back where the whole simulation of the other does not."""
     progress = Progress(len(waiting), "plans decided", say)
     size = _CHUNK * _WAVE * max(1, workers)
+    aside: list[Open] = []
     while waiting:
+        done = [row for row in store.rows() if row.outcome == "done"]
         if not every:
-            front = pareto([cautious(row) for row in done])
-            settled = [one for one in waiting if beaten(one.bound, front)]
-            store.add(msgspec.structs.replace(one.bound, outcome="bound", step_time=None, rate=None, reason=_why(one)) for one in settled)
-            known = {one.candidate.key for one in settled}
-            waiting = [one for one in waiting if one.candidate.key not in known]
-            progress.more(len(settled))
+            waiting, beside = _open(waiting, done)
+            aside += beside
+            progress.more(len(beside))
         # The first wave is small: it finds plans good enough to settle most of the others.
         wave, waiting = waiting[: size if done or every else _CHUNK], waiting[size if done or every else _CHUNK :]
         for rows in place.map(
             evaluate_chunk, [Work(chunk, prices, "whole" if every else "short") for chunk in _alike(wave, max(1, workers))]
         ):
             store.add(rows)
-            done += rows
             progress.more(len(rows))
-        done = [row for row in done if row.outcome == "done"]
-    _confirmed(base, store, place, prices, say)
+        if not waiting:
+            _confirmed(base, store, place, prices, say)
+            waiting, aside = _open(aside, [row for row in store.rows() if row.outcome == "done"])
+            progress.more(-len(waiting))
+    store.add(msgspec.structs.replace(one.bound, outcome="bound", step_time=None, rate=None, reason=_why(one)) for one in aside)
+
+
+def _open(plans: list[Open], done: list[Row]) -> tuple[list[Open], list[Open]]:
+    """Plans that may be better than what was simulated, and those that cannot."""
+    front = pareto([cautious(row) for row in done])
+    found: tuple[list[Open], list[Open]] = [], []
+    for one in plans:
+        found[beaten(one.bound, front)].append(one)
+    return found
 
 
 def _alike(wave: list[Open], workers: int) -> list[list[tuple[Candidate, Plan]]]:

@@ -59,7 +59,7 @@ def _ops(i: int, piece: tuple[str, float, float, bool], rank: int, costs: dict[s
 _LINK = (("link", 2.0),)
 
 
-def _program(pieces: Pieces, ranks: int, costs: dict[str, Cost | float]) -> Program:
+def drawn(pieces: Pieces, ranks: int, costs: dict[str, Cost | float]) -> Program:
     threads = []
     for rank in range(ranks):
         ops = [op for i, piece in enumerate(pieces) for op in _ops(i, piece, rank, costs)]
@@ -73,7 +73,7 @@ def _program(pieces: Pieces, ranks: int, costs: dict[str, Cost | float]) -> Prog
 @given(st.lists(piece, min_size=1, max_size=8), st.integers(1, 3), st.floats(1.0, 2.0), st.floats(3.0, 6.0))
 def test_clocks_equal_the_trace(pieces: Pieces, ranks: int, slow: float, capacity: float) -> None:
     costs: dict[str, Cost | float] = {}
-    made = _program(pieces, ranks, costs)
+    made = drawn(pieces, ranks, costs)
     pricer = TablePricer(costs, {"link": capacity, "other": 1.5}, slow)
     for one, other in zip(
         traced(simulate(made, pricer, fold=False)), [step.seconds for step in step_times(made, pricer, fold=False)], strict=True
@@ -85,7 +85,7 @@ def test_clocks_equal_the_trace(pieces: Pieces, ranks: int, slow: float, capacit
 @given(st.lists(piece, min_size=1, max_size=8), st.floats(1.0, 2.0))
 def test_folded_clocks_equal_the_condensed_trace(pieces: Pieces, slow: float) -> None:
     costs: dict[str, Cost | float] = {}
-    made = _program(pieces, 1, costs)
+    made = drawn(pieces, 1, costs)
     made = Program(made.name, made.device, Mesh({"dp_replicate": 4}), made.segments, made.roles, made.role_of * 4, made.steps)
     pricer = TablePricer(costs, {"link": 9.0, "other": 2.0}, slow)
     if any(kind == "swap" for kind, *_ in pieces):  # a folded rank has no peer to swap with

@@ -1,0 +1,210 @@
+"""The engine in program order: when each step ends, with every op looked at once and no agenda.
+
+A lane is the time at which it is free, and an op's end follows at once from its lane, its launch and what it waits for (max-plus). A
+thread that comes to something unknown (a message whose other end is still to be reached) stands aside until it is known. Ranks need not
+be visited in the order of time, because nothing that is timed later changes what is known already:
+
+* transfers that share links do not slow each other here: the steps are those of `clocks` where none ever do;
+* a collective slows the kernels beside it if it is timed before they are, which `arrange` sees to. Where it cannot: `Unordered`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from sim.engine.arrange import Arranger
+from sim.engine.moves import (
+    BESIDE,
+    DRAIN,
+    HOLD,
+    KERNEL,
+    MEET,
+    PASS,
+    RECORD,
+    RECORDED,
+    WAIT,
+    Body,
+    Code,
+    Event,
+    Events,
+    Lane,
+    Mark,
+    Meeting,
+    Rank,
+    Unordered,
+)
+from sim.engine.pricing import Pricing
+from sim.program import COMPUTE, HOST, Call
+
+
+class InOrder:
+    """One run. `ends[step]`: when the last op of a training thread or device lane has ended; `spent[step]`: seconds that the busiest
+    training thread spends in it when it never waits."""
+
+    def __init__(self, prices: Pricing, ranks: Iterable[int]) -> None:
+        """Raises `Unordered` where program order does not tell when things happen, or for ever waits."""
+        self.ends: dict[int, float] = {}
+        self.spent: dict[int, float] = {}
+        bodies = list[Body]()
+        arranger = Arranger(prices)
+        for number in ranks:
+            threads = prices.program.threads(number)
+            rank = Rank(number, prices.pricer.slowdown(number)[0], frozenset(threads))
+            for thread, calls in threads.items():
+                code = {name: arranger.code(rank, thread, name) for name in dict.fromkeys(call.segment for call in calls)}
+                bodies.append(self._body(rank, thread, calls, code))
+        self._ready = bodies[::-1]
+        self._left = len(bodies)
+        while self._ready:
+            body = self._ready.pop()
+            for mark in body:
+                mark.waiting.append(body)
+                break
+        if self._left or arranger.waiting:
+            raise Unordered
+
+    def _body(self, rank: Rank, thread: str, calls: tuple[Call, ...], code: dict[str, Code]) -> Body:
+        """One thread, from its first op to its last."""
+        clock = high = spent = 0.0
+        step = calls[0].step if calls else 0
+        events, compute = Events(rank), rank.lane(COMPUTE)
+        for call in calls:
+            if call.step != step:
+                self._note(thread, step, high, spent)
+                step, high, spent = call.step, 0.0, 0.0
+            events.index = call.index
+            for does, lane, at, seconds, event, shift, share, seat in code[call.segment]:
+                ready = clock + at
+                if does >= PASS:
+                    if does == RECORDED:
+                        self._record(events, event, shift, ready)
+                        continue
+                    spent += at
+                    for known in self._awaited(rank, does, lane, events, event, shift):
+                        if isinstance(known, Mark):
+                            if known.time is None:
+                                yield known
+                            known = known.time or 0.0
+                        if known > ready:
+                            ready = known
+                    clock = end = ready
+                elif lane.queue is not None:
+                    meeting = seat.next() if seat is not None else None
+                    lane.queue.append((does, ready, seconds, self._event(does, events, event, shift), meeting, step))
+                    continue
+                else:
+                    start = lane.free if lane.free > ready else ready
+                    if does == RECORD:
+                        lane.free = start
+                        self._record(events, event, shift, start)
+                        continue
+                    if does == WAIT:
+                        known = events.of(event, shift)
+                        if isinstance(known, Mark):
+                            if known.time is None:
+                                yield known
+                            known = known.time or 0.0
+                        lane.free = start if start > known else known
+                        continue
+                    if does == MEET:
+                        assert seat is not None
+                        if not self._meets(lane, start, seconds, seat.next(), step) and lane is compute:
+                            yield self._when(lane)
+                        continue
+                    end = start + seconds
+                    if does == KERNEL:
+                        if rank.busy and rank.busy[-1][1] > start:
+                            end = rank.end(lane, start, seconds, share)
+                        if lane is compute:
+                            rank.kernel = end
+                    elif does == BESIDE:
+                        rank.occupy(start, end)
+                    lane.free = end
+                if end > high:
+                    high = end
+        self._note(thread, step, high, spent)
+        self._left -= 1
+
+    def _note(self, thread: str, step: int, high: float, spent: float) -> None:
+        """What a thread has done in a step."""
+        if thread == HOST:
+            self.ends[step] = max(high, self.ends.get(step, 0.0))
+            self.spent[step] = max(spent, self.spent.get(step, 0.0))
+
+    def _record(self, events: Events, event: str, shift: int | None, time: float) -> None:
+        if shift is None:
+            events.latest[event] = time
+        else:
+            self._ready += events.new(event, shift).fire(time)
+
+    def _event(self, does: int, events: Events, event: str, shift: int | None) -> Event:
+        """What an op that queues records or waits for."""
+        if does in (KERNEL, BESIDE):
+            raise Unordered  # beside which kernels it runs is not known yet
+        return events.new(event, shift) if does == RECORD else events.of(event, shift) if does == WAIT else 0.0
+
+    def _awaited(self, rank: Rank, does: int, lane: Lane, events: Events, event: str, shift: int | None) -> list[Event]:
+        """What a thread waits for."""
+        if does == PASS:
+            return []
+        if does == HOLD:
+            return [self._free(lane)]
+        if does == DRAIN:
+            lanes = [rank.lane(event)] if event else [lane for name, lane in rank.lanes.items() if name not in rank.threads]
+            return [self._free(lane) for lane in lanes]
+        return [events.of(event, shift)]
+
+    def _free(self, lane: Lane) -> Event:
+        """When the lane has run what was put on it so far."""
+        return lane.free if lane.queue is None else self._when(lane)
+
+    def _when(self, lane: Lane) -> Mark:
+        """An event behind what has queued on the lane."""
+        assert lane.queue is not None
+        mark = Mark()
+        lane.queue.append((RECORD, 0.0, 0.0, mark, None, 0))
+        return mark
+
+    def _meets(self, lane: Lane, start: float, seconds: float, meeting: Meeting, step: int) -> bool:
+        """Has the op met its peers? It ends `seconds` after the last of them has come; until then its lane's ops queue."""
+        table, number = meeting
+        come = table.open.setdefault(number, [])
+        come.append((start, seconds, lane, step))
+        if len(come) < table.needed:
+            lane.queue = deque() if lane.queue is None else lane.queue
+            return False
+        del table.open[number]
+        end = max(arrival[0] for arrival in come) + max(arrival[1] for arrival in come)
+        for _, _, other, its in come:
+            self.ends[its] = max(end, self.ends.get(its, 0.0))
+            other.free = end
+            if other is not lane:
+                self._ready.append(self._behind(other))
+        return True
+
+    def _behind(self, lane: Lane) -> Body:
+        """What has queued behind a meeting."""
+        queue = lane.queue
+        assert queue is not None
+        while queue:
+            does, ready, seconds, event, meeting, step = queue.popleft()
+            start = max(lane.free, ready)
+            if does == MEET:
+                assert meeting is not None
+                if not self._meets(lane, start, seconds, meeting, step):
+                    return
+                continue
+            lane.free = start + seconds
+            if does == RECORD:
+                assert isinstance(event, Mark)
+                self._ready += event.fire(start)
+            elif does == WAIT:
+                if isinstance(event, Mark):
+                    if event.time is None:
+                        yield event
+                    event = event.time or 0.0
+                lane.free = max(start, event)
+            else:
+                self.ends[step] = max(lane.free, self.ends.get(step, 0.0))
+        lane.queue = None

@@ -1,0 +1,182 @@
+"""What `inorder` goes through: the moves of a thread, and lanes as the times at which they are free.
+
+The counterpart of `times`, for a run in which no op is looked at twice.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator
+
+from sim.program import COMPUTE
+
+KERNEL, PLAIN, RECORD, WAIT, BESIDE, MEET, PASS, RECORDED, AWAIT, DRAIN, HOLD = range(11)
+"""What a move does. On a device lane: a kernel that collectives slow; anything else that only takes time; an event recorded or waited
+for; a collective that slows kernels; what needs other ranks. On the thread: time passes; an event is recorded; it waits for an event, for
+lanes, or for the lane on which it has just put something."""
+
+
+class Unordered(Exception):
+    """The program's times cannot be told in program order."""
+
+
+class Mark:
+    """An event: not yet, or happened at `time` (seconds); `waiting`: threads that go on then."""
+
+    __slots__ = ("time", "waiting")
+
+    def __init__(self) -> None:
+        self.time: float | None = None
+        self.waiting: list[Body] = []
+
+    def fire(self, time: float) -> list[Body]:
+        """It happened at `time`: who goes on."""
+        self.time = time
+        waiting, self.waiting = self.waiting, []
+        return waiting
+
+
+Body = Generator[Mark, None, None]
+"""A thread, which yields what it cannot go on without."""
+Event = float | Mark
+
+
+class Table:
+    """Open meetings of one group (or one pair of ranks) by number: who has come so far."""
+
+    __slots__ = ("needed", "open")
+
+    def __init__(self, needed: int) -> None:
+        self.needed = needed
+        self.open: dict[int, list[Arrival]] = {}
+
+
+class Seat:
+    """One rank's place in a table; `number` counts its ops there."""
+
+    __slots__ = ("number", "table")
+
+    def __init__(self, table: Table) -> None:
+        self.table, self.number = table, 0
+
+    def next(self) -> Meeting:
+        """The meeting to which its next op comes."""
+        self.number += 1
+        return self.table, self.number
+
+
+class Lane:
+    """Free from `free` on; while it waits for a peer, `queue` holds what comes after."""
+
+    __slots__ = ("free", "name", "queue")
+
+    def __init__(self, name: str) -> None:
+        self.name, self.free = name, 0.0
+        self.queue: deque[Queued] | None = None
+
+
+Arrival = tuple[float, float, Lane, int]
+"""Its start, the seconds that it knows of, its lane, its step."""
+Meeting = tuple[Table, int]
+Queued = tuple[int, float, float, Event, Meeting | None, int]
+"""Behind a meeting: what, its earliest start, its seconds, its event, its meeting, its step."""
+Move = tuple[int, Lane, float, float, str, int | None, float, Seat | None]
+"""What, on which lane, its earliest start after the thread's clock, its seconds, its event, the event's shift, a kernel's share of its speed
+beside a collective, and its place among those that it meets."""
+Code = list[Move]
+"""A segment's moves."""
+
+
+class Rank:
+    """One simulated rank. `busy`: spans, apart and in order, in which collectives run beside kernels."""
+
+    __slots__ = ("busy", "kernel", "lanes", "numbered", "rank", "slow", "threads", "users")
+
+    def __init__(self, rank: int, slow: float, threads: frozenset[str]) -> None:
+        self.rank, self.slow, self.threads = rank, slow, threads
+        self.lanes: dict[str, Lane] = {}
+        self.numbered: dict[tuple[str, int], Mark] = {}
+        self.users: dict[str, str] = {}
+        """By device lane, the thread that puts ops on it."""
+        self.busy: list[tuple[float, float]] = []
+        self.kernel = 0.0
+        """When the last kernel on the compute lane ends."""
+
+    def lane(self, name: str) -> Lane:
+        """The rank's lane of this name, made when first asked for."""
+        lane = self.lanes.get(name)
+        if lane is None:
+            lane = self.lanes[name] = Lane(name)
+        return lane
+
+    def mark(self, event: str, number: int) -> Mark:
+        """Event number `number`, across threads; what lies before the beginning has happened."""
+        mark = self.numbered.get((event, number))
+        if mark is None:
+            mark = self.numbered[event, number] = Mark()
+            if number < 0:
+                mark.time = 0.0
+        return mark
+
+    def occupy(self, begin: float, end: float) -> None:
+        """A collective beside kernels. Raises `Unordered` when a kernel that it would have slowed is over."""
+        if begin < self.kernel:
+            raise Unordered
+        spans = self.busy
+        at = len(spans)
+        while at and spans[at - 1][0] > begin:
+            at -= 1
+        last = at
+        if at and spans[at - 1][1] >= begin:
+            at -= 1
+            begin, end = spans[at][0], max(end, spans[at][1])
+        while last < len(spans) and spans[last][0] <= end:
+            end = max(end, spans[last][1])
+            last += 1
+        spans[at:last] = [(begin, end)]
+
+    def end(self, lane: Lane, start: float, seconds: float, share: float) -> float:
+        """When a kernel ends that would take `seconds` alone and has `share` of its speed beside collectives. On other lanes than
+        compute's it keeps the speed with which it began."""
+        if lane.name != COMPUTE:
+            return start + seconds / (share if any(begin <= start < end for begin, end in self.busy) else 1.0)
+        spans = self.busy
+        at = len(spans)
+        while at and spans[at - 1][1] > start:
+            at -= 1
+        for begin, end in spans[at:]:
+            if start + seconds <= begin:
+                break
+            if start < begin:
+                seconds -= begin - start
+                start = begin
+            if start + seconds / share <= end:
+                seconds /= share
+                break
+            seconds -= (end - start) * share
+            start = end
+        return start + seconds
+
+
+class Events:
+    """What one thread records and waits for; `index` is its call's."""
+
+    __slots__ = ("index", "latest", "rank")
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank, self.index = rank, 0
+        self.latest: dict[str, Event] = {}
+
+    def of(self, event: str, shift: int | None) -> Event:
+        """The event of its number, else the latest (CUDA: one never recorded does not wait)."""
+        if shift is None:
+            return self.latest.get(event, 0.0)
+        mark = self.rank.mark(event, self.index + shift)
+        return mark if mark.time is None else mark.time
+
+    def new(self, event: str, shift: int | None) -> Mark:
+        """An event that is recorded now, and happens when it is known."""
+        if shift is not None:
+            return self.rank.mark(event, self.index + shift)
+        mark = self.latest[event] = Mark()
+        return mark

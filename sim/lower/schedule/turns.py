@@ -1,0 +1,47 @@
+"""A pipeline rank's line as its lowering takes it: each action with what its place in the line says of it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from sim.lower.schedule import Action, Kind, late, with_messages
+
+_BLOCKING = ("gpipe", "1f1b")
+
+
+class Turn(NamedTuple):
+    """An action in its rank's line."""
+
+    action: Action
+    first: bool
+    """Of its sort on its stage: forwards, input gradients, and all that make weight gradients."""
+    last: bool
+    received: bool
+    """What it works on comes in a message."""
+
+
+@lru_cache(maxsize=128)
+def turns(name: str, pp: int, microbatches: int, chunks: int, train: bool) -> tuple[tuple[Turn, ...], ...]:
+    """Every rank's line; forwards alone where nothing is trained. Raises `BadInput` for sizes that the schedule cannot run."""
+    grid = with_messages(name, pp, microbatches, chunks)
+    if name in _BLOCKING:
+        grid = tuple(map(late, grid))
+    if not train:
+        grid = tuple(tuple(action for action in line if action.kind in ("F", "SEND_F", "RECV_F")) for line in grid)
+    return tuple(map(_turns, grid))
+
+
+def _turns(line: tuple[Action, ...]) -> tuple[Turn, ...]:
+    groups: dict[tuple[int, str], list[Action]] = {}
+    for action in line:
+        groups.setdefault((action.stage, "W" if action.kind in ("B", "W") else action.kind), []).append(action)
+    first, last = ({group[at] for group in groups.values()} for at in (0, -1))
+    present = set(line)
+    return tuple(Turn(action, action in first, action in last, action.computes and needs(action) in present) for action in line)
+
+
+def needs(action: Action) -> Action:
+    """The receive that brings what the action works on."""
+    kind: Kind = "RECV_F" if action.kind == "F" else "RECV_B"
+    return Action(action.stage, kind, -1 if action.kind == "W" else action.microbatch)

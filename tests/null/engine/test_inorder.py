@@ -1,0 +1,148 @@
+"""Time in program order = the engine without a trace, where no transfer loses anything to another: drawn programs, and plans."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.bind import bind
+from sim.cost.price import Cost, Pricer
+from sim.engine.fold import representatives
+from sim.engine.inorder import InOrder
+from sim.engine.meeting import Groups
+from sim.engine.moves import Lane, Rank, Unordered
+from sim.engine.pricing import Pricing
+from sim.engine.run import simulate
+from sim.engine.shortcut import Shortcut
+from sim.engine.steps import alone, step_times
+from sim.lower.short import Shortener
+from sim.lower.step import lower
+from sim.mesh import Mesh
+from sim.pricer import pricer_for
+from sim.program import Call, Op, Program
+from sim.rules import mesh_of
+from sim.timeline.metrics import step_times as traced
+from tests.null.engine.bench import TablePricer, program
+from tests.null.engine.test_clocks import Pieces, drawn, piece
+
+UNLIMITED: Mapping[str, float] = {"link": math.inf, "other": math.inf}
+
+
+def _ordered(made: Program, pricer: Pricer, fold: bool) -> list[float]:
+    """Seconds of each step, in program order."""
+    stands_for = representatives(made, fold)
+    run = InOrder(Pricing(made, pricer, Groups(made.mesh, stands_for.__getitem__), fold, alone), sorted(set(stands_for)))
+    ends = [0.0, *(run.ends[step] for step in sorted(run.ends))]
+    return [max(0.0, after - max(ends[: at + 1])) for at, after in enumerate(ends[1:])]
+
+
+def _timed(made: Program, pricer: Pricer, fold: bool) -> list[float]:
+    return [step.seconds for step in step_times(made, pricer, fold)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(piece, min_size=1, max_size=8), st.integers(1, 3), st.floats(1.0, 2.0), st.booleans())
+def test_drawn_programs_take_the_same_time_in_program_order(pieces: Pieces, ranks: int, slow: float, quiet: bool) -> None:
+    """Where it cannot tell, it says so."""
+    costs: dict[str, Cost | float] = {}
+    made = drawn(pieces, ranks, costs)
+    pricer = TablePricer(costs, UNLIMITED, 1.0 if quiet else slow)
+    try:
+        found = _ordered(made, pricer, False)
+    except Unordered:
+        return
+    assert found == pytest.approx(_timed(made, pricer, False), rel=1e-9)
+
+
+PLANS = (
+    {"tp": 4, "pp": 1, "dp_shard": 8, "zero": 1},
+    {"tp": 2, "pp": 4, "dp_shard": 4, "zero": 3},
+    {"tp": 4, "pp": 4, "dp_shard": 2, "zero": 1, "schedule": "interleaved", "virtual_stages": 3},
+    {"tp": 1, "pp": 4, "dp_shard": 8, "zero": 1, "schedule": "zb-h1"},
+    {"tp": 2, "pp": 2, "dp_shard": 8, "zero": 0, "cp": 1},
+)
+
+
+class Unshared:
+    """A pricer whose links have room for everybody."""
+
+    def __init__(self, pricer: Pricer) -> None:
+        self.local, self.collective, self.message, self.slowdown = pricer.local, pricer.collective, pricer.message, pricer.slowdown
+        self.capacity: Mapping[str, float] = _Boundless()
+
+
+class _Boundless(dict[str, float]):
+    def __missing__(self, key: str) -> float:
+        return math.inf
+
+
+@pytest.mark.parametrize("parallel", PLANS, ids=lambda parallel: " ".join(f"{key}={value}" for key, value in parallel.items()))
+def test_plans_take_the_same_time_in_program_order(parallel: dict[str, int | str]) -> None:
+    """As a sweep ranks them: equal layers shared, each of them one op."""
+    plan = {"model": "gpt2-124m", "seq_len": 1024, "framework": "megatron-core", "parallel": parallel, "batch": {"global": 64, "micro": 1}}
+    setting = bind(plan, "4x dgx-h100")
+    shortcut = Shortcut(pricer_for(setting), mesh_of(setting.plan), setting.topology)
+    made = lower(setting.plan, setting.network, setting.framework, "cuda", 2, Shortener(shortcut.shorten, True))
+    pricer = Unshared(shortcut)
+    found = _ordered(made, pricer, True)
+    assert found == pytest.approx(traced(simulate(made, pricer)), rel=1e-9)
+    assert [step.seconds for step in step_times(made, pricer, apart=True)] == found
+
+
+def test_a_kernel_is_slowed_while_a_collective_runs_beside_it() -> None:
+    """A collective of 2 s beside the second of two kernels of 3 s, each: at half speed for 2 s, it takes 4 s."""
+    ops = [
+        Op("k", "compute", "compute"),
+        Op("r", "record", "compute", event="made"),
+        Op("w", "wait", "comm.dp", event="made"),
+        Op("c", "collective", "comm.dp", name="all_reduce", group="dp"),
+        Op("l", "compute", "compute"),
+    ]
+    made = program({"host": ops})
+    assert _ordered(made, TablePricer({"k": 3.0, "l": 3.0, "c": 2.0}, slow=2.0), False) == [7.0]
+
+
+def test_where_a_collective_comes_after_the_kernels_beside_it_program_order_cannot_tell() -> None:
+    """The second segment's collective waits for nothing: it runs beside the kernel of the first, which is timed by then."""
+    first, second = (Op("k", "compute", "compute"),), (Op("c", "collective", "comm.dp", name="all_reduce", group="dp"),)
+    made = program({"host": []})
+    role = {"host": (Call("first", "s0"), Call("second", "s0"))}
+    roles = {name: type(role_)(role) for name, role_ in made.roles.items()}
+    made = Program("test", "cuda", made.mesh, {"first": first, "second": second}, roles, made.role_of, 1)
+    pricer = TablePricer({"k": 3.0, "c": 1.0}, slow=2.0)
+    with pytest.raises(Unordered):
+        _ordered(made, pricer, False)
+    assert [step.seconds for step in step_times(made, pricer, apart=True)] == _timed(made, pricer, True) == [3.5]
+
+
+def test_ranks_that_meet_in_the_middle_wait_for_the_later_one() -> None:
+    """Rank 1 receives before it computes; rank 0 computes 2 s, sends for 1 s: rank 1 ends at 2 + 1 + 3."""
+    sends = [Op("k", "compute", "compute"), Op("r", "record", "compute", event="e"), Op("w", "wait", "comm.out", event="e")]
+    sends.append(Op("m", "send", "comm.out", group="dp", peer=1))
+    takes = [Op("m", "recv", "comm.in", group="dp", peer=-1), Op("g", "record", "comm.in", event="f")]
+    takes += [Op("h", "wait", "compute", event="f"), Op("l", "compute", "compute")]
+    made = program({"host": takes}, {"host": sends}, mesh=Mesh({"dp_replicate": 2}))
+    assert _ordered(made, TablePricer({"k": 2.0, "m": 1.0, "l": 3.0}), False) == [6.0]
+
+
+def test_a_message_that_nobody_sends_is_said_to_be_unordered() -> None:
+    made = program({"host": [Op("x", "recv", "comm.in", group="dp", peer=1)]}, {"host": [Op("k", "compute", "compute")]})
+    with pytest.raises(Unordered):
+        _ordered(made, TablePricer({"x": 1.0, "k": 1.0}), False)
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 8)), max_size=12), st.integers(0, 40), st.integers(1, 20), st.floats(0.2, 1.0))
+def test_a_kernel_beside_collectives_does_its_work(spans: list[tuple[int, int]], start: int, seconds: int, share: float) -> None:
+    """At full speed outside all spans and at `share` of it inside any, it has done its work by its end, and not before."""
+    rank = Rank(0, 1.0 / share, frozenset())
+    for begin, length in spans:
+        rank.occupy(float(begin), float(begin + length))
+    assert rank.busy == sorted(rank.busy)
+    assert all(before[1] < after[0] for before, after in zip(rank.busy, rank.busy[1:], strict=False))
+    end = rank.end(Lane("compute"), float(start), float(seconds), share)
+    inside = sum(max(0.0, min(end, stop) - max(start, begin)) for begin, stop in rank.busy)
+    assert inside * share + (end - start - inside) == pytest.approx(seconds)
