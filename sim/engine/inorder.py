@@ -90,8 +90,8 @@ class InOrder:
                             ready = known
                     clock = end = ready
                 elif lane.queue is not None:
-                    meeting = seat.next() if seat is not None else None
-                    lane.queue.append((does, ready, seconds, self._event(does, events, event, shift), meeting, step))
+                    known = self._event(does, events, event, shift)
+                    lane.queue.append((does, ready, seconds, known, seat.next() if seat is not None else None, step))
                     continue
                 else:
                     start = lane.free if lane.free > ready else ready
@@ -107,8 +107,7 @@ class InOrder:
                             known = known.time or 0.0
                         lane.free = start if start > known else known
                         continue
-                    if does == MEET:
-                        assert seat is not None
+                    if seat is not None:
                         if not self._meets(lane, start, seconds, seat.next(), step) and lane is compute:
                             yield self._when(lane)
                         continue

@@ -161,7 +161,8 @@ def _simulated(
         if not waiting:
             _confirmed(base, store, place, prices, say)
             waiting, aside = _open(aside, [row for row in store.rows() if row.outcome == "done"])
-            progress.more(-len(waiting))
+            if waiting:
+                progress.more(-len(waiting))
     store.add(msgspec.structs.replace(one.bound, outcome="bound", step_time=None, rate=None, reason=_why(one)) for one in aside)
 
 
