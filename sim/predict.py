@@ -21,6 +21,7 @@ from sim.periods import is_period, mean_step
 from sim.plan import Output, Plan
 from sim.prediction import Prediction
 from sim.pricer import pricer_for
+from sim.settled import settled
 from sim.stalls import held, output_seconds
 from sim.timeline import metrics
 from topologies.errors import BadInput
@@ -45,7 +46,8 @@ def predict(
         edits: what-ifs on the topology ("link.nvlink.rate=400 GB/s").
         calibration: a file made by `probe`; its measured costs take precedence.
         costs: "fitted", or "tables": measured kernels of the package aiconfigurator-core where they cover a shape.
-        steps: optimizer steps to simulate; the last one is reported (of local updates the mean over a period: `sim.periods`).
+        steps: optimizer steps to simulate, more where they have not settled by then (`sim.settled`); the last one is reported (of local
+            updates the mean over a period: `sim.periods`).
         fold: simulate equal ranks once.
 
     Raises `BadInput` or one of its kinds for input that cannot be used. A plan that does not fit into memory
@@ -68,11 +70,16 @@ def predict_setting(
         raise BadInput(f"steps = {steps!r}: a whole number of simulated steps, at least 1")
     plan, topology = setting.plan, setting.topology
     quiet = msgspec.structs.replace(plan, output=Output())
-    program = lower(quiet, setting.network, setting.framework, topology.kind, steps)
     pricer = pricer_for(setting, calibration, costs)
-    ops = simulated_ops(program, fold and setting.foldable)
-    asked, detail = detail, detail and apart(ops)
-    trace = simulate(program, pricer, fold, setting.foldable, detail, condensed=not asked or fused(ops))
+    asked = detail
+    while True:
+        program = lower(quiet, setting.network, setting.framework, topology.kind, steps)
+        ops = simulated_ops(program, fold and setting.foldable)
+        detail = asked and apart(ops)
+        trace = simulate(program, pricer, fold, setting.foldable, detail, condensed=not asked or fused(ops))
+        if settled(program, pricer, metrics.step_time(trace)):
+            break
+        steps *= 2
     if detail:
         trace.memory = {rank: list(line) for rank, line in memory_timelines(setting, trace).items()}
     split = metrics.breakdown(trace)

@@ -38,7 +38,7 @@ def step_of(setting: Setting, coarse: bool = False) -> tuple[float, dict[str, fl
 def whole(setting: Setting) -> float:
     """Seconds of one optimizer step with all its micro-batches: what `predict` says, output apart. Raises `BadInput` and its kinds."""
     with uncollected():
-        return Run(setting).times((setting.plan.microbatches,) * STEPS)[-1].seconds
+        return Run(setting).times((setting.plan.microbatches,) * STEPS)[-1].settled
 
 
 def _seconds(run: Run, plan: Plan) -> float:
@@ -61,7 +61,7 @@ def _seconds(run: Run, plan: Plan) -> float:
             lead = (short.seconds - short.host) / (host - each)
             fewer += max(1, math.ceil(lead / each_round)) * each_round
         warm = fewer
-    return run.times((count,) * STEPS)[-1].seconds
+    return run.times((count,) * STEPS)[-1].settled
 
 
 def _hurried(step: Step) -> bool:

@@ -28,6 +28,11 @@ class Step(NamedTuple):
     host: float
     """That the busiest rank's training thread spends in it when it never waits."""
 
+    @property
+    def settled(self) -> float:
+        """Seconds of every further step: one that was shorter than what its thread spends began while the device was behind."""
+        return max(self)
+
 
 def step_times(
     program: Program, pricer: Pricer, fold: bool = True, symmetric: bool = True, alike: bool = False, apart: bool = False

@@ -18,6 +18,7 @@ from sim.planning.progress import Progress, Say
 from sim.planning.scaled import COLLECTIVES, HOST, INPUT, KINDS, MEMORY, MESSAGES, link_kinds
 from sim.planning.sensitivity import Sensitivity, Study
 from sim.predict import predict_setting
+from sim.settled import settled
 from sim.tables import Tabular
 from sim.timeline.metrics import critical_path
 from topologies.errors import SteptwinError
@@ -70,12 +71,17 @@ def explain(setting: Setting, tries: int = 12, say: Say | None = None) -> Explan
     if say:
         say("simulating the step, for its critical path")
     plan, topology = setting.plan, setting.topology
-    program = lower(plan, setting.network, setting.framework, topology.kind, STEPS)
-    study = Study(setting, program)
+    steps = STEPS
+    while True:
+        program = lower(plan, setting.network, setting.framework, topology.kind, steps)
+        study = Study(setting, program)
+        if settled(program, study.pricer, study.step):
+            break
+        steps *= 2
 
     def again(pricer: Pricer) -> float:
         # The engine that only says when steps end: the same times.
-        return step_times(program, pricer, True, setting.foldable)[study.trace.reported].seconds
+        return step_times(program, pricer, True, setting.foldable)[study.trace.reported].settled
 
     links = link_kinds(topology)
     progress = Progress(len(KINDS) + len(links), "resources made faster", say)

@@ -24,6 +24,7 @@ from sim.lower.step import lower
 from sim.plan import Output, Plan
 from sim.pricer import pricer_for
 from sim.program import Op, Program
+from sim.settled import host_seconds
 from sim.tables import Tabular, aligned
 from sim.timeline import metrics
 from topologies.errors import BadInput
@@ -177,7 +178,8 @@ def _grid(values: list[float], points: int) -> list[float]:
 
 def _step(setting: Setting, program: Program, pricer: Pricer, link: float) -> float:
     costs = pricer if link == 1.0 else SlowLinks(pricer, link)
-    return metrics.step_time(simulate(program, costs, True, setting.foldable, False, condensed=True))
+    step = metrics.step_time(simulate(program, costs, True, setting.foldable, False, condensed=True))
+    return max(step, host_seconds(program, costs))
 
 
 class SlowLinks:

@@ -1,0 +1,49 @@
+"""Steps that launches bind: what is reported is what every further step takes, also where the device begins behind its thread."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from sim.bind import bind
+from sim.engine.steps import Step
+from sim.lower.step import lower
+from sim.planning.explain import explain
+from sim.predict import predict, predict_setting
+from sim.pricer import pricer_for
+from sim.settled import host_seconds
+from sim.steady import step_of, whole
+
+PLAN = {"model": "gpt2-124m", "seq_len": 256, "parallel": {"dp_replicate": 4}}
+SLOW = ("link.nvlink.rate=110 GB/s",)
+"""All-reduces and launches take about as long here: after three steps the device still works off its first."""
+
+
+def test_every_number_of_steps_says_the_same() -> None:
+    found = [predict(PLAN, "dgx-h100", edits=SLOW, steps=steps).step_time_s for steps in (2, 3, 5, 12)]
+    assert found == pytest.approx([found[-1]] * 4, rel=1e-3)
+
+
+def test_no_step_is_shorter_than_what_its_thread_spends() -> None:
+    setting = bind(PLAN, "dgx-h100", SLOW)
+    quick = lower(setting.plan, setting.network, setting.framework, "cuda", 3)
+    spent = host_seconds(quick, pricer_for(setting))
+    assert predict_setting(setting).step_time_s >= spent * (1 - 1e-3)
+    assert step_of(setting)[0] == pytest.approx(whole(setting)) == pytest.approx(spent, rel=1e-2)
+
+
+def test_slower_links_make_no_step_shorter() -> None:
+    times = [predict(PLAN, "dgx-h100", edits=(f"link.nvlink.rate={rate} GB/s",)).step_time_s for rate in (300, 200, 150, 110, 90, 70)]
+    assert all(after >= before * (1 - 1e-3) for before, after in pairwise(times))
+
+
+def test_nothing_that_is_made_faster_lengthens_the_step() -> None:
+    found = explain(bind(PLAN, "dgx-h100", SLOW), tries=0)
+    assert found.sensitivities
+    assert all(one.infinitely_fast <= found.step_time_s * (1 + 1e-3) for one in found.sensitivities)
+
+
+def test_a_hurried_step_settles_at_what_its_thread_spends() -> None:
+    assert Step(2.0, 3.0).settled == 3.0
+    assert Step(3.0, 2.0).settled == 3.0
