@@ -229,7 +229,7 @@ def test_machines(source: str, told: str) -> None:
 
 
 FILES = [
-    ("nodes = 3", "text in quotes"),
+    ("nodes = 3", "named there in a text"),
     ('nodes = "2x dgx-h100"\nedits = "oversubscription=2"', "list of texts"),
     ('base = "dgx-h100"\nnvlink = { mesh = [[0, 9, 1]] }', "GPU"),
     ('base = "dgx-h100"\nnvlink = { mesh = [[0, 0, 1]] }', "joins two"),
