@@ -2,8 +2,9 @@
 
 The mesh is an array of ranks with one dimension per kind of parallelism, in torchtitan's words. Derived axes:
 `dp` (dp_replicate x dp_shard), `grad` (dp x cp: the ranks that hold the same parameters and average gradients),
-`fsdp` (dp_shard x cp: the ranks that share one sharded copy), `ep` (inside fsdp), `edp` (grad without ep: where
-expert gradients are averaged), `efsdp` (fsdp without ep), `world`.
+`fsdp` (dp_shard x cp: the ranks that share one sharded copy), `ep`, `edp` (where expert gradients are averaged) and `efsdp` (where
+experts are sharded), `world`. Experts have a mesh of their own on the same ranks (Megatron's expert_decoder_rank_generator in
+core/parallel_state.py): `etp` of the tp ranks hold the slices of one expert, the others of tp count with dp and cp.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Mesh(msgspec.Struct, frozen=True):
     sizes: dict[str, int]
     order: tuple[str, ...] = AXES
     ep: int = 1
+    etp: int = 0
+    """Ranks that split one expert; 0: all of tp."""
 
     def __post_init__(self) -> None:
         if sorted(self.order) != sorted(AXES):
@@ -38,18 +41,26 @@ class Mesh(msgspec.Struct, frozen=True):
                 raise UnknownName("mesh axis", axis, AXES)
             if size < 1:
                 raise BadInput(f"mesh axis {axis} must be at least 1, got {size}")
-        data = self.size("grad")
+        tp = self.size("tp")
+        if self.etp < 0 or (self.etp and tp % self.etp):
+            raise BadInput(f"etp = {self.etp} must divide tp = {tp}")
+        data, words = self.size("grad") * self.copies, "dp_replicate x dp_shard x cp" + (" x tp / etp" if self.copies > 1 else "")
         if self.ep < 1 or data % self.ep:
-            raise BadInput(f"ep = {self.ep} must divide dp_replicate x dp_shard x cp = {data}")
+            raise BadInput(f"ep = {self.ep} must divide {words} = {data}")
+
+    @property
+    def copies(self) -> int:
+        """Parts of the tp ranks of which each holds whole experts."""
+        return self.size("tp") // self.etp if self.etp else 1
 
     def size(self, axis: str) -> int:
         """Ranks in one group of `axis`."""
         if axis == "ep":
             return self.ep
         if axis == "edp":
-            return self.size("grad") // self.ep
+            return self.size("grad") * self.copies // self.ep
         if axis == "efsdp":
-            return max(1, self.size("fsdp") // self.ep)
+            return max(1, self.size("fsdp") * self.copies // self.ep)
         if axis not in AXES and axis not in _INSIDE:
             raise UnknownName("mesh axis", axis, [*AXES, *_INSIDE, "ep", "edp", "efsdp"])
         size = self.sizes.get(axis)  # asked for very often
@@ -88,8 +99,8 @@ class Mesh(msgspec.Struct, frozen=True):
         return self._along(_INSIDE.get(axis, (axis,)), rank)
 
     def _expert_group(self, axis: str, rank: int) -> tuple[int, ...]:
-        # ep takes neighbours in the gradient group (Megatron's and torchtitan's order: ep varies fastest).
-        data = self._along(_INSIDE["grad"], rank)
+        # ep takes neighbours (Megatron's and torchtitan's order: after etp, ep varies fastest).
+        data = self._along(_INSIDE["grad"], rank) if self.copies == 1 else self._with_tp(rank)
         block, lane = divmod(data.index(rank), self.ep)
         if axis == "ep":
             return data[block * self.ep : (block + 1) * self.ep]
@@ -99,6 +110,11 @@ class Mesh(msgspec.Struct, frozen=True):
         size = self.size("efsdp")
         first = block // size * size
         return same[first : first + size]
+
+    def _with_tp(self, rank: int) -> tuple[int, ...]:
+        """Ranks of the gradient and tensor parallel groups that hold the same slice of their experts."""
+        slices = self.coordinates(rank)["tp"] % self.etp
+        return tuple(other for other in self._along((*_INSIDE["grad"], "tp"), rank) if self.coordinates(other)["tp"] % self.etp == slices)
 
     def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
         """Every group along `axis`, by its smallest member."""

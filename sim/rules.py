@@ -17,7 +17,9 @@ def mesh_of(plan: Plan) -> Mesh:
     if sorted(inner) != sorted(AXES):
         raise BadInput(f"parallel.placement = '{plan.parallel.placement}' must name tp, cp, dp and pp once each")
     sizes = {axis: getattr(plan.parallel, axis) for axis in AXES}
-    return Mesh(sizes, tuple(reversed(inner)), plan.parallel.ep)
+    p = plan.parallel
+    etp = (1 if p.etp is None else p.etp) if p.ep > 1 else 0
+    return Mesh(sizes, tuple(reversed(inner)), p.ep, 0 if etp == p.tp else etp)
 
 
 def check(plan: Plan) -> Plan:

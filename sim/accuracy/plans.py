@@ -117,7 +117,8 @@ def _seq_len(row: Row, framework: str, assumed: list[str]) -> int | None:
 
 def _parallel(row: Row, sizes: Sizes, framework: str, stages: tuple[int, ...] | None, tp_overlap: bool, assumed: list[str]) -> Parallel:
     shard = sharding_of(row, sizes.dp, framework, assumed)
-    ep = _experts(sizes, assumed)
+    etp = _expert_tp(row, sizes, framework, assumed)
+    ep = _experts(sizes, etp, assumed)
     along = said(row.sequence_parallel)
     if along is None:
         along = framework not in _WITHOUT_SP
@@ -136,7 +137,7 @@ def _parallel(row: Row, sizes: Sizes, framework: str, stages: tuple[int, ...] | 
         cp=sizes.cp,
         cp_kind="all_to_all" if "a2a" in row.comm_overlap.lower() else "p2p",
         ep=ep,
-        etp=_expert_tp(row, sizes, framework, assumed),
+        etp=etp,
         capacity=1.0 if "capacity factor 1.0" in row.notes else 0.0,
     )
 
@@ -149,11 +150,11 @@ def _expert_tp(row: Row, sizes: Sizes, framework: str, assumed: list[str]) -> in
     return row.etp
 
 
-def _experts(sizes: Sizes, assumed: list[str]) -> int:
-    """Expert-parallel ranks inside dp x cp. Megatron's may reach over tp ranks too: as many as fit stand for them."""
-    ranks = sizes.dp * sizes.cp
+def _experts(sizes: Sizes, etp: int | None, assumed: list[str]) -> int:
+    """Expert-parallel ranks; as many as fit stand for more than there are."""
+    ranks = sizes.dp * sizes.cp * (sizes.tp // (etp or 1))
     if ranks % sizes.ep == 0:
         return sizes.ep
     fits = max(n for n in range(1, min(ranks, sizes.ep) + 1) if ranks % n == 0 and sizes.ep % n == 0)
-    assumed.append(f"ep = {sizes.ep} reaches over tp ranks: counted as {fits} inside dp x cp = {ranks}")
+    assumed.append(f"ep = {sizes.ep} is not what {ranks} ranks divide into: counted as {fits}")
     return fits

@@ -42,7 +42,7 @@ def _lines(program: Program) -> Iterator[str]:
     mesh = program.mesh
     yield f"program {quote(program.name)} device={program.device} steps={program.steps}"
     sizes = "".join(f"{axis}={size} " for axis, size in mesh.sizes.items())
-    yield f"mesh {sizes}order={','.join(mesh.order)} ep={mesh.ep}"
+    yield f"mesh {sizes}order={','.join(mesh.order)} ep={mesh.ep}{f' etp={mesh.etp}' if mesh.etp else ''}"
     for what, size in program.resident.items():
         yield f"resident {quote(what)} {size}"
     for note in program.notes:
@@ -95,7 +95,8 @@ class _Reader:
         pairs = dict(word.partition("=")[::2] for word in words)
         order = tuple(pairs.pop("order", "").split(","))
         ep = number(pairs.pop("ep", "1"), "ep of the mesh")
-        self.mesh = Mesh({axis: number(size, f"{axis} of the mesh") for axis, size in pairs.items()}, order, ep)
+        etp = number(pairs.pop("etp", "0"), "etp of the mesh")
+        self.mesh = Mesh({axis: number(size, f"{axis} of the mesh") for axis, size in pairs.items()}, order, ep, etp)
 
     def take_resident(self, words: list[str]) -> None:
         self.resident[unquote(_at(words, 0, "a name"))] = number(_at(words, 1, "bytes"), "resident bytes")

@@ -108,9 +108,10 @@ def job_of(plan: Plan, network: Network, framework: Framework, device: str, step
 def refuse(job: Job) -> None:
     """Raises `Refused` with the reason for what cannot be combined."""
     p = job.plan.parallel
-    if job.size("ep") > 1 and job.zero and job.size("fsdp") % job.size("ep"):
+    inside = job.size("fsdp") * job.mesh.copies
+    if job.size("ep") > 1 and job.zero and inside % job.size("ep"):
         raise Refused(
-            f"ep = {p.ep} does not divide dp_shard x cp = {job.size('fsdp')}: sharded experts (zero = {job.zero}) need whole expert groups "
+            f"ep = {p.ep} does not divide dp_shard x cp{' x tp / etp' if job.mesh.copies > 1 else ''} = {inside}: sharded experts (zero = {job.zero}) need whole expert groups "
             "inside one sharding group. Use a smaller ep, a larger dp_shard, or zero = 0"
         )
     if p.pp > 1 and job.zero > job.framework.pipeline_zero:

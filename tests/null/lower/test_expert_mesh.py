@@ -1,0 +1,86 @@
+"""Experts have a mesh of their own on the ranks of a stage: which ranks share them, and who sums their gradients."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.bind import bind
+from sim.files.text import parse_program, show_program
+from sim.lower.step import lower
+from sim.mesh import AXES, Mesh
+from sim.rules import mesh_of
+from topologies.errors import BadInput
+
+
+def _mesh(ep: int, etp: int, **sizes: int) -> Mesh:
+    return Mesh(dict.fromkeys(AXES, 1) | sizes, AXES, ep, etp)
+
+
+def test_whole_experts_lie_on_neighbours_across_tensor_parallel_ranks() -> None:
+    """Two ranks of tp, eight of dp, ep 8: Megatron puts an expert group on eight neighbours (one node), and sums over the two groups."""
+    mesh = _mesh(8, 1, dp_shard=8, tp=2)
+    assert mesh.groups("ep") == (tuple(range(8)), tuple(range(8, 16)))
+    assert mesh.group("edp", 3) == mesh.group("efsdp", 3) == (3, 11)
+    assert (mesh.size("edp"), mesh.size("efsdp")) == (2, 2)
+
+
+def test_experts_that_all_of_tp_split_lie_along_data_parallelism() -> None:
+    mesh = _mesh(8, 0, dp_shard=8, tp=2)
+    assert mesh.groups("ep") == (tuple(range(0, 16, 2)), tuple(range(1, 16, 2)))
+    assert mesh.size("edp") == 1
+
+
+def test_experts_that_half_of_tp_splits() -> None:
+    """tp 4, etp 2: ranks 0 and 2 hold the first halves of different experts."""
+    mesh = _mesh(4, 2, dp_shard=4, tp=4)
+    assert mesh.group("ep", 0) == (0, 2, 4, 6)
+    assert mesh.group("ep", 1) == (1, 3, 5, 7)
+    assert mesh.group("edp", 0) == (0, 8)
+
+
+def test_expert_groups_may_be_wider_than_data_parallelism() -> None:
+    assert _mesh(16, 1, dp_shard=8, tp=2).group("ep", 5) == tuple(range(16))
+    with pytest.raises(BadInput, match=r"ep = 16 must divide dp_replicate x dp_shard x cp = 8"):
+        _mesh(16, 0, dp_shard=8, tp=2)
+    with pytest.raises(BadInput, match=r"etp = 3 must divide tp = 4"):
+        _mesh(2, 3, dp_shard=2, tp=4)
+
+
+@given(st.sampled_from([1, 2]), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]), st.sampled_from([1, 2, 4]), st.data())
+def test_expert_groups_part_the_ranks(replicate: int, shard: int, cp: int, tp: int, data: st.DataObject) -> None:
+    """Groups of each kind hold every rank once; two ranks that sum an expert's gradients are never in one expert group."""
+    etp = data.draw(st.sampled_from([n for n in (1, 2, 4) if tp % n == 0]))
+    inside = shard * cp * tp // etp
+    ep = data.draw(st.sampled_from([n for n in (1, 2, 4, 8) if inside % n == 0]))
+    mesh = _mesh(ep, etp, dp_replicate=replicate, dp_shard=shard, cp=cp, tp=tp, pp=2)
+    for axis in ("ep", "edp", "efsdp"):
+        groups = mesh.groups(axis)
+        assert sorted(rank for group in groups for rank in group) == list(range(mesh.world))
+        assert {len(group) for group in groups} == {mesh.size(axis)}
+    for rank in range(mesh.world):
+        assert set(mesh.group("ep", rank)) & set(mesh.group("edp", rank)) == {rank}
+        assert set(mesh.group("efsdp", rank)) <= set(mesh.group("edp", rank))
+
+
+PLAN = {
+    "model": "mixtral-8x7b",
+    "framework": "megatron-core",
+    "parallel": {"dp_shard": 8, "tp": 2, "ep": 8, "zero": 1},
+    "batch": {"global": 16, "micro": 1},
+}
+
+
+def test_expert_gradients_are_summed_over_the_ranks_of_tp_that_hold_copies() -> None:
+    setting = bind(PLAN, "2x dgx-h100")
+    made = lower(setting.plan, setting.network, setting.framework, "cuda", 2)
+    found = {(op.name, made.mesh.size(op.group)) for ops in made.segments.values() for op in ops if op.group == "efsdp"}
+    assert found == {("reduce_scatter", 2), ("all_gather", 2)}
+    assert parse_program(show_program(made)).mesh == made.mesh == mesh_of(setting.plan)
+
+
+def test_experts_that_tp_splits_are_summed_by_nobody_else() -> None:
+    setting = bind(PLAN | {"parallel": {**PLAN["parallel"], "etp": 2}}, "2x dgx-h100")  # type: ignore[dict-item]
+    made = lower(setting.plan, setting.network, setting.framework, "cuda", 2)
+    assert not [op for ops in made.segments.values() for op in ops if op.group in ("efsdp", "edp") and made.mesh.size(op.group) > 1]
