@@ -135,7 +135,7 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
         from sim.planning.capacity import amount, load_prices
         from sim.planning.capacity import capacity as run
         from sim.planning.goodput import Reliability
-        from sim.planning.scaling import Curve, scaling, smallest
+        from sim.planning.scaling import Curve, curve_sizes, scaling, smallest
         from topologies.cluster import parse
         from topologies.units import count, duration
 
@@ -150,7 +150,7 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
         found = smallest(base, on, work, days, say=desk.say, **options) if days is not None else run(base, on, work, **options)
         desk.show({**_plain(found), "days": found.days}, as_json, "capacity")
         if report:
-            sizes = [base.world * 2**n for n in range(8)]
+            sizes = curve_sizes(base.world)
             grows = len(parse(on)) == 1  # a mixture has no larger sizes of itself
             curves = [scaling(base, on, sizes, work, weak=weak, say=_say(desk), **options) if grows else Curve() for weak in (False, True)]
             desk.say(f"report: {desk.page('capacity', report, plan, found, *curves)}")

@@ -39,6 +39,15 @@ def _line(one: Capacity) -> tuple[str, ...]:
     return (f"{one.gpus:,}", f"{one.step_time_s:.4g}", *figures)
 
 
+_LARGEST = 131_072
+"""GPUs of the largest clusters that a curve shows, unless the plan's own is as large."""
+
+
+def curve_sizes(world: int) -> list[int]:
+    """Sizes of cluster that a page shows beside a plan's: up to seven doublings, and one at least."""
+    return [world * 2**n for n in range(8) if n < 2 or world * 2**n <= _LARGEST]
+
+
 def scaling(
     plan: Plan, machine: str, gpus: Iterable[int], tokens: float, weak: bool = False, say: Say | None = None, **options: object
 ) -> Curve:

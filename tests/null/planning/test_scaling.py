@@ -9,7 +9,7 @@ import pytest
 from sim.files.planfile import load_plan
 from sim.planning.capacity import capacity, load_prices
 from sim.planning.neighbours import neighbours
-from sim.planning.scaling import scaling, smallest
+from sim.planning.scaling import curve_sizes, scaling, smallest
 from topologies.errors import BadInput
 
 BASE = {"model": "gpt2-124m", "seq_len": 256, "batch": {"micro": 2, "global": 64}, "parallel": {"dp_shard": 8, "zero": 3}}
@@ -103,6 +103,12 @@ def test_neighbours_keep_ranks_and_batch(parallel: dict[str, object]) -> None:
     changed = {word.partition("=")[0] for overrides, _ in found for word in overrides}
     assert "memory.recompute" in changed and "compile" in changed
     assert ("parallel.schedule" in changed) == (plan.parallel.pp > 1)
+
+
+def test_a_curve_ends_where_clusters_do() -> None:
+    assert curve_sizes(8) == [8, 16, 32, 64, 128, 256, 512, 1024]
+    assert curve_sizes(16_384) == [16_384, 32_768, 65_536, 131_072]
+    assert curve_sizes(131_072) == [131_072, 262_144]
 
 
 def test_one_change_away() -> None:
