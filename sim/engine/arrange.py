@@ -19,15 +19,15 @@ from sim.engine.moves import (
     RECORD,
     RECORDED,
     WAIT,
+    Arrival,
     Code,
     Lane,
     Move,
     Rank,
-    Seat,
-    Table,
     Unordered,
 )
 from sim.engine.pricing import Pricing
+from sim.engine.seats import Seats
 from sim.program import COMPUTE, MEETING, MESSAGE, Op
 
 
@@ -36,13 +36,12 @@ class Arranger:
 
     def __init__(self, prices: Pricing) -> None:
         self._prices = prices
-        self._tables: dict[object, Table] = {}
-        self._seats: dict[object, Seat] = {}
+        self._seats = Seats[Arrival](prices.groups)
 
     @property
     def waiting(self) -> bool:
         """Somebody has come to a meeting, and the others never did."""
-        return any(table.open for table in self._tables.values())
+        return next(self._seats.waiting(), None) is not None
 
     def code(self, rank: Rank, thread: str, name: str) -> Code:
         """The moves of one segment, as `thread` of the rank makes them. Raises `Unordered` for ops that meet others on the thread's
@@ -82,29 +81,17 @@ class Arranger:
             return WAIT, lane, at, 0.0, op.event, op.shift, 0.0, None
         if op.kind in MESSAGE:
             seconds = self._prices.message(op, rank.rank).seconds if op.kind == "send" else 0.0
-            return MEET, lane, at, seconds, "", None, 0.0, self._seat(self._prices.groups.pair(op, rank.rank), 2, rank.rank, op.kind)
+            return MEET, lane, at, seconds, "", None, 0.0, self._seats.of(op, rank.rank)
         if op.kind == "collective":
             seconds = self._prices.collective(op, rank.rank).seconds
-            members = self._prices.groups.represented(op.group, rank.rank)
-            if len(members) > 1:
+            if len(self._prices.groups.represented(op.group, rank.rank)) > 1:
                 if op.lane != COMPUTE and rank.slow != 1.0:
                     raise Unordered  # when it slows this rank's kernels is known only once the others have come
-                seat = self._seat((op.group, members, op.lane), len(members), rank.rank, op.kind)
-                return MEET, lane, at, seconds, "", None, 0.0, seat
+                return MEET, lane, at, seconds, "", None, 0.0, self._seats.of(op, rank.rank)
             return PLAIN if op.lane == COMPUTE or rank.slow == 1.0 else BESIDE, lane, at, seconds, "", None, 0.0, None
         if op.kind == "compute" and rank.slow != 1.0:
             return KERNEL, lane, at, cost.seconds, "", None, cost.seconds / cost.beside if cost.beside else 1.0 / rank.slow, None
         return PLAIN, lane, at, cost.seconds, "", None, 0.0, None
-
-    def _seat(self, base: object, needed: int, rank: int, kind: str) -> Seat:
-        key = (base, rank, kind)
-        seat = self._seats.get(key)
-        if seat is None:
-            table = self._tables.get(base)
-            if table is None:
-                table = self._tables[base] = Table(needed)
-            seat = self._seats[key] = Seat(table)
-        return seat
 
 
 class _Line:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sim.cost.price import Cost
 from sim.engine.condense import Priced
 from sim.engine.pricing import Pricing
+from sim.engine.seats import Seats
 from sim.engine.times import (
     FLOW,
     HELD,
@@ -16,11 +17,10 @@ from sim.engine.times import (
     SYNC,
     WAIT,
     WORK,
+    Arrival,
     Code,
     Instruction,
-    Seat,
     State,
-    Table,
     Uses,
 )
 from sim.program import COMPUTE, HOST, MEETING, MESSAGE, Op
@@ -32,8 +32,7 @@ class Assembler:
     def __init__(self, prices: Pricing, idle: frozenset[str] = frozenset()) -> None:
         """`idle`: resources that never bind, so that nothing needs to be known of them."""
         self._prices, self._idle = prices, idle
-        self._tables: dict[object, Table] = {}
-        self._seats: dict[object, Seat] = {}
+        self._seats = Seats[Arrival](prices.groups)
 
     def code(self, state: State, thread: str, ops: list[Priced]) -> Code:
         """The instructions of one segment, as `thread` of `state`'s rank runs them."""
@@ -59,8 +58,7 @@ class Assembler:
 
     def waiting(self) -> list[str]:
         """Ranks that wait for a peer: none, when a run has ended well."""
-        tables = [table for table in self._tables.values() if table.open]
-        return [f"rank {state.rank} on {this.lane.name}" for table in tables for come in table.open.values() for _, state, this, _ in come]
+        return [f"rank {state.rank} on {this.lane.name}" for _, state, this, _ in self._seats.waiting()]
 
     def _meets(self, op: Op) -> bool:
         return op.kind in MEETING and id(op) not in self._prices.local
@@ -95,7 +93,7 @@ class Assembler:
             uses,
             op.kind == "compute",
             cost.seconds / cost.beside if cost.beside else 1.0 / state.slow,
-            self._seat(op, state.rank) if meets else None,
+            self._seats.of(op, state.rank) if meets else None,
             self._beside(op),
             op.kind in MESSAGE,
             op.kind == "send",
@@ -114,20 +112,3 @@ class Assembler:
         """The uses that may matter; how much is wanted of the first says what a flow's fair share is."""
         found = tuple(use for use in uses if use[0] not in self._idle)
         return found if not found or found[0][1] == uses[0][1] else (uses[0], *(use for use in found if use != uses[0]))
-
-    def _seat(self, op: Op, rank: int) -> Seat:
-        groups = self._prices.groups
-        if op.kind == "collective":
-            reps = groups.represented(op.group, rank)
-            base: object = (op.group, reps, op.lane)
-            needed = len(reps)
-        else:
-            base, needed = groups.pair(op, rank), 2
-        key = (base, rank, op.kind)
-        seat = self._seats.get(key)
-        if seat is None:
-            table = self._tables.get(base)
-            if table is None:
-                table = self._tables[base] = Table(needed)
-            seat = self._seats[key] = Seat(table)
-        return seat

@@ -21,6 +21,7 @@ from sim.engine.moves import (
     KERNEL,
     MEET,
     PASS,
+    PLAIN,
     RECORD,
     RECORDED,
     WAIT,
@@ -111,15 +112,7 @@ class InOrder:
                         if not self._meets(lane, start, seconds, seat.next(), step) and lane is compute:
                             yield self._when(lane)
                         continue
-                    end = start + seconds
-                    if does == KERNEL:
-                        if rank.busy and rank.busy[-1][1] > start:
-                            end = rank.end(lane, start, seconds, share)
-                        if lane is compute:
-                            rank.kernel = end
-                    elif does == BESIDE:
-                        rank.occupy(start, end)
-                    lane.free = end
+                    lane.free = end = start + seconds if does == PLAIN else rank.timed(does, lane, start, seconds, share)
                 if end > high:
                     high = end
         self._note(thread, step, high, spent)

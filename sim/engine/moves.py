@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator
 
+from sim.engine.seats import Seat, Table
 from sim.program import COMPUTE
 
-KERNEL, PLAIN, RECORD, WAIT, BESIDE, MEET, PASS, RECORDED, AWAIT, DRAIN, HOLD = range(11)
-"""What a move does. On a device lane: a kernel that collectives slow; anything else that only takes time; an event recorded or waited
-for; a collective that slows kernels; what needs other ranks. On the thread: time passes; an event is recorded; it waits for an event, for
+KERNEL, BESIDE, PLAIN, RECORD, WAIT, MEET, PASS, RECORDED, AWAIT, DRAIN, HOLD = range(11)
+"""What a move does. On a device lane: a kernel that collectives slow; a collective that slows kernels; anything else that only takes
+time; an event recorded or waited for; what needs other ranks. On the thread: time passes; an event is recorded; it waits for an event, for
 lanes, or for the lane on which it has just put something."""
 
 
@@ -41,30 +42,6 @@ Body = Generator[Mark, None, None]
 Event = float | Mark
 
 
-class Table:
-    """Open meetings of one group (or one pair of ranks) by number: who has come so far."""
-
-    __slots__ = ("needed", "open")
-
-    def __init__(self, needed: int) -> None:
-        self.needed = needed
-        self.open: dict[int, list[Arrival]] = {}
-
-
-class Seat:
-    """One rank's place in a table; `number` counts its ops there."""
-
-    __slots__ = ("number", "table")
-
-    def __init__(self, table: Table) -> None:
-        self.table, self.number = table, 0
-
-    def next(self) -> Meeting:
-        """The meeting to which its next op comes."""
-        self.number += 1
-        return self.table, self.number
-
-
 class Lane:
     """Free from `free` on; while it waits for a peer, `queue` holds what comes after."""
 
@@ -77,10 +54,10 @@ class Lane:
 
 Arrival = tuple[float, float, Lane, int]
 """Its start, the seconds that it knows of, its lane, its step."""
-Meeting = tuple[Table, int]
+Meeting = tuple[Table[Arrival], int]
 Queued = tuple[int, float, float, Event, Meeting | None, int]
 """Behind a meeting: what, its earliest start, its seconds, its event, its meeting, its step."""
-Move = tuple[int, Lane, float, float, str, int | None, float, Seat | None]
+Move = tuple[int, Lane, float, float, str, int | None, float, Seat[Arrival] | None]
 """What, on which lane, its earliest start after the thread's clock, its seconds, its event, the event's shift, a kernel's share of its speed
 beside a collective, and its place among those that it meets."""
 Code = list[Move]
@@ -117,6 +94,18 @@ class Rank:
             if number < 0:
                 mark.time = 0.0
         return mark
+
+    def timed(self, does: int, lane: Lane, start: float, seconds: float, share: float) -> float:
+        """When a kernel ends, or a collective that slows kernels. Raises `Unordered`."""
+        end = start + seconds
+        if does == BESIDE:
+            self.occupy(start, end)
+            return end
+        if self.busy and self.busy[-1][1] > start:
+            end = self.end(lane, start, seconds, share)
+        if lane.name == COMPUTE:
+            self.kernel = end
+        return end
 
     def occupy(self, begin: float, end: float) -> None:
         """A collective beside kernels. Raises `Unordered` when a kernel that it would have slowed is over."""

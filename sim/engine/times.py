@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import NamedTuple
 
+from sim.engine.seats import Seat
 from sim.program import COMPUTE
 
 WORK, RECORDED, SYNC, HELD, QUEUED = range(5)
@@ -16,25 +17,6 @@ WORK, RECORDED, SYNC, HELD, QUEUED = range(5)
 shares, or queues it on a device lane."""
 RECORD, WAIT, MEET, FLOW, PLAIN = range(5)
 """What a lane does with it."""
-
-
-class Table:
-    """Open meetings of one group (or one pair of ranks) by number: who has come so far, and when."""
-
-    __slots__ = ("needed", "open")
-
-    def __init__(self, needed: int) -> None:
-        self.needed = needed
-        self.open: dict[int, list[Arrival]] = {}
-
-
-class Seat:
-    """One rank's place in a table: `number` counts its ops there, as issued (messages) or as arrived (collectives)."""
-
-    __slots__ = ("number", "table")
-
-    def __init__(self, table: Table) -> None:
-        self.table, self.number = table, 0
 
 
 Uses = tuple[tuple[str, float], ...]
@@ -62,7 +44,7 @@ class Instruction(NamedTuple):
     """A kernel, slowed by a collective beside it ..."""
     slowed: float
     """... to this share of its speed."""
-    seat: Seat | None
+    seat: Seat[Arrival] | None
     beside: bool
     """A collective beside compute."""
     message: bool

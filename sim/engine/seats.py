@@ -1,0 +1,66 @@
+"""Who meets whom: for each group (or pair of ranks) a table at which its ops come together by number, and each rank's place there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from sim.engine.meeting import Groups
+from sim.program import Op
+
+A = TypeVar("A")
+"""What is known of one who has come."""
+
+
+class Table(Generic[A]):
+    """Open meetings of one group (or one pair of ranks) by number: who has come so far."""
+
+    __slots__ = ("needed", "open")
+
+    def __init__(self, needed: int) -> None:
+        self.needed = needed
+        self.open: dict[int, list[A]] = {}
+
+
+class Seat(Generic[A]):
+    """One rank's place at a table; `number` counts its ops there."""
+
+    __slots__ = ("number", "table")
+
+    def __init__(self, table: Table[A]) -> None:
+        self.table, self.number = table, 0
+
+    def next(self) -> tuple[Table[A], int]:
+        """The meeting to which its next op comes."""
+        self.number += 1
+        return self.table, self.number
+
+
+class Seats(Generic[A]):
+    """All tables of one run."""
+
+    def __init__(self, groups: Groups) -> None:
+        self._groups = groups
+        self._tables: dict[object, Table[A]] = {}
+        self._seats: dict[object, Seat[A]] = {}
+
+    def of(self, op: Op, rank: int) -> Seat[A]:
+        """The rank's place for an op: collectives meet by lane, messages by pair and direction."""
+        if op.kind == "collective":
+            members = self._groups.represented(op.group, rank)
+            base: object = (op.group, members, op.lane)
+            needed = len(members)
+        else:
+            base, needed = self._groups.pair(op, rank), 2
+        key = (base, rank, op.kind)
+        seat = self._seats.get(key)
+        if seat is None:
+            table = self._tables.get(base)
+            if table is None:
+                table = self._tables[base] = Table(needed)
+            seat = self._seats[key] = Seat(table)
+        return seat
+
+    def waiting(self) -> Iterator[A]:
+        """Those who have come to meetings that others never came to: nobody, when a run has ended well."""
+        return (one for table in self._tables.values() for come in table.open.values() for one in come)
