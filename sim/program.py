@@ -41,7 +41,7 @@ class Op(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     kind: Kind
     lane: str
     works: tuple[Work, ...] = ()
-    """compute and host: kernels launched one after the other."""
+    """compute and host: kernels launched one after the other; collective: kernels of another micro-batch that run beside it."""
     name: str = ""
     """collective: all_reduce all_gather reduce_scatter all_to_all broadcast reduce barrier; sync: the lane waited for, "" = all."""
     bytes: int = 0
@@ -59,7 +59,7 @@ class Op(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     blocking: bool = False
     """The issuing thread waits until the op has ended (CPU kernels, pageable copies, `.item()`)."""
     how: str = ""
-    """copy: pinned | pageable | disk | store; collective: a forced algorithm ("" = chosen by cost)."""
+    """copy: pinned | pageable | disk | store; collective: a forced algorithm ("" = chosen by cost); all_to_all: once:K, tokens of K experts each."""
     alloc: int = 0
     """Device bytes taken when the op starts."""
     free: int = 0

@@ -174,7 +174,7 @@ def _spent(program: Program, pricer: Pricer, topology: Topology) -> tuple[Shares
 
 def _moved(op: Op, known: _Known, program: Program, pricer: Pricer, topology: Topology) -> tuple[str, Cost]:
     """Which links a transfer of rank 0 takes, and its cost; equal transfers are priced once."""
-    key = (op.kind, op.group, op.bytes, op.peer, f"{op.name}/{op.how}/{op.lane}")
+    key = (op.kind, op.group, op.bytes, op.peer, f"{op.name}/{op.how}/{op.lane}/{id(op.works) if op.works else 0}")
     found = known.get(key)
     if found is not None:
         return found

@@ -138,7 +138,7 @@ def _parallel(row: Row, sizes: Sizes, framework: str, stages: tuple[int, ...] | 
         cp_kind="all_to_all" if "a2a" in row.comm_overlap.lower() else "p2p",
         ep=ep,
         etp=etp,
-        capacity=1.0 if "capacity factor 1.0" in row.notes else 0.0,
+        capacity=1.0 if "capacity factor 1.0" in row.notes or "tokendrop" in row.notes else 0.0,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from sim.accuracy.recipes import recipe_of
 from sim.accuracy.rows import Row
 from topologies.errors import Refused
 
@@ -39,7 +40,7 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
     text = re.sub(r"[_ ]+", " ", f"{row.framework} {row.source_id}".lower()).replace("megatron lm", "megatron-lm")
     name = next((name for pattern, name in _FRAMEWORKS if re.search(pattern, text)), "pytorch")
     if name == "megatron-bridge":
-        return _bridge(row)
+        return recipe_of(row)
     if name == "torchtitan" and row.date[:4] == "2024":
         return "torchtitan-2024"
     if name == "megatron-lm" and _written_out(row):
@@ -77,29 +78,6 @@ def said(text: str) -> bool | None:
     if not word or re.match(r"unknown|not (stated|given)|n/a|\?|-$", word):
         return None
     return bool(re.match(_YES, word)) or not re.match(_NO, word)
-
-
-def _bridge(row: Row) -> str:
-    """Which of Megatron-Bridge's recipes a row ran, as the recipes of its release say (cuda_graph_impl, cuda_graph_scope)."""
-    found = re.search(r"(\d\d)\.(\d\d)(?:\.(\d\d))?", row.framework_version)
-    release = tuple(int(part or 0) for part in found.groups()) if found else (26, 0, 0)
-    rack = row.gpu.upper() in ("GB200", "GB300")
-    if not row.n_experts:
-        small = (row.hidden or 0) <= 4096 and row.task == "pretrain" and row.gpu.upper() in ("GB200", "GB300", "B200", "B300")
-        return "megatron-bridge-captured" if small else "megatron-bridge"
-    gpu, gpt_oss, latent = row.gpu.upper(), _is(row, "gpt-oss"), _is(row, r"deepseek|kimi")
-    if release >= (26, 6) and "mxfp8" in row.precision and (rack or (gpu == "B300" and gpt_oss)):
-        return "megatron-bridge-iteration"
-    if gpu == "B200" and latent and (row.ep or 1) > 8:
-        return "megatron-bridge-overlapped"
-    if gpt_oss or ((row.hidden or 0) == 4096 and not rack):  # moe_token_dispatcher_type = alltoall
-        return "megatron-bridge"
-    if gpu == "H100" and not latent and release >= (26, 4):  # moe_flex_dispatcher_backend = hybridep
-        return "megatron-bridge-deepep"
-    first = (25, 11) if rack else (26, 4) if gpu == "B300" else (26, 2, 1)
-    if release >= first and (rack or gpu == "B300" or ((row.hidden or 0) <= 2048 and gpu == "B200")):
-        return "megatron-bridge-graphs"
-    return "megatron-bridge-deepep" if latent else "megatron-bridge"
 
 
 def _is(row: Row, pattern: str) -> bool:

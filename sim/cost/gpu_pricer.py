@@ -34,7 +34,7 @@ class GpuPricer(Common):
         self._board = slowest(ranks or topology.gpus)
         self.host = "graph" if framework.cuda_graphs else framework.host
         self._compute: dict[tuple[int, str], tuple[Cost, Op]] = {}
-        self._collectives: dict[tuple[str, int, str, bool, int, int], tuple[Cost, tuple[int, ...]]] = {}
+        self._collectives: dict[tuple[str, int, str, tuple[Work, ...], int, int], tuple[Cost, tuple[int, ...]]] = {}
         """Equal layers send equal messages; a group's members are told by being the same tuple."""
         self._seconds: dict[tuple[str, int], float] = {}
         self._launches: dict[tuple[str, int], Cost] = {}
@@ -127,19 +127,21 @@ class GpuPricer(Common):
         return Cost(path.latency + op.bytes / rate, "fitted", path.latency, tuple((link, rate) for link in path.links), host=launch)
 
     def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
-        beside = self.framework.exchange_overlap and op.cls == "comm.ep"
-        key = (op.name, op.bytes, op.how, beside, siblings, id(members))
+        key = (op.name, op.bytes, op.how, op.works, siblings, id(members))
         found = self._collectives.get(key)
         if found is None or found[1] is not members:
             cost = collective_cost(op.name, op.bytes, members, self.topology, op.how or "auto", siblings)
-            found = self._collectives[key] = (self._beside(cost, members[0]) if beside else cost, members)
+            found = self._collectives[key] = (self._beside(op, cost, members[0]) if op.works else cost, members)
         return found[0]
 
-    def _beside(self, cost: Cost, rank: int) -> Cost:
-        """An exchange that runs beside another micro-batch's kernels: what these lose by the SMs that it holds."""
-        compute, _ = slowdown(self._gpu(rank)[0])
-        taken = 1.0 - 1.0 / compute
-        return Cost(cost.seconds * taken, cost.source, cost.latency * taken, cost.uses)
+    def _beside(self, op: Op, cost: Cost, rank: int) -> Cost:
+        """An exchange beside another micro-batch's kernels: what it lasts longer than they do, but at least what these lose by the SMs that it
+        holds."""
+        gpu, stretch, _ = self._gpu(rank)
+        compute, _ = slowdown(gpu)
+        cover = sum(self.kernel(work, gpu).seconds for work in op.works) * stretch
+        seen = max(1.0 - 1.0 / compute, 1.0 - cover / cost.seconds) if cost.seconds > 0 else 1.0
+        return Cost(cost.seconds * seen, cost.source, cost.latency * seen, cost.uses)
 
     def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
         return message_cost(op.bytes, source, target, self.topology, siblings)

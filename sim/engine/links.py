@@ -91,7 +91,7 @@ def _alike(ops: tuple[Op, ...]) -> list[list[Op]]:
     found: dict[tuple[object, ...], list[Op]] = {}
     for op in ops:
         if op.kind in _USE:
-            key = (op.kind, op.lane, op.name, op.bytes, op.group, op.peer, op.how, op.blocking)
+            key = (op.kind, op.lane, op.name, op.bytes, op.group, op.peer, op.how, op.blocking, id(op.works))
             found.setdefault(key, []).append(op)
         elif op.lane not in (COMPUTE, HOST) and op.works:
             found[(id(op),)] = [op]

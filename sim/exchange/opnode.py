@@ -48,6 +48,8 @@ class OpNodes:
         if name:
             attrs["pg_name"] = name
         attrs |= {"steptwin.lane": op.lane, "steptwin.class": op.cls or op.kind, "steptwin.bytes": op.bytes, "steptwin.how": op.how}
+        if op.works:
+            attrs["steptwin.beside"] = " ".join(map(str, op.works))
         return encode_attrs(attrs)
 
     def _message(self, op: Op) -> bytes:

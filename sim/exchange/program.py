@@ -13,7 +13,8 @@ from sim.exchange.reading import Taken
 from sim.exchange.workload import Communicators, Workload
 from sim.mesh import AXES
 from sim.program import HOST, Call, Op, Program, Role
-from sim.work import MemoryBound
+from sim.words import split
+from sim.work import MemoryBound, parse_work
 from topologies.errors import BadInput
 
 _MEET = (Kind.COLL, Kind.SEND, Kind.RECV)
@@ -73,7 +74,8 @@ def _class(node: Node, otherwise: str) -> str:
 
 def _collective(order: Order, node: Node, lane: str, what: str, size: int) -> Op:
     how, group = str(node.attrs.get("steptwin.how", "")), order.says.group(node)
-    return Op(_name(node), "collective", lane, name=what, bytes=size, group=group, cls=_class(node, "comm"), how=how)
+    beside = tuple(map(parse_work, split(str(node.attrs.get("steptwin.beside", "")))))
+    return Op(_name(node), "collective", lane, beside, name=what, bytes=size, group=group, cls=_class(node, "comm"), how=how)
 
 
 def _message(order: Order, node: Node, lane: str) -> Op:

@@ -6,72 +6,14 @@ call. Ids: `fwd/L5.attn.qkv`, `bwd/...`, `wgrad/...`, `recompute/...`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from sim.lower import context, expert, tensor
+from sim.lower.exchanges import covered
 from sim.lower.job import Job
 from sim.lower.ops import compute, host, order
+from sim.lower.template import BlockOps, Ops, PartOps
 from sim.model.parts import Block, Part
 from sim.program import COMPUTE, D2H, Op
 from sim.work import Conv, Gemm, HostWork, Work
-
-Ops = tuple[Op, ...]
-
-
-class PartOps(NamedTuple):
-    """One part of one block, lowered."""
-
-    block: str
-    part: Part
-    forward: Ops
-    backward: Ops
-    """Gradient of the input."""
-    wgrad: Ops
-    """Gradients of the weights."""
-    joint: Ops
-    """Both in one pass, with the communication of one beside the other's kernels."""
-
-
-class BlockOps(NamedTuple):
-    """One block, lowered. Backward runs over the parts in reverse, after `prelude`."""
-
-    name: str
-    block: Block
-    parts: tuple[PartOps, ...]
-    prelude: Ops = ()
-    """Before the first op of backward: recomputation, activations brought back."""
-
-    @property
-    def forward(self) -> list[Op]:
-        return [op for part in self.parts for op in part.forward]
-
-
-TEMPLATE = "~"
-"""Name of a block that stands for all layers of its kind until they are `renamed`."""
-Template = tuple[int, bool, bool, str]
-"""A kind of block: its id, whether it is recomputed, whether it is the network's first, its name where it is no layer among others."""
-Templates = dict[Template, BlockOps]
-
-
-def renamed(template: BlockOps, name: str) -> BlockOps:
-    """The ops of a template under a layer's own name. Much cheaper than lowering equal layers one by one."""
-    made: dict[int, Op] = {}
-
-    def ops(line: Ops) -> Ops:
-        found = []
-        for op in line:
-            new = made.get(id(op))
-            if new is None:
-                id_, event = op.id.replace(TEMPLATE, name, 1), op.event.replace(TEMPLATE, name, 1)
-                new = made[id(op)] = Op(
-                    id_, op.kind, op.lane, op.works, op.name, op.bytes, op.group, op.peer, event, op.shift, op.cls, op.blocking, op.how,
-                    op.alloc, op.free,
-                )  # fmt: skip
-            found.append(new)
-        return tuple(found)
-
-    parts = [PartOps(name, p.part, ops(p.forward), ops(p.backward), ops(p.wgrad), ops(p.joint)) for p in template.parts]
-    return BlockOps(name, template.block, tuple(parts), ops(template.prelude))
 
 
 def name_of(block: str, part: Part) -> str:
@@ -81,6 +23,11 @@ def name_of(block: str, part: Part) -> str:
 
 def lower_block(job: Job, name: str, block: Block, *, first: bool = False, again: bool = False) -> BlockOps:
     """`first`: the network's first block, whose input needs no gradient. `again`: full recomputation."""
+    made = _lowered(job, name, block, first, again)
+    return covered(made) if job.framework.exchange_overlap else made
+
+
+def _lowered(job: Job, name: str, block: Block, first: bool, again: bool) -> BlockOps:
     selective = job.plan.memory.recompute == "selective"
     parts = []
     for index, part in enumerate(block.parts):

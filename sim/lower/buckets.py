@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sim.lower.blocks import BlockOps, PartOps
 from sim.lower.job import DEFAULT_BUCKET, Job
+from sim.lower.template import BlockOps, PartOps
 from sim.model.parts import Part
 from sim.work import BYTES
 

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from sim.lower.job import Job
 from sim.lower.ops import collective
 from sim.model.parts import Part
 from sim.program import COMPUTE, Op
+from sim.routing import once
 
 CLS = "comm.ep"
 
 
-def _exchange(job: Job, id: str, size: int) -> Op:
-    return collective(job, id, COMPUTE, "all_to_all", size, "ep", CLS)
+def _exchange(job: Job, id: str, part: Part) -> Op:
+    found = collective(job, id, COMPUTE, "all_to_all", part.seam_bytes, "ep", CLS)
+    return replace(found, how=once(part.copies)) if part.copies else found
 
 
 def forward(job: Job, name: str, part: Part, kernels: list[Op]) -> list[Op]:
     """`ep.dispatch` before the part's kernels, `ep.combine` after them."""
-    exchange = _exchange(job, f"{name}.all_to_all", part.seam_bytes)
+    exchange = _exchange(job, f"{name}.all_to_all", part)
     return [exchange, *kernels] if part.seam == "ep.dispatch" else [*kernels, exchange]
 
 
 def backward(job: Job, name: str, part: Part, dgrad: list[Op], wgrad: list[Op]) -> tuple[list[Op], list[Op]]:
     """Gradients travel the other way round."""
-    exchange = _exchange(job, f"bwd/{name}.all_to_all", part.seam_bytes)
+    exchange = _exchange(job, f"bwd/{name}.all_to_all", part)
     return ([*dgrad, exchange] if part.seam == "ep.dispatch" else [exchange, *dgrad]), wgrad

@@ -14,11 +14,12 @@ from itertools import groupby
 
 from msgspec.structs import replace
 
-from sim.lower.blocks import BlockOps, Ops, PartOps, name_of
+from sim.lower.blocks import name_of
 from sim.lower.data_parallel import COPY, lane_of
 from sim.lower.job import Job
 from sim.lower.ops import collective, compute, host, order, record, wait
 from sim.lower.sharded import CLS, replicas
+from sim.lower.template import BlockOps, Ops, PartOps
 from sim.lower.tensor import norm_gradients
 from sim.lower.units import Unit, root_first, units_of
 from sim.program import COMPUTE, Op

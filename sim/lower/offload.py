@@ -7,9 +7,9 @@ AsyncDoubleBufferGroupOffloadHandler: the compute stream waits for its copies), 
 
 from __future__ import annotations
 
-from sim.lower.blocks import BlockOps
 from sim.lower.job import Job
 from sim.lower.ops import order, record, wait
+from sim.lower.template import BlockOps
 from sim.program import COMPUTE, D2H, H2D, Op
 from topologies.errors import Refused
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from sim.lower.blocks import BlockOps
 from sim.lower.buckets import is_contiguous
 from sim.lower.job import Job
 from sim.lower.ops import collective, compute, order, spent
+from sim.lower.template import BlockOps
 from sim.program import COMPUTE, D2H, H2D, Op
 from sim.work import HostWork, MemoryBound, Work
 

@@ -10,9 +10,9 @@ from functools import partial
 from typing import NamedTuple
 
 from sim.lower import data_parallel
-from sim.lower.blocks import BlockOps, Ops, PartOps, Template
 from sim.lower.job import Job
 from sim.lower.short import Shortener
+from sim.lower.template import BlockOps, Ops, PartOps, Template
 
 Pieces = list[tuple[PartOps, Ops]]
 """Runs of ops, each with the part that it ends with."""

@@ -7,11 +7,11 @@ forward, one bucket ahead of use (Megatron's overlap-param-gather). Hybrid shard
 
 from __future__ import annotations
 
-from sim.lower.blocks import BlockOps, Ops
 from sim.lower.buckets import Bucket
 from sim.lower.data_parallel import lane_of
 from sim.lower.job import Job
 from sim.lower.ops import collective, order, record, wait
+from sim.lower.template import BlockOps, Ops
 from sim.program import COMPUTE, Op
 
 CLS = "comm.fsdp"

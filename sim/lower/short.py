@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sim.lower.blocks import BlockOps, PartOps, Templates
+from sim.lower.template import BlockOps, PartOps, Templates
 from sim.model.parts import Part
 from sim.program import Op
 

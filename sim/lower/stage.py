@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from sim.lower import data_parallel, ends, fsdp, passes, sharded
-from sim.lower.blocks import TEMPLATE, BlockOps, Template, Templates, lower_block, renamed
+from sim.lower.blocks import lower_block
 from sim.lower.buckets import Bucket, buckets_of, rebuilds
 from sim.lower.input import take
 from sim.lower.job import Job
@@ -19,6 +19,7 @@ from sim.lower.offload import offload
 from sim.lower.passes import Chunk
 from sim.lower.schedule import placement
 from sim.lower.short import Shortener
+from sim.lower.template import TEMPLATE, BlockOps, Template, Templates, renamed
 from sim.model.parts import Block
 from sim.model.stages import layout
 from sim.program import Call, Op

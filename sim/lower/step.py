@@ -10,12 +10,13 @@ from typing import NamedTuple
 from sim.framework import Framework
 from sim.lower import ends, noise, optimizer, output, tensor, update
 from sim.lower import input as loading
-from sim.lower.blocks import Templates, name_of
+from sim.lower.blocks import name_of
 from sim.lower.job import Job, job_of
 from sim.lower.optimizer import Share
 from sim.lower.resident import resident_bytes
 from sim.lower.short import Shortener
 from sim.lower.stage import StageSegments, pair, stage_segments, stages_of
+from sim.lower.template import Templates
 from sim.model.parts import Network
 from sim.plan import Plan
 from sim.program import HOST, Call, Op, Program, Role

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sim.lower.blocks import BlockOps
 from sim.lower.job import Job
+from sim.lower.template import BlockOps
 
 ROOT = "root"
 

@@ -16,6 +16,7 @@ from sim.model.linear import linear, weight_casts
 from sim.model.mlp import mlp
 from sim.model.parts import Part, Seam
 from sim.model.share import Share
+from sim.routing import different
 from sim.work import Gemm, GroupedGemm, MemoryBound, Work
 
 
@@ -35,9 +36,9 @@ def moe(share: Share, hidden: int, spec: Moe, kind: str, *, fused: bool = True) 
     parts.append(_permute(share, rows, tokens, width, spec, etp))
     exchanged = round(rows * _copies(share, spec) * width * share.e) if share.shape.ep > 1 else 0
     columns = inner * (2 if kind in GATED else 1)
-    parts.append(_experts(share, "moe.up", local, routed, width, columns, spec.bias, "ep.dispatch", exchanged))
+    parts.append(_experts(share, "moe.up", local, routed, width, columns, spec.bias, "ep.dispatch", exchanged, spec.top_k))
     parts.append(activation(share, "moe.act", routed, inner, kind, halves=kind in GATED))
-    parts.append(_experts(share, "moe.down", local, routed, inner, width, spec.bias, "ep.combine", exchanged))
+    parts.append(_experts(share, "moe.down", local, routed, inner, width, spec.bias, "ep.combine", exchanged, spec.top_k))
     parts.append(_unpermute(share, rows, tokens, width, spec, etp))
     if spec.latent:
         parts.append(linear(share, "moe.latent_up", width, hidden, rows=rows))
@@ -49,8 +50,7 @@ def moe(share: Share, hidden: int, spec: Moe, kind: str, *, fused: bool = True) 
 
 def _copies(share: Share, spec: Moe) -> float:
     """Times that a token travels: once to each of its experts, or (fused_dispatch) once to each rank that holds one of them."""
-    ways = share.shape.ep
-    return ways * (1 - (1 - 1 / ways) ** spec.top_k) if share.framework.fused_dispatch else spec.top_k
+    return different(share.shape.ep, spec.top_k) if share.framework.fused_dispatch else spec.top_k
 
 
 def _router(share: Share, rows: int, hidden: int, spec: Moe) -> Part:
@@ -79,7 +79,7 @@ def _router(share: Share, rows: int, hidden: int, spec: Moe) -> Part:
 def _permute(share: Share, rows: int, tokens: int, width: int, spec: Moe, etp: int) -> Part:
     """Copies each token top-k times, sorted by expert. With tensor-parallel experts the tokens are gathered first."""
     e, k = share.e, spec.top_k
-    if share.framework.fused_dispatch and share.shape.ep > 1 and etp == 1:
+    if _travels_once(share, etp):
         return Part(name="moe.permute", cls="moe", saved=8 * tokens * k, reads=_reads(share))
     forward: tuple[Work, ...] = (MemoryBound("permute", tokens * width * e, tokens * k * width * e, share.act),)
     backward: tuple[Work, ...] = (MemoryBound("permute", tokens * k * width * e, tokens * width * e, share.act),)
@@ -97,6 +97,11 @@ def _permute(share: Share, rows: int, tokens: int, width: int, spec: Moe, etp: i
         seam_bytes=size,
         reads=_reads(share),
     )
+
+
+def _travels_once(share: Share, etp: int) -> bool:
+    """The exchange itself copies tokens and sums results: nothing is left to do before and after it."""
+    return share.framework.fused_dispatch and share.shape.ep > 1 and etp == 1
 
 
 def _spelled_out(share: Share) -> bool:
@@ -127,6 +132,8 @@ def _unpermute(share: Share, rows: int, tokens: int, width: int, spec: Moe, etp:
     """Weighted sum of each token's top-k results. Where the weights are not applied inside the activation
     (as Megatron's fused one does) the results are kept for the weights' gradient."""
     e, k = share.e, spec.top_k
+    if _travels_once(share, etp):
+        return Part(name="moe.unpermute", cls="moe")
     forward: tuple[Work, ...] = (MemoryBound("permute", tokens * k * width * e, tokens * width * e, share.act, 2.0 * tokens * k * width),)
     backward: tuple[Work, ...] = (MemoryBound("permute", tokens * width * e, tokens * k * width * e, share.act),)
     if _spelled_out(share):
@@ -139,20 +146,16 @@ def _unpermute(share: Share, rows: int, tokens: int, width: int, spec: Moe, etp:
     return Part(name="moe.unpermute", forward=forward, backward=backward, cls="moe", saved=kept, seam=seam, seam_bytes=size)
 
 
-def _experts(share: Share, name: str, local: int, routed: int, k: int, n: int, bias: bool, seam: Seam, seam_bytes: int) -> Part:
+def _experts(share: Share, name: str, local: int, routed: int, k: int, n: int, bias: bool, seam: Seam, seam_bytes: int, top_k: int) -> Part:
     """One grouped product over the local experts; tokens that came from other ranks are first sorted by expert."""
     tensors = ((n * k, n) if bias else (n * k,)) * local
     down, up = weight_casts(share, tensors)
-    order: list[Work] = []
-    if share.shape.ep > 1 and local > 1 and not share.framework.fused_dispatch:
-        moved = routed * (k if seam == "ep.dispatch" else n)
-        order = [MemoryBound("permute", moved * share.e, moved * share.e, share.act)]
+    spread, gather = _sorted(share, routed, local, k if seam == "ep.dispatch" else n, top_k)
     quantise: list[Work] = []
     quantise_grad: list[Work] = []
     if share.fp8:
         quantise = [MemoryBound("cast", 2 * routed * k, 2 * routed * k, share.act)]
         quantise_grad = [MemoryBound("cast", 2 * routed * n, 2 * routed * n, share.act)]
-    first, last = (order, []) if seam == "ep.dispatch" else ([], order)
     add = share.framework.accumulate_in_gemm
     if share.framework.grouped_experts:
         products: tuple[Work, ...] = (
@@ -167,8 +170,9 @@ def _experts(share: Share, name: str, local: int, routed: int, k: int, n: int, b
         )  # fmt: skip
         quantise, quantise_grad = _each(quantise, local), _each(quantise_grad, local)
     late, late_back = _weighted_bias(share, routed // local * n, local) if bias and seam == "ep.combine" else ([], [])
-    forward = (*down, *first, *quantise, products[0], *late, *last)
-    backward = (*last, *late_back, *quantise_grad, products[1], *first)
+    opens = seam == "ep.dispatch"
+    forward = (*down, *(spread if opens else ()), *quantise, products[0], *late, *(() if opens else gather))
+    backward = (*(() if opens else spread), *late_back, *quantise_grad, products[1], *(gather if opens else ()))
     sums: list[Work] = [MemoryBound("reduce", routed * n * share.e, local * n * share.e, share.act)] if bias else []
     return Part(
         name=name,
@@ -181,8 +185,25 @@ def _experts(share: Share, name: str, local: int, routed: int, k: int, n: int, b
         saved=routed * k * (1 if share.fp8 else share.e),
         seam=seam if seam_bytes else "",
         seam_bytes=seam_bytes,
+        copies=share.framework.fused_dispatch * top_k if seam_bytes else 0,
         modules=2,
     )
+
+
+def _sorted(share: Share, routed: int, local: int, width: int, top_k: int) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
+    """What sorts `routed` rows that came from other ranks by expert, and what puts them back.
+
+    A token that came once is copied to each of its experts here, and their results are summed before they go back (Megatron-Core's
+    _DeepepManager.get_permuted_hidden_states_by_experts, HybridEP's dispatch_with_permute).
+    """
+    if share.shape.ep == 1:
+        return (), ()
+    all_rows = routed * width * share.e
+    if share.framework.fused_dispatch:
+        came = round(routed / top_k * different(share.shape.ep, top_k) * width * share.e)
+        return (MemoryBound("permute", came, all_rows, share.act),), (MemoryBound("permute", all_rows, came, share.act, routed * width),)
+    order = (MemoryBound("permute", all_rows, all_rows, share.act),) if local > 1 else ()
+    return order, order
 
 
 def _weighted_bias(share: Share, elements: int, local: int) -> tuple[list[Work], list[Work]]:

@@ -61,6 +61,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     this part; cp.attention: keys and values travel; tp.loss: vocabulary-parallel loss; tp.embedding: vocabulary-parallel lookup."""
     seam_bytes: int = 0
     """Size of that message: the whole (gathered) tensor for tp and cp, this rank's tokens for ep."""
+    copies: int = 0
+    """ep: experts of each token, where it travels once to every node that holds one of them and is handed on there; 0: once for each."""
     modules: int = 1
     """nn.Module calls that this part stands for (host time)."""
     recompute: bool = False

@@ -107,7 +107,7 @@ def _exchanges(program: Program) -> dict[str, list[Op]]:
     for ops in program.segments.values():
         for op in ops:
             if op.kind in MEETING:
-                found.setdefault(op.group, {}).setdefault((op.kind, op.name, op.bytes, op.how, op.peer), op)
+                found.setdefault(op.group, {}).setdefault((op.kind, op.name, op.bytes, op.how, op.peer, op.works), op)
     return {axis: list(ops.values()) for axis, ops in found.items() if program.mesh.size(axis) > 1}
 
 

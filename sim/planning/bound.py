@@ -23,8 +23,9 @@ from typing import NamedTuple
 
 from sim.bind import Setting
 from sim.cost.price import Pricer
-from sim.lower.blocks import TEMPLATE, BlockOps, lower_block
+from sim.lower.blocks import lower_block
 from sim.lower.job import Job, job_of
+from sim.lower.template import TEMPLATE, BlockOps
 from sim.model.parts import Block
 from sim.model.stages import Blocks, held, layout
 from sim.planning.traffic import Traffic
@@ -140,7 +141,7 @@ class _Rank:
         return one.kernels + sum(self._exchanged(op) for op in one.exchanges)
 
     def _exchanged(self, op: Op) -> float:
-        key = (op.name, op.group, op.bytes, op.how, op.cls)
+        key = (op.name, op.group, op.bytes, op.how, op.works)
         seconds = self._seconds.get(key)
         if seconds is None:
             members = self._groups.get(op.group)

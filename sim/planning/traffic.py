@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from sim.lower.blocks import BlockOps
 from sim.lower.data_parallel import lane_of
 from sim.lower.job import Job
 from sim.lower.ops import collective
 from sim.lower.sharded import CLS
 from sim.lower.stage import syncs
+from sim.lower.template import BlockOps
 from sim.lower.units import Unit, units_of
 from sim.model.stages import Blocks
 from sim.program import Op

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from sim.cost.collective.algorithms import Choice
+from sim.cost.collective.algorithms import Choice, all_to_all
 from sim.cost.collective.group import GroupShape, group_shape
 from sim.cost.collective.nccl import best, splits
 from sim.cost.collective.rates import fabric, message_rate, net_hop, params, scaled
 from sim.cost.price import Cost
+from sim.routing import experts_of
 from topologies.graph import Topology
 
 __all__ = ["Choice", "GroupShape", "best", "collective_cost", "group_shape", "message_cost"]
@@ -39,7 +40,8 @@ def collective_cost(name: str, size: int, ranks: tuple[int, ...], topology: Topo
     over_nodes = algorithm in ("pat", "collnet") and shape.nodes == 1 < topology.nodes
     if over_nodes or (algorithm == "hierarchical" and not splits(name, shape)):
         algorithm = "auto"
-    choice = best(name, size, shape, algorithm)
+    experts = experts_of(algorithm) if name == "all_to_all" else 0
+    choice = all_to_all(size, shape, experts) if experts else best(name, size, shape, algorithm)
     sends = choice.seconds - choice.latency
     if sends <= 0.0:
         return Cost(choice.seconds, "fitted", choice.latency)

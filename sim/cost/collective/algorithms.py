@@ -29,6 +29,7 @@ from sim.cost.collective.rates import (
     scaled,
     tree_switch_hop,
 )
+from sim.routing import different
 
 
 class Choice(NamedTuple):
@@ -183,12 +184,15 @@ def _inside(own: float, ranks: int, latency: float, shape: GroupShape) -> tuple[
     return carry, max(0.0, min(simple, own / (float(table["direct_ll"]) * 1e9) - carry))
 
 
-def all_to_all(size: float, shape: GroupShape) -> Choice:
+def all_to_all(size: float, shape: GroupShape, copies: int = 0) -> Choice:
     """Grouped sends and receives: each rank sends 1/n of its array to each other rank, and copies the slice that stays.
 
     Peers inside are reached by NVLink, whose channels copy the own slice afterwards, or by PCIe, which leaves channels idle that copy it
     meanwhile; peers outside by the NIC, at the same time, and a GPU's PCIe link carries what goes to both. Every peer outside costs the
     proxy a post (`proxy`), inside a connection's share of the kernel (`peer`).
+
+    `copies`: the array holds tokens for `copies` ranks each, drawn evenly, once for each different rank. Then a token crosses the network once
+    to each node, to the rank of the sender's place there, which hands it on by NVLink meanwhile (DeepEP's internode kernels, HybridEP).
     """
     n, k = shape.ranks, shape.local
     table, own = params()["latency"], size / n
@@ -196,11 +200,15 @@ def all_to_all(size: float, shape: GroupShape) -> Choice:
     carry, extra = _inside(own, n, latency, shape)
     wire, sent = carry, own * (k - 1)
     if shape.nodes > 1:
-        outside = own * (n - k) / (shape.inter * shape.spread / k * float(params()["network"]["all_to_all"]))
-        posts = (n - k) * float(table["proxy"]) * 1e-6
+        far_ranks, share = (shape.nodes - 1, different(shape.nodes, copies) / different(n, copies)) if copies else (n - k, 1.0)
+        gone = own * (n - k) * share
+        outside = gone / (shape.inter * shape.spread / k * float(params()["network"]["all_to_all"]))
+        posts = far_ranks * float(table["proxy"]) * 1e-6
         latency += net_hop("ring_net", 2, shape) * 1e-6
         far = fill(latency, outside, "net") if size else 0.0
+        if copies:
+            carry = max(carry, own * (n - 1) / intra_bandwidth("all_to_all", shape)) if k > 1 else carry
         carry, extra = (outside, far + posts) if outside + far + posts > carry + extra else (carry, extra)
-        wire, sent = outside * shape.spread, own * (n - k) * k
+        wire, sent = outside * shape.spread, gone * k
     bandwidth = size * bus_factor("all_to_all", n) / (carry + extra) if size else 0.0
     return Choice(latency + carry + extra, latency, "direct", "Simple", bandwidth, wire, sent / wire if wire else 0.0)

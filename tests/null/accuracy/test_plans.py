@@ -119,13 +119,32 @@ def test_unsaid_interleaving_makes_chunks_of_two_layers_or_of_one() -> None:
         ({"model_name": "DeepSeek-V3", "n_experts": 256, "hidden": 7168, "ep": 64, "gpu": "GB300", "precision": "bf16"}, "megatron-bridge-graphs"),
         ({"model_name": "DeepSeek-V3", "n_experts": 256, "hidden": 7168, "ep": 64, "gpu": "H100", "precision": "fp8"}, "megatron-bridge-deepep"),
         ({"model_name": "DeepSeek-V3", "n_experts": 256, "hidden": 7168, "ep": 32, "gpu": "B200", "precision": "mxfp8"}, "megatron-bridge-overlapped"),
-        ({"model_name": "Qwen3-235B", "n_experts": 128, "hidden": 4096, "ep": 32, "gpu": "H100", "precision": "fp8"}, "megatron-bridge"),
+        ({"model_name": "Qwen3-235B", "n_experts": 128, "hidden": 4096, "ep": 32, "gpu": "H100", "precision": "fp8"}, "megatron-bridge-alltoall-overlapped"),
+        ({"model_name": "Qwen3-235B", "n_experts": 128, "hidden": 4096, "ep": 8, "gpu": "B200", "precision": "mxfp8"}, "megatron-bridge"),
+        ({"model_name": "GPT-OSS-120B", "n_experts": 128, "hidden": 2880, "ep": 8, "gpu": "B300", "precision": "bf16"}, "megatron-bridge"),
+        ({"model_name": "Mixtral-8x7B", "n_experts": 8, "hidden": 4096, "ep": 8, "gpu": "A100", "precision": "bf16"}, "megatron-bridge"),
+        ({"model_name": "Llama-3-70B", "hidden": 8192, "gpu": "B200"}, "megatron-bridge"),
         ({"model_name": "Qwen3-30B", "n_experts": 128, "hidden": 2048, "ep": 16, "gpu": "H100", "precision": "fp8"}, "megatron-bridge-deepep"),
     ],
 )  # fmt: skip
 def test_recipes_of_megatron_bridge(changes: dict[str, object], framework: str) -> None:
     found = row(framework="Megatron-Bridge", framework_version="NeMo container 26.06", **changes)
     assert framework_of_row(found, []) == framework
+
+
+@pytest.mark.parametrize(
+    ("release", "notes", "framework"),
+    [
+        ("25.09", "dropless", "megatron-bridge-overlapped"),
+        ("25.09", "tokendrop", "megatron-bridge"),
+        ("25.11", "", "megatron-bridge-overlapped"),
+        ("26.02", "", "megatron-bridge-deepep"),
+        ("26.04.01", "", "megatron-bridge-deepep"),
+    ],
+)
+def test_a_recipe_changes_with_its_release(release: str, notes: str, framework: str) -> None:
+    said = {"model_name": "DeepSeek-V3", "n_experts": 256, "hidden": 7168, "ep": 64, "gpu": "H100", "precision": "fp8", "notes": notes}
+    assert framework_of_row(row(framework="Megatron-Bridge", framework_version=f"{release} NeMo Container", **said), []) == framework
 
 
 @given(st.integers(1, 200), st.integers(1, 64))

@@ -8,9 +8,10 @@ import pytest
 
 from sim.files.planfile import load_plan
 from sim.framework import Framework, load_framework
-from sim.lower.blocks import BlockOps, lower_block
+from sim.lower.blocks import lower_block
 from sim.lower.buckets import Bucket, buckets_of, is_contiguous, limits, rebuilds, trained
 from sim.lower.job import Job, job_of
+from sim.lower.template import BlockOps
 from tests.null.lower.tiny import MIB, QUIET, linear, network
 
 EXPERT = {"expert": True}

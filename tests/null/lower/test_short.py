@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from sim.files.planfile import load_plan
 from sim.framework import load_framework
-from sim.lower.blocks import BlockOps, PartOps
 from sim.lower.short import Shortener
 from sim.lower.step import lower
+from sim.lower.template import BlockOps, PartOps
 from sim.model.parts import Block, Network
 from sim.program import Op, Program
 from tests.null.lower.test_laws import plans
