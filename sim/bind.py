@@ -15,6 +15,7 @@ from sim.model import ModelSpec, Network, Shape, describe
 from sim.model.captured import Captured
 from sim.model.decoder_spec import Lora
 from sim.model.load import model_from
+from sim.model.redo import check_modules
 from sim.plan import Plan
 from topologies.cluster import parse
 from topologies.errors import BadInput, Refused
@@ -58,7 +59,9 @@ def bind(plan: Plan | str | Path | dict[str, Any], topology: Topology | str | Pa
         )
     _supported(plan, machine)
     framework = framework_of(plan)
-    return Setting(plan, machine, framework, network_of(plan, framework))
+    network = network_of(plan, framework)
+    check_modules(plan.memory.recompute_modules, (block for _, block in network.blocks))
+    return Setting(plan, machine, framework, network)
 
 
 def _enough(world: int, machine: Topology) -> str:

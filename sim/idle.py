@@ -60,6 +60,7 @@ RULES = (
     Rule("parallel.etp", _dense, "the model has no experts"),
     Rule("parallel.capacity", _dense, "the model has no experts"),
     Rule("memory.recompute", _forward, "nothing runs backward"),
+    Rule("memory.recompute_modules", lambda s: s.plan.memory.recompute != "selective", 'recompute is not "selective"'),
     Rule("memory.recompute_layers", lambda s: s.plan.memory.recompute != "full", 'recompute is not "full"'),
     Rule("optimizer.name", _forward, "nothing is updated"),
     Rule("update.every", lambda s: s.plan.update.mode != "local", 'mode is not "local"'),

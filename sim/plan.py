@@ -17,6 +17,7 @@ Fraction = Annotated[float, msgspec.Meta(ge=0.0)]
 Task = Literal["train", "finetune", "lora", "forward"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "fp4", "nvfp4"]
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe"]
+Module = Literal["core_attn", "layernorm", "mla_up_proj", "moe_act", "mlp", "shared_experts", "moe"]
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,10 +78,17 @@ class Memory(_Section, frozen=True, kw_only=True):
     """What is done to need less device memory."""
 
     recompute: Literal["none", "selective", "full"] = "none"
-    """Activations recomputed in backward: none, attention's core, or whole layers."""
+    """Activations recomputed in backward: none, some modules of each layer, or whole layers."""
+    recompute_modules: tuple[Module, ...] = ()
+    """selective: what of each layer, in Megatron-Core's words; unsaid: attention's core alone."""
     recompute_layers: Natural = 0
     """full: only so many layers of each stage (0 = all)."""
     offload: Literal["none", "optimizer", "activations"] = "none"
+
+    @property
+    def modules(self) -> tuple[Module, ...]:
+        """What of each layer is recomputed by itself."""
+        return (self.recompute_modules or ("core_attn",)) if self.recompute == "selective" else ()
 
 
 class Optimizer(_Section, frozen=True, kw_only=True):

@@ -1,15 +1,16 @@
-"""Which of Megatron-Bridge's performance recipes a row ran: its releases change how tokens travel and what is captured into CUDA graphs.
+"""Which of Megatron-Bridge's performance recipes a row ran: its releases change how tokens travel, what is captured and what is recomputed.
 
 Source: NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs/*/*_workload_base_configs.py through its releases (moe_a2a_overlap,
-moe_flex_dispatcher_backend, cuda_graph_impl, cuda_graph_scope), with what the page of results says of the release.
+moe_flex_dispatcher_backend, cuda_graph_impl, cuda_graph_scope, recompute_modules), with what the page of results says of the release.
 """
 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from sim.accuracy.rows import Row
+from sim.plan import Module
 
 Release = tuple[int, int, int]
 """Of the container: 26.04.01 is (26, 4, 1)."""
@@ -20,10 +21,9 @@ _LATEST: Release = (26, 0, 0)
 _RACKS = r"GB200|GB300"
 
 
-class Recipe(NamedTuple):
-    """A framework file, and the rows that it describes: those that match everything said here."""
+class Rows(NamedTuple):
+    """Rows that match everything said here."""
 
-    framework: str
     kind: str = ""
     """Of the model (`_kind`), as a pattern."""
     gpus: str = ""
@@ -37,49 +37,71 @@ class Recipe(NamedTuple):
     """Tokens beyond an expert's capacity are dropped, as the row says."""
 
 
-_RECIPES = (
-    Recipe("megatron-bridge-captured", "small", f"{_RACKS}|B200|B300"),
-    Recipe("megatron-bridge", "small|dense"),
+_FRAMEWORKS: tuple[tuple[str, Rows], ...] = (
+    ("megatron-bridge-captured", Rows("small", f"{_RACKS}|B200|B300")),
+    ("megatron-bridge", Rows("small|dense")),
     # Mixtures of experts. Dropping tokens turns DeepEP off ("Using token drop, disabling DeepEP").
-    Recipe("megatron-bridge", drops=True),
+    ("megatron-bridge", Rows(drops=True)),
     # Whole iterations in one graph; exchanges beside another micro-batch.
-    Recipe("megatron-bridge-iteration", "", _RACKS, since=(26, 6, 0), precision="mxfp8"),
-    Recipe("megatron-bridge-iteration", "gpt-oss", "B300", since=(26, 6, 0), precision="mxfp8"),
+    ("megatron-bridge-iteration", Rows("", _RACKS, since=(26, 6, 0), precision="mxfp8")),
+    ("megatron-bridge-iteration", Rows("gpt-oss", "B300", since=(26, 6, 0), precision="mxfp8")),
     # Exchanges beside another micro-batch, launched from Python: by DeepEP, or by all_to_all.
-    Recipe("megatron-bridge-overlapped", "latent", "B200", spread=True),
-    Recipe("megatron-bridge-overlapped", "latent", "H100", before=(26, 2, 0)),
-    Recipe("megatron-bridge-alltoall-overlapped", "wide", "H100", since=(25, 11, 0)),
-    Recipe("megatron-bridge-alltoall-overlapped", "narrow", "H100", since=(25, 11, 0), before=(26, 4, 0)),
-    Recipe("megatron-bridge-alltoall-overlapped", "wide", "B200", since=(25, 11, 0), before=(26, 2, 0)),
+    ("megatron-bridge-overlapped", Rows("latent", "B200", spread=True)),
+    ("megatron-bridge-overlapped", Rows("latent", "H100", before=(26, 2, 0))),
+    ("megatron-bridge-alltoall-overlapped", Rows("wide", "H100", since=(25, 11, 0))),
+    ("megatron-bridge-alltoall-overlapped", Rows("narrow", "H100", since=(25, 11, 0), before=(26, 4, 0))),
+    ("megatron-bridge-alltoall-overlapped", Rows("wide", "B200", since=(25, 11, 0), before=(26, 2, 0))),
     # all_to_all, nothing beside it.
-    Recipe("megatron-bridge", "gpt-oss"),
-    Recipe("megatron-bridge", "wide", "H100|B200|B300"),
+    ("megatron-bridge", Rows("gpt-oss")),
+    ("megatron-bridge", Rows("wide", "H100|B200|B300")),
     # HybridEP, parts of each layer in graphs; HybridEP or DeepEP alone.
-    Recipe("megatron-bridge-deepep", "narrow", "H100", since=(26, 4, 0)),
-    Recipe("megatron-bridge-graphs", "", _RACKS, since=(25, 11, 0)),
-    Recipe("megatron-bridge-graphs", "", "B300", since=(26, 4, 0)),
-    Recipe("megatron-bridge-graphs", "narrow", "B200", since=(26, 2, 1)),
-    Recipe("megatron-bridge-deepep", "latent"),
-    Recipe("megatron-bridge"),
+    ("megatron-bridge-deepep", Rows("narrow", "H100", since=(26, 4, 0))),
+    ("megatron-bridge-graphs", Rows("", _RACKS, since=(25, 11, 0))),
+    ("megatron-bridge-graphs", Rows("", "B300", since=(26, 4, 0))),
+    ("megatron-bridge-graphs", Rows("narrow", "B200", since=(26, 2, 1))),
+    ("megatron-bridge-deepep", Rows("latent")),
+    ("megatron-bridge", Rows()),
 )
 """The first that matches counts."""
+_MODULES: tuple[tuple[tuple[Module, ...], Rows], ...] = (
+    ((), Rows("", _RACKS, since=(26, 6, 0), precision="mxfp8")),
+    ((), Rows("latent", "GB300", since=(25, 11, 0), before=(26, 2, 0))),
+    (("moe_act",), Rows("latent", "GB300", since=(26, 2, 0), precision="bf16")),
+    (("mla_up_proj",), Rows("latent")),
+    (("layernorm", "moe_act"), Rows("gpt-oss", "GB200|B200|H100", since=(26, 2, 0))),
+    ((), Rows()),
+)
+"""recompute_modules of the recipes; the first that matches counts."""
 
 
 def recipe_of(row: Row) -> str:
     """The framework file of the recipe that a row of Megatron-Bridge ran."""
+    return _first(row, _FRAMEWORKS)
+
+
+def recomputed(row: Row) -> tuple[Module, ...]:
+    """What of each layer that recipe recomputes (but the dense layers' mlp, which not every row's description has)."""
+    latent = re.search(r"\bmla\b|latent", f"{row.model_type} {row.arch_note}".lower())
+    return tuple(module for module in _first(row, _MODULES) if latent or module != "mla_up_proj")
+
+
+T = TypeVar("T")
+
+
+def _first(row: Row, table: tuple[tuple[T, Rows], ...]) -> T:
     found = re.search(r"(\d\d)\.(\d\d)(?:\.(\d\d))?", row.framework_version)
     release: Release = (int(found[1]), int(found[2]), int(found[3] or 0)) if found else _LATEST
-    return next(recipe.framework for recipe in _RECIPES if _ran(row, recipe, release))
+    return next(what for what, rows in table if _in(row, rows, release))
 
 
-def _ran(row: Row, recipe: Recipe, release: Release) -> bool:
+def _in(row: Row, rows: Rows, release: Release) -> bool:
     return (
-        recipe.since <= release < recipe.before
-        and re.fullmatch(recipe.kind or ".*", _kind(row)) is not None
-        and re.fullmatch(recipe.gpus or ".*", row.gpu.upper()) is not None
-        and recipe.precision in row.precision
-        and (not recipe.spread or (row.ep or 1) > 8)
-        and (not recipe.drops or "tokendrop" in row.notes.lower())
+        rows.since <= release < rows.before
+        and re.fullmatch(rows.kind or ".*", _kind(row)) is not None
+        and re.fullmatch(rows.gpus or ".*", row.gpu.upper()) is not None
+        and rows.precision in row.precision
+        and (not rows.spread or (row.ep or 1) > 8)
+        and (not rows.drops or "tokendrop" in row.notes.lower())
     )
 
 

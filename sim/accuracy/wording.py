@@ -8,8 +8,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from sim.accuracy.recipes import recipe_of
+from sim.accuracy.recipes import recipe_of, recomputed
 from sim.accuracy.rows import Row
+from sim.model.redo import MODULES
+from sim.plan import Module
 from topologies.errors import Refused
 
 _FRAMEWORKS: tuple[tuple[str, str], ...] = (
@@ -179,6 +181,8 @@ def recompute_of(row: Row, layers_per_stage: int, framework: str, assumed: list[
             assumed.append(f"recomputation {text!r}: {why}")
             layers = round(share * layers_per_stage)
             return {"recompute": "full", "recompute_layers": layers} if layers else {"recompute": "none"}
+    if modules := _modules(row, framework, assumed):
+        return {"recompute": "selective", "recompute_modules": modules}
     if re.search(r"selective|\bcore\b|attention only", text):
         return {"recompute": "selective"}
     if found := re.search(r"block\D*(\d+)|(\d+) (?:of \d+ )?layers", f"{text} {row.recompute_detail.lower()}"):
@@ -186,6 +190,20 @@ def recompute_of(row: Row, layers_per_stage: int, framework: str, assumed: list[
     if not text:
         assumed.append("recomputation not stated: none")
     return {"recompute": "full" if said(text) else "none"}
+
+
+def _modules(row: Row, framework: str, assumed: list[str]) -> tuple[Module, ...]:
+    """What of each layer the row says in Megatron-Core's words; where it says nothing, what the recipe does."""
+    text = f"{row.recompute} {row.recompute_detail}".lower()
+    said_ones = tuple(module for module in MODULES if re.search(rf"\b{module}\b", text))
+    if not any("_" in module for module in said_ones):
+        said_ones = ()  # "mlp" and "moe" alone are words like any other
+    if said_ones or row.recompute or not framework.startswith("megatron-bridge"):
+        return said_ones
+    found = recomputed(row)
+    if found:
+        assumed.append(f"recomputation not stated: {', '.join(found)}, as its recipe")
+    return found
 
 
 def overlap_of(row: Row, framework: str) -> tuple[bool, bool]:

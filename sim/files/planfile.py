@@ -166,7 +166,7 @@ def _typed(tree: dict[str, Any], where: str) -> Plan:
 
 
 def _explain(message: str) -> str:
-    """msgspec says what and where; this adds what is allowed for enumerations."""
+    """msgspec says what and where; this adds what is allowed for enumerations and lists of them."""
     path = message.rpartition("`$.")[2].rstrip("`")
     if not path or path == message:
         return message
@@ -176,7 +176,8 @@ def _explain(message: str) -> str:
         if struct is None:
             return message
         names = dict(zip(struct.__struct_encode_fields__, struct.__struct_fields__, strict=True))
-        hint = typing.get_type_hints(struct).get(names.get(key, ""), None)
+        hint = typing.get_type_hints(struct).get(names.get(key.partition("[")[0], ""), None)
+        hint = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else hint
     options = [o for part in (typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)) for o in typing.get_args(part)]
     return f"{message}. Allowed: {', '.join(map(str, options))}" if options and all(isinstance(o, (str, int)) for o in options) else message
 

@@ -6,12 +6,15 @@ call. Ids: `fwd/L5.attn.qkv`, `bwd/...`, `wgrad/...`, `recompute/...`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from sim.lower import context, expert, tensor
 from sim.lower.exchanges import covered
 from sim.lower.job import Job
 from sim.lower.ops import compute, host, order
 from sim.lower.template import BlockOps, Ops, PartOps
 from sim.model.parts import Block, Part
+from sim.model.redo import redone
 from sim.program import COMPUTE, D2H, Op
 from sim.work import Conv, Gemm, HostWork, Work
 
@@ -28,14 +31,13 @@ def lower_block(job: Job, name: str, block: Block, *, first: bool = False, again
 
 
 def _lowered(job: Job, name: str, block: Block, first: bool, again: bool) -> BlockOps:
-    selective = job.plan.memory.recompute == "selective"
+    some = redone(block, () if again else job.plan.memory.modules)
     parts = []
     for index, part in enumerate(block.parts):
-        redone = selective and part.recompute and not again
-        kept = 0 if again else part.saved - (part.dropped if redone else 0)
+        kept = 0 if again else part.saved - some.dropped[index]
         ops = _part(job, name, part, kept, index == 0, leaf=first and index == 0)
-        if redone:
-            redo = tuple(_forward(job, "recompute", name, part, part.dropped, index == 0))
+        if index in some.runs:
+            redo = tuple(_again_some(job, name, some.runs[index], some.back.get(index, 0)))
             ops = ops._replace(backward=redo + ops.backward, joint=redo + ops.joint)
         parts.append(ops)
     if not again:
@@ -43,6 +45,12 @@ def _lowered(job: Job, name: str, block: Block, first: bool, again: bool) -> Blo
     redo, end = _again(job, name, block)
     held = _keep_input(parts, block.saved_input)
     return BlockOps(name, block, held, redo) if end == len(parts) else BlockOps(name, block, _on_demand(held, end, redo))
+
+
+def _again_some(job: Job, name: str, parts: tuple[Part, ...], back: int) -> Iterator[Op]:
+    """Some parts' forward as backward repeats it; the last of them brings back what was not kept."""
+    for at, part in enumerate(parts):
+        yield from _forward(job, "recompute", name, part, back if at == len(parts) - 1 else 0, False)
 
 
 def _on_demand(parts: tuple[PartOps, ...], at: int, redo: Ops) -> tuple[PartOps, ...]:

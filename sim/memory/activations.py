@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from sim.model.parts import Block, Part
+from sim.model.redo import Redone, redone
 from sim.model.stages import Blocks
 from sim.plan import Plan
 from sim.work import BYTES, Attention, Conv, Gemm, GroupedGemm, MemoryBound
@@ -54,7 +55,7 @@ def passes(plan: Plan, chunk: Blocks, each: float = 0.0) -> list[Pass]:
         layer += block.kind == "layer"
         key = (id(block), again)
         if key not in known:
-            known[key] = _whole(block, each) if again else _by_parts(block, each, plan.memory.recompute == "selective")
+            known[key] = _whole(block, each) if again else _by_parts(block, each, redone(block, plan.memory.modules))
         found.append(known[key]._replace(name=name))
     return found
 
@@ -77,18 +78,19 @@ def _whole(block: Block, each: float) -> Pass:
     return Pass("", block.saved_input, worst, grown)
 
 
-def _by_parts(block: Block, each: float, selective: bool) -> Pass:
-    """Part by part in reverse; `selective` drops what is cheap to compute again and brings it back for its part's backward."""
+def _by_parts(block: Block, each: float, some: Redone) -> Pass:
+    """Part by part in reverse; what is computed again comes back before the first gradient that needs it, and goes with its part."""
     seen: list[Moment] = [Moment(0, 0, 0)]
     ahead: list[Moment] = [Moment(0, 0, 0)]
-    freed, grown = 0, 0.0
-    for part in reversed(block.parts):
-        back = part.dropped if selective else 0
+    freed, back, grown = 0, 0, 0.0
+    for at, part in reversed(list(enumerate(block.parts))):
+        back += some.back.get(at, 0)
         grown += each * _trained((part,))
         seen.append(Moment(-freed, widest(part) + back, round(grown)))
         if part.ahead:
             ahead.append(Moment(-freed, part.ahead, 0))
-        freed += part.saved - back
+        freed += part.saved - some.dropped[at]
+        back -= some.dropped[at]
     return Pass("", freed, max(seen, key=sum), round(grown), max(ahead, key=sum))
 
 

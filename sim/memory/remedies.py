@@ -57,7 +57,7 @@ def _recomputed(plan: Plan, how: str) -> list[Change]:
     m = plan.memory
     if m.recompute == how or m.recompute == "full" or plan.task == "forward":
         return []
-    return [Change(f'memory.recompute = "{how}"', _with_memory(plan, recompute=how, recompute_layers=0))]
+    return [Change(f'memory.recompute = "{how}"', _with_memory(plan, recompute=how, recompute_layers=0, recompute_modules=()))]
 
 
 def _offloaded(plan: Plan) -> Change:

@@ -30,10 +30,18 @@ split = st.fixed_dictionaries(
 frameworks = st.sampled_from(["megatron-core", "torchtitan", "pytorch", "nemo"])
 
 MACHINE = load_topology("8x dgx-h100")
-memories = st.sampled_from([{"recompute": "none"}, {"recompute": "selective"}, {"recompute": "full"}, {"offload": "activations"}])
+memories = st.sampled_from(
+    [
+        {"recompute": "none"},
+        {"recompute": "selective"},
+        {"recompute": "selective", "recompute_modules": ["layernorm", "mlp"]},
+        {"recompute": "full"},
+        {"offload": "activations"},
+    ]
+)
 
 
-def _setting(parallel: dict[str, Any], framework: str, memory: dict[str, str], count: int) -> Setting:
+def _setting(parallel: dict[str, Any], framework: str, memory: dict[str, Any], count: int) -> Setting:
     batch = {"global": count * parallel["dp_shard"], "micro": 1}
     plan = {
         "model": "gpt2-124m",
@@ -63,12 +71,12 @@ def _apart(setting: Setting, condensed: bool) -> float:
 
 @settings(max_examples=20, deadline=None)
 @given(split, frameworks, memories, st.sampled_from([3, 4]))
-def test_short_programs_equal_condensed_ones(parallel: dict[str, Any], framework: str, memory: dict[str, str], count: int) -> None:
+def test_short_programs_equal_condensed_ones(parallel: dict[str, Any], framework: str, memory: dict[str, Any], count: int) -> None:
     assert _apart(_setting(parallel, framework, memory, count), condensed=True) < 1e-9
 
 
 @settings(max_examples=8, deadline=None)
 @given(split, frameworks, memories)
-def test_without_data_parallelism_they_equal_the_whole_simulation(parallel: dict[str, Any], framework: str, memory: dict[str, str]) -> None:
+def test_without_data_parallelism_they_equal_the_whole_simulation(parallel: dict[str, Any], framework: str, memory: dict[str, Any]) -> None:
     parallel = parallel | {"dp_shard": 1, "zero": 0}
     assert _apart(_setting(parallel, framework, memory, 4), condensed=False) < 1e-9

@@ -42,6 +42,7 @@ TP = ("parallel.tp=2", "parallel.dp_replicate=4")
         (*TP, "parallel.placement=dp,tp,cp,pp"),
         ("parallel.pp=2", "parallel.dp_replicate=4", "parallel.schedule=1f1b"),
         ("memory.recompute=selective", "attention=math"),
+        ("memory.recompute=selective", 'memory.recompute_modules=["core_attn", "layernorm", "mlp"]'),
         ("parallel.pp=2", "parallel.dp_replicate=4", "parallel.schedule=zb-h1"),
     ],
     ids=" ".join,
