@@ -8,9 +8,7 @@ number, "" for a text. A cell that cannot be read makes its row unusable with a 
 from __future__ import annotations
 
 import csv
-import math
 import os
-import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from sim.accuracy.cells import number, word
 from topologies.errors import BadInput
 
 _LARGEST = 256 << 20
@@ -102,14 +101,6 @@ _NUMBERS: dict[str, type] = {
 }
 
 
-_UNKNOWN = frozenset(("-", "--", "?", "n/a", "na", "none", "null", "unknown", "not stated", "not given"))
-"""What tables print in a cell of a number that they do not know, beside nothing."""
-_ABSENT = frozenset(
-    ("n_experts", "top_k", "moe_ffn_hidden", "n_kv_heads", "tp", "pp", "vp", "cp", "ep", "etp", "fsdp_size", "grad_accum", "peak_mem_gb")
-)
-"""Numbers whose 0 says that a row has no such thing."""
-
-
 def read_rows(path: str | Path) -> list[Row]:
     """All rows of a CSV file in the table's columns; columns that are not known are passed over.
 
@@ -152,24 +143,15 @@ def _row(cells: Mapping[str, str | None], fallback: str) -> Row:
     values: dict[str, object] = {"row_id": (cells.get("row_id") or fallback).strip()}
     problems = []
     for name in Row.__struct_fields__:
-        text = cells.get(name)
-        if name in ("row_id", "problem") or text is None or not text.strip():
+        text = word(cells.get(name))
+        if name in ("row_id", "problem") or not text:
             continue
         if name not in _NUMBERS:
-            values[name] = text.strip()
-            continue
-        if text.strip().lower() in _UNKNOWN or (name in _ABSENT and text.strip() in ("0", "0.0")):
+            values[name] = text
             continue
         try:
-            values[name] = _number(text, _NUMBERS[name])
+            if (value := number(text, name, _NUMBERS[name])) is not None:
+                values[name] = value
         except ValueError:
-            problems.append(f"{name} = {text.strip()[:40]!r} is no positive number")
+            problems.append(f"{name} = {text[:40]!r} is no positive number")
     return Row(**values, problem="; ".join(problems))  # type: ignore[arg-type]
-
-
-def _number(text: str, kind: type) -> int | float:
-    """A positive, finite number, its thousands parted by commas or not; whole where `kind` is int. Raises ValueError."""
-    value = float(re.sub(r",(?=\d{3}\b)", "", text))
-    if not math.isfinite(value) or value <= 0 or (kind is int and value != int(value)):
-        raise ValueError(text)
-    return int(value) if kind is int else value

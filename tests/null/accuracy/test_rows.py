@@ -28,11 +28,16 @@ def test_empty_cells_are_unknown(tmp_path: Path) -> None:
     assert row.scored and not row.problem
 
 
-@pytest.mark.parametrize("cell", ["zero", "-3", "0", "nan", "inf", "2.5", "1e400"])
+@pytest.mark.parametrize("cell", ["zero", "-3", "0", "8 ms", "inf", "2.5", "1e400"])
 def test_a_cell_that_is_no_number_spoils_its_row_alone(tmp_path: Path, cell: str) -> None:
     good, bad = read_rows(table(tmp_path, f"a,s,H100,8,torchtitan,64,1.5,A,2,\nb,s,H100,{cell},torchtitan,64,1.5,A,2,\n"))
     assert not good.problem
     assert "gpus" in bad.problem
+
+
+def test_what_a_program_writes_for_nothing_is_nothing(tmp_path: Path) -> None:
+    (row,) = read_rows(table(tmp_path, "a,s,H100,8,nan,64,1.5,A,NaN,null\n"))
+    assert not row.problem and (row.framework, row.micro_batch, row.notes) == ("", None, "")
 
 
 def test_rows_named_twice_are_told(tmp_path: Path) -> None:

@@ -1,0 +1,60 @@
+"""What a cell of a table says: nothing, a number however printed, or a word.
+
+Tables print "1,024", "8k", "4M", "8.03B", "80 GB", "8x8" and "n/a" where others print bare numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+_NOTHING = frozenset(("", "nan", "null", "<na>", "#n/a", "-", "--", "?"))
+"""What a program or a person leaves in a cell that holds nothing, of numbers and words alike."""
+_UNKNOWN = _NOTHING | {"n/a", "na", "none", "unknown", "not stated", "not given", "not reported", "auto", "default", "varies", "tbd"}
+"""What tables print in a cell of a number that they do not know, beside nothing."""
+_SPARE = frozenset(("params", "gpu_mem_gb", "peak_mem_gb", "date", "etp", "fsdp_size"))
+"""Numbers that a prediction can do without: what cannot be read is not known."""
+_ABSENT = frozenset(
+    ("n_experts", "top_k", "moe_ffn_hidden", "n_kv_heads", "tp", "pp", "vp", "cp", "ep", "etp", "fsdp_size", "grad_accum", "peak_mem_gb")
+)
+"""Numbers whose 0 says that a row has no such thing."""
+_DECIMAL = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+_BINARY = {"k": 1 << 10, "m": 1 << 20}
+_OF_TWO = frozenset(("seq_len", "hidden", "ffn_hidden", "moe_ffn_hidden", "global_batch", "micro_batch", "gpus"))
+"""Columns whose "8k" is 8192; of parameters and words in a vocabulary it is 8000."""
+_UNITS = r"(?<=\d)\s*(gi?b|g|s|sec|seconds)$|(?<=[\dkmb])\s+(gpus?|nodes?|tokens?|seqs?|sequences?|samples?|images?)$"
+
+
+def word(text: str | None) -> str:
+    """A cell of text, "" where it holds nothing."""
+    plain = (text or "").strip()
+    return "" if plain.lower() in _NOTHING else plain
+
+
+def number(text: str, column: str, kind: type) -> int | float | None:
+    """A positive, finite number; None where the cell says that there is none. Whole where `kind` is int. Raises ValueError."""
+    plain = text.strip().lower()
+    if plain in _UNKNOWN or (column in _ABSENT and plain in ("0", "0.0")):
+        return None
+    try:
+        value = _value(plain, column)
+        if not math.isfinite(value) or value <= 0 or (kind is int and abs(value - round(value)) > 1e-6 * value):
+            raise ValueError(text)
+    except ValueError:
+        if column in _SPARE:
+            return None
+        raise
+    return round(value) if kind is int else value
+
+
+def _value(plain: str, column: str) -> float:
+    """Thousands parted by commas or not, a remark in parentheses, a unit, a product of nodes and GPUs, k, M or B behind."""
+    plain = re.sub(r"\s*\([^()]*\)$", "", plain).removeprefix("~")
+    plain = re.sub(_UNITS, "", plain)
+    plain = re.sub(r",(?=\d{3}(?!\d))", "", plain)
+    if column == "gpus" and (product := re.fullmatch(r"(\d+)\s*[x×*]\s*(\d+)", plain)):
+        return float(product[1]) * float(product[2])
+    if scaled := re.fullmatch(r"([\d.]+)\s*([kmbgt])", plain):
+        scales = _BINARY if column in _OF_TWO and scaled[2] in _BINARY else _DECIMAL
+        return float(scaled[1]) * scales[scaled[2]]
+    return float(plain)
