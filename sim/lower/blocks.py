@@ -27,7 +27,8 @@ def name_of(block: str, part: Part) -> str:
 def lower_block(job: Job, name: str, block: Block, *, first: bool = False, again: bool = False) -> BlockOps:
     """`first`: the network's first block, whose input needs no gradient. `again`: full recomputation."""
     made = _lowered(job, name, block, first, again)
-    return covered(made) if job.framework.exchange_overlap else made
+    other = job.plan.microbatches > 1  # beside whose kernels exchanges may run
+    return covered(made) if job.framework.exchange_overlap and other else made
 
 
 def _lowered(job: Job, name: str, block: Block, first: bool, again: bool) -> BlockOps:

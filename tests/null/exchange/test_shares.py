@@ -103,6 +103,7 @@ def test_output_that_does_not_come_with_every_step_is_left_out(tmp_path: Path) -
 def test_an_exchange_beside_other_kernels_stays_hidden(tmp_path: Path) -> None:
     """The kernels that cover an exchange stand in the trace."""
     moe = {"model": "mixtral-8x7b", "framework": "megatron-bridge-overlapped", "seq_len": 4096, "parallel": {"dp_shard": 4, "ep": 4}}
+    moe |= {"batch": {"global": 8, "micro": 1}}
     setting = bind(BASE | moe, "dgx-h100")
     assert setting.framework.exchange_overlap
     out = export_plan(setting, tmp_path)

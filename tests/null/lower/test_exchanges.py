@@ -18,7 +18,7 @@ PLAN = {
     "model": "qwen3-30b-a3b",
     "framework": "megatron-bridge-overlapped",
     "seq_len": 4096,
-    "batch": {"global": 16, "micro": 1},
+    "batch": {"global": 64, "micro": 1},
     "parallel": {"dp_shard": 16, "ep": 8},
 }
 
@@ -54,6 +54,11 @@ def test_experts_cover_what_goes_to_them_and_attention_what_comes_back() -> None
 
 def test_frameworks_without_that_overlap_leave_exchanges_alone() -> None:
     exchanges, _ = _block(_setting(framework="megatron-bridge-deepep"))
+    assert len(exchanges) == 4 and not any(op.works for op in exchanges.values())
+
+
+def test_one_micro_batch_has_none_beside_it() -> None:
+    exchanges, _ = _block(_setting(batch={"global": 16, "micro": 1}))
     assert len(exchanges) == 4 and not any(op.works for op in exchanges.values())
 
 
