@@ -12,10 +12,12 @@ from typing import Any
 
 import msgspec
 
+from sim.accuracy.names import shipped_model
+from sim.accuracy.proportions import with_sizes
 from sim.accuracy.rows import Row
 from sim.model.decoder_spec import Decoder, Mla
 from sim.model.families import decoder
-from sim.model.load import load_model, models
+from sim.model.load import load_model
 from sim.model.spec import Encoder, TransformerXl
 from topologies.errors import Refused
 
@@ -67,8 +69,12 @@ def model_of(row: Row, assumed: list[str], vocab_multiple: int = 1) -> dict[str,
     if re.search(_NAMED, kind):
         return _by_name(row, assumed)
     if row.n_layers is None or row.hidden is None:
-        return _by_name(row, assumed)
+        if shipped_model(row.model_name, row.params) or not (sized := with_sizes(row, assumed)):
+            return _by_name(row, assumed)
+        row = sized
     if "mamba" in kind:
+        if shipped_model(row.model_name) and "hybrid" not in kind:
+            return _by_name(row, assumed)
         raise Refused(f"{row.model_name}: a hybrid needs its layer pattern, which the row does not give")
     return _decoder(row, assumed, vocab_multiple)
 
@@ -116,15 +122,21 @@ _PACKING = r"nemo|megatron-bridge"
 def _examples(spec: Decoder, row: Row, assumed: list[str]) -> Decoder:
     """Fine-tuning recipes of NeMo and Megatron-Bridge pack SQuAD into sequences of 4096 when run for speed, and take sequences of 2048 when
     not (nemo/collections/llm/recipes/llama3_8b.py: finetune_recipe, performance_mode)."""
-    tuned = row.task.lower() in ("sft", "lora", "peft", "finetune", "finetuning")
-    if not tuned or (row.seq_len or 0) < 4096 or not re.search(_PACKING, row.framework.lower()) or "mlperf" in row.source_id:
+    tuned = re.search(r"\bsft\b|lora|\bpeft\b|fine-?tun", row.task.lower())
+    words = f"{row.framework} {row.source_id}".lower()
+    if not tuned or (row.seq_len or 0) < 4096 or not re.search(_PACKING, words) or "mlperf" in words:
         return spec
     assumed.append(f"fine-tuning on packed sequences: SQuAD's examples of {_SQUAD_EXAMPLE} tokens")
     return msgspec.structs.replace(spec, packed=_SQUAD_EXAMPLE)
 
 
+def trains_adapters(row: Row) -> bool:
+    """LoRA, said of the task or of the model ("Llama-2-70B LoRA")."""
+    return re.search(r"lora\b|\bpeft\b|adapter", f"{row.task} {row.model_name}".lower()) is not None
+
+
 def _with_task(spec: Decoder, row: Row, assumed: list[str]) -> dict[str, Any]:
-    if "lora" in row.task.lower():
+    if trains_adapters(row):
         from sim.model.decoder_spec import Lora
 
         if "mlperf" in f"{row.framework} {row.source_id}".lower():  # llama2_70b_lora of mlcommons/training: qkv_proj,o_proj, lora_r 16
@@ -141,7 +153,8 @@ def _with_task(spec: Decoder, row: Row, assumed: list[str]) -> dict[str, Any]:
 def _heads(row: Row, assumed: list[str]) -> int:
     """Heads as near to 128 wide as tensor parallelism allows, the width that most models take."""
     assert row.hidden is not None
-    fits = [n for n in range(1, row.hidden // 32 + 1) if row.hidden % n == 0 and n % (row.tp or 1) == 0] or [1]
+    whole = math.lcm(row.tp or 1, row.n_kv_heads or 1)
+    fits = [n for n in range(1, row.hidden // 32 + 1) if row.hidden % n == 0 and n % whole == 0] or [row.n_kv_heads or 1]
     heads = min(fits, key=lambda n: abs(math.log(row.hidden / n / 128)) if row.hidden else 0.0)
     assumed.append(f"n_heads not stated: {heads}")
     return heads
@@ -176,20 +189,16 @@ def _number(text: str, pattern: str) -> int:
     return int(next(group for group in found.groups() if group)) if found else 0
 
 
-def _plain(name: str) -> str:
-    text = re.sub(r"\b(vit.)(b|l|h)(ase|arge|uge)", r"\1\2", name.lower())
-    return re.sub(r"[^a-z0-9]", "", text)
-
-
 def _by_name(row: Row, assumed: list[str]) -> dict[str, Any]:
     """A shipped model of that name, where the row gives no sizes. Raises `Refused` where there is none."""
-    whole = re.sub(r"\(.*|\bv\d+(\.\d+)?\b", "", row.model_name).strip()
-    wanted = [_plain(text) for text in (whole, whole.split(" ")[0])]
-    fits = [name for text in wanted for name in models() if text and _plain(name) == text]
-    if not fits:
+    found = shipped_model(row.model_name, row.params, modern=not "" < row.date < "2024")
+    if not found:
         raise Refused(f"{row.model_name or 'model'}: the row gives no architecture, and no model of that name ships")
-    assumed.append(f"architecture of the shipped model {fits[0]}")
-    tree: dict[str, Any] = msgspec.to_builtins(load_model(fits[0]))
+    assumed.append(f"architecture of the shipped model {found}")
+    spec = load_model(found)
+    if isinstance(spec, Decoder):
+        return _with_task(_examples(spec, row, assumed), row, assumed)
+    tree: dict[str, Any] = msgspec.to_builtins(spec)
     return tree
 
 
@@ -200,7 +209,9 @@ def _bert(row: Row, assumed: list[str]) -> dict[str, Any]:
     PyTorch scripts before 2021 computed the vocabulary scores of every token.
     """
     if row.n_layers is None or row.hidden is None:
-        return _by_name(row, assumed)
+        found = _by_name(row, assumed)
+        row = msgspec.structs.replace(row, n_layers=found["layers"], hidden=found["hidden"], n_heads=found["heads"])
+    assert row.n_layers is not None and row.hidden is not None
     squad = "squad" in row.task.lower()
     seq = row.seq_len or 0
     every = "pytorch" in row.framework.lower() and row.date[:4] < "2021"

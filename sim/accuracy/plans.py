@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from sim.accuracy.machines import machine_of
-from sim.accuracy.models import family_of, model_of
+from sim.accuracy.models import family_of, model_of, trains_adapters
 from sim.accuracy.rows import Row
 from sim.accuracy.sizes import Sizes, sizes_of, stages_of
 from sim.accuracy.wording import compiled, framework_of_row, optimizer_of, overlap_of, precision_of, recompute_of, said, sharding_of
@@ -68,7 +68,7 @@ def case_of(row: Row) -> Case:
     plan = Plan(
         model=model,
         name=row.row_id,
-        task="lora" if "lora" in row.task.lower() else "train",
+        task="lora" if trains_adapters(row) else "train",
         framework=framework,
         seq_len=_seq_len(row, framework, assumed),
         precision=precision_of(row, assumed),  # type: ignore[arg-type]

@@ -1,0 +1,108 @@
+"""Which shipped model a printed name means: "meta-llama/Llama-3.1-8B-Instruct", "GPT-2 (124M)", "ViT-Large", "bert-large-uncased"."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from sim.model.load import models
+
+_SAME: tuple[tuple[str, str], ...] = (
+    # (whole plain name as a pattern, shipped model): the same layers under another name
+    (r"gpt2(small)?", "gpt2-124m"),
+    (r"gpt2medium", "gpt2-355m"),
+    (r"gpt2large", "gpt2-774m"),
+    (r"gpt2xl", "gpt2-1.5b"),
+    (r"tinyllama", "tinyllama-1.1b"),
+    (r"deepseekr1.*|deepseekv3.*", "deepseek-v3"),
+    (r"commandr\+|commandrplus", "command-r-plus-104b"),
+    (r"commandr", "command-r-35b"),
+    (r"bloom", "bloom-176b"),
+    (r"starcoder(base)?", "starcoder-15b"),
+    (r"grok", "grok-1"),
+    (r"(vit|deit)b\d*", "vit-b16"),
+    (r"vitl\d*", "vit-l16"),
+    (r"vith\d*", "vit-h14"),
+    (r"rn(18|34|50|101|152)", r"resnet\1"),
+    (r"(bio)?bert(base.*)?", "bert-base"),
+    (r"(bio)?bertlarge.*", "bert-large"),
+    (r"gnmt.*", "gnmt"),
+)
+_STEMS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    # (a name's letters and generation as a pattern, shipped families to look in, the first first)
+    (r"llama|llama1|llama2|vicuna|alpaca|codellama", ("llama2", "llama31")),
+    (r"llama3\d?", ("llama3", "llama31", "llama32")),
+    (r"gpt|gpt3|megatron|megatrongpt|gptmegatron|mtnlg|turingnlg", ("gpt3", "megatron", "gpt2")),
+    (r"gpt2", ("gpt2",)),
+    (r"nemotron\d?|nemotrongpt|nemotron\dgpt", ("nemotron",)),
+    (r"olmo", ("olmo2",)),
+    (r"gptneox|neox", ("gptneox",)),
+    (r"bloom", ("bloom",)),
+)
+_CUT = r"proxy|\bcut|truncat|\d+ ?l(ayers?)?\b"
+"""Some of a model's layers: how many is not in its name."""
+_NEAR = 0.07
+"""Share by which sizes in names may differ: GPT-2 XL is 1.5B, 1.6B and 1558M."""
+_SIZE = r"(\d+(?:\.\d+)?) ?([mbt])(?![a-z0-9])"
+_DROPPED = r"\b(instruct|chat|it|hf|pretrain(ed|ing)?|model|v0\.\d|\d{4}|\d+k|squad|lora)\b"
+
+
+def shipped_model(name: str, params: int | None = None, modern: bool = True) -> str:
+    """The shipped model that `name` means, "" where there is none. `params` stands in for a size that the name leaves out; `modern`: a
+    Llama without its generation is of 2024 or later."""
+    if re.search(_CUT, name.lower()):
+        return ""
+    text = _words(name)
+    whole = re.sub(r"\(.*|\bv\d+(\.\d+)?\b", "", name).strip()
+    for candidate in (whole, whole.split(" ")[0], text, re.sub(_SIZE, "", text)):
+        if found := next((one for one in models() if _plain(candidate) and _plain(one) == _plain(candidate)), ""):
+            return found
+    for pattern, one in _SAME:
+        sized = (size_of(text) or params) and pattern.startswith(("gpt2", "bloom"))  # of these, sizes tell more than the name
+        if not sized and (same := re.fullmatch(pattern, _plain(re.sub(_SIZE, "", text)))):
+            return same.expand(one)
+    size = size_of(text) or params
+    return _nearest(_plain(re.sub(_SIZE + ".*", "", text)), float(size), modern) if size else ""
+
+
+def size_of(name: str) -> int | None:
+    """Parameters that a name states ("7B", "124M", "1T"); None where it states none, or experts ("8x7B", "30B-A3B")."""
+    text = name.lower()
+    if re.search(r"\d+x\d|\ba\d+(\.\d+)?b\b", text):
+        return None
+    found = re.search(_SIZE, text)
+    return round(float(found[1]) * {"m": 1e6, "b": 1e9, "t": 1e12}[found[2]]) if found else None
+
+
+def _words(name: str) -> str:
+    """Lower case, without the maker in front, what was done to the model, or remarks; a size in parentheses stays."""
+    text = name.lower()
+    maker, _, rest = text.rpartition("/")
+    text = rest if maker and re.search(r"[a-z]{2}", rest) else text
+    inside = re.search(rf"\([^()]*?{_SIZE}[^()]*\)", text)
+    text = re.sub(r"\([^()]*\)", "", text) + (f" {inside[1]}{inside[2]}" if inside and not size_of(re.sub(r"\(.*", "", text)) else "")
+    return re.sub(_DROPPED, "", text.replace("_", " ").replace("-", " "))
+
+
+def _nearest(stem: str, size: float, modern: bool) -> str:
+    families = next((known for pattern, known in _STEMS if re.fullmatch(pattern, stem)), (stem,))
+    if stem == "llama" and modern:
+        families = ("llama3", "llama31", "llama2")
+    for family in families:
+        fits = [(abs(own / size - 1), one) for one, (known, own) in _sizes().items() if known == family]
+        if fits and min(fits)[0] <= _NEAR:
+            return min(fits)[1]
+    return ""
+
+
+@cache
+def _sizes() -> dict[str, tuple[str, float]]:
+    """Shipped model -> its family's letters and its size, of those that state one."""
+    return {
+        name: (_plain(re.sub("-?" + _SIZE + ".*", "", name)), float(size)) for name in models() if (size := size_of(name.replace("-", " ")))
+    }
+
+
+def _plain(name: str) -> str:
+    text = re.sub(r"\b((?:vi|dei)t.)(b|l|h)(ase|arge|uge)", r"\1\2", name.lower())
+    return re.sub(r"[^a-z0-9+]", "", text)

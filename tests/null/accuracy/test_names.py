@@ -1,0 +1,102 @@
+"""Models by the names that publications print, and by their parameters where nothing else is said."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.accuracy.models import model_of
+from sim.accuracy.names import shipped_model, size_of
+from sim.accuracy.plans import case_of
+from sim.model.load import model_from
+from tests.null.accuracy.test_plans import row
+from topologies.errors import Refused
+
+SILENT = {
+    "n_layers": None,
+    "hidden": None,
+    "n_heads": None,
+    "n_kv_heads": None,
+    "head_dim": None,
+    "ffn_hidden": None,
+    "vocab_size": None,
+    "model_type": "",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("meta-llama/Llama-3.1-8B", "llama3.1-8b"), ("Llama-3-8B-Instruct", "llama3-8b"), ("LLaMA-3 (70B)", "llama3-70b"), ("Llama 2 7B chat", "llama2-7b"),
+        ("LLaMA-7B", "llama2-7b"), ("Vicuna-13B", "llama2-13b"), ("GPT-2 (124M)", "gpt2-124m"), ("GPT-2 (1.6B)", "gpt2-1.5b"), ("gpt2-xl", "gpt2-1.5b"),
+        ("GPT2-345M", "gpt2-355m"), ("GPT 2.7B", "gpt3-2.7b"), ("MT-NLG 530B", "megatron-530b"), ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"),
+        ("Qwen2.5-7B-Instruct", "qwen2.5-7b"), ("DeepSeek-V3-671B", "deepseek-v3"), ("DeepSeek-V2-236B", "deepseek-v2"), ("OLMo-2-1124-7B", "olmo2-7b"),
+        ("Nemotron-4-340B", "nemotron-340b"), ("bert-large-uncased", "bert-large"), ("ViT-Large", "vit-l16"), ("ViT-B/16", "vit-b16"), ("RN50", "resnet50"),
+        ("ResNet-50 v1.5", "resnet50"), ("TinyLlama", "tinyllama-1.1b"), ("Phi-3-mini-4k", "phi3-mini"),
+        ("Llama-3.1-405B-proxy7L", ""), ("Llama-3-70B-cut12L", ""), ("Swin-B", ""), ("CodeLlama-34B", ""), ("7B", ""), ("", ""),
+    ],
+)  # fmt: skip
+def test_names(name: str, found: str) -> None:
+    assert shipped_model(name) == found
+
+
+def test_a_llama_without_its_generation_is_that_of_its_time() -> None:
+    assert shipped_model("LLaMA 70B", modern=True) == "llama3-70b" and shipped_model("LLaMA 70B", modern=False) == "llama2-70b"
+
+
+def test_parameters_stand_in_for_a_size() -> None:
+    assert shipped_model("GPT-2", 1_558_000_000) == "gpt2-1.5b" and shipped_model("GPT-3", 175_000_000_000) == "gpt3-175b"
+    assert (size_of("GPT 2.7B"), size_of("1T"), size_of("Qwen3-30B-A3B"), size_of("8x7B"), size_of("H100")) == (
+        2_700_000_000,
+        10**12,
+        None,
+        None,
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers", "hidden"),
+    [
+        ({"model_name": "ours", "params": 175_000_000_000}, 96, 12288), ({"model_name": "custom", "params": 10**12, "pp": 8}, 128, 25600),
+        ({"model_name": "mine 8.3B", "n_layers": 72}, 72, 3072), ({"model_name": "mine 8.3B", "hidden": 3072}, 72, 3072),
+        ({"model_name": "Yi-34B", "tp": 4, "pp": 4, "gpus": 16}, 56, 7168),
+    ],
+)  # fmt: skip
+def test_parameters_alone_make_a_model_of_their_size(changes: dict[str, object], layers: int, hidden: int) -> None:
+    """96 layers of 12288 are GPT-3, 128 of 25600 Megatron-LM's 1T, 72 of 3072 its first 8.3B."""
+    notes: list[str] = []
+    tree = model_of(row(**(SILENT | changes)), notes)
+    assert (tree["layers"], tree["hidden"]) == (layers, hidden) and any("architecture not stated" in note for note in notes)
+    model_from(tree)
+
+
+def test_guessed_heads_share_the_keys_that_are_stated() -> None:
+    tree = model_of(row(**(SILENT | {"model_name": "custom", "params": 175_000_000_000, "n_kv_heads": 8, "tp": 4})), [])
+    assert tree["heads"] == 96 and tree["kv_heads"] == 8
+
+
+def test_parameters_do_not_tell_a_mixtures_layers() -> None:
+    for name in ("MoE 1T", "Switch-C 1.6T", "Foo-30B-A3B", "DeepSeek-V9 700B", "Llama-3.1-405B-proxy7L"):
+        with pytest.raises(Refused, match="no architecture"):
+            model_of(row(**(SILENT | {"model_name": name})), [])
+
+
+def test_adapters_are_trained_whoever_gives_the_sizes() -> None:
+    """A shipped model has its adapters too, by task or name; MLPerf's rows are not packed."""
+    for changes in ({"task": "PEFT"}, {"task": "finetune (LoRA)"}, {"model_name": "Llama-2-70B LoRA", "task": "finetune"}):
+        case = case_of(
+            row(
+                **(SILENT | {"model_name": "Llama-2-70B", "framework": "NeMo (MLPerf)", "seq_len": 8192, "tp": 4, "sharding": ""} | changes)
+            )
+        )
+        assert case.plan.task == "lora" and isinstance(case.plan.model, dict)
+        assert case.plan.model["lora"]["rank"] == 16 and not case.plan.model.get("packed")
+
+
+def test_a_bert_by_name_alone_is_trained_as_the_row_says() -> None:
+    tree = model_of(row(**(SILENT | {"model_name": "bert-large-uncased", "model_type": "bert", "task": "finetune (SQuAD)"})), [])
+    assert (tree["layers"], tree["hidden"], tree["heads"], tree["head"]) == (24, 1024, 16, "squad")
+
+
+def test_a_mamba_that_ships_needs_no_pattern() -> None:
+    assert model_of(row(model_name="Mamba2-2.7B", model_type="mamba2"), [])["layers"] == 64
