@@ -2,6 +2,9 @@
 
 A kernel's end is known when all collectives are that may run beside it. So the ops of the compute lane are put off until something on
 another lane, or the thread, waits for them; the order on each lane, and when the thread issues each op, stay what they were.
+
+A segment whose first collectives wait for none of its own kernels (a backward pass that gathers parameters) may begin beside the kernels of
+the call before. The two are then arranged as one.
 """
 
 from __future__ import annotations
@@ -22,13 +25,14 @@ from sim.engine.moves import (
     Arrival,
     Code,
     Lane,
+    Line,
     Move,
     Rank,
     Unordered,
 )
 from sim.engine.pricing import Pricing
 from sim.engine.seats import Seats
-from sim.program import COMPUTE, MEETING, MESSAGE, Op
+from sim.program import COMPUTE, MEETING, MESSAGE, Call, Op
 
 
 class Arranger:
@@ -43,25 +47,61 @@ class Arranger:
         """Somebody has come to a meeting, and the others never did."""
         return next(self._seats.waiting(), None) is not None
 
-    def code(self, rank: Rank, thread: str, name: str) -> Code:
-        """The moves of one segment, as `thread` of the rank makes them. Raises `Unordered` for ops that meet others on the thread's
-        own lane, and for a device lane that two threads put ops on."""
-        made = _Line(rank.lane(thread))
-        for op, cost in self._prices.segment(rank.rank, thread, name):
-            if op.lane == thread:
+    def lines(self, rank: Rank, thread: str, calls: tuple[Call, ...]) -> list[Line]:
+        """A thread's calls with their code. Raises `Unordered` as `code` does."""
+        segments = self._prices.program.segments
+        names = dict.fromkeys(call.segment for call in calls)
+        free = {name for name in names if _free(segments[name])} if rank.slow != 1.0 else set[str]()
+        if free:
+            return self._joined(rank, thread, calls, free)
+        code = {name: self.code(rank, thread, (name,)) for name in names}
+        return [(call.step, call.index, code[call.segment]) for call in calls]
+
+    def _joined(self, rank: Rank, thread: str, calls: tuple[Call, ...], free: set[str]) -> list[Line]:
+        """Each call that begins beside the kernels of the one before together with that one."""
+        runs: list[tuple[int, int, list[str]]] = []
+        for call in calls:
+            if call.segment in free and runs and runs[-1][:2] == (call.step, call.index):
+                runs[-1][2].append(call.segment)
+            else:
+                runs.append((call.step, call.index, [call.segment]))
+        code: dict[tuple[str, ...], Code] = {}
+        for names in dict.fromkeys(tuple(names) for _, _, names in runs):
+            code[names] = self.code(rank, thread, names)
+        return [(step, index, code[tuple(names)]) for step, index, names in runs]
+
+    def code(self, rank: Rank, thread: str, names: tuple[str, ...]) -> Code:
+        """The moves of segments that are called one after the other, as `thread` of the rank makes them. Raises `Unordered` for ops that
+        meet others on the thread's own lane, and for a device lane that two threads put ops on."""
+        made = _Arranged(rank.lane(thread))
+        lanes: dict[str, Lane] = {}
+        for op, cost in (priced for name in names for priced in self._prices.segment(rank.rank, thread, name)):
+            name, kind, host, clock = op.lane, op.kind, cost.host, made.clock
+            if name == thread:
                 self._thread(made, op, cost)
                 continue
-            if rank.users.setdefault(op.lane, thread) != thread:
-                raise Unordered
-            lane = rank.lane(op.lane)
-            made.put(self._device(rank, lane, op, cost, made.clock + (cost.ready - cost.seconds if cost.ready else cost.host)))
-            made.clock += cost.host
+            lane = lanes.get(name)
+            if lane is None:
+                if rank.users.setdefault(name, thread) != thread:
+                    raise Unordered
+                lane = lanes[name] = rank.lane(name)
+            at = clock + (cost.ready - cost.seconds if cost.ready else host)
+            made.clock = clock + host
+            if kind == "record" or kind == "wait":
+                move: Move = (RECORD if kind == "record" else WAIT, lane, at, 0.0, op.event, op.shift, 0.0, None)
+                if name == COMPUTE:
+                    made.named.add(op.event)
+                elif op.event in made.named:
+                    made.let(op.event, kind == "record")
+            else:
+                move = self._device(rank, lane, op, cost, at)
+            (made.held if name == COMPUTE else made.moves).append(move)
             if op.blocking:
                 made.stop((HOLD, lane, 0.0, 0.0, "", None, 0.0, None))
-        made.stop(None)
-        return made.moves
+        made.moves += made.held
+        return made.moves, made.clock
 
-    def _thread(self, made: _Line, op: Op, cost: Cost) -> None:
+    def _thread(self, made: _Arranged, op: Op, cost: Cost) -> None:
         """What the thread does itself."""
         if op.kind == "record":
             made.clock += cost.host
@@ -74,11 +114,7 @@ class Arranger:
             made.clock += cost.seconds
 
     def _device(self, rank: Rank, lane: Lane, op: Op, cost: Cost, at: float) -> Move:
-        """An op on a device lane that may start `at` seconds after the thread's last wait."""
-        if op.kind == "record":
-            return RECORD, lane, at, 0.0, op.event, op.shift, 0.0, None
-        if op.kind == "wait":
-            return WAIT, lane, at, 0.0, op.event, op.shift, 0.0, None
+        """An op on a device lane, no record and no wait, that may start `at` seconds after the thread's last wait."""
         if op.kind in MESSAGE:
             seconds = self._prices.message(op, rank.rank).seconds if op.kind == "send" else 0.0
             return MEET, lane, at, seconds, "", None, 0.0, self._seats.of(op, rank.rank)
@@ -94,36 +130,48 @@ class Arranger:
         return PLAIN, lane, at, cost.seconds, "", None, 0.0, None
 
 
-class _Line:
+class _Arranged:
     """Moves so far, those of the compute lane that are held back, and the thread's seconds since its last wait."""
 
     def __init__(self, own: Lane) -> None:
         self.own = own
         self.moves: list[Move] = []
         self.held: list[Move] = []
+        self.named: set[str] = set()
+        """Events that have been held back."""
         self.clock = 0.0
 
-    def put(self, move: Move) -> None:
-        if move[1].name == COMPUTE:
-            self.held.append(move)
-            return
-        if move[0] == WAIT:
-            self._let(move[4])
-        self.moves.append(move)
-
-    def _let(self, event: str) -> None:
-        """What is held back goes on, up to where it records the event."""
-        for at in range(len(self.held) - 1, -1, -1):
-            if self.held[at][0] == RECORD and self.held[at][4] == event:
-                self.moves += self.held[: at + 1]
-                del self.held[: at + 1]
+    def let(self, event: str, waits: bool) -> None:
+        """What is held back goes on, up to where it records the event, or (where that is recorded anew) also `waits` for it."""
+        held = self.held
+        for at in range(len(held) - 1, -1, -1):
+            if held[at][4] == event and (waits or held[at][0] == RECORD):
+                self.moves += held[: at + 1]
+                del held[: at + 1]
                 return
 
-    def stop(self, move: Move | None) -> None:
-        """The thread waits, or (None) the segment ends: everything before is timed first."""
+    def stop(self, move: Move) -> None:
+        """The thread waits: everything before is timed first."""
         self.moves += self.held
         self.held.clear()
         if self.clock:
             self.moves.append((PASS, self.own, self.clock, 0.0, "", None, 0.0, None))
-        self.moves += [move] if move is not None else []
+        self.moves.append(move)
         self.clock = 0.0
+
+
+def _free(ops: tuple[Op, ...]) -> bool:
+    """May a collective of the segment begin before the kernels of the call before have ended? Not where its lane waits for what the compute
+    lane has run up to a record of this very segment, or for what did."""
+    recorded: set[str] = set()
+    after = {COMPUTE}
+    for op in ops:
+        if op.kind == "record":
+            if op.lane in after:
+                recorded.add(op.event)
+        elif op.kind == "wait":
+            if op.event in recorded:
+                after.add(op.lane)
+        elif op.kind == "collective" and op.lane not in after:
+            return True
+    return False

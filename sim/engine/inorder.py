@@ -26,17 +26,17 @@ from sim.engine.moves import (
     RECORDED,
     WAIT,
     Body,
-    Code,
     Event,
     Events,
     Lane,
+    Line,
     Mark,
     Meeting,
     Rank,
     Unordered,
 )
 from sim.engine.pricing import Pricing
-from sim.program import COMPUTE, HOST, Call
+from sim.program import COMPUTE, HOST
 
 
 class InOrder:
@@ -53,8 +53,7 @@ class InOrder:
             threads = prices.program.threads(number)
             rank = Rank(number, prices.pricer.slowdown(number)[0], frozenset(threads))
             for thread, calls in threads.items():
-                code = {name: arranger.code(rank, thread, name) for name in dict.fromkeys(call.segment for call in calls)}
-                bodies.append(self._body(rank, thread, calls, code))
+                bodies.append(self._body(rank, thread, arranger.lines(rank, thread, calls)))
         self._ready = bodies[::-1]
         self._left = len(bodies)
         while self._ready:
@@ -65,17 +64,17 @@ class InOrder:
         if self._left or arranger.waiting:
             raise Unordered
 
-    def _body(self, rank: Rank, thread: str, calls: tuple[Call, ...], code: dict[str, Code]) -> Body:
+    def _body(self, rank: Rank, thread: str, lines: list[Line]) -> Body:
         """One thread, from its first op to its last."""
         clock = high = spent = 0.0
-        step = calls[0].step if calls else 0
+        step = lines[0][0] if lines else 0
         events, compute = Events(rank), rank.lane(COMPUTE)
-        for call in calls:
-            if call.step != step:
+        for its, index, (moves, passed) in lines:
+            if its != step:
                 self._note(thread, step, high, spent)
-                step, high, spent = call.step, 0.0, 0.0
-            events.index = call.index
-            for does, lane, at, seconds, event, shift, share, seat in code[call.segment]:
+                step, high, spent = its, 0.0, 0.0
+            events.index = index
+            for does, lane, at, seconds, event, shift, share, seat in moves:
                 ready = clock + at
                 if does >= PASS:
                     if does == RECORDED:
@@ -115,6 +114,11 @@ class InOrder:
                     lane.free = end = start + seconds if does == PLAIN else rank.timed(does, lane, start, seconds, share)
                 if end > high:
                     high = end
+            if passed:
+                clock += passed
+                spent += passed
+                if clock > high:
+                    high = clock
         self._note(thread, step, high, spent)
         self._left -= 1
 

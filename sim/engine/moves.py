@@ -5,6 +5,7 @@ The counterpart of `times`, for a run in which no op is looked at twice.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Generator
 
@@ -60,14 +61,17 @@ Queued = tuple[int, float, float, Event, Meeting | None, int]
 Move = tuple[int, Lane, float, float, str, int | None, float, Seat[Arrival] | None]
 """What, on which lane, its earliest start after the thread's clock, its seconds, its event, the event's shift, a kernel's share of its speed
 beside a collective, and its place among those that it meets."""
-Code = list[Move]
-"""A segment's moves."""
+
+Code = tuple[list[Move], float]
+"""The moves of one segment, or of some that are called one after the other; the thread's seconds after its last wait in them."""
+Line = tuple[int, int, Code]
+"""A call: its step, its index and its code."""
 
 
 class Rank:
     """One simulated rank. `busy`: spans, apart and in order, in which collectives run beside kernels."""
 
-    __slots__ = ("busy", "kernel", "lanes", "numbered", "rank", "slow", "threads", "users")
+    __slots__ = ("begun", "busy", "kernel", "lanes", "numbered", "rank", "slow", "threads", "users")
 
     def __init__(self, rank: int, slow: float, threads: frozenset[str]) -> None:
         self.rank, self.slow, self.threads = rank, slow, threads
@@ -78,6 +82,8 @@ class Rank:
         self.busy: list[tuple[float, float]] = []
         self.kernel = 0.0
         """When the last kernel on the compute lane ends."""
+        self.begun: list[float] = []
+        """When kernels on other lanes began with no collective beside them, in order."""
 
     def lane(self, name: str) -> Lane:
         """The rank's lane of this name, made when first asked for."""
@@ -105,11 +111,14 @@ class Rank:
             end = self.end(lane, start, seconds, share)
         if lane.name == COMPUTE:
             self.kernel = end
+        elif end == start + seconds and seconds > 0:
+            insort(self.begun, start)
         return end
 
     def occupy(self, begin: float, end: float) -> None:
         """A collective beside kernels. Raises `Unordered` when a kernel that it would have slowed is over."""
-        if begin < self.kernel:
+        at = bisect_left(self.begun, begin)
+        if begin < self.kernel or (at < len(self.begun) and self.begun[at] < end):
             raise Unordered
         spans = self.busy
         at = len(spans)

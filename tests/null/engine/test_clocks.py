@@ -44,6 +44,7 @@ def _ops(i: int, piece: tuple[str, float, float, bool], rank: int, costs: dict[s
         return [kernel, *swap, Op("g", "record", "comm.in", event=key), Op("h", "wait", "compute", event=key)]
     if kind == "copy":
         costs[b] = Cost(second, latency=second / 5, uses=(("link", 3.0), ("other", 1.0)))
+        costs[f"{a}x"] = Cost(first, host=0.01)
         return [kernel, Op(b, "copy", "copy.h2d", blocking=flag), Op(f"{a}x", "compute", "copy.h2d")]
     if kind == "join":
         return [Op("w", "wait", "compute", event=f"done{i - 1}"), kernel]

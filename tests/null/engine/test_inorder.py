@@ -23,7 +23,7 @@ from sim.lower.short import Shortener
 from sim.lower.step import lower
 from sim.mesh import Mesh
 from sim.pricer import pricer_for
-from sim.program import Call, Op, Program
+from sim.program import Call, Op, Program, Role
 from sim.rules import mesh_of
 from sim.timeline.metrics import step_times as traced
 from tests.null.engine.bench import TablePricer, program
@@ -58,7 +58,33 @@ def test_drawn_programs_take_the_same_time_in_program_order(pieces: Pieces, rank
     assert found == pytest.approx(_timed(made, pricer, False), rel=1e-9)
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.lists(piece, min_size=2, max_size=8), st.integers(1, 7), st.integers(1, 2), st.floats(1.0, 2.0))
+def test_a_program_cut_into_calls_takes_the_same_time_in_program_order(pieces: Pieces, at: int, ranks: int, slow: float) -> None:
+    """Collectives of the second call may begin beside kernels of the first. Where it cannot tell, it says so."""
+    costs: dict[str, Cost | float] = {}
+    made = drawn(pieces, ranks, costs)
+    segments = dict(made.segments)
+    roles: dict[str, Role] = {}
+    for name, role in made.roles.items():
+        threads = dict(role.threads)
+        (whole,) = {call.segment for call in threads["host"]}
+        cut = min(range(len(segments[whole]) + 1), key=lambda i: abs(i - at * len(segments[whole]) // 8))
+        segments |= {f"{whole}.a": segments[whole][:cut], f"{whole}.b": segments[whole][cut:]}
+        threads["host"] = tuple(Call(whole + part, c.at, c.index, c.step) for c in threads["host"] for part in (".a", ".b"))
+        roles[name] = Role(threads)
+    made = Program(made.name, made.device, made.mesh, segments, roles, made.role_of, made.steps)
+    pricer = TablePricer(costs, UNLIMITED, slow)
+    try:
+        found = _ordered(made, pricer, False)
+    except Unordered:
+        return
+    assert found == pytest.approx(_timed(made, pricer, False), rel=1e-9)
+
+
 PLANS = (
+    {"tp": 4, "pp": 1, "dp_shard": 8, "zero": 3},
+    {"tp": 2, "pp": 1, "dp_shard": 4, "dp_replicate": 4, "zero": 3},
     {"tp": 4, "pp": 1, "dp_shard": 8, "zero": 1},
     {"tp": 2, "pp": 4, "dp_shard": 4, "zero": 3},
     {"tp": 4, "pp": 4, "dp_shard": 2, "zero": 1, "schedule": "interleaved", "virtual_stages": 3},
@@ -106,17 +132,53 @@ def test_a_kernel_is_slowed_while_a_collective_runs_beside_it() -> None:
     assert _ordered(made, TablePricer({"k": 3.0, "l": 3.0, "c": 2.0}, slow=2.0), False) == [7.0]
 
 
-def test_where_a_collective_comes_after_the_kernels_beside_it_program_order_cannot_tell() -> None:
-    """The second segment's collective waits for nothing: it runs beside the kernel of the first, which is timed by then."""
-    first, second = (Op("k", "compute", "compute"),), (Op("c", "collective", "comm.dp", name="all_reduce", group="dp"),)
+def _called(first: list[Op], second: list[Op], index: int) -> Program:
+    """Two segments that one thread calls one after the other, the second as call number `index`."""
     made = program({"host": []})
-    role = {"host": (Call("first", "s0"), Call("second", "s0"))}
-    roles = {name: type(role_)(role) for name, role_ in made.roles.items()}
-    made = Program("test", "cuda", made.mesh, {"first": first, "second": second}, roles, made.role_of, 1)
+    role = Role({"host": (Call("first", "s0"), Call("second", "s0", index))})
+    return Program(
+        "test", "cuda", made.mesh, {"first": tuple(first), "second": tuple(second)}, dict.fromkeys(made.roles, role), made.role_of, 1
+    )
+
+
+def test_a_collective_that_waits_for_nothing_slows_the_kernel_of_the_call_before() -> None:
+    """1 s beside a kernel of 3 s at half its speed: 3.5 s; the call that begins so is timed with the one before."""
+    made = _called([Op("k", "compute", "compute")], [Op("c", "collective", "comm.dp", name="all_reduce", group="dp")], 0)
+    pricer = TablePricer({"k": 3.0, "c": 1.0}, slow=2.0)
+    assert _ordered(made, pricer, False) == _timed(made, pricer, True) == [3.5]
+
+
+def test_where_a_collective_comes_after_the_kernels_beside_it_program_order_cannot_tell() -> None:
+    """Calls of two micro-batches are timed one by one: the collective of the second runs beside a kernel that is timed by then."""
+    made = _called([Op("k", "compute", "compute")], [Op("c", "collective", "comm.dp", name="all_reduce", group="dp")], 1)
     pricer = TablePricer({"k": 3.0, "c": 1.0}, slow=2.0)
     with pytest.raises(Unordered):
         _ordered(made, pricer, False)
     assert [step.seconds for step in step_times(made, pricer, apart=True)] == _timed(made, pricer, True) == [3.5]
+
+
+def test_a_kernel_on_another_lane_that_had_begun_beside_a_later_collective_cannot_be_told() -> None:
+    """The copy lane's kernel runs from 1 s on at full speed, the collective from 0.5 s to 2.5 s: it was too fast."""
+    ops = [
+        Op("b", "copy", "copy.h2d"),
+        Op("x", "compute", "copy.h2d"),
+        Op("p", "host", "host"),
+        Op("c", "collective", "comm.dp", name="all_reduce", group="dp"),
+    ]
+    made = program({"host": ops})
+    pricer = TablePricer({"b": 1.0, "x": 1.0, "p": 0.5, "c": 2.0}, slow=2.0)
+    with pytest.raises(Unordered):
+        _ordered(made, pricer, False)
+    assert [step.seconds for step in step_times(made, pricer, apart=True)] == _timed(made, pricer, True) == [3.0]
+
+
+def test_a_kernel_waits_for_the_record_before_it_also_where_the_event_is_recorded_again() -> None:
+    """The second kernel waits for the first collective (1 s) behind a kernel of 3 s, not for the second, which ends at 8 s."""
+    meet, done = Op("c", "collective", "comm.dp", name="all_reduce", group="dp"), Op("g", "record", "comm.dp", event="done")
+    ops = [Op("k", "compute", "compute"), meet, done, Op("w", "wait", "compute", event="done"), Op("k", "compute", "compute")]
+    made = program({"host": [*ops, Op("d", "collective", "comm.dp", name="all_reduce", group="dp"), done]})
+    pricer = TablePricer({"k": 3.0, "c": 1.0, "d": 7.0}, slow=1.5)
+    assert _ordered(made, pricer, False) == pytest.approx(_timed(made, pricer, True)) == [pytest.approx(8 + 1 / 1.5)]
 
 
 def test_ranks_that_meet_in_the_middle_wait_for_the_later_one() -> None:
