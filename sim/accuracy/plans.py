@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from sim.accuracy.machines import machine_of
-from sim.accuracy.models import family_of, model_of, trains_adapters
+from sim.accuracy.models import model_of, trains_adapters
 from sim.accuracy.rows import Row
-from sim.accuracy.sizes import Sizes, sizes_of, stages_of
+from sim.accuracy.sizes import Sizes, gpus_of, sizes_of, stages_of
 from sim.accuracy.wording import compiled, framework_of_row, optimizer_of, overlap_of, precision_of, recompute_of, said, sharding_of
 from sim.plan import Batch, Comm, Data, Memory, Optimizer, Parallel, Plan
 from topologies.errors import BadInput
@@ -58,9 +58,10 @@ def case_of(row: Row) -> Case:
     if row.problem:
         raise BadInput(row.problem)
     assumed: list[str] = []
-    row = _in_sequences(row, assumed)
+    row = msgspec.structs.replace(row, gpus=gpus_of(row, assumed))
     framework = framework_of_row(row, assumed)
     model = model_of(row, assumed, 128 * (row.tp or 1) if framework.startswith(_MEGATRON) else 1)
+    row = _in_samples(row, str(model.get("family", "decoder")), assumed)
     layers = int(model.get("layers", 1))
     sizes = sizes_of(row, assumed, framework, layers)
     stages = stages_of(layers, sizes.pp * sizes.vp)
@@ -85,14 +86,25 @@ def case_of(row: Row) -> Case:
     return Case(row, plan, machine, tuple(assumed), edits)
 
 
-def _in_sequences(row: Row, assumed: list[str]) -> Row:
-    """A decoder's batch in tokens, counted in its sequences, which are full; a batch of padded sentences stays what it is."""
-    length = row.seq_len
-    if row.batch_unit.lower() != "tokens" or not length or not family_of(row):
+_PICTURES = ("cnn", "vit")
+_TEXT = ("decoder", "encoder", "transformer-xl", "captured")
+_MANY = 1 << 16
+"""Sequences that no step takes: a batch of so many, its unit unsaid, is counted in tokens."""
+
+
+def _in_samples(row: Row, family: str, assumed: list[str]) -> Row:
+    """The batch in what the model takes at a time: images; sequences, which are full, where the row counts tokens."""
+    unit, length = row.batch_unit.lower(), row.seq_len
+    if family in _PICTURES:
+        return msgspec.structs.replace(row, batch_unit="images")
+    many = not unit and (row.global_batch or 0) >= max(_MANY, 64 * (length or 1))
+    if family not in _TEXT or not length or not (many or "token" in unit):
         return row
     counts = {name: getattr(row, name) for name in ("micro_batch", "global_batch")}
     counts = {name: max(1, round(count / length)) if count and count >= length else count for name, count in counts.items()}
-    assumed.append(f"a batch of {row.global_batch} tokens: {counts['global_batch']} sequences of {length}")
+    assumed.append(
+        f"a batch of {row.global_batch or row.micro_batch} tokens: {counts['global_batch'] or counts['micro_batch']} sequences of {length}"
+    )
     return msgspec.structs.replace(row, batch_unit="sequences", **counts)
 
 

@@ -24,6 +24,26 @@ class Sizes(msgspec.Struct, frozen=True):
     batch: int
 
 
+def gpus_of(row: Row, assumed: list[str]) -> int:
+    """The number of GPUs: stated, or what nodes, degrees of parallelism or batches make. Raises `BadInput` where nothing tells."""
+    if row.gpus is not None:
+        return row.gpus
+    model = (row.tp or 1) * (row.pp or 1) * (row.cp or 1)
+    samples = (row.micro_batch or 0) * (row.grad_accum or 0)
+    if row.nodes and (row.gpus_per_node or row.nodes == 1):
+        gpus, why = row.nodes * (row.gpus_per_node or 8), f"{row.nodes} nodes of {row.gpus_per_node or 8}"
+    elif row.dp:
+        gpus, why = model * row.dp, "tp x pp x cp x dp"
+    elif samples and row.global_batch and row.global_batch % samples == 0:
+        gpus, why = model * row.global_batch // samples, "global batch over micro-batch and accumulation"
+    elif row.gpus_per_node:
+        gpus, why = row.gpus_per_node, "one node"
+    else:
+        raise BadInput("the number of GPUs is not stated")
+    assumed.append(f"number of GPUs not stated: {gpus}, {why}")
+    return gpus
+
+
 def sizes_of(row: Row, assumed: list[str], framework: str = "megatron-core", layers: int = 1) -> Sizes:
     """Completes what is missing and makes it multiply up to the GPUs. `layers`: the model's, which the row itself may not state.
 
@@ -33,7 +53,7 @@ def sizes_of(row: Row, assumed: list[str], framework: str = "megatron-core", lay
         raise BadInput("the number of GPUs is not stated")
     if row.global_batch is None and row.micro_batch is None:
         raise BadInput("neither global nor micro batch is stated")
-    if row.batch_unit.lower() == "tokens":
+    if "token" in row.batch_unit.lower():
         raise Refused("the batch is a budget of padded tokens: how many sentences a step holds is not stated")
     tp, pp, cp = row.tp or 1, row.pp or 1, row.cp or 1
     if row.gpus % (tp * pp * cp):
@@ -66,14 +86,24 @@ def _batch(row: Row, dp: int, assumed: list[str]) -> tuple[int, int]:
     return micro, batch
 
 
+_FIT, _FIT_RECOMPUTED = 1 << 14, 1 << 16
+"""Tokens that a GPU takes at a time, with its layers' activations kept, and with their inputs alone."""
+
+
 def _micro(row: Row, each: int) -> int:
-    """Pipelines and wide models take one sample at a time (the smallest bubble, the least memory); where layers are
-    recomputed on one stage, all samples fit at once, as in frameworks without accumulation; otherwise up to four."""
+    """What accumulation says. Unsaid: all images, for nothing that trains on them accumulates; one sample in pipelines and wide models (the
+    smallest bubble, the least memory); else as many as fit: four at most with all activations, or all of BERT's short ones."""
+    if row.grad_accum and each % row.grad_accum == 0:
+        return each // row.grad_accum
+    if row.batch_unit == "images":
+        return each
     if (row.pp or 1) > 1 or (row.hidden or 0) >= 8192:
         return 1
-    if row.recompute.startswith("full"):
-        return each
-    return next(size for size in (4, 2, 1) if each % size == 0)
+    whole = row.recompute.startswith("full")
+    fits = max(1, (_FIT_RECOMPUTED if whole else _FIT) // (row.seq_len or 1))
+    if not whole and (row.seq_len or 0) > 512:
+        fits = min(fits, 4)
+    return max(size for size in range(1, min(fits, each) + 1) if each % size == 0)
 
 
 def _virtual(row: Row, layers: int, pp: int, microbatches: int, framework: str, assumed: list[str]) -> int:

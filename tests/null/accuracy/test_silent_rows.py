@@ -16,7 +16,7 @@ from sim.accuracy.plans import case_of
 from sim.accuracy.published import published_rows
 from sim.accuracy.rows import Row, read_rows
 from sim.accuracy.score import constant_mfu, summarise
-from sim.accuracy.sizes import sizes_of
+from sim.accuracy.sizes import gpus_of, sizes_of
 from sim.accuracy.wording import sharding_of
 from sim.bind import bind
 from tests.null.accuracy.test_plans import row
@@ -43,6 +43,39 @@ def test_data_parallelism_is_what_the_gpus_leave() -> None:
     assert "dp = 5 in the row, 8 by the number of GPUs: the latter" in notes
     notes.clear()
     assert sizes_of(row(dp=8), notes).dp == 8 and not any("by the number of GPUs" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "gpus"),
+    [
+        ({"nodes": 4, "gpus_per_node": 8}, 32), ({"nodes": 1, "gpus_per_node": None}, 8), ({"nodes": None, "tp": 8, "pp": 2, "dp": 4}, 64),
+        ({"nodes": None, "dp": None, "micro_batch": 2, "grad_accum": 4, "global_batch": 128, "tp": 2, "pp": 1}, 32),
+        ({"nodes": None, "dp": None, "gpus_per_node": 8}, 8),
+    ],
+)  # fmt: skip
+def test_gpus_that_are_not_stated_follow_from_the_rest(changes: dict[str, int | None], gpus: int) -> None:
+    notes: list[str] = []
+    silent = row(**({"gpus": None, "grad_accum": None, "cp": None} | changes))
+    assert gpus_of(silent, notes) == gpus and notes[0].startswith(f"number of GPUs not stated: {gpus}")
+    assert case_of(silent).plan.world == gpus
+
+
+def test_gpus_of_which_nothing_tells_are_refused() -> None:
+    with pytest.raises(BadInput, match="number of GPUs is not stated"):
+        case_of(row(gpus=None, nodes=None, gpus_per_node=None, dp=None, grad_accum=None))
+
+
+@pytest.mark.parametrize(
+    ("changes", "micro"),
+    [
+        ({"seq_len": 4096}, 4), ({"seq_len": 8192}, 2), ({"seq_len": 32768}, 1), ({"seq_len": 128}, 128), ({"seq_len": 8192, "recompute": "full"}, 8),
+        ({"seq_len": 1024, "recompute": "full"}, 64), ({"seq_len": 4096, "grad_accum": 32}, 8), ({"batch_unit": "images"}, 256), ({"hidden": 8192}, 1),
+    ],
+)  # fmt: skip
+def test_micro_batches_that_are_not_stated_fit(changes: dict[str, object], micro: int) -> None:
+    """256 samples a rank: long sequences, and layers kept whole, leave room for few at a time."""
+    silent = row(**({"micro_batch": None, "global_batch": 2048, "gpus": 8, "tp": 1, "pp": 1, "vp": 1, "hidden": 4096} | changes))
+    assert sizes_of(silent, []).micro == micro
 
 
 def test_sharding_groups_that_do_not_divide_are_all_ranks() -> None:

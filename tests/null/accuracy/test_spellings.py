@@ -163,6 +163,24 @@ def test_a_decoders_batch_in_tokens_is_counted_in_sequences() -> None:
         case_of(row(batch_unit="tokens", model_type="encoder-decoder transformer", model_name="Transformer-big"))
 
 
+def test_a_batch_of_tokens_of_any_decoder_is_counted_in_sequences() -> None:
+    """Also of one whose family has no name here; and where so many sequences cannot be meant."""
+    for changes in ({"batch_unit": "Tokens (global)", "model_type": "olmo", "model_name": "OLMo-7B"}, {"batch_unit": ""}):
+        case = case_of(row(global_batch=1024 * 4096, **changes))
+        assert case.plan.global_batch == 1024 and any("tokens: 1024 sequences" in note for note in case.assumed)
+
+
+def test_images_are_images_whatever_the_batch_is_called() -> None:
+    silent = {"n_layers": None, "hidden": None, "seq_len": None, "sharding": "", "gpus": 8, "micro_batch": 64, "global_batch": 512}
+    cases = [
+        case_of(row(model_name=name, model_type="", batch_unit=unit, **silent))
+        for name in ("ResNet-50", "ViT-B/16")
+        for unit in ("images", "samples", "")
+    ]
+    assert all(case.plan.seq_len is None for case in cases)
+    assert len({step_seconds(case.plan, case.topology)[0] for case in cases}) == 2
+
+
 def test_a_length_counts_whatever_the_batch_is_called() -> None:
     assert case_of(row(batch_unit="samples")).plan.seq_len == case_of(row(batch_unit="")).plan.seq_len == 4096
 
