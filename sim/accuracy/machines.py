@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
 from sim.accuracy.rows import Row
 from topologies.errors import Refused
 
@@ -19,8 +21,9 @@ _RULES: tuple[tuple[str, str, str, str], ...] = (
     (r"b300", "", "dgx-b300", ""),
     (r"b200", "aws|efa", "aws-p6-b200", ""),
     (r"b200", "", "dgx-b200", ""),
-    # Grace Hopper's H100: 96 GB of HBM3 at 4 TB/s (NVIDIA's data sheet)
-    (r"gh200", "", "dgx-h100", "gpu.memory=96 GiB; gpu.bandwidth=4000 GB/s"),
+    # Grace Hopper's later H100: 144 GB of HBM3e at 4.9 TB/s (NVIDIA's data sheet)
+    (r"gh200", r"^14[14] ", "gh200", "gpu.memory=144 GiB; gpu.bandwidth=4900 GB/s"),
+    (r"gh200", "", "gh200", ""),
     (r"h200", r"\bnvl\b|pcie", "h100-pcie-x8", "gpu=h200-nvl"),
     (r"h200", "efa|aws|p5en", "aws-p5en", ""),
     (r"h200", "whitefiber", "whitefiber-h200", ""),
@@ -65,6 +68,8 @@ _RULES: tuple[tuple[str, str, str, str], ...] = (
     (r"p100", "", "a100-pcie-x8", "gpu=p100-pcie"),
     (r"mi300x", "", "mi300x-x8", ""),
     (r"mi325x", "", "mi325x-x8", ""),
+    (r"mi355x", "", "mi325x-x8", "gpu=mi355x"),
+    (r"mi350x", "", "mi325x-x8", "gpu=mi350x"),
     (r"mi250", "", "frontier-mi250x", ""),
     (r"mi210", "", "a100-pcie-x8", "gpu=mi210"),
     (r"mi100", "", "a100-pcie-x8", "gpu=mi100"),
@@ -76,13 +81,21 @@ _RULES: tuple[tuple[str, str, str, str], ...] = (
     (r"\ba10\b", "", "l40s-x8", "gpu=a10"),
     (r"\ba40\b", "", "l40s-x8", "gpu=a40"),
     (r"pro ?6000", "", "rtx-pro-6000-x8", ""),
+    (r"\ba6000", "", "rtx-4090-x8", "gpu=rtx-a6000"),
+    (r"6000 ?ada", "", "rtx-4090-x8", "gpu=rtx-6000-ada"),
     (r"5090", "", "rtx-5090-x4", ""),
     (r"4090", "", "rtx-4090-x8", ""),
     (r"3090", "", "rtx-3090-x4", ""),
 )
-_LARGER = {"rtx-3090-x4": ("rtx-4090-x8", "gpu=rtx-3090"), "rtx-5090-x4": ("rtx-4090-x8", "gpu=rtx-5090")}
+_LARGER: dict[str, tuple[str, tuple[str, ...]]] = {
+    "rtx-3090-x4": ("rtx-4090-x8", ("gpu=rtx-3090",)),
+    "rtx-5090-x4": ("rtx-4090-x8", ("gpu=rtx-5090",)),
+    "gh200": ("alps-gh200", ()),
+}
 """Where a row's nodes hold more GPUs than the machine: a larger one of the same kind."""
-_SLOTS = {"rtx-3090-x4": 4, "rtx-5090-x4": 4, "dgx2-v100": 16, "dgx2h-v100": 16, "gb200-nvl72": 72, "gb300-nvl72": 72}
+_SLOTS = {
+    "rtx-3090-x4": 4, "rtx-5090-x4": 4, "dgx2-v100": 16, "dgx2h-v100": 16, "gb200-nvl72": 72, "gb300-nvl72": 72, "gh200": 1, "alps-gh200": 4,
+}  # fmt: skip
 """Ranks of one node where they are not 8."""
 _RACK = ("gb200-nvl72", "gb300-nvl72")
 """Machines whose NVLink domain is larger than a tray."""
@@ -104,6 +117,15 @@ def machine_of(row: Row, assumed: list[str]) -> tuple[str, tuple[str, ...]]:
     raise Refused(f"GPU {row.gpu!r} is in no machine of the catalog")
 
 
+def in_devices(row: Row, assumed: list[str]) -> Row:
+    """An MI250(X) is two devices of 64 GB to PyTorch: a row that counts modules of 128 GB, four a server, is counted in devices."""
+    whole = re.search(r"mi250", row.gpu.lower()) and (_memory(row) > 100 or (row.gpus_per_node or 8) <= 4)
+    if not whole or row.gpus is None:
+        return row
+    assumed.append(f"{row.gpus} modules of two devices: {2 * row.gpus} devices")
+    return msgspec.structs.replace(row, gpus=2 * row.gpus, gpus_per_node=2 * (row.gpus_per_node or 4), dp=None)
+
+
 def _memory(row: Row) -> float:
     """GB of device memory: the row's, or those in the GPU's name ("A100-SXM4-40GB"); 0 where neither tells."""
     found = re.search(r"(\d+) ?gi?b\b", row.gpu.lower())
@@ -117,10 +139,10 @@ def _expression(row: Row, name: str, edits: tuple[str, ...], assumed: list[str])
             return name, edits
         used = _RACK_USED if gpus % _RACK_USED == 0 else slots
         return f"{-(-gpus // used)}x {name}:{used}", edits
-    each = row.gpus_per_node or (-(-gpus // row.nodes) if row.nodes else slots)
+    each = row.gpus_per_node or (-(-gpus // row.nodes) if row.nodes else 4 if name == "gh200" and gpus > 1 else slots)
     if each > slots and name in _LARGER:
         name, larger = _LARGER[name]
-        edits, slots = (larger, *edits), _SLOTS.get(name, 8)
+        edits, slots = (*larger, *edits), _SLOTS.get(name, 8)
     if each > slots:
         assumed.append(f"{each} GPUs per node in the row: {slots}, which {name} holds")
     each = min(each, slots)

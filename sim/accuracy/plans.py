@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from sim.accuracy.machines import machine_of
+from sim.accuracy.machines import in_devices, machine_of
 from sim.accuracy.models import model_of, trains_adapters
 from sim.accuracy.rows import Row
 from sim.accuracy.sizes import Sizes, gpus_of, sizes_of, stages_of
@@ -58,7 +58,7 @@ def case_of(row: Row) -> Case:
     if row.problem:
         raise BadInput(row.problem)
     assumed: list[str] = []
-    row = msgspec.structs.replace(row, gpus=gpus_of(row, assumed))
+    row = in_devices(msgspec.structs.replace(row, gpus=gpus_of(row, assumed)), assumed)
     framework = framework_of_row(row, assumed)
     model = model_of(row, assumed, 128 * (row.tp or 1) if framework.startswith(_MEGATRON) else 1)
     row = _in_samples(row, str(model.get("family", "decoder")), assumed)

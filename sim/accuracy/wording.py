@@ -31,9 +31,7 @@ _FRAMEWORKS: tuple[tuple[str, str], ...] = (
     (r"tensorflow ?2|tf2", "tf2-horovod"),
     (r"tensorflow|tf1", "tf1-horovod"),
 )
-_TORCH = (
-    r"torch|lit-?gpt|lightning|deepspeed|fsdp|hugging|transformers|accelerate|trainer|nano|pico|colossal|fairseq|fairscale|metaseq|olmo"
-)
+_TORCH = r"torch|lit-?gpt|lightning|deepspeed|fsdp|hugging|transformers|accelerate|trainer|nano|pico|colossal|paddle|fairseq|fairscale|metaseq|olmo"
 """Words of libraries that run models as PyTorch's modules."""
 
 
@@ -41,6 +39,11 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
     """The framework file that describes how the row was run; one that is not described is taken as plain PyTorch, which is noted."""
     text = re.sub(r"[_ ]+", " ", f"{row.framework} {row.source_id}".lower()).replace("megatron lm", "megatron-lm")
     name = next((name for pattern, name in _FRAMEWORKS if re.search(pattern, text)), "pytorch")
+    if name == "pytorch" and not re.search(_TORCH, text) and max(row.tp or 1, row.pp or 1, row.ep or 1) > 1:
+        assumed.append(f"framework {row.framework!r} splits the model: taken as Megatron-LM")
+        name = "megatron-lm"
+    if name == "mlperf-nvidia" and _is(row, r"resnet|\bcnn\b"):
+        return "mxnet-horovod"  # what NVIDIA's submissions train images with
     if name == "megatron-bridge":
         return recipe_of(row)
     if name == "torchtitan" and row.date[:4] == "2024":
@@ -77,7 +80,7 @@ _NO = r"no|false|off\b|n\b|0\b|disabled|eager|math"
 def said(text: str) -> bool | None:
     """What a cell of a choice says: yes, no, or (None) nothing. Any other word names what was chosen, which is a yes."""
     word = text.strip().lower()
-    if not word or re.match(r"unknown|not (stated|given)|n/a|\?|-$", word):
+    if not word or re.match(r"unknown|not (stated|given|reported)|n/?a\b|auto$|default$|\?|-$", word):
         return None
     return bool(re.match(_YES, word)) or not re.match(_NO, word)
 
@@ -92,7 +95,7 @@ _PRECISIONS: tuple[tuple[str, str], ...] = (
     (r"mxfp8", "mxfp8"),
     (r"f(loat|p)[_-]?8|e[45]m[23]", "fp8"),
     (r"bf16|bfloat", "bf16"),
-    (r"f(loat|p)[_-]?16|\bhalf\b|\b16-(mixed|true)|\bamp\b|\bmixed\b", "fp16"),
+    (r"f(loat|p)[_-]?16|\bhalf\b|\b16-(mixed|true)|\bamp\b|\bmixed\b|^o[12]$|apex", "fp16"),
     (r"tf32", "tf32"),
     (r"f(loat|p)[_-]?32|\bsingle\b|\b32(-true|-bit)?$", "fp32"),
 )
@@ -101,7 +104,7 @@ _PRECISIONS: tuple[tuple[str, str], ...] = (
 def precision_of(row: Row, assumed: list[str] | None = None) -> str:
     """The plan's precision; unsaid: that of most training on the GPU. Raises `Refused` for a word that is none."""
     text = row.precision.lower().strip()
-    if not text:
+    if said(text) is None:
         old = re.search(r"v100|\bt4\b|p100", row.gpu.lower()) is not None
         name = "fp16" if old else "bf16"
         if assumed is not None:
@@ -161,7 +164,7 @@ def _zero(text: str, framework: str, assumed: list[str], row: Row) -> int:
 _KEPT: tuple[tuple[str, float, str], ...] = (
     # (word, share of a layer's work that is done again, why)
     (r"every other", 1 / 2, "every second layer is recomputed"),
-    (r"\(op\)", 1 / 2, "torchtitan keeps attention and every second product: counted as every second layer"),
+    (r"\(op\)|\bsac\b", 1 / 2, "torchtitan keeps attention and every second product: counted as every second layer"),
     (r"save_qkv_out_proj", 2 / 3, "qkv and output products are kept, a third of the layer: counted as two layers of three"),
     (r"save_dot_only", 0.0, "products are kept: only elementwise kernels run again, which XLA fuses away"),
     (r"save_qkv_proj", 7 / 8, "only the qkv products are kept: seven layers of eight"),
@@ -172,7 +175,7 @@ _UNSAID = {"maxtext": "save_qkv_proj"}
 
 def recompute_of(row: Row, layers_per_stage: int, framework: str, assumed: list[str]) -> dict[str, Any]:
     """The plan's recomputation; policies that keep some products count as recomputing so many of the layers."""
-    text = row.recompute.lower()
+    text = "" if said(row.recompute) is None else row.recompute.lower()
     if not text and framework in _UNSAID:
         text = _UNSAID[framework]
         assumed.append(f"recomputation not stated: {text}, as {framework}'s recipes")
@@ -183,7 +186,7 @@ def recompute_of(row: Row, layers_per_stage: int, framework: str, assumed: list[
             return {"recompute": "full", "recompute_layers": layers} if layers else {"recompute": "none"}
     if modules := _modules(row, framework, assumed):
         return {"recompute": "selective", "recompute_modules": modules}
-    if re.search(r"selective|\bcore\b|attention only", text):
+    if re.search(r"selective|\bcore\b|attention( only)?$", text):
         return {"recompute": "selective"}
     if found := re.search(r"block\D*(\d+)|(\d+) (?:of \d+ )?layers", f"{text} {row.recompute_detail.lower()}"):
         return {"recompute": "full", "recompute_layers": min(int(found.group(1) or found.group(2)), layers_per_stage)}
@@ -198,7 +201,7 @@ def _modules(row: Row, framework: str, assumed: list[str]) -> tuple[Module, ...]
     said_ones = tuple(module for module in MODULES if re.search(rf"\b{module}\b", text))
     if not any("_" in module for module in said_ones):
         said_ones = ()  # "mlp" and "moe" alone are words like any other
-    if said_ones or row.recompute or not framework.startswith("megatron-bridge"):
+    if said_ones or said(row.recompute) is not None or not framework.startswith("megatron-bridge"):
         return said_ones
     found = recomputed(row)
     if found:

@@ -7,14 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.accuracy.machines import machine_of
 from sim.accuracy.plans import case_of
 from sim.accuracy.rows import Row, rows_of
 from sim.accuracy.steady import step_seconds
 from sim.accuracy.wording import framework_of_row, precision_of, recompute_of, said, sharding_of
 from topologies.errors import Refused
-from topologies.hardware import Gpu
-from topologies.load import load_topology
 
 LLAMA = Row(
     row_id="r", model_name="Llama-3-8B", model_type="llama", n_layers=32, hidden=4096, n_heads=32, n_kv_heads=8, ffn_hidden=14336, vocab_size=128256,
@@ -28,47 +25,11 @@ def row(**changes: object) -> Row:
 
 
 @pytest.mark.parametrize(
-    ("words", "machine", "gpu"),
-    [
-        ("H100-SXM5-80GB", "dgx-h100", "h100-sxm"), ("h100_pcie", "h100-pcie-x8", "h100-pcie"), ("H100 NVL", "h100-pcie-x8", "h100-nvl"),
-        ("H800", "dgx-h100", "h800-sxm"), ("H20", "dgx-h100", "h20"), ("H200 SXM 141GB", "dgx-h200", "h200-sxm"), ("GH200", "dgx-h100", "h100-sxm"),
-        ("NVIDIA A100-SXM4-40GB", "dgx-a100-40gb", "a100-sxm-40gb"), ("A100-PCIE-40GB", "a100-pcie-x8", "a100-pcie-40gb"),
-        ("A100 PCIe 80GB", "a100-pcie-x8", "a100-pcie-80gb"), ("A800", "dgx-a100", "a800-sxm-80gb"), ("Tesla V100-SXM2-32GB", "dgx1-v100-32gb", "v100-sxm2-32gb"),
-        ("V100-PCIE-16GB", "a100-pcie-x8", "v100-pcie-16gb"), ("AMD Instinct MI300X", "mi300x-x8", "mi300x"), ("NVIDIA GeForce RTX 4090", "rtx-4090-x8", "rtx-4090"),
-        ("GB200 NVL72", "gb200-nvl72", "gb200"), ("DGX B300", "dgx-b300", "b300-sxm"), ("T4", "l4-x8", "t4"), ("A40", "l40s-x8", "a40"), ("A10", "l40s-x8", "a10"),
-        ("RTX 3090", "rtx-4090-x8", "rtx-3090"),
-    ],
-)  # fmt: skip
-def test_gpus_by_their_names(words: str, machine: str, gpu: str) -> None:
-    name, edits = machine_of(row(gpu=words, gpus=8), [])
-    device = load_topology(name, edits).device(0)
-    assert name == machine and isinstance(device, Gpu) and device.name == gpu
-
-
-def test_grace_hopper_has_its_own_memory() -> None:
-    device = load_topology(*machine_of(row(gpu="GH200", gpus=8), [])).device(0)
-    assert isinstance(device, Gpu) and device.memory == 96 << 30 and device.bandwidth == 4e12
-
-
-def test_nodes_hold_what_their_machine_can() -> None:
-    noted: list[str] = []
-    assert machine_of(row(gpus=64, gpus_per_node=16), noted)[0] == "8x dgx-h100:8" and any("16 GPUs per node" in word for word in noted)
-    assert machine_of(row(gpus=16, gpus_per_node=None, nodes=4), [])[0] == "4x dgx-h100:4"
-    assert machine_of(row(gpu="RTX 3090", gpus=4, gpus_per_node=4), []) == ("rtx-3090-x4", ())
-
-
-def test_gpus_outside_the_catalog_are_refused_by_name() -> None:
-    for name in ("TPU v5e", "Gaudi2", "A1000", "MI355X"):
-        with pytest.raises(Refused, match=name):
-            machine_of(row(gpu=name), [])
-
-
-@pytest.mark.parametrize(
     ("words", "found"),
     [
         ("bfloat16", "bf16"), ("BF16-mixed", "bf16"), ("AMP_BF16", "bf16"), ("float16", "fp16"), ("half", "fp16"), ("16-mixed", "fp16"), ("mixed precision", "fp16"),
         ("fp8-hybrid", "fp8"), ("float8 (torchao)", "fp8"), ("E4M3", "fp8"), ("MXFP8", "mxfp8"), ("NVFP4", "nvfp4"), ("fp4", "nvfp4"), ("TF32", "tf32"),
-        ("Float32", "fp32"), ("single", "fp32"), ("32-true", "fp32"), ("bf16 (fp32 grad accumulation)", "bf16"),
+        ("Float32", "fp32"), ("single", "fp32"), ("32-true", "fp32"), ("O2", "fp16"), ("bf16 (fp32 grad accumulation)", "bf16"),
     ],
 )  # fmt: skip
 def test_precisions_by_their_names(words: str, found: str) -> None:
@@ -80,6 +41,7 @@ def test_what_is_no_precision_is_refused_and_what_is_unsaid_is_noted() -> None:
         with pytest.raises(Refused, match=words):
             precision_of(row(precision=words))
     noted: list[str] = []
+    assert precision_of(row(precision="n/a")) == precision_of(row(precision="unknown")) == "bf16"
     assert precision_of(row(precision=""), noted) == "bf16" and noted == ["precision not stated: bf16"]
     assert precision_of(row(precision="", gpu="V100")) == "fp16"
 
@@ -105,7 +67,7 @@ def test_hybrid_shards_stay_inside_a_node() -> None:
 @pytest.mark.parametrize(
     ("words", "answer"),
     [("yes", True), ("True", True), ("1", True), ("yes (SDPA)", True), ("torch.compile", True), ("FlashAttention-2", True), ("no", False), ("False", False),
-     ("none", False), ("0", False), ("eager", False), ("", None), ("unknown", None), ("not stated", None), ("n/a", None)],
+     ("none", False), ("0", False), ("eager", False), ("", None), ("unknown", None), ("not stated", None), ("n/a", None), ("auto", None)],
 )  # fmt: skip
 def test_choices(words: str, answer: bool | None) -> None:
     assert said(words) is answer
@@ -117,6 +79,9 @@ def test_recomputation_by_its_names() -> None:
     assert recompute_of(row(recompute="block", recompute_detail="4 layers"), 8, "nemo", []) == {"recompute": "full", "recompute_layers": 4}
     for words in ("no", "False", "none"):
         assert recompute_of(row(recompute=words), 8, "nemo", []) == {"recompute": "none"}
+    assert recompute_of(row(recompute="SAC"), 8, "nemo", []) == {"recompute": "full", "recompute_layers": 4}
+    noted: list[str] = []
+    assert recompute_of(row(recompute="n/a"), 8, "nemo", noted) == {"recompute": "none"} and noted == ["recomputation not stated: none"]
     assert recompute_of(row(recompute="selective (core attention)"), 8, "nemo", []) == {"recompute": "selective"}
 
 
@@ -127,13 +92,22 @@ def test_recomputation_by_its_names() -> None:
         ({"framework": "GPT-NeoX"}, "megatron-deepspeed"), ({"framework": "megatron_lm"}, "megatron-lm"), ({"framework": "Primus"}, "megatron-lm"),
         ({"framework": "levanter"}, "maxtext"), ({"framework": "Paxml (JAX)"}, "paxml"), ({"framework": "MXNet (MLPerf)"}, "mxnet-horovod"), ({"framework": "NeMo (MLPerf)"}, "mlperf-nvidia"),
         ({"framework": "Megatron-LM", "date": "2022-05", "flash_attn": "no"}, "megatron-2022"), ({"framework": "Megatron-LM", "date": "2021-04"}, "megatron-2021"),
-        ({"framework": "Megatron-LM", "gpu": "V100"}, "megatron-2021"), ({"framework": "PyTorch", "model_type": "transformer decoder"}, "pytorch"),
+        ({"framework": "Megatron-LM", "gpu": "V100"}, "megatron-2021"), ({"framework": "PyTorch", "model_type": "transformer decoder"}, "pytorch"), ({"framework": "nanotron", "tp": 8}, "pytorch"),
+        ({"framework": "PaddlePaddle", "model_name": "BERT-large", "model_type": "bert"}, "pytorch-apex-ddp"),
+        ({"framework": "MLPerf (NVIDIA)", "model_name": "ResNet-50", "model_type": "cnn"}, "mxnet-horovod"),
     ],
 )  # fmt: skip
 def test_frameworks_by_their_names(changes: dict[str, str], framework: str) -> None:
     noted: list[str] = []
     assert framework_of_row(row(**changes), noted) == framework
     assert bool(noted) == (framework == "pytorch")
+
+
+def test_who_splits_a_model_without_a_known_name_does_so_as_megatron() -> None:
+    """Plain PyTorch splits no layer: HAI-LLM, MegaScale and their like do."""
+    noted: list[str] = []
+    assert framework_of_row(row(framework="HAI-LLM", pp=16, ep=64), noted) == "megatron-lm" and "splits the model" in noted[0]
+    assert framework_of_row(row(framework="HAI-LLM"), []) == "pytorch"
 
 
 def test_numbers_as_tables_print_them() -> None:

@@ -1,0 +1,59 @@
+"""Rows' GPUs and nodes, however spelled, are boards and machines of the catalog."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.accuracy.machines import machine_of
+from sim.accuracy.plans import case_of
+from tests.null.accuracy.test_spellings import row
+from topologies.errors import Refused
+from topologies.hardware import Gpu
+from topologies.load import load_topology
+
+
+@pytest.mark.parametrize(
+    ("words", "machine", "gpu"),
+    [
+        ("H100-SXM5-80GB", "dgx-h100", "h100-sxm"), ("h100_pcie", "h100-pcie-x8", "h100-pcie"), ("H100 NVL", "h100-pcie-x8", "h100-nvl"),
+        ("H800", "dgx-h100", "h800-sxm"), ("H20", "dgx-h100", "h20"), ("H200 SXM 141GB", "dgx-h200", "h200-sxm"), ("GH200", "2x alps-gh200:4", "gh200-96gb"), ("MI355X", "mi325x-x8", "mi355x"), ("RTX A6000", "rtx-4090-x8", "rtx-a6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-4090-x8", "rtx-6000-ada"),
+        ("NVIDIA A100-SXM4-40GB", "dgx-a100-40gb", "a100-sxm-40gb"), ("A100-PCIE-40GB", "a100-pcie-x8", "a100-pcie-40gb"),
+        ("A100 PCIe 80GB", "a100-pcie-x8", "a100-pcie-80gb"), ("A800", "dgx-a100", "a800-sxm-80gb"), ("Tesla V100-SXM2-32GB", "dgx1-v100-32gb", "v100-sxm2-32gb"),
+        ("V100-PCIE-16GB", "a100-pcie-x8", "v100-pcie-16gb"), ("AMD Instinct MI300X", "mi300x-x8", "mi300x"), ("NVIDIA GeForce RTX 4090", "rtx-4090-x8", "rtx-4090"),
+        ("GB200 NVL72", "gb200-nvl72", "gb200"), ("DGX B300", "dgx-b300", "b300-sxm"), ("T4", "l4-x8", "t4"), ("A40", "l40s-x8", "a40"), ("A10", "l40s-x8", "a10"),
+        ("RTX 3090", "rtx-4090-x8", "rtx-3090"),
+    ],
+)  # fmt: skip
+def test_gpus_by_their_names(words: str, machine: str, gpu: str) -> None:
+    name, edits = machine_of(row(gpu=words, gpus=8), [])
+    device = load_topology(name, edits).device(0)
+    assert name == machine and isinstance(device, Gpu) and device.name == gpu
+
+
+@pytest.mark.parametrize(("words", "memory", "bandwidth"), [("GH200", 96, 4e12), ("GH200 144GB", 144, 4.9e12)])
+def test_grace_hopper_has_its_own_memory(words: str, memory: int, bandwidth: float) -> None:
+    for gpus, machine in ((1, "gh200"), (4, "alps-gh200"), (16, "4x alps-gh200:4")):
+        name, edits = machine_of(row(gpu=words, gpus=gpus, gpus_per_node=None), [])
+        device = load_topology(name, edits).device(0)
+        assert name == machine and isinstance(device, Gpu) and device.memory == memory << 30 and device.bandwidth == bandwidth
+
+
+def test_a_module_of_two_devices_counts_as_two() -> None:
+    """Four MI250 of 128 GB a server are eight devices of 64 GB, as PyTorch counts them; rows that count so are left alone."""
+    modules = case_of(row(gpu="AMD MI250", gpu_mem_gb=128, gpus=4, gpus_per_node=4, dp=4))
+    assert (modules.plan.world, modules.topology) == (8, "frontier-mi250x") and any("two devices" in word for word in modules.assumed)
+    assert case_of(row(gpu="MI250X", gpu_mem_gb=64, gpus=16)).plan.world == 16
+
+
+def test_nodes_hold_what_their_machine_can() -> None:
+    noted: list[str] = []
+    assert machine_of(row(gpus=64, gpus_per_node=16), noted)[0] == "8x dgx-h100:8" and any("16 GPUs per node" in word for word in noted)
+    assert machine_of(row(gpus=16, gpus_per_node=None, nodes=4), [])[0] == "4x dgx-h100:4"
+    assert machine_of(row(gpu="RTX 3090", gpus=4, gpus_per_node=4), []) == ("rtx-3090-x4", ())
+
+
+def test_gpus_outside_the_catalog_are_refused_by_name() -> None:
+    for name in ("TPU v5e", "Gaudi2", "A1000"):
+        with pytest.raises(Refused, match=name):
+            machine_of(row(gpu=name), [])
