@@ -26,19 +26,28 @@ from topologies.errors import BadInput
 
 
 def simulate(
-    program: Program, pricer: Pricer, fold: bool = True, symmetric: bool = True, detail: bool = True, condensed: bool = False
+    program: Program,
+    pricer: Pricer,
+    fold: bool = True,
+    symmetric: bool = True,
+    detail: bool = True,
+    condensed: bool = False,
+    alike: bool = False,
 ) -> Trace:
     """Plays `program` in virtual time and returns every op's span, in order of their ends.
 
     With `fold`, equal ranks of a symmetric machine are simulated once; their flows count on shared links.
     Without `detail`, runs of kernels are fused exactly (`sim.engine.fuse`): the same times, fewer spans.
-    `condensed` also runs the inside of each stretch that meets nobody else only once (`sim.engine.condense`).
+    `condensed` also runs the inside of each stretch that meets nobody else only once (`sim.engine.condense`). `alike`: all ranks price
+    equal ops alike.
     Raises `BadInput` when the program deadlocks.
     """
     folded = fold and symmetric
     # Unfolded, a group's members are ranks of their own: stretches end at every collective, and running them alone is not exact.
     with uncollected():
-        return Engine(program, pricer, folded, detail and not condensed, condensed and folded).run()
+        engine = Engine(program, pricer, folded, detail and not condensed, condensed and folded)
+        engine.prices.alike = alike and folded
+        return engine.run()
 
 
 class Engine:

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from sim.bind import bind
+from sim.bind import Setting, bind
 from sim.figures import figures_of_memory, mfu_of
 from sim.plan import Output, Plan
 from sim.planning.bound import Bounds
@@ -18,19 +18,17 @@ from sim.planning.space import Candidate
 from sim.planning.store import Row
 from sim.predict import predict_setting
 from sim.pricer import pricer_for
-from sim.steady import step_of, whole
+from sim.split import split_of
+from sim.steady import confirmed
+from sim.timeline.metrics import Breakdown
 from topologies.errors import SteptwinError
 from topologies.load import Topology, load_topology
 
 Prices = dict[str, float]
 """Money per GPU-hour by machine."""
 Depth = Literal["short", "whole", "split"]
-"""How a plan is simulated: in the fewest ops (`screen`), whole, or with where its step goes, by class."""
-
-
-_LONG = 8192
-"""Passes of micro-batches through chunks of layers from which on a step is told by rounds, every layer of which is simulated whole: within
-0.05 % of all of them, which would take minutes."""
+"""How a plan is simulated: in the fewest ops (`screen`), whole (within 0.05 %: `sim.steady.confirmed`), or with where its step goes, by
+class."""
 
 
 class Open(msgspec.Struct, frozen=True):
@@ -99,10 +97,10 @@ def evaluate(candidate: Candidate, plan: Plan, prices: Prices, depth: Depth = "s
         if depth == "short":
             step = screened(setting)
         elif depth == "whole" and plan.output == Output():
-            step = whole(setting) if _passes(plan) <= _LONG else step_of(setting)[0]
+            step = confirmed(setting)
         else:
-            found = predict_setting(setting, steps=2, detail=False)
-            step, split = found.step_time_s, msgspec.structs.asdict(found.breakdown)
+            classes = _classes(setting)
+            step, split = classes.total, msgspec.structs.asdict(classes)
         report, _ = figures_of_memory(setting, remedies=False)
     except SteptwinError as error:
         return Row(candidate.key, "refused", str(error))
@@ -110,9 +108,10 @@ def evaluate(candidate: Candidate, plan: Plan, prices: Prices, depth: Depth = "s
     return _row(candidate, plan, step, report.peak, mfu_of(setting, step), prices, detail)
 
 
-def _passes(plan: Plan) -> int:
-    """Of micro-batches through chunks of layers, in one step."""
-    return plan.microbatches * plan.parallel.pp * plan.parallel.chunks
+def _classes(setting: Setting) -> Breakdown:
+    """Where the plan's step goes: by as little simulation as that needs, or as `predict` finds it."""
+    found = split_of(setting) if setting.plan.output == Output() else None
+    return found or predict_setting(setting, steps=2, detail=False).breakdown
 
 
 def _row(candidate: Candidate, plan: Plan, step: float, memory: int, mfu: float | None, prices: Prices, detail: str) -> Row:

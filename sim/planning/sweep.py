@@ -3,7 +3,7 @@
 What cannot fit is rejected by arithmetic. Each plan that fits has a lower bound of its step (`bound`); plans are simulated from the
 most promising on, with equal ranks folded and runs of kernels fused, both exact, and a plan whose bound and memory are no better than what
 another has reached is not simulated. Each is simulated in the fewest ops (`screen`); whatever is on the front then, or within
-1 % of the best, is simulated whole (thousands of micro-batches by rounds). Results stream into a `Store`.
+1 % of the best, is simulated whole (by rounds of micro-batches where two of them are alike). Results stream into a `Store`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,128 @@
+"""What a sweep confirms by rounds of micro-batches is the step simulated whole, and where its time goes is what `predict` finds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import asdict
+
+from sim.bind import bind
+from sim.engine.steps import Step
+from sim.predict import predict_setting
+from sim.split import split_of
+from sim.steady import Rounds, Run, confirmed, rounds_of, step_of, whole
+from topologies.load import load_topology
+
+MACHINE = load_topology("4x dgx-h100")
+MODEL = {"layers": 8, "hidden": 4096, "heads": 32, "vocab": 32000, "ffn": 14336}
+
+
+def _plan(count: int, framework: str = "megatron-core", **parallel: Any) -> dict[str, Any]:
+    """`count` micro-batches of one sequence on 8 GPUs for each pipeline stage."""
+    split = {"tp": 4, "dp_shard": 2, "zero": 1, **parallel}
+    batch = {"global": count * split["dp_shard"], "micro": 1}
+    return {"model": MODEL, "seq_len": 8192, "framework": framework, "parallel": split, "batch": batch}
+
+
+PIPELINES = [
+    {"pp": 4, "schedule": "1f1b"},
+    {"pp": 4, "schedule": "gpipe"},
+    {"pp": 4, "schedule": "interleaved", "virtual_stages": 2},
+    {"pp": 2, "schedule": "interleaved", "virtual_stages": 4},
+    {"pp": 4, "schedule": "zb-h1"},
+    {"pp": 2, "schedule": "dualpipe"},
+    {"pp": 4, "schedule": "1f1b", "zero": 3},
+    {"pp": 1, "zero": 3},
+    {"pp": 1},
+]
+
+
+def _counts(setting: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[float, list[tuple[int, ...]]]:
+    """`confirmed` of a plan, and the steps that it simulated."""
+    seen: list[tuple[int, ...]] = []
+    times = Run.times
+
+    def watched(run: Run, counts: tuple[int, ...]) -> list[Step]:
+        seen.append(counts)
+        return times(run, counts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "times", watched)
+        return confirmed(setting), seen
+
+
+@pytest.mark.parametrize("framework", ["megatron-core", "torchtitan"])
+@pytest.mark.parametrize("parallel", PIPELINES, ids=str)
+def test_a_step_confirmed_by_rounds_is_the_whole(parallel: dict[str, Any], framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = bind(_plan(96, framework, **parallel), MACHINE)
+    found, seen = _counts(setting, monkeypatch)
+    assert found == pytest.approx(whole(setting), rel=5e-4)
+    assert (rounds_of(setting) is not None) == (sum(seen[0]) < 150)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-h1"])
+def test_rounds_are_all_that_is_simulated_where_they_are_alike(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = 2 if schedule == "interleaved" else 1
+    setting = bind(_plan(96, pp=4, schedule=schedule, virtual_stages=stages), MACHINE)
+    (counts,) = _counts(setting, monkeypatch)[1]
+    assert sum(counts) < 96 and counts[-1] % 4 == (96 if schedule != "1f1b" else counts[-1]) % 4
+
+
+def test_dualpipe_comes_to_its_pace_late() -> None:
+    """A large model's first rounds take up to a sixth less than all that follow."""
+    setting = bind(_plan(64, tp=8, pp=4, schedule="dualpipe") | {"model": "llama3-70b"}, "8x dgx-h100")
+    times = Run(setting).times((8, 8, 12, 56, 64))
+    early, late = (times[2].seconds - times[1].seconds) / 4, (times[4].seconds - times[3].seconds) / 8
+    assert early < 0.97 * late
+    assert step_of(setting)[0] == pytest.approx(whole(setting), rel=5e-4)
+
+
+def test_rounds_that_differ_are_not_taken_for_alike() -> None:
+    rounds = Rounds((4, 8, 12, 16), 10.0)
+    steady = [Step(9.0, 1.0), Step(10.0, 1.0), Step(12.0, 2.0), Step(14.0, 3.0)]
+    assert rounds.alike(steady) and rounds.extended(12.0, 14.0) == 34.0
+    assert not rounds.alike([*steady[:3], Step(14.01, 3.0)]), "longer than the round before"
+    assert not rounds.alike([*steady[:3], Step(14.0, 4.0)]), "its thread needs as long: it loses its lead"
+    assert not rounds.alike([*steady[:2], Step(12.0, 12.5), Step(14.0, 13.5)]), "the device was behind"
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        _plan(96, pp=4, schedule="1f1b") | {"data": {"workers": 2}},
+        _plan(12, pp=4, schedule="1f1b"),
+        _plan(96, pp=16, tp=1, schedule="interleaved", virtual_stages=1) | {"model": MODEL | {"layers": 16}},
+    ],
+    ids=["loaders keep batches in store", "few", "deep, but without turns"],
+)
+def test_where_a_plan_goes_by_rounds(plan: dict[str, Any]) -> None:
+    deep = plan["parallel"]["pp"] == 16
+    assert (rounds_of(bind(plan, MACHINE)) is not None) == deep
+    if deep:
+        plan = plan | {"model": MODEL | {"layers": 32}, "parallel": plan["parallel"] | {"virtual_stages": 2}}
+        assert rounds_of(bind(plan, MACHINE)) is None, "stages take turns: messages may fall behind slowly"
+
+
+@pytest.mark.parametrize("parallel", PIPELINES, ids=str)
+def test_classes_are_those_of_predict(parallel: dict[str, Any]) -> None:
+    """But for what communication in a layer that is one op counts as compute."""
+    setting = bind(_plan(16, **parallel), MACHINE)
+    found, split = predict_setting(setting, steps=2, detail=False), split_of(setting)
+    assert split is not None and split.total == pytest.approx(found.step_time_s, rel=1e-9)
+    ours, theirs = asdict(split), asdict(found.breakdown)
+    moved = ours.pop("compute_s") - theirs.pop("compute_s")
+    assert moved + ours.pop("exposed_comm_s") - theirs.pop("exposed_comm_s") == pytest.approx(0.0, abs=1e-5 * split.total)
+    assert abs(moved) < 0.01 * split.total
+    assert ours == pytest.approx(theirs, abs=1e-5 * split.total)
+
+
+def test_classes_of_what_predict_knows_better_are_left_to_it() -> None:
+    local = _plan(4, tp=1, dp_shard=1, dp_replicate=4, zero=0) | {
+        "model": "gpt2-124m",
+        "seq_len": 1024,
+        "update": {"mode": "local", "every": 4},
+    }
+    assert split_of(bind(local, MACHINE)) is None
+    bound = {"model": "gpt2-124m", "seq_len": 256, "parallel": {"dp_replicate": 4}}
+    assert split_of(bind(bound, "dgx-h100", ("link.nvlink.rate=110 GB/s",))) is None, "two steps have not settled"
