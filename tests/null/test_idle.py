@@ -30,6 +30,7 @@ SAID: dict[str, tuple[dict[str, Any], str, tuple[str, ...], dict[str, Any] | Non
     "parallel.etp": (BASE | {"parallel": {"tp": 2}}, "1", (), MOE | {"parallel": {"tp": 2}}),
     "parallel.capacity": (BASE, "2.0", (), MOE | {"parallel": {"dp_shard": 8, "ep": 8}}),
     "memory.recompute": (BASE | {"task": "forward"}, "full", ("task=train",), None),
+    "memory.recompute_modules": (BASE, '["layernorm"]', ("memory.recompute=selective",), None),
     "memory.recompute_layers": (BASE, "2", ("memory.recompute=full",), None),
     "optimizer.name": (BASE | {"task": "forward"}, "sgd", ("task=train",), None),
     "update.every": (BASE | {"parallel": {"dp_replicate": 2}}, "4", ("update.mode=local",), None),
