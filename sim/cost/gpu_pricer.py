@@ -65,16 +65,19 @@ class GpuPricer(Common):
 
     def local(self, op: Op, rank: int) -> Cost:
         """What needs no other rank; for collectives and messages only their launch."""
-        if op.kind == "compute":
+        kind = op.kind
+        if kind == "compute":
             return self._kernels(op, rank)
-        if op.kind == "host":
+        if (kind == "record" or kind == "wait") and op.lane != HOST:
+            return self._launch("event", rank)
+        if kind == "host":
             seconds = sum(self._host_work(work, rank) for work in op.works if isinstance(work, HostWork))
             return Cost(seconds, "fitted", uses=self._shared(op, rank, seconds) if seconds > 0 else ())
-        if op.kind == "copy":
+        if kind == "copy":
             return self._copy(op, rank)
-        if op.lane == HOST and op.kind not in MEETING:
+        if op.lane == HOST and kind not in MEETING:
             return Cost(0.0)
-        return self._launch("collective" if op.kind in MEETING else "event", rank)
+        return self._launch("collective" if kind in MEETING else "event", rank)
 
     def _shared(self, op: Op, rank: int, seconds: float) -> tuple[tuple[str, float], ...]:
         """What a thread takes from its machine: a loader process one core; it, and an update on the CPU, the bus of its socket's memory."""

@@ -59,16 +59,15 @@ class Arranger:
 
     def _joined(self, rank: Rank, thread: str, calls: tuple[Call, ...], free: set[str]) -> list[Line]:
         """Each call that begins beside the kernels of the one before together with that one."""
-        runs: list[tuple[int, int, list[str]]] = []
+        alone = {call.segment: (call.segment,) for call in calls}
+        runs: list[tuple[int, int, tuple[str, ...]]] = []
         for call in calls:
+            names: tuple[str, ...] = alone[call.segment]
             if call.segment in free and runs and runs[-1][:2] == (call.step, call.index):
-                runs[-1][2].append(call.segment)
-            else:
-                runs.append((call.step, call.index, [call.segment]))
-        code: dict[tuple[str, ...], Code] = {}
-        for names in dict.fromkeys(tuple(names) for _, _, names in runs):
-            code[names] = self.code(rank, thread, names)
-        return [(step, index, code[tuple(names)]) for step, index, names in runs]
+                names = runs.pop()[2] + names
+            runs.append((call.step, call.index, names))
+        code = {names: self.code(rank, thread, names) for names in dict.fromkeys(names for _, _, names in runs)}
+        return [(step, index, code[names]) for step, index, names in runs]
 
     def code(self, rank: Rank, thread: str, names: tuple[str, ...]) -> Code:
         """The moves of segments that are called one after the other, as `thread` of the rank makes them. Raises `Unordered` for ops that
@@ -166,12 +165,15 @@ def _free(ops: tuple[Op, ...]) -> bool:
     recorded: set[str] = set()
     after = {COMPUTE}
     for op in ops:
-        if op.kind == "record":
+        kind = op.kind
+        if kind == "compute":
+            continue
+        if kind == "record":
             if op.lane in after:
                 recorded.add(op.event)
-        elif op.kind == "wait":
+        elif kind == "wait":
             if op.event in recorded:
                 after.add(op.lane)
-        elif op.kind == "collective" and op.lane not in after:
+        elif kind == "collective" and op.lane not in after:
             return True
     return False

@@ -54,12 +54,15 @@ class InOrder:
             rank = Rank(number, prices.pricer.slowdown(number)[0], frozenset(threads))
             for thread, calls in threads.items():
                 bodies.append(self._body(rank, thread, arranger.lines(rank, thread, calls)))
-        self._ready = bodies[::-1]
+        self._ready: list[Body | Lane] = [*reversed(bodies)]
         self._left = len(bodies)
         while self._ready:
-            body = self._ready.pop()
-            for mark in body:
-                mark.waiting.append(body)
+            goes_on = self._ready.pop()
+            if isinstance(goes_on, Lane):
+                self._behind(goes_on)
+                continue
+            for mark in goes_on:
+                mark.waiting.append(goes_on)
                 break
         if self._left or arranger.waiting:
             raise Unordered
@@ -68,7 +71,8 @@ class InOrder:
         """One thread, from its first op to its last."""
         clock = high = spent = 0.0
         step = lines[0][0] if lines else 0
-        events, compute = Events(rank), rank.lane(COMPUTE)
+        events, compute, busy = Events(rank), rank.lane(COMPUTE), rank.busy
+        latest = events.latest
         for its, index, (moves, passed) in lines:
             if its != step:
                 self._note(thread, step, high, spent)
@@ -97,10 +101,13 @@ class InOrder:
                     start = lane.free if lane.free > ready else ready
                     if does == RECORD:
                         lane.free = start
-                        self._record(events, event, shift, start)
+                        if shift is None:
+                            latest[event] = start
+                        else:
+                            self._record(events, event, shift, start)
                         continue
                     if does == WAIT:
-                        known = events.of(event, shift)
+                        known = latest.get(event, 0.0) if shift is None else events.of(event, shift)
                         if isinstance(known, Mark):
                             if known.time is None:
                                 yield known
@@ -111,7 +118,11 @@ class InOrder:
                         if not self._meets(lane, start, seconds, seat.next(), step) and lane is compute:
                             yield self._when(lane)
                         continue
-                    lane.free = end = start + seconds if does == PLAIN else rank.timed(does, lane, start, seconds, share)
+                    if does == KERNEL and lane is compute and (not busy or busy[-1][1] <= start):
+                        rank.kernel = end = start + seconds
+                    else:
+                        end = start + seconds if does == PLAIN else rank.timed(does, lane, start, seconds, share)
+                    lane.free = end
                 if end > high:
                     high = end
             if passed:
@@ -171,36 +182,47 @@ class InOrder:
             lane.queue = deque() if lane.queue is None else lane.queue
             return False
         del table.open[number]
-        end = max(arrival[0] for arrival in come) + max(arrival[1] for arrival in come)
-        for _, _, other, its in come:
-            self.ends[its] = max(end, self.ends.get(its, 0.0))
+        begin = longest = 0.0
+        for came, its, _, _ in come:
+            if came > begin:
+                begin = came
+            if its > longest:
+                longest = its
+        end = begin + longest
+        for _, _, other, of in come:
+            if end > self.ends.get(of, 0.0):
+                self.ends[of] = end
             other.free = end
             if other is not lane:
-                self._ready.append(self._behind(other))
+                self._ready.append(other)
         return True
 
-    def _behind(self, lane: Lane) -> Body:
-        """What has queued behind a meeting."""
+    def _behind(self, lane: Lane) -> None:
+        """What has queued behind a meeting, or behind an event that has happened now."""
         queue = lane.queue
         assert queue is not None
         while queue:
-            does, ready, seconds, event, meeting, step = queue.popleft()
-            start = max(lane.free, ready)
+            does, ready, seconds, event, meeting, step = queue[0]
+            if does == WAIT and isinstance(event, Mark):
+                if event.time is None:
+                    event.waiting.append(lane)
+                    return
+                event = event.time
+            queue.popleft()
+            start = lane.free if lane.free > ready else ready
             if does == MEET:
                 assert meeting is not None
                 if not self._meets(lane, start, seconds, meeting, step):
                     return
-                continue
-            lane.free = start + seconds
-            if does == RECORD:
-                assert isinstance(event, Mark)
-                self._ready += event.fire(start)
             elif does == WAIT:
-                if isinstance(event, Mark):
-                    if event.time is None:
-                        yield event
-                    event = event.time or 0.0
-                lane.free = max(start, event)
+                assert isinstance(event, float)
+                lane.free = start if start > event else event
+            elif does == RECORD:
+                assert isinstance(event, Mark)
+                lane.free = start
+                self._ready += event.fire(start)
             else:
-                self.ends[step] = max(lane.free, self.ends.get(step, 0.0))
+                lane.free = end = start + seconds
+                if end > self.ends.get(step, 0.0):
+                    self.ends[step] = end
         lane.queue = None

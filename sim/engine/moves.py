@@ -23,19 +23,18 @@ class Unordered(Exception):
 
 
 class Mark:
-    """An event: not yet, or happened at `time` (seconds); `waiting`: threads that go on then."""
+    """An event: not yet, or happened at `time` (seconds); `waiting`: threads and lanes that go on then."""
 
     __slots__ = ("time", "waiting")
 
     def __init__(self) -> None:
         self.time: float | None = None
-        self.waiting: list[Body] = []
+        self.waiting: list[Body | Lane] = []
 
-    def fire(self, time: float) -> list[Body]:
+    def fire(self, time: float) -> list[Body | Lane]:
         """It happened at `time`: who goes on."""
         self.time = time
-        waiting, self.waiting = self.waiting, []
-        return waiting
+        return self.waiting
 
 
 Body = Generator[Mark, None, None]
@@ -117,10 +116,13 @@ class Rank:
 
     def occupy(self, begin: float, end: float) -> None:
         """A collective beside kernels. Raises `Unordered` when a kernel that it would have slowed is over."""
-        at = bisect_left(self.begun, begin)
-        if begin < self.kernel or (at < len(self.begun) and self.begun[at] < end):
+        begun = self.begun
+        if begin < self.kernel or (begun and begun[-1] >= begin and begun[bisect_left(begun, begin)] < end):
             raise Unordered
         spans = self.busy
+        if not spans or begin > spans[-1][1]:
+            spans.append((begin, end))
+            return
         at = len(spans)
         while at and spans[at - 1][0] > begin:
             at -= 1

@@ -40,6 +40,7 @@ class Pricing:
         """Resources that never bind (`sim.engine.links`)."""
         self._meet_costs: dict[tuple[int, str, int], Cost] = {}
         """By op, group and rank: hashing the members of a large group would cost more than looking them up."""
+        self._siblings: dict[str, int] = {}
         self._stretches: dict[tuple[object, ...], list[Priced]] = {}
         self._outside: dict[int, frozenset[str]] = {}
 
@@ -72,11 +73,13 @@ class Pricing:
     def priced(self, line: tuple[Op, ...], rank: int) -> list[Priced]:
         """Each op with its cost; folded, with what the ranks of its machine that it stands for take too."""
         local = self.pricer.local
-        ops = [(op, local(op, rank)) for op in line]
-        if not self.folded:
-            return ops
-        stands_for, world = self.groups.stands_for, self.program.world
-        return [(op, together(op, cost, self.pricer, rank, stands_for, world) if cost.uses else cost) for op, cost in ops]
+        costs = [local(op, rank) for op in line]
+        if self.folded:
+            stands_for, world = self.groups.stands_for, self.program.world
+            for i, cost in enumerate(costs):
+                if cost.uses:
+                    costs[i] = together(line[i], cost, self.pricer, rank, stands_for, world)
+        return list(zip(line, costs, strict=True))
 
     def _shortened(self, line: tuple[Op, ...], rank: int, condensed: bool) -> list[Priced]:
         ops = self.priced(line, rank)
@@ -107,11 +110,17 @@ class Pricing:
         key = (id(op), op.group, rank)
         cost = self._meet_costs.get(key)
         if cost is None:
-            mesh = self.program.mesh
             members = self.groups.members(op.group, rank)
-            siblings = mesh.world // len(members) // (mesh.size("pp") if op.group != "pp" else 1) if self.folded else 1
-            cost = self._meet_costs[key] = self.pricer.collective(op, members, max(1, siblings))
+            siblings = self._siblings.get(op.group)
+            if siblings is None:
+                siblings = self._siblings[op.group] = self._siblings_of(op.group, len(members))
+            cost = self._meet_costs[key] = self.pricer.collective(op, members, siblings)
         return cost
+
+    def _siblings_of(self, group: str, size: int) -> int:
+        """Groups that run the same collective at the same moment and are not simulated, with this one."""
+        mesh = self.program.mesh
+        return max(1, mesh.world // size // (mesh.size("pp") if group != "pp" else 1)) if self.folded else 1
 
     def message(self, op: Op, rank: int) -> Cost:
         """A message that `rank` sends."""

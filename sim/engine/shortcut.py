@@ -32,12 +32,12 @@ class Shortcut:
         """Collectives in what was shortened, with their seconds and latency."""
         self._places: dict[int, tuple[tuple[int, ...], tuple[int, ...] | None]] = {}
         """By a group's first member: the group, and `_inside` of it."""
-        self.collective, self.message, self.slowdown = pricer.collective, pricer.message, pricer.slowdown
+        self._local, self.collective, self.message, self.slowdown = pricer.local, pricer.collective, pricer.message, pricer.slowdown
 
     def local(self, op: Op, rank: int) -> Cost:
         """The cost of an op that needs no other rank."""
-        found = self._costs.get(id(op))
-        return found[0] if found is not None else self._pricer.local(op, rank)
+        found = self._costs.get(id(op)) if op.kind == "compute" else None
+        return found[0] if found is not None else self._local(op, rank)
 
     def adopt(self, other: Shortcut) -> bool:
         """Takes over what another plan's shortcut has made, where all collectives in it cost the same here, on every stage."""
