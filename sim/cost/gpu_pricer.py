@@ -6,6 +6,7 @@ Kernels come from the fitted parameters, collectives and copies from the topolog
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from sim.cost.collective import collective_cost, message_cost
 from sim.cost.host import host_seconds
@@ -22,6 +23,10 @@ from topologies.hardware import Gpu
 
 PAGEABLE = 4e9
 """Bytes per second of a pageable, host-synchronous staged copy: 3-8 GB/s on x86 hosts (assumed; facts: pinned vs pageable)."""
+
+_collective = lru_cache(maxsize=2048)(collective_cost)
+_message = lru_cache(maxsize=2048)(message_cost)
+"""For all plans of a sweep: those that split their ranks alike send the same sizes in the same groups."""
 
 
 class GpuPricer(Common):
@@ -133,7 +138,7 @@ class GpuPricer(Common):
         key = (op.name, op.bytes, op.how, op.works, siblings, id(members))
         found = self._collectives.get(key)
         if found is None or found[1] is not members:
-            cost = collective_cost(op.name, op.bytes, members, self.topology, op.how or "auto", siblings)
+            cost = _collective(op.name, op.bytes, members, self.topology, op.how or "auto", siblings)
             found = self._collectives[key] = (self._beside(op, cost, members[0]) if op.works else cost, members)
         return found[0]
 
@@ -147,7 +152,7 @@ class GpuPricer(Common):
         return Cost(cost.seconds * seen, cost.source, cost.latency * seen, cost.uses)
 
     def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
-        return message_cost(op.bytes, source, target, self.topology, siblings)
+        return _message(op.bytes, source, target, self.topology, siblings)
 
     def slowdown(self, rank: int) -> tuple[float, float]:
         return slowdown(self._gpu(rank)[0])
