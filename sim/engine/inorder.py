@@ -11,7 +11,7 @@ be visited in the order of time, because nothing that is timed later changes wha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 
 from sim.engine.arrange import Arranger
 from sim.engine.moves import (
@@ -85,14 +85,8 @@ class InOrder:
                         self._record(events, event, shift, ready)
                         continue
                     spent += at
-                    for known in self._awaited(rank, does, lane, events, event, shift):
-                        if isinstance(known, Mark):
-                            if known.time is None:
-                                yield known
-                            known = known.time or 0.0
-                        if known > ready:
-                            ready = known
-                    clock = end = ready
+                    awaited = self._awaited(rank, does, lane, events, event, shift)
+                    clock = end = yield from self._until(ready, awaited)
                 elif lane.queue is not None:
                     known = self._event(does, events, event, shift)
                     lane.queue.append((does, ready, seconds, known, seat.next() if seat is not None else None, step))
@@ -161,6 +155,17 @@ class InOrder:
             lanes = [rank.lane(event)] if event else [lane for name, lane in rank.lanes.items() if name not in rank.threads]
             return [self._free(lane) for lane in lanes]
         return [events.of(event, shift)]
+
+    def _until(self, ready: float, awaited: list[Event]) -> Generator[Mark, None, float]:
+        """When all that a thread waits for has happened, but not before `ready`."""
+        for known in awaited:
+            if isinstance(known, Mark):
+                if known.time is None:
+                    yield known
+                known = known.time or 0.0
+            if known > ready:
+                ready = known
+        return ready
 
     def _free(self, lane: Lane) -> Event:
         """When the lane has run what was put on it so far."""
