@@ -77,6 +77,8 @@ _RULES: tuple[tuple[str, str, str, str], ...] = (
     (r"l40s", "", "l40s-x8", ""),
     (r"\bl4\b", "", "l4-x8", ""),
     (r"\bt4\b", "", "l4-x8", "gpu=t4"),
+    (r"\ba30\b", "", "a100-pcie-x8", "gpu=a30"),
+    (r"\bl40\b", "", "l40s-x8", "gpu=l40"),
     (r"a10g", "", "aws-g5", ""),
     (r"\ba10\b", "", "l40s-x8", "gpu=a10"),
     (r"\ba40\b", "", "l40s-x8", "gpu=a40"),

@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from sim.model.load import models
+import msgspec
+
+from sim.accuracy.rows import Row
+from sim.model.decoder_spec import Decoder
+from sim.model.load import load_model, models
 
 _SAME: tuple[tuple[str, str], ...] = (
     # (whole plain name as a pattern, shipped model): the same layers under another name
@@ -14,6 +18,8 @@ _SAME: tuple[tuple[str, str], ...] = (
     (r"gpt2large", "gpt2-774m"),
     (r"gpt2xl", "gpt2-1.5b"),
     (r"tinyllama", "tinyllama-1.1b"),
+    (r"llama4scout.*", "llama4-scout"),
+    (r"llama4maverick.*", "llama4-maverick"),
     (r"deepseekr1.*|deepseekv3.*", "deepseek-v3"),
     (r"commandr\+|commandrplus", "command-r-plus-104b"),
     (r"commandr", "command-r-35b"),
@@ -63,6 +69,16 @@ def shipped_model(name: str, params: int | None = None, modern: bool = True) -> 
             return same.expand(one)
     size = size_of(text) or params
     return _nearest(_plain(re.sub(_SIZE + ".*", "", text)), float(size), modern) if size else ""
+
+
+def with_widths(row: Row) -> Row:
+    """The row with the width and the experts of the shipped model that it names, where it gives no sizes: recipes differ by them."""
+    if (row.n_layers and row.hidden) or row.n_experts or not (name := shipped_model(row.model_name, row.params)):
+        return row
+    spec = load_model(name)
+    if not isinstance(spec, Decoder):
+        return row
+    return msgspec.structs.replace(row, hidden=row.hidden or spec.hidden, n_experts=spec.moe.experts if spec.moe else None)
 
 
 def size_of(name: str) -> int | None:

@@ -6,15 +6,18 @@ choice is listed in `Case.assumed`. Nothing here looks at the measured time.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 
 from sim.accuracy.machines import in_devices, machine_of
 from sim.accuracy.models import model_of, trains_adapters
+from sim.accuracy.names import with_widths
 from sim.accuracy.rows import Row
 from sim.accuracy.sizes import Sizes, gpus_of, sizes_of, stages_of
 from sim.accuracy.wording import compiled, framework_of_row, optimizer_of, overlap_of, precision_of, recompute_of, said, sharding_of
+from sim.framework import load_framework
 from sim.plan import Batch, Comm, Data, Memory, Optimizer, Parallel, Plan
 from topologies.errors import BadInput
 
@@ -59,6 +62,7 @@ def case_of(row: Row) -> Case:
         raise BadInput(row.problem)
     assumed: list[str] = []
     row = in_devices(msgspec.structs.replace(row, gpus=gpus_of(row, assumed)), assumed)
+    row = with_widths(row)
     framework = framework_of_row(row, assumed)
     model = model_of(row, assumed, 128 * (row.tp or 1) if framework.startswith(_MEGATRON) else 1)
     row = _in_samples(row, str(model.get("family", "decoder")), assumed)
@@ -73,11 +77,11 @@ def case_of(row: Row) -> Case:
         framework=framework,
         seq_len=_seq_len(row, framework, assumed),
         precision=precision_of(row, assumed),  # type: ignore[arg-type]
-        attention=_attention(row),
+        attention=_attention(row, sizes.cp, framework, assumed),
         compile=compiled(row),
         batch=Batch(global_=sizes.batch, micro=sizes.micro),
         parallel=_parallel(row, sizes, framework, stages, tp_overlap, assumed),
-        memory=Memory(**recompute_of(row, layers // sizes.pp, framework, assumed)),
+        memory=Memory(**recompute_of(row, layers // sizes.pp, framework, assumed), offload=_offload(row)),
         optimizer=Optimizer(name=optimizer_of(row)),  # type: ignore[arg-type]
         data=_AHEAD if row.batch_unit == "images" else Data(),
         comm=Comm(overlap=overlap),
@@ -108,9 +112,18 @@ def _in_samples(row: Row, family: str, assumed: list[str]) -> Row:
     return msgspec.structs.replace(row, batch_unit="sequences", **counts)
 
 
-def _attention(row: Row) -> Any:
+def _attention(row: Row, cp: int, framework: str, assumed: list[str]) -> Any:
+    """Context parallelism came with fused attention: who splits sequences has it."""
     flash = said(row.flash_attn)
+    if flash is None and cp > 1 and load_framework(framework).attention == "math":
+        assumed.append("attention not stated: flash, for sequences are split")
+        flash = True
     return None if flash is None else "flash" if flash else "math"
+
+
+def _offload(row: Row) -> Any:
+    """ZeRO-Offload and its kind keep the optimizer on the host."""
+    return "optimizer" if re.search(r"offload|infinity", f"{row.sharding} {row.optimizer}".lower()) else "none"
 
 
 def _seq_len(row: Row, framework: str, assumed: list[str]) -> int | None:
@@ -120,7 +133,12 @@ def _seq_len(row: Row, framework: str, assumed: list[str]) -> int | None:
         size = _SQUAD if "squad" in row.task.lower() else 128 if "bert" in row.model_type else 2048
         assumed.append(f"seq_len not stated: {size}")
         return size
-    if framework == "pytorch-apex-ddp" and row.task == "train" and row.date >= "2021-09" and row.seq_len in _BINNED:
+    if (
+        framework == "pytorch-apex-ddp"
+        and re.match(r"(pre-?)?train", row.task.lower())
+        and row.date >= "2021-09"
+        and row.seq_len in _BINNED
+    ):
         size = _BINNED[row.seq_len]
         assumed.append(f"sequences binned by length (LDDL): {size} tokens in the mean of up to {row.seq_len}")
         return size
@@ -147,7 +165,7 @@ def _parallel(row: Row, sizes: Sizes, framework: str, stages: tuple[int, ...] | 
         virtual_stages=chunks,
         stages=stages,
         cp=sizes.cp,
-        cp_kind="all_to_all" if "a2a" in row.comm_overlap.lower() else "p2p",
+        cp_kind="all_to_all" if re.search(r"a2a|ulysses", f"{row.comm_overlap} {row.framework}".lower()) else "p2p",
         ep=ep,
         etp=etp,
         capacity=1.0 if "capacity factor 1.0" in row.notes or "tokendrop" in row.notes else 0.0,

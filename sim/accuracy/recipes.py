@@ -108,7 +108,7 @@ def _in(row: Row, rows: Rows, release: Release) -> bool:
 def _kind(row: Row) -> str:
     """Of the model, as recipes differ: dense ones small enough to be captured, mixtures of experts by attention and width."""
     if not row.n_experts:
-        return "small" if (row.hidden or 0) <= 4096 and row.task == "pretrain" else "dense"
+        return "small" if (row.hidden or 0) <= 4096 and re.match(r"(pre-?)?train", row.task.lower()) else "dense"
     name = f"{row.model_type} {row.model_name}".lower()
     if re.search(r"deepseek|kimi", name):
         return "latent"

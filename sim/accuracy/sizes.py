@@ -7,7 +7,7 @@ import msgspec
 from sim.accuracy.rows import Row
 from topologies.errors import BadInput, Refused
 
-_INTERLEAVING = ("megatron-lm", "megatron-core", "megatron-bridge", "nemo", "mlperf-nvidia", "torchtitan", "torchtitan-2024")
+_INTERLEAVING = ("megatron-lm", "megatron-core", "megatron-bridge", "nemo", "mlperf-nvidia", "torchtitan")
 """Frameworks whose published pipelines interleave; the others have no such schedule, or had none then."""
 
 
@@ -114,7 +114,9 @@ def _virtual(row: Row, layers: int, pp: int, microbatches: int, framework: str, 
         per = layers // pp
         # Small chunks make small bubbles: two layers each, or one where a stage's layers are a prime number.
         two = next((n for n in range(per, 1, -1) if per % n == 0 and per // n >= 2), 0)
-        chunks = 1 if microbatches % pp or framework not in _INTERLEAVING else two or per
+        # Who runs a deep pipeline on hardly more micro-batches than stages interleaves, or half the step were bubble.
+        interleaves = framework.startswith(_INTERLEAVING) or (framework == "pytorch" and microbatches <= 2 * pp)
+        chunks = (two or per) if interleaves and microbatches % pp == 0 else 1
         assumed.append(f"interleaving not stated: {chunks} chunks per stage")
         return chunks
     if row.vp > 1 and (microbatches % pp or row.vp * pp > layers + 2):

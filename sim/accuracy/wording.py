@@ -91,6 +91,7 @@ def _is(row: Row, pattern: str) -> bool:
 
 _PRECISIONS: tuple[tuple[str, str], ...] = (
     # (pattern, the plan's word); the first that is found counts, so that "bf16 (fp32 gradients)" is bf16
+    (r"\bnf4\b|4-?bit", "bf16"),  # QLoRA: weights stored in four bits, products in bf16
     (r"fp4", "nvfp4"),
     (r"mxfp8", "mxfp8"),
     (r"f(loat|p)[_-]?8|e[45]m[23]", "fp8"),

@@ -31,7 +31,7 @@ SILENT = {
         ("GPT2-345M", "gpt2-355m"), ("GPT 2.7B", "gpt3-2.7b"), ("MT-NLG 530B", "megatron-530b"), ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"),
         ("Qwen2.5-7B-Instruct", "qwen2.5-7b"), ("DeepSeek-V3-671B", "deepseek-v3"), ("DeepSeek-V2-236B", "deepseek-v2"), ("OLMo-2-1124-7B", "olmo2-7b"),
         ("Nemotron-4-340B", "nemotron-340b"), ("bert-large-uncased", "bert-large"), ("ViT-Large", "vit-l16"), ("ViT-B/16", "vit-b16"), ("RN50", "resnet50"),
-        ("ResNet-50 v1.5", "resnet50"), ("TinyLlama", "tinyllama-1.1b"), ("Phi-3-mini-4k", "phi3-mini"),
+        ("ResNet-50 v1.5", "resnet50"), ("TinyLlama", "tinyllama-1.1b"), ("Llama-4-Scout-17B-16E", "llama4-scout"), ("Phi-3-mini-4k", "phi3-mini"),
         ("Llama-3.1-405B-proxy7L", ""), ("Llama-3-70B-cut12L", ""), ("Swin-B", ""), ("CodeLlama-34B", ""), ("7B", ""), ("", ""),
     ],
 )  # fmt: skip
@@ -79,6 +79,23 @@ def test_parameters_do_not_tell_a_mixtures_layers() -> None:
     for name in ("MoE 1T", "Switch-C 1.6T", "Foo-30B-A3B", "DeepSeek-V9 700B", "Llama-3.1-405B-proxy7L"):
         with pytest.raises(Refused, match="no architecture"):
             model_of(row(**(SILENT | {"model_name": name})), [])
+
+
+def test_a_mixture_by_name_alone_is_run_as_its_recipe_runs_mixtures() -> None:
+    """GPT-OSS has experts whether the row counts them or not."""
+    bridge = {
+        "framework": "Megatron-Bridge",
+        "framework_version": "26.04",
+        "gpu": "B200",
+        "gpus": 8,
+        "ep": 8,
+        "tp": 1,
+        "pp": 1,
+        "n_experts": None,
+    }
+    named = case_of(row(**(SILENT | bridge | {"model_name": "GPT-OSS-20B"})))
+    assert named.plan.framework == case_of(row(**(bridge | {"model_name": "GPT-OSS-20B", "n_experts": 32, "top_k": 4}))).plan.framework
+    assert named.plan.framework != "megatron-bridge-captured"
 
 
 def test_adapters_are_trained_whoever_gives_the_sizes() -> None:

@@ -85,6 +85,11 @@ def test_sharding_groups_that_do_not_divide_are_all_ranks() -> None:
     assert "sharding group of 3 does not divide dp = 8: all ranks share" in notes
 
 
+def test_offloaded_optimizers_are_on_the_host() -> None:
+    assert case_of(row(sharding="ZeRO-3 + CPU offload")).plan.memory.offload == "optimizer"
+    assert case_of(row(sharding="ZeRO-3")).plan.memory.offload == "none"
+
+
 def test_hybrids_without_their_pattern_are_refused() -> None:
     with pytest.raises(Refused, match="a hybrid needs its layer pattern"):
         model_of(row(model_name="Nemotron-H 8B", model_type="mamba hybrid"), [])

@@ -29,7 +29,7 @@ def row(**changes: object) -> Row:
     [
         ("bfloat16", "bf16"), ("BF16-mixed", "bf16"), ("AMP_BF16", "bf16"), ("float16", "fp16"), ("half", "fp16"), ("16-mixed", "fp16"), ("mixed precision", "fp16"),
         ("fp8-hybrid", "fp8"), ("float8 (torchao)", "fp8"), ("E4M3", "fp8"), ("MXFP8", "mxfp8"), ("NVFP4", "nvfp4"), ("fp4", "nvfp4"), ("TF32", "tf32"),
-        ("Float32", "fp32"), ("single", "fp32"), ("32-true", "fp32"), ("O2", "fp16"), ("bf16 (fp32 grad accumulation)", "bf16"),
+        ("Float32", "fp32"), ("single", "fp32"), ("32-true", "fp32"), ("O2", "fp16"), ("nf4", "bf16"), ("bf16 (fp32 grad accumulation)", "bf16"),
     ],
 )  # fmt: skip
 def test_precisions_by_their_names(words: str, found: str) -> None:
@@ -171,6 +171,31 @@ def test_only_some_frameworks_interleave_unless_told() -> None:
     deep = {"pp": 2, "gpus": 16, "global_batch": 64, "vp": None}
     assert case_of(row(framework="NeMo", **deep)).plan.parallel.virtual_stages == 8
     assert case_of(row(framework="OneFlow", **deep)).plan.parallel.virtual_stages == 1
+    experts = {
+        "model_name": "Qwen3-30B-A3B",
+        "model_type": "qwen3-moe",
+        "n_experts": 128,
+        "top_k": 8,
+        "moe_ffn_hidden": 768,
+        "hidden": 2048,
+        "ep": 8,
+    }
+    moe = case_of(row(framework="Megatron-Bridge", framework_version="26.04", **deep, **experts))
+    assert moe.plan.framework == "megatron-bridge-deepep" and moe.plan.parallel.virtual_stages == 8
+
+
+def test_plain_pytorch_interleaves_only_where_half_the_step_were_bubble() -> None:
+    deep = {"framework": "ours (PyTorch)", "pp": 8, "gpus": 64, "vp": None}
+    assert case_of(row(global_batch=8 * 8, **deep)).plan.parallel.virtual_stages == 2
+    assert case_of(row(global_batch=8 * 64, **deep)).plan.parallel.virtual_stages == 1
+
+
+def test_who_splits_sequences_has_fused_attention() -> None:
+    long = row(framework="Megatron-DeepSpeed (Ulysses)", cp=2, seq_len=32768, global_batch=8)
+    case = case_of(long)
+    assert (case.plan.attention, case.plan.parallel.cp_kind) == ("flash", "all_to_all")
+    assert step_seconds(case.plan, case.topology)[0] > 0
+    assert case_of(row(framework="Megatron-DeepSpeed")).plan.attention is None
 
 
 @given(st.sampled_from(("H100-SXM5-80GB", "A100-PCIE-40GB", "RTX 4090", "T4", "MI300X", "GB200")), st.sampled_from((1, 2, 4)))
@@ -190,6 +215,13 @@ def test_fine_tuning_recipes_pack_squad() -> None:
     for changes in ({"task": "pretrain"}, {"seq_len": 2048}, {"framework": "PyTorch"}, {"framework": "NeMo", "source_id": "mlperf-nvidia"}):
         model = case_of(row(**(tuned | changes))).plan.model
         assert isinstance(model, dict) and not model.get("packed")
+
+
+@pytest.mark.parametrize("task", ["pretrain", "Pre-training", "training", "train"])
+def test_training_by_its_names(task: str) -> None:
+    bridge = {"framework": "Megatron-Bridge", "framework_version": "26.04", "gpu": "B200", "gpus": 8, "sharding": ""}
+    assert case_of(row(task=task, **bridge)).plan.framework == "megatron-bridge-captured"
+    assert case_of(row(task="sft", **bridge)).plan.framework == "megatron-bridge"
 
 
 def test_no_step_waits_for_its_images() -> None:
