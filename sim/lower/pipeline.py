@@ -12,10 +12,13 @@ without overlap they leave then (DeepSpeed's ReduceGrads instruction). torch's D
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
 
 from sim.lower.job import Job
 from sim.lower.ops import blocks, collective, record, wait
-from sim.lower.schedule import Action, Kind
+from sim.lower.schedule import Action
 from sim.lower.schedule.action import COMPUTES
 from sim.lower.schedule.turns import Turn, needs, turns
 from sim.lower.stage import StageSegments
@@ -47,6 +50,17 @@ def turns_of(job: Job, step: int) -> tuple[tuple[Turn, ...], ...]:
     return turns(schedule_of(job), p.pp, job.counts[step], p.virtual_stages, job.train)
 
 
+class _Calls(NamedTuple):
+    """Segments that a sort of turn calls."""
+
+    now: tuple[str, ...]
+    sent: str = ""
+    """Before the next turn that computes."""
+    later: str = ""
+    """After the rank's last message."""
+    computes: bool = False
+
+
 class _Line:
     """One rank's step: turns its actions into calls, and makes the segments of its messages when first needed."""
 
@@ -55,55 +69,56 @@ class _Line:
         self._awaits_sends = schedule_of(job) == "1f1b"
         self._first = job.before(step)
         self._at = [f"s{step}/mb{microbatch}" for microbatch in range(job.counts[step])]
-        self._names: dict[tuple[int, Kind, str], str] = {}
-        self._computing: dict[tuple[int, Kind, bool, bool, bool], list[str]] = {}
-        """Segments of an action that computes: the same for all micro-batches but the first and the last."""
+        self._made: dict[int, _Calls] = {}
+        """Of each sort of turn: the same for all micro-batches but the first and the last."""
 
     def calls(self) -> list[Call]:
         made: list[Call] = []
         sent: list[Call] = []
         put_off: list[Call] = []
+        known, ats, first, step = self._made, self._at, self._first, self._step
         for turn in self._line:
-            action = turn.action
-            if action.kind in COMPUTES:
-                mine = self._computes(turn)
-                if turn.last and action.kind in ("B", "W") and self._job.framework.tensor != "dtensor":
-                    mine[-1], later = self._split(mine[-1])
-                    put_off += later
-                made += sent + mine
+            names = known.get(turn.sort)
+            if names is None:
+                names = known[turn.sort] = self._names(turn)
+            microbatch = turn.action.microbatch
+            at, index = ats[microbatch], first + microbatch
+            if names.computes and sent:
+                made += sent
                 sent = []
-            else:
-                made.append(self._message(action))
-                if self._awaits_sends and action.kind in ("SEND_F", "SEND_B"):
-                    sent.append(self._call(action, ".await", _sent))
+            for name in names.now:
+                made.append(Call(name, at, index, step))
+            if names.sent:
+                sent.append(Call(names.sent, at, index, step))
+            if names.later:
+                put_off.append(Call(names.later, at, index, step))
         return made + sent + put_off
 
-    def _call(self, action: Action, suffix: str, make: Callable[[Job, Action], list[Op]]) -> Call:
-        """A call of the segment that `make` makes when it is first needed: one for all micro-batches."""
-        key = (action.stage, action.kind, suffix)
-        name = self._names.get(key)
-        if name is None:
-            name = self._names[key] = f"pp.{_name(action)}{suffix}"
-            if name not in self._segments:
-                self._segments[name] = tuple(make(self._job, action))
-        return Call(name, self._at[action.microbatch], self._first + action.microbatch, self._step)
+    def _names(self, turn: Turn) -> _Calls:
+        action = turn.action
+        if action.kind not in COMPUTES:
+            awaits = self._awaits_sends and action.kind in ("SEND_F", "SEND_B")
+            return _Calls((self._message(action),), self._segment(action, ".await", _sent) if awaits else "")
+        found = self._computes(turn)
+        later: list[Call] = []
+        if turn.last and action.kind in ("B", "W") and self._job.framework.tensor != "dtensor":
+            found[-1], later = self._split(found[-1])
+        return _Calls(tuple(call.segment for call in found), later="".join(call.segment for call in later), computes=True)
+
+    def _segment(self, action: Action, suffix: str, make: Callable[[Job, Action], list[Op]]) -> str:
+        """The segment that `make` makes when it is first needed: one for all micro-batches."""
+        name = f"pp.{_name(action)}{suffix}"
+        if name not in self._segments:
+            self._segments[name] = tuple(make(self._job, action))
+        return name
 
     def _computes(self, turn: Turn) -> list[Call]:
         """The stage's segments, after the message that the action needs."""
         action = turn.action
-        key = (action.stage, action.kind, turn.first, turn.last, turn.received)
-        names = self._computing.get(key)
-        if names is None:
-            names = self._computing[key] = [call.segment for call in self._found(turn)]
-        at, index = self._at[action.microbatch], self._first + action.microbatch
-        return [Call(name, at, index, self._step) for name in names]
-
-    def _found(self, turn: Turn) -> list[Call]:
-        action = turn.action
         found = self._stages[action.stage].calls(action.kind, action.microbatch, self._step, first=turn.first, last=turn.last)
         if turn.received:
             ahead, found[0] = self._asked(found[0])
-            found[:0] = [*ahead, self._call(needs(action), ".wait", _taken)]
+            found[:0] = [*ahead, msgspec.structs.replace(found[0], segment=self._segment(needs(action), ".wait", _taken))]
         return found
 
     def _asked(self, call: Call) -> tuple[list[Call], Call]:
@@ -119,10 +134,10 @@ class _Line:
         ask, take = self._halves(call, cut, ".ask", ".take")
         return [ask], take
 
-    def _message(self, action: Action) -> Call:
+    def _message(self, action: Action) -> str:
         if action.kind.startswith("RECV"):
-            return self._call(action, "", _receive)
-        return self._call(action, "", _send_awaited if self._awaits_sends else _send)
+            return self._segment(action, "", _receive)
+        return self._segment(action, "", _send_awaited if self._awaits_sends else _send)
 
     def _split(self, call: Call) -> tuple[Call, list[Call]]:
         """A backward that sends gradients, without its waits for them, and these by themselves; without overlap also the sending."""
@@ -216,6 +231,4 @@ def _slices(job: Job) -> int:
 
 
 def _holding(op: Op, alloc: int) -> Op:
-    from msgspec.structs import replace
-
-    return replace(op, alloc=alloc)
+    return msgspec.structs.replace(op, alloc=alloc)

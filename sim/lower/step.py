@@ -120,9 +120,13 @@ def role(job: Job, place: Place, stages: list[StageSegments], segments: Segments
     share = Share(job, blocks)
     tag = f"{place.name}." if job.size("pp") > 1 or place.leads or place.rank >= 0 else ""
     calls: list[Call] = []
+    cleared = optimizer.clear(job, share) if job.train else []
+    closing = [(f"{tag}finish", finish(job, stages)), (f"{tag}update", update_ops(job, place, share, stages))] if job.train else []
     for step in range(job.steps):
-        calls += _begin(job, share, tag, step, segments)
+        calls += _call(segments, f"{tag}begin", cleared, f"s{step}", step)
         calls += _microbatches(job, place.pp, stages, step, segments)
+        for name, ops in closing:
+            calls += _call(segments, name, ops, f"s{step}", step)
         calls += _end(job, place, share, stages, tag, step, segments)
     threads = {HOST: tuple(calls)}
     if any(stage.takes_input for stage in stages):
@@ -154,18 +158,11 @@ def _call(segments: Segments, name: str, ops: list[Op], at: str, step: int) -> l
     return [Call(name, at, step, step)]
 
 
-def _begin(job: Job, share: Share, tag: str, step: int, segments: Segments) -> list[Call]:
-    return _call(segments, f"{tag}begin", optimizer.clear(job, share), f"s{step}", step) if job.train else []
-
-
 def _end(job: Job, place: Place, share: Share, stages: list[StageSegments], tag: str, step: int, segments: Segments) -> list[Call]:
-    """What follows the last backward: gradients that tensor parallelism leaves apart, the update, output."""
+    """What follows the update: the average of local updates, output."""
     at, calls = f"s{step}", []
-    if job.train:
-        calls += _call(segments, f"{tag}finish", finish(job, stages), at, step)
-        calls += _call(segments, f"{tag}update", update_ops(job, place, share, stages), at, step)
-        if job.plan.update.mode == "local" and output.due(job.plan.update.every, step):
-            calls += _call(segments, f"{tag}average", update.average(job, share), at, step)
+    if job.train and job.plan.update.mode == "local" and output.due(job.plan.update.every, step):
+        calls += _call(segments, f"{tag}average", update.average(job, share), at, step)
     o = job.plan.output
     if output.due(o.log_every, step) and any(stage.stage.last for stage in stages):
         calls += _call(segments, "log", output.log(job), at, step)

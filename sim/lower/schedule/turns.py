@@ -19,6 +19,8 @@ class Turn(NamedTuple):
     last: bool
     received: bool
     """What it works on comes in a message."""
+    sort: int
+    """The same for turns of one stage, kind, `first`, `last` and `received`: from 0 on."""
 
 
 @lru_cache(maxsize=128)
@@ -38,7 +40,12 @@ def _turns(line: tuple[Action, ...]) -> tuple[Turn, ...]:
         groups.setdefault((action.stage, "W" if action.kind in ("B", "W") else action.kind), []).append(action)
     first, last = ({group[at] for group in groups.values()} for at in (0, -1))
     present = set(line)
-    return tuple(Turn(action, action in first, action in last, action.computes and needs(action) in present) for action in line)
+    sorts: dict[tuple[object, ...], int] = {}
+    found: list[Turn] = []
+    for action in line:
+        place = (action in first, action in last, action.computes and needs(action) in present)
+        found.append(Turn(action, *place, sorts.setdefault((action.stage, action.kind, *place), len(sorts))))
+    return tuple(found)
 
 
 def needs(action: Action) -> Action:
