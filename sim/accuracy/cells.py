@@ -15,7 +15,22 @@ _UNKNOWN = _NOTHING | {"n/a", "na", "none", "unknown", "not stated", "not given"
 _SPARE = frozenset(("params", "gpu_mem_gb", "peak_mem_gb", "date", "etp", "fsdp_size"))
 """Numbers that a prediction can do without: what cannot be read is not known."""
 _ABSENT = frozenset(
-    ("n_experts", "top_k", "moe_ffn_hidden", "n_kv_heads", "tp", "pp", "vp", "cp", "ep", "etp", "fsdp_size", "grad_accum", "peak_mem_gb")
+    (
+        "n_experts",
+        "top_k",
+        "ffn_hidden",
+        "moe_ffn_hidden",
+        "n_kv_heads",
+        "tp",
+        "pp",
+        "vp",
+        "cp",
+        "ep",
+        "etp",
+        "fsdp_size",
+        "grad_accum",
+        "peak_mem_gb",
+    )
 )
 """Numbers whose 0 says that a row has no such thing."""
 _DECIMAL = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}

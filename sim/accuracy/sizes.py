@@ -111,7 +111,7 @@ def _virtual(row: Row, layers: int, pp: int, microbatches: int, framework: str, 
     if pp == 1:
         return 1
     if row.vp is None:
-        per = layers // pp
+        per = max(1, layers // pp)
         # Small chunks make small bubbles: two layers each, or one where a stage's layers are a prime number.
         two = next((n for n in range(per, 1, -1) if per % n == 0 and per // n >= 2), 0)
         # Who runs a deep pipeline on hardly more micro-batches than stages interleaves, or half the step were bubble.

@@ -17,6 +17,7 @@ from sim.accuracy.published import published_rows
 from sim.accuracy.rows import Row, read_rows
 from sim.accuracy.score import constant_mfu, summarise
 from sim.accuracy.sizes import gpus_of, sizes_of
+from sim.accuracy.steady import step_seconds
 from sim.accuracy.wording import sharding_of
 from sim.bind import bind
 from tests.null.accuracy.test_plans import row
@@ -76,6 +77,13 @@ def test_micro_batches_that_are_not_stated_fit(changes: dict[str, object], micro
     """256 samples a rank: long sequences, and layers kept whole, leave room for few at a time."""
     silent = row(**({"micro_batch": None, "global_batch": 2048, "gpus": 8, "tp": 1, "pp": 1, "vp": 1, "hidden": 4096} | changes))
     assert sizes_of(silent, []).micro == micro
+
+
+def test_more_stages_than_layers_are_refused_in_words() -> None:
+    with pytest.raises(BadInput, match="layers") as caught:
+        case = case_of(row(n_layers=4, pp=8, vp=None))
+        step_seconds(case.plan, case.topology, case.edits)
+    assert "$" not in str(caught.value)
 
 
 def test_sharding_groups_that_do_not_divide_are_all_ranks() -> None:

@@ -123,7 +123,7 @@ def test_numbers_as_tables_print_them() -> None:
     [("gpus", "8x8", 64), ("gpus", "64 (8x8)", 64), ("gpus", "64 GPUs", 64), ("seq_len", "8k", 8192), ("seq_len", "128K", 131072), ("seq_len", "8,192", 8192),
      ("global_batch", "4M tokens", 4 << 20), ("global_batch", "4e6", 4_000_000), ("global_batch", "1,048,576", 1 << 20), ("gpu_mem_gb", "80GB", 80),
      ("gpu_mem_gb", "80 GiB", 80), ("gpu_mem_gb", "big", None), ("params", "8.03B", 8_030_000_000), ("params", "124M", 124_000_000), ("vocab_size", "32k", 32000),
-     ("tp", "auto", None), ("vp", "nan", None), ("step_time_s", "1.25 s", 1.25), ("step_time_s", "~2", 2.0)],
+     ("tp", "auto", None), ("ffn_hidden", "0", None), ("vp", "nan", None), ("step_time_s", "1.25 s", 1.25), ("step_time_s", "~2", 2.0)],
 )  # fmt: skip
 def test_numbers_with_units_and_scales(column: str, cell: str, value: float | None) -> None:
     (found,) = rows_of([{"row_id": "a", column: cell}])
