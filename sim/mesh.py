@@ -77,6 +77,12 @@ class Mesh(msgspec.Struct, frozen=True):
             rank, found[axis] = divmod(rank, self.sizes.get(axis, 1))
         return found
 
+    def places(self, axis: str) -> list[int]:
+        """Each rank's place along one of the mesh's own axes."""
+        inner = math.prod(self.sizes.get(name, 1) for name in self.order[self.order.index(axis) + 1 :])
+        size = self.sizes.get(axis, 1)
+        return [rank // inner % size for rank in range(self.world)]
+
     def rank(self, coordinates: dict[str, int]) -> int:
         """The rank at these coordinates; axes that are not named count as 0."""
         rank = 0

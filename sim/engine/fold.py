@@ -23,7 +23,7 @@ def representatives(program: Program, symmetric: bool) -> list[int]:
     mesh = program.mesh
     if len(set(program.role_of)) == 1 and mesh.size("pp") == 1:
         return [0] * world
-    stage = [mesh.coordinates(rank)["pp"] for rank in range(world)]
+    stage = mesh.places("pp")
     if len(set(zip(stage, program.role_of, strict=True))) == mesh.size("pp"):
         first: dict[int, int] = {}
         return [first.setdefault(at, rank) for rank, at in enumerate(stage)]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sim.cost.price import Cost
 from sim.engine.fold import representatives
 from sim.engine.run import simulate
-from sim.mesh import Mesh
+from sim.mesh import AXES, Mesh
 from sim.program import Call, Op, Program, Role
 from sim.timeline.metrics import breakdown, step_times
 from tests.null.engine.bench import TablePricer
@@ -80,3 +80,11 @@ def test_asymmetric_machines_are_not_folded() -> None:
     program, _ = spmd(Mesh({"dp_replicate": 4}), [1.0])
     assert representatives(program, False) == [0, 1, 2, 3]
     assert representatives(program, True) == [0, 0, 0, 0]
+
+
+def test_places_are_the_coordinates_along_an_axis() -> None:
+    """In any order of the axes."""
+    for order in (AXES, AXES[::-1], ("dp_shard", "tp", "pp", "cp", "dp_replicate")):
+        mesh = Mesh({"pp": 3, "tp": 2, "dp_shard": 4, "cp": 2}, order)
+        for axis in AXES:
+            assert mesh.places(axis) == [mesh.coordinates(rank)[axis] for rank in range(48)]
