@@ -55,16 +55,23 @@ class Mesh(msgspec.Struct, frozen=True):
 
     def size(self, axis: str) -> int:
         """Ranks in one group of `axis`."""
+        size = self.sizes.get(axis)  # asked for very often
+        if size is not None:
+            return size
+        if axis in _INSIDE:
+            size = 1
+            for name in _INSIDE[axis]:
+                size *= self.sizes.get(name, 1)
+            return size
         if axis == "ep":
             return self.ep
         if axis == "edp":
             return self.size("grad") * self.copies // self.ep
         if axis == "efsdp":
             return max(1, self.size("fsdp") * self.copies // self.ep)
-        if axis not in AXES and axis not in _INSIDE:
+        if axis not in AXES:
             raise UnknownName("mesh axis", axis, [*AXES, *_INSIDE, "ep", "edp", "efsdp"])
-        size = self.sizes.get(axis)  # asked for very often
-        return size if size is not None else math.prod(self.sizes.get(name, 1) for name in _INSIDE.get(axis, (axis,)))
+        return 1
 
     @property
     def world(self) -> int:
