@@ -50,7 +50,7 @@ def schema(verb: str) -> dict[str, Any]:
     """The JSON Schema of a verb's output. Raises `UnknownName` for a verb without a published form."""
     if verb not in FORMS:
         raise UnknownName("verb", verb, FORMS)
-    found: dict[str, Any] = msgspec.json.schema(FORMS[verb])
+    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(msgspec.json.schema(FORMS[verb])))  # defaults that are tuples too
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"steptwin {verb} --json", **found}
 
 
