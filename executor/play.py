@@ -163,7 +163,7 @@ def _spans(ops: list[tuple[Call, Op]], times: list[tuple[float, float, float]], 
     found = []
     for (call, op), (start, end, issued) in zip(ops, times, strict=True):
         cls = op.cls or op.kind
-        flops = sum(work.flops for work in op.works) if op.kind != "collective" else 0.0
+        flops = op.flops
         found.append(
             Span(
                 rank,

@@ -59,11 +59,17 @@ class Op(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     blocking: bool = False
     """The issuing thread waits until the op has ended (CPU kernels, pageable copies, `.item()`)."""
     how: str = ""
-    """copy: pinned | pageable | disk | store; collective: a forced algorithm ("" = chosen by cost); all_to_all: once:K, tokens of K experts each."""
+    """copy: pinned | pageable | disk | store; collective: a forced algorithm ("" = chosen by cost), or how an all_to_all's tokens travel
+    (`sim.routing`)."""
     alloc: int = 0
     """Device bytes taken when the op starts."""
     free: int = 0
     """Device bytes given back when the op ends."""
+
+    @property
+    def flops(self) -> float:
+        """Of its own kernels; those that a collective runs beside are another op's."""
+        return sum(work.flops for work in self.works) if self.kind != "collective" else 0.0
 
     def __str__(self) -> str:
         """One line: kind, lane, id, works, then `field=value` for what is not the default; `sim.files.optext` reads it back exactly."""

@@ -52,7 +52,7 @@ def step_of(setting: Setting, coarse: bool = False) -> tuple[float, dict[str, fl
 def whole(setting: Setting) -> float:
     """Seconds of one optimizer step with all its micro-batches: what `predict` says, output apart. Raises `BadInput` and its kinds."""
     with uncollected():
-        return Run(setting).times((setting.plan.microbatches,) * STEPS)[-1].settled
+        return Run(setting).whole()
 
 
 def confirmed(setting: Setting) -> float:
@@ -66,7 +66,7 @@ def confirmed(setting: Setting) -> float:
             return rounds.extended(*(step.seconds for step in steps[-2:]))
         if plan.microbatches * _passes(plan) > _LONG:
             return _seconds(run, plan)
-        return run.times((plan.microbatches,) * STEPS)[-1].settled
+        return run.whole()
 
 
 class Rounds(NamedTuple):
@@ -84,7 +84,7 @@ class Rounds(NamedTuple):
         return not behind and abs(other - one) <= _SAME * other and most.host - less.host <= other * (1 - _EQUAL)
 
     def extended(self, less: float, most: float) -> float:
-        """The whole step's seconds, of any class, from those of the two longest."""
+        """The whole step's seconds, from those of the two longest."""
         return most + (most - less) * self.left
 
 
@@ -128,7 +128,7 @@ def _seconds(run: Run, plan: Plan) -> float:
             lead = (short.seconds - short.host) / (host - each)
             fewer += max(1, math.ceil(lead / each_round)) * each_round
         warm = fewer
-    return run.times((count,) * STEPS)[-1].settled
+    return run.whole()
 
 
 def _hurried(step: Step) -> bool:
@@ -181,6 +181,10 @@ class Run:
     def times(self, counts: tuple[int, ...]) -> list[Step]:
         """The steps; `counts`: micro-batches of each."""
         return step_times(self._program(counts), self.pricer, True, self._setting.foldable, self._alike, self._coarse and self.shortens)
+
+    def whole(self) -> float:
+        """Seconds of a step with all micro-batches."""
+        return self.times((self._setting.plan.microbatches,) * STEPS)[-1].settled
 
     def traced(self, counts: tuple[int, ...]) -> tuple[Program, Trace]:
         """The steps with a trace of what their ranks do, runs of kernels as one span."""

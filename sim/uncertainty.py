@@ -32,7 +32,7 @@ Mark = Literal["calibrated", "interpolated", "extrapolated"]
 Shares = dict[tuple[str, str], float]
 """(kind of cost, source) -> share of the step; sums to 1."""
 
-_Known = dict[tuple[str, str, int, int, str], tuple[str, Cost]]
+_Known = dict[tuple[object, ...], tuple[str, Cost]]
 
 KINDS = ("gemm", "attention", "memory", "links", "network", "host")
 _MATRIX = ("gemm", "moe", "conv", "rnn")
@@ -174,7 +174,7 @@ def _spent(program: Program, pricer: Pricer, topology: Topology) -> tuple[Shares
 
 def _moved(op: Op, known: _Known, program: Program, pricer: Pricer, topology: Topology) -> tuple[str, Cost]:
     """Which links a transfer of rank 0 takes, and its cost; equal transfers are priced once."""
-    key = (op.kind, op.group, op.bytes, op.peer, f"{op.name}/{op.how}/{op.lane}/{id(op.works) if op.works else 0}")
+    key = (op.kind, op.group, op.bytes, op.peer, op.name, op.how, op.lane, op.works)
     found = known.get(key)
     if found is not None:
         return found

@@ -133,12 +133,7 @@ def _seq_len(row: Row, framework: str, assumed: list[str]) -> int | None:
         size = _SQUAD if "squad" in row.task.lower() else 128 if "bert" in row.model_type else 2048
         assumed.append(f"seq_len not stated: {size}")
         return size
-    if (
-        framework == "pytorch-apex-ddp"
-        and re.match(r"(pre-?)?train", row.task.lower())
-        and row.date >= "2021-09"
-        and row.seq_len in _BINNED
-    ):
+    if framework == "pytorch-apex-ddp" and row.pretrains and row.date >= "2021-09" and row.seq_len in _BINNED:
         size = _BINNED[row.seq_len]
         assumed.append(f"sequences binned by length (LDDL): {size} tokens in the mean of up to {row.seq_len}")
         return size
@@ -168,7 +163,7 @@ def _parallel(row: Row, sizes: Sizes, framework: str, stages: tuple[int, ...] | 
         cp_kind="all_to_all" if re.search(r"a2a|ulysses", f"{row.comm_overlap} {row.framework}".lower()) else "p2p",
         ep=ep,
         etp=etp,
-        capacity=1.0 if "capacity factor 1.0" in row.notes or "tokendrop" in row.notes else 0.0,
+        capacity=1.0 if "capacity factor 1.0" in row.notes or row.drops_tokens else 0.0,
     )
 
 

@@ -101,14 +101,14 @@ def _in(row: Row, rows: Rows, release: Release) -> bool:
         and re.fullmatch(rows.gpus or ".*", row.gpu.upper()) is not None
         and rows.precision in row.precision
         and (not rows.spread or (row.ep or 1) > 8)
-        and (not rows.drops or "tokendrop" in row.notes.lower())
+        and (not rows.drops or row.drops_tokens)
     )
 
 
 def _kind(row: Row) -> str:
     """Of the model, as recipes differ: dense ones small enough to be captured, mixtures of experts by attention and width."""
     if not row.n_experts:
-        return "small" if (row.hidden or 0) <= 4096 and re.match(r"(pre-?)?train", row.task.lower()) else "dense"
+        return "small" if (row.hidden or 0) <= 4096 and row.pretrains else "dense"
     name = f"{row.model_type} {row.model_name}".lower()
     if re.search(r"deepseek|kimi", name):
         return "latent"

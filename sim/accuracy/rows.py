@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -92,6 +93,16 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     def scored(self) -> bool:
         """Complete enough to be held against a prediction: quality A or B, with a step time."""
         return self.quality in ("A", "B") and self.step_time_s is not None
+
+    @property
+    def pretrains(self) -> bool:
+        """The task is training from the start, however it is spelled."""
+        return re.match(r"(pre-?)?train", self.task.lower()) is not None
+
+    @property
+    def drops_tokens(self) -> bool:
+        """Tokens beyond an expert's capacity are dropped, as the notes say."""
+        return "tokendrop" in self.notes.lower()
 
 
 _NUMBERS: dict[str, type] = {

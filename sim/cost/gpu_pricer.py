@@ -74,7 +74,7 @@ class GpuPricer(Common):
         if kind == "compute":
             return self._kernels(op, rank)
         if (kind == "record" or kind == "wait") and op.lane != HOST:
-            return self._launches.get(("event", rank)) or self._launch("event", rank)
+            return self._launch("event", rank)
         if kind == "host":
             seconds = sum(self._host_work(work, rank) for work in op.works if isinstance(work, HostWork))
             return Cost(seconds, "fitted", uses=self._shared(op, rank, seconds) if seconds > 0 else ())

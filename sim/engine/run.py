@@ -188,7 +188,7 @@ class Engine:
     def _flops_of(self, op: Op) -> float:
         found = self._flops.get(id(op))
         if found is None:
-            found = self._flops[id(op)] = sum(work.flops for work in op.works) if op.kind != "collective" else 0.0
+            found = self._flops[id(op)] = op.flops
         return found
 
     def _memory(self) -> dict[int, list[tuple[float, int]]]:

@@ -76,7 +76,7 @@ def _local(op: Op, cost: Cost) -> dict[str, Attr]:
         if cost.latency > 0:
             attrs["steptwin.latency"] = cost.latency
     if op.kind == "compute":
-        attrs |= {"num_ops": int(sum(work.flops for work in op.works)), "tensor_size": int(sum(work.bytes for work in op.works))}
+        attrs |= {"num_ops": int(op.flops), "tensor_size": int(sum(work.bytes for work in op.works))}
     elif op.kind == "copy":
         attrs["tensor_size"] = op.bytes
     return attrs

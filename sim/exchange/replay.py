@@ -133,7 +133,7 @@ class Replayed:
         """FLOPs at the device's 16-bit peak, or bytes at its memory's rate, whichever takes longer: as ASTRA-sim does."""
         device = self._machine.device(rank)
         peak = device.flops.get("bf16") or max(device.flops.values(), default=math.inf)
-        return max(sum(work.flops for work in op.works) / peak, sum(work.bytes for work in op.works) / (device.bandwidth or math.inf))
+        return max(op.flops / peak, sum(work.bytes for work in op.works) / (device.bandwidth or math.inf))
 
     def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
         """As the machine's pricer says."""

@@ -3,7 +3,8 @@
 A forward and a backward of two micro-batches go through a layer together (Megatron-Core, TransformerLayerSchedulePlan.run in
 megatron/core/models/common/model_chunk_schedule_plan.py): while tokens of one travel, the other's kernels run. Towards the experts beside
 the experts' backward, back from them beside attention's; gradients towards the experts beside attention's forward, back from them beside the
-experts' forward. The first forwards and the last backwards of a step, which go alone, are taken for covered too. What a step sees of an exchange is what its cover does not hide (`sim.cost.gpu_pricer`).
+experts' forward. The first forwards and the last backwards of a step, which go alone, are taken for covered too. What a step sees of an
+exchange is what its cover does not hide (`sim.cost.gpu_pricer`).
 """
 
 from __future__ import annotations

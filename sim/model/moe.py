@@ -150,7 +150,8 @@ def _experts(share: Share, name: str, local: int, routed: int, k: int, n: int, b
     """One grouped product over the local experts; tokens that came from other ranks are first sorted by expert."""
     tensors = ((n * k, n) if bias else (n * k,)) * local
     down, up = weight_casts(share, tensors)
-    spread, gather = _sorted(share, routed, local, k if seam == "ep.dispatch" else n, top_k)
+    opens = seam == "ep.dispatch"
+    spread, gather = _sorted(share, routed, local, k if opens else n, top_k)
     quantise: list[Work] = []
     quantise_grad: list[Work] = []
     if share.fp8:
@@ -170,7 +171,6 @@ def _experts(share: Share, name: str, local: int, routed: int, k: int, n: int, b
         )  # fmt: skip
         quantise, quantise_grad = _each(quantise, local), _each(quantise_grad, local)
     late, late_back = _weighted_bias(share, routed // local * n, local) if bias and seam == "ep.combine" else ([], [])
-    opens = seam == "ep.dispatch"
     forward = (*down, *(spread if opens else ()), *quantise, products[0], *late, *(() if opens else gather))
     backward = (*(() if opens else spread), *late_back, *quantise_grad, products[1], *(gather if opens else ()))
     sums: list[Work] = [MemoryBound("reduce", routed * n * share.e, local * n * share.e, share.act)] if bias else []

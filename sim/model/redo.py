@@ -55,7 +55,9 @@ def redone(block: Block, modules: Iterable[Module]) -> Redone:
 
 def check_modules(modules: tuple[Module, ...], blocks: Iterable[Block]) -> None:
     """Raises `BadInput` for a module that no block has, or that another one holds."""
-    blocks = list(blocks)
+    if not modules:
+        return
+    blocks = list({id(block): block for block in blocks}.values())  # equal layers are one block
     has = [module for module in MODULES if any(_FIND[module](block.parts) for block in blocks)]
     for module in modules:
         if module not in has:

@@ -206,8 +206,8 @@ def all_to_all(size: float, shape: GroupShape, copies: int = 0) -> Choice:
         posts = far_ranks * float(table["proxy"]) * 1e-6
         latency += net_hop("ring_net", 2, shape) * 1e-6
         far = fill(latency, outside, "net") if size else 0.0
-        if copies:
-            carry = max(carry, own * (n - 1) / intra_bandwidth("all_to_all", shape)) if k > 1 else carry
+        if copies and k > 1:
+            carry = max(carry, own * (n - 1) / intra_bandwidth("all_to_all", shape))
         carry, extra = (outside, far + posts) if outside + far + posts > carry + extra else (carry, extra)
         wire, sent = outside * shape.spread, gone * k
     bandwidth = size * bus_factor("all_to_all", n) / (carry + extra) if size else 0.0
