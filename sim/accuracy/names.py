@@ -33,6 +33,7 @@ _SAME: tuple[tuple[str, str], ...] = (
     (r"(bio)?bert(base.*)?", "bert-base"),
     (r"(bio)?bertlarge.*", "bert-large"),
     (r"gnmt.*", "gnmt"),
+    (r"maskrcnn(r(esnet)?50(fpn)?)?", "mask-rcnn-r50-fpn"),
 )
 _STEMS: tuple[tuple[str, tuple[str, ...]], ...] = (
     # (a name's letters and generation as a pattern, shipped families to look in, the first first)
@@ -45,8 +46,8 @@ _STEMS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"gptneox|neox", ("gptneox",)),
     (r"bloom", ("bloom",)),
 )
-_CUT = r"proxy|\bcut|truncat|\d+ ?l(ayers?)?\b"
-"""Some of a model's layers: how many is not in its name."""
+_CUT = r"proxy|\bcut|truncat|\d+ ?l(ayers?)?\b|mask r-?cnn.*(1\d\d|c4|c5|swin|vit)"
+"""Some of a model's layers: how many is not in its name. Mask R-CNN on another backbone."""
 _NEAR = 0.07
 """Share by which sizes in names may differ: GPT-2 XL is 1.5B, 1.6B and 1558M."""
 _SIZE = r"(\d+(?:\.\d+)?) ?([mbt])(?![a-z0-9])"

@@ -39,6 +39,9 @@ _SQUAD = 384
 _AHEAD = Data(workers=4, handover="none")
 """Images are decoded and sent to the device ahead of their step by all that the table's sources run (DALI's pipeline and its prefetch
 queue, tf.data, OneFlow's decoders): the copy beside a step is that of a later one, and no step waits for it."""
+_BETWEEN = Data(preprocess=7.5e-3, handover="none")
+"""NVIDIA's Mask R-CNN decodes on the training thread, between two steps (HybridDataLoader of its data/datasets/coco.py), but for fp32 on V100. A
+photograph with its outlines takes 7.5 ms there: what its README's inference tables leave between images a second and latency (6.2-9.7 ms)."""
 _BINNED = {128: 120, 512: 288}
 """Tokens of a padded BERT sequence where each batch holds sequences of one length bin of 64: NVIDIA's PyTorch scripts
 since 21.09 (LDDL, --phase2_bin_size 64). Half of 512 and a fifth of 128 are padding in Wikipedia (Krell et al. 2021,
@@ -83,7 +86,7 @@ def case_of(row: Row) -> Case:
         parallel=_parallel(row, sizes, framework, stages, tp_overlap, assumed),
         memory=Memory(**recompute_of(row, layers // sizes.pp, framework, assumed), offload=_offload(row)),
         optimizer=Optimizer(name=optimizer_of(row)),  # type: ignore[arg-type]
-        data=_AHEAD if row.batch_unit == "images" else Data(),
+        data=_data(row, str(model.get("arch", "")), framework),
         comm=Comm(overlap=overlap),
     )
     machine, edits = machine_of(row, assumed)
@@ -110,6 +113,13 @@ def _in_samples(row: Row, family: str, assumed: list[str]) -> Row:
         f"a batch of {row.global_batch or row.micro_batch} tokens: {counts['global_batch'] or counts['micro_batch']} sequences of {length}"
     )
     return msgspec.structs.replace(row, batch_unit="sequences", **counts)
+
+
+def _data(row: Row, arch: str, framework: str) -> Data:
+    if row.batch_unit != "images":
+        return Data()
+    between = arch == "mask-rcnn" and framework == "pytorch-native-amp" and precision_of(row, []) != "fp32"
+    return _BETWEEN if between else _AHEAD
 
 
 def _attention(row: Row, cp: int, framework: str, assumed: list[str]) -> Any:

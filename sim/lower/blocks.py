@@ -129,7 +129,7 @@ def _forward(job: Job, phase: str, block: str, part: Part, saved: int, opens: bo
     if part.reads and job.device == "cuda":
         ops = [
             *order(job, f"{name}.counted", COMPUTE, D2H),
-            Op(f"{name}.counts", "copy", D2H, bytes=8, how="pageable", cls="moe", blocking=True),
+            Op(f"{name}.counts", "copy", D2H, bytes=part.read_bytes, how="pageable", cls=part.cls, blocking=True),
             *ops,
         ]
     if part.seam.startswith("tp."):
@@ -138,7 +138,7 @@ def _forward(job: Job, phase: str, block: str, part: Part, saved: int, opens: bo
         ops = context.forward(job, name, part, ops)
     elif part.seam.startswith("ep."):
         ops = expert.forward(job, name, part, ops)
-    calls = (1 if opens else 0) if job.compiled else part.modules
+    calls = (1 if opens else 0) if job.compiled and not part.shapeless else part.modules
     if job.eager and calls:
         ops.insert(0, host(f"{name}.module", HostWork("module", calls), *_dispatched(job, part)))
     return ops
@@ -166,7 +166,7 @@ def _communicate_backward(job: Job, name: str, part: Part, dgrad: list[Op], wgra
 
 def _autograd(job: Job, name: str, part: Part, opens: bool) -> Ops:
     """One autograd node for each forward kernel, and the hand-over of each parameter's gradient."""
-    if not job.eager:
+    if not job.eager or part.detached:
         return ()
     nodes = len(part.forward) if not job.compiled else int(opens)
     works: list[Work] = [HostWork("autograd", nodes), *_dispatched(job, part)] if nodes else []

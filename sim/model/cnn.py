@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from sim.framework import Framework
-from sim.model import resnet, ssd
+from sim.model import mask_rcnn, resnet, ssd
 from sim.model.activation import activation
 from sim.model.ends import loss
 from sim.model.linear import linear
@@ -33,6 +33,8 @@ def blocks_of(spec: Cnn, shape: Shape, framework: Framework) -> Blocks:
         return _cifar(spec, share)
     if spec.arch == "ssd300":
         return ssd.blocks(spec, share)
+    if spec.arch == "mask-rcnn":
+        return mask_rcnn.blocks(spec, share)
     return resnet.blocks(spec, share)
 
 

@@ -40,6 +40,7 @@ def describe(model: ModelSpec, shape: Shape, framework: Framework, attention: st
         sample_unit=_unit(model),
         seq=shape.seq if _unit(model) == "sequences" else 1,
         sample_bytes=_sample_bytes(model, shape),
+        chain=getattr(model, "arch", "") != "mask-rcnn",
         tied=tied,
     )
 
@@ -98,6 +99,10 @@ def _sample_bytes(model: ModelSpec, shape: Shape) -> int:
         return model.sample_bytes
     if isinstance(model, Mlp):
         return 4 * (model.widths[0] + model.widths[-1])
+    if isinstance(model, Cnn) and model.arch == "mask-rcnn":
+        from sim.model import mask_rcnn
+
+        return mask_rcnn.sample_bytes(model)
     if isinstance(model, (Vit, Cnn)):
         side = (
             model.image or (300 if model.arch == "ssd300" else 32 if model.arch == "cifar" else 224)
@@ -133,7 +138,7 @@ def _block_flops(block: Block) -> float:
     total = 0.0
     for part in block.parts:
         forward = sum(work.flops for work in part.forward if type(work).__name__ != "MemoryBound")
-        total += forward * (2 if part.frozen else 3)
+        total += forward * (1 if part.detached else 2 if part.frozen else 3)
     return total
 
 

@@ -42,7 +42,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     wgrad: tuple[Work, ...] = ()
     """Gradients of the weights: apart, since zero-bubble schedules move them."""
     cls: str = "other"
-    """gemm attention norm activation elementwise embedding loss conv moe rnn."""
+    """gemm attention norm activation elementwise embedding loss conv moe rnn regions."""
     tensors: tuple[int, ...] = ()
     """Elements of each parameter tensor on this rank, in the order of registration."""
     expert: bool = False
@@ -72,6 +72,12 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     rope: bool = False
     reads: bool = False
     """The host reads a device value before it can launch this part (tokens of each expert): it waits for all queued compute."""
+    read_bytes: int = 8
+    """Of what it reads."""
+    detached: bool = False
+    """Without autograd: under no_grad, or of frozen parameters before all that is trained. It has no backward."""
+    shapeless: bool = False
+    """Its shapes depend on the data: a compiler leaves it to Python, call by call."""
 
     @property
     def params(self) -> int:
@@ -111,5 +117,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens per sample (1 for images)."""
     sample_bytes: int = 0
     """Bytes of one sample as the step's input on the device."""
+    chain: bool = True
+    """Each block reads the one before it alone; False: no pipeline can cut it."""
     tied: tuple[str, str] | None = None
     """(first block, last block) that share their embedding: their gradients are summed across pipeline ends."""

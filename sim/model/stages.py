@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sim.model.parts import Block, Network
 from sim.plan import Plan
-from topologies.errors import BadInput
+from topologies.errors import BadInput, Refused
 
 Blocks = tuple[tuple[str, Block], ...]
 
@@ -13,9 +13,12 @@ def layout(network: Network, plan: Plan) -> tuple[Blocks, ...]:
     """Blocks of each stage, first to last: pp x virtual_stages of them (dualpipe: 2 pp). `held` says which rank has which.
 
     Layers are dealt out evenly (early stages take what is left over), or as `parallel.stages` says; blocks that are
-    no layers (embedding, head) stay with the layer beside them; the first and the last stage may hold nothing else. Raises `BadInput` for more stages than layers.
+    no layers (embedding, head) stay with the layer beside them; the first and the last stage may hold nothing else. Raises `BadInput` for more stages than layers,
+    `Refused` for a network that is no chain of blocks.
     """
     count = plan.parallel.pp * plan.parallel.chunks
+    if count > 1 and not network.chain:
+        raise Refused(f"{network.name}: its last blocks read the maps of four earlier ones, so no pipeline can cut it; set parallel.pp = 1")
     layers = sum(block.kind == "layer" for _, block in network.blocks)
     if count == 1 and plan.parallel.stages in (None, (layers,)):
         return (network.blocks,)
