@@ -9,7 +9,8 @@ from sim.model.linear import linear
 from sim.model.parts import Block, Part
 from sim.model.share import Share
 from sim.model.spec import Cnn
-from sim.model.vision import Blocks, Map, block, convolution, depth, mean, normalised, pool, squeeze
+from sim.model.vision import Blocks, Map, block, convolution, depth, in_one, mean, normalised, pool, squeeze
+from sim.work import MemoryBound
 
 _STAGES = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 
@@ -37,16 +38,22 @@ def residual_block(spec: Cnn, share: Share, x: Map, planes: int, stride: int) ->
             parts.append(normalised(share, f"bn{index}", y))
             continue
         joined = normalised(share, f"bn{index}", y, relu=True, fork=x)
-        parts += [normalised(share, f"bn{index}", y, relu=False), *squeeze(share, "se", y), _join(joined)] if spec.se else [joined]
+        parts += [normalised(share, f"bn{index}", y, relu=False), *squeeze(share, "se", y), _join(share, joined)] if spec.se else [joined]
     if stride > 1 or x.channels != out:
         conv, z = convolution(share, "downsample.conv", x, out, 1, stride=stride, padding=0)
         parts[-1:-1] = [replace(conv, saved=0), normalised(share, "downsample.bn", z, relu=False)]
     return parts, y
 
 
-def _join(joined: Part) -> Part:
-    """The add and ReLU that follow squeeze-and-excitation: the joined norm without its norm."""
-    keep = [tuple(work for work in works if getattr(work, "what", "") != "batchnorm") for works in (joined.forward, joined.backward)]
+def _join(share: Share, joined: Part) -> Part:
+    """The add and ReLU that follow squeeze-and-excitation (`squeeze`): the joined norm without its norm."""
+    drop = ({"batchnorm", "add"} if in_one(share) else {"batchnorm"}, {"batchnorm"})
+    keep = [
+        tuple(work for work in works if getattr(work, "what", "") not in gone)
+        for works, gone in zip((joined.forward, joined.backward), drop, strict=True)
+    ]
+    if share.framework.compile:
+        keep[1] = tuple(replace(work, read=work.read + work.written) for work in keep[1] if isinstance(work, MemoryBound))
     return replace(joined, name="join", forward=keep[0], backward=keep[1], cls="elementwise", tensors=(), saved=0)
 
 

@@ -120,13 +120,25 @@ def squeeze(share: Share, name: str, x: Map, reduction: int = 16) -> list[Part]:
 
     Backward multiplies the gradient by the scales and by the map, sums the second product over each channel, and adds the two gradients
     of the map, its mean's and its scaling's: one kernel each, or (compile) the products in the sums that take them.
+
+    Eager PyTorch scales and adds the block's input at once (torch.addcmul), multiplies the map by addcmul's factor in backward, and writes
+    the mean's gradient in rows (NCHW), whatever the map's layout: under AMP, where maps are channels-last, the sum of the two gradients
+    transposes one of them (aten operators and strides of this block, recorded by a dispatch mode; DeepLearningExamples' ConvNets, resnet.py).
+    A compiler scales, adds and applies ReLU at once; what ReLU passed on is then read by all that takes the block's gradient.
     """
     small = x.channels // reduction
     n, e = share.micro * x.size, share.e
     scale: Work = elementwise("scale", share, n, e, e)
-    if share.framework.compile:
-        total: list[Work] = [MemoryBound("reduce", 2 * n * e, share.micro * x.channels * e, share.act)]
-        joined: list[Work] = [elementwise("scale", share, n, 2 * e, e)]
+    forward: Work = scale
+    if in_one(share):
+        forward = elementwise("add", share, n, 2 * e, e)
+        total: list[Work] = [scale, elementwise("scale", share, n, 2 * e, e)]
+        total.append(MemoryBound("reduce", n * e, share.micro * x.channels * e, share.act))
+        joined: list[Work] = [scale, elementwise("permute" if e < 4 else "add", share, n, 2 * e, e)]
+    elif share.framework.compile:
+        forward = elementwise("add", share, n, 2 * e, e)
+        total = [MemoryBound("reduce", 3 * n * e, share.micro * x.channels * e, share.act)]
+        joined = [elementwise("scale", share, n, 2 * e, e)]
     else:
         total = [elementwise("scale", share, n, 2 * e, e), MemoryBound("reduce", n * e, share.micro * x.channels * e, share.act)]
         joined = [scale, elementwise("add", share, n, 2 * e, e)]
@@ -134,8 +146,13 @@ def squeeze(share: Share, name: str, x: Map, reduction: int = 16) -> list[Part]:
         mean(share, f"{name}.mean", x),
         linear(share, f"{name}.down", x.channels, small, rows=share.micro, bias=True, low=False, modules=2),
         linear(share, f"{name}.up", small, x.channels, rows=share.micro, bias=True, low=False, modules=2),
-        Part(name=f"{name}.scale", forward=(scale,), backward=(*total, *joined), cls="elementwise", saved=n * e),
+        Part(name=f"{name}.scale", forward=(forward,), backward=(*total, *joined), cls="elementwise", saved=n * e),
     ]
+
+
+def in_one(share: Share) -> bool:
+    """Are the scaling and the add of squeeze-and-excitation one kernel? Eager PyTorch's (`squeeze`)."""
+    return share.framework.host == "python" and not share.framework.compile
 
 
 def block(share: Share, kind: str, parts: list[Part], x: Map) -> Block:
