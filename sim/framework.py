@@ -34,6 +34,15 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     graph_operators: bool = False
     """GELU and dropout are written out of elementwise operators (tf.pow, tf.random_uniform, tf.floor ...), each a kernel in fp32, unless a
     compiler fuses them (TensorFlow 1)."""
+    separate_bias: bool = False
+    """A linear's bias is added by a kernel of its own, unless an activation's kernel or a compiler takes it: PyTorch before 1.12 on inputs of
+    three dimensions (pull request 74070: 15 % of such a product on A100), TensorFlow's BiasAdd."""
+    norm_in_parts: bool = False
+    """A norm is a mean, a squared difference, its mean and a scaling, each of which a compiler ends at a reduction
+    (tf.contrib.layers.layer_norm: nn.moments, then nn.batch_normalization)."""
+    random_apart: bool = False
+    """Random numbers of dropout are written in fp32 by a kernel that no compiler fuses, and read in forward and backward: XLA's
+    auto-clustering takes no stateful random operators (tensorflow/compiler/jit/mark_for_compilation_pass.cc)."""
     fused_rope: bool = False
     fused_residual: bool = False
     """Bias + dropout + residual add in one kernel."""
@@ -74,7 +83,12 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """What gradient communication carries."""
     accumulate_in_gemm: bool = False
     """Weight gradients added into the main gradient by the GEMM itself (Megatron)."""
-    optimizer: Literal["for-loop", "foreach", "fused"] = "foreach"
+    optimizer: Literal["for-loop", "graph", "scripted", "foreach", "fused"] = "foreach"
+    """scripted: a compiled function for each tensor, whose elementwise operators are one kernel between its norms (TorchScript). graph: operators
+    of a static graph, a kernel each, or (compile) fused as those, whose results are assigned (TensorFlow)."""
+    between: Literal["", "unscale", "clip"] = ""
+    """What each micro-batch's gradients go through before they join the others'. unscale: divided by the loss scale. clip: looked through for
+    infinities, and clipped by their own norm. In both the loss scale's share is fp16's alone."""
     flat_step: float = 0.0
     """Bytes that the optimizer step makes anew for each parameter of the rank's shard, in a few tensors as large as the shard (DeepSpeed's
     ZeRO-1: averaged 16-bit gradients, flattened, in fp32)."""

@@ -102,6 +102,14 @@ ACCUMULATES = ("add", "cast", "more")
 further ones added to it."""
 
 
+def _checked(job: Job, tensors: tuple[int, ...]) -> tuple[Work, ...]:
+    """What the framework does to each gradient before (`Framework.between`)."""
+    how, g, dtype = job.framework.between, job.grad_bytes, job.framework.grad_dtype
+    scaled = job.plan.precision == "fp16"
+    steps = [("reduce", 0.0)] * scaled + [("norm", 0.0), ("scale", g)] if how == "clip" else [("scale", g)] if how and scaled else []
+    return tuple(MemoryBound(what, int(n * g), int(n * written), dtype, float(n)) for n in tensors for what, written in steps)
+
+
 def accumulate(job: Job, part: PartOps, how: str) -> tuple[Op, ...]:
     """What joins the part's new gradients to those of other micro-batches: autograd's add, one kernel a tensor. "": there are none.
 
@@ -119,5 +127,6 @@ def accumulate(job: Job, part: PartOps, how: str) -> tuple[Op, ...]:
         new, kept, dtype = job.param_bytes if flat else job.grad_bytes, job.grad_bytes, job.framework.grad_dtype
     first = how == "cast" and not flat
     read = new if first else new + kept
-    works = tuple(MemoryBound("cast" if first else "add", int(n * read), int(n * kept), dtype, float(n)) for n in tensors)
+    added = tuple(MemoryBound("cast" if first else "add", int(n * read), int(n * kept), dtype, float(n)) for n in tensors)
+    works = (*_checked(job, tensors), *added)
     return (compute(job, f"wgrad/{name_of(part.block, part.part)}.{'cast' if first else 'add'}", works, COPY),)

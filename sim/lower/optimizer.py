@@ -13,6 +13,7 @@ from collections import Counter
 from sim.lower.buckets import is_contiguous
 from sim.lower.job import Job
 from sim.lower.ops import collective, compute, order, spent
+from sim.lower.optimizer_passes import PASSES, SCALARS, SCRIPTED, Passes, graph_passes
 from sim.lower.template import BlockOps
 from sim.program import COMPUTE, D2H, H2D, Op
 from sim.work import HostWork, MemoryBound, Work
@@ -20,15 +21,6 @@ from sim.work import HostWork, MemoryBound, Work
 CLS = "optimizer"
 STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "lamb": 2}
 """State tensors of each parameter."""
-_ADAM = (("add", 2, 1), ("scale", 1, 1), ("add", 2, 1), ("scale", 1, 1), ("scale", 1, 1), ("scale", 1, 1), ("add", 3, 1))
-PASSES: dict[str, tuple[tuple[str, int, int], ...]] = {
-    "sgd": (("add", 2, 1),),
-    "momentum": (("scale", 1, 1), ("add", 2, 1), ("add", 2, 1)),
-    "adam": _ADAM,  # lerp, mul, addcmul, sqrt, div, add, addcdiv
-    "adamw": (("scale", 1, 1), *_ADAM),  # decay first
-    "lamb": (*_ADAM[:6], ("scale", 2, 1), ("add", 2, 1), ("norm", 1, 0), ("norm", 1, 0), ("add", 2, 1)),
-}
-"""(kernel, tensors read, tensors written) of each pass of torch's foreach and for-loop implementations."""
 FUSED = {"sgd": (2, 1), "momentum": (3, 2), "adam": (4, 3), "adamw": (4, 3), "lamb": (8, 4)}
 """(tensors read, written) by the fused kernels; LAMB: update with moments, two norms, apply."""
 CHUNK = 320 * 65536
@@ -107,11 +99,20 @@ def clip(job: Job, share: Share) -> list[Op]:
     """Global norm: one pass, one number summed over all ranks that hold other parameters, one pass of scaling.
 
     Megatron reads the norm on the host (clip_grads.py, get_grad_norm_fp32); torch leaves it on the device, and sums the stacked norms of
-    distributed tensors one by one (get_total_norm), those of pipeline stages as one number (torchtitan).
+    distributed tensors one by one (get_total_norm), those of pipeline stages as one number (torchtitan). Before its foreach kernels
+    (`scripted`: of their time) torch called a kernel for each tensor and compared the norm on the host (clip_grad_norm_ of 1.6).
     """
     if not job.framework.clip:
         return []
     g, dtype = job.grad_bytes, job.framework.grad_dtype
+    if job.framework.optimizer == "scripted":
+        g, dtype = (4.0, "fp32") if job.framework.master else (g, dtype)
+        norm, scale = (tuple(_each(share, ((what, 1, written),), g, dtype)) for what, written in (("norm", 0), ("scale", 1)))
+        return [
+            compute(job, "optimizer/norm", norm, CLS),
+            *read_back(job, "optimizer/norm.read", CLS),
+            compute(job, "optimizer/clip", scale, CLS),
+        ]
     ops = [compute(job, "optimizer/norm", (over_all(job, share, "norm", g, 0.0, dtype, 1),), CLS)]
     axes = [*(["fsdp"] if job.zero else []), "tp", "pp"]
     if job.size("ep") > 1 and not job.zero:
@@ -144,8 +145,10 @@ def step(job: Job, share: Share) -> list[Op]:
         works: tuple[Work, ...] = (_fused(job, share, name),)
     elif how == "foreach" or job.device == "cpu":
         works = tuple(_passes(job, share, name))
+    elif how == "scripted":
+        works = tuple(_each(share, SCRIPTED[name], state_width(job), "fp32", SCALARS if name == "lamb" else 0))
     else:
-        works = tuple(_loop(job, share, name))
+        works = tuple(_loop(job, share, graph_passes(name, job.framework.compile) if how == "graph" else PASSES[name]))
     return [*ops, compute(job, "optimizer/step", (*_main_gradients(job, share), *works, *_model_copy(job, share)), CLS)]
 
 
@@ -168,13 +171,29 @@ def _passes(job: Job, share: Share, name: str) -> list[Work]:
     return [over_all(job, share, what, read * w, written * w, dtype, read + (what == "scale")) for what, read, written in PASSES[name]]
 
 
-def _loop(job: Job, share: Share, name: str) -> list[Work]:
+def _each(share: Share, passes: Passes, width: float, dtype: str, small: int = 0) -> list[Work]:
+    """`passes` over each tensor, every kernel called by itself; `small`: kernels over single numbers, called by a compiled function."""
+    numbers: list[Work] = [MemoryBound("scale", 8, 4, dtype, 1.0, small)] if small else []
+    each = [
+        (
+            [
+                MemoryBound(what, int(size * read * width), int(size * written * width), dtype, float(size))
+                for what, read, written in passes
+            ],
+            count,
+        )
+        for size, count in share.sizes.items()
+    ]
+    return [work for works, count in each for _ in range(count) for work in [*works, *numbers]]
+
+
+def _loop(job: Job, share: Share, passes: Passes) -> list[Work]:
     w = state_width(job)
     dtype = "fp32" if w == 4 else job.framework.param_dtype
     return [
         MemoryBound(what, int(size * read * w), int(size * written * w), dtype, float(size), count)
         for size, count in share.sizes.items()
-        for what, read, written in PASSES[name]
+        for what, read, written in passes
     ]
 
 

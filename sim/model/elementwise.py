@@ -36,7 +36,9 @@ def residual(share: Share, name: str, rows: int, width: int, *, dropout: bool, f
     backward: list[Work] = []
     forward: list[Work] = []
     if habits.compile:
-        pass
+        if dropout and habits.random_apart:
+            forward.append(elementwise("dropout", share, n, 4, 4))  # written by one kernel, read by the norm's
+            backward.append(elementwise("dropout", share, n, 4, 0))
     elif habits.fused_residual:
         forward.append(elementwise("add", share, n, e + es, es + dropout, 3.0))
         if dropout:

@@ -27,6 +27,13 @@ def _quantise(share: Share, elements: int, fused: bool) -> list[Work]:
     return [MemoryBound("cast", 2 * elements, 2 * elements, share.act)]
 
 
+def _biases(share: Share, m: int, widths: tuple[int, ...], left: bool) -> list[Work]:
+    """Kernels that add the biases, where neither the products nor a kernel after them do (`left`)."""
+    if not left or not share.framework.separate_bias or share.framework.compile:
+        return []
+    return [elementwise("add", share, m * width, share.e, share.e) for width in widths]
+
+
 def _weight_gradients(share: Share, m: int, k: int, widths: tuple[int, ...], dtype: str, bias: bool) -> list[Work]:
     """Gradients of the weights over `m` rows, and of the biases."""
     add = share.framework.accumulate_in_gemm
@@ -46,6 +53,7 @@ def linear(
     seam_bytes: int = 0,
     low: bool = True,
     stream: bool = False,
+    fused_bias: bool = False,
     fused_input: bool = False,
     fused_grad: bool = False,
     saved_rows: int = 0,
@@ -56,7 +64,7 @@ def linear(
     """`rows` x k times k x n; several `n` are several linears on one input.
 
     `low`: runs in the block's low precision. `stream`: the input is of the residual stream (fp32 under autocast, so
-    it is cast). `fused_input`, `fused_grad`: the kernel before (after) writes fp8 itself. `saved_rows`: rows of the
+    it is cast). `fused_bias`: the kernel after adds it. `fused_input`, `fused_grad`: the kernel before (after) writes fp8 itself. `saved_rows`: rows of the
     input that are kept, where fewer than `rows` (sequence parallelism keeps its slice and gathers again).
     """
     widths = (n,) if isinstance(n, int) else n
@@ -66,13 +74,12 @@ def linear(
     down, up = weight_casts(share, tensors)
     cast = stream and share.autocast and not share.framework.compile
     quiet = share.framework.compile
-    total = sum(widths)
     forward: list[Work] = [*down, *([MemoryBound("cast", 4 * m * k, 2 * m * k, act)] * (len(widths) if cast else 0))]
     backward: list[Work] = []
     if low:
         forward += _quantise(share, m * k, fused_input or quiet)
-        backward += _quantise(share, m * total, fused_grad or quiet)
-    forward += [Gemm(m, width, k, dtype) for width in widths]
+        backward += _quantise(share, m * sum(widths), fused_grad or quiet)
+    forward += [*(Gemm(m, width, k, dtype) for width in widths), *_biases(share, m, widths, bias and not fused_bias)]
     backward += [Gemm(m, k, width, dtype, 1, "dgrad") for width in widths]
     backward += [elementwise("add", share, m * k, 2 * share.e, share.e)] * (len(widths) - 1)
     if cast:

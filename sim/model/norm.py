@@ -34,6 +34,8 @@ def norm(
     tensors = (width,) * (weight + (kind == "layernorm" and bias))
     if eager:
         forward, backward = _eager_rmsnorm(share, elements, rows, e)
+    elif kind == "layernorm" and share.framework.norm_in_parts:
+        forward, backward = (_split_at_sums if share.framework.compile else _written_out)(share, elements, rows, e, joined)
     else:
         read, written = (2, 2) if joined else (1, 1)
         forward = (elementwise(kind, share, elements, read * e, written * e, 8.0, rows),)
@@ -71,3 +73,30 @@ def _eager_rmsnorm(share: Share, elements: int, rows: int, e: int) -> tuple[tupl
     backward = [step("scale", e, e), step("scale", 2 * e, e), step("reduce", e, 0), *casts, step("scale", 4, 4), step("scale", 8, 4)]
     backward += [step("reduce", 4, 0), small, small, step("scale", 4, 4), step("add", 8, 4), *back]
     return tuple(forward), tuple(backward)
+
+
+def _written_out(share: Share, elements: int, rows: int, e: int, joined: bool) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
+    """tf.nn.moments and tf.nn.batch_normalization as TensorFlow's operators: x g / sigma + (b - mean g / sigma), where g / sigma is as large
+    as x; backward as its gradient functions write them (_MeanGrad tiles, then divides). `joined`: never."""
+
+    def step(what: str, read: float, written: float) -> Work:
+        return elementwise(what, share, elements, read, written, 1.0, rows)
+
+    one, two, add, total = step("scale", e, e), step("scale", 2 * e, e), step("add", 2 * e, e), step("reduce", e, 0)
+    tile = step("copy", 0, e)
+    forward = (total, step("add", e, e), total, step("scale", 0, e), two, one, step("add", e, e), add)
+    outer = (two, two, total, one, two, total, one, add)  # of the last four, to x, g / sigma, the mean and b
+    inner = (one, total, one, total)  # of g / sigma, to g and sigma
+    moments = (tile, one, one, step("add", e, e), two, tile, one, step("add", 3 * e, e))  # of both means, and x's three gradients
+    return forward, (*outer, *inner, *moments)
+
+
+def _split_at_sums(share: Share, elements: int, rows: int, e: int, joined: bool) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
+    """The same compiled by XLA, which ends a kernel at each sum: mean (with the add before, where `joined`), variance, scaling; backward the sums over
+    a row, x's gradient, and the sums over a column."""
+
+    def step(what: str, read: float, written: float) -> Work:
+        return elementwise(what, share, elements, read, written, 4.0, rows)
+
+    forward = (step("reduce", (1 + joined) * e, joined * e), step("reduce", e, 0), step("scale", e, e))
+    return forward, (step("reduce", 2 * e, 0), step("scale", (2 + joined) * e, e), step("reduce", 2 * e, 0))

@@ -150,3 +150,20 @@ def test_what_a_rank_holds_between_steps() -> None:
     for split, ways in (({"dp_replicate": 4}, 1), ({"dp_shard": 4, "zero": 1}, 4)):
         p = program({"parallel": split, "precision": "bf16", "batch": {"micro": 1, "global": 4}}, net, load_framework("megatron-core"))
         assert sum(p.resident.values()) == pytest.approx(count * (2 + 4 + 12 / ways), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("between", "precision", "kinds"),
+    [
+        ("", "fp16", ["add"]),
+        ("unscale", "fp16", ["scale", "add"]),
+        ("unscale", "fp32", ["add"]),
+        ("clip", "fp16", ["reduce", "norm", "scale", "add"]),
+        ("clip", "fp32", ["norm", "scale", "add"]),
+    ],
+)
+def test_what_gradients_go_through_before_they_are_added(between: str, precision: str, kinds: list[str]) -> None:
+    framework = replace(QUIET, between=between, grad_dtype="fp32")
+    p = program({"precision": precision, "batch": {"global": 4, "micro": 1}, "parallel": {"dp_replicate": 2}}, network(1), framework)
+    found = [[w.what for w in op.works if isinstance(w, MemoryBound)] for s in p.segments.values() for op in s if op.id.endswith(".add")]
+    assert found and all(one == kinds for one in found)

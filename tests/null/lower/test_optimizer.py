@@ -110,3 +110,21 @@ def test_frozen_parameters_are_neither_reduced_nor_updated() -> None:
     p = program({"parallel": {"dp_replicate": 2}}, network(1, (replace(base, wgrad=()), linear("adapter", 1000))))
     assert messages(p) == [("all_reduce", "dp", 4000)]
     assert sum(work.bytes for work in works(p)) == 28 * 1000
+
+
+def test_a_static_graph_has_a_kernel_for_each_operator_and_assigns_at_last() -> None:
+    written = works(program({}, network(3), replace(QUIET, optimizer="graph")))
+    assert sum(work.repeat for work in written) == 3 * 17 and sum(work.bytes for work in written) == 39 * 4 * 3 * MIB
+    compiled = works(program({}, network(3), replace(QUIET, optimizer="graph", compile=True)))
+    assert sum(work.bytes for work in compiled) == 13 * 4 * 3 * MIB, "four read, three written, three copied"
+    momentum = works(program({"optimizer": {"name": "momentum"}}, framework=replace(QUIET, optimizer="graph")))
+    assert sum(work.bytes for work in momentum) == 20 * 2 * MIB, "one operator"
+
+
+def test_a_scripted_update_is_called_for_each_tensor_and_clips_by_a_norm_that_the_host_reads() -> None:
+    p = program({"optimizer": {"name": "lamb"}}, network(3), replace(QUIET, optimizer="scripted", clip=True))
+    large = [work for work in works(p) if work.bytes > 1000]
+    assert [work.repeat for work in large] == [1] * 12 and sum(work.bytes for work in large) == 12 * 4 * 3 * MIB
+    assert [work.repeat for work in works(p) if work.bytes < 1000] == [10] * 3, "the trust ratio's numbers"
+    assert len(works(p, "optimizer/norm")) == len(works(p, "optimizer/clip")) == 3
+    assert "optimizer/norm.read" in [op.id for op in p.segments["update"]]
