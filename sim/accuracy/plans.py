@@ -143,7 +143,7 @@ def _seq_len(row: Row, framework: str, assumed: list[str]) -> int | None:
         size = _SQUAD if "squad" in row.task.lower() else 128 if "bert" in row.model_type else 2048
         assumed.append(f"seq_len not stated: {size}")
         return size
-    if framework == "pytorch-apex-ddp" and row.pretrains and row.date >= "2021-09" and row.seq_len in _BINNED:
+    if framework == "pytorch-apex-jit" and row.seq_len in _BINNED:
         size = _BINNED[row.seq_len]
         assumed.append(f"sequences binned by length (LDDL): {size} tokens in the mean of up to {row.seq_len}")
         return size

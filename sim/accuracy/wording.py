@@ -54,7 +54,7 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
     if name != "pytorch":
         return name
     if re.search(_TORCH, text) and _is(row, r"bert\b"):
-        return "pytorch-apex-ddp"
+        return "pytorch-apex-jit" if row.pretrains and row.date >= _SCRIPTED else "pytorch-apex-ddp"
     if re.search(_TORCH, text) and _is(row, "transformer-xl"):
         return "pytorch-transformer-xl"
     if re.search(_TORCH, text) and _is(row, r"resnet|resnext|\bcnn\b|ssd|mask|transformer-(base|big)|encoder-decoder|gnmt|rnn"):
@@ -63,6 +63,8 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
     return "pytorch"
 
 
+_SCRIPTED = "2021-09"
+"""When NVIDIA's BERT in PyTorch took to TorchScript, and to sequences binned by length (its README's release notes)."""
 _ASYNCHRONOUS = "2021-11"
 """When Megatron-LM's tensor-parallel sums became asynchronous; sequence parallelism and selective recomputation are of 2022."""
 
