@@ -232,7 +232,7 @@ def _bert(row: Row, assumed: list[str]) -> dict[str, Any]:
 
 def _transformer_xl(row: Row) -> dict[str, Any]:
     """WikiText-103's vocabulary and clusters; the large model embeds rare words in 4, 16 and 64 times fewer columns
-    (NVIDIA's wt103 configurations: div_val 1 for base, 4 for large)."""
+    (NVIDIA's wt103 configurations: div_val 1 for base, 4 for large; dropatt 0 and 0.2)."""
     assert row.n_layers is not None and row.hidden is not None
     spec = TransformerXl(
         name=row.model_name,
@@ -242,6 +242,7 @@ def _transformer_xl(row: Row) -> dict[str, Any]:
         ffn=row.ffn_hidden or 4 * row.hidden,
         memory=_number(row.arch_note, r"mem_len (\d+)") or row.seq_len or 192,
         div=4 if row.hidden >= 1024 else 1,
+        attention_dropout=0.2 if row.hidden >= 1024 else 0.0,
     )
     tree: dict[str, Any] = msgspec.to_builtins(spec)
     return tree

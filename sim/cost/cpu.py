@@ -21,6 +21,7 @@ ASSUMED_BYTES = 6e9
 ASSUMED_HOST = {
     "kernel": 3e-6,
     "module": 4e-6,
+    "view": 2e-6,
     "autograd": 4e-6,
     "python": 1e-6,
     "optimizer": 10e-6,

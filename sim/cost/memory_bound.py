@@ -48,13 +48,20 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
     """L2 bandwidth over DRAM bandwidth."""
 
 
+ATOMIC = "index_add"
+"""Rows added by index, each value by an atomic operation of its own."""
 FAMILY = {
     "layernorm": "layernorm", "rmsnorm": "layernorm", "batchnorm": "stream", "groupnorm": "layernorm", "norm": "stream",
     "softmax": "softmax", "cross_entropy": "cross_entropy", "permute": "permute", "embedding": "gather", "embedding_backward": "gather",
-    "sort": "gather", "topk": "gather", "gather": "gather", "scatter": "gather", "rope": "stream", "adam": "optimizer", "adamw": "optimizer", "sgd": "optimizer",
+    "sort": "gather", "topk": "gather", "gather": "gather", "scatter": "gather", ATOMIC: "gather", "rope": "stream", "adam": "optimizer", "adamw": "optimizer", "sgd": "optimizer",
     "momentum": "optimizer", "optimizer": "optimizer",
 }  # fmt: skip
 """Kernels by what limits them; anything else streams. A batch norm's passes over its input are counted one by one."""
+
+
+@cache
+def _halves() -> float:
+    return msgspec.convert(document("memory")["atomic"], dict[str, float])["halves"]
 
 
 @cache
@@ -71,6 +78,8 @@ def memory_bound_cost(work: MemoryBound, gpu: Gpu) -> tuple[float, Source]:
     moved = float(work.read + work.written)
     warm = 1.0 / (1.0 + (moved / (cache_.share * gpu.l2)) ** 4)
     seconds = fit.floor + moved / rate * (1.0 - warm + warm / cache_.speed)
+    if work.what == ATOMIC and BYTES[work.dtype] == 2:
+        seconds = max(seconds, work.written / 2 / (_halves() * gpu.sms * gpu.clock))
     return seconds * work.repeat, source
 
 

@@ -140,8 +140,12 @@ def _forward(job: Job, phase: str, block: str, part: Part, saved: int, opens: bo
         ops = expert.forward(job, name, part, ops)
     calls = (1 if opens else 0) if job.compiled and not part.shapeless else part.modules
     if job.eager and calls:
-        ops.insert(0, host(f"{name}.module", HostWork("module", calls), *_dispatched(job, part)))
+        ops.insert(0, host(f"{name}.module", HostWork("module", calls), *_viewed(job, part), *_dispatched(job, part)))
     return ops
+
+
+def _viewed(job: Job, part: Part) -> tuple[Work, ...]:
+    return (HostWork("view", part.views),) if part.views and not job.compiled else ()
 
 
 def _dispatched(job: Job, part: Part) -> tuple[Work, ...]:
@@ -169,7 +173,7 @@ def _autograd(job: Job, name: str, part: Part, opens: bool) -> Ops:
     if not job.eager or part.detached:
         return ()
     nodes = len(part.forward) if not job.compiled else int(opens)
-    works: list[Work] = [HostWork("autograd", nodes), *_dispatched(job, part)] if nodes else []
+    works: list[Work] = [HostWork("autograd", nodes), *_viewed(job, part), *_dispatched(job, part)] if nodes else []
     if part.tensors and not part.frozen:
         works.append(HostWork("accumulate", len(part.tensors)))
     return (host(f"bwd/{name}.autograd", *works),) if works else ()

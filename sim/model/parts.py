@@ -65,6 +65,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """ep: experts of each token, where it travels once to every node that holds one of them and is handed on there; 0: once for each."""
     modules: int = 1
     """nn.Module calls that this part stands for (host time)."""
+    views: int = 0
+    """Views that forward takes of its tensors beside its kernels, where they are many: calls without a launch, a node each in backward."""
     recompute: bool = False
     """Recomputed under recompute = "selective"."""
     dropped: int = 0

@@ -126,6 +126,8 @@ class TransformerXl(Spec, tag="transformer-xl", frozen=True, kw_only=True):
     div: Count = 1
     """Each further cluster of words is embedded in so many times fewer columns."""
     dropout: Fraction = 0.1
+    attention_dropout: Fraction = 0.0
+    """Of the attention's probabilities (dropatt)."""
 
     def __post_init__(self) -> None:
         check_heads(self.name or "transformer-xl", self.hidden, self.heads, self.head_dim)

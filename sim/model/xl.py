@@ -18,6 +18,8 @@ from sim.work import Gemm, MemoryBound, Work
 from topologies.errors import Refused
 
 Blocks = tuple[tuple[str, Block], ...]
+_VIEWS = 52
+"""Views (permute, reshape, chunk, slice ...) that a layer's attention takes in forward, three einsums' most of all (recorded as `_core`'s kernels)."""
 
 
 def blocks_of(spec: TransformerXl, shape: Shape, framework: Framework) -> Blocks:
@@ -72,7 +74,7 @@ def _embed(spec: TransformerXl, share: Share) -> Part:
     tensors += [inner, inner]
     return Part(
         name="embed.tokens", forward=(*forward, elementwise("scale", share, n, es, es), drop), backward=(drop,), wgrad=tuple(wgrad),
-        cls="embedding", tensors=tuple(tensors), saved=n + 8 * share.rows, modules=3,
+        cls="embedding", tensors=tuple(tensors), saved=n + 8 * share.rows, modules=3, reads=spec.div > 1,
     )  # fmt: skip
 
 
@@ -81,8 +83,7 @@ def _layer(spec: TransformerXl, share: Share) -> list[Part]:
     inner = spec.heads * (spec.head_dim or h // spec.heads)
     wide = share.micro * (share.seq + spec.memory)
     keys = share.seq + spec.memory
-    join = elementwise("copy", share, wide * h, share.es, share.es)
-    cat = Part(name="attn.memory", forward=(join,), backward=(join,), cls="elementwise")
+    cat = Part(name="attn.memory", forward=(elementwise("copy", share, wide * h, share.es, share.es),), cls="elementwise")
     qkv = linear(share, "attn.qkv", h, 3 * inner, rows=wide, stream=True, low=False, modules=2)
     positions = linear(share, "attn.r", h, inner, rows=keys, stream=True, low=False)
     return [
@@ -100,27 +101,52 @@ def _layer(spec: TransformerXl, share: Share) -> list[Part]:
 
 
 def _core(spec: TransformerXl, share: Share, inner: int, keys: int) -> Part:
-    """(q + u) k^T + shift((q + v) r^T), scale, mask, softmax, dropout, times v: each a kernel."""
+    """(q + u) k^T + shift((q + v) r^T), scale, mask, softmax, dropout, times v: each a kernel.
+
+    Heads are views of one projection, which torch.einsum copies to be one batch (k, v and the shifted q; not what a bias was added to). The
+    shift pads the scores by a column and reads them one row further; its backward fills zeros, and copies what it gets before the product.
+    Operators and strides as a dispatch mode records them of RelPartialLearnableMultiHeadAttn.forward and its backward.
+    """
     b, s, e, dtype = share.micro, share.seq, share.e, share.core
     batch, d = b * spec.heads, inner // spec.heads
-    scores = batch * s * keys
+    scores, own, all_ = batch * s * keys, b * s * inner, b * keys * inner
     es = 4 if share.autocast and not share.framework.fused_softmax else e
-    bias = elementwise("add", share, b * s * inner, e, e)
+    copy, add, scale = (elementwise(what, share, scores, n * e, e) for what, n in (("copy", 1), ("add", 2), ("scale", 1)))
+    bias, heads, context = (
+        elementwise("add", share, own, e, e),
+        elementwise("permute", share, all_, e, e),
+        elementwise("permute", share, own, e, e),
+    )
     soft = elementwise("softmax", share, scores, e, es, 5.0, batch * s)
     unsoft = elementwise("softmax", share, scores, 2 * es, e, 4.0, batch * s)
-    steps: list[Work] = [elementwise("copy", share, scores, e, e), elementwise("add", share, scores, 2 * e, e)]
-    steps += [elementwise("scale", share, scores, e, e)] * (0 if share.framework.fused_softmax or share.framework.compile else 2)
-    drop: list[Work] = [elementwise("dropout", share, scores, es, es + 1)] * (spec.dropout > 0)
+    drop: list[Work] = [elementwise("dropout", share, scores, es, es + 1)] * (spec.attention_dropout > 0)
     cast: list[Work] = [elementwise("cast", share, scores, es, e)] * (es != e)
-    score, context = Gemm(s, keys, d, dtype, batch), Gemm(s, d, keys, dtype, batch)
-    back = [Gemm(w.m, w.k, w.n, dtype, w.batch, "dgrad") for w in (context, score, score) for _ in range(2)]
+    mask = [] if share.framework.fused_softmax or share.framework.compile else [scale]
+    score, product = Gemm(s, keys, d, dtype, batch), Gemm(s, d, keys, dtype, batch)
+    back = [Gemm(w.m, w.k, w.n, dtype, w.batch, "dgrad") for w in (product, score, score) for _ in range(2)]
+    shift, unshift = (copy, add), (scale, elementwise("zero", share, scores, 0, e), copy, copy)
+    join = (heads, elementwise("zero", share, all_, 0, e), context, elementwise("copy", share, 3 * all_, e, e))
+    total = MemoryBound("reduce", own * e, inner * e, share.act)
     return Part(
         name="attn.core",
-        forward=(bias, bias, score, score, *steps, soft, *drop, *cast, context),
-        backward=(back[0], back[1], *cast, *drop, unsoft, *steps, *back[2:], bias, bias),
+        forward=(bias, heads, score, bias, context, score, *shift, *mask, soft, *drop, *cast, heads, product, context),
+        backward=(
+            *back[:2],
+            *cast,
+            *drop,
+            unsoft,
+            *mask * 2,
+            *unshift,
+            *back[2:],
+            total,
+            total,
+            elementwise("add", share, own, 2 * e, e),
+            *join,
+        ),
         cls="attention",
         saved=scores * (es + bool(drop) * (1 + e)) + b * (2 * s + 2 * keys) * inner * e,
         modules=3,
+        views=_VIEWS,
         recompute=True,
     )
 
@@ -135,30 +161,58 @@ def _head(spec: TransformerXl, share: Share) -> list[Part]:
         first += words
         width = words + (len(clusters) - 1 if not index else 0)
         parts.append(_cluster(spec, share, index, rows, columns, width, len(clusters) - 1))
-    return parts
+    return [*parts, _picked(spec, share, clusters)]
+
+
+def _picked(spec: TransformerXl, share: Share, clusters: list[tuple[int, int]]) -> Part:
+    """Each cluster's rows of the frequent words' scores, picked by index: a copy of all scores in all. Backward fills a gradient of zeros as large
+    as all scores for each cluster, adds that cluster's rows by index, and sums them (proj_adaptive_softmax.py: index_select).
+
+    Weights of clusters are slices of one table where all are equally wide (`div` = 1): gradients of slices are filled into zeros as large as the
+    table and summed, and so is what the tied embedding gets. The host reads how many rows a cluster has (nonzero) before it goes on.
+    """
+    e, tails = share.e, len(clusters) - 1
+    n = share.rows * (clusters[0][0] + tails)
+    table = sum(words * columns for words, columns in clusters)
+    zero, add = elementwise("zero", share, n, 0, e), elementwise("add", share, n, 2 * e, e)
+    whole, tied = elementwise("zero", share, table, 0, e), elementwise("add", share, table, 2 * e, e)
+    slices: tuple[Work, ...] = (*[whole] * (tails + 1), elementwise("copy", share, table, e, e), *[tied] * tails) if spec.div == 1 else ()
+    return Part(
+        name="head.picked",
+        forward=(elementwise("gather", share, n, e, e),),
+        backward=(zero, *[zero] * (tails + 1), elementwise("index_add", share, n, 2 * e, e), *[add] * tails),
+        wgrad=(*slices, tied),
+        cls="loss",
+        saved=n * e,
+        reads=True,
+    )
 
 
 def _cluster(spec: TransformerXl, share: Share, index: int, rows: int, columns: int, width: int, tails: int) -> Part:
-    n, e = rows * width, share.e
+    n, e, h = rows * width, share.e, spec.hidden
     project = spec.div > 1
-    first: list[Work] = [Gemm(rows, columns, spec.hidden, share.core)] * project
+    dense = elementwise("add", share, n, e, e)
+    first: list[Work] = [Gemm(rows, columns, h, share.core)] * project
     gemm = Gemm(rows, width, columns, share.core)
-    soft: Work = MemoryBound("softmax", n * e, 4 * n, "fp32", 5.0 * n, 1, rows)
-    back: list[Work] = [Gemm(rows, spec.hidden, columns, share.core, 1, "dgrad")] * project
-    wback: list[Work] = [Gemm(columns, spec.hidden, rows, share.core, 1, "wgrad")] * project
+    wide = 4 if share.autocast else e
+    soft: Work = MemoryBound("softmax", n * e, wide * n, share.act, 5.0 * n, 1, rows)
+    back: list[Work] = [Gemm(rows, h, columns, share.core, 1, "dgrad")] * project
+    wback: list[Work] = [Gemm(columns, h, rows, share.core, 1, "wgrad")] * project
     tensors = (width - (tails if not index else 0),) + ((tails * columns, tails) if not index else ())
     down, up = weight_casts(share, (width * columns,))
+    zeros: list[Work] = [elementwise("zero", share, n, 0, e)] * (index > 0)  # of the gradient of gather
     return Part(
         name=f"head.cluster{index}",
-        forward=(*down, *first, gemm, soft),
+        forward=(*down, *first, gemm, *[dense] * project, soft),
         backward=(
-            MemoryBound("softmax", 8 * n, e * n, "fp32", 2.0 * n, 1, rows),
+            *zeros,
+            MemoryBound("softmax", 2 * wide * n, e * n, share.act, 2.0 * n, 1, rows),
             Gemm(rows, columns, width, share.core, 1, "dgrad"),
             *back,
         ),
-        wgrad=(Gemm(width, columns, rows, share.core, 1, "wgrad"), *wback, *up),
+        wgrad=(Gemm(width, columns, rows, share.core, 1, "wgrad"), MemoryBound("reduce", n * e, width * e, share.act), *wback, *up),
         cls="loss",
         tensors=tensors,
-        saved=4 * n + rows * (spec.hidden + columns * project) * e,
+        saved=4 * n + rows * (h + columns * project) * e,
         modules=2,
     )

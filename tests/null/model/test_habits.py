@@ -1,0 +1,102 @@
+"""What frameworks write out that others fuse: norms in parts, random numbers, biases, Transformer-XL's attention and adaptive softmax."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import pytest
+
+from sim.framework import load_framework
+from sim.model.elementwise import residual
+from sim.model.linear import linear
+from sim.model.load import load_model
+from sim.model.network import describe
+from sim.model.norm import norm
+from sim.model.parts import Network, Part, Shape
+from sim.model.share import Share, share_of
+from sim.model.spec import TransformerXl
+from sim.work import MemoryBound, Work
+
+ROWS, WIDTH = 4 * 128, 256
+
+
+def share(name: str, precision: str = "fp32", **changes: object) -> Share:
+    framework = msgspec.structs.replace(load_framework(name), **changes)
+    return share_of(Shape(micro=4, seq=128, precision=precision), framework, "math")
+
+
+def passes(works: tuple[Work, ...], elements: int, e: int) -> float:
+    """Values moved for each element."""
+    return sum(w.bytes for w in works if isinstance(w, MemoryBound)) / elements / e
+
+
+@pytest.mark.parametrize(
+    ("framework", "changes", "forward", "backward"),
+    [
+        ("tf2-horovod", {}, 4, 4.03125),  # one kernel with the residual's add; sums of partial sums
+        ("tf1-horovod", {"compile": True}, 6, 8),  # ended at each sum: add and mean, variance, scaling; row sums, gradient, column sums
+        ("tf1-horovod", {}, 15, 41),  # an operator each
+    ],
+)
+def test_layer_norm_in_one_kernel_or_in_parts(framework: str, changes: dict[str, bool], forward: float, backward: float) -> None:
+    part = norm(share(framework, **changes), "norm", ROWS, WIDTH, "layernorm")
+    assert (passes(part.forward, ROWS * WIDTH, 4), passes(part.backward, ROWS * WIDTH, 4)) == pytest.approx((forward, backward), rel=0.02)
+
+
+def test_random_numbers_pass_memory_where_the_compiler_does_not_make_them() -> None:
+    apart = residual(share("tf2-horovod"), "join", ROWS, WIDTH, dropout=True)
+    within = residual(share("tf2-horovod", random_apart=False), "join", ROWS, WIDTH, dropout=True)
+    assert passes(apart.forward, ROWS * WIDTH, 4) == 2 and passes(apart.backward, ROWS * WIDTH, 4) == 1, "written, read; read"
+    assert not within.forward and not within.backward
+    assert not residual(share("tf2-horovod"), "join", ROWS, WIDTH, dropout=False).forward
+
+
+def test_a_bias_is_a_kernel_of_its_own_unless_another_takes_it() -> None:
+    def kernels(name: str, fused: bool = False, **changes: object) -> Counter[str]:
+        found = linear(share(name, **changes), "fc", WIDTH, WIDTH, bias=True, fused_bias=fused)
+        return Counter(w.what for w in found.forward if isinstance(w, MemoryBound))
+
+    assert kernels("pytorch-apex-ddp") == Counter({"add": 1})
+    assert not kernels("pytorch-apex-ddp", fused=True), "bias_gelu"
+    assert not kernels("pytorch-apex-ddp", compile=True)
+    assert not kernels("pytorch")
+
+
+def xl(precision: str = "fp32", **changes: object) -> Network:
+    spec = load_model("transformer-xl-base")
+    assert isinstance(spec, TransformerXl)
+    return describe(
+        msgspec.structs.replace(spec, **changes), Shape(micro=2, seq=192, precision=precision), load_framework("pytorch-transformer-xl")
+    )
+
+
+def part(network: Network, block: str, name: str) -> Part:
+    return next(p for p in dict(network.blocks)[block].parts if p.name == name)
+
+
+def test_kernels_over_the_scores_of_transformer_xl() -> None:
+    """Pad, add and scale, mask, softmax; softmax, mask (copied first), scale, zeros, shift back, copy."""
+    scores, core = 2 * 4 * 192 * 384, part(xl(heads=4), "L0", "attn.core")
+
+    def over(works: tuple[Work, ...]) -> Counter[str]:
+        return Counter(w.what for w in works if isinstance(w, MemoryBound) and w.written == 4 * scores)
+
+    assert over(core.forward) == Counter({"copy": 1, "add": 1, "scale": 1, "softmax": 1})
+    assert over(core.backward) == Counter({"softmax": 1, "scale": 3, "zero": 1, "copy": 2})
+    dropped = part(xl(attention_dropout=0.2), "L0", "attn.core")
+    assert Counter(w.what for w in dropped.forward if isinstance(w, MemoryBound))["dropout"] == 1
+    assert core.views and part(xl(), "L0", "attn.qkv").views == 0
+
+
+def test_picking_rows_of_the_adaptive_softmax_costs_gradients_as_large_as_all_scores() -> None:
+    picked = part(xl(), "head", "head.picked")
+    whole = 4 * 2 * 192 * (19997 + 3)
+    assert picked.reads, "the host waits for the counts"
+    found = Counter(w.what for w in picked.backward if isinstance(w, MemoryBound) and w.written == whole)
+    assert found == Counter({"zero": 5, "index_add": 1, "add": 3})
+    table = 4 * 267735 * 512
+    assert Counter(w.what for w in picked.wgrad if isinstance(w, MemoryBound) and w.written == table) == Counter(
+        {"zero": 4, "add": 4, "copy": 1}
+    )
+    assert [w.what for w in part(xl(div=4), "head", "head.picked").wgrad if isinstance(w, MemoryBound)] == ["add"], "tables of their own"
