@@ -134,6 +134,12 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Attention in 8 bits too where the linear layers are (TransformerEngine's fp8_dpa)."""
     expert_bias: Literal["epilogue", "loop"] = "epilogue"
     """Biases of the experts' second products: added by the products, or with the routing weights in fp32, expert by expert."""
+    pads_rows: bool = False
+    """Rows of each expert are copied into segments that 8-bit products can take, and their results out of them (TransformerEngine's Fp8Padding
+    and Fp8Unpadding in Megatron-Core's TEGroupedMLP), where neither the router nor the exchange has padded them."""
+    limits_apart: bool = False
+    """Limits of what goes into a gated activation are kernels of their own beside the fused one, whose offset is copied to the device at each
+    call, for which the host waits (Megatron-Core's weighted_bias_quick_geglu_impl)."""
     host: Literal["python", "te", "te-graphs", "light", "graph"] = "python"
     """Host time per op: eager Python modules, TransformerEngine's (with parts of each layer captured), C++/compiled launches, or
     replayed CUDA graphs."""

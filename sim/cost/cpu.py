@@ -23,6 +23,7 @@ ASSUMED_HOST = {
     "module": 4e-6,
     "view": 2e-6,
     "autograd": 4e-6,
+    "node": 4e-6,
     "python": 1e-6,
     "optimizer": 10e-6,
     "optimizer_step": 30e-6,

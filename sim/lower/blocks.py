@@ -169,11 +169,15 @@ def _communicate_backward(job: Job, name: str, part: Part, dgrad: list[Op], wgra
 
 
 def _autograd(job: Job, name: str, part: Part, opens: bool) -> Ops:
-    """One autograd node for each forward kernel, and the hand-over of each parameter's gradient."""
+    """One autograd node for each forward kernel, and the hand-over of each parameter's gradient. TransformerEngine's nodes are functions in
+    Python, torch's own are not."""
     if not job.eager or part.detached:
         return ()
-    nodes = len(part.forward) if not job.compiled else int(opens)
+    native = part.native if job.framework.host.startswith("te") and not job.compiled else 0
+    nodes = len(part.forward) - native + expert.nodes(part) if not job.compiled else int(opens)
     works: list[Work] = [HostWork("autograd", nodes), *_viewed(job, part), *_dispatched(job, part)] if nodes else []
+    if native:
+        works.append(HostWork("node", part.nodes or native))
     if part.tensors and not part.frozen:
         works.append(HostWork("accumulate", len(part.tensors)))
     return (host(f"bwd/{name}.autograd", *works),) if works else ()

@@ -18,13 +18,24 @@ def _exchange(job: Job, id: str, part: Part) -> Op:
     return replace(found, how=once(part.copies)) if part.copies else found
 
 
+def _weights(job: Job, id: str, part: Part) -> list[Op]:
+    return [collective(job, id, COMPUTE, "all_to_all", part.seam_weights, "ep", CLS)] if part.seam_weights else []
+
+
 def forward(job: Job, name: str, part: Part, kernels: list[Op]) -> list[Op]:
-    """`ep.dispatch` before the part's kernels, `ep.combine` after them."""
+    """`ep.dispatch` before the part's kernels, with the tokens' weights after the tokens; `ep.combine` after them."""
     exchange = _exchange(job, f"{name}.all_to_all", part)
-    return [exchange, *kernels] if part.seam == "ep.dispatch" else [*kernels, exchange]
+    weights = _weights(job, f"{name}.weights.all_to_all", part)
+    return [exchange, *weights, *kernels] if part.seam == "ep.dispatch" else [*kernels, exchange]
+
+
+def nodes(part: Part) -> int:
+    """Autograd's nodes of a part's exchanges by all_to_all; fused ones are counted with the kernels that sort inside them."""
+    return 0 if part.copies or not part.seam.startswith("ep.") else 1 + bool(part.seam_weights)
 
 
 def backward(job: Job, name: str, part: Part, dgrad: list[Op], wgrad: list[Op]) -> tuple[list[Op], list[Op]]:
     """Gradients travel the other way round."""
     exchange = _exchange(job, f"bwd/{name}.all_to_all", part)
-    return ([*dgrad, exchange] if part.seam == "ep.dispatch" else [exchange, *dgrad]), wgrad
+    weights = _weights(job, f"bwd/{name}.weights.all_to_all", part)
+    return ([*dgrad, *weights, exchange] if part.seam == "ep.dispatch" else [exchange, *dgrad]), wgrad

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from sim.model.elementwise import elementwise
 from sim.model.parts import Part
 from sim.model.share import Share
@@ -40,6 +42,27 @@ def activation(share: Share, name: str, rows: int, width: int, kind: str, *, rec
         backward = (elementwise("activation", share, n, 2 * e, e, back),) * (2 if twice else 1)
         kept = n * e
     return Part(name=name, forward=forward, backward=backward, cls="activation", saved=kept, recompute=recompute)
+
+
+def limited(share: Share, part: Part, n: int) -> Part:
+    """A gated activation of `n` results whose two inputs are clamped first (GPT-OSS, config.json: swiglu_limit).
+
+    One kernel each, and their mask in backward, which reads the inputs again. `limits_apart`: a fused activation takes both in one tensor, so
+    the halves are joined again, and in backward their gradients; a number made on the device meanwhile is waited for.
+    """
+    habits, e = share.framework, share.e
+    if habits.compile or (habits.fused_activation and not habits.limits_apart):
+        return part
+    join = (elementwise("copy", share, 2 * n, e, e),) * habits.limits_apart
+    clamp, mask = elementwise("scale", share, n, e, e), elementwise("scale", share, n, 2 * e, e)
+    return replace(
+        part,
+        forward=(clamp, clamp, *join, *part.forward),
+        backward=(*part.backward, mask, mask, *join),
+        saved=part.saved + 2 * n * e,
+        reads=habits.limits_apart and not habits.cuda_graphs,
+        native=2 + len(join),
+    )
 
 
 def _gelu_in_python(share: Share, n: int, e: int) -> tuple[tuple[Work, ...], tuple[Work, ...]]:

@@ -137,12 +137,14 @@ def rope(share: Share, heads: int, width: int, name: str = "attn.rope", scaled: 
     """Rotation of `heads` (queries and keys together) by `width` columns: one kernel fused, else as Python writes it.
 
     Unfused (transformers): x cos + rotate_half(x) sin is neg, cat, mul, mul, add, for queries and for keys. Backward fills each half's
-    gradient into zeros, and sums three gradients of x. `scaled`: cos and sin carry a factor, which TransformerEngine's kernel has not.
+    gradient into zeros, and sums three gradients of x. `scaled`: cos and sin carry a factor, which TransformerEngine's kernel has not:
+    Megatron-Core's own (rope_utils.py, _apply_rotary_pos_emb_bshd) makes them anew for each call and joins what was rotated with the rest,
+    of which there is none.
     """
-    n, e = share.rows * heads * width, share.e
+    n, e, fused = share.rows * heads * width, share.e, share.framework.fused_rope
     works: tuple[Work, ...]
     back: tuple[Work, ...] = ()
-    if (share.framework.fused_rope and not scaled) or share.framework.compile:
+    if (fused and not scaled) or share.framework.compile:
         works = (elementwise("rope", share, n, e, e, 3.0),)
     else:
         steps: tuple[Work, ...] = (elementwise("scale", share, n // 4, e, e), elementwise("copy", share, n // 2, e, e))
@@ -153,6 +155,18 @@ def rope(share: Share, heads: int, width: int, name: str = "attn.rope", scaled: 
         )
         works = steps * 2
         back = (elementwise("zero", share, n // 2, 0, e),) * 2 + (elementwise("add", share, n // 2, 2 * e, e),)
+        if fused:
+            angles = (elementwise("scale", share, share.seq * width, 4, 4),) * 2 + (elementwise("cast", share, share.seq * width, 4, e),)
+            whole = (*angles, *angles, *steps, elementwise("copy", share, n // 2, e, e))
+            return Part(
+                name=name,
+                forward=whole * 2,
+                backward=works + back * 2,
+                cls="elementwise",
+                rope=True,
+                native=2 * len(whole),
+                nodes=2 * len(steps),
+            )
     return Part(name=name, forward=works, backward=works + back * 2, cls="elementwise", rope=True)
 
 

@@ -39,6 +39,8 @@ class Moe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """The router's linear has a bias (GPT-OSS)."""
     bias: bool = False
     """The experts' linears have biases (GPT-OSS)."""
+    limited: bool = False
+    """What goes into the experts' activation is clamped (GPT-OSS)."""
     correction: bool = False
     """The router adds one learned number per expert when it chooses, without a gradient (DeepSeek-V3)."""
     latent: Natural = 0

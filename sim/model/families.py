@@ -62,10 +62,8 @@ def decoder(
     if activation:
         fields["activation"] = activation
     if n_experts:
-        bias = family == "gpt-oss"
-        fields["moe"] = Moe(
-            experts=n_experts, top_k=top_k or 2, ffn=moe_ffn_hidden or ffn_hidden, shared=shared_ffn_hidden, bias=bias, router_bias=bias
-        )
+        oss = dict.fromkeys(("bias", "router_bias", "limited"), family == "gpt-oss")
+        fields["moe"] = Moe(experts=n_experts, top_k=top_k or 2, ffn=moe_ffn_hidden or ffn_hidden, shared=shared_ffn_hidden, **oss)
     sizes = {"kv_heads": n_kv_heads, "head_dim": head_dim, "ffn": ffn_hidden, "first_dense": first_dense}
     fields |= {key: value for key, value in sizes.items() if value}
     tree = {"name": name or family, "layers": n_layers, "hidden": hidden, "heads": n_heads, "vocab": vocab_size, **fields}

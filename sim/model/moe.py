@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 
-from sim.model.activation import GATED, activation
+from sim.model.activation import GATED, activation, limited
 from sim.model.check import divisible
 from sim.model.decoder_spec import Moe
 from sim.model.elementwise import elementwise
-from sim.model.linear import linear, weight_casts
+from sim.model.grouped import grouped
+from sim.model.linear import linear
 from sim.model.mlp import mlp
 from sim.model.parts import Part, Seam
 from sim.model.share import Share
 from sim.routing import different
-from sim.work import Gemm, GroupedGemm, MemoryBound, Work
+from sim.work import MemoryBound, Work
 
 
 def moe(share: Share, hidden: int, spec: Moe, kind: str, *, fused: bool = True) -> list[Part]:
@@ -36,9 +37,10 @@ def moe(share: Share, hidden: int, spec: Moe, kind: str, *, fused: bool = True) 
     parts.append(_permute(share, rows, tokens, width, spec, etp))
     exchanged = round(rows * _copies(share, spec) * width * share.e) if share.shape.ep > 1 else 0
     columns = inner * (2 if kind in GATED else 1)
-    parts.append(_experts(share, "moe.up", local, routed, width, columns, spec.bias, "ep.dispatch", exchanged, spec.top_k))
-    parts.append(activation(share, "moe.act", routed, inner, kind, halves=kind in GATED))
-    parts.append(_experts(share, "moe.down", local, routed, inner, width, spec.bias, "ep.combine", exchanged, spec.top_k))
+    parts.append(grouped(share, "moe.up", local, routed, width, columns, spec.bias, "ep.dispatch", exchanged, spec.top_k))
+    act = activation(share, "moe.act", routed, inner, kind, halves=kind in GATED)
+    parts.append(limited(share, act, routed * inner) if spec.limited else act)
+    parts.append(grouped(share, "moe.down", local, routed, inner, width, spec.bias, "ep.combine", exchanged, spec.top_k))
     parts.append(_unpermute(share, rows, tokens, width, spec, etp))
     if spec.latent:
         parts.append(linear(share, "moe.latent_up", width, hidden, rows=rows))
@@ -144,85 +146,6 @@ def _unpermute(share: Share, rows: int, tokens: int, width: int, spec: Moe, etp:
     kept = 0 if share.framework.fused_activation else tokens * k * width * e
     size = share.rows * width * e if etp > 1 else 0
     return Part(name="moe.unpermute", forward=forward, backward=backward, cls="moe", saved=kept, seam=seam, seam_bytes=size)
-
-
-def _experts(share: Share, name: str, local: int, routed: int, k: int, n: int, bias: bool, seam: Seam, seam_bytes: int, top_k: int) -> Part:
-    """One grouped product over the local experts; tokens that came from other ranks are first sorted by expert."""
-    tensors = ((n * k, n) if bias else (n * k,)) * local
-    down, up = weight_casts(share, tensors)
-    opens = seam == "ep.dispatch"
-    spread, gather = _sorted(share, routed, local, k if opens else n, top_k)
-    quantise: list[Work] = []
-    quantise_grad: list[Work] = []
-    if share.fp8:
-        quantise = [MemoryBound("cast", 2 * routed * k, 2 * routed * k, share.act)]
-        quantise_grad = [MemoryBound("cast", 2 * routed * n, 2 * routed * n, share.act)]
-    add = share.framework.accumulate_in_gemm
-    if share.framework.grouped_experts:
-        products: tuple[Work, ...] = (
-            GroupedGemm(local, routed, n, k, share.gemm), GroupedGemm(local, routed, k, n, share.gemm, "dgrad"),
-            GroupedGemm(local, routed, n, k, share.gemm, "wgrad", add),
-        )  # fmt: skip
-    else:
-        each = -(-routed // local)
-        products = (
-            Gemm(each, n, k, share.gemm, 1, "fwd", False, local), Gemm(each, k, n, share.gemm, 1, "dgrad", False, local),
-            Gemm(n, k, each, share.gemm, 1, "wgrad", add, local),
-        )  # fmt: skip
-        quantise, quantise_grad = _each(quantise, local), _each(quantise_grad, local)
-    late, late_back = _weighted_bias(share, routed // local * n, local) if bias and seam == "ep.combine" else ([], [])
-    forward = (*down, *(spread if opens else ()), *quantise, products[0], *late, *(() if opens else gather))
-    backward = (*(() if opens else spread), *late_back, *quantise_grad, products[1], *(gather if opens else ()))
-    sums: list[Work] = [MemoryBound("reduce", routed * n * share.e, local * n * share.e, share.act)] if bias else []
-    return Part(
-        name=name,
-        forward=forward,
-        backward=backward,
-        wgrad=(products[2], *sums, *up),
-        cls="moe",
-        tensors=tensors,
-        expert=True,
-        saved=routed * k * (1 if share.fp8 else share.e),
-        seam=seam if seam_bytes else "",
-        seam_bytes=seam_bytes,
-        copies=share.framework.fused_dispatch * top_k if seam_bytes else 0,
-        modules=2,
-    )
-
-
-def _sorted(share: Share, routed: int, local: int, width: int, top_k: int) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
-    """What sorts `routed` rows that came from other ranks by expert, and what puts them back.
-
-    A token that came once is copied to each of its experts here, and their results are summed before they go back (Megatron-Core's
-    _DeepepManager.get_permuted_hidden_states_by_experts, HybridEP's dispatch_with_permute).
-    """
-    if share.shape.ep == 1:
-        return (), ()
-    all_rows = routed * width * share.e
-    if share.framework.fused_dispatch:
-        came = round(routed / top_k * different(share.shape.ep, top_k) * width * share.e)
-        return (MemoryBound("permute", came, all_rows, share.act),), (MemoryBound("permute", all_rows, came, share.act, routed * width),)
-    order = (MemoryBound("permute", all_rows, all_rows, share.act),) if local > 1 else ()
-    return order, order
-
-
-def _weighted_bias(share: Share, elements: int, local: int) -> tuple[list[Work], list[Work]]:
-    """What Megatron-Core's TEGroupedMLP._apply_bias runs for `elements` of one expert's results: bias times weight, its sum with them,
-    all joined and made 16-bit; backward the casts, and each factor's gradient with its sum. fp32, as the weights are."""
-    if share.framework.expert_bias != "loop":
-        return [], []
-
-    def step(what: str, read: int, written: int) -> Work:
-        return MemoryBound(what, read * elements, written * elements, "fp32", float(elements), local)
-
-    forward = [step("scale", 0, 4), step("add", share.e + 4, 4), step("copy", 4, 4), step("cast", 4, share.e)]
-    factor = [step("scale", 4, 4), step("reduce", 4, 0)]
-    return forward, [step("cast", share.e, 4), step("cast", 4, share.e), *factor, *factor]
-
-
-def _each(works: list[Work], local: int) -> list[Work]:
-    """The same bytes in one kernel for each expert."""
-    return [MemoryBound(w.what, w.read // local, w.written // local, w.dtype, 0.0, local) for w in works if isinstance(w, MemoryBound)]
 
 
 def _merge(share: Share, rows: int, hidden: int, gated: bool) -> Part:

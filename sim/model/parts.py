@@ -61,12 +61,18 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     this part; cp.attention: keys and values travel; tp.loss: vocabulary-parallel loss; tp.embedding: vocabulary-parallel lookup."""
     seam_bytes: int = 0
     """Size of that message: the whole (gathered) tensor for tp and cp, this rank's tokens for ep."""
+    seam_weights: int = 0
+    """ep.dispatch: bytes of the routing weights, where they travel in a message of their own."""
     copies: int = 0
     """ep: experts of each token, where it travels once to every node that holds one of them and is handed on there; 0: once for each."""
     modules: int = 1
     """nn.Module calls that this part stands for (host time)."""
     views: int = 0
     """Views that forward takes of its tensors beside its kernels, where they are many: calls without a launch, a node each in backward."""
+    native: int = 0
+    """Forward kernels that are torch's own operators among a framework's fused functions: their gradients need no Python."""
+    nodes: int = 0
+    """Autograd's nodes of these, where a loop calls them more than once; 0: one each."""
     recompute: bool = False
     """Recomputed under recompute = "selective"."""
     dropped: int = 0

@@ -138,6 +138,12 @@ def test_tokens_travel_to_their_experts_and_back() -> None:
     ]
 
 
+def test_weights_follow_the_tokens_and_their_gradients_go_before_the_tokens() -> None:
+    up = linear("up", seam="ep.dispatch", seam_bytes=99, seam_weights=8, expert=True)
+    p = program({"parallel": {"dp_replicate": 4, "ep": 2}}, network(1, (linear(), up, DOWN)))
+    assert [size for _, group, size in messages(p) if group == "ep"] == [99, 8, 99, 99, 8, 99]
+
+
 def test_sharded_experts_gather_over_fewer_ranks() -> None:
     p = program({"parallel": {"dp_shard": 4, "ep": 2, "zero": 3}}, network(1, (linear(), UP, DOWN)))
     sizes = {(name, group): size for name, group, size in messages(p) if name != "all_to_all"}

@@ -12,7 +12,7 @@ from sim.framework import load_framework
 from sim.lower.blocks import lower_block
 from sim.lower.buckets import buckets_of
 from sim.lower.job import job_of
-from sim.work import MemoryBound
+from sim.work import HostWork, MemoryBound
 from tests.null.lower.tiny import MIB, QUIET, linear, messages, network, norm, program, show
 
 
@@ -167,3 +167,15 @@ def test_what_gradients_go_through_before_they_are_added(between: str, precision
     p = program({"precision": precision, "batch": {"global": 4, "micro": 1}, "parallel": {"dp_replicate": 2}}, network(1), framework)
     found = [[w.what for w in op.works if isinstance(w, MemoryBound)] for s in p.segments.values() for op in s if op.id.endswith(".add")]
     assert found and all(one == kinds for one in found)
+
+
+def test_torchs_own_operators_are_cheaper_nodes_beside_functions_in_python() -> None:
+    part = replace(linear("p", 64), forward=linear("p", 64).forward * 3, native=2, nodes=7)
+    net = network(1, (part,))
+    spent: dict[str, dict[str, float]] = {}
+    for name in ("pytorch", "megatron-lm"):
+        job = job_of(load_plan({"model": "tiny", "precision": "fp32"}), net, load_framework(name), "cuda", 2)
+        ops = [op for made in lower_block(job, "L0", net.blocks[0][1]).parts for op in made.joint if op.id.endswith(".autograd")]
+        spent[name] = {work.what: work.count for op in ops for work in op.works if isinstance(work, HostWork)}
+    assert spent["pytorch"] == {"autograd": 3, "accumulate": 1}
+    assert spent["megatron-lm"] == {"autograd": 1, "node": 7, "accumulate": 1}
