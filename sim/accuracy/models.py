@@ -89,6 +89,8 @@ def _decoder(row: Row, assumed: list[str], vocab_multiple: int) -> dict[str, Any
     more: dict[str, Any] = {}
     if family == "gpt-oss" and (window := _number(row.arch_note, r"window (\d+)")):
         more["window"] = window
+    if family == "grok" and "nemo" in row.framework.lower():
+        more |= {"post_norms": False, "tied": False}  # Mixtral's layer in its sizes (grok1_314b.yaml; NeMo, pretrain_grok1_314b.py)
     if family == "bloom" and "sweep" in row.model_name.lower():
         more["embed_norm"] = False  # the prequel's sweeps ran Megatron's GPT before the embedding norm was added
     spec = decoder(

@@ -173,13 +173,19 @@ def _parallel(row: Row, sizes: Sizes, framework: str, stages: tuple[int, ...] | 
         cp_kind="all_to_all" if re.search(r"a2a|ulysses", f"{row.comm_overlap} {row.framework}".lower()) else "p2p",
         ep=ep,
         etp=etp,
-        capacity=1.0 if "capacity factor 1.0" in row.notes or row.drops_tokens else 0.0,
+        capacity=_capacity(row, framework),
     )
+
+
+def _capacity(row: Row, framework: str) -> float:
+    """1 where an expert's tokens beyond the mean are dropped, as the row says, and in NeMo's recipe of Grok-1 (MegatronTokenDropCallback)."""
+    grok = framework == "nemo" and "grok" in row.model_name.lower()
+    return 1.0 if grok or "capacity factor 1.0" in row.notes or row.drops_tokens else 0.0
 
 
 def _expert_tp(row: Row, sizes: Sizes, framework: str, assumed: list[str]) -> int | None:
     """Megatron-Core had no expert tensor parallelism of its own before core_r0.10 (December 2024): experts split as all else."""
-    if row.etp is None and sizes.ep > 1 and sizes.tp > 1 and framework == "nemo" and row.date[:4] < "2026":
+    if row.etp is None and sizes.ep > 1 and sizes.tp > 1 and framework.startswith("nemo") and row.date[:4] < "2026":
         assumed.append(f"experts split over tp = {sizes.tp} too, as NeMo does unless told")
         return sizes.tp
     return row.etp

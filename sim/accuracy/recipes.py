@@ -40,7 +40,10 @@ class Rows(NamedTuple):
 _FRAMEWORKS: tuple[tuple[str, Rows], ...] = (
     ("megatron-bridge-captured", Rows("small", f"{_RACKS}|B200|B300")),
     ("megatron-bridge", Rows("small|dense")),
-    # Mixtures of experts. Dropping tokens turns DeepEP off ("Using token drop, disabling DeepEP").
+    # Mixtures of experts. Dropping tokens turns DeepEP off ("Using token drop, disabling DeepEP"); with fixed capacities iterations of
+    # Qwen3 were captured whole on Blackwell.
+    ("megatron-bridge-capacity", Rows("narrow", f"{_RACKS}|B200", drops=True)),
+    ("megatron-bridge-capacity", Rows("wide", _RACKS, drops=True)),
     ("megatron-bridge", Rows(drops=True)),
     # Whole iterations in one graph; exchanges beside another micro-batch.
     ("megatron-bridge-iteration", Rows("", _RACKS, since=(26, 6, 0), precision="mxfp8")),
@@ -51,6 +54,9 @@ _FRAMEWORKS: tuple[tuple[str, Rows], ...] = (
     ("megatron-bridge-alltoall-overlapped", Rows("wide", "H100", since=(25, 11, 0))),
     ("megatron-bridge-alltoall-overlapped", Rows("narrow", "H100", since=(25, 11, 0), before=(26, 4, 0))),
     ("megatron-bridge-alltoall-overlapped", Rows("wide", "B200", since=(25, 11, 0), before=(26, 2, 0))),
+    # Parts of each layer in graphs, by HybridEP or by all_to_all.
+    ("megatron-bridge-graphs", Rows("gpt-oss", "B300", since=(26, 2, 1))),
+    ("megatron-bridge-alltoall-graphs", Rows("gpt-oss", "B300|GB300", since=(26, 2, 0))),
     # all_to_all, nothing beside it.
     ("megatron-bridge", Rows("gpt-oss")),
     ("megatron-bridge", Rows("wide", "H100|B200|B300")),

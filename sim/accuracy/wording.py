@@ -46,6 +46,8 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
         return "mxnet-horovod"  # what NVIDIA's submissions train images with
     if name == "megatron-bridge":
         return recipe_of(row)
+    if name == "nemo" and _is(row, "grok") and "24." in row.framework_version:
+        return "nemo-flash"
     if name == "torchtitan" and row.date[:4] == "2024":
         return "torchtitan-2024"
     if name == "megatron-lm" and _written_out(row):

@@ -121,7 +121,9 @@ def test_unsaid_interleaving_makes_chunks_of_two_layers_or_of_one() -> None:
         ({"model_name": "DeepSeek-V3", "n_experts": 256, "hidden": 7168, "ep": 32, "gpu": "B200", "precision": "mxfp8"}, "megatron-bridge-overlapped"),
         ({"model_name": "Qwen3-235B", "n_experts": 128, "hidden": 4096, "ep": 32, "gpu": "H100", "precision": "fp8"}, "megatron-bridge-alltoall-overlapped"),
         ({"model_name": "Qwen3-235B", "n_experts": 128, "hidden": 4096, "ep": 8, "gpu": "B200", "precision": "mxfp8"}, "megatron-bridge"),
-        ({"model_name": "GPT-OSS-120B", "n_experts": 128, "hidden": 2880, "ep": 8, "gpu": "B300", "precision": "bf16"}, "megatron-bridge"),
+        ({"model_name": "GPT-OSS-120B", "n_experts": 128, "hidden": 2880, "ep": 8, "gpu": "B300", "precision": "bf16"}, "megatron-bridge-graphs"),
+        ({"model_name": "GPT-OSS-120B", "n_experts": 128, "hidden": 2880, "ep": 64, "gpu": "GB300", "precision": "bf16"}, "megatron-bridge-alltoall-graphs"),
+        ({"model_name": "GPT-OSS-120B", "n_experts": 128, "hidden": 2880, "ep": 64, "gpu": "GB200", "precision": "bf16"}, "megatron-bridge"),
         ({"model_name": "Mixtral-8x7B", "n_experts": 8, "hidden": 4096, "ep": 8, "gpu": "A100", "precision": "bf16"}, "megatron-bridge"),
         ({"model_name": "Llama-3-70B", "hidden": 8192, "gpu": "B200"}, "megatron-bridge"),
         ({"model_name": "Qwen3-30B", "n_experts": 128, "hidden": 2048, "ep": 16, "gpu": "H100", "precision": "fp8"}, "megatron-bridge-deepep"),
@@ -145,6 +147,20 @@ def test_recipes_of_megatron_bridge(changes: dict[str, object], framework: str) 
 def test_a_recipe_changes_with_its_release(release: str, notes: str, framework: str) -> None:
     said = {"model_name": "DeepSeek-V3", "n_experts": 256, "hidden": 7168, "ep": 64, "gpu": "H100", "precision": "fp8", "notes": notes}
     assert framework_of_row(row(framework="Megatron-Bridge", framework_version=f"{release} NeMo Container", **said), []) == framework
+
+
+@pytest.mark.parametrize(("gpu", "framework"), [("B200", "megatron-bridge-capacity"), ("H100", "megatron-bridge")])
+def test_fixed_capacities_let_blackwell_capture_whole_iterations(gpu: str, framework: str) -> None:
+    said = {"model_name": "Qwen3-30B", "n_experts": 128, "hidden": 2048, "ep": 8, "gpu": gpu, "precision": "fp8", "notes": "tokendrop"}
+    assert framework_of_row(row(framework="Megatron-Bridge", framework_version="NeMo container 25.09", **said), []) == framework
+
+
+@pytest.mark.parametrize(("release", "framework", "capacity"), [("NeMo 24.09", "nemo-flash", 0.0), ("NeMo 25.04", "nemo", 1.0)])
+def test_grok_is_what_nemo_runs_under_its_name(release: str, framework: str, capacity: float) -> None:
+    said = {"model_type": "moe", "n_experts": 8, "top_k": 2, "ep": 8, "tp": 4, "pp": 1, "vp": None, "hidden": 6144, "n_heads": 48}
+    plan = case_of(row(framework="NeMo", framework_version=release, model_name="Grok-1-314B", **said)).plan
+    assert (plan.framework, plan.parallel.capacity, plan.parallel.etp) == (framework, capacity, 4)
+    assert isinstance(plan.model, dict) and not plan.model.get("post_norms") and not plan.model.get("tied")
 
 
 @given(st.integers(1, 200), st.integers(1, 64))
