@@ -145,6 +145,8 @@ def step(job: Job, share: Share) -> list[Op]:
         works: tuple[Work, ...] = (_fused(job, share, name),)
     elif how == "foreach" or job.device == "cpu":
         works = tuple(_passes(job, share, name))
+    elif how == "for-loop" and job.framework.host == "python":
+        works = tuple(_each(share, PASSES[name], state_width(job), "fp32" if state_width(job) == 4 else job.framework.param_dtype))
     elif how == "scripted":
         works = tuple(_each(share, SCRIPTED[name], state_width(job), "fp32", SCALARS if name == "lamb" else 0))
     else:

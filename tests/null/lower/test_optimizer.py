@@ -35,6 +35,8 @@ def test_the_for_loop_launches_for_each_tensor() -> None:
     p = program({}, network(3), replace(QUIET, optimizer="for-loop"))
     assert sum(work.repeat for work in works(p)) == 3 * 8
     assert sum(work.bytes for work in works(p)) == 20 * 4 * 3 * MIB
+    python = works(program({}, network(3), replace(QUIET, optimizer="for-loop", host="python")))
+    assert [work.repeat for work in python] == [1] * 24, "Python calls each"
 
 
 def test_many_tensors_take_many_multi_tensor_launches() -> None:
