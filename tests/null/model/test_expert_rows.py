@@ -80,3 +80,15 @@ def test_scaled_rotations_make_their_angles_anew_and_join_what_they_rotated() ->
     assert scaled.backward == plain.backward
     angles = 4 * 4096 * 64 * (8 + 8 + 6)  # cos and sin, scaled, made 16-bit, for queries and for keys
     assert moved(scaled.forward) - moved(plain.forward) == 2 * whole + angles
+
+
+def test_current_scaling_reads_the_rows_for_their_largest_value_and_block_scales_do_not() -> None:
+    rows = 4096 * 8 * 2048
+    found = {precision: parts(BRIDGE, "qwen3-30b-a3b", precision=precision)["moe.up"] for precision in ("fp8", "mxfp8")}
+    reads = {
+        precision: sum(int(w.bytes) for w in up.forward if isinstance(w, MemoryBound) and w.what == "reduce")
+        for precision, up in found.items()
+    }
+    assert reads == {"fp8": 2 * rows, "mxfp8": 0}
+    delayed = parts(load_framework("megatron-lm"), "qwen3-30b-a3b", precision="fp8")["moe.up"]
+    assert not any(isinstance(w, MemoryBound) and w.what == "reduce" for w in delayed.forward)
