@@ -59,7 +59,7 @@ class Op(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     blocking: bool = False
     """The issuing thread waits until the op has ended (CPU kernels, pageable copies, `.item()`)."""
     how: str = ""
-    """copy: pinned | pageable | disk | store; collective: a forced algorithm ("" = chosen by cost), or how an all_to_all's tokens travel
+    """compute: SMs that a collective beside it holds (`beside`), "" = all of NCCL's channels; copy: pinned | pageable | disk | store; collective: a forced algorithm ("" = chosen by cost), or how an all_to_all's tokens travel
     (`sim.routing`)."""
     alloc: int = 0
     """Device bytes taken when the op starts."""
@@ -83,6 +83,19 @@ class Op(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
             else:
                 words.append(f"{field}={quote(value) if isinstance(value, str) else value}")
         return " ".join(words)
+
+
+_SMS = " SMs"
+
+
+def beside(sms: int) -> str:
+    """`Op.how` of kernels beside which a collective holds so many SMs."""
+    return f"{sms}{_SMS}"
+
+
+def held_beside(op: Op) -> int | None:
+    """SMs that a collective beside these kernels holds; None where NCCL's channels do."""
+    return int(op.how.removesuffix(_SMS)) if op.how.endswith(_SMS) else None
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):

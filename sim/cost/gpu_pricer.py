@@ -16,7 +16,7 @@ from sim.cost.place import Common
 from sim.cost.price import Cost, Source
 from sim.cost.sustained import slowest
 from sim.framework import Framework
-from sim.program import HOST, MEETING, Op
+from sim.program import HOST, MEETING, Op, held_beside
 from sim.work import HostWork, Work
 from topologies.graph import Topology
 from topologies.hardware import Gpu
@@ -122,7 +122,9 @@ class GpuPricer(Common):
             end = max(max(end, issued + launch) + seconds, last + seconds / work.repeat)
             issued, total = last, total + seconds
         weakest: Source = "assumed" if "assumed" in sources else "measured" if sources == {"measured"} else "fitted"
-        return Cost(total, weakest, host=issued, ready=end)
+        held = held_beside(op)
+        beside = total * slowdown(gpu, held)[0] if held is not None else 0.0
+        return Cost(total, weakest, host=issued, ready=end, beside=beside)
 
     def _copy(self, op: Op, rank: int) -> Cost:
         if op.how in ("disk", "store"):

@@ -17,9 +17,9 @@ SHARE = 0.19
 """Mean slowdown of overlapped compute (arXiv 2507.03114), where the SM count is not known."""
 
 
-def slowdown(gpu: Gpu) -> tuple[float, float]:
-    """(compute, comm) factors >= 1. Compute loses the channels' SMs; the collective keeps its speed."""
-    channels = CHANNELS.get(gpu.arch, _OTHER)
+def slowdown(gpu: Gpu, held: int | None = None) -> tuple[float, float]:
+    """(compute, comm) factors >= 1. Compute loses the SMs that are `held` (None: NCCL's channels); the collective keeps its speed."""
+    channels = CHANNELS.get(gpu.arch, _OTHER) if held is None else held
     if gpu.sms <= channels:
         return 1.0 + SHARE, 1.0
     return gpu.sms / (gpu.sms - channels), 1.0

@@ -4,7 +4,9 @@ Column-parallel parts (`tp.gather`) need their whole input, row-parallel ones (`
 (Shoeybi et al. 2019, section 3). With sequence parallelism the all_reduce splits into an all_gather before the one and
 a reduce_scatter after the other (Korthikanti et al. 2022, section 4.2.2). A synchronous collective stands on the compute
 lane itself, as torch >= 2.8 runs `async_op=False`; those that run beside a GEMM are on `comm.tp`: Megatron's in backward, and with
-`tp_overlap` (TransformerEngine's user buffers, async TP) also those of forward, whose GEMMs are cut into tp pieces.
+`tp_overlap` (TransformerEngine's user buffers, async TP) also those of forward, whose GEMMs are cut into tp pieces. User buffers and symmetric
+memory hold fewer SMs than NCCL's channels, most often none. What low-precision linears gather is quantised first: TransformerEngine's
+all-gather buffers are fp8 (transformer_engine/pytorch/module/base.py, initialize_ub), and torchao's Float8ColwiseParallel casts before it.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from msgspec.structs import replace
 from sim.lower.job import Job
 from sim.lower.ops import collective, order
 from sim.model.parts import Part
-from sim.program import COMPUTE, Op
-from sim.work import Gemm
+from sim.program import COMPUTE, Op, beside
+from sim.work import BYTES, Gemm
 
 LANE = "comm.tp"
 CLS = "comm.tp"
@@ -25,12 +27,30 @@ def _now(job: Job, id: str, name: str, size: float) -> Op:
     return collective(job, id, COMPUTE, name, size, "tp", CLS)
 
 
-def _beside(job: Job, id: str, name: str, size: float, kernels: list[Op]) -> list[Op]:
-    """The collective on its own lane while `kernels` run; what comes after them waits for it."""
+def _beside(job: Job, id: str, name: str, size: float, kernels: list[Op], sms: int | None = None) -> list[Op]:
+    """The collective on its own lane while `kernels` run; what comes after them waits for it. `sms`: that it holds, where it is not NCCL's."""
     if not kernels:
         return [_now(job, id, name, size)]
+    if sms is not None and job.device == "cuda":
+        kernels = [replace(op, how=beside(sms)) for op in kernels]
     begin, end = order(job, f"{id}.in", COMPUTE, LANE), order(job, f"{id}.out", LANE, COMPUTE)
     return [*begin, collective(job, id, LANE, name, size, "tp", CLS), *kernels, *end]
+
+
+RING, PIPELINE, BULK, BULK_QKV = 0, 16, 4, 24
+"""SMs that overlapped messages hold beside a product. Rings of pieces go by copy engines; sums of 16-bit partial results in forward are
+pipelined by a kernel; whole messages in backward ("bulk") take 2-8 SMs, the sum beside the short product for qkv's weights 24-32. num_sm of
+TransformerEngine's defaults and of NVIDIA's tables (NVIDIA-NeMo/Megatron-Bridge, src/megatron/bridge/training/comm_overlap.py)."""
+
+
+def _gathered(size: float, kernels: list[Op]) -> float:
+    """Bytes that travel of an input of `size` bytes in 16 bits, which the products of `kernels` read in their own dtype."""
+    widths = [BYTES[work.dtype] for op in kernels for work in op.works if isinstance(work, Gemm)]
+    return size * min(1.0, max(widths) / BYTES["bf16"]) if widths else size
+
+
+def _low(kernels: list[Op]) -> bool:
+    return _gathered(1.0, kernels) < 1.0
 
 
 def _overlaps(job: Job, kernels: list[Op]) -> bool:
@@ -51,8 +71,9 @@ def _pieces(job: Job, kernels: list[Op]) -> list[Op]:
 
 def _gather(job: Job, id: str, size: float, kernels: list[Op]) -> list[Op]:
     """all_gather before GEMMs. Overlapped, the ring starts with the piece that is here, so nothing of it is exposed by itself."""
+    size = _gathered(size, kernels)
     if _overlaps(job, kernels):
-        return _beside(job, id, "all_gather", size, _pieces(job, kernels))
+        return _beside(job, id, "all_gather", size, _pieces(job, kernels), RING)
     return [_now(job, id, "all_gather", size), *kernels]
 
 
@@ -61,7 +82,8 @@ def _reduce(job: Job, id: str, name: str, size: float, kernels: list[Op]) -> lis
     if name != "reduce_scatter" or not _overlaps(job, kernels):
         return [*kernels, _now(job, id, name, size)]
     tail = size / job.size("tp")
-    return [*_beside(job, id, name, size - tail, _pieces(job, kernels)), _now(job, f"{id}.tail", name, tail)]
+    sms = RING if _low(kernels) or job.framework.tensor == "dtensor" else PIPELINE
+    return [*_beside(job, id, name, size - tail, _pieces(job, kernels), sms), _now(job, f"{id}.tail", name, tail)]
 
 
 def forward(job: Job, name: str, part: Part, kernels: list[Op]) -> list[Op]:
@@ -94,10 +116,14 @@ def _column(job: Job, name: str, size: int, split: bool, dgrad: list[Op], wgrad:
     reduce = "reduce_scatter" if split else "all_reduce"
     again, total = f"wgrad/{name}.all_gather", f"bwd/{name}.{reduce}"
     regather = split and bool(wgrad)
+    wide = _gathered(size, dgrad)
     alone = [*dgrad, _now(job, total, reduce, size)]
-    weights = [_now(job, again, "all_gather", size), *wgrad] if regather else wgrad
-    first = _beside(job, again, "all_gather", size, dgrad) if regather else dgrad
-    return alone, weights, [*first, *_beside(job, total, reduce, size, wgrad)]
+    weights = [_now(job, again, "all_gather", wide), *wgrad] if regather else wgrad
+    # Only what TransformerEngine runs has user buffers: the head is Megatron's own linear, whose messages are NCCL's.
+    buffers = _overlaps(job, dgrad) and "head." not in name
+    first = _beside(job, again, "all_gather", wide, dgrad, BULK if buffers else None) if regather else dgrad
+    sms = BULK_QKV if name.endswith("attn.qkv") else BULK
+    return alone, weights, [*first, *_beside(job, total, reduce, size, wgrad, sms if buffers else None)]
 
 
 def _column_in_turn(

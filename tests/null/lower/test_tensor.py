@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from sim.engine.run import simulate
 from sim.model.parts import Part
-from sim.program import Program
+from sim.program import Program, held_beside
 from sim.work import HostWork
 from tests.null.lower.tiny import QUIET, Constant, linear, messages, network, norm, program, show, traffic
 
@@ -119,6 +119,40 @@ def test_overlap_cuts_gemms_and_keeps_the_bytes() -> None:
         return max(span.end for span in simulate(p, Constant()).spans)  # type: ignore[arg-type]
 
     assert seconds(beside) < seconds(plain)
+
+
+def test_overlapped_messages_hold_few_sms_and_the_heads_are_nccls() -> None:
+    """Rings go by copy engines; the sum beside qkv's weights, a short product, takes most (NVIDIA's userbuffers tables)."""
+    qkv, head = linear("attn.qkv", seam="tp.gather", seam_bytes=SIZE), linear("head.logits", seam="tp.gather", seam_bytes=SIZE)
+    net = network(1, (norm(), qkv, linear("attn.proj", seam="tp.reduce", seam_bytes=SIZE), head))
+    p = program({"parallel": {"tp": 4, "tp_overlap": True}}, net)
+    held = {op.id.replace("L0.", ""): held_beside(op) for call in ("fwd", "bwd") for op in p.segments[call] if op.kind == "compute"}
+    assert [held[f"{name}"] for name in ("fwd/attn.qkv", "fwd/attn.proj", "bwd/attn.proj", "bwd/attn.qkv", "wgrad/attn.qkv")] == [
+        0,
+        16,
+        0,
+        4,
+        24,
+    ]
+    assert held["bwd/head.logits"] is None and held["fwd/norm"] is None
+
+
+def test_kernels_beside_copy_engines_keep_their_speed() -> None:
+    from sim.cost.overlap import slowdown
+    from topologies.devices import gpu
+
+    h100 = gpu("h100-sxm")
+    assert slowdown(h100, 0)[0] == 1.0 < slowdown(h100, 16)[0] < slowdown(h100)[0]
+
+
+@pytest.mark.parametrize(("dtype", "share"), [("bf16", 1.0), ("fp8", 0.5), ("fp32", 1.0)])
+def test_what_low_precision_gathers_is_quantised_first(dtype: str, share: float) -> None:
+    part = linear("up", seam="tp.gather", seam_bytes=SIZE)
+    part = replace(
+        part, **{what: tuple(replace(work, dtype=dtype) for work in getattr(part, what)) for what in ("forward", "backward", "wgrad")}
+    )
+    gathered = [size for name, _, size in messages(program({"parallel": {"tp": 2}}, network(1, (norm(), part)))) if name == "all_gather"]
+    assert gathered == [SIZE * share] * len(gathered) != []
 
 
 def _spent(p: Program) -> Counter[str]:
