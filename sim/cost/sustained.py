@@ -52,7 +52,7 @@ def narrow_clock(gpu: Gpu, clocks: Mapping[str, float], narrow: Mapping[str, flo
     clock, source = kin_clock(gpu, clocks)
     for arch in (gpu.arch, *NEAREST.get(gpu.arch, ())[:1]):
         for name in sorted(narrow):
-            if find_gpu(name).arch == arch and gpu.name not in clocks:
+            if find_gpu(name).arch == arch and (arch == gpu.arch or gpu.name not in clocks):
                 return min(1.0, clock * narrow[name] / kin_clock(find_gpu(name), clocks)[0]), "assumed"
     return clock, source
 

@@ -71,6 +71,9 @@ def test_narrow_products_take_their_kins_clock_and_else_the_wide_one() -> None:
     wide = {"h100-sxm": 0.8, "a100-sxm-80gb": 0.9}
     assert narrow_clock(gpu("h200-sxm"), wide, {"h100-sxm": 0.7})[0] == pytest.approx(0.7)
     assert narrow_clock(gpu("h100-sxm"), wide, {})[0] == 0.8
+    both = {"h100-sxm": 0.8, "h100-sxm-500w": 0.6}
+    assert narrow_clock(gpu("h100-sxm-500w"), both, {"h100-sxm": 0.7})[0] == pytest.approx(0.6 * 0.7 / 0.8), "the same units on fewer watts"
+    assert narrow_clock(gpu("b200-sxm"), {"h100-sxm": 0.8, "b200-sxm": 0.6}, {"h100-sxm": 0.7})[0] == 0.6, "other units have their own"
     assert narrow_clock(gpu("l40s"), wide, {"h100-sxm": 0.7})[0] == kin_clock(gpu("l40s"), wide)[0]
 
 
