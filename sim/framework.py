@@ -31,6 +31,11 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     fused_norm: bool = True
     fused_activation: bool = False
     """Bias + GELU, or SiLU x gate, in one kernel."""
+    quantising_activation: bool = True
+    """A fused activation writes the 8-bit operand of the product after it, and its backward that of the product before (TransformerEngine's
+    LayerNormMLP). False: it leaves 16 bits, which the linears quantise (Megatron-Core's MLP: its own kernels between two linears)."""
+    eager_relu2: bool = False
+    """relu(x) ** 2 is relu and pow, also where other activations are fused (NeMo's squared_relu, whose torch.jit.script is commented out)."""
     graph_operators: bool = False
     """GELU and dropout are written out of elementwise operators (tf.pow, tf.random_uniform, tf.floor ...), each a kernel in fp32, unless a
     compiler fuses them (TensorFlow 1)."""
@@ -55,6 +60,9 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Heads of written-out attention are strided views that batched products read in place, as Megatron's baddbmm does on (s, b x h, d);
     else they are copied to be contiguous."""
     fused_cross_entropy: bool = False
+    jit_cross_entropy: bool = False
+    """A fused loss is what a compiler makes of Megatron-Core's steps: three passes over fp32 logits and one back, sums over tp between them
+    (fused_vocab_parallel_cross_entropy); else one kernel each way (TransformerEngine's parallel_cross_entropy)."""
     fused_projections: bool = True
     """q, k, v as one GEMM, and gate and up as one, where the model leaves it open."""
     gate_apart: bool = False
@@ -114,6 +122,9 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     overlap_param: bool = True
     """Parameter all_gather of ZeRO-1/2 beside forward."""
     tp_overlap: bool = False
+    defers_head: int = 0
+    """Micro-batches of a pipeline whose weights' gradient of an untied head waits for the pipeline's drain (Megatron-Core's
+    defer_embedding_wgrad_compute and wgrad_deferral_limit)."""
     tensor: Literal["megatron", "sync", "dtensor"] = "megatron"
     """How tensor parallelism is written. sync: every sum follows both products of its linear (Megatron-LM before November 2021; also sums
     launched beside the second product without CUDA_DEVICE_MAX_CONNECTIONS = 1: the product is on the device first, and fills it). megatron: a

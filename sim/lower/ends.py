@@ -1,7 +1,10 @@
-"""Tied embeddings: one table used on both ends of a pipeline.
+"""What the head of a network is to a pipeline: a copy of a tied table, or the largest product of the last stage.
 
-Where the ends are on different ranks each holds a copy, and the copies' gradients are summed before the update: an all_reduce
-between two ranks, which is one message each way (Megatron's _allreduce_word_embedding_grads).
+Where the ends of tied embeddings are on different ranks each holds a copy, and the copies' gradients are summed before the update: an
+all_reduce between two ranks, which is one message each way (Megatron's _allreduce_word_embedding_grads). The weights' gradient of a head of
+its own may wait until the last stage has nothing else to do, in the pipeline's drain (Megatron-Core's defer_embedding_wgrad_compute:
+LinearWithGradAccumulationAndAsyncCommunication.backward in megatron/core/tensor_parallel/layers.py, drain_embedding_wgrad_compute in
+megatron/core/utils.py).
 """
 
 from __future__ import annotations
@@ -9,10 +12,10 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from sim.lower.job import Job
-from sim.lower.ops import order, record, wait
+from sim.lower.ops import compute, order, record, wait
 from sim.model.parts import Block, Part
 from sim.program import COMPUTE, Op
-from sim.work import Gemm
+from sim.work import Gemm, Work
 
 SEND, RECV = "comm.embedding.send", "comm.embedding.recv"
 CLS = "comm.pp"
@@ -27,14 +30,35 @@ def table(job: Job) -> int:
 
 
 def with_copy(job: Job, block: Block) -> Block:
-    """The last block with its own copy of the table, at the linear that uses it."""
-    elements = table(job)
+    """The last block with its own copy of the table, at the linear that uses it; or with what is left to its backward passes."""
+    elements, late = table(job), deferred(job, block)
     parts = list(block.parts)
-    at = next((i for i, part in enumerate(parts) if _multiplies(part)), -1)
-    if not elements or at < 0:
+    at = _product(block)
+    if at < 0 or not (elements or late):
         return block
-    parts[at] = replace(parts[at], tensors=(elements, *parts[at].tensors))
+    if late:
+        parts[at] = replace(parts[at], wgrad=_rows(parts[at].wgrad, 1.0 - late / job.plan.microbatches))
+    else:
+        parts[at] = replace(parts[at], tensors=(elements, *parts[at].tensors))
     return replace(block, parts=tuple(parts))
+
+
+def deferred(job: Job, block: Block) -> int:
+    """Micro-batches whose weights' gradient of the head waits for the end of the step. NVIDIA's recipes let it wait in dense models."""
+    at = _product(block)
+    if at < 0 or not job.train or table(job) or job.plan.parallel.schedule not in ("1f1b", "interleaved") or job.size("ep") > 1:
+        return 0
+    experts = any(part.expert for _, other in job.network.blocks for part in other.parts)
+    return 0 if experts or not block.parts[at].wgrad else min(job.framework.defers_head, job.plan.microbatches)
+
+
+def _rows(wgrad: tuple[Work, ...], share: float) -> tuple[Work, ...]:
+    """Weights' gradients over a share of a micro-batch's rows: what the mean micro-batch has."""
+    return tuple(replace(work, k=round(work.k * share)) if isinstance(work, Gemm) else work for work in wgrad) if share > 0 else ()
+
+
+def _product(block: Block) -> int:
+    return next((i for i, part in enumerate(block.parts) if _multiplies(part)), -1)
 
 
 def _multiplies(part: Part) -> bool:
@@ -42,8 +66,11 @@ def _multiplies(part: Part) -> bool:
 
 
 def exchange(job: Job, peer: int) -> list[Op]:
-    """Both ends send their gradient of the table to the other, the pipeline's rank `peer` further on (0: nobody)."""
+    """Both ends send their gradient of the table to the other, the pipeline's rank `peer` further on (0: nobody; before the first end for
+    the last one). A head of its own makes what is left of its gradient."""
     elements = table(job)
+    if not elements and peer < 0:
+        return _late(job)
     if not elements or not peer or not job.train:
         return []
     name, size = "grad/embedding", round(elements * job.grad_bytes)
@@ -54,3 +81,13 @@ def exchange(job: Job, peer: int) -> list[Op]:
         record(f"{name}.here", RECV),
         wait(job, f"{name}.here", COMPUTE),
     ]
+
+
+def _late(job: Job) -> list[Op]:
+    """The weights' gradients of the head that waited, on the last stage after its last backward."""
+    name, block = job.network.blocks[-1]
+    late = deferred(job, block)
+    if not late:
+        return []
+    works = tuple(replace(work, repeat=late) for work in block.parts[_product(block)].wgrad)
+    return [compute(job, f"wgrad/{name}.late", works, "gemm")]

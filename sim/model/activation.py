@@ -36,10 +36,12 @@ def activation(share: Share, name: str, rows: int, width: int, kind: str, *, rec
         forward, backward = _gelu_in_python(share, n, 4 if share.framework.graph_operators else e)
         kept = 4 * n * e  # x, its half, tanh and 1 + tanh
     else:
-        twice = kind == "relu2" and not fused
+        twice = kind == "relu2" and (not fused or (share.framework.eager_relu2 and not share.framework.compile))
         flops, back = _ACTIVATION_FLOPS.get(kind, (8.0, 12.0))
         forward = (elementwise("activation", share, n, e, e, flops),) * (2 if twice else 1)
         backward = (elementwise("activation", share, n, 2 * e, e, back),) * (2 if twice else 1)
+        if twice:  # pow's backward: gradient x (2 x x^1)
+            backward = (elementwise("copy", share, n, e, e), elementwise("scale", share, n, e, e), *backward)
         kept = n * e
     return Part(name=name, forward=forward, backward=backward, cls="activation", saved=kept, recompute=recompute)
 

@@ -93,6 +93,9 @@ def loss(share: Share, vocab: int, *, rows: int = 0, name: str = "head.loss") ->
         kept = 4 if megatron else e
         forward: list[Work] = [MemoryBound("cross_entropy", n * e, n * kept, share.act, 5.0 * n, 1, tokens)]
         backward: list[Work] = [MemoryBound("cross_entropy", n * kept, n * e, share.act, 2.0 * n, 1, tokens)]
+        if habits.jit_cross_entropy:  # to fp32 with the maximum; minus it, exp and sum; over the sum
+            again = elementwise("activation", share, n, 4, 4)
+            forward, backward = [elementwise("cast", share, n, e, 4), again, again], [elementwise("cast", share, n, 4, e)]
         working = n * e  # Megatron: the logits; else their gradient
     else:
         split, kept = share.tp > 1 and habits.tensor == "dtensor", 4

@@ -19,7 +19,7 @@ def mlp(
     if gated:
         widths = 2 * inner if fused else (inner, inner)
     seam_bytes = share.rows * hidden * share.e if share.tp > 1 else 0
-    joined = share.framework.fused_activation
+    joined = share.framework.fused_activation and share.framework.quantising_activation
     up = linear(
         share, f"{prefix}.up", hidden, widths, bias=bias, seam="tp.gather" if seam_bytes else "", seam_bytes=seam_bytes, stream=True,
         fused_input=share.framework.fused_norm, fused_bias=joined, fused_grad=joined, saved_rows=share.srows, frozen=frozen, modules=2,

@@ -1,0 +1,54 @@
+"""What Megatron-Core's MLP and loss move beside their products: quantisation on its own, NeMo's squared ReLU, the compiled loss."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from sim.framework import load_framework
+from sim.model.activation import activation
+from sim.model.ends import loss
+from sim.model.mlp import mlp
+from sim.model.parts import Shape
+from sim.model.share import Share, share_of
+from sim.work import MemoryBound
+
+ROWS, HIDDEN, FFN = 128, 64, 256
+
+
+def _share(framework: str = "nemo", precision: str = "fp8", **habits: object) -> Share:
+    return share_of(Shape(micro=1, seq=ROWS, tp=1, precision=precision), replace(load_framework(framework), **habits))
+
+
+def _moved(works: object, what: str) -> int:
+    return sum(work.read + work.written for work in works if isinstance(work, MemoryBound) and work.what == what)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", ["swiglu", "gelu"])
+def test_linears_quantise_what_the_activation_leaves(kind: str) -> None:
+    """Forward the second product's input, backward the gradient of the first one's output: 16 bits read, an 8-bit tensor and its transpose
+    written."""
+    wide = FFN * (2 if kind == "swiglu" else 1)
+    for fused, times in ((True, 0), (False, 1)):
+        up, _, down = mlp(_share(quantising_activation=fused), HIDDEN, FFN, kind)
+        assert _moved(down.forward, "cast") == times * 4 * ROWS * FFN
+        assert _moved(up.backward, "cast") == times * 4 * ROWS * wide
+
+
+def test_squared_relu_in_eager_kernels() -> None:
+    """relu, pow; pow's backward makes x^1, twice it and the product with the gradient, then relu's: 8 and 20 bytes an element for 4 and 6."""
+    for eager, forward, backward in ((False, 4, 6), (True, 8, 20)):
+        part = activation(_share(eager_relu2=eager), "act", ROWS, FFN, "relu2")
+        assert sum(w.read + w.written for w in part.forward if isinstance(w, MemoryBound)) == forward * ROWS * FFN
+        assert sum(w.read + w.written for w in part.backward if isinstance(w, MemoryBound)) == backward * ROWS * FFN
+
+
+def test_a_compiled_loss_passes_over_fp32_logits_three_times() -> None:
+    vocab = 1000
+    one, steps = (loss(_share(jit_cross_entropy=jit), vocab) for jit in (False, True))
+    sizes = [
+        [sum(w.read + w.written for w in works if isinstance(w, MemoryBound)) / (ROWS * vocab) for works in (p.forward, p.backward)]
+        for p in (one, steps)
+    ]
+    assert sizes == [[6, 6], [22, 6]]
+    assert one.saved == steps.saved
