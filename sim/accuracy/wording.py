@@ -10,6 +10,7 @@ from typing import Any
 
 from sim.accuracy.recipes import recipe_of, recomputed
 from sim.accuracy.rows import Row
+from sim.accuracy.scripts import nemo_of, shard_of
 from sim.model.redo import MODULES
 from sim.plan import Module
 from topologies.errors import Refused
@@ -46,8 +47,8 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
         return "mxnet-horovod"  # what NVIDIA's submissions train images with
     if name == "megatron-bridge":
         return recipe_of(row)
-    if name == "nemo" and _is(row, "grok") and "24." in row.framework_version:
-        return "nemo-flash"
+    if name == "nemo":
+        return nemo_of(row)
     if name == "torchtitan" and row.date[:4] == "2024":
         return "torchtitan-2024"
     if name == "megatron-lm" and _written_out(row):
@@ -129,7 +130,7 @@ def sharding_of(row: Row, dp: int, framework: str, assumed: list[str]) -> dict[s
         # With one rank nothing is split; FSDP still casts and copies as it does, so its level stays.
         return {"dp_replicate": dp if zero == 0 else 1, "dp_shard": 1 if zero == 0 else dp, "zero": zero}
     inside = row.gpus_per_node if re.search(r"hybrid.?shard", text) else None  # FSDP's HYBRID_SHARD: whole copies on each node
-    size = min(row.fsdp_size or inside or dp, dp)
+    size = min(row.fsdp_size or inside or shard_of(row, framework) or dp, dp)
     if found := re.search(r"within groups of (\d+)", text):
         size = min(int(found.group(1)), dp)
     if dp % size:
@@ -171,7 +172,6 @@ _KEPT: tuple[tuple[str, float, str], ...] = (
     (r"every other", 1 / 2, "every second layer is recomputed"),
     (r"\(op\)|\bsac\b", 1 / 2, "torchtitan keeps attention and every second product: counted as every second layer"),
     (r"save_qkv_out_proj", 2 / 3, "qkv and output products are kept, a third of the layer: counted as two layers of three"),
-    (r"save_dot_only", 0.0, "products are kept: only elementwise kernels run again, which XLA fuses away"),
     (r"save_qkv_proj", 7 / 8, "only the qkv products are kept: seven layers of eight"),
 )
 _UNSAID = {"maxtext": "save_qkv_proj"}
@@ -184,6 +184,9 @@ def recompute_of(row: Row, layers_per_stage: int, framework: str, assumed: list[
     if not text and framework in _UNSAID:
         text = _UNSAID[framework]
         assumed.append(f"recomputation not stated: {text}, as {framework}'s recipes")
+    if "save_dot_only" in text:
+        assumed.append(f"recomputation {text!r}: products are kept; attention, a call of its own, runs again, and what XLA fuses away")
+        return {"recompute": "selective"}
     for word, share, why in _KEPT:
         if re.search(word, text):
             assumed.append(f"recomputation {text!r}: {why}")
@@ -214,12 +217,19 @@ def _modules(row: Row, framework: str, assumed: list[str]) -> tuple[Module, ...]
     return found
 
 
+_OF_DATA = r"grad(ient)?s?[ -](reduce-scatter and param all-gather overlap|sync overlap)$"
+"""Cells that speak of gradients and parameters alone. NVIDIA's NeMo scripts set ub_tp_comm_overlap on the command line, over their yaml files
+(dgxc-benchmarking v24.11.1, nemotron/configure.sh and grok1/configure.sh)."""
+
+
 def overlap_of(row: Row, framework: str) -> tuple[bool, bool]:
     """(gradients beside backward, tensor-parallel messages beside products): the row's word, else the framework's."""
     from sim.framework import load_framework
 
     text = row.comm_overlap.lower()
     if not text or text.startswith("horovod"):
+        return True, load_framework(framework).tp_overlap
+    if re.match(_OF_DATA, text):  # of tensor parallelism it says nothing
         return True, load_framework(framework).tp_overlap
     return said(text) is not False, bool(re.search(r"userbuffers|tp-comm-overlap|async tp", text))
 

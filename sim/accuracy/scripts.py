@@ -1,0 +1,36 @@
+"""What NVIDIA's DGX Cloud benchmarking scripts set that their tables do not print: the mesh of JAX's runs, and attention's kernels.
+
+Source: NVIDIA/dgxc-benchmarking v24.11.1 and v25.02, {maxtext,paxml,nemo_megatron,nemotron,llama3.1,grok1}/configure.sh.
+"""
+
+from __future__ import annotations
+
+import re
+
+from sim.accuracy.rows import Row
+
+_NODES: tuple[tuple[str, str, int, int], ...] = (
+    # (framework, model, nodes that share one copy of the parameters, on so many nodes and more)
+    ("maxtext", "", 16, 64),  # dcn_FSDP=16, the rest dcn_DP
+    ("paxml", r"175b", 16, 0),  # FSDP=16 of DCN_MESH_SHAPE=[DP,FSDP,1]
+    ("paxml", r"\b5b", 1, 0),  # FSDP=1
+)
+_FLASH = (("grok", "24."), (r"gpt-?3.?175b|nemotron.?4.?340b", "24.09"))
+"""(Model, release of NeMo) that ran with NVTE_FUSED_ATTN=0, flash-attention 2 in place of cuDNN's; all others ran with 1."""
+
+
+def shard_of(row: Row, framework: str) -> int | None:
+    """GPUs that share one copy of the parameters in a JAX run that says HSDP and no more."""
+    if row.fsdp_size or "hsdp" not in row.sharding.lower():
+        return None
+    nodes = row.nodes or 1
+    for name, model, copies, least in _NODES:
+        if framework == name and re.search(model, row.model_name.lower()) and nodes >= max(least, copies):
+            return copies * (row.gpus_per_node or 8)
+    return None
+
+
+def nemo_of(row: Row) -> str:
+    """The framework file of a row of NeMo."""
+    name = row.model_name.lower()
+    return "nemo-flash" if any(release in row.framework_version and re.search(model, name) for model, release in _FLASH) else "nemo"

@@ -1,0 +1,71 @@
+"""What NVIDIA's benchmarking scripts set beside their tables: meshes of JAX's runs, attention's kernels, overlap set on the command line."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from sim.accuracy.rows import Row
+from sim.accuracy.wording import framework_of_row, overlap_of, recompute_of, sharding_of
+
+JAX = Row(
+    row_id="r", model_name="Llama-2-70B", model_type="llama", gpu="H100", gpus=512, nodes=64, gpus_per_node=8, sharding="FSDP (HSDP, XLA/JAX)",
+    framework="MaxText (JAX)", task="pretrain", step_time_s=1.0, quality="B",
+)  # fmt: skip
+
+
+def row(**changes: object) -> Row:
+    return msgspec.structs.replace(JAX, **changes)
+
+
+@pytest.mark.parametrize(
+    ("model", "framework", "nodes", "shard"),
+    [
+        ("Llama-2-70B", "maxtext", 64, 128),
+        ("Llama-2-70B", "maxtext", 32, 256),
+        ("GPT-3-175B", "paxml", 64, 128),
+        ("GPT-3-5B (paxml)", "paxml", 4, 8),
+        ("GPT-3-1B", "paxml", 4, 32),
+    ],
+)
+def test_hybrid_sharding_by_the_scripts_mesh(model: str, framework: str, nodes: int, shard: int) -> None:
+    found = sharding_of(row(model_name=model, nodes=nodes, gpus=8 * nodes), 8 * nodes, framework, [])
+    assert (found["dp_shard"], found["dp_replicate"]) == (shard, 8 * nodes // shard)
+
+
+def test_a_stated_size_and_plain_sharding_come_first() -> None:
+    assert sharding_of(row(fsdp_size=64), 512, "maxtext", [])["dp_shard"] == 64
+    assert sharding_of(row(sharding="FSDP"), 512, "maxtext", [])["dp_shard"] == 512
+
+
+@pytest.mark.parametrize(
+    ("model", "release", "framework"),
+    [
+        ("GPT-3-175B", "NeMo 24.09", "nemo-flash"),
+        ("GPT-3-175B", "NeMo 24.12", "nemo"),
+        ("Nemotron-4-340B", "NeMo 24.09", "nemo-flash"),
+        ("Nemotron-4-15B", "NeMo 24.09", "nemo"),
+    ],
+)
+def test_attention_of_nemo_by_its_scripts(model: str, release: str, framework: str) -> None:
+    assert framework_of_row(row(model_name=model, framework="NeMo/Megatron-Core", framework_version=release), []) == framework
+
+
+@pytest.mark.parametrize(
+    ("words", "framework", "overlap"),
+    [
+        ("grad reduce-scatter and param all-gather overlap", "nemo", (True, True)),
+        ("grad reduce-scatter and param all-gather overlap; TP userbuffers overlap", "nemo", (True, True)),
+        ("grad sync overlap", "internevo", (True, False)),
+        ("overlap-grad-reduce, overlap-param-gather", "megatron-core", (True, False)),
+        ("none", "nemo", (False, False)),
+    ],
+)
+def test_cells_that_speak_of_gradients_leave_tensor_parallelism_to_the_framework(
+    words: str, framework: str, overlap: tuple[bool, bool]
+) -> None:
+    assert overlap_of(row(comm_overlap=words), framework) == overlap
+
+
+def test_saved_products_leave_attention_to_run_again() -> None:
+    assert recompute_of(row(recompute="selective (SAVE_DOT_ONLY)"), 24, "paxml", []) == {"recompute": "selective"}
