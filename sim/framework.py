@@ -63,6 +63,9 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     jit_cross_entropy: bool = False
     """A fused loss is what a compiler makes of Megatron-Core's steps: three passes over fp32 logits and one back, sums over tp between them
     (fused_vocab_parallel_cross_entropy); else one kernel each way (TransformerEngine's parallel_cross_entropy)."""
+    logit_metrics: bool = False
+    """Logits are made fp32 before the fused loss, and accuracy, perplexity and the loss of each kind of data are computed of every
+    micro-batch's (InternEvo)."""
     fused_projections: bool = True
     """q, k, v as one GEMM, and gate and up as one, where the model leaves it open."""
     gate_apart: bool = False

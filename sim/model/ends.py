@@ -97,6 +97,9 @@ def loss(share: Share, vocab: int, *, rows: int = 0, name: str = "head.loss") ->
             again = elementwise("activation", share, n, 4, 4)
             forward, backward = [elementwise("cast", share, n, e, 4), again, again], [elementwise("cast", share, n, 4, e)]
         working = n * e  # Megatron: the logits; else their gradient
+        if habits.logit_metrics:
+            kept, working = 4, 4 * n
+            forward, backward = _measured_loss(share, n, tokens)
     else:
         split, kept = share.tp > 1 and habits.tensor == "dtensor", 4
         steps = _loss_parallel if split else _split_parallel_loss if megatron else _eager_loss
@@ -112,6 +115,16 @@ def loss(share: Share, vocab: int, *, rows: int = 0, name: str = "head.loss") ->
         seam="tp.loss" if share.tp > 1 else "",
         seam_bytes=12 * tokens if share.tp > 1 else 0,
     )
+
+
+def _measured_loss(share: Share, n: int, tokens: int) -> tuple[list[Work], list[Work]]:
+    """A fused loss on fp32 logits, and InternEvo's metrics before it: once more the loss (LossWithTypeId), two maxima, argmax, the maximum
+    subtracted, exp, sum (AccPerplex.update in internlm/model/metrics.py; NaiveAMPModel.convert_to_fp32)."""
+    cast, uncast = _casts(share, n)
+    top, add, exp = elementwise("reduce", share, n, 4, 0), elementwise("add", share, n, 4, 4), elementwise("activation", share, n, 4, 4)
+    once: Work = MemoryBound("cross_entropy", 4 * n, 4 * tokens, "fp32", 5.0 * n, 1, tokens)
+    back: Work = MemoryBound("cross_entropy", 4 * n, 4 * n, "fp32", 2.0 * n, 1, tokens)
+    return [*cast, once, top, top, top, add, exp, top, once], [back, *uncast]
 
 
 def _casts(share: Share, n: int) -> tuple[list[Work], list[Work]]:

@@ -52,3 +52,13 @@ def test_a_compiled_loss_passes_over_fp32_logits_three_times() -> None:
     ]
     assert sizes == [[6, 6], [22, 6]]
     assert one.saved == steps.saved
+
+
+def test_metrics_read_fp32_logits_again_and_again() -> None:
+    """Cast 6, the loss 4 once more, maxima and argmax 12, subtraction 8, exp 8, sum 4, the loss 4; back 8, and 6 to 16 bits."""
+    vocab = 1000
+    part = loss(_share("internevo", "bf16"), vocab)
+    sizes = [
+        sum(w.read + w.written for w in works if isinstance(w, MemoryBound)) / (ROWS * vocab) for works in (part.forward, part.backward)
+    ]
+    assert sizes == [pytest.approx(46, abs=0.02), 14]
