@@ -19,7 +19,6 @@ import msgspec
 from sim.lower.job import Job
 from sim.lower.ops import blocks, collective, record, wait
 from sim.lower.schedule import Action
-from sim.lower.schedule.action import COMPUTES
 from sim.lower.schedule.turns import Turn, needs, turns
 from sim.lower.stage import StageSegments
 from sim.program import COMPUTE, Call, Op
@@ -27,15 +26,6 @@ from sim.program import COMPUTE, Call, Op
 Segments = dict[str, tuple[Op, ...]]
 
 CLS = "comm.pp"
-
-
-def pipeline_calls(job: Job, rank: int, stages: list[StageSegments], step: int, segments: Segments) -> list[Call]:
-    """All micro-batches of one step on pipeline rank `rank`, which holds `stages`.
-
-    Raises `BadInput` for sizes that the schedule cannot run.
-    """
-    line = turns_of(job, step)[rank]
-    return _Line(job, line, {held.stage.index: held for held in stages}, step, segments).calls()
 
 
 def schedule_of(job: Job) -> str:
@@ -61,28 +51,32 @@ class _Calls(NamedTuple):
     computes: bool = False
 
 
-class _Line:
-    """One rank's step: turns its actions into calls, and makes the segments of its messages when first needed."""
+class Pipeline:
+    """One job's ranks: turns their actions into calls, and makes the segments of their messages when first needed."""
 
-    def __init__(self, job: Job, line: tuple[Turn, ...], stages: dict[int, StageSegments], step: int, segments: Segments) -> None:
-        self._job, self._line, self._stages, self._step, self._segments = job, line, stages, step, segments
+    def __init__(self, job: Job, segments: Segments) -> None:
+        self._job, self._segments = job, segments
         self._awaits_sends = schedule_of(job) == "1f1b"
-        self._first = job.before(step)
-        self._at = [f"s{step}/mb{microbatch}" for microbatch in range(job.counts[step])]
-        self._made: dict[int, _Calls] = {}
-        """Of each sort of turn: the same for all micro-batches but the first and the last."""
+        self._made: dict[tuple[object, ...], _Calls] = {}
+        """Of each sort of turn: the same for all stages that are alike, and for all micro-batches but the first and the last."""
 
-    def calls(self) -> list[Call]:
+    def calls(self, rank: int, stages: list[StageSegments], step: int) -> list[Call]:
+        """All micro-batches of one step on pipeline rank `rank`, which holds `stages`.
+
+        Raises `BadInput` for sizes that the schedule cannot run.
+        """
         made: list[Call] = []
         sent: list[Call] = []
         put_off: list[Call] = []
-        known, ats, first, step = self._made, self._at, self._first, self._step
-        for turn in self._line:
+        held = {stage.stage.index: stage for stage in stages}
+        known: dict[int, _Calls] = {}
+        ats, before = [f"s{step}/mb{microbatch}" for microbatch in range(self._job.counts[step])], self._job.before(step)
+        for turn in turns_of(self._job, step)[rank]:
             names = known.get(turn.sort)
             if names is None:
-                names = known[turn.sort] = self._names(turn)
+                names = known[turn.sort] = self._names(turn, held[turn.action.stage], step)
             microbatch = turn.action.microbatch
-            at, index = ats[microbatch], first + microbatch
+            at, index = ats[microbatch], before + microbatch
             if names.computes and sent:
                 made += sent
                 sent = []
@@ -94,12 +88,21 @@ class _Line:
                 put_off.append(Call(names.later, at, index, step))
         return made + sent + put_off
 
-    def _names(self, turn: Turn) -> _Calls:
+    def _names(self, turn: Turn, stage: StageSegments, step: int) -> _Calls:
+        key = (stage.like, turn.action.kind, turn.first, turn.last, turn.received, step == 0)
+        found = self._made.get(key)
+        if found is None:
+            # Stages that are alike share their messages' segments too.
+            turn = turn._replace(action=msgspec.structs.replace(turn.action, stage=stage.like))
+            found = self._made[key] = self._calls_of(turn, stage, step)
+        return found
+
+    def _calls_of(self, turn: Turn, stage: StageSegments, step: int) -> _Calls:
         action = turn.action
-        if action.kind not in COMPUTES:
+        if not action.computes:
             awaits = self._awaits_sends and action.kind in ("SEND_F", "SEND_B")
             return _Calls((self._message(action),), self._segment(action, ".await", _sent) if awaits else "")
-        found = self._computes(turn)
+        found = self._computes(turn, stage, step)
         later: list[Call] = []
         if turn.last and action.kind in ("B", "W") and self._job.framework.tensor != "dtensor":
             found[-1], later = self._split(found[-1])
@@ -112,10 +115,10 @@ class _Line:
             self._segments[name] = tuple(make(self._job, action))
         return name
 
-    def _computes(self, turn: Turn) -> list[Call]:
+    def _computes(self, turn: Turn, stage: StageSegments, step: int) -> list[Call]:
         """The stage's segments, after the message that the action needs."""
         action = turn.action
-        found = self._stages[action.stage].calls(action.kind, action.microbatch, self._step, first=turn.first, last=turn.last)
+        found = stage.calls(action.kind, action.microbatch, step, first=turn.first, last=turn.last)
         if turn.received:
             ahead, found[0] = self._asked(found[0])
             found[:0] = [*ahead, msgspec.structs.replace(found[0], segment=self._segment(needs(action), ".wait", _taken))]

@@ -12,6 +12,7 @@ from sim.lower import ends, noise, optimizer, output, tensor, update
 from sim.lower import input as loading
 from sim.lower.blocks import name_of
 from sim.lower.job import Job, job_of
+from sim.lower.microbatches import Microbatches, microbatches_of
 from sim.lower.optimizer import Share
 from sim.lower.resident import resident_bytes
 from sim.lower.short import Shortener
@@ -68,7 +69,10 @@ def lower(
     for stage in stages[: job.size("pp")]:
         stage.further += [other for other in stages[job.size("pp") :] if other.stage.rank == stage.stage.rank]
     pair(stages)
-    roles = {place.name: role(job, place, [s for s in stages if s.stage.rank == place.pp], segments) for place in dict.fromkeys(places)}
+    calls = microbatches_of(job, segments)
+    roles = {
+        place.name: role(job, place, [s for s in stages if s.stage.rank == place.pp], segments, calls) for place in dict.fromkeys(places)
+    }
     return Program(
         name=plan.name or plan.model_name,
         device="cpu" if device == "cpu" else "cuda",
@@ -114,7 +118,7 @@ def _writes_whole(job: Job) -> bool:
     return o.checkpoint_mode == "full" and any(output.due(o.checkpoint_every, step) for step in range(job.steps))
 
 
-def role(job: Job, place: Place, stages: list[StageSegments], segments: Segments) -> Role:
+def role(job: Job, place: Place, stages: list[StageSegments], segments: Segments, microbatches: Microbatches) -> Role:
     """All CPU threads of one kind of rank, with their calls."""
     blocks = [block for stage in stages for block in stage.chunk.blocks]
     share = Share(job, blocks)
@@ -124,7 +128,7 @@ def role(job: Job, place: Place, stages: list[StageSegments], segments: Segments
     closing = [(f"{tag}finish", finish(job, stages)), (f"{tag}update", update_ops(job, place, share, stages))] if job.train else []
     for step in range(job.steps):
         calls += _call(segments, f"{tag}begin", cleared, f"s{step}", step)
-        calls += _microbatches(job, place.pp, stages, step, segments)
+        calls += microbatches(place.pp, stages, step)
         for name, ops in closing:
             calls += _call(segments, name, ops, f"s{step}", step)
         calls += _end(job, place, share, stages, tag, step, segments)
@@ -134,20 +138,6 @@ def role(job: Job, place: Place, stages: list[StageSegments], segments: Segments
         threads |= loading.loader_calls(job)
     threads |= _servers(job, place, share, segments) | _writers(job, share, tag, segments)
     return Role(threads)
-
-
-def _microbatches(job: Job, rank: int, stages: list[StageSegments], step: int, segments: Segments) -> list[Call]:
-    """Forward and backward of all micro-batches: one after the other, or as the pipeline's schedule says."""
-    if job.size("pp") > 1:
-        from sim.lower.pipeline import pipeline_calls
-
-        return pipeline_calls(job, rank, stages, step, segments)
-    calls: list[Call] = []
-    count = job.counts[step]
-    for microbatch in range(count):
-        for kind in ("F", "B") if job.train else ("F",):
-            calls += stages[0].calls(kind, microbatch, step, first=microbatch == 0, last=microbatch == count - 1)
-    return calls
 
 
 def _call(segments: Segments, name: str, ops: list[Op], at: str, step: int) -> list[Call]:
