@@ -41,6 +41,8 @@ class Arranger:
     def __init__(self, prices: Pricing) -> None:
         self._prices = prices
         self._seats = Seats[Arrival](prices.groups)
+        self._sheets: dict[tuple[str, tuple[str, ...]], Sheet] = {}
+        """By thread and segments: moves that are the same for all ranks."""
 
     @property
     def waiting(self) -> bool:
@@ -72,75 +74,111 @@ class Arranger:
     def code(self, rank: Rank, thread: str, names: tuple[str, ...]) -> Code:
         """The moves of segments that are called one after the other, as `thread` of the rank makes them. Raises `Unordered` for ops that
         meet others on the thread's own lane, and for a device lane that two threads put ops on."""
-        made = _Arranged(rank.lane(thread))
+        sheet = self._sheets.get((thread, names))
+        if sheet is None:
+            sheet = self._sheet(rank, thread, names)
+            if self._prices.alike and sheet.common:
+                self._sheets[thread, names] = sheet
         lanes: dict[str, Lane] = {}
+        for name in sheet.lanes:
+            if name != thread and rank.users.setdefault(name, thread) != thread:
+                raise Unordered
+            lanes[name] = rank.lane(name)
+        moves = [
+            (does, lanes[name], at, seconds, event, shift, share, None)
+            if meets is None
+            else self._meeting(rank, lanes[name], at, meets)
+            for does, name, at, seconds, event, shift, share, meets in sheet.moves
+        ]
+        return moves, sheet.clock
+
+    def _sheet(self, rank: Rank, thread: str, names: tuple[str, ...]) -> Sheet:
+        made = Sheet(thread)
         for op, cost in (priced for name in names for priced in self._prices.segment(rank.rank, thread, name)):
             name, kind, host, clock = op.lane, op.kind, cost.host, made.clock
+            made.common = made.common and not cost.uses
             if name == thread:
                 self._thread(made, op, cost)
                 continue
-            lane = lanes.get(name)
-            if lane is None:
-                if rank.users.setdefault(name, thread) != thread:
-                    raise Unordered
-                lane = lanes[name] = rank.lane(name)
+            made.lanes[name] = None
             at = clock + (cost.ready - cost.seconds if cost.ready else host)
             made.clock = clock + host
             if kind == "record" or kind == "wait":
-                move: Move = (RECORD if kind == "record" else WAIT, lane, at, 0.0, op.event, op.shift, 0.0, None)
-                if name == COMPUTE:
-                    made.named.add(op.event)
-                elif op.event in made.named:
-                    made.let(op.event, kind == "record")
+                made.orders((RECORD if kind == "record" else WAIT, name, at, 0.0, op.event, op.shift, 0.0, None))
             else:
-                move = self._device(rank, lane, op, cost, at)
-            (made.held if name == COMPUTE else made.moves).append(move)
+                made.put(_device(rank, op, cost, at))
             if op.blocking:
-                made.stop((HOLD, lane, 0.0, 0.0, "", None, 0.0, None))
+                made.stop((HOLD, name, 0.0, 0.0, "", None, 0.0, None))
         made.moves += made.held
-        return made.moves, made.clock
+        return made
 
-    def _thread(self, made: _Arranged, op: Op, cost: Cost) -> None:
+    def _thread(self, made: Sheet, op: Op, cost: Cost) -> None:
         """What the thread does itself."""
+        own = made.thread
         if op.kind == "record":
             made.clock += cost.host
-            made.moves.append((RECORDED, made.own, made.clock, 0.0, op.event, op.shift, 0.0, None))
+            made.moves.append((RECORDED, own, made.clock, 0.0, op.event, op.shift, 0.0, None))
         elif op.kind in ("wait", "sync"):
-            made.stop((AWAIT if op.event else DRAIN, made.own, cost.host, 0.0, op.event or op.name, op.shift, 0.0, None))
+            made.stop((AWAIT if op.event else DRAIN, own, cost.host, 0.0, op.event or op.name, op.shift, 0.0, None))
         elif op.kind in MEETING:
             raise Unordered
         else:
             made.clock += cost.seconds
 
-    def _device(self, rank: Rank, lane: Lane, op: Op, cost: Cost, at: float) -> Move:
-        """An op on a device lane, no record and no wait, that may start `at` seconds after the thread's last wait."""
+    def _meeting(self, rank: Rank, lane: Lane, at: float, op: Op) -> Move:
+        """A message or a collective, which costs each rank its own."""
         if op.kind in MESSAGE:
             seconds = self._prices.message(op, rank.rank).seconds if op.kind == "send" else 0.0
             return MEET, lane, at, seconds, "", None, 0.0, self._seats.of(op, rank.rank)
-        if op.kind == "collective":
-            seconds = self._prices.collective(op, rank.rank).seconds
-            if len(self._prices.groups.represented(op.group, rank.rank)) > 1:
-                if op.lane != COMPUTE and rank.slow != 1.0:
-                    raise Unordered  # when it slows this rank's kernels is known only once the others have come
-                return MEET, lane, at, seconds, "", None, 0.0, self._seats.of(op, rank.rank)
-            return PLAIN if op.lane == COMPUTE or rank.slow == 1.0 else BESIDE, lane, at, seconds, "", None, 0.0, None
-        if op.kind == "compute" and rank.slow != 1.0:
-            return KERNEL, lane, at, cost.seconds, "", None, cost.seconds / cost.beside if cost.beside else 1.0 / rank.slow, None
-        return PLAIN, lane, at, cost.seconds, "", None, 0.0, None
+        seconds = self._prices.collective(op, rank.rank).seconds
+        if len(self._prices.groups.represented(op.group, rank.rank)) > 1:
+            if op.lane != COMPUTE and rank.slow != 1.0:
+                raise Unordered  # when it slows this rank's kernels is known only once the others have come
+            return MEET, lane, at, seconds, "", None, 0.0, self._seats.of(op, rank.rank)
+        return PLAIN if op.lane == COMPUTE or rank.slow == 1.0 else BESIDE, lane, at, seconds, "", None, 0.0, None
 
 
-class _Arranged:
-    """Moves so far, those of the compute lane that are held back, and the thread's seconds since its last wait."""
+def _device(rank: Rank, op: Op, cost: Cost, at: float) -> Unbound:
+    """An op on a device lane, no record and no wait, that may start `at` seconds after the thread's last wait."""
+    if op.kind in MEETING:
+        return MEET, op.lane, at, 0.0, "", None, 0.0, op
+    if op.kind == "compute" and rank.slow != 1.0:
+        return KERNEL, op.lane, at, cost.seconds, "", None, cost.seconds / cost.beside if cost.beside else 1.0 / rank.slow, None
+    return PLAIN, op.lane, at, cost.seconds, "", None, 0.0, None
 
-    def __init__(self, own: Lane) -> None:
-        self.own = own
-        self.moves: list[Move] = []
-        self.held: list[Move] = []
+
+Unbound = tuple[int, str, float, float, str, int | None, float, Op | None]
+"""A move of no rank in particular: its lane by name, and the op that meets others in place of its seat."""
+
+
+class Sheet:
+    """The moves of some segments so far, those of the compute lane that are held back, and the thread's seconds since its last wait."""
+
+    def __init__(self, thread: str) -> None:
+        self.thread = thread
+        self.moves: list[Unbound] = []
+        self.held: list[Unbound] = []
         self.named: set[str] = set()
         """Events that have been held back."""
+        self.lanes: dict[str, None] = {thread: None}
         self.clock = 0.0
+        self.common = True
+        """No op takes what is its rank's own (links, disks)."""
 
-    def let(self, event: str, waits: bool) -> None:
+    def put(self, move: Unbound) -> None:
+        """What takes time on a device lane."""
+        (self.held if move[1] == COMPUTE else self.moves).append(move)
+
+    def orders(self, move: Unbound) -> None:
+        """A record or a wait."""
+        event = move[4]
+        if move[1] == COMPUTE:
+            self.named.add(event)
+        elif event in self.named:
+            self._let(event, move[0] == RECORD)
+        self.put(move)
+
+    def _let(self, event: str, waits: bool) -> None:
         """What is held back goes on, up to where it records the event, or (where that is recorded anew) also `waits` for it."""
         held = self.held
         for at in range(len(held) - 1, -1, -1):
@@ -149,12 +187,12 @@ class _Arranged:
                 del held[: at + 1]
                 return
 
-    def stop(self, move: Move) -> None:
+    def stop(self, move: Unbound) -> None:
         """The thread waits: everything before is timed first."""
         self.moves += self.held
         self.held.clear()
         if self.clock:
-            self.moves.append((PASS, self.own, self.clock, 0.0, "", None, 0.0, None))
+            self.moves.append((PASS, self.thread, self.clock, 0.0, "", None, 0.0, None))
         self.moves.append(move)
         self.clock = 0.0
 

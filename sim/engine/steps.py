@@ -45,12 +45,12 @@ def step_times(
     folded = fold and symmetric
     stands_for = representatives(program, folded)
     prices = Pricing(program, pricer, Groups(program.mesh, stands_for.__getitem__), folded, alone)
+    prices.alike = alike and folded
     if apart:
         with suppress(Unordered):
             run = InOrder(prices, sorted(set(stands_for)))
             return _steps(run.ends, [run.spent])
     states = {rank: State(rank, pricer.slowdown(rank)[0]) for rank in sorted(set(stands_for))}
-    prices.alike = alike and folded
     prices.shorten(states, condensed=folded)
     clocks, assembler = Clocks(prices), Assembler(prices, prices.idle)
     lines = {

@@ -19,8 +19,9 @@ import msgspec
 from sim.lower.job import Job
 from sim.lower.ops import blocks, collective, record, wait
 from sim.lower.schedule import Action
+from sim.lower.schedule.messages import sent
 from sim.lower.schedule.turns import Turn, needs, turns
-from sim.lower.stage import StageSegments
+from sim.lower.stage import INPUT, StageSegments
 from sim.program import COMPUTE, Call, Op
 
 Segments = dict[str, tuple[Op, ...]]
@@ -44,7 +45,7 @@ class _Calls(NamedTuple):
     """Segments that a sort of turn calls."""
 
     now: tuple[str, ...]
-    sent: str = ""
+    awaits: str = ""
     """Before the next turn that computes."""
     later: str = ""
     """After the rank's last message."""
@@ -66,7 +67,7 @@ class Pipeline:
         Raises `BadInput` for sizes that the schedule cannot run.
         """
         made: list[Call] = []
-        sent: list[Call] = []
+        awaits: list[Call] = []
         put_off: list[Call] = []
         held = {stage.stage.index: stage for stage in stages}
         known: dict[int, _Calls] = {}
@@ -77,19 +78,19 @@ class Pipeline:
                 names = known[turn.sort] = self._names(turn, held[turn.action.stage], step)
             microbatch = turn.action.microbatch
             at, index = ats[microbatch], before + microbatch
-            if names.computes and sent:
-                made += sent
-                sent = []
+            if names.computes and awaits:
+                made += awaits
+                awaits = []
             for name in names.now:
                 made.append(Call(name, at, index, step))
-            if names.sent:
-                sent.append(Call(names.sent, at, index, step))
+            if names.awaits:
+                awaits.append(Call(names.awaits, at, index, step))
             if names.later:
                 put_off.append(Call(names.later, at, index, step))
-        return made + sent + put_off
+        return made + awaits + put_off
 
     def _names(self, turn: Turn, stage: StageSegments, step: int) -> _Calls:
-        key = (stage.like, turn.action.kind, turn.first, turn.last, turn.received, step == 0)
+        key = (stage.like, turn.action.kind, *turn[1:-1], step == 0)
         found = self._made.get(key)
         if found is None:
             # Stages that are alike share their messages' segments too.
@@ -100,13 +101,25 @@ class Pipeline:
     def _calls_of(self, turn: Turn, stage: StageSegments, step: int) -> _Calls:
         action = turn.action
         if not action.computes:
-            awaits = self._awaits_sends and action.kind in ("SEND_F", "SEND_B")
-            return _Calls((self._message(action),), self._segment(action, ".await", _sent) if awaits else "")
+            return _Calls((self._segment(action, "", _receive),))
         found = self._computes(turn, stage, step)
         later: list[Call] = []
         if turn.last and action.kind in ("B", "W") and self._job.framework.tensor != "dtensor":
             found[-1], later = self._split(found[-1])
-        return _Calls(tuple(call.segment for call in found), later="".join(call.segment for call in later), computes=True)
+        now, awaits = [call.segment for call in found], ""
+        if turn.sends:
+            now.append(self._segment(sent(action), "", _send_awaited if self._awaits_sends else _send))
+            awaits = self._segment(sent(action), ".await", _sent) if self._awaits_sends else ""
+        if stage.chunk.short:
+            now = self._joined(now)
+        return _Calls(tuple(now), awaits, "".join(call.segment for call in later), computes=True)
+
+    def _joined(self, names: list[str]) -> list[str]:
+        """Segments that follow each other as one, but for the copies of the input, beside which none is run by itself."""
+        alone = [name for name in names[:1] if name == INPUT]
+        parts = names[len(alone) :]
+        self._segments.setdefault("+".join(parts), tuple(op for name in parts for op in self._segments[name]))
+        return [*alone, "+".join(parts)]
 
     def _segment(self, action: Action, suffix: str, make: Callable[[Job, Action], list[Op]]) -> str:
         """The segment that `make` makes when it is first needed: one for all micro-batches."""
@@ -136,11 +149,6 @@ class Pipeline:
             return [], call
         ask, take = self._halves(call, cut, ".ask", ".take")
         return [ask], take
-
-    def _message(self, action: Action) -> str:
-        if action.kind.startswith("RECV"):
-            return self._segment(action, "", _receive)
-        return self._segment(action, "", _send_awaited if self._awaits_sends else _send)
 
     def _split(self, call: Call) -> tuple[Call, list[Call]]:
         """A backward that sends gradients, without its waits for them, and these by themselves; without overlap also the sending."""

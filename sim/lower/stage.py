@@ -25,6 +25,8 @@ from sim.model.stages import layout
 from sim.program import Call, Op
 
 Named = tuple[tuple[str, Block], ...]
+INPUT = "input"
+"""The segment that takes a batch."""
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -102,9 +104,9 @@ class StageSegments:
         at, index = f"s{step}/mb{microbatch}", self.job.before(step) + microbatch
         found = []
         if kind == "F" and self.takes_input:
-            if "input" not in self._segments:
-                self._segments["input"] = tuple(take(self.job))
-            found.append(Call("input", at, index, step))
+            if INPUT not in self._segments:
+                self._segments[INPUT] = tuple(take(self.job))
+            found.append(Call(INPUT, at, index, step))
         return [*found, Call(self._segment(kind, step == 0, first, last), at, index, step)]
 
     def _segment(self, kind: str, begins: bool, first: bool, last: bool) -> str:

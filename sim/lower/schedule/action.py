@@ -34,6 +34,10 @@ class Action(msgspec.Struct, frozen=True, gc=False):
     def computes(self) -> bool:
         return self.kind in COMPUTES
 
+    @property
+    def sends(self) -> bool:
+        return self.kind in ("SEND_F", "SEND_B")
+
 
 def parse_action(text: str) -> Action:
     """The inverse of `str(action)`. Raises `BadInput`."""

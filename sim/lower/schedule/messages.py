@@ -34,7 +34,7 @@ def add_messages(name: str, pp: int, stages: int, computes: Sequence[Sequence[Ac
             for found in _handed_on(action):
                 peer = rank_of(name, pp, found.stage) if 0 <= found.stage < stages else rank
                 if peer != rank:
-                    lists[rank].append(Action(action.stage, "SEND_F" if action.kind == "F" else "SEND_B", action.microbatch))
+                    lists[rank].append(sent(action))
                     lists[peer].append(found)
                 there[peer].add(found)
             at[rank] += 1
@@ -51,6 +51,11 @@ def _ready(action: Action, there: set[Action], stages: int) -> bool:
     if action.kind in ("B", "I"):
         return action.stage == stages - 1 or Action(action.stage, "RECV_B", action.microbatch) in there
     return True
+
+
+def sent(action: Action) -> Action:
+    """The send of what the action makes."""
+    return Action(action.stage, "SEND_F" if action.kind == "F" else "SEND_B", action.microbatch)
 
 
 def _handed_on(action: Action) -> tuple[Action, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import zip_longest
 from typing import NamedTuple
 
 from sim.lower.schedule import Action, Kind, late, with_messages
@@ -11,7 +12,7 @@ _BLOCKING = ("gpipe", "1f1b")
 
 
 class Turn(NamedTuple):
-    """An action in its rank's line."""
+    """An action in its rank's line: a computation with the send of what it makes, or a receive."""
 
     action: Action
     first: bool
@@ -19,8 +20,10 @@ class Turn(NamedTuple):
     last: bool
     received: bool
     """What it works on comes in a message."""
+    sends: bool
+    """What it makes leaves in a message."""
     sort: int
-    """The same for turns of one stage, kind, `first`, `last` and `received`: from 0 on."""
+    """The same for turns of one stage, kind, `first`, `last`, `received` and `sends`: from 0 on."""
 
 
 @lru_cache(maxsize=128)
@@ -42,9 +45,10 @@ def _turns(line: tuple[Action, ...]) -> tuple[Turn, ...]:
     present = set(line)
     sorts: dict[tuple[object, ...], int] = {}
     found: list[Turn] = []
-    for action in line:
-        place = (action in first, action in last, action.computes and needs(action) in present)
-        found.append(Turn(action, *place, sorts.setdefault((action.stage, action.kind, *place), len(sorts))))
+    for action, after in zip_longest(line, line[1:]):
+        if not action.sends:
+            place = (action in first, action in last, action.computes and needs(action) in present, after is not None and after.sends)
+            found.append(Turn(action, *place, sorts.setdefault((action.stage, action.kind, *place), len(sorts))))
     return tuple(found)
 
 

@@ -10,7 +10,7 @@ from sim.lower.schedule.turns import Turn, turns
 
 
 def _place(turn: Turn) -> tuple[object, ...]:
-    return turn.action.stage, turn.action.kind, turn.first, turn.last, turn.received
+    return turn.action.stage, turn.action.kind, *turn[1:-1]
 
 
 @pytest.mark.parametrize("name, chunks", [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("dualpipe", 1)])
