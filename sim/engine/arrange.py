@@ -15,6 +15,7 @@ from sim.engine.moves import (
     BESIDE,
     DRAIN,
     HOLD,
+    JOIN,
     KERNEL,
     MEET,
     PASS,
@@ -43,6 +44,7 @@ class Arranger:
         self._seats = Seats[Arrival](prices.groups)
         self._sheets: dict[tuple[str, tuple[str, ...]], Sheet] = {}
         """By thread and segments: moves that are the same for all ranks."""
+        self._free: dict[str, bool] = {}
 
     @property
     def waiting(self) -> bool:
@@ -51,13 +53,19 @@ class Arranger:
 
     def lines(self, rank: Rank, thread: str, calls: tuple[Call, ...]) -> list[Line]:
         """A thread's calls with their code. Raises `Unordered` as `code` does."""
-        segments = self._prices.program.segments
-        names = dict.fromkeys(call.segment for call in calls)
-        free = {name for name in names if _free(segments[name])} if rank.slow != 1.0 else set[str]()
+        names = dict.fromkeys([call.segment for call in calls])
+        free = {name for name in names if self._begins(name)} if rank.slow != 1.0 else set[str]()
         if free:
             return self._joined(rank, thread, calls, free)
         code = {name: self.code(rank, thread, (name,)) for name in names}
         return [(call.step, call.index, code[call.segment]) for call in calls]
+
+    def _begins(self, name: str) -> bool:
+        """`_free` of a segment, found once for all ranks."""
+        found = self._free.get(name)
+        if found is None:
+            found = self._free[name] = _free(self._prices.program.segments[name])
+        return found
 
     def _joined(self, rank: Rank, thread: str, calls: tuple[Call, ...], free: set[str]) -> list[Line]:
         """Each call that begins beside the kernels of the one before together with that one."""
@@ -85,16 +93,14 @@ class Arranger:
                 raise Unordered
             lanes[name] = rank.lane(name)
         moves = [
-            (does, lanes[name], at, seconds, event, shift, share, None)
-            if meets is None
-            else self._meeting(rank, lanes[name], at, meets)
+            (does, lanes[name], at, seconds, event, shift, share, None) if meets is None else self._meeting(rank, lanes[name], at, meets)
             for does, name, at, seconds, event, shift, share, meets in sheet.moves
         ]
         return moves, sheet.clock
 
     def _sheet(self, rank: Rank, thread: str, names: tuple[str, ...]) -> Sheet:
         made = Sheet(thread)
-        for op, cost in (priced for name in names for priced in self._prices.segment(rank.rank, thread, name)):
+        for op, cost in (priced for name in names for priced in self._prices.unshared(rank.rank, thread, name)):
             name, kind, host, clock = op.lane, op.kind, cost.host, made.clock
             made.common = made.common and not cost.uses
             if name == thread:
@@ -176,7 +182,12 @@ class Sheet:
             self.named.add(event)
         elif event in self.named:
             self._let(event, move[0] == RECORD)
-        self.put(move)
+        last = self.moves[-1] if self.moves else None
+        if move[0] == WAIT and last and last[:2] == (RECORD, COMPUTE) and (last[4], last[5], move[5]) == (event, None, None):
+            # The commonest pair: the lane goes on where the compute lane is now.
+            self.moves[-1] = (JOIN, *move[1:6], last[2], None)
+        else:
+            self.put(move)
 
     def _let(self, event: str, waits: bool) -> None:
         """What is held back goes on, up to where it records the event, or (where that is recorded anew) also `waits` for it."""

@@ -101,11 +101,18 @@ def _ready(cost: Cost) -> float:
     return cost.ready or cost.host + cost.seconds
 
 
-def _compose(ops: list[Priced], slow: float) -> Cost:
+def _composed(ops: list[Priced], slow: float) -> _Run:
     run = _Run(slow)
     for op, cost in ops:
         run.add(op, cost)
-    return run.cost
+    return run
+
+
+def span(ops: list[Priced], slow: float, beside: bool) -> float:
+    """Seconds of kernels on one lane, and of the host's work between them, from an idle start; `beside` a collective that never ends: of
+    kernels whose launches are far ahead."""
+    run = _composed(ops, slow)
+    return run.beside if beside else run.ready
 
 
 def _weaker(a: Source, b: Source) -> Source:
@@ -131,4 +138,4 @@ def _close(run: list[Priced], slow: float) -> list[Priced]:
         alloc=sum(op.alloc for op, _ in run),
         free=sum(op.free for op, _ in run),
     )
-    return [(fused, _compose(run, slow)), *rest]
+    return [(fused, _composed(run, slow).cost), *rest]

@@ -18,6 +18,7 @@ from sim.engine.moves import (
     BESIDE,
     DRAIN,
     HOLD,
+    JOIN,
     KERNEL,
     MEET,
     PASS,
@@ -80,14 +81,23 @@ class InOrder:
             events.index = index
             for does, lane, at, seconds, event, shift, share, seat in moves:
                 ready = clock + at
-                if does >= PASS:
+                if does == JOIN:
+                    does, issued = WAIT, clock + share
+                    if compute.queue is None:
+                        latest[event] = compute.free = compute.free if compute.free > issued else issued
+                    else:
+                        compute.queue.append((RECORD, issued, 0.0, events.new(event, shift), None, step))
+                elif does >= PASS:
                     if does == RECORDED:
                         self._record(events, event, shift, ready)
                         continue
                     spent += at
                     awaited = self._awaited(rank, does, lane, events, event, shift)
                     clock = end = yield from self._until(ready, awaited)
-                elif lane.queue is not None:
+                    if end > high:
+                        high = end
+                    continue
+                if lane.queue is not None:
                     known = self._event(does, events, event, shift)
                     lane.queue.append((does, ready, seconds, known, seat.next() if seat is not None else None, step))
                     continue
@@ -181,10 +191,14 @@ class InOrder:
     def _meets(self, lane: Lane, start: float, seconds: float, meeting: Meeting, step: int) -> bool:
         """Has the op met its peers? It ends `seconds` after the last of them has come; until then its lane's ops queue."""
         table, number = meeting
-        come = table.open.setdefault(number, [])
-        come.append((start, seconds, lane, step))
+        come = table.open.get(number)
+        if come is None:
+            come = table.open[number] = [(start, seconds, lane, step)]
+        else:
+            come.append((start, seconds, lane, step))
         if len(come) < table.needed:
-            lane.queue = deque() if lane.queue is None else lane.queue
+            if lane.queue is None:
+                lane.queue = deque()
             return False
         del table.open[number]
         begin = longest = 0.0

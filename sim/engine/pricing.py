@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from sim.cost.price import Cost, Pricer
 from sim.engine.condense import Priced, condense, outside_events, shape_of, stretches
-from sim.engine.fuse import fuse
+from sim.engine.fuse import fuse, span
 from sim.engine.links import links_of
 from sim.engine.machine import LOADER, steady, together
 from sim.engine.meeting import Groups
@@ -65,6 +65,13 @@ class Pricing:
             if key and not any(cost.uses for _, cost in ops):  # links and disks are the rank's own
                 self._shared[key] = ops
         return ops
+
+    def unshared(self, rank: int, thread: str, name: str) -> list[Priced]:
+        """`segment` for who leaves out what ranks take from each other."""
+        if thread.startswith(LOADER):
+            return self.segment(rank, thread, name)
+        local = self.pricer.local
+        return [(op, local(op, rank)) for op in self.program.segments[name]]
 
     def _beside(self, line: tuple[Op, ...]) -> bool:
         """Does the segment hold collectives beside compute? Without them short programs compose exactly as they are."""
@@ -163,9 +170,16 @@ class Pricing:
         # Nothing else runs: collectives on the compute lane are work like any other unless another lane communicates beside them.
         quiet = all(op.lane in (COMPUTE, HOST) for op, _ in ops if op.kind == "collective")
         local = frozenset(id(op) for op, _ in ops if op.kind == "collective") if quiet else frozenset()
+        ops = [(op, self.whole(op, cost, rank) if id(op) in local else cost) for op, cost in ops]
+        slow = self.pricer.slowdown(rank)[0]
+        if all(_fits(op, cost, local) for op, cost in ops) and not (beside and any(cost.host for _, cost in ops)):
+            end = span(ops, slow, beside)
+            return end, end
         inner = Pricing(self.program, self.pricer, self.groups.alone(rank), self.folded, self._run_alone)
         inner._meet_costs, inner.local, inner.idle = self._meet_costs, local, self.idle
-        ops = fuse(
-            [(op, self.whole(op, cost, rank) if id(op) in local else cost) for op, cost in ops], local, quiet, self.pricer.slowdown(rank)[0]
-        )
-        return self._run_alone(inner, ops, rank, beside)
+        return self._run_alone(inner, fuse(ops, local, quiet, slow), rank, beside)
+
+
+def _fits(op: Op, cost: Cost, local: frozenset[int]) -> bool:
+    """May the op stand in a `span`?"""
+    return op.kind == "host" or (op.lane == COMPUTE and not cost.uses and (op.kind == "compute" or id(op) in local))

@@ -27,8 +27,10 @@ def microbatches_of(job: Job, segments: dict[str, tuple[Op, ...]]) -> Microbatch
 def _in_turn(job: Job, rank: int, stages: list[StageSegments], step: int) -> list[Call]:
     """Forward and backward of one micro-batch after the other."""
     calls: list[Call] = []
-    count = job.counts[step]
+    count, before = job.counts[step], job.before(step)
     for microbatch in range(count):
+        at, index = f"s{step}/mb{microbatch}", before + microbatch
         for kind in ("F", "B") if job.train else ("F",):
-            calls += stages[0].calls(kind, microbatch, step, first=microbatch == 0, last=microbatch == count - 1)
+            names = stages[0].names(kind, step == 0, microbatch == 0, microbatch == count - 1)
+            calls += [Call(name, at, index, step) for name in names]
     return calls

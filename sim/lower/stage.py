@@ -22,7 +22,7 @@ from sim.lower.short import Shortener
 from sim.lower.template import TEMPLATE, BlockOps, Template, Templates, renamed
 from sim.model.parts import Block
 from sim.model.stages import layout
-from sim.program import Call, Op
+from sim.program import Op
 
 Named = tuple[tuple[str, Block], ...]
 INPUT = "input"
@@ -97,20 +97,20 @@ class StageSegments:
         """The first stage needs samples, the last one their labels; a rank with both takes a batch once."""
         return self.stage.first or (self.stage.last and self.ends[0] != self.ends[1])
 
-    def calls(self, kind: str, microbatch: int, step: int, *, first: bool, last: bool) -> list[Call]:
-        """One action on one micro-batch: F, B, I or W. `first`, `last`: among the forwards, or among the actions that make weight
-        gradients (B and W), of this stage in this step. A forward that needs a batch takes it first.
+    def names(self, kind: str, begins: bool, first: bool, last: bool) -> list[str]:
+        """The segments of one action on one micro-batch: F, B, I or W, in the step that `begins` the program or a later one. `first`,
+        `last`: among the forwards, or among the actions that make weight gradients (B and W), of this stage in this step. A forward that
+        needs a batch takes it first.
         """
-        at, index = f"s{step}/mb{microbatch}", self.job.before(step) + microbatch
         found = []
         if kind == "F" and self.takes_input:
             if INPUT not in self._segments:
                 self._segments[INPUT] = tuple(take(self.job))
-            found.append(Call(INPUT, at, index, step))
-        return [*found, Call(self._segment(kind, step == 0, first, last), at, index, step)]
+            found.append(INPUT)
+        return [*found, self._segment(kind, begins, first, last)]
 
     def _segment(self, kind: str, begins: bool, first: bool, last: bool) -> str:
-        """The name of the action's segment, which is made when it is first asked for. `begins`: in the first step."""
+        """The name of the action's segment, which is made when it is first asked for."""
         key = (kind, begins, first, last)
         variant = self._variants.get(key)
         if variant is None:

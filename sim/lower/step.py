@@ -66,12 +66,13 @@ def lower(
     templates: Templates = short.templates if short else {}
     stages = [stage_segments(job, stage, segments, templates, short) for stage in stages_of(job)]
     places = places_of(job)
+    kinds = list(dict.fromkeys({id(place): place for place in places}.values()))
     for stage in stages[: job.size("pp")]:
         stage.further += [other for other in stages[job.size("pp") :] if other.stage.rank == stage.stage.rank]
     pair(stages)
     calls = microbatches_of(job, segments)
     roles = {
-        place.name: role(job, place, [s for s in stages if s.stage.rank == place.pp], segments, calls) for place in dict.fromkeys(places)
+        place.name: role(job, place, [s for s in stages if s.stage.rank == place.pp], segments, calls) for place in kinds
     }
     return Program(
         name=plan.name or plan.model_name,
@@ -79,7 +80,7 @@ def lower(
         mesh=job.mesh,
         segments=segments,
         roles=roles,
-        role_of=tuple(place.name for place in places) if len(set(places)) > 1 else (places[0].name,) * len(places),
+        role_of=tuple(map({place: place.name for place in kinds}.__getitem__, places)) if len(kinds) > 1 else (kinds[0].name,) * len(places),
         steps=steps,
         resident=resident_bytes(job, stages),
         notes=notes(job),
@@ -122,15 +123,15 @@ def role(job: Job, place: Place, stages: list[StageSegments], segments: Segments
     """All CPU threads of one kind of rank, with their calls."""
     blocks = [block for stage in stages for block in stage.chunk.blocks]
     share = Share(job, blocks)
-    tag = f"{place.name}." if job.size("pp") > 1 or place.leads or place.rank >= 0 else ""
+    like = place._replace(pp=stages[0].like)  # ranks whose stages are alike share what they do between micro-batches
+    tag = f"{like.name}." if job.size("pp") > 1 or place.leads or place.rank >= 0 else ""
     calls: list[Call] = []
-    cleared = optimizer.clear(job, share) if job.train else []
-    closing = [(f"{tag}finish", finish(job, stages)), (f"{tag}update", update_ops(job, place, share, stages))] if job.train else []
+    if job.train and f"{tag}update" not in segments:
+        _close(job, place, share, stages, tag, segments)
     for step in range(job.steps):
-        calls += _call(segments, f"{tag}begin", cleared, f"s{step}", step)
+        calls += _known(segments, f"{tag}begin", step)
         calls += microbatches(place.pp, stages, step)
-        for name, ops in closing:
-            calls += _call(segments, name, ops, f"s{step}", step)
+        calls += _known(segments, f"{tag}finish", step) + _known(segments, f"{tag}update", step)
         calls += _end(job, place, share, stages, tag, step, segments)
     threads = {HOST: tuple(calls)}
     if any(stage.takes_input for stage in stages):
@@ -138,6 +139,17 @@ def role(job: Job, place: Place, stages: list[StageSegments], segments: Segments
         threads |= loading.loader_calls(job)
     threads |= _servers(job, place, share, segments) | _writers(job, share, tag, segments)
     return Role(threads)
+
+
+def _close(job: Job, place: Place, share: Share, stages: list[StageSegments], tag: str, segments: Segments) -> None:
+    """Makes what a training step begins and ends with."""
+    found = {"begin": optimizer.clear(job, share), "finish": finish(job, stages), "update": update_ops(job, place, share, stages)}
+    segments.update({f"{tag}{name}": tuple(ops) for name, ops in found.items() if ops})
+
+
+def _known(segments: Segments, name: str, step: int) -> list[Call]:
+    """A call of a segment, or nothing where there is none."""
+    return [Call(name, f"s{step}", step, step)] if name in segments else []
 
 
 def _call(segments: Segments, name: str, ops: list[Op], at: str, step: int) -> list[Call]:
@@ -170,7 +182,7 @@ def _end(job: Job, place: Place, share: Share, stages: list[StageSegments], tag:
 
 def finish(job: Job, stages: list[StageSegments]) -> list[Op]:
     """Gradients that more than one rank has a share in: norms under sequence parallelism, an embedding on both ends of a pipeline."""
-    parts = [(name_of(p.block, p.part), p.part) for s in stages for b in reversed(s.chunk.blocks) for p in reversed(b.parts)]
+    parts = ((name_of(p.block, p.part), p.part) for s in stages for b in reversed(s.chunk.blocks) for p in reversed(b.parts))
     separate = job.zero == 3 and job.framework.tensor == "dtensor"  # FSDP has summed them already
     ops = [] if separate else tensor.norm_gradients(job, parts)
     return ops + [op for stage in stages for op in ends.exchange(job, stage.other_end)]

@@ -11,6 +11,8 @@ all-gather buffers are fp8 (transformer_engine/pytorch/module/base.py, initializ
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec.structs import replace
 
 from sim.lower.job import Job
@@ -145,7 +147,7 @@ USES = {"sgd": 1, "momentum": 1, "adam": 3, "adamw": 3, "lamb": 3}
 """Times that torch's foreach and for-loop updates read a gradient (lerp, and addcmul twice)."""
 
 
-def norm_gradients(job: Job, parts: list[tuple[str, Part]], sharded: bool = False) -> list[Op]:
+def norm_gradients(job: Job, parts: Iterable[tuple[str, Part]], sharded: bool = False) -> list[Op]:
     """Sums over tp of the gradients of (name, part) that are whole on each rank.
 
     Megatron: all in one message (finalize_model_grads). DTensor: each by itself; FSDP sums a `Partial` gradient once, an optimizer without

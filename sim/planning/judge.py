@@ -46,6 +46,8 @@ class Work(NamedTuple):
     plans: list[tuple[Candidate, Plan]]
     prices: Prices
     depth: Depth = "short"
+    peaks: dict[str, int] = {}
+    """Peak memory of plans by name, where it is known."""
 
 
 def screen_chunk(work: Work) -> tuple[list[Row], list[Open]]:
@@ -81,7 +83,7 @@ def _bounds() -> Bounds:
 
 def evaluate_chunk(work: Work) -> list[Row]:
     """Rows of some plans; an error of one plan is its row, not the sweep's end."""
-    return [evaluate(candidate, plan, work.prices, work.depth) for candidate, plan in work.plans]
+    return [evaluate(one, plan, work.prices, work.depth, work.peaks.get(one.key)) for one, plan in work.plans]
 
 
 @lru_cache(maxsize=64)
@@ -89,8 +91,8 @@ def _machine(name: str) -> Topology:
     return load_topology(name)
 
 
-def evaluate(candidate: Candidate, plan: Plan, prices: Prices, depth: Depth = "split") -> Row:
-    """One plan that fits."""
+def evaluate(candidate: Candidate, plan: Plan, prices: Prices, depth: Depth = "split", peak: int | None = None) -> Row:
+    """One plan that fits; `peak`: its memory in bytes, where that is known."""
     split: dict[str, float] = {}
     try:
         setting = bind(plan, _machine(candidate.on))
@@ -101,11 +103,11 @@ def evaluate(candidate: Candidate, plan: Plan, prices: Prices, depth: Depth = "s
         else:
             classes = _classes(setting)
             step, split = classes.total, msgspec.structs.asdict(classes)
-        report, _ = figures_of_memory(setting, remedies=False)
+        memory = figures_of_memory(setting, remedies=False)[0].peak if peak is None else peak
     except SteptwinError as error:
         return Row(candidate.key, "refused", str(error))
     detail = json.dumps({"breakdown": split, "whole": depth != "short"}, sort_keys=True)
-    return _row(candidate, plan, step, report.peak, mfu_of(setting, step), prices, detail)
+    return _row(candidate, plan, step, memory, mfu_of(setting, step), prices, detail)
 
 
 def _classes(setting: Setting) -> Breakdown:

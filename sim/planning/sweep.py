@@ -21,7 +21,7 @@ from sim.plan import Plan
 from sim.planning.capacity import price_of
 from sim.planning.floor import Floor
 from sim.planning.front import beaten, cautious, open_questions, pareto
-from sim.planning.judge import Open, Prices, Work, evaluate_chunk, priced, screen_chunk
+from sim.planning.judge import Depth, Open, Prices, Work, evaluate_chunk, priced, screen_chunk
 from sim.planning.pool import Pool, pool
 from sim.planning.progress import Progress, Say
 from sim.planning.space import Candidate, TooLarge, base_tree, candidates, named
@@ -153,9 +153,9 @@ def _simulated(
             progress.more(len(beside))
         # The first wave is small: it finds plans good enough to settle most of the others.
         wave, waiting = waiting[: size if done or every else _CHUNK], waiting[size if done or every else _CHUNK :]
-        for rows in place.map(
-            evaluate_chunk, [Work(chunk, prices, "whole" if every else "short") for chunk in _alike(wave, max(1, workers))]
-        ):
+        depth: Depth = "whole" if every else "short"
+        peaks = {one.candidate.key: one.bound.memory or 0 for one in wave}
+        for rows in place.map(evaluate_chunk, [Work(chunk, prices, depth, peaks) for chunk in _alike(wave, max(1, workers))]):
             store.add(rows)
             progress.more(len(rows))
         if not waiting:
@@ -195,12 +195,14 @@ def _length(plan: Plan) -> int:
 def _confirmed(base: Plan, store: Store, place: Pool, prices: Prices, say: Say | None) -> None:
     """Simulates more of what was ranked in short, until nothing is `open_questions` any more."""
     while True:
-        keys, depth = open_questions([row for row in store.rows() if row.outcome == "done"])
+        done = [row for row in store.rows() if row.outcome == "done"]
+        keys, depth = open_questions(done)
+        peaks = {row.key: row.memory or 0 for row in done if row.key in set(keys)}
         plans = [(candidate, plan) for candidate, plan in map(partial(named, base), keys) if isinstance(plan, Plan)]
         if not plans:
             return
         progress = Progress(len(plans), f"plans simulated {'whole' if depth == 'whole' else 'for where their steps go'}", say)
-        for rows in place.map(evaluate_chunk, [Work(chunk, prices, depth) for chunk in _chunks(plans, 1)]):
+        for rows in place.map(evaluate_chunk, [Work(chunk, prices, depth, peaks) for chunk in _chunks(plans, 1)]):
             store.add(rows)
             progress.more(len(rows))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sim.lower.schedule.action import Action
+from sim.lower.schedule.action import Action, Kind
 from sim.lower.schedule.placement import rank_of
 from topologies.errors import BadInput
 
@@ -34,7 +34,7 @@ def add_messages(name: str, pp: int, stages: int, computes: Sequence[Sequence[Ac
             for found in _handed_on(action):
                 peer = rank_of(name, pp, found.stage) if 0 <= found.stage < stages else rank
                 if peer != rank:
-                    lists[rank].append(sent(action))
+                    lists[rank].append(Action(action.stage, sent(action.kind), action.microbatch))
                     lists[peer].append(found)
                 there[peer].add(found)
             at[rank] += 1
@@ -53,9 +53,14 @@ def _ready(action: Action, there: set[Action], stages: int) -> bool:
     return True
 
 
-def sent(action: Action) -> Action:
-    """The send of what the action makes."""
-    return Action(action.stage, "SEND_F" if action.kind == "F" else "SEND_B", action.microbatch)
+def sent(kind: Kind) -> Kind:
+    """The send of what an action of this kind makes."""
+    return "SEND_F" if kind == "F" else "SEND_B"
+
+
+def needed(kind: Kind) -> Kind:
+    """The receive that brings what an action of this kind works on."""
+    return "RECV_F" if kind == "F" else "RECV_B"
 
 
 def _handed_on(action: Action) -> tuple[Action, ...]:
@@ -75,7 +80,7 @@ def late(actions: Sequence[Action]) -> tuple[Action, ...]:
         if action.kind in ("RECV_F", "RECV_B"):
             held.add(action)
             continue
-        needs = Action(action.stage, "RECV_F" if action.kind == "F" else "RECV_B", action.microbatch)
+        needs = Action(action.stage, needed(action.kind), action.microbatch)
         if action.computes and needs in held and action.kind != "W":
             held.remove(needs)
             made.append(needs)

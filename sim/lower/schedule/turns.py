@@ -1,58 +1,73 @@
-"""A pipeline rank's line as its lowering takes it: each action with what its place in the line says of it."""
+"""A pipeline rank's line as its lowering takes it: turns of few sorts, each with what its place in the line says of it."""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import zip_longest
 from typing import NamedTuple
 
 from sim.lower.schedule import Action, Kind, late, with_messages
+from sim.lower.schedule.messages import needed
 
 _BLOCKING = ("gpipe", "1f1b")
 
 
-class Turn(NamedTuple):
-    """An action in its rank's line: a computation with the send of what it makes, or a receive."""
+class Sort(NamedTuple):
+    """Turns that differ in their micro-batch alone: a computation with the send of what it makes, a receive; or (SEND_F, SEND_B) compute
+    that waits until a send has ended."""
 
-    action: Action
-    first: bool
-    """Of its sort on its stage: forwards, input gradients, and all that make weight gradients."""
-    last: bool
-    received: bool
+    stage: int
+    kind: Kind
+    first: bool = False
+    """Of its kind on its stage: forwards, input gradients, and all that make weight gradients."""
+    last: bool = False
+    received: bool = False
     """What it works on comes in a message."""
-    sends: bool
+    sends: bool = False
     """What it makes leaves in a message."""
-    sort: int
-    """The same for turns of one stage, kind, `first`, `last`, `received` and `sends`: from 0 on."""
+    late: bool = False
+    """What is left to do of it after the rank's last message."""
+
+
+class Line(NamedTuple):
+    """One rank's turns, in order: each the index of its sort and its micro-batch."""
+
+    sorts: tuple[Sort, ...]
+    turns: tuple[tuple[int, int], ...]
 
 
 @lru_cache(maxsize=128)
-def turns(name: str, pp: int, microbatches: int, chunks: int, train: bool) -> tuple[tuple[Turn, ...], ...]:
+def lines(name: str, pp: int, microbatches: int, chunks: int, train: bool) -> tuple[Line, ...]:
     """Every rank's line; forwards alone where nothing is trained. Raises `BadInput` for sizes that the schedule cannot run."""
     grid = with_messages(name, pp, microbatches, chunks)
     if name in _BLOCKING:
         grid = tuple(map(late, grid))
     if not train:
         grid = tuple(tuple(action for action in line if action.kind in ("F", "SEND_F", "RECV_F")) for line in grid)
-    return tuple(map(_turns, grid))
+    return tuple(_line(line, name == "1f1b") for line in grid)
 
 
-def _turns(line: tuple[Action, ...]) -> tuple[Turn, ...]:
-    groups: dict[tuple[int, str], list[Action]] = {}
-    for action in line:
-        groups.setdefault((action.stage, "W" if action.kind in ("B", "W") else action.kind), []).append(action)
-    first, last = ({group[at] for group in groups.values()} for at in (0, -1))
-    present = set(line)
-    sorts: dict[tuple[object, ...], int] = {}
-    found: list[Turn] = []
-    for action, after in zip_longest(line, line[1:]):
-        if not action.sends:
-            place = (action in first, action in last, action.computes and needs(action) in present, after is not None and after.sends)
-            found.append(Turn(action, *place, sorts.setdefault((action.stage, action.kind, *place), len(sorts))))
-    return tuple(found)
-
-
-def needs(action: Action) -> Action:
-    """The receive that brings what the action works on."""
-    kind: Kind = "RECV_F" if action.kind == "F" else "RECV_B"
-    return Action(action.stage, kind, -1 if action.kind == "W" else action.microbatch)
+def _line(actions: tuple[Action, ...], awaits: bool) -> Line:
+    """`awaits`: a computation waits until what the one before it made has left."""
+    groups = [(action.stage, "W" if action.kind in ("B", "W") else action.kind) for action in actions]
+    last = {group: at for at, group in enumerate(groups)}
+    first = {group: at for at, group in reversed([*enumerate(groups)])}
+    sorts: dict[Sort, int] = {}
+    turns: list[tuple[int, int]] = []
+    leaving: list[tuple[Sort, int]] = []
+    left: list[tuple[Sort, int]] = []
+    for at, (action, group) in enumerate(zip(actions, groups, strict=True)):
+        stage, kind, microbatch = action.stage, action.kind, action.microbatch
+        if action.sends:
+            leaving += [(Sort(stage, kind), microbatch)] if awaits else []
+            continue
+        if action.computes:
+            turns += [(sorts.setdefault(sort, len(sorts)), its) for sort, its in leaving]
+            leaving = []
+        received = action.computes and kind != "W" and (stage, needed(kind)) in first
+        sends = at + 1 < len(actions) and actions[at + 1].sends
+        sort = Sort(stage, kind, first[group] == at, last[group] == at, received, sends)
+        turns.append((sorts.setdefault(sort, len(sorts)), microbatch))
+        if sort.last and group[1] == "W":
+            left.append((sort._replace(late=True), microbatch))
+    turns += [(sorts.setdefault(sort, len(sorts)), its) for sort, its in leaving + left]
+    return Line(tuple(sorts), tuple(turns))
