@@ -14,6 +14,7 @@ from sim.engine.moves import (
     AWAIT,
     BESIDE,
     DRAIN,
+    HAND,
     HOLD,
     JOIN,
     KERNEL,
@@ -93,7 +94,9 @@ class Arranger:
                 raise Unordered
             lanes[name] = rank.lane(name)
         moves = [
-            (does, lanes[name], at, seconds, event, shift, share, None) if meets is None else self._meeting(rank, lanes[name], at, meets)
+            (does, lanes[name], at, seconds, event, shift, share, None)
+            if meets is None
+            else self._meeting(rank, does, lanes[name], at, event, share, meets)
             for does, name, at, seconds, event, shift, share, meets in sheet.moves
         ]
         return moves, sheet.clock
@@ -131,11 +134,11 @@ class Arranger:
         else:
             made.clock += cost.seconds
 
-    def _meeting(self, rank: Rank, lane: Lane, at: float, op: Op) -> Move:
+    def _meeting(self, rank: Rank, does: int, lane: Lane, at: float, event: str, joined: float, op: Op) -> Move:
         """A message or a collective, which costs each rank its own."""
         if op.kind in MESSAGE:
             seconds = self._prices.message(op, rank.rank).seconds if op.kind == "send" else 0.0
-            return MEET, lane, at, seconds, "", None, 0.0, self._seats.of(op, rank.rank)
+            return does, lane, at, seconds, event, None, joined, self._seats.of(op, rank.rank)
         seconds = self._prices.collective(op, rank.rank).seconds
         if len(self._prices.groups.represented(op.group, rank.rank)) > 1:
             if op.lane != COMPUTE and rank.slow != 1.0:
@@ -173,7 +176,11 @@ class Sheet:
 
     def put(self, move: Unbound) -> None:
         """What takes time on a device lane."""
-        (self.held if move[1] == COMPUTE else self.moves).append(move)
+        last, op = self.moves[-1] if self.moves else None, move[7]
+        if op is not None and op.kind in MESSAGE and last and last[:2] == (JOIN, op.lane):
+            self.moves[-1] = (HAND, *move[1:4], *last[4:7], op)
+        else:
+            (self.held if move[1] == COMPUTE else self.moves).append(move)
 
     def orders(self, move: Unbound) -> None:
         """A record or a wait."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sim.cost.price import Cost, Source
-from sim.program import COMPUTE, HOST, Op, Program
+from sim.program import COMPUTE, HOST, MESSAGE, Op, Program
 
 Priced = tuple[Op, Cost]
 _APART = ("optimizer", "output", "data")
@@ -48,8 +48,10 @@ def stretches(ops: list[Priced], private: Callable[[Op], bool], outside: frozens
     if any(op.kind == "copy" for op, _ in ops):
         return [[one] for one in ops]
     bound = set(outside)
+    # What such a lane waits for must still hold up the message behind it.
+    shared = {op.lane for op, _ in ops if op.lane != COMPUTE and (op.kind in MESSAGE or (op.kind == "collective" and not private(op)))}
     while True:
-        cut = _cut(ops, private, bound)
+        cut = _cut(ops, lambda op: op.lane not in shared and (op.kind != "collective" or private(op)), bound)
         home: dict[str, int] = {}
         leaks = {op.event for i, part in enumerate(cut) for op, _ in part if op.event and home.setdefault(op.event, i) != i}
         if leaks <= bound:
@@ -57,11 +59,11 @@ def stretches(ops: list[Priced], private: Callable[[Op], bool], outside: frozens
         bound |= leaks
 
 
-def _cut(ops: list[Priced], private: Callable[[Op], bool], bound: set[str]) -> list[list[Priced]]:
+def _cut(ops: list[Priced], own: Callable[[Op], bool], bound: set[str]) -> list[list[Priced]]:
     found: list[list[Priced]] = []
     last = ""
     for op, cost in ops:
-        kind = _inside(op, private, bound)
+        kind = _inside(op, own, bound)
         if kind and kind == last:
             found[-1].append((op, cost))
         else:
@@ -70,11 +72,9 @@ def _cut(ops: list[Priced], private: Callable[[Op], bool], bound: set[str]) -> l
     return found
 
 
-def _inside(op: Op, private: Callable[[Op], bool], bound: set[str]) -> str:
-    """The class of stretch that the op may stand in; "" when it must stay alone."""
-    if op.blocking or op.kind in ("sync", "send", "recv") or op.event in bound:
-        return ""
-    if op.kind == "collective" and not private(op):
+def _inside(op: Op, own: Callable[[Op], bool], bound: set[str]) -> str:
+    """The class of stretch that the op may stand in; "" when it must stay alone, as where it is not the rank's `own`."""
+    if op.blocking or op.kind in ("sync", *MESSAGE) or op.event in bound or not own(op):
         return ""
     if op.kind == "host":
         return "compute" if op.lane == HOST and op.cls not in _APART else ""

@@ -109,10 +109,10 @@ def _composed(ops: list[Priced], slow: float) -> _Run:
 
 
 def span(ops: list[Priced], slow: float, beside: bool) -> float:
-    """Seconds of kernels on one lane, and of the host's work between them, from an idle start; `beside` a collective that never ends: of
-    kernels whose launches are far ahead."""
+    """Seconds of what runs on one lane, with the host's work between, from an idle start; `beside` a collective that never ends: of ops
+    whose launches are far ahead, and which it slows all alike unless they say themselves."""
     run = _composed(ops, slow)
-    return run.beside if beside else run.ready
+    return (run.beside if run.known else run.device * slow) if beside else run.ready
 
 
 def _weaker(a: Source, b: Source) -> Source:

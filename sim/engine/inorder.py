@@ -10,7 +10,6 @@ be visited in the order of time, because nothing that is timed later changes wha
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Generator, Iterable
 
 from sim.engine.arrange import Arranger
@@ -20,23 +19,24 @@ from sim.engine.moves import (
     HOLD,
     JOIN,
     KERNEL,
-    MEET,
     PASS,
     PLAIN,
     RECORD,
     RECORDED,
     WAIT,
+    Arrival,
     Body,
     Event,
     Events,
     Lane,
     Line,
     Mark,
-    Meeting,
     Rank,
     Unordered,
 )
 from sim.engine.pricing import Pricing
+from sim.engine.seats import Seat
+from sim.engine.waiting import Waiting
 from sim.program import COMPUTE, HOST
 
 
@@ -48,6 +48,8 @@ class InOrder:
         """Raises `Unordered` where program order does not tell when things happen, or for ever waits."""
         self.ends: dict[int, float] = {}
         self.spent: dict[int, float] = {}
+        self._ready = list[Body | Lane]()
+        self._waiting = Waiting(self.ends, self._ready)
         bodies = list[Body]()
         arranger = Arranger(prices)
         for number in ranks:
@@ -55,12 +57,12 @@ class InOrder:
             rank = Rank(number, prices.pricer.slowdown(number)[0], frozenset(threads))
             for thread, calls in threads.items():
                 bodies.append(self._body(rank, thread, arranger.lines(rank, thread, calls)))
-        self._ready: list[Body | Lane] = [*reversed(bodies)]
         self._left = len(bodies)
+        self._ready += reversed(bodies)
         while self._ready:
             goes_on = self._ready.pop()
             if isinstance(goes_on, Lane):
-                self._behind(goes_on)
+                self._waiting.goes_on(goes_on)
                 continue
             for mark in goes_on:
                 mark.waiting.append(goes_on)
@@ -73,7 +75,7 @@ class InOrder:
         clock = high = spent = 0.0
         step = lines[0][0] if lines else 0
         events, compute, busy = Events(rank), rank.lane(COMPUTE), rank.busy
-        latest = events.latest
+        latest, meets, hands = events.latest, self._waiting.meets, self._waiting.hands
         for its, index, (moves, passed) in lines:
             if its != step:
                 self._note(thread, step, high, spent)
@@ -81,59 +83,51 @@ class InOrder:
             events.index = index
             for does, lane, at, seconds, event, shift, share, seat in moves:
                 ready = clock + at
-                if does == JOIN:
-                    does, issued = WAIT, clock + share
-                    if compute.queue is None:
-                        latest[event] = compute.free = compute.free if compute.free > issued else issued
-                    else:
-                        compute.queue.append((RECORD, issued, 0.0, events.new(event, shift), None, step))
-                elif does >= PASS:
+                if does >= PASS:
                     if does == RECORDED:
                         self._record(events, event, shift, ready)
                         continue
                     spent += at
-                    awaited = self._awaited(rank, does, lane, events, event, shift)
-                    clock = end = yield from self._until(ready, awaited)
-                    if end > high:
-                        high = end
+                    clock = yield from self._until(ready, self._awaited(rank, does, lane, events, event, shift))
+                    high = max(high, clock)
                     continue
-                if lane.queue is not None:
-                    known = self._event(does, events, event, shift)
-                    lane.queue.append((does, ready, seconds, known, seat.next() if seat is not None else None, step))
-                    continue
-                else:
-                    start = lane.free if lane.free > ready else ready
-                    if does == RECORD:
-                        lane.free = start
-                        if shift is None:
-                            latest[event] = start
-                        else:
-                            self._record(events, event, shift, start)
-                        continue
-                    if does == WAIT:
-                        known = latest.get(event, 0.0) if shift is None else events.of(event, shift)
-                        if isinstance(known, Mark):
-                            if known.time is None:
-                                yield known
-                            known = known.time or 0.0
-                        lane.free = start if start > known else known
-                        continue
+                if does >= JOIN:
+                    made = self._waiting.made(compute, clock + share, events, event, step)
                     if seat is not None:
-                        if not self._meets(lane, start, seconds, seat.next(), step) and lane is compute:
-                            yield self._when(lane)
+                        hands(lane, ready, seconds, made, seat.next(), step)
                         continue
-                    if does == KERNEL and lane is compute and (not busy or busy[-1][1] <= start):
-                        rank.kernel = end = start + seconds
+                    does = WAIT
+                if lane.queue is not None:
+                    self._queues(lane, does, ready, seconds, self._event(does, events, event, shift), seat, step)
+                    continue
+                start = lane.free if lane.free > ready else ready
+                if does == RECORD:
+                    lane.free = start
+                    if shift is None:
+                        latest[event] = start
                     else:
-                        end = start + seconds if does == PLAIN else rank.timed(does, lane, start, seconds, share)
-                    lane.free = end
+                        self._record(events, event, shift, start)
+                    continue
+                if does == WAIT:
+                    known = latest.get(event, 0.0) if shift is None else events.of(event, shift)
+                    if isinstance(known, Mark):
+                        known = yield from self._until(start, [known])
+                    lane.free = start if start > known else known
+                    continue
+                if seat is not None:
+                    if not meets(lane, start, seconds, seat.next(), step) and lane is compute:
+                        yield self._waiting.when(lane)
+                    continue
+                if does == KERNEL and lane is compute and (not busy or busy[-1][1] <= start):
+                    lane.free = rank.kernel = end = start + seconds
+                else:
+                    lane.free = end = start + seconds if does == PLAIN else rank.timed(does, lane, start, seconds, share)
                 if end > high:
                     high = end
-            if passed:
-                clock += passed
-                spent += passed
-                if clock > high:
-                    high = clock
+            clock += passed
+            spent += passed
+            if clock > high:
+                high = clock
         self._note(thread, step, high, spent)
         self._left -= 1
 
@@ -155,15 +149,20 @@ class InOrder:
             raise Unordered  # beside which kernels it runs is not known yet
         return events.new(event, shift) if does == RECORD else events.of(event, shift) if does == WAIT else 0.0
 
+    def _queues(self, lane: Lane, does: int, ready: float, seconds: float, event: Event, seat: Seat[Arrival] | None, step: int) -> None:
+        """An op behind others that wait."""
+        assert lane.queue is not None
+        lane.queue.append((does, ready, seconds, event, seat.next() if seat is not None else None, step))
+
     def _awaited(self, rank: Rank, does: int, lane: Lane, events: Events, event: str, shift: int | None) -> list[Event]:
         """What a thread waits for."""
         if does == PASS:
             return []
         if does == HOLD:
-            return [self._free(lane)]
+            return [self._waiting.free(lane)]
         if does == DRAIN:
             lanes = [rank.lane(event)] if event else [lane for name, lane in rank.lanes.items() if name not in rank.threads]
-            return [self._free(lane) for lane in lanes]
+            return [self._waiting.free(lane) for lane in lanes]
         return [events.of(event, shift)]
 
     def _until(self, ready: float, awaited: list[Event]) -> Generator[Mark, None, float]:
@@ -176,72 +175,3 @@ class InOrder:
             if known > ready:
                 ready = known
         return ready
-
-    def _free(self, lane: Lane) -> Event:
-        """When the lane has run what was put on it so far."""
-        return lane.free if lane.queue is None else self._when(lane)
-
-    def _when(self, lane: Lane) -> Mark:
-        """An event behind what has queued on the lane."""
-        assert lane.queue is not None
-        mark = Mark()
-        lane.queue.append((RECORD, 0.0, 0.0, mark, None, 0))
-        return mark
-
-    def _meets(self, lane: Lane, start: float, seconds: float, meeting: Meeting, step: int) -> bool:
-        """Has the op met its peers? It ends `seconds` after the last of them has come; until then its lane's ops queue."""
-        table, number = meeting
-        come = table.open.get(number)
-        if come is None:
-            come = table.open[number] = [(start, seconds, lane, step)]
-        else:
-            come.append((start, seconds, lane, step))
-        if len(come) < table.needed:
-            if lane.queue is None:
-                lane.queue = deque()
-            return False
-        del table.open[number]
-        begin = longest = 0.0
-        for came, its, _, _ in come:
-            if came > begin:
-                begin = came
-            if its > longest:
-                longest = its
-        end = begin + longest
-        for _, _, other, of in come:
-            if end > self.ends.get(of, 0.0):
-                self.ends[of] = end
-            other.free = end
-            if other is not lane:
-                self._ready.append(other)
-        return True
-
-    def _behind(self, lane: Lane) -> None:
-        """What has queued behind a meeting, or behind an event that has happened now."""
-        queue = lane.queue
-        assert queue is not None
-        while queue:
-            does, ready, seconds, event, meeting, step = queue[0]
-            if does == WAIT and isinstance(event, Mark):
-                if event.time is None:
-                    event.waiting.append(lane)
-                    return
-                event = event.time
-            queue.popleft()
-            start = lane.free if lane.free > ready else ready
-            if does == MEET:
-                assert meeting is not None
-                if not self._meets(lane, start, seconds, meeting, step):
-                    return
-            elif does == WAIT:
-                assert isinstance(event, float)
-                lane.free = start if start > event else event
-            elif does == RECORD:
-                assert isinstance(event, Mark)
-                lane.free = start
-                self._ready += event.fire(start)
-            else:
-                lane.free = end = start + seconds
-                if end > self.ends.get(step, 0.0):
-                    self.ends[step] = end
-        lane.queue = None

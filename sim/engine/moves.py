@@ -12,10 +12,11 @@ from collections.abc import Generator
 from sim.engine.seats import Seat, Table
 from sim.program import COMPUTE
 
-KERNEL, BESIDE, PLAIN, RECORD, WAIT, MEET, JOIN, PASS, RECORDED, AWAIT, DRAIN, HOLD = range(12)
+KERNEL, BESIDE, PLAIN, RECORD, WAIT, MEET, JOIN, HAND, PASS, RECORDED, AWAIT, DRAIN, HOLD = range(13)
 """What a move does. On a device lane: a kernel that collectives slow; a collective that slows kernels; anything else that only takes
-time; an event recorded or waited for; what needs other ranks; an event recorded on the compute lane and at once waited for. On the thread:
-time passes; an event is recorded; it waits for an event, for lanes, or for the lane on which it has just put something."""
+time; an event recorded or waited for; what needs other ranks; an event recorded on the compute lane and at once waited for; this and then
+a message. On the thread: time passes; an event is recorded; it waits for an event, for lanes, or for the lane on which it has just put
+something."""
 
 
 class Unordered(Exception):
@@ -59,7 +60,7 @@ Queued = tuple[int, float, float, Event, Meeting | None, int]
 """Behind a meeting: what, its earliest start, its seconds, its event, its meeting, its step."""
 Move = tuple[int, Lane, float, float, str, int | None, float, Seat[Arrival] | None]
 """What, on which lane, its earliest start after the thread's clock, its seconds, its event, the event's shift, a kernel's share of its speed
-beside a collective (of `JOIN`: when the event is recorded, after the thread's clock), and its place among those that it meets."""
+beside a collective (of `JOIN` and `HAND`: when the event is recorded, after the thread's clock), and its place among those that it meets."""
 
 Code = tuple[list[Move], float]
 """The moves of one segment, or of some that are called one after the other; the thread's seconds after its last wait in them."""

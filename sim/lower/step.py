@@ -71,16 +71,16 @@ def lower(
         stage.further += [other for other in stages[job.size("pp") :] if other.stage.rank == stage.stage.rank]
     pair(stages)
     calls = microbatches_of(job, segments)
-    roles = {
-        place.name: role(job, place, [s for s in stages if s.stage.rank == place.pp], segments, calls) for place in kinds
-    }
+    roles = {place.name: role(job, place, [s for s in stages if s.stage.rank == place.pp], segments, calls) for place in kinds}
     return Program(
         name=plan.name or plan.model_name,
         device="cpu" if device == "cpu" else "cuda",
         mesh=job.mesh,
         segments=segments,
         roles=roles,
-        role_of=tuple(map({place: place.name for place in kinds}.__getitem__, places)) if len(kinds) > 1 else (kinds[0].name,) * len(places),
+        role_of=tuple(map({place: place.name for place in kinds}.__getitem__, places))
+        if len(kinds) > 1
+        else (kinds[0].name,) * len(places),
         steps=steps,
         resident=resident_bytes(job, stages),
         notes=notes(job),

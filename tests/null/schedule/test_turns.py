@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from sim.bind import bind
 from sim.lower import step
-from sim.lower.schedule.turns import Turn, turns
-
-
-def _place(turn: Turn) -> tuple[object, ...]:
-    return turn.action.stage, turn.action.kind, *turn[1:-1]
+from sim.lower.schedule import late, with_messages
+from sim.lower.schedule.turns import lines
 
 
 @pytest.mark.parametrize("name, chunks", [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("dualpipe", 1)])
-def test_a_sort_is_a_place_in_the_line(name: str, chunks: int) -> None:
-    for line in turns(name, 4, 16, chunks, True):
-        places = {turn.sort: _place(turn) for turn in line}
-        assert sorted(places) == list(range(len(places))) and len(set(places.values())) == len(places)
-        assert all(places[turn.sort] == _place(turn) for turn in line)
-        assert len(places) < len(line) / 2
+def test_a_line_is_its_ranks_actions(name: str, chunks: int) -> None:
+    """Sorts and micro-batches say again what the schedule does, in its order; a send stands with what makes it."""
+    for line, grid in zip(lines(name, 4, 16, chunks, True), with_messages(name, 4, 16, chunks), strict=True):
+        assert len(set(line.sorts)) == len(line.sorts) < len(line.turns) / 2
+        actions = late(grid) if name in ("gpipe", "1f1b") else grid
+        sorts = [(line.sorts[sort], microbatch) for sort, microbatch in line.turns]
+        told = [(sort.stage, sort.kind, its) for sort, its in sorts if not sort.late and not sort.kind.startswith("SEND")]
+        assert told == [(action.stage, action.kind, action.microbatch) for action in actions if not action.sends]
+        sends = [(sort.stage, sort.kind, its) for sort, its in sorts if sort.sends and not sort.late]
+        before = [made for made, action in pairwise(actions) if action.sends]
+        assert sends == [(made.stage, made.kind, made.microbatch) for made in before]
+
+
+def test_compute_awaits_its_sends_under_1f1b_alone() -> None:
+    for line in lines("1f1b", 4, 8, 1, True):
+        sorts = [line.sorts[sort] for sort, _ in line.turns if not line.sorts[sort].late]
+        waits = [at for at, sort in enumerate(sorts) if sort.kind.startswith("SEND")]
+        assert len(waits) == sum(sort.sends for sort in sorts) > 0
+        assert all(sorts[at + 1].kind in ("F", "B") for at in waits if at + 1 < len(sorts))
+    assert not any(
+        sort.kind.startswith("SEND") for name in ("gpipe", "zb-h1") for line in lines(name, 4, 8, 1, True) for sort in line.sorts
+    )
 
 
 def test_what_ends_a_step_is_lowered_once_for_all_steps(monkeypatch: pytest.MonkeyPatch) -> None:
