@@ -47,3 +47,16 @@ def test_open_communication_is_left_as_it_is() -> None:
     made = program({"host": ops}, mesh=Mesh({}))
     whole = simulate(made, TablePricer({"a": 1.0, "tail": 5.0, "b": 1.0}), condensed=True)
     assert {s.id.rsplit("/")[-1] for s in whole.spans} >= {"a", "tail", "b"}
+
+
+def test_a_message_behind_a_stretch_still_waits_for_it() -> None:
+    """Kernels, then the send of what the last of them makes: the wait on the lane of messages is nobody's inside."""
+    ops = [Op(f"k{i}", "compute", "compute") for i in range(4)] + [Op("r", "record", "compute", event="made")]
+    ops += [Op("w", "wait", "comm.cp", event="made"), Op("send", "send", "comm.cp", group="cp", peer=1)]
+    ops += [Op("recv", "recv", "comm.cp.in", group="cp", peer=-1), Op("here", "record", "comm.cp.in", event="here")]
+    ops += [Op("j", "wait", "compute", event="here"), Op("next", "compute", "compute"), Op("sync", "sync", "host")]
+    made = program({"host": ops}, {"host": ops}, mesh=Mesh({"cp": 2}), calls=4)
+    pricer = TablePricer({**{f"k{i}": 1.0 for i in range(4)}, "send": 3.0, "recv": 3.0, "next": 1.0})
+    whole, condensed = simulate(made, pricer, True), simulate(made, pricer, True, condensed=True)
+    assert len(condensed.spans) < len(whole.spans)
+    assert step_times(condensed) == step_times(whole)
