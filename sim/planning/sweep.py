@@ -155,7 +155,7 @@ def _simulated(
         wave, waiting = waiting[: size if done or every else _CHUNK], waiting[size if done or every else _CHUNK :]
         depth: Depth = "whole" if every else "short"
         peaks = {one.candidate.key: one.bound.memory or 0 for one in wave}
-        for rows in place.map(evaluate_chunk, [Work(chunk, prices, depth, peaks) for chunk in _alike(wave, max(1, workers))]):
+        for rows in place.map(evaluate_chunk, [Work(chunk, prices, depth, peaks) for chunk in by_layers(wave, max(1, workers))]):
             store.add(rows)
             progress.more(len(rows))
         if not waiting:
@@ -175,7 +175,7 @@ def _open(plans: list[Open], done: list[Row]) -> tuple[list[Open], list[Open]]:
     return found
 
 
-def _alike(wave: list[Open], workers: int) -> list[list[tuple[Candidate, Plan]]]:
+def by_layers(wave: list[Open], workers: int) -> list[list[tuple[Candidate, Plan]]]:
     """Chunks of plans that run the same layers, which one process prices once; the longest first, so that no process is left with one."""
     layers: dict[tuple[str, ...], list[tuple[Candidate, Plan]]] = {}
     for one in wave:
