@@ -59,8 +59,8 @@ class Op(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     blocking: bool = False
     """The issuing thread waits until the op has ended (CPU kernels, pageable copies, `.item()`)."""
     how: str = ""
-    """compute: SMs that a collective beside it holds (`beside`), "" = all of NCCL's channels; copy: pinned | pageable | disk | store; collective: a forced algorithm ("" = chosen by cost), or how an all_to_all's tokens travel
-    (`sim.routing`)."""
+    """compute: SMs that a collective beside it holds (`beside`), "" = all of NCCL's channels; copy: pinned | pageable | disk | store;
+    collective: a forced algorithm ("" = chosen by cost), or how an all_to_all's tokens travel (`sim.routing`)."""
     alloc: int = 0
     """Device bytes taken when the op starts."""
     free: int = 0
