@@ -34,15 +34,20 @@ def marked(ops: tuple[Op, ...], beside: bool) -> tuple[Op, ...]:
 
 
 def lines(program: Program) -> dict[tuple[str, str], Line]:
-    """What each thread issues, without names: the micro-batch, the op, and how far before a wait its record stands."""
+    """What each thread issues, without names: the micro-batch, the op, and how far before a wait its record stands, or which of the rank's
+    numbered events it is."""
     found: dict[tuple[str, str], Line] = {}
     for name, role in program.roles.items():
+        numbers: dict[str, int] = {}
         for thread, calls in role.threads.items():
             line = found[name, thread] = []
             records: dict[str, int] = {}
             for call in calls:
                 for op in program.segments[call.segment]:
-                    meets: object = op.event if op.shift is not None else len(line) - records.get(op.event, len(line))
+                    if op.shift is not None:
+                        meets: object = ("numbered", numbers.setdefault(op.event, len(numbers)))
+                    else:
+                        meets = len(line) - records.get(op.event, len(line))
                     if op.kind == "record" and op.shift is None:
                         meets, records[op.event] = 0, len(line)
                     line.append((call.at, replace(op, id="", event="", how=""), meets))
