@@ -5,7 +5,7 @@ thread that comes to something unknown (a message whose other end is still to be
 be visited in the order of time, because nothing that is timed later changes what is known already:
 
 * transfers that share links do not slow each other here: the steps are those of `clocks` where none ever do;
-* a collective slows the kernels beside it if it is timed before they are, which `arrange` sees to. Where it cannot: `Unordered`.
+* a collective slows the kernels beside it if it is timed before they are, which `sheet` sees to. Where it cannot: `Unordered`.
 """
 
 from __future__ import annotations
