@@ -52,6 +52,10 @@ def state_width(job: Job) -> float:
     return 4.0 if job.framework.master else job.param_bytes
 
 
+def _state_dtype(job: Job) -> str:
+    return "fp32" if state_width(job) == 4 else job.framework.param_dtype
+
+
 def clear(job: Job, share: Share) -> list[Op]:
     """Zeroes a flat gradient buffer, whole below ZeRO-2 (Megatron's zero_grad_buffer); torch drops its gradients (set_to_none) for nothing."""
     if not is_contiguous(job):
@@ -146,7 +150,7 @@ def step(job: Job, share: Share) -> list[Op]:
     elif how == "foreach" or job.device == "cpu":
         works = tuple(_passes(job, share, name))
     elif how == "for-loop" and job.framework.host == "python":
-        works = tuple(_each(share, PASSES[name], state_width(job), "fp32" if state_width(job) == 4 else job.framework.param_dtype))
+        works = tuple(_each(share, PASSES[name], state_width(job), _state_dtype(job)))
     elif how == "scripted":
         works = tuple(_each(share, SCRIPTED[name], state_width(job), "fp32", SCALARS if name == "lamb" else 0))
     else:
@@ -157,9 +161,7 @@ def step(job: Job, share: Share) -> list[Op]:
 def _fused(job: Job, share: Share, name: str) -> Work:
     w = state_width(job)
     read, written = FUSED[name]
-    return over_all(
-        job, share, name, (read - 1) * w + _gradient(job), written * w, "fp32" if w == 4 else job.framework.param_dtype, 2 + STATES[name]
-    )
+    return over_all(job, share, name, (read - 1) * w + _gradient(job), written * w, _state_dtype(job), 2 + STATES[name])
 
 
 def _gradient(job: Job) -> float:
@@ -169,7 +171,7 @@ def _gradient(job: Job) -> float:
 
 def _passes(job: Job, share: Share, name: str) -> list[Work]:
     w = state_width(job)
-    dtype = "fp32" if w == 4 else job.framework.param_dtype
+    dtype = _state_dtype(job)
     return [over_all(job, share, what, read * w, written * w, dtype, read + (what == "scale")) for what, read, written in PASSES[name]]
 
 
@@ -191,7 +193,7 @@ def _each(share: Share, passes: Passes, width: float, dtype: str, small: int = 0
 
 def _loop(job: Job, share: Share, passes: Passes) -> list[Work]:
     w = state_width(job)
-    dtype = "fp32" if w == 4 else job.framework.param_dtype
+    dtype = _state_dtype(job)
     return [
         MemoryBound(what, int(size * read * w), int(size * written * w), dtype, float(size), count)
         for size, count in share.sizes.items()

@@ -18,6 +18,7 @@ import msgspec
 from sim.lower.job import Job
 from sim.lower.ops import blocks, collective, record, wait
 from sim.lower.schedule import Kind
+from sim.lower.schedule.action import RECEIVES, SENDS
 from sim.lower.schedule.messages import needed, sent
 from sim.lower.schedule.turns import Line, Sort, lines
 from sim.lower.stage import INPUT, StageSegments
@@ -68,9 +69,9 @@ class Pipeline:
         return found
 
     def _segments_of(self, sort: Sort, stage: StageSegments, begins: bool) -> list[str]:
-        if sort.kind in ("SEND_F", "SEND_B"):
+        if sort.kind in SENDS:
             return [self._segment(sort.stage, sort.kind, ".await", _sent)]
-        if sort.kind in ("RECV_F", "RECV_B"):
+        if sort.kind in RECEIVES:
             return [self._segment(sort.stage, sort.kind, "", _receive)]
         names, later = self._computes(sort, stage, begins), list[str]()
         if sort.last and sort.kind in ("B", "W") and self._job.framework.tensor != "dtensor":

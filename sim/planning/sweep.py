@@ -197,7 +197,8 @@ def _confirmed(base: Plan, store: Store, place: Pool, prices: Prices, say: Say |
     while True:
         done = [row for row in store.rows() if row.outcome == "done"]
         keys, depth = open_questions(done)
-        peaks = {row.key: row.memory or 0 for row in done if row.key in set(keys)}
+        memory = {row.key: row.memory or 0 for row in done}
+        peaks = {key: memory[key] for key in keys}
         plans = [(candidate, plan) for candidate, plan in map(partial(named, base), keys) if isinstance(plan, Plan)]
         if not plans:
             return

@@ -16,6 +16,8 @@ from topologies.errors import BadInput
 Kind = Literal["F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"]
 KINDS: tuple[Kind, ...] = ("F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B")
 COMPUTES: tuple[Kind, ...] = ("F", "B", "I", "W")
+SENDS: tuple[Kind, ...] = ("SEND_F", "SEND_B")
+RECEIVES: tuple[Kind, ...] = ("RECV_F", "RECV_B")
 
 _TEXT = re.compile(rf"(\d+)({'|'.join(KINDS)})(\d+)\Z")
 
@@ -36,7 +38,7 @@ class Action(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def sends(self) -> bool:
-        return self.kind in ("SEND_F", "SEND_B")
+        return self.kind in SENDS
 
 
 def parse_action(text: str) -> Action:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sim.lower.schedule.action import Action, Kind
+from sim.lower.schedule.action import RECEIVES, Action, Kind
 from sim.lower.schedule.placement import rank_of
 from topologies.errors import BadInput
 
@@ -77,7 +77,7 @@ def late(actions: Sequence[Action]) -> tuple[Action, ...]:
     made: list[Action] = []
     held: set[Action] = set()
     for action in actions:
-        if action.kind in ("RECV_F", "RECV_B"):
+        if action.kind in RECEIVES:
             held.add(action)
             continue
         needs = Action(action.stage, needed(action.kind), action.microbatch)

@@ -55,19 +55,23 @@ def _line(actions: tuple[Action, ...], awaits: bool) -> Line:
     turns: list[tuple[int, int]] = []
     leaving: list[tuple[Sort, int]] = []
     left: list[tuple[Sort, int]] = []
+
+    def takes(*more: tuple[Sort, int]) -> None:
+        turns.extend((sorts.setdefault(sort, len(sorts)), its) for sort, its in more)
+
     for at, (action, group) in enumerate(zip(actions, groups, strict=True)):
         stage, kind, microbatch = action.stage, action.kind, action.microbatch
         if action.sends:
             leaving += [(Sort(stage, kind), microbatch)] if awaits else []
             continue
         if action.computes:
-            turns += [(sorts.setdefault(sort, len(sorts)), its) for sort, its in leaving]
+            takes(*leaving)
             leaving = []
         received = action.computes and kind != "W" and (stage, needed(kind)) in first
         sends = at + 1 < len(actions) and actions[at + 1].sends
         sort = Sort(stage, kind, first[group] == at, last[group] == at, received, sends)
-        turns.append((sorts.setdefault(sort, len(sorts)), microbatch))
+        takes((sort, microbatch))
         if sort.last and group[1] == "W":
             left.append((sort._replace(late=True), microbatch))
-    turns += [(sorts.setdefault(sort, len(sorts)), its) for sort, its in leaving + left]
+    takes(*leaving, *left)
     return Line(tuple(sorts), tuple(turns))
