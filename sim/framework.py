@@ -45,6 +45,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     norm_in_parts: bool = False
     """A norm is a mean, a squared difference, its mean and a scaling, each of which a compiler ends at a reduction
     (tf.contrib.layers.layer_norm: nn.moments, then nn.batch_normalization)."""
+    channels_last: bool = False
+    """Maps of convolutions are NHWC in 32 bits too; those of 16 bits always are."""
     random_apart: bool = False
     """Random numbers of dropout are written in fp32 by a kernel that no compiler fuses, and read in forward and backward: XLA's
     auto-clustering takes no stateful random operators (tensorflow/compiler/jit/mark_for_compilation_pass.cc)."""

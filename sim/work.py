@@ -142,6 +142,8 @@ class Conv(_Work, tag="conv", frozen=True):
     dtype: str = "fp16"
     role: str = "fwd"
     repeat: int = 1
+    channels_last: bool = False
+    """32-bit maps whose channels lie side by side (NHWC); those of 16 bits are taken as such always."""
 
     @property
     def out(self) -> tuple[int, int]:

@@ -56,7 +56,7 @@ def conv_cost(work: Conv, gpu: Gpu, sustained: bool = True) -> tuple[float, Sour
 
 
 def _part(work: Conv, share: ConvFit) -> float:
-    if work.dtype == "tf32":
+    if work.dtype == "tf32" and not work.channels_last:
         return share.planar
     if work.kh * work.kw == 1:
         return share.pointwise

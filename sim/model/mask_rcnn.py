@@ -11,6 +11,7 @@ from sim.model.activation import activation
 from sim.model.coco import OBJECTS, PIXELS, POSITIVE, padded
 from sim.model.elementwise import elementwise
 from sim.model.ends import loss
+from sim.model.frozen import bottleneck, carried, fixed, narrowed, summed
 from sim.model.linear import linear, weight_casts
 from sim.model.parts import Block, Part
 from sim.model.share import Share
@@ -43,7 +44,7 @@ def blocks(spec: Cnn, share: Share) -> Blocks:
     maps: list[Map] = []
     for stage, count in enumerate(depth(spec, _STAGES)):
         for index in range(count):
-            parts, y = _bottleneck(share, x, 64 * 2**stage, 2 if stage and not index else 1, opens=stage == 1 and not index)
+            parts, y = bottleneck(share, x, 64 * 2**stage, 2 if stage and not index else 1, opens=stage == 1 and not index)
             if index < 2:
                 same = block(share, "layer", parts, x) if stage else block(share, "embed", [_still(part) for part in parts], x)
             found.append((f"S{stage}.{index}", same))
@@ -70,39 +71,8 @@ def _stem(spec: Cnn, share: Share) -> tuple[list[Part], Map]:
     one += [MemoryBound("scale", 4 * size, 4 * size, "fp32")] * 4 + [MemoryBound("copy", 4 * size, 4 * size, "fp32")]
     scaled = Part(name="scaled", forward=tuple(one * share.micro), cls="elementwise", modules=4 * share.micro)
     conv, x = convolution(share, "conv1", Map(3, h, w), 64, 7, stride=2, padding=3, first=True)
-    pooled, y = pool(share, "pool", x, 3, 2, 1)
-    return [_still(part) for part in (scaled, conv, _fixed(share, "bn1", x), pooled)], y
-
-
-def _fixed(share: Share, name: str, x: Map, *, relu: bool = True, fork: Map | None = None, joins: bool = False) -> Part:
-    """A batch norm whose statistics and weights are constants (FrozenBatchNorm2d): four small kernels make a scale and an offset of them, one
-    multiplies, one adds. Nothing of it is kept, and ReLU's output is the next convolution's input. A compiler makes one kernel of it all.
-
-    `joins`: the residual add follows; `fork`: the block's input, whose two gradients are summed.
-    """
-    e, n = share.e, share.micro * x.size
-    if share.framework.compile:
-        forward: list[Work] = [elementwise("scale", share, n, (1 + joins) * e, e, 3.0)]
-        backward: list[Work] = [elementwise("scale", share, n, (1 + relu) * e, e, 2.0)]
-    else:
-        one, two = elementwise("scale", share, n, e, e), elementwise("activation", share, n, 2 * e, e)
-        forward = [*regions.small(4), one, one, *[elementwise("add", share, n, 2 * e, e)] * joins, *[one] * relu]
-        backward = [*[two] * relu, one]
-    if fork is not None:
-        backward.append(elementwise("add", share, share.micro * fork.size, 2 * e, e))
-    return Part(name=name, forward=tuple(forward), backward=tuple(backward), cls="norm", modules=1 + relu)
-
-
-def _bottleneck(share: Share, x: Map, planes: int, stride: int, *, opens: bool) -> tuple[list[Part], Map]:
-    """1 x 1, 3 x 3 (with the stride), 1 x 1. `opens`: the first block that is trained, whose input needs no gradient."""
-    one, y = convolution(share, "conv1", x, planes, 1, first=opens)
-    two, z = convolution(share, "conv2", y, planes, 3, stride=stride)
-    three, out = convolution(share, "conv3", z, 4 * planes, 1)
-    parts = [one, _fixed(share, "bn1", y), two, _fixed(share, "bn2", z), three]
-    if stride > 1 or x.channels != out.channels:
-        down, _ = convolution(share, "downsample.conv", x, 4 * planes, 1, stride=stride, padding=0, first=opens)
-        parts += [replace(down, saved=0), _fixed(share, "downsample.bn", out, relu=False)]
-    return [*parts, _fixed(share, "bn3", out, fork=None if opens else x, joins=True)], out
+    pooled, y = pool(replace(share, e=carried(share)), "pool", x, 3, 2, 1)
+    return [_still(part) for part in (scaled, narrowed(share, conv, Map(3, h, w)), fixed(share, "bn1", x), pooled)], y
 
 
 def _pyramid(share: Share, maps: list[Map]) -> tuple[list[Part], list[Map]]:
@@ -112,7 +82,10 @@ def _pyramid(share: Share, maps: list[Map]) -> tuple[list[Part], list[Map]]:
     for index in reversed(range(len(maps))):
         level, last = index + 2, index == len(maps) - 1
         inner, x = convolution(share, f"inner{level}", maps[index], _WIDTH, 1, bias=True, first=not index)
-        parts.append(inner if last else replace(inner, saved=0))  # the next stage keeps the same map
+        inner = narrowed(share, inner if last or carried(share) > share.e else replace(inner, saved=0), maps[index])
+        if index and not last:  # the next stage reads the same map, and keeps it
+            inner = replace(inner, backward=(*inner.backward, summed(share, maps[index])))
+        parts.append(inner)
         if not last:
             parts.append(_doubled(share, f"sum{level}", x))
         outer, y = convolution(share, f"outer{level}", x, _WIDTH, 3, bias=True)
@@ -207,12 +180,12 @@ def _transposed(share: Share, name: str, x: Map) -> tuple[Part, Map]:
     shape = (share.micro, *y, x.channels, 2, 2, 2, 0, 1, share.core)
     tensors = (4 * x.channels**2, x.channels)
     down, up = weight_casts(share, tensors)
-    n = share.micro * y.size * share.e
+    n, last = share.micro * y.size * share.e, share.framework.channels_last
     return Part(
         name=name,
-        forward=(*down, Conv(*shape, "dgrad"), MemoryBound("add", n, n, share.act)),
-        backward=(Conv(*shape),),
-        wgrad=(Conv(*shape, "wgrad"), MemoryBound("reduce", n, x.channels * share.e, share.act), *up),
+        forward=(*down, Conv(*shape, "dgrad", channels_last=last), MemoryBound("add", n, n, share.act)),
+        backward=(Conv(*shape, channels_last=last),),
+        wgrad=(Conv(*shape, "wgrad", channels_last=last), MemoryBound("reduce", n, x.channels * share.e, share.act), *up),
         cls="conv",
         tensors=tensors,
         saved=share.micro * x.size * share.e,

@@ -47,7 +47,8 @@ def convolution(
 ) -> tuple[Part, Map]:
     """`first`: the input is the image and needs no gradient."""
     shape = (share.micro, *x, out, kernel, kernel, stride, padding, groups, share.core)
-    work = Conv(*shape)
+    last = share.framework.channels_last
+    work = Conv(*shape, channels_last=last)
     y = Map(out, *work.out)
     weight = out * (x.channels // groups) * kernel * kernel
     tensors = (weight, out) if bias else (weight,)
@@ -58,8 +59,8 @@ def convolution(
     part = Part(
         name=name,
         forward=(*down, work, *add),
-        backward=() if first else (Conv(*shape, "dgrad"),),
-        wgrad=(Conv(*shape, "wgrad"), *total, *up),
+        backward=() if first else (Conv(*shape, "dgrad", channels_last=last),),
+        wgrad=(Conv(*shape, "wgrad", channels_last=last), *total, *up),
         cls="conv",
         tensors=tensors,
         saved=share.micro * x.size * share.e,

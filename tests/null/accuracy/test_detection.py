@@ -38,7 +38,7 @@ def test_all_rows_have_a_plan() -> None:
     assert len(rows()) == 12
     for row in rows():
         plan = case_of(row).plan
-        assert (plan.framework, plan.batch.micro, plan.optimizer.name) == ("pytorch-native-amp", 12, "momentum")
+        assert (plan.framework, plan.batch.micro, plan.optimizer.name) == ("pytorch-detection", 12, "momentum")
 
 
 def test_photographs_are_decoded_between_steps_but_in_fp32() -> None:
@@ -55,7 +55,7 @@ def test_decoding_is_seen_where_the_loss_scale_is_read() -> None:
 
 
 def test_predictions_come_within_a_third() -> None:
-    """In the mean within a fifth or so: mixed precision is told too short (the host does more than is counted), 32 bits too long."""
+    """In the mean within a sixth: on A100 the step is told too short (some 50 ms are not found), in fp32 on V100 too long."""
     errors = []
     for row in rows():
         case = case_of(row)

@@ -11,10 +11,10 @@ from sim.model.coco import padded
 from sim.model.network import _totals
 from sim.plan import Batch, Memory, Parallel, Plan
 from sim.predict import predict
-from sim.work import Conv, Gemm
+from sim.work import Conv, Gemm, MemoryBound, Work
 from topologies.errors import Refused, UnknownName
 
-FRAMEWORK = load_framework("pytorch-native-amp")
+FRAMEWORK = load_framework("pytorch-detection")
 MODEL = load_model("mask-rcnn-r50-fpn")
 
 
@@ -79,6 +79,30 @@ def test_the_backbone_is_resnet_50_on_a_larger_image() -> None:
     assert convolutions(large) == pytest.approx(4 * convolutions(plain), rel=1e-9)
 
 
+def moved(works: tuple[Work, ...], *what: str) -> list[tuple[float, float]]:
+    """(bytes read, bytes written) for each element of 2 x 128 x h x w, of the kernels of such names."""
+    h, w = padded(0, 2)
+    size = 2 * 128 * (h // 8) * (w // 8)
+    return [(work.read / size, work.written / size) for work in works if isinstance(work, MemoryBound) and work.what in what]
+
+
+def test_maps_between_convolutions_are_fp32_under_autocast() -> None:
+    """rsqrt is fp32 there, and fp16 times fp32 is fp32: the convolution's fp16 result is scaled into fp32, and cast down before the next."""
+    norm, conv = part(network(), "S1.1", "bn1"), part(network(), "S1.1", "conv2")
+    assert moved(norm.forward, "scale") == [(2, 4), (4, 4), (4, 4)]  # times the scale, plus the offset, ReLU
+    assert moved(norm.backward, "activation", "scale", "cast") == [(8, 4), (4, 4), (4, 2)]
+    assert moved(conv.forward, "cast")[0] == (4, 2) and moved(conv.backward, "cast") == [(2, 4)]
+    size = norm.saved / 4
+    assert conv.saved == 2 * size  # what ReLU passed on, and its copy in 16 bits
+
+
+def test_maps_of_32_bits_are_not_cast() -> None:
+    norm, conv = part(network(precision="tf32"), "S1.1", "bn1"), part(network(precision="tf32"), "S1.1", "conv2")
+    assert moved(norm.forward, "scale") == [(4, 4)] * 3 and moved(norm.backward, "activation", "scale", "cast") == [(8, 4), (4, 4)]
+    assert norm.saved == 0 and not moved((*conv.forward, *conv.backward), "cast")
+    assert all(work.channels_last for work in conv.forward if isinstance(work, Conv))
+
+
 def test_the_transposed_convolution_doubles_a_map() -> None:
     up = part(network(), "mask", "fcn5")
     forward = [work for work in up.forward if isinstance(work, Conv)]
@@ -132,7 +156,7 @@ def test_all_levels_share_the_weights_of_the_proposals() -> None:
 
 
 def plan(**changes: object) -> Plan:
-    sizes = {"model": "mask-rcnn-r50-fpn", "framework": "pytorch-native-amp", "precision": "fp16", "batch": Batch(global_=16, micro=2)}
+    sizes = {"model": "mask-rcnn-r50-fpn", "framework": "pytorch-detection", "precision": "fp16", "batch": Batch(global_=16, micro=2)}
     return Plan(**(sizes | {"parallel": Parallel(dp_replicate=8)} | changes))  # type: ignore[arg-type]
 
 
