@@ -6,10 +6,11 @@ the call before. The two are then arranged as one.
 
 from __future__ import annotations
 
-from sim.engine.moves import BESIDE, MEET, PLAIN, Arrival, Code, Lane, Line, Move, Rank, Unordered
+from sim.engine.moves import BESIDE, MEET, PLAIN, WIRE, Arrival, Code, Lane, Line, Move, Rank, Unordered
 from sim.engine.pricing import Pricing
 from sim.engine.seats import Seats
 from sim.engine.sheet import Sheet, free_of
+from sim.engine.wires import End, ends_of, wires_of
 from sim.program import COMPUTE, MESSAGE, Call, Op
 
 
@@ -19,6 +20,9 @@ class Arranger:
     def __init__(self, prices: Pricing) -> None:
         self._prices = prices
         self._seats = Seats[Arrival](prices.groups)
+        self._wires = wires_of(prices.program)
+        self._ends: dict[object, tuple[End, End]] = {}
+        """Of wires, by pair of ranks: the sender's and the receiver's."""
         self._sheets: dict[tuple[str, tuple[str, ...]], Sheet] = {}
         """By thread and segments: moves that are the same for all ranks."""
         self._free: dict[str, bool] = {}
@@ -26,7 +30,7 @@ class Arranger:
     @property
     def waiting(self) -> bool:
         """Somebody has come to a meeting, and the others never did."""
-        return next(self._seats.waiting(), None) is not None
+        return next(self._seats.waiting(), None) is not None or any(end.pending for ends in self._ends.values() for end in ends)
 
     def lines(self, rank: Rank, thread: str, calls: tuple[Call, ...]) -> list[Line]:
         """A thread's calls with their code. Raises `Unordered` as `code` does."""
@@ -61,27 +65,38 @@ class Arranger:
         meet others on the thread's own lane, and for a device lane that two threads put ops on."""
         sheet = self._sheets.get((thread, names))
         if sheet is None:
-            sheet = Sheet(thread, rank.slow, (one for name in names for one in self._prices.unshared(rank.rank, thread, name)))
+            sheet = Sheet(thread, rank.slow, (one for name in names for one in self._prices.unshared(rank.rank, thread, name)), self._wires)
             if self._prices.alike and sheet.common:
                 self._sheets[thread, names] = sheet
         lanes: dict[str, Lane] = {}
-        for name in sheet.lanes:
+        for name, message in sheet.lanes.items():
             if name != thread and rank.users.setdefault(name, thread) != thread:
                 raise Unordered
-            lanes[name] = rank.lane(name)
+            lanes[name] = self._end(rank, message) if message is not None else rank.lane(name)
         moves = [
             (does, lanes[name], at, seconds, event, shift, share, None)
             if meets is None
-            else self._meeting(rank, does, lanes[name], at, event, share, meets)
+            else self._meeting(rank, does, lanes[name], at, event, shift, share, meets)
             for does, name, at, seconds, event, shift, share, meets in sheet.moves
         ]
         return moves, sheet.clock
 
-    def _meeting(self, rank: Rank, does: int, lane: Lane, at: float, event: str, joined: float, op: Op) -> Move:
+    def _end(self, rank: Rank, message: Op) -> Lane:
+        """The rank's end of the wire of this message."""
+        end = rank.lanes.get(message.lane)
+        if end is None:
+            pair, names = self._prices.groups.pair(message, rank.rank), (message.lane, self._wires[message.lane])
+            sends = message.kind == "send"
+            if pair not in self._ends:
+                self._ends[pair] = ends_of(*(names if sends else reversed(names)))
+            end = rank.lanes[message.lane] = self._ends[pair][not sends]
+        return end
+
+    def _meeting(self, rank: Rank, does: int, lane: Lane, at: float, event: str, shift: int | None, joined: float, op: Op) -> Move:
         """A message or a collective, which costs each rank its own."""
         if op.kind in MESSAGE:
             seconds = self._prices.message(op, rank.rank).seconds if op.kind == "send" else 0.0
-            return does, lane, at, seconds, event, None, joined, self._seats.of(op, rank.rank)
+            return does, lane, at, seconds, event, shift, joined, None if does == WIRE else self._seats.of(op, rank.rank)
         seconds = self._prices.collective(op, rank.rank).seconds
         if len(self._prices.groups.represented(op.group, rank.rank)) > 1:
             if op.lane != COMPUTE and rank.slow != 1.0:

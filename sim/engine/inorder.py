@@ -24,6 +24,7 @@ from sim.engine.moves import (
     RECORD,
     RECORDED,
     WAIT,
+    WIRE,
     Arrival,
     Body,
     Event,
@@ -37,6 +38,7 @@ from sim.engine.moves import (
 from sim.engine.pricing import Pricing
 from sim.engine.seats import Seat
 from sim.engine.waiting import Waiting
+from sim.engine.wires import End
 from sim.program import COMPUTE, HOST
 
 
@@ -75,7 +77,7 @@ class InOrder:
         clock = high = spent = 0.0
         step = lines[0][0] if lines else 0
         events, compute, busy = Events(rank), rank.lane(COMPUTE), rank.busy
-        latest, meets, hands = events.latest, self._waiting.meets, self._waiting.hands
+        latest, meets, comes = events.latest, self._waiting.meets, self._waiting.comes
         for its, index, (moves, passed) in lines:
             if its != step:
                 self._note(thread, step, high, spent)
@@ -92,21 +94,20 @@ class InOrder:
                     high = max(high, clock)
                     continue
                 if does >= JOIN:
-                    made = self._waiting.made(compute, clock + share, events, event, step)
-                    if seat is not None:
-                        hands(lane, ready, seconds, made, seat.next(), step)
+                    made = clock + share
+                    compute.free = made = compute.free if compute.free > made else made
+                    if does == WIRE:
+                        assert isinstance(lane, End)
+                        events.comes(event, shift, comes(lane, made if made > ready else ready, seconds, step))
                         continue
-                    does = WAIT
+                    latest[event], does = made, WAIT
                 if lane.queue is not None:
                     self._queues(lane, does, ready, seconds, self._event(does, events, event, shift), seat, step)
                     continue
                 start = lane.free if lane.free > ready else ready
                 if does == RECORD:
                     lane.free = start
-                    if shift is None:
-                        latest[event] = start
-                    else:
-                        self._record(events, event, shift, start)
+                    self._record(events, event, shift, start)
                     continue
                 if does == WAIT:
                     known = latest.get(event, 0.0) if shift is None else events.of(event, shift)
@@ -116,7 +117,7 @@ class InOrder:
                     continue
                 if seat is not None:
                     if not meets(lane, start, seconds, seat.next(), step) and lane is compute:
-                        yield self._waiting.when(lane)
+                        yield lane.when()
                     continue
                 if does == KERNEL and lane is compute and (not busy or busy[-1][1] <= start):
                     lane.free = rank.kernel = end = start + seconds
@@ -159,10 +160,10 @@ class InOrder:
         if does == PASS:
             return []
         if does == HOLD:
-            return [self._waiting.free(lane)]
+            return [lane.done()]
         if does == DRAIN:
             lanes = [rank.lane(event)] if event else [lane for name, lane in rank.lanes.items() if name not in rank.threads]
-            return [self._waiting.free(lane) for lane in lanes]
+            return [lane.done() for lane in lanes]
         return [events.of(event, shift)]
 
     def _until(self, ready: float, awaited: list[Event]) -> Generator[Mark, None, float]:

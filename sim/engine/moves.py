@@ -12,11 +12,11 @@ from collections.abc import Generator
 from sim.engine.seats import Seat, Table
 from sim.program import COMPUTE
 
-KERNEL, BESIDE, PLAIN, RECORD, WAIT, MEET, JOIN, HAND, PASS, RECORDED, AWAIT, DRAIN, HOLD = range(13)
+KERNEL, BESIDE, PLAIN, RECORD, WAIT, MEET, JOIN, WIRE, PASS, RECORDED, AWAIT, DRAIN, HOLD = range(13)
 """What a move does. On a device lane: a kernel that collectives slow; a collective that slows kernels; anything else that only takes
-time; an event recorded or waited for; what needs other ranks; an event recorded on the compute lane and at once waited for; this and then
-a message. On the thread: time passes; an event is recorded; it waits for an event, for lanes, or for the lane on which it has just put
-something."""
+time; an event recorded or waited for; what needs other ranks; an event recorded on the compute lane and at once waited for; this, then a
+message on a wire (`wires`), and an event when that has ended. On the thread: time passes; an event is recorded; it waits for an event, for
+lanes, or for the lane on which it has just put something."""
 
 
 class Unordered(Exception):
@@ -52,6 +52,17 @@ class Lane:
         self.name, self.free = name, 0.0
         self.queue: deque[Queued] | None = None
 
+    def done(self) -> Event:
+        """When it has run what was put on it so far."""
+        return self.free if self.queue is None else self.when()
+
+    def when(self) -> Mark:
+        """An event behind what has queued on it."""
+        assert self.queue is not None
+        mark = Mark()
+        self.queue.append((RECORD, 0.0, 0.0, mark, None, 0))
+        return mark
+
 
 Arrival = tuple[float, float, Lane, int]
 """Its start, the seconds that it knows of, its lane, its step."""
@@ -60,7 +71,7 @@ Queued = tuple[int, float, float, Event, Meeting | None, int]
 """Behind a meeting: what, its earliest start, its seconds, its event, its meeting, its step."""
 Move = tuple[int, Lane, float, float, str, int | None, float, Seat[Arrival] | None]
 """What, on which lane, its earliest start after the thread's clock, its seconds, its event, the event's shift, a kernel's share of its speed
-beside a collective (of `JOIN` and `HAND`: when the event is recorded, after the thread's clock), and its place among those that it meets."""
+beside a collective (of `JOIN` and `WIRE`: when compute's event is recorded, after the thread's clock), and its place among those it meets."""
 
 Code = tuple[list[Move], float]
 """The moves of one segment, or of some that are called one after the other; the thread's seconds after its last wait in them."""
@@ -76,7 +87,7 @@ class Rank:
     def __init__(self, rank: int, slow: float, threads: frozenset[str]) -> None:
         self.rank, self.slow, self.threads = rank, slow, threads
         self.lanes: dict[str, Lane] = {}
-        self.numbered: dict[tuple[str, int], Mark] = {}
+        self.numbered: dict[tuple[str, int], Event] = {}
         self.users: dict[str, str] = {}
         """By device lane, the thread that puts ops on it."""
         self.busy: list[tuple[float, float]] = []
@@ -92,14 +103,12 @@ class Rank:
             lane = self.lanes[name] = Lane(name)
         return lane
 
-    def mark(self, event: str, number: int) -> Mark:
+    def event(self, event: str, number: int) -> Event:
         """Event number `number`, across threads; what lies before the beginning has happened."""
-        mark = self.numbered.get((event, number))
-        if mark is None:
-            mark = self.numbered[event, number] = Mark()
-            if number < 0:
-                mark.time = 0.0
-        return mark
+        found = self.numbered.get((event, number))
+        if found is None:
+            found = self.numbered[event, number] = 0.0 if number < 0 else Mark()
+        return found
 
     def timed(self, does: int, lane: Lane, start: float, seconds: float, share: float) -> float:
         """When a kernel ends, or a collective that slows kernels. Raises `Unordered`."""
@@ -170,14 +179,20 @@ class Events:
 
     def of(self, event: str, shift: int | None) -> Event:
         """The event of its number, else the latest (CUDA: one never recorded does not wait)."""
-        if shift is None:
-            return self.latest.get(event, 0.0)
-        mark = self.rank.mark(event, self.index + shift)
-        return mark if mark.time is None else mark.time
+        return self.latest.get(event, 0.0) if shift is None else self.rank.event(event, self.index + shift)
 
     def new(self, event: str, shift: int | None) -> Mark:
         """An event that is recorded now, and happens when it is known."""
-        if shift is not None:
-            return self.rank.mark(event, self.index + shift)
-        mark = self.latest[event] = Mark()
-        return mark
+        if shift is None:
+            mark = self.latest[event] = Mark()
+            return mark
+        found = self.rank.event(event, self.index + shift)
+        assert isinstance(found, Mark)
+        return found
+
+    def comes(self, event: str, shift: int | None, time: Event) -> None:
+        """An event that nobody has waited for yet."""
+        if shift is None:
+            self.latest[event] = time
+        else:
+            self.rank.numbered[event, self.index + shift] = time

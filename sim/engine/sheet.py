@@ -6,11 +6,11 @@ another lane, or the thread, waits for them; the order on each lane, and when th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from sim.cost.price import Cost
 from sim.engine.condense import Priced
-from sim.engine.moves import AWAIT, DRAIN, HAND, HOLD, JOIN, KERNEL, MEET, PASS, PLAIN, RECORD, RECORDED, WAIT, Unordered
+from sim.engine.moves import AWAIT, DRAIN, HOLD, JOIN, KERNEL, MEET, PASS, PLAIN, RECORD, RECORDED, WAIT, WIRE, Unordered
 from sim.program import COMPUTE, MEETING, MESSAGE, Op
 
 Unbound = tuple[int, str, float, float, str, int | None, float, Op | None]
@@ -20,11 +20,12 @@ Unbound = tuple[int, str, float, float, str, int | None, float, Op | None]
 class Sheet:
     """The moves of some segments that `thread` calls one after the other; kernels beside a collective are as slow as `slow` times."""
 
-    def __init__(self, thread: str, slow: float, ops: Iterable[Priced]) -> None:
-        """Raises `Unordered` for ops that meet others on the thread's own lane."""
-        self._thread, self._slow = thread, slow
+    def __init__(self, thread: str, slow: float, ops: Iterable[Priced], wires: Container[str] = ()) -> None:
+        """`wires`: lanes that are wires. Raises `Unordered` for ops that meet others on the thread's own lane."""
+        self._thread, self._slow, self._wires = thread, slow, wires
         self.moves: list[Unbound] = []
-        self.lanes: dict[str, None] = {thread: None}
+        self.lanes: dict[str, Op | None] = {thread: None}
+        """Those it uses; of a wire, a message on it."""
         self.clock = 0.0
         """The thread's seconds since its last wait."""
         self.common = True
@@ -57,7 +58,8 @@ class Sheet:
     def _queues(self, op: Op, cost: Cost) -> None:
         """What the thread puts on a device lane."""
         name, kind = op.lane, op.kind
-        self.lanes[name] = None
+        if name not in self._wires or kind in MESSAGE:
+            self.lanes[name] = op if name in self._wires else None
         at = self.clock + (cost.ready - cost.seconds if cost.ready else cost.host)
         self.clock += cost.host
         if kind == "record" or kind == "wait":
@@ -74,9 +76,12 @@ class Sheet:
 
     def _put(self, move: Unbound) -> None:
         """What takes time on a device lane."""
-        last, op = self.moves[-1] if self.moves else None, move[7]
-        if op is not None and op.kind in MESSAGE and last and last[:2] == (JOIN, op.lane):
-            self.moves[-1] = (HAND, *move[1:4], *last[4:7], op)
+        if move[1] in self._wires:
+            last = self.moves[-1]
+            # A message takes the place of the wait before it, and the record of its end is part of it.
+            self.moves[-1] = (
+                (*last[:4], move[4], move[5], *last[6:]) if move[0] == RECORD else (WIRE, *move[1:4], "", None, last[6], move[7])
+            )
         else:
             (self._held if move[1] == COMPUTE else self.moves).append(move)
 

@@ -1,10 +1,11 @@
-"""Lanes that wait for a peer, or for an event of the compute lane, and what has queued on them: the other half of `inorder`."""
+"""Lanes that wait for a peer, and what has queued on them: the other half of `inorder`."""
 
 from __future__ import annotations
 
 from collections import deque
 
-from sim.engine.moves import MEET, RECORD, WAIT, Body, Event, Events, Lane, Mark, Meeting
+from sim.engine.moves import MEET, RECORD, WAIT, Body, Event, Lane, Mark, Meeting
+from sim.engine.wires import End
 
 
 class Waiting:
@@ -12,17 +13,6 @@ class Waiting:
 
     def __init__(self, ends: dict[int, float], ready: list[Body | Lane]) -> None:
         self._ends, self._ready = ends, ready
-
-    def free(self, lane: Lane) -> Event:
-        """When the lane has run what was put on it so far."""
-        return lane.free if lane.queue is None else self.when(lane)
-
-    def when(self, lane: Lane) -> Mark:
-        """An event behind what has queued on the lane."""
-        assert lane.queue is not None
-        mark = Mark()
-        lane.queue.append((RECORD, 0.0, 0.0, mark, None, 0))
-        return mark
 
     def meets(self, lane: Lane, start: float, seconds: float, meeting: Meeting, step: int) -> bool:
         """Has the op met its peers? It ends `seconds` after the last of them has come; until then its lane's ops queue."""
@@ -52,28 +42,29 @@ class Waiting:
                 self._ready.append(other)
         return True
 
-    def made(self, compute: Lane, issued: float, events: Events, event: str, step: int) -> Event:
-        """An event of the compute lane, recorded now."""
-        if compute.queue is not None:
-            found = events.new(event, None)
-            compute.queue.append((RECORD, issued, 0.0, found, None, step))
-            return found
-        compute.free = events.latest[event] = compute.free if compute.free > issued else issued
-        return compute.free
-
-    def hands(self, lane: Lane, ready: float, seconds: float, made: Event, meeting: Meeting, step: int) -> None:
-        """A message of what is `made` at an event of the compute lane."""
-        if isinstance(made, Mark):
-            if lane.queue is None:
-                lane.queue = deque()
-                self._ready.append(lane)
-            lane.queue.append((WAIT, ready, 0.0, made, None, step))
-        elif made > ready:
-            ready = made
-        if lane.queue is None:
-            self.meets(lane, lane.free if lane.free > ready else ready, seconds, meeting, step)
-        else:
-            lane.queue.append((MEET, ready, seconds, 0.0, meeting, step))
+    def comes(self, end: End, ready: float, seconds: float, step: int) -> Event:
+        """When a message ends that is ready at this end of its wire; the sender's end knows its seconds."""
+        other = end.other
+        if not other.pending:
+            mark = Mark()
+            end.pending.append((ready, seconds, step, mark))
+            return mark
+        came, its, of, mark = other.pending.popleft()
+        begin = end.free
+        if came > begin:
+            begin = came
+        if ready > begin:
+            begin = ready
+        last = end.free = other.free = begin + (its if its > seconds else seconds)
+        ends = self._ends
+        if last > ends.get(step, 0.0):
+            ends[step] = last
+        if of != step and last > ends.get(of, 0.0):
+            ends[of] = last
+        mark.time = last
+        if mark.waiting:
+            self._ready += mark.waiting
+        return last
 
     def goes_on(self, lane: Lane) -> None:
         """What has queued behind a meeting, or behind an event that has happened now."""
