@@ -139,6 +139,46 @@ EXACT = {
     "flan-t5-base": 247_577_856,
     "flan-t5-xl": 2_849_757_184,
     "flan-t5-xxl": 11_135_332_352,
+    "llama-33b": 32_528_943_616,
+    "llama-65b": 65_285_660_672,
+    "codellama-34b": 33_743_970_304,
+    "yi-6b": 6_061_035_520,
+    "yi-34b": 34_388_917_248,
+    "internlm2-7b": 7_737_708_544,
+    "internlm2-20b": 19_861_149_696,
+    "baichuan2-7b": 7_505_973_248,
+    "baichuan2-13b": 13_896_668_160,
+    "minicpm-2.4b": 2_724_880_896,
+    "deepseek-7b": 6_910_365_696,
+    "deepseek-coder-33b": 33_342_991_360,
+    "deepseek-moe-16b": 16_375_728_128,
+    "qwen1.5-1.8b": 1_836_828_672,
+    "qwen1.5-4b": 3_950_369_280,
+    "qwen1.5-7b": 7_721_324_544,
+    "qwen1.5-14b": 14_167_290_880,
+    "qwen1.5-32b": 32_512_218_112,
+    "qwen1.5-72b": 72_287_920_128,
+    "qwen1.5-110b": 111_209_914_368,
+    "mistral-large-123b": 122_610_069_504,
+    "smollm2-135m": 134_515_008,
+    "smollm2-360m": 361_821_120,
+    "smollm2-1.7b": 1_711_376_384,
+    "smollm3-3b": 3_075_098_624,
+    "olmo-1b": 1_176_764_416,
+    "olmo-7b": 6_888_095_744,
+    "pythia-410m": 405_334_016,
+    "pythia-1b": 1_011_781_632,
+    "pythia-2.8b": 2_775_208_960,
+    "gpt-neo-1.3b": 1_315_575_808,
+    "gpt-neo-2.7b": 2_651_307_520,
+    "stablelm-3b": 2_795_443_200,
+    "flan-t5-small": 76_961_152,
+    "flan-t5-large": 783_150_080,
+    "mt5-small": 300_176_768,
+    "mt5-base": 582_401_280,
+    "mt5-large": 1_229_581_312,
+    "mt5-xl": 3_742_619_648,
+    "mt5-xxl": 12_921_057_280,
     "roberta-base": 124_697_433,
     "roberta-large": 355_412_057,
     "gnmt": 160_671_297,
@@ -160,6 +200,8 @@ ROUNDED = {
     "megatron-76b": 76.1e9, "megatron-310b": 310.1e9, "nemotron-8b": 8.5e9, "nemotron-15b": 15.6e9, "nemotron-22b": 21.3e9,
     "nemotron-340b": 341e9, "grok-1": 314e9, "transformer-xl-base": 192e6, "transformer-xl-large": 285e6, "transformer-base": 63e6,
     "transformer-big": 211e6, "ssd300": 22.9e6, "opt-66b": 66e9, "opt-175b": 175e9, "falcon-180b": 180e9, "glm-4.5": 355e9, "glm-4.5-air": 106e9, "minimax-m2": 229e9,
+    "deepseek-67b": 67.4e9, "moonlight-16b-a3b": 15.96e9, "qwen2-57b-a14b": 57.41e9, "chatglm3-6b": 6.24e9, "glm4-9b": 9.4e9, "glm-130b": 130e9,
+    "palm-8b": 8.63e9, "palm-62b": 62.5e9, "palm-540b": 540.35e9, "gpt3-5b": 5e9, "gpt3-20b": 20e9,
 }  # fmt: skip
 """Makers' figures where only two or three digits are published (papers' tables, training scripts' logs)."""
 
@@ -171,7 +213,7 @@ def test_published_figures(name: str, count: float) -> None:
 
 def test_every_preset_has_a_published_figure() -> None:
     again = {"llama3.1-8b", "llama3.1-70b"}  # sizes of llama3-8b and -70b
-    formula = {"megatron-1.7b", "megatron-145b", "megatron-530b", "megatron-1t"}
+    formula = {"gpt3-40b", "megatron-1.7b", "megatron-145b", "megatron-530b", "megatron-1t"}
     heads = {"bert-base-squad", "bert-large-squad"}  # BERT with another head
     assert set(models()) - EXACT.keys() - ROUNDED.keys() == again | formula | heads
 
