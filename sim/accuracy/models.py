@@ -8,45 +8,65 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
+from sim.accuracy.blanks import named, with_blanks
+from sim.accuracy.encoders import BERTS, SEQ2SEQ, bert, encoder_decoder, transformer_xl
+from sim.accuracy.mixtures import first_dense, latent, note_number, shared_width
 from sim.accuracy.names import shipped_model
+from sim.accuracy.pictures import picture_model
 from sim.accuracy.proportions import with_sizes
 from sim.accuracy.rows import Row
-from sim.model.decoder_spec import Decoder, Mla
+from sim.model.decoder_spec import Decoder
 from sim.model.families import decoder
 from sim.model.load import load_model
-from sim.model.spec import Encoder, TransformerXl
 from topologies.errors import Refused
 
 _FAMILIES: tuple[tuple[str, str], ...] = (
     # (pattern over "model_type | model_name", family); the first that matches counts
-    (r"internlm", "internlm"),
+    (r"internlm(?!2)", "internlm"),
     (r"mpt", "mpt"),
     (r"bloom|alibi", "bloom"),
     (r"nemotron|squared-relu", "nemotron"),
     (r"gpt-?oss|sliding-window", "gpt-oss"),
-    (r"deepseek|kimi|\bmla\b", "deepseek"),
+    (r"(deepseek[-_ ]?(v[23]|r1)|kimi|moonlight)(?!.*distill)|\bmla\b", "deepseek"),  # latent attention; DeepSeek's first models are Llamas
     (r"qwen-?3", "qwen3"),
     (r"qwen", "qwen2"),
     (r"grok|geglu", "grok"),
     (r"mixtral|\bmoe\b", "mixtral"),
     (r"mistral", "mistral"),
     (r"falcon", "falcon"),
-    (r"llama|yi-|baichuan", "llama"),
-    (r"gpt|megatron|opt-", "gpt"),
+    (r"llama|yi-|baichuan|deepseek|smollm|internlm2|codestral|tulu|vicuna", "llama"),
+    (r"gpt|megatron|\bopt\b|opt-|galactica", "gpt"),
 )
-_ACTIVATIONS = {"gated quick-gelu": "swiglu", "squared-relu": "relu2", "swiglu": "swiglu", "geglu": "geglu", "gelu": "gelu", "relu": "relu"}
-"""gated quick-gelu: x sigmoid(1.702 x) times the other half, the same kernels as SwiGLU."""
+_ACTIVATIONS: tuple[tuple[str, str], ...] = (
+    # (pattern, the model's word); the first that is found counts
+    (r"gated quick.?gelu|swi.?glu|silu|swish", "swiglu"),  # x sigmoid(1.702 x) times the other half: the same kernels as SwiGLU
+    (r"ge.?glu|gated.?gelu|gelu.*gated", "geglu"),
+    (r"squared.?relu|relu.?(\^|\*\*)?(2|²|squared)|sq.?relu", "relu2"),
+    (r"reglu", "reglu"),
+    (r"gelu", "gelu"),
+    (r"relu", "relu"),
+)
 
 
 _NAMED = (
-    r"resnet|resnext|\bcnn\b|ssd|mask|transformer-xl|gnmt|seq2seq|encoder-decoder|\bvit\b|\bvgg|\bt5\b|diffusion|\bdit\b|u-?net\b|dlrm"
+    r"resnet|resnext|\bcnn\b|ssd|mask|transformer-xl|gnmt|seq2seq|encoder-decoder|\bvit\b|\bvgg|\bm?t5x?\b|\bbart|pegasus|marian|nllb|diffusion|\bdit\b|u-?net\b|dlrm"
     r"|recommend|whisper|wav2vec|rnn|tacotron|speech|\bclip\b"
 )
 """Models that are no decoders: the table's columns do not describe them, a shipped model of the name does."""
+
+
+_DESCRIBED: tuple[tuple[str, Callable[[Row, list[str]], dict[str, Any] | None]], ...] = (
+    (BERTS, bert),
+    (r"transformer-xl", lambda row, _: transformer_xl(row)),
+    (SEQ2SEQ, encoder_decoder),
+    (r"\bvit\b|\bvit_|deit|vision transformer|resnext|resnet|\bwrn|\bvgg", lambda row, _: picture_model(row)),
+)
+"""(Pattern, what builds such a model from the row's columns and name)."""
 
 
 def family_of(row: Row) -> str:
@@ -62,12 +82,12 @@ def model_of(row: Row, assumed: list[str], vocab_multiple: int = 1) -> dict[str,
     Raises `Refused` where the architecture is not given and its name is none that ships.
     """
     kind = f"{row.model_type} | {row.model_name}".lower()
-    if re.search(r"bert\b", kind):
-        return _bert(row, assumed)
-    if "transformer-xl" in kind and row.n_layers is not None and row.hidden is not None:
-        return _transformer_xl(row)
+    for pattern, described in _DESCRIBED:
+        if re.search(pattern, kind) and (tree := described(row, assumed)):
+            return tree
     if re.search(_NAMED, kind):
         return _by_name(row, assumed)
+    row = with_blanks(row, assumed)
     if row.n_layers is None or row.hidden is None:
         if shipped_model(row.model_name, row.params) or not (sized := with_sizes(row, assumed)):
             return _by_name(row, assumed)
@@ -80,14 +100,17 @@ def model_of(row: Row, assumed: list[str], vocab_multiple: int = 1) -> dict[str,
 
 
 def _decoder(row: Row, assumed: list[str], vocab_multiple: int) -> dict[str, Any]:
+    assert row.n_layers is not None and row.hidden is not None
+    base = named(row)
     family = family_of(row) or "llama"
+    if base and _unlike(family_of(row), base):
+        return _with_task(_examples(_cut(base, row), row, assumed), row, assumed)
     if not family_of(row):
         assumed.append(f"model type {row.model_type!r} taken as llama")
-    assert row.n_layers is not None and row.hidden is not None
     heads = row.n_heads or _heads(row, assumed)
     vocab = row.vocab_size or _vocab(family, assumed)
     more: dict[str, Any] = {}
-    if family == "gpt-oss" and (window := _number(row.arch_note, r"window (\d+)")):
+    if family == "gpt-oss" and (window := note_number(row.arch_note, r"window (\d+)")):
         more["window"] = window
     if family == "grok" and "nemo" in row.framework.lower():
         more |= {"post_norms": False, "tied": False}  # Mixtral's layer in its sizes (grok1_314b.yaml; NeMo, pretrain_grok1_314b.py)
@@ -103,16 +126,38 @@ def _decoder(row: Row, assumed: list[str], vocab_multiple: int) -> dict[str, Any
         n_kv_heads=row.n_kv_heads or 0,
         head_dim=row.head_dim or 0,
         ffn_hidden=row.ffn_hidden or _ffn(row, family, assumed),
-        activation=_ACTIVATIONS.get(row.activation, ""),
+        activation=_activation(row),
         n_experts=row.n_experts or 0,
         top_k=row.top_k or 0,
         moe_ffn_hidden=row.moe_ffn_hidden or (row.ffn_hidden or 0),
-        shared_ffn_hidden=_number(row.arch_note, r"shared experts? \(?(\d+)"),
-        first_dense=_number(row.arch_note, r"(\d+) dense layer|dense_layers=(\d+)"),
-        mla=_latent(row) if family == "deepseek" else None,
+        shared_ffn_hidden=shared_width(row, base),
+        first_dense=first_dense(row, base) if row.n_experts else 0,
+        mla=latent(row, base) if family == "deepseek" else None,
         **more,
     )
     return _with_task(_examples(spec, row, assumed), row, assumed)
+
+
+def _unlike(family: str, base: Decoder) -> bool:
+    """The habits of a shipped model are not those that its family's name stands for: it is taken itself, with the row's sizes."""
+    return not family or family == "falcon" or (family == "gpt" and base.position != "learned")
+
+
+def _cut(base: Decoder, row: Row) -> Decoder:
+    """The shipped model with the sizes that the row states. Raises `Refused` where its layers differ in kind and the row has not all of them."""
+    layers = row.n_layers or base.layers
+    if layers != base.layers and (base.pattern or base.mixers):
+        raise Refused(f"{row.model_name}: {layers} of {base.layers} layers, which differ in kind: which of them is not stated")
+    own = {
+        "layers": layers,
+        "heads": row.n_heads,
+        "kv_heads": row.n_kv_heads,
+        "head_dim": row.head_dim,
+        "ffn": row.ffn_hidden,
+        "vocab": row.vocab_size,
+    }
+    base = msgspec.structs.replace(base, name=row.model_name)
+    return msgspec.structs.replace(base, **{name: value for name, value in own.items() if value})
 
 
 _SQUAD_EXAMPLE = 200
@@ -181,14 +226,8 @@ def _vocab(family: str, assumed: list[str]) -> int:
     return size
 
 
-def _latent(row: Row) -> Mla:
-    """DeepSeek-V2/V3: 128 + 64 (rotary) wide queries and keys, values of 128 (their config.json)."""
-    return Mla(kv_lora=_number(row.arch_note, r"kv_lora (\d+)") or 512, q_lora=_number(row.arch_note, r"q_lora (\d+)") or 1536)
-
-
-def _number(text: str, pattern: str) -> int:
-    found = re.search(pattern, text)
-    return int(next(group for group in found.groups() if group)) if found else 0
+def _activation(row: Row) -> str:
+    return next((name for pattern, name in _ACTIVATIONS if re.search(pattern, row.activation.lower())), "")
 
 
 def _by_name(row: Row, assumed: list[str]) -> dict[str, Any]:
@@ -200,51 +239,5 @@ def _by_name(row: Row, assumed: list[str]) -> dict[str, Any]:
     spec = load_model(found)
     if isinstance(spec, Decoder):
         return _with_task(_examples(spec, row, assumed), row, assumed)
-    tree: dict[str, Any] = msgspec.to_builtins(spec)
-    return tree
-
-
-def _bert(row: Row, assumed: list[str]) -> dict[str, Any]:
-    """BERT with its pre-training heads, or the span scores of SQuAD.
-
-    Masked words per sequence: 20 of 128 and 80 of 512 (max_predictions_per_seq of the published scripts). NVIDIA's
-    PyTorch scripts before 2021 computed the vocabulary scores of every token.
-    """
-    if row.n_layers is None or row.hidden is None:
-        found = _by_name(row, assumed)
-        row = msgspec.structs.replace(row, n_layers=found["layers"], hidden=found["hidden"], n_heads=found["heads"])
-    assert row.n_layers is not None and row.hidden is not None
-    squad = "squad" in row.task.lower()
-    seq = row.seq_len or 0
-    every = "pytorch" in row.framework.lower() and row.date[:4] < "2021"
-    spec = Encoder(
-        name=row.model_name,
-        layers=row.n_layers,
-        hidden=row.hidden,
-        heads=row.n_heads or row.hidden // 64,
-        ffn=row.ffn_hidden or 0,
-        vocab=-(-(row.vocab_size or 30522) // 8) * 8,
-        positions=max(512, seq),
-        head="squad" if squad else "pretraining",
-        predictions=0 if squad else seq if every else {128: 20, 512: 80}.get(seq, 0),
-    )
-    tree: dict[str, Any] = msgspec.to_builtins(spec)
-    return tree
-
-
-def _transformer_xl(row: Row) -> dict[str, Any]:
-    """WikiText-103's vocabulary and clusters; the large model embeds rare words in 4, 16 and 64 times fewer columns
-    (NVIDIA's wt103 configurations: div_val 1 for base, 4 for large; dropatt 0 and 0.2)."""
-    assert row.n_layers is not None and row.hidden is not None
-    spec = TransformerXl(
-        name=row.model_name,
-        layers=row.n_layers,
-        hidden=row.hidden,
-        heads=row.n_heads or row.hidden // 64,
-        ffn=row.ffn_hidden or 4 * row.hidden,
-        memory=_number(row.arch_note, r"mem_len (\d+)") or row.seq_len or 192,
-        div=4 if row.hidden >= 1024 else 1,
-        attention_dropout=0.2 if row.hidden >= 1024 else 0.0,
-    )
     tree: dict[str, Any] = msgspec.to_builtins(spec)
     return tree

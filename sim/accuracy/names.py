@@ -20,9 +20,10 @@ _SAME: tuple[tuple[str, str], ...] = (
     (r"tinyllama", "tinyllama-1.1b"),
     (r"llama4scout.*", "llama4-scout"),
     (r"llama4maverick.*", "llama4-maverick"),
-    (r"deepseekr1.*|deepseekv3.*", "deepseek-v3"),
+    (r"deepseek(r1|v3).*", "deepseek-v3"),
     (r"commandr\+|commandrplus", "command-r-plus-104b"),
     (r"commandr", "command-r-35b"),
+    (r"mistrallarge\d*", "mistral-large-123b"),
     (r"bloom", "bloom-176b"),
     (r"starcoder(base)?", "starcoder-15b"),
     (r"grok", "grok-1"),
@@ -34,15 +35,25 @@ _SAME: tuple[tuple[str, str], ...] = (
     (r"(bio)?bertlarge.*", "bert-large"),
     (r"gnmt.*", "gnmt"),
     (r"maskrcnn(r(esnet)?50(fpn)?)?", "mask-rcnn-r50-fpn"),
+    (r"(?:flan)?t5(?:x|v?11)?(small|base|large|xl|xxl)", r"flan-t5-\1"),  # T5 1.1, which Flan-T5 was tuned from and T5X trains
+    (r"transformerbig|bigtransformer", "transformer-big"),
+    (r"transformer(base)?", "transformer-base"),
+    (r"phi4", "phi4-14b"),
 )
 _STEMS: tuple[tuple[str, tuple[str, ...]], ...] = (
     # (a name's letters and generation as a pattern, shipped families to look in, the first first)
-    (r"llama|llama1|llama2|vicuna|alpaca|codellama", ("llama2", "llama31")),
+    (r"llama|llama1|llama2|vicuna|alpaca|codellama", ("llama2", "llama", "codellama", "llama31")),
     (r"llama3\d?", ("llama3", "llama31", "llama32")),
-    (r"gpt|gpt3|megatron|megatrongpt|gptmegatron|mtnlg|turingnlg", ("gpt3", "megatron", "gpt2")),
+    (r"gpt|gpt3|megatron|megatrongpt|gptmegatron|mtnlg|turingnlg|cerebrasgpt", ("gpt3", "megatron", "gpt2")),
     (r"gpt2", ("gpt2",)),
     (r"nemotron\d?|nemotrongpt|nemotron\dgpt", ("nemotron",)),
-    (r"olmo", ("olmo2",)),
+    (r"qwen(2|25)(coder|math)?", ("qwen25",)),
+    (r"deepseekcoder", ("deepseekcoder", "deepseek")),
+    (r"qwen1?", ("qwen15", "qwen25", "qwen3")),
+    (r"internlm2\d?", ("internlm2",)),
+    (r"baichuan", ("baichuan2",)),
+    (r"chatglm\d", ("chatglm3",)),
+    (r"smollm", ("smollm2",)),
     (r"gptneox|neox", ("gptneox",)),
     (r"bloom", ("bloom",)),
 )
@@ -51,7 +62,7 @@ _CUT = r"proxy|\bcut|truncat|\d+ ?l(ayers?)?\b|mask r-?cnn.*(1\d\d|c4|c5|swin|vi
 _NEAR = 0.07
 """Share by which sizes in names may differ: GPT-2 XL is 1.5B, 1.6B and 1558M."""
 _SIZE = r"(\d+(?:\.\d+)?) ?([mbt])(?![a-z0-9])"
-_DROPPED = r"\b(instruct|chat|it|hf|pretrain(ed|ing)?|model|v0\.\d|\d{4}|\d+k|squad|lora)\b"
+_DROPPED = r"\b(meta|instruct|chat|it|hf|(?<=b )base|pretrain(ed|ing)?|model|v0\.\d|\d{4}|\d+k|squad|q?lora|llm)\b"
 
 
 def shipped_model(name: str, params: int | None = None, modern: bool = True) -> str:
@@ -62,7 +73,7 @@ def shipped_model(name: str, params: int | None = None, modern: bool = True) -> 
     text = _words(name)
     whole = re.sub(r"\(.*|\bv\d+(\.\d+)?\b", "", name).strip()
     for candidate in (whole, whole.split(" ")[0], text, re.sub(_SIZE, "", text)):
-        if found := next((one for one in models() if _plain(candidate) and _plain(one) == _plain(candidate)), ""):
+        if found := next((one for one in models() if _plain(candidate) and _equal(one, candidate)), ""):
             return found
     for pattern, one in _SAME:
         sized = (size_of(text) or params) and pattern.startswith(("gpt2", "bloom"))  # of these, sizes tell more than the name
@@ -96,15 +107,23 @@ def _words(name: str) -> str:
     text = name.lower()
     maker, _, rest = text.rpartition("/")
     text = rest if maker and re.search(r"[a-z]{2}", rest) else text
+    text = re.sub(r"\((small|base|medium|large|big|xl|xxl)\)", r"\1", text)
     inside = re.search(rf"\([^()]*?{_SIZE}[^()]*\)", text)
     text = re.sub(r"\([^()]*\)", "", text) + (f" {inside[1]}{inside[2]}" if inside and not size_of(re.sub(r"\(.*", "", text)) else "")
-    return re.sub(_DROPPED, "", text.replace("_", " ").replace("-", " "))
+    text = re.sub(r".*\bdistill(ed)? ", "", text.replace("_", " ").replace("-", " "))  # DeepSeek-R1-Distill-Qwen-7B is a Qwen
+    text = re.sub(r"\bllama (1 )?30b\b", "llama 33b", text)  # printed as either (Touvron et al. 2023)
+    return re.sub(_DROPPED, "", text)
+
+
+def _equal(one: str, name: str) -> bool:
+    """Both say the same, however parted; sizes are compared as numbers: OPT-13B is not opt-1.3b."""
+    return _plain(one) == _plain(name) and size_of(one) == size_of(name)
 
 
 def _nearest(stem: str, size: float, modern: bool) -> str:
     families = next((known for pattern, known in _STEMS if re.fullmatch(pattern, stem)), (stem,))
     if stem == "llama" and modern:
-        families = ("llama3", "llama31", "llama2")
+        families = ("llama3", "llama31", "llama2", "llama")
     for family in families:
         fits = [(abs(own / size - 1), one) for one, (known, own) in _sizes().items() if known == family]
         if fits and min(fits)[0] <= _NEAR:

@@ -32,7 +32,13 @@ SILENT = {
         ("Qwen2.5-7B-Instruct", "qwen2.5-7b"), ("DeepSeek-V3-671B", "deepseek-v3"), ("DeepSeek-V2-236B", "deepseek-v2"), ("OLMo-2-1124-7B", "olmo2-7b"),
         ("Nemotron-4-340B", "nemotron-340b"), ("bert-large-uncased", "bert-large"), ("ViT-Large", "vit-l16"), ("ViT-B/16", "vit-b16"), ("RN50", "resnet50"),
         ("ResNet-50 v1.5", "resnet50"), ("TinyLlama", "tinyllama-1.1b"), ("Llama-4-Scout-17B-16E", "llama4-scout"), ("Phi-3-mini-4k", "phi3-mini"),
-        ("Llama-3.1-405B-proxy7L", ""), ("Llama-3-70B-cut12L", ""), ("Swin-B", ""), ("CodeLlama-34B", ""), ("7B", ""), ("", ""),
+        ("OPT-13B", "opt-13b"), ("OPT 1.3B", "opt-1.3b"), ("GPT-3 13B", "gpt3-13b"), ("Qwen2.5-1.5B", "qwen2.5-1.5b"), ("Meta-Llama-3-8B-Instruct", "llama3-8b"),
+        ("LLaMA-65B", "llama-65b"), ("LLaMA 30B", "llama-33b"), ("CodeLlama-34B", "codellama-34b"), ("Yi-34B", "yi-34b"), ("Qwen-72B", "qwen1.5-72b"),
+        ("Qwen2-72B", "qwen2.5-72b"), ("DeepSeek-R1-Distill-Llama-8B", "llama3-8b"), ("DeepSeek-R1", "deepseek-v3"), ("deepseek-llm-67b-base", "deepseek-67b"),
+        ("DeepSeek-Coder-33B-Instruct", "deepseek-coder-33b"), ("T5X large", "flan-t5-large"), ("google/t5-v1_1-xl", "flan-t5-xl"), ("T5-large", "t5-large"),
+        ("Transformer (big)", "transformer-big"), ("BERT (large)", "bert-large"), ("Mistral Large 2", "mistral-large-123b"), ("OLMo-7B", "olmo-7b"),
+        ("Qwen3-30B-A3B-Base", "qwen3-30b-a3b"), ("phi-4", "phi4-14b"), ("GPT-NeoX-20B", "gpt-neox-20b"),
+        ("Llama-3.1-405B-proxy7L", ""), ("Llama-3-70B-cut12L", ""), ("Swin-B", ""), ("7B", ""), ("", ""),
     ],
 )  # fmt: skip
 def test_names(name: str, found: str) -> None:
@@ -59,7 +65,7 @@ def test_parameters_stand_in_for_a_size() -> None:
     [
         ({"model_name": "ours", "params": 175_000_000_000}, 96, 12288), ({"model_name": "custom", "params": 10**12, "pp": 8}, 128, 25600),
         ({"model_name": "mine 8.3B", "n_layers": 72}, 72, 3072), ({"model_name": "mine 8.3B", "hidden": 3072}, 72, 3072),
-        ({"model_name": "Yi-34B", "tp": 4, "pp": 4, "gpus": 16}, 56, 7168),
+        ({"model_name": "Yours-34B", "tp": 4, "pp": 4, "gpus": 16}, 56, 7168),
     ],
 )  # fmt: skip
 def test_parameters_alone_make_a_model_of_their_size(changes: dict[str, object], layers: int, hidden: int) -> None:
