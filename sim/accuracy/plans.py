@@ -118,7 +118,7 @@ def _in_samples(row: Row, family: str, assumed: list[str]) -> Row:
 def _data(row: Row, arch: str, framework: str) -> Data:
     if row.batch_unit != "images":
         return Data()
-    between = arch == "mask-rcnn" and framework == "pytorch-detection" and precision_of(row, []) != "fp32"
+    between = arch == "mask-rcnn" and framework == "pytorch-detection"
     return _BETWEEN if between else _AHEAD
 
 

@@ -60,8 +60,8 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
         return "pytorch-apex-jit" if row.pretrains and row.date >= _SCRIPTED else "pytorch-apex-ddp"
     if re.search(_TORCH, text) and _is(row, "transformer-xl"):
         return "pytorch-transformer-xl"
-    if re.search(_TORCH, text) and _is(row, r"mask r-?cnn"):
-        return "pytorch-detection"
+    if re.search(_TORCH, text) and _is(row, r"mask r-?cnn") and precision_of(row) != "fp32":
+        return "pytorch-detection"  # in fp32 the script's README turns NHWC and the loader between steps off
     if re.search(_TORCH, text) and _is(row, r"resnet|resnext|\bcnn\b|ssd|mask|transformer-(base|big)|encoder-decoder|gnmt|rnn"):
         return "pytorch-native-amp"
     assumed.append(f"framework {row.framework!r} taken as plain PyTorch")

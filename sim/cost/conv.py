@@ -5,13 +5,16 @@
     wgrad  m = c_out,               n = c_in kh kw,       k = batch x pixels out
 
 (cuDNN implicit precomputed GEMM; NVIDIA convolution user's guide.) 3 x 3 kernels of stride 1 in fp32 run by Winograd's algorithm, which
-multiplies fewer numbers than the product has: they pass its rate. Grouped convolutions are one GEMM per group;
-depthwise ones read and write at a share of streaming bandwidth. Parameters: `params/conv.toml`.
+multiplies fewer numbers than the product has: in one kernel where channels are few, in kernels of its own where they are many, the
+faster of the two (cuDNN's choices by shape: tensorflow issue 9322); gradients of weights in kernels of its own alone (cuDNN, bwd_filter
+algorithms). Grouped convolutions are one GEMM per group; depthwise ones read and write at a share of streaming bandwidth.
+Parameters: `params/conv.toml`.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,9 +22,14 @@ from sim.cost.device import document, peak_flops
 from sim.cost.gemm import fit_of, sustained_clock
 from sim.cost.memory_bound import memory_bound_cost
 from sim.cost.price import Source
-from sim.cost.tiles import gemm_seconds
+from sim.cost.tiles import GemmFit, gemm_seconds
 from sim.work import BYTES, Conv, MemoryBound
 from topologies.hardware import Gpu
+
+_TILE = 4
+"""Side of what one tile of F(4 x 4, 3 x 3) gives."""
+_PLACES = 36
+"""Of its transformed operands: 6 x 6."""
 
 
 class ConvFit(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,24 +52,61 @@ def conv_cost(work: Conv, gpu: Gpu, sustained: bool = True) -> tuple[float, Sour
     share, align = _fit()
     if work.groups == work.c_in and work.c_in > 1:
         return _depthwise(work, gpu, share.depthwise), "assumed"
-    peak = peak_flops(gpu, work.dtype)
     size = BYTES[work.dtype]
-    m, n, k = _matrix(work, align if size < 4 else 1)
-    fit, _ = fit_of(gpu, work.dtype)
-    part = _part(work, share)
-    clock = sustained_clock(gpu, work.dtype) if sustained else None
-    moved = work.bytes / work.repeat
-    seconds = gemm_seconds(m, n, k, gpu, fit, peak * part, size, max(size, 2.0), work.groups, clock, moved)
+    product = _Rate(
+        gpu, fit_of(gpu, work.dtype)[0], peak_flops(gpu, work.dtype), size, sustained_clock(gpu, work.dtype) if sustained else None
+    )
+    matrix = _matrix(work, align if size < 4 else 1)
+    seconds = product.seconds(*matrix, _part(work, share), work.groups, work.bytes / work.repeat)
+    if _saves(work):
+        if work.role != "wgrad":
+            seconds = min(seconds, product.seconds(*matrix, share.winograd, 1, work.bytes / work.repeat))
+        seconds = min(seconds, _transformed(work, share, product))
     return seconds * work.repeat, "assumed"
+
+
+class _Rate(NamedTuple):
+    """What a GPU's products of one dtype run at."""
+
+    gpu: Gpu
+    fit: GemmFit
+    peak: float
+    size: float
+    clock: float | None
+
+    def seconds(self, m: int, n: int, k: int, part: float, batch: int, moved: float | None) -> float:
+        return gemm_seconds(m, n, k, self.gpu, self.fit, self.peak * part, self.size, max(self.size, 2.0), batch, self.clock, moved)
+
+
+def _saves(work: Conv) -> bool:
+    """Winograd's algorithms: fp32, 3 x 3, stride 1, one group, NCHW (in NHWC Mask R-CNN in fp32 is slower: its README, known issues)."""
+    plain = work.dtype == "fp32" and work.stride == 1 and work.groups == 1 and not work.channels_last
+    return plain and work.kh == work.kw == 3
+
+
+def _transformed(work: Conv, share: ConvFit, product: _Rate) -> float:
+    """Seconds of Winograd's algorithm in kernels of its own, F(4 x 4, 3 x 3): both operands are transformed in tiles of 6 x 6, of which 4 x 4 are
+    new, multiplied place by place (36 products), and the results transformed back."""
+    oh, ow = work.out
+    tiles = work.batch * -(-oh // _TILE) * -(-ow // _TILE)
+    x, y, w = work.batch * work.c_in * work.h * work.w, work.batch * work.c_out * oh * ow, 9 * work.c_in * work.c_out
+    places = {"x": tiles * work.c_in, "y": tiles * work.c_out, "w": work.c_in * work.c_out}
+    into, back, matrix = {
+        "fwd": ("xw", "y", (tiles, work.c_out, work.c_in)),
+        "dgrad": ("yw", "x", (tiles, work.c_in, work.c_out)),
+        "wgrad": ("xy", "w", (work.c_out, work.c_in, tiles)),
+    }[work.role]
+    plain = {"x": 4 * x, "y": 4 * y, "w": 4 * w}
+    kernels = [MemoryBound("copy", plain[one], 4 * _PLACES * places[one], "fp32") for one in into]
+    kernels.append(MemoryBound("copy", 4 * _PLACES * places[back], plain[back], "fp32"))
+    moves = sum(memory_bound_cost(kernel, product.gpu)[0] for kernel in kernels)
+    return moves + product.seconds(*matrix, share.pointwise, _PLACES, None)
 
 
 def _part(work: Conv, share: ConvFit) -> float:
     if work.dtype == "tf32" and not work.channels_last:
         return share.planar
-    if work.kh * work.kw == 1:
-        return share.pointwise
-    saves = work.dtype == "fp32" and work.kh == work.kw == 3 and work.stride == 1 and work.groups == 1
-    return share.winograd if saves else share.direct
+    return share.pointwise if work.kh * work.kw == 1 else share.direct
 
 
 def _matrix(work: Conv, align: int) -> tuple[int, int, int]:

@@ -38,7 +38,8 @@ def test_all_rows_have_a_plan() -> None:
     assert len(rows()) == 12
     for row in rows():
         plan = case_of(row).plan
-        assert (plan.framework, plan.batch.micro, plan.optimizer.name) == ("pytorch-detection", 12, "momentum")
+        layout = "pytorch-native-amp" if row.precision == "fp32" else "pytorch-detection"  # NCHW in fp32 alone
+        assert (plan.framework, plan.batch.micro, plan.optimizer.name) == (layout, 12, "momentum")
 
 
 def test_photographs_are_decoded_between_steps_but_in_fp32() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from sim.cost.attention import attention_cost
 from sim.cost.device import NEAREST, choose
@@ -112,6 +113,25 @@ def test_winograd_multiplies_less_where_it_applies() -> None:
     assert over_product("fp32") < 0.75
     assert min(over_product("fp32", kernel=5), over_product("fp32", stride=2), over_product("fp32", groups=2)) > 1.0
     assert over_product("fp16") > 0.85  # it reads its input once, the product each window
+
+
+def _winograd(channels: int, side: int, role: str = "fwd", **changes: object) -> float:
+    """Seconds over those of the same convolution in NHWC, where there is no such algorithm."""
+    conv = Conv(64, channels, side, side, channels, 3, 3, dtype="fp32", role=role, **changes)  # type: ignore[arg-type]
+    device = gpu("v100-sxm2-32gb")
+    return kernel_cost(conv, device).seconds / kernel_cost(replace(conv, channels_last=True), device).seconds
+
+
+def test_winograd_in_kernels_of_its_own_saves_more_the_more_channels_there_are() -> None:
+    """It multiplies four times less, and moves its transformed operands: bytes in proportion to the channels, products to their square."""
+    saved = [_winograd(channels, 28, "wgrad") for channels in (32, 128, 512)]
+    assert saved[0] > saved[1] > saved[2] > 0.25
+    assert saved[0] == 1.0  # the product is the faster
+    assert _winograd(512, 28) < 0.8 / 1.6  # faster than in one kernel
+
+
+def test_winograd_s_tiles_of_four_waste_places_at_the_rim() -> None:
+    assert _winograd(512, 14) > 1.1 * _winograd(512, 16)  # 16 tiles both
 
 
 def test_convolution_roles_and_depthwise() -> None:

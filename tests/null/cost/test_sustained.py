@@ -63,7 +63,7 @@ def test_vector_products_slow_down_where_steps_tell() -> None:
     wide = Gemm(8192, 8192, 8192, "fp32")
     stretched = kernel_cost(wide, small).seconds / kernel_cost(wide, small, sustained=False).seconds
     assert 1.1 < stretched < 1 / 0.87 + 0.01
-    conv = Conv(64, 256, 14, 14, 256, 3, 3, dtype="fp32")
+    conv = Conv(256, 512, 28, 28, 512, 3, 3, dtype="fp32")
     assert kernel_cost(conv, small).seconds > 1.05 * kernel_cost(conv, small, sustained=False).seconds
 
 
