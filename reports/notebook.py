@@ -160,12 +160,13 @@ def _memory(found: Prediction) -> go.Figure:
     """Bytes over time do not depend on links, so that the machine's name is enough."""
     from reports.memory import memory_line
     from sim.bind import bind
+    from sim.figures import smallest_device
     from sim.memory.timeline import memory_timelines
     from sim.timeline.metrics import window
 
     trace = _traced(found)
     setting = bind(found.plan, found.topology)
-    return memory_line(memory_timelines(setting, trace), setting.topology.device(0).memory or None, window(trace))
+    return memory_line(memory_timelines(setting, trace), smallest_device(setting).memory or None, window(trace))
 
 
 def _drawn(module: str, function: str, pick: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], go.Figure]:

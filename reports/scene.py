@@ -8,6 +8,7 @@ import msgspec
 
 from reports.links import LinkUse, link_use
 from sim.bind import bind
+from sim.figures import smallest_device
 from sim.memory.timeline import Line, memory_timelines
 from sim.plan import Plan
 from sim.pricer import pricer_for
@@ -24,7 +25,7 @@ class Scene(msgspec.Struct, frozen=True):
     memory: Mapping[int, Line] = {}
     """Bytes in use by simulated rank."""
     capacity: int | None = None
-    """Bytes of one device's memory."""
+    """Bytes that the rank with the least memory has."""
     trace_file: str = ""
     """Name of the full trace beside the page."""
     measured: tuple[tuple[float, float], ...] = ()
@@ -41,4 +42,4 @@ def scene(plan: Plan, program: Program | None, trace: Trace, topology: Topology 
         return Scene(memory=lines, trace_file=trace_file)
     setting = bind(plan, topology)
     uses = link_use(program, trace, pricer_for(setting)) if program is not None and topology.kind == "cuda" else []
-    return Scene(topology, tuple(uses), memory_timelines(setting, trace), topology.device(0).memory or None, trace_file)
+    return Scene(topology, tuple(uses), memory_timelines(setting, trace), smallest_device(setting).memory or None, trace_file)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+import msgspec
+
 from sim.bind import Setting
 from sim.idle import idle
 from sim.memory.report import DoesNotFit, MemoryReport, memory_of
@@ -10,14 +14,26 @@ from sim.program import Program
 from sim.timeline import metrics
 from sim.trace import Trace
 from sim.uncertainty import Interval
+from topologies.hardware import Cpu, Gpu
 
 
 def figures_of_memory(setting: Setting, remedies: bool = True) -> tuple[MemoryReport, DoesNotFit | None]:
     """Peak memory of the plan by what it is, and what is missing when it does not fit, with ways to make it fit unless `remedies` is
     false. Where devices differ the one with the least memory counts. Nothing is simulated."""
-    device = min((device for device, _ in setting.topology.devices(setting.plan.world)), key=lambda device: device.memory)
+    device = smallest_device(setting)
     report = memory_of(setting.plan, setting.network, setting.framework, device, remedies)
-    return report, report.check(device)
+    return report, report.check(device, remedies)
+
+
+def smallest_device(setting: Setting) -> Gpu | Cpu:
+    """The device of the rank that has least memory; on a CPU host, with what each rank of the node has of its memory."""
+    topology, world = setting.topology, setting.plan.world
+    if topology.kind != "cpu":
+        return min((device for device, _ in topology.devices(world)), key=lambda device: device.memory)
+    ranks = Counter(map(topology.node, range(world)))
+    shares = {node: sum(cpu.memory for cpu in topology.sockets(node)) // count for node, count in ranks.items()}
+    node = min(shares, key=shares.__getitem__)
+    return msgspec.structs.replace(topology.host(node), memory=shares[node])
 
 
 def _peak(setting: Setting) -> float | None:

@@ -24,12 +24,18 @@ class DoesNotFit(msgspec.Struct, frozen=True):
 
     needed: int
     available: int
-    remedies: tuple[str, ...] = ()
-    """Up to three changes that make it fit, those that cost least time first."""
+    """Of the device; on a CPU host a rank's share of the memory that all ranks there have together."""
+    remedies: tuple[str, ...] | None = ()
+    """Up to three changes that make it fit, those that cost least time first. None where nobody looked for any."""
 
     def __str__(self) -> str:
-        ways = "; ".join(self.remedies) or "no single change is enough: use more ranks or a smaller model"
-        return f"needs {show_size(self.needed)} of {show_size(self.available)}. Fits with: {ways}"
+        lacks = f"needs {show_size(self.needed)} of {show_size(self.available)}"
+        if self.remedies is None:
+            return lacks
+        ways = (
+            f"Fits with: {'; '.join(self.remedies)}" if self.remedies else "No single change is enough: use more ranks or a smaller model"
+        )
+        return f"{lacks}. {ways}"
 
 
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,11 +72,11 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     def peak(self) -> int:
         return self.allocated + self.context
 
-    def check(self, device: Gpu | Cpu) -> DoesNotFit | None:
-        """None where it fits; a device whose memory is not known (0) fits everything."""
+    def check(self, device: Gpu | Cpu, remedies: bool = True) -> DoesNotFit | None:
+        """None where it fits; a device whose memory is not known (0) fits everything. `remedies`: were any looked for?"""
         if not device.memory or self.peak <= device.memory:
             return None
-        return DoesNotFit(self.peak, device.memory, self.remedies)
+        return DoesNotFit(self.peak, device.memory, self.remedies if remedies else None)
 
 
 def memory_of(plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu | None = None, remedies: bool = True) -> MemoryReport:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from sim.bind import bind
+from sim.figures import figures_of_memory, smallest_device
 from sim.framework import Framework, framework_of, load_framework
 from sim.memory.remedies import changes
 from sim.memory.report import DoesNotFit, MemoryReport, memory_of
@@ -138,8 +140,10 @@ def test_what_does_not_fit_says_what_would() -> None:
     fit = memory_of(plan, network, PLAIN, device).check(device)
     assert isinstance(fit, DoesNotFit)
     assert fit.needed > fit.available == 80 * GIB
-    assert any("recompute" in text for text in fit.remedies) and len(fit.remedies) <= 3, fit.remedies
+    assert fit.remedies and any("recompute" in text for text in fit.remedies) and len(fit.remedies) <= 3, fit.remedies
     assert "Fits with" in str(fit)
+    unsought = memory_of(plan, network, PLAIN, device, remedies=False).check(device, remedies=False)
+    assert "ange" not in str(unsought), "nobody looked for a change that helps: it is not said that there is none"
     roomy = replace(device, memory=4000 * GIB)
     assert memory_of(plan, network, PLAIN, roomy).check(roomy) is None
 
@@ -153,11 +157,24 @@ def test_even_what_is_far_too_large_has_three_ways(model: str, shard: int, micro
     device = Gpu(name="x", arch="sm90", flops={}, memory=gib * GIB, bandwidth=1.0, l2=1, sms=1, clock=1.0)
     plan = Plan(model=model, batch=Batch(micro=micro), parallel=Parallel(dp_shard=shard, zero=3 if shard > 1 else None))
     fit = memory_of(plan, network, PLAIN, device).check(device)
-    assert isinstance(fit, DoesNotFit)
+    assert isinstance(fit, DoesNotFit) and fit.remedies
     assert len(fit.remedies) == 3, fit.remedies
     assert len(set(fit.remedies)) == 3
     sizes = [float(text.rpartition("(")[2].split()[0]) for text in fit.remedies]
     assert all(0 < size <= gib for size in sizes), fit.remedies
+
+
+@pytest.mark.parametrize(("ranks", "nodes"), [(1, 1), (8, 1), (128, 2)])
+def test_ranks_of_a_cpu_host_share_its_memory(ranks: int, nodes: int) -> None:
+    setting = bind(Plan(model="gpt2-124m", parallel=Parallel(dp_replicate=ranks)), f"{nodes}x cpu-host")
+    topology = setting.topology
+    whole = sum(cpu.memory for cpu in topology.sockets(0))
+    assert smallest_device(setting).memory * ranks / nodes == pytest.approx(whole)
+    peak = figures_of_memory(setting)[0].peak
+    small = bind(setting.plan, f"{nodes}x cpu-host", (f"cpu.memory={1.5 * peak * ranks / nodes / len(topology.sockets(0)):.0f} B",))
+    tight = bind(setting.plan, f"{nodes}x cpu-host", (f"cpu.memory={0.9 * peak * ranks / nodes / len(topology.sockets(0)):.0f} B",))
+    assert figures_of_memory(small)[1] is None
+    assert figures_of_memory(tight)[1] is not None, "each rank alone would fit, all together do not"
 
 
 def test_changes_leave_the_rest_of_the_plan_alone() -> None:
