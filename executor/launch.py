@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from executor.alone import alone_in
 from executor.beat import Beat
 from executor.environment import Place, place
 from executor.worker import Failure, Task, resolve
@@ -55,28 +56,33 @@ def launch(
 ) -> list[T]:
     """Runs `module:name` as `ranks` processes; each gets a `World` and `argument`. Returns their values by rank.
 
-    `threads`: compute threads per rank; 0: OMP_NUM_THREADS, else 1, as torchrun does. Raises `RunFailed`; a `BadInput`
-    that a rank raised comes back as such.
+    `threads`: compute threads per rank; 0: OMP_NUM_THREADS, else 1, as torchrun does. Raises `RunFailed`; `BadInput` where another
+    run is at work in `folder`; a `BadInput` that a rank raised comes back as such.
     """
     at = place()
     if at is not None:
         return _in_place(at, function, argument, ranks, folder, result, stall)
     folder.mkdir(parents=True, exist_ok=True)
+    with alone_in(folder):
+        _run(function, argument, ranks, folder, stall, threads or int(os.environ.get("OMP_NUM_THREADS") or 1))
+        return [msgspec.msgpack.decode((folder / f"rank{rank}.result").read_bytes(), type=result) for rank in range(ranks)]
+
+
+def _run(function: str, argument: object, ranks: int, folder: Path, stall: float, threads: int) -> None:
+    """Starts the ranks, and is back when all have left their results in `folder`."""
     for old in [*folder.glob("rank*.*"), folder / "port"]:
         old.unlink(missing_ok=True)
-    count = threads or int(os.environ.get("OMP_NUM_THREADS") or 1)
-    task = Task(function, msgspec.Raw(msgspec.json.encode(argument)), ranks, stall, count, os.getpid())
+    task = Task(function, msgspec.Raw(msgspec.json.encode(argument)), ranks, stall, threads, os.getpid())
     (folder / "task.json").write_bytes(msgspec.json.encode(task))
     beats = [Beat(folder / f"rank{rank}.beat", create=True) for rank in range(ranks)]
     processes: list[subprocess.Popen[bytes]] = []
     try:
-        processes.extend(_start(folder, rank, count) for rank in range(ranks))
+        processes.extend(_start(folder, rank, threads) for rank in range(ranks))
         _watch(processes, beats, folder, stall)
     except KeyboardInterrupt:
         raise RunFailed(f"interrupted. {_kept(beats)}", str(folder)) from None
     finally:
         _end(processes)
-    return [msgspec.msgpack.decode((folder / f"rank{rank}.result").read_bytes(), type=result) for rank in range(ranks)]
 
 
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(64 << 30), "MALLOC_TOP_PAD_": str(64 << 20)}

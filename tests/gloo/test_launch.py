@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from executor.alone import alone_in
 from executor.environment import Place, first_host, place
 from executor.launch import launch, partial_steps, time_limit
 from tests.gloo.bodies_for_launch import Order
@@ -96,3 +97,10 @@ def test_a_time_limit_ends_the_run(tmp_path: Path) -> None:
         launch(BODY, Order(what="sleep"), 2, tmp_path, list[float])
     assert "Step times kept: 3" in str(caught.value) or "starting" in str(caught.value) or "importing" in str(caught.value)
     assert launch(BODY, Order(), 1, tmp_path, list[float])[0][0] == 0.0, "afterwards there is none"
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
+    with alone_in(tmp_path), pytest.raises(BadInput, match="another run is at work"):
+        launch(BODY, Order(), 1, tmp_path, list[float])
+    assert not (tmp_path / "task.json").exists(), "the other run's files are left alone"
+    assert len(launch(BODY, Order(), 1, tmp_path, list[float])) == 1
