@@ -60,6 +60,10 @@ def check_stock(plan: Plan, spec: ModelSpec) -> None:
             plan.data.source == "object-store",
             'data.source = "object-store": no object store runs here. Use "disk" or "database" to measure',
         ),
+        (
+            plan.output.checkpoint_every > 0 and plan.output.checkpoint_mode == "async",
+            f'output.checkpoint_mode = "async": stock training stops while it saves. Use "sharded" or "full", or: {PLAY}',
+        ),
         (plan.noise.stragglers != "none" or plan.noise.imbalance != "none", "noise is for predictions: a real machine brings its own"),
     )
     for asked, words in refusals:

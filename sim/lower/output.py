@@ -1,7 +1,8 @@
 """Output: the loss read on the host, syncs that the loop makes, checkpoints.
 
 `full`: the first rank of each data-parallel group gathers and writes its whole share, the others wait. `sharded`: every rank writes its
-own part. `async`: the state is copied to host memory, then a thread writes it while training goes on.
+own part. `async`: the state is copied to host memory, then a thread writes it while training goes on; the next checkpoint waits until the
+one before is written, as host memory holds one (torchtitan/components/checkpoint.py: save() begins with _async_wait()).
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def checkpoint_bytes(job: Job, share: Share) -> int:
 def checkpoint(job: Job, share: Share, writes: bool) -> list[Op]:
     """What the training thread does; `writes`: this rank stores something itself."""
     mode, size = job.plan.output.checkpoint_mode, checkpoint_bytes(job, share)
-    ops: list[Op] = [spent("output/checkpoint", "checkpoint", cls=CLS)]
+    before = Op("output/before", "sync", HOST, event="output/written", shift=-job.plan.output.checkpoint_every, cls=CLS)
+    ops: list[Op] = [*([before] if mode == "async" else []), spent("output/checkpoint", "checkpoint", cls=CLS)]
     group = job.data_axis
     if mode == "full" and job.zero and job.size("fsdp") > 1:
         ops.append(collective(job, "output/gather", COMPUTE, "all_gather", size, "fsdp", CLS))
@@ -78,7 +80,11 @@ def _write(job: Job, size: int, lane: str) -> Op:
 
 def writer(job: Job, share: Share) -> list[Op]:
     """The thread that stores what `async` checkpoints have copied."""
-    return [Op("output/begin", "wait", WRITER, event="output/copied", shift=0), _write(job, checkpoint_bytes(job, share), WRITER)]
+    return [
+        Op("output/begin", "wait", WRITER, event="output/copied", shift=0),
+        _write(job, checkpoint_bytes(job, share), WRITER),
+        Op("output/end", "record", WRITER, event="output/written", shift=0),
+    ]
 
 
 def writer_calls(job: Job) -> tuple[Call, ...]:

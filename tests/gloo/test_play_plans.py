@@ -43,11 +43,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "selective": (DENSE, {"tp": 4, "memory": {"recompute": "selective"}}),
     "local": (DENSE, {"dp_replicate": 4, "update": {"mode": "local", "every": 2}}),
     "on-host": (DENSE, {"dp_replicate": 4, "update": {"aggregate": "cpu"}}),
+    "saved": (DENSE, {"dp_replicate": 4, "output": {"checkpoint_every": 1, "checkpoint_mode": "async"}}),
 }
+_SECTIONS = ("memory", "update", "output")
 
 
 def _program(model: dict[str, Any], axes: dict[str, Any]) -> Program:
-    parallel = {name: value for name, value in axes.items() if name not in ("memory", "update")}
+    parallel = {name: value for name, value in axes.items() if name not in _SECTIONS}
     # Two micro-batches where one would do, eight where a pipeline must be filled.
     copies = parallel.get("dp_replicate", 1) * parallel.get("dp_shard", 1)
     plan = load_plan(
@@ -58,7 +60,7 @@ def _program(model: dict[str, Any], axes: dict[str, Any]) -> Program:
             "batch": {"micro": 1, "global": 8 if "pp" in parallel else 2 * copies},
             "parallel": parallel,
             "data": {"workers": 1},
-            **{name: axes[name] for name in ("memory", "update") if name in axes},
+            **{name: axes[name] for name in _SECTIONS if name in axes},
         }
     )
     framework = framework_of(plan)

@@ -159,7 +159,7 @@ def test_checkpoints_stop_training_while_they_are_written(mode: str, written: in
 def test_asynchronous_checkpoints_are_written_by_a_thread() -> None:
     p = program({"output": {"checkpoint_every": 1, "checkpoint_mode": "async"}}, steps=3)
     assert list(p.roles["pp0"].threads) == ["host", "writer"]
-    assert segment(p, "writer") == ["writer: output/begin", "writer: output/write"]
+    assert segment(p, "writer") == ["writer: output/begin", "writer: output/write", "writer: output/end"]
     assert "host: output/write" not in show(p.segments["checkpoint"])
     simulate(p, Constant())
 

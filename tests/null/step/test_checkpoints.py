@@ -1,0 +1,45 @@
+"""Asynchronous checkpoints against arithmetic: what writing takes longer than the steps until the next one is waited for."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.bind import bind
+from sim.engine.run import simulate
+from sim.files.planfile import load_plan
+from sim.lower.step import lower
+from sim.predict import predict
+from sim.pricer import pricer_for
+from sim.timeline.metrics import step_times
+
+RATE = 20e9
+"""dgx-h100's disks, bytes per second for all ranks of the node."""
+
+
+def step(every: int, mode: str = "async") -> float:
+    output = {"checkpoint_every": every, "checkpoint_mode": mode} if every else {}
+    return predict({"model": "gpt2-1.5b", "seq_len": 1024, "parallel": {"dp_replicate": 8}, "output": output}, "dgx-h100").step_time_s
+
+
+def test_a_period_is_its_steps_or_the_writing_and_the_copy() -> None:
+    """Weights and Adam's two moments in bf16, once for all replicas."""
+    parameters = predict({"model": "gpt2-1.5b"}, "dgx-h100").parameters
+    quiet, writing = step(0), parameters * 3 * 2 / RATE
+    copy = (step(1000) - quiet) * 1000
+    assert 0 < copy < quiet < writing
+    for every in (1, 2, 3, 4, 5, 20):
+        period = max(every * quiet, writing) + copy
+        assert step(every) * every == pytest.approx(period, rel=0.02), every
+    assert step(1) == pytest.approx(step(1, "sharded"), rel=0.25), "nothing is gained where the disk is the bottleneck"
+
+
+def test_rounds_of_steps_take_what_their_mean_says() -> None:
+    """Checkpoints of every second step, simulated as they come."""
+    setting = bind(
+        load_plan("gpt2-ddp8", ("output.checkpoint_mode=async", "output.checkpoint_every=2", "batch.micro=1", "batch.global=8")), "dgx-h100"
+    )
+    program = lower(setting.plan, setting.network, setting.framework, "cuda", 8)
+    times = step_times(simulate(program, pricer_for(setting), detail=False))
+    host = [sum(times[at : at + 2]) / 2 for at in (2, 4)]
+    found = predict(setting.plan, "dgx-h100").step_time_s
+    assert host == pytest.approx([found] * 2, rel=0.02)
