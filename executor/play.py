@@ -58,7 +58,7 @@ def run_play(
     `host_seconds`: seconds of host ops by op id, by the work's text, or by the kind of host work. Raises `BadInput` for a
     program that this machine cannot hold, `RunFailed` when a rank dies or hangs.
     """
-    _refuse_servers(program)
+    refuse_servers(program)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     per_turn = max(1, program.steps - 1)
@@ -82,8 +82,8 @@ def run_play(
     return PlayResult(step_times=found[0].step_times, trace=trace, by_rank=[rank.step_times for rank in found])
 
 
-def _refuse_servers(program: Program) -> None:
-    """Threads beside the host's are processes of their own here, which no process group reaches."""
+def refuse_servers(program: Program) -> None:
+    """Raises `Refused`: threads beside the host's are processes of their own here, which no process group reaches."""
     for role in program.roles.values():
         for name, calls in role.threads.items():
             if name != HOST and any(op.kind in MESSAGE for call in calls for op in program.segments[call.segment]):

@@ -15,6 +15,7 @@ import msgspec
 
 from executor.environment import hosts, leads
 from executor.play import run_play
+from executor.possible import check_runs
 from executor.probe import probe
 from executor.stock import StockResult, run_stock
 from sim.align import Comparison, align_by_class, align_by_id, guilty
@@ -99,6 +100,7 @@ def twin(plan: Plan, folder: Path, *, steps: int = 30, calibration: Path | None 
     """Probes if needed, predicts, plays, trains and compares `plan` on this machine."""
     path = calibration or folder.parent / f"calibration-{plan.world}.toml"
     setting = bind(plan, machines())
+    check_runs(setting, stock=True, play=True)
     calibrated(plan.world, path, say)
     predicted = predict_setting(setting, calibration=path, fold=False)
     assert predicted.program is not None and predicted.trace is not None
@@ -172,13 +174,13 @@ def run_plan(plan: Plan, folder: Path, how: str, steps: int, say: Say = print) -
 
     if how not in ("stock", "play"):
         raise BadInput(f"--how {how}: allowed are stock (PyTorch's own machinery) and play (the predicted program)")
-    program = None
+    setting, program = bind(plan, machines()), None
+    check_runs(setting, stock=how == "stock", play=how == "play")
     if how == "stock":
         stock = run_stock(plan, folder, steps)
         trace, times = stock.trace, stock.step_times
     else:
         path = folder.parent / f"calibration-{plan.world}.toml"
-        setting = bind(plan, machines())
         calibrated(plan.world, path, say)
         program = predict_setting(setting, calibration=path).program
         assert program is not None

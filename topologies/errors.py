@@ -5,9 +5,10 @@
         * `UnitError`        a size, rate or time without a unit, or with an unknown one
         * `UnknownName`      a key, preset or machine that does not exist; offers the nearest
         * `Refused`          understood, but not supported in this combination; says why
+            * `NoRoom`       a run that needs more memory than this machine has (exit 3)
     * `RunFailed`            a run on real devices ended early (exit 4); what was measured is kept
 
-A plan that does not fit into memory is no error: it is the value `sim.memory.report.DoesNotFit` (exit 3).
+To predict a plan that does not fit into memory is no error: it is the value `sim.memory.report.DoesNotFit` (exit 3).
 """
 
 from __future__ import annotations
@@ -52,6 +53,12 @@ class UnknownName(BadInput):
 
 class Refused(BadInput):
     """Understood but not supported; the message gives the reason and what to use instead."""
+
+
+class NoRoom(Refused):
+    """A plan that cannot run here for want of memory."""
+
+    exit_code = 3
 
 
 class RunFailed(SteptwinError):

@@ -8,7 +8,7 @@ from sim.model.spec import Mlp, ModelSpec
 from sim.plan import Plan
 from topologies.errors import Refused
 
-PLAY = "Use `--how play`, which plays the predicted program of every plan"
+PLAY = "Use `--how play`, which plays the predicted program"
 _SCHEDULES = ("gpipe", "1f1b", "interleaved")
 
 
@@ -38,7 +38,8 @@ def check_stock(plan: Plan, spec: ModelSpec) -> None:
             plan.update.aggregate == "primary",
             f'update.aggregate = "primary" is not done by stock training, which is DistributedDataParallel. {PLAY}',
         ),
-        (plan.update.mode == "async" or plan.update.aggregate == "cpu", f"a parameter server is not run by stock training. {PLAY}"),
+        (plan.update.mode == "async", 'a parameter server is predicted but not run. Use update.mode = "sync" or "local"'),
+        (plan.update.aggregate == "cpu", f"sums on the host are not done by stock training. {PLAY}"),
         (
             p.cp > 1,
             f"context parallelism: torch's context_parallel replaces CUDA's attention kernels only, and its loader is not ours. {PLAY}",

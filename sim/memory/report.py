@@ -180,6 +180,8 @@ def _remedies(plan: Plan, network: Network, framework: Framework, device: Gpu | 
     for text, changed, scale in changes(plan):
         if changed.parallel.pp > 1 and (changed.parallel.zero or 0) > framework.pipeline_zero:
             continue  # the framework refuses it
+        if isinstance(device, Cpu) and (changed.world > plan.world or changed.memory.offload != plan.memory.offload):
+            continue  # nothing is gained in memory that all ranks share
         report = _fullest(changed, network, framework, device)
         if scale != 1.0:
             report = msgspec.structs.replace(report, activations=round(report.activations * scale), working=round(report.working * scale))
