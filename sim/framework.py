@@ -28,6 +28,9 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Which kernel family: flash1 | flash2 | flash3 | cudnn | math."""
     autocast: bool = False
     """fp32 parameters cast to the compute dtype at each use (torch autocast, apex O1/O2)."""
+    low_stream: bool = False
+    """autocast keeps norms, softmax and the residual stream between two products in 16 bits (OneFlow's auto_mixed_precision_lists.cpp: the
+    gray list); else they return fp32."""
     fused_norm: bool = True
     fused_activation: bool = False
     """Bias + GELU, or SiLU x gate, in one kernel."""
@@ -42,6 +45,9 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     separate_bias: bool = False
     """A linear's bias is added by a kernel of its own, unless an activation's kernel or a compiler takes it: PyTorch before 1.12 on inputs of
     three dimensions (pull request 74070: 15 % of such a product on A100), TensorFlow's BiasAdd."""
+    aligned_units: bool = False
+    """16-bit products whose sizes are no multiples of 8 run on fp32 units: cuBLAS of before CUDA 11 (its section on tensor core restrictions;
+    NVIDIA/cutlass issue 75)."""
     norm_in_parts: bool = False
     """A norm is a mean, a squared difference, its mean and a scaling, each of which a compiler ends at a reduction
     (tf.contrib.layers.layer_norm: nn.moments, then nn.batch_normalization)."""
@@ -99,6 +105,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     optimizer: Literal["for-loop", "graph", "scripted", "foreach", "fused"] = "foreach"
     """scripted: a compiled function for each tensor, whose elementwise operators are one kernel between its norms (TorchScript). graph: operators
     of a static graph, a kernel each, or (compile) fused as those, whose results are assigned (TensorFlow)."""
+    adam_operator: bool = False
+    """graph: Adam's update of a tensor is one operator (Keras's), not written out of some."""
     between: Literal["", "unscale", "clip"] = ""
     """What each micro-batch's gradients go through before they join the others'. unscale: divided by the loss scale. clip: looked through for
     infinities, and clipped by their own norm. In both the loss scale's share is fp16's alone."""
@@ -124,6 +132,10 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     launch_blocking: bool = False
     """Every launch waits for its kernel (CUDA_LAUNCH_BLOCKING = 1)."""
     overlap_grad: bool = True
+    bucket: int = 0
+    """MiB of gradients that one message carries, or one gradient where that is larger; 0: as torch cuts its buckets."""
+    packs_gradients: bool = True
+    """Gradients are copied into a buffer to travel, and back; else a group of NCCL calls sums them where they are."""
     overlap_param: bool = True
     """Parameter all_gather of ZeRO-1/2 beside forward."""
     tp_overlap: bool = False

@@ -29,7 +29,8 @@ def bert(row: Row, assumed: list[str]) -> dict[str, Any] | None:
     """BERT with its pre-training heads, or the span scores of SQuAD.
 
     Masked words per sequence: 20 of 128 and 80 of 512 (max_predictions_per_seq of the published scripts). NVIDIA's
-    PyTorch scripts before 2021 computed the vocabulary scores of every token.
+    PyTorch scripts before 2021 computed the vocabulary scores of every token. They pad the vocabulary to a multiple of 8, those for
+    TensorFlow and OneFlow do not.
     """
     if row.n_layers is None or row.hidden is None:
         found = _bert_by_name(row, assumed)
@@ -41,13 +42,14 @@ def bert(row: Row, assumed: list[str]) -> dict[str, Any] | None:
     assumed += [note for word, note in _OWN.items() if word in name]
     squad, masked = "squad" in row.task.lower(), re.search(_MASKED, name) is not None
     every = "pytorch" in row.framework.lower() and row.date[:4] < "2021"
+    whole = 1 if re.search("tensorflow|oneflow", row.framework.lower()) else 8
     spec = Encoder(
         name=row.model_name,
         layers=row.n_layers,
         hidden=row.hidden,
         heads=row.n_heads or row.hidden // 64,
         ffn=row.ffn_hidden or 0,
-        vocab=-(-(row.vocab_size or (50265 if "roberta" in name else 30522)) // 8) * 8,
+        vocab=-(-(row.vocab_size or (50265 if "roberta" in name else 30522)) // whole) * whole,
         positions=max(512, seq),
         head="squad" if squad else "masked" if masked else "pretraining",
         predictions=0 if squad or masked else seq if every else {128: 20, 512: 80}.get(seq, 0),

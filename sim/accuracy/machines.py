@@ -58,7 +58,7 @@ _RULES: tuple[tuple[str, str, str, str], ...] = (
     (r"v100", "one nic per node", "dlperf-v100", ""),
     (r"v100", "p3dn", "aws-p3dn", ""),
     (r"v100", "ndv2|nd40rs", "azure-ndv2", ""),
-    (r"v100", "dgx-2h", "dgx2h-v100", ""),
+    (r"v100", r"dgx-2h|dgx-2 .*\bclustered", "dgx2h-v100", ""),
     (r"v100", "dgx-2", "dgx2-v100", ""),
     (r"v100", "sxm3|nvswitch", "dgx2-v100", ""),
     (r"v100", r"^32 .*pcie", "a100-pcie-x8", "gpu=v100-pcie-32gb"),
@@ -104,11 +104,16 @@ _RACK = ("gb200-nvl72", "gb300-nvl72")
 _RACK_USED = 64
 """Jobs over several racks take 64 of the 72 GPUs of each, so that powers of two divide."""
 
+_CLUSTERED = " clustered"
+"""Said of a row with several nodes. NVIDIA's clusters of DGX-2 were of DGX-2H (DGX SuperPOD of 2019): so says the heading over BERT's rows of 4 to 32
+nodes in TensorFlow 1, where the text below says DGX-2."""
+
 
 def machine_of(row: Row, assumed: list[str]) -> tuple[str, tuple[str, ...]]:
     """The topology expression and its what-ifs. Raises `Refused` where the GPU is in no machine of the catalog."""
     name = re.sub(r"[_-]", " ", row.gpu.lower())
     words = f"{_memory(row):g} {row.gpu} {row.gpu_form} {row.system} {row.intra_net} {row.inter_net}".lower()
+    words += _CLUSTERED * ((row.nodes or 1) > 1)
     for gpu, pattern, machine, edits in _RULES:
         if re.search(gpu, name) and (not pattern or re.search(pattern, words)):
             if not pattern and not row.system:

@@ -16,9 +16,10 @@ from sim.accuracy.models import model_of, trains_adapters
 from sim.accuracy.names import with_widths
 from sim.accuracy.rows import Row
 from sim.accuracy.sizes import Sizes, gpus_of, sizes_of, stages_of
-from sim.accuracy.wording import compiled, framework_of_row, optimizer_of, overlap_of, precision_of, recompute_of, said, sharding_of
+from sim.accuracy.updating import optimizer_of
+from sim.accuracy.wording import compiled, framework_of_row, overlap_of, precision_of, recompute_of, said, sharding_of
 from sim.framework import load_framework
-from sim.plan import Batch, Comm, Data, Memory, Optimizer, Parallel, Plan
+from sim.plan import Batch, Comm, Data, Memory, Parallel, Plan
 from topologies.errors import BadInput
 
 _MEGATRON = (
@@ -31,7 +32,7 @@ _MEGATRON = (
     "nemo",
     "mlperf-nvidia",
 )
-_WITHOUT_SP = ("megatron-2021", "megatron-deepspeed", "oneflow")
+_WITHOUT_SP = ("megatron-2021", "megatron-deepspeed", "oneflow", "oneflow-bert")
 """Frameworks of before sequence parallelism (Korthikanti et al. 2022), or without."""
 _SQUAD = 384
 """Tokens of a SQuAD example in BERT's fine-tuning scripts (--max_seq_length 384)."""
@@ -73,19 +74,20 @@ def case_of(row: Row) -> Case:
     sizes = sizes_of(row, assumed, framework, layers)
     stages = stages_of(layers, sizes.pp * sizes.vp)
     overlap, tp_overlap = overlap_of(row, framework)
+    precision = precision_of(row, assumed)
     plan = Plan(
         model=model,
         name=row.row_id,
         task="lora" if trains_adapters(row) else "train",
         framework=framework,
         seq_len=_seq_len(row, framework, assumed),
-        precision=precision_of(row, assumed),  # type: ignore[arg-type]
+        precision=precision,  # type: ignore[arg-type]
         attention=_attention(row, sizes.cp, framework, assumed),
         compile=compiled(row),
         batch=Batch(global_=sizes.batch, micro=sizes.micro),
         parallel=_parallel(row, sizes, framework, stages, tp_overlap, assumed),
         memory=Memory(**recompute_of(row, layers // sizes.pp, framework, assumed), offload=_offload(row)),
-        optimizer=Optimizer(name=optimizer_of(row)),  # type: ignore[arg-type]
+        optimizer=optimizer_of(row, precision),
         data=_data(row, str(model.get("arch", "")), framework),
         comm=Comm(overlap=overlap),
     )

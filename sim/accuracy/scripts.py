@@ -1,6 +1,7 @@
-"""What NVIDIA's DGX Cloud benchmarking scripts set that their tables do not print: the mesh of JAX's runs, and attention's kernels.
+"""What benchmarking scripts set that their tables do not print: the mesh of JAX's runs, attention's kernels, the container.
 
-Source: NVIDIA/dgxc-benchmarking v24.11.1 and v25.02, {maxtext,paxml,nemo_megatron,nemotron,llama3.1,grok1}/configure.sh.
+Source: NVIDIA/dgxc-benchmarking v24.11.1 and v25.02, {maxtext,paxml,nemo_megatron,nemotron,llama3.1,grok1}/configure.sh; for static graphs the
+READMEs of DLPerf (NGC 20.03, CUDA 10.2) and of NVIDIA's BERT in TensorFlow 1 (20.06, on several nodes 19.08).
 """
 
 from __future__ import annotations
@@ -34,3 +35,11 @@ def nemo_of(row: Row) -> str:
     """The framework file of a row of NeMo."""
     name = row.model_name.lower()
     return "nemo-flash" if any(release in row.framework_version and re.search(model, name) for model, release in _FLASH) else "nemo"
+
+
+def graph_of(row: Row, name: str) -> str:
+    """The framework file of BERT in OneFlow, or in TensorFlow 1: containers of before NGC 20.06 have CUDA 10."""
+    if name == "oneflow":
+        return "oneflow-bert"
+    old = row.source_id.startswith("dlperf") or ("19.08 (multi-node)" in row.framework_version and (row.nodes or 1) > 1)
+    return "tf1-horovod-cuda10" if old else name

@@ -4,7 +4,7 @@ torch's reducer: in the first step one bucket holds all (DistributedDataParallel
 parameters are looked for); from the second on they follow the order of readiness, 1 MiB for the first bucket and 25 MiB for
 the others, or `bucket_cap_mb` for all where it is said (torch 2.13, nn/parallel/distributed.py, reducer.cpp). A bucket
 closes with the parameter that reaches its limit. Megatron: max(40e6, 1e6 x dp) elements, no rebuilding
-(megatron/core/distributed/distributed_data_parallel.py).
+(megatron/core/distributed/distributed_data_parallel.py). Horovod and OneFlow: so many bytes of what is ready (`Framework.bucket`).
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ def limits(job: Job, step: int) -> tuple[float, float]:
         return whole, whole
     if bucket != DEFAULT_BUCKET:
         return (whole, whole) if step == 0 and rebuilds(job) else (bucket, bucket)
+    if job.framework.bucket:
+        return float(job.framework.bucket << 20), float(job.framework.bucket << 20)
     if is_contiguous(job):
         megatron = max(40_000_000, 1_000_000 * job.size(job.data_axis)) * job.reduce_bytes
         return megatron, megatron

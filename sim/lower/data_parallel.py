@@ -73,7 +73,8 @@ def send(job: Job, bucket: Bucket, messages: Messages) -> list[Op]:
     ops: list[Op] = []
     if rebuilds(job) and job.eager:
         ops += [spent(f"{name}.hooks", "ddp_parameter", len(bucket.tensors)), spent(f"{name}.bucket", "ddp_bucket")]
-    ops.append(compute(job, f"{name}.copy", copies(job, bucket, job.grad_bytes, job.reduce_bytes), COPY))
+    if job.framework.packs_gradients:
+        ops.append(compute(job, f"{name}.copy", copies(job, bucket, job.grad_bytes, job.reduce_bytes), COPY))
     sent = messages(job, bucket)
     return [*ops, *order(job, f"{name}.full", COMPUTE, sent[0].lane), *sent, record(f"{name}.done", sent[-1].lane)]
 
@@ -82,7 +83,7 @@ def _receive(job: Job, bucket: Bucket) -> list[Op]:
     """The step waits for the bucket; DDP copies its gradients back."""
     name = f"grad/{bucket.name}"
     ops = [wait(job, f"{name}.done", COMPUTE)]
-    if rebuilds(job):
+    if rebuilds(job) and job.framework.packs_gradients:
         ops.append(compute(job, f"{name}.back", copies(job, bucket, job.reduce_bytes, job.grad_bytes), COPY))
     return ops
 

@@ -153,9 +153,15 @@ def step(job: Job, share: Share) -> list[Op]:
         works = tuple(_each(share, PASSES[name], state_width(job), _state_dtype(job)))
     elif how == "scripted":
         works = tuple(_each(share, SCRIPTED[name], state_width(job), "fp32", SCALARS if name == "lamb" else 0))
+    elif how == "graph" and not job.framework.compile:  # each operator is a node of the graph
+        works = tuple(_each(share, _operators(job, name), state_width(job), _state_dtype(job)))
     else:
-        works = tuple(_loop(job, share, graph_passes(name, job.framework.compile) if how == "graph" else PASSES[name]))
+        works = tuple(_loop(job, share, _operators(job, name) if how == "graph" else PASSES[name]))
     return [*ops, compute(job, "optimizer/step", (*_main_gradients(job, share), *works, *_model_copy(job, share)), CLS)]
+
+
+def _operators(job: Job, name: str) -> Passes:
+    return graph_passes(name, job.framework.compile, job.framework.adam_operator)
 
 
 def _fused(job: Job, share: Share, name: str) -> Work:

@@ -30,15 +30,19 @@ _MOMENTS: Passes = (
     *(("activation", 1, 1), ("add", 1, 1), ("scale", 2, 1), ("scale", 1, 1), ("add", 2, 1)),
 )
 _NORMS: Passes = (("scale", 1, 1), ("scale", 1, 1), ("norm", 1, 0), ("norm", 1, 0))
+_DECAYED: Passes = (("scale", 1, 1), ("scale", 1, 1), ("add", 2, 1))
 _APPLY: Passes = (("scale", 1, 1), ("add", 2, 1))
 _ASSIGN: Passes = (("copy", 1, 1),) * 3
 
 
-def graph_passes(name: str, compiled: bool) -> Passes:
+def graph_passes(name: str, compiled: bool, one: bool = False) -> Passes:
     """Of TensorFlow: moments, update with decay and (LAMB) norms, each an operator, whose results are assigned to their variables at last (BERT's
-    optimization.py); compiled, as a compiled function's and then assigned. Plain and momentum SGD are one operator (ApplyMomentum)."""
+    optimization.py); compiled, as a compiled function's and then assigned. Plain and momentum SGD are one operator (ApplyMomentum),
+    and so is Keras's Adam (`one`: ResourceApplyAdam), whose decay is subtracted before (AdamWeightDecay of optimization.py)."""
     if name in ("sgd", "momentum"):
         return SCRIPTED[name]
+    if one and name in ("adam", "adamw"):
+        return (*(_DECAYED if name == "adamw" and not compiled else ()), *SCRIPTED[name])
     if compiled:
         return (*SCRIPTED[name], *_ASSIGN)
     return (*_MOMENTS, *(_NORMS if name == "lamb" else ()), *_APPLY, *_ASSIGN)

@@ -91,7 +91,7 @@ def _written_out(share: Share, heads: Heads, keys: int, name: str, dropout: bool
     scores = b * h * s * keys
     e, quiet = share.e, share.framework.compile
     fused = share.framework.fused_softmax
-    es = 4 if share.autocast and not fused else e  # autocast runs softmax in fp32
+    es = e if fused else share.es  # autocast runs softmax in fp32
     rows, views = b * h * s, share.framework.strided_heads
     read = e / 2 if causal and fused and share.framework.causal_softmax else e
     forward: list[Work] = [] if views else _head_copies(share, heads, keys)

@@ -8,7 +8,10 @@ from __future__ import annotations
 from sim.model.elementwise import elementwise
 from sim.model.parts import Part, Seam
 from sim.model.share import Share
-from sim.work import Gemm, MemoryBound, Work
+from sim.work import BYTES, Gemm, MemoryBound, Work
+
+ALIGNED = 8
+"""Elements of 16 bits in the 16 bytes that matrix units load at once."""
 
 
 def weight_casts(share: Share, tensors: tuple[int, ...]) -> tuple[list[Work], list[Work]]:
@@ -25,6 +28,11 @@ def _quantise(share: Share, elements: int, fused: bool) -> list[Work]:
     if not share.fp8 or fused:
         return []
     return [MemoryBound("cast", 2 * elements, 2 * elements, share.act)]
+
+
+def _units(share: Share, dtype: str, sizes: tuple[int, ...]) -> str:
+    """The dtype of the units that a product of 16 bits runs on, by its sizes."""
+    return "fp32" if share.framework.aligned_units and BYTES[dtype] == 2 and any(size % ALIGNED for size in sizes) else dtype
 
 
 def _biases(share: Share, m: int, widths: tuple[int, ...], left: bool) -> list[Work]:
@@ -69,10 +77,10 @@ def linear(
     """
     widths = (n,) if isinstance(n, int) else n
     m, act, low = rows or share.rows, share.act, low and share.fp8
-    dtype = share.gemm if low else share.core
+    dtype = _units(share, share.gemm if low else share.core, (k, *widths))
     tensors = tuple(size for width in widths for size in ((width * k, width) if bias else (width * k,)))
     down, up = weight_casts(share, tensors)
-    cast = stream and share.autocast and not share.framework.compile
+    cast = stream and share.es != share.e and not share.framework.compile
     quiet = share.framework.compile
     forward: list[Work] = [*down, *([MemoryBound("cast", 4 * m * k, 2 * m * k, act)] * (len(widths) if cast else 0))]
     backward: list[Work] = []

@@ -38,7 +38,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     fused: str
     """dtype of a fused attention kernel: `core`, or 8-bit where the framework says so."""
     es: int
-    """Bytes of one element of the residual stream: 4 under autocast (norms return fp32, and fp32 + fp16 = fp32)."""
+    """Bytes of one element of the residual stream: 4 under autocast (norms return fp32, and fp32 + fp16 = fp32), unless it keeps 16 bits."""
     fp8: bool
     autocast: bool
 
@@ -77,7 +77,7 @@ def share_of(shape: Shape, framework: Framework, attention: str = "flash") -> Sh
         gemm=shape.precision if small else core,
         core=core,
         fused="fp8" if small and framework.fp8_attention else core,
-        es=4 if autocast else int(BYTES[act]),
+        es=4 if autocast and not framework.low_stream else int(BYTES[act]),
         fp8=small,
         autocast=autocast,
     )

@@ -32,7 +32,6 @@ SILENT = {
     "executor/players/lanes.py: ThreadLane.record",
     "sim/accuracy/refit.py: Clocks.error",
     "sim/accuracy/refit.py: Response.error",
-    "sim/accuracy/wording.py: optimizer_of",
     "sim/cost/attention.py: fits",
     "sim/cost/conv.py: ConvFit",
     "sim/cost/cpu_pricer.py: CpuPricer.local",

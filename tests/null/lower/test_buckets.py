@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from sim.files.planfile import load_plan
 from sim.framework import Framework, load_framework
@@ -125,3 +126,14 @@ def test_only_torchs_ddp_cuts_again(framework: Framework, parallel: dict[str, An
     job, _ = made(linear(), framework=framework, parallel=parallel)
     assert rebuilds(job) is again
     assert is_contiguous(job) is (framework is CORE)
+
+
+def test_a_framework_cuts_its_own_buckets_from_the_first_step_on() -> None:
+    parts = [linear(f"p{i}", MIB // 2) for i in range(6)]  # 2 MiB each
+    horovod = replace(QUIET, bucket=4)
+    for step in (0, 1):
+        found = cut(*parts, step=step, framework=horovod, parallel={"dp_replicate": 2})
+        assert [len(one.tensors) for one in found] == [2, 2, 2]
+    assert [len(one.tensors) for one in cut(*parts, step=0, parallel={"dp_replicate": 2})] == [6], "torch: one bucket in the first step"
+    said = cut(*parts, framework=horovod, parallel={"dp_replicate": 2}, comm={"bucket": "2 MiB"})
+    assert [len(one.tensors) for one in said] == [1] * 6, "the plan's word wins"

@@ -179,3 +179,11 @@ def test_torchs_own_operators_are_cheaper_nodes_beside_functions_in_python() -> 
         spent[name] = {work.what: work.count for op in ops for work in op.works if isinstance(work, HostWork)}
     assert spent["pytorch"] == {"autograd": 3, "accumulate": 1}
     assert spent["megatron-lm"] == {"autograd": 1, "node": 7, "accumulate": 1}
+
+
+def test_gradients_may_be_summed_where_they_are() -> None:
+    plan = {"parallel": {"dp_replicate": 2}}
+    in_place = program(plan, framework=replace(QUIET, packs_gradients=False))
+    assert [line for line in show(program(plan).segments["bwd.sync"]) if "copy" in line or "back" in line]
+    assert not [line for line in show(in_place.segments["bwd.sync"]) if "copy" in line or "back" in line]
+    assert messages(in_place) == messages(program(plan))

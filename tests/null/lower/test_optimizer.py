@@ -130,3 +130,16 @@ def test_a_scripted_update_is_called_for_each_tensor_and_clips_by_a_norm_that_th
     assert [work.repeat for work in works(p) if work.bytes < 1000] == [10] * 3, "the trust ratio's numbers"
     assert len(works(p, "optimizer/norm")) == len(works(p, "optimizer/clip")) == 3
     assert "optimizer/norm.read" in [op.id for op in p.segments["update"]]
+
+
+def test_a_static_graph_updates_by_operators_or_by_one_of_its_own() -> None:
+    """Bytes over those of a tensor: TensorFlow 1's Adam with decay is 14 operators and 3 assignments, Keras's one kernel after the decay's three."""
+
+    def moved(**changes: object) -> float:
+        found = works(program({}, framework=replace(QUIET, optimizer="graph", **changes)))
+        return sum(work.bytes for work in found) / (4 * 2 * MIB)
+
+    assert moved() == pytest.approx(39)
+    assert moved(adam_operator=True) == 7 + 7
+    assert moved(adam_operator=True, compile=True) == 7
+    assert moved(compile=True) == 7 + 6

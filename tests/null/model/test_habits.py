@@ -16,7 +16,7 @@ from sim.model.norm import norm
 from sim.model.parts import Network, Part, Shape
 from sim.model.share import Share, share_of
 from sim.model.spec import TransformerXl
-from sim.work import MemoryBound, Work
+from sim.work import Gemm, MemoryBound, Work
 
 ROWS, WIDTH = 4 * 128, 256
 
@@ -34,7 +34,8 @@ def passes(works: tuple[Work, ...], elements: int, e: int) -> float:
 @pytest.mark.parametrize(
     ("framework", "changes", "forward", "backward"),
     [
-        ("tf2-horovod", {}, 4, 4.03125),  # one kernel with the residual's add; sums of partial sums
+        ("pytorch-apex-jit", {}, 4, 4.03125),  # one kernel with the residual's add; sums of partial sums
+        ("tf2-horovod", {}, 6, 8),
         ("tf1-horovod", {"compile": True}, 6, 8),  # ended at each sum: add and mean, variance, scaling; row sums, gradient, column sums
         ("tf1-horovod", {}, 15, 41),  # an operator each
     ],
@@ -58,9 +59,27 @@ def test_a_bias_is_a_kernel_of_its_own_unless_another_takes_it() -> None:
         return Counter(w.what for w in found.forward if isinstance(w, MemoryBound))
 
     assert kernels("pytorch-apex-ddp") == Counter({"add": 1})
-    assert not kernels("pytorch-apex-ddp", fused=True), "bias_gelu"
+    assert not kernels("pytorch-apex-ddp", fused=True), "the kernel after it adds it"
     assert not kernels("pytorch-apex-ddp", compile=True)
     assert not kernels("pytorch")
+
+
+def test_autocast_may_keep_the_stream_in_16_bits() -> None:
+    wide, low = share("oneflow", "fp16"), share("oneflow-bert", "fp16")
+    assert (wide.es, low.es, low.e, low.autocast) == (4, 2, 2, True)
+    casts = [w for w in linear(low, "fc", WIDTH, WIDTH, stream=True).forward if isinstance(w, MemoryBound) and w.what == "cast"]
+    assert [w.bytes for w in casts] == [6 * WIDTH * WIDTH], "of the weights alone"
+
+
+@pytest.mark.parametrize(("width", "units"), [(30522, "fp32"), (30528, "fp16")])
+def test_matrix_units_of_old_libraries_take_multiples_of_8(width: int, units: str) -> None:
+    def dtypes(name: str, precision: str) -> set[str]:
+        part = linear(share(name, precision), "head", WIDTH, width)
+        return {w.dtype for w in (*part.forward, *part.backward, *part.wgrad) if isinstance(w, Gemm)}
+
+    assert dtypes("tf1-horovod-cuda10", "fp16") == {units}
+    assert dtypes("tf1-horovod", "fp16") == {"fp16"}
+    assert dtypes("tf1-horovod-cuda10", "fp32") == {"fp32"}
 
 
 def xl(precision: str = "fp32", **changes: object) -> Network:

@@ -1,0 +1,27 @@
+"""Which optimizer a row trained with, and how its update was launched."""
+
+from __future__ import annotations
+
+import re
+
+from sim.accuracy.rows import Row
+from sim.plan import Optimizer
+
+_IMAGES = r"resnet|resnext|\bcnn\b|ssd|mask"
+
+
+def optimizer_of(row: Row, precision: str) -> Optimizer:
+    """The row's word; images are trained by SGD with momentum, all else by Adam.
+
+    BERT is tuned on SQuAD by Adam, also where a table speaks of its pretraining's LAMB: in PyTorch by one fused kernel for fp16 (apex
+    FusedAdam), else by BertAdam, which calls each kernel for each tensor (NVIDIA DeepLearningExamples, PyTorch/LanguageModeling/BERT:
+    run_squad.py, optimization.py); in TensorFlow by AdamWeightDecayOptimizer (run_squad.py: create_optimizer).
+    """
+    text, model = row.optimizer.lower(), f"{row.model_type} {row.model_name}".lower()
+    if "bert" in model and "squad" in row.task.lower():
+        return Optimizer(name="adamw", implementation="for-loop" if "torch" in row.framework.lower() and precision != "fp16" else None)
+    if "lamb" in text:
+        return Optimizer(name="lamb")
+    if "sgd" in text or ("adam" not in text and re.search(_IMAGES, model)):
+        return Optimizer(name="momentum")
+    return Optimizer(name="adamw")

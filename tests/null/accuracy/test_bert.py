@@ -1,0 +1,86 @@
+"""What BERT's scripts set that tables do not print: optimizers and compilers of fine-tuning, containers, vocabularies, machines."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from sim.accuracy.machines import machine_of
+from sim.accuracy.models import model_of
+from sim.accuracy.plans import case_of
+from sim.accuracy.rows import Row
+from sim.accuracy.updating import optimizer_of
+from sim.accuracy.wording import compiled, framework_of_row
+
+BERT = Row(
+    row_id="r", model_name="BERT-Large", model_type="bert", n_layers=24, hidden=1024, n_heads=16, gpu="V100", gpus=16, gpus_per_node=16, nodes=1,
+    system="DGX-2", seq_len=128, micro_batch=8, grad_accum=1, optimizer="LAMB", framework="TensorFlow 1 (Horovod, XLA)", precision="fp32",
+    framework_version="NGC tf 20.06 / 19.08 (multi-node)", task="train", step_time_s=1.0, quality="B",
+)  # fmt: skip
+SQUAD = "finetune (SQuAD)"
+
+
+def row(**changes: object) -> Row:
+    return msgspec.structs.replace(BERT, **changes)
+
+
+@pytest.mark.parametrize(
+    ("framework", "task", "precision", "name", "implementation"),
+    [
+        ("TensorFlow 1 (Horovod, XLA)", "train", "fp32", "lamb", None),
+        ("TensorFlow 1 (Horovod, XLA)", SQUAD, "fp32", "adamw", None),
+        ("PyTorch (apex DDP)", SQUAD, "fp16", "adamw", None),
+        ("PyTorch (apex DDP)", SQUAD, "tf32", "adamw", "for-loop"),
+    ],
+)
+def test_fine_tuning_is_by_adam(framework: str, task: str, precision: str, name: str, implementation: str | None) -> None:
+    found = optimizer_of(row(framework=framework, task=task), precision)
+    assert (found.name, found.implementation) == (name, implementation)
+
+
+def test_images_without_a_word_are_trained_with_momentum() -> None:
+    assert optimizer_of(row(model_name="ResNet-50", model_type="cnn", optimizer=""), "fp16").name == "momentum"
+    assert optimizer_of(row(model_name="ResNet-50", model_type="cnn", optimizer="AdamW"), "fp16").name == "adamw"
+
+
+@pytest.mark.parametrize(
+    ("task", "precision", "framework", "xla"),
+    [
+        (SQUAD, "fp32", "TensorFlow 1 (Horovod, XLA)", False),
+        (SQUAD, "tf32", "TensorFlow 1 (Horovod, XLA)", True),
+        (SQUAD, "mixed fp16 (AMP)", "TensorFlow 2 (Horovod, XLA)", True),
+        ("train", "fp32", "TensorFlow 2 (Horovod, XLA)", True),
+        (SQUAD, "fp32", "PyTorch (apex DDP)", None),
+    ],
+)
+def test_fp32_is_tuned_without_xla(task: str, precision: str, framework: str, xla: bool | None) -> None:
+    assert compiled(row(task=task, precision=precision, framework=framework)) is xla
+    if xla is not None:
+        assert case_of(row(task=task, precision=precision, framework=framework)).plan.compile is xla
+
+
+@pytest.mark.parametrize(
+    ("changes", "framework"),
+    [
+        ({}, "tf1-horovod"),
+        ({"nodes": 4, "gpus": 64}, "tf1-horovod-cuda10"),
+        ({"source_id": "dlperf-v1", "framework_version": "report v1.0"}, "tf1-horovod-cuda10"),
+        ({"framework": "OneFlow 0.2"}, "oneflow-bert"),
+        ({"framework": "OneFlow 0.2", "model_name": "ResNet-50", "model_type": "cnn"}, "oneflow"),
+        ({"source_id": "dlperf-v1", "model_name": "ResNet-50", "model_type": "cnn"}, "tf1-horovod"),
+    ],
+)
+def test_containers_of_static_graphs(changes: dict[str, object], framework: str) -> None:
+    assert framework_of_row(row(**changes), []) == framework
+
+
+@pytest.mark.parametrize(
+    ("framework", "vocab"), [("PyTorch (apex DDP)", 30528), ("TensorFlow 1 (Horovod, XLA)", 30522), ("OneFlow 0.2", 30522)]
+)
+def test_only_the_scripts_in_pytorch_pad_the_vocabulary(framework: str, vocab: int) -> None:
+    assert model_of(row(framework=framework), [])["vocab"] == vocab
+
+
+@pytest.mark.parametrize(("nodes", "machine"), [(1, "dgx2-v100"), (4, "4x dgx2h-v100:16")])
+def test_clusters_of_dgx_2_were_of_dgx_2h(nodes: int, machine: str) -> None:
+    assert machine_of(row(nodes=nodes, gpus=16 * nodes), [])[0] == machine
