@@ -19,27 +19,31 @@ _RULES: tuple[tuple[str, str, str, str], ...] = (
     (r"gb300", "", "gb300-nvl72", ""),
     (r"gb200", "", "gb200-nvl72", ""),
     (r"b300", "", "dgx-b300", ""),
-    (r"b200", "aws|efa", "aws-p6-b200", ""),
+    (r"b200", r"aws|efa|\bp6", "aws-p6-b200", ""),
     (r"b200", "", "dgx-b200", ""),
     # Grace Hopper's later H100: 144 GB of HBM3e at 4.9 TB/s (NVIDIA's data sheet)
     (r"gh200", r"^14[14] ", "gh200", "gpu.memory=144 GiB; gpu.bandwidth=4900 GB/s"),
     (r"gh200", "", "gh200", ""),
     (r"h200", r"\bnvl\b|pcie", "h100-pcie-x8", "gpu=h200-nvl"),
-    (r"h200", "efa|aws|p5en", "aws-p5en", ""),
+    (r"h200", "efa|aws|p5en?", "aws-p5en", ""),
     (r"h200", "whitefiber", "whitefiber-h200", ""),
     (r"h200", r"gcp|a3-ultra", "gcp-a3-ultra", ""),
     (r"h200", "", "dgx-h200", ""),
+    (r"h800", "pcie", "h100-pcie-x8", ""),  # its links alone differ from H100's
     (r"h800", "", "dgx-h100", "gpu=h800-sxm"),
+    # H20's later memory: 141 GB of HBM3e at 4.8 TB/s, as H200's
+    (r"h20\b", r"^14[14] |3e", "dgx-h100", "gpu=h20; gpu.memory=141 GiB; gpu.bandwidth=4800 GB/s"),
     (r"h20\b", "", "dgx-h100", "gpu=h20"),
     (r"h100", "500 ?w|grand teton|hbm2e variant", "grand-teton-h100", ""),
     (r"h100", "eos|8 compute links", "eos", ""),
     (r"h100", r"efa|aws|\bp5\b", "aws-p5", ""),
-    (r"h100", "azure|nd ?h100", "azure-nd-h100-v5", ""),
+    (r"h100", r"azure|(?<![a-z])nd\d*\w* ?h100", "azure-nd-h100-v5", ""),
     (r"h100", "gcp|a3-mega|tcpxo", "gcp-a3-mega", ""),
     (r"h100", "a3-high|tcpx", "gcp-a3-high", ""),
     (r"h100", r"\bnvl\b", "h100-pcie-x8", "gpu=h100-nvl"),
     (r"h100", "pcie", "h100-pcie-x8", ""),
     (r"h100", "", "dgx-h100", ""),
+    (r"a800", r"pcie", "a100-pcie-x8", ""),  # its links alone differ from A100's
     (r"a800", "", "dgx-a100", "gpu=a800-sxm-80gb"),
     (r"a100(?!0)", "jean zay|omni-path", "jean-zay-a100", ""),
     (r"a100(?!0)", "leonardo", "leonardo-a100", ""),
@@ -49,7 +53,8 @@ _RULES: tuple[tuple[str, str, str, str], ...] = (
     (r"a100(?!0)", "4 x 100 gb roce", "internevo-a100", ""),
     (r"a100(?!0)", "p4de", "aws-p4de", ""),
     (r"a100(?!0)", "efa|aws|p4d", "aws-p4d", ""),
-    (r"a100(?!0)", "azure", "azure-nd-a100-v4", ""),
+    (r"a100(?!0)", r"azure|(?<![a-z])nd\d*\w* ?a100", "azure-nd-a100-v4", ""),
+    (r"a100(?!0)", r"^80 .*(gcp|a2-)|a2-ultra", "gcp-a2", "gpu=a100-sxm-80gb"),
     (r"a100(?!0)", "gcp|a2-", "gcp-a2", ""),
     (r"a100(?!0)", r"^40 .*pcie", "a100-pcie-x8", "gpu=a100-pcie-40gb"),
     (r"a100(?!0)", "pcie", "a100-pcie-x8", ""),
@@ -77,6 +82,16 @@ _RULES: tuple[tuple[str, str, str, str], ...] = (
     (r"l40s", "", "l40s-x8", ""),
     (r"\bl4\b", "", "l4-x8", ""),
     (r"\bt4\b", "", "l4-x8", "gpu=t4"),
+    (r"\bp40\b", "", "l4-x8", "gpu=p40"),
+    (r"\bp4\b", "", "l4-x8", "gpu=p4"),
+    (r"\bl20\b", "", "l40s-x8", "gpu=l20"),
+    (r"\ba5000", "", "rtx-4090-x8", "gpu=rtx-a5000"),
+    (r"(rtx|quadro) ?8000", "", "rtx-4090-x8", "gpu=rtx-8000"),
+    (r"titan rtx", "", "rtx-4090-x8", "gpu=titan-rtx"),
+    (r"2080 ?ti", "", "rtx-4090-x8", "gpu=rtx-2080-ti"),
+    (r"1080 ?ti", "", "rtx-4090-x8", "gpu=gtx-1080-ti"),
+    (r"4080", "", "rtx-4090-x8", "gpu=rtx-4080"),
+    (r"3080", "", "rtx-4090-x8", "gpu=rtx-3080"),
     (r"\ba30\b", "", "a100-pcie-x8", "gpu=a30"),
     (r"\bl40\b", "", "l40s-x8", "gpu=l40"),
     (r"a10g", "", "aws-g5", ""),
@@ -147,6 +162,8 @@ def _expression(row: Row, name: str, edits: tuple[str, ...], assumed: list[str])
         used = _RACK_USED if gpus % _RACK_USED == 0 else slots
         return f"{-(-gpus // used)}x {name}:{used}", edits
     each = row.gpus_per_node or (-(-gpus // row.nodes) if row.nodes else 4 if name == "gh200" and gpus > 1 else slots)
+    if name in _LARGER and not row.gpus_per_node and not row.nodes and slots < gpus <= 8:
+        each = gpus  # eight cards are one server sooner than two over a network
     if each > slots and name in _LARGER:
         name, larger = _LARGER[name]
         edits, slots = (*larger, *edits), _SLOTS.get(name, 8)

@@ -22,7 +22,10 @@ from topologies.load import load_topology
         ("A100 PCIe 80GB", "a100-pcie-x8", "a100-pcie-80gb"), ("A800", "dgx-a100", "a800-sxm-80gb"), ("Tesla V100-SXM2-32GB", "dgx1-v100-32gb", "v100-sxm2-32gb"),
         ("V100-PCIE-16GB", "a100-pcie-x8", "v100-pcie-16gb"), ("AMD Instinct MI300X", "mi300x-x8", "mi300x"), ("NVIDIA GeForce RTX 4090", "rtx-4090-x8", "rtx-4090"),
         ("GB200 NVL72", "gb200-nvl72", "gb200"), ("DGX B300", "dgx-b300", "b300-sxm"), ("T4", "l4-x8", "t4"), ("A40", "l40s-x8", "a40"), ("A10", "l40s-x8", "a10"),
-        ("RTX 3090", "rtx-4090-x8", "rtx-3090"),
+        ("RTX 3090", "rtx-4090-x8", "rtx-3090"), ("H800 PCIe", "h100-pcie-x8", "h100-pcie"), ("A800 PCIe", "a100-pcie-x8", "a100-pcie-80gb"), ("L20", "l40s-x8", "l20"),
+        ("RTX A5000", "rtx-4090-x8", "rtx-a5000"), ("GeForce RTX 2080 Ti", "rtx-4090-x8", "rtx-2080-ti"), ("Quadro RTX 8000", "rtx-4090-x8", "rtx-8000"),
+        ("TITAN RTX", "rtx-4090-x8", "titan-rtx"), ("P40", "l4-x8", "p40"), ("Tesla P4", "l4-x8", "p4"), ("GTX 1080 Ti", "rtx-4090-x8", "gtx-1080-ti"),
+        ("RTX 3080", "rtx-4090-x8", "rtx-3080"), ("RTX 4080", "rtx-4090-x8", "rtx-4080"),
     ],
 )  # fmt: skip
 def test_gpus_by_their_names(words: str, machine: str, gpu: str) -> None:
@@ -37,6 +40,33 @@ def test_grace_hopper_has_its_own_memory(words: str, memory: int, bandwidth: flo
         name, edits = machine_of(row(gpu=words, gpus=gpus, gpus_per_node=None), [])
         device = load_topology(name, edits).device(0)
         assert name == machine and isinstance(device, Gpu) and device.memory == memory << 30 and device.bandwidth == bandwidth
+
+
+@pytest.mark.parametrize(
+    ("gpu", "memory", "system", "machine", "found"),
+    [
+        ("A100", 80, "a2-ultragpu-8g", "gcp-a2", "a100-sxm-80gb"), ("A100", 40, "a2-highgpu-8g", "gcp-a2", "a100-sxm-40gb"),
+        ("A100", 80, "ND96amsr_A100_v4", "azure-nd-a100-v4", "a100-sxm-80gb"), ("A100", 80, "ND A100 v4", "azure-nd-a100-v4", "a100-sxm-80gb"),
+        ("H100", 80, "Standard_ND96isr_H100_v5", "azure-nd-h100-v5", "h100-sxm"), ("H200", 141, "p5e.48xlarge", "aws-p5en", "h200-sxm"),
+        ("B200", 180, "p6-b200.48xlarge", "aws-p6-b200", "b200-sxm"),
+    ],
+)  # fmt: skip
+def test_clouds_by_the_names_of_their_machines(gpu: str, memory: int, system: str, machine: str, found: str) -> None:
+    name, edits = machine_of(row(gpu=gpu, gpu_mem_gb=memory, system=system, gpus=8), [])
+    device = load_topology(name, edits).device(0)
+    assert name == machine and isinstance(device, Gpu) and device.name == found
+
+
+def test_a_later_h20_has_its_own_memory() -> None:
+    for words, memory in (("H20-3e", 141), ("H20 141GB", 141), ("H20", 96)):
+        name, edits = machine_of(row(gpu=words, gpus=8), [])
+        assert load_topology(name, edits).device(0).memory == memory << 30
+
+
+def test_eight_cards_are_one_server_unless_nodes_are_told() -> None:
+    for card in ("RTX 3090", "RTX 5090"):
+        assert machine_of(row(gpu=card, gpus=8, gpus_per_node=None), [])[0] == "rtx-4090-x8"
+    assert machine_of(row(gpu="RTX 3090", gpus=8, gpus_per_node=4, nodes=2), [])[0] == "2x rtx-3090-x4:4"
 
 
 def test_a_module_of_two_devices_counts_as_two() -> None:
