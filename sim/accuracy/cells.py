@@ -37,7 +37,12 @@ _DECIMAL = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 _BINARY = {"k": 1 << 10, "m": 1 << 20}
 _OF_TWO = frozenset(("seq_len", "hidden", "ffn_hidden", "moe_ffn_hidden", "global_batch", "micro_batch", "gpus"))
 """Columns whose "8k" is 8192; of parameters and words in a vocabulary it is 8000."""
-_UNITS = r"(?<=\d)\s*(gi?b|g|s|sec|seconds)$|(?<=[\dkmb])\s+(gpus?|nodes?|tokens?|seqs?|sequences?|samples?|images?)$"
+_UNITS = (
+    r"(?<=\d)\s*(gi?b|g|s|secs?|seconds|s/it|sec/(it|iter|step))$"
+    r"|(?<=[\dkmb])[\s-]+(gpus?|nodes?|tok|tokens?|seqs?|sequences?|samples?|images?|imgs?|steps?|ways?|ranks?|stages?|layers?|micro-?batch(es)?)$"
+)
+_MODEL = r"[\s-]*(nvidia|amd|[ahbglv]\d|gb\d|rtx|tesla|mi\d)[\w\s-]*$"
+"""A GPU's name behind their number."""
 
 
 def word(text: str | None) -> str:
@@ -65,10 +70,16 @@ def number(text: str, column: str, kind: type) -> int | float | None:
 def _value(plain: str, column: str) -> float:
     """Thousands parted by commas or not, a remark in parentheses, a unit, a product of nodes and GPUs, k, M or B behind."""
     plain = re.sub(r"\s*\([^()]*\)$", "", plain).removeprefix("~")
+    plain = re.sub(r"^[a-z_ ]+[=:]\s*", "", plain)  # "TP=2"
+    if thousandths := re.fullmatch(r"([\d.,]+)\s*(ms|msec|milliseconds)", plain):
+        return float(thousandths[1].replace(",", "")) / 1000
     plain = re.sub(_UNITS, "", plain)
-    plain = re.sub(r",(?=\d{3}(?!\d))", "", plain)
-    if column == "gpus" and (product := re.fullmatch(r"(\d+)\s*[x×*]\s*(\d+)", plain)):
-        return float(product[1]) * float(product[2])
+    plain = re.sub(r"(?<=\d)[,\u00a0\u202f ](?=\d{3}(?!\d))", "", plain)
+    if column == "gpus":
+        plain = re.sub(r"(?<=\d)\s*nodes?(?=\s*[x×*])", "", plain)
+        plain = re.sub(r"(?<=\d)\s*[x×*]?" + _MODEL, "", plain)
+        if product := re.fullmatch(r"(\d+)\s*[x×*]\s*(\d+)", plain):
+            return float(product[1]) * float(product[2])
     if scaled := re.fullmatch(r"([\d.]+)\s*([kmbgt])", plain):
         scales = _BINARY if column in _OF_TWO and scaled[2] in _BINARY else _DECIMAL
         return float(scaled[1]) * scales[scaled[2]]

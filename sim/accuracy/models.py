@@ -179,7 +179,7 @@ def _examples(spec: Decoder, row: Row, assumed: list[str]) -> Decoder:
 
 def trains_adapters(row: Row) -> bool:
     """LoRA, said of the task or of the model ("Llama-2-70B LoRA")."""
-    return re.search(r"lora\b|\bpeft\b|adapter", f"{row.task} {row.model_name}".lower()) is not None
+    return re.search(r"[dl]ora\b|\bpeft\b|adapter", f"{row.task} {row.model_name}".lower()) is not None
 
 
 def _with_task(spec: Decoder, row: Row, assumed: list[str]) -> dict[str, Any]:

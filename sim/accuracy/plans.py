@@ -14,10 +14,13 @@ import msgspec
 from sim.accuracy.machines import in_devices, machine_of
 from sim.accuracy.models import model_of, trains_adapters
 from sim.accuracy.names import with_widths
+from sim.accuracy.recomputation import recompute_of
+from sim.accuracy.room import with_room
 from sim.accuracy.rows import Row
-from sim.accuracy.sizes import Sizes, gpus_of, sizes_of, stages_of
+from sim.accuracy.sharding import sharding_of
+from sim.accuracy.sizes import Sizes, gpus_of, in_parts, sizes_of, stages_of
 from sim.accuracy.updating import optimizer_of
-from sim.accuracy.wording import compiled, framework_of_row, overlap_of, precision_of, recompute_of, said, sharding_of
+from sim.accuracy.wording import compiled, framework_of_row, overlap_of, precision_of, said, schedule_of
 from sim.framework import load_framework
 from sim.plan import Batch, Comm, Data, Memory, Parallel, Plan
 from topologies.errors import BadInput
@@ -71,28 +74,36 @@ def case_of(row: Row) -> Case:
     model = model_of(row, assumed, 128 * (row.tp or 1) if framework.startswith(_MEGATRON) else 1)
     row = _in_samples(row, str(model.get("family", "decoder")), assumed)
     layers = int(model.get("layers", 1))
+    row = in_parts(row, int(model.get("heads", 1)), assumed)
     sizes = sizes_of(row, assumed, framework, layers)
-    stages = stages_of(layers, sizes.pp * sizes.vp)
     overlap, tp_overlap = overlap_of(row, framework)
     precision = precision_of(row, assumed)
     plan = Plan(
         model=model,
         name=row.row_id,
-        task="lora" if trains_adapters(row) else "train",
+        task=_task(row),
         framework=framework,
         seq_len=_seq_len(row, framework, assumed),
         precision=precision,  # type: ignore[arg-type]
         attention=_attention(row, sizes.cp, framework, assumed),
         compile=compiled(row),
         batch=Batch(global_=sizes.batch, micro=sizes.micro),
-        parallel=_parallel(row, sizes, framework, stages, tp_overlap, assumed),
+        parallel=_parallel(row, sizes, framework, layers, tp_overlap, assumed),
         memory=Memory(**recompute_of(row, layers // sizes.pp, framework, assumed), offload=_offload(row)),
-        optimizer=optimizer_of(row, precision),
+        optimizer=optimizer_of(row, precision, assumed),
         data=_data(row, str(model.get("arch", "")), framework),
         comm=Comm(overlap=overlap),
     )
     machine, edits = machine_of(row, assumed)
+    plan = with_room(plan, machine, edits, row, assumed)
     return Case(row, plan, machine, tuple(assumed), edits)
+
+
+def _task(row: Row) -> Any:
+    """A row without backward says so; its parameters are not updated."""
+    if re.match(r"inference|forward|eval|prefill", row.task.lower()):
+        return "forward"
+    return "lora" if trains_adapters(row) else "train"
 
 
 _PICTURES = ("cnn", "vit")
@@ -107,7 +118,7 @@ def _in_samples(row: Row, family: str, assumed: list[str]) -> Row:
     if family in _PICTURES:
         return msgspec.structs.replace(row, batch_unit="images")
     many = not unit and (row.global_batch or 0) >= max(_MANY, 64 * (length or 1))
-    if family not in _TEXT or not length or not (many or "token" in unit):
+    if family not in _TEXT or not length or not (many or "tok" in unit):
         return row
     counts = {name: getattr(row, name) for name in ("micro_batch", "global_batch")}
     counts = {name: max(1, round(count / length)) if count and count >= length else count for name, count in counts.items()}
@@ -124,11 +135,20 @@ def _data(row: Row, arch: str, framework: str) -> Data:
     return _BETWEEN if between else _AHEAD
 
 
+_FLASH = "2023-02"
+"""When GPT-NeoX and Megatron-DeepSpeed took to flash attention (GPT-NeoX 2.0; Megatron-DeepSpeed --use-flash-attn)."""
+_HOPPER = r"h[12]00|h800|h20|gh200|b[23]00|mi3"
+"""GPUs of later."""
+
+
 def _attention(row: Row, cp: int, framework: str, assumed: list[str]) -> Any:
     """Context parallelism came with fused attention: who splits sequences has it."""
     flash = said(row.flash_attn)
     if flash is None and cp > 1 and load_framework(framework).attention == "math":
         assumed.append("attention not stated: flash, for sequences are split")
+        flash = True
+    if flash is None and framework == "megatron-deepspeed" and (row.date[:7] >= _FLASH or re.search(_HOPPER, row.gpu.lower())):
+        assumed.append("attention not stated: flash, which its successors have had since 2023")
         flash = True
     return None if flash is None else "flash" if flash else "math"
 
@@ -138,11 +158,21 @@ def _offload(row: Row) -> Any:
     return "optimizer" if re.search(r"offload|infinity", f"{row.sharding} {row.optimizer}".lower()) else "none"
 
 
+def _length(row: Row) -> int:
+    """Tokens where the row says nothing: BERT's first phase (MLPerf's BERT: the second), T5's longest (Raffel et al. 2019), else 2048."""
+    kind = f"{row.model_type} {row.model_name}".lower()
+    if "squad" in row.task.lower():
+        return _SQUAD
+    if "bert" in kind:
+        return 512 if "mlperf" in f"{row.framework} {row.source_id}".lower() else 128
+    return 512 if re.search(r"\bm?t5", kind) else 1024 if re.search(r"gpt-?2\b", kind) else 2048
+
+
 def _seq_len(row: Row, framework: str, assumed: list[str]) -> int | None:
     if row.batch_unit == "images":
         return None
     if row.seq_len is None:
-        size = _SQUAD if "squad" in row.task.lower() else 128 if "bert" in row.model_type else 2048
+        size = _length(row)
         assumed.append(f"seq_len not stated: {size}")
         return size
     if framework == "pytorch-apex-jit" and row.seq_len in _BINNED:
@@ -152,7 +182,14 @@ def _seq_len(row: Row, framework: str, assumed: list[str]) -> int | None:
     return row.seq_len
 
 
-def _parallel(row: Row, sizes: Sizes, framework: str, stages: tuple[int, ...] | None, tp_overlap: bool, assumed: list[str]) -> Parallel:
+def _schedule(row: Row, sizes: Sizes) -> Any:
+    """The schedule that the row names, where its micro-batches are enough for it (DualPipe-V: two for each stage)."""
+    schedule = schedule_of(row) if sizes.pp > 1 else ""
+    few = sizes.batch // (sizes.micro * sizes.dp) < 2 * sizes.pp
+    return "" if schedule == "dualpipe" and few else schedule
+
+
+def _parallel(row: Row, sizes: Sizes, framework: str, layers: int, tp_overlap: bool, assumed: list[str]) -> Parallel:
     shard = sharding_of(row, sizes.dp, framework, assumed)
     etp = _expert_tp(row, sizes, framework, assumed)
     ep = _experts(sizes, etp, assumed)
@@ -161,14 +198,17 @@ def _parallel(row: Row, sizes: Sizes, framework: str, stages: tuple[int, ...] | 
         along = framework not in _WITHOUT_SP
         if sizes.tp > 1:
             assumed.append(f"sequence parallelism not stated: {'on with tp > 1' if along else f'{framework} has none'}")
-    chunks = sizes.vp if sizes.pp > 1 else 1
+    chunks, stages = sizes.vp if sizes.pp > 1 else 1, stages_of(layers, sizes.pp * sizes.vp)
+    schedule = _schedule(row, sizes)
+    if schedule:
+        chunks, stages = 1, None if schedule == "dualpipe" else stages_of(layers, sizes.pp)
     return Parallel(
         **shard,
         tp=sizes.tp,
         sequence_parallel=sizes.tp > 1 and along,
         tp_overlap=tp_overlap and sizes.tp > 1,
         pp=sizes.pp,
-        schedule="interleaved" if chunks > 1 else "1f1b",
+        schedule=schedule or ("interleaved" if chunks > 1 else "1f1b"),
         virtual_stages=chunks,
         stages=stages,
         cp=sizes.cp,

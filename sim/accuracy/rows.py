@@ -92,7 +92,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def scored(self) -> bool:
         """Complete enough to be held against a prediction: quality A or B, with a step time."""
-        return self.quality in ("A", "B") and self.step_time_s is not None
+        return self.quality.upper() in ("A", "B") and self.step_time_s is not None
 
     @property
     def pretrains(self) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from sim.accuracy.rows import Row
+from sim.accuracy.wording import said
 from topologies.errors import BadInput, Refused
 
 _INTERLEAVING = ("megatron-lm", "megatron-core", "megatron-bridge", "nemo", "mlperf-nvidia", "torchtitan")
@@ -44,6 +47,23 @@ def gpus_of(row: Row, assumed: list[str]) -> int:
     return gpus
 
 
+_NODE = 8
+"""GPUs that tensor parallelism spans at most where the row does not say."""
+
+
+def in_parts(row: Row, heads: int, assumed: list[str]) -> Row:
+    """With fewer samples in a batch than GPUs the model is split: by tensor parallelism inside a node, where the row says nothing of how."""
+    if row.tp or row.pp or row.cp or not row.global_batch or not row.gpus or row.batch_unit == "images" or heads == 1:
+        return row
+    least = -(-row.gpus // row.global_batch)
+    fits = (size for size in (2, 4, 8) if least <= size <= _NODE and row.gpus % size == 0 and heads % size == 0)
+    size = next(fits, 0)
+    if least == 1 or not size:
+        return row
+    assumed.append(f"tensor parallelism not stated: {size}, for a batch of {row.global_batch} on {row.gpus} GPUs")
+    return msgspec.structs.replace(row, tp=size)
+
+
 def sizes_of(row: Row, assumed: list[str], framework: str = "megatron-core", layers: int = 1) -> Sizes:
     """Completes what is missing and makes it multiply up to the GPUs. `layers`: the model's, which the row itself may not state.
 
@@ -53,7 +73,7 @@ def sizes_of(row: Row, assumed: list[str], framework: str = "megatron-core", lay
         raise BadInput("the number of GPUs is not stated")
     if row.global_batch is None and row.micro_batch is None:
         raise BadInput("neither global nor micro batch is stated")
-    if "token" in row.batch_unit.lower():
+    if "tok" in row.batch_unit.lower():
         raise Refused("the batch is a budget of padded tokens: how many sentences a step holds is not stated")
     tp, pp, cp = row.tp or 1, row.pp or 1, row.cp or 1
     if row.gpus % (tp * pp * cp):
@@ -88,6 +108,8 @@ def _batch(row: Row, dp: int, assumed: list[str]) -> tuple[int, int]:
 
 _FIT, _FIT_RECOMPUTED = 1 << 14, 1 << 16
 """Tokens that a GPU takes at a time, with its layers' activations kept, and with their inputs alone."""
+_GATHERED = r"fsdp|full_?shard|fully.?shard|zero[\s_-]*(stage)?[\s_-]*3|stage[\s_-]*3|^3$"
+"""Words of sharding that gathers parameters for each micro-batch: who uses it takes few of them."""
 
 
 def _micro(row: Row, each: int) -> int:
@@ -97,9 +119,10 @@ def _micro(row: Row, each: int) -> int:
         return each // row.grad_accum
     if row.batch_unit == "images":
         return each
-    if (row.pp or 1) > 1 or (row.hidden or 0) >= 8192:
+    whole = said(row.recompute) is True and not re.match(r"selective|block|partial|sac\b", row.recompute.lower())
+    gathered = whole and re.search(_GATHERED, row.sharding.lower()) is not None
+    if (row.pp or 1) > 1 or ((row.hidden or 0) >= 8192 and not gathered):
         return 1
-    whole = row.recompute.startswith("full")
     fits = max(1, (_FIT_RECOMPUTED if whole else _FIT) // (row.seq_len or 1))
     if not whole and (row.seq_len or 0) > 512:
         fits = min(fits, 4)

@@ -10,8 +10,8 @@ from sim.plan import Optimizer
 _IMAGES = r"resnet|resnext|\bcnn\b|ssd|mask"
 
 
-def optimizer_of(row: Row, precision: str) -> Optimizer:
-    """The row's word; images are trained by SGD with momentum, all else by Adam.
+def optimizer_of(row: Row, precision: str, assumed: list[str] | None = None) -> Optimizer:
+    """The row's word; images are trained by SGD with momentum, all else by Adam, as what a word that is not known is taken for.
 
     BERT is tuned on SQuAD by Adam, also where a table speaks of its pretraining's LAMB: in PyTorch by one fused kernel for fp16 (apex
     FusedAdam), else by BertAdam, which calls each kernel for each tensor (NVIDIA DeepLearningExamples, PyTorch/LanguageModeling/BERT:
@@ -22,6 +22,8 @@ def optimizer_of(row: Row, precision: str) -> Optimizer:
         return Optimizer(name="adamw", implementation="for-loop" if "torch" in row.framework.lower() and precision != "fp16" else None)
     if "lamb" in text:
         return Optimizer(name="lamb")
-    if "sgd" in text or ("adam" not in text and re.search(_IMAGES, model)):
+    if re.search(r"sgd|momentum|lion|rmsprop|lars", text) or ("adam" not in text and re.search(_IMAGES, model)):
         return Optimizer(name="momentum")
+    if text and "adam" not in text and assumed is not None:
+        assumed.append(f"optimizer {row.optimizer!r} taken as adamw")
     return Optimizer(name="adamw")

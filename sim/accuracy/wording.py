@@ -1,18 +1,15 @@
-"""What the table's words mean in a plan: frameworks, precisions, sharding, recomputation, overlap.
+"""What the table's words mean in a plan: frameworks, precisions, choices, overlap, optimizers.
 
-The words are those that publications print ("FSDP FULL_SHARD (ZeRO-3)", "bf16 (autocast)", "selective (op)").
+The words are those that publications print ("Megatron-LM", "bf16 (autocast)", "yes (SDPA)").
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
 
-from sim.accuracy.recipes import recipe_of, recomputed
+from sim.accuracy.recipes import recipe_of
 from sim.accuracy.rows import Row
-from sim.accuracy.scripts import graph_of, nemo_of, shard_of
-from sim.model.redo import MODULES
-from sim.plan import Module
+from sim.accuracy.scripts import graph_of, nemo_of
 from topologies.errors import Refused
 
 _FRAMEWORKS: tuple[tuple[str, str], ...] = (
@@ -23,12 +20,12 @@ _FRAMEWORKS: tuple[tuple[str, str], ...] = (
     (r"nemo", "nemo"),
     (r"megatron-deepspeed|neox", "megatron-deepspeed"),
     (r"megatron-core|\bmcore\b", "megatron-core"),
-    (r"megatron|primus", "megatron-lm"),
+    (r"megatron|primus|megascale|vescale|mindspeed", "megatron-lm"),
     (r"internevo|internlm-train", "internevo"),
     (r"llm-foundry|composer|mosaic", "llm-foundry"),
     (r"torchtitan", "torchtitan"),
-    (r"paxml", "paxml"),
-    (r"maxtext|\bjax\b|\bflax\b|levanter|\bt5x\b", "maxtext"),
+    (r"\bpax(ml)?\b", "paxml"),
+    (r"maxtext|\bjax\b|\bflax\b|levanter|\bt5x\b|scalax|easylm", "maxtext"),
     (r"tensorflow ?2|tf2", "tf2-horovod"),
     (r"tensorflow|tf1", "tf1-horovod"),
 )
@@ -45,8 +42,13 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
         name = "megatron-lm"
     if name in ("tf1-horovod", "oneflow") and _is(row, r"bert\b"):
         return graph_of(row, name)
-    if name == "mlperf-nvidia" and _is(row, r"resnet|\bcnn\b"):
+    if name == "mlperf-nvidia" and not _is(row, _MASKS) and _is(row, r"resnet|\bcnn\b"):
         return "mxnet-horovod"  # what NVIDIA's submissions train images with
+    if name in ("mlperf-nvidia", "llm-foundry") and (row.batch_unit == "images" or _is(row, _MASKS)):
+        name, text = "pytorch", "torch"  # detection, translation, and Composer's pictures are plain modules
+    if "hai-llm" in text and row.n_experts:
+        assumed.append("DeepSeek's trainer: DeepEP, exchanges beside another micro-batch")
+        return "megatron-bridge-overlapped"
     if name == "megatron-bridge":
         return recipe_of(row)
     if name == "nemo":
@@ -70,6 +72,8 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
     return "pytorch"
 
 
+_MASKS = r"mask|ssd|retinanet|gnmt|rnn|transformer-(base|big)|transformer \(big\)"
+"""What MLPerf trains with PyTorch beside language models."""
 _SCRIPTED = "2021-09"
 """When NVIDIA's BERT in PyTorch took to TorchScript, and to sequences binned by length (its README's release notes)."""
 _ASYNCHRONOUS = "2021-11"
@@ -83,7 +87,7 @@ def _written_out(row: Row) -> bool:
 
 
 _YES = r"yes|true|on\b|y\b|1\b|enabled"
-_NO = r"no|false|off\b|n\b|0\b|disabled|eager|math"
+_NO = r"no|false|off\b|n\b|0\b|disabled|w/o\b|without|unused|eager|math|naive|standard|vanilla|unfused|baseline"
 
 
 def said(text: str) -> bool | None:
@@ -98,16 +102,17 @@ def _is(row: Row, pattern: str) -> bool:
     return re.search(pattern, f"{row.model_type} {row.model_name}".lower()) is not None
 
 
+_FOUR = r"\bnf4\b|4-?bit"
 _PRECISIONS: tuple[tuple[str, str], ...] = (
     # (pattern, the plan's word); the first that is found counts, so that "bf16 (fp32 gradients)" is bf16
-    (r"\bnf4\b|4-?bit", "bf16"),  # QLoRA: weights stored in four bits, products in bf16
+    (_FOUR, "bf16"),  # QLoRA: weights stored in four bits, products in bf16
     (r"fp4", "nvfp4"),
     (r"mxfp8", "mxfp8"),
-    (r"f(loat|p)[_-]?8|e[45]m[23]", "fp8"),
-    (r"bf16|bfloat", "bf16"),
-    (r"f(loat|p)[_-]?16|\bhalf\b|\b16-(mixed|true)|\bamp\b|\bmixed\b|^o[12]$|apex", "fp16"),
+    (r"f(loat|p)[_ -]?8|e[45]m[23]", "fp8"),
+    (r"bf[_ -]?16|bfloat", "bf16"),
+    (r"f(loat|p)[_ -]?16|^16(-bit)?$|\bhalf\b|\b16-(mixed|true)|\bamp\b|\bmixed\b|^o[12]$|apex", "fp16"),
     (r"tf32", "tf32"),
-    (r"f(loat|p)[_-]?32|\bsingle\b|\b32(-true|-bit)?$", "fp32"),
+    (r"f(loat|p)[_ -]?32|\bsingle\b|\b32(-true|-bit)?$", "fp32"),
 )
 
 
@@ -122,103 +127,10 @@ def precision_of(row: Row, assumed: list[str] | None = None) -> str:
         return name
     for pattern, name in _PRECISIONS:
         if re.search(pattern, text):
+            if pattern == _FOUR and assumed is not None:
+                assumed.append("weights stored in four bits: their unpacking is not counted")
             return name
     raise Refused(f"precision {row.precision!r} is not known; a plan takes fp32 tf32 bf16 fp16 fp8 mxfp8 nvfp4")
-
-
-def sharding_of(row: Row, dp: int, framework: str, assumed: list[str]) -> dict[str, Any]:
-    """dp_shard, dp_replicate, zero and how parameters are kept, for `dp` data-parallel ranks (context ranks apart)."""
-    text = row.sharding.lower()
-    zero = _zero(text, framework, assumed, row)
-    if zero == 0 or dp == 1:
-        # With one rank nothing is split; FSDP still casts and copies as it does, so its level stays.
-        return {"dp_replicate": dp if zero == 0 else 1, "dp_shard": 1 if zero == 0 else dp, "zero": zero}
-    inside = row.gpus_per_node if re.search(r"hybrid.?shard", text) else None  # FSDP's HYBRID_SHARD: whole copies on each node
-    size = min(row.fsdp_size or inside or shard_of(row, framework) or dp, dp)
-    if found := re.search(r"within groups of (\d+)", text):
-        size = min(int(found.group(1)), dp)
-    if dp % size:
-        assumed.append(f"sharding group of {size} does not divide dp = {dp}: all ranks share")
-        size = dp
-    found_sizes: dict[str, Any] = {"dp_shard": size, "dp_replicate": dp // size, "zero": zero}
-    if "shard_grad_op" in text:
-        found_sizes |= {"zero": 3, "reshard_after_forward": False}
-    return found_sizes
-
-
-_LEVELS: tuple[tuple[str, int], ...] = (
-    (r"no_shard|^none|^no$|^false$|^replicat|^0$", 0),
-    (r"fsdp|full_?shard|fully.?shard|hsdp|hybrid.?shard|zero\+\+|zero.?infinity", 3),
-    (r"\bddp\b|^dp$|data.parallel$", 0),
-    (r"shard_?grad|zero.?offload", 2),
-    (r"distributed.?optimi|distopt|optimi[sz]er.?(state|shard)|zero.?redundancy", 1),
-)
-"""Words of sharding without a level's number, and the level that they mean."""
-
-
-def _zero(text: str, framework: str, assumed: list[str], row: Row) -> int:
-    if found := re.search(r"(?:zero|stage)[\s_-]*(?:stage)?[\s_-]*([0-3])", text) or re.search(r"^([0-3])$", text):
-        return int(found.group(1))
-    for pattern, level in _LEVELS:
-        if re.search(pattern, text):
-            return level
-    from sim.framework import load_framework
-
-    level = max(load_framework(framework).zero, 1 if "zero" in text else 0)
-    assumed.append(
-        f"sharding not stated: {framework}'s default, ZeRO-{level}" if not row.sharding else f"sharding {row.sharding!r}: ZeRO-{level}"
-    )
-    return level
-
-
-_KEPT: tuple[tuple[str, float, str], ...] = (
-    # (word, share of a layer's work that is done again, why)
-    (r"every other", 1 / 2, "every second layer is recomputed"),
-    (r"\(op\)|\bsac\b", 1 / 2, "torchtitan keeps attention and every second product: counted as every second layer"),
-    (r"save_qkv_out_proj", 2 / 3, "qkv and output products are kept, a third of the layer: counted as two layers of three"),
-    (r"save_qkv_proj", 7 / 8, "only the qkv products are kept: seven layers of eight"),
-)
-_UNSAID = {"maxtext": "save_qkv_proj"}
-"""Recomputation that a framework's recipes use unless told: remat_policy of dgxc-benchmarking maxtext/configure.sh."""
-
-
-def recompute_of(row: Row, layers_per_stage: int, framework: str, assumed: list[str]) -> dict[str, Any]:
-    """The plan's recomputation; policies that keep some products count as recomputing so many of the layers."""
-    text = "" if said(row.recompute) is None else row.recompute.lower()
-    if not text and framework in _UNSAID:
-        text = _UNSAID[framework]
-        assumed.append(f"recomputation not stated: {text}, as {framework}'s recipes")
-    if "save_dot_only" in text:
-        assumed.append(f"recomputation {text!r}: products are kept; attention, a call of its own, runs again, and what XLA fuses away")
-        return {"recompute": "selective"}
-    for word, share, why in _KEPT:
-        if re.search(word, text):
-            assumed.append(f"recomputation {text!r}: {why}")
-            layers = round(share * layers_per_stage)
-            return {"recompute": "full", "recompute_layers": layers} if layers else {"recompute": "none"}
-    if modules := _modules(row, framework, assumed):
-        return {"recompute": "selective", "recompute_modules": modules}
-    if re.search(r"selective|\bcore\b|attention( only)?$", text):
-        return {"recompute": "selective"}
-    if found := re.search(r"block\D*(\d+)|(\d+) (?:of \d+ )?layers", f"{text} {row.recompute_detail.lower()}"):
-        return {"recompute": "full", "recompute_layers": min(int(found.group(1) or found.group(2)), layers_per_stage)}
-    if not text:
-        assumed.append("recomputation not stated: none")
-    return {"recompute": "full" if said(text) else "none"}
-
-
-def _modules(row: Row, framework: str, assumed: list[str]) -> tuple[Module, ...]:
-    """What of each layer the row says in Megatron-Core's words; where it says nothing, what the recipe does."""
-    text = f"{row.recompute} {row.recompute_detail}".lower()
-    said_ones = tuple(module for module in MODULES if re.search(rf"\b{module}\b", text))
-    if not any("_" in module for module in said_ones):
-        said_ones = ()  # "mlp" and "moe" alone are words like any other
-    if said_ones or said(row.recompute) is not None or not framework.startswith("megatron-bridge"):
-        return said_ones
-    found = recomputed(row)
-    if found:
-        assumed.append(f"recomputation not stated: {', '.join(found)}, as its recipe")
-    return found
 
 
 _OF_DATA = r"grad(ient)?s?[ -](reduce-scatter and param all-gather overlap|sync overlap)$"
@@ -246,3 +158,12 @@ def compiled(row: Row) -> bool | None:
     if re.search(r"tensorflow|tf[12]", row.framework.lower()) and "squad" in row.task.lower() and precision_of(row) == "fp32":
         return False
     return True if said(row.compile) or "xla" in row.framework.lower() else None
+
+
+def schedule_of(row: Row) -> str:
+    """A pipeline's schedule where the row names one that is no 1F1B: "DualPipe", "ZB-H1", "zero bubble", "GPipe"; else ""."""
+    text = f"{row.comm_overlap} {row.framework} {row.notes}".lower()
+    hai = "hai-llm" in text and (row.n_experts or 0) > 200  # DeepSeek-V3 brought it (2024, section 3.2.1)
+    if hai or re.search(r"dual.?pipe", text):
+        return "dualpipe"
+    return "zb-h1" if re.search(r"zero.?bubble|\bzb-?h1|\bzbpp", text) else "gpipe" if "gpipe" in text else ""

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from sim.accuracy.machines import machine_of
 from sim.accuracy.plans import case_of
+from sim.accuracy.recomputation import recompute_of
 from sim.accuracy.rows import Row
+from sim.accuracy.sharding import sharding_of
 from sim.accuracy.sizes import sizes_of, stages_of
-from sim.accuracy.wording import framework_of_row, precision_of, recompute_of, sharding_of
+from sim.accuracy.wording import framework_of_row, precision_of
 from sim.rules import check
 from topologies.errors import BadInput, Refused
 

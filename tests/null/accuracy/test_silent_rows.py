@@ -16,9 +16,9 @@ from sim.accuracy.plans import case_of
 from sim.accuracy.published import published_rows
 from sim.accuracy.rows import Row, read_rows
 from sim.accuracy.score import constant_mfu, summarise
+from sim.accuracy.sharding import sharding_of
 from sim.accuracy.sizes import gpus_of, sizes_of
 from sim.accuracy.steady import step_seconds
-from sim.accuracy.wording import sharding_of
 from sim.bind import bind
 from tests.null.accuracy.test_plans import row
 from topologies.errors import BadInput, Refused

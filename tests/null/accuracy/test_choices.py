@@ -1,0 +1,77 @@
+"""Tasks, optimizers, schedules and lengths: what rows say of them, and what stands in where they do not."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from sim.accuracy.plans import case_of
+from sim.accuracy.steady import step_seconds
+from tests.null.accuracy.test_spellings import row
+
+
+@pytest.mark.parametrize(
+    ("changes", "size"),
+    [({"model_name": "BERT-Large", "framework": "PyTorch (MLPerf)"}, 512), ({"model_name": "BERT-Large"}, 128), ({"model_name": "T5-3B"}, 512), ({"model_name": "GPT-2 XL"}, 1024),
+     ({"model_name": "Llama-3-8B"}, 2048)],
+)  # fmt: skip
+def test_lengths_that_are_not_stated_are_the_models(changes: dict[str, str], size: int) -> None:
+    case = case_of(row(**({"seq_len": None, "model_type": "", "n_layers": None, "hidden": None} | changes)))
+    assert case.plan.seq_len == size and f"seq_len not stated: {size}" in case.assumed
+
+
+def test_words_of_optimizers_and_tasks() -> None:
+    for words, name in (
+        ("Lion", "momentum"),
+        ("paged AdamW 8-bit", "adamw"),
+        ("Adafactor", "adamw"),
+        ("LARS", "momentum"),
+        ("FusedLAMB", "lamb"),
+    ):
+        assert case_of(row(optimizer=words)).plan.optimizer.name == name
+    assert "optimizer 'Muon' taken as adamw" in case_of(row(optimizer="Muon")).assumed
+    assert case_of(row(task="inference")).plan.task == "forward" and case_of(row(task="DoRA")).plan.task == "lora"
+    assert row(quality="b").scored and not row(quality="c").scored
+
+
+def test_schedules_that_are_named() -> None:
+    deep = {"framework": "ours (PyTorch)", "pp": 4, "gpus": 32, "global_batch": 128, "vp": None}
+    for words, schedule in (("DualPipe", "dualpipe"), ("zero bubble (ZB-H1)", "zb-h1"), ("GPipe", "gpipe"), ("", "1f1b")):
+        case = case_of(row(comm_overlap=words, **deep))
+        assert case.plan.parallel.schedule == schedule and step_seconds(case.plan, case.topology)[0] > 0
+    assert case_of(row(comm_overlap="DualPipe", **(deep | {"global_batch": 32}))).plan.parallel.schedule != "dualpipe"
+
+
+def test_who_trains_with_neox_since_2023_has_flash_attention() -> None:
+    neox = {"framework": "GPT-NeoX", "gpu": "A100", "gpus": 8, "sharding": "ZeRO-1"}
+    assert case_of(row(date="2023-12", **neox)).plan.attention == "flash"
+    assert case_of(row(date="2022-04", **neox)).plan.attention is None
+
+
+@pytest.mark.parametrize("task", ["pretrain", "Pre-training", "training", "train"])
+def test_training_by_its_names(task: str) -> None:
+    bridge = {"framework": "Megatron-Bridge", "framework_version": "26.04", "gpu": "B200", "gpus": 8, "sharding": ""}
+    assert case_of(row(task=task, **bridge)).plan.framework == "megatron-bridge-captured"
+    assert case_of(row(task="sft", **bridge)).plan.framework == "megatron-bridge"
+
+
+def test_no_step_waits_for_its_images() -> None:
+    """They come ahead: half precision, whose loss scale is read on the host each step, hides their copy as fp32 does."""
+    images = row(
+        model_name="ResNet-50", model_type="cnn", n_layers=None, hidden=None, batch_unit="images", micro_batch=256, global_batch=256, gpus=1
+    )
+    for precision in ("mixed fp16 (AMP)", "fp32"):
+        case = case_of(msgspec.structs.replace(images, framework="MXNet", precision=precision))
+        slow = step_seconds(case.plan, case.topology, ("link.pcie.rate=8 GB/s",))[0]
+        assert slow == pytest.approx(step_seconds(case.plan, case.topology)[0], rel=0.01)
+
+
+@pytest.mark.parametrize(("framework", "targets"), [("NeMo", ["qkv"]), ("NeMo (MLPerf)", ["qkv", "proj"])])
+def test_adapters_are_where_the_recipe_has_them(framework: str, targets: list[str]) -> None:
+    model = case_of(row(task="LoRA", framework=framework, sharding="", gpus=8)).plan.model
+    assert isinstance(model, dict) and list(model["lora"]["targets"]) == targets
+
+
+def test_longer_encoders_have_more_positions() -> None:
+    model = case_of(row(model_name="BERT-large", model_type="bert", seq_len=4096, sharding="none")).plan.model
+    assert isinstance(model, dict) and model["positions"] == 4096
