@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from sim.lower.blocks import name_of
 from sim.lower.buckets import Bucket, is_contiguous, rebuilds
 from sim.lower.job import Job
-from sim.lower.ops import collective, compute, order, record, spent, wait
+from sim.lower.ops import collective, compute, host, order, record, spent, wait
 from sim.lower.template import PartOps
 from sim.program import COMPUTE, Op
-from sim.work import MemoryBound, Work
+from sim.work import HostWork, MemoryBound, Work
 
 Messages = Callable[[Job, Bucket], list[Op]]
 CLS = "comm.dp"
@@ -55,11 +55,11 @@ def reduce_gradients(job: Job, pieces: Iterable[tuple[PartOps, tuple[Op, ...]]],
         ops += work
         for bucket in due.get((part.block, part.part.name), ()):
             if job.overlap_grad:
-                ops += send(job, bucket, messages)
+                ops += send(job, bucket, messages, last=bucket is buckets[-1])
             else:
                 held.append(bucket)
     for bucket in held:
-        ops += send(job, bucket, messages)
+        ops += send(job, bucket, messages, last=bucket is buckets[-1])
     if rebuilds(job) and job.eager and buckets:
         ops.append(spent(f"grad/{buckets[-1].name}.step", "ddp_step"))
     for bucket in buckets:
@@ -67,8 +67,8 @@ def reduce_gradients(job: Job, pieces: Iterable[tuple[PartOps, tuple[Op, ...]]],
     return ops
 
 
-def send(job: Job, bucket: Bucket, messages: Messages) -> list[Op]:
-    """Fills the bucket, and sends it beside compute."""
+def send(job: Job, bucket: Bucket, messages: Messages, last: bool = False) -> list[Op]:
+    """Fills the bucket, and sends it beside compute; the last one waits for the background thread that sends them, where there is one."""
     name = f"grad/{bucket.name}"
     ops: list[Op] = []
     if rebuilds(job) and job.eager:
@@ -76,7 +76,9 @@ def send(job: Job, bucket: Bucket, messages: Messages) -> list[Op]:
     if job.framework.packs_gradients:
         ops.append(compute(job, f"{name}.copy", copies(job, bucket, job.grad_bytes, job.reduce_bytes), COPY))
     sent = messages(job, bucket)
-    return [*ops, *order(job, f"{name}.full", COMPUTE, sent[0].lane), *sent, record(f"{name}.done", sent[-1].lane)]
+    lane, cycle = sent[0].lane, job.framework.cycle
+    turn = [host(f"{name}.turn", HostWork("cycle", 0.5, cycle), lane=lane, cls=CLS)] if last and cycle else []
+    return [*ops, *order(job, f"{name}.full", COMPUTE, lane), *turn, *sent, record(f"{name}.done", sent[-1].lane)]
 
 
 def _receive(job: Job, bucket: Bucket) -> list[Op]:

@@ -1,10 +1,12 @@
 """A compiler that takes the whole backward hands its gradients over at the end: their sums hide behind nothing."""
 
 import pytest
+from msgspec.structs import replace
 
+from sim.bind import bind
 from sim.framework import framework_of
 from sim.plan import Batch, Parallel, Plan
-from sim.predict import predict
+from sim.predict import predict, predict_setting
 
 MODEL = {"family": "encoder", "layers": 4, "hidden": 1024, "heads": 16, "ffn": 4096, "vocab": 30528, "positions": 512}
 
@@ -54,3 +56,15 @@ def test_what_does_not_hide_is_added_to_the_step() -> None:
         one, eight = (predict(_plan("tf1-horovod", compiled, ranks), "dgx1-v100").step_time_s for ranks in (1, 8))
         added[compiled] = eight - one
     assert added[True] > 1.2 * added[None] > 0.0
+
+
+@pytest.mark.parametrize("compiled", [None, True])
+def test_the_last_gradients_wait_for_horovod_s_thread(compiled: bool | None) -> None:
+    """Half a turn of 5 ms in the mean, once a step however many messages there are; a rank alone sends none."""
+    longer = {}
+    for ranks in (1, 8):
+        setting = bind(_plan("tf1-horovod", compiled, ranks), "dgx1-v100")
+        at_once = replace(setting, framework=replace(setting.framework, cycle=0.0))
+        longer[ranks] = predict_setting(setting).step_time_s - predict_setting(at_once).step_time_s
+    assert longer[1] == 0.0
+    assert longer[8] == pytest.approx(2.5e-3, rel=0.1)
