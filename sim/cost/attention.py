@@ -22,6 +22,8 @@ from topologies.hardware import Gpu
 
 DRAM, HOT = 0.85, 3.0
 """Share of DRAM bandwidth of streaming kernels, and L2 bandwidth over it (see memory.toml, gemm.toml)."""
+SMALL = 96
+"""Columns up to which a head runs the kernel of 64."""
 
 
 class AttentionFit(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,12 +48,21 @@ class AttentionFit(msgspec.Struct, frozen=True, kw_only=True):
     """Share of L2 in which these stay until they are read."""
 
 
-class Family(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates of a kernel family over the best kernel, by architecture."""
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
+    """Rates of a family's kernels over the best kernel, by architecture."""
 
     forward: dict[str, float]
     backward: dict[str, float]
     """Rate of the backward kernel over that of the same family's forward, both by Attention.flops."""
+    whole: bool = False
+    """The backward kernel walks over all keys below the diagonal, also where a window leaves few of them."""
+
+
+class Family(Rates, frozen=True, kw_only=True):
+    """Rates of all head sizes and dtypes, and of those that are code of their own where they were measured."""
+
+    kinds: dict[str, Rates] = {}
+    """d64 (heads up to 96 columns), mla (values narrower than keys), fp8, fp8-d64, fp8-mla: for the architectures that they name."""
 
 
 Sets = dict[str, AttentionFit]
@@ -67,9 +78,9 @@ def fits(dtype: str) -> dict[str, Sets]:
 def pick(sets: Sets, work: Attention) -> AttentionFit:
     """The kernel that runs this head size, or the one of the nearest size that was measured."""
     d = (work.d + (work.dv or work.d)) / 2
-    if not work.causal and d <= 96 and "full" in sets:
+    if not work.causal and d <= SMALL and "full" in sets:
         return sets["full"]
-    order = ("d64", "d128", "d256") if d <= 96 else ("d128", "d256", "d64") if d <= 160 else ("d256", "d128", "d64")
+    order = ("d64", "d128", "d256") if d <= SMALL else ("d128", "d256", "d64") if d <= 160 else ("d256", "d128", "d64")
     return next(sets[name] for name in order if name in sets)
 
 
@@ -85,17 +96,22 @@ def attention_cost(work: Attention, gpu: Gpu, family: str = "flash2", clock: flo
     known = fits(kind)
     name, source = choose(gpu, {key: next(iter(sets.values())).arch for key, sets in known.items()})
     fit = pick(known[name], work)
-    share, sure = family_share(family, gpu)
+    rates = _rates(_family(family), work, kind, gpu)
+    share, sure = by_arch(gpu, rates.forward)
+    if work.backward and rates.whole:
+        work = msgspec.structs.replace(work, window=0)
     seconds = forward_seconds(work, gpu, fit, peak * share)
     if work.backward:
-        rate, _ = by_arch(gpu, _family(family).backward)
+        rate, _ = by_arch(gpu, rates.backward)
         seconds = fit.floor + (seconds - fit.floor) * 2.5 / rate
     return seconds * work.repeat, "assumed" if "assumed" in (source, sure) else "fitted"
 
 
-def family_share(family: str, gpu: Gpu) -> tuple[float, Source]:
-    """Forward rate of a family over the best kernel of this GPU."""
-    return by_arch(gpu, _family(family).forward)
+def _rates(family: Family, work: Attention, dtype: str, gpu: Gpu) -> Rates:
+    """The most special of a family's rates that hold for this GPU."""
+    head = "mla" if work.dv and work.dv != work.d else "d64" if work.d <= SMALL else ""
+    names = (f"fp8-{head}", "fp8") if dtype == "fp8" else (head,)
+    return next((family.kinds[name] for name in names if name in family.kinds and gpu.arch in family.kinds[name].forward), family)
 
 
 def _family(name: str) -> Family:

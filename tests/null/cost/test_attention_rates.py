@@ -1,0 +1,49 @@
+"""cuDNN's attention held against what NVIDIA measured: results of cudnn-frontend's benchmark/sdpa_benchmark_training (cuDNN 9.19)."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from sim.cost.attention import attention_cost
+from sim.work import Attention
+from topologies.devices import gpu
+
+LLAMA = Attention(1, 64, 8, 4096, 4096, 128)
+DEEPSEEK = Attention(1, 128, 128, 4096, 4096, 192, 128)
+GPT_OSS = Attention(2, 64, 8, 4096, 4096, 64, window=1024)
+
+
+def both(name: str, work: Attention, dtype: str) -> tuple[float, float]:
+    """Milliseconds forward and backward."""
+    one = replace(work, dtype=dtype)
+    return tuple(attention_cost(replace(one, backward=back), gpu(name), "cudnn")[0] * 1e3 for back in (False, True))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("name", "work", "dtype", "measured"),
+    [
+        ("gb200", LLAMA, "bf16", (0.206, 0.607)),
+        ("gb200", LLAMA, "fp8", (0.161, 0.559)),
+        ("gb300", LLAMA, "bf16", (0.164, 0.575)),
+        ("gb300", LLAMA, "fp8", (0.118, 0.525)),
+        ("h200-sxm", LLAMA, "bf16", (0.465, 1.450)),
+        ("gb200", DEEPSEEK, "bf16", (0.509, 1.613)),
+        ("gb200", DEEPSEEK, "fp8", (0.359, 1.310)),
+        ("gb300", DEEPSEEK, "bf16", (0.454, 1.544)),
+        ("gb300", DEEPSEEK, "fp8", (0.285, 1.197)),
+        ("h200-sxm", DEEPSEEK, "bf16", (1.148, 4.424)),
+        ("gb200", GPT_OSS, "bf16", (0.209, 0.487)),
+        ("gb300", GPT_OSS, "bf16", (0.178, 0.472)),
+        ("h200-sxm", GPT_OSS, "bf16", (0.358, 1.042)),
+    ],
+)
+def test_measured_times_both_ways(name: str, work: Attention, dtype: str, measured: tuple[float, float]) -> None:
+    assert both(name, work, dtype) == pytest.approx(measured, rel=0.08)
+
+
+def test_heads_of_64_in_8_bits_gain_nothing_from_a_window_backward() -> None:
+    for name, measured in (("gb200", (0.203, 0.862)), ("gb300", (0.148, 0.792))):
+        assert both(name, GPT_OSS, "fp8") == pytest.approx(measured, rel=0.08)
+    windowed = Attention(2, 64, 8, 16384, 16384, 64, dtype="fp8", backward=True, window=1024)
+    assert attention_cost(windowed, gpu("gb200"), "cudnn")[0] == pytest.approx(11.33e-3, rel=0.08)
