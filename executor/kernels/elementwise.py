@@ -102,6 +102,7 @@ def _rope(s: Site) -> Call:
 KERNELS: dict[str, Callable[[Site], Call]] = {
     "scale": _scale,
     "cast": _cast,
+    "quantise": _cast,
     "zero": _zero,
     "permute": _permute,
     "relu": _relu,

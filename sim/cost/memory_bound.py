@@ -39,6 +39,8 @@ class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
     cross_entropy: float
     optimizer: float
     """Multi-tensor kernels over parameters, gradients and states."""
+    quantise: float = 0.0
+    """Blocks of 32 with their scales, along rows and along columns at once (MXFP8); 0: as `stream`."""
 
 
 class Cache(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +56,7 @@ FAMILY = {
     "layernorm": "layernorm", "rmsnorm": "layernorm", "batchnorm": "stream", "groupnorm": "layernorm", "norm": "stream",
     "softmax": "softmax", "cross_entropy": "cross_entropy", "permute": "permute", "embedding": "gather", "embedding_backward": "gather",
     "sort": "gather", "topk": "gather", "gather": "gather", "scatter": "gather", ATOMIC: "gather", "rope": "stream", "adam": "optimizer", "adamw": "optimizer", "sgd": "optimizer",
-    "momentum": "optimizer", "optimizer": "optimizer",
+    "momentum": "optimizer", "optimizer": "optimizer", "quantise": "quantise",
 }  # fmt: skip
 """Kernels by what limits them; anything else streams. A batch norm's passes over its input are counted one by one."""
 
@@ -89,4 +91,4 @@ def share_of(fit: MemoryFit, work: MemoryBound) -> float:
     if family in ("layernorm", "softmax") and work.rows and work.written / BYTES[work.dtype] <= NARROW * work.rows:
         family += "_narrow"
     share: float = getattr(fit, family)
-    return share
+    return share or fit.stream

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from sim.model.check import divisible
 from sim.model.elementwise import dropout_kernels, elementwise
-from sim.model.linear import linear
+from sim.model.linear import linear, quantised
 from sim.model.norm import norm
 from sim.model.parts import Part
 from sim.model.share import Share
@@ -69,8 +69,12 @@ def core(
         if window and window < keys:
             work = Attention(work.batch, work.heads, work.kv_heads, work.q, keys, work.d, work.dv, causal, work.dtype, False, window)
         back = Attention(work.batch, work.heads, work.kv_heads, work.q, keys, work.d, work.dv, causal, work.dtype, True, work.window)
-        kept = _qkv_bytes(share, heads, b * s, b * (keys // cp if cp > 1 else keys)) + b * s * heads.q * 4
-        part = Part(name=name, forward=(work,), backward=(back,), cls="attention", saved=kept, recompute=True, dropped=b * s * heads.q * 4)
+        taken, sums = _qkv_bytes(share, heads, b * s, b * (keys // cp if cp > 1 else keys)), b * s * heads.q * 4
+        forward, backward = (*_narrow(share, taken // share.e), work), (*_narrow(share, b * s * heads.q * heads.dv), back)
+        part = Part(
+            name=name, forward=forward, backward=backward, cls="attention", saved=taken + sums, recompute=True, dropped=sums,
+            native=len(forward) - 1,
+        )  # fmt: skip
     if cp == 1:
         return part
     from msgspec.structs import replace
@@ -79,6 +83,11 @@ def core(
     if share.shape.cp_kind == "all_to_all":
         whole = _qkv_bytes(share, heads, b * s, b * s)
     return replace(part, seam="cp.attention", seam_bytes=whole)
+
+
+def _narrow(share: Share, elements: int) -> list[Work]:
+    """Queries, keys and values for 8-bit attention, and the gradient of its result (TransformerEngine's fp8_dpa leaves 16 bits around it)."""
+    return quantised(share, elements) if share.fused == "fp8" else []
 
 
 def _qkv_bytes(share: Share, heads: Heads, queries: int, keys: int) -> int:
@@ -212,7 +221,7 @@ def grouped_query(
     parts = [
         linear(
             share, "attn.qkv", hidden, q + 2 * k if fused else (q, k, k), bias=qkv_bias, seam="tp.gather" if seam_bytes else "",
-            seam_bytes=seam_bytes, stream=True, fused_input=share.framework.fused_norm, saved_rows=share.srows, frozen=frozen, modules=2,
+            seam_bytes=seam_bytes, stream=True, normed=share.framework.fused_norm, saved_rows=share.srows, frozen=frozen, modules=2,
         )
     ]  # fmt: skip
     parts += _split(share, q + 2 * k) if fused else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.model.linear import weight_casts
+from sim.model.linear import quantised, weight_casts
 from sim.model.parts import Part, Seam
 from sim.model.share import Share
 from sim.routing import different
@@ -18,8 +18,7 @@ def grouped(share: Share, name: str, local: int, routed: int, k: int, n: int, bi
     quantise: list[Work] = []
     quantise_grad: list[Work] = []
     if share.fp8:
-        quantise = [*_largest(share, routed * k, local), MemoryBound("cast", 2 * routed * k, 2 * routed * k, share.act)]
-        quantise_grad = [*_largest(share, routed * n, local), MemoryBound("cast", 2 * routed * n, 2 * routed * n, share.act)]
+        quantise, quantise_grad = quantised(share, routed * k, tensors=local), quantised(share, routed * n, tensors=local)
     add = share.framework.accumulate_in_gemm
     if share.framework.grouped_experts:
         products: tuple[Work, ...] = (
@@ -63,14 +62,6 @@ def _weighs_inside(share: Share) -> bool:
     """Weights (fp32) follow the tokens by a second all_to_all where the experts' activation takes them (Megatron-Core's
     MoEAlltoAllTokenDispatcher.token_dispatch); HybridEP and DeepEP send both at once."""
     return share.framework.tensor == "megatron" and share.framework.fused_activation and not share.framework.fused_dispatch
-
-
-def _largest(share: Share, elements: int, local: int) -> list[Work]:
-    """Current scaling: each expert's rows are read for their largest value, and a scale is made of it, before they are cast
-    (TransformerEngine, Float8CurrentScalingQuantizer::quantize). Norms and activations before the layer's other linears find it themselves."""
-    if share.gemm != "fp8" or share.framework.fp8_scaling != "current":
-        return []
-    return [MemoryBound("reduce", 2 * elements, 0, share.act), MemoryBound("scale", 4 * local, 4 * local, "fp32")]
 
 
 def _pads(share: Share) -> bool:

@@ -31,7 +31,6 @@ def latent(share: Share, hidden: int, heads: int, mla: Mla, *, bias: bool = Fals
                 rows=rows,
                 bias=bias,
                 stream=True,
-                fused_input=share.framework.fused_norm,
                 modules=2,
             )
         )
@@ -41,11 +40,11 @@ def latent(share: Share, hidden: int, heads: int, mla: Mla, *, bias: bool = Fals
     parts.append(
         linear(
             share, "attn.q_up", wide, local.q * local.d, seam="tp.gather" if split else "", seam_bytes=gather, saved_rows=rows,
-            stream=not mla.q_lora, fused_input=True, modules=1 if mla.q_lora else 2,
+            stream=not mla.q_lora, normed=bool(mla.q_lora), modules=1 if mla.q_lora else 2,
         )
     )  # fmt: skip
     narrow = mla.kv_lora + mla.rope
-    down = linear(share, "attn.kv_down", hidden, narrow, rows=rows, bias=bias, stream=True, fused_input=True)
+    down = linear(share, "attn.kv_down", hidden, narrow, rows=rows, bias=bias, stream=True)
     join = elementwise("add", share, rows * hidden, 2 * share.e, share.e)  # two gradients of one input
     parts.append(replace(down, saved=0, backward=(*down.backward, join)))
     parts.append(norm(share, "attn.kv_norm", rows, mla.kv_lora, "rmsnorm", after_residual=False, es=share.e))
@@ -53,7 +52,7 @@ def latent(share: Share, hidden: int, heads: int, mla: Mla, *, bias: bool = Fals
     parts.append(
         linear(
             share, "attn.kv_up", mla.kv_lora, local.q * (mla.nope + mla.value), seam="tp.gather" if split else "", seam_bytes=gather,
-            saved_rows=rows, fused_input=True,
+            saved_rows=rows, normed=True,
         )
     )  # fmt: skip
     parts += [rope(share, local.q + 1, mla.rope), _join_heads(share, local, mla)]

@@ -23,11 +23,22 @@ def weight_casts(share: Share, tensors: tuple[int, ...]) -> tuple[list[Work], li
     return down, up
 
 
-def _quantise(share: Share, elements: int, fused: bool) -> list[Work]:
-    """fp8: a cast beside its transpose (Hopper's fp8 GEMM takes TN only), unless the producing kernel writes it."""
-    if not share.fp8 or fused:
-        return []
-    return [MemoryBound("cast", 2 * elements, 2 * elements, share.act)]
+def quantised(share: Share, elements: int, found: bool = False, tensors: int = 1) -> list[Work]:
+    """What makes the 8-bit operand of 16 bits: a cast beside its transpose (Hopper's fp8 GEMM takes TN only), or blocks with their scales both
+    ways. Current scaling reads all for the largest value first, unless the kernel before has `found` it, and makes a scale of it."""
+    if share.gemm != "fp8":
+        return [MemoryBound("quantise", 2 * elements, 2 * elements, share.act)]
+    cast: Work = MemoryBound("cast", 2 * elements, 2 * elements, share.act)
+    if share.framework.fp8_scaling == "delayed":
+        return [cast]
+    largest: list[Work] = [] if found else [MemoryBound("reduce", 2 * elements, 0, share.act)]
+    return [*largest, MemoryBound("scale", 4 * tensors, 4 * tensors, "fp32"), cast]
+
+
+def _taken(share: Share, elements: int, normed: bool, fused: bool) -> list[Work]:
+    """What makes a linear's input 8-bit, where no compiler and no kernel before it does."""
+    fused = fused or share.framework.compile or (normed and share.gemm == "fp8" and share.framework.fp8_scaling == "delayed")
+    return [] if fused else quantised(share, elements, normed)
 
 
 def _units(share: Share, dtype: str, sizes: tuple[int, ...]) -> str:
@@ -64,6 +75,7 @@ def linear(
     fused_bias: bool = False,
     fused_input: bool = False,
     fused_grad: bool = False,
+    normed: bool = False,
     saved_rows: int = 0,
     frozen: bool = False,
     modules: int = 1,
@@ -71,9 +83,10 @@ def linear(
 ) -> Part:
     """`rows` x k times k x n; several `n` are several linears on one input.
 
-    `low`: runs in the block's low precision. `stream`: the input is of the residual stream (fp32 under autocast, so
-    it is cast). `fused_bias`: the kernel after adds it. `fused_input`, `fused_grad`: the kernel before (after) writes fp8 itself. `saved_rows`: rows of the
-    input that are kept, where fewer than `rows` (sequence parallelism keeps its slice and gathers again).
+    `low`: runs in the block's low precision. `stream`: the input is of the residual stream (fp32 under autocast, so it is cast). `fused_bias`:
+    the kernel after adds it. `fused_input`, `fused_grad`: the kernel before (after) writes fp8 itself; `normed`: a norm before does so with
+    delayed scaling alone, and finds the largest value otherwise (TransformerEngine, normalization.cpp). `saved_rows`: rows of the input that
+    are kept, where fewer than `rows` (sequence parallelism keeps its slice and gathers again).
     """
     widths = (n,) if isinstance(n, int) else n
     m, act, low = rows or share.rows, share.act, low and share.fp8
@@ -81,14 +94,11 @@ def linear(
     tensors = tuple(size for width in widths for size in ((width * k, width) if bias else (width * k,)))
     down, up = weight_casts(share, tensors)
     cast = stream and share.es != share.e and not share.framework.compile
-    quiet = share.framework.compile
-    forward: list[Work] = [*down, *([MemoryBound("cast", 4 * m * k, 2 * m * k, act)] * (len(widths) if cast else 0))]
-    backward: list[Work] = []
-    if low:
-        forward += _quantise(share, m * k, fused_input or quiet)
-        backward += _quantise(share, m * sum(widths), fused_grad or quiet)
+    taken = _taken(share, m * k, normed, fused_input) if low else []
+    given = quantised(share, m * sum(widths)) if low and not (fused_grad or share.framework.compile) else []
+    forward: list[Work] = [*down, *([MemoryBound("cast", 4 * m * k, 2 * m * k, act)] * (len(widths) if cast else 0)), *taken]
     forward += [*(Gemm(m, width, k, dtype) for width in widths), *_biases(share, m, widths, bias and not fused_bias)]
-    backward += [Gemm(m, k, width, dtype, 1, "dgrad") for width in widths]
+    backward: list[Work] = [*given, *(Gemm(m, k, width, dtype, 1, "dgrad") for width in widths)]
     backward += [elementwise("add", share, m * k, 2 * share.e, share.e)] * (len(widths) - 1)
     if cast:
         backward.append(MemoryBound("cast", 2 * m * k, 4 * m * k, act))
@@ -108,4 +118,5 @@ def linear(
         seam_bytes=seam_bytes,
         modules=modules + len(widths) - 1,
         recompute=recompute,
+        native=max(0, len(taken) - (not normed)),  # inside the linear's own node
     )

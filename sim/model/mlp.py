@@ -22,7 +22,7 @@ def mlp(
     joined = share.framework.fused_activation and share.framework.quantising_activation
     up = linear(
         share, f"{prefix}.up", hidden, widths, bias=bias, seam="tp.gather" if seam_bytes else "", seam_bytes=seam_bytes, stream=True,
-        fused_input=share.framework.fused_norm, fused_bias=joined, fused_grad=joined, saved_rows=share.srows, frozen=frozen, modules=2,
+        normed=share.framework.fused_norm and prefix == "mlp", fused_bias=joined, fused_grad=joined, saved_rows=share.srows, frozen=frozen, modules=2,
     )  # fmt: skip
     act = activation(share, f"{prefix}.act", share.rows, inner, kind, halves=fused and share.framework.joins_gradients)
     down = linear(

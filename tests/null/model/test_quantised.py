@@ -1,0 +1,56 @@
+"""Which kernels make 8-bit operands: by scaling, and by what stands before a linear (TransformerEngine, normalization.cpp)."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from sim.framework import load_framework
+from sim.model.attention import Heads, core
+from sim.model.linear import linear
+from sim.model.parts import Part, Shape
+from sim.model.share import Share, share_of
+from sim.work import MemoryBound
+
+
+def share(precision: str, **habits: object) -> Share:
+    framework = replace(load_framework("megatron-core"), **habits)
+    return share_of(Shape(micro=1, seq=256, precision=precision), framework)
+
+
+def kernels(part: Part) -> tuple[list[str], list[str]]:
+    """What the part runs beside its product: forward, backward."""
+    forward, backward = ([work.what for work in works if isinstance(work, MemoryBound)] for works in (part.forward, part.backward))
+    return forward, backward
+
+
+@pytest.mark.parametrize(
+    ("precision", "scaling", "normed", "plain"),
+    [
+        ("fp8", "delayed", [], ["cast"]),
+        ("fp8", "current", ["scale", "cast"], ["reduce", "scale", "cast"]),
+        ("mxfp8", "delayed", ["quantise"], ["quantise"]),
+        ("bf16", "delayed", [], []),
+    ],
+)
+def test_what_makes_an_operand_of_8_bits(precision: str, scaling: str, normed: list[str], plain: list[str]) -> None:
+    own = share(precision, fp8_scaling=scaling)
+    assert kernels(linear(own, "a", 64, 64, normed=True)) == (normed, plain)
+    assert kernels(linear(own, "a", 64, 64)) == (plain, plain)
+    assert kernels(linear(own, "a", 64, 64, fused_input=True, fused_grad=True)) == ([], [])
+
+
+def test_casts_are_inside_the_nodes_of_their_linears() -> None:
+    own = share("fp8", fp8_scaling="current")
+    assert len(linear(own, "a", 64, 64).forward) - linear(own, "a", 64, 64).native == 2
+    normed = linear(own, "a", 64, 64, normed=True)
+    assert len(normed.forward) - normed.native == 1
+
+
+def test_attention_in_8_bits_makes_its_operands() -> None:
+    heads = Heads(4, 2, 64, 64)
+    wide, narrow = (core(share("mxfp8", fp8_attention=own), heads, causal=True) for own in (False, True))
+    assert kernels(wide) == ([], [])
+    assert kernels(narrow) == (["quantise"], ["quantise"])
+    work = narrow.forward[0]
+    assert isinstance(work, MemoryBound) and work.read == 2 * 256 * 64 * (4 + 2 + 2)
