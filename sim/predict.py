@@ -5,13 +5,15 @@ plan -> model, framework, mesh -> program -> priced -> simulated -> trace -> fig
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from sim import uncertainty
 from sim.bind import Setting, bind
+from sim.cost.price import Pricer
 from sim.detail import STEPS, apart, coarse, fused, simulated_ops
 from sim.engine.run import simulate
 from sim.figures import figures
@@ -21,9 +23,11 @@ from sim.periods import is_period, mean_step
 from sim.plan import Output, Plan
 from sim.prediction import Prediction
 from sim.pricer import pricer_for
-from sim.settled import settled
+from sim.program import Program
+from sim.settled import until_settled
 from sim.stalls import held, output_seconds
 from sim.timeline import metrics
+from sim.trace import Trace
 from topologies.errors import BadInput
 from topologies.load import Topology
 
@@ -71,22 +75,15 @@ def predict_setting(
     plan, topology = setting.plan, setting.topology
     quiet = msgspec.structs.replace(plan, output=Output())
     pricer = pricer_for(setting, calibration, costs)
-    asked = detail
-    while True:
-        program = lower(quiet, setting.network, setting.framework, topology.kind, steps)
-        ops = simulated_ops(program, fold and setting.foldable)
-        detail = asked and apart(ops)
-        trace = simulate(program, pricer, fold, setting.foldable, detail, condensed=not asked or fused(ops))
-        if settled(program, pricer, metrics.step_time(trace)):
-            break
-        steps *= 2
-    if detail:
+    program, ops, trace = until_settled(partial(_run, setting, quiet, pricer, fold, detail), steps)[:3]
+    fine = detail and apart(ops)
+    if fine:
         trace.memory = {rank: list(line) for rank, line in memory_timelines(setting, trace).items()}
     split = metrics.breakdown(trace)
     step = metrics.step_time(trace)
     if is_period(plan):
-        step, split = mean_step(setting, pricer, steps, fold)
-    points = held(setting, program, pricer, trace, step, fold) if detail else []
+        step, split = mean_step(setting, pricer, program.steps, fold)
+    points = held(setting, program, pricer, trace, step, fold) if fine else []
     stall = output_seconds(setting, pricer, step, fold, points)
     split = msgspec.structs.replace(split, output_s=split.output_s + stall)
     shares = uncertainty.shares_of(program, pricer, topology, plan, step)
@@ -95,6 +92,25 @@ def predict_setting(
     )
     found = figures(setting, program, trace, step + stall, split, sure)
     found.syncs = points
-    if asked and not detail:
+    if detail and not fine:
         found.warnings.append(coarse(plan, ops))
     return found
+
+
+class _Run(NamedTuple):
+    program: Program
+    ops: int
+    trace: Trace
+    pricer: Pricer
+
+    @property
+    def step(self) -> float:
+        return metrics.step_time(self.trace)
+
+
+def _run(setting: Setting, plan: Plan, pricer: Pricer, fold: bool, detail: bool, steps: int) -> _Run:
+    """So many steps of `plan`, simulated as finely as their number of ops allows."""
+    program = lower(plan, setting.network, setting.framework, setting.topology.kind, steps)
+    ops = simulated_ops(program, fold and setting.foldable)
+    trace = simulate(program, pricer, fold, setting.foldable, detail and apart(ops), condensed=not detail or fused(ops))
+    return _Run(program, ops, trace, pricer)

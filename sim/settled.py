@@ -1,13 +1,17 @@
 """How many steps must be simulated until each further one takes as long.
 
-Where launches bind, the device first works off what it was behind by: until then its steps are shorter than what their thread spends, as
-none is that goes on for ever (the period of a max-plus system is no less than that of any of its lanes: Baccelli et al., ch. 3).
+The period of a max-plus system is no less than that of any of its lanes (Baccelli et al., ch. 3). Where launches bind, the device first
+works off what it was behind by: until then its steps are shorter than what their thread spends. Where loaders bind, the first step may end
+late by what only it does, and the second seems the shorter for it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
 from sim.cost.price import Pricer
-from sim.program import HOST, Op, Program
+from sim.program import HOST, Call, Op, Program
 
 MOST = 16
 """Steps that are simulated at most: by then what is left of the lead is little."""
@@ -15,22 +19,74 @@ _CLOSE = 1e-3
 """Shorter by no more than this share is as long."""
 
 
+class Simulated(Protocol):
+    """Some steps of a program, of which the reported one takes `step` seconds."""
+
+    @property
+    def program(self) -> Program: ...
+    @property
+    def pricer(self) -> Pricer: ...
+    @property
+    def step(self) -> float: ...
+
+
+S = TypeVar("S", bound=Simulated)
+
+
+def until_settled(simulated: Callable[[int], S], steps: int) -> S:
+    """What `simulated` makes of `steps` steps, or of as many more as it takes to settle."""
+    while not settled((found := simulated(steps)).program, found.pricer, found.step):
+        steps *= 2
+    return found
+
+
 def settled(program: Program, pricer: Pricer, step: float) -> bool:
     """Is the program's last step, of `step` seconds, what every further one takes, or are there enough of them?"""
-    return program.steps >= MOST or step >= host_seconds(program, pricer) * (1 - _CLOSE)
+    least = max(host_seconds(program, pricer), loader_seconds(program, pricer)) * (1 - _CLOSE)
+    return program.steps >= MOST or step >= least
 
 
 def host_seconds(program: Program, pricer: Pricer) -> float:
     """What the busiest training thread spends in the program's last step when it never waits."""
     found = 0.0
-    for name, rank in {name: rank for rank, name in enumerate(program.role_of)}.items():
-        calls = [call.segment for call in program.roles[name].threads[HOST] if call.step == program.steps - 1]
-        spent = {segment: sum(_spent(op, pricer, rank) for op in program.segments[segment]) for segment in dict.fromkeys(calls)}
-        found = max(found, sum(spent[segment] for segment in calls))
+    for name, rank in _ranks(program).items():
+        found = max(found, _work(program, pricer, rank, [call for call in program.roles[name].threads[HOST] if _last(program, call)]))
     return found
+
+
+def loader_seconds(program: Program, pricer: Pricer) -> float:
+    """What each loader process of the busiest rank spends for a step when it never waits and nothing is shared: the batches of the last step,
+    spread over them all."""
+    found = 0.0
+    for name, rank in _ranks(program).items():
+        loaders = {thread: calls for thread, calls in program.roles[name].threads.items() if thread.startswith("loader")}
+        if loaders:
+            made = [call for thread, calls in loaders.items() for call in calls if _last(program, call) and call.segment == thread]
+            found = max(found, _work(program, pricer, rank, made) / len(loaders))
+    return found
+
+
+def _ranks(program: Program) -> dict[str, int]:
+    """One rank of each role."""
+    return {name: rank for rank, name in enumerate(program.role_of)}
+
+
+def _last(program: Program, call: Call) -> bool:
+    return call.step == program.steps - 1
+
+
+def _work(program: Program, pricer: Pricer, rank: int, calls: list[Call]) -> float:
+    """Seconds of the calls on one thread that never waits."""
+    spent = {
+        segment: sum(_spent(op, pricer, rank) for op in program.segments[segment])
+        for segment in dict.fromkeys(call.segment for call in calls)
+    }
+    return sum(spent[call.segment] for call in calls)
 
 
 def _spent(op: Op, pricer: Pricer, rank: int) -> float:
     """Of the thread: its own work, or a launch."""
     cost = pricer.local(op, rank)
+    if op.lane.startswith("loader"):
+        return cost.seconds
     return cost.seconds if op.lane == HOST and op.kind in ("host", "compute") else cost.host

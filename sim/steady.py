@@ -23,6 +23,7 @@ from sim.plan import Plan
 from sim.pricer import pricer_for
 from sim.program import Program
 from sim.rules import mesh_of
+from sim.settled import loader_seconds
 from sim.trace import Trace
 
 STEPS = 2
@@ -180,11 +181,15 @@ class Run:
 
     def times(self, counts: tuple[int, ...]) -> list[Step]:
         """The steps; `counts`: micro-batches of each."""
-        return step_times(self._program(counts), self.pricer, True, self._setting.foldable, self._alike, self._coarse and self.shortens)
+        return self._times(self._program(counts))
+
+    def _times(self, program: Program) -> list[Step]:
+        return step_times(program, self.pricer, True, self._setting.foldable, self._alike, self._coarse and self.shortens)
 
     def whole(self) -> float:
         """Seconds of a step with all micro-batches."""
-        return self.times((self._setting.plan.microbatches,) * STEPS)[-1].settled
+        program = self._program((self._setting.plan.microbatches,) * STEPS)
+        return max(self._times(program)[-1].settled, loader_seconds(program, self.pricer))
 
     def traced(self, counts: tuple[int, ...]) -> tuple[Program, Trace]:
         """The steps with a trace of what their ranks do, runs of kernels as one span."""

@@ -11,14 +11,13 @@ from sim.cost.price import Pricer
 from sim.detail import STEPS
 from sim.engine.steps import step_times
 from sim.figures import figures_of_memory
-from sim.lower.step import lower
 from sim.plan import Plan
 from sim.planning.neighbours import neighbours
 from sim.planning.progress import Progress, Say
 from sim.planning.scaled import COLLECTIVES, HOST, INPUT, KINDS, MEMORY, MESSAGES, link_kinds
 from sim.planning.sensitivity import Sensitivity, Study
 from sim.predict import predict_setting
-from sim.settled import settled
+from sim.settled import until_settled
 from sim.tables import Tabular
 from sim.timeline.metrics import critical_path
 from topologies.errors import SteptwinError
@@ -70,20 +69,13 @@ def explain(setting: Setting, tries: int = 12, say: Say | None = None) -> Explan
     """Critical path, sensitivities, a verdict and the best changes of plan. `say` is told how far it is."""
     if say:
         say("simulating the step, for its critical path")
-    plan, topology = setting.plan, setting.topology
-    steps = STEPS
-    while True:
-        program = lower(plan, setting.network, setting.framework, topology.kind, steps)
-        study = Study(setting, program)
-        if settled(program, study.pricer, study.step):
-            break
-        steps *= 2
+    study = until_settled(lambda steps: Study(setting, steps), STEPS)
+    links = link_kinds(setting.topology)
 
     def again(pricer: Pricer) -> float:
         # The engine that only says when steps end: the same times.
-        return step_times(program, pricer, True, setting.foldable)[study.trace.reported].settled
+        return step_times(study.program, pricer, True, setting.foldable)[study.trace.reported].settled
 
-    links = link_kinds(topology)
     progress = Progress(len(KINDS) + len(links), "resources made faster", say)
     found: list[Sensitivity] = []
     for kind in KINDS:

@@ -14,6 +14,7 @@ import msgspec
 from sim.bind import Setting
 from sim.cost.price import Cost, Pricer
 from sim.engine.run import simulate
+from sim.lower.step import lower
 from sim.planning.gradient import Gradient, gradient
 from sim.planning.scaled import HOST, KINDS, Scaled, faster_links, kind_of
 from sim.pricer import pricer_for
@@ -72,17 +73,21 @@ class Noted:
 
 
 class Study:
-    """One simulated run of a program, with what its step owes to each op."""
+    """Some steps of a setting's plan, simulated, with what the reported one owes to each op."""
 
-    def __init__(self, setting: Setting, program: Program) -> None:
-        self.setting, self.program = setting, program
-        self.pricer = pricer_for(setting)
+    def __init__(self, setting: Setting, steps: int) -> None:
+        self.setting = setting
+        self.program: Program = lower(setting.plan, setting.network, setting.framework, setting.topology.kind, steps)
+        self.pricer: Pricer = pricer_for(setting)
         self.noted = Noted(self.pricer)
-        self.trace: Trace = simulate(program, self.noted, True, setting.foldable)
+        self.trace: Trace = simulate(self.program, self.noted, True, setting.foldable)
         self.step = step_time(self.trace)
         ranks = set(self.trace.ranks)
         self.ops: dict[str, Op] = {
-            full_id(rank, call, op): op for rank in ranks for thread in program.threads(rank) for call, op in program.ops(rank, thread)
+            full_id(rank, call, op): op
+            for rank in ranks
+            for thread in self.program.threads(rank)
+            for call, op in self.program.ops(rank, thread)
         }
         self.gradient: Gradient = gradient(self.trace, lambda rank: self.pricer.slowdown(rank)[0], self._cost_of)
         self._present = {kind_of(span) for span in self.trace.spans}

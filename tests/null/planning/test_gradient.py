@@ -16,7 +16,6 @@ from sim.detail import STEPS
 from sim.engine.run import simulate
 from sim.figures import figures_of_memory
 from sim.files.planfile import load_plan
-from sim.lower.step import lower
 from sim.planning import explain as explaining
 from sim.planning.explain import Change, Explanation, best_changes, explain
 from sim.planning.gradient import gradient
@@ -45,7 +44,7 @@ SMALL = 1e-5
 def study(split: dict[str, Any], on: str) -> Study:
     """A case, simulated."""
     setting = bind(BASE | split, on)
-    return Study(setting, lower(setting.plan, setting.network, setting.framework, setting.topology.kind, STEPS))
+    return Study(setting, STEPS)
 
 
 @pytest.fixture(scope="module", params=CASES, ids=NAMES)

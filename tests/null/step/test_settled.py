@@ -8,6 +8,7 @@ import pytest
 
 from sim.bind import bind
 from sim.engine.steps import Step
+from sim.files.planfile import load_plan
 from sim.lower.step import lower
 from sim.planning.explain import explain
 from sim.predict import predict, predict_setting
@@ -42,6 +43,19 @@ def test_nothing_that_is_made_faster_lengthens_the_step() -> None:
     found = explain(bind(PLAN, "dgx-h100", SLOW), tries=0)
     assert found.sensitivities
     assert all(one.infinitely_fast <= found.step_time_s * (1 + 1e-3) for one in found.sensitivities)
+
+
+@pytest.mark.parametrize(("workers", "work"), [(1, "100 ms"), (2, "100 ms"), (3, "150 ms"), (1, "40 ms"), (2, "10 ms")])
+def test_a_step_is_what_its_loaders_or_its_device_need(workers: int, work: str) -> None:
+    """Eight samples a batch, `workers` processes in turn. In its first step DDP has one bucket, which ends later than any after it."""
+    plan = load_plan("gpt2-ddp8", (f"data.workers={workers}", f"data.preprocess={work}"))
+    quiet = predict("gpt2-ddp8", "dgx-h100").step_time_s
+    loading = 8 * float(work.split()[0]) * 1e-3 / workers
+    found = [predict(plan, "dgx-h100", steps=steps).step_time_s for steps in (2, 3, 7)]
+    assert found == pytest.approx([max(quiet, loading)] * 3, rel=2e-3)
+    setting = bind(plan, "dgx-h100")
+    assert whole(setting) == pytest.approx(found[0], rel=2e-3)
+    assert explain(setting, tries=0).step_time_s == pytest.approx(found[0], rel=2e-3)
 
 
 def test_a_hurried_step_settles_at_what_its_thread_spends() -> None:
