@@ -172,7 +172,7 @@ class Noise(_Section, frozen=True, kw_only=True):
     stragglers: str = "none"
     """`r3: 1.3x, r7: 2x` or `lognormal(0.05), seed=1`: factors on a rank's compute time."""
     imbalance: str = "none"
-    """`r0: 1.5x` (more samples) or a distribution as above."""
+    """`r0: 1.5x` (so many times the samples: input, forward and backward take longer, the update does not) or a distribution as above."""
 
 
 class Plan(_Section, frozen=True, kw_only=True):

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from sim.bind import Setting
 from sim.cost.price import Pricer
+from sim.uneven import Uneven
 from topologies.errors import Refused
 
 
 def pricer_for(setting: Setting, calibration: str | Path | None = None, costs: str = "fitted", slower: float = 1.0) -> Pricer:
-    """The pricer of the setting's kind of machine; compute of every rank takes `slower` times as long. Raises `Refused` where `costs` or the calibration speak of another kind."""
-    from sim.lower.noise import factors
+    """The pricer of the setting's kind of machine, with the plan's noise; compute of every rank takes `slower` times as long. Raises
+    `Refused` where `costs` or the calibration speak of another kind."""
+    from sim.lower.noise import loads, slowness
 
-    noise = factors(setting.plan)
-    factor = noise if slower == 1.0 else lambda rank: noise(rank) * slower
+    noise = slowness(setting.plan)
+    found = _even(setting, calibration, costs, noise if slower == 1.0 else lambda rank: noise(rank) * slower)
+    return found if setting.plan.noise.imbalance == "none" else Uneven(found, loads(setting.plan))
+
+
+def _even(setting: Setting, calibration: str | Path | None, costs: str, factor: Callable[[int], float]) -> Pricer:
     if setting.topology.kind == "cpu":
         from sim.cost.calibration import load_calibration
         from sim.cost.cpu_pricer import CpuPricer

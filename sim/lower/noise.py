@@ -1,4 +1,4 @@
-"""Stragglers and imbalance: a factor on each rank's compute time.
+"""Stragglers and imbalance: factors on each rank's compute time and on its samples.
 
 `r3: 1.3x, r7: 2x` names ranks; `lognormal(0.05), seed=1` and `normal(0.05)`, `uniform(0.1)` draw one for each rank: log-normal with that
 sigma, 1 + |normal|, or uniform in [1, 1 + width].
@@ -17,13 +17,18 @@ _RANK = re.compile(r"r(\d+)\s*:\s*(\d+(?:\.\d+)?)x?\Z")
 _DRAWN = re.compile(r"(lognormal|normal|uniform)\((\d+(?:\.\d+)?)\)(?:\s*,\s*seed\s*=\s*(\d+))?\Z")
 
 
-def factors(plan: Plan) -> Callable[[int], float]:
-    """Rank -> factor on its compute time. Raises `BadInput` for words that cannot be read or ranks that do not exist."""
-    slow = table(plan.noise.stragglers, "noise.stragglers", plan.world, plan.seed)
-    uneven = table(plan.noise.imbalance, "noise.imbalance", plan.world, plan.seed + 1)
-    if not slow and not uneven:
-        return _one
-    return lambda rank: slow.get(rank, 1.0) * uneven.get(rank, 1.0)
+def slowness(plan: Plan) -> Callable[[int], float]:
+    """Rank -> factor on all its compute. Raises `BadInput` for words that cannot be read or ranks that do not exist."""
+    return _by_rank(table(plan.noise.stragglers, "noise.stragglers", plan.world, plan.seed))
+
+
+def loads(plan: Plan) -> Callable[[int], float]:
+    """Rank -> factor on its samples, which its input, forward and backward feel (`sim.uneven`). Raises as `slowness`."""
+    return _by_rank(table(plan.noise.imbalance, "noise.imbalance", plan.world, plan.seed + 1))
+
+
+def _by_rank(found: dict[int, float]) -> Callable[[int], float]:
+    return (lambda rank: found.get(rank, 1.0)) if found else _one
 
 
 def _one(_: int) -> float:

@@ -27,17 +27,19 @@ Segments = dict[str, tuple[Op, ...]]
 
 class Place(NamedTuple):
     """What makes ranks differ: pipeline coordinate, whether it leads its data-parallel group, its own number where that matters,
-    and how much slower it computes."""
+    how much slower it computes, and how many times the samples it has."""
 
     pp: int
     leads: bool = False
     rank: int = -1
     factor: float = 1.0
+    load: float = 1.0
 
     @property
     def name(self) -> str:
         words = [f"pp{self.pp}", *(["lead"] if self.leads else []), *([f"r{self.rank}"] if self.rank >= 0 else [])]
-        return ".".join([*words, *([f"x{self.factor:.6g}"] if self.factor != 1.0 else [])])
+        words += [f"{letter}{factor:.6g}" for letter, factor in (("x", self.factor), ("n", self.load)) if factor != 1.0]
+        return ".".join(words)
 
 
 def lower(
@@ -97,7 +99,7 @@ def places_of(job: Job) -> list[Place]:
         strides[axis] = stride
         stride *= sizes.get(axis, 1)
     pp, step = sizes.get("pp", 1), strides["pp"]
-    factor = noise.factors(plan)
+    factor, load = noise.slowness(plan), noise.loads(plan)
     plain = plan.noise.stragglers == plan.noise.imbalance == "none"
     if plain and not by_rank and not led:
         shared = [Place(index) for index in range(pp)]
@@ -109,6 +111,7 @@ def places_of(job: Job) -> list[Place]:
             led and all(rank // way % size == 0 for way, size in data),
             rank if by_rank else -1,
             factor(rank),
+            load(rank),
         )
         for rank in range(world)
     ]

@@ -1,4 +1,4 @@
-"""Stragglers and imbalance: named ranks are read, drawn ones depend on the seed alone, both multiply."""
+"""Stragglers and imbalance: named ranks are read, drawn ones depend on the seed alone; more samples are not the same as less speed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.files.planfile import load_plan
-from sim.lower.noise import factors, table
+from sim.lower.noise import loads, slowness, table
+from sim.predict import predict
 from topologies.errors import BadInput
 
 
@@ -16,10 +17,29 @@ def test_named_ranks_are_slower_and_others_are_not() -> None:
     assert table("none", "noise.stragglers", 8, 0) == table("", "noise.stragglers", 8, 0) == {}
 
 
-def test_stragglers_and_imbalance_multiply() -> None:
+def test_stragglers_and_imbalance_are_told_apart() -> None:
     noise = {"stragglers": "r1: 2x", "imbalance": "r1: 1.5x, r2: 3x"}
-    of = factors(load_plan({"model": "gpt2-124m", "parallel": {"dp_replicate": 4}, "batch": {"global": 4}, "noise": noise}))
-    assert [of(rank) for rank in range(4)] == [1.0, 3.0, 3.0, 1.0]
+    plan = load_plan({"model": "gpt2-124m", "parallel": {"dp_replicate": 4}, "batch": {"global": 4}, "noise": noise})
+    slow, many = slowness(plan), loads(plan)
+    assert [(slow(rank), many(rank)) for rank in range(4)] == [(1.0, 1.0), (2.0, 1.5), (1.0, 3.0), (1.0, 1.0)]
+
+
+@pytest.mark.parametrize("on", ["dgx-h100", "cpu-host"])
+def test_more_samples_lengthen_all_but_the_update(on: str) -> None:
+    """Twelve samples on rank 0 in place of eight take as long as twelve on both, which wait for each other."""
+    tree = {"model": "gpt2-355m", "seq_len": 1024, "parallel": {"dp_replicate": 2}, "optimizer": {"implementation": "for-loop"}}
+    even, larger = (predict(tree | {"batch": {"micro": micro}}, on) for micro in (8, 12))
+    uneven = predict(tree | {"batch": {"micro": 8}, "noise": {"imbalance": "r0: 1.5x"}}, on)
+    slow = predict(tree | {"batch": {"micro": 8}, "noise": {"stragglers": "r0: 1.5x"}}, on)
+    assert even.step_time_s < uneven.step_time_s < slow.step_time_s
+    assert uneven.step_time_s == pytest.approx(larger.step_time_s, rel=0.04), "kernels of more samples are a little more efficient"
+
+
+def test_input_of_more_samples_takes_longer() -> None:
+    sets = ("data.workers=1", "data.preprocess=100 ms")
+    even, uneven = (load_plan("gpt2-ddp8", (*sets, *more)) for more in ((), ("noise.imbalance=r3: 1.5x",)))
+    times = [predict(plan, "dgx-h100").step_time_s for plan in (even, uneven)]
+    assert times == pytest.approx([0.8, 1.2], rel=2e-3)
 
 
 @settings(max_examples=30, deadline=None)

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from sim.engine.run import simulate
 from sim.files.planfile import load_plan
-from sim.lower.noise import factors
+from sim.lower.noise import slowness
 from sim.program import Program
 from sim.timeline.metrics import step_times
 from tests.null.lower.tiny import MIB, QUIET, Constant, messages, network, program, show
@@ -114,23 +114,21 @@ def test_a_synchronous_step_is_as_slow_as_its_slowest_rank_and_asynchronous_rank
 
 def test_noise_gives_ranks_roles_of_their_own() -> None:
     p = program({"parallel": {"dp_replicate": 4}, "noise": {"stragglers": "r1: 1.5x", "imbalance": "r3: 2x"}})
-    assert p.role_of == ("pp0", "pp0.x1.5", "pp0", "pp0.x2")
-    assert p.roles["pp0"] == p.roles["pp0.x2"], "they run the same ops"
+    assert p.role_of == ("pp0", "pp0.x1.5", "pp0", "pp0.n2")
+    assert p.roles["pp0"] == p.roles["pp0.n2"], "they run the same ops"
 
 
-def test_factors_multiply_and_draws_repeat() -> None:
-    both = load_plan({"model": "x", "parallel": {"dp_replicate": 4}, "noise": {"stragglers": "r1: 1.5x, r2: 2x", "imbalance": "r1: 2x"}})
-    assert [factors(both)(rank) for rank in range(4)] == [1.0, 3.0, 2.0, 1.0]
+def test_draws_repeat() -> None:
     drawn = load_plan({"model": "x", "parallel": {"dp_replicate": 400}, "noise": {"stragglers": "lognormal(0.1), seed=7"}})
-    values = [factors(drawn)(rank) for rank in range(400)]
-    assert values == [factors(drawn)(rank) for rank in range(400)]
+    values = [slowness(drawn)(rank) for rank in range(400)]
+    assert values == [slowness(drawn)(rank) for rank in range(400)]
     assert 0.97 < sum(values) / 400 < 1.04 and len(set(values)) == 400
 
 
 @pytest.mark.parametrize("text", ["r9: 2x", "r1", "gamma(1)", "r1: 0x", "r1: 2x;", "x" * 10_000])
 def test_noise_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match=r"noise\.stragglers"):
-        factors(load_plan({"model": "x", "parallel": {"dp_replicate": 4}, "noise": {"stragglers": text}}))
+        slowness(load_plan({"model": "x", "parallel": {"dp_replicate": 4}, "noise": {"stragglers": text}}))
 
 
 def test_logging_reads_the_loss_and_syncs_wait_for_all_lanes() -> None:

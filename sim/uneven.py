@@ -1,0 +1,43 @@
+"""Ranks with more samples than others: what is done for each sample takes longer there, the update and its messages do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from sim.cost.price import Cost, Pricer
+from sim.program import Op
+
+_FOR_EACH_STEP = ("optimizer", "grad.copy", "output")
+"""Classes of kernels that come once a step, whatever the batch."""
+_FOR_EACH_SAMPLE = ("data", "comm.offload")
+"""Classes of copies and of work of CPU threads: the batch and the activations."""
+
+
+def grows(op: Op) -> bool:
+    """Does the op take longer with more samples?"""
+    if op.kind == "compute":
+        return op.cls not in _FOR_EACH_STEP and not op.cls.startswith("comm.")
+    return op.kind in ("host", "copy") and op.cls in _FOR_EACH_SAMPLE
+
+
+class Uneven:
+    """A pricer with `loads(rank)` times the samples on a rank."""
+
+    def __init__(self, inner: Pricer, loads: Callable[[int], float]) -> None:
+        self._inner, self._loads = inner, loads
+        self.capacity = inner.capacity
+        self.collective, self.message, self.slowdown = inner.collective, inner.message, inner.slowdown
+
+    def local(self, op: Op, rank: int) -> Cost:
+        """So many times as long, at the same rates; launches as they are."""
+        cost, load = self._inner.local(op, rank), self._loads(rank)
+        if load == 1.0 or not grows(op):
+            return cost
+        seconds, ready = cost.seconds * load, cost.ready
+        if ready:
+            # A chain ends one launch after its device time, or one kernel after its launches, whichever is the slower chain.
+            ready = seconds + ready - cost.seconds if cost.seconds >= cost.host else cost.host + (ready - cost.host) * load
+            ready = max(ready, seconds)
+        return msgspec.structs.replace(cost, seconds=seconds, ready=ready, beside=cost.beside * load)
