@@ -19,6 +19,15 @@ def test_every_gpu_is_complete(name: str) -> None:
     assert (found.nvlink > 0) == (found.nvlink_links > 0)
 
 
+@pytest.mark.parametrize(
+    ("name", "nominal"),
+    [("h100-sxm", 80), ("a100-sxm-40gb", 40), ("h200-sxm", 141), ("b300-sxm", 288), ("l40s", 48), ("a10g", 24), ("t4", 16)],
+)
+def test_a_program_never_has_all_of_the_nominal_memory(name: str, nominal: int) -> None:
+    """The driver keeps about a percent, ECC on GDDR a sixteenth."""
+    assert 0.91 * nominal < gpu(name).memory / 2**30 < 0.995 * nominal
+
+
 @pytest.mark.parametrize("name", shelf("gpus"))
 def test_vector_peak_is_no_more_than_units_times_clock(name: str) -> None:
     """128 (Volta to Ampere GA100: 64) FP32 lanes per SM and two FLOP per lane; AMD entries give their matrix cores' rate."""
