@@ -25,18 +25,11 @@ from sim.framework import load_framework
 from sim.plan import Batch, Comm, Data, Memory, Parallel, Plan
 from topologies.errors import BadInput
 
-_MEGATRON = (
-    "megatron-2021",
-    "megatron-2022",
-    "megatron-deepspeed",
-    "megatron-lm",
-    "megatron-core",
-    "megatron-bridge",
-    "nemo",
-    "mlperf-nvidia",
-)
-_WITHOUT_SP = ("megatron-2021", "megatron-deepspeed", "oneflow", "oneflow-bert")
-"""Frameworks of before sequence parallelism (Korthikanti et al. 2022), or without."""
+_MEGATRON = ("megatron", "nemo", "mlperf-nvidia")
+_WITHOUT_SP = ("megatron-2021", "megatron-deepspeed", "oneflow")
+"""Frameworks of before sequence parallelism, or without."""
+_SEQUENCE_PARALLEL = "2022-05"
+"""When it was published (Korthikanti et al. 2022)."""
 _SQUAD = 384
 """Tokens of a SQuAD example in BERT's fine-tuning scripts (--max_seq_length 384)."""
 
@@ -147,7 +140,7 @@ def _attention(row: Row, cp: int, framework: str, assumed: list[str]) -> Any:
     if flash is None and cp > 1 and load_framework(framework).attention == "math":
         assumed.append("attention not stated: flash, for sequences are split")
         flash = True
-    if flash is None and framework == "megatron-deepspeed" and (row.date[:7] >= _FLASH or re.search(_HOPPER, row.gpu.lower())):
+    if flash is None and framework.startswith("megatron-deepspeed") and (row.date[:7] >= _FLASH or re.search(_HOPPER, row.gpu.lower())):
         assumed.append("attention not stated: flash, which its successors have had since 2023")
         flash = True
     return None if flash is None else "flash" if flash else "math"
@@ -195,7 +188,7 @@ def _parallel(row: Row, sizes: Sizes, framework: str, layers: int, tp_overlap: b
     ep = _experts(sizes, etp, assumed)
     along = said(row.sequence_parallel)
     if along is None:
-        along = framework not in _WITHOUT_SP
+        along = not framework.startswith(_WITHOUT_SP) and not "" < row.date[:7] < _SEQUENCE_PARALLEL
         if sizes.tp > 1:
             assumed.append(f"sequence parallelism not stated: {'on with tp > 1' if along else f'{framework} has none'}")
     chunks, stages = sizes.vp if sizes.pp > 1 else 1, stages_of(layers, sizes.pp * sizes.vp)

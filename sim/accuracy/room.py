@@ -22,7 +22,7 @@ _RECIPES = ("megatron-bridge",)
 """Frameworks whose recipes say what is recomputed and offloaded (`recipes`)."""
 _TRAINED, _FROZEN = 16, 2
 """Bytes of a replica for each parameter: in 16 bits with its gradient, and three in fp32 (Rajbhandari et al. 2019, ZeRO, section 3.1); frozen."""
-_SHARED = {"pytorch": 3, "megatron-2021": 1, "megatron-2022": 1}
+_SHARED = {"pytorch": 3, "pytorch-amp": 3, "megatron-2021": 1, "megatron-2022": 1}
 """What people turn to whose replicas are too large: FSDP in PyTorch; in Megatron-LM the distributed optimizer."""
 
 

@@ -58,6 +58,10 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
     if name == "megatron-lm" and _written_out(row):
         later = row.date[:7] >= _ASYNCHRONOUS or said(row.sequence_parallel) or row.recompute == "selective"
         return "megatron-2022" if later else "megatron-2021"
+    if name == "megatron-deepspeed" and not re.search(
+        _BIGSCIENCE, f"{row.source_id} {row.model_name} {row.model_type} {row.system}".lower()
+    ):
+        return "megatron-deepspeed-async"
     if name != "pytorch":
         return name
     if re.search(_TORCH, text) and _is(row, r"bert\b"):
@@ -69,7 +73,18 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
     if re.search(_TORCH, text) and _is(row, r"resnet|resnext|\bcnn\b|ssd|mask|transformer-(base|big)|encoder-decoder|gnmt|rnn"):
         return "pytorch-native-amp"
     assumed.append(f"framework {row.framework!r} taken as plain PyTorch")
-    return "pytorch"
+    whole = not row.sharding or re.search(r"^none|^no\b|ddp|data.?parallel", row.sharding.lower())
+    cast = re.search(_CAST, row.precision.lower()) or re.search(_CASTING, text)
+    return "pytorch-amp" if whole and cast and not re.search(_KEPT_LOW, row.task.lower()) and "32" not in row.precision else "pytorch"
+
+
+_CAST = r"\bamp\b|amp_|autocast|\bmixed\b|-mixed|^o1$"
+"""Precisions under which parameters stay fp32."""
+_CASTING = r"nanogpt|\btimm\b|hugging ?face trainer|transformers trainer"
+"""Libraries that train under autocast whatever their table calls it."""
+_KEPT_LOW = r"lora|peft|adapter"
+"""What is tuned beside weights that are frozen in 16 bits."""
+_BIGSCIENCE = r"bigscience|bloom|jean zay"
 
 
 _MASKS = r"mask|ssd|retinanet|gnmt|rnn|transformer-(base|big)|transformer \(big\)"

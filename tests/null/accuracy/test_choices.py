@@ -75,3 +75,9 @@ def test_adapters_are_where_the_recipe_has_them(framework: str, targets: list[st
 def test_longer_encoders_have_more_positions() -> None:
     model = case_of(row(model_name="BERT-large", model_type="bert", seq_len=4096, sharding="none")).plan.model
     assert isinstance(model, dict) and model["positions"] == 4096
+
+
+def test_sequence_parallelism_is_of_2022() -> None:
+    wide = {"framework": "Megatron-LM", "gpu": "A100", "tp": 8, "flash_attn": "no"}
+    assert case_of(row(date="2022-11", **wide)).plan.parallel.sequence_parallel
+    assert not case_of(row(date="2022-01", **wide)).plan.parallel.sequence_parallel

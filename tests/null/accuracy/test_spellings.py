@@ -107,7 +107,7 @@ def test_recomputation_by_its_names() -> None:
     ("changes", "framework"),
     [
         ({"framework": "DeepSpeed"}, "pytorch"), ({"framework": "Hugging Face Trainer"}, "pytorch"), ({"framework": "caffe"}, "pytorch"), ({"framework": ""}, "pytorch"),
-        ({"framework": "GPT-NeoX"}, "megatron-deepspeed"), ({"framework": "megatron_lm"}, "megatron-lm"), ({"framework": "Primus"}, "megatron-lm"),
+        ({"framework": "GPT-NeoX"}, "megatron-deepspeed-async"), ({"framework": "Megatron-DeepSpeed", "system": "Jean Zay"}, "megatron-deepspeed"), ({"framework": "megatron_lm"}, "megatron-lm"), ({"framework": "Primus"}, "megatron-lm"),
         ({"framework": "levanter"}, "maxtext"), ({"framework": "Paxml (JAX)"}, "paxml"), ({"framework": "MXNet (MLPerf)"}, "mxnet-horovod"), ({"framework": "NeMo (MLPerf)"}, "mlperf-nvidia"),
         ({"framework": "Megatron-LM", "date": "2022-05", "flash_attn": "no"}, "megatron-2022"), ({"framework": "Megatron-LM", "date": "2021-04"}, "megatron-2021"),
         ({"framework": "Megatron-LM", "gpu": "V100"}, "megatron-2021"), ({"framework": "PyTorch", "model_type": "transformer decoder"}, "pytorch"), ({"framework": "nanotron", "tp": 8}, "pytorch"),
@@ -115,13 +115,15 @@ def test_recomputation_by_its_names() -> None:
         ({"framework": "MLPerf (NVIDIA)", "model_name": "ResNet-50", "model_type": "cnn"}, "mxnet-horovod"), ({"framework": "PAX (JAX-Toolbox)"}, "paxml"),
         ({"framework": "PyTorch (MLPerf)", "model_name": "GNMT", "model_type": "rnn"}, "pytorch-native-amp"), ({"framework": "MegaScale"}, "megatron-lm"),
         ({"framework": "Composer", "model_name": "ResNet-50", "model_type": "cnn", "batch_unit": "images"}, "pytorch-native-amp"),
+        ({"precision": "AMP", "sharding": "DDP"}, "pytorch-amp"), ({"precision": "bf16-mixed", "sharding": ""}, "pytorch-amp"), ({"precision": "bf16-mixed"}, "pytorch"),
+        ({"framework": "nanoGPT", "sharding": ""}, "pytorch-amp"), ({"precision": "AMP", "sharding": "DDP", "task": "LoRA"}, "pytorch"),
         ({"framework": "HAI-LLM", "n_experts": 256}, "megatron-bridge-overlapped"),
     ],
 )  # fmt: skip
 def test_frameworks_by_their_names(changes: dict[str, str], framework: str) -> None:
     noted: list[str] = []
     assert framework_of_row(row(**changes), noted) == framework
-    assert bool(noted) == (framework in ("pytorch", "megatron-bridge-overlapped"))
+    assert bool(noted) == (framework in ("pytorch", "pytorch-amp", "megatron-bridge-overlapped"))
 
 
 def test_who_splits_a_model_without_a_known_name_does_so_as_megatron() -> None:
