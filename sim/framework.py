@@ -67,6 +67,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     strided_heads: bool = False
     """Heads of written-out attention are strided views that batched products read in place, as Megatron's baddbmm does on (s, b x h, d);
     else they are copied to be contiguous."""
+    tiled_transposes: bool = False
+    """Heads are transposed in wide accesses, not value by value."""
     fused_cross_entropy: bool = False
     jit_cross_entropy: bool = False
     """A fused loss is what a compiler makes of Megatron-Core's steps: three passes over fp32 logits and one back, sums over tp between them

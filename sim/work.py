@@ -171,7 +171,7 @@ class MemoryBound(_Work, tag="memorybound", frozen=True):
 
     what: str
     """add | copy | cast | activation | glu | dropout | layernorm | rmsnorm | batchnorm | softmax | rope | embedding |
-    embedding_backward | cross_entropy | permute | pool | zero | scale | norm (of a vector) | sgd | adam ..."""
+    embedding_backward | cross_entropy | permute | transpose | pool | zero | scale | norm (of a vector) | sgd | adam ..."""
     read: int
     written: int
     dtype: str = "bf16"

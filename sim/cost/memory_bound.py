@@ -35,7 +35,7 @@ class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
     gather: float
     """embedding, index: rows in any order."""
     permute: float
-    """Transposed copies."""
+    """Tokens put in their experts' order, and back; transposes where no one measured them."""
     cross_entropy: float
     optimizer: float
     """Multi-tensor kernels over parameters, gradients and states."""
@@ -50,20 +50,40 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
     """L2 bandwidth over DRAM bandwidth."""
 
 
+TRANSPOSE = "transpose"
+"""Heads changed for tokens: rows of a head's columns stay whole, but each value's place is worked out (copies of permuted views, tf.transpose)."""
 ATOMIC = "index_add"
 """Rows added by index, each value by an atomic operation of its own."""
 FAMILY = {
     "layernorm": "layernorm", "rmsnorm": "layernorm", "batchnorm": "stream", "groupnorm": "layernorm", "norm": "stream",
-    "softmax": "softmax", "cross_entropy": "cross_entropy", "permute": "permute", "embedding": "gather", "embedding_backward": "gather",
+    "softmax": "softmax", "cross_entropy": "cross_entropy", "permute": "permute",
+    TRANSPOSE: "permute", "transpose_tiled": "permute", "embedding": "gather", "embedding_backward": "gather",
     "sort": "gather", "topk": "gather", "gather": "gather", "scatter": "gather", ATOMIC: "gather", "rope": "stream", "adam": "optimizer", "adamw": "optimizer", "sgd": "optimizer",
     "momentum": "optimizer", "optimizer": "optimizer", "quantise": "quantise",
 }  # fmt: skip
 """Kernels by what limits them; anything else streams. A batch norm's passes over its input are counted one by one."""
 
 
+class Transposes(msgspec.Struct, frozen=True, kw_only=True):
+    """Heads changed with tokens, where it was measured."""
+
+    arch: tuple[str, ...]
+    share: float
+    """Of peak bandwidth, one value a thread."""
+    values: float
+    """That an SM moves so in a cycle, at most."""
+    tiled: float
+    """Share of peak bandwidth in wide accesses."""
+
+
 @cache
 def _halves() -> float:
     return msgspec.convert(document("memory")["atomic"], dict[str, float])["halves"]
+
+
+@cache
+def _transposes() -> Transposes:
+    return msgspec.convert(document("memory")["transpose"], Transposes)
 
 
 @cache
@@ -76,12 +96,16 @@ def memory_bound_cost(work: MemoryBound, gpu: Gpu) -> tuple[float, Source]:
     """Seconds of all repeats, and on what they rest."""
     shares, cache_ = fits()
     fit, source = by_arch(gpu, shares)
-    rate = gpu.bandwidth * share_of(fit, work)
+    heads = _transposes() if work.what.startswith(TRANSPOSE) and gpu.arch in _transposes().arch else None
+    share = share_of(fit, work) if heads is None else heads.share if work.what == TRANSPOSE else heads.tiled
+    rate = gpu.bandwidth * share
     moved = float(work.read + work.written)
     warm = 1.0 / (1.0 + (moved / (cache_.share * gpu.l2)) ** 4)
     seconds = fit.floor + moved / rate * (1.0 - warm + warm / cache_.speed)
     if work.what == ATOMIC and BYTES[work.dtype] == 2:
         seconds = max(seconds, work.written / 2 / (_halves() * gpu.sms * gpu.clock))
+    if heads is not None and work.what == TRANSPOSE:
+        seconds = max(seconds, work.written / BYTES[work.dtype] / (heads.values * gpu.sms * gpu.clock))
     return seconds * work.repeat, source
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sim.model.check import divisible
-from sim.model.elementwise import dropout_kernels, elementwise
+from sim.model.elementwise import dropout_kernels, elementwise, transpose
 from sim.model.linear import linear, quantised
 from sim.model.norm import norm
 from sim.model.parts import Part
@@ -112,7 +112,7 @@ def _written_out(share: Share, heads: Heads, keys: int, name: str, dropout: bool
     drop, undrop = dropout_kernels(share, scores, es) if dropout else ([], [])
     forward += drop
     forward += [elementwise("cast", share, scores, es, e)] * (es != e)
-    context = elementwise("permute", share, b * s * h * heads.dv, e, e)
+    context = transpose(share, b * s * h * heads.dv)
     forward += [Gemm(s, heads.dv, keys, dtype, b * h), context]
     backward: list[Work] = [
         *([] if views else [context]),
@@ -138,8 +138,8 @@ def _written_out(share: Share, heads: Heads, keys: int, name: str, dropout: bool
 
 def _head_copies(share: Share, heads: Heads, keys: int) -> list[Work]:
     """torch.matmul of (b, h, s, d) views copies them to be contiguous; grouped heads are repeated first."""
-    e, q = share.e, share.micro * heads.q
-    return [elementwise("permute", share, n, e, e) for n in (q * share.seq * heads.d, q * keys * heads.d, q * keys * heads.dv)]
+    q = share.micro * heads.q
+    return [transpose(share, n) for n in (q * share.seq * heads.d, q * keys * heads.d, q * keys * heads.dv)]
 
 
 def rope(share: Share, heads: int, width: int, name: str = "attn.rope", scaled: bool = False) -> Part:

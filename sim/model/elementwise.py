@@ -16,6 +16,11 @@ def elementwise(what: str, share: Share, elements: int, read: float, written: fl
     return MemoryBound(what, int(elements * read), int(elements * written), share.act, ops * elements, 1, rows)
 
 
+def transpose(share: Share, n: int) -> MemoryBound:
+    """(batch, tokens, heads, columns) with tokens and heads changed, or changed back."""
+    return elementwise("transpose_tiled" if share.framework.tiled_transposes else "transpose", share, n, share.e, share.e)
+
+
 def dropout_kernels(share: Share, n: int, e: int) -> tuple[list[Work], list[Work]]:
     """Dropout of `n` values of `e` bytes, forward and backward: one kernel each with a byte mask, or (`graph_operators`) what tf.nn.dropout is
     made of: random numbers, + keep, floor, x / keep, times the mask in fp32; backward times the mask, / keep."""

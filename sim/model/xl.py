@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 
 from sim.framework import Framework
-from sim.model.elementwise import elementwise, residual
+from sim.model.elementwise import elementwise, residual, transpose
 from sim.model.linear import linear, weight_casts
 from sim.model.mlp import mlp
 from sim.model.norm import norm
@@ -114,8 +114,8 @@ def _core(spec: TransformerXl, share: Share, inner: int, keys: int) -> Part:
     copy, add, scale = (elementwise(what, share, scores, n * e, e) for what, n in (("copy", 1), ("add", 2), ("scale", 1)))
     bias, heads, context = (
         elementwise("add", share, own, e, e),
-        elementwise("permute", share, all_, e, e),
-        elementwise("permute", share, own, e, e),
+        transpose(share, all_),
+        transpose(share, own),
     )
     soft = elementwise("softmax", share, scores, e, es, 5.0, batch * s)
     unsoft = elementwise("softmax", share, scores, 2 * es, e, 4.0, batch * s)

@@ -108,3 +108,22 @@ def test_atomic_adds_of_single_halves_are_slow() -> None:
     words = kernel_cost(MemoryBound("index_add", 8 * n, 4 * n, "fp32"), gpu("a100-sxm-80gb")).seconds
     assert halves == pytest.approx(5.12e-3, rel=0.02)
     assert words < 0.1 * halves
+
+
+def transposed(what: str, elements: int, e: int) -> float:
+    return kernel_cost(MemoryBound(what, e * elements, e * elements, "fp16" if e == 2 else "fp32"), gpu("v100-pcie-32gb")).seconds
+
+
+@pytest.mark.parametrize(("e", "seconds"), [(4, 24.8e-6), (2, 20.8e-6)])
+def test_transposed_heads_on_v100(e: int, seconds: float) -> None:
+    """4 x 12 x 512 x 64 value by value (PaddlePaddle pull request 25862): half the bytes take hardly less."""
+    assert transposed("transpose", 4 * 12 * 512 * 64, e) == pytest.approx(seconds, rel=0.25)
+
+
+def test_wide_accesses_transpose_at_the_rate_of_memory() -> None:
+    n = 64 * 128 * 12 * 64
+    assert transposed("transpose_tiled", n, 2) == pytest.approx(0.5 * transposed("transpose_tiled", n, 4), rel=0.1)
+    assert transposed("transpose_tiled", n, 4) < transposed("transpose", n, 4) < transposed("permute", n, 4)
+    device = gpu("a100-sxm-80gb")
+    one, other = (kernel_cost(MemoryBound(what, 4 * n, 4 * n, "fp32"), device).seconds for what in ("transpose", "permute"))
+    assert one == other, "not measured there"

@@ -81,8 +81,8 @@ def test_megatrons_kernel_reads_half_of_causal_scores_and_no_copies_of_heads() -
     scores, tokens = 2 * a * s * s * b, 2 * b * s * h
     assert moved(softmax, "softmax") == (2 * scores, 3 * scores)
     assert moved(replace(softmax, causal_softmax=True), "softmax") == (1.5 * scores, 2 * scores)
-    assert moved(EAGER, "permute") == (8 * tokens, 8 * tokens)
-    assert moved(replace(EAGER, strided_heads=True), "permute") == (2 * tokens, 6 * tokens)
+    assert moved(EAGER, "transpose") == (8 * tokens, 8 * tokens)
+    assert moved(replace(EAGER, strided_heads=True), "transpose") == (2 * tokens, 6 * tokens)
 
 
 def test_tensorflow_one_writes_gelu_and_dropout_out() -> None:
