@@ -98,11 +98,17 @@ class Mesh(msgspec.Struct, frozen=True):
         return rank
 
     def _along(self, axes: tuple[str, ...], rank: int) -> tuple[int, ...]:
-        base = self.coordinates(rank)
-        ranks = [base | dict.fromkeys(axes, 0)]
-        for name in (name for name in self.order if name in axes):
-            ranks = [at | {name: i} for at in ranks for i in range(self.sizes.get(name, 1))]
-        return tuple(self.rank(at) for at in ranks)
+        first, stride, ways = rank, 1, list[range]()
+        for axis in reversed(self.order):
+            size = self.sizes.get(axis, 1)
+            if axis in axes:
+                first -= rank // stride % size * stride
+                ways.append(range(0, size * stride, stride))
+            stride *= size
+        found = [first]
+        for way in reversed(ways):
+            found = [at + further for at in found for further in way]
+        return tuple(found)
 
     def group(self, axis: str, rank: int) -> tuple[int, ...]:
         """The ranks of `rank`'s group along `axis`, in group order (the order of their coordinates)."""

@@ -1,6 +1,6 @@
 """Where a plan's step goes, by class, from the fewest ops.
 
-As `predict_setting` finds it without detail, but from the ops of `sim.steady`: equal layers are lowered, priced and condensed once. All
+As `predict_setting` finds it without detail, but from the ops of `sim.shortened`: equal layers are lowered, priced and condensed once. All
 micro-batches are simulated: rounds of them lengthen the step alike but not its classes, as the thread that launches runs ahead.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sim.bind import Setting
 from sim.settled import settled
-from sim.steady import STEPS, Run
+from sim.shortened import Run
 from sim.timeline.metrics import Breakdown, breakdown, step_time
 
 
@@ -18,5 +18,5 @@ def split_of(setting: Setting) -> Breakdown | None:
     run = Run(setting)
     if not run.shortens:
         return None
-    program, trace = run.traced((setting.plan.microbatches,) * STEPS)
+    program, trace = run.traced()
     return breakdown(trace) if settled(program, run.pricer, step_time(trace)) else None

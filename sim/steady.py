@@ -10,24 +10,12 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import msgspec
-
 from sim.bind import Setting
-from sim.cost.price import Pricer
 from sim.engine.agenda import uncollected
-from sim.engine.shortcut import Shortcut
-from sim.engine.steps import Step, step_times
-from sim.lower.short import Shortener
-from sim.lower.step import lower
+from sim.engine.steps import Step
 from sim.plan import Plan
-from sim.pricer import pricer_for
-from sim.program import Program
-from sim.rules import mesh_of
-from sim.settled import loader_seconds
-from sim.trace import Trace
+from sim.shortened import Run, round_of, warm_of
 
-STEPS = 2
-"""The first step warms up what overlaps with its neighbours; the second is reported."""
 _EQUAL = 1e-3
 """Rounds that differ by no more than this share of them are alike."""
 _FEW = 3
@@ -94,11 +82,10 @@ def rounds_of(setting: Setting) -> Rounds | None:
 
     Not where loaders keep batches in store, which a longer step may use up."""
     plan = setting.plan
-    each = _round(plan)
+    each = round_of(plan)
     least = _least(plan, each) + (each if each > 1 else 0)
-    warm = max(each, _taken(plan)) if plan.parallel.pp > 1 else least
-    counts = (warm, least, least + each, least + 2 * each)
-    saved = (STEPS * plan.microbatches - sum(counts)) * _passes(plan)
+    counts = (warm_of(plan, least), least, least + each, least + 2 * each)
+    saved = (plan.microbatches - sum(counts[1:])) * _passes(plan)
     if plan.data.workers or saved < _WORTH * len(setting.network.blocks) or each > _DEEP:
         return None
     return Rounds(counts, (plan.microbatches - counts[-1]) / each)
@@ -111,10 +98,9 @@ def _passes(plan: Plan) -> int:
 
 def _seconds(run: Run, plan: Plan) -> float:
     count = plan.microbatches
-    each_round = _round(plan)
+    each_round = round_of(plan)
     fewer = _least(plan, each_round)
-    # The last stages to end a pipeline's step do so in one order, however long it is.
-    warm = max(each_round, _taken(plan)) if plan.parallel.pp > 1 else fewer
+    warm = warm_of(plan, fewer)
     while fewer + 2 * each_round < count:
         short, longer = run.times((warm, fewer, fewer + each_round))[-2:]
         if _hurried(short):
@@ -137,103 +123,9 @@ def _hurried(step: Step) -> bool:
     return step.seconds < step.host
 
 
-def _round(plan: Plan) -> int:
-    """Micro-batches after which a pipeline's timeline repeats itself."""
-    p = plan.parallel
-    return 1 if p.virtual_stages == 1 and p.schedule in ("gpipe", "1f1b", "interleaved") else p.pp
-
-
 def _least(plan: Plan, each_round: int) -> int:
     """The smallest count from which on each round lengthens the step alike; what it leaves out of the plan's are whole rounds.
 
     DualPipe's overlapped forwards and backwards come to their pace late: found on pipelines of 2 to 16 stages."""
     least = 5 * plan.parallel.pp if plan.parallel.schedule == "dualpipe" else max(_FEW, plan.parallel.pp)
     return least + (plan.microbatches - least) % each_round
-
-
-def _taken(plan: Plan) -> int:
-    """Micro-batches that the plan's schedule takes at least."""
-    return 2 * plan.parallel.pp if plan.parallel.schedule == "dualpipe" else 1
-
-
-class Run:
-    """One plan's steps; where all stages' ranks are alike, equal layers are priced once, for all plans that split and run a layer alike."""
-
-    def __init__(self, setting: Setting, coarse: bool = False) -> None:
-        self._setting, self._coarse = setting, coarse
-        self.pricer: Pricer = pricer_for(setting)
-        self._short: Shortener | None = None
-        self._shortcut: Shortcut | None = None
-        plan = setting.plan
-        plain = plan.noise.stragglers == plan.noise.imbalance == "none" and plan.update.mode == "sync" and plan.update.aggregate == "gpu"
-        if plain and setting.topology.kind == "cuda" and setting.foldable:
-            self.pricer = self._shortcut = Shortcut(self.pricer, mesh_of(plan), setting.topology)
-            self._short = _shortener(setting, self._shortcut, coarse and self._shortcut.inside("tp", "cp", "ep"))
-
-    @property
-    def shortens(self) -> bool:
-        """Are equal layers lowered and priced once?"""
-        return self._short is not None
-
-    @property
-    def _alike(self) -> bool:
-        return self._shortcut is not None and self._shortcut.alike
-
-    def times(self, counts: tuple[int, ...]) -> list[Step]:
-        """The steps; `counts`: micro-batches of each."""
-        return self._times(self._program(counts))
-
-    def _times(self, program: Program) -> list[Step]:
-        return step_times(program, self.pricer, True, self._setting.foldable, self._alike, self._coarse and self.shortens)
-
-    def whole(self) -> float:
-        """Seconds of a step with all micro-batches."""
-        program = self._program((self._setting.plan.microbatches,) * STEPS)
-        return max(self._times(program)[-1].settled, loader_seconds(program, self.pricer))
-
-    def traced(self, counts: tuple[int, ...]) -> tuple[Program, Trace]:
-        """The steps with a trace of what their ranks do, runs of kernels as one span."""
-        from sim.engine.run import simulate
-
-        program = self._program(counts)
-        return program, simulate(program, self.pricer, True, self._setting.foldable, detail=False, condensed=True, alike=self._alike)
-
-    def _program(self, counts: tuple[int, ...]) -> Program:
-        s = self._setting
-        return lower(s.plan, s.network, s.framework, s.topology.kind, len(counts), self._short, counts)
-
-
-_LAYERS: dict[tuple[object, ...], tuple[Shortener, Shortcut, Setting]] = {}
-_MOST = 48
-"""Kinds of layers that are kept: a sweep comes back to them with other pipelines and data parallelism."""
-
-
-def layers_of(plan: Plan) -> bytes:
-    """What of a plan sets the ops of its layers: plans that differ in the rest lower a layer alike."""
-    p = msgspec.structs.replace(
-        plan.parallel,
-        pp=1,
-        dp_replicate=1,
-        dp_shard=1,
-        zero=None,
-        schedule="1f1b",
-        virtual_stages=1,
-        stages=None,
-        reshard_after_forward=True,
-    )
-    batch = msgspec.structs.replace(plan.batch, global_=0)
-    return msgspec.json.encode(msgspec.structs.replace(plan, name="", parallel=p, batch=batch))
-
-
-def _shortener(setting: Setting, shortcut: Shortcut, coarse: bool) -> Shortener:
-    """Layers of an earlier plan that lowers and prices them alike, or new ones."""
-    key = (layers_of(setting.plan), setting.plan.world, id(setting.network), id(setting.topology), setting.framework, coarse)
-    kept = _LAYERS.pop(key, None)
-    if kept is None or not shortcut.adopt(kept[1]):
-        kept = (Shortener(shortcut.shorten, coarse), shortcut, setting)
-    short = kept[0]
-    short.shorten = shortcut.shorten
-    _LAYERS[key] = (short, shortcut, setting)
-    if len(_LAYERS) > _MOST:
-        del _LAYERS[next(iter(_LAYERS))]
-    return short

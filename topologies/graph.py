@@ -47,6 +47,7 @@ class Topology:
         self._sites: Mapping[int, Site] = sites(cluster)
         self.rates: Mapping[str, float] = Rates(cluster, self._sites)
         self._paths: dict[tuple[int, int], Path] = {}
+        self._host_paths: dict[tuple[int, bool], Path] = {}
         self._check()
 
     def __repr__(self) -> str:
@@ -214,6 +215,12 @@ class Topology:
         """Pinned host memory <-> the rank's device, with the copy engine as its last (first) link.
 
         A CPU rank copies inside its socket's memory."""
+        found = self._host_paths.get((rank, to_device))
+        if found is None:
+            found = self._host_paths[rank, to_device] = self._host_path(rank, to_device)
+        return found
+
+    def _host_path(self, rank: int, to_device: bool) -> Path:
         node, place = self._place(rank)
         site = self._sites[node]
         name = site.device(self._slot(place))

@@ -6,10 +6,12 @@ the call before. The two are then arranged as one.
 
 from __future__ import annotations
 
+from typing import cast
+
 from sim.engine.moves import BESIDE, MEET, PLAIN, WIRE, Arrival, Code, Lane, Line, Move, Rank, Unordered
 from sim.engine.pricing import Pricing
 from sim.engine.seats import Seats
-from sim.engine.sheet import Sheet, free_of
+from sim.engine.sheet import Sheet, Unbound, free_of
 from sim.engine.wires import End, ends_of, wires_of
 from sim.program import COMPUTE, MESSAGE, Call, Op
 
@@ -68,38 +70,36 @@ class Arranger:
             sheet = Sheet(thread, rank.slow, (one for name in names for one in self._prices.unshared(rank.rank, thread, name)), self._wires)
             if self._prices.alike and sheet.common:
                 self._sheets[thread, names] = sheet
-        lanes: dict[str, Lane] = {}
         for name, message in sheet.lanes.items():
             if name != thread and rank.users.setdefault(name, thread) != thread:
                 raise Unordered
-            lanes[name] = self._end(rank, message) if message is not None else rank.lane(name)
-        moves = [
-            (does, lanes[name], at, seconds, event, shift, share, None)
-            if meets is None
-            else self._meeting(rank, does, lanes[name], at, event, shift, share, meets)
-            for does, name, at, seconds, event, shift, share, meets in sheet.moves
-        ]
+            if name not in rank.lanes:
+                rank.lanes[name] = Lane(name) if message is None else self._end(rank, message)
+        moves = cast(list[Move], sheet.moves)  # but for those that meet others
+        if sheet.meets:
+            moves = moves.copy()
+            for at in sheet.meets:
+                moves[at] = self._meeting(rank, sheet.moves[at])
         return moves, sheet.clock
 
     def _end(self, rank: Rank, message: Op) -> Lane:
         """The rank's end of the wire of this message."""
-        end = rank.lanes.get(message.lane)
-        if end is None:
-            pair, names = self._prices.groups.pair(message, rank.rank), (message.lane, self._wires[message.lane])
-            sends = message.kind == "send"
-            if pair not in self._ends:
-                self._ends[pair] = ends_of(*(names if sends else reversed(names)))
-            end = rank.lanes[message.lane] = self._ends[pair][not sends]
-        return end
+        pair, names = self._prices.groups.pair(message, rank.rank), (message.lane, self._wires[message.lane])
+        sends = message.kind == "send"
+        if pair not in self._ends:
+            self._ends[pair] = ends_of(*(names if sends else reversed(names)))
+        return self._ends[pair][not sends]
 
-    def _meeting(self, rank: Rank, does: int, lane: Lane, at: float, event: str, shift: int | None, joined: float, op: Op) -> Move:
+    def _meeting(self, rank: Rank, move: Unbound) -> Move:
         """A message or a collective, which costs each rank its own."""
+        does, lane, at, _, event, shift, joined, op = move
+        assert op is not None
         if op.kind in MESSAGE:
             seconds = self._prices.message(op, rank.rank).seconds if op.kind == "send" else 0.0
             return does, lane, at, seconds, event, shift, joined, None if does == WIRE else self._seats.of(op, rank.rank)
         seconds = self._prices.collective(op, rank.rank).seconds
         if len(self._prices.groups.represented(op.group, rank.rank)) > 1:
-            if op.lane != COMPUTE and rank.slow != 1.0:
+            if lane != COMPUTE and rank.slow != 1.0:
                 raise Unordered  # when it slows this rank's kernels is known only once the others have come
             return MEET, lane, at, seconds, "", None, 0.0, self._seats.of(op, rank.rank)
-        return PLAIN if op.lane == COMPUTE or rank.slow == 1.0 else BESIDE, lane, at, seconds, "", None, 0.0, None
+        return PLAIN if lane == COMPUTE or rank.slow == 1.0 else BESIDE, lane, at, seconds, "", None, 0.0, None

@@ -76,23 +76,24 @@ class InOrder:
         """One thread, from its first op to its last."""
         clock = high = spent = 0.0
         step = lines[0][0] if lines else 0
-        events, compute, busy = Events(rank), rank.lane(COMPUTE), rank.busy
-        latest, meets, comes = events.latest, self._waiting.meets, self._waiting.comes
+        events, lanes, compute, busy = Events(rank), rank.lanes, rank.lane(COMPUTE), rank.busy
+        latest, numbered, meets, comes = events.latest, rank.numbered, self._waiting.meets, self._waiting.comes
         for its, index, (moves, passed) in lines:
             if its != step:
                 self._note(thread, step, high, spent)
                 step, high, spent = its, 0.0, 0.0
             events.index = index
-            for does, lane, at, seconds, event, shift, share, seat in moves:
+            for does, name, at, seconds, event, shift, share, seat in moves:
                 ready = clock + at
                 if does >= PASS:
                     if does == RECORDED:
                         self._record(events, event, shift, ready)
                         continue
                     spent += at
-                    clock = yield from self._until(ready, self._awaited(rank, does, lane, events, event, shift))
+                    clock = yield from self._until(ready, self._awaited(rank, does, name, events, event, shift))
                     high = max(high, clock)
                     continue
+                lane = lanes[name]
                 if does >= JOIN:
                     made = clock + share
                     compute.free = made = compute.free if compute.free > made else made
@@ -105,26 +106,23 @@ class InOrder:
                     self._queues(lane, does, ready, seconds, self._event(does, events, event, shift), seat, step)
                     continue
                 start = lane.free if lane.free > ready else ready
-                if does == RECORD:
+                if does <= PLAIN:
+                    if does == KERNEL and lane is compute and (not busy or busy[-1][1] <= start):
+                        lane.free = rank.kernel = end = start + seconds
+                    else:
+                        lane.free = end = start + seconds if does == PLAIN else rank.timed(does, lane, start, seconds, share)
+                    if end > high:
+                        high = end
+                elif does == WAIT:
+                    known = latest.get(event, 0.0) if shift is None else numbered.get((event, index + shift))
+                    if not isinstance(known, float):
+                        known = yield from self._until(start, [events.of(event, shift)])
+                    lane.free = start if start > known else known
+                elif does == RECORD:
                     lane.free = start
                     self._record(events, event, shift, start)
-                    continue
-                if does == WAIT:
-                    known = latest.get(event, 0.0) if shift is None else events.of(event, shift)
-                    if isinstance(known, Mark):
-                        known = yield from self._until(start, [known])
-                    lane.free = start if start > known else known
-                    continue
-                if seat is not None:
-                    if not meets(lane, start, seconds, seat.next(), step) and lane is compute:
-                        yield lane.when()
-                    continue
-                if does == KERNEL and lane is compute and (not busy or busy[-1][1] <= start):
-                    lane.free = rank.kernel = end = start + seconds
-                else:
-                    lane.free = end = start + seconds if does == PLAIN else rank.timed(does, lane, start, seconds, share)
-                if end > high:
-                    high = end
+                elif seat is not None and not meets(lane, start, seconds, seat.next(), step) and lane is compute:
+                    yield lane.when()
             clock += passed
             spent += passed
             if clock > high:
@@ -155,12 +153,12 @@ class InOrder:
         assert lane.queue is not None
         lane.queue.append((does, ready, seconds, event, seat.next() if seat is not None else None, step))
 
-    def _awaited(self, rank: Rank, does: int, lane: Lane, events: Events, event: str, shift: int | None) -> list[Event]:
+    def _awaited(self, rank: Rank, does: int, name: str, events: Events, event: str, shift: int | None) -> list[Event]:
         """What a thread waits for."""
         if does == PASS:
             return []
         if does == HOLD:
-            return [lane.done()]
+            return [rank.lane(name).done()]
         if does == DRAIN:
             lanes = [rank.lane(event)] if event else [lane for name, lane in rank.lanes.items() if name not in rank.threads]
             return [lane.done() for lane in lanes]

@@ -69,7 +69,7 @@ Arrival = tuple[float, float, Lane, int]
 Meeting = tuple[Table[Arrival], int]
 Queued = tuple[int, float, float, Event, Meeting | None, int]
 """Behind a meeting: what, its earliest start, its seconds, its event, its meeting, its step."""
-Move = tuple[int, Lane, float, float, str, int | None, float, Seat[Arrival] | None]
+Move = tuple[int, str, float, float, str, int | None, float, Seat[Arrival] | None]
 """What, on which lane, its earliest start after the thread's clock, its seconds, its event, the event's shift, a kernel's share of its speed
 beside a collective (of `JOIN` and `WIRE`: when compute's event is recorded, after the thread's clock), and its place among those it meets."""
 

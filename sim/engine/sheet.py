@@ -14,7 +14,7 @@ from sim.engine.moves import AWAIT, DRAIN, HOLD, JOIN, KERNEL, MEET, PASS, PLAIN
 from sim.program import COMPUTE, MEETING, MESSAGE, Op
 
 Unbound = tuple[int, str, float, float, str, int | None, float, Op | None]
-"""A `Move` with its lane by name, and the op that meets others in place of its seat."""
+"""A `Move` with the op that meets others in place of its seat."""
 
 
 class Sheet:
@@ -41,6 +41,8 @@ class Sheet:
             else:
                 self._queues(op, cost)
         self.moves += self._held
+        self.meets = [at for at, move in enumerate(self.moves) if move[7] is not None]
+        """Which of the moves are a rank's own."""
 
     def _does(self, op: Op, cost: Cost) -> None:
         """What the thread does itself."""

@@ -39,18 +39,16 @@ def ends_of(sends: str, receives: str) -> tuple[End, End]:
 def wires_of(program: Program) -> dict[str, str]:
     """Lanes that are ends of wires, each with the name of its other end's lane: all that stands on them are messages that wait for an event
     recorded on the compute lane just before, and records of their ends."""
+    messages = [(line, at, op) for line in program.segments.values() for at, op in enumerate(line) if op.kind in MESSAGE]
+    known, names = Counter[str](), {op.lane for _, _, op in messages}
     lanes: dict[tuple[str, int], tuple[set[str], set[str]]] = {}
-    used, known = Counter[str](), Counter[str]()
-    for line in program.segments.values():
-        for at, op in enumerate(line):
-            if op.lane == COMPUTE:
-                continue
-            used[op.lane] += 1
-            if op.kind in MESSAGE and _follows(line, at):
-                sends = op.kind == "send"
-                to = op.peer if sends else -op.peer
-                lanes.setdefault((op.group, to % program.mesh.size(op.group)), (set(), set()))[not sends].add(op.lane)
-                known[op.lane] += 3 if _recorded(line, at) else 2
+    for line, at, op in messages:
+        if _follows(line, at):
+            sends = op.kind == "send"
+            to = op.peer if sends else -op.peer
+            lanes.setdefault((op.group, to % program.mesh.size(op.group)), (set(), set()))[not sends].add(op.lane)
+            known[op.lane] += 3 if _recorded(line, at) else 2
+    used = Counter(op.lane for line in program.segments.values() for op in line if op.lane in names) if names else known
     served = Counter(lane for pair in lanes.values() for side in pair for lane in side)
     found: dict[str, str] = {}
     for pair in lanes.values():

@@ -12,16 +12,11 @@ from sim.lower import context, expert, tensor
 from sim.lower.exchanges import covered
 from sim.lower.job import Job
 from sim.lower.ops import compute, host, order
-from sim.lower.template import BlockOps, Ops, PartOps
+from sim.lower.template import BlockOps, Ops, PartOps, name_of
 from sim.model.parts import Block, Part
 from sim.model.redo import redone
 from sim.program import COMPUTE, D2H, Op
 from sim.work import Conv, Gemm, HostWork, Work
-
-
-def name_of(block: str, part: Part) -> str:
-    """`L5.attn.qkv`; parts of the ends already carry their block's name."""
-    return part.name if part.name.startswith(f"{block}.") else f"{block}.{part.name}"
 
 
 def lower_block(job: Job, name: str, block: Block, *, first: bool = False, again: bool = False) -> BlockOps:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from sim.lower.blocks import name_of
 from sim.lower.buckets import Bucket, is_contiguous, rebuilds
 from sim.lower.job import Job
 from sim.lower.ops import collective, compute, host, order, record, spent, wait
-from sim.lower.template import PartOps
+from sim.lower.template import PartOps, name_of
 from sim.program import COMPUTE, Op
 from sim.work import HostWork, MemoryBound, Work
 

@@ -14,21 +14,20 @@ from itertools import groupby
 
 from msgspec.structs import replace
 
-from sim.lower.blocks import name_of
 from sim.lower.data_parallel import COPY, lane_of
 from sim.lower.job import Job
 from sim.lower.ops import collective, compute, host, order, record, wait
+from sim.lower.passes import Pieces
 from sim.lower.sharded import CLS, replicas
-from sim.lower.template import BlockOps, Ops, PartOps
+from sim.lower.template import BlockOps, Ops
 from sim.lower.tensor import norm_gradients
-from sim.lower.units import Unit, root_first, units_of
+from sim.lower.units import Unit, root_first
 from sim.program import COMPUTE, Op
 from sim.work import HostWork, MemoryBound
 
 
-def forward(job: Job, blocks: list[BlockOps], lines: list[Ops], tag: str) -> list[Op]:
-    """Forward of a stage whose parameters are sharded when it begins; `lines`: each block's ops."""
-    units = units_of(job, blocks, tag)
+def forward(job: Job, blocks: list[BlockOps], units: dict[str, Unit], lines: list[Ops], tag: str) -> list[Op]:
+    """Forward of a stage whose parameters are sharded when it begins; `units`: of each block; `lines`: each block's ops."""
     line = root_first(units, blocks)
     ahead = job.plan.parallel.prefetch
     frees = not job.train or job.reshard
@@ -61,9 +60,8 @@ def _free_for(line: list[Unit], k: int, ahead: int) -> str:
     return f"fwd/{line[k - 1 - ahead].name}.out" if k > ahead else ""
 
 
-def backward(job: Job, blocks: list[BlockOps], pieces: list[tuple[PartOps, tuple[Op, ...]]], tag: str, sync: bool) -> list[Op]:
+def backward(job: Job, blocks: list[BlockOps], units: dict[str, Unit], pieces: Pieces, tag: str, sync: bool) -> list[Op]:
     """Backward `pieces` of a stage with gathers before each block and, with `sync`, its gradients reduced after it."""
-    units = units_of(job, blocks, tag)
     inline = job.size("pp") == 1
     line = [units[b.name] for b in reversed(blocks) if units[b.name].messages and not units[b.name].root] if job.reshard else []
     ahead = job.plan.parallel.prefetch
@@ -98,8 +96,7 @@ def _partial(job: Job, blocks: list[BlockOps], units: dict[str, Unit], unit: Uni
     """Under DTensor's sequence parallelism, norms' gradients are summed over tp before they are scattered."""
     if job.framework.tensor != "dtensor":
         return []
-    mine = [(name_of(p.block, p.part), p.part) for b in blocks if units[b.name] == unit for p in b.parts]
-    return norm_gradients(job, mine, sharded=True)
+    return norm_gradients(job, [part for block in blocks if units[block.name] == unit for part in block.parts], sharded=True)
 
 
 def _hooks(job: Job, phase: str, unit: Unit) -> list[Op]:

@@ -7,6 +7,7 @@ backward), or I (gradient of the input) and W (of the weights) apart.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 
 import msgspec
 
@@ -20,6 +21,7 @@ from sim.lower.passes import Chunk
 from sim.lower.schedule import placement
 from sim.lower.short import Shortener
 from sim.lower.template import TEMPLATE, BlockOps, Template, Templates, renamed
+from sim.lower.units import Unit, units_of
 from sim.model.parts import Block
 from sim.model.stages import layout
 from sim.program import Op
@@ -73,6 +75,7 @@ class StageSegments:
         self.further: list[StageSegments] = []
         """The rank's stages after its first (of which this is then one), in the order of use."""
         self._variants: dict[tuple[str, bool, bool, bool], str] = {}
+        self._buckets: dict[int, list[Bucket]] = {}
         self.like = stage.index
         """The first stage that runs the same ops, if names do not matter: they share their segments."""
 
@@ -121,7 +124,15 @@ class StageSegments:
         return name
 
     def buckets(self, step: int) -> list[Bucket]:
-        return buckets_of(self.job, self.chunk.blocks, step, self.tag)
+        """Its gradients as they travel in this step."""
+        if step not in self._buckets:
+            self._buckets[step] = buckets_of(self.job, self.chunk.blocks, step, self.tag)
+        return self._buckets[step]
+
+    @cached_property
+    def units(self) -> dict[str, Unit]:
+        """What ZeRO-3 gathers together, by block."""
+        return units_of(self.job, self.chunk.blocks, self.tag)
 
 
 def stage_segments(
@@ -218,7 +229,8 @@ def _build(job: Job, stage: StageSegments, variant: str) -> Iterable[Op]:
     if base == "fwd":
         return _gathering(job, stage)
     if job.zero == 3:
-        return fsdp.backward(job, stage.chunk.blocks, passes.backward(stage.chunk, variant), stage.tag, sync="sync" in flags)
+        pieces = passes.backward(stage.chunk, variant)
+        return fsdp.backward(job, stage.chunk.blocks, stage.units, pieces, stage.tag, sync="sync" in flags)
     buckets = stage.buckets(0 if "sync0" in flags else 1)
     pieces = passes.backward(stage.chunk, variant, {bucket.last for bucket in buckets})
     return data_parallel.reduce_gradients(job, pieces, buckets, sharded.messages if job.zero else data_parallel.all_reduce)
@@ -228,6 +240,6 @@ def _gathering(job: Job, stage: StageSegments) -> list[Op]:
     """The forward that gathers parameters."""
     lines = passes.forward(stage.chunk)
     if job.zero == 3:
-        return fsdp.forward(job, stage.chunk.blocks, lines, stage.tag)
+        return fsdp.forward(job, stage.chunk.blocks, stage.units, lines, stage.tag)
     later = [bucket for other in stage.further for bucket in other.buckets(1)]
     return sharded.gather_ahead(job, stage.chunk.blocks, lines, stage.buckets(1), later if stage.stage.index < job.size("pp") else None)

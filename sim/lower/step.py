@@ -10,7 +10,6 @@ from typing import NamedTuple
 from sim.framework import Framework
 from sim.lower import ends, noise, optimizer, output, tensor, update
 from sim.lower import input as loading
-from sim.lower.blocks import name_of
 from sim.lower.job import Job, job_of
 from sim.lower.microbatches import Microbatches, microbatches_of
 from sim.lower.optimizer import Share
@@ -185,7 +184,7 @@ def _end(job: Job, place: Place, share: Share, stages: list[StageSegments], tag:
 
 def finish(job: Job, stages: list[StageSegments]) -> list[Op]:
     """Gradients that more than one rank has a share in: norms under sequence parallelism, an embedding on both ends of a pipeline."""
-    parts = ((name_of(p.block, p.part), p.part) for s in stages for b in reversed(s.chunk.blocks) for p in reversed(b.parts))
+    parts = (part for stage in stages for block in reversed(stage.chunk.blocks) for part in reversed(block.parts))
     separate = job.zero == 3 and job.framework.tensor == "dtensor"  # FSDP has summed them already
     ops = [] if separate else tensor.norm_gradients(job, parts)
     return ops + [op for stage in stages for op in ends.exchange(job, stage.other_end)]

@@ -10,6 +10,11 @@ from sim.program import Op
 Ops = tuple[Op, ...]
 
 
+def name_of(block: str, part: Part) -> str:
+    """`L5.attn.qkv`; parts of the ends already carry their block's name."""
+    return part.name if part.name.startswith(f"{block}.") else f"{block}.{part.name}"
+
+
 class PartOps(NamedTuple):
     """One part of one block, lowered."""
 

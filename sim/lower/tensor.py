@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from sim.lower.job import Job
 from sim.lower.ops import collective, order
+from sim.lower.template import PartOps, name_of
 from sim.model.parts import Part
 from sim.program import COMPUTE, Op, beside
 from sim.work import BYTES, Gemm
@@ -147,23 +148,26 @@ USES = {"sgd": 1, "momentum": 1, "adam": 3, "adamw": 3, "lamb": 3}
 """Times that torch's foreach and for-loop updates read a gradient (lerp, and addcmul twice)."""
 
 
-def norm_gradients(job: Job, parts: Iterable[tuple[str, Part]], sharded: bool = False) -> list[Op]:
-    """Sums over tp of the gradients of (name, part) that are whole on each rank.
+def norm_gradients(job: Job, parts: Iterable[PartOps], sharded: bool = False) -> list[Op]:
+    """Sums over tp of the gradients of parts that are whole on each rank.
 
     Megatron: all in one message (finalize_model_grads). DTensor: each by itself; FSDP sums a `Partial` gradient once, an optimizer without
     it at each use.
     """
     if job.size("tp") == 1 or not job.plan.parallel.sequence_parallel:
         return []
-    mine = [(name, part) for name, part in parts if whole(part)]
+    mine = [part for part in parts if whole(part.part)]
     if job.framework.tensor != "dtensor":
-        total = sum(part.params for _, part in mine)
+        total = sum(part.part.params for part in mine)
         return [_now(job, "grad/norms.all_reduce", "all_reduce", total * job.grad_bytes)] if total and not sharded else []
     uses = 1 if sharded or job.framework.optimizer == "fused" else USES[job.plan.optimizer.name]
     found = []
-    for name, part in mine:
-        for index, elements in enumerate(part.tensors):
+    for part in mine:
+        tensors = part.part.tensors
+        for index, elements in enumerate(tensors):
             for use in range(uses):
-                suffix = "".join([f".{index}" if len(part.tensors) > 1 else "", f".use{use}" if uses > 1 else ""])
-                found.append(_now(job, f"grad/{name}{suffix}.all_reduce", "all_reduce", elements * job.grad_bytes))
+                suffix = "".join([f".{index}" if len(tensors) > 1 else "", f".use{use}" if uses > 1 else ""])
+                found.append(
+                    _now(job, f"grad/{name_of(part.block, part.part)}{suffix}.all_reduce", "all_reduce", elements * job.grad_bytes)
+                )
     return found

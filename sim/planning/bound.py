@@ -30,7 +30,7 @@ from sim.model.parts import Block
 from sim.model.stages import Blocks, held, layout
 from sim.planning.traffic import Traffic
 from sim.program import COMPUTE, HOST, Op
-from sim.steady import layers_of
+from sim.shortened import layers_of
 
 _SPLIT = ("zb-h1", "dualpipe")
 """Schedules that run the gradients of inputs and of weights apart."""

@@ -41,12 +41,12 @@ def cautious(row: Row) -> Row:
 
 
 def open_questions(done: list[Row]) -> tuple[list[str], Depth]:
-    """Plans to be simulated once more, by name, and how: the front and the best must rest on whole simulations alone; then the first
-    few are split by class."""
+    """Plans to be simulated once more, by name, and how: the first few are split by class, which is a whole simulation too; the front and
+    the best must rest on whole simulations alone."""
     details = {row.key: json.loads(row.detail) for row in done}
     ranked = sorted(done, key=lambda row: row.effort)
+    whose = [row.key for row in ranked[:_FIRST] if not details[row.key].get("breakdown")]
+    if whose:
+        return whose, "split"
     vital = [*pareto(done), *(row for row in ranked if row.effort <= CLOSE * ranked[0].effort)]
-    short = dict.fromkeys(row.key for row in vital if not details[row.key].get("whole"))
-    if short:
-        return list(short), "whole"
-    return [row.key for row in ranked[:_FIRST] if not details[row.key].get("breakdown")], "split"
+    return list(dict.fromkeys(row.key for row in vital if not details[row.key].get("whole"))), "whole"

@@ -10,8 +10,9 @@ from msgspec.structs import asdict
 from sim.bind import bind
 from sim.engine.steps import Step
 from sim.predict import predict_setting
+from sim.shortened import Run
 from sim.split import split_of
-from sim.steady import Rounds, Run, confirmed, rounds_of, step_of, whole
+from sim.steady import Rounds, confirmed, rounds_of, step_of, whole
 from topologies.load import load_topology
 
 MACHINE = load_topology("4x dgx-h100")

@@ -12,7 +12,8 @@ from sim.bind import bind
 from sim.engine.run import simulate
 from sim.lower.step import lower
 from sim.pricer import pricer_for
-from sim.steady import Run, step_of
+from sim.shortened import Run
+from sim.steady import step_of
 from sim.timeline.metrics import step_time
 from topologies.errors import BadInput
 from topologies.load import load_topology

@@ -20,7 +20,8 @@ from sim.planning.space import candidates, parse_space, point
 from sim.planning.sweep import sweep
 from sim.predict import predict_setting
 from sim.pricer import pricer_for
-from sim.steady import Run, whole
+from sim.shortened import Run
+from sim.steady import whole
 from topologies.errors import BadInput
 
 BASE: dict[str, Any] = {"model": "gpt2-124m", "seq_len": 512, "framework": "pytorch", "batch": {"global": 16, "micro": 2}}

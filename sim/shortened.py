@@ -1,0 +1,136 @@
+"""One plan's steps in the fewest ops: equal layers are lowered, priced and condensed once, also for other plans of a sweep."""
+
+from __future__ import annotations
+
+import msgspec
+
+from sim.bind import Setting
+from sim.cost.price import Pricer
+from sim.engine.shortcut import Shortcut
+from sim.engine.steps import Step, step_times
+from sim.lower.short import Shortener
+from sim.lower.step import lower
+from sim.plan import Plan
+from sim.pricer import pricer_for
+from sim.program import Program
+from sim.rules import mesh_of
+from sim.settled import host_seconds, loader_seconds
+from sim.timeline.metrics import step_time
+from sim.trace import Trace
+
+_AHEAD = 0.9
+"""Of a step, what its thread spends at most where a short first step warms up as well as a whole one: its lead does not bind."""
+
+
+def round_of(plan: Plan) -> int:
+    """Micro-batches after which a pipeline's timeline repeats itself."""
+    p = plan.parallel
+    return 1 if p.virtual_stages == 1 and p.schedule in ("gpipe", "1f1b", "interleaved") else p.pp
+
+
+def warm_of(plan: Plan, count: int) -> int:
+    """Micro-batches of a first step that warms up one of `count`: the last stages to end a pipeline's step do so in one order, however long
+    it is, so that the fewest will do that its schedule takes."""
+    taken = 2 * plan.parallel.pp if plan.parallel.schedule == "dualpipe" else 1
+    return min(count, max(round_of(plan), taken)) if plan.parallel.pp > 1 else count
+
+
+class Run:
+    """One plan's steps; where all stages' ranks are alike, equal layers are priced once, for all plans that split and run a layer alike."""
+
+    def __init__(self, setting: Setting, coarse: bool = False) -> None:
+        self._setting, self._coarse = setting, coarse
+        self.pricer: Pricer = pricer_for(setting)
+        self._short: Shortener | None = None
+        self._shortcut: Shortcut | None = None
+        plan = setting.plan
+        plain = plan.noise.stragglers == plan.noise.imbalance == "none" and plan.update.mode == "sync" and plan.update.aggregate == "gpu"
+        if plain and setting.topology.kind == "cuda" and setting.foldable:
+            self.pricer = self._shortcut = Shortcut(self.pricer, mesh_of(plan), setting.topology)
+            self._short = _shortener(setting, self._shortcut, coarse and self._shortcut.inside("tp", "cp", "ep"))
+
+    @property
+    def shortens(self) -> bool:
+        """Are equal layers lowered and priced once?"""
+        return self._short is not None
+
+    @property
+    def _alike(self) -> bool:
+        return self._shortcut is not None and self._shortcut.alike
+
+    def times(self, counts: tuple[int, ...]) -> list[Step]:
+        """The steps; `counts`: micro-batches of each."""
+        return self._times(self._program(counts))
+
+    def _times(self, program: Program) -> list[Step]:
+        return step_times(program, self.pricer, True, self._setting.foldable, self._alike, self._coarse and self.shortens)
+
+    def whole(self) -> float:
+        """Seconds of a step with all micro-batches."""
+        warmed, full = self._counts
+        program = self._program(warmed)
+        step = self._times(program)[-1]
+        if step.host > step.seconds * _AHEAD and warmed != full:
+            program = self._program(full)
+            step = self._times(program)[-1]
+        return max(step.settled, loader_seconds(program, self.pricer))
+
+    @property
+    def _counts(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Two steps, the second of which has all micro-batches, and is reported; the first warms up what overlaps with its neighbours: short
+        (but where loaders could keep its batches in store), or as long."""
+        plan = self._setting.plan
+        count = plan.microbatches
+        return (count if plan.data.workers else warm_of(plan, count), count), (count, count)
+
+    def traced(self) -> tuple[Program, Trace]:
+        """A step with all micro-batches after one that warms up, with a trace of what their ranks do: runs of kernels as one span."""
+        warmed, full = self._counts
+        program, trace = self._traced(warmed)
+        return self._traced(full) if host_seconds(program, self.pricer) > step_time(trace) * _AHEAD else (program, trace)
+
+    def _traced(self, counts: tuple[int, ...]) -> tuple[Program, Trace]:
+        from sim.engine.run import simulate
+
+        program = self._program(counts)
+        return program, simulate(program, self.pricer, True, self._setting.foldable, detail=False, condensed=True, alike=self._alike)
+
+    def _program(self, counts: tuple[int, ...]) -> Program:
+        s = self._setting
+        return lower(s.plan, s.network, s.framework, s.topology.kind, len(counts), self._short, counts)
+
+
+_LAYERS: dict[tuple[object, ...], tuple[Shortener, Shortcut, Setting]] = {}
+_MOST = 48
+"""Kinds of layers that are kept: a sweep comes back to them with other pipelines and data parallelism."""
+
+
+def layers_of(plan: Plan) -> bytes:
+    """What of a plan sets the ops of its layers: plans that differ in the rest lower a layer alike."""
+    p = msgspec.structs.replace(
+        plan.parallel,
+        pp=1,
+        dp_replicate=1,
+        dp_shard=1,
+        zero=None,
+        schedule="1f1b",
+        virtual_stages=1,
+        stages=None,
+        reshard_after_forward=True,
+    )
+    batch = msgspec.structs.replace(plan.batch, global_=0)
+    return msgspec.json.encode(msgspec.structs.replace(plan, name="", parallel=p, batch=batch))
+
+
+def _shortener(setting: Setting, shortcut: Shortcut, coarse: bool) -> Shortener:
+    """Layers of an earlier plan that lowers and prices them alike, or new ones."""
+    key = (layers_of(setting.plan), setting.plan.world, id(setting.network), id(setting.topology), setting.framework, coarse)
+    kept = _LAYERS.pop(key, None)
+    if kept is None or not shortcut.adopt(kept[1]):
+        kept = (Shortener(shortcut.shorten, coarse), shortcut, setting)
+    short = kept[0]
+    short.shorten = shortcut.shorten
+    _LAYERS[key] = (short, shortcut, setting)
+    if len(_LAYERS) > _MOST:
+        del _LAYERS[next(iter(_LAYERS))]
+    return short
