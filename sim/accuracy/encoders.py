@@ -17,7 +17,7 @@ from sim.model.spec import EncDec, Encoder, TransformerXl
 
 BERTS = r"bert\b|(ro|de)berta|electra|\bxlm-?r|\bxlnet"
 """Bidirectional encoders: the layers of BERT, whatever they are trained to say."""
-SEQ2SEQ = r"\bm?t5x?\b|\bt5|\bmt5|\bul2\b|\bbart|pegasus|marian|nllb|m2m.?100|encoder-decoder"
+SEQ2SEQ = r"\bm?t5x?\b|\bt5|\bmt5|\bul2\b|\bbart|pegasus|marian|nllb|m2m.?100|encoder[-_ ]decoder"
 _MASKED = r"roberta|xlm|camembert|modernbert|deberta|distilbert"
 """Trained on masked words alone."""
 _OWN = {"albert": "ALBERT's layers share their weights: counted as if each had its own", "deberta": "attention as BERT's"}

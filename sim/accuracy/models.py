@@ -30,8 +30,8 @@ _FAMILIES: tuple[tuple[str, str], ...] = (
     (r"internlm(?!2)", "internlm"),
     (r"mpt", "mpt"),
     (r"bloom|alibi", "bloom"),
-    (r"nemotron|squared-relu", "nemotron"),
-    (r"gpt-?oss|sliding-window", "gpt-oss"),
+    (r"nemotron|squared[-_ ]relu", "nemotron"),
+    (r"gpt[-_ ]?oss|sliding[-_ ]window", "gpt-oss"),
     (r"(deepseek[-_ ]?(v[23]|r1)|kimi|moonlight)(?!.*distill)|\bmla\b", "deepseek"),  # latent attention; DeepSeek's first models are Llamas
     (r"qwen-?3", "qwen3"),
     (r"qwen", "qwen2"),
@@ -54,7 +54,7 @@ _ACTIVATIONS: tuple[tuple[str, str], ...] = (
 
 
 _NAMED = (
-    r"resnet|resnext|\bcnn\b|ssd|mask|transformer-xl|gnmt|seq2seq|encoder-decoder|\bvit\b|\bvgg|\bm?t5x?\b|\bbart|pegasus|marian|nllb|diffusion|\bdit\b|u-?net\b|dlrm"
+    r"resnet|resnext|\bcnn\b|ssd|mask|transformer[-_ ]xl|gnmt|seq2seq|encoder[-_ ]decoder|\bvit\b|\bvgg|\bm?t5x?\b|\bbart|pegasus|marian|nllb|diffusion|\bdit\b|u-?net\b|dlrm"
     r"|recommend|whisper|wav2vec|rnn|tacotron|speech|\bclip\b"
 )
 """Models that are no decoders: the table's columns do not describe them, a shipped model of the name does."""
@@ -62,7 +62,7 @@ _NAMED = (
 
 _DESCRIBED: tuple[tuple[str, Callable[[Row, list[str]], dict[str, Any] | None]], ...] = (
     (BERTS, bert),
-    (r"transformer-xl", lambda row, _: transformer_xl(row)),
+    (r"transformer[-_ ]xl", lambda row, _: transformer_xl(row)),
     (SEQ2SEQ, encoder_decoder),
     (r"\bvit\b|\bvit_|deit|vision transformer|resnext|resnet|\bwrn|\bvgg", lambda row, _: picture_model(row)),
 )

@@ -57,7 +57,7 @@ _STEMS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"gptneox|neox", ("gptneox",)),
     (r"bloom", ("bloom",)),
 )
-_CUT = r"proxy|\bcut|truncat|\d+ ?l(ayers?)?\b|mask r-?cnn.*(1\d\d|c4|c5|swin|vit)"
+_CUT = r"proxy|\bcut|truncat|\d+ ?l(ayers?)?\b|mask[-_ ]?r[-_ ]?cnn.*(1\d\d|c4|c5|swin|vit)"
 """Some of a model's layers: how many is not in its name. Mask R-CNN on another backbone."""
 _NEAR = 0.07
 """Share by which sizes in names may differ: GPT-2 XL is 1.5B, 1.6B and 1558M."""

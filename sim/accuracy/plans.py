@@ -110,7 +110,8 @@ def _in_samples(row: Row, family: str, assumed: list[str]) -> Row:
     unit, length = row.batch_unit.lower(), row.seq_len
     if family in _PICTURES:
         return msgspec.structs.replace(row, batch_unit="images")
-    many = not unit and (row.global_batch or 0) >= max(_MANY, 64 * (length or 1))
+    most = _MANY if family == "encoder" else _MANY - 1  # LAMB's largest batch (You et al. 2019): 65,536 sequences
+    many = not unit and (row.global_batch or 0) > max(most, 64 * (length or 1) - 1)
     if family not in _TEXT or not length or not (many or "tok" in unit):
         return row
     counts = {name: getattr(row, name) for name in ("micro_batch", "global_batch")}

@@ -18,7 +18,7 @@ _ASPECTS = ((0.6e9, 64), (3e9, 80), (300e9, 128), (math.inf, 192))
 the largest of Megatron-LM (Narayanan et al. 2021, table 1)."""
 _VOCAB = 50304
 _OTHERS = (
-    r"moe|expert|mamba|hybrid|jamba|proxy|\bcut|truncat|\d+x\d|\ba\d+(\.\d+)?b\b|deepseek|kimi|gpt-?oss|grok|mixtral|dbrx|minimax|arctic|switch"
+    r"moe|expert|mamba|hybrid|jamba|proxy|\bcut|truncat|\d+x\d|\ba\d+(\.\d+)?b\b|deepseek|kimi|gpt[-_ ]?oss|grok|mixtral|dbrx|minimax|arctic|switch"
     r"|gshard|glam\b|llama-?4|glm-?[45]|nemotron-?3"
 )
 """Models whose parameters do not tell their layers, and parts of models."""

@@ -104,11 +104,17 @@ def _in(row: Row, rows: Rows, release: Release) -> bool:
     return (
         rows.since <= release < rows.before
         and re.fullmatch(rows.kind or ".*", _kind(row)) is not None
-        and re.fullmatch(rows.gpus or ".*", row.gpu.upper()) is not None
-        and rows.precision in row.precision
+        and re.fullmatch(rows.gpus or ".*", _board(row)) is not None
+        and rows.precision in row.precision.lower()
         and (not rows.spread or (row.ep or 1) > 8)
         and (not rows.drops or row.drops_tokens)
     )
+
+
+def _board(row: Row) -> str:
+    """ "NVIDIA GB200 NVL72" is a GB200."""
+    found = re.search(r"GB[23]00|B[23]00|H[12]00", row.gpu.upper())
+    return found[0] if found else row.gpu.upper()
 
 
 def _kind(row: Row) -> str:
@@ -118,6 +124,6 @@ def _kind(row: Row) -> str:
     name = f"{row.model_type} {row.model_name}".lower()
     if re.search(r"deepseek|kimi", name):
         return "latent"
-    if "gpt-oss" in name:
+    if re.search(r"gpt[-_ ]?oss", name):
         return "gpt-oss"
     return "wide" if (row.hidden or 0) == 4096 and row.n_experts >= 64 else "narrow" if (row.hidden or 0) <= 2048 else "other"

@@ -61,8 +61,8 @@ _LEVELS: tuple[tuple[str, int], ...] = (
 
 
 def _zero(text: str, framework: str, assumed: list[str], row: Row) -> int:
-    if found := re.search(r"(?:zero|stage)[\s_-]*(?:stage)?[\s_-]*([0-3])", text) or re.search(r"^([0-3])$", text):
-        return int(found.group(1))
+    if found := re.search(r"(?:zero|stage)[\s_-]*(?:stage)?[\s_-]*([0-3])", text) or re.search(r"^([0-3])$|\bz-?([0-3])\b", text):
+        return int(next(group for group in found.groups() if group))
     for pattern, level in _LEVELS:
         if re.search(pattern, text):
             return level

@@ -13,21 +13,21 @@ from sim.accuracy.scripts import graph_of, nemo_of
 from topologies.errors import Refused
 
 _FRAMEWORKS: tuple[tuple[str, str], ...] = (
-    (r"megatron-bridge", "megatron-bridge"),
+    (r"megatron[- ]?bridge", "megatron-bridge"),
     (r"oneflow", "oneflow"),
     (r"mxnet", "mxnet-horovod"),
     (r"mlperf", "mlperf-nvidia"),
     (r"nemo", "nemo"),
-    (r"megatron-deepspeed|neox", "megatron-deepspeed"),
-    (r"megatron-core|\bmcore\b", "megatron-core"),
+    (r"megatron[- ]?deepspeed|deepspeed[- ]?megatron|neox", "megatron-deepspeed"),
+    (r"megatron[- ]?core|\bmcore\b", "megatron-core"),
     (r"megatron|primus|megascale|vescale|mindspeed", "megatron-lm"),
-    (r"internevo|internlm-train", "internevo"),
-    (r"llm-foundry|composer|mosaic", "llm-foundry"),
+    (r"internevo|internlm[- ]?train", "internevo"),
+    (r"llm[- ]?foundry|composer|mosaic", "llm-foundry"),
     (r"torchtitan", "torchtitan"),
     (r"\bpax(ml)?\b", "paxml"),
     (r"maxtext|\bjax\b|\bflax\b|levanter|\bt5x\b|scalax|easylm", "maxtext"),
-    (r"tensorflow ?2|tf2", "tf2-horovod"),
-    (r"tensorflow|tf1", "tf1-horovod"),
+    (r"tensorflow[- ]?2|tf[- ]?2", "tf2-horovod"),
+    (r"tensorflow|tf[- ]?1", "tf1-horovod"),
 )
 _TORCH = r"torch|lit-?gpt|lightning|deepspeed|fsdp|hugging|transformers|accelerate|trainer|nano|pico|colossal|paddle|fairseq|fairscale|metaseq|olmo"
 """Words of libraries that run models as PyTorch's modules."""
@@ -44,7 +44,7 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
         return graph_of(row, name)
     if name == "mlperf-nvidia" and not _is(row, _MASKS) and _is(row, r"resnet|\bcnn\b"):
         return "mxnet-horovod"  # what NVIDIA's submissions train images with
-    if name in ("mlperf-nvidia", "llm-foundry") and (row.batch_unit == "images" or _is(row, _MASKS)):
+    if name in ("mlperf-nvidia", "llm-foundry") and (row.batch_unit == "images" or _is(row, _MASKS + r"|resnet|\bcnn\b|\bvit\b")):
         name, text = "pytorch", "torch"  # detection, translation, and Composer's pictures are plain modules
     if "hai-llm" in text and row.n_experts:
         assumed.append("DeepSeek's trainer: DeepEP, exchanges beside another micro-batch")
@@ -66,11 +66,11 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
         return name
     if re.search(_TORCH, text) and _is(row, r"bert\b"):
         return "pytorch-apex-jit" if row.pretrains and row.date >= _SCRIPTED else "pytorch-apex-ddp"
-    if re.search(_TORCH, text) and _is(row, "transformer-xl"):
+    if re.search(_TORCH, text) and _is(row, "transformer[-_ ]xl"):
         return "pytorch-transformer-xl"
-    if re.search(_TORCH, text) and _is(row, r"mask r-?cnn") and precision_of(row) != "fp32":
+    if re.search(_TORCH, text) and _is(row, r"mask[-_ ]?r[-_ ]?cnn") and precision_of(row) != "fp32":
         return "pytorch-detection"  # in fp32 the script's README turns NHWC and the loader between steps off
-    if re.search(_TORCH, text) and _is(row, r"resnet|resnext|\bcnn\b|ssd|mask|transformer-(base|big)|encoder-decoder|gnmt|rnn"):
+    if re.search(_TORCH, text) and _is(row, r"resnet|resnext|\bcnn\b|ssd|mask|transformer[-_ ](base|big)|encoder[-_ ]decoder|gnmt|rnn"):
         return "pytorch-native-amp"
     assumed.append(f"framework {row.framework!r} taken as plain PyTorch")
     whole = not row.sharding or re.search(r"^none|^no\b|ddp|data.?parallel", row.sharding.lower())
@@ -87,7 +87,7 @@ _KEPT_LOW = r"lora|peft|adapter"
 _BIGSCIENCE = r"bigscience|bloom|jean zay"
 
 
-_MASKS = r"mask|ssd|retinanet|gnmt|rnn|transformer-(base|big)|transformer \(big\)"
+_MASKS = r"mask|ssd|retinanet|gnmt|rnn|transformer[-_ ](base|big)|transformer \(big\)"
 """What MLPerf trains with PyTorch beside language models."""
 _SCRIPTED = "2021-09"
 """When NVIDIA's BERT in PyTorch took to TorchScript, and to sequences binned by length (its README's release notes)."""

@@ -1,0 +1,60 @@
+"""The same row in other letters is the same plan: capitals, and hyphens, spaces or underscores between words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from sim.accuracy.plans import case_of
+from sim.accuracy.published import published_rows
+from sim.accuracy.rows import Row
+from tests.null.accuracy.test_spellings import row as made
+
+ROWS = published_rows()[::37]
+WORDS = ("framework", "gpu", "gpu_form", "system", "intra_net", "inter_net", "task", "precision", "batch_unit", "sharding", "sequence_parallel",
+         "recompute", "flash_attn", "compile", "comm_overlap", "optimizer", "arch_note", "activation", "model_type")  # fmt: skip
+PARTED = ("framework", "gpu", "system", "precision", "sharding", "recompute", "activation", "model_type")
+
+
+def plan_of(row: Row) -> str:
+    """Everything that is predicted from, but names."""
+    case = case_of(row)
+    tree = msgspec.to_builtins(case.plan)
+    tree["name"] = tree["model"]["name"] = ""
+    return json.dumps((tree, case.topology, case.edits), sort_keys=True)
+
+
+@pytest.mark.parametrize("write", [str.upper, str.lower])
+def test_capitals_say_nothing(write: Callable[[str], str]) -> None:
+    for row in ROWS:
+        assert plan_of(msgspec.structs.replace(row, **{word: write(getattr(row, word)) for word in WORDS})) == plan_of(row), row.row_id
+
+
+@pytest.mark.parametrize("between", [" ", "_"])
+def test_what_parts_words_says_nothing(between: str) -> None:
+    for row in ROWS:
+        for word in PARTED:
+            other = msgspec.structs.replace(row, **{word: getattr(row, word).replace("-", between)})
+            assert plan_of(other) == plan_of(row), (row.row_id, word, getattr(other, word))
+
+
+def test_what_follows_from_the_rest_may_be_left_out() -> None:
+    for row in ROWS:
+        assert plan_of(msgspec.structs.replace(row, dp=None, grad_accum=None)) == plan_of(row), row.row_id
+
+
+@pytest.mark.parametrize("gpu", ["NVIDIA GB200 NVL72", "DGX-GB200", "gb200"])
+def test_a_recipes_board_by_any_of_its_names(gpu: str) -> None:
+    bridge = {"framework": "Megatron-Bridge", "framework_version": "26.04", "gpus": 64, "sharding": "", "ep": 8}
+    moe = {"model_name": "DeepSeek-V3", "model_type": "moe (MLA)", "n_layers": None, "hidden": None}
+    assert case_of(made(gpu=gpu, **bridge, **moe)).plan.framework == case_of(made(gpu="GB200", **bridge, **moe)).plan.framework
+
+
+def test_a_large_batch_of_short_sequences_is_no_batch_of_tokens() -> None:
+    """LAMB trained BERT with 65,536 sequences; of a decoder so many are tokens."""
+    silent = {"batch_unit": "", "global_batch": 1 << 16, "seq_len": 512, "sharding": "none"}
+    assert case_of(made(model_name="BERT-Large", model_type="bert", n_layers=None, hidden=None, **silent)).plan.global_batch == 1 << 16
+    assert case_of(made(**silent)).plan.global_batch == 128
