@@ -60,7 +60,7 @@ class Run:
 
     def times(self, counts: tuple[int, ...]) -> list[Step]:
         """The steps; `counts`: micro-batches of each."""
-        return self._times(self._program(counts))
+        return self._times(self.program(counts))
 
     def _times(self, program: Program) -> list[Step]:
         return step_times(program, self.pricer, True, self._setting.foldable, self._alike, self._coarse and self.shortens)
@@ -68,10 +68,10 @@ class Run:
     def whole(self) -> float:
         """Seconds of a step with all micro-batches."""
         warmed, full = self._counts
-        program = self._program(warmed)
+        program = self.program(warmed)
         step = self._times(program)[-1]
         if step.host > step.seconds * _AHEAD and warmed != full:
-            program = self._program(full)
+            program = self.program(full)
             step = self._times(program)[-1]
         return max(step.settled, loader_seconds(program, self.pricer))
 
@@ -92,10 +92,11 @@ class Run:
     def _traced(self, counts: tuple[int, ...]) -> tuple[Program, Trace]:
         from sim.engine.run import simulate
 
-        program = self._program(counts)
+        program = self.program(counts)
         return program, simulate(program, self.pricer, True, self._setting.foldable, detail=False, condensed=True, alike=self._alike)
 
-    def _program(self, counts: tuple[int, ...]) -> Program:
+    def program(self, counts: tuple[int, ...]) -> Program:
+        """Steps of so many micro-batches each."""
         s = self._setting
         return lower(s.plan, s.network, s.framework, s.topology.kind, len(counts), self._short, counts)
 
