@@ -10,7 +10,7 @@ from sim.bind import Setting
 from sim.cost.price import Pricer
 from sim.detail import STEPS, apart, simulated_ops
 from sim.engine.run import simulate
-from sim.lower.output import WRITER
+from sim.lower.output import BEFORE, WRITER
 from sim.lower.step import lower
 from sim.plan import Output
 from sim.program import Program
@@ -56,20 +56,23 @@ def output_seconds(setting: Setting, pricer: Pricer, step: float, fold: bool, po
         loud = msgspec.structs.replace(setting.plan, output=only)
         program = lower(loud, setting.network, setting.framework, setting.topology.kind, STEPS)
         trace = simulate(program, pricer, fold, setting.foldable, apart(simulated_ops(program, fold and setting.foldable)))
-        adds = _mean(max(0.0, metrics.step_time(trace) - step), every, step, _writing(trace))
-        points += spread([p for p in sync_points(program, trace) if p.where not in known], every, adds)
-        added += adds
+        added += _spread(points, known, sync_points(program, trace), every, step, metrics.step_time(trace) - step, _writing(trace))
     return added
+
+
+def _spread(
+    points: list[SyncPoint], known: set[str], found: list[SyncPoint], every: int, step: float, adds: float, writing: float
+) -> float:
+    """Seconds per step of what adds `adds` where each step does it and every `every`-th will; its sync points, `found`, join `points`.
+
+    Of a checkpoint that another thread writes meanwhile, it is what the state's copy takes, and of `writing` what is left when the next
+    one is due: the period is the longer of `every` steps and the writing, and the copy."""
+    copy, left = max(0.0, adds) - max(0.0, writing - step), max(0.0, writing - every * step)
+    points += spread([p for p in found if p.where not in known and p.where != BEFORE], every, copy / every)
+    points += [SyncPoint(p.op, p.where, p.per_step / every, left / every, left / every) for p in found if p.where == BEFORE]
+    return (copy + left) / every
 
 
 def _writing(trace: Trace) -> float:
     """Seconds that a thread beside training writes one checkpoint."""
     return max((span.end - span.start for span in trace.spans if span.thread == WRITER and span.kind == "copy"), default=0.0)
-
-
-def _mean(adds: float, every: int, step: float, writing: float) -> float:
-    """Seconds per step of what adds `adds` where each step does it and every `every`-th will.
-
-    Of a checkpoint that another thread writes meanwhile, it is what the state's copy takes, and of `writing` what is left when the next
-    one is due: the period is the longer of `every` steps and the writing, and the copy."""
-    return (adds - max(0.0, writing - step) + max(0.0, writing - every * step)) / every

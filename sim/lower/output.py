@@ -14,6 +14,8 @@ from sim.program import COMPUTE, D2H, HOST, Call, Op
 
 CLS = "output"
 WRITER = "writer"
+BEFORE = "output/before"
+"""Where a checkpoint waits for the one before."""
 
 
 def due(every: int, step: int) -> bool:
@@ -52,7 +54,7 @@ def checkpoint_bytes(job: Job, share: Share) -> int:
 def checkpoint(job: Job, share: Share, writes: bool) -> list[Op]:
     """What the training thread does; `writes`: this rank stores something itself."""
     mode, size = job.plan.output.checkpoint_mode, checkpoint_bytes(job, share)
-    before = Op("output/before", "sync", HOST, event="output/written", shift=-job.plan.output.checkpoint_every, cls=CLS)
+    before = Op(BEFORE, "sync", HOST, event="output/written", shift=-job.plan.output.checkpoint_every, cls=CLS)
     ops: list[Op] = [*([before] if mode == "async" else []), spent("output/checkpoint", "checkpoint", cls=CLS)]
     group = job.data_axis
     if mode == "full" and job.zero and job.size("fsdp") > 1:

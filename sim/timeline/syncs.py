@@ -1,7 +1,8 @@
 """Host-device sync points of a predicted step: where the training thread waits for the device, and for how long.
 
 A sync point is an op that the thread issues to the device and waits for: `.item()` and printing (four bytes to pageable memory), a copy
-from pageable memory, a tensor made on the CPU and then moved, `synchronize()`. On a CPU there are none: the thread computes itself.
+from pageable memory, a tensor made on the CPU and then moved, `synchronize()`; and an asynchronous checkpoint that waits until the one
+before is written. On a CPU there are none: the thread computes itself.
 """
 
 from __future__ import annotations
@@ -12,14 +13,19 @@ from sim.program import D2H, HOST, Op, Program
 from sim.trace import Trace
 
 _ITEM_BYTES = 8
-_WORDS = {"output/loss": "print(loss.item())", "output/print": "print(tensor)", "data/move": "created on the CPU, then moved"}
+_WORDS = {
+    "output/loss": "print(loss.item())",
+    "output/print": "print(tensor)",
+    "output/before": "checkpoint before",
+    "data/move": "created on the CPU, then moved",
+}
 
 
 class SyncPoint(msgspec.Struct, frozen=True):
     """One place in the loop where the host waits for the device."""
 
     op: str
-    """In a user's words: `.item()`, `print(tensor)`, `synchronize()`, `pageable copy`, `blocking copy`."""
+    """In a user's words: `.item()`, `print(tensor)`, `synchronize()`, `pageable copy`, `blocking copy`, `checkpoint before`."""
     where: str
     """The op's id in the program, `data/h2d`."""
     per_step: float
@@ -32,12 +38,12 @@ class SyncPoint(msgspec.Struct, frozen=True):
 
 def words(op: Op) -> str:
     """What a user calls this op, "" where the host does not wait for the device."""
-    if op.kind == "sync":
+    if op.kind == "sync" and op.id not in _WORDS:
         return "" if op.event else "synchronize()"
-    if op.kind != "copy" or not op.blocking or op.lane == HOST:
-        return ""
     if op.id in _WORDS:
         return _WORDS[op.id]
+    if op.kind != "copy" or not op.blocking or op.lane == HOST:
+        return ""
     if op.lane == D2H and op.bytes <= _ITEM_BYTES:
         return ".item()"
     return "pageable copy" if op.how == "pageable" else "blocking copy"

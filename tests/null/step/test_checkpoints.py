@@ -43,3 +43,14 @@ def test_rounds_of_steps_take_what_their_mean_says() -> None:
     host = [sum(times[at : at + 2]) / 2 for at in (2, 4)]
     found = predict(setting.plan, "dgx-h100").step_time_s
     assert host == pytest.approx([found] * 2, rel=0.02)
+
+
+def test_what_is_waited_for_is_named() -> None:
+    """The rest of the writing by itself, the copy by itself; together what checkpoints add."""
+    output = {"checkpoint_every": 2, "checkpoint_mode": "async"}
+    found = predict({"model": "gpt2-1.5b", "seq_len": 1024, "parallel": {"dp_replicate": 8}, "output": output}, "dgx-h100")
+    adds = {point.where: point.adds or 0.0 for point in found.syncs if point.where.startswith("output/")}
+    assert set(adds) == {"output/before", "output/d2h"}
+    writing = found.parameters * 3 * 2 / RATE
+    assert adds["output/before"] == pytest.approx((writing - 2 * step(0)) / 2, rel=0.02)
+    assert sum(adds.values()) == pytest.approx(found.breakdown.output_s)
