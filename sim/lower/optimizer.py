@@ -111,7 +111,7 @@ def clip(job: Job, share: Share) -> list[Op]:
     g, dtype = job.grad_bytes, job.framework.grad_dtype
     if job.framework.optimizer == "scripted":
         g, dtype = (4.0, "fp32") if job.framework.master else (g, dtype)
-        norm, scale = (tuple(_each(share, ((what, 1, written),), g, dtype)) for what, written in (("norm", 0), ("scale", 1)))
+        norm, scale = (tuple(_called(share, ((what, 1, written),), g, dtype)) for what, written in (("norm", 0), ("scale", 1)))
         return [
             compute(job, "optimizer/norm", norm, CLS),
             *read_back(job, "optimizer/norm.read", CLS),
@@ -137,7 +137,7 @@ def read_back(job: Job, id: str, cls: str) -> list[Op]:
 
 def step(job: Job, share: Share) -> list[Op]:
     """The kernels of `optimizer.step()` and the host's share for each tensor."""
-    name, how = job.plan.optimizer.name, job.framework.optimizer
+    name = job.plan.optimizer.name
     ops = []
     if job.eager:
         ops.append(spent("optimizer/step.host", "optimizer_step", cls=CLS))
@@ -145,23 +145,24 @@ def step(job: Job, share: Share) -> list[Op]:
         if job.framework.tensor == "dtensor" and (job.zero == 3 or job.size("tp") > 1):
             kind, updates = ("dtensor_adam", 1) if STATES[name] == 2 else ("dtensor_sgd", 1 + STATES[name])
             ops.append(spent("optimizer/dtensor.host", kind, share.tensors * updates, cls=CLS))
+    return [*ops, compute(job, "optimizer/step", (*_main_gradients(job, share), *_kernels(job, share), *_model_copy(job, share)), CLS)]
+
+
+def _kernels(job: Job, share: Share) -> list[Work]:
+    """Of the update itself, as the framework's implementation launches them."""
+    name, how, width, dtype = job.plan.optimizer.name, job.framework.optimizer, state_width(job), _state_dtype(job)
     if how == "fused":
-        works: tuple[Work, ...] = (_fused(job, share, name),)
-    elif how == "foreach" or job.device == "cpu":
-        works = tuple(_passes(job, share, name))
-    elif how == "for-loop" and job.framework.host == "python":
-        works = tuple(_each(share, PASSES[name], state_width(job), _state_dtype(job)))
-    elif how == "scripted":
-        works = tuple(_each(share, SCRIPTED[name], state_width(job), "fp32", SCALARS if name == "lamb" else 0))
-    elif how == "graph" and not job.framework.compile:  # each operator is a node of the graph
-        works = tuple(_each(share, _operators(job, name), state_width(job), _state_dtype(job)))
-    else:
-        works = tuple(_loop(job, share, _operators(job, name) if how == "graph" else PASSES[name]))
-    return [*ops, compute(job, "optimizer/step", (*_main_gradients(job, share), *works, *_model_copy(job, share)), CLS)]
-
-
-def _operators(job: Job, name: str) -> Passes:
-    return graph_passes(name, job.framework.compile, job.framework.adam_operator)
+        return [_fused(job, share, name)]
+    if how == "foreach" or job.device == "cpu":
+        return [over_all(job, share, what, r * width, w * width, dtype, r + (what == "scale")) for what, r, w in PASSES[name]]
+    if how == "for-loop" and job.framework.host == "python":
+        return _called(share, PASSES[name], width, dtype)
+    if how == "scripted":
+        return _called(share, SCRIPTED[name], width, "fp32", SCALARS if name == "lamb" else 0)
+    passes = graph_passes(name, job.framework.compile, job.framework.adam_operator) if how == "graph" else PASSES[name]
+    if how == "graph" and not job.framework.compile:  # each operator is a node of the graph
+        return _called(share, passes, width, dtype)
+    return [work for size, count in share.sizes.items() for work in _over(size, passes, width, dtype, count)]
 
 
 def _fused(job: Job, share: Share, name: str) -> Work:
@@ -175,36 +176,16 @@ def _gradient(job: Job) -> float:
     return 4.0 if job.framework.master else job.grad_bytes
 
 
-def _passes(job: Job, share: Share, name: str) -> list[Work]:
-    w = state_width(job)
-    dtype = _state_dtype(job)
-    return [over_all(job, share, what, read * w, written * w, dtype, read + (what == "scale")) for what, read, written in PASSES[name]]
-
-
-def _each(share: Share, passes: Passes, width: float, dtype: str, small: int = 0) -> list[Work]:
+def _called(share: Share, passes: Passes, width: float, dtype: str, small: int = 0) -> list[Work]:
     """`passes` over each tensor, every kernel called by itself; `small`: kernels over single numbers, called by a compiled function."""
     numbers: list[Work] = [MemoryBound("scale", 8, 4, dtype, 1.0, small)] if small else []
-    each = [
-        (
-            [
-                MemoryBound(what, int(size * read * width), int(size * written * width), dtype, float(size))
-                for what, read, written in passes
-            ],
-            count,
-        )
-        for size, count in share.sizes.items()
-    ]
-    return [work for works, count in each for _ in range(count) for work in [*works, *numbers]]
+    each = [([*_over(size, passes, width, dtype), *numbers], count) for size, count in share.sizes.items()]
+    return [work for works, count in each for _ in range(count) for work in works]
 
 
-def _loop(job: Job, share: Share, passes: Passes) -> list[Work]:
-    w = state_width(job)
-    dtype = _state_dtype(job)
-    return [
-        MemoryBound(what, int(size * read * w), int(size * written * w), dtype, float(size), count)
-        for size, count in share.sizes.items()
-        for what, read, written in passes
-    ]
+def _over(size: int, passes: Passes, width: float, dtype: str, repeat: int = 1) -> list[Work]:
+    """Kernels over a tensor of `size` elements, or one after the other over `repeat` of them, launched by a loop in C++."""
+    return [MemoryBound(what, int(size * r * width), int(size * w * width), dtype, float(size), repeat) for what, r, w in passes]
 
 
 def _main_gradients(job: Job, share: Share) -> list[Work]:
