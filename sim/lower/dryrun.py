@@ -52,12 +52,13 @@ class _Thread:
         self.finished = True
 
     def _sync(self, item: Item) -> bool:
-        """False when the thread must wait for the event, the lane or all lanes."""
+        """False when the thread must wait for the event, the lane or all of the device's lanes: no other thread's."""
         if item.mark is not None:
             if not item.mark.fired:
                 item.mark.waiters.append(self.go)
             return item.mark.fired
-        lanes = [self.rank.lane(item.op.name)] if item.op.name else [lane for name, lane in self.rank.lanes.items() if name != self.name]
+        named, threads = item.op.name, self.run.program.threads(self.rank.number)
+        lanes = [self.rank.lane(named)] if named else [lane for name, lane in self.rank.lanes.items() if name not in threads]
         open_items = [lane.last for lane in lanes if lane.last is not None and not lane.last.done]
         left = len(open_items)
 

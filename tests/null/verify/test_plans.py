@@ -39,3 +39,24 @@ def test_every_program_keeps_the_laws(drawn: tuple[dict[str, Any], Network, str]
         return
     verify(made)
     assert parse_program(show_program(made)) == made
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.fixed_dictionaries({
+        "workers": st.integers(0, 3), "prefetch": st.integers(1, 3), "handover": st.sampled_from(["event", "synchronize", "none"]),
+        "pinned": st.booleans(), "create": st.sampled_from(["none", "cpu", "device"]), "source": st.sampled_from(["memory", "disk"]),
+    }),
+    st.fixed_dictionaries({
+        **{key: st.integers(0, 2) for key in ("sync_every", "log_every", "item_every", "print_every", "checkpoint_every")},
+        "checkpoint_mode": st.sampled_from(["full", "sharded", "async"]),
+    }),
+    st.sampled_from([{}, {"mode": "local", "every": 2}, {"mode": "async"}, {"aggregate": "cpu"}, {"aggregate": "primary"}]),
+    st.sampled_from(["cuda", "cpu"]),
+)  # fmt: skip
+def test_input_output_and_updates_keep_the_laws(data: dict[str, Any], output: dict[str, Any], update: dict[str, Any], device: str) -> None:
+    """Loaders, writers and servers are threads of their own, for which no synchronisation of the device waits."""
+    plan = {"parallel": {"dp_replicate": 2}, "batch": {"micro": 1, "global": 4}, "data": data, "output": output, "update": update}
+    made = program(plan, device=device, steps=3)
+    verify(made)
+    assert parse_program(show_program(made)) == made
