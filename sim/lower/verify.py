@@ -1,4 +1,4 @@
-"""The laws that every program keeps, checked before any interpreter runs it.
+"""The laws that every program keeps: checked before one is played, where a slip would hang all ranks, and held by tests for plans of every kind.
 
 * names lead somewhere; groups are axes of the mesh
 * each send has one receive: the k-th that a issues to b meets the k-th that b issues from a, of the same size

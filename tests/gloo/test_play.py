@@ -67,13 +67,13 @@ def test_every_kind_of_op_on_two_ranks(tmp_path: Path) -> None:
         Op("all", "sync", "host"),
         Op("alone", "collective", "comm.tp", name="all_reduce", bytes=64, group="tp"),
         Op("save", "copy", "host", bytes=1 << 12, how="disk", cls="output"),
-        Op("free", "record", "host", event="slot"),
+        Op("free", "record", "host", event="slot", shift=0),
     )
     load = (
         Op("slot", "wait", "loader.0", event="slot", shift=-1),
         Op("read", "copy", "loader.0", bytes=1 << 12, how="disk"),
         Op("prepare", "host", "loader.0", (HostWork("preprocess", 2, 1e-4),)),
-        Op("ready", "record", "loader.0", event="batch"),
+        Op("ready", "record", "loader.0", event="batch", shift=0),
     )
     host = tuple(Call("step", f"s{i}", i, i) for i in range(2))
     program = _program(

@@ -17,7 +17,7 @@ from sim.framework import framework_of
 from sim.lower.step import lower
 from sim.program import Program, full_id
 from tests.gloo.bodies_for_play import Many
-from topologies.errors import Refused
+from topologies.errors import BadInput, Refused
 
 DENSE = {"family": "decoder", "layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "ffn": 64}
 MOE = {**DENSE, "moe": {"experts": 4, "top_k": 2, "ffn": 32}}
@@ -70,6 +70,14 @@ def _program(model: dict[str, Any], axes: dict[str, Any]) -> Program:
 def test_a_parameter_server_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="parameter server"):
         run_play(_program(DENSE, {"dp_replicate": 4, "update": {"mode": "async"}}), {}, tmp_path, 1)
+
+
+def test_a_program_that_would_hang_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    program = _program(DENSE, {"pp": 4, "schedule": "gpipe"})
+    lame = {name: tuple(op for op in ops if op.kind != "send") for name, ops in program.segments.items()}
+    with pytest.raises(BadInput, match="recv"):
+        run_play(msgspec.structs.replace(program, segments=lame), {}, tmp_path, 1)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture(scope="module")
