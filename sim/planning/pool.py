@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from types import ModuleType
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
@@ -25,6 +27,18 @@ class Here:
 
 
 @contextmanager
+def _nameless() -> Iterator[None]:
+    """Workers that start now do not import the script that asks for them, which would ask again: they need nothing of it, and so it needs
+    no `if __name__ == "__main__":`."""
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
+
+
+@contextmanager
 def _processes(workers: int) -> Iterator[Pool]:
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from multiprocessing import get_context
@@ -37,7 +51,9 @@ def _processes(workers: int) -> Iterator[Pool]:
 
         class Processes:
             def map(self, function: Callable[[T], R], chunks: Iterable[T]) -> Iterator[R]:
-                for future in as_completed([executor.submit(function, chunk) for chunk in chunks]):
+                with _nameless():
+                    futures = [executor.submit(function, chunk) for chunk in chunks]
+                for future in as_completed(futures):
                     yield future.result()
 
         yield Processes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,20 @@ def test_here_and_in_processes_the_same_is_found() -> None:
     assert [value for value, _ in one] == sorted(value for value, _ in two) == [0, 1, 4, 9, 16, 25]
     assert {process for _, process in one} == {os.getpid()}
     assert os.cpu_count() == 1 or os.getpid() not in {process for _, process in two}
+
+
+def test_a_script_that_sweeps_in_processes_needs_no_guard(tmp_path: Path) -> None:
+    script = tmp_path / "plan.py"
+    script.write_text("""
+import steptwin
+plan = {"model": "gpt2-124m", "framework": "megatron-core", "batch": {"global": 16}}
+print(len(steptwin.sweep(plan, "tp=1,2 micro=1,2", on="1x dgx-h100", workers=2).rows))
+""")
+    home = str(Path(__file__).parents[3])
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, env=os.environ | {"PYTHONPATH": home}, capture_output=True, text=True
+    )
+    assert (done.stdout.splitlines()[-1:], done.returncode) == (["4"], 0), done.stderr
 
 
 class Ray(SimpleNamespace):
