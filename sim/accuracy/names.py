@@ -39,6 +39,7 @@ _SAME: tuple[tuple[str, str], ...] = (
     (r"transformerbig|bigtransformer", "transformer-big"),
     (r"transformer(base)?", "transformer-base"),
     (r"phi4", "phi4-14b"),
+    (r"ssd", "ssd300"),
 )
 _STEMS: tuple[tuple[str, tuple[str, ...]], ...] = (
     # (a name's letters and generation as a pattern, shipped families to look in, the first first)

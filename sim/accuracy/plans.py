@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from sim.accuracy.attention import attention_of
 from sim.accuracy.machines import in_devices, machine_of
 from sim.accuracy.models import model_of, trains_adapters
 from sim.accuracy.names import with_widths
@@ -21,7 +22,6 @@ from sim.accuracy.sharding import sharding_of
 from sim.accuracy.sizes import Sizes, gpus_of, in_parts, sizes_of, stages_of
 from sim.accuracy.updating import optimizer_of
 from sim.accuracy.wording import compiled, framework_of_row, overlap_of, precision_of, said, schedule_of
-from sim.framework import load_framework
 from sim.plan import Batch, Comm, Data, Memory, Parallel, Plan
 from topologies.errors import BadInput
 
@@ -78,7 +78,7 @@ def case_of(row: Row) -> Case:
         framework=framework,
         seq_len=_seq_len(row, framework, assumed),
         precision=precision,  # type: ignore[arg-type]
-        attention=_attention(row, sizes.cp, framework, assumed),
+        attention=attention_of(row, sizes.cp, framework, assumed),
         compile=compiled(row),
         batch=Batch(global_=sizes.batch, micro=sizes.micro),
         parallel=_parallel(row, sizes, framework, layers, tp_overlap, assumed),
@@ -129,24 +129,6 @@ def _data(row: Row, arch: str, framework: str) -> Data:
     return _BETWEEN if between else _AHEAD
 
 
-_FLASH = "2023-02"
-"""When GPT-NeoX and Megatron-DeepSpeed took to flash attention (GPT-NeoX 2.0; Megatron-DeepSpeed --use-flash-attn)."""
-_HOPPER = r"h[12]00|h800|h20|gh200|b[23]00|mi3"
-"""GPUs of later."""
-
-
-def _attention(row: Row, cp: int, framework: str, assumed: list[str]) -> Any:
-    """Context parallelism came with fused attention: who splits sequences has it."""
-    flash = said(row.flash_attn)
-    if flash is None and cp > 1 and load_framework(framework).attention == "math":
-        assumed.append("attention not stated: flash, for sequences are split")
-        flash = True
-    if flash is None and framework.startswith("megatron-deepspeed") and (row.date[:7] >= _FLASH or re.search(_HOPPER, row.gpu.lower())):
-        assumed.append("attention not stated: flash, which its successors have had since 2023")
-        flash = True
-    return None if flash is None else "flash" if flash else "math"
-
-
 def _offload(row: Row) -> Any:
     """ZeRO-Offload and its kind keep the optimizer on the host."""
     return "optimizer" if re.search(r"offload|infinity", f"{row.sharding} {row.optimizer}".lower()) else "none"
@@ -157,6 +139,8 @@ def _length(row: Row) -> int:
     kind = f"{row.model_type} {row.model_name}".lower()
     if "squad" in row.task.lower():
         return _SQUAD
+    if re.search(r"transformer[-_ ]?xl", kind):
+        return 384 if "large" in kind else 192  # tgt_len of NVIDIA's wt103 configurations
     if "bert" in kind:
         return 512 if "mlperf" in f"{row.framework} {row.source_id}".lower() else 128
     return 512 if re.search(r"\bm?t5", kind) else 1024 if re.search(r"gpt-?2\b", kind) else 2048

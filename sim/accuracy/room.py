@@ -20,6 +20,8 @@ _BEYOND = 1.3
 1.28 of it at most (llm-foundry's MPT-350M on A100 of 40 GB)."""
 _RECIPES = ("megatron-bridge",)
 """Frameworks whose recipes say what is recomputed and offloaded (`recipes`)."""
+_WIDE = 2048
+"""From which width on encoders and encoder-decoders have billions of parameters (T5-3B is narrower, its layers wide inside)."""
 _TRAINED, _FROZEN = 16, 2
 """Bytes of a replica for each parameter: in 16 bits with its gradient, and three in fp32 (Rajbhandari et al. 2019, ZeRO, section 3.1); frozen."""
 _SHARED = {"pytorch": 3, "pytorch-amp": 3, "megatron-2021": 1, "megatron-2022": 1}
@@ -37,7 +39,7 @@ def with_room(plan: Plan, topology: str, edits: tuple[str, ...], row: Row, assum
             plan = _shared(plan, topology, edits, assumed)
         if micro:
             plan = _smaller(plan, topology, edits, assumed)
-        if redo and _filled(plan, topology, edits) > _BEYOND:
+        if redo and _large(plan) and _filled(plan, topology, edits) > _BEYOND:
             _instead(assumed, "recomputation not stated", "full, for it would not fit without")
             plan = msgspec.structs.replace(plan, memory=msgspec.structs.replace(plan.memory, recompute="full"))
     except BadInput:
@@ -48,6 +50,12 @@ def with_room(plan: Plan, topology: str, edits: tuple[str, ...], row: Row, assum
 def _instead(assumed: list[str], what: str, choice: str) -> None:
     """The note of what was chosen, in place of that of the default."""
     assumed[:] = [note for note in assumed if not note.startswith(what)] + [f"{what}: {choice}"]
+
+
+def _large(plan: Plan) -> bool:
+    """A decoder, or an encoder as large as they are: whose layers people recompute. Of the others the prediction of memory is what is wrong."""
+    tree = plan.model if isinstance(plan.model, dict) else {}
+    return tree.get("family", "decoder") == "decoder" or int(tree.get("hidden", 0)) >= _WIDE
 
 
 def _filled(plan: Plan, topology: str, edits: tuple[str, ...]) -> float:

@@ -12,7 +12,7 @@ from tests.null.accuracy.test_spellings import row
 
 @pytest.mark.parametrize(
     ("changes", "size"),
-    [({"model_name": "BERT-Large", "framework": "PyTorch (MLPerf)"}, 512), ({"model_name": "BERT-Large"}, 128), ({"model_name": "T5-3B"}, 512), ({"model_name": "GPT-2 XL"}, 1024),
+    [({"model_name": "BERT-Large", "framework": "PyTorch (MLPerf)"}, 512), ({"model_name": "BERT-Large"}, 128), ({"model_name": "T5-3B"}, 512), ({"model_name": "Transformer-XL Large"}, 384), ({"model_name": "Transformer-XL base"}, 192), ({"model_name": "GPT-2 XL"}, 1024),
      ({"model_name": "Llama-3-8B"}, 2048)],
 )  # fmt: skip
 def test_lengths_that_are_not_stated_are_the_models(changes: dict[str, str], size: int) -> None:
@@ -75,6 +75,15 @@ def test_adapters_are_where_the_recipe_has_them(framework: str, targets: list[st
 def test_longer_encoders_have_more_positions() -> None:
     model = case_of(row(model_name="BERT-large", model_type="bert", seq_len=4096, sharding="none")).plan.model
     assert isinstance(model, dict) and model["positions"] == 4096
+
+
+@pytest.mark.parametrize(
+    ("changes", "attention"),
+    [({"date": "2020-12"}, "math"), ({"date": "2022-11"}, None), ({"date": "2022-11", "gpu": "V100"}, "math"), ({"date": "2023-06", "gpu": "V100"}, None), ({"gpu": "V100"}, "math"),
+     ({"date": "2020-12", "flash_attn": "yes"}, "flash")],
+)  # fmt: skip
+def test_attention_was_written_out_before_it_was_fused(changes: dict[str, str], attention: str | None) -> None:
+    assert case_of(row(**({"precision": "fp16", "gpu": "A100"} | changes))).plan.attention == attention
 
 
 def test_sequence_parallelism_is_of_2022() -> None:

@@ -37,7 +37,7 @@ SILENT = {
         ("Qwen2-72B", "qwen2.5-72b"), ("DeepSeek-R1-Distill-Llama-8B", "llama3-8b"), ("DeepSeek-R1", "deepseek-v3"), ("deepseek-llm-67b-base", "deepseek-67b"),
         ("DeepSeek-Coder-33B-Instruct", "deepseek-coder-33b"), ("T5X large", "flan-t5-large"), ("google/t5-v1_1-xl", "flan-t5-xl"), ("T5-large", "t5-large"),
         ("Transformer (big)", "transformer-big"), ("BERT (large)", "bert-large"), ("Mistral Large 2", "mistral-large-123b"), ("OLMo-7B", "olmo-7b"),
-        ("Qwen3-30B-A3B-Base", "qwen3-30b-a3b"), ("phi-4", "phi4-14b"), ("GPT-NeoX-20B", "gpt-neox-20b"),
+        ("Qwen3-30B-A3B-Base", "qwen3-30b-a3b"), ("phi-4", "phi4-14b"), ("SSD", "ssd300"), ("GPT-NeoX-20B", "gpt-neox-20b"),
         ("Llama-3.1-405B-proxy7L", ""), ("Llama-3-70B-cut12L", ""), ("Swin-B", ""), ("7B", ""), ("", ""),
     ],
 )  # fmt: skip

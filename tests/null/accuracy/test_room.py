@@ -29,6 +29,16 @@ def test_layers_far_beyond_the_device_were_recomputed() -> None:
     assert full.plan.memory.recompute == "full" and "recomputation not stated: full, for it would not fit without" in full.assumed
     assert case_of(row(recompute="none", **long)).plan.memory.recompute == "none"
     assert case_of(row(recompute="", **(long | {"seq_len": 2048}))).plan.memory.recompute == "none"
+    bert = {
+        "model_name": "RoBERTa-large",
+        "model_type": "roberta",
+        "n_layers": None,
+        "hidden": None,
+        "seq_len": 512,
+        "micro_batch": 2048,
+        "global_batch": 32768,
+    }
+    assert case_of(row(recompute="", **bert)).plan.memory.recompute == "none"
     recipe = case_of(row(recompute="", framework="Megatron-Bridge", **long))
     assert recipe.plan.memory.recompute == "none"
 

@@ -221,6 +221,8 @@ def test_who_splits_sequences_has_fused_attention() -> None:
     assert (case.plan.attention, case.plan.parallel.cp_kind) == ("flash", "all_to_all")
     assert step_seconds(case.plan, case.topology)[0] > 0
     assert case_of(row(framework="Megatron-DeepSpeed", gpu="A100")).plan.attention is None
+    said_no = case_of(row(framework="Megatron-LM", cp=2, flash_attn="no"))
+    assert said_no.plan.attention == "flash" and "attention written out: flash, for sequences are split" in said_no.assumed
 
 
 @given(st.sampled_from(("H100-SXM5-80GB", "A100-PCIE-40GB", "RTX 4090", "T4", "MI300X", "GB200")), st.sampled_from((1, 2, 4)))
