@@ -6,6 +6,7 @@ the call before. The two are then arranged as one.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import cast
 
 from sim.engine.moves import BESIDE, MEET, PLAIN, WIRE, Arrival, Code, Lane, Line, Move, Rank, Unordered
@@ -14,6 +15,8 @@ from sim.engine.seats import Seats
 from sim.engine.sheet import Sheet, Unbound, free_of
 from sim.engine.wires import End, ends_of, wires_of
 from sim.program import COMPUTE, MESSAGE, Call, Op
+
+_SEGMENT, _STEP, _INDEX = attrgetter("segment"), attrgetter("step"), attrgetter("index")
 
 
 class Arranger:
@@ -36,12 +39,12 @@ class Arranger:
 
     def lines(self, rank: Rank, thread: str, calls: tuple[Call, ...]) -> list[Line]:
         """A thread's calls with their code. Raises `Unordered` as `code` does."""
-        names = dict.fromkeys([call.segment for call in calls])
+        names = dict.fromkeys(map(_SEGMENT, calls))
         free = {name for name in names if self._begins(name)} if rank.slow != 1.0 else set[str]()
         if free:
             return self._joined(rank, thread, calls, free)
         code = {name: self.code(rank, thread, (name,)) for name in names}
-        return [(call.step, call.index, code[call.segment]) for call in calls]
+        return list(zip(map(_STEP, calls), map(_INDEX, calls), map(code.__getitem__, map(_SEGMENT, calls)), strict=True))
 
     def _begins(self, name: str) -> bool:
         """`free_of` a segment, found once for all ranks."""
