@@ -58,6 +58,8 @@ def variant(work: MemoryBound) -> str:
     """The kernel that a CPU runs for it: `gelu_backward`, `layernorm`, `add`. Probe, player and prices agree on it."""
     ratio = work.read / max(1, work.written)
     what = "permute" if work.what.startswith("transpose") else work.what
+    if what == "layernorm_apart":  # kernels that a GPU runs for one norm
+        what = "layernorm" if work.written else "reduce"
     if what == "glu":
         return "glu_backward" if ratio < 1.8 else "glu"
     backward = what in TWO_SIDED and ratio > _BACKWARD and what != "cross_entropy"

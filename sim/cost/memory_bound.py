@@ -52,10 +52,12 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
 
 TRANSPOSE = "transpose"
 """Heads changed for tokens: rows of a head's columns stay whole, but each value's place is worked out (copies of permuted views, tf.transpose)."""
+NORM = "layernorm_apart"
+"""One kernel of a layer norm that has several for the same arrays (`Framework.norm_kernels`)."""
 ATOMIC = "index_add"
 """Rows added by index, each value by an atomic operation of its own."""
 FAMILY = {
-    "layernorm": "layernorm", "rmsnorm": "layernorm", "batchnorm": "stream", "groupnorm": "layernorm", "norm": "stream",
+    "layernorm": "layernorm", NORM: "layernorm", "rmsnorm": "layernorm", "batchnorm": "stream", "groupnorm": "layernorm", "norm": "stream",
     "softmax": "softmax", "cross_entropy": "cross_entropy", "permute": "permute",
     TRANSPOSE: "permute", "transpose_tiled": "permute", "embedding": "gather", "embedding_backward": "gather",
     "sort": "gather", "topk": "gather", "gather": "gather", "scatter": "gather", ATOMIC: "gather", "rope": "stream", "adam": "optimizer", "adamw": "optimizer", "sgd": "optimizer",
@@ -74,6 +76,19 @@ class Transposes(msgspec.Struct, frozen=True, kw_only=True):
     """That an SM moves so in a cycle, at most."""
     tiled: float
     """Share of peak bandwidth in wide accesses."""
+
+
+class Norms(msgspec.Struct, frozen=True, kw_only=True):
+    """Layer norms of several kernels, where they were measured."""
+
+    arch: tuple[str, ...]
+    share: float
+    """Of peak bandwidth, over all kernels of a norm."""
+
+
+@cache
+def _norms() -> Norms:
+    return msgspec.convert(document("memory")["norm"], Norms)
 
 
 @cache
@@ -98,6 +113,8 @@ def memory_bound_cost(work: MemoryBound, gpu: Gpu) -> tuple[float, Source]:
     fit, source = by_arch(gpu, shares)
     heads = _transposes() if work.what.startswith(TRANSPOSE) and gpu.arch in _transposes().arch else None
     share = share_of(fit, work) if heads is None else heads.share if work.what == TRANSPOSE else heads.tiled
+    if work.what == NORM and gpu.arch in _norms().arch:
+        share = _norms().share
     rate = gpu.bandwidth * share
     moved = float(work.read + work.written)
     warm = 1.0 / (1.0 + (moved / (cache_.share * gpu.l2)) ** 4)

@@ -36,6 +36,9 @@ def norm(
         forward, backward = _eager_rmsnorm(share, elements, rows, e)
     elif kind == "layernorm" and share.framework.norm_in_parts:
         forward, backward = (_split_at_sums if share.framework.compile else _written_out)(share, elements, rows, e, joined)
+    elif kind == "layernorm" and share.framework.norm_kernels != "joined" and not (copied or share.framework.compile):
+        forward, backward = _in_kernels(share, elements, rows, e, share.framework.norm_kernels == "early")
+        backward = backward[:-1] if frozen or not tensors else backward
     else:
         read, written = (2, 2) if joined else (1, 1)
         forward = (elementwise(kind, share, elements, read * e, written * e, 8.0, rows),)
@@ -58,6 +61,16 @@ def norm(
         saved=kept,
         modules=modules,
     )
+
+
+def _in_kernels(share: Share, elements: int, rows: int, e: int, early: bool) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
+    """`norm_kernels`, all but joined: each kernel reads its arrays from memory; last of them, the weights' gradients."""
+
+    def step(read: float, written: float) -> Work:
+        return elementwise("layernorm_apart", share, elements, read, written, 8.0, rows)
+
+    forward, backward = (step(e, e),), (step(2 * e, e), step(2 * e, 0))
+    return ((step(e, 0), *forward), (step(2 * e, 0), *backward)) if early else (forward, backward)
 
 
 def _eager_rmsnorm(share: Share, elements: int, rows: int, e: int) -> tuple[tuple[Work, ...], tuple[Work, ...]]:

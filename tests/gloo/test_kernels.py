@@ -57,6 +57,14 @@ def _run(work: MemoryBound, dtype: torch.dtype) -> tuple[list[str], int]:
     return called.names, _bytes(made)
 
 
+def test_the_kernels_of_a_layer_norm_on_a_gpu_are_norms_and_sums_here() -> None:
+    for read, written, name in ((1, 1, "layernorm"), (2, 1, "layernorm_backward"), (2, 0, "reduce")):
+        work = MemoryBound("layernorm_apart", read << 16, written << 16, "fp32", rows=64)
+        names, made = _run(work, torch.float32)
+        assert variant(work) == name and MAIN[name] in names
+        assert made == pytest.approx(max(4, work.written), rel=0.02)
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("at", range(len(list(variants(1 << 16, "fp32")))))
 def test_every_variant_runs_as_its_kernel_and_writes_its_bytes(at: int, dtype: str) -> None:

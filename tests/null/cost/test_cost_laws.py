@@ -127,3 +127,20 @@ def test_wide_accesses_transpose_at_the_rate_of_memory() -> None:
     device = gpu("a100-sxm-80gb")
     one, other = (kernel_cost(MemoryBound(what, 4 * n, 4 * n, "fp32"), device).seconds for what in ("transpose", "permute"))
     assert one == other, "not measured there"
+
+
+def normed(rows: int, width: int, e: int, *arrays: tuple[int, int]) -> float:
+    n, dtype, device = rows * width * e, "fp16" if e == 2 else "fp32", gpu("a100-sxm-40gb")
+    works = [MemoryBound("layernorm_apart", read * n, written * n, dtype, rows=rows) for read, written in arrays]
+    return sum(kernel_cost(work, device).seconds for work in works)
+
+
+def test_layer_norms_of_several_kernels_on_a100() -> None:
+    """apex's forward and backward (its pull request 1037), PyTorch 1.13's both (pytorch pull request 87445)."""
+    assert normed(16384, 1024, 2, (1, 1)) == pytest.approx(75.1e-6, rel=0.05)
+    assert normed(16384, 1024, 2, (2, 1), (2, 0)) == pytest.approx(176.2e-6, rel=0.1)
+    assert normed(8192, 4096, 2, (1, 1), (2, 1), (2, 0)) == pytest.approx(509e-6, rel=0.05)
+    assert normed(8192, 4096, 4, (1, 1), (2, 1), (2, 0)) == pytest.approx(1043.5e-6, rel=0.05)
+    n = 16384 * 1024 * 2
+    joined = kernel_cost(MemoryBound("layernorm", 2 * n, n, "fp16", rows=16384), gpu("a100-sxm-40gb")).seconds
+    assert joined == pytest.approx(86.6e-6, rel=0.05), "apex's FastLayerNorm"

@@ -35,6 +35,9 @@ def passes(works: tuple[Work, ...], elements: int, e: int) -> float:
     ("framework", "changes", "forward", "backward"),
     [
         ("pytorch-apex-jit", {}, 4, 4.03125),  # one kernel with the residual's add; sums of partial sums
+        ("pytorch-apex-ddp", {}, 2, 5),  # the weights' gradients read both again
+        ("pytorch-transformer-xl", {}, 3, 7),  # so do the sums over a row
+        ("megatron-lm", {}, 2, 3.03125),
         ("tf2-horovod", {}, 6, 8),
         ("tf1-horovod", {"compile": True}, 6, 8),  # ended at each sum: add and mean, variance, scaling; row sums, gradient, column sums
         ("tf1-horovod", {}, 15, 41),  # an operator each
