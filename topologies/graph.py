@@ -217,18 +217,14 @@ class Topology:
         A CPU rank copies inside its socket's memory."""
         found = self._host_paths.get((rank, to_device))
         if found is None:
-            found = self._host_paths[rank, to_device] = self._host_path(rank, to_device)
+            node, place = self._place(rank)
+            site = self._sites[node]
+            name = site.device(self._slot(place))
+            bus = "" if site.machine.gpus else f"n{node}/{site.machine.memory_bus(site.machine.home(name))}"
+            leg = None if bus else site.router.host(name, to_device)
+            links = tuple(_full(node, link) for link in leg.links) if leg else (bus, bus)
+            found = self._host_paths[rank, to_device] = self._measure(links, leg.kind if leg else "LOC", False)
         return found
-
-    def _host_path(self, rank: int, to_device: bool) -> Path:
-        node, place = self._place(rank)
-        site = self._sites[node]
-        name = site.device(self._slot(place))
-        if not site.machine.gpus:
-            bus = f"n{node}/{site.machine.memory_bus(site.machine.home(name))}"
-            return self._measure((bus, bus), "LOC", False)
-        leg = site.router.host(name, to_device)
-        return self._measure(tuple(_full(node, link) for link in leg.links), leg.kind, False)
 
     def _measure(self, links: tuple[str, ...], kind: str, staged: bool) -> Path:
         found = {name: self.link(name) for name in links}
