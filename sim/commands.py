@@ -29,6 +29,7 @@ from topologies.verbs import (
 def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
     """Adds the verbs; `plans` is the group `steptwin plan`."""
     _predict(app, desk)
+    _compare(app, desk)
     _studies(app, desk)
     _collective(app, desk)
     _plans(plans, desk)
@@ -70,6 +71,8 @@ def _predict(app: typer.Typer, desk: Desk) -> None:
         if not found.fits:
             raise typer.Exit(3)
 
+
+def _compare(app: typer.Typer, desk: Desk) -> None:
     @app.command()
     def compare(
         plan: PlanName,
@@ -87,6 +90,7 @@ def _predict(app: typer.Typer, desk: Desk) -> None:
         from sim.imported import read_measured
         from sim.predict import predict
         from sim.timeline.compare import compare as run
+        from sim.timeline.compare import doubts
         from sim.timeline.metrics import step_times
         from topologies.load import load_topology
 
@@ -94,10 +98,21 @@ def _predict(app: typer.Typer, desk: Desk) -> None:
         machine = load_topology(on, edits)
         predicted, trace = predict(load_plan(plan, overrides), machine, calibration=calibration), read_measured(measured)
         found = {"imported": run(predicted, trace)}
-        result = {"prediction": predicted.to_dict(), "runs": {name: one.to_dict() for name, one in found.items()}}
+        notes = doubts(predicted, trace)
+        result = {"prediction": predicted.to_dict(), "runs": {name: one.to_dict() for name, one in found.items()}, "notes": notes}
         if out:
             times = {"imported": step_times(trace)}
-            parts = (predicted.plan, predicted.program, result["prediction"], [predicted.trace, trace], found, times, result, (), machine)
+            parts = (
+                predicted.plan,
+                predicted.program,
+                result["prediction"],
+                [predicted.trace, trace],
+                found,
+                times,
+                result,
+                notes,
+                machine,
+            )
             desk.say(f"report: {desk.page('comparison', out, *parts)}")
         desk.show(result, as_json, "comparison")
 

@@ -90,7 +90,7 @@ def figures(setting: Setting, program: Program, trace: Trace, step: float, split
 
 
 def _warnings(setting: Setting, per_gpu: float, peak: float | None, trace: Trace) -> list[str]:
-    found = idle(setting)
+    found = idle(setting) + _crowded(setting)
     if peak and per_gpu > peak:
         found.append(f"model FLOP rate {per_gpu / 1e12:.0f} TFLOP/s is above the device's peak {peak / 1e12:.0f}: check the model's FLOPs")
     network = setting.network
@@ -104,3 +104,12 @@ def _warnings(setting: Setting, per_gpu: float, peak: float | None, trace: Trace
     if assumed > 0.5:
         found.append(f"{assumed:.0%} of the time in ops rests on assumed costs: calibrate with `steptwin probe`")
     return found
+
+
+def _crowded(setting: Setting) -> list[str]:
+    """torch's DataLoader warns of this too: more loader processes than a node has hardware threads (two a core) take turns, and each keeps
+    batches in memory."""
+    topology, workers = setting.topology, setting.plan.data.workers
+    ranks = Counter(map(topology.node, range(min(setting.plan.world, topology.ranks_on(0)))))
+    most = max((count * workers / topology.cores(node) for node, count in ranks.items()), default=0.0)
+    return [f"data.workers = {workers:,}: a node has {most:,.0f} loader processes for each of its cores"] if most > 2 else []

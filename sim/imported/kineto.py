@@ -59,6 +59,8 @@ class _File(msgspec.Struct):
     traceEvents: list[_Event]
     distributedInfo: _Info = msgspec.field(default_factory=_Info)
     steptwin: _Own | None = None
+    program: str = msgspec.field(default="", name="steptwin.program")
+    plan: str = msgspec.field(default="", name="steptwin.plan")
 
 
 def read_trace(path: Path, origin: str = "imported") -> Trace:
@@ -80,7 +82,8 @@ def read_trace(path: Path, origin: str = "imported") -> Trace:
     steps = len({span.step for span in spans})
     if file.steptwin is not None:
         _launched(spans, file.traceEvents)
-    return Trace(spans, origin, file.distributedInfo.world_size, steps, own.weight, memory, {"file": path.name}, own.reported)
+    meta = {"file": path.name} | ({"plan": name} if (name := file.program or file.plan) else {})
+    return Trace(spans, origin, file.distributedInfo.world_size, steps, own.weight, memory, meta, own.reported)
 
 
 def _decoded(text: bytes) -> _File:

@@ -34,6 +34,17 @@ def compare(predicted: Prediction, measured: str | Path | Trace) -> Comparison:
     return replace(found, pairs=_pairs(predicted.trace, trace))
 
 
+def doubts(predicted: Prediction, trace: Trace) -> list[str]:
+    """What a trace says of itself that speaks against its being of the plan that is predicted."""
+    plan, found = predicted.plan, list[str]()
+    name, said = plan.name or plan.model_name, trace.meta.get("plan")
+    if said and said != name:
+        found.append(f"the trace is of '{said}', the prediction of '{name}'")
+    if trace.world > 1 and trace.world != plan.world:
+        found.append(f"the trace is of {trace.world} ranks, the plan has {plan.world}")
+    return found
+
+
 def _whole_steps(trace: Trace) -> Trace:
     """Without what was recorded of the step that the recording began in, where there are others."""
     numbers = sorted({span.step for span in trace.spans})

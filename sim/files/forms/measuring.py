@@ -39,10 +39,11 @@ class Aligned(Said, frozen=True, kw_only=True):
 
 
 class Compare(Said, frozen=True, kw_only=True):
-    """`steptwin compare --json`: the prediction, and beside it each trace by its origin."""
+    """`steptwin compare --json`: the prediction, and beside it each trace by its origin; `notes` doubt that both are of one plan."""
 
     prediction: Predict
     runs: dict[str, Aligned]
+    notes: list[str]
 
 
 class Twin(Said, frozen=True, kw_only=True):

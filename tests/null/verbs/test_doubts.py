@@ -1,0 +1,34 @@
+"""What is said beside figures when the input makes little sense: a trace of another run, loaders without number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sim.files.chrome import write_trace
+from sim.imported import read_measured
+from sim.predict import predict
+from sim.timeline.compare import doubts
+
+MLP = {"family": "mlp", "name": "m", "widths": [64, 64]}
+
+
+def test_a_trace_of_another_plan_or_of_more_ranks(tmp_path: Path) -> None:
+    one, two = ({"model": MLP, "name": f"of-{ranks}", "parallel": {"dp_replicate": ranks}} for ranks in (1, 2))
+    traced = predict(two, "dgx-h100")
+    assert traced.trace is not None
+    write_trace(traced.trace, tmp_path / "two.json.gz")
+    trace = read_measured(tmp_path / "two.json.gz")
+    assert doubts(traced, trace) == []
+    assert doubts(predict(one, "dgx-h100"), trace) == [
+        "the trace is of 'of-2', the prediction of 'of-1'",
+        "the trace is of 2 ranks, the plan has 1",
+    ]
+
+
+@pytest.mark.parametrize(("workers", "warned"), [(28, False), (29, True), (1_000_000, True)])
+def test_loaders_that_outnumber_hardware_threads(workers: int, warned: bool) -> None:
+    """Eight ranks on 112 cores."""
+    found = predict({"model": MLP, "parallel": {"dp_replicate": 8}, "data": {"workers": workers}}, "dgx-h100")
+    assert any("loader processes" in text for text in found.warnings) is warned
