@@ -95,7 +95,7 @@ def _gemm(work: Gemm, arena: Arena) -> Body:
         second = arena.distant(*lead, work.n, work.k, dtype=dtype).transpose(-1, -2)
     if not work.accumulate:
         return lambda: multiply(first, second)
-    main = arena.distant(*lead, work.m, work.n)
+    main = arena.distant(*lead, work.m, work.n, dtype=dtype_of(work.into))
     return lambda: main.add_(multiply(first, second))
 
 
@@ -104,7 +104,7 @@ def _grouped(work: GroupedGemm, arena: Arena) -> Body:
     if work.fused and arena.device.type == "cuda" and dtype is torch.bfloat16 and hasattr(torch, "_grouped_mm"):
         return _fused_groups(work, arena, rows)
     shape = (work.n, work.k, rows) if work.role == "wgrad" else (rows, work.n, work.k)
-    each = [_gemm(Gemm(*shape, work.dtype, 1, work.role, work.accumulate), arena) for _ in range(work.groups)]
+    each = [_gemm(Gemm(*shape, work.dtype, 1, work.role, work.accumulate, 1, work.into), arena) for _ in range(work.groups)]
 
     def loop() -> None:
         for one in each:

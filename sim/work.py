@@ -40,9 +40,11 @@ class Gemm(_Work, tag="gemm", frozen=True):
     role: str = "fwd"
     """fwd | dgrad | wgrad: the operand layout (TN, NN, NT)."""
     accumulate: bool = False
-    """Adds into an fp32 buffer (Megatron's main gradient) instead of writing its own dtype."""
+    """Adds into a buffer (Megatron's main gradient) instead of writing its own dtype."""
     repeat: int = 1
     """The same kernel so many times in a row (LSTM time steps, expert loops)."""
+    into: str = "fp32"
+    """Dtype of the buffer that it adds into."""
 
     @property
     def flops(self) -> float:
@@ -50,8 +52,8 @@ class Gemm(_Work, tag="gemm", frozen=True):
 
     @property
     def bytes(self) -> float:
-        """Both operands read once, the product written once (an fp32 buffer is read and written)."""
-        out = 8.0 if self.accumulate else max(BYTES[self.dtype], 2.0)
+        """Both operands read once, the product written once (a buffer is read and written)."""
+        out = product_bytes(self)
         one = (self.m * self.k + self.k * self.n) * BYTES[self.dtype] + self.m * self.n * out
         return one * self.batch * self.repeat
 
@@ -68,6 +70,7 @@ class GroupedGemm(_Work, tag="groupedgemm", frozen=True):
     accumulate: bool = False
     fused: bool = True
     repeat: int = 1
+    into: str = "fp32"
 
     @property
     def flops(self) -> float:
@@ -76,10 +79,15 @@ class GroupedGemm(_Work, tag="groupedgemm", frozen=True):
     @property
     def bytes(self) -> float:
         """Rows once; the weights of every expert once, or written once as gradients (wgrad)."""
-        out = 8.0 if self.accumulate else max(BYTES[self.dtype], 2.0)
+        out = product_bytes(self)
         if self.role == "wgrad":
             return (self.m * (self.k + self.n) * BYTES[self.dtype] + self.groups * self.k * self.n * out) * self.repeat
         return ((self.m * self.k + self.groups * self.k * self.n) * BYTES[self.dtype] + self.m * self.n * out) * self.repeat
+
+
+def product_bytes(work: Gemm | GroupedGemm) -> float:
+    """Bytes that an element of the product moves: written, or read and written where it is added to a buffer."""
+    return 2.0 * BYTES[work.into] if work.accumulate else max(BYTES[work.dtype], 2.0)
 
 
 class Attention(_Work, tag="attention", frozen=True):

@@ -155,7 +155,8 @@ class Prices:
         # One call runs all products of a batch, so it pays for one dispatch.
         seconds = work.batch * max(seconds - self.dispatch, 0.25 * seconds) + self.dispatch if work.batch > 1 else seconds
         if work.accumulate:
-            seconds += self._bytes(MemoryBound("add", 8 * work.m * work.n * work.batch, 4 * work.m * work.n * work.batch, "fp32"))[0]
+            size = int(BYTES[work.into]) * work.m * work.n * work.batch
+            seconds += self._bytes(MemoryBound("add", 2 * size, size, work.into))[0]
         exact = inside and (work.role, dtype) in self._gemm
         return seconds, "measured" if exact else "fitted"
 
@@ -205,7 +206,7 @@ class Prices:
     def _experts(self, work: GroupedGemm) -> tuple[float, Source]:
         share = max(1, work.m // work.groups)
         m, n, k = (work.n, work.k, share) if work.role == "wgrad" else (share, work.n, work.k)
-        seconds, source = self._product(Gemm(m, n, k, work.dtype, 1, work.role, work.accumulate))
+        seconds, source = self._product(Gemm(m, n, k, work.dtype, 1, work.role, work.accumulate, 1, work.into))
         return seconds * work.groups, "fitted" if source == "measured" else source
 
 

@@ -13,7 +13,7 @@ import msgspec
 from sim.cost.device import STORED, choose, document, peak_flops
 from sim.cost.price import Source
 from sim.cost.tiles import GemmFit, gemm_seconds
-from sim.work import BYTES, Gemm, GroupedGemm
+from sim.work import BYTES, Gemm, GroupedGemm, product_bytes
 from topologies.devices import gpu as find_gpu
 from topologies.hardware import Gpu
 
@@ -131,7 +131,7 @@ def gemm_cost(work: Gemm, gpu: Gpu, sustained: bool = True) -> tuple[float, Sour
         work = msgspec.structs.replace(work, dtype="fp32")
     peak = _peak(gpu, work)
     fit, source = fit_of(gpu, work.dtype)
-    out = 8.0 if work.accumulate else max(size, 2.0)
+    out = product_bytes(work)
     clock = sustained_clock(gpu, work.dtype) if sustained else None
     fit = fit if sustained else lent(fit, power_ratio(gpu, work.dtype))
     return gemm_seconds(work.m, work.n, work.k, gpu, fit, peak, size, out, work.batch, clock) * work.repeat, source
@@ -150,7 +150,7 @@ def grouped_cost(work: GroupedGemm, gpu: Gpu, sustained: bool = True) -> tuple[f
     peak = _peak(gpu, work)
     fit, source = fit_of(gpu, work.dtype)
     size = BYTES[work.dtype]
-    out = 8.0 if work.accumulate else max(size, 2.0)
+    out = product_bytes(work)
     clock = sustained_clock(gpu, work.dtype) if sustained else None
     rows = -(-work.m // work.groups)
     m, n, k = (work.k, work.n, rows) if work.role == "wgrad" else (rows, work.n, work.k)

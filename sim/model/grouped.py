@@ -19,17 +19,17 @@ def grouped(share: Share, name: str, local: int, routed: int, k: int, n: int, bi
     quantise_grad: list[Work] = []
     if share.fp8:
         quantise, quantise_grad = quantised(share, routed * k, tensors=local), quantised(share, routed * n, tensors=local)
-    add = share.framework.accumulate_in_gemm
+    add, main = share.framework.accumulate_in_gemm, share.framework.grad_dtype
     if share.framework.grouped_experts:
         products: tuple[Work, ...] = (
             GroupedGemm(local, routed, n, k, share.gemm), GroupedGemm(local, routed, k, n, share.gemm, "dgrad"),
-            GroupedGemm(local, routed, n, k, share.gemm, "wgrad", add),
+            GroupedGemm(local, routed, n, k, share.gemm, "wgrad", add, into=main),
         )  # fmt: skip
     else:
         each = -(-routed // local)
         products = (
             Gemm(each, n, k, share.gemm, 1, "fwd", False, local), Gemm(each, k, n, share.gemm, 1, "dgrad", False, local),
-            Gemm(n, k, each, share.gemm, 1, "wgrad", add, local),
+            Gemm(n, k, each, share.gemm, 1, "wgrad", add, local, main),
         )  # fmt: skip
         quantise, quantise_grad = _each(quantise, local), _each(quantise_grad, local)
     if _pads(share):

@@ -56,7 +56,7 @@ def _biases(share: Share, m: int, widths: tuple[int, ...], left: bool) -> list[W
 def _weight_gradients(share: Share, m: int, k: int, widths: tuple[int, ...], dtype: str, bias: bool) -> list[Work]:
     """Gradients of the weights over `m` rows, and of the biases."""
     add = share.framework.accumulate_in_gemm
-    products: list[Work] = [Gemm(width, k, m, dtype, 1, "wgrad", add) for width in widths]
+    products: list[Work] = [Gemm(width, k, m, dtype, 1, "wgrad", add, 1, share.framework.grad_dtype) for width in widths]
     return products + [MemoryBound("reduce", m * width * share.e, width * share.e, share.act) for width in widths if bias]
 
 
