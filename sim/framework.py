@@ -96,6 +96,10 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Compiled, backward is one executable whose gradients come out when it has ended: sums outside of it have nothing to hide behind.
     TensorFlow's XLA clusters under Horovod (horovod issues 1283 and 1673, the latter's answer by a maintainer; NVIDIA/tensorflow commit
     9932ec3 hands them out earlier on request: BERT-Large's step on eight V100 is 13 % shorter)."""
+    broadcasts_buffers: bool = False
+    """Running statistics of batch norms go from the first rank to all others before each step (DistributedDataParallel)."""
+    zeroes_gradients: bool = False
+    """Gradients are kept from step to step: zeros are written to each, and the new one is added (torch.optim's zero_grad before PyTorch 2.0)."""
     cycle: float = 0.0
     """Seconds between two turns of a background thread that sends the gradients: the last ones wait half of them in the mean (Horovod's
     RunLoopOnce)."""

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from sim.accuracy.attention import attention_of
+from sim.accuracy.loops import data_of, output_of, turns_of
 from sim.accuracy.machines import in_devices, machine_of
 from sim.accuracy.models import model_of, trains_adapters
 from sim.accuracy.names import with_widths
@@ -22,7 +23,7 @@ from sim.accuracy.sharding import sharding_of
 from sim.accuracy.sizes import Sizes, gpus_of, in_parts, sizes_of, stages_of
 from sim.accuracy.updating import optimizer_of
 from sim.accuracy.wording import compiled, framework_of_row, overlap_of, precision_of, said, schedule_of
-from sim.plan import Batch, Comm, Data, Memory, Parallel, Plan
+from sim.plan import Batch, Comm, Memory, Parallel, Plan
 from topologies.errors import BadInput
 
 _MEGATRON = ("megatron", "nemo", "mlperf-nvidia")
@@ -33,12 +34,6 @@ _SEQUENCE_PARALLEL = "2022-05"
 _SQUAD = 384
 """Tokens of a SQuAD example in BERT's fine-tuning scripts (--max_seq_length 384)."""
 
-_AHEAD = Data(workers=4, handover="none")
-"""Images are decoded and sent to the device ahead of their step by all that the table's sources run (DALI's pipeline and its prefetch
-queue, tf.data, OneFlow's decoders): the copy beside a step is that of a later one, and no step waits for it."""
-_BETWEEN = Data(preprocess=7.5e-3, handover="none")
-"""NVIDIA's Mask R-CNN decodes on the training thread, between two steps (HybridDataLoader of its data/datasets/coco.py), but for fp32 on V100. A
-photograph with its outlines takes 7.5 ms there: what its README's inference tables leave between images a second and latency (6.2-9.7 ms)."""
 _BINNED = {128: 120, 512: 288}
 """Tokens of a padded BERT sequence where each batch holds sequences of one length bin of 64: NVIDIA's PyTorch scripts
 since 21.09 (LDDL, --phase2_bin_size 64). Half of 512 and a fifth of 128 are padding in Wikipedia (Krell et al. 2021,
@@ -54,6 +49,8 @@ class Case(msgspec.Struct, frozen=True):
     assumed: tuple[str, ...]
     edits: tuple[str, ...] = ()
     """What-ifs of the topology: GPUs that no machine of the catalog holds."""
+    turns: int = 1
+    """Of the row's steps, that the plan's is made of: an update comes after so many (`sim.accuracy.loops`)."""
 
 
 def case_of(row: Row) -> Case:
@@ -70,6 +67,7 @@ def case_of(row: Row) -> Case:
     row = in_parts(row, int(model.get("heads", 1)), assumed)
     sizes = sizes_of(row, assumed, framework, layers)
     overlap, tp_overlap = overlap_of(row, framework)
+    turns = turns_of(row, model, sizes.micro)
     precision = precision_of(row, assumed)
     plan = Plan(
         model=model,
@@ -80,16 +78,17 @@ def case_of(row: Row) -> Case:
         precision=precision,  # type: ignore[arg-type]
         attention=attention_of(row, sizes.cp, framework, assumed),
         compile=compiled(row),
-        batch=Batch(global_=sizes.batch, micro=sizes.micro),
+        batch=Batch(global_=sizes.batch * turns, micro=sizes.micro),
         parallel=_parallel(row, sizes, framework, layers, tp_overlap, assumed),
         memory=Memory(**recompute_of(row, layers // sizes.pp, framework, assumed), offload=_offload(row)),
         optimizer=optimizer_of(row, precision, assumed),
-        data=_data(row, str(model.get("arch", "")), framework),
+        data=data_of(row, model, framework),
+        output=output_of(row, model),
         comm=Comm(overlap=overlap),
     )
     machine, edits = machine_of(row, assumed)
     plan = with_room(plan, machine, edits, row, assumed)
-    return Case(row, plan, machine, tuple(assumed), edits)
+    return Case(row, plan, machine, tuple(assumed), edits, turns)
 
 
 def _task(row: Row) -> Any:
@@ -120,13 +119,6 @@ def _in_samples(row: Row, family: str, assumed: list[str]) -> Row:
         f"a batch of {row.global_batch or row.micro_batch} tokens: {counts['global_batch'] or counts['micro_batch']} sequences of {length}"
     )
     return msgspec.structs.replace(row, batch_unit="sequences", **counts)
-
-
-def _data(row: Row, arch: str, framework: str) -> Data:
-    if row.batch_unit != "images":
-        return Data()
-    between = arch == "mask-rcnn" and framework == "pytorch-detection"
-    return _BETWEEN if between else _AHEAD
 
 
 def _offload(row: Row) -> Any:

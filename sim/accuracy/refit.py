@@ -65,7 +65,7 @@ def predict_at(clock: float, narrow: float, case: Case) -> Found:
 
     assume(clock, narrow)
     seconds, _, ideal = step_seconds(case.plan, case.topology, case.edits)
-    return Found(seconds, ideal)
+    return Found(seconds / case.turns, ideal / case.turns)
 
 
 def _small(row: Row) -> bool:

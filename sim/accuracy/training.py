@@ -46,6 +46,7 @@ def predict_case(case: Case) -> Found:
 
     seconds, breakdown, ideal = step_seconds(case.plan, case.topology, case.edits)
     shares, beyond = shares_of_case(case, seconds)
+    seconds, ideal = seconds / case.turns, ideal / case.turns
     return Found(seconds, ideal, breakdown, interval=interval(seconds, shares, beyond), shares=shares, beyond=bool(beyond))
 
 
@@ -167,7 +168,7 @@ def _outcome(case: Case, found: Found) -> Outcome:
         interval_s=(found.interval.low, found.interval.high) if found.interval else None,
         mark=found.interval.mark if found.interval else "",
         ideal_s=found.ideal_s,
-        samples=float(plan.global_batch),
+        samples=plan.global_batch / case.turns,
         gpus=plan.world,
         machine=case.topology,
         edits=case.edits,

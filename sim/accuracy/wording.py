@@ -70,6 +70,8 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
         return "pytorch-transformer-xl"
     if re.search(_TORCH, text) and _is(row, r"mask[-_ ]?r[-_ ]?cnn") and precision_of(row) != "fp32":
         return "pytorch-detection"  # in fp32 the script's README turns NHWC and the loader between steps off
+    if re.search(_TORCH, text) and _is(row, r"\bssd"):
+        return "pytorch-ssd"
     if re.search(_TORCH, text) and _is(row, r"resnet|resnext|\bcnn\b|ssd|mask|transformer[-_ ](base|big)|encoder[-_ ]decoder|gnmt|rnn"):
         return "pytorch-native-amp"
     assumed.append(f"framework {row.framework!r} taken as plain PyTorch")

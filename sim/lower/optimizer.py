@@ -57,9 +57,13 @@ def _state_dtype(job: Job) -> str:
 
 
 def clear(job: Job, share: Share) -> list[Op]:
-    """Zeroes a flat gradient buffer, whole below ZeRO-2 (Megatron's zero_grad_buffer); torch drops its gradients (set_to_none) for nothing."""
+    """Zeroes a flat gradient buffer, whole below ZeRO-2 (Megatron's zero_grad_buffer). torch drops its gradients (set_to_none) for nothing;
+    before 2.0 it called a kernel for each tensor."""
     if not is_contiguous(job):
-        return []
+        if not job.framework.zeroes_gradients or job.zero:
+            return []
+        zeros = tuple(_called(share, (("zero", 0, 1),), job.grad_bytes, job.framework.grad_dtype))
+        return [spent("optimizer/zero.host", "optimizer", share.tensors, cls=CLS), compute(job, "optimizer/zero", zeros, CLS)]
     elements = share.elements if job.zero >= 2 else share.whole
     return [compute(job, "optimizer/zero", (MemoryBound("zero", 0, int(elements * job.grad_bytes), job.framework.grad_dtype),), CLS)]
 

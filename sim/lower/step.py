@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sim.framework import Framework
-from sim.lower import ends, noise, optimizer, output, tensor, update
+from sim.lower import buffers, ends, noise, optimizer, output, tensor, update
 from sim.lower import input as loading
 from sim.lower.job import Job, job_of
 from sim.lower.microbatches import Microbatches, microbatches_of
@@ -145,7 +145,8 @@ def role(job: Job, place: Place, stages: list[StageSegments], segments: Segments
 
 def _close(job: Job, place: Place, share: Share, stages: list[StageSegments], tag: str, segments: Segments) -> None:
     """Makes what a training step begins and ends with."""
-    found = {"begin": optimizer.clear(job, share), "finish": finish(job, stages), "update": update_ops(job, place, share, stages)}
+    begin = [*optimizer.clear(job, share), *buffers.broadcast(job, (block for stage in stages for block in stage.chunk.blocks))]
+    found = {"begin": begin, "finish": finish(job, stages), "update": update_ops(job, place, share, stages)}
     segments.update({f"{tag}{name}": tuple(ops) for name, ops in found.items() if ops})
 
 
