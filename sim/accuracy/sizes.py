@@ -129,17 +129,22 @@ def _micro(row: Row, each: int) -> int:
     return max(size for size in range(1, min(fits, each) + 1) if each % size == 0)
 
 
+def _chunks(places: int, pp: int) -> int:
+    """Small chunks make small bubbles: two layers each, or one where nothing else divides; 0 where nothing does. Two spare places are the
+    embedding's and the head's (as in `stages_of`)."""
+    even = [n for n in range(places // pp, 1, -1) if places % (pp * n) == 0]
+    return next((n for n in even if places // (pp * n) >= 2), even[0] if even else 0)
+
+
 def _virtual(row: Row, layers: int, pp: int, microbatches: int, framework: str, assumed: list[str]) -> int:
     """Model chunks per rank: the row's, as far as the schedule and the layers allow; interleaving needs whole rounds."""
     if pp == 1:
         return 1
     if row.vp is None:
-        per = max(1, layers // pp)
-        # Small chunks make small bubbles: two layers each, or one where a stage's layers are a prime number.
-        two = next((n for n in range(per, 1, -1) if per % n == 0 and per // n >= 2), 0)
+        most = _chunks(layers, pp) or _chunks(layers + 2, pp) or 1
         # Who runs a deep pipeline on hardly more micro-batches than stages interleaves, or half the step were bubble.
         interleaves = framework.startswith(_INTERLEAVING) or (framework == "pytorch" and microbatches <= 2 * pp)
-        chunks = (two or per) if interleaves and microbatches % pp == 0 else 1
+        chunks = most if interleaves and microbatches % pp == 0 else 1
         assumed.append(f"interleaving not stated: {chunks} chunks per stage")
         return chunks
     if row.vp > 1 and (microbatches % pp or row.vp * pp > layers + 2):

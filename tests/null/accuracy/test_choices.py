@@ -90,3 +90,14 @@ def test_sequence_parallelism_is_of_2022() -> None:
     wide = {"framework": "Megatron-LM", "gpu": "A100", "tp": 8, "flash_attn": "no"}
     assert case_of(row(date="2022-11", **wide)).plan.parallel.sequence_parallel
     assert not case_of(row(date="2022-01", **wide)).plan.parallel.sequence_parallel
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "chunks"), [(80, 4, 10), (126, 16, 4), (88, 8, 11), (96, 12, 4), (61, 8, 1), (95, 8, 1), (46, 8, 3)]
+)
+def test_chunks_that_are_not_stated_divide_the_layers(layers: int, pp: int, chunks: int) -> None:
+    """Or the layers and two: Llama 3.1 405B's first and last of 64 stages have one layer in place of two."""
+    deep = row(n_layers=layers, pp=pp, tp=1, gpus=8 * pp, global_batch=64 * pp, framework="NeMo", vp=None, sharding="")
+    p = case_of(deep).plan.parallel
+    assert p.virtual_stages == chunks
+    assert p.stages is None or chunks == 1 or p.stages[0] == p.stages[-1] == p.stages[1] - 1
