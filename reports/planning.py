@@ -64,11 +64,11 @@ def jobs(found: Jobs) -> go.Figure:
 def spread(found: Spread) -> go.Figure:
     """How often each step time was drawn, in ms; dashed lines at the median, P95 and P99."""
     figure = go.Figure(go.Histogram(x=[1e3 * time for time in found.samples], marker_color=_NOW, nbinsx=40, name="draws"))
-    # The three may lie close together: their words stand at three heights, above the bars.
+    # The three may lie close together: their words stand at three heights, above the bars and below the buttons.
     for height, (name, at) in zip((1.0, 1.08, 1.16), (("P50", found.p50), ("P95", found.p95), ("P99", found.p99)), strict=True):
         figure.add_vline(x=1e3 * at, line_dash="dash", line_color=PREDICTED)
         figure.add_annotation(x=1e3 * at, y=height, yref="paper", text=name, showarrow=False, xanchor="left", yanchor="bottom")
-    return figure.update_layout(height=360, margin={"t": 70}, xaxis_title="ms per step", yaxis_title="draws", showlegend=False)
+    return figure.update_layout(height=380, margin={"t": 90}, xaxis_title="ms per step", yaxis_title="draws", showlegend=False)
 
 
 def _bars(
