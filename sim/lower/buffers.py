@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sim.lower.data_parallel import CLS, lane_of
+from sim.lower.data_parallel import CLS, COPY, lane_of
 from sim.lower.job import Job
 from sim.lower.ops import collective, compute, order
 from sim.lower.template import BlockOps
 from sim.model.parts import Part
 from sim.program import COMPUTE, Op
 from sim.work import MemoryBound, Work
-
-_COPY = "grad.copy"
 
 
 def broadcast(job: Job, blocks: Iterable[BlockOps]) -> list[Op]:
@@ -34,11 +32,11 @@ def broadcast(job: Job, blocks: Iterable[BlockOps]) -> list[Op]:
         for what, size in zip(("fp32", "int64"), sizes, strict=True)
     ]
     return [
-        compute(job, "buffers/join", joined, _COPY),
+        compute(job, "buffers/join", joined, COPY),
         *order(job, "buffers/joined", COMPUTE, lane),
         *sent,
         *order(job, "buffers/sent", lane, COMPUTE),
-        compute(job, "buffers/back", tuple(back), _COPY),
+        compute(job, "buffers/back", tuple(back), COPY),
     ]
 
 
