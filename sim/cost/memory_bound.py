@@ -57,13 +57,13 @@ NORM = "layernorm_apart"
 ATOMIC = "index_add"
 """Rows added by index, each value by an atomic operation of its own."""
 FAMILY = {
-    "layernorm": "layernorm", NORM: "layernorm", "rmsnorm": "layernorm", "batchnorm": "stream", "groupnorm": "layernorm", "norm": "stream",
+    "layernorm": "layernorm", NORM: "layernorm", "rmsnorm": "layernorm", "batchnorm": "stream", "groupnorm": "stream", "norm": "stream",
     "softmax": "softmax", "cross_entropy": "cross_entropy", "permute": "permute",
     TRANSPOSE: "permute", "transpose_tiled": "permute", "embedding": "gather", "embedding_backward": "gather",
     "sort": "gather", "topk": "gather", "gather": "gather", "scatter": "gather", ATOMIC: "gather", "rope": "stream", "adam": "optimizer", "adamw": "optimizer", "sgd": "optimizer",
     "momentum": "optimizer", "optimizer": "optimizer", "quantise": "quantise",
 }  # fmt: skip
-"""Kernels by what limits them; anything else streams. A batch norm's passes over its input are counted one by one."""
+"""Kernels by what limits them; anything else streams. A batch or group norm's passes over its input are counted one by one."""
 
 
 class Transposes(msgspec.Struct, frozen=True, kw_only=True):

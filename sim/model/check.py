@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from topologies.errors import BadInput
+from sim.model.parts import Shape
+from topologies.errors import BadInput, Refused
 
 
 def check_heads(name: str, hidden: int, heads: int, head_dim: int = 0) -> None:
@@ -19,3 +20,10 @@ def divisible(what: str, value: int, by: str, ways: int) -> int:
         fits = [n for n in range(1, ways + 1) if value % n == 0]
         raise BadInput(f"{by} = {ways} does not divide {what} = {value}. Use {by} in {', '.join(map(str, fits[-4:]))}")
     return value // ways
+
+
+def data_parallel_only(name: str, what: str, shape: Shape, *, chain: bool = True) -> None:
+    """Raises `Refused` where tensor, context or expert parallelism would split what has no such split. `chain`: pipelines can cut it."""
+    if shape.tp * shape.cp * shape.ep > 1:
+        kinds = "data or pipeline" if chain else "data"
+        raise Refused(f"{name}: {what} is split by {kinds} parallelism only; set tp = cp = ep = 1")

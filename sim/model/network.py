@@ -10,6 +10,7 @@ from sim.framework import Framework
 from sim.model.captured import Captured, boundary
 from sim.model.decoder_spec import Decoder
 from sim.model.parts import Block, Network, Shape
+from sim.model.picture_spec import Pictures
 from sim.model.spec import Cnn, EncDec, Encoder, Mlp, ModelSpec, Seq2Seq, TransformerXl, Vit
 from topologies.errors import Refused
 
@@ -40,7 +41,7 @@ def describe(model: ModelSpec, shape: Shape, framework: Framework, attention: st
         sample_unit=_unit(model),
         seq=shape.seq if _unit(model) == "sequences" else 1,
         sample_bytes=_sample_bytes(model, shape),
-        chain=getattr(model, "arch", "") != "mask-rcnn",
+        chain=getattr(model, "chain", getattr(model, "arch", "") != "mask-rcnn"),
         tied=tied,
     )
 
@@ -66,6 +67,10 @@ def _blocks(model: ModelSpec, shape: Shape, framework: Framework, attention: str
         from sim.model import cnn
 
         return cnn.blocks_of(model, shape, framework)
+    if isinstance(model, Pictures):
+        from sim.model import pictures
+
+        return pictures.blocks_of(model, shape, framework)
     if isinstance(model, EncDec):
         from sim.model import encdec
 
@@ -86,6 +91,8 @@ def _blocks(model: ModelSpec, shape: Shape, framework: Framework, attention: str
 
 
 def _unit(model: ModelSpec) -> str:
+    if isinstance(model, Pictures):
+        return model.unit
     if isinstance(model, (Vit, Cnn)):
         return "images"
     if isinstance(model, Captured):
@@ -96,6 +103,8 @@ def _unit(model: ModelSpec) -> str:
 def _sample_bytes(model: ModelSpec, shape: Shape) -> int:
     """Token ids and labels are int64 (BERT: also segments and mask); vectors and images are fp32."""
     if isinstance(model, Captured):
+        return model.sample_bytes
+    if isinstance(model, Pictures):
         return model.sample_bytes
     if isinstance(model, Mlp):
         return 4 * (model.widths[0] + model.widths[-1])

@@ -78,7 +78,8 @@ def _t5(c: Config) -> Fields:
     }
 
 
-def _classes(c: Config) -> int:
+def classes(c: Config) -> int:
+    """How many labels a classifier has; transformers: 2 where the file says nothing."""
     labels = c.tree.get("id2label")
     return len(labels) if isinstance(labels, dict) and labels else c.number("num_labels", default=2)
 
@@ -92,7 +93,7 @@ def _vit(c: Config) -> Fields:
         "ffn": c.number("intermediate_size"),
         "image": c.number("image_size", default=224),
         "patch": c.number("patch_size", default=16),
-        "classes": _classes(c),
+        "classes": classes(c),
         "dropout": c.fraction("hidden_dropout_prob", default=0.0),
     }
 
@@ -104,7 +105,7 @@ def _resnet(c: Config) -> Fields:
     known = (64, 128, 256, 512) if kind == "basic" else (256, 512, 1024, 2048)
     if depth is None or widths != known:
         raise BadInput(f"{c.where}: depths = {list(stages)}, hidden_sizes = {list(widths)} is no ResNet-18, 34, 50, 101 or 152 ('{kind}')")
-    return {"family": "cnn", "depth": depth, "classes": _classes(c)}
+    return {"family": "cnn", "depth": depth, "classes": classes(c)}
 
 
 READERS: dict[str, Callable[[Config], Fields]] = {

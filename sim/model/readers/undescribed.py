@@ -21,9 +21,8 @@ UNDESCRIBED: dict[str, str] = {
     "deberta": "disentangled attention", "deberta-v2": "disentangled attention", "albert": "layers that share their weights",
     "electra": "a generator beside a discriminator", "mpnet": "relative positions in an encoder", "longformer": "local attention",
     "big_bird": "block-sparse attention", "xlnet": "two-stream attention",
-    "swin": "windows of patches that shift", "swinv2": "windows of patches that shift", "convnext": "depthwise convolutions of 7 x 7",
-    "convnextv2": "depthwise convolutions of 7 x 7", "deit": "a distillation token", "dinov2": "layer scale and a head for features",
-    "beit": "relative positions of patches", "efficientnet": "inverted bottlenecks", "mobilenet_v2": "inverted bottlenecks",
+    "swin": "windows of patches that shift", "swinv2": "windows of patches that shift", "convnextv2": "global response normalization", "deit": "a distillation token", "dinov2": "layer scale and a head for features",
+    "beit": "relative positions of patches", "mobilenet_v2": "inverted bottlenecks",
     "qwen2_vl": _IMAGES, "qwen2_5_vl": _IMAGES, "qwen3_vl": _IMAGES,
 }  # fmt: skip
 """What is missing, in words for "... is not described"."""

@@ -112,6 +112,12 @@ CONFIGS: dict[str, tuple[int, dict[str, Any]]] = {
     "vit-base-patch16-224": (86_567_656, {
         "model_type": "vit", "hidden_size": 768, "id2label": {str(i): f"class {i}" for i in range(1000)}, "image_size": 224,
         "intermediate_size": 3072, "num_attention_heads": 12, "num_hidden_layers": 12, "patch_size": 16}),
+    "efficientnet-b4": (19_341_616, {
+        "model_type": "efficientnet", "depth_coefficient": 1.8, "width_coefficient": 1.4, "hidden_dim": 1792, "image_size": 380,
+        "kernel_sizes": [3, 3, 5, 3, 5, 5, 3], "id2label": {str(i): f"class {i}" for i in range(1000)}}),
+    "convnext-tiny-224": (28_589_128, {
+        "model_type": "convnext", "depths": [3, 3, 9, 3], "hidden_sizes": [96, 192, 384, 768], "image_size": 224, "patch_size": 4,
+        "id2label": {str(i): f"class {i}" for i in range(1000)}}),
     "resnet-50": (25_557_032, {
         "model_type": "resnet", "depths": [3, 4, 6, 3], "embedding_size": 64, "hidden_sizes": [256, 512, 1024, 2048],
         "id2label": {str(i): f"class {i}" for i in range(1000)}, "layer_type": "bottleneck"}),

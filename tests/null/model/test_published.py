@@ -185,6 +185,24 @@ EXACT = {
     "vit-b16": 86_567_656,
     "vit-l16": 304_326_632,
     "vit-h14": 632_045_800,
+    # torchvision 0.28 (efficientnet_b0 ... v2_l, convnext_tiny ... large), timm 1.0.31 (convnext_xlarge), milesial/Pytorch-UNet (UNet(3, 2))
+    "efficientnet-b0": 5_288_548,
+    "efficientnet-b1": 7_794_184,
+    "efficientnet-b2": 9_109_994,
+    "efficientnet-b3": 12_233_232,
+    "efficientnet-b4": 19_341_616,
+    "efficientnet-b5": 30_389_784,
+    "efficientnet-b6": 43_040_704,
+    "efficientnet-b7": 66_347_960,
+    "efficientnetv2-s": 21_458_488,
+    "efficientnetv2-m": 54_139_356,
+    "efficientnetv2-l": 118_515_272,
+    "convnext-tiny": 28_589_128,
+    "convnext-small": 50_223_688,
+    "convnext-base": 88_591_464,
+    "convnext-large": 197_767_336,
+    "convnext-xlarge": 350_196_968,
+    "unet": 31_037_698,
 }
 
 

@@ -1,0 +1,113 @@
+"""EfficientNet, ConvNeXt and U-Net by hand: kernels, what is kept, autocast, compilers, and what cannot split them."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from sim.framework import Framework
+from sim.model import Block, ModelSpec, Part, Shape, describe, load_model
+from sim.model.huggingface import from_config
+from sim.model.readers.pictures import READERS
+from sim.model.spec import ConvNext, EfficientNet, UNet
+from sim.model.stages import layout
+from sim.plan import Batch, Parallel, Plan
+from sim.work import Conv, MemoryBound
+from topologies.errors import Refused
+
+PLAIN = Framework(name="plain", source="test")
+AMP = replace(PLAIN, autocast=True)
+COMPILED = replace(PLAIN, compile=True)
+
+
+def block(spec: ModelSpec, name: str, framework: Framework = PLAIN, micro: int = 2) -> Block:
+    return dict(describe(spec, Shape(micro=micro, seq=1), framework).blocks)[name]
+
+
+def part(spec: ModelSpec, place: str, framework: Framework = PLAIN) -> Part:
+    name, _, own = place.partition("/")
+    return next(p for p in block(spec, name, framework).parts if p.name == own)
+
+
+def moved(parts: tuple[Part, ...]) -> float:
+    return sum(w.bytes for p in parts for w in (*p.forward, *p.backward, *p.wgrad) if isinstance(w, MemoryBound))
+
+
+def test_an_inverted_bottleneck_is_its_operators() -> None:
+    spec = EfficientNet()
+    assert [p.name for p in block(spec, "S1.1").parts] == [
+        "expand", "expand.bn", "expand.act", "depthwise", "depthwise.bn", "depthwise.act", "se.mean", "se.down", "se.act", "se.up", "se.sigmoid",
+        "se.scale", "project", "project.bn", "drop", "join",
+    ]  # fmt: skip
+    deep = part(spec, "S1.1/depthwise").forward[0]
+    assert isinstance(deep, Conv) and (deep.groups, deep.c_in, deep.c_out, deep.kh, deep.h) == (144, 144, 144, 3, 56)
+    assert part(spec, "S1.1/se.down").tensors == (144 * 6, 6)  # a quarter of the block's own 24 channels
+    assert "join" not in [p.name for p in block(spec, "S1.0").parts]  # the stride changes the shape
+    assert "drop" not in [p.name for p in block(replace(spec, drop_path=0.0), "S1.1").parts]
+
+
+def test_swish_keeps_its_input_and_the_next_convolution_its_result() -> None:
+    n = 2 * 144 * 56 * 56 * 2
+    parts = {p.name: p for p in block(EfficientNet(), "S1.1").parts}
+    assert [parts[name].saved for name in ("expand.act", "depthwise", "depthwise.act", "se.scale", "project")] == [n] * 5
+    assert parts["expand.bn"].saved == n + 8 * 144
+
+
+def test_blocks_of_a_stage_are_one() -> None:
+    for spec, count in ((EfficientNet(width=2.0, depth=3.1, image=600), 57), (ConvNext(), 23)):
+        blocks = describe(spec, Shape(micro=1, seq=1), PLAIN).blocks
+        assert (len(blocks), len({id(b) for _, b in blocks}) < 20) == (count, True)
+
+
+def test_a_compiler_has_swish_in_the_norm() -> None:
+    assert not part(EfficientNet(), "S1.1/expand.act", COMPILED).forward
+    for spec, name in ((EfficientNet(), "S1.1"), (ConvNext(), "S1.1")):
+        assert moved(block(spec, name, COMPILED).parts) < 0.85 * moved(block(spec, name).parts)
+
+
+def test_nothing_of_convnext_s_first_block_is_dropped() -> None:
+    assert [any(p.name == "drop" for p in block(ConvNext(), name).parts) for name in ("S0.0", "S0.1", "S3.0")] == [False, True, True]
+
+
+def test_autocast_leaves_convnext_a_stream_of_32_bits() -> None:
+    """Its scales are fp32 parameters, and so is what they are multiplied with (torch's type promotion)."""
+    n = 2 * 96 * 56 * 56
+    assert block(ConvNext(), "S0.1", AMP).saved_input == 4 * n
+    names = [p.name for p in block(ConvNext(), "S0.1", AMP).parts]
+    assert names[:3] == ["cast", "depthwise", "norm"]
+    assert part(ConvNext(), "S0.1/join", AMP).forward[0].bytes == 3 * 4 * n
+    assert [getattr(w, "what", "") for w in part(ConvNext(), "S0.1/norm", AMP).forward] == ["cast", "layernorm"]
+    assert block(ConvNext(), "S0.1").saved_input == 2 * n
+
+
+def test_a_level_up_joins_its_own_on_the_way_down() -> None:
+    parts = {p.name: p for p in block(UNet(image=64), "U1").parts}
+    up = parts["up"].forward[0]
+    assert isinstance(up, Conv) and (up.role, up.c_in, up.c_out, up.out, up.h) == ("dgrad", 512, 1024, (4, 4), 8)
+    assert parts["up"].tensors == (1024 * 512 * 4, 512)
+    assert parts["cat"].forward[0].bytes == 2 * 2 * 1024 * 8 * 8 * 2
+    assert parts["conv1"].tensors == (1024 * 512 * 9,)
+
+
+def test_a_sample_is_a_picture() -> None:
+    found = {name: describe(load_model(name), Shape(micro=1, seq=1), PLAIN) for name in ("efficientnet-b4", "unet")}
+    assert [n.sample_unit for n in found.values()] == ["images", "images"]
+    assert [n.sample_bytes for n in found.values()] == [12 * 380**2, 20 * 512**2]
+
+
+def test_no_pipeline_cuts_what_is_joined_across() -> None:
+    plan = Plan(model="unet", batch=Batch(micro=1), parallel=Parallel(pp=2))
+    with pytest.raises(
+        Refused, match=r"unet: some of its blocks read the maps of several earlier ones, so no pipeline can cut it; set parallel.pp = 1"
+    ):
+        layout(describe(load_model("unet"), Shape(micro=1, seq=1), PLAIN), plan)
+    stages = layout(describe(load_model("convnext-tiny"), Shape(micro=1, seq=1), PLAIN), plan)
+    assert [len(stage) for stage in stages] == [12, 11]
+
+
+def test_tables_that_differ_are_refused() -> None:
+    assert set(READERS) == {"efficientnet", "convnext"}
+    with pytest.raises(Refused, match=r"config.json: expand_ratios = \[1, 4\] of efficientnet is not described"):
+        from_config({"model_type": "efficientnet", "expand_ratios": [1, 4]}, "config.json")
+    with pytest.raises(Refused, match="patch_size = 2 of convnext is not described; leave it at 4"):
+        from_config({"model_type": "convnext", "patch_size": 2}, "config.json")
