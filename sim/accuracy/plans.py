@@ -26,7 +26,8 @@ from sim.accuracy.wording import compiled, framework_of_row, overlap_of, precisi
 from sim.plan import Batch, Comm, Memory, Parallel, Plan
 from topologies.errors import BadInput
 
-_MEGATRON = ("megatron", "nemo", "mlperf-nvidia")
+_MEGATRON = ("megatron", "nemo", "mlperf-nvidia", "oneflow-gpt")
+"""Frameworks that pad the vocabulary to a multiple of 128 on each rank of tensor parallelism (make_vocab_size_divisible_by)."""
 _WITHOUT_SP = ("megatron-2021", "megatron-deepspeed", "oneflow")
 """Frameworks of before sequence parallelism, or without."""
 _SEQUENCE_PARALLEL = "2022-05"

@@ -14,7 +14,7 @@ from topologies.errors import Refused
 
 _FRAMEWORKS: tuple[tuple[str, str], ...] = (
     (r"megatron[- ]?bridge", "megatron-bridge"),
-    (r"oneflow", "oneflow"),
+    (r"oneflow|\blibai\b", "oneflow"),
     (r"mxnet", "mxnet-horovod"),
     (r"mlperf", "mlperf-nvidia"),
     (r"nemo", "nemo"),
@@ -42,8 +42,12 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
         name = "megatron-lm"
     if name in ("tf1-horovod", "oneflow") and _is(row, r"bert\b"):
         return graph_of(row, name)
-    if name == "mlperf-nvidia" and not _is(row, _MASKS) and _is(row, r"resnet|\bcnn\b"):
-        return "mxnet-horovod"  # what NVIDIA's submissions train images with
+    if name == "oneflow" and _is(row, r"gpt|llama"):
+        return "oneflow-gpt"
+    if "mlperf" in text and name in ("mlperf-nvidia", "mxnet-horovod") and not _is(row, _MASKS) and _is(row, r"resnet|\bcnn\b"):
+        return "mlperf-mxnet"  # what NVIDIA's submissions train images with
+    if name == "mlperf-nvidia" and _is(row, "llama"):
+        return _submitted_llama(row)
     if name in ("mlperf-nvidia", "llm-foundry") and (row.batch_unit == "images" or _is(row, _MASKS + r"|resnet|\bcnn\b|\bvit\b")):
         name, text = "pytorch", "torch"  # detection, translation, and Composer's pictures are plain modules
     if "hai-llm" in text and row.n_experts:
@@ -78,6 +82,20 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
     whole = not row.sharding or re.search(r"^none|^no\b|ddp|data.?parallel", row.sharding.lower())
     cast = re.search(_CAST, row.precision.lower()) or re.search(_CASTING, text)
     return "pytorch-amp" if whole and cast and not re.search(_KEPT_LOW, row.task.lower()) and "32" not in row.precision else "pytorch"
+
+
+_HOPPER = r"h[128]00|h20\b|b[23]00"
+"""GPUs with 8-bit attention in cuDNN: Hopper and Blackwell."""
+_GRAPHED = "2025"
+"""From when on the adapters' submissions are captured (v5.0; v4.0's scripts capture nothing)."""
+
+
+def _submitted_llama(row: Row) -> str:
+    """NVIDIA's submissions of Llama to MLPerf: pretraining on Megatron-Core, or adapters, whose attention is in 8 bits where a GPU can."""
+    tuned = re.search(_KEPT_LOW, f"{row.task} {row.model_name}".lower())
+    if not tuned or not re.search(_HOPPER, row.gpu.lower()):
+        return "mlperf-nvidia-mcore"
+    return "mlperf-nvidia-lora-graphs" if row.date >= _GRAPHED else "mlperf-nvidia-lora"
 
 
 _CAST = r"\bamp\b|amp_|autocast|\bmixed\b|-mixed|^o1$"
@@ -155,15 +173,24 @@ _OF_DATA = r"grad(ient)?s?[ -](reduce-scatter and param all-gather overlap|sync 
 (dgxc-benchmarking v24.11.1, nemotron/configure.sh and grok1/configure.sh)."""
 
 
+_NO_NVLINK = r"l40|\bl20\b|\bl4\b|\ba10|\ba40\b|rtx|\bt4\b|pcie"
+"""GPUs without NVLink between all of a node: TransformerEngine's user buffers need it (its README of examples/pytorch/comm_gemm_overlap), and
+MLPerf's config_L40S_*.sh say TP_COMM_OVERLAP=False."""
+
+
 def overlap_of(row: Row, framework: str) -> tuple[bool, bool]:
-    """(gradients beside backward, tensor-parallel messages beside products): the row's word, else the framework's."""
+    """(gradients beside backward, tensor-parallel messages beside products): the row's word, else the framework's.
+
+    OneFlow's GPT puts all of NCCL on the compute stream where tensors are split (training.py: nccl_use_compute_stream).
+    """
     from sim.framework import load_framework
 
     text = row.comm_overlap.lower()
-    if not text or text.startswith("horovod"):
-        return True, load_framework(framework).tp_overlap
-    if re.match(_OF_DATA, text):  # of tensor parallelism it says nothing
-        return True, load_framework(framework).tp_overlap
+    tensor = load_framework(framework).tp_overlap and not re.search(_NO_NVLINK, f"{row.gpu} {row.gpu_form}".lower())
+    if not text and framework == "oneflow-gpt":
+        return (row.tp or 1) == 1, False
+    if not text or text.startswith("horovod") or re.match(_OF_DATA, text):  # of tensor parallelism it says nothing
+        return True, tensor
     return said(text) is not False, bool(re.search(r"userbuffers|tp-comm-overlap|async tp", text))
 
 

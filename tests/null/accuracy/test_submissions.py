@@ -1,0 +1,108 @@
+"""What the scripts of NVIDIA's MLPerf submissions and of DLPerf's GPT set: which row runs how, and what follows for its step."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from sim.accuracy.plans import Case, case_of
+from sim.accuracy.rows import Row
+from sim.bind import bind
+from sim.framework import load_framework
+from sim.model.parts import Network
+from sim.predict import predict
+from sim.work import Attention
+
+LORA = Row(
+    row_id="r", source_id="mlperf-nvidia", model_name="Llama-2-70B LoRA", model_type="llama", n_layers=4, hidden=8192, n_heads=64, n_kv_heads=8,
+    ffn_hidden=28672, activation="swiglu", vocab_size=32000, gpu="H100", gpu_form="SXM5", system="DGX H100 (EOS)", gpus=8, nodes=1,
+    gpus_per_node=8, task="lora", precision="fp8", seq_len=8192, micro_batch=1, global_batch=8, tp=4, pp=1, cp=1, flash_attn="yes",
+    sequence_parallel="yes", framework="NeMo/Megatron-Core (MLPerf)", date="2024-06", step_time_s=1.0, quality="A",
+)  # fmt: skip
+L40S = {"gpu": "L40S", "gpu_form": "PCIe", "system": "L40S", "gpus_per_node": 4, "nodes": 2}
+PICTURES = Row(
+    row_id="r", source_id="mlperf-nvidia", model_name="ResNet-50 v1.5", model_type="cnn", gpu="H100", system="DGX H100 (EOS)", gpus=16, nodes=2,
+    gpus_per_node=8, task="train", precision="mixed fp16", micro_batch=16, global_batch=256, batch_unit="images", framework="MXNet",
+    step_time_s=1.0, quality="A",
+)  # fmt: skip
+GPT = Row(
+    row_id="r", source_id="dlperf-gpt", model_name="GPT-2", model_type="gpt", n_layers=16, hidden=1536, n_heads=16, ffn_hidden=6144,
+    activation="gelu", vocab_size=50257, gpu="V100", gpu_form="SXM2", gpu_mem_gb=16.0, inter_net="EDR 100 Gb/s, one NIC per node", gpus=8, nodes=1,
+    gpus_per_node=8, task="pretrain", precision="fp16 (AMP)", seq_len=2048, micro_batch=8, global_batch=64, recompute="full", flash_attn="no",
+    framework="OneFlow", date="2021-05", step_time_s=1.0, quality="A",
+)  # fmt: skip
+
+
+def row(base: Row, **changes: object) -> Row:
+    return msgspec.structs.replace(base, **changes)
+
+
+@pytest.mark.parametrize(
+    ("case", "framework"),
+    [
+        (row(LORA, model_name="GPT-3-175B", model_type="gpt", task="pretrain"), "mlperf-nvidia"),
+        (row(LORA, model_name="Llama-3.1-405B", task="pretrain"), "mlperf-nvidia-mcore"),
+        (LORA, "mlperf-nvidia-lora"),
+        (row(LORA, gpu="B200", date="2025-06"), "mlperf-nvidia-lora-graphs"),
+        (row(LORA, **L40S), "mlperf-nvidia-mcore"),
+        (PICTURES, "mlperf-mxnet"),
+        (row(PICTURES, framework="NGC (MLPerf)"), "mlperf-mxnet"),
+        (row(PICTURES, source_id="dlperf-v1"), "mxnet-horovod"),
+        (GPT, "oneflow-gpt"),
+        (row(GPT, framework="LiBai"), "oneflow-gpt"),
+        (row(GPT, model_name="ResNet-50", model_type="cnn"), "oneflow"),
+    ],
+)
+def test_which_scripts_ran_a_row(case: Row, framework: str) -> None:
+    assert case_of(case).plan.framework == framework
+
+
+def _network(case: Case) -> Network:
+    return bind(case.plan, case.topology, case.edits).network
+
+
+def _attention(case: Case) -> set[str]:
+    works = [work for _, block in _network(case).blocks for part in block.parts for work in (*part.forward, *part.backward)]
+    return {work.dtype for work in works if isinstance(work, Attention)}
+
+
+def test_adapters_attend_in_8_bits_where_the_gpu_has_kernels_for_it() -> None:
+    """FP8_DPA=1 in config_common.sh, FP8_DPA=False in config_L40S_*.sh."""
+    assert _attention(case_of(LORA)) == {"fp8"}
+    assert _attention(case_of(row(LORA, **L40S))) == {"bf16"}
+
+
+def test_user_buffers_need_nvlink() -> None:
+    """TP_COMM_OVERLAP=True in config_DGXH100_*.sh, False in config_L40S_*.sh; a row that says so is believed."""
+    assert case_of(LORA).plan.parallel.tp_overlap
+    assert not case_of(row(LORA, **L40S)).plan.parallel.tp_overlap
+    assert case_of(row(LORA, comm_overlap="tp-comm-overlap", **L40S)).plan.parallel.tp_overlap
+    assert not case_of(row(LORA, gpu_form="PCIe", system="")).plan.parallel.tp_overlap
+
+
+def test_gradients_of_pictures_travel_when_backward_has_ended() -> None:
+    """One group of gradients, one message: nothing of it hides, and 64 MiB hold all 51 MB."""
+    case = case_of(PICTURES)
+    late = predict(case.plan, case.topology)
+    early = predict(msgspec.structs.replace(case.plan, framework="mxnet-horovod"), case.topology)
+    assert late.breakdown.exposed_comm_s > 2 * early.breakdown.exposed_comm_s > 0
+    assert late.program is not None
+    sums = {op.id for ops in late.program.segments.values() for op in ops if op.name == "all_reduce"}
+    assert len(sums) == 1
+
+
+def test_oneflows_gpt_is_megatrons_model_in_16_bits() -> None:
+    """Its stream between products keeps 16 bits, its vocabulary is padded, NCCL is on the compute stream where tensors are split."""
+    case = case_of(GPT)
+    plain = msgspec.structs.replace(case.plan, framework="oneflow")
+    assert 2 * _network(case).boundary == bind(plain, case.topology).network.boundary
+    assert case.plan.model["vocab"] % 128 == 0 and case_of(row(GPT, tp=8)).plan.model["vocab"] % 1024 == 0
+    assert case.plan.comm.overlap and not case_of(row(GPT, tp=8, global_batch=8)).plan.comm.overlap
+
+
+def test_what_the_llama_submissions_share_and_what_not() -> None:
+    """Megatron-Core's MLP leaves 16 bits for its second product; TransformerEngine's LayerNormMLP of the GPT-3 runs writes 8."""
+    gpt, llama = load_framework("mlperf-nvidia"), load_framework("mlperf-nvidia-mcore")
+    assert gpt.quantising_activation and not llama.quantising_activation
+    assert (gpt.defers_head, llama.defers_head) == (0, 50)
+    assert load_framework("mlperf-nvidia-lora").zero == 0 and llama.zero == 1
