@@ -132,6 +132,10 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     zero2: Literal["buckets", "layers"] = "buckets"
     """What zero = 2 means. buckets: DDP's, reduce-scattered, and parameters gathered once a step (DeepSpeed). layers: FSDP that keeps
     gathered parameters from forward to backward (FSDP2's reshard_after_forward = False, FSDP1's SHARD_GRAD_OP)."""
+    pipeline_actions: bool = False
+    """A pipeline's FSDP follows its schedule: whole stages are gathered ahead of use and reduced after their last backward's message, or
+    (one stage a rank) reduced after the rank's last message (torch 2.13, pipelining/schedules.py; reductions: pytorch pull request 166449).
+    False: layers are gathered in a stage's first forward and reduced inside its last backward (torch of 2024)."""
     pipeline_zero: int = 3
     """The highest level of ZeRO that its pipelines run: DeepSpeed's engine asserts a level below 2 (runtime/pipe/engine.py)."""
     shard_copies: bool = True

@@ -5,7 +5,7 @@ the copy-out of block k - 2 has left the buffer. Backward gathers the block befo
 gradients while the next one computes; the copy into the next bucket waits until the last reduce_scatter has read it. The ends
 are the root: gathered first, not freed after forward, reduced last. Both collectives use one communicator, so they share one lane.
 With a pipeline, a stage gathers once a step and reduces after its last backward, the root first (torch's pipelining calls post_backward
-of all units in the order of the modules).
+of all units in the order of the modules); a runtime that follows its schedule's actions asks for both apart (`sim.lower.unshard`).
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def forward(job: Job, blocks: list[BlockOps], units: dict[str, Unit], lines: lis
             while asked < min(len(line), k + max(1, ahead)):
                 ops += _gather(job, "fwd", line[asked], _free_for(line, asked, ahead))
                 asked += 1
-            ops += [*_hooks(job, "fwd", unit), *_copy_out(job, "fwd", unit)]
+            ops += [*hooks(job, "fwd", unit), *copy_out(job, "fwd", unit)]
             unit = units[block.name]
         ops += work
         if ahead == 0:
             ops.append(Op(f"fwd/{block.name}.done", "record", COMPUTE, event="fwd/done"))
         if frees and unit.messages and not unit.root:
-            ops.append(_reshard(job, "fwd", unit))
-    return ops if job.train else ops + [_reshard(job, "fwd", unit) for unit in line if unit.root]
+            ops.append(reshard(job, "fwd", unit))
+    return ops if job.train else ops + [reshard(job, "fwd", unit) for unit in line if unit.root]
 
 
 def _free_for(line: list[Unit], k: int, ahead: int) -> str:
@@ -74,22 +74,34 @@ def backward(job: Job, blocks: list[BlockOps], units: dict[str, Unit], pieces: P
             if ahead == 0:
                 ops.append(Op(f"bwd/{unit.name}.begin", "record", COMPUTE, event="bwd/begin"))
                 ops += _gather(job, "bwd", unit, "bwd/begin")
-            ops += _copy_out(job, "bwd", unit)
+            ops += copy_out(job, "bwd", unit)
             if ahead and j + ahead < len(line):
                 ops += _gather(job, "bwd", line[j + ahead], f"bwd/{unit.name}.out")
             j += 1
         ops += [op for _, work in group for op in work]
         if inline and unit.messages and not unit.root:
-            ops += _hooks(job, "bwd", unit)
+            ops += hooks(job, "bwd", unit)
             if sync:
                 ops += _partial(job, blocks, units, unit)
-            ops.append(_reshard(job, "bwd", unit))
+            ops.append(reshard(job, "bwd", unit))
             if sync:
                 ops += _reduce(job, unit, reduced)
     late = [unit for unit in root_first(units, blocks) if unit.root or not inline]
     for unit in late if sync else ():
-        ops += [*_hooks(job, "bwd", unit), *_partial(job, blocks, units, unit), _reshard(job, "bwd", unit), *_reduce(job, unit, reduced)]
+        ops += _reduced(job, blocks, units, unit, reduced, "bwd")
     return ops + _finish(job, reduced, tag)
+
+
+def reduce_stage(job: Job, blocks: list[BlockOps], units: dict[str, Unit], tag: str) -> list[Op]:
+    """All gradients of a stage, which its passes have left whole, for which compute waits (stage.py, perform_reduce_grad)."""
+    reduced: list[Unit] = []
+    ops = [op for unit in root_first(units, blocks) for op in _reduced(job, blocks, units, unit, reduced, "grad")]
+    return ops + _finish(job, reduced, tag)
+
+
+def _reduced(job: Job, blocks: list[BlockOps], units: dict[str, Unit], unit: Unit, reduced: list[Unit], phase: str) -> list[Op]:
+    """One unit after the last backward of its stage: its parameters are freed, then its gradients leave."""
+    return [*hooks(job, phase, unit), *_partial(job, blocks, units, unit), reshard(job, phase, unit), *_reduce(job, unit, reduced)]
 
 
 def _partial(job: Job, blocks: list[BlockOps], units: dict[str, Unit], unit: Unit) -> list[Op]:
@@ -99,7 +111,7 @@ def _partial(job: Job, blocks: list[BlockOps], units: dict[str, Unit], unit: Uni
     return norm_gradients(job, [part for block in blocks if units[block.name] == unit for part in block.parts], sharded=True)
 
 
-def _hooks(job: Job, phase: str, unit: Unit) -> list[Op]:
+def hooks(job: Job, phase: str, unit: Unit) -> list[Op]:
     """What FSDP2 does in Python around one pass of a unit: its states, views of its parameters, streams."""
     if not job.eager:
         return []
@@ -114,19 +126,22 @@ def _gather(job: Job, phase: str, unit: Unit, after: str = "") -> list[Op]:
         name, lane, size = f"{phase}/{unit.name}{suffix}", lane_of(axis), round(elements * job.param_bytes)
         if after:
             ops.append(Op(f"{name}.room.wait", "wait", lane, event=after))
-        shard = elements // job.size(axis)
-        copy = MemoryBound(
-            "cast" if job.framework.master else "copy",
-            shard * (4 if job.framework.master else int(job.param_bytes)),
-            int(shard * job.param_bytes),
-            job.framework.param_dtype,
-        )
-        ops.append(
-            Op(f"{name}.copy_in", "compute", lane if job.device == "cuda" else COMPUTE, (copy,), cls=COPY, blocking=job.device == "cpu")
-        )
+        ops.append(copy_in(job, name, elements, axis, lane if job.device == "cuda" else COMPUTE))
         message = collective(job, f"{name}.all_gather", lane, "all_gather", size, axis, CLS)
-        ops += [_called(job, _holding(message, alloc=size)), record(f"{name}.gathered", lane)]
+        ops += [_called(job, holding(message, alloc=size)), record(f"{name}.gathered", lane)]
     return ops
+
+
+def copy_in(job: Job, name: str, elements: int, axis: str, lane: str) -> Op:
+    """A rank's shard of `elements` parameters into the buffer that is gathered, in the dtype that travels."""
+    shard = elements // job.size(axis)
+    copy = MemoryBound(
+        "cast" if job.framework.master else "copy",
+        shard * (4 if job.framework.master else int(job.param_bytes)),
+        int(shard * job.param_bytes),
+        job.framework.param_dtype,
+    )
+    return Op(f"{name}.copy_in", "compute", lane, (copy,), cls=COPY, blocking=job.device == "cpu")
 
 
 def _called(job: Job, op: Op) -> Op:
@@ -135,11 +150,12 @@ def _called(job: Job, op: Op) -> Op:
     return replace(op, blocking=True) if job.device == "cpu" and op.kind == "collective" else op
 
 
-def _holding(op: Op, alloc: int = 0, free: int = 0) -> Op:
+def holding(op: Op, alloc: int = 0, free: int = 0) -> Op:
+    """The op with bytes of device memory that it takes and gives back."""
     return replace(op, alloc=alloc, free=free)
 
 
-def _copy_out(job: Job, phase: str, unit: Unit) -> list[Op]:
+def copy_out(job: Job, phase: str, unit: Unit) -> list[Op]:
     """Compute waits for the gather and copies the parameters out of its buffer, where that is one for all of them."""
     ops = [wait(job, f"{phase}/{unit.name}{suffix}.gathered", COMPUTE) for suffix, _, _ in unit.messages]
     size = round(sum(elements for _, _, elements in unit.messages) * job.param_bytes)
@@ -149,7 +165,7 @@ def _copy_out(job: Job, phase: str, unit: Unit) -> list[Op]:
     return [*ops, record(f"{phase}/{unit.name}.out", COMPUTE)]
 
 
-def _reshard(job: Job, phase: str, unit: Unit) -> Op:
+def reshard(job: Job, phase: str, unit: Unit) -> Op:
     """The gathered parameters are freed when compute has passed."""
     size = round(sum(elements for _, _, elements in unit.messages) * job.param_bytes)
     return Op(f"{phase}/{unit.name}.reshard", "record", COMPUTE, event=f"{phase}/{unit.name}.reshard", free=size)
@@ -174,14 +190,14 @@ def _reduce(job: Job, unit: Unit, reduced: list[Unit]) -> list[Op]:
             copy = MemoryBound("copy", round(elements * held), size, job.framework.reduce_dtype)
             ops.append(compute(job, f"{name}.copy_in", (copy,), COPY, alloc=size))
         else:
-            full[0] = _holding(full[0], alloc=size)
+            full[0] = holding(full[0], alloc=size)
         ops += full
         scattered = record(f"{name}.scattered", lane)
         if job.size(axis) > 1:
             message = collective(job, f"{name}.reduce_scatter", lane, "reduce_scatter", size, axis, CLS)
-            ops += [_called(job, _holding(message, free=size)), scattered]
+            ops += [_called(job, holding(message, free=size)), scattered]
         else:
-            ops.append(_holding(scattered, free=size))
+            ops.append(holding(scattered, free=size))
         shared = [_called(job, op) for op in replicas(job, name, size / job.size(axis), lane)]
         ops += [*shared, record(f"{name}.done", shared[-1].lane)] if shared else []
     reduced.append(unit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from sim.framework import Framework, sharding_of
+from sim.lower.schedule.shards import by_actions
 from sim.mesh import Mesh
 from sim.model.parts import Network, Part
 from sim.plan import Plan
@@ -72,6 +73,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def dtensor(self) -> bool:
         """Linears are modules of DTensors, split by `parallelize_module`, each call of which Python dispatches."""
         return self.framework.tensor == "dtensor" and self.size("tp") > 1 and self.eager and not self.compiled
+
+    @property
+    def reduces_apart(self) -> bool:
+        """A stage's gradients of FSDP are reduced apart from its passes."""
+        return self.zero == 3 and self.train and self.size("pp") > 1 and self.framework.pipeline_actions
+
+    @property
+    def unshards(self) -> bool:
+        """So are its parameters gathered and freed, as the schedule says."""
+        return self.reduces_apart and by_actions(self.plan.parallel.schedule, self.plan.parallel.virtual_stages)
 
     def shards(self, part: Part) -> int:
         """Ranks that share one copy of the part's parameters (ZeRO)."""

@@ -42,6 +42,12 @@ def alone(chunk: Chunk, variant: str) -> Ops:
     return tuple(op for ops in blocks() for op in ops)
 
 
+def beside(chunk: Chunk, variant: str) -> Ops:
+    """A pass beside which other stages' parameters travel."""
+    pieces = forward(chunk) if variant == "fwd" else [ops for _, ops in backward(chunk, variant)]
+    return tuple(op for ops in pieces for op in ops)
+
+
 def forward(chunk: Chunk) -> list[Ops]:
     """Each block's forward, beside which parameters travel."""
     return [_line(chunk, kind, block, "fwd", True) for kind, block in zip(chunk.kind, chunk.blocks, strict=True)]

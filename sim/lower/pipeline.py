@@ -6,7 +6,8 @@ that block (GPipe, 1F1B) post a receive with the forward or backward that needs 
 when its send has ended (Megatron's and torch's batched send and receive); the others receive as early as the sender has sent.
 
 A stage's gradients hold up no message: what waits for them comes after the rank's last message (Megatron's finish_grad_sync), and
-without overlap they leave then (DeepSpeed's ReduceGrads instruction). torch's DDP and FSDP wait inside the last backward.
+without overlap they leave then (DeepSpeed's ReduceGrads instruction). torch's DDP waits inside the last backward, and so did its FSDP of
+2024; that of torch 2.13 leaves then too, or in turns of its own, in which whole stages are gathered as well (`sim.lower.schedule.shards`).
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ import msgspec
 from sim.lower.job import Job
 from sim.lower.ops import blocks, collective, record, wait
 from sim.lower.schedule import Kind
-from sim.lower.schedule.action import RECEIVES, SENDS
+from sim.lower.schedule.action import RECEIVES, SENDS, SHARDS
 from sim.lower.schedule.messages import needed, sent
 from sim.lower.schedule.turns import Line, Sort, lines
 from sim.lower.stage import INPUT, StageSegments
+from sim.lower.unshard import whole_stage
 from sim.program import COMPUTE, Call, Op
 
 Segments = dict[str, tuple[Op, ...]]
@@ -38,7 +40,7 @@ def schedule_of(job: Job) -> str:
 def lines_of(job: Job, step: int) -> tuple[Line, ...]:
     """Every rank's actions and messages in a step; forwards alone where nothing is trained."""
     p = job.plan.parallel
-    return lines(schedule_of(job), p.pp, job.counts[step], p.virtual_stages, job.train)
+    return lines(schedule_of(job), p.pp, job.counts[step], p.virtual_stages, job.train, job.reduces_apart)
 
 
 class Pipeline:
@@ -48,6 +50,8 @@ class Pipeline:
         self._job, self._segments = job, segments
         self._made: dict[tuple[object, ...], tuple[str, ...]] = {}
         """Segments by sort of turn, in the first step or not: the same for all stages that are alike."""
+        name = schedule_of(job)
+        self._awaits = name == "1f1b" or (name == "gpipe" and job.reduces_apart and not job.unshards)
 
     def calls(self, rank: int, stages: list[StageSegments], step: int) -> list[Call]:
         """All micro-batches of one step on pipeline rank `rank`, which holds `stages`.
@@ -73,13 +77,17 @@ class Pipeline:
             return [self._segment(sort.stage, sort.kind, ".await", _sent)]
         if sort.kind in RECEIVES:
             return [self._segment(sort.stage, sort.kind, "", _receive)]
+        if sort.kind in SHARDS:
+            return [self._whole(stage, sort.kind, sort.asked)]
         names, later = self._computes(sort, stage, begins), list[str]()
+        if sort.late and self._job.reduces_apart:
+            return [self._whole(stage, "REDUCE_GRAD")]
         if sort.last and sort.kind in ("B", "W") and self._job.framework.tensor != "dtensor":
             names[-1], *later = self._split(names[-1])
         if sort.late:
             return later
         if sort.sends:
-            names.append(self._segment(sort.stage, sent(sort.kind), "", _send_awaited if schedule_of(self._job) == "1f1b" else _send))
+            names.append(self._segment(sort.stage, sent(sort.kind), "", _send_awaited if self._awaits else _send))
         return self._joined(names) if stage.chunk.short else names
 
     def _joined(self, names: list[str]) -> list[str]:
@@ -90,6 +98,13 @@ class Pipeline:
             self._segments[name] = tuple(op for part in names[at:] for op in self._segments[part])
         return [*names[:at], name]
 
+    def _whole(self, stage: StageSegments, kind: str, use: str = "") -> str:
+        """The segment of what FSDP does to a stage as a whole, for the next computation on it, of kind `use`."""
+        name = f"{stage.tag}{kind.lower()}{use}"
+        if name not in self._segments:
+            self._segments[name] = tuple(whole_stage(stage, kind, use))
+        return name
+
     def _segment(self, stage: int, kind: Kind, suffix: str, make: Callable[[Job, int, Kind], list[Op]]) -> str:
         """The segment that `make` makes when it is first needed: one for all micro-batches."""
         name = f"pp.{stage}{kind}{suffix}"
@@ -99,11 +114,11 @@ class Pipeline:
 
     def _computes(self, sort: Sort, stage: StageSegments, begins: bool) -> list[str]:
         """The stage's segments, after the message that they need."""
-        found = stage.names(sort.kind, begins, sort.first, sort.last)
+        found = stage.names(sort.kind, begins, sort.first, sort.last, sort.beside)
         if sort.received:
             *ahead, found[0] = self._asked(found[0])
             found[:0] = [*ahead, self._segment(sort.stage, needed(sort.kind), ".wait", _taken)]
-        return found
+        return [self._whole(stage, "TAKE", sort.asked), *found] if sort.asked else found
 
     def _asked(self, name: str) -> tuple[str, ...]:
         """What asks for parameters ahead of a message that the forward waits for, and the forward without it.

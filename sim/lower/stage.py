@@ -74,7 +74,7 @@ class StageSegments:
         self._segments = segments
         self.further: list[StageSegments] = []
         """The rank's stages after its first (of which this is then one), in the order of use."""
-        self._variants: dict[tuple[str, bool, bool, bool], str] = {}
+        self._variants: dict[tuple[str, bool, bool, bool, bool], str] = {}
         self._buckets: dict[int, list[Bucket]] = {}
         self.like = stage.index
         """The first stage that runs the same ops, if names do not matter: they share their segments."""
@@ -100,24 +100,24 @@ class StageSegments:
         """The first stage needs samples, the last one their labels; a rank with both takes a batch once."""
         return self.stage.first or (self.stage.last and self.ends[0] != self.ends[1])
 
-    def names(self, kind: str, begins: bool, first: bool, last: bool) -> list[str]:
+    def names(self, kind: str, begins: bool, first: bool, last: bool, beside: bool = False) -> list[str]:
         """The segments of one action on one micro-batch: F, B, I or W, in the step that `begins` the program or a later one. `first`,
         `last`: among the forwards, or among the actions that make weight gradients (B and W), of this stage in this step. A forward that
-        needs a batch takes it first.
+        needs a batch takes it first. `beside`: while other stages' parameters travel, which matters to what is shortened.
         """
         found = []
         if kind == "F" and self.takes_input:
             if INPUT not in self._segments:
                 self._segments[INPUT] = tuple(take(self.job))
             found.append(INPUT)
-        return [*found, self._segment(kind, begins, first, last)]
+        return [*found, self._segment(kind, begins, first, last, beside and self.chunk.short is not None)]
 
-    def _segment(self, kind: str, begins: bool, first: bool, last: bool) -> str:
+    def _segment(self, kind: str, begins: bool, first: bool, last: bool, beside: bool) -> str:
         """The name of the action's segment, which is made when it is first asked for."""
-        key = (kind, begins, first, last)
+        key = (kind, begins, first, last, beside)
         variant = self._variants.get(key)
         if variant is None:
-            variant = self._variants[key] = _variant(self.job, kind, 0 if begins else 1, first, last)
+            variant = self._variants[key] = _variant(self.job, kind, 0 if begins else 1, first, last) + ".beside" * beside
         name = self.tag + variant
         if name not in self._segments:
             self._segments[name] = tuple(_build(self.job, self, variant))
@@ -178,7 +178,7 @@ def pair(stages: list[StageSegments]) -> None:
 
 
 def syncs(job: Job, last: bool) -> bool:
-    """Does this micro-batch's backward send gradients? Sharded ones leave at once, whole ones after the last micro-batch.
+    """Do gradients leave with this micro-batch's backward, or after it? Sharded ones leave at once, whole ones after the last micro-batch.
 
     With ZeRO-2 also in a pipeline (grad_reduce_every_bprop of Megatron-FSDP's fully_sharded_data_parallel.py); torch's FSDP waits there.
     """
@@ -196,7 +196,7 @@ def _variant(job: Job, kind: str, step: int, first: bool, last: bool) -> str:
         return "bwd.input"
     name = "bwd" if kind == "B" else "wgrad"
     name += _accumulates(job, first)
-    if syncs(job, last):
+    if syncs(job, last) and not job.reduces_apart:
         name += ".sync0" if step == 0 and rebuilds(job) else ".sync"
     return name
 
@@ -217,12 +217,14 @@ def _accumulates(job: Job, first: bool) -> str:
 def _gathers(job: Job, step: int) -> bool:
     """Does the first forward of a step gather parameters that the following ones reuse?"""
     if job.zero == 3:
-        return job.train and job.size("pp") > 1
+        return job.train and job.size("pp") > 1 and not job.unshards
     return job.zero in (1, 2) and job.framework.overlap_param and step > 0
 
 
 def _build(job: Job, stage: StageSegments, variant: str) -> Iterable[Op]:
     base, *flags = variant.split(".")
+    if flags[-1:] == ["beside"]:
+        return passes.beside(stage.chunk, variant.removesuffix(".beside"))
     inline = job.zero == 3 and (job.size("pp") == 1 or not job.train)  # parameters are gathered in every pass
     if not inline and not {"gather", "sync", "sync0"} & set(flags):
         return passes.alone(stage.chunk, variant)

@@ -14,6 +14,7 @@ from sim.lower.job import Job, job_of
 from sim.lower.microbatches import Microbatches, microbatches_of
 from sim.lower.optimizer import Share
 from sim.lower.resident import resident_bytes
+from sim.lower.schedule.shards import ACTIVE_STAGES
 from sim.lower.short import Shortener
 from sim.lower.stage import StageSegments, pair, stage_segments, stages_of
 from sim.lower.template import Templates
@@ -234,9 +235,9 @@ def notes(job: Job) -> tuple[str, ...]:
     if job.zero and job.plan.parallel.zero is None:
         found.append(f"zero = {job.zero}: the framework's default for dp_shard > 1")
     if job.zero == 3 and job.size("pp") > 1 and job.train:
-        found.append(
-            "with a pipeline, stages gather their parameters once a step, keep them, and sum whole gradients (torch: pipelining/stage.py)"
-        )
+        many = job.unshards and job.plan.parallel.chunks > ACTIVE_STAGES
+        keeps = f"have the next {ACTIVE_STAGES} of a rank's gathered, gather the others again" if many else "gather once a step, keep"
+        found.append(f"with a pipeline, stages {keeps} their parameters, and sum whole gradients (torch: pipelining/stage.py)")
     if job.zero == 2 and job.size("pp") > 1:
         found.append(
             "zero = 2 with a pipeline: gradients are reduce-scattered after every micro-batch (Megatron-FSDP's optim_grads; DeepSpeed refuses)"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sim.framework import Framework, sharding_of
+from sim.lower.schedule.shards import ACTIVE_STAGES, by_actions
 from sim.memory.overhead import constants
 from sim.model.parts import Block, Network
 from sim.model.stages import Blocks
@@ -43,7 +44,7 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, rank: int, 
             totals["optimizer"] += own * state * (copies + master)
             totals["step"] += own * state * constants()["optimizer.foreach"] * (framework.optimizer == "foreach" and copies > 0)
             totals["step"] += own * framework.flat_step
-    totals["gathered"] = _gathered(plan, framework, blocks, mesh.size("grad"), totals["gradients"])
+    totals["gathered"] = _gathered(plan, framework, chunks, mesh.size("grad"), totals["gradients"])
     return {name: round(value) for name, value in totals.items()}
 
 
@@ -70,11 +71,12 @@ def alike(blocks: Iterable[Block]) -> list[tuple[Block, int]]:
     return list(found.values())
 
 
-def _gathered(plan: Plan, framework: Framework, blocks: list[Block], ranks: int, gradients: float) -> float:
+def _gathered(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], ranks: int, gradients: float) -> float:
     """DDP without gradient views: buckets as large as the gradients. autocast: 16-bit copies, alive until backward. FSDP: `_unsharded`."""
     train, (zero, _) = plan.task != "forward", sharding_of(plan, framework)
     if zero == 3:
-        return _unsharded(plan, framework, blocks)
+        return _unsharded(plan, framework, chunks)
+    blocks = [block for chunk in chunks for _, block in chunk]
     found = 0.0
     if framework.autocast:
         found += 2.0 * sum(part.params for block in blocks for part in block.parts if part.cls in ("gemm", "conv", "moe", "rnn"))
@@ -85,11 +87,13 @@ def _gathered(plan: Plan, framework: Framework, blocks: list[Block], ranks: int,
     return found
 
 
-def _unsharded(plan: Plan, framework: Framework, blocks: list[Block]) -> float:
+def _unsharded(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...]) -> float:
     """zero = 3: the block in use and those fetched ahead, and the block's whole gradient in backward. All blocks' where they are not freed
     after forward; in a pipeline also all gradients, whole and in the dtype that travels, until the last micro-batch is done
-    (`set_requires_gradient_sync(False)` in torch's pipelining/stage.py).
+    (`set_requires_gradient_sync(False)` in torch's pipelining/stage.py): in 1F1B and what is made of it, all stages of a rank have some
+    before the first is reduced. Of many stages a rank a runtime that frees what it does not need next keeps the parameters of a few.
     """
+    blocks = [block for chunk in chunks for _, block in chunk]
     train, (_, reshard) = plan.task != "forward", sharding_of(plan, framework)
     width, sums = BYTES["fp32" if plan.precision in ("fp32", "tf32") else "bf16"], BYTES[framework.reduce_dtype]
     sizes = [(block.params, sum(part.params for part in block.parts if not part.frozen), times) for block, times in alike(blocks)]
@@ -98,7 +102,11 @@ def _unsharded(plan: Plan, framework: Framework, blocks: list[Block]) -> float:
         return found + max((params for params, _, _ in sizes), default=0) * (1 + plan.parallel.prefetch) * width
     if plan.parallel.pp > 1:
         found += sum(trained * times for _, trained, times in sizes) * sums
-    return found + sum(params * times for params, _, times in sizes) * width
+    kept = sorted(sum(block.params for _, block in chunk) for chunk in chunks)
+    p = plan.parallel
+    if p.pp > 1 and framework.pipeline_actions and by_actions(p.schedule, p.virtual_stages):
+        kept = kept[-ACTIVE_STAGES:]
+    return found + sum(kept) * width
 
 
 def _weights(blocks: list[Block]) -> set[int]:

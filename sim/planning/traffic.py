@@ -31,8 +31,8 @@ class Traffic:
         self._units = list(dict.fromkeys(found.values()))
 
     def gathers(self) -> float:
-        """All parameters, once."""
-        return max(self._gathered(self._units).values(), default=0.0)
+        """All parameters, once, that a stage's first forward waits for; 0 where stages are gathered ahead (`sim.lower.unshard`)."""
+        return 0.0 if self._job.unshards else max(self._gathered(self._units).values(), default=0.0)
 
     def reduces(self) -> float:
         """All gradients, once; 0 where nobody waits for them."""

@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 
 from sim.lower.schedule import Action, Kind, rank_of
+from sim.lower.schedule.action import WHOLE
 
 _CLASSES = {
     "gpipe": ("ScheduleGPipe", "ScheduleLoopedBFS"),
@@ -20,8 +21,8 @@ _CLASSES = {
     "zb-h1": ("ScheduleInterleavedZeroBubble", "ScheduleInterleavedZeroBubble"),
     "dualpipe": ("", "ScheduleDualPipeV"),
 }
-_SKIPPED = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
-"""What FSDP adds: no part of a schedule here."""
+_SHARDS = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
+"""What FSDP adds to a schedule."""
 
 try:
     from torch.distributed.pipelining import schedules
@@ -60,10 +61,10 @@ def torch_messages(name: str, pp: int, microbatches: int, chunks: int) -> list[l
     return [_flat(made[rank]) for rank in range(pp)]
 
 
-def torch_with_comms(name: str, pp: int, microbatches: int, chunks: int) -> list[list[Action]]:
-    """What the runtime of multi-stage schedules gets; FSDP's actions, dropped here, have moved its receives a little."""
+def torch_with_comms(name: str, pp: int, microbatches: int, chunks: int, shards: bool = False) -> list[list[Action]]:
+    """What the runtime of multi-stage schedules gets; FSDP's actions, dropped without `shards`, have moved its receives a little."""
     cls = getattr(schedules, _CLASSES[name][1])
-    return [_flat(rank) for rank in get_schedule_ops(cls, pp, microbatches, chunks, with_comms=True)]
+    return [_flat(rank, shards) for rank in get_schedule_ops(cls, pp, microbatches, chunks, with_comms=True)]
 
 
 def torch_run(name: str, pp: int, microbatches: int, rank: int) -> list[Action]:
@@ -125,15 +126,15 @@ def _instance(cls: Any, pp: int, microbatches: int, chunks: int) -> Any:
     return cls([stage] * chunks, microbatches)
 
 
-def _flat(actions: list[Any]) -> list[Action]:
+def _flat(actions: list[Any], shards: bool = False) -> list[Action]:
     found: list[Action] = []
     for action in actions:
         if action is None:
             continue
         for part in action.sub_actions or (action,):
             kind: Kind = part.computation_type.value
-            if kind not in _SKIPPED:
-                found.append(Action(part.stage_index, kind, part.microbatch_index))
+            if shards or kind not in _SHARDS:
+                found.append(Action(part.stage_index, kind, WHOLE if kind in _SHARDS else part.microbatch_index))
     return found
 
 

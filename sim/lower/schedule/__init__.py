@@ -16,6 +16,7 @@ from sim.lower.schedule.interleaved import interleaved
 from sim.lower.schedule.messages import Grid, add_messages, late
 from sim.lower.schedule.one_f_one_b import one_f_one_b
 from sim.lower.schedule.placement import chunks_of, rank_of, stages_on
+from sim.lower.schedule.shards import add_shards
 from sim.lower.schedule.zero_bubble import zb_h1
 from topologies.errors import BadInput, UnknownName
 
@@ -61,7 +62,9 @@ def schedule(name: str, pp: int, rank: int, microbatches: int, virtual_stages: i
 
 
 @lru_cache(maxsize=8)
-def with_messages(name: str, pp: int, microbatches: int, virtual_stages: int = 1) -> Grid:
-    """All ranks' actions with their sends and receives, receives as early as possible."""
+def with_messages(name: str, pp: int, microbatches: int, virtual_stages: int = 1, shards: bool = False) -> Grid:
+    """All ranks' actions with their sends and receives, receives as early as possible; `shards`: with what FSDP does to whole stages."""
     computes = [schedule(name, pp, rank, microbatches, virtual_stages) for rank in range(pp)]
+    if shards:
+        computes = [add_shards(line, microbatches) for line in computes]
     return add_messages(name, pp, pp * chunks_of(name, virtual_stages), computes)

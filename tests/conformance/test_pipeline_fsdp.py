@@ -1,0 +1,73 @@
+"""Pipelines with FSDP do what torch's runtime does with them, in its order: actions on whole stages, and every message of a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from sim.lower.schedule import Action, with_messages
+from sim.lower.schedule.action import SHARDS
+from sim.plan import Plan
+from tests.conformance.fake import need_fake, stock_messages
+from tests.conformance.plans import LLAMA, plan
+from tests.conformance.test_stock import lowered_messages
+from tests.conformance.torch_schedules import need_torch_schedules, torch_text, torch_with_comms
+
+GRID = [
+    *(("interleaved", pp, m, v) for pp in (2, 4) for m in (pp, 2 * pp, 4 * pp) for v in (2, 3, 4, 6)),
+    *(("zb-h1", pp, m, v) for pp, m, v in ((2, 4, 2), (4, 8, 2), (2, 8, 4))),
+    *(("gpipe", pp, m, v) for pp, m, v in ((2, 4, 2), (4, 4, 5))),
+]
+"""(schedule, pp, micro-batches, stages a rank); dualpipe's overlapped pairs are one action there."""
+
+
+@pytest.mark.parametrize(("name", "pp", "microbatches", "chunks"), GRID)
+def test_stages_are_gathered_dropped_and_reduced_where_torch_does(name: str, pp: int, microbatches: int, chunks: int) -> None:
+    need_torch_schedules()
+    ours = with_messages(name, pp, microbatches, chunks, True)
+    assert list(map(list, ours)) == torch_with_comms(name, pp, microbatches, chunks, True)
+
+
+@pytest.mark.parametrize(("pp", "microbatches"), [(2, 4), (4, 9)])
+def test_of_a_v_they_are_the_same_in_the_order_of_each_stage(pp: int, microbatches: int) -> None:
+    need_torch_schedules()
+    ours, theirs = with_messages("dualpipe", pp, microbatches, 2, True), torch_with_comms("dualpipe", pp, microbatches, 2, True)
+    for mine, line in zip(ours, theirs, strict=True):
+        for stage in {action.stage for action in mine}:
+            kinds = ("F", "B", "I", "W", *SHARDS)
+            assert [a for a in mine if a.stage == stage and a.kind in kinds] == [a for a in line if a.stage == stage and a.kind in kinds]
+
+
+def test_torch_reads_what_is_done_to_whole_stages() -> None:
+    need_torch_schedules()
+    for kind in SHARDS:
+        assert torch_text(Action(3, kind, -1)) == str(Action(3, kind, -1)) == f"3{kind}"
+
+
+def _plan(layers: int, micros: int, **parallel: Any) -> Plan:
+    given = plan(LLAMA | {"layers": layers}, micros, zero=3, pp=2, **parallel)
+    return replace(given, framework="torchtitan")
+
+
+PLANS = [
+    _plan(5, 4, dp_shard=2, schedule="1f1b"),
+    _plan(5, 4, dp_shard=2, schedule="gpipe"),
+    _plan(5, 4, dp_shard=2, schedule="interleaved", virtual_stages=2),
+    _plan(9, 4, dp_shard=4, schedule="interleaved", virtual_stages=4),
+    _plan(9, 8, dp_shard=2, dp_replicate=2, schedule="interleaved", virtual_stages=4),
+    _plan(5, 2, dp_shard=2, tp=2, schedule="interleaved", virtual_stages=2),
+    _plan(5, 2, dp_shard=2, schedule="interleaved", virtual_stages=2, memory={"recompute": "full"}),
+]
+
+
+@pytest.mark.parametrize("end", [0, -1], ids=["first", "last"])
+@pytest.mark.parametrize("number", range(len(PLANS)))
+def test_stock_and_program_issue_all_messages_in_one_order(number: int, end: int) -> None:
+    """Gathers, reductions and the pipeline's own, as one list: what waits for what on the streams follows from it."""
+    need_fake()
+    given = PLANS[number]
+    rank = end % given.world
+    for ours, theirs in zip(lowered_messages(given, rank), stock_messages(given, rank, 2), strict=True):
+        assert ours == theirs and len(ours) > 10
