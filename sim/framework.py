@@ -56,7 +56,9 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     apart: the weights' gradients read input and gradient again (apex's FusedLayerNorm: cuComputePartGradGammaBeta; PyTorch 1.11's). early: so do
     the sums over a row, forward and backward (PyTorch 1.5 to 1.10: RowwiseMoments, ComputeInternalGradients)."""
     channels_last: bool = False
-    """Maps of convolutions are NHWC in 32 bits too; those of 16 bits always are."""
+    """Maps of convolutions are NHWC in 32 bits too; those of 16 bits are anyway, unless `planar`."""
+    planar: bool = False
+    """Maps are NCHW in 16 bits too: cuDNN's kernels for tensor cores take NHWC alone, so it turns round what a convolution reads and writes."""
     random_apart: bool = False
     """Random numbers of dropout are written in fp32 by a kernel that no compiler fuses, and read in forward and backward: XLA's
     auto-clustering takes no stateful random operators (tensorflow/compiler/jit/mark_for_compilation_pass.cc)."""

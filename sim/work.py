@@ -151,7 +151,8 @@ class Conv(_Work, tag="conv", frozen=True):
     role: str = "fwd"
     repeat: int = 1
     channels_last: bool = False
-    """32-bit maps whose channels lie side by side (NHWC); those of 16 bits are taken as such always."""
+    """fp32 maps whose channels lie side by side (NHWC). What runs on tensor cores is taken as such always: NCHW maps are turned round by
+    kernels of their own (sim/model/vision.py)."""
 
     @property
     def out(self) -> tuple[int, int]:

@@ -1,7 +1,8 @@
 """What benchmarking scripts set that their tables do not print: the mesh of JAX's runs, attention's kernels, the container.
 
 Source: NVIDIA/dgxc-benchmarking v24.11.1 and v25.02, {maxtext,paxml,nemo_megatron,nemotron,llama3.1,grok1}/configure.sh; for static graphs the
-READMEs of DLPerf (NGC 20.03, CUDA 10.2) and of NVIDIA's BERT in TensorFlow 1 (20.06, on several nodes 19.08).
+READMEs of DLPerf (NGC 20.03, CUDA 10.2) and of NVIDIA's BERT in TensorFlow 1 (20.06, on several nodes 19.08); for ConvNets in PyTorch
+DLPerf's too.
 """
 
 from __future__ import annotations
@@ -43,3 +44,12 @@ def graph_of(row: Row, name: str) -> str:
         return "oneflow-bert"
     old = row.source_id.startswith("dlperf") or ("19.08 (multi-node)" in row.framework_version and (row.nodes or 1) > 1)
     return "tf1-horovod-cuda10" if old else name
+
+
+_PLANAR = r"ngc[- ]?(19|20\.0[1-5])|pytorch 1\.[0-5]\b"
+"""Releases before channels-last maps of PyTorch, which NVIDIA's ConvNets take under AMP since June 2020 (their README's changelog)."""
+
+
+def layout_of(row: Row) -> str:
+    """The framework file of a classifier in PyTorch, by the layout of its maps: DLPerf runs NVIDIA's scripts of 20.03, whose log says nchw."""
+    return "pytorch-planar" if re.search(_PLANAR, row.framework_version.lower()) else "pytorch-native-amp"

@@ -9,7 +9,7 @@ import re
 
 from sim.accuracy.recipes import recipe_of
 from sim.accuracy.rows import Row
-from sim.accuracy.scripts import graph_of, nemo_of
+from sim.accuracy.scripts import graph_of, layout_of, nemo_of
 from topologies.errors import Refused
 
 _FRAMEWORKS: tuple[tuple[str, str], ...] = (
@@ -77,7 +77,7 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
     if re.search(_TORCH, text) and _is(row, r"\bssd"):
         return "pytorch-ssd"
     if re.search(_TORCH, text) and _is(row, r"resnet|resnext|\bcnn\b|ssd|mask|transformer[-_ ](base|big)|encoder[-_ ]decoder|gnmt|rnn"):
-        return "pytorch-native-amp"
+        return layout_of(row)
     assumed.append(f"framework {row.framework!r} taken as plain PyTorch")
     whole = not row.sharding or re.search(r"^none|^no\b|ddp|data.?parallel", row.sharding.lower())
     cast = re.search(_CAST, row.precision.lower()) or re.search(_CASTING, text)

@@ -36,7 +36,6 @@ class ConvFit(msgspec.Struct, frozen=True, kw_only=True):
     pointwise: float
     direct: float
     winograd: float
-    planar: float
     depthwise: float
 
 
@@ -104,8 +103,6 @@ def _transformed(work: Conv, share: ConvFit, product: _Rate) -> float:
 
 
 def _part(work: Conv, share: ConvFit) -> float:
-    if work.dtype == "tf32" and not work.channels_last:
-        return share.planar
     return share.pointwise if work.kh * work.kw == 1 else share.direct
 
 

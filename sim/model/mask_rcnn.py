@@ -16,7 +16,7 @@ from sim.model.linear import linear, weight_casts
 from sim.model.parts import Block, Part
 from sim.model.share import Share
 from sim.model.spec import Cnn
-from sim.model.vision import Blocks, Map, block, convolution, depth, pool
+from sim.model.vision import Blocks, Map, block, convolution, depth, pool, turned
 from sim.work import Conv, MemoryBound, Work
 from topologies.errors import Refused
 
@@ -180,12 +180,12 @@ def _transposed(share: Share, name: str, x: Map) -> tuple[Part, Map]:
     shape = (share.micro, *y, x.channels, 2, 2, 2, 0, 1, share.core)
     tensors = (4 * x.channels**2, x.channels)
     down, up = weight_casts(share, tensors)
-    n, last = share.micro * y.size * share.e, share.framework.channels_last
+    n, last, turns = share.micro * y.size * share.e, share.framework.channels_last, turned(share, x, y)
     return Part(
         name=name,
-        forward=(*down, Conv(*shape, "dgrad", channels_last=last), MemoryBound("add", n, n, share.act)),
-        backward=(Conv(*shape, channels_last=last),),
-        wgrad=(Conv(*shape, "wgrad", channels_last=last), MemoryBound("reduce", n, x.channels * share.e, share.act), *up),
+        forward=(*down, *turns, Conv(*shape, "dgrad", channels_last=last), MemoryBound("add", n, n, share.act)),
+        backward=(*turns, Conv(*shape, channels_last=last)),
+        wgrad=(*turns, Conv(*shape, "wgrad", channels_last=last), MemoryBound("reduce", n, x.channels * share.e, share.act), *up),
         cls="conv",
         tensors=tensors,
         saved=share.micro * x.size * share.e,

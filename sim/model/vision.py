@@ -54,18 +54,32 @@ def convolution(
     tensors = (weight, out) if bias else (weight,)
     down, up = weight_casts(share, tensors)
     n = share.micro * y.size * share.e
+    turns = turned(share, x, y, groups)
     add: list[Work] = [MemoryBound("add", n, n, share.act)] if bias else []
     total: list[Work] = [MemoryBound("reduce", n, out * share.e, share.act)] if bias else []
     part = Part(
         name=name,
-        forward=(*down, work, *add),
-        backward=() if first else (Conv(*shape, "dgrad", channels_last=last),),
-        wgrad=(Conv(*shape, "wgrad", channels_last=last), *total, *up),
+        forward=(*down, *turns, work, *add),
+        backward=() if first else (*turns, Conv(*shape, "dgrad", channels_last=last)),
+        wgrad=(*turns, Conv(*shape, "wgrad", channels_last=last), *total, *up),
         cls="conv",
         tensors=tensors,
         saved=share.micro * x.size * share.e,
     )
     return part, y
+
+
+def turned(share: Share, x: Map, y: Map, groups: int = 1) -> list[Work]:
+    """Both maps of a convolution copied from one layout to the other, where maps are NCHW: tensor cores' kernels take NHWC alone, so that cuDNN
+    turns round what it reads and writes: input and output, or (backward) their gradients, of which one or both are read.
+
+    At the rate of a copy (nchwToNhwcKernel; NVIDIA's convolution user's guide, section on tensor layouts: automatic transposes; apex issue
+    1445: 200 images of ResNet-50 take 139 ms in NCHW and 93 in NHWC on A100). Depthwise convolutions take no tensor cores.
+    """
+    planar = (share.core == "tf32" and not share.framework.channels_last) or (share.e < 4 and share.framework.planar)
+    if not planar or groups == x.channels > 1:
+        return []
+    return [elementwise("copy", share, share.micro * size, share.e, share.e) for size in (x.size, y.size)]
 
 
 def normalised(share: Share, name: str, y: Map, *, relu: bool = True, fork: Map | None = None) -> Part:

@@ -71,3 +71,12 @@ def test_cells_that_speak_of_gradients_leave_tensor_parallelism_to_the_framework
 
 def test_saved_products_leave_attention_to_run_again() -> None:
     assert recompute_of(row(recompute="selective (SAVE_DOT_ONLY)"), 24, "paxml", []) == {"recompute": "selective"}
+
+
+@pytest.mark.parametrize(
+    ("release", "framework"),
+    [("PyTorch 1.5 NGC 20.03", "pytorch-planar"), ("NGC pytorch-21.03", "pytorch-native-amp"), ("", "pytorch-native-amp")],
+)
+def test_classifiers_of_before_channels_last_train_in_nchw(release: str, framework: str) -> None:
+    found = row(model_name="ResNet-50 v1.5", model_type="cnn", framework="PyTorch (NGC DeepLearningExamples)", framework_version=release)
+    assert framework_of_row(found, []) == framework

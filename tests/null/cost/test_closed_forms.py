@@ -18,7 +18,7 @@ from sim.work import Conv, MemoryBound, Work
 from topologies.errors import BadInput
 from topologies.load import load_topology
 
-SHARES = ConvFit(pointwise=0.1, direct=0.2, winograd=0.3, planar=0.4, depthwise=0.5)
+SHARES = ConvFit(pointwise=0.1, direct=0.2, winograd=0.3, depthwise=0.5)
 
 
 def _local(op: Op) -> Cost:
@@ -59,18 +59,13 @@ def test_bytes_without_a_measurement_go_at_the_assumed_rate(read: int, written: 
         ((3, 3), 2, 1, "fp32", SHARES.direct),
         ((3, 3), 1, 4, "fp32", SHARES.direct),
         ((3, 3), 1, 1, "fp32", SHARES.direct),
-        ((3, 3), 1, 1, "tf32", SHARES.planar),
-        ((1, 1), 1, 1, "tf32", SHARES.planar),
+        ((3, 3), 1, 1, "tf32", SHARES.direct),
+        ((1, 1), 1, 1, "tf32", SHARES.pointwise),
     ],
 )
 def test_a_convolution_takes_the_share_of_its_kind(kernel: tuple[int, int], stride: int, groups: int, dtype: str, share: float) -> None:
     work = Conv(8, 64, 28, 28, 64, *kernel, stride, groups=groups, dtype=dtype)
     assert _part(work, SHARES) == share
-
-
-@pytest.mark.parametrize(("kernel", "share"), [(1, SHARES.pointwise), (3, SHARES.direct)])
-def test_tf32_over_maps_that_are_channels_last_needs_no_transposition(kernel: int, share: float) -> None:
-    assert _part(Conv(8, 64, 28, 28, 64, kernel, kernel, dtype="tf32", channels_last=True), SHARES) == share
 
 
 def test_a_table_has_two_ranks_to_all_of_the_machine() -> None:

@@ -8,7 +8,7 @@ import pytest
 from sim.framework import load_framework
 from sim.model.parts import Part, Shape
 from sim.model.share import Share, share_of
-from sim.model.vision import Map, normalised, squeeze
+from sim.model.vision import Map, convolution, normalised, squeeze
 from sim.work import MemoryBound
 
 MAP = Map(256, 56, 56)
@@ -54,3 +54,25 @@ def test_the_mean_s_gradient_is_transposed_where_maps_are_channels_last(precisio
     found = share_of(Shape(micro=32, seq=1, precision=precision), load_framework("pytorch-native-amp"), "math")
     last = squeeze(found, "se", MAP)[-1].backward[-1]
     assert isinstance(last, MemoryBound) and last.what == kernel
+
+
+@pytest.mark.parametrize(
+    ("precision", "habits", "turned"),
+    [
+        ("fp16", {}, False),
+        ("fp16", {"planar": True}, True),
+        ("fp32", {"planar": True}, False),  # no tensor cores
+        ("tf32", {}, True),
+        ("tf32", {"channels_last": True}, False),
+    ],
+)
+def test_tensor_cores_take_maps_whose_channels_lie_side_by_side(precision: str, habits: dict[str, bool], turned: bool) -> None:
+    """NCHW maps are copied: input and output forward, both gradients backward, input and gradient for the weights."""
+    habit = msgspec.structs.replace(load_framework("pytorch-native-amp"), **habits)
+    found = share_of(Shape(micro=32, seq=1, precision=precision), habit, "math")
+    part, y = convolution(found, "conv", MAP, 512, 3, stride=2)
+    for works in (part.forward, part.backward, part.wgrad):
+        copied = [work.bytes for work in works if isinstance(work, MemoryBound) and work.what == "copy"]
+        assert copied == ([2 * found.e * ELEMENTS, 2 * found.e * 32 * y.size] if turned else [])
+    depthwise, _ = convolution(found, "conv", MAP, 256, 3, groups=256)
+    assert not any(isinstance(work, MemoryBound) and work.what == "copy" for work in depthwise.backward)
