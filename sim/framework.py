@@ -100,6 +100,9 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     9932ec3 hands them out earlier on request: BERT-Large's step on eight V100 is 13 % shorter)."""
     broadcasts_buffers: bool = False
     """Running statistics of batch norms go from the first rank to all others before each step (DistributedDataParallel)."""
+    prescales: bool = False
+    """A full bucket is divided by the number of ranks in a pass of its own, not as gradients are copied into it (DistributedDataParallel before
+    PyTorch 1.7: mark_variable_ready of reducer.cpp; apex's: allreduce_bucket)."""
     zeroes_gradients: bool = False
     """Gradients are kept from step to step: zeros are written to each, and the new one is added (torch.optim's zero_grad before PyTorch 2.0)."""
     cycle: float = 0.0

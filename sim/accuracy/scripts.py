@@ -46,6 +46,11 @@ def graph_of(row: Row, name: str) -> str:
     return "tf1-horovod-cuda10" if old else name
 
 
+def mxnet_of(row: Row) -> str:
+    """The framework file of MXNet: DLPerf's script does not hand its Horovod settings on."""
+    return "mxnet-horovod-defaults" if row.source_id.startswith("dlperf") else "mxnet-horovod"
+
+
 _PLANAR = r"ngc[- ]?(19|20\.0[1-5])|pytorch 1\.[0-5]\b"
 """Releases before channels-last maps of PyTorch, which NVIDIA's ConvNets take under AMP since June 2020 (their README's changelog)."""
 

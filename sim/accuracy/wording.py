@@ -9,7 +9,7 @@ import re
 
 from sim.accuracy.recipes import recipe_of
 from sim.accuracy.rows import Row
-from sim.accuracy.scripts import graph_of, layout_of, nemo_of
+from sim.accuracy.scripts import graph_of, layout_of, mxnet_of, nemo_of
 from topologies.errors import Refused
 
 _FRAMEWORKS: tuple[tuple[str, str], ...] = (
@@ -55,6 +55,8 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
         return "megatron-bridge-overlapped"
     if name == "megatron-bridge":
         return recipe_of(row)
+    if name == "mxnet-horovod":
+        return mxnet_of(row)
     if name == "nemo":
         return nemo_of(row)
     if name == "torchtitan" and row.date[:4] == "2024":

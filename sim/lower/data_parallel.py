@@ -74,6 +74,9 @@ def send(job: Job, bucket: Bucket, messages: Messages, last: bool = False) -> li
         ops += [spent(f"{name}.hooks", "ddp_parameter", len(bucket.tensors)), spent(f"{name}.bucket", "ddp_bucket")]
     if job.framework.packs_gradients:
         ops.append(compute(job, f"{name}.copy", copies(job, bucket, job.grad_bytes, job.reduce_bytes), COPY))
+    if job.framework.prescales and rebuilds(job):
+        size = int(bucket.elements * job.reduce_bytes)
+        ops.append(compute(job, f"{name}.mean", (MemoryBound("scale", size, size, job.framework.reduce_dtype),), COPY))
     sent = messages(job, bucket)
     lane, cycle = sent[0].lane, job.framework.cycle
     turn = [host(f"{name}.turn", HostWork("cycle", 0.5, cycle), lane=lane, cls=CLS)] if last and cycle else []

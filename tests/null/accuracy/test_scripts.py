@@ -80,3 +80,9 @@ def test_saved_products_leave_attention_to_run_again() -> None:
 def test_classifiers_of_before_channels_last_train_in_nchw(release: str, framework: str) -> None:
     found = row(model_name="ResNet-50 v1.5", model_type="cnn", framework="PyTorch (NGC DeepLearningExamples)", framework_version=release)
     assert framework_of_row(found, []) == framework
+
+
+def test_horovod_s_settings_that_no_script_exports_are_its_own() -> None:
+    mxnet = row(model_name="ResNet-50 v1.5", model_type="cnn", framework="MXNet (NGC, Horovod)")
+    assert framework_of_row(mxnet, []) == "mxnet-horovod"
+    assert framework_of_row(msgspec.structs.replace(mxnet, source_id="dlperf-v1"), []) == "mxnet-horovod-defaults"
