@@ -21,6 +21,7 @@ from sim.accuracy.room import with_room
 from sim.accuracy.rows import Row
 from sim.accuracy.sharding import sharding_of
 from sim.accuracy.sizes import Sizes, gpus_of, in_parts, sizes_of, stages_of
+from sim.accuracy.systems import described, named_system
 from sim.accuracy.updating import optimizer_of
 from sim.accuracy.wording import compiled, framework_of_row, overlap_of, precision_of, said, schedule_of
 from sim.plan import Batch, Comm, Memory, Parallel, Plan
@@ -28,7 +29,7 @@ from topologies.errors import BadInput
 
 _MEGATRON = ("megatron", "nemo", "mlperf-nvidia", "oneflow-gpt")
 """Frameworks that pad the vocabulary to a multiple of 128 on each rank of tensor parallelism (make_vocab_size_divisible_by)."""
-_WITHOUT_SP = ("megatron-2021", "megatron-deepspeed", "oneflow")
+_WITHOUT_SP = ("megatron-2020", "megatron-2021", "megatron-deepspeed", "oneflow")
 """Frameworks of before sequence parallelism, or without."""
 _SEQUENCE_PARALLEL = "2022-05"
 """When it was published (Korthikanti et al. 2022)."""
@@ -87,7 +88,8 @@ def case_of(row: Row) -> Case:
         output=output_of(row, model),
         comm=Comm(overlap=overlap),
     )
-    machine, edits = machine_of(row, assumed)
+    machine, edits = machine_of(named_system(row), assumed)
+    machine = described(row, machine)
     plan = with_room(plan, machine, edits, row, assumed)
     return Case(row, plan, machine, tuple(assumed), edits, turns)
 

@@ -63,7 +63,7 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
         return "torchtitan-2024"
     if name == "megatron-lm" and _written_out(row):
         later = row.date[:7] >= _ASYNCHRONOUS or said(row.sequence_parallel) or row.recompute == "selective"
-        return "megatron-2022" if later else "megatron-2021"
+        return "megatron-2022" if later else "megatron-2020" if _wrapped(row) else "megatron-2021"
     if name == "megatron-deepspeed" and not re.search(
         _BIGSCIENCE, f"{row.source_id} {row.model_name} {row.model_type} {row.system}".lower()
     ):
@@ -121,6 +121,15 @@ def _written_out(row: Row) -> bool:
     """Megatron-LM without flash attention: the row says so, or is of before it came (2023), or its GPU has none (V100)."""
     flash = said(row.flash_attn)
     return flash is False or (flash is None and ("" < row.date < "2023" or "v100" in row.gpu.lower()))
+
+
+_PIPELINED, _WIDE = "2021", 4
+"""When Megatron-LM got pipelines, which take its own gradient sums alone, and from how many ranks a layer on torch's were faster before."""
+
+
+def _wrapped(row: Row) -> bool:
+    """Megatron-LM under torch's DistributedDataParallel (README of 2020: better for the models split 4 and 8 ways, worse for 1 and 2)."""
+    return "" < row.date < _PIPELINED and (row.tp or 1) >= _WIDE and (row.nodes or 1) > 1 and (row.pp or 1) == 1
 
 
 _YES = r"yes|true|on\b|y\b|1\b|enabled"
