@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -16,6 +17,11 @@ queue, tf.data, OneFlow's decoders): the copy beside a step is that of a later o
 _BETWEEN = Data(preprocess=7.5e-3, handover="none")
 """NVIDIA's Mask R-CNN decodes on the training thread, between two steps (HybridDataLoader of its data/datasets/coco.py), but for fp32 on V100. A
 photograph with its outlines takes 7.5 ms there: what its README's inference tables leave between images a second and latency (6.2-9.7 ms)."""
+_PILLOW = 6.9e-3
+"""Seconds in which torchvision's transforms (Pillow) make a training sample of an ImageNet photograph on one core: two loader processes on a Xeon
+E5-2698 v4 make 290 a second (obilaniu/Benzina's README)."""
+_LOADERS = 4
+"""Loader processes of a node, where none are said (pytorch/examples, imagenet/main.py: --workers)."""
 _WHOLE = {50: 2048, 101: 1024}
 """Images of one update of NVIDIA's ResNet-50 and its ResNeXts, by depth (ConvNets' configs.yml, optimizer_batch_size): on one GPU many steps."""
 
@@ -24,7 +30,18 @@ def data_of(row: Row, model: dict[str, Any], framework: str) -> Data:
     """The input path of a row of pictures; all others' are ready."""
     if row.batch_unit != "images":
         return Data()
+    if loaders := _loaders(row):
+        return Data(workers=loaders, preprocess=_PILLOW, stream="compute")
     return _BETWEEN if _arch(model) == "mask-rcnn" and framework == "pytorch-detection" else _AHEAD
+
+
+def _loaders(row: Row) -> int:
+    """Loader processes of each rank, where a row says that torch's DataLoader makes its batches: the node's are shared out (imagenet/main.py)."""
+    text = f"{row.framework} {row.notes}".lower()
+    if not re.search(r"\bdata ?loader\b", text):
+        return 0
+    said = re.search(r"\bworkers? ?= ?(\d+)", text)
+    return math.ceil((int(said[1]) if said else _LOADERS) / min(row.gpus or 1, row.gpus_per_node or 8))
 
 
 def output_of(row: Row, model: dict[str, Any]) -> Output:

@@ -53,3 +53,35 @@ def test_the_row_s_step_is_one_of_them() -> None:
 )
 def test_nvidia_s_loops_in_pytorch_wait_for_each_step(row_id: str, waits: Output) -> None:
     assert case_of(row(row_id)).plan.output == waits
+
+
+NOTES = "heading path: FP32 & Use `torch.utils.data.DataLoader` > ResNet50 v1.5 batch_size = 128, worker=48"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "notes", "workers"),
+    [
+        (1, NOTES, 48),
+        (8, NOTES, 6),  # imagenet/main.py shares a node's processes out
+        (32, NOTES, 6),
+        (8, NOTES.replace("48", "4"), 1),
+        (8, "DataLoader", 1),
+        (8, NOTES.replace("torch.utils.data.DataLoader", "DALI"), 4),
+    ],
+)
+def test_loader_processes_of_torch_are_the_node_s(gpus: int, notes: str, workers: int) -> None:
+    found = case_of(
+        msgspec.structs.replace(row("dlperf-v1-0060"), framework="PyTorch", gpus=gpus, nodes=max(1, gpus // 8), dp=gpus, notes=notes)
+    )
+    data = found.plan.data
+    assert data.workers == workers and (data.preprocess > 0) == ("DataLoader" in notes)
+
+
+def test_a_loader_process_too_few_is_what_a_step_takes() -> None:
+    """128 photographs by one process in 6.9 ms each, where six keep the device busy."""
+    few, many = (
+        step_seconds(case.plan, case.topology)[0]
+        for count in (8, 48)
+        for case in [case_of(msgspec.structs.replace(row("dlperf-v1-0063"), framework="PyTorch", notes=NOTES.replace("48", str(count))))]
+    )
+    assert few == pytest.approx(128 * 6.9e-3, rel=0.02) and many < 0.45 * few
