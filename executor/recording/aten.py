@@ -22,7 +22,8 @@ _KINDS = {
     "scale": "mul mul_ div div_ neg rsqrt sqrt pow reciprocal exp log cos sin clamp",
     "activation": "gelu relu relu_ silu tanh sigmoid hardtanh leaky_relu threshold_backward gelu_backward silu_backward tanh_backward "
     "sigmoid_backward leaky_relu_backward hardtanh_backward hardswish hardswish_backward",
-    "layernorm": "native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward",
+    "layernorm": "native_layer_norm native_layer_norm_backward",
+    "groupnorm": "native_group_norm native_group_norm_backward",
     "rmsnorm": "_fused_rms_norm _fused_rms_norm_backward",
     "batchnorm": "native_batch_norm native_batch_norm_backward cudnn_batch_norm cudnn_batch_norm_backward",
     "softmax": "_softmax _safe_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data",
@@ -113,7 +114,10 @@ def _by_bytes(name: str, inputs: list[torch.Tensor], written: list[torch.Tensor]
     if plain == "nll_loss_backward":
         rows = _indices(inputs)
         return [MemoryBound("zero", 0, made, dtype), MemoryBound("reduce", rows, rows, dtype)]
-    if plain in ("native_batch_norm", "native_batch_norm_backward"):  # statistics first, then the values again
+    if _WHAT.get(name) == "groupnorm" or plain in (
+        "native_batch_norm",
+        "native_batch_norm_backward",
+    ):  # statistics first, then the values again
         read += moved(inputs[:2] if plain.endswith("backward") else inputs[:1])
     if plain == "max_pool2d_with_indices_backward":  # places, not values
         read -= moved(inputs[1:2])

@@ -10,7 +10,7 @@ from executor.recording.recorder import Recorder, Segment
 from sim.model.parts import Block, Part
 
 _CLASSES = {
-    "Gemm": "gemm", "GroupedGemm": "moe", "Attention": "attention", "Conv": "conv", "layernorm": "norm", "rmsnorm": "norm", "batchnorm": "norm",
+    "Gemm": "gemm", "GroupedGemm": "moe", "Attention": "attention", "Conv": "conv", "layernorm": "norm", "rmsnorm": "norm", "batchnorm": "norm", "groupnorm": "norm",
     "activation": "activation", "embedding": "embedding", "softmax": "attention", "cross_entropy": "loss",
 }  # fmt: skip
 

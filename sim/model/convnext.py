@@ -12,7 +12,7 @@ from sim.model.activation import activation
 from sim.model.elementwise import elementwise
 from sim.model.ends import loss
 from sim.model.linear import linear
-from sim.model.maps import cast_in, channel_norm, drop_path, join, wide
+from sim.model.maps import cast_in, channel_norm, drop_path, join
 from sim.model.parts import Block, Part
 from sim.model.picture_spec import ConvNext
 from sim.model.share import Share
@@ -22,7 +22,7 @@ from sim.work import MemoryBound, Work
 
 def blocks(spec: ConvNext, share: Share) -> Blocks:
     """stem, for each stage its blocks (after the first stage: a norm and a convolution that halve the map), head."""
-    stream = replace(share, es=wide(share))
+    stream = replace(share, es=4 if share.autocast else share.e)
     image = Map(spec.channels, spec.image, spec.image)
     conv, x = convolution(share, "conv", image, spec.widths[0], 4, stride=4, padding=0, bias=True, first=True)
     found: list[tuple[str, Block]] = [("stem", block(share, "embed", [conv, channel_norm(share, "norm", x)], image))]
@@ -37,7 +37,7 @@ def blocks(spec: ConvNext, share: Share) -> Blocks:
             found.append((f"S{stage}.{at}", _block(stream, _layer(stream, x, False), x) if opens else same))
     head = [
         mean(stream, "pool", x),
-        channel_norm(share, "norm", Map(x.channels, 1, 1), narrow=False),
+        channel_norm(stream, "norm", Map(x.channels, 1, 1), es=stream.es),
         linear(stream, "fc", x.channels, spec.classes, rows=share.micro, bias=True, low=False, stream=True),
         loss(share, spec.classes, rows=share.micro),
     ]
@@ -50,7 +50,7 @@ def _block(share: Share, parts: list[Part], x: Map, kind: str = "layer") -> Bloc
 
 def _halved(share: Share, x: Map, width: int) -> tuple[list[Part], Map]:
     conv, y = convolution(share, "conv", x, width, 2, stride=2, padding=0, bias=True)
-    return [channel_norm(share, "norm", x, narrow=False), *cast_in(share, "cast", share.micro * x.size), conv], y
+    return [channel_norm(share, "norm", x, es=share.es), *cast_in(share, "cast", share.micro * x.size), conv], y
 
 
 def _layer(share: Share, x: Map, drops: bool) -> list[Part]:

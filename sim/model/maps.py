@@ -73,12 +73,12 @@ def cast_in(share: Share, name: str, n: int) -> list[Part]:
 
 
 def wide(share: Share) -> int:
-    """Bytes of a value that a group or layer norm returns."""
-    return 4 if share.autocast else share.e
+    """Bytes of a value that a group or layer norm returns; a compiler casts it in the norm's own kernel."""
+    return 4 if share.autocast and not share.framework.compile else share.e
 
 
-def _widened(share: Share, part: Part, n: int) -> Part:
-    """`part`, which computes in fp32, on an input of 16 bits under autocast."""
+def widened(share: Share, part: Part, n: int) -> Part:
+    """The norm `part`, which computes in fp32, on an input of 16 bits under autocast."""
     if not share.autocast or share.framework.compile:
         return part
     up, down = elementwise("cast", share, n, share.e, 4), elementwise("cast", share, n, 4, share.e)
@@ -93,14 +93,14 @@ def group_norm(share: Share, name: str, x: Map, groups: int = 32) -> Part:
     backward: Work = elementwise("groupnorm", share, n, 4 * e, e, 16.0, rows)
     kept = n * e + 8 * rows
     part = Part(name=name, forward=(forward,), backward=(backward,), cls="norm", tensors=(x.channels, x.channels), saved=kept)
-    return _widened(share, part, n)
+    return widened(share, part, n)
 
 
-def channel_norm(share: Share, name: str, x: Map, *, narrow: bool = True) -> Part:
-    """Layer norm over the channels of each place. `narrow`: its input is a product's, of 16 bits under autocast."""
+def channel_norm(share: Share, name: str, x: Map, *, es: int = 0) -> Part:
+    """Layer norm over the channels of each place. Its input is a product's, of 16 bits under autocast, or has `es` bytes."""
     rows = share.micro * x.h * x.w
-    part = norm(share, name, rows, x.channels, "layernorm", after_residual=False, es=wide(share), modules=2)
-    return _widened(share, part, share.micro * x.size) if narrow else part
+    part = norm(share, name, rows, x.channels, "layernorm", after_residual=False, es=es or wide(share), modules=2)
+    return part if es else widened(share, part, share.micro * x.size)
 
 
 def up_convolution(share: Share, name: str, x: Map, out: int, kernel: int = 2) -> tuple[Part, Map]:
@@ -138,3 +138,11 @@ def beside(share: Share, name: str, x: Map, skip: Map) -> tuple[Part, Map]:
     add: Work = elementwise("add", share, share.micro * skip.size, 2 * e, e)
     joined: Work = elementwise("copy", share, n, e, e)
     return Part(name=name, forward=(joined,), backward=(add,), cls="elementwise", modules=0), Map(x.channels + skip.channels, x.h, x.w)
+
+
+def divided(share: Share, name: str, n: int) -> list[Part]:
+    """By a factor that is 1 (diffusers' output_scale_factor and rescale_output_factor): a kernel all the same, where nothing compiles it."""
+    if share.framework.compile:
+        return []
+    scale = elementwise("scale", share, n, share.e, share.e)
+    return [Part(name=name, forward=(scale,), backward=(scale,), cls="elementwise", modules=0)]

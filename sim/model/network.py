@@ -70,7 +70,7 @@ def _blocks(model: ModelSpec, shape: Shape, framework: Framework, attention: str
     if isinstance(model, Pictures):
         from sim.model import pictures
 
-        return pictures.blocks_of(model, shape, framework)
+        return pictures.blocks_of(model, shape, framework, attention)
     if isinstance(model, EncDec):
         from sim.model import encdec
 

@@ -12,6 +12,8 @@ from topologies.errors import BadInput
 Factor = Annotated[float, msgspec.Meta(gt=0.0, le=16.0)]
 Widths = Annotated[tuple[Count, ...], msgspec.Meta(min_length=1, max_length=16)]
 
+Depths = Annotated[tuple[Natural, ...], msgspec.Meta(min_length=1, max_length=16)]
+
 
 class Pictures(Spec, frozen=True, kw_only=True):
     """What models of square pictures share."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from sim.framework import Framework
-from sim.model import convnext, efficientnet, unet
+from sim.model import convnext, diffusion_unet, dit, efficientnet, unet
 from sim.model.check import data_parallel_only
+from sim.model.diffusion_spec import DiffusionUNet, Dit
 from sim.model.parts import Shape
 from sim.model.picture_spec import ConvNext, EfficientNet, Pictures, UNet
 from sim.model.share import share_of
@@ -14,8 +15,12 @@ from sim.model.vision import Blocks
 from topologies.errors import Refused
 
 
-def blocks_of(spec: Pictures, shape: Shape, framework: Framework) -> Blocks:
+def blocks_of(spec: Pictures, shape: Shape, framework: Framework, attention: str) -> Blocks:
     """stem, one block per residual block (or level), head. Raises `Refused` for tp, cp or ep."""
+    if isinstance(spec, Dit):
+        return dit.blocks_of(spec, shape, framework, attention)
+    if isinstance(spec, DiffusionUNet):
+        return diffusion_unet.blocks_of(spec, shape, framework, attention)
     data_parallel_only(spec.name or "pictures", "a convolutional network", shape, chain=spec.chain)
     share = share_of(replace(shape, seq=1), framework)
     share = replace(share, es=share.e)  # under autocast convolutions and batch norms stay 16-bit

@@ -14,6 +14,7 @@ import msgspec
 from sim.model.captured import Captured
 from sim.model.check import check_heads
 from sim.model.decoder_spec import Decoder
+from sim.model.diffusion_spec import DiffusionUNet, Dit
 from sim.model.fields import Activation, Count, Fraction, Natural, Spec
 from sim.model.picture_spec import ConvNext, EfficientNet, UNet
 from topologies.errors import BadInput, UnknownName
@@ -146,7 +147,9 @@ class Seq2Seq(Spec, tag="seq2seq", frozen=True, kw_only=True):
     dropout: Fraction = 0.2
 
 
-ModelSpec = Union[Decoder, Encoder, EncDec, TransformerXl, Seq2Seq, Vit, Cnn, EfficientNet, ConvNext, UNet, Mlp, Captured]
+ModelSpec = Union[
+    Decoder, Encoder, EncDec, TransformerXl, Seq2Seq, Vit, Cnn, EfficientNet, ConvNext, UNet, Dit, DiffusionUNet, Mlp, Captured
+]
 
 
 def spec_of(tree: dict[str, Any], where: str, name: str = "") -> ModelSpec:

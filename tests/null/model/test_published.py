@@ -203,6 +203,14 @@ EXACT = {
     "convnext-large": 197_767_336,
     "convnext-xlarge": 350_196_968,
     "unet": 31_037_698,
+    # facebookresearch/DiT (models.py; 33, 130, 458 and 675 million in the paper), diffusers 0.42's UNet2DConditionModel of the released configs
+    "dit-s-2": 32_963_360,
+    "dit-b-2": 130_512_416,
+    "dit-l-2": 458_102_816,
+    "dit-xl-2": 675_129_632,
+    "sd-1.5": 859_520_964,
+    "sd-2.1": 865_910_724,
+    "sdxl": 2_567_463_684,
 }
 
 
