@@ -14,7 +14,19 @@ import msgspec
 
 from topologies.errors import BadInput
 
-BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "mxfp8": 1.0, "fp4": 0.5, "nvfp4": 0.5, "int8": 1.0}
+BYTES = {
+    "fp64": 8.0,
+    "fp32": 4.0,
+    "tf32": 4.0,
+    "fp16": 2.0,
+    "bf16": 2.0,
+    "fp8": 1.0,
+    "mxfp8": 1.0,
+    "rowfp8": 1.0,
+    "fp4": 0.5,
+    "nvfp4": 0.5,
+    "int8": 1.0,
+}
 """Bytes of one element as it is stored; tf32 is a mode of fp32 storage."""
 
 

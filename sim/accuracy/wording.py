@@ -59,6 +59,8 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
         return mxnet_of(row)
     if name == "nemo":
         return nemo_of(row)
+    if name == "torchtitan" and re.search(r"row-?wise", row.precision.lower()):
+        return "torchtitan-rowwise"
     if name == "torchtitan" and row.date[:4] == "2024":
         return "torchtitan-2024"
     if name == "megatron-lm" and _written_out(row):

@@ -44,7 +44,7 @@ NEAREST = {
 ANY = "sm80"
 """For architectures that nobody listed."""
 
-STORED = {"mxfp8": "fp8", "nvfp4": "fp4"}
+STORED = {"mxfp8": "fp8", "rowfp8": "fp8", "nvfp4": "fp4"}
 """Dtypes that run at the rate of another."""
 
 

@@ -47,8 +47,9 @@ TransformerEngine's defaults and of NVIDIA's tables (NVIDIA-NeMo/Megatron-Bridge
 
 
 def _gathered(size: float, kernels: list[Op]) -> float:
-    """Bytes that travel of an input of `size` bytes in 16 bits, which the products of `kernels` read in their own dtype."""
-    widths = [BYTES[work.dtype] for op in kernels for work in op.works if isinstance(work, Gemm)]
+    """Bytes that travel of an input of `size` bytes in 16 bits, which the products of `kernels` read in their own dtype; with a scale for each
+    row it travels as it is (torchtitan parallelize.py: float8 all_gather with tensorwise recipes alone)."""
+    widths = [BYTES["bf16" if work.dtype == "rowfp8" else work.dtype] for op in kernels for work in op.works if isinstance(work, Gemm)]
     return size * min(1.0, max(widths) / BYTES["bf16"]) if widths else size
 
 

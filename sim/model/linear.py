@@ -10,6 +10,8 @@ from sim.model.parts import Part, Seam
 from sim.model.share import Share
 from sim.work import BYTES, Gemm, MemoryBound, Work
 
+PLAIN = ("fp8", "rowfp8")
+"""8-bit formats whose scales are fp32 numbers of their own, not of blocks."""
 ALIGNED = 8
 """Elements of 16 bits in the 16 bytes that matrix units load at once."""
 
@@ -25,20 +27,29 @@ def weight_casts(share: Share, tensors: tuple[int, ...]) -> tuple[list[Work], li
 
 def quantised(share: Share, elements: int, found: bool = False, tensors: int = 1) -> list[Work]:
     """What makes the 8-bit operand of 16 bits: a cast beside its transpose (Hopper's fp8 GEMM takes TN only), or blocks with their scales both
-    ways. Current scaling reads all for the largest value first, unless the kernel before has `found` it, and makes a scale of it."""
-    if share.gemm != "fp8":
+    ways. Current scaling reads all for the largest value first, unless the kernel before has `found` it, and makes a scale of it. With a scale
+    for each row, another for each column: a row is scaled in one kernel, columns in two."""
+    if share.gemm not in PLAIN:
         return [MemoryBound("quantise", 2 * elements, 2 * elements, share.act)]
     cast: Work = MemoryBound("cast", 2 * elements, 2 * elements, share.act)
     if share.framework.fp8_scaling == "delayed":
         return [cast]
-    largest: list[Work] = [] if found else [MemoryBound("reduce", 2 * elements, 0, share.act)]
-    return [*largest, MemoryBound("scale", 4 * tensors, 4 * tensors, "fp32"), cast]
+    largest = MemoryBound("reduce", 2 * elements, 0, share.act)
+    if share.gemm == "rowfp8":
+        line = MemoryBound("cast", 2 * elements, elements, share.act)
+        return [line, largest, line]
+    return [*([] if found else [largest]), MemoryBound("scale", 4 * tensors, 4 * tensors, "fp32"), cast]
+
+
+def _compiled_in(share: Share) -> bool:
+    """A compiler makes the cast part of the kernel before it where its scale is known by then: not where it is the tensor's own."""
+    return share.framework.compile and (share.gemm not in PLAIN or share.framework.fp8_scaling == "delayed")
 
 
 def _taken(share: Share, elements: int, normed: bool, fused: bool) -> list[Work]:
-    """What makes a linear's input 8-bit, where no compiler and no kernel before it does."""
-    fused = fused or share.framework.compile or (normed and share.gemm == "fp8" and share.framework.fp8_scaling == "delayed")
-    return [] if fused else quantised(share, elements, normed)
+    """What makes a linear's input 8-bit, where no compiler and no kernel before it does; a compiler finds the largest value as it is made."""
+    fused = fused or _compiled_in(share) or (normed and share.gemm in PLAIN and share.framework.fp8_scaling == "delayed")
+    return [] if fused else quantised(share, elements, normed or share.framework.compile)
 
 
 def _units(share: Share, dtype: str, sizes: tuple[int, ...]) -> str:
@@ -95,7 +106,7 @@ def linear(
     down, up = weight_casts(share, tensors)
     cast = stream and share.es != share.e and not share.framework.compile
     taken = _taken(share, m * k, normed, fused_input) if low else []
-    given = quantised(share, m * sum(widths)) if low and not (fused_grad or share.framework.compile) else []
+    given = quantised(share, m * sum(widths), share.framework.compile) if low and not (fused_grad or _compiled_in(share)) else []
     forward: list[Work] = [*down, *([MemoryBound("cast", 4 * m * k, 2 * m * k, act)] * (len(widths) if cast else 0)), *taken]
     forward += [*(Gemm(m, width, k, dtype) for width in widths), *_biases(share, m, widths, bias and not fused_bias)]
     backward: list[Work] = [*given, *(Gemm(m, k, width, dtype, 1, "dgrad") for width in widths)]

@@ -32,7 +32,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     e: int
     """Bytes of one activation."""
     gemm: str
-    """dtype of the blocks' linear layers: `act`, tf32, or an 8- or 4-bit format."""
+    """dtype of the blocks' linear layers: `act`, tf32, or an 8- or 4-bit format (rowfp8: fp8 with a scale for each row and column)."""
     core: str
     """dtype of attention's products and of the head: never 8- or 4-bit."""
     fused: str
@@ -74,7 +74,7 @@ def share_of(shape: Shape, framework: Framework, attention: str = "flash") -> Sh
         srows=-(-rows // split),
         act=act,
         e=int(BYTES[act]),
-        gemm=shape.precision if small else core,
+        gemm="rowfp8" if shape.precision == "fp8" and framework.fp8_scaling == "rowwise" else shape.precision if small else core,
         core=core,
         fused="fp8" if small and framework.fp8_attention else core,
         es=4 if autocast and not framework.low_stream else int(BYTES[act]),

@@ -145,7 +145,7 @@ def test_kernels_beside_copy_engines_keep_their_speed() -> None:
     assert slowdown(h100, 0)[0] == 1.0 < slowdown(h100, 16)[0] < slowdown(h100)[0]
 
 
-@pytest.mark.parametrize(("dtype", "share"), [("bf16", 1.0), ("fp8", 0.5), ("fp32", 1.0)])
+@pytest.mark.parametrize(("dtype", "share"), [("bf16", 1.0), ("fp8", 0.5), ("rowfp8", 1.0), ("fp32", 1.0)])
 def test_what_low_precision_gathers_is_quantised_first(dtype: str, share: float) -> None:
     part = linear("up", seam="tp.gather", seam_bytes=SIZE)
     part = replace(

@@ -10,7 +10,7 @@ from sim.model.attention import Heads, core
 from sim.model.linear import linear
 from sim.model.parts import Part, Shape
 from sim.model.share import Share, share_of
-from sim.work import MemoryBound
+from sim.work import Gemm, MemoryBound
 
 
 def share(precision: str, **habits: object) -> Share:
@@ -29,6 +29,7 @@ def kernels(part: Part) -> tuple[list[str], list[str]]:
     [
         ("fp8", "delayed", [], ["cast"]),
         ("fp8", "current", ["scale", "cast"], ["reduce", "scale", "cast"]),
+        ("fp8", "rowwise", ["cast", "reduce", "cast"], ["cast", "reduce", "cast"]),
         ("mxfp8", "delayed", ["quantise"], ["quantise"]),
         ("bf16", "delayed", [], []),
     ],
@@ -38,6 +39,25 @@ def test_what_makes_an_operand_of_8_bits(precision: str, scaling: str, normed: l
     assert kernels(linear(own, "a", 64, 64, normed=True)) == (normed, plain)
     assert kernels(linear(own, "a", 64, 64)) == (plain, plain)
     assert kernels(linear(own, "a", 64, 64, fused_input=True, fused_grad=True)) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("scaling", "left"),
+    [("delayed", []), ("current", ["scale", "cast"]), ("rowwise", ["cast", "reduce", "cast"])],
+)
+def test_a_compiler_takes_in_casts_whose_scale_is_known(scaling: str, left: list[str]) -> None:
+    """A tensor's own scale is known when all of it is made: the cast reads it again."""
+    assert kernels(linear(share("fp8", fp8_scaling=scaling, compile=True), "a", 64, 64)) == (left, left)
+    assert kernels(linear(share("mxfp8", fp8_scaling=scaling, compile=True), "a", 64, 64)) == ([], [])
+
+
+def test_an_operand_scaled_by_rows_is_made_twice_and_its_products_are_of_another_kind() -> None:
+    part = linear(share("fp8", fp8_scaling="rowwise"), "a", 64, 64)
+    elements = 256 * 64
+    assert [(w.read, w.written) for w in part.forward if isinstance(w, MemoryBound)] == [
+        (2 * elements, elements), (2 * elements, 0), (2 * elements, elements),
+    ]  # fmt: skip
+    assert {w.dtype for w in (*part.forward, *part.backward, *part.wgrad) if isinstance(w, Gemm)} == {"rowfp8"}
 
 
 def test_casts_are_inside_the_nodes_of_their_linears() -> None:
