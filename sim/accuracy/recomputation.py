@@ -21,16 +21,18 @@ _KEPT: tuple[tuple[str, float, str], ...] = (
     ),
     (r"save_qkv_out_proj", 2 / 3, "qkv and output products are kept, a third of the layer: counted as two layers of three"),
     (r"save_qkv_proj", 7 / 8, "only the qkv products are kept: seven layers of eight"),
+    (r"save_dot_except_mlp", 3 / 4, "attention's products are kept, the MLP's first run again: counted as three layers of four"),
 )
-_UNSAID = {"maxtext": "save_qkv_proj"}
-"""Recomputation that a framework's recipes use unless told: remat_policy of dgxc-benchmarking maxtext/configure.sh."""
+_UNSAID = {"maxtext": (("", "save_qkv_proj"), (r"(?<!\d)2[0-4]\.\d\d", "save_dot_except_mlp"))}
+"""Recomputation that a framework's recipes use unless told, the last one whose pattern is in the row's version: remat_policy of dgxc-benchmarking
+maxtext/configure.sh, in its v24.11 (Llama 2; in 16 bits save_dot_except_mlpwi, which keeps one more product that would not run again) and later."""
 
 
 def recompute_of(row: Row, layers_per_stage: int, framework: str, assumed: list[str]) -> dict[str, Any]:
     """The plan's recomputation; policies that keep some products count as recomputing so many of the layers."""
     text = "" if said(row.recompute) is None else row.recompute.lower()
     if not text and framework in _UNSAID and row.batch_unit != "images":
-        text = _UNSAID[framework]
+        text = [word for version, word in _UNSAID[framework] if re.search(version, row.framework_version)][-1]
         assumed.append(f"recomputation not stated: {text}, as {framework}'s recipes")
     if "save_dot_only" in text:
         assumed.append(f"recomputation {text!r}: products are kept; attention, a call of its own, runs again, and what XLA fuses away")

@@ -88,6 +88,8 @@ def test_recomputation_words() -> None:
     assert recompute_of(row(recompute="selective (op)"), 32, "torchtitan", []) == {"recompute": "full", "recompute_layers": 16}
     noted: list[str] = []
     assert recompute_of(row(recompute=""), 8, "maxtext", noted) == {"recompute": "full", "recompute_layers": 7} and noted
+    assert recompute_of(row(recompute="", framework_version="v24.11.1"), 8, "maxtext", []) == {"recompute": "full", "recompute_layers": 6}
+    assert recompute_of(row(recompute="", framework_version="v25.02"), 8, "maxtext", []) == {"recompute": "full", "recompute_layers": 7}
 
 
 def test_uneven_stages() -> None:
