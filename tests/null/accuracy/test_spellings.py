@@ -187,7 +187,7 @@ def test_a_length_counts_whatever_the_batch_is_called() -> None:
 def test_models_by_their_names_where_no_sizes_are_given() -> None:
     for name in ("Llama 3 8B", "Llama-3-8B", "llama3-8b", "ResNet-50 v1.5", "SSD300 (ResNet-50)", "T5-3B", "ViT-Base/16"):
         assert case_of(row(model_name=name, model_type="", n_layers=None, hidden=None)).plan.model
-    for name, kind in (("DiT-XL/2", "diffusion"), ("DLRM", "recommendation"), ("Whisper-large", "speech")):
+    for name, kind in (("PixArt-alpha", "diffusion"), ("DLRM", "recommendation"), ("Whisper-large", "speech")):
         with pytest.raises(Refused, match="no model of that name"):
             case_of(row(model_name=name, model_type=kind))
 
