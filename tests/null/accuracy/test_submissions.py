@@ -47,7 +47,7 @@ def row(base: Row, **changes: object) -> Row:
         (row(LORA, **L40S), "mlperf-nvidia-mcore"),
         (PICTURES, "mlperf-mxnet"),
         (row(PICTURES, framework="NGC (MLPerf)"), "mlperf-mxnet"),
-        (row(PICTURES, source_id="dlperf-v1"), "mxnet-horovod"),
+        (row(PICTURES, source_id="dlperf-v1"), "mxnet-horovod-defaults"),
         (GPT, "oneflow-gpt"),
         (row(GPT, framework="LiBai"), "oneflow-gpt"),
         (row(GPT, model_name="ResNet-50", model_type="cnn"), "oneflow"),
