@@ -80,8 +80,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """A fused loss is what a compiler makes of Megatron-Core's steps: three passes over fp32 logits and one back, sums over tp between them
     (fused_vocab_parallel_cross_entropy); else one kernel each way (TransformerEngine's parallel_cross_entropy)."""
     logit_metrics: bool = False
-    """Logits are made fp32 before the fused loss, and accuracy, perplexity and the loss of each kind of data are computed of every
-    micro-batch's (InternEvo)."""
+    """Logits are made fp32 before the fused loss; accuracy, perplexity and each kind of data's loss are computed of all (InternEvo)."""
     fused_projections: bool = True
     """q, k, v as one GEMM, and gate and up as one, where the model leaves it open."""
     gate_apart: bool = False
@@ -101,13 +100,11 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     broadcasts_buffers: bool = False
     """Running statistics of batch norms go from the first rank to all others before each step (DistributedDataParallel)."""
     prescales: bool = False
-    """A full bucket is divided by the number of ranks in a pass of its own, not as gradients are copied into it (DistributedDataParallel before
-    PyTorch 1.7: mark_variable_ready of reducer.cpp; apex's: allreduce_bucket)."""
+    """A full bucket is divided by the ranks in a pass of its own (DistributedDataParallel before PyTorch 1.7: reducer.cpp; apex's)."""
     zeroes_gradients: bool = False
     """Gradients are kept from step to step: zeros are written to each, and the new one is added (torch.optim's zero_grad before PyTorch 2.0)."""
     cycle: float = 0.0
-    """Seconds between two turns of a background thread that sends the gradients: the last ones wait half of them in the mean (Horovod's
-    RunLoopOnce)."""
+    """Seconds between two turns of the thread that sends gradients: the last ones wait half of them in the mean (Horovod's RunLoopOnce)."""
     compiled_loss: bool = True
     """`compile` reaches the loss; false where the layers alone are compiled."""
     cuda_graphs: bool = False
@@ -125,6 +122,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     of a static graph, a kernel each, or (compile) fused as those, whose results are assigned (TensorFlow)."""
     adam_operator: bool = False
     """graph: Adam's update of a tensor is one operator (Keras's), not written out of some."""
+    written_adam: bool = False
+    """What a for-loop calls for Adam is written out in the script, a kernel an operator (BertAdam of NVIDIA's BERT)."""
     between: Literal["", "unscale", "clip"] = ""
     """What each micro-batch's gradients go through before they join the others'. unscale: divided by the loss scale. clip: looked through for
     infinities, and clipped by their own norm. In both the loss scale's share is fp16's alone."""
@@ -132,6 +131,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Bytes that the optimizer step makes anew for each parameter of the rank's shard, in a few tensors as large as the shard (DeepSpeed's
     ZeRO-1: averaged 16-bit gradients, flattened, in fp32)."""
     clip: bool = False
+    reads_norm: bool = False
+    """The host reads the gradients' norm before it clips them; Megatron's does anyway."""
     zero: int = 0
     """Default of parallel.zero when dp_shard > 1."""
     zero2: Literal["buckets", "layers"] = "buckets"

@@ -1,4 +1,4 @@
-"""How scripts that train on pictures run a step: when pictures are decoded, where the loop waits for the device, how often it updates."""
+"""How scripts run a step, most of all on pictures: when pictures are decoded, where the loop waits for the device, how often it updates."""
 
 from __future__ import annotations
 
@@ -46,8 +46,10 @@ def _loaders(row: Row) -> int:
 
 def output_of(row: Row, model: dict[str, Any]) -> Output:
     """NVIDIA's scripts in PyTorch wait for the device after each step: for its end (ConvNets' training.py, SSD's benchmark_train_loop), and
-    (ConvNets) for the loss."""
+    (ConvNets) for the loss; BERT's run_squad.py for the loss that it may have to log at last."""
     arch = _arch(model)
+    if _nvidia(row) and "squad" in row.task.lower():
+        return Output(item_every=1)
     if not _nvidia(row) or arch not in ("resnet", "ssd300"):
         return Output()
     return Output(sync_every=1, log_every=int(arch == "resnet"))

@@ -72,6 +72,8 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
         return "megatron-deepspeed-async"
     if name != "pytorch":
         return name
+    if re.search(_TORCH, text) and _is(row, r"bert\b") and "squad" in row.task.lower():
+        return "pytorch-apex-squad"
     if re.search(_TORCH, text) and _is(row, r"bert\b"):
         return "pytorch-apex-jit" if row.pretrains and row.date >= _SCRIPTED else "pytorch-apex-ddp"
     if re.search(_TORCH, text) and _is(row, "transformer[-_ ]xl"):

@@ -13,7 +13,7 @@ from collections import Counter
 from sim.lower.buckets import is_contiguous
 from sim.lower.job import Job
 from sim.lower.ops import collective, compute, order, spent
-from sim.lower.optimizer_passes import PASSES, SCALARS, SCRIPTED, Passes, graph_passes
+from sim.lower.optimizer_passes import PASSES, SCALARS, SCRIPTED, WRITTEN, Passes, graph_passes
 from sim.lower.template import BlockOps
 from sim.program import COMPUTE, D2H, H2D, Op
 from sim.work import HostWork, MemoryBound, Work
@@ -127,7 +127,7 @@ def clip(job: Job, share: Share) -> list[Op]:
         axes.append("ep")
     sizes = {axis: 4 * share.tensors if job.framework.tensor == "dtensor" and axis != "pp" else 4 for axis in axes if job.size(axis) > 1}
     ops += [collective(job, f"optimizer/norm.{axis}", COMPUTE, "all_reduce", size, axis, "comm.norm") for axis, size in sizes.items()]
-    if is_contiguous(job):
+    if is_contiguous(job) or job.framework.reads_norm:
         ops += read_back(job, "optimizer/norm.read", CLS)
     return [*ops, compute(job, "optimizer/clip", (over_all(job, share, "scale", g, g, dtype, 1),), CLS)]
 
@@ -160,7 +160,8 @@ def _kernels(job: Job, share: Share) -> list[Work]:
     if how == "foreach" or job.device == "cpu":
         return [over_all(job, share, what, r * width, w * width, dtype, r + (what == "scale")) for what, r, w in PASSES[name]]
     if how == "for-loop" and job.framework.host == "python":
-        return _called(share, PASSES[name], width, dtype)
+        written = job.framework.written_adam and name in ("adam", "adamw")
+        return _called(share, WRITTEN if written else PASSES[name], width, dtype)
     if how == "scripted":
         return _called(share, SCRIPTED[name], width, "fp32", SCALARS if name == "lamb" else 0)
     passes = graph_passes(name, job.framework.compile, job.framework.adam_operator) if how == "graph" else PASSES[name]

@@ -13,6 +13,14 @@ PASSES: dict[str, Passes] = {
     "lamb": (*_ADAM[:6], ("scale", 2, 1), ("add", 2, 1), ("norm", 1, 0), ("norm", 1, 0), ("add", 2, 1)),
 }
 """Of torch's foreach and for-loop implementations."""
+WRITTEN: Passes = (
+    *(("scale", 1, 1), ("scale", 1, 1)),
+    *(("scale", 1, 1), ("add", 2, 1), ("scale", 1, 1), ("add", 2, 1)),
+    *(("scale", 1, 1), ("scale", 1, 1), ("scale", 2, 1), ("scale", 1, 1), ("add", 2, 1)),
+    *(("scale", 1, 1), ("scale", 1, 1), ("add", 2, 1)),
+)
+"""BertAdam (DeepLearningExamples' BERT in PyTorch, optimization.py): the parameter times the largest norm over the norm, both moments, the update and
+its decay, times the learning rate, negated and added."""
 SCRIPTED: dict[str, Passes] = {
     "sgd": PASSES["sgd"],
     "momentum": (("add", 3, 2),),

@@ -49,6 +49,8 @@ def test_the_row_s_step_is_one_of_them() -> None:
         ("nv-dle-0041", Output()),
         ("nv-dle-0457", Output()),
         ("dlperf-v1-0060", Output()),
+        ("nv-dle-0129", Output(item_every=1)),  # SQuAD
+        ("nv-dle-0134", Output()),  # BERT's pretraining
     ],
 )
 def test_nvidia_s_loops_in_pytorch_wait_for_each_step(row_id: str, waits: Output) -> None:
