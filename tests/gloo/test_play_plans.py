@@ -38,6 +38,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "experts": (MOE, {"dp_shard": 4, "ep": 4, "zero": 3}),
     "fsdp-tp": (DENSE, {"dp_shard": 2, "tp": 2, "zero": 3}),
     "fsdp-interleaved": (DENSE, {"pp": 2, "dp_shard": 2, "zero": 3, "schedule": "interleaved", "virtual_stages": 2}),
+    "whole-stages": (
+        DENSE,
+        {"pp": 2, "dp_shard": 2, "zero": 3, "schedule": "interleaved", "virtual_stages": 2, "framework": "torchtitan"},
+    ),
     "dualpipe": (DENSE, {"pp": 2, "dp_replicate": 2, "schedule": "dualpipe"}),
     "recompute": (DENSE, {"dp_shard": 2, "tp": 2, "zero": 3, "memory": {"recompute": "full"}}),
     "selective": (DENSE, {"tp": 4, "memory": {"recompute": "selective"}}),
@@ -45,7 +49,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "on-host": (DENSE, {"dp_replicate": 4, "update": {"aggregate": "cpu"}}),
     "saved": (DENSE, {"dp_replicate": 4, "output": {"checkpoint_every": 1, "checkpoint_mode": "async"}}),
 }
-_SECTIONS = ("memory", "update", "output")
+_SECTIONS = ("memory", "update", "output", "framework")
 
 
 def _program(model: dict[str, Any], axes: dict[str, Any]) -> Program:
