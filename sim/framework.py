@@ -68,8 +68,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     fused_softmax: bool = False
     """Scale + mask + softmax in one kernel, for attention = math."""
     causal_softmax: bool = False
-    """That kernel reads the scores below the diagonal alone and writes zeros above it (scaled_upper_triang_masked_softmax); where attention
-    is causal and written out."""
+    """That kernel reads scores below the diagonal alone, writes zeros above it (scaled_upper_triang_masked_softmax); where written out."""
     strided_heads: bool = False
     """Heads of written-out attention are strided views that batched products read in place, as Megatron's baddbmm does on (s, b x h, d);
     else they are copied to be contiguous."""
@@ -139,9 +138,9 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """What zero = 2 means. buckets: DDP's, reduce-scattered, and parameters gathered once a step (DeepSpeed). layers: FSDP that keeps
     gathered parameters from forward to backward (FSDP2's reshard_after_forward = False, FSDP1's SHARD_GRAD_OP)."""
     pipeline_actions: bool = False
-    """A pipeline's FSDP follows its schedule: whole stages are gathered ahead of use and reduced after their last backward's message, or
-    (one stage a rank) reduced after the rank's last message (torch 2.13, pipelining/schedules.py; reductions: pytorch pull request 166449).
-    False: layers are gathered in a stage's first forward and reduced inside its last backward (torch of 2024)."""
+    """Stages of a pipeline are gathered and reduced when its schedule says (torch 2.13), not in the first forward and the last backward (2024)."""
+    wraps_ends: bool = False
+    """FSDP gathers the embedding by itself, and the last norm with the head, which stay for backward; else they are the root's. Tied, they are."""
     pipeline_zero: int = 3
     """The highest level of ZeRO that its pipelines run: DeepSpeed's engine asserts a level below 2 (runtime/pipe/engine.py)."""
     shard_copies: bool = True

@@ -63,6 +63,8 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
         return "torchtitan-rowwise"
     if name == "torchtitan" and row.date[:4] == "2024":
         return "torchtitan-2024"
+    if name == "torchtitan" and "2025" <= row.date < "2025-08":
+        return "torchtitan-2025"
     if name == "megatron-lm" and _written_out(row):
         later = row.date[:7] >= _ASYNCHRONOUS or said(row.sequence_parallel) or row.recompute == "selective"
         return "megatron-2022" if later else "megatron-2020" if _wrapped(row) else "megatron-2021"

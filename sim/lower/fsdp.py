@@ -3,7 +3,8 @@
 Forward: before block k runs, its all_gather is issued on `comm.fsdp` while block k - 1 computes (implicit prefetch); it waits until
 the copy-out of block k - 2 has left the buffer. Backward gathers the block before in turn, and reduce-scatters a block's
 gradients while the next one computes; the copy into the next bucket waits until the last reduce_scatter has read it. The ends
-are the root: gathered first, not freed after forward, reduced last. Both collectives use one communicator, so they share one lane.
+are the root: gathered first, not freed after forward, reduced last; or (`Framework.wraps_ends`) units in their places, of which the head is
+not freed after forward. Both collectives use one communicator, so they share one lane.
 With a pipeline, a stage gathers once a step and reduces after its last backward, the root first (torch's pipelining calls post_backward
 of all units in the order of the modules); a runtime that follows its schedule's actions asks for both apart (`sim.lower.unshard`).
 """
@@ -48,9 +49,9 @@ def forward(job: Job, blocks: list[BlockOps], units: dict[str, Unit], lines: lis
         ops += work
         if ahead == 0:
             ops.append(Op(f"fwd/{block.name}.done", "record", COMPUTE, event="fwd/done"))
-        if frees and unit.messages and not unit.root:
+        if frees and unit.messages and not unit.kept:
             ops.append(reshard(job, "fwd", unit))
-    return ops if job.train else ops + [reshard(job, "fwd", unit) for unit in line if unit.root]
+    return ops if job.train else ops + [reshard(job, "fwd", unit) for unit in line if unit.kept]
 
 
 def _free_for(line: list[Unit], k: int, ahead: int) -> str:
@@ -63,7 +64,7 @@ def _free_for(line: list[Unit], k: int, ahead: int) -> str:
 def backward(job: Job, blocks: list[BlockOps], units: dict[str, Unit], pieces: Pieces, tag: str, sync: bool) -> list[Op]:
     """Backward `pieces` of a stage with gathers before each block and, with `sync`, its gradients reduced after it."""
     inline = job.size("pp") == 1
-    line = [units[b.name] for b in reversed(blocks) if units[b.name].messages and not units[b.name].root] if job.reshard else []
+    line = [units[b.name] for b in reversed(blocks) if units[b.name].messages and not units[b.name].kept] if job.reshard else []
     ahead = job.plan.parallel.prefetch
     ops = [op for unit in line[:ahead] for op in _gather(job, "bwd", unit)]
     reduced: list[Unit] = []

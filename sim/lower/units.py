@@ -1,4 +1,8 @@
-"""What ZeRO-3 gathers together: a layer, or the root with the network's ends, as torchtitan wraps them."""
+"""What ZeRO-3 gathers together: a layer, and the network's ends: with the root, or each by itself.
+
+torchtitan wraps the embedding, and the last norm with the head, since July 2025 (torchtitan/distributed/fsdp.py; pull request 1094: the root
+was gathered too early for the head, and freed too late for the embedding); tied, they are one unit, as the root was.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ Sizes = tuple[tuple[str, str, int], ...]
 
 
 class Unit(NamedTuple):
-    """Parameters that are gathered together: one layer, or the root (embedding and head)."""
+    """Parameters that are gathered together: one layer, one end, or the root (embedding and head)."""
 
     name: str
     messages: Sizes
@@ -22,14 +26,19 @@ class Unit(NamedTuple):
     """Of what is trained and somebody else trains too: frozen parameters are gathered, and nothing of theirs is reduced
     (`fsdp_params_with_grad` in FSDP2's _fsdp_param_group.py); experts that only replicas share are not gathered, and are reduced."""
     root: bool
+    """Gathered before all others, and reduced after them."""
+    kept: bool
+    """Not freed after forward: the root, and a head by itself, whose backward is next (reshard_after_forward = False)."""
     tensors: int
     """Parameters, each with its own hooks and views."""
 
 
 def units_of(job: Job, blocks: list[BlockOps], tag: str) -> dict[str, Unit]:
-    """Each block's unit: every layer by itself, the ends with the root."""
+    """Each block's unit: every layer by itself, and so the ends, or with the root."""
     split = job.size("ep") > 1
-    where = {block.name: f"{tag}{ROOT}" if block.block.kind in ("embed", "head") else block.name for block in blocks}
+    ends = () if job.framework.wraps_ends and not job.network.tied else ("embed", "head")
+    where = {block.name: f"{tag}{ROOT}" if block.block.kind in ends else block.name for block in blocks}
+    kept = {where[block.name] for block in blocks if block.block.kind == "head"} | {f"{tag}{ROOT}"}
     whole: dict[str, list[int]] = {}
     trained: dict[str, list[int]] = {}
     tensors: dict[str, int] = {}
@@ -42,7 +51,7 @@ def units_of(job: Job, blocks: list[BlockOps], tag: str) -> dict[str, Unit]:
             tensors[name] = tensors.get(name, 0) + len(part.tensors)
     shared = job.size("dp_replicate") > 1
     units = {
-        name: Unit(name, _sizes(job, sizes), _sizes(job, trained[name], shared), name == f"{tag}{ROOT}", tensors.get(name, 0))
+        name: Unit(name, _sizes(job, sizes), _sizes(job, trained[name], shared), name == f"{tag}{ROOT}", name in kept, tensors.get(name, 0))
         for name, sizes in whole.items()
     }
     return {block: units[name] for block, name in where.items()}

@@ -43,7 +43,7 @@ class Traffic:
         job, lanes = self._job, dict[str, float]()
         times = [(microbatches, self._gathered(self._units))]
         if job.train and job.reshard:
-            times.append((microbatches, self._gathered(unit for unit in self._units if not unit.root)))
+            times.append((microbatches, self._gathered(unit for unit in self._units if not unit.kept)))
         if syncs(job, True):
             times.append((microbatches if syncs(job, False) else 1, self._reduced()))
         for count, by_lane in times:

@@ -1,4 +1,4 @@
-"""Pipelines with FSDP do what torch's runtime does with them, in its order: actions on whole stages, and every message of a step."""
+"""torchtitan's FSDP, and pipelines with it, do what torch's runtime does with them, in its order: actions on whole stages, every message."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sim.lower.schedule import Action, with_messages
 from sim.lower.schedule.action import SHARDS
 from sim.plan import Plan
 from tests.conformance.fake import need_fake, stock_messages
-from tests.conformance.plans import LLAMA, plan
+from tests.conformance.plans import GPT, LLAMA, UNTIED, plan
 from tests.conformance.test_stock import lowered_messages
 from tests.conformance.torch_schedules import need_torch_schedules, torch_text, torch_with_comms
 
@@ -47,8 +47,11 @@ def test_torch_reads_what_is_done_to_whole_stages() -> None:
 
 
 def _plan(layers: int, micros: int, **parallel: Any) -> Plan:
-    given = plan(LLAMA | {"layers": layers}, micros, zero=3, pp=2, **parallel)
-    return replace(given, framework="torchtitan")
+    return _titan(LLAMA | {"layers": layers}, micros, zero=3, pp=2, **parallel)
+
+
+def _titan(model: dict[str, Any], micros: int, **parallel: Any) -> Plan:
+    return replace(plan(model, micros, **parallel), framework="torchtitan")
 
 
 PLANS = [
@@ -59,7 +62,13 @@ PLANS = [
     _plan(9, 8, dp_shard=2, dp_replicate=2, schedule="interleaved", virtual_stages=4),
     _plan(5, 2, dp_shard=2, tp=2, schedule="interleaved", virtual_stages=2),
     _plan(5, 2, dp_shard=2, schedule="interleaved", virtual_stages=2, memory={"recompute": "full"}),
+    *(_titan(model, micros, dp_shard=4, zero=3) for model in (LLAMA, UNTIED) for micros in (1, 3)),
+    _titan(GPT, 2, dp_shard=4, zero=3),
+    _titan(LLAMA, 2, dp_shard=4, zero=2),
+    _titan(LLAMA, 2, dp_shard=2, dp_replicate=2, zero=3, memory={"recompute": "full"}),
+    _titan(LLAMA, 1, dp_shard=2, tp=2, zero=3),
 ]
+"""Ends that share no table are units of their own (and so they are wrapped here); GPT's share one."""
 
 
 @pytest.mark.parametrize("end", [0, -1], ids=["first", "last"])
@@ -70,4 +79,4 @@ def test_stock_and_program_issue_all_messages_in_one_order(number: int, end: int
     given = PLANS[number]
     rank = end % given.world
     for ours, theirs in zip(lowered_messages(given, rank), stock_messages(given, rank, 2), strict=True):
-        assert ours == theirs and len(ours) > 10
+        assert ours == theirs and len(ours) > 8

@@ -1,7 +1,7 @@
 """What FSDP does to whole stages, put into a rank's computation: parameters gathered ahead of use and dropped, gradients reduced.
 
 As torch 2.13 lowers its schedules of several stages a rank (torch/distributed/pipelining/schedules.py, `_add_unshard_reshard` and
-`_add_reduce_grad`, which `_PipelineScheduleRuntime` runs). Its schedules of one stage a rank have no such actions.
+`_add_reduce_grad` of pull request 166449, which `_PipelineScheduleRuntime` runs). Its schedules of one stage a rank have no such actions.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from sim.engine.run import simulate
+from sim.model.parts import Block
 from sim.program import Program
 from sim.work import HostWork, MemoryBound
 from tests.null.lower.tiny import MIB, QUIET, Constant, linear, messages, network, norm, program, show, traffic
@@ -162,6 +163,28 @@ def test_ends_are_the_root_gathered_first_kept_and_reduced_last() -> None:
         "grad/L0.reduce_scatter",
         "grad/root.reduce_scatter",
     ]
+
+
+def test_ends_by_themselves_are_gathered_in_their_turn_and_the_head_is_kept() -> None:
+    """As torchtitan wraps them; ends that share their table stay the root."""
+    net = network(2)
+    ends = [(kind, Block(kind=kind, parts=(linear(f"{kind}.weight"),))) for kind in ("embed", "head")]
+    net = replace(net, blocks=(ends[0], *net.blocks[:2], ends[1]))
+    apart = replace(QUIET, wraps_ends=True)
+    p = program({"parallel": {"dp_shard": 2, "zero": 3}}, net, apart)
+    assert [op.id for call, op in p.ops(0) if call.step == 1 and op.kind == "collective"] == [
+        *(f"fwd/{name}.all_gather" for name in ("embed", "L0", "L1", "head")),
+        "bwd/L1.all_gather",
+        "grad/head.reduce_scatter",
+        "bwd/L0.all_gather",
+        "grad/L1.reduce_scatter",
+        "bwd/embed.all_gather",
+        "grad/L0.reduce_scatter",
+        "grad/embed.reduce_scatter",
+    ]
+    assert sum(op.alloc - op.free for call, op in p.ops(0) if call.step == 1) == 0
+    tied = program({"parallel": {"dp_shard": 2, "zero": 3}}, replace(net, tied=("embed", "head")), apart)
+    assert next(op.id for call, op in tied.ops(0) if call.step == 1 and op.kind == "collective") == "fwd/root.all_gather"
 
 
 def test_hybrid_sharding_averages_shards_over_the_replicas() -> None:
