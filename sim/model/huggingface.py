@@ -11,13 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 from sim.model.config import Config
-from sim.model.readers import experts, gated, gpt, others, pictures
+from sim.model.readers import experts, gated, gpt, others, pictures, speech
 from sim.model.spec import ModelSpec, spec_of
 from topologies.errors import BadInput, Refused, UnknownName
 
 Reader = Callable[[Config], dict[str, Any]]
 
-READERS: dict[str, Reader] = {**gated.READERS, **experts.READERS, **gpt.READERS, **others.READERS, **pictures.READERS}
+READERS: dict[str, Reader] = {**gated.READERS, **experts.READERS, **gpt.READERS, **others.READERS, **pictures.READERS, **speech.READERS}
 """Reader by `model_type`."""
 
 

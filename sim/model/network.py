@@ -12,6 +12,7 @@ from sim.model.decoder_spec import Decoder
 from sim.model.parts import Block, Network, Shape
 from sim.model.picture_spec import Pictures
 from sim.model.spec import Cnn, EncDec, Encoder, Mlp, ModelSpec, Seq2Seq, TransformerXl, Vit
+from sim.model.speech_spec import Whisper
 from topologies.errors import Refused
 
 Blocks = tuple[tuple[str, Block], ...]
@@ -71,6 +72,10 @@ def _blocks(model: ModelSpec, shape: Shape, framework: Framework, attention: str
         from sim.model import pictures
 
         return pictures.blocks_of(model, shape, framework, attention)
+    if isinstance(model, Whisper):
+        from sim.model import whisper
+
+        return whisper.blocks_of(model, shape, framework, attention)
     if isinstance(model, EncDec):
         from sim.model import encdec
 
@@ -106,6 +111,8 @@ def _sample_bytes(model: ModelSpec, shape: Shape) -> int:
         return model.sample_bytes
     if isinstance(model, Pictures):
         return model.sample_bytes
+    if isinstance(model, Whisper):
+        return model.sample_bytes(shape.seq)
     if isinstance(model, Mlp):
         return 4 * (model.widths[0] + model.widths[-1])
     if isinstance(model, Cnn) and model.arch == "mask-rcnn":

@@ -17,6 +17,7 @@ from sim.model.decoder_spec import Decoder
 from sim.model.diffusion_spec import DiffusionUNet, Dit
 from sim.model.fields import Activation, Count, Fraction, Natural, Spec
 from sim.model.picture_spec import ConvNext, EfficientNet, UNet
+from sim.model.speech_spec import Whisper
 from topologies.errors import BadInput, UnknownName
 
 
@@ -148,7 +149,7 @@ class Seq2Seq(Spec, tag="seq2seq", frozen=True, kw_only=True):
 
 
 ModelSpec = Union[
-    Decoder, Encoder, EncDec, TransformerXl, Seq2Seq, Vit, Cnn, EfficientNet, ConvNext, UNet, Dit, DiffusionUNet, Mlp, Captured
+    Decoder, Encoder, EncDec, TransformerXl, Seq2Seq, Vit, Cnn, EfficientNet, ConvNext, UNet, Dit, DiffusionUNet, Whisper, Mlp, Captured
 ]
 
 

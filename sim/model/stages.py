@@ -19,7 +19,7 @@ def layout(network: Network, plan: Plan) -> tuple[Blocks, ...]:
     count = plan.parallel.pp * plan.parallel.chunks
     if count > 1 and not network.chain:
         raise Refused(
-            f"{network.name}: some of its blocks read the maps of several earlier ones, so no pipeline can cut it; set parallel.pp = 1"
+            f"{network.name}: some of its blocks read the results of several earlier ones, so no pipeline can cut it; set parallel.pp = 1"
         )
     layers = sum(block.kind == "layer" for _, block in network.blocks)
     if count == 1 and plan.parallel.stages in (None, (layers,)):

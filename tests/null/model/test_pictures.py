@@ -98,7 +98,7 @@ def test_a_sample_is_a_picture() -> None:
 def test_no_pipeline_cuts_what_is_joined_across() -> None:
     plan = Plan(model="unet", batch=Batch(micro=1), parallel=Parallel(pp=2))
     with pytest.raises(
-        Refused, match=r"unet: some of its blocks read the maps of several earlier ones, so no pipeline can cut it; set parallel.pp = 1"
+        Refused, match=r"unet: some of its blocks read the results of several earlier ones, so no pipeline can cut it; set parallel.pp = 1"
     ):
         layout(describe(load_model("unet"), Shape(micro=1, seq=1), PLAIN), plan)
     stages = layout(describe(load_model("convnext-tiny"), Shape(micro=1, seq=1), PLAIN), plan)

@@ -152,7 +152,7 @@ def test_mixers_are_checked() -> None:
     ("kind", "words"),
     [
         ("mamba", "selective scan.*plan capture"),
-        ("whisper", "convolutional stem"),
+        ("wav2vec2", "convolutional stem"),
         ("deepseek_v32", "sparse attention"),
         ("qwen2_vl", '"qwen2"'),
     ],
