@@ -39,12 +39,16 @@ class Setting(msgspec.Struct, frozen=True):
         """Equal ranks may be simulated once.
 
         Nodes must be equal. On one node whose devices are joined unevenly (PCIe below two sockets, DGX-1), groups of two mesh axes meet
-        on links that differ from rank to rank: there every rank is simulated, which costs little. Over several such nodes the first
-        rank stands for all.
+        on links that differ from rank to rank: there every rank is simulated, which costs little, on a cluster of such nodes too. Over
+        several of them the first rank stands for all.
         """
         p = self.plan.parallel
         axes = sum(size > 1 for size in (p.dp_replicate, p.dp_shard, p.tp, p.cp, p.pp, p.ep))
-        return self.topology.symmetric and (axes < 2 or self.topology.nodes > 1 or self.topology.even)
+        if axes < 2:
+            return self.topology.symmetric
+        node = self.topology.node
+        several = node(1) > 0 or node(self.plan.world - 1) > 0
+        return self.topology.symmetric and (several or self.topology.even)
 
 
 def bind(plan: Plan | str | Path | dict[str, Any], topology: Topology | str | Path, edits: tuple[str, ...] = ()) -> Setting:

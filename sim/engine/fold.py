@@ -8,10 +8,8 @@ at once: one rank per stage.
 
 from __future__ import annotations
 
-from sim.mesh import AXES
-from sim.program import Program
+from sim.program import MEETING, Program
 
-_AXES = (*AXES, "grad", "ep")
 _REFINE_LIMIT = 1 << 14
 
 
@@ -34,7 +32,8 @@ def representatives(program: Program, symmetric: bool) -> list[int]:
 
 def _refine(program: Program, stage: list[int]) -> list[int]:
     mesh = program.mesh
-    axes = [axis for axis in _AXES if mesh.size(axis) > 1]
+    used = dict.fromkeys(op.group for ops in program.segments.values() for op in ops if op.kind in MEETING)
+    axes = [axis for axis in used if mesh.size(axis) > 1]
     groups = {axis: mesh.groups(axis) for axis in axes}
     keys: list[object] = list(zip(program.role_of, stage, strict=True))
     colours, count = _number(keys)

@@ -65,6 +65,26 @@ def test_whatever_joins_the_devices_folding_changes_nothing(on: str, parallel: d
     assert predict(plan, on).step_time_s == pytest.approx(predict(plan, on, fold=False).step_time_s, rel=1e-9)
 
 
+@pytest.mark.parametrize("on", ["h100-pcie-x8", "aws-g5"])
+def test_a_plan_on_one_node_takes_as_long_where_more_nodes_stand_beside_it(on: str) -> None:
+    model = {"base": "gpt2-124m", "layers": 4}
+    split = {"pp": 2, "cp": 2, "dp_shard": 2, "zero": 1, "cp_kind": "all_gather"}
+    plan = {"model": model, "seq_len": 1024, "batch": {"global": 8}, "parallel": split}
+    alone = predict(plan, on).step_time_s
+    assert predict(plan, f"2x {on}").step_time_s == pytest.approx(alone, rel=1e-9)
+    assert predict(plan, f"2x {on}", fold=False).step_time_s == pytest.approx(alone, rel=1e-9)
+
+
+def test_ranks_whose_experts_are_averaged_with_another_rank_are_not_equal() -> None:
+    """Rank 0 alone writes the checkpoint. Experts are averaged between 0 and 2 and between 1 and 3: 3 is not 2."""
+    plan = {
+        "model": {"base": "olmoe-1b-7b", "layers": 2},
+        "parallel": {"dp_replicate": 4, "ep": 2},
+        "output": {"checkpoint_every": 1, "checkpoint_mode": "full"},
+    }
+    assert predict(plan, "dgx-h100").step_time_s == pytest.approx(predict(plan, "dgx-h100", fold=False).step_time_s, rel=1e-9)
+
+
 def test_activations_that_all_ranks_offload_share_the_sockets_memory() -> None:
     plan = {
         "model": SMALL,
