@@ -9,6 +9,8 @@ STEPS = 3
 """Simulated steps: the first fills the input path and (DDP) has other buckets; the last is reported."""
 OPS_APART = 2_000_000
 """Ops of the simulated ranks up to which each has a span of its own: about 1.5 GB. Beyond, runs of kernels are one span, with the same times."""
+OPS_QUICK = 200_000
+"""Ops up to which a run that needs no spans is as exact as one that does: it takes half a second."""
 OPS_FUSED = 20_000_000
 """Beyond these, what meets nobody else is one span too: hidden and exposed communication among equal ranks counts as compute."""
 
@@ -25,6 +27,11 @@ def simulated_ops(program: Program, folded: bool) -> int:
 def apart(ops: int) -> bool:
     """Each of so many ops has a span of its own."""
     return ops <= OPS_APART
+
+
+def quick(ops: int) -> bool:
+    """So many ops are run exactly where figures alone are wanted, too."""
+    return ops <= OPS_QUICK
 
 
 def fused(ops: int) -> bool:

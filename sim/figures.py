@@ -57,10 +57,6 @@ def figures(setting: Setting, program: Program, trace: Trace, step: float, split
     peak = _peak(setting)
     report, fit = figures_of_memory(setting)
     samples = plan.global_batch / step if step > 0 else 0.0
-    if plan.update.mode == "async":  # nobody waits: throughputs add up
-        from sim.timeline.asynchrony import rank_steps_per_s
-
-        samples = rank_steps_per_s(trace) * plan.global_batch / plan.world * metrics.step_time(trace) / step
     return Prediction(
         plan=plan,
         topology=topology.name,

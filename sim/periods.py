@@ -1,4 +1,5 @@
-"""Replicas that update alone and average every few steps (`update.mode = "local"`): the mean step of such a period."""
+"""Plans whose steps differ from each other: replicas that update alone and average every few steps (`update.mode = "local"`), and ones that
+meet at a parameter server whenever they come to it ("async"). What counts is their mean step."""
 
 from __future__ import annotations
 
@@ -9,27 +10,38 @@ from sim.cost.price import Pricer
 from sim.engine.run import simulate
 from sim.lower.step import lower
 from sim.plan import Output, Plan
+from sim.timeline import asynchrony
 from sim.timeline.metrics import Breakdown, breakdown
+from sim.trace import Trace
+
+LONG = 24
+"""Steps over which the pace of ranks that do not wait for each other is taken: by then the mean differs by a percent from that over more."""
 
 
-def is_period(plan: Plan) -> bool:
-    """Do some of the plan's steps average and others not?"""
-    return plan.update.mode == "local" and plan.update.every > 1
+def varies(plan: Plan) -> bool:
+    """Do the plan's steps differ from each other?"""
+    return plan.update.mode == "async" or (plan.update.mode == "local" and plan.update.every > 1)
 
 
-def mean_step(setting: Setting, pricer: Pricer, steps: int, fold: bool) -> tuple[float, Breakdown]:
-    """Seconds of a step, and what they are spent on: a step with averaging counts one `every`-th, a step without for the rest.
+def mean_step(setting: Setting, pricer: Pricer, steps: int, fold: bool = True) -> Breakdown:
+    """What a mean step is spent on; it sums to its seconds. `steps` are simulated, more for "async".
 
-    One step alone would be either, by whether `every` happens to divide the number of simulated steps.
+    Of local updates a step with averaging counts one `every`-th, a step without for the rest: one step alone would be either, by whether
+    `every` happens to divide the number of simulated steps.
     """
+    if setting.plan.update.mode == "async":
+        return asynchrony.mean_step(_trace(setting, setting.plan, pricer, LONG, fold))
     share = 1.0 / setting.plan.update.every
     split = dict.fromkeys(Breakdown.__struct_fields__, 0.0)
     for every, weight in ((1, share), (steps + 1, 1.0 - share)):  # in each simulated step, in none
         update = msgspec.structs.replace(setting.plan.update, every=every)
-        plan = msgspec.structs.replace(setting.plan, output=Output(), update=update)
-        program = lower(plan, setting.network, setting.framework, setting.topology.kind, steps)
-        found = breakdown(simulate(program, pricer, fold, setting.foldable, False, condensed=True))
+        found = breakdown(_trace(setting, msgspec.structs.replace(setting.plan, update=update), pricer, steps, fold))
         for name in split:
             split[name] += weight * getattr(found, name)
-    mean = Breakdown(**split)
-    return mean.total, mean
+    return Breakdown(**split)
+
+
+def _trace(setting: Setting, plan: Plan, pricer: Pricer, steps: int, fold: bool) -> Trace:
+    quiet = msgspec.structs.replace(plan, output=Output())
+    program = lower(quiet, setting.network, setting.framework, setting.topology.kind, steps)
+    return simulate(program, pricer, fold, setting.foldable, False, condensed=True)

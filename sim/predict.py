@@ -14,12 +14,12 @@ import msgspec
 from sim import uncertainty
 from sim.bind import Setting, bind
 from sim.cost.price import Pricer
-from sim.detail import STEPS, apart, coarse, fused, simulated_ops
+from sim.detail import STEPS, apart, coarse, fused, quick, simulated_ops
 from sim.engine.run import simulate
 from sim.figures import figures
 from sim.lower.step import lower
 from sim.memory.timeline import memory_timelines
-from sim.periods import is_period, mean_step
+from sim.periods import mean_step, varies
 from sim.plan import Output, Plan
 from sim.prediction import Prediction
 from sim.pricer import pricer_for
@@ -75,15 +75,14 @@ def predict_setting(
     plan, topology = setting.plan, setting.topology
     quiet = msgspec.structs.replace(plan, output=Output())
     pricer = pricer_for(setting, calibration, costs)
-    program, ops, trace = until_settled(partial(_run, setting, quiet, pricer, fold, detail), steps)[:3]
+    program, ops, trace = until_settled(partial(steps_of, setting, quiet, pricer, fold, detail), steps)[:3]
     fine = detail and apart(ops)
     if fine:
         trace.memory = {rank: list(line) for rank, line in memory_timelines(setting, trace).items()}
-    split = metrics.breakdown(trace)
-    step = metrics.step_time(trace)
-    if is_period(plan):
-        step, split = mean_step(setting, pricer, program.steps, fold)
-    points = held(setting, program, pricer, trace, step, fold) if fine else []
+    alone = metrics.step_time(trace)
+    split = mean_step(setting, pricer, program.steps, fold) if varies(plan) else metrics.breakdown(trace)
+    step = split.total if varies(plan) else alone
+    points = held(setting, program, pricer, trace, alone, fold) if fine else []
     stall = output_seconds(setting, pricer, step, fold, points)
     split = msgspec.structs.replace(split, output_s=split.output_s + stall)
     shares = uncertainty.shares_of(program, pricer, topology, plan, step)
@@ -97,7 +96,9 @@ def predict_setting(
     return found
 
 
-class _Run(NamedTuple):
+class Run(NamedTuple):
+    """Some simulated steps."""
+
     program: Program
     ops: int
     trace: Trace
@@ -108,9 +109,13 @@ class _Run(NamedTuple):
         return metrics.step_time(self.trace)
 
 
-def _run(setting: Setting, plan: Plan, pricer: Pricer, fold: bool, detail: bool, steps: int) -> _Run:
+def steps_of(setting: Setting, plan: Plan, pricer: Pricer, fold: bool, detail: bool, steps: int) -> Run:
     """So many steps of `plan`, simulated as finely as their number of ops allows."""
     program = lower(plan, setting.network, setting.framework, setting.topology.kind, steps)
+    return Run(program, simulated_ops(program, fold and setting.foldable), played(setting, program, pricer, fold, detail), pricer)
+
+
+def played(setting: Setting, program: Program, pricer: Pricer, fold: bool = True, detail: bool = False) -> Trace:
+    """The program's trace; with `detail` a span for each op, where they are not too many."""
     ops = simulated_ops(program, fold and setting.foldable)
-    trace = simulate(program, pricer, fold, setting.foldable, detail and apart(ops), condensed=not detail or fused(ops))
-    return _Run(program, ops, trace, pricer)
+    return simulate(program, pricer, fold, setting.foldable, detail and apart(ops), condensed=fused(ops) or not (detail or quick(ops)))

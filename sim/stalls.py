@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -12,9 +12,10 @@ from sim.detail import STEPS, apart, simulated_ops
 from sim.engine.run import simulate
 from sim.lower.output import BEFORE, WRITER
 from sim.lower.step import lower
+from sim.periods import LONG
 from sim.plan import Output
 from sim.program import Program
-from sim.timeline import metrics
+from sim.timeline import asynchrony, metrics
 from sim.timeline.syncs import SyncPoint, spread, sync_points
 from sim.trace import Trace
 
@@ -44,20 +45,36 @@ def held(setting: Setting, program: Program, pricer: Pricer, trace: Trace, step:
 
 
 def output_seconds(setting: Setting, pricer: Pricer, step: float, fold: bool, points: list[SyncPoint]) -> float:
-    """Mean seconds per step that logging, syncs and checkpoints add: each is simulated on every step, then spread. Their sync
-    points are added to `points`."""
+    """Mean seconds per step that logging, syncs and checkpoints add to a mean step of `step` seconds: each is simulated on every step, then
+    spread. Their sync points are added to `points`."""
     known = {point.where for point in points}
     output, added = setting.plan.output, 0.0
+    without = 0.0
     for field in ("log_every", "item_every", "print_every", "sync_every", "checkpoint_every"):
         every = getattr(output, field)
         if not every:
             continue
+        # Of local updates the simulated step averages or does not: beside it stands the very same one without output.
+        without = without or (_run(setting, Output(), pricer, fold).step if setting.plan.update.mode == "local" else step)
         only = msgspec.structs.replace(Output(), **{field: 1}, checkpoint_to=output.checkpoint_to, checkpoint_mode=output.checkpoint_mode)
-        loud = msgspec.structs.replace(setting.plan, output=only)
-        program = lower(loud, setting.network, setting.framework, setting.topology.kind, STEPS)
-        trace = simulate(program, pricer, fold, setting.foldable, apart(simulated_ops(program, fold and setting.foldable)))
-        added += _spread(points, known, sync_points(program, trace), every, step, metrics.step_time(trace) - step, _writing(trace))
+        loud = _run(setting, only, pricer, fold)
+        added += _spread(points, known, sync_points(loud.program, loud.trace), every, step, loud.step - without, _writing(loud.trace))
     return added
+
+
+class _Run(NamedTuple):
+    program: Program
+    trace: Trace
+    step: float
+
+
+def _run(setting: Setting, output: Output, pricer: Pricer, fold: bool) -> _Run:
+    """Some steps with such output, and what one of them takes."""
+    plan = msgspec.structs.replace(setting.plan, output=output)
+    alone = plan.update.mode == "async"
+    program = lower(plan, setting.network, setting.framework, setting.topology.kind, LONG if alone else STEPS)
+    trace = simulate(program, pricer, fold, setting.foldable, apart(simulated_ops(program, fold and setting.foldable)))
+    return _Run(program, trace, asynchrony.mean_step(trace).total if alone else metrics.step_time(trace))
 
 
 def _spread(

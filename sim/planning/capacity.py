@@ -126,7 +126,7 @@ def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability 
     if checkpoint is not None and not 0 <= checkpoint < math.inf:
         raise BadInput(f"checkpoint = {checkpoint} s must be finite and not negative")
     setting = bind(plan, on, edits)
-    found = predict_setting(setting, steps=2, detail=False)
+    found = predict_setting(setting, detail=False)
     report, fit = figures_of_memory(setting)
     steps = math.ceil(tokens / (plan.global_batch * setting.network.seq))
     how = how or Reliability()

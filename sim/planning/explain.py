@@ -7,19 +7,15 @@ from typing import Any
 import msgspec
 
 from sim.bind import Setting, bind
-from sim.cost.price import Pricer
-from sim.detail import STEPS
-from sim.engine.steps import step_times
 from sim.figures import figures_of_memory
 from sim.plan import Plan
 from sim.planning.neighbours import neighbours
 from sim.planning.progress import Progress, Say
 from sim.planning.scaled import COLLECTIVES, HOST, INPUT, KINDS, MEMORY, MESSAGES, link_kinds
-from sim.planning.sensitivity import Sensitivity, Study
+from sim.planning.sensitivity import Sensitivity
+from sim.planning.studied import Studied
 from sim.predict import predict_setting
-from sim.settled import until_settled
 from sim.tables import Tabular
-from sim.timeline.metrics import critical_path
 from topologies.errors import SteptwinError
 
 _LEAST = 1e-3
@@ -38,6 +34,7 @@ class Explanation(Tabular, msgspec.Struct, frozen=True):
     """Where the step goes and what would change it. `path`: seconds on the critical path by class. Prints as text."""
 
     step_time_s: float
+    """As `predict` says it."""
     verdict: str
     path: tuple[tuple[str, float], ...]
     sensitivities: tuple[Sensitivity, ...]
@@ -69,26 +66,21 @@ def explain(setting: Setting, tries: int = 12, say: Say | None = None) -> Explan
     """Critical path, sensitivities, a verdict and the best changes of plan. `say` is told how far it is."""
     if say:
         say("simulating the step, for its critical path")
-    study = until_settled(lambda steps: Study(setting, steps), STEPS)
+    studied = Studied(setting)
     links = link_kinds(setting.topology)
-
-    def again(pricer: Pricer) -> float:
-        # The engine that only says when steps end: the same times.
-        return step_times(study.program, pricer, True, setting.foldable)[study.trace.reported].settled
-
     progress = Progress(len(KINDS) + len(links), "resources made faster", say)
     found: list[Sensitivity] = []
     for kind in KINDS:
-        found.append(study.of_kind(kind, again))
+        found.append(studied.of_kind(kind))
         progress.more()
-    verdict = _verdict(sorted(found, key=lambda s: s.infinitely_fast), study.step)
+    verdict = _verdict(sorted(found, key=lambda s: s.infinitely_fast), studied.step)
     for kind in links:
-        one = study.of_links(kind, again)
+        one = studied.of_links(kind)
         found += [one] if one is not None else []
         progress.more()
     found.sort(key=lambda s: s.infinitely_fast)
-    changes = tuple(best_changes(setting, study.step, tries, say))
-    return Explanation(study.step, verdict, tuple(critical_path(study.trace)), tuple(found), changes)
+    changes = tuple(best_changes(setting, studied.step, tries, say))
+    return Explanation(studied.step, verdict, studied.path(), tuple(found), changes)
 
 
 _BOUND = {
@@ -131,6 +123,6 @@ def _seconds(plan: Plan, setting: Setting) -> float | None:
         near = bind(plan, setting.topology)
         if figures_of_memory(near, remedies=False)[1] is not None:
             return None
-        return predict_setting(near, steps=2, detail=False).step_time_s
+        return predict_setting(near, detail=False).step_time_s
     except SteptwinError:
         return None

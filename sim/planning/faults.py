@@ -3,7 +3,8 @@
 A fault is one edit of `topologies.edits` ("fail=nvswitch:1", "fail=nic:n0/nic1", "fail=spine:0", "slow=r3:0.8"), or `flap=WHAT:DUTY`:
 a part that is down for the fraction DUTY of the time ("flap=nic:n0/nic1:0.3"). While it is down the step is that of `fail=WHAT`, so in
 one second (1 - DUTY) / whole + DUTY / failed steps are made: the mean step is weighted by time, which is the harmonic mean of the two.
-What a restart, a time-out or a reconnection costs is not in it; `sim.planning.goodput` counts interruptions.
+What a restart, a time-out or a reconnection costs is not in it; `sim.planning.goodput` counts interruptions. What logging and checkpoints
+add to a step is taken to be the same with the fault.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from typing import Any
 import msgspec
 
 from sim.bind import Setting, bind
+from sim.periods import mean_step
 from sim.plan import Plan
 from sim.planning.beside import ENOUGH, steps_beside
 from sim.planning.progress import Progress, Say
+from sim.pricer import pricer_for
+from sim.stalls import output_seconds
 from sim.tables import Tabular
 from topologies.errors import BadInput
 from topologies.load import Topology, load_topology
@@ -39,7 +43,7 @@ class Faults(Tabular, msgspec.Struct, frozen=True, kw_only=True):
     plan: str
     topology: str
     step_time_s: float
-    """Seconds per step when nothing is broken."""
+    """Seconds per step when nothing is broken, as `predict` says it."""
     rows: tuple[Fault, ...]
 
     def __str__(self) -> str:
@@ -69,12 +73,14 @@ def faults(
     tried = tried or usual(setting.topology)
     progress = Progress(1 + len(tried), "machines simulated, the whole one and each with a fault", say)
     whole = _step(setting, calibration)
+    stall = output_seconds(setting, pricer_for(setting, calibration), whole, True, [])
+    whole += stall
     progress.more()
     rows = []
     for fault in tried:
         edit, duty = _read(fault)
         broken = msgspec.structs.replace(setting, topology=load_topology(setting.topology, (edit,)))
-        step = _step(broken, calibration)
+        step = _step(broken, calibration) + stall
         step = 1.0 / ((1.0 - duty) / whole + duty / step)
         rows.append(Fault(fault=fault, step_time_s=step, slowdown=step / whole))
         progress.more()
@@ -119,6 +125,16 @@ def _read(fault: str) -> tuple[str, float]:
 
 
 def _step(setting: Setting, calibration: str | Path | None) -> float:
-    """With and without the fault, every cable of the network is there, and ranks are put together only where the fault leaves them equal: a
-    fault anywhere on a ring must be seen."""
-    return steps_beside([(setting, tuple(range(setting.plan.world)))], [ENOUGH], calibration)[0]
+    """Without output. With and without the fault, every cable of the network is there, and ranks are put together only where the fault leaves
+    them equal: a fault anywhere on a ring must be seen. Asynchronous ranks are all simulated, each at its own pace."""
+    update = setting.plan.update
+    if update.mode == "async":
+        return mean_step(setting, pricer_for(setting, calibration), ENOUGH, fold=False).total
+    share = 1.0 / update.every if update.mode == "local" else 1.0
+    found = 0.0
+    for every, weight in ((1, share), (10**9, 1.0 - share)):  # local updates: with averaging, and without
+        if weight:
+            plan = msgspec.structs.replace(setting.plan, update=msgspec.structs.replace(update, every=every))
+            setting = msgspec.structs.replace(setting, plan=plan)
+            found += weight * steps_beside([(setting, tuple(range(plan.world)))], [ENOUGH], calibration)[0]
+    return found

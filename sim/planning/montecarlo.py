@@ -3,7 +3,7 @@
 Nothing is simulated for each draw. A synchronous step is as slow as its slowest rank and its slowest link (a law of data parallelism,
 tested), so the step is simulated on a small grid of (compute factor, link factor), from one lowered program, and looked up
 between its points. With pipelines the slowest rank bounds every stage: an upper bound. Asynchronous ranks do not wait: their
-throughputs add up, and the figure is the time per rank-step at that rate.
+throughputs add up, and the figure is the time per rank-step at that rate. What logging and checkpoints add, each draw adds alike.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import math
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,13 @@ import msgspec
 from sim.bind import Setting, bind
 from sim.cost.price import Cost, Pricer
 from sim.detail import STEPS
-from sim.engine.run import simulate
-from sim.lower.step import lower
+from sim.periods import mean_step, varies
 from sim.plan import Output, Plan
+from sim.predict import played, steps_of
 from sim.pricer import pricer_for
 from sim.program import Op, Program
-from sim.settled import host_seconds
+from sim.settled import host_seconds, loader_seconds, settled, until_settled
+from sim.stalls import output_seconds
 from sim.tables import Tabular, aligned
 from sim.timeline import metrics
 from topologies.errors import BadInput
@@ -63,7 +65,7 @@ class Spread(Tabular, msgspec.Struct, frozen=True, kw_only=True):
     p99: float
     mean: float
     without: float
-    """The step without any noise."""
+    """The step without any noise, as `predict` says it."""
     jitter: Jitter
     seed: int
     samples: tuple[float, ...]
@@ -95,11 +97,12 @@ def spread(
     _check(found, draws, setting.plan.world)
     factors = [_draw(setting, found, random.Random(f"{seed}/{at}")) for at in range(draws)]
     table = _table(setting, calibration, factors)
-    samples = [_seconds(table, ranks, link, setting.plan.update.mode == "async") for ranks, link in factors]
+    stall = output_seconds(setting, pricer_for(setting, calibration), table.at(1.0, 1.0), True, [])
+    samples = [_seconds(table, ranks, link, setting.plan.update.mode == "async") + stall for ranks, link in factors]
     ordered = sorted(samples)
     return Spread(
         p50=_quantile(ordered, 0.5), p95=_quantile(ordered, 0.95), p99=_quantile(ordered, 0.99), mean=math.fsum(ordered) / draws,
-        without=table.at(1.0, 1.0), jitter=found, seed=seed, samples=tuple(samples),
+        without=table.at(1.0, 1.0) + stall, jitter=found, seed=seed, samples=tuple(samples),
     )  # fmt: skip
 
 
@@ -160,11 +163,11 @@ def _table(setting: Setting, calibration: str | Path | None, factors: list[tuple
     points = POINTS if max(links) - min(links) < 1e-12 else 5
     compute, link = _grid([f for ranks, _ in factors for f in ranks], points), _grid(links, points)
     quiet = msgspec.structs.replace(setting.plan, output=Output())
-    program = lower(quiet, setting.network, setting.framework, setting.topology.kind, STEPS)
+    program = until_settled(partial(steps_of, setting, quiet, pricer_for(setting, calibration), True, False), STEPS).program
     seconds = []
     for factor in compute:
         pricer = pricer_for(setting, calibration, slower=factor)  # its kernel costs serve every link factor
-        seconds.append([_step(setting, program, pricer, at) for at in link])
+        seconds.append([_step(setting, program, pricer if at == 1.0 else SlowLinks(pricer, at)) for at in link])
     return _Table(compute, link, seconds)
 
 
@@ -176,10 +179,11 @@ def _grid(values: list[float], points: int) -> list[float]:
     return sorted({1.0, *(low + (high - low) * i / (points - 1) for i in range(points))})
 
 
-def _step(setting: Setting, program: Program, pricer: Pricer, link: float) -> float:
-    costs = pricer if link == 1.0 else SlowLinks(pricer, link)
-    step = metrics.step_time(simulate(program, costs, True, setting.foldable, False, condensed=True))
-    return max(step, host_seconds(program, costs))
+def _step(setting: Setting, program: Program, pricer: Pricer) -> float:
+    if varies(setting.plan):
+        return mean_step(setting, pricer, program.steps).total
+    step = metrics.step_time(played(setting, program, pricer))
+    return step if settled(program, pricer, step) else max(step, host_seconds(program, pricer), loader_seconds(program, pricer))
 
 
 class SlowLinks:

@@ -1,22 +1,39 @@
-"""Ranks that do not wait for each other: each takes its own time, and their throughputs add up."""
+"""Ranks that do not wait for each other: each takes its own time, and their throughputs add up.
+
+They meet at the server in an order that changes from step to step, so that one step says little: each rank's pace is the mean over the
+whole steps that it makes while all others still run. A step is then the time in which all of them together make one for each rank.
+"""
 
 from __future__ import annotations
 
-from sim.trace import Trace
+from sim.timeline.metrics import CLASSES, Breakdown, classify
+from sim.trace import Span, Trace
 
 
-def own_steps(trace: Trace) -> dict[int, float]:
-    """Seconds of the reported step of each simulated rank, by its own training thread; {} where a step is missing."""
-    at = max(range(trace.steps))
-    step = max(0, at + 1 + trace.reported)
-    ends: dict[tuple[int, int], float] = {}
+def mean_step(trace: Trace) -> Breakdown:
+    """What a step goes on: the mean over all ranks and steps, which sums to ranks / (their steps per second together)."""
+    spans: dict[int, list[Span]] = {}
     for span in trace.spans:
+        spans.setdefault(span.rank, []).append(span)
+    ends = {rank: _ends(of_rank, trace.steps) for rank, of_rank in spans.items()}
+    until = min(own[trace.reported] for own in ends.values()) * (1 + 1e-9)
+    sums, made, ranks = dict.fromkeys(CLASSES, 0.0), 0.0, 0
+    for rank, own in ends.items():
+        last = max(1, sum(end <= until for end in own) - 1)
+        first = min(1, last - 1)
+        begin, end, weight = own[first], own[last], trace.weight.get(rank, 1)
+        for name, seconds in classify([s for s in spans[rank] if s.end > begin and s.start < end], begin, end).items():
+            sums[name] += weight * seconds / (end - begin)
+        made += weight * (last - first) / (end - begin)
+        ranks += weight
+    # `sums` holds shares of the time, of each rank 1 in all.
+    return Breakdown(**{name: share / made for name, share in sums.items()})
+
+
+def _ends(spans: list[Span], steps: int) -> list[float]:
+    """When a rank's own training thread and device have ended each step."""
+    found = [0.0] * steps
+    for span in spans:
         if span.thread == "host" and span.kind not in ("record", "wait"):
-            key = (span.rank, span.step)
-            ends[key] = max(ends.get(key, 0.0), span.end)
-    return {rank: ends[rank, step] - ends.get((rank, step - 1), 0.0) for rank in trace.ranks if (rank, step) in ends}
-
-
-def rank_steps_per_s(trace: Trace) -> float:
-    """Steps per second of all ranks together, each at its own pace."""
-    return sum(trace.weight.get(rank, 1) / seconds for rank, seconds in own_steps(trace).items() if seconds > 0)
+            found[span.step] = max(found[span.step], span.end)
+    return found

@@ -75,7 +75,7 @@ def breakdown(trace: Trace) -> Breakdown:
     for rank, spans in ranks.items():
         weight = trace.weight.get(rank, 1)
         total += weight
-        for name, seconds in _classify(spans, begin, end).items():
+        for name, seconds in classify(spans, begin, end).items():
             sums[name] += weight * seconds
     return Breakdown(**{name: value / max(total, 1) for name, value in sums.items()})
 
@@ -95,7 +95,8 @@ def _class_of(span: Span) -> int | None:
     return 5 if span.kind == "host" and span.lane == "host" else None
 
 
-def _classify(spans: list[Span], begin: float, end: float) -> dict[str, float]:
+def classify(spans: list[Span], begin: float, end: float) -> dict[str, float]:
+    """Seconds of each of `CLASSES` between two moments, from the spans of one rank that reach into them."""
     edges: list[tuple[float, int, int]] = []
     for span in spans:
         index = _class_of(span)

@@ -72,7 +72,7 @@ def test_what_plans_are_ranked_by_is_their_time() -> None:
     for _, plan in candidates(base(), parse_space("tp=1,4 pp=1,2 zero=1,3 micro=1,2 gpus=16"), ON):
         if isinstance(plan, Plan):
             setting = bind(plan, ON)
-            assert abs(screened(setting) / predict_setting(setting, steps=2, detail=False).step_time_s - 1) < 5e-3
+            assert abs(screened(setting) / predict_setting(setting, steps=2, detail=False).step_time_s - 1) < 8e-3
 
 
 def test_a_point_is_found_again_by_its_name() -> None:

@@ -1,0 +1,87 @@
+"""One plan on one machine has one step time, whichever verb says it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.bind import bind
+from sim.files.planfile import load_plan
+from sim.planning.capacity import capacity
+from sim.planning.explain import explain
+from sim.planning.faults import faults
+from sim.planning.montecarlo import Jitter, spread
+from sim.planning.sweep import sweep
+from sim.predict import predict
+from sim.timeline.asynchrony import mean_step
+
+GPT: dict[str, Any] = {"model": {"base": "gpt2-124m", "layers": 2}, "seq_len": 512, "parallel": {"dp_replicate": 4}}
+ASYNC = {"update": {"mode": "async"}}
+PLANS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "local": {"update": {"mode": "local", "every": 3}},
+    "local, seldom": {"update": {"mode": "local", "every": 10**6}},
+    "async": ASYNC,
+    "async, one slow": ASYNC | {"noise": {"stragglers": "r1: 3x"}},
+    "output": {"output": {"log_every": 1, "checkpoint_every": 7}},
+    "local, output": {"update": {"mode": "local", "every": 2}, "output": {"log_every": 1}},
+    "async checkpoints": {"output": {"checkpoint_every": 2, "checkpoint_mode": "async"}},
+    "bound by input": {"data": {"source": "disk", "workers": 1, "sample": "1 MB", "preprocess": "200 ms"}},
+    "sharded": {"parallel": {"dp_shard": 4, "zero": 3}},
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_all_verbs_say_the_same_step(name: str, tmp_path: Path) -> None:
+    plan, on = load_plan(GPT | PLANS[name]), "dgx-h100"
+    found = predict(plan, on)
+    step = pytest.approx(found.step_time_s, rel=1e-9)
+    explained = explain(bind(plan, on), tries=0)
+    assert explained.step_time_s == step
+    assert sum(seconds for _, seconds in explained.path) == step
+    assert capacity(plan, on, 1e9).step_time_s == step
+    assert spread(plan, on, 3, jitter=Jitter(rank=0, step=0)).samples == (step,) * 3
+    filled = 1e-3 if plan.data.workers else 1e-9  # a step more or less until loaders are at their pace
+    assert faults(plan, on, ("slow=r0:0.5",)).step_time_s == pytest.approx(found.step_time_s, rel=filled)
+    swept = sweep(plan, {"batch.micro": ("1",)}, on, tmp_path / "sweep.sqlite").rows[0]
+    assert (swept.step_time, swept.rate, swept.mfu) == (step, pytest.approx(found.samples_per_s, rel=1e-9), pytest.approx(found.mfu))
+    assert found.samples_per_s * found.step_time_s == pytest.approx(plan.global_batch)
+    assert found.breakdown.total == step
+
+
+def test_what_output_adds_is_no_resources() -> None:
+    quiet, loud = (explain(bind(load_plan(GPT | more), "dgx-h100")) for more in ({}, {"output": {"checkpoint_every": 2}}))
+    added = loud.step_time_s - quiet.step_time_s
+    assert dict(loud.path)["output"] == pytest.approx(added) and added > 0
+    louder = {one.resource: one for one in loud.sensitivities}
+    for one in quiet.sensitivities:
+        other = louder.pop(one.resource)
+        assert other.infinitely_fast == pytest.approx(one.infinitely_fast + added)
+        assert other.elasticity * loud.step_time_s == pytest.approx(one.elasticity * quiet.step_time_s)
+    assert loud.changes, "what a plan gains is seen beside its checkpoints"
+    for change in loud.changes:
+        assert predict(load_plan(GPT | {"output": {"checkpoint_every": 2}}, change.overrides), "dgx-h100").step_time_s == pytest.approx(
+            change.step_time_s, rel=1e-9
+        )
+        assert change.gain == pytest.approx(1 - change.step_time_s / loud.step_time_s)
+
+
+@pytest.mark.parametrize("on", ["l40s-x8", "h100-pcie-x8"])
+def test_asynchronous_ranks_meet_in_another_order_each_step(on: str) -> None:
+    """So that one step says little: the figure is the mean over many, whatever number is simulated for the trace."""
+    plan = load_plan(GPT | ASYNC)
+    found = predict(plan, on)
+    assert predict(plan, on, steps=7).step_time_s == pytest.approx(found.step_time_s, rel=1e-9)
+    whole = predict(plan, on, steps=60).trace
+    assert whole is not None and mean_step(whole).total == pytest.approx(found.step_time_s, rel=0.03)
+
+
+def test_a_slow_asynchronous_rank_costs_its_own_share_alone() -> None:
+    """Ranks that hardly meet: 3 of full speed and one at a third make 10/12 of the steps of 4."""
+    plan = GPT | ASYNC | {"batch": {"micro": 16, "global": 16 * 4 * 64}}
+    even = predict(plan, "dgx-h100").step_time_s
+    slow = predict(plan | {"noise": {"stragglers": "r3: 3x"}}, "dgx-h100").step_time_s
+    assert slow / even == pytest.approx(12 / 10, rel=0.05)
+    assert faults(plan, "dgx-h100", ("slow=r3:0.5",)).rows[0].slowdown == pytest.approx(8 / 7, rel=0.05)
