@@ -184,9 +184,9 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Attention in 8 bits too where the linear layers are (TransformerEngine's fp8_dpa)."""
     expert_bias: Literal["epilogue", "loop"] = "epilogue"
     """Biases of the experts' second products: added by the products, or with the routing weights in fp32, expert by expert."""
-    fp8_scaling: Literal["delayed", "current", "rowwise"] = "delayed"
-    """Scales of 8-bit tensors: from the steps before, or from the tensor itself, which is read for them first; or one for each of its rows, and
-    of its columns where they are summed over."""
+    fp8_scaling: Literal["delayed", "shared", "current", "rowwise"] = "delayed"
+    """Scales of 8-bit tensors: from the steps before (shared: all ranks of a stage agree after each pass, `sim.lower.scales`); from the tensor
+    itself, which is read for them first; or one for each of its rows, and of its columns where they are summed over."""
     pads_rows: bool = False
     """Rows of each expert are copied into segments that 8-bit products can take, and their results out of them (TransformerEngine's Fp8Padding
     and Fp8Unpadding in Megatron-Core's TEGroupedMLP), where neither the router nor the exchange has padded them."""

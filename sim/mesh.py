@@ -2,9 +2,10 @@
 
 The mesh is an array of ranks with one dimension per kind of parallelism, in torchtitan's words. Derived axes:
 `dp` (dp_replicate x dp_shard), `grad` (dp x cp: the ranks that hold the same parameters and average gradients),
-`fsdp` (dp_shard x cp: the ranks that share one sharded copy), `ep`, `edp` (where expert gradients are averaged) and `efsdp` (where
-experts are sharded), `world`. Experts have a mesh of their own on the same ranks (Megatron's expert_decoder_rank_generator in
-core/parallel_state.py): `etp` of the tp ranks hold the slices of one expert, the others of tp count with dp and cp.
+`fsdp` (dp_shard x cp: the ranks that share one sharded copy), `stage` (all with the same place in a pipeline), `ep`, `edp` (where
+expert gradients are averaged) and `efsdp` (where experts are sharded), `world`. Experts have a mesh of their own on the same ranks
+(Megatron's expert_decoder_rank_generator in core/parallel_state.py): `etp` of the tp ranks hold the slices of one expert, the others of tp
+count with dp and cp.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ _INSIDE = {
     "dp": ("dp_replicate", "dp_shard"),
     "grad": ("dp_replicate", "dp_shard", "cp"),
     "fsdp": ("dp_shard", "cp"),
+    "stage": ("dp_replicate", "dp_shard", "cp", "tp"),
     "world": AXES,
 }
 

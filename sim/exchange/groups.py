@@ -5,7 +5,7 @@ from __future__ import annotations
 from sim.mesh import AXES
 from sim.program import Program
 
-_GROUPED = (*AXES, "dp", "grad", "fsdp", "world", "ep", "edp", "efsdp")
+_GROUPED = (*AXES, "dp", "grad", "fsdp", "world", "ep", "edp", "efsdp", "stage")
 """Mesh axes in the order in which communicators and message tags count them."""
 
 

@@ -18,6 +18,7 @@ from sim.lower.input import take
 from sim.lower.job import Job
 from sim.lower.offload import offload
 from sim.lower.passes import Chunk
+from sim.lower.scales import with_scales
 from sim.lower.schedule import placement
 from sim.lower.short import Shortener
 from sim.lower.template import TEMPLATE, BlockOps, Template, Templates, renamed
@@ -120,7 +121,8 @@ class StageSegments:
             variant = self._variants[key] = _variant(self.job, kind, 0 if begins else 1, first, last) + ".beside" * beside
         name = self.tag + variant
         if name not in self._segments:
-            self._segments[name] = tuple(_build(self.job, self, variant))
+            blocks = (block for _, block in self.stage.blocks)
+            self._segments[name] = with_scales(self.job, variant, _build(self.job, self, variant), blocks)
         return name
 
     def buckets(self, step: int) -> list[Bucket]:

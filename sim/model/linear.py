@@ -12,6 +12,8 @@ from sim.work import BYTES, Gemm, MemoryBound, Work
 
 PLAIN = ("fp8", "rowfp8")
 """8-bit formats whose scales are fp32 numbers of their own, not of blocks."""
+FROM_BEFORE = ("delayed", "shared")
+"""Scales that are known before the tensor is."""
 ALIGNED = 8
 """Elements of 16 bits in the 16 bytes that matrix units load at once."""
 
@@ -32,7 +34,7 @@ def quantised(share: Share, elements: int, found: bool = False, tensors: int = 1
     if share.gemm not in PLAIN:
         return [MemoryBound("quantise", 2 * elements, 2 * elements, share.act)]
     cast: Work = MemoryBound("cast", 2 * elements, 2 * elements, share.act)
-    if share.framework.fp8_scaling == "delayed":
+    if share.framework.fp8_scaling in FROM_BEFORE:
         return [cast]
     largest = MemoryBound("reduce", 2 * elements, 0, share.act)
     if share.gemm == "rowfp8":
@@ -43,12 +45,12 @@ def quantised(share: Share, elements: int, found: bool = False, tensors: int = 1
 
 def _compiled_in(share: Share) -> bool:
     """A compiler makes the cast part of the kernel before it where its scale is known by then: not where it is the tensor's own."""
-    return share.framework.compile and (share.gemm not in PLAIN or share.framework.fp8_scaling == "delayed")
+    return share.framework.compile and (share.gemm not in PLAIN or share.framework.fp8_scaling in FROM_BEFORE)
 
 
 def _taken(share: Share, elements: int, normed: bool, fused: bool) -> list[Work]:
     """What makes a linear's input 8-bit, where no compiler and no kernel before it does; a compiler finds the largest value as it is made."""
-    fused = fused or _compiled_in(share) or (normed and share.gemm in PLAIN and share.framework.fp8_scaling == "delayed")
+    fused = fused or _compiled_in(share) or (normed and share.gemm in PLAIN and share.framework.fp8_scaling in FROM_BEFORE)
     return [] if fused else quantised(share, elements, normed or share.framework.compile)
 
 

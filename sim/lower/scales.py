@@ -1,0 +1,41 @@
+"""Delayed scales of 8-bit products that ranks share: the largest values of a pass are compared over all ranks of a pipeline stage.
+
+TransformerEngine from 1.2 on reduces them when the outermost fp8_autocast ends, and in backward with its first module, by one all_reduce for
+which the compute stream waits (FP8GlobalStateManager.reduce_and_update_fp8_tensors, async_op=False). Megatron-Core's TransformerBlock holds
+one such context for each chunk of layers, over tp x dp x cp (get_amax_reduction_group(with_context_parallel=True)).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sim.lower.job import Job
+from sim.lower.ops import collective
+from sim.model.parts import Block
+from sim.program import COMPUTE, Op
+from sim.work import BYTES, Gemm
+
+GROUP = "stage"
+CLS = "comm.scales"
+_EACH = {"fwd": 3, "bwd": 2}
+"""Numbers that one linear keeps: of input, weight and result, and of their gradients' two (TransformerEngine, module/base.py: fp8_meta)."""
+
+
+def shared(job: Job) -> bool:
+    """Do ranks agree on scales? Those of one stage, where there are several."""
+    return job.train and job.framework.fp8_scaling == "shared" and job.plan.precision == "fp8" and job.size(GROUP) > 1
+
+
+def with_scales(job: Job, variant: str, ops: Iterable[Op], blocks: Iterable[Block]) -> tuple[Op, ...]:
+    """A stage's pass with the comparison of its largest values: after forward; of backward at its begin, which costs the same as at its end."""
+    which = variant.split(".")[0]
+    linears = _linears(blocks) if which in _EACH and shared(job) else 0
+    if not linears:
+        return tuple(ops)
+    op = collective(job, f"scales/{which}.all_reduce", COMPUTE, "all_reduce", 4 * _EACH[which] * linears, GROUP, CLS)
+    return (*ops, op) if which == "fwd" else (op, *ops)
+
+
+def _linears(blocks: Iterable[Block]) -> int:
+    works = (work for block in blocks for part in block.parts for work in part.forward)
+    return sum(isinstance(work, Gemm) and BYTES[work.dtype] < 2 for work in works)
