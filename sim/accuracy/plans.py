@@ -193,9 +193,10 @@ def _parallel(row: Row, sizes: Sizes, framework: str, layers: int, tp_overlap: b
 
 
 def _capacity(row: Row, framework: str) -> float:
-    """1 where an expert's tokens beyond the mean are dropped, as the row says, and in NeMo's recipe of Grok-1 (MegatronTokenDropCallback)."""
+    """1 where an expert's tokens beyond the mean are dropped: as the row says, in NeMo's recipe of Grok-1 (MegatronTokenDropCallback), and in
+    SimuMax's runs (run_pretrain_deepseekv2.sh: --moe-expert-capacity-factor 1 --moe-pad-expert-input-to-capacity)."""
     grok = framework == "nemo" and "grok" in row.model_name.lower()
-    return 1.0 if grok or "capacity factor 1.0" in row.notes or row.drops_tokens else 0.0
+    return 1.0 if grok or (row.n_experts and "simumax" in row.source_id) or "capacity factor 1.0" in row.notes or row.drops_tokens else 0.0
 
 
 def _expert_tp(row: Row, sizes: Sizes, framework: str, assumed: list[str]) -> int | None:

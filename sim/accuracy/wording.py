@@ -68,6 +68,8 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
     if name == "megatron-lm" and _written_out(row):
         later = row.date[:7] >= _ASYNCHRONOUS or said(row.sequence_parallel) or row.recompute == "selective"
         return "megatron-2022" if later else "megatron-2020" if _wrapped(row) else "megatron-2021"
+    if name == "megatron-lm" and "CE fusion on" in row.notes:
+        return "megatron-lm-te-loss"
     if name == "megatron-deepspeed" and not re.search(
         _BIGSCIENCE, f"{row.source_id} {row.model_name} {row.model_type} {row.system}".lower()
     ):

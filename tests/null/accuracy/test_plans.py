@@ -167,6 +167,12 @@ def test_grok_is_what_nemo_runs_under_its_name(release: str, framework: str, cap
     assert isinstance(plan.model, dict) and not plan.model.get("post_norms") and not plan.model.get("tied")
 
 
+def test_simumax_pads_its_experts_to_their_capacity() -> None:
+    said = {"model_name": "DeepSeek-V2-cut4L", "model_type": "moe", "n_experts": 160, "top_k": 6, "ep": 8, "tp": 1, "pp": 1, "vp": None}
+    plans = [case_of(row(framework="Megatron-LM", source_id=source, **said)).plan for source in ("simumax-b200", "other")]
+    assert [plan.parallel.capacity for plan in plans] == [1.0, 0.0]
+
+
 @given(st.integers(1, 200), st.integers(1, 64))
 def test_stages_hold_every_layer(layers: int, stages: int) -> None:
     found = stages_of(layers, stages)

@@ -118,6 +118,7 @@ def test_recomputation_by_its_names() -> None:
         ({"precision": "AMP", "sharding": "DDP"}, "pytorch-amp"), ({"precision": "bf16-mixed", "sharding": ""}, "pytorch-amp"), ({"precision": "bf16-mixed"}, "pytorch"),
         ({"framework": "nanoGPT", "sharding": ""}, "pytorch-amp"), ({"precision": "AMP", "sharding": "DDP", "task": "LoRA"}, "pytorch"),
         ({"framework": "HAI-LLM", "n_experts": 256}, "megatron-bridge-overlapped"), ({"framework": "torchtitan", "precision": "fp8 (torchao, row-wise)"}, "torchtitan-rowwise"),
+        ({"framework": "Megatron-LM", "notes": "case x_cef; CE fusion on"}, "megatron-lm-te-loss"),
     ],
 )  # fmt: skip
 def test_frameworks_by_their_names(changes: dict[str, str], framework: str) -> None:
