@@ -35,8 +35,8 @@ def recompute_of(row: Row, layers_per_stage: int, framework: str, assumed: list[
         text = [word for version, word in _UNSAID[framework] if re.search(version, row.framework_version)][-1]
         assumed.append(f"recomputation not stated: {text}, as {framework}'s recipes")
     if "save_dot_only" in text:
-        assumed.append(f"recomputation {text!r}: products are kept; attention, a call of its own, runs again, and what XLA fuses away")
-        return {"recompute": "selective"}
+        assumed.append(f"recomputation {text!r}: products are kept; attention, a call of its own, and norms run again")
+        return {"recompute": "selective", "recompute_modules": ("core_attn", "layernorm")}
     for word, share, why in (*_KEPT, *_share(text)):
         if re.search(word, text):
             assumed.append(f"recomputation {text!r}: {why}")

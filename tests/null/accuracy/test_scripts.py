@@ -70,7 +70,8 @@ def test_cells_that_speak_of_gradients_leave_tensor_parallelism_to_the_framework
 
 
 def test_saved_products_leave_attention_to_run_again() -> None:
-    assert recompute_of(row(recompute="selective (SAVE_DOT_ONLY)"), 24, "paxml", []) == {"recompute": "selective"}
+    again = {"recompute": "selective", "recompute_modules": ("core_attn", "layernorm")}
+    assert recompute_of(row(recompute="selective (SAVE_DOT_ONLY)"), 24, "paxml", []) == again
 
 
 @pytest.mark.parametrize(
