@@ -1,7 +1,8 @@
 """Pipelines: what each rank runs in a step, its stages' segments in the schedule's order with the messages between them.
 
-A message has a lane for each kind and end (`comm.pp.fwd.send`, `comm.pp.bwd.recv`), so that no send queues behind a receive. As
-torch's process group orders its stream, a receive starts after the kernels that were launched before it. Schedules
+A message has a lane for each kind and end (`comm.pp.fwd.send`, `comm.pp.bwd.recv`), so that no send queues behind a receive. Where torch's
+runtime issues each by itself (`_batch_p2p`, pull request 175712), a GPU has one for each neighbour (`comm.pp.next`): ProcessGroupNCCL keeps
+a communicator and a stream for each pair of ranks (getKeySendRecv). As torch's process group orders its stream, a receive starts after the kernels that were launched before it. Schedules
 that block (GPipe, 1F1B) post a receive with the forward or backward that needs it, and under 1F1B compute goes on
 when its send has ended (Megatron's and torch's batched send and receive); the others receive as early as the sender has sent.
 
@@ -21,6 +22,7 @@ from sim.lower.ops import blocks, collective, record, wait
 from sim.lower.schedule import Kind
 from sim.lower.schedule.action import RECEIVES, SENDS, SHARDS
 from sim.lower.schedule.messages import needed, sent
+from sim.lower.schedule.shards import by_actions
 from sim.lower.schedule.turns import Line, Sort, lines
 from sim.lower.stage import INPUT, StageSegments
 from sim.lower.unshard import whole_stage
@@ -153,22 +155,30 @@ def _waits_for_gradients(op: Op) -> bool:
     return op.lane == COMPUTE and op.id.startswith("grad/") and (op.kind == "wait" or op.id.endswith(".back"))
 
 
-def _lane(kind: Kind) -> str:
+def _lane(job: Job, stage: int, kind: Kind) -> str:
+    p = job.plan.parallel
+    if job.device == "cuda" and job.framework.pipeline_actions and by_actions(p.schedule, p.virtual_stages):
+        return f"comm.pp.{'pair' if p.pp == 2 else 'next' if _peer(job, stage, kind) == 1 else 'prev'}"
     return f"comm.pp.{'fwd' if kind.endswith('F') else 'bwd'}.{kind[:4].lower()}"
 
 
-def _op(job: Job, stage: int, kind: Kind) -> Op:
-    """The message itself: activations go to the next rank, gradients to the one before; past the fold of a V the other way."""
+def _peer(job: Job, stage: int, kind: Kind) -> int:
+    """Activations go to the next rank, gradients to the one before; past the fold of a V the other way."""
     up = kind in ("SEND_F", "RECV_B")
     back = job.plan.parallel.schedule == "dualpipe" and stage >= job.size("pp")
+    return 1 if up != back else -1
+
+
+def _op(job: Job, stage: int, kind: Kind) -> Op:
+    """The message itself."""
     sends = kind.startswith("SEND")
     return Op(
         f"{stage}{kind}",
         "send" if sends else "recv",
-        _lane(kind),
+        _lane(job, stage, kind),
         bytes=job.network.boundary // _slices(job),
         group="pp",
-        peer=1 if up != back else -1,
+        peer=_peer(job, stage, kind),
         cls=CLS,
         alloc=0 if sends else job.network.boundary,
         free=job.network.boundary if sends else 0,
@@ -177,14 +187,14 @@ def _op(job: Job, stage: int, kind: Kind) -> Op:
 
 def _send(job: Job, stage: int, kind: Kind) -> list[Op]:
     """Once compute has made the tensor; its buffer lives until it has left."""
-    name, lane = f"{stage}{kind}", _lane(kind)
+    name, lane = f"{stage}{kind}", _lane(job, stage, kind)
     made = record(f"{name}.made", COMPUTE)
     return [_holding(made, alloc=job.network.boundary), wait(job, f"{name}.made", lane), _op(job, stage, kind)]
 
 
 def _send_awaited(job: Job, stage: int, kind: Kind) -> list[Op]:
     """The same, for those that compute waits for."""
-    return [*_send(job, stage, kind), record(f"{stage}{kind}.sent", _lane(kind))]
+    return [*_send(job, stage, kind), record(f"{stage}{kind}.sent", _lane(job, stage, kind))]
 
 
 def _sent(job: Job, stage: int, kind: Kind) -> list[Op]:
@@ -194,7 +204,7 @@ def _sent(job: Job, stage: int, kind: Kind) -> list[Op]:
 
 def _receive(job: Job, stage: int, kind: Kind) -> list[Op]:
     """Into a fresh buffer. Numbered, as further receives may be posted before this one is used."""
-    name, lane = f"{stage}{kind}", _lane(kind)
+    name, lane = f"{stage}{kind}", _lane(job, stage, kind)
     posted = [record(f"{name}.posted", COMPUTE), wait(job, f"{name}.posted", lane)] if job.device == "cuda" else []
     return [*posted, _op(job, stage, kind), Op(f"{name}.record", "record", lane, event=name, shift=0)]
 

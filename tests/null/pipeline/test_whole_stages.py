@@ -20,6 +20,7 @@ MODEL = {"layers": 8, "hidden": 2048, "heads": 16, "vocab": 32000, "ffn": 7168}
 PIPELINES: list[dict[str, Any]] = [
     {"pp": 2, "schedule": "interleaved", "virtual_stages": 2},
     {"pp": 2, "schedule": "interleaved", "virtual_stages": 4},
+    {"pp": 4, "schedule": "interleaved", "virtual_stages": 2},
     {"pp": 4, "schedule": "zb-h1", "dp_replicate": 2},
     {"pp": 2, "schedule": "dualpipe", "tp": 2},
     {"pp": 4, "schedule": "1f1b"},
@@ -94,7 +95,7 @@ def test_many_stages_a_rank_are_gathered_again_in_every_round() -> None:
     assert gathered(4) > 3 * 5
 
 
-@pytest.mark.parametrize("parallel", PIPELINES[:2] + PIPELINES[4:], ids=str)
+@pytest.mark.parametrize("parallel", PIPELINES[:3] + PIPELINES[5:], ids=str)
 def test_messages_no_longer_wait_for_reductions(parallel: dict[str, Any]) -> None:
     """The first rank's last backward is not held up by the reductions of those after it."""
 
@@ -107,6 +108,25 @@ def test_messages_no_longer_wait_for_reductions(parallel: dict[str, Any]) -> Non
         )
 
     assert last_backward("torchtitan") < last_backward("torchtitan-2024")
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("parallel", [*PIPELINES, {"pp": 4, "schedule": "dualpipe", "dp_shard": 1, "zero": 0}], ids=str)
+def test_messages_of_a_pair_of_ranks_share_a_stream(parallel: dict[str, Any], device: str) -> None:
+    """Of a GPU that sends and receives by itself, as ProcessGroupNCCL keeps one for each pair; gloo has none."""
+    given = setting("torchtitan", **parallel)
+    made = lower(given.plan, given.network, given.framework, device, 2)
+    verify(made)
+    apart = parallel["schedule"] in ("interleaved", "zb-h1", "dualpipe") and device == "cuda"
+    pp = parallel["pp"]
+    for rank in range(made.mesh.world):
+        lanes: dict[str, set[tuple[int, str]]] = {}
+        for _, op in made.ops(rank):
+            if op.kind in ("send", "recv"):
+                lanes.setdefault(op.lane, set()).add((op.peer % pp, op.kind))
+        for sorts in lanes.values():
+            peers, kinds = {peer for peer, _ in sorts}, {kind for _, kind in sorts}
+            assert (len(peers), len(kinds)) == (1, 2) if apart else len(kinds) == 1
 
 
 def test_parameters_of_three_stages_a_rank_are_gathered_at_a_time() -> None:
