@@ -46,8 +46,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """A linear's bias is added by a kernel of its own, unless an activation's kernel or a compiler takes it: PyTorch before 1.12 on inputs of
     three dimensions (pull request 74070: 15 % of such a product on A100), TensorFlow's BiasAdd."""
     aligned_units: bool = False
-    """16-bit products whose sizes are no multiples of 8 run on fp32 units: cuBLAS of before CUDA 11 (its section on tensor core restrictions;
-    NVIDIA/cutlass issue 75)."""
+    """16-bit products whose sizes are no multiples of 8 run on fp32 units: cuBLAS of before CUDA 11 (NVIDIA/cutlass issue 75)."""
     norm_in_parts: bool = False
     """A norm is a mean, a squared difference, its mean and a scaling, each of which a compiler ends at a reduction
     (tf.contrib.layers.layer_norm: nn.moments, then nn.batch_normalization)."""

@@ -51,7 +51,7 @@ def mxnet_of(row: Row) -> str:
     return "mxnet-horovod-defaults" if row.source_id.startswith("dlperf") else "mxnet-horovod"
 
 
-_PLANAR = r"ngc[- ]?(19|20\.0[1-5])|pytorch 1\.[0-5]\b"
+_PLANAR = r"ngc\D*(19\.|20\.0[1-5])|pytorch 1\.[0-5]\b"
 """Releases before channels-last maps of PyTorch, which NVIDIA's ConvNets take under AMP since June 2020 (their README's changelog)."""
 
 
