@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import msgspec
@@ -44,22 +47,52 @@ def held(setting: Setting, program: Program, pricer: Pricer, trace: Trace, step:
     return points
 
 
+_SYNCS = {"log_every": "output/loss", "item_every": "output/item", "print_every": "output/print", "sync_every": "output/sync"}
+"""Keys of [output] after which the host waits for the device, and the ops that do."""
+
+
 def output_seconds(setting: Setting, pricer: Pricer, step: float, fold: bool, points: list[SyncPoint]) -> float:
     """Mean seconds per step that logging, syncs and checkpoints add to a mean step of `step` seconds: each is simulated on every step, then
-    spread. Their sync points are added to `points`."""
-    known = {point.where for point in points}
-    output, added = setting.plan.output, 0.0
-    without = 0.0
-    for field in ("log_every", "item_every", "print_every", "sync_every", "checkpoint_every"):
-        every = getattr(output, field)
-        if not every:
-            continue
-        # Of local updates the simulated step averages or does not: beside it stands the very same one without output.
-        without = without or (_run(setting, Output(), pricer, fold).step if setting.plan.update.mode == "local" else step)
-        only = msgspec.structs.replace(Output(), **{field: 1}, checkpoint_to=output.checkpoint_to, checkpoint_mode=output.checkpoint_mode)
-        loud = _run(setting, only, pricer, fold)
-        added += _spread(points, known, sync_points(loud.program, loud.trace), every, step, loud.step - without, _writing(loud.trace))
+    spread. What comes after one and the same step waits for the device together. Their sync points are added to `points`."""
+    output = setting.plan.output
+    if not any(getattr(output, field) for field in (*_SYNCS, "checkpoint_every")):
+        return 0.0
+    # Of local updates the simulated step averages or does not: beside it stands the very same one without output.
+    without = _run(setting, Output(), pricer, fold).step if setting.plan.update.mode == "local" else step
+    known, added = {point.where for point in points}, 0.0
+
+    @lru_cache
+    def loud(fields: frozenset[str]) -> _Run:
+        kept = {"checkpoint_to": output.checkpoint_to, "checkpoint_mode": output.checkpoint_mode}
+        return _run(setting, msgspec.structs.replace(Output(), **kept, **dict.fromkeys(fields, 1)), pricer, fold)
+
+    longer = dict.fromkeys(_SYNCS.values(), 0.0)
+    found: dict[str, SyncPoint] = {}
+    for fields, share in shares({field: every for field in _SYNCS if (every := getattr(output, field))}).items():
+        run = loud(fields)
+        added += share * (run.step - without)
+        for field in fields:
+            less = loud(fields - {field}).step if len(fields) > 1 else without
+            longer[_SYNCS[field]] += share * (run.step - less)
+        for point in sync_points(run.program, run.trace):
+            if point.where not in known:
+                had = found.get(point.where, SyncPoint(point.op, point.where, 0.0, 0.0))
+                sums = {"per_step": had.per_step + share * point.per_step, "seconds": had.seconds + share * point.seconds}
+                found[point.where] = msgspec.structs.replace(point, **sums)
+    points += [msgspec.structs.replace(point, adds=longer.get(where)) for where, point in found.items()]
+    if every := output.checkpoint_every:
+        run = loud(frozenset(["checkpoint_every"]))
+        added += _spread(points, known, sync_points(run.program, run.trace), every, step, run.step - without, _writing(run.trace))
     return added
+
+
+def shares(every: dict[str, int]) -> dict[frozenset[str], float]:
+    """The share of the steps after which just these come together, of what comes every so many steps: of what comes every 2 and every 3, the
+    one alone after 2 of 6, the other after 1, both after 1 (inclusion and exclusion over least common multiples)."""
+    sets = [frozenset(some) for size in range(1, len(every) + 1) for some in combinations(every, size)]
+    least = {one: 1.0 / math.lcm(*(every[name] for name in one)) for one in sets}
+    found = {one: sum((-1) ** (len(more) - len(one)) * least[more] for more in sets if one <= more) for one in sets}
+    return {one: share for one, share in found.items() if share > 1e-12}
 
 
 class _Run(NamedTuple):

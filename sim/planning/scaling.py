@@ -125,9 +125,12 @@ def smallest(plan: Plan, machine: str, tokens: float, days: float, most: int = 1
             return found
         if found.fits and (best is None or found.elapsed_s < best.elapsed_s):
             best = found
-    closest = (
-        f"the fastest was {best.gpus} GPUs with {best.days:.1f} days"
-        if best
-        else "no size fits into memory, or the batch divides over none"
-    )
+    if best is None:
+        closest = "no size fits into memory, or the batch divides over none"
+    else:
+        closest = f"the fastest was {best.gpus} GPUs with {best.days:.1f} days"
+        if best.gpus < sizes[-1] and _spread(plan, 2 * best.gpus, False) is None:
+            closest += (
+                f"; {plan.global_batch:,} samples a step (batch.global) divide over no more: with a larger batch more GPUs can be used"
+            )
     raise BadInput(f"no cluster of up to {most} GPUs of {machine} finishes in {days} days with this plan: {closest}")

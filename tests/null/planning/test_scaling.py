@@ -47,6 +47,10 @@ def test_the_smallest_cluster_is_the_first_that_is_in_time() -> None:
     assert told[0].startswith("8 GPUs: ")
     with pytest.raises(BadInput, match="the fastest was 16 GPUs"):
         smallest(plan, "dgx-h100", 1e11, line[1].days / 2, most=16)
+    with pytest.raises(BadInput, match=r"the fastest was 64 GPUs.*64 samples a step .* divide over no more"):
+        smallest(plan, "dgx-h100", 1e15, 1.0)
+    with pytest.raises(BadInput, match=r"the fastest was 16 GPUs with [0-9.]+ days$"):
+        smallest(plan, "dgx-h100", 1e15, 1.0, most=16)
 
 
 def test_a_cluster_stands_for_its_kind_of_node() -> None:
