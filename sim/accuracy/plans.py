@@ -23,7 +23,7 @@ from sim.accuracy.sharding import sharding_of
 from sim.accuracy.sizes import Sizes, gpus_of, in_parts, sizes_of, stages_of
 from sim.accuracy.systems import described, named_system
 from sim.accuracy.updating import optimizer_of
-from sim.accuracy.wording import compiled, framework_of_row, overlap_of, precision_of, said, schedule_of
+from sim.accuracy.wording import algorithm_of, compiled, framework_of_row, overlap_of, precision_of, said, schedule_of
 from sim.plan import Batch, Comm, Memory, Parallel, Plan
 from topologies.errors import BadInput
 
@@ -86,7 +86,7 @@ def case_of(row: Row) -> Case:
         optimizer=optimizer_of(row, precision, assumed),
         data=data_of(row, model, framework),
         output=output_of(row, model),
-        comm=Comm(overlap=overlap),
+        comm=Comm(overlap=overlap, algorithm=algorithm_of(row, framework)),
     )
     machine, edits = machine_of(named_system(row), assumed)
     machine = described(row, machine)

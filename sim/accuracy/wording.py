@@ -6,6 +6,7 @@ The words are those that publications print ("Megatron-LM", "bf16 (autocast)", "
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 from sim.accuracy.recipes import recipe_of
 from sim.accuracy.rows import Row
@@ -211,6 +212,16 @@ def overlap_of(row: Row, framework: str) -> tuple[bool, bool]:
     if not text or text.startswith("horovod") or re.match(_OF_DATA, text):  # of tensor parallelism it says nothing
         return True, tensor
     return said(text) is not False, bool(re.search(r"userbuffers|tp-comm-overlap|async tp", text))
+
+
+_IN_SWITCHES = 448
+"""Nodes from which on MLPerf's pictures are told to sum in the switches: NCCL_ALGO=COLLNETCHAIN in config_DGXH100_multi_448x8x16.sh (v3.1,
+v4.0); config_DGXH100_multi_316x8x16.sh has it commented out."""
+
+
+def algorithm_of(row: Row, framework: str) -> Literal["auto", "collnet"]:
+    """NCCL's algorithm where a script asks for one."""
+    return "collnet" if framework == "mlperf-mxnet" and (row.nodes or 1) >= _IN_SWITCHES else "auto"
 
 
 def compiled(row: Row) -> bool | None:

@@ -91,6 +91,14 @@ def test_gradients_of_pictures_travel_when_backward_has_ended() -> None:
     assert len(sums) == 1
 
 
+def test_the_largest_pictures_are_summed_in_the_switches() -> None:
+    """NCCL_ALGO=COLLNETCHAIN in config_DGXH100_multi_448x8x16.sh alone."""
+    large = row(PICTURES, nodes=448, gpus=3584, global_batch=57344)
+    assert case_of(large).plan.comm.algorithm == "collnet"
+    for changes in ({"nodes": 316, "gpus": 2528, "global_batch": 40448}, {"source_id": "dlperf-v1"}):
+        assert case_of(msgspec.structs.replace(large, **changes)).plan.comm.algorithm == "auto"
+
+
 def test_oneflows_gpt_is_megatrons_model_in_16_bits() -> None:
     """Its stream between products keeps 16 bits, its vocabulary is padded, NCCL is on the compute stream where tensors are split."""
     case = case_of(GPT)
