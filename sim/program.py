@@ -12,7 +12,7 @@ rank, then the call's `at`, then the op's `id`. Everything prints as lines of te
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -110,7 +110,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 class Role(msgspec.Struct, frozen=True):
     """What one kind of rank does: for each CPU thread, its calls in order. `host` is the training loop."""
 
-    threads: dict[str, tuple[Call, ...]]
+    threads: dict[str, Sequence[Call]]
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -136,7 +136,7 @@ class Program(msgspec.Struct, frozen=True):
     def world(self) -> int:
         return len(self.role_of)
 
-    def threads(self, rank: int) -> dict[str, tuple[Call, ...]]:
+    def threads(self, rank: int) -> dict[str, Sequence[Call]]:
         return self.roles[self.role_of[rank]].threads
 
     def ops(self, rank: int, thread: str = HOST) -> Iterator[tuple[Call, Op]]:

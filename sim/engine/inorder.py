@@ -14,15 +14,17 @@ from collections.abc import Generator, Iterable
 
 from sim.engine.arrange import Arranger
 from sim.engine.moves import (
+    ASIDE,
+    AWAIT,
     BESIDE,
-    DRAIN,
     HOLD,
     JOIN,
     KERNEL,
+    MEET,
     PASS,
-    PLAIN,
     RECORD,
     RECORDED,
+    TAKE,
     WAIT,
     WIRE,
     Arrival,
@@ -38,7 +40,6 @@ from sim.engine.moves import (
 from sim.engine.pricing import Pricing
 from sim.engine.seats import Seat
 from sim.engine.waiting import Waiting
-from sim.engine.wires import End
 from sim.program import COMPUTE, HOST
 
 
@@ -76,59 +77,83 @@ class InOrder:
         """One thread, from its first op to its last."""
         clock = high = spent = 0.0
         step = lines[0][0] if lines else 0
-        events, lanes, compute, busy = Events(rank), rank.lanes, rank.lane(COMPUTE), rank.busy
-        latest, numbered, meets, comes = events.latest, rank.numbered, self._waiting.meets, self._waiting.comes
-        for its, index, (moves, passed) in lines:
+        events, lanes, wires, compute, busy = Events(rank), rank.lanes, rank.wires, rank.lane(COMPUTE), rank.busy
+        latest, numbered, comes = events.latest, rank.numbered, self._waiting.comes
+        for its, before, codes, turns in lines:
             if its != step:
                 self._note(thread, step, high, spent)
                 step, high, spent = its, 0.0, 0.0
-            events.index = index
-            for does, name, at, seconds, event, shift, share, seat in moves:
-                ready = clock + at
-                if does >= PASS:
-                    if does == RECORDED:
-                        self._record(events, event, shift, ready)
-                        continue
-                    spent += at
-                    clock = yield from self._until(ready, self._awaited(rank, does, name, events, event, shift))
-                    high = max(high, clock)
-                    continue
-                lane = lanes[name]
-                if does >= JOIN:
-                    made = clock + share
-                    compute.free = made = compute.free if compute.free > made else made
-                    if does == WIRE:
-                        assert isinstance(lane, End)
-                        events.comes(event, shift, comes(lane, made if made > ready else ready, seconds, step))
-                        continue
-                    latest[event], does = made, WAIT
-                if lane.queue is not None:
-                    self._queues(lane, does, ready, seconds, self._event(does, events, event, shift), seat, step)
-                    continue
-                start = lane.free if lane.free > ready else ready
-                if does <= PLAIN:
-                    if does == KERNEL and lane is compute and (not busy or busy[-1][1] <= start):
-                        lane.free = rank.kernel = end = start + seconds
+            for sort, number in turns:
+                events.index = index = before + number
+                moves, passed = codes[sort]
+                for does, name, at, seconds, event, shift, share, seat in moves:
+                    ready = clock + at
+                    if does <= KERNEL:
+                        if does == TAKE:
+                            known = latest.get(event, 0.0) if shift is None else numbered.get((event, index + shift))
+                            if not isinstance(known, float):
+                                known = yield from self._until(ready, [events.of(event, shift)])
+                            if known > ready:
+                                ready = known
+                        start = compute.free if compute.free > ready else ready
+                        end = start + seconds if not busy or busy[-1][1] <= start else rank.slowed(start, seconds, share)
+                        compute.free = rank.kernel = end
+                        if end > high:
+                            high = end
+                    elif does <= WIRE:
+                        made = clock + share
+                        compute.free = made = compute.free if compute.free > made else made
+                        if does == JOIN:
+                            latest[event], lane = made, lanes[name]
+                            if lane.queue is not None:
+                                lane.queue.append((WAIT, ready, 0.0, made, None, step))
+                            else:
+                                lane.free = max(lane.free, ready, made)
+                        elif shift is None:
+                            latest[event] = comes(wires[name], made if made > ready else ready, seconds, step)
+                        else:
+                            numbered[event, index + shift] = comes(wires[name], made if made > ready else ready, seconds, step)
+                    elif does >= PASS:
+                        spent += at if does != RECORDED else 0.0
+                        clock = yield from self._stops(rank, does, name, clock, ready, events, event, shift)
+                    elif does == WAIT and lanes[name].queue is None:
+                        known = latest.get(event, 0.0) if shift is None else numbered.get((event, index + shift))
+                        if not isinstance(known, float):
+                            known = yield from self._until(ready, [events.of(event, shift)])
+                        lane = lanes[name]
+                        lane.free = max(lane.free, ready, known)
                     else:
-                        lane.free = end = start + seconds if does == PLAIN else rank.timed(does, lane, start, seconds, share)
-                    if end > high:
-                        high = end
-                elif does == WAIT:
-                    known = latest.get(event, 0.0) if shift is None else numbered.get((event, index + shift))
-                    if not isinstance(known, float):
-                        known = yield from self._until(start, [events.of(event, shift)])
-                    lane.free = start if start > known else known
-                elif does == RECORD:
-                    lane.free = start
-                    self._record(events, event, shift, start)
-                elif seat is not None and not meets(lane, start, seconds, seat.next(), step) and lane is compute:
-                    yield lane.when()
-            clock += passed
-            spent += passed
-            if clock > high:
-                high = clock
+                        high = max(high, self._runs(rank, lanes[name], does, ready, seconds, events, event, shift, share, seat, step))
+                        if does == MEET and compute.queue is not None:
+                            yield compute.when()
+                clock += passed
+                spent += passed
+                if clock > high:
+                    high = clock
         self._note(thread, step, high, spent)
         self._left -= 1
+
+    def _runs(self, rank: Rank, lane: Lane, does: int, ready: float, seconds: float, events: Events, event: str, shift: int | None,
+              share: float, seat: Seat[Arrival] | None, step: int) -> float:  # fmt: skip
+        """A lane's move other than those that are told apart first; when it ends, if it takes time and that is known."""
+        if lane.queue is not None:
+            its = seat.next() if seat is not None else None
+            lane.queue.append((does, ready, seconds, self._event(does, events, event, shift), its, step))
+            return 0.0
+        start = max(lane.free, ready)
+        if does == MEET:
+            assert seat is not None
+            self._waiting.meets(lane, start, seconds, seat.next(), step)
+            return 0.0
+        end = start + seconds
+        if does == BESIDE:
+            rank.occupy(start, end)
+        elif does == ASIDE:
+            end = rank.aside(start, seconds, share)
+        lane.free = end
+        if event:
+            self._record(events, event, shift, end)
+        return 0.0 if does == RECORD else end
 
     def _note(self, thread: str, step: int, high: float, spent: float) -> None:
         """What a thread has done in a step."""
@@ -144,25 +169,26 @@ class InOrder:
 
     def _event(self, does: int, events: Events, event: str, shift: int | None) -> Event:
         """What an op that queues records or waits for."""
-        if does in (KERNEL, BESIDE):
+        if does in (ASIDE, BESIDE):
             raise Unordered  # beside which kernels it runs is not known yet
         return events.new(event, shift) if does == RECORD else events.of(event, shift) if does == WAIT else 0.0
 
-    def _queues(self, lane: Lane, does: int, ready: float, seconds: float, event: Event, seat: Seat[Arrival] | None, step: int) -> None:
-        """An op behind others that wait."""
-        assert lane.queue is not None
-        lane.queue.append((does, ready, seconds, event, seat.next() if seat is not None else None, step))
-
-    def _awaited(self, rank: Rank, does: int, name: str, events: Events, event: str, shift: int | None) -> list[Event]:
-        """What a thread waits for."""
+    def _stops(self, rank: Rank, does: int, name: str, clock: float, ready: float, events: Events, event: str,
+               shift: int | None) -> Generator[Mark, None, float]:  # fmt: skip
+        """What a thread does itself: its clock then."""
+        if does == RECORDED:
+            self._record(events, event, shift, ready)
+            return clock
         if does == PASS:
-            return []
-        if does == HOLD:
-            return [rank.lane(name).done()]
-        if does == DRAIN:
+            return ready
+        if does == AWAIT:
+            awaited = [events.of(event, shift)]
+        elif does == HOLD:
+            awaited = [rank.lane(name).done()]
+        else:
             lanes = [rank.lane(event)] if event else [lane for name, lane in rank.lanes.items() if name not in rank.threads]
-            return [lane.done() for lane in lanes]
-        return [events.of(event, shift)]
+            awaited = [lane.done() for lane in lanes]
+        return (yield from self._until(ready, awaited))
 
     def _until(self, ready: float, awaited: list[Event]) -> Generator[Mark, None, float]:
         """When all that a thread waits for has happened, but not before `ready`."""

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 from sim.engine.seats import Seat, Table
-from sim.program import COMPUTE
 
-KERNEL, BESIDE, PLAIN, RECORD, WAIT, MEET, JOIN, WIRE, PASS, RECORDED, AWAIT, DRAIN, HOLD = range(13)
-"""What a move does. On a device lane: a kernel that collectives slow; a collective that slows kernels; anything else that only takes
-time; an event recorded or waited for; what needs other ranks; an event recorded on the compute lane and at once waited for; this, then a
-message on a wire (`wires`), and an event when that has ended. On the thread: time passes; an event is recorded; it waits for an event, for
-lanes, or for the lane on which it has just put something."""
+TAKE, KERNEL, JOIN, WIRE, WAIT, RECORD, MEET, ASIDE, BESIDE, PLAIN, PASS, RECORDED, AWAIT, DRAIN, HOLD = range(15)
+"""What a move does. On the compute lane: a kernel that collectives slow, behind an event or not. There, and at once on another lane: an event
+that is recorded and waited for; this, then a message on a wire (`wires`), and an event when that has ended. On any device lane: an event
+waited for or recorded; what needs other ranks; a kernel elsewhere; a collective that slows kernels, and an event when that has ended;
+anything else that only takes time. On the thread: time passes; an event is recorded; it waits for an event, for lanes, or for the lane on
+which it has just put something."""
 
 
 class Unordered(Exception):
@@ -64,6 +64,22 @@ class Lane:
         return mark
 
 
+class End(Lane):
+    """One rank's lane of a wire (`wires`). `pending`: of the messages that only this rank has come to, when they are ready, their seconds (as far as
+    it knows), their step, and when they end."""
+
+    __slots__ = ("other", "pending")
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.other = self
+        self.pending: deque[tuple[float, float, int, Mark]] = deque()
+
+    def done(self) -> Event:
+        """When its last message so far has ended."""
+        return self.pending[-1][3] if self.pending else self.free
+
+
 Arrival = tuple[float, float, Lane, int]
 """Its start, the seconds that it knows of, its lane, its step."""
 Meeting = tuple[Table[Arrival], int]
@@ -75,18 +91,20 @@ beside a collective (of `JOIN` and `WIRE`: when compute's event is recorded, aft
 
 Code = tuple[list[Move], float]
 """The moves of one segment, or of some that are called one after the other; the thread's seconds after its last wait in them."""
-Line = tuple[int, int, Code]
-"""A call: its step, its index and its code."""
+Line = tuple[int, int, list[Code], Sequence[tuple[int, int]]]
+"""Turns of one step: the step, the index of turn number 0, the code of each sort, and each turn's sort and number."""
 
 
 class Rank:
     """One simulated rank. `busy`: spans, apart and in order, in which collectives run beside kernels."""
 
-    __slots__ = ("begun", "busy", "kernel", "lanes", "numbered", "rank", "slow", "threads", "users")
+    __slots__ = ("begun", "busy", "kernel", "lanes", "numbered", "rank", "slow", "threads", "users", "wires")
 
     def __init__(self, rank: int, slow: float, threads: frozenset[str]) -> None:
         self.rank, self.slow, self.threads = rank, slow, threads
         self.lanes: dict[str, Lane] = {}
+        self.wires: dict[str, End] = {}
+        """Those of its lanes that are ends of wires."""
         self.numbered: dict[tuple[str, int], Event] = {}
         self.users: dict[str, str] = {}
         """By device lane, the thread that puts ops on it."""
@@ -110,19 +128,14 @@ class Rank:
             found = self.numbered[event, number] = 0.0 if number < 0 else Mark()
         return found
 
-    def timed(self, does: int, lane: Lane, start: float, seconds: float, share: float) -> float:
-        """When a kernel ends, or a collective that slows kernels. Raises `Unordered`."""
-        end = start + seconds
-        if does == BESIDE:
-            self.occupy(start, end)
-            return end
-        if self.busy and self.busy[-1][1] > start:
-            end = self.end(lane, start, seconds, share)
-        if lane.name == COMPUTE:
-            self.kernel = end
-        elif end == start + seconds and seconds > 0:
+    def aside(self, start: float, seconds: float, share: float) -> float:
+        """When a kernel on another lane than compute's ends, that would take `seconds` alone: it keeps the speed with which it began,
+        beside collectives a `share` of its own."""
+        if self.busy and self.busy[-1][1] > start and any(begin <= start < end for begin, end in self.busy):
+            return start + seconds / share
+        if seconds > 0:
             insort(self.begun, start)
-        return end
+        return start + seconds
 
     def occupy(self, begin: float, end: float) -> None:
         """A collective beside kernels. Raises `Unordered` when a kernel that it would have slowed is over."""
@@ -145,11 +158,8 @@ class Rank:
             last += 1
         spans[at:last] = [(begin, end)]
 
-    def end(self, lane: Lane, start: float, seconds: float, share: float) -> float:
-        """When a kernel ends that would take `seconds` alone and has `share` of its speed beside collectives. On other lanes than
-        compute's it keeps the speed with which it began."""
-        if lane.name != COMPUTE:
-            return start + seconds / (share if any(begin <= start < end for begin, end in self.busy) else 1.0)
+    def slowed(self, start: float, seconds: float, share: float) -> float:
+        """When a kernel on the compute lane ends that would take `seconds` alone and has `share` of its speed beside collectives."""
         spans = self.busy
         at = len(spans)
         while at and spans[at - 1][1] > start:
@@ -189,10 +199,3 @@ class Events:
         found = self.rank.event(event, self.index + shift)
         assert isinstance(found, Mark)
         return found
-
-    def comes(self, event: str, shift: int | None, time: Event) -> None:
-        """An event that nobody has waited for yet."""
-        if shift is None:
-            self.latest[event] = time
-        else:
-            self.rank.numbered[event, self.index + shift] = time

@@ -117,17 +117,18 @@ class Pricing:
         key = (id(op), op.group, rank)
         cost = self._meet_costs.get(key)
         if cost is None:
-            members = self.groups.members(op.group, rank)
-            siblings = self._siblings.get(op.group)
-            if siblings is None:
-                siblings = self._siblings[op.group] = self._siblings_of(op.group, len(members))
-            cost = self._meet_costs[key] = self.pricer.collective(op, members, siblings)
+            cost = self._meet_costs[key] = self.pricer.collective(op, *self.group(op.group, rank))
         return cost
 
-    def _siblings_of(self, group: str, size: int) -> int:
-        """Groups that run the same collective at the same moment and are not simulated, with this one."""
-        mesh = self.program.mesh
-        return max(1, mesh.world // size // (mesh.size("pp") if group != "pp" else 1)) if self.folded else 1
+    def group(self, axis: str, rank: int) -> tuple[tuple[int, ...], int]:
+        """The rank's group, and how many groups run the same collective at the same moment and are not simulated, with this one."""
+        members = self.groups.members(axis, rank)
+        siblings = self._siblings.get(axis)
+        if siblings is None:
+            mesh = self.program.mesh
+            siblings = max(1, mesh.world // len(members) // (mesh.size("pp") if axis != "pp" else 1)) if self.folded else 1
+            self._siblings[axis] = siblings
+        return members, siblings
 
     def message(self, op: Op, rank: int) -> Cost:
         """A message that `rank` sends."""

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable
 
 from sim.cost.price import Cost
 from sim.engine.condense import Priced
-from sim.engine.moves import AWAIT, DRAIN, HOLD, JOIN, KERNEL, MEET, PASS, PLAIN, RECORD, RECORDED, WAIT, WIRE, Unordered
+from sim.engine.moves import ASIDE, AWAIT, DRAIN, HOLD, JOIN, KERNEL, MEET, PASS, PLAIN, RECORD, RECORDED, TAKE, WAIT, WIRE, Unordered
 from sim.program import COMPUTE, MEETING, MESSAGE, Op
 
 Unbound = tuple[int, str, float, float, str, int | None, float, Op | None]
@@ -40,7 +40,7 @@ class Sheet:
                 self._does(op, cost)
             else:
                 self._queues(op, cost)
-        self.moves += self._held
+        self.moves = _joined(self.moves + self._held, slow)
         self.meets = [at for at, move in enumerate(self.moves) if move[7] is not None]
         """Which of the moves are a rank's own."""
 
@@ -60,7 +60,7 @@ class Sheet:
     def _queues(self, op: Op, cost: Cost) -> None:
         """What the thread puts on a device lane."""
         name, kind = op.lane, op.kind
-        if name not in self._wires or kind in MESSAGE:
+        if name not in self.lanes and (name not in self._wires or kind in MESSAGE):
             self.lanes[name] = op if name in self._wires else None
         at = self.clock + (cost.ready - cost.seconds if cost.ready else cost.host)
         self.clock += cost.host
@@ -70,7 +70,7 @@ class Sheet:
             self._put((MEET, name, at, 0.0, "", None, 0.0, op))
         elif kind == "compute" and self._slow != 1.0:
             share = cost.seconds / cost.beside if cost.beside else 1.0 / self._slow
-            self._put((KERNEL, name, at, cost.seconds, "", None, share, None))
+            self._put((KERNEL if name == COMPUTE else ASIDE, name, at, cost.seconds, "", None, share, None))
         else:
             self._put((PLAIN, name, at, cost.seconds, "", None, 0.0, None))
         if op.blocking:
@@ -81,9 +81,11 @@ class Sheet:
         if move[1] in self._wires:
             last = self.moves[-1]
             # A message takes the place of the wait before it, and the record of its end is part of it.
-            self.moves[-1] = (
-                (*last[:4], move[4], move[5], *last[6:]) if move[0] == RECORD else (WIRE, *move[1:4], "", None, last[6], move[7])
-            )
+            if move[0] == RECORD:
+                self.moves[-1] = (*last[:4], move[4], move[5], *last[6:])
+            else:
+                sent = move[7] if move[7] and move[7].kind == "send" else None  # what is received costs its rank nothing
+                self.moves[-1] = (WIRE, *move[1:4], "", None, last[6], sent)
         else:
             (self._held if move[1] == COMPUTE else self.moves).append(move)
 
@@ -124,6 +126,23 @@ class Sheet:
             self.moves.append((PASS, self._thread, self.clock, 0.0, "", None, 0.0, None))
         self.moves.append(move)
         self.clock = 0.0
+
+
+def _joined(moves: list[Unbound], slow: float) -> list[Unbound]:
+    """A kernel and the event that it waits for as one move, and a collective that slows kernels with the event of its end. When the thread
+    has put the event on its lane does not matter: the kernel, and whatever waits for the end, is put there later."""
+    found: list[Unbound] = []
+    last: Unbound | None = None
+    for move in moves:
+        does = move[0]
+        if last and does == KERNEL and last[0] == WAIT and last[1] == COMPUTE:
+            found[-1] = last = (TAKE, COMPUTE, max(last[2], move[2]), move[3], last[4], last[5], move[6], None)
+        elif last and does == RECORD and slow != 1.0 and last[1] == move[1] != COMPUTE and last[7] and last[7].kind == "collective":
+            found[-1] = last = (*last[:4], move[4], move[5], *last[6:])
+        else:
+            found.append(move)
+            last = move
+    return found
 
 
 def free_of(ops: tuple[Op, ...]) -> bool:

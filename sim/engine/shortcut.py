@@ -12,8 +12,11 @@ from sim.engine.meeting import Groups
 from sim.engine.pricing import Pricing
 from sim.engine.steps import alone
 from sim.mesh import Mesh
-from sim.program import Op, Program
+from sim.program import HOST, MEETING, Op, Program
 from topologies.graph import Topology
+
+_LAUNCHED = frozenset({"record", "wait", *MEETING})
+"""Kinds of which a GPU's rank by itself pays for the launch, each time the same."""
 
 
 class Shortcut:
@@ -28,6 +31,8 @@ class Shortcut:
         self._groups = Groups(mesh, lambda rank: self._ranks[mesh.coordinates(rank)["pp"]])
         self._prices = Pricing(Program("", "cuda", mesh, {}, {}, (), 1), pricer, self._groups, True, alone)
         self._costs: dict[int, tuple[Cost, Op]] = {}
+        self._launches: dict[tuple[str, bool, int], Cost] = {}
+        """Of ops `_LAUNCHED`, by kind, whether the thread itself runs them, and rank."""
         self._met: dict[int, tuple[Op, float, float]] = {}
         """Collectives in what was shortened, with their seconds and latency."""
         self._places: dict[int, tuple[tuple[int, ...], tuple[int, ...] | None]] = {}
@@ -36,8 +41,17 @@ class Shortcut:
 
     def local(self, op: Op, rank: int) -> Cost:
         """The cost of an op that needs no other rank."""
-        found = self._costs.get(id(op)) if op.kind == "compute" else None
-        return found[0] if found is not None else self._local(op, rank)
+        kind = op.kind
+        if kind == "compute":
+            found = self._costs.get(id(op))
+            return found[0] if found is not None else self._local(op, rank)
+        if kind not in _LAUNCHED:
+            return self._local(op, rank)
+        key = (kind, op.lane == HOST, rank)
+        cost = self._launches.get(key)
+        if cost is None:
+            cost = self._launches[key] = self._local(op, rank)
+        return cost
 
     def adopt(self, other: Shortcut) -> bool:
         """Takes over what another plan's shortcut has made, where all collectives in it cost the same here, on every stage."""

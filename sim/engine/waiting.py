@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from sim.engine.moves import MEET, RECORD, WAIT, Body, Event, Lane, Mark, Meeting
-from sim.engine.wires import End
+from sim.engine.moves import MEET, RECORD, WAIT, Body, End, Event, Lane, Mark, Meeting
 
 
 class Waiting:

@@ -7,26 +7,10 @@ ranks alone, whose messages up and down meet in one order, and for V shapes, who
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 
-from sim.engine.moves import Event, Lane, Mark
+from sim.engine.moves import End
 from sim.program import COMPUTE, MESSAGE, Op, Program
-
-
-class End(Lane):
-    """One rank's lane of a wire. `pending`: of the messages that only this rank has come to, when they are ready, their seconds (as far as
-    it knows), their step, and when they end."""
-
-    __slots__ = ("other", "pending")
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.other = self
-        self.pending: deque[tuple[float, float, int, Mark]] = deque()
-
-    def done(self) -> Event:
-        """When its last message so far has ended."""
-        return self.pending[-1][3] if self.pending else self.free
 
 
 def ends_of(sends: str, receives: str) -> tuple[End, End]:

@@ -81,7 +81,7 @@ def _values(program: Program) -> Iterator[object]:
         yield _Segment(name, len(ops))
         yield from ops
     for name, role in program.roles.items():
-        yield _Role(name, role.threads)
+        yield _Role(name, {thread: tuple(calls) for thread, calls in role.threads.items()})
 
 
 def load_program(path: str | Path) -> Program:
@@ -122,7 +122,7 @@ def _read(lines: Iterator[bytes]) -> Program:
         if isinstance(value, _Segment):
             segments[value.name] = tuple(decode_op(next(lines, b"null")) for _ in range(value.ops))
         elif isinstance(value, _Role):
-            roles[value.name] = Role(value.threads)
+            roles[value.name] = Role({**value.threads})
         else:
             raise BadInput("a second head")
     if head.device not in ("cuda", "cpu"):

@@ -19,8 +19,10 @@ from sim.work import MemoryBound, Work
 
 def broadcast(job: Job, blocks: Iterable[BlockOps]) -> list[Op]:
     """Nothing where no batch norm is trained, or nobody else has it."""
+    if not job.framework.broadcasts_buffers or job.size(job.data_axis) == 1 or job.zero:
+        return []
     widths = [part.part.tensors[0] for block in blocks for part in block.parts if _has_statistics(part.part)]
-    if not widths or not job.framework.broadcasts_buffers or job.size(job.data_axis) == 1 or job.zero:
+    if not widths:
         return []
     sizes = (8 * sum(widths), 8 * len(widths))  # two fp32 numbers a channel; one int64 a norm
     lane = lane_of(job.data_axis)

@@ -7,6 +7,7 @@ what each lane is stuck at is the error's text, as torch's pipelining prints its
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 
 from sim.lower.condense import Waits, condense, runs_of
@@ -90,7 +91,7 @@ class _Run:
         while self._ready:
             self._ready.popleft()()
 
-    def relevant(self, calls: tuple[Call, ...], thread: str) -> dict[str, list[Op]]:
+    def relevant(self, calls: Sequence[Call], thread: str) -> dict[str, list[Op]]:
         """The thread's segments, condensed: what other ranks or threads have no part in comes down to a few waits."""
         names = tuple(dict.fromkeys(call.segment for call in calls))
         key = (names, thread)

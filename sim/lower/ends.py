@@ -45,11 +45,12 @@ def with_copy(job: Job, block: Block) -> Block:
 
 def deferred(job: Job, block: Block) -> int:
     """Micro-batches whose weights' gradient of the head waits for the end of the step. NVIDIA's recipes let it wait in dense models."""
-    at = _product(block)
-    if at < 0 or not job.train or table(job) or job.plan.parallel.schedule not in ("1f1b", "interleaved") or job.size("ep") > 1:
+    most = min(job.framework.defers_head, job.plan.microbatches)
+    if not most or not job.train or job.size("ep") > 1 or job.plan.parallel.schedule not in ("1f1b", "interleaved") or table(job):
         return 0
-    experts = any(part.expert for _, other in job.network.blocks for part in other.parts)
-    return 0 if experts or not block.parts[at].wgrad else min(job.framework.defers_head, job.plan.microbatches)
+    at = _product(block)
+    experts = any(part.expert for other in {id(block): block for _, block in job.network.blocks}.values() for part in other.parts)
+    return 0 if at < 0 or experts or not block.parts[at].wgrad else most
 
 
 def _rows(wgrad: tuple[Work, ...], share: float) -> tuple[Work, ...]:

@@ -7,10 +7,11 @@ from functools import partial
 
 from sim.lower.job import Job
 from sim.lower.stage import StageSegments
-from sim.program import Call, Op
+from sim.program import Op
+from sim.turns import Turns
 
-Microbatches = Callable[[int, list[StageSegments], int], list[Call]]
-"""(pipeline rank, its stages, step) -> the calls of all micro-batches of the step."""
+Microbatches = Callable[[int, list[StageSegments], int], Turns]
+"""(pipeline rank, its stages, step) -> the turns of all micro-batches of the step."""
 
 
 def microbatches_of(job: Job, segments: dict[str, tuple[Op, ...]]) -> Microbatches:
@@ -20,17 +21,17 @@ def microbatches_of(job: Job, segments: dict[str, tuple[Op, ...]]) -> Microbatch
     if job.size("pp") > 1:
         from sim.lower.pipeline import Pipeline
 
-        return Pipeline(job, segments).calls
+        return Pipeline(job, segments).turns
     return partial(_in_turn, job)
 
 
-def _in_turn(job: Job, rank: int, stages: list[StageSegments], step: int) -> list[Call]:
+def _in_turn(job: Job, rank: int, stages: list[StageSegments], step: int) -> Turns:
     """Forward and backward of one micro-batch after the other."""
-    calls: list[Call] = []
-    count, before = job.counts[step], job.before(step)
+    count = job.counts[step]
+    sorts: dict[tuple[str, ...], int] = {}
+    turns: list[tuple[int, int]] = []
     for microbatch in range(count):
-        at, index = f"s{step}/mb{microbatch}", before + microbatch
         for kind in ("F", "B") if job.train else ("F",):
-            names = stages[0].names(kind, step == 0, microbatch == 0, microbatch == count - 1)
-            calls += [Call(name, at, index, step) for name in names]
-    return calls
+            names = tuple(stages[0].names(kind, step == 0, microbatch == 0, microbatch == count - 1))
+            turns.append((sorts.setdefault(names, len(sorts)), microbatch))
+    return Turns(step, job.before(step), list(sorts), turns)

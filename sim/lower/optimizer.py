@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from functools import cached_property
 
 from sim.lower.buckets import is_contiguous
 from sim.lower.job import Job
 from sim.lower.ops import collective, compute, order, spent
 from sim.lower.optimizer_passes import PASSES, SCALARS, SCRIPTED, WRITTEN, Passes, graph_passes
 from sim.lower.template import BlockOps
+from sim.model.parts import Part
 from sim.program import COMPUTE, D2H, H2D, Op
 from sim.work import HostWork, MemoryBound, Work
 
@@ -33,18 +35,38 @@ class Share:
     """The tensors that this rank updates."""
 
     def __init__(self, job: Job, blocks: list[BlockOps]) -> None:
-        self.sizes: Counter[int] = Counter()
-        self.whole = 0
+        self._job, self._blocks = job, blocks
+
+    @cached_property
+    def _all(self) -> list[tuple[Part, int]]:
+        """The trained parts of each kind of block, with how many blocks there are of it."""
+        equal = Counter(id(block.block) for block in self._blocks)
+        kinds = {id(block.block): block.block for block in self._blocks}
+        return [(part, equal[at]) for at, block in kinds.items() for part in block.parts if not part.frozen]
+
+    @cached_property
+    def sizes(self) -> Counter[int]:
+        """How many tensors there are of each size (elements)."""
+        found: Counter[int] = Counter()
+        for part, count in self._all:
+            ways = self._job.shards(part) if self._job.zero else 1
+            for elements in part.tensors:
+                found[-(-elements // ways)] += count
+        return found
+
+    @cached_property
+    def whole(self) -> int:
         """Elements of all parameters on this rank that have gradients, before ZeRO shares them out."""
-        equal = Counter(id(block.block) for block in blocks)
-        for block in {id(block.block): block.block for block in blocks}.values():
-            for part in block.parts:
-                ways = job.shards(part) if job.zero else 1
-                for elements in () if part.frozen else part.tensors:
-                    self.sizes[-(-elements // ways)] += equal[id(block)]
-                    self.whole += elements * equal[id(block)]
-        self.elements = sum(size * count for size, count in self.sizes.items())
-        self.tensors = sum(self.sizes.values())
+        return sum(part.params * count for part, count in self._all)
+
+    @cached_property
+    def elements(self) -> int:
+        """Elements of them all."""
+        return sum(size * count for size, count in self.sizes.items())
+
+    @property
+    def tensors(self) -> int:
+        return self.sizes.total()
 
 
 def state_width(job: Job) -> float:

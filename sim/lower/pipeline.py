@@ -26,7 +26,8 @@ from sim.lower.schedule.shards import by_actions
 from sim.lower.schedule.turns import Line, Sort, lines
 from sim.lower.stage import INPUT, StageSegments
 from sim.lower.unshard import whole_stage
-from sim.program import COMPUTE, Call, Op
+from sim.program import COMPUTE, Op
+from sim.turns import Turns
 
 Segments = dict[str, tuple[Op, ...]]
 
@@ -46,7 +47,7 @@ def lines_of(job: Job, step: int) -> tuple[Line, ...]:
 
 
 class Pipeline:
-    """One job's ranks: turns their actions into calls, and makes the segments of their messages when first needed."""
+    """One job's ranks: turns their actions into what they call, and makes the segments of their messages when first needed."""
 
     def __init__(self, job: Job, segments: Segments) -> None:
         self._job, self._segments = job, segments
@@ -55,16 +56,15 @@ class Pipeline:
         name = schedule_of(job)
         self._awaits = name == "1f1b" or (name == "gpipe" and job.reduces_apart and not job.unshards)
 
-    def calls(self, rank: int, stages: list[StageSegments], step: int) -> list[Call]:
+    def turns(self, rank: int, stages: list[StageSegments], step: int) -> Turns:
         """All micro-batches of one step on pipeline rank `rank`, which holds `stages`.
 
         Raises `BadInput` for sizes that the schedule cannot run.
         """
         held = {stage.stage.index: stage for stage in stages}
-        line, before = lines_of(self._job, step)[rank], self._job.before(step)
+        line = lines_of(self._job, step)[rank]
         names = [self._names(sort, held[sort.stage], step == 0) for sort in line.sorts]
-        ats = [f"s{step}/mb{microbatch}" for microbatch in range(self._job.counts[step])]
-        return [Call(name, ats[microbatch], before + microbatch, step) for sort, microbatch in line.turns for name in names[sort]]
+        return Turns(step, self._job.before(step), names, line.turns)
 
     def _names(self, sort: Sort, stage: StageSegments, begins: bool) -> tuple[str, ...]:
         key = (stage.like, begins, *sort[1:])

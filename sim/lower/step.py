@@ -5,6 +5,7 @@ begin -> for each micro-batch: input, forward, backward (with its gradients' mes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from sim.framework import Framework
@@ -21,6 +22,7 @@ from sim.lower.template import Templates
 from sim.model.parts import Network
 from sim.plan import Plan
 from sim.program import HOST, Call, Op, Program, Role
+from sim.turns import Line, Turns, single
 
 Segments = dict[str, tuple[Op, ...]]
 
@@ -72,8 +74,8 @@ def lower(
     for stage in stages[: job.size("pp")]:
         stage.further += [other for other in stages[job.size("pp") :] if other.stage.rank == stage.stage.rank]
     pair(stages)
-    calls = microbatches_of(job, segments)
-    roles = {place.name: role(job, place, [s for s in stages if s.stage.rank == place.pp], segments, calls) for place in kinds}
+    turns = microbatches_of(job, segments)
+    roles = {place.name: role(job, place, [s for s in stages if s.stage.rank == place.pp], segments, turns) for place in kinds}
     return Program(
         name=plan.name or plan.model_name,
         device="cpu" if device == "cpu" else "cuda",
@@ -84,7 +86,7 @@ def lower(
         if len(kinds) > 1
         else (kinds[0].name,) * len(places),
         steps=steps,
-        resident=resident_bytes(job, stages),
+        resident={} if short else resident_bytes(job, stages),
         notes=notes(job),
     )
 
@@ -128,15 +130,16 @@ def role(job: Job, place: Place, stages: list[StageSegments], segments: Segments
     share = Share(job, blocks)
     like = place._replace(pp=stages[0].like)  # ranks whose stages are alike share what they do between micro-batches
     tag = f"{like.name}." if job.size("pp") > 1 or place.leads or place.rank >= 0 else ""
-    calls: list[Call] = []
+    line: list[Turns] = []
     if job.train and f"{tag}update" not in segments:
         _close(job, place, share, stages, tag, segments)
     for step in range(job.steps):
-        calls += _known(segments, f"{tag}begin", step)
-        calls += microbatches(place.pp, stages, step)
-        calls += _known(segments, f"{tag}finish", step) + _known(segments, f"{tag}update", step)
-        calls += _end(job, place, share, stages, tag, step, segments)
-    threads = {HOST: tuple(calls)}
+        line += _known(segments, f"{tag}begin", step)
+        line.append(microbatches(place.pp, stages, step))
+        line += _known(segments, f"{tag}finish", step) + _known(segments, f"{tag}update", step)
+        line += _end(job, place, share, stages, tag, step, segments)
+    calls = Line(line)
+    threads: dict[str, Sequence[Call]] = {HOST: calls if any(stage.chunk.short for stage in stages) else tuple(calls)}
     if any(stage.takes_input for stage in stages):
         segments.update(loading.loaders(job))
         threads |= loading.loader_calls(job)
@@ -151,37 +154,37 @@ def _close(job: Job, place: Place, share: Share, stages: list[StageSegments], ta
     segments.update({f"{tag}{name}": tuple(ops) for name, ops in found.items() if ops})
 
 
-def _known(segments: Segments, name: str, step: int) -> list[Call]:
+def _known(segments: Segments, name: str, step: int) -> list[Turns]:
     """A call of a segment, or nothing where there is none."""
-    return [Call(name, f"s{step}", step, step)] if name in segments else []
+    return [single(name, step)] if name in segments else []
 
 
-def _call(segments: Segments, name: str, ops: list[Op], at: str, step: int) -> list[Call]:
+def _call(segments: Segments, name: str, ops: list[Op], step: int) -> list[Turns]:
     """A call of a segment that is made here, or nothing when it is empty."""
     if not ops:
         return []
     segments.setdefault(name, tuple(ops))
-    return [Call(name, at, step, step)]
+    return [single(name, step)]
 
 
-def _end(job: Job, place: Place, share: Share, stages: list[StageSegments], tag: str, step: int, segments: Segments) -> list[Call]:
+def _end(job: Job, place: Place, share: Share, stages: list[StageSegments], tag: str, step: int, segments: Segments) -> list[Turns]:
     """What follows the update: the average of local updates, output."""
-    at, calls = f"s{step}", []
+    line = list[Turns]()
     if job.train and job.plan.update.mode == "local" and output.due(job.plan.update.every, step):
-        calls += _call(segments, f"{tag}average", update.average(job, share), at, step)
+        line += _call(segments, f"{tag}average", update.average(job, share), step)
     o = job.plan.output
     if output.due(o.log_every, step) and any(stage.stage.last for stage in stages):
-        calls += _call(segments, "log", output.log(job), at, step)
+        line += _call(segments, "log", output.log(job), step)
     if output.due(o.item_every, step) and any(stage.stage.last for stage in stages):
-        calls += _call(segments, "item", output.item(job), at, step)
+        line += _call(segments, "item", output.item(job), step)
     if output.due(o.print_every, step) and any(stage.stage.last for stage in stages):
-        calls += _call(segments, "print", output.show(job), at, step)
+        line += _call(segments, "print", output.show(job), step)
     if output.due(o.sync_every, step):
-        calls += _call(segments, "sync", output.sync(job), at, step)
+        line += _call(segments, "sync", output.sync(job), step)
     if output.due(o.checkpoint_every, step):
         writes = place.leads or o.checkpoint_mode != "full"
-        calls += _call(segments, f"{tag}checkpoint", output.checkpoint(job, share, writes), at, step)
-    return calls
+        line += _call(segments, f"{tag}checkpoint", output.checkpoint(job, share, writes), step)
+    return line
 
 
 def finish(job: Job, stages: list[StageSegments]) -> list[Op]:

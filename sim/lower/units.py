@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from sim.lower.job import Job
 from sim.lower.template import BlockOps
+from sim.model.parts import Block
 
 ROOT = "root"
 
@@ -39,22 +40,29 @@ def units_of(job: Job, blocks: list[BlockOps], tag: str) -> dict[str, Unit]:
     ends = () if job.framework.wraps_ends and not job.network.tied else ("embed", "head")
     where = {block.name: f"{tag}{ROOT}" if block.block.kind in ends else block.name for block in blocks}
     kept = {where[block.name] for block in blocks if block.block.kind == "head"} | {f"{tag}{ROOT}"}
-    whole: dict[str, list[int]] = {}
-    trained: dict[str, list[int]] = {}
-    tensors: dict[str, int] = {}
+    kinds = {id(block.block): block.block for block in blocks}
+    counts = {at: _counted(kind, split) for at, kind in kinds.items()}
+    found: dict[str, list[int]] = {}
     for block in blocks:
-        name = where[block.name]
-        sizes, gradients = whole.setdefault(name, [0, 0]), trained.setdefault(name, [0, 0])
-        for part in block.block.parts:
-            sizes[split and part.expert] += part.params
-            gradients[split and part.expert] += 0 if part.frozen else part.params
-            tensors[name] = tensors.get(name, 0) + len(part.tensors)
+        name, more = where[block.name], counts[id(block.block)]
+        found[name] = [a + b for a, b in zip(found[name], more, strict=True)] if name in found else more
     shared = job.size("dp_replicate") > 1
     units = {
-        name: Unit(name, _sizes(job, sizes), _sizes(job, trained[name], shared), name == f"{tag}{ROOT}", name in kept, tensors.get(name, 0))
-        for name, sizes in whole.items()
+        name: Unit(name, _sizes(job, its[:2]), _sizes(job, its[2:4], shared), name == f"{tag}{ROOT}", name in kept, its[4])
+        for name, its in found.items()
     }
     return {block: units[name] for block, name in where.items()}
+
+
+def _counted(block: Block, split: bool) -> list[int]:
+    """Elements of its dense parameters and of its experts' (that are `split`), the same of what is trained, and tensors."""
+    found = [0, 0, 0, 0, 0]
+    for part in block.parts:
+        at = int(split and part.expert)
+        found[at] += part.params
+        found[2 + at] += 0 if part.frozen else part.params
+        found[4] += len(part.tensors)
+    return found
 
 
 def _sizes(job: Job, elements: list[int], shared: bool = False) -> Sizes:

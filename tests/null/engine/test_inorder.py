@@ -14,7 +14,7 @@ from sim.cost.price import Cost, Pricer
 from sim.engine.fold import representatives
 from sim.engine.inorder import InOrder
 from sim.engine.meeting import Groups
-from sim.engine.moves import Lane, Rank, Unordered
+from sim.engine.moves import Rank, Unordered
 from sim.engine.pricing import Pricing
 from sim.engine.run import simulate
 from sim.engine.shortcut import Shortcut
@@ -205,6 +205,6 @@ def test_a_kernel_beside_collectives_does_its_work(spans: list[tuple[int, int]],
         rank.occupy(float(begin), float(begin + length))
     assert rank.busy == sorted(rank.busy)
     assert all(before[1] < after[0] for before, after in zip(rank.busy, rank.busy[1:], strict=False))
-    end = rank.end(Lane("compute"), float(start), float(seconds), share)
+    end = rank.slowed(float(start), float(seconds), share)
     inside = sum(max(0.0, min(end, stop) - max(start, begin)) for begin, stop in rank.busy)
     assert inside * share + (end - start - inside) == pytest.approx(seconds)
