@@ -125,6 +125,7 @@ def refuse(job: Job) -> None:
             f"ep = {p.ep} does not divide dp_shard x cp{' x tp / etp' if job.mesh.copies > 1 else ''} = {inside}: sharded experts (zero = {job.zero}) need whole expert groups "
             "inside one sharding group. Use a smaller ep, a larger dp_shard, or zero = 0"
         )
+    _refuse_tables(job)
     if p.pp > 1 and job.zero > job.framework.pipeline_zero:
         raise Refused(
             f"{job.framework.name} runs pipelines with zero = {job.framework.pipeline_zero} at most, not {job.zero}: its engine sums whole "
@@ -138,3 +139,16 @@ def refuse(job: Job) -> None:
         )
     if not job.train and p.pp > 1 and p.schedule not in ("gpipe", "1f1b"):
         raise Refused(f'task = "forward" has no backward to schedule: use schedule = "gpipe", not "{p.schedule}"')
+
+
+def _refuse_tables(job: Job) -> None:
+    """Tables that their own backward updates lie on one rank each."""
+    if not any(part.expert and part.frozen and part.wgrad for _, block in job.network.blocks for part in block.parts):
+        return
+    if job.size("edp") > 1:
+        raise Refused(
+            f"{job.network.name}: its tables are updated where they lie, and copies of them would differ. "
+            f"Set parallel.ep = dp_replicate x dp_shard = {job.size('grad') * job.mesh.copies}"
+        )
+    if job.zero:
+        raise Refused(f"{job.network.name}: its tables lie on one rank each, and the rest is small: set parallel.zero = 0")

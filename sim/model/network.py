@@ -11,6 +11,7 @@ from sim.model.captured import Captured, boundary
 from sim.model.decoder_spec import Decoder
 from sim.model.parts import Block, Network, Shape
 from sim.model.picture_spec import Pictures
+from sim.model.recommender_spec import Dlrm
 from sim.model.spec import Cnn, EncDec, Encoder, Mlp, ModelSpec, Seq2Seq, TransformerXl, Vit
 from sim.model.speech_spec import Whisper
 from topologies.errors import Refused
@@ -72,6 +73,10 @@ def _blocks(model: ModelSpec, shape: Shape, framework: Framework, attention: str
         from sim.model import pictures
 
         return pictures.blocks_of(model, shape, framework, attention)
+    if isinstance(model, Dlrm):
+        from sim.model import dlrm
+
+        return dlrm.blocks_of(model, shape, framework)
     if isinstance(model, Whisper):
         from sim.model import whisper
 
@@ -102,14 +107,14 @@ def _unit(model: ModelSpec) -> str:
         return "images"
     if isinstance(model, Captured):
         return "sequences" if model.seq > 1 else "samples"
-    return "samples" if isinstance(model, Mlp) else "sequences"
+    return "samples" if isinstance(model, (Mlp, Dlrm)) else "sequences"
 
 
 def _sample_bytes(model: ModelSpec, shape: Shape) -> int:
     """Token ids and labels are int64 (BERT: also segments and mask); vectors and images are fp32."""
     if isinstance(model, Captured):
         return model.sample_bytes
-    if isinstance(model, Pictures):
+    if isinstance(model, (Pictures, Dlrm)):
         return model.sample_bytes
     if isinstance(model, Whisper):
         return model.sample_bytes(shape.seq)
@@ -147,6 +152,7 @@ def _totals(model: ModelSpec, seq: int) -> _Totals:
             counted[id(block)] = (block.params, _block_flops(block), _idle(model, block))
         params, work, unused = counted[id(block)]
         parameters, flops, idle = parameters + params, flops + work, idle + unused
+    idle += model.untouched if isinstance(model, Dlrm) else 0
     return _Totals(parameters, parameters - round(idle), flops)
 
 

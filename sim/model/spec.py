@@ -1,7 +1,7 @@
 """What a model is, before anything splits it: one frozen value per architecture family.
 
 `ModelSpec` is their union, tagged by `family` (the key of preset files); `spec_of` reads one from a mapping. Decoders, with most fields by
-far, have the file `decoder_spec`. `sim.model.network.describe` turns a spec into a `Network` of one rank's kernels. Sizes are counts of elements; 0 means "as usual" where said.
+far, have the file `decoder_spec`; pictures, diffusion, speech and recommenders have theirs. `sim.model.network.describe` turns a spec into a `Network` of one rank's kernels. Sizes are counts of elements; 0 means "as usual" where said.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from sim.model.decoder_spec import Decoder
 from sim.model.diffusion_spec import DiffusionUNet, Dit
 from sim.model.fields import Activation, Count, Fraction, Natural, Spec
 from sim.model.picture_spec import ConvNext, EfficientNet, UNet
+from sim.model.recommender_spec import Dlrm
 from sim.model.speech_spec import Whisper
 from topologies.errors import BadInput, UnknownName
 
@@ -149,7 +150,22 @@ class Seq2Seq(Spec, tag="seq2seq", frozen=True, kw_only=True):
 
 
 ModelSpec = Union[
-    Decoder, Encoder, EncDec, TransformerXl, Seq2Seq, Vit, Cnn, EfficientNet, ConvNext, UNet, Dit, DiffusionUNet, Whisper, Mlp, Captured
+    Decoder,
+    Encoder,
+    EncDec,
+    TransformerXl,
+    Seq2Seq,
+    Vit,
+    Cnn,
+    EfficientNet,
+    ConvNext,
+    UNet,
+    Dit,
+    DiffusionUNet,
+    Whisper,
+    Dlrm,
+    Mlp,
+    Captured,
 ]
 
 

@@ -225,6 +225,9 @@ EXACT = {
     "whisper-large-v2": 1_543_304_960,
     "whisper-large-v3": 1_543_490_560,
     "whisper-large-v3-turbo": 808_878_080,
+    # facebookresearch/dlrm, dlrm_s_pytorch.py with the arguments of its Kaggle script and of MLPerf's: 33,762,577 and 187,767,399 rows and the MLPs
+    "dlrm-kaggle": 540_677_217,
+    "dlrm-terabyte": 24_036_595_969,
 }
 
 

@@ -1,0 +1,122 @@
+"""DLRM by hand: what is looked up, sent and updated on one rank of several, what the optimizer never sees, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from sim.files.planfile import load_plan
+from sim.framework import Framework
+from sim.memory.report import memory_of
+from sim.model import Network, Part, Shape, describe, load_model
+from sim.model.spec import Dlrm
+from sim.model.stages import layout
+from sim.plan import Batch, Optimizer, Parallel, Plan
+from sim.program import Program
+from sim.work import Gemm, MemoryBound
+from tests.null.lower.tiny import QUIET, messages, program
+from topologies.errors import BadInput, Refused
+
+PLAIN = Framework(name="plain", source="test")
+ROWS = (1000, 3, 200_000)
+SMALL = Dlrm(name="small", tables=ROWS, dim=16, hot=(1, 1, 4), bottom=(32, 16), top=(24, 1))
+SIZES = {"micro": 64, "global": 512}
+
+
+def of(ep: int = 1, micro: int = 64, framework: Framework = PLAIN) -> Network:
+    return describe(SMALL, Shape(micro=micro, seq=1, ep=ep, precision="fp32"), framework)
+
+
+def part(network: Network, block: str, name: str) -> Part:
+    return next(p for p in dict(network.blocks)[block].parts if p.name == name)
+
+
+def lowered(ep: int, **parallel: Any) -> Program:
+    plan = {"batch": SIZES, "parallel": {"dp_replicate": 8, "ep": ep} | parallel, "optimizer": {"name": "sgd"}}
+    return program(plan, of(ep, framework=QUIET))
+
+
+def test_each_rank_holds_its_share_and_looks_up_for_all() -> None:
+    one, eight = (part(of(ep), "embed", "tables") for ep in (1, 8))
+    assert one.tensors == (sum(ROWS) * 16,)
+    assert eight.tensors == (-(-sum(ROWS) * 16 // 8),)
+    asked = 64 * 6  # of 64 samples' ids, whoever looks them up
+    rows = 512 + 3 + 4 * 512  # of 512 samples: all rows of the small table, at most one each of the others
+    assert one.forward[0].bytes == (64 + 3 + 256) * 64 + 8 * asked + 64 * 3 * 64
+    assert eight.forward[0].bytes == rows // 8 * 64 + 8 * asked + 64 * 3 * 64
+
+
+def test_backward_updates_the_rows_that_were_looked_up() -> None:
+    sort, update = part(of(), "embed", "tables").wgrad
+    assert isinstance(sort, MemoryBound) and isinstance(update, MemoryBound)
+    rows, asked = (64 + 3 + 256) * 64, 64 * 6
+    assert (update.read, update.written) == (rows + asked * 64 + 8 * asked, rows)
+    assert sort.bytes == 2 * 4 * 8 * asked
+
+
+def test_ids_go_out_and_sums_come_back_and_gradients_go_the_same_way() -> None:
+    exchanged = [(name, size) for name, group, size in messages(lowered(8)) if group == "ep"]
+    ids, sums = 8 * 64 * 6, 64 * 3 * 16 * 4
+    assert exchanged == [("all_to_all", ids), ("all_to_all", sums), ("all_to_all", sums)]
+
+
+def test_the_dense_half_alone_is_averaged_and_stepped() -> None:
+    dense = 13 * 32 + 32 + 32 * 16 + 16 + (6 + 16) * 24 + 24 + 24 + 1
+    made = lowered(8)
+    assert sum(size for name, group, size in messages(made) if group == "dp" and name == "all_reduce") == 4 * dense
+    stepped = [w for call, op in made.ops(0) if call.step == 1 and op.cls == "optimizer" for w in op.works if isinstance(w, MemoryBound)]
+    assert sum(w.written for w in stepped) == 4 * dense
+
+
+def test_tables_are_held_without_gradients_or_state() -> None:
+    plan = Plan(model="small", precision="fp32", batch=Batch(micro=64), optimizer=Optimizer(name="adam"))
+    found = memory_of(plan, of(framework=QUIET), QUIET)
+    dense = of().parameters - sum(ROWS) * 16
+    assert found.parameters == 4 * of().parameters
+    assert found.optimizer == 8 * dense
+    assert 0 < found.gradients <= 4 * dense
+
+
+def test_a_sample_passes_through_the_rows_that_it_looks_up() -> None:
+    network = of()
+    assert network.parameters - network.active_parameters == (sum(ROWS) - 6) * 16
+    assert (network.sample_unit, network.sample_bytes) == ("samples", 4 * 14 + 8 * 6)
+
+
+def test_pairs_are_one_product_a_sample() -> None:
+    products = part(of(), "head", "pairs.products")
+    assert products.forward == (Gemm(4, 4, 16, "fp32", 64),)
+    assert part(of(), "head", "mlp0").tensors == ((6 + 16) * 24, 24)
+    assert part(of(), "bottom", "mlp0").backward == ()  # numbers need no gradient
+
+
+def test_autocast_looks_up_in_32_bits_and_multiplies_in_16() -> None:
+    network = describe(SMALL, Shape(micro=64, seq=1, precision="bf16"), replace(PLAIN, autocast=True))
+    assert part(network, "embed", "tables").forward[0].bytes == part(of(), "embed", "tables").forward[0].bytes
+    assert part(network, "head", "pairs.products").saved == 64 * 4 * 16 * 2
+
+
+def test_terabyte_is_mlperf_s() -> None:
+    spec = load_model("dlrm-terabyte")
+    assert isinstance(spec, Dlrm)
+    assert (len(spec.tables), sum(spec.tables), spec.pairs) == (26, 187_767_399, 351)
+
+
+def test_what_cannot_be_is_said() -> None:
+    with pytest.raises(Refused, match=r"copies of them would differ\. Set parallel\.ep = dp_replicate x dp_shard = 8"):
+        lowered(4)
+    with pytest.raises(Refused, match=r"the rest is small: set parallel\.zero = 0"):
+        lowered(8, dp_replicate=1, dp_shard=8, zero=3)
+    with pytest.raises(Refused, match="a recommender's tables are split by ep, all else by data parallelism; set tp = cp = 1"):
+        describe(SMALL, Shape(micro=1, seq=1, tp=2), PLAIN)
+    with pytest.raises(Refused, match="so no pipeline can cut it"):
+        layout(of(), Plan(model="small", batch=Batch(micro=1), parallel=Parallel(pp=2)))
+    with pytest.raises(BadInput, match="hot has 2 numbers for 3 tables"):
+        replace(SMALL, hot=(1, 1))
+    with pytest.raises(BadInput, match="bottom ends with 8, but its products with the tables need dim = 16"):
+        replace(SMALL, bottom=(32, 8))
+    with pytest.raises(BadInput, match="top ends with 2; a click is one number"):
+        replace(SMALL, top=(24, 2))
+    assert load_plan({"model": "dlrm-kaggle", "batch": {"global": 8}}).model_name == "dlrm-kaggle"
