@@ -27,12 +27,16 @@ def device_bytes(job: Job) -> int:
 
 
 def load(job: Job, lane: str, share: float = 1.0, processes: float = 1.0) -> list[Op]:
-    """What one CPU thread does to make one batch, or a `share` of one; so many `processes` of the rank take batches in turn."""
+    """What one CPU thread does to make one batch, or a `share` of one; so many `processes` of the rank take batches in turn.
+
+    Data sets of samples read and collate each of them; those of whole batches (facebookresearch/dlrm's CriteoBinDataset: a slice of one file) do so once.
+    """
     data, micro = job.plan.data, job.plan.batch.micro * share
+    pieces = share if job.network.whole_batches else micro
     raw, made = read_bytes(job) * share, device_bytes(job) * share
     ops: list[Op] = []
     if _HOW[data.source]:
-        files = (HostWork("file", micro, processes=processes),)
+        files = (HostWork("file", pieces, processes=processes),)
         ops.append(Op("data/read", "copy", lane, files, bytes=round(raw), how=_HOW[data.source], cls=CLS))
     if data.preprocess:
         ops.append(
@@ -42,7 +46,7 @@ def load(job: Job, lane: str, share: float = 1.0, processes: float = 1.0) -> lis
         )
     # Samples are copied into one batch, and once more into pinned memory.
     copies = 2.0 * made * (1 + data.pinned)
-    return [*ops, host("data/collate", HostWork("collate", micro, processes=processes, moved=copies), lane=lane, cls=CLS)]
+    return [*ops, host("data/collate", HostWork("collate", pieces, processes=processes, moved=copies), lane=lane, cls=CLS)]
 
 
 def take(job: Job) -> list[Op]:

@@ -43,6 +43,7 @@ def describe(model: ModelSpec, shape: Shape, framework: Framework, attention: st
         sample_unit=_unit(model),
         seq=shape.seq if _unit(model) == "sequences" else 1,
         sample_bytes=_sample_bytes(model, shape),
+        whole_batches=isinstance(model, Dlrm),
         chain=getattr(model, "chain", getattr(model, "arch", "") != "mask-rcnn"),
         tied=tied,
     )

@@ -125,6 +125,8 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens per sample (1 for images)."""
     sample_bytes: int = 0
     """Bytes of one sample as the step's input on the device."""
+    whole_batches: bool = False
+    """Its data set hands out batches, not samples to be put together."""
     chain: bool = True
     """Each block reads the one before it alone; False: no pipeline can cut it."""
     tied: tuple[str, str] | None = None

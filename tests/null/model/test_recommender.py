@@ -15,7 +15,7 @@ from sim.model.spec import Dlrm
 from sim.model.stages import layout
 from sim.plan import Batch, Optimizer, Parallel, Plan
 from sim.program import Program
-from sim.work import Gemm, MemoryBound
+from sim.work import Gemm, HostWork, MemoryBound
 from tests.null.lower.tiny import QUIET, messages, program
 from topologies.errors import BadInput, Refused
 
@@ -90,6 +90,15 @@ def test_pairs_are_one_product_a_sample() -> None:
     assert products.forward == (Gemm(4, 4, 16, "fp32", 64),)
     assert part(of(), "head", "mlp0").tensors == ((6 + 16) * 24, 24)
     assert part(of(), "bottom", "mlp0").backward == ()  # numbers need no gradient
+
+
+def test_a_batch_is_read_at_once() -> None:
+    """A slice of one file; samples are not put together one by one."""
+    plan = {"batch": SIZES, "parallel": {"dp_replicate": 8, "ep": 8}, "data": {"source": "disk", "preprocess": "1 us"}}
+    for net, pieces in ((of(8), 1), (replace(of(8), whole_batches=False), 64)):
+        works = [w for call, op in program(plan, net).ops(0) if call.step == 1 and op.cls == "data" for w in op.works]
+        counts = {w.what: w.count for w in works if isinstance(w, HostWork)}
+        assert (counts["file"], counts["collate"], counts["preprocess"]) == (pieces, pieces, 64)
 
 
 def test_autocast_looks_up_in_32_bits_and_multiplies_in_16() -> None:
