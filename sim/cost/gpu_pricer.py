@@ -14,6 +14,7 @@ from sim.cost.kernel import kernel_cost
 from sim.cost.overlap import slowdown
 from sim.cost.place import Common
 from sim.cost.price import Cost, Source
+from sim.cost.staged import staged
 from sim.cost.sustained import slowest
 from sim.framework import Framework
 from sim.program import HOST, MEETING, Op, held_beside
@@ -23,6 +24,9 @@ from topologies.hardware import Gpu
 
 PAGEABLE = 4e9
 """Bytes per second of a pageable, host-synchronous staged copy: 3-8 GB/s on x86 hosts (assumed; facts: pinned vs pageable)."""
+
+_SERVER = "server."
+"""Lanes of a parameter server's threads, whose tensors are in host memory as those of the `HOST` lane are."""
 
 _collective = lru_cache(maxsize=2048)(collective_cost)
 _message = lru_cache(maxsize=2048)(message_cost)
@@ -137,6 +141,9 @@ class GpuPricer(Common):
         return Cost(path.latency + op.bytes / rate, "fitted", path.latency, tuple((link, rate) for link in path.links), host=launch)
 
     def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
+        if op.lane == HOST and op.bytes:
+            there = _collective(op.name, op.bytes, members, self.topology, "auto", siblings)
+            return staged(op.name, op.bytes, members, self.topology, there)
         key = (op.name, op.bytes, op.how, op.works, siblings, id(members))
         found = self._collectives.get(key)
         if found is None or found[1] is not members:
@@ -154,7 +161,11 @@ class GpuPricer(Common):
         return Cost(cost.seconds * seen, cost.source, cost.latency * seen, cost.uses)
 
     def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
-        return _message(op.bytes, source, target, self.topology, siblings)
+        """Over the devices' links and the network; what is in host memory goes between the processes of the hosts."""
+        there = _message(op.bytes, source, target, self.topology, siblings)
+        if op.lane == HOST or op.lane.startswith(_SERVER):
+            return staged("send", op.bytes, (source, target), self.topology, there)
+        return there
 
     def slowdown(self, rank: int) -> tuple[float, float]:
         return slowdown(self._gpu(rank)[0])

@@ -2,7 +2,8 @@
 
 Between measured sizes time is linear in bytes (piecewise), below the smallest it is the smallest's, above the largest it
 grows with the largest's rate. Other rank counts scale as a ring does: 2(n-1)/n of the bytes for all_reduce, (n-1)/n for
-all_gather and reduce_scatter, and n-1 steps of latency (Thakur, Rabenseifner and Gropp 2005).
+all_gather and reduce_scatter, and n-1 steps of latency (Thakur, Rabenseifner and Gropp 2005). What goes whole from one rank to others, or
+to one from others, takes as long as the array takes through one pair.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ ALPHA = 60e-6
 BETA = 2.5e9
 """Bytes per second of one pair over loopback TCP with gloo's copies (assumed)."""
 _TWICE = {"all_reduce": 2.0}
+_WHOLE = ("send", "recv", "broadcast", "reduce")
 _NEAR = {"send": "broadcast", "recv": "broadcast", "reduce": "all_reduce", "barrier": "all_reduce", "all_to_all": "all_gather"}
 """What stands in for a collective that was not measured."""
 
@@ -35,7 +37,7 @@ def gloo_cost(name: str, size: int, ranks: int, table: Sequence[Sample]) -> Cost
         share = min(1.0, cpu / seconds) if seconds > 0 else 0.0
         return Cost(seconds, "measured", uses=(("cores", ranks * share),) if share > 0 else ())
     steps = ranks - 1
-    moved = size * steps / ranks * _TWICE.get(name, 1.0)
+    moved = size * (1.0 if name in _WHOLE else steps / ranks * _TWICE.get(name, 1.0))
     seconds = steps * _TWICE.get(name, 1.0) * ALPHA + moved / BETA
     return Cost(seconds, "assumed", uses=(("cores", ranks * 0.5),))
 
