@@ -53,10 +53,11 @@ def collective_cost(name: str, size: int, ranks: tuple[int, ...], topology: Topo
 def _uses(shape: GroupShape, topology: Topology, busy: float) -> tuple[tuple[str, float], ...]:
     """What a group's flow takes of each link that it crosses while it sends: a full link (`busy` = 1) is one that NCCL can send no more over.
 
-    Inside a node the rings of a group without a switch take all links of a GPU alike, of which the one to its neighbour stands here. Over
+    Behind a switch every member sends and receives as much. The rings of a group without one take all links of a GPU alike, of which the one
+    to its neighbour stands here. Over
     nodes every cable of the hop carries what one NIC sends, which is no more than the narrowest of them lets through.
     """
-    links = shape.inter_links if shape.nodes > 1 else shape.intra_links
+    links = shape.inter_links if shape.nodes > 1 else shape.member_links
     if not links:
         return ()
     sent = topology.rates[links[0]] * shape.crossing if shape.nodes > 1 else shape.intra

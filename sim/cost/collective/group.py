@@ -33,6 +33,9 @@ class GroupShape(msgspec.Struct, frozen=True):
     spread: float
     """Share of `inter` that is left while every node sends to every other: an oversubscribed fabric carries less."""
     intra_links: tuple[str, ...]
+    """Of the way from a member to the next inside a node."""
+    member_links: tuple[str, ...]
+    """Those that its flow takes inside a node: behind a switch each member's to it and from it, else `intra_links`."""
     inter_links: tuple[str, ...]
     """Cables that one NIC's flow takes: to the next node, and over the spines where the ring closes. The first is the NIC's own."""
     neighbour_latency: float
@@ -88,6 +91,7 @@ def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -
         sharp=all(any(name.startswith("ib-") for name in names) for names in wires),
         clock=chip.clock if isinstance(chip, Gpu) else 0.0,
         intra_links=near.links if near else (),
+        member_links=_member_links(topology, inside, near),
         inter_links=_cables(topology, nodes),
         neighbour_latency=near.latency if near else 0.0,
         network_latency=far.latency if far else 0.0,
@@ -141,6 +145,13 @@ def _neighbour(topology: Topology, members: list[int]) -> tuple[Path | None, flo
         paths = [path for path in paths if path.kind not in ("NVL", "NVB")] or paths
     shared = sum(1 for path in paths if set(path.links) & set(paths[0].links))
     return paths[0], min(path.rate for path in paths) / (2 if paths[0].staged and shared > 2 else 1)
+
+
+def _member_links(topology: Topology, members: list[int], near: Path | None) -> tuple[str, ...]:
+    if near is None or not _switched(topology, members):
+        return near.links if near else ()
+    ring = zip(members, [*members[1:], members[0]], strict=True)
+    return tuple(dict.fromkeys(link for a, b in ring for link in topology.path(a, b).links))
 
 
 def _exchange(topology: Topology, members: list[int]) -> float:
