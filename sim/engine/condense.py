@@ -4,7 +4,8 @@ Such a stretch (a stage's forward of one micro-batch with its tensor-parallel co
 the clocks of host and stream, whatever lanes it uses inside: with D its time when launches are far ahead, H its launches' time and G its
 time from an idle start, stream' = max(stream + D, host + G) (see `fuse`). D and G are found by running the stretch alone. The
 map is exact while no collective from outside runs beside the stretch, or one runs beside all of it (which is found by running that, too);
-in between the stretch is taken as evenly spread.
+in between the stretch is taken as evenly spread. What its collectives lose to messages that cross their links is left out: some 1e-4 of a
+step whose pipeline lies inside a node.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ def stretches(ops: list[Priced], private: Callable[[Op], bool], outside: frozens
     bound = set(outside)
     # What such a lane waits for must still hold up the message behind it.
     shared = {op.lane for op, _ in ops if op.lane != COMPUTE and (op.kind in MESSAGE or (op.kind == "collective" and not private(op)))}
+    beside = [at for at, (op, _) in enumerate(ops) if op.kind == "collective" and op.lane != COMPUTE]
+    if any(op.kind in MESSAGE for op, _ in ops[: beside[-1] if beside else 0]):
+        shared |= {ops[at][0].lane for at in beside}  # a message cuts where their lanes may still be busy
     while True:
         cut = _cut(ops, lambda op: op.lane not in shared and (op.kind != "collective" or private(op)), bound)
         home: dict[str, int] = {}

@@ -79,4 +79,6 @@ def test_short_programs_equal_condensed_ones(parallel: dict[str, Any], framework
 @given(split, frameworks, memories)
 def test_without_data_parallelism_they_equal_the_whole_simulation(parallel: dict[str, Any], framework: str, memory: dict[str, Any]) -> None:
     parallel = parallel | {"dp_shard": 1, "zero": 0}
-    assert _apart(_setting(parallel, framework, memory, 4), condensed=False) < 1e-9
+    # In one node messages between stages take the links of the layers' collectives, which in short run by themselves.
+    shares = parallel["tp"] > 1 and parallel["pp"] > 1
+    assert _apart(_setting(parallel, framework, memory, 4), condensed=False) < (5e-4 if shares else 1e-9)
