@@ -44,7 +44,7 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, rank: int, 
             totals["optimizer"] += own * state * (copies + master)
             totals["step"] += own * state * constants()["optimizer.foreach"] * (framework.optimizer == "foreach" and copies > 0)
             totals["step"] += own * framework.flat_step
-    totals["gathered"] = _gathered(plan, framework, chunks, mesh.size("grad"), totals["gradients"])
+    totals["gathered"] = _gathered(plan, framework, chunks, mesh.size("grad"), totals["gradients"], bool(network.tied))
     return {name: round(value) for name, value in totals.items()}
 
 
@@ -71,11 +71,11 @@ def alike(blocks: Iterable[Block]) -> list[tuple[Block, int]]:
     return list(found.values())
 
 
-def _gathered(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], ranks: int, gradients: float) -> float:
+def _gathered(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], ranks: int, gradients: float, tied: bool) -> float:
     """DDP without gradient views: buckets as large as the gradients. autocast: 16-bit copies, alive until backward. FSDP: `_unsharded`."""
     train, (zero, _) = plan.task != "forward", sharding_of(plan, framework)
     if zero == 3:
-        return _unsharded(plan, framework, chunks)
+        return _unsharded(plan, framework, chunks, tied)
     blocks = [block for chunk in chunks for _, block in chunk]
     found = 0.0
     if framework.autocast:
@@ -87,26 +87,36 @@ def _gathered(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], rank
     return found
 
 
-def _unsharded(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...]) -> float:
-    """zero = 3: the block in use and those fetched ahead, and the block's whole gradient in backward. All blocks' where they are not freed
-    after forward; in a pipeline also all gradients, whole and in the dtype that travels, until the last micro-batch is done
-    (`set_requires_gradient_sync(False)` in torch's pipelining/stage.py): in 1F1B and what is made of it, all stages of a rank have some
-    before the first is reduced. Of many stages a rank a runtime that frees what it does not need next keeps the parameters of a few.
-    """
+def _unsharded(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], tied: bool) -> float:
+    """zero = 3: the block in use and those fetched ahead, and whole gradients (`_whole_gradients`). All blocks' where they are not freed
+    after forward; of many stages a rank a runtime that frees what it does not need next keeps the parameters of a few. Ends that are the
+    root of torch's FSDP are not freed after forward (fully_shard: reshard_after_forward = None; FSDP1: _post_forward_reshard)."""
     blocks = [block for chunk in chunks for _, block in chunk]
     train, (_, reshard) = plan.task != "forward", sharding_of(plan, framework)
-    width, sums = BYTES["fp32" if plan.precision in ("fp32", "tf32") else "bf16"], BYTES[framework.reduce_dtype]
-    sizes = [(block.params, sum(part.params for part in block.parts if not part.frozen), times) for block, times in alike(blocks)]
-    found = max((trained for _, trained, _ in sizes), default=0) * sums if train else 0.0
+    width, p = BYTES["fp32" if plan.precision in ("fp32", "tf32") else "bf16"], plan.parallel
+    ends = ("embed", "head") if framework.zero2 == "layers" and (tied or not framework.wraps_ends) else ()
+    late = {kind: width for kind in ends if kind == "head" or tied}  # a shared table's comes with the head's
+    found = _whole_gradients(plan, framework, blocks, dict.fromkeys(ends, 0.0) | late) if train else 0.0
     if not train or reshard:
-        return found + max((params for params, _, _ in sizes), default=0) * (1 + plan.parallel.prefetch) * width
-    if plan.parallel.pp > 1:
-        found += sum(trained * times for _, trained, times in sizes) * sums
+        freed = max((block.params for block, _ in alike(blocks) if block.kind not in ends), default=0)
+        return found + (sum(block.params for block in blocks if block.kind in ends) + freed * (1 + p.prefetch)) * width
     kept = sorted(sum(block.params for _, block in chunk) for chunk in chunks)
-    p = plan.parallel
     if p.pp > 1 and framework.pipeline_actions and by_actions(p.schedule, p.virtual_stages):
         kept = kept[-ACTIVE_STAGES:]
     return found + sum(kept) * width
+
+
+def _whole_gradients(plan: Plan, framework: Framework, blocks: list[Block], root: dict[str, float]) -> float:
+    """The largest block's, in the dtype that travels, and beside it the head's as backward makes it, where it is the root's, whose
+    post_backward comes last (`_root_post_backward_final_callback`). `root`: bytes an element of what is so held, by the kind of block. In a
+    pipeline all of them, in the dtype that travels, until the last micro-batch is done (`set_requires_gradient_sync(False)` in torch's
+    pipelining/stage.py): in 1F1B and what is made of it, all stages of a rank have some before the first is reduced."""
+    sums = BYTES[framework.reduce_dtype]
+    sizes = [(block.kind, sum(part.params for part in block.parts if not part.frozen), times) for block, times in alike(blocks)]
+    if plan.parallel.pp > 1:
+        return (max((trained for _, trained, _ in sizes), default=0) + sum(trained * times for _, trained, times in sizes)) * sums
+    late = sum(trained * root.get(kind, 0.0) for kind, trained, _ in sizes)
+    return late + max((trained for kind, trained, _ in sizes if kind not in root), default=0) * sums
 
 
 def _weights(blocks: list[Block]) -> set[int]:

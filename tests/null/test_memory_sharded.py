@@ -29,6 +29,31 @@ def test_parameters_that_are_not_freed_after_forward_are_whole_in_backward() -> 
     assert report(parallel={"dp_shard": 8, "zero": 2}) == kept, "the same by another name"
 
 
+@pytest.mark.parametrize(("framework", "sums"), [("pytorch", 2), ("torchtitan-2024", 4), ("torchtitan-2025", 4)])
+def test_ends_that_are_the_root_stay_gathered_through_backward(framework: str, sums: int) -> None:
+    """With two layers beside them; the head's gradient waits for the root's reduction while a layer's travels."""
+    embed = 128256 * 4096
+    head = embed + 4096
+    layer = (PARAMETERS - embed - head) // 32
+    sharded = {"dp_shard": 8, "zero": 3}
+    assert report(framework=framework, parallel=sharded).gathered == 2 * (embed + head) + 2 * 2 * layer + 2 * head + sums * layer
+    assert report(framework=framework, parallel=sharded, task="lora").gathered >= 2 * (embed + head) + 2 * 2 * layer
+    assert report(framework=framework, parallel=sharded, task="forward").gathered == 2 * (embed + head) + 2 * 2 * layer
+    assert (
+        report(framework=framework, parallel=sharded | {"reshard_after_forward": False}).gathered
+        == 2 * PARAMETERS + 2 * head + sums * layer
+    )
+
+
+def test_ends_that_share_a_table_are_the_root_everywhere() -> None:
+    """Llama 3.2 1B: its table is gathered once, and stays."""
+    found = {
+        name: report(model="llama3.2-1b", framework=name, parallel={"dp_shard": 8, "zero": 3}) for name in ("torchtitan", "torchtitan-2025")
+    }
+    table, layer = 128256 * 2048, (1_235_814_400 - 128256 * 2048 - 2048) // 16
+    assert {one.gathered for one in found.values()} == {2 * (table + 2048) + 2 * 2 * layer + 2 * (table + 2048) + 4 * layer}
+
+
 def test_a_pipelines_fsdp_holds_whole_parameters_and_gradients_of_its_stages() -> None:
     """torch's pipelining/stage.py: set_reshard_after_backward(False), set_requires_gradient_sync(False) until the last backward."""
     stage = report(parallel={"dp_shard": 4, "pp": 2, "zero": 3}, batch={"global": 32})
@@ -54,7 +79,8 @@ def test_torchtitans_405b_on_512_gpus(schedule: str, chunks: int, measured: floa
 def test_no_room_for_gradients_of_what_is_frozen() -> None:
     plan = {"parallel": {"dp_shard": 8, "zero": 3}, "framework": "pytorch"}
     trained, frozen = report(**plan), report(**plan, task="lora")
-    assert trained.gathered - frozen.gathered == pytest.approx(2 * 128256 * 4096, rel=0.01), "the head's in bf16"
+    layer = (PARAMETERS - 2 * 128256 * 4096) // 32
+    assert trained.gathered - frozen.gathered == pytest.approx(2 * (128256 * 4096 + layer), rel=0.01), "the head's and a layer's in bf16"
 
 
 def test_an_offloaded_optimizer_takes_its_fp32_shards_along() -> None:
