@@ -140,6 +140,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Stages of a pipeline are gathered and reduced when its schedule says (torch 2.13), not in the first forward and the last backward (2024)."""
     wraps_ends: bool = False
     """FSDP gathers the embedding by itself, and the last norm with the head, which stay for backward; else they are the root's. Tied, they are."""
+    keeps_last: bool = False
+    """FSDP does not free its last layer after forward: backward begins with it (as a pipeline's layers are kept anyway, zero = 3 alone)."""
     pipeline_zero: int = 3
     """The highest level of ZeRO that its pipelines run: DeepSpeed's engine asserts a level below 2 (runtime/pipe/engine.py)."""
     shard_copies: bool = True

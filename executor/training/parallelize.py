@@ -54,7 +54,7 @@ def parallelize(model: nn.Module, plan: Plan, world: World, habits: Framework, m
         return model
     zero = zero_of(plan, habits) if p.dp_shard > 1 or sharded_alone(plan) else 0
     if zero >= 2:
-        return shard(model, plan, mesh, zero, habits.wraps_ends)
+        return shard(model, plan, mesh, zero, habits)
     if zero == 1:
         raise Refused("stock training does not do zero = 1: PyTorch's FSDP2 splits gradients too. Use zero = 2, or --how play")
     if p.tp > 1:
@@ -81,9 +81,9 @@ def data_mesh(plan: Plan, mesh: DeviceMesh) -> DeviceMesh:
     return mesh["dp_replicate" if p.dp_replicate > 1 else "dp_shard"]
 
 
-def shard(model: nn.Module, plan: Plan, mesh: DeviceMesh, zero: int, apart: bool = False) -> nn.Module:
-    """FSDP2: every layer is a unit, then what is left (the ends, which may share a table); HSDP where there are replicas too. `apart`: ends
-    that share no table are units too, of which the head keeps what it has gathered (torchtitan/distributed/fsdp.py).
+def shard(model: nn.Module, plan: Plan, mesh: DeviceMesh, zero: int, habits: Framework) -> nn.Module:
+    """FSDP2: every layer is a unit, then what is left (the ends, which may share a table); HSDP where there are replicas too. Of `habits`:
+    ends that share no table are units too, of which the head keeps what it has gathered (torchtitan/distributed/fsdp.py), or the last layer does.
 
     In a pipeline parameters stay from the first forward of a step to its last backward (torchtitan's default)."""
     from torch.distributed.fsdp import fully_shard
@@ -91,10 +91,12 @@ def shard(model: nn.Module, plan: Plan, mesh: DeviceMesh, zero: int, apart: bool
     over = mesh["dp_replicate", "dp_shard"] if plan.parallel.dp_replicate > 1 else mesh["dp_shard"]
     again = zero == 3 and plan.parallel.reshard_after_forward and plan.parallel.pp == 1
     ends = [set(block.parameters()) for name, block in model.named_children() if name in ("embed", "head")]
-    whole = ("embed", "head") if not apart or (len(ends) == 2 and ends[0] & ends[1]) else ()
+    whole = ("embed", "head") if not habits.wraps_ends or (len(ends) == 2 and ends[0] & ends[1]) else ()
+    layers = [name for name, _ in model.named_children() if name not in ("embed", "head")]
+    kept = {"head", *(layers[-1:] if habits.keeps_last else ())}
     for name, block in model.named_children():
         if name not in whole and any(True for _ in block.parameters()):
-            fully_shard(block, mesh=over, reshard_after_forward=again and name != "head")
+            fully_shard(block, mesh=over, reshard_after_forward=again and name not in kept)
     # The root keeps what it has gathered (torch's default): backward needs it at once.
     fully_shard(model, mesh=over, reshard_after_forward=None if again else False)
     return model

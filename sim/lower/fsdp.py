@@ -4,7 +4,7 @@ Forward: before block k runs, its all_gather is issued on `comm.fsdp` while bloc
 the copy-out of block k - 2 has left the buffer. Backward gathers the block before in turn, and reduce-scatters a block's
 gradients while the next one computes; the copy into the next bucket waits until the last reduce_scatter has read it. The ends
 are the root: gathered first, not freed after forward, reduced last; or (`Framework.wraps_ends`) units in their places, of which the head is
-not freed after forward. Both collectives use one communicator, so they share one lane.
+not freed after forward, as a last layer may not be (`Framework.keeps_last`). Both collectives use one communicator, so they share one lane.
 With a pipeline, a stage gathers once a step and reduces after its last backward, the root first (torch's pipelining calls post_backward
 of all units in the order of the modules); a runtime that follows its schedule's actions asks for both apart (`sim.lower.unshard`).
 """
@@ -64,20 +64,20 @@ def _free_for(line: list[Unit], k: int, ahead: int) -> str:
 def backward(job: Job, blocks: list[BlockOps], units: dict[str, Unit], pieces: Pieces, tag: str, sync: bool) -> list[Op]:
     """Backward `pieces` of a stage with gathers before each block and, with `sync`, its gradients reduced after it."""
     inline = job.size("pp") == 1
-    line = [units[b.name] for b in reversed(blocks) if units[b.name].messages and not units[b.name].kept] if job.reshard else []
+    line = [units[b.name] for b in reversed(blocks) if units[b.name].messages and not units[b.name].root] if job.reshard else []
     ahead = job.plan.parallel.prefetch
-    ops = [op for unit in line[:ahead] for op in _gather(job, "bwd", unit)]
+    ops = [op for unit in line[:ahead] if not unit.kept for op in _gather(job, "bwd", unit)]
     reduced: list[Unit] = []
     j = 0
     for name, group in groupby(pieces, key=lambda piece: piece[0].block):
         unit = units[name]
         if unit in line:
-            if ahead == 0:
+            if ahead == 0 and not unit.kept:
                 ops.append(Op(f"bwd/{unit.name}.begin", "record", COMPUTE, event="bwd/begin"))
                 ops += _gather(job, "bwd", unit, "bwd/begin")
-            ops += copy_out(job, "bwd", unit)
-            if ahead and j + ahead < len(line):
-                ops += _gather(job, "bwd", line[j + ahead], f"bwd/{unit.name}.out")
+            ops += [] if unit.kept else copy_out(job, "bwd", unit)
+            if ahead and j + ahead < len(line) and not line[j + ahead].kept:
+                ops += _gather(job, "bwd", line[j + ahead], "" if unit.kept else f"bwd/{unit.name}.out")
             j += 1
         ops += [op for _, work in group for op in work]
         if inline and unit.messages and not unit.root:

@@ -29,7 +29,7 @@ class Unit(NamedTuple):
     root: bool
     """Gathered before all others, and reduced after them."""
     kept: bool
-    """Not freed after forward: the root, and a head by itself, whose backward is next (reshard_after_forward = False)."""
+    """Not freed after forward: the root; a head by itself or the last layer, whose backward is next (reshard_after_forward = False)."""
     tensors: int
     """Parameters, each with its own hooks and views."""
 
@@ -40,6 +40,8 @@ def units_of(job: Job, blocks: list[BlockOps], tag: str) -> dict[str, Unit]:
     ends = () if job.framework.wraps_ends and not job.network.tied else ("embed", "head")
     where = {block.name: f"{tag}{ROOT}" if block.block.kind in ends else block.name for block in blocks}
     kept = {where[block.name] for block in blocks if block.block.kind == "head"} | {f"{tag}{ROOT}"}
+    if job.framework.keeps_last:
+        kept.update([block.name for block in blocks if block.block.kind == "layer"][-1:])
     kinds = {id(block.block): block.block for block in blocks}
     counts = {at: _counted(kind, split) for at, kind in kinds.items()}
     found: dict[str, list[int]] = {}

@@ -71,6 +71,18 @@ PLANS = [
 """Ends that share no table are units of their own (and so they are wrapped here); GPT's share one."""
 
 
+@pytest.mark.parametrize("number", [at for at, given in enumerate(PLANS) if given.parallel.pp == 1])
+def test_a_last_layer_that_stays_gathered_is_not_gathered_again(number: int) -> None:
+    """torchtitan before pull request 1094: messages as stock's with reshard_after_forward = False for the last layer; one fewer a backward."""
+    need_fake()
+    given = replace(PLANS[number], framework="torchtitan-2025")
+    ours = lowered_messages(given, 0)
+    assert ours == stock_messages(given, 0, 2)
+    again = lowered_messages(replace(given, framework="pytorch"), 0)
+    gathers = [sum(kind == "all_gather" for kind, _, _ in steps[1]) for steps in (again, ours)]
+    assert gathers[0] - gathers[1] == given.microbatches * (given.parallel.zero == 3)
+
+
 @pytest.mark.parametrize("end", [0, -1], ids=["first", "last"])
 @pytest.mark.parametrize("framework", ["torchtitan", "pytorch"])
 @pytest.mark.parametrize("number", range(len(PLANS)))

@@ -187,6 +187,21 @@ def test_ends_by_themselves_are_gathered_in_their_turn_and_the_head_is_kept() ->
     assert next(op.id for call, op in tied.ops(0) if call.step == 1 and op.kind == "collective") == "fwd/root.all_gather"
 
 
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
+def test_the_last_layer_may_stay_gathered(prefetch: int) -> None:
+    """The layer before it is gathered when its backward begins, at once, as the one before would be in turn."""
+    plan = {"parallel": {"dp_shard": 2, "zero": 3, "prefetch": prefetch}}
+    freed, kept = program(plan, network(3)), program(plan, network(3), replace(QUIET, keeps_last=True))
+    gathers = [[op.id for call, op in p.ops(0) if call.step == 1 and op.name == "all_gather"] for p in (freed, kept)]
+    assert gathers[1] == [id for id in gathers[0] if id != "bwd/L2.all_gather"] and "bwd/L2.all_gather" in gathers[0]
+    ids = [op.id for call, op in kept.ops(0) if call.step == 1]
+    assert "fwd/L2.reshard" not in ids and "fwd/L1.reshard" in ids and "bwd/L2.copy_out" not in ids
+    assert (ids.index("bwd/L1.all_gather") < ids.index("bwd/L2.linear")) == (prefetch > 0)
+    assert (ids.index("bwd/L1.all_gather") < ids.index("bwd/head.loss")) == (prefetch > 1)
+    for p in (freed, kept):
+        assert sum(op.alloc - op.free for call, op in p.ops(0) if call.step == 1) == 0
+
+
 def test_hybrid_sharding_averages_shards_over_the_replicas() -> None:
     p = program({"parallel": {"dp_replicate": 2, "dp_shard": 4, "zero": 3}}, network(1))
     assert messages(p) == [
