@@ -133,12 +133,14 @@ def _written_out(row: Row) -> bool:
 
 
 _PIPELINED, _WIDE = "2021", 4
-"""When Megatron-LM got pipelines, which take its own gradient sums alone, and from how many ranks a layer on torch's were faster before."""
+"""When Megatron-LM got pipelines, which take its own gradient sums alone, and from how many ranks a layer on torch's were its choice before."""
 
 
 def _wrapped(row: Row) -> bool:
-    """Megatron-LM under torch's DistributedDataParallel (README of 2020: better for the models split 4 and 8 ways, worse for 1 and 2)."""
-    return "" < row.date < _PIPELINED and (row.tp or 1) >= _WIDE and (row.nodes or 1) > 1 and (row.pp or 1) == 1
+    """Megatron-LM under torch's DistributedDataParallel. README of 2020: better for the models split 4 and 8 ways, worse for 1 and 2;
+    in 2021 all models without a pipeline (examples/sc21/run_table_1.sh: DDP=torch for 1, 2, 4 and 8 ways, local with pipelines)."""
+    least = _WIDE if row.date < _PIPELINED else 1
+    return row.date != "" and (row.tp or 1) >= least and (row.nodes or 1) > 1 and (row.pp or 1) == 1
 
 
 _YES = r"yes|true|on\b|y\b|1\b|enabled"
@@ -201,11 +203,12 @@ MLPerf's config_L40S_*.sh say TP_COMM_OVERLAP=False."""
 def overlap_of(row: Row, framework: str) -> tuple[bool, bool]:
     """(gradients beside backward, tensor-parallel messages beside products): the row's word, else the framework's.
 
-    OneFlow's GPT puts all of NCCL on the compute stream where tensors are split (training.py: nccl_use_compute_stream).
+    OneFlow's GPT puts all of NCCL on the compute stream where tensors are split (training.py: nccl_use_compute_stream). Megatron-LM's scripts of
+    2021 say DDP=torch where there is no pipeline: "no overlap" is true of its own sums alone (`_wrapped`).
     """
     from sim.framework import load_framework
 
-    text = row.comm_overlap.lower()
+    text = "" if framework == "megatron-2020" else row.comm_overlap.lower()
     tensor = load_framework(framework).tp_overlap and not re.search(_NO_NVLINK, f"{row.gpu} {row.gpu_form}".lower())
     if not text and framework == "oneflow-gpt":
         return (row.tp or 1) == 1, False
