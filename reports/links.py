@@ -1,8 +1,8 @@
 """Link use over time: what the transfers of a predicted step put on which links.
 
 The trace says when a transfer ran, the pricer which links it takes and how much of them. A folded simulation runs one of
-many equal ranks, and the cost of a ring names one of its many equal hops; so links are grouped by what they join on which
-node (`n0: gpu > nvswitch`). All that one rank moves adds up, and a group shows the rank that moves most.
+many equal ranks, and the cost of a ring names one of its many equal hops, or all of them; so links are grouped by what they join on
+which node (`n0: gpu > nvswitch`). All that one rank moves adds up, and a group shows the rank that moves most.
 """
 
 from __future__ import annotations
@@ -70,12 +70,16 @@ def link_use(program: Program, trace: Trace, pricer: Pricer) -> list[LinkUse]:
         if stop <= start:
             continue
         busy = cost.payload * max(cost.seconds - cost.latency, 0.0)
+        taken: dict[str, list[float]] = {}
         for link, amount in cost.uses:
             if ">" in link:
-                name = group_of(link)
-                named.setdefault(name, set()).add(link)
-                line = lines.setdefault(name, {}).setdefault(span.rank, [0.0] * BINS)
-                _spread(line, start - begin, stop - begin, amount * busy / (stop - start), width)
+                named.setdefault(group_of(link), set()).add(link)
+                taken.setdefault(group_of(link), []).append(amount)
+        for name, amounts in taken.items():
+            # Of a collective's equal links each is another member's.
+            amount = max(amounts) if span.kind == "collective" else sum(amounts)
+            line = lines.setdefault(name, {}).setdefault(span.rank, [0.0] * BINS)
+            _spread(line, start - begin, stop - begin, amount * busy / (stop - start), width)
     rates = {name: min(pricer.capacity[link] for link in links) for name, links in named.items()}
     found = [_use(name, rates[name], list(lines[name].values()), width, tuple(sorted(named[name]))) for name in lines]
     return sorted(found, key=lambda use: (-use.share, use.name))
