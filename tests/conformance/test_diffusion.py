@@ -19,7 +19,7 @@ from sim.model import ModelSpec, Network, Shape, describe, load_model  # noqa: E
 from sim.model.spec import DiffusionUNet, Dit  # noqa: E402
 from sim.work import Attention, MemoryBound  # noqa: E402
 from tests.conformance import diffusion_modules as modules  # noqa: E402
-from tests.conformance.test_pictures import forward_flops, products, works_of  # noqa: E402
+from tests.conformance.test_pictures import forward_flops, hold_bytes, hold_kept, products, works_of  # noqa: E402
 
 PLAIN = Framework(
     name="plain", source="test", param_dtype="fp32", grad_dtype="fp32", reduce_dtype="fp32", optimizer="fused", joins_gradients=True
@@ -99,13 +99,9 @@ def test_each_product_is_the_captured_one(name: str) -> None:
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_blocks_move_what_is_captured(name: str) -> None:
-    captured, described = both(name)
-    for mine, its in (("", ""), *PAIRS[name].same):
-        found, said = (sum(w.bytes for w in works_of(network, block)) for network, block in ((captured, mine), (described, its)))
-        assert found == pytest.approx(said, rel=0.05), (mine, its, found / said)
+    hold_bytes(*both(name), PAIRS[name].same)
 
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_what_is_kept_for_backward_is_what_is_captured(name: str) -> None:
-    kept = [sum(part.saved for _, block in network.blocks for part in block.parts) for network in both(name)]
-    assert kept[0] == pytest.approx(kept[1], rel=0.05)
+    hold_kept(*both(name))

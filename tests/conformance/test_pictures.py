@@ -4,7 +4,7 @@ product and convolution one by one, bytes of all other kernels block by block.""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import pytest
@@ -97,6 +97,19 @@ def products(network: Network) -> Counter[object]:
     return found
 
 
+def hold_bytes(captured: Network, described: Network, same: Iterable[tuple[str, str]]) -> None:
+    """Both move as many bytes: all in all, and in each pair of blocks that are the `same`."""
+    for mine, its in (("", ""), *same):
+        found, said = (sum(w.bytes for w in works_of(network, block)) for network, block in ((captured, mine), (described, its)))
+        assert found == pytest.approx(said, rel=0.05), (mine, its, found / said)
+
+
+def hold_kept(captured: Network, described: Network) -> None:
+    """Both keep as many bytes for backward."""
+    kept = [sum(part.saved for _, block in network.blocks for part in block.parts) for network in (captured, described)]
+    assert kept[0] == pytest.approx(kept[1], rel=0.05)
+
+
 @pytest.mark.parametrize("name", PAIRS)
 def test_each_product_is_the_captured_one(name: str) -> None:
     captured, described = both(name)
@@ -107,13 +120,9 @@ def test_each_product_is_the_captured_one(name: str) -> None:
 @pytest.mark.parametrize("name", PAIRS)
 def test_blocks_move_what_is_captured(name: str) -> None:
     """All in all, and block by block where a block's gradients arrive inside of it."""
-    captured, described = both(name)
-    for mine, its in (("", ""), *PAIRS[name].same):
-        found, said = (sum(w.bytes for w in works_of(network, block)) for network, block in ((captured, mine), (described, its)))
-        assert found == pytest.approx(said, rel=0.05), (mine, its, found / said)
+    hold_bytes(*both(name), PAIRS[name].same)
 
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_what_is_kept_for_backward_is_what_is_captured(name: str) -> None:
-    kept = [sum(part.saved for _, block in network.blocks for part in block.parts) for network in both(name)]
-    assert kept[0] == pytest.approx(kept[1], rel=0.05)
+    hold_kept(*both(name))
