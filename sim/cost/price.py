@@ -22,7 +22,7 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     """The first part of `seconds`: shares nothing and is not stretched by contention."""
     uses: tuple[tuple[str, float], ...] = ()
     """(resource, amount per second at full speed). When the sum over running ops passes a resource's capacity,
-    its users slow down, max-min fairly in the amount of the resource that each names first."""
+    its users slow down, max-min fairly in the amount of the resource that each names first (of which one takes `share`)."""
     host: float = 0.0
     """Seconds for which the issuing thread is busy (launch, dispatch, Python) before it goes on."""
     ready: float = 0.0
@@ -30,6 +30,9 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     waits for its own launch). 0 means `host + seconds` of the last kernel does not bind."""
     beside: float = 0.0
     """Seconds while a collective runs beside all of it, where that is known by itself; 0: the rank's slowdown tells."""
+    share: float = 0.0
+    """Where this stands for several equal ops on as many ranks, what one of them takes of the resource named first: they share as so many,
+    not as one. 0: the op stands for itself."""
     payload: float = 1.0
     """Data for each unit of `uses`: flags and headers fill a link as data does."""
 

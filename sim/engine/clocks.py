@@ -187,4 +187,4 @@ class Clocks:
         elif this.seconds <= this.latency:
             self.agenda.after(this.latency, done)
         else:
-            self.agenda.after(this.latency, self._sharing.start, this.seconds - this.latency, this.uses, done)
+            self.agenda.after(this.latency, self._sharing.start, this.seconds - this.latency, this.uses, done, this.share)

@@ -6,6 +6,7 @@ from sim.cost.price import Cost
 from sim.engine.condense import Priced
 from sim.engine.pricing import Pricing
 from sim.engine.seats import Seats
+from sim.engine.sharing import merged
 from sim.engine.times import (
     FLOW,
     HELD,
@@ -69,8 +70,10 @@ class Assembler:
     def _one(self, state: State, thread: str, op: Op, cost: Cost, eager: bool) -> Instruction:
         own, meets = op.lane == thread, self._meets(op)
         seconds, latency, uses = self._meeting(op, state.rank, cost) if meets else (cost.seconds, cost.latency, cost.uses)
+        share = 0.0
         if uses:
-            uses = self._binding(uses)
+            share = (cost.share if not meets else 0.0) or merged(uses)[0][1]
+            uses = tuple(use for use in uses if use[0] not in self._idle)
         shares = bool(uses) and seconds > 0
         kind = {"record": RECORD, "wait": WAIT}.get(op.kind, MEET if meets else FLOW if shares else PLAIN)
         does = QUEUED
@@ -91,6 +94,7 @@ class Assembler:
             op.shift,
             latency,
             uses,
+            share,
             op.kind == "compute",
             cost.seconds / cost.beside if cost.beside else 1.0 / state.slow,
             self._seats.of(op, state.rank) if meets else None,
@@ -107,8 +111,3 @@ class Assembler:
             return own.seconds, own.latency, own.uses
         whole = self._prices.collective(op, rank) if op.kind == "collective" else self._prices.message(op, rank)
         return whole.seconds, whole.latency, whole.uses
-
-    def _binding(self, uses: Uses) -> Uses:
-        """The uses that may matter; how much is wanted of the first says what a flow's fair share is."""
-        found = tuple(use for use in uses if use[0] not in self._idle)
-        return found if not found or found[0][1] == uses[0][1] else (uses[0], *(use for use in found if use != uses[0]))

@@ -117,7 +117,7 @@ def _unlaunched(op: Op, cost: Cost) -> Cost:
     """The same work with its launches far ahead."""
     if op.kind == "host":
         return Cost(0.0, cost.source)
-    return Cost(cost.seconds, cost.source, cost.latency, cost.uses, beside=cost.beside)
+    return Cost(cost.seconds, cost.source, cost.latency, cost.uses, beside=cost.beside, share=cost.share)
 
 
 def shape_of(part: list[Priced]) -> tuple[object, ...]:

@@ -137,9 +137,9 @@ class Lanes:
             self.at(self._env.now + cost.latency, done)
         elif cost.latency > 0:
             work = cost.seconds - cost.latency
-            self.at(self._env.now + cost.latency, lambda: self._sharing.start(work, cost.uses, done))
+            self.at(self._env.now + cost.latency, lambda: self._sharing.start(work, cost.uses, done, cost.share))
         else:
-            self._sharing.start(cost.seconds, cost.uses, done)
+            self._sharing.start(cost.seconds, cost.uses, done, cost.share)
 
     def at(self, time: float, action: Callable[[], None]) -> None:
         """Calls `action` at `time` (now, if that is past)."""

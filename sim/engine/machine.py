@@ -55,8 +55,7 @@ def together(op: Op, cost: Cost, pricer: Pricer, rank: int, stands_for: Callable
             for name, amount in taken.uses:
                 if name in amounts:
                     amounts[name] += amount
-    # What the op names first is its weight where it shares: a resource that it has to itself, as when each rank is simulated.
-    return replace(cost, uses=tuple(sorted(amounts.items(), key=lambda use: use[1] / alone[use[0]] if alone[use[0]] else 1.0)))
+    return replace(cost, uses=tuple(amounts.items()), share=next(iter(alone.values())))
 
 
 def steady(ops: list[tuple[Op, Cost]], pricer: Pricer, rank: int, world: int) -> list[tuple[Op, Cost]]:

@@ -20,11 +20,13 @@ class Flow:
 
     __slots__ = ("done", "rate", "remaining", "since", "ticket", "uses", "weight")
 
-    def __init__(self, seconds: float, uses: tuple[tuple[str, float], ...], now: float, done: Callable[[], None]) -> None:
+    def __init__(
+        self, seconds: float, uses: tuple[tuple[str, float], ...], now: float, done: Callable[[], None], share: float = 0.0
+    ) -> None:
         self.remaining, self.uses, self.since, self.done = seconds, uses, now, done
         self.rate = 0.0
         self.ticket = 0
-        self.weight = uses[0][1]
+        self.weight = share or uses[0][1]
 
 
 class Sharing:
@@ -38,9 +40,10 @@ class Sharing:
         self.moved: dict[str, float] = {}
         """Resource -> amount used in total (bytes through a link, core seconds)."""
 
-    def start(self, seconds: float, uses: tuple[tuple[str, float], ...], done: Callable[[], None]) -> None:
-        """Runs `done` when `seconds` of work at full speed have been served."""
-        flow = Flow(seconds, merged(uses), self._clock.now, done)
+    def start(self, seconds: float, uses: tuple[tuple[str, float], ...], done: Callable[[], None], share: float = 0.0) -> None:
+        """Runs `done` when `seconds` of work at full speed have been served. `share`: of the first resource, what one of the equal flows
+        takes that this one stands for; 0: it is one."""
+        flow = Flow(seconds, merged(uses), self._clock.now, done, share)
         crowded = False
         for name, amount in flow.uses:
             if name not in self._capacity:

@@ -40,6 +40,8 @@ class Instruction(NamedTuple):
     latency: float
     uses: Uses
     """Of resources that others use too: amounts per second at full speed."""
+    share: float
+    """What one of the ops that it stands for takes of the resource named first (`Cost.share`)."""
     slows: bool
     """A kernel, slowed by a collective beside it ..."""
     slowed: float
