@@ -41,16 +41,22 @@ def _refine(program: Program, stage: list[int]) -> list[int]:
         parts: list[list[object]] = [[colour] for colour in colours]
         for axis in axes:
             for group in groups[axis]:
-                # pp and cp exchange with neighbours, so the order counts there; elsewhere the mix does.
                 inside = [colours[rank] for rank in group]
-                mix: object = tuple(inside) if axis in ("pp", "cp") else tuple(sorted(inside))
-                for rank in group:
-                    parts[rank].append(mix)
+                for rank, met in zip(group, _met(axis, inside), strict=True):
+                    parts[rank].append(met)
         colours, now = _number([tuple(part) for part in parts])
         if now == count:
             first: dict[int, int] = {}
             return [first.setdefault(colour, rank) for rank, colour in enumerate(colours)]
         count = now
+
+
+def _met(axis: str, inside: list[int]) -> list[tuple[int, ...]]:
+    """What each member of a group meets there. pp and cp exchange with neighbours: the others in order, from the member's own place on, since
+    the one behind a slow rank waits for it and the one before does not. Elsewhere the mix."""
+    if axis not in ("pp", "cp"):
+        return [tuple(sorted(inside))] * len(inside)
+    return [tuple(inside[place:] + inside[:place]) for place in range(len(inside))]
 
 
 def _number(keys: list[object]) -> tuple[list[int], int]:

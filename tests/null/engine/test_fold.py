@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from sim.cost.price import Cost
 from sim.engine.fold import representatives
@@ -74,6 +75,40 @@ def test_a_slow_rank_splits_the_ranks_that_it_delays() -> None:
     uneven = Program("uneven", "cuda", mesh, program.segments, roles, role_of, 2)
     # Rank 0 is slow; 1 is its tp partner; 2, 4, 6 average gradients with 0, and 3, 5, 7 with 1.
     assert representatives(uneven, True) == [0, 1, 2, 3, 2, 3, 2, 3]
+
+
+def ring(ways: int, slow: set[int]) -> tuple[Program, dict[str, Cost | float]]:
+    """Each rank computes, passes on what it made to the next of its ring, and computes again once the one before has sent."""
+    ops = (
+        Op("k", "compute", "compute"),
+        Op("r", "record", "compute", event="made"),
+        Op("w", "wait", "comm.send", event="made"),
+        Op("s", "send", "comm.send", group="cp", peer=1),
+        Op("g", "recv", "comm.recv", group="cp", peer=-1),
+        Op("d", "record", "comm.recv", event="come"),
+        Op("h", "wait", "compute", event="come"),
+        Op("k2", "compute", "compute"),
+        Op("end", "sync", "host"),
+    )
+    roles = {name: Role({"host": tuple(Call(name, f"s{i}", i, i) for i in range(2))}) for name in ("even", "slow")}
+    mesh = Mesh({"cp": ways})
+    role_of = tuple("slow" if rank in slow else "even" for rank in range(ways))
+    slowly = tuple(replace(op, id=f"slow.{op.id}") if op.kind == "compute" else op for op in ops)
+    costs: dict[str, Cost | float] = {"k": 1.0, "k2": 0.5, "slow.k": 3.0, "slow.k2": 1.5, "s": 0.25, "g": 0.25}
+    return Program("ring", "cuda", mesh, {"even": ops, "slow": slowly}, roles, role_of, 2), costs
+
+
+@given(st.integers(1, 7), st.sets(st.integers(0, 6)))
+def test_rings_around_slow_ranks_fold_to_the_same_time(ways: int, slow: set[int]) -> None:
+    program, costs = ring(ways, slow)
+    whole, folded = (simulate(program, TablePricer(costs), fold=fold) for fold in (False, True))
+    assert step_times(whole) == step_times(folded)
+
+
+def test_a_rank_behind_a_slow_one_is_not_one_before_it() -> None:
+    assert representatives(ring(4, {0})[0], True) == [0, 1, 2, 3]
+    assert representatives(ring(4, {0, 2})[0], True) == [0, 1, 0, 1]
+    assert representatives(ring(4, set())[0], True) == [0, 0, 0, 0]
 
 
 def test_asymmetric_machines_are_not_folded() -> None:
