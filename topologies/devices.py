@@ -87,7 +87,7 @@ def _either(value: object, where: str, by_key: Callable[[str], Part], by_table: 
     return by_table(fields, where, str(value.get("name", base)), by_key(base))
 
 
-_GPU: tuple[str, ...] = ("name", "arch", "flops", "memory", "bandwidth", "l2", "sms", "clock", "power", "copy_engines")
+_GPU: tuple[str, ...] = ("name", "arch", "flops", "memory", "bandwidth", "l2", "sms", "clock", "power", "vboost", "copy_engines")
 _GPU += ("nvlink", "nvlink_links", "pcie", "c2c", "source")
 
 
@@ -119,6 +119,7 @@ def _gpu(data: object, where: str, name: str, base: Gpu | None = None) -> Gpu:
         sms=table.whole("sms", b.sms, least=1),
         clock=_clock(table, b.clock),
         power=table.number("power", b.power),
+        vboost=table.whole("vboost", b.vboost, most=1),
         copy_engines=table.whole("copy_engines", b.copy_engines, least=1, most=64),
         nvlink=table.rate("nvlink", b.nvlink),
         nvlink_links=table.whole("nvlink_links", b.nvlink_links, most=64),

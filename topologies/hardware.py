@@ -27,6 +27,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """Boost clock in Hz."""
     power: float = 0.0
     """Board power limit in watts; 0 = not known."""
+    vboost: int = 0
+    """Level of `nvidia-smi boost-slider --vboost`: 1 gives the cores' clock more of those watts, memory and L2 less."""
     copy_engines: int = 2
     nvlink: float = 0.0
     """All NVLink (or xGMI) links together, one direction."""

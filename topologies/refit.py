@@ -10,7 +10,7 @@ from topologies.errors import BadInput
 from topologies.hardware import Store
 from topologies.machine import Link, Machine
 
-_WHOLE = ("sms", "cores")
+_WHOLE = ("sms", "cores", "vboost")
 _NUMBER = ("clock", "power")
 _FIXED = ("name", "base", "copy_engines", "nvlink", "nvlink_links", "pcie", "c2c", "interconnect", "numa", "count")
 """Fields that are links of the graph: they are edited as links."""

@@ -19,6 +19,7 @@ from sim.accuracy.names import with_widths
 from sim.accuracy.recomputation import recompute_of
 from sim.accuracy.room import with_room
 from sim.accuracy.rows import Row
+from sim.accuracy.scripts import steers_power
 from sim.accuracy.sharding import sharding_of
 from sim.accuracy.sizes import Sizes, gpus_of, in_parts, sizes_of, stages_of
 from sim.accuracy.systems import described, named_system
@@ -90,6 +91,7 @@ def case_of(row: Row) -> Case:
     )
     machine, edits = machine_of(named_system(row), assumed)
     machine = described(row, machine)
+    edits += ("gpu.vboost=1",) * steers_power(row, framework)
     plan = with_room(plan, machine, edits, row, assumed)
     return Case(row, plan, machine, tuple(assumed), edits, turns)
 

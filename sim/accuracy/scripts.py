@@ -1,4 +1,4 @@
-"""What benchmarking scripts set that their tables do not print: the mesh of JAX's runs, attention's kernels, the container.
+"""What benchmarking scripts set that their tables do not print: the mesh of JAX's runs, attention's kernels, the container, boards' power.
 
 Source: NVIDIA/dgxc-benchmarking v24.11.1 and v25.02, {maxtext,paxml,nemo_megatron,nemotron,llama3.1,grok1}/configure.sh; for static graphs the
 READMEs of DLPerf (NGC 20.03, CUDA 10.2) and of NVIDIA's BERT in TensorFlow 1 (20.06, on several nodes 19.08); for ConvNets in PyTorch
@@ -36,6 +36,30 @@ def nemo_of(row: Row) -> str:
     """The framework file of a row of NeMo."""
     name = row.model_name.lower()
     return "nemo-flash" if any(release in row.framework_version and re.search(model, name) for model, release in _FLASH) else "nemo"
+
+
+_STEERED_SINCE = (25, 0)
+"""Releases of NeMo from which on all performance scripts steer power: PerfEnvPlugin(enable_vboost=True) in NVIDIA/NeMo, scripts/performance/llm,
+and in NVIDIA/dgxc-benchmarking v25.04, llama3.1/pretrain_llama31.py. Those of before (megatron_gpt_pretraining.py) do not."""
+_STEERED_TUNING = (24, 12)
+"""The same of fine-tuning: ft_llama3/llama3_finetune.py of v25.04, in the container of 24.12."""
+_STEERABLE = r"h[128]00|h20\b"
+
+
+def steers_power(row: Row, framework: str) -> bool:
+    """Did the row's script run `nvidia-smi boost-slider --vboost 1`? NVIDIA's of MLPerf did for Llama 2's adapters on one node, and for GPT-3 with 128
+    samples a pipeline (training_results v4.0 and v4.1, config_DGXH100_1x8x4xtp4pp1cp1.sh, config_DGXH100_64x8x128x4x8_mbs2.sh: VBOOST_VALUE=1)."""
+    if not re.search(_STEERABLE, row.gpu.lower()):
+        return False
+    if framework.startswith("nemo"):
+        found = re.search(r"(\d\d)\.(\d\d)", row.framework_version)
+        since = _STEERED_SINCE if row.pretrains else _STEERED_TUNING
+        return found is not None and (int(found[1]), int(found[2])) >= since
+    if framework.startswith("mlperf-nvidia-lora"):
+        return (row.nodes or 1) == 1
+    split = (row.tp or 1) * (row.pp or 1)
+    samples = (row.global_batch or 0) * split / row.gpus if row.gpus else 0.0
+    return framework == "mlperf-nvidia" and row.date[:4] >= "2024" and samples == 128
 
 
 def graph_of(row: Row, name: str) -> str:

@@ -32,7 +32,13 @@ def training_clock(gpu: Gpu, dtype: str = "bf16") -> tuple[float, Source]:
 
     A GPU without a number takes that of its kin, scaled by the power limits (`kin_clock`).
     """
-    return narrow_clock(gpu, _clocks("clock"), _clocks("fp8")) if is_narrow(dtype) else kin_clock(gpu, _clocks("clock"))
+    clock, source = narrow_clock(gpu, _clocks("clock"), _clocks("fp8")) if is_narrow(dtype) else kin_clock(gpu, _clocks("clock"))
+    return min(1.0, clock * steered(gpu)), source
+
+
+def steered(gpu: Gpu) -> float:
+    """The clock under load with the board's watts steered to its cores (`Gpu.vboost`) over that without; 1 where no training steps tell."""
+    return _clocks("vboost").get(gpu.arch, 1.0) if gpu.vboost else 1.0
 
 
 def is_narrow(dtype: str) -> bool:

@@ -7,6 +7,7 @@ import pytest
 
 from sim.accuracy.recomputation import recompute_of
 from sim.accuracy.rows import Row
+from sim.accuracy.scripts import steers_power
 from sim.accuracy.sharding import sharding_of
 from sim.accuracy.wording import framework_of_row, overlap_of
 
@@ -87,3 +88,33 @@ def test_horovod_s_settings_that_no_script_exports_are_its_own() -> None:
     mxnet = row(model_name="ResNet-50 v1.5", model_type="cnn", framework="MXNet (NGC, Horovod)")
     assert framework_of_row(mxnet, []) == "mxnet-horovod"
     assert framework_of_row(msgspec.structs.replace(mxnet, source_id="dlperf-v1"), []) == "mxnet-horovod-defaults"
+
+
+@pytest.mark.parametrize(
+    ("release", "task", "gpu", "steered"),
+    [
+        ("NeMo 24.12", "pretrain", "H100", False),
+        ("NeMo 25.02.01", "pretrain", "H100", True),
+        ("NeMo 24.12", "lora", "H100", True),
+        ("NeMo 24.07", "sft", "H100", False),
+        ("NeMo 25.04 (recipe v25.05)", "pretrain", "GB200", False),
+    ],
+)
+def test_power_is_steered_by_nemo_s_scripts_of_2025(release: str, task: str, gpu: str, steered: bool) -> None:
+    assert steers_power(row(framework_version=release, task=task, gpu=gpu), "nemo") is steered
+
+
+@pytest.mark.parametrize(
+    ("framework", "date", "gpus", "batch", "steered"),
+    [
+        ("mlperf-nvidia", "2024-06", 512, 2048, True),
+        ("mlperf-nvidia", "2024-11", 256, 2048, False),
+        ("mlperf-nvidia", "2023-11", 768, 3072, False),
+        ("mlperf-nvidia-lora", "2024-06", 8, 8, True),
+        ("mlperf-nvidia-lora", "2024-06", 1024, 128, False),
+        ("maxtext", "2025-03", 512, 1024, False),
+    ],
+)
+def test_power_is_steered_where_a_submission_s_script_says_so(framework: str, date: str, gpus: int, batch: int, steered: bool) -> None:
+    found = row(tp=4, pp=8, gpus=gpus, nodes=max(1, gpus // 8), global_batch=batch, date=date)
+    assert steers_power(found, framework) is steered

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from statistics import fmean
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,6 +39,15 @@ def test_a_slow_board_stretches_products_and_not_what_moves_bytes() -> None:
     assert 1.03 < slow / usual < 1 / 0.95
     copy = MemoryBound("copy", 1 << 28, 1 << 28, "bf16")
     assert kernel_cost(copy, h100, board=0.95).seconds == kernel_cost(copy, h100).seconds
+
+
+def test_steered_power_speeds_products_up_where_steps_tell() -> None:
+    plain, moved = gpu("h100-sxm"), MemoryBound("copy", 1 << 28, 1 << 28, "bf16")
+    steered = msgspec.structs.replace(plain, vboost=1)
+    assert 1.03 < kernel_cost(BIG, plain).seconds / kernel_cost(BIG, steered).seconds < 1.08
+    assert kernel_cost(moved, steered).seconds == kernel_cost(moved, plain).seconds
+    a100 = gpu("a100-sxm-80gb")
+    assert kernel_cost(BIG, msgspec.structs.replace(a100, vboost=1)).seconds == kernel_cost(BIG, a100).seconds
 
 
 def test_a_power_limit_counts_once() -> None:
