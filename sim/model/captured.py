@@ -31,6 +31,15 @@ class Captured(
     seq: int = 1
     """Tokens of a sample, where its input is token ids; 1 for images and vectors."""
 
+    @property
+    def unit(self) -> str:
+        """What one sample is."""
+        return "sequences" if self.seq > 1 else "samples"
+
+    def input_bytes(self, seq: int) -> int:
+        """Bytes of one sample on its way to the device, as captured."""
+        return self.sample_bytes
+
 
 def blocks_of(spec: Captured, shape: Shape) -> Blocks:
     """The blocks at `shape.micro`. Raises `Refused` for splits that need a description, or another precision than captured."""

@@ -55,8 +55,7 @@ class Dit(Latents, tag="dit", frozen=True, kw_only=True):
         """Patches of a picture."""
         return (self.side // self.patch) ** 2
 
-    @property
-    def sample_bytes(self) -> int:
+    def input_bytes(self, seq: int) -> int:
         """fp32 latents and the class."""
         return 4 * self.channels * self.side**2 + 8
 
@@ -95,7 +94,6 @@ class DiffusionUNet(Latents, tag="diffusion-unet", frozen=True, kw_only=True):
             check_heads(name, width, heads)
         self.check_side(1 << (levels - 1), f"cannot be halved {levels - 1} times")
 
-    @property
-    def sample_bytes(self) -> int:
+    def input_bytes(self, seq: int) -> int:
         """fp32 latents, the text's embedding, and what is added."""
         return 4 * (self.channels * self.side**2 + self.text * self.context + self.added)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -16,4 +16,10 @@ Activation = Literal["gelu", "gelu_new", "relu", "relu2", "silu", "tanh", "swigl
 class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="family"):
     """One architecture family; its tag is `family` in files."""
 
+    unit: ClassVar[str] = "sequences"
+    """What one sample is: sequences | images | samples."""
     name: str = ""
+
+    def input_bytes(self, seq: int) -> int:
+        """Bytes of one sample, of `seq` tokens, on its way to the device: ids and labels, int64."""
+        return 16 * seq

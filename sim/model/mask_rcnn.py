@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from sim.model import regions
 from sim.model.activation import activation
-from sim.model.coco import OBJECTS, PIXELS, POSITIVE, padded
+from sim.model.coco import OBJECTS, POSITIVE, padded
 from sim.model.elementwise import elementwise
 from sim.model.ends import loss
 from sim.model.frozen import bottleneck, carried, fixed, narrowed, summed
@@ -25,11 +25,6 @@ _WIDTH = 256
 """Channels of the pyramid and of the heads."""
 _HIDDEN = 1024
 _MASK = 14
-
-
-def sample_bytes(spec: Cnn) -> int:
-    """A photograph as it is decoded, three bytes a pixel: it is scaled and padded on the device."""
-    return 3 * (spec.image**2 or PIXELS)
 
 
 def blocks(spec: Cnn, share: Share) -> Blocks:
@@ -66,7 +61,7 @@ def _still(part: Part) -> Part:
 def _stem(spec: Cnn, share: Share) -> tuple[list[Part], Map]:
     """Scaled, normalised and padded on the device, image by image; 7 x 7 of stride 2, norm, pooling."""
     h, w = padded(spec.image, share.micro)
-    raw, size = sample_bytes(spec), 3 * h * w
+    raw, size = spec.input_bytes(1), 3 * h * w
     one: list[Work] = [MemoryBound("cast", raw, 4 * raw, "fp32"), MemoryBound("gather", 4 * raw, 4 * size, "fp32")]
     one += [MemoryBound("scale", 4 * size, 4 * size, "fp32")] * 4 + [MemoryBound("copy", 4 * size, 4 * size, "fp32")]
     scaled = Part(name="scaled", forward=tuple(one * share.micro), cls="elementwise", modules=4 * share.micro)

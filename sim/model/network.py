@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from importlib import import_module
 
 import msgspec
 
 from sim.framework import Framework
 from sim.model.captured import Captured, boundary
+from sim.model.captured import blocks_of as captured_blocks
 from sim.model.decoder_spec import Decoder
 from sim.model.parts import Block, Network, Shape
 from sim.model.picture_spec import Pictures
@@ -40,99 +42,43 @@ def describe(model: ModelSpec, shape: Shape, framework: Framework, attention: st
         parameters=totals.parameters,
         active_parameters=totals.active,
         flops_per_sample=totals.flops,
-        sample_unit=_unit(model),
-        seq=shape.seq if _unit(model) == "sequences" else 1,
-        sample_bytes=_sample_bytes(model, shape),
+        sample_unit=model.unit,
+        seq=shape.seq if model.unit == "sequences" else 1,
+        sample_bytes=model.input_bytes(shape.seq // shape.cp),
         whole_batches=isinstance(model, Dlrm),
         chain=getattr(model, "chain", getattr(model, "arch", "") != "mask-rcnn"),
         tied=tied,
     )
 
 
+_BUILDERS: dict[type, tuple[str, str]] = {
+    Decoder: ("decoder", "blocks_of"),
+    Mlp: ("multilayer", "blocks_of"),
+    Encoder: ("encoder", "blocks_of"),
+    Vit: ("encoder", "vit_blocks"),
+    Cnn: ("cnn", "blocks_of"),
+    Pictures: ("pictures", "blocks_of"),
+    Dlrm: ("dlrm", "blocks_of"),
+    Whisper: ("whisper", "blocks_of"),
+    EncDec: ("encdec", "blocks_of"),
+    TransformerXl: ("xl", "blocks_of"),
+    Seq2Seq: ("lstm", "blocks_of"),
+}
+"""Spec, or what several specs are -> the module of `sim.model` and its function that build the blocks; loaded when a model needs it."""
+_WITHOUT_ATTENTION = (Mlp, Cnn, Dlrm, TransformerXl, Seq2Seq)
+"""Specs whose builders have no kinds of attention to choose from."""
+
+
 def _blocks(model: ModelSpec, shape: Shape, framework: Framework, attention: str) -> Blocks:
-    if isinstance(model, Decoder):
-        from sim.model import decoder
-
-        return decoder.blocks_of(model, shape, framework, attention)
-    if isinstance(model, Mlp):
-        from sim.model import multilayer
-
-        return multilayer.blocks_of(model, shape, framework)
-    if isinstance(model, Encoder):
-        from sim.model import encoder
-
-        return encoder.blocks_of(model, shape, framework, attention)
-    if isinstance(model, Vit):
-        from sim.model import encoder
-
-        return encoder.vit_blocks(model, shape, framework, attention)
-    if isinstance(model, Cnn):
-        from sim.model import cnn
-
-        return cnn.blocks_of(model, shape, framework)
-    if isinstance(model, Pictures):
-        from sim.model import pictures
-
-        return pictures.blocks_of(model, shape, framework, attention)
-    if isinstance(model, Dlrm):
-        from sim.model import dlrm
-
-        return dlrm.blocks_of(model, shape, framework)
-    if isinstance(model, Whisper):
-        from sim.model import whisper
-
-        return whisper.blocks_of(model, shape, framework, attention)
-    if isinstance(model, EncDec):
-        from sim.model import encdec
-
-        return encdec.blocks_of(model, shape, framework, attention)
-    if isinstance(model, TransformerXl):
-        from sim.model import xl
-
-        return xl.blocks_of(model, shape, framework)
-    if isinstance(model, Seq2Seq):
-        from sim.model import lstm
-
-        return lstm.blocks_of(model, shape, framework)
     if isinstance(model, Captured):
-        from sim.model import captured
-
-        return captured.blocks_of(model, shape)
-    raise Refused(f"a model of family {type(model).__name__} cannot be described")
-
-
-def _unit(model: ModelSpec) -> str:
-    if isinstance(model, Pictures):
-        return model.unit
-    if isinstance(model, (Vit, Cnn)):
-        return "images"
-    if isinstance(model, Captured):
-        return "sequences" if model.seq > 1 else "samples"
-    return "samples" if isinstance(model, (Mlp, Dlrm)) else "sequences"
-
-
-def _sample_bytes(model: ModelSpec, shape: Shape) -> int:
-    """Token ids and labels are int64 (BERT: also segments and mask); vectors and images are fp32."""
-    if isinstance(model, Captured):
-        return model.sample_bytes
-    if isinstance(model, (Pictures, Dlrm)):
-        return model.sample_bytes
-    if isinstance(model, Whisper):
-        return model.sample_bytes(shape.seq)
-    if isinstance(model, Mlp):
-        return 4 * (model.widths[0] + model.widths[-1])
-    if isinstance(model, Cnn) and model.arch == "mask-rcnn":
-        from sim.model import mask_rcnn
-
-        return mask_rcnn.sample_bytes(model)
-    if isinstance(model, (Vit, Cnn)):
-        side = (
-            model.image or (300 if model.arch == "ssd300" else 32 if model.arch == "cifar" else 224)
-            if isinstance(model, Cnn)
-            else model.image
-        )
-        return 12 * side * side
-    return (32 if isinstance(model, Encoder) else 16) * (shape.seq // shape.cp)
+        return captured_blocks(model, shape)
+    found = next((_BUILDERS[kind] for kind in type(model).__mro__ if kind in _BUILDERS), None)
+    if found is None:
+        raise Refused(f"a model of family {type(model).__name__} cannot be described")
+    build = getattr(import_module(f"sim.model.{found[0]}"), found[1])
+    choices = () if isinstance(model, _WITHOUT_ATTENTION) else (attention,)
+    blocks: Blocks = build(model, shape, framework, *choices)
+    return blocks
 
 
 _PLAIN = Framework(name="count", source="counting only")

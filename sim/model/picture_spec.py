@@ -29,8 +29,7 @@ class Pictures(Spec, frozen=True, kw_only=True):
         """Pixels of the picture's side."""
         return 224
 
-    @property
-    def sample_bytes(self) -> int:
+    def input_bytes(self, seq: int) -> int:
         """The fp32 picture (the label is 8 bytes more)."""
         return 4 * self.channels * self.side**2
 
@@ -102,7 +101,6 @@ class UNet(Pictures, tag="unet", frozen=True, kw_only=True):
         """Pixels of the picture's side."""
         return self.image
 
-    @property
-    def sample_bytes(self) -> int:
+    def input_bytes(self, seq: int) -> int:
         """The fp32 picture and the class of each pixel."""
         return (4 * self.channels + 8) * self.image**2

@@ -16,6 +16,7 @@ Widths = Annotated[tuple[Count, ...], msgspec.Meta(min_length=1, max_length=32)]
 class Dlrm(Spec, tag="dlrm", frozen=True, kw_only=True):
     """Tables of embeddings, an MLP for numbers, products of all pairs, an MLP on top (Naumov et al. 2019). One sample is one impression."""
 
+    unit: ClassVar[str] = "samples"
     chain: ClassVar[bool] = False
     """The pairs are of what the tables and the first MLP give."""
     tables: Tables
@@ -56,7 +57,6 @@ class Dlrm(Spec, tag="dlrm", frozen=True, kw_only=True):
         """Parameters that one sample does not pass through."""
         return sum(max(0, rows - hot) for rows, hot in zip(self.tables, self.lookups, strict=True)) * self.dim
 
-    @property
-    def sample_bytes(self) -> int:
+    def input_bytes(self, seq: int) -> int:
         """fp32 numbers and label, int64 ids."""
         return 4 * (self.dense + 1) + 8 * sum(self.lookups)

@@ -7,12 +7,13 @@ far, have the file `decoder_spec`; pictures, diffusion, speech and recommenders 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from sim.model.captured import Captured
 from sim.model.check import check_heads
+from sim.model.coco import PIXELS
 from sim.model.decoder_spec import Decoder
 from sim.model.diffusion_spec import DiffusionUNet, Dit
 from sim.model.fields import Activation, Count, Fraction, Natural, Spec
@@ -29,6 +30,11 @@ class Mlp(Spec, tag="mlp", frozen=True, kw_only=True):
     activation: Activation = "relu"
     bias: bool = True
     loss: Literal["cross_entropy", "mse"] = "mse"
+    unit: ClassVar[str] = "samples"
+
+    def input_bytes(self, seq: int) -> int:
+        """fp32 vectors in and out."""
+        return 4 * (self.widths[0] + self.widths[-1])
 
 
 class Encoder(Spec, tag="encoder", frozen=True, kw_only=True):
@@ -54,6 +60,10 @@ class Encoder(Spec, tag="encoder", frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_heads(self.name or "encoder", self.hidden, self.heads)
 
+    def input_bytes(self, seq: int) -> int:
+        """int64 ids, labels, segments and mask."""
+        return 32 * seq
+
 
 class Vit(Spec, tag="vit", frozen=True, kw_only=True):
     """A vision transformer on square images cut into patches (Dosovitskiy et al. 2020)."""
@@ -66,9 +76,14 @@ class Vit(Spec, tag="vit", frozen=True, kw_only=True):
     patch: Count = 16
     classes: Count = 1000
     dropout: Fraction = 0.0
+    unit: ClassVar[str] = "images"
 
     def __post_init__(self) -> None:
         check_heads(self.name or "vit", self.hidden, self.heads)
+
+    def input_bytes(self, seq: int) -> int:
+        """The fp32 picture."""
+        return 12 * self.image**2
 
 
 class Cnn(Spec, tag="cnn", frozen=True, kw_only=True):
@@ -88,6 +103,13 @@ class Cnn(Spec, tag="cnn", frozen=True, kw_only=True):
     """Pixels of a side; 0 = 224, for ssd300 300, for cifar 32, for mask-rcnn COCO's photographs with a short side of 800."""
     classes: Natural = 0
     """0 = 1000, for ssd300 81, for mask-rcnn 91, for cifar 10."""
+    unit: ClassVar[str] = "images"
+
+    def input_bytes(self, seq: int) -> int:
+        """The fp32 picture; mask-rcnn: a photograph as it is decoded, three bytes a pixel, which is scaled and padded on the device."""
+        if self.arch == "mask-rcnn":
+            return 3 * (self.image**2 or PIXELS)
+        return 12 * (self.image or {"ssd300": 300, "cifar": 32}.get(self.arch, 224)) ** 2
 
 
 class EncDec(Spec, tag="encdec", frozen=True, kw_only=True):

@@ -35,6 +35,6 @@ class Whisper(Spec, tag="whisper", frozen=True, kw_only=True):
         if self.frames % 2:
             raise BadInput(f"{self.name or 'whisper'}: frames = {self.frames} must be even: the second convolution has a stride of 2")
 
-    def sample_bytes(self, seq: int) -> int:
+    def input_bytes(self, seq: int) -> int:
         """The fp32 spectrum, int64 tokens and labels."""
         return 4 * self.mels * self.frames + 16 * seq
