@@ -153,9 +153,9 @@ def _layer(spec: Decoder, share: Share, mixer: str, windowed: bool) -> list[Part
     letter = mixer.removeprefix("moe").removeprefix("dense")
     attn, rest = _token_mixer(spec, share, letter, windowed), mixer_of(spec, share, mixer)
     if spec.lora is not None:
-        from sim.model.lora import adapt
+        from sim.model.lora import adapt, freeze
 
-        attn, rest = adapt(attn, spec, share), adapt(rest, spec, share)
+        attn, rest = freeze(adapt(attn, spec, share)), freeze(adapt(rest, spec, share))
     before = [_norm(spec, share, "norm1", modules=2), _norm(spec, share, "norm2")] if spec.pre_norms else []
     joins = [residual(share, f"{name}.residual", rows, h, dropout=drops) for name in ("attn", "mlp")]
     if spec.parallel_block:  # one norm feeds both, or each has its own; their sum is one more add before the residual's
@@ -168,6 +168,10 @@ def _hybrid(spec: Decoder, share: Share, letter: str, windowed: bool) -> list[Pa
     """One norm, one mixer, one residual (Nemotron-H)."""
     first = _norm(spec, share, "norm1", modules=2)
     inner = _token_mixer(spec, share, letter, windowed) if letter in "M*" else mixer_of(spec, share, letter)
+    if spec.lora is not None:
+        from sim.model.lora import adapt, freeze
+
+        inner = freeze(adapt(inner, spec, share))
     return [first, *inner, residual(share, "residual", share.srows, spec.hidden, dropout=_drops(spec, share))]
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from sim.model.fields import Activation, Count, Fraction, Natural, Spec
-from topologies.errors import BadInput, Refused
+from topologies.errors import BadInput
 
 
 class Mla(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,7 +70,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Low-rank adapters on a frozen base (Hu et al. 2021)."""
+    """Low-rank adapters on a frozen base (Hu et al. 2021): of attention, and of dense MLPs. Experts and other mixers have none."""
 
     rank: Count = 16
     targets: tuple[Literal["qkv", "proj", "up", "down"], ...] = ("qkv", "proj")
@@ -194,8 +194,6 @@ def _check(spec: Decoder) -> None:
         raise BadInput(f"{name}: moe.top_k = {spec.moe.top_k} is more than moe.experts = {spec.moe.experts}")
     if not (spec.pre_norms or spec.post_norms) or (spec.parallel_block and not spec.pre_norms):
         raise BadInput(f"{name}: pre_norms = false needs post_norms = true, and parallel_block = false")
-    if spec.lora is not None and (spec.moe is not None or spec.mla is not None or spec.pattern or spec.mixers):
-        raise Refused(f"{name}: LoRA is described for dense decoders with plain attention. Use task = train for MoE, MLA and hybrid models")
     if spec.pattern and spec.mixers:
         raise BadInput(f"{name}: pattern and mixers exclude each other: pattern's layers hold one mixer and nothing else. Give one of them")
     for field, letters in (("pattern", "M*-E"), ("mixers", "MD*")):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from sim.model.decoder_spec import Decoder, Lora
 from sim.model.elementwise import elementwise
 from sim.model.parts import Part
 from sim.model.share import Share
-from sim.work import Gemm, Work
+from sim.work import Gemm, GroupedGemm, Work
 
-_TARGETS = {"attn.qkv": "qkv", "attn.proj": "proj", "mlp.up": "up", "mlp.down": "down"}
+_LATENT = ("attn.q_down", "attn.q_up", "attn.kv_down", "attn.kv_up")
+"""Linears of latent attention that make queries, keys and values (NeMo's recipes of DeepSeek adapt each of them)."""
+_TARGETS = {"attn.qkv": "qkv", **dict.fromkeys(_LATENT, "qkv"), "attn.proj": "proj", "mlp.up": "up", "mlp.down": "down"}
 
 
 def adapt(parts: list[Part], spec: Decoder, share: Share) -> list[Part]:
@@ -20,6 +24,16 @@ def adapt(parts: list[Part], spec: Decoder, share: Share) -> list[Part]:
         if _TARGETS.get(part.name) in spec.lora.targets:
             adapted.append(_adapter(part, share, spec.lora))
     return adapted
+
+
+def freeze(parts: list[Part]) -> list[Part]:
+    """The parts of the base without gradients of their weights: products then need not keep their inputs. Adapters stay as they are."""
+    return [part if part.frozen or not part.tensors or part.name.endswith(".lora") else _still(part) for part in parts]
+
+
+def _still(part: Part) -> Part:
+    products = all(isinstance(work, Gemm | GroupedGemm) for work in part.backward)
+    return replace(part, frozen=True, wgrad=(), saved=0 if products else part.saved)
 
 
 def _adapter(base: Part, share: Share, lora: Lora) -> Part:

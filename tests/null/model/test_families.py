@@ -69,6 +69,23 @@ def test_lora_leaves_the_base_without_weight_gradients() -> None:
     assert tuned.flops_per_sample == pytest.approx(base.flops_per_sample * 2 / 3, rel=0.02)  # attention still 2 of 2
 
 
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v2-lite", "nemotron3-nano", "qwen3-next-80b-a3b"])
+def test_adapters_of_attention_leave_experts_and_mixers_still(name: str) -> None:
+    """Only adapters have gradients, and only where there is attention; products of the base keep no inputs, and gradients pass through."""
+    spec = load_model(name)
+    assert isinstance(spec, Decoder)
+    tuned, base = (describe(one, Shape(micro=1, seq=1024), PLAIN) for one in (replace(spec, lora=Lora(rank=8)), spec))
+    trained = {p.name for _, block in tuned.blocks for p in block.parts if p.tensors and not p.frozen}
+    assert trained and all(one.startswith("attn.") and one.endswith(".lora") for one in trained)
+    assert not any(p.wgrad for _, block in tuned.blocks for p in block.parts if p.frozen)
+    assert base.parameters < tuned.parameters < 1.01 * base.parameters
+    assert 0.6 < tuned.flops_per_sample / base.flops_per_sample < 0.75
+    kept = [sum(p.saved for _, block in network.blocks for p in block.parts) for network in (tuned, base)]
+    assert kept[0] < kept[1]
+    backward = [{(p.name, p.backward) for _, block in network.blocks for p in block.parts if p.cls == "moe"} for network in (tuned, base)]
+    assert backward[0] == backward[1]
+
+
 def test_hybrid_follows_its_pattern() -> None:
     network = describe(load_model("nemotron3-nano"), Shape(micro=1, seq=1024), PLAIN)
     assert len({id(block) for _, block in network.blocks}) == 5  # embed, M, E, *, head

@@ -119,7 +119,6 @@ MODELS = [
     ({"pattern": "M*"}, "letters"),
     ({"pattern": "MMMM"}, "mamba"),
     ({"pattern": "EEEE"}, "moe"),
-    ({"pattern": "****", "lora": {"rank": 4}}, "LoRA"),
     ({"family": "decodr"}, "decoder"),
     ({"hiden": 3}, "hidden"),
     ({"activation": "swish2"}, "activation"),
