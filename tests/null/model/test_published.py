@@ -70,6 +70,7 @@ EXACT = {
     "gemma2-9b": 9_241_705_984,
     "gemma2-27b": 27_227_128_320,
     "gemma3-1b": 999_885_952,
+    "phi-1.5": 1_418_270_720,
     "phi-2": 2_779_683_840,
     "phi3-mini": 3_821_079_552,
     "phi4-14b": 14_659_507_200,
@@ -215,6 +216,7 @@ EXACT = {
     "dit-l-2": 458_102_816,
     "dit-xl-2": 675_129_632,
     "sd-1.5": 859_520_964,
+    "sd-2-base": 865_910_724,
     "sd-2.1": 865_910_724,
     "sdxl": 2_567_463_684,
     # transformers 5.23, WhisperForConditionalGeneration: the encoder's positions count, which are not trained
@@ -244,7 +246,8 @@ ROUNDED = {
     "nemotron-340b": 341e9, "grok-1": 314e9, "transformer-xl-base": 192e6, "transformer-xl-large": 285e6, "transformer-base": 63e6,
     "transformer-big": 211e6, "ssd300": 22.9e6, "opt-66b": 66e9, "opt-175b": 175e9, "falcon-180b": 180e9, "glm-4.5": 355e9, "glm-4.5-air": 106e9, "minimax-m2": 229e9,
     "deepseek-67b": 67.4e9, "moonlight-16b-a3b": 15.96e9, "qwen2-57b-a14b": 57.41e9, "chatglm3-6b": 6.24e9, "glm4-9b": 9.4e9, "glm-130b": 130e9,
-    "palm-8b": 8.63e9, "palm-62b": 62.5e9, "palm-540b": 540.35e9, "gpt3-5b": 5e9, "gpt3-20b": 20e9,
+    "palm-8b": 8.63e9, "palm-62b": 62.5e9, "palm-540b": 540.35e9, "gpt3-5b": 5e9, "gpt3-20b": 20e9, "nemotron-h-8b": 8.1e9,
+    "nemotron-h-47b": 46.8e9, "nemotron-h-56b": 56.3e9, "nemotron-nano-9b": 8.89e9, "nemotron-nano-12b": 12.31e9, "nemotron3-super": 120.6e9,
 }  # fmt: skip
 """Makers' figures where only two or three digits are published (papers' tables, training scripts' logs)."""
 
@@ -257,8 +260,9 @@ def test_published_figures(name: str, count: float) -> None:
 def test_every_preset_has_a_published_figure() -> None:
     again = {"llama3.1-8b", "llama3.1-70b"}  # sizes of llama3-8b and -70b
     formula = {"gpt3-40b", "megatron-1.7b", "megatron-145b", "megatron-530b", "megatron-1t"}
+    few = {"nemotron-h-4b"}  # one digit
     heads = {"bert-base-squad", "bert-large-squad"}  # BERT with another head
-    assert set(models()) - EXACT.keys() - ROUNDED.keys() == again | formula | heads
+    assert set(models()) - EXACT.keys() - ROUNDED.keys() == again | formula | few | heads
 
 
 @pytest.mark.parametrize(
