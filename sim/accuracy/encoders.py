@@ -10,17 +10,22 @@ from typing import Any
 
 import msgspec
 
+from sim.accuracy.kin import with_kin
 from sim.accuracy.names import shipped_model
 from sim.accuracy.rows import Row
 from sim.model.load import load_model
 from sim.model.spec import EncDec, Encoder, TransformerXl
 
-BERTS = r"bert\b|(ro|de)berta|electra|\bxlm-?r|\bxlnet"
+BERTS = r"bert\b|(ro|de)berta|electra|\bxlm-?r|\bxlnet|\besm-?[12]"
 """Bidirectional encoders: the layers of BERT, whatever they are trained to say."""
-SEQ2SEQ = r"\bm?t5x?\b|\bt5|\bmt5|\bul2\b|\bbart|pegasus|marian|nllb|m2m.?100|encoder[-_ ]decoder"
-_MASKED = r"roberta|xlm|camembert|modernbert|deberta|distilbert"
+SEQ2SEQ = r"\bm?t5x?\b|\bt5|\bmt5|\bul2\b|\bm?bart|pegasus|marian|nllb|m2m.?100|encoder[-_ ]decoder"
+_MASKED = r"roberta|xlm|camembert|modernbert|deberta|distilbert|\besm"
 """Trained on masked words alone."""
-_OWN = {"albert": "ALBERT's layers share their weights: counted as if each had its own", "deberta": "attention as BERT's"}
+_OWN = {
+    "electra": "ELECTRA's generator is not counted",
+    "albert": "ALBERT's layers share their weights: counted as if each had its own",
+    "deberta": "attention as BERT's",
+}
 _LARGE = 200_000_000
 """Parameters between BERT-Base's 110 million and BERT-Large's 336."""
 
@@ -32,6 +37,7 @@ def bert(row: Row, assumed: list[str]) -> dict[str, Any] | None:
     PyTorch scripts before 2021 computed the vocabulary scores of every token. They pad the vocabulary to a multiple of 8, those for
     TensorFlow and OneFlow do not.
     """
+    row = with_kin(row, assumed)
     if row.n_layers is None or row.hidden is None:
         found = _bert_by_name(row, assumed)
         if found is None:
@@ -77,6 +83,7 @@ def encoder_decoder(row: Row, assumed: list[str]) -> dict[str, Any] | None:
 
     `n_layers` counts those of one stack, or of both where the row's parameters say so.
     """
+    row = with_kin(row, assumed)
     if row.n_layers is None or row.hidden is None:
         return None
     name = f"{row.model_type} {row.model_name}".lower()
@@ -92,7 +99,7 @@ def encoder_decoder(row: Row, assumed: list[str]) -> dict[str, Any] | None:
         vocab=row.vocab_size or (250112 if "mt5" in name else 32128 if relative else 50265 if "bart" in name else 32768),
         activation="geglu" if gated else "relu" if relative or "gelu" not in row.activation else "gelu",
         norm="rmsnorm" if relative else "layernorm",
-        pre_norm=relative or re.search(r"pegasus|nllb|m2m", name) is not None,
+        pre_norm=relative or re.search(r"pegasus|nllb|m2m|mbart", name) is not None,
         bias=not relative,
         relative=32 if relative else 0,
         tied=not gated,

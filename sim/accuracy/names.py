@@ -17,10 +17,19 @@ _SAME: tuple[tuple[str, str], ...] = (
     (r"gpt2medium", "gpt2-355m"),
     (r"gpt2large", "gpt2-774m"),
     (r"gpt2xl", "gpt2-1.5b"),
+    (r"gpt3small", "gpt3-125m"),  # Brown et al. 2020, table 2.1
+    (r"gpt3medium", "gpt3-350m"),
+    (r"gpt3large", "gpt3-760m"),
+    (r"gpt3xl", "gpt3-1.3b"),
+    (r"gptj", "gpt-j-6b"),
+    (r"(gpt)?neox", "gpt-neox-20b"),
     (r"tinyllama", "tinyllama-1.1b"),
     (r"llama4scout.*", "llama4-scout"),
     (r"llama4maverick.*", "llama4-maverick"),
     (r"deepseek(r1|v3).*", "deepseek-v3"),
+    (r"deepseekcoderv2lite", "deepseek-v2-lite"),
+    (r"deepseek(v25|coderv2)", "deepseek-v2"),  # their config.json are DeepSeek-V2's
+    (r"glm4[67]", "glm-4.5"),  # their config.json are GLM-4.5's but for the length
     (r"commandr\+|commandrplus", "command-r-plus-104b"),
     (r"commandr", "command-r-35b"),
     (r"mistrallarge\d*", "mistral-large-123b"),
@@ -31,6 +40,19 @@ _SAME: tuple[tuple[str, str], ...] = (
     (r"vitl\d*", "vit-l16"),
     (r"vith\d*", "vit-h14"),
     (r"rn(18|34|50|101|152)", r"resnet\1"),
+    (r"resnet(18|34|50|101|152)[a-d]", r"resnet\1"),  # He et al. 2018: other stems and shortcuts, hardly more work
+    (r"(se)?(resnext)(50|101)", r"\1-\2\3-32x4d"),
+    (r"convnext(?:v1)?t", "convnext-tiny"),
+    (r"convnext(?:v1)?s", "convnext-small"),
+    (r"convnext(?:v1)?b", "convnext-base"),
+    (r"convnext(?:v1)?l", "convnext-large"),
+    (r"(stablediffusion|sd)(v?1[45]?)?", "sd-1.5"),
+    (r"(stablediffusion|sd)v?20?(base)?", "sd-2-base"),
+    (r"stablediffusion(v?21)", "sd-2.1"),
+    (r"(stablediffusionxl|sdxl)(v?10)?(base)?(10)?", "sdxl"),
+    (r"whisperlarge(v1)?", "whisper-large-v2"),  # of the same sizes
+    (r"transformerxl", "transformer-xl-base"),
+    (r"phi15", "phi-1.5"),
     (r"(bio)?bert(base.*)?", "bert-base"),
     (r"(bio)?bertlarge.*", "bert-large"),
     (r"gnmt.*", "gnmt"),
@@ -40,6 +62,12 @@ _SAME: tuple[tuple[str, str], ...] = (
     (r"transformer(base)?", "transformer-base"),
     (r"phi4", "phi4-14b"),
     (r"ssd", "ssd300"),
+)
+_WHOLE: tuple[tuple[str, str], ...] = (
+    # the same, where the name's size is one of several
+    (r"nemotron3nano(30ba3b)?", "nemotron3-nano"),
+    (r"nemotron3super(120ba12b)?", "nemotron3-super"),
+    (r"bloomz?(7b1|71?b)", "bloom-7b1"),
 )
 _STEMS: tuple[tuple[str, tuple[str, ...]], ...] = (
     # (a name's letters and generation as a pattern, shipped families to look in, the first first)
@@ -63,7 +91,7 @@ _CUT = r"proxy|\bcut|truncat|\d+ ?l(ayers?)?\b|mask[-_ ]?r[-_ ]?cnn.*(1\d\d|c4|c
 _NEAR = 0.07
 """Share by which sizes in names may differ: GPT-2 XL is 1.5B, 1.6B and 1558M."""
 _SIZE = r"(\d+(?:\.\d+)?) ?([mbt])(?![a-z0-9])"
-_DROPPED = r"\b(meta|instruct|chat|it|hf|(?<=b )base|pretrain(ed|ing)?|model|v0\.\d|\d{4}|\d+k|squad|q?lora|llm)\b"
+_DROPPED = r"\b(meta|nvidia|instruct|chat|it|hf|(?<=b )base|pretrain(ed|ing)?|model|v0\.\d|\d{4}|\d+k|squad|q?lora|llm)\b"
 
 
 def shipped_model(name: str, params: int | None = None, modern: bool = True) -> str:
@@ -74,12 +102,16 @@ def shipped_model(name: str, params: int | None = None, modern: bool = True) -> 
     text = _words(name)
     whole = re.sub(r"\(.*|\bv\d+(\.\d+)?\b", "", name).strip()
     for candidate in (whole, whole.split(" ")[0], text, re.sub(_SIZE, "", text)):
-        if found := next((one for one in models() if _plain(candidate) and _equal(one, candidate)), ""):
+        found = next((one for one in models() if _plain(candidate) and _equal(one, candidate)), "")
+        if found and (size_of(candidate) or _holds(found, size_of(text))):
             return found
+    for pattern, one in _WHOLE:
+        if re.fullmatch(pattern, _plain(text)):
+            return one
     for pattern, one in _SAME:
         sized = (size_of(text) or params) and pattern.startswith(("gpt2", "bloom"))  # of these, sizes tell more than the name
         if not sized and (same := re.fullmatch(pattern, _plain(re.sub(_SIZE, "", text)))):
-            return same.expand(one)
+            return same.expand(one).removeprefix("-")
     size = size_of(text) or params
     return _nearest(_plain(re.sub(_SIZE + ".*", "", text)), float(size), modern) if size else ""
 
@@ -116,9 +148,34 @@ def _words(name: str) -> str:
     return re.sub(_DROPPED, "", text)
 
 
+_ABOUT = 0.2
+"""Share by which the size in a name may differ from the parameters of a model whose own name states none."""
+
+
+@cache
+def _holds(one: str, size: int | None) -> bool:
+    """A shipped decoder has as many parameters as a name states; true where the name states none."""
+    spec = load_model(one)
+    if size is None or not isinstance(spec, Decoder):
+        return True
+    from sim.framework import load_framework
+    from sim.model.network import describe
+    from sim.model.parts import Shape
+
+    network = describe(spec, Shape(micro=1, seq=128, precision="bf16"), load_framework("pytorch"))
+    return abs(size / network.parameters - 1) <= _ABOUT
+
+
+_ACTIVE = r"[- ]a\d+(\.\d+)?b$"
+"""Parameters that one token passes through, which names of mixtures may leave out: Qwen3-235B."""
+
+
 def _equal(one: str, name: str) -> bool:
     """Both say the same, however parted; sizes are compared as numbers: OPT-13B is not opt-1.3b."""
-    return _plain(one) == _plain(name) and size_of(one) == size_of(name)
+    whole = re.sub(_ACTIVE, "", one)
+    return (_plain(one) == _plain(name) and size_of(one) == size_of(name)) or (
+        whole != one and _plain(whole) == _plain(name) and size_of(whole) == size_of(name)
+    )
 
 
 def _nearest(stem: str, size: float, modern: bool) -> str:

@@ -16,6 +16,7 @@ from sim.accuracy.loops import data_of, output_of, turns_of
 from sim.accuracy.machines import in_devices, machine_of
 from sim.accuracy.models import model_of, trains_adapters
 from sim.accuracy.names import with_widths
+from sim.accuracy.networks import network_of
 from sim.accuracy.recomputation import recompute_of
 from sim.accuracy.room import with_room
 from sim.accuracy.rows import Row
@@ -67,7 +68,8 @@ def case_of(row: Row) -> Case:
     model = model_of(row, assumed, 128 * (row.tp or 1) if framework.startswith(_MEGATRON) else 1)
     row = _in_samples(row, str(model.get("family", "decoder")), assumed)
     layers = int(model.get("layers", 1))
-    row = in_parts(row, int(model.get("heads", 1)), assumed)
+    heads = model.get("heads", 1)
+    row = in_parts(row, heads if isinstance(heads, int) else 1, assumed)
     sizes = sizes_of(row, assumed, framework, layers)
     overlap, tp_overlap = overlap_of(row, framework)
     turns = turns_of(row, model, sizes.micro)
@@ -92,6 +94,7 @@ def case_of(row: Row) -> Case:
     machine, edits = machine_of(named_system(row), assumed)
     machine = described(row, machine)
     edits += ("gpu.vboost=1",) * steers_power(row, framework)
+    edits += network_of(row, machine, assumed)
     plan = with_room(plan, machine, edits, row, assumed)
     return Case(row, plan, machine, tuple(assumed), edits, turns)
 

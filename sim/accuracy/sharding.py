@@ -12,7 +12,7 @@ from sim.framework import load_framework
 
 def sharding_of(row: Row, dp: int, framework: str, assumed: list[str]) -> dict[str, Any]:
     """dp_shard, dp_replicate, zero and how parameters are kept, for `dp` data-parallel ranks (context ranks apart)."""
-    text = row.sharding.lower()
+    text = row.sharding.lower() or _by_framework(row)
     zero = _in_pipeline(row, _zero(text, framework, assumed, row), framework, assumed)
     if zero == 0 or dp == 1:
         # With one rank nothing is split; FSDP still casts and copies as it does, so its level stays.
@@ -25,6 +25,12 @@ def sharding_of(row: Row, dp: int, framework: str, assumed: list[str]) -> dict[s
     if "shard_grad_op" in text:
         found_sizes |= {"zero": 3, "reshard_after_forward": False}
     return found_sizes
+
+
+def _by_framework(row: Row) -> str:
+    """What a row that is silent of sharding says of it with its framework's name: "PyTorch FSDP", "DeepSpeed ZeRO-3", "PyTorch (DDP)"."""
+    found = re.search(r"fsdp2?|zero[\s_-]*(?:stage)?[\s_-]*[0-3]|stage[\s_-]*[0-3]|\bddp\b", row.framework.lower())
+    return found[0] if found else ""
 
 
 def _stated_group(text: str) -> int:

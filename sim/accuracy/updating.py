@@ -7,7 +7,10 @@ import re
 from sim.accuracy.rows import Row
 from sim.plan import Optimizer
 
-_IMAGES = r"resnet|resnext|\bcnn\b|ssd|mask"
+_IMAGES = (
+    r"resnet|resnext|\bcnn\b|ssd|mask|\bvgg|alexnet|inception|googlenet|densenet|mobilenet|shufflenet|squeezenet|efficientnet|regnet|\bwrn|retinanet"
+    r"|faster[-_ ]?r[-_ ]?cnn|yolo"
+)
 
 
 def optimizer_of(row: Row, precision: str, assumed: list[str] | None = None) -> Optimizer:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from sim.accuracy.eager import KEPT_LOW, eager_of
 from sim.accuracy.recipes import recipe_of
 from sim.accuracy.rows import Row
-from sim.accuracy.scripts import graph_of, layout_of, mxnet_of, nemo_of
+from sim.accuracy.scripts import graph_of, mxnet_of, nemo_of
 from topologies.errors import Refused
 
 _FRAMEWORKS: tuple[tuple[str, str], ...] = (
@@ -77,22 +78,7 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
         return "megatron-deepspeed-async"
     if name != "pytorch":
         return name
-    if re.search(_TORCH, text) and _is(row, r"bert\b") and "squad" in row.task.lower():
-        return "pytorch-apex-squad"
-    if re.search(_TORCH, text) and _is(row, r"bert\b"):
-        return "pytorch-apex-jit" if row.pretrains and row.date >= _SCRIPTED else "pytorch-apex-ddp"
-    if re.search(_TORCH, text) and _is(row, "transformer[-_ ]xl"):
-        return "pytorch-transformer-xl"
-    if re.search(_TORCH, text) and _is(row, r"mask[-_ ]?r[-_ ]?cnn") and precision_of(row) != "fp32":
-        return "pytorch-detection"  # in fp32 the script's README turns NHWC and the loader between steps off
-    if re.search(_TORCH, text) and _is(row, r"\bssd"):
-        return "pytorch-ssd"
-    if re.search(_TORCH, text) and _is(row, r"resnet|resnext|\bcnn\b|ssd|mask|transformer[-_ ](base|big)|encoder[-_ ]decoder|gnmt|rnn"):
-        return layout_of(row)
-    assumed.append(f"framework {row.framework!r} taken as plain PyTorch")
-    whole = not row.sharding or re.search(r"^none|^no\b|ddp|data.?parallel", row.sharding.lower())
-    cast = re.search(_CAST, row.precision.lower()) or re.search(_CASTING, text)
-    return "pytorch-amp" if whole and cast and not re.search(_KEPT_LOW, row.task.lower()) and "32" not in row.precision else "pytorch"
+    return eager_of(row, text, re.search(_TORCH, text) is not None, precision_of(row), assumed)
 
 
 _HOPPER = r"h[128]00|h20\b|b[23]00"
@@ -103,25 +89,17 @@ _GRAPHED = "2025"
 
 def _submitted_llama(row: Row) -> str:
     """NVIDIA's submissions of Llama to MLPerf: pretraining on Megatron-Core, or adapters, whose attention is in 8 bits where a GPU can."""
-    tuned = re.search(_KEPT_LOW, f"{row.task} {row.model_name}".lower())
+    tuned = re.search(KEPT_LOW, f"{row.task} {row.model_name}".lower())
     if not tuned or not re.search(_HOPPER, row.gpu.lower()):
         return "mlperf-nvidia-mcore"
     return "mlperf-nvidia-lora-graphs" if row.date >= _GRAPHED else "mlperf-nvidia-lora"
 
 
-_CAST = r"\bamp\b|amp_|autocast|\bmixed\b|-mixed|^o1$"
-"""Precisions under which parameters stay fp32."""
-_CASTING = r"nanogpt|\btimm\b|hugging ?face trainer|transformers trainer"
-"""Libraries that train under autocast whatever their table calls it."""
-_KEPT_LOW = r"lora|peft|adapter"
-"""What is tuned beside weights that are frozen in 16 bits."""
 _BIGSCIENCE = r"bigscience|bloom|jean zay"
 
 
 _MASKS = r"mask|ssd|retinanet|gnmt|rnn|transformer[-_ ](base|big)|transformer \(big\)"
 """What MLPerf trains with PyTorch beside language models."""
-_SCRIPTED = "2021-09"
-"""When NVIDIA's BERT in PyTorch took to TorchScript, and to sequences binned by length (its README's release notes)."""
 _ASYNCHRONOUS = "2021-11"
 """When Megatron-LM's tensor-parallel sums became asynchronous; sequence parallelism and selective recomputation are of 2022."""
 

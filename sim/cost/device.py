@@ -24,6 +24,7 @@ T = TypeVar("T")
 PARAMS = Path(__file__).parent / "params"
 
 NEAREST = {
+    "sm37": ("sm60", "sm61", "sm70"),
     "sm60": ("sm61", "sm70", "sm80"),
     "sm61": ("sm60", "sm70", "sm80"),
     "sm70": ("sm75", "sm80", "sm60"),

@@ -29,7 +29,7 @@ ALIGNED = 8
 """Elements of 16 bits that the matrix units load at once. cuBLAS runs a strided batch whose rows are no multiple of 16 bytes on fp32 units:
 heads of 108 and of 150 columns cost 10.0-10.6 TFLOP/s on A100 (BLOOM's sweeps of heads and sizes against those of 96, 128 and 64 heads,
 with 13824 and 14400 columns, 40 and 48 nodes; eight batched products a layer)."""
-NO_TENSOR = ("sm60", "sm61")
+NO_TENSOR = ("sm37", "sm60", "sm61")
 """Architectures without matrix units: all dtypes run as fp32 kernels do."""
 
 

@@ -113,8 +113,8 @@ def test_recomputation_by_its_names() -> None:
         ({"framework": "Megatron-LM", "gpu": "V100"}, "megatron-2021"), ({"framework": "PyTorch", "model_type": "transformer decoder"}, "pytorch"), ({"framework": "nanotron", "tp": 8}, "pytorch"),
         ({"framework": "PaddlePaddle", "model_name": "BERT-large", "model_type": "bert"}, "pytorch-apex-ddp"),
         ({"framework": "MLPerf (NVIDIA)", "model_name": "ResNet-50", "model_type": "cnn"}, "mlperf-mxnet"), ({"framework": "PAX (JAX-Toolbox)"}, "paxml"),
-        ({"framework": "PyTorch (MLPerf)", "model_name": "GNMT", "model_type": "rnn"}, "pytorch-native-amp"), ({"framework": "MegaScale"}, "megatron-lm"),
-        ({"framework": "Composer", "model_name": "ResNet-50", "model_type": "cnn", "batch_unit": "images"}, "pytorch-native-amp"),
+        ({"framework": "PyTorch (MLPerf)", "model_name": "GNMT", "model_type": "rnn"}, "pytorch-foreach"), ({"framework": "MegaScale"}, "megatron-lm"),
+        ({"framework": "Composer", "model_name": "ResNet-50", "model_type": "cnn", "batch_unit": "images"}, "pytorch-foreach"),
         ({"precision": "AMP", "sharding": "DDP"}, "pytorch-amp"), ({"precision": "bf16-mixed", "sharding": ""}, "pytorch-amp"), ({"precision": "bf16-mixed"}, "pytorch"),
         ({"framework": "nanoGPT", "sharding": ""}, "pytorch-amp"), ({"precision": "AMP", "sharding": "DDP", "task": "LoRA"}, "pytorch"),
         ({"framework": "HAI-LLM", "n_experts": 256}, "megatron-bridge-overlapped"), ({"framework": "torchtitan", "precision": "fp8 (torchao, row-wise)"}, "torchtitan-rowwise"),
@@ -188,7 +188,7 @@ def test_a_length_counts_whatever_the_batch_is_called() -> None:
 def test_models_by_their_names_where_no_sizes_are_given() -> None:
     for name in ("Llama 3 8B", "Llama-3-8B", "llama3-8b", "ResNet-50 v1.5", "SSD300 (ResNet-50)", "T5-3B", "ViT-Base/16"):
         assert case_of(row(model_name=name, model_type="", n_layers=None, hidden=None)).plan.model
-    for name, kind in (("PixArt-alpha", "diffusion"), ("DLRM", "recommendation"), ("Whisper-large", "speech")):
+    for name, kind in (("PixArt-alpha", "diffusion"), ("DLRM", "recommendation"), ("Whisper", "speech")):
         with pytest.raises(Refused, match="no model of that name"):
             case_of(row(model_name=name, model_type=kind))
 

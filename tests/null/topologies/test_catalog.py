@@ -30,9 +30,9 @@ def test_a_program_never_has_all_of_the_nominal_memory(name: str, nominal: int) 
 
 @pytest.mark.parametrize("name", shelf("gpus"))
 def test_vector_peak_is_no_more_than_units_times_clock(name: str) -> None:
-    """128 (Volta to Ampere GA100: 64) FP32 lanes per SM and two FLOP per lane; AMD entries give their matrix cores' rate."""
+    """128 (Kepler: 192, Volta to Ampere GA100: 64) FP32 lanes per SM and two FLOP per lane; AMD entries give their matrix cores' rate."""
     found = gpu(name)
-    lanes = {"sm60": 64, "sm70": 64, "sm75": 64, "sm80": 64}.get(found.arch, 128 if found.arch.startswith("sm") else 256)
+    lanes = {"sm37": 192, "sm60": 64, "sm70": 64, "sm75": 64, "sm80": 64}.get(found.arch, 128 if found.arch.startswith("sm") else 256)
     assert found.flops["fp32"] <= 2 * lanes * found.sms * found.clock * 1.12
 
 
