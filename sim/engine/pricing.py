@@ -131,13 +131,15 @@ class Pricing:
         return members, siblings
 
     def message(self, op: Op, rank: int) -> Cost:
-        """A message that `rank` sends."""
+        """A message that `rank` sends; where the rank stands for all of a ring, the ring's slowest hop, for which all of it waits."""
         key = (id(op), op.group, rank)
         cost = self._meet_costs.get(key)
         if cost is None:
-            mesh = self.program.mesh
-            siblings = mesh.world // mesh.size("pp") if self.folded else 1
-            cost = self._meet_costs[key] = self.pricer.message(op, rank, self.groups.peer_of(op, rank), max(1, siblings))
+            mesh, groups = self.program.mesh, self.groups
+            siblings = max(1, mesh.world // mesh.size("pp")) if self.folded else 1
+            ring = groups.members(op.group, rank) if groups.represented(op.group, rank) == (rank,) else (rank,)
+            hops = (self.pricer.message(op, sender, groups.peer_of(op, sender), siblings) for sender in ring)
+            cost = self._meet_costs[key] = max(hops, key=lambda hop: hop.seconds)
         return cost
 
     def _cost(self, op: Op, rank: int) -> Cost:

@@ -123,3 +123,34 @@ def test_places_are_the_coordinates_along_an_axis() -> None:
         mesh = Mesh({"pp": 3, "tp": 2, "dp_shard": 4, "cp": 2}, order)
         for axis in AXES:
             assert mesh.places(axis) == [mesh.coordinates(rank)[axis] for rank in range(48)]
+
+
+class Hops(TablePricer):
+    """A message costs what the hop from its sender does."""
+
+    hops: list[float]
+
+    def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
+        return Cost(self.hops[source // 2])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(seconds, min_size=2, max_size=5), st.integers(1, 4), seconds)
+def test_a_folded_ring_waits_for_its_slowest_hop(hops: list[float], rounds: int, work: float) -> None:
+    """Ring attention over nodes: some hops stay on a node, others cross the network."""
+    mesh = Mesh({"cp": len(hops), "tp": 2})
+    ops: list[Op] = []
+    for number in range(rounds):
+        at = f"hop{number}"
+        ops += [Op(f"{at}.out", "record", "compute", event=f"{at}.out"), Op(f"{at}.s", "wait", "send", event=f"{at}.out")]
+        ops += [Op(f"{at}.r", "wait", "recv", event=f"{at}.out"), Op("send", "send", "send", group="cp", peer=1)]
+        ops += [Op("recv", "recv", "recv", group="cp", peer=-1), Op(f"{at}.in", "record", "recv", event=f"{at}.in")]
+        ops += [Op("work", "compute", "compute"), Op(f"{at}.w", "wait", "compute", event=f"{at}.in")]
+    calls = tuple(Call("layer", f"s{i}", i, i) for i in range(2))
+    program = Program("ring", "cuda", mesh, {"layer": tuple(ops)}, {"all": Role({"host": calls})}, ("all",) * mesh.world, 2)
+    pricer = Hops({"work": work})
+    pricer.hops = hops
+    whole, folded = simulate(program, pricer, fold=False), simulate(program, pricer, fold=True)
+    assert len(folded.ranks) == 1
+    for one, other in zip(step_times(whole), step_times(folded), strict=True):
+        assert abs(one - other) <= 1e-9 * one
