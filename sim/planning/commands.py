@@ -34,7 +34,9 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
             int | None, typer.Option("--trials", help="Look at so many plans of the space, chosen by optuna, not at all")
         ] = None,
         seed: Annotated[int, typer.Option("--seed", help="Of --trials")] = 0,
-        every: Annotated[bool, typer.Option("--every", help="Simulate also what cannot be better than another plan")] = False,
+        every: Annotated[
+            str, typer.Option("--every", help="Simulate also what cannot be better than another plan: short (ranks it), or whole")
+        ] = "",
         out: Annotated[
             Path | None, typer.Option("--out", help="SQLite file for the results, gone on with if it is there; unsaid: one for each sweep")
         ] = None,
@@ -55,6 +57,8 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
         base = read_plan(plan, of_plan(set_))  # its points are checked: they may split another way
         if bool(space) == (auto is not None):
             raise BadInput('give a space ("tp=1,2,4 pp=1..8 gpus=64") or --auto GPUS, one of the two')
+        if every and trials is not None:
+            raise BadInput("--every simulates all plans, --trials some of them: one of the two")
         points = auto_space(base, on, auto) if auto is not None else parse_space(space)
         money = load_prices(prices) if prices else None
         spread: dict[str, Any] = {"workers": workers, "backend": backend, "address": address, "prices": money, "say": _say(desk)}

@@ -29,6 +29,8 @@ from sim.planning.store import Row, Store, default_file, forget
 from sim.planning.tables import Ranked
 from topologies.errors import BadInput
 
+EVERY = ("", "short", "whole")
+"""How plans are simulated that cannot be better than another: not at all, in the fewest ops, or whole."""
 _NUMBERS = re.compile(r"[0-9.]+")
 _CHUNK = 8
 _WAVE = 4
@@ -75,12 +77,15 @@ _APART = tuple(f"parallel.{name}" for name in ("pp", "zero", "schedule", "virtua
 
 
 def sweep(base: Plan, space: dict[str, tuple[str, ...]], on: str, path: Path | None = None, *, workers: int = 1, backend: str = "",
-          address: str = "", prices: Prices | None = None, every: bool = False, say: Say | None = None) -> Sweep:  # fmt: skip
+          address: str = "", prices: Prices | None = None, every: str = "", say: Say | None = None) -> Sweep:  # fmt: skip
     """Runs what `path` (unsaid: `store.default_file`) does not hold yet, and returns all rows, fastest first.
 
-    `every`: simulate also what cannot be better than another. `backend` "" runs on local processes; "dask" or "ray" through
-    joblib on a cluster at `address`. Raises `BadInput` when nothing of the space is feasible, with what came closest.
+    `every`: simulate also what cannot be better than another, "short" (as a sweep ranks its plans) or "whole". `backend` "" runs on local
+    processes; "dask" or "ray" through joblib on a cluster at `address`. Raises `BadInput` when nothing of the space is feasible, with what
+    came closest.
     """
+    if every not in EVERY:
+        raise BadInput(f"every = {every!r}: {' or '.join(map(repr, EVERY))}")
     header = header_of(base, space, on, prices or {})
     path = path or default_file(base.name or base.model_name, header)
     with Store(path, header) as store, pool(workers, backend, address) as place:
@@ -139,7 +144,7 @@ def _screened(work: list[tuple[Candidate, Plan]], store: Store, place: Pool, pri
 
 
 def _simulated(
-    base: Plan, waiting: list[Open], store: Store, place: Pool, prices: Prices, workers: int, every: bool, say: Say | None
+    base: Plan, waiting: list[Open], store: Store, place: Pool, prices: Prices, workers: int, every: str, say: Say | None
 ) -> None:
     """Simulates wave by wave; what another plan dominates is put aside, and comes back where the whole simulation of the other does not."""
     progress = Progress(len(waiting), "plans decided", say)
@@ -153,7 +158,7 @@ def _simulated(
             progress.more(len(beside))
         # The first wave is small: it finds plans good enough to settle most of the others.
         wave, waiting = waiting[: size if done or every else _CHUNK], waiting[size if done or every else _CHUNK :]
-        depth: Depth = "whole" if every else "short"
+        depth: Depth = "whole" if every == "whole" else "short"
         peaks = {one.candidate.key: one.bound.memory or 0 for one in wave}
         for rows in place.map(evaluate_chunk, [Work(chunk, prices, depth, peaks) for chunk in by_layers(wave, max(1, workers))]):
             store.add(rows)

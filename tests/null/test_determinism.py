@@ -59,7 +59,7 @@ def products(folder: Path) -> dict[str, str]:
         seen = scene(one.plan, one.program, one.trace, topology, "predicted.json.gz")
         found[f"page: {name}"] = prediction_page(name, one.to_dict(), one.trace, seen)
     base = load_plan(SMALL | {"parallel": {"zero": 3}})
-    rows = sweep(base, SPACE, "dgx-h100", folder / "sweep.sqlite", every=True)
+    rows = sweep(base, SPACE, "dgx-h100", folder / "sweep.sqlite", every="whole")
     found["sweep"] = repr(rows.rows)
     found["page: sweep"] = sweep_page("sweep", rows)
     with contextlib.redirect_stdout(io.StringIO()) as printed:

@@ -84,7 +84,7 @@ def test_all_of_a_small_space_is_what_a_sweep_finds(sampler: list[Sampler], tmp_
     said: list[str] = []
     found, whole = (
         look(tmp_path / "a.sqlite", 100, say=said.append),
-        sweep(PLAN, parse_space(SPACE), "dgx-h100", tmp_path / "b.sqlite", every=True),
+        sweep(PLAN, parse_space(SPACE), "dgx-h100", tmp_path / "b.sqlite", every="whole"),
     )
     assert found.best is not None and found.best == whole.best
     assert [row.key for row in found.front] == [row.key for row in whole.front]

@@ -48,7 +48,7 @@ class Resumed(NamedTuple):
 def resumed(tmp_path_factory: pytest.TempPathFactory) -> Resumed:
     file = tmp_path_factory.mktemp("killed") / "s.sqlite"
     before = _killed(file)
-    found = sweep(base(), parse_space(SPACE), ON, file, every=True)
+    found = sweep(base(), parse_space(SPACE), ON, file, every="whole")
     return Resumed(before, _times(file), found)
 
 
@@ -65,6 +65,17 @@ def test_bounds_change_neither_the_best_nor_the_front(found: tuple[Sweep, Sweep]
     assert sum(quick.counts.values()) == sum(whole.counts.values()) == 44
     assert quick.counts["bound"] > 0 and whole.counts["bound"] == 0
     assert quick.counts["done"] + quick.counts["bound"] == whole.counts["done"]
+
+
+def test_all_plans_in_short_end_with_the_same_best(found: tuple[Sweep, Sweep], tmp_path: Path) -> None:
+    """Ranked in the fewest ops, none put aside: the front and the best are simulated whole after all."""
+    every = sweep(base(), parse_space(SPACE), ON, tmp_path / "s.sqlite", every="short")
+    _, whole = found
+    assert every.best == whole.best and every.counts == whole.counts
+    assert [row.key for row in every.front] == [row.key for row in whole.front]
+    assert 0 < sum(json.loads(row.detail)["whole"] for row in every.feasible) < len(every.feasible)
+    with pytest.raises(BadInput, match="every = 'all'"):
+        sweep(base(), parse_space(SPACE), ON, tmp_path / "t.sqlite", every="all")
 
 
 @pytest.mark.no_cover
@@ -110,7 +121,7 @@ from sim.files.planfile import load_plan
 from sim.planning.space import parse_space
 from sim.planning.sweep import sweep
 base = load_plan({{"model": "llama3-8b", "seq_len": 4096, "framework": "megatron-core", "batch": {{"global": 64, "micro": 1}}}})
-sweep(base, parse_space({SPACE!r}), {ON!r}, Path({str(file)!r}), every=True)
+sweep(base, parse_space({SPACE!r}), {ON!r}, Path({str(file)!r}), every="whole")
 """
     process = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[3])
     end = time.monotonic() + 60
