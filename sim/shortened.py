@@ -8,6 +8,7 @@ from sim.bind import Setting
 from sim.cost.price import Pricer
 from sim.engine.shortcut import Shortcut
 from sim.engine.steps import Step, step_times
+from sim.framework import sharding_of
 from sim.lower.short import Shortener
 from sim.lower.step import lower
 from sim.plan import Plan
@@ -46,8 +47,15 @@ class Run:
         plan = setting.plan
         plain = plan.noise.stragglers == plan.noise.imbalance == "none" and plan.update.mode == "sync" and plan.update.aggregate == "gpu"
         if plain and setting.topology.kind == "cuda" and setting.foldable:
-            self.pricer = self._shortcut = Shortcut(self.pricer, mesh_of(plan), setting.topology)
-            self._short = _shortener(setting, self._shortcut, coarse and self._shortcut.inside("tp", "cp", "ep"))
+            self.pricer = self._shortcut = Shortcut(self.pricer, mesh_of(plan), setting.topology, coarse)
+            self._short = _shortener(setting, self._shortcut, coarse and self._apart(self._shortcut))
+
+    def _apart(self, shortcut: Shortcut) -> bool:
+        """Do collectives that run beside a layer hardly share links with its own? Rings over nodes share them with what ZeRO-3 gathers for
+        every layer, and seldom with the gradients of a step."""
+        plan = self._setting.plan
+        gathers = sharding_of(plan, self._setting.framework)[0] == 3 and plan.parallel.pp == 1
+        return shortcut.inside("tp", "ep") and (not gathers or shortcut.inside("cp"))
 
     @property
     def shortens(self) -> bool:

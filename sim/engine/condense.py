@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sim.cost.price import Cost, Source
-from sim.program import COMPUTE, HOST, MESSAGE, Op, Program
+from sim.program import COMPUTE, HOST, MEETING, MESSAGE, Op, Program
 
 Priced = tuple[Op, Cost]
 _APART = ("optimizer", "output", "data")
@@ -41,21 +41,26 @@ def outside_events(program: Program, rank: int) -> frozenset[str]:
     return frozenset(outside)
 
 
-def stretches(ops: list[Priced], private: Callable[[Op], bool], outside: frozenset[str]) -> list[list[Priced]]:
-    """Cuts a segment into stretches that stand alone (two ops or more) and single ops that do not.
+def stretches(ops: list[Priced], private: Callable[[Op], bool], outside: frozenset[str], rings: bool = False) -> list[list[Priced]]:
+    """Cuts a segment into stretches that stand alone (two ops or more) and single ops that do not. `rings`: messages that a rank
+    exchanges with those it stands for may stand in a stretch, which leaves out what they lose to transfers beside it.
 
     Copies beside a segment (offloading, counted tokens) hold its kernels up in ways that no stretch run by itself shows.
     """
     if any(op.kind == "copy" for op, _ in ops):
         return [[one] for one in ops]
     bound = set(outside)
+
+    def meets(op: Op) -> bool:
+        return op.kind in MEETING and not (private(op) and (rings or op.kind == "collective"))
+
     # What such a lane waits for must still hold up the message behind it.
-    shared = {op.lane for op, _ in ops if op.lane != COMPUTE and (op.kind in MESSAGE or (op.kind == "collective" and not private(op)))}
+    shared = {op.lane for op, _ in ops if op.lane != COMPUTE and meets(op)}
     beside = [at for at, (op, _) in enumerate(ops) if op.kind == "collective" and op.lane != COMPUTE]
-    if any(op.kind in MESSAGE for op, _ in ops[: beside[-1] if beside else 0]):
+    if any(op.kind in MESSAGE and meets(op) for op, _ in ops[: beside[-1] if beside else 0]):
         shared |= {ops[at][0].lane for at in beside}  # a message cuts where their lanes may still be busy
     while True:
-        cut = _cut(ops, lambda op: op.lane not in shared and (op.kind != "collective" or private(op)), bound)
+        cut = _cut(ops, lambda op: op.lane not in shared and not meets(op), bound)
         home: dict[str, int] = {}
         leaks = {op.event for i, part in enumerate(cut) for op, _ in part if op.event and home.setdefault(op.event, i) != i}
         if leaks <= bound:
@@ -78,7 +83,7 @@ def _cut(ops: list[Priced], own: Callable[[Op], bool], bound: set[str]) -> list[
 
 def _inside(op: Op, own: Callable[[Op], bool], bound: set[str]) -> str:
     """The class of stretch that the op may stand in; "" when it must stay alone, as where it is not the rank's `own`."""
-    if op.blocking or op.kind in ("sync", *MESSAGE) or op.event in bound or not own(op):
+    if op.blocking or op.kind == "sync" or op.event in bound or not own(op):
         return ""
     if op.kind == "host":
         return "compute" if op.lane == HOST and op.cls not in _APART else ""

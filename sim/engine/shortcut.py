@@ -5,6 +5,8 @@ For ranks of one stage that are simulated once, on machines where all stages' ra
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from sim.cost.price import Cost, Pricer
 from sim.engine.condense import Priced, condense, stretches
 from sim.engine.fuse import fuse
@@ -22,11 +24,13 @@ _LAUNCHED = frozenset({"record", "wait", *MEETING})
 class Shortcut:
     """A pricer that also knows the ops that `shorten` makes."""
 
-    def __init__(self, pricer: Pricer, mesh: Mesh, topology: Topology) -> None:
+    def __init__(self, pricer: Pricer, mesh: Mesh, topology: Topology, coarse: bool = False) -> None:
+        """`coarse`: what rings lose to other messages on their links is left out. Else rings are shortened where there are none: inside a
+        node that no pipeline goes through."""
         self._pricer, self._topology = pricer, topology
         self.capacity = pricer.capacity
         self.alike = True
-        """Every collective that was shortened, or left in a shortened run, costs the same on all stages."""
+        """Every collective (and message of a ring) that was shortened, or left in a shortened run, costs the same on all stages."""
         self._ranks = [mesh.rank({"pp": stage}) for stage in range(mesh.size("pp"))]
         self._groups = Groups(mesh, lambda rank: self._ranks[mesh.coordinates(rank)["pp"]])
         self._prices = Pricing(Program("", "cuda", mesh, {}, {}, (), 1), pricer, self._groups, True, alone)
@@ -34,9 +38,12 @@ class Shortcut:
         self._launches: dict[tuple[str, bool, int], Cost] = {}
         """Of ops `_LAUNCHED`, by kind, whether the thread itself runs them, and rank."""
         self._met: dict[int, tuple[Op, float, float]] = {}
-        """Collectives in what was shortened, with their seconds and latency."""
+        """Collectives and messages in what was shortened, with their seconds and latency."""
         self._places: dict[int, tuple[tuple[int, ...], tuple[int, ...] | None]] = {}
         """By a group's first member: the group, and `_inside` of it."""
+        node = topology.node
+        passed = any(node(one) == node(other) for one, other in pairwise(self._ranks))
+        self._rings = coarse or (self.inside("cp") and not passed)
         self._local, self.collective, self.message, self.slowdown = pricer.local, pricer.collective, pricer.message, pricer.slowdown
 
     def local(self, op: Op, rank: int) -> Cost:
@@ -56,7 +63,7 @@ class Shortcut:
     def adopt(self, other: Shortcut) -> bool:
         """Takes over what another plan's shortcut has made, where all collectives in it cost the same here, on every stage."""
         for op, seconds, latency in other._met.values():
-            cost = self._prices.collective(op, 0)
+            cost = self._shared(op, 0)
             if (cost.seconds, cost.latency) != (seconds, latency) or not self._equal(op):
                 return False
         self._costs, self._met = other._costs, other._met
@@ -66,11 +73,11 @@ class Shortcut:
         """The same time in fewer ops: runs of kernels as one; where nothing runs `beside` them, whole stretches with their collectives."""
         priced = [(op, self.local(op, 0)) for op in ops]
         for op in ops:
-            if op.kind == "collective" and id(op) not in self._met:
+            if (op.kind == "collective" or (self._rings and op.kind == "send")) and id(op) not in self._met:
                 if not self._equal(op):
                     self.alike = False
                     return ops
-                cost = self._prices.collective(op, 0)
+                cost = self._shared(op, 0)
                 self._met[id(op)] = (op, cost.seconds, cost.latency)
         found = fuse(priced if beside else self._condensed(priced), slow=self.slowdown(0)[0])
         own = set(map(id, ops))
@@ -81,7 +88,7 @@ class Shortcut:
 
     def _condensed(self, ops: list[Priced]) -> list[Priced]:
         slow, found = self.slowdown(0)[0], list[Priced]()
-        for part in stretches(ops, self._private, frozenset()):
+        for part in stretches(ops, self._private, frozenset(), self._rings):
             found += condense(part, lambda some, beside: self._prices.alone(some, 0, beside), slow) if len(part) > 1 else part
         return found
 
@@ -89,8 +96,12 @@ class Shortcut:
         """All members on one stage, for whom one rank stands."""
         return len(self._groups.represented(op.group, 0)) == 1
 
+    def _shared(self, op: Op, rank: int) -> Cost:
+        """What a collective or a message costs the rank."""
+        return self._prices.collective(op, rank) if op.kind == "collective" else self._prices.message(op, rank)
+
     def _equal(self, op: Op) -> bool:
-        """Does the collective cost the same on every stage?"""
+        """Does the collective or message cost the same on every stage?"""
         here = self._groups.members(op.group, 0)
         inside = self._inside(here)
         one: Cost | None = None
@@ -98,8 +109,8 @@ class Shortcut:
             there = self._groups.members(op.group, rank)
             if inside is not None and self._inside(there) == inside:
                 continue
-            one = one or self._prices.collective(op, 0)
-            other = self._prices.collective(op, rank)
+            one = one or self._shared(op, 0)
+            other = self._shared(op, rank)
             if (one.seconds, one.latency, [use for _, use in one.uses]) != (other.seconds, other.latency, [use for _, use in other.uses]):
                 return False
         return True
