@@ -157,10 +157,15 @@ class _Walk:
             at += 1
         return found
 
+    def _slowed(self, span: Span) -> float:
+        """How many times longer it takes beside a collective: some ops say so themselves (`Cost.beside`)."""
+        cost = self._cost_of(span)
+        return cost.beside / cost.seconds if cost is not None and cost.beside and cost.seconds else self._slow(span.rank)
+
     def _stretched(self, index: int, span: Span, begun: float, edges: list[tuple[float, int, int]], weight: float) -> float:
         """A kernel beside collectives: work = sum of rate x time between the moments at which the rate changes. Returns the weight of its
         beginning; what hangs on a collective's beginning or end goes there."""
-        slow = 1.0 / self._slow(span.rank)
+        slow = 1.0 / self._slowed(span)
         # A change at the very moment when it begins counts as inside: the span before ends just before that.
         first = rate = slow if edges[0][0] < begun else 1.0
         moments: list[tuple[int, int, float]] = []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from sim.cost.price import Cost, Pricer
 from sim.program import Op
 from topologies.errors import BadInput
@@ -81,7 +83,7 @@ class PlacedPricer:
             return cost
         inside = tuple(use for use in cost.uses if "net/" not in use[0])
         network = tuple((name, wish) for name in cables)
-        return Cost(cost.seconds, cost.source, cost.latency, network + inside, cost.host, cost.ready)
+        return msgspec.structs.replace(cost, uses=network + inside)
 
     def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
         return self._inner.message(op, self._places[source], self._places[target], siblings)

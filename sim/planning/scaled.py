@@ -7,6 +7,7 @@ import msgspec
 from sim.cost.price import Cost, Pricer
 from sim.program import MESSAGE, Op
 from sim.trace import Span
+from sim.work import MemoryBound
 from topologies.cluster import Cluster
 from topologies.graph import Topology
 from topologies.machine import Link, Machine
@@ -15,7 +16,7 @@ COMPUTE, MEMORY, COLLECTIVES, MESSAGES, HOST, INPUT = "compute", "memory-bound k
 KINDS = (COMPUTE, MEMORY, COLLECTIVES, MESSAGES, HOST, INPUT)
 """Resources that are scaled one at a time."""
 _PRODUCTS = ("gemm", "attention", "conv", "moe", "rnn")
-"""Classes of kernels that the arithmetic units bound; memory bounds the others."""
+"""Classes of kernels that the arithmetic units bound, where an op does not say its kernels; memory bounds the others."""
 
 
 def kind_of(op: Op | Span) -> str:
@@ -31,34 +32,62 @@ def kind_of(op: Op | Span) -> str:
     return HOST if op.kind == "host" else ""
 
 
+class Shares:
+    """What of an op's seconds rests on which resource, at a pricer's prices."""
+
+    def __init__(self, pricer: Pricer) -> None:
+        self._pricer = pricer
+        self._known: dict[tuple[int, int], tuple[dict[str, float], Op]] = {}
+
+    def of(self, op: Op, rank: int) -> dict[str, float]:
+        """By resource, 1 in all. Attention that is written out, or a product with the casts before it, is a chain of both kinds of kernels."""
+        kind = kind_of(op)
+        moving = tuple(work for work in op.works if isinstance(work, MemoryBound))
+        if kind not in (COMPUTE, MEMORY) or not op.works:
+            return {kind: 1.0}
+        if len(moving) in (0, len(op.works)):
+            return {MEMORY if moving else COMPUTE: 1.0}
+        known = self._known.get((id(op), rank))
+        if known is None or known[1] is not op:
+            products = tuple(work for work in op.works if not isinstance(work, MemoryBound))
+            one, other = (self._pricer.local(msgspec.structs.replace(op, works=works), rank).seconds for works in (products, moving))
+            share = one / (one + other) if one + other > 0 else 1.0
+            known = self._known[id(op), rank] = ({COMPUTE: share, MEMORY: 1.0 - share}, op)
+        return known[0]
+
+
 class Scaled:
     """A pricer with one resource of `KINDS` `factor` times as fast."""
 
     def __init__(self, inner: Pricer, kind: str, factor: float) -> None:
         self._inner, self._kind, self._factor = inner, kind, factor
+        self._shares = Shares(inner)
         self.capacity = inner.capacity
 
-    def _scale(self, cost: Cost, applies: bool, host: bool) -> Cost:
-        device, launch = (1.0 / self._factor if applies else 1.0), (1.0 / self._factor if host else 1.0)
+    def _scale(self, cost: Cost, share: float, host: bool) -> Cost:
+        """`share` of its seconds are the resource's."""
+        device, launch = 1.0 - share + share / self._factor, (1.0 / self._factor if host else 1.0)
         seconds, spent, ready = cost.seconds * device, cost.host * launch, cost.ready
         if ready:
             # A chain of kernels ends one launch after its device time, or one kernel after its launches, whichever is the slower chain.
             by_device, by_host = seconds + (ready - cost.seconds) * launch, spent + (ready - cost.host) * device
             ready = by_device if cost.seconds >= cost.host else by_host
         # What it uses (links, cores) is faster with it: contention stays what it was.
-        return Cost(seconds, cost.source, cost.latency * device, cost.uses, spent, ready)
+        beside = cost.beside * device
+        return msgspec.structs.replace(cost, seconds=seconds, latency=cost.latency * device, host=spent, ready=ready, beside=beside)
 
     def local(self, op: Op, rank: int) -> Cost:
         """Faster where the op is of the kind; launches of every op are the host's."""
-        return self._scale(self._inner.local(op, rank), kind_of(op) == self._kind, self._kind == HOST)
+        share = self._shares.of(op, rank).get(self._kind, 0.0)
+        return self._scale(self._inner.local(op, rank), share, self._kind == HOST)
 
     def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
         """Faster as a whole, latency and all."""
-        return self._scale(self._inner.collective(op, members, siblings), self._kind == COLLECTIVES, False)
+        return self._scale(self._inner.collective(op, members, siblings), float(self._kind == COLLECTIVES), False)
 
     def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
         """Faster as a whole, latency and all."""
-        return self._scale(self._inner.message(op, source, target, siblings), self._kind == MESSAGES, False)
+        return self._scale(self._inner.message(op, source, target, siblings), float(self._kind == MESSAGES), False)
 
     def slowdown(self, rank: int) -> tuple[float, float]:
         """As it was."""

@@ -16,7 +16,7 @@ from sim.cost.price import Cost, Pricer
 from sim.engine.run import simulate
 from sim.lower.step import lower
 from sim.planning.gradient import Gradient, gradient
-from sim.planning.scaled import HOST, KINDS, Scaled, faster_links, kind_of
+from sim.planning.scaled import HOST, KINDS, Scaled, Shares, faster_links, kind_of
 from sim.pricer import pricer_for
 from sim.program import Op, Program, full_id
 from sim.timeline.metrics import step_time
@@ -24,6 +24,8 @@ from sim.trace import Span, Trace
 
 _FAST = 1e6
 _MORE = 1.1
+_NOTHING = 1e-12
+"""What sums of equal seconds leave."""
 _LITTLE = 1.001
 """Factor at which the prices of links are compared: small enough for a derivative."""
 
@@ -90,19 +92,24 @@ class Study:
             for call, op in self.program.ops(rank, thread)
         }
         self.gradient: Gradient = gradient(self.trace, lambda rank: self.pricer.slowdown(rank)[0], self._cost_of)
-        self._present = {kind_of(span) for span in self.trace.spans}
+        self._shares = Shares(self.pricer)
+        self._present = {kind for span in self.trace.spans for kind in self._of(span)}
 
     def _cost_of(self, span: Span) -> Cost | None:
         return self.pricer.local(self.ops[span.id], span.rank) if span.kind == "compute" else None
+
+    def _of(self, span: Span) -> dict[str, float]:
+        """Shares of a span's seconds by resource."""
+        return self._shares.of(self.ops[span.id], span.rank) if span.kind == "compute" else {kind_of(span): 1.0}
 
     def owed(self) -> dict[str, float]:
         """Share of the step that rests on each resource of `KINDS`; launches are the host's."""
         found = dict.fromkeys(KINDS, 0.0)
         for index, seconds in self.gradient.spans.items():
-            kind = kind_of(self.trace.spans[index])
-            found[kind] = found.get(kind, 0.0) + seconds / self.step
+            for kind, share in self._of(self.trace.spans[index]).items():
+                found[kind] = found.get(kind, 0.0) + share * seconds / self.step
         found[HOST] += self.gradient.launches / self.step
-        return found
+        return {kind: share if abs(share) > _NOTHING else 0.0 for kind, share in found.items()}
 
     def of_kind(self, kind: str, again: Callable[[Pricer], float]) -> Sensitivity:
         """Of a resource of `KINDS`; what does not occur in the program changes nothing."""
