@@ -121,8 +121,8 @@ def sweep(plan: PlanLike, space: str | int | Mapping[str, Iterable[Any]], on: st
     return _shown(find(base, points, on, Path(file) if file is not None else None, **options))
 
 
-def explain(plan: PlanLike, on: Machine, *, edits: tuple[str, ...] = (), tries: int = 12) -> Explanation:
-    """What the step is spent on, what faster resources would bring, and the best of `tries` changes of plan. Raises `BadInput`."""
+def explain(plan: PlanLike, on: Machine, *, edits: tuple[str, ...] = (), tries: int = 8) -> Explanation:
+    """What the step is spent on, what faster resources would bring, the best changes of plan (`tries` simulated). Raises `BadInput`."""
     from sim.bind import bind
     from sim.planning.explain import explain as find
 

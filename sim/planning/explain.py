@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -12,14 +14,20 @@ from sim.plan import Plan
 from sim.planning.neighbours import neighbours
 from sim.planning.progress import Progress, Say
 from sim.planning.scaled import COLLECTIVES, HOST, INPUT, KINDS, MEMORY, MESSAGES, link_kinds
+from sim.planning.screen import screened
 from sim.planning.sensitivity import Sensitivity
 from sim.planning.studied import Studied
 from sim.predict import predict_setting
 from sim.tables import Tabular
 from topologies.errors import SteptwinError
 
+TRIES = 8
+"""Changes of plan that are simulated in full."""
 _LEAST = 1e-3
 """Of the step: a change of plan that gains less is none."""
+_ROUGH = 1.02
+"""What the quick simulation of a change of plan may be off by, against that of the plan itself."""
+T = TypeVar("T")
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -62,7 +70,7 @@ class Explanation(Tabular, msgspec.Struct, frozen=True):
 _SHOWN = 10
 
 
-def explain(setting: Setting, tries: int = 12, say: Say | None = None) -> Explanation:
+def explain(setting: Setting, tries: int = TRIES, say: Say | None = None) -> Explanation:
     """Critical path, sensitivities, a verdict and the best changes of plan. `say` is told how far it is."""
     if say:
         say("simulating the step, for its critical path")
@@ -99,30 +107,58 @@ def _verdict(found: list[Sensitivity], step: float) -> str:
     return f"{bound}: with infinitely fast {best.resource} the step would take {best.infinitely_fast / step:.0%} of its time"
 
 
-def best_changes(setting: Setting, step: float, tries: int = 12, say: Say | None = None) -> list[Change]:
-    """The three single changes of plan that gain most (only those that can run, fit and gain), of the first `tries` that fit."""
-    found: list[Change] = []
-    near = neighbours(setting.plan)
-    progress = Progress(min(tries, len(near)), "changes of plan tried", say)
-    for overrides, plan in near:
+def best_changes(setting: Setting, step: float, tries: int = TRIES, say: Say | None = None) -> list[Change]:
+    """The three single changes of plan that gain most, of one key's values the best: only those that can run, fit and gain.
+
+    All of them are put in order by a quick simulation (`sim.planning.screen`); the first `tries` are simulated as `predict` does.
+    """
+    near = _ranked(setting, say) if tries > 0 else []
+    progress = Progress(min(tries, len(near)), "changes of plan simulated", say)
+    found: dict[tuple[str, ...], Change] = {}
+    for overrides, there in near:
         if tries == 0:
             break
-        seconds = _seconds(plan, setting)
+        seconds = _or_none(_predicted, there)
         if seconds is None:
             continue
         tries -= 1
         progress.more()
-        if seconds < step * (1.0 - _LEAST):
-            found.append(Change(overrides, seconds, 1.0 - seconds / step))
-    return sorted(found, key=lambda change: change.step_time_s)[:3]
+        kind = tuple(word.partition("=")[0] for word in overrides)
+        best = found[kind].step_time_s if kind in found else step
+        if seconds < best - _LEAST * step:
+            found[kind] = Change(overrides, seconds, 1.0 - seconds / step)
+    return sorted(found.values(), key=lambda change: change.step_time_s)[:3]
 
 
-def _seconds(plan: Plan, setting: Setting) -> float | None:
-    """The plan's step on the same machine; None where it cannot run there: layers that do not split so, memory that is too small."""
+def _ranked(setting: Setting, say: Say | None) -> list[tuple[tuple[str, ...], Setting]]:
+    """Changes that can run and fit on the same machine, what seems to gain most first. Not those that seem to lose; what concerns output, which
+    the quick simulation leaves out, comes first of all."""
+    near = neighbours(setting.plan)
+    progress = Progress(len(near), "changes of plan looked at", say)
+    here = _or_none(screened, setting) or 0.0
+    found: list[tuple[float, tuple[str, ...], Setting]] = []
+    for overrides, plan in near:
+        progress.more()
+        there = _or_none(partial(_fitting, plan), setting)
+        quick = None if there is None else 0.0 if overrides[0].startswith("output.") else _or_none(screened, there)
+        if there is not None and quick is not None and quick < here * _ROUGH:
+            found.append((quick, overrides, there))
+    return [(overrides, there) for _, overrides, there in sorted(found, key=lambda one: one[0])]
+
+
+def _fitting(plan: Plan, setting: Setting) -> Setting | None:
+    """The plan on the same machine; None where memory is too small."""
+    there = bind(plan, setting.topology)
+    return there if figures_of_memory(there, remedies=False)[1] is None else None
+
+
+def _predicted(setting: Setting) -> float:
+    return predict_setting(setting, detail=False).step_time_s
+
+
+def _or_none(find: Callable[[Setting], T], setting: Setting) -> T | None:
+    """None where a plan cannot run: layers that do not split so, more ranks than there are."""
     try:
-        near = bind(plan, setting.topology)
-        if figures_of_memory(near, remedies=False)[1] is not None:
-            return None
-        return predict_setting(near, detail=False).step_time_s
+        return find(setting)
     except SteptwinError:
         return None

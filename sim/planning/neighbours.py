@@ -7,6 +7,11 @@ from sim.plan import Parallel, Plan
 from sim.planning.space import relaid
 from topologies.errors import SteptwinError
 
+_LOADERS = (1, 2, 4, 8, 16)
+"""Loader processes of a rank that are tried."""
+_LONG = 16_384
+"""Tokens of a sequence from which on ranks may share one."""
+
 
 def neighbours(plan: Plan) -> list[tuple[tuple[str, ...], Plan]]:
     """(overrides, plan) for each single change that makes a valid plan of the same world and global batch."""
@@ -42,10 +47,42 @@ def _changes(plan: Plan) -> list[tuple[str, ...]]:
     if p.pp > 1:
         changes += [("parallel.schedule=interleaved", f"parallel.virtual_stages={v}") for v in (2, 4)]
         changes.append(("parallel.schedule=zb-h1", "parallel.virtual_stages=1"))
-    if plan.data.workers < 8:
-        changes.append((f"data.workers={max(1, plan.data.workers * 2)}",))
-    changes += [("compile=true",), ("cuda_graphs=true",), ("optimizer.implementation=fused",)]
+    changes += [(f"data.workers={count}",) for count in _LOADERS if count > plan.data.workers]
+    changes += [("compile=true",), ("cuda_graphs=true",), ("optimizer.implementation=fused",), ("attention=flash",)]
+    return changes + _inner(plan) + _switched(plan)
+
+
+def _inner(plan: Plan) -> list[tuple[str, ...]]:
+    """Other sizes of what lies inside data parallelism: experts' ranks, and ranks that share one long sequence."""
+    p = plan.parallel
+    changes: list[tuple[str, ...]] = [(f"parallel.ep={p.ep * 2}",)]
+    changes += [(f"parallel.ep={p.ep // 2}",)] if p.ep % 2 == 0 else []
+    if p.dp_shard % 2 == 0 and (p.cp > 1 or (plan.seq_len or 0) >= _LONG):
+        changes.append((f"parallel.dp_shard={p.dp_shard // 2}", f"parallel.cp={p.cp * 2}"))
+    if p.cp % 2 == 0:
+        changes.append((f"parallel.dp_shard={p.dp_shard * 2}", f"parallel.cp={p.cp // 2}"))
     return changes
+
+
+def _switched(plan: Plan) -> list[tuple[str, ...]]:
+    """What the plan does without, or does for the sake of something else than speed."""
+    p, data, output = plan.parallel, plan.data, plan.output
+    slower = {
+        "comm.overlap=true": not plan.comm.overlap,
+        "parallel.tp_overlap=true": p.tp > 1 and not p.tp_overlap,
+        "parallel.sequence_parallel=true": p.tp > 1 and not p.sequence_parallel,
+        "parallel.reshard_after_forward=false": p.reshard_after_forward and p.dp_shard > 1,
+        "data.pinned=true": not data.pinned,
+        "data.handover=event": data.handover == "synchronize",
+        "data.stream=copy": data.stream == "compute",
+        "data.create=device": data.create == "cpu",
+        "update.aggregate=gpu": plan.update.aggregate != "gpu",
+        "optimizer.on=gpu": plan.optimizer.on == "cpu",
+        "memory.offload=none": plan.memory.offload != "none",
+        "output.checkpoint_mode=async": bool(output.checkpoint_every) and output.checkpoint_mode != "async",
+    }
+    slower |= {f"output.{name}=0": bool(getattr(output, name)) for name in ("log_every", "sync_every", "item_every", "print_every")}
+    return [(change,) for change, here in slower.items() if here]
 
 
 def _sized(p: Parallel, axis: str, size: int) -> tuple[str, ...]:

@@ -1,0 +1,104 @@
+"""Changes of plan that an explanation proposes: what can run, fits and gains, of all that are one step away."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sim.bind import bind
+from sim.figures import figures_of_memory
+from sim.files.planfile import load_plan
+from sim.planning import explain as explaining
+from sim.planning.explain import best_changes
+from sim.planning.neighbours import neighbours
+from sim.predict import predict_setting
+from topologies.errors import BadInput
+
+BASE: dict[str, Any] = {"model": "gpt2-124m", "seq_len": 512, "framework": "pytorch", "batch": {"global": 16, "micro": 2}}
+
+
+def test_the_three_best_changes_are_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best first; what gains less than a thousandth is none, and what cannot be built is passed over."""
+    setting = bind(BASE | {"parallel": {"dp_replicate": 8}}, "dgx-h100")
+    steps = {"a": 0.9, "b": 0.5, "c": 0.9995, "d": 0.7, "e": 0.8, "f": 1.2}
+
+    def bound(plan: str, topology: object) -> str:
+        if plan == "x":
+            raise BadInput("more ranks than the machine has")
+        return plan
+
+    def predicted(near: str, **_: object) -> SimpleNamespace:
+        if near == "y":
+            raise BadInput("32 layers do not make 64 stages")
+        return SimpleNamespace(step_time_s=steps[near])
+
+    monkeypatch.setattr(explaining, "neighbours", lambda plan: [((name,), name) for name in ("x", "y", *steps)])
+    monkeypatch.setattr(explaining, "bind", bound)
+    monkeypatch.setattr(explaining, "figures_of_memory", lambda near, **_: (None, "too large" if near == "b" else None))
+    monkeypatch.setattr(explaining, "predict_setting", predicted)
+    monkeypatch.setattr(explaining, "screened", lambda near: 1.0 if near is setting else predicted(near).step_time_s * 1.01)
+    found = best_changes(setting, 1.0)
+    assert [(*one.overrides, one.step_time_s) for one in found] == [("d", 0.7), ("e", 0.8), ("a", 0.9)]
+    assert [one.gain for one in found] == pytest.approx([0.3, 0.2, 0.1])
+    assert [one.overrides for one in best_changes(setting, 1.0, tries=1)] == [("d",)], (
+        "what seems best is simulated, however late it stands"
+    )
+    assert best_changes(setting, 1.0, tries=0) == []
+
+
+def test_changes_that_do_not_fit_or_cannot_be_are_not_proposed() -> None:
+    """25 heads are not halved, and what fits by recomputation alone stays recomputed."""
+    tree = {"model": "gpt2-1.5b", "seq_len": 1024, "batch": {"global": 256, "micro": 16}, "parallel": {"dp_shard": 8, "zero": 3}}
+    tree |= {"memory": {"recompute": "full"}}
+    setting = bind(tree, "dgx-a100-40gb")
+    assert figures_of_memory(bind(load_plan(setting.plan, ("memory.recompute=none",)), "dgx-a100-40gb"))[1] is not None
+    step = predict_setting(setting, steps=2, detail=False).step_time_s
+    found = best_changes(setting, step, tries=40)
+    assert 0 < len(found) <= 3
+    for change in found:
+        assert not {"parallel.tp=2", "memory.recompute=none"} & set(change.overrides)
+        near = bind(load_plan(setting.plan, change.overrides), "dgx-a100-40gb")
+        assert figures_of_memory(near)[1] is None
+        assert predict_setting(near, steps=2, detail=False).step_time_s == pytest.approx(change.step_time_s)
+        assert change.gain == pytest.approx(1 - change.step_time_s / step)
+
+
+def test_all_changes_are_looked_at_however_few_are_simulated() -> None:
+    """A plan split four ways has more than twenty neighbours; the best of them is the best of any number of tries."""
+    tree = BASE | {"parallel": {"dp_shard": 2, "tp": 2, "pp": 2, "schedule": "1f1b"}, "batch": {"global": 32, "micro": 1}}
+    setting = bind(tree, "dgx-h100")
+    step = predict_setting(setting, detail=False).step_time_s
+    assert len(neighbours(setting.plan)) > 20
+    few, all_ = best_changes(setting, step, tries=3), best_changes(setting, step, tries=100)
+    assert few[0] == all_[0] and all_[0].gain > 0.1
+
+
+def test_of_one_key_the_best_value_is_proposed() -> None:
+    """A step that waits for its loaders: as many as help, once, and beside them what else gains."""
+    setting = bind("cifar10-two-workers", "h100-pcie-x8")
+    step = predict_setting(setting, detail=False).step_time_s
+    found = best_changes(setting, step)
+    assert found[0].overrides == ("data.workers=16",) and found[0].gain == pytest.approx(1 - 2 / 16, abs=0.01)
+    assert sum(change.overrides[0].startswith("data.workers") for change in found) == 1
+
+
+@pytest.mark.parametrize(
+    ("slow", "change"),
+    [
+        ({"comm": {"overlap": False}}, "comm.overlap=true"),
+        ({"output": {"item_every": 1}, "batch": {"global": 16, "micro": 2}}, "output.item_every=0"),
+    ],
+    ids=["no overlap", "item"],
+)
+def test_what_a_plan_does_without_is_proposed(slow: dict[str, Any], change: str) -> None:
+    setting = bind(BASE | {"parallel": {"dp_replicate": 8}, "batch": {"global": 128, "micro": 16}} | slow, "dgx-h100")
+    step = predict_setting(setting, detail=False).step_time_s
+    assert change in [word for found in best_changes(setting, step, tries=12) for word in found.overrides]
+
+
+def test_a_step_that_copies_from_pageable_memory_is_told_to_pin_it() -> None:
+    setting = bind(load_plan("copy-compute-overlap", ("batch.micro=2048", "data.workers=16", "data.pinned=false")), "h100-pcie-x8")
+    found = best_changes(setting, predict_setting(setting, detail=False).step_time_s)
+    assert found[0].overrides == ("data.pinned=true",) and found[0].gain > 0.1
