@@ -7,6 +7,7 @@ formula, and the two are compared in the tests.
 
 from __future__ import annotations
 
+import heapq
 import math
 import random
 
@@ -23,10 +24,11 @@ class Reliability(msgspec.Struct, frozen=True, kw_only=True):
     i.e. about 50,700 GPU-hours each (Llama 3 paper, section 3.3.4)."""
     mtbf_node: float = math.inf
     restart: float = 600.0
-    """From failure to the first new step: detection, rescheduling, loading (assumed)."""
+    """From failure to the first new step: detection, rescheduling, loading (assumed). A failure meanwhile begins it anew, as in Daly's model."""
     spares: int | None = None
-    """Nodes that stand by; once they are used, a failed node must be repaired first. None: there is always another."""
+    """Nodes that stand by. A failed node stands by when it is repaired; the job waits while none does. None: there is always another."""
     repair: float = 4 * 3600.0
+    """Of a failed node (assumed)."""
 
     def __post_init__(self) -> None:
         for name in ("mtbf_gpu", "mtbf_node"):
@@ -76,36 +78,56 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def simulate_run(work: float, checkpoint: float, interval: float, mtbf: float, how: Reliability, seed: int) -> Outcome:
-    """Plays one run with exponential failures: work since the last checkpoint is lost, then restart (and repair, once spares are used)."""
+    """Plays one run with exponential failures: work since the last checkpoint is lost, then the job waits for a node and restarts."""
     if work < 0 or checkpoint < 0 or interval <= 0:
         raise BadInput(f"work and checkpoint must not be negative, the interval must be positive: got {work}, {checkpoint}, {interval}")
-    random_ = random.Random(seed)
+    fate = _Fate(mtbf, how, seed)
     done = elapsed = lost = saving = down = 0.0
-    failures, spares = 0, how.spares
-    fail_at = random_.expovariate(1.0 / mtbf) if math.isfinite(mtbf) else math.inf
     while done < work:
-        quiet = min((fail_at - elapsed) // (interval + checkpoint), (work - done) // interval) - 1
+        quiet = min((fate.fail_at - elapsed) // (interval + checkpoint), (work - done) // interval) - 1
         if quiet > 0:  # so many whole intervals without a failure, at once
             elapsed += quiet * (interval + checkpoint)
             done += quiet * interval
             saving += quiet * checkpoint
         chunk = min(interval, work - done)
         save = checkpoint if done + chunk < work else 0.0
-        if elapsed + chunk + save <= fail_at:
+        if elapsed + chunk + save <= fate.fail_at:
             elapsed += chunk + save
             done += chunk
             saving += save
             continue
-        failures += 1
-        if failures > 1_000_000:
-            raise BadInput("the job fails faster than it makes progress: shorten the checkpoint or raise the MTBF")
-        lost += fail_at - elapsed
-        pause = how.restart if spares is None or spares > 0 else how.restart + how.repair
-        spares = spares if spares is None else max(0, spares - 1)
-        elapsed = fail_at + pause
-        down += pause
-        fail_at = elapsed + random_.expovariate(1.0 / mtbf)
-    return Outcome(elapsed, work, lost, saving, down, failures)
+        failed = fate.fail_at
+        lost += failed - elapsed
+        elapsed = fate.restarted()
+        down += elapsed - failed
+    return Outcome(elapsed, work, lost, saving, down, fate.failures)
+
+
+class _Fate:
+    """When a job fails, and when it goes on. While it waits for a node nothing of it runs, and nothing fails."""
+
+    def __init__(self, mtbf: float, how: Reliability, seed: int) -> None:
+        self._random, self._rate, self._how = random.Random(seed), 1.0 / mtbf, how
+        self._nodes = [0.0] * (how.spares or 0)
+        """A heap: when nodes that are not in the job can be in it."""
+        self.failures = 0
+        self.fail_at = self._next(0.0)
+
+    def _next(self, since: float) -> float:
+        return since + self._random.expovariate(self._rate) if self._rate else math.inf
+
+    def restarted(self) -> float:
+        """Fails at `fail_at`; returns when the first new step begins."""
+        while True:
+            self.failures += 1
+            if self.failures > 1_000_000:
+                raise BadInput("the job fails faster than it makes progress: shorten the checkpoint or the restart, or raise the MTBF")
+            began = self.fail_at
+            if self._how.spares is not None:
+                began = max(began, heapq.heappushpop(self._nodes, began + self._how.repair))
+            self.fail_at = self._next(began)
+            if began + self._how.restart <= self.fail_at:
+                return began + self._how.restart
 
 
 def expected(

@@ -46,6 +46,34 @@ def test_no_spare_is_a_number_of_spares() -> None:
     assert runs[0].failures > 0 and runs[0].elapsed > runs[1].elapsed
 
 
+def test_a_repaired_node_stands_by_again() -> None:
+    """Failures come days apart and repairs take hours: one spare is always back in time, as if there were no end of them."""
+    one, endless = (
+        simulate_run(2000 * HOUR, 60.0, HOUR, 100 * HOUR, Reliability(spares=count, repair=HOUR / 60), 5) for count in (1, None)
+    )
+    assert endless.failures > 10 and one == endless
+    slow = simulate_run(2000 * HOUR, 60.0, HOUR, 100 * HOUR, Reliability(spares=1, repair=4 * HOUR), 5)
+    assert slow.down < endless.down + 4 * HOUR * 0.2 * slow.failures, "seldom do two nodes fail within four hours"
+    none = simulate_run(2000 * HOUR, 60.0, HOUR, 100 * HOUR, Reliability(spares=0, repair=4 * HOUR), 5)
+    assert none.down == pytest.approx(none.failures * (4 * HOUR + Reliability().restart), rel=1e-9)
+
+
+@pytest.mark.parametrize("restart", [60.0, 1200.0, 5400.0])
+def test_the_mean_run_is_dalys(restart: float) -> None:
+    """Daly 2006, eq. 20: M exp(R / M) (exp((t + c) / M) - 1) for each t of work, where failures come during restarts too: R is up to 1.5 M
+    here, and most of the time is spent on restarts."""
+    work, saved, mtbf = 100 * HOUR, 120.0, HOUR
+    piece = daly(saved, mtbf)
+    runs = [simulate_run(work, saved, piece, mtbf, Reliability(restart=restart), seed).elapsed for seed in range(200)]
+    taken = mtbf * math.exp(restart / mtbf) * math.expm1((piece + saved) / mtbf) * work / piece
+    assert sum(runs) / len(runs) == pytest.approx(taken, rel=0.03)
+
+
+def test_a_restart_that_never_ends_is_refused() -> None:
+    with pytest.raises(BadInput, match="shorten the checkpoint or the restart"):
+        simulate_run(HOUR, 0.0, 10.0, 60.0, Reliability(restart=3600.0), 0)
+
+
 def test_simulation_agrees_that_dalys_interval_is_best() -> None:
     how, mtbf, checkpoint = Reliability(restart=0.0), 10 * HOUR, 120.0
     best = daly(checkpoint, mtbf)
