@@ -88,7 +88,7 @@ def _money(one: Capacity, unit: str) -> str:
 
 def _cards(found: Capacity, unit: str) -> list[Card]:
     cards: list[Card] = [
-        (seconds(found.elapsed_s), "elapsed", f"{seconds(found.productive_s)} of steps"),
+        (seconds(found.elapsed_s), "elapsed", "80 % interval {:,.4g} to {:,.4g} days".format(*found.days_interval)),
         (f"{found.goodput:.1%}", "goodput", f"{_failures(found)}, checkpoint every {seconds(found.checkpoint_interval_s)}"),
         (count(found.gpu_hours), "GPU-hours", f"on {found.gpus:,} GPUs"),
         (_energy(found), "energy", "GPUs, hosts, network and cooling"),
@@ -203,7 +203,11 @@ def expense(strong: Sequence[Capacity], weak: Sequence[Capacity], unit: str) -> 
     """Days against money, or GPU-hours where no prices are given."""
     money = all(one.money is not None for one in (*strong, *weak))
     figure = go.Figure()
-    for name, rows, line in _kinds(strong, weak):
+    labelled: set[tuple[int, float]] = set()
+    for (name, rows, line), where in zip(_kinds(strong, weak), ("top center", "bottom center"), strict=False):
+        # Fewer GPU-hours lie below; both curves begin at the same point.
+        labels = ["" if (one.gpus, one.days) in labelled else f"{one.gpus:,}" for one in rows]
+        labelled |= {(one.gpus, one.days) for one in rows}
         figure.add_trace(
             go.Scatter(
                 x=[one.days for one in rows],
@@ -212,9 +216,10 @@ def expense(strong: Sequence[Capacity], weak: Sequence[Capacity], unit: str) -> 
                 name=name,
                 line=line | {"width": 1},
                 marker={"symbol": ["circle" if one.fits else "circle-open" for one in rows], "size": 9},
-                text=[f"{one.gpus:,}" for one in rows],
-                textposition="top center",
-                hovertemplate="%{text} GPUs: %{x:.2f} days, %{y:,.0f}<extra></extra>",
+                text=labels,
+                textposition=where,
+                customdata=[one.gpus for one in rows],
+                hovertemplate="%{customdata:,} GPUs: %{x:.2f} days, %{y:,.0f}<extra></extra>",
             )
         )
     y = f"money{', ' + unit if unit else ''}" if money else "GPU-hours"

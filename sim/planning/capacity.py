@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from sim.bind import bind
+from sim.bind import Setting, bind
 from sim.figures import figures_of_memory
 from sim.plan import Plan
 from sim.planning.goodput import Outcome, Reliability, expected
@@ -36,7 +36,11 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
     topology: str
     steps: int
     step_time_s: float
+    """As `predict` says it."""
+    interval: tuple[float, float]
+    """80 % interval of the step."""
     productive_s: float
+    """All steps, without the checkpoints that the plan's own step has: these are counted by themselves."""
     elapsed_s: float
     goodput: float
     failures: int
@@ -50,11 +54,21 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
     def days(self) -> float:
         return self.elapsed_s / DAY
 
+    @property
+    def days_interval(self) -> tuple[float, float]:
+        """80 % interval of the days, by that of the step; the luck of failures is not in it."""
+        low, high = (self.days * end / self.step_time_s for end in self.interval)
+        return low, high
+
     def __str__(self) -> str:
         rows = [
             ("GPUs", f"{self.gpus:,} of {self.topology}" + ("" if self.fits else "; DOES NOT FIT into memory")),
             ("steps", f"{self.steps:,} of {self.step_time_s:.4g} s"),
-            ("elapsed", f"{self.days:,.2f} days, of which {self.goodput:.1%} progress"),
+            (
+                "elapsed",
+                "{:,.2f} days (80 %: {:,.2f} to {:,.2f})".format(self.days, *self.days_interval)
+                + f", of which {self.goodput:.1%} progress",
+            ),
             ("failures", f"{self.failures:,}; a checkpoint every {self.checkpoint_interval_s:,.0f} s"),
             ("GPU-hours", f"{self.gpu_hours:,.0f}"),
             ("energy", "not known" if self.energy_j is None else show_energy(self.energy_j)),
@@ -64,7 +78,7 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, days among them."""
-        return {**msgspec.structs.asdict(self), "days": self.days}
+        return {**msgspec.structs.asdict(self), "days": self.days, "days_interval": self.days_interval}
 
     def _rows(self) -> list[dict[str, Any]]:
         return [self.to_dict()]
@@ -119,7 +133,8 @@ def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability 
              prices: dict[str, float] | None = None, seed: int = 0, edits: tuple[str, ...] = ()) -> Capacity:  # fmt: skip
     """Trains `tokens` tokens (samples for models without a sequence) with `plan` on `on`, after `edits` of it ("link.nvlink.rate=200 GB/s").
 
-    `checkpoint` is the stall of one checkpoint in seconds; unsaid: the sharded state written at 1 GB/s per GPU (assumed).
+    `checkpoint` is the stall of one checkpoint in seconds; unsaid: what the plan's own [output] stalls for, or else the sharded state written
+    at 1 GB/s per GPU (assumed). How often checkpoints are made is found here (Daly's interval), whatever the plan says.
     Raises `BadInput` when prices are given but not for this machine, and for tokens or a checkpoint that cannot be.
     """
     amount(tokens)
@@ -127,34 +142,51 @@ def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability 
         raise BadInput(f"checkpoint = {checkpoint} s must be finite and not negative")
     setting = bind(plan, on, edits)
     found = predict_setting(setting, detail=False)
+    step, own = _unsaved(setting, found.step_time_s)
     report, fit = figures_of_memory(setting)
     steps = math.ceil(tokens / (plan.global_batch * setting.network.seq))
     how = how or Reliability()
-    work = steps * found.step_time_s
-    stall = checkpoint if checkpoint is not None else report.state / 1e9
+    work = steps * step
+    stall = checkpoint if checkpoint is not None else report.state / 1e9 if own is None else own
     mtbf = how.mtbf(plan.world, setting.topology.ranks_per_node)
-    run, interval = expected(work, stall, mtbf, how, seed, step=found.step_time_s)
+    run, interval = expected(work, stall, mtbf, how, seed, step=step)
     return Capacity(
         gpus=plan.world,
         topology=setting.topology.name,
         steps=steps,
         step_time_s=found.step_time_s,
+        interval=found.interval,
         productive_s=work,
         elapsed_s=run.elapsed,
         goodput=run.goodput,
         failures=run.failures,
         checkpoint_interval_s=interval,
         gpu_hours=run.elapsed / 3600 * plan.world,
-        energy_j=_energy(setting.topology.device(0), run, plan.world),
+        energy_j=_energy(setting.topology, run, plan.world),
         money=_money(prices, on.name if isinstance(on, Topology) else on, run.elapsed / 3600 * plan.world, plan.world),
         fits=fit is None,
     )
 
 
-def _energy(device: object, run: Outcome, gpus: int) -> float | None:
-    if not isinstance(device, Gpu) or not device.power:
-        return None
-    return device.power * UTILISATION * (1 + HOST_POWER) * run.elapsed * gpus
+def _unsaved(setting: Setting, step: float) -> tuple[float, float | None]:
+    """Seconds of a step without checkpoints, and of the stall of one; None where the plan makes none."""
+    every = setting.plan.output.checkpoint_every
+    if not every:
+        return step, None
+    output = msgspec.structs.replace(setting.plan.output, checkpoint_every=0)
+    quiet = msgspec.structs.replace(setting, plan=msgspec.structs.replace(setting.plan, output=output))
+    unsaved = predict_setting(quiet, detail=False).step_time_s
+    return unsaved, every * max(0.0, step - unsaved)
+
+
+def _energy(topology: Topology, run: Outcome, gpus: int) -> float | None:
+    """Of all GPUs that the plan uses, each by its own power."""
+    power = 0.0
+    for device, share in topology.devices(gpus):
+        if not isinstance(device, Gpu) or not device.power:
+            return None
+        power += share * gpus * device.power
+    return power * UTILISATION * (1 + HOST_POWER) * run.elapsed
 
 
 def _money(prices: dict[str, float] | None, on: str, gpu_hours: float, gpus: int) -> float | None:

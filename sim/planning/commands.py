@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -111,7 +112,7 @@ def _explain(app: typer.Typer, desk: Desk) -> None:
         head = {"rows": found["sensitivities"], "step_time_s": found["step_time_s"], "verdict": found["verdict"]}
         desk.show(head, False, "what faster resources are worth")
         changes = [{"change": " ".join(c["overrides"]), "step_time_s": c["step_time_s"], "gain": c["gain"]} for c in found["changes"]]
-        desk.show({"rows": changes}, False, "changes")
+        desk.show({"rows": changes} if changes else {"changes of plan": "none gains a thousandth of the step"}, False, "changes")
 
 
 def _capacity(app: typer.Typer, desk: Desk) -> None:
@@ -124,11 +125,15 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
         on: On = "dgx-h100",
         set_: Sets = None,
         days: Annotated[float | None, typer.Option(help="Find the smallest cluster that finishes in so many days")] = None,
-        mtbf_gpu: Annotated[str, typer.Option("--mtbf-gpu", help="Mean time between failures of one GPU; unsaid: Llama 3 405B's")] = "",
+        mtbf_gpu: Annotated[
+            str, typer.Option("--mtbf-gpu", help="Mean time between failures of one GPU, or never; unsaid: Llama 3 405B's")
+        ] = "",
         mtbf_node: Annotated[str, typer.Option("--mtbf-node", help="The same of one node; unsaid: GPUs alone fail")] = "",
         restart: Annotated[str, typer.Option("--restart", help="From a failure to the first new step")] = "",
         checkpoint: Annotated[str, typer.Option("--checkpoint", help="Stall of one checkpoint; unsaid: its bytes at 1 GB/s per GPU")] = "",
-        spares: Annotated[int | None, typer.Option("--spares", help="Nodes that stand by; unsaid: always one more")] = None,
+        spares: Annotated[
+            int | None, typer.Option("--spares", help="Nodes that stand by while failed ones are repaired; unsaid: always one more")
+        ] = None,
         seed: Annotated[int, typer.Option("--seed", help="Of the failures drawn")] = 0,
         prices: Prices = None,
         report: Report = None,
@@ -147,12 +152,17 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
         many = [count(text, f"--{name}") if text else None for name, text in (("tokens", tokens), ("dataset", dataset))]
         base, work = load_plan(plan, overrides), amount(many[0], epochs, many[1])
         said = {"mtbf_gpu": mtbf_gpu, "mtbf_node": mtbf_node, "restart": restart}
-        how = Reliability(spares=spares, **{name: duration(text, f"--{name.replace('_', '-')}") for name, text in said.items() if text})
+        times = {name: duration(text, f"--{name.replace('_', '-')}") for name, text in said.items() if text and text != "never"}
+        how = Reliability(spares=spares, **times | {name: math.inf for name, text in said.items() if text == "never"})
         stall = duration(checkpoint, "--checkpoint") if checkpoint else None
         options: dict[str, Any] = {"how": how, "checkpoint": stall, "seed": seed, "prices": load_prices(prices) if prices else None}
         options["edits"] = edits
         found = smallest(base, on, work, days, say=desk.say, **options) if days is not None else run(base, on, work, **options)
-        desk.show({**_plain(found), "days": found.days}, as_json, "capacity")
+        shown = _plain(found) | {"days": found.days, "days_interval": list(found.days_interval)}
+        if not as_json:
+            del shown["interval"]
+            shown["days_interval"] = "{:,.4g} to {:,.4g}, of 80 %".format(*found.days_interval)
+        desk.show(shown, as_json, "capacity")
         if report:
             sizes = curve_sizes(base.world)
             grows = len(parse(on)) == 1  # a mixture has no larger sizes of itself

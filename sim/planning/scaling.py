@@ -44,8 +44,8 @@ _LARGEST = 131_072
 
 
 def curve_sizes(world: int) -> list[int]:
-    """Sizes of cluster that a page shows beside a plan's: up to seven doublings, and one at least."""
-    return [world * 2**n for n in range(8) if n < 2 or world * 2**n <= _LARGEST]
+    """Sizes of cluster that a page shows beside a plan's: all doublings up to 131,072 GPUs, and one at least."""
+    return [world * 2**n for n in range(18) if n < 2 or world * 2**n <= _LARGEST]
 
 
 def scaling(
@@ -107,7 +107,8 @@ def _spread(plan: Plan, gpus: int, weak: bool) -> Plan | None:
 
 def smallest(plan: Plan, machine: str, tokens: float, days: float, most: int = 131_072, say: Say | None = None,
              **options: object) -> Capacity:  # fmt: skip
-    """The smallest number of GPUs (powers of two times what whole nodes and the plan's tp x pp x cp take) that trains `tokens` within `days`; `options` are those of `capacity`.
+    """The smallest number of GPUs (whole nodes, and multiples of the plan's tp x pp x cp, over which the batch divides) that trains `tokens`
+    within `days`, as far as more GPUs are never slower; `options` are those of `capacity`.
 
     Raises `BadInput` with the fastest that was found when none does.
     """
@@ -116,21 +117,40 @@ def smallest(plan: Plan, machine: str, tokens: float, days: float, most: int = 1
     machine = _node(machine)
     p = plan.parallel
     least = math.lcm(load_topology(machine).gpus, p.tp * p.pp * p.cp)
-    sizes = [least * 2**i for i in range(18) if least * 2**i <= most]
+    sizes = [size for size in range(least, most + 1, least) if _spread(plan, size, False) is not None]
     best: Capacity | None = None
-    for found in (one for size in sizes for one in scaling(plan, machine, (size,), tokens, False, None, **options)):
-        if say:
-            say(f"{found.gpus} GPUs: {found.days:.1f} days{'' if found.fits else ', does not fit into memory'}")
-        if found.fits and found.days <= days:
-            return found
-        if found.fits and (best is None or found.elapsed_s < best.elapsed_s):
-            best = found
+
+    def in_time(size: int) -> Capacity | None:
+        nonlocal best
+        for found in scaling(plan, machine, (size,), tokens, False, None, **options):
+            if say:
+                say(f"{found.gpus} GPUs: {found.days:.1f} days{'' if found.fits else ', does not fit into memory'}")
+            if found.fits and (best is None or found.elapsed_s < best.elapsed_s):
+                best = found
+            return found if found.fits and found.days <= days else None
+        return None
+
+    late = -1
+    for at in _doubling(sizes):
+        found = in_time(sizes[at])
+        if found:  # what lies between the last that was late and this one may do
+            return next((one for size in sizes[late + 1 : at] if (one := in_time(size))), found)
+        late = at
     if best is None:
         closest = "no size fits into memory, or the batch divides over none"
     else:
         closest = f"the fastest was {best.gpus} GPUs with {best.days:.1f} days"
-        if best.gpus < sizes[-1] and _spread(plan, 2 * best.gpus, False) is None:
+        if best.gpus == sizes[-1] and 2 * best.gpus <= most:
             closest += (
                 f"; {plan.global_batch:,} samples a step (batch.global) divide over no more: with a larger batch more GPUs can be used"
             )
     raise BadInput(f"no cluster of up to {most} GPUs of {machine} finishes in {days} days with this plan: {closest}")
+
+
+def _doubling(sizes: list[int]) -> list[int]:
+    """Places of the first size, of the next that is twice as large, and so on; of the last in the end."""
+    found: list[int] = []
+    for at, size in enumerate(sizes):
+        if not found or size >= 2 * sizes[found[-1]] or at == len(sizes) - 1:
+            found.append(at)
+    return found

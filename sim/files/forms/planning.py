@@ -64,15 +64,17 @@ class Sweep(Said, frozen=True, kw_only=True):
 
 
 class Capacity(Said, frozen=True, kw_only=True):
-    """`steptwin capacity --json`: seconds, joules, money in the price file's unit."""
+    """`steptwin capacity --json`: seconds, joules, money in the price file's unit; intervals of 80 %, of the step and of the days."""
 
     gpus: int
     topology: str
     steps: int
     step_time_s: float
+    interval: tuple[float, float]
     productive_s: float
     elapsed_s: float
     days: float
+    days_interval: tuple[float, float]
     goodput: float
     failures: int
     checkpoint_interval_s: float

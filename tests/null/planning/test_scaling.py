@@ -8,8 +8,10 @@ import pytest
 
 from sim.files.planfile import load_plan
 from sim.planning.capacity import capacity, load_prices
+from sim.planning.goodput import Reliability, daly
 from sim.planning.neighbours import neighbours
 from sim.planning.scaling import curve_sizes, scaling, smallest
+from sim.predict import predict
 from topologies.errors import BadInput
 
 BASE = {"model": "gpt2-124m", "seq_len": 256, "batch": {"micro": 2, "global": 64}, "parallel": {"dp_shard": 8, "zero": 3}}
@@ -51,6 +53,45 @@ def test_the_smallest_cluster_is_the_first_that_is_in_time() -> None:
         smallest(plan, "dgx-h100", 1e15, 1.0)
     with pytest.raises(BadInput, match=r"the fastest was 16 GPUs with [0-9.]+ days$"):
         smallest(plan, "dgx-h100", 1e15, 1.0, most=16)
+
+
+def test_the_smallest_need_not_be_a_power_of_two() -> None:
+    """96 samples divide over 8, 16, 24, 32, 48 and 96 ranks: 24 is tried when 16 is late and 32 is not, and 96 though 64 is none."""
+    plan = load_plan(BASE | {"batch": {"micro": 1, "global": 96}})
+    line = {one.gpus: one.days for one in scaling(plan, "dgx-h100", (8, 16, 24, 32, 48, 64, 96), 1e11)}
+    assert list(line) == [8, 16, 24, 32, 48, 96]
+    for size in (24, 32, 96):
+        assert smallest(plan, "dgx-h100", 1e11, line[size] * 1.0001).gpus == size
+    with pytest.raises(BadInput, match=r"the fastest was 96 GPUs.*96 samples a step"):
+        smallest(plan, "dgx-h100", 1e11, line[96] * 0.99)
+
+
+def test_checkpoints_of_the_plan_are_not_counted_twice() -> None:
+    """They are made as often as failures ask for, and stall for what the plan's own do."""
+    quiet = load_plan(BASE)
+    saving = load_plan(BASE | {"output": {"checkpoint_every": 10, "checkpoint_mode": "full"}})
+    without, found = capacity(quiet, "dgx-h100", 1e11), capacity(saving, "dgx-h100", 1e11)
+    assert found.productive_s == pytest.approx(without.productive_s, rel=1e-9) and found.step_time_s > without.step_time_s
+    stall = 10 * (predict(saving, "dgx-h100").step_time_s - predict(quiet, "dgx-h100").step_time_s)
+    assert stall > 0
+    mtbf = Reliability().mtbf(8, 8)
+    assert found.checkpoint_interval_s == pytest.approx(min(found.productive_s, daly(stall, mtbf)), rel=1e-6)
+
+
+def test_every_gpu_of_a_mixture_draws_its_own_power() -> None:
+    plan = load_plan(BASE | {"parallel": {"dp_shard": 16, "zero": 3}})
+    old, both = (capacity(plan, on, 1e10) for on in ("2x dgx-a100", "dgx-h100 + dgx-a100"))
+    assert old.energy_j and both.energy_j
+    watts = both.energy_j / both.elapsed_s / (old.energy_j / old.elapsed_s)
+    assert watts == pytest.approx((700 + 400) / (2 * 400))
+
+
+def test_days_have_the_interval_of_the_step() -> None:
+    plan = load_plan(BASE)
+    found = capacity(plan, "dgx-h100", 1e11)
+    low, high = (found.days * end / found.step_time_s for end in predict(plan, "dgx-h100").interval)
+    assert found.days_interval == pytest.approx((low, high)) and low < found.days < high
+    assert f"80 %: {low:,.2f} to {high:,.2f}" in str(found)
 
 
 def test_a_cluster_stands_for_its_kind_of_node() -> None:
@@ -110,7 +151,7 @@ def test_neighbours_keep_ranks_and_batch(parallel: dict[str, object]) -> None:
 
 
 def test_a_curve_ends_where_clusters_do() -> None:
-    assert curve_sizes(8) == [8, 16, 32, 64, 128, 256, 512, 1024]
+    assert curve_sizes(8) == [8 * 2**n for n in range(15)] and curve_sizes(8)[-1] == 131_072
     assert curve_sizes(16_384) == [16_384, 32_768, 65_536, 131_072]
     assert curve_sizes(131_072) == [131_072, 262_144]
 
@@ -134,6 +175,6 @@ def test_one_change_away() -> None:
 
 
 def test_enough_loaders_are_not_doubled() -> None:
-    for workers, more in ((4, True), (8, False)):
+    for workers, more in ((4, True), (16, False)):
         plan = load_plan(BASE | {"data": {"workers": workers}})
         assert any(overrides == (f"data.workers={2 * workers}",) for overrides, _ in neighbours(plan)) == more

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.capacity import days, scaling
+from reports.capacity import days, expense, scaling
 from reports.collective import bandwidth
 from reports.coordinates import MOST, axes, bands, coordinates, settings
 from reports.deviation import scatter, step_times, waterfall
@@ -91,8 +91,8 @@ def test_collectives_are_coloured_by_algorithm() -> None:
 
 
 def _run(gpus: int, seconds: float, fits: bool = True) -> Capacity:
-    return Capacity(gpus=gpus, topology="t", steps=10, step_time_s=seconds / 10, productive_s=seconds, elapsed_s=1.25 * seconds, goodput=0.8,
-                    failures=1, checkpoint_interval_s=60.0, gpu_hours=gpus * seconds / 3600, energy_j=None, money=None, fits=fits)  # fmt: skip
+    return Capacity(gpus=gpus, topology="t", steps=10, step_time_s=seconds / 10, interval=(seconds / 11, seconds / 9),
+                    productive_s=seconds, elapsed_s=1.25 * seconds, goodput=0.8, failures=1, checkpoint_interval_s=60.0, gpu_hours=gpus * seconds / 3600, energy_j=None, money=None, fits=fits)  # fmt: skip
 
 
 def test_scaling_is_against_the_smallest() -> None:
@@ -101,6 +101,15 @@ def test_scaling_is_against_the_smallest() -> None:
     assert figure.data[0].text[1] == "80.0% of perfect"
     assert list(figure.data[0].marker.symbol) == ["circle", "circle-open"]
     assert list(figure.data[1].y) == [1.0, 2.0]
+
+
+def test_labels_of_the_two_curves_lie_apart() -> None:
+    """The smallest cluster is on both: it is labelled once; strong scaling, which takes more GPU-hours, has its labels above."""
+    runs = [_run(8, 800.0), _run(16, 500.0)]
+    strong, weak = expense(runs, [runs[0], _run(16, 410.0)], "").data
+    assert (strong.text, strong.textposition) == (("8", "16"), "top center")
+    assert (weak.text, weak.textposition) == (("", "16"), "bottom center")
+    assert strong.customdata == weak.customdata == (8, 16)
 
 
 def test_days_sum_to_the_elapsed_time() -> None:
