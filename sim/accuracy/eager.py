@@ -9,7 +9,7 @@ from sim.accuracy.scripts import layout_of
 
 _CAST = r"\bamp\b|amp_|autocast|\bmixed\b|-mixed|^o1$"
 """Precisions under which parameters stay fp32."""
-_CASTING = r"nanogpt|\btimm\b|hugging ?face trainer|transformers trainer"
+_CASTING = r"nanogpt|\btimm\b|hugging ?face trainer|\bhf trainer|transformers trainer"
 """Libraries that train under autocast whatever their table calls it."""
 KEPT_LOW = r"lora|peft|adapter"
 """What is tuned beside weights that are frozen in 16 bits."""
@@ -32,6 +32,8 @@ def eager_of(row: Row, text: str, torch: bool, precision: str, assumed: list[str
     """`text`: what the row says of its framework; `torch`: that it is a library of PyTorch's modules; `precision`: the plan's."""
     if torch and (found := _script(row, precision)):
         return found
+    if torch and re.search(r"deep ?speed", text):
+        return "deepspeed"
     assumed.append(f"framework {row.framework!r} taken as plain PyTorch")
     whole = not row.sharding or re.search(r"^none|^no\b|ddp|data.?parallel", row.sharding.lower())
     seen = row.batch_unit == "images" or re.search(_PICTURES, f"{row.model_type} {row.model_name}".lower())

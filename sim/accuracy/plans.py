@@ -27,7 +27,7 @@ from sim.accuracy.systems import described, named_system
 from sim.accuracy.updating import optimizer_of
 from sim.accuracy.wording import algorithm_of, compiled, framework_of_row, overlap_of, precision_of, said, schedule_of
 from sim.plan import Batch, Comm, Memory, Parallel, Plan
-from topologies.errors import BadInput
+from topologies.errors import BadInput, Refused
 
 _MEGATRON = ("megatron", "nemo", "mlperf-nvidia", "oneflow-gpt")
 """Frameworks that pad the vocabulary to a multiple of 128 on each rank of tensor parallelism (make_vocab_size_divisible_by)."""
@@ -77,7 +77,7 @@ def case_of(row: Row) -> Case:
     plan = Plan(
         model=model,
         name=row.row_id,
-        task=_task(row),
+        task=_task(row, assumed),
         framework=framework,
         seq_len=_seq_len(row, framework, assumed),
         precision=precision,  # type: ignore[arg-type]
@@ -99,8 +99,16 @@ def case_of(row: Row) -> Case:
     return Case(row, plan, machine, tuple(assumed), edits, turns)
 
 
-def _task(row: Row) -> Any:
-    """A row without backward says so; its parameters are not updated."""
+_REINFORCED = r"\brlhf|\bppo\b|\bgrpo\b|\bdapo\b|reinforc|rollout"
+
+
+def _task(row: Row, assumed: list[str]) -> Any:
+    """A row without backward says so; its parameters are not updated. Raises `Refused` for reinforcement learning, whose steps generate texts too."""
+    task = row.task.lower()
+    if re.search(_REINFORCED, task):
+        raise Refused(f"task {row.task!r}: a step of reinforcement learning also generates texts, which is not described")
+    if re.search(r"\bdpo\b|preference", task):
+        assumed.append("preferences: the forward passes of the model that is compared with are not counted")
     if re.match(r"inference|forward|eval|prefill", row.task.lower()):
         return "forward"
     return "lora" if trains_adapters(row) else "train"

@@ -24,7 +24,7 @@ _WIDE = 2048
 """From which width on encoders and encoder-decoders have billions of parameters (T5-3B is narrower, its layers wide inside)."""
 _TRAINED, _FROZEN = 16, 2
 """Bytes of a replica for each parameter: in 16 bits with its gradient, and three in fp32 (Rajbhandari et al. 2019, ZeRO, section 3.1); frozen."""
-_SHARED = {"pytorch": 3, "pytorch-amp": 3, "megatron-2021": 1, "megatron-2022": 1, "oneflow-gpt": 1, "oneflow": 1}
+_SHARED = {"pytorch": 3, "pytorch-amp": 3, "deepspeed": 3, "megatron-2021": 1, "megatron-2022": 1, "oneflow-gpt": 1, "oneflow": 1}
 """What people turn to whose replicas are too large: FSDP in PyTorch; in Megatron-LM the distributed optimizer, in OneFlow
 ZeRO's first level (LiBai: train.zero_optimization)."""
 

@@ -22,16 +22,17 @@ _FRAMEWORKS: tuple[tuple[str, str], ...] = (
     (r"nemo", "nemo"),
     (r"megatron[- ]?deepspeed|deepspeed[- ]?megatron|neox", "megatron-deepspeed"),
     (r"megatron[- ]?core|\bmcore\b", "megatron-core"),
+    (r"torchtitan", "torchtitan"),
     (r"megatron|primus|megascale|vescale|mindspeed", "megatron-lm"),
     (r"internevo|internlm[- ]?train", "internevo"),
     (r"llm[- ]?foundry|composer|mosaic", "llm-foundry"),
-    (r"torchtitan", "torchtitan"),
     (r"\bpax(ml)?\b", "paxml"),
-    (r"maxtext|\bjax\b|\bflax\b|levanter|\bt5x\b|scalax|easylm", "maxtext"),
-    (r"tensorflow[- ]?2|tf[- ]?2", "tf2-horovod"),
-    (r"tensorflow|tf[- ]?1", "tf1-horovod"),
+    (r"maxtext|\bjax\b|\bflax\b|levanter|\bt5x\b|scalax|easylm|\balpa\b|gspmd|axlearn|maxdiffusion", "maxtext"),
+    (r"tensorflow[- ]?2|tf[- ]?2|\bkeras", "tf2-horovod"),
+    (r"tensorflow|tf[- ]?1|\btf\b|tensor2tensor|openseq2seq", "tf1-horovod"),
 )
-_TORCH = r"torch|lit-?gpt|lightning|deepspeed|fsdp|hugging|transformers|accelerate|trainer|nano|pico|colossal|paddle|fairseq|fairscale|metaseq|olmo"
+_TORCH = r"torch|lit-?gpt|lightning|deepspeed|fsdp|hugging|transformers|accelerate|trainer|nano|pico|colossal|paddle|fairseq|fairscale|metaseq|olmo|\btimm\b"
+_TORCH += r"|mmdet|mmpre|mmseg|detectron|diffusers|\btrl\b|\bpeft\b|unsloth|axolotl|llama-?factory|\bfabric\b|\blit-|tutel|\bapex\b|opendit"
 """Words of libraries that run models as PyTorch's modules."""
 
 
@@ -42,6 +43,8 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
     if name == "pytorch" and not re.search(_TORCH, text) and max(row.tp or 1, row.pp or 1, row.ep or 1) > 1:
         assumed.append(f"framework {row.framework!r} splits the model: taken as Megatron-LM")
         name = "megatron-lm"
+    if name == "tf1-horovod" and row.date >= _TF1_ENDS and not re.search(r"(tensorflow|tf)[- ]?1", text):
+        name = "tf2-horovod"
     if name in ("tf1-horovod", "oneflow") and _is(row, r"bert\b"):
         return graph_of(row, name)
     if name == "oneflow" and _is(row, r"gpt|llama"):
@@ -81,6 +84,8 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
     return eager_of(row, text, re.search(_TORCH, text) is not None, precision_of(row), assumed)
 
 
+_TF1_ENDS = "2021-07"
+"""From when on a TensorFlow without its version is the second: 1.15's last patches are of January 2021, NGC's last container of it of 2023, and says 1."""
 _HOPPER = r"h[128]00|h20\b|b[23]00"
 """GPUs with 8-bit attention in cuDNN: Hopper and Blackwell."""
 _GRAPHED = "2025"

@@ -8,6 +8,7 @@ import pytest
 from sim.accuracy.plans import case_of
 from sim.accuracy.steady import step_seconds
 from tests.null.accuracy.test_spellings import row
+from topologies.errors import Refused
 
 
 @pytest.mark.parametrize(
@@ -101,3 +102,10 @@ def test_chunks_that_are_not_stated_divide_the_layers(layers: int, pp: int, chun
     p = case_of(deep).plan.parallel
     assert p.virtual_stages == chunks
     assert p.stages is None or chunks == 1 or p.stages[0] == p.stages[-1] == p.stages[1] - 1
+
+
+def test_steps_that_generate_are_no_training_steps() -> None:
+    for task in ("RLHF", "PPO", "GRPO"):
+        with pytest.raises(Refused, match="generates texts"):
+            case_of(row(task=task))
+    assert any("not counted" in note for note in case_of(row(task="DPO")).assumed)

@@ -106,7 +106,7 @@ def test_recomputation_by_its_names() -> None:
 @pytest.mark.parametrize(
     ("changes", "framework"),
     [
-        ({"framework": "DeepSpeed"}, "pytorch"), ({"framework": "Hugging Face Trainer"}, "pytorch"), ({"framework": "caffe"}, "pytorch"), ({"framework": ""}, "pytorch"),
+        ({"framework": "DeepSpeed"}, "deepspeed"), ({"framework": "HF Trainer + DeepSpeed ZeRO-2", "sharding": ""}, "deepspeed"), ({"framework": "Primus (TorchTitan)"}, "torchtitan"), ({"framework": "Alpa"}, "maxtext"), ({"framework": "Keras"}, "tf2-horovod"), ({"framework": "TensorFlow", "date": "2022"}, "tf2-horovod"), ({"framework": "TensorFlow", "date": "2020-02"}, "tf1-horovod"), ({"framework": "TRL", "tp": 2}, "pytorch"), ({"framework": "Hugging Face Trainer"}, "pytorch"), ({"framework": "caffe"}, "pytorch"), ({"framework": ""}, "pytorch"),
         ({"framework": "GPT-NeoX"}, "megatron-deepspeed-async"), ({"framework": "Megatron-DeepSpeed", "system": "Jean Zay"}, "megatron-deepspeed"), ({"framework": "megatron_lm"}, "megatron-lm"), ({"framework": "Primus"}, "megatron-lm"),
         ({"framework": "levanter"}, "maxtext"), ({"framework": "Paxml (JAX)"}, "paxml"), ({"framework": "MXNet (MLPerf)"}, "mxnet-horovod"), ({"framework": "NeMo (MLPerf)"}, "mlperf-nvidia-mcore"),
         ({"framework": "Megatron-LM", "date": "2022-05", "flash_attn": "no"}, "megatron-2022"), ({"framework": "Megatron-LM", "date": "2021-04"}, "megatron-2021"),
