@@ -45,7 +45,7 @@ def eager_of(row: Row, text: str, torch: bool, precision: str, assumed: list[str
 def _script(row: Row, precision: str) -> str:
     """The file of a script for such a model; "" where any loop around its modules will do."""
     model = f"{row.model_type} {row.model_name}".lower()
-    if re.search(r"bert\b", model):
+    if re.search(r"(?<!hu)bert\b", model):
         if "squad" in row.task.lower():
             return "pytorch-apex-squad"
         later = row.pretrains and row.date >= _SCRIPTED

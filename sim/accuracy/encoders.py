@@ -16,7 +16,7 @@ from sim.accuracy.rows import Row
 from sim.model.load import load_model
 from sim.model.spec import EncDec, Encoder, TransformerXl
 
-BERTS = r"bert\b|(ro|de)berta|electra|\bxlm-?r|\bxlnet|\besm-?[12]"
+BERTS = r"(?<!hu)bert\b|(ro|de)berta|electra|\bxlm-?r|\bxlnet|\besm-?[12]"
 """Bidirectional encoders: the layers of BERT, whatever they are trained to say."""
 SEQ2SEQ = r"\bm?t5x?\b|\bt5|\bmt5|\bul2\b|\bm?bart|pegasus|marian|nllb|m2m.?100|encoder[-_ ]decoder"
 _MASKED = r"roberta|xlm|camembert|modernbert|deberta|distilbert|\besm"

@@ -31,7 +31,9 @@ def blocks_of(spec: Encoder, shape: Shape, framework: Framework, attention: str)
         )
     share = share_of(shape, framework, attention)
     fused = framework.fused_projections
-    parts = _layer(share, spec.hidden, spec.heads, spec.ffn or 4 * spec.hidden, spec.dropout > 0, pre_norm=False, fused=fused, mask=True)
+    parts = layer_parts(
+        share, spec.hidden, spec.heads, spec.ffn or 4 * spec.hidden, spec.dropout > 0, pre_norm=False, fused=fused, mask=True
+    )
     layer = Block(kind="layer", parts=tuple(parts), saved_input=share.srows * spec.hidden * share.es)
     tables = (spec.positions, spec.types) if spec.types else (spec.positions,)
     first = embedding(share, spec.hidden, spec.vocab, tables=tables, dropout=spec.dropout > 0)
@@ -40,7 +42,7 @@ def blocks_of(spec: Encoder, shape: Shape, framework: Framework, attention: str)
     return (("embed", Block(kind="embed", parts=(first, after))), *((f"L{i}", layer) for i in range(spec.layers)), ("head", head))
 
 
-def _layer(share: Share, hidden: int, heads: int, ffn: int, drops: bool, *, pre_norm: bool, fused: bool, mask: bool) -> list[Part]:
+def layer_parts(share: Share, hidden: int, heads: int, ffn: int, drops: bool, *, pre_norm: bool, fused: bool, mask: bool) -> list[Part]:
     """Attention and MLP, each with its residual, and a norm before (ViT) or after it (BERT)."""
     attn = grouped_query(
         share, hidden, heads, heads, hidden // heads, qkv_bias=True, proj_bias=True, fused=fused, causal=False, dropout=drops, mask=mask
@@ -94,7 +96,9 @@ def vit_blocks(spec: Vit, shape: Shape, framework: Framework, attention: str) ->
         raise Refused(f"{spec.name or 'vit'}: context parallelism splits long sequences; set cp = 1 for images")
     side = spec.image // spec.patch
     share = share_of(replace(shape, seq=side * side + 1), framework, attention)
-    parts = _layer(share, spec.hidden, spec.heads, spec.ffn or 4 * spec.hidden, spec.dropout > 0, pre_norm=True, fused=True, mask=False)
+    parts = layer_parts(
+        share, spec.hidden, spec.heads, spec.ffn or 4 * spec.hidden, spec.dropout > 0, pre_norm=True, fused=True, mask=False
+    )
     layer = Block(kind="layer", parts=tuple(parts), saved_input=share.srows * spec.hidden * share.es)
     head = (
         norm(share, "head.norm", share.srows, spec.hidden, "layernorm"),

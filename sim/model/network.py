@@ -15,7 +15,7 @@ from sim.model.parts import Block, Network, Shape
 from sim.model.picture_spec import Pictures
 from sim.model.recommender_spec import Dlrm
 from sim.model.spec import Cnn, EncDec, Encoder, Mlp, ModelSpec, Seq2Seq, TransformerXl, Vit
-from sim.model.speech_spec import Whisper
+from sim.model.speech_spec import Wav2Vec, Whisper
 from topologies.errors import Refused
 
 Blocks = tuple[tuple[str, Block], ...]
@@ -60,6 +60,7 @@ _BUILDERS: dict[type, tuple[str, str]] = {
     Pictures: ("pictures", "blocks_of"),
     Dlrm: ("dlrm", "blocks_of"),
     Whisper: ("whisper", "blocks_of"),
+    Wav2Vec: ("wav2vec", "blocks_of"),
     EncDec: ("encdec", "blocks_of"),
     TransformerXl: ("xl", "blocks_of"),
     Seq2Seq: ("lstm", "blocks_of"),

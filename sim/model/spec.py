@@ -19,7 +19,7 @@ from sim.model.diffusion_spec import DiffusionUNet, Dit
 from sim.model.fields import Activation, Count, Fraction, Natural, Spec
 from sim.model.picture_spec import ConvNext, EfficientNet, UNet
 from sim.model.recommender_spec import Dlrm
-from sim.model.speech_spec import Whisper
+from sim.model.speech_spec import Wav2Vec, Whisper
 from topologies.errors import BadInput, UnknownName
 
 
@@ -185,6 +185,7 @@ ModelSpec = Union[
     Dit,
     DiffusionUNet,
     Whisper,
+    Wav2Vec,
     Dlrm,
     Mlp,
     Captured,

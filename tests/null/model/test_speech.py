@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from sim.framework import Framework
 from sim.model import Network, Part, Shape, describe, load_model
 from sim.model.huggingface import from_config
-from sim.model.spec import Whisper
+from sim.model.spec import Wav2Vec, Whisper
 from sim.model.stages import layout
 from sim.plan import Batch, Parallel, Plan
 from sim.work import Attention, Conv, MemoryBound
@@ -87,3 +87,39 @@ def test_what_cannot_be_is_said() -> None:
         Whisper(layers=1, hidden=64, heads=4, frames=2999)
     with pytest.raises(Refused, match="so no pipeline can cut it"):
         layout(of(), Plan(model="whisper-tiny", batch=Batch(micro=1), parallel=Parallel(pp=2)))
+
+
+def test_a_wave_becomes_a_frame_each_20_ms() -> None:
+    base = load_model("wav2vec2-base")
+    assert isinstance(base, Wav2Vec) and base.frames == 781 and replace(base, samples=16_000).frames == 49
+    network = describe(base, Shape(micro=2, seq=1), PLAIN)
+    first = [p for p in dict(network.blocks)["embed"].parts if p.name.startswith("conv") and p.cls == "conv"]
+    assert [p.forward[0].out[1] for p in first if isinstance(p.forward[0], Conv)][-1] == 781
+    assert first[0].backward == () and first[1].backward and network.sample_unit == "samples"
+    seen = next(w for p in dict(network.blocks)["L0"].parts for w in p.forward if isinstance(w, Attention))
+    assert (seen.q, seen.causal) == (781, False)
+
+
+def test_places_are_told_by_a_convolution_in_groups() -> None:
+    network = describe(load_model("wav2vec2-base"), Shape(micro=1, seq=1), PLAIN)
+    found = next(p for p in dict(network.blocks)["embed"].parts if p.name == "positions")
+    assert found.tensors == (768 * 48 * 128, 128, 768)
+    works = [w for w in found.forward if isinstance(w, Conv)]
+    assert [w.flops for w in works] == [2.0 * 782 * 768 * 48 * 128]  # one place more than frames, which is dropped
+
+
+def test_characters_take_the_place_of_the_quantised_sound() -> None:
+    base = load_model("wav2vec2-base")
+    tuned = describe(replace(base, characters=32), Shape(micro=1, seq=1), PLAIN)
+    assert tuned.parameters == 94_396_320  # wav2vec2-base-960h
+    assert not any("codes" in p.name for p in dict(tuned.blocks)["head"].parts)
+
+
+def test_longer_recordings_cost_more_and_splits_are_refused() -> None:
+    base = load_model("wav2vec2-base")
+    short, long = (describe(replace(base, samples=n), Shape(micro=1, seq=1), PLAIN) for n in (100_000, 200_000))
+    assert 1.9 < long.flops_per_sample / short.flops_per_sample < 2.2 and long.parameters == short.parameters
+    with pytest.raises(Refused, match="a model of speech"):
+        describe(base, Shape(micro=1, seq=1, tp=2), PLAIN)
+    with pytest.raises(BadInput, match="no frame"):
+        describe(Wav2Vec(layers=1, hidden=64, heads=1, samples=100), Shape(micro=1, seq=1), PLAIN)
