@@ -54,7 +54,7 @@ _ACTIVATIONS: tuple[tuple[str, str], ...] = (
 
 
 _NAMED = (
-    r"resnet|resnext|\bcnn\b|ssd|mask|transformer[-_ ]xl|gnmt|seq2seq|encoder[-_ ]decoder|\bvit\b|\bvgg|\bm?t5x?\b|\bm?bart|pegasus|marian|nllb|diffusion|\bdit\b|u-?net\b|dlrm"
+    r"resnet|resnext|\bcnn\b|ssd|mask|transformer[-_ ]xl|gnmt|seq2seq|encoder[-_ ]decoder|\bvit\b|\bvgg|alexnet|inception|\bm?t5x?\b|\bm?bart|pegasus|marian|nllb|diffusion|\bdit\b|u-?net\b|dlrm"
     r"|recommend|whisper|wav2vec|hubert|rnn|tacotron|speech|\bclip\b"
 )
 """Models that are no decoders: the table's columns do not describe them, a shipped model of the name does."""

@@ -51,6 +51,7 @@ _SAME: tuple[tuple[str, str], ...] = (
     (r"stablediffusion(v?21)", "sd-2.1"),
     (r"(stablediffusionxl|sdxl)(v?10)?(base)?(10)?", "sdxl"),
     (r"whisperlarge(v1)?", "whisper-large-v2"),  # of the same sizes
+    (r"inception3?", "inception-v3"),
     (r"(wav2vec20?|hubert|data2vecaudio)(base)?", "wav2vec2-base"),  # the same layers; what they learn differs in the head
     (r"(wav2vec20?|hubert|data2vecaudio)large(lv60)?", "wav2vec2-large"),
     (r"transformerxl", "transformer-xl-base"),

@@ -1,11 +1,11 @@
-"""Convolutional networks: which is built by which file, and the simple stacks VGG and CIFAR."""
+"""Convolutional networks: which is built by which file, and the simple stacks VGG, AlexNet and CIFAR."""
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
 from sim.framework import Framework
-from sim.model import mask_rcnn, resnet, ssd
+from sim.model import inception, mask_rcnn, resnet, ssd
 from sim.model.activation import activation
 from sim.model.ends import loss
 from sim.model.linear import linear
@@ -29,6 +29,10 @@ def blocks_of(spec: Cnn, shape: Shape, framework: Framework) -> Blocks:
     share = replace(share, es=share.e)
     if spec.arch == "vgg":
         return _vgg(spec, share)
+    if spec.arch == "alexnet":
+        return _alexnet(spec, share)
+    if spec.arch == "inception-v3":
+        return inception.blocks(spec, share)
     if spec.arch == "cifar":
         return _cifar(spec, share)
     if spec.arch == "ssd300":
@@ -52,12 +56,36 @@ def _vgg(spec: Cnn, share: Share) -> Blocks:
             parts.append(normalised(share, f"bn{index}", x) if spec.batch_norm else _relu(share, f"relu{index}", x))
         pooled, x = pool(share, "pool", x, 2, 2)
         blocks.append((f"S{stage}", block(share, "embed" if not stage else "layer", [*parts, pooled], before)))
+    return (*blocks, ("head", _three_linears(share, Map(512, 7, 7), classes)))  # adaptive average pooling
+
+
+def _three_linears(share: Share, x: Map, classes: int) -> Block:
     b = share.micro
-    x = Map(512, 7, 7)  # adaptive average pooling
     head = [linear(share, "fc1", x.size, 4096, rows=b, bias=True, low=False), activation(share, "relu1", b, 4096, "relu")]
     head += [linear(share, "fc2", 4096, 4096, rows=b, bias=True, low=False), activation(share, "relu2", b, 4096, "relu")]
     head += [linear(share, "fc3", 4096, classes, rows=b, bias=True, low=False), _loss(share, classes)]
-    return (*blocks, ("head", block(share, "head", head, x)))
+    return block(share, "head", head, x)
+
+
+_ALEXNET: tuple[tuple[int, int, int, int, bool], ...] = (
+    # channels, kernel, stride, padding, and whether max pooling of 3 with stride 2 follows (torchvision, models/alexnet.py: Krizhevsky 2014)
+    (64, 11, 4, 2, True), (192, 5, 1, 2, True), (384, 3, 1, 1, False), (256, 3, 1, 1, False), (256, 3, 1, 1, True),
+)  # fmt: skip
+
+
+def _alexnet(spec: Cnn, share: Share) -> Blocks:
+    image = spec.image or 224
+    x = Map(3, image, image)
+    blocks: list[tuple[str, Block]] = []
+    for index, (out, kernel, stride, padding, pooled) in enumerate(_ALEXNET):
+        before = x
+        conv, x = convolution(share, "conv", x, out, kernel, stride=stride, padding=padding, bias=True, first=not index)
+        parts = [conv, _relu(share, "relu", x)]
+        if pooled:
+            last, x = pool(share, "pool", x, 3, 2)
+            parts.append(last)
+        blocks.append((f"S{index}", block(share, "embed" if not index else "layer", parts, before)))
+    return (*blocks, ("head", _three_linears(share, Map(256, 6, 6), spec.classes or 1000)))
 
 
 def _cifar(spec: Cnn, share: Share) -> Blocks:

@@ -87,9 +87,9 @@ class Vit(Spec, tag="vit", frozen=True, kw_only=True):
 
 
 class Cnn(Spec, tag="cnn", frozen=True, kw_only=True):
-    """A convolutional network: resnet (also ResNeXt, SE), vgg, ssd300, mask-rcnn, cifar."""
+    """A convolutional network: resnet (also ResNeXt, SE), vgg, alexnet, inception-v3, ssd300, mask-rcnn, cifar."""
 
-    arch: Literal["resnet", "vgg", "ssd300", "mask-rcnn", "cifar"] = "resnet"
+    arch: Literal["resnet", "vgg", "alexnet", "inception-v3", "ssd300", "mask-rcnn", "cifar"] = "resnet"
     depth: Natural = 50
     """resnet: 18 34 50 101 152; mask-rcnn: 50 101 152; vgg: 11 13 16 19."""
     groups: Count = 1
@@ -100,7 +100,7 @@ class Cnn(Spec, tag="cnn", frozen=True, kw_only=True):
     batch_norm: bool = True
     """vgg: with batch norm after each convolution; resnet always has it."""
     image: Natural = 0
-    """Pixels of a side; 0 = 224, for ssd300 300, for cifar 32, for mask-rcnn COCO's photographs with a short side of 800."""
+    """Pixels of a side; 0 = 224, for inception-v3 299, for ssd300 300, for cifar 32, for mask-rcnn COCO's photographs with a short side of 800."""
     classes: Natural = 0
     """0 = 1000, for ssd300 81, for mask-rcnn 91, for cifar 10."""
     unit: ClassVar[str] = "images"
@@ -109,7 +109,7 @@ class Cnn(Spec, tag="cnn", frozen=True, kw_only=True):
         """The fp32 picture; mask-rcnn: a photograph as it is decoded, three bytes a pixel, which is scaled and padded on the device."""
         if self.arch == "mask-rcnn":
             return 3 * (self.image**2 or PIXELS)
-        return 12 * (self.image or {"ssd300": 300, "cifar": 32}.get(self.arch, 224)) ** 2
+        return 12 * (self.image or {"inception-v3": 299, "ssd300": 300, "cifar": 32}.get(self.arch, 224)) ** 2
 
 
 class EncDec(Spec, tag="encdec", frozen=True, kw_only=True):

@@ -37,7 +37,7 @@ def convolution(
     name: str,
     x: Map,
     out: int,
-    kernel: int,
+    kernel: int | tuple[int, int],
     *,
     stride: int = 1,
     padding: int = -1,
@@ -45,12 +45,13 @@ def convolution(
     bias: bool = False,
     first: bool = False,
 ) -> tuple[Part, Map]:
-    """`first`: the input is the image and needs no gradient."""
-    shape = (share.micro, *x, out, kernel, kernel, stride, padding, groups, share.core)
+    """`kernel`: of both sides, or its height and width. `first`: the input is the image and needs no gradient."""
+    high, wide = (kernel, kernel) if isinstance(kernel, int) else kernel
+    shape = (share.micro, *x, out, high, wide, stride, padding, groups, share.core)
     last = share.framework.channels_last
     work = Conv(*shape, channels_last=last)
     y = Map(out, *work.out)
-    weight = out * (x.channels // groups) * kernel * kernel
+    weight = out * (x.channels // groups) * high * wide
     tensors = (weight, out) if bias else (weight,)
     down, up = weight_casts(share, tensors)
     n = share.micro * y.size * share.e

@@ -111,3 +111,23 @@ def test_tables_that_differ_are_refused() -> None:
         from_config({"model_type": "efficientnet", "expand_ratios": [1, 4]}, "config.json")
     with pytest.raises(Refused, match="patch_size = 2 of convnext is not described; leave it at 4"):
         from_config({"model_type": "convnext", "patch_size": 2}, "config.json")
+
+
+def test_inception_joins_its_branches_and_has_a_second_classifier() -> None:
+    """Maps of 35, 17 and 8 places a side with 288, 768 and 2048 channels (Szegedy et al. 2015, table 1); 5.7 billion multiply-adds a picture."""
+    found = describe(load_model("inception-v3"), Shape(micro=1, seq=1), PLAIN)
+    last = dict(found.blocks)["head"].parts[1]
+    assert last.name == "fc" and last.tensors == (2048 * 1000, 1000)
+    sides = [next(w for p in block.parts for w in p.forward if isinstance(w, Conv)) for name, block in found.blocks if name[0] == "M"]
+    assert [(w.c_in, w.h) for w in sides] == [
+        (192, 35), (256, 35), (288, 35), (288, 35), *[(768, 17)] * 5, (1280, 8), (2048, 8),
+    ]  # fmt: skip
+    assert [name for name, block in found.blocks if any(p.name == "aux.loss" for p in block.parts)] == ["M7"]
+    assert found.flops_per_sample / 6 == pytest.approx(5.72e9, rel=0.01)
+
+
+def test_alexnet_is_mostly_its_linears() -> None:
+    found = describe(load_model("alexnet"), Shape(micro=1, seq=1), PLAIN)
+    linears = sum(part.params for part in dict(found.blocks)["head"].parts)
+    assert linears == 58_631_144 and found.flops_per_sample / 6 == pytest.approx(0.714e9, rel=0.01)
+    assert [block.kind for _, block in found.blocks] == ["embed", *["layer"] * 4, "head"]
