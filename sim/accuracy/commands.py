@@ -40,7 +40,10 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
             desk.show(found.to_dict(), True, "validation")
         else:
             for name, rows in step_tables(found).items():
-                desk.show({"rows": rows}, False, name)
+                if found.scored or name == "refused":
+                    desk.show({"rows": rows}, False, name)
+        if not found.scored:
+            desk.say(f"nothing is scored: of {found.rows} rows {found.eligible} are of quality A or B with a step time in step_time_s")
         if report:
             desk.say(f"report: {desk.page('validation', report, found.to_dict())}")
 

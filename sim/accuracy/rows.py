@@ -91,8 +91,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def scored(self) -> bool:
-        """Complete enough to be held against a prediction: quality A or B, with a step time."""
-        return self.quality.upper() in ("A", "B") and self.step_time_s is not None
+        """Meant to be held against a prediction: quality A or B, with a step time, if only one that cannot be read (`problem`)."""
+        return self.quality.upper() in ("A", "B") and (self.step_time_s is not None or "step_time_s = " in self.problem)
 
     @property
     def pretrains(self) -> bool:

@@ -69,7 +69,7 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
             from sim.planning.search import search
 
             found = search(base, points, on, out, trials=trials, seed=seed, **spread)
-        rows = [_plain(row) for row in found.feasible]
+        rows = [_plain(row) for row in sorted(found.feasible, key=lambda row: row.effort)]  # the best is the first
         shown: dict[str, Any] = {
             "rows": rows if as_json else [{k: r[k] for k in ("key", "step_time", "mfu", "memory", "gpus")} for r in rows[:10]]
         }

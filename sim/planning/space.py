@@ -61,7 +61,7 @@ def parse_space(written: str | Mapping[str, Iterable[Any]]) -> dict[str, tuple[s
         key, equals, values = word.partition("=")
         if not equals or not key or not values:
             raise BadInput(f"cannot read '{word}' in the space: write key=value,value e.g. tp=1,2,4 pp=1..8")
-        if key in space:
+        if SHORT.get(key, key) in (SHORT.get(known, known) for known in space):
             raise BadInput(f"the space names '{key}' twice; write all its values once, by comma")
         if key not in SHORT and key not in ("gpus", "on") and "." not in key:
             raise UnknownName("key", key, [*SHORT, "gpus", "on"], "the space")

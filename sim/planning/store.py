@@ -55,15 +55,28 @@ class Store:
 
     def __init__(self, path: Path, header: dict[str, Any]) -> None:
         self.path = path
+        if path.suffix.lower() in (".parquet", ".pq", ".csv", ".json"):
+            raise BadInput(
+                f"results are kept in SQLite, which {path.name} would not be: call it {path.stem}.sqlite. to_frame() gives pandas' formats"
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._db = sqlite3.connect(path)
+            self._own()
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("CREATE TABLE IF NOT EXISTS header (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
             self._db.execute(f"CREATE TABLE IF NOT EXISTS results ({_COLUMNS})")
             self._check(header | {"version": VERSION})
         except sqlite3.DatabaseError as error:
             raise BadInput(f"results file {path} cannot be used ({error}): move it away or name another with --out") from None
+
+    def _own(self) -> None:
+        """Raises `BadInput` where the file is a database of something else: nothing is written into it."""
+        tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        columns = [name for _, name, *_ in self._db.execute("PRAGMA table_info(results)")]
+        ours = [column.split()[0] for column in _COLUMNS.split(", ")]
+        if tables and not (tables <= {"header", "results"} and columns in ([], ours)):
+            raise BadInput(f"results file {self.path} is a database of something else: name another with --out")
 
     def _check(self, header: dict[str, Any]) -> None:
         found = dict(self._db.execute("SELECT name, value FROM header"))
@@ -105,7 +118,7 @@ class Store:
 
     def rows(self) -> Iterator[Row]:
         """All rows, fastest first; those without a step time last."""
-        query = "SELECT * FROM results ORDER BY step_time IS NULL, step_time / gpus * gpus, key"
+        query = "SELECT * FROM results ORDER BY step_time IS NULL, step_time, key"
         for values in self._db.execute(query):
             yield Row(*values)
 

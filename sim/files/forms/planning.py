@@ -53,7 +53,7 @@ class Refusal(Said, frozen=True, kw_only=True):
 
 
 class Sweep(Said, frozen=True, kw_only=True):
-    """`steptwin sweep --json`: plans that run, fastest first, those that no other beats, and why points are no plans."""
+    """`steptwin sweep --json`: plans that run, the least time per sample and GPU first, those that no other beats, and why points are no plans."""
 
     rows: list[SweepRow]
     front: list[SweepRow]

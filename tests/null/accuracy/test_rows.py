@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import steptwin
 from sim.accuracy.rows import read_rows
 from sim.accuracy.training import validate_training
 from topologies.errors import BadInput
@@ -71,3 +73,20 @@ def test_what_is_no_file_and_no_row_at_all_are_refused(tmp_path: Path) -> None:
     for limit in (0, -1):
         with pytest.raises(BadInput, match="at least one row"):
             validate_training(None, limit=limit)
+
+
+@pytest.mark.parametrize("cell", ['"1,5"', "0", "-2", "fast"])
+def test_a_step_time_that_cannot_be_read_is_refused_not_passed_over(cell: str, tmp_path: Path) -> None:
+    found = validate_training(table(tmp_path, f"a,s,H100,8,torchtitan,64,{cell},A,,\n"), workers=1)
+    assert (found.eligible, found.scored) == (1, 0)
+    assert found.refused[0].row_id == "a" and "step_time_s" in found.refused[0].reason
+
+
+def test_where_nothing_is_scored_no_error_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["steptwin", "validate", "--data", str(table(tmp_path, "a,s,H100,8,torchtitan,64,,A,,\n"))])
+    with contextlib.suppress(SystemExit):
+        steptwin.main()
+    out, err = capsys.readouterr()
+    assert "%" not in out and "nothing is scored: of 1 rows 0 are of quality A or B" in err

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
+import sys
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
+import steptwin
 from sim.files.planfile import load_plan
 from sim.planning.space import parse_space
 from sim.planning.store import Row
@@ -24,6 +29,38 @@ def test_a_slip_of_the_pen_keeps_no_name(tmp_path: Path) -> None:
     assert 70e9 * 8 / 2**30 < told < 71e9 * 8 / 2**30  # weights, gradients and Adam's two states in 16 bits
     assert list(tmp_path.iterdir()) == []
     assert sweep(PLAN, parse_space("micro=4,8"), "dgx-h100", tmp_path / "c.sqlite").counts["done"] == 2
+
+
+@pytest.mark.parametrize("table", ["photos (name TEXT)", "results (a INTEGER)"])
+def test_a_database_of_something_else_is_left_as_it_is(table: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.sqlite"
+    with closing(sqlite3.connect(file)) as database:
+        database.execute(f"CREATE TABLE {table}")
+        database.commit()
+    before = file.read_bytes()
+    with pytest.raises(BadInput, match=r"mine\.sqlite is a database of something else"):
+        sweep(PLAN, parse_space("micro=4,8"), "dgx-h100", file)
+    assert file.read_bytes() == before and list(tmp_path.iterdir()) == [file]
+
+
+def test_a_name_of_another_format_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"call it all\.sqlite"):
+        sweep(PLAN, parse_space("micro=4,8"), "dgx-h100", tmp_path / "all.parquet")
+
+
+def test_the_best_of_several_clusters_is_printed_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More GPUs are faster, and worse for each of them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        sys, "argv", ["steptwin", "sweep", "llama3-8b-fsdp8", "gpus=8,16", "--set", "batch.global=16", "--on", "2x dgx-h100", "--json"]
+    )
+    with suppress(SystemExit):
+        steptwin.main()
+    said = json.loads(capsys.readouterr().out)
+    assert [row["gpus"] for row in said["rows"]] == [8, 16] and said["rows"][0]["key"] == said["best"]
+    assert said["rows"][0]["step_time"] > said["rows"][1]["step_time"]
 
 
 def test_plans_without_a_rate_rank_last() -> None:
