@@ -9,7 +9,9 @@ from typing import Any
 import msgspec
 
 from sim.cost.device import peak_flops
+from sim.engine.fold import Places, alike
 from sim.files.planfile import load_plan
+from sim.folding import places_of
 from sim.framework import Framework, framework_of
 from sim.model import ModelSpec, Network, Shape, describe
 from sim.model.captured import Captured
@@ -17,6 +19,7 @@ from sim.model.decoder_spec import Lora
 from sim.model.load import model_from
 from sim.model.redo import check_modules
 from sim.plan import Plan
+from sim.rules import mesh_of
 from topologies.cluster import parse
 from topologies.errors import BadInput, Refused
 from topologies.hardware import Gpu
@@ -35,20 +38,14 @@ class Setting(msgspec.Struct, frozen=True):
     network: Network
 
     @property
-    def foldable(self) -> bool:
-        """Equal ranks may be simulated once.
+    def places(self) -> Places | bool:
+        """Where its ranks sit, so that equal ones may be simulated once; False: each must be."""
+        return places_of(mesh_of(self.plan), self.topology) or False
 
-        Nodes must be equal. On one node whose devices are joined unevenly (PCIe below two sockets, DGX-1), groups of two mesh axes meet
-        on links that differ from rank to rank: there every rank is simulated, which costs little, on a cluster of such nodes too. Over
-        several of them the first rank stands for all.
-        """
-        p = self.plan.parallel
-        axes = sum(size > 1 for size in (p.dp_replicate, p.dp_shard, p.tp, p.cp, p.pp, p.ep))
-        if axes < 2:
-            return self.topology.symmetric
-        node = self.topology.node
-        several = node(1) > 0 or node(self.plan.world - 1) > 0
-        return self.topology.symmetric and (several or self.topology.even)
+    @property
+    def foldable(self) -> bool:
+        """One rank may stand for all of a stage that do the same."""
+        return alike(self.places)
 
 
 def bind(plan: Plan | str | Path | dict[str, Any], topology: Topology | str | Path, edits: tuple[str, ...] = ()) -> Setting:

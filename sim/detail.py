@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sim.engine.fold import Symmetry, alike, representatives
 from sim.plan import Plan
 from sim.program import Program
 
@@ -15,13 +16,15 @@ OPS_FUSED = 20_000_000
 """Beyond these, what meets nobody else is one span too: hidden and exposed communication among equal ranks counts as compute."""
 
 
-def simulated_ops(program: Program, folded: bool) -> int:
-    """Ops that are simulated: those of one rank for each role, or of all ranks."""
+def simulated_ops(program: Program, symmetry: Symmetry) -> int:
+    """Ops that are simulated: those of one rank for each role where all sit alike, or of those that stand for others."""
     ops = {
         name: sum(len(program.segments[call.segment]) for calls in role.threads.values() for call in calls)
         for name, role in program.roles.items()
     }
-    return sum(ops.values()) if folded else sum(ops[name] for name in program.role_of)
+    if alike(symmetry):
+        return sum(ops.values())
+    return sum(ops[program.role_of[rank]] for rank in set(representatives(program, symmetry)))
 
 
 def apart(ops: int) -> bool:

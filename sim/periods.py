@@ -44,4 +44,4 @@ def mean_step(setting: Setting, pricer: Pricer, steps: int, fold: bool = True) -
 def _trace(setting: Setting, plan: Plan, pricer: Pricer, steps: int, fold: bool) -> Trace:
     quiet = msgspec.structs.replace(plan, output=Output())
     program = lower(quiet, setting.network, setting.framework, setting.topology.kind, steps)
-    return simulate(program, pricer, fold, setting.foldable, False, condensed=True)
+    return simulate(program, pricer, fold, setting.places, False, condensed=True)

@@ -112,10 +112,10 @@ class Run(NamedTuple):
 def steps_of(setting: Setting, plan: Plan, pricer: Pricer, fold: bool, detail: bool, steps: int) -> Run:
     """So many steps of `plan`, simulated as finely as their number of ops allows."""
     program = lower(plan, setting.network, setting.framework, setting.topology.kind, steps)
-    return Run(program, simulated_ops(program, fold and setting.foldable), played(setting, program, pricer, fold, detail), pricer)
+    return Run(program, simulated_ops(program, fold and setting.places), played(setting, program, pricer, fold, detail), pricer)
 
 
 def played(setting: Setting, program: Program, pricer: Pricer, fold: bool = True, detail: bool = False) -> Trace:
     """The program's trace; with `detail` a span for each op, where they are not too many."""
-    ops = simulated_ops(program, fold and setting.foldable)
-    return simulate(program, pricer, fold, setting.foldable, detail and apart(ops), condensed=fused(ops) or not (detail or quick(ops)))
+    ops = simulated_ops(program, fold and setting.places)
+    return simulate(program, pricer, fold, setting.places, detail and apart(ops), condensed=fused(ops) or not (detail or quick(ops)))

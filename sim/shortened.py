@@ -6,6 +6,7 @@ import msgspec
 
 from sim.bind import Setting
 from sim.cost.price import Pricer
+from sim.engine.fold import alike
 from sim.engine.shortcut import Shortcut
 from sim.engine.steps import Step, step_times
 from sim.framework import sharding_of
@@ -40,13 +41,13 @@ class Run:
     """One plan's steps; where all stages' ranks are alike, equal layers are priced once, for all plans that split and run a layer alike."""
 
     def __init__(self, setting: Setting, coarse: bool = False) -> None:
-        self._setting, self._coarse = setting, coarse
+        self._setting, self._coarse, self._places = setting, coarse, setting.places
         self.pricer: Pricer = pricer_for(setting)
         self._short: Shortener | None = None
         self._shortcut: Shortcut | None = None
         plan = setting.plan
         plain = plan.noise.stragglers == plan.noise.imbalance == "none" and plan.update.mode == "sync" and plan.update.aggregate == "gpu"
-        if plain and setting.topology.kind == "cuda" and setting.foldable:
+        if plain and setting.topology.kind == "cuda" and alike(self._places):
             self.pricer = self._shortcut = Shortcut(self.pricer, mesh_of(plan), setting.topology, coarse)
             self._short = _shortener(setting, self._shortcut, coarse and self._apart(self._shortcut))
 
@@ -71,7 +72,7 @@ class Run:
         return self._times(self.program(counts))
 
     def _times(self, program: Program) -> list[Step]:
-        return step_times(program, self.pricer, True, self._setting.foldable, self._alike, self._coarse and self.shortens)
+        return step_times(program, self.pricer, True, self._places, self._alike, self._coarse and self.shortens)
 
     def whole(self) -> float:
         """Seconds of a step with all micro-batches."""
@@ -101,7 +102,7 @@ class Run:
         from sim.engine.run import simulate
 
         program = self.program(counts)
-        return program, simulate(program, self.pricer, True, self._setting.foldable, detail=False, condensed=True, alike=self._alike)
+        return program, simulate(program, self.pricer, True, self._places, detail=False, condensed=True, alike=self._alike)
 
     def program(self, counts: tuple[int, ...]) -> Program:
         """Steps of so many micro-batches each."""

@@ -41,7 +41,7 @@ def held(setting: Setting, program: Program, pricer: Pricer, trace: Trace, step:
                 lower(better, setting.network, setting.framework, setting.topology.kind, program.steps),
                 pricer,
                 fold,
-                setting.foldable,
+                setting.places,
             )
             points[at] = msgspec.structs.replace(point, adds=step - metrics.step_time(other))
     return points
@@ -106,7 +106,7 @@ def _run(setting: Setting, output: Output, pricer: Pricer, fold: bool) -> _Run:
     plan = msgspec.structs.replace(setting.plan, output=output)
     alone = plan.update.mode == "async"
     program = lower(plan, setting.network, setting.framework, setting.topology.kind, LONG if alone else STEPS)
-    trace = simulate(program, pricer, fold, setting.foldable, apart(simulated_ops(program, fold and setting.foldable)))
+    trace = simulate(program, pricer, fold, setting.places, apart(simulated_ops(program, fold and setting.places)))
     return _Run(program, trace, asynchrony.mean_step(trace).total if alone else metrics.step_time(trace))
 
 

@@ -1,41 +1,78 @@
 """Which ranks do the same thing: they are simulated once.
 
 Two ranks are equal when they play the same role, sit on equal places of a symmetric machine, and every group of
-theirs holds the same mix of equal ranks. That is the coarsest equitable partition, found by refining colours until
-nothing changes (colour refinement; Paige and Tarjan 1987). When roles follow the pipeline coordinate alone it is known
-at once: one rank per stage.
+theirs, and all that share something with them, hold the same mix of equal ranks. That is the coarsest equitable partition, found by refining
+colours until nothing changes (colour refinement; Paige and Tarjan 1987). When roles follow the pipeline coordinate alone, and all ranks sit
+alike, it is known at once: one rank per stage.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 from sim.program import MEETING, Program
 
 _REFINE_LIMIT = 1 << 14
 
 
-def representatives(program: Program, symmetric: bool) -> list[int]:
+class Places(NamedTuple):
+    """Where ranks sit on a machine, as far as that tells them apart."""
+
+    alike: bool
+    """All ranks of a stage sit alike."""
+    node: Callable[[int], int]
+    """The node of a rank."""
+    kind: Callable[[int], int]
+    """Equal ranks have equal kinds."""
+    shared: Callable[[int], tuple[str, ...]]
+    """What a rank may share with others, by name: in the same order for all ranks."""
+
+
+Symmetry = Places | bool
+"""True: all ranks of a stage sit alike; False: each is simulated."""
+
+
+def alike(symmetry: Symmetry) -> bool:
+    """Do all ranks of a stage sit alike?"""
+    return symmetry if isinstance(symmetry, bool) else symmetry.alike
+
+
+def representatives(program: Program, symmetry: Symmetry) -> list[int]:
     """For each rank the rank that stands for it (itself, when it is simulated)."""
     world = program.world
-    if not symmetric or world == 1:
+    if symmetry is False or world == 1:
         return list(range(world))
-    mesh = program.mesh
-    if len(set(program.role_of)) == 1 and mesh.size("pp") == 1:
+    mesh, same = program.mesh, alike(symmetry)
+    if same and len(set(program.role_of)) == 1 and mesh.size("pp") == 1:
         return [0] * world
     stage = mesh.places("pp")
-    if len(set(zip(stage, program.role_of, strict=True))) == mesh.size("pp"):
+    known = len(set(zip(stage, program.role_of, strict=True))) == mesh.size("pp")
+    if known and (same or world > _REFINE_LIMIT):
         first: dict[int, int] = {}
         return [first.setdefault(at, rank) for rank, at in enumerate(stage)]
     if world > _REFINE_LIMIT:
         return list(range(world))
-    return _refine(program, stage)
+    return _refine(program, stage, None if symmetry is True else symmetry)
 
 
-def _refine(program: Program, stage: list[int]) -> list[int]:
+def twins(stands_for: list[int], node: Callable[[int], int]) -> dict[int, int]:
+    """Of each simulated rank, how many ranks of its node it stands for."""
+    found: dict[int, int] = {}
+    for rank, by in enumerate(stands_for):
+        if node(rank) == node(by):
+            found[by] = found.get(by, 0) + 1
+    return found
+
+
+def _refine(program: Program, stage: list[int], places: Places | None) -> list[int]:
     mesh = program.mesh
     used = dict.fromkeys(op.group for ops in program.segments.values() for op in ops if op.kind in MEETING)
     axes = [axis for axis in used if mesh.size(axis) > 1]
     groups = {axis: mesh.groups(axis) for axis in axes}
-    keys: list[object] = list(zip(program.role_of, stage, strict=True))
+    kinds = [places.kind(rank) if places else 0 for rank in range(program.world)]
+    shared = [places.shared(rank) if places else () for rank in range(program.world)]
+    keys: list[object] = list(zip(program.role_of, stage, kinds, strict=True))
     colours, count = _number(keys)
     while True:
         parts: list[list[object]] = [[colour] for colour in colours]
@@ -44,6 +81,13 @@ def _refine(program: Program, stage: list[int]) -> list[int]:
                 inside = [colours[rank] for rank in group]
                 for rank, met in zip(group, _met(axis, inside), strict=True):
                     parts[rank].append(met)
+        sharing: dict[str, list[int]] = {}
+        for rank, names in enumerate(shared):
+            for name in dict.fromkeys(names):
+                sharing.setdefault(name, []).append(colours[rank])
+        mixes = {name: tuple(sorted(users)) for name, users in sharing.items()}
+        for rank, names in enumerate(shared):
+            parts[rank] += [mixes[name] for name in names]
         colours, now = _number([tuple(part) for part in parts])
         if now == count:
             first: dict[int, int] = {}

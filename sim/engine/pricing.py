@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from sim.cost.price import Cost, Pricer
 from sim.engine.condense import Priced, condense, outside_events, shape_of, stretches
+from sim.engine.fold import Symmetry, twins
 from sim.engine.fuse import fuse, span
 from sim.engine.links import links_of
 from sim.engine.machine import LOADER, steady, together
@@ -40,9 +41,16 @@ class Pricing:
         """Resources that never bind (`sim.engine.links`)."""
         self._meet_costs: dict[tuple[int, str, int], Cost] = {}
         """By op, group and rank: hashing the members of a large group would cost more than looking them up."""
-        self._siblings: dict[str, int] = {}
+        self._siblings: dict[tuple[str, int], int] = {}
+        self._twins: dict[int, int] | None = None
+        self._node: Callable[[int], int] = int
         self._stretches: dict[tuple[object, ...], list[Priced]] = {}
         self._outside: dict[int, frozenset[str]] = {}
+
+    def know(self, symmetry: Symmetry, stands_for: list[int]) -> None:
+        """Where ranks sit, where they do not all sit alike or do not all of a stage do the same."""
+        if not isinstance(symmetry, bool) and len(set(stands_for)) != self.program.mesh.size("pp"):
+            self._twins, self._node = twins(stands_for, symmetry.node), symmetry.node
 
     def shorten(self, ranks: Iterable[int], condensed: bool) -> None:
         """From now on runs of kernels are fused, and (`condensed`) stretches that meet nobody else are run once."""
@@ -123,12 +131,18 @@ class Pricing:
     def group(self, axis: str, rank: int) -> tuple[tuple[int, ...], int]:
         """The rank's group, and how many groups run the same collective at the same moment and are not simulated, with this one."""
         members = self.groups.members(axis, rank)
-        siblings = self._siblings.get(axis)
+        key = (axis, rank if self._twins else 0)
+        siblings = self._siblings.get(key)
         if siblings is None:
-            mesh = self.program.mesh
-            siblings = max(1, mesh.world // len(members) // (mesh.size("pp") if axis != "pp" else 1)) if self.folded else 1
-            self._siblings[axis] = siblings
+            siblings = self._siblings[key] = max(1, self._count(axis, members, rank)) if self.folded else 1
         return members, siblings
+
+    def _count(self, axis: str, members: tuple[int, ...], rank: int) -> int:
+        if self._twins:  # on the rank's node
+            by, node = self.groups.stands_for(rank), self._node(rank)
+            return self._twins[by] // sum(self.groups.stands_for(one) == by and self._node(one) == node for one in members)
+        mesh = self.program.mesh
+        return mesh.world // len(members) // (mesh.size("pp") if axis != "pp" else 1)
 
     def message(self, op: Op, rank: int) -> Cost:
         """A message that `rank` sends; where the rank stands for all of a ring, the ring's slowest hop, for which all of it waits."""
@@ -136,7 +150,7 @@ class Pricing:
         cost = self._meet_costs.get(key)
         if cost is None:
             mesh, groups = self.program.mesh, self.groups
-            siblings = max(1, mesh.world // mesh.size("pp")) if self.folded else 1
+            siblings = max(1, self._twins[rank] if self._twins else mesh.world // mesh.size("pp")) if self.folded else 1
             ring = groups.members(op.group, rank) if groups.represented(op.group, rank) == (rank,) else (rank,)
             hops = (self.pricer.message(op, sender, groups.peer_of(op, sender), siblings) for sender in ring)
             cost = self._meet_costs[key] = max(hops, key=lambda hop: hop.seconds)
@@ -180,6 +194,7 @@ class Pricing:
             return end, end
         inner = Pricing(self.program, self.pricer, self.groups.alone(rank), self.folded, self._run_alone)
         inner._meet_costs, inner.local, inner.idle = self._meet_costs, local, self.idle
+        inner._twins, inner._node = self._twins, self._node
         return self._run_alone(inner, fuse(ops, local, quiet, slow), rank, beside)
 
 

@@ -12,7 +12,7 @@ import simpy
 
 from sim.cost.price import Cost, Pricer
 from sim.engine.agenda import Environment, uncollected
-from sim.engine.fold import representatives
+from sim.engine.fold import Symmetry, representatives
 from sim.engine.lanes import Lanes
 from sim.engine.meeting import Groups, Meetings
 from sim.engine.pricing import Pricing
@@ -29,37 +29,38 @@ def simulate(
     program: Program,
     pricer: Pricer,
     fold: bool = True,
-    symmetric: bool = True,
+    symmetric: Symmetry = True,
     detail: bool = True,
     condensed: bool = False,
     alike: bool = False,
 ) -> Trace:
     """Plays `program` in virtual time and returns every op's span, in order of their ends.
 
-    With `fold`, equal ranks of a symmetric machine are simulated once; their flows count on shared links.
+    With `fold`, equal ranks of a `symmetric` machine are simulated once; their flows count on shared links.
     Without `detail`, runs of kernels are fused exactly (`sim.engine.fuse`): the same times, fewer spans.
     `condensed` also runs the inside of each stretch that meets nobody else only once (`sim.engine.condense`). `alike`: all ranks price
     equal ops alike.
     Raises `BadInput` when the program deadlocks.
     """
-    folded = fold and symmetric
+    symmetry = fold and symmetric
     # Unfolded, a group's members are ranks of their own: stretches end at every collective, and running them alone is not exact.
     with uncollected():
-        engine = Engine(program, pricer, folded, detail and not condensed, condensed and folded)
-        engine.prices.alike = alike and folded
+        engine = Engine(program, pricer, symmetry, detail and not condensed, condensed and symmetry is not False)
+        engine.prices.alike = alike and symmetry is not False
         return engine.run()
 
 
 class Engine:
     """One simulation. After `run`, `sharing.moved` holds what went through each resource."""
 
-    def __init__(self, program: Program, pricer: Pricer, fold: bool, detail: bool = True, condensed: bool = False) -> None:
+    def __init__(self, program: Program, pricer: Pricer, fold: Symmetry, detail: bool = True, condensed: bool = False) -> None:
         self.program, self.pricer, self.detail, self.condensed = program, pricer, detail, condensed
         self.env = simpy.Environment()
         self.sharing = Sharing(Environment(self.env), pricer.capacity)
         self.stands_for = representatives(program, fold)
         groups = Groups(program.mesh, self.stands_for.__getitem__)
-        self.prices = Pricing(program, pricer, groups, fold, alone)
+        self.prices = Pricing(program, pricer, groups, fold is not False, alone)
+        self.prices.know(fold, self.stands_for)
         self.lanes = Lanes(self.env, self.sharing, self._meets, self._arrive, self._finished, self._number)
         self.meetings = Meetings(groups, self._complete)
         self.states: dict[int, RankState] = {}

@@ -9,7 +9,7 @@ from sim.cost.price import Pricer
 from sim.engine.clocks import Clocks
 from sim.engine.code import Assembler
 from sim.engine.condense import Priced
-from sim.engine.fold import representatives
+from sim.engine.fold import Symmetry, representatives
 from sim.engine.inorder import InOrder
 from sim.engine.issue import issue
 from sim.engine.meeting import Groups
@@ -35,16 +35,18 @@ class Step(NamedTuple):
 
 
 def step_times(
-    program: Program, pricer: Pricer, fold: bool = True, symmetric: bool = True, alike: bool = False, apart: bool = False
+    program: Program, pricer: Pricer, fold: bool = True, symmetric: Symmetry = True, alike: bool = False, apart: bool = False
 ) -> list[Step]:
     """The steps: `metrics.step_times` of the condensed simulation.
 
     `alike`: all ranks price equal ops alike. `apart`: in program order where that tells them, which is faster, and leaves out what
     transfers lose to others on the same links. Raises `BadInput` when the program deadlocks.
     """
-    folded = fold and symmetric
-    stands_for = representatives(program, folded)
+    symmetry = fold and symmetric
+    folded = symmetry is not False
+    stands_for = representatives(program, symmetry)
     prices = Pricing(program, pricer, Groups(program.mesh, stands_for.__getitem__), folded, alone)
+    prices.know(symmetry, stands_for)
     prices.alike = alike and folded
     if apart:
         with suppress(Unordered):

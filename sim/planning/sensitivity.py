@@ -82,7 +82,7 @@ class Study:
         self.program: Program = lower(setting.plan, setting.network, setting.framework, setting.topology.kind, steps)
         self.pricer: Pricer = pricer_for(setting)
         self.noted = Noted(self.pricer)
-        self.trace: Trace = simulate(self.program, self.noted, True, setting.foldable)
+        self.trace: Trace = simulate(self.program, self.noted, True, setting.places)
         self.step = step_time(self.trace)
         ranks = set(self.trace.ranks)
         self.ops: dict[str, Op] = {

@@ -32,7 +32,7 @@ class Part(NamedTuple):
     def again(self, pricer: Pricer) -> float:
         """Seconds of the step at other prices, by the engine that only says when steps end: the same times."""
         study = self.study
-        return step_times(study.program, pricer, True, study.setting.foldable)[study.trace.reported].settled
+        return step_times(study.program, pricer, True, study.setting.places)[study.trace.reported].settled
 
 
 class Studied:

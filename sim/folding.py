@@ -1,0 +1,91 @@
+"""Which ranks of a machine sit alike, so that one may be simulated for all of them.
+
+Ranks sit alike when their nodes are equal and each shares its switches, buses and NICs with as many ranks of each stage as the others do:
+nodes, and what is shared in them, hold whole blocks of ranks, which the stages fill alike.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+
+from sim.engine.fold import Places
+from sim.mesh import Mesh
+from topologies.graph import Topology
+
+
+def places_of(mesh: Mesh, topology: Topology) -> Places | None:
+    """Where the ranks of a mesh sit; None: each must be simulated.
+
+    Nodes must be equal. Where the devices of a node are joined unevenly (PCIe below two sockets, DGX-1), groups of two mesh axes meet on
+    links that differ from place to place: then ranks are equal only to those in the same place of another node.
+    """
+    axes = sum(size > 1 for size in (*mesh.sizes.values(), mesh.ep))
+    even = axes < 2 or topology.even
+    one = topology.node(0) == topology.node(mesh.world - 1) == 0
+    if not topology.symmetric or (one and not even):
+        return None
+    uneven = topology.kind == "cuda" and not topology.even
+    return Places(
+        even and _aligned(mesh, topology),
+        topology.node,
+        topology.local if uneven else lambda rank: _profiles(topology, topology.ranks_per_node)[topology.local(rank)],
+        lambda rank: (f"n{topology.node(rank)}", *_links(topology, rank)),
+    )
+
+
+def _links(topology: Topology, rank: int) -> tuple[str, ...]:
+    """Between the rank's device and the memory of its host, in both directions."""
+    return tuple(link for to_device in (True, False) for link in topology.host_path(rank, to_device).links)
+
+
+@lru_cache(maxsize=64)
+def _profiles(topology: Topology, taken: int) -> tuple[int, ...]:
+    """Of each of the first places of a node a number, the same where its links have the same rates and as many users; `taken`: with a rank."""
+    ways = [_links(topology, rank) for rank in _first(topology)[:taken]]
+    users = Counter(link for way in ways for link in dict.fromkeys(way))
+    kinds = [tuple((users[link], topology.rates[link]) for link in way) for way in ways]
+    return tuple(kinds.index(kind) for kind in kinds)
+
+
+@lru_cache(maxsize=64)
+def _blocks(topology: Topology) -> tuple[int, ...]:
+    """Sizes of the blocks of ranks, one after the other, that share something in a node, and of the node; none where they are no such blocks."""
+    ranks = _first(topology)
+    sharing: dict[str, list[int]] = {}
+    for rank in ranks:
+        for link in dict.fromkeys(_links(topology, rank)):
+            sharing.setdefault(link, []).append(rank)
+    for users in sharing.values():
+        if users[0] % len(users) or users[-1] - users[0] != len(users) - 1:
+            return ()
+    plain = not topology.cluster.scatter and len(set(_profiles(topology, len(ranks)))) == 1
+    return tuple({len(ranks): None, **{len(users): None for users in sharing.values()}}) if plain else ()
+
+
+def _first(topology: Topology) -> list[int]:
+    """Ranks of the first node."""
+    return [rank for rank in range(topology.gpus) if topology.node(rank) == 0]
+
+
+def _aligned(mesh: Mesh, topology: Topology) -> bool:
+    """Does each block hold as many ranks of the same stages as every other with one of them?"""
+    stages, inner, size = mesh.size("pp"), 1, topology.ranks_per_node
+    if stages == 1 and (mesh.world == topology.gpus or (not topology.cluster.scatter and (mesh.world % size == 0 or mesh.world < size))):
+        return len(set(_profiles(topology, min(mesh.world, size)))) == 1
+    for axis in reversed(mesh.order):
+        if axis == "pp":
+            break
+        inner *= mesh.size(axis)
+    blocks = _blocks(topology)
+    return bool(blocks) and all(_whole(min(block, mesh.world), inner, stages, mesh.world) for block in blocks)
+
+
+def _whole(block: int, inner: int, stages: int, world: int) -> bool:
+    """`inner` ranks of a stage, then as many of the next, round and round: does each block with some of a stage's hold the same as the others?"""
+    turn = inner * stages
+    if inner % block == 0:  # of one stage each
+        return True
+    if block % inner:
+        return False
+    return turn == world or (world % block == 0 and (block % turn == 0 or turn % block == 0))

@@ -1,0 +1,99 @@
+"""Ranks are simulated once only where they sit alike: uneven nodes, nodes that a plan fills in part, stages that share switches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.bind import bind
+from sim.engine.fold import representatives
+from sim.engine.run import simulate
+from sim.engine.steps import step_times
+from sim.folding import places_of
+from sim.lower.step import lower
+from sim.mesh import Mesh
+from sim.pricer import pricer_for
+from sim.program import Program, Role
+from sim.timeline import metrics
+from topologies.load import load_topology
+
+MODEL = {"layers": 4, "hidden": 1024, "heads": 16, "vocab": 32000, "ffn": 4096}
+CLUSTERS = ("4x dgx-h100", "3x dgx-a100", "4x aws-p4d", "gb200-nvl72", "6x leonardo-a100", "5x gh200", "2x mi300x-x8")
+
+
+def _by_stage(mesh: Mesh) -> Program:
+    """Nobody does anything, but stages differ."""
+    stages = mesh.places("pp")
+    return Program("", "cuda", mesh, {}, {f"stage{at}": Role({}) for at in set(stages)}, tuple(f"stage{at}" for at in stages), 1)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(CLUSTERS),
+    st.sampled_from([1, 2, 3, 4, 6, 8]),
+    st.sampled_from([1, 2, 3, 4, 6, 8, 12]),
+    st.sampled_from([1, 2, 4, 8]),
+    st.permutations(["pp", "dp_shard", "tp"]),
+)
+def test_what_is_known_at_once_is_what_refinement_finds(on: str, pp: int, dp: int, tp: int, order: list[str]) -> None:
+    topology = load_topology(on)
+    mesh = Mesh({"pp": pp, "dp_shard": dp, "tp": tp}, (*order, "dp_replicate", "cp"))
+    if mesh.world > topology.gpus:
+        return
+    places, program = places_of(mesh, topology), _by_stage(mesh)
+    assert places is not None
+    found = len(set(representatives(program, places._replace(alike=False))))
+    assert (found == pp) == places.alike
+
+
+def test_ranks_in_the_same_place_of_another_node_are_equal() -> None:
+    topology = load_topology("4x aws-g5")
+    mesh = Mesh({"pp": 2, "dp_shard": 16})
+    places = places_of(mesh, topology)
+    assert places is not None and not places.alike
+    assert representatives(_by_stage(mesh), places) == [*range(8), *range(8), *range(16, 24), *range(16, 24)]
+    assert places_of(Mesh({"pp": 2, "dp_shard": 4}), topology) is None, "one node"
+
+
+def steps(on: str, split: dict[str, Any], more: dict[str, Any]) -> tuple[int, list[list[float]]]:
+    """Simulated ranks, and the seconds of steps folded and not, by both engines."""
+    ranks = split.get("dp_shard", 1) * split.get("dp_replicate", 1)
+    plan = {"model": MODEL, "seq_len": 512, "framework": "megatron-core", "parallel": split, "batch": {"global": 4 * ranks, "micro": 1}}
+    setting = bind(plan | more, on)
+    program, pricer = lower(setting.plan, setting.network, setting.framework, "cuda", 3), pricer_for(setting)
+    found = [metrics.step_times(simulate(program, pricer, fold, setting.places, detail=False)) for fold in (True, False)]
+    quick = [step.seconds for step in step_times(program, pricer, True, setting.places)]
+    return len(set(representatives(program, setting.places))), [*found, quick]
+
+
+@pytest.mark.parametrize(
+    ("on", "split", "simulated"),
+    [
+        ("2x aws-g5", {"pp": 2, "dp_shard": 8}, 16),
+        ("4x aws-g5", {"pp": 2, "dp_shard": 16}, 16),
+        ("4x aws-g5", {"tp": 2, "dp_shard": 4, "dp_replicate": 4}, 8),
+        ("2x h100-pcie-x8", {"pp": 2, "tp": 4, "dp_shard": 2}, 16),
+        ("2x h100-pcie-x8", {"dp_shard": 8, "dp_replicate": 2, "zero": 3}, 8),
+        ("2x dgx-h100", {"tp": 4, "dp_shard": 3}, 2),
+        ("2x dgx-h100", {"tp": 4, "dp_shard": 4}, 1),
+    ],
+    ids=str,
+)
+def test_folded_equals_unfolded(on: str, split: dict[str, Any], simulated: int) -> None:
+    ranks, (folded, whole, quick) = steps(on, split, {})
+    assert ranks == simulated
+    assert folded == pytest.approx(whole, rel=1e-9)
+    assert quick == pytest.approx(whole, rel=2e-3), "condensed"
+
+
+@pytest.mark.parametrize("mode", ["sharded", "async"])
+def test_the_rank_alone_on_its_switch(mode: str) -> None:
+    """Seven of eight: three share the second socket's memory, four the first's."""
+    output = {"checkpoint_every": 1, "checkpoint_mode": mode}
+    for on in ("gb200-nvl72:8", "dgx-a100"):
+        ranks, (folded, whole, _) = steps(on, {"dp_replicate": 7}, {"output": output})
+        assert 1 < ranks < 7
+        assert folded == pytest.approx(whole, rel=1e-9)
