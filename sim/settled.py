@@ -2,7 +2,8 @@
 
 The period of a max-plus system is no less than that of any of its lanes (Baccelli et al., ch. 3). Where launches bind, the device first
 works off what it was behind by: until then its steps are shorter than what their thread spends. Where loaders bind, the first step may end
-late by what only it does, and the second seems the shorter for it.
+late by what only it does, and the second seems the shorter for it; or the second itself does what no later one does, and a further one
+shows that it was too long.
 """
 
 from __future__ import annotations
@@ -12,9 +13,13 @@ from typing import Protocol, TypeVar
 
 from sim.cost.price import Pricer
 from sim.program import HOST, Call, Op, Program
+from sim.timeline.metrics import step_times
+from sim.trace import Trace
 
 MOST = 16
 """Steps that are simulated at most: by then what is left of the lead is little."""
+_LOOKED = 8
+"""Steps up to which more are simulated where loaders' steps differ: what differs by then does so for good."""
 _CLOSE = 1e-3
 """Shorter by no more than this share is as long."""
 
@@ -28,6 +33,8 @@ class Simulated(Protocol):
     def pricer(self) -> Pricer: ...
     @property
     def step(self) -> float: ...
+    @property
+    def trace(self) -> Trace: ...
 
 
 S = TypeVar("S", bound=Simulated)
@@ -35,15 +42,26 @@ S = TypeVar("S", bound=Simulated)
 
 def until_settled(simulated: Callable[[int], S], steps: int) -> S:
     """What `simulated` makes of `steps` steps, or of as many more as it takes to settle."""
-    while not settled((found := simulated(steps)).program, found.pricer, found.step):
+    while not settled((found := simulated(steps)).program, found.pricer, found.step, found.trace):
         steps *= 2
     return found
 
 
-def settled(program: Program, pricer: Pricer, step: float) -> bool:
-    """Is the program's last step, of `step` seconds, what every further one takes, or are there enough of them?"""
+def settled(program: Program, pricer: Pricer, step: float, trace: Trace | None = None) -> bool:
+    """Is the program's last step, of `step` seconds, what every further one takes, or are there enough of them? `trace`: all of its steps."""
     least = max(host_seconds(program, pricer), loader_seconds(program, pricer)) * (1 - _CLOSE)
-    return program.steps >= MOST or step >= least
+    return program.steps >= MOST or (step >= least and (trace is None or program.steps > _LOOKED or _level(trace)))
+
+
+def _level(trace: Trace) -> bool:
+    """Does the reported step take as long as one beside it, or (of two sorts in turn) the one before that, all but the first? Without loaders
+    it does: no thread works ahead of the steps."""
+    if not any(span.thread.startswith("loader") for span in trace.spans):
+        return True
+    times = step_times(trace)
+    at = len(times) + trace.reported
+    near = [times[other] for other in (at - 2, at - 1, at + 1) if 0 < other < len(times)]
+    return not near or any(abs(other - times[at]) <= _CLOSE * times[at] for other in near)
 
 
 def host_seconds(program: Program, pricer: Pricer) -> float:

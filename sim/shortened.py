@@ -85,12 +85,12 @@ class Run:
         return max(step.settled, loader_seconds(program, self.pricer))
 
     @property
-    def _counts(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Two steps, the second of which has all micro-batches, and is reported; the first warms up what overlaps with its neighbours: short
-        (but where loaders could keep its batches in store), or as long."""
+    def _counts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Two steps, the second of which has all micro-batches, and is reported; the first warms up what overlaps with its neighbours: short,
+        or as long. Where loaders could keep its batches in store there are three whole ones: the second may do what none does after it."""
         plan = self._setting.plan
         count = plan.microbatches
-        return (count if plan.data.workers else warm_of(plan, count), count), (count, count)
+        return ((count,) * 3 if plan.data.workers else (warm_of(plan, count), count)), (count, count)
 
     def traced(self) -> tuple[Program, Trace]:
         """A step with all micro-batches after one that warms up, with a trace of what their ranks do: runs of kernels as one span."""

@@ -22,7 +22,8 @@ from sim.engine.pricing import Pricing
 from sim.engine.steps import alone, lines_of
 from sim.engine.times import State
 from sim.lower.step import lower
-from sim.plan import Output
+from sim.periods import varies
+from sim.plan import Output, Plan
 from sim.planning.alike import Placed, stand_ins
 from sim.planning.places import PlacedPricer
 from sim.pricer import pricer_for
@@ -31,6 +32,8 @@ from topologies.errors import BadInput, Refused
 
 ENOUGH = 4
 """Steps of a job alone: two more than what its first steps are about."""
+_OF_TWO = 5
+"""Steps of a job whose steps are of two kinds, of which two are counted."""
 MOST_RANKS = 2048
 """Ranks that are simulated one by one: 512 of an 8-billion-parameter model take about a minute."""
 
@@ -45,8 +48,8 @@ def steps_beside(
     """
     placed_: list[Placed] = []
     for (setting, places), count in zip(jobs_, steps, strict=True):
-        quiet = msgspec.structs.replace(setting.plan, output=Output())
-        program = lower(quiet, setting.network, setting.framework, setting.topology.kind, count)
+        plan = _both_kinds(setting.plan)
+        program = lower(plan, setting.network, setting.framework, setting.topology.kind, max(count, _OF_TWO) if varies(plan) else count)
         placed_.append(Placed(program, PlacedPricer(pricer_for(setting, calibration), places, setting.topology), places))
     stands_for = stand_ins(placed_, jobs_[0][0].topology)
     _bounded(sum(len(set(mine)) for mine in stands_for))
@@ -58,7 +61,16 @@ def steps_beside(
     runs[0].clocks.agenda.run()
     ends = [run.ends() for run in runs]
     until = min(found[-1] for found in ends)
-    return [_mean_step(found, until, run.ahead) for found, run in zip(ends, runs, strict=True)]
+    every = [setting.plan.update.every if setting.plan.update.mode == "local" else 1 for setting, _ in jobs_]
+    return [_mean_step(found, until, run.ahead, each) for found, run, each in zip(ends, runs, every, strict=True)]
+
+
+def _both_kinds(plan: Plan) -> Plan:
+    """The plan without output, and of local updates with averaging after every second step: what each kind of step takes is weighted later."""
+    update = plan.update
+    if update.mode == "local":
+        update = msgspec.structs.replace(update, every=min(update.every, 2))
+    return msgspec.structs.replace(plan, output=Output(), update=update)
 
 
 def _bounded(ranks: int) -> None:
@@ -70,11 +82,18 @@ def _bounded(ranks: int) -> None:
         )
 
 
-def _mean_step(ends: list[float], until: float, ahead: bool) -> float:
+def _mean_step(ends: list[float], until: float, ahead: bool, every: int) -> float:
     """Mean of the steps after the second that ended while all jobs ran, or of the second alone. The first fills the input path and (DDP) has
-    other buckets, whose end is not where a later step's is; the last is left out where loaders work ahead, as in `Trace.reported`."""
+    other buckets, whose end is not where a later step's is; the last is left out where loaders work ahead, as in `Trace.reported`.
+
+    Of local updates those with averaging, every second of them here, count for one of `every` steps."""
     ends = ends[: len(ends) - ahead]
     last = max(1, sum(end <= until * (1 + 1e-9) for end in ends) - 1)
+    if every > 1:
+        last = max(last, 3)
+        kinds = [[ends[at] - ends[at - 1] for at in range(first, last + 1, 2)] for first in (2, 3)]
+        plain, averaging = (sum(times) / len(times) for times in kinds)
+        return plain + (averaging - plain) / every
     first = min(1, last - 1)
     return (ends[last] - ends[first]) / (last - first)
 

@@ -1,6 +1,7 @@
 """Several jobs on one cluster: what they cost each other on shared links, placement by placement.
 
-Jobs begin together (`beside`), and each makes as many steps as it takes to stay beside the longest.
+Jobs begin together (`beside`), and each makes as many steps as it takes to stay beside the longest. What logging and checkpoints add to a step
+is each job's own, as `predict` finds it for the job alone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from sim.plan import Plan
 from sim.planning.beside import ENOUGH, steps_beside
 from sim.planning.places import PLACEMENTS, placed
 from sim.planning.progress import Progress, Say
+from sim.pricer import pricer_for
+from sim.stalls import output_seconds
 from sim.tables import Tabular
 from topologies.errors import BadInput
 from topologies.load import Topology, load_topology
@@ -90,6 +93,7 @@ def jobs(
         for setting, mine in zip(settings, places, strict=True):
             alone += steps_beside([(setting, mine)], [ENOUGH])
             progress.more()
+        stalls = [output_seconds(s, pricer_for(s), step, True, []) for s, step in zip(settings, alone, strict=True)]
         longest = max(alone)
         steps = [min(_MOST_STEPS, max(ENOUGH, math.ceil(ENOUGH * longest / one))) if one > 0 else ENOUGH for one in alone]
         together = steps_beside(list(zip(settings, places, strict=True)), steps)
@@ -102,8 +106,8 @@ def jobs(
                     plan=setting.plan.name or setting.plan.model_name,
                     placement=name,
                     ranks=places[at],
-                    alone_s=alone[at],
-                    together_s=together[at],
+                    alone_s=alone[at] + stalls[at],
+                    together_s=together[at] + stalls[at],
                 )
             )
     return Jobs(topology=machine.name, rows=tuple(rows))

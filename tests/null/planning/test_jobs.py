@@ -15,6 +15,7 @@ from sim.planning import beside
 from sim.planning.beside import ENOUGH, steps_beside
 from sim.planning.jobs import Jobs, jobs
 from sim.planning.places import PlacedPricer, placed, spoken
+from sim.predict import predict
 from sim.pricer import pricer_for
 from sim.timeline.metrics import step_ends
 from topologies.errors import BadInput, Refused
@@ -109,3 +110,18 @@ def test_more_ranks_than_can_be_simulated_are_refused(monkeypatch: pytest.Monkey
     plan = {"model": "gpt2-124m", "batch": {"global": 24, "micro": 1}, "parallel": {"dp_shard": 12, "dp_replicate": 2, "zero": 3}}
     with pytest.raises(Refused, match="one by one"):
         jobs([plan, PLAN], "26x dgx-h100", ("compact",), edits=EDITS)
+
+
+@pytest.mark.parametrize("every", [1, 2, 5, 50])
+def test_local_updates_are_taken_over_their_period(every: int) -> None:
+    """Alone a job takes what `predict` says: a step with averaging counts once in `every`, however many are simulated."""
+    plan = load_plan(PLAN, ("batch.global=8", "update.mode=local", f"update.every={every}"))
+    rows = jobs([plan, plan], "2x dgx-h100:2", ["compact"]).rows
+    assert [row.alone_s for row in rows] == pytest.approx([predict(plan, "2x dgx-h100:2").step_time_s] * 2, rel=1e-6)
+
+
+def test_output_is_each_jobs_own() -> None:
+    loud = load_plan(PLAN, ("output.log_every=1", "output.checkpoint_every=10"))
+    rows = jobs([loud, PLAN], "2x dgx-h100:2", ["compact"]).rows
+    assert [row.alone_s for row in rows] == pytest.approx([predict(plan, "2x dgx-h100:2").step_time_s for plan in (loud, PLAN)], rel=1e-6)
+    assert rows[0].alone_s > rows[1].alone_s * 1.01

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import msgspec
 import pytest
 
 from sim.bind import bind
-from sim.engine.steps import Step
+from sim.engine.steps import Step, step_times
 from sim.files.planfile import load_plan
 from sim.lower.step import lower
+from sim.plan import Output
 from sim.planning.explain import explain
 from sim.predict import predict, predict_setting
 from sim.pricer import pricer_for
@@ -61,3 +63,16 @@ def test_a_step_is_what_its_loaders_or_its_device_need(workers: int, work: str) 
 def test_a_hurried_step_settles_at_what_its_thread_spends() -> None:
     assert Step(2.0, 3.0).settled == 3.0
     assert Step(3.0, 2.0).settled == 3.0
+
+
+@pytest.mark.parametrize("on", ["dgx-h100", "h100-pcie-x8"])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_second_step_that_is_too_long_is_not_reported(on: str, workers: int) -> None:
+    """Its loaders still work off what came in the first step: 0.9 % longer than any later one with two of them."""
+    plan = load_plan("two-gpus-six-stages", (f"data.workers={workers}",))
+    setting = bind(msgspec.structs.replace(plan, output=Output()), on)
+    program = lower(setting.plan, setting.network, setting.framework, "cuda", 24)
+    later = [step.seconds for step in step_times(program, pricer_for(setting))][8:20]
+    mean = sum(later) / len(later)
+    assert predict_setting(setting).step_time_s == pytest.approx(mean, rel=1e-3)
+    assert whole(setting) == pytest.approx(mean, rel=1e-3)
