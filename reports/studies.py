@@ -24,6 +24,8 @@ def explain_page(plan: str, on: str, found: Explanation) -> str:
     if best is not None:
         cards.append((f"{-best.gain:+.1%}", "best single change of plan", " ".join(best.overrides)))
     page.cards(cards)
+    if not found.fits:
+        page.warnings(["This plan does not fit into the memory of one device; the figures are what it would take if it did."])
     page.section("Critical path", "Time along the chain of what waited for what, by class of op.")
     page.figure(planning.critical_path(found))
     page.section("What faster resources are worth", "The step if one resource were infinitely fast; the dashed line is the step as it is.")

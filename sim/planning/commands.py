@@ -108,11 +108,22 @@ def _explain(app: typer.Typer, desk: Desk) -> None:
         found = _plain(explained)
         if as_json:
             desk.show(found, True, "explain")
-            return
-        head = {"rows": found["sensitivities"], "step_time_s": found["step_time_s"], "verdict": found["verdict"]}
-        desk.show(head, False, "what faster resources are worth")
-        changes = [{"change": " ".join(c["overrides"]), "step_time_s": c["step_time_s"], "gain": c["gain"]} for c in found["changes"]]
-        desk.show({"rows": changes} if changes else {"changes of plan": "none gains a thousandth of the step"}, False, "changes")
+        else:
+            _explained(desk, found)
+        if not explained.fits:
+            raise typer.Exit(3)
+
+
+def _explained(desk: Desk, found: dict[str, Any]) -> None:
+    """Two tables: resources, and changes of plan."""
+    from sim.planning.explain import UNFIT
+
+    low, high = (f"{1e3 * end:,.4g}" for end in found["interval"])
+    head = {"rows": found["sensitivities"], "step_time_s": found["step_time_s"], "80 % interval": f"{low} to {high} ms"}
+    head |= {"verdict": found["verdict"]} | ({} if found["fits"] else {"memory": UNFIT})
+    desk.show(head, False, "what faster resources are worth")
+    changes = [{"change": " ".join(c["overrides"]), "step_time_s": c["step_time_s"], "gain": c["gain"]} for c in found["changes"]]
+    desk.show({"rows": changes} if changes else {"changes of plan": "none gains a thousandth of the step"}, False, "changes")
 
 
 def _capacity(app: typer.Typer, desk: Desk) -> None:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from sim import uncertainty
 from sim.bind import Setting, bind
 from sim.figures import figures_of_memory
 from sim.plan import Plan
@@ -21,6 +22,7 @@ from sim.predict import predict_setting
 from sim.tables import Tabular
 from topologies.errors import SteptwinError
 
+UNFIT = "DOES NOT FIT into memory; only changes that do are proposed (`steptwin predict` says what is missing)"
 TRIES = 8
 """Changes of plan that are simulated in full."""
 _LEAST = 1e-3
@@ -48,10 +50,14 @@ class Explanation(Tabular, msgspec.Struct, frozen=True):
     sensitivities: tuple[Sensitivity, ...]
     """Of the kinds of ops, and of the kinds of links that anything depends on; what would shorten the step most comes first."""
     changes: tuple[Change, ...]
+    interval: tuple[float, float] | None = None
+    """80 % interval of the step, in seconds."""
+    fits: bool = True
+    """Whether the plan's memory is enough; the figures are what it would take if it were."""
 
     def __str__(self) -> str:
         step = self.step_time_s
-        lines = [f"step {step * 1e3:,.3f} ms, {self.verdict}", "", "critical path"]
+        lines = [f"step {step * 1e3:,.3f} ms, {self.verdict}", *([] if self.fits else [UNFIT]), "", "critical path"]
         lines += [f"  {name:<22} {seconds * 1e3:12,.3f} ms  {seconds / step:6.1%}" for name, seconds in self.path[:_SHOWN]]
         lines += ["", f"  {'resource':<22} {'without limit':>15}  elasticity  +10 %: path  simulated"]
         for one in self.sensitivities:
@@ -88,7 +94,16 @@ def explain(setting: Setting, tries: int = TRIES, say: Say | None = None) -> Exp
         progress.more()
     found.sort(key=lambda s: s.infinitely_fast)
     changes = tuple(best_changes(setting, studied.step, tries, say))
-    return Explanation(studied.step, verdict, studied.path(), tuple(found), changes)
+    fits = figures_of_memory(setting, remedies=False)[1] is None
+    return Explanation(studied.step, verdict, studied.path(), tuple(found), changes, _interval(setting, studied), fits)
+
+
+def _interval(setting: Setting, studied: Studied) -> tuple[float, float]:
+    """As `predict` finds it."""
+    study, plan, topology = studied.parts[0].study, setting.plan, setting.topology
+    shares = uncertainty.shares_of(study.program, study.pricer, topology, plan, studied.step - studied.output)
+    found = uncertainty.interval(studied.step, shares, uncertainty.outside(plan, topology, setting.network.parameters))
+    return found.low, found.high
 
 
 _BOUND = {

@@ -23,9 +23,11 @@ class Change(Said, frozen=True, kw_only=True):
 
 
 class Explain(Said, frozen=True, kw_only=True):
-    """`steptwin explain --json`; `path`: (class of op, seconds) along the critical path, longest first."""
+    """`steptwin explain --json`; `path`: (class of op, seconds) along the critical path, longest first; `interval`: of 80 %, in seconds."""
 
     step_time_s: float
+    interval: tuple[float, float] | None
+    fits: bool
     verdict: str
     path: list[tuple[str, float]]
     sensitivities: list[Sensitivity]

@@ -11,7 +11,7 @@ from sim.bind import bind
 from sim.figures import figures_of_memory
 from sim.files.planfile import load_plan
 from sim.planning import explain as explaining
-from sim.planning.explain import best_changes
+from sim.planning.explain import best_changes, explain
 from sim.planning.neighbours import neighbours
 from sim.predict import predict_setting
 from topologies.errors import BadInput
@@ -102,3 +102,12 @@ def test_a_step_that_copies_from_pageable_memory_is_told_to_pin_it() -> None:
     setting = bind(load_plan("copy-compute-overlap", ("batch.micro=2048", "data.workers=16", "data.pinned=false")), "h100-pcie-x8")
     found = best_changes(setting, predict_setting(setting, detail=False).step_time_s)
     assert found[0].overrides == ("data.pinned=true",) and found[0].gain > 0.1
+
+
+def test_an_explanation_has_the_intervals_of_the_prediction_and_says_what_does_not_fit() -> None:
+    small = bind(BASE | {"parallel": {"dp_replicate": 8}}, "dgx-h100")
+    found = explain(small, tries=0)
+    assert found.interval == pytest.approx(predict_setting(small).interval) and found.fits
+    large = bind({"model": "gpt2-1.5b", "batch": {"micro": 64}, "attention": "math"}, "dgx-h100")
+    told = explain(large, tries=0)
+    assert not told.fits and "DOES NOT FIT" in str(told)
