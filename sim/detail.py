@@ -13,7 +13,7 @@ OPS_APART = 2_000_000
 OPS_QUICK = 200_000
 """Ops up to which a run that needs no spans is as exact as one that does: it takes half a second."""
 OPS_FUSED = 20_000_000
-"""Beyond these, what meets nobody else is one span too: hidden and exposed communication among equal ranks counts as compute."""
+"""Beyond these, what meets nobody else is one span too: what kernels in it wait for communication beside them counts as compute."""
 
 
 def simulated_ops(program: Program, symmetry: Symmetry) -> int:
@@ -44,7 +44,7 @@ def fused(ops: int) -> bool:
 
 def coarse(plan: Plan, ops: int) -> str:
     """What a trace lacks that has too many ops for a span each."""
-    lost = ", and communication among equal ranks counts as compute" if fused(ops) else ""
+    lost = ", and what kernels wait for communication beside them counts as compute" if fused(ops) else ""
     return (
         f"{ops:,} ops ({plan.microbatches:,} micro-batches in a step): runs of kernels are one span each{lost}; no memory timeline. "
         "The step time is the same. Predict fewer micro-batches to see every op"

@@ -43,6 +43,8 @@ class Span(msgspec.Struct, gc=False, omit_defaults=True):
     """What let it start: lane | host | event | peer."""
     wait: float = 0.0
     """Of its seconds, how many at the beginning only waited for other ranks (0 where not known)."""
+    exposed: float = 0.0
+    """A run of several ops as one span: of its seconds, how many only communicate. They are taken as its last ones."""
 
     @property
     def seconds(self) -> float:

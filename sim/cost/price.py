@@ -35,6 +35,8 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     not as one. 0: the op stands for itself."""
     payload: float = 1.0
     """Data for each unit of `uses`: flags and headers fill a link as data does."""
+    exposed: float = 0.0
+    """Where several ops are one: of `seconds`, those in which it only communicates."""
 
 
 class Pricer(Protocol):

@@ -90,11 +90,14 @@ def _inside(op: Op, own: Callable[[Op], bool], bound: set[str]) -> str:
     return op.cls if op.cls in _APART else "compute"
 
 
-def condense(part: list[Priced], alone: Callable[[list[Priced], bool], tuple[float, float]], slow: float = 1.0) -> list[Priced]:
+def condense(
+    part: list[Priced], alone: Callable[[list[Priced], bool], tuple[float, float]], meeting: Callable[[Op], float], slow: float = 1.0
+) -> list[Priced]:
     """One op for a stretch; `alone(ops, beside)` runs ops by themselves from an idle start, or with a collective beside all of them that
-    slows kernels by `slow`, and says when compute and when all have ended.
+    slows kernels by `slow`, and says when compute and when all have ended; `meeting(op)` are a collective's seconds.
 
-    A stretch whose communication outlasts its compute stays as it is: the next op may run beside it.
+    A stretch whose communication outlasts its compute stays as it is: the next op may run beside it. Collectives between its kernels are
+    exposed; what kernels wait for those beside them counts as compute.
     """
     device = [op for op, _ in part if op.kind in ("compute", "collective")]
     if len(part) < _LEAST or not any(op.kind == "compute" for op in device):
@@ -115,7 +118,8 @@ def condense(part: list[Priced], alone: Callable[[list[Priced], bool], tuple[flo
         alloc=sum(op.alloc for op, _ in part),
         free=sum(op.free for op, _ in part),
     )
-    return [(whole, Cost(seconds, source, host=host, ready=max(ready, seconds), beside=beside))]
+    exposed = sum(meeting(op) if op.kind == "collective" else cost.exposed for op, cost in part if op.lane == COMPUTE)
+    return [(whole, Cost(seconds, source, host=host, ready=max(ready, seconds), beside=beside, exposed=min(exposed, seconds)))]
 
 
 def _unlaunched(op: Op, cost: Cost) -> Cost:

@@ -53,11 +53,11 @@ def _kind(op: Op) -> str:
 class _Run:
     """Ops that are fused so far, and what they compose to."""
 
-    __slots__ = ("begun", "beside", "device", "host", "known", "lane", "ops", "ready", "slow", "source")
+    __slots__ = ("begun", "beside", "device", "exposed", "host", "known", "lane", "ops", "ready", "slow", "source")
 
     def __init__(self, slow: float) -> None:
         self.ops: list[Priced] = []
-        self.host = self.device = self.ready = self.beside = 0.0
+        self.host = self.device = self.ready = self.beside = self.exposed = 0.0
         self.slow, self.known = slow, False
         self.source: Source = "measured"
         self.begun = False
@@ -88,13 +88,15 @@ class _Run:
             self.host += cost.host
             self.device += cost.seconds
         self.beside += cost.beside or cost.seconds * (self.slow if op.kind == "compute" else 1.0)
+        self.exposed += cost.seconds if op.kind == "collective" else cost.exposed
         self.known = self.known or cost.beside > 0
         self.begun, self.lane = True, (op.lane, op.blocking)
         self.source = _weaker(self.source, cost.source)
 
     @property
     def cost(self) -> Cost:
-        return Cost(self.device, self.source, host=self.host, ready=self.ready, beside=self.beside if self.known else 0.0)
+        beside = self.beside if self.known else 0.0
+        return Cost(self.device, self.source, host=self.host, ready=self.ready, beside=beside, exposed=self.exposed)
 
 
 def _ready(cost: Cost) -> float:

@@ -178,7 +178,9 @@ class Pricing:
             shape = (slow, shape_of(part), shares)
             known = self._stretches.get(shape)
             if known is None:
-                known = self._stretches[shape] = condense(part, lambda some, beside: self.alone(some, rank, beside), slow)
+                known = self._stretches[shape] = condense(
+                    part, lambda some, beside: self.alone(some, rank, beside), lambda op: self.collective(op, rank).seconds, slow
+                )
             found += known
         return found
 

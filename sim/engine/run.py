@@ -184,6 +184,7 @@ class Engine:
             after=item.after.index if item.after is not None else -1,
             bound=item.bound,
             wait=item.wait,
+            exposed=item.cost.exposed,
         )
 
     def _flops_of(self, op: Op) -> float:

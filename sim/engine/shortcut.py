@@ -89,8 +89,11 @@ class Shortcut:
     def _condensed(self, ops: list[Priced]) -> list[Priced]:
         slow, found = self.slowdown(0)[0], list[Priced]()
         for part in stretches(ops, self._private, frozenset(), self._rings):
-            found += condense(part, lambda some, beside: self._prices.alone(some, 0, beside), slow) if len(part) > 1 else part
+            found += condense(part, self._alone, lambda op: self._prices.collective(op, 0).seconds, slow) if len(part) > 1 else part
         return found
+
+    def _alone(self, ops: list[Priced], beside: bool) -> tuple[float, float]:
+        return self._prices.alone(ops, 0, beside)
 
     def _private(self, op: Op) -> bool:
         """All members on one stage, for whom one rank stands."""

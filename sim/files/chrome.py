@@ -165,6 +165,8 @@ def _args(span: Span) -> dict[str, Any]:
             args[key] = getattr(span, key)
     if span.wait:
         args["wait_us"] = _us(span.wait)
+    if span.exposed:
+        args["exposed_us"] = _us(span.exposed)
     if span.thread != HOST:
         args["thread"] = span.thread
     return args

@@ -176,6 +176,7 @@ def _span(
         group_size=int(args.get("Group size", 0) or 0),
         source=str(args.get("source", "measured")),
         wait=min(event.dur, float(args.get("wait_us", 0) or 0)) * 1e-6,
+        exposed=min(event.dur, float(args.get("exposed_us", 0) or 0)) * 1e-6,
     )
 
 

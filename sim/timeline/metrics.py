@@ -13,6 +13,8 @@ from sim.program import MEETING
 from sim.trace import Span, Trace, union_seconds
 
 CLASSES = ("compute_s", "optimizer_s", "exposed_comm_s", "output_s", "data_s", "host_s", "bubble_s")
+COMM = "comm"
+"""Class of the communication inside a run of ops that is one span."""
 _MOMENT = 1e-12
 
 
@@ -101,7 +103,8 @@ def classify(spans: list[Span], begin: float, end: float) -> dict[str, float]:
     for span in spans:
         index = _class_of(span)
         if index is not None:
-            edges += _edge(span.start + span.wait, span.end, index, begin, end)
+            edges += _edge(span.start + span.wait, span.end - span.exposed, index, begin, end)
+            edges += _edge(span.end - span.exposed, span.end, 2, begin, end)
         if span.launch > 0:
             edges += _edge(span.issued, span.issued + span.launch, 5, begin, end)
     edges.sort()
@@ -138,7 +141,10 @@ def critical_path(trace: Trace) -> list[tuple[str, float]]:
         if span.kind not in ("record", "wait", "sync"):  # those only pass on what they waited for
             start = max(begin, min(now, span.start + span.wait))
             name = span.cls or span.kind
-            sums[name] = sums.get(name, 0.0) + now - start
+            only = min(now - start, span.exposed)
+            sums[name] = sums.get(name, 0.0) + now - start - only
+            if only:
+                sums[COMM] = sums.get(COMM, 0.0) + only
             now = start
         at = span.after if span.after != at else -1
         if at >= 0 and now - trace.spans[at].end > _MOMENT:
