@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import plotly.graph_objects as go
 
-from reports.words import safe
+from reports.words import clock, safe
 from sim.cost.price import Cost, Pricer
 from sim.program import Op, Program, full_id
 from sim.timeline.metrics import window
@@ -129,9 +129,10 @@ def _cost(program: Program, pricer: Pricer, op: Op, rank: int, folded: bool) -> 
 
 
 def link_map(uses: Sequence[LinkUse], step: float) -> go.Figure:
-    """A heat map: links by time of the step (ms), coloured by use in % of the link's rate; the busiest on top."""
+    """A heat map: links by time of the step, coloured by use in % of the link's rate; the busiest on top."""
     shown = list(uses[:_MOST])[::-1]
-    width = step / BINS * 1e3
+    time = clock(step)
+    width = step / BINS * time.scale
     figure = go.Figure(
         go.Heatmap(
             x=[round((at + 0.5) * width, 6) for at in range(BINS)],
@@ -141,10 +142,10 @@ def link_map(uses: Sequence[LinkUse], step: float) -> go.Figure:
             zmax=100,
             colorscale=_SCALE,
             colorbar={"title": {"text": "% busy", "side": "right"}, "thickness": 12, "len": 1.0},
-            hovertemplate="%{y}<br>%{x:.2f} ms: %{z:.0f} % of its rate<extra></extra>",
+            hovertemplate=f"%{{y}}<br>%{{x:.2f}} {time.unit}: %{{z:.0f}} % of its rate<extra></extra>",
         )
     )
-    figure.update_layout(height=130 + 28 * max(3, len(shown)), xaxis={"title": "milliseconds from the beginning of the step"})
+    figure.update_layout(height=130 + 28 * max(3, len(shown)), xaxis={"title": f"{time.title} from the beginning of the step"})
     return figure
 
 

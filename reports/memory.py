@@ -7,26 +7,28 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from reports.palette import PREDICTED
+from reports.words import clock
 
 
 def memory_line(
     lines: Mapping[int, Sequence[tuple[float, int]]], capacity: int | None = None, within: tuple[float, float] | None = None
 ) -> go.Figure:
-    """Device memory over time in GiB (MiB where that is more than enough), a line for each of at most eight ranks; ms from the beginning of `within` (begin, end)."""
+    """Device memory over time in GiB (MiB where that is more than enough), a line for each of at most eight ranks; time from the beginning of
+    `within` (begin, end)."""
     begin, end = within or (0.0, max((t for line in lines.values() for t, _ in line), default=0.0))
     most = max((used for line in lines.values() for _, used in line), default=0)
     unit, name = (2**30, "GiB") if most >= 0.2 * 2**30 else (2**20, "MiB")
-    figure = go.Figure()
+    time, figure = clock(end - begin), go.Figure()
     for rank, line in sorted(lines.items())[:8]:
         shown = envelope(clip(line, begin, end))
         figure.add_trace(
             go.Scatter(
-                x=[round((t - begin) * 1e3, 6) for t, _ in shown],
+                x=[round((t - begin) * time.scale, 6) for t, _ in shown],
                 y=[round(b / unit, 6) for _, b in shown],
                 mode="lines",
                 line={"shape": "hv", "width": 1.5},
                 name=f"rank {rank}",
-                hovertemplate=f"rank {rank}: %{{y:.3f}} {name} at %{{x:.2f}} ms<extra></extra>",
+                hovertemplate=f"rank {rank}: %{{y:.3f}} {name} at %{{x:.2f}} {time.unit}<extra></extra>",
             )
         )
     high = most / unit
@@ -38,7 +40,7 @@ def memory_line(
     figure.update_layout(
         height=330 if len(lines) > 1 else 290,
         margin={"b": 80 if len(lines) > 1 else 40},
-        xaxis={"title": "milliseconds from the beginning of the step", "range": [0, (end - begin) * 1e3]},
+        xaxis={"title": f"{time.title} from the beginning of the step", "range": [0, (end - begin) * time.scale]},
         yaxis={"title": name, "range": [0, top or 1.0]},
         legend={"orientation": "h"},
         showlegend=len(lines) > 1,

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+WAITS = "waiting for peers"
+"""What a transfer's bar begins with where its other ranks are late."""
+
 _FIXED = {
+    WAITS: "#C9CDD3",
     "gemm": "#0072B2",
     "attention": "#56B4E9",
     "conv": "#0072B2",

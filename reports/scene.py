@@ -9,7 +9,7 @@ import msgspec
 from reports.links import LinkUse, link_use
 from sim.bind import bind
 from sim.figures import smallest_device
-from sim.memory.timeline import Line, memory_timelines
+from sim.memory.timeline import Line
 from sim.plan import Plan
 from sim.pricer import pricer_for
 from sim.program import Program
@@ -35,11 +35,13 @@ class Scene(msgspec.Struct, frozen=True):
 def scene(plan: Plan, program: Program | None, trace: Trace, topology: Topology | None, trace_file: str = "") -> Scene:
     """The scene of a predicted trace. `topology`: as the plan was predicted on, what-ifs applied; without it only the trace is known.
 
-    Link use is told for GPUs; on CPU hosts transfers share cores and memory buses, which the calibration's times contain.
+    Link use is told for GPUs; on CPU hosts transfers share cores and memory buses, which the calibration's times contain. A trace without
+    memory has runs of ops as one span: what they hold and move is not known.
     """
+    lines: dict[int, Line] = {rank: tuple(line) for rank, line in trace.memory.items()}
     if topology is None:
-        lines = {rank: tuple(line) for rank, line in trace.memory.items()}
         return Scene(memory=lines, trace_file=trace_file)
     setting = bind(plan, topology)
-    uses = link_use(program, trace, pricer_for(setting)) if program is not None and topology.kind == "cuda" else []
-    return Scene(topology, tuple(uses), memory_timelines(setting, trace), smallest_device(setting).memory or None, trace_file)
+    told = lines and program is not None and topology.kind == "cuda"
+    uses = link_use(program, trace, pricer_for(setting)) if told and program is not None else []
+    return Scene(topology, tuple(uses), lines, smallest_device(setting).memory or None, trace_file)

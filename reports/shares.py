@@ -7,18 +7,19 @@ from collections.abc import Mapping
 import plotly.graph_objects as go
 
 from reports.palette import WORDS, colour
-from reports.words import safe
+from reports.words import clock, safe
 
 
 def breakdown_bar(split: Mapping[str, float]) -> go.Figure:
-    """Where the step goes: one stacked bar, classes that sum to the step, in ms."""
+    """Where the step goes: one stacked bar, classes that sum to the step, in ms (s where it is long)."""
     total = sum(split.values()) or 1.0
+    time = clock(total)
     parts = [
-        _part("step", name, seconds * 1e3, seconds / total, WORDS.get(name, name), "%{x:.3f} ms")
+        _part("step", name, seconds * time.scale, seconds / total, WORDS.get(name, name), f"%{{x:.3f}} {time.unit}")
         for name, seconds in split.items()
         if seconds > 0
     ]
-    return _bar(parts, 210, "milliseconds of the step", total * 1e3)
+    return _bar(parts, 210, f"{time.title} of the step", total * time.scale)
 
 
 def sources_bar(shares: Mapping[str, float]) -> go.Figure:

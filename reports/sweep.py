@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from reports.coordinates import coordinates, per_gpu, settings
 from reports.page import Card, Page
 from reports.palette import WORDS, colour
-from reports.words import count, gib, safe, seconds, short
+from reports.words import clock, count, gib, safe, seconds, short
 from sim.planning.store import Row
 from sim.planning.sweep import Sweep, by_reason
 
@@ -110,7 +110,7 @@ _FIGURES: tuple[tuple[str, Any], ...] = (
 def breakdowns(rows: Sequence[Row]) -> go.Figure:
     """Where the steps of the first few plans go: stacked bars in ms (s where steps are long), the best on top."""
     figure = go.Figure()
-    scale, unit = (1.0, "s") if max((row.step_time or 0.0 for row in rows), default=0.0) >= 10 else (1e3, "ms")
+    scale, unit, _ = clock(max((row.step_time or 0.0 for row in rows), default=0.0))
     splits = [json.loads(row.detail).get("breakdown", {}) for row in rows]
     names = [safe(f"{place}. {short(words, 44)}") for place, words in enumerate(_differences(rows), 1)]
     for key in dict.fromkeys(key for split in splits for key in split):

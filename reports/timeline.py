@@ -10,15 +10,13 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from reports.palette import colour
-from reports.words import safe, seconds, short
+from reports.palette import WAITS, colour
+from reports.words import Clock, clock, safe, seconds, short
 from sim.timeline.metrics import window
 from sim.trace import Span, Trace
 
 _PIXELS = 1600
 _QUIET = ("record", "wait")
-WAITS = "waiting for peers"
-"""What a transfer's bar begins with where its other ranks are late."""
 _TO = " … "
 _ORDER = ("host", "loader", "copy", "compute", "comm")
 
@@ -28,7 +26,7 @@ Window = tuple[float, float]
 
 
 def timeline(traces: Sequence[Trace], ranks: Sequence[int] | None = None, limit: int = 8000) -> go.Figure:
-    """Bars of the reported step of each trace (predicted, played, ...), lane by lane one trace under the other, in ms from its begin.
+    """Bars of the reported step of each trace (predicted, played, ...), lane by lane one trace under the other, from its begin.
 
     `ranks`: unsaid, the `representative` ones. At most `limit` bars are drawn in all.
     """
@@ -37,14 +35,14 @@ def timeline(traces: Sequence[Trace], ranks: Sequence[int] | None = None, limit:
     rows = _rows(traces, windows, chosen)
     share = max(60, limit // max(1, len(rows)))
     step = max((end - begin for begin, end in windows), default=0.0)
-    figure = go.Figure()
+    time, figure = clock(step), go.Figure()
     seen: set[str] = set()
     for name, (begin, end), spans in rows:
         thin = merge(spans, (end - begin) / _PIXELS, share)
-        _waits(figure, name, [s for s in thin if s.wait > (end - begin) / _PIXELS], begin, WAITS not in seen)
+        _waits(figure, name, [s for s in thin if s.wait > (end - begin) / _PIXELS], begin, time, WAITS not in seen)
         seen |= {WAITS} if any(s.wait > (end - begin) / _PIXELS for s in thin) else set()
         for cls in sorted({s.cls or s.kind for s in thin}):
-            _bars(figure, name, cls, [s for s in thin if (s.cls or s.kind) == cls], begin, cls not in seen)
+            _bars(figure, name, cls, [s for s in thin if (s.cls or s.kind) == cls], begin, time, cls not in seen)
             seen.add(cls)
     legend = 20 * (len(seen) // 8)
     figure.update_layout(
@@ -52,7 +50,7 @@ def timeline(traces: Sequence[Trace], ranks: Sequence[int] | None = None, limit:
         bargap=0.25,
         height=170 + 26 * len(rows) + legend,
         margin={"b": 90 + legend},
-        xaxis={"title": "milliseconds from the beginning of the step", "range": [-4 * step, 1004 * step]},
+        xaxis={"title": f"{time.title} from the beginning of the step", "range": [-0.004 * step * time.scale, 1.004 * step * time.scale]},
         yaxis={"categoryorder": "array", "categoryarray": [name for name, *_ in rows][::-1], "tickfont": {"size": 11}, "fixedrange": True},
         legend={"orientation": "h"},
         hovermode="closest",
@@ -124,7 +122,7 @@ def told(chosen: Sequence[tuple[int, str]], trace: Trace) -> str:
 def merge(spans: list[Span], pixel: float, most: int) -> list[Span]:
     """At most `most` bars: neighbours of one class closer than a pixel become one; if that is not enough, those of any class.
 
-    The pixel grows until it is enough. A bar of many classes has the class that lasts longest in it.
+    The pixel grows until it is enough. A bar has the class that lasts longest in it, or is `WAITS`: of messages that mostly wait.
     """
     kept = _joined(sorted(spans, key=lambda s: s.start), pixel, False)
     reach = max((s.end for s in kept), default=0.0) - min((s.start for s in kept), default=0.0)
@@ -138,24 +136,39 @@ def _joined(spans: list[Span], pixel: float, mixed: bool) -> list[Span]:
     """One pass from left to right over spans in order of start."""
     kept: list[Span] = []
     inside: list[dict[str, float]] = []
+    own = ""
+    """The class of the last bar's first span."""
     for span in spans:
         last, cls = kept[-1] if kept else None, span.cls or span.kind
-        if last is not None and span.start - last.end < pixel and _small(last, span, pixel, mixed):
-            sums = inside[-1]
-            sums[cls] = sums.get(cls, 0.0) + span.seconds
-            kept[-1] = _both(last, span, max(sums, key=lambda name: sums[name]))
+        if (
+            last is not None
+            and span.start - last.end < pixel
+            and (_close(last, span, pixel) if mixed else own == cls and _small(last, span, pixel))
+        ):
+            _add(inside[-1], span)
+            kept[-1] = _both(last, span, max(inside[-1], key=lambda name: inside[-1][name]))
         else:
             kept.append(span)
-            inside.append({cls: span.seconds})
+            inside.append({})
+            _add(inside[-1], span)
+            own = cls
     return kept
 
 
-def _small(last: Span, span: Span, pixel: float, mixed: bool) -> bool:
-    if mixed:
-        return max(last.end, span.end) - last.start < pixel
-    if max(last.wait, span.wait) >= pixel:  # a wait that can be seen is drawn as one
-        return False
-    return (last.cls or last.kind) == (span.cls or span.kind) and min(span.seconds, last.seconds) < pixel
+def _add(sums: dict[str, float], span: Span) -> None:
+    """Seconds of a span by class, what it waits apart."""
+    for cls, lasts in ((span.cls or span.kind, span.seconds - span.wait), (WAITS, span.wait)):
+        if lasts > 0 or not sums:
+            sums[cls] = sums.get(cls, 0.0) + lasts
+
+
+def _close(last: Span, span: Span, pixel: float) -> bool:
+    return max(last.end, span.end) - last.start < pixel
+
+
+def _small(last: Span, span: Span, pixel: float) -> bool:
+    """Neither of two bars can be seen apart. A wait that can be seen is drawn as one."""
+    return max(last.wait, span.wait) < pixel and min(span.seconds, last.seconds) < pixel
 
 
 def _both(last: Span, span: Span, cls: str) -> Span:
@@ -184,19 +197,19 @@ def _lane_key(lane: str) -> tuple[int, str]:
     return next((i for i, prefix in enumerate(_ORDER) if lane.startswith(prefix)), len(_ORDER)), lane
 
 
-def _waits(figure: go.Figure, row: str, spans: list[Span], begin: float, legend: bool) -> None:
+def _waits(figure: go.Figure, row: str, spans: list[Span], begin: float, time: Clock, legend: bool) -> None:
     """The waiting part of transfers, pale."""
     if spans:
         figure.add_trace(
             go.Bar(
-                base=[round((s.start - begin) * 1e3, 6) for s in spans],
-                x=[round(s.wait * 1e3, 6) for s in spans],
+                base=[round((s.start - begin) * time.scale, 6) for s in spans],
+                x=[round(s.wait * time.scale, 6) for s in spans],
                 y=[row] * len(spans),
                 orientation="h",
                 name=WAITS,
                 legendgroup=WAITS,
                 showlegend=legend,
-                marker={"color": colour("bubble_s"), "line": {"width": 0}},
+                marker={"color": colour(WAITS), "line": {"width": 0}},
                 text=[_hover(s) for s in spans],
                 hovertemplate="%{text}<extra></extra>",
                 textposition="none",
@@ -204,11 +217,11 @@ def _waits(figure: go.Figure, row: str, spans: list[Span], begin: float, legend:
         )
 
 
-def _bars(figure: go.Figure, row: str, cls: str, spans: list[Span], begin: float, legend: bool) -> None:
+def _bars(figure: go.Figure, row: str, cls: str, spans: list[Span], begin: float, time: Clock, legend: bool) -> None:
     figure.add_trace(
         go.Bar(
-            base=[round((s.start + s.wait - begin) * 1e3, 6) for s in spans],
-            x=[round((s.seconds - s.wait) * 1e3, 6) for s in spans],
+            base=[round((s.start + s.wait - begin) * time.scale, 6) for s in spans],
+            x=[round((s.seconds - s.wait) * time.scale, 6) for s in spans],
             y=[row] * len(spans),
             orientation="h",
             name=safe(cls),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from reports.words import safe
+from reports.words import Clock, clock, safe
 from sim.timeline.utilisation import Use, Utilisation
 
 _MOST = 16
@@ -34,7 +34,7 @@ def _worth(use: Use) -> bool:
 
 
 def monitor(found: Utilisation, measured: Sequence[tuple[float, float]] = (), title: str = "") -> go.Figure:
-    """Filled strips of busy share (%) over milliseconds.
+    """Filled strips of busy share (%) over time.
 
     `measured`: (seconds from `found.begin`, share 0 to 1 of all cores) of a real run, drawn over the strip of the cores.
     """
@@ -43,10 +43,11 @@ def monitor(found: Utilisation, measured: Sequence[tuple[float, float]] = (), ti
         figure = go.Figure()
         figure.add_annotation(text="nothing ran", showarrow=False)
         return figure
+    time = clock(found.end - found.begin)
     names = [safe(f"{use.name}: {use.mean:.0%} on average") for use in uses]
     figure = make_subplots(rows=len(uses), cols=1, shared_xaxes=True, vertical_spacing=0.25 / len(uses), subplot_titles=names)
     for row, use in enumerate(uses, 1):
-        width = (found.end - found.begin) * 1e3 / len(use.busy)
+        width = (found.end - found.begin) * time.scale / len(use.busy)
         strip = go.Scatter(
             x=[round((at + 0.5) * width, 6) for at in range(len(use.busy))],
             y=[round(100 * value, 2) for value in use.busy],
@@ -55,21 +56,21 @@ def monitor(found: Utilisation, measured: Sequence[tuple[float, float]] = (), ti
             fill="tozeroy",
             name=safe(use.name),
             showlegend=False,
-            hovertemplate="%{x:.2f} ms: %{y:.0f} %<extra></extra>",
+            hovertemplate=f"%{{x:.2f}} {time.unit}: %{{y:.0f}} %<extra></extra>",
         )
         figure.add_trace(strip, row=row, col=1)
         if use.kind == "cores" and measured:
-            figure.add_trace(_over(measured), row=row, col=1)
+            figure.add_trace(_over(measured, time), row=row, col=1)
     figure.update_yaxes(range=[0, 105], tickvals=[0, 50, 100], ticktext=["0 %", "50 %", "100 %"])
-    figure.update_xaxes(title_text="milliseconds from the beginning of the step", row=len(uses), col=1)
+    figure.update_xaxes(title_text=f"{time.title} from the beginning of the step", row=len(uses), col=1)
     figure.update_annotations(font_size=11, x=0, xanchor="left")
     figure.update_layout(height=90 + 78 * len(uses), title=safe(title), margin={"l": 60, "r": 20, "t": 50, "b": 40})
     return figure
 
 
-def _over(measured: Sequence[tuple[float, float]]) -> go.Scatter:
+def _over(measured: Sequence[tuple[float, float]], clock: Clock) -> go.Scatter:
     return go.Scatter(
-        x=[time * 1e3 for time, _ in measured],
+        x=[time * clock.scale for time, _ in measured],
         y=[100 * share for _, share in measured],
         mode="lines+markers",
         line={"color": "#8a97a6", "width": 1.5, "dash": "dot"},

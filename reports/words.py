@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from typing import NamedTuple
 
 from topologies.units import show_size
 
@@ -21,6 +22,20 @@ def seconds(value: float) -> str:
     if size >= 1e-4 or value == 0:
         return f"{value * 1e3:,.2f} ms"
     return f"{value * 1e6:,.2f} us"
+
+
+class Clock(NamedTuple):
+    """The unit of an axis of time."""
+
+    scale: float
+    """How many are a second."""
+    unit: str
+    title: str
+
+
+def clock(most: float) -> Clock:
+    """For an axis that ends at `most` seconds: milliseconds, seconds from ten on."""
+    return Clock(1.0, "s", "seconds") if most >= 10 else Clock(1e3, "ms", "milliseconds")
 
 
 def count(value: float) -> str:

@@ -46,6 +46,6 @@ def coarse(plan: Plan, ops: int) -> str:
     """What a trace lacks that has too many ops for a span each."""
     lost = ", and what kernels wait for communication beside them counts as compute" if fused(ops) else ""
     return (
-        f"{ops:,} ops ({plan.microbatches:,} micro-batches in a step): runs of kernels are one span each{lost}; no memory timeline. "
+        f"{ops:,} ops ({plan.microbatches:,} micro-batches in a step): runs of kernels are one span each{lost}; no memory timeline, no use of links. "
         "The step time is the same. Predict fewer micro-batches to see every op"
     )

@@ -5,6 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reports.shares import breakdown_bar
 from reports.timeline import WAITS, merge, representative, timeline, told
 from sim.trace import Span, Trace
 
@@ -44,6 +45,22 @@ def test_a_long_wait_is_not_merged_away() -> None:
     spans.append(Span(0, "compute", "norm.pp", 2e-5, 0.3, cls="comm.norm", wait=0.2999))
     found = merge(spans, 1e-3, 100)
     assert [s.wait for s in found] == [0.0, 0.2999]
+
+
+def test_messages_that_mostly_wait_are_drawn_as_waiting() -> None:
+    """A pipeline's receives over a long step: each waits less than a pixel, all of them nearly always."""
+    spans = [Span(0, "comm.pp.prev", f"recv{i}", i * 1e-2, (i + 1) * 1e-2, "recv", "comm.pp", wait=0.99e-2) for i in range(1000)]
+    assert {s.cls for s in merge(spans, 6e-2, 100)} == {WAITS}
+    busy = [Span(0, "comm.pp.prev", f"recv{i}", i * 1e-2, (i + 1) * 1e-2, "recv", "comm.pp", wait=0.4e-2) for i in range(1000)]
+    assert {s.cls for s in merge(busy, 6e-2, 100)} == {"comm.pp"}
+
+
+def test_long_steps_have_an_axis_in_seconds() -> None:
+    trace = Trace([Span(0, "compute", "r0/s0/a", 0.0, 97.0, cls="gemm")])
+    figure = timeline([trace])
+    assert figure.layout.xaxis.title.text == "seconds from the beginning of the step"
+    assert [round(x, 6) for bar in figure.data for x in bar.x] == [97.0]
+    assert breakdown_bar({"compute_s": 97.0}).layout.xaxis.title.text == "seconds of the step"
 
 
 def ranks(number: int) -> Trace:

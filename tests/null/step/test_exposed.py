@@ -12,7 +12,11 @@ from sim.program import Op
 from sim.timeline.metrics import breakdown, critical_path
 from tests.null.engine.bench import TablePricer, program
 
-LAYER = [Op("attn", "compute", "compute"), Op("sum", "collective", "compute", name="all_reduce", group="tp"), Op("mlp", "compute", "compute")]
+LAYER = [
+    Op("attn", "compute", "compute"),
+    Op("sum", "collective", "compute", name="all_reduce", group="tp"),
+    Op("mlp", "compute", "compute"),
+]
 
 
 @pytest.mark.parametrize("condensed", [False, True])

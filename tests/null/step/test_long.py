@@ -45,7 +45,9 @@ def test_a_page_is_made_of_a_coarse_trace(monkeypatch: pytest.MonkeyPatch, tmp_p
     with pytest.raises(SystemExit) as end:
         steptwin.main()
     assert not end.value.code, capsys.readouterr().err
-    assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
+    page = (tmp_path / "run" / "report.html").read_text()
+    # What a span of many ops holds and moves is not known: no lines that would say otherwise.
+    assert "Device memory over time" not in page and "Link use over time" not in page
 
 
 def test_micro_batches_without_end_are_refused() -> None:
