@@ -63,6 +63,8 @@ RULES = (
     Rule("memory.recompute_modules", lambda s: s.plan.memory.recompute != "selective", 'recompute is not "selective"'),
     Rule("memory.recompute_layers", lambda s: s.plan.memory.recompute != "full", 'recompute is not "full"'),
     Rule("optimizer.name", _forward, "nothing is updated"),
+    Rule("update.mode", _forward, "nothing is updated"),
+    Rule("update.aggregate", _forward, "nothing is updated"),
     Rule("update.every", lambda s: s.plan.update.mode != "local", 'mode is not "local"'),
     Rule("data.prefetch", lambda s: s.plan.data.workers == 0, "workers = 0: the training process loads"),
     Rule("output.checkpoint_to", lambda s: not s.plan.output.checkpoint_every, "checkpoint_every = 0"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sim.mesh import AXES, Mesh
-from sim.plan import Plan
+from sim.plan import Plan, Update
 from topologies.errors import BadInput, Refused
 
 MOST_MICROBATCHES = 100_000
@@ -47,11 +47,22 @@ def check(plan: Plan) -> Plan:
         )
     if p.stages is not None:
         _check_stages(p.stages, p.pp, p.chunks)
+    _check_update(plan.update)
     if plan.update.mode != "sync" and (p.tp * p.pp * p.cp * p.ep > 1 or (p.zero or 0) > 0):
         raise Refused(
             f'update.mode = "{plan.update.mode}" holds a whole model on each rank: use it with tp = pp = cp = ep = 1 and zero = 0'
         )
     return plan
+
+
+def _check_update(update: Update) -> None:
+    """Only synchronous updates have gradients to sum in a place of choice."""
+    why = {"local": "local updates sum no gradients", "async": "a parameter server's host sums them"}
+    if update.aggregate in {"local": ("cpu", "primary"), "async": ("primary",)}.get(update.mode, ()):
+        raise Refused(
+            f'update.aggregate = "{update.aggregate}" with update.mode = "{update.mode}": {why[update.mode]}. Leave aggregate out, or use '
+            'mode = "sync"'
+        )
 
 
 def _check_stages(stages: tuple[int, ...], pp: int, chunks: int) -> None:

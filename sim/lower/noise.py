@@ -54,6 +54,8 @@ def table(text: str, key: str, world: int, seed: int) -> dict[int, float]:
         rank, factor = int(match.group(1)), float(match.group(2))
         if rank >= world:
             raise BadInput(f"{key} = '{text}': the plan has ranks r0 to r{world - 1}, not r{rank}")
+        if rank in found:
+            raise BadInput(f"{key} = '{text}' names r{rank} twice. Give each rank one factor")
         if not 0 < factor < 1e6:
             raise BadInput(f"{key} = '{text}': a factor is above 0 (1.3x: 30 % slower), not {factor}")
         found[rank] = factor

@@ -33,6 +33,8 @@ SAID: dict[str, tuple[dict[str, Any], str, tuple[str, ...], dict[str, Any] | Non
     "memory.recompute_modules": (BASE, '["layernorm"]', ("memory.recompute=selective",), None),
     "memory.recompute_layers": (BASE, "2", ("memory.recompute=full",), None),
     "optimizer.name": (BASE | {"task": "forward"}, "sgd", ("task=train",), None),
+    "update.mode": (BASE | {"task": "forward", "parallel": {"dp_replicate": 2}}, "local", ("task=train",), None),
+    "update.aggregate": (BASE | {"task": "forward", "parallel": {"dp_replicate": 2}}, "primary", ("task=train",), None),
     "update.every": (BASE | {"parallel": {"dp_replicate": 2}}, "4", ("update.mode=local",), None),
     "data.prefetch": (BASE, "9", (), None),
     "output.checkpoint_to": (BASE, "store", ("output.checkpoint_every=1",), None),

@@ -34,6 +34,7 @@ PLANS = [
     ("data.preprocess=2", "ms"),
     ("noise.stragglers=r9: 2x", "r0 to r3"),
     ("noise.stragglers=often", "cannot read"),
+    ("noise.stragglers=r1: 2x, r1: 3x", "names r1 twice"),
     ("noise.stragglers=r1: 0x", "above 0"),
     ("update.aggregate=primary", "zero = 0"),
     ("task=forwards", "forward"),
@@ -48,7 +49,11 @@ def test_plans(change: str, told: str) -> None:
     assert told in str(raised.value)
 
 
+WHOLE = ("parallel.dp_shard=1", "parallel.dp_replicate=4", "parallel.zero=0")
 TOGETHER = [
+    ((*WHOLE, "update.mode=local", "update.aggregate=cpu"), "local updates sum no gradients. Leave aggregate out"),
+    ((*WHOLE, "update.mode=local", "update.aggregate=primary"), "local updates sum no gradients"),
+    ((*WHOLE, "update.mode=async", "update.aggregate=primary"), "a parameter server's host sums them"),
     (("parallel.pp=2", "parallel.schedule=interleaved", "parallel.virtual_stages=2", "batch.global=12"), r"micro-batches \(3\) in multiples of pp = 2"),
     (("task=forward", "parallel.pp=2", "parallel.schedule=zb-h1"), 'use schedule = "gpipe", not "zb-h1"'),
     (("attention=math", "parallel.cp=2", "parallel.dp_shard=2"), 'needs fused attention. Use attention = "flash"'),
