@@ -13,14 +13,14 @@ from reports.words import clock
 def memory_line(
     lines: Mapping[int, Sequence[tuple[float, int]]], capacity: int | None = None, within: tuple[float, float] | None = None
 ) -> go.Figure:
-    """Device memory over time in GiB (MiB where that is more than enough), a line for each of at most eight ranks; time from the beginning of
+    """Device memory over time in GiB (MiB where that is more than enough), a line for each of the `drawn` ranks; time from the beginning of
     `within` (begin, end)."""
     begin, end = within or (0.0, max((t for line in lines.values() for t, _ in line), default=0.0))
     most = max((used for line in lines.values() for _, used in line), default=0)
     unit, name = (2**30, "GiB") if most >= 0.2 * 2**30 else (2**20, "MiB")
     time, figure = clock(end - begin), go.Figure()
-    for rank, line in sorted(lines.items())[:8]:
-        shown = envelope(clip(line, begin, end))
+    for rank in drawn(lines):
+        shown = envelope(clip(lines[rank], begin, end))
         figure.add_trace(
             go.Scatter(
                 x=[round((t - begin) * time.scale, 6) for t, _ in shown],
@@ -46,6 +46,15 @@ def memory_line(
         showlegend=len(lines) > 1,
     )
     return figure
+
+
+def drawn(lines: Mapping[int, Sequence[tuple[float, int]]], most: int = 8) -> list[int]:
+    """At most so many ranks: all, or the fullest and others from the first to the last."""
+    ranks = sorted(lines)
+    if len(ranks) <= most:
+        return ranks
+    fullest = max(ranks, key=lambda rank: max((used for _, used in lines[rank]), default=0))
+    return sorted({fullest, *(ranks[at * (len(ranks) - 1) // (most - 2)] for at in range(most - 1))})
 
 
 def clip(line: Sequence[tuple[float, int]], begin: float, end: float) -> list[tuple[float, int]]:

@@ -48,6 +48,15 @@ def test_a_clipped_line_begins_with_what_was_in_use() -> None:
     assert clip([], 0.0, 1.0) == []
 
 
+def test_of_many_ranks_the_fullest_is_drawn_with_the_first_and_the_last() -> None:
+    lines = {rank: [(0.0, 2**30 * (9 if rank == 700 else 1))] for rank in range(1000)}
+    figure = memory_line(lines)
+    names = [line.name for line in figure.data]
+    assert len(names) == 8 and {"rank 0", "rank 700", "rank 999"} <= set(names)
+    assert max(figure.data[names.index("rank 700")].y) == 9.0
+    assert len(memory_line({rank: lines[rank] for rank in range(8)}).data) == 8
+
+
 def test_memory_is_in_gib_with_the_devices_limit() -> None:
     figure = memory_line({0: [(0.0, 2**30), (0.5, 3 * 2**30)]}, 4 * 2**30, (0.0, 1.0))
     assert list(figure.data[0].y) == [1.0, 3.0, 3.0]
