@@ -44,8 +44,8 @@ _LARGEST = 131_072
 
 
 def curve_sizes(world: int) -> list[int]:
-    """Sizes of cluster that a page shows beside a plan's: all doublings up to 131,072 GPUs, and one at least."""
-    return [world * 2**n for n in range(18) if n < 2 or world * 2**n <= _LARGEST]
+    """Sizes of cluster that a page shows beside a plan's: up to seven doublings, and one at least. `scaling` takes any."""
+    return [world * 2**n for n in range(8) if n < 2 or world * 2**n <= _LARGEST]
 
 
 def scaling(
