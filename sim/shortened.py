@@ -48,15 +48,10 @@ class Run:
         plan = setting.plan
         plain = plan.noise.stragglers == plan.noise.imbalance == "none" and plan.update.mode == "sync" and plan.update.aggregate == "gpu"
         if plain and setting.topology.kind == "cuda" and alike(self._places):
-            self.pricer = self._shortcut = Shortcut(self.pricer, mesh_of(plan), setting.topology, coarse)
-            self._short = _shortener(setting, self._shortcut, coarse and self._apart(self._shortcut))
-
-    def _apart(self, shortcut: Shortcut) -> bool:
-        """Do collectives that run beside a layer hardly share links with its own? Rings over nodes share them with what ZeRO-3 gathers for
-        every layer, and seldom with the gradients of a step."""
-        plan = self._setting.plan
-        gathers = sharding_of(plan, self._setting.framework)[0] == 3 and plan.parallel.pp == 1
-        return shortcut.inside("tp", "ep") and (not gathers or shortcut.inside("cp"))
+            shortcut = Shortcut(self.pricer, mesh_of(plan), setting.topology)
+            shortcut.coarse = coarse and _apart(setting, shortcut)
+            self.pricer = self._shortcut = shortcut
+            self._short = _shortener(setting, shortcut)
 
     @property
     def shortens(self) -> bool:
@@ -110,6 +105,13 @@ class Run:
         return lower(s.plan, s.network, s.framework, s.topology.kind, len(counts), self._short, counts)
 
 
+def _apart(setting: Setting, shortcut: Shortcut) -> bool:
+    """Do transfers that run beside a layer hardly share links with its own? Rings over nodes share them with what ZeRO-3 gathers for every
+    layer, and seldom with the gradients of a step; experts over nodes share them with a pipeline's messages all the time."""
+    gathers = sharding_of(setting.plan, setting.framework)[0] == 3 and setting.plan.parallel.pp == 1
+    return shortcut.inside("tp", "ep") and (not gathers or shortcut.inside("cp"))
+
+
 _LAYERS: dict[tuple[object, ...], tuple[Shortener, Shortcut, Setting]] = {}
 _MOST = 48
 """Kinds of layers that are kept: a sweep comes back to them with other pipelines and data parallelism."""
@@ -132,12 +134,12 @@ def layers_of(plan: Plan) -> bytes:
     return msgspec.json.encode(msgspec.structs.replace(plan, name="", parallel=p, batch=batch))
 
 
-def _shortener(setting: Setting, shortcut: Shortcut, coarse: bool) -> Shortener:
+def _shortener(setting: Setting, shortcut: Shortcut) -> Shortener:
     """Layers of an earlier plan that lowers and prices them alike, or new ones."""
-    key = (layers_of(setting.plan), setting.plan.world, id(setting.network), id(setting.topology), setting.framework, coarse)
+    key = (layers_of(setting.plan), setting.plan.world, id(setting.network), id(setting.topology), setting.framework, shortcut.coarse)
     kept = _LAYERS.pop(key, None)
     if kept is None or not shortcut.adopt(kept[1]):
-        kept = (Shortener(shortcut.shorten, coarse), shortcut, setting)
+        kept = (Shortener(shortcut.shorten, shortcut.coarse), shortcut, setting)
     short = kept[0]
     short.shorten = shortcut.shorten
     _LAYERS[key] = (short, shortcut, setting)

@@ -41,13 +41,16 @@ def outside_events(program: Program, rank: int) -> frozenset[str]:
     return frozenset(outside)
 
 
-def stretches(ops: list[Priced], private: Callable[[Op], bool], outside: frozenset[str], rings: bool = False) -> list[list[Priced]]:
+def stretches(
+    ops: list[Priced], private: Callable[[Op], bool], outside: frozenset[str], rings: bool = False, stops: bool = False
+) -> list[list[Priced]]:
     """Cuts a segment into stretches that stand alone (two ops or more) and single ops that do not. `rings`: messages that a rank
-    exchanges with those it stands for may stand in a stretch, which leaves out what they lose to transfers beside it.
+    exchanges with those it stands for may stand in a stretch, which leaves out what they lose to transfers beside it. `stops`: a stretch
+    may end with a copy that the thread waits for (counted tokens), whose gap a collective beside all of it is taken to stretch, too.
 
-    Copies beside a segment (offloading, counted tokens) hold its kernels up in ways that no stretch run by itself shows.
+    Other copies beside a segment (offloading) hold its kernels up in ways that no stretch run by itself shows.
     """
-    if any(op.kind == "copy" for op, _ in ops):
+    if any(op.kind == "copy" and not (stops and op.blocking) for op, _ in ops):
         return [[one] for one in ops]
     bound = set(outside)
 
@@ -60,7 +63,7 @@ def stretches(ops: list[Priced], private: Callable[[Op], bool], outside: frozens
     if any(op.kind in MESSAGE and meets(op) for op, _ in ops[: beside[-1] if beside else 0]):
         shared |= {ops[at][0].lane for at in beside}  # a message cuts where their lanes may still be busy
     while True:
-        cut = _cut(ops, lambda op: op.lane not in shared and not meets(op), bound)
+        cut = _cut(ops, lambda op: op.lane not in shared and not meets(op) and (stops or not op.blocking), bound)
         home: dict[str, int] = {}
         leaks = {op.event for i, part in enumerate(cut) for op, _ in part if op.event and home.setdefault(op.event, i) != i}
         if leaks <= bound:
@@ -77,13 +80,13 @@ def _cut(ops: list[Priced], own: Callable[[Op], bool], bound: set[str]) -> list[
             found[-1].append((op, cost))
         else:
             found.append([(op, cost)])
-        last = kind
+        last = "" if op.blocking else kind
     return found
 
 
 def _inside(op: Op, own: Callable[[Op], bool], bound: set[str]) -> str:
     """The class of stretch that the op may stand in; "" when it must stay alone, as where it is not the rank's `own`."""
-    if op.blocking or op.kind == "sync" or op.event in bound or not own(op):
+    if (op.blocking and op.kind != "copy") or op.kind == "sync" or op.event in bound or not own(op):
         return ""
     if op.kind == "host":
         return "compute" if op.lane == HOST and op.cls not in _APART else ""
@@ -96,25 +99,30 @@ def condense(
     """One op for a stretch; `alone(ops, beside)` runs ops by themselves from an idle start, or with a collective beside all of them that
     slows kernels by `slow`, and says when compute and when all have ended; `meeting(op)` are a collective's seconds.
 
-    A stretch whose communication outlasts its compute stays as it is: the next op may run beside it. Collectives between its kernels are
-    exposed; what kernels wait for those beside them counts as compute.
+    A stretch whose communication outlasts its compute stays as it is: the next op may run beside it. One that ends with a copy for which
+    the thread waits is an op that it waits for. Collectives between its kernels are exposed; what kernels wait for those beside them counts
+    as compute.
     """
     device = [op for op, _ in part if op.kind in ("compute", "collective")]
     if len(part) < _LEAST or not any(op.kind == "compute" for op in device):
         return part
     host = sum(cost.seconds if op.kind == "host" else cost.host for op, cost in part)
     free = [(op, _unlaunched(op, cost)) for op, cost in part]
-    seconds, end = alone(free, False)
+    stops = part[-1][0].blocking
+    seconds, end = alone(free[:-1] if stops else free, False)
     if end > seconds * _SLACK:
         return part
+    copied = alone(free, False)[1] - seconds if stops else 0.0
+    beside = alone(free, True)[0] + copied if slow != 1.0 else 0.0
+    seconds += copied
     ready = alone(part, False)[1] if host > 0 else seconds
-    beside = alone(free, True)[0] if slow != 1.0 else 0.0
     source: Source = "assumed" if any(cost.source == "assumed" for op, cost in part if op.kind == "compute") else "fitted"
     whole = Op(
         f"{device[0].id}..{device[-1].id}",
         "compute",
         COMPUTE,
         cls=device[0].cls if device[0].cls in _APART else "compute",
+        blocking=stops,
         alloc=sum(op.alloc for op, _ in part),
         free=sum(op.free for op, _ in part),
     )

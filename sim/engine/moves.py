@@ -5,7 +5,6 @@ The counterpart of `times`, for a run in which no op is looked at twice.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Generator, Sequence
 
@@ -98,7 +97,7 @@ Line = tuple[int, int, list[Code], Sequence[tuple[int, int]]]
 class Rank:
     """One simulated rank. `busy`: spans, apart and in order, in which collectives run beside kernels."""
 
-    __slots__ = ("begun", "busy", "kernel", "lanes", "numbered", "rank", "slow", "threads", "users", "wires")
+    __slots__ = ("busy", "kernel", "lanes", "numbered", "rank", "slow", "threads", "users", "wires")
 
     def __init__(self, rank: int, slow: float, threads: frozenset[str]) -> None:
         self.rank, self.slow, self.threads = rank, slow, threads
@@ -111,8 +110,6 @@ class Rank:
         self.busy: list[tuple[float, float]] = []
         self.kernel = 0.0
         """When the last kernel on the compute lane ends."""
-        self.begun: list[float] = []
-        """When kernels on other lanes began with no collective beside them, in order."""
 
     def lane(self, name: str) -> Lane:
         """The rank's lane of this name, made when first asked for."""
@@ -130,17 +127,15 @@ class Rank:
 
     def aside(self, start: float, seconds: float, share: float) -> float:
         """When a kernel on another lane than compute's ends, that would take `seconds` alone: it keeps the speed with which it began,
-        beside collectives a `share` of its own."""
+        beside collectives a `share` of its own. What another lane's collective that is timed later takes from it (microseconds: such
+        kernels copy what is gathered) is left out."""
         if self.busy and self.busy[-1][1] > start and any(begin <= start < end for begin, end in self.busy):
             return start + seconds / share
-        if seconds > 0:
-            insort(self.begun, start)
         return start + seconds
 
     def occupy(self, begin: float, end: float) -> None:
         """A collective beside kernels. Raises `Unordered` when a kernel that it would have slowed is over."""
-        begun = self.begun
-        if begin < self.kernel or (begun and begun[-1] >= begin and begun[bisect_left(begun, begin)] < end):
+        if begin < self.kernel:
             raise Unordered
         spans = self.busy
         if not spans or begin > spans[-1][1]:

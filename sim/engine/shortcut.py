@@ -5,6 +5,7 @@ For ranks of one stage that are simulated once, on machines where all stages' ra
 
 from __future__ import annotations
 
+from functools import cached_property
 from itertools import pairwise
 
 from sim.cost.price import Cost, Pricer
@@ -24,10 +25,10 @@ _LAUNCHED = frozenset({"record", "wait", *MEETING})
 class Shortcut:
     """A pricer that also knows the ops that `shorten` makes."""
 
-    def __init__(self, pricer: Pricer, mesh: Mesh, topology: Topology, coarse: bool = False) -> None:
-        """`coarse`: what rings lose to other messages on their links is left out. Else rings are shortened where there are none: inside a
-        node that no pipeline goes through."""
+    def __init__(self, pricer: Pricer, mesh: Mesh, topology: Topology) -> None:
         self._pricer, self._topology = pricer, topology
+        self.coarse = False
+        """What transfers inside a layer lose to others on their links, and gaps to what runs beside them, is left out."""
         self.capacity = pricer.capacity
         self.alike = True
         """Every collective (and message of a ring) that was shortened, or left in a shortened run, costs the same on all stages."""
@@ -41,9 +42,6 @@ class Shortcut:
         """Collectives and messages in what was shortened, with their seconds and latency."""
         self._places: dict[int, tuple[tuple[int, ...], tuple[int, ...] | None]] = {}
         """By a group's first member: the group, and `_inside` of it."""
-        node = topology.node
-        passed = any(node(one) == node(other) for one, other in pairwise(self._ranks))
-        self._rings = coarse or (self.inside("cp") and not passed)
         self._local, self.collective, self.message, self.slowdown = pricer.local, pricer.collective, pricer.message, pricer.slowdown
 
     def local(self, op: Op, rank: int) -> Cost:
@@ -88,7 +86,7 @@ class Shortcut:
 
     def _condensed(self, ops: list[Priced]) -> list[Priced]:
         slow, found = self.slowdown(0)[0], list[Priced]()
-        for part in stretches(ops, self._private, frozenset(), self._rings):
+        for part in stretches(ops, self._private, frozenset(), self._rings, self.coarse):
             found += condense(part, self._alone, lambda op: self._prices.collective(op, 0).seconds, slow) if len(part) > 1 else part
         return found
 
@@ -98,6 +96,12 @@ class Shortcut:
     def _private(self, op: Op) -> bool:
         """All members on one stage, for whom one rank stands."""
         return len(self._groups.represented(op.group, 0)) == 1
+
+    @cached_property
+    def _rings(self) -> bool:
+        """Are rings shortened? Where they lose nothing to other messages they are: inside a node that no pipeline goes through."""
+        node = self._topology.node
+        return self.coarse or (self.inside("cp") and all(node(one) != node(other) for one, other in pairwise(self._ranks)))
 
     def _shared(self, op: Op, rank: int) -> Cost:
         """What a collective or a message costs the rank."""

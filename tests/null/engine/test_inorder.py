@@ -157,8 +157,8 @@ def test_where_a_collective_comes_after_the_kernels_beside_it_program_order_cann
     assert [step.seconds for step in step_times(made, pricer, apart=True)] == _timed(made, pricer, True) == [3.5]
 
 
-def test_a_kernel_on_another_lane_that_had_begun_beside_a_later_collective_cannot_be_told() -> None:
-    """The copy lane's kernel runs from 1 s on at full speed, the collective from 0.5 s to 2.5 s: it was too fast."""
+def test_a_kernel_on_another_lane_keeps_the_speed_with_which_it_was_timed() -> None:
+    """The copy lane's kernel runs from 1 s on; the collective, from 0.5 s to 2.5 s, is timed later: what it takes from it is left out."""
     ops = [
         Op("b", "copy", "copy.h2d"),
         Op("x", "compute", "copy.h2d"),
@@ -167,9 +167,8 @@ def test_a_kernel_on_another_lane_that_had_begun_beside_a_later_collective_canno
     ]
     made = program({"host": ops})
     pricer = TablePricer({"b": 1.0, "x": 1.0, "p": 0.5, "c": 2.0}, slow=2.0)
-    with pytest.raises(Unordered):
-        _ordered(made, pricer, False)
-    assert [step.seconds for step in step_times(made, pricer, apart=True)] == _timed(made, pricer, True) == [3.0]
+    assert _ordered(made, pricer, False) == [2.5]
+    assert _timed(made, pricer, True) == [3.0]
 
 
 def test_a_kernel_waits_for_the_record_before_it_also_where_the_event_is_recorded_again() -> None:

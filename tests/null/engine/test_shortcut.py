@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -82,3 +83,29 @@ def test_without_data_parallelism_they_equal_the_whole_simulation(parallel: dict
     # In one node messages between stages take the links of the layers' collectives, which in short run by themselves.
     shares = parallel["tp"] > 1 and parallel["pp"] > 1
     assert _apart(_setting(parallel, framework, memory, 4), condensed=False) < (5e-4 if shares else 1e-9)
+
+
+@pytest.mark.parametrize("tp, cp, pp, zero", [(1, 8, 1, 0), (2, 4, 1, 1), (4, 2, 2, 0), (1, 2, 2, 1)])
+def test_rings_inside_a_node_are_shortened_exactly(tp: int, cp: int, pp: int, zero: int) -> None:
+    parallel = {"tp": tp, "cp": cp, "pp": pp, "dp_shard": 8 // (tp * cp), "zero": zero, "schedule": "1f1b", "virtual_stages": 1}
+    setting = _setting(parallel, "megatron-core", {"recompute": "full"}, 4)
+    passes = {name: ops for name, ops in Run(setting).program((4,)).segments.items() if name.endswith(("fwd", "bwd"))}
+    assert passes and not any(op.group == "cp" for ops in passes.values() for op in ops)
+    assert _apart(setting, condensed=False) < 1e-9
+
+
+def test_rings_on_the_links_of_a_pipeline_are_left_as_they_are() -> None:
+    parallel = {"tp": 1, "cp": 2, "pp": 2, "dp_shard": 1, "schedule": "1f1b", "virtual_stages": 1}
+    setting = _setting(parallel, "megatron-core", {}, 4)
+    assert any(op.kind == "send" and op.group == "cp" for ops in Run(setting).program((4,)).segments.values() for op in ops)
+    assert _apart(setting, condensed=False) < 1e-9
+
+
+def test_layers_that_stop_for_a_copy_are_shortened_in_screening() -> None:
+    """Experts whose token counts the thread waits for: an op up to the stop, one behind it; what gradients cost beside them is nearly even."""
+    tree: dict[str, Any] = {"model": "mixtral-8x7b", "seq_len": 2048, "framework": "megatron-core", "batch": {"global": 16, "micro": 1}}
+    setting = bind(tree | {"parallel": {"dp_shard": 8, "ep": 8, "zero": 1}, "memory": {"recompute": "full"}}, "dgx-h100")
+    whole, coarse = Run(setting), Run(setting, coarse=True)
+    size = [sum(map(len, run.program((2,)).segments.values())) for run in (whole, coarse)]
+    assert size[1] < size[0] / 4
+    assert abs(coarse.whole() / whole.whole() - 1) < 2e-3

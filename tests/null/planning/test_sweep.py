@@ -86,6 +86,25 @@ def test_what_plans_are_ranked_by_is_their_time() -> None:
             assert abs(screened(setting) / predict_setting(setting, steps=2, detail=False).step_time_s - 1) < 8e-3
 
 
+@pytest.mark.no_cover
+@pytest.mark.parametrize(
+    "model, seq, space, apart",
+    [
+        ("llama3-8b", 32768, "tp=4 cp=2,4 pp=1,2 zero=1 recompute=full gpus=16", 1e-2),
+        ("mixtral-8x7b", 4096, "tp=4 ep=2,4 pp=4 zero=1 recompute=full gpus=32", 1e-2),
+        ("mixtral-8x7b", 4096, "tp=4 ep=4 pp=1 zero=3 recompute=none,full gpus=32", 3e-2),
+    ],
+)
+def test_plans_with_rings_and_experts_are_ranked_by_little_less_than_their_time(model: str, seq: int, space: str, apart: float) -> None:
+    plan = load_plan({"model": model, "seq_len": seq, "framework": "megatron-core", "batch": {"global": 32, "micro": 1}})
+    on = "4x dgx-h100"
+    settings = [bind(found, on) for _, found in candidates(plan, parse_space(space), on) if isinstance(found, Plan)]
+    assert len(settings) > 1
+    for setting in settings:
+        found, true = screened(setting), predict_setting(setting, steps=2, detail=False).step_time_s
+        assert -apart < found / true - 1 < 2e-3, setting.plan.parallel
+
+
 def test_a_point_is_found_again_by_its_name() -> None:
     for candidate, plan in candidates(base(), parse_space("tp=1,4 micro=1,3 gpus=16"), ON):
         assert named(base(), candidate.key) == (candidate, plan)
