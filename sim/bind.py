@@ -26,7 +26,7 @@ from topologies.hardware import Gpu
 from topologies.load import Topology, load_topology, machines
 
 SEQ_LEN = 2048
-"""Tokens of a sequence where the plan says nothing."""
+"""Tokens of a sequence where neither the plan nor the model says anything."""
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -105,12 +105,22 @@ def model_of(plan: Plan) -> ModelSpec:
     return model
 
 
-def shape_of(plan: Plan, seq: int = SEQ_LEN) -> Shape:
-    """What one rank sees of one micro-batch. `seq`: tokens where the plan says nothing."""
+def usual_length(model: ModelSpec) -> int:
+    """Tokens of a sequence where the plan says nothing: what a captured model was captured with, else `SEQ_LEN`, or what a table of learned
+    positions holds where that is less (in eights: those of OPT and RoBERTa have two rows more than there are tokens)."""
+    if isinstance(model, Captured):
+        return model.seq
+    learned = getattr(model, "position", "learned") == "learned"
+    rows: int = getattr(model, "positions", 0) if learned else 0
+    return min(SEQ_LEN, rows - rows % 8 or rows) or SEQ_LEN
+
+
+def shape_of(plan: Plan, model: ModelSpec) -> Shape:
+    """What one rank sees of one micro-batch of `model`."""
     p = plan.parallel
     return Shape(
         micro=plan.batch.micro,
-        seq=plan.seq_len or seq,
+        seq=plan.seq_len or usual_length(model),
         tp=p.tp,
         sequence_parallel=p.sequence_parallel and p.tp > 1,
         cp=p.cp,
@@ -123,10 +133,9 @@ def shape_of(plan: Plan, seq: int = SEQ_LEN) -> Shape:
 
 
 def network_of(plan: Plan, framework: Framework) -> Network:
-    """The model on one rank of the plan's split; equal splits share one description. A captured model brings its own seq_len."""
+    """The model on one rank of the plan's split; equal splits share one description."""
     model = model_of(plan)
-    shape = shape_of(plan, model.seq) if isinstance(model, Captured) else shape_of(plan)
-    return _described(model, shape, framework, framework.attention)
+    return _described(model, shape_of(plan, model), framework, framework.attention)
 
 
 @lru_cache(maxsize=512)

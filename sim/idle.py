@@ -47,7 +47,7 @@ def _unsplit(setting: Setting) -> bool:
 
 
 RULES = (
-    Rule("seq_len", lambda s: s.network.seq == 1, "the model takes no sequences"),
+    Rule("seq_len", lambda s: s.network.seq < (s.plan.seq_len or 0), "the model takes no sequences, or cuts them to its own `longest`"),
     Rule("parallel.zero", _unsplit, "dp_shard = 1: there are no ranks to split anything over (dp_replicate holds whole copies)"),
     Rule("parallel.reshard_after_forward", lambda s: _zero(s) < 3 or _unsplit(s), "parameters are not split (zero = 3 with dp_shard > 1)"),
     Rule("parallel.prefetch", lambda s: _zero(s) < 3 or _unsplit(s), "parameters are not split (zero = 3 with dp_shard > 1)"),
@@ -66,6 +66,7 @@ RULES = (
     Rule("update.mode", _forward, "nothing is updated"),
     Rule("update.aggregate", _forward, "nothing is updated"),
     Rule("update.every", lambda s: s.plan.update.mode != "local", 'mode is not "local"'),
+    Rule("data.sample", lambda s: s.plan.data.source == "memory" and not s.plan.data.preprocess, 'source = "memory": nothing is read'),
     Rule("data.prefetch", lambda s: s.plan.data.workers == 0, "workers = 0: the training process loads"),
     Rule("output.checkpoint_to", lambda s: not s.plan.output.checkpoint_every, "checkpoint_every = 0"),
     Rule("output.checkpoint_mode", lambda s: not s.plan.output.checkpoint_every, "checkpoint_every = 0"),

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 def sequence_length(plan: Plan, spec: ModelSpec) -> int:
     """Tokens per sample; 1 for vectors."""
-    return shape_of(plan).seq if isinstance(spec, Decoder) else 1
+    return shape_of(plan, spec).seq if isinstance(spec, Decoder) else 1
 
 
 class Trainer:

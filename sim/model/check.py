@@ -14,6 +14,14 @@ def check_heads(name: str, hidden: int, heads: int, head_dim: int = 0) -> None:
         raise BadInput(f"{name}: heads = {heads} does not divide hidden = {hidden}. Use heads = {' or '.join(map(str, sorted(near)))}")
 
 
+def check_length(name: str, seq: int, positions: int) -> None:
+    """Raises `BadInput` where a sequence is longer than the table of positions that the model learns: torch would index beyond it."""
+    if seq > positions:
+        raise BadInput(
+            f"{name}: seq_len = {seq} is more than positions = {positions}. Set seq_len = {positions} or less, or give it more positions"
+        )
+
+
 def divisible(what: str, value: int, by: str, ways: int) -> int:
     """`value / ways`. Raises `BadInput` naming both."""
     if value % ways:

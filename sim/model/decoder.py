@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sim.framework import Framework
 from sim.model.attention import grouped_query
+from sim.model.check import check_length
 from sim.model.decoder_spec import Decoder
 from sim.model.elementwise import residual
 from sim.model.ends import embedding, logits, loss
@@ -16,7 +17,9 @@ Blocks = tuple[tuple[str, Block], ...]
 
 
 def blocks_of(spec: Decoder, shape: Shape, framework: Framework, attention: str) -> Blocks:
-    """embed, L0 ... L(n-1), head. Layers of one kind are one `Block`."""
+    """embed, L0 ... L(n-1), head. Layers of one kind are one `Block`. Raises `BadInput` for sequences longer than a learned position table."""
+    if spec.position == "learned" and spec.positions:
+        check_length(spec.name or "decoder", shape.seq, spec.positions)
     share = share_of(shape, framework, attention)
     stream = share.srows * spec.hidden * share.es
     made: dict[tuple[str, bool], Block] = {}

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from sim.framework import Framework
 from sim.model.activation import activation
 from sim.model.attention import grouped_query
+from sim.model.check import check_length
 from sim.model.elementwise import elementwise, residual
 from sim.model.ends import embedding, logits, loss
 from sim.model.linear import linear
@@ -25,10 +26,7 @@ Blocks = tuple[tuple[str, Block], ...]
 
 def blocks_of(spec: Encoder, shape: Shape, framework: Framework, attention: str) -> Blocks:
     """embed, L0 ..., head. Raises `BadInput` for sequences longer than the position table."""
-    if shape.seq > spec.positions:
-        raise BadInput(
-            f"{spec.name or 'encoder'}: seq_len = {shape.seq} is more than positions = {spec.positions}. Shorten it or set positions"
-        )
+    check_length(spec.name or "encoder", shape.seq, spec.positions)
     share = share_of(shape, framework, attention)
     fused = framework.fused_projections
     parts = layer_parts(

@@ -34,6 +34,7 @@ def describe(model: ModelSpec, shape: Shape, framework: Framework, attention: st
     """
     blocks = _blocks(model, shape, framework, attention)
     totals = _totals(model, shape.seq)
+    tokens = min(shape.seq, model.longest) if isinstance(model, Seq2Seq) else shape.seq
     tied = ("embed", "head") if getattr(model, "tied", False) and getattr(model, "head", "") not in ("squad", "none") else None
     return Network(
         name=model.name,
@@ -43,8 +44,8 @@ def describe(model: ModelSpec, shape: Shape, framework: Framework, attention: st
         active_parameters=totals.active,
         flops_per_sample=totals.flops,
         sample_unit=model.unit,
-        seq=shape.seq if model.unit == "sequences" else 1,
-        sample_bytes=model.input_bytes(shape.seq // shape.cp),
+        seq=tokens if model.unit == "sequences" else 1,
+        sample_bytes=model.input_bytes(tokens // shape.cp),
         whole_batches=isinstance(model, Dlrm),
         chain=getattr(model, "chain", getattr(model, "arch", "") != "mask-rcnn"),
         tied=tied,

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from sim.framework import Framework
 from sim.model.activation import activation
 from sim.model.attention import core, split_heads
-from sim.model.check import data_parallel_only
+from sim.model.check import check_length, data_parallel_only
 from sim.model.elementwise import elementwise, residual, transpose
 from sim.model.ends import embedding, logits, loss
 from sim.model.linear import linear, weight_casts
@@ -20,7 +20,6 @@ from sim.model.parts import Block, Part, Shape
 from sim.model.share import Share, share_of
 from sim.model.speech_spec import Whisper
 from sim.work import Conv, MemoryBound, Work
-from topologies.errors import BadInput
 
 Blocks = tuple[tuple[str, Block], ...]
 
@@ -32,10 +31,7 @@ def blocks_of(spec: Whisper, shape: Shape, framework: Framework, attention: str)
     """
     name = spec.name or "whisper"
     data_parallel_only(name, "a model of speech", shape, chain=False)
-    if shape.seq > spec.positions:
-        raise BadInput(
-            f"{name}: seq_len = {shape.seq} tokens of text is more than positions = {spec.positions}. Set seq_len = {spec.positions} or less"
-        )
+    check_length(name, shape.seq, spec.positions)
     sound, text = (share_of(replace(shape, seq=seq), framework, attention) for seq in (spec.frames // 2, shape.seq))
     heard, said = (share.rows * spec.hidden * share.es for share in (sound, text))
     layer = Block(kind="layer", parts=tuple(_encoder(spec, sound)), saved_input=heard)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sim.bind import SEQ_LEN, model_of
+from sim.bind import model_of, usual_length
 from sim.framework import Framework, framework_of
 from sim.lower.optimizer import STATES
 from sim.model import Shape, describe
@@ -29,7 +29,8 @@ class Floor:
         if not self._usable:
             return
         framework: Framework = framework_of(base)
-        network = describe(model_of(base), Shape(micro=1, seq=base.seq_len or SEQ_LEN), framework)
+        model = model_of(base)
+        network = describe(model, Shape(micro=1, seq=base.seq_len or usual_length(model)), framework)
         self._parameters = network.parameters
         width, master = (4.0, 4.0) if framework.master else (BYTES[framework.param_dtype], 0.0)
         self._bytes = (BYTES[framework.param_dtype], BYTES[framework.grad_dtype], STATES[base.optimizer.name] * width + master)

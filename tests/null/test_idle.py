@@ -36,6 +36,7 @@ SAID: dict[str, tuple[dict[str, Any], str, tuple[str, ...], dict[str, Any] | Non
     "update.mode": (BASE | {"task": "forward", "parallel": {"dp_replicate": 2}}, "local", ("task=train",), None),
     "update.aggregate": (BASE | {"task": "forward", "parallel": {"dp_replicate": 2}}, "primary", ("task=train",), None),
     "update.every": (BASE | {"parallel": {"dp_replicate": 2}}, "4", ("update.mode=local",), None),
+    "data.sample": (BASE, '"1 GiB"', ("data.source=disk",), None),
     "data.prefetch": (BASE, "9", (), None),
     "output.checkpoint_to": (BASE, "store", ("output.checkpoint_every=1",), None),
     "output.checkpoint_mode": (BASE | {"parallel": {"dp_replicate": 2}}, "full", ("output.checkpoint_every=1",), None),

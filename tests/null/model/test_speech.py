@@ -81,7 +81,7 @@ def test_a_config_is_its_preset() -> None:
 def test_what_cannot_be_is_said() -> None:
     with pytest.raises(Refused, match="a model of speech is split by data parallelism only; set tp = cp = ep = 1"):
         describe(TINY, Shape(micro=1, seq=100, tp=2), PLAIN)
-    with pytest.raises(BadInput, match=r"seq_len = 2048 tokens of text is more than positions = 448\. Set seq_len = 448 or less"):
+    with pytest.raises(BadInput, match=r"seq_len = 2048 is more than positions = 448\. Set seq_len = 448 or less"):
         of(seq=2048)
     with pytest.raises(BadInput, match="frames = 2999 must be even"):
         Whisper(layers=1, hidden=64, heads=4, frames=2999)
