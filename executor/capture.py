@@ -15,7 +15,7 @@ import msgspec
 
 from executor.needs import needs_torch
 from executor.recording.builder import Input, load_builder, precision_of, read_input
-from sim.model.captured import Captured
+from sim.model.captured import Captured, bent, check_alike
 from topologies.errors import BadInput
 
 if TYPE_CHECKING:
@@ -53,26 +53,31 @@ def capture_to(
 
 
 def capture(build: Callable[[], torch.nn.Module], inputs: tuple[Input, ...], *, name: str = "", precision: str = "fp32") -> Captured:
-    """The kernels of one forward and backward at the inputs' batch and at twice of it.
+    """The kernels of one forward and backward at the inputs' batch, at twice of it and, where those make no line, at three times.
 
-    A scalar output is the loss; any other is summed. Raises `BadInput` for control flow that depends on data.
+    A scalar output is the loss; any other is summed. Raises `BadInput` for control flow that depends on data or on the batch's size.
     """
     from executor.recording.blocks import blocks_of, merged
     from executor.recording.onepass import record
 
     precision = precision_of(inputs, precision)
-    first = inputs[0]
-    low = blocks_of(record(build, inputs, precision))
-    doubled = tuple(Input((2 * one.shape[0], *one.shape[1:]), one.dtype) for one in inputs)
-    high = blocks_of(record(build, doubled, precision))
-    kinds, order = merged([block for _, block in low], [block for _, block in high])
+    first, name = inputs[0], name or getattr(build, "__name__", "model")
+    passes = [
+        record(build, tuple(Input((times * one.shape[0], *one.shape[1:]), one.dtype) for one in inputs), precision) for times in (1, 2, 3)
+    ]
+    named = [blocks_of(one) for one in passes]
+    seen = [[block for _, block in blocks] for blocks in named]
+    check_alike(name, first.shape[0], seen)
+    kinds, order = merged(*(seen if bent(*seen) else seen[:2]))
     return Captured(
-        name=name or getattr(build, "__name__", "model"),
+        name=name,
         precision=precision,
         micro=first.shape[0],
-        order=tuple((label, kind) for (label, _), kind in zip(low, order, strict=True)),
-        low=tuple(a for a, _ in kinds),
-        high=tuple(b for _, b in kinds),
+        order=tuple((label, kind) for (label, _), kind in zip(named[0], order, strict=True)),
+        low=tuple(kind[0] for kind in kinds),
+        high=tuple(kind[1] for kind in kinds),
+        third=tuple(kind[2] for kind in kinds if len(kind) > 2),
+        unseen=tuple(sorted(passes[0].unseen)),
         sample_bytes=sum(
             _BYTES[precision if one.dtype in ("fp32", "bf16", "fp16") else one.dtype] * _count(one.shape[1:]) for one in inputs
         ),

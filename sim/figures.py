@@ -96,6 +96,10 @@ def _warnings(setting: Setting, per_gpu: float, peak: float | None, trace: Trace
             found.append(
                 f"model FLOPs are {network.flops_per_sample / rule:.2f} x (6 x parameters x tokens): long sequences, or a wrong shape"
             )
+    if network.unseen:
+        found.append(
+            f"of {', '.join(network.unseen)} in the captured model only the bytes that they move are counted: nothing tells their arithmetic"
+        )
     assumed = metrics.sources(trace)["assumed"]
     if assumed > 0.5:
         found.append(f"{assumed:.0%} of the time in ops rests on assumed costs: calibrate with `steptwin probe`")

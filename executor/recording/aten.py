@@ -59,10 +59,20 @@ def moved(tensors: Iterable[torch.Tensor]) -> int:
     return total
 
 
+_UNSEEN = ("linalg_", "_linalg", "cholesky", "_fft_", "_cdist", "_ctc_loss", "_cudnn_ctc", "grid_sampler")
+"""What begins so does more than it moves, by rules of its own."""
+
+
+def arithmetic_unseen(func: Any) -> str:
+    """The op's name where nothing tells its arithmetic: a custom kernel, a factorisation, a transform. "" for all others."""
+    space, _, name = str(func._schema.name).partition("::")
+    return f"{space}::{name}" if space != "aten" or name.startswith(_UNSEEN) else ""
+
+
 def is_free(func: Any) -> bool:
     """Views, and allocations without a kernel."""
-    name = func._schema.name.split("::")[1]
-    if name in _SKIPPED or not func._schema.name.startswith("aten::"):
+    space, _, name = str(func._schema.name).partition("::")
+    if name in _SKIPPED or space in ("profiler", "prim"):
         return True
     returns = func._schema.returns
     return bool(returns) and returns[0].alias_info is not None and not returns[0].alias_info.is_write
@@ -71,6 +81,8 @@ def is_free(func: Any) -> bool:
 def works_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, role: str) -> list[Work]:
     """The kernels of one call. `role`: fwd, dgrad or wgrad, for products (a convolution's backward is both)."""
     name = func._schema.name.split("::")[1]
+    if name == "_trilinear":
+        return [_trilinear(*args)]
     if name in ("mm", "addmm", "bmm", "baddbmm"):
         return [_product(args[1:] if name in ("addmm", "baddbmm") else args, role)]
     if name == "convolution":
@@ -137,6 +149,18 @@ def _product(args: tuple[Any, ...], role: str) -> Gemm:
     a, b = args[0], args[1]
     batch = a.shape[0] if a.dim() == 3 else 1
     return Gemm(a.shape[-2], b.shape[-1], a.shape[-1], _dtype(a), batch, role)
+
+
+def _trilinear(a: Any, b: Any, c: Any, for_a: Any, for_b: Any, for_c: Any, summed: Any, unroll: int = 1) -> Gemm:
+    """The product of three tensors that torch.nn.Bilinear and its gradients are: for each slice of the unrolled dimension the first two are
+    multiplied, summing over one dimension, and the result meets the third (ATen, native/Linear.cpp)."""
+    sizes = [1] * (a.dim() + len(for_a))
+    for tensor, added in ((a, for_a), (b, for_b), (c, for_c)):
+        own = iter(tensor.shape)
+        sizes = [max(size, 1 if at in added else next(own)) for at, size in enumerate(sizes)]
+    inner = next((at for at in summed if at != unroll), unroll)
+    rest = [size for at, size in enumerate(sizes) if at not in (inner, unroll)]
+    return Gemm(rest[0], math.prod(rest[1:]), sizes[inner] if inner != unroll else 1, _dtype(a), sizes[unroll])
 
 
 def _square(x: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, groups: int, out: torch.Tensor, role: str) -> Conv | None:

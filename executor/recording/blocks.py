@@ -115,12 +115,12 @@ def _part(segment: Segment, name: str, own: tuple[torch.nn.Parameter, ...], inde
     )
 
 
-def merged(low: list[Block], high: list[Block]) -> tuple[list[tuple[Block, Block]], list[int]]:
-    """Kinds of blocks at both batch sizes, and which kind each block is."""
-    kinds: list[tuple[Block, Block]] = []
+def merged(*passes: list[Block]) -> tuple[list[tuple[Block, ...]], list[int]]:
+    """Kinds of blocks at all batch sizes that were recorded, and which kind each block is."""
+    kinds: list[tuple[Block, ...]] = []
     order = []
-    for pair in zip(low, high, strict=True):
-        if pair not in kinds:
-            kinds.append(pair)
-        order.append(kinds.index(pair))
+    for seen in zip(*passes, strict=True):
+        if seen not in kinds:
+            kinds.append(seen)
+        order.append(kinds.index(seen))
     return kinds, order

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from executor.recording.aten import is_free, kept_inside, tensors_of, works_of
+from executor.recording.aten import arithmetic_unseen, is_free, kept_inside, tensors_of, works_of
 from sim.work import Work
 
 
@@ -53,6 +53,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.in_backward = False
         self.entered: dict[str, int] = {}
         """Bytes of activations that a module was first called with."""
+        self.unseen: set[str] = set()
+        """Ops that count by their bytes though they do more."""
         self.failed = ""
         """The innermost module that ran when something failed."""
         self._error: BaseException | None = None
@@ -145,6 +147,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             segment.ahead = max(segment.ahead, self.now)
         if free:
             return out
+        self.unseen |= {arithmetic_unseen(func)} - {""}
         field = "forward"
         if self.in_backward:
             field = "wgrad" if self._is_wgrad(segment.module, args, out) else "backward"

@@ -33,7 +33,7 @@ def describe(model: ModelSpec, shape: Shape, framework: Framework, attention: st
     Totals (parameters, FLOPs) are those of the whole model, from its description on one rank in bf16.
     """
     blocks = _blocks(model, shape, framework, attention)
-    totals = _totals(model, shape.seq)
+    totals = _totals(model, shape.seq, shape.micro if isinstance(model, Captured) and model.third else 1)
     tokens = min(shape.seq, model.longest) if isinstance(model, Seq2Seq) else shape.seq
     tied = ("embed", "head") if getattr(model, "tied", False) and getattr(model, "head", "") not in ("squad", "none") else None
     return Network(
@@ -49,6 +49,7 @@ def describe(model: ModelSpec, shape: Shape, framework: Framework, attention: st
         whole_batches=isinstance(model, Dlrm),
         chain=getattr(model, "chain", getattr(model, "arch", "") != "mask-rcnn"),
         tied=tied,
+        unseen=getattr(model, "unseen", ()),
     )
 
 
@@ -87,12 +88,12 @@ _PLAIN = Framework(name="count", source="counting only")
 
 
 @lru_cache(maxsize=256)
-def _totals(model: ModelSpec, seq: int) -> _Totals:
-    """Parameters, and model FLOPs of one sample: forward, gradient of inputs, gradient of weights (not of frozen ones).
+def _totals(model: ModelSpec, seq: int, micro: int) -> _Totals:
+    """Parameters, and model FLOPs of one sample of `micro`: forward, gradient of inputs, gradient of weights (not of frozen ones).
 
     Forward counts matrix products, convolutions and attention (its causal half once); each gradient costs as much.
     """
-    blocks = _blocks(model, Shape(micro=1, seq=seq, precision=getattr(model, "precision", "bf16")), _PLAIN, "flash")
+    blocks = _blocks(model, Shape(micro=micro, seq=seq, precision=getattr(model, "precision", "bf16")), _PLAIN, "flash")
     counted: dict[int, tuple[int, float, float]] = {}
     parameters = 0
     idle = flops = 0.0
@@ -102,7 +103,7 @@ def _totals(model: ModelSpec, seq: int) -> _Totals:
         params, work, unused = counted[id(block)]
         parameters, flops, idle = parameters + params, flops + work, idle + unused
     idle += model.untouched if isinstance(model, Dlrm) else 0
-    return _Totals(parameters, parameters - round(idle), flops)
+    return _Totals(parameters, parameters - round(idle), flops / micro)
 
 
 def _block_flops(block: Block) -> float:

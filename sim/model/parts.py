@@ -131,3 +131,5 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     """Each block reads the one before it alone; False: no pipeline can cut it."""
     tied: tuple[str, str] | None = None
     """(first block, last block) that share their embedding: their gradients are summed across pipeline ends."""
+    unseen: tuple[str, ...] = ()
+    """Ops of a captured module that count by the bytes that they move alone."""
