@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 
-from topologies.devices import shelf
+from topologies.devices import gpu, shelf
 from topologies.errors import BadInput
 
 _PATIENCE = 20.0
@@ -26,35 +26,51 @@ def document() -> dict[str, object] | None:
     lines = _ask(tool, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits").strip().splitlines()
     if not lines:
         return None
-    name, _, memory = lines[0].partition(",")
+    named = [line.partition(",") for line in lines]
+    keys = [catalog_key(name.strip(), _mib(memory)) for name, _, memory in named]
     from topologies.readers import read_text
 
-    found = read_text(_ask(tool, "topo", "-m"), "this-machine", catalog_key(name.strip(), _mib(memory)))
-    return {**found.document, "name": "this-machine", "source": "nvidia-smi"}
+    found = read_text(_ask(tool, "topo", "-m"), "this-machine", keys[0])
+    # Both lists count devices by bus id. A computer with two kinds of them names each.
+    mixed = {"gpus": {f"gpu{place}": key for place, key in enumerate(keys)}} if len(set(keys)) > 1 else {}
+    return {**found.document, **mixed, "name": "this-machine", "source": "nvidia-smi"}
+
+
+_SAME = 0.12
+"""Share by which what the driver reports and the catalog's memory of one device may differ: ECC, and what the driver keeps."""
 
 
 def catalog_key(name: str, mib: int) -> str:
-    """The catalog's key of a device that the driver calls `NVIDIA H100 80GB HBM3`, with so much memory. Raises `BadInput`."""
+    """The catalog's key of a device that the driver calls `NVIDIA H100 80GB HBM3`, with so much memory (0: not known).
+
+    A number alone names no device (an RTX 2080 is no 2080 Ti, a Quadro RTX 6000 no RTX 6000 Ada): its memory must be that of the catalog's.
+    Raises `BadInput`.
+    """
     plain = name.strip()
     while _BRAND.match(plain):
         plain = _BRAND.sub("", plain)
-    words = set(re.findall(r"[a-z0-9]+", plain.lower().replace("rtx pro", "rtx-pro").replace("-", " ")))
-    chip = next((key for key in shelf("gpus") if key.split("-")[0] in words), "")
-    number = next((word for word in words if re.fullmatch(r"[a-z]{0,2}\d{1,4}[a-z]?", word)), "")
-    known = {number, chip} - {""}
-    scored = [(len(words & set(key.split("-"))), -_off(key, mib), key) for key in shelf("gpus") if set(key.split("-")) & known]
-    if not scored:
+    words = set(re.findall(r"[a-z0-9]+", plain.lower()))
+    words |= {"450w"} if "h" in words else set()  # V100-SXM3-32GB-H: the DGX-2H's, of 450 W
+    known = {word for word in words if word == "titan" or re.fullmatch(r"[a-z]{0,2}\d{1,4}[a-z]?", word)}
+    near = [key for key in shelf("gpus") if set(key.split("-")) & known]
+    fits = [key for key in near if _off(key, mib) <= _SAME]
+    if not fits:
+        other = f" (its {near[0]} has {gpu(near[0]).memory >> 20} MiB, this one {mib})" if near else ""
         raise BadInput(
-            f"the GPU '{name}' is not in the catalog: describe the machine in a TOML file (steptwin topology import) and give it with --on"
+            f"the GPU '{name}' is not in the catalog{other}: describe the machine in a TOML file (steptwin topology import) and give it with --on"
         )
     preferred = "pcie" if "pcie" in words else "nvl" if "nvl" in words else "sxm"
-    return max(scored, key=lambda one: (preferred in one[2].split("-")[1:], one[0], one[1], -len(one[2])))[2]
+
+    def alike(key: str) -> tuple[bool, int, float, int]:
+        parts = key.split("-")
+        return any(part.startswith(preferred) for part in parts[1:]), len(words & set(parts)), -_off(key, mib), -len(key)
+
+    return max(fits, key=alike)
 
 
 def _off(key: str, mib: int) -> float:
-    """How far the key's memory, where it names one, is from what the driver says; GB."""
-    size = re.search(r"(\d+)gb$", key)
-    return abs(int(size.group(1)) - mib / 1000) if size else 0.0
+    """Share by which the key's memory differs from what the driver says."""
+    return abs(gpu(key).memory / (mib << 20) - 1.0) if mib else 0.0
 
 
 def _mib(text: str) -> int:

@@ -165,9 +165,11 @@ def _nvlink(matrix: Matrix, model: str, notes: list[str]) -> dict[str, object]:
     if not pairs:
         return {}
     count = len(matrix.gpus)
-    links = min(min(counts) for counts in pairs.values())
-    everywhere = len(pairs) == count * (count - 1) // 2 and all(set(counts) == {links} for counts in pairs.values())
+    links, most = min(min(counts) for counts in pairs.values()), max(max(counts) for counts in pairs.values())
+    everywhere = len(pairs) == count * (count - 1) // 2
     # A GPU with k links cannot have k to each of several peers by cable: then all its links go to switches.
-    if everywhere and count > 2 and links * (count - 1) > max(catalog_gpu(model).nvlink_links, links):
+    if everywhere and count > 2 and links * (count - 1) > max(catalog_gpu(model).nvlink_links, most):
+        if links < most:
+            notes.append(f"Some GPUs have {links} NVLinks, others {most}: some are down. The smaller number is entered for all.")
         return fit([links], {}, model, notes)
     return fit([], pairs, model, notes)

@@ -149,6 +149,8 @@ def _document(system: System, cpus: list[Element], name: str, gpu: str) -> Impor
     notes = system.notes
     model = catalog_gpu(gpu).name if gpu else parts.model([d.element for d in system.gpus], [d.element for d in system.nics], notes)
     document: dict[str, object] = {"name": name, "source": "NCCL topology XML", "gpu": model}
+    if not gpu:
+        document |= parts.own_models({device.name: device.element for device in system.gpus}, model)
     document["cpu"] = parts.cpu(cpus, sum(vertex.startswith("socket") for vertex in system.children), notes)
     each = max(1, len(system.nics) // len(system.gpus))
     nics = system.bond({device.name: parts.nic(device.element, each, notes) for device in system.nics})

@@ -28,7 +28,30 @@ def nvlink_table(names: Mapping[str, str], gpus: Mapping[str, Element | None], m
                 to_switch.setdefault(bus, []).append(count)
     if any(bus == link.get("target", "").lower() for bus, e in gpus.items() if e is not None for link in e.findall("nvlink")):
         notes.append("NVLinks from a GPU to itself are left out (files for virtual machines use them as a switch for NCCL).")
-    return fit(to_switch.get(next(iter(to_switch), ""), []), pairs, model, notes)
+    return fit(_weakest({names[bus]: chips for bus, chips in to_switch.items()}, len(names), notes), pairs, model, notes)
+
+
+def _weakest(to_switch: Mapping[str, list[int]], gpus: int, notes: list[str]) -> list[int]:
+    """The links of the GPU with fewest to switches: a ring, and what the switch adds up, runs at its pace."""
+    if not to_switch:
+        return []
+    least = min(to_switch, key=lambda name: sum(to_switch[name]))
+    most = max(sum(chips) for chips in to_switch.values())
+    if sum(to_switch[least]) < most:
+        notes.append(
+            f"{least} has {sum(to_switch[least])} NVLinks to switches, others have {most}: some of its links are down. Its number is entered for all."
+        )
+    if len(to_switch) < gpus:
+        notes.append(
+            f"{gpus - len(to_switch)} of {gpus} GPUs show no NVLink, and are entered with those of the others; fail=link:gpu0-nvswitch takes gpu0's away."
+        )
+    return to_switch[least]
+
+
+def _spread(links: int, model: str) -> list[int]:
+    """So many links over the switch chips that such GPUs usually have."""
+    chips = len(pci.SWITCHED.get(links) or pci.SWITCHED.get(catalog_gpu(model).nvlink_links, (links,)))
+    return list(pci.SWITCHED.get(links) or (links // chips + (place < links % chips) for place in range(chips)))
 
 
 def fit(chips: list[int], pairs: Mapping[tuple[int, int], list[int]], model: str, notes: list[str]) -> dict[str, object]:
@@ -36,7 +59,7 @@ def fit(chips: list[int], pairs: Mapping[tuple[int, int], list[int]], model: str
     table: dict[str, object] = {}
     links = sum(chips)
     if chips:
-        table["switch"] = list(pci.SWITCHED.get(links, tuple(chips))) if len(chips) == 1 else sorted(chips, reverse=True)
+        table["switch"] = _spread(links, model) if len(chips) == 1 else sorted(chips, reverse=True)
     elif pairs:
         if any(len(set(counts)) > 1 for counts in pairs.values()):
             notes.append("NVLink counts differ by direction; the smaller one is entered.")

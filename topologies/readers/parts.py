@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from xml.etree.ElementTree import Element
 
 from topologies.devices import gpu as catalog_gpu
@@ -18,7 +19,7 @@ def model(gpus: list[Element], nics: list[Element], notes: list[str]) -> str:
     """The catalog key of the file's GPUs: by PCI id, else by compute capability, else by PCIe generation."""
     known = Counter(key for e in gpus if (key := pci.gpu_by_id(e.get("vendor", ""), e.get("device", ""))))
     if len(known) > 1:
-        notes.append(f"GPUs of several models: {', '.join(sorted(known))}; the most frequent is entered for all.")
+        notes.append(f"GPUs of several models: {', '.join(sorted(known))}; each is entered as what it is, where it has as many NVLinks.")
     if known:
         return known.most_common(1)[0][0]
     for element in gpus:
@@ -30,6 +31,14 @@ def model(gpus: list[Element], nics: list[Element], notes: list[str]) -> str:
     key = pci.usual(max(pci.generation(element.get("link_speed", "")) for element in (*gpus, *nics)))[0]
     notes.append(f"The file does not name the GPU; assumed from the PCIe generation: {key}. Correct `gpu` if it is another.")
     return key
+
+
+def own_models(gpus: Mapping[str, Element], usual: str) -> dict[str, object]:
+    """{"gpus": ...}: those that the file knows as another model than the `usual` one, and that have the NVLinks for its place."""
+    known = {name: pci.gpu_by_id(element.get("vendor", ""), element.get("device", "")) for name, element in gpus.items()}
+    links = catalog_gpu(usual).nvlink_links
+    own = {name: key for name, key in known.items() if key not in ("", usual) and catalog_gpu(key).nvlink_links >= links}
+    return {"gpus": own} if own else {}
 
 
 def cpu(cpus: list[Element], sockets: int, notes: list[str]) -> object:

@@ -19,6 +19,12 @@ KNOWN = {
     ("NVIDIA A100-SXM4-40GB", 40960): "a100-sxm-40gb",
     ("NVIDIA A100 80GB PCIe", 81920): "a100-pcie-80gb",
     ("Tesla V100-SXM2-32GB", 32768): "v100-sxm2-32gb",
+    ("Tesla V100-SXM3-32GB", 32510): "v100-sxm3-32gb",  # the DGX-2's, of 350 W
+    ("Tesla V100-SXM3-32GB-H", 32510): "v100-sxm3-32gb-450w",
+    ("Tesla V100-DGXS-32GB", 32510): "v100-sxm2-32gb",
+    ("NVIDIA TITAN RTX", 24576): "titan-rtx",
+    ("NVIDIA GH200 480GB", 97871): "gh200-96gb",
+    ("NVIDIA RTX 6000 Ada Generation", 49140): "rtx-6000-ada",
     ("NVIDIA L40S", 46068): "l40s",
     ("NVIDIA A10G", 23028): "a10g",
     ("NVIDIA GeForce RTX 4090", 24564): "rtx-4090",
@@ -39,6 +45,31 @@ def fake(place: Path, matrix: str = MATRIX, names: str = "NVIDIA H200, 143771\\n
 @pytest.mark.parametrize(("said", "key"), list(KNOWN.items()))
 def test_drivers_names_are_catalog_keys(said: tuple[str, int], key: str) -> None:
     assert catalog_key(*said) == key
+
+
+@pytest.mark.parametrize(
+    ("said", "near"),
+    [
+        (("NVIDIA GeForce RTX 2080", 8192), "its rtx-2080-ti has 11264 MiB, this one 8192"),
+        (("Quadro RTX 6000", 24576), "its rtx-6000-ada has"),
+        (("NVIDIA GH200 144G HBM3e", 147456), "its gh200-96gb has"),
+        (("NVIDIA TITAN V", 12288), "its titan-rtx has"),
+        (("NVIDIA GeForce RTX 3080 Laptop GPU", 8192), "its rtx-3080 has"),
+    ],
+)
+def test_a_number_in_the_name_is_not_enough(said: tuple[str, int], near: str) -> None:
+    """A device with another memory is another device: its rates are not those of the catalog's."""
+    with pytest.raises(BadInput, match=rf"is not in the catalog \({near}"):
+        catalog_key(*said)
+
+
+def test_two_kinds_of_gpus_in_one_computer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = MATRIX.replace("NV18", "PHB")
+    fake(tmp_path, matrix, "NVIDIA GeForce RTX 3090, 24576\\nNVIDIA GeForce RTX 4090, 24564\\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = load_topology("this-machine")
+    assert [found.device(rank).name for rank in range(2)] == ["rtx-3090", "rtx-4090"]
 
 
 def test_a_machine_with_two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
