@@ -184,6 +184,7 @@ def _collective(app: typer.Typer, desk: Desk) -> None:
         """A table like nccl-tests': size, time, algbw, busbw.  Example: steptwin collective all_reduce --on "4x dgx-h100" --bytes "1 GiB\""""
         from sim.cost.collective.table import collective_table
         from topologies.load import load_topology
+        from topologies.unfelt import unfelt
 
         machine = load_topology(on, of_machine(set_, fail, without))
         if calibrate is not None:
@@ -194,6 +195,8 @@ def _collective(app: typer.Typer, desk: Desk) -> None:
             desk.show({"rows": fitted.table, "edits": words, "before": fitted.before, "after": fitted.after}, as_json, "nccl-tests")
             return
         found = collective_table(name, bytes_, machine, ranks, algorithm)
+        for note in unfelt(machine, found["ranks"]):
+            desk.say(f"note: {note}")
         desk.show(found, as_json, "collective")
         if plot:
             desk.say(f"page: {desk.page('collective', plot, found)}")

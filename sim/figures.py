@@ -15,6 +15,7 @@ from sim.timeline import metrics
 from sim.trace import Trace
 from sim.uncertainty import Interval
 from topologies.hardware import Cpu, Gpu
+from topologies.unfelt import unfelt
 
 
 def figures_of_memory(setting: Setting, remedies: bool = True) -> tuple[MemoryReport, DoesNotFit | None]:
@@ -86,7 +87,7 @@ def figures(setting: Setting, program: Program, trace: Trace, step: float, split
 
 
 def _warnings(setting: Setting, per_gpu: float, peak: float | None, trace: Trace) -> list[str]:
-    found = idle(setting) + _crowded(setting)
+    found = idle(setting) + unfelt(setting.topology, setting.plan.world) + _crowded(setting)
     if peak and per_gpu > peak:
         found.append(f"model FLOP rate {per_gpu / 1e12:.0f} TFLOP/s is above the device's peak {peak / 1e12:.0f}: check the model's FLOPs")
     network = setting.network
@@ -107,9 +108,15 @@ def _warnings(setting: Setting, per_gpu: float, peak: float | None, trace: Trace
 
 
 def _crowded(setting: Setting) -> list[str]:
-    """torch's DataLoader warns of this too: more loader processes than a node has hardware threads (two a core) take turns, and each keeps
+    """More ranks than cores, and more loaders than threads. torch's DataLoader warns of these too: more loader processes than a node has hardware threads (two a core) take turns, and each keeps
     batches in memory."""
     topology, workers = setting.topology, setting.plan.data.workers
     ranks = Counter(map(topology.node, range(min(setting.plan.world, topology.ranks_on(0)))))
+    found = []
     most = max((count * workers / topology.cores(node) for node, count in ranks.items()), default=0.0)
-    return [f"data.workers = {workers:,}: a node has {most:,.0f} loader processes for each of its cores"] if most > 2 else []
+    if most > 2:
+        found.append(f"data.workers = {workers:,}: a node has {most:,.0f} loader processes for each of its cores")
+    tight = next(((count, topology.cores(node)) for node, count in ranks.items() if count > topology.cores(node)), None)
+    if tight and topology.kind == "cuda":
+        found.append(f"{tight[0]} ranks of a node share its {tight[1]} CPU cores: that their host threads take turns is not simulated")
+    return found

@@ -108,7 +108,7 @@ class Table:
 
 
 def positive(value: float, where: str) -> float:
-    """`value`, or `BadInput` where it is not above zero."""
-    if not 0 < value < float("inf"):
-        raise BadInput(f"{where} must be above zero and finite, got {value:g}")
+    """`value` (bytes, bytes or operations a second), or `BadInput` where it is not one at least."""
+    if not 1 <= value < float("inf"):
+        raise BadInput(f"{where} must be above zero and finite, got {value:g}{': less than one byte or operation' if value > 0 else ''}")
     return value

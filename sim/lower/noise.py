@@ -17,6 +17,10 @@ _RANK = re.compile(r"r(\d+)\s*:\s*(\d+(?:\.\d+)?)x?\Z")
 _DRAWN = re.compile(r"(lognormal|normal|uniform)\((\d+(?:\.\d+)?)\)(?:\s*,\s*seed\s*=\s*(\d+))?\Z")
 
 
+_WIDEST = 2.0
+"""Of a drawn spread: with a sigma of two, one rank of twenty is fifty times slower or faster than the middle one."""
+
+
 def slowness(plan: Plan) -> Callable[[int], float]:
     """Rank -> factor on all its compute. Raises `BadInput` for words that cannot be read or ranks that do not exist."""
     return _by_rank(table(plan.noise.stragglers, "noise.stragglers", plan.world, plan.seed))
@@ -43,6 +47,8 @@ def table(text: str, key: str, world: int, seed: int) -> dict[int, float]:
         return {}
     drawn = _DRAWN.match(text)
     if drawn:
+        if float(drawn.group(2)) > _WIDEST:
+            raise BadInput(f"{key} = '{text}': a width of {drawn.group(2)} makes factors of thousands; at most {_WIDEST:g} (0.05: 5 %)")
         return _draw(drawn.group(1), float(drawn.group(2)), int(drawn.group(3) or seed), world)
     found: dict[int, float] = {}
     for item in text.split(","):

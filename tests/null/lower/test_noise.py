@@ -64,3 +64,16 @@ def test_without_a_seed_the_plans_own_is_used() -> None:
 def test_what_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="noise"):
         table(text, "noise.stragglers", 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("lognormal(1000), seed=1", "a width of 1000 makes factors of thousands; at most 2"),
+        ("normal(3)", "at most 2"),
+        ("r3: 2x, r1: 1.1x, r3: 3x", "r3 is named twice"),
+    ],
+)
+def test_spreads_and_names_that_nobody_means_are_refused(text: str, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        table(text, "noise.stragglers", 8, 0)

@@ -1,0 +1,38 @@
+"""What-ifs that the ranks in question do not feel: an edit that changes nothing should not pass for an answer."""
+
+from __future__ import annotations
+
+from topologies.graph import Topology
+
+_ABOVE_LEAVES = ("oversubscription", "spines", "link.spine.rate", "link.spine.latency")
+_ABOVE_SPINES = ("core_oversubscription",)
+
+
+def unfelt(topology: Topology, ranks: int) -> list[str]:
+    """A sentence for each edit of the machine that the first `ranks` ranks cannot feel, because of where they sit."""
+    found = []
+    for edit in dict.fromkeys(topology.cluster.edits):
+        why = _why(topology, ranks, *(part.strip() for part in edit.split("=", 1)))
+        if why:
+            found.append(f"{edit} has no effect: {why}")
+    return found
+
+
+def _why(topology: Topology, ranks: int, key: str, value: str) -> str:
+    fabric = topology.cluster.fabric
+    nodes = min(ranks, topology.nodes) if topology.cluster.scatter else topology.node(ranks - 1) + 1
+    if (key in _ABOVE_LEAVES or (key == "fail" and value.startswith("spine:"))) and nodes <= fabric.pod:
+        where = "the one node" if nodes == 1 else f"all {nodes} nodes hang on the same leaf switches, of {fabric.pod} nodes each"
+        return f"{where}, below the spines" + ("" if nodes == 1 else f"; pod={max(1, nodes // 2)} puts them on two")
+    if key in _ABOVE_SPINES and (not fabric.block or nodes <= fabric.block_nodes):
+        return f"no core switch is between the {nodes} nodes (block says how many leaves of nodes share spines)"
+    if (key, value) in (("without", "p2p"), ("p2p", "none")) and _all_linked(topology, ranks):
+        return "the GPUs of a node reach each other over NVLink, which stays; without=nvlink takes it away"
+    return ""
+
+
+def _all_linked(topology: Topology, ranks: int) -> bool:
+    """Do all ranks of the first node reach each other over NVLink (or xGMI)?"""
+    here = [rank for rank in range(min(ranks, topology.ranks_on(0))) if topology.node(rank) == 0]
+    paths = [topology.path(a, b) for a in here for b in here if a != b]
+    return bool(paths) and all(path.kind in ("NVL", "NVB") for path in paths)
