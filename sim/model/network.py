@@ -88,7 +88,7 @@ _PLAIN = Framework(name="count", source="counting only")
 
 
 @lru_cache(maxsize=256)
-def _totals(model: ModelSpec, seq: int, micro: int) -> _Totals:
+def _totals(model: ModelSpec, seq: int, micro: int = 1) -> _Totals:
     """Parameters, and model FLOPs of one sample of `micro`: forward, gradient of inputs, gradient of weights (not of frozen ones).
 
     Forward counts matrix products, convolutions and attention (its causal half once); each gradient costs as much.
