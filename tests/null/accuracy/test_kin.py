@@ -18,6 +18,7 @@ from sim.model.load import model_from
 from sim.model.network import describe
 from sim.model.parts import Shape
 from tests.null.accuracy.test_spellings import row
+from topologies.errors import Refused
 from topologies.hardware import Gpu
 from topologies.load import load_topology
 
@@ -126,3 +127,11 @@ def test_scripts_are_those_of_who_wrote_them() -> None:
     assert eager_of(row(**picture, framework_version="NGC pytorch 23.05", gpu="A100"), "pytorch", True, "fp16", []) == "pytorch-native-amp"
     large = row(model_name="T5-11B", model_type="encoder-decoder", sharding="")
     assert eager_of(large, "accelerate", True, "bf16", []) == "pytorch"
+
+
+def test_models_that_are_no_decoders_are_not_sized_as_decoders() -> None:
+    """Their parameters are in their names, but not their tokens."""
+    for name in ("FLUX.1-dev 12B", "Wan 2.1 14B", "CogVideoX-5B", "SD3.5 8B", "Canary 1B", "Parakeet 1.1B", "Video-LLaVA 7B"):
+        with pytest.raises(Refused, match="no model of that name"):
+            model_of(row(**(SILENT | {"model_name": name})), [])
+    assert model_of(row(**(SILENT | {"model_name": "Wanda 7B"})), [])["layers"]
