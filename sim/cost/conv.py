@@ -7,7 +7,7 @@
 (cuDNN implicit precomputed GEMM; NVIDIA convolution user's guide.) 3 x 3 kernels of stride 1 in fp32 run by Winograd's algorithm, which
 multiplies fewer numbers than the product has: in one kernel where channels are few, in kernels of its own where they are many, the
 faster of the two (cuDNN's choices by shape: tensorflow issue 9322); gradients of weights in kernels of its own alone (cuDNN, bwd_filter
-algorithms). Grouped convolutions are one GEMM per group; depthwise ones read and write at a share of streaming bandwidth.
+algorithms). Grouped convolutions are one GEMM per group; depthwise ones have a page of their own (`sim.cost.depthwise`).
 Parameters: `params/conv.toml`.
 """
 
@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from sim.cost.depthwise import depthwise_seconds, is_depthwise
 from sim.cost.device import document, peak_flops
 from sim.cost.gemm import fit_of, sustained_clock
 from sim.cost.memory_bound import memory_bound_cost
@@ -49,8 +50,8 @@ def _fit() -> tuple[ConvFit, int]:
 def conv_cost(work: Conv, gpu: Gpu, sustained: bool = True) -> tuple[float, Source]:
     """Seconds of all repeats, always `assumed`: rates follow from GEMMs. Raises `Refused` for a dtype without units."""
     share, align = _fit()
-    if work.groups == work.c_in and work.c_in > 1:
-        return _depthwise(work, gpu, share.depthwise), "assumed"
+    if is_depthwise(work):
+        return depthwise_seconds(work, gpu, share.depthwise), "assumed"
     size = BYTES[work.dtype]
     product = _Rate(
         gpu, fit_of(gpu, work.dtype)[0], peak_flops(gpu, work.dtype), size, sustained_clock(gpu, work.dtype) if sustained else None
@@ -117,9 +118,3 @@ def _matrix(work: Conv, align: int) -> tuple[int, int, int]:
     if work.role == "wgrad":
         return c_out, c_in * window, work.batch * oh * ow
     return work.batch * oh * ow, c_out, c_in * window
-
-
-def _depthwise(work: Conv, gpu: Gpu, share: float) -> float:
-    moved = round(work.bytes / work.repeat / share)
-    seconds, _ = memory_bound_cost(MemoryBound("depthwise", moved, 0, work.dtype), gpu)
-    return seconds * work.repeat
