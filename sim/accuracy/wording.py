@@ -50,7 +50,7 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
     if name == "oneflow" and _is(row, r"gpt|llama"):
         return "oneflow-gpt"
     if "mlperf" in text and name in ("mlperf-nvidia", "mxnet-horovod") and not _is(row, _MASKS) and _is(row, r"resnet|\bcnn\b"):
-        return "mlperf-mxnet"  # what NVIDIA's submissions train images with
+        return "mlperf-mxnet" + "-mainloop" * (_is(row, "resnet") and row.gpu in ("H100", "H200") and row.gpus == 8)  # NVIDIA's submissions
     if name == "mlperf-nvidia" and _is(row, "llama"):
         return _submitted_llama(row)
     if name in ("mlperf-nvidia", "llm-foundry") and (row.batch_unit == "images" or _is(row, _MASKS + r"|resnet|\bcnn\b|\bvit\b")):

@@ -36,7 +36,7 @@ def norm(
         forward, backward = _eager_rmsnorm(share, elements, rows, e)
     elif kind == "layernorm" and share.framework.norm_in_parts:
         forward, backward = (_split_at_sums if share.framework.compile else _written_out)(share, elements, rows, e, joined)
-    elif kind == "layernorm" and share.framework.norm_kernels != "joined" and not (copied or share.framework.compile):
+    elif kind == "layernorm" and share.framework.norm_kernels in ("apart", "early") and not (copied or share.framework.compile):
         forward, backward = _in_kernels(share, elements, rows, e, share.framework.norm_kernels == "early")
         backward = backward[:-1] if frozen or not tensors else backward
     else:

@@ -9,7 +9,7 @@ from sim.model.linear import linear
 from sim.model.parts import Block, Part
 from sim.model.share import Share
 from sim.model.spec import Cnn
-from sim.model.vision import Blocks, Map, block, convolution, depth, in_one, mean, normalised, pool, squeeze
+from sim.model.vision import Blocks, Map, block, convolution, convolved, depth, in_one, mean, normalised, pool, squeeze
 from sim.work import MemoryBound
 
 _STAGES = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
@@ -42,7 +42,17 @@ def residual_block(spec: Cnn, share: Share, x: Map, planes: int, stride: int) ->
     if stride > 1 or x.channels != out:
         conv, z = convolution(share, "downsample.conv", x, out, 1, stride=stride, padding=0)
         parts[-1:-1] = [replace(conv, saved=0), normalised(share, "downsample.bn", z, relu=False)]
+    if share.framework.norm_kernels == "convolved" and not spec.se:
+        *inner, end = parts
+        parts = [*(_convolved(share, part) for part in inner), convolved(share, end, y)]
     return parts, y
+
+
+def _convolved(share: Share, part: Part) -> Part:
+    """A norm that convolutions sum and apply (`convolved`); a convolution that applies one keeps nothing, for the norm has its map."""
+    if part.cls == "norm":
+        return convolved(share, part)
+    return part if part.name == "conv1" else replace(part, saved=0)
 
 
 def _join(share: Share, joined: Part) -> Part:

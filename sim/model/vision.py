@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from sim.model.elementwise import elementwise
 from sim.model.linear import linear, weight_casts
 from sim.model.parts import Block, Part
@@ -111,6 +113,19 @@ def normalised(share: Share, name: str, y: Map, *, relu: bool = True, fork: Map 
         saved=n * e + 8 * y.channels,
         modules=1 + relu,
     )
+
+
+def convolved(share: Share, norm: Part, joined: Map | None = None) -> Part:
+    """A norm whose sums come out of the convolution before it: one small kernel makes scales and offsets of them. What reads the map applies
+    these: the next convolution, or the kernel that adds the block's input to the last map (`joined`) and applies ReLU, which reads each once.
+
+    cuDNN's fused operations, as MXNet's NormConvolution, BNStatsFinalize and ScaleBiasAddRelu call them (symbols/resnet-v1b-mainloop-fl.py
+    in mlcommons/training_results_v2.1). Backward: as the norm has it; what is joined there the scripts do not say.
+    """
+    forward: list[Work] = [elementwise("batchnorm", share, norm.tensors[0], 16.0, 24.0)]
+    if joined is not None:
+        forward.append(elementwise("add", share, share.micro * joined.size, 2 * share.e, share.e))
+    return replace(norm, forward=tuple(forward))
 
 
 def pool(share: Share, name: str, x: Map, kernel: int, stride: int, padding: int = 0, ceil: bool = False) -> tuple[Part, Map]:

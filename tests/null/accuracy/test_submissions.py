@@ -47,6 +47,8 @@ def row(base: Row, **changes: object) -> Row:
         (row(LORA, **L40S), "mlperf-nvidia-mcore"),
         (PICTURES, "mlperf-mxnet"),
         (row(PICTURES, framework="NGC (MLPerf)"), "mlperf-mxnet"),
+        (row(PICTURES, gpus=8, nodes=1, micro_batch=400, global_batch=3200), "mlperf-mxnet-mainloop"),
+        (row(PICTURES, gpus=8, nodes=2, gpus_per_node=4, gpu="L40S"), "mlperf-mxnet"),
         (row(PICTURES, source_id="dlperf-v1"), "mxnet-horovod-defaults"),
         (GPT, "oneflow-gpt"),
         (row(GPT, framework="LiBai"), "oneflow-gpt"),

@@ -7,11 +7,14 @@ import pytest
 
 from sim.framework import load_framework
 from sim.model.parts import Part, Shape
+from sim.model.resnet import residual_block
 from sim.model.share import Share, share_of
+from sim.model.spec import Cnn
 from sim.model.vision import Map, convolution, normalised, squeeze
 from sim.work import MemoryBound
 
 MAP = Map(256, 56, 56)
+RESNET = Cnn(arch="resnet", depth=50)
 ELEMENTS = 32 * 256 * 56 * 56
 
 
@@ -76,3 +79,31 @@ def test_tensor_cores_take_maps_whose_channels_lie_side_by_side(precision: str, 
         assert copied == ([2 * found.e * ELEMENTS, 2 * found.e * 32 * y.size] if turned else [])
     depthwise, _ = convolution(found, "conv", MAP, 256, 3, groups=256)
     assert not any(isinstance(work, MemoryBound) and work.what == "copy" for work in depthwise.backward)
+
+
+def test_norms_that_convolutions_sum_and_apply() -> None:
+    """A bottleneck of 4 x 64 channels: its two narrow norms read and write nothing of their maps, the last one adds in one reading of each."""
+    habits = load_framework("mlperf-mxnet")
+    fused, plain = (
+        {
+            part.name: part
+            for part in residual_block(RESNET, share_of(Shape(micro=32, seq=1, precision="fp16"), framework, "math"), MAP, 64, 1)[0]
+        }
+        for framework in (msgspec.structs.replace(habits, norm_kernels="convolved"), habits)
+    )
+    assert list(fused) == list(plain) == ["conv1", "bn1", "conv2", "bn2", "conv3", "bn3"]
+    assert moved(plain["bn1"], False) == pytest.approx(3 * 2 / 4) and moved(plain["bn3"], False) == pytest.approx(4 * 2)
+    assert moved(fused["bn1"], False) == moved(fused["bn2"], False) < 0.001
+    assert moved(fused["bn3"], False) == pytest.approx(3 * 2, rel=1e-3)
+    assert all(moved(fused[name], True) == moved(plain[name], True) for name in fused)
+    assert [fused[name].saved for name in ("conv2", "conv3")] == [0, 0]
+    assert all(fused[name].saved == plain[name].saved for name in ("conv1", "bn1", "bn2", "bn3"))
+
+
+def test_the_first_bottleneck_s_shortcut_is_scaled_where_it_is_added() -> None:
+    framework = load_framework("mlperf-mxnet-mainloop")
+    found = share_of(Shape(micro=32, seq=1, precision="fp16"), framework, "math")
+    parts = {part.name: part for part in residual_block(RESNET, found, Map(64, 56, 56), 64, 1)[0]}
+    assert list(parts)[-3:] == ["downsample.conv", "downsample.bn", "bn3"]
+    assert moved(parts["downsample.bn"], False) < 0.001
+    assert moved(parts["bn3"], False) == pytest.approx(3 * 2, rel=1e-3)
