@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sim.bind import Setting
 from sim.cost.price import Pricer
+from sim.pace import board_clock
 from sim.uneven import Uneven
 from topologies.errors import Refused
 
@@ -32,7 +33,7 @@ def _even(setting: Setting, calibration: str | Path | None, costs: str, factor: 
     from sim.cost.gpu_pricer import GpuPricer
 
     if calibration is None and costs == "fitted":
-        return GpuPricer(setting.topology, setting.framework, factor, setting.plan.world)
+        return GpuPricer(setting.topology, setting.framework, factor, board_clock(setting))
     from sim.cost.measured import MeasuredPricer, lookups_of
 
-    return MeasuredPricer(setting.topology, setting.framework, lookups_of(costs, calibration), factor, setting.plan.world)
+    return MeasuredPricer(setting.topology, setting.framework, lookups_of(costs, calibration), factor, board_clock(setting))

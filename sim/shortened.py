@@ -12,6 +12,7 @@ from sim.engine.steps import Step, step_times
 from sim.framework import sharding_of
 from sim.lower.short import Shortener
 from sim.lower.step import lower
+from sim.pace import board_clock
 from sim.plan import Plan
 from sim.pricer import pricer_for
 from sim.program import Program
@@ -136,7 +137,15 @@ def layers_of(plan: Plan) -> bytes:
 
 def _shortener(setting: Setting, shortcut: Shortcut) -> Shortener:
     """Layers of an earlier plan that lowers and prices them alike, or new ones."""
-    key = (layers_of(setting.plan), setting.plan.world, id(setting.network), id(setting.topology), setting.framework, shortcut.coarse)
+    key = (
+        layers_of(setting.plan),
+        board_clock(setting),
+        setting.plan.world,
+        id(setting.network),
+        id(setting.topology),
+        setting.framework,
+        shortcut.coarse,
+    )
     kept = _LAYERS.pop(key, None)
     if kept is None or not shortcut.adopt(kept[1]):
         kept = (Shortener(shortcut.shorten, shortcut.coarse), shortcut, setting)

@@ -15,7 +15,6 @@ from sim.cost.overlap import slowdown
 from sim.cost.place import Common
 from sim.cost.price import Cost, Source
 from sim.cost.staged import staged
-from sim.cost.sustained import slowest
 from sim.framework import Framework
 from sim.program import HOST, MEETING, Op, held_beside
 from sim.work import HostWork, Work
@@ -36,11 +35,11 @@ _message = lru_cache(maxsize=2048)(message_cost)
 class GpuPricer(Common):
     """Kernels by shape, launches by the framework's host, links by the topology."""
 
-    def __init__(self, topology: Topology, framework: Framework, factor: Callable[[int], float] | None = None, ranks: int = 0) -> None:
-        """`ranks`: of the plan, whose steps wait for the slowest of their GPUs; 0: all that the topology has."""
+    def __init__(self, topology: Topology, framework: Framework, factor: Callable[[int], float] | None = None, board: float = 1.0) -> None:
+        """`board`: clock of the GPU that the plan's steps wait for, over that of the mean one (`sim.pace`)."""
         super().__init__(topology, factor)
         self.framework = framework
-        self._board = slowest(ranks or topology.gpus)
+        self._board = board
         self.host = "graph" if framework.cuda_graphs else framework.host
         self._compute: dict[tuple[int, str], tuple[Cost, Op]] = {}
         self._collectives: dict[tuple[str, int, str, tuple[Work, ...], int, int], tuple[Cost, tuple[int, ...]]] = {}

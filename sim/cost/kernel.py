@@ -50,6 +50,11 @@ def assume(clock: float | None, narrow: float | None = None) -> None:
     _known.clear()
 
 
+def assumed() -> tuple[tuple[float, float], ...]:
+    """The clocks of `assume`, on which all prices rest while a refit has them; empty otherwise."""
+    return tuple(_assumed)
+
+
 def _remember(gpu: Gpu) -> tuple[Gpu, Priced]:
     # The entry holds the Gpu itself, so its id cannot be given to another one meanwhile.
     if len(_known) >= _MOST_GPUS:

@@ -32,9 +32,9 @@ class MeasuredPricer(GpuPricer):
         framework: Framework,
         lookups: tuple[Lookup, ...],
         factor: Callable[[int], float] | None = None,
-        ranks: int = 0,
+        board: float = 1.0,
     ) -> None:
-        super().__init__(topology, framework, factor, ranks)
+        super().__init__(topology, framework, factor, board)
         self.lookups = lookups
         self._priced: dict[tuple[Work, str], Cost] = {}
 

@@ -101,13 +101,14 @@ def _pricer(machine: Topology, framework: str, calibration: str | Path | None, w
 
         return CpuPricer(machine, load_calibration(calibration))
     from sim.cost.gpu_pricer import GpuPricer
+    from sim.cost.sustained import slowest
 
     if calibration is not None:
         raise Refused(
             f"{machine.name} has GPUs: kernels take what the traces say, and what ranks exchange is priced from the machine's links. "
             "A calibration has no effect on either: leave --calibration out"
         )
-    return GpuPricer(machine, load_framework(framework), None, world)
+    return GpuPricer(machine, load_framework(framework), None, slowest(world))
 
 
 class Replayed:

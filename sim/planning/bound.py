@@ -28,6 +28,7 @@ from sim.lower.job import Job, job_of
 from sim.lower.template import TEMPLATE, BlockOps
 from sim.model.parts import Block
 from sim.model.stages import Blocks, held, layout
+from sim.pace import board_clock
 from sim.planning.traffic import Traffic
 from sim.program import COMPUTE, HOST, Op
 from sim.shortened import layers_of
@@ -81,9 +82,10 @@ class Bounds:
         plan, stages = setting.plan, layout(setting.network, setting.plan)
         job = job_of(plan, setting.network, setting.framework, setting.topology.kind, 1)
         count, pipelined = plan.microbatches, plan.parallel.pp > 1
+        key = (layers_of(plan), board_clock(setting), plan.world, setting.topology.name, setting.framework)
         best = fill = drain = 0.0
         for at in range(plan.parallel.pp):
-            rank = _Rank(self._blocks, setting, job, pricer, at)
+            rank = _Rank(self._blocks, setting, job, pricer, key, at)
             mine = held(stages, plan, at)
             chunks, sent = [rank.chunk(blocks) for blocks in mine], [rank.traffic(blocks) for blocks in mine]
             device, host = count * sum(chunk.device for chunk in chunks), count * sum(chunk.host for chunk in chunks)
@@ -100,14 +102,22 @@ class Bounds:
 class _Rank:
     """The first rank of one stage of the pipeline, by what its layers cost there."""
 
-    def __init__(self, blocks: dict[tuple[object, ...], tuple[Passes, Block]], setting: Setting, job: Job, pricer: Pricer, at: int) -> None:
+    def __init__(
+        self,
+        blocks: dict[tuple[object, ...], tuple[Passes, Block]],
+        setting: Setting,
+        job: Job,
+        pricer: Pricer,
+        key: tuple[object, ...],
+        at: int,
+    ) -> None:
         plan = setting.plan
         self._blocks, self._setting, self._job, self._pricer = blocks, setting, job, pricer
         self._rank = job.mesh.rank({"pp": at})
         self._groups: dict[str, tuple[int, ...]] = {}
         self._seconds: dict[tuple[object, ...], float] = {}
         alike = setting.foldable and plan.noise.stragglers == plan.noise.imbalance == "none"
-        self._key = (layers_of(plan), plan.world, setting.topology.name, setting.framework, 0 if alike else self._rank)
+        self._key = (*key, 0 if alike else self._rank)
         self._known: dict[int, tuple[Chunk, Passes]] = {}
 
     def chunk(self, blocks: Blocks) -> Chunk:

@@ -71,7 +71,7 @@ def test_what_cannot_be_read_is_refused(text: str) -> None:
     [
         ("lognormal(1000), seed=1", "a width of 1000 makes factors of thousands; at most 2"),
         ("normal(3)", "at most 2"),
-        ("r3: 2x, r1: 1.1x, r3: 3x", "r3 is named twice"),
+        ("r3: 2x, r1: 1.1x, r3: 3x", "names r3 twice"),
     ],
 )
 def test_spreads_and_names_that_nobody_means_are_refused(text: str, said: str) -> None:

@@ -131,6 +131,17 @@ def test_bounds_price_each_world_by_itself() -> None:
         assert shared.step(setting, pricer_for(setting)) == Bounds().step(setting, pricer_for(setting))
 
 
+def test_bounds_price_each_pipeline_at_its_own_clock() -> None:
+    """Of equal worlds whose layers are lowered alike: the last stage, with the head, waits for its own boards alone."""
+    shared = Bounds()
+    for pp in (1, 4, 2):
+        changes = (f"parallel.pp={pp}", f"parallel.dp_replicate={8 // pp}", "batch.global=64", "batch.micro=8")
+        setting = bind(load_plan(PLAN, changes), "dgx-h100")
+        bound = shared.step(setting, pricer_for(setting))
+        assert bound == Bounds().step(setting, pricer_for(setting))
+        assert bound <= predict_setting(setting, steps=2, detail=False).step_time_s
+
+
 def test_an_error_of_one_plan_is_its_row() -> None:
     """The others of its chunk are looked at all the same."""
     machine = "dgx-a100"  # has no units for 4-bit products

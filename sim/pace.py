@@ -1,0 +1,100 @@
+"""The clock of the board that a step waits for.
+
+Data parallel ranks meet in every step, so that one without a pipeline goes by the slowest of all its boards (`slowest`). In a pipeline
+the stage that takes longest sets the pace of the others (Narayanan et al. 2021, section 2.2), which have time to spare: a slow board in a
+light stage holds nobody up until it has lost that. The last stage, with the head and its loss, is often the longest; its boards alone
+then count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sim.bind import Setting
+from sim.cost.kernel import assumed, kernel_cost
+from sim.cost.sustained import slowest
+from sim.model.parts import Block, Network
+from sim.model.redo import redone
+from sim.model.stages import Blocks, held, layout
+from sim.rules import mesh_of
+from sim.work import HostWork
+from topologies.hardware import Cpu, Gpu
+
+Devices = tuple[Gpu | Cpu, ...]
+_KNOWN: dict[tuple[object, ...], tuple[float, Network, Devices]] = {}
+"""Of plans by what sets it; network and devices are kept, so that their ids stay their own."""
+_MOST = 1024
+
+
+def board_clock(setting: Setting) -> float:
+    """Clock of the board that the plan's step waits for, over that of the mean board: 1 on CPUs. Raises `BadInput` and its kinds for
+    layers that make no such pipeline."""
+    plan, p = setting.plan, setting.plan.parallel
+    if setting.topology.kind == "cpu":
+        return 1.0
+    if p.pp == 1:
+        return slowest(plan.world)
+    mesh = mesh_of(plan)
+    devices = tuple(setting.topology.device(mesh.rank({"pp": at})) for at in range(p.pp))
+    split = (plan.world, p.virtual_stages, p.schedule, p.stages, plan.memory, plan.task)
+    key = (id(setting.network), *map(id, devices), setting.framework.attention_efficiency, assumed(), *split)
+    known = _KNOWN.get(key)
+    if known is None:
+        if len(_KNOWN) >= _MOST:
+            _KNOWN.clear()
+        known = _KNOWN[key] = (pace(_loads(setting, devices), plan.world // p.pp), setting.network, devices)
+    return known[0]
+
+
+def pace(loads: Sequence[float], boards: int) -> float:
+    """Clock of the slowest board, as the longest stage sees it, over the mean board's.
+
+    `loads`: seconds of a micro-batch on each stage, at the mean board's clock; each stage has so many `boards`. Of the stages that take at
+    least as long as a given one, the slowest board is expected in any: so long the pipeline waits at least, and for the longest of
+    these waits. The clock is that with which the longest stage takes as long.
+    """
+    longest = max(loads)
+    if longest <= 0:
+        return slowest(boards * len(loads))
+    return min(slowest(boards * sum(other >= load for other in loads)) * (longest / load) for load in set(loads) if load > 0)
+
+
+def _loads(setting: Setting, devices: Devices) -> list[float]:
+    """Seconds of kernels that one micro-batch takes on each pipeline rank, on its first device, forward, backward and again. What the
+    ranks of a stage exchange is left out: it is much the same for all layers."""
+    stages, priced = layout(setting.network, setting.plan), {id(device): _Priced(setting, device) for device in devices}
+    return [sum(map(priced[id(device)].chunk, held(stages, setting.plan, at))) for at, device in enumerate(devices)]
+
+
+class _Priced:
+    """Blocks of a plan on one device."""
+
+    def __init__(self, setting: Setting, device: Gpu | Cpu) -> None:
+        assert isinstance(device, Gpu)
+        self._plan, self._gpu, self._efficiency = setting.plan, device, setting.framework.attention_efficiency
+        self._known: dict[tuple[int, bool], float] = {}
+
+    def chunk(self, blocks: Blocks) -> float:
+        """Seconds of a chunk, of which all layers are recomputed whole, or the first of them."""
+        memory, known, left, total = self._plan.memory, self._known, 0, 0.0
+        if memory.recompute == "full" and self._plan.task != "forward":
+            left = memory.recompute_layers or len(blocks)
+        for _, block in blocks:
+            again = left > 0 and block.kind not in ("embed", "head")
+            left -= again
+            seconds = known.get((id(block), again))
+            if seconds is None:
+                seconds = known[id(block), again] = self._seconds(block, again)
+            total += seconds
+        return total
+
+    def _seconds(self, block: Block, again: bool) -> float:
+        """Of all kernels of one micro-batch on a block, with those that run again."""
+        parts = block.parts
+        works = [work for part in parts for work in part.forward]
+        if self._plan.task != "forward":
+            works += [work for part in parts for work in (*part.backward, *part.wgrad)]
+            modules = self._plan.memory.modules
+            some = parts if again else [part for run in redone(block, modules).runs.values() for part in run] if modules else ()
+            works += [work for part in some for work in part.forward]
+        return sum(kernel_cost(work, self._gpu, self._efficiency).seconds for work in works if not isinstance(work, HostWork))
