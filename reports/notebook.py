@@ -161,12 +161,14 @@ def _memory(found: Prediction) -> go.Figure:
     from reports.memory import memory_line
     from sim.bind import bind
     from sim.figures import smallest_device
-    from sim.memory.timeline import memory_timelines
     from sim.timeline.metrics import window
 
     trace = _traced(found)
+    if not trace.memory:
+        raise UnknownName("figure of a step whose runs of ops are one span each", "memory", ("timeline", "breakdown", "sources"))
     setting = bind(found.plan, found.topology)
-    return memory_line(memory_timelines(setting, trace), smallest_device(setting).memory or None, window(trace))
+    lines = {rank: tuple(line) for rank, line in trace.memory.items()}
+    return memory_line(lines, smallest_device(setting).memory or None, window(trace))
 
 
 def _drawn(module: str, function: str, pick: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], go.Figure]:

@@ -65,7 +65,8 @@ def _blocks(topology: Topology) -> tuple[int, ...]:
 
 def _first(topology: Topology) -> list[int]:
     """Ranks of the first node."""
-    return [rank for rank in range(topology.gpus) if topology.node(rank) == 0]
+    stride = topology.nodes if topology.cluster.scatter else 1
+    return list(range(0, topology.gpus, stride))[: topology.ranks_on(0)]
 
 
 def _aligned(mesh: Mesh, topology: Topology) -> bool:

@@ -8,7 +8,9 @@ import pytest
 
 from reports.example import CELLS, NOTEBOOK, execute, shown_as
 from reports.notebook import attach, shown
-from sim.predict import predict
+from sim.bind import bind
+from sim.files.planfile import load_plan
+from sim.predict import predict, predict_setting
 from topologies.errors import UnknownName
 from topologies.load import load_topology
 
@@ -30,6 +32,14 @@ def test_memory_in_a_notebook_peaks_at_the_reported_peak() -> None:
     found = shown(predict({"model": "gpt2-124m", "batch": {"global": 16, "micro": 2}, "parallel": {"dp_shard": 8}}, "dgx-h100"))
     figure = found.figure("memory")  # type: ignore[attr-defined]
     assert max(y for line in figure.data for y in line.y) == pytest.approx(found.peak_memory_bytes / 2**30, rel=1e-6)
+
+
+def test_a_step_whose_runs_of_ops_are_one_span_has_no_line_of_memory() -> None:
+    """What they hold is not known in between: a line would be of something else."""
+    tree = {"model": "gpt2-124m", "batch": {"global": 16, "micro": 2}, "parallel": {"dp_shard": 8}}
+    found = shown(predict_setting(bind(load_plan(tree), "dgx-h100"), detail=False))
+    with pytest.raises(UnknownName, match="runs of ops are one span"):
+        found.figure("memory")  # type: ignore[attr-defined]
 
 
 def test_a_topology_shows_itself_and_names_its_figures() -> None:
