@@ -113,7 +113,7 @@ class Embed(nn.Module):
     def __init__(self, spec: Decoder, seq: int) -> None:
         super().__init__()
         self.tokens = nn.Embedding(spec.vocab, spec.hidden)
-        self.positions = nn.Embedding(spec.positions or seq, spec.hidden) if spec.position == "learned" else None
+        self.positions = nn.Embedding(max(spec.positions, seq), spec.hidden) if spec.position == "learned" else None
 
     def forward(self, ids: Tensor) -> Tensor:
         x: Tensor = self.tokens(ids)

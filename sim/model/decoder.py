@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from sim.framework import Framework
 from sim.model.attention import grouped_query
-from sim.model.check import check_length
 from sim.model.decoder_spec import Decoder
 from sim.model.elementwise import residual
 from sim.model.ends import embedding, logits, loss
@@ -17,9 +16,8 @@ Blocks = tuple[tuple[str, Block], ...]
 
 
 def blocks_of(spec: Decoder, shape: Shape, framework: Framework, attention: str) -> Blocks:
-    """embed, L0 ... L(n-1), head. Layers of one kind are one `Block`. Raises `BadInput` for sequences longer than a learned position table."""
-    if spec.position == "learned" and spec.positions:
-        check_length(spec.name or "decoder", shape.seq, spec.positions)
+    """embed, L0 ... L(n-1), head. Layers of one kind are one `Block`. A table of learned positions holds the sequence, whatever the model was
+    published with (Megatron-LM: --max-position-embeddings is no less than --seq-length)."""
     share = share_of(shape, framework, attention)
     stream = share.srows * spec.hidden * share.es
     made: dict[tuple[str, bool], Block] = {}
@@ -56,7 +54,7 @@ def _attention_drops(spec: Decoder, share: Share) -> bool:
 
 
 def _embed(spec: Decoder, share: Share) -> list[Part]:
-    tables = (spec.positions or share.shape.seq,) if spec.position == "learned" else ()
+    tables = (max(spec.positions, share.shape.seq),) if spec.position == "learned" else ()
     parts = [embedding(share, spec.hidden, spec.vocab, tables=tables, dropout=_drops(spec, share), frozen=spec.lora is not None)]
     if spec.embed_norm:
         parts.append(_norm(spec, share, "embed.norm", after_residual=False))

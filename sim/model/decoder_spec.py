@@ -104,7 +104,7 @@ class Decoder(Spec, tag="decoder", frozen=True, kw_only=True):
     """Bias of the attention's output projection; None = `bias`."""
     position: Literal["rope", "learned", "alibi", "none"] = "rope"
     positions: Natural = 0
-    """Rows of a learned position table; 0 = the sequence length of the plan."""
+    """Rows of a learned position table, at least; it holds the sequence of the plan in any case."""
     rotary: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
     """Share of the head that is rotated."""
     rope_scaled: bool = False

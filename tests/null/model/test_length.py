@@ -35,13 +35,12 @@ def test_rotary_positions_have_no_end() -> None:
     assert tokens("gpt-j-6b", seq_len=8192) == 8192
 
 
-def test_a_decoder_has_no_more_tokens_than_learned_positions() -> None:
-    assert tokens("gpt2-124m", seq_len=1024) == 1024
-    with pytest.raises(
-        BadInput, match=r"gpt2-124m: seq_len = 1025 is more than positions = 1024\. Set seq_len = 1024 or less, or give it more"
-    ):
-        tokens("gpt2-124m", seq_len=1025)
-    assert tokens({"base": "gpt2-124m", "positions": 4096}, seq_len=4096) == 4096
+def test_a_decoder_learns_as_many_positions_as_its_sequences_need() -> None:
+    """1,024 as published; 4,096 rows of 768 for longer sequences."""
+    short, long = (bind({"model": "gpt2-124m", "seq_len": n}, "dgx-h100").network.parameters for n in (512, 4096))
+    assert short == 124_439_808 and long - short == (4096 - 1024) * 768
+    with pytest.raises(BadInput, match=r"bert-base: seq_len = 1024 is more than positions = 512\. Set seq_len = 512 or less"):
+        tokens("bert-base", seq_len=1024)
 
 
 def test_tokens_that_a_model_cuts_off_are_not_counted() -> None:
