@@ -173,7 +173,7 @@ def beside(folder: Path) -> Path:
 
 
 def drawn(folder: Path) -> Path:
-    return WRITERS["spread"](folder / "spread.html", HOSTILE, "dgx-h100", spread(GPT, "dgx-h100", 200))
+    return WRITERS["spread"](folder / "spread.html", HOSTILE, "dgx-h100", spread(GPT | {"seq_len": 2048}, "dgx-h100", 200))
 
 
 PAGES: dict[str, Callable[[Path], Path]] = {
