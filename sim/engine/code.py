@@ -109,5 +109,5 @@ class Assembler:
         """Seconds, latency and uses of what ranks do together."""
         if op.kind == "recv":  # its sender knows
             return own.seconds, own.latency, own.uses
-        whole = self._prices.collective(op, rank) if op.kind == "collective" else self._prices.message(op, rank)
+        whole = self._prices.meeting(op, rank)
         return whole.seconds, whole.latency, whole.uses

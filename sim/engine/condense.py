@@ -62,8 +62,12 @@ def stretches(
     beside = [at for at, (op, _) in enumerate(ops) if op.kind == "collective" and op.lane != COMPUTE]
     if any(op.kind in MESSAGE and meets(op) for op, _ in ops[: beside[-1] if beside else 0]):
         shared |= {ops[at][0].lane for at in beside}  # a message cuts where their lanes may still be busy
+
+    def own(op: Op) -> bool:
+        return op.lane not in shared and not meets(op) and (not op.blocking or (stops and op.kind == "copy"))
+
     while True:
-        cut = _cut(ops, lambda op: op.lane not in shared and not meets(op) and (stops or not op.blocking), bound)
+        cut = _cut(ops, own, bound)
         home: dict[str, int] = {}
         leaks = {op.event for i, part in enumerate(cut) for op, _ in part if op.event and home.setdefault(op.event, i) != i}
         if leaks <= bound:
@@ -86,7 +90,7 @@ def _cut(ops: list[Priced], own: Callable[[Op], bool], bound: set[str]) -> list[
 
 def _inside(op: Op, own: Callable[[Op], bool], bound: set[str]) -> str:
     """The class of stretch that the op may stand in; "" when it must stay alone, as where it is not the rank's `own`."""
-    if (op.blocking and op.kind != "copy") or op.kind == "sync" or op.event in bound or not own(op):
+    if op.kind == "sync" or op.event in bound or not own(op):
         return ""
     if op.kind == "host":
         return "compute" if op.lane == HOST and op.cls not in _APART else ""

@@ -156,11 +156,13 @@ class Pricing:
             cost = self._meet_costs[key] = max(hops, key=lambda hop: hop.seconds)
         return cost
 
+    def meeting(self, op: Op, rank: int) -> Cost:
+        """A collective of the rank's group, or a message that it sends."""
+        return self.collective(op, rank) if op.kind == "collective" else self.message(op, rank)
+
     def _cost(self, op: Op, rank: int) -> Cost:
-        if op.kind == "collective":
-            return self.collective(op, rank)
-        if op.kind == "send":
-            return self.message(op, rank)
+        if op.kind in ("collective", "send"):
+            return self.meeting(op, rank)
         return self.priced((op,), rank)[0][1]  # with what the ranks take that it stands for
 
     def _condensed(self, ops: list[Priced], rank: int) -> list[Priced]:

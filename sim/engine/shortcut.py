@@ -61,7 +61,7 @@ class Shortcut:
     def adopt(self, other: Shortcut) -> bool:
         """Takes over what another plan's shortcut has made, where all collectives in it cost the same here, on every stage."""
         for op, seconds, latency in other._met.values():
-            cost = self._shared(op, 0)
+            cost = self._prices.meeting(op, 0)
             if (cost.seconds, cost.latency) != (seconds, latency) or not self._equal(op):
                 return False
         self._costs, self._met = other._costs, other._met
@@ -75,7 +75,7 @@ class Shortcut:
                 if not self._equal(op):
                     self.alike = False
                     return ops
-                cost = self._shared(op, 0)
+                cost = self._prices.meeting(op, 0)
                 self._met[id(op)] = (op, cost.seconds, cost.latency)
         found = fuse(priced if beside else self._condensed(priced), slow=self.slowdown(0)[0])
         own = set(map(id, ops))
@@ -103,10 +103,6 @@ class Shortcut:
         node = self._topology.node
         return self.coarse or (self.inside("cp") and all(node(one) != node(other) for one, other in pairwise(self._ranks)))
 
-    def _shared(self, op: Op, rank: int) -> Cost:
-        """What a collective or a message costs the rank."""
-        return self._prices.collective(op, rank) if op.kind == "collective" else self._prices.message(op, rank)
-
     def _equal(self, op: Op) -> bool:
         """Does the collective or message cost the same on every stage?"""
         here = self._groups.members(op.group, 0)
@@ -116,8 +112,8 @@ class Shortcut:
             there = self._groups.members(op.group, rank)
             if inside is not None and self._inside(there) == inside:
                 continue
-            one = one or self._shared(op, 0)
-            other = self._shared(op, rank)
+            one = one or self._prices.meeting(op, 0)
+            other = self._prices.meeting(op, rank)
             if (one.seconds, one.latency, [use for _, use in one.uses]) != (other.seconds, other.latency, [use for _, use in other.uses]):
                 return False
         return True
