@@ -50,6 +50,8 @@ def capacity_page(title: str, found: Capacity, strong: Sequence[Capacity] = (), 
     )
 
 
+_FAR = 5.0
+"""The dearest size of a cluster over the cheapest from which on their expense is drawn by decades."""
 _HEAD = ("GPUs", "step", "days", "goodput", "failures", "checkpoint every", "GPU-hours", "energy", "money", "memory")
 
 
@@ -203,6 +205,7 @@ def expense(strong: Sequence[Capacity], weak: Sequence[Capacity], unit: str) -> 
     """Days against money, or GPU-hours where no prices are given."""
     money = all(one.money is not None for one in (*strong, *weak))
     figure = go.Figure()
+    heights = [one.money if money and one.money else one.gpu_hours for one in (*strong, *weak)]
     labelled: set[tuple[int, float]] = set()
     for (name, rows, line), where in zip(_kinds(strong, weak), ("top center", "bottom center"), strict=False):
         # Fewer GPU-hours lie below; both curves begin at the same point.
@@ -227,7 +230,7 @@ def expense(strong: Sequence[Capacity], weak: Sequence[Capacity], unit: str) -> 
         height=420,
         margin={"b": 100},
         xaxis={"title": "days", "type": "log"} | _decades([one.days for one in (*strong, *weak)]),
-        yaxis={"title": y, "rangemode": "tozero"},
+        yaxis={"title": y} | ({"type": "log"} | _decades(heights) if max(heights) > _FAR * min(heights) > 0 else {"rangemode": "tozero"}),
         legend={"orientation": "h"},
         showlegend=True,
     )

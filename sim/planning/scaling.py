@@ -44,8 +44,8 @@ _LARGEST = 131_072
 
 
 def curve_sizes(world: int) -> list[int]:
-    """Sizes of cluster that a page shows beside a plan's: up to seven doublings, and one at least. `scaling` takes any."""
-    return [world * 2**n for n in range(8) if n < 2 or world * 2**n <= _LARGEST]
+    """Sizes of cluster that a page shows beside a plan's: its doublings, and one at least. `scaling` takes any."""
+    return [world * 2**n for n in range(_LARGEST.bit_length()) if n < 2 or world * 2**n <= _LARGEST]
 
 
 def scaling(
