@@ -28,7 +28,6 @@ class Moment(NamedTuple):
 class Pass(NamedTuple):
     """One block of a chunk, through forward and backward of one micro-batch. Bytes."""
 
-    name: str
     kept: int
     """From the end of its forward to the end of its backward."""
     worst: Moment
@@ -44,19 +43,22 @@ class Pass(NamedTuple):
         return sum(self.worst)
 
 
-def passes(plan: Plan, chunk: Blocks, each: float = 0.0) -> list[Pass]:
-    """Every block of a stage, in forward order. `each`: bytes of a parameter's gradient that its backward leaves."""
+Known = dict[tuple[int, bool, float], Pass]
+"""Passes of a plan's blocks, by the block's id, whether it is recomputed as a whole, and bytes of a parameter's gradient."""
+
+
+def passes(plan: Plan, chunk: Blocks, each: float, known: Known) -> list[Pass]:
+    """Every block of a stage, in forward order. `each`: bytes of a parameter's gradient that its backward leaves. `known` grows."""
     limit = plan.memory.recompute_layers if plan.memory.recompute == "full" else 0
-    known: dict[tuple[int, bool], Pass] = {}
     found: list[Pass] = []
     layer = 0
-    for name, block in chunk:
+    for _, block in chunk:
         again = plan.memory.recompute == "full" and block.kind == "layer" and (not limit or layer < limit)
         layer += block.kind == "layer"
-        key = (id(block), again)
+        key = (id(block), again, each)
         if key not in known:
             known[key] = _whole(block, each) if again else _by_parts(block, each, redone(block, plan.memory.modules))
-        found.append(known[key]._replace(name=name))
+        found.append(known[key])
     return found
 
 
@@ -75,7 +77,7 @@ def _whole(block: Block, each: float) -> Pass:
     back = sum(part.saved for part in block.parts)
     grown = round(each * _trained(block.parts))
     worst = Moment(0, back + max((widest(part) for part in block.parts), default=0), grown)
-    return Pass("", block.saved_input, worst, grown)
+    return Pass(block.saved_input, worst, grown)
 
 
 def _by_parts(block: Block, each: float, some: Redone) -> Pass:
@@ -91,7 +93,7 @@ def _by_parts(block: Block, each: float, some: Redone) -> Pass:
             ahead.append(Moment(-freed, part.ahead, 0))
         freed += part.saved - some.dropped[at]
         back -= some.dropped[at]
-    return Pass("", freed, max(seen, key=sum), round(grown), max(ahead, key=sum))
+    return Pass(freed, max(seen, key=sum), round(grown), max(ahead, key=sum))
 
 
 def _trained(parts: Sequence[Part]) -> int:

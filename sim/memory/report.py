@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from sim.framework import Framework
-from sim.memory.activations import Moment, Pass, moments, passes, widest
+from sim.memory.activations import Known, Moment, Pass, moments, passes, widest
 from sim.memory.overhead import apart_bytes, context_bytes
 from sim.memory.static import static_bytes
 from sim.model.parts import Network
@@ -89,7 +89,8 @@ def memory_of(plan: Plan, network: Network, framework: Framework, device: Gpu | 
 
 def _fullest(plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu | None) -> MemoryReport:
     stages = layout(network, plan)
-    reports = (_stage(plan, network, framework, device, rank, held(stages, plan, rank)) for rank in _fuller(plan, stages))
+    known = Known()
+    reports = (_stage(plan, network, framework, device, rank, held(stages, plan, rank), known) for rank in _fuller(plan, stages))
     return max(reports, key=lambda report: report.peak)
 
 
@@ -110,15 +111,16 @@ def _fuller(plan: Plan, stages: tuple[Blocks, ...]) -> list[int]:
 def memory_of_stages(plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu | None = None) -> tuple[MemoryReport, ...]:
     """Each pipeline rank's memory at its own fullest moment."""
     stages = layout(network, plan)
-    return tuple(_stage(plan, network, framework, device, rank, held(stages, plan, rank)) for rank in range(plan.parallel.pp))
+    known = Known()
+    return tuple(_stage(plan, network, framework, device, rank, held(stages, plan, rank), known) for rank in range(plan.parallel.pp))
 
 
 def _stage(
-    plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu | None, rank: int, chunks: tuple[Blocks, ...]
+    plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu | None, rank: int, chunks: tuple[Blocks, ...], known: Known
 ) -> MemoryReport:
     """One pipeline rank at its fullest moment: inside a backward pass, or in the optimizer step."""
     static = static_bytes(plan, network, framework, rank, chunks)
-    found = _moments(plan, framework, rank, chunks, static)
+    found = _moments(plan, framework, rank, chunks, static, known)
     worst = max(found, key=sum)
     return MemoryReport(
         parameters=static["parameters"],
@@ -132,14 +134,14 @@ def _stage(
     )
 
 
-def _moments(plan: Plan, framework: Framework, rank: int, chunks: tuple[Blocks, ...], static: dict[str, int]) -> list[Moment]:
+def _moments(plan: Plan, framework: Framework, rank: int, chunks: tuple[Blocks, ...], static: dict[str, int], known: Known) -> list[Moment]:
     """Everything that may be a rank's fullest moment: the optimizer step, and each block's backward with all micro-batches
     in flight that the schedule allows (for each chunk, as any may be next)."""
     found = [Moment(0, static["step"], static["gradients"])]
     if plan.task == "forward":
         return [*found, Moment(0, forward_bytes(chunks), 0)]
     each = growth(plan, framework, chunks, static)
-    chains = [passes(plan, chunk, each) for chunk in chunks]
+    chains = [passes(plan, chunk, each, known) for chunk in chunks]
     kept = sum(n * sum(one.kept for one in chain) for n, chain in zip(in_flight(plan, rank), chains, strict=False))
     lasting = 0 if each else static["gradients"]
     if plan.microbatches == 1:

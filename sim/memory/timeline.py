@@ -11,7 +11,7 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from sim.bind import Setting
-from sim.memory.activations import Pass, passes
+from sim.memory.activations import Known, Pass, passes
 from sim.memory.report import MemoryReport, forward_bytes, growth, memory_of_stages, offloaded
 from sim.memory.static import static_bytes
 from sim.model.stages import held, layout
@@ -66,18 +66,19 @@ def memory_timelines(setting: Setting, trace: Trace) -> dict[int, Line]:
     for span in trace.spans:
         if span.kind != "wait" and (span.lane == COMPUTE or (span.cls == UPDATE and span.lane != HOST)):
             spans[span.rank].append(span)
-    found = {}
+    found, known = {}, Known()
     for rank, mine in sorted(spans.items()):
         stage = mesh.coordinates(rank)["pp"]
         chunks = held(stages, plan, stage)
         static = static_bytes(plan, network, framework, stage, chunks)
         each = growth(plan, framework, chunks, static)
-        chains = [passes(plan, chunk, each) for chunk in chunks]
+        chains = [passes(plan, chunk, each, known) for chunk in chunks]
         most = offloaded(chains) if plan.memory.offload == "activations" else 0
         if plan.task == "forward":
             changes = _forward_only(mine, forward_bytes(chunks))
         else:
-            changes = _trained(mine, {one.name: one for chain in chains for one in chain}, static["step"])
+            blocks = {name: one for chunk, chain in zip(chunks, chains, strict=True) for (name, _), one in zip(chunk, chain, strict=True)}
+            changes = _trained(mine, blocks, static["step"])
         found[rank] = _drawn(_base(reports[stage], static, lasting=not each), changes, most)
     return found
 

@@ -7,6 +7,7 @@ unit of pipelining, of FSDP wrapping and of recomputation: the embedding, one la
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Literal
 
 import msgspec
@@ -32,7 +33,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     capacity: float = 0.0
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class Part(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One module of a block, on one rank, for one micro-batch. All sizes are this rank's."""
 
     name: str
@@ -87,12 +88,12 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     shapeless: bool = False
     """Its shapes depend on the data: a compiler leaves it to Python, call by call."""
 
-    @property
+    @cached_property
     def params(self) -> int:
         return sum(self.tensors)
 
 
-class Block(msgspec.Struct, frozen=True, kw_only=True):
+class Block(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The unit of pipelining, FSDP and recomputation."""
 
     kind: str
@@ -101,7 +102,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     saved_input: int = 0
     """Bytes of the block's input: all that full recomputation keeps."""
 
-    @property
+    @cached_property
     def params(self) -> int:
         return sum(part.params for part in self.parts)
 

@@ -82,10 +82,11 @@ class Bounds:
         plan, stages = setting.plan, layout(setting.network, setting.plan)
         job = job_of(plan, setting.network, setting.framework, setting.topology.kind, 1)
         count, pipelined = plan.microbatches, plan.parallel.pp > 1
+        alike = setting.foldable and plan.noise.stragglers == plan.noise.imbalance == "none"
         key = (layers_of(plan), board_clock(setting), plan.world, setting.topology.name, setting.framework)
         best = fill = drain = 0.0
         for at in range(plan.parallel.pp):
-            rank = _Rank(self._blocks, setting, job, pricer, key, at)
+            rank = _Rank(self._blocks, job, pricer, key, at, alike)
             mine = held(stages, plan, at)
             chunks, sent = [rank.chunk(blocks) for blocks in mine], [rank.traffic(blocks) for blocks in mine]
             device, host = count * sum(chunk.device for chunk in chunks), count * sum(chunk.host for chunk in chunks)
@@ -105,35 +106,34 @@ class _Rank:
     def __init__(
         self,
         blocks: dict[tuple[object, ...], tuple[Passes, Block]],
-        setting: Setting,
         job: Job,
         pricer: Pricer,
         key: tuple[object, ...],
         at: int,
+        alike: bool,
     ) -> None:
-        plan = setting.plan
-        self._blocks, self._setting, self._job, self._pricer = blocks, setting, job, pricer
+        self._blocks, self._job, self._pricer = blocks, job, pricer
         self._rank = job.mesh.rank({"pp": at})
+        self._key = key if alike else (*key, self._rank)
         self._groups: dict[str, tuple[int, ...]] = {}
         self._seconds: dict[tuple[object, ...], float] = {}
-        alike = setting.foldable and plan.noise.stragglers == plan.noise.imbalance == "none"
-        self._key = (*key, 0 if alike else self._rank)
-        self._known: dict[int, tuple[Chunk, Passes]] = {}
+        self._known: dict[tuple[int, bool], Chunk] = {}
 
     def chunk(self, blocks: Blocks) -> Chunk:
         """One micro-batch on a chunk of layers."""
         job, layers = self._job, 0
-        found = [0.0] * 4
+        times: dict[Chunk, int] = {}
         again = job.train and job.plan.memory.recompute == "full"
         keep = job.plan.memory.recompute_layers or len(blocks)
         for _, block in blocks:
             layer = block.kind not in ("embed", "head")
-            passes = self._passes(block, again and layer and layers < keep)
+            kind = id(block), again and layer and layers < keep
             layers += layer
-            if id(passes) not in self._known:
-                self._known[id(passes)] = (self._one(passes), passes)
-            found = [a + b for a, b in zip(found, self._known[id(passes)][0], strict=True)]
-        return Chunk(*found)
+            one = self._known.get(kind)
+            if one is None:
+                one = self._known[kind] = self._one(self._passes(block, kind[1]))
+            times[one] = times.get(one, 0) + 1
+        return Chunk(*(sum(count * one[at] for one, count in times.items()) for at in range(4)))
 
     def traffic(self, blocks: Blocks) -> Traffic:
         """What data parallelism sends of a chunk."""

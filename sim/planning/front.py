@@ -40,13 +40,11 @@ def cautious(row: Row) -> Row:
     return row if json.loads(row.detail).get("whole") else msgspec.structs.replace(row, rate=(row.rate or 0.0) / CLOSE)
 
 
-def open_questions(done: list[Row]) -> tuple[list[str], Depth]:
-    """Plans to be simulated once more, by name, and how: the first few are split by class, which is a whole simulation too; the front and
+def open_questions(done: list[Row]) -> dict[str, Depth]:
+    """How plans are to be simulated once more, by name: the first few are split by class, which is a whole simulation too; the front and
     the best must rest on whole simulations alone."""
     details = {row.key: json.loads(row.detail) for row in done}
     ranked = sorted(done, key=lambda row: row.effort)
-    whose = [row.key for row in ranked[:_FIRST] if not details[row.key].get("breakdown")]
-    if whose:
-        return whose, "split"
+    found: dict[str, Depth] = {row.key: "split" for row in ranked[:_FIRST] if not details[row.key].get("breakdown")}
     vital = [*pareto(done), *(row for row in ranked if row.effort <= CLOSE * ranked[0].effort)]
-    return list(dict.fromkeys(row.key for row in vital if not details[row.key].get("whole"))), "whole"
+    return found | {row.key: "whole" for row in vital if row.key not in found and not details[row.key].get("whole")}

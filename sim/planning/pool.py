@@ -45,8 +45,14 @@ def _processes(workers: int) -> Iterator[Pool]:
 
     from sim.orphans import end_with_parent
 
-    # Forked workers would inherit whatever threads and locks the calling script holds.
+    # Forked workers would inherit whatever threads and locks the calling script holds. Their server imports what they need once for all,
+    # while the sweep still enumerates.
     context = get_context("forkserver" if os.name == "posix" else "spawn")
+    if os.name == "posix":
+        from multiprocessing.forkserver import ensure_running
+
+        context.set_forkserver_preload(["sim.planning.judge"])
+        ensure_running()
     with ProcessPoolExecutor(workers, mp_context=context, initializer=end_with_parent) as executor:
 
         class Processes:

@@ -136,9 +136,9 @@ class _Hunt:
     def confirm(self) -> None:
         """Simulates more of what was ranked in short, until the front and the best rest on whole simulations alone."""
         while True:
-            keys, depth = open_questions([row for row in self.known.values() if row.outcome == "done"])
+            depths = open_questions([row for row in self.known.values() if row.outcome == "done"])
             work: list[tuple[Candidate, Plan]] = []
-            for key in keys:
+            for key in depths:
                 at = self._point_of(key)
                 if at is not None:
                     candidate = self._candidate(at)
@@ -146,7 +146,7 @@ class _Hunt:
                     work += [(candidate, plan)] if isinstance(plan, Plan) else []
             if not work:
                 return
-            for rows in self._place.map(evaluate_chunk, [Work([one], self._prices, depth) for one in work]):
+            for rows in self._place.map(evaluate_chunk, [Work([one], self._prices, depths[one[0].key]) for one in work]):
                 for row in rows:
                     self.known[row.key] = self._kept(row)
 

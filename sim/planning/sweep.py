@@ -33,7 +33,7 @@ EVERY = ("", "short", "whole")
 """How plans are simulated that cannot be better than another: not at all, in the fewest ops, or whole."""
 _NUMBERS = re.compile(r"[0-9.]+")
 _CHUNK = 8
-_WAVE = 4
+_WAVE = 2
 """Chunks for each worker between two looks at what need not be simulated any more."""
 
 
@@ -148,32 +148,42 @@ def _simulated(
 ) -> None:
     """Simulates wave by wave; what another plan dominates is put aside, and comes back where the whole simulation of the other does not."""
     progress = Progress(len(waiting), "plans decided", say)
-    size = _CHUNK * _WAVE * max(1, workers)
-    aside: list[Open] = []
-    while waiting:
-        done = [row for row in store.rows() if row.outcome == "done"]
+    size = len(waiting) if every else _CHUNK * _WAVE * max(1, workers)
+    depth: Depth = "whole" if every == "whole" else "short"
+    front, fresh, aside = list[Row](), _done(store), list[Open]()
+    while True:
         if not every:
-            waiting, beside = _open(waiting, done)
-            aside += beside
-            progress.more(len(beside))
+            better = pareto([*front, *map(cautious, fresh)])
+            if better != front:
+                front = better
+                waiting, beside = _open(waiting, front)
+                aside += beside
+                progress.more(len(beside))
         # The first wave is small: it finds plans good enough to settle most of the others.
-        wave, waiting = waiting[: size if done or every else _CHUNK], waiting[size if done or every else _CHUNK :]
-        depth: Depth = "whole" if every == "whole" else "short"
+        wave, waiting = waiting[: size if front or every else _CHUNK], waiting[size if front or every else _CHUNK :]
+        fresh = []
         peaks = {one.candidate.key: one.bound.memory or 0 for one in wave}
         for rows in place.map(evaluate_chunk, [Work(chunk, prices, depth, peaks) for chunk in by_layers(wave, max(1, workers))]):
             store.add(rows)
+            fresh += (row for row in rows if row.outcome == "done")
             progress.more(len(rows))
+        if waiting:
+            continue
+        _confirmed(base, store, place, prices, say)
+        front, fresh = pareto(list(map(cautious, _done(store)))), []
+        waiting, aside = _open(aside, front)
         if not waiting:
-            _confirmed(base, store, place, prices, say)
-            waiting, aside = _open(aside, [row for row in store.rows() if row.outcome == "done"])
-            if waiting:
-                progress.more(-len(waiting))
+            break
+        progress.more(-len(waiting))
     store.add(msgspec.structs.replace(one.bound, outcome="bound", step_time=None, rate=None, reason=_why(one)) for one in aside)
 
 
-def _open(plans: list[Open], done: list[Row]) -> tuple[list[Open], list[Open]]:
+def _done(store: Store) -> list[Row]:
+    return [row for row in store.rows() if row.outcome == "done"]
+
+
+def _open(plans: list[Open], front: list[Row]) -> tuple[list[Open], list[Open]]:
     """Plans that may be better than what was simulated, and those that cannot."""
-    front = pareto([cautious(row) for row in done])
     found: tuple[list[Open], list[Open]] = [], []
     for one in plans:
         found[beaten(one.bound, front)].append(one)
@@ -200,15 +210,14 @@ def _length(plan: Plan) -> int:
 def _confirmed(base: Plan, store: Store, place: Pool, prices: Prices, say: Say | None) -> None:
     """Simulates more of what was ranked in short, until nothing is `open_questions` any more."""
     while True:
-        done = [row for row in store.rows() if row.outcome == "done"]
-        keys, depth = open_questions(done)
-        memory = {row.key: row.memory or 0 for row in done}
-        peaks = {key: memory[key] for key in keys}
-        plans = [(candidate, plan) for candidate, plan in map(partial(named, base), keys) if isinstance(plan, Plan)]
+        done = _done(store)
+        depths = open_questions(done)
+        peaks = {row.key: row.memory or 0 for row in done if row.key in depths}
+        plans = [(candidate, plan) for candidate, plan in map(partial(named, base), depths) if isinstance(plan, Plan)]
         if not plans:
             return
-        progress = Progress(len(plans), f"plans simulated {'whole' if depth == 'whole' else 'for where their steps go'}", say)
-        for rows in place.map(evaluate_chunk, [Work(chunk, prices, depth, peaks) for chunk in _chunks(plans, 1)]):
+        progress = Progress(len(plans), "plans simulated whole", say)
+        for rows in place.map(evaluate_chunk, [Work([one], prices, depths[one[0].key], peaks) for one in plans]):
             store.add(rows)
             progress.more(len(rows))
 
