@@ -20,8 +20,10 @@ from sim.files.planfile import load_plan
 from sim.plan import Plan
 from sim.planning.bound import Bounds
 from sim.planning.floor import Floor
+from sim.planning.judge import Depth
 from sim.planning.screen import screened
 from sim.planning.space import candidates, named, parse_space
+from sim.planning.store import Row
 from sim.planning.sweep import Sweep, sweep
 from sim.predict import predict_setting
 from sim.pricer import pricer_for
@@ -160,6 +162,21 @@ def test_a_killed_sweep_goes_on_where_it_was(resumed: Resumed) -> None:
     assert {key: after[key] for key in before if key not in split} == {key: at for key, at in before.items() if key not in split}
     ranked = sorted(found.feasible, key=lambda row: row.effort)
     assert {row.key for row in ranked[:5]} == split
+
+
+def test_a_sweep_killed_while_it_confirmed_confirms_when_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All plans were simulated in short, and nothing of the front whole."""
+    file, space = tmp_path / "s.sqlite", parse_space("tp=4 pp=1 zero=1 micro=1,2,4 gpus=16")
+
+    def die(done: list[Row]) -> dict[str, Depth]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken, pytest.raises(KeyboardInterrupt):
+        broken.setattr("sim.planning.sweep.open_questions", die)
+        sweep(base(), space, ON, file, every="short")
+    assert _rows(file) == 3
+    found = sweep(base(), space, ON, file)
+    assert all(json.loads(row.detail)["whole"] for row in found.front)
 
 
 def _rows(path: Path) -> int:
