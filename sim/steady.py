@@ -33,7 +33,7 @@ _LONG = 8192
 
 def step_of(setting: Setting, coarse: bool = False) -> tuple[float, dict[str, float]]:
     """(seconds, {}) of one optimizer step: nothing but its time is worked out. `coarse`: a collective that runs beside a layer slows
-    all of it alike, its own collectives too. Raises `BadInput` and its kinds."""
+    all its kernels alike, and what the layer's transfers lose to others on their links is left out. Raises `BadInput` and its kinds."""
     with uncollected():
         return _seconds(Run(setting, coarse), setting.plan), {}
 

@@ -77,6 +77,10 @@ class Arranger:
             sheet = Sheet(thread, rank.slow, priced, self._wires)
             if self._prices.alike and sheet.common:
                 self._sheets[thread, names] = sheet
+        return self.bound(rank, thread, sheet)
+
+    def bound(self, rank: Rank, thread: str, sheet: Sheet) -> Code:
+        """The sheet's moves as this rank's. Raises `Unordered` for a device lane that two threads put ops on."""
         if len(rank.threads) > 1 or not sheet.lanes.keys() <= rank.lanes.keys():
             self._takes(rank, thread, sheet)
         moves = cast(list[Move], sheet.moves)  # but for those that meet others

@@ -10,9 +10,11 @@ be visited in the order of time, because nothing that is timed later changes wha
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+import math
+from collections.abc import Generator, Iterable, Iterator
 
 from sim.engine.arrange import Arranger
+from sim.engine.condense import Priced
 from sim.engine.moves import (
     ASIDE,
     AWAIT,
@@ -39,27 +41,51 @@ from sim.engine.moves import (
 )
 from sim.engine.pricing import Pricing
 from sim.engine.seats import Seat
+from sim.engine.sheet import Sheet
 from sim.engine.waiting import Waiting
 from sim.program import COMPUTE, HOST
+
+
+def in_order(prices: Pricing, ranks: Iterable[int]) -> InOrder:
+    """These ranks' threads. Raises `Unordered` as `InOrder` does."""
+    arranger = Arranger(prices)
+
+    def threads() -> Iterator[tuple[Rank, str, list[Line]]]:
+        for number in ranks:
+            named = prices.program.threads(number)
+            rank = Rank(number, prices.pricer.slowdown(number)[0], frozenset(named))
+            for thread, calls in named.items():
+                yield rank, thread, arranger.lines(rank, thread, calls)
+
+    run = InOrder(threads())
+    if arranger.waiting:
+        raise Unordered
+    return run
+
+
+def alone_in_order(prices: Pricing, ops: list[Priced], number: int, beside: bool) -> tuple[float, float]:
+    """`steps.alone` in program order: what transfers lose to each other is left out. Raises `Unordered` as `InOrder` does."""
+    rank = Rank(number, prices.pricer.slowdown(number)[0], frozenset({HOST}))
+    if beside:
+        rank.occupy(0.0, math.inf)
+    arranger = Arranger(prices)
+    InOrder([(rank, HOST, [(0, 0, [arranger.bound(rank, HOST, Sheet(HOST, rank.slow, ops))], [(0, 0)])])])
+    if arranger.waiting:
+        raise Unordered
+    return rank.lane(COMPUTE).free, max(lane.free for name, lane in rank.lanes.items() if name != HOST)
 
 
 class InOrder:
     """One run. `ends[step]`: when the last op of a training thread or device lane has ended; `spent[step]`: seconds that the busiest
     training thread spends in it when it never waits."""
 
-    def __init__(self, prices: Pricing, ranks: Iterable[int]) -> None:
+    def __init__(self, threads: Iterable[tuple[Rank, str, list[Line]]]) -> None:
         """Raises `Unordered` where program order does not tell when things happen, or for ever waits."""
         self.ends: dict[int, float] = {}
         self.spent: dict[int, float] = {}
         self._ready = list[Body | Lane]()
         self._waiting = Waiting(self.ends, self._ready)
-        bodies = list[Body]()
-        arranger = Arranger(prices)
-        for number in ranks:
-            threads = prices.program.threads(number)
-            rank = Rank(number, prices.pricer.slowdown(number)[0], frozenset(threads))
-            for thread, calls in threads.items():
-                bodies.append(self._body(rank, thread, arranger.lines(rank, thread, calls)))
+        bodies = [self._body(*thread) for thread in threads]
         self._left = len(bodies)
         self._ready += reversed(bodies)
         while self._ready:
@@ -70,7 +96,7 @@ class InOrder:
             for mark in goes_on:
                 mark.waiting.append(goes_on)
                 break
-        if self._left or arranger.waiting:
+        if self._left:
             raise Unordered
 
     def _body(self, rank: Rank, thread: str, lines: list[Line]) -> Body:

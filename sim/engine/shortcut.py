@@ -5,13 +5,16 @@ For ranks of one stage that are simulated once, on machines where all stages' ra
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cached_property
 from itertools import pairwise
 
 from sim.cost.price import Cost, Pricer
 from sim.engine.condense import Priced, condense, stretches
 from sim.engine.fuse import fuse
+from sim.engine.inorder import alone_in_order
 from sim.engine.meeting import Groups
+from sim.engine.moves import Unordered
 from sim.engine.pricing import Pricing
 from sim.engine.steps import alone
 from sim.mesh import Mesh
@@ -91,6 +94,9 @@ class Shortcut:
         return found
 
     def _alone(self, ops: list[Priced], beside: bool) -> tuple[float, float]:
+        if self.coarse:
+            with suppress(Unordered):
+                return alone_in_order(self._prices, ops, 0, beside)
         return self._prices.alone(ops, 0, beside)
 
     def _private(self, op: Op) -> bool:

@@ -10,7 +10,7 @@ from sim.engine.clocks import Clocks
 from sim.engine.code import Assembler
 from sim.engine.condense import Priced
 from sim.engine.fold import Symmetry, representatives
-from sim.engine.inorder import InOrder
+from sim.engine.inorder import in_order
 from sim.engine.issue import issue
 from sim.engine.meeting import Groups
 from sim.engine.moves import Unordered
@@ -50,7 +50,7 @@ def step_times(
     prices.alike = alike and folded
     if apart:
         with suppress(Unordered):
-            run = InOrder(prices, sorted(set(stands_for)))
+            run = in_order(prices, sorted(set(stands_for)))
             return _steps(run.ends, [run.spent])
     states = {rank: State(rank, pricer.slowdown(rank)[0]) for rank in sorted(set(stands_for))}
     prices.shorten(states, condensed=folded)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sim.bind import bind
 from sim.cost.price import Cost, Pricer
 from sim.engine.fold import representatives
-from sim.engine.inorder import InOrder
+from sim.engine.inorder import in_order
 from sim.engine.meeting import Groups
 from sim.engine.moves import Rank, Unordered
 from sim.engine.pricing import Pricing
@@ -35,7 +35,7 @@ UNLIMITED: Mapping[str, float] = {"link": math.inf, "other": math.inf}
 def _ordered(made: Program, pricer: Pricer, fold: bool) -> list[float]:
     """Seconds of each step, in program order."""
     stands_for = representatives(made, fold)
-    run = InOrder(Pricing(made, pricer, Groups(made.mesh, stands_for.__getitem__), fold, alone), sorted(set(stands_for)))
+    run = in_order(Pricing(made, pricer, Groups(made.mesh, stands_for.__getitem__), fold, alone), sorted(set(stands_for)))
     ends = [0.0, *(run.ends[step] for step in sorted(run.ends))]
     return [max(0.0, after - max(ends[: at + 1])) for at, after in enumerate(ends[1:])]
 

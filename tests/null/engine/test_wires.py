@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sim.bind import bind
 from sim.cost.price import Cost
 from sim.engine.fold import representatives
-from sim.engine.inorder import InOrder
+from sim.engine.inorder import in_order
 from sim.engine.meeting import Groups
 from sim.engine.moves import Unordered
 from sim.engine.pricing import Pricing
@@ -55,7 +55,7 @@ def _line(rank: int, lines: list[list[Turn]], costs: dict[str, Cost | float], en
 
 
 def _run(made: Program, pricer: TablePricer) -> list[float]:
-    run = InOrder(Pricing(made, pricer, Groups(made.mesh, representatives(made, False).__getitem__), False, alone), range(RING))
+    run = in_order(Pricing(made, pricer, Groups(made.mesh, representatives(made, False).__getitem__), False, alone), range(RING))
     return [run.ends[step] for step in sorted(run.ends)]
 
 
