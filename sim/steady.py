@@ -31,11 +31,11 @@ _LONG = 8192
 """Passes from which on a step goes by rounds whatever they are like: all of them would take minutes."""
 
 
-def step_of(setting: Setting, coarse: bool = False) -> tuple[float, dict[str, float]]:
-    """(seconds, {}) of one optimizer step: nothing but its time is worked out. `coarse`: a collective that runs beside a layer slows
+def step_of(setting: Setting, coarse: bool = False) -> float:
+    """Seconds of one optimizer step. `coarse`: a collective that runs beside a layer slows
     all its kernels alike, and what the layer's transfers lose to others on their links is left out. Raises `BadInput` and its kinds."""
     with uncollected():
-        return _seconds(Run(setting, coarse), setting.plan), {}
+        return _seconds(Run(setting, coarse), setting.plan)
 
 
 def whole(setting: Setting) -> float:

@@ -64,7 +64,7 @@ def predict_at(clock: float, narrow: float, case: Case) -> Found:
     from sim.accuracy.steady import step_seconds
 
     assume(clock, narrow)
-    seconds, _, ideal = step_seconds(case.plan, case.topology, case.edits)
+    seconds, ideal = step_seconds(case.plan, case.topology, case.edits)
     return Found(seconds / case.turns, ideal / case.turns)
 
 

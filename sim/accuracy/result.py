@@ -25,8 +25,6 @@ class Found(msgspec.Struct, frozen=True):
     seconds: float
     ideal_s: float
     """Model FLOPs over the peak of all GPUs at the plan's precision."""
-    breakdown: dict[str, float] = {}
-    peak_memory_bytes: int = 0
     interval: Interval | None = None
     shares: Shares = {}
     """On what the step is spent, by kind of cost and source (`sim.uncertainty`)."""

@@ -7,13 +7,13 @@ from sim.plan import Plan
 from sim.steady import step_of
 
 
-def step_seconds(plan: Plan, topology: str, edits: tuple[str, ...] = ()) -> tuple[float, dict[str, float], float]:
-    """(seconds, breakdown, ideal seconds) of one optimizer step of `plan` on `topology` with the what-ifs `edits`.
+def step_seconds(plan: Plan, topology: str, edits: tuple[str, ...] = ()) -> tuple[float, float]:
+    """(seconds, ideal seconds) of one optimizer step of `plan` on `topology` with the what-ifs `edits`.
 
     Ideal: model FLOPs over the peak of all GPUs. Raises `BadInput` and its kinds.
     """
     setting = bind(plan, topology, edits)
-    return *step_of(setting), _ideal(setting)
+    return step_of(setting), _ideal(setting)
 
 
 def _ideal(setting: Setting) -> float:

@@ -44,10 +44,10 @@ def predict_case(case: Case) -> Found:
     from sim.accuracy.shares import shares_of_case
     from sim.accuracy.steady import step_seconds
 
-    seconds, breakdown, ideal = step_seconds(case.plan, case.topology, case.edits)
+    seconds, ideal = step_seconds(case.plan, case.topology, case.edits)
     shares, beyond = shares_of_case(case, seconds)
     seconds, ideal = seconds / case.turns, ideal / case.turns
-    return Found(seconds, ideal, breakdown, interval=interval(seconds, shares, beyond), shares=shares, beyond=bool(beyond))
+    return Found(seconds, ideal, interval=interval(seconds, shares, beyond), shares=shares, beyond=bool(beyond))
 
 
 def validate_training(

@@ -14,4 +14,4 @@ from sim.steady import step_of
 
 def screened(setting: Setting) -> float:
     """Seconds of a step. Raises `BadInput` and its kinds."""
-    return step_of(setting, coarse=True)[0]
+    return step_of(setting, coarse=True)
