@@ -13,19 +13,21 @@ from sim.framework import Framework, framework_of
 from sim.lower.optimizer import STATES
 from sim.model import Shape, describe
 from sim.plan import Plan
+from sim.planning.space import SHORT
 from sim.work import BYTES
 from topologies.load import load_topology
 
 _FIXED = ("model", "framework", "precision", "task", "memory.offload", "optimizer.name", "optimizer.on")
-"""Keys whose values set the bytes of a parameter: where the space varies one of them, the floor is not used."""
+"""Keys whose values set the parameters or their bytes, as all of `model.` do: where the space varies one of them, the floor is not used."""
 
 
 class Floor:
     """The floor of one base plan over a space of splits."""
 
     def __init__(self, base: Plan, space: Mapping[str, tuple[str, ...]]) -> None:
-        self._usable = not any(key in _FIXED for key in space) and base.task == "train" and base.memory.offload == "none"
-        self._usable &= base.optimizer.on != "cpu"
+        varied = [SHORT.get(key, key) for key in space]
+        self._usable = not any(key in _FIXED or key.startswith("model.") for key in varied)
+        self._usable &= base.task == "train" and base.memory.offload == "none" and base.optimizer.on != "cpu"
         if not self._usable:
             return
         framework: Framework = framework_of(base)
@@ -41,11 +43,15 @@ class Floor:
         """Bytes that a rank must hold at least, if they are more than its device has; else 0. `at`: values by the space's keys."""
         if not self._usable:
             return 0
-        p = self._parallel
+        p, said = self._parallel, {SHORT.get(key, key): value for key, value in at.items()}
+
+        def size(axis: str, unsaid: int) -> int:
+            return int(said.get(f"parallel.{axis}", unsaid))
+
         try:
-            tp, pp, ep, cp = (int(at.get(key, base)) for key, base in (("tp", p.tp), ("pp", p.pp), ("ep", p.ep), ("cp", p.cp)))
-            zero = int(at.get("zero", self._zero if p.zero is None else p.zero))
-            ranks = int(at["gpus"]) // (tp * pp) if "gpus" in at else int(at.get("dp_shard", p.dp_shard)) * cp
+            tp, pp, ep, cp = size("tp", p.tp), size("pp", p.pp), size("ep", p.ep), size("cp", p.cp)
+            zero = size("zero", self._zero if p.zero is None else p.zero)
+            ranks = int(said["gpus"]) // (tp * pp) if "gpus" in said else size("dp_shard", p.dp_shard) * cp
         except (ValueError, ZeroDivisionError):
             return 0
         if min(tp, pp, ep, cp) < 1:

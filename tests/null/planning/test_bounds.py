@@ -190,6 +190,7 @@ def test_floors_are_left_to_the_simulation_where_bytes_of_a_parameter_vary() -> 
     assert over > 80e9
     for base, more in (
         (big, "precision=fp32,bf16"),
+        (big, "model.layers=2,80"),
         (load_plan(big, ("task=forward",)), ""),
         (load_plan(big, ("memory.offload=optimizer",)), ""),
         (load_plan(big, ("optimizer.on=cpu",)), ""),
@@ -198,6 +199,19 @@ def test_floors_are_left_to_the_simulation_where_bytes_of_a_parameter_vary() -> 
         assert floor.over({"tp": "1", "gpus": "8", "zero": "0"}, "dgx-h100") == 0
     for at in ({"tp": "x", "gpus": "8"}, {"tp": "0", "gpus": "8"}, {"tp": "1", "gpus": "8.5"}):
         assert Floor(big, space).over(at, "dgx-h100") == 0, "the plan itself says what is wrong"
+
+
+def test_floors_read_keys_as_they_are_written() -> None:
+    """A dotted path says the same as its short form: what fits under one name is not rejected under the other."""
+    big = load_plan({"model": "llama3-70b", "seq_len": 1024, "batch": {"global": 8, "micro": 1}})
+    short = {"tp": "8", "pp": "2", "ep": "1", "cp": "1", "zero": "1", "gpus": "32"}
+    for at in (short, short | {"tp": "1"}, short | {"zero": "3", "pp": "1"}):
+        dotted = {key if key == "gpus" else f"parallel.{key}": value for key, value in at.items()}
+        floors = [Floor(big, {key: (value,) for key, value in one.items()}).over(one, "rtx-4090-x8") for one in (at, dotted)]
+        assert floors[0] == floors[1]
+    sized = {"dp_shard": "8", "tp": "1", "zero": "3"}
+    over = Floor(big, {}).over
+    assert over(sized, "rtx-4090-x8") == over({f"parallel.{key}": n for key, n in sized.items()}, "rtx-4090-x8") > 0
 
 
 def test_floors_are_no_more_than_what_is_counted() -> None:
