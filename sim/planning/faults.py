@@ -67,20 +67,20 @@ def faults(
 ) -> Faults:
     """The step of `plan` under each fault of `tried` (none given: `usual(topology)`), each alone, on `topology` after `edits`.
 
-    `say` is told how far it is. Raises `BadInput` for a fault that the machine does not have, or after which some ranks cannot reach each other.
+    `say` is told how far it is. Raises `BadInput` for a fault that the machine does not have (before anything is simulated), or after which some
+    ranks cannot reach each other.
     """
     setting = bind(plan, topology, edits)
     tried = tried or usual(setting.topology)
+    broken = [_broken(setting, fault) for fault in tried]
     progress = Progress(1 + len(tried), "machines simulated, the whole one and each with a fault", say)
     whole = _step(setting, calibration)
     stall = output_seconds(setting, pricer_for(setting, calibration), whole, True, [])
     whole += stall
     progress.more()
     rows = []
-    for fault in tried:
-        edit, duty = _read(fault)
-        broken = msgspec.structs.replace(setting, topology=load_topology(setting.topology, (edit,)))
-        step = _step(broken, calibration) + stall
+    for fault, (there, duty) in zip(tried, broken, strict=True):
+        step = _step(there, calibration) + stall
         step = 1.0 / ((1.0 - duty) / whole + duty / step)
         rows.append(Fault(fault=fault, step_time_s=step, slowdown=step / whole))
         progress.more()
@@ -124,17 +124,15 @@ def _read(fault: str) -> tuple[str, float]:
     return f"fail={what}", share
 
 
+def _broken(setting: Setting, fault: str) -> tuple[Setting, float]:
+    """The setting with the fault, and the fraction of time for which it holds. Raises `BadInput`."""
+    edit, duty = _read(fault)
+    return msgspec.structs.replace(setting, topology=load_topology(setting.topology, (edit,))), duty
+
+
 def _step(setting: Setting, calibration: str | Path | None) -> float:
     """Without output. With and without the fault, every cable of the network is there, and ranks are put together only where the fault leaves
     them equal: a fault anywhere on a ring must be seen. Asynchronous ranks are all simulated, each at its own pace."""
-    update = setting.plan.update
-    if update.mode == "async":
+    if setting.plan.update.mode == "async":
         return mean_step(setting, pricer_for(setting, calibration), ENOUGH, fold=False).total
-    share = 1.0 / update.every if update.mode == "local" else 1.0
-    found = 0.0
-    for every, weight in ((1, share), (10**9, 1.0 - share)):  # local updates: with averaging, and without
-        if weight:
-            plan = msgspec.structs.replace(setting.plan, update=msgspec.structs.replace(update, every=every))
-            setting = msgspec.structs.replace(setting, plan=plan)
-            found += weight * steps_beside([(setting, tuple(range(plan.world)))], [ENOUGH], calibration)[0]
-    return found
+    return steps_beside([(setting, tuple(range(setting.plan.world)))], [ENOUGH], calibration)[0]

@@ -79,16 +79,17 @@ def jobs(
     """Simulates all `plans` at once on disjoint ranks of `topology` after `edits`, and each alone in the same places.
 
     A placement is "compact" (each job on the next free ranks), "spread" (jobs take the ranks of every node in turn), or for each job
-    the ranks that it takes. `say` is told how far it is. Raises `BadInput` for places that do not exist, are taken twice, or do not suffice.
+    the ranks that it takes. `say` is told how far it is. Raises `BadInput` for places that do not exist, are taken twice, or do not suffice,
+    before anything is simulated.
     """
     if len(plans) < 2:
         raise BadInput(f"a study of jobs needs two plans or more, got {len(plans)}. For one plan use predict")
     machine = load_topology(topology, edits)
     settings = [bind(plan, machine) for plan in plans]
+    where = [placed([s.plan.world for s in settings], machine, placement) for placement in placements]
     rows: list[Job] = []
     progress = Progress((len(plans) + 1) * len(placements), "runs simulated, each job alone and all together", say)
-    for placement in placements:
-        places = placed([s.plan.world for s in settings], machine, placement)
+    for placement, places in zip(placements, where, strict=True):
         alone: list[float] = []
         for setting, mine in zip(settings, places, strict=True):
             alone += steps_beside([(setting, mine)], [ENOUGH])

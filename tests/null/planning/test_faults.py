@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.files.planfile import load_plan
+from sim.planning import faults as module
 from sim.planning.faults import faults, usual
+from sim.predict import predict
 from topologies.errors import BadInput
 from topologies.load import load_topology
 
@@ -71,9 +73,11 @@ def test_a_slow_gpu_costs_its_own_factor_where_compute_decides(speed: float) -> 
 
 
 @pytest.mark.parametrize("fault", ["nonsense", "flap=nic:n0/nic0", "flap=nic:n0/nic0:1.5", "fail=nic:n9/nic0", "slow=r99:0.8", "rails=4"])
-def test_what_cannot_fail_is_refused(fault: str) -> None:
+def test_what_cannot_fail_is_refused(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once: no fault before it is simulated first, whose figures would be lost."""
+    monkeypatch.setattr(module, "steps_beside", None)
     with pytest.raises(BadInput):
-        faults(PLAN, WIDE, (fault,), edits=EDITS)
+        faults(PLAN, WIDE, ("slow=r0:0.8", fault), edits=EDITS)
 
 
 def test_a_fault_is_seen_wherever_it_is() -> None:
@@ -82,3 +86,8 @@ def test_a_fault_is_seen_wherever_it_is() -> None:
     thin = ("ranks_per_node=2", "rails=1", "pod=2", "spines=2", "nic.rate=5 Gbit/s", "link.spine.rate=5 Gbit/s")
     spine = faults(PLAN, "4x dgx-h100", ("fail=spine:0",), edits=thin).rows[0]
     assert spine.slowdown > 1.01
+
+
+def test_local_updates_take_what_predict_says() -> None:
+    plan = load_plan(PLAN, ("update.mode=local", "update.every=4"))
+    assert faults(plan, "dgx-h100", ("slow=r0:1",)).step_time_s == pytest.approx(predict(plan, "dgx-h100").step_time_s, rel=1e-6)

@@ -12,6 +12,7 @@ from sim.engine.run import simulate
 from sim.files.planfile import load_plan
 from sim.lower.step import lower
 from sim.planning import beside
+from sim.planning import jobs as module
 from sim.planning.beside import ENOUGH, steps_beside
 from sim.planning.jobs import Jobs, jobs
 from sim.planning.places import PlacedPricer, placed, spoken
@@ -88,9 +89,11 @@ def test_jobs_that_need_more_ranks_than_there_are() -> None:
 
 
 @pytest.mark.parametrize("places", ["elsewhere", [(0, 1), (1, 2)], [(0, 1), (2, 9)], [(0, 1), (2,)]])
-def test_places_that_cannot_be_are_refused(places: str | list[tuple[int, ...]]) -> None:
+def test_places_that_cannot_be_are_refused(places: str | list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once: no placement before it is simulated first, whose figures would be lost."""
+    monkeypatch.setattr(module, "steps_beside", None)
     with pytest.raises(BadInput):
-        jobs([PLAN, PLAN], CLUSTER, [places], edits=EDITS)
+        jobs([PLAN, PLAN], CLUSTER, ["compact", places], edits=EDITS)
     with pytest.raises(BadInput):
         jobs([PLAN], CLUSTER)
 
