@@ -41,21 +41,24 @@ class GpuPricer(Common):
         self.framework = framework
         self._board = board
         self.host = "graph" if framework.cuda_graphs else framework.host
-        self._compute: dict[tuple[int, str], tuple[Cost, Op]] = {}
+        self._compute: dict[tuple[int, int, float], tuple[Cost, Op]] = {}
         self._collectives: dict[tuple[str, int, str, tuple[Work, ...], int, int], tuple[Cost, tuple[int, ...]]] = {}
         """Equal layers send equal messages; a group's members are told by being the same tuple."""
         self._seconds: dict[tuple[str, int], float] = {}
         self._launches: dict[tuple[str, int], Cost] = {}
-        self._devices: dict[int, tuple[Gpu, float, str]] = {}
+        self._devices: dict[int, tuple[Gpu, float]] = {}
+        self._kinds: list[Gpu] = []
 
-    def _gpu(self, rank: int) -> tuple[Gpu, float, str]:
-        """The rank's device, how much longer compute takes there, and a name for the two."""
+    def _gpu(self, rank: int) -> tuple[Gpu, float]:
+        """The rank's device, one value for all that are equal (not for all of one name), and how much longer compute takes there."""
         found = self._devices.get(rank)
         if found is None:
             device = self.topology.device(rank)
             assert isinstance(device, Gpu)
-            stretch = self.stretch(rank)
-            found = self._devices[rank] = (device, stretch, f"{device.name}*{stretch}")
+            kind = next((one for one in self._kinds if one == device), None)
+            if kind is None:
+                self._kinds.append(kind := device)
+            found = self._devices[rank] = (kind, self.stretch(rank))
         return found
 
     def _spent(self, what: str, rank: int) -> float:
@@ -98,8 +101,8 @@ class GpuPricer(Common):
         return (work.seconds or self._spent(work.what, rank)) * work.count * work.repeat
 
     def _kernels(self, op: Op, rank: int) -> Cost:
-        gpu, stretch, name = self._gpu(rank)
-        key = (id(op), name)
+        gpu, stretch = self._gpu(rank)
+        key = (id(op), id(gpu), stretch)
         found = self._compute.get(key)
         if found is None or found[1] is not op:
             found = self._compute[key] = (self._chain(op, gpu, stretch, self._spent("kernel", rank), self._spent("launch", rank)), op)
@@ -135,7 +138,7 @@ class GpuPricer(Common):
         launch = self._spent("copy", rank)
         if op.lane.startswith(("host", "loader")):  # host memory to host memory
             return Cost(op.bytes / PAGEABLE, "assumed")
-        path = self.topology.host_path(rank, "d2h" not in op.lane and "d2h" not in op.how)
+        path = self.topology.host_path(rank, "d2h" not in op.lane)
         rate = min(path.rate, PAGEABLE) if op.how == "pageable" else path.rate
         return Cost(path.latency + op.bytes / rate, "fitted", path.latency, tuple((link, rate) for link in path.links), host=launch)
 
@@ -153,7 +156,7 @@ class GpuPricer(Common):
     def _beside(self, op: Op, cost: Cost, rank: int) -> Cost:
         """An exchange beside another micro-batch's kernels: what it lasts longer than they do, but at least what these lose by the SMs that it
         holds."""
-        gpu, stretch, _ = self._gpu(rank)
+        gpu, stretch = self._gpu(rank)
         compute, _ = slowdown(gpu)
         cover = sum(self.kernel(work, gpu).seconds for work in op.works) * stretch
         seen = max(1.0 - 1.0 / compute, 1.0 - cover / cost.seconds) if cost.seconds > 0 else 1.0

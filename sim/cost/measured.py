@@ -36,14 +36,14 @@ class MeasuredPricer(GpuPricer):
     ) -> None:
         super().__init__(topology, framework, factor, board)
         self.lookups = lookups
-        self._priced: dict[tuple[Work, str], Cost] = {}
+        self._priced: dict[tuple[Work, int], tuple[Cost, Gpu]] = {}
 
     def kernel(self, work: Work, gpu: Gpu) -> Cost:
         """The first lookup that knows the work. Measurements are of short benchmarks: they stretch in training as the fitted model does."""
-        found = self._priced.get((work, gpu.name))
+        found = self._priced.get((work, id(gpu)))
         if found is None:
-            found = self._priced[work, gpu.name] = self._looked_up(work, gpu)
-        return found
+            found = self._priced[work, id(gpu)] = (self._looked_up(work, gpu), gpu)  # the GPU is kept, so that its id stays its own
+        return found[0]
 
     def _looked_up(self, work: Work, gpu: Gpu) -> Cost:
         fitted = super().kernel(work, gpu)

@@ -15,6 +15,7 @@ from sim.cost.gpu_pricer import GpuPricer
 from sim.cost.measured import MeasuredPricer, lookups_of
 from sim.predict import predict
 from sim.pricer import pricer_for
+from sim.program import COMPUTE, Op
 from sim.work import Attention, Gemm, MemoryBound
 from topologies.devices import gpu
 from topologies.errors import Refused, UnknownName
@@ -106,3 +107,15 @@ def test_sources_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(tables, "PACKAGE", "no_such_package_of_tables")
     with pytest.raises(Refused, match=r"pip install 'steptwin\[tables\]'"):
         predict(PLAN, "dgx-h100", costs="tables")
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_devices_of_one_name_that_differ_are_priced_apart(tmp_path: Path, measured: bool) -> None:
+    """A machine may change a figure of a catalog's GPU and leave its name as it is."""
+    slow = tmp_path / "slow.toml"
+    slow.write_text('base = "dgx-h100"\ngpu = { base = "h100-sxm", bandwidth = "1 TB/s" }\n')
+    both = bind(PLAN | {"parallel": {"dp_replicate": 16}}, f"dgx-h100 + {slow}")
+    pricer = MeasuredPricer(both.topology, both.framework, ()) if measured else pricer_for(both)
+    copy = Op("copy", "compute", COMPUTE, (MemoryBound("copy", 10**9, 10**9),))
+    assert pricer.local(copy, 8).seconds == pytest.approx(3.35 * pricer.local(copy, 0).seconds, rel=0.01)
+    assert pricer.local(copy, 15) == pricer.local(copy, 8) and pricer.local(copy, 1) == pricer.local(copy, 0)
