@@ -42,6 +42,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes that an edit made different from their run."""
     speeds: dict[int, float] = {}
     """Rank -> speed of its compute, where it is not 1."""
+    slow_nodes: dict[int, float] = {}
+    """Node -> that of all its ranks which have none of their own."""
     order: tuple[int, ...] = ()
     """Device numbers on a node in rank order; () = 0, 1, 2, ..."""
     scatter: bool = False

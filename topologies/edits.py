@@ -4,9 +4,9 @@ link.KIND.rate=400 GB/s      every link of a kind (nvlink xgmi c2c pcie numa upi
 fail=link:gpu0-sw0           a cable, both directions, on every node; fail=link:n3/gpu0-n3/sw0 on one;
                              fail=link:net/leaf0.0-net/spine2, fail=spine:2, fail=nic:n0/nic1, fail=nvswitch:2 (two chips)
 without=nvswitch             also nvlink, nic, p2p
-slow=r3:0.8                  rank 3 computes at 0.8 of full speed; slow=n2:0.8 all ranks of node 2
+slow=r3:0.8                  rank 3 computes at 0.8 of full speed; slow=n2:0.8 all ranks of node 2 that have no speed of their own
 oversubscription=2  rails=4  pod=16  spines=8  block=8  core_oversubscription=7
-ranks_per_node=4             use so many GPUs of each node
+ranks_per_node=4             use so many GPUs of each node, the first that order= lists
 order=3,2,1,0                which device of its node each local rank takes; order=scatter: ranks round the nodes
 gpu=h200-sxm                 other GPUs in the same places; gpu.memory=96 GiB, gpu.bandwidth, gpu.power, gpu.flops.bf16, gpu.vboost=1 ...
 cpu.cores=8  cpu.bandwidth=100 GB/s  cpu.flops.fp32=50 GFLOP/s  nic.rate=200 Gbit/s  disk.read=2 GB/s  p2p=none
@@ -114,24 +114,22 @@ def _slow(cluster: Cluster, key: str, value: str) -> Cluster:
         number, speed = -1, 0.0
     if not colon or who[:1] not in ("r", "n") or number < 0 or not 0 < speed <= 10:
         raise BadInput(f"slow={value[:40]}: write slow=r3:0.8 (rank 3 at 0.8 of full speed) or slow=n2:0.8 (all ranks of node 2)")
-    if who[0] == "r":
-        ranks = [number] if number < cluster.ranks else []
-    else:
-        from topologies.graph import Topology
-
-        topology = Topology(cluster)
-        ranks = [rank for rank in range(cluster.ranks) if topology.node(rank) == number]
-    if not ranks:
+    if number >= (cluster.ranks if who[0] == "r" else cluster.nodes):
         raise BadInput(f"slow={value[:40]}: {cluster.name} has {cluster.ranks} ranks on {cluster.nodes} nodes, counted from 0")
-    return msgspec.structs.replace(cluster, speeds=cluster.speeds | dict.fromkeys(ranks, speed))
+    if who[0] == "n":
+        return msgspec.structs.replace(cluster, slow_nodes=cluster.slow_nodes | {number: speed})
+    return msgspec.structs.replace(cluster, speeds=cluster.speeds | {number: speed})
 
 
 def _ranks(cluster: Cluster, key: str, value: str) -> Cluster:
     least = min(run.machine.size for run in cluster.runs)
     if not value.isdecimal() or not 1 <= int(value) <= least:
         raise BadInput(f"ranks_per_node={value[:20]}: must be 1 to {least} on {cluster.name}")
+    if cluster.speeds or 0 < len(cluster.order) < int(value):
+        before = f"slow=r{min(cluster.speeds)}" if cluster.speeds else "order="
+        raise BadInput(f"ranks_per_node={value} numbers the ranks anew, and {before} before it speaks of those there were. Write it first")
     runs = tuple(Run(run.count, run.machine, int(value)) for run in cluster.runs)
-    return msgspec.structs.replace(cluster, runs=runs, order=(), speeds={})
+    return msgspec.structs.replace(cluster, runs=runs, order=cluster.order[: int(value)])
 
 
 def _order(cluster: Cluster, key: str, value: str) -> Cluster:
@@ -156,6 +154,8 @@ def _gpu(cluster: Cluster, key: str, value: str) -> Cluster:
     def change(machine: Machine) -> Machine:
         if not machine.gpus:
             raise BadInput(f"gpu={value[:40]}: {machine.name} has no GPU")
+        if machine != build(machine.document):
+            raise BadInput(f"gpu={value[:40]} builds {machine.name} anew, without what the edits before it changed there. Write it first")
         kept = {field: item for field, item in machine.document.items() if field not in ("gpus", "nvlink")}
         return build({**kept, "gpu": value, "nvlink": _fit_links(machine, value)})
 

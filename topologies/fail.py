@@ -118,8 +118,9 @@ def _fail_link(cluster: Cluster, text: str) -> Cluster:
 
 def _cut(machine: Machine, a: str, b: str) -> Machine:
     gone = {f"{a}>{b}", f"{b}>{a}"}
-    if not gone & set(machine.links):
-        raise UnknownName("link", f"{a}>{b}", machine.links, machine.name)
+    cables = [name for name, link in machine.links.items() if link.kind not in ("engine", "dram")]
+    if not gone & set(cables):
+        raise UnknownName("link", f"{a}>{b}", cables, machine.name)
     if machine.links[f"{a}>{b}"].kind in ("upi", "numa"):
         raise BadInput(f"fail=link:{a}-{b}: a node without its link between processors does not run. Slow it: link.upi.rate=1 GB/s")
     up = {child: parent for child, parent in machine.up.items() if {child, parent} != {a, b}}

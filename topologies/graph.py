@@ -79,7 +79,7 @@ class Topology:
     def symmetric(self) -> bool:
         """Every node is equal and no rank is slow, so that ranks may be folded."""
         c = self.cluster
-        return len(c.runs) == 1 and not (c.special or c.speeds or c.fabric.failed)
+        return len(c.runs) == 1 and not (c.special or c.speeds or c.slow_nodes or c.fabric.failed)
 
     @property
     def even(self) -> bool:
@@ -173,7 +173,8 @@ class Topology:
 
     def speed(self, rank: int) -> float:
         """1.0, or what a slow rank's compute runs at."""
-        return self.cluster.speeds.get(rank, 1.0)
+        ranks, nodes = self.cluster.speeds, self.cluster.slow_nodes
+        return ranks[rank] if rank in ranks else nodes.get(self.node(rank), 1.0) if nodes else 1.0
 
     def nic_of(self, rank: int) -> NicUse | None:
         """The NICs with affinity to the rank's device, and with how many ranks it shares them; None without any."""

@@ -55,11 +55,13 @@ def _is_file(name: str) -> bool:
 def _cluster(source: str, folder: Path, chain: tuple[str, ...]) -> Cluster:
     if not source.strip():
         raise BadInput("the topology has no name. Write e.g. 'dgx-h100', '16x dgx-h100', 'this-machine' or the path of a TOML file")
-    if _is_file(source) and isfile(folder / source):
-        found = _cluster_file(folder / source, chain)
+    if source.endswith((".toml", ".xml", ".txt")) and isfile(folder / source):
+        found = _cluster_file(folder / source, chain) if _is_file(source) else None
         if found is not None:
             return found
-    terms = parse(source)
+        terms: tuple[Term, ...] = (Term(1, source, 0),)  # a path, whatever blanks and signs it has
+    else:
+        terms = parse(source)
     documents = tuple(machine_document(term.name, folder, chain) for term in terms)
     if any("nodes" in one for one in documents):
         raise BadInput(f"'{source}' multiplies a file that is a cluster itself; multiply its machines inside the file")

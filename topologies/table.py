@@ -12,6 +12,8 @@ from topologies.errors import BadInput, UnknownName
 
 LARGEST = 1 << 20
 """Bytes of a topology file that are read at most: the largest catalog file has 4 KB."""
+DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4", "int8")
+"""Formats of numbers whose FLOP/s a device may have."""
 
 
 def read_toml(path: Path, what: str = "topology file", largest: int = LARGEST, hint: str = "") -> dict[str, object]:
@@ -92,7 +94,10 @@ class Table:
         table = self._data.get(key, {})
         if not isinstance(table, Mapping):
             raise BadInput(f'{self.at(key)} must be a table such as {{ bf16 = "989 TFLOP/s" }}')
-        return {str(k): positive(units.flops(v, self.at(f"{key}.{k}")), self.at(f"{key}.{k}")) for k, v in table.items()}
+        for name in table:
+            if name not in DTYPES:
+                raise UnknownName("dtype", str(name), DTYPES, self.at(key))
+        return {k: positive(units.flops(v, self.at(f"{key}.{k}")), self.at(f"{key}.{k}")) for k, v in table.items()}
 
     def texts(self, key: str) -> dict[str, tuple[str, ...]]:
         """A table of lists of texts."""

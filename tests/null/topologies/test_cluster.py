@@ -138,6 +138,15 @@ def test_parts_of_a_file_lie_over_those_of_its_base(tmp_path: Path) -> None:
     assert found.path(0, 2).rate == 3e9 and found.path(2, 0).rate == 25e9
 
 
+@pytest.mark.parametrize("name", ["my machine.toml", "a+b.toml", "2x.toml", "one:4.toml"])
+def test_a_file_s_name_is_no_expression(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "two words"
+    folder.mkdir()
+    found = load_topology(write(folder, name, 'base = "dgx-h100"\n'))
+    assert (found.nodes, found.gpus) == (1, 8)
+    assert load_topology(write(folder, "cluster + more.toml", 'nodes = "2x dgx-h100"\n')).gpus == 16
+
+
 def test_what_cannot_be_multiplied(tmp_path: Path) -> None:
     cluster = write(tmp_path, "cluster.toml", 'nodes = "2x dgx-h100"\n')
     with pytest.raises(BadInput, match="a cluster itself; multiply its machines inside the file"):

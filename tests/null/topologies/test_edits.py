@@ -66,6 +66,10 @@ def test_failed_spine_and_leaf_are_avoided() -> None:
 def test_slow_ranks() -> None:
     found = load_topology("2x dgx-h100", ("slow=r3:0.8", "slow=n1:0.5"))
     assert [found.speed(rank) for rank in (0, 3, 8, 15)] == [1.0, 0.8, 0.5, 0.5] and not found.symmetric
+    scattered = load_topology("2x dgx-h100", ("slow=n1:0.5", "order=scatter"))  # node 1 has every other rank now
+    assert [scattered.speed(rank) for rank in range(4)] == [1.0, 0.5, 1.0, 0.5]
+    few = load_topology("2x dgx-h100", ("slow=n1:0.5", "ranks_per_node=4"))
+    assert [few.speed(rank) for rank in (3, 4)] == [1.0, 0.5] and not few.symmetric
 
 
 def test_placement() -> None:
@@ -74,6 +78,8 @@ def test_placement() -> None:
     found = load_topology("2x dgx-h100", ("order=scatter",))
     assert [found.device_name(rank) for rank in (0, 1, 2)] == ["n0/gpu0", "n1/gpu0", "n0/gpu1"]
     assert load_topology("2x dgx-h100", ("ranks_per_node=2",)).gpus == 4
+    found = load_topology("2x dgx-h100", ("order=7,6,5,4,3,2,1,0", "ranks_per_node=2"))
+    assert [found.device_name(rank) for rank in range(4)] == ["n0/gpu7", "n0/gpu6", "n1/gpu7", "n1/gpu6"]
 
 
 def test_other_parts() -> None:
@@ -95,6 +101,23 @@ def test_other_parts() -> None:
 def test_other_gpus_in_the_same_places() -> None:
     assert load_topology("dgx-h100", ("gpu=b200-sxm",)).path(0, 1).rate == 900e9
     assert load_topology("dgx-h100", ("gpu=l40s",)).path(0, 1).kind == "PHB"
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ("link.nvlink.rate=100 GB/s", "gpu=h200-sxm"),
+        ("fail=nic:n1/nic3", "gpu=h200-sxm"),
+        ("p2p=none", "gpu=h200-sxm"),
+        ("slow=r3:0.5", "ranks_per_node=4"),
+        ("ranks_per_node=2; order=7,6", "ranks_per_node=4"),
+    ],
+)
+def test_an_edit_that_would_undo_those_before_it_says_so(first: str, then: str) -> None:
+    before = tuple(edit.strip() for edit in first.split(";"))
+    with pytest.raises(BadInput, match="Write it first"):
+        load_topology("2x dgx-h100", (*before, then))
+    load_topology("2x dgx-h100", (then, before[-1]) if "order" not in first else (then,))
 
 
 def test_a_topology_can_be_edited_again() -> None:
@@ -122,6 +145,8 @@ def test_a_topology_can_be_edited_again() -> None:
         ("link.xgmi.rate=1 GB/s", "has no xgmi link"),
         ("fail=link:gpu0", "name both ends"),
         ("fail=link:gpu0-gpu99", "unknown link"),
+        ("fail=link:gpu0-gpu0.d2h", "unknown link"),
+        ("fail=link:gpu0-gpu0.h2d", "unknown link"),
         ("fail=link:n7/gpu0-n7/sw0", "no node n7"),
         ("fail=link:n0/gpu0-n0/sw0", "disconnected from its CPU"),
         ("fail=link:socket0-socket1", "between processors"),
@@ -146,6 +171,7 @@ def test_a_topology_can_be_edited_again() -> None:
         ("gpu.memory=5", "needs a unit"),
         ("gpu.nvlink=5 GB/s", "link.nvlink.rate"),
         ("gpu.speed=5", "unknown key"),
+        ("gpu.flops.bf61=1 TFLOP/s", "Did you mean bf16"),
         ("cpu.cores=many", "whole number"),
     ],
 )
