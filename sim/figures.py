@@ -108,10 +108,10 @@ def _warnings(setting: Setting, per_gpu: float, peak: float | None, trace: Trace
 
 
 def _crowded(setting: Setting) -> list[str]:
-    """More ranks than cores, and more loaders than threads. torch's DataLoader warns of these too: more loader processes than a node has hardware threads (two a core) take turns, and each keeps
-    batches in memory."""
+    """More loader processes than a node has hardware threads (two a core), which take turns, and each of which keeps batches in memory
+    (torch's DataLoader warns of it too); more ranks than cores."""
     topology, workers = setting.topology, setting.plan.data.workers
-    ranks = Counter(map(topology.node, range(min(setting.plan.world, topology.ranks_on(0)))))
+    ranks = Counter(map(topology.node, range(setting.plan.world)))
     found = []
     most = max((count * workers / topology.cores(node) for node, count in ranks.items()), default=0.0)
     if most > 2:

@@ -32,3 +32,9 @@ def test_loaders_that_outnumber_hardware_threads(workers: int, warned: bool) -> 
     """Eight ranks on 112 cores."""
     found = predict({"model": MLP, "parallel": {"dp_replicate": 8}, "data": {"workers": workers}}, "dgx-h100")
     assert any("loader processes" in text for text in found.warnings) is warned
+
+
+def test_loaders_of_ranks_that_go_round_the_nodes() -> None:
+    """The first eight ranks are on eight nodes, each of which has seven more."""
+    plan = {"model": MLP, "parallel": {"dp_replicate": 64}, "data": {"workers": 29}}
+    assert any("loader processes" in text for text in predict(plan, "8x dgx-h100", edits=("order=scatter",)).warnings)
