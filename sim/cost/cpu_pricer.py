@@ -23,18 +23,15 @@ class CpuPricer(Common):
         self._reads = Curve((s.shape[0], s.median) for s in calibration.rows("file", "read"))
 
     def local(self, op: Op, rank: int) -> Cost:
-        if op.kind == "compute":
+        if op.kind in ("compute", "host"):
             costs = [cpu_cost(work, self.calibration) for work in op.works]
-            seconds = sum(cost.seconds for cost in costs) * self.stretch(rank)
+            seconds = sum(cost.seconds for cost in costs) * (self.stretch(rank) if op.kind == "compute" else 1.0)
             return Cost(seconds, _worst([cost.source for cost in costs]), uses=self.cores(rank))
-        if op.kind == "host":
-            works = [work for work in op.works if isinstance(work, HostWork)]
-            seconds = sum((w.seconds or cpu_host_seconds(w.what, self.calibration)) * w.count * w.repeat for w in works)
-            return Cost(seconds, "measured", uses=self.cores(rank))
         if op.kind == "copy":
             if op.how in ("disk", "store"):
                 return self._cached(op, rank) or self._disk(op, rank)
-            return Cost(op.bytes / self.calibration.copy_rate, "measured", uses=self.cores(rank))
+            source: Source = "measured" if self.calibration.rows("copy", "memcpy") else "assumed"
+            return Cost(op.bytes / self.calibration.copy_rate, source, uses=self.cores(rank))
         if op.kind in MEETING:
             return Cost(0.0, host=cpu_host_seconds("collective", self.calibration))
         return Cost(0.0)

@@ -128,7 +128,7 @@ def _bounds(topology: Topology, ranks: tuple[int, ...]) -> tuple[float, float, s
         use = topology.nic_of(ranks[0])
         if use is None:
             raise BadInput(f"{topology.name} has no NIC beside its GPUs: nothing to fit between nodes")
-        return use.nics[0].rate, topology.path(ranks[0], ranks[-1]).latency, "nic.rate", "link.net.latency"
+        return use.nics[0].rate / use.nics[0].count, topology.path(ranks[0], ranks[-1]).latency, "nic.rate", "link.net.latency"
     path = topology.path(ranks[0], ranks[1])
     kind = "xgmi" if any("xgmi" in link for link in path.links) else _KINDS.get(path.kind, "nvlink")
     return path.rate, path.latency / max(1, len(path.links)), f"link.{kind}.rate", f"link.{kind}.latency"

@@ -28,6 +28,7 @@ def _run(path: Path, topology: str, edits: tuple[str, ...], ranks: tuple[int, ..
         ("dgx-a100", ("link.nvlink.rate=200 GB/s",), 1, 8),
         ("l40s-x8", ("link.pcie.rate=14 GB/s",), 1, 2),
         ("2x dgx-a100", ("nic.rate=100 Gbit/s", "link.net.latency=20 us"), 2, 8),
+        ("2x aws-p5", ("nic.rate=50 Gbit/s",), 2, 8),  # of each of four ports
     ],
 )
 def test_the_hidden_link_is_found(tmp_path: Path, topology: str, hidden: tuple[str, ...], nodes: int, each: int) -> None:

@@ -29,6 +29,13 @@ def test_many_small_files_cost_more_than_one_large_file_of_their_bytes() -> None
     assert all(".cores" in resource for resource, _ in many.uses), "the page cache asks a core, not the disk"
 
 
+def test_without_a_calibration_nothing_counts_as_measured_but_what_the_plan_says() -> None:
+    pricer = _pricer({})
+    called, said = (pricer.local(Op("x", "host", "host", (work,)), 0) for work in (HostWork("module", 3), HostWork("preprocess", 2, 1e-3)))
+    assert called.source == pricer.local(Op("x", "copy", "host", bytes=1 << 20), 0).source == "assumed"
+    assert (said.seconds, said.source) == (2e-3, "measured")
+
+
 def test_without_a_measurement_and_for_a_store_the_device_is_asked() -> None:
     disk = _pricer({}).local(_read(32, 1 << 20), 0)
     assert disk.source == "assumed" and any("disk" in resource for resource, _ in disk.uses)
