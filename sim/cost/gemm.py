@@ -112,16 +112,16 @@ def power_ratio(gpu: Gpu, dtype: str) -> float:
 
 
 def power_between(gpu: Gpu, name: str, dtype: str) -> float:
-    """`power_ratio` to the GPU `name`; watts for each FLOP/s of 16-bit matrix units, or of fp32 ones for products on those (AMD's fp32 runs on
-    matrix units)."""
-    if name == gpu.name:
-        return 1.0
+    """`power_ratio` to the catalog's GPU `name`, which may be this one with another power limit; watts for each FLOP/s of 16-bit matrix units,
+    or of fp32 ones for products on those (AMD's fp32 runs on matrix units)."""
     other, key = _reference(name), "bf16" if "bf16" in gpu.flops else "fp16" if "fp16" in gpu.flops else "fp32"
     if dtype in ("fp32", "fp64") and gpu.arch.startswith("sm"):
         key = "fp32"
     if not gpu.power or not other.power or key not in other.flops:
         return 1.0
-    return float((gpu.power / gpu.flops[key] * other.flops[key] / other.power) ** (1 / 3))
+    # FLOP/s that a what-if gives a GPU of this name are those at the clock that it has.
+    peaks = 1.0 if name == gpu.name else other.flops[key] / gpu.flops[key]
+    return float((gpu.power / other.power * peaks) ** (1 / 3))
 
 
 def gemm_cost(work: Gemm, gpu: Gpu, sustained: bool = True) -> tuple[float, Source]:

@@ -11,7 +11,7 @@ steps for five of the GPUs and dtypes (`params/sustained.toml` says which): an i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 
 from sim.cost.device import NEAREST, by_arch, table
@@ -53,23 +53,24 @@ def vector_clock(gpu: Gpu) -> float:
 
 def narrow_clock(gpu: Gpu, clocks: Mapping[str, float], narrow: Mapping[str, float]) -> tuple[float, Source]:
     """The clock of 8-bit products: the GPU's own, or that of its 16-bit ones with what its nearest kin lose beside theirs."""
-    if gpu.name in narrow:
+    if gpu.name in narrow and _as_sold(gpu):
         return narrow[gpu.name], "fitted"
     clock, source = kin_clock(gpu, clocks)
     for arch in (gpu.arch, *NEAREST.get(gpu.arch, ())[:1]):
-        for name in sorted(narrow):
+        for name in _own_first(gpu, narrow):
             if find_gpu(name).arch == arch and (arch == gpu.arch or gpu.name not in clocks):
                 return min(1.0, clock * narrow[name] / kin_clock(find_gpu(name), clocks)[0]), "assumed"
     return clock, source
 
 
 def kin_clock(gpu: Gpu, clocks: Mapping[str, float]) -> tuple[float, Source]:
-    """The clock of a GPU from those of some: its own, or that of the nearest architecture, scaled by the watts that each has for
-    a peak FLOP/s. What the rate of its kernels has already been lowered for a power limit (`power_ratio`) is counted once."""
-    if gpu.name in clocks:
+    """The clock of a GPU from those of some: its own, or (also of its own name at another power limit) that of the nearest, scaled by the
+    watts that each has for a peak FLOP/s. What the rate of its kernels has already been lowered for a power limit (`power_ratio`) is
+    counted once."""
+    if gpu.name in clocks and _as_sold(gpu):
         return clocks[gpu.name], "fitted"
     for arch in (gpu.arch, *NEAREST.get(gpu.arch, ())):
-        for name in sorted(clocks):
+        for name in _own_first(gpu, clocks):
             other = find_gpu(name)
             if other.arch == arch:
                 follows, _ = by_arch(gpu, table("sustained", "follows", dict[str, float]))
@@ -78,12 +79,21 @@ def kin_clock(gpu: Gpu, clocks: Mapping[str, float]) -> tuple[float, Source]:
     return 1.0, "assumed"
 
 
+def _as_sold(gpu: Gpu) -> bool:
+    """Has a GPU of the catalog's name the catalog's power limit?"""
+    return _watts(gpu, find_gpu(gpu.name)) == 1.0
+
+
+def _own_first(gpu: Gpu, names: Iterable[str]) -> list[str]:
+    return sorted(names, key=lambda name: (name != gpu.name, name))
+
+
 def _watts(gpu: Gpu, other: Gpu) -> float:
-    """Watts per peak FLOP/s over the other GPU's; 1 where a limit is not known."""
+    """Watts per peak FLOP/s over the other GPU's (of one name: watts alone, as in `power_between`); 1 where a limit is not known."""
     key = "fp16" if "fp16" in gpu.flops and "fp16" in other.flops else "fp32"
     if not (gpu.power and other.power and gpu.flops.get(key) and other.flops.get(key)):
         return 1.0
-    return (gpu.power / gpu.flops[key]) / (other.power / other.flops[key])
+    return gpu.power / other.power * (1.0 if gpu.name == other.name else other.flops[key] / gpu.flops[key])
 
 
 @cache

@@ -41,6 +41,18 @@ def test_a_slow_board_stretches_products_and_not_what_moves_bytes() -> None:
     assert kernel_cost(copy, h100, board=0.95).seconds == kernel_cost(copy, h100).seconds
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+def test_a_power_limit_that_is_changed_counts(dtype: str) -> None:
+    """H100 is sold with 700 W, and with 500 W under a name of its own."""
+    product = msgspec.structs.replace(BIG, dtype=dtype)
+    h100, less = (kernel_cost(product, gpu(name)).seconds for name in ("h100-sxm", "h100-sxm-500w"))
+    changed = {watts: kernel_cost(product, msgspec.structs.replace(gpu("h100-sxm"), power=watts)) for watts in (700.0, 500.0, 0.0)}
+    assert changed[700.0].seconds == changed[0.0].seconds == h100 and changed[700.0].source == "fitted"
+    assert changed[500.0].seconds == pytest.approx(less, rel=0.04) and less > 1.15 * h100
+    more = gpu("h100-sxm").flops | {dtype: 2 * gpu("h100-sxm").flops[dtype]}  # units, at the clock that there is
+    assert kernel_cost(product, msgspec.structs.replace(gpu("h100-sxm"), flops=more)).seconds < 0.6 * h100
+
+
 def test_steered_power_speeds_products_up_where_steps_tell() -> None:
     plain, moved = gpu("h100-sxm"), MemoryBound("copy", 1 << 28, 1 << 28, "bf16")
     steered = msgspec.structs.replace(plain, vboost=1)
