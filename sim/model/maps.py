@@ -13,7 +13,7 @@ from sim.model.linear import weight_casts
 from sim.model.norm import norm
 from sim.model.parts import Part
 from sim.model.share import Share
-from sim.model.vision import Map, convolution, mean
+from sim.model.vision import Map, convolution, mean, turned
 from sim.work import Conv, MemoryBound, Work
 
 
@@ -103,25 +103,61 @@ def channel_norm(share: Share, name: str, x: Map, *, es: int = 0) -> Part:
     return part if es else widened(share, part, share.micro * x.size)
 
 
-def up_convolution(share: Share, name: str, x: Map, out: int, kernel: int = 2) -> tuple[Part, Map]:
-    """A transposed convolution of stride = kernel with biases: it is the gradient of the convolution the other way (torch.nn.ConvTranspose2d)."""
-    y = Map(out, x.h * kernel, x.w * kernel)
-    shape = (share.micro, *y, x.channels, kernel, kernel, kernel, 0, 1, share.core)
-    last, n = share.framework.channels_last, share.micro * y.size * share.e
-    tensors = (x.channels * out * kernel * kernel, out)
+def up_convolution(share: Share, name: str, x: Map, out: int) -> tuple[Part, Map]:
+    """A transposed convolution, 2 x 2 of stride 2 with biases: it is the gradient of the convolution the other way (torch.nn.ConvTranspose2d)."""
+    y = Map(out, 2 * x.h, 2 * x.w)
+    shape = (share.micro, *y, x.channels, 2, 2, 2, 0, 1, share.core)
+    last, n, turns = share.framework.channels_last, share.micro * y.size * share.e, turned(share, x, y)
+    tensors = (4 * x.channels * out, out)
     down, up = weight_casts(share, tensors)
     add: Work = MemoryBound("add", n, n, share.act)
     total: Work = MemoryBound("reduce", n, out * share.e, share.act)
     part = Part(
         name=name,
-        forward=(*down, Conv(*shape, "dgrad", channels_last=last), add),
-        backward=(Conv(*shape, "fwd", channels_last=last),),
-        wgrad=(Conv(*shape, "wgrad", channels_last=last), total, *up),
+        forward=(*down, *turns, Conv(*shape, "dgrad", channels_last=last), add),
+        backward=(*turns, Conv(*shape, channels_last=last)),
+        wgrad=(*turns, Conv(*shape, "wgrad", channels_last=last), total, *up),
         cls="conv",
         tensors=tensors,
         saved=share.micro * x.size * share.e,
     )
     return part, y
+
+
+def line_convolution(
+    share: Share,
+    name: str,
+    length: int,
+    c_in: int,
+    c_out: int,
+    kernel: int,
+    stride: int,
+    *,
+    groups: int = 1,
+    padding: int = 0,
+    bias: bool = False,
+    first: bool = False,
+) -> Part:
+    """A convolution along one axis: of a picture of one row (torch.nn.Conv1d runs conv2d so). `first`: its input needs no gradient. With groups
+    its weight is a direction and a length (weight_norm), which a kernel makes one of in each pass."""
+    b, e = share.micro, share.e
+    shape = (b, c_in, 1, length, c_out, 1, kernel, stride, padding, groups, share.core)
+    size = c_in // groups * c_out * kernel
+    tensors = (size, *(kernel,) * (groups > 1), *(c_out,) * bias)
+    down, up = weight_casts(share, tensors)
+    n = b * c_out * Conv(*shape).out[1] * e
+    add: list[Work] = [MemoryBound("add", n, n, share.act)] * bias
+    total: list[Work] = [MemoryBound("reduce", n, c_out * e, share.act)] * bias
+    directed: list[Work] = [elementwise("scale", share, size, 2 * e, e)] * (groups > 1)
+    return Part(
+        name=name,
+        forward=(*down, *directed, Conv(*shape), *add),
+        backward=() if first else (Conv(*shape, "dgrad"),),
+        wgrad=(Conv(*shape, "wgrad"), *directed, *total, *up),
+        cls="conv",
+        tensors=tensors,
+        saved=b * c_in * length * e,
+    )
 
 
 def nearest(share: Share, name: str, x: Map, factor: int = 2) -> tuple[Part, Map]:

@@ -12,12 +12,13 @@ from sim.model.coco import OBJECTS, POSITIVE, padded
 from sim.model.elementwise import elementwise
 from sim.model.ends import loss
 from sim.model.frozen import bottleneck, carried, fixed, narrowed, summed
-from sim.model.linear import linear, weight_casts
+from sim.model.linear import linear
+from sim.model.maps import up_convolution
 from sim.model.parts import Block, Part
 from sim.model.share import Share
 from sim.model.spec import Cnn
-from sim.model.vision import Blocks, Map, block, convolution, depth, pool, turned
-from sim.work import Conv, MemoryBound, Work
+from sim.model.vision import Blocks, Map, block, convolution, depth, pool
+from sim.work import MemoryBound, Work
 from topologies.errors import Refused
 
 _STAGES = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
@@ -160,28 +161,10 @@ def _masks(share: Share, maps: list[Map], classes: int) -> list[Part]:
     for index in range(1, 5):
         conv, x = convolution(alone, f"fcn{index}", x, _WIDTH, 3, bias=True)
         parts += [conv, _relu(share, f"relu{index}", count * x.size)]
-    up, x = _transposed(alone, "fcn5", x)
+    up, x = up_convolution(alone, "fcn5", x, x.channels)
     logits, y = convolution(alone, "logits", x, classes, 1, bias=True)
     parts += [up, _relu(share, "relu5", count * x.size), logits, regions.targets(share, count)]
     chosen = elementwise("zero", share, count * y.size, 0, share.e)
     part = Part(name="mask.loss", forward=regions.small(10), backward=(*regions.small(4), chosen), cls="loss", saved=4 * count * y.h * y.w)
     read = Part(name="losses", cls="loss", detached=True, reads=True, modules=12)  # both trainers print what they have read before backward
     return [*parts, part, read]
-
-
-def _transposed(share: Share, name: str, x: Map) -> tuple[Part, Map]:
-    """2 x 2 of stride 2, transposed: forward is the gradient of such a convolution's input."""
-    y = Map(x.channels, 2 * x.h, 2 * x.w)
-    shape = (share.micro, *y, x.channels, 2, 2, 2, 0, 1, share.core)
-    tensors = (4 * x.channels**2, x.channels)
-    down, up = weight_casts(share, tensors)
-    n, last, turns = share.micro * y.size * share.e, share.framework.channels_last, turned(share, x, y)
-    return Part(
-        name=name,
-        forward=(*down, *turns, Conv(*shape, "dgrad", channels_last=last), MemoryBound("add", n, n, share.act)),
-        backward=(*turns, Conv(*shape, channels_last=last)),
-        wgrad=(*turns, Conv(*shape, "wgrad", channels_last=last), MemoryBound("reduce", n, x.channels * share.e, share.act), *up),
-        cls="conv",
-        tensors=tensors,
-        saved=share.micro * x.size * share.e,
-    ), y

@@ -13,14 +13,14 @@ from sim.model.check import data_parallel_only
 from sim.model.elementwise import elementwise
 from sim.model.encoder import layer_parts
 from sim.model.ends import loss
-from sim.model.linear import linear, weight_casts
-from sim.model.maps import group_norm
+from sim.model.linear import linear
+from sim.model.maps import group_norm, line_convolution
 from sim.model.norm import norm
 from sim.model.parts import Block, Part, Shape
 from sim.model.share import Share, share_of
 from sim.model.speech_spec import Wav2Vec
 from sim.model.vision import Map
-from sim.work import Conv, MemoryBound, Work
+from sim.work import MemoryBound, Work
 
 Blocks = tuple[tuple[str, Block], ...]
 _KERNELS, _STRIDES = (10, 3, 3, 3, 3, 2, 2), (5, 2, 2, 2, 2, 2, 2)
@@ -45,37 +45,13 @@ def blocks_of(spec: Wav2Vec, shape: Shape, framework: Framework, attention: str)
     return (("embed", first), *((f"L{i}", layer) for i in range(spec.layers)), ("head", head))
 
 
-def _line(share: Share, name: str, length: int, c_in: int, c_out: int, kernel: int, stride: int, *, groups: int = 1, padding: int = 0,
-          bias: bool = False, first: bool = False) -> Part:  # fmt: skip
-    """A convolution along one axis (torch.nn.Conv1d runs conv2d so). `first`: the wave needs no gradient. With groups its weight is a direction
-    and a length (weight_norm), which a kernel makes one of in each pass."""
-    b, e = share.micro, share.e
-    shape = (b, c_in, 1, length, c_out, 1, kernel, stride, padding, groups, share.core)
-    size = c_in // groups * c_out * kernel
-    tensors = (size, *(kernel,) * (groups > 1), *(c_out,) * bias)
-    down, up = weight_casts(share, tensors)
-    n = b * c_out * Conv(*shape).out[1] * e
-    add: list[Work] = [MemoryBound("add", n, n, share.act)] * bias
-    total: list[Work] = [MemoryBound("reduce", n, c_out * e, share.act)] * bias
-    directed: list[Work] = [elementwise("scale", share, size, 2 * e, e)] * (groups > 1)
-    return Part(
-        name=name,
-        forward=(*down, *directed, Conv(*shape), *add),
-        backward=() if first else (Conv(*shape, "dgrad"),),
-        wgrad=(Conv(*shape, "wgrad"), *directed, *total, *up),
-        cls="conv",
-        tensors=tensors,
-        saved=b * c_in * length * e,
-    )
-
-
 def _features(spec: Wav2Vec, share: Share) -> list[Part]:
     """Seven convolutions with GELU: a group norm after the first, or (stable) a norm over the channels after each, between two transposes."""
     found: list[Part] = []
     length, c_in = spec.samples, 1
     for index, (kernel, stride) in enumerate(zip(_KERNELS, _STRIDES, strict=True)):
         name = f"conv{index}"
-        found.append(_line(share, name, length, c_in, _CHANNELS, kernel, stride, bias=spec.stable, first=not index))
+        found.append(line_convolution(share, name, length, c_in, _CHANNELS, kernel, stride, bias=spec.stable, first=not index))
         length, c_in = (length - kernel) // stride + 1, _CHANNELS
         rows = share.micro * length
         if spec.stable:
@@ -98,7 +74,7 @@ def _places(spec: Wav2Vec, share: Share) -> list[Part]:
         norm(share, "features.norm", rows, _CHANNELS, "layernorm", after_residual=False, es=e),
         linear(share, "features.project", _CHANNELS, h, bias=True, low=False, stream=True),
         Part(name="features.mask", forward=(fill,), backward=(fill,), cls="elementwise", tensors=(h,), modules=0),
-        _line(share, "positions", share.shape.seq, h, h, kernel, 1, groups=groups, padding=-1, bias=True),
+        line_convolution(share, "positions", share.shape.seq, h, h, kernel, 1, groups=groups, padding=-1, bias=True),
         activation(share, "positions.act", rows, h, "gelu"),
         Part(name="positions.add", forward=(add,), backward=(add,), cls="elementwise", modules=0),
     ]

@@ -13,13 +13,14 @@ from sim.model.attention import core, split_heads
 from sim.model.check import check_length, data_parallel_only
 from sim.model.elementwise import elementwise, residual, transpose
 from sim.model.ends import embedding, logits, loss
-from sim.model.linear import linear, weight_casts
+from sim.model.linear import linear
+from sim.model.maps import line_convolution
 from sim.model.mlp import mlp
 from sim.model.norm import norm
 from sim.model.parts import Block, Part, Shape
 from sim.model.share import Share, share_of
 from sim.model.speech_spec import Whisper
-from sim.work import Conv, MemoryBound, Work
+from sim.work import MemoryBound
 
 Blocks = tuple[tuple[str, Block], ...]
 
@@ -51,28 +52,6 @@ def _norm(spec: Whisper, share: Share, name: str) -> Part:
     return norm(share, name, share.rows, spec.hidden, "layernorm", modules=2)
 
 
-def line_convolution(
-    share: Share, name: str, length: int, c_in: int, c_out: int, *, kernel: int = 3, stride: int = 1, first: bool = False
-) -> Part:
-    """A convolution along one axis with biases: a picture of one row (torch.nn.Conv1d runs conv2d so). `first`: its input needs no gradient."""
-    b, e = share.micro, share.e
-    shape = (b, c_in, 1, length, c_out, 1, kernel, stride, -1, 1, share.core)
-    tensors = (c_in * c_out * kernel, c_out)
-    down, up = weight_casts(share, tensors)
-    n = b * c_out * Conv(*shape).out[1] * e
-    add: Work = MemoryBound("add", n, n, share.act)
-    total: Work = MemoryBound("reduce", n, c_out * e, share.act)
-    return Part(
-        name=name,
-        forward=(*down, Conv(*shape), add),
-        backward=() if first else (Conv(*shape, "dgrad"),),
-        wgrad=(Conv(*shape, "wgrad"), total, *up),
-        cls="conv",
-        tensors=tensors,
-        saved=b * c_in * length * e,
-    )
-
-
 def _stem(spec: Whisper, share: Share) -> list[Part]:
     """Two convolutions with GELU, and positions that are not trained."""
     h, rows = spec.hidden, share.rows
@@ -80,9 +59,9 @@ def _stem(spec: Whisper, share: Share) -> list[Part]:
     turned = elementwise("permute", share, rows * h, share.e, share.e)
     back = (elementwise("cast", share, rows * h, share.es, share.e),) if share.es != share.e else ()
     return [
-        line_convolution(share, "conv1", spec.frames, spec.mels, h, first=True),
+        line_convolution(share, "conv1", spec.frames, spec.mels, h, 3, 1, padding=-1, bias=True, first=True),
         activation(share, "act1", share.micro * spec.frames, h, "gelu"),
-        line_convolution(share, "conv2", spec.frames, h, h, stride=2),
+        line_convolution(share, "conv2", spec.frames, h, h, 3, 2, padding=-1, bias=True),
         activation(share, "act2", rows, h, "gelu"),
         Part(
             name="positions",

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from sim.framework import load_framework
+from sim.model.maps import up_convolution
 from sim.model.parts import Part, Shape
 from sim.model.resnet import residual_block
 from sim.model.share import Share, share_of
@@ -73,10 +74,10 @@ def test_tensor_cores_take_maps_whose_channels_lie_side_by_side(precision: str, 
     """NCHW maps are copied: input and output forward, both gradients backward, input and gradient for the weights."""
     habit = msgspec.structs.replace(load_framework("pytorch-native-amp"), **habits)
     found = share_of(Shape(micro=32, seq=1, precision=precision), habit, "math")
-    part, y = convolution(found, "conv", MAP, 512, 3, stride=2)
-    for works in (part.forward, part.backward, part.wgrad):
-        copied = [work.bytes for work in works if isinstance(work, MemoryBound) and work.what == "copy"]
-        assert copied == ([2 * found.e * ELEMENTS, 2 * found.e * 32 * y.size] if turned else [])
+    for part, y in (convolution(found, "conv", MAP, 512, 3, stride=2), up_convolution(found, "up", MAP, 128)):
+        for works in (part.forward, part.backward, part.wgrad):
+            copied = [work.bytes for work in works if isinstance(work, MemoryBound) and work.what == "copy"]
+            assert copied == ([2 * found.e * ELEMENTS, 2 * found.e * 32 * y.size] if turned else [])
     depthwise, _ = convolution(found, "conv", MAP, 256, 3, groups=256)
     assert not any(isinstance(work, MemoryBound) and work.what == "copy" for work in depthwise.backward)
 
