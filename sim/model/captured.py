@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from sim.model.check import data_parallel_only
 from sim.model.parts import Block, Part, Shape
 from sim.work import Attention, Conv, Gemm, GroupedGemm, Work
 from topologies.errors import BadInput, Refused
@@ -48,8 +49,7 @@ class Captured(
 
 def blocks_of(spec: Captured, shape: Shape) -> Blocks:
     """The blocks at `shape.micro`. Raises `Refused` for splits that need a description, or another precision than captured."""
-    if shape.tp * shape.cp * shape.ep > 1:
-        raise Refused(f"{spec.name}: a captured model is split by data or pipeline parallelism only; set tp = cp = ep = 1")
+    data_parallel_only(spec.name, "a captured model", shape)
     same = shape.precision == spec.precision or {shape.precision, spec.precision} == {"fp32", "tf32"}
     if not same:
         raise Refused(

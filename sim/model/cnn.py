@@ -7,23 +7,20 @@ from msgspec.structs import replace
 from sim.framework import Framework
 from sim.model import inception, mask_rcnn, resnet, ssd
 from sim.model.activation import activation
+from sim.model.check import data_parallel_only
 from sim.model.ends import loss
 from sim.model.linear import linear
 from sim.model.parts import Block, Part, Shape
 from sim.model.share import Share, share_of
 from sim.model.spec import Cnn
 from sim.model.vision import Blocks, Map, block, convolution, depth, normalised, pool
-from topologies.errors import Refused
 
 _VGG = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
 
 
 def blocks_of(spec: Cnn, shape: Shape, framework: Framework) -> Blocks:
     """stem, one block per residual block (or stage), head. Raises `Refused` for tp or cp, `UnknownName` for a depth."""
-    if shape.tp * shape.cp * shape.ep > 1:
-        raise Refused(
-            f"{spec.name or spec.arch}: a convolutional network is split by data or pipeline parallelism only; set tp = cp = ep = 1"
-        )
+    data_parallel_only(spec.name or spec.arch, "a convolutional network", shape, chain=spec.arch != "mask-rcnn")
     share = share_of(replace(shape, seq=1), framework)
     # Convolutional networks have no fp32 residual stream under autocast: convolutions and batch norms stay 16-bit.
     share = replace(share, es=share.e)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from sim.framework import Framework
+from sim.model.check import data_parallel_only
 from sim.model.elementwise import elementwise, residual
 from sim.model.ends import embedding, logits, loss
 from sim.model.linear import linear, weight_casts
@@ -16,15 +17,13 @@ from sim.model.parts import Block, Part, Shape
 from sim.model.share import Share, share_of
 from sim.model.spec import Seq2Seq
 from sim.work import Gemm, MemoryBound, Work
-from topologies.errors import Refused
 
 Blocks = tuple[tuple[str, Block], ...]
 
 
 def blocks_of(spec: Seq2Seq, shape: Shape, framework: Framework) -> Blocks:
     """embed, L0 ... (encoder), D0 ... (decoder, D0 with the attention), head. Target sequences are as long as source ones."""
-    if shape.tp * shape.cp * shape.ep > 1:
-        raise Refused(f"{spec.name or 'seq2seq'}: split by data or pipeline parallelism only; set tp = cp = ep = 1")
+    data_parallel_only(spec.name or "seq2seq", "a recurrent network", shape)
     share, h = share_of(replace(shape, seq=min(shape.seq, spec.longest)), framework), spec.hidden
     stream = share.rows * h * share.e
     encoder = [[lstm(share, "lstm", h, h, directions=2)], [lstm(share, "lstm", 2 * h, h)], [lstm(share, "lstm", h, h), _skip(spec, share)]]

@@ -6,19 +6,18 @@ from itertools import pairwise
 
 from sim.framework import Framework
 from sim.model.activation import activation
+from sim.model.check import data_parallel_only
 from sim.model.elementwise import elementwise
 from sim.model.linear import linear
 from sim.model.parts import Block, Part, Shape
 from sim.model.share import Share, share_of
 from sim.model.spec import Mlp
 from sim.work import MemoryBound
-from topologies.errors import Refused
 
 
 def blocks_of(spec: Mlp, shape: Shape, framework: Framework) -> tuple[tuple[str, Block], ...]:
     """L0 ... L(n-1), head (the loss). One sample is one row; tp and cp are refused."""
-    if shape.tp * shape.cp * shape.ep > 1:
-        raise Refused(f"{spec.name or 'mlp'}: an MLP is split by data or pipeline parallelism only; set tp = cp = ep = 1")
+    data_parallel_only(spec.name or "mlp", "an MLP", shape)
     from msgspec.structs import replace
 
     share = share_of(replace(shape, seq=1), framework)

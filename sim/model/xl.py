@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 
 from sim.framework import Framework
+from sim.model.check import data_parallel_only
 from sim.model.elementwise import elementwise, residual, transpose
 from sim.model.linear import linear, weight_casts
 from sim.model.mlp import mlp
@@ -15,7 +16,6 @@ from sim.model.parts import Block, Part, Shape
 from sim.model.share import Share, share_of
 from sim.model.spec import TransformerXl
 from sim.work import Gemm, MemoryBound, Work
-from topologies.errors import Refused
 
 Blocks = tuple[tuple[str, Block], ...]
 _VIEWS = 52
@@ -24,8 +24,7 @@ _VIEWS = 52
 
 def blocks_of(spec: TransformerXl, shape: Shape, framework: Framework) -> Blocks:
     """embed, L0 ..., head. seq_len is the segment's length. Its attention is always written out: no fused kernel shifts."""
-    if shape.tp * shape.cp * shape.ep > 1:
-        raise Refused(f"{spec.name or 'transformer-xl'}: split by data or pipeline parallelism only; set tp = cp = ep = 1")
+    data_parallel_only(spec.name or "transformer-xl", "a Transformer-XL", shape)
     share = share_of(shape, framework, "math")
     layer = Block(kind="layer", parts=tuple(_layer(spec, share)), saved_input=share.rows * spec.hidden * share.es)
     first = Block(kind="embed", parts=(_embed(spec, share),))
