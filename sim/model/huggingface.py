@@ -38,12 +38,17 @@ _CAPTURE = "Any torch.nn.Module can be recorded instead: steptwin plan capture M
 
 def _not_read(kind: str, tree: dict[str, Any], where: str) -> BadInput:
     """Why a type has no reader, and what to do."""
-    from sim.model.readers.undescribed import LANGUAGE_MODEL, UNDESCRIBED
+    from sim.model.readers.undescribed import BY_FAMILY, LANGUAGE_MODEL, UNDESCRIBED
 
     if isinstance(tree.get("text_config"), dict):
         return Refused(
             f"{where}: model_type '{kind}' joins several models, which is not described. "
             "Save its text_config as a config.json of its own to predict the language model alone"
+        )
+    if kind in BY_FAMILY:
+        return Refused(
+            f"{where}: configs of model_type '{kind}' are not read, but the model is described. "
+            f'Write its sizes into the plan\'s [model] table, with family = "{BY_FAMILY[kind]}", or take a preset (steptwin plan list)'
         )
     if kind in LANGUAGE_MODEL:
         return Refused(

@@ -15,7 +15,6 @@ UNDESCRIBED: dict[str, str] = {
     "deepseek_v32": "sparse attention behind a lightning indexer (deepseek_v3 attends to all keys)", "kimi_linear": "Kimi delta attention",
     "nemotron-nas": "layers of different widths, some without attention", "deci": "layers of different widths", "openelm": "layers of different widths",
     "gemma3n": "per-layer embeddings and AltUp", "longcat_flash": "experts that compute nothing", "phi3small": "block-sparse attention",
-    "wav2vec2": "a convolutional stem over audio",
     "bart": _STACKS, "mbart": _STACKS, "pegasus": _STACKS, "marian": _STACKS, "m2m_100": _STACKS, "led": _STACKS, "longt5": "local attention",
     "modernbert": "a bidirectional encoder with rotary positions, gates and windows", "nomic_bert": "a bidirectional encoder with rotary positions",
     "deberta": "disentangled attention", "deberta-v2": "disentangled attention", "albert": "layers that share their weights",
@@ -27,5 +26,7 @@ UNDESCRIBED: dict[str, str] = {
 }  # fmt: skip
 """What is missing, in words for "... is not described"."""
 
+BY_FAMILY = {"wav2vec2": "wav2vec"}
+"""The family of a model that is described, where nothing reads its config."""
 LANGUAGE_MODEL = {"qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2"}
 """The type of the language model inside, where the file keeps its sizes at the top."""

@@ -152,7 +152,7 @@ def test_mixers_are_checked() -> None:
     ("kind", "words"),
     [
         ("mamba", "selective scan.*plan capture"),
-        ("wav2vec2", "convolutional stem"),
+        ("wav2vec2", 'with family = "wav2vec"'),
         ("deepseek_v32", "sparse attention"),
         ("qwen2_vl", '"qwen2"'),
     ],
