@@ -67,7 +67,7 @@ def table(name: str, key: str, kind: type[T]) -> T:
 def choose(gpu: Gpu, fits: Mapping[str, str]) -> tuple[str, Source]:
     """Which of `fits` (key -> architecture; keys are GPU names) describes this GPU, and how sure that is.
 
-    The GPU's own; else one of its architecture with the nearest memory bandwidth; else the nearest architecture's.
+    The GPU's own; else one of its architecture, or of the nearest one: the first by name.
     """
     if gpu.name in fits:
         return gpu.name, "fitted"

@@ -142,7 +142,7 @@ def _head_copies(share: Share, heads: Heads, keys: int) -> list[Work]:
     return [transpose(share, n) for n in (q * share.seq * heads.d, q * keys * heads.d, q * keys * heads.dv)]
 
 
-def rope(share: Share, heads: int, width: int, name: str = "attn.rope", scaled: bool = False) -> Part:
+def rope(share: Share, heads: int, width: int, scaled: bool = False) -> Part:
     """Rotation of `heads` (queries and keys together) by `width` columns: one kernel fused, else as Python writes it.
 
     Unfused (transformers): x cos + rotate_half(x) sin is neg, cat, mul, mul, add, for queries and for keys. Backward fills each half's
@@ -168,7 +168,7 @@ def rope(share: Share, heads: int, width: int, name: str = "attn.rope", scaled: 
             angles = (elementwise("scale", share, share.seq * width, 4, 4),) * 2 + (elementwise("cast", share, share.seq * width, 4, e),)
             whole = (*angles, *angles, *steps, elementwise("copy", share, n // 2, e, e))
             return Part(
-                name=name,
+                name="attn.rope",
                 forward=whole * 2,
                 backward=works + back * 2,
                 cls="elementwise",
@@ -176,7 +176,7 @@ def rope(share: Share, heads: int, width: int, name: str = "attn.rope", scaled: 
                 native=2 * len(whole),
                 nodes=2 * len(steps),
             )
-    return Part(name=name, forward=works, backward=works + back * 2, cls="elementwise", rope=True)
+    return Part(name="attn.rope", forward=works, backward=works + back * 2, cls="elementwise", rope=True)
 
 
 def _split(share: Share, columns: int) -> list[Part]:

@@ -72,11 +72,11 @@ def _condition(spec: Dit, share: Share, name: str, count: int) -> list[Part]:
     return [replace(act, backward=(*act.backward, fork)), replace(out, backward=(join, *out.backward))]
 
 
-def _modulated(share: Share, name: str, width: int, *, after_residual: bool = True) -> list[Part]:
+def _modulated(share: Share, name: str, width: int) -> list[Part]:
     """A norm without weights, x (1 + scale) + shift. Backward: the gradient summed over a picture's tokens (shift), times the norm's result and
     summed (scale), times 1 + scale. A compiler has all of it in the norm's kernels, and the sums in one."""
     n, es, small = share.rows * width, share.es, share.micro * width
-    plain = norm(share, f"{name}.norm", share.rows, width, "layernorm", bias=False, weight=False, after_residual=after_residual)
+    plain = norm(share, f"{name}.norm", share.rows, width, "layernorm", bias=False, weight=False)
     few = elementwise("add", share, small, share.e, share.e)
     scale, add = elementwise("scale", share, n, es, es), elementwise("add", share, n, es, es)
     total, product = elementwise("reduce", share, n, es, 0), elementwise("scale", share, n, 2 * es, es)

@@ -31,7 +31,7 @@ def dropout_kernels(share: Share, n: int, e: int) -> tuple[list[Work], list[Work
     return [*random, divide, mask], [mask, divide]
 
 
-def residual(share: Share, name: str, rows: int, width: int, *, dropout: bool, fork: bool = True) -> Part:
+def residual(share: Share, name: str, rows: int, width: int, *, dropout: bool) -> Part:
     """Dropout and the add to the residual stream; backward sums the two gradients that meet at the fork.
 
     `fused_residual`: one kernel (Megatron's bias + dropout + add). Under `compile` all of it lives in the next norm.
@@ -56,7 +56,7 @@ def residual(share: Share, name: str, rows: int, width: int, *, dropout: bool, f
         forward.append(elementwise("add", share, n, e + es, es))
         if es != e:
             backward.append(elementwise("cast", share, n, es, e))
-    if fork and not habits.compile:
+    if not habits.compile:
         backward.append(elementwise("add", share, n, 2 * es, es))
     return Part(
         name=name,

@@ -64,14 +64,13 @@ def logits(
     bias: bool = False,
     rows: int = 0,
     frozen: bool = False,
-    name: str = "head.logits",
 ) -> Part:
     """The vocabulary-parallel output linear; its weight belongs to the embedding where `tied`."""
     from msgspec.structs import replace
 
     seam_bytes = (rows or share.rows) * hidden * share.e if share.tp > 1 else 0
     part = linear(
-        share, name, hidden, -(-vocab // share.tp), rows=rows, bias=bias, low=False, stream=True, frozen=frozen,
+        share, "head.logits", hidden, -(-vocab // share.tp), rows=rows, bias=bias, low=False, stream=True, frozen=frozen,
         seam="tp.gather" if seam_bytes else "", seam_bytes=seam_bytes, saved_rows=0 if rows else share.srows,
     )  # fmt: skip
     return replace(part, tensors=part.tensors[1:]) if tied else part

@@ -92,7 +92,6 @@ def linear(
     saved_rows: int = 0,
     frozen: bool = False,
     modules: int = 1,
-    recompute: bool = False,
 ) -> Part:
     """`rows` x k times k x n; several `n` are several linears on one input.
 
@@ -130,6 +129,5 @@ def linear(
         seam=seam,
         seam_bytes=seam_bytes,
         modules=modules + len(widths) - 1,
-        recompute=recompute,
         native=max(0, len(taken) - (not normed)),  # inside the linear's own node
     )

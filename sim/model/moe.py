@@ -34,14 +34,14 @@ def moe(share: Share, hidden: int, spec: Moe, kind: str, *, fused: bool = True) 
     parts = [_router(share, rows, hidden, spec)]
     if spec.latent:
         parts.append(linear(share, "moe.latent_down", hidden, width, rows=rows))
-    parts.append(_permute(share, rows, tokens, width, spec, etp))
+    parts.append(_permute(share, tokens, width, spec, etp))
     exchanged = round(rows * _copies(share, spec) * width * share.e) if share.shape.ep > 1 else 0
     columns = inner * (2 if kind in GATED else 1)
     parts.append(grouped(share, "moe.up", local, routed, width, columns, spec.bias, "ep.dispatch", exchanged, spec.top_k))
     act = activation(share, "moe.act", routed, inner, kind, halves=kind in GATED)
     parts.append(limited(share, act, routed * inner) if spec.limited else act)
     parts.append(grouped(share, "moe.down", local, routed, inner, width, spec.bias, "ep.combine", exchanged, spec.top_k))
-    parts.append(_unpermute(share, rows, tokens, width, spec, etp))
+    parts.append(_unpermute(share, tokens, width, spec, etp))
     if spec.latent:
         parts.append(linear(share, "moe.latent_up", width, hidden, rows=rows))
     if spec.shared:
@@ -78,7 +78,7 @@ def _router(share: Share, rows: int, hidden: int, spec: Moe) -> Part:
     )
 
 
-def _permute(share: Share, rows: int, tokens: int, width: int, spec: Moe, etp: int) -> Part:
+def _permute(share: Share, tokens: int, width: int, spec: Moe, etp: int) -> Part:
     """Copies each token top-k times, sorted by expert. With tensor-parallel experts the tokens are gathered first."""
     e, k = share.e, spec.top_k
     if _travels_once(share, etp):
@@ -130,7 +130,7 @@ def _reads(share: Share) -> bool:
     return share.framework.tensor == "megatron" and not share.shape.capacity and not share.framework.cuda_graphs
 
 
-def _unpermute(share: Share, rows: int, tokens: int, width: int, spec: Moe, etp: int) -> Part:
+def _unpermute(share: Share, tokens: int, width: int, spec: Moe, etp: int) -> Part:
     """Weighted sum of each token's top-k results. Where the weights are not applied inside the activation
     (as Megatron's fused one does) the results are kept for the weights' gradient."""
     e, k = share.e, spec.top_k

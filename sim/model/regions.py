@@ -35,9 +35,9 @@ _WALK = 12
 """The same for the walk over 2,000 rows of overlaps on the CPU, some 0.1 ms (assumed)."""
 
 
-def small(count: float, size: int = 4096) -> tuple[Work, ...]:
+def small(count: float) -> tuple[Work, ...]:
     """Kernels over so few values that their launch is all that they take."""
-    return (MemoryBound("copy", size, size, "fp32"),) * round(count)
+    return (MemoryBound("copy", 4096, 4096, "fp32"),) * round(count)
 
 
 def _python(kernels: float, reads: int = 0) -> int:

@@ -55,7 +55,7 @@ class Encoder(Spec, tag="encoder", frozen=True, kw_only=True):
     """Masked words per sequence; 0 = 15 %, rounded up."""
     dropout: Fraction = 0.1
     tied: bool = True
-    """The masked-word head uses the embedding's weight (pretraining only)."""
+    """The head over masked words uses the embedding's weight."""
 
     def __post_init__(self) -> None:
         check_heads(self.name or "encoder", self.hidden, self.heads)

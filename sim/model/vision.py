@@ -146,8 +146,8 @@ def mean(share: Share, name: str, x: Map) -> Part:
     return Part(name=name, forward=(forward,), backward=(backward,), cls="elementwise")
 
 
-def squeeze(share: Share, name: str, x: Map, reduction: int = 16) -> list[Part]:
-    """Squeeze and excitation (Hu et al. 2018): mean, two small linears, and each channel scaled.
+def squeeze(share: Share, name: str, x: Map) -> list[Part]:
+    """Squeeze and excitation (Hu et al. 2018, reduction 16): mean, two small linears, and each channel scaled.
 
     Backward multiplies the gradient by the scales and by the map, sums the second product over each channel, and adds the two gradients
     of the map, its mean's and its scaling's: one kernel each, or (compile) the products in the sums that take them.
@@ -157,7 +157,7 @@ def squeeze(share: Share, name: str, x: Map, reduction: int = 16) -> list[Part]:
     transposes one of them (aten operators and strides of this block, recorded by a dispatch mode; DeepLearningExamples' ConvNets, resnet.py).
     A compiler scales, adds and applies ReLU at once; what ReLU passed on is then read by all that takes the block's gradient.
     """
-    small = x.channels // reduction
+    small = x.channels // 16
     n, e = share.micro * x.size, share.e
     scale: Work = elementwise("scale", share, n, e, e)
     forward: Work = scale

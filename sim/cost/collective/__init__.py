@@ -80,7 +80,6 @@ def message_cost(size: int, a: int, b: int, topology: Topology, siblings: int = 
         rate, hop = message_rate(shape), float(table[f"peer_{fabric(shape)}"])
         reach = float(params()["bandwidth"]["pcie"]) if fabric(shape) == "pcie" else rate / shape.intra
     latency = scaled(float(table["direct_base"]), shape) + hop * 1e-6
-    loads = getattr(path, "loads", ()) or tuple((link, 1) for link in path.links)
     # Headers and flow control fill the wire too: a link is full when it carries `reach` of its rate.
-    uses = tuple((link, min(rate / reach * times, topology.rates[link])) for link, times in loads)
+    uses = tuple((link, min(rate / reach * times, topology.rates[link])) for link, times in path.loads)
     return Cost(latency + size / rate, "fitted", latency, uses, payload=reach)

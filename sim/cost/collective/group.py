@@ -160,8 +160,7 @@ def _exchange(topology: Topology, members: list[int]) -> float:
     for a in members:
         for b in members:
             if a != b:
-                path = topology.path(a, b)
-                for link, times in getattr(path, "loads", ()) or tuple((link, 1) for link in path.links):
+                for link, times in topology.path(a, b).loads:
                     loads[link] = loads.get(link, 0) + times
     return max(times / topology.rates[link] for link, times in loads.items())
 
