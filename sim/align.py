@@ -49,8 +49,6 @@ class Pair(msgspec.Struct, frozen=True):
     kind: str
     predicted: float
     measured: float
-    predicted_start: float
-    measured_start: float
 
     @property
     def difference(self) -> float:
@@ -138,13 +136,10 @@ def align_by_id(predicted: Trace, played: Trace, steps: list[float]) -> Comparis
     seen = {span.id for span in played.spans}
     wanted = {span.id for span in predicted.spans}
     times: dict[str, list[float]] = {}
-    starts: dict[str, float] = {}
     for span in played.spans:
-        key = _key(span)
-        times.setdefault(key, []).append(span.seconds - span.wait)
-        starts[key] = span.start
+        times.setdefault(_key(span), []).append(span.seconds - span.wait)
     pairs = [
-        Pair(s.id, s.rank, s.lane, s.cls, s.kind, s.seconds - s.wait, statistics.median(times[_key(s)]), s.start, starts[_key(s)])
+        Pair(s.id, s.rank, s.lane, s.cls, s.kind, s.seconds - s.wait, statistics.median(times[_key(s)]))
         for s in reported(predicted)
         if s.kind not in _SKIP and _key(s) in times
     ]

@@ -22,7 +22,7 @@ from topologies.hardware import Cpu, Disk, Gpu, Nic, Store
 from topologies.machine import Link, Machine
 from topologies.path import Path
 from topologies.rates import Rates, Site, sites
-from topologies.travel import across, inside
+from topologies.travel import across, full, inside
 
 if TYPE_CHECKING:
     import networkx
@@ -208,7 +208,7 @@ class Topology:
         if node_a == node_b:
             leg = inside(self._sites[node_a], slot_a, slot_b)
             if leg is not None:
-                return self._measure(tuple(_full(node_a, link) for link in leg.links), leg.kind, leg.staged)
+                return self._measure(full(node_a, leg.links), leg.kind, leg.staged)
         links, kind, staged = across(self.cluster.fabric, (node_a, self._sites[node_a], slot_a), (node_b, self._sites[node_b], slot_b))
         return self._measure(links, kind, staged)
 
@@ -223,7 +223,7 @@ class Topology:
             name = site.device(self._slot(place))
             bus = "" if site.machine.gpus else f"n{node}/{site.machine.memory_bus(site.machine.home(name))}"
             leg = None if bus else site.router.host(name, to_device)
-            links = tuple(_full(node, link) for link in leg.links) if leg else (bus, bus)
+            links = full(node, leg.links) if leg else (bus, bus)
             found = self._host_paths[rank, to_device] = self._measure(links, leg.kind if leg else "LOC", False)
         return found
 
@@ -241,9 +241,3 @@ class Topology:
         from topologies.draw import graph
 
         return graph(self.cluster, self._sites, self.rates, nodes if nodes is not None else (self.nodes if self.nodes <= 8 else 1))
-
-
-def _full(node: int, link: str) -> str:
-    """`gpu0>sw0` on node 3 -> `n3/gpu0>n3/sw0`."""
-    a, arrow, b = link.partition(">")
-    return f"n{node}/{a}>n{node}/{b}" if arrow else f"n{node}/{a}"

@@ -26,7 +26,7 @@ def summary(topology: Topology) -> dict[str, Any]:
         "ranks": topology.gpus,
         "device": device.name,
         "memory": show_size(device.memory),
-        "memory bandwidth": show_rate(device.bandwidth or 0.0),
+        "memory bandwidth": show_rate(device.bandwidth),
     }
     others = [f"{run.count}x {run.machine.name}" for run in topology.cluster.runs]
     if len(others) > 1:

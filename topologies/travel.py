@@ -6,6 +6,7 @@ the target's rail first (NCCL's PXN, 2.12), and else over a spine.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 
 from topologies.affinity import NicUse
@@ -50,7 +51,7 @@ def across(fabric: Fabric, a: End, b: End) -> tuple[tuple[str, ...], str, bool]:
         between = (leaf_a, *fabric.between(node_a // fabric.pod, leaf_a, node_b // fabric.pod, leaf_b, key), leaf_b)
     hops = (f"n{node_a}/{nic_a}", *between, f"n{node_b}/{nic_b}")
     last = _near(site_b, nic_b, slot_b, inward=True)
-    links = (*_full(node_a, first), *(f"{u}>{v}" for u, v in pairwise(hops)), *_full(node_b, last))
+    links = (*full(node_a, first.links), *(f"{u}>{v}" for u, v in pairwise(hops)), *full(node_b, last.links))
     return links, kind, first.staged or last.staged
 
 
@@ -98,9 +99,10 @@ def _near(site: Site, nic: str, slot: int, inward: bool = False) -> Leg:
     return leg
 
 
-def _full(node: int, leg: Leg) -> tuple[str, ...]:
+def full(node: int, links: Iterable[str]) -> tuple[str, ...]:
+    """`gpu0>sw0` on node 3 -> `n3/gpu0>n3/sw0`."""
     found = []
-    for link in leg.links:
+    for link in links:
         a, arrow, b = link.partition(">")
         found.append(f"n{node}/{a}>n{node}/{b}" if arrow else f"n{node}/{a}")
     return tuple(found)

@@ -41,8 +41,3 @@ def host_seconds(what: str, host: HostKind | str, cpu: Cpu | None = None) -> flo
     if what not in values:
         raise UnknownName("kind of host work", what, (*values, "preprocess"), "sim/cost/params/host.toml")
     return values[what] * (_speed(cpu.name) if cpu is not None else 1.0)
-
-
-def host_kinds() -> tuple[str, ...]:
-    """Kinds of host work that have a price."""
-    return (*_values("python"), "preprocess")

@@ -44,10 +44,10 @@ def hosts(text: str) -> tuple[str, ...]:
     return tuple(sorted({str(name) for name in _HOST.findall(text)}))
 
 
-def read_nccl_tests(text: str, name: str | None = None) -> list[Timing]:
-    """The rows of one run; `name` tells the collective where the text does not. Raises BadInput where it is no such output."""
-    found = {str(word) for word in _NAME.findall(text)} | ({name} if name else set())
-    if len(found) != 1 or not found <= set(NAMES):
+def read_nccl_tests(text: str) -> list[Timing]:
+    """The rows of one run. Raises BadInput where it is no such output."""
+    found = {str(word) for word in _NAME.findall(text)}
+    if len(found) != 1:
         raise BadInput(f"nccl-tests output: collective {sorted(found) or 'not named'}; give one run, named as one of {', '.join(NAMES)}")
     ranks = {int(hit[1]) for line in text.splitlines() if (hit := _RANK.match(line))}
     if not ranks or ranks != set(range(len(ranks))):

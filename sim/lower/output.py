@@ -89,7 +89,8 @@ def writer(job: Job, share: Share) -> list[Op]:
     ]
 
 
-def writer_calls(job: Job) -> tuple[Call, ...]:
+def writer_calls(job: Job, segment: str) -> tuple[Call, ...]:
+    """A call of the writer's segment for each `async` checkpoint."""
     o = job.plan.output
     steps = [step for step in range(job.steps) if due(o.checkpoint_every, step)] if o.checkpoint_mode == "async" else []
-    return tuple(Call("writer", f"s{step}/save", step, step) for step in steps)
+    return tuple(Call(segment, f"s{step}/save", step, step) for step in steps)

@@ -224,12 +224,12 @@ def _servers(job: Job, place: Place, share: Share, segments: Segments) -> dict[s
 
 
 def _writers(job: Job, share: Share, tag: str, segments: Segments) -> dict[str, tuple[Call, ...]]:
-    calls = output.writer_calls(job)
+    name = f"{tag}writer"
+    calls = output.writer_calls(job, name)
     if not calls:
         return {}
-    name = f"{tag}writer"
     segments[name] = tuple(output.writer(job, share))
-    return {output.WRITER: tuple(Call(name, call.at, call.index, call.step) for call in calls)}
+    return {output.WRITER: calls}
 
 
 def notes(job: Job) -> tuple[str, ...]:

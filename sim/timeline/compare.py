@@ -58,10 +58,10 @@ def _pairs(predicted: Trace, measured: Trace) -> tuple[Pair, ...]:
     ours = _sums([s for s in reported(predicted) if s.rank == first and s.kind == "compute"])
     sample = {_name(s): s for s in reversed(reported(predicted)) if s.rank == first and s.kind == "compute"}
     return tuple(
-        Pair(name, first, sample[name].lane, sample[name].cls, "compute", statistics.median(ours[name]), statistics.median(theirs[name]),
-             sample[name].start, 0.0)
-        for name in ours if name in theirs
-    )  # fmt: skip
+        Pair(name, first, sample[name].lane, sample[name].cls, "compute", statistics.median(ours[name]), statistics.median(theirs[name]))
+        for name in ours
+        if name in theirs
+    )
 
 
 def _name(span: Span) -> str:

@@ -50,7 +50,6 @@ SILENT = {
     "sim/lower/ops.py: blocks",
     "sim/lower/ops.py: host",
     "sim/lower/ops.py: record",
-    "sim/lower/output.py: writer_calls",
     "sim/lower/step.py: Place.name",
     "sim/lower/update.py: server_calls",
 }

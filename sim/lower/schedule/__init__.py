@@ -15,7 +15,7 @@ from sim.lower.schedule.gpipe import gpipe
 from sim.lower.schedule.interleaved import interleaved
 from sim.lower.schedule.messages import Grid, add_messages, late
 from sim.lower.schedule.one_f_one_b import one_f_one_b
-from sim.lower.schedule.placement import chunks_of, rank_of, stages_on
+from sim.lower.schedule.placement import chunks_of, rank_of
 from sim.lower.schedule.shards import add_shards
 from sim.lower.schedule.zero_bubble import zb_h1
 from topologies.errors import BadInput, UnknownName
@@ -31,7 +31,6 @@ __all__ = [
     "parse_action",
     "rank_of",
     "schedule",
-    "stages_on",
     "with_messages",
 ]
 

@@ -12,10 +12,3 @@ def rank_of(name: str, pp: int, stage: int) -> int:
     """The rank that holds `stage`: "loop" `stage % pp`, "v" down and up again
     (torch.distributed.pipelining.generate_stage_to_rank_mapping)."""
     return 2 * pp - 1 - stage if name == "dualpipe" and stage >= pp else stage % pp
-
-
-def stages_on(name: str, pp: int, rank: int, virtual_stages: int = 1) -> tuple[int, ...]:
-    """The stages of `rank`, first to last."""
-    if name == "dualpipe":
-        return rank, 2 * pp - 1 - rank
-    return tuple(range(rank, pp * virtual_stages, pp))

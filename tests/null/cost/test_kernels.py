@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from sim.cost.attention import attention_cost
-from sim.cost.device import NEAREST, choose
-from sim.cost.host import host_kinds, host_seconds
+from sim.cost.device import NEAREST, choose, table
+from sim.cost.host import host_seconds
 from sim.cost.kernel import kernel_cost
 from sim.cost.memory_bound import memory_bound_cost
 from sim.work import Attention, Conv, Gemm, HostWork, MemoryBound, Work
@@ -173,7 +173,7 @@ def test_host_work_has_no_price_on_a_gpu() -> None:
 
 
 def test_hosts() -> None:
-    for kind in host_kinds():
+    for kind in (*table("host", "python", dict[str, float]), "preprocess"):
         python, light, graph = (host_seconds(kind, host) for host in ("python", "light", "graph"))
         assert python >= light
         assert graph >= 0.0

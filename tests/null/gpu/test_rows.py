@@ -27,7 +27,7 @@ def _measured(seconds: float) -> Measured:
 
 
 def _pair(cls: str, predicted: float, measured: float, kind: str = "compute") -> Pair:
-    return Pair(f"r0/{cls}", 0, "compute", cls, kind, predicted, measured, 0.0, 0.0)
+    return Pair(f"r0/{cls}", 0, "compute", cls, kind, predicted, measured)
 
 
 def test_a_row_is_read_again_only_where_it_was_made_of_the_same(tmp_path: Path) -> None:

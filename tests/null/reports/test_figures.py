@@ -17,7 +17,7 @@ from sim.planning.capacity import Capacity
 from sim.planning.store import Row
 
 HOSTILE = "<script>alert(1)</script>"
-PAIR = Pair(HOSTILE, 0, "compute", HOSTILE, "compute", 1e-3, 2e-3, 0.0, 0.0)
+PAIR = Pair(HOSTILE, 0, "compute", HOSTILE, "compute", 1e-3, 2e-3)
 FOUND = Comparison(0.1, Measured(0.12, 0.11, 0.13, 3), (ClassError("gemm", 0.05, 0.06, 4), ClassError(HOSTILE, 0.02, 0.01, 1)), (PAIR,))
 
 
