@@ -6,6 +6,7 @@ Errors are (predicted - measured) / measured of the time, summed up by GPU type,
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -96,8 +97,8 @@ def validate_collectives(path: str | Path, beside: str | Path | None = None) -> 
 
 def _read(path: Path) -> list[dict[str, str]]:
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = list(csv.DictReader(file, restval=""))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise BadInput(f"{path} cannot be read: {error}") from None
     rows = [_renamed(row) for row in rows]
@@ -121,6 +122,9 @@ def _topology(name: str) -> Topology:
 
 def _timing(row: dict[str, str], file: str) -> Timing:
     gpus, nodes = int(row["gpus"]), max(1, int(row.get("nodes") or 1))
+    measured, size = float(row["time_us"]) * 1e-6, float(row["message_bytes"])
+    if gpus < 1 or not 0 < measured < math.inf or not 1 <= size < math.inf:
+        raise BadInput(f"the row has no time, size or GPUs: {row['time_us']} us, {row['message_bytes']} bytes, {row['gpus']} GPUs")
     text = f"{row.get('system', '')} {row['gpu']}".lower().replace("_", " ")
     machine = next((name for pattern, name in _MACHINES if re.search(pattern, text)), "")
     if not machine:
@@ -132,10 +136,7 @@ def _timing(row: dict[str, str], file: str) -> Timing:
     topology = _topology(expression)
     each = -(-gpus // nodes)
     ranks = tuple(node * topology.ranks_per_node + local for node in range(topology.nodes) for local in range(each))[:gpus]
-    measured = float(row["time_us"]) * 1e-6
-    if measured <= 0 or int(float(row["message_bytes"])) <= 0:
-        raise BadInput("the row has no time or no size")
-    bytes_ = int(float(row["message_bytes"]))
+    bytes_ = int(size)
     kind = {"alltoall": "all_to_all", "allreduce": "all_reduce", "allgather": "all_gather"}.get(row["kind"], row["kind"])
     shape = group_shape(topology, ranks)
     algorithm, tool = _algorithm(row, kind, shape), tool_of(row, topology, shape.local)

@@ -29,6 +29,8 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
 
             if data is None:
                 raise BadInput("validate --collectives needs timings: give a CSV file with --data")
+            if limit is not None or report is not None:
+                raise BadInput("validate --collectives scores every timing and draws no page: leave --limit and --report out")
             desk.show(validate_collectives(data), as_json, "validation")
             return
         from sim.accuracy.progress import on_terminal

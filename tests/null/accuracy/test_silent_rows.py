@@ -149,6 +149,28 @@ def test_timings_of_unknown_machines_alone_say_the_first_reason(tmp_path: Path) 
         validate_collectives(file)
 
 
+def test_timings_that_are_no_numbers_are_refused_and_the_others_scored(tmp_path: Path) -> None:
+    """One cell of a long table must neither end the run nor make every mean a NaN; spreadsheets begin their files with a mark."""
+    (tmp_path / "facts").mkdir()
+    file = tmp_path / "facts" / "t.csv"
+    bad = (
+        "8,H100,1024,nan",
+        "8,H100,1024,inf",
+        "8,H100,inf,20",
+        "8,H100,nan,20",
+        "8,H100,0.5,20",
+        "0,H100,1024,20",
+        "-8,H100,1024,20",
+        "8,H100",
+    )
+    file.write_text(
+        "\n".join(("kind,gpus,gpu,message_bytes,time_us", "all_reduce,8,H100,1024,20", *(f"all_reduce,{one}" for one in bad))), "utf-8-sig"
+    )
+    found = validate_collectives(file)
+    assert (found["scored"], len(found["refused"])) == (1, len(bad)) and found["mape"] < 10
+    assert found["refused"][0]["reason"] == "the row has no time, size or GPUs: nan us, 1024 bytes, 8 GPUs"
+
+
 def test_nothing_has_no_error() -> None:
     assert msgspec.structs.astuple(summarise(())) == (0, 0.0, 0.0, 0.0)
     assert constant_mfu(()) == (0.0, summarise(()))

@@ -114,6 +114,8 @@ def test_a_plan_that_does_not_fit_ends_with_3(call: Call) -> None:
         (("topology", "show", "nowhere"), "unknown machine"),
         (("topology", "import", "missing.xml"), "missing.xml"),
         (("validate", "--collectives"), "--data"),
+        (("validate", "--collectives", "--data", "timings.csv", "--report", "page.html"), "draws no page"),
+        (("validate", "--collectives", "--data", "timings.csv", "--limit", "5"), "scores every timing"),
         (("validate", "--data", "missing.csv"), "missing.csv"),
         (("sweep", "plan.toml", "tq=1,2"), "tq"),
         (("sweep", "plan.toml"), "one of the two"),
