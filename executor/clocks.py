@@ -56,4 +56,6 @@ def align(world: World, spans: list[Span], clock: Callable[[], float]) -> None:
         return
     shift = offset(world, clock)
     for span in spans:
-        span.start, span.end, span.issued = span.start + shift, span.end + shift, span.issued + shift
+        span.start, span.end = span.start + shift, span.end + shift
+        if span.issued >= 0:  # else it is not known
+            span.issued += shift

@@ -34,6 +34,11 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
         desk.say(f"wrote {capture_to(module, tuple(input_), out, trust, precision=precision)}")
 
 
+def folder_of(plan: str) -> Path:
+    """Where a run of a plan lies unless said: `runs/llama3.1-8b-128k` of that name, `runs/mine` of `plans/mine.toml`."""
+    return Path("runs") / Path(plan.removesuffix(".toml")).name
+
+
 def _runs(app: typer.Typer, desk: Desk) -> None:
     @app.command()
     def twin(plan: PlanName, out: Folder = None, set_: PlanSets = None, steps: Steps = 30, as_json: AsJson = False) -> None:
@@ -41,7 +46,7 @@ def _runs(app: typer.Typer, desk: Desk) -> None:
         from executor.twin import twin as run
         from sim.files.planfile import load_plan
 
-        folder = out or Path("runs") / Path(plan).stem
+        folder = out or folder_of(plan)
         found = run(load_plan(plan, tuple(set_ or ())), folder, steps=steps, say=desk.say)
         result = found.to_dict()
         parts = (
@@ -71,7 +76,7 @@ def _runs(app: typer.Typer, desk: Desk) -> None:
         from executor.twin import run_plan
         from sim.files.planfile import load_plan
 
-        folder = out or Path("runs") / Path(plan).stem
+        folder = out or folder_of(plan)
         desk.show(run_plan(load_plan(plan, tuple(set_ or ())), folder, how, steps, say=desk.say), as_json, "run")
 
 

@@ -19,6 +19,7 @@ from executor.training.limits import check_stock
 from executor.usage import watched
 from executor.world import World
 from sim.bind import model_of
+from sim.framework import framework_of, sharding_of
 from sim.plan import Plan
 from sim.rules import check
 from sim.trace import Span, Trace
@@ -139,7 +140,7 @@ def comm_class(plan: Plan) -> str:
     p = plan.parallel
     kinds = [name for name, size in (("comm.tp", p.tp), ("comm.pp", p.pp), ("comm.cp", p.cp)) if size > 1]
     if plan.data_ranks > 1:
-        kinds.append("comm.fsdp" if p.dp_shard > 1 and (p.zero or 0) > 0 else "comm.dp")
+        kinds.append("comm.fsdp" if p.dp_shard > 1 and sharding_of(plan, framework_of(plan))[0] > 0 else "comm.dp")
     return kinds[0] if len(kinds) == 1 else "comm"
 
 

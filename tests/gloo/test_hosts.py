@@ -8,17 +8,22 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from executor import clocks
 from executor.environment import hosts, leads
 from executor.files import write_samples
 from executor.launch import partial_steps
 from executor.twin import machines
 from sim.files.planfile import load_plan
 from sim.imported import read_measured
+from sim.trace import Span
 from topologies.load import load_topology
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +55,15 @@ def _ranks(words: list[str], folder: Path, local: int) -> list[subprocess.Comple
         started.append(subprocess.Popen([sys.executable, *words], cwd=folder, env={**os.environ, **own}, **pipes))  # type: ignore[call-overload]
     said = [one.communicate(timeout=100) for one in started]
     return [subprocess.CompletedProcess(words, one.returncode, *texts) for one, texts in zip(started, said, strict=True)]
+
+
+def test_spans_of_another_host_come_to_rank_0s_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not known of a span stays so: a profile's ops have no launch."""
+    monkeypatch.setattr(clocks, "offset", lambda *_: 5.0)
+    world: Any = SimpleNamespace(one_host=False)
+    spans = [Span(0, "host", "a", 1.0, 2.0, issued=0.5), Span(0, "host", "b", 1.0, 2.0)]
+    clocks.align(world, spans, time.time)
+    assert [(span.start, span.end, span.issued) for span in spans] == [(6.0, 7.0, 5.5), (6.0, 7.0, -1.0)]
 
 
 def test_ranks_join_as_often_as_there_are_runs(tmp_path: Path) -> None:

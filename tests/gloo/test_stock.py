@@ -9,9 +9,10 @@ import pytest
 
 from executor.files import write_samples
 from executor.launch import launch, partial_steps
-from executor.stock import Request, StockResult, run_stock
+from executor.stock import Request, StockResult, comm_class, run_stock
 from sim.files.planfile import load_plan
 from sim.plan import Plan
+from sim.predict import predict
 from tests.gloo.bodies_for_stock import Many
 from topologies.errors import Refused, RunFailed
 
@@ -103,6 +104,18 @@ def test_profile_and_buckets(tmp_path: Path) -> None:
     assert any("/bwd/L3.attn.qkv" in id for id in ids)
     assert (tmp_path / "stock" / "checkpoint-0.pt").is_file()
     assert not list((tmp_path / "stock").glob("*.part"))
+
+
+@pytest.mark.parametrize(
+    ("framework", "zero", "said"), [("torchtitan", None, "comm.fsdp"), ("pytorch", None, "comm.dp"), ("pytorch", 3, "comm.fsdp")]
+)
+def test_collectives_are_called_as_the_prediction_calls_them(framework: str, zero: int | None, said: str) -> None:
+    """Also where the plan leaves the level of sharding to its framework."""
+    split = {"dp_shard": 2} | ({} if zero is None else {"zero": zero})
+    plan = _plan(split, 4, framework=framework, optimizer={"clip": False})
+    predicted = predict(plan, "cpu-host").trace
+    assert predicted is not None
+    assert {span.cls for span in predicted.spans if span.kind == "collective"} == {comm_class(plan)} == {said}
 
 
 def test_local_updates_average_parameters(losses: dict[str, list[float]]) -> None:

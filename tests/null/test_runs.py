@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from executor.commands import folder_of
 from sim.files import runs
 from sim.files.runs import environment, write_atomic, write_json
 
@@ -17,6 +18,16 @@ def test_a_file_is_written_with_its_folders(tmp_path: Path) -> None:
     path = write_atomic(tmp_path / "a" / "b.txt", "text")
     assert path.read_text() == "text"
     assert [one.name for one in path.parent.iterdir()] == ["b.txt"]
+
+
+def test_a_run_lies_under_its_plans_name() -> None:
+    """A dot in a shipped plan's name is no ending: two sizes of one model do not share a folder."""
+    assert [folder_of(plan).as_posix() for plan in ("llama3.1-8b-128k", "llama3.1-405b-16k", "plans/mine.toml", "tiny-ddp")] == [
+        "runs/llama3.1-8b-128k",
+        "runs/llama3.1-405b-16k",
+        "runs/mine",
+        "runs/tiny-ddp",
+    ]
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
