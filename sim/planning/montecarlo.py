@@ -159,9 +159,9 @@ def _place(grid: list[float], value: float) -> tuple[int, float]:
 
 
 def _table(setting: Setting, calibration: str | Path | None, factors: list[tuple[tuple[float, ...], float]]) -> _Table:
-    links = [link for _, link in factors]
-    points = POINTS if max(links) - min(links) < 1e-12 else 5
-    compute, link = _grid([f for ranks, _ in factors for f in ranks], points), _grid(links, points)
+    drawn = [factor for ranks, _ in factors for factor in ranks], [link for _, link in factors]
+    points = 5 if all(map(_vary, drawn)) else POINTS
+    compute, link = (_grid(values, points) for values in drawn)
     quiet = msgspec.structs.replace(setting.plan, output=Output())
     program = until_settled(partial(steps_of, setting, quiet, pricer_for(setting, calibration), True, False), STEPS).program
     seconds = []
@@ -171,11 +171,15 @@ def _table(setting: Setting, calibration: str | Path | None, factors: list[tuple
     return _Table(compute, link, seconds)
 
 
+def _vary(values: list[float]) -> bool:
+    return max(values) - min(values) >= 1e-12
+
+
 def _grid(values: list[float], points: int) -> list[float]:
-    """Evenly from the smallest to the largest, with 1 among them; one point where all are 1."""
+    """Evenly from the smallest to the largest, with 1 among them; that and the value itself where all are one."""
+    if not _vary(values):
+        return sorted({1.0, values[0]})
     low, high = min(1.0, *values), max(1.0, *values)
-    if high - low < 1e-12:
-        return [1.0]
     return sorted({1.0, *(low + (high - low) * i / (points - 1) for i in range(points))})
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from sim.bind import bind
 from sim.files.planfile import load_plan
+from sim.planning import montecarlo
 from sim.planning.capacity import capacity
 from sim.planning.explain import explain
 from sim.planning.faults import faults
@@ -85,3 +86,23 @@ def test_a_slow_asynchronous_rank_costs_its_own_share_alone() -> None:
     slow = predict(plan | {"noise": {"stragglers": "r3: 3x"}}, "dgx-h100").step_time_s
     assert slow / even == pytest.approx(12 / 10, rel=0.05)
     assert faults(plan, "dgx-h100", ("slow=r3:0.5",)).rows[0].slowdown == pytest.approx(8 / 7, rel=0.05)
+
+
+def test_a_spread_simulates_no_more_than_what_varies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that is always slow is one factor beside the sound one; nine points lie along what varies, five where both do."""
+    seen: list[object] = []
+    real = montecarlo._step
+
+    def step(*args: Any) -> float:
+        seen.append(args)
+        return real(*args)
+
+    monkeypatch.setattr(montecarlo, "_step", step)
+    still = {"rank": 0.0, "step": 0.0}
+    counts = []
+    for jitter in (Jitter(slow_link=3), Jitter(**still, slow_link=3), Jitter(**still, link=0.1), Jitter(link=0.1)):
+        seen.clear()
+        found = spread(load_plan(GPT), "dgx-h100", 20, jitter=jitter)
+        counts.append(len(seen))
+        assert found.without == pytest.approx(predict(GPT, "dgx-h100").step_time_s, rel=1e-9)
+    assert counts[0] in (2 * 9, 2 * 10) and counts[1] == 2 and counts[2] in (9, 10) and 25 <= counts[3] <= 36
