@@ -205,7 +205,7 @@ def expense(strong: Sequence[Capacity], weak: Sequence[Capacity], unit: str) -> 
     """Days against money, or GPU-hours where no prices are given."""
     money = all(one.money is not None for one in (*strong, *weak))
     figure = go.Figure()
-    heights = [one.money if money and one.money else one.gpu_hours for one in (*strong, *weak)]
+    heights = [(one.money or 0.0) if money else one.gpu_hours for one in (*strong, *weak)] or [0.0]
     labelled: set[tuple[int, float]] = set()
     for (name, rows, line), where in zip(_kinds(strong, weak), ("top center", "bottom center"), strict=False):
         # Fewer GPU-hours lie below; both curves begin at the same point.

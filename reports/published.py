@@ -7,6 +7,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from reports.words import safe
+
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F8C9B", "#A6761D")
 _SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross")
 _LINE = "#8a97a6"
@@ -38,7 +40,7 @@ def scatter(predictions: Mapping[str, Mapping[str, Any]]) -> go.Figure:
                 x=[row["measured_s"] for _, row in rows],
                 y=[row["predicted_s"] for _, row in rows],
                 mode="markers",
-                name=f"{source} ({len(rows)})",
+                name=safe(f"{source} ({len(rows)})"),
                 marker={"size": 6, "opacity": 0.75, "color": _COLOURS[index % len(_COLOURS)], "symbol": _SYMBOLS[index % len(_SYMBOLS)]},
                 text=[_hover(row_id, row) for row_id, row in rows],
                 hovertemplate="%{text}<extra></extra>",
@@ -54,7 +56,7 @@ def scatter(predictions: Mapping[str, Mapping[str, Any]]) -> go.Figure:
 def _hover(row_id: str, row: Mapping[str, Any]) -> str:
     error = row["predicted_s"] / row["measured_s"] - 1.0
     return (
-        f"<b>{row_id}</b><br>{row['model']} on {row['gpu']}<br>{row['what']}<br>"
+        f"<b>{safe(row_id)}</b><br>{safe(row['model'])} on {safe(row['gpu'])}<br>{safe(row['what'])}<br>"
         f"measured {row['measured_s']:.4g} s, predicted {row['predicted_s']:.4g} s ({error:+.1%})<br>"
         f"80 %: {row['low_s']:.4g} to {row['high_s']:.4g} s, {row['mark']}"
     )

@@ -64,6 +64,13 @@ def test_every_row_is_a_point_with_its_plan(summary: dict[str, Any]) -> None:
     assert figure.layout.xaxis.type == figure.layout.yaxis.type == "log"
 
 
+def test_cells_of_a_table_are_text_and_no_markup(summary: dict[str, Any]) -> None:
+    cell = '<a href="x">y</a>'
+    row = next(iter(summary["predictions"].values())) | dict.fromkeys(("source", "model", "gpu", "what"), cell)
+    text = scatter({cell: row}).to_plotly_json()
+    assert "<a href" not in str(text) and "&lt;a href" in str(text)
+
+
 def test_the_baseline_stands_beside_the_errors(summary: dict[str, Any]) -> None:
     base, ours = distribution(summary).data
     assert (base.name, ours.name) == ("one MFU for everything", "StepTwin")
