@@ -78,9 +78,9 @@ def _cards(rows: Sequence[Mapping[str, Any]]) -> list[Card]:
 def bandwidth(rows: Sequence[Mapping[str, Any]]) -> go.Figure:
     """busbw (solid) and algbw (dotted) in GB/s over bytes; points coloured by the algorithm."""
     figure = go.Figure()
-    _curve(figure, rows, "algbw_GBps", "algbw", "dot", 1.0)
-    _curve(figure, rows, "busbw_GBps", "busbw", "solid", 1.0)
-    _points(figure, rows, "busbw_GBps", "GB/s busbw", ".2f")
+    _curve(figure, rows, "algbw_GBps", "algbw", "dot")
+    _curve(figure, rows, "busbw_GBps", "busbw", "solid")
+    _points(figure, rows, "busbw_GBps", "GB/s busbw")
     figure.update_layout(
         height=440, margin={"b": 100}, xaxis=_sizes(rows), yaxis={"title": "GB/s", "rangemode": "tozero"}, legend={"orientation": "h"}
     )
@@ -90,8 +90,8 @@ def bandwidth(rows: Sequence[Mapping[str, Any]]) -> go.Figure:
 def times(rows: Sequence[Mapping[str, Any]]) -> go.Figure:
     """Time in microseconds over bytes, both logarithmic."""
     figure = go.Figure()
-    _curve(figure, rows, "time_us", "time", "solid", 1.0)
-    _points(figure, rows, "time_us", "us", ".2f")
+    _curve(figure, rows, "time_us", "time", "solid")
+    _points(figure, rows, "time_us", "us")
     figure.update_layout(
         height=400,
         margin={"b": 100},
@@ -109,20 +109,20 @@ def _sizes(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"type": "log", "title": "size", "tickvals": marks, "ticktext": [show_size(mark) for mark in marks]}
 
 
-def _curve(figure: go.Figure, rows: Sequence[Mapping[str, Any]], key: str, name: str, dash: str, width: float) -> None:
+def _curve(figure: go.Figure, rows: Sequence[Mapping[str, Any]], key: str, name: str, dash: str) -> None:
     figure.add_trace(
         go.Scatter(
             x=[r["bytes"] for r in rows],
             y=[r[key] for r in rows],
             mode="lines",
             name=name,
-            line={"color": _LINE, "width": width, "dash": dash},
+            line={"color": _LINE, "width": 1.0, "dash": dash},
             hoverinfo="skip",
         )
     )
 
 
-def _points(figure: go.Figure, rows: Sequence[Mapping[str, Any]], key: str, unit: str, form: str) -> None:
+def _points(figure: go.Figure, rows: Sequence[Mapping[str, Any]], key: str, unit: str) -> None:
     names = list(dict.fromkeys(r["algorithm"] for r in rows))
     for number, name in enumerate(names):
         mine = [r for r in rows if r["algorithm"] == name]
@@ -138,6 +138,6 @@ def _points(figure: go.Figure, rows: Sequence[Mapping[str, Any]], key: str, unit
                     "symbol": [_SYMBOLS.get(str(r["protocol"]).lower(), "circle") for r in mine],
                 },
                 text=[f"{safe(r['size'])}: {seconds(r['time_us'] * 1e-6)}, {safe(r['algorithm'])} {safe(r['protocol'])}" for r in mine],
-                hovertemplate=f"%{{text}}<br>%{{y:{form}}} {unit}<extra></extra>",
+                hovertemplate=f"%{{text}}<br>%{{y:.2f}} {unit}<extra></extra>",
             )
         )

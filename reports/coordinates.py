@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 
 from reports.words import safe, seconds, short
+from sim.planning.space import settings_of
 from sim.planning.store import Row
 
 MOST = 2000
@@ -35,15 +36,6 @@ class Axis(NamedTuple):
 def per_gpu(row: Row) -> float:
     """Samples per second and GPU."""
     return (row.rate or 0.0) / (row.gpus or 1)
-
-
-def settings(row: Row) -> dict[str, str]:
-    """What the plan changes, by key; `on` is the machine."""
-    overrides, _, machine = row.key.rpartition(" on=")
-    if not overrides and row.key.startswith("on="):
-        machine = row.key[3:]
-    pairs = [word.partition("=") for word in overrides.split(" ") if "=" in word]
-    return {key: value for key, _, value in pairs} | {"on": machine}
 
 
 def coordinates(ranked: Sequence[Row]) -> go.Figure:
@@ -80,7 +72,7 @@ def coordinates(ranked: Sequence[Row]) -> go.Figure:
 
 def axes(rows: Sequence[Row]) -> list[Axis]:
     """Settings in which the plans differ, then the figures that they give."""
-    found = [settings(row) for row in rows]
+    found = [settings_of(row.key) for row in rows]
     keys = dict.fromkeys(key for one in found for key in one)
     chosen = [_choices(key, [one.get(key, "-") for one in found]) for key in keys]
     return [

@@ -110,7 +110,6 @@ def comparison_html(found: Comparison) -> str:
 
 def sweep_html(found: Sweep) -> str:
     """How many plans, and the best of them."""
-    best = sorted(found.feasible, key=lambda row: (row.rate or 0.0) / (row.gpus or 1), reverse=True)[:_TOP]
     title = ", ".join(f"{number:,} {name}" for name, number in found.counts.items())
     rows = [
         (
@@ -121,7 +120,7 @@ def sweep_html(found: Sweep) -> str:
             gib(row.memory or 0),
             count(row.cost) if row.cost else "-",
         )
-        for row in best
+        for row in _ranked(found)[:_TOP]
     ]
     return _table(title, rows, ("plan", "step", "samples/s/GPU", "MFU", "memory", "cost per million samples"))
 
@@ -191,7 +190,7 @@ def _breakdown(found: Prediction) -> tuple[dict[str, float]]:
 
 
 def _ranked(found: Sweep) -> list[Any]:
-    return sorted(found.feasible, key=lambda row: (row.rate or 0.0) / (row.gpus or 1), reverse=True)
+    return sorted(found.feasible, key=lambda row: row.effort)
 
 
 _SHOWN: dict[str, tuple[Callable[[Any], str], dict[str, Callable[[Any], Any]]]] = {

@@ -8,10 +8,11 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from reports.coordinates import coordinates, per_gpu, settings
+from reports.coordinates import coordinates, per_gpu
 from reports.page import Card, Page
 from reports.palette import WORDS, colour
 from reports.words import clock, count, gib, safe, seconds, short
+from sim.planning.space import settings_of
 from sim.planning.store import Row
 from sim.planning.sweep import Sweep, by_reason
 
@@ -85,7 +86,7 @@ def _cards(ranked: Sequence[Row], front: Sequence[Row]) -> list[Card]:
 def _beside(ranked: Sequence[Row]) -> list[tuple[str, str, str]]:
     """What differs between the first two, then their figures."""
     pair = [*ranked[:2], None][:2]
-    sides = [settings(row) if row else {} for row in pair]
+    sides = [settings_of(row.key) if row else {} for row in pair]
     keys = list(dict.fromkeys(key for side in sides for key in side))
     rows = [
         (key, sides[0].get(key, "-"), sides[1].get(key, "-")) for key in keys if len(ranked) < 2 or sides[0].get(key) != sides[1].get(key)
@@ -140,7 +141,7 @@ def breakdowns(rows: Sequence[Row]) -> go.Figure:
 
 def _differences(rows: Sequence[Row]) -> list[str]:
     """Each plan by the settings in which these plans differ: `tp=2 recompute=none`."""
-    found = [settings(row) for row in rows]
+    found = [settings_of(row.key) for row in rows]
     keys = [key for key in dict.fromkeys(key for one in found for key in one) if len({one.get(key) for one in found}) > 1]
     return [" ".join(f"{key.rpartition('.')[2]}={one[key]}" for key in keys if key in one) for one in found]
 

@@ -33,7 +33,7 @@ def _worth(use: Use) -> bool:
     return use.mean >= _LEAST or max(use.busy) >= _PEAK
 
 
-def monitor(found: Utilisation, measured: Sequence[tuple[float, float]] = (), title: str = "") -> go.Figure:
+def monitor(found: Utilisation, measured: Sequence[tuple[float, float]] = ()) -> go.Figure:
     """Filled strips of busy share (%) over time.
 
     `measured`: (seconds from `found.begin`, share 0 to 1 of all cores) of a real run, drawn over the strip of the cores.
@@ -64,7 +64,7 @@ def monitor(found: Utilisation, measured: Sequence[tuple[float, float]] = (), ti
     figure.update_yaxes(range=[0, 105], tickvals=[0, 50, 100], ticktext=["0 %", "50 %", "100 %"])
     figure.update_xaxes(title_text=f"{time.title} from the beginning of the step", row=len(uses), col=1)
     figure.update_annotations(font_size=11, x=0, xanchor="left")
-    figure.update_layout(height=90 + 78 * len(uses), title=safe(title), margin={"l": 60, "r": 20, "t": 50, "b": 40})
+    figure.update_layout(height=90 + 78 * len(uses), margin={"l": 60, "r": 20, "t": 50, "b": 40})
     return figure
 
 

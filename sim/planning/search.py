@@ -19,7 +19,7 @@ from sim.planning.front import open_questions
 from sim.planning.judge import Prices, Work, evaluate_chunk, priced, screen_chunk
 from sim.planning.pool import Pool, pool
 from sim.planning.progress import Say
-from sim.planning.space import SHORT, Candidate, plan_at, point
+from sim.planning.space import SHORT, Candidate, plan_at, point, settings_of
 from sim.planning.store import Row, Store, default_file
 from sim.planning.sweep import Sweep, concluded, header_of
 from topologies.errors import BadInput
@@ -154,8 +154,7 @@ class _Hunt:
 
     def _point_of(self, key: str) -> Point | None:
         """The values that a row's name stands for; None where the space has them not."""
-        words, _, on = f" {key}".rpartition(" on=")
-        said = dict(word.partition("=")[::2] for word in words.split()) | {"on": on}
+        said = settings_of(key)
         at = {name: said.get(SHORT.get(name, name), "") for name in self._space}
         return at if all(value in self._space[name] for name, value in at.items()) else None
 

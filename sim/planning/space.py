@@ -174,6 +174,12 @@ def point(at: Mapping[str, str], on: str) -> Candidate:
     return Candidate(overrides + ((f"gpus={at['gpus']}",) if at.get("gpus") else ()), on)
 
 
+def settings_of(key: str) -> dict[str, str]:
+    """The words of a plan's name in a sweep (`parallel.tp=2 batch.micro=1 on=4x dgx-h100`) by key; `on` is the machine."""
+    words, _, on = f" {key}".rpartition(" on=")
+    return dict(word.partition("=")[::2] for word in words.split()) | {"on": on}
+
+
 def named(base: Plan, key: str) -> tuple[Candidate, Plan | str]:
     """The point that a results file names, with its plan."""
     words, _, on = f" {key}".rpartition(" on=")

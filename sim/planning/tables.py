@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from sim.planning.space import settings_of
 from sim.tables import Tabular, aligned
 
 if TYPE_CHECKING:
@@ -62,14 +63,7 @@ class Ranked(Tabular):
     def _rows(self) -> list[dict[str, Any]]:
         """Every plan of the sweep, what was varied in columns of its own; not only those that fit."""
         front = {row.key for row in self.front}
-        return [point(row.key) | _figures(row) | {"front": row.key in front} for row in self.rows]
-
-
-def point(key: str) -> dict[str, str]:
-    """The words of a plan's name in a sweep (`parallel.tp=2 batch.micro=1 on=4x dgx-h100`) by key."""
-    words, _, on = f" {key}".rpartition(" on=")
-    found = dict(word.partition("=")[::2] for word in words.split())
-    return found | {"on": on}
+        return [settings_of(row.key) | _figures(row) | {"front": row.key in front} for row in self.rows]
 
 
 def _figures(row: Row) -> dict[str, Any]:

@@ -15,9 +15,8 @@ from sim.planning.faults import faults
 from sim.planning.goodput import Reliability
 from sim.planning.jobs import jobs
 from sim.planning.scaling import Curve, scaling, smallest
-from sim.planning.space import parse_space
+from sim.planning.space import parse_space, settings_of
 from sim.planning.sweep import Sweep, sweep
-from sim.planning.tables import point
 from sim.tables import Tabular, aligned, frame
 from topologies.errors import BadInput
 from topologies.load import load_topology
@@ -104,7 +103,7 @@ def test_a_sweep_is_a_table(tmp_path: Path) -> None:
 
 
 def test_a_point_by_its_words() -> None:
-    assert point("parallel.tp=2 batch.micro=1 on=4x dgx-h100") == {"parallel.tp": "2", "batch.micro": "1", "on": "4x dgx-h100"}
+    assert settings_of("parallel.tp=2 batch.micro=1 on=4x dgx-h100") == {"parallel.tp": "2", "batch.micro": "1", "on": "4x dgx-h100"}
 
 
 def test_columns_are_aligned() -> None:

@@ -1,12 +1,13 @@
 """Figures hold the numbers they are given, with names as text."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reports.capacity import days, expense, scaling
 from reports.collective import bandwidth
-from reports.coordinates import MOST, axes, bands, coordinates, settings
+from reports.coordinates import MOST, axes, bands, coordinates
 from reports.deviation import scatter, step_times, waterfall
 from reports.memory import clip, envelope, memory_line
 from reports.page import Page
@@ -14,6 +15,7 @@ from reports.words import count, gib, safe, seconds, short, volume
 from sim.align import ClassError, Comparison, Measured, Pair
 from sim.cost.collective.table import collective_table
 from sim.planning.capacity import Capacity
+from sim.planning.space import settings_of
 from sim.planning.store import Row
 
 HOSTILE = "<script>alert(1)</script>"
@@ -121,6 +123,15 @@ def test_labels_of_the_two_curves_lie_apart() -> None:
     assert strong.customdata == weak.customdata == (8, 16)
 
 
+@pytest.mark.parametrize("money", [None, 0.0])
+def test_expense_needs_neither_sizes_nor_prices(money: float | None) -> None:
+    """No size over which the plan divides; GPUs that cost nothing, whose zeros no logarithmic axis shows."""
+    assert expense([], [], "").data == ()
+    figure = expense([msgspec.structs.replace(_run(8 * 16**n, 800.0), money=money) for n in (0, 1)], [], "")
+    assert (figure.layout.yaxis.type == "log") is (money is None)
+    assert figure.data[0].y == ((8 * 800 / 3600, 128 * 800 / 3600) if money is None else (0.0, 0.0))
+
+
 def test_days_sum_to_the_elapsed_time() -> None:
     figure = days(_run(8, 86400.0))
     assert sum(trace.x[0] for trace in figure.data) == pytest.approx(1.25)
@@ -134,8 +145,8 @@ ROWS = [
 
 
 def test_settings_of_a_row() -> None:
-    assert settings(ROWS[0]) == {"parallel.tp": "1", "batch.micro": "2", "on": "2x dgx-h100"}
-    assert settings(Row(" on=dgx-h100", "done")) == {"on": "dgx-h100"}
+    assert settings_of(ROWS[0].key) == {"parallel.tp": "1", "batch.micro": "2", "on": "2x dgx-h100"}
+    assert settings_of(" on=dgx-h100") == {"on": "dgx-h100"}
 
 
 def test_coordinates_show_only_what_differs_in_the_order_of_numbers() -> None:
