@@ -49,7 +49,11 @@ def _unsplit(setting: Setting) -> bool:
 RULES = (
     Rule("seq_len", lambda s: s.network.seq < (s.plan.seq_len or 0), "the model takes no sequences, or cuts them to its own `longest`"),
     Rule("parallel.zero", _unsplit, "dp_shard = 1: there are no ranks to split anything over (dp_replicate holds whole copies)"),
-    Rule("parallel.reshard_after_forward", lambda s: _zero(s) < 3 or _unsplit(s), "parameters are not split (zero = 3 with dp_shard > 1)"),
+    Rule(
+        "parallel.reshard_after_forward",
+        lambda s: _zero(s) < 3 or _unsplit(s) or not _one_stage(s),
+        "parameters are not split (zero = 3 with dp_shard > 1), or a pipeline's stages keep them (pp > 1)",
+    ),
     Rule("parallel.prefetch", lambda s: _zero(s) < 3 or _unsplit(s), "parameters are not split (zero = 3 with dp_shard > 1)"),
     Rule("parallel.sequence_parallel", _whole_tensors, "tp = 1"),
     Rule("parallel.tp_overlap", _whole_tensors, "tp = 1"),

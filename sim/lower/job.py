@@ -126,6 +126,7 @@ def refuse(job: Job) -> None:
             "inside one sharding group. Use a smaller ep, a larger dp_shard, or zero = 0"
         )
     _refuse_tables(job)
+    _refuse_offload(job)
     if p.pp > 1 and job.zero > job.framework.pipeline_zero:
         raise Refused(
             f"{job.framework.name} runs pipelines with zero = {job.framework.pipeline_zero} at most, not {job.zero}: its engine sums whole "
@@ -139,6 +140,14 @@ def refuse(job: Job) -> None:
         )
     if not job.train and p.pp > 1 and p.schedule not in ("gpipe", "1f1b"):
         raise Refused(f'task = "forward" has no backward to schedule: use schedule = "gpipe", not "{p.schedule}"')
+
+
+def _refuse_offload(job: Job) -> None:
+    """On a CPU, which has no memory besides."""
+    offload = job.plan.memory.offload
+    said = 'optimizer.on = "cpu"' if offload == "none" and job.plan.optimizer.on == "cpu" else f'memory.offload = "{offload}"'
+    if job.device == "cpu" and (offload != "none" or job.plan.optimizer.on == "cpu"):
+        raise Refused(f"{said} moves device memory to the host; on a CPU they are the same. Leave it out")
 
 
 def _refuse_tables(job: Job) -> None:

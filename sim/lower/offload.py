@@ -11,15 +11,12 @@ from sim.lower.job import Job
 from sim.lower.ops import order, record, wait
 from sim.lower.template import BlockOps
 from sim.program import COMPUTE, D2H, H2D, Op
-from topologies.errors import Refused
 
 CLS = "comm.offload"
 
 
 def offload(job: Job, blocks: list[BlockOps]) -> list[BlockOps]:
-    """The same blocks with their saved activations moved. Raises `Refused` on a CPU, which has no memory besides."""
-    if job.device == "cpu":
-        raise Refused('memory.offload = "activations" moves device memory to the host; on a CPU they are the same. Use offload = "none"')
+    """The same blocks with their saved activations moved."""
     found: list[BlockOps] = []
     sizes = [_saved(block) for block in blocks[:-1]]
     for index, block in enumerate(blocks):

@@ -95,8 +95,7 @@ def update(job: Job, share: Share) -> list[Op]:
     if not share.elements:
         return []
     ops = unscale(job, share) + clip(job, share)
-    offloads = job.plan.optimizer.on == "cpu" or job.plan.memory.offload == "optimizer"
-    if offloads and job.device == "cuda":
+    if job.plan.optimizer.on == "cpu" or job.plan.memory.offload == "optimizer":
         return ops + offloaded(job, share)
     return ops + step(job, share)
 

@@ -72,6 +72,13 @@ def test_an_idle_key_is_named_and_changes_no_figure(key: str) -> None:
     assert _figures(plan) == _figures(_without(plan, key))
 
 
+def test_a_pipeline_keeps_what_it_gathers_whatever_is_said() -> None:
+    sharded = BASE | {"parallel": {"dp_shard": 4, "zero": 3, "pp": 2}}
+    plan = load_plan(sharded, ("parallel.reshard_after_forward=false",))
+    assert any("a pipeline's stages keep them" in text for text in idle(bind(plan, "dgx-h100")))
+    assert _figures(plan) == _figures(load_plan(sharded))
+
+
 @pytest.mark.parametrize("key", [key for key, case in SAID.items() if case[2] or case[3]])
 def test_a_key_at_work_is_not_named(key: str) -> None:
     tree, said, more, other = SAID[key]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sim.cost.price import Cost
@@ -9,6 +11,7 @@ from sim.engine.run import simulate
 from sim.program import Op, Program
 from sim.timeline.metrics import step_time
 from tests.null.lower.tiny import Constant, network, program, show
+from topologies.errors import Refused
 
 AWAY = {"memory": {"offload": "activations"}}
 
@@ -55,3 +58,10 @@ def test_each_micro_batch_of_a_pipeline_fetches_its_own() -> None:
     p = program(AWAY | {"parallel": {"pp": 2}, "batch": {"global": 4}}, network(8))
     gone = [op for ops in p.segments.values() for op in ops if op.event.endswith(".gone")]
     assert gone and all(op.shift == 0 for op in gone), "numbered by micro-batch"
+
+
+@pytest.mark.parametrize("away", [AWAY, {"memory": {"offload": "optimizer"}}, {"optimizer": {"on": "cpu"}}])
+def test_on_a_cpu_there_is_nowhere_to_move_to(away: dict[str, Any]) -> None:
+    """What was said to be moved would be missing from the memory that it is in."""
+    with pytest.raises(Refused, match="on a CPU they are the same"):
+        program(away, device="cpu")
