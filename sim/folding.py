@@ -42,7 +42,7 @@ def _links(topology: Topology, rank: int) -> tuple[str, ...]:
 @lru_cache(maxsize=64)
 def _profiles(topology: Topology, taken: int) -> tuple[int, ...]:
     """Of each of the first places of a node a number, the same where its links have the same rates and as many users; `taken`: with a rank."""
-    ways = [_links(topology, rank) for rank in _first(topology)[:taken]]
+    ways = [_links(topology, rank) for rank in topology.first_ranks()[:taken]]
     users = Counter(link for way in ways for link in dict.fromkeys(way))
     kinds = [tuple((users[link], topology.rates[link]) for link in way) for way in ways]
     return tuple(kinds.index(kind) for kind in kinds)
@@ -51,7 +51,7 @@ def _profiles(topology: Topology, taken: int) -> tuple[int, ...]:
 @lru_cache(maxsize=64)
 def _blocks(topology: Topology) -> tuple[int, ...]:
     """Sizes of the blocks of ranks, one after the other, that share something in a node, and of the node; none where they are no such blocks."""
-    ranks = _first(topology)
+    ranks = topology.first_ranks()
     sharing: dict[str, list[int]] = {}
     for rank in ranks:
         for link in dict.fromkeys(_links(topology, rank)):
@@ -61,12 +61,6 @@ def _blocks(topology: Topology) -> tuple[int, ...]:
             return ()
     plain = not topology.cluster.scatter and len(set(_profiles(topology, len(ranks)))) == 1
     return tuple({len(ranks): None, **{len(users): None for users in sharing.values()}}) if plain else ()
-
-
-def _first(topology: Topology) -> list[int]:
-    """Ranks of the first node."""
-    stride = topology.nodes if topology.cluster.scatter else 1
-    return list(range(0, topology.gpus, stride))[: topology.ranks_on(0)]
 
 
 def _aligned(mesh: Mesh, topology: Topology) -> bool:

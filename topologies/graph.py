@@ -84,7 +84,8 @@ class Topology:
     @property
     def even(self) -> bool:
         """All devices of a node reach each other over the same kind of path at the same rate (NVSwitch; not two sockets of PCIe)."""
-        found = [self.path(0, other) for other in range(1, min(self.gpus, self.ranks_per_node))]
+        first, *others = self.first_ranks()
+        found = [self.path(first, other) for other in others]
         return len({(path.kind, path.rate) for path in found}) <= 1
 
     # -- where a rank is
@@ -111,6 +112,10 @@ class Topology:
     def ranks_on(self, node: int) -> int:
         return self.cluster.run_of(node).ranks
 
+    def first_ranks(self) -> range:
+        """Ranks of the first node."""
+        return range(0, self.gpus, self.nodes if self.cluster.scatter else 1)[: self.ranks_per_node]
+
     def machine(self, node: int) -> Machine:
         """The node's description, edits applied."""
         return self._sites[node].machine
@@ -134,7 +139,7 @@ class Topology:
     def devices(self, ranks: int) -> list[tuple[Gpu | Cpu, float]]:
         """Each kind of device among the first `ranks` ranks, with its share of them."""
         kinds: list[tuple[Gpu | Cpu, float]] = []
-        found = [self.device(rank) for rank in range(min(ranks, self.ranks_per_node) if self.symmetric else ranks)]
+        found = [self.device(rank) for rank in (self.first_ranks() if self.symmetric else range(ranks)) if rank < ranks]
         while found:
             first, size = found[0], len(found)
             found = [device for device in found if device is not first and device != first]

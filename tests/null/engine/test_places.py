@@ -97,3 +97,15 @@ def test_the_rank_alone_on_its_switch(mode: str) -> None:
         ranks, (folded, whole, _) = steps(on, {"dp_replicate": 7}, {"output": output})
         assert 1 < ranks < 7
         assert folded == pytest.approx(whole, rel=1e-9)
+
+
+@pytest.mark.parametrize("placement", ["dp,pp,tp,cp", "tp,cp,dp,pp"])
+def test_ranks_that_go_round_uneven_nodes_are_not_alike(placement: str) -> None:
+    """The first ranks are on as many nodes then: those of one node tell how its devices are joined."""
+    plan = {"model": MODEL, "seq_len": 256, "batch": {"micro": 1, "global": 16}}
+    setting = bind(
+        plan | {"parallel": {"dp_replicate": 4, "tp": 4, "pp": 4, "placement": placement}}, "8x a100-pcie-x8", ("order=scatter",)
+    )
+    program = lower(setting.plan, setting.network, setting.framework, "cuda", 2)
+    folded, whole = (metrics.step_time(simulate(program, pricer_for(setting), fold, setting.places)) for fold in (True, False))
+    assert folded == pytest.approx(whole, rel=1e-9)

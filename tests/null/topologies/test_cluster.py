@@ -138,6 +138,14 @@ def test_parts_of_a_file_lie_over_those_of_its_base(tmp_path: Path) -> None:
     assert found.path(0, 2).rate == 3e9 and found.path(2, 0).rate == 25e9
 
 
+def test_the_first_node_s_ranks_tell_what_a_node_is(tmp_path: Path) -> None:
+    mixed = write(tmp_path, "mixed.toml", 'base = "dgx-a100"\n[gpus]\ngpu7 = { base = "a100-sxm-80gb", memory = "40 GiB" }\n')
+    for edits in ((), ("order=scatter",)):
+        found = load_topology(f"8x {mixed}", edits)
+        assert {device.memory >> 30: share for device, share in found.devices(64)} == {79: 0.875, 40: 0.125}
+        assert not load_topology("8x a100-pcie-x8", edits).even and load_topology("8x dgx-h100", edits).even
+
+
 @pytest.mark.parametrize("name", ["my machine.toml", "a+b.toml", "2x.toml", "one:4.toml"])
 def test_a_file_s_name_is_no_expression(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "two words"
