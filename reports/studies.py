@@ -10,6 +10,8 @@ from sim.planning.faults import Faults
 from sim.planning.jobs import Jobs
 from sim.planning.montecarlo import Spread
 
+_SAME = 1e-6
+"""Draws no further apart than this are one time, and no histogram."""
 _FOOTER = "Made by StepTwin. Times are of one optimizer step."
 
 
@@ -75,8 +77,11 @@ def spread_page(plan: str, on: str, found: Spread) -> str:
     page = Page(f"{plan} on {on}", f"{len(found.samples):,} steps drawn with seed {found.seed}. Predicted; nothing was run.")
     quantiles = (("P50", found.p50), ("P95", found.p95), ("P99", found.p99))
     page.cards([(seconds(at), name, f"{at / found.without - 1:+.1%} over the step without jitter") for name, at in quantiles])
-    page.section("Step time", "How often each step time was drawn; dashed lines at the median, P95 and P99.")
-    page.figure(planning.spread(found))
+    if max(found.samples) > min(found.samples) * (1 + _SAME):
+        page.section("Step time", "How often each step time was drawn; dashed lines at the median, P95 and P99.")
+        page.figure(planning.spread(found))
+    else:
+        page.section("Step time", f"Every draw takes {seconds(found.p50)}: nothing of what was drawn is on this plan's critical path.")
     sigmas = found.jitter
     rows = [
         ("speed of each rank", f"{sigmas.rank:g}", "sigma of log(time)"),

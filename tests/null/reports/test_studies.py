@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from reports.capacity import capacity_page
 from reports.comparison import comparison_page
+from reports.studies import spread_page
 from reports.sweep import breakdowns
 from reports.words import seconds
 from sim.align import align_by_class
 from sim.files.planfile import load_plan
 from sim.plan import Parallel, Plan
 from sim.planning.capacity import capacity
+from sim.planning.montecarlo import Jitter, Spread
 from sim.planning.sweep import Row
 from sim.predict import predict
 from sim.timeline.metrics import step_times
@@ -45,6 +48,14 @@ def test_a_study_is_drawn(words: str, told: tuple[str, ...], call: Call, tmp_pat
         else None
     )
     assert seconds(step if step is not None else said.json["rows"][0]["alone_s"]) in body
+
+
+def test_draws_that_are_all_one_time_are_said_in_words() -> None:
+    same = Spread(p50=0.5, p95=0.5, p99=0.5, mean=0.5, without=0.5, jitter=Jitter(), seed=0, samples=(0.5,) * 20)
+    page = spread_page("mine", "dgx-h100", same)
+    assert "Every draw takes 500.00 ms" in page and "histogram" not in page[page.index("<main>") :]
+    other = msgspec.structs.replace(same, samples=(0.5, 0.6) * 10)
+    assert "Every draw" not in (page := spread_page("mine", "dgx-h100", other)) and "histogram" in page[page.index("<main>") :]
 
 
 def test_a_comparison_says_what_it_compares() -> None:
