@@ -30,7 +30,7 @@ Without = Annotated[list[str] | None, typer.Option("--without", help="What if th
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the run's files")]
 Report = Annotated[Path | None, typer.Option("--report", help="Write a self-contained HTML page here")]
-Prices = Annotated[Path | None, typer.Option("--prices", help="TOML with prices per GPU-hour and energy")]
+Prices = Annotated[Path | None, typer.Option("--prices", help="TOML with prices per GPU-hour by machine")]
 Calibrated = Annotated[Path | None, typer.Option("--calibration", help="A file that `steptwin probe` wrote on the machine of --on")]
 Steps = Annotated[int, typer.Option("--steps", help="Optimizer steps to measure", min=1)]
 Workers = Annotated[int, typer.Option("--workers", help="Processes of this machine that share the work")]

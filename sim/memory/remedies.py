@@ -8,9 +8,6 @@ import msgspec
 
 from sim.plan import Plan
 
-_FULL = 'memory.recompute = "full"'
-_OFFLOAD = 'memory.offload = "optimizer"'
-
 
 class Change(NamedTuple):
     """One way to need less memory."""
@@ -61,7 +58,7 @@ def _recomputed(plan: Plan, how: str) -> list[Change]:
 
 
 def _offloaded(plan: Plan) -> Change:
-    return Change(_OFFLOAD, _with_memory(plan, offload="optimizer"))
+    return Change('memory.offload = "optimizer"', _with_memory(plan, offload="optimizer"))
 
 
 def _with_memory(plan: Plan, **more: object) -> Plan:

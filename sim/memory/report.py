@@ -174,8 +174,7 @@ def growth(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], static:
 
 
 def _remedies(plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu) -> tuple[str, ...]:
-    """Up to three changes that make it fit, tried in the order of what they cost: sharding, selective recomputation,
-    smaller micro-batches, more stages, full recomputation, offloading."""
+    """Up to three changes that make it fit, tried in the order of what they cost (`sim.memory.remedies.changes`)."""
     from sim.memory.remedies import changes  # most plans fit, and start sooner without
 
     found: list[str] = []

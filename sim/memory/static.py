@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sim.framework import Framework, sharding_of
+from sim.lower.optimizer import STATES
 from sim.lower.schedule.shards import ACTIVE_STAGES, by_actions
 from sim.memory.overhead import constants
 from sim.model.parts import Block, Network
@@ -25,7 +26,7 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, rank: int, 
     stored = 4.0 if framework.autocast else BYTES[framework.param_dtype]
     grad = BYTES[framework.grad_dtype]
     state = 4.0 if framework.master or framework.autocast else stored
-    copies = {"sgd": 0, "momentum": 1}.get(plan.optimizer.name, 2)
+    copies = STATES[plan.optimizer.name]
     totals = {"parameters": 0.0, "gradients": 0.0, "optimizer": 0.0, "gathered": 0.0, "step": 0.0}
     train = plan.task != "forward"
     offloads = plan.memory.offload == "optimizer" or plan.optimizer.on == "cpu"

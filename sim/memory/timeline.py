@@ -45,20 +45,11 @@ class _Change(NamedTuple):
     other: int
 
 
-def memory_timeline(setting: Setting, trace: Trace, rank: int | None = None) -> Line:
-    """One simulated rank's memory over all steps of `trace`; unsaid, the fullest rank's.
-
-    The trace must hold every op (`simulate` with detail). Ranks that were folded away have the line of the one that
-    stands for them; an empty trace gives an empty line.
-    """
-    lines = memory_timelines(setting, trace)
-    if rank is not None:
-        return lines.get(rank, ())
-    return max(lines.values(), key=lambda line: max((used for _, used in line), default=0), default=())
-
-
 def memory_timelines(setting: Setting, trace: Trace) -> dict[int, Line]:
-    """Every simulated rank's line."""
+    """Memory of every simulated rank over all steps of `trace`; a rank that was folded away has the line of the one that stands for it.
+
+    The trace must hold every op (`simulate` with detail); an empty one gives no lines.
+    """
     plan, network, framework = setting.plan, setting.network, setting.framework
     stages, mesh = layout(network, plan), mesh_of(plan)
     reports = memory_of_stages(plan, network, framework, setting.topology.device(0))

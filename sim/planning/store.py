@@ -23,7 +23,7 @@ _COLUMNS = "key TEXT PRIMARY KEY, outcome TEXT NOT NULL, reason TEXT NOT NULL, s
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One plan of a sweep. `outcome`: done | memory (does not fit) | refused (no such plan) | failed."""
+    """One plan of a sweep. `outcome`: done | memory (does not fit) | bound (cannot be better than another) | refused (no such plan)."""
 
     key: str
     outcome: str
@@ -39,7 +39,7 @@ class Row(msgspec.Struct, frozen=True):
     cost: float | None = None
     """Money per million samples, when prices are given."""
     detail: str = "{}"
-    """JSON: breakdown and the overrides."""
+    """JSON: where the step goes (`breakdown`, if it was asked for), and whether it was simulated `whole`."""
 
     @property
     def effort(self) -> float:

@@ -91,13 +91,13 @@ def _overlap() -> tuple[Variant, ...]:
 
 
 def _nccl() -> tuple[Variant, ...]:
-    million = 4 * 1048576
+    gradients = 4 * 1048576
     found = []
     for ranks, places in ((2, (PCIE, NVLINK)), (4, (PCIE, NVLINK)), (8, (PCIE, NVLINK)), (16, (f"2x {NVLINK}",))):
         for on in places:
             sets = (f"parallel.dp_replicate={ranks}", "batch.micro=64", "data.workers=8")
             found += [
-                Variant(f"{ranks} GPUs, {on}: alone", on, sets, million),
+                Variant(f"{ranks} GPUs, {on}: alone", on, sets, gradients),
                 Variant(f"{ranks} GPUs, {on}: in a step", on, sets),
                 Variant(f"{ranks} GPUs, {on}: in a step, 4 layers", on, (*sets, _LAYERS)),
                 Variant(f"{ranks} GPUs, {on}: 4 layers, no overlap", on, (*sets, _LAYERS, "comm.overlap=false")),

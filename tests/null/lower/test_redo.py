@@ -11,7 +11,7 @@ from sim.files.planfile import load_plan
 from sim.lower.blocks import lower_block
 from sim.lower.job import job_of
 from sim.memory.report import memory_of
-from sim.memory.timeline import memory_timeline
+from sim.memory.timeline import memory_timelines
 from sim.model.redo import MODULES, redone
 from sim.predict import predict, predict_setting
 from topologies.errors import BadInput
@@ -73,7 +73,7 @@ def test_the_line_peaks_where_the_report_does_and_costs_time(model: str, modules
     setting, plain = _setting(model, modules), _setting(model, ())
     found, whole = (predict(one.plan, "dgx-h100", steps=2) for one in (setting, plain))
     assert found.trace is not None
-    line = memory_timeline(setting, found.trace)
+    (line,) = memory_timelines(setting, found.trace).values()
     report, without = (memory_of(one.plan, one.network, one.framework) for one in (setting, plain))
     assert max(used for _, used in line) == report.peak < without.peak
     assert line[-1][1] == line[0][1], "all that is taken is given back"
