@@ -21,11 +21,11 @@ from sim.planning.progress import Progress, Say
 from sim.pricer import pricer_for
 from sim.stalls import output_seconds
 from sim.tables import Tabular
-from topologies.errors import BadInput
+from topologies.errors import BadInput, Refused
 from topologies.load import Topology, load_topology
 
-_MOST_STEPS = 40
-"""Steps that a short job makes at most beside a long one."""
+_MOST_STEPS = 400
+"""Steps that a short job makes at most beside a long one: with fewer than it takes, the long one would run on alone and seem undisturbed."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +80,7 @@ def jobs(
 
     A placement is "compact" (each job on the next free ranks), "spread" (jobs take the ranks of every node in turn), or for each job
     the ranks that it takes. `say` is told how far it is. Raises `BadInput` for places that do not exist, are taken twice, or do not suffice,
-    before anything is simulated.
+    before anything is simulated; `Refused` where one job's step is too short beside another's.
     """
     if len(plans) < 2:
         raise BadInput(f"a study of jobs needs two plans or more, got {len(plans)}. For one plan use predict")
@@ -95,9 +95,7 @@ def jobs(
             alone += steps_beside([(setting, mine)], [ENOUGH])
             progress.more()
         stalls = [output_seconds(s, pricer_for(s), step, True, []) for s, step in zip(settings, alone, strict=True)]
-        longest = max(alone)
-        steps = [min(_MOST_STEPS, max(ENOUGH, math.ceil(ENOUGH * longest / one))) if one > 0 else ENOUGH for one in alone]
-        together = steps_beside(list(zip(settings, places, strict=True)), steps)
+        together = steps_beside(list(zip(settings, places, strict=True)), _steps(alone))
         progress.more()
         name = placement if isinstance(placement, str) else "given"
         for at, setting in enumerate(settings):
@@ -112,3 +110,15 @@ def jobs(
                 )
             )
     return Jobs(topology=machine.name, rows=tuple(rows))
+
+
+def _steps(alone: list[float]) -> list[int]:
+    """How many each job makes, by the seconds of its step alone: as many as last as long as `ENOUGH` of the longest. Raises `Refused`."""
+    longest, shortest = max(alone), min(alone)
+    if ENOUGH * longest > _MOST_STEPS * shortest:
+        long, short = alone.index(longest), alone.index(shortest)
+        raise Refused(
+            f"a step of j{long} takes {longest:.4g} s, one of j{short} {shortest:.4g} s: a job is simulated beside others whose steps are at most "
+            f"{_MOST_STEPS // ENOUGH} times as long. Study plans whose steps are closer, e.g. with another batch.global"
+        )
+    return [math.ceil(ENOUGH * longest / one) for one in alone]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -71,6 +72,19 @@ def test_a_short_job_beside_a_long_one_is_slowed_and_listed() -> None:
     found = jobs([PLAN, longer], CLUSTER, [CROSSED], edits=(*EDITS, "link.spine.rate=1 Gbit/s"))
     assert all(1.0 - 1e-9 <= row.slowdown <= 2.0 for row in found.rows)
     assert "j1" in str(found)
+
+
+def test_a_job_a_hundred_times_as_long_is_slowed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both spend their steps on one uplink, so that each gets half of it; the short one must not end before the long one has made its steps."""
+    short = load_plan(PLAN, ("model.layers=1", "model.vocab=256", "batch.micro=1", "batch.global=2"))
+    long = load_plan(PLAN, ("model=gpt2-774m",))
+    options: dict[str, Any] = {"placements": [CROSSED], "edits": (*EDITS, "link.spine.rate=1 Gbit/s")}
+    rows = jobs([short, long], CLUSTER, **options).rows
+    assert rows[1].alone_s > 90 * rows[0].alone_s
+    assert [row.slowdown for row in rows] == pytest.approx([2.0, 2.0], rel=0.01)
+    monkeypatch.setattr(module, "_MOST_STEPS", 40)
+    with pytest.raises(Refused, match=r"a step of j1 takes 13.* s, one of j0 0\.1.* s: .* at most 10 times as long"):
+        jobs([short, long], CLUSTER, **options)
 
 
 def test_pipelines_beside_each_other_send_from_their_own_places() -> None:
