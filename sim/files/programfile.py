@@ -7,8 +7,6 @@ cluster without networkx or SimPy. Writing is atomic (a file is whole or absent)
 from __future__ import annotations
 
 import gzip
-import os
-import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import IO, Union
 
 import msgspec
 
+from sim.files.runs import atomic
 from sim.mesh import Mesh
 from sim.program import Call, Op, Program, Role
 from topologies.errors import BadInput, UnknownName
@@ -51,16 +50,10 @@ _Line = Union[_Head, _Segment, _Role]
 
 
 def save_program(program: Program, path: str | Path) -> None:
-    """Writes the program to `path` (gzip when it ends in .gz): first beside it, then moved there in one piece."""
+    """Writes the program to `path` (gzip when it ends in .gz), whole or not at all."""
     target = Path(path)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            _write(program, file, target.suffix == ".gz")
-        Path(name).replace(target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with atomic(target) as file:
+        _write(program, file, target.suffix == ".gz")
 
 
 def _write(program: Program, file: IO[bytes], packed: bool) -> None:

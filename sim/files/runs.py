@@ -12,26 +12,35 @@ import platform
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 _PACKAGES = ("steptwin", "torch", "simpy", "networkx", "msgspec", "numpy", "plotly")
 _VARIABLES = ("NCCL_", "CUDA_", "OMP_", "MKL_", "TORCH_", "GLOO_", "SLURM_JOB")
 
 
-def write_atomic(path: Path, text: str | bytes) -> Path:
-    """Writes to a temporary name beside `path`, then renames: a reader never sees half a file."""
+@contextmanager
+def atomic(path: Path) -> Iterator[IO[bytes]]:
+    """A file under a temporary name beside `path`, renamed when all is in it: a reader never sees half a file. Folders are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(text.encode() if isinstance(text, str) else text)
+            yield file
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def write_atomic(path: Path, text: str | bytes) -> Path:
+    """Writes the whole file or none (`atomic`); returns its path."""
+    with atomic(path) as file:
+        file.write(text.encode() if isinstance(text, str) else text)
     return path
 
 

@@ -11,7 +11,9 @@ import pytest
 
 from executor.commands import folder_of
 from sim.files import runs
+from sim.files.programfile import load_program, save_program
 from sim.files.runs import environment, write_atomic, write_json
+from sim.predict import predict
 
 
 def test_a_file_is_written_with_its_folders(tmp_path: Path) -> None:
@@ -28,6 +30,17 @@ def test_a_run_lies_under_its_plans_name() -> None:
         "runs/mine",
         "runs/tiny-ddp",
     ]
+
+
+def test_programs_are_as_open_as_any_other_file(tmp_path: Path) -> None:
+    """Saved on one machine, played by others and by other people."""
+    found = predict("tiny-ddp", "this-machine").program
+    assert found is not None
+    path = tmp_path / "new" / "program.jsonl.gz"
+    save_program(found, path)
+    assert load_program(path) == found
+    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(write_atomic(tmp_path / "a", "").stat().st_mode)
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
