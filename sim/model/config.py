@@ -67,7 +67,7 @@ class Config:
     def activation(self, *keys: str, gated: bool, default: str = "silu") -> str:
         """Our name of the activation function, of the gated kind where the MLP is `gated`. Raises `UnknownName`."""
         name = next((self.tree[key] for key in keys if self.tree.get(key)), default)
-        if name not in ACTIVATIONS:
+        if not isinstance(name, str) or name not in ACTIVATIONS:
             raise UnknownName("activation", str(name), ACTIVATIONS, self.where)
         plain = ACTIVATIONS[name]
         if gated:

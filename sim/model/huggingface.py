@@ -30,7 +30,13 @@ def from_config(tree: dict[str, Any], where: str) -> ModelSpec:
     if kind not in READERS:
         raise _not_read(kind, tree, where)
     name = str(tree.get("_name_or_path") or kind)
-    return spec_of(READERS[kind](Config(tree, where)), where, name)
+    try:
+        fields = READERS[kind](Config(tree, where))
+    except (TypeError, ValueError, ZeroDivisionError) as error:  # a list that is none, heads that are 0 ...
+        raise BadInput(
+            f"{where}: a field is not of the form that a config of model_type '{kind}' has ({error}). Look at its lists and its zeros"
+        ) from None
+    return spec_of(fields, where, name)
 
 
 _CAPTURE = "Any torch.nn.Module can be recorded instead: steptwin plan capture MODULE:FUNCTION --input ... --out mine.model.json"

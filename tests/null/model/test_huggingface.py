@@ -142,3 +142,19 @@ def test_a_byte_order_mark_is_read_over_and_another_ending_is_named(tmp_path: Pa
     assert plain.parameters == marked.parameters and plain.flops_per_sample == marked.flops_per_sample
     with pytest.raises(BadInput, match=r"config\.yaml: its name must end in \.json"):
         load_model(str(tmp_path / "config.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (LLAMA | {"hidden_act": ["silu"]}, "unknown activation"),
+        (LLAMA | {"hidden_act": {"name": "silu"}}, "unknown activation"),
+        ({"model_type": "gptj", "n_embd": 64, "n_head": 0, "n_layer": 2, "vocab_size": 100}, "not of the form"),
+        ({"model_type": "resnet", "depths": 3}, "not of the form"),
+        ({"model_type": "resnet", "depths": [[3]]}, "not of the form"),
+        (LLAMA | {"model_type": "bert", "max_position_embeddings": 512, "architectures": 1}, "not of the form"),
+    ],
+)
+def test_fields_of_another_form_are_errors(config: dict[str, object], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        from_config(config, "config.json")
