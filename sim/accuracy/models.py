@@ -213,7 +213,7 @@ def _ffn(row: Row, family: str, assumed: list[str]) -> int:
     if row.moe_ffn_hidden:
         return 0
     assert row.hidden is not None
-    gated = row.activation in ("swiglu", "geglu") or family in ("llama", "internlm", "mistral", "qwen2", "qwen3", "mixtral")
+    gated = _activation(row).endswith("glu") or family in ("llama", "internlm", "mistral", "qwen2", "qwen3", "mixtral")
     width = -(-8 * row.hidden // 3 // 256) * 256 if gated else 4 * row.hidden
     assumed.append(f"ffn_hidden not stated: {width}")
     return width

@@ -53,17 +53,22 @@ def scaling(
 ) -> Curve:
     """The same training on more and more GPUs by data parallelism: strong (same global batch) or weak (batch grows with them).
 
-    `machine`: one node, or a cluster of such nodes. Sizes that the plan cannot be spread over are left out.
-    `say` is told how far it is.
+    `machine`: one node, or a cluster of such nodes. Sizes that the plan cannot be spread over, or that
+    lack what an edit names, are left out; raises `BadInput` where all are wrong. `say` is told how far it is.
     """
     machine = _node(machine)
     per_node = load_topology(machine).gpus
-    found, sizes = Curve(), tuple(gpus)
+    found, sizes, wrong = Curve(), tuple(gpus), list[BadInput]()
     progress = Progress(len(sizes), "sizes of cluster simulated", say)
     for count in sizes:
-        one = _sized(plan, machine, count, -(-count // per_node), tokens, weak, options)
-        found += [one] if one is not None else []
+        try:
+            one = _sized(plan, machine, count, -(-count // per_node), tokens, weak, options)
+            found += [one] if one is not None else []
+        except BadInput as error:
+            wrong.append(error)
         progress.more()
+    if wrong and not found:
+        raise wrong[0]
     return found
 
 

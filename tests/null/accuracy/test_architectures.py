@@ -95,6 +95,12 @@ def test_blank_sizes_are_those_of_the_named_model_of_that_width() -> None:
     assert other.get("kv_heads", 0) == 0
 
 
+@pytest.mark.parametrize(("activation", "ffn"), [("SwiGLU", 11008), ("SiLU", 11008), ("ReGLU", 11008), ("GELU", 16384)])
+def test_a_blank_width_is_that_of_the_activation_however_it_is_written(activation: str, ffn: int) -> None:
+    cells = sizes(32, 4096, 32, None, 50304, model_name="ours", model_type="gpt", activation=activation)
+    assert model_of(row(**(SILENT | cells)), [])["ffn"] == ffn
+
+
 def test_names_without_their_cut() -> None:
     names = ("Llama-3.1-405B-proxy7L", "Llama-3-70B-cut12L", "DeepSeek-V3 (4 layers)", "Llama 3 8B")
     assert [whole_name(name) for name in names] == ["Llama-3.1-405B", "Llama-3-70B", "DeepSeek-V3", "Llama 3 8B"]

@@ -125,6 +125,12 @@ def test_scripts_are_those_of_who_wrote_them() -> None:
     for changes in ({"date": "2023-06"}, {"framework_version": "PyTorch 2.1"}, {"gpu": "H100"}):
         assert eager_of(row(**(picture | {"gpu": "A100"} | changes)), "pytorch", True, "fp16", []) == "pytorch-foreach"
     assert eager_of(row(**picture, framework_version="NGC pytorch 23.05", gpu="A100"), "pytorch", True, "fp16", []) == "pytorch-native-amp"
+    for sharding, file in (
+        ("data parallel", "pytorch-amp"),
+        ("no sharding (data parallel)", "pytorch-amp"),
+        ("fully sharded data parallel", "pytorch"),
+    ):
+        assert eager_of(row(**bert | {"precision": "fp16 AMP", "sharding": sharding}), "pytorch", True, "fp16", []) == file
     large = row(model_name="T5-11B", model_type="encoder-decoder", sharding="")
     assert eager_of(large, "accelerate", True, "bf16", []) == "pytorch"
 

@@ -40,6 +40,13 @@ def test_sizes_with_too_few_microbatches_for_the_schedule_are_left_out() -> None
     assert [one.gpus for one in scaling(load_plan(tree), "dgx-h100", (8, 16, 32), 1e9)] == [8, 16], "32 GPUs: 4 micro-batches, not 8"
 
 
+def test_sizes_that_lack_what_an_edit_names_are_left_out() -> None:
+    found = scaling(load_plan(BASE), "dgx-h100", (8, 16), 1e9, edits=("fail=nic:n1/nic0",))
+    assert [one.gpus for one in found] == [16]
+    with pytest.raises(BadInput, match="no node n9"):
+        scaling(load_plan(BASE), "dgx-h100", (8, 16), 1e9, edits=("fail=nic:n9/nic0",))
+
+
 def test_the_smallest_cluster_is_the_first_that_is_in_time() -> None:
     plan = load_plan(BASE)
     told: list[str] = []
