@@ -18,8 +18,8 @@ from topologies.errors import BadInput
 from topologies.graph import Topology
 from topologies.load import load_topology
 
-NAMES = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "reduce", "sendrecv")
-_NAME = re.compile(r"\b(" + "|".join(NAMES) + r")_perf\b")
+NAMES = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "reduce")
+_NAME = re.compile(r"\b(" + "|".join((*NAMES, "sendrecv", "gather", "scatter", "hypercube")) + r")_perf\b")
 _RANK = re.compile(r"^#\s+Rank\s+(\d+)\s")
 _HOST = re.compile(r"^#\s+Rank\s+\d+\s.*\bon\s+(\S+)", re.MULTILINE)
 # size (B), count (elements), type, then redop and root where the tool prints them, then the out-of-place time (us).
@@ -47,7 +47,7 @@ def hosts(text: str) -> tuple[str, ...]:
 def read_nccl_tests(text: str) -> list[Timing]:
     """The rows of one run. Raises BadInput where it is no such output."""
     found = {str(word) for word in _NAME.findall(text)}
-    if len(found) != 1:
+    if len(found) != 1 or not found <= set(NAMES):
         raise BadInput(f"nccl-tests output: collective {sorted(found) or 'not named'}; give one run, named as one of {', '.join(NAMES)}")
     ranks = {int(hit[1]) for line in text.splitlines() if (hit := _RANK.match(line))}
     if not ranks or ranks != set(range(len(ranks))):

@@ -28,3 +28,8 @@ def test_the_form_without_redop_is_read() -> None:
 def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(BadInput):
         read_nccl_tests(text)
+
+
+def test_a_run_of_what_has_no_cost_is_refused_by_its_name() -> None:
+    with pytest.raises(BadInput, match=r"collective \['sendrecv'\]; give one run, named as one of all_reduce"):
+        read_nccl_tests(HEAD.replace("all_reduce", "sendrecv") + ROW)
