@@ -32,6 +32,7 @@ from sim.pace import board_clock
 from sim.planning.traffic import Traffic
 from sim.program import COMPUTE, HOST, Op
 from sim.shortened import layers_of
+from topologies.graph import Topology
 
 _SPLIT = ("zb-h1", "dualpipe")
 """Schedules that run the gradients of inputs and of weights apart."""
@@ -70,12 +71,15 @@ class Chunk(NamedTuple):
         return self.forward + self.backward + self.rest
 
 
+Known = dict[tuple[object, ...], tuple[Passes, Block, Topology]]
+
+
 class Bounds:
     """Bounds of plans; equal blocks of different plans are priced once."""
 
     def __init__(self) -> None:
-        self._blocks: dict[tuple[object, ...], tuple[Passes, Block]] = {}
-        """By the block's id and what else sets its price; the block is kept, so that its id stays its own."""
+        self._blocks: Known = {}
+        """By the ids of block and topology and what else sets its price; the two are kept, so that their ids stay their own."""
 
     def step(self, setting: Setting, pricer: Pricer) -> float:
         """Seconds that one step of the plan takes at least. Raises `BadInput` and its kinds for what cannot be lowered."""
@@ -83,10 +87,10 @@ class Bounds:
         job = job_of(plan, setting.network, setting.framework, setting.topology.kind, 1)
         count, pipelined = plan.microbatches, plan.parallel.pp > 1
         alike = setting.foldable and plan.noise.stragglers == plan.noise.imbalance == "none"
-        key = (layers_of(plan), board_clock(setting), plan.world, setting.topology.name, setting.framework)
+        key = (layers_of(plan), board_clock(setting), plan.world, id(setting.topology), setting.framework)
         best = fill = drain = 0.0
         for at in range(plan.parallel.pp):
-            rank = _Rank(self._blocks, job, pricer, key, at, alike)
+            rank = _Rank(self._blocks, job, pricer, setting.topology, key, at, alike)
             mine = held(stages, plan, at)
             chunks, sent = [rank.chunk(blocks) for blocks in mine], [rank.traffic(blocks) for blocks in mine]
             device, host = count * sum(chunk.device for chunk in chunks), count * sum(chunk.host for chunk in chunks)
@@ -105,14 +109,15 @@ class _Rank:
 
     def __init__(
         self,
-        blocks: dict[tuple[object, ...], tuple[Passes, Block]],
+        blocks: Known,
         job: Job,
         pricer: Pricer,
+        topology: Topology,
         key: tuple[object, ...],
         at: int,
         alike: bool,
     ) -> None:
-        self._blocks, self._job, self._pricer = blocks, job, pricer
+        self._blocks, self._job, self._pricer, self._topology = blocks, job, pricer, topology
         self._rank = job.mesh.rank({"pp": at})
         self._key = key if alike else (*key, self._rank)
         self._groups: dict[str, tuple[int, ...]] = {}
@@ -166,7 +171,7 @@ class _Rank:
         known = self._blocks.get(key)
         if known is None:
             made = lower_block(self._job, TEMPLATE, block, first=first, again=again)
-            known = self._blocks[key] = (self._priced(made), block)
+            known = self._blocks[key] = (self._priced(made), block, self._topology)
         return known[0]
 
     def _priced(self, made: BlockOps) -> Passes:

@@ -267,3 +267,16 @@ def test_bounds_that_share_blocks_are_each_their_own() -> None:
     for more in (*overrides, *reversed(overrides)):
         setting = bind(load_plan(PLAN, more), "dgx-h100")
         assert shared.step(setting, pricer_for(setting)) == Bounds().step(setting, pricer_for(setting))
+
+
+def test_bounds_price_each_cluster_by_itself_whatever_its_name(tmp_path: Path) -> None:
+    bounds, found = Bounds(), list[tuple[str, float]]()
+    for folder, node in (("old", "dgx-a100"), ("new", "dgx-h100")):
+        file = tmp_path / folder / "ours.toml"
+        file.parent.mkdir()
+        file.write_text(f'nodes = "2x {node}"\n')
+        setting = bind(PLAN, file)
+        found.append((setting.topology.name, bounds.step(setting, pricer_for(setting))))
+        assert found[-1][1] == Bounds().step(setting, pricer_for(setting))
+    assert found[0][0] == found[1][0] == "ours"
+    assert found[1][1] < found[0][1]
