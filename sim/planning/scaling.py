@@ -11,9 +11,10 @@ import msgspec
 from sim.plan import Plan
 from sim.planning.capacity import Capacity, capacity
 from sim.planning.progress import Progress, Say
+from sim.rules import check
 from sim.tables import aligned, frame
 from topologies.cluster import parse
-from topologies.errors import BadInput, Refused
+from topologies.errors import BadInput, Refused, SteptwinError
 from topologies.load import load_topology
 
 
@@ -92,7 +93,8 @@ def _node(cluster: str) -> str:
 
 
 def _spread(plan: Plan, gpus: int, weak: bool) -> Plan | None:
-    """The plan on `gpus` by data parallelism, with smaller micro-batches where a rank has fewer samples; None where it does not divide."""
+    """The plan on `gpus` by data parallelism, with smaller micro-batches where a rank has fewer samples; None where it does not divide, or its
+    experts do not."""
     p = plan.parallel
     inner = p.tp * p.pp * p.cp
     if gpus % inner:
@@ -107,7 +109,11 @@ def _spread(plan: Plan, gpus: int, weak: bool) -> Plan | None:
         return None
     micro = math.gcd(plan.batch.micro, batch // data)
     parallel = msgspec.structs.replace(p, **{axis: data // other})
-    return msgspec.structs.replace(plan, parallel=parallel, batch=msgspec.structs.replace(plan.batch, global_=batch, micro=micro))
+    spread = msgspec.structs.replace(plan, parallel=parallel, batch=msgspec.structs.replace(plan.batch, global_=batch, micro=micro))
+    try:
+        return check(spread)
+    except SteptwinError:
+        return None
 
 
 def smallest(plan: Plan, machine: str, tokens: float, days: float, most: int = 131_072, say: Say | None = None,

@@ -185,3 +185,10 @@ def test_enough_loaders_are_not_doubled() -> None:
     for workers, more in ((4, True), (16, False)):
         plan = load_plan(BASE | {"data": {"workers": workers}})
         assert any(overrides == (f"data.workers={2 * workers}",) for overrides, _ in neighbours(plan)) == more
+
+
+def test_sizes_with_too_few_ranks_for_the_experts_are_left_out() -> None:
+    tree = BASE | {"model": "mixtral-8x7b", "parallel": {"dp_shard": 16, "zero": 3, "ep": 16}, "framework": "megatron-core"}
+    plan = load_plan(tree | {"model": {"base": "mixtral-8x7b", "layers": 2, "moe": {"experts": 16}}})
+    assert [one.gpus for one in scaling(plan, "dgx-h100", (8, 16, 32), 1e9)] == [16, 32]
+    assert smallest(plan, "dgx-h100", 1e9, 10.0).gpus == 16
