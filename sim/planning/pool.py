@@ -62,7 +62,10 @@ def _processes(workers: int) -> Iterator[Pool]:
                 for future in as_completed(futures):
                     yield future.result()
 
-        yield Processes()
+        try:
+            yield Processes()
+        finally:
+            executor.shutdown(cancel_futures=True)  # who is interrupted waits for what runs, not for all that was asked for
 
 
 @contextmanager

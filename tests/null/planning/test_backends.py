@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -30,6 +31,22 @@ def test_here_and_in_processes_the_same_is_found() -> None:
     assert [value for value, _ in one] == sorted(value for value, _ in two) == [0, 1, 4, 9, 16, 25]
     assert {process for _, process in one} == {os.getpid()}
     assert os.cpu_count() == 1 or os.getpid() not in {process for _, process in two}
+
+
+def slow(number: int) -> int:
+    """The number, after a while."""
+    time.sleep(0.5)
+    return number
+
+
+def test_who_is_interrupted_does_not_wait_for_all_that_was_asked_for() -> None:
+    if os.cpu_count() == 1:
+        pytest.skip("one core has one process")
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), pool(2, "", "") as there:
+        for _ in there.map(slow, range(200)):
+            raise KeyboardInterrupt
+    assert time.monotonic() - begun < 25.0, "200 chunks on two processes take 50 s"
 
 
 def test_a_script_that_sweeps_in_processes_needs_no_guard(tmp_path: Path) -> None:
