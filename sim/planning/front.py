@@ -37,14 +37,14 @@ def pareto(rows: list[Row]) -> list[Row]:
 
 def cautious(row: Row) -> Row:
     """Hardly slower than this is the plan when simulated whole."""
-    return row if json.loads(row.detail).get("whole") else msgspec.structs.replace(row, rate=(row.rate or 0.0) / CLOSE)
+    return row if row.whole else msgspec.structs.replace(row, rate=(row.rate or 0.0) / CLOSE)
 
 
 def open_questions(done: list[Row]) -> dict[str, Depth]:
     """How plans are to be simulated once more, by name: the first few are split by class, which is a whole simulation too; the front and
     the best must rest on whole simulations alone."""
-    details = {row.key: json.loads(row.detail) for row in done}
+    split = {row.key for row in done if json.loads(row.detail).get("breakdown")}
     ranked = sorted(done, key=lambda row: row.effort)
-    found: dict[str, Depth] = {row.key: "split" for row in ranked[:_FIRST] if not details[row.key].get("breakdown")}
+    found: dict[str, Depth] = {row.key: "split" for row in ranked[:_FIRST] if row.key not in split}
     vital = [*pareto(done), *(row for row in ranked if row.effort <= CLOSE * ranked[0].effort)]
-    return found | {row.key: "whole" for row in vital if row.key not in found and not details[row.key].get("whole")}
+    return found | {row.key: "whole" for row in vital if row.key not in found and not row.whole}

@@ -46,6 +46,11 @@ class Row(msgspec.Struct, frozen=True):
         """GPU-seconds of a sample: what plans are ranked by."""
         return (self.gpus or 1) / (self.rate or 1e-30)
 
+    @property
+    def whole(self) -> bool:
+        """Was it simulated whole?"""
+        return bool(json.loads(self.detail).get("whole"))
+
 
 _ADD = "INSERT OR REPLACE INTO results VALUES (?,?,?,?,?,?,?,?,?,?)"
 
@@ -107,9 +112,11 @@ class Store:
             self._db.executemany(_ADD, rows)
             self._db.execute("INSERT OR REPLACE INTO header VALUES ('prices', ?)", (text,))
 
-    def done(self) -> set[str]:
-        """Keys that need not run again."""
-        return {key for (key,) in self._db.execute("SELECT key FROM results WHERE outcome != 'failed'")}
+    def done(self, every: str = "") -> set[str]:
+        """Keys that need not run again, where `every` plan that fits is simulated ("short" or "whole"), or the promising alone ("")."""
+        again = ("failed", "bound") if every else ("failed",)
+        found = [row for row in self.rows() if row.outcome not in again]
+        return {row.key for row in found if row.outcome != "done" or every != "whole" or row.whole}
 
     def add(self, rows: Iterable[Row]) -> None:
         """Writes rows in one transaction."""

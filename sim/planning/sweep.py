@@ -90,7 +90,7 @@ def sweep(base: Plan, space: dict[str, tuple[str, ...]], on: str, path: Path | N
     path = path or default_file(base.name or base.model_name, header)
     with Store(path, header) as store, pool(workers, backend, address) as place:
         store.reprice(prices or {}, partial(priced, prices=prices or {}))
-        work = _enumerate(base, space, on, store)
+        work = _enumerate(base, space, on, store, every)
         waiting = _screened(work, store, place, prices or {}, say)
         _simulated(base, waiting, store, place, prices or {}, workers, every, say)
         rows = list(store.rows())
@@ -116,11 +116,11 @@ def concluded(rows: list[Row], path: Path) -> Sweep:
     return found
 
 
-def _enumerate(base: Plan, space: dict[str, tuple[str, ...]], on: str, store: Store) -> list[tuple[Candidate, Plan]]:
+def _enumerate(base: Plan, space: dict[str, tuple[str, ...]], on: str, store: Store, every: str) -> list[tuple[Candidate, Plan]]:
     """Plans to look at; what is none, or cannot fit by a few divisions, is a row at once."""
     work: list[tuple[Candidate, Plan]] = []
     rows: list[Row] = []
-    for candidate, plan in candidates(base, space, on, store.done(), Floor(base, space).over):
+    for candidate, plan in candidates(base, space, on, store.done(every), Floor(base, space).over):
         if isinstance(plan, str):
             rows.append(Row(candidate.key, "refused", plan))
         elif isinstance(plan, TooLarge):

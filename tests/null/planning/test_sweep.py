@@ -179,6 +179,19 @@ def test_a_sweep_killed_while_it_confirmed_confirms_when_it_goes_on(tmp_path: Pa
     assert all(json.loads(row.detail)["whole"] for row in found.front)
 
 
+def test_a_sweep_that_goes_on_simulates_what_is_asked_for_now(tmp_path: Path) -> None:
+    """What bounds had decided, and then what was simulated in short."""
+    file, space = tmp_path / "s.sqlite", parse_space(SPACE)
+    first = sweep(base(), space, ON, file)
+    assert first.counts["bound"] > 0
+    short = sweep(base(), space, ON, file, every="short")
+    assert short.counts == first.counts | {"bound": 0, "done": first.counts["done"] + first.counts["bound"]}
+    assert not all(row.whole for row in short.feasible)
+    whole = sweep(base(), space, ON, file, every="whole")
+    assert whole.counts == short.counts and all(row.whole for row in whole.feasible)
+    assert whole.best == first.best
+
+
 def _rows(path: Path) -> int:
     return len(_times(path)) if path.exists() else 0
 
