@@ -18,7 +18,7 @@ from executor.launch import launch
 from executor.players.player import Player, now
 from executor.world import World
 from sim.lower.verify import verify
-from sim.program import HOST, MESSAGE, Call, Op, Program, full_id
+from sim.program import HOST, MESSAGE, Op, Program, full_id
 from sim.trace import Span, Trace
 from topologies.errors import BadInput, Refused, RunFailed
 
@@ -121,11 +121,10 @@ def play(world: World, request: Request) -> RankResult:
     world.beat.phase("collecting spans")
     lengths = {turn: marks[-1][1] - marks[0][0] for turn, marks in enumerate(passes) if marks and (turn or request.turns == 1)}
     chosen = _agreed(world, sorted(lengths, key=lambda turn: lengths[turn])[len(lengths) // 2] if lengths else 0)
-    spans = _spans(host, passes[chosen], world.rank, HOST)
+    spans = _spans(program, world.rank, HOST, passes[chosen])
     for feeder in feeders:
         times = feeder.times(world.stall)[chosen]
-        ops = list(program.ops(world.rank, feeder.thread))
-        spans += _spans(ops, [(start, end, start) for start, end in times], world.rank, feeder.thread)
+        spans += _spans(program, world.rank, feeder.thread, [(start, end, start) for start, end in times])
     align(world, spans, now)
     return RankResult(step_times, spans)
 
@@ -161,28 +160,13 @@ def _step_times(ends: list[tuple[int, float]]) -> list[float]:
     return [after - before for before, after in pairwise(times[1:] if len(times) > 2 else times)]
 
 
-def _spans(ops: list[tuple[Call, Op]], times: list[tuple[float, float, float]], rank: int, thread: str) -> list[Span]:
-    found = []
-    for (call, op), (start, end, issued) in zip(ops, times, strict=True):
-        cls = op.cls or op.kind
-        flops = op.flops
-        found.append(
-            Span(
-                rank,
-                op.lane,
-                full_id(rank, call, op),
-                start,
-                end,
-                op.kind,
-                cls,
-                call.step,
-                issued,
-                0.0,
-                thread,
-                op.name,
-                op.bytes,
-                flops,
-                op.group,
-            )
+def _spans(program: Program, rank: int, thread: str, times: list[tuple[float, float, float]]) -> list[Span]:
+    """One pass of a thread: `times` are (start, end, issued) of its ops in order."""
+    return [
+        Span(
+            rank=rank, lane=op.lane, id=full_id(rank, call, op), start=start, end=end, kind=op.kind, cls=op.cls or op.kind, step=call.step,
+            issued=issued, thread=thread, name=op.name, bytes=op.bytes, flops=op.flops, group=op.group,
+            group_size=program.mesh.size(op.group) if op.group else 0,
         )
-    return found
+        for (call, op), (start, end, issued) in zip(program.ops(rank, thread), times, strict=True)
+    ]  # fmt: skip

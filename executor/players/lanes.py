@@ -93,11 +93,10 @@ class ThreadLane:
 
     def _run(self) -> None:
         while (action := self._queue.get()) is not None:
-            if self._error is None:
-                try:
-                    action()
-                except BaseException as error:  # told to the host thread at its next wait
-                    self._error = error
+            try:
+                action()
+            except BaseException as error:  # told to the host thread when it drains the lane
+                self._error = self._error or error
 
     def _check(self) -> None:
         if self._error is not None:
@@ -109,9 +108,10 @@ class ThreadLane:
         def action() -> None:
             mark.start = time.perf_counter()
             try:
-                work = issue()
-                assert work is not None
-                work.wait()
+                if self._error is None:  # else nothing more is sent, but who waits for it must not wait for ever
+                    work = issue()
+                    assert work is not None
+                    work.wait()
             finally:
                 mark.end = time.perf_counter()
                 flag.set()

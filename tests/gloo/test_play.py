@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from executor.play import run_play
+from executor.players.lanes import Mark, ThreadLane
 from sim.mesh import Mesh
 from sim.program import Call, Op, Program, Role, full_id
 from sim.trace import Trace
@@ -30,6 +31,7 @@ def _whole(program: Program, trace: Trace) -> None:
     ]
     assert sorted(span.id for span in trace.spans) == sorted(wanted)
     assert all(span.end >= span.start >= 0 for span in trace.spans)
+    assert all(span.group_size == (program.mesh.size(span.group) if span.group else 0) for span in trace.spans)
 
 
 def test_every_kind_of_op_on_two_ranks(tmp_path: Path) -> None:
@@ -139,3 +141,20 @@ def test_what_cannot_be_played_is_said(tmp_path: Path) -> None:
     program = _program(Mesh({}), {"step": huge}, {"host": (Call("step", "s0"),)}, steps=1)
     with pytest.raises(BadInput, match=r"a kernel of .* is over the"):
         run_play(program, {}, tmp_path, 2)
+
+
+@pytest.mark.timeout(20)
+def test_a_lane_that_failed_says_so_and_holds_nobody() -> None:
+    """Whoever waits for what comes behind the failure would else wait until the watcher ends the run, and nobody would know why."""
+    lane, issued = ThreadLane("comm.pp"), []
+
+    def refuse() -> None:
+        raise RuntimeError("the message has another length")
+
+    lane.communicate(refuse, Mark(0.0))
+    later = lane.communicate(lambda: issued.append(1), Mark(0.0))
+    later.wait()
+    lane.record().wait()
+    with pytest.raises(RuntimeError, match="another length"):
+        lane.drain()
+    assert not issued
