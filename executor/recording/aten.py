@@ -100,7 +100,7 @@ def works_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any,
     if name.startswith("mkldnn_rnn_layer"):
         return _recurrent(args, "backward" in name)
     if name == "_grouped_mm":
-        return [_grouped(args, role)]
+        return [_grouped(args, role) if len(args) > 2 and args[2] is not None else _product(args, role)]
     return _by_bytes(name, tensors_of((args, kwargs)), tensors_of(out))
 
 

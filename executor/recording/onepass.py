@@ -35,8 +35,9 @@ class Fused(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _layer_norm(x: torch.Tensor, shape: Any, weight: torch.Tensor | None = None, eps: float | None = None) -> torch.Tensor:
-    return torch.layer_norm(x, shape, weight, None, eps or 1e-6)
+def _layer_norm(input: torch.Tensor, normalized_shape: Any, weight: torch.Tensor | None = None, eps: float | None = None) -> torch.Tensor:
+    """Arguments are named as torch.rms_norm's: code may say them so."""
+    return torch.layer_norm(input, normalized_shape, weight, None, eps or 1e-6)
 
 
 def _recurrent(

@@ -200,6 +200,25 @@ def test_inputs_and_builders_are_read() -> None:
     assert load_builder("torch.nn:Identity") is nn.Identity
 
 
+class Named(nn.Module):
+    """Functions called as their manuals allow: sizes by name, and as many matrices on both sides instead of offsets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.experts = nn.Parameter(torch.ones(32)), nn.Parameter(torch.ones(16, 32, 48))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.rms_norm(x.transpose(0, 1), normalized_shape=(32,), weight=self.scale)
+        return F.silu(torch._grouped_mm(x, self.experts))
+
+
+def test_functions_may_be_called_by_name_and_without_offsets() -> None:
+    spec = capture(Named, (Input((4, 16, 32), "bf16"),), precision="bf16")
+    works = [work for block in spec.low for part in block.parts for work in part.forward]
+    assert [(w.m, w.n, w.k, w.batch) for w in works if isinstance(w, Gemm)] == [(4, 48, 32, 16)]
+    assert "layernorm" in {getattr(work, "what", "") for work in works}
+
+
 def test_control_flow_on_data_names_the_place() -> None:
     with pytest.raises(BadInput, match=r"decides by the values of a tensor .*torch\.where"):
         capture(Branching, (Input((4, 8)),))
