@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from executor.players.communication import all_gather, reduce_scatter
 from executor.probes.bench import Bench, middle
 from executor.probes.ddp import Many
 
@@ -93,8 +94,8 @@ def _fsdp(bench: Bench, mesh: DeviceMesh) -> None:
     few, many = (_per_block(bench, model(n, True), x) - _per_block(bench, model(n, False), x) for n in _TENSORS)
     parameter = max(1e-7, (many - few) / (_TENSORS[1] - _TENSORS[0]))
     part, full = torch.ones(_WIDTH, device=x.device), torch.ones(_WIDTH * mesh.size(), device=x.device)
-    gather = middle(bench.times([lambda: dist.all_gather_into_tensor(full, part, group=mesh.get_group())]))
-    scatter = middle(bench.times([lambda: dist.reduce_scatter_tensor(part, full, group=mesh.get_group())]))
+    gather = middle(bench.times([lambda: all_gather(full, part, group=mesh.get_group())]))
+    scatter = middle(bench.times([lambda: reduce_scatter(part, full, group=mesh.get_group())]))
     copies = 5 * middle(bench.times([lambda: full.add_(1.0)]))
     bench.add("host", "fsdp_parameter", "", (), [parameter / 2])
     bench.add("host", "fsdp_unit", "", (), [max(1e-6, few - _TENSORS[0] * parameter - 2 * gather - scatter - copies) / 2])
