@@ -28,6 +28,8 @@ _NCCL = {
     "send": "SendRecv",
     "recv": "SendRecv",
 }
+_PART = {"all_gather": (False, True), "reduce_scatter": (True, False)}
+"""Whether a rank gives, and gets, the whole array; of all others both."""
 _SMALL = ("record", "wait", "sync")
 _THREADS = ("loader", "autograd")
 """Lanes that are CPU threads, besides the training thread's own."""
@@ -140,10 +142,7 @@ def _device_events(span: Span, rank: int, stream: int, number: int, groups: dict
         groups[span.group] = (span.group, span.group_size)
         args |= {
             "Collective name": what,
-            "In msg nelems": span.bytes // 2,
-            "Out msg nelems": span.bytes // 2,
-            "Group size": span.group_size,
-            "dtype": "BFloat16",
+            **_sizes(what, span),
             "Process Group Name": span.group,
             "Process Group Description": span.group,
         }
@@ -156,6 +155,16 @@ def _device_events(span: Span, rank: int, stream: int, number: int, groups: dict
         _event("cuda_runtime", launch, rank, 1, issued, issued + span.launch, {"correlation": number, "op_id": span.id}),
         _event(category, name, rank, stream, span.start, span.end, args),
     ]
+
+
+def _sizes(what: str, span: Span) -> dict[str, Any]:
+    """What a collective takes and gives on one rank, as bytes: a span knows its size and not its dtype. Where the group's size is not
+    known either, a part of it is left out."""
+    found: dict[str, Any] = {"dtype": "Byte"} | ({"Group size": span.group_size} if span.group_size else {})
+    for key, whole in zip(("In msg nelems", "Out msg nelems"), _PART.get(what, (True, True)), strict=True):
+        if whole or span.group_size:
+            found[key] = span.bytes if whole else span.bytes // span.group_size
+    return found
 
 
 def _args(span: Span) -> dict[str, Any]:

@@ -65,3 +65,19 @@ def test_what_overlaps_on_a_lane_has_rows() -> None:
     calls = [event["ts"] for event in events if event.get("cat") == "cuda_runtime"]
     assert calls == [1e6, 2e6, 2.5e6, 4e6], "an op without a known launch is launched where it starts"
     assert "r0/s0/b" not in kernels and rows["autograd"] >= 1000, "a CPU thread is no stream"
+
+
+def test_a_collective_says_what_a_rank_gives_and_gets() -> None:
+    """As torch's profiler counts them: an all_gather takes one rank's part and gives the whole, whatever the precision."""
+    names = ("all_reduce", "all_gather", "reduce_scatter", "send")
+    spans = [
+        Span(0, "comm", f"r0/s0/{name}", at, at + 1.0, "collective", name=name, bytes=4096, group_size=4) for at, name in enumerate(names)
+    ]
+    spans.append(Span(0, "comm", "r0/s0/unknown", 9.0, 10.0, "collective", name="all_gather", bytes=4096))
+    kernels = {e["args"]["op_id"].rpartition("/")[2]: e["args"] for e in to_kineto(Trace(spans))["traceEvents"] if e.get("cat") == "kernel"}
+    sizes = {name: (args["dtype"], args.get("In msg nelems"), args.get("Out msg nelems")) for name, args in kernels.items()}
+    assert sizes == {
+        "all_reduce": ("Byte", 4096, 4096), "all_gather": ("Byte", 1024, 4096), "reduce_scatter": ("Byte", 4096, 1024),
+        "send": ("Byte", 4096, 4096), "unknown": ("Byte", None, 4096),
+    }  # fmt: skip
+    assert kernels["send"]["Group size"] == 4 and "Group size" not in kernels["unknown"]
