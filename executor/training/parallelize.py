@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -155,15 +156,27 @@ def whole(value: Tensor) -> Tensor:
     return full
 
 
+def alike(model: nn.Module) -> list[list[nn.Parameter]]:
+    """Parameters in groups of one kind: foreach kernels take no mixture of plain and distributed tensors, nor of meshes."""
+    groups: dict[str, list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        groups.setdefault(str(getattr(parameter, "device_mesh", "plain")), []).append(parameter)
+    return list(groups.values())
+
+
 def clip(model: nn.Module, mesh: DeviceMesh | None) -> None:
     """Gradients scaled to a global norm of 1; a pipeline's ranks sum the norms of their stages (as torchtitan's)."""
-    if mesh is None or mesh["pp"].size() == 1:
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    groups, piped = alike(model), mesh is not None and mesh["pp"].size() > 1
+    if len(groups) == 1 and not piped:
+        nn.utils.clip_grad_norm_(groups[0], 1.0)
         return
-    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
-    total = whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])) ** 2
-    dist.all_reduce(total, group=mesh["pp"].get_group())
-    nn.utils.clip_grads_with_norm_(parameters, 1.0, total.sqrt())
+    norms = [whole(nn.utils.get_total_norm([p.grad for p in group if p.grad is not None])) for group in groups]
+    total = torch.stack(norms).square().sum()
+    if piped:
+        assert mesh is not None
+        dist.all_reduce(total, group=mesh["pp"].get_group())
+    for group in groups:
+        nn.utils.clip_grads_with_norm_(group, 1.0, total.sqrt())
 
 
 def recompute(model: nn.Module, plan: Plan) -> None:

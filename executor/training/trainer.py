@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from executor.bodies import dtype_of
 from executor.training.handover import Handover
 from executor.training.model import Model, loss_of
-from executor.training.parallelize import clip, device_mesh, parallel_loss, parallelize, sharded_alone, whole
+from executor.training.parallelize import alike, clip, device_mesh, parallel_loss, parallelize, sharded_alone, whole
 from executor.training.samples import Pair, Samples, loader_of
 from executor.world import World, set_precision
 from sim.bind import model_of, shape_of
@@ -71,7 +71,7 @@ class Trainer:
     def _optimizer(self) -> torch.optim.Optimizer:
         name, how = self.plan.optimizer.name, self.habits.optimizer
         options: dict[str, Any] = {"foreach": how == "foreach", "fused": how == "fused"}
-        parameters = _alike(self.model)
+        parameters = [{"params": group} for group in alike(self.model)]
         if name in ("adam", "adamw"):
             kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
             return kind(parameters, lr=1e-3, **options)
@@ -222,11 +222,3 @@ def drop_others(whole: nn.Module, own: nn.Module) -> None:
     for block in whole.children():
         if not any(id(parameter) in kept for parameter in block.parameters()):
             block.to("meta")
-
-
-def _alike(model: nn.Module) -> list[dict[str, Any]]:
-    """Parameter groups whose tensors are of one kind: foreach kernels take no mixture of plain and distributed tensors."""
-    groups: dict[str, list[nn.Parameter]] = {}
-    for parameter in model.parameters():
-        groups.setdefault(str(getattr(parameter, "device_mesh", "plain")), []).append(parameter)
-    return [{"params": parameters} for parameters in groups.values()]

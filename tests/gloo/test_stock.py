@@ -57,13 +57,22 @@ CASES: tuple[tuple[dict[str, Any], int], ...] = (
 )
 
 
+CLIPPED: tuple[tuple[dict[str, Any], int], ...] = (
+    ({}, 4),
+    ({"tp": 2, "sequence_parallel": False}, 8),
+    ({"tp": 2, "dp_shard": 2, "zero": 3, "sequence_parallel": False}, 4),
+)
+"""Norms outside sequence parallelism are no distributed tensors, or ones of another mesh. The model's gradients have a norm of 1.6."""
+
+
 @pytest.fixture(scope="module")
 def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     """Five losses of every case; one launch for each number of ranks."""
     found: dict[str, list[float]] = {}
     plans = [_plan(parallel, micro) for parallel, micro in CASES]
     plans += [_plan({"dp_replicate": 2}, 4, update=update, optimizer={"name": "sgd"}) for update in ({"mode": "local"}, {})]
-    names = [*(str(parallel) for parallel, _ in CASES), "local", "sgd"]
+    plans += [_plan(parallel, micro, MODEL | {"hidden": 256}, optimizer={"name": "sgd", "clip": True}) for parallel, micro in CLIPPED]
+    names = [*(str(parallel) for parallel, _ in CASES), "local", "sgd", *(f"clipped {parallel}" for parallel, _ in CLIPPED)]
     for ranks in (1, 2, 4):
         mine = [i for i, plan in enumerate(plans) if plan.world == ranks]
         many = Many([Request(plans[i], 4, 1, 0) for i in mine])
@@ -81,6 +90,11 @@ def test_five_different_losses(losses: dict[str, list[float]]) -> None:
 @pytest.mark.parametrize("parallel", [str(parallel) for parallel, _ in CASES[1:]])
 def test_losses_equal_one_process(parallel: str, losses: dict[str, list[float]]) -> None:
     assert losses[parallel] == pytest.approx(losses["{}"], rel=2e-4)
+
+
+@pytest.mark.parametrize("parallel", [str(parallel) for parallel, _ in CLIPPED[1:]])
+def test_gradients_are_clipped_by_the_norm_of_all(parallel: str, losses: dict[str, list[float]]) -> None:
+    assert losses[f"clipped {parallel}"] == pytest.approx(losses["clipped {}"], rel=1e-5)
 
 
 def test_profile_and_buckets(tmp_path: Path) -> None:
