@@ -2,8 +2,9 @@
 
 Every op becomes a node (`sim.exchange.opnode`) of its rank's graph (`sim.exchange.rankgraph`), which has the engine's times wherever
 nothing is shared. Collectives and messages have bytes and no duration: whoever runs the trace simulates them.
-What the schema has no field for stands in attributes that begin with `steptwin.`: lanes, exact seconds, and what ranks of one machine share
-(`sim.exchange.shares`). With them `sim.exchange.replay` on the same machine takes as long as one step of the program by itself, to 1e-9.
+What the schema has no field for stands in attributes that begin with `steptwin.`: lanes, exact seconds (of kernels beside which a collective
+holds SMs of its own number also those beside it), and what ranks of one machine share (`sim.exchange.shares`). With them
+`sim.exchange.replay` on the same machine takes as long as one step of the program by itself, to 1e-9.
 
 What a trace cannot hold:
 - steps before and after: lanes begin idle. Where a host runs ahead of its GPU, or the input path fills, the step that `predict` reports, one

@@ -25,6 +25,8 @@ class Taken(NamedTuple):
     share: Share | None = None
     moved: float = 0.0
     """Bytes."""
+    slowed: float = 0.0
+    """Seconds beside a collective, where that is known by itself; 0: the machine's slowdown tells."""
 
 
 class Reading:
@@ -76,7 +78,10 @@ class Reading:
         """What it takes that needs no other rank; what it shares counts where durations are those of ops alone."""
         seconds, latency = self._seconds(node), self.count(node, "steptwin.latency")
         share = next((word for word in SHARES if word == node.attrs.get("steptwin.share")), None) if self.workload.alone else None
-        return Taken(seconds, min(latency, max(0.0, seconds)), share, self.count(node, "tensor_size"))
+        slowed = self.count(node, "steptwin.slowed")
+        return Taken(
+            seconds, min(latency, max(0.0, seconds)), share, self.count(node, "tensor_size"), max(slowed, seconds) if slowed else 0.0
+        )
 
     def count(self, node: Node, name: str) -> float:
         """A figure that a node may have; 0 where it has none that is finite and not negative."""

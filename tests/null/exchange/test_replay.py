@@ -32,6 +32,13 @@ SPLITS: list[dict[str, Any]] = [
     {"parallel": {"dp_shard": 2, "tp": 2}, "batch": {"global": 2, "micro": 1}},
     {"parallel": {"pp": 4, "dp_shard": 2}},
     {"parallel": {"pp": 2, "dp_replicate": 2}, "framework": "megatron-core"},
+    {
+        "parallel": {"pp": 2, "tp": 2, "tp_overlap": True},
+        "model": {"base": "llama3-8b", "layers": 2},
+        "seq_len": 2048,
+        "framework": "megatron-core",
+        "batch": {"global": 2, "micro": 1},
+    },
     {"parallel": {"cp": 2, "zero": 3}, "batch": {"global": 1, "micro": 1}},
     {"parallel": {"dp_replicate": 1}, "data": {"source": "disk", "sample": "1 MiB", "stream": "copy", "handover": "synchronize"}},
 ]
