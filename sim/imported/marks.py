@@ -1,6 +1,6 @@
 """Which range a kernel was launched in.
 
-Profilers tie a kernel to the call that launched it by a correlation number. A range named `op:fwd/L3.attn.qkv` that was open on
+Profilers tie a kernel to the call that launched it by a correlation number (of its process). A range named `op:fwd/L3.attn.qkv` that was open on
 that thread at that moment gives the kernel its op (`executor.marks` opens such ranges).
 """
 
@@ -26,7 +26,7 @@ class Range(NamedTuple):
 class Marks:
     """Ranges by thread, and launches by correlation."""
 
-    def __init__(self, ranges: Iterable[tuple[Hashable, Range]], launches: Iterable[tuple[int, Hashable, float]]) -> None:
+    def __init__(self, ranges: Iterable[tuple[Hashable, Range]], launches: Iterable[tuple[Hashable, Hashable, float]]) -> None:
         self._ranges: dict[Hashable, list[Range]] = {}
         for thread, one in ranges:
             self._ranges.setdefault(thread, []).append(one)
@@ -35,7 +35,7 @@ class Marks:
         self._starts = {thread: [one.start for one in line] for thread, line in self._ranges.items()}
         self._launches = {number: (thread, at) for number, thread, at in launches} if self._ranges else {}
 
-    def op(self, correlation: int) -> str:
+    def op(self, correlation: Hashable) -> str:
         """The innermost range's op, or ""."""
         found = self._launches.get(correlation)
         if found is None:

@@ -1,8 +1,8 @@
 """Reads the SQLite file that Nsight Systems exports (`nsys export --type sqlite`).
 
 Tables and columns are those of the exporter's documented schema: CUPTI_ACTIVITY_KIND_KERNEL, _MEMCPY and _MEMSET (start, end in
-nanoseconds, streamId, correlationId), CUPTI_ACTIVITY_KIND_RUNTIME (globalTid), NVTX_EVENTS (start, end, text or textId, globalTid)
-and StringIds. The file is opened read-only.
+nanoseconds, streamId, correlationId, deviceId, globalPid), CUPTI_ACTIVITY_KIND_RUNTIME (globalTid), NVTX_EVENTS (start, end, text or
+textId, globalTid) and StringIds. Each device on which a process ran kernels is a rank. The file is opened read-only.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from topologies.errors import BadInput
 
 _COPIES = {1: "Memcpy HtoD", 2: "Memcpy DtoH", 8: "Memcpy DtoD", 10: "Memcpy PtoP"}
 """CUpti_ActivityMemcpyKind."""
+_PLACE = ("globalPid", "deviceId")
+_OWN = 24
+"""Bits of a thread's global number that tell it from others of its process; globalPid has zeros there."""
 _MOST = 50_000_000
 """Rows that are read of one table."""
 
@@ -36,29 +39,47 @@ def read_nsys(path: Path) -> Trace:
         raise BadInput(f"trace {path} is no export of Nsight Systems ({error}): make one with nsys export --type sqlite") from None
     if not spans:
         raise BadInput(f"trace {path} holds no kernel: record with nsys profile --trace=cuda,nvtx")
-    return Trace(spans, "imported", 1, len({span.step for span in spans}), meta={"file": path.name})
+    ranks, steps = ({getattr(span, name) for span in spans} for name in ("rank", "step"))
+    return Trace(spans, "imported", len(ranks), len(steps), meta={"file": path.name})
 
 
 def _spans(file: sqlite3.Connection) -> list[Span]:
     texts = dict(_rows(file, "StringIds", "id", "value"))
     ranges = [(thread, a, b, str(text or texts.get(number, ""))) for thread, a, b, text, number in _ranges(file) if b is not None]
-    steps = sorted((float(a), int(hit.group(1))) for _, a, _, text in ranges if (hit := STEP.match(text)))
-    marked = ((thread, Range(a, b, op)) for thread, a, b, text in ranges if (op := op_of(text)))
-    launches = ((n, thread, at) for at, thread, n in _rows(file, "CUPTI_ACTIVITY_KIND_RUNTIME", "start", "globalTid", "correlationId"))
-    marks = Marks(marked, launches)
     rows = sorted(_device(file, texts), key=lambda row: row[0])
+    apart = any(process for *_, (process, _) in rows)
+    steps: dict[int, list[tuple[float, int]]] = {}
+    for thread, start, _, text in sorted(ranges, key=lambda one: one[1]):
+        if hit := STEP.match(text):
+            steps.setdefault(_process(thread, apart), []).append((float(start), int(hit.group(1))))
+    marked = ((thread, Range(a, b, op)) for thread, a, b, text in ranges if (op := op_of(text)))
+    calls = _rows(file, "CUPTI_ACTIVITY_KIND_RUNTIME", "start", "globalTid", "correlationId")
+    marks = Marks(marked, (((_process(thread, apart), n), thread, at) for at, thread, n in calls))
+    ranks = _ranks(rows)
     zero = rows[0][0] if rows else 0
-    starts = [start for start, _ in steps]
     found = []
-    for start, end, stream, number, name, kind, cls, size in rows:
-        at = bisect_right(starts, start) - 1
+    for start, end, stream, number, name, kind, cls, size, place in rows:
+        begun = steps.get(place[0], [])
+        at = bisect_right(begun, start, key=lambda one: one[0]) - 1
         found.append(
             Span(
-                0, f"stream {stream}", marks.op(number) or name, (start - zero) * 1e-9, (end - zero) * 1e-9, kind, cls,
-                steps[at][1] if at >= 0 else 0, name=name, bytes=int(size or 0), source="measured",
+                ranks[place], f"stream {stream}", marks.op((place[0], number)) or name, (start - zero) * 1e-9, (end - zero) * 1e-9, kind, cls,
+                begun[at][1] if at >= 0 else 0, name=name, bytes=int(size or 0), source="measured",
             )
         )  # fmt: skip
     return found
+
+
+def _process(thread: int | None, apart: bool) -> int:
+    """Whose thread it is: the upper bits of its global number. 0 in an export that does not tell processes `apart`."""
+    return int(thread or 0) >> _OWN if apart else 0
+
+
+def _ranks(rows: list[tuple[Any, ...]]) -> dict[tuple[int, int], int]:
+    """The rank of each device of each process: those that ran kernels, in order. What only copied belongs to its process's first."""
+    ran = sorted({row[-1] for row in rows if row[5] != "copy"})
+    first = {process: at for at, (process, _) in reversed(list(enumerate(ran)))}
+    return {row[-1]: first.get(row[-1][0], 0) for row in rows} | {place: at for at, place in enumerate(ran)}
 
 
 def _ranges(file: sqlite3.Connection) -> Iterator[tuple[Any, ...]]:
@@ -66,23 +87,23 @@ def _ranges(file: sqlite3.Connection) -> Iterator[tuple[Any, ...]]:
 
 
 def _device(file: sqlite3.Connection, texts: dict[Any, str]) -> Iterator[tuple[Any, ...]]:
-    """(start, end, stream, correlation, name, kind, class, bytes) of what ran on the device."""
-    kernels = _rows(file, "CUPTI_ACTIVITY_KIND_KERNEL", "start", "end", "streamId", "correlationId", "demangledName")
-    for start, end, stream, number, text in kernels:
+    """(start, end, stream, correlation, name, kind, class, bytes, (process, device)) of what ran on the devices."""
+    columns = ("globalPid", "deviceId", "start", "end", "streamId", "correlationId")
+    for process, device, *when, text in _rows(file, "CUPTI_ACTIVITY_KIND_KERNEL", *columns, "demangledName"):
         name = texts.get(text, str(text))
         cls = kernel_class(name)
-        yield start, end, stream, number, name, "collective" if cls == "comm" else "compute", cls, 0
-    for start, end, stream, number, how, size in _rows(
-        file, "CUPTI_ACTIVITY_KIND_MEMCPY", "start", "end", "streamId", "correlationId", "copyKind", "bytes"
-    ):
+        yield *when, name, "collective" if cls == "comm" else "compute", cls, 0, (process >> _OWN, device)
+    for process, device, *when, how, size in _rows(file, "CUPTI_ACTIVITY_KIND_MEMCPY", *columns, "copyKind", "bytes"):
         name = _COPIES.get(how, f"Memcpy kind {how}")
-        yield start, end, stream, number, name, "copy", copy_class(name), size
-    for start, end, stream, number, size in _rows(file, "CUPTI_ACTIVITY_KIND_MEMSET", "start", "end", "streamId", "correlationId", "bytes"):
-        yield start, end, stream, number, "Memset", "compute", "elementwise", size
+        yield *when, name, "copy", copy_class(name), size, (process >> _OWN, device)
+    for process, device, *when, size in _rows(file, "CUPTI_ACTIVITY_KIND_MEMSET", *columns, "bytes"):
+        yield *when, "Memset", "compute", "elementwise", size, (process >> _OWN, device)
 
 
 def _rows(file: sqlite3.Connection, table: str, *columns: str) -> Iterator[tuple[Any, ...]]:
-    """The columns of a table; nothing where the export lacks the table."""
-    if file.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)).fetchone() is None:
+    """The columns of a table, 0 where a place is not told, as in old exports; nothing where the export lacks the table."""
+    there = {name for _, name, *_ in file.execute(f'PRAGMA table_info("{table}")')}
+    if not there:
         return iter(())
-    return iter(file.execute(f'SELECT {", ".join(columns)} FROM "{table}" LIMIT {_MOST}'))
+    wanted = (name if name not in _PLACE else f"IFNULL({name}, 0)" if name in there else "0" for name in columns)
+    return iter(file.execute(f'SELECT {", ".join(wanted)} FROM "{table}" LIMIT {_MOST}'))

@@ -69,13 +69,13 @@ def _name(span: Span) -> str:
 
 
 def _sums(spans: list[Span]) -> dict[str, list[float]]:
-    """Seconds of each op in each (step, micro-batch): all its kernels together."""
-    sums: dict[tuple[str, int, str], float] = {}
+    """Seconds of each op in each (rank, step, micro-batch): all its kernels together."""
+    sums: dict[tuple[str, int, int, str], float] = {}
     for span in spans:
         place = _PLACE.match(span.id)
-        key = (_name(span), span.step, place.group() if place else "")
+        key = (_name(span), span.rank, span.step, place.group() if place else "")
         sums[key] = sums.get(key, 0.0) + span.seconds - span.wait
     found: dict[str, list[float]] = {}
-    for (name, _, _), seconds in sums.items():
+    for (name, *_), seconds in sums.items():
         found.setdefault(name, []).append(seconds)
     return found

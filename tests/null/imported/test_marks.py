@@ -74,6 +74,34 @@ def test_kernels_take_the_name_of_their_range(make, tmp_path: Path) -> None:  # 
     assert gemms == [(step, id, 1e-3) for step in (0, 1) for id in ids]
 
 
+def second(path: Path) -> Path:
+    """The same once more in another process, on another device, with the numbers of the first."""
+    process = 1 << 24
+    with sqlite3.connect(path) as file:
+        for table in ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"):
+            own = {"globalTid": f"globalTid + {process}"}
+            if table.endswith(("KERNEL", "MEMCPY")):
+                file.execute(f"ALTER TABLE {table} ADD COLUMN globalPid INTEGER DEFAULT {process}")
+                file.execute(f"ALTER TABLE {table} ADD COLUMN deviceId INTEGER DEFAULT 3")
+                own = {"globalPid": str(2 * process), "deviceId": "5"}
+            else:
+                file.execute(f"UPDATE {table} SET globalTid = globalTid + {process}")
+            columns = [name for _, name, *_ in file.execute(f"PRAGMA table_info({table})")]
+            file.execute(f"INSERT INTO {table} SELECT {', '.join(own.get(name, name) for name in columns)} FROM {table}")
+    return path
+
+
+def test_each_device_of_an_export_is_a_rank(tmp_path: Path) -> None:
+    one, both = read_measured(nsys(tmp_path / "a.sqlite")), read_measured(second(nsys(tmp_path / "b.sqlite")))
+    assert (both.ranks, both.world) == ([0, 1], 2)
+    for rank in both.ranks:
+        assert [(s.start, s.id, s.step) for s in both.select(rank)] == [(s.start, s.id, s.step) for s in one.spans]
+    predicted = predict({"model": "gpt2-124m", "seq_len": 256, "parallel": {"dp_replicate": 2}}, "dgx-h100", steps=2)
+    alone, together = compare(predicted, one), compare(predicted, both)
+    assert together.classes == alone.classes
+    assert [(pair.id, pair.measured) for pair in together.pairs] == [(pair.id, pair.measured) for pair in alone.pairs]
+
+
 def test_a_copy_to_the_device_is_data(tmp_path: Path) -> None:
     copies = [s for s in read_measured(nsys(tmp_path / "t.sqlite")).spans if s.kind == "copy"]
     assert [(s.cls, s.bytes, s.lane, s.step) for s in copies] == [("data", 4096, "stream 8", 1)]
