@@ -40,7 +40,8 @@ def clocks(period: float = PERIOD, nvml: Any = None) -> Iterator[dict[str, Any]]
         watcher.join(2 * period + 1)
         busy = [one for one in samples if one.get("busy", 0.0) >= _BUSY] or samples
         found |= {name: statistics.median(values) for name in _NAMES if (values := [one[name] for one in busy if name in one])}
-        found["held_down"] = sum(bool(one.get("held_down")) for one in busy) / len(busy) if busy else 0.0
+        if held := [one["held_down"] > 0 for one in busy if "held_down" in one]:  # some drivers do not tell
+            found["held_down"] = sum(held) / len(held)
         found["samples"] = len(busy)
 
 

@@ -165,6 +165,15 @@ def test_clocks_are_those_of_the_busy_samples() -> None:
     assert device_facts(driver) == {"driver": "570.1", "count": 1, "name": "NVIDIA H200"}
 
 
+def test_a_driver_that_does_not_tell_what_holds_clocks_down_is_not_taken_to_say_nothing_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(_Nvml, "nvmlDeviceGetCurrentClocksThrottleReasons")
+    driver = _Nvml()
+    with clocks(period=0.001, nvml=driver) as found:
+        while driver.looks < 5:
+            pass
+    assert found["sm_mhz"] == 1980 and "held_down" not in found
+
+
 def test_the_first_gpu_is_the_one_that_cuda_sees_first() -> None:
     assert first_gpu({"CUDA_VISIBLE_DEVICES": "3,1"}) == 3
     assert first_gpu({"CUDA_VISIBLE_DEVICES": "GPU-8d3f"}) == first_gpu({}) == 0
