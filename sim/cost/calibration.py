@@ -16,6 +16,7 @@ from typing import Literal
 
 import msgspec
 
+from sim.files.runs import write_atomic
 from topologies.errors import BadInput
 from topologies.table import read_toml
 
@@ -97,12 +98,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=T
 
 
 def save_calibration(calibration: Calibration, path: str | Path) -> None:
-    """Writes the file under a temporary name, then renames it: no half file stays under `path`."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(target.name + ".part")
-    part.write_text(show_calibration(calibration), "utf-8")
-    part.replace(target)
+    """Writes the file whole or not at all."""
+    write_atomic(Path(path), show_calibration(calibration))
 
 
 def show_calibration(calibration: Calibration) -> str:
