@@ -38,7 +38,7 @@ KINDS = ("gemm", "attention", "memory", "links", "network", "host")
 _MATRIX = ("gemm", "moe", "conv", "rnn")
 _MOST = 0.5
 """Share of a step from which on it counts as resting on something."""
-LEVEL, _Z = 0.80, 1.2816
+LEVEL, Z = 0.80, 1.2816
 """The interval's level, and the standard normal's quantile at (1 + level) / 2."""
 
 
@@ -92,7 +92,7 @@ def interval(
         why = (*why, f"{by_source['assumed']:.0%} of the step rests on assumed costs")
     mark: Mark = "calibrated" if calibrated else "extrapolated" if why else "interpolated"
     sigma = relative_error(shares, known, probed) * (known.width["beyond"] if beyond and not calibrated else 1.0)
-    reach = exp(_Z * sigma)
+    reach = exp(Z * sigma)
     return Interval(step / reach, step * reach, mark, sigma, why)
 
 

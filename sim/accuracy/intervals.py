@@ -17,9 +17,8 @@ from typing import Any
 
 import msgspec
 
-from sim.uncertainty import KINDS, LEVEL, Figures, Shares, figures, relative_error
+from sim.uncertainty import KINDS, LEVEL, Figures, Shares, Z, figures, relative_error
 
-_Z = 1.2816
 _LEAST, _MOST = 0.03, 0.69
 """Relative standard errors that a fit may take: none better than boards of one kind differ
 by (3 %, assumed), none worse than a factor of two (ln 2)."""
@@ -42,7 +41,7 @@ class Residual(msgspec.Struct, frozen=True, kw_only=True):
 
     def reach(self, known: Figures) -> float:
         """Half the interval's width, in logarithms."""
-        return _Z * relative_error(self.shares, known) * (known.width["beyond"] if self.beyond else 1.0)
+        return Z * relative_error(self.shares, known) * (known.width["beyond"] if self.beyond else 1.0)
 
 
 def fit(rows: Sequence[Residual], start: Figures | None = None) -> Figures:
@@ -59,7 +58,7 @@ def fit(rows: Sequence[Residual], start: Figures | None = None) -> Figures:
         value = np.clip(np.exp(point), _LEAST, _MOST)
         weighted = fitted + assumed * np.clip(exp(point[-1]), 1.0, 4.0)
         sigma = np.sqrt(value[0] ** 2 + ((weighted * value[1 : 1 + len(KINDS)]) ** 2).sum(axis=1))
-        reach = _Z * sigma * beyond
+        reach = Z * sigma * beyond
         return float(np.mean(2 * reach + 2 / (1 - LEVEL) * np.maximum(0.0, miss - reach)))
 
     first = [start.plan, *(start.sigma[kind] for kind in KINDS), start.width["assumed"]]

@@ -27,7 +27,7 @@ PASSES, PEAKS, STEPS, GROUPS = 0.15, 0.05, 0.12, 0.18
 """Targets of mean errors: NeuSight's training passes, SimuMax's peaks, all published steps, each GPU and family from 8 rows on."""
 RANK = 0.9
 """Least rank correlation within each model and GPU that has enough plans."""
-_FEWEST = 8
+FEWEST = 8
 _SHOWN = 10
 
 
@@ -109,7 +109,7 @@ def step_tables(result: ValidationResult) -> dict[str, Table]:
         assert isinstance(others, dict) and isinstance(inside, dict)
         rows: Table = []
         for key, one in sorted(group.items()):
-            target = GROUPS if name != "source" and one.rows >= _FEWEST else "-"
+            target = GROUPS if name != "source" and one.rows >= FEWEST else "-"
             beside = others[key]["mape"] if key in others else "-"
             rows.append(_rounded({name: key, **_row(one), "baseline": beside, "in_interval": inside[key], "target": target}))
         tables[f"published steps by {'GPU' if name == 'gpu' else name}"] = rows
