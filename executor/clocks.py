@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from executor.world import World
-from sim.trace import Span
+from sim.trace import Span, shift
 
 TRIPS = 16
 
@@ -52,10 +52,5 @@ def _ask(clock: Callable[[], float]) -> float:
 
 def align(world: World, spans: list[Span], clock: Callable[[], float]) -> None:
     """Moves this rank's spans to rank 0's time, where the ranks are on more than one host."""
-    if world.one_host:
-        return
-    shift = offset(world, clock)
-    for span in spans:
-        span.start, span.end = span.start + shift, span.end + shift
-        if span.issued >= 0:  # else it is not known
-            span.issued += shift
+    if not world.one_host:
+        shift(spans, offset(world, clock))

@@ -19,7 +19,7 @@ from executor.players.player import Player, now
 from executor.world import World
 from sim.lower.verify import verify
 from sim.program import HOST, MESSAGE, Op, Program, full_id
-from sim.trace import Span, Trace
+from sim.trace import Span, Trace, from_zero
 from topologies.errors import BadInput, Refused, RunFailed
 
 FILE = 8 << 20
@@ -76,10 +76,7 @@ def run_play(
         found = launch("executor.play:play", request, program.world, folder / "play", RankResult, stall=stall, threads=threads)
     finally:
         file.unlink(missing_ok=True)
-    spans = [span for rank in found for span in rank.spans]
-    begin = min((span.start for span in spans), default=0.0)
-    for span in spans:
-        span.start, span.end, span.issued = span.start - begin, span.end - begin, span.issued - begin
+    spans = from_zero([span for rank in found for span in rank.spans])
     trace = Trace(spans, "played", program.world, program.steps, meta={"program": program.name})
     return PlayResult(step_times=found[0].step_times, trace=trace, by_rank=[rank.step_times for rank in found])
 

@@ -22,7 +22,7 @@ from sim.bind import model_of
 from sim.framework import framework_of, sharding_of
 from sim.plan import Plan
 from sim.rules import check
-from sim.trace import Span, Trace
+from sim.trace import Span, Trace, from_zero
 
 if TYPE_CHECKING:
     from executor.training.samples import Pair
@@ -91,10 +91,7 @@ def run_stock(
     request = Request(plan, steps, warmup, profile, str(folder / "data"))
     with watched(folder / "stock"):
         found = launch("executor.stock:train", request, plan.world, folder / "stock", RankResult, stall=stall, threads=threads)
-    spans = [span for rank in found for span in rank.spans]
-    begin = min((span.start for span in spans), default=0.0)
-    for span in spans:
-        span.start, span.end = span.start - begin, span.end - begin
+    spans = from_zero([span for rank in found for span in rank.spans])
     first = found[0]
     return StockResult(
         step_times=first.step_times,

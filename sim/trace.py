@@ -98,6 +98,20 @@ class Trace(msgspec.Struct):
         return found
 
 
+def shift(spans: Iterable[Span], seconds: float) -> None:
+    """Moves spans in time, in place; a launch that is not known stays so."""
+    for span in spans:
+        span.start, span.end = span.start + seconds, span.end + seconds
+        if span.issued >= 0:
+            span.issued += seconds
+
+
+def from_zero(spans: list[Span]) -> list[Span]:
+    """The same spans, moved so that the first begins at 0."""
+    shift(spans, -min((span.start for span in spans), default=0.0))
+    return spans
+
+
 def union_seconds(intervals: Iterable[tuple[float, float]]) -> float:
     """Length of the union of intervals."""
     total, reach = 0.0, float("-inf")

@@ -14,6 +14,7 @@ from executor.players.arena import Arena, free_memory
 from executor.players.events import Cuda
 from executor.probes.mill import Mill
 from executor.world import World
+from sim.align import Measured
 from sim.cost.calibration import Sample
 from sim.work import Work
 
@@ -45,11 +46,9 @@ class Bench:
 
     def add(self, kind: str, name: str, dtype: str, shape: tuple[int, ...], times: Sequence[float], cpu: float = 0.0) -> float:
         """Keeps one point; returns its median."""
-        ordered = sorted(max(t, 1e-9) for t in times)
-        low, high = ordered[int(0.1 * (len(ordered) - 1))], ordered[-(-9 * (len(ordered) - 1) // 10)]
-        middle = statistics.median(ordered)
-        self.found.append((kind, Sample(name, dtype, shape, middle, low, high, len(ordered), cpu)))
-        return middle
+        found = Measured.of([max(t, 1e-9) for t in times])
+        self.found.append((kind, Sample(name, dtype, shape, found.median, found.low, found.high, found.count, cpu)))
+        return found.median
 
     def phase(self, words: str) -> None:
         """A new table: all ranks begin it together."""
