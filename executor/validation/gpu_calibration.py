@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -11,8 +12,8 @@ from executor.probe import comm_probe
 from executor.twin import calibrated
 from executor.validation.gpu_cases import Case
 from executor.validation.gpu_site import Site
-from sim.cost.calibration import save_calibration
-from topologies.errors import RunFailed
+from sim.cost.calibration import load_calibration, save_calibration
+from topologies.errors import BadInput, RunFailed
 
 _PROBE_SECONDS = 300.0
 ONE = "calibration-1.toml"
@@ -20,7 +21,11 @@ ONE = "calibration-1.toml"
 
 
 def probe(site: Site) -> None:
-    """Calibrates one rank. Where that fails, `site.unprobed` says why: each row says so too, and has no calibrated figure."""
+    """Calibrates one rank; what an earlier `--quick` has left serves no whole run. Where it fails, `site.unprobed` says why: each row says so
+    too, and has no calibrated figure."""
+    with suppress(BadInput):  # none, or none that can be read
+        if load_calibration(site.folder / ONE).quick and not site.quick:
+            (site.folder / ONE).unlink()
     try:
         with time_limit(_PROBE_SECONDS):
             calibrated(1, site.folder / ONE, site.say, quick=site.quick)

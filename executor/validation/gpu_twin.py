@@ -75,7 +75,7 @@ def twin_gpu(
         quick=quick,
         say=say,
         end=time.monotonic() + 60.0 * minutes,
-        made_with=(gpu_name(machine, device), torch_version(), str(steps)),
+        made_with=(gpu_name(machine, device), torch_version(), str(steps), *(["quick"] if quick else [])),
     )
     site.folder.mkdir(parents=True, exist_ok=True)
     probe(site)

@@ -198,6 +198,14 @@ def _site(machine: str, folder: Path) -> Site:
     )
 
 
+def test_what_a_quick_probe_has_left_serves_no_whole_run(tmp_path: Path) -> None:
+    quick, path = _site("aws-g5", tmp_path), tmp_path / gpu_calibration.ONE
+    for asked, kept in ((quick, True), (msgspec.structs.replace(quick, quick=False), False)):
+        save_calibration(msgspec.structs.replace(_calibration(1, path, None), quick=True), path)
+        gpu_calibration.probe(asked)
+        assert load_calibration(path).quick is kept
+
+
 def test_what_does_not_fit_is_run_with_fewer_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site, case = _site("aws-g5", tmp_path), cases(1)["llama3-8b-4"]
     setting, plan = gpu_fit.fitting(case, site)
