@@ -91,6 +91,12 @@ def _machine(name: str) -> Topology:
     return load_topology(name)
 
 
+def anew() -> None:
+    """Forgets what an earlier study in this process knew: files of machines may have changed since."""
+    _machine.cache_clear()
+    _bounds.cache_clear()
+
+
 def evaluate(candidate: Candidate, plan: Plan, prices: Prices, depth: Depth = "split", peak: int | None = None) -> Row:
     """One plan that fits; `peak`: its memory in bytes, where that is known."""
     split: dict[str, float] = {}

@@ -16,7 +16,7 @@ from typing import Any
 from sim.plan import Plan
 from sim.planning.floor import Floor
 from sim.planning.front import open_questions
-from sim.planning.judge import Prices, Work, evaluate_chunk, priced, screen_chunk
+from sim.planning.judge import Prices, Work, anew, evaluate_chunk, priced, screen_chunk
 from sim.planning.pool import Pool, pool
 from sim.planning.progress import Say
 from sim.planning.space import SHORT, Candidate, plan_at, point, settings_of
@@ -40,6 +40,7 @@ def search(base: Plan, space: dict[str, tuple[str, ...]], on: str, path: Path | 
     if trials < 1:
         raise BadInput(f"trials = {trials}: at least one point must be looked at")
     header = header_of(base, space, on, prices or {})
+    anew()
     path = path or default_file(base.name or base.model_name, header)
     study = _study(seed)
     with Store(path, header) as store, pool(workers, backend, address) as place:

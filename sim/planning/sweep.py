@@ -21,7 +21,7 @@ from sim.plan import Plan
 from sim.planning.capacity import price_of
 from sim.planning.floor import Floor
 from sim.planning.front import beaten, cautious, open_questions, pareto
-from sim.planning.judge import Depth, Open, Prices, Work, evaluate_chunk, priced, screen_chunk
+from sim.planning.judge import Depth, Open, Prices, Work, anew, evaluate_chunk, priced, screen_chunk
 from sim.planning.pool import Pool, pool
 from sim.planning.progress import Progress, Say
 from sim.planning.space import Candidate, TooLarge, base_tree, candidates, named
@@ -87,6 +87,7 @@ def sweep(base: Plan, space: dict[str, tuple[str, ...]], on: str, path: Path | N
     if every not in EVERY:
         raise BadInput(f"every = {every!r}: {' or '.join(map(repr, EVERY))}")
     header = header_of(base, space, on, prices or {})
+    anew()
     path = path or default_file(base.name or base.model_name, header)
     with Store(path, header) as store, pool(workers, backend, address) as place:
         store.reprice(prices or {}, partial(priced, prices=prices or {}))

@@ -192,6 +192,15 @@ def test_a_sweep_that_goes_on_simulates_what_is_asked_for_now(tmp_path: Path) ->
     assert whole.best == first.best
 
 
+def test_a_machine_s_file_is_read_anew_by_each_sweep(tmp_path: Path) -> None:
+    machine, steps = tmp_path / "ours.toml", list[float | None]()
+    for at, node in enumerate(("dgx-h100", "dgx-a100")):
+        machine.write_text(f'nodes = "2x {node}"\n')
+        best = sweep(base(), parse_space("tp=4 gpus=16"), str(machine), tmp_path / f"{at}.sqlite").best
+        steps.append(best and best.step_time)
+    assert steps[0] and steps[1] and steps[1] > 1.5 * steps[0]
+
+
 def _rows(path: Path) -> int:
     return len(_times(path)) if path.exists() else 0
 
