@@ -67,11 +67,15 @@ class Store:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._db = sqlite3.connect(path)
-            self._own()
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("CREATE TABLE IF NOT EXISTS header (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
-            self._db.execute(f"CREATE TABLE IF NOT EXISTS results ({_COLUMNS})")
-            self._check(header | {"version": VERSION})
+            try:
+                self._own()
+                self._db.execute("PRAGMA journal_mode=WAL")
+                self._db.execute("CREATE TABLE IF NOT EXISTS header (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
+                self._db.execute(f"CREATE TABLE IF NOT EXISTS results ({_COLUMNS})")
+                self._check(header | {"version": VERSION})
+            except Exception:
+                self._db.close()  # a file that is refused is not kept locked
+                raise
         except sqlite3.DatabaseError as error:
             raise BadInput(f"results file {path} cannot be used ({error}): move it away or name another with --out") from None
 

@@ -8,6 +8,7 @@ another has reached is not simulated. Each is simulated in the fewest ops (`scre
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable
 from functools import partial
@@ -17,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from sim.bind import model_of
 from sim.plan import Plan
 from sim.planning.capacity import price_of
 from sim.planning.floor import Floor
@@ -28,6 +30,7 @@ from sim.planning.space import Candidate, TooLarge, base_tree, candidates, named
 from sim.planning.store import Row, Store, default_file, forget
 from sim.planning.tables import Ranked
 from topologies.errors import BadInput
+from topologies.load import load_topology
 
 EVERY = ("", "short", "whole")
 """How plans are simulated that cannot be better than another: not at all, in the fewest ops, or whole."""
@@ -102,9 +105,15 @@ def header_of(base: Plan, space: dict[str, tuple[str, ...]], on: str, prices: Pr
     """What a results file is of. Raises `BadInput` for a machine without a name, or without its price where there are prices."""
     if not isinstance(on, str):
         raise BadInput(f"a sweep keeps its machines by name: give on = {getattr(on, 'name', 'a name')!r}, with changes in a TOML file")
-    for machine in space.get("on", (on,)) if prices else ():
+    machines = space.get("on", (on,))
+    for machine in machines if prices else ():
         price_of(prices, machine)  # a missing price is said before anything is simulated
-    return {"space": {key: list(values) for key, values in space.items()}, "plan": base_tree(base), "on": on}
+    # Names may be those of files, which change between two runs.
+    meant = [repr(load_topology(machine).cluster) for machine in machines]
+    meant += [repr(model_of(base))] if not any(key.partition(".")[0] == "model" for key in space) else []
+    mark = hashlib.sha256("\n".join(meant).encode()).hexdigest()[:16]
+    tree = {"space": {key: list(values) for key, values in space.items()}, "plan": base_tree(base), "on": on}
+    return tree | {"machine or model": mark}
 
 
 def concluded(rows: list[Row], path: Path) -> Sweep:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import pytest
 
 from sim.bind import bind
@@ -226,6 +227,23 @@ def test_a_file_of_another_sweep_is_refused(tmp_path: Path) -> None:
     (tmp_path / "half.sqlite").write_bytes((tmp_path / "s.sqlite").read_bytes()[:3000] + b"x" * 900)
     with pytest.raises(BadInput, match=r"half\.sqlite"):
         sweep(base(), parse_space("tp=1,2 gpus=8"), "dgx-h100", tmp_path / "half.sqlite")
+
+
+def test_a_machine_or_model_that_has_changed_since_is_another_sweep(tmp_path: Path) -> None:
+    file, machine, model = tmp_path / "s.sqlite", tmp_path / "mine.toml", tmp_path / "model.toml"
+    machine.write_text('base = "dgx-h100"\nname = "mine"\n')
+    model.write_text("layers = 4\nhidden = 1024\nheads = 8\nvocab = 32000\n")
+    space = parse_space("tp=8 pp=1 zero=1 micro=1 gpus=8")
+    plan = msgspec.structs.replace(base(), model=str(model))
+    first = sweep(plan, space, str(machine), file).best
+    assert sweep(plan, space, str(machine), file).best == first
+    for path, was, now in ((machine, "dgx-h100", "dgx-a100"), (model, "layers = 4", "layers = 8")):
+        kept = path.read_text()
+        path.write_text(kept.replace(was, now))
+        with pytest.raises(BadInput, match="another machine or model"):
+            sweep(plan, space, str(machine), file)
+        path.write_text(kept)
+    assert sweep(plan, space, str(machine), file).best == first
 
 
 def test_a_sweep_of_which_nothing_ran_leaves_no_file(tmp_path: Path) -> None:
