@@ -65,6 +65,10 @@ def check_stock(plan: Plan, spec: ModelSpec) -> None:
             plan.output.checkpoint_every > 0 and plan.output.checkpoint_mode == "async",
             f'output.checkpoint_mode = "async": stock training stops while it saves. Use "sharded" or "full", or: {PLAY}',
         ),
+        (
+            plan.output.checkpoint_every > 0 and plan.output.checkpoint_mode == "full" and p.dp_shard * p.tp * p.pp > 1,
+            f'output.checkpoint_mode = "full" of a model that is split: in stock training each rank saves what it holds. Use "sharded", or: {PLAY}',
+        ),
         (plan.noise.stragglers != "none" or plan.noise.imbalance != "none", "noise is for predictions: a real machine brings its own"),
     )
     for asked, words in refusals:

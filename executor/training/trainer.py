@@ -173,9 +173,9 @@ class Trainer:
             self._checkpoint()
 
     def _checkpoint(self) -> None:
-        """Rank 0 writes the whole state, or every rank its shard; other ranks wait at the next collective."""
-        sharded = self.plan.parallel.dp_shard * self.plan.parallel.tp > 1 and self.plan.output.checkpoint_mode != "full"
-        if self.world.rank and not sharded:
+        """Rank 0 writes the whole state, or every rank its shard or stage; other ranks wait at the next collective."""
+        p = self.plan.parallel
+        if self.world.rank and p.dp_shard * p.tp * p.pp == 1:
             return
         target = self.world.folder / f"checkpoint-{self.world.rank}.pt"
         part = target.with_suffix(".part")

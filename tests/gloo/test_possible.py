@@ -26,6 +26,9 @@ def test_what_is_not_played_is_refused_before_the_probe(tmp_path: Path) -> None:
             twin.run_plan(plan, tmp_path / "run", how, 1)
     with pytest.raises(Refused, match=r"checkpoint_mode = .async"):
         twin.twin(load_plan(TINY | {"output": {"checkpoint_every": 1, "checkpoint_mode": "async"}}), tmp_path / "run")
+    split = TINY | {"parallel": {"dp_shard": 2, "zero": 3}, "output": {"checkpoint_every": 1, "checkpoint_mode": "full"}}
+    with pytest.raises(Refused, match=r"checkpoint_mode = .full"):
+        twin.run_plan(load_plan(split), tmp_path / "run", "stock", 1)
     assert not (tmp_path / "run").exists()
 
 
