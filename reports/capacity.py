@@ -198,7 +198,7 @@ def _decades(values: Sequence[float]) -> dict[str, object]:
     low, high = min(values, default=1.0), max(values, default=1.0)
     ends = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1) if low > 0 else range(1)
     marks = [step * 10.0**power for power in ends for step in (1, 2, 5) if 0.5 * low <= step * 10.0**power <= 2 * high]
-    return {"tickvals": marks, "ticktext": [f"{mark:,g}" for mark in marks]}
+    return {"tickvals": marks, "ticktext": [f"{mark:,.10g}" for mark in marks]}
 
 
 def expense(strong: Sequence[Capacity], weak: Sequence[Capacity], unit: str) -> go.Figure:
