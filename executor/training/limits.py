@@ -15,10 +15,16 @@ _SCHEDULES = ("gpipe", "1f1b", "interleaved")
 def check_stock(plan: Plan, spec: ModelSpec) -> None:
     """Raises `Refused` with the reason and what to use instead."""
     _check_model(spec)
-    p = plan.parallel
-    habits = framework_of(plan)
+    for asked, words in _refusals(plan, spec):
+        if asked:
+            raise Refused(words)
+
+
+def _refusals(plan: Plan, spec: ModelSpec) -> tuple[tuple[bool, str], ...]:
+    """What may be asked for and is not done: is it, and what to say then."""
+    p, habits = plan.parallel, framework_of(plan)
     zero = p.zero if p.zero is not None else habits.zero
-    refusals: tuple[tuple[bool, str], ...] = (
+    return (
         (plan.task not in ("train", "forward"), f'task = "{plan.task}": stock training trains all parameters. {PLAY}'),
         (plan.task == "forward" and p.pp > 1, f'task = "forward" through a pipeline is not done by the stock run. {PLAY}'),
         (
@@ -71,9 +77,6 @@ def check_stock(plan: Plan, spec: ModelSpec) -> None:
         ),
         (plan.noise.stragglers != "none" or plan.noise.imbalance != "none", "noise is for predictions: a real machine brings its own"),
     )
-    for asked, words in refusals:
-        if asked:
-            raise Refused(words)
 
 
 def _check_model(spec: ModelSpec) -> None:
