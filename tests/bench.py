@@ -151,15 +151,11 @@ def sweep(u: float) -> list[Row]:
         begun = time.perf_counter()
         counts = run(base, auto_space(base, on, 512), on, Path(place) / "s.sqlite", workers=2).counts
         seconds = time.perf_counter() - begun
-    fit, settled = counts["done"] + counts["bound"], f"{counts['done']} were simulated, {counts['bound']} settled by their bounds"
+    fit = counts["done"] + counts["bound"]
     name, alone = "sweep --auto, 70B on 512 H100", f"{_in_short(base, on):.1f} / s"
     rows: list[Row] = [
-        (
-            f"{name}: plans that fit, decided",
-            f"{fit / seconds:.1f} / s",
-            "100 / s",
-            f"{fit} in {seconds:.1f} s of all the sweep; {settled}",
-        ),
+        (f"{name}: plans that fit, decided", f"{fit / seconds:.1f} / s", "", f"{seconds:.1f} s in all; {counts['bound']} by their bounds"),
+        (f"{name}: plans simulated", f"{counts['done'] / seconds:.1f} / s", "100 / s", f"{counts['done']} in all the sweep's time"),
         (f"{name}: its simulations by themselves", alone, "100 / s", f"{fit} plans, whatever their bounds; two processes"),
     ]
     large = load_plan({"model": "llama3.1-405b", "seq_len": 8192, "framework": "megatron-core", "batch": {"global": 1024}})
