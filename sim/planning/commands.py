@@ -79,6 +79,8 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
         desk.show({**shown, "counts": found.counts, "best": found.best.key if found.best else "", "file": found.path}, as_json, "sweep")
         if refusals and not as_json:
             desk.show({"rows": refusals[:3]}, False, "points that are no plan")
+        if failed := found.failure:
+            desk.say(f"{found.counts['failed']} plans failed, a fault of StepTwin: please report {failed.key} ({failed.reason})")
         if report:
             desk.say(f"report: {desk.page('sweep', report, plan, found)}")
 

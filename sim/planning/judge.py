@@ -70,8 +70,8 @@ def _screen(candidate: Candidate, plan: Plan, prices: Prices) -> Row | Open:
         if fit is not None:
             return Row(candidate.key, "memory", str(fit), memory=report.peak, gpus=plan.world)
         bound = _bounds().step(setting, pricer_for(setting))
-    except SteptwinError as error:
-        return Row(candidate.key, "refused", str(error))
+    except Exception as error:
+        return _out(candidate, error)
     return Open(candidate, plan, _row(candidate, plan, bound, report.peak, None, prices, "{}"))
 
 
@@ -110,10 +110,17 @@ def evaluate(candidate: Candidate, plan: Plan, prices: Prices, depth: Depth = "s
             classes = _classes(setting)
             step, split = classes.total, msgspec.structs.asdict(classes)
         memory = figures_of_memory(setting, remedies=False)[0].peak if peak is None else peak
-    except SteptwinError as error:
-        return Row(candidate.key, "refused", str(error))
+    except Exception as error:
+        return _out(candidate, error)
     detail = json.dumps({"breakdown": split, "whole": depth != "short"}, sort_keys=True)
     return _row(candidate, plan, step, memory, mfu_of(setting, step), prices, detail)
+
+
+def _out(candidate: Candidate, error: Exception) -> Row:
+    """Why a plan has no figures: it is none, or simulating it failed, which must not end a sweep of thousands; a later run tries it again."""
+    if isinstance(error, SteptwinError):
+        return Row(candidate.key, "refused", str(error))
+    return Row(candidate.key, "failed", f"{type(error).__name__}: {error}")
 
 
 def _classes(setting: Setting) -> Breakdown:

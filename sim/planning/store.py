@@ -23,7 +23,8 @@ _COLUMNS = "key TEXT PRIMARY KEY, outcome TEXT NOT NULL, reason TEXT NOT NULL, s
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One plan of a sweep. `outcome`: done | memory (does not fit) | bound (cannot be better than another) | refused (no such plan)."""
+    """One plan of a sweep. `outcome`: done | memory (does not fit) | bound (cannot be better than another) | refused (no such plan) |
+    failed (a fault of ours)."""
 
     key: str
     outcome: str

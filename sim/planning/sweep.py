@@ -66,6 +66,11 @@ class Sweep(Ranked, msgspec.Struct):
         kinds = by_reason(row for row in self.rows if row.outcome == "refused")
         return sorted(((len(same), same[0].reason) for same in kinds), reverse=True)
 
+    @property
+    def failure(self) -> Row | None:
+        """One of the plans whose simulation failed, which is a fault of ours."""
+        return next((row for row in self.rows if row.outcome == "failed"), None)
+
 
 def by_reason(rows: Iterable[Row]) -> list[list[Row]]:
     """Rows of one outcome and reason together; reasons that differ in their numbers alone are one."""
@@ -242,6 +247,9 @@ def _why(one: Open) -> str:
 
 
 def _closest(rows: list[Row]) -> str:
+    failed = next((row for row in rows if row.outcome == "failed"), None)
+    if failed:
+        return f"nothing in the space has been simulated; {failed.key} failed, a fault of StepTwin: {failed.reason}"
     tight = min((row for row in rows if row.outcome == "memory" and row.memory), key=lambda row: row.memory or 0, default=None)
     if tight:
         return f"nothing in the space fits into memory; closest: {tight.key}: {tight.reason}"

@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 import steptwin
+from sim.bind import Setting
 from sim.files.planfile import load_plan
+from sim.planning import judge
+from sim.planning.screen import screened
 from sim.planning.space import parse_space
 from sim.planning.store import Row
 from sim.planning.sweep import sweep
@@ -100,3 +103,23 @@ def test_each_sweep_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.Mo
     again = sweep(plan, parse_space("micro=4,8"), "dgx-h100")
     assert first.path == again.path != other.path and Path(first.path).parent == Path("runs")
     assert first.rows == again.rows and len(list(Path("runs").glob("*.sqlite"))) == 2
+
+
+def test_a_plan_that_cannot_be_simulated_does_not_end_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault in one plan is its row, said with its name; the next run tries that one again."""
+    file, space = tmp_path / "s.sqlite", parse_space("micro=2,4,8")
+
+    def broken(setting: Setting) -> float:
+        if setting.plan.batch.micro == 4:
+            raise ZeroDivisionError("float division by zero")
+        return screened(setting)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(judge, "screened", broken)
+        found = sweep(PLAN, space, "dgx-h100", file, every="short")
+        assert (found.counts["done"], found.counts["failed"]) == (2, 1)
+        assert found.failure and "micro=4" in found.failure.key and found.failure.reason == "ZeroDivisionError: float division by zero"
+        with pytest.raises(BadInput, match=r"batch\.micro=4 .*failed, a fault of StepTwin: ZeroDivisionError"):
+            sweep(PLAN, parse_space("micro=4"), "dgx-h100", tmp_path / "t.sqlite", every="short")
+    found = sweep(PLAN, space, "dgx-h100", file, every="short")
+    assert (found.counts["done"], found.counts["failed"], found.failure) == (3, 0, None)
