@@ -74,6 +74,10 @@ def calibrated(ranks: int, path: Path, say: Say, quick: bool = False) -> Calibra
             say(f"calibration {path} cannot be used ({error}); probing again")
         else:
             if found.ranks == ranks and _age(found) < _FRESH and found.versions.get("torch") == _torch():
+                if found.quick and not quick:
+                    say(
+                        f"calibration {path} was made with --quick, which leaves more noise in it; steptwin probe without it makes a better one"
+                    )
                 return found
     say(f"probing this machine with {ranks} rank{'s' if ranks > 1 else ''} at once ...")
     begun = time.monotonic()

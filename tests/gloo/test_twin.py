@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from executor.twin import Twin, bucket_bytes, twin
+from executor.twin import Twin, bucket_bytes, calibrated, twin
 from reports.folder import write_comparison
 from sim.files.planfile import load_plan
 from sim.imported.kineto import read_trace
@@ -51,6 +51,15 @@ def test_steps_are_measured_and_costs_are(found: tuple[Twin, Path]) -> None:
     assert {"gemm", "optimizer", "comm.dp"} <= {
         row.cls for row in one.comparisons["stock"].classes if row.measured > 0 and row.predicted > 0
     }
+
+
+def test_a_quick_calibration_is_said_to_be_one(probed: Probed) -> None:
+    said: list[str] = []
+    assert calibrated(2, probed.file, said.append).quick
+    (line,) = said
+    assert str(probed.file) in line and "--quick" in line
+    said.clear()
+    assert calibrated(2, probed.file, said.append, quick=True).quick and not said
 
 
 @pytest.mark.timeout(280)
