@@ -33,7 +33,10 @@ def round_of(plan: Plan) -> int:
 
 def warm_of(plan: Plan, count: int) -> int:
     """Micro-batches of a first step that warms up one of `count`: the last stages to end a pipeline's step do so in one order, however long
-    it is, so that the fewest will do that its schedule takes."""
+    it is, so that the fewest will do that its schedule takes. Where nothing runs backward no stage waits for the later ones, and what all of
+    them still do takes from the next step's links."""
+    if plan.task == "forward":
+        return count
     taken = 2 * plan.parallel.pp if plan.parallel.schedule == "dualpipe" else 1
     return min(count, max(round_of(plan), taken)) if plan.parallel.pp > 1 else count
 
@@ -83,10 +86,13 @@ class Run:
     @property
     def _counts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Two steps, the second of which has all micro-batches, and is reported; the first warms up what overlaps with its neighbours: short,
-        or as long. Where loaders could keep its batches in store there are three whole ones: the second may do what none does after it."""
+        or as long. Where loaders could keep its batches in store, or a pipeline's first stages run ahead as nothing comes back to them, there
+        are three whole ones: the second may do what none does after it."""
         plan = self._setting.plan
         count = plan.microbatches
-        return ((count,) * 3 if plan.data.workers else (warm_of(plan, count), count)), (count, count)
+        if plan.data.workers or (plan.task == "forward" and plan.parallel.pp > 1):
+            return (count,) * 3, (count,) * 3
+        return (warm_of(plan, count), count), (count, count)
 
     def traced(self) -> tuple[Program, Trace]:
         """A step with all micro-batches after one that warms up, with a trace of what their ranks do: runs of kernels as one span."""

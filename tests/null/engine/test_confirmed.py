@@ -71,6 +71,45 @@ def test_rounds_are_all_that_is_simulated_where_they_are_alike(schedule: str, mo
     assert sum(counts) < 96 and counts[-1] % 4 == (96 if schedule != "1f1b" else counts[-1]) % 4
 
 
+FORWARD: list[tuple[str, dict[str, Any], dict[str, int], int]] = [
+    ("2x aws-g5", {"layers": 8, "hidden": 512, "vocab": 4000}, {"pp": 4, "dp_shard": 2}, 12),
+    ("2x l40s-x8", {"layers": 4, "hidden": 1024, "vocab": 60000}, {"pp": 2, "tp": 2, "dp_shard": 2}, 32),
+]
+
+
+@pytest.mark.parametrize(("on", "shape", "split", "batch"), FORWARD, ids=["compute", "launches"])
+def test_stages_that_nothing_comes_back_to_run_into_the_next_step(
+    on: str, shape: dict[str, int], split: dict[str, int], batch: int
+) -> None:
+    """A first step of one micro-batch leaves the links emptier than any later one does."""
+    plan = {
+        "model": {"family": "decoder", "heads": 8, **shape},
+        "framework": "megatron-core",
+        "task": "forward",
+        "compile": True,
+        "seq_len": 1024 if split["pp"] == 4 else 256,
+        "batch": {"micro": 2, "global": batch},
+        "parallel": {"schedule": "gpipe", **split},
+    }
+    setting = bind(plan, on)
+    predicted = predict_setting(setting, detail=False).step_time_s
+    assert (whole(setting), confirmed(setting)) == pytest.approx((predicted, predicted), rel=5e-4)
+
+
+@pytest.mark.parametrize(("prefetch", "preprocess", "count"), [(1, "2 ms", 2), (4, "8 ms", 4)])
+def test_loaders_and_a_thread_that_both_bind_take_three_steps(prefetch: int, preprocess: str, count: int) -> None:
+    """In the second there are batches in store that no later one has."""
+    plan = {
+        "model": {"family": "decoder", "layers": 2, "hidden": 256 if prefetch == 1 else 1024, "heads": 8, "vocab": 4000},
+        "seq_len": 1024,
+        "parallel": {"dp_shard": 2},
+        "batch": {"micro": 4 // prefetch, "global": 8 * count // prefetch},
+        "data": {"source": "disk", "workers": 4, "prefetch": prefetch, "sample": "1 MB", "preprocess": preprocess},
+    }
+    setting = bind(plan, "dgx-h100")
+    assert whole(setting) == pytest.approx(predict_setting(setting).step_time_s, rel=1e-6)
+
+
 def test_dualpipe_comes_to_its_pace_late() -> None:
     """A large model's first rounds take up to a sixth less than all that follow."""
     setting = bind(_plan(64, tp=8, pp=4, schedule="dualpipe") | {"model": "llama3-70b"}, "8x dgx-h100")
