@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
+from msgspec.structs import replace
+
 from sim.cost.collective import collective_cost, message_cost
 from sim.cost.host import host_seconds
 from sim.cost.kernel import kernel_cost
@@ -160,7 +162,7 @@ class GpuPricer(Common):
         compute, _ = slowdown(gpu)
         cover = sum(self.kernel(work, gpu).seconds for work in op.works) * stretch
         seen = max(1.0 - 1.0 / compute, 1.0 - cover / cost.seconds) if cost.seconds > 0 else 1.0
-        return Cost(cost.seconds * seen, cost.source, cost.latency * seen, cost.uses)
+        return replace(cost, seconds=cost.seconds * seen, latency=cost.latency * seen)
 
     def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
         """Over the devices' links and the network; what is in host memory goes between the processes of the hosts."""

@@ -22,7 +22,6 @@ from sim.engine.times import (
     Code,
     Instruction,
     State,
-    Uses,
 )
 from sim.program import COMPUTE, HOST, MEETING, MESSAGE, Op
 
@@ -69,10 +68,10 @@ class Assembler:
 
     def _one(self, state: State, thread: str, op: Op, cost: Cost, eager: bool) -> Instruction:
         own, meets = op.lane == thread, self._meets(op)
-        seconds, latency, uses = self._meeting(op, state.rank, cost) if meets else (cost.seconds, cost.latency, cost.uses)
-        share = 0.0
+        done = self._meeting(op, state.rank, cost) if meets else cost
+        seconds, uses, share = done.seconds, done.uses, done.share
         if uses:
-            share = (cost.share if not meets else 0.0) or merged(uses)[0][1]
+            share = share or merged(uses)[0][1]
             uses = tuple(use for use in uses if use[0] not in self._idle)
         shares = bool(uses) and seconds > 0
         kind = {"record": RECORD, "wait": WAIT}.get(op.kind, MEET if meets else FLOW if shares else PLAIN)
@@ -92,7 +91,7 @@ class Assembler:
             op.blocking,
             op.event,
             op.shift,
-            latency,
+            done.latency,
             uses,
             share,
             op.kind == "compute",
@@ -105,9 +104,6 @@ class Assembler:
             op.name,
         )
 
-    def _meeting(self, op: Op, rank: int, own: Cost) -> tuple[float, float, Uses]:
-        """Seconds, latency and uses of what ranks do together."""
-        if op.kind == "recv":  # its sender knows
-            return own.seconds, own.latency, own.uses
-        whole = self._prices.meeting(op, rank)
-        return whole.seconds, whole.latency, whole.uses
+    def _meeting(self, op: Op, rank: int, own: Cost) -> Cost:
+        """Of what ranks do together."""
+        return own if op.kind == "recv" else self._prices.meeting(op, rank)  # a message's sender knows

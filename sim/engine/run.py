@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import simpy
+from msgspec.structs import replace
 
 from sim.cost.price import Cost, Pricer
 from sim.engine.agenda import Environment, uncollected
@@ -116,7 +117,7 @@ class Engine:
             item.wait = start - arrival
             if arrival < start:
                 item.after, item.bound = last.after, "peer"
-            item.cost = Cost(cost.seconds, cost.source, cost.latency, cost.uses, item.cost.host, item.cost.ready)
+            item.cost = replace(cost, host=item.cost.host, ready=item.cost.ready)
         # A message holds one or two SMs, a collective one for each channel: only the latter slows compute.
         beside = [self.states[item.rank] for item in items if item.lane != COMPUTE and item.op.kind == "collective"]
 

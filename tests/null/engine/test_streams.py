@@ -6,6 +6,7 @@ import pytest
 
 from sim.cost.price import Cost
 from sim.engine.run import simulate
+from sim.engine.steps import step_times
 from sim.mesh import Mesh
 from sim.program import Op
 from tests.null.engine.bench import TablePricer, program, timeline
@@ -87,6 +88,16 @@ def test_equal_flows_share_a_link_and_speed_up_when_one_ends() -> None:
     costs = {"x": Cost(2.0, uses=(("bus", 10.0),)), "y": Cost(4.0, uses=(("bus", 10.0),))}
     trace = simulate(program({"host": ops}), TablePricer(costs, {"bus": 10.0}))
     assert timeline(trace) == [("r0/s0/x", 0.0, 4.0), ("r0/s0/y", 0.0, 6.0)]
+
+
+def test_a_collective_that_stands_for_two_has_the_share_of_two() -> None:
+    """Three groups on one link, two of them as one: a third each."""
+    ops = [Op(name, "collective", f"comm.{name}", name="all_reduce", group="dp") for name in ("two", "one")]
+    costs = {"two": Cost(2.0, uses=(("link", 10.0),), share=5.0), "one": Cost(2.0, uses=(("link", 10.0),))}
+    made, pricer = program({"host": ops}), TablePricer(costs, {"link": 10.0})
+    # `one` is sent at a third of its speed until `two`, at two thirds, has ended.
+    assert timeline(simulate(made, pricer)) == [("r0/s0/two", 0.0, 3.0), ("r0/s0/one", 0.0, 4.0)]
+    assert [step.seconds for step in step_times(made, pricer)] == pytest.approx([4.0])
 
 
 def test_a_chain_of_launches_is_max_plus() -> None:
