@@ -18,6 +18,7 @@ from sim.lower.step import lower
 from sim.periods import LONG
 from sim.plan import Output
 from sim.program import Program
+from sim.settled import until_settled
 from sim.timeline import asynchrony, metrics
 from sim.timeline.syncs import SyncPoint, spread, sync_points
 from sim.trace import Trace
@@ -99,15 +100,20 @@ class _Run(NamedTuple):
     program: Program
     trace: Trace
     step: float
+    pricer: Pricer
 
 
 def _run(setting: Setting, output: Output, pricer: Pricer, fold: bool) -> _Run:
-    """Some steps with such output, and what one of them takes."""
+    """Steps with such output until they have settled, and what one of them takes."""
     plan = msgspec.structs.replace(setting.plan, output=output)
     alone = plan.update.mode == "async"
-    program = lower(plan, setting.network, setting.framework, setting.topology.kind, LONG if alone else STEPS)
-    trace = simulate(program, pricer, fold, setting.places, apart(simulated_ops(program, fold and setting.places)))
-    return _Run(program, trace, asynchrony.mean_step(trace).total if alone else metrics.step_time(trace))
+
+    def simulated(steps: int) -> _Run:
+        program = lower(plan, setting.network, setting.framework, setting.topology.kind, steps)
+        trace = simulate(program, pricer, fold, setting.places, apart(simulated_ops(program, fold and setting.places)))
+        return _Run(program, trace, asynchrony.mean_step(trace).total if alone else metrics.step_time(trace), pricer)
+
+    return simulated(LONG) if alone else until_settled(simulated, STEPS)
 
 
 def _spread(
