@@ -240,7 +240,8 @@ def _links(program: Program, trace: Trace, pricer: Pricer, begin: float, end: fl
     for link, pieces in sorted(lines.items()):
         line = _bins(pieces, begin, end, bins)
         moved = sum(line) * (end - begin) / bins
-        found.append(Use(link, "link", _share([value / pricer.capacity[link] for value in line]), moved))
+        # A transfer counts with its mean rate: while another holds it up it takes less, so that the two seem to overfill the link.
+        found.append(Use(link, "link", tuple(min(1.0, value / pricer.capacity[link]) for value in line), moved))
     return found
 
 

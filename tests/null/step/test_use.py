@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.bind import bind
+from sim.cost.price import Cost
 from sim.engine.run import simulate
 from sim.lower.step import lower
 from sim.pricer import pricer_for
-from sim.program import full_id
+from sim.program import Op, full_id
 from sim.timeline.utilisation import busy_seconds, cpu_busy, link_bytes, utilisation
 from sim.trace import Span, Trace
+from tests.null.engine.bench import TablePricer, program
 from topologies.load import Topology, load_topology
 
 
@@ -111,3 +113,11 @@ def test_a_programs_lanes_and_a_traces_spans_have_the_same_names() -> None:
     assert {span.step for span in trace.select(step=1)} == {1}
     with pytest.raises(ValueError, match="has two spans"):
         Trace([trace.spans[0], trace.spans[0]]).by_id()
+
+
+def test_a_transfer_that_another_holds_up_does_not_overfill_the_link() -> None:
+    """One of 2 s and one of 4 s share a link until 4 s: the mean of the longer is more than its half, and less than all of it after."""
+    copies = program({"host": [Op("x", "copy", "copy.h2d"), Op("y", "copy", "copy.d2h")]})
+    pricer = TablePricer({name: Cost(seconds, uses=(("a>b", 10.0),)) for name, seconds in (("x", 2.0), ("y", 4.0))}, {"a>b": 10.0})
+    link = utilisation(simulate(copies, pricer), load_topology("dgx-h100"), copies, pricer, bins=6, whole=True).of("a>b")
+    assert link.busy == pytest.approx([1.0, 1.0, 1.0, 1.0, 2 / 3, 2 / 3]) and link.moved == pytest.approx(60.0)
