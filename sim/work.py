@@ -125,9 +125,9 @@ class Attention(_Work, tag="attention", frozen=True):
 
     @property
     def pairs(self) -> float:
-        """Query-key pairs that are computed, for one head of one sequence."""
+        """Query-key pairs that are computed, for one head of one sequence. Fewer queries than keys are a rank's even share of them."""
         if self.window and self.window < self.kv:
-            return float(self.q) * self.window - (self.window * (self.window - 1) / 2 if self.causal else 0.0)
+            return float(self.q) * self.window - (self.q / self.kv * (self.window * (self.window - 1) / 2) if self.causal else 0.0)
         return float(self.q) * self.kv * (0.5 if self.causal else 1.0)
 
     @property

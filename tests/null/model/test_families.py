@@ -53,6 +53,15 @@ def test_deepseek_starts_dense_and_attends_with_two_head_sizes() -> None:
     assert (core.d, core.dv, core.heads, core.kv_heads) == (192, 128, 128, 128)
 
 
+@pytest.mark.parametrize("cp", [2, 4, 8])
+@pytest.mark.parametrize("window", [1, 100, 4096])
+def test_ranks_that_share_the_queries_of_a_window_compute_its_pairs_together(cp: int, window: int) -> None:
+    """Also where a rank has fewer queries than the window has keys: each rank's are an even share of the sequence's."""
+    whole, part = (Attention(1, 8, 2, q, 8192, 128, window=window) for q in (8192, 8192 // cp))
+    assert whole.pairs == sum(min(query + 1, window) for query in range(8192))
+    assert part.pairs * cp == pytest.approx(whole.pairs)
+
+
 def test_gpt_oss_alternates_windows() -> None:
     network = describe(load_model("gpt-oss-20b"), Shape(micro=1, seq=1024), PLAIN)
     windows = [next(w.window for p in block.parts for w in p.forward if isinstance(w, Attention)) for _, block in network.blocks[1:5]]
