@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sim.framework import load_framework, sharding_of
 from sim.mesh import AXES, Mesh
 from sim.plan import Plan, Update
 from topologies.errors import BadInput, Refused
@@ -48,11 +49,23 @@ def check(plan: Plan) -> Plan:
     if p.stages is not None:
         _check_stages(p.stages, p.pp, p.chunks)
     _check_update(plan.update)
-    if plan.update.mode != "sync" and (p.tp * p.pp * p.cp * p.ep > 1 or (p.zero or 0) > 0):
+    if plan.update.mode != "sync":
+        _check_whole(plan)
+    return plan
+
+
+def _check_whole(plan: Plan) -> None:
+    """Ranks that update by themselves hold whole models, also where the framework alone would split them."""
+    p = plan.parallel
+    if p.tp * p.pp * p.cp * p.ep > 1 or (p.zero or 0) > 0 or sharding_of(plan, load_framework(plan.framework))[0] > 0:
         raise Refused(
             f'update.mode = "{plan.update.mode}" holds a whole model on each rank: use it with tp = pp = cp = ep = 1 and zero = 0'
+            + (
+                f' (framework = "{plan.framework}" splits over dp_shard where zero is left out)'
+                if p.zero is None and p.dp_shard > 1
+                else ""
+            )
         )
-    return plan
 
 
 def _check_update(update: Update) -> None:

@@ -67,6 +67,15 @@ def test_keys_that_do_not_go_together(changes: tuple[str, ...], told: str) -> No
         predict(load_plan(tree, changes), "dgx-h100", steps=2)
 
 
+@pytest.mark.parametrize("framework", ["torchtitan", "megatron-lm"])
+def test_lonely_updates_are_refused_where_the_framework_alone_splits_the_model(framework: str) -> None:
+    tree: dict[str, Any] = {"model": "gpt2-124m", "framework": framework, "update": {"mode": "local"}, "parallel": {"dp_shard": 4}}
+    with pytest.raises(Refused, match=f'framework = "{framework}" splits over dp_shard where zero is left out'):
+        load_plan(tree)
+    assert load_plan(tree, ("parallel.zero=0",)).parallel.zero == 0
+    assert load_plan(tree, ("parallel.dp_shard=1", "parallel.dp_replicate=4")).data_ranks == 4
+
+
 TEXT = """\
 program demo device=cuda steps=1
 mesh pp=1 tp=2 order=pp,dp_replicate,dp_shard,cp,tp ep=1
