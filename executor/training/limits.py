@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.framework import framework_of
+from sim.framework import framework_of, sharding_of
 from sim.model.decoder_spec import Decoder
 from sim.model.spec import Mlp, ModelSpec
 from sim.plan import Plan
@@ -23,7 +23,7 @@ def check_stock(plan: Plan, spec: ModelSpec) -> None:
 def _refusals(plan: Plan, spec: ModelSpec) -> tuple[tuple[bool, str], ...]:
     """What may be asked for and is not done: is it, and what to say then."""
     p, habits = plan.parallel, framework_of(plan)
-    zero = p.zero if p.zero is not None else habits.zero
+    level, _ = sharding_of(plan, habits)
     return (
         (plan.task not in ("train", "forward"), f'task = "{plan.task}": stock training trains all parameters. {PLAY}'),
         (plan.task == "forward" and p.pp > 1, f'task = "forward" through a pipeline is not done by the stock run. {PLAY}'),
@@ -51,8 +51,8 @@ def _refusals(plan: Plan, spec: ModelSpec) -> tuple[tuple[bool, str], ...]:
             f"context parallelism: torch's context_parallel replaces CUDA's attention kernels only, and its loader is not ours. {PLAY}",
         ),
         (p.ep > 1, f"expert parallelism is not done by stock training. {PLAY}"),
-        (p.dp_shard > 1 and zero == 1, f"zero = 1: PyTorch's FSDP2 splits gradients too. Use zero = 2, or: {PLAY}"),
-        (p.tp > 1 and plan.data_ranks > 1 and (p.dp_shard == 1 or zero == 0), "DDP around tensor parallelism: use dp_shard with zero = 3"),
+        (level == 1, f"zero = 1: PyTorch's FSDP2 splits gradients too. Use zero = 2, or: {PLAY}"),
+        (p.tp > 1 and plan.data_ranks > 1 and level == 0, "DDP around tensor parallelism: use dp_shard with zero = 3"),
         (p.tp > 1 and isinstance(spec, Mlp), "tensor parallelism of an MLP: use tp = 1"),
         (
             p.tp > 1 and getattr(spec, "position", "") == "learned",
