@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from sim.planning.jobs import Jobs
     from sim.planning.montecarlo import Jitter, Spread
     from sim.planning.sweep import Sweep
-    from sim.prediction import Prediction
+    from sim.result.prediction import Prediction
     from topologies.load import Topology
 
     PlanLike: TypeAlias = Plan | str | Path | dict[str, Any]
@@ -96,7 +96,7 @@ def twin(plan: PlanLike, folder: str | Path, **options: Any) -> Twin:
 
 def compare(predicted: Prediction, measured: str | Path) -> Comparison:
     """Lays a prediction beside a trace file that was measured elsewhere. Raises `BadInput` for a file that is no trace."""
-    from sim.timeline.compare import compare as find
+    from sim.result.compare import compare as find
 
     return _shown(find(predicted, measured))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from executor.play import refuse_servers
 from executor.training.limits import check_stock
 from sim.bind import Setting, model_of
-from sim.figures import figures_of_memory
 from sim.lower.step import lower
+from sim.result.figures import figures_of_memory
 from topologies.errors import NoRoom
 
 

@@ -23,9 +23,9 @@ from sim.bind import bind
 from sim.cost.calibration import Calibration, load_calibration
 from sim.plan import Plan
 from sim.predict import predict_setting
-from sim.prediction import Prediction
 from sim.pricer import pricer_for
 from sim.program import Program
+from sim.result.prediction import Prediction
 from sim.tables import Tabular
 from sim.trace import Trace
 from topologies.errors import BadInput

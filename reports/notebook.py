@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from sim.align import Comparison
     from sim.planning.sweep import Sweep
-    from sim.prediction import Prediction
+    from sim.result.prediction import Prediction
     from topologies.graph import Topology
 
 T = TypeVar("T")
@@ -159,7 +159,7 @@ def _memory(found: Prediction) -> go.Figure:
     """Bytes over time do not depend on links, so that the machine's name is enough."""
     from reports.memory import memory_line
     from sim.bind import bind
-    from sim.figures import smallest_device
+    from sim.result.figures import smallest_device
     from sim.timeline.metrics import window
 
     trace = _traced(found)
@@ -194,7 +194,7 @@ def _ranked(found: Sweep) -> list[Any]:
 
 
 _SHOWN: dict[str, tuple[Callable[[Any], str], dict[str, Callable[[Any], Any]]]] = {
-    "sim.prediction.Prediction": (
+    "sim.result.prediction.Prediction": (
         prediction_html,
         {
             "timeline": _timeline,

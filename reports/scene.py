@@ -8,11 +8,11 @@ import msgspec
 
 from reports.links import LinkUse, link_use
 from sim.bind import bind
-from sim.figures import smallest_device
 from sim.memory.timeline import Line
 from sim.plan import Plan
 from sim.pricer import pricer_for
 from sim.program import Program
+from sim.result.figures import smallest_device
 from sim.trace import Trace
 from topologies.graph import Topology
 

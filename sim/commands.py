@@ -89,8 +89,8 @@ def _compare(app: typer.Typer, desk: Desk) -> None:
         from sim.files.planfile import load_plan
         from sim.imported import read_measured
         from sim.predict import predict
-        from sim.timeline.compare import compare as run
-        from sim.timeline.compare import doubts
+        from sim.result.compare import compare as run
+        from sim.result.compare import doubts
         from sim.timeline.metrics import step_times
         from topologies.load import load_topology
 

@@ -11,21 +11,21 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sim import uncertainty
 from sim.bind import Setting, bind
 from sim.cost.price import Pricer
-from sim.detail import STEPS, apart, coarse, fused, quick, simulated_ops
 from sim.engine.run import simulate
-from sim.figures import figures
 from sim.lower.step import lower
 from sim.memory.timeline import memory_timelines
-from sim.periods import mean_step, varies
 from sim.plan import Output, Plan
-from sim.prediction import Prediction
 from sim.pricer import pricer_for
 from sim.program import Program
-from sim.settled import until_settled
-from sim.stalls import held, output_seconds
+from sim.result import uncertainty
+from sim.result.figures import figures
+from sim.result.prediction import Prediction
+from sim.steady.detail import STEPS, apart, coarse, fused, quick, simulated_ops
+from sim.steady.periods import mean_step, varies
+from sim.steady.settled import until_settled
+from sim.steady.stalls import held, output_seconds
 from sim.timeline import metrics
 from sim.trace import Trace
 from topologies.errors import BadInput
@@ -50,8 +50,8 @@ def predict(
         edits: what-ifs on the topology ("link.nvlink.rate=400 GB/s").
         calibration: a file made by `probe`; its measured costs take precedence.
         costs: "fitted", or "tables": measured kernels of the package aiconfigurator-core where they cover a shape.
-        steps: optimizer steps to simulate, more where they have not settled by then (`sim.settled`); the last one is reported (of local
-            updates the mean over a period: `sim.periods`).
+        steps: optimizer steps to simulate, more where they have not settled by then (`sim.steady.settled`); the last one is reported (of local
+            updates the mean over a period: `sim.steady.periods`).
         fold: simulate equal ranks once.
 
     Raises `BadInput` or one of its kinds for input that cannot be used. A plan that does not fit into memory

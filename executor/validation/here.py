@@ -24,12 +24,12 @@ from executor.twin import calibrated, host_seconds
 from executor.validation.here_plans import INPUTS, KINDS, SHIPPED
 from sim.align import Measured
 from sim.bind import bind, model_of
-from sim.detail import STEPS
 from sim.files.planfile import load_plan
 from sim.plan import Plan
 from sim.predict import predict_setting
-from sim.prediction import Prediction
 from sim.pricer import pricer_for
+from sim.result.prediction import Prediction
+from sim.steady.detail import STEPS
 from sim.timeline.bottleneck import bottleneck, bottlenecks
 from sim.timeline.metrics import Breakdown, breakdown, step_times
 from sim.trace import Trace

@@ -1,4 +1,4 @@
-"""How wide the interval of a prediction must be: the figures of `sim.uncertainty`, fitted on published steps.
+"""How wide the interval of a prediction must be: the figures of `sim.result.uncertainty`, fitted on published steps.
 
     python -m sim.accuracy.intervals [/path/to/training.csv [workers]]
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from sim.uncertainty import KINDS, LEVEL, Figures, Shares, Z, figures, relative_error
+from sim.result.uncertainty import KINDS, LEVEL, Figures, Shares, Z, figures, relative_error
 
 _LEAST, _MOST = 0.03, 0.69
 """Relative standard errors that a fit may take: none better than boards of one kind differ
@@ -132,7 +132,7 @@ def text(known: Figures, notes: Mapping[str, float], rows: int) -> str:
     def table(values: Mapping[str, float]) -> list[str]:
         return [f"{name} = {value:.6g}" + (f"  # {_WORDS[name]}" if name in _WORDS else "") for name, value in values.items()]
 
-    head = "# Relative standard errors of a step by what it is spent on, and how much wider less certain sources are (sim/uncertainty.py)."
+    head = "# Relative standard errors of a step by what it is spent on, and how much wider less certain sources are (sim/result/uncertainty.py)."
     lines = [head, f"# Fitted on {rows} published steps by `python -m sim.accuracy.intervals`. Measurements inside the 80 % interval:"]
     lines += ["# " + ", ".join(f"{name} {share:.1%}" for name, share in notes.items()) + "."]
     lines += [

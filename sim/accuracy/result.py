@@ -9,7 +9,7 @@ import msgspec
 
 from sim.accuracy import score
 from sim.accuracy.score import Outcome, Summary
-from sim.uncertainty import Interval, Shares
+from sim.result.uncertainty import Interval, Shares
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -27,7 +27,7 @@ class Found(msgspec.Struct, frozen=True):
     """Model FLOPs over the peak of all GPUs at the plan's precision."""
     interval: Interval | None = None
     shares: Shares = {}
-    """On what the step is spent, by kind of cost and source (`sim.uncertainty`)."""
+    """On what the step is spent, by kind of cost and source (`sim.result.uncertainty`)."""
     beyond: bool = False
     """The plan lies outside the data that the costs were fitted on."""
 

@@ -29,7 +29,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     measured_s: float
     predicted_s: float
     interval_s: tuple[float, float] | None = None
-    """Where the measurement lies with the stated probability (`sim.uncertainty`)."""
+    """Where the measurement lies with the stated probability (`sim.result.uncertainty`)."""
     mark: str = ""
     """calibrated | interpolated | extrapolated."""
     ideal_s: float

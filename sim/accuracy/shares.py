@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sim.accuracy.plans import Case
-from sim.uncertainty import Shares, outside, shares_of
+from sim.result.uncertainty import Shares, outside, shares_of
 
 
 def shares_of_case(case: Case, seconds: float) -> tuple[Shares, tuple[str, ...]]:

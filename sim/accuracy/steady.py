@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sim.bind import Setting, bind
 from sim.plan import Plan
-from sim.steady import step_of
+from sim.steady.rounds import step_of
 
 
 def step_seconds(plan: Plan, topology: str, edits: tuple[str, ...] = ()) -> tuple[float, float]:

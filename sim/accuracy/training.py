@@ -21,7 +21,7 @@ from sim.accuracy.rows import Row, read_rows
 from sim.accuracy.score import Outcome
 from sim.orphans import end_with_parent
 from sim.plan import Plan
-from sim.uncertainty import interval
+from sim.result.uncertainty import interval
 from topologies.errors import BadInput
 
 __all__ = ["Found", "PredictSeconds", "Refusal", "ValidationResult", "predict_case", "validate_training"]

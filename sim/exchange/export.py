@@ -25,7 +25,6 @@ import msgspec
 
 from sim.bind import Setting
 from sim.cost.price import Pricer
-from sim.detail import STEPS
 from sim.exchange.attributes import Attr
 from sim.exchange.groups import Groups
 from sim.exchange.rankgraph import Graph
@@ -34,6 +33,7 @@ from sim.lower.step import lower
 from sim.plan import Output
 from sim.pricer import pricer_for
 from sim.program import HOST, MEETING, Program
+from sim.steady.detail import STEPS
 from topologies.errors import BadInput, Refused
 
 MOST_RANKS = 4096

@@ -22,12 +22,12 @@ from sim.engine.pricing import Pricing
 from sim.engine.steps import alone, lines_of
 from sim.engine.times import State
 from sim.lower.step import lower
-from sim.periods import varies
 from sim.plan import Output, Plan
 from sim.planning.alike import Placed, stand_ins
 from sim.planning.places import PlacedPricer
 from sim.pricer import pricer_for
 from sim.program import Program
+from sim.steady.periods import varies
 from topologies.errors import BadInput, Refused
 
 ENOUGH = 4

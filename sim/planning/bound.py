@@ -31,7 +31,7 @@ from sim.model.stages import Blocks, held, layout
 from sim.pace import board_clock
 from sim.planning.traffic import Traffic
 from sim.program import COMPUTE, HOST, Op
-from sim.shortened import layers_of
+from sim.steady.shortened import layers_of
 from topologies.graph import Topology
 
 _SPLIT = ("zb-h1", "dualpipe")

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from sim.bind import Setting, bind
-from sim.figures import figures_of_memory
 from sim.plan import Plan
 from sim.planning.goodput import Outcome, Reliability, expected
 from sim.predict import predict_setting
+from sim.result.figures import figures_of_memory
 from sim.tables import Tabular
 from topologies.cluster import parse
 from topologies.errors import BadInput

@@ -8,9 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from sim import uncertainty
 from sim.bind import Setting, bind
-from sim.figures import figures_of_memory
 from sim.plan import Plan
 from sim.planning.neighbours import neighbours
 from sim.planning.progress import Progress, Say
@@ -19,6 +17,8 @@ from sim.planning.screen import screened
 from sim.planning.sensitivity import Sensitivity
 from sim.planning.studied import Studied
 from sim.predict import predict_setting
+from sim.result import uncertainty
+from sim.result.figures import figures_of_memory
 from sim.tables import Tabular
 from topologies.errors import SteptwinError
 

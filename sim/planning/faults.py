@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 
 from sim.bind import Setting, bind
-from sim.periods import mean_step
 from sim.plan import Plan
 from sim.planning.beside import ENOUGH, steps_beside
 from sim.planning.progress import Progress, Say
 from sim.pricer import pricer_for
-from sim.stalls import output_seconds
+from sim.steady.periods import mean_step
+from sim.steady.stalls import output_seconds
 from sim.tables import Tabular
 from topologies.errors import BadInput
 from topologies.load import Topology, load_topology

@@ -19,7 +19,7 @@ from sim.planning.beside import ENOUGH, steps_beside
 from sim.planning.places import PLACEMENTS, placed
 from sim.planning.progress import Progress, Say
 from sim.pricer import pricer_for
-from sim.stalls import output_seconds
+from sim.steady.stalls import output_seconds
 from sim.tables import Tabular
 from topologies.errors import BadInput, Refused
 from topologies.load import Topology, load_topology

@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from sim.bind import Setting, bind
-from sim.figures import figures_of_memory, mfu_of
 from sim.plan import Output, Plan
 from sim.planning.bound import Bounds
 from sim.planning.capacity import price_of
@@ -18,8 +17,9 @@ from sim.planning.space import Candidate
 from sim.planning.store import Row
 from sim.predict import predict_setting
 from sim.pricer import pricer_for
-from sim.split import split_of
-from sim.steady import confirmed
+from sim.result.figures import figures_of_memory, mfu_of
+from sim.steady.rounds import confirmed
+from sim.steady.split import split_of
 from sim.timeline.metrics import Breakdown
 from topologies.errors import SteptwinError
 from topologies.load import Topology, load_topology
@@ -27,7 +27,7 @@ from topologies.load import Topology, load_topology
 Prices = dict[str, float]
 """Money per GPU-hour by machine."""
 Depth = Literal["short", "whole", "split"]
-"""How a plan is simulated: in the fewest ops (`screen`), whole (within 0.05 %: `sim.steady.confirmed`), or with where its step goes, by
+"""How a plan is simulated: in the fewest ops (`screen`), whole (within 0.05 %: `sim.steady.rounds.confirmed`), or with where its step goes, by
 class."""
 
 

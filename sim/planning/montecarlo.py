@@ -19,14 +19,14 @@ import msgspec
 
 from sim.bind import Setting, bind
 from sim.cost.price import Cost, Pricer
-from sim.detail import STEPS
-from sim.periods import mean_step, varies
 from sim.plan import Output, Plan
 from sim.predict import played, steps_of
 from sim.pricer import pricer_for
 from sim.program import Op, Program
-from sim.settled import host_seconds, loader_seconds, settled, until_settled
-from sim.stalls import output_seconds
+from sim.steady.detail import STEPS
+from sim.steady.periods import mean_step, varies
+from sim.steady.settled import host_seconds, loader_seconds, settled, until_settled
+from sim.steady.stalls import output_seconds
 from sim.tables import Tabular, aligned
 from sim.timeline import metrics
 from topologies.errors import BadInput

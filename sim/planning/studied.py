@@ -13,13 +13,13 @@ import msgspec
 
 from sim.bind import Setting
 from sim.cost.price import Pricer
-from sim.detail import STEPS
 from sim.engine.steps import step_times
-from sim.periods import mean_step, varies
 from sim.plan import Output
 from sim.planning.sensitivity import Sensitivity, Study
-from sim.settled import until_settled
-from sim.stalls import output_seconds
+from sim.steady.detail import STEPS
+from sim.steady.periods import mean_step, varies
+from sim.steady.settled import until_settled
+from sim.steady.stalls import output_seconds
 from sim.timeline.metrics import critical_path
 
 

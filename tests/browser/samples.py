@@ -22,7 +22,7 @@ from sim.planning.scaling import scaling
 from sim.planning.space import parse_space
 from sim.planning.sweep import sweep
 from sim.predict import predict
-from sim.prediction import Prediction
+from sim.result.prediction import Prediction
 from sim.timeline.metrics import step_times
 from sim.trace import Span, Trace
 from topologies.load import load_topology

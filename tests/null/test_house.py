@@ -139,7 +139,7 @@ def test_a_circle_would_be_seen() -> None:
     assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
     assert "sim.program" in arrows()["sim.files.text"]
     assert "sim.planning.cluster" in arrows()["sim.planning.pool"], "an import inside a function"
-    assert "sim.prediction" in arrows()["steptwin"], "an import for the type checker"
+    assert "sim.result.prediction" in arrows()["steptwin"], "an import for the type checker"
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:

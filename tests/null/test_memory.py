@@ -6,7 +6,6 @@ import pytest
 from msgspec.structs import replace
 
 from sim.bind import bind
-from sim.figures import figures_of_memory, smallest_device
 from sim.framework import Framework, framework_of, load_framework
 from sim.memory.remedies import changes
 from sim.memory.report import DoesNotFit, MemoryReport, memory_of
@@ -15,6 +14,7 @@ from sim.model.decoder_spec import Decoder
 from sim.model.spec import ModelSpec
 from sim.model.stages import in_flight, layout
 from sim.plan import Batch, Memory, Optimizer, Parallel, Plan
+from sim.result.figures import figures_of_memory, smallest_device
 from topologies.devices import gpu
 from topologies.errors import BadInput
 from topologies.hardware import Gpu

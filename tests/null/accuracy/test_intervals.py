@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim import uncertainty
 from sim.accuracy import score
 from sim.accuracy.intervals import Residual, fit, held
 from sim.accuracy.score import Outcome
@@ -20,7 +19,8 @@ from sim.lower.step import lower
 from sim.plan import Plan
 from sim.predict import predict
 from sim.pricer import pricer_for
-from sim.uncertainty import KINDS, Figures, interval, outside, relative_error, shares_of
+from sim.result import uncertainty
+from sim.result.uncertainty import KINDS, Figures, interval, outside, relative_error, shares_of
 from topologies.load import load_topology
 
 KNOWN = Figures(

@@ -13,7 +13,7 @@ from sim.accuracy.plans import Case
 from sim.accuracy.result import Found
 from sim.accuracy.tables import accuracy_tables, step_tables
 from sim.accuracy.training import predict_case, validate_training
-from sim.uncertainty import figures
+from sim.result.uncertainty import figures
 from topologies.errors import BadInput, Refused
 
 LIMIT = 6

@@ -17,7 +17,7 @@ from sim.engine.run import simulate
 from sim.lower.step import lower
 from sim.pace import board_clock, pace
 from sim.pricer import pricer_for
-from sim.shortened import _LAYERS, Run
+from sim.steady.shortened import _LAYERS, Run
 from sim.timeline.metrics import step_times
 from topologies.errors import BadInput
 from topologies.load import load_topology

@@ -11,9 +11,9 @@ from sim.bind import bind
 from sim.engine.steps import Step
 from sim.predict import predict_setting
 from sim.program import Program
-from sim.shortened import Run
-from sim.split import split_of
-from sim.steady import Rounds, confirmed, rounds_of, step_of, whole
+from sim.steady.rounds import Rounds, confirmed, rounds_of, step_of, whole
+from sim.steady.shortened import Run
+from sim.steady.split import split_of
 from topologies.load import load_topology
 
 MACHINE = load_topology("4x dgx-h100")
@@ -149,7 +149,7 @@ def test_where_a_plan_goes_by_rounds(plan: dict[str, Any]) -> None:
 def test_classes_are_those_of_predict(parallel: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """As it finds them in programs that are too large for a span each; but for what communication, and waiting for launches, in a layer
     that is one op counts as compute."""
-    monkeypatch.setattr("sim.detail.OPS_QUICK", 0)
+    monkeypatch.setattr("sim.steady.detail.OPS_QUICK", 0)
     setting = bind(_plan(16, **parallel), MACHINE)
     found, split = predict_setting(setting, steps=2, detail=False), split_of(setting)
     assert split is not None and split.total == pytest.approx(found.step_time_s, rel=1e-9)

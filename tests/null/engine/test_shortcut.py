@@ -13,7 +13,7 @@ from sim.bind import Setting, bind
 from sim.engine.run import simulate
 from sim.lower.step import lower
 from sim.pricer import pricer_for
-from sim.shortened import Run
+from sim.steady.shortened import Run
 from sim.timeline.metrics import step_times
 from topologies.errors import BadInput
 from topologies.load import load_topology

@@ -12,8 +12,8 @@ from sim.bind import bind
 from sim.engine.run import simulate
 from sim.lower.step import lower
 from sim.pricer import pricer_for
-from sim.shortened import Run
-from sim.steady import step_of
+from sim.steady.rounds import step_of
+from sim.steady.shortened import Run
 from sim.timeline.metrics import step_time
 from topologies.errors import BadInput
 from topologies.load import load_topology

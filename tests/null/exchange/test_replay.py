@@ -11,7 +11,6 @@ import pytest
 
 from sim.bind import Setting, bind
 from sim.cost.collective import collective_cost
-from sim.detail import STEPS
 from sim.engine.run import simulate
 from sim.exchange.attributes import Attr
 from sim.exchange.chakra import Coll, Kind, Node, encode
@@ -23,6 +22,7 @@ from sim.lower.step import lower
 from sim.plan import Output
 from sim.pricer import pricer_for
 from sim.program import HOST, Role
+from sim.steady.detail import STEPS
 from topologies.errors import BadInput, Refused
 from topologies.load import load_topology
 

@@ -10,7 +10,6 @@ import pytest
 
 from sim.bind import Setting, bind
 from sim.cost.calibration import Calibration, Sample, save_calibration
-from sim.detail import STEPS
 from sim.engine.run import simulate
 from sim.exchange.attributes import Attr
 from sim.exchange.chakra import Kind, Node, encode
@@ -23,6 +22,7 @@ from sim.plan import Output
 from sim.predict import predict
 from sim.pricer import pricer_for
 from sim.program import HOST, Role
+from sim.steady.detail import STEPS
 from topologies.errors import Refused
 from topologies.load import load_topology
 

@@ -11,7 +11,7 @@ import pytest
 from sim.imported import read_measured
 from sim.imported.marks import Marks, Range
 from sim.predict import predict
-from sim.timeline.compare import compare
+from sim.result.compare import compare
 from topologies.errors import BadInput
 
 MS = 1_000_000

@@ -13,7 +13,7 @@ from sim.lower.verify import verify
 from sim.memory.report import memory_of
 from sim.pricer import pricer_for
 from sim.program import Program
-from sim.shortened import Run
+from sim.steady.shortened import Run
 from sim.timeline.metrics import step_times
 
 MODEL = {"layers": 8, "hidden": 2048, "heads": 16, "vocab": 32000, "ffn": 7168}

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from sim.bind import Setting, bind
-from sim.detail import STEPS
 from sim.lower.step import lower
 from sim.planning import beside
 from sim.planning.alike import Placed, stand_ins
 from sim.planning.faults import faults
 from sim.planning.places import PlacedPricer, placed
 from sim.pricer import pricer_for
+from sim.steady.detail import STEPS
 from topologies.load import load_topology
 
 BASE: dict[str, Any] = {"model": "gpt2-124m", "seq_len": 512, "framework": "pytorch", "batch": {"global": 96, "micro": 4}}

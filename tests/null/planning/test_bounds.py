@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from sim.bind import bind
-from sim.figures import figures_of_memory
 from sim.files.planfile import load_plan
 from sim.plan import Plan
 from sim.planning import progress
@@ -20,8 +19,9 @@ from sim.planning.space import candidates, parse_space, point
 from sim.planning.sweep import sweep
 from sim.predict import predict_setting
 from sim.pricer import pricer_for
-from sim.shortened import Run
-from sim.steady import whole
+from sim.result.figures import figures_of_memory
+from sim.steady.rounds import whole
+from sim.steady.shortened import Run
 from topologies.errors import BadInput
 
 BASE: dict[str, Any] = {"model": "gpt2-124m", "seq_len": 512, "framework": "pytorch", "batch": {"global": 16, "micro": 2}}

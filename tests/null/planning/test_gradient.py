@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from sim.bind import bind
 from sim.cost.price import Cost, Pricer
-from sim.detail import STEPS
 from sim.engine.run import simulate
 from sim.planning.explain import Change, Explanation, explain
 from sim.planning.gradient import gradient
@@ -20,6 +19,7 @@ from sim.planning.scaled import COLLECTIVES, COMPUTE, HOST, KINDS, MEMORY, MESSA
 from sim.planning.sensitivity import Sensitivity, Study
 from sim.pricer import pricer_for
 from sim.program import Op
+from sim.steady.detail import STEPS
 from sim.timeline.metrics import step_time
 from sim.trace import Span, Trace
 from topologies.load import load_topology

@@ -16,7 +16,6 @@ import msgspec
 import pytest
 
 from sim.bind import bind
-from sim.figures import figures_of_memory
 from sim.files.planfile import load_plan
 from sim.plan import Plan
 from sim.planning.bound import Bounds
@@ -28,6 +27,7 @@ from sim.planning.store import Row
 from sim.planning.sweep import Sweep, sweep
 from sim.predict import predict_setting
 from sim.pricer import pricer_for
+from sim.result.figures import figures_of_memory
 from topologies.errors import BadInput
 from topologies.load import load_topology
 

@@ -16,7 +16,7 @@ from sim.model import load as loading
 from sim.model import load_model
 from sim.model.spec import spec_of
 from sim.predict import predict
-from sim.timeline.compare import compare
+from sim.result.compare import compare
 from topologies.errors import BadInput, Refused, RunFailed, SteptwinError
 from topologies.load import load_topology
 

@@ -19,8 +19,8 @@ from sim.planning.capacity import capacity
 from sim.planning.montecarlo import Jitter, Spread
 from sim.planning.sweep import Row
 from sim.predict import predict
+from sim.result.uncertainty import outside
 from sim.timeline.metrics import step_times
-from sim.uncertainty import outside
 from tests.null.verbs.test_verbs import Call, call
 from topologies.load import load_topology
 

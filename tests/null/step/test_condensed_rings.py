@@ -18,5 +18,5 @@ def test_condensed_is_exact_where_messages_cut_what_travels(framework: str, shar
     plan = {"model": MODEL, "seq_len": 2048, "framework": framework, "parallel": split, "batch": {"global": 2 * shards, "micro": 1}}
     setting = bind(plan, load_topology("dgx-h100"))
     exact = predict_setting(setting, detail=False).step_time_s
-    monkeypatch.setattr("sim.detail.OPS_QUICK", 0)
+    monkeypatch.setattr("sim.steady.detail.OPS_QUICK", 0)
     assert predict_setting(setting, detail=False).step_time_s == pytest.approx(exact, rel=1e-9)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import sim.detail
+import sim.steady.detail
 from sim.engine.run import simulate
 from sim.mesh import Mesh
 from sim.predict import predict
@@ -41,7 +41,7 @@ PLAN = {
 
 def test_a_step_of_too_many_ops_for_spans_is_split_as_one_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
     fine = predict(PLAN, "dgx-h100")
-    monkeypatch.setattr(sim.detail, "OPS_APART", 10)
+    monkeypatch.setattr(sim.steady.detail, "OPS_APART", 10)
     coarse = predict(PLAN, "dgx-h100")
     assert "one span each" in coarse.warnings[-1]
     assert coarse.step_time_s == pytest.approx(fine.step_time_s, rel=1e-9)

@@ -8,8 +8,8 @@ import pytest
 
 from sim.bind import bind
 from sim.predict import predict_setting
-from sim.shortened import Run
-from sim.steady import step_of
+from sim.steady.rounds import step_of
+from sim.steady.shortened import Run
 
 BASE: dict[str, Any] = {"model": "gpt2-124m", "seq_len": 256, "framework": "pytorch", "precision": "fp16"}
 CASES: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [

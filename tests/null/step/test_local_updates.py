@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sim.predict import predict
-from sim.prediction import Prediction
+from sim.result.prediction import Prediction
 
 MLP = {"family": "mlp", "widths": [64, 128, 128, 64]}
 

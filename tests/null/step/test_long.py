@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import asdict
 
-import sim.detail
+import sim.steady.detail
 import steptwin
 from sim.files.planfile import load_plan
 from sim.predict import predict
@@ -25,9 +25,9 @@ PLAN = {
 
 def test_coarser_traces_have_the_same_times_and_say_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
     fine = predict(PLAN, "dgx-h100")
-    monkeypatch.setattr(sim.detail, "OPS_APART", 100)
+    monkeypatch.setattr(sim.steady.detail, "OPS_APART", 100)
     fused = predict(PLAN, "dgx-h100")
-    monkeypatch.setattr(sim.detail, "OPS_FUSED", 100)
+    monkeypatch.setattr(sim.steady.detail, "OPS_FUSED", 100)
     least = predict(PLAN, "dgx-h100")
     assert fused.step_time_s == pytest.approx(fine.step_time_s, rel=1e-9) == least.step_time_s
     assert asdict(fused.breakdown) == pytest.approx(asdict(fine.breakdown), rel=1e-9, abs=1e-12)
@@ -39,7 +39,7 @@ def test_coarser_traces_have_the_same_times_and_say_what_they_lack(monkeypatch: 
 
 
 def test_a_page_is_made_of_a_coarse_trace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sim.detail, "OPS_APART", 100)
+    monkeypatch.setattr(sim.steady.detail, "OPS_APART", 100)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["steptwin", "predict", "gpt2-ddp8", "--out", "run"])
     with pytest.raises(SystemExit) as end:

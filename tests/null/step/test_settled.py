@@ -15,8 +15,8 @@ from sim.plan import Output
 from sim.planning.explain import explain
 from sim.predict import predict, predict_setting
 from sim.pricer import pricer_for
-from sim.settled import host_seconds
-from sim.steady import step_of, whole
+from sim.steady.rounds import step_of, whole
+from sim.steady.settled import host_seconds
 
 PLAN = {"model": "gpt2-124m", "seq_len": 256, "parallel": {"dp_replicate": 4}}
 SLOW = ("link.nvlink.rate=110 GB/s",)

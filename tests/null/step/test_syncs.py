@@ -14,9 +14,9 @@ from sim.engine.run import simulate
 from sim.files.planfile import load_plan
 from sim.lower.step import lower
 from sim.predict import predict
-from sim.prediction import Prediction
 from sim.pricer import pricer_for
-from sim.stalls import shares
+from sim.result.prediction import Prediction
+from sim.steady.stalls import shares
 from sim.timeline.metrics import step_ends
 
 WIDE = ("batch.micro=1024", "data.workers=8")

@@ -9,7 +9,7 @@ import pytest
 from sim.files.chrome import write_trace
 from sim.imported import read_measured
 from sim.predict import predict
-from sim.timeline.compare import doubts
+from sim.result.compare import doubts
 
 MLP = {"family": "mlp", "name": "m", "widths": [64, 64]}
 

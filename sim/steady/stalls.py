@@ -11,14 +11,14 @@ import msgspec
 
 from sim.bind import Setting
 from sim.cost.price import Pricer
-from sim.detail import STEPS, apart, simulated_ops
 from sim.engine.run import simulate
 from sim.lower.output import BEFORE, WRITER
 from sim.lower.step import lower
-from sim.periods import LONG
 from sim.plan import Output
 from sim.program import Program
-from sim.settled import until_settled
+from sim.steady.detail import STEPS, apart, simulated_ops
+from sim.steady.periods import LONG
+from sim.steady.settled import until_settled
 from sim.timeline import asynchrony, metrics
 from sim.timeline.syncs import SyncPoint, spread, sync_points
 from sim.trace import Trace

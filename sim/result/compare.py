@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from sim.align import Comparison, Pair, align_by_class, reported
 from sim.imported import read_measured
-from sim.prediction import Prediction
+from sim.result.prediction import Prediction
 from sim.timeline.metrics import step_times
 from sim.trace import Span, Trace
 from topologies.errors import BadInput

@@ -14,7 +14,7 @@ from sim.bind import Setting
 from sim.engine.agenda import uncollected
 from sim.engine.steps import Step
 from sim.plan import Plan
-from sim.shortened import Run, round_of, warm_of
+from sim.steady.shortened import Run, round_of, warm_of
 
 _EQUAL = 1e-3
 """Rounds that differ by no more than this share of them are alike."""

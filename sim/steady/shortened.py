@@ -17,7 +17,7 @@ from sim.plan import Plan
 from sim.pricer import pricer_for
 from sim.program import Program
 from sim.rules import mesh_of
-from sim.settled import host_seconds, loader_seconds
+from sim.steady.settled import host_seconds, loader_seconds
 from sim.timeline.metrics import step_time
 from sim.trace import Trace
 

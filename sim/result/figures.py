@@ -7,13 +7,13 @@ from collections import Counter
 import msgspec
 
 from sim.bind import Setting
-from sim.idle import idle
 from sim.memory.report import DoesNotFit, MemoryReport, memory_of
-from sim.prediction import Prediction
 from sim.program import Program
+from sim.result.idle import idle
+from sim.result.prediction import Prediction
+from sim.result.uncertainty import Interval
 from sim.timeline import metrics
 from sim.trace import Trace
-from sim.uncertainty import Interval
 from topologies.hardware import Cpu, Gpu
 from topologies.unfelt import unfelt
 

@@ -1,14 +1,14 @@
 """Where a plan's step goes, by class, from the fewest ops.
 
-As `predict_setting` finds it without detail, but from the ops of `sim.shortened`: equal layers are lowered, priced and condensed once. All
+As `predict_setting` finds it without detail, but from the ops of `sim.steady.shortened`: equal layers are lowered, priced and condensed once. All
 micro-batches are simulated: rounds of them lengthen the step alike but not its classes, as the thread that launches runs ahead.
 """
 
 from __future__ import annotations
 
 from sim.bind import Setting
-from sim.settled import settled
-from sim.shortened import Run
+from sim.steady.settled import settled
+from sim.steady.shortened import Run
 from sim.timeline.metrics import Breakdown, breakdown, step_time
 
 

@@ -10,11 +10,11 @@ from msgspec.structs import asdict
 from sim.memory.report import DoesNotFit, MemoryReport
 from sim.plan import Plan
 from sim.program import Program
+from sim.result.uncertainty import LEVEL, Mark
 from sim.tables import Tabular
 from sim.timeline import metrics
 from sim.timeline.syncs import SyncPoint
 from sim.trace import Trace
-from sim.uncertainty import LEVEL, Mark
 from topologies.units import show_duration, show_flops, show_size
 
 
