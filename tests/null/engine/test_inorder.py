@@ -23,7 +23,7 @@ from sim.lower.short import Shortener
 from sim.lower.step import lower
 from sim.mesh import Mesh
 from sim.pricer import pricer_for
-from sim.program import Call, Op, Program, Role
+from sim.program import COMPUTE, Call, Op, Program, Role
 from sim.rules import mesh_of
 from sim.timeline.metrics import step_times as traced
 from tests.null.engine.bench import TablePricer, program
@@ -44,6 +44,20 @@ def _timed(made: Program, pricer: Pricer, fold: bool) -> list[float]:
     return [step.seconds for step in step_times(made, pricer, fold)]
 
 
+def _left_out(made: Program, pricer: Pricer) -> float:
+    """Seconds that kernels on other lanes than compute's lose at most, in all, to collectives that are timed after them (`Rank.aside`)."""
+    slow = max(pricer.slowdown(rank)[0] for rank in range(made.world))
+    asides = [
+        pricer.local(op, rank).seconds * (slow - 1.0)
+        for rank in range(made.world)
+        for calls in made.threads(rank).values()
+        for call in calls
+        for op in made.segments[call.segment]
+        if op.kind == "compute" and op.lane != COMPUTE
+    ]
+    return sum(asides)
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.lists(piece, min_size=1, max_size=8), st.integers(1, 3), st.floats(1.0, 2.0), st.booleans())
 def test_drawn_programs_take_the_same_time_in_program_order(pieces: Pieces, ranks: int, slow: float, quiet: bool) -> None:
@@ -55,7 +69,7 @@ def test_drawn_programs_take_the_same_time_in_program_order(pieces: Pieces, rank
         found = _ordered(made, pricer, False)
     except Unordered:
         return
-    assert found == pytest.approx(_timed(made, pricer, False), rel=1e-9)
+    assert found == pytest.approx(_timed(made, pricer, False), rel=1e-9, abs=max(1e-12, _left_out(made, pricer)))
 
 
 @settings(max_examples=200, deadline=None)
@@ -79,7 +93,7 @@ def test_a_program_cut_into_calls_takes_the_same_time_in_program_order(pieces: P
         found = _ordered(made, pricer, False)
     except Unordered:
         return
-    assert found == pytest.approx(_timed(made, pricer, False), rel=1e-9)
+    assert found == pytest.approx(_timed(made, pricer, False), rel=1e-9, abs=max(1e-12, _left_out(made, pricer)))
 
 
 PLANS = (
