@@ -6,6 +6,7 @@ plotly.js stands in it once; figures are JSON beside it and are drawn in the rea
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from string import Template
@@ -24,6 +25,7 @@ _LONGEST = 120
 """Letters of a title."""
 _TOP = 40
 """Pixels above a plot that belong to the bar with the zoom and camera buttons, so that it covers nothing."""
+_FIGURE = re.compile(r"[-+−~<>≤≥±\s]*\.?\d")
 _CONFIG_OFF = ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"]
 CONFIG = {"responsive": True, "displaylogo": False, "modeBarButtonsToRemove": _CONFIG_OFF}
 """Plotly's settings of every figure."""
@@ -57,9 +59,15 @@ def embedded(figure: go.Figure) -> str:
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def _cell(text: str) -> str:
+def _cell(tag: str, text: str, left: bool = False) -> str:
     """One cell; ids and sentences may be broken anywhere."""
-    return f"{'<td>' if len(text) <= 24 else '<td class=long>'}{html.escape(text)}</td>"
+    marks = " ".join(["left"] * left + ["long"] * (tag == "td" and len(text) > 24))
+    return f'<{tag} class="{marks}">{html.escape(text)}</{tag}>' if marks else f"<{tag}>{html.escape(text)}</{tag}>"
+
+
+def _worded(cells: Sequence[str]) -> bool:
+    """Does a column hold words alone? Figures begin with a digit, whatever their sign."""
+    return any(any(letter.isalpha() for letter in cell) for cell in cells) and not any(_FIGURE.match(cell) for cell in cells)
 
 
 class Page:
@@ -108,9 +116,10 @@ class Page:
         )
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Text cells; the first column is left, the others right. Short cells (figures with their unit) are never broken."""
-        top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-        body = "".join("<tr>" + "".join(_cell(cell) for cell in row) + "</tr>" for row in rows)
+        """Text cells; figures are right, words left. Short cells (figures with their unit) are never broken."""
+        left = [at == 0 or _worded([row[at] for row in rows]) for at in range(len(head))]
+        top = "".join(_cell("th", cell, its) for cell, its in zip(head, left, strict=True))
+        body = "".join("<tr>" + "".join(_cell("td", cell, its) for cell, its in zip(row, left, strict=True)) + "</tr>" for row in rows)
         self._parts.append(f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>')
 
     def words(self, rows: Sequence[tuple[str, str]]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from reports.page import Page
 from reports.tables import show
 
 
@@ -85,3 +86,15 @@ def test_names_of_a_breakdown_are_words(capsys: pytest.CaptureFixture[str]) -> N
     show({"breakdown": {"exposed_comm_s": 0.002}, "rows": [{"resource": "host", "ten_percent": -0.01}]}, "any")
     told = capsys.readouterr().out
     assert "exposed communication 2.000 ms" in told and "step if 10 % faster" in told and "_s" not in told
+
+
+def test_a_page_s_words_are_read_from_the_left_and_its_figures_from_the_right() -> None:
+    page = Page("t", "")
+    page.table(
+        ("plan", "outcome", "why", "like it", "gain"),
+        [("a", "refused", "2 x 8 does not fit", "1,204", "+3.1 %"), ("b", "done", "", "7", "-")],
+    )
+    head, first, second = page.text("").partition("<thead>")[2].partition("</tbody>")[0].split("<tr>")[1:4]
+    assert head.startswith('<th class="left">plan</th><th class="left">outcome</th><th>why</th><th>like it</th><th>gain</th>')
+    assert first.startswith('<td class="left">a</td><td class="left">refused</td><td>2 x 8 does not fit</td><td>1,204</td><td>+3.1 %</td>')
+    assert second.startswith('<td class="left">b</td><td class="left">done</td><td></td><td>7</td><td>-</td>')
