@@ -17,6 +17,8 @@ from topologies.units import show_size
 _FIRST = 4 << 20
 _ALIGN = 64
 """Bytes of a cache line: torch's own CPU allocator aligns to it."""
+_NEIGHBOURS = 4
+"""Requests in a row that get different bytes, however large: a fused Adam update takes parameter, gradient and two moments from one ring."""
 
 
 class Ring:
@@ -36,7 +38,7 @@ class Ring:
                 "Use a smaller batch.micro or seq_len, or a device with more memory"
             )
         if self._at + need > self._flat.numel():
-            if max(self._size, need) > self._flat.numel():
+            if self._flat.numel() < min(self._limit, max(self._size, _NEIGHBOURS * need)):
                 self._grow(need)
             self._at = 0
         # A tensor of its own over the same bytes, no view: autograd then sees no writes but those to this one.
@@ -46,9 +48,10 @@ class Ring:
         return piece
 
     def _grow(self, need: int) -> None:
-        """Twice as large until the size meant is reached: small programs touch little memory. Tensors handed out before
-        keep the old buffer alive, all of them together no more than the new one."""
-        size = min(self._limit, max(need, min(self._size, max(_FIRST, 2 * self._flat.numel()))))
+        """Twice as large until neighbours fit, and the size meant is reached: small programs touch little memory. Tensors handed out before
+        keep the old buffers alive, all of them together about as much as the new one."""
+        twice = max(_FIRST, 2 * self._flat.numel())
+        size = min(self._limit, max(need, twice if _NEIGHBOURS * need > self._size else min(self._size, twice)))
         self._flat = torch.empty(-(-size // _ALIGN) * _ALIGN, dtype=torch.uint8, device=self._device)
         # No zeros or denormals: their speed differs. As bf16, since two of those are a sensible fp32 too, while the lower half of an fp32 is
         # a bf16 of random bits, NaN among them: on tensor cores such data draw another power than training's, and run at another clock.

@@ -92,3 +92,14 @@ def test_buffers_hold_small_numbers_in_every_dtype(dtype: torch.dtype) -> None:
         size = tensor.float().abs()
         assert float(size.max()) < 2.0 and float(size.std()) > 0.0
         assert int((size < 1e-10).sum()) < 8, "no zeros or denormals"
+
+
+def test_neighbours_get_different_bytes_however_large() -> None:
+    arena = Arena(torch.device("cpu"), 64 << 20, recent=1 << 20, distant=2 << 20)
+    for take in (arena.recent, arena.distant):
+        for size in (1 << 10, 1 << 20, 2 << 20, 3 << 20):
+            taken = [take(size, dtype=torch.uint8) for _ in range(12)]
+            for first, *others in (taken[at : at + 4] for at in range(9)):
+                assert all(abs(first.data_ptr() - other.data_ptr()) >= size for other in others)
+    held = [arena.recent(size, dtype=torch.uint8) for size in range(5 << 20, 8 << 20, 1 << 14)]
+    assert sum({tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in held}.values()) <= 64 << 20
