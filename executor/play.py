@@ -24,6 +24,8 @@ from topologies.errors import BadInput, Refused, RunFailed
 
 FILE = 8 << 20
 """Bytes of the file that disk reads go through, again and again."""
+WATCHED = 3
+"""Passes on CUDA, after those whose steps are timed, that have events around every op: spans come from one of them."""
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -34,6 +36,8 @@ class Request(msgspec.Struct, frozen=True):
     host: dict[str, float]
     turns: int
     file: str
+    plain: int = 0
+    """Passes after the first whose steps are timed and whose ops are not; 0: in each pass both are."""
 
 
 class RankResult(msgspec.Struct):
@@ -44,7 +48,7 @@ class RankResult(msgspec.Struct):
 
 
 class PlayResult(msgspec.Struct, kw_only=True):
-    """A played run: seconds of each step on rank 0 (warm-up and first passes left out), and one pass as a trace."""
+    """A played run: seconds of each step on rank 0 (warm-up, first passes and, on CUDA, watched ones left out), and one pass as a trace."""
 
     step_times: list[float]
     trace: Trace
@@ -64,14 +68,15 @@ def run_play(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     per_turn = max(1, program.steps - 1)
-    turns = 1 + -(-steps // per_turn)
+    timed = -(-steps // per_turn)
+    plain = timed if program.device == "cuda" else 0
     stored, file = folder / "program.json.gz", folder / "read.bin"
     stored.write_bytes(gzip.compress(msgspec.json.encode(program), 1))
     try:
         file.write_bytes(bytes(FILE))
     except OSError as error:
         raise RunFailed(f"cannot write {FILE} bytes to {file}: {error.strerror}") from None
-    request = Request(str(stored.resolve()), host_seconds, turns, str(file.resolve()))
+    request = Request(str(stored.resolve()), host_seconds, 1 + timed + (WATCHED if plain else 0), str(file.resolve()), plain)
     try:
         found = launch("executor.play:play", request, program.world, folder / "play", RankResult, stall=stall, threads=threads)
     finally:
@@ -112,9 +117,9 @@ def play(world: World, request: Request) -> RankResult:
     step_times: list[float] = []
     world.barrier()
     for turn in range(request.turns):
-        marks, ends = player.run(host, turn)
+        marks, ends = player.run(host, turn, watched=not request.plain or turn > request.plain)
         passes.append(marks)
-        step_times += _step_times(ends) if turn else []
+        step_times += _step_times(ends) if turn and (not request.plain or turn <= request.plain) else []
     world.beat.phase("collecting spans")
     lengths = {turn: marks[-1][1] - marks[0][0] for turn, marks in enumerate(passes) if marks and (turn or request.turns == 1)}
     chosen = _agreed(world, sorted(lengths, key=lambda turn: lengths[turn])[len(lengths) // 2] if lengths else 0)

@@ -63,7 +63,9 @@ class InlinePlayer(Player):
         return lambda: target.copy_(source)
 
     @torch.no_grad()
-    def run(self, ops: list[tuple[Call, Op]], turn: int) -> tuple[list[tuple[float, float, float]], list[tuple[int, float]]]:
+    def run(
+        self, ops: list[tuple[Call, Op]], turn: int, watched: bool = True
+    ) -> tuple[list[tuple[float, float, float]], list[tuple[int, float]]]:
         marks: list[Mark] = []
         begin = now()
         ends: list[tuple[int, float]] = [(-1, begin)]

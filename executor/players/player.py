@@ -11,8 +11,11 @@ from sim.program import Call, Op
 class Player(Protocol):
     """An interpreter of one rank's host thread."""
 
-    def run(self, ops: list[tuple[Call, Op]], turn: int) -> tuple[list[tuple[float, float, float]], list[tuple[int, float]]]:
-        """One pass: (start, end, issued) of each op in order, and (step, time) at the end of each step."""
+    def run(
+        self, ops: list[tuple[Call, Op]], turn: int, watched: bool = True
+    ) -> tuple[list[tuple[float, float, float]], list[tuple[int, float]]]:
+        """One pass: (start, end, issued) of each op in order, and (step, time) at the end of each step. Without `watched` the ops need not
+        be there, where finding their times would change the step's."""
         ...
 
 

@@ -1,7 +1,8 @@
 """The player on CUDA: every lane is a stream, `record` and `wait` are CUDA events, collectives run on NCCL.
 
-Times come from events around each op, read after the pass; nothing synchronises inside it but what the program says. A kernel's span
-begins when its stream is free and the host has come to it, so where the host is late the span holds the launch as well.
+Times of ops come from events around each, read after the pass; nothing synchronises inside it but what the program says. A kernel's span
+begins when its stream is free and the host has come to it, so where the host is late the span holds the launch as well. Two events around
+each op take some microseconds of the host and one or two of the device: passes whose steps are timed have none but at the steps' ends.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class StreamPlayer(Player):
         self._events: Kept[torch.cuda.Event] = Kept(crossing)
         self._pairs: list[Pair | None] = []
         self._bodies: dict[int, Body] = {}
+        self._queued = {id(op) for _, op in program.ops(world.rank, HOST) if op.lane != HOST and op.kind in _DEVICE and op.how not in _FILE}
+        """id(op) of what is launched on a stream."""
         self._tags: Counter[tuple[str, str, int]] = Counter()
         groups = make_groups(program, world.rank, apart=world.kind == "cuda")
         connect(program, groups, world.rank, world.device)
@@ -98,8 +101,10 @@ class StreamPlayer(Player):
         return lambda: target.copy_(source, non_blocking=not pageable)
 
     @torch.no_grad()
-    def run(self, ops: list[tuple[Call, Op]], turn: int) -> tuple[list[tuple[float, float, float]], list[tuple[int, float]]]:
-        """One pass. Events are read after the device has passed all of them, and used again in the next pass."""
+    def run(
+        self, ops: list[tuple[Call, Op]], turn: int, watched: bool = True
+    ) -> tuple[list[tuple[float, float, float]], list[tuple[int, float]]]:
+        """One pass. Events are read after the device has passed all of them, and used again in the next pass; `watched`: each op has two."""
         self._cuda.synchronize()
         zero = self._cuda.event()
         zero.record()
@@ -107,11 +112,11 @@ class StreamPlayer(Player):
         origin = now()
         host: list[tuple[float, float]] = []
         marks: list[tuple[int, torch.cuda.Event]] = []
-        if not self._pairs:
+        if watched and not self._pairs:
             self._pairs = [self._pair(op) for _, op in ops]
         for i, (call, op) in enumerate(ops):
             start = now()
-            self._one(call, op, turn, self._pairs[i])
+            self._one(call, op, turn, self._pairs[i] if watched else None)
             host.append((start, now()))
             if i + 1 == len(ops) or ops[i + 1][0].step != call.step:
                 marks.append((call.step, self._step_end()))
@@ -122,7 +127,7 @@ class StreamPlayer(Player):
         for (_, before), (_, after) in pairwise(ends):
             self._world.beat.step(after - before)
         found = []
-        for (start, end), pair in zip(host, self._pairs, strict=True):
+        for (start, end), pair in zip(host, self._pairs, strict=True) if watched else ():
             if pair is not None:
                 found.append((origin + zero.elapsed_time(pair[0]) * 1e-3, origin + zero.elapsed_time(pair[1]) * 1e-3, start))
             else:
@@ -130,9 +135,7 @@ class StreamPlayer(Player):
         return found, ends
 
     def _pair(self, op: Op) -> Pair | None:
-        if op.lane == HOST or op.kind not in _DEVICE or op.how in _FILE:
-            return None
-        return self._cuda.event(), self._cuda.event()
+        return (self._cuda.event(), self._cuda.event()) if id(op) in self._queued else None
 
     def _step_end(self) -> torch.cuda.Event:
         """An event behind the compute lane's work so far."""
@@ -143,16 +146,18 @@ class StreamPlayer(Player):
     def _one(self, call: Call, op: Op, turn: int, pair: Pair | None) -> None:
         if op.kind in ("record", "wait", "sync"):
             self._order(call, op, turn)
-        elif pair is None:
+        elif id(op) not in self._queued:
             self._bodies[id(op)]()
         else:
             stream = self._streams[op.lane]
             self._to(op.lane)
-            pair[0].record(stream)
+            if pair is not None:
+                pair[0].record(stream)
             self._bodies[id(op)]()
-            pair[1].record(stream)
+            if pair is not None:
+                pair[1].record(stream)
             if op.blocking:
-                pair[1].synchronize()
+                stream.synchronize()
 
     def _order(self, call: Call, op: Op, turn: int) -> None:
         if op.kind == "record":

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from executor import play
 from executor.players.feeder import Crossing, host_seconds, start_feeders
 from executor.players.streams import StreamPlayer
 from sim.bind import network_of
@@ -15,7 +16,7 @@ from sim.files.planfile import load_plan
 from sim.framework import framework_of
 from sim.lower.step import lower
 from sim.program import HOST, Program
-from tests.gloo.gpu_standin import StandIn, alone
+from tests.gloo.gpu_standin import StandIn, StandInEvent, alone
 
 TINY = {"family": "decoder", "name": "two", "layers": 2, "hidden": 32, "heads": 2, "vocab": 64, "norm": "layernorm", "activation": "gelu"}
 BASE: dict[str, Any] = {"model": TINY, "seq_len": 16, "precision": "fp32", "batch": {"micro": 2}}
@@ -96,3 +97,32 @@ def test_changing_streams_only_where_the_lane_changes(tmp_path: Path) -> None:
     _, cuda, ops, _, _ = _play(BASE, tmp_path)
     assert all(one != other for one, other in zip(cuda.used, cuda.used[1:], strict=False))
     assert len(cuda.used) < len(ops)
+
+
+def test_steps_are_timed_without_events_around_ops(tmp_path: Path) -> None:
+    player, cuda, ops, _, _ = _play(CASES["output"], tmp_path)
+    recorded: list[bool] = []
+    real = StandInEvent.record
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StandInEvent, "record", lambda self, stream=None: (recorded.append(self._timing), real(self, stream))[1])
+        found, ends = player.run(ops, 2, watched=False)
+    assert found == [] and [step for step, _ in ends] == [-1, 0, 1] and ends[0][1] <= ends[1][1] <= ends[2][1]
+    assert recorded.count(True) == 3, "the pass's beginning and the ends of its steps"
+    assert not cuda.unread, "all has ended"
+
+
+def test_watched_passes_give_spans_and_the_others_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, asked = _program(BASE), list[play.Request]()
+
+    class Passes:
+        def run(self, ops: list[Any], turn: int, watched: bool = True) -> tuple[list[Any], list[Any]]:
+            begin = 100.0 * turn
+            each = 2.0 if watched else 1.0
+            return [(begin, begin + each, begin)] * len(ops) if watched else [], [(-1, begin), (0, begin + each), (1, begin + 2 * each)]
+
+    monkeypatch.setattr(play, "launch", lambda name, request, *_, **__: asked.append(request) or [play.RankResult([1.0], [])])
+    monkeypatch.setattr(play, "make_player", lambda *_: Passes())
+    play.run_play(program, {}, tmp_path, 5)
+    found = play.play(alone(tmp_path, "cuda"), asked[0])
+    assert found.step_times == [1.0] * 5
+    assert len(found.spans) == len(list(program.ops(0, HOST))) and {span.end - span.start for span in found.spans} == {2.0}
