@@ -93,11 +93,18 @@ def _together(wall: list[float], group: dist.ProcessGroup | None, crowded: bool)
     return [float(one) / (1 if crowded else dist.get_world_size(group)) for one in seconds]
 
 
+_HOLD = 1_500_000
+"""Cycles, 0.5 ms and more: behind so long a wait six collectives are launched, at 20-50 us of the host each."""
+
+
 def _on_device(bench: Bench, call: Callable[[], object], n: int) -> list[float]:
-    """Device seconds of one call, by events around runs of five: what comes before and after is launched in time."""
+    """Device seconds of one call, by events around runs of five. They stand ready behind a kernel that only waits, since a small one is
+    sooner done than launched, and behind a first call, in which the ranks meet whose waits began apart."""
     wall = []
     for _ in range(max(3, n // 5)):
         start, end = bench.cuda.event(), bench.cuda.event()
+        bench.cuda.hold(_HOLD)
+        call()
         start.record()
         for _ in range(5):
             call()

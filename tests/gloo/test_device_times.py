@@ -98,6 +98,14 @@ def test_collectives_are_timed_by_events(bench: Bench) -> None:
     assert len(found) >= 3 and len(calls) >= 15 and cpu == 0.0
 
 
+@pytest.mark.parametrize(("launch", "kernel"), [(30e-6, 10e-6), (30e-6, 2e-3)])
+def test_the_launch_of_a_collective_is_not_in_it(launch: float, kernel: float, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = StandIn(simulated=True)
+    monkeypatch.setattr(bench, "cuda", device)
+    found, _ = probe_comm._repeat(bench, lambda: device.kernel(launch, kernel), 1 << 20)
+    assert found == [pytest.approx(kernel, rel=0.02)] * len(found)
+
+
 def test_the_calibration_of_a_gpu_is_small_enough_to_commit() -> None:
     gemms = 3 * sum(
         len(list(probe_device.shapes(sizes, 2.4e12 * share)))
