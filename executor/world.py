@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from executor.beat import Beat
@@ -88,7 +88,9 @@ def joined(place: Place, folder: Path, stall: float, beat: Beat, port_file: Path
     store = _meeting(place, limit, stall, port_file)
     nccl = world.kind == "cuda" and not world.shared
     backend = "cpu:gloo,cuda:nccl" if nccl else "cpu:gloo,cuda:gloo" if world.shared else "gloo"
-    device = world.device if nccl else None
+    # NCCL connects at once, group by group in the order of all ranks, where a device is named. One rank alone meets nobody: most of its plans
+    # never call NCCL, and should not die where it cannot start.
+    device = world.device if nccl and place.world > 1 else None
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=limit, device_id=device)
     try:
         yield world
@@ -97,7 +99,8 @@ def joined(place: Place, folder: Path, stall: float, beat: Beat, port_file: Path
         if nccl:
             # Ending NCCL in order takes all ranks of a host (its manual, ncclCommDestroy): the one that failed would wait for the others
             # and never say why.
-            dist.distributed_c10d._abort_process_group()
+            with suppress(Exception):
+                dist.distributed_c10d._abort_process_group()
         else:
             dist.destroy_process_group()
         raise

@@ -140,21 +140,29 @@ def test_a_launcher_may_show_each_rank_one_gpu_of_its_own(tmp_path: Path, monkey
     assert own_gpu(msgspec.structs.replace(at, launcher="slurm"), {"CUDA_VISIBLE_DEVICES": "GPU-8d3f"})
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("fails", [False, True])
-def test_nccl_ends_in_order_only_where_nothing_failed(fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nccl_ends_in_order_only_where_nothing_failed(fails: bool, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ending it in order takes all ranks of the host: a rank that failed would wait for the others, and its message would be lost."""
     told: list[Any] = []
-    for name, value in {"is_available": lambda: True, "device_count": lambda: 1, "set_device": told.append}.items():
+    for name, value in {"is_available": lambda: True, "device_count": lambda: 2, "set_device": told.append}.items():
         monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(World, "barrier", lambda _: None)
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **more: told.append((backend, more["device_id"])))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: told.append("in order"))
-    monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", lambda: told.append("at once"))
+
+    def abort() -> None:
+        told.append("at once")
+        raise RuntimeError("nothing was ever connected")
+
+    monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", abort)
     beat = Beat(tmp_path / "0.beat", create=True)
     with (
         pytest.raises(ValueError, match="out of memory") if fails else nullcontext(),
-        joined(Place(0, 1, 0, 1, "127.0.0.1", 0, "steptwin"), tmp_path, 9.0, beat, tmp_path / "port"),
+        joined(Place(0, ranks, 0, ranks, "127.0.0.1", 0, "steptwin"), tmp_path, 9.0, beat, tmp_path / "port"),
     ):
         if fails:
             raise ValueError("out of memory")
     gpu = torch.device("cuda", 0)
-    assert told == [gpu, ("cpu:gloo,cuda:nccl", gpu), "at once" if fails else "in order"]
+    bound = gpu if ranks > 1 else None  # one rank connects NCCL where a plan needs it, not before
+    assert told == [gpu, ("cpu:gloo,cuda:nccl", bound), "at once" if fails else "in order"]
