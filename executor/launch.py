@@ -38,6 +38,12 @@ _GONE = 2.0
 """Seconds that killed processes have to go; where nobody collects orphans, as in some containers, they stay for ever, dead."""
 
 T = TypeVar("T")
+
+
+class Interrupted(RunFailed):
+    """The user ended the run: who goes on after other failures stops here."""
+
+
 _end_at: ContextVar[float] = ContextVar("_end_at", default=math.inf)
 
 
@@ -80,7 +86,7 @@ def _run(function: str, argument: object, ranks: int, folder: Path, stall: float
         processes.extend(_start(folder, rank, threads) for rank in range(ranks))
         _watch(processes, beats, folder, stall)
     except KeyboardInterrupt:
-        raise RunFailed(f"interrupted. {_kept(beats)}", str(folder)) from None
+        raise Interrupted(f"interrupted. {_kept(beats)}", str(folder)) from None
     finally:
         _end(processes)
 

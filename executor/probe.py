@@ -10,15 +10,17 @@ import datetime
 import platform
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from executor.environment import cores, place
-from executor.launch import launch
+from executor.launch import Interrupted, launch
 from executor.world import World
 from sim.cost.calibration import SHAPES, Calibration, Sample, save_calibration
+from sim.files.runs import write_atomic
 from topologies.errors import BadInput, RunFailed
 from topologies.thismachine import RANKS
 
@@ -41,6 +43,8 @@ class Measured(msgspec.Struct, frozen=True):
     device: str
     threads: int
     versions: dict[str, str]
+    missing: str = ""
+    """Tables that failed, and why."""
 
 
 def probe(ranks: int, path: str | Path | None = None, quick: bool = False) -> Calibration:
@@ -63,8 +67,8 @@ def _probe(ranks: int, request: Request) -> Calibration:
     with tempfile.TemporaryDirectory(prefix="steptwin-probe-") as folder:
         try:
             found = launch("executor.probe:measure", request, ranks, Path(folder), Measured)
-        except RunFailed as error:  # half a calibration is none, and the folder goes
-            raise RunFailed(f"the probe came to no end, no calibration was written: {error.cause}") from None
+        except RunFailed as error:
+            found = [_left(Path(folder) / _LEFT, error)]
     return Calibration(
         device="cuda" if found[0].device == "cuda" else "cpu",
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -75,8 +79,21 @@ def _probe(ranks: int, request: Request) -> Calibration:
         seconds=time.monotonic() - begin,
         versions=found[0].versions,
         quick=request.quick,
+        missing=found[0].missing,
         tables=merge([rank.samples for rank in found]),
     )
+
+
+_LEFT = "rank0.tables"
+"""What one GPU's rank has measured so far, in the probe's folder."""
+
+
+def _left(path: Path, error: RunFailed) -> Measured:
+    """What a rank that came to no end has left. Raises `error` where that is nothing: of several ranks, and of a CPU, half is none."""
+    if isinstance(error, Interrupted) or not path.is_file():
+        raise type(error)(f"the probe came to no end, no calibration was written: {error.cause}") from None
+    found = msgspec.msgpack.decode(path.read_bytes(), type=Measured)
+    return msgspec.structs.replace(found, missing="; ".join(filter(None, (found.missing, f"the probe came to no end: {error.cause}"))))
 
 
 def _host() -> str:
@@ -105,32 +122,42 @@ def merge(ranks: list[list[tuple[str, Sample]]]) -> dict[str, tuple[Sample, ...]
     return {kind: tuple(rows) for kind, rows in tables.items() if rows}
 
 
-def _alone(bench: Bench) -> None:
+def _alone(world: World) -> list[Callable[[Bench], None]]:
     """What a rank measures by itself: kernels of its device, and the host's share."""
-    from executor.probes import device as probe_device
-    from executor.probes import kernels as probe_kernels
+    from executor.probes import device, kernels
     from executor.probes.ddp import ddp
     from executor.probes.host import dispatch
     from executor.probes.input import files, loader
     from executor.probes.optimizers import optimizers
     from executor.probes.sharded import sharded
 
-    if bench.world.kind == "cuda":
-        for table in (
-            probe_device.gemms,
-            probe_device.memory_bound,
-            probe_device.attention,
-            probe_device.convolutions,
-            probe_device.copies,
-        ):
-            table(bench)
-    else:
-        for table in (probe_kernels.gemms, probe_kernels.memory_bound, probe_kernels.attention, probe_kernels.convolutions):
-            table(bench)
-    probe_kernels.copies(bench)
-    for table in (dispatch, optimizers, ddp, sharded, loader):
+    of_device: list[Callable[[Bench], None]] = (
+        [device.gemms, device.memory_bound, device.attention, device.convolutions, device.copies]
+        if world.kind == "cuda"
+        else [kernels.gemms, kernels.memory_bound, kernels.attention, kernels.convolutions]
+    )
+    return [*of_device, kernels.copies, dispatch, optimizers, ddp, sharded, loader, files]
+
+
+def _together() -> list[Callable[[Bench], None]]:
+    """What ranks do with each other."""
+    from executor.probes import comm
+
+    return [comm.collectives, comm.messages, comm.issue, comm.beside]
+
+
+def _guarded(table: Callable[[Bench], None], bench: Bench) -> str:
+    """Measures one table; why it failed, on a GPU: what its one rank has measured until then, and will after, is worth keeping."""
+    from executor.world import set_precision
+
+    try:
         table(bench)
-    files(bench, bench.world.folder)
+    except Exception as error:
+        if bench.world.kind != "cuda" or bench.world.size > 1:
+            raise
+        set_precision(False)  # it may have ended in the middle
+        return f"{table.__name__}: {type(error).__name__}: {(str(error).strip() or '-').splitlines()[0][:200]}"
+    return ""
 
 
 def measure(world: World, request: Request) -> Measured:
@@ -139,16 +166,11 @@ def measure(world: World, request: Request) -> Measured:
 
     import torch
 
-    from executor.probes import comm as probe_comm
     from executor.probes.bench import Bench
     from executor.world import set_precision
 
     set_precision(False)
     bench = Bench(world, request.quick)
-    if not request.communication:
-        _alone(bench)
-    for table in (probe_comm.collectives, probe_comm.messages, probe_comm.issue, probe_comm.beside):
-        table(bench)
     versions = {"torch": str(torch.__version__), "python": sys.version.split()[0]}
     if world.kind == "cuda":
         versions |= {
@@ -156,4 +178,10 @@ def measure(world: World, request: Request) -> Measured:
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),  # type: ignore[no-untyped-call]
             "gpu": torch.cuda.get_device_name(),
         }
-    return Measured(bench.found, world.kind, torch.get_num_threads(), versions)
+    found = Measured(bench.found, world.kind, torch.get_num_threads(), versions)
+    for table in [*([] if request.communication else _alone(world)), *_together()]:
+        if failed := _guarded(table, bench):
+            found = msgspec.structs.replace(found, missing="; ".join(filter(None, (found.missing, failed))))
+        if world.kind == "cuda" and world.size == 1:
+            write_atomic(world.folder / _LEFT, msgspec.msgpack.encode(found))
+    return found

@@ -82,7 +82,9 @@ def calibrated(ranks: int, path: Path, say: Say, quick: bool = False) -> Calibra
     say(f"probing this machine with {ranks} rank{'s' if ranks > 1 else ''} at once ...")
     begun = time.monotonic()
     found = probe(ranks, path, quick)
-    say(f"probed {found.entries} points in {time.monotonic() - begun:.0f} s -> {path}")
+    say(
+        f"probed {found.entries} points in {time.monotonic() - begun:.0f} s -> {path}{f'. Missing: {found.missing}' if found.missing else ''}"
+    )
     return found
 
 

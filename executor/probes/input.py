@@ -60,10 +60,10 @@ def _take(source: DataLoader[torch.Tensor]) -> list[float]:
     return found
 
 
-def files(bench: Bench, folder: Path) -> None:
+def files(bench: Bench) -> None:
     """Reading from the page cache, and torch.save, by bytes."""
     bench.phase("files")
-    with tempfile.TemporaryDirectory(dir=folder) as place:
+    with tempfile.TemporaryDirectory(dir=bench.world.folder) as place:
         for size in (1 << 12, 1 << 18, 4 << 20, 32 << 20)[: 3 if bench.quick else 4]:
             path = Path(place) / f"{bench.world.rank}-{size}"
             try:

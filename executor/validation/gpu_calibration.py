@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from executor.launch import time_limit
+from executor.launch import Interrupted, time_limit
 from executor.probe import comm_probe
 from executor.twin import calibrated
 from executor.validation.gpu_cases import Case
@@ -29,6 +29,8 @@ def probe(site: Site) -> None:
     try:
         with time_limit(_PROBE_SECONDS):
             calibrated(1, site.folder / ONE, site.say, quick=site.quick)
+    except Interrupted:
+        raise
     except RunFailed as error:
         site.unprobed = str(error)
         site.say(f"the probe failed: {error}")

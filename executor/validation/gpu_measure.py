@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from executor.environment import sharing
-from executor.launch import time_limit
+from executor.launch import Interrupted, time_limit
 from executor.play import PlayResult, run_play
 from executor.twin import host_seconds
 from executor.validation.gpu_calibration import calibration_of
@@ -78,6 +78,8 @@ def _guarded(row: Row, what: str, folder: Path, call: Callable[[], T]) -> T | No
     """What `call` gives; where it fails, None, and the row says why."""
     try:
         return call()
+    except Interrupted:
+        raise
     except Refused as error:
         (row.refused if what in ("played", "stock") else row.failed)[what] = str(error)
     except Exception as error:  # one plan's fault, whatever it is, must not end the others

@@ -69,6 +69,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=T
     """How long the probe took."""
     versions: dict[str, str] = {}
     quick: bool = False
+    missing: str = ""
+    """What could not be measured, and why: tables of a GPU that lack points."""
     tables: dict[str, tuple[Sample, ...]] = {}
 
     @property
@@ -108,7 +110,10 @@ def show_calibration(calibration: Calibration) -> str:
     head = [
         "# Measured by `steptwin probe`. Times in seconds; median, p10 and p90 over n repetitions of one call.",
         f"version = {VERSION}",
-        *(f"{key} = {msgspec.json.encode(getattr(c, key)).decode()}" for key in ("device", "date", "machine", "cores", "ranks", "threads")),
+        *(
+            f"{key} = {msgspec.json.encode(getattr(c, key)).decode()}"
+            for key in ("device", "date", "machine", "cores", "ranks", "threads", "missing")
+        ),
         f"seconds = {c.seconds:.1f}",
         f"quick = {str(c.quick).lower()}",
         "",
