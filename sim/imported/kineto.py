@@ -126,13 +126,26 @@ def _spans(file: _File) -> list[Span]:
     backwards = next((e for e in events if e.dur < 0), None)
     if backwards is not None:
         raise ValueError(f"{backwards.name[:60]!r} ends before it starts")
-    bounds = sorted((e.ts, e.ts + e.dur, int(m.group(1))) for e in events if (m := STEP.match(e.name)))
     names = {(e.pid, e.tid): str(e.args.get("name", "")) for e in file.traceEvents if e.ph == "M" and e.name == "thread_name"}
     chosen = [e for e in events if e.cat in _DEVICE or (e.cat == "cpu_op" and "op_id" in e.args)]
     zero = 0.0 if file.steptwin is not None else min((e.ts for e in chosen), default=0.0)
-    starts = sorted(begin for begin, _, _ in bounds)
-    marks = _marks(events)
-    return [_span(e, zero, file.distributedInfo.rank, names, bounds, starts, marks) for e in sorted(chosen, key=lambda e: e.ts)]
+    steps, marks = _Steps(events), _marks(events)
+    return [_span(e, zero, file.distributedInfo.rank, names, steps, marks) for e in sorted(chosen, key=lambda e: e.ts)]
+
+
+class _Steps:
+    """The steps that a trace marks: on the host, and when the device came to them."""
+
+    def __init__(self, events: list[_Event]) -> None:
+        marked = sorted((e.ts, int(m.group(1)), e.cat == "gpu_user_annotation") for e in events if (m := STEP.match(e.name)))
+        self._host = [(at, number) for at, number, device in marked if not device]
+        self._device = [(at, number) for at, number, device in marked if device] or self._host
+
+    def of(self, at: float, launched: float | None) -> int:
+        """The step in which something was launched; where nobody says when, the one that the device was in."""
+        line = self._device if launched is None else self._host or self._device
+        found = bisect_right(line, at if launched is None else launched, key=lambda one: one[0]) - 1
+        return line[found][1] if found >= 0 else 0
 
 
 def _marks(events: list[_Event]) -> Marks:
@@ -146,16 +159,15 @@ def _span(
     zero: float,
     rank: int,
     names: dict[tuple[Any, Any], str],
-    bounds: list[tuple[float, float, int]],
-    starts: list[float],
+    steps: _Steps,
     marks: Marks,
 ) -> Span:
     args = event.args
     op_id = str(args.get("op_id", ""))
-    marked = marks.op(int(args["correlation"])) if not op_id and "correlation" in args else ""
+    number = int(args["correlation"]) if "correlation" in args else None
+    marked = marks.op(number) if not op_id else ""
     stream = args.get("stream", event.tid)
     own = _PLACE.match(op_id)
-    at = bisect_right(starts, event.ts) - 1
     cls = str(args.get("class", "")) or (copy_class(event.name) if event.cat == "gpu_memcpy" else kernel_class(event.name))
     kind = str(args.get("kind", "")) or ("copy" if event.cat == "gpu_memcpy" else "collective" if cls == "comm" else "compute")
     start = (event.ts - zero) * 1e-6
@@ -167,7 +179,7 @@ def _span(
         start + event.dur * 1e-6,
         kind,
         cls,
-        int(own.group(2)) if own else bounds[at][2] if 0 <= at < len(bounds) else 0,
+        int(own.group(2)) if own else steps.of(event.ts, marks.launched(number)),
         thread=str(args.get("thread", "host")),
         name=str(args.get("Collective name", "")) or event.name,
         bytes=int(args.get("bytes", 0) or 0),

@@ -1,4 +1,4 @@
-"""Which range a kernel was launched in.
+"""Which range a kernel was launched in, and when.
 
 Profilers tie a kernel to the call that launched it by a correlation number (of its process). A range named `op:fwd/L3.attn.qkv` that was open on
 that thread at that moment gives the kernel its op (`executor.marks` opens such ranges).
@@ -33,11 +33,16 @@ class Marks:
         for line in self._ranges.values():
             line.sort()
         self._starts = {thread: [one.start for one in line] for thread, line in self._ranges.items()}
-        self._launches = {number: (thread, at) for number, thread, at in launches} if self._ranges else {}
+        self._launches = {number: (thread, at) for number, thread, at in launches}
+
+    def launched(self, correlation: Hashable) -> float | None:
+        """When it was launched: a host that runs ahead is in a later step by the time the device comes to it."""
+        found = self._launches.get(correlation)
+        return found[1] if found is not None else None
 
     def op(self, correlation: Hashable) -> str:
         """The innermost range's op, or ""."""
-        found = self._launches.get(correlation)
+        found = self._launches.get(correlation) if self._ranges else None
         if found is None:
             return ""
         thread, at = found

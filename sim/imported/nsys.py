@@ -60,7 +60,8 @@ def _spans(file: sqlite3.Connection) -> list[Span]:
     found = []
     for start, end, stream, number, name, kind, cls, size, place in rows:
         begun = steps.get(place[0], [])
-        at = bisect_right(begun, start, key=lambda one: one[0]) - 1
+        launched = marks.launched((place[0], number))
+        at = bisect_right(begun, start if launched is None else launched, key=lambda one: one[0]) - 1
         found.append(
             Span(
                 ranks[place], f"stream {stream}", marks.op((place[0], number)) or name, (start - zero) * 1e-9, (end - zero) * 1e-9, kind, cls,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -149,3 +150,38 @@ def test_an_export_may_have_any_name_that_a_file_may_have(tmp_path: Path) -> Non
     (tmp_path / "folder.sqlite").mkdir()
     with pytest.raises(BadInput, match="is no file"):
         read_measured(tmp_path / "folder.sqlite")
+
+
+@pytest.mark.parametrize("make", ["kineto", "nsys", "kineto without launches"])
+def test_a_kernel_belongs_to_the_step_that_launched_it(make: str, tmp_path: Path) -> None:
+    """The host is through with the second step while the device is still at the first."""
+    steps = [(0, 0), (1, 40)]  # (number, microsecond at which the host begins it)
+    kernels = [(0, 10, 20), (0, 20, 120), (1, 50, 220), (1, 60, 320)]  # (step, launched, begun)
+    if make == "nsys":
+        path = nsys(tmp_path / "t.sqlite")
+        with closing(sqlite3.connect(path)) as file, file:
+            for table in ("NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY"):
+                file.execute(f"DELETE FROM {table}")
+            for number, at in steps:
+                file.execute("INSERT INTO NVTX_EVENTS VALUES (?, ?, ?, NULL, 9)", (at * 1000, at * 1000 + 40_000, f"step {number}"))
+            for number, (_, launched, begun) in enumerate(kernels):
+                file.execute("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, 9, ?)", (launched * 1000, launched * 1000 + 1, number))
+                file.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, 7, ?, 1)", (begun * 1000, begun * 1000 + 90_000, number))
+    else:
+        ranges = [("user_annotation", number, at, 40) for number, at in steps] + [
+            ("gpu_user_annotation", n, 20 + 200 * n, 200) for n in (0, 1)
+        ]
+        events: list[dict[str, object]] = [
+            {"ph": "X", "cat": cat, "name": f"ProfilerStep#{number}", "pid": 1, "tid": 1, "ts": at, "dur": long}
+            for cat, number, at, long in ranges
+        ]
+        for number, (_, launched, begun) in enumerate(kernels):
+            args = {"correlation": number, "stream": 7}
+            events.append({"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": begun, "dur": 90, "args": args})
+            if make == "kineto":
+                events.append(
+                    events[-1] | {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": launched, "dur": 5}
+                )
+        path = tmp_path / "t.json"
+        path.write_text(json.dumps({"traceEvents": events}))
+    assert [span.step for span in read_measured(path).spans] == [step for step, _, _ in kernels]
