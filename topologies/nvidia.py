@@ -21,7 +21,7 @@ _BRAND = re.compile(r"^(nvidia|tesla|geforce|quadro)\s+", re.I)
 def document() -> dict[str, object] | None:
     """The machine's TOML document; None where there is no GPU. Raises `BadInput` for GPUs that the catalog lacks."""
     tool = shutil.which("nvidia-smi")
-    if tool is None or os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
+    if tool is None or hidden():
         return None
     lines = _ask(tool, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits").strip().splitlines()
     if not lines:
@@ -34,6 +34,11 @@ def document() -> dict[str, object] | None:
     # Both lists count devices by bus id. A computer with two kinds of them names each.
     mixed = {"gpus": {f"gpu{place}": key for place, key in enumerate(keys)}} if len(set(keys)) > 1 else {}
     return {**found.document, **mixed, "name": "this-machine", "source": "nvidia-smi"}
+
+
+def hidden() -> bool:
+    """CUDA_VISIBLE_DEVICES shows no GPU to the programs that are started here."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
 
 
 _SAME = 0.12

@@ -39,10 +39,10 @@ def probe(site: Site) -> None:
 def calibration_of(case: Case, site: Site) -> Path:
     """The calibration that this plan's ranks predict from: kernels of one rank, with the collectives of as many as the plan has.
 
-    Raises `RunFailed` where the machine could not be probed.
+    Raises `RunFailed` where the machine, or so many ranks, could not be probed.
     """
-    if site.unprobed:
-        raise RunFailed(site.unprobed)
+    if why := site.unprobed or site.unmet.get(case.plan.world):
+        raise RunFailed(why)
     one = site.folder / ONE
     base = calibrated(1, one, site.say, quick=site.quick)
     if (case.where != "node" and site.device == "cuda") or case.plan.world == 1:
@@ -50,7 +50,11 @@ def calibration_of(case: Case, site: Site) -> Path:
     path = site.folder / f"calibration-{case.plan.world}.toml"
     if not path.is_file() or path.stat().st_mtime < one.stat().st_mtime:
         site.say(f"probing collectives over {case.plan.world} ranks ...")
-        found = comm_probe(case.plan.world, quick=site.quick)
+        try:
+            found = comm_probe(case.plan.world, quick=site.quick)
+        except RunFailed as error:
+            site.unmet[case.plan.world] = error.cause
+            raise
         tables = base.tables | {"collective": found.tables.get("collective", ())}
         tables["host"] = (*base.tables.get("host", ()), *found.tables.get("host", ()))
         save_calibration(msgspec.structs.replace(base, ranks=case.plan.world, tables=tables), path)

@@ -14,7 +14,7 @@ from sim.files.runs import write_atomic
 from sim.plan import Plan
 from topologies.errors import BadInput, Refused
 from topologies.load import Topology, load_topology
-from topologies.nvidia import catalog_key
+from topologies.nvidia import catalog_key, hidden
 
 Where = Literal["one", "node", "shared"]
 
@@ -52,22 +52,32 @@ _FIRST: dict[Where, int] = {"one": 11, "shared": 1, "node": 4}
 def this_machine(device: str, folder: Path) -> Topology:
     """This computer with devices of that kind. Raises `Refused` where it has none, or torch does not see them.
 
-    Where the driver's tool cannot tell who hangs on what (in some containers), the GPUs that NVML counts on one socket: assumed.
+    Where the driver's tool is not there, or cannot tell who hangs on what (in some containers), the GPUs that NVML counts on one socket: assumed.
     """
     try:
         machine = load_topology("this-machine")
     except BadInput as error:
-        facts = device_facts()
-        if device != "cuda" or not facts.get("name"):
+        counted = _counted(str(error), folder) if device == "cuda" else None
+        if counted is None:
             raise
-        key = catalog_key(facts["name"], round(facts.get("memory_bytes", 0) / 2**20))
-        machine = load_topology(_on_one_socket("this-machine", f"NVML; {error}"[:200], key, facts.get("count", 1), folder))
+        return counted
+    if device == "cuda" and machine.kind != device:
+        machine = _counted("no nvidia-smi", folder) or machine
     if machine.kind != device:
         raise Refused(
             f"this machine's devices are of kind {machine.kind}, asked for was {device}. Without a GPU, `--device cpu` walks the same way with "
             "tiny plans; with one, CUDA_VISIBLE_DEVICES= hides it"
         )
     return machine
+
+
+def _counted(why: str, folder: Path) -> Topology | None:
+    """The GPUs that NVML counts, on one socket; None where it counts none, or CUDA_VISIBLE_DEVICES hides them."""
+    facts = device_facts()
+    if hidden() or not facts.get("name"):
+        return None
+    key = catalog_key(facts["name"], round(facts.get("memory_bytes", 0) / 2**20))
+    return load_topology(_on_one_socket("this-machine", f"NVML; {why}"[:200], key, facts.get("count", 1), folder))
 
 
 def visible_gpus(machine: Topology) -> int:

@@ -51,9 +51,12 @@ def row_of(case: Case, site: Site) -> Row:
     known = read_row(folder, key)
     if known is not None:
         return known
+    tried = read_row(folder, key, whole=False)
     row = Row(plan=case.name, kind=case.kind, model=case.plan.model_name, ranks=case.plan.world, key=key)
     left = site.end - time.monotonic()
     if (left < _FEWEST_SECONDS and site.device == "cuda") or left < 0:
+        if tried is not None:  # half of a row is more than none
+            return tried
         row.failed["plan"] = NOT_RUN
         return row
     begin = time.monotonic()

@@ -97,13 +97,13 @@ def key_of(plan: Plan, *made_with: object) -> str:
     return hashlib.sha256("\n".join([dump_plan(plan), *map(str, made_with)]).encode()).hexdigest()[:16]
 
 
-def read_row(folder: Path, key: str) -> Row | None:
-    """The row that an earlier call has left, where it is of the same making and whole; None: make it again."""
+def read_row(folder: Path, key: str, whole: bool = True) -> Row | None:
+    """The row that an earlier call has left, where it is of the same making and `whole`; None: make it again."""
     try:
         row = msgspec.json.decode((folder / "row.json").read_bytes(), type=Row)
     except (OSError, msgspec.DecodeError):
         return None
-    return row if row.key == key and not row.failed else None
+    return row if row.key == key and not (whole and row.failed) else None
 
 
 def write_row(folder: Path, row: Row) -> None:

@@ -27,6 +27,8 @@ class Site(msgspec.Struct, kw_only=True):
     made_with: tuple[str, ...]
     unprobed: str = ""
     """Why there is no calibration."""
+    unmet: dict[int, str] = {}
+    """Numbers of ranks whose collectives could not be probed, and why: it is not tried again for each of their plans."""
 
 
 def gpu_name(machine: Topology, device: str) -> str:

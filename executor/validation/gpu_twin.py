@@ -80,8 +80,10 @@ def twin_gpu(
     site.folder.mkdir(parents=True, exist_ok=True)
     probe(site)
     rows: list[Row] = []
-    before = [row for name, case in known.items() if name not in wanted and (row := read_row(site.folder / name, case_key(case, site)))]
-    for name in wanted:
+    left = {name: row for name, case in known.items() if (row := read_row(site.folder / name, case_key(case, site), whole=False))}
+    before = [row for name, row in left.items() if name not in wanted and (row.stock or row.played)]
+    # What has failed is tried again after all that was never begun: it may fail again, and take its time.
+    for name in sorted(wanted, key=lambda name: name in left and bool(left[name].failed)):
         rows.append(row_of(known[name], site))
         say(line(rows[-1]))
         _save([*before, *rows], site, keep)

@@ -14,10 +14,13 @@ from executor.launch import Interrupted
 from executor.probe import Request, measure
 from executor.probes.bench import Bench
 from executor.validation import gpu_calibration, gpu_measure
+from executor.validation.gpu_cases import cases
 from executor.validation.gpu_rows import Row
+from executor.validation.gpu_site import Site
 from sim.cost.calibration import load_calibration
 from tests.gloo.gpu_standin import alone
 from topologies.errors import RunFailed
+from topologies.load import load_topology
 
 
 def first(bench: Bench) -> None:
@@ -96,3 +99,30 @@ def test_an_interrupt_ends_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyP
         gpu_calibration.probe(site)
     with pytest.raises(Interrupted):
         gpu_measure._guarded(Row(plan="", kind="", model="", ranks=1), "stock", tmp_path, interrupted)
+
+
+def test_ranks_that_cannot_be_probed_are_not_probed_for_each_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def hangs(ranks: int, quick: bool) -> Any:
+        tried.append(ranks)
+        raise RunFailed("rank 1 of 2: no progress for 120 s")
+
+    monkeypatch.setattr(gpu_calibration, "calibrated", lambda *_, **__: None)
+    monkeypatch.setattr(gpu_calibration, "comm_probe", hangs)
+    site = Site(
+        folder=tmp_path,
+        machine=load_topology("dgx-h200"),
+        device="cuda",
+        gpus=2,
+        steps=5,
+        quick=True,
+        say=lambda _: None,
+        end=0.0,
+        made_with=(),
+    )
+    (tmp_path / gpu_calibration.ONE).write_text("")
+    for name in ("ddp-gpt2-124m", "ddp-gpt2-1.5b"):
+        with pytest.raises(RunFailed, match="no progress for 120 s"):
+            gpu_calibration.calibration_of(cases(2)[name], site)
+    assert tried == [2]

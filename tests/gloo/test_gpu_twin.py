@@ -113,8 +113,19 @@ def test_the_next_call_runs_only_what_is_missing(tmp_path: Path, runs: list[str]
     _walk(["ladder"], tmp_path)
     assert runs == []
     alone = json.loads((tmp_path / "cpu" / "summary.json").read_text())
-    assert {row["plan"] for row in alone["rows"]} == {"gpt2-124m", "ladder"}, "rows of earlier calls stay in the summary"
+    stay = {"gpt2-124m", "ladder", "pageable"}  # of pageable, the played half
+    assert {row["plan"] for row in alone["rows"]} == stay, "what earlier calls have measured stays in the summary"
     assert len(kept["rows"]) == 4
+
+
+def test_what_failed_is_tried_again_last_and_kept_where_time_is_over(tmp_path: Path, runs: list[str]) -> None:
+    half = _walk(["bert-base", "pageable"], tmp_path)
+    runs.clear()
+    _walk(["pageable", "ladder"], tmp_path)
+    assert runs == ["play ladder", "stock ladder", "play pageable", "stock pageable"]
+    again = _walk(NAMES, tmp_path, minutes=-1.0)
+    assert again["pageable"].played == half["pageable"].played and again["pageable"].failed == half["pageable"].failed
+    assert again["gpt2-124m"].failed == {"plan": NOT_RUN}
 
 
 def test_when_the_minutes_are_over_nothing_is_begun(tmp_path: Path, runs: list[str]) -> None:
@@ -160,6 +171,18 @@ def test_a_driver_that_draws_no_tree_still_counts_its_gpus(tmp_path: Path, monke
     assert gpu_cases.visible_gpus(machine) == 2
     monkeypatch.setattr(gpu_cases, "device_facts", dict)
     with pytest.raises(BadInput, match="said nothing"):
+        gpu_cases.this_machine("cuda", tmp_path)
+
+
+def test_gpus_are_counted_where_the_drivers_tool_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr(gpu_cases, "device_facts", lambda: {"name": "NVIDIA H200", "memory_bytes": 143771 << 20, "count": 1})
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    machine = gpu_cases.this_machine("cuda", tmp_path)
+    assert (machine.kind, machine.gpus, machine.device(0).name) == ("cuda", 1, "h200-sxm")
+    assert gpu_cases.this_machine("cpu", tmp_path).kind == "cpu"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(Refused, match="--device cpu"):
         gpu_cases.this_machine("cuda", tmp_path)
 
 
