@@ -119,9 +119,10 @@ def _explain(app: typer.Typer, desk: Desk) -> None:
 def _explained(desk: Desk, found: dict[str, Any]) -> None:
     """Two tables: resources, and changes of plan."""
     from sim.planning.explain import UNFIT
+    from topologies.units import show_duration
 
-    low, high = (f"{1e3 * end:,.4g}" for end in found["interval"])
-    head = {"rows": found["sensitivities"], "step_time_s": found["step_time_s"], "80 % interval": f"{low} to {high} ms"}
+    low, high = map(show_duration, found["interval"])
+    head = {"rows": found["sensitivities"], "step_time_s": found["step_time_s"], "80 % interval": f"{low} to {high}"}
     head |= {"verdict": found["verdict"]} | ({} if found["fits"] else {"memory": UNFIT})
     desk.show(head, False, "what faster resources are worth")
     changes = [{"change": " ".join(c["overrides"]), "step_time_s": c["step_time_s"], "gain": c["gain"]} for c in found["changes"]]
