@@ -100,6 +100,7 @@ def refuse_servers(program: Program) -> None:
 def play(world: World, request: Request) -> RankResult:
     """One rank: prepare every body and buffer, then pass through the program `turns` times."""
     from executor.clocks import align
+    from executor.players.events import wake
     from executor.players.feeder import Crossing, host_seconds, start_feeders
     from executor.world import set_precision
 
@@ -115,6 +116,7 @@ def play(world: World, request: Request) -> RankResult:
     host = list(program.ops(world.rank, HOST))
     passes: list[list[tuple[float, float, float]]] = []
     step_times: list[float] = []
+    wake(world.device)
     world.barrier()
     for turn in range(request.turns):
         marks, ends = player.run(host, turn, watched=not request.plain or turn > request.plain)

@@ -166,10 +166,12 @@ def measure(world: World, request: Request) -> Measured:
 
     import torch
 
+    from executor.players.events import wake
     from executor.probes.bench import Bench
     from executor.world import set_precision
 
     set_precision(False)
+    wake(world.device)
     bench = Bench(world, request.quick)
     versions = {"torch": str(torch.__version__), "python": sys.version.split()[0]}
     if world.kind == "cuda":

@@ -108,12 +108,14 @@ def train(world: World, request: Request) -> RankResult:
     """One rank: build, warm up, time, profile."""
     from executor.clocks import align
     from executor.collect import named_parts, profiled, spans_of
+    from executor.players.events import wake
     from executor.profiles.event import Event
     from executor.training.trainer import Trainer
 
     world.beat.phase("building the model")
     trainer = Trainer(world, request.plan, Path(request.data), request.warmup + request.steps + request.profile)
     batches = trainer.batches()
+    wake(world.device)
     world.barrier()
     for step in range(request.warmup):
         world.beat.phase(f"warm-up step {step}")
@@ -164,12 +166,18 @@ def _timed_cuda(world: World, trainer: Trainer, batches: Iterator[Pair], request
     marks = [cuda_event() for _ in range(request.steps + 1)]
     world.barrier()
     marks[0].record()
+    times: list[float] = []
+
+    def read(until: int) -> None:
+        while len(times) < until and marks[len(times) + 1].query():  # type: ignore[no-untyped-call]
+            times.append(marks[len(times)].elapsed_time(marks[len(times) + 1]) * 1e-3)
+            world.beat.step(times[-1])
+
     for i in range(request.steps):
         world.beat.phase(f"step {request.warmup + i}")
         trainer.step(batches, request.warmup + i)
         marks[i + 1].record()
+        read(i + 1)  # what the device is through with stays, whatever comes
     world.synchronize()
-    times = [marks[i].elapsed_time(marks[i + 1]) * 1e-3 for i in range(request.steps)]
-    for seconds in times:
-        world.beat.step(seconds)
+    read(request.steps)
     return times

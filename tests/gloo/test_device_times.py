@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from executor import stock
 from executor.device_times import DeviceTimer
+from executor.players.events import wake
 from executor.probes import comm as probe_comm
 from executor.probes import device as probe_device
 from executor.probes.bench import Bench
@@ -54,6 +59,53 @@ def test_an_event_is_read_only_after_it_was_waited_for() -> None:
         start.elapsed_time(end)
     device.synchronize()
     assert start.elapsed_time(end) == pytest.approx(1.001, rel=0.01)
+
+
+def test_a_gpu_is_kept_busy_until_its_clocks_are_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, waited = torch.device("cuda", 0), list[torch.device]()
+    monkeypatch.setattr(torch, "full", lambda *_, **__: torch.ones(2, 2))
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    moments = iter(n * 0.1 for n in range(99))
+    wake(device, lambda: next(moments))
+    assert waited == [device] * 2 and next(moments) == pytest.approx(0.4)
+    wake(torch.device("cpu"), lambda: next(moments))
+    assert next(moments) == pytest.approx(0.5), "a CPU is not waited for"
+
+
+class _Event:
+    """The device is one step behind the host."""
+
+    now = 0
+
+    def __init__(self) -> None:
+        self.at = -1
+
+    def record(self) -> None:
+        self.at = _Event.now
+
+    def query(self) -> bool:
+        return self.at < _Event.now
+
+    def elapsed_time(self, end: _Event) -> float:
+        return 1e3 * (end.at - self.at)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_steps_that_a_gpu_has_taken_are_kept_whatever_comes(fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = alone(tmp_path, "cuda")
+    monkeypatch.setattr(_Event, "now", 0)
+    monkeypatch.setattr("executor.players.events.cuda_event", _Event)
+    monkeypatch.setattr(world, "synchronize", lambda: setattr(_Event, "now", 99))
+
+    def step(batches: object, number: int) -> None:
+        if fails and number == 4:
+            raise RuntimeError("out of memory")
+        _Event.now += 1
+
+    request: Any = SimpleNamespace(steps=5, warmup=0)
+    with pytest.raises(RuntimeError, match="out of memory") if fails else nullcontext():
+        assert stock._timed_cuda(world, SimpleNamespace(step=step), iter(()), request) == [1.0] * 5  # type: ignore[arg-type]
+    assert world.beat.steps == [1.0] * (3 if fails else 5)
 
 
 @pytest.fixture

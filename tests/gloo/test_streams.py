@@ -114,8 +114,12 @@ def test_steps_are_timed_without_events_around_ops(tmp_path: Path) -> None:
 def test_watched_passes_give_spans_and_the_others_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program, asked = _program(BASE), list[play.Request]()
 
+    awake: list[torch.device] = []
+    monkeypatch.setattr("executor.players.events.wake", awake.append)
+
     class Passes:
         def run(self, ops: list[Any], turn: int, watched: bool = True) -> tuple[list[Any], list[Any]]:
+            assert len(awake) == 1, "its clocks are up before anything is timed"
             begin = 100.0 * turn
             each = 2.0 if watched else 1.0
             return [(begin, begin + each, begin)] * len(ops) if watched else [], [(-1, begin), (0, begin + each), (1, begin + 2 * each)]
