@@ -26,6 +26,7 @@ from sim.accuracy.sizes import Sizes, gpus_of, in_parts, sizes_of, stages_of
 from sim.accuracy.systems import described, named_system
 from sim.accuracy.updating import optimizer_of
 from sim.accuracy.wording import algorithm_of, compiled, framework_of_row, overlap_of, precision_of, said, schedule_of
+from sim.model.load import model_from
 from sim.plan import Batch, Comm, Memory, Parallel, Plan
 from topologies.errors import BadInput, Refused
 
@@ -84,7 +85,7 @@ def case_of(row: Row) -> Case:
         attention=attention_of(row, sizes.cp, framework, assumed),
         compile=compiled(row),
         batch=Batch(global_=sizes.batch * turns, micro=sizes.micro),
-        parallel=_parallel(row, sizes, framework, layers, tp_overlap, assumed),
+        parallel=_parallel(row, sizes, framework, layers, tp_overlap, getattr(model_from(model), "window", 0) > 0, assumed),
         memory=Memory(**recompute_of(row, layers // sizes.pp, framework, assumed), offload=_offload(row)),
         optimizer=optimizer_of(row, precision, assumed),
         data=data_of(row, model, framework),
@@ -175,7 +176,7 @@ def _schedule(row: Row, sizes: Sizes) -> Any:
     return "" if schedule == "dualpipe" and few else schedule
 
 
-def _parallel(row: Row, sizes: Sizes, framework: str, layers: int, tp_overlap: bool, assumed: list[str]) -> Parallel:
+def _parallel(row: Row, sizes: Sizes, framework: str, layers: int, tp_overlap: bool, windowed: bool, assumed: list[str]) -> Parallel:
     shard = sharding_of(row, sizes.dp, framework, assumed)
     etp = _expert_tp(row, sizes, framework, assumed)
     ep = _experts(sizes, etp, assumed)
@@ -198,11 +199,21 @@ def _parallel(row: Row, sizes: Sizes, framework: str, layers: int, tp_overlap: b
         virtual_stages=chunks,
         stages=stages,
         cp=sizes.cp,
-        cp_kind="all_to_all" if re.search(r"a2a|ulysses", f"{row.comm_overlap} {row.framework}".lower()) else "p2p",
+        cp_kind=_context(row, sizes.cp, windowed, assumed),
         ep=ep,
         etp=etp,
         capacity=_capacity(row, framework),
     )
+
+
+def _context(row: Row, cp: int, windowed: bool, assumed: list[str]) -> Any:
+    """Heads for sequence where the row says so, and where windows leave no ring (Megatron-Bridge's GPT-OSS: cp_comm_type = "a2a")."""
+    if re.search(r"a2a|ulysses", f"{row.comm_overlap} {row.framework}".lower()):
+        return "all_to_all"
+    if windowed and cp > 1:
+        assumed.append("context parallelism by all_to_all: no ring attention takes windows")
+        return "all_to_all"
+    return "p2p"
 
 
 def _capacity(row: Row, framework: str) -> float:

@@ -2,6 +2,7 @@
 
 `p2p`: ring attention (Liu et al. 2023): keys and values go round in cp steps, each beside the attention on the chunk
 before; sequences are cut so that causal work is even (Megatron's and TransformerEngine's halves from both ends).
+No ring takes a sliding window, or chunks: TransformerEngine (attn_forward_func_with_cp) and PyTorch (_templated_ring_attention) have none.
 `all_gather`: whole keys and values are gathered first, their gradients reduce-scattered (Llama 3, section 3.3.2).
 `all_to_all`: sequence is exchanged for heads and back (Ulysses, Jacobs et al. 2023).
 """
@@ -70,6 +71,11 @@ def _ring(job: Job, name: str, part: Part, works: tuple[Work, ...], kernels: lis
     whole = next((work for work in works if isinstance(work, Attention)), None)
     if whole is None:
         raise Refused(f'{part.name}: ring attention (cp_kind = "p2p") needs fused attention. Use attention = "flash"')
+    if whole.window:
+        raise Refused(
+            f'{part.name}: no ring attention (cp_kind = "p2p") of TransformerEngine or PyTorch takes sliding windows or chunks of keys. '
+            'Use cp_kind = "all_gather" or "all_to_all"'
+        )
     chunks = _chunks(whole, ways)
     message, first = part.seam_bytes // ways, kernels[0]
     ops: list[Op] = []
@@ -105,8 +111,7 @@ def _chunks(whole: Attention, ways: int) -> tuple[Attention, Attention]:
     mask, and the later half of the queries meets whole chunks from the ranks behind: as many pairs.
     """
     own = replace(whole, kv=max(1, whole.kv // ways))
-    halved = whole.causal and not whole.window
-    return own, replace(own, kv=max(1, own.kv // 2), causal=False) if halved else own
+    return own, replace(own, kv=max(1, own.kv // 2), causal=False) if whole.causal else own
 
 
 def _visit(chunk: Attention, message: int, keys: int, first: bool) -> tuple[Work, ...]:

@@ -204,3 +204,17 @@ def test_any_sizes_make_a_valid_plan_or_a_reason(**sizes: object) -> None:
     except BadInput:
         return
     assert check(plan).world == sizes["gpus"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"cp": 2}, "p2p"),
+        ({"cp": 2, "comm_overlap": "none; CP a2a"}, "all_to_all"),
+        ({"cp": 2, "model_name": "GPT-OSS-120B", "n_experts": 128, "top_k": 4}, "all_to_all"),
+    ],
+)
+def test_windows_leave_no_ring(changes: dict[str, object], kind: str) -> None:
+    case = case_of(row(**changes))
+    assert case.plan.parallel.cp_kind == kind
+    assert any("takes windows" in word for word in case.assumed) == ("model_name" in changes)

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from sim.bind import bind
 from sim.cost.price import Cost
 from sim.engine.run import simulate
+from sim.lower.step import lower
 from sim.model.parts import Part
 from sim.program import Op
 from sim.work import Attention, Gemm, MemoryBound
@@ -111,6 +113,23 @@ def test_a_ring_needs_fused_attention() -> None:
     written = replace(attention(), forward=(Gemm(8, 8, 8),), backward=(Gemm(8, 8, 8),))
     with pytest.raises(Refused, match="ring attention"):
         program({"parallel": {"cp": 2}}, network(1, (written,)))
+
+
+@pytest.mark.parametrize("kind", ["p2p", "all_gather", "all_to_all"])
+def test_windows_go_by_no_ring_and_else_compute_a_rank_s_share_of_their_pairs(kind: str) -> None:
+    tree: dict[str, Any] = {"model": "gpt-oss-20b", "seq_len": 8192, "parallel": {"cp": 8, "cp_kind": kind, "ep": 8}}
+    if kind == "p2p":
+        with pytest.raises(Refused, match=r"no ring attention .* takes sliding windows or chunks of keys"):
+            attention_flops(tree)
+        return
+    split, alone = (attention_flops(one) for one in (tree, {**tree, "parallel": {}}))
+    assert split * 8 == pytest.approx(alone)
+
+
+def attention_flops(tree: dict[str, Any]) -> float:
+    s = bind({**tree, "framework": "megatron-bridge"}, "dgx-h100")
+    p = lower(s.plan, s.network, s.framework, "cuda", 2)
+    return sum(w.flops for call, op in p.ops(0) if call.step == 1 for w in op.works if isinstance(w, Attention))
 
 
 def test_parameters_are_averaged_over_data_and_context_ranks() -> None:
