@@ -55,6 +55,11 @@ class Mesh(msgspec.Struct, frozen=True):
         """Parts of the tp ranks of which each holds whole experts."""
         return self.size("tp") // self.etp if self.etp else 1
 
+    @property
+    def apart(self) -> bool:
+        """Experts have groups of their own: others than the dense parameters' hold the same."""
+        return self.ep > 1 or self.copies > 1
+
     def size(self, axis: str) -> int:
         """Ranks in one group of `axis`."""
         size = self.sizes.get(axis)  # asked for very often

@@ -81,7 +81,7 @@ def buckets_of(job: Job, blocks: list[BlockOps], step: int, prefix: str = "") ->
     have none."""
     dense = job.data_axis if job.zero == 0 else "fsdp"
     split = job.zero > 0 and job.size("efsdp") > 1  # else each rank updates all of its experts, and sums their gradients as DDP does
-    experts = ("efsdp" if split else "edp") if job.size("ep") > 1 else dense
+    experts = ("efsdp" if split else "edp") if job.mesh.apart else dense
     parts, found = trained(blocks), list[Bucket]()
     if job.size(dense) > 1:
         found += _cut(job, [p for p in parts if not (p.part.expert and experts != dense)], dense, step, f"{prefix}b")

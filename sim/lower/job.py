@@ -86,7 +86,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     def shards(self, part: Part) -> int:
         """Ranks that share one copy of the part's parameters (ZeRO)."""
-        return max(1, self.size("efsdp" if part.expert and self.size("ep") > 1 else "fsdp"))
+        return max(1, self.size("efsdp" if part.expert and self.mesh.apart else "fsdp"))
 
 
 def job_of(plan: Plan, network: Network, framework: Framework, device: str, steps: int, counts: tuple[int, ...] = ()) -> Job:

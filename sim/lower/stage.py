@@ -185,7 +185,7 @@ def syncs(job: Job, last: bool) -> bool:
     With ZeRO-2 also in a pipeline (grad_reduce_every_bprop of Megatron-FSDP's fully_sharded_data_parallel.py); torch's FSDP waits there.
     """
     u = job.plan.update
-    if not job.train or u.mode != "sync" or u.aggregate != "gpu" or job.size("grad") == 1:
+    if not job.train or u.mode != "sync" or u.aggregate != "gpu" or job.size("grad") * job.size("edp") == 1:
         return False
     return last or job.zero == 2 or (job.zero == 3 and job.size("pp") == 1)
 

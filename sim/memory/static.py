@@ -31,7 +31,7 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, rank: int, 
     train = plan.task != "forward"
     offloads = plan.memory.offload == "optimizer" or plan.optimizer.on == "cpu"
     for (expert, frozen), count in _counts(network, plan, rank, blocks).items():
-        ways = max(1, mesh.size("efsdp" if expert and mesh.size("ep") > 1 else "fsdp"))
+        ways = max(1, mesh.size("efsdp" if expert and mesh.apart else "fsdp"))
         sharded = count / ways
         own = sharded if zero >= 1 else count
         whole = zero < 3

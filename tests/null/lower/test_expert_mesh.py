@@ -11,6 +11,7 @@ from sim.files.text import parse_program, show_program
 from sim.lower.step import lower
 from sim.mesh import AXES, Mesh
 from sim.rules import mesh_of
+from sim.work import BYTES
 from topologies.errors import BadInput
 
 
@@ -78,6 +79,19 @@ def test_expert_gradients_are_summed_over_the_ranks_of_tp_that_hold_copies() -> 
     found = {(op.name, made.mesh.size(op.group)) for ops in made.segments.values() for op in ops if op.group == "efsdp"}
     assert found == {("reduce_scatter", 2), ("all_gather", 2)}
     assert parse_program(show_program(made)).mesh == made.mesh == mesh_of(setting.plan)
+
+
+@pytest.mark.parametrize("framework", ["megatron-lm", "pytorch"])
+@pytest.mark.parametrize("split", [{"ep": 1, "tp": 8}, {"ep": 4, "tp": 8}, {"ep": 1, "tp": 2, "dp_replicate": 4}])
+def test_whole_experts_on_ranks_of_tp_are_summed_there_too(split: dict[str, int], framework: str) -> None:
+    """Also without expert parallelism, and without data parallelism: each rank of tp gives its experts other tokens."""
+    tree = {"model": {"base": "mixtral-8x7b", "layers": 2}, "framework": framework, "parallel": {**split, "etp": 1}}
+    setting = bind(tree, "dgx-h100")
+    made = lower(setting.plan, setting.network, setting.framework, "cuda", 2)
+    experts = sum(part.params for _, block in setting.network.blocks for part in block.parts if part.expert)
+    summed = sum(op.bytes for call, op in made.ops(0) if call.step == 1 and op.group == "edp" and op.name == "all_reduce")
+    assert summed == experts * BYTES[setting.framework.reduce_dtype]
+    assert made.mesh.size("edp") == 8 // split["ep"]
 
 
 def test_experts_that_tp_splits_are_summed_by_nobody_else() -> None:
