@@ -19,12 +19,18 @@ from sim.model.parts import Part, Seam
 from sim.model.share import Share
 from sim.routing import different
 from sim.work import MemoryBound, Work
+from topologies.errors import Refused
 
 
 def moe(share: Share, hidden: int, spec: Moe, kind: str, *, fused: bool = True) -> list[Part]:
     """All parts between the second norm and the residual."""
     etp = min(share.shape.etp, share.tp)
     divisible("tp", share.tp, "etp", etp)
+    if etp < share.tp and not share.shape.sequence_parallel:
+        raise Refused(
+            f"etp = {etp} of tp = {share.tp} ranks with sequence_parallel = false: all ranks of tp hold the same tokens, and each would send them to "
+            f"experts of its own (Megatron-Core refuses it too). Set sequence_parallel = true or etp = {share.tp}"
+        )
     local = divisible("experts", spec.experts, "ep", share.shape.ep)
     inner = divisible("expert width", spec.ffn, "etp", etp)
     rows = share.srows

@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.bind import bind
+from sim.files.planfile import load_plan
 from sim.files.text import parse_program, show_program
 from sim.lower.step import lower
 from sim.mesh import AXES, Mesh
 from sim.rules import mesh_of
 from sim.work import BYTES
-from topologies.errors import BadInput
+from topologies.errors import BadInput, Refused
 
 
 def _mesh(ep: int, etp: int, **sizes: int) -> Mesh:
@@ -98,3 +99,12 @@ def test_experts_that_tp_splits_are_summed_by_nobody_else() -> None:
     setting = bind(PLAN | {"parallel": {**PLAN["parallel"], "etp": 2}}, "2x dgx-h100")  # type: ignore[dict-item]
     made = lower(setting.plan, setting.network, setting.framework, "cuda", 2)
     assert not [op for ops in made.segments.values() for op in ops if op.group in ("efsdp", "edp") and made.mesh.size(op.group) > 1]
+
+
+def test_tokens_that_all_ranks_of_tp_hold_go_to_no_whole_experts() -> None:
+    """Each rank would send the same tokens: twice the experts' FLOPs."""
+    told = r"etp = 1 of tp = 2 ranks with sequence_parallel = false.* Set sequence_parallel = true or etp = 2"
+    tree = PLAN | {"parallel": {**PLAN["parallel"], "sequence_parallel": False}}  # type: ignore[dict-item]
+    with pytest.raises(Refused, match=told):
+        bind(tree, "2x dgx-h100")
+    assert bind(load_plan(tree, ("parallel.etp=2",)), "2x dgx-h100").network.parameters

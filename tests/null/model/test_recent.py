@@ -96,7 +96,7 @@ def test_qwen3_next_mixes_by_the_delta_rule_with_work_that_grows_with_the_length
         parts = dict(describe(spec, Shape(micro=1, seq=seq, **split), PLAIN).blocks)["L0"].parts
         return sum(w.flops for p in parts if p.name == "delta.rule" for w in p.forward if isinstance(w, Gemm))
 
-    assert rule(8192) == 4 * rule(2048) == 4 * 2 * rule(2048, tp=2)
+    assert rule(8192) == 4 * rule(2048) == 4 * 2 * rule(2048, tp=2, etp=2)
     per_token = 2 * 32 * (3 * 128 * 128 + 2 * 64 * 128 + 3 * 64 * 128 + 64 * 64)  # state; K K^T and Q K^T; times K, V and values; inverse
     assert rule(2048) == 2048 * per_token
     network = describe(spec, Shape(micro=1, seq=2048), PLAIN)
