@@ -8,6 +8,7 @@ from sim.framework import Framework, sharding_of
 from sim.lower.schedule.shards import by_actions
 from sim.mesh import Mesh
 from sim.model.parts import Network, Part
+from sim.model.stages import Blocks, layout
 from sim.plan import Plan
 from sim.rules import mesh_of
 from sim.work import BYTES
@@ -47,6 +48,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of one gradient element on the wire."""
     act: str
     """dtype of activations."""
+    crossings: tuple[int, ...] = ()
+    """Bytes that go into each stage of a pipeline for one micro-batch, and come back as gradients."""
 
     def size(self, axis: str) -> int:
         return self.mesh.size(axis)
@@ -113,7 +116,13 @@ def job_of(plan: Plan, network: Network, framework: Framework, device: str, step
         act="bf16" if small else ("fp32" if plan.precision == "tf32" else plan.precision),
     )
     refuse(job)
-    return job
+    return msgspec.structs.replace(job, crossings=tuple(_crossing(network, stage) for stage in layout(network, plan)))
+
+
+def _crossing(network: Network, stage: Blocks) -> int:
+    """What the stage's first block reads."""
+    block = stage[0][1]
+    return block.saved_input + block.beside if block.beside else network.boundary
 
 
 def refuse(job: Job) -> None:

@@ -169,19 +169,24 @@ def _peer(job: Job, stage: int, kind: Kind) -> int:
     return 1 if up != back else -1
 
 
+def _size(job: Job, stage: int, kind: Kind) -> int:
+    """Bytes of the message on all ranks of tp that send a slice of it."""
+    return job.crossings[stage + (kind in ("SEND_F", "RECV_B"))]
+
+
 def _op(job: Job, stage: int, kind: Kind) -> Op:
     """The message itself."""
-    sends = kind.startswith("SEND")
+    sends, size = kind.startswith("SEND"), _size(job, stage, kind)
     return Op(
         f"{stage}{kind}",
         "send" if sends else "recv",
         _lane(job, stage, kind),
-        bytes=job.network.boundary // _slices(job),
+        bytes=size // _slices(job),
         group="pp",
         peer=_peer(job, stage, kind),
         cls=CLS,
-        alloc=0 if sends else job.network.boundary,
-        free=job.network.boundary if sends else 0,
+        alloc=0 if sends else size,
+        free=size if sends else 0,
     )
 
 
@@ -189,7 +194,7 @@ def _send(job: Job, stage: int, kind: Kind) -> list[Op]:
     """Once compute has made the tensor; its buffer lives until it has left."""
     name, lane = f"{stage}{kind}", _lane(job, stage, kind)
     made = record(f"{name}.made", COMPUTE)
-    return [_holding(made, alloc=job.network.boundary), wait(job, f"{name}.made", lane), _op(job, stage, kind)]
+    return [_holding(made, alloc=_size(job, stage, kind)), wait(job, f"{name}.made", lane), _op(job, stage, kind)]
 
 
 def _send_awaited(job: Job, stage: int, kind: Kind) -> list[Op]:
@@ -212,10 +217,10 @@ def _receive(job: Job, stage: int, kind: Kind) -> list[Op]:
 def _taken(job: Job, stage: int, kind: Kind) -> list[Op]:
     """Compute waits for the message; from here on what the stage keeps for backward counts its bytes."""
     name = f"{stage}{kind}"
-    arrived = Op(f"{name}.wait", "wait", COMPUTE, event=name, shift=0, blocking=blocks(job, COMPUTE), free=job.network.boundary)
+    arrived = Op(f"{name}.wait", "wait", COMPUTE, event=name, shift=0, blocking=blocks(job, COMPUTE), free=_size(job, stage, kind))
     if _slices(job) == 1:
         return [arrived]
-    return [arrived, collective(job, f"{name}.all_gather", COMPUTE, "all_gather", job.network.boundary, "tp", CLS)]
+    return [arrived, collective(job, f"{name}.all_gather", COMPUTE, "all_gather", _size(job, stage, kind), "tp", CLS)]
 
 
 def _slices(job: Job) -> int:

@@ -175,7 +175,8 @@ def pair(stages: list[StageSegments]) -> None:
     for stage in stages:
         if stage.chunk.short:
             turn = stage.stage.index // stage.job.size("pp")
-            kind = (turn, stage.stage.first, stage.stage.last, stage.chunk.kind, *(other.chunk.kind for other in stage.further))
+            crossings = stage.job.crossings[stage.stage.index : stage.stage.index + 2]
+            kind = (turn, stage.stage.first, stage.stage.last, crossings, stage.chunk.kind, *(other.chunk.kind for other in stage.further))
             stage.like = known.setdefault(kind, stage.stage.index)
 
 

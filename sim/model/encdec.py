@@ -24,8 +24,11 @@ def blocks_of(spec: EncDec, shape: Shape, framework: Framework, attention: str) 
     target = share_of(replace(shape, seq=spec.target or shape.seq), framework, attention)
     stream = source.srows * spec.hidden * source.es
     encoder = [Block(kind="layer", parts=tuple(_encoder(spec, source, first)), saved_input=stream) for first in (True, False)]
-    stream = target.srows * spec.hidden * target.es
-    decoder = [Block(kind="layer", parts=tuple(_decoder(spec, source, target, first)), saved_input=stream) for first in (True, False)]
+    result, stream = stream, target.srows * spec.hidden * target.es
+    decoder = [
+        Block(kind="layer", parts=tuple(_decoder(spec, source, target, first)), saved_input=stream, beside=result)
+        for first in (True, False)
+    ]
     if not spec.relative:  # all layers are equal
         encoder[0], decoder[0] = encoder[1], decoder[1]
     middle = [*_final(spec, source, "encoder.norm"), *_embed(spec, target, shared=True)]
@@ -37,7 +40,7 @@ def blocks_of(spec: EncDec, shape: Shape, framework: Framework, attention: str) 
     return (
         ("embed", Block(kind="embed", parts=tuple(_embed(spec, source)))),
         *((f"L{i}", encoder[min(i, 1)]) for i in range(spec.layers)),
-        ("target", Block(kind="embed", parts=tuple(middle), saved_input=source.srows * spec.hidden * source.es)),
+        ("target", Block(kind="embed", parts=tuple(middle), saved_input=result)),
         *((f"D{i}", decoder[min(i, 1)]) for i in range(spec.layers)),
         ("head", Block(kind="head", parts=tuple(head), saved_input=stream)),
     )

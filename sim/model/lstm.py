@@ -32,7 +32,9 @@ def blocks_of(spec: Seq2Seq, shape: Shape, framework: Framework) -> Blocks:
         [lstm(share, "lstm", 2 * h, h)],
         [lstm(share, "lstm", 2 * h, h), _skip(spec, share)],
     ]
-    made = [[Block(kind="layer", parts=tuple(parts), saved_input=stream) for parts in stack] for stack in (encoder, decoder)]
+    made = [[Block(kind="layer", parts=tuple(parts), saved_input=stream) for parts in encoder]]
+    # The first reads the encoder's result, the others the sum that attention made of it.
+    made.append([Block(kind="layer", parts=tuple(parts), saved_input=stream, beside=stream) for parts in decoder])
     words = embedding(share, h, spec.vocab, dropout=spec.dropout > 0)
     second = embedding(share, h, spec.vocab, dropout=spec.dropout > 0, name="target.tokens")
     head = (logits(share, h, spec.vocab, bias=True), loss(share, spec.vocab))

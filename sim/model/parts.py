@@ -101,6 +101,8 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     parts: tuple[Part, ...]
     saved_input: int = 0
     """Bytes of the block's input: all that full recomputation keeps."""
+    beside: int = 0
+    """Bytes of earlier results that it reads beside its input (an encoder's, in each layer of the decoder): pipelines hand them on."""
 
     @cached_property
     def params(self) -> int:
@@ -114,7 +116,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     blocks: tuple[tuple[str, Block], ...]
     """("embed", ...), ("L0", ...), ("L1", ...), ("head", ...)."""
     boundary: int
-    """Bytes that a pipeline stage sends to the next for one micro-batch on this rank."""
+    """Bytes that a pipeline stage sends to the next for one micro-batch on this rank, unless a block there reads more (`Block.beside`)."""
     parameters: int
     """Of the whole model, all ranks together, shared tensors once."""
     active_parameters: int

@@ -1,0 +1,40 @@
+"""What crosses from stage to stage: the stream, and beside it what later layers read of an encoder."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.bind import bind
+from sim.lower.step import lower
+from sim.program import Program
+
+
+def _program(model: str, schedule: str = "1f1b") -> Program:
+    parallel = {"pp": 4, "schedule": schedule}
+    setting = bind(
+        {"model": model, "seq_len": 32, "framework": "megatron-lm", "batch": {"global": 8, "micro": 2}, "parallel": parallel}, "dgx-h100"
+    )
+    return lower(setting.plan, setting.network, setting.framework, "cuda", 2)
+
+
+def _sent(program: Program, rank: int, up: bool) -> set[int]:
+    peer = 1 if up else -1
+    return {
+        op.bytes
+        for call, op in program.ops(rank)
+        if call.step == 1 and (op.kind, op.group, op.peer, op.cls) == ("send", "pp", peer, "comm.pp")
+    }
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
+@pytest.mark.parametrize(("model", "hidden"), [("t5-large", 1024), ("transformer-big", 1024), ("gnmt", 1024)])
+def test_stages_of_a_decoder_hand_on_what_it_reads_of_the_encoder(model: str, hidden: int, schedule: str) -> None:
+    """Half of the stages are the encoder's. Each decoder layer reads its result, whose gradient comes back by the same way."""
+    program, stream = _program(model, schedule), 2 * 32 * hidden * 2
+    assert [_sent(program, rank, True) for rank in range(4)] == [{stream}, {2 * stream}, {2 * stream}, set()]
+    assert [_sent(program, rank, False) for rank in range(4)] == [set(), {stream}, {2 * stream}, {2 * stream}]
+
+
+def test_a_stream_alone_crosses_where_each_layer_reads_the_one_before() -> None:
+    program = _program("gpt2-124m")
+    assert [_sent(program, rank, True) for rank in range(4)] == [{2 * 32 * 768 * 2}] * 3 + [set()]
