@@ -42,6 +42,15 @@ def test_long_sequences_are_split_over_ranks() -> None:
     assert sizes == {1: 16, 2: 16, 4: 16, 8: 16}
 
 
+def test_windows_are_split_over_ranks_by_what_takes_them() -> None:
+    """Long sequences of a model with sliding windows: rings are refused for them."""
+    plan, on = base("gpt-oss-20b", 65536), "2x dgx-h100"
+    space = auto_space(plan, on, 16) | {"recompute": ("full",), "schedule": ("1f1b",), "virtual_stages": ("1",), "micro": ("1",)}
+    plans = [one for _, one in candidates(plan, space, on) if isinstance(one, Plan)]
+    assert {one.parallel.cp for one in plans} >= {1, 2, 4} and {one.parallel.cp_kind for one in plans} == {"all_to_all"}
+    assert "parallel.cp_kind" not in auto_space(base("llama3-8b", 65536), on, 16)
+
+
 def test_tensor_parallelism_divides_the_heads() -> None:
     """GPT-2 XL has 25 heads: none of the powers of two but one."""
     assert auto_space(base("gpt2-1.5b", 1024), "dgx-h100", 8)["tp"] == ("1",)
