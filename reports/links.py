@@ -102,7 +102,6 @@ def _transfers(program: Program, trace: Trace, pricer: Pricer, begin: float, end
     """Each transfer of the step with its cost: a collective for each simulated member, a message for its sender."""
     spans = {s.id: s for s in trace.spans if s.kind in _MOVES and s.end > begin and s.start < end}
     costs: dict[tuple[int, int], Cost] = {}
-    folded = len(trace.ranks) < program.world
     for rank in trace.ranks:
         for thread in program.threads(rank):
             for call, op in program.ops(rank, thread):
@@ -111,21 +110,18 @@ def _transfers(program: Program, trace: Trace, pricer: Pricer, begin: float, end
                     continue
                 key = (id(op), rank)
                 if key not in costs:
-                    costs[key] = _cost(program, pricer, op, rank, folded)
+                    costs[key] = _cost(program, pricer, op, rank)
                 yield span, costs[key]
 
 
-def _cost(program: Program, pricer: Pricer, op: Op, rank: int, folded: bool) -> Cost:
-    """The engine's cost of the op: siblings are counted as it counts them (`sim.engine.run`)."""
+def _cost(program: Program, pricer: Pricer, op: Op, rank: int) -> Cost:
+    """The op's cost alone: what the rank itself puts on the links."""
     if op.kind == "copy":
         return pricer.local(op, rank)
-    mesh = program.mesh
-    members = mesh.group(op.group, rank)
+    members = program.mesh.group(op.group, rank)
     if op.kind == "collective":
-        siblings = mesh.world // len(members) // (mesh.size("pp") if op.group != "pp" else 1) if folded else 1
-        return pricer.collective(op, members, max(1, siblings))
-    peer = members[(members.index(rank) + op.peer) % len(members)]
-    return pricer.message(op, rank, peer, max(1, mesh.world // mesh.size("pp")) if folded else 1)
+        return pricer.collective(op, members, 1)
+    return pricer.message(op, rank, members[(members.index(rank) + op.peer) % len(members)], 1)
 
 
 def link_map(uses: Sequence[LinkUse], step: float) -> go.Figure:

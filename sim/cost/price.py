@@ -50,8 +50,8 @@ class Pricer(Protocol):
         ...
 
     def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
-        """One collective over `members` (ranks in group order). `siblings` > 1: so many equal groups run it at
-        the same moment (folded simulation), and what they take from shared links is counted together."""
+        """One collective over `members` (ranks in group order). `siblings` > 1: so many equal groups run it at the same moment, and it has
+        its share of what they share. The engine asks for one alone: what others take meanwhile it counts itself (`sim.engine.pricing`)."""
         ...
 
     def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:

@@ -31,8 +31,6 @@ class Arranger:
         self._sheets: dict[tuple[str, tuple[str, ...]], Sheet] = {}
         """By thread and segments: moves that are the same for all ranks."""
         self._free: dict[str, bool] = {}
-        self._groups: dict[tuple[str, int], tuple[tuple[int, ...], int, bool]] = {}
-        """By axis and rank: its group, how many such groups meet at a time, and whether all of it is this rank, simulated."""
 
     @property
     def waiting(self) -> bool:
@@ -117,14 +115,8 @@ class Arranger:
         if op.kind in MESSAGE:
             seconds = self._prices.message(op, rank.rank).seconds if op.kind == "send" else 0.0
             return does, lane, at, seconds, event, shift, joined, None if does == WIRE else self._seats.of(op, rank.rank)
-        place = (op.group, rank.rank)
-        group = self._groups.get(place)
-        if group is None:
-            alone = len(self._prices.groups.represented(*place)) == 1
-            group = self._groups[place] = (*self._prices.group(*place), alone)
-        members, siblings, alone = group
-        seconds = self._prices.pricer.collective(op, members, siblings).seconds
-        if alone:
+        seconds = self._prices.collective(op, rank.rank).seconds
+        if len(self._prices.groups.represented(op.group, rank.rank)) == 1:
             return PLAIN if lane == COMPUTE or rank.slow == 1.0 else BESIDE, lane, at, seconds, event, shift, 0.0, None
         if lane != COMPUTE and rank.slow != 1.0:
             raise Unordered  # when it slows this rank's kernels is known only once the others have come

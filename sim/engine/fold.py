@@ -38,6 +38,11 @@ def alike(symmetry: Symmetry) -> bool:
     return symmetry if isinstance(symmetry, bool) else symmetry.alike
 
 
+def node_of(symmetry: Symmetry) -> Callable[[int], int]:
+    """The node of a rank; all are on one where it is not said."""
+    return (lambda _: 0) if isinstance(symmetry, bool) else symmetry.node
+
+
 def representatives(program: Program, symmetry: Symmetry) -> list[int]:
     """For each rank the rank that stands for it (itself, when it is simulated)."""
     world = program.world
@@ -54,15 +59,6 @@ def representatives(program: Program, symmetry: Symmetry) -> list[int]:
     if world > _REFINE_LIMIT:
         return list(range(world))
     return _refine(program, stage, None if symmetry is True else symmetry)
-
-
-def twins(stands_for: list[int], node: Callable[[int], int]) -> dict[int, int]:
-    """Of each simulated rank, how many ranks of its node it stands for."""
-    found: dict[int, int] = {}
-    for rank, by in enumerate(stands_for):
-        if node(rank) == node(by):
-            found[by] = found.get(by, 0) + 1
-    return found
 
 
 def _refine(program: Program, stage: list[int], places: Places | None) -> list[int]:

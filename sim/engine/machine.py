@@ -8,7 +8,7 @@ On CPU hosts, where training computes on the same cores, loaders and training sh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
@@ -26,35 +26,32 @@ def neighbours(pricer: Pricer, op: Op, cost: Cost, rank: int, world: int) -> Ite
     Ranks of one machine are numbered in a row: the first whose op takes from another machine ends the search.
     """
     yield rank, cost
-    here = {_machine(name) for name, _ in cost.uses}
+    here = set(_machines(cost))
     for step in (1, -1):
         other = rank + step
         while 0 <= other < world:
             there = pricer.local(op, other)
-            if here.isdisjoint(_machine(name) for name, _ in there.uses):
+            if here.isdisjoint(_machines(there)):
                 break
             yield other, there
             other += step
 
 
-def _machine(resource: str) -> str:
-    """`n3` of `n3.cores` and of `n3/gpu0>n3/sw1`."""
-    return resource.replace("/", ".").partition(".")[0]
+def _machines(cost: Cost) -> Iterator[str]:
+    """Of what it takes: `n3` of `n3.cores` and of `n3/gpu0>n3/sw1`."""
+    return (name.replace("/", ".").partition(".")[0] for name, _ in cost.uses)
 
 
-def together(op: Op, cost: Cost, pricer: Pricer, rank: int, stands_for: Callable[[int], int], world: int) -> Cost:
-    """A local op's `cost` with what all ranks that `rank` stands for take from the same disks, buses and links of their machine."""
-    if not cost.uses:
-        return cost
+def together(cost: Cost, taken: Iterable[Cost]) -> Cost:
+    """A `cost` with all that is `taken` of the same disks, buses and links where the op runs at the same time for other ranks, too."""
     alone: dict[str, float] = {}
     for name, amount in cost.uses:
         alone[name] = alone.get(name, 0.0) + amount
     amounts = dict.fromkeys(alone, 0.0)
-    for other, taken in neighbours(pricer, op, cost, rank, world):
-        if stands_for(other) == rank:
-            for name, amount in taken.uses:
-                if name in amounts:
-                    amounts[name] += amount
+    for one in taken:
+        for name, amount in one.uses:
+            if name in amounts:
+                amounts[name] += amount
     return replace(cost, uses=tuple(amounts.items()), share=next(iter(alone.values())))
 
 

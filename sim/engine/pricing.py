@@ -8,25 +8,28 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+from msgspec.structs import replace
+
 from sim.cost.price import Cost, Pricer
 from sim.engine.condense import Priced, condense, outside_events, shape_of, stretches
-from sim.engine.fold import Symmetry, twins
 from sim.engine.fuse import fuse, span
 from sim.engine.links import links_of
-from sim.engine.machine import LOADER, steady, together
+from sim.engine.machine import LOADER, neighbours, steady, together
 from sim.engine.meeting import Groups
+from sim.engine.sharing import merged
 from sim.program import COMPUTE, HOST, Op, Program
 
 _OFTEN = 4
 """Calls from which on it is worth while to run the inside of a segment by itself, twice, before."""
+Node = Callable[[int], int]
 Alone = Callable[["Pricing", list[Priced], int, bool], tuple[float, float]]
 
 
 class Pricing:
     """Costs of one program's ops. `groups` says who meets whom; `folded`: equal groups count on shared links."""
 
-    def __init__(self, program: Program, pricer: Pricer, groups: Groups, folded: bool, alone: Alone) -> None:
-        """`alone` runs ops by themselves: see `sim.engine.steps.alone`."""
+    def __init__(self, program: Program, pricer: Pricer, groups: Groups, folded: bool, alone: Alone, node: Node = lambda _: 0) -> None:
+        """`alone` runs ops by themselves: see `sim.engine.steps.alone`; `node`: on which a rank sits."""
         self.program, self.pricer, self.groups, self.folded, self._run_alone = program, pricer, groups, folded, alone
         self.fused = self.condensed = False
         self.alike = False
@@ -41,16 +44,14 @@ class Pricing:
         """Resources that never bind (`sim.engine.links`)."""
         self._meet_costs: dict[tuple[int, str, int], Cost] = {}
         """By op, group and rank: hashing the members of a large group would cost more than looking them up."""
-        self._siblings: dict[tuple[str, int], int] = {}
-        self._twins: dict[int, int] | None = None
-        self._node: Callable[[int], int] = int
+        self._whole = groups
+        """Those of the whole run, where `groups` are of a part that is run by itself."""
+        self._crowds: dict[tuple[object, ...], tuple[float, ...]] = {}
+        """Of each link of a meeting, what all who are simulated as one take of it, over what one of them takes."""
+        self._node = node
+        self._nodes: dict[int, list[int]] | None = None
         self._stretches: dict[tuple[object, ...], list[Priced]] = {}
         self._outside: dict[int, frozenset[str]] = {}
-
-    def know(self, symmetry: Symmetry, stands_for: list[int]) -> None:
-        """Where ranks sit, where they do not all sit alike or do not all of a stage do the same."""
-        if not isinstance(symmetry, bool) and len(set(stands_for)) != self.program.mesh.size("pp"):
-            self._twins, self._node = twins(stands_for, symmetry.node), symmetry.node
 
     def shorten(self, ranks: Iterable[int], condensed: bool) -> None:
         """From now on runs of kernels are fused, and (`condensed`) stretches that meet nobody else are run once."""
@@ -93,7 +94,8 @@ class Pricing:
             stands_for, world = self.groups.stands_for, self.program.world
             for i, cost in enumerate(costs):
                 if cost.uses:
-                    costs[i] = together(line[i], cost, self.pricer, rank, stands_for, world)
+                    near = neighbours(self.pricer, line[i], cost, rank, world)
+                    costs[i] = together(cost, (there for other, there in near if stands_for(other) == rank))
         return list(zip(line, costs, strict=True))
 
     def _shortened(self, line: tuple[Op, ...], rank: int, condensed: bool) -> list[Priced]:
@@ -121,40 +123,71 @@ class Pricing:
         return Cost(whole.seconds, whole.source, host=cost.host)
 
     def collective(self, op: Op, rank: int) -> Cost:
-        """A collective of the rank's group; in a folded run its siblings' flows count."""
+        """A collective of the rank's group, which NCCL runs as if alone, beside those of the groups that are simulated as this one."""
         key = (id(op), op.group, rank)
         cost = self._meet_costs.get(key)
         if cost is None:
-            cost = self._meet_costs[key] = self.pricer.collective(op, *self.group(op.group, rank))
+            groups, axis = self._whole, op.group
+            met = groups.represented(axis, rank)
+            cost = self._meet_costs[key] = self._beside_twins(
+                op,
+                groups.members(axis, rank)[0],
+                lambda other: self.pricer.collective(op, groups.members(axis, other), 1),
+                lambda other: groups.members(axis, other)[0] if groups.represented(axis, other) == met else None,
+            )
         return cost
-
-    def group(self, axis: str, rank: int) -> tuple[tuple[int, ...], int]:
-        """The rank's group, and how many groups run the same collective at the same moment and are not simulated, with this one."""
-        members = self.groups.members(axis, rank)
-        key = (axis, rank if self._twins else 0)
-        siblings = self._siblings.get(key)
-        if siblings is None:
-            siblings = self._siblings[key] = max(1, self._count(axis, members, rank)) if self.folded else 1
-        return members, siblings
-
-    def _count(self, axis: str, members: tuple[int, ...], rank: int) -> int:
-        if self._twins:  # on the rank's node
-            by, node = self.groups.stands_for(rank), self._node(rank)
-            return self._twins[by] // sum(self.groups.stands_for(one) == by and self._node(one) == node for one in members)
-        mesh = self.program.mesh
-        return mesh.world // len(members) // (mesh.size("pp") if axis != "pp" else 1)
 
     def message(self, op: Op, rank: int) -> Cost:
         """A message that `rank` sends; where the rank stands for all of a ring, the ring's slowest hop, for which all of it waits."""
         key = (id(op), op.group, rank)
         cost = self._meet_costs.get(key)
         if cost is None:
-            mesh, groups = self.program.mesh, self.groups
-            siblings = max(1, self._twins[rank] if self._twins else mesh.world // mesh.size("pp")) if self.folded else 1
+            groups = self._whole
             ring = groups.members(op.group, rank) if groups.represented(op.group, rank) == (rank,) else (rank,)
-            hops = (self.pricer.message(op, sender, groups.peer_of(op, sender), siblings) for sender in ring)
+            hops = (
+                self._beside_twins(
+                    op,
+                    sender,
+                    lambda other: self.pricer.message(op, other, groups.peer_of(op, other), 1),
+                    lambda other: other if groups.stands_for(other) == rank else None,
+                )
+                for sender in ring
+            )
             cost = self._meet_costs[key] = max(hops, key=lambda hop: hop.seconds)
         return cost
+
+    def _beside_twins(self, op: Op, rank: int, cost_of: Callable[[int], Cost], twin: Callable[[int], int | None]) -> Cost:
+        """What the op costs from `rank` on, beside the same op of others on the machine where it begins: they run at the same time, and
+        are not simulated. `twin` says by which rank one of them goes, None where it is none.
+
+        While they want more than a link has, all are as slow as it makes them.
+        """
+        cost = cost_of(rank)
+        if not self.folded or not cost.uses:
+            return cost
+        uses = merged(cost.uses)
+        key = (op.kind, op.group, op.peer, rank, *(name for name, _ in uses))
+        crowd = self._crowds.get(key)
+        if crowd is None:
+            same = {by: other for other in self._near(rank) if (by := twin(other)) is not None}
+            all_uses = together(cost, map(cost_of, same.values())).uses
+            crowd = self._crowds[key] = tuple(whole / own if own else 1.0 for (_, whole), (_, own) in zip(all_uses, uses, strict=True))
+        whole = [(name, amount * many) for (name, amount), many in zip(uses, crowd, strict=True)]
+        slower = max(1.0, *(amount / self.pricer.capacity[name] for name, amount in whole))
+        return replace(
+            cost,
+            seconds=cost.latency + (cost.seconds - cost.latency) * slower,
+            uses=tuple((name, amount / slower) for name, amount in whole),
+            share=(cost.share or uses[0][1]) / slower,
+        )
+
+    def _near(self, rank: int) -> list[int]:
+        """The ranks of its node, which are numbered in a row or dealt out in turns."""
+        if self._nodes is None:
+            self._nodes = {}
+            for one in range(self.program.mesh.world):
+                self._nodes.setdefault(self._node(one), []).append(one)
+        return self._nodes[self._node(rank)]
 
     def meeting(self, op: Op, rank: int) -> Cost:
         """A collective of the rank's group, or a message that it sends."""
@@ -196,9 +229,9 @@ class Pricing:
         if all(_fits(op, cost, local) for op, cost in ops) and not (beside and any(cost.host for _, cost in ops)):
             end = span(ops, slow, beside)
             return end, end
-        inner = Pricing(self.program, self.pricer, self.groups.alone(rank), self.folded, self._run_alone)
+        inner = Pricing(self.program, self.pricer, self.groups.alone(rank), self.folded, self._run_alone, self._node)
         inner._meet_costs, inner.local, inner.idle = self._meet_costs, local, self.idle
-        inner._twins, inner._node = self._twins, self._node
+        inner._whole, inner._crowds = self._whole, self._crowds
         return self._run_alone(inner, fuse(ops, local, quiet, slow), rank, beside)
 
 

@@ -47,8 +47,7 @@ def collective_cost(name: str, size: int, ranks: tuple[int, ...], topology: Topo
         return Cost(choice.seconds, "fitted", choice.latency)
     full = shape.inter * shape.crossing if shape.nodes > 1 else shape.intra
     uses = _uses(shape, topology, min(1.0, choice.wire / sends))
-    share = uses[0][1] / shape.crowd if uses and shape.crowd > 1.0 else 0.0
-    return Cost(choice.seconds, "fitted", choice.latency, uses, share=share, payload=min(1.0, choice.reach / full))
+    return Cost(choice.seconds, "fitted", choice.latency, uses, payload=min(1.0, choice.reach / full))
 
 
 def _uses(shape: GroupShape, topology: Topology, busy: float) -> tuple[tuple[str, float], ...]:

@@ -28,8 +28,6 @@ class GroupShape(msgspec.Struct, frozen=True):
     """All peers are reached at the full rate (NVSwitch), and the switch can reduce (sm90 and later)."""
     inter: float
     """All NICs of the group's members on one node together, while its siblings use theirs."""
-    crowd: float
-    """Siblings, with this group, that share the NICs of its members."""
     efa: bool
     """The NICs are AWS's EFA."""
     spread: float
@@ -74,7 +72,7 @@ def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -
     chip = min((topology.device(kind[0]) for kind in kinds), key=lambda device: device.clock)
     far = _far(topology, nodes, kinds)
     wires = [[nic.name.lower() for nic in _nics(topology, kind[0])] for kind in kinds]
-    inter, kind = min(((_inter(topology, kind, siblings), kind) for kind in kinds), key=lambda pair: pair[0]) if far else (0.0, [])
+    inter = min(_inter(topology, kind, siblings) for kind in kinds) if far else 0.0
     return GroupShape(
         ranks=len(ranks),
         nodes=len(nodes),
@@ -84,7 +82,6 @@ def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -
         intra=intra,
         switched=all(_switched(topology, kind) for kind in kinds if len(kind) > 1) and near is not None,
         inter=inter,
-        crowd=_inter(topology, kind, 1) / inter if inter else 1.0,
         spread=_spread(topology, nodes, inter) if far else 1.0,
         efa=any("efa" in name for names in wires for name in names),
         sockets=any(name.startswith(("ethernet", "tcp")) for names in wires for name in names),

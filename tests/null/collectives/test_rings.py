@@ -81,15 +81,6 @@ def test_siblings_share_the_nics_of_a_node() -> None:
     assert together == pytest.approx(2 * alone, rel=0.1)
 
 
-def test_what_siblings_take_of_a_nic_is_that_of_as_many_groups() -> None:
-    """They share the NIC with other collectives as two, where two GPUs send over it."""
-    topology = load_topology("2x aws-p4d")
-    alone, together = (collective_cost("all_reduce", 1 << 28, (0, 8), topology, siblings=many) for many in (1, 8))
-    assert (alone.share, together.share) == (0.0, pytest.approx(together.uses[0][1] / 2))
-    own = collective_cost("all_reduce", 1 << 28, (0, 8), load_topology("2x dgx-h100"), siblings=8)
-    assert own.uses and own.share == 0.0, "a NIC for each GPU"
-
-
 def test_messages_take_the_way_between_the_ranks() -> None:
     topology = load_topology("2x dgx-h100")
     near, far = message_cost(1 << 26, 0, 1, topology), message_cost(1 << 26, 0, 8, topology)

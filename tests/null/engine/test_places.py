@@ -89,6 +89,31 @@ def test_folded_equals_unfolded(on: str, split: dict[str, Any], simulated: int) 
     assert quick == pytest.approx(whole, rel=2e-3), "condensed"
 
 
+MOE: dict[str, Any] = {"model": {"base": "olmoe-1b-7b", "layers": 2}, "seq_len": 256}
+
+
+@pytest.mark.parametrize(
+    ("on", "split", "more"),
+    [
+        ("2x a100-x4-nvlink", {"dp_shard": 4, "cp": 2, "ep": 2, "zero": 2, "cp_kind": "all_gather"}, MOE),
+        ("2x rtx-4090-x4", {"dp_shard": 4, "cp": 2, "placement": "pp,cp,tp,dp", "cp_kind": "p2p"}, {}),
+        ("2x rtx-4090-x4", {"dp_shard": 3, "tp": 2, "zero": 3, "placement": "pp,dp,tp,cp"}, {}),
+        ("2x rtx-4090-x4", {"dp_replicate": 2, "pp": 4, "zero": 1, "schedule": "zb-h1"}, {}),
+        ("4x a100-x4-nvlink", {"dp_replicate": 2, "pp": 4, "schedule": "gpipe"}, {}),
+        ("2x aws-p4d", {"dp_replicate": 4, "dp_shard": 4, "zero": 3}, {}),
+        ("2x aws-p4d", {"dp_replicate": 4, "tp": 4, "zero": 2, "placement": "cp,dp,pp,tp"}, {}),
+        ("2x dgx-h100", {"dp_replicate": 2, "dp_shard": 8, "ep": 4, "zero": 2}, MOE),
+    ],
+    ids=str,
+)
+def test_groups_that_share_a_nic_with_others_that_are_not_simulated(on: str, split: dict[str, Any], more: dict[str, Any]) -> None:
+    """NCCL chooses for each group as if it were alone; what they all send shares the NIC."""
+    ranks, (folded, whole, quick) = steps(on, split, more)
+    assert ranks < split.get("dp_shard", 1) * split.get("dp_replicate", 1) * split.get("tp", 1) * split.get("pp", 1) * split.get("cp", 1)
+    assert folded == pytest.approx(whole, rel=1e-9)
+    assert quick == pytest.approx(whole, rel=5e-3), "condensed"
+
+
 @pytest.mark.parametrize("mode", ["sharded", "async"])
 def test_the_rank_alone_on_its_switch(mode: str) -> None:
     """Seven of eight: three share the second socket's memory, four the first's."""
