@@ -128,13 +128,14 @@ class Pricing:
         cost = self._meet_costs.get(key)
         if cost is None:
             groups, axis = self._whole, op.group
-            met = groups.represented(axis, rank)
-            cost = self._meet_costs[key] = self._beside_twins(
-                op,
-                groups.members(axis, rank)[0],
-                lambda other: self.pricer.collective(op, groups.members(axis, other), 1),
-                lambda other: groups.members(axis, other)[0] if groups.represented(axis, other) == met else None,
-            )
+
+            def alone(other: int) -> Cost:
+                return self.pricer.collective(op, groups.members(axis, other), 1)
+
+            def twin(other: int) -> int | None:
+                return groups.members(axis, other)[0] if groups.represented(axis, other) == groups.represented(axis, rank) else None
+
+            cost = self._meet_costs[key] = self._beside_twins(op, groups.members(axis, rank)[0], alone, twin)
         return cost
 
     def message(self, op: Op, rank: int) -> Cost:
@@ -144,16 +145,14 @@ class Pricing:
         if cost is None:
             groups = self._whole
             ring = groups.members(op.group, rank) if groups.represented(op.group, rank) == (rank,) else (rank,)
-            hops = (
-                self._beside_twins(
-                    op,
-                    sender,
-                    lambda other: self.pricer.message(op, other, groups.peer_of(op, other), 1),
-                    lambda other: other if groups.stands_for(other) == rank else None,
-                )
-                for sender in ring
-            )
-            cost = self._meet_costs[key] = max(hops, key=lambda hop: hop.seconds)
+
+            def alone(other: int) -> Cost:
+                return self.pricer.message(op, other, groups.peer_of(op, other), 1)
+
+            def twin(other: int) -> int | None:
+                return other if groups.stands_for(other) == rank else None
+
+            cost = self._meet_costs[key] = max((self._beside_twins(op, one, alone, twin) for one in ring), key=lambda hop: hop.seconds)
         return cost
 
     def _beside_twins(self, op: Op, rank: int, cost_of: Callable[[int], Cost], twin: Callable[[int], int | None]) -> Cost:
@@ -165,13 +164,13 @@ class Pricing:
         cost = cost_of(rank)
         if not self.folded or not cost.uses:
             return cost
-        uses = merged(cost.uses)
-        key = (op.kind, op.group, op.peer, rank, *(name for name, _ in uses))
+        key = (op.kind, op.group, op.peer, rank, *[name for name, _ in cost.uses])
         crowd = self._crowds.get(key)
         if crowd is None:
-            same = {by: other for other in self._near(rank) if (by := twin(other)) is not None}
-            all_uses = together(cost, map(cost_of, same.values())).uses
-            crowd = self._crowds[key] = tuple(whole / own if own else 1.0 for (_, whole), (_, own) in zip(all_uses, uses, strict=True))
+            crowd = self._crowds[key] = self._crowd(cost, rank, cost_of, twin)
+        if not crowd:
+            return cost
+        uses = merged(cost.uses)
         whole = [(name, amount * many) for (name, amount), many in zip(uses, crowd, strict=True)]
         slower = max(1.0, *(amount / self.pricer.capacity[name] for name, amount in whole))
         return replace(
@@ -180,6 +179,15 @@ class Pricing:
             uses=tuple((name, amount / slower) for name, amount in whole),
             share=(cost.share or uses[0][1]) / slower,
         )
+
+    def _crowd(self, cost: Cost, rank: int, cost_of: Callable[[int], Cost], twin: Callable[[int], int | None]) -> tuple[float, ...]:
+        """Of each link that an op takes, what its twins take with it, over what it takes alone; empty where they share none."""
+        same = {by: other for other in self._near(rank) if (by := twin(other)) is not None}
+        if len(same) < 2:
+            return ()
+        taken = together(cost, map(cost_of, same.values())).uses
+        found = tuple(whole / own if own else 1.0 for (_, whole), (_, own) in zip(taken, merged(cost.uses), strict=True))
+        return found if max(found) > 1.0 else ()
 
     def _near(self, rank: int) -> list[int]:
         """The ranks of its node, which are numbered in a row or dealt out in turns."""
