@@ -26,7 +26,8 @@ class Links(NamedTuple):
     """Found by `links_of`."""
 
     private: frozenset[int]
-    """Ids (id()) of collectives on compute lanes whose members are all folded into one rank and whose links no other lane uses."""
+    """Ids (id()) of collectives on compute lanes whose members are all folded into one rank and whose links no other lane
+    of any simulated rank uses."""
     quiet: bool
     """No collective can run beside compute."""
     idle: frozenset[str]
@@ -35,7 +36,7 @@ class Links(NamedTuple):
 
 def links_of(program: Program, groups: Groups, ranks: Iterable[int], cost_of: CostOf, capacity: Mapping[str, float]) -> Links:
     """Looks through all segments that the ranks' threads call. `capacity`: what each link has per second."""
-    lanes: dict[str, set[str]] = {}
+    users: dict[str, set[Lane]] = {}
     wishes: Wishes = {}
     quiet = True
     found: list[tuple[list[Op], Cost]] = []
@@ -55,10 +56,11 @@ def links_of(program: Program, groups: Groups, ranks: Iterable[int], cost_of: Co
                     if op.lane == COMPUTE and len(met) == 1:
                         found.append((ops, cost))
                 for link, amount in merged(cost.uses):
-                    lanes.setdefault(link, set()).add(op.lane)
+                    users.setdefault(link, set()).add(user)
                     wishes.setdefault(link, {})[user, name, id(op)] = amount
-    private = frozenset(id(op) for ops, cost in found if all(lanes[link] == {COMPUTE} for link, _ in cost.uses) for op in ops)
-    return Links(private, quiet, idle(wishes, capacity))
+    alone = {id(op) for ops, _ in found for op in ops}
+    alone -= {id(op) for ops, cost in found if any(len(users[link]) > 1 for link, _ in cost.uses) for op in ops}
+    return Links(frozenset(alone), quiet, idle(wishes, capacity))
 
 
 def idle(wishes: Wishes, capacity: Mapping[str, float]) -> frozenset[str]:

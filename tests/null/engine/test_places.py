@@ -15,6 +15,7 @@ from sim.engine.steps import step_times
 from sim.folding import places_of
 from sim.lower.step import lower
 from sim.mesh import Mesh
+from sim.predict import predict_setting
 from sim.pricer import pricer_for
 from sim.program import Program, Role
 from sim.timeline import metrics
@@ -134,3 +135,20 @@ def test_ranks_that_go_round_uneven_nodes_are_not_alike(placement: str) -> None:
     program = lower(setting.plan, setting.network, setting.framework, "cuda", 2)
     folded, whole = (metrics.step_time(simulate(program, pricer_for(setting), fold, setting.places)) for fold in (True, False))
     assert folded == pytest.approx(whole, rel=1e-9)
+
+
+def test_ranks_that_share_a_nic_are_fused_as_they_are_simulated_op_by_op() -> None:
+    """Each rank's tensor-parallel group goes over the one NIC of its node, which those of the other simulated ranks use as well."""
+    parallel = {"dp_replicate": 4, "dp_shard": 2, "tp": 2, "zero": 0, "placement": "pp,dp,tp,cp"}
+    model = {"family": "decoder", "name": "t", "layers": 2, "hidden": 512, "heads": 8, "vocab": 4000}
+    plan = {
+        "model": model,
+        "framework": "pytorch",
+        "compile": True,
+        "parallel": parallel,
+        "seq_len": 1024,
+        "batch": {"micro": 1, "global": 8},
+    }
+    setting = bind(plan, "2x aws-g5")
+    op_by_op, fused = (predict_setting(setting, steps=2, detail=detail).step_time_s for detail in (True, False))
+    assert fused == pytest.approx(op_by_op, rel=1e-9)
