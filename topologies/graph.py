@@ -85,8 +85,7 @@ class Topology:
     def even(self) -> bool:
         """All devices of a node reach each other over the same kind of path at the same rate (NVSwitch; not two sockets of PCIe)."""
         first, *others = self.first_ranks()
-        found = [self.path(first, other) for other in others]
-        return len({(path.kind, path.rate) for path in found}) <= 1
+        return len({(path.kind, path.rate) for path in (self.path(first, other) for other in others)}) <= 1
 
     # -- where a rank is
 
@@ -112,9 +111,15 @@ class Topology:
     def ranks_on(self, node: int) -> int:
         return self.cluster.run_of(node).ranks
 
+    def on_node(self, rank: int) -> range:
+        """All ranks of the rank's node: in a row, or dealt out in turns."""
+        node, place = self._place(rank)
+        row = range(rank - place, rank - place + self.ranks_on(node))
+        return range(node, self.gpus, self.nodes) if self.cluster.scatter else row
+
     def first_ranks(self) -> range:
         """Ranks of the first node."""
-        return range(0, self.gpus, self.nodes if self.cluster.scatter else 1)[: self.ranks_per_node]
+        return self.on_node(0)
 
     def machine(self, node: int) -> Machine:
         """The node's description, edits applied."""
@@ -171,8 +176,7 @@ class Topology:
 
     def store_total(self, write: bool) -> float:
         """Bytes per second of the shared store for all nodes together. Raises `BadInput` where there is none."""
-        store = self.store(0)
-        if store is None:
+        if (store := self.store(0)) is None:
             raise BadInput(f"{self.name} has no shared store: describe it in [store] (read, write, stream, latency)")
         return store.total(write, self.nodes)
 
@@ -188,8 +192,7 @@ class Topology:
 
     def nics(self, rank: int) -> tuple[Nic, ...]:
         """The NICs with affinity to the rank's device; none where the node has none."""
-        use = self.nic_of(rank)
-        return use.nics if use else ()
+        return use.nics if (use := self.nic_of(rank)) else ()
 
     def link(self, name: str) -> Link:
         """Kind, rate and latency of a directed link. Raises `KeyError`."""
@@ -200,10 +203,9 @@ class Topology:
 
     def path(self, a: int, b: int) -> Path:
         """From rank to rank: NVLink before PCIe before network. Raises `BadInput` where nothing joins them."""
-        found = self._paths.get((a, b))
-        if found is None:
-            found = self._paths[a, b] = self._path(a, b)
-        return found
+        if (a, b) not in self._paths:
+            self._paths[a, b] = self._path(a, b)
+        return self._paths[a, b]
 
     def _path(self, a: int, b: int) -> Path:
         (node_a, place_a), (node_b, place_b) = self._place(a), self._place(b)

@@ -29,8 +29,8 @@ PAGEABLE = 4e9
 _SERVER = "server."
 """Lanes of a parameter server's threads, whose tensors are in host memory as those of the `HOST` lane are."""
 
-_collective = lru_cache(maxsize=2048)(collective_cost)
-_message = lru_cache(maxsize=2048)(message_cost)
+_collective = lru_cache(maxsize=4096)(collective_cost)
+_message = lru_cache(maxsize=4096)(message_cost)
 """For all plans of a sweep: those that split their ranks alike send the same sizes in the same groups."""
 
 

@@ -51,7 +51,8 @@ class Pricer(Protocol):
 
     def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
         """One collective over `members` (ranks in group order). `siblings` > 1: so many equal groups run it at the same moment, and it has
-        its share of what they share. The engine asks for one alone: what others take meanwhile it counts itself (`sim.engine.pricing`)."""
+        its share of what they share. The engine asks for one alone: what others take meanwhile it counts itself (`sim.engine.pricing`), and once
+        for all ops that send as much in the same way, whatever their ids."""
         ...
 
     def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:

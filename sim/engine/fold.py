@@ -8,7 +8,7 @@ alike, it is known at once: one rank per stage.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from sim.program import MEETING, Program
@@ -21,8 +21,8 @@ class Places(NamedTuple):
 
     alike: bool
     """All ranks of a stage sit alike."""
-    node: Callable[[int], int]
-    """The node of a rank."""
+    on_node: Callable[[int], Sequence[int]]
+    """The ranks on the node of a rank, itself among them; of those that the machine can host."""
     kind: Callable[[int], int]
     """Equal ranks have equal kinds."""
     shared: Callable[[int], tuple[str, ...]]
@@ -38,9 +38,9 @@ def alike(symmetry: Symmetry) -> bool:
     return symmetry if isinstance(symmetry, bool) else symmetry.alike
 
 
-def node_of(symmetry: Symmetry) -> Callable[[int], int]:
-    """The node of a rank; all are on one where it is not said."""
-    return (lambda _: 0) if isinstance(symmetry, bool) else symmetry.node
+def on_node(symmetry: Symmetry) -> Callable[[int], Sequence[int]] | None:
+    """The ranks on the node of a rank; None where it is not said."""
+    return None if isinstance(symmetry, bool) else symmetry.on_node
 
 
 def representatives(program: Program, symmetry: Symmetry) -> list[int]:

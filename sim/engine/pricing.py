@@ -6,7 +6,7 @@ Both engines ask here: the one that makes a trace (`run`), and the one that only
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -21,15 +21,15 @@ from sim.program import COMPUTE, HOST, Op, Program
 
 _OFTEN = 4
 """Calls from which on it is worth while to run the inside of a segment by itself, twice, before."""
-Node = Callable[[int], int]
+OnNode = Callable[[int], Sequence[int]] | None
 Alone = Callable[["Pricing", list[Priced], int, bool], tuple[float, float]]
 
 
 class Pricing:
     """Costs of one program's ops. `groups` says who meets whom; `folded`: equal groups count on shared links."""
 
-    def __init__(self, program: Program, pricer: Pricer, groups: Groups, folded: bool, alone: Alone, node: Node = lambda _: 0) -> None:
-        """`alone` runs ops by themselves: see `sim.engine.steps.alone`; `node`: on which a rank sits."""
+    def __init__(self, program: Program, pricer: Pricer, groups: Groups, folded: bool, alone: Alone, on_node: OnNode = None) -> None:
+        """`alone` runs ops by themselves: see `sim.engine.steps.alone`; `on_node`: the ranks that a rank's node can host; None: all are on one."""
         self.program, self.pricer, self.groups, self.folded, self._run_alone = program, pricer, groups, folded, alone
         self.fused = self.condensed = False
         self.alike = False
@@ -42,14 +42,13 @@ class Pricing:
         """No collective can run beside compute, so that fused runs may hold collectives, which are never slowed."""
         self.idle: frozenset[str] = frozenset()
         """Resources that never bind (`sim.engine.links`)."""
-        self._meet_costs: dict[tuple[int, str, int], Cost] = {}
-        """By op, group and rank: hashing the members of a large group would cost more than looking them up."""
+        self._meet_costs: dict[tuple[object, ...], Cost] = {}
+        """By what is sent, how, in which group, and the rank: equal layers ask for the same."""
         self._whole = groups
         """Those of the whole run, where `groups` are of a part that is run by itself."""
         self._crowds: dict[tuple[object, ...], tuple[float, ...]] = {}
         """Of each link of a meeting, what all who are simulated as one take of it, over what one of them takes."""
-        self._node = node
-        self._nodes: dict[int, list[int]] | None = None
+        self._on_node = on_node
         self._stretches: dict[tuple[object, ...], list[Priced]] = {}
         self._outside: dict[int, frozenset[str]] = {}
 
@@ -124,7 +123,7 @@ class Pricing:
 
     def collective(self, op: Op, rank: int) -> Cost:
         """A collective of the rank's group, which NCCL runs as if alone, beside those of the groups that are simulated as this one."""
-        key = (id(op), op.group, rank)
+        key = (op.name, op.bytes, op.how, op.works, op.lane, op.group, rank)
         cost = self._meet_costs.get(key)
         if cost is None:
             groups, axis = self._whole, op.group
@@ -140,7 +139,7 @@ class Pricing:
 
     def message(self, op: Op, rank: int) -> Cost:
         """A message that `rank` sends; where the rank stands for all of a ring, the ring's slowest hop, for which all of it waits."""
-        key = (id(op), op.group, rank)
+        key = (op.peer, op.bytes, op.lane, op.group, rank)
         cost = self._meet_costs.get(key)
         if cost is None:
             groups = self._whole
@@ -182,20 +181,14 @@ class Pricing:
 
     def _crowd(self, cost: Cost, rank: int, cost_of: Callable[[int], Cost], twin: Callable[[int], int | None]) -> tuple[float, ...]:
         """Of each link that an op takes, what its twins take with it, over what it takes alone; empty where they share none."""
-        same = {by: other for other in self._near(rank) if (by := twin(other)) is not None}
+        world = self.program.mesh.world
+        near = self._on_node(rank) if self._on_node else range(world)
+        same = {by: other for other in near if other < world and (by := twin(other)) is not None}
         if len(same) < 2:
             return ()
         taken = together(cost, map(cost_of, same.values())).uses
         found = tuple(whole / own if own else 1.0 for (_, whole), (_, own) in zip(taken, merged(cost.uses), strict=True))
         return found if max(found) > 1.0 else ()
-
-    def _near(self, rank: int) -> list[int]:
-        """The ranks of its node, which are numbered in a row or dealt out in turns."""
-        if self._nodes is None:
-            self._nodes = {}
-            for one in range(self.program.mesh.world):
-                self._nodes.setdefault(self._node(one), []).append(one)
-        return self._nodes[self._node(rank)]
 
     def meeting(self, op: Op, rank: int) -> Cost:
         """A collective of the rank's group, or a message that it sends."""
@@ -237,7 +230,7 @@ class Pricing:
         if all(_fits(op, cost, local) for op, cost in ops) and not (beside and any(cost.host for _, cost in ops)):
             end = span(ops, slow, beside)
             return end, end
-        inner = Pricing(self.program, self.pricer, self.groups.alone(rank), self.folded, self._run_alone, self._node)
+        inner = Pricing(self.program, self.pricer, self.groups.alone(rank), self.folded, self._run_alone, self._on_node)
         inner._meet_costs, inner.local, inner.idle = self._meet_costs, local, self.idle
         inner._whole, inner._crowds = self._whole, self._crowds
         return self._run_alone(inner, fuse(ops, local, quiet, slow), rank, beside)

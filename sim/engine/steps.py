@@ -9,7 +9,7 @@ from sim.cost.price import Pricer
 from sim.engine.clocks import Clocks
 from sim.engine.code import Assembler
 from sim.engine.condense import Priced
-from sim.engine.fold import Symmetry, node_of, representatives
+from sim.engine.fold import Symmetry, on_node, representatives
 from sim.engine.inorder import in_order
 from sim.engine.issue import issue
 from sim.engine.meeting import Groups
@@ -45,7 +45,7 @@ def step_times(
     symmetry = fold and symmetric
     folded = symmetry is not False
     stands_for = representatives(program, symmetry)
-    prices = Pricing(program, pricer, Groups(program.mesh, stands_for.__getitem__), folded, alone, node_of(symmetry))
+    prices = Pricing(program, pricer, Groups(program.mesh, stands_for.__getitem__), folded, alone, on_node(symmetry))
     prices.alike = alike and folded
     if apart:
         with suppress(Unordered):

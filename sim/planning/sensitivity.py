@@ -161,15 +161,9 @@ class Study:
         else:
             members = self.program.mesh.group(op.group, rank)
             if op.kind == "collective":
-                known = self.noted.collectives.get((id(op), members[0]))
-                if known is None:
-                    return 1.0
-                mine, theirs = self.pricer.collective(*known).seconds, other.collective(*known).seconds
+                mine, theirs = (pricer.collective(op, members, 1).seconds for pricer in (self.pricer, other))
             else:
                 peer = members[(members.index(rank) + op.peer) % len(members)]
                 ends = (rank, peer) if op.kind == "send" else (peer, rank)
-                sent = self.noted.messages.get((op.bytes, *ends))
-                if sent is None:
-                    return 1.0
-                mine, theirs = self.pricer.message(*sent).seconds, other.message(*sent).seconds
+                mine, theirs = (pricer.message(op, *ends, 1).seconds for pricer in (self.pricer, other))
         return theirs / mine if mine > 0 else 1.0

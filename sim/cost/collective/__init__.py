@@ -13,6 +13,8 @@ from topologies.graph import Topology
 __all__ = ["Choice", "GroupShape", "best", "collective_cost", "group_shape", "message_cost"]
 _LL_MOST = 16384
 """Bytes up to which NCCL sends by LL (NCCL_P2P_LL_THRESHOLD), and so with its short hop between nodes."""
+_KEPT = 1 << 20
+"""Ranks in groups whose shapes are kept, about: thousands of small groups, or a few of a whole cluster."""
 _shapes: dict[tuple[int, int, int, int, bool], tuple[Topology, tuple[int, ...], GroupShape]] = {}
 
 
@@ -20,7 +22,7 @@ def _shape(topology: Topology, ranks: tuple[int, ...], siblings: int) -> GroupSh
     key = (id(topology), len(ranks), ranks[0], ranks[-1], siblings > 1)
     found = _shapes.get(key)
     if found is None or found[0] is not topology or found[1] != ranks:
-        if len(_shapes) >= 256:
+        if len(_shapes) * max(len(ranks), 256) >= _KEPT:
             _shapes.clear()
         found = _shapes[key] = (topology, ranks, group_shape(topology, ranks, siblings))
     return found[2]

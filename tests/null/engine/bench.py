@@ -11,7 +11,7 @@ from sim.trace import Trace
 
 
 class TablePricer:
-    """Costs by op id; collectives and messages too."""
+    """Costs by op id; collectives and messages too, whose ops must differ in bytes where their costs do."""
 
     def __init__(self, costs: Mapping[str, Cost | float], capacity: Mapping[str, float] | None = None, slow: float = 1.0) -> None:
         self.costs, self.capacity, self.slow = costs, capacity or {}, slow

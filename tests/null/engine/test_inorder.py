@@ -189,7 +189,7 @@ def test_a_kernel_waits_for_the_record_before_it_also_where_the_event_is_recorde
     """The second kernel waits for the first collective (1 s) behind a kernel of 3 s, not for the second, which ends at 8 s."""
     meet, done = Op("c", "collective", "comm.dp", name="all_reduce", group="dp"), Op("g", "record", "comm.dp", event="done")
     ops = [Op("k", "compute", "compute"), meet, done, Op("w", "wait", "compute", event="done"), Op("k", "compute", "compute")]
-    made = program({"host": [*ops, Op("d", "collective", "comm.dp", name="all_reduce", group="dp"), done]})
+    made = program({"host": [*ops, Op("d", "collective", "comm.dp", name="all_reduce", bytes=7, group="dp"), done]})
     pricer = TablePricer({"k": 3.0, "c": 1.0, "d": 7.0}, slow=1.5)
     assert _ordered(made, pricer, False) == pytest.approx(_timed(made, pricer, True)) == [pytest.approx(8 + 1 / 1.5)]
 

@@ -70,7 +70,8 @@ def test_collective_starts_with_the_last_and_ends_for_all() -> None:
 
 
 def test_send_meets_receive_in_order() -> None:
-    first = {"host": [kernel("f"), Op("s0", "send", "comm.pp", group="pp", peer=1), Op("s1", "send", "comm.pp", group="pp", peer=1)]}
+    sends = [Op(f"s{number}", "send", "comm.pp", bytes=size, group="pp", peer=1) for number, size in enumerate((2, 3))]
+    first = {"host": [kernel("f"), *sends]}
     second = {"host": [Op("v0", "recv", "comm.pp", group="pp", peer=-1), Op("v1", "recv", "comm.pp", group="pp", peer=-1)]}
     trace = simulate(program(first, second, mesh=Mesh({"pp": 2})), TablePricer({"f": 1.0, "s0": 2.0, "v0": 2.0, "s1": 3.0, "v1": 3.0}))
     assert timeline(trace, ("recv",)) == [("r1/s0/v0", 0.0, 2.0), ("r1/s0/v1", 2.0, 5.0)]
