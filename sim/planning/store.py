@@ -78,7 +78,10 @@ class Store:
                 self._db.close()  # a file that is refused is not kept locked
                 raise
         except sqlite3.DatabaseError as error:
-            raise BadInput(f"results file {path} cannot be used ({error}): move it away or name another with --out") from None
+            raise self._unusable(error) from None
+
+    def _unusable(self, error: BaseException) -> BadInput:
+        return BadInput(f"results file {self.path} cannot be used ({error}): move it away or name another with --out")
 
     def _own(self) -> None:
         """Raises `BadInput` where the file is a database of something else: nothing is written into it."""
@@ -103,8 +106,11 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        """Raises `BadInput` for a file that turned out to be unusable meanwhile: damaged further on, locked, or on a disk that is full."""
         self._db.close()
+        if error is not None and kind in (sqlite3.DatabaseError, sqlite3.OperationalError):
+            raise self._unusable(error) from None
 
     def reprice(self, prices: dict[str, float], priced: Callable[[Row], Row]) -> None:
         """What was kept at other prices costs what `priced` says; what a bound has decided at those is open again."""

@@ -46,6 +46,18 @@ def test_a_database_of_something_else_is_left_as_it_is(table: str, tmp_path: Pat
     assert file.read_bytes() == before and list(tmp_path.iterdir()) == [file]
 
 
+def test_a_file_that_is_damaged_beyond_its_first_pages_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "found.sqlite"
+    space = parse_space("micro=1..8 recompute=none,selective,full zero=0,1,2,3 on=dgx-h100,dgx-a100,dgx-b200")
+    sweep(PLAN, space, "dgx-h100", file, every="short")
+    pages = bytearray(file.read_bytes())
+    assert len(pages) > 8 * 4096
+    pages[-3 * 4096 :] = bytes(3 * 4096)
+    file.write_bytes(pages)
+    with pytest.raises(BadInput, match=r"found\.sqlite cannot be used \(database disk image is malformed\)"):
+        sweep(PLAN, space, "dgx-h100", file)
+
+
 def test_a_name_of_another_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"call it all\.sqlite"):
         sweep(PLAN, parse_space("micro=4,8"), "dgx-h100", tmp_path / "all.parquet")
