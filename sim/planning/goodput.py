@@ -13,7 +13,7 @@ import random
 
 import msgspec
 
-from topologies.errors import BadInput
+from topologies.errors import BadInput, Refused
 
 
 class Reliability(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +78,10 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def simulate_run(work: float, checkpoint: float, interval: float, mtbf: float, how: Reliability, seed: int) -> Outcome:
-    """Plays one run with exponential failures: work since the last checkpoint is lost, then the job waits for a node and restarts."""
+    """Plays one run with exponential failures: work since the last checkpoint is lost, then the job waits for a node and restarts.
+
+    Raises `Refused` for a job that fails faster than it makes progress.
+    """
     if work < 0 or checkpoint < 0 or interval <= 0:
         raise BadInput(f"work and checkpoint must not be negative, the interval must be positive: got {work}, {checkpoint}, {interval}")
     fate = _Fate(mtbf, how, seed)
@@ -121,7 +124,7 @@ class _Fate:
         while True:
             self.failures += 1
             if self.failures > 1_000_000:
-                raise BadInput("the job fails faster than it makes progress: shorten the checkpoint or the restart, or raise the MTBF")
+                raise Refused("the job fails faster than it makes progress: shorten the checkpoint or the restart, or raise the MTBF")
             began = self.fail_at
             if self._how.spares is not None:
                 began = max(began, heapq.heappushpop(self._nodes, began + self._how.repair))

@@ -54,8 +54,8 @@ def scaling(
 ) -> Curve:
     """The same training on more and more GPUs by data parallelism: strong (same global batch) or weak (batch grows with them).
 
-    `machine`: one node, or a cluster of such nodes. Sizes that the plan cannot be spread over, or that
-    lack what an edit names, are left out; raises `BadInput` where all are wrong. `say` is told how far it is.
+    `machine`: one node, or a cluster of such nodes. Sizes that the plan cannot be spread over, on which it makes no progress for failures, or
+    that lack what an edit names, are left out; raises `BadInput` where all are wrong. `say` is told how far it is.
     """
     machine = _node(machine)
     per_node = load_topology(machine).gpus
@@ -65,6 +65,8 @@ def scaling(
         try:
             one = _sized(plan, machine, count, -(-count // per_node), tokens, weak, options)
             found += [one] if one is not None else []
+        except Refused:
+            pass
         except BadInput as error:
             wrong.append(error)
         progress.more()
@@ -74,14 +76,11 @@ def scaling(
 
 
 def _sized(plan: Plan, machine: str, gpus: int, nodes: int, tokens: float, weak: bool, options: dict[str, object]) -> Capacity | None:
-    """The training on so many GPUs; None where the plan cannot be spread over them."""
+    """The training on so many GPUs; None where the plan cannot be spread over them. Raises `Refused` where it cannot run or makes no progress."""
     spread = _spread(plan, gpus, weak)
     if spread is None:
         return None
-    try:
-        return capacity(spread, machine if nodes == 1 else f"{nodes}x {machine}", tokens, **options)  # type: ignore[arg-type]
-    except Refused:
-        return None
+    return capacity(spread, machine if nodes == 1 else f"{nodes}x {machine}", tokens, **options)  # type: ignore[arg-type]
 
 
 def _node(cluster: str) -> str:
@@ -127,19 +126,26 @@ def smallest(plan: Plan, machine: str, tokens: float, days: float, most: int = 1
         raise BadInput(f"days = {days} must be positive: by when must the training be done?")
     machine = _node(machine)
     p = plan.parallel
-    least = math.lcm(load_topology(machine).gpus, p.tp * p.pp * p.cp)
+    per_node = load_topology(machine).gpus
+    least = math.lcm(per_node, p.tp * p.pp * p.cp)
     sizes = [size for size in range(least, most + 1, least) if _spread(plan, size, False) is not None]
     best: Capacity | None = None
+    closest = "no size fits into memory, or the batch divides over none"
 
     def in_time(size: int) -> Capacity | None:
-        nonlocal best
-        for found in scaling(plan, machine, (size,), tokens, False, None, **options):
-            if say:
-                say(f"{found.gpus} GPUs: {found.days:.1f} days{'' if found.fits else ', does not fit into memory'}")
-            if found.fits and (best is None or found.elapsed_s < best.elapsed_s):
-                best = found
-            return found if found.fits and found.days <= days else None
-        return None
+        nonlocal best, closest
+        try:
+            found = _sized(plan, machine, size, size // per_node, tokens, False, options)
+        except Refused as error:  # other sizes may do: what fails too often does so less on fewer GPUs
+            closest = f"on {size} GPUs {error}"
+            return None
+        if found is None:
+            return None
+        if say:
+            say(f"{found.gpus} GPUs: {found.days:.1f} days{'' if found.fits else ', does not fit into memory'}")
+        if found.fits and (best is None or found.elapsed_s < best.elapsed_s):
+            best = found
+        return found if found.fits and found.days <= days else None
 
     late = -1
     for at in _doubling(sizes):
@@ -147,9 +153,7 @@ def smallest(plan: Plan, machine: str, tokens: float, days: float, most: int = 1
         if found:  # what lies between the last that was late and this one may do
             return next((one for size in sizes[late + 1 : at] if (one := in_time(size))), found)
         late = at
-    if best is None:
-        closest = "no size fits into memory, or the batch divides over none"
-    else:
+    if best is not None:
         closest = f"the fastest was {best.gpus} GPUs with {best.days:.1f} days"
         if best.gpus == sizes[-1] and 2 * best.gpus <= most:
             closest += (

@@ -118,6 +118,15 @@ def test_no_cluster_for_a_model_that_fits_nowhere() -> None:
         smallest(whole, "dgx-h100", 1e9, 30.0, most=16)
 
 
+def test_sizes_on_which_the_job_fails_faster_than_it_makes_progress_are_left_out() -> None:
+    plan, how = load_plan(BASE), Reliability(mtbf_gpu=4800.0, restart=4800.0)  # no failure during a restart: e^-8 on 8 GPUs, e^-16 on 16
+    assert [one.gpus for one in scaling(plan, "dgx-h100", (8, 16), 1e9, how=how)] == [8]
+    with pytest.raises(BadInput, match="the fastest was 8 GPUs"):
+        smallest(plan, "dgx-h100", 1e9, 1e-3, most=16, how=how)
+    with pytest.raises(BadInput, match="on 16 GPUs the job fails faster than it makes progress"):
+        smallest(plan, "dgx-h100", 1e9, 30.0, most=16, how=Reliability(mtbf_gpu=1.0))
+
+
 def test_hosts_have_no_known_energy() -> None:
     tree = {"model": "gpt2-124m", "seq_len": 32, "precision": "fp32", "batch": {"micro": 1, "global": 2}, "parallel": {"dp_replicate": 2}}
     plan = load_plan(tree)
