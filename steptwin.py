@@ -146,15 +146,15 @@ def spread(plan: PlanLike, on: Machine, draws: int = 1000, seed: int = 0, *, jit
     return _shown(find(plan, on, draws, seed, jitter=jitter, calibration=calibration))
 
 
-def faults(plan: PlanLike, on: Machine, tried: Sequence[str] = (), *, edits: tuple[str, ...] = ()) -> Faults:
+def faults(plan: PlanLike, on: Machine, tried: str | Sequence[str] = (), *, edits: tuple[str, ...] = ()) -> Faults:
     """The step under each fault of `tried` ("fail=nic:n0/nic1", "slow=r3:0.8"; none: the usual ones). Raises `BadInput`."""
     from sim.planning.faults import faults as find
 
-    return _shown(find(plan, on, tuple(tried), edits=edits))
+    return _shown(find(plan, on, tried if isinstance(tried, str) else tuple(tried), edits=edits))
 
 
-def jobs(plans: Sequence[PlanLike], on: Machine, placements: Sequence[str] = ("compact", "spread"), *, edits: tuple[str, ...] = ()) -> Jobs:
-    """Several jobs on one cluster, each one's step alone and beside the others, in each placement. Raises `BadInput`."""
+def jobs(plans: Sequence[PlanLike], on: Machine, placements: str | Sequence[str] = (), *, edits: tuple[str, ...] = ()) -> Jobs:
+    """Several jobs on one cluster, each one's step alone and beside the others, in each placement (none: both). Raises `BadInput`."""
     from sim.planning.jobs import jobs as find
 
     return _shown(find(plans, on, placements, edits=edits))

@@ -59,7 +59,7 @@ class Faults(Tabular, msgspec.Struct, frozen=True, kw_only=True):
 def faults(
     plan: Plan | str | Path | dict[str, Any],
     topology: Topology | str | Path,
-    tried: tuple[str, ...] = (),
+    tried: str | tuple[str, ...] = (),
     *,
     edits: tuple[str, ...] = (),
     calibration: str | Path | None = None,
@@ -71,7 +71,7 @@ def faults(
     ranks cannot reach each other.
     """
     setting = bind(plan, topology, edits)
-    tried = tried or usual(setting.topology)
+    tried = (tried,) if isinstance(tried, str) else tried or usual(setting.topology)
     broken = [_broken(setting, fault) for fault in tried]
     progress = Progress(1 + len(tried), "machines simulated, the whole one and each with a fault", say)
     whole = _step(setting, calibration)

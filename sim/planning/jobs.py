@@ -71,19 +71,20 @@ class Jobs(Tabular, msgspec.Struct, frozen=True, kw_only=True):
 def jobs(
     plans: Sequence[Plan | str | Path | dict[str, Any]],
     topology: Topology | str | Path,
-    placements: Sequence[str | Sequence[Sequence[int]]] = PLACEMENTS,
+    placements: str | Sequence[str | Sequence[Sequence[int]]] = (),
     *,
     edits: tuple[str, ...] = (),
     say: Say | None = None,
 ) -> Jobs:
     """Simulates all `plans` at once on disjoint ranks of `topology` after `edits`, and each alone in the same places.
 
-    A placement is "compact" (each job on the next free ranks), "spread" (jobs take the ranks of every node in turn), or for each job
+    A placement (none given: both that have names) is "compact" (each job on the next free ranks), "spread" (jobs take the ranks of every node in turn), or for each job
     the ranks that it takes. `say` is told how far it is. Raises `BadInput` for places that do not exist, are taken twice, or do not suffice,
     before anything is simulated; `Refused` where one job's step is too short beside another's.
     """
     if len(plans) < 2:
         raise BadInput(f"a study of jobs needs two plans or more, got {len(plans)}. For one plan use predict")
+    placements = (placements,) if isinstance(placements, str) else placements or PLACEMENTS
     machine = load_topology(topology, edits)
     settings = [bind(plan, machine) for plan in plans]
     where = [placed([s.plan.world for s in settings], machine, placement) for placement in placements]

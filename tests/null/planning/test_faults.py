@@ -72,6 +72,10 @@ def test_a_slow_gpu_costs_its_own_factor_where_compute_decides(speed: float) -> 
     assert row.slowdown == pytest.approx(1 / speed, rel=0.03)
 
 
+def test_one_fault_may_be_given_alone() -> None:
+    assert faults(PLAN, WIDE, "slow=r0:0.8", edits=EDITS) == faults(PLAN, WIDE, ("slow=r0:0.8",), edits=EDITS)
+
+
 @pytest.mark.parametrize("fault", ["nonsense", "flap=nic:n0/nic0", "flap=nic:n0/nic0:1.5", "fail=nic:n9/nic0", "slow=r99:0.8", "rails=4"])
 def test_what_cannot_fail_is_refused(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At once: no fault before it is simulated first, whose figures would be lost."""

@@ -102,6 +102,12 @@ def test_jobs_that_need_more_ranks_than_there_are() -> None:
         jobs([PLAN, PLAN, PLAN], CLUSTER, edits=EDITS)
 
 
+def test_one_placement_may_be_given_alone() -> None:
+    alone, both = jobs([PLAN, PLAN], CLUSTER, "spread", edits=EDITS), jobs([PLAN, PLAN], CLUSTER, [], edits=EDITS)
+    assert alone == jobs([PLAN, PLAN], CLUSTER, ["spread"], edits=EDITS)
+    assert [row.placement for row in both.rows] == ["compact", "compact", "spread", "spread"]
+
+
 @pytest.mark.parametrize("places", ["elsewhere", [(0, 1), (1, 2)], [(0, 1), (2, 9)], [(0, 1), (2,)]])
 def test_places_that_cannot_be_are_refused(places: str | list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     """At once: no placement before it is simulated first, whose figures would be lost."""
