@@ -104,6 +104,20 @@ def test_more_gpus_fail_more_often() -> None:
     assert how.mtbf(16384, 8) / HOUR == pytest.approx(3.05, abs=0.1)  # Llama 3: an interruption about every 3 hours
 
 
+def test_nodes_fail_beside_their_gpus() -> None:
+    """Twelve GPUs stand in two nodes of eight; what never fails has no mean time."""
+    assert Reliability(mtbf_gpu=math.inf, mtbf_node=100.0).mtbf(12, 8) == 50.0
+    assert Reliability(mtbf_gpu=600.0, mtbf_node=100.0).mtbf(12, 8) == pytest.approx(25.0)
+    assert Reliability(mtbf_gpu=math.inf).mtbf(12, 8) == math.inf
+
+
+def test_the_run_in_the_middle_is_told() -> None:
+    work, mtbf, how = 100 * HOUR, 10 * HOUR, Reliability()
+    told, interval = expected(work, 60.0, mtbf, how, seed=4, runs=7)
+    elapsed = [simulate_run(work, 60.0, interval, mtbf, how, seed).elapsed for seed in range(4, 11)]
+    assert sorted(elapsed).index(told.elapsed) == 3 and len(set(elapsed)) == 7
+
+
 def test_a_job_that_cannot_make_progress_is_refused() -> None:
     with pytest.raises(BadInput, match="faster than it makes progress"):
         simulate_run(1e9, 1.0, 1e6, 1.0, Reliability(restart=0.0), 0)
