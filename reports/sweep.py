@@ -12,6 +12,7 @@ from reports.coordinates import coordinates, per_gpu
 from reports.page import Card, Page
 from reports.palette import WORDS, colour
 from reports.words import clock, count, gib, safe, seconds, short
+from sim.planning.front import trained
 from sim.planning.space import settings_of
 from sim.planning.store import Row
 from sim.planning.sweep import Sweep, by_reason
@@ -23,7 +24,10 @@ _MEANINGS = (
     ("samples / s / GPU", "sequences or images of the global batch over the step time and the number of GPUs"),
     ("GPU-time per sample", "its inverse: seconds of one GPU that a sample takes, whatever the size of the cluster"),
     ("MFU", "model FLOPs utilisation: FLOPs of one forward and backward pass, without recomputation, over the GPUs' dense peak"),
-    ("nothing beats it", "no other plan is at least as good in time, memory and cost, and better in one of them (the Pareto front)"),
+    (
+        "nothing beats it",
+        "no other plan that trains the same is at least as good in time, memory and cost, and better in one of them (the Pareto front)",
+    ),
     ("not simulated", "its lower bound of the step is no better than what another plan reaches with no more memory or money"),
 )
 
@@ -155,9 +159,11 @@ def pareto_figure(ranked: Sequence[Row], front: Sequence[Row]) -> go.Figure:
         title = {"text": "cost per<br>million samples"}
         marker |= {"color": [row.cost for row in shown], "colorscale": _SCALE, "colorbar": {"title": title, "thickness": 12}}
     figure = go.Figure(_points(shown, "plans that fit", "markers", marker))
-    edge = sorted(front, key=lambda row: row.memory or 0)
-    line = _points(edge, "nothing beats these", "lines+markers", {"size": 10, "color": "#0072B2", "symbol": "diamond"})
-    figure.add_trace(line.update(line={"color": "#0072B2", "width": 1.5, "shape": "linear" if cost else "hv"}))
+    for at, same in enumerate(dict.fromkeys(map(trained, front))):  # a line for each model and length of sequences
+        edge = sorted((row for row in front if trained(row) == same), key=lambda row: row.memory or 0)
+        line = _points(edge, "nothing beats these", "lines+markers", {"size": 10, "color": "#0072B2", "symbol": "diamond"})
+        look = {"color": "#0072B2", "width": 1.5, "shape": "linear" if cost else "hv"}
+        figure.add_trace(line.update(line=look, showlegend=not at, legendgroup="front"))
     best = _points(list(ranked[:1]), "best", "markers", {"size": 16, "color": "#D55E00", "symbol": "star"})
     figure.add_trace(best)
     figure.update_layout(

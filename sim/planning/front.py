@@ -1,4 +1,7 @@
-"""Which plans of a sweep matter: those that no other beats in time, memory and cost at once."""
+"""Which plans of a sweep matter: those that no other of the same task beats in time, memory and cost at once.
+
+Plans of a shallower model or of shorter sequences train something else: that a sample takes them less time puts no other plan aside.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from sim.planning.store import Row
 CLOSE = 1.01
 """Plans within this factor of the best are simulated whole before one is called the best. What was simulated in short is hardly ever
 further off, but for experts over nodes (up to 6 % too fast); where it is, what it had put aside comes back (`sweep`)."""
+_TRAINED = ("model.", "seq_len=", "task=")
 _FIRST = 5
 """Plans of which a report shows where their steps go."""
 
@@ -20,14 +24,19 @@ def _figures(row: Row) -> tuple[float, float, float]:
     return row.effort, float(row.memory or 0), row.cost or 0.0
 
 
+def trained(row: Row) -> tuple[str, ...]:
+    """What of a plan's name says what is trained rather than how: fields of the model, the sequence length, the task."""
+    return tuple(word for word in row.key.split() if word.startswith(_TRAINED))
+
+
 def beaten(row: Row, front: list[Row]) -> bool:
-    """One of the front is no worse in time per sample and GPU, memory and cost."""
+    """One of the front that trains the same is no worse in time per sample and GPU, memory and cost."""
     mine = _figures(row)
-    return any(all(a <= b for a, b in zip(_figures(other), mine, strict=True)) for other in front)
+    return any(all(a <= b for a, b in zip(_figures(other), mine, strict=True)) and trained(other) == trained(row) for other in front)
 
 
 def pareto(rows: list[Row]) -> list[Row]:
-    """Rows that no other beats in time per sample and GPU, memory and cost at once."""
+    """Rows that no other that trains the same beats in time per sample and GPU, memory and cost at once."""
     front: list[Row] = []
     for row in sorted(rows, key=_figures):
         if not beaten(row, front):

@@ -41,7 +41,7 @@ _WAVE = 2
 
 
 class Sweep(Ranked, msgspec.Struct):
-    """What a sweep found. `best` is the fastest per sample and GPU that fits; `front` is not dominated in time, memory and cost."""
+    """What a sweep found. `best` is the fastest per sample and GPU that fits; nothing that trains the same beats the `front` (`sim.planning.front`)."""
 
     rows: list[Row]
     path: str

@@ -78,6 +78,18 @@ def test_the_best_of_several_clusters_is_printed_first(
     assert said["rows"][0]["step_time"] > said["rows"][1]["step_time"]
 
 
+def test_plans_of_a_deeper_model_are_put_aside_by_plans_of_their_own_alone(tmp_path: Path) -> None:
+    """A shallower model or shorter sequences take less time and memory for a sample, and train something else."""
+    space = parse_space("model.layers=2,12 seq_len=128,256 micro=1,2,4,8 recompute=none,full zero=0,3")
+    found = sweep(PLAN, space, "dgx-h100", tmp_path / "a.sqlite")
+    every = sweep(PLAN, space, "dgx-h100", tmp_path / "b.sqlite", every="whole")
+    assert {row.key for row in found.front} == {row.key for row in every.front} and found.counts["bound"] > 0
+    for depth in ("2", "12"):
+        for length in ("128", "256"):
+            same = [row for row in every.feasible if row.key.startswith(f"model.layers={depth} seq_len={length} ")]
+            assert min(same, key=lambda row: row.effort).key in {row.key for row in found.front}
+
+
 def test_plans_without_a_rate_rank_last() -> None:
     none, slow, fast, few = (
         Row("n", "refused"),
