@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from sim.cost.collective.algorithms import Choice, all_to_all
 from sim.cost.collective.group import GroupShape, group_shape
 from sim.cost.collective.nccl import best, splits
@@ -47,8 +49,11 @@ def collective_cost(name: str, size: int, ranks: tuple[int, ...], topology: Topo
     sends = choice.seconds - choice.latency
     if sends <= 0.0:
         return Cost(choice.seconds, "fitted", choice.latency)
-    full = shape.inter * shape.crossing if shape.nodes > 1 else shape.intra
-    uses = _uses(shape, topology, min(1.0, choice.wire / sends))
+    busy = min(1.0, choice.wire / sends)
+    if shape.nodes == 1 and fabric(shape) == "pcie":
+        full, uses = shape.nearest, _over_tree(choice, shape, topology, busy)
+    else:
+        full, uses = shape.inter * shape.crossing if shape.nodes > 1 else shape.intra, _uses(shape, topology, busy)
     return Cost(choice.seconds, "fitted", choice.latency, uses, payload=min(1.0, choice.reach / full))
 
 
@@ -64,6 +69,16 @@ def _uses(shape: GroupShape, topology: Topology, busy: float) -> tuple[tuple[str
         return ()
     sent = topology.rates[links[0]] * shape.crossing if shape.nodes > 1 else shape.intra
     return tuple((link, busy * min(sent, topology.rates[link])) for link in links)
+
+
+def _over_tree(choice: Choice, shape: GroupShape, topology: Topology, busy: float) -> tuple[tuple[str, float], ...]:
+    """`_uses` of PCIe and host memory: a ring's hops all carry what a GPU's own link does, an exchange's links the slices of all pairs."""
+    if choice.algorithm == "direct":
+        own = choice.reach / (shape.local - 1) / float(params()["bandwidth"]["pcie"])
+        crossed = {link: times * own for link, times in shape.pair_links}
+    else:
+        crossed = {link: times * shape.nearest for link, times in Counter(shape.member_links).items()}
+    return tuple((link, min(busy * amount, topology.rates[link])) for link, amount in crossed.items())
 
 
 def message_cost(size: int, a: int, b: int, topology: Topology, siblings: int = 1) -> Cost:

@@ -33,9 +33,10 @@ class GroupShape(msgspec.Struct, frozen=True):
     spread: float
     """Share of `inter` that is left while every node sends to every other: an oversubscribed fabric carries less."""
     intra_links: tuple[str, ...]
-    """Of the way from a member to the next inside a node."""
+    """Of the way from a member to its nearest peer inside a node."""
     member_links: tuple[str, ...]
-    """Those that its flow takes inside a node: behind a switch each member's to it and from it, else `intra_links`."""
+    """Those that the group's flow takes inside a node: behind a switch each member's to it and from it, over PCIe those of every hop of the
+    ring (a memory bus as often as it is crossed), else `intra_links`."""
     inter_links: tuple[str, ...]
     """Cables that one NIC's flow takes: to the next node, and over the spines where the ring closes. The first is the NIC's own."""
     neighbour_latency: float
@@ -50,6 +51,8 @@ class GroupShape(msgspec.Struct, frozen=True):
     """Per GPU, to its nearest peer inside the node: the GPU's own link, where `intra` is the ring's slowest hop."""
     exchange: float = 0.0
     """Seconds, for each byte of a slice, that the most loaded link of a PCIe node takes while every member sends a slice to every other."""
+    pair_links: tuple[tuple[str, int], ...] = ()
+    """Links of a PCIe node, with how many slices cross each meanwhile."""
     crossing: float = 1.0
     """Share of `inter` that rings and trees keep on the narrowest cable between the nodes. (Fewer spines leave it whole: of a ring in the
     order of the nodes one flow for each rail leaves a leaf.)"""
@@ -71,6 +74,7 @@ def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -
     inside, (near, intra) = min(((kind, _neighbour(topology, kind)) for kind in kinds), key=_pace)
     chip = min((topology.device(kind[0]) for kind in kinds), key=lambda device: device.clock)
     far = _far(topology, nodes, kinds)
+    pairs = _pairs(topology, inside) if near and near.kind not in ("NVL", "NVB") else ()
     wires = [[nic.name.lower() for nic in _nics(topology, kind[0])] for kind in kinds]
     inter = min(_inter(topology, kind, siblings) for kind in kinds) if far else 0.0
     return GroupShape(
@@ -86,7 +90,8 @@ def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -
         efa=any("efa" in name for names in wires for name in names),
         sockets=any(name.startswith(("ethernet", "tcp")) for names in wires for name in names),
         nearest=near.rate if near else 0.0,
-        exchange=_exchange(topology, inside) if near and near.kind not in ("NVL", "NVB") else 0.0,
+        exchange=max((times / topology.rates[link] for link, times in pairs), default=0.0),
+        pair_links=pairs,
         crossing=_crossing(topology, nodes) if far else 1.0,
         sharp=all(any(name.startswith("ib-") for name in names) for names in wires),
         clock=chip.clock if isinstance(chip, Gpu) else 0.0,
@@ -142,27 +147,33 @@ def _neighbour(topology: Topology, members: list[int]) -> tuple[Path | None, flo
         if linked:
             return next(path for path in paths if path.kind in ("NVL", "NVB")), linked
         # Bridged pairs: the ring leaves them over PCIe, at the pace of its slowest hop.
-        paths = [path for path in paths if path.kind not in ("NVL", "NVB")] or paths
-    shared = sum(1 for path in paths if set(path.links) & set(paths[0].links))
-    return paths[0], min(path.rate for path in paths) / (2 if paths[0].staged and shared > 2 else 1)
+    hops = [path for path in _hops(topology, members) if path.kind not in ("NVL", "NVB")] or paths
+    halved = len(hops) > 3 and all(path.staged for path in hops)
+    return min(hops, key=lambda path: (-path.rate, path.latency)), min(path.rate for path in hops) / (2 if halved else 1)
+
+
+def _hops(topology: Topology, members: list[int]) -> list[Path]:
+    """Those of a ring in the order of the ranks, which a tree of PCIe is numbered in: it crosses each link once in either direction."""
+    ring = sorted(members)
+    return [topology.path(a, b) for a, b in zip(ring, [*ring[1:], ring[0]], strict=True)]
 
 
 def _member_links(topology: Topology, members: list[int], near: Path | None) -> tuple[str, ...]:
-    if near is None or not _switched(topology, members):
+    if near is None or (near.kind in ("NVL", "NVB") and not _switched(topology, members)):
         return near.links if near else ()
-    ring = zip(members, [*members[1:], members[0]], strict=True)
-    return tuple(dict.fromkeys(link for a, b in ring for link in topology.path(a, b).links))
+    links = [link for path in _hops(topology, members) for link in path.links]
+    buses = [link for link in links if ">" not in link] if near.kind not in ("NVL", "NVB") else []
+    return (*dict.fromkeys(link for link in links if ">" in link), *buses)
 
 
-def _exchange(topology: Topology, members: list[int]) -> float:
-    """The most loaded link's slices over its rate: switches' uplinks and the sockets' link carry those of many pairs."""
-    loads: dict[str, int] = {}
+def _pairs(topology: Topology, members: list[int]) -> tuple[tuple[str, int], ...]:
+    """Slices that cross each link while every member sends one to every other: switches' uplinks and the sockets' link carry those of many."""
+    found: dict[str, int] = {}
     for a in members:
         for b in members:
-            if a != b:
-                for link, times in topology.path(a, b).loads:
-                    loads[link] = loads.get(link, 0) + times
-    return max(times / topology.rates[link] for link, times in loads.items())
+            for link, times in topology.path(a, b).loads:
+                found[link] = found.get(link, 0) + times
+    return tuple(found.items())
 
 
 def _switched(topology: Topology, members: list[int]) -> bool:

@@ -87,3 +87,30 @@ def test_a_rings_data_is_what_its_algorithm_says(machine: str, nics: int, protoc
         assert moved * nics == pytest.approx(data, rel=1e-9)
     else:
         assert 0.0 < moved < data  # without a switch one link carries some of the rings
+
+
+@pytest.mark.parametrize("name", ["all_gather", "all_reduce", "all_to_all"])
+def test_groups_that_cross_the_sockets_share_the_link_between_them(name: str) -> None:
+    """Their first members sit beside each other: the link that slows them is crossed by others of their hops."""
+    topology = load_topology("a100-pcie-x8")
+    costs = [collective_cost(name, 1 << 28, ranks, topology) for ranks in ((0, 1, 4, 5), (2, 3, 6, 7))]
+    assert _rates(costs, topology) == pytest.approx([0.5, 0.5], rel=0.02)
+
+
+def test_over_pcie_every_member_uses_its_own_link_both_ways() -> None:
+    """What moves of an all_gather over each GPU's link is (n - 1)/n of the array, in and out."""
+    topology = load_topology("a100-pcie-x8")
+    for ranks in ((0, 1, 4, 5), (0, 4, 5), tuple(range(8))):
+        cost = collective_cost("all_gather", 1 << 28, ranks, topology)
+        moved = {link: cost.payload * amount * (cost.seconds - cost.latency) for link, amount in cost.uses}
+        for rank in ranks:
+            out, back = (f"n0/gpu{rank}>n0/sw{rank // 2}", f"n0/sw{rank // 2}>n0/gpu{rank}")
+            assert moved[out] == moved[back] == pytest.approx((1 << 28) * (len(ranks) - 1) / len(ranks), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["all_gather", "all_reduce", "all_to_all"])
+def test_over_pcie_the_order_of_the_members_changes_nothing(name: str) -> None:
+    """NCCL orders its rings by the machine; a group that begins beside its peer is no faster than its mirror image."""
+    topology = load_topology("a100-pcie-x8")
+    seconds = [collective_cost(name, 1 << 26, ranks, topology).seconds for ranks in ((0, 1, 4), (0, 4, 5), (4, 0, 5))]
+    assert seconds == pytest.approx([seconds[0]] * 3, rel=1e-9)
