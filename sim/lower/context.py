@@ -5,6 +5,8 @@ before; sequences are cut so that causal work is even (Megatron's and Transforme
 No ring takes a sliding window, or chunks: TransformerEngine (attn_forward_func_with_cp) and PyTorch (_templated_ring_attention) have none.
 `all_gather`: whole keys and values are gathered first, their gradients reduce-scattered (Llama 3, section 3.3.2).
 `all_to_all`: sequence is exchanged for heads and back (Ulysses, Jacobs et al. 2023).
+Latent attention, whose keys are wider than its values, goes all three ways: all_to_all since TransformerEngine's commit ee5dcec (its pull
+request 2826), all_gather in torchtitan (pull request 4322).
 """
 
 from __future__ import annotations

@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from sim.model.check import divisible
 from sim.model.elementwise import dropout_kernels, elementwise, transpose
+from sim.model.heads import Heads, split_heads
 from sim.model.linear import linear, quantised
 from sim.model.norm import norm
 from sim.model.parts import Part
 from sim.model.share import Share
 from sim.work import Attention, Gemm, Work
-
-
-class Heads(NamedTuple):
-    """Heads on one rank, and their sizes."""
-
-    q: int
-    kv: int
-    d: int
-    dv: int
-
-
-def split_heads(share: Share, heads: int, kv: int, d: int, dv: int = 0) -> Heads:
-    """This rank's heads; key-value heads are copied where tp is larger. Raises `BadInput` where tp does not divide."""
-    ways = share.tp * (share.shape.cp if share.shape.cp_kind == "all_to_all" else 1)
-    name = "tp" if ways == share.tp else "tp x cp (all_to_all)"
-    divisible("attention heads", heads, name, ways)
-    if kv % share.tp and share.tp % kv:
-        divisible("key-value heads", kv, "tp", share.tp)
-    return Heads(heads // share.tp, max(1, kv // share.tp), d, dv or d)
 
 
 def core(
@@ -81,7 +60,7 @@ def core(
 
     whole = b * keys * heads.kv * (heads.d + heads.dv) * share.e
     if share.shape.cp_kind == "all_to_all":
-        whole = _qkv_bytes(share, heads, b * s, b * s)
+        whole = _qkv_bytes(share, heads._replace(kv=max(heads.kv, cp)), b * s, b * s)  # copied where there is less than one for each
     return replace(part, seam="cp.attention", seam_bytes=whole)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from sim.framework import Framework
-from sim.model.attention import Heads, core, grouped_query, split_heads
+from sim.model.attention import core, grouped_query
 from sim.model.elementwise import elementwise, residual
 from sim.model.ends import embedding, logits, loss
+from sim.model.heads import Heads, split_heads
 from sim.model.linear import linear
 from sim.model.mlp import mlp
 from sim.model.norm import norm

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from sim.model.attention import Heads, core, rope, split_heads
+from sim.model.attention import core, rope
 from sim.model.decoder_spec import Mla
 from sim.model.elementwise import elementwise
+from sim.model.heads import Heads, split_heads
 from sim.model.linear import linear
 from sim.model.norm import norm
 from sim.model.parts import Part

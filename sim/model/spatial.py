@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from sim.model.attention import core, grouped_query, split_heads
+from sim.model.attention import core, grouped_query
 from sim.model.elementwise import elementwise, residual
+from sim.model.heads import split_heads
 from sim.model.linear import linear
 from sim.model.maps import cast_in, divided, group_norm, join, wide, widened
 from sim.model.mlp import mlp

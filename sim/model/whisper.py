@@ -9,10 +9,11 @@ from msgspec.structs import replace
 
 from sim.framework import Framework
 from sim.model.activation import activation
-from sim.model.attention import core, split_heads
+from sim.model.attention import core
 from sim.model.check import check_length, data_parallel_only
 from sim.model.elementwise import elementwise, residual, transpose
 from sim.model.ends import embedding, logits, loss
+from sim.model.heads import split_heads
 from sim.model.linear import linear
 from sim.model.maps import line_convolution
 from sim.model.mlp import mlp

@@ -14,7 +14,7 @@ from sim.model.parts import Part
 from sim.program import Op
 from sim.work import Attention, Gemm, MemoryBound
 from tests.null.lower.tiny import Constant, linear, messages, network, program, show, traffic
-from topologies.errors import Refused
+from topologies.errors import BadInput, Refused
 
 KV = 4096
 
@@ -172,3 +172,26 @@ def test_sharded_experts_gather_over_fewer_ranks() -> None:
         ("reduce_scatter", "fsdp"): 4 << 20,
         ("reduce_scatter", "efsdp"): 8 << 20,
     }
+
+
+def test_exchanged_heads_of_keys_are_copied_where_there_are_fewer_than_ranks() -> None:
+    """DeepSpeed's UlyssesSPAttentionHF: "if we have 4 kv heads and sp 8": each rank gets one, which two ranks share."""
+    tokens, e, width = 8192 // 16, 2, 128
+    assert _sent("pytorch", 16) == tokens * (32 + 2 * 16) * width * e
+    assert _sent("pytorch", 8) == 2 * tokens * (32 + 2 * 8) * width * e
+
+
+def test_transformer_engine_exchanges_no_heads_that_it_cannot_deal_out_evenly() -> None:
+    with pytest.raises(BadInput, match=r"cp \(all_to_all\) = 16 does not divide key-value heads of a tp rank = 8"):
+        _sent("megatron-core", 16)
+    assert _sent("megatron-core", 8) == _sent("pytorch", 8)
+    with pytest.raises(BadInput, match=r"cp \(all_to_all\) = 8 does not divide key-value heads of a tp rank = 3"):
+        _sent("pytorch", 8, heads=24, kv_heads=3)
+
+
+def _sent(framework: str, cp: int, **model: int) -> int:
+    """Bytes of the first exchange of queries, keys and values."""
+    tree = {"base": "llama3-8b", "layers": 1, "heads": 32, "kv_heads": 8, "head_dim": 128} | model
+    s = bind({"model": tree, "framework": framework, "seq_len": 8192, "parallel": {"cp": cp, "cp_kind": "all_to_all"}}, "2x dgx-h100")
+    p = lower(s.plan, s.network, s.framework, "cuda", 1)
+    return next(op.bytes for _, op in p.ops(0) if op.name == "all_to_all")
