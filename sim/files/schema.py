@@ -10,9 +10,7 @@ from typing import Any
 
 import msgspec
 
-from sim.exchange.export import Exported
-from sim.exchange.replay import Replay
-from sim.files.forms import accuracy, listing, measuring, planning, prediction
+from sim.files.forms import accuracy, exchange, listing, measuring, planning, prediction
 from sim.plan import Plan
 from topologies.errors import BadInput, UnknownName
 
@@ -40,8 +38,8 @@ FORMS: dict[str, Any] = {
     "plan show": Plan,
     "topology list": listing.Machines,
     "topology show": listing.Machine,
-    "chakra export": Exported,
-    "chakra replay": Replay,
+    "chakra export": exchange.Exported,
+    "chakra replay": exchange.Replay,
 }
 """Verb -> the form of its JSON."""
 
