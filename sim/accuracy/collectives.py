@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -18,6 +17,7 @@ import msgspec
 
 from sim.accuracy.collectives_tools import Tool, algorithm_of, source_of, tool_of
 from sim.cost.collective import GroupShape, best, group_shape
+from sim.quantile import quantile
 from topologies.errors import BadInput, Refused, SteptwinError
 from topologies.graph import Topology
 from topologies.load import load_topology
@@ -181,15 +181,6 @@ def target(gpu: str, span: str, large: bool) -> float | None:
     if gpu.endswith(_MISPLACED):
         return None
     return (0.15 if span == "several nodes" else 0.10) if large else 0.25
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """The `share` quantile with linear interpolation between the order statistics (as numpy's default)."""
-    ordered = sorted(values)
-    at = share * (len(ordered) - 1)
-    low = int(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
 def _row(key: tuple[str, str, str, str, str], group: list[Timing], withheld: list[float], unsourced: list[float]) -> dict[str, object]:

@@ -23,6 +23,7 @@ from sim.plan import Output, Plan
 from sim.predict import played, steps_of
 from sim.pricer import pricer_for
 from sim.program import Op, Program
+from sim.quantile import quantile
 from sim.steady.detail import STEPS
 from sim.steady.periods import mean_step, varies
 from sim.steady.settled import host_seconds, loader_seconds, settled, until_settled
@@ -101,7 +102,7 @@ def spread(
     samples = [_seconds(table, ranks, link, setting.plan.update.mode == "async") + stall for ranks, link in factors]
     ordered = sorted(samples)
     return Spread(
-        p50=_quantile(ordered, 0.5), p95=_quantile(ordered, 0.95), p99=_quantile(ordered, 0.99), mean=math.fsum(ordered) / draws,
+        p50=quantile(ordered, 0.5), p95=quantile(ordered, 0.95), p99=quantile(ordered, 0.99), mean=math.fsum(ordered) / draws,
         without=table.at(1.0, 1.0) + stall, jitter=found, seed=seed, samples=tuple(samples),
     )  # fmt: skip
 
@@ -218,11 +219,3 @@ def _seconds(table: _Table, ranks: tuple[float, ...], link: float, alone: bool) 
     if not alone:
         return table.at(ranks[0], link)
     return len(ranks) / math.fsum(1.0 / table.at(factor, link) for factor in ranks)
-
-
-def _quantile(ordered: list[float], share: float) -> float:
-    """Linear between the two nearest samples."""
-    at = share * (len(ordered) - 1)
-    low = int(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)

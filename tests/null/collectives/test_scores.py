@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.accuracy.collectives import quantile, target, validate_collectives
+from sim.accuracy.collectives import target, validate_collectives
 from sim.cost.collective.rates import params
+from sim.quantile import quantile
 from topologies.errors import BadInput
 
 HEADER = ("kind", "gpus", "nodes", "gpu", "system", "message_bytes", "time_us")
