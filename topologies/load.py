@@ -41,11 +41,26 @@ def load_topology(source: str | Path | Topology, edits: tuple[str, ...] | str = 
     if isinstance(source, Topology) and not edits:
         return source
     cluster = source.cluster if isinstance(source, Topology) else _cluster(str(source), Path(), ())
+    if str(source).strip().partition(":")[0] == "this-machine":
+        cluster = _seen(cluster)
     if edits:
         from topologies.edits import apply
 
         cluster = apply(cluster, (edits,) if isinstance(edits, str) else tuple(edits))
     return Topology(cluster)
+
+
+def _seen(cluster: Cluster) -> Cluster:
+    """This machine with ranks on the GPUs that CUDA_VISIBLE_DEVICES lists, in its order."""
+    import msgspec
+
+    from topologies.nvidia import visible
+
+    run = cluster.runs[0]
+    order = visible(len(run.machine.gpus))[: run.ranks]
+    if order == tuple(range(run.ranks)) or not run.machine.gpus:
+        return cluster
+    return msgspec.structs.replace(cluster, runs=(msgspec.structs.replace(run, ranks=len(order)),), order=order)
 
 
 def _is_file(name: str) -> bool:

@@ -1,7 +1,7 @@
 """This computer's NVIDIA GPUs, as the driver's own tool tells them: names, and who hangs on what.
 
 `nvidia-smi` is asked twice: for the names of the devices, and for the matrix `topo -m` that `topologies.readers` turns into a tree. A
-computer without it, or with CUDA_VISIBLE_DEVICES set to nothing, has no GPUs here.
+computer without it, or with CUDA_VISIBLE_DEVICES set to nothing, has no GPUs here; where it names some of them, ranks take these.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ def document() -> dict[str, object] | None:
     keys = [catalog_key(name.strip(), _mib(memory)) for name, _, memory in named]
     from topologies.readers import read_text
 
+    if not visible(len(keys)):
+        return None
     found = read_text(_ask(tool, "topo", "-m"), "this-machine", keys[0])
     # Both lists count devices by bus id. A computer with two kinds of them names each.
     mixed = {"gpus": {f"gpu{place}": key for place, key in enumerate(keys)}} if len(set(keys)) > 1 else {}
@@ -39,6 +41,29 @@ def document() -> dict[str, object] | None:
 def hidden() -> bool:
     """CUDA_VISIBLE_DEVICES shows no GPU to the programs that are started here."""
     return os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
+
+
+def visible(count: int) -> tuple[int, ...]:
+    """Numbers of those of `count` GPUs that programs started here see, in the order in which CUDA numbers them for these.
+
+    CUDA_VISIBLE_DEVICES lists numbers (of the bus, as with CUDA_DEVICE_ORDER=PCI_BUS_ID and wherever all GPUs are alike) or beginnings of
+    UUIDs; what comes after the first that is none is not seen (CUDA C++ Programming Guide, environment variables). Raises `BadInput` for slices of a GPU (MIG).
+    """
+    words = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")]
+    if any(word.startswith("MIG-") for word in words):
+        raise BadInput(
+            "CUDA_VISIBLE_DEVICES names a slice of a GPU (MIG), whose rates are not in the catalog: describe the machine in a TOML file and give it with --on"
+        )
+    named = any(word.startswith("GPU-") for word in words)
+    known = _ask(shutil.which("nvidia-smi") or "nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader").split() if named else []
+    found: list[int] = []
+    for word in words:
+        fits = [at for at, uuid in enumerate(known) if word.startswith("GPU-") and uuid.startswith(word)]
+        at = fits[0] if len(fits) == 1 else int(word) if word.isdigit() else -1
+        if not 0 <= at < count or at in found:
+            break
+        found.append(at)
+    return tuple(found)
 
 
 _SAME = 0.12

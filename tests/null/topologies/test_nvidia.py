@@ -83,6 +83,51 @@ def test_a_machine_with_two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert load_topology("this-machine").kind == "cpu"
 
 
+@pytest.mark.parametrize(
+    ("said", "devices"),
+    [
+        ("1", ("n0/gpu1",)),
+        ("3,1", ("n0/gpu3", "n0/gpu1")),
+        (" 2 , 0", ("n0/gpu2", "n0/gpu0")),
+        ("2,7,0", ("n0/gpu2",)),  # CUDA sees none after the first that is not there
+        ("GPU-c,GPU-a1", ("n0/gpu2", "n0/gpu0")),
+        ("0,1,2,3", ("n0/gpu0", "n0/gpu1", "n0/gpu2", "n0/gpu3")),
+    ],
+)
+def test_ranks_take_the_gpus_that_cuda_shows(said: str, devices: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = "".join(["\tGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity\tNUMA Affinity\n", *(_line(at) for at in range(4))])
+    fake(tmp_path, matrix, "NVIDIA H200, 143771\\n" * 4)
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(
+        tool.read_text().replace("if [", 'if [ "$1" = --query-gpu=uuid ]; then printf "GPU-a1\\nGPU-a2\\nGPU-c3\\nGPU-d4\\n"; elif [', 1)
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", said)
+    found = load_topology("this-machine")
+    assert tuple(found.device_name(rank) for rank in range(found.gpus)) == devices
+    assert load_topology("this-machine:1").device_name(0) == devices[0]
+
+
+def _line(at: int) -> str:
+    return f"GPU{at}\t" + "\t".join(" X " if other == at else "NV18" for other in range(4)) + "\t0-23\t0\n"
+
+
+@pytest.mark.parametrize("said", ["", "-1", "9", "NoDevFiles"])
+def test_where_cuda_shows_no_gpu_the_machine_is_its_cpu(said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", said)
+    assert load_topology("this-machine").kind == "cpu"
+
+
+def test_slices_of_a_gpu_are_not_its_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1234")
+    with pytest.raises(BadInput, match="slice of a GPU"):
+        load_topology("this-machine")
+
+
 def test_one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake(tmp_path, "\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t0-15\t0\n", "NVIDIA L4, 23034\\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
