@@ -44,8 +44,8 @@ def load(job: Job, lane: str, share: float = 1.0, processes: float = 1.0) -> lis
                 "data/preprocess", HostWork("preprocess", micro, data.preprocess, processes=processes, moved=raw + made), lane=lane, cls=CLS
             )
         )
-    # Samples are copied into one batch, and once more into pinned memory.
-    copies = 2.0 * made * (1 + data.pinned)
+    # Samples are copied into one batch, and once more into pinned memory, which is a device's (without one, torch's DataLoader leaves it out).
+    copies = 2.0 * made * (1 + (data.pinned and job.device != "cpu"))
     return [*ops, host("data/collate", HostWork("collate", pieces, processes=processes, moved=copies), lane=lane, cls=CLS)]
 
 

@@ -42,6 +42,10 @@ def _whole_tensors(setting: Setting) -> bool:
     return setting.plan.parallel.tp == 1
 
 
+def _on_cpu(setting: Setting) -> bool:
+    return setting.topology.kind == "cpu"
+
+
 def _unsplit(setting: Setting) -> bool:
     return setting.plan.parallel.dp_shard * setting.plan.parallel.cp == 1
 
@@ -72,6 +76,13 @@ RULES = (
     Rule("update.every", lambda s: s.plan.update.mode != "local", 'mode is not "local"'),
     Rule("data.sample", lambda s: s.plan.data.source == "memory" and not s.plan.data.preprocess, 'source = "memory": nothing is read'),
     Rule("data.prefetch", lambda s: s.plan.data.workers == 0, "workers = 0: the training process loads"),
+    Rule("data.pinned", _on_cpu, "on a CPU batches are not copied to a device"),
+    Rule("data.stream", _on_cpu, "on a CPU batches are not copied to a device"),
+    Rule(
+        "data.handover",
+        lambda s: _on_cpu(s) or s.plan.data.stream == "compute",
+        'batches are copied to a device on no stream of their own (stream = "copy", on a GPU)',
+    ),
     Rule("output.checkpoint_to", lambda s: not s.plan.output.checkpoint_every, "checkpoint_every = 0"),
     Rule("output.checkpoint_mode", lambda s: not s.plan.output.checkpoint_every, "checkpoint_every = 0"),
 )

@@ -38,13 +38,24 @@ SAID: dict[str, tuple[dict[str, Any], str, tuple[str, ...], dict[str, Any] | Non
     "update.every": (BASE | {"parallel": {"dp_replicate": 2}}, "4", ("update.mode=local",), None),
     "data.sample": (BASE, '"1 GiB"', ("data.source=disk",), None),
     "data.prefetch": (BASE, "9", (), None),
+    "data.pinned": (BASE, "false", (), BASE | {"data": {"source": "disk", "sample": "1 MiB"}}),
+    "data.stream": (BASE, "compute", (), BASE | {"data": {"source": "disk", "sample": "64 MiB", "workers": 8}}),
+    "data.handover": (BASE | {"data": {"stream": "compute"}}, "synchronize", ("data.stream=copy",), None),
     "output.checkpoint_to": (BASE, "store", ("output.checkpoint_every=1",), None),
     "output.checkpoint_mode": (BASE | {"parallel": {"dp_replicate": 2}}, "full", ("output.checkpoint_every=1",), None),
 }
 
 
-def _figures(plan: Plan) -> tuple[float, int]:
-    found = predict_setting(bind(plan, "dgx-h100"))
+CPU = ("data.pinned", "data.stream")
+"""Idle on a CPU host alone."""
+
+
+def _where(key: str) -> str:
+    return "cpu-host" if key in CPU else "dgx-h100"
+
+
+def _figures(plan: Plan, on: str = "dgx-h100") -> tuple[float, int]:
+    found = predict_setting(bind(plan, on))
     return found.step_time_s, found.peak_memory_bytes
 
 
@@ -67,9 +78,18 @@ def test_every_rule_has_its_case() -> None:
 def test_an_idle_key_is_named_and_changes_no_figure(key: str) -> None:
     tree, said, _, _ = SAID[key]
     plan = load_plan(tree, (f"{key}={said}",))
-    named = idle(bind(plan, "dgx-h100"))
+    named = idle(bind(plan, _where(key)))
     assert [text for text in named if text.startswith(f"{key} = ")], named
-    assert _figures(plan) == _figures(_without(plan, key))
+    assert _figures(plan, _where(key)) == _figures(_without(plan, key), _where(key))
+
+
+@pytest.mark.parametrize("said", ["data.stream=compute", "data.handover=synchronize", "data.handover=none", "data.pinned=false"])
+def test_a_cpu_hands_no_batch_over_to_a_device(said: str) -> None:
+    """Not even into pinned memory, whoever loads."""
+    tree = BASE | {"data": {"source": "disk", "workers": 2, "sample": "4 MiB", "preprocess": "5 ms"}}
+    plan = load_plan(tree, (said,))
+    assert [text.partition(" = ")[0] for text in idle(bind(plan, "cpu-host"))] == [said.partition("=")[0]]
+    assert _figures(plan, "cpu-host") == _figures(load_plan(tree), "cpu-host")
 
 
 def test_a_pipeline_keeps_what_it_gathers_whatever_is_said() -> None:
