@@ -45,6 +45,7 @@ class RankResult(msgspec.Struct):
 
     step_times: list[float]
     spans: list[Span]
+    backend: str
 
 
 class PlayResult(msgspec.Struct, kw_only=True):
@@ -82,7 +83,7 @@ def run_play(
     finally:
         file.unlink(missing_ok=True)
     spans = from_zero([span for rank in found for span in rank.spans])
-    trace = Trace(spans, "played", program.world, program.steps, meta={"program": program.name})
+    trace = Trace(spans, "played", program.world, program.steps, meta={"program": program.name, "backend": found[0].backend})
     return PlayResult(step_times=found[0].step_times, trace=trace, by_rank=[rank.step_times for rank in found])
 
 
@@ -130,7 +131,7 @@ def play(world: World, request: Request) -> RankResult:
         times = feeder.times(world.stall)[chosen]
         spans += _spans(program, world.rank, feeder.thread, [(start, end, start) for start, end in times])
     align(world, spans, now)
-    return RankResult(step_times, spans)
+    return RankResult(step_times, spans, world.backend)
 
 
 def _agreed(world: World, turn: int) -> int:

@@ -49,6 +49,7 @@ class RankResult(msgspec.Struct):
     step_times: list[float]
     losses: list[float]
     spans: list[Span]
+    backend: str
     first_buckets: list[int] = []
     buckets: list[int] = []
     memory: int = 0
@@ -96,7 +97,7 @@ def run_stock(
     return StockResult(
         step_times=first.step_times,
         losses=[sum(values) / len(values) for values in zip(*(rank.losses for rank in found if rank.losses), strict=True)],
-        trace=Trace(spans, "stock", plan.world, profile, meta={"plan": plan.name or plan.model_name}),
+        trace=Trace(spans, "stock", plan.world, profile, meta={"plan": plan.name or plan.model_name, "backend": first.backend}),
         first_buckets=first.first_buckets,
         buckets=first.buckets,
         by_rank=[rank.step_times for rank in found],
@@ -131,7 +132,7 @@ def train(world: World, request: Request) -> RankResult:
     first, later = trainer.buckets()
     spans = spans_of(events, world.rank, comm_class(request.plan))
     align(world, spans, time.time)  # the profiler stamps its events with the host's wall clock
-    return RankResult(times, trainer.losses(), spans, first, later, trainer.peak_memory())
+    return RankResult(times, trainer.losses(), spans, world.backend, first, later, trainer.peak_memory())
 
 
 def comm_class(plan: Plan) -> str:

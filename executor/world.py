@@ -52,6 +52,11 @@ class World:
         """The ranks of this host have more threads than it has cores for them."""
         return self.kind == "cpu" and self._local * torch.get_num_threads() > cores()
 
+    @property
+    def backend(self) -> str:
+        """What its collectives on the device run by: nccl, or gloo (a GPU that several ranks share takes no NCCL)."""
+        return "nccl" if self.kind == "cuda" and not self.shared else "gloo"
+
     def synchronize(self) -> None:
         """Waits for the device; nothing to do on a CPU."""
         if self.kind == "cuda":
@@ -86,7 +91,7 @@ def joined(place: Place, folder: Path, stall: float, beat: Beat, port_file: Path
     if local:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = _meeting(place, limit, stall, port_file)
-    nccl = world.kind == "cuda" and not world.shared
+    nccl = world.backend == "nccl"
     backend = "cpu:gloo,cuda:nccl" if nccl else "cpu:gloo,cuda:gloo" if world.shared else "gloo"
     # NCCL connects at once, group by group in the order of all ranks, where a device is named. One rank alone meets nobody: most of its plans
     # never call NCCL, and should not die where it cannot start.

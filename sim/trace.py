@@ -63,6 +63,7 @@ class Trace(msgspec.Struct):
     memory: dict[int, list[tuple[float, int]]] = {}
     """Per rank: (time, bytes in use on the device) at each change."""
     meta: dict[str, str] = {}
+    """What else is said of it: `program` or `plan` (a name), `backend` (nccl, which is unsaid, or gloo), `file`."""
     reported: int = -1
     """Which of its steps figures are of, counted from the end: the last; where loaders work ahead the one before it, since
     beside the last no next batch is made any more."""

@@ -157,7 +157,7 @@ class Engine:
             program.steps,
             weight,
             self._memory() if self.detail else {},
-            {"program": program.name},
+            {"program": program.name, "backend": "gloo" if program.device == "cpu" else "nccl"},
             -2 if program.steps > 2 and any(len(program.threads(rank)) > 1 for rank in self.states) else -1,
         )
 

@@ -1,7 +1,8 @@
 """Traces as files: Kineto-shaped Chrome JSON, the form that Perfetto and Meta's HTA read.
 
 One process per rank, one thread per lane; `ProfilerStep#n`, `cpu_op`, `cuda_runtime` launches paired with kernels by
-`correlation`, NCCL kernels with their collective's fields, `distributedInfo` filled in, times in microseconds from 0.
+`correlation`, NCCL kernels (on CPU hosts gloo's work, under torch.profiler's names) with their collective's fields, `distributedInfo` filled
+in, times in microseconds from 0.
 Events of one thread nest: Perfetto drops those that overlap otherwise. So a step is marked where its training thread works on it, as
 torch.profiler does, though the device may be a step behind; and what overlapped on one lane (gloo runs two collectives at once) has rows.
 Keys are sorted and times have three decimals, so that equal traces are equal files.
@@ -53,13 +54,15 @@ def to_kineto(trace: Trace, rank: int | None = None) -> dict[str, Any]:
     groups: dict[str, tuple[str, int]] = {}
     for number, spans in lines.items():
         events += _rank_events(trace, number, sorted(spans, key=lambda s: (s.start, s.end)), groups)
+    backend = trace.meta.get("backend", "nccl")
+    config = "cuda:nccl" if backend == "nccl" else f"cpu:{backend}"
     info = {
-        "backend": "nccl",
+        "backend": backend,
         "rank": ranks[0] if ranks else 0,
         "world_size": trace.world,
         "pg_count": len(groups),
-        "pg_config": [{"pg_name": n, "pg_desc": n, "backend_config": "cuda:nccl", "pg_size": s} for n, s in sorted(groups.values())],
-        "nccl_version": "",
+        "pg_config": [{"pg_name": n, "pg_desc": n, "backend_config": config, "pg_size": s} for n, s in sorted(groups.values())],
+        **({"nccl_version": ""} if backend == "nccl" else {}),
     }
     meta = {f"steptwin.{key}": value for key, value in trace.meta.items()}
     own = {"origin": trace.origin, "steps": trace.steps, "reported": trace.reported}
@@ -90,7 +93,7 @@ def _rank_events(trace: Trace, rank: int, spans: list[Span], groups: dict[str, t
     for number, span in enumerate(spans):
         if span.lane != HOST and span.lane not in workers:
             if span.kind not in _SMALL:
-                events += _device_events(span, rank, streams[id(span)], number + 1, groups)
+                events += _device_events(span, rank, streams[id(span)], number + 1, groups, trace.meta.get("backend", "nccl"))
         elif span.kind not in ("record", "wait"):
             tid = workers.get(span.lane, 1)
             events.append(_event("cpu_op", span.id.split("/", 2)[-1], rank, tid, span.start, span.end, _args(span)))
@@ -133,12 +136,15 @@ def _streams(spans: list[Span]) -> tuple[dict[int, int], dict[int, str]]:
     return {op: numbers[place] for op, place in places.items()}, names
 
 
-def _device_events(span: Span, rank: int, stream: int, number: int, groups: dict[str, tuple[str, int]]) -> list[dict[str, Any]]:
+def _device_events(
+    span: Span, rank: int, stream: int, number: int, groups: dict[str, tuple[str, int]], backend: str
+) -> list[dict[str, Any]]:
     args = _args(span) | {"stream": stream, "device": rank, "correlation": number}
     name, category = span.id.split("/", 2)[-1], "kernel"
     if span.kind in MEETING:
         what = span.name or span.kind
-        name = f"ncclDevKernel_{_NCCL.get(what, what)}_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+        kernel = f"ncclDevKernel_{_NCCL.get(what, what)}_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+        name = kernel if backend == "nccl" else f"{backend}:{what}"
         groups[span.group] = (span.group, span.group_size)
         args |= {
             "Collective name": what,

@@ -46,6 +46,7 @@ class _Event(msgspec.Struct):
 class _Info(msgspec.Struct):
     rank: int = 0
     world_size: int = 1
+    backend: str = ""
 
 
 class _Own(msgspec.Struct):
@@ -83,6 +84,7 @@ def read_trace(path: Path, origin: str = "imported") -> Trace:
     if file.steptwin is not None:
         _launched(spans, file.traceEvents)
     meta = {"file": path.name} | ({"plan": name} if (name := file.program or file.plan) else {})
+    meta |= {"backend": file.distributedInfo.backend} if file.distributedInfo.backend else {}
     return Trace(spans, origin, file.distributedInfo.world_size, steps, own.weight, memory, meta, own.reported)
 
 

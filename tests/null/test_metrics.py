@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from sim.align import Measured, align_by_class, align_by_id
 from sim.cost.price import Cost
 from sim.engine.run import simulate
 from sim.files.chrome import to_kineto, write_trace
+from sim.imported.kineto import read_trace
 from sim.mesh import Mesh
 from sim.predict import predict
 from sim.program import Op
@@ -133,3 +137,16 @@ def test_collectives_of_a_profile_that_does_not_say_what_they_are_for_are_one_cl
         row.cls: (row.predicted, row.measured, row.ops) for row in align_by_class(predicted, Trace(spans({"k": "comm.tp"})), [3.0]).classes
     }
     assert rows == {"gemm": (2.0, 2.0, 1), "comm.tp": (1.0, 1.0, 1), "comm.pp": (1.0, 0.0, 1)}
+
+
+def test_a_cpu_hosts_trace_names_gloos_work_and_no_nccl_kernel(tmp_path: Path) -> None:
+    """As torch.profiler does; and what is read again is written the same."""
+    tree = {"model": "gpt2-124m", "seq_len": 64, "batch": {"global": 2, "micro": 1}, "parallel": {"dp_replicate": 2}}
+    cpu, gpu = (predict(tree, on, steps=2).trace for on in ("cpu-host", "dgx-h100"))
+    assert cpu is not None and gpu is not None
+    said, nccl = to_kineto(cpu), to_kineto(gpu)
+    names = {event["name"] for event in said["traceEvents"] if event.get("args", {}).get("kind") == "collective"}
+    assert names == {"gloo:all_reduce"} and "nccl" not in json.dumps(said).lower()
+    assert said["distributedInfo"]["backend"] == "gloo" and nccl["distributedInfo"]["backend"] == "nccl"
+    again = to_kineto(read_trace(write_trace(cpu, tmp_path / "cpu.json"), "predicted"))
+    assert {event["name"] for event in again["traceEvents"]} >= names
