@@ -37,7 +37,7 @@ def gpu_page(found: Mapping[str, Any]) -> str:
         "uncalibrated: from the catalog alone. calibrated: kernels measured on this GPU by the probe. played: the predicted program, op by "
         "op. stock: PyTorch's own training. Medians, with the 10th and 90th percentile of the stock steps.",
     )
-    head = ("plan", "kind", "model", "ranks", "uncalibrated", "calibrated", "played", "stock", "p10 to p90", "uncal. / stock", "cal. / stock", "cal. / played", "ops within 10 %", "memory, predicted / stock", "SM clock")  # fmt: skip
+    head = ("plan", "kind", "model", "ranks", "uncalibrated", "calibrated", "played", "stock", "p10 to p90", "uncal. / stock", "cal. / stock", "cal. / played", "ops within 10 %", "memory, predicted / stock", "SM clock", "made with")  # fmt: skip
     page.table(head, [_row(row) for row in found["rows"]])
     if found["probed"]:
         page.section("What the probe found", "The best rate of each kind; all points stand in the calibration file.")
@@ -105,6 +105,7 @@ def _row(row: Mapping[str, Any]) -> Sequence[str]:
         f"{row['ops_within']:.0%}" if row["ops_within"] is not None else "-",
         f"{gib(row['predicted_memory'])} / {gib(row['stock_memory']) if row['stock_memory'] else '-'}",
         f"{clock:.0f} MHz" if clock else "-",
+        ", ".join(f"{what} {version}" for what, version in row.get("made_with", {}).items() if version) or "-",
     )
 
 

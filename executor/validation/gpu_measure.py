@@ -52,7 +52,7 @@ def row_of(case: Case, site: Site) -> Row:
     if known is not None:
         return known
     tried = read_row(folder, key, whole=False)
-    row = Row(plan=case.name, kind=case.kind, model=case.plan.model_name, ranks=case.plan.world, key=key)
+    row = Row(plan=case.name, kind=case.kind, model=case.plan.model_name, ranks=case.plan.world, key=key, made_with=site.versions)
     left = site.end - time.monotonic()
     if (left < _FEWEST_SECONDS and site.device == "cuda") or left < 0:
         if tried is not None:  # half of a row is more than none

@@ -40,7 +40,9 @@ class Row(msgspec.Struct, kw_only=True):
     model: str
     ranks: int
     key: str = ""
-    """Of what the row was made: plan, device, versions, repetitions. A row of another key is made again."""
+    """Of what the row was made: plan, device, driver, torch, repetitions. A row of another key is made again."""
+    made_with: dict[str, str] = {}
+    """Versions of driver and torch, and the program's commit, when it was made: rows of earlier calls stand beside those of later ones."""
     uncalibrated: float | None = None
     calibrated: float | None = None
     mark: str = ""

@@ -25,6 +25,8 @@ class Site(msgspec.Struct, kw_only=True):
     end: float
     """Moment (time.monotonic) after which no plan is begun."""
     made_with: tuple[str, ...]
+    versions: dict[str, str] = {}
+    """Of the driver, torch and this program (its commit): what each row that is made now says of itself."""
     unprobed: str = ""
     """Why there is no calibration."""
     unmet: dict[int, str] = {}

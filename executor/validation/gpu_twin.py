@@ -66,6 +66,7 @@ def twin_gpu(
     for name in wanted:
         if name not in known:
             raise UnknownName("plan of the GPU table", name, known)
+    driver = str(device_facts().get("driver", "")) if device == "cuda" else ""
     site = Site(
         folder=folder / gpu_name(machine, device),
         machine=machine,
@@ -75,7 +76,8 @@ def twin_gpu(
         quick=quick,
         say=say,
         end=time.monotonic() + 60.0 * minutes,
-        made_with=(gpu_name(machine, device), torch_version(), str(steps), *(["quick"] if quick else [])),
+        made_with=(gpu_name(machine, device), torch_version(), driver, str(steps), *(["quick"] if quick else [])),
+        versions={"driver": driver, "torch": torch_version(), "commit": environment()["commit"]},
     )
     site.folder.mkdir(parents=True, exist_ok=True)
     probe(site)

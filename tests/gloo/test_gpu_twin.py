@@ -11,7 +11,7 @@ import pytest
 
 from executor.play import PlayResult
 from executor.stock import StockResult
-from executor.validation import gpu_calibration, gpu_cases, gpu_fit, gpu_measure, gpu_run
+from executor.validation import gpu_calibration, gpu_cases, gpu_fit, gpu_measure, gpu_run, gpu_twin
 from executor.validation.gpu_cases import cases, shared_machine, slow
 from executor.validation.gpu_measure import NOT_RUN
 from executor.validation.gpu_rows import Row
@@ -19,6 +19,7 @@ from executor.validation.gpu_site import Site, torch_version
 from executor.validation.gpu_twin import twin_gpu
 from reports.gpu import main as page_main
 from sim.cost.calibration import Calibration, Sample, load_calibration, save_calibration
+from sim.files.runs import environment
 from sim.imported.kineto import read_trace
 from sim.predict import predict
 from sim.trace import Trace
@@ -116,6 +117,16 @@ def test_the_next_call_runs_only_what_is_missing(tmp_path: Path, runs: list[str]
     stay = {"gpt2-124m", "ladder", "pageable"}  # of pageable, the played half
     assert {row["plan"] for row in alone["rows"]} == stay, "what earlier calls have measured stays in the summary"
     assert len(kept["rows"]) == 4
+
+
+def test_rows_of_several_calls_say_with_which_code_each_was_made(tmp_path: Path, runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program of another commit keeps what is measured; its summary must not pass the older rows off as its own."""
+    for commit, names in (("aaaa", ["ladder"]), ("bbbb", ["gpt2-124m"])):
+        monkeypatch.setattr(gpu_twin, "environment", lambda commit=commit: environment() | {"commit": commit})
+        _walk(names, tmp_path)
+    kept = json.loads((tmp_path / "cpu" / "summary.json").read_text())
+    assert {row["plan"]: row["made_with"]["commit"] for row in kept["rows"]} == {"ladder": "aaaa", "gpt2-124m": "bbbb"}
+    assert all(row["made_with"]["torch"] for row in kept["rows"])
 
 
 def test_what_failed_is_tried_again_last_and_kept_where_time_is_over(tmp_path: Path, runs: list[str]) -> None:

@@ -106,7 +106,7 @@ def test_the_page_and_the_summary_hold_forty_rows_in_little_space() -> None:
     classes = tuple(OpClass(cls=name, uncalibrated=1e-3, calibrated=1.1e-3, played=1.2e-3, stock=1.3e-3) for name in "abcdefgh")
     rows = [
         _row(f"plan-{i}", uncalibrated=0.02, calibrated=0.021, played_predicted=0.021, played=_measured(0.02), stock=_measured(0.022),
-             classes=classes, ops_within=0.8, clocks={"sm_mhz": 1980.0})
+             classes=classes, ops_within=0.8, clocks={"sm_mhz": 1980.0}, made_with={"driver": f"57{i}.1", "torch": "2.11", "commit": ""})
         for i in range(40)
     ]  # fmt: skip
     rows.append(_row("<dead>", failed={"plan": "needs <90> GiB"}, refused={"stock": "no encoder"}))
@@ -116,6 +116,7 @@ def test_the_page_and_the_summary_hold_forty_rows_in_little_space() -> None:
     }  # fmt: skip
     assert len(json.dumps(found, indent=1)) < 200_000
     text = gpu_page(found)
+    assert "driver 5739.1, torch 2.11<" in text and "driver 570.1, torch 2.11<" in text
     assert "plan-39" in text and "1980 MHz" in text and "&lt;dead&gt;" in text and "<dead>" not in text
     assert "gemm bf16 FLOP/s" in text and "2e+14" in text
     assert "-4.5%" in text, "calibrated against stock: 21 / 22 - 1"
