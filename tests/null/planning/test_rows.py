@@ -14,6 +14,7 @@ import steptwin
 from sim.bind import Setting
 from sim.files.planfile import load_plan
 from sim.planning import judge
+from sim.planning.front import CLOSE, cautious, open_questions
 from sim.planning.screen import screened
 from sim.planning.space import parse_space
 from sim.planning.store import Row
@@ -147,3 +148,16 @@ def test_a_plan_that_cannot_be_simulated_does_not_end_the_sweep(tmp_path: Path, 
             sweep(PLAN, parse_space("micro=4"), "dgx-h100", tmp_path / "t.sqlite", every="short")
     found = sweep(PLAN, space, "dgx-h100", file, every="short")
     assert (found.counts["done"], found.counts["failed"], found.failure) == (3, 0, None)
+
+
+def test_what_is_close_to_the_best_is_simulated_whole() -> None:
+    """Short times may be too short by `CLOSE`: who asks for no more memory is believed to beat others only beyond that."""
+
+    def row(key: str, effort: float, depth: str = "whole") -> Row:
+        return Row(key, "done", rate=1.0 / effort, memory=1, gpus=1, detail=json.dumps({depth: 1}))
+
+    assert cautious(row("a", 1.0, "short")).effort == pytest.approx(CLOSE) and cautious(row("a", 1.0)) == row("a", 1.0)
+    known = [row(f"split {at}", 2.0 + at / 1e4, "breakdown") for at in range(5)]
+    near, far = row("near", 1.998 * CLOSE, "short"), row("far", 2.002 * CLOSE, "short")
+    asked = open_questions([*known, near, far])
+    assert asked["near"] == "whole" and asked.get("far") != "whole"
