@@ -46,7 +46,9 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
     failures: int
     checkpoint_interval_s: float
     gpu_hours: float
+    """Of the GPUs that the plan uses, for all of the elapsed time; nodes that stand by are in none of these three."""
     energy_j: float | None
+    """At training's power also while the job is down: too much where it waits long for a node."""
     money: float | None
     fits: bool
 

@@ -37,8 +37,8 @@ class Reliability(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("restart", "repair"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise BadInput(f"{name} = {getattr(self, name)} s must be finite and not negative")
-        if self.spares is not None and self.spares < 0:
-            raise BadInput(f"spares = {self.spares} must not be negative; leave it out for nodes without end")
+        if self.spares is not None and not (isinstance(self.spares, int) and self.spares >= 0):
+            raise BadInput(f"spares = {self.spares!r} must be a whole number and must not be negative; leave it out for nodes without end")
 
     def mtbf(self, gpus: int, per_node: int) -> float:
         """Mean time between failures of a job on `gpus`."""

@@ -138,7 +138,16 @@ def test_checkpoints_that_cost_nothing_are_made_after_every_step() -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [{"mtbf_gpu": 0.0}, {"mtbf_node": -1.0}, {"mtbf_gpu": math.nan}, {"restart": -1.0}, {"repair": math.inf}, {"spares": -1}]
+    "said",
+    [
+        {"mtbf_gpu": 0.0},
+        {"mtbf_node": -1.0},
+        {"mtbf_gpu": math.nan},
+        {"restart": -1.0},
+        {"repair": math.inf},
+        {"spares": -1},
+        {"spares": 1.5},
+    ],
 )
 def test_reliability_that_cannot_be_is_refused(said: dict[str, float]) -> None:
     with pytest.raises(BadInput, match=next(iter(said))):
