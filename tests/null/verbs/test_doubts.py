@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from sim.files.chrome import write_trace
 from sim.imported import read_measured
 from sim.predict import predict
-from sim.result.compare import doubts
+from sim.result.compare import compare, doubts
 
 MLP = {"family": "mlp", "name": "m", "widths": [64, 64]}
 
@@ -27,7 +28,7 @@ def test_a_trace_of_another_plan_or_of_more_ranks(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(("workers", "warned"), [(28, False), (29, True), (1_000_000, True)])
+@pytest.mark.parametrize(("workers", "warned"), [(28, False), (29, True), (10_000, True)])
 def test_loaders_that_outnumber_hardware_threads(workers: int, warned: bool) -> None:
     """Eight ranks on 112 cores."""
     found = predict({"model": MLP, "parallel": {"dp_replicate": 8}, "data": {"workers": workers}}, "dgx-h100")
@@ -38,3 +39,16 @@ def test_loaders_of_ranks_that_go_round_the_nodes() -> None:
     """The first eight ranks are on eight nodes, each of which has seven more."""
     plan = {"model": MLP, "parallel": {"dp_replicate": 64}, "data": {"workers": 29}}
     assert any("loader processes" in text for text in predict(plan, "8x dgx-h100", edits=("order=scatter",)).warnings)
+
+
+def test_the_step_in_which_a_recording_began_is_left_out() -> None:
+    """Where it holds others; and what an op waited for its peers is no work of its own."""
+    predicted = predict({"model": MLP, "parallel": {"dp_replicate": 2}}, "dgx-h100")
+    assert predicted.trace
+    spans = [replace(span, id=span.id.partition("mb0/")[2] or span.id) for span in predicted.trace.spans]
+    begun = [replace(span, end=span.end + span.seconds) if span.step == 0 else span for span in spans]
+    waited = [replace(span, end=span.end + 1.0, wait=span.wait + 1.0) for span in spans if span.step == 1]
+    assert [row.error for row in compare(predicted, replace(predicted.trace, spans=begun)).classes] == pytest.approx([0.0] * 7)
+    found = compare(predicted, replace(predicted.trace, spans=waited))
+    assert all(row.measured for row in found.classes)
+    assert found.pairs and all(pair.measured == pytest.approx(pair.predicted) for pair in found.pairs)
