@@ -38,6 +38,13 @@ class Setting(msgspec.Struct, frozen=True):
     network: Network
 
     @property
+    def flops(self) -> float:
+        """Model FLOPs of one step on all ranks: forward and backward, or forward alone where the task is no more."""
+        network = self.network
+        each = network.forward_flops_per_sample if self.plan.task == "forward" else network.flops_per_sample
+        return each * self.plan.global_batch
+
+    @property
     def places(self) -> Places | bool:
         """Where its ranks sit, so that equal ones may be simulated once; False: each must be."""
         return places_of(mesh_of(self.plan), self.topology) or False

@@ -20,4 +20,4 @@ def _ideal(setting: Setting) -> float:
     plan = setting.plan
     peaks = setting.topology.device(0).flops
     peak = peaks.get(plan.precision) or peaks.get("fp8") or peaks.get("bf16") or peaks.get("fp16") or 0.0
-    return setting.network.flops_per_sample * plan.global_batch / (peak * plan.world) if peak else 0.0
+    return setting.flops / (peak * plan.world) if peak else 0.0

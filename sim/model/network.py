@@ -25,6 +25,7 @@ class _Totals(msgspec.Struct, frozen=True):
     parameters: int
     active: int
     flops: float
+    forward: float
 
 
 def describe(model: ModelSpec, shape: Shape, framework: Framework, attention: str = "flash") -> Network:
@@ -43,6 +44,7 @@ def describe(model: ModelSpec, shape: Shape, framework: Framework, attention: st
         parameters=totals.parameters,
         active_parameters=totals.active,
         flops_per_sample=totals.flops,
+        forward_flops_per_sample=totals.forward,
         sample_unit=model.unit,
         seq=tokens if model.unit == "sequences" else 1,
         sample_bytes=model.input_bytes(tokens // shape.cp),
@@ -94,24 +96,26 @@ def _totals(model: ModelSpec, seq: int, micro: int = 1) -> _Totals:
     Forward counts matrix products, convolutions and attention (its causal half once); each gradient costs as much.
     """
     blocks = _blocks(model, Shape(micro=micro, seq=seq, precision=getattr(model, "precision", "bf16")), _PLAIN, "flash")
-    counted: dict[int, tuple[int, float, float]] = {}
+    counted: dict[int, tuple[int, float, float, float]] = {}
     parameters = 0
-    idle = flops = 0.0
+    idle = flops = forward = 0.0
     for _, block in blocks:
         if id(block) not in counted:
-            counted[id(block)] = (block.params, _block_flops(block), _idle(model, block))
-        params, work, unused = counted[id(block)]
-        parameters, flops, idle = parameters + params, flops + work, idle + unused
+            counted[id(block)] = (block.params, *_block_flops(block), _idle(model, block))
+        params, work, ahead, unused = counted[id(block)]
+        parameters, flops, forward, idle = parameters + params, flops + work, forward + ahead, idle + unused
     idle += model.untouched if isinstance(model, Dlrm) else 0
-    return _Totals(parameters, parameters - round(idle), flops / micro)
+    return _Totals(parameters, parameters - round(idle), flops / micro, forward / micro)
 
 
-def _block_flops(block: Block) -> float:
-    total = 0.0
+def _block_flops(block: Block) -> tuple[float, float]:
+    """Of forward and backward, and of forward alone."""
+    total = ahead = 0.0
     for part in block.parts:
         forward = sum(work.flops for work in part.forward if type(work).__name__ != "MemoryBound")
         total += forward * (1 if part.detached else 2 if part.frozen else 3)
-    return total
+        ahead += forward
+    return total, ahead
 
 
 def _idle(model: ModelSpec, block: Block) -> float:

@@ -123,6 +123,8 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     """That one token passes through (MoE: top-k experts); equals `parameters` for dense models."""
     flops_per_sample: float
     """Model FLOPs of forward + backward for one sample (sequence or image), no recomputation, causal attention once."""
+    forward_flops_per_sample: float = 0.0
+    """Of these, forward's."""
     sample_unit: str = "sequences"
     seq: int = 1
     """Tokens per sample (1 for images)."""

@@ -47,14 +47,13 @@ def _peak(setting: Setting) -> float | None:
 def mfu_of(setting: Setting, step: float) -> float | None:
     """Model FLOPs per second and GPU over the peak; None where no peak is known."""
     peak = _peak(setting)
-    return setting.network.flops_per_sample * setting.plan.global_batch / step / setting.plan.world / peak if peak and step > 0 else None
+    return setting.flops / step / setting.plan.world / peak if peak and step > 0 else None
 
 
 def figures(setting: Setting, program: Program, trace: Trace, step: float, split: metrics.Breakdown, sure: Interval) -> Prediction:
     """The prediction that a simulated `trace` is, whose step takes `step` seconds with output."""
     plan, network, topology = setting.plan, setting.network, setting.topology
-    flops = network.flops_per_sample * plan.global_batch
-    per_gpu = flops / step / plan.world if step > 0 else 0.0
+    per_gpu = setting.flops / step / plan.world if step > 0 else 0.0
     peak = _peak(setting)
     report, fit = figures_of_memory(setting)
     samples = plan.global_batch / step if step > 0 else 0.0
@@ -68,7 +67,7 @@ def figures(setting: Setting, program: Program, trace: Trace, step: float, split
         model_flops_per_gpu_per_s=per_gpu,
         mfu=mfu_of(setting, step),
         parameters=network.parameters,
-        flops_per_step=flops,
+        flops_per_step=setting.flops,
         peak_memory_bytes=report.peak,
         memory=report,
         fits=fit is None,
@@ -88,10 +87,10 @@ def figures(setting: Setting, program: Program, trace: Trace, step: float, split
 
 def _warnings(setting: Setting, per_gpu: float, peak: float | None, trace: Trace) -> list[str]:
     found = idle(setting) + unfelt(setting.topology, setting.plan.world) + _crowded(setting)
-    if peak and per_gpu > peak:
+    if peak and per_gpu > peak * _saved(setting):
         found.append(f"model FLOP rate {per_gpu / 1e12:.0f} TFLOP/s is above the device's peak {peak / 1e12:.0f}: check the model's FLOPs")
     network = setting.network
-    if network.seq > 1 and setting.plan.task == "train":
+    if network.seq > 1 and network.chain and setting.plan.task == "train":  # tokens are all that a chain of sequences reads (not Whisper)
         rule = 6.0 * network.active_parameters * network.seq
         if not 0.5 < network.flops_per_sample / rule < 2.5:
             found.append(
@@ -105,6 +104,12 @@ def _warnings(setting: Setting, per_gpu: float, peak: float | None, trace: Trace
     if assumed > 0.5:
         found.append(f"{assumed:.0%} of the time in ops rests on assumed costs: calibrate with `steptwin probe`")
     return found
+
+
+def _saved(setting: Setting) -> float:
+    """Products of a model over those that its kernels do: 4 for convolutions in fp32, F(4 x 4, 3 x 3) of Winograd's (Lavin & Gray 2016)."""
+    convolved = any(part.cls == "conv" for _, block in setting.network.blocks for part in block.parts)
+    return 4.0 if setting.plan.precision == "fp32" and convolved else 1.0
 
 
 def _crowded(setting: Setting) -> list[str]:

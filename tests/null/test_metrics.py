@@ -105,6 +105,26 @@ def test_sequences_longer_than_the_rule_are_told() -> None:
     assert told[1024] == [] and len(told[32768]) == 1 and " x (6 x parameters x tokens)" in told[32768][0]
 
 
+def test_whisper_hears_more_than_its_tokens() -> None:
+    found = predict({"model": "whisper-tiny", "seq_len": 64, "batch": {"global": 1, "micro": 1}}, "dgx-h100", steps=2)
+    assert not [word for word in found.warnings if "model FLOPs" in word]
+
+
+def test_a_forward_pass_alone_has_no_flops_of_backward() -> None:
+    """A third of a step's, where all is trained; the first stages of Mask R-CNN are not, and have no backward anyway."""
+    for model, share in (("llama3.2-1b", 1 / 3), ("vit-b16", 1 / 3), ("mask-rcnn-r50-fpn", 0.350)):
+        plan = {"model": model, "batch": {"global": 1, "micro": 1}}
+        step, ahead = (predict(plan | {"task": task}, "dgx-h100", steps=2) for task in ("train", "forward"))
+        assert ahead.flops_per_step / step.flops_per_step == pytest.approx(share, rel=0.01)
+        assert ahead.mfu == pytest.approx(ahead.flops_per_step / ahead.step_time_s / 989e12, rel=1e-3) and not ahead.warnings
+
+
+def test_convolutions_of_32_bits_may_do_less_than_their_products() -> None:
+    """Winograd's algorithm, beyond the peak of plain products."""
+    found = predict({"model": "vgg19", "batch": {"global": 32, "micro": 32}, "precision": "fp32"}, "dgx-a100", steps=2)
+    assert found.mfu is not None and found.mfu > 1 and not [word for word in found.warnings if "above the device's peak" in word]
+
+
 def test_union() -> None:
     assert union_seconds([(0, 2), (1, 3), (5, 6)]) == 4
 
