@@ -1,6 +1,7 @@
 """Inception v3 (Szegedy et al. 2015, table 1) as torchvision's models/inception.py builds it, with its auxiliary classifier.
 
-Branches of a block read one map, whose gradients are summed; what they give is copied into one map (torch.cat).
+Branches of a block read one map, which is kept once and whose gradients are summed; what they give, which ReLU keeps, is copied into one map
+(torch.cat).
 """
 
 from __future__ import annotations
@@ -79,11 +80,11 @@ def _stem(share: Share, image: Map) -> tuple[list[Part], Map]:
     return parts, x
 
 
-def _step(share: Share, name: str, x: Map, step: Step, *, first: bool = False) -> tuple[list[Part], Map]:
-    """Convolution, batch norm and ReLU."""
+def _step(share: Share, name: str, x: Map, step: Step, *, first: bool = False, keeps: bool = True) -> tuple[list[Part], Map]:
+    """Convolution, batch norm and ReLU. `keeps`: no other branch keeps the same input."""
     out, kernel, stride, padding = step
     conv, y = convolution(share, name, x, out, kernel, stride=stride, padding=padding, first=first)
-    return [conv, normalised(share, f"{name}.bn", y)], y
+    return [conv if keeps else replace(conv, saved=0), normalised(share, f"{name}.bn", y)], y
 
 
 def _mixed(share: Share, x: Map, branches: tuple[Branch, ...], pooled: str) -> tuple[list[Part], Map]:
@@ -91,27 +92,28 @@ def _mixed(share: Share, x: Map, branches: tuple[Branch, ...], pooled: str) -> t
     parts: list[Part] = []
     ends: list[Map] = []
     for at, branch in enumerate(branches):
-        y = x
-        if pooled == "mean" and at == len(branches) - 1:
+        y, smooth = x, pooled == "mean" and at == len(branches) - 1
+        if smooth:
             parts.append(_smoothed(share, f"b{at}.mean", x))
         for index, step in enumerate(branch):
-            some, y = _step(share, f"b{at}.{index}", y, step)
+            some, y = _step(share, f"b{at}.{index}", y, step, keeps=smooth or not at or index > 0)
             parts += some
         if branches is _E and at in (1, 2):
             for index, kernel in enumerate(_HALF):
-                some, z = _step(share, f"b{at}.half{index}", y, _same(384, kernel))
+                some, z = _step(share, f"b{at}.half{index}", y, _same(384, kernel), keeps=not index)
                 parts += some
                 ends.append(z)
             parts.append(_summed(share, f"b{at}.fork", y, 1))
         else:
             ends.append(y)
+    kept = share.micro * sum(end.size for end in ends) * share.e
     if pooled == "max":
         part, y = pool(share, "pool", x, 3, 2)
-        parts.append(part)
+        parts.append(replace(part, saved=part.saved - share.micro * x.size * share.e))
         ends.append(y)
     whole = Map(sum(end.channels for end in ends), ends[0].h, ends[0].w)
     copy: Work = elementwise("copy", share, share.micro * whole.size, share.e, share.e)
-    joined = Part(name="cat", forward=(copy,), cls="elementwise", modules=0)
+    joined = Part(name="cat", forward=(copy,), cls="elementwise", saved=kept, modules=0)
     return [*parts, _summed(share, "fork", x, len(branches) - (pooled != "max")), joined], whole
 
 
@@ -122,25 +124,25 @@ def _summed(share: Share, name: str, x: Map, times: int) -> Part:
 
 
 def _smoothed(share: Share, name: str, x: Map) -> Part:
-    """A mean over 3 x 3 places with stride 1."""
+    """A mean over 3 x 3 places with stride 1. Its input is kept by the other branches."""
     n = share.micro * x.size * share.e
     return Part(
         name=name,
         forward=(MemoryBound("pool", n, n, share.act),),
         backward=(MemoryBound("pool_backward", n, n, share.act),),
         cls="elementwise",
-        saved=n,
     )
 
 
 def _aside(share: Share, x: Map, classes: int) -> list[Part]:
-    """The auxiliary classifier: a mean over 5 x 5 with stride 3, two convolutions, a linear, and a loss of its own."""
+    """The auxiliary classifier: a mean over 5 x 5 with stride 3 of the map that the next block keeps, two convolutions, a linear, and a loss of its
+    own."""
     side = (x.h - 5) // 3 + 1
     small = Map(x.channels, side, side)
     read, written = share.micro * x.size * share.e, share.micro * small.size * share.e
     down: Work = MemoryBound("pool", read, written, share.act)
     up: Work = MemoryBound("pool_backward", written, read, share.act)
-    first = Part(name="aux.mean", forward=(down,), backward=(up,), cls="elementwise", saved=read)
+    first = Part(name="aux.mean", forward=(down,), backward=(up,), cls="elementwise")
     one, y = _step(share, "aux.conv0", small, _one(128))
     two, z = _step(share, "aux.conv1", y, (768, 5, 1, 0))
     last = linear(share, "aux.fc", z.size, classes, rows=share.micro, bias=True, low=False)
