@@ -120,9 +120,9 @@ def job_of(plan: Plan, network: Network, framework: Framework, device: str, step
 
 
 def _crossing(network: Network, stage: Blocks) -> int:
-    """What the stage's first block reads."""
+    """What the stage's first block reads: maps of pictures get smaller, and deeper, on the way."""
     block = stage[0][1]
-    return block.saved_input + block.beside if block.beside else network.boundary
+    return (block.saved_input or network.boundary) + block.beside
 
 
 def refuse(job: Job) -> None:

@@ -20,7 +20,7 @@ _VGG = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2
 
 def blocks_of(spec: Cnn, shape: Shape, framework: Framework) -> Blocks:
     """stem, one block per residual block (or stage), head. Raises `Refused` for tp or cp, `UnknownName` for a depth."""
-    data_parallel_only(spec.name or spec.arch, "a convolutional network", shape, chain=spec.arch != "mask-rcnn")
+    data_parallel_only(spec.name or spec.arch, "a convolutional network", shape, chain=spec.chain)
     share = share_of(replace(shape, seq=1), framework)
     # Convolutional networks have no fp32 residual stream under autocast: convolutions and batch norms stay 16-bit.
     share = replace(share, es=share.e)

@@ -49,7 +49,7 @@ def describe(model: ModelSpec, shape: Shape, framework: Framework, attention: st
         seq=tokens if model.unit == "sequences" else 1,
         sample_bytes=model.input_bytes(tokens // shape.cp),
         whole_batches=isinstance(model, Dlrm),
-        chain=getattr(model, "chain", getattr(model, "arch", "") != "mask-rcnn"),
+        chain=getattr(model, "chain", True),
         tied=tied,
         unseen=getattr(model, "unseen", ()),
     )

@@ -116,7 +116,8 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     blocks: tuple[tuple[str, Block], ...]
     """("embed", ...), ("L0", ...), ("L1", ...), ("head", ...)."""
     boundary: int
-    """Bytes that a pipeline stage sends to the next for one micro-batch on this rank, unless a block there reads more (`Block.beside`)."""
+    """Bytes that a pipeline stage sends to the next for one micro-batch on this rank, unless its first block says what it reads
+    (`Block.saved_input`, `Block.beside`)."""
     parameters: int
     """Of the whole model, all ranks together, shared tensors once."""
     active_parameters: int

@@ -105,6 +105,11 @@ class Cnn(Spec, tag="cnn", frozen=True, kw_only=True):
     """0 = 1000, for ssd300 81, for mask-rcnn 91, for cifar 10."""
     unit: ClassVar[str] = "images"
 
+    @property
+    def chain(self) -> bool:
+        """Each block reads the one before it alone: not the heads of detectors, which read maps of several sizes."""
+        return self.arch not in ("ssd300", "mask-rcnn")
+
     def input_bytes(self, seq: int) -> int:
         """The fp32 picture; mask-rcnn: a photograph as it is decoded, three bytes a pixel, which is scaled and padded on the device."""
         if self.arch == "mask-rcnn":

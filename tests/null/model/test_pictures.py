@@ -98,7 +98,9 @@ def test_a_sample_is_a_picture() -> None:
 def test_no_pipeline_cuts_what_is_joined_across() -> None:
     plan = Plan(model="unet", batch=Batch(micro=1), parallel=Parallel(pp=2))
     for name in ("unet", "ssd300", "mask-rcnn-r50-fpn"):
-        with pytest.raises(Refused, match=rf"{name}: some of its blocks read the results of several earlier ones, so no pipeline can cut it"):
+        with pytest.raises(
+            Refused, match=rf"{name}: some of its blocks read the results of several earlier ones, so no pipeline can cut it"
+        ):
             layout(describe(load_model(name), Shape(micro=1, seq=1), PLAIN), plan)
     stages = layout(describe(load_model("convnext-tiny"), Shape(micro=1, seq=1), PLAIN), plan)
     assert [len(stage) for stage in stages] == [12, 11]

@@ -38,3 +38,13 @@ def test_stages_of_a_decoder_hand_on_what_it_reads_of_the_encoder(model: str, hi
 def test_a_stream_alone_crosses_where_each_layer_reads_the_one_before() -> None:
     program = _program("gpt2-124m")
     assert [_sent(program, rank, True) for rank in range(4)] == [{2 * 32 * 768 * 2}] * 3 + [set()]
+
+
+def test_each_stage_sends_the_map_that_it_has_made() -> None:
+    """Between ResNet-50's stages: 256 x 56 x 56, 512 x 28 x 28 and 1024 x 14 x 14 values of two pictures, and as much back; not the picture's."""
+    plan = {"model": "resnet50", "batch": {"global": 8, "micro": 2}, "parallel": {"pp": 4, "stages": [3, 4, 6, 3]}}
+    setting = bind(plan, "dgx-h100")
+    program = lower(setting.plan, setting.network, setting.framework, "cuda", 2)
+    maps = [{2 * c * side**2 * 2} for c, side in ((256, 56), (512, 28), (1024, 14))]
+    assert [_sent(program, rank, True) for rank in range(4)] == [*maps, set()]
+    assert [_sent(program, rank, False) for rank in range(4)] == [set(), *maps]
