@@ -135,15 +135,23 @@ def _smoothed(share: Share, name: str, x: Map) -> Part:
 
 
 def _aside(share: Share, x: Map, classes: int) -> list[Part]:
-    """The auxiliary classifier: a mean over 5 x 5 with stride 3 of the map that the next block keeps, two convolutions, a linear, and a loss of its
-    own."""
+    """The auxiliary classifier: a mean over 5 x 5 with stride 3 of the map that the next block keeps, two convolutions, a mean over
+    what is left (one place for 299 pixels), a linear, and a loss of its own."""
     side = (x.h - 5) // 3 + 1
-    small = Map(x.channels, side, side)
+    small = Map(x.channels, side, side).of("aux.mean", x)
     read, written = share.micro * x.size * share.e, share.micro * small.size * share.e
     down: Work = MemoryBound("pool", read, written, share.act)
     up: Work = MemoryBound("pool_backward", written, read, share.act)
     first = Part(name="aux.mean", forward=(down,), backward=(up,), cls="elementwise")
     one, y = _step(share, "aux.conv0", small, _one(128))
     two, z = _step(share, "aux.conv1", y, (768, 5, 1, 0))
-    last = linear(share, "aux.fc", z.size, classes, rows=share.micro, bias=True, low=False)
-    return [first, *one, *two, last, replace(loss(share, classes, rows=share.micro), name="aux.loss"), _summed(share, "aux.fork", x, 1)]
+    last = linear(share, "aux.fc", z.channels, classes, rows=share.micro, bias=True, low=False)
+    return [
+        first,
+        *one,
+        *two,
+        mean(share, "aux.pool", z),
+        last,
+        replace(loss(share, classes, rows=share.micro), name="aux.loss"),
+        _summed(share, "aux.fork", x, 1),
+    ]

@@ -161,14 +161,20 @@ class TransformerXl(Spec, tag="transformer-xl", frozen=True, kw_only=True):
     """Of the attention's probabilities (dropatt)."""
 
     def __post_init__(self) -> None:
-        check_heads(self.name or "transformer-xl", self.hidden, self.heads, self.head_dim)
+        name = self.name or "transformer-xl"
+        check_heads(name, self.hidden, self.heads, self.head_dim)
+        tails = sum(cut < self.vocab for cut in self.cutoffs)
+        if self.hidden // self.div**tails < 1:
+            raise BadInput(
+                f"{name}: div = {self.div} leaves no column of hidden = {self.hidden} for the last of {tails + 1} clusters. Use less"
+            )
 
 
 class Seq2Seq(Spec, tag="seq2seq", frozen=True, kw_only=True):
     """LSTM encoder and decoder with additive attention: GNMT (Wu et al. 2016)."""
 
-    layers: Count = 4
-    """Of the encoder (the first is bidirectional), and as many of the decoder."""
+    layers: Annotated[int, msgspec.Meta(ge=2, le=10**8)] = 4
+    """Of the encoder (the first is bidirectional, the second takes both of its directions), and as many of the decoder."""
     hidden: Count = 1024
     vocab: Count = 32320
     longest: Count = 50

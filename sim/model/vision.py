@@ -17,7 +17,7 @@ from sim.model.parts import Block, Part
 from sim.model.share import Share
 from sim.model.spec import Cnn
 from sim.work import Conv, MemoryBound, Work
-from topologies.errors import UnknownName
+from topologies.errors import BadInput, UnknownName
 
 Blocks = tuple[tuple[str, Block], ...]
 
@@ -33,6 +33,12 @@ class Map(NamedTuple):
     def size(self) -> int:
         return self.channels * self.h * self.w
 
+    def of(self, name: str, before: Map) -> Map:
+        """This map, which `name` made of the one `before`. Raises `BadInput` where it has no places."""
+        if min(self.h, self.w) < 1:
+            raise BadInput(f"the picture is too small: {name} leaves nothing of a map of {before.h} x {before.w}. Use a larger image")
+        return self
+
 
 def convolution(
     share: Share,
@@ -47,12 +53,13 @@ def convolution(
     bias: bool = False,
     first: bool = False,
 ) -> tuple[Part, Map]:
-    """`kernel`: of both sides, or its height and width. `first`: the input is the image and needs no gradient."""
+    """`kernel`: of both sides, or its height and width. `first`: the input is the image and needs no gradient. Raises `BadInput` for too small
+    a map."""
     high, wide = (kernel, kernel) if isinstance(kernel, int) else kernel
     shape = (share.micro, *x, out, high, wide, stride, padding, groups, share.core)
     last = share.framework.channels_last
     work = Conv(*shape, channels_last=last)
-    y = Map(out, *work.out)
+    y = Map(out, *work.out).of(name, x)
     weight = out * (x.channels // groups) * high * wide
     tensors = (weight, out) if bias else (weight,)
     down, up = weight_casts(share, tensors)
@@ -129,9 +136,9 @@ def convolved(share: Share, norm: Part, joined: Map | None = None) -> Part:
 
 
 def pool(share: Share, name: str, x: Map, kernel: int, stride: int, padding: int = 0, ceil: bool = False) -> tuple[Part, Map]:
-    """Max pooling; keeps its input and an index for each output."""
+    """Max pooling; keeps its input and an index for each output. Raises `BadInput` for too small a map."""
     up = stride - 1 if ceil else 0
-    y = Map(x.channels, (x.h + 2 * padding - kernel + up) // stride + 1, (x.w + 2 * padding - kernel + up) // stride + 1)
+    y = Map(x.channels, (x.h + 2 * padding - kernel + up) // stride + 1, (x.w + 2 * padding - kernel + up) // stride + 1).of(name, x)
     read, written, e = share.micro * x.size, share.micro * y.size, share.e
     forward: Work = MemoryBound("pool", read * e, written * (e + 8), share.act)
     backward: Work = MemoryBound("pool_backward", written * (e + 8), read * e, share.act)

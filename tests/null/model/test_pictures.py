@@ -8,12 +8,13 @@ from msgspec.structs import replace
 from sim.framework import Framework
 from sim.model import Block, ModelSpec, Part, Shape, describe, load_model
 from sim.model.huggingface import from_config
+from sim.model.load import model_from
 from sim.model.readers.pictures import READERS
 from sim.model.spec import ConvNext, EfficientNet, UNet
 from sim.model.stages import layout
 from sim.plan import Batch, Parallel, Plan
 from sim.work import Conv, MemoryBound
-from topologies.errors import Refused
+from topologies.errors import BadInput, Refused
 
 PLAIN = Framework(name="plain", source="test")
 AMP = replace(PLAIN, autocast=True)
@@ -125,6 +126,29 @@ def test_inception_joins_its_branches_and_has_a_second_classifier() -> None:
     ]  # fmt: skip
     assert [name for name, block in found.blocks if any(p.name == "aux.loss" for p in block.parts)] == ["M7"]
     assert found.flops_per_sample / 6 == pytest.approx(5.72e9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "image", "words"),
+    [
+        ("inception-v3", 74, "aux.mean leaves nothing of a map of 2 x 2"),
+        ("inception-v3", 200, "aux.conv1 leaves nothing of a map of 2 x 2"),
+        ("ssd300", 224, "conv2 leaves nothing of a map of 2 x 2"),
+        ("vgg16", 16, "pool leaves nothing of a map of 1 x 1"),
+        ("alexnet", 48, "pool leaves nothing of a map of 2 x 2"),
+        ("cifar-cnn", 12, "conv2 leaves nothing of a map of 4 x 4"),
+    ],
+)
+def test_too_small_a_picture_is_told(name: str, image: int, words: str) -> None:
+    """Not a division by zero, nor a map of -1 x -1 places, which has one place again."""
+    with pytest.raises(BadInput, match=f"the picture is too small: {words}. Use a larger image"):
+        describe(model_from({"base": name, "image": image}), Shape(micro=1, seq=1), PLAIN)
+
+
+def test_the_second_classifier_of_inception_is_as_large_for_any_picture() -> None:
+    """torchvision's InceptionAux takes the mean of what its convolutions leave (adaptive_avg_pool2d to one place)."""
+    counts = {describe(model_from({"base": "inception-v3", "image": n}), Shape(micro=1, seq=1), PLAIN).parameters for n in (299, 512)}
+    assert counts == {27_161_264}
 
 
 def test_a_map_that_branches_read_is_kept_once() -> None:

@@ -162,6 +162,8 @@ SPLITS: list[tuple[str | dict[str, Any], dict[str, Any], str]] = [
     ({"family": "cnn", "arch": "resnet", "depth": 51}, {}, "unknown resnet depth '51'"),
     (DECODER | {"heads": 8, "hidden": 128, "kv_heads": 4}, {"parallel": {"tp": 8}}, ""),
     (DECODER | {"heads": 6, "hidden": 96, "kv_heads": 3}, {"parallel": {"tp": 2}}, "key-value heads"),
+    ({"base": "gnmt", "layers": 1}, {}, "Expected `int` >= 2"),
+    ({"base": "transformer-xl-large", "div": 16}, {}, "div = 16 leaves no column of hidden = 1024 for the last of 4 clusters. Use less"),
     ("bert-base", {"task": "lora"}, "needs a decoder; bert-base is none .encoder."),
 ]
 
