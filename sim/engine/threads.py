@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from sim.cost.price import Cost
 from sim.engine.lanes import Lanes
-from sim.engine.state import Item, Mark, RankState, Resume
+from sim.engine.state import Item, Lane, Mark, RankState, Resume
 from sim.program import MEETING, Call, Op
 
 
@@ -82,14 +82,17 @@ class Thread:
     def _finish(self, item: Item, end: float) -> None:
         lane = self._state.lane(self.name)
         item.start = self.clock
-        item.after = lane.last_done
-        item.bound = "lane"
-        if self._freed_by is not None and self._freed_by is not lane.last_done:  # the thread has waited since, then perhaps launched
-            item.after, item.bound = self._freed_by, "event"
+        item.after, item.bound = self._before(lane)
         self.clock = end
         lane.last = item
         self._lanes.ended(self._state, lane, item, end)
         self._freed_by = item
+
+    def _before(self, lane: Lane) -> tuple[Item | None, str]:
+        """What an op of the thread's own that need not wait goes on from."""
+        if self._freed_by is not None and self._freed_by is not lane.last_done:  # the thread has waited since, then perhaps launched
+            return self._freed_by, "event"
+        return lane.last_done, "lane"
 
     def _sync(self, item: Item) -> bool:
         """Waits for an event, one lane or all lanes; the time spent is the op's span."""
@@ -100,7 +103,7 @@ class Thread:
             item.start = begin
             self.clock = max(begin + item.cost.host, time)
             lane = self._state.lane(self.name)
-            item.after, item.bound = (by, "event") if time > begin else (lane.last_done, "lane")
+            item.after, item.bound = (by, "event") if time > begin else self._before(lane)
             lane.last = item
             self._lanes.ended(self._state, lane, item, self.clock)
             self._freed_by = item
