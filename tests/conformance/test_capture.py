@@ -178,6 +178,7 @@ def _tracked(build: Callable[[], nn.Module], one: Input) -> int:
         return int(peak["Total"])
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", TEN)
 def test_memory_agrees_with_torch_s_tracker(name: str) -> None:
     build, one = TEN[name]

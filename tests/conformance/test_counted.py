@@ -164,6 +164,7 @@ def _run(build: Callable[[], nn.Module], one: Input) -> nn.Module:
     return model
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", ZOO)
 def test_flops_and_parameters_are_torch_s(name: str) -> None:
     network = _captured(*ZOO[name])

@@ -43,6 +43,7 @@ WHOLE: dict[str, tuple[Callable[[], nn.Module], int]] = {
 }
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", WHOLE)
 def test_presets_are_torch_s(name: str) -> None:
     """Whole models on the meta device, forward and backward. There attention is written out, whose backward is two forwards: a fused one makes the
@@ -89,6 +90,7 @@ def both(name: str) -> tuple[Network, Network]:
     return describe(spec, SHAPE, PLAIN), describe(PAIRS[name].spec, SHAPE, PLAIN)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", PAIRS)
 def test_each_product_is_the_captured_one(name: str) -> None:
     captured, described = both(name)
@@ -97,11 +99,13 @@ def test_each_product_is_the_captured_one(name: str) -> None:
     assert captured.parameters == described.parameters
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", PAIRS)
 def test_blocks_move_what_is_captured(name: str) -> None:
     hold_bytes(*both(name), PAIRS[name].same)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", PAIRS)
 def test_what_is_kept_for_backward_is_what_is_captured(name: str) -> None:
     hold_kept(*both(name))

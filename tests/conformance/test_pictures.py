@@ -110,6 +110,7 @@ def hold_kept(captured: Network, described: Network) -> None:
     assert kept[0] == pytest.approx(kept[1], rel=0.05)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", PAIRS)
 def test_each_product_is_the_captured_one(name: str) -> None:
     captured, described = both(name)
@@ -117,12 +118,14 @@ def test_each_product_is_the_captured_one(name: str) -> None:
     assert captured.parameters == described.parameters
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", PAIRS)
 def test_blocks_move_what_is_captured(name: str) -> None:
     """All in all, and block by block where a block's gradients arrive inside of it."""
     hold_bytes(*both(name), PAIRS[name].same)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", PAIRS)
 def test_what_is_kept_for_backward_is_what_is_captured(name: str) -> None:
     hold_kept(*both(name))

@@ -71,6 +71,7 @@ PLANS = [
 """Ends that share no table are units of their own (and so they are wrapped here); GPT's share one."""
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("number", [at for at, given in enumerate(PLANS) if given.parallel.pp == 1])
 def test_a_last_layer_that_stays_gathered_is_not_gathered_again(number: int) -> None:
     """torchtitan before pull request 1094: messages as stock's with reshard_after_forward = False for the last layer; one fewer a backward."""
@@ -83,6 +84,7 @@ def test_a_last_layer_that_stays_gathered_is_not_gathered_again(number: int) -> 
     assert gathers[0] - gathers[1] == given.microbatches * (given.parallel.zero == 3)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("end", [0, -1], ids=["first", "last"])
 @pytest.mark.parametrize("framework", ["torchtitan", "pytorch"])
 @pytest.mark.parametrize("number", range(len(PLANS)))

@@ -44,6 +44,7 @@ def test_the_grid_is_wide() -> None:
     assert len(PLANS) >= 80 and len({repr(plan) for plan in PLANS}) == len(PLANS)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("number", range(len(PLANS)), ids=[f"{i} {title(plan)}" for i, plan in enumerate(PLANS)])
 def test_stock_and_program_send_the_same(number: int) -> None:
     need_fake()

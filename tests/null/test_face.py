@@ -94,6 +94,7 @@ def test_tokens_are_a_number_or_a_text() -> None:
         steptwin.capacity(PLAN, "dgx-h100", "many")
 
 
+@pytest.mark.no_cover
 def test_every_result_prints_shows_draws_and_is_json() -> None:
     found = [
         steptwin.predict(PLAN, "dgx-h100"),

@@ -41,6 +41,7 @@ def test_the_row_s_step_is_one_of_them() -> None:
     assert found.seconds < 0.99 * step_seconds(every, case.topology)[0]  # seven updates of eight are saved
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     ("row_id", "waits"),
     [

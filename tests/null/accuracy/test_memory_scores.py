@@ -35,6 +35,7 @@ def test_the_table_by_source() -> None:
     assert (table[1]["rows"], table[1]["mape"]) == (1, 0.0)
 
 
+@pytest.mark.no_cover
 @pytest.mark.skipif(not (SHARED / "groundtruth" / "training.csv").is_file(), reason="the published measurements are not here")
 def test_measured_peaks() -> None:
     scores = memory_scores(SHARED)

@@ -54,6 +54,7 @@ def _plan(row: Row) -> object:
     return case.plan, case.topology, case.assumed
 
 
+@pytest.mark.no_cover
 @pytest.mark.skipif(not TABLE.is_file(), reason="the full table is not beside the project")
 def test_it_gives_the_plans_of_the_full_table() -> None:
     full = {row.row_id: row for row in read_rows(TABLE) if row.scored and not row.problem}

@@ -25,6 +25,7 @@ def result() -> ValidationResult:
     return validate_training(None, workers=1, only=lambda row: row.row_id in chosen)
 
 
+@pytest.mark.no_cover
 def test_all_rows_are_predicted(result: ValidationResult) -> None:
     assert result.scored == ROWS and not result.refused
 

@@ -88,6 +88,7 @@ def test_layers_that_make_no_pipeline_are_refused_as_ever() -> None:
         pricer_for(_setting(LAYERS, parallel={"pp": 32, "tp": 1, "dp_shard": 2}))
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "dualpipe"])
 def test_a_rank_that_stands_for_others_has_their_clock(schedule: str) -> None:
     chunks = {"virtual_stages": 2} if schedule == "interleaved" else {}

@@ -54,6 +54,7 @@ def _counts(setting: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[float, list[
         return confirmed(setting), seen
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("framework", ["megatron-core", "torchtitan"])
 @pytest.mark.parametrize("parallel", PIPELINES, ids=str)
 def test_a_step_confirmed_by_rounds_is_the_whole(parallel: dict[str, Any], framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,6 +146,7 @@ def test_where_a_plan_goes_by_rounds(plan: dict[str, Any]) -> None:
         assert rounds_of(bind(plan, MACHINE)) is None, "stages take turns: messages may fall behind slowly"
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("parallel", PIPELINES, ids=str)
 def test_classes_are_those_of_predict(parallel: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """As it finds them in programs that are too large for a span each; but for what communication, and waiting for launches, in a layer

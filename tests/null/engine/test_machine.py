@@ -55,6 +55,7 @@ AXES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("on", ["a100-pcie-x8", "dgx1-v100", "dgx-h100", "2x dgx-a100"])
 @pytest.mark.parametrize("parallel", AXES, ids=["hsdp", "tp", "3d"])
 def test_whatever_joins_the_devices_folding_changes_nothing(on: str, parallel: dict[str, Any]) -> None:
@@ -65,6 +66,7 @@ def test_whatever_joins_the_devices_folding_changes_nothing(on: str, parallel: d
     assert predict(plan, on).step_time_s == pytest.approx(predict(plan, on, fold=False).step_time_s, rel=1e-9)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("on", ["h100-pcie-x8", "aws-g5"])
 def test_a_plan_on_one_node_takes_as_long_where_more_nodes_stand_beside_it(on: str) -> None:
     model = {"base": "gpt2-124m", "layers": 4}

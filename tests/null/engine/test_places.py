@@ -70,6 +70,7 @@ def steps(on: str, split: dict[str, Any], more: dict[str, Any]) -> tuple[int, li
     return len(set(representatives(program, setting.places))), [*found, quick]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     ("on", "split", "simulated"),
     [
@@ -93,6 +94,7 @@ def test_folded_equals_unfolded(on: str, split: dict[str, Any], simulated: int) 
 MOE: dict[str, Any] = {"model": {"base": "olmoe-1b-7b", "layers": 2}, "seq_len": 256}
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     ("on", "split", "more"),
     [
@@ -126,6 +128,7 @@ def test_the_rank_alone_on_its_switch(mode: str) -> None:
         assert folded == pytest.approx(whole, rel=1e-9)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("placement", ["dp,pp,tp,cp", "tp,cp,dp,pp"])
 def test_ranks_that_go_round_uneven_nodes_are_not_alike(placement: str) -> None:
     """The first ranks are on as many nodes then: those of one node tell how its devices are joined."""

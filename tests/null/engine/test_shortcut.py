@@ -70,6 +70,7 @@ def _apart(setting: Setting, condensed: bool) -> float:
     return max(abs(one / other.seconds - 1) for one, other in zip(whole, short, strict=True))
 
 
+@pytest.mark.no_cover
 @settings(max_examples=20, deadline=None)
 @given(split, frameworks, memories, st.sampled_from([3, 4]))
 def test_short_programs_equal_condensed_ones(parallel: dict[str, Any], framework: str, memory: dict[str, Any], count: int) -> None:
@@ -85,6 +86,7 @@ def test_without_data_parallelism_they_equal_the_whole_simulation(parallel: dict
     assert _apart(_setting(parallel, framework, memory, 4), condensed=False) < (5e-4 if shares else 1e-9)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("tp, cp, pp, zero", [(1, 8, 1, 0), (2, 4, 1, 1), (4, 2, 2, 0), (1, 2, 2, 1)])
 def test_rings_inside_a_node_are_shortened_exactly(tp: int, cp: int, pp: int, zero: int) -> None:
     parallel = {"tp": tp, "cp": cp, "pp": pp, "dp_shard": 8 // (tp * cp), "zero": zero, "schedule": "1f1b", "virtual_stages": 1}

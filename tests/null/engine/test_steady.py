@@ -41,6 +41,7 @@ def _plan(parallel: dict[str, Any], framework: str, count: int) -> dict[str, Any
     }
 
 
+@pytest.mark.no_cover
 @settings(max_examples=12, deadline=None)
 @given(split, st.sampled_from(["megatron-core", "torchtitan", "pytorch"]), st.sampled_from([16, 24, 32]))
 def test_a_long_step_by_rounds_equals_the_whole(parallel: dict[str, Any], framework: str, count: int) -> None:

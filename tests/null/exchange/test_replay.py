@@ -54,6 +54,7 @@ def _alone(setting: Setting) -> float:
     return simulate(msgspec.structs.replace(program, roles=roles, steps=1), pricer_for(setting), fold=False).end
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("split", SPLITS, ids=lambda split: "-".join([*split["parallel"], *(key for key in split if key == "data")]))
 def test_there_and_back_takes_as_long(split: dict[str, Any], tmp_path: Path) -> None:
     setting = bind(BASE | split, "dgx-h100")

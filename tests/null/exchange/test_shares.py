@@ -48,6 +48,7 @@ def _alone(setting: Setting, calibration: Path | None = None) -> float:
     return simulate(msgspec.structs.replace(program, roles=roles, steps=1), pricer_for(setting, calibration), fold=False).end
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("edits", [(), ("cpu.cores=1",)], ids=["112 cores", "2 cores"])
 @pytest.mark.parametrize(
     "said",
@@ -75,6 +76,7 @@ def test_on_cpus_that_is_the_predicted_step(tmp_path: Path) -> None:
     assert replay(out.prefix, "cpu-host").seconds == pytest.approx(predict(BASE, "cpu-host").step_time_s, rel=1e-6)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     "said",
     [
@@ -100,6 +102,7 @@ def test_output_that_does_not_come_with_every_step_is_left_out(tmp_path: Path) -
     assert replay(export_plan(rare, tmp_path).prefix, "dgx-h100").seconds == pytest.approx(_alone(never), rel=EXACT)
 
 
+@pytest.mark.no_cover
 def test_an_exchange_beside_other_kernels_stays_hidden(tmp_path: Path) -> None:
     """The kernels that cover an exchange stand in the trace."""
     moe = {"model": "mixtral-8x7b", "framework": "megatron-bridge-overlapped", "seq_len": 4096, "parallel": {"dp_shard": 4, "ep": 4}}

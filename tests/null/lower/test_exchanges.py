@@ -77,6 +77,7 @@ def test_a_step_sees_what_its_cover_does_not_hide(machine: str) -> None:
         assert seen < alone
 
 
+@pytest.mark.no_cover
 def test_a_slow_network_shows_where_a_fast_one_hides() -> None:
     """Slower NICs: beside other kernels the step grows by less than by itself, until the exchange is longer than they are."""
     spread = {"parallel": {"dp_shard": 16, "ep": 16}}

@@ -24,6 +24,7 @@ def test_stragglers_and_imbalance_are_told_apart() -> None:
     assert [(slow(rank), many(rank)) for rank in range(4)] == [(1.0, 1.0), (2.0, 1.5), (1.0, 3.0), (1.0, 1.0)]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("on", ["dgx-h100", "cpu-host"])
 def test_more_samples_lengthen_all_but_the_update(on: str) -> None:
     """Twelve samples on rank 0 in place of eight take as long as twelve on both, which wait for each other."""
@@ -35,6 +36,7 @@ def test_more_samples_lengthen_all_but_the_update(on: str) -> None:
     assert uneven.step_time_s == pytest.approx(larger.step_time_s, rel=0.04), "kernels of more samples are a little more efficient"
 
 
+@pytest.mark.no_cover
 def test_input_of_more_samples_takes_longer() -> None:
     sets = ("data.workers=1", "data.preprocess=100 ms")
     even, uneven = (load_plan("gpt2-ddp8", (*sets, *more)) for more in ((), ("noise.imbalance=r3: 1.5x",)))

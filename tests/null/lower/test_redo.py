@@ -60,6 +60,7 @@ def test_nothing_said_is_attentions_core() -> None:
     assert predict_setting(said, steps=2).step_time_s == predict_setting(unsaid, steps=2).step_time_s
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     ("model", "modules"),
     [

@@ -210,6 +210,7 @@ def plans(draw: st.DrawFn) -> dict[str, Any]:
     return {"batch": {"global": count * replicas * shards}, "parallel": parallel, "memory": memory}
 
 
+@pytest.mark.no_cover
 @settings(max_examples=40, deadline=None)
 @given(plans(), st.sampled_from(["cuda", "cpu"]))
 def test_every_pipeline_keeps_the_laws_and_runs(plan: dict[str, Any], device: str) -> None:

@@ -86,6 +86,7 @@ def test_together_as_rank_by_rank(split: dict[str, int], monkeypatch: pytest.Mon
     assert found == pytest.approx(each, rel=1e-9)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("edit", "simulated"), [("", 8), ("slow=r3:0.5", 16), ("fail=nic:n1/nic1", 16)])
 def test_pipelines_stand_for_those_on_equal_nodes(edit: str, simulated: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both stages of a replica on one node: who sends to whom, and over what, tells ranks apart, and nothing else."""
@@ -118,6 +119,7 @@ def test_flows_that_share_a_cable_are_all_simulated() -> None:
     assert len(set(_stand_ins(setting))) == 32
 
 
+@pytest.mark.no_cover
 def test_a_fault_costs_the_same_share_of_a_large_cluster_as_its_slowest_gpu_says() -> None:
     plan = {
         "model": "gpt2-1.5b",

@@ -76,6 +76,7 @@ EXPERTS: dict[str, Any] = {
 }
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("framework", ["megatron-core", "torchtitan", "megatron-bridge-overlapped"])
 @pytest.mark.parametrize(
     "changes",

@@ -72,6 +72,7 @@ def test_it_sums_to_the_step(case: Study) -> None:
     assert sum(case.owed().values()) == pytest.approx(1.0, rel=1e-6)
 
 
+@pytest.mark.no_cover
 def test_small_changes_do_what_the_path_says(case: Study) -> None:
     for kind, share in case.owed().items():
         if kind in KINDS:
@@ -98,6 +99,7 @@ def test_the_network_counts_where_there_is_one() -> None:
     assert found.verdict.startswith("communication-bound")
 
 
+@pytest.mark.no_cover
 def test_an_explanation_prints_and_is_plain(case: Study) -> None:
     found = explain(case.setting, tries=2)
     text, plain = str(found), found.to_dict()

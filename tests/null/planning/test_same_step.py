@@ -34,6 +34,7 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", PLANS)
 def test_all_verbs_say_the_same_step(name: str, tmp_path: Path) -> None:
     plan, on = load_plan(GPT | PLANS[name]), "dgx-h100"
@@ -69,6 +70,7 @@ def test_what_output_adds_is_no_resources() -> None:
         assert change.gain == pytest.approx(1 - change.step_time_s / loud.step_time_s)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("on", ["l40s-x8", "h100-pcie-x8"])
 def test_asynchronous_ranks_meet_in_another_order_each_step(on: str) -> None:
     """So that one step says little: the figure is the mean over many, whatever number is simulated for the trace."""
@@ -79,6 +81,7 @@ def test_asynchronous_ranks_meet_in_another_order_each_step(on: str) -> None:
     assert whole is not None and mean_step(whole).total == pytest.approx(found.step_time_s, rel=0.03)
 
 
+@pytest.mark.no_cover
 def test_a_slow_asynchronous_rank_costs_its_own_share_alone() -> None:
     """Ranks that hardly meet: 3 of full speed and one at a third make 10/12 of the steps of 4."""
     plan = GPT | ASYNC | {"batch": {"micro": 16, "global": 16 * 4 * 64}}

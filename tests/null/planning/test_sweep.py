@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -61,6 +61,7 @@ def found(resumed: Resumed, tmp_path_factory: pytest.TempPathFactory) -> tuple[S
     return sweep(base(), parse_space(SPACE), ON, tmp_path_factory.mktemp("sweep") / "a.sqlite"), resumed.found
 
 
+@pytest.mark.no_cover
 def test_bounds_change_neither_the_best_nor_the_front(found: tuple[Sweep, Sweep]) -> None:
     quick, whole = found
     assert quick.best == whole.best
@@ -70,6 +71,7 @@ def test_bounds_change_neither_the_best_nor_the_front(found: tuple[Sweep, Sweep]
     assert quick.counts["done"] + quick.counts["bound"] == whole.counts["done"]
 
 
+@pytest.mark.no_cover
 def test_all_plans_in_short_end_with_the_same_best(found: tuple[Sweep, Sweep], tmp_path: Path) -> None:
     """Ranked in the fewest ops, none put aside: the front and the best are simulated whole after all."""
     every = sweep(base(), parse_space(SPACE), ON, tmp_path / "s.sqlite", every="short")
@@ -93,13 +95,13 @@ def test_what_plans_are_ranked_by_is_their_time() -> None:
 @pytest.mark.parametrize(
     "model, seq, space, apart",
     [
-        ("llama3-8b", 32768, "tp=4 cp=2,4 pp=1,2 zero=1 recompute=full gpus=16", 1e-2),
+        ({"base": "llama3-8b", "layers": 8}, 32768, "tp=4 cp=2,4 pp=1,2 zero=1 recompute=full gpus=16", 1e-2),
         ("mixtral-8x7b", 4096, "tp=4 ep=2,4 pp=4 zero=1 recompute=full gpus=32", 1e-2),
         ("mixtral-8x7b", 4096, "tp=4 ep=4 pp=1 zero=3 recompute=none,full gpus=32", 3e-2),
         ("mixtral-8x7b", 4096, "tp=2,4 ep=8 pp=2 zero=1 recompute=full gpus=32", 6e-2),
     ],
 )
-def test_plans_with_rings_and_experts_are_ranked_by_little_less_than_their_time(model: str, seq: int, space: str, apart: float) -> None:
+def test_plans_with_rings_and_experts_are_ranked_by_little_less_than_their_time(model: Any, seq: int, space: str, apart: float) -> None:
     plan = load_plan({"model": model, "seq_len": seq, "framework": "megatron-core", "batch": {"global": 32, "micro": 1}})
     on = "4x dgx-h100"
     settings = [bind(found, on) for _, found in candidates(plan, parse_space(space), on) if isinstance(found, Plan)]
@@ -109,6 +111,7 @@ def test_plans_with_rings_and_experts_are_ranked_by_little_less_than_their_time(
         assert -apart < found / true - 1 < 2e-3, setting.plan.parallel
 
 
+@pytest.mark.no_cover
 def test_experts_over_nodes_end_with_the_best_of_all_simulated_whole(tmp_path: Path) -> None:
     """Their short times leave out what they lose to a pipeline's messages: what looks best is not believed before it is simulated whole."""
     model = {"base": "mixtral-8x7b", "layers": 8}
@@ -192,6 +195,7 @@ def test_a_sweep_killed_while_it_confirmed_confirms_when_it_goes_on(tmp_path: Pa
     assert all(json.loads(row.detail)["whole"] for row in found.front)
 
 
+@pytest.mark.no_cover
 def test_a_sweep_that_goes_on_simulates_what_is_asked_for_now(tmp_path: Path) -> None:
     """What bounds had decided, and then what was simulated in short."""
     file, space = tmp_path / "s.sqlite", parse_space(SPACE)

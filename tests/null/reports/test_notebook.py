@@ -71,6 +71,7 @@ def _planned() -> dict[str, Any]:
     }
 
 
+@pytest.mark.no_cover
 def test_values_of_planning_show_themselves_with_every_figure() -> None:
     for name, value in _planned().items():
         value = shown(value)
@@ -84,6 +85,7 @@ def test_values_of_planning_show_themselves_with_every_figure() -> None:
         assert all(figure.data for figure in figures.values()), name
 
 
+@pytest.mark.no_cover
 def test_bars_are_as_long_as_the_times_that_they_show() -> None:
     planned = _planned()
     path = shown(planned["explanation"]).figure("path").data[0]
@@ -111,6 +113,7 @@ def test_attaching_twice_changes_nothing() -> None:
     assert Comparison.figure is first  # type: ignore[attr-defined]
 
 
+@pytest.mark.no_cover
 def test_the_example_notebook_is_the_scripts_and_runs() -> None:
     cells = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
     assert [(cell["cell_type"], "".join(cell["source"])) for cell in cells] == list(CELLS), "run: python -m reports.example"

@@ -31,6 +31,7 @@ def page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Capture
     return made
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("framework", sorted(frameworks()))
 def test_every_frameworks_page_is_made(framework: str, page: Page) -> None:
     assert "Where the step goes" in page(framework)

@@ -27,6 +27,7 @@ from topologies.load import load_topology
 __all__ = ["call"]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -21,6 +21,7 @@ def step(every: int, mode: str = "async") -> float:
     return predict({"model": "gpt2-1.5b", "seq_len": 1024, "parallel": {"dp_replicate": 8}, "output": output}, "dgx-h100").step_time_s
 
 
+@pytest.mark.no_cover
 def test_a_period_is_its_steps_or_the_writing_and_the_copy() -> None:
     """Weights and Adam's two moments in bf16, once for all replicas."""
     parameters = predict({"model": "gpt2-1.5b"}, "dgx-h100").parameters

@@ -13,6 +13,7 @@ from topologies.load import load_topology
 MODEL = {"layers": 8, "hidden": 4096, "heads": 32, "vocab": 32000, "ffn": 14336}
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize(
     "split",

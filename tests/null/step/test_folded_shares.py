@@ -30,6 +30,7 @@ def steps_of(setting: Setting, fold: bool) -> list[float]:
     return metrics.step_times(simulate(program, pricer_for(setting), fold, setting.foldable, detail=False))
 
 
+@pytest.mark.no_cover
 @settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(["dgx-h100", "dgx-a100", "mi300x-x8", "cpu-host:8"]),

@@ -24,6 +24,7 @@ CASES: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
 ]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("tree", "on", "edits"), CASES, ids=[f"{on} {tree['parallel']}" for tree, on, _ in CASES])
 def test_a_step_is_as_long_as_the_traced_one(tree: dict[str, Any], on: str, edits: tuple[str, ...]) -> None:
     setting = bind(BASE | tree, on, edits)

@@ -23,6 +23,7 @@ PLAN = {
 }
 
 
+@pytest.mark.no_cover
 def test_coarser_traces_have_the_same_times_and_say_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
     fine = predict(PLAN, "dgx-h100")
     monkeypatch.setattr(sim.steady.detail, "OPS_APART", 100)

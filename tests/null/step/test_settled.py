@@ -47,6 +47,7 @@ def test_nothing_that_is_made_faster_lengthens_the_step() -> None:
     assert all(one.infinitely_fast <= found.step_time_s * (1 + 1e-3) for one in found.sensitivities)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("workers", "work"), [(1, "100 ms"), (2, "100 ms"), (3, "150 ms"), (1, "40 ms"), (2, "10 ms")])
 def test_a_step_is_what_its_loaders_or_its_device_need(workers: int, work: str) -> None:
     """Eight samples a batch, `workers` processes in turn. In its first step DDP has one bucket, which ends later than any after it."""
