@@ -147,6 +147,9 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     shard_copies: bool = True
     """FSDP's gathered parameters are copied out of a buffer, and gradients into one before they are scattered: one for all tensors of a layer
     (torch's _fsdp_collectives.py), or what a compiled loop carries from layer to layer. False: collectives on the tensors themselves."""
+    quantises_gathered: Literal["", "forward", "passes"] = ""
+    """ZeRO-3's gathered 16-bit weights of 8-bit linears are cast whole, beside their transpose: in each forward pass, or in each pass (what is
+    rematerialised for backward casts them again). "": shards are cast before they travel."""
     zero1: Literal["shards", "tensors"] = "shards"
     """What a rank of ZeRO-1 updates. shards: an equal piece of each bucket, which is reduce-scattered and gathered. tensors: whole
     tensors; buckets are all-reduced over all data-parallel ranks, and each owner broadcasts what it updated (InternEvo)."""

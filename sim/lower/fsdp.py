@@ -157,13 +157,23 @@ def holding(op: Op, alloc: int = 0, free: int = 0) -> Op:
 
 
 def copy_out(job: Job, phase: str, unit: Unit) -> list[Op]:
-    """Compute waits for the gather and copies the parameters out of its buffer, where that is one for all of them."""
+    """Compute waits for the gather and copies the parameters out of its buffer, where that is one for all of them; what makes them narrow comes
+    next, where that is done with whole weights (`Framework.quantises_gathered`)."""
     ops = [wait(job, f"{phase}/{unit.name}{suffix}.gathered", COMPUTE) for suffix, _, _ in unit.messages]
     size = round(sum(elements for _, _, elements in unit.messages) * job.param_bytes)
     if job.framework.shard_copies:
         copy = MemoryBound("copy", size, size, job.framework.param_dtype)
         ops.append(compute(job, f"{phase}/{unit.name}.copy_out", (copy,), COPY, alloc=size, free=size))
+    if unit.narrow and _quantises(job, phase):
+        cast = MemoryBound("cast", 2 * unit.narrow, 2 * unit.narrow, job.framework.param_dtype)
+        ops.append(compute(job, f"{phase}/{unit.name}.quantise", (cast,), COPY))
     return [*ops, record(f"{phase}/{unit.name}.out", COMPUTE)]
+
+
+def _quantises(job: Job, phase: str) -> bool:
+    """Does this pass cast whole weights? Backward does so with what it recomputes."""
+    how = job.framework.quantises_gathered
+    return how == "passes" or (how == "forward" and (phase == "fwd" or job.plan.memory.recompute == "full"))
 
 
 def reshard(job: Job, phase: str, unit: Unit) -> Op:

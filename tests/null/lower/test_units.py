@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from sim.predict import predict
 from sim.program import Program
 from sim.work import MemoryBound
 from tests.null.lower.tiny import MIB, QUIET, linear, messages, network, program, show
@@ -34,6 +35,31 @@ def test_replicas_sum_their_experts_gradients_however_they_are_sharded(zero: int
     sums = [(name, size) for name, axis, size in messages(p) if axis in ("edp", "dp_replicate") and size == 4000]
     assert sums == [("all_reduce", 4000)]
     assert not [m for m in messages(p) if m[1] == "efsdp"], "nobody to gather them from"
+
+
+@pytest.mark.parametrize(
+    ("framework", "precision", "recompute", "passes"),
+    [
+        ("llm-foundry", "fp8", "none", ["fwd"]),
+        ("llm-foundry", "fp8", "full", ["bwd", "fwd"]),
+        ("llm-foundry", "bf16", "none", []),
+        ("paxml", "fp8", "selective", ["bwd", "fwd"]),
+        ("paxml", "bf16", "selective", []),
+        ("maxtext", "fp8", "none", []),
+    ],
+)
+def test_whole_weights_are_made_narrow_where_their_framework_does_so(
+    framework: str, precision: str, recompute: str, passes: list[str]
+) -> None:
+    """TransformerEngine's casts read 16 bits of each weight, and write 8 bits both ways; the embedding and the head stay in 16."""
+    tree = {"model": "gpt2-124m", "framework": framework, "precision": precision, "memory": {"recompute": recompute}, "parallel": FSDP}
+    found = predict(tree, "dgx-h100").program
+    assert found is not None
+    casts = [op for call, op in found.ops(0) if call.step == 1 and op.id.endswith("/L5.quantise")]
+    assert sorted(op.id.split("/")[0] for op in casts) == passes
+    weights = 12 * 768**2 + 9 * 768  # with biases
+    assert {(work.read, work.written) for op in casts for work in op.works if isinstance(work, MemoryBound)} <= {(2 * weights, 2 * weights)}
+    assert not [op.id for _, op in found.ops(0) if op.id.endswith(("embed.quantise", "head.quantise", "root.quantise"))]
 
 
 def backward(p: Program) -> list[str]:
