@@ -99,3 +99,20 @@ def test_a_v_shaped_pipeline_has_one_tied_table() -> None:
         setting = bind(plan | {"parallel": {"pp": 2, "schedule": schedule, "virtual_stages": 2}}, "dgx-h100")
         ends[schedule] = [r.parameters for r in memory_of_stages(setting.plan, setting.network, setting.framework)]
     assert sum(ends["interleaved"]) - sum(ends["dualpipe"]) == table
+
+
+@pytest.mark.parametrize(
+    ("framework", "buckets"),
+    [
+        ("pytorch", 2 * PARAMETERS),  # all of DDP's buckets, beside the gradients
+        ("tf2-horovod", 2 * PARAMETERS),  # travel in 16 bits
+        ("tf1-horovod", 64 * 2**20),  # one fusion buffer (horovod, docs/tensor-fusion.rst)
+        ("deepspeed", 954 * 2**20),  # one flat bucket (runtime/engine.py, allreduce_no_retain)
+        ("oneflow-bert", 0),  # nccl_fusion_all_reduce_use_buffer(False)
+        ("maxtext", 0),  # XLA sums buffers where they are
+        ("megatron-lm", 0),  # gradients live in what travels
+    ],
+)
+def test_replicas_hold_the_buckets_that_their_framework_fills(framework: str, buckets: int) -> None:
+    alone, replicas = report(framework=framework), report(framework=framework, parallel={"dp_replicate": 8})
+    assert replicas.gathered - alone.gathered == buckets
