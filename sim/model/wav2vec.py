@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from sim.framework import Framework
 from sim.model.activation import activation
 from sim.model.check import data_parallel_only
+from sim.model.contrast import contrast
 from sim.model.elementwise import elementwise
 from sim.model.encoder import layer_parts
 from sim.model.ends import loss
@@ -20,16 +21,14 @@ from sim.model.parts import Block, Part, Shape
 from sim.model.share import Share, share_of
 from sim.model.speech_spec import Wav2Vec
 from sim.model.vision import Map
-from sim.work import MemoryBound, Work
+from sim.work import Work
 
 Blocks = tuple[tuple[str, Block], ...]
 _KERNELS, _STRIDES = (10, 3, 3, 3, 3, 2, 2), (5, 2, 2, 2, 2, 2, 2)
-_CHANNELS, _CODES, _GROUPS = 512, 320, 2
-"""Of the convolutions; entries of each codebook, and codebooks (section 4.2)."""
+_CHANNELS = 512
+"""Of the convolutions."""
 _POSITIONS = (128, 16)
 """Kernel and groups of the convolution that tells positions."""
-_MASKED, _OTHERS = 0.49, 100
-"""Share of the frames that spans of 10 from 6.5 % of all places cover, and others that each is told from (section 4.2)."""
 
 
 def blocks_of(spec: Wav2Vec, shape: Shape, framework: Framework, attention: str) -> Blocks:
@@ -82,8 +81,8 @@ def _places(spec: Wav2Vec, share: Share) -> list[Part]:
 
 
 def _head(spec: Wav2Vec, share: Share) -> list[Part]:
-    """Characters of each frame (CTC), or (unsaid) the masked frames against their own and others' quantised sounds."""
-    h, e = spec.hidden, share.e
+    """Characters of each frame (CTC), or (unsaid) frames against their own and others' quantised sounds."""
+    h = spec.hidden
     last = [norm(share, "head.norm", share.rows, h, "layernorm")] if spec.stable else []
     if spec.characters:
         return [
@@ -91,17 +90,4 @@ def _head(spec: Wav2Vec, share: Share) -> list[Part]:
             linear(share, "head.characters", h, spec.characters, bias=True, low=False, stream=True),
             loss(share, spec.characters),
         ]
-    rows, codes = round(_MASKED * share.rows), _CODES * _GROUPS
-    width, n = spec.code, rows * (_OTHERS + 1) * spec.code
-    chosen: Work = elementwise("softmax", share, rows * codes, e, e, 8.0, rows * _GROUPS)
-    pick, spread = MemoryBound("embedding", n * e, n * e, share.act), MemoryBound("embedding_backward", n * e, rows * width * e, share.act)
-    alike: Work = elementwise("reduce", share, n, 2 * e, 0)
-    return [
-        *last,
-        linear(share, "head.codes", _CHANNELS, codes, rows=rows, bias=True, low=False, stream=True),
-        Part(name="head.choice", forward=(chosen,), backward=(chosen,), cls="elementwise", tensors=(codes * width // _GROUPS,), saved=rows * codes * e),
-        linear(share, "head.quantised", width, width, rows=rows, bias=True, low=False),
-        linear(share, "head.frames", h, width, bias=True, low=False, stream=True),
-        Part(name="head.others", forward=(pick, alike), backward=(alike, spread), cls="embedding", saved=n * e, modules=2),
-        loss(share, _OTHERS + 1, rows=rows),
-    ]  # fmt: skip
+    return [*last, *contrast(spec, share, _CHANNELS)]

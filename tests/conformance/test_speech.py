@@ -1,5 +1,5 @@
-"""Whisper as it is described, against the same in PyTorch: parameters, FLOPs by torch's own counter, each product by itself, the bytes of all other
-kernels, and what is kept for backward."""
+"""Whisper and the head of wav2vec 2.0 as they are described, against the same in PyTorch: parameters, FLOPs by torch's own counter, each product
+by itself, the bytes of all other kernels, and what is kept for backward."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from executor.capture import Input, capture  # noqa: E402
 from sim.framework import Framework  # noqa: E402
 from sim.model import Network, Shape, describe, load_model  # noqa: E402
+from sim.model.contrast import contrast  # noqa: E402
+from sim.model.share import share_of  # noqa: E402
 from sim.model.spec import Whisper  # noqa: E402
+from sim.model.speech_spec import Wav2Vec  # noqa: E402
 from sim.work import Attention, MemoryBound  # noqa: E402
 from tests.conformance import speech_modules as modules  # noqa: E402
 from tests.conformance.test_pictures import hold_bytes, hold_kept, works_of  # noqa: E402
@@ -72,3 +75,29 @@ def test_blocks_move_what_is_captured() -> None:
 
 def test_what_is_kept_for_backward_is_what_is_captured() -> None:
     hold_kept(*both())
+
+
+class Sound(torch.nn.Module):
+    """Features and layers of wav2vec 2.0 for its head to learn from: a linear each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after, self.head = torch.nn.Linear(64, 512), torch.nn.Linear(64, 64), modules.Wav2VecHead(512, 64, 320, 2, 256)
+
+    def forward(self, x: torch.Tensor, others: torch.Tensor, masked: torch.Tensor) -> torch.Tensor:
+        return self.head(self.before(x), self.after(x), others, masked)
+
+
+@pytest.mark.no_cover
+def test_what_wav2vec_learns_from_is_what_is_captured() -> None:
+    """Its parameters, the bytes of its kernels in each direction, how many there are, and what they keep."""
+    inputs = (Input((2, 48, 64)), Input((2, 48, 100), "int64"), Input((2, 48), "bool"))
+    captured = describe(capture(Sound, inputs, name="sound"), Shape(micro=2, seq=1, precision="fp32"), PLAIN)
+    found = [part for _, block in captured.blocks for part in block.parts if part.name.startswith("head")]
+    said = contrast(Wav2Vec(layers=1, hidden=64, heads=1), share_of(shape(48), PLAIN), 512)
+    assert sum(part.params for part in said) == sum(part.params for part in found)
+    for works in (lambda part: part.forward, lambda part: (*part.backward, *part.wgrad)):
+        mine, its = ([w for part in parts for w in works(part) if isinstance(w, MemoryBound)] for parts in (said, found))
+        assert sum(w.bytes for w in mine) == pytest.approx(sum(w.bytes for w in its), rel=0.03)
+        assert sum(w.repeat for w in mine) == pytest.approx(len(its), rel=0.05)
+    assert sum(part.saved for part in said) == pytest.approx(sum(part.saved for part in found), rel=0.01)
