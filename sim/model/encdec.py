@@ -126,12 +126,15 @@ def _cross(spec: EncDec, source: Share, target: Share) -> list[Part]:
         kv_seq=source.shape.seq,
         name="cross.core",
     )
+    # What all layers' keys and values give to the encoder's result is summed.
+    fork = (elementwise("add", source, source.srows * spec.hidden, 2 * source.es, source.es),) if not source.framework.compile else ()
+    read = linear(
+        source, "cross.kv", spec.hidden, 2 * inner if fused else (inner, inner), bias=spec.bias, seam="tp.gather" if split else "",
+        seam_bytes=keys, stream=True, saved_rows=source.srows,
+    )  # fmt: skip
     return [
         linear(target, "cross.q", spec.hidden, inner, bias=spec.bias, seam="tp.gather" if split else "", seam_bytes=bytes_, stream=True, modules=2),
-        linear(
-            source, "cross.kv", spec.hidden, 2 * inner if fused else (inner, inner), bias=spec.bias, seam="tp.gather" if split else "",
-            seam_bytes=keys, stream=True, saved_rows=source.srows,
-        ),
+        replace(read, backward=(*read.backward, *fork)),
         middle,
         linear(target, "cross.proj", inner, spec.hidden, bias=spec.bias, seam="tp.reduce" if split else "", seam_bytes=bytes_),
     ]  # fmt: skip

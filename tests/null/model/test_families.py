@@ -122,6 +122,14 @@ def test_work_grows_with_the_batch(name: str) -> None:
     assert network.flops_per_sample == pytest.approx(3 * run(1), rel=1e-9)
 
 
+def test_what_the_layers_of_a_decoder_give_back_to_the_encoder_is_summed() -> None:
+    """By a kernel each, over the encoder's result, and by what a compiler makes of them in one of its own."""
+    for compiled, sums in ((False, 1), (True, 0)):
+        network = describe(load_model("transformer-big"), Shape(micro=2, seq=128, precision="fp16"), replace(PLAIN, compile=compiled))
+        read = part(network, "D1", "cross.kv")
+        assert [w.read for w in read.backward if getattr(w, "what", "") == "add"] == [2 * 2 * 128 * 1024 * 2] * sums
+
+
 def test_autocast_leaves_convolutions_in_16_bits() -> None:
     network = describe(load_model("resnet50"), Shape(micro=2, seq=1, precision="fp16"), replace(PLAIN, autocast=True))
     conv = next(p for p in dict(network.blocks)["S0.0"].parts if p.name == "conv1")
