@@ -124,7 +124,7 @@ def test_watched_passes_give_spans_and_the_others_steps(tmp_path: Path, monkeypa
             each = 2.0 if watched else 1.0
             return [(begin, begin + each, begin)] * len(ops) if watched else [], [(-1, begin), (0, begin + each), (1, begin + 2 * each)]
 
-    monkeypatch.setattr(play, "launch", lambda name, request, *_, **__: asked.append(request) or [play.RankResult([1.0], [])])
+    monkeypatch.setattr(play, "launch", lambda name, request, *_, **__: asked.append(request) or [play.RankResult([1.0], [], "nccl")])
     monkeypatch.setattr(play, "make_player", lambda *_: Passes())
     play.run_play(program, {}, tmp_path, 5)
     found = play.play(alone(tmp_path, "cuda"), asked[0])

@@ -28,7 +28,7 @@ def _bert(c: Config) -> Fields:
         "ffn": c.number("intermediate_size"),
         "vocab": c.number("vocab_size"),
         "positions": c.number("max_position_embeddings"),
-        "types": c.number("type_vocab_size", default=1 if roberta else 2),
+        "types": c.number("type_vocab_size", default=2),
         "dropout": c.fraction("hidden_dropout_prob", default=0.1),
         "head": head,
         "tied": c.flag("tie_word_embeddings", True),

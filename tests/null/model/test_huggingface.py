@@ -158,3 +158,10 @@ def test_a_byte_order_mark_is_read_over_and_another_ending_is_named(tmp_path: Pa
 def test_fields_of_another_form_are_errors(config: dict[str, object], said: str) -> None:
     with pytest.raises(BadInput, match=said):
         from_config(config, "config.json")
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "xlm-roberta", "camembert"])
+def test_token_types_that_are_not_said_are_the_class_s_two(kind: str) -> None:
+    said = {key: value for key, value in CONFIGS["roberta-base"][1].items() if key != "type_vocab_size"} | {"model_type": kind}
+    one, two = (describe(from_config(tree, "config.json"), SHAPE, PLAIN).parameters for tree in (said | {"type_vocab_size": 1}, said))
+    assert two - one == 768
