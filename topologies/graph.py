@@ -95,6 +95,8 @@ class Topology:
             raise BadInput(f"rank {rank} does not exist: {self.name} hosts ranks 0 to {self.gpus - 1}")
         if self.cluster.scatter:
             return rank % self.nodes, rank // self.nodes
+        if len(self._ends) == 1:  # asked for very often
+            return divmod(rank, self.ranks_per_node)
         at = bisect_right(self._ends, rank)
         run = self.cluster.runs[at]
         place = rank - self._ends[at] + run.count * run.ranks
@@ -238,8 +240,6 @@ class Topology:
         found = {name: self.link(name) for name in links}
         rate = min(found[name].rate / count for name, count in Counter(links).items())
         return Path(links, rate, sum(found[name].latency for name in links), kind, staged)
-
-    # -- pictures
 
     def graph(self, nodes: int | None = None) -> networkx.DiGraph[Any]:
         """Vertices with `kind` and edges with `kind`, `rate`, `latency` of the first `nodes` nodes and their fabric.

@@ -64,11 +64,13 @@ class _Sites(Mapping[int, Site]):
             if (id(machine), ranks) not in made:
                 made[id(machine), ranks] = Site(machine, rails, cluster.order or range(ranks))
         self._made = made
+        self._nodes = cluster.nodes
+        self._only = next(iter(made.values())) if len(made) == 1 else None
 
     def __getitem__(self, node: int) -> Site:
-        if not 0 <= node < self._cluster.nodes:
+        if not 0 <= node < self._nodes:
             raise KeyError(node)
-        return self._made[id(self._cluster.machine(node)), self._cluster.run_of(node).ranks]
+        return self._only or self._made[id(self._cluster.machine(node)), self._cluster.run_of(node).ranks]
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self._cluster.nodes))
