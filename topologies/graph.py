@@ -89,7 +89,7 @@ class Topology:
 
     # -- where a rank is
 
-    def _place(self, rank: int) -> tuple[int, int]:
+    def place(self, rank: int) -> tuple[int, int]:
         """(node, place on the node) of a rank."""
         if not 0 <= rank < self.gpus:
             raise BadInput(f"rank {rank} does not exist: {self.name} hosts ranks 0 to {self.gpus - 1}")
@@ -104,18 +104,18 @@ class Topology:
 
     def node(self, rank: int) -> int:
         """The node of a rank: the domain that its NVLink or its sockets span (72 GPUs in an NVL72)."""
-        return self._place(rank)[0]
+        return self.place(rank)[0]
 
     def local(self, rank: int) -> int:
         """The rank's place on its node, from 0."""
-        return self._place(rank)[1]
+        return self.place(rank)[1]
 
     def ranks_on(self, node: int) -> int:
         return self.cluster.run_of(node).ranks
 
     def on_node(self, rank: int) -> range:
         """All ranks of the rank's node: in a row, or dealt out in turns."""
-        node, place = self._place(rank)
+        node, place = self.place(rank)
         row = range(rank - place, rank - place + self.ranks_on(node))
         return range(node, self.gpus, self.nodes) if self.cluster.scatter else row
 
@@ -129,7 +129,7 @@ class Topology:
 
     def device_name(self, rank: int) -> str:
         """`n3/gpu0`, or `n3/socket1` on a CPU host."""
-        node, place = self._place(rank)
+        node, place = self.place(rank)
         return f"n{node}/{self._sites[node].device(self._slot(place))}"
 
     def _slot(self, place: int) -> int:
@@ -139,7 +139,7 @@ class Topology:
 
     def device(self, rank: int) -> Gpu | Cpu:
         """The rank's GPU, or the socket that it runs on."""
-        node, place = self._place(rank)
+        node, place = self.place(rank)
         site = self._sites[node]
         return site.machine.gpus[site.device(self._slot(place))] if site.machine.gpus else site.machine.cpu
 
@@ -189,7 +189,7 @@ class Topology:
 
     def nic_of(self, rank: int) -> NicUse | None:
         """The NICs with affinity to the rank's device, and with how many ranks it shares them; None without any."""
-        node, place = self._place(rank)
+        node, place = self.place(rank)
         return self._sites[node].nic_use(self._slot(place))
 
     def nics(self, rank: int) -> tuple[Nic, ...]:
@@ -210,7 +210,7 @@ class Topology:
         return self._paths[a, b]
 
     def _path(self, a: int, b: int) -> Path:
-        (node_a, place_a), (node_b, place_b) = self._place(a), self._place(b)
+        (node_a, place_a), (node_b, place_b) = self.place(a), self.place(b)
         if a == b:
             return Path((), self.device(a).bandwidth or ASSUMED_DRAM, 0.0, "LOC")
         slot_a, slot_b = self._slot(place_a), self._slot(place_b)
@@ -227,7 +227,7 @@ class Topology:
         A CPU rank copies inside its socket's memory."""
         found = self._host_paths.get((rank, to_device))
         if found is None:
-            node, place = self._place(rank)
+            node, place = self.place(rank)
             site = self._sites[node]
             name = site.device(self._slot(place))
             bus = "" if site.machine.gpus else f"n{node}/{site.machine.memory_bus(site.machine.home(name))}"

@@ -67,10 +67,12 @@ def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -
 
     Where nodes differ (two kinds of machine, a failed NIC) the slowest of each thing counts, wherever it stands: rings and trees pass all nodes.
     """
-    nodes: dict[int, list[int]] = {}
+    nodes, places = dict[int, list[int]](), dict[int, list[int]]()
     for rank in ranks:
-        nodes.setdefault(topology.node(rank), []).append(rank)
-    kinds = _kinds(topology, nodes)
+        node, place = topology.place(rank)
+        nodes.setdefault(node, []).append(rank)
+        places.setdefault(node, []).append(place)
+    kinds = _kinds(topology, nodes, places)
     inside, (near, intra) = min(((kind, _neighbour(topology, kind)) for kind in kinds), key=_pace)
     chip = min((topology.device(kind[0]) for kind in kinds), key=lambda device: device.clock)
     far = _far(topology, nodes, kinds)
@@ -105,11 +107,11 @@ def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -
     )
 
 
-def _kinds(topology: Topology, nodes: dict[int, list[int]]) -> list[list[int]]:
+def _kinds(topology: Topology, nodes: dict[int, list[int]], places: dict[int, list[int]]) -> list[list[int]]:
     """The members on the first node of each kind: nodes of one kind are the same machine with as many members on the same places."""
     found: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for node, members in nodes.items():
-        found.setdefault((id(topology.machine(node)), tuple(topology.local(rank) for rank in members)), members)
+        found.setdefault((id(topology.machine(node)), tuple(places[node])), members)
     return list(found.values())
 
 
