@@ -158,6 +158,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     launch_blocking: bool = False
     """Every launch waits for its kernel (CUDA_LAUNCH_BLOCKING = 1)."""
     overlap_grad: bool = True
+    replicas_at_end: bool = False
+    """Gradients of replicas (zero = 0) are summed after backward in messages of `bucket`, also where those of shards leave within it."""
     bucket: int = 0
     """MiB of gradients that one message carries, or one gradient where that is larger; 0: as torch cuts its buckets."""
     packs_gradients: bool = True

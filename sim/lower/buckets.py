@@ -59,7 +59,7 @@ def limits(job: Job, step: int) -> tuple[float, float]:
     """Bytes that close the first bucket and each later one."""
     bucket = job.plan.comm.bucket
     whole = float("inf")
-    if not job.overlap_grad:
+    if not job.overlap_grad and not job.sums_at_end:
         return whole, whole
     if bucket != DEFAULT_BUCKET:
         return (whole, whole) if step == 0 and rebuilds(job) else (bucket, bucket)

@@ -59,18 +59,23 @@ def reduce_gradients(job: Job, pieces: Iterable[tuple[PartOps, tuple[Op, ...]]],
                 held.append(bucket)
     for bucket in held:
         ops += send(job, bucket, messages, last=bucket is buckets[-1])
-    if rebuilds(job) and job.eager and buckets:
+    if _hooks(job) and buckets:
         ops.append(spent(f"grad/{buckets[-1].name}.step", "ddp_step"))
     for bucket in buckets:
         ops += _receive(job, bucket)
     return ops
 
 
+def _hooks(job: Job) -> bool:
+    """Does autograd hand each gradient to DDP as it comes, which costs its thread time?"""
+    return rebuilds(job) and job.eager and not job.sums_at_end
+
+
 def send(job: Job, bucket: Bucket, messages: Messages, last: bool = False) -> list[Op]:
     """Fills the bucket, and sends it beside compute; the last one waits for the background thread that sends them, where there is one."""
     name = f"grad/{bucket.name}"
     ops: list[Op] = []
-    if rebuilds(job) and job.eager:
+    if _hooks(job):
         ops += [spent(f"{name}.hooks", "ddp_parameter", len(bucket.tensors)), spent(f"{name}.bucket", "ddp_bucket")]
     if job.framework.packs_gradients:
         ops.append(compute(job, f"{name}.copy", copies(job, bucket, job.grad_bytes, job.reduce_bytes), COPY))

@@ -65,7 +65,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def overlap_grad(self) -> bool:
-        return self.plan.comm.overlap and self.framework.overlap_grad
+        return self.plan.comm.overlap and self.framework.overlap_grad and not self.sums_at_end
+
+    @property
+    def sums_at_end(self) -> bool:
+        return self.zero == 0 and self.framework.replicas_at_end
 
     @property
     def algorithm(self) -> str:

@@ -5,6 +5,7 @@ from msgspec.structs import replace
 
 from sim.bind import bind
 from sim.framework import framework_of
+from sim.lower.step import lower
 from sim.plan import Batch, Parallel, Plan
 from sim.predict import predict, predict_setting
 
@@ -68,3 +69,22 @@ def test_the_last_gradients_wait_for_horovod_s_thread(compiled: bool | None) -> 
         longer[ranks] = predict_setting(setting).step_time_s - predict_setting(at_once).step_time_s
     assert longer[1] == 0.0
     assert longer[8] == pytest.approx(2.5e-3, rel=0.1)
+
+
+@pytest.mark.parametrize(("zero", "hidden"), [(0, False), (1, True), (2, True)])
+def test_deepspeed_hides_the_gradients_of_shards_alone(zero: int, hidden: bool) -> None:
+    """Stage 0 sets no hooks: engine.py's allreduce_gradients sums whole gradients after the last backward, in flat buffers of 5e8 elements."""
+    split = {"dp_shard": 8, "zero": zero} if zero else {"dp_replicate": 8}
+    wide = MODEL | {"hidden": 4096, "ffn": 16384}
+    plan = Plan(
+        model=wide, framework="deepspeed", seq_len=128, precision="fp16", batch=Batch(global_=64, micro=8), parallel=Parallel(**split)
+    )  # fmt: skip
+    setting = bind(plan, "dgx1-v100")
+    ops = [op for call, op in lower(setting.plan, setting.network, setting.framework, "cuda").ops(0) if call.step == 1]
+    sums = [at for at, op in enumerate(ops) if op.kind == "collective" and op.id.startswith("grad/")]
+    backward = max(at for at, op in enumerate(ops) if op.kind == "compute" and op.id.startswith(("bwd/", "wgrad/")))
+    assert (sums[0] < backward) is hidden
+    if not zero:
+        sent, whole = sum(ops[at].bytes for at in sums), setting.network.parameters * 2
+        assert sent == pytest.approx(whole, rel=0.01) and len(sums) == 1 + whole // 10**9
+        assert not any(op.id.endswith((".hooks", ".bucket", ".step")) for op in ops if op.id.startswith("grad/"))  # those are DDP's
