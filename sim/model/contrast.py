@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from sim.model.elementwise import elementwise
+from sim.model.elementwise import casts, elementwise
 from sim.model.ends import loss
 from sim.model.linear import linear
 from sim.model.parts import Part
@@ -39,7 +39,7 @@ def _choice(share: Share, scores: int, table: int, width: int) -> Part:
     times each frame's choice, summed."""
     rows, e = share.rows, share.e
     wide = 4 if e == 4 or share.autocast else e  # of the table, and so of its product
-    widen, narrow = _casts(share, scores)
+    widen, narrow = casts(share, scores)
     write, read, change, two = _kernels(share, scores, 4)
     into, out, times, _ = _kernels(share, rows * table, wide)
     softmax: Work = elementwise("softmax", share, scores, 4, 4, 5.0, rows * _GROUPS)
@@ -66,7 +66,7 @@ def _others(share: Share, pairs: int, width: int) -> Part:
     pairs that are equal are left out, which the host asks for."""
     rows, e = share.rows, share.e
     drawn, n = (pairs - rows) * width, pairs * width
-    widen, narrow = _casts(share, n)
+    widen, narrow = casts(share, n)
     write, read, change, two = _kernels(share, n, 4)
     _, small, each, _ = _kernels(share, pairs, 4)
     join = elementwise("copy", share, n, e, e)
@@ -83,7 +83,6 @@ def _others(share: Share, pairs: int, width: int) -> Part:
         backward=(*[each] * 6, *frames, *others, *narrow, read, elementwise("copy", share, drawn, e, e), scatter, _few(share, 8)),
         cls="embedding",
         saved=12 * n + 20 * pairs + 8 * drawn // width,
-        modules=1,
         reads=True,
     )
 
@@ -96,13 +95,6 @@ def _kernels(share: Share, n: int, e: int) -> tuple[Work, Work, Work, Work]:
         elementwise("scale", share, n, e, e),
         elementwise("add", share, n, 2 * e, e),
     )
-
-
-def _casts(share: Share, n: int) -> tuple[list[Work], list[Work]]:
-    """To fp32 and back, where values are narrower."""
-    if share.e == 4:
-        return [], []
-    return [elementwise("cast", share, n, share.e, 4)], [elementwise("cast", share, n, 4, share.e)]
 
 
 def _few(share: Share, count: int) -> Work:

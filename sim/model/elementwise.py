@@ -16,6 +16,13 @@ def elementwise(what: str, share: Share, elements: int, read: float, written: fl
     return MemoryBound(what, int(elements * read), int(elements * written), share.act, ops * elements, 1, rows)
 
 
+def casts(share: Share, n: int) -> tuple[list[Work], list[Work]]:
+    """`n` values to fp32, and back; nothing where they are fp32 already."""
+    if share.e == 4:
+        return [], []
+    return [elementwise("cast", share, n, share.e, 4)], [elementwise("cast", share, n, 4, share.e)]
+
+
 def transpose(share: Share, n: int) -> MemoryBound:
     """(batch, tokens, heads, columns) with tokens and heads changed, or changed back."""
     return elementwise("transpose_tiled" if share.framework.tiled_transposes else "transpose", share, n, share.e, share.e)

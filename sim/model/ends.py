@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.model.elementwise import elementwise
+from sim.model.elementwise import casts, elementwise
 from sim.model.linear import linear
 from sim.model.parts import Part
 from sim.model.share import Share
@@ -119,21 +119,15 @@ def loss(share: Share, vocab: int, *, rows: int = 0, name: str = "head.loss") ->
 def _measured_loss(share: Share, n: int, tokens: int) -> tuple[list[Work], list[Work]]:
     """A fused loss on fp32 logits, and InternEvo's metrics before it: once more the loss (LossWithTypeId), two maxima, argmax, the maximum
     subtracted, exp, sum (AccPerplex.update in internlm/model/metrics.py; NaiveAMPModel.convert_to_fp32)."""
-    cast, uncast = _casts(share, n)
+    cast, uncast = casts(share, n)
     top, add, exp = elementwise("reduce", share, n, 4, 0), elementwise("add", share, n, 4, 4), elementwise("activation", share, n, 4, 4)
     once: Work = MemoryBound("cross_entropy", 4 * n, 4 * tokens, "fp32", 5.0 * n, 1, tokens)
     back: Work = MemoryBound("cross_entropy", 4 * n, 4 * n, "fp32", 2.0 * n, 1, tokens)
     return [*cast, once, top, top, top, add, exp, top, once], [back, *uncast]
 
 
-def _casts(share: Share, n: int) -> tuple[list[Work], list[Work]]:
-    if share.e == 4:
-        return [], []
-    return [elementwise("cast", share, n, share.e, 4)], [elementwise("cast", share, n, 4, share.e)]
-
-
 def _split_parallel_loss(share: Share, n: int, tokens: int) -> tuple[list[Work], list[Work]]:
-    cast, uncast = _casts(share, n)
+    cast, uncast = casts(share, n)
     row: Work = MemoryBound("reduce", 4 * tokens, 4 * tokens, "fp32", 1.0, 1, tokens)
     forward = [*cast, elementwise("reduce", share, n, 4, 0), elementwise("add", share, n, 4, 4), elementwise("activation", share, n, 4, 4)]
     forward += [elementwise("reduce", share, n, 4, 0), elementwise("scale", share, n, 4, 4), row]
@@ -142,7 +136,7 @@ def _split_parallel_loss(share: Share, n: int, tokens: int) -> tuple[list[Work],
 
 def _loss_parallel(share: Share, n: int, tokens: int) -> tuple[list[Work], list[Work]]:
     """torch/distributed/tensor/parallel/loss.py: max, subtract, exp, sum, subtract; backward (zeros with a -1 in each row + exp(x)) x gradient."""
-    cast, uncast = _casts(share, n)
+    cast, uncast = casts(share, n)
     row: Work = MemoryBound("reduce", 4 * tokens, 4 * tokens, "fp32", 1.0, 1, tokens)
     add, exp, top = elementwise("add", share, n, 4, 4), elementwise("activation", share, n, 4, 4), elementwise("reduce", share, n, 4, 0)
     zero: Work = MemoryBound("zero", 0, 4 * n, "fp32")
@@ -151,7 +145,7 @@ def _loss_parallel(share: Share, n: int, tokens: int) -> tuple[list[Work], list[
 
 
 def _eager_loss(share: Share, n: int, tokens: int) -> tuple[list[Work], list[Work]]:
-    cast, uncast = _casts(share, n)
+    cast, uncast = casts(share, n)
     row: Work = MemoryBound("reduce", 4 * tokens, 4 * tokens, "fp32", 1.0, 1, tokens)
     forward = [*cast, MemoryBound("softmax", 4 * n, 4 * n, "fp32", 5.0 * n, 1, tokens), row]
     zero: Work = MemoryBound("zero", 0, 4 * n, "fp32")  # nll_loss_backward fills a gradient of zeros, then one place of each row

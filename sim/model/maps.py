@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from sim.model.elementwise import elementwise
+from sim.model.elementwise import casts, elementwise
 from sim.model.linear import weight_casts
 from sim.model.norm import norm
 from sim.model.parts import Part
@@ -68,8 +68,8 @@ def cast_in(share: Share, name: str, n: int) -> list[Part]:
     """Before a product: what a norm left in fp32 becomes 16-bit, where it did."""
     if not share.autocast or share.framework.compile:
         return []
-    down, up = elementwise("cast", share, n, 4, share.e), elementwise("cast", share, n, share.e, 4)
-    return [Part(name=name, forward=(down,), backward=(up,), cls="elementwise", modules=0)]
+    up, down = casts(share, n)
+    return [Part(name=name, forward=tuple(down), backward=tuple(up), cls="elementwise", modules=0)]
 
 
 def wide(share: Share) -> int:
@@ -81,8 +81,8 @@ def widened(share: Share, part: Part, n: int) -> Part:
     """The norm `part`, which computes in fp32, on an input of 16 bits under autocast."""
     if not share.autocast or share.framework.compile:
         return part
-    up, down = elementwise("cast", share, n, share.e, 4), elementwise("cast", share, n, 4, share.e)
-    return replace(part, forward=(up, *part.forward), backward=(*part.backward, down))
+    up, down = casts(share, n)
+    return replace(part, forward=(*up, *part.forward), backward=(*part.backward, *down))
 
 
 def group_norm(share: Share, name: str, x: Map, groups: int = 32) -> Part:

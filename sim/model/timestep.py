@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from sim.model.elementwise import elementwise
+from sim.model.elementwise import casts, elementwise
 from sim.model.linear import linear
 from sim.model.maps import swish
 from sim.model.parts import Part
@@ -44,7 +44,6 @@ def embedding_mlp(share: Share, name: str, k: int, hidden: int) -> list[Part]:
 
 def squared_error(share: Share, n: int) -> Part:
     """The mean squared difference of `n` predicted and true values, in fp32."""
-    cast = [elementwise("cast", share, n, share.e, 4)] * (share.e < 4)
-    back = [elementwise("cast", share, n, 4, share.e)] * (share.e < 4)
+    cast, back = casts(share, n)
     loss, grad = elementwise("reduce", share, n, 8, 0, 3.0), elementwise("scale", share, n, 8, 4, 2.0)
     return Part(name="loss", forward=(*cast, loss), backward=(grad, *back), cls="loss", saved=8 * n)

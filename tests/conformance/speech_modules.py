@@ -76,22 +76,22 @@ class Whisper(nn.Module):
         return F.cross_entropy(self.head(self.last(y)).flatten(0, 1), ids.flatten())
 
 
-class Wav2VecHead(torch.nn.Module):
+class Wav2VecHead(nn.Module):
     """What transformers' Wav2Vec2ForPreTraining does with the frames' features and the layers' result."""
 
     def __init__(self, channels: int, h: int, codes: int, groups: int, width: int) -> None:
         super().__init__()
-        self.codes = torch.nn.Linear(channels, codes * groups)
-        self.vectors = torch.nn.Parameter(torch.zeros(1, codes * groups, width // groups))
-        self.quantised = torch.nn.Linear(width, width)
-        self.frames = torch.nn.Linear(h, width)
+        self.codes = nn.Linear(channels, codes * groups)
+        self.vectors = nn.Parameter(torch.zeros(1, codes * groups, width // groups))
+        self.quantised = nn.Linear(width, width)
+        self.frames = nn.Linear(h, width)
         self.groups, self.width = groups, width
 
     def _chosen(self, features: torch.Tensor, masked: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Of each codebook one vector, by a hard choice whose gradient is the soft one's; how evenly the masked frames choose."""
         batch, frames, _ = features.shape
         scores = self.codes(features).view(batch * frames * self.groups, -1)
-        hard = torch.nn.functional.gumbel_softmax(scores.float(), tau=2.0, hard=True).type_as(scores)
+        hard = F.gumbel_softmax(scores.float(), tau=2.0, hard=True).type_as(scores)
         soft = torch.softmax(scores.view(batch * frames, self.groups, -1).float(), dim=-1)
         seen = torch.where(masked.flatten()[:, None, None].expand(soft.shape), soft, torch.zeros_like(soft))
         mean = seen.sum(dim=0) / masked.sum()
@@ -111,4 +111,4 @@ class Wav2VecHead(torch.nn.Module):
         scores = torch.cat([scores[:1], scores[1:].masked_fill(same, float("-inf"))])
         scores = scores.transpose(0, 2).reshape(-1, scores.size(0))
         target = ((1 - masked.long()) * -100).transpose(0, 1).flatten()
-        return torch.nn.functional.cross_entropy(scores.float(), target, reduction="sum") + (1 - even / 640) * 0.1 * masked.sum()
+        return F.cross_entropy(scores.float(), target, reduction="sum") + (1 - even / 640) * 0.1 * masked.sum()
