@@ -91,7 +91,19 @@ def _llama4(c: Config) -> Fields:
         "qk_norm_weight": False,
     }
     fields |= {"window": c.number("attention_chunk_size", default=8192), "chunked": True, "full_unrotated": True}
-    return fields | windows(c, fields["layers"], c.number("no_rope_layer_interval", default=4))
+    layers, experts, full = fields["layers"], max(1, fields["moe_every"]), max(1, c.number("no_rope_layer_interval", default=4))
+    _as_step_says(c, "moe_layers", list(range(experts - 1, layers, experts)), f"interleave_moe_layer_step = {experts}")
+    _as_step_says(c, "no_rope_layers", [int((layer + 1) % full != 0) for layer in range(layers)], f"no_rope_layer_interval = {full}")
+    return fields | windows(c, layers, full)
+
+
+def _as_step_says(c: Config, key: str, meant: list[int], step: str) -> None:
+    """Raises `Refused` where a list of layers, which Llama4TextConfig prefers to the step between them, names others."""
+    named = c.tree.get(key)
+    if named and named != meant:
+        raise Refused(
+            f"{c.where}: {key} = {str(named)[:60]} are not the layers of {step}, which is not described. Leave it out, or change the step"
+        )
 
 
 def _minimax_m2(c: Config) -> Fields:

@@ -82,6 +82,15 @@ def test_maverick_alternates_dense_layers_and_experts() -> None:
     assert 2 * 16384 in widths  # intermediate_size_mlp, not the experts' 8192
 
 
+@pytest.mark.parametrize(("key", "agrees", "differs"), [("moe_layers", list(range(1, 48, 2)), [1, 3]), ("no_rope_layers", [1, 1, 1, 0] * 12, [0] * 48)])  # fmt: skip
+def test_llama_4_lists_of_layers_say_what_the_step_between_them_says(key: str, agrees: list[int], differs: list[int]) -> None:
+    """Llama4TextConfig takes the list where there is one: published files spell it out, or leave it empty."""
+    name = "llama4-maverick-text"
+    assert read(name, **{key: agrees}) == read(name, **{key: []}) == read(name)
+    with pytest.raises(Refused, match=f"{key} = .* are not the layers of"):
+        read(name, **{key: differs})
+
+
 def test_command_a_sees_windows_and_rotates_only_there() -> None:
     network = describe(read("command-a"), Shape(micro=1, seq=16384), PLAIN)
     assert [work.window for work in cores(network)[:4]] == [4096, 4096, 4096, 0]
