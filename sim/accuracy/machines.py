@@ -1,4 +1,4 @@
-"""From a row's machine columns to a topology expression (`16x dgx-h100`) and its what-ifs (`gpu=h800-sxm`).
+"""From a row's machine columns to a topology expression (`16x dgx-h100`) and its what-ifs (`gpu=h20`).
 
 The first rule whose GPU and words fit counts. Where a row names a GPU but no machine, the usual server of that GPU
 stands in, and the choice is listed. A GPU that the catalog knows and no machine of it holds takes the place of its kin in a
@@ -30,7 +30,7 @@ _RULES: tuple[tuple[str, str, str, str], ...] = (
     (r"h200", r"gcp|a3-ultra", "gcp-a3-ultra", ""),
     (r"h200", "", "dgx-h200", ""),
     (r"h800", "pcie", "h100-pcie-x8", ""),  # its links alone differ from H100's
-    (r"h800", "", "dgx-h100", "gpu=h800-sxm"),
+    (r"h800", "", "hgx-h800", ""),
     # H20's later memory: 141 GB of HBM3e at 4.8 TB/s, as H200's
     (r"h20\b", r"^14[14] |3e", "dgx-h100", "gpu=h20; gpu.memory=141 GiB; gpu.bandwidth=4800 GB/s"),
     (r"h20\b", "", "dgx-h100", "gpu=h20"),
