@@ -9,20 +9,19 @@ usable, rates between sockets are what NCCL counts on for GPU traffic; efficienc
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from topologies.affinity import NicUse
-from topologies.build import ASSUMED_DRAM
 from topologies.cluster import Cluster
 from topologies.errors import BadInput
 from topologies.hardware import Cpu, Disk, Gpu, Nic, Store
 from topologies.machine import Link, Machine
 from topologies.path import Path
 from topologies.rates import Rates, Site, sites
-from topologies.travel import across, full, inside
+from topologies.travel import End, inside
+from topologies.ways import Ways
 
 if TYPE_CHECKING:
     import networkx
@@ -45,9 +44,9 @@ class Topology:
         self._nodes = list(accumulate(run.count for run in cluster.runs))
         """Where each run of equal nodes ends, in ranks and in nodes."""
         self._sites: Mapping[int, Site] = sites(cluster)
-        self.rates: Mapping[str, float] = Rates(cluster, self._sites)
-        self._paths: dict[tuple[int, int], Path] = {}
-        self._host_paths: dict[tuple[int, bool], Path] = {}
+        self.rates = Rates(cluster, self._sites)
+        """Bytes per second of each directed link, by full name."""
+        self._ways = Ways(cluster.fabric, self.rates, self._end)
         self._check()
 
     def __repr__(self) -> str:
@@ -85,7 +84,8 @@ class Topology:
     def even(self) -> bool:
         """All devices of a node reach each other over the same kind of path at the same rate (NVSwitch; not two sockets of PCIe)."""
         first, *others = self.first_ranks()
-        return len({(path.kind, path.rate) for path in (self.path(first, other) for other in others)}) <= 1
+        paths = [self.path(first, other) for other in others]
+        return len({(path.kind, path.rate) for path in paths}) <= 1
 
     # -- where a rank is
 
@@ -116,8 +116,10 @@ class Topology:
     def on_node(self, rank: int) -> range:
         """All ranks of the rank's node: in a row, or dealt out in turns."""
         node, place = self.place(rank)
-        row = range(rank - place, rank - place + self.ranks_on(node))
-        return range(node, self.gpus, self.nodes) if self.cluster.scatter else row
+        if self.cluster.scatter:
+            return range(node, self.gpus, self.nodes)
+        first = rank - place
+        return range(first, first + self.ranks_on(node))
 
     def first_ranks(self) -> range:
         """Ranks of the first node."""
@@ -129,8 +131,12 @@ class Topology:
 
     def device_name(self, rank: int) -> str:
         """`n3/gpu0`, or `n3/socket1` on a CPU host."""
+        node, site, slot = self._end(rank)
+        return f"n{node}/{site.device(slot)}"
+
+    def _end(self, rank: int) -> End:
         node, place = self.place(rank)
-        return f"n{node}/{self._sites[node].device(self._slot(place))}"
+        return node, self._sites[node], self._slot(place)
 
     def _slot(self, place: int) -> int:
         return self.cluster.order[place] if self.cluster.order else place
@@ -139,9 +145,8 @@ class Topology:
 
     def device(self, rank: int) -> Gpu | Cpu:
         """The rank's GPU, or the socket that it runs on."""
-        node, place = self.place(rank)
-        site = self._sites[node]
-        return site.machine.gpus[site.device(self._slot(place))] if site.machine.gpus else site.machine.cpu
+        _, site, slot = self._end(rank)
+        return site.processor(slot)
 
     def devices(self, ranks: int) -> list[tuple[Gpu | Cpu, float]]:
         """Each kind of device among the first `ranks` ranks, with its share of them."""
@@ -178,68 +183,43 @@ class Topology:
 
     def store_total(self, write: bool) -> float:
         """Bytes per second of the shared store for all nodes together. Raises `BadInput` where there is none."""
-        if (store := self.store(0)) is None:
+        store = self.store(0)
+        if store is None:
             raise BadInput(f"{self.name} has no shared store: describe it in [store] (read, write, stream, latency)")
         return store.total(write, self.nodes)
 
     def speed(self, rank: int) -> float:
         """1.0, or what a slow rank's compute runs at."""
-        ranks, nodes = self.cluster.speeds, self.cluster.slow_nodes
-        return ranks[rank] if rank in ranks else nodes.get(self.node(rank), 1.0) if nodes else 1.0
+        own = self.cluster.speeds.get(rank)
+        if own is not None:
+            return own
+        return self.cluster.slow_nodes.get(self.node(rank), 1.0) if self.cluster.slow_nodes else 1.0
 
     def nic_of(self, rank: int) -> NicUse | None:
         """The NICs with affinity to the rank's device, and with how many ranks it shares them; None without any."""
-        node, place = self.place(rank)
-        return self._sites[node].nic_use(self._slot(place))
+        _, site, slot = self._end(rank)
+        return site.nic_use(slot)
 
     def nics(self, rank: int) -> tuple[Nic, ...]:
         """The NICs with affinity to the rank's device; none where the node has none."""
-        return use.nics if (use := self.nic_of(rank)) else ()
+        use = self.nic_of(rank)
+        return use.nics if use else ()
 
     def link(self, name: str) -> Link:
         """Kind, rate and latency of a directed link. Raises `KeyError`."""
-        assert isinstance(self.rates, Rates)
         return self.rates.link(name)
 
     # -- paths
 
     def path(self, a: int, b: int) -> Path:
         """From rank to rank: NVLink before PCIe before network. Raises `BadInput` where nothing joins them."""
-        if (a, b) not in self._paths:
-            self._paths[a, b] = self._path(a, b)
-        return self._paths[a, b]
-
-    def _path(self, a: int, b: int) -> Path:
-        (node_a, place_a), (node_b, place_b) = self.place(a), self.place(b)
-        if a == b:
-            return Path((), self.device(a).bandwidth or ASSUMED_DRAM, 0.0, "LOC")
-        slot_a, slot_b = self._slot(place_a), self._slot(place_b)
-        if node_a == node_b:
-            leg = inside(self._sites[node_a], slot_a, slot_b)
-            if leg is not None:
-                return self._measure(full(node_a, leg.links), leg.kind, leg.staged)
-        links, kind, staged = across(self.cluster.fabric, (node_a, self._sites[node_a], slot_a), (node_b, self._sites[node_b], slot_b))
-        return self._measure(links, kind, staged)
+        return self._ways.between(a, b)
 
     def host_path(self, rank: int, to_device: bool) -> Path:
         """Pinned host memory <-> the rank's device, with the copy engine as its last (first) link.
 
         A CPU rank copies inside its socket's memory."""
-        found = self._host_paths.get((rank, to_device))
-        if found is None:
-            node, place = self.place(rank)
-            site = self._sites[node]
-            name = site.device(self._slot(place))
-            bus = "" if site.machine.gpus else f"n{node}/{site.machine.memory_bus(site.machine.home(name))}"
-            leg = None if bus else site.router.host(name, to_device)
-            links = full(node, leg.links) if leg else (bus, bus)
-            found = self._host_paths[rank, to_device] = self._measure(links, leg.kind if leg else "LOC", False)
-        return found
-
-    def _measure(self, links: tuple[str, ...], kind: str, staged: bool) -> Path:
-        found = {name: self.link(name) for name in links}
-        rate = min(found[name].rate / count for name, count in Counter(links).items())
-        return Path(links, rate, sum(found[name].latency for name in links), kind, staged)
+        return self._ways.host(rank, to_device)
 
     def graph(self, nodes: int | None = None) -> networkx.DiGraph[Any]:
         """Vertices with `kind` and edges with `kind`, `rate`, `latency` of the first `nodes` nodes and their fabric.

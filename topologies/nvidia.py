@@ -39,7 +39,7 @@ def document() -> dict[str, object] | None:
 
 
 def hidden() -> bool:
-    """CUDA_VISIBLE_DEVICES shows no GPU to the programs that are started here."""
+    """CUDA_VISIBLE_DEVICES shows no GPU to the programs that are started here: known before a driver is asked that may not answer, as `visible` is not."""
     return os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
 
 

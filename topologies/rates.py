@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from topologies.affinity import NicUse, nearest
 from topologies.cluster import Cluster
+from topologies.hardware import Cpu, Gpu
 from topologies.machine import Link, Machine
 from topologies.route import Router
 
@@ -30,6 +31,10 @@ class Site:
     def device(self, slot: int) -> str:
         """The vertex of a rank: a GPU, or the socket of a CPU host's process (they take turns, as OS schedulers spread them)."""
         return self._names[slot] if self._names else self.machine.sockets[slot % len(self.machine.sockets)]
+
+    def processor(self, slot: int) -> Gpu | Cpu:
+        """The GPU of a rank, or the CPU that it runs on."""
+        return self.machine.gpus[self.device(slot)] if self.machine.gpus else self.machine.cpu
 
     def nic_use(self, slot: int) -> NicUse | None:
         return self._uses.get(self._names[slot] if self._names else "")
