@@ -14,8 +14,8 @@ import msgspec
 import plotly.graph_objects as go
 
 from reports.words import clock, safe
-from sim.cost.price import Cost, Pricer
-from sim.program import Op, Program, full_id
+from sim.cost.price import Cost, Pricer, transfer_cost
+from sim.program import Program, full_id
 from sim.timeline.metrics import window
 from sim.trace import Span, Trace
 
@@ -110,18 +110,8 @@ def _transfers(program: Program, trace: Trace, pricer: Pricer, begin: float, end
                     continue
                 key = (id(op), rank)
                 if key not in costs:
-                    costs[key] = _cost(program, pricer, op, rank)
+                    costs[key] = transfer_cost(pricer, program.mesh, op, rank)
                 yield span, costs[key]
-
-
-def _cost(program: Program, pricer: Pricer, op: Op, rank: int) -> Cost:
-    """The op's cost alone: what the rank itself puts on the links."""
-    if op.kind == "copy":
-        return pricer.local(op, rank)
-    members = program.mesh.group(op.group, rank)
-    if op.kind == "collective":
-        return pricer.collective(op, members, 1)
-    return pricer.message(op, rank, members[(members.index(rank) + op.peer) % len(members)], 1)
 
 
 def link_map(uses: Sequence[LinkUse], step: float) -> go.Figure:

@@ -11,6 +11,7 @@ count with dp and cp.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -49,6 +50,9 @@ class Mesh(msgspec.Struct, frozen=True):
         data, words = self.size("grad") * self.copies, "dp_replicate x dp_shard x cp" + (" x tp / etp" if self.copies > 1 else "")
         if self.ep < 1 or data % self.ep:
             raise BadInput(f"ep = {self.ep} must divide {words} = {data}")
+
+    def __hash__(self) -> int:
+        return hash((frozenset(self.sizes.items()), self.order, self.ep, self.etp))
 
     @property
     def copies(self) -> int:
@@ -151,3 +155,8 @@ class Mesh(msgspec.Struct, frozen=True):
                 found.append(self.group(axis, rank))
                 seen.update(found[-1])
         return tuple(found)
+
+
+def peer_of(members: Sequence[int], rank: int, offset: int) -> int:
+    """Whom a message to `offset` places further on reaches: a group closes to a ring."""
+    return members[(members.index(rank) + offset) % len(members)]

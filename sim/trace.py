@@ -73,6 +73,11 @@ class Trace(msgspec.Struct):
         return f"Trace({self.origin!r}, {len(self.spans):,} spans, world={self.world}, steps={self.steps})"
 
     @property
+    def backend(self) -> str:
+        """What its collectives ran on: nccl or gloo."""
+        return self.meta.get("backend", "nccl")
+
+    @property
     def ranks(self) -> list[int]:
         return sorted({span.rank for span in self.spans})
 

@@ -6,10 +6,10 @@ time matters, the turns do, and calls are made when they are looked at.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, overload
 
-from sim.program import Call
+from sim.program import Call, Op, Role
 
 
 class Turns(NamedTuple):
@@ -75,3 +75,10 @@ def turns_of(calls: Sequence[Call]) -> Sequence[Turns]:
             found[-1].names.append((call.segment,))
         turns.append((sorts[call.segment], call.index))
     return found
+
+
+def called(segments: Mapping[str, tuple[Op, ...]], roles: Mapping[str, Role]) -> dict[str, tuple[Op, ...]]:
+    """The segments that some thread calls, and not those that a pipeline has cut or joined with its messages."""
+    parts = (part for role in roles.values() for calls in role.threads.values() for part in turns_of(calls))
+    names = {name for part in parts for sort in part.names for name in sort}
+    return {name: ops for name, ops in segments.items() if name in names}

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from executor.players.arena import Arena
+from sim.mesh import peer_of
 from sim.program import MEETING, MESSAGE, Op, Program
 from topologies.errors import BadInput
 
@@ -50,10 +51,10 @@ def pairs(program: Program) -> list[tuple[str, int, int]]:
         (op.group, op.peer if op.kind == "send" else -op.peer) for ops in program.segments.values() for op in ops if op.kind in MESSAGE
     }
     found = {
-        (axis, ranks[at], ranks[(at + offset) % len(ranks)])
+        (axis, rank, peer_of(ranks, rank, offset))
         for axis, offset in offsets
         for ranks in program.mesh.groups(axis)
-        for at in range(len(ranks))
+        for rank in ranks
         if offset % len(ranks)
     }
     return sorted(found)
@@ -84,7 +85,7 @@ def communication(op: Op, groups: dict[tuple[str, str], Group], rank: int, arena
     count = len(ranks)
     whole = arena.recent(max(count, op.bytes // 4 // count * count)) if op.kind == "collective" else arena.recent(max(1, op.bytes // 4))
     if op.kind in MESSAGE:
-        peer = ranks[(ranks.index(rank) + op.peer) % count]
+        peer = peer_of(ranks, rank, op.peer)
         handle = message_group(groups, op, ranks.index(rank), ranks.index(peer))
         move = dist.isend if op.kind == "send" else dist.irecv
         key = (op.kind, op.group, peer)

@@ -44,6 +44,7 @@ class GpuPricer(Common):
         self._board = board
         self.host = "graph" if framework.cuda_graphs else framework.host
         self._compute: dict[tuple[int, int, float], tuple[Cost, Op]] = {}
+        self._chains: dict[tuple[object, ...], Cost] = {}
         self._collectives: dict[tuple[str, int, str, tuple[Work, ...], int, int], tuple[Cost, tuple[int, ...]]] = {}
         """Equal layers send equal messages; a group's members are told by being the same tuple."""
         self._seconds: dict[tuple[str, int], float] = {}
@@ -110,11 +111,19 @@ class GpuPricer(Common):
             found = self._compute[key] = (self._chain(op, gpu, stretch, self._spent("kernel", rank), self._spent("launch", rank)), op)
         return found[0]
 
+    def _chain(self, op: Op, gpu: Gpu, stretch: float, launch: float, again: float) -> Cost:
+        """`_run` of the op's kernels, found once for all ops that run the same ones: equal layers, buckets of one size."""
+        key = (op.works, held_beside(op), id(gpu), stretch, launch, again)
+        found = self._chains.get(key)
+        if found is None:
+            found = self._chains[key] = self._run(op, gpu, stretch, launch, again)
+        return found
+
     def kernel(self, work: Work, gpu: Gpu) -> Cost:
         """One work on the device: by the fitted model, unless a pricer knows better."""
         return kernel_cost(work, gpu, self.framework.attention_efficiency, True, self._board)
 
-    def _chain(self, op: Op, gpu: Gpu, stretch: float, launch: float, again: float) -> Cost:
+    def _run(self, op: Op, gpu: Gpu, stretch: float, launch: float, again: float) -> Cost:
         """Kernels one after the other: the k-th waits for its launch and for the one before (max-plus).
 
         A repeated kernel is called once from Python, then launched by a loop in C++ (`again` seconds each).

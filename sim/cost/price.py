@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from sim.mesh import Mesh, peer_of
 from sim.program import Op
 
 Source = Literal["measured", "fitted", "assumed"]
@@ -62,3 +63,14 @@ class Pricer(Protocol):
     def slowdown(self, rank: int) -> tuple[float, float]:
         """(compute, comm): factors >= 1 on both while a collective runs beside compute on this rank."""
         ...
+
+
+def transfer_cost(pricer: Pricer, mesh: Mesh, op: Op, rank: int, siblings: int = 1) -> Cost:
+    """What a copy, a collective or a message of `rank` costs; `siblings` as of `Pricer.collective`."""
+    if op.kind == "copy":
+        return pricer.local(op, rank)
+    members = mesh.group(op.group, rank)
+    if op.kind == "collective":
+        return pricer.collective(op, members, siblings)
+    peer = peer_of(members, rank, op.peer)
+    return pricer.message(op, rank, peer, siblings) if op.kind == "send" else pricer.message(op, peer, rank, siblings)

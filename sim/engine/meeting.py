@@ -7,10 +7,11 @@ member that is not simulated arrives with the rank that stands for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from sim.engine.state import Item
-from sim.mesh import Mesh
+from sim.mesh import Mesh, peer_of
 from sim.program import Op
 from topologies.errors import BadInput
 
@@ -47,8 +48,7 @@ class Groups:
 
     def peer_of(self, op: Op, rank: int) -> int:
         """The rank at the other end of `rank`'s send or receive."""
-        members = self.members(op.group, rank)
-        return members[(members.index(rank) + op.peer) % len(members)]
+        return peer_of(self.members(op.group, rank), rank, op.peer)
 
     def pair(self, op: Op, rank: int) -> Key:
         """What a send shares with its receive: group, ends and direction."""
@@ -57,6 +57,25 @@ class Groups:
         if op.kind == "send":
             return ("p2p", op.group, rank, other, op.peer % size)
         return ("p2p", op.group, other, rank, -op.peer % size)
+
+
+def groups_of(mesh: Mesh, stands_for: Sequence[int]) -> Groups:
+    """The groups of ranks of which `stands_for` tells, for each, the one that is simulated in its place. Where that is the first of each
+    pipeline stage, they are the same for all plans with this mesh, and what is known of them is kept."""
+    staged, ranks = _by_stage(mesh)
+    return staged if stands_for == ranks else Groups(mesh, stands_for.__getitem__)
+
+
+def by_stage(mesh: Mesh) -> Groups:
+    """The groups where one rank stands for all of its pipeline stage."""
+    return _by_stage(mesh)[0]
+
+
+@lru_cache(maxsize=64)
+def _by_stage(mesh: Mesh) -> tuple[Groups, list[int]]:
+    first = [mesh.rank({"pp": stage}) for stage in range(mesh.size("pp"))]
+    ranks = [first[stage] for stage in mesh.places("pp")]
+    return Groups(mesh, ranks.__getitem__), ranks
 
 
 class Meeting:

@@ -6,22 +6,19 @@ Both engines ask here: the one that makes a trace (`run`), and the one that only
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-
-from msgspec.structs import replace
+from collections.abc import Callable, Iterable
 
 from sim.cost.price import Cost, Pricer
 from sim.engine.condense import Priced, condense, outside_events, shape_of, stretches
+from sim.engine.crowds import CostOf, OnNode, Twin, crowds_of
 from sim.engine.fuse import fuse, span
 from sim.engine.links import links_of
 from sim.engine.machine import LOADER, neighbours, steady, together
 from sim.engine.meeting import Groups
-from sim.engine.sharing import merged
 from sim.program import COMPUTE, HOST, Op, Program
 
 _OFTEN = 4
 """Calls from which on it is worth while to run the inside of a segment by itself, twice, before."""
-OnNode = Callable[[int], Sequence[int]] | None
 Alone = Callable[["Pricing", list[Priced], int, bool], tuple[float, float]]
 
 
@@ -46,9 +43,8 @@ class Pricing:
         """By what is sent, how, in which group, and the rank: equal layers ask for the same."""
         self._whole = groups
         """Those of the whole run, where `groups` are of a part that is run by itself."""
-        self._crowds: dict[tuple[object, ...], tuple[float, ...]] = {}
-        """Of each link of a meeting, what all who are simulated as one take of it, over what one of them takes."""
         self._on_node = on_node
+        self._crowds = crowds_of(groups, on_node)
         self._stretches: dict[tuple[object, ...], list[Priced]] = {}
         self._outside: dict[int, frozenset[str]] = {}
 
@@ -154,41 +150,9 @@ class Pricing:
             cost = self._meet_costs[key] = max((self._beside_twins(op, one, alone, twin) for one in ring), key=lambda hop: hop.seconds)
         return cost
 
-    def _beside_twins(self, op: Op, rank: int, cost_of: Callable[[int], Cost], twin: Callable[[int], int | None]) -> Cost:
-        """What the op costs from `rank` on, beside the same op of others on the machine where it begins: they run at the same time, and
-        are not simulated. `twin` says by which rank one of them goes, None where it is none.
-
-        While they want more than a link has, all are as slow as it makes them.
-        """
-        cost = cost_of(rank)
-        if not self.folded or not cost.uses:
-            return cost
-        key = (op.kind, op.group, op.peer, rank, *[name for name, _ in cost.uses])
-        crowd = self._crowds.get(key)
-        if crowd is None:
-            crowd = self._crowds[key] = self._crowd(cost, rank, cost_of, twin)
-        if not crowd:
-            return cost
-        uses = merged(cost.uses)
-        whole = [(name, amount * many) for (name, amount), many in zip(uses, crowd, strict=True)]
-        slower = max(1.0, *(amount / self.pricer.capacity[name] for name, amount in whole))
-        return replace(
-            cost,
-            seconds=cost.latency + (cost.seconds - cost.latency) * slower,
-            uses=tuple((name, amount / slower) for name, amount in whole),
-            share=(cost.share or uses[0][1]) / slower,
-        )
-
-    def _crowd(self, cost: Cost, rank: int, cost_of: Callable[[int], Cost], twin: Callable[[int], int | None]) -> tuple[float, ...]:
-        """Of each link that an op takes, what its twins take with it, over what it takes alone; empty where they share none."""
-        world = self.program.mesh.world
-        near = self._on_node(rank) if self._on_node else range(world)
-        same = {by: other for other in near if other < world and (by := twin(other)) is not None}
-        if len(same) < 2:
-            return ()
-        taken = together(cost, map(cost_of, same.values())).uses
-        found = tuple(whole / own if own else 1.0 for (_, whole), (_, own) in zip(taken, merged(cost.uses), strict=True))
-        return found if max(found) > 1.0 else ()
+    def _beside_twins(self, op: Op, rank: int, cost_of: CostOf, twin: Twin) -> Cost:
+        """What the op costs from `rank` on, beside the same op of those that are simulated as one with it."""
+        return self._crowds.beside(op, rank, cost_of, twin, self.pricer.capacity) if self.folded else cost_of(rank)
 
     def meeting(self, op: Op, rank: int) -> Cost:
         """A collective of the rank's group, or a message that it sends."""

@@ -15,7 +15,7 @@ from sim.cost.price import Cost, Pricer
 from sim.engine.agenda import Environment, uncollected
 from sim.engine.fold import Symmetry, on_node, representatives
 from sim.engine.lanes import Lanes
-from sim.engine.meeting import Groups, Meetings
+from sim.engine.meeting import Meetings, groups_of
 from sim.engine.pricing import Pricing
 from sim.engine.sharing import Sharing
 from sim.engine.state import Item, RankState
@@ -59,7 +59,7 @@ class Engine:
         self.env = simpy.Environment()
         self.sharing = Sharing(Environment(self.env), pricer.capacity)
         self.stands_for = representatives(program, fold)
-        groups = Groups(program.mesh, self.stands_for.__getitem__)
+        groups = groups_of(program.mesh, self.stands_for)
         self.prices = Pricing(program, pricer, groups, fold is not False, alone, on_node(fold))
         self.lanes = Lanes(self.env, self.sharing, self._meets, self._arrive, self._finished, self._number)
         self.meetings = Meetings(groups, self._complete)

@@ -13,7 +13,7 @@ from sim.cost.price import Cost, Pricer
 from sim.engine.condense import Priced, condense, stretches
 from sim.engine.fuse import fuse
 from sim.engine.inorder import alone_in_order
-from sim.engine.meeting import Groups
+from sim.engine.meeting import by_stage
 from sim.engine.moves import Unordered
 from sim.engine.pricing import Pricing
 from sim.engine.steps import alone
@@ -36,7 +36,7 @@ class Shortcut:
         self.alike = True
         """Every collective (and message of a ring) that was shortened, or left in a shortened run, costs the same on all stages."""
         self._ranks = [mesh.rank({"pp": stage}) for stage in range(mesh.size("pp"))]
-        self._groups = Groups(mesh, lambda rank: self._ranks[mesh.coordinates(rank)["pp"]])
+        self._groups = by_stage(mesh)
         self._prices = Pricing(Program("", "cuda", mesh, {}, {}, (), 1), pricer, self._groups, True, alone, topology.on_node)
         self._costs: dict[int, tuple[Cost, Op]] = {}
         self._launches: dict[tuple[str, bool, int], Cost] = {}

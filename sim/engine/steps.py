@@ -12,7 +12,7 @@ from sim.engine.condense import Priced
 from sim.engine.fold import Symmetry, on_node, representatives
 from sim.engine.inorder import in_order
 from sim.engine.issue import issue
-from sim.engine.meeting import Groups
+from sim.engine.meeting import groups_of
 from sim.engine.moves import Unordered
 from sim.engine.pricing import Pricing
 from sim.engine.times import WORK, Code, Line, State
@@ -45,7 +45,7 @@ def step_times(
     symmetry = fold and symmetric
     folded = symmetry is not False
     stands_for = representatives(program, symmetry)
-    prices = Pricing(program, pricer, Groups(program.mesh, stands_for.__getitem__), folded, alone, on_node(symmetry))
+    prices = Pricing(program, pricer, groups_of(program.mesh, stands_for), folded, alone, on_node(symmetry))
     prices.alike = alike and folded
     if apart:
         with suppress(Unordered):

@@ -7,6 +7,7 @@ from sim.exchange.attributes import Attr, encode_attrs
 from sim.exchange.chakra import Coll, Kind
 from sim.exchange.groups import Groups
 from sim.exchange.shares import leaves, share_of
+from sim.mesh import peer_of
 from sim.program import HOST, MESSAGE, Op
 
 
@@ -53,8 +54,7 @@ class OpNodes:
         return encode_attrs(attrs)
 
     def _message(self, op: Op) -> bytes:
-        members = self.groups.members(op.group, self.rank)
-        peer = members[(members.index(self.rank) + op.peer) % len(members)]
+        peer = peer_of(self.groups.members(op.group, self.rank), self.rank, op.peer)
         source, target = (self.rank, peer) if op.kind == "send" else (peer, self.rank)
         number = self._counts.get((source, target, op.group), 0)
         self._counts[source, target, op.group] = number + 1

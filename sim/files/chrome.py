@@ -54,7 +54,7 @@ def to_kineto(trace: Trace, rank: int | None = None) -> dict[str, Any]:
     groups: dict[str, tuple[str, int]] = {}
     for number, spans in lines.items():
         events += _rank_events(trace, number, sorted(spans, key=lambda s: (s.start, s.end)), groups)
-    backend = trace.meta.get("backend", "nccl")
+    backend = trace.backend
     config = "cuda:nccl" if backend == "nccl" else f"cpu:{backend}"
     info = {
         "backend": backend,
@@ -93,7 +93,7 @@ def _rank_events(trace: Trace, rank: int, spans: list[Span], groups: dict[str, t
     for number, span in enumerate(spans):
         if span.lane != HOST and span.lane not in workers:
             if span.kind not in _SMALL:
-                events += _device_events(span, rank, streams[id(span)], number + 1, groups, trace.meta.get("backend", "nccl"))
+                events += _device_events(span, rank, streams[id(span)], number + 1, groups, trace.backend)
         elif span.kind not in ("record", "wait"):
             tid = workers.get(span.lane, 1)
             events.append(_event("cpu_op", span.id.split("/", 2)[-1], rank, tid, span.start, span.end, _args(span)))

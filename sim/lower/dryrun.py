@@ -13,6 +13,7 @@ from functools import partial
 from sim.lower.condense import Waits, condense, runs_of
 from sim.lower.inflight import Go, Item, Lane, Rank
 from sim.lower.stuck import grid, row
+from sim.mesh import peer_of
 from sim.program import MEETING, MESSAGE, Call, Op, Program
 from topologies.errors import BadInput
 
@@ -167,7 +168,7 @@ class _Run:
     def _pair(self, rank: Rank, op: Op) -> tuple[object, ...]:
         members = self._members(op.group, rank.number)
         offset = op.peer % len(members)
-        other = self._stands_for[members[(members.index(rank.number) + offset) % len(members)]]
+        other = self._stands_for[peer_of(members, rank.number, offset)]
         if op.kind == "send":
             return op.group, rank.number, other, offset
         return op.group, other, rank.number, -offset % len(members)

@@ -22,7 +22,7 @@ from sim.lower.template import Templates
 from sim.model.parts import Network
 from sim.plan import Plan
 from sim.program import HOST, Call, Op, Program, Role
-from sim.turns import Line, Turns, single
+from sim.turns import Line, Turns, called, single
 
 Segments = dict[str, tuple[Op, ...]]
 
@@ -80,7 +80,7 @@ def lower(
         name=plan.name or plan.model_name,
         device="cpu" if device == "cpu" else "cuda",
         mesh=job.mesh,
-        segments=segments,
+        segments=called(segments, roles),
         roles=roles,
         role_of=tuple(map({place: place.name for place in kinds}.__getitem__, places))
         if len(kinds) > 1

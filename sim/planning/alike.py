@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from sim.cost.price import Pricer
+from sim.mesh import peer_of
 from sim.program import MEETING, Op, Program
 from topologies.graph import Topology
 
@@ -124,8 +125,7 @@ def _print(ops: list[Op], members: tuple[int, ...], pricer: Pricer) -> Print:
         if op.kind == "collective":
             costs = [pricer.collective(op, members, 1)]
         else:
-            size = len(members)
-            costs = [pricer.message(op, members[at], members[(at + op.peer) % size], 1) for at in range(size)]
+            costs = [pricer.message(op, rank, peer_of(members, rank, op.peer), 1) for rank in members]
         for cost in costs:
             rates = tuple((amount, pricer.capacity[name]) for name, amount in cost.uses)
             figures.append((cost.seconds, cost.latency, tuple(sorted(rates))))

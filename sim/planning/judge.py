@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from sim.bind import Setting, bind
+from sim.engine.agenda import uncollected
 from sim.plan import Output, Plan
 from sim.planning.bound import Bounds
 from sim.planning.capacity import price_of
@@ -83,7 +84,8 @@ def _bounds() -> Bounds:
 
 def evaluate_chunk(work: Work) -> list[Row]:
     """Rows of some plans; an error of one plan is its row, not the sweep's end."""
-    return [evaluate(one, plan, work.prices, work.depth, work.peaks.get(one.key)) for one, plan in work.plans]
+    with uncollected():
+        return [evaluate(one, plan, work.prices, work.depth, work.peaks.get(one.key)) for one, plan in work.plans]
 
 
 @lru_cache(maxsize=64)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from sim.bind import Setting
-from sim.cost.price import Cost, Pricer
+from sim.cost.price import Cost, Pricer, transfer_cost
 from sim.engine.run import simulate
 from sim.lower.step import lower
 from sim.planning.gradient import Gradient, gradient
@@ -156,14 +156,5 @@ class Study:
 
     def _ratio(self, op: Op, rank: int, other: Pricer) -> float:
         """What an op costs there, over what it costs here."""
-        if op.kind == "copy":
-            mine, theirs = self.pricer.local(op, rank).seconds, other.local(op, rank).seconds
-        else:
-            members = self.program.mesh.group(op.group, rank)
-            if op.kind == "collective":
-                mine, theirs = (pricer.collective(op, members, 1).seconds for pricer in (self.pricer, other))
-            else:
-                peer = members[(members.index(rank) + op.peer) % len(members)]
-                ends = (rank, peer) if op.kind == "send" else (peer, rank)
-                mine, theirs = (pricer.message(op, *ends, 1).seconds for pricer in (self.pricer, other))
+        mine, theirs = (transfer_cost(pricer, self.program.mesh, op, rank).seconds for pricer in (self.pricer, other))
         return theirs / mine if mine > 0 else 1.0

@@ -22,7 +22,7 @@ from typing import Literal
 import msgspec
 
 from sim.cost.device import document
-from sim.cost.price import Cost, Pricer, Source
+from sim.cost.price import Cost, Pricer, Source, transfer_cost
 from sim.plan import Plan
 from sim.program import COMPUTE, HOST, Op, Program
 from topologies.graph import Topology
@@ -185,10 +185,6 @@ def _moved(op: Op, known: _Known, program: Program, pricer: Pricer, topology: To
         members = mesh.group(op.group, 0)
         far = any(topology.node(rank) != topology.node(members[0]) for rank in (members[1:2] + members[-1:]))
         siblings = max(1, mesh.world // (len(members) if op.kind == "collective" else 1) // (mesh.size("pp") if op.group != "pp" else 1))
-        if op.kind == "collective":
-            cost = pricer.collective(op, members, siblings)
-        else:
-            cost = pricer.message(op, 0, members[(members.index(0) + op.peer) % len(members)], siblings)
-        found = ("network" if far else "links", cost)
+        found = ("network" if far else "links", transfer_cost(pricer, mesh, op, 0, siblings))
     known[key] = found
     return found

@@ -11,8 +11,8 @@ from typing import Literal
 
 import msgspec
 
-from sim.cost.price import Cost, Pricer
-from sim.program import Op, Program, full_id
+from sim.cost.price import Cost, Pricer, transfer_cost
+from sim.program import Program, full_id
 from sim.timeline.metrics import window
 from sim.trace import Span, Trace, union_seconds
 from topologies.load import Topology
@@ -201,19 +201,9 @@ def transfers(program: Program, trace: Trace, pricer: Pricer) -> list[tuple[Span
         for thread in program.threads(rank):
             for call, op in program.ops(rank, thread):
                 span = spans.get(full_id(rank, call, op)) if op.kind in _MOVES else None
-                cost = _cost(program, pricer, op, rank) if span is not None else None
-                if span is not None and cost is not None:
-                    found.append((span, cost))
+                if span is not None and (op.kind != "collective" or rank == program.mesh.group(op.group, rank)[0]):
+                    found.append((span, transfer_cost(pricer, program.mesh, op, rank)))
     return found
-
-
-def _cost(program: Program, pricer: Pricer, op: Op, rank: int) -> Cost | None:
-    if op.kind == "copy":
-        return pricer.local(op, rank)
-    members = program.mesh.group(op.group, rank)
-    if op.kind == "collective":
-        return pricer.collective(op, members, 1) if rank == members[0] else None
-    return pricer.message(op, rank, members[(members.index(rank) + op.peer) % len(members)], 1)
 
 
 def link_bytes(program: Program, trace: Trace, pricer: Pricer) -> dict[str, float]:
