@@ -26,9 +26,9 @@ _NUMBER = re.compile(r"\s*([+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s
 _LIKELY = {"size": ("MiB", "MB"), "time": ("ms", "us"), "rate": ("GB/s", "Gbit/s"), "FLOP rate": ("TFLOP/s", "GFLOP/s")}
 
 
-def _read(text: object, table: dict[str, float] | dict[str, int], noun: str, where: str) -> float:
+def _read(text: object, table: dict[str, float] | dict[str, int], noun: str, where: str, likely: tuple[str, str] | None = None) -> float:
     place = f" at {where}" if where else ""
-    first, second = _LIKELY[noun]
+    first, second = likely or _LIKELY[noun]
     if isinstance(text, (int, float)) and not isinstance(text, bool):
         raise UnitError(f'a {noun} needs a unit{place}: got {text!r}. Write "{text} {first}" or "{text} {second}"')
     match = _NUMBER.match(text) if isinstance(text, str) and len(text) <= 64 else None
@@ -52,9 +52,9 @@ def size(text: object, where: str = "") -> int:
     return round(_read(text, _SIZE, "size", where))
 
 
-def duration(text: object, where: str = "") -> float:
-    """Seconds of `"2 ms"`, `"1.2 us"`. Raises `UnitError`."""
-    return _read(text, _TIME, "time", where)
+def duration(text: object, where: str = "", likely: tuple[str, str] = ("ms", "us")) -> float:
+    """Seconds of `"2 ms"`, `"1.2 us"`; `likely` are the two units that the message offers for a bare number. Raises `UnitError`."""
+    return _read(text, _TIME, "time", where, likely)
 
 
 def rate(text: object, where: str = "") -> float:

@@ -27,6 +27,8 @@ HOST_POWER = 0.5
 8 x 700 W = 5.6 kW of GPUs, 0.8 at full load; 0.5 is assumed for the mean of a training run."""
 UTILISATION = 0.85
 """Mean GPU power in training over its limit (assumed)."""
+IDLE = 0.1
+"""GPU power over its limit while the job is down (assumed: nvidia-smi shows some 70 W of 700 W for an H100 without work)."""
 
 
 class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +50,7 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
     gpu_hours: float
     """Of the GPUs that the plan uses, for all of the elapsed time; nodes that stand by are in none of these three."""
     energy_j: float | None
-    """At training's power also while the job is down: too much where it waits long for a node."""
+    """GPUs take `IDLE` of their limit while the job is down; hosts, network and cooling as much as in training."""
     money: float | None
     fits: bool
 
@@ -182,13 +184,13 @@ def _unsaved(setting: Setting, step: float) -> tuple[float, float | None]:
 
 
 def _energy(topology: Topology, run: Outcome, gpus: int) -> float | None:
-    """Of all GPUs that the plan uses, each by its own power."""
+    """Joules of all GPUs that the plan uses, each by its own power, and of what is around them."""
     power = 0.0
     for device, share in topology.devices(gpus):
         if not isinstance(device, Gpu) or not device.power:
             return None
         power += share * gpus * device.power
-    return power * UTILISATION * (1 + HOST_POWER) * run.elapsed
+    return power * (UTILISATION * (run.elapsed - run.down + HOST_POWER * run.elapsed) + IDLE * run.down)
 
 
 def _money(prices: dict[str, float] | None, on: str, gpu_hours: float, gpus: int) -> float | None:

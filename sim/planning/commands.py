@@ -70,9 +70,8 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
 
             found = search(base, points, on, out, trials=trials, seed=seed, **spread)
         rows = [_plain(row) for row in sorted(found.feasible, key=lambda row: row.effort)]  # the best is the first
-        shown: dict[str, Any] = {
-            "rows": rows if as_json else [{k: r[k] for k in ("key", "step_time", "mfu", "memory", "gpus")} for r in rows[:10]]
-        }
+        columns = {name: name for name in ("key", "step_time", "mfu", "memory", "gpus")} | ({"cost/M samples": "cost"} if money else {})
+        shown: dict[str, Any] = {"rows": rows if as_json else [{k: r[at] for k, at in columns.items()} for r in rows[:10]]}
         refusals = [{"plans": count, "such_as": reason} for count, reason in found.refusals]
         if as_json:
             shown |= {"front": [_plain(row) for row in found.front], "refusals": refusals}
@@ -166,9 +165,14 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
         many = [count(text, f"--{name}") if text else None for name, text in (("tokens", tokens), ("dataset", dataset))]
         base, work = load_plan(plan, overrides), amount(many[0], epochs, many[1])
         said = {"mtbf_gpu": mtbf_gpu, "mtbf_node": mtbf_node, "restart": restart}
-        times = {name: duration(text, f"--{name.replace('_', '-')}") for name, text in said.items() if text and text != "never"}
+        units = {"restart": ("s", "min")}
+        times = {
+            name: duration(text, f"--{name.replace('_', '-')}", units.get(name, ("h", "d")))
+            for name, text in said.items()
+            if text and text != "never"
+        }
         how = Reliability(spares=spares, **times | {name: math.inf for name, text in said.items() if text == "never"})
-        stall = duration(checkpoint, "--checkpoint") if checkpoint else None
+        stall = duration(checkpoint, "--checkpoint", ("s", "min")) if checkpoint else None
         options: dict[str, Any] = {"how": how, "checkpoint": stall, "seed": seed, "prices": load_prices(prices) if prices else None}
         options["edits"] = edits
         found = smallest(base, on, work, days, say=desk.say, **options) if days is not None else run(base, on, work, **options)

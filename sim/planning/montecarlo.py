@@ -94,7 +94,7 @@ def spread(
     Raises `BadInput` for draws or sigmas that cannot be.
     """
     setting = plan if isinstance(plan, Setting) else bind(plan, topology)
-    found = jitter or Jitter()
+    found = Jitter() if jitter is None else jitter
     _check(found, draws, setting.plan.world)
     factors = [_draw(setting, found, random.Random(f"{seed}/{at}")) for at in range(draws)]
     table = _table(setting, calibration, factors)
@@ -108,6 +108,8 @@ def spread(
 
 
 def _check(jitter: Jitter, draws: int, world: int) -> None:
+    if not isinstance(jitter, Jitter):
+        raise BadInput(f"jitter = {str(jitter)[:40]}: write steptwin.Jitter(rank=0.02, step=0.01), with sigmas of log(time)")
     for name in ("rank", "step", "link", "length"):
         sigma = getattr(jitter, name)
         if not 0 <= sigma <= 2:

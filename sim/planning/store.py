@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +20,7 @@ import msgspec
 from topologies.errors import BadInput
 
 VERSION = 1
+OUTCOMES = ("done", "memory", "bound", "refused", "failed")
 _COLUMNS = "key TEXT PRIMARY KEY, outcome TEXT NOT NULL, reason TEXT NOT NULL, step_time REAL, memory INTEGER, mfu REAL, rate REAL, gpus INTEGER, cost REAL, detail TEXT NOT NULL"
 
 
@@ -80,7 +82,7 @@ class Store:
         except sqlite3.DatabaseError as error:
             raise self._unusable(error) from None
 
-    def _unusable(self, error: BaseException) -> BadInput:
+    def _unusable(self, error: BaseException | str) -> BadInput:
         return BadInput(f"results file {self.path} cannot be used ({error}): move it away or name another with --out")
 
     def _own(self) -> None:
@@ -138,7 +140,21 @@ class Store:
         """All rows, fastest first; those without a step time last."""
         query = "SELECT * FROM results ORDER BY step_time IS NULL, step_time, key"
         for values in self._db.execute(query):
-            yield Row(*values)
+            yield self._read(dict(zip(Row.__struct_fields__, values, strict=True)))
+
+    def _read(self, cells: dict[str, Any]) -> Row:
+        """Raises `BadInput` for a cell that somebody has edited into what is none."""
+        try:
+            row = msgspec.convert(cells, Row)
+            if row.outcome not in OUTCOMES:
+                raise ValueError(f"outcome {row.outcome!r} is none of {', '.join(OUTCOMES)}")
+            if row.outcome == "done" and not all(0 < (figure or 0) < math.inf for figure in (row.step_time, row.rate, row.gpus)):
+                raise ValueError("step_time, rate and gpus of a plan that is done must be finite and above zero")
+            if not isinstance(json.loads(row.detail), dict):
+                raise ValueError("detail must be a JSON object")
+        except ValueError as error:  # msgspec's and json's are such
+            raise self._unusable(f"row {str(cells['key'])[:80]!r}: {error}") from None
+        return row
 
 
 def default_file(name: str, header: dict[str, Any]) -> Path:

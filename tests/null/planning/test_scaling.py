@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,15 @@ def test_every_gpu_of_a_mixture_draws_its_own_power() -> None:
     assert old.energy_j and both.energy_j
     watts = both.energy_j / both.elapsed_s / (old.energy_j / old.elapsed_s)
     assert watts == pytest.approx((700 + 400) / (2 * 400))
+
+
+def test_a_job_that_waits_for_a_node_takes_less_power_than_one_that_trains() -> None:
+    how = Reliability(mtbf_gpu=50 * 3600.0, spares=0, repair=86400.0)
+    never, waiting = (capacity(load_plan(BASE), "dgx-h100", 1e12, how=one) for one in (Reliability(mtbf_gpu=math.inf), how))
+    assert never.energy_j and waiting.energy_j and never.elapsed_s < 0.5 * waiting.elapsed_s
+    limit = 8 * 700.0
+    assert never.energy_j == pytest.approx(limit * 0.85 * 1.5 * never.elapsed_s)
+    assert limit * (0.1 + 0.85 * 0.5) * waiting.elapsed_s < waiting.energy_j < limit * 0.85 * 1.5 * waiting.elapsed_s * 0.8
 
 
 def test_days_have_the_interval_of_the_step() -> None:

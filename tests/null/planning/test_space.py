@@ -88,7 +88,8 @@ def test_each_plan_stands_in_a_space_once() -> None:
 def test_results_survive_and_are_not_repeated(tmp_path: Path) -> None:
     header = {"space": {"tp": ["1"]}}
     with Store(tmp_path / "a.sqlite", header) as store:
-        store.add([Row("slow", "done", step_time=2.0, gpus=8), Row("fast", "done", step_time=1.0, gpus=8), Row("x", "failed", "crash")])
+        store.add([Row(key, "done", step_time=seconds, rate=8 / seconds, gpus=8) for key, seconds in (("slow", 2.0), ("fast", 1.0))])
+        store.add([Row("x", "failed", "crash")])
     with Store(tmp_path / "a.sqlite", header) as store:
         assert store.done() == {"slow", "fast"}  # what failed is tried again
         assert [row.key for row in store.rows()] == ["fast", "slow", "x"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from sim.cost.place import Capacity
 from sim.files.planfile import load_plan
 from sim.planning.montecarlo import Jitter, spread
 from sim.planning.pool import pool
+from sim.planning.store import Row, Store
 from topologies.errors import BadInput
 from topologies.load import load_topology
 
@@ -22,6 +25,28 @@ PLAN = load_plan({"model": "gpt2-124m", "seq_len": 64, "batch": {"global": 2}, "
 def test_draws(jitter: Jitter, draws: int, told: str) -> None:
     with pytest.raises(BadInput, match=told):
         spread(PLAN, "dgx-h100", draws, jitter=jitter)
+
+
+def test_jitter_is_one_of_ours() -> None:
+    for jitter in (1, 0, {"rank": 0.1}):
+        with pytest.raises(BadInput, match=r"write steptwin.Jitter\(rank="):
+            spread(PLAN, "dgx-h100", 4, jitter=jitter)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("column", "cell"),
+    [("step_time", "soon"), ("memory", 1.5), ("mfu", b"?"), ("rate", -1.0), ("gpus", 0), ("detail", "{"), ("detail", "[]"), ("outcome", "good"),
+     ("step_time", None), ("rate", float("inf"))],
+)  # fmt: skip
+def test_cells_that_somebody_has_edited(tmp_path: Path, column: str, cell: object) -> None:
+    path = tmp_path / "found.sqlite"
+    with Store(path, {}) as store:
+        store.add([Row("tp=1 on=dgx-h100", "done", "", 1.0, 2**30, 0.5, 8.0, 8)])
+        assert [row.rate for row in store.rows()] == [8.0]
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(f"UPDATE results SET {column} = ?", (cell,))
+    with Store(path, {}) as store, pytest.raises(BadInput, match=r"found\.sqlite cannot be used \(row 'tp=1 on=dgx-h100'"):
+        list(store.rows())
 
 
 def test_clusters_need_a_known_backend_and_an_address(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ def test_a_place_that_cannot_be_written_is_one_message(words: str, tmp_path: Pat
         ("capacity gpt2-ddp8 --tokens 1e9 --days 0", "days = 0.0 must be positive"),
         ("capacity gpt2-ddp8 --tokens 1e9 --set rails=0", "rails"),
         ("capacity gpt2-ddp8 --tokens 1e9 --mtbf-gpu 0s", "mtbf_gpu"),
+        ("capacity gpt2-ddp8 --tokens 1e9 --mtbf-gpu 50000", 'Write "50000 h" or "50000 d"'),
+        ("capacity gpt2-ddp8 --tokens 1e9 --restart 600", 'Write "600 s" or "600 min"'),
     ],
 )
 def test_what_cannot_be_meant_is_refused(words: str, told: str, tmp_path: Path, call: Call) -> None:
@@ -49,3 +51,10 @@ def test_what_cannot_be_meant_is_refused(words: str, told: str, tmp_path: Path, 
 def test_a_folder_of_measurements_that_is_not_there_is_said(call: Call) -> None:
     said = call("accuracy", "--shared", "/misspelt")
     assert said.code == 2 and "--shared /misspelt is no folder" in said.err
+
+
+def test_a_sweep_with_prices_shows_what_its_plans_cost(tmp_path: Path, call: Call) -> None:
+    (tmp_path / "prices.toml").write_text("dgx-h100 = 2.0\n")
+    words = ("sweep", "gpt2-ddp8", "micro=8", "--out", str(tmp_path / "a.sqlite"), "--workers", "1")
+    head = [call(*words, *more).out.splitlines()[1] for more in ((), ("--prices", str(tmp_path / "prices.toml")))]
+    assert ["cost/M samples" in line for line in head] == [False, True]
