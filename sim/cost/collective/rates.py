@@ -162,12 +162,17 @@ def lines_delay(size: float, shape: GroupShape) -> float:
 def ring_fill(size: float, shape: GroupShape, bandwidth: float) -> float:
     """Seconds until a ring's pipeline of slices runs full: a rank's first slice goes before any can be passed on.
 
-    A slice is at most 1 MiB in each channel (NCCL's Simple protocol: 2 of 8 steps of 512 KiB), and at most the rank's share.
+    A slice is at most 1 MiB in each channel (NCCL's Simple protocol: 2 of 8 steps of 512 KiB), and at most the rank's share. GPUs of few NVLinks
+    have few channels: each link holds one of the rings that NCCL finds, and each ring is taken twice.
     This is what `flow` has over `events` on one node where nothing contends: flow - ring_fill = events (`ring_all_reduce_events`).
     """
     if shape.local < 2 or shape.nodes > 1:
         return 0.0
-    return min(size / shape.ranks, float(params()["pipeline"][f"slices_{fabric(shape)}"]) * bandwidth / shape.intra) / bandwidth
+    table, kind = params()["pipeline"], fabric(shape)
+    most = float(table[f"slices_{kind}"])
+    if kind == "nvlink" and not shape.amd:
+        most = min(most, float(table["slices_link"]) * shape.intra / (float(table["link"]) * 1e9))
+    return min(size / shape.ranks, most * bandwidth / shape.intra) / bandwidth
 
 
 def fill(latency: float, carry: float, where: str) -> float:

@@ -133,6 +133,9 @@ def test_the_fill_is_a_slice_of_each_channel_at_most() -> None:
     assert ring_fill(8e3, shape, rate) == pytest.approx(1e3 / rate)
     assert ring_fill(1e12, shape, rate) == pytest.approx(params()["pipeline"]["slices_nvlink"] / shape.intra)
     assert ring_fill(1e12, group_shape(load_topology("2x dgx-h100"), tuple(range(16))), rate) == 0.0
+    for few, channels in (("dgx1-v100", 12), ("hgx-h800", 16)):  # two for each link
+        own = group_shape(load_topology(few), tuple(range(8)))
+        assert ring_fill(1e12, own, rate) == pytest.approx(channels * 1e6 / own.intra), few
 
 
 @settings(max_examples=60, deadline=None)
