@@ -153,7 +153,7 @@ def _chips(table: Table, gpus: Mapping[str, Gpu]) -> tuple[int, ...]:
         raise BadInput(f"{nvlink.at('switch')} must list the links of each GPU to each chip, e.g. [5, 4, 4, 5]")
     for name, gpu in gpus.items():
         if chips and sum(chips) > gpu.nvlink_links:
-            raise BadInput(f"{nvlink.at('switch')}: {sum(chips)} links per GPU, but {name} ({gpu.name}) has {gpu.nvlink_links}")
+            raise BadInput(f"{nvlink.at('switch')}: {sum(chips)} links per GPU, but {name} ({gpu.name}) has {gpu.nvlink_links}. {_fewer(gpu)}")
     return tuple(chips)
 
 
@@ -185,9 +185,15 @@ def _nvlinks(table: Table, machine: Machine) -> dict[str, Link]:
             if taken[name] > machine.gpus[name].nvlink_links:
                 raise BadInput(
                     f"{nvlink.at('mesh')}: {taken[name]} links end at {name}, but a {machine.gpus[name].name} "
-                    f"has {machine.gpus[name].nvlink_links}"
+                    f"has {machine.gpus[name].nvlink_links}. {_fewer(machine.gpus[name])}"
                 )
     return links
+
+
+def _fewer(gpu: Gpu) -> str:
+    if not gpu.nvlink_links:
+        return "Leave [nvlink] out"
+    return f"Write numbers that add up to {gpu.nvlink_links} or less, or name a GPU with more NVLinks"
 
 
 def _row(row: object, machine: Machine, where: str) -> tuple[str, str, int]:

@@ -151,9 +151,9 @@ def _quantities(tree: dict[str, Any]) -> dict[str, Any]:
 
 def from_tree(tree: dict[str, Any], where: str = "plan") -> Plan:
     """A plan from nested mappings in the file's form. Raises `BadInput` with the key's path."""
+    _check_names(tree, Plan, where)  # first: `modl = ...` is a slip, and no plan without a model
     if "model" not in tree:
         raise BadInput(f'{where} names no model. Add e.g. model = "llama3-8b" (steptwin plan list shows all)')
-    _check_names(tree, Plan, where)
     return _typed(_quantities(tree), where)
 
 

@@ -47,6 +47,7 @@ def test_plans_round_trip_through_toml(plan: Plan) -> None:
     ("tree", "says"),
     [
         ({}, "names no model"),
+        ({"modl": "gpt2-124m"}, "unknown key 'modl' in plan. Did you mean model"),
         ({"model": "mlp", "sequence": 3}, "Did you mean seq_len"),
         ({"model": "mlp", "parallel": {"tensor": 2}}, r"unknown key 'parallel\.tensor'"),
         ({"model": "mlp", "parallel": {"schedule": "1f2b"}}, "Allowed: gpipe, 1f1b"),
