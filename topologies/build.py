@@ -153,7 +153,9 @@ def _chips(table: Table, gpus: Mapping[str, Gpu]) -> tuple[int, ...]:
         raise BadInput(f"{nvlink.at('switch')} must list the links of each GPU to each chip, e.g. [5, 4, 4, 5]")
     for name, gpu in gpus.items():
         if chips and sum(chips) > gpu.nvlink_links:
-            raise BadInput(f"{nvlink.at('switch')}: {sum(chips)} links per GPU, but {name} ({gpu.name}) has {gpu.nvlink_links}. {_fewer(gpu)}")
+            raise BadInput(
+                f"{nvlink.at('switch')}: {sum(chips)} links per GPU, but {name} ({gpu.name}) has {gpu.nvlink_links}. {_fewer(gpu)}"
+            )
     return tuple(chips)
 
 

@@ -209,7 +209,7 @@ def test_long_chains_of_includes(tmp_path: Path) -> None:
         ('gpu = "l4"\n[tree]\nsocket0 = ["gpu0", "gpu1"]\n[nvlink]\nmesh = [[0, 1, 4]]', "no NVLink"),
         ('gpu = "h100-sxm"\n[tree]\nsocket0 = ["gpu0", "gpu1"]\n[nvlink]\nmesh = [[0, 7, 4]]', "unknown GPU"),
         ('gpu = "h100-sxm"\n[tree]\nsocket0 = ["gpu0", "gpu1"]\n[nvlink]\nmesh = [[0, 0, 4]]', "joins two GPUs"),
-        ('gpu = "h100-sxm"\n[tree]\nsocket0 = ["gpu0", "gpu1"]\n[nvlink]\nswitch = [9, 9, 9]', "27 links per GPU.* has 18. Write numbers that add up to 18"),
+        ('gpu = "h100-sxm"\n[tree]\nsocket0 = ["gpu0", "gpu1"]\n[nvlink]\nswitch = [9, 9, 9]', "27 links per GPU.* that add up to 18"),
         ('gpu = "l4"\n[tree]\nsocket0 = ["gpu0", "gpu1"]\n[nvlink]\nswitch = [9]', r"has 0. Leave \[nvlink\] out"),
         ('gpu = "l4"\n[tree]\nsocket0 = ["gpu0"]\n[fabric]\noversubscription = 0', "at least 1"),
         ('gpu = "l4"\n[tree]\nsocket0 = ["gpu0"]\n[gpu2]\nx = 1', "unknown key"),
