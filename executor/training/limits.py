@@ -86,7 +86,7 @@ def _check_model(spec: ModelSpec) -> None:
         raise Refused(f"stock training knows decoders and MLPs, not {type(spec).__name__.lower()}. {PLAY}")
     asked = {
         "moe": spec.moe, "mla": spec.mla, "mamba": spec.mamba, "lora": spec.lora, "sinks": spec.sinks, "window": spec.window, "pattern": spec.pattern,
-        "embed_norm": spec.embed_norm, "qk_norm": spec.qk_norm, "post_norms": spec.post_norms, "parallel_block": spec.parallel_block,
+        "mtp": spec.mtp, "embed_norm": spec.embed_norm, "qk_norm": spec.qk_norm, "post_norms": spec.post_norms, "parallel_block": spec.parallel_block,
         "head_bias": spec.head_bias, "mixers": spec.mixers, "gated_attention": spec.gated_attention, "rotary": spec.rotary != 1.0, "position = alibi": spec.position == "alibi",
     }  # fmt: skip
     for name, value in asked.items():

@@ -29,11 +29,12 @@ def table(job: Job) -> int:
     return next((part.tensors[0] for part in first.parts if part.tensors), 0)
 
 
-def with_copy(job: Job, block: Block) -> Block:
-    """The last block with its own copy of the table, at the linear that uses it; or with what is left to its backward passes."""
-    elements, late = table(job), deferred(job, block)
+def with_copy(job: Job, name: str, block: Block) -> Block:
+    """A block of the last stage: with its own copy of the table, at what uses it; the last one with what is left to its backward passes."""
+    elements = table(job) if job.network.tied and name == job.network.tied[1] else 0
+    late = deferred(job, block) if name == job.network.blocks[-1][0] else 0
     parts = list(block.parts)
-    at = _product(block)
+    at = 0 if block.kind == "mtp" else _product(block)
     if at < 0 or not (elements or late):
         return block
     if late:

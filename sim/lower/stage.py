@@ -57,8 +57,7 @@ def stages_of(job: Job) -> tuple[Stage, ...]:
     chunks = list(layout(job.network, job.plan))
     count = len(chunks)
     if count > 1 and rank_of(job, count - 1) != rank_of(job, 0):
-        name, block = chunks[-1][-1]
-        chunks[-1] = (*chunks[-1][:-1], (name, ends.with_copy(job, block)))
+        chunks[-1] = tuple((name, ends.with_copy(job, name, block)) for name, block in chunks[-1])
     return tuple(Stage(i, count, rank_of(job, i) if count > 1 else 0, blocks) for i, blocks in enumerate(chunks))
 
 

@@ -53,8 +53,8 @@ def passes(plan: Plan, chunk: Blocks, each: float, known: Known) -> list[Pass]:
     found: list[Pass] = []
     layer = 0
     for _, block in chunk:
-        again = plan.memory.recompute == "full" and block.kind == "layer" and (not limit or layer < limit)
-        layer += block.kind == "layer"
+        again = plan.memory.recompute == "full" and block.kind in ("layer", "mtp") and (not limit or layer < limit)
+        layer += block.kind in ("layer", "mtp")
         key = (id(block), again, each)
         if key not in known:
             known[key] = _whole(block, each) if again else _by_parts(block, each, redone(block, plan.memory.modules))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from sim.framework import Framework
 from sim.model.attention import grouped_query
 from sim.model.decoder_spec import Decoder
@@ -16,7 +18,7 @@ Blocks = tuple[tuple[str, Block], ...]
 
 
 def blocks_of(spec: Decoder, shape: Shape, framework: Framework, attention: str) -> Blocks:
-    """embed, L0 ... L(n-1), head. Layers of one kind are one `Block`. A table of learned positions holds the sequence, whatever the model was
+    """embed, L0 ... L(n-1), (mtp0, mtp0.head ...), head. Layers of one kind are one `Block`. A table of learned positions holds the sequence, whatever the model was
     published with (Megatron-LM: --max-position-embeddings is no less than --seq-length)."""
     share = share_of(shape, framework, attention)
     stream = share.srows * spec.hidden * share.es
@@ -29,7 +31,16 @@ def blocks_of(spec: Decoder, shape: Shape, framework: Framework, attention: str)
         layers.append((f"L{index}", made[key]))
     first = Block(kind="embed", parts=tuple(_embed(spec, share)))
     last = Block(kind="head", parts=tuple(_head(spec, share)), saved_input=stream)
-    return (("embed", first), *layers, ("head", last))
+    return (("embed", first), *layers, *_further(spec, share), ("head", last))
+
+
+def _further(spec: Decoder, share: Share) -> Blocks:
+    """The modules of multi-token prediction."""
+    if not spec.mtp:
+        return ()
+    from sim.model.mtp import modules
+
+    return modules(spec, share, _layer(spec, share, *kind_of(spec, spec.layers - 1)), partial(_norm, spec, share))
 
 
 def kind_of(spec: Decoder, index: int) -> tuple[str, bool]:

@@ -164,6 +164,9 @@ class Decoder(Spec, tag="decoder", frozen=True, kw_only=True):
     mamba: Mamba | None = None
     delta: Delta | None = None
     lora: Lora | None = None
+    mtp: Natural = 0
+    """Modules of multi-token prediction after the last layer (DeepSeek-V3 trained with 1), each with a layer of the last one's kind. A config.json's
+    num_nextn_predict_layers is what its checkpoint holds; transformers trains without."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -194,6 +197,8 @@ def _check(spec: Decoder) -> None:
         raise BadInput(f"{name}: moe.top_k = {spec.moe.top_k} is more than moe.experts = {spec.moe.experts}")
     if not (spec.pre_norms or spec.post_norms) or (spec.parallel_block and not spec.pre_norms):
         raise BadInput(f"{name}: pre_norms = false needs post_norms = true, and parallel_block = false")
+    if spec.mtp and (spec.lora is not None or spec.pattern):
+        raise BadInput(f"{name}: mtp = {spec.mtp} is described for decoders without adapters and without a pattern. Leave it out, or those")
     if spec.pattern and spec.mixers:
         raise BadInput(f"{name}: pattern and mixers exclude each other: pattern's layers hold one mixer and nothing else. Give one of them")
     for field, letters in (("pattern", "M*-E"), ("mixers", "MD*")):

@@ -36,7 +36,6 @@ def describe(model: ModelSpec, shape: Shape, framework: Framework, attention: st
     blocks = _blocks(model, shape, framework, attention)
     totals = _totals(model, shape.seq, shape.micro if isinstance(model, Captured) and model.third else 1)
     tokens = min(shape.seq, model.longest) if isinstance(model, Seq2Seq) else shape.seq
-    tied = ("embed", "head") if getattr(model, "tied", False) and getattr(model, "head", "") not in ("squad", "none") else None
     return Network(
         name=model.name,
         blocks=blocks,
@@ -50,9 +49,16 @@ def describe(model: ModelSpec, shape: Shape, framework: Framework, attention: st
         sample_bytes=model.input_bytes(tokens // shape.cp),
         whole_batches=isinstance(model, Dlrm),
         chain=getattr(model, "chain", True),
-        tied=tied,
+        tied=_tied(model),
         unseen=getattr(model, "unseen", ()),
     )
+
+
+def _tied(model: ModelSpec) -> tuple[str, str] | None:
+    """The first and the last block that read one table."""
+    if getattr(model, "tied", False) and getattr(model, "head", "") not in ("squad", "none"):
+        return "embed", "head"
+    return ("embed", "mtp0") if getattr(model, "mtp", 0) else None
 
 
 _BUILDERS: dict[type, tuple[str, str]] = {
