@@ -188,6 +188,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     step sees of it are the SMs that the exchange holds meanwhile."""
     fp8_attention: bool = False
     """Attention in 8 bits too where the linear layers are (TransformerEngine's fp8_dpa)."""
+    low_head: bool = False
+    """The head's product too (Megatron-Core's fp8_output_proj)."""
     expert_bias: Literal["epilogue", "loop"] = "epilogue"
     """Biases of the experts' second products: added by the products, or with the routing weights in fp32, expert by expert."""
     fp8_scaling: Literal["delayed", "shared", "current", "rowwise"] = "delayed"

@@ -70,7 +70,7 @@ def logits(
 
     seam_bytes = (rows or share.rows) * hidden * share.e if share.tp > 1 else 0
     part = linear(
-        share, "head.logits", hidden, -(-vocab // share.tp), rows=rows, bias=bias, low=False, stream=True, frozen=frozen,
+        share, "head.logits", hidden, -(-vocab // share.tp), rows=rows, bias=bias, low=share.framework.low_head, stream=True, frozen=frozen,
         seam="tp.gather" if seam_bytes else "", seam_bytes=seam_bytes, saved_rows=0 if rows else share.srows,
     )  # fmt: skip
     return replace(part, tensors=part.tensors[1:]) if tied else part
