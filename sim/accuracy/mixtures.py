@@ -40,6 +40,14 @@ def latent(row: Row, spec: Decoder | None) -> Mla:
     return Mla(kv_lora=keys or 512, q_lora=queries or 1536)
 
 
+def predictions(row: Row) -> int:
+    """Modules of multi-token prediction: one in Megatron-Bridge's recipe of DeepSeek-V3 (recipes/deepseek/deepseek_v3.py: mtp_num_layers = 1),
+    unless the row says that it ran without."""
+    recipe = re.search(r"deepseek[-_ ]?(v3|r1)", row.model_name.lower()) and "bridge" in f"{row.framework} {row.source_id}".lower()
+    without = re.search(r"(w/o|without|no) mtp", row.notes.lower())
+    return int(bool(recipe) and row.pretrains and not without)
+
+
 def note_number(note: str, pattern: str) -> int:
     """The number that the pattern's group finds in a note; 0 where it finds none."""
     found = re.search(pattern, note)

@@ -15,7 +15,7 @@ import msgspec
 
 from sim.accuracy.blanks import named, with_blanks
 from sim.accuracy.encoders import BERTS, SEQ2SEQ, bert, encoder_decoder, transformer_xl
-from sim.accuracy.mixtures import first_dense, latent, note_number, shared_width
+from sim.accuracy.mixtures import first_dense, latent, note_number, predictions, shared_width
 from sim.accuracy.names import shipped_model
 from sim.accuracy.pictures import picture_model
 from sim.accuracy.proportions import with_sizes
@@ -110,7 +110,7 @@ def _decoder(row: Row, assumed: list[str], vocab_multiple: int) -> dict[str, Any
         assumed.append(f"model type {row.model_type!r} taken as llama")
     heads = row.n_heads or _heads(row, assumed)
     vocab = row.vocab_size or _vocab(family, assumed)
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = {"mtp": found} if (found := predictions(row)) else {}
     if family == "gpt-oss" and (window := note_number(row.arch_note, r"window (\d+)")):
         more["window"] = window
     if family == "grok" and "nemo" in row.framework.lower():

@@ -68,7 +68,7 @@ def case_of(row: Row) -> Case:
     framework = framework_of_row(row, assumed)
     model = model_of(row, assumed, 128 * (row.tp or 1) if framework.startswith(_MEGATRON) else 1)
     row = _in_samples(row, str(model.get("family", "decoder")), assumed)
-    layers = int(model.get("layers", 1))
+    layers, further = int(model.get("layers", 1)), int(model.get("mtp", 0))
     heads = model.get("heads", 1)
     row = in_parts(row, heads if isinstance(heads, int) else 1, assumed)
     sizes = sizes_of(row, assumed, framework, layers)
@@ -85,7 +85,7 @@ def case_of(row: Row) -> Case:
         attention=attention_of(row, sizes.cp, framework, assumed),
         compile=compiled(row),
         batch=Batch(global_=sizes.batch * turns, micro=sizes.micro),
-        parallel=_parallel(row, sizes, framework, layers, tp_overlap, getattr(model_from(model), "window", 0) > 0, assumed),
+        parallel=_parallel(row, sizes, framework, layers, further, tp_overlap, getattr(model_from(model), "window", 0) > 0, assumed),
         memory=Memory(**recompute_of(row, layers // sizes.pp, framework, assumed), offload=_offload(row)),
         optimizer=optimizer_of(row, precision, assumed),
         data=data_of(row, model, framework),
@@ -176,7 +176,9 @@ def _schedule(row: Row, sizes: Sizes) -> Any:
     return "" if schedule == "dualpipe" and few else schedule
 
 
-def _parallel(row: Row, sizes: Sizes, framework: str, layers: int, tp_overlap: bool, windowed: bool, assumed: list[str]) -> Parallel:
+def _parallel(
+    row: Row, sizes: Sizes, framework: str, layers: int, further: int, tp_overlap: bool, windowed: bool, assumed: list[str]
+) -> Parallel:
     shard = sharding_of(row, sizes.dp, framework, assumed)
     etp = _expert_tp(row, sizes, framework, assumed)
     ep = _experts(sizes, etp, assumed)
@@ -185,10 +187,10 @@ def _parallel(row: Row, sizes: Sizes, framework: str, layers: int, tp_overlap: b
         along = not framework.startswith(_WITHOUT_SP) and not "" < row.date[:7] < _SEQUENCE_PARALLEL
         if sizes.tp > 1:
             assumed.append(f"sequence parallelism not stated: {'on with tp > 1' if along else f'{framework} has none'}")
-    chunks, stages = sizes.vp if sizes.pp > 1 else 1, stages_of(layers, sizes.pp * sizes.vp)
+    chunks, stages = sizes.vp if sizes.pp > 1 else 1, stages_of(layers, sizes.pp * sizes.vp, further)
     schedule = _schedule(row, sizes)
     if schedule:
-        chunks, stages = 1, None if schedule == "dualpipe" else stages_of(layers, sizes.pp)
+        chunks, stages = 1, None if schedule == "dualpipe" else stages_of(layers, sizes.pp, further)
     return Parallel(
         **shard,
         tp=sizes.tp,

@@ -43,7 +43,7 @@ OWN = (
 )  # fmt: skip
 NAMES = {"model": MODEL, "machine": MACHINE, "setting": SETTING}
 """Columns of `published.csv` that name a shared set of the table's columns."""
-_KEPT_NOTES = ("capacity factor 1.0", "tokendrop", "CE fusion on")
+_KEPT_NOTES = ("capacity factor 1.0", "tokendrop", "CE fusion on", "w/o MTP")
 """What a prediction reads of the notes."""
 
 

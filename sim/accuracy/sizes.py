@@ -153,19 +153,20 @@ def _virtual(row: Row, layers: int, pp: int, microbatches: int, framework: str, 
     return row.vp
 
 
-def stages_of(layers: int, stages: int) -> tuple[int, ...] | None:
+def stages_of(layers: int, stages: int, further: int = 0) -> tuple[int, ...] | None:
     """Layers of each stage where they are uneven; None where they divide.
 
     Two spare places belong to the embedding and the head (Megatron: account_for_embedding_in_pipeline_split,
-    account_for_loss_in_pipeline_split); otherwise early stages fill up and the last holds what is left (DeepSpeed's
-    and Megatron's layouts), or one each is taken off from the end.
+    account_for_loss_in_pipeline_split), one more to each of the `further` modules of multi-token prediction where stages are too short for
+    what follows; otherwise early stages fill up and the last holds what is left (DeepSpeed's and Megatron's layouts; Megatron-Bridge's of
+    DeepSeek V3, with the module there), or one each is taken off from the end.
     """
     if stages < 1 or layers % stages == 0:
         return None
     full = -(-layers // stages)
-    if layers + 2 == full * stages:
-        return (full - 1, *(full,) * (stages - 2), full - 1)
     last = layers - full * (stages - 1)
+    if layers + 2 + further == full * stages and full > further and not (further and last >= 1):
+        return (full - 1, *(full,) * (stages - 2), full - 1 - further)
     if last >= 1:
         return (*(full,) * (stages - 1), last)
     short = full * stages - layers

@@ -97,7 +97,8 @@ def test_uneven_stages() -> None:
     assert stages_of(126, 8) == (15, 16, 16, 16, 16, 16, 16, 15)  # embedding and head take a place each
     assert stages_of(70, 12) == (5, *(6,) * 10, 5)  # BLOOM-176B
     assert stages_of(100, 12) == (9,) * 11 + (1,)
-    assert stages_of(61, 16) == (4,) * 15 + (1,)  # DeepSeek-V3: the last stage has head and extra prediction
+    assert stages_of(61, 16, 1) == stages_of(61, 16) == (4,) * 15 + (1,)  # DeepSeek-V3: the last stage has head and extra prediction
+    assert stages_of(61, 32, 1) == (1, *(2,) * 30, 0)  # Megatron-Bridge's "Et|(tt|)*30mL"
     assert stages_of(126, 128) == (0, *(1,) * 126, 0)  # Llama 3.1 405B in single layers: embedding and head are stages of their own
 
 
@@ -119,7 +120,9 @@ def test_unsaid_interleaving_makes_chunks_of_two_layers_or_of_one() -> None:
     ("changes", "framework"),
     [
         ({"model_name": "Llama-3-8B", "gpu": "B200"}, "megatron-bridge-captured"),
-        ({"model_name": "DeepSeek-V3", "n_experts": 256, "hidden": 7168, "ep": 64, "gpu": "GB300", "precision": "mxfp8"}, "megatron-bridge-iteration"),
+        ({"model_name": "DeepSeek-V3", "n_experts": 256, "hidden": 7168, "ep": 64, "gpu": "GB300", "precision": "mxfp8"}, "megatron-bridge-iteration-head"),
+        ({"model_name": "Qwen3-235B", "n_experts": 128, "hidden": 4096, "ep": 32, "gpu": "GB300", "precision": "mxfp8"}, "megatron-bridge-iteration"),
+        ({"model_name": "Qwen3-235B", "n_experts": 128, "hidden": 4096, "ep": 8, "gpu": "B300", "precision": "mxfp8"}, "megatron-bridge-deepep"),
         ({"model_name": "DeepSeek-V3", "n_experts": 256, "hidden": 7168, "ep": 64, "gpu": "GB300", "precision": "bf16"}, "megatron-bridge-graphs"),
         ({"model_name": "DeepSeek-V3", "n_experts": 256, "hidden": 7168, "ep": 64, "gpu": "H100", "precision": "fp8"}, "megatron-bridge-deepep"),
         ({"model_name": "DeepSeek-V3", "n_experts": 256, "hidden": 7168, "ep": 32, "gpu": "B200", "precision": "mxfp8"}, "megatron-bridge-overlapped"),
