@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+from msgspec.structs import replace
+
 from sim.cost.price import Cost, Pricer
 from sim.engine.condense import Priced, condense, outside_events, shape_of, stretches
 from sim.engine.crowds import CostOf, OnNode, Twin, crowds_of
@@ -15,6 +17,7 @@ from sim.engine.fuse import fuse, span
 from sim.engine.links import links_of
 from sim.engine.machine import LOADER, neighbours, steady, together
 from sim.engine.meeting import Groups
+from sim.mesh import peer_of
 from sim.program import COMPUTE, HOST, Op, Program
 
 _OFTEN = 4
@@ -142,13 +145,27 @@ class Pricing:
             ring = groups.members(op.group, rank) if groups.represented(op.group, rank) == (rank,) else (rank,)
 
             def alone(other: int) -> Cost:
-                return self.pricer.message(op, other, groups.peer_of(op, other), 1)
+                return self._hop(op, other)
 
             def twin(other: int) -> int | None:
                 return other if groups.stands_for(other) == rank else None
 
             cost = self._meet_costs[key] = max((self._beside_twins(op, one, alone, twin) for one in ring), key=lambda hop: hop.seconds)
         return cost
+
+    def _hop(self, op: Op, rank: int) -> Cost:
+        """A message from `rank`. Where its peer is simulated as `rank` is, it arrives at `rank` from who is as far before: the links at its
+        end are those on which `rank` itself is reached, where other messages may wait for them."""
+        groups = self._whole
+        peer = groups.peer_of(op, rank)
+        cost = self.pricer.message(op, rank, peer, 1)
+        if not self.folded or not cost.uses or groups.stands_for(peer) != groups.stands_for(rank):
+            return cost
+        come = self.pricer.message(op, peer_of(groups.members(op.group, rank), rank, -op.peer), rank, 1)
+        if len(come.uses) != len(cost.uses):
+            return cost
+        half = (len(cost.uses) + 1) // 2
+        return replace(cost, uses=(*cost.uses[:half], *come.uses[half:]))
 
     def _beside_twins(self, op: Op, rank: int, cost_of: CostOf, twin: Twin) -> Cost:
         """What the op costs from `rank` on, beside the same op of those that are simulated as one with it."""

@@ -6,10 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from sim.bind import bind
 from sim.cost.price import Cost
 from sim.engine.fold import representatives
 from sim.engine.run import simulate
+from sim.lower.step import lower
 from sim.mesh import AXES, Mesh
+from sim.pricer import pricer_for
 from sim.program import Call, Op, Program, Role
 from sim.timeline.metrics import breakdown, step_times
 from tests.null.engine.bench import TablePricer
@@ -152,5 +155,22 @@ def test_a_folded_ring_waits_for_its_slowest_hop(hops: list[float], rounds: int,
     pricer.hops = hops
     whole, folded = simulate(program, pricer, fold=False), simulate(program, pricer, fold=True)
     assert len(folded.ranks) == 1
+    for one, other in zip(step_times(whole), step_times(folded), strict=True):
+        assert abs(one - other) <= 1e-9 * one
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.sampled_from([2, 4]), st.sampled_from([2, 4]), st.sampled_from([64, 512, 2048]), st.integers(1, 3))
+def test_what_reaches_a_rank_of_a_folded_ring_waits_beside_its_hops(pp: int, cp: int, seq: int, rounds: int) -> None:
+    """Ranks of a ring are simulated as one: its hop arrives at the very links over which the other end's gradient of a tied table comes."""
+    plan = {
+        "model": {"base": "gpt2-124m", "layers": 4},
+        "seq_len": seq,
+        "batch": {"global": 2 * rounds, "micro": 1},
+        "parallel": {"pp": pp, "cp": cp},
+    }
+    setting = bind(plan | {"framework": "megatron-core"}, "2x dgx-h100")
+    program, pricer = lower(setting.plan, setting.network, setting.framework, "cuda", 2), pricer_for(setting)
+    whole, folded = (simulate(program, pricer, fold, detail=False) for fold in (False, True))
     for one, other in zip(step_times(whole), step_times(folded), strict=True):
         assert abs(one - other) <= 1e-9 * one

@@ -87,7 +87,7 @@ def test_a_tied_model_has_one_copy_for_head_and_module() -> None:
         {"tp": 4, "dp_shard": 2},
         {"tp": 2, "pp": 2, "dp_shard": 2, "zero": 1},
         {"pp": 2, "schedule": "interleaved", "virtual_stages": 2},
-        {"cp": 2},
+        {"pp": 2, "cp": 2},
     ],
     ids=str,
 )
