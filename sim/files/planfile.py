@@ -178,8 +178,17 @@ def _explain(message: str) -> str:
         names = dict(zip(struct.__struct_encode_fields__, struct.__struct_fields__, strict=True))
         hint = typing.get_type_hints(struct).get(names.get(key.partition("[")[0], ""), None)
         hint = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else hint
-    options = [o for part in (typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)) for o in typing.get_args(part)]
-    return f"{message}. Allowed: {', '.join(map(str, options))}" if options and all(isinstance(o, (str, int)) for o in options) else message
+    options = [
+        o
+        for part in (typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,))
+        for o in typing.get_args(part)
+    ]
+    if not options or not all(isinstance(o, (str, int)) for o in options):
+        return message
+    given = re.search(r"Invalid enum value '(.*?)'", message)
+    near = UnknownName("value", given[1], map(str, options)).near if given else []
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    return f"{message}.{hint} Allowed: {', '.join(map(str, options))}"
 
 
 def dump_tree(plan: Plan) -> dict[str, Any]:
