@@ -1,19 +1,25 @@
 """What the head of a network is to a pipeline: a copy of a tied table, or the largest product of the last stage.
 
-Where the ends of tied embeddings are on different ranks each holds a copy, and the copies' gradients are summed before the update: an
-all_reduce between two ranks, which is one message each way (Megatron's _allreduce_word_embedding_grads). The weights' gradient of a head of
-its own may wait until the last stage has nothing else to do, in the pipeline's drain (Megatron-Core's defer_embedding_wgrad_compute:
-LinearWithGradAccumulationAndAsyncCommunication.backward in megatron/core/tensor_parallel/layers.py, drain_embedding_wgrad_compute in
-megatron/core/utils.py).
+Where the blocks that read one table are on different ranks each of these holds a copy, and the copies' gradients are summed before the
+update (Megatron's _allreduce_word_embedding_grads): an all_reduce among a few ranks of the pipeline. No axis of the mesh names them, so it is
+its ring's messages: between two, the network's ends, one each way; among three, with the stage on which a decoder begins (Megatron's
+pipeline_model_parallel_split_rank), four turns of a third, each after the one before.
+
+The weights' gradients of a head of its own may wait until the last stage has nothing else to do, in the pipeline's drain (Megatron-Core's
+defer_embedding_wgrad_compute: LinearWithGradAccumulationAndAsyncCommunication.backward in megatron/core/tensor_parallel/layers.py,
+drain_embedding_wgrad_compute in megatron/core/utils.py).
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from sim.lower.job import Job
 from sim.lower.ops import compute, order, record, wait
 from sim.model.parts import Block, Part
+from sim.model.stages import Blocks, reader
 from sim.program import COMPUTE, Op
 from sim.work import Gemm, Work
 
@@ -23,31 +29,51 @@ CLS = "comm.pp"
 
 def table(job: Job) -> int:
     """Elements of the shared table on this rank; 0 where nothing is tied."""
-    if job.network.tied is None:
+    if not job.network.tied:
         return 0
     first = dict(job.network.blocks)[job.network.tied[0]]
     return next((part.tensors[0] for part in first.parts if part.tensors), 0)
 
 
-def with_copy(job: Job, name: str, block: Block) -> Block:
-    """A block of the last stage: with its own copy of the table, at what uses it; the last one with what is left to its backward passes."""
-    elements = table(job) if job.network.tied and name == job.network.tied[1] else 0
-    late = deferred(job, block) if name == job.network.blocks[-1][0] else 0
-    parts = list(block.parts)
-    at = 0 if block.kind == "mtp" else _product(block)
-    if at < 0 or not (elements or late):
-        return block
-    if late:
-        parts[at] = replace(parts[at], wgrad=_rows(parts[at].wgrad, 1.0 - late / job.plan.microbatches))
-    else:
-        parts[at] = replace(parts[at], tensors=(elements, *parts[at].tensors))
-    return replace(block, parts=tuple(parts))
+def readers(job: Job, chunks: Sequence[Blocks], ranks: Sequence[int]) -> dict[int, str]:
+    """Which ranks of the pipeline hold the shared table, with the first block of each that reads it; none where one rank has them all.
+    `ranks`: of each stage."""
+    found: dict[int, str] = {}
+    for rank, chunk in zip(ranks, chunks, strict=True):
+        first = reader(job.network, (chunk,))
+        if first:
+            found.setdefault(rank, first)
+    return found if len(found) > 1 else {}
+
+
+def with_copy(job: Job, blocks: Blocks, at: str) -> Blocks:
+    """A stage whose block `at` has a copy of the table, unless the table is its own."""
+    if at == job.network.tied[0]:
+        return blocks
+    return tuple((name, _holding(block, table(job)) if name == at else block) for name, block in blocks)
+
+
+def _holding(block: Block, elements: int) -> Block:
+    """With the table at the lookup, or at the linear that uses it."""
+    at = next((i for i, part in enumerate(block.parts) if part.cls == "embedding"), _product(block))
+    return _changed(block, at, tensors=(elements, *block.parts[at].tensors)) if at >= 0 and elements else block
+
+
+def without_late(job: Job, block: Block) -> Block:
+    """The last block with what is left to its backward passes."""
+    count, at = deferred(job, block), _product(block)
+    return _changed(block, at, wgrad=_rows(block.parts[at].wgrad, 1.0 - count / job.plan.microbatches)) if count else block
+
+
+def _changed(block: Block, at: int, **fields: tuple[object, ...]) -> Block:
+    return replace(block, parts=(*block.parts[:at], replace(block.parts[at], **fields), *block.parts[at + 1 :]))
 
 
 def deferred(job: Job, block: Block) -> int:
     """Micro-batches whose weights' gradient of the head waits for the end of the step. NVIDIA's recipes let it wait in dense models."""
     most = min(job.framework.defers_head, job.plan.microbatches)
-    if not most or not job.train or job.size("ep") > 1 or job.plan.parallel.schedule not in ("1f1b", "interleaved") or table(job):
+    schedule = job.plan.parallel.schedule
+    if not most or not job.train or job.size("ep") > 1 or schedule not in ("1f1b", "interleaved") or job.network.ends_tied:
         return 0
     at = _product(block)
     experts = any(part.expert for other in {id(block): block for _, block in job.network.blocks}.values() for part in other.parts)
@@ -67,29 +93,33 @@ def _multiplies(part: Part) -> bool:
     return part.cls == "gemm" and any(isinstance(work, Gemm) for work in part.forward)
 
 
-def exchange(job: Job, peer: int) -> list[Op]:
-    """Both ends send their gradient of the table to the other, the pipeline's rank `peer` further on (0: nobody; before the first end for
-    the last one). A head of its own makes what is left of its gradient."""
+def exchange(job: Job, rank: int, ring: Sequence[int]) -> list[Op]:
+    """The ranks of the pipeline in `ring`, of which `rank` is one, sum their gradients of the table."""
     elements = table(job)
-    if not elements and peer < 0:
-        return _late(job)
-    if not elements or not peer or not job.train:
+    if not ring or not elements or not job.train:
         return []
-    name, size = "grad/embedding", round(elements * job.grad_bytes)
-    return [
-        *order(job, f"{name}.made", COMPUTE, SEND),
-        Op(f"{name}.send", "send", SEND, bytes=size, group="pp", peer=peer, cls=CLS),
-        Op(f"{name}.recv", "recv", RECV, bytes=size, group="pp", peer=peer, cls=CLS),
-        record(f"{name}.here", RECV),
-        wait(job, f"{name}.here", COMPUTE),
-    ]
+    count, at = len(ring), ring.index(rank)
+    ahead, behind = ring[(at + 1) % count] - rank, ring[at - 1] - rank
+    name, size, here = "grad/embedding", elements * job.grad_bytes, ""
+    # Two send each other all that they have; more sum a part each, and hand it round.
+    turns, size = ([name], size) if count == 2 else ([f"{name}.{turn}" for turn in range(2 * (count - 1))], size / count)
+    ops = [*order(job, f"{name}.made", COMPUTE, SEND)]
+    for each in turns:
+        ops += [wait(job, here, SEND)] if here else []  # what it got is what it sends on
+        here = f"{each}.here"
+        ops += [
+            Op(f"{each}.send", "send", SEND, bytes=round(size), group="pp", peer=ahead, cls=CLS),
+            Op(f"{each}.recv", "recv", RECV, bytes=round(size), group="pp", peer=behind, cls=CLS),
+            record(here, RECV),
+        ]
+    return [*ops, wait(job, here, COMPUTE)]
 
 
-def _late(job: Job) -> list[Op]:
-    """The weights' gradients of the head that waited, on the last stage after its last backward."""
+def late(job: Job) -> list[Op]:
+    """The weights' gradients of a head of its own that waited, on the last stage after its last backward."""
     name, block = job.network.blocks[-1]
-    late = deferred(job, block)
-    if not late:
+    count = deferred(job, block)
+    if not count:
         return []
-    works = tuple(replace(work, repeat=late) for work in block.parts[_product(block)].wgrad)
+    works = tuple(replace(work, repeat=count) for work in block.parts[_product(block)].wgrad)
     return [compute(job, f"wgrad/{name}.late", works, "gemm")]

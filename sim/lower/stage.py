@@ -39,6 +39,8 @@ class Stage(msgspec.Struct, frozen=True):
     count: int
     rank: int
     blocks: Named
+    sharers: tuple[int, ...] = ()
+    """Pipeline coordinates of all ranks that hold the shared table, if the first block of this one to read it is here."""
 
     @property
     def first(self) -> bool:
@@ -56,9 +58,18 @@ def stages_of(job: Job) -> tuple[Stage, ...]:
     """
     chunks = list(layout(job.network, job.plan))
     count = len(chunks)
-    if count > 1 and rank_of(job, count - 1) != rank_of(job, 0):
-        chunks[-1] = tuple((name, ends.with_copy(job, name, block)) for name, block in chunks[-1])
-    return tuple(Stage(i, count, rank_of(job, i) if count > 1 else 0, blocks) for i, blocks in enumerate(chunks))
+    ranks = [rank_of(job, i) if count > 1 else 0 for i in range(count)]
+    if ranks[-1] != ranks[0]:
+        name, block = chunks[-1][-1]
+        chunks[-1] = (*chunks[-1][:-1], (name, ends.without_late(job, block)))
+    readers = ends.readers(job, chunks, ranks)
+    found = []
+    for i, (rank, blocks) in enumerate(zip(ranks, chunks, strict=True)):
+        if readers.get(rank) in dict(blocks):
+            found.append(Stage(i, count, rank, ends.with_copy(job, blocks, readers[rank]), tuple(readers)))
+        else:
+            found.append(Stage(i, count, rank, blocks))
+    return tuple(found)
 
 
 def rank_of(job: Job, stage: int) -> int:
@@ -88,12 +99,6 @@ class StageSegments:
     def ends(self) -> tuple[int, int]:
         """Pipeline coordinates of the first and the last stage."""
         return rank_of(self.job, 0), rank_of(self.job, self.stage.count - 1)
-
-    @property
-    def other_end(self) -> int:
-        """How much further on in the pipeline the rank with the network's other end is; 0: it is this one, or the stage is no end."""
-        first, last = self.ends
-        return last - first if self.stage.first else first - last if self.stage.last else 0
 
     @property
     def takes_input(self) -> bool:

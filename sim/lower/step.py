@@ -188,11 +188,15 @@ def _end(job: Job, place: Place, share: Share, stages: list[StageSegments], tag:
 
 
 def finish(job: Job, stages: list[StageSegments]) -> list[Op]:
-    """Gradients that more than one rank has a share in: norms under sequence parallelism, an embedding on both ends of a pipeline."""
+    """Gradients that more than one rank has a share in: norms under sequence parallelism, a table that several stages read."""
     parts = (part for stage in stages for block in reversed(stage.chunk.blocks) for part in reversed(block.parts))
     separate = job.zero == 3 and job.framework.tensor == "dtensor"  # FSDP has summed them already
     ops = [] if separate else tensor.norm_gradients(job, parts)
-    return ops + [op for stage in stages for op in ends.exchange(job, stage.other_end)]
+    for stage in stages:
+        ops += ends.exchange(job, stage.stage.rank, stage.stage.sharers)
+        if stage.stage.last and stage.ends[0] != stage.ends[1]:
+            ops += ends.late(job)
+    return ops
 
 
 def update_ops(job: Job, place: Place, share: Share, stages: list[StageSegments]) -> list[Op]:

@@ -119,7 +119,7 @@ def _stage(
     plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu | None, rank: int, chunks: tuple[Blocks, ...], known: Known
 ) -> MemoryReport:
     """One pipeline rank at its fullest moment: inside a backward pass, or in the optimizer step."""
-    static = static_bytes(plan, network, framework, rank, chunks)
+    static = static_bytes(plan, network, framework, chunks)
     found = _moments(plan, framework, rank, chunks, static, known)
     worst = max(found, key=sum)
     return MemoryReport(

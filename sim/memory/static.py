@@ -12,15 +12,14 @@ from sim.lower.optimizer import STATES
 from sim.lower.schedule.shards import ACTIVE_STAGES, by_actions
 from sim.memory.overhead import constants
 from sim.model.parts import Block, Network
-from sim.model.stages import Blocks
+from sim.model.stages import Blocks, reader
 from sim.plan import Plan
 from sim.rules import mesh_of
 from sim.work import BYTES
 
 
-def static_bytes(plan: Plan, network: Network, framework: Framework, rank: int, chunks: tuple[Blocks, ...]) -> dict[str, int]:
+def static_bytes(plan: Plan, network: Network, framework: Framework, chunks: tuple[Blocks, ...]) -> dict[str, int]:
     """Parameters, gradients, optimizer, gathered; and `step`, the optimizer's intermediates."""
-    blocks = [block for chunk in chunks for _, block in chunk]
     mesh = mesh_of(plan)
     zero, _ = sharding_of(plan, framework)
     stored = 4.0 if framework.autocast else BYTES[framework.param_dtype]
@@ -30,7 +29,7 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, rank: int, 
     totals = {"parameters": 0.0, "gradients": 0.0, "optimizer": 0.0, "gathered": 0.0, "step": 0.0}
     train = plan.task != "forward"
     offloads = plan.memory.offload == "optimizer" or plan.optimizer.on == "cpu"
-    for (expert, frozen), count in _counts(network, plan, rank, blocks).items():
+    for (expert, frozen), count in _counts(network, chunks).items():
         ways = max(1, mesh.size("efsdp" if expert and mesh.apart else "fsdp"))
         sharded = count / ways
         own = sharded if zero >= 1 else count
@@ -45,19 +44,19 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, rank: int, 
             totals["optimizer"] += own * state * (copies + master)
             totals["step"] += own * state * constants()["optimizer.foreach"] * (framework.optimizer == "foreach" and copies > 0)
             totals["step"] += own * framework.flat_step
-    totals["gathered"] = _gathered(plan, framework, chunks, mesh.size("grad"), totals["gradients"], bool(network.tied))
+    totals["gathered"] = _gathered(plan, framework, chunks, mesh.size("grad"), totals["gradients"], network.ends_tied)
     return {name: round(value) for name, value in totals.items()}
 
 
-def _counts(network: Network, plan: Plan, rank: int, blocks: list[Block]) -> dict[tuple[bool, bool], int]:
-    """Elements of the parameters by (expert, frozen), with the last stage's own copy of a tied embedding (a V has both ends on one rank)."""
+def _counts(network: Network, chunks: tuple[Blocks, ...]) -> dict[tuple[bool, bool], int]:
+    """Elements of the parameters by (expert, frozen), with the rank's own copy of a tied embedding (a V has both ends on one rank)."""
     found: dict[tuple[bool, bool], int] = {}
-    for block, times in alike(blocks):
+    for block, times in alike(block for chunk in chunks for _, block in chunk):
         for part in block.parts:
             if part.tensors:
                 sort = part.expert, part.frozen
                 found[sort] = found.get(sort, 0) + times * part.params
-    if network.tied and plan.parallel.pp > 1 and rank == plan.parallel.pp - 1 and plan.parallel.schedule != "dualpipe":
+    if reader(network, chunks) not in ("", *network.tied[:1]):
         embedding = dict(network.blocks)[network.tied[0]].parts[0]
         sort = False, embedding.frozen
         found[sort] = found.get(sort, 0) + embedding.tensors[0]

@@ -61,7 +61,7 @@ def memory_timelines(setting: Setting, trace: Trace) -> dict[int, Line]:
     for rank, mine in sorted(spans.items()):
         stage = mesh.coordinates(rank)["pp"]
         chunks = held(stages, plan, stage)
-        static = static_bytes(plan, network, framework, stage, chunks)
+        static = static_bytes(plan, network, framework, chunks)
         each = growth(plan, framework, chunks, static)
         chains = [passes(plan, chunk, each, known) for chunk in chunks]
         most = offloaded(chains) if plan.memory.offload == "activations" else 0

@@ -54,11 +54,11 @@ def describe(model: ModelSpec, shape: Shape, framework: Framework, attention: st
     )
 
 
-def _tied(model: ModelSpec) -> tuple[str, str] | None:
-    """The first and the last block that read one table."""
-    if getattr(model, "tied", False) and getattr(model, "head", "") not in ("squad", "none"):
-        return "embed", "head"
-    return ("embed", "mtp0") if getattr(model, "mtp", 0) else None
+def _tied(model: ModelSpec) -> tuple[str, ...]:
+    """An encoder-decoder's two embeddings are one table, whatever its head has; and modules of multi-token prediction read the model's."""
+    head = ("head",) if getattr(model, "tied", False) and getattr(model, "head", "") not in ("squad", "none") else ()
+    others = ("target",) if isinstance(model, EncDec) else ("mtp0",) if getattr(model, "mtp", 0) else ()
+    return ("embed", *others, *head) if others or head else ()
 
 
 _BUILDERS: dict[type, tuple[str, str]] = {

@@ -135,7 +135,13 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     """Its data set hands out batches, not samples to be put together."""
     chain: bool = True
     """Each block reads the one before it alone; False: no pipeline can cut it."""
-    tied: tuple[str, str] | None = None
-    """(first block, last block) that share their embedding: their gradients are summed across pipeline ends."""
+    tied: tuple[str, ...] = ()
+    """Blocks that read one table of embeddings, first the one that has it: where a pipeline parts them, each rank with one of them has a copy,
+    and the copies' gradients are summed."""
     unseen: tuple[str, ...] = ()
     """Ops of a captured module that count by the bytes that they move alone."""
+
+    @property
+    def ends_tied(self) -> bool:
+        """Does the network's end read the embedding's table: as the head's weight, or to look up in it (multi-token prediction)?"""
+        return any(name != "target" for name in self.tied[1:])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sim.model.parts import Block, Network
 from sim.plan import Plan
 from topologies.errors import BadInput, Refused
@@ -13,8 +15,8 @@ def layout(network: Network, plan: Plan) -> tuple[Blocks, ...]:
     """Blocks of each stage, first to last: pp x virtual_stages of them (dualpipe: 2 pp). `held` says which rank has which.
 
     Layers are dealt out evenly (early stages take what is left over), or as `parallel.stages` says; blocks that are
-    no layers (embedding, head) stay with the layer beside them; the first and the last stage may hold nothing else. Raises `BadInput` for more stages than layers,
-    `Refused` for a network that is no chain of blocks.
+    no layers (embedding, head) stay with the layer beside them, a decoder's embedding with the decoder; the first and the last stage may
+    hold nothing else. Raises `BadInput` for more stages than layers, `Refused` for a network that is no chain of blocks.
     """
     count = plan.parallel.pp * plan.parallel.chunks
     if count > 1 and not network.chain:
@@ -32,9 +34,10 @@ def layout(network: Network, plan: Plan) -> tuple[Blocks, ...]:
     stages: list[list[tuple[str, Block]]] = [[] for _ in sizes]
     at, room, left = 0, sizes[0], layers
     for name, block in network.blocks:
-        if block.kind == "layer":
+        if block.kind == "layer" or (name in network.tied and 0 < left < layers):  # a decoder's embedding is on its first stage
             while room == 0:
                 at, room = at + 1, sizes[at + 1]
+        if block.kind == "layer":
             room, left = room - 1, left - 1
         elif left == 0:
             at = count - 1  # the head, with or without a layer before it
@@ -47,6 +50,12 @@ def held(stages: tuple[Blocks, ...], plan: Plan, rank: int) -> tuple[Blocks, ...
     if plan.parallel.schedule == "dualpipe" and plan.parallel.pp > 1:
         return stages[rank], stages[-1 - rank]
     return stages[rank :: plan.parallel.pp]
+
+
+def reader(network: Network, stages: Iterable[Blocks]) -> str:
+    """The first block of a rank's `stages` that reads the table which `network.tied` share; "" where none does. Unless it has the table, the
+    rank needs a copy."""
+    return next((name for stage in stages for name, _ in stage if name in network.tied), "") if network.tied else ""
 
 
 def in_flight(plan: Plan, rank: int) -> tuple[int, ...]:

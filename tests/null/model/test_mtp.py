@@ -31,7 +31,7 @@ def _setting(model: dict[str, Any], on: str = "dgx-h100", framework: str = "mega
 def _held(setting: Setting, rank: int) -> int:
     """Bytes of parameters on a pipeline's rank."""
     chunks = held(layout(setting.network, setting.plan), setting.plan, rank)
-    return static_bytes(setting.plan, setting.network, setting.framework, rank, chunks)["parameters"]
+    return static_bytes(setting.plan, setting.network, setting.framework, chunks)["parameters"]
 
 
 def _network(mtp: int, model: str = "deepseek-v3") -> Any:
