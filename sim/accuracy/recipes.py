@@ -31,6 +31,8 @@ class Rows(NamedTuple):
     since: Release = _FIRST
     before: Release = _LAST
     precision: str = ""
+    micro: int = 0
+    """Samples of a micro-batch, where they tell two recipes apart."""
     spread: bool = False
     """Experts lie on several servers."""
     drops: bool = False
@@ -45,6 +47,11 @@ _FRAMEWORKS: tuple[tuple[str, Rows], ...] = (
     ("megatron-bridge-capacity", Rows("narrow", f"{_RACKS}|B200", drops=True)),
     ("megatron-bridge-capacity", Rows("wide", _RACKS, drops=True)),
     ("megatron-bridge", Rows(drops=True)),
+    # Kimi K2: nothing beside the exchanges, by DeepEP or HybridEP; small graphs on GB200 alone. Its MXFP8 on GB300 is captured whole where a
+    # micro-batch is one sample (KIMI_K2_PRETRAIN_CONFIG_GB300_FP8_MX).
+    ("megatron-bridge-iteration", Rows("kimi", "GB300", since=(26, 6, 0), precision="mxfp8", micro=1)),
+    ("megatron-bridge-graphs", Rows("kimi", "GB200")),
+    ("megatron-bridge-deepep", Rows("kimi")),
     # Whole iterations in one graph; exchanges beside another micro-batch.
     ("megatron-bridge-iteration-head", Rows("latent|gpt-oss", _RACKS, since=(26, 6, 0), precision="mxfp8")),
     ("megatron-bridge-iteration-head", Rows("gpt-oss", "B300", since=(26, 6, 0), precision="mxfp8")),
@@ -73,6 +80,8 @@ _FRAMEWORKS: tuple[tuple[str, Rows], ...] = (
 )
 """The first that matches counts."""
 _MODULES: tuple[tuple[tuple[Module, ...], Rows], ...] = (
+    ((), Rows("kimi", "GB300", since=(26, 6, 0), precision="mxfp8", micro=1)),
+    (("mla_up_proj",), Rows("kimi")),
     ((), Rows("", _RACKS, since=(26, 6, 0), precision="mxfp8")),
     ((), Rows("latent", "GB300", since=(25, 11, 0), before=(26, 2, 0))),
     (("moe_act",), Rows("latent", "GB300", since=(26, 2, 0), precision="bf16")),
@@ -109,6 +118,7 @@ def _in(row: Row, rows: Rows, release: Release) -> bool:
         and re.fullmatch(rows.kind or ".*", _kind(row)) is not None
         and re.fullmatch(rows.gpus or ".*", _board(row)) is not None
         and rows.precision in row.precision.lower()
+        and (not rows.micro or row.micro_batch == rows.micro)
         and (not rows.spread or (row.ep or 1) > 8)
         and (not rows.drops or row.drops_tokens)
     )
@@ -125,7 +135,9 @@ def _kind(row: Row) -> str:
     if not row.n_experts:
         return "small" if (row.hidden or 0) <= 4096 and row.pretrains else "dense"
     name = f"{row.model_type} {row.model_name}".lower()
-    if re.search(r"deepseek|kimi", name):
+    if "kimi" in name:
+        return "kimi"
+    if "deepseek" in name:
         return "latent"
     if re.search(r"gpt[-_ ]?oss", name):
         return "gpt-oss"

@@ -134,6 +134,10 @@ def test_unsaid_interleaving_makes_chunks_of_two_layers_or_of_one() -> None:
         ({"model_name": "Mixtral-8x7B", "n_experts": 8, "hidden": 4096, "ep": 8, "gpu": "A100", "precision": "bf16"}, "megatron-bridge"),
         ({"model_name": "Llama-3-70B", "hidden": 8192, "gpu": "B200"}, "megatron-bridge"),
         ({"model_name": "Qwen3-30B", "n_experts": 128, "hidden": 2048, "ep": 16, "gpu": "H100", "precision": "fp8"}, "megatron-bridge-deepep"),
+        ({"model_name": "Kimi-K2", "n_experts": 384, "hidden": 7168, "ep": 16, "gpu": "B200", "precision": "mxfp8"}, "megatron-bridge-deepep"),
+        ({"model_name": "Kimi-K2", "n_experts": 384, "hidden": 7168, "ep": 64, "gpu": "GB200", "precision": "mxfp8"}, "megatron-bridge-graphs"),
+        ({"model_name": "Kimi-K2", "n_experts": 384, "hidden": 7168, "ep": 64, "gpu": "GB300", "micro_batch": 2, "precision": "mxfp8"}, "megatron-bridge-deepep"),
+        ({"model_name": "Kimi-K2", "n_experts": 384, "hidden": 7168, "ep": 64, "gpu": "GB300", "micro_batch": 1, "precision": "mxfp8"}, "megatron-bridge-iteration"),
     ],
 )  # fmt: skip
 def test_recipes_of_megatron_bridge(changes: dict[str, object], framework: str) -> None:
