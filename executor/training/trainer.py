@@ -61,7 +61,8 @@ class Trainer:
         self.optimizer = self._optimizer()
         coordinates = mesh_of(plan).coordinates(world.rank)
         self.data_rank = coordinates["dp_replicate"] * plan.parallel.dp_shard + coordinates["dp_shard"]
-        self._losses: list[Tensor] = []
+        # Made at once: a small tensor kept from each step would lie in what its logits leave free, and the next ones would not fit there.
+        self._losses = torch.zeros(steps, device=world.device)
         self._first_buckets: list[int] = []
         self._handover = Handover(plan, world)
         if world.kind == "cuda":  # weights were made in fp32: that peak is not the training's
@@ -99,7 +100,7 @@ class Trainer:
                 self.optimizer.zero_grad(set_to_none=True)
             if train and self.plan.update.mode == "local" and (number + 1) % self.plan.update.every == 0:
                 self._average()
-            self._losses.append(total)
+            self._losses[number] = total
             self._output(number, total)
         if not self._first_buckets:
             self._first_buckets = self._bucket_sizes("bucket_sizes")
@@ -205,7 +206,7 @@ class Trainer:
         """The loss of every step, of this rank's samples."""
         if self.pipeline is not None and not self.pipeline.last:
             return []
-        return [float(loss) for loss in self._losses]
+        return [float(loss) for loss in self._losses.tolist()]
 
     def peak_memory(self) -> int:
         """Bytes: the allocator's peak on CUDA, the process's peak resident set on a CPU."""
