@@ -18,6 +18,7 @@ from functools import cache
 from sim.engine.fold import representatives
 from sim.files.programfile import check_names
 from sim.lower.dryrun import dry_run
+from sim.mesh import peer_of
 from sim.program import MEETING, MESSAGE, Call, Op, Program
 from topologies.errors import BadInput
 
@@ -194,7 +195,7 @@ def _check_messages(program: Program, ranks: Iterable[int]) -> None:
         for key in runs[role]:
             kind, axis = key[0].split(" ")
             group = mesh.group(axis, rank)
-            peer = group[(group.index(rank) + int(key[1])) % len(group)]
+            peer = peer_of(group, rank, int(key[1]))
             other = program.role_of[peer]
             if (role, other, key) in checked:
                 continue

@@ -6,13 +6,16 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
 from topologies.errors import BadInput
 from topologies.verbs import AsJson, Desk, Fail, On, PlanName, PlanSets, Prices, Report, Sets, Without, Workers, of_plan, split
+
+if TYPE_CHECKING:
+    from sim.planning.goodput import Reliability
 
 
 def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
@@ -128,6 +131,21 @@ def _explained(desk: Desk, found: dict[str, Any]) -> None:
     desk.show({"rows": changes} if changes else {"changes of plan": "none gains a thousandth of the step"}, False, "changes")
 
 
+def _reliability(mtbf_gpu: str, mtbf_node: str, restart: str, spares: int | None) -> Reliability:
+    """From the words of the command line; an empty one leaves its default."""
+    from sim.planning.goodput import Reliability
+    from topologies.units import duration
+
+    times = {
+        name: math.inf if text == "never" else duration(text, f"--{name.replace('_', '-')} (or never)", ("h", "d"))
+        for name, text in {"mtbf_gpu": mtbf_gpu, "mtbf_node": mtbf_node}.items()
+        if text
+    }
+    if restart:
+        times["restart"] = duration(restart, "--restart", ("s", "min"))
+    return Reliability(spares=spares, **times)
+
+
 def _capacity(app: typer.Typer, desk: Desk) -> None:
     @app.command()
     def capacity(
@@ -156,7 +174,6 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
         from sim.files.planfile import load_plan
         from sim.planning.capacity import amount, load_prices
         from sim.planning.capacity import capacity as run
-        from sim.planning.goodput import Reliability
         from sim.planning.scaling import Curve, curve_sizes, scaling, smallest
         from topologies.cluster import parse
         from topologies.units import count, duration
@@ -164,14 +181,7 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
         overrides, edits = split(set_)
         many = [count(text, f"--{name}") if text else None for name, text in (("tokens", tokens), ("dataset", dataset))]
         base, work = load_plan(plan, overrides), amount(many[0], epochs, many[1])
-        said = {"mtbf_gpu": mtbf_gpu, "mtbf_node": mtbf_node, "restart": restart}
-        units = {"restart": ("s", "min")}
-        times = {
-            name: duration(text, f"--{name.replace('_', '-')}", units.get(name, ("h", "d")))
-            for name, text in said.items()
-            if text and text != "never"
-        }
-        how = Reliability(spares=spares, **times | {name: math.inf for name, text in said.items() if text == "never"})
+        how = _reliability(mtbf_gpu, mtbf_node, restart, spares)
         stall = duration(checkpoint, "--checkpoint", ("s", "min")) if checkpoint else None
         options: dict[str, Any] = {"how": how, "checkpoint": stall, "seed": seed, "prices": load_prices(prices) if prices else None}
         options["edits"] = edits
