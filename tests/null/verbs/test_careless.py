@@ -40,6 +40,7 @@ def test_a_place_that_cannot_be_written_is_one_message(words: str, tmp_path: Pat
         ("capacity gpt2-ddp8 --tokens 1e9 --set rails=0", "rails"),
         ("capacity gpt2-ddp8 --tokens 1e9 --mtbf-gpu 0s", "mtbf_gpu"),
         ("capacity gpt2-ddp8 --tokens 1e9 --mtbf-gpu 50000", 'Write "50000 h" or "50000 d"'),
+        ("capacity gpt2-ddp8 --tokens 1e9 --mtbf-gpu inf", "or never"),
         ("capacity gpt2-ddp8 --tokens 1e9 --restart 600", 'Write "600 s" or "600 min"'),
     ],
 )
