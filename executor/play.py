@@ -118,6 +118,7 @@ def play(world: World, request: Request) -> RankResult:
     passes: list[list[tuple[float, float, float]]] = []
     step_times: list[float] = []
     wake(world.device)
+    world.touch_memory()
     world.barrier()
     for turn in range(request.turns):
         marks, ends = player.run(host, turn, watched=not request.plain or turn > request.plain)

@@ -117,6 +117,7 @@ def train(world: World, request: Request) -> RankResult:
     trainer = Trainer(world, request.plan, Path(request.data), request.warmup + request.steps + request.profile)
     batches = trainer.batches()
     wake(world.device)
+    world.touch_memory()
     world.barrier()
     for step in range(request.warmup):
         world.beat.phase(f"warm-up step {step}")

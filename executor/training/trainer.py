@@ -43,6 +43,10 @@ class Trainer:
         self.spec = model_of(plan)
         self.seq = sequence_length(plan, self.spec)
         self.habits = framework_of(plan)
+        coordinates = mesh_of(plan).coordinates(world.rank)
+        self.data_rank = coordinates["dp_replicate"] * plan.parallel.dp_shard + coordinates["dp_shard"]
+        # Workers are forked before the model is there: a page that they share is copied when the rank next writes to it, for dozens of steps.
+        self._read = self._reads()
         set_precision(plan.precision == "tf32")
         torch.manual_seed(plan.seed)  # every split starts from the same weights
         with world.device:  # random weights of a large model take a CPU thread minutes
@@ -59,8 +63,6 @@ class Trainer:
         else:
             self.model = parallelize(self.inner, plan, world, self.habits, self.mesh)
         self.optimizer = self._optimizer()
-        coordinates = mesh_of(plan).coordinates(world.rank)
-        self.data_rank = coordinates["dp_replicate"] * plan.parallel.dp_shard + coordinates["dp_shard"]
         # Made at once: a small tensor kept from each step would lie in what its logits leave free, and the next ones would not fit there.
         self._losses = torch.zeros(steps, device=world.device)
         self._first_buckets: list[int] = []
@@ -78,10 +80,14 @@ class Trainer:
             return kind(parameters, lr=1e-3, **options)
         return torch.optim.SGD(parameters, lr=1e-2, momentum=0.9 if name == "momentum" else 0.0, **options)
 
-    def batches(self) -> Iterator[Pair]:
-        """The rank's micro-batches, on its device, without end."""
+    def _reads(self) -> Iterator[Pair]:
+        """The rank's micro-batches as they are read: its loader's workers begin."""
         samples = Samples(self.plan, self.spec, self.seq, self.data, self.steps * self.plan.microbatches * self.plan.batch.micro)
-        for x, y in loader_of(self.plan, samples, self.data_rank, self.steps, self.world.kind == "cuda"):
+        return iter(loader_of(self.plan, samples, self.data_rank, self.steps, self.world.kind == "cuda"))
+
+    def batches(self) -> Iterator[Pair]:
+        """The rank's micro-batches, on its device, as many as its steps take."""
+        for x, y in self._read:
             if self.plan.data.create == "cpu":
                 torch.rand(x.shape).to(self.world.device)
             elif self.plan.data.create == "device":

@@ -175,6 +175,6 @@ def test_refused_with_a_reason(more: dict[str, Any], words: str, tmp_path: Path)
 
 def test_more_steps_take_no_more_memory(tmp_path: Path) -> None:
     """What is kept of a step (its loss) must not lie where the next one's logits would."""
-    plan = _plan({}, 8, {**MODEL, "layers": 1, "vocab": 16384})  # logits of 8 MiB
+    plan = _plan({}, 8, {**MODEL, "layers": 1, "vocab": 65536})  # logits of 32 MiB
     few, many = (run_stock(plan, tmp_path / str(steps), steps=steps, warmup=6, profile=0, stall=60).memory for steps in (2, 22))
-    assert many - few < 60 << 20  # of 20 such tensors less than half
+    assert many - few < 200 << 20  # of 20 such tensors less than a third
