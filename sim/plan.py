@@ -94,7 +94,7 @@ class Memory(_Section, frozen=True, kw_only=True):
 class Optimizer(_Section, frozen=True, kw_only=True):
     """The optimizer, and how its update is launched."""
 
-    name: Literal["sgd", "momentum", "adam", "adamw", "lamb"] = "adamw"
+    name: Literal["sgd", "momentum", "adam", "adamw", "lamb", "muon"] = "adamw"
     implementation: Literal["for-loop", "foreach", "fused"] | None = None
     """How the kernels are launched; unsaid: the framework's default."""
     clip: bool | None = None

@@ -107,6 +107,7 @@ def _part(segment: Segment, name: str, own: tuple[torch.nn.Parameter, ...], inde
         wgrad=tuple(works["wgrad"]),
         cls=next((kind for kind in order if kind in kinds), "elementwise"),
         tensors=tuple(p.numel() for p in own),
+        matrices=tuple((p.shape[0], p.shape[1]) for p in own if p.dim() == 2 and "embedding" not in kinds),
         frozen=bool(own) and not any(p.requires_grad for p in own),
         saved=segment.saved,
         working=max(beside[1], 1),

@@ -38,6 +38,10 @@ def _refusals(plan: Plan, spec: ModelSpec) -> tuple[tuple[bool, str], ...]:
         ),
         (habits.compile, f"compile = true is not done by stock training yet. {PLAY}"),
         (plan.optimizer.name == "lamb", 'optimizer.name = "lamb" is not in torch.optim. Use "adamw"'),
+        (
+            plan.optimizer.name == "muon" and (p.tp > 1 or level > 0),
+            f'optimizer.name = "muon": torch.optim.Muon takes whole matrices. Use tp = 1 and zero = 0, or: {PLAY}',
+        ),
         (plan.optimizer.on == "cpu" or plan.memory.offload != "none", f"offload to the CPU is not done by stock training. {PLAY}"),
         (plan.memory.recompute == "selective", 'memory.recompute = "selective" is not done by stock training. Use "none" or "full"'),
         (

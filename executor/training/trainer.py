@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from executor.bodies import dtype_of
 from executor.training.handover import Handover
 from executor.training.model import Model, loss_of
-from executor.training.parallelize import alike, clip, device_mesh, parallel_loss, parallelize, sharded_alone, whole
+from executor.training.optimizers import optimizer_of
+from executor.training.parallelize import clip, device_mesh, parallel_loss, parallelize, sharded_alone, whole
 from executor.training.samples import Pair, Samples, loader_of
 from executor.world import World, set_precision
 from sim.bind import model_of, shape_of
@@ -62,7 +63,7 @@ class Trainer:
                 drop_others(self.inner, self.model)
         else:
             self.model = parallelize(self.inner, plan, world, self.habits, self.mesh)
-        self.optimizer = self._optimizer()
+        self.optimizer = optimizer_of(plan.optimizer.name, self.habits, self.model)
         # Made at once: a small tensor kept from each step would lie in what its logits leave free, and the next ones would not fit there.
         self._losses = torch.zeros(steps, device=world.device)
         self._first_buckets: list[int] = []
@@ -70,15 +71,6 @@ class Trainer:
         if world.kind == "cuda":  # weights were made in fp32: that peak is not the training's
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(world.device)
-
-    def _optimizer(self) -> torch.optim.Optimizer:
-        name, how = self.plan.optimizer.name, self.habits.optimizer
-        options: dict[str, Any] = {"foreach": how == "foreach", "fused": how == "fused"}
-        parameters = [{"params": group} for group in alike(self.model)]
-        if name in ("adam", "adamw"):
-            kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
-            return kind(parameters, lr=1e-3, **options)
-        return torch.optim.SGD(parameters, lr=1e-2, momentum=0.9 if name == "momentum" else 0.0, **options)
 
     def _reads(self) -> Iterator[Pair]:
         """The rank's micro-batches as they are read: its loader's workers begin."""

@@ -64,6 +64,7 @@ KINDS: dict[str, tuple[str, Tree]] = {
     "ring": ("CP, ring attention", _decoder(LLAMA, {"micro": 1}, {"cp": 2})),
     "local-updates": ("local updates", _mlp(MLP, 96, 2, update={"mode": "local", "every": 4})),
     "summed-on-host": ("gradients summed on one host", _mlp(MLP, 96, 2, update={"aggregate": "cpu"})),
+    "muon": ("Muon beside AdamW", _decoder(LLAMA, {"micro": 4}, {}, optimizer={"name": "muon"})),
     "optimizer-bound": ("optimizer on the CPU", _mlp(HEAVY, 4, 1, optimizer={"name": "adamw"})),
 }
 """Name: (kind, plan). What stock training refuses is played."""

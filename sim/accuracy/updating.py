@@ -19,14 +19,26 @@ def optimizer_of(row: Row, precision: str, assumed: list[str] | None = None) -> 
     BERT is tuned on SQuAD by Adam, also where a table speaks of its pretraining's LAMB: in PyTorch by one fused kernel for fp16 (apex
     FusedAdam), else by BertAdam, which calls each kernel for each tensor (NVIDIA DeepLearningExamples, PyTorch/LanguageModeling/BERT:
     run_squad.py, optimization.py); MLPerf's BERT by LAMB (its rules); in TensorFlow by AdamWeightDecayOptimizer (run_squad.py: create_optimizer).
+    Kimi K2 and Moonlight by Muon, their authors' optimizer; Megatron-Bridge's performance recipes of Kimi K2 pass `optimizer_type="muon"`, also where
+    a table says adam of all the framework's models.
     """
     text, model = row.optimizer.lower(), f"{row.model_type} {row.model_name}".lower()
     if "bert" in model and "squad" in row.task.lower():
         return Optimizer(name="adamw", implementation="for-loop" if "torch" in row.framework.lower() and precision != "fp16" else None)
     if "lamb" in text or (not text and "bert" in model and "mlperf" in f"{row.framework} {row.source_id}".lower()):
         return Optimizer(name="lamb")
+    if "muon" in text or _by_muon(row, model):
+        if text and "muon" not in text and assumed is not None:
+            assumed.append(f"optimizer {row.optimizer!r} taken as muon: the recipe's")
+        return Optimizer(name="muon")
     if re.search(r"sgd|momentum|lion|rmsprop|lars", text) or ("adam" not in text and re.search(_IMAGES, model)):
         return Optimizer(name="momentum")
     if text and "adam" not in text and assumed is not None:
         assumed.append(f"optimizer {row.optimizer!r} taken as adamw")
     return Optimizer(name="adamw")
+
+
+def _by_muon(row: Row, model: str) -> bool:
+    if not re.search("kimi|moonlight", model):
+        return False
+    return not row.optimizer or ("kimi" in model and "bridge" in row.framework.lower())

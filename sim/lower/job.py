@@ -91,6 +91,17 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         """So are its parameters gathered and freed, as the schedule says."""
         return self.reduces_apart and by_actions(self.plan.parallel.schedule, self.plan.parallel.virtual_stages)
 
+    @property
+    def owns_tensors(self) -> bool:
+        """A rank of ZeRO-1 updates whole tensors. Muon takes no pieces of them."""
+        return self.zero == 1 and (self.framework.zero1 == "tensors" or self.plan.optimizer.name == "muon")
+
+    @property
+    def gathers_ahead(self) -> bool:
+        """ZeRO-1 and -2: updated parameters are gathered beside the next forward, not after the update. What owners broadcast is not
+        (Megatron-Core's LayerWiseDistributedOptimizer wants overlap_param_gather off)."""
+        return self.zero in (1, 2) and self.framework.overlap_param and not self.owns_tensors
+
     def shards(self, part: Part) -> int:
         """Ranks that share one copy of the part's parameters (ZeRO)."""
         return max(1, self.size("efsdp" if part.expert and self.mesh.apart else "fsdp"))
@@ -140,6 +151,7 @@ def refuse(job: Job) -> None:
         )
     _refuse_tables(job)
     _refuse_offload(job)
+    _refuse_muon(job)
     if p.pp > 1 and job.zero > job.framework.pipeline_zero:
         raise Refused(
             f"{job.framework.name} runs pipelines with zero = {job.framework.pipeline_zero} at most, not {job.zero}: its engine sums whole "
@@ -161,6 +173,23 @@ def _refuse_offload(job: Job) -> None:
     said = 'optimizer.on = "cpu"' if offload == "none" and job.plan.optimizer.on == "cpu" else f'memory.offload = "{offload}"'
     if job.device == "cpu" and (offload != "none" or job.plan.optimizer.on == "cpu"):
         raise Refused(f"{said} moves device memory to the host; on a CPU they are the same. Leave it out")
+
+
+def _refuse_muon(job: Job) -> None:
+    """Where nothing is orthogonalized on the devices."""
+    plan = job.plan
+    if plan.optimizer.name != "muon" or not job.train:
+        return
+    if "cpu" in (plan.optimizer.on, plan.update.aggregate) or plan.memory.offload == "optimizer" or plan.update.mode == "async":
+        raise Refused(
+            'optimizer.name = "muon" multiplies matrices, which a host that updates is too slow for. Leave optimizer.on, '
+            'memory.offload = "optimizer", update.aggregate and update.mode = "async" out, or use "adamw"'
+        )
+    if not any(part.matrices for _, block in job.network.blocks for part in block.parts):
+        raise Refused(
+            f'{job.network.name} has no matrices in its layers, which optimizer.name = "muon" needs (an older version\'s capture does not say: '
+            'capture it again). Use "adamw"'
+        )
 
 
 def _refuse_tables(job: Job) -> None:

@@ -1,4 +1,4 @@
-"""The update: gradients cleared, unscaled and clipped, then SGD, momentum, Adam(W) or LAMB on this rank's share.
+"""The update: gradients cleared, unscaled and clipped, then SGD, momentum, Adam(W), LAMB or Muon on this rank's share.
 
 Bytes: a fused kernel reads parameter, gradient and states once and writes all but the gradient (Adam 28 B per fp32
 parameter); foreach runs the same as separate passes (torch/optim/adamw.py, _multi_tensor_adamw: 20 fp32 moves instead of 7),
@@ -8,74 +8,23 @@ the for-loop as separate kernels for each tensor.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from functools import cached_property
 
+from sim.lower import muon
 from sim.lower.buckets import is_contiguous
 from sim.lower.job import Job
 from sim.lower.ops import collective, compute, order, spent
 from sim.lower.optimizer_passes import PASSES, SCALARS, SCRIPTED, WRITTEN, Passes, graph_passes
-from sim.lower.template import BlockOps
-from sim.model.parts import Part
+from sim.lower.owned import STATES, Share, state_dtype, state_width
 from sim.program import COMPUTE, D2H, H2D, Op
 from sim.work import HostWork, MemoryBound, Work
 
 CLS = "optimizer"
-STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "lamb": 2}
-"""State tensors of each parameter."""
 FUSED = {"sgd": (2, 1), "momentum": (3, 2), "adam": (4, 3), "adamw": (4, 3), "lamb": (8, 4)}
 """(tensors read, written) by the fused kernels; LAMB: update with moments, two norms, apply."""
 CHUNK = 320 * 65536
 """Elements of one multi-tensor launch: 320 blocks of 65,536 (ATen/native/cuda/MultiTensorApply.cuh, apex)."""
 TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
 """Tensors of one multi-tensor launch, by lists of tensors that it walks (the same header)."""
-
-
-class Share:
-    """The tensors that this rank updates."""
-
-    def __init__(self, job: Job, blocks: list[BlockOps]) -> None:
-        self._job, self._blocks = job, blocks
-
-    @cached_property
-    def _all(self) -> list[tuple[Part, int]]:
-        """The trained parts of each kind of block, with how many blocks there are of it."""
-        equal = Counter(id(block.block) for block in self._blocks)
-        kinds = {id(block.block): block.block for block in self._blocks}
-        return [(part, equal[at]) for at, block in kinds.items() for part in block.parts if not part.frozen]
-
-    @cached_property
-    def sizes(self) -> Counter[int]:
-        """How many tensors there are of each size (elements)."""
-        found: Counter[int] = Counter()
-        for part, count in self._all:
-            ways = self._job.shards(part) if self._job.zero else 1
-            for elements in part.tensors:
-                found[-(-elements // ways)] += count
-        return found
-
-    @cached_property
-    def whole(self) -> int:
-        """Elements of all parameters on this rank that have gradients, before ZeRO shares them out."""
-        return sum(part.params * count for part, count in self._all)
-
-    @cached_property
-    def elements(self) -> int:
-        """Elements of them all."""
-        return sum(size * count for size, count in self.sizes.items())
-
-    @property
-    def tensors(self) -> int:
-        return self.sizes.total()
-
-
-def state_width(job: Job) -> float:
-    """Bytes of one element of the optimizer's state and of what it updates."""
-    return 4.0 if job.framework.master else job.param_bytes
-
-
-def _state_dtype(job: Job) -> str:
-    return "fp32" if state_width(job) == 4 else job.framework.param_dtype
 
 
 def clear(job: Job, share: Share) -> list[Op]:
@@ -170,12 +119,20 @@ def step(job: Job, share: Share) -> list[Op]:
         if job.framework.tensor == "dtensor" and (job.zero == 3 or job.size("tp") > 1):
             kind, updates = ("dtensor_adam", 1) if STATES[name] == 2 else ("dtensor_sgd", 1 + STATES[name])
             ops.append(spent("optimizer/dtensor.host", kind, share.tensors * updates, cls=CLS))
-    return [*ops, compute(job, "optimizer/step", (*_main_gradients(job, share), *_kernels(job, share), *_model_copy(job, share)), CLS)]
+    works = (*_main_gradients(job, share), *_kernels(job, share.rest if name == "muon" else share), *_model_copy(job, share))
+    return [
+        *ops,
+        *(muon.orthogonalized(job, share) if name == "muon" else ()),
+        *([compute(job, "optimizer/step", works, CLS)] if works else ()),
+    ]
 
 
 def _kernels(job: Job, share: Share) -> list[Work]:
     """Of the update itself, as the framework's implementation launches them."""
-    name, how, width, dtype = job.plan.optimizer.name, job.framework.optimizer, state_width(job), _state_dtype(job)
+    how, width, dtype = job.framework.optimizer, state_width(job), state_dtype(job)
+    name: str = muon.BESIDE if job.plan.optimizer.name == "muon" else job.plan.optimizer.name
+    if not share.elements:
+        return []
     if how == "fused":
         return [_fused(job, share, name)]
     if how == "foreach" or job.device == "cpu":
@@ -194,7 +151,7 @@ def _kernels(job: Job, share: Share) -> list[Work]:
 def _fused(job: Job, share: Share, name: str) -> Work:
     w = state_width(job)
     read, written = FUSED[name]
-    return over_all(job, share, name, (read - 1) * w + _gradient(job), written * w, _state_dtype(job), 2 + STATES[name])
+    return over_all(job, share, name, (read - 1) * w + _gradient(job), written * w, state_dtype(job), 2 + STATES[name])
 
 
 def _gradient(job: Job) -> float:

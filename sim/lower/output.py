@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from sim.lower.job import Job
 from sim.lower.ops import collective, order, spent
-from sim.lower.optimizer import STATES, Share, read_back, state_width
+from sim.lower.optimizer import read_back
+from sim.lower.owned import Share, state_width
 from sim.program import COMPUTE, D2H, HOST, Call, Op
 
 CLS = "output"
@@ -45,7 +46,7 @@ def sync(job: Job) -> list[Op]:
 
 def checkpoint_bytes(job: Job, share: Share) -> int:
     """What this rank writes: parameters once, and optimizer state; replicas of one state share the work when sharded."""
-    state = share.elements * (state_width(job) * STATES[job.plan.optimizer.name] + (4.0 if job.framework.master else job.param_bytes))
+    state = share.states * state_width(job) + share.elements * (4.0 if job.framework.master else job.param_bytes)
     if job.plan.output.checkpoint_mode == "full":
         return round(state * (job.size("fsdp") if job.zero else 1))
     return round(state / (job.size("dp_replicate") if job.zero else job.size(job.data_axis)))

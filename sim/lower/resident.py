@@ -6,9 +6,9 @@ Rajbhandari et al. 2020, section 5 (ZeRO): each stage divides one more of them b
 from __future__ import annotations
 
 from sim.lower.job import Job
-from sim.lower.optimizer import STATES, state_width
+from sim.lower.owned import state_width, states
 from sim.lower.stage import StageSegments
-from sim.model.parts import Block
+from sim.model.parts import Block, Part
 
 
 def resident_bytes(job: Job, stages: list[StageSegments]) -> dict[str, int]:
@@ -37,16 +37,16 @@ def _block(job: Job, block: Block) -> tuple[float, float, float]:
         if part.frozen or not job.train:
             continue
         gradients += params * job.grad_bytes / (ways if job.zero >= 2 else 1)
-        optimizer += _state(job) * params / (ways if job.zero else 1)
+        optimizer += _state(job, part) / (ways if job.zero else 1)
     return parameters, gradients, optimizer
 
 
-def _state(job: Job) -> float:
-    """Bytes of optimizer state per parameter on the device."""
+def _state(job: Job, part: Part) -> float:
+    """Bytes of the part's optimizer state on the device."""
     if _offloads(job):
         return 0.0
     master = 4.0 if job.framework.master and job.zero != 3 else 0.0
-    return STATES[job.plan.optimizer.name] * state_width(job) + master
+    return states(job.plan.optimizer.name, part) * state_width(job) + master * part.params
 
 
 def _offloads(job: Job) -> bool:

@@ -24,7 +24,7 @@ def messages(job: Job, bucket: Bucket) -> list[Op]:
     lane, name = lane_of(bucket.axis), f"grad/{bucket.name}"
     if bucket.axis == "edp":  # nobody to split these experts with, but replicas
         return [collective(job, f"{name}.all_reduce", lane, "all_reduce", size, bucket.axis, CLS)]
-    if owns_tensors(job):
+    if job.owns_tensors:
         everyone = "edp" if bucket.axis == "efsdp" else job.data_axis
         return [collective(job, f"{name}.all_reduce", lane, "all_reduce", size, everyone, CLS)]
     ops = [collective(job, f"{name}.reduce_scatter", lane, "reduce_scatter", size, bucket.axis, CLS)]
@@ -47,11 +47,6 @@ def gather(job: Job, bucket: Bucket) -> Op:
     return collective(
         job, f"param/{bucket.name}.all_gather", lane_of(bucket.axis), "all_gather", bucket.elements * job.param_bytes, bucket.axis, CLS
     )
-
-
-def owns_tensors(job: Job) -> bool:
-    """Does a rank of ZeRO-1 update whole tensors?"""
-    return job.zero == 1 and job.framework.zero1 == "tensors"
 
 
 def broadcasts(job: Job, buckets: list[Bucket], axis: str) -> list[Op]:
@@ -98,7 +93,7 @@ def gather_all(job: Job, buckets: list[Bucket]) -> list[Op]:
     buckets = split(buckets)
     lanes = list(dict.fromkeys(lane_of(bucket.axis) for bucket in buckets))
     ops = [op for lane in lanes for op in order(job, f"param/{lane}.updated", COMPUTE, lane)]
-    if owns_tensors(job):
+    if job.owns_tensors:
         for axis in dict.fromkeys(bucket.axis for bucket in buckets):
             ops += broadcasts(job, [bucket for bucket in buckets if bucket.axis == axis], axis)
     else:

@@ -225,7 +225,7 @@ def _gathers(job: Job, step: int) -> bool:
     """Does the first forward of a step gather parameters that the following ones reuse?"""
     if job.zero == 3:
         return job.train and job.size("pp") > 1 and not job.unshards
-    return job.zero in (1, 2) and job.framework.overlap_param and step > 0
+    return job.gathers_ahead and step > 0
 
 
 def _build(job: Job, stage: StageSegments, variant: str) -> Iterable[Op]:

@@ -13,7 +13,7 @@ from sim.lower import buffers, ends, noise, optimizer, output, tensor, update
 from sim.lower import input as loading
 from sim.lower.job import Job, job_of
 from sim.lower.microbatches import Microbatches, microbatches_of
-from sim.lower.optimizer import Share
+from sim.lower.owned import Share
 from sim.lower.resident import resident_bytes
 from sim.lower.schedule.shards import ACTIVE_STAGES
 from sim.lower.short import Shortener
@@ -209,7 +209,7 @@ def update_ops(job: Job, place: Place, share: Share, stages: list[StageSegments]
     if u.aggregate == "primary":
         return update.through_primary(job, share, place.leads)
     ops = optimizer.update(job, share)
-    if job.zero in (1, 2) and not job.framework.overlap_param:
+    if job.zero in (1, 2) and not job.gathers_ahead:
         from sim.lower.sharded import gather_all
 
         ops += gather_all(job, [bucket for stage in stages for bucket in stage.buckets(1)])

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sim.framework import Framework, sharding_of
-from sim.lower.optimizer import STATES
+from sim.lower import muon
+from sim.lower.owned import STATES, states
 from sim.lower.schedule.shards import ACTIVE_STAGES, by_actions
 from sim.memory.overhead import constants
 from sim.model.parts import Block, Network
@@ -29,7 +30,7 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, chunks: tup
     totals = {"parameters": 0.0, "gradients": 0.0, "optimizer": 0.0, "gathered": 0.0, "step": 0.0}
     train = plan.task != "forward"
     offloads = plan.memory.offload == "optimizer" or plan.optimizer.on == "cpu"
-    for (expert, frozen), count in _counts(network, chunks).items():
+    for (expert, frozen), (count, kept) in _counts(network, chunks, plan.optimizer.name).items():
         ways = max(1, mesh.size("efsdp" if expert and mesh.apart else "fsdp"))
         sharded = count / ways
         own = sharded if zero >= 1 else count
@@ -41,25 +42,31 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, chunks: tup
         totals["gradients"] += (count if zero < 2 else sharded) * grad
         if not offloads:
             master = framework.master and whole and not framework.autocast
-            totals["optimizer"] += own * state * (copies + master)
+            totals["optimizer"] += state * (kept * own / count + own * master)
             totals["step"] += own * state * constants()["optimizer.foreach"] * (framework.optimizer == "foreach" and copies > 0)
             totals["step"] += own * framework.flat_step
+    if train and plan.optimizer.name == "muon":
+        totals["step"] += muon.workspace(part for chunk in chunks for _, block in chunk for part in block.parts if not part.frozen)
     totals["gathered"] = _gathered(plan, framework, chunks, mesh.size("grad"), totals["gradients"], network.ends_tied)
     return {name: round(value) for name, value in totals.items()}
 
 
-def _counts(network: Network, chunks: tuple[Blocks, ...]) -> dict[tuple[bool, bool], int]:
-    """Elements of the parameters by (expert, frozen), with the rank's own copy of a tied embedding (a V has both ends on one rank)."""
-    found: dict[tuple[bool, bool], int] = {}
+def _counts(network: Network, chunks: tuple[Blocks, ...], optimizer: str) -> dict[tuple[bool, bool], tuple[int, int]]:
+    """Elements of the parameters, and of their optimizer state, by (expert, frozen), with the rank's own copy of a tied embedding (a V has
+    both ends on one rank)."""
+    found: dict[tuple[bool, bool], tuple[int, int]] = {}
+
+    def add(sort: tuple[bool, bool], elements: int, kept: int) -> None:
+        before = found.get(sort, (0, 0))
+        found[sort] = before[0] + elements, before[1] + kept
+
     for block, times in alike(block for chunk in chunks for _, block in chunk):
         for part in block.parts:
             if part.tensors:
-                sort = part.expert, part.frozen
-                found[sort] = found.get(sort, 0) + times * part.params
+                add((part.expert, part.frozen), times * part.params, times * states(optimizer, part))
     if reader(network, chunks) not in ("", *network.tied[:1]):
         embedding = dict(network.blocks)[network.tied[0]].parts[0]
-        sort = False, embedding.frozen
-        found[sort] = found.get(sort, 0) + embedding.tensors[0]
+        add((False, embedding.frozen), embedding.tensors[0], STATES[optimizer] * embedding.tensors[0])
     return found
 
 

@@ -46,6 +46,7 @@ def grouped(share: Share, name: str, local: int, routed: int, k: int, n: int, bi
         wgrad=(products[2], *sums, *up),
         cls="moe",
         tensors=tensors,
+        matrices=((n, k),) * local,
         expert=True,
         saved=routed * k * (1 if share.fp8 else share.e),
         seam=seam if seam_bytes else "",

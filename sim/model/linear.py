@@ -124,6 +124,7 @@ def linear(
         wgrad=tuple(wgrad),
         cls="gemm",
         tensors=tensors,
+        matrices=tuple((width, k) for width in widths),
         frozen=frozen,
         saved=0 if frozen else kept,
         seam=seam,

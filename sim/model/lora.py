@@ -59,6 +59,7 @@ def _adapter(base: Part, share: Share, lora: Lora) -> Part:
         wgrad=wgrad,
         cls="gemm",
         tensors=(r * k, n * r),
+        matrices=((r, k), (n, r)),
         saved=m * k * (e + drops) + m * r * e,
         modules=3,
     )

@@ -90,6 +90,7 @@ def lstm(share: Share, name: str, k: int, h: int, *, directions: int = 1) -> Par
         wgrad=(*wgrad * directions, *up),
         cls="rnn",
         tensors=tensors,
+        matrices=((4 * h, k), (4 * h, h)) * directions,
         saved=b * s * (k + 6 * h * directions) * e,
         modules=2,
     )

@@ -109,7 +109,7 @@ def _shared(part: Part) -> Part:
     size = sum(part.tensors)
     works = [tuple(work for work in found if getattr(work, "what", "") != "cast") for found in (part.forward, part.wgrad)]
     add = MemoryBound("add", 8 * size, 4 * size, "fp32")
-    return replace(part, forward=works[0], wgrad=(*works[1], add), tensors=())
+    return replace(part, forward=works[0], wgrad=(*works[1], add), tensors=(), matrices=())
 
 
 def _rpn(share: Share, maps: list[Map]) -> list[Part]:

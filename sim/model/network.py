@@ -33,7 +33,9 @@ def describe(model: ModelSpec, shape: Shape, framework: Framework, attention: st
 
     Totals (parameters, FLOPs) are those of the whole model, from its description on one rank in bf16.
     """
-    blocks = _blocks(model, shape, framework, attention)
+    blocks = tuple(
+        (name, _end(block) if block.kind in ("embed", "head") else block) for name, block in _blocks(model, shape, framework, attention)
+    )
     totals = _totals(model, shape.seq, shape.micro if isinstance(model, Captured) and model.third else 1)
     tokens = min(shape.seq, model.longest) if isinstance(model, Seq2Seq) else shape.seq
     return Network(
@@ -52,6 +54,13 @@ def describe(model: ModelSpec, shape: Shape, framework: Framework, attention: st
         tied=_tied(model),
         unseen=getattr(model, "unseen", ()),
     )
+
+
+def _end(block: Block) -> Block:
+    """An end of the model: its matrices are no hidden layer's (Jordan 2024 leaves input and output to AdamW)."""
+    if not any(part.matrices for part in block.parts):
+        return block
+    return msgspec.structs.replace(block, parts=tuple(msgspec.structs.replace(part, matrices=()) for part in block.parts))
 
 
 def _tied(model: ModelSpec) -> tuple[str, ...]:

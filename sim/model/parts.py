@@ -46,6 +46,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """gemm attention norm activation elementwise embedding loss conv moe rnn regions."""
     tensors: tuple[int, ...] = ()
     """Elements of each parameter tensor on this rank, in the order of registration."""
+    matrices: tuple[tuple[int, int], ...] = ()
+    """(rows, columns) of those of `tensors` that are matrices; `describe` leaves those of layers alone, which Muon takes."""
     expert: bool = False
     """Parameters live on one expert-parallel rank (gradients average over `edp`, not `grad`)."""
     frozen: bool = False
@@ -91,6 +93,11 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def params(self) -> int:
         return sum(self.tensors)
+
+    @cached_property
+    def in_matrices(self) -> int:
+        """Elements of `matrices`."""
+        return sum(rows * columns for rows, columns in self.matrices)
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True, dict=True):

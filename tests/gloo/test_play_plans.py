@@ -46,10 +46,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "recompute": (DENSE, {"dp_shard": 2, "tp": 2, "zero": 3, "memory": {"recompute": "full"}}),
     "selective": (DENSE, {"tp": 4, "memory": {"recompute": "selective"}}),
     "local": (DENSE, {"dp_replicate": 4, "update": {"mode": "local", "every": 2}}),
+    "muon": (DENSE, {"dp_replicate": 4, "optimizer": {"name": "muon"}}),
+    "muon-owners": (MOE, {"dp_shard": 4, "ep": 2, "zero": 1, "optimizer": {"name": "muon"}}),
+    "muon-pieces": (DENSE, {"dp_shard": 4, "zero": 3, "optimizer": {"name": "muon"}}),
     "on-host": (DENSE, {"dp_replicate": 4, "update": {"aggregate": "cpu"}}),
     "saved": (DENSE, {"dp_replicate": 4, "output": {"checkpoint_every": 1, "checkpoint_mode": "async"}}),
 }
-_SECTIONS = ("memory", "update", "output", "framework")
+_SECTIONS = ("memory", "optimizer", "update", "output", "framework")
 
 
 def _program(model: dict[str, Any], axes: dict[str, Any]) -> Program:

@@ -57,6 +57,13 @@ CASES: tuple[tuple[dict[str, Any], int], ...] = (
 )
 
 
+ORTHOGONAL: tuple[tuple[dict[str, Any], int], ...] = (
+    ({}, 4),
+    ({"dp_replicate": 2}, 2),
+    ({"pp": 2, "schedule": "1f1b"}, 2),
+    ({"pp": 2, "dp_replicate": 2}, 1),
+)
+"""Trained by Muon."""
 CLIPPED: tuple[tuple[dict[str, Any], int], ...] = (
     ({}, 4),
     ({"tp": 2, "sequence_parallel": False}, 8),
@@ -72,7 +79,9 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     plans = [_plan(parallel, micro) for parallel, micro in CASES]
     plans += [_plan({"dp_replicate": 2}, 4, update=update, optimizer={"name": "sgd"}) for update in ({"mode": "local"}, {})]
     plans += [_plan(parallel, micro, MODEL | {"hidden": 256}, optimizer={"name": "sgd", "clip": True}) for parallel, micro in CLIPPED]
+    plans += [_plan(parallel, micro, optimizer={"name": "muon"}) for parallel, micro in ORTHOGONAL]
     names = [*(str(parallel) for parallel, _ in CASES), "local", "sgd", *(f"clipped {parallel}" for parallel, _ in CLIPPED)]
+    names += [f"muon {parallel}" for parallel, _ in ORTHOGONAL]
     for ranks in (1, 2, 4):
         mine = [i for i, plan in enumerate(plans) if plan.world == ranks]
         many = Many([Request(plans[i], 4, 1, 0) for i in mine])
@@ -95,6 +104,12 @@ def test_losses_equal_one_process(parallel: str, losses: dict[str, list[float]])
 @pytest.mark.parametrize("parallel", [str(parallel) for parallel, _ in CLIPPED[1:]])
 def test_gradients_are_clipped_by_the_norm_of_all(parallel: str, losses: dict[str, list[float]]) -> None:
     assert losses[f"clipped {parallel}"] == pytest.approx(losses["clipped {}"], rel=1e-5)
+
+
+@pytest.mark.parametrize("parallel", [str(parallel) for parallel, _ in ORTHOGONAL[1:]])
+def test_muon_trains_alike_however_it_is_split(parallel: str, losses: dict[str, list[float]]) -> None:
+    assert losses[f"muon {parallel}"] == pytest.approx(losses["muon {}"], rel=2e-4)
+    assert losses["muon {}"] != pytest.approx(losses["{}"], rel=5e-4), "not AdamW's"
 
 
 def test_profile_and_buckets(tmp_path: Path) -> None:

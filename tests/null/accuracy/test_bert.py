@@ -44,6 +44,21 @@ def test_images_without_a_word_are_trained_with_momentum() -> None:
 
 
 @pytest.mark.parametrize(
+    ("model", "framework", "said", "name"),
+    [
+        ("Kimi-K2", "Megatron-Bridge / Megatron-Core", "adam", "muon"),  # the table's word for all models of this framework
+        ("Kimi-K2", "Megatron-LM", "adam", "adamw"),
+        ("Moonlight-16B-A3B", "Megatron-LM", "", "muon"),
+        ("DeepSeek-V3", "Megatron-Bridge / Megatron-Core", "adam", "adamw"),
+        ("Llama-3-8B", "torchtitan", "Muon", "muon"),
+    ],
+)
+def test_models_and_rows_that_train_by_muon(model: str, framework: str, said: str, name: str) -> None:
+    found = row(model_name=model, model_type="moe (MLA)", framework=framework, optimizer=said, task="pretrain")
+    assert optimizer_of(found, "bf16").name == name
+
+
+@pytest.mark.parametrize(
     ("task", "precision", "framework", "xla"),
     [
         (SQUAD, "fp32", "TensorFlow 1 (Horovod, XLA)", False),

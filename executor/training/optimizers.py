@@ -1,0 +1,59 @@
+"""torch's optimizers by the plan's word."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from executor.training.model import Head
+from executor.training.parallelize import alike
+from sim.framework import Framework
+
+
+class Updates(Protocol):
+    """What a step needs of an optimizer."""
+
+    def step(self) -> Any: ...
+
+    def zero_grad(self, set_to_none: bool = True) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+
+def optimizer_of(name: str, habits: Framework, model: nn.Module) -> Updates:
+    """Optimizer `name` over all of the model's parameters, its kernels launched as the framework does."""
+    options: dict[str, Any] = {"foreach": habits.optimizer == "foreach", "fused": habits.optimizer == "fused"}
+    if name == "muon":
+        return Muon(model, options)
+    parameters = [{"params": group} for group in alike(model)]
+    if name in ("adam", "adamw"):
+        kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
+        return kind(parameters, lr=1e-3, **options)
+    return torch.optim.SGD(parameters, lr=1e-2, momentum=0.9 if name == "momentum" else 0.0, **options)
+
+
+class Muon:
+    """torch.optim.Muon for the matrices between layers; AdamW for embeddings, the head and all that is no matrix, with the same learning rate."""
+
+    def __init__(self, model: nn.Module, options: dict[str, Any]) -> None:
+        apart = {id(p) for module in model.modules() if isinstance(module, (nn.Embedding, Head)) for p in module.parameters()}
+        sorts: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
+        for parameter in model.parameters():
+            sorts[parameter.dim() != 2 or id(parameter) in apart].append(parameter)
+        matrices, others = sorts
+        # scaled to AdamW's size of an update, so that one learning rate serves both (Liu et al. 2025, section 2.2)
+        self._parts: list[torch.optim.Optimizer] = [torch.optim.Muon(matrices, lr=1e-3, adjust_lr_fn="match_rms_adamw")] if matrices else []
+        self._parts += [torch.optim.AdamW(others, lr=1e-3, **options)] if others else []
+
+    def step(self) -> None:
+        for part in self._parts:
+            part.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for part in self._parts:
+            part.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {type(part).__name__.lower(): part.state_dict() for part in self._parts}

@@ -1,0 +1,125 @@
+"""The tensors that one rank updates, and the state that the optimizer keeps of them."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from functools import cached_property
+
+from sim.lower.job import Job
+from sim.lower.template import BlockOps
+from sim.model.parts import Part
+
+STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "lamb": 2, "muon": 2}
+"""State tensors of each parameter; Muon: of those that it leaves to AdamW."""
+Matrix = tuple[int, int]
+"""(rows, columns) of a parameter."""
+
+
+def state_width(job: Job) -> float:
+    """Bytes of one element of the optimizer's state and of what it updates."""
+    return 4.0 if job.framework.master else job.param_bytes
+
+
+def state_dtype(job: Job) -> str:
+    return "fp32" if state_width(job) == 4 else job.framework.param_dtype
+
+
+def states(name: str, part: Part) -> int:
+    """Elements of all state tensors that optimizer `name` keeps of the part: of a matrix Muon keeps the momentum alone."""
+    return STATES[name] * part.params - (part.in_matrices if name == "muon" else 0)
+
+
+class Share:
+    """The tensors that this rank updates."""
+
+    def __init__(self, job: Job, blocks: list[BlockOps], small: bool = False) -> None:
+        """`small`: without the matrices."""
+        self._job, self._blocks, self._small = job, blocks, small
+
+    @cached_property
+    def _all(self) -> list[tuple[Part, int]]:
+        """The trained parts of each kind of block, with how many blocks there are of it."""
+        equal = Counter(id(block.block) for block in self._blocks)
+        kinds = {id(block.block): block.block for block in self._blocks}
+        return [(part, equal[at]) for at, block in kinds.items() for part in block.parts if not part.frozen]
+
+    def _ways(self, part: Part) -> int:
+        """Ranks that share the part's update."""
+        return self._job.shards(part) if self._job.zero else 1
+
+    @cached_property
+    def sizes(self) -> Counter[int]:
+        """How many tensors there are of each size (elements)."""
+        found: Counter[int] = Counter()
+        for part, count in self._all:
+            ways = self._ways(part)
+            tensors = Counter(part.tensors) - Counter(a * b for a, b in part.matrices) if self._small else Counter(part.tensors)
+            for elements, times in tensors.items():
+                found[-(-elements // ways)] += times * count
+        return found
+
+    @property
+    def rest(self) -> Share:
+        """Of these, what is no matrix."""
+        return Share(self._job, self._blocks, small=True)
+
+    @cached_property
+    def matrices(self) -> Counter[Matrix]:
+        """The matrices that this rank works on whole, where it works on whole ones: those of the rank with the most work, for which all wait."""
+        piles: dict[int, Counter[Matrix]] = {}
+        for part, count in self._all:
+            pile = piles.setdefault(self._ways(part), Counter())
+            for matrix in part.matrices:
+                pile[matrix] += count
+        return sum((heaviest(pile, ways) for ways, pile in piles.items()), Counter())
+
+    @cached_property
+    def pieces(self) -> dict[str, int]:
+        """Elements of this rank's pieces of matrices, by the mesh axis over which these are split (ZeRO-2, -3)."""
+        found: dict[str, int] = {}
+        for part, count in self._all:
+            if part.matrices and self._ways(part) > 1:
+                axis = "efsdp" if part.expert and self._job.mesh.apart else "fsdp"
+                found[axis] = found.get(axis, 0) + -(-part.in_matrices * count // self._ways(part))
+        return found
+
+    @cached_property
+    def whole(self) -> int:
+        """Elements of all parameters on this rank that have gradients, before ZeRO shares them out."""
+        return sum(part.params * count for part, count in self._all)
+
+    @cached_property
+    def elements(self) -> int:
+        """Elements of them all."""
+        return sum(size * count for size, count in self.sizes.items())
+
+    @cached_property
+    def states(self) -> int:
+        """Elements of the optimizer's state of them all."""
+        name = self._job.plan.optimizer.name
+        spared = sum(part.in_matrices * count // self._ways(part) for part, count in self._all) if name == "muon" else 0
+        return STATES[name] * self.elements - spared
+
+    @property
+    def tensors(self) -> int:
+        return self.sizes.total()
+
+
+def cost(matrix: Matrix) -> float:
+    """Of orthogonalizing it, in products' multiply-adds (`sim.lower.muon`)."""
+    short, long = sorted(matrix)
+    return 2.0 * short * short * long + float(short) ** 3
+
+
+def heaviest(pile: Counter[Matrix], ways: int) -> Counter[Matrix]:
+    """Whole matrices dealt out to `ways` ranks, the costliest first, each to who has least by then: what the rank with most has."""
+    if ways == 1:
+        return pile
+    owners = [(0.0, rank) for rank in range(ways)]
+    held: list[Counter[Matrix]] = [Counter() for _ in owners]
+    for matrix in sorted(pile.elements(), key=cost, reverse=True):
+        load, rank = heapq.heappop(owners)
+        held[rank][matrix] += 1
+        heapq.heappush(owners, (load + cost(matrix), rank))
+    return held[max(owners)[1]]
