@@ -28,9 +28,10 @@ def test_words_of_optimizers_and_tasks() -> None:
         ("Adafactor", "adamw"),
         ("LARS", "momentum"),
         ("FusedLAMB", "lamb"),
+        ("Muon", "muon"),
     ):
         assert case_of(row(optimizer=words)).plan.optimizer.name == name
-    assert "optimizer 'Muon' taken as adamw" in case_of(row(optimizer="Muon")).assumed
+    assert "optimizer 'SOAP' taken as adamw" in case_of(row(optimizer="SOAP")).assumed
     assert case_of(row(task="inference")).plan.task == "forward" and case_of(row(task="DoRA")).plan.task == "lora"
     assert row(quality="b").scored and not row(quality="c").scored
 
