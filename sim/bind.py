@@ -15,9 +15,9 @@ from sim.folding import places_of
 from sim.framework import Framework, framework_of
 from sim.model import ModelSpec, Network, Shape, describe
 from sim.model.captured import Captured
-from sim.model.decoder_spec import Lora
+from sim.model.layers.redo import check_modules
 from sim.model.load import model_from
-from sim.model.redo import check_modules
+from sim.model.specs.decoder import Lora
 from sim.plan import Plan
 from sim.rules import mesh_of
 from topologies.cluster import parse

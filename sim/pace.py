@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from sim.bind import Setting
 from sim.cost.kernel import assumed, kernel_cost
 from sim.cost.sustained import slowest
+from sim.model.layers.redo import redone
 from sim.model.parts import Block, Network
-from sim.model.redo import redone
 from sim.model.stages import Blocks, held, layout
 from sim.rules import mesh_of
 from sim.work import HostWork

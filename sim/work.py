@@ -164,7 +164,7 @@ class Conv(_Work, tag="conv", frozen=True):
     repeat: int = 1
     channels_last: bool = False
     """fp32 maps whose channels lie side by side (NHWC). What runs on tensor cores is taken as such always: NCHW maps are turned round by
-    kernels of their own (sim/model/vision.py)."""
+    kernels of their own (sim/model/pictures/vision.py)."""
 
     @property
     def out(self) -> tuple[int, int]:

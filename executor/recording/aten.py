@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sim.model.lstm import KEPT, layer_works
+from sim.model.language.lstm import KEPT, layer_works
 from sim.work import Attention, Conv, Gemm, GroupedGemm, MemoryBound, Work
 
 DTYPES = {

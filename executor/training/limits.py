@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sim.framework import framework_of, sharding_of
-from sim.model.decoder_spec import Decoder
-from sim.model.spec import Mlp, ModelSpec
+from sim.model.specs.decoder import Decoder
+from sim.model.specs.spec import Mlp, ModelSpec
 from sim.plan import Plan
 from topologies.errors import Refused
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from executor.training.modules import GATES, Activation, Core, Linear, Rotary, make_norm
 from sim.framework import Framework
-from sim.model.decoder_spec import Decoder
-from sim.model.spec import Mlp, ModelSpec
+from sim.model.specs.decoder import Decoder
+from sim.model.specs.spec import Mlp, ModelSpec
 
 PARTS = {
     "tokens": "embed.tokens",

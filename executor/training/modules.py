@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sim.model.decoder_spec import Decoder
+from sim.model.specs.decoder import Decoder
 
 GATES: dict[str, Callable[[Tensor], Tensor]] = {"swiglu": F.silu, "geglu": F.gelu, "reglu": F.relu}
 PLAIN: dict[str, Callable[[Tensor], Tensor]] = {

@@ -14,8 +14,8 @@ from executor.training.model import Model, loss_of
 from executor.training.parallelize import parallel_loss, parallelize, whole
 from executor.world import World
 from sim.framework import Framework
-from sim.model.decoder_spec import Decoder
-from sim.model.spec import Mlp, ModelSpec
+from sim.model.specs.decoder import Decoder
+from sim.model.specs.spec import Mlp, ModelSpec
 from sim.plan import Plan
 from topologies.errors import BadInput, Refused
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from executor.files import POOL
-from sim.model.decoder_spec import Decoder
-from sim.model.spec import Mlp, ModelSpec
+from sim.model.specs.decoder import Decoder
+from sim.model.specs.spec import Mlp, ModelSpec
 from sim.plan import Plan
 from topologies.errors import RunFailed
 

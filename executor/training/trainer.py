@@ -21,8 +21,8 @@ from executor.training.samples import Pair, Samples, loader_of
 from executor.world import World, set_precision
 from sim.bind import model_of, shape_of
 from sim.framework import framework_of
-from sim.model.decoder_spec import Decoder
-from sim.model.spec import ModelSpec
+from sim.model.specs.decoder import Decoder
+from sim.model.specs.spec import ModelSpec
 from sim.plan import Plan
 from sim.rules import mesh_of
 from topologies.errors import RunFailed

@@ -25,7 +25,7 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
     ) -> None:
         """Score predictions against published measurements.  Example: steptwin validate --limit 50"""
         if collectives:
-            from sim.accuracy.collectives import validate_collectives
+            from sim.accuracy.collectives.timings import validate_collectives
 
             if data is None:
                 raise BadInput("validate --collectives needs timings: give a CSV file with --data")

@@ -25,7 +25,7 @@ from sim.cost.host import host_seconds
 from sim.cost.kernel import kernel_cost
 from sim.framework import Framework, load_framework
 from sim.model import ModelSpec, Network, Part, Shape, describe, load_model
-from sim.model.spec import Encoder
+from sim.model.specs.spec import Encoder
 from sim.work import MemoryBound, Work
 from topologies.devices import gpu as find_gpu
 from topologies.errors import BadInput

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.accuracy.plans import Case
+from sim.accuracy.rows.plans import Case
 from sim.result.uncertainty import Shares, outside, shares_of
 
 

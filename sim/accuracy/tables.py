@@ -79,7 +79,7 @@ def _passes(facts: Path) -> Table:
 
 
 def _collectives(path: Path) -> Table:
-    from sim.accuracy.collectives import validate_collectives
+    from sim.accuracy.collectives.timings import validate_collectives
 
     rows: Table = validate_collectives(path)["rows"]
     return rows

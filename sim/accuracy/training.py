@@ -14,10 +14,10 @@ from pathlib import Path
 
 import msgspec
 
-from sim.accuracy.plans import Case, case_of
 from sim.accuracy.published import published_rows
 from sim.accuracy.result import Found, Refusal, ValidationResult
-from sim.accuracy.rows import Row, read_rows
+from sim.accuracy.rows.plans import Case, case_of
+from sim.accuracy.rows.row import Row, read_rows
 from sim.accuracy.score import Outcome
 from sim.orphans import end_with_parent
 from sim.plan import Plan

@@ -13,8 +13,8 @@ from sim.lower.exchanges import covered
 from sim.lower.job import Job
 from sim.lower.ops import compute, host, order
 from sim.lower.template import BlockOps, Ops, PartOps, name_of
+from sim.model.layers.redo import redone
 from sim.model.parts import Block, Part
-from sim.model.redo import redone
 from sim.program import COMPUTE, D2H, Op
 from sim.work import Conv, Gemm, HostWork, Work
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from sim.model.layers.redo import Redone, redone
 from sim.model.parts import Block, Part
-from sim.model.redo import Redone, redone
 from sim.model.stages import Blocks
 from sim.plan import Plan
 from sim.work import BYTES, Attention, Conv, Gemm, GroupedGemm, MemoryBound

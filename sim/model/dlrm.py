@@ -13,12 +13,12 @@ from itertools import pairwise
 from msgspec.structs import replace
 
 from sim.framework import Framework
-from sim.model.activation import activation
-from sim.model.elementwise import elementwise
-from sim.model.linear import linear
+from sim.model.layers.activation import activation
+from sim.model.layers.elementwise import elementwise
+from sim.model.layers.linear import linear
 from sim.model.parts import Block, Part, Shape
-from sim.model.recommender_spec import Dlrm
 from sim.model.share import Share, share_of
+from sim.model.specs.recommender import Dlrm
 from sim.work import Gemm, MemoryBound, Work
 from topologies.errors import Refused
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from sim.model.captured import Captured
-from sim.model.spec import ModelSpec, spec_of
+from sim.model.specs.spec import ModelSpec, spec_of
 from topologies.errors import BadInput, Refused, UnknownName
 from topologies.table import read_toml
 
@@ -95,6 +95,6 @@ def _from_file(path: Path) -> ModelSpec:
         return spec_of(tree, str(path), path.stem.removesuffix(".model"))
     if path.suffix == ".toml":
         return spec_of(tree, str(path), path.stem)
-    from sim.model.huggingface import from_config  # its readers take time to load, and presets need none
+    from sim.model.readers.huggingface import from_config  # its readers take time to load, and presets need none
 
     return from_config(tree, str(path))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 
 from sim.framework import Framework
-from sim.model.activation import activation
 from sim.model.check import data_parallel_only
-from sim.model.elementwise import elementwise
-from sim.model.linear import linear
+from sim.model.layers.activation import activation
+from sim.model.layers.elementwise import elementwise
+from sim.model.layers.linear import linear
 from sim.model.parts import Block, Part, Shape
 from sim.model.share import Share, share_of
-from sim.model.spec import Mlp
+from sim.model.specs.spec import Mlp
 from sim.work import MemoryBound
 
 

@@ -10,12 +10,13 @@ import msgspec
 from sim.framework import Framework
 from sim.model.captured import Captured, boundary
 from sim.model.captured import blocks_of as captured_blocks
-from sim.model.decoder_spec import Decoder
 from sim.model.parts import Block, Network, Shape
-from sim.model.picture_spec import Pictures
-from sim.model.recommender_spec import Dlrm
-from sim.model.spec import Cnn, EncDec, Encoder, Mlp, ModelSpec, Seq2Seq, TransformerXl, Vit
-from sim.model.speech_spec import Wav2Vec, Whisper
+from sim.model.specs.decoder import Decoder
+from sim.model.specs.diffusion import DiffusionUNet, Dit
+from sim.model.specs.pictures import Pictures
+from sim.model.specs.recommender import Dlrm
+from sim.model.specs.spec import Cnn, EncDec, Encoder, Mlp, ModelSpec, Seq2Seq, TransformerXl, Vit
+from sim.model.specs.speech import Wav2Vec, Whisper
 from topologies.errors import Refused
 
 Blocks = tuple[tuple[str, Block], ...]
@@ -71,18 +72,20 @@ def _tied(model: ModelSpec) -> tuple[str, ...]:
 
 
 _BUILDERS: dict[type, tuple[str, str]] = {
-    Decoder: ("decoder", "blocks_of"),
+    Decoder: ("language.decoder", "blocks_of"),
     Mlp: ("multilayer", "blocks_of"),
-    Encoder: ("encoder", "blocks_of"),
-    Vit: ("encoder", "vit_blocks"),
-    Cnn: ("cnn", "blocks_of"),
-    Pictures: ("pictures", "blocks_of"),
+    Encoder: ("language.encoder", "blocks_of"),
+    Vit: ("language.encoder", "vit_blocks"),
+    Cnn: ("pictures.cnn", "blocks_of"),
+    Pictures: ("pictures.builders", "blocks_of"),
+    Dit: ("diffusion.dit", "blocks_of"),
+    DiffusionUNet: ("diffusion.unet", "blocks_of"),
     Dlrm: ("dlrm", "blocks_of"),
-    Whisper: ("whisper", "blocks_of"),
-    Wav2Vec: ("wav2vec", "blocks_of"),
-    EncDec: ("encdec", "blocks_of"),
-    TransformerXl: ("xl", "blocks_of"),
-    Seq2Seq: ("lstm", "blocks_of"),
+    Whisper: ("speech.whisper", "blocks_of"),
+    Wav2Vec: ("speech.wav2vec", "blocks_of"),
+    EncDec: ("language.encdec", "blocks_of"),
+    TransformerXl: ("language.xl", "blocks_of"),
+    Seq2Seq: ("language.lstm", "blocks_of"),
 }
 """Spec, or what several specs are -> the module of `sim.model` and its function that build the blocks; loaded when a model needs it."""
 _WITHOUT_ATTENTION = (Mlp, Cnn, Dlrm, TransformerXl, Seq2Seq)

@@ -20,7 +20,7 @@ from executor.capture import Input, capture, load_builder, read_input, save  # n
 from sim.framework import Framework  # noqa: E402
 from sim.memory.report import memory_of  # noqa: E402
 from sim.model import Network, Shape, describe, load_model  # noqa: E402
-from sim.model.families import decoder  # noqa: E402
+from sim.model.readers.families import decoder  # noqa: E402
 from sim.plan import Batch, Optimizer, Plan  # noqa: E402
 from sim.work import Attention, Conv, Gemm  # noqa: E402
 from topologies.errors import BadInput, Refused  # noqa: E402

@@ -19,7 +19,7 @@ from executor.capture import Input, capture  # noqa: E402
 from sim.framework import Framework  # noqa: E402
 from sim.memory.report import memory_of  # noqa: E402
 from sim.model import Network, Shape, describe  # noqa: E402
-from sim.model.lstm import KEPT, layer_works  # noqa: E402
+from sim.model.language.lstm import KEPT, layer_works  # noqa: E402
 from sim.plan import Batch, Optimizer, Plan  # noqa: E402
 from sim.work import Conv, MemoryBound  # noqa: E402
 

@@ -15,13 +15,13 @@ torch = pytest.importorskip("torch")
 from executor.capture import Input, capture  # noqa: E402
 from sim.framework import Framework  # noqa: E402
 from sim.model import ModelSpec, Network, Part, Shape, describe, load_model  # noqa: E402
-from sim.model.activation import activation  # noqa: E402
-from sim.model.decoder_spec import Moe  # noqa: E402
-from sim.model.families import decoder  # noqa: E402
-from sim.model.lstm import lstm  # noqa: E402
-from sim.model.moe import moe  # noqa: E402
+from sim.model.language.lstm import lstm  # noqa: E402
+from sim.model.layers.activation import activation  # noqa: E402
+from sim.model.layers.moe import moe  # noqa: E402
+from sim.model.readers.families import decoder  # noqa: E402
 from sim.model.share import share_of  # noqa: E402
-from sim.model.spec import EncDec, Encoder, Mlp, Vit  # noqa: E402
+from sim.model.specs.decoder import Moe  # noqa: E402
+from sim.model.specs.spec import EncDec, Encoder, Mlp, Vit  # noqa: E402
 from sim.work import Attention, Conv, Gemm, GroupedGemm, Work  # noqa: E402
 from tests.conformance import modules  # noqa: E402
 

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from executor.capture import Input, capture  # noqa: E402
 from sim.framework import Framework  # noqa: E402
 from sim.model import ModelSpec, Network, Shape, describe, load_model  # noqa: E402
-from sim.model.spec import DiffusionUNet, Dit  # noqa: E402
+from sim.model.specs.spec import DiffusionUNet, Dit  # noqa: E402
 from sim.work import Attention, MemoryBound  # noqa: E402
 from tests.conformance import diffusion_modules as modules  # noqa: E402
 from tests.conformance.test_pictures import forward_flops, hold_bytes, hold_kept, products, works_of  # noqa: E402

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from executor.capture import Input, capture  # noqa: E402
 from sim.framework import Framework  # noqa: E402
 from sim.model import ModelSpec, Network, Shape, describe, load_model  # noqa: E402
-from sim.model.spec import ConvNext, EfficientNet, UNet  # noqa: E402
+from sim.model.specs.spec import ConvNext, EfficientNet, UNet  # noqa: E402
 from sim.work import Conv, MemoryBound, Work  # noqa: E402
 from tests.conformance import picture_modules as modules  # noqa: E402
 

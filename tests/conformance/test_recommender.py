@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from executor.capture import Input, capture  # noqa: E402
 from sim.framework import Framework  # noqa: E402
 from sim.model import Network, Shape, describe, load_model  # noqa: E402
-from sim.model.spec import Dlrm  # noqa: E402
+from sim.model.specs.spec import Dlrm  # noqa: E402
 from sim.work import MemoryBound  # noqa: E402
 from tests.conformance import recommender_modules as modules  # noqa: E402
 from tests.conformance.test_pictures import products, works_of  # noqa: E402

@@ -15,10 +15,10 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from executor.capture import Input, capture  # noqa: E402
 from sim.framework import Framework  # noqa: E402
 from sim.model import Network, Shape, describe, load_model  # noqa: E402
-from sim.model.contrast import contrast  # noqa: E402
 from sim.model.share import share_of  # noqa: E402
-from sim.model.spec import Whisper  # noqa: E402
-from sim.model.speech_spec import Wav2Vec  # noqa: E402
+from sim.model.specs.spec import Whisper  # noqa: E402
+from sim.model.specs.speech import Wav2Vec  # noqa: E402
+from sim.model.speech.contrast import contrast  # noqa: E402
 from sim.work import Attention, MemoryBound  # noqa: E402
 from tests.conformance import speech_modules as modules  # noqa: E402
 from tests.conformance.test_pictures import hold_bytes, hold_kept, works_of  # noqa: E402

@@ -10,8 +10,8 @@ from sim.framework import Framework, framework_of, load_framework
 from sim.memory.remedies import changes
 from sim.memory.report import DoesNotFit, MemoryReport, memory_of
 from sim.model import Network, Shape, describe, load_model
-from sim.model.decoder_spec import Decoder
-from sim.model.spec import ModelSpec
+from sim.model.specs.decoder import Decoder
+from sim.model.specs.spec import ModelSpec
 from sim.model.stages import in_flight, layout
 from sim.plan import Batch, Memory, Optimizer, Parallel, Plan
 from sim.result.figures import figures_of_memory, smallest_device

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sim.model.config import Config, sizes, windows
-from sim.model.families import FAMILIES
+from sim.model.readers.config import Config, sizes, windows
+from sim.model.readers.families import FAMILIES
 from topologies.errors import Refused
 
 Fields = dict[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sim.model.config import Config
+from sim.model.readers.config import Config
 from sim.model.readers.others import classes
 from topologies.errors import Refused
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sim.accuracy.blanks import whole_name
-from sim.accuracy.models import model_of
+from sim.accuracy.architecture.blanks import whole_name
+from sim.accuracy.architecture.models import model_of
 from sim.framework import Framework
 from sim.model import Shape, describe
 from sim.model.load import model_from

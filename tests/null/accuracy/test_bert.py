@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from sim.accuracy.machines import machine_of
-from sim.accuracy.models import model_of
-from sim.accuracy.plans import case_of
-from sim.accuracy.rows import Row
-from sim.accuracy.updating import optimizer_of
-from sim.accuracy.wording import compiled, framework_of_row
+from sim.accuracy.architecture.models import model_of
+from sim.accuracy.rows.machines import machine_of
+from sim.accuracy.rows.plans import case_of
+from sim.accuracy.rows.row import Row
+from sim.accuracy.rows.updating import optimizer_of
+from sim.accuracy.rows.wording import compiled, framework_of_row
 
 BERT = Row(
     row_id="r", model_name="BERT-Large", model_type="bert", n_layers=24, hidden=1024, n_heads=16, gpu="V100", gpus=16, gpus_per_node=16, nodes=1,

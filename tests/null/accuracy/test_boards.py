@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sim.accuracy.machines import machine_of
-from sim.accuracy.plans import case_of
+from sim.accuracy.rows.machines import machine_of
+from sim.accuracy.rows.plans import case_of
 from tests.null.accuracy.test_spellings import row
 from topologies.errors import Refused
 from topologies.hardware import Gpu

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from sim.accuracy.plans import case_of
+from sim.accuracy.rows.plans import case_of
 from sim.accuracy.steady import step_seconds
 from tests.null.accuracy.test_spellings import row
 from topologies.errors import Refused

@@ -7,10 +7,10 @@ from functools import cache
 import msgspec
 import pytest
 
-from sim.accuracy.names import shipped_model
-from sim.accuracy.plans import case_of
+from sim.accuracy.architecture.names import shipped_model
 from sim.accuracy.published import published_rows
-from sim.accuracy.rows import Row
+from sim.accuracy.rows.plans import case_of
+from sim.accuracy.rows.row import Row
 from sim.accuracy.steady import step_seconds
 from topologies.errors import Refused
 

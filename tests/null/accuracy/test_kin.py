@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from sim.accuracy.eager import eager_of
-from sim.accuracy.kin import with_kin
-from sim.accuracy.machines import machine_of
-from sim.accuracy.models import model_of
-from sim.accuracy.names import shipped_model
-from sim.accuracy.networks import network_of
-from sim.accuracy.plans import case_of
-from sim.accuracy.sharding import sharding_of
+from sim.accuracy.architecture.kin import with_kin
+from sim.accuracy.architecture.models import model_of
+from sim.accuracy.architecture.names import shipped_model
+from sim.accuracy.rows.eager import eager_of
+from sim.accuracy.rows.machines import machine_of
+from sim.accuracy.rows.networks import network_of
+from sim.accuracy.rows.plans import case_of
+from sim.accuracy.rows.sharding import sharding_of
 from sim.accuracy.steady import step_seconds
 from sim.framework import load_framework
 from sim.model.load import model_from

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sim.accuracy.models import model_of
-from sim.accuracy.names import shipped_model, size_of
-from sim.accuracy.plans import case_of
+from sim.accuracy.architecture.models import model_of
+from sim.accuracy.architecture.names import shipped_model, size_of
+from sim.accuracy.rows.plans import case_of
 from sim.model.load import model_from
 from tests.null.accuracy.test_plans import row
 from topologies.errors import Refused

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.accuracy.machines import machine_of
-from sim.accuracy.plans import case_of
-from sim.accuracy.recomputation import recompute_of
-from sim.accuracy.rows import Row
-from sim.accuracy.sharding import sharding_of
-from sim.accuracy.sizes import sizes_of, stages_of
-from sim.accuracy.wording import framework_of_row, precision_of
+from sim.accuracy.rows.machines import machine_of
+from sim.accuracy.rows.plans import case_of
+from sim.accuracy.rows.recomputation import recompute_of
+from sim.accuracy.rows.row import Row
+from sim.accuracy.rows.sharding import sharding_of
+from sim.accuracy.rows.sizes import sizes_of, stages_of
+from sim.accuracy.rows.wording import framework_of_row, precision_of
 from sim.rules import check
 from topologies.errors import BadInput, Refused
 

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.accuracy import refit
-from sim.accuracy.plans import Case, case_of
 from sim.accuracy.published import published_rows
 from sim.accuracy.refit import ENOUGH, Response, fit, left_out, table
 from sim.accuracy.result import Found
+from sim.accuracy.rows.plans import Case, case_of
 from sim.cost.kernel import assume
 from topologies.devices import gpu
 from topologies.errors import Refused

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sim.accuracy.plans import case_of
-from sim.accuracy.sizes import sizes_of
+from sim.accuracy.rows.plans import case_of
+from sim.accuracy.rows.sizes import sizes_of
 from tests.null.accuracy.test_spellings import row
 
 SILENT = {"sharding": "", "recompute": ""}

@@ -9,8 +9,8 @@ import pytest
 
 from sim.accuracy import intervals
 from sim.accuracy.intervals import Residual, by_group, held_left_out, residuals, text
-from sim.accuracy.plans import Case
 from sim.accuracy.result import Found
+from sim.accuracy.rows.plans import Case
 from sim.accuracy.tables import accuracy_tables, step_tables
 from sim.accuracy.training import predict_case, validate_training
 from sim.result.uncertainty import figures

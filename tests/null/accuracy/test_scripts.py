@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from sim.accuracy.recomputation import recompute_of
-from sim.accuracy.rows import Row
-from sim.accuracy.scripts import steers_power
-from sim.accuracy.sharding import sharding_of
-from sim.accuracy.wording import framework_of_row, overlap_of
+from sim.accuracy.rows.recomputation import recompute_of
+from sim.accuracy.rows.row import Row
+from sim.accuracy.rows.scripts import steers_power
+from sim.accuracy.rows.sharding import sharding_of
+from sim.accuracy.rows.wording import framework_of_row, overlap_of
 
 JAX = Row(
     row_id="r", model_name="Llama-2-70B", model_type="llama", gpu="H100", gpus=512, nodes=64, gpus_per_node=8, sharding="FSDP (HSDP, XLA/JAX)",

@@ -8,16 +8,16 @@ import msgspec
 import pytest
 
 from sim.accuracy import rows as reading
-from sim.accuracy.collectives import validate_collectives
+from sim.accuracy.architecture.models import model_of
+from sim.accuracy.collectives.timings import validate_collectives
 from sim.accuracy.memory import memory_scores
-from sim.accuracy.models import model_of
 from sim.accuracy.neusight import neusight_labels
-from sim.accuracy.plans import case_of
 from sim.accuracy.published import published_rows
-from sim.accuracy.rows import Row, read_rows
+from sim.accuracy.rows.plans import case_of
+from sim.accuracy.rows.row import Row, read_rows
+from sim.accuracy.rows.sharding import sharding_of
+from sim.accuracy.rows.sizes import gpus_of, sizes_of
 from sim.accuracy.score import constant_mfu, summarise
-from sim.accuracy.sharding import sharding_of
-from sim.accuracy.sizes import gpus_of, sizes_of
 from sim.accuracy.steady import step_seconds
 from sim.bind import bind
 from tests.null.accuracy.test_plans import row

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.accuracy.collectives_left_out import _ROWS, _sample
+from sim.accuracy.collectives.left_out import _ROWS, _sample
 from sim.cost.collective import GroupShape, best, group_shape
 from sim.cost.collective.rates import inner_hop, params, scaled
 from topologies.load import load_topology

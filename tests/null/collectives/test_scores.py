@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.accuracy.collectives import target, validate_collectives
+from sim.accuracy.collectives.timings import target, validate_collectives
 from sim.cost.collective.rates import params
 from sim.quantile import quantile
 from topologies.errors import BadInput

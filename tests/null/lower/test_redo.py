@@ -12,7 +12,7 @@ from sim.lower.blocks import lower_block
 from sim.lower.job import job_of
 from sim.memory.report import memory_of
 from sim.memory.timeline import memory_timelines
-from sim.model.redo import MODULES, redone
+from sim.model.layers.redo import MODULES, redone
 from sim.predict import predict, predict_setting
 from topologies.errors import BadInput
 

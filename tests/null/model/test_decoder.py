@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from sim.framework import Framework, load_framework
 from sim.model import Network, Shape, describe, load_model
-from sim.model.decoder_spec import Decoder
-from sim.model.families import decoder
+from sim.model.readers.families import decoder
+from sim.model.specs.decoder import Decoder
 from sim.work import Gemm, MemoryBound
 from topologies.errors import BadInput, UnknownName
 

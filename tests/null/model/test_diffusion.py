@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from sim.framework import Framework
 from sim.model import Block, ModelSpec, Network, Part, Shape, describe, load_model
-from sim.model.spec import DiffusionUNet, Dit
+from sim.model.specs.spec import DiffusionUNet, Dit
 from sim.model.stages import layout
 from sim.plan import Batch, Parallel, Plan
 from sim.work import Attention, MemoryBound

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from sim.bind import bind
 from sim.framework import Framework
 from sim.model import Network, Part, Shape, describe, load_model
-from sim.model.decoder_spec import Decoder, Lora
-from sim.model.spec import Encoder, Mlp, Vit, spec_of
-from sim.model.xl import zipf
+from sim.model.language.xl import zipf
+from sim.model.specs.decoder import Decoder, Lora
+from sim.model.specs.spec import Encoder, Mlp, Vit, spec_of
 from sim.work import Attention, Conv, Gemm, GroupedGemm
 from topologies.errors import BadInput, Refused, UnknownName
 

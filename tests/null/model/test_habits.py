@@ -8,14 +8,14 @@ import msgspec
 import pytest
 
 from sim.framework import load_framework
-from sim.model.elementwise import residual
-from sim.model.linear import linear
+from sim.model.layers.elementwise import residual
+from sim.model.layers.linear import linear
+from sim.model.layers.norm import norm
 from sim.model.load import load_model
 from sim.model.network import describe
-from sim.model.norm import norm
 from sim.model.parts import Network, Part, Shape
 from sim.model.share import Share, share_of
-from sim.model.spec import TransformerXl
+from sim.model.specs.spec import TransformerXl
 from sim.work import Gemm, MemoryBound, Work
 
 ROWS, WIDTH = 4 * 128, 256

@@ -9,8 +9,8 @@ import pytest
 
 from sim.framework import Framework
 from sim.model import Shape, describe, load_model
-from sim.model.decoder import kind_of
-from sim.model.huggingface import READERS, from_config
+from sim.model.language.decoder import kind_of
+from sim.model.readers.huggingface import READERS, from_config
 from tests.null.model.hf_configs import CONFIGS
 from topologies.errors import BadInput, Refused, UnknownName
 

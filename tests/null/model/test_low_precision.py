@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from sim.framework import load_framework
-from sim.model.activation import activation
-from sim.model.ends import loss
-from sim.model.mlp import mlp
+from sim.model.layers.activation import activation
+from sim.model.layers.ends import loss
+from sim.model.layers.mlp import mlp
 from sim.model.parts import Shape
 from sim.model.share import Share, share_of
 from sim.work import MemoryBound

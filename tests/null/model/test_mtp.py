@@ -120,7 +120,7 @@ def test_what_is_not_described_is_refused(more: dict[str, Any]) -> None:
 
 
 def test_rows_of_deepseek_v3_say_whether_they_ran_with_it() -> None:
-    from sim.accuracy.mixtures import predictions
+    from sim.accuracy.architecture.mixtures import predictions
     from sim.accuracy.published import published_rows
 
     found = {row.row_id: predictions(row) for row in published_rows() if predictions(row) or "DeepSeek-V3" in row.model_name}

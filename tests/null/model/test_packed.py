@@ -7,7 +7,7 @@ import pytest
 
 from sim.framework import load_framework
 from sim.model import Shape, describe
-from sim.model.decoder_spec import Decoder
+from sim.model.specs.decoder import Decoder
 from sim.work import Attention
 
 WHOLE = Decoder(name="d", layers=2, hidden=1024, heads=8, kv_heads=2, ffn=4096, vocab=32000)

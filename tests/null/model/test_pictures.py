@@ -7,10 +7,10 @@ from msgspec.structs import replace
 
 from sim.framework import Framework
 from sim.model import Block, ModelSpec, Part, Shape, describe, load_model
-from sim.model.huggingface import from_config
 from sim.model.load import model_from
+from sim.model.readers.huggingface import from_config
 from sim.model.readers.pictures import READERS
-from sim.model.spec import ConvNext, EfficientNet, UNet
+from sim.model.specs.spec import ConvNext, EfficientNet, UNet
 from sim.model.stages import layout
 from sim.plan import Batch, Parallel, Plan
 from sim.work import Conv, MemoryBound

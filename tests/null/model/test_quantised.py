@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from sim.framework import load_framework
-from sim.model.attention import core
-from sim.model.heads import Heads
-from sim.model.linear import linear
+from sim.model.layers.attention import core
+from sim.model.layers.heads import Heads
+from sim.model.layers.linear import linear
 from sim.model.parts import Part, Shape
 from sim.model.share import Share, share_of
 from sim.work import Gemm, MemoryBound

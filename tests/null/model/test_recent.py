@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from sim.framework import Framework
 from sim.model import Network, Shape, describe
-from sim.model.decoder import kind_of
-from sim.model.decoder_spec import Decoder
-from sim.model.huggingface import from_config
-from sim.model.spec import spec_of
+from sim.model.language.decoder import kind_of
+from sim.model.readers.huggingface import from_config
+from sim.model.specs.decoder import Decoder
+from sim.model.specs.spec import spec_of
 from sim.work import Attention, Gemm
 from tests.null.model.hf_recent import RECENT
 from topologies.errors import BadInput, Refused

@@ -11,7 +11,7 @@ from sim.files.planfile import load_plan
 from sim.framework import Framework
 from sim.memory.report import memory_of
 from sim.model import Network, Part, Shape, describe, load_model
-from sim.model.spec import Dlrm
+from sim.model.specs.spec import Dlrm
 from sim.model.stages import layout
 from sim.plan import Batch, Optimizer, Parallel, Plan
 from sim.program import Program

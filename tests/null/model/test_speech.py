@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from sim.framework import Framework
 from sim.model import Network, Part, Shape, describe, load_model
-from sim.model.huggingface import from_config
-from sim.model.spec import Wav2Vec, Whisper
+from sim.model.readers.huggingface import from_config
+from sim.model.specs.spec import Wav2Vec, Whisper
 from sim.model.stages import layout
 from sim.plan import Batch, Parallel, Plan
 from sim.work import Attention, Conv, MemoryBound

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from sim.framework import load_framework
-from sim.model.maps import up_convolution
 from sim.model.parts import Part, Shape
-from sim.model.resnet import residual_block
+from sim.model.pictures.maps import up_convolution
+from sim.model.pictures.resnet import residual_block
+from sim.model.pictures.vision import Map, convolution, normalised, squeeze
 from sim.model.share import Share, share_of
-from sim.model.spec import Cnn
-from sim.model.vision import Map, convolution, normalised, squeeze
+from sim.model.specs.spec import Cnn
 from sim.work import MemoryBound
 
 MAP = Map(256, 56, 56)

@@ -14,7 +14,7 @@ from sim.files.planfile import load_plan
 from sim.files.text import parse_program
 from sim.model import load as loading
 from sim.model import load_model
-from sim.model.spec import spec_of
+from sim.model.specs.spec import spec_of
 from sim.predict import predict
 from sim.result.compare import compare
 from topologies.errors import BadInput, Refused, RunFailed, SteptwinError

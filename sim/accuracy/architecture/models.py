@@ -1,0 +1,244 @@
+"""From a row's columns to a plan's model table: the architecture that was trained.
+
+The columns give sizes; what they leave out (norms, positions, biases, tied embeddings, latent attention) follows
+from the model's family, as its makers published it (`sim.model.readers.families`). Every guess is noted.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from sim.accuracy.architecture.blanks import named, with_blanks
+from sim.accuracy.architecture.encoders import BERTS, SEQ2SEQ, bert, encoder_decoder, transformer_xl
+from sim.accuracy.architecture.mixtures import first_dense, latent, note_number, predictions, shared_width
+from sim.accuracy.architecture.names import shipped_model
+from sim.accuracy.architecture.pictures import picture_model
+from sim.accuracy.architecture.proportions import with_sizes
+from sim.accuracy.rows.row import Row
+from sim.model.load import load_model
+from sim.model.readers.families import decoder
+from sim.model.specs.decoder import Decoder
+from topologies.errors import Refused
+
+_FAMILIES: tuple[tuple[str, str], ...] = (
+    # (pattern over "model_type | model_name", family); the first that matches counts
+    (r"internlm(?!2)", "internlm"),
+    (r"mpt", "mpt"),
+    (r"bloom|alibi", "bloom"),
+    (r"nemotron|squared[-_ ]relu", "nemotron"),
+    (r"gpt[-_ ]?oss|sliding[-_ ]window", "gpt-oss"),
+    (r"(deepseek[-_ ]?(v[23]|r1)|kimi|moonlight)(?!.*distill)|\bmla\b", "deepseek"),  # latent attention; DeepSeek's first models are Llamas
+    (r"qwen-?3", "qwen3"),
+    (r"qwen", "qwen2"),
+    (r"grok|geglu", "grok"),
+    (r"mixtral|\bmoe\b", "mixtral"),
+    (r"mistral", "mistral"),
+    (r"falcon", "falcon"),
+    (r"llama|yi-|baichuan|deepseek|smollm|internlm2|codestral|tulu|vicuna", "llama"),
+    (r"gpt|megatron|\bopt\b|opt-|galactica", "gpt"),
+)
+_ACTIVATIONS: tuple[tuple[str, str], ...] = (
+    # (pattern, the model's word); the first that is found counts
+    (r"gated quick.?gelu|swi.?glu|silu|swish", "swiglu"),  # x sigmoid(1.702 x) times the other half: the same kernels as SwiGLU
+    (r"ge.?glu|gated.?gelu|gelu.*gated", "geglu"),
+    (r"squared.?relu|relu.?(\^|\*\*)?(2|²|squared)|sq.?relu", "relu2"),
+    (r"reglu", "reglu"),
+    (r"gelu", "gelu"),
+    (r"relu", "relu"),
+)
+
+
+_NAMED = (
+    r"resnet|resnext|\bcnn\b|ssd|mask|transformer[-_ ]xl|gnmt|seq2seq|encoder[-_ ]decoder|\bvit\b|\bvgg|alexnet|inception|\bm?t5x?\b|\bm?bart|pegasus|marian|nllb|diffusion|\bdit\b|u-?net\b|dlrm"
+    r"|recommend|whisper|wav2vec|hubert|rnn|tacotron|speech|\bclip\b|conformer|parakeet|canary|\bflux\b|\bsd-?3|imagen|pixart|\bwan[- ]?\d|cogvideo|hunyuan-?video|open-?sora"
+    r"|video|fold\d?\b"
+)
+"""Models that are no decoders: the table's columns do not describe them, a shipped model of the name does."""
+
+
+_DESCRIBED: tuple[tuple[str, Callable[[Row, list[str]], dict[str, Any] | None]], ...] = (
+    (BERTS, bert),
+    (r"transformer[-_ ]xl", lambda row, _: transformer_xl(row)),
+    (SEQ2SEQ, encoder_decoder),
+    (r"\bvit\b|\bvit_|deit|vision transformer|resnext|resnet|\bwrn|\bvgg", lambda row, _: picture_model(row)),
+)
+"""(Pattern, what builds such a model from the row's columns and name)."""
+
+
+def family_of(row: Row) -> str:
+    """The decoder family by name; "" where the row is no decoder that is known."""
+    text = f"{row.model_type} | {row.model_name}".lower()
+    return next((family for pattern, family in _FAMILIES if re.search(pattern, text)), "")
+
+
+def model_of(row: Row, assumed: list[str], vocab_multiple: int = 1) -> dict[str, Any]:
+    """The plan's model table; guesses are added to `assumed`.
+
+    `vocab_multiple`: the vocabulary is padded to a multiple, as the framework does.
+    Raises `Refused` where the architecture is not given and its name is none that ships.
+    """
+    kind = f"{row.model_type} | {row.model_name}".lower()
+    for pattern, described in _DESCRIBED:
+        if re.search(pattern, kind) and (tree := described(row, assumed)):
+            return tree
+    if re.search(_NAMED, kind):
+        return _by_name(row, assumed)
+    row = with_blanks(row, assumed)
+    if row.n_layers is None or row.hidden is None:
+        if shipped_model(row.model_name, row.params) or not (sized := with_sizes(row, assumed)):
+            return _by_name(row, assumed)
+        row = sized
+    if "mamba" in kind:
+        if shipped_model(row.model_name) and "hybrid" not in kind:
+            return _by_name(row, assumed)
+        raise Refused(f"{row.model_name}: a hybrid needs its layer pattern, which the row does not give")
+    return _decoder(row, assumed, vocab_multiple)
+
+
+def _decoder(row: Row, assumed: list[str], vocab_multiple: int) -> dict[str, Any]:
+    assert row.n_layers is not None and row.hidden is not None
+    base = named(row)
+    family = family_of(row) or "llama"
+    if base and _unlike(family_of(row), base):
+        return _with_task(_examples(_cut(base, row), row, assumed), row, assumed)
+    if not family_of(row):
+        assumed.append(f"model type {row.model_type!r} taken as llama")
+    heads = row.n_heads or _heads(row, assumed)
+    vocab = row.vocab_size or _vocab(family, assumed)
+    more: dict[str, Any] = {"mtp": found} if (found := predictions(row)) else {}
+    if family == "gpt-oss" and (window := note_number(row.arch_note, r"window (\d+)")):
+        more["window"] = window
+    if family == "grok" and "nemo" in row.framework.lower():
+        more |= {"post_norms": False, "tied": False}  # Mixtral's layer in its sizes (grok1_314b.yaml; NeMo, pretrain_grok1_314b.py)
+    if family == "bloom" and "sweep" in row.model_name.lower():
+        more["embed_norm"] = False  # the prequel's sweeps ran Megatron's GPT before the embedding norm was added
+    spec = decoder(
+        family,
+        name=row.model_name,
+        n_layers=row.n_layers,
+        hidden=row.hidden,
+        n_heads=heads,
+        vocab_size=-(-vocab // vocab_multiple) * vocab_multiple,
+        n_kv_heads=row.n_kv_heads or 0,
+        head_dim=row.head_dim or 0,
+        ffn_hidden=row.ffn_hidden or _ffn(row, family, assumed),
+        activation=_activation(row),
+        n_experts=row.n_experts or 0,
+        top_k=row.top_k or 0,
+        moe_ffn_hidden=row.moe_ffn_hidden or (row.ffn_hidden or 0),
+        shared_ffn_hidden=shared_width(row, base),
+        first_dense=first_dense(row, base) if row.n_experts else 0,
+        mla=latent(row, base) if family == "deepseek" else None,
+        **more,
+    )
+    return _with_task(_examples(spec, row, assumed), row, assumed)
+
+
+def _unlike(family: str, base: Decoder) -> bool:
+    """The habits of a shipped model are not those that its family's name stands for: it is taken itself, with the row's sizes."""
+    return not family or family == "falcon" or (family == "gpt" and base.position != "learned")
+
+
+def _cut(base: Decoder, row: Row) -> Decoder:
+    """The shipped model with the sizes that the row states. Raises `Refused` where its layers differ in kind and the row has not all of them."""
+    layers = row.n_layers or base.layers
+    if layers != base.layers and (base.pattern or base.mixers):
+        raise Refused(f"{row.model_name}: {layers} of {base.layers} layers, which differ in kind: which of them is not stated")
+    own = {
+        "layers": layers,
+        "heads": row.n_heads,
+        "kv_heads": row.n_kv_heads,
+        "head_dim": row.head_dim,
+        "ffn": row.ffn_hidden,
+        "vocab": row.vocab_size,
+    }
+    base = msgspec.structs.replace(base, name=row.model_name)
+    return msgspec.structs.replace(base, **{name: value for name, value in own.items() if value})
+
+
+_SQUAD_EXAMPLE = 200
+"""Tokens of a SQuAD example: a context of 117 words in the mean, a question of 10 and an answer of 3 (Rajpurkar et al. 2016), in a template,
+at 4 tokens for 3 words."""
+_PACKING = r"nemo|megatron-bridge"
+
+
+def _examples(spec: Decoder, row: Row, assumed: list[str]) -> Decoder:
+    """Fine-tuning recipes of NeMo and Megatron-Bridge pack SQuAD into sequences of 4096 when run for speed, and take sequences of 2048 when
+    not (nemo/collections/llm/recipes/llama3_8b.py: finetune_recipe, performance_mode)."""
+    tuned = re.search(r"\bsft\b|lora|\bpeft\b|fine-?tun", row.task.lower())
+    words = f"{row.framework} {row.source_id}".lower()
+    if not tuned or (row.seq_len or 0) < 4096 or not re.search(_PACKING, words) or "mlperf" in words:
+        return spec
+    assumed.append(f"fine-tuning on packed sequences: SQuAD's examples of {_SQUAD_EXAMPLE} tokens")
+    return msgspec.structs.replace(spec, packed=_SQUAD_EXAMPLE)
+
+
+def trains_adapters(row: Row) -> bool:
+    """LoRA, said of the task or of the model ("Llama-2-70B LoRA")."""
+    return re.search(r"[dl]ora\b|\bpeft\b|adapter", f"{row.task} {row.model_name}".lower()) is not None
+
+
+def _with_task(spec: Decoder, row: Row, assumed: list[str]) -> dict[str, Any]:
+    if trains_adapters(row):
+        from sim.model.specs.decoder import Lora
+
+        if "mlperf" in f"{row.framework} {row.source_id}".lower():  # llama2_70b_lora of mlcommons/training: qkv_proj,o_proj, lora_r 16
+            assumed.append("LoRA of rank 16 on qkv and the output projection: MLPerf's rule")
+            lora = Lora(rank=16, targets=("qkv", "proj"))
+        else:  # finetune_performance_optimizations of NeMo's Llama recipes: peft.target_modules = ["linear_qkv"], dim 16
+            assumed.append("LoRA of rank 16 on linear_qkv: the performance setting of NeMo's Llama recipes")
+            lora = Lora(rank=16, targets=("qkv",))
+        spec = msgspec.structs.replace(spec, lora=lora)
+    tree: dict[str, Any] = msgspec.to_builtins(spec)
+    return tree
+
+
+def _heads(row: Row, assumed: list[str]) -> int:
+    """Heads as near to 128 wide as tensor parallelism allows, the width that most models take."""
+    assert row.hidden is not None
+    whole = math.lcm(row.tp or 1, row.n_kv_heads or 1)
+    fits = [n for n in range(1, row.hidden // 32 + 1) if row.hidden % n == 0 and n % whole == 0] or [row.n_kv_heads or 1]
+    heads = min(fits, key=lambda n: abs(math.log(row.hidden / n / 128)) if row.hidden else 0.0)
+    assumed.append(f"n_heads not stated: {heads}")
+    return heads
+
+
+def _ffn(row: Row, family: str, assumed: list[str]) -> int:
+    """Llama-like models round 8/3 x hidden up to a multiple of 256, others take 4 x hidden."""
+    if row.moe_ffn_hidden:
+        return 0
+    assert row.hidden is not None
+    gated = _activation(row).endswith("glu") or family in ("llama", "internlm", "mistral", "qwen2", "qwen3", "mixtral")
+    width = -(-8 * row.hidden // 3 // 256) * 256 if gated else 4 * row.hidden
+    assumed.append(f"ffn_hidden not stated: {width}")
+    return width
+
+
+def _vocab(family: str, assumed: list[str]) -> int:
+    """The family's own tokenizer."""
+    known = {"llama": 32000, "mpt": 50368, "bloom": 250680, "qwen3": 151936, "deepseek": 129280, "internlm": 103168, "gpt-oss": 201088}
+    size = known.get(family, 50304)
+    assumed.append(f"vocab_size not stated: {size}")
+    return size
+
+
+def _activation(row: Row) -> str:
+    return next((name for pattern, name in _ACTIVATIONS if re.search(pattern, row.activation.lower())), "")
+
+
+def _by_name(row: Row, assumed: list[str]) -> dict[str, Any]:
+    """A shipped model of that name, where the row gives no sizes. Raises `Refused` where there is none."""
+    found = shipped_model(row.model_name, row.params, modern=not "" < row.date < "2024")
+    if not found:
+        raise Refused(f"{row.model_name or 'model'}: the row gives no architecture, and no model of that name ships")
+    assumed.append(f"architecture of the shipped model {found}")
+    spec = load_model(found)
+    if isinstance(spec, Decoder):
+        return _with_task(_examples(spec, row, assumed), row, assumed)
+    tree: dict[str, Any] = msgspec.to_builtins(spec)
+    return tree

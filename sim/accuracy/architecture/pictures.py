@@ -1,0 +1,79 @@
+"""Models of images by the names that libraries give them: `vit_small_patch16_224`, "ResNeXt101-64x4d", "wide_resnet50_2", "vgg19_bn".
+
+What a name states beside the model (patch, pixels, groups, widths) is in it; sizes are the makers'.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from sim.accuracy.rows.row import Row
+from sim.model.specs.spec import Cnn, Vit
+
+_VITS: dict[str, tuple[int, int, int, int]] = {
+    # letter: layers, hidden, heads, ffn (Dosovitskiy et al. 2020, table 1; Touvron et al. 2021, table 1; Zhai et al. 2022, table 2)
+    "ti": (12, 192, 3, 768),
+    "s": (12, 384, 6, 1536),
+    "b": (12, 768, 12, 3072),
+    "l": (24, 1024, 16, 4096),
+    "h": (32, 1280, 16, 5120),
+    "g": (40, 1408, 16, 6144),
+    "gg": (48, 1664, 16, 8192),
+}
+_WORDS = {"tiny": "ti", "small": "s", "base": "b", "large": "l", "huge": "h", "giant": "g", "gigantic": "gg", "bigg": "gg"}
+_SMALL = 100
+"""Pixels above which a number in a name is an image's side; below, a patch's."""
+
+
+def picture_model(row: Row) -> dict[str, Any] | None:
+    """The model table of a row on images, from its name and its columns; None where it is none of those described by numbers."""
+    name = re.sub(r"[_ -]+", " ", row.model_name.lower())
+    spec = _vit(row, name) or _resnet(name) or _vgg(name)
+    if spec is None:
+        return None
+    tree: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(spec, name=row.model_name))
+    return tree
+
+
+def _vit(row: Row, name: str) -> Vit | None:
+    """A plain vision transformer: DeiT has ViT's layers. Sizes in the row win over the name's letter."""
+    found = re.search(
+        r"\b(?:vit|deit|vision transformer)\b(?: ?iii)? ?(ti|s|b|l|h|gg?|tiny|small|base|large|huge|giant|gigantic|bigg)?\b", name
+    )
+    if not found or re.search(r"swin|clip|llava|hybrid|r50|mask|det|moe", name):
+        return None
+    letter = found[1] or ""
+    if re.search(r"(?i:vit)[ _-]?G\b", row.model_name):  # ViT-g and ViT-G differ
+        letter = "gg"
+    sizes = _VITS.get(_WORDS.get(letter, letter))
+    if row.n_layers and row.hidden:
+        sizes = (row.n_layers, row.hidden, row.n_heads or max(1, row.hidden // 64), row.ffn_hidden or 4 * row.hidden)
+    if sizes is None:
+        return None
+    layers, hidden, heads, ffn = sizes
+    after = name[found.end() :]
+    pixels = _pixels(f"{after} {row.arch_note.lower()}")
+    patch = re.search(r"patch ?(\d+)|[/ ](\d\d)(?!\d)", after)
+    side = int(patch[1] or patch[2]) if patch else 14 if hidden in (1280, 1408, 1664) else 16
+    return Vit(layers=layers, hidden=hidden, heads=heads, ffn=ffn, image=pixels or 224, patch=side if (pixels or 224) % side == 0 else 16)
+
+
+def _pixels(text: str) -> int:
+    return next((int(number) for number in re.findall(r"\d{3}", text) if int(number) > _SMALL), 0)
+
+
+def _resnet(name: str) -> Cnn | None:
+    """ResNeXt of any groups and widths (Xie et al. 2016), and wide ResNets (Zagoruyko & Komodakis 2016; torchvision: twice as wide inside)."""
+    if found := re.search(r"(se ?)?resnext ?(50|101|152) ?\(?(\d+)x(\d+)d?", name):
+        return Cnn(depth=int(found[2]), groups=int(found[3]), width=int(found[4]), se=bool(found[1]))
+    if found := re.search(r"wide ?resnet ?(50|101)(?: 2)?$|wrn ?(50|101) 2", name):
+        return Cnn(depth=int(found[1] or found[2]), width=128)
+    return None
+
+
+def _vgg(name: str) -> Cnn | None:
+    found = re.search(r"\bvgg ?(11|13|16|19)(?: ?(bn|batch ?norm))?\b", name)
+    return Cnn(arch="vgg", depth=int(found[1]), batch_norm=bool(found[2])) if found else None

@@ -1,0 +1,1 @@
+"""Published timings of collectives against the cost model."""

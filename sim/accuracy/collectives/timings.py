@@ -1,0 +1,203 @@
+"""Published timings of collectives against the model: `steptwin validate --collectives`.
+
+Errors are (predicted - measured) / measured of the time, summed up by GPU type, collective and size (from 1 MiB, and below).
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from sim.accuracy.collectives.tools import Tool, algorithm_of, source_of, tool_of
+from sim.cost.collective import GroupShape, best, group_shape
+from sim.quantile import quantile
+from topologies.errors import BadInput, Refused, SteptwinError
+from topologies.graph import Topology
+from topologies.load import load_topology
+
+_MACHINES = (
+    (r"p6.b200", "aws-p6-b200"), (r"p5en", "aws-p5en"), (r"p5\b|p5\.48|aws p5", "aws-p5"), (r"p4de", "aws-p4de"), (r"p4d", "aws-p4d"),
+    (r"a3.?ultra", "gcp-a3-ultra"), (r"a3.?mega", "gcp-a3-mega"), (r"gb300", "gb300-nvl72"), (r"gb200", "gb200-nvl72"),
+    (r"b300", "dgx-b300"), (r"b200", "dgx-b200"), (r"h200", "dgx-h200"), (r"h100.*pcie", "h100-pcie-x8"), (r"h100", "dgx-h100"),
+    (r"a100.*pcie", "a100-pcie-x8"), (r"a100", "dgx-a100"), (r"v100", "dgx1-v100"), (r"l40s", "l40s-x8"), (r"pro.?6000", "rtx-pro-6000-x8"),
+    (r"5090", "rtx-5090-x4"), (r"4090", "rtx-4090-x8"), (r"3090", "rtx-3090-x4"), (r"mi325", "mi325x-x8"), (r"mi300", "mi300x-x8"),
+)  # fmt: skip
+_LARGE = 1 << 20
+_MISPLACED = " n > 2, badly placed host"
+_GPU = re.compile(r"(gb300|gb200|b300|b200|h200|h100|a100|v100|l40s|pro.?6000|mi3\d\dx?|mi250x?|4090|3090|5090)", re.I)
+
+
+class Timing(msgspec.Struct, frozen=True):
+    """One measured timing and its prediction, seconds."""
+
+    gpu: str
+    kind: str
+    nodes: int
+    bytes: int
+    measured: float
+    predicted: float
+    machine: str
+    ranks: int
+    file: str
+    shape: GroupShape
+    source: str = "unnamed"
+    algorithm: str = "auto"
+    tool: Tool = Tool()
+
+    @property
+    def group(self) -> str:
+        """The row of the table: the GPU type; L40S hosts with more than 2 GPUs apart (their GPUs reach each other at 2-6 GB/s)."""
+        return f"{self.gpu}{_MISPLACED if self.ranks > 2 else ' n = 2'}" if self.gpu == "L40S" else self.gpu
+
+    @property
+    def error(self) -> float:
+        return (self.predicted - self.measured) / self.measured
+
+
+def validate_collectives(path: str | Path, beside: str | Path | None = None) -> dict[str, Any]:
+    """Scores every row of a CSV in the columns of the published collectives, and of a second one `beside` it.
+
+    Where `beside` is not given, `facts/nccl_other_measured.csv` next to the folder of `path` is taken if it is there. A row is
+    (GPU type, collective, one node or several, size class, file); its `left_out` is the median error of a model fitted without that
+    type's architecture, `source_out` of one fitted without those who published the row. Raises `BadInput` where a file cannot be read.
+    """
+    other = Path(beside) if beside is not None else Path(path).resolve().parents[1] / "facts" / "nccl_other_measured.csv"
+    files = [Path(path)]
+    if beside is not None or (other.is_file() and other != Path(path).resolve()):
+        files.append(other)
+    found: list[Timing] = []
+    refused: list[dict[str, object]] = []
+    for file in files:
+        for number, row in enumerate(_read(file), 2):
+            try:
+                found.append(_timing(row, file.name))
+            except (SteptwinError, ValueError, KeyError) as error:
+                refused.append({"file": file.name, "row": number, "reason": str(error)})
+    if not found:
+        raise BadInput(f"{path} holds no timing that can be predicted; first reason: {refused[0]['reason'] if refused else 'no rows'}")
+    errors = [abs(t.error) for t in found]
+    return {
+        "scored": len(found),
+        "refused": refused,
+        "coverage": len(found) / (len(found) + len(refused)),
+        "median_ape": median(errors),
+        "mape": sum(errors) / len(errors),
+        "bias": sum(t.error for t in found) / len(found),
+        "rows": _table(found, *_left_out(found)),
+        "by_gpu": {gpu: median(abs(t.error) for t in found if t.group == gpu) for gpu in sorted({t.group for t in found})},
+    }
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = list(csv.DictReader(file, restval=""))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise BadInput(f"{path} cannot be read: {error}") from None
+    rows = [_renamed(row) for row in rows]
+    missing = {"kind", "gpus", "gpu", "message_bytes", "time_us"} - set(rows[0] if rows else ())
+    if missing:
+        raise BadInput(f"{path} lacks the columns {', '.join(sorted(missing))}: give a file in the columns of the published collectives")
+    return rows
+
+
+def _renamed(row: dict[str, str]) -> dict[str, str]:
+    """Rows of `nccl_other_measured.csv` under the names of the published collectives; others as they are."""
+    if not {"system", "op", "n_gpus", "bytes"} <= set(row):
+        return row
+    return {**row, "kind": row["op"], "gpus": row["n_gpus"], "gpu": row["system"], "message_bytes": row["bytes"]}
+
+
+@cache
+def _topology(name: str) -> Topology:
+    return load_topology(name)
+
+
+def _timing(row: dict[str, str], file: str) -> Timing:
+    gpus, nodes = int(row["gpus"]), max(1, int(row.get("nodes") or 1))
+    measured, size = float(row["time_us"]) * 1e-6, float(row["message_bytes"])
+    if gpus < 1 or not 0 < measured < math.inf or not 1 <= size < math.inf:
+        raise BadInput(f"the row has no time, size or GPUs: {row['time_us']} us, {row['message_bytes']} bytes, {row['gpus']} GPUs")
+    text = f"{row.get('system', '')} {row['gpu']}".lower().replace("_", " ")
+    machine = next((name for pattern, name in _MACHINES if re.search(pattern, text)), "")
+    if not machine:
+        raise BadInput(f"no machine of the catalog has the GPU '{row['gpu']}'")
+    rack = _topology(machine).gpus
+    # A rack whose switches join all its GPUs is one node here, whatever trays a row counts.
+    nodes = -(-gpus // rack) if "nvl72" in machine else max(nodes, -(-gpus // rack))
+    expression = machine if nodes == 1 else f"{nodes}x {machine}"
+    topology = _topology(expression)
+    each = -(-gpus // nodes)
+    ranks = tuple(node * topology.ranks_per_node + local for node in range(topology.nodes) for local in range(each))[:gpus]
+    bytes_ = int(size)
+    kind = {"alltoall": "all_to_all", "allreduce": "all_reduce", "allgather": "all_gather"}.get(row["kind"], row["kind"])
+    shape = group_shape(topology, ranks)
+    algorithm, tool = _algorithm(row, kind, shape), tool_of(row, topology, shape.local)
+    seconds = tool.seconds(best(kind, bytes_, shape, algorithm).seconds)
+    match = _GPU.search(row["gpu"])
+    gpu = match.group(1).upper() if match else row["gpu"]
+    return Timing(
+        gpu, kind, topology.nodes, bytes_, measured, seconds, expression, gpus, file, shape, source_of(row), algorithm, tool
+    )  # fmt: skip
+
+
+def _algorithm(row: dict[str, str], kind: str, shape: GroupShape) -> str:
+    """What the row says that NCCL ran; its own choice where the model knows no such way for the group."""
+    try:
+        best(kind, 1, shape, algorithm_of(row))
+    except Refused:
+        return "auto"
+    return algorithm_of(row)
+
+
+def _left_out(found: list[Timing]) -> tuple[dict[int, float], dict[int, float]]:
+    """Errors with the GPU type left out, and with the source left out."""
+    from sim.accuracy.collectives.left_out import left_out, source_out
+
+    judged = [t for t in found if not t.group.endswith(_MISPLACED)]
+    return left_out(found, judged), source_out(found, judged)
+
+
+def _table(found: list[Timing], withheld: dict[int, float], unsourced: dict[int, float]) -> list[dict[str, object]]:
+    keys: dict[tuple[str, str, str, str, str], list[int]] = {}
+    for at, t in enumerate(found):
+        span = "one node" if t.nodes == 1 else "several nodes"
+        keys.setdefault((t.group, t.kind, span, ">= 1 MiB" if t.bytes >= _LARGE else "< 1 MiB", t.file), []).append(at)
+    return [
+        _row(key, [found[at] for at in group], [withheld[at] for at in group], [unsourced[at] for at in group])
+        for key, group in sorted(keys.items())
+    ]
+
+
+def target(gpu: str, span: str, large: bool) -> float | None:
+    """The median absolute error that the project aims at; None for rows that are shown and not judged."""
+    if gpu.endswith(_MISPLACED):
+        return None
+    return (0.15 if span == "several nodes" else 0.10) if large else 0.25
+
+
+def _row(key: tuple[str, str, str, str, str], group: list[Timing], withheld: list[float], unsourced: list[float]) -> dict[str, object]:
+    errors = [abs(t.error) for t in group]
+    middle, aim = median(errors), target(key[0], key[2], key[3] == ">= 1 MiB")
+    return {
+        "gpu": key[0],
+        "collective": key[1],
+        "span": key[2],
+        "size": key[3],
+        "file": key[4],
+        "timings": len(group),
+        "median_ape": round(middle, 4),
+        "p90": round(quantile(errors, 0.9), 4),
+        "bias": round(sum(t.error for t in group) / len(group), 4),
+        "left_out": round(median(abs(error) for error in withheld), 4),
+        "source_out": round(median(abs(error) for error in unsourced), 4),
+        "target": aim,
+        "met": None if aim is None else middle <= aim,
+    }

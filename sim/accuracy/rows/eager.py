@@ -1,0 +1,72 @@
+"""Which framework file describes a row that ran as PyTorch's modules: by what was trained, in whose scripts, and when."""
+
+from __future__ import annotations
+
+import re
+
+from sim.accuracy.rows.row import Row
+from sim.accuracy.rows.scripts import layout_of
+
+_CAST = r"\bamp\b|amp_|autocast|\bmixed\b|-mixed|^o1$"
+"""Precisions under which parameters stay fp32."""
+_CASTING = r"nanogpt|\btimm\b|hugging ?face trainer|\bhf trainer|transformers trainer"
+"""Libraries that train under autocast whatever their table calls it."""
+KEPT_LOW = r"lora|peft|adapter"
+"""What is tuned beside weights that are frozen in 16 bits."""
+_SCRIPTED = "2021-09"
+"""When NVIDIA's BERT in PyTorch took to TorchScript, and to sequences binned by length (its README's release notes)."""
+_NVIDIA = r"nv-?dle|nvidia|deeplearningexamples|\bngc\b|apex|dali|lddl"
+"""Words of rows that ran NVIDIA's scripts."""
+_OLDER = r"resnet|resnext|\bcnn\b|\bvgg|alexnet|inception|ssd|mask|transformer[-_ ](base|big)|encoder[-_ ]decoder|gnmt|rnn"
+"""Classifiers, detectors and translation: scripts of before PyTorch 2.0."""
+_PICTURES = _OLDER.partition("|transformer")[0] + r"|\bvit\b|vit_|deit|swin|convnext|net-?v?\d|u-?net|inception|alexnet|wrn"
+_LARGER = r"\bm?t5|\bt0\b|\bul2|\bm?bart|pegasus|nllb|m2m|whisper"
+"""Encoders with decoders that no such script trains: modules of transformers."""
+_SECOND = "2023-03"
+"""PyTorch 2.0: torch.optim calls one kernel for many tensors, and zero_grad frees gradients (its release notes)."""
+_AFTER = r"h[128]00|h20\b|gh200|b[23]00|mi3|l40s|l4\b|4090|5090|6000 ?ada"
+"""GPUs that PyTorch before 2.0 was not built for (compute capabilities 8.9 and 9.0 came with CUDA 11.8)."""
+
+
+def eager_of(row: Row, text: str, torch: bool, precision: str, assumed: list[str]) -> str:
+    """`text`: what the row says of its framework; `torch`: that it is a library of PyTorch's modules; `precision`: the plan's."""
+    if torch and (found := _script(row, precision)):
+        return found
+    if torch and re.search(r"deep ?speed", text):
+        return "deepspeed"
+    assumed.append(f"framework {row.framework!r} taken as plain PyTorch")
+    whole = not row.sharding or re.search(r"^none|^no\b|ddp|^(?!.*(shard|zero)).*data.?parallel", row.sharding.lower())
+    seen = row.batch_unit == "images" or re.search(_PICTURES, f"{row.model_type} {row.model_name}".lower())
+    pictures = seen and precision in ("fp16", "bf16")  # nobody trains them in 16 bits alone
+    cast = pictures or re.search(_CAST, row.precision.lower()) or re.search(_CASTING, text)
+    return "pytorch-amp" if whole and cast and not re.search(KEPT_LOW, row.task.lower()) and "32" not in row.precision else "pytorch"
+
+
+def _script(row: Row, precision: str) -> str:
+    """The file of a script for such a model; "" where any loop around its modules will do."""
+    model = f"{row.model_type} {row.model_name}".lower()
+    if re.search(r"(?<!hu)bert\b", model):
+        if "squad" in row.task.lower():
+            return "pytorch-apex-squad"
+        later = row.pretrains and row.date >= _SCRIPTED
+        return "pytorch-apex-ddp" if not later else "pytorch-apex-jit" if _nvidias(row) else ""
+    if re.search("transformer[-_ ]xl", model):
+        return "pytorch-transformer-xl"
+    if re.search(r"mask[-_ ]?r[-_ ]?cnn", model) and precision != "fp32":
+        return "pytorch-detection"  # in fp32 the script's README turns NHWC and the loader between steps off
+    if re.search(r"\bssd", model):
+        return "pytorch-ssd"
+    if not re.search(_OLDER, model) or re.search(_LARGER, model):
+        return ""
+    return "pytorch-foreach" if _second(row) and not _nvidias(row) else layout_of(row)
+
+
+def _nvidias(row: Row) -> bool:
+    return re.search(_NVIDIA, f"{row.source_id} {row.source} {row.framework} {row.framework_version}".lower()) is not None
+
+
+def _second(row: Row) -> bool:
+    """PyTorch 2.0 or later: the row's release says so, its date, or its GPU."""
+    if found := re.search(r"torch\W*(?:v|version)? ?(\d)\.\d", f"{row.framework} {row.framework_version}".lower()):
+        return int(found[1]) >= 2
+    return row.date >= _SECOND if row.date else re.search(_AFTER, row.gpu.lower()) is not None

@@ -1,0 +1,243 @@
+"""From a row to everything that a prediction needs: plan, machine, and what had to be assumed.
+
+A field that the row leaves empty takes the default of the row's framework, or what most people run; each such
+choice is listed in `Case.assumed`. Nothing here looks at the measured time.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from sim.accuracy.architecture.models import model_of, trains_adapters
+from sim.accuracy.architecture.names import with_widths
+from sim.accuracy.rows.attention import attention_of
+from sim.accuracy.rows.loops import data_of, output_of, turns_of
+from sim.accuracy.rows.machines import in_devices, machine_of
+from sim.accuracy.rows.networks import network_of
+from sim.accuracy.rows.recomputation import recompute_of
+from sim.accuracy.rows.room import with_room
+from sim.accuracy.rows.row import Row
+from sim.accuracy.rows.scripts import steers_power
+from sim.accuracy.rows.sharding import sharding_of
+from sim.accuracy.rows.sizes import Sizes, gpus_of, in_parts, sizes_of, stages_of
+from sim.accuracy.rows.systems import described, named_system
+from sim.accuracy.rows.updating import optimizer_of
+from sim.accuracy.rows.wording import algorithm_of, compiled, framework_of_row, overlap_of, precision_of, said, schedule_of
+from sim.model.load import model_from
+from sim.plan import Batch, Comm, Memory, Parallel, Plan
+from topologies.errors import BadInput, Refused
+
+_MEGATRON = ("megatron", "nemo", "mlperf-nvidia", "oneflow-gpt")
+"""Frameworks that pad the vocabulary to a multiple of 128 on each rank of tensor parallelism (make_vocab_size_divisible_by)."""
+_WITHOUT_SP = ("megatron-2020", "megatron-2021", "megatron-deepspeed", "oneflow")
+"""Frameworks of before sequence parallelism, or without."""
+_SEQUENCE_PARALLEL = "2022-05"
+"""When it was published (Korthikanti et al. 2022)."""
+_SQUAD = 384
+"""Tokens of a SQuAD example in BERT's fine-tuning scripts (--max_seq_length 384)."""
+
+_BINNED = {128: 120, 512: 288}
+"""Tokens of a padded BERT sequence where each batch holds sequences of one length bin of 64: NVIDIA's PyTorch scripts
+since 21.09 (LDDL, --phase2_bin_size 64). Half of 512 and a fifth of 128 are padding in Wikipedia (Krell et al. 2021,
+sequence packing); the mean of a bin lies half a bin above the sequences' own mean."""
+
+
+class Case(msgspec.Struct, frozen=True):
+    """A row made ready to predict."""
+
+    row: Row
+    plan: Plan
+    topology: str
+    assumed: tuple[str, ...]
+    edits: tuple[str, ...] = ()
+    """What-ifs of the topology: GPUs that no machine of the catalog holds."""
+    turns: int = 1
+    """Of the row's steps, that the plan's is made of: an update comes after so many (`sim.accuracy.rows.loops`)."""
+
+
+def case_of(row: Row) -> Case:
+    """The plan and machine of a row. Raises `BadInput` (or `Refused`, `UnknownName`) with the reason where it has none."""
+    if row.problem:
+        raise BadInput(row.problem)
+    assumed: list[str] = []
+    row = in_devices(msgspec.structs.replace(row, gpus=gpus_of(row, assumed)), assumed)
+    row = with_widths(row)
+    framework = framework_of_row(row, assumed)
+    model = model_of(row, assumed, 128 * (row.tp or 1) if framework.startswith(_MEGATRON) else 1)
+    row = _in_samples(row, str(model.get("family", "decoder")), assumed)
+    layers, further = int(model.get("layers", 1)), int(model.get("mtp", 0))
+    heads = model.get("heads", 1)
+    row = in_parts(row, heads if isinstance(heads, int) else 1, assumed)
+    sizes = sizes_of(row, assumed, framework, layers)
+    overlap, tp_overlap = overlap_of(row, framework)
+    turns = turns_of(row, model, sizes.micro)
+    precision = precision_of(row, assumed)
+    plan = Plan(
+        model=model,
+        name=row.row_id,
+        task=_task(row, assumed),
+        framework=framework,
+        seq_len=_seq_len(row, framework, assumed),
+        precision=precision,  # type: ignore[arg-type]
+        attention=attention_of(row, sizes.cp, framework, assumed),
+        compile=compiled(row),
+        batch=Batch(global_=sizes.batch * turns, micro=sizes.micro),
+        parallel=_parallel(row, sizes, framework, layers, further, tp_overlap, getattr(model_from(model), "window", 0) > 0, assumed),
+        memory=Memory(**recompute_of(row, layers // sizes.pp, framework, assumed), offload=_offload(row)),
+        optimizer=optimizer_of(row, precision, assumed),
+        data=data_of(row, model, framework),
+        output=output_of(row, model),
+        comm=Comm(overlap=overlap, algorithm=algorithm_of(row, framework)),
+    )
+    machine, edits = machine_of(named_system(row), assumed)
+    machine = described(row, machine)
+    edits += ("gpu.vboost=1",) * steers_power(row, framework)
+    edits += network_of(row, machine, assumed)
+    plan = with_room(plan, machine, edits, row, assumed)
+    return Case(row, plan, machine, tuple(assumed), edits, turns)
+
+
+_REINFORCED = r"\brlhf|\bppo\b|\bgrpo\b|\bdapo\b|reinforc|rollout"
+
+
+def _task(row: Row, assumed: list[str]) -> Any:
+    """A row without backward says so; its parameters are not updated. Raises `Refused` for reinforcement learning, whose steps generate texts too."""
+    task = row.task.lower()
+    if re.search(_REINFORCED, task):
+        raise Refused(f"task {row.task!r}: a step of reinforcement learning also generates texts, which is not described")
+    if re.search(r"\bdpo\b|preference", task):
+        assumed.append("preferences: the forward passes of the model that is compared with are not counted")
+    if re.match(r"inference|forward|eval|prefill", row.task.lower()):
+        return "forward"
+    return "lora" if trains_adapters(row) else "train"
+
+
+_PICTURES = ("cnn", "vit")
+_TEXT = ("decoder", "encoder", "transformer-xl", "captured")
+_MANY = 1 << 16
+"""Sequences that no step takes: a batch of so many, its unit unsaid, is counted in tokens."""
+
+
+def _in_samples(row: Row, family: str, assumed: list[str]) -> Row:
+    """The batch in what the model takes at a time: images; sequences, which are full, where the row counts tokens."""
+    unit, length = row.batch_unit.lower(), row.seq_len
+    if family in _PICTURES:
+        return msgspec.structs.replace(row, batch_unit="images")
+    most = _MANY if family == "encoder" else _MANY - 1  # LAMB's largest batch (You et al. 2019): 65,536 sequences
+    many = not unit and (row.global_batch or 0) > max(most, 64 * (length or 1) - 1)
+    if family not in _TEXT or not length or not (many or "tok" in unit):
+        return row
+    counts = {name: getattr(row, name) for name in ("micro_batch", "global_batch")}
+    counts = {name: max(1, round(count / length)) if count and count >= length else count for name, count in counts.items()}
+    assumed.append(
+        f"a batch of {row.global_batch or row.micro_batch} tokens: {counts['global_batch'] or counts['micro_batch']} sequences of {length}"
+    )
+    return msgspec.structs.replace(row, batch_unit="sequences", **counts)
+
+
+def _offload(row: Row) -> Any:
+    """ZeRO-Offload and its kind keep the optimizer on the host."""
+    return "optimizer" if re.search(r"offload|infinity", f"{row.sharding} {row.optimizer}".lower()) else "none"
+
+
+def _length(row: Row) -> int:
+    """Tokens where the row says nothing: BERT's first phase (MLPerf's BERT: the second), T5's longest (Raffel et al. 2019), else 2048."""
+    kind = f"{row.model_type} {row.model_name}".lower()
+    if "squad" in row.task.lower():
+        return _SQUAD
+    if re.search(r"transformer[-_ ]?xl", kind):
+        return 384 if "large" in kind else 192  # tgt_len of NVIDIA's wt103 configurations
+    if "bert" in kind:
+        return 512 if "mlperf" in f"{row.framework} {row.source_id}".lower() else 128
+    return 512 if re.search(r"\bm?t5", kind) else 1024 if re.search(r"gpt-?2\b", kind) else 2048
+
+
+def _seq_len(row: Row, framework: str, assumed: list[str]) -> int | None:
+    if row.batch_unit == "images":
+        return None
+    if row.seq_len is None:
+        size = _length(row)
+        assumed.append(f"seq_len not stated: {size}")
+        return size
+    if framework == "pytorch-apex-jit" and row.seq_len in _BINNED:
+        size = _BINNED[row.seq_len]
+        assumed.append(f"sequences binned by length (LDDL): {size} tokens in the mean of up to {row.seq_len}")
+        return size
+    return row.seq_len
+
+
+def _schedule(row: Row, sizes: Sizes) -> Any:
+    """The schedule that the row names, where its micro-batches are enough for it (DualPipe-V: two for each stage)."""
+    schedule = schedule_of(row) if sizes.pp > 1 else ""
+    few = sizes.batch // (sizes.micro * sizes.dp) < 2 * sizes.pp
+    return "" if schedule == "dualpipe" and few else schedule
+
+
+def _parallel(
+    row: Row, sizes: Sizes, framework: str, layers: int, further: int, tp_overlap: bool, windowed: bool, assumed: list[str]
+) -> Parallel:
+    shard = sharding_of(row, sizes.dp, framework, assumed)
+    etp = _expert_tp(row, sizes, framework, assumed)
+    ep = _experts(sizes, etp, assumed)
+    along = said(row.sequence_parallel)
+    if along is None:
+        along = not framework.startswith(_WITHOUT_SP) and not "" < row.date[:7] < _SEQUENCE_PARALLEL
+        if sizes.tp > 1:
+            assumed.append(f"sequence parallelism not stated: {'on with tp > 1' if along else f'{framework} has none'}")
+    chunks, stages = sizes.vp if sizes.pp > 1 else 1, stages_of(layers, sizes.pp * sizes.vp, further)
+    schedule = _schedule(row, sizes)
+    if schedule:
+        chunks, stages = 1, None if schedule == "dualpipe" else stages_of(layers, sizes.pp, further)
+    return Parallel(
+        **shard,
+        tp=sizes.tp,
+        sequence_parallel=sizes.tp > 1 and along,
+        tp_overlap=tp_overlap and sizes.tp > 1,
+        pp=sizes.pp,
+        schedule=schedule or ("interleaved" if chunks > 1 else "1f1b"),
+        virtual_stages=chunks,
+        stages=stages,
+        cp=sizes.cp,
+        cp_kind=_context(row, sizes.cp, windowed, assumed),
+        ep=ep,
+        etp=etp,
+        capacity=_capacity(row, framework),
+    )
+
+
+def _context(row: Row, cp: int, windowed: bool, assumed: list[str]) -> Any:
+    """Heads for sequence where the row says so, and where windows leave no ring (Megatron-Bridge's GPT-OSS: cp_comm_type = "a2a")."""
+    if re.search(r"a2a|ulysses", f"{row.comm_overlap} {row.framework}".lower()):
+        return "all_to_all"
+    if windowed and cp > 1:
+        assumed.append("context parallelism by all_to_all: no ring attention takes windows")
+        return "all_to_all"
+    return "p2p"
+
+
+def _capacity(row: Row, framework: str) -> float:
+    """1 where an expert's tokens beyond the mean are dropped: as the row says, in NeMo's recipe of Grok-1 (MegatronTokenDropCallback), and in
+    SimuMax's runs (run_pretrain_deepseekv2.sh: --moe-expert-capacity-factor 1 --moe-pad-expert-input-to-capacity)."""
+    grok = framework == "nemo" and "grok" in row.model_name.lower()
+    return 1.0 if grok or (row.n_experts and "simumax" in row.source_id) or "capacity factor 1.0" in row.notes or row.drops_tokens else 0.0
+
+
+def _expert_tp(row: Row, sizes: Sizes, framework: str, assumed: list[str]) -> int | None:
+    """Megatron-Core had no expert tensor parallelism of its own before core_r0.10 (December 2024): experts split as all else."""
+    if row.etp is None and sizes.ep > 1 and sizes.tp > 1 and framework.startswith("nemo") and row.date[:4] < "2026":
+        assumed.append(f"experts split over tp = {sizes.tp} too, as NeMo does unless told")
+        return sizes.tp
+    return row.etp
+
+
+def _experts(sizes: Sizes, etp: int | None, assumed: list[str]) -> int:
+    """Expert-parallel ranks; as many as fit stand for more than there are."""
+    ranks = sizes.dp * sizes.cp * (sizes.tp // (etp or 1))
+    if ranks % sizes.ep == 0:
+        return sizes.ep
+    fits = max(n for n in range(1, min(ranks, sizes.ep) + 1) if ranks % n == 0 and sizes.ep % n == 0)
+    assumed.append(f"ep = {sizes.ep} is not what {ranks} ranks divide into: counted as {fits}")
+    return fits

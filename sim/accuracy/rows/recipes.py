@@ -1,0 +1,144 @@
+"""Which of Megatron-Bridge's performance recipes a row ran: its releases change how tokens travel, what is captured and what is recomputed.
+
+Source: NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs/*/*_workload_base_configs.py through its releases (moe_a2a_overlap,
+moe_flex_dispatcher_backend, cuda_graph_impl, cuda_graph_scope, recompute_modules), with what the page of results says of the release.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple, TypeVar
+
+from sim.accuracy.rows.row import Row
+from sim.plan import Module
+
+Release = tuple[int, int, int]
+"""Of the container: 26.04.01 is (26, 4, 1)."""
+_FIRST: Release = (0, 0, 0)
+_LAST: Release = (99, 0, 0)
+_LATEST: Release = (26, 0, 0)
+"""What a row that says no release is taken for."""
+_RACKS = r"GB200|GB300"
+
+
+class Rows(NamedTuple):
+    """Rows that match everything said here."""
+
+    kind: str = ""
+    """Of the model (`_kind`), as a pattern."""
+    gpus: str = ""
+    """As a pattern."""
+    since: Release = _FIRST
+    before: Release = _LAST
+    precision: str = ""
+    micro: int = 0
+    """Samples of a micro-batch, where they tell two recipes apart."""
+    spread: bool = False
+    """Experts lie on several servers."""
+    drops: bool = False
+    """Tokens beyond an expert's capacity are dropped, as the row says."""
+
+
+_FRAMEWORKS: tuple[tuple[str, Rows], ...] = (
+    ("megatron-bridge-captured", Rows("small", f"{_RACKS}|B200|B300")),
+    ("megatron-bridge", Rows("small|dense")),
+    # Mixtures of experts. Dropping tokens turns DeepEP off ("Using token drop, disabling DeepEP"); with fixed capacities iterations of
+    # Qwen3 were captured whole on Blackwell.
+    ("megatron-bridge-capacity", Rows("narrow", f"{_RACKS}|B200", drops=True)),
+    ("megatron-bridge-capacity", Rows("wide", _RACKS, drops=True)),
+    ("megatron-bridge", Rows(drops=True)),
+    # Kimi K2: nothing beside the exchanges, by DeepEP or HybridEP; small graphs on GB200 alone. Its MXFP8 on GB300 is captured whole where a
+    # micro-batch is one sample (KIMI_K2_PRETRAIN_CONFIG_GB300_FP8_MX).
+    ("megatron-bridge-iteration", Rows("kimi", "GB300", since=(26, 6, 0), precision="mxfp8", micro=1)),
+    ("megatron-bridge-graphs", Rows("kimi", "GB200")),
+    ("megatron-bridge-deepep", Rows("kimi")),
+    # Whole iterations in one graph; exchanges beside another micro-batch.
+    ("megatron-bridge-iteration-head", Rows("latent|gpt-oss", _RACKS, since=(26, 6, 0), precision="mxfp8")),
+    ("megatron-bridge-iteration-head", Rows("gpt-oss", "B300", since=(26, 6, 0), precision="mxfp8")),
+    ("megatron-bridge-iteration", Rows("", _RACKS, since=(26, 6, 0), precision="mxfp8")),
+    # Exchanges beside another micro-batch, launched from Python: by DeepEP, or by all_to_all.
+    ("megatron-bridge-overlapped", Rows("latent", "B200", spread=True)),
+    ("megatron-bridge-overlapped", Rows("latent", "H100", before=(26, 2, 0))),
+    ("megatron-bridge-alltoall-overlapped", Rows("wide", "H100", since=(25, 11, 0))),
+    ("megatron-bridge-alltoall-overlapped", Rows("narrow", "H100", since=(25, 11, 0), before=(26, 4, 0))),
+    ("megatron-bridge-alltoall-overlapped", Rows("wide", "B200", since=(25, 11, 0), before=(26, 2, 0))),
+    # Parts of each layer in graphs, by HybridEP or by all_to_all.
+    ("megatron-bridge-graphs", Rows("gpt-oss", "B300", since=(26, 2, 1))),
+    ("megatron-bridge-alltoall-graphs", Rows("gpt-oss", "B300|GB300", since=(26, 2, 0))),
+    # HybridEP, launched from Python: src/megatron/bridge/perf_recipes/qwen/b300/qwen3_moe.py; 26.04 still shows all_to_all's rate.
+    ("megatron-bridge-deepep", Rows("wide", "B300", since=(26, 4, 1))),
+    # all_to_all, nothing beside it.
+    ("megatron-bridge", Rows("gpt-oss")),
+    ("megatron-bridge", Rows("wide", "H100|B200|B300")),
+    # HybridEP, parts of each layer in graphs; HybridEP or DeepEP alone.
+    ("megatron-bridge-deepep", Rows("narrow", "H100", since=(26, 4, 0))),
+    ("megatron-bridge-graphs", Rows("", _RACKS, since=(25, 11, 0))),
+    ("megatron-bridge-graphs", Rows("", "B300", since=(26, 4, 0))),
+    ("megatron-bridge-graphs", Rows("narrow", "B200", since=(26, 2, 1))),
+    ("megatron-bridge-deepep", Rows("latent")),
+    ("megatron-bridge", Rows()),
+)
+"""The first that matches counts."""
+_MODULES: tuple[tuple[tuple[Module, ...], Rows], ...] = (
+    ((), Rows("kimi", "GB300", since=(26, 6, 0), precision="mxfp8", micro=1)),
+    (("mla_up_proj",), Rows("kimi")),
+    ((), Rows("", _RACKS, since=(26, 6, 0), precision="mxfp8")),
+    ((), Rows("latent", "GB300", since=(25, 11, 0), before=(26, 2, 0))),
+    (("moe_act",), Rows("latent", "GB300", since=(26, 2, 0), precision="bf16")),
+    (("mla_up_proj",), Rows("latent")),
+    (("layernorm", "moe_act"), Rows("gpt-oss", "GB200|B200|H100", since=(26, 2, 0))),
+    ((), Rows()),
+)
+"""recompute_modules of the recipes; the first that matches counts."""
+
+
+def recipe_of(row: Row) -> str:
+    """The framework file of the recipe that a row of Megatron-Bridge ran."""
+    return _first(row, _FRAMEWORKS)
+
+
+def recomputed(row: Row) -> tuple[Module, ...]:
+    """What of each layer that recipe recomputes (but the dense layers' mlp, which not every row's description has)."""
+    latent = re.search(r"\bmla\b|latent", f"{row.model_type} {row.arch_note}".lower())
+    return tuple(module for module in _first(row, _MODULES) if latent or module != "mla_up_proj")
+
+
+T = TypeVar("T")
+
+
+def _first(row: Row, table: tuple[tuple[T, Rows], ...]) -> T:
+    found = re.search(r"(\d\d)\.(\d\d)(?:\.(\d\d))?", row.framework_version)
+    release: Release = (int(found[1]), int(found[2]), int(found[3] or 0)) if found else _LATEST
+    return next(what for what, rows in table if _in(row, rows, release))
+
+
+def _in(row: Row, rows: Rows, release: Release) -> bool:
+    return (
+        rows.since <= release < rows.before
+        and re.fullmatch(rows.kind or ".*", _kind(row)) is not None
+        and re.fullmatch(rows.gpus or ".*", _board(row)) is not None
+        and rows.precision in row.precision.lower()
+        and (not rows.micro or row.micro_batch == rows.micro)
+        and (not rows.spread or (row.ep or 1) > 8)
+        and (not rows.drops or row.drops_tokens)
+    )
+
+
+def _board(row: Row) -> str:
+    """ "NVIDIA GB200 NVL72" is a GB200."""
+    found = re.search(r"GB[23]00|B[23]00|H[12]00", row.gpu.upper())
+    return found[0] if found else row.gpu.upper()
+
+
+def _kind(row: Row) -> str:
+    """Of the model, as recipes differ: dense ones small enough to be captured, mixtures of experts by attention and width."""
+    if not row.n_experts:
+        return "small" if (row.hidden or 0) <= 4096 and row.pretrains else "dense"
+    name = f"{row.model_type} {row.model_name}".lower()
+    if "kimi" in name:
+        return "kimi"
+    if "deepseek" in name:
+        return "latent"
+    if re.search(r"gpt[-_ ]?oss", name):
+        return "gpt-oss"
+    return "wide" if (row.hidden or 0) == 4096 and row.n_experts >= 64 else "narrow" if (row.hidden or 0) <= 2048 else "other"

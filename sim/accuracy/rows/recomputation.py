@@ -1,0 +1,76 @@
+"""What a row's word of recomputation means: whole layers, some of them, or parts of each ("full", "selective (op)", "block 10")."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from sim.accuracy.rows.recipes import recomputed
+from sim.accuracy.rows.row import Row
+from sim.accuracy.rows.wording import said
+from sim.model.layers.redo import MODULES
+from sim.plan import Module
+
+_KEPT: tuple[tuple[str, float, str], ...] = (
+    # (word, share of a layer's work that is done again, why)
+    (r"every (other|second)( layer|$|\))", 1 / 2, "every second layer is recomputed"),
+    (
+        r"\(op\)|\bsac\b|every (2nd|second|other) (op|matmul|mm)\b",
+        1 / 2,
+        "torchtitan keeps attention and every second product: counted as every second layer",
+    ),
+    (r"save_qkv_out_proj", 2 / 3, "qkv and output products are kept, a third of the layer: counted as two layers of three"),
+    (r"save_qkv_proj", 7 / 8, "only the qkv products are kept: seven layers of eight"),
+    (r"save_dot_except_mlp", 3 / 4, "attention's products are kept, the MLP's first run again: counted as three layers of four"),
+)
+_UNSAID = {"maxtext": (("", "save_qkv_proj"), (r"(?<!\d)2[0-4]\.\d\d", "save_dot_except_mlp"))}
+"""Recomputation that a framework's recipes use unless told, the last one whose pattern is in the row's version: remat_policy of dgxc-benchmarking
+maxtext/configure.sh, in its v24.11 (Llama 2; in 16 bits save_dot_except_mlpwi, which keeps one more product that would not run again) and later."""
+
+
+def recompute_of(row: Row, layers_per_stage: int, framework: str, assumed: list[str]) -> dict[str, Any]:
+    """The plan's recomputation; policies that keep some products count as recomputing so many of the layers."""
+    text = "" if said(row.recompute) is None else row.recompute.lower()
+    if not text and framework in _UNSAID and row.batch_unit != "images":
+        text = [word for version, word in _UNSAID[framework] if re.search(version, row.framework_version)][-1]
+        assumed.append(f"recomputation not stated: {text}, as {framework}'s recipes")
+    if "save_dot_only" in text:
+        assumed.append(f"recomputation {text!r}: products are kept; attention, a call of its own, and norms run again")
+        return {"recompute": "selective", "recompute_modules": ("core_attn", "layernorm")}
+    for word, share, why in (*_KEPT, *_share(text)):
+        if re.search(word, text):
+            assumed.append(f"recomputation {text!r}: {why}")
+            layers = round(share * layers_per_stage)
+            return {"recompute": "full", "recompute_layers": layers} if layers else {"recompute": "none"}
+    if modules := _modules(row, framework, assumed):
+        return {"recompute": "selective", "recompute_modules": modules}
+    if re.search(r"selective|\bcore\b|attention( only)?$", text):
+        return {"recompute": "selective"}
+    if found := re.search(r"block\D*(\d+)|(\d+) (?:of \d+ )?layers", f"{text} {row.recompute_detail.lower()}"):
+        return {"recompute": "full", "recompute_layers": min(int(found.group(1) or found.group(2)), layers_per_stage)}
+    if not text:
+        assumed.append("recomputation not stated: none")
+    return {"recompute": "full" if said(text) else "none"}
+
+
+def _share(text: str) -> list[tuple[str, float, str]]:
+    """Layers that a text counts by their share: "50 %", "every 2 layers", "every 3rd layer"."""
+    found = re.search(r"(\d+) ?%|every (\d+)(?:st|nd|rd|th)? ", text)
+    if not found:
+        return []
+    share = min(1.0, int(found[1]) / 100) if found[1] else 1 / max(1, int(found[2]))
+    return [("", share, f"{share:.0%} of the layers")]
+
+
+def _modules(row: Row, framework: str, assumed: list[str]) -> tuple[Module, ...]:
+    """What of each layer the row says in Megatron-Core's words; where it says nothing, what the recipe does."""
+    text = f"{row.recompute} {row.recompute_detail}".lower()
+    said_ones = tuple(module for module in MODULES if re.search(rf"\b{module}\b", text))
+    if not any("_" in module for module in said_ones) and not row.recompute.lower().startswith("selective"):
+        said_ones = ()  # elsewhere "mlp" and "moe" alone are words like any other
+    if said_ones or said(row.recompute) is not None or not framework.startswith("megatron-bridge"):
+        return said_ones
+    found = recomputed(row)
+    if found:
+        assumed.append(f"recomputation not stated: {', '.join(found)}, as its recipe")
+    return found

@@ -1,0 +1,173 @@
+"""How a row splits its work: degrees of parallelism, batch and pipeline, completed where the row is silent, and consistent."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from sim.accuracy.rows.row import Row
+from sim.accuracy.rows.wording import said
+from topologies.errors import BadInput, Refused
+
+_INTERLEAVING = ("megatron-lm", "megatron-core", "megatron-bridge", "nemo", "mlperf-nvidia", "torchtitan")
+"""Frameworks whose published pipelines interleave; the others have no such schedule, or had none then."""
+
+
+class Sizes(msgspec.Struct, frozen=True):
+    """Degrees of parallelism and batch of a row, complete and consistent."""
+
+    dp: int
+    tp: int
+    pp: int
+    vp: int
+    cp: int
+    ep: int
+    micro: int
+    batch: int
+
+
+def gpus_of(row: Row, assumed: list[str]) -> int:
+    """The number of GPUs: stated, or what nodes, degrees of parallelism or batches make. Raises `BadInput` where nothing tells."""
+    if row.gpus is not None:
+        return row.gpus
+    model = (row.tp or 1) * (row.pp or 1) * (row.cp or 1)
+    samples = (row.micro_batch or 0) * (row.grad_accum or 0)
+    if row.nodes and (row.gpus_per_node or row.nodes == 1):
+        gpus, why = row.nodes * (row.gpus_per_node or 8), f"{row.nodes} nodes of {row.gpus_per_node or 8}"
+    elif row.dp:
+        gpus, why = model * row.dp, "tp x pp x cp x dp"
+    elif samples and row.global_batch and row.global_batch % samples == 0:
+        gpus, why = model * row.global_batch // samples, "global batch over micro-batch and accumulation"
+    elif row.gpus_per_node:
+        gpus, why = row.gpus_per_node, "one node"
+    else:
+        raise BadInput("the number of GPUs is not stated")
+    assumed.append(f"number of GPUs not stated: {gpus}, {why}")
+    return gpus
+
+
+_NODE = 8
+"""GPUs that tensor parallelism spans at most where the row does not say."""
+
+
+def in_parts(row: Row, heads: int, assumed: list[str]) -> Row:
+    """With fewer samples in a batch than GPUs the model is split: by tensor parallelism inside a node, where the row says nothing of how."""
+    if row.tp or row.pp or row.cp or not row.global_batch or not row.gpus or row.batch_unit == "images" or heads == 1:
+        return row
+    least = -(-row.gpus // row.global_batch)
+    fits = (size for size in (2, 4, 8) if least <= size <= _NODE and row.gpus % size == 0 and heads % size == 0)
+    size = next(fits, 0)
+    if least == 1 or not size:
+        return row
+    assumed.append(f"tensor parallelism not stated: {size}, for a batch of {row.global_batch} on {row.gpus} GPUs")
+    return msgspec.structs.replace(row, tp=size)
+
+
+def sizes_of(row: Row, assumed: list[str], framework: str = "megatron-core", layers: int = 1) -> Sizes:
+    """Completes what is missing and makes it multiply up to the GPUs. `layers`: the model's, which the row itself may not state.
+
+    Raises `BadInput` where it cannot.
+    """
+    if row.gpus is None:
+        raise BadInput("the number of GPUs is not stated")
+    if row.global_batch is None and row.micro_batch is None:
+        raise BadInput("neither global nor micro batch is stated")
+    if "tok" in row.batch_unit.lower():
+        raise Refused("the batch is a budget of padded tokens: how many sentences a step holds is not stated")
+    tp, pp, cp = row.tp or 1, row.pp or 1, row.cp or 1
+    if row.gpus % (tp * pp * cp):
+        raise BadInput(f"tp x pp x cp = {tp} x {pp} x {cp} does not divide {row.gpus} GPUs")
+    dp = row.gpus // (tp * pp * cp)
+    if row.dp not in (None, dp):
+        assumed.append(f"dp = {row.dp} in the row, {dp} by the number of GPUs: the latter")
+    micro, batch = _batch(row, dp, assumed)
+    return Sizes(dp, tp, pp, _virtual(row, layers, pp, batch // (micro * dp), framework, assumed), cp, row.ep or 1, micro, batch)
+
+
+def _batch(row: Row, dp: int, assumed: list[str]) -> tuple[int, int]:
+    """(micro, global) with global a multiple of micro x dp."""
+    micro, batch = row.micro_batch, row.global_batch
+    if batch is None:
+        batch = (micro or 1) * dp * (row.grad_accum or 1)
+        assumed.append(f"global batch not stated: {batch}")
+    if batch % dp:
+        rounded = max(dp, round(batch / dp) * dp)
+        assumed.append(f"global batch {batch} is no multiple of dp = {dp}: {rounded}")
+        batch = rounded
+    each = batch // dp
+    if micro is None:
+        micro = _micro(row, each)
+        assumed.append(f"micro-batch not stated: {micro}")
+    if each % micro:
+        fits = max(m for m in range(1, min(micro, each) + 1) if each % m == 0)
+        assumed.append(f"micro-batch {micro} does not divide {each} samples per rank: {fits}")
+        micro = fits
+    return micro, batch
+
+
+_FIT, _FIT_RECOMPUTED = 1 << 14, 1 << 16
+"""Tokens that a GPU takes at a time, with its layers' activations kept, and with their inputs alone."""
+_GATHERED = r"fsdp|full_?shard|fully.?shard|zero[\s_-]*(stage)?[\s_-]*3|stage[\s_-]*3|^3$"
+"""Words of sharding that gathers parameters for each micro-batch: who uses it takes few of them."""
+
+
+def _micro(row: Row, each: int) -> int:
+    """What accumulation says. Unsaid: all images, for nothing that trains on them accumulates; one sample in pipelines and wide models (the
+    smallest bubble, the least memory); else as many as fit: four at most with all activations, or all of BERT's short ones."""
+    if row.grad_accum and each % row.grad_accum == 0:
+        return each // row.grad_accum
+    if row.batch_unit == "images":
+        return each
+    whole = said(row.recompute) is True and not re.match(r"selective|block|partial|sac\b", row.recompute.lower())
+    gathered = whole and re.search(_GATHERED, row.sharding.lower()) is not None
+    if (row.pp or 1) > 1 or ((row.hidden or 0) >= 8192 and not gathered):
+        return 1
+    fits = max(1, (_FIT_RECOMPUTED if whole else _FIT) // (row.seq_len or 1))
+    if not whole and (row.seq_len or 0) > 512:
+        fits = min(fits, 4)
+    return max(size for size in range(1, min(fits, each) + 1) if each % size == 0)
+
+
+def _chunks(places: int, pp: int) -> int:
+    """Small chunks make small bubbles: two layers each, or one where nothing else divides; 0 where nothing does. Two spare places are the
+    embedding's and the head's (as in `stages_of`)."""
+    even = [n for n in range(places // pp, 1, -1) if places % (pp * n) == 0]
+    return next((n for n in even if places // (pp * n) >= 2), even[0] if even else 0)
+
+
+def _virtual(row: Row, layers: int, pp: int, microbatches: int, framework: str, assumed: list[str]) -> int:
+    """Model chunks per rank: the row's, as far as the schedule and the layers allow; interleaving needs whole rounds."""
+    if pp == 1:
+        return 1
+    if row.vp is None:
+        most = _chunks(layers, pp) or _chunks(layers + 2, pp) or 1
+        # Who runs a deep pipeline on hardly more micro-batches than stages interleaves, or half the step were bubble.
+        interleaves = framework.startswith(_INTERLEAVING) or (framework == "pytorch" and microbatches <= 2 * pp)
+        chunks = most if interleaves and microbatches % pp == 0 else 1
+        assumed.append(f"interleaving not stated: {chunks} chunks per stage")
+        return chunks
+    if row.vp > 1 and (microbatches % pp or row.vp * pp > layers + 2):
+        assumed.append(f"{row.vp} chunks do not fit {microbatches} micro-batches on {pp} stages: plain 1F1B")
+        return 1
+    return row.vp
+
+
+def stages_of(layers: int, stages: int, further: int = 0) -> tuple[int, ...] | None:
+    """Layers of each stage where they are uneven; None where they divide.
+
+    Two spare places belong to the embedding and the head (Megatron: account_for_embedding_in_pipeline_split,
+    account_for_loss_in_pipeline_split), one more to each of the `further` modules of multi-token prediction where stages are too short for
+    what follows; otherwise early stages fill up and the last holds what is left (DeepSpeed's and Megatron's layouts; Megatron-Bridge's of
+    DeepSeek V3, with the module there), or one each is taken off from the end.
+    """
+    if stages < 1 or layers % stages == 0:
+        return None
+    full = -(-layers // stages)
+    last = layers - full * (stages - 1)
+    if layers + 2 + further == full * stages and full > further and not (further and last >= 1):
+        return (full - 1, *(full,) * (stages - 2), full - 1 - further)
+    if last >= 1:
+        return (*(full,) * (stages - 1), last)
+    short = full * stages - layers
+    return (*(full,) * (stages - short), *(full - 1,) * short) if full > 1 else None

@@ -1,0 +1,44 @@
+"""Which optimizer a row trained with, and how its update was launched."""
+
+from __future__ import annotations
+
+import re
+
+from sim.accuracy.rows.row import Row
+from sim.plan import Optimizer
+
+_IMAGES = (
+    r"resnet|resnext|\bcnn\b|ssd|mask|\bvgg|alexnet|inception|googlenet|densenet|mobilenet|shufflenet|squeezenet|efficientnet|regnet|\bwrn|retinanet"
+    r"|faster[-_ ]?r[-_ ]?cnn|yolo"
+)
+
+
+def optimizer_of(row: Row, precision: str, assumed: list[str] | None = None) -> Optimizer:
+    """The row's word; images are trained by SGD with momentum, all else by Adam, as what a word that is not known is taken for.
+
+    BERT is tuned on SQuAD by Adam, also where a table speaks of its pretraining's LAMB: in PyTorch by one fused kernel for fp16 (apex
+    FusedAdam), else by BertAdam, which calls each kernel for each tensor (NVIDIA DeepLearningExamples, PyTorch/LanguageModeling/BERT:
+    run_squad.py, optimization.py); MLPerf's BERT by LAMB (its rules); in TensorFlow by AdamWeightDecayOptimizer (run_squad.py: create_optimizer).
+    Kimi K2 and Moonlight by Muon, their authors' optimizer; Megatron-Bridge's performance recipes of Kimi K2 pass `optimizer_type="muon"`, also where
+    a table says adam of all the framework's models.
+    """
+    text, model = row.optimizer.lower(), f"{row.model_type} {row.model_name}".lower()
+    if "bert" in model and "squad" in row.task.lower():
+        return Optimizer(name="adamw", implementation="for-loop" if "torch" in row.framework.lower() and precision != "fp16" else None)
+    if "lamb" in text or (not text and "bert" in model and "mlperf" in f"{row.framework} {row.source_id}".lower()):
+        return Optimizer(name="lamb")
+    if "muon" in text or _by_muon(row, model):
+        if text and "muon" not in text and assumed is not None:
+            assumed.append(f"optimizer {row.optimizer!r} taken as muon: the recipe's")
+        return Optimizer(name="muon")
+    if re.search(r"sgd|momentum|lion|rmsprop|lars", text) or ("adam" not in text and re.search(_IMAGES, model)):
+        return Optimizer(name="momentum")
+    if text and "adam" not in text and assumed is not None:
+        assumed.append(f"optimizer {row.optimizer!r} taken as adamw")
+    return Optimizer(name="adamw")
+
+
+def _by_muon(row: Row, model: str) -> bool:
+    if not re.search("kimi|moonlight", model):
+        return False
+    return not row.optimizer or ("kimi" in model and "bridge" in row.framework.lower())

@@ -1,0 +1,232 @@
+"""What the table's words mean in a plan: frameworks, precisions, choices, overlap, optimizers.
+
+The words are those that publications print ("Megatron-LM", "bf16 (autocast)", "yes (SDPA)").
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from sim.accuracy.rows.eager import KEPT_LOW, eager_of
+from sim.accuracy.rows.recipes import recipe_of
+from sim.accuracy.rows.row import Row
+from sim.accuracy.rows.scripts import graph_of, mxnet_of, nemo_of
+from topologies.errors import Refused
+
+_FRAMEWORKS: tuple[tuple[str, str], ...] = (
+    (r"megatron[- ]?bridge", "megatron-bridge"),
+    (r"oneflow|\blibai\b", "oneflow"),
+    (r"mxnet", "mxnet-horovod"),
+    (r"mlperf", "mlperf-nvidia"),
+    (r"nemo", "nemo"),
+    (r"megatron[- ]?deepspeed|deepspeed[- ]?megatron|neox", "megatron-deepspeed"),
+    (r"megatron[- ]?core|\bmcore\b", "megatron-core"),
+    (r"torchtitan", "torchtitan"),
+    (r"megatron|primus|megascale|vescale|mindspeed", "megatron-lm"),
+    (r"internevo|internlm[- ]?train", "internevo"),
+    (r"llm[- ]?foundry|composer|mosaic", "llm-foundry"),
+    (r"\bpax(ml)?\b", "paxml"),
+    (r"maxtext|\bjax\b|\bflax\b|levanter|\bt5x\b|scalax|easylm|\balpa\b|gspmd|axlearn|maxdiffusion", "maxtext"),
+    (r"tensorflow[- ]?2|tf[- ]?2|\bkeras", "tf2-horovod"),
+    (r"tensorflow|tf[- ]?1|\btf\b|tensor2tensor|openseq2seq", "tf1-horovod"),
+)
+_TORCH = r"torch|lit-?gpt|lightning|deepspeed|fsdp|hugging|transformers|accelerate|trainer|nano|pico|colossal|paddle|fairseq|fairscale|metaseq|olmo|\btimm\b"
+_TORCH += r"|mmdet|mmpre|mmseg|detectron|diffusers|\btrl\b|\bpeft\b|unsloth|axolotl|llama-?factory|\bfabric\b|\blit-|tutel|\bapex\b|opendit"
+"""Words of libraries that run models as PyTorch's modules."""
+
+
+def framework_of_row(row: Row, assumed: list[str]) -> str:
+    """The framework file that describes how the row was run; one that is not described is taken as plain PyTorch, which is noted."""
+    text = re.sub(r"[_ ]+", " ", f"{row.framework} {row.source_id}".lower()).replace("megatron lm", "megatron-lm")
+    name = next((name for pattern, name in _FRAMEWORKS if re.search(pattern, text)), "pytorch")
+    if name == "pytorch" and not re.search(_TORCH, text) and max(row.tp or 1, row.pp or 1, row.ep or 1) > 1:
+        assumed.append(f"framework {row.framework!r} splits the model: taken as Megatron-LM")
+        name = "megatron-lm"
+    if name == "tf1-horovod" and row.date >= _TF1_ENDS and not re.search(r"(tensorflow|tf)[- ]?1", text):
+        name = "tf2-horovod"
+    if name in ("tf1-horovod", "oneflow") and _is(row, r"bert\b"):
+        return graph_of(row, name)
+    if name == "oneflow" and _is(row, r"gpt|llama"):
+        return "oneflow-gpt"
+    if "mlperf" in text and name in ("mlperf-nvidia", "mxnet-horovod") and not _is(row, _MASKS) and _is(row, r"resnet|\bcnn\b"):
+        return "mlperf-mxnet" + "-mainloop" * (_is(row, "resnet") and row.gpu in ("H100", "H200") and row.gpus == 8)  # NVIDIA's submissions
+    if name == "mlperf-nvidia" and _is(row, "llama"):
+        return _submitted_llama(row)
+    if name in ("mlperf-nvidia", "llm-foundry") and (row.batch_unit == "images" or _is(row, _MASKS + r"|resnet|\bcnn\b|\bvit\b")):
+        name, text = "pytorch", "torch"  # detection, translation, and Composer's pictures are plain modules
+    if "hai-llm" in text and row.n_experts:
+        assumed.append("DeepSeek's trainer: DeepEP, exchanges beside another micro-batch")
+        return "megatron-bridge-overlapped"
+    if name == "megatron-bridge":
+        return recipe_of(row)
+    if name == "mxnet-horovod":
+        return mxnet_of(row)
+    if name == "nemo":
+        return nemo_of(row)
+    if name == "torchtitan" and re.search(r"row-?wise", row.precision.lower()):
+        return "torchtitan-rowwise"
+    if name == "torchtitan" and row.date[:4] == "2024":
+        return "torchtitan-2024"
+    if name == "torchtitan" and "2025" <= row.date < "2025-08":
+        return "torchtitan-2025"
+    if name == "megatron-lm" and _written_out(row):
+        later = row.date[:7] >= _ASYNCHRONOUS or said(row.sequence_parallel) or row.recompute == "selective"
+        return "megatron-2022" if later else "megatron-2020" if _wrapped(row) else "megatron-2021"
+    if name == "megatron-lm" and "CE fusion on" in row.notes:
+        return "megatron-lm-te-loss"
+    if name == "megatron-deepspeed" and not re.search(
+        _BIGSCIENCE, f"{row.source_id} {row.model_name} {row.model_type} {row.system}".lower()
+    ):
+        return "megatron-deepspeed-async"
+    if name != "pytorch":
+        return name
+    return eager_of(row, text, re.search(_TORCH, text) is not None, precision_of(row), assumed)
+
+
+_TF1_ENDS = "2021-07"
+"""From when on a TensorFlow without its version is the second: 1.15's last patches are of January 2021, NGC's last container of it of 2023, and says 1."""
+_HOPPER = r"h[128]00|h20\b|b[23]00"
+"""GPUs with 8-bit attention in cuDNN: Hopper and Blackwell."""
+_GRAPHED = "2025"
+"""From when on the adapters' submissions are captured (v5.0; v4.0's scripts capture nothing)."""
+
+
+def _submitted_llama(row: Row) -> str:
+    """NVIDIA's submissions of Llama to MLPerf: pretraining on Megatron-Core, or adapters, whose attention is in 8 bits where a GPU can."""
+    tuned = re.search(KEPT_LOW, f"{row.task} {row.model_name}".lower())
+    if not tuned or not re.search(_HOPPER, row.gpu.lower()):
+        return "mlperf-nvidia-mcore"
+    return "mlperf-nvidia-lora-graphs" if row.date >= _GRAPHED else "mlperf-nvidia-lora"
+
+
+_BIGSCIENCE = r"bigscience|bloom|jean zay"
+
+
+_MASKS = r"mask|ssd|retinanet|gnmt|rnn|transformer[-_ ](base|big)|transformer \(big\)"
+"""What MLPerf trains with PyTorch beside language models."""
+_ASYNCHRONOUS = "2021-11"
+"""When Megatron-LM's tensor-parallel sums became asynchronous; sequence parallelism and selective recomputation are of 2022."""
+
+
+def _written_out(row: Row) -> bool:
+    """Megatron-LM without flash attention: the row says so, or is of before it came (2023), or its GPU has none (V100)."""
+    flash = said(row.flash_attn)
+    return flash is False or (flash is None and ("" < row.date < "2023" or "v100" in row.gpu.lower()))
+
+
+_PIPELINED, _WIDE = "2021", 4
+"""When Megatron-LM got pipelines, which take its own gradient sums alone, and from how many ranks a layer on torch's were its choice before."""
+
+
+def _wrapped(row: Row) -> bool:
+    """Megatron-LM under torch's DistributedDataParallel. README of 2020: better for the models split 4 and 8 ways, worse for 1 and 2;
+    in 2021 all models without a pipeline (examples/sc21/run_table_1.sh: DDP=torch for 1, 2, 4 and 8 ways, local with pipelines)."""
+    least = _WIDE if row.date < _PIPELINED else 1
+    return row.date != "" and (row.tp or 1) >= least and (row.nodes or 1) > 1 and (row.pp or 1) == 1
+
+
+_YES = r"yes|true|on\b|y\b|1\b|enabled"
+_NO = r"no|false|off\b|n\b|0\b|disabled|w/o\b|without|unused|eager|math|naive|standard|vanilla|unfused|baseline"
+
+
+def said(text: str) -> bool | None:
+    """What a cell of a choice says: yes, no, or (None) nothing. Any other word names what was chosen, which is a yes."""
+    word = text.strip().lower()
+    if not word or re.match(r"unknown|not (stated|given|reported)|n/?a\b|auto$|default$|\?|-$", word):
+        return None
+    return bool(re.match(_YES, word)) or not re.match(_NO, word)
+
+
+def _is(row: Row, pattern: str) -> bool:
+    return re.search(pattern, f"{row.model_type} {row.model_name}".lower()) is not None
+
+
+_FOUR = r"\bnf4\b|4-?bit"
+_PRECISIONS: tuple[tuple[str, str], ...] = (
+    # (pattern, the plan's word); the first that is found counts, so that "bf16 (fp32 gradients)" is bf16
+    (_FOUR, "bf16"),  # QLoRA: weights stored in four bits, products in bf16
+    (r"fp4", "nvfp4"),
+    (r"mxfp8", "mxfp8"),
+    (r"f(loat|p)[_ -]?8|e[45]m[23]", "fp8"),
+    (r"bf[_ -]?16|bfloat", "bf16"),
+    (r"f(loat|p)[_ -]?16|^16(-bit)?$|\bhalf\b|\b16-(mixed|true)|\bamp\b|\bmixed\b|^o[12]$|apex", "fp16"),
+    (r"tf32", "tf32"),
+    (r"f(loat|p)[_ -]?32|\bsingle\b|\b32(-true|-bit)?$", "fp32"),
+)
+
+
+def precision_of(row: Row, assumed: list[str] | None = None) -> str:
+    """The plan's precision; unsaid: that of most training on the GPU. Raises `Refused` for a word that is none."""
+    text = row.precision.lower().strip()
+    if said(text) is None:
+        old = re.search(r"v100|\bt4\b|p100", row.gpu.lower()) is not None
+        name = "fp16" if old else "bf16"
+        if assumed is not None:
+            assumed.append(f"precision not stated: {name}")
+        return name
+    for pattern, name in _PRECISIONS:
+        if re.search(pattern, text):
+            if pattern == _FOUR and assumed is not None:
+                assumed.append("weights stored in four bits: their unpacking is not counted")
+            return name
+    raise Refused(f"precision {row.precision!r} is not known; a plan takes fp32 tf32 bf16 fp16 fp8 mxfp8 nvfp4")
+
+
+_OF_DATA = r"grad(ient)?s?[ -](reduce-scatter and param all-gather overlap|sync overlap)$"
+"""Cells that speak of gradients and parameters alone. NVIDIA's NeMo scripts set ub_tp_comm_overlap on the command line, over their yaml files
+(dgxc-benchmarking v24.11.1, nemotron/configure.sh and grok1/configure.sh)."""
+
+
+_NO_NVLINK = r"l40|\bl20\b|\bl4\b|\ba10|\ba40\b|rtx|\bt4\b|pcie"
+"""GPUs without NVLink between all of a node: TransformerEngine's user buffers need it (its README of examples/pytorch/comm_gemm_overlap), and
+MLPerf's config_L40S_*.sh say TP_COMM_OVERLAP=False."""
+
+
+def overlap_of(row: Row, framework: str) -> tuple[bool, bool]:
+    """(gradients beside backward, tensor-parallel messages beside products): the row's word, else the framework's.
+
+    OneFlow's GPT puts all of NCCL on the compute stream where tensors are split (training.py: nccl_use_compute_stream). Megatron-LM's scripts of
+    2021 say DDP=torch where there is no pipeline: "no overlap" is true of its own sums alone (`_wrapped`).
+    """
+    from sim.framework import load_framework
+
+    text = "" if framework == "megatron-2020" else row.comm_overlap.lower()
+    tensor = load_framework(framework).tp_overlap and not re.search(_NO_NVLINK, f"{row.gpu} {row.gpu_form}".lower())
+    if not text and framework == "oneflow-gpt":
+        return (row.tp or 1) == 1, False
+    if not text or text.startswith("horovod") or re.match(_OF_DATA, text):  # of tensor parallelism it says nothing
+        return True, tensor
+    return said(text) is not False, bool(re.search(r"userbuffers|tp-comm-overlap|async tp", text))
+
+
+_IN_SWITCHES = 448
+"""Nodes from which on MLPerf's pictures are told to sum in the switches: NCCL_ALGO=COLLNETCHAIN in config_DGXH100_multi_448x8x16.sh (v3.1,
+v4.0); config_DGXH100_multi_316x8x16.sh has it commented out."""
+
+
+def algorithm_of(row: Row, framework: str) -> Literal["auto", "collnet"]:
+    """NCCL's algorithm where a script asks for one."""
+    return "collnet" if framework == "mlperf-mxnet" and (row.nodes or 1) >= _IN_SWITCHES else "auto"
+
+
+def compiled(row: Row) -> bool | None:
+    """Elementwise kernels fused by a compiler: stated, or XLA by the framework's name; None = the framework's default.
+
+    NVIDIA's BERT is tuned on SQuAD in fp32 without XLA: `run_squad.sh ... fp32 false`, against `fp16 true` (READMEs of its TensorFlow 1 and 2).
+    Paxml's script runs TransformerEngine's layers, calls that XLA cannot look into (sim/frameworks/paxml.toml).
+    """
+    if re.search(r"\bpax(ml)?\b", row.framework.lower()):
+        return None
+    if re.search(r"tensorflow|tf[12]", row.framework.lower()) and "squad" in row.task.lower() and precision_of(row) == "fp32":
+        return False
+    return True if said(row.compile) or "xla" in row.framework.lower() else None
+
+
+def schedule_of(row: Row) -> str:
+    """A pipeline's schedule where the row names one that is no 1F1B: "DualPipe", "ZB-H1", "zero bubble", "GPipe"; else ""."""
+    text = f"{row.comm_overlap} {row.framework} {row.notes}".lower()
+    hai = "hai-llm" in text and (row.n_experts or 0) > 200  # DeepSeek-V3 brought it (2024, section 3.2.1)
+    if hai or re.search(r"dual.?pipe", text):
+        return "dualpipe"
+    return "zb-h1" if re.search(r"zero.?bubble|\bzb-?h1|\bzbpp", text) else "gpipe" if "gpipe" in text else ""

@@ -1,0 +1,1 @@
+"""Networks that take noise out of latents."""

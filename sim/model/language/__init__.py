@@ -1,0 +1,1 @@
+"""Whole networks over tokens: decoders, encoders, both, and what came before them."""

@@ -1,0 +1,1 @@
+"""Layers of transformers on one rank: each function makes parts, with their kernels forward and backward."""

@@ -1,0 +1,79 @@
+"""Non-linearities between an MLP's linears, for one rank: plain and gated, fused or not."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from sim.model.layers.elementwise import elementwise
+from sim.model.parts import Part
+from sim.model.share import Share
+from sim.work import Work
+
+_ACTIVATION_FLOPS = {"relu": (1.0, 2.0), "relu2": (1.0, 2.0), "silu": (5.0, 10.0)}
+"""FLOPs per element forward and backward; gelu and tanh, which need an error function or exponentials, take 8 and 12. They tell kernels apart on CPUs."""
+GATED = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
+
+
+def activation(share: Share, name: str, rows: int, width: int, kind: str, *, recompute: bool = False, halves: bool = False) -> Part:
+    """The non-linearity between an MLP's linears, on `width` columns of its output.
+
+    Gated kinds read two inputs of `width`. Unfused, silu keeps its input and the product keeps both factors; `halves`: the inputs are
+    halves of one result, whose gradients a copy joins.
+    """
+    e, n = share.e, rows * width
+    fused = share.framework.fused_activation or share.framework.compile
+    if kind in GATED:
+        if fused:
+            forward: tuple[Work, ...] = (elementwise("glu", share, n, 2 * e, e, 6.0),)
+            backward: tuple[Work, ...] = (elementwise("glu", share, n, 3 * e, 2 * e, 12.0),)
+        else:
+            forward = (elementwise("activation", share, n, e, e, 5.0), elementwise("scale", share, n, 2 * e, e))
+            backward = (elementwise("scale", share, n, 2 * e, e), elementwise("scale", share, n, 2 * e, e))
+            backward += (elementwise("activation", share, n, 2 * e, e, 10.0),)
+            backward += (elementwise("copy", share, 2 * n, e, e),) * halves
+        kept = (2 if fused else 3) * n * e
+    elif (kind == "gelu_new" or (kind == "gelu" and share.framework.graph_operators)) and not fused:
+        forward, backward = _gelu_in_python(share, n, 4 if share.framework.graph_operators else e)
+        kept = 4 * n * e  # x, its half, tanh and 1 + tanh
+    else:
+        twice = kind == "relu2" and (not fused or (share.framework.eager_relu2 and not share.framework.compile))
+        flops, back = _ACTIVATION_FLOPS.get(kind, (8.0, 12.0))
+        forward = (elementwise("activation", share, n, e, e, flops),) * (2 if twice else 1)
+        backward = (elementwise("activation", share, n, 2 * e, e, back),) * (2 if twice else 1)
+        if twice:  # pow's backward: gradient x (2 x x^1)
+            backward = (elementwise("copy", share, n, e, e), elementwise("scale", share, n, e, e), *backward)
+        kept = n * e
+    return Part(name=name, forward=forward, backward=backward, cls="activation", saved=kept, recompute=recompute)
+
+
+def limited(share: Share, part: Part, n: int) -> Part:
+    """A gated activation of `n` results whose two inputs are clamped first (GPT-OSS, config.json: swiglu_limit).
+
+    One kernel each, and their mask in backward, which reads the inputs again. `limits_apart`: a fused activation takes both in one tensor, so
+    the halves are joined again, and in backward their gradients; a number made on the device meanwhile is waited for.
+    """
+    habits, e = share.framework, share.e
+    if habits.compile or (habits.fused_activation and not habits.limits_apart):
+        return part
+    join = (elementwise("copy", share, 2 * n, e, e),) * habits.limits_apart
+    clamp, mask = elementwise("scale", share, n, e, e), elementwise("scale", share, n, 2 * e, e)
+    return replace(
+        part,
+        forward=(clamp, clamp, *join, *part.forward),
+        backward=(*part.backward, mask, mask, *join),
+        saved=part.saved + 2 * n * e,
+        reads=habits.limits_apart and not habits.cuda_graphs,
+        native=2 + len(join),
+    )
+
+
+def _gelu_in_python(share: Share, n: int, e: int) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
+    """transformers' NewGELUActivation, 0.5 x (1 + tanh(c (x + 0.044715 x^3))), as eager PyTorch runs it: one kernel an operator.
+
+    Backward: the product rule twice, tanh's, the cube's (its square again, times 3, times the gradient), and x's three gradients added.
+    `e`: bytes of a value; TensorFlow's mixed precision keeps tf.pow and what is around it in fp32.
+    """
+    one, two = elementwise("scale", share, n, e, e), elementwise("scale", share, n, 2 * e, e)
+    tanh, add = elementwise("activation", share, n, e, e, 8.0), elementwise("add", share, n, 2 * e, e)
+    back = elementwise("activation", share, n, 2 * e, e, 2.0)
+    return (one, one, add, one, tanh, one, one, two), (two, two, one, back, one, one, one, one, two, add, add)

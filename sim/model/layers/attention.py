@@ -1,0 +1,228 @@
+"""Attention's parts: projections, rotary positions, the core (flash or written out), and the latent kind (MLA)."""
+
+from __future__ import annotations
+
+from sim.model.layers.elementwise import dropout_kernels, elementwise, transpose
+from sim.model.layers.heads import Heads, split_heads
+from sim.model.layers.linear import linear, quantised
+from sim.model.layers.norm import norm
+from sim.model.parts import Part
+from sim.model.share import Share
+from sim.work import Attention, Gemm, Work
+
+
+def core(
+    share: Share,
+    heads: Heads,
+    *,
+    causal: bool,
+    window: int = 0,
+    dropout: bool = False,
+    mask: bool = False,
+    scale: bool = True,
+    kv_seq: int = 0,
+    name: str = "attn.core",
+) -> Part:
+    """softmax(Q K^T) V. Under context parallelism this rank's queries meet all keys; `mask`: an additive mask (BERT);
+    `scale`: scores are divided by the root of the head's size (T5 does without).
+
+    The whole gathered K and V travel (p2p, all_gather), or this rank's Q, K, V change places with heads (all_to_all).
+    """
+    b, s, cp = share.micro, share.seq, share.shape.cp
+    keys = kv_seq or s * cp
+    if share.math:
+        part = _written_out(share, heads, keys, name, dropout, causal or mask, scale, causal)
+    else:
+        swap = cp if share.shape.cp_kind == "all_to_all" else 1
+        work = Attention(
+            b,
+            max(1, heads.q // swap),
+            max(1, heads.kv // swap),
+            s * swap,
+            keys,
+            heads.d,
+            heads.dv if heads.dv != heads.d else 0,
+            causal,
+            share.fused,
+        )
+        if window and window < keys:
+            work = Attention(work.batch, work.heads, work.kv_heads, work.q, keys, work.d, work.dv, causal, work.dtype, False, window)
+        back = Attention(work.batch, work.heads, work.kv_heads, work.q, keys, work.d, work.dv, causal, work.dtype, True, work.window)
+        taken, sums = _qkv_bytes(share, heads, b * s, b * (keys // cp if cp > 1 else keys)), b * s * heads.q * 4
+        forward, backward = (*_narrow(share, taken // share.e), work), (*_narrow(share, b * s * heads.q * heads.dv), back)
+        part = Part(
+            name=name, forward=forward, backward=backward, cls="attention", saved=taken + sums, recompute=True, dropped=sums,
+            native=len(forward) - 1,
+        )  # fmt: skip
+    if cp == 1:
+        return part
+    from msgspec.structs import replace
+
+    whole = b * keys * heads.kv * (heads.d + heads.dv) * share.e
+    if share.shape.cp_kind == "all_to_all":
+        whole = _qkv_bytes(share, heads._replace(kv=max(heads.kv, cp)), b * s, b * s)  # copied where there is less than one for each
+    return replace(part, seam="cp.attention", seam_bytes=whole)
+
+
+def _narrow(share: Share, elements: int) -> list[Work]:
+    """Queries, keys and values for 8-bit attention, and the gradient of its result (TransformerEngine's fp8_dpa leaves 16 bits around it)."""
+    return quantised(share, elements) if share.fused == "fp8" else []
+
+
+def _qkv_bytes(share: Share, heads: Heads, queries: int, keys: int) -> int:
+    return (queries * heads.q * heads.d + keys * heads.kv * (heads.d + heads.dv)) * share.e
+
+
+def _written_out(share: Share, heads: Heads, keys: int, name: str, dropout: bool, masked: bool, scaled: bool, causal: bool) -> Part:
+    """Attention of separate kernels: 5 a s^2 b bytes kept with dropout (Korthikanti et al. 2022, section 4.1)."""
+    b, s, h, dtype = share.micro, share.seq, heads.q, share.core
+    scores = b * h * s * keys
+    e, quiet = share.e, share.framework.compile
+    fused = share.framework.fused_softmax
+    es = e if fused else share.es  # autocast runs softmax in fp32
+    rows, views = b * h * s, share.framework.strided_heads
+    read = e / 2 if causal and fused and share.framework.causal_softmax else e
+    forward: list[Work] = [] if views else _head_copies(share, heads, keys)
+    forward.append(Gemm(s, keys, heads.d, dtype, b * h))
+    if not (fused or quiet):
+        forward += [elementwise("scale", share, scores, e, e)] * scaled
+        forward += [elementwise("add", share, scores, e, e)] * masked
+    forward.append(elementwise("softmax", share, scores, read, es, 5.0, rows))
+    drop, undrop = dropout_kernels(share, scores, es) if dropout else ([], [])
+    forward += drop
+    forward += [elementwise("cast", share, scores, es, e)] * (es != e)
+    context = transpose(share, b * s * h * heads.dv)
+    forward += [Gemm(s, heads.dv, keys, dtype, b * h), context]
+    backward: list[Work] = [
+        *([] if views else [context]),
+        Gemm(s, keys, heads.dv, dtype, b * h, "dgrad"),
+        Gemm(keys, heads.dv, s, dtype, b * h, "dgrad"),
+    ]
+    backward += [elementwise("cast", share, scores, e, es)] * (es != e)
+    backward += undrop
+    backward.append(elementwise("softmax", share, scores, 2 * (read if fused else es), e, 4.0, rows))
+    if not (fused or quiet):
+        backward += [elementwise("scale", share, scores, e, e)] * (scaled + (masked and scaled))
+    backward += [
+        Gemm(s, heads.d, keys, dtype, b * h, "dgrad"),
+        Gemm(keys, heads.d, s, dtype, b * h, "dgrad"),
+        *_head_copies(share, heads, keys),
+    ]
+    square = scores * (es + dropout * (1 + e) + (e if es != e and not dropout else 0))
+    kept = square + _qkv_bytes(share, heads, b * s, b * keys)
+    return Part(
+        name=name, forward=tuple(forward), backward=tuple(backward), cls="attention", saved=kept, modules=2, recompute=True, dropped=square
+    )
+
+
+def _head_copies(share: Share, heads: Heads, keys: int) -> list[Work]:
+    """torch.matmul of (b, h, s, d) views copies them to be contiguous; grouped heads are repeated first."""
+    q = share.micro * heads.q
+    return [transpose(share, n) for n in (q * share.seq * heads.d, q * keys * heads.d, q * keys * heads.dv)]
+
+
+def rope(share: Share, heads: int, width: int, scaled: bool = False) -> Part:
+    """Rotation of `heads` (queries and keys together) by `width` columns: one kernel fused, else as Python writes it.
+
+    Unfused (transformers): x cos + rotate_half(x) sin is neg, cat, mul, mul, add, for queries and for keys. Backward fills each half's
+    gradient into zeros, and sums three gradients of x. `scaled`: cos and sin carry a factor, which TransformerEngine's kernel has not:
+    Megatron-Core's own (rope_utils.py, _apply_rotary_pos_emb_bshd) makes them anew for each call and joins what was rotated with the rest,
+    of which there is none.
+    """
+    n, e, fused = share.rows * heads * width, share.e, share.framework.fused_rope
+    works: tuple[Work, ...]
+    back: tuple[Work, ...] = ()
+    if (fused and not scaled) or share.framework.compile:
+        works = (elementwise("rope", share, n, e, e, 3.0),)
+    else:
+        steps: tuple[Work, ...] = (elementwise("scale", share, n // 4, e, e), elementwise("copy", share, n // 2, e, e))
+        steps += (
+            elementwise("scale", share, n // 2, e, e),
+            elementwise("scale", share, n // 2, e, e),
+            elementwise("add", share, n // 2, 2 * e, e),
+        )
+        works = steps * 2
+        back = (elementwise("zero", share, n // 2, 0, e),) * 2 + (elementwise("add", share, n // 2, 2 * e, e),)
+        if fused:
+            angles = (elementwise("scale", share, share.seq * width, 4, 4),) * 2 + (elementwise("cast", share, share.seq * width, 4, e),)
+            whole = (*angles, *angles, *steps, elementwise("copy", share, n // 2, e, e))
+            return Part(
+                name="attn.rope",
+                forward=whole * 2,
+                backward=works + back * 2,
+                cls="elementwise",
+                rope=True,
+                native=2 * len(whole),
+                nodes=2 * len(steps),
+            )
+    return Part(name="attn.rope", forward=works, backward=works + back * 2, cls="elementwise", rope=True)
+
+
+def _split(share: Share, columns: int) -> list[Part]:
+    """A fused projection's result as views of its parts, whose gradients backward copies together."""
+    if not share.framework.joins_gradients or share.framework.compile:
+        return []
+    return [Part(name="attn.split", backward=(elementwise("copy", share, share.rows * columns, share.e, share.e),), cls="elementwise")]
+
+
+def grouped_query(
+    share: Share,
+    hidden: int,
+    heads: int,
+    kv: int,
+    d: int,
+    *,
+    qkv_bias: bool,
+    proj_bias: bool,
+    fused: bool,
+    causal: bool = True,
+    rotary: float = 0.0,
+    rope_scaled: bool = False,
+    qk_norm: bool = False,
+    qk_whole: bool = False,
+    qk_weight: bool = True,
+    gated: bool = False,
+    window: int = 0,
+    sinks: bool = False,
+    dropout: bool = False,
+    mask: bool = False,
+    scale: bool = True,
+    frozen: bool = False,
+) -> list[Part]:
+    """MHA, GQA or MQA from the norm's output to the projection's: qkv, (norms), (rope), core, proj.
+
+    `qk_norm` is over each head of queries and keys, or (`qk_whole`) over all of this rank's heads at once; `gated`: the query
+    projection is twice as wide, and the sigmoid of its other half scales the core's output.
+    """
+    local = split_heads(share, heads, kv, d)
+    q, k = local.q * d * (1 + gated), local.kv * d
+    seam_bytes = share.rows * hidden * share.e if share.tp > 1 else 0
+    parts = [
+        linear(
+            share, "attn.qkv", hidden, q + 2 * k if fused else (q, k, k), bias=qkv_bias, seam="tp.gather" if seam_bytes else "",
+            seam_bytes=seam_bytes, stream=True, normed=share.framework.fused_norm, saved_rows=share.srows, frozen=frozen, modules=2,
+        )
+    ]  # fmt: skip
+    parts += _split(share, q + 2 * k) if fused else []
+    if qk_norm:
+        for name, count in (("q", local.q), ("k", local.kv)):
+            rows, width = (share.rows, count * d) if qk_whole else (share.rows * count, d)
+            parts.append(norm(share, f"attn.{name}_norm", rows, width, "rmsnorm", weight=qk_weight, after_residual=False, es=share.e))
+    if rotary:
+        parts.append(rope(share, local.q + local.kv, int(d * rotary), scaled=rope_scaled))
+    middle = core(share, local, causal=causal, window=window, dropout=dropout, mask=mask, scale=scale)
+    if sinks:
+        from msgspec.structs import replace
+
+        middle = replace(middle, tensors=(local.q,))
+    out = linear(
+        share, "attn.proj", local.q * d, hidden, bias=proj_bias, seam="tp.reduce" if seam_bytes else "", seam_bytes=seam_bytes, frozen=frozen
+    )  # fmt: skip
+    return [*parts, middle, *([_gate(share, local.q * d)] if gated else []), out]
+
+
+def _gate(share: Share, columns: int) -> Part:
+    """output x sigmoid(gate): both inputs are kept (Qwen3-Next, Qwen3NextAttention)."""
+    e, n = share.e, share.rows * columns
+    forward, backward = elementwise("glu", share, n, 2 * e, e, 6.0), elementwise("glu", share, n, 3 * e, 2 * e, 12.0)
+    return Part(name="attn.gate", forward=(forward,), backward=(backward,), cls="activation", saved=2 * n * e)

@@ -1,0 +1,78 @@
+"""The gated delta rule mixer: linear attention whose state forgets and corrects itself, computed in chunks (Yang et al. 2024)."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from sim.model.check import divisible
+from sim.model.layers.elementwise import elementwise
+from sim.model.layers.linear import linear
+from sim.model.layers.mamba import convolution, uncut
+from sim.model.layers.norm import norm
+from sim.model.parts import Part
+from sim.model.share import Share
+from sim.model.specs.decoder import Delta
+from sim.work import Gemm, MemoryBound, Work
+
+
+def delta_rule(share: Share, hidden: int, spec: Delta) -> list[Part]:
+    """q, k, v and the gate z; decay and step for each head; causal convolution; chunked rule; gated norm; out_proj (Qwen3NextGatedDeltaNet).
+
+    Heads are split over tp. The convolution has no bias.
+    """
+    uncut(share, "the delta rule")
+    keys, values = (divisible("delta heads", heads, "tp", share.tp) for heads in (spec.key_heads, spec.value_heads))
+    k, v = keys * spec.key_dim, values * spec.value_dim
+    bytes_ = share.rows * hidden * share.e if share.tp > 1 else 0
+    into = linear(
+        share, "delta.in_proj", hidden, 2 * k + 2 * v, seam="tp.gather" if bytes_ else "", seam_bytes=bytes_, stream=True,
+        normed=share.framework.fused_norm, saved_rows=share.srows, modules=2,
+    )  # fmt: skip
+    small = linear(share, "delta.rates", hidden, 2 * values, low=False, stream=True)
+    join = elementwise("add", share, share.srows * hidden, 2 * share.e, share.e)  # two gradients of one input
+    return [
+        into,
+        replace(small, saved=0, backward=(*small.backward, join)),
+        convolution(share, 2 * k + v, spec.conv, "delta.conv", bias=False),
+        _rule(share, spec, keys, values),
+        _gated_norm(share, values, spec.value_dim),
+        linear(share, "delta.out_proj", v, hidden, seam="tp.reduce" if bytes_ else "", seam_bytes=bytes_),
+    ]
+
+
+def _rule(share: Share, spec: Delta, keys: int, values: int) -> Part:
+    """Per chunk of c tokens and value head: K K^T and its triangular inverse (as a product of c x c), the inverse times K and V, Q K^T, its product
+    with the corrected values, and three products with the state: what K and Q read from it, and what is written
+    (Yang et al. 2024, section 3.3; fla's chunk_gated_delta_rule). Queries and keys are normalised first; key heads are repeated.
+
+    Backward does each product's two gradients. The state passes from chunk to chunk through one memory-bound kernel.
+    """
+    c = min(spec.chunk, share.seq)
+    chunks = share.micro * -(-share.seq // c)
+    dk, dv, dtype, e = spec.key_dim, spec.value_dim, share.core, share.e
+    many = chunks * values
+    sizes = ((c, c, dk), (c, c, c), (c, dk, c), (c, dv, c), (c, c, dk), (c, dv, c), (c, dv, dk), (c, dv, dk), (dk, dv, c))
+    products = tuple(Gemm(m, n, k, dtype, many) for m, n, k in sizes)
+    back = tuple(Gemm(w.m, w.k, w.n, dtype, w.batch, "dgrad") for w in products for _ in range(2))
+    states = 4 * many * dk * dv
+    passing: Work = MemoryBound("add", states, states, "fp32")
+    unit = elementwise("rmsnorm", share, 2 * share.rows * keys * dk, e, e, 8.0, 2 * share.rows * keys)
+    ununit = elementwise("rmsnorm", share, 2 * share.rows * keys * dk, 2 * e, e, 16.0, 2 * share.rows * keys)
+    kept = share.rows * ((2 * keys * dk + values * dv) * e + 2 * values * 4) + states
+    return Part(
+        name="delta.rule",
+        forward=(unit, *products, passing),
+        backward=(passing, *back, ununit),
+        cls="attention",
+        tensors=(values, values),
+        saved=kept,
+        recompute=True,
+    )
+
+
+def _gated_norm(share: Share, heads: int, width: int) -> Part:
+    """norm(y) x silu(z) over each head, with one weight for all heads."""
+    e, n = share.e, share.rows * heads * width
+    part = norm(share, "delta.norm", share.rows * heads, width, "rmsnorm", after_residual=False, es=e)
+    forward, backward = elementwise("glu", share, n, 2 * e, e, 5.0), elementwise("glu", share, n, 3 * e, 2 * e, 10.0)
+    return replace(part, forward=(*part.forward, forward), backward=(backward, *part.backward), saved=part.saved + 2 * n * e)

@@ -1,0 +1,111 @@
+"""The experts' products, one after the other or grouped, with what sorts their rows, quantises them and adds biases."""
+
+from __future__ import annotations
+
+from sim.model.layers.linear import quantised, weight_casts
+from sim.model.parts import Part, Seam
+from sim.model.share import Share
+from sim.routing import different
+from sim.work import Gemm, GroupedGemm, MemoryBound, Work
+
+
+def grouped(share: Share, name: str, local: int, routed: int, k: int, n: int, bias: bool, seam: Seam, seam_bytes: int, top_k: int) -> Part:
+    """One grouped product over the local experts; tokens that came from other ranks are first sorted by expert."""
+    tensors = ((n * k, n) if bias else (n * k,)) * local
+    down, up = weight_casts(share, tensors)
+    opens = seam == "ep.dispatch"
+    spread, gather = _sorted(share, routed, local, k if opens else n, top_k)
+    quantise: list[Work] = []
+    quantise_grad: list[Work] = []
+    if share.fp8:
+        quantise, quantise_grad = quantised(share, routed * k, tensors=local), quantised(share, routed * n, tensors=local)
+    add, main = share.framework.accumulate_in_gemm, share.framework.grad_dtype
+    if share.framework.grouped_experts:
+        products: tuple[Work, ...] = (
+            GroupedGemm(local, routed, n, k, share.gemm), GroupedGemm(local, routed, k, n, share.gemm, "dgrad"),
+            GroupedGemm(local, routed, n, k, share.gemm, "wgrad", add, into=main),
+        )  # fmt: skip
+    else:
+        each = -(-routed // local)
+        products = (
+            Gemm(each, n, k, share.gemm, 1, "fwd", False, local), Gemm(each, k, n, share.gemm, 1, "dgrad", False, local),
+            Gemm(n, k, each, share.gemm, 1, "wgrad", add, local, main),
+        )  # fmt: skip
+        quantise, quantise_grad = _each(quantise, local), _each(quantise_grad, local)
+    if _pads(share):
+        spread, gather = (*spread, *_padded(share, routed, k if opens else n)), (*_padded(share, routed, k if opens else n), *gather)
+    apart = bias and seam == "ep.combine" and share.framework.expert_bias == "loop"
+    late, late_back, nodes = _weighted_bias(share, routed * n, local) if apart else ([], [], 0)
+    forward = (*down, *(spread if opens else ()), *quantise, products[0], *late, *(() if opens else gather))
+    backward = (*(() if opens else spread), *late_back, *quantise_grad, products[1], *(gather if opens else ()))
+    sums: list[Work] = [MemoryBound("reduce", routed * n * share.e, local * n * share.e, share.act)] if bias and not apart else []
+    return Part(
+        name=name,
+        forward=forward,
+        backward=backward,
+        wgrad=(products[2], *sums, *up),
+        cls="moe",
+        tensors=tensors,
+        matrices=((n, k),) * local,
+        expert=True,
+        saved=routed * k * (1 if share.fp8 else share.e),
+        seam=seam if seam_bytes else "",
+        seam_bytes=seam_bytes,
+        seam_weights=4 * (seam_bytes // (k * share.e)) if opens and _weighs_inside(share) else 0,
+        copies=share.framework.fused_dispatch * top_k if seam_bytes else 0,
+        modules=2 + _pads(share),
+        native=len(late) + max(0, len(quantise) - 1),
+        nodes=nodes + max(0, len(quantise) - 1),
+    )
+
+
+def _weighs_inside(share: Share) -> bool:
+    """Weights (fp32) follow the tokens by a second all_to_all where the experts' activation takes them (Megatron-Core's
+    MoEAlltoAllTokenDispatcher.token_dispatch); HybridEP and DeepEP send both at once."""
+    return share.framework.tensor == "megatron" and share.framework.fused_activation and not share.framework.fused_dispatch
+
+
+def _pads(share: Share) -> bool:
+    """Are rows padded by themselves? Not where every expert has its capacity, a multiple already."""
+    return share.fp8 and share.framework.pads_rows and not share.shape.capacity
+
+
+def _padded(share: Share, routed: int, width: int) -> tuple[Work, ...]:
+    """All rows into (or out of) segments that are multiples of what 8-bit products take, in one kernel. Some rows more: not counted."""
+    return (MemoryBound("copy", routed * width * share.e, routed * width * share.e, share.act),)
+
+
+def _sorted(share: Share, routed: int, local: int, width: int, top_k: int) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
+    """What sorts `routed` rows that came from other ranks by expert, and what puts them back.
+
+    A token that came once is copied to each of its experts here, and their results are summed before they go back (Megatron-Core's
+    _DeepepManager.get_permuted_hidden_states_by_experts, HybridEP's dispatch_with_permute).
+    """
+    if share.shape.ep == 1:
+        return (), ()
+    all_rows = routed * width * share.e
+    if share.framework.fused_dispatch:
+        came = round(routed / top_k * different(share.shape.ep, top_k) * width * share.e)
+        return (MemoryBound("permute", came, all_rows, share.act),), (MemoryBound("permute", all_rows, came, share.act, routed * width),)
+    order = (MemoryBound("permute", all_rows, all_rows, share.act),) if local > 1 else ()
+    return order, order
+
+
+def _weighted_bias(share: Share, elements: int, local: int) -> tuple[list[Work], list[Work], int]:
+    """What Megatron-Core's TEGroupedMLP._apply_bias runs for `elements` of the experts' results, and its nodes for autograd: expert by expert,
+    bias times weight and its sum with the result, then all joined and made 16-bit. Backward: the casts, each factor's gradient with its sum,
+    and the experts' gradients joined again. fp32, as the weights are."""
+
+    def step(what: str, read: int, written: int, times: int = 1) -> Work:
+        each = elements // times
+        return MemoryBound(what, read * each, written * each, "fp32", float(each), times)
+
+    forward = [step("scale", 0, 4, local), step("add", share.e + 4, 4, local), step("copy", 4, 4), step("cast", 4, share.e)]
+    factor = [step("scale", 4, 4, local), step("reduce", 4, 0, local)]
+    join = step("copy", share.e, share.e)
+    return forward, [step("cast", share.e, 4), step("cast", 4, share.e, local), *factor, *factor, join], 2 * local + 2
+
+
+def _each(works: list[Work], local: int) -> list[Work]:
+    """The same bytes in one kernel for each expert."""
+    return [MemoryBound(w.what, w.read // local, w.written // local, w.dtype, 0.0, local) for w in works if isinstance(w, MemoryBound)]

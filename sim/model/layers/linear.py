@@ -1,0 +1,134 @@
+"""Linear layers, for one rank: their GEMMs, and the casts, quantisation and weight gradients around them.
+
+A linear keeps its input for backward (PyTorch's autograd). Rows x width count elements.
+"""
+
+from __future__ import annotations
+
+from sim.model.layers.elementwise import elementwise
+from sim.model.parts import Part, Seam
+from sim.model.share import Share
+from sim.work import BYTES, Gemm, MemoryBound, Work
+
+PLAIN = ("fp8", "rowfp8")
+"""8-bit formats whose scales are fp32 numbers of their own, not of blocks."""
+FROM_BEFORE = ("delayed", "shared")
+"""Scales that are known before the tensor is."""
+ALIGNED = 8
+"""Elements of 16 bits in the 16 bytes that matrix units load at once."""
+
+
+def weight_casts(share: Share, tensors: tuple[int, ...]) -> tuple[list[Work], list[Work]]:
+    """autocast: fp32 weights become 16-bit at each use, and their gradients fp32 again (torch autocast, one kernel a tensor)."""
+    if not share.autocast:
+        return [], []
+    down: list[Work] = [MemoryBound("cast", 4 * n, 2 * n, share.act) for n in tensors]
+    up: list[Work] = [MemoryBound("cast", 2 * n, 4 * n, share.act) for n in tensors]
+    return down, up
+
+
+def quantised(share: Share, elements: int, found: bool = False, tensors: int = 1) -> list[Work]:
+    """What makes the 8-bit operand of 16 bits: a cast beside its transpose (Hopper's fp8 GEMM takes TN only), or blocks with their scales both
+    ways. Current scaling reads all for the largest value first, unless the kernel before has `found` it, and makes a scale of it. With a scale
+    for each row, another for each column: a row is scaled in one kernel, columns in two."""
+    if share.gemm not in PLAIN:
+        return [MemoryBound("quantise", 2 * elements, 2 * elements, share.act)]
+    cast: Work = MemoryBound("cast", 2 * elements, 2 * elements, share.act)
+    if share.framework.fp8_scaling in FROM_BEFORE:
+        return [cast]
+    largest = MemoryBound("reduce", 2 * elements, 0, share.act)
+    if share.gemm == "rowfp8":
+        line = MemoryBound("cast", 2 * elements, elements, share.act)
+        return [line, largest, line]
+    return [*([] if found else [largest]), MemoryBound("scale", 4 * tensors, 4 * tensors, "fp32"), cast]
+
+
+def _compiled_in(share: Share) -> bool:
+    """A compiler makes the cast part of the kernel before it where its scale is known by then: not where it is the tensor's own."""
+    return share.framework.compile and (share.gemm not in PLAIN or share.framework.fp8_scaling in FROM_BEFORE)
+
+
+def _taken(share: Share, elements: int, normed: bool, fused: bool) -> list[Work]:
+    """What makes a linear's input 8-bit, where no compiler and no kernel before it does; a compiler finds the largest value as it is made."""
+    fused = fused or _compiled_in(share) or (normed and share.gemm in PLAIN and share.framework.fp8_scaling in FROM_BEFORE)
+    return [] if fused else quantised(share, elements, normed or share.framework.compile)
+
+
+def _units(share: Share, dtype: str, sizes: tuple[int, ...]) -> str:
+    """The dtype of the units that a product of 16 bits runs on, by its sizes."""
+    return "fp32" if share.framework.aligned_units and BYTES[dtype] == 2 and any(size % ALIGNED for size in sizes) else dtype
+
+
+def _biases(share: Share, m: int, widths: tuple[int, ...], left: bool) -> list[Work]:
+    """Kernels that add the biases, where neither the products nor a kernel after them do (`left`)."""
+    if not left or not share.framework.separate_bias or share.framework.compile:
+        return []
+    return [elementwise("add", share, m * width, share.e, share.e) for width in widths]
+
+
+def _weight_gradients(share: Share, m: int, k: int, widths: tuple[int, ...], dtype: str, bias: bool) -> list[Work]:
+    """Gradients of the weights over `m` rows, and of the biases."""
+    add = share.framework.accumulate_in_gemm
+    products: list[Work] = [Gemm(width, k, m, dtype, 1, "wgrad", add, 1, share.framework.grad_dtype) for width in widths]
+    return products + [MemoryBound("reduce", m * width * share.e, width * share.e, share.act) for width in widths if bias]
+
+
+def linear(
+    share: Share,
+    name: str,
+    k: int,
+    n: int | tuple[int, ...],
+    *,
+    rows: int = 0,
+    bias: bool = False,
+    seam: Seam = "",
+    seam_bytes: int = 0,
+    low: bool = True,
+    stream: bool = False,
+    fused_bias: bool = False,
+    fused_input: bool = False,
+    fused_grad: bool = False,
+    normed: bool = False,
+    saved_rows: int = 0,
+    frozen: bool = False,
+    modules: int = 1,
+) -> Part:
+    """`rows` x k times k x n; several `n` are several linears on one input.
+
+    `low`: runs in the block's low precision. `stream`: the input is of the residual stream (fp32 under autocast, so it is cast). `fused_bias`:
+    the kernel after adds it. `fused_input`, `fused_grad`: the kernel before (after) writes fp8 itself; `normed`: a norm before does so with
+    delayed scaling alone, and finds the largest value otherwise (TransformerEngine, normalization.cpp). `saved_rows`: rows of the input that
+    are kept, where fewer than `rows` (sequence parallelism keeps its slice and gathers again).
+    """
+    widths = (n,) if isinstance(n, int) else n
+    m, act, low = rows or share.rows, share.act, low and share.fp8
+    dtype = _units(share, share.gemm if low else share.core, (k, *widths))
+    tensors = tuple(size for width in widths for size in ((width * k, width) if bias else (width * k,)))
+    down, up = weight_casts(share, tensors)
+    cast = stream and share.es != share.e and not share.framework.compile
+    taken = _taken(share, m * k, normed, fused_input) if low else []
+    given = quantised(share, m * sum(widths), share.framework.compile) if low and not (fused_grad or _compiled_in(share)) else []
+    forward: list[Work] = [*down, *([MemoryBound("cast", 4 * m * k, 2 * m * k, act)] * (len(widths) if cast else 0)), *taken]
+    forward += [*(Gemm(m, width, k, dtype) for width in widths), *_biases(share, m, widths, bias and not fused_bias)]
+    backward: list[Work] = [*given, *(Gemm(m, k, width, dtype, 1, "dgrad") for width in widths)]
+    backward += [elementwise("add", share, m * k, 2 * share.e, share.e)] * (len(widths) - 1)
+    if cast:
+        backward.append(MemoryBound("cast", 2 * m * k, 4 * m * k, act))
+    wgrad = [] if frozen else [*_weight_gradients(share, m, k, widths, dtype, bias), *up]
+    slices = 0 if share.framework.tensor == "dtensor" else saved_rows  # DTensor keeps the gathered input
+    kept = (slices or m) * k * (1 if low else share.e)
+    return Part(
+        name=name,
+        forward=tuple(forward),
+        backward=tuple(backward),
+        wgrad=tuple(wgrad),
+        cls="gemm",
+        tensors=tensors,
+        matrices=tuple((width, k) for width in widths),
+        frozen=frozen,
+        saved=0 if frozen else kept,
+        seam=seam,
+        seam_bytes=seam_bytes,
+        modules=modules + len(widths) - 1,
+        native=max(0, len(taken) - (not normed)),  # inside the linear's own node
+    )

@@ -1,0 +1,65 @@
+"""Low-rank adapters beside frozen linears (Hu et al. 2021): y = W x + B A dropout(x)."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from sim.model.layers.elementwise import elementwise
+from sim.model.parts import Part
+from sim.model.share import Share
+from sim.model.specs.decoder import Decoder, Lora
+from sim.work import Gemm, GroupedGemm, Work
+
+_LATENT = ("attn.q_down", "attn.q_up", "attn.kv_down", "attn.kv_up")
+"""Linears of latent attention that make queries, keys and values (NeMo's recipes of DeepSeek adapt each of them)."""
+_TARGETS = {"attn.qkv": "qkv", **dict.fromkeys(_LATENT, "qkv"), "attn.proj": "proj", "mlp.up": "up", "mlp.down": "down"}
+
+
+def adapt(parts: list[Part], spec: Decoder, share: Share) -> list[Part]:
+    """The parts with an adapter after each target. Column-parallel linears split B, row-parallel ones A."""
+    assert spec.lora is not None
+    adapted: list[Part] = []
+    for part in parts:
+        adapted.append(part)
+        if _TARGETS.get(part.name) in spec.lora.targets:
+            adapted.append(_adapter(part, share, spec.lora))
+    return adapted
+
+
+def freeze(parts: list[Part]) -> list[Part]:
+    """The parts of the base without gradients of their weights: products then need not keep their inputs. Adapters stay as they are."""
+    return [part if part.frozen or not part.tensors or part.name.endswith(".lora") else _still(part) for part in parts]
+
+
+def _still(part: Part) -> Part:
+    products = all(isinstance(work, Gemm | GroupedGemm) for work in part.backward)
+    return replace(part, frozen=True, wgrad=(), saved=0 if products else part.saved)
+
+
+def _adapter(base: Part, share: Share, lora: Lora) -> Part:
+    gemms = [work for work in base.forward if isinstance(work, Gemm)]
+    m, k, n = gemms[0].m, gemms[0].k, sum(work.n for work in gemms)
+    r, e, dtype = lora.rank, share.e, share.core
+    drops = lora.dropout > 0
+    forward: list[Work] = [elementwise("dropout", share, m * k, e, e + 1)] * drops
+    forward += [
+        Gemm(m, r, k, dtype),
+        Gemm(m, n, r, dtype),
+        elementwise("scale", share, m * n, e, e),
+        elementwise("add", share, m * n, 2 * e, e),
+    ]
+    backward: list[Work] = [elementwise("scale", share, m * n, e, e), Gemm(m, r, n, dtype, 1, "dgrad"), Gemm(m, k, r, dtype, 1, "dgrad")]
+    backward += [elementwise("dropout", share, m * k, e + 1, e)] * drops
+    backward.append(elementwise("add", share, m * k, 2 * e, e))
+    wgrad = (Gemm(n, r, m, dtype, 1, "wgrad"), Gemm(r, k, m, dtype, 1, "wgrad"))
+    return Part(
+        name=f"{base.name}.lora",
+        forward=tuple(forward),
+        backward=tuple(backward),
+        wgrad=wgrad,
+        cls="gemm",
+        tensors=(r * k, n * r),
+        matrices=((r, k), (n, r)),
+        saved=m * k * (e + drops) + m * r * e,
+        modules=3,
+    )

@@ -1,0 +1,92 @@
+"""The Mamba-2 mixer: a state space layer computed in chunks as small matrix products (Dao & Gu 2024, section 6)."""
+
+from __future__ import annotations
+
+from sim.model.check import divisible
+from sim.model.layers.elementwise import elementwise
+from sim.model.layers.linear import linear
+from sim.model.layers.norm import norm
+from sim.model.parts import Part
+from sim.model.share import Share
+from sim.model.specs.decoder import Mamba
+from sim.work import Gemm, MemoryBound, Work
+from topologies.errors import Refused
+
+
+def mixer(share: Share, hidden: int, spec: Mamba) -> list[Part]:
+    """in_proj, causal convolution, chunked scan, gated norm, out_proj; heads and groups are split over tp."""
+    uncut(share, "Mamba-2")
+    heads = divisible("mamba heads", spec.heads, "tp", share.tp)
+    groups = max(1, spec.groups // share.tp)
+    inner, channels = heads * spec.head_dim, heads * spec.head_dim + 2 * groups * spec.state
+    bytes_ = share.rows * hidden * share.e if share.tp > 1 else 0
+    projected = inner + channels + heads
+    return [
+        linear(
+            share, "mamba.in_proj", hidden, projected, seam="tp.gather" if bytes_ else "", seam_bytes=bytes_, stream=True,
+            normed=share.framework.fused_norm, saved_rows=share.srows, modules=2,
+        ),
+        convolution(share, channels, spec.conv),
+        _scan(share, spec, heads, groups),
+        _gated_norm(share, inner),
+        linear(share, "mamba.out_proj", inner, hidden, seam="tp.reduce" if bytes_ else "", seam_bytes=bytes_),
+    ]  # fmt: skip
+
+
+def uncut(share: Share, what: str) -> None:
+    """Raises `Refused` where context parallelism would cut the sequence: the state's way from rank to rank is not described."""
+    if share.shape.cp > 1:
+        raise Refused(f"cp = {share.shape.cp}: {what} passes its state along the sequence, which is not described across ranks. Set cp = 1")
+
+
+def convolution(share: Share, channels: int, kernel: int, name: str = "mamba.conv", *, bias: bool = True) -> Part:
+    """A depthwise convolution along the sequence with SiLU, one kernel (causal_conv1d): reads and writes each element once."""
+    e, n = share.e, share.rows * channels
+    return Part(
+        name=name,
+        forward=(elementwise("activation", share, n, e, e, 2.0 * kernel),),
+        backward=(elementwise("activation", share, n, 2 * e, e, 4.0 * kernel),),
+        cls="elementwise",
+        tensors=(channels * kernel, channels) if bias else (channels * kernel,),
+        saved=n * e,
+    )
+
+
+def _scan(share: Share, spec: Mamba, heads: int, groups: int) -> Part:
+    """Per chunk of q tokens: C B^T (q x q, for a group), its product with X, the chunk's state, and C times the state before.
+
+    Backward does each product's two gradients. Between chunks the states pass through one memory-bound kernel.
+    """
+    q = min(spec.chunk, share.seq)
+    chunks = share.micro * -(-share.seq // q)
+    d, s, dtype = spec.head_dim, spec.state, share.core
+    products = (
+        Gemm(q, q, s, dtype, chunks * groups),
+        Gemm(q, d, q, dtype, chunks * heads),
+        Gemm(d, s, q, dtype, chunks * heads),
+        Gemm(q, d, s, dtype, chunks * heads),
+    )
+    states = 4 * chunks * heads * d * s
+    passing: Work = MemoryBound("add", states, states, "fp32")
+    back = tuple(Gemm(w.m, w.k, w.n, dtype, w.batch, "dgrad") for w in products for _ in range(2))
+    kept = share.rows * (heads * d + 2 * groups * s) * share.e + share.rows * heads * 4 + states
+    return Part(
+        name="mamba.scan",
+        forward=(*products[:3], passing, products[3]),
+        backward=(*back, passing),
+        cls="attention",
+        tensors=(heads, heads, heads),
+        saved=kept,
+        recompute=True,
+    )
+
+
+def _gated_norm(share: Share, inner: int) -> Part:
+    """norm(y) x silu(z): one more input than a norm."""
+    part = norm(share, "mamba.norm", share.rows, inner, "rmsnorm", after_residual=False, es=share.e)
+    from msgspec.structs import replace
+
+    gate: Work = elementwise("glu", share, share.rows * inner, 2 * share.e, share.e, 5.0)
+    return replace(
+        part, forward=(gate, *part.forward), backward=(*part.backward, gate), saved=part.saved + 2 * share.rows * inner * share.e
+    )

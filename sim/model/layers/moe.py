@@ -1,0 +1,164 @@
+"""Routed experts: router, token exchange, grouped products, and the experts that all tokens share.
+
+Routing is balanced: each rank sends and receives tokens x top-k rows (benchmarks force this; what real routing does
+to a step is a matter of `noise.imbalance`). With a capacity factor the rows are padded to it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from sim.model.check import divisible
+from sim.model.layers.activation import GATED, activation, limited
+from sim.model.layers.elementwise import elementwise
+from sim.model.layers.grouped import grouped
+from sim.model.layers.linear import linear
+from sim.model.layers.mlp import mlp
+from sim.model.parts import Part, Seam
+from sim.model.share import Share
+from sim.model.specs.decoder import Moe
+from sim.routing import different
+from sim.work import MemoryBound, Work
+from topologies.errors import Refused
+
+
+def moe(share: Share, hidden: int, spec: Moe, kind: str, *, fused: bool = True) -> list[Part]:
+    """All parts between the second norm and the residual."""
+    etp = min(share.shape.etp, share.tp)
+    divisible("tp", share.tp, "etp", etp)
+    if etp < share.tp and not share.shape.sequence_parallel:
+        raise Refused(
+            f"etp = {etp} of tp = {share.tp} ranks with sequence_parallel = false: all ranks of tp hold the same tokens, and each would send them to "
+            f"experts of its own (Megatron-Core refuses it too). Set sequence_parallel = true or etp = {share.tp}"
+        )
+    local = divisible("experts", spec.experts, "ep", share.shape.ep)
+    inner = divisible("expert width", spec.ffn, "etp", etp)
+    rows = share.srows
+    tokens = rows * (etp if share.shape.sequence_parallel else 1)
+    routed = math.ceil(tokens * spec.top_k * (share.shape.capacity or 1.0))
+    width = spec.latent or hidden
+    parts = [_router(share, rows, hidden, spec)]
+    if spec.latent:
+        parts.append(linear(share, "moe.latent_down", hidden, width, rows=rows))
+    parts.append(_permute(share, tokens, width, spec, etp))
+    exchanged = round(rows * _copies(share, spec) * width * share.e) if share.shape.ep > 1 else 0
+    columns = inner * (2 if kind in GATED else 1)
+    parts.append(grouped(share, "moe.up", local, routed, width, columns, spec.bias, "ep.dispatch", exchanged, spec.top_k))
+    act = activation(share, "moe.act", routed, inner, kind, halves=kind in GATED)
+    parts.append(limited(share, act, routed * inner) if spec.limited else act)
+    parts.append(grouped(share, "moe.down", local, routed, inner, width, spec.bias, "ep.combine", exchanged, spec.top_k))
+    parts.append(_unpermute(share, tokens, width, spec, etp))
+    if spec.latent:
+        parts.append(linear(share, "moe.latent_up", width, hidden, rows=rows))
+    if spec.shared:
+        parts += mlp(share, hidden, spec.shared, kind, fused=fused, prefix="moe.shared")
+        parts.append(_merge(share, rows, hidden, spec.shared_gate))
+    return parts
+
+
+def _copies(share: Share, spec: Moe) -> float:
+    """Times that a token travels: once to each of its experts, or (fused_dispatch) once to each rank that holds one of them."""
+    return different(share.shape.ep, spec.top_k) if share.framework.fused_dispatch else spec.top_k
+
+
+def _router(share: Share, rows: int, hidden: int, spec: Moe) -> Part:
+    """Scores, softmax or sigmoid, top-k, and the map and balance loss that come of them (fp32, small).
+
+    The input is kept once, by the shared experts where there are any.
+    """
+    scores = rows * spec.experts
+    small: list[Work] = [MemoryBound("scale", 4 * scores, 4 * scores, "fp32", scores)] * (1 if share.framework.compile else 3)
+    top: Work = MemoryBound("topk", 4 * scores, 12 * rows * spec.top_k, "fp32", 2.0 * scores, 1, rows)
+    soft: Work = MemoryBound("softmax", share.e * scores, 4 * scores, "fp32", 5.0 * scores, 1, rows)
+    part = linear(share, "moe.router", hidden, spec.experts, rows=rows, bias=spec.router_bias, low=False, stream=True, modules=3)
+    from msgspec.structs import replace
+
+    join = elementwise("add", share, rows * hidden, 2 * share.e, share.e)  # gradients of router and experts meet
+    return replace(
+        part,
+        tensors=part.tensors + (spec.experts,) * spec.correction,
+        forward=(*part.forward, soft, top, *small),
+        backward=(*small[1:], soft, *part.backward, join),
+        cls="moe",
+        saved=(0 if spec.shared and share.tp == 1 else part.saved) + 4 * scores + 8 * rows * spec.top_k,
+    )
+
+
+def _permute(share: Share, tokens: int, width: int, spec: Moe, etp: int) -> Part:
+    """Copies each token top-k times, sorted by expert. With tensor-parallel experts the tokens are gathered first."""
+    e, k = share.e, spec.top_k
+    if _travels_once(share, etp):
+        return Part(name="moe.permute", cls="moe", saved=8 * tokens * k, reads=_reads(share))
+    forward: tuple[Work, ...] = (MemoryBound("permute", tokens * width * e, tokens * k * width * e, share.act),)
+    backward: tuple[Work, ...] = (MemoryBound("permute", tokens * k * width * e, tokens * width * e, share.act),)
+    if _spelled_out(share):
+        forward, backward = (_gathered(share, tokens * k, width),), _scattered(share, tokens, tokens * k, width)
+    seam: Seam = "tp.gather" if etp > 1 else ""
+    size = share.rows * width * e if etp > 1 else 0
+    return Part(
+        name="moe.permute",
+        forward=forward,
+        backward=backward,
+        cls="moe",
+        saved=8 * tokens * k,
+        seam=seam,
+        seam_bytes=size,
+        reads=_reads(share),
+    )
+
+
+def _travels_once(share: Share, etp: int) -> bool:
+    """The exchange itself copies tokens and sums results: nothing is left to do before and after it."""
+    return share.framework.fused_dispatch and share.shape.ep > 1 and etp == 1
+
+
+def _spelled_out(share: Share) -> bool:
+    """Rows move by torch's index operators, where no framework brings a kernel that copies, weighs and sums at once."""
+    return not (share.framework.fused_activation or share.framework.compile)
+
+
+def _gathered(share: Share, rows: int, width: int) -> Work:
+    """index_select of `rows`: each is read and written, and its index read (int64)."""
+    size = rows * width * share.e
+    return MemoryBound("embedding", size + 8 * rows, size, share.act)
+
+
+def _scattered(share: Share, tokens: int, rows: int, width: int) -> tuple[Work, ...]:
+    """index_add of `rows` into zeros: the zeros, their copy, and each row read and added to what is there."""
+    n, size = tokens * width, rows * width * share.e
+    add = MemoryBound("embedding_backward", size + 8 * rows, 2 * size, share.act)
+    return (elementwise("zero", share, n, 0, share.e), elementwise("copy", share, n, share.e, share.e), add)
+
+
+def _reads(share: Share) -> bool:
+    """Dropless routing: the host must know each expert's rows to launch its kernels (Megatron-Core's tokens_per_expert.cpu());
+    fixed capacities and captured iterations do without."""
+    return share.framework.tensor == "megatron" and not share.shape.capacity and not share.framework.cuda_graphs
+
+
+def _unpermute(share: Share, tokens: int, width: int, spec: Moe, etp: int) -> Part:
+    """Weighted sum of each token's top-k results. Where the weights are not applied inside the activation
+    (as Megatron's fused one does) the results are kept for the weights' gradient."""
+    e, k = share.e, spec.top_k
+    if _travels_once(share, etp):
+        return Part(name="moe.unpermute", cls="moe")
+    forward: tuple[Work, ...] = (MemoryBound("permute", tokens * k * width * e, tokens * width * e, share.act, 2.0 * tokens * k * width),)
+    backward: tuple[Work, ...] = (MemoryBound("permute", tokens * width * e, tokens * k * width * e, share.act),)
+    if _spelled_out(share):
+        scale, both = (elementwise("scale", share, tokens * k * width, read, e) for read in (e, 2 * e))
+        forward = (scale, *_scattered(share, tokens, tokens * k, width))
+        backward = (_gathered(share, tokens * k, width), both, scale, elementwise("reduce", share, tokens * k * width, e, 0))
+    seam: Seam = "tp.reduce" if etp > 1 else ""
+    kept = 0 if share.framework.fused_activation else tokens * k * width * e
+    size = share.rows * width * e if etp > 1 else 0
+    return Part(name="moe.unpermute", forward=forward, backward=backward, cls="moe", saved=kept, seam=seam, seam_bytes=size)
+
+
+def _merge(share: Share, rows: int, hidden: int, gated: bool) -> Part:
+    """Adds the shared experts' output to the routed one's; `gated` (Qwen2-MoE) scales it by a sigmoid of one column."""
+    e, n = share.e, rows * hidden
+    add: Work = elementwise("add", share, n, 2 * e, e)
+    if not gated:
+        return Part(name="moe.merge", forward=(add,), backward=(add,), cls="elementwise")
+    scale: Work = elementwise("scale", share, n, e, e)
+    return Part(name="moe.merge", forward=(scale, add), backward=(scale, scale, add), cls="elementwise", tensors=(hidden,), saved=n * e)

@@ -1,0 +1,1 @@
+"""Whole networks over pictures, and the parts on feature maps that they are made of."""

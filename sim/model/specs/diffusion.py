@@ -1,0 +1,99 @@
+"""What networks of diffusion models are: transformers (DiT) and U-Nets (Stable Diffusion) on the latents of pictures. Sizes are counts of elements."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from sim.model.check import check_heads
+from sim.model.specs.fields import Count, Fraction, Natural
+from sim.model.specs.pictures import Depths, Pictures, Widths
+from topologies.errors import BadInput
+
+
+class Latents(Pictures, frozen=True, kw_only=True):
+    """What they share: they learn the noise in a picture's latents, which come ready from the input (as texts' embeddings do)."""
+
+    channels: Count = 4
+    """Of the latents."""
+    image: Count = 512
+    """Pixels of the picture's side."""
+    reduction: Count = 8
+    """Pixels to a side of one latent (the autoencoder's)."""
+
+    @property
+    def side(self) -> int:
+        """Latents of a side."""
+        return self.image // self.reduction
+
+    def check_side(self, step: int, why: str) -> None:
+        """Raises `BadInput` where the latents do not divide."""
+        if self.image % (self.reduction * step):
+            raise BadInput(f"{self.name or 'latents'}: image = {self.image} {why}. Use a multiple of {self.reduction * step}")
+
+
+class Dit(Latents, tag="dit", frozen=True, kw_only=True):
+    """A transformer whose norms are shifted, scaled and gated by time and class (Peebles & Xie 2022, adaLN-Zero)."""
+
+    layers: Count
+    hidden: Count
+    heads: Count
+    ffn: Natural = 0
+    """0 = 4 x hidden."""
+    patch: Count = 2
+    image: Count = 256
+    learn_sigma: bool = True
+    """Also the noise's variance: twice as many numbers out."""
+    label_dropout: Fraction = 0.1
+    """Classes left out, for guidance without a classifier: one more row of the table where it is not 0."""
+
+    def __post_init__(self) -> None:
+        check_heads(self.name or "dit", self.hidden, self.heads)
+        self.check_side(self.patch, f"does not make whole patches of {self.patch} x {self.patch} latents")
+
+    @property
+    def tokens(self) -> int:
+        """Patches of a picture."""
+        return (self.side // self.patch) ** 2
+
+    def input_bytes(self, seq: int) -> int:
+        """fp32 latents and the class."""
+        return 4 * self.channels * self.side**2 + 8
+
+
+class DiffusionUNet(Latents, tag="diffusion-unet", frozen=True, kw_only=True):
+    """Residual blocks with group norms, and transformers that attend to a text, on four or fewer levels (Rombach et al. 2021, Podell et al. 2023)."""
+
+    chain: ClassVar[bool] = False
+    widths: Widths = (320, 640, 1280, 1280)
+    """Channels of each level."""
+    blocks: Count = 2
+    """Residual blocks of a level on the way down; one more on the way up."""
+    transformers: Depths = (1, 1, 1, 0)
+    """Layers of the transformer after each residual block of a level; 0 = none."""
+    middle: Natural = 1
+    """Layers of the transformer between both ways."""
+    heads: Widths = (8, 8, 8, 8)
+    """Of the transformers of each level; the last also of the middle's."""
+    context: Count = 768
+    """Width of the text's embedding."""
+    text: Count = 77
+    """Tokens of it."""
+    linear_projection: bool = False
+    """Into and out of a transformer by linears, not by 1 x 1 convolutions."""
+    added: Natural = 0
+    """Numbers that say more of the picture (SDXL: pooled text, sizes and crops), embedded and added to the time; 0 = none."""
+
+    def __post_init__(self) -> None:
+        name, levels = self.name or "diffusion-unet", len(self.widths)
+        for field in ("transformers", "heads"):
+            if len(getattr(self, field)) != levels:
+                raise BadInput(f"{name}: {field} = {getattr(self, field)} must have a number for each of the {levels} levels of widths")
+        for width, heads in zip(self.widths, self.heads, strict=True):
+            if width % 32:
+                raise BadInput(f"{name}: widths = {self.widths} must be multiples of the 32 groups of the norms")
+            check_heads(name, width, heads)
+        self.check_side(1 << (levels - 1), f"cannot be halved {levels - 1} times")
+
+    def input_bytes(self, seq: int) -> int:
+        """fp32 latents, the text's embedding, and what is added."""
+        return 4 * (self.channels * self.side**2 + self.text * self.context + self.added)

@@ -1,0 +1,235 @@
+"""What a model is, before anything splits it: one frozen value per architecture family.
+
+`ModelSpec` is their union, tagged by `family` (the key of preset files); `spec_of` reads one from a mapping. Decoders, with most fields by
+far, have the file `decoder_spec`; pictures, diffusion, speech and recommenders have theirs. `sim.model.network.describe` turns a spec into a `Network` of one rank's kernels. Sizes are counts of elements; 0 means "as usual" where said.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from sim.model.captured import Captured
+from sim.model.check import check_heads
+from sim.model.pictures.coco import PIXELS
+from sim.model.specs.decoder import Decoder
+from sim.model.specs.diffusion import DiffusionUNet, Dit
+from sim.model.specs.fields import Activation, Count, Fraction, Natural, Spec
+from sim.model.specs.pictures import ConvNext, EfficientNet, UNet
+from sim.model.specs.recommender import Dlrm
+from sim.model.specs.speech import Wav2Vec, Whisper
+from topologies.errors import BadInput, UnknownName
+
+
+class Mlp(Spec, tag="mlp", frozen=True, kw_only=True):
+    """Linear layers with an activation between: `widths` from the input to the output."""
+
+    widths: Annotated[tuple[Count, ...], msgspec.Meta(min_length=2)]
+    activation: Activation = "relu"
+    bias: bool = True
+    loss: Literal["cross_entropy", "mse"] = "mse"
+    unit: ClassVar[str] = "samples"
+
+    def input_bytes(self, seq: int) -> int:
+        """fp32 vectors in and out."""
+        return 4 * (self.widths[0] + self.widths[-1])
+
+
+class Encoder(Spec, tag="encoder", frozen=True, kw_only=True):
+    """A bidirectional transformer with norms after the residuals: BERT (Devlin et al. 2018)."""
+
+    layers: Count
+    hidden: Count
+    heads: Count
+    ffn: Natural = 0
+    """0 = 4 x hidden."""
+    vocab: Count = 30522
+    positions: Count = 512
+    types: Natural = 2
+    """Segment embeddings; 0 = none (DistilBERT)."""
+    head: Literal["pretraining", "masked", "squad", "none"] = "pretraining"
+    """pretraining: masked words and next sentence; masked: words alone (RoBERTa); squad: two scores a token."""
+    predictions: Natural = 0
+    """Masked words per sequence; 0 = 15 %, rounded up."""
+    dropout: Fraction = 0.1
+    tied: bool = True
+    """The head over masked words uses the embedding's weight."""
+
+    def __post_init__(self) -> None:
+        check_heads(self.name or "encoder", self.hidden, self.heads)
+
+    def input_bytes(self, seq: int) -> int:
+        """int64 ids, labels, segments and mask."""
+        return 32 * seq
+
+
+class Vit(Spec, tag="vit", frozen=True, kw_only=True):
+    """A vision transformer on square images cut into patches (Dosovitskiy et al. 2020)."""
+
+    layers: Count
+    hidden: Count
+    heads: Count
+    ffn: Natural = 0
+    image: Count = 224
+    patch: Count = 16
+    classes: Count = 1000
+    dropout: Fraction = 0.0
+    unit: ClassVar[str] = "images"
+
+    def __post_init__(self) -> None:
+        check_heads(self.name or "vit", self.hidden, self.heads)
+
+    def input_bytes(self, seq: int) -> int:
+        """The fp32 picture."""
+        return 12 * self.image**2
+
+
+class Cnn(Spec, tag="cnn", frozen=True, kw_only=True):
+    """A convolutional network: resnet (also ResNeXt, SE), vgg, alexnet, inception-v3, ssd300, mask-rcnn, cifar."""
+
+    arch: Literal["resnet", "vgg", "alexnet", "inception-v3", "ssd300", "mask-rcnn", "cifar"] = "resnet"
+    depth: Natural = 50
+    """resnet: 18 34 50 101 152; mask-rcnn: 50 101 152; vgg: 11 13 16 19."""
+    groups: Count = 1
+    width: Count = 64
+    """Channels of one group in the first stage (ResNeXt 32x4d: groups 32, width 4)."""
+    se: bool = False
+    """Squeeze and excitation after each block (Hu et al. 2018), reduction 16."""
+    batch_norm: bool = True
+    """vgg: with batch norm after each convolution; resnet always has it."""
+    image: Natural = 0
+    """Pixels of a side; 0 = 224, for inception-v3 299, for ssd300 300, for cifar 32, for mask-rcnn COCO's photographs with a short side of 800."""
+    classes: Natural = 0
+    """0 = 1000, for ssd300 81, for mask-rcnn 91, for cifar 10."""
+    unit: ClassVar[str] = "images"
+
+    @property
+    def chain(self) -> bool:
+        """Each block reads the one before it alone: not the heads of detectors, which read maps of several sizes."""
+        return self.arch not in ("ssd300", "mask-rcnn")
+
+    def input_bytes(self, seq: int) -> int:
+        """The fp32 picture; mask-rcnn: a photograph as it is decoded, three bytes a pixel, which is scaled and padded on the device."""
+        if self.arch == "mask-rcnn":
+            return 3 * (self.image**2 or PIXELS)
+        return 12 * (self.image or {"inception-v3": 299, "ssd300": 300, "cifar": 32}.get(self.arch, 224)) ** 2
+
+
+class EncDec(Spec, tag="encdec", frozen=True, kw_only=True):
+    """Encoder and decoder with cross-attention: T5, the Transformer of 2017."""
+
+    layers: Count
+    """Of the encoder, and as many of the decoder."""
+    hidden: Count
+    heads: Count
+    head_dim: Natural = 0
+    ffn: Count
+    vocab: Count
+    activation: Activation = "relu"
+    norm: Literal["rmsnorm", "layernorm"] = "layernorm"
+    pre_norm: bool = True
+    bias: bool = True
+    relative: Natural = 0
+    """Buckets of a learned relative position bias in the first layer of each stack (T5: 32); 0 = sinusoids."""
+    tied: bool = True
+    target: Natural = 0
+    """Target tokens per sample; 0 = as many as source tokens (the plan's seq_len)."""
+    dropout: Fraction = 0.1
+
+    def __post_init__(self) -> None:
+        check_heads(self.name or "encdec", self.hidden, self.heads, self.head_dim)
+
+
+class TransformerXl(Spec, tag="transformer-xl", frozen=True, kw_only=True):
+    """Segments with memory and relative positions (Dai et al. 2019), adaptive softmax."""
+
+    layers: Count
+    hidden: Count
+    heads: Count
+    head_dim: Natural = 0
+    ffn: Count
+    memory: Count
+    """Tokens of the previous segment that attention sees."""
+    vocab: Count = 267735
+    cutoffs: tuple[Count, ...] = (19997, 39997, 199997)
+    div: Count = 1
+    """Each further cluster of words is embedded in so many times fewer columns."""
+    dropout: Fraction = 0.1
+    attention_dropout: Fraction = 0.0
+    """Of the attention's probabilities (dropatt)."""
+
+    def __post_init__(self) -> None:
+        name = self.name or "transformer-xl"
+        check_heads(name, self.hidden, self.heads, self.head_dim)
+        tails = sum(cut < self.vocab for cut in self.cutoffs)
+        if self.hidden // self.div**tails < 1:
+            raise BadInput(
+                f"{name}: div = {self.div} leaves no column of hidden = {self.hidden} for the last of {tails + 1} clusters. Use less"
+            )
+
+
+class Seq2Seq(Spec, tag="seq2seq", frozen=True, kw_only=True):
+    """LSTM encoder and decoder with additive attention: GNMT (Wu et al. 2016)."""
+
+    layers: Annotated[int, msgspec.Meta(ge=2, le=10**8)] = 4
+    """Of the encoder (the first is bidirectional, the second takes both of its directions), and as many of the decoder."""
+    hidden: Count = 1024
+    vocab: Count = 32320
+    longest: Count = 50
+    """Sentences are cut to so many tokens, whatever the plan's seq_len (GNMT v2: --max-length-train 50)."""
+    dropout: Fraction = 0.2
+
+
+ModelSpec = Union[
+    Decoder,
+    Encoder,
+    EncDec,
+    TransformerXl,
+    Seq2Seq,
+    Vit,
+    Cnn,
+    EfficientNet,
+    ConvNext,
+    UNet,
+    Dit,
+    DiffusionUNet,
+    Whisper,
+    Wav2Vec,
+    Dlrm,
+    Mlp,
+    Captured,
+]
+
+
+def spec_of(tree: dict[str, Any], where: str, name: str = "") -> ModelSpec:
+    """A spec from the mapping of a preset; `family` unsaid: a decoder. Raises `BadInput` with the field's path."""
+    try:
+        spec: ModelSpec = msgspec.convert({"family": "decoder", "name": name, **tree}, ModelSpec)
+    except msgspec.ValidationError as error:
+        _check_names(tree, where)
+        raise BadInput(f"{where}: {error}{_allowed(str(error), tree)}") from None
+    return spec
+
+
+def _allowed(message: str, tree: dict[str, Any]) -> str:
+    """The words that a field takes, where msgspec says that it takes none but some."""
+    hint: Any = next((one for one in get_args(ModelSpec) if one.__struct_config__.tag == str(tree.get("family", "decoder"))), None)
+    for key in re.sub(r"\[.*?\]", "", message.rpartition("`$.")[2].rstrip("`")).split("."):
+        kinds = [one for one in (hint, *get_args(hint)) if hasattr(one, "__struct_fields__")]
+        hint = get_type_hints(kinds[0]).get(key) if kinds else None
+    words = [word for part in (hint, *get_args(hint)) if get_origin(part) is Literal for word in get_args(part)]
+    return f". Allowed: {', '.join(map(str, words))}" if words else ""
+
+
+def _check_names(tree: dict[str, Any], where: str) -> None:
+    """Raises `UnknownName` with the nearest for a family, or a field of it, that does not exist."""
+    specs = {str(spec.__struct_config__.tag): spec for spec in get_args(ModelSpec)}
+    family = str(tree.get("family", "decoder"))
+    if family not in specs:
+        raise UnknownName("family", family, specs, where)
+    fields = ("family", *specs[family].__struct_encode_fields__)
+    for key in tree:
+        if key not in fields:
+            raise UnknownName("field", key, fields, where)

@@ -1,0 +1,1 @@
+"""Whole networks over sound."""
