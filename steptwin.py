@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from executor.twin import Twin
     from sim.align import Comparison
     from sim.plan import Plan
-    from sim.planning.capacity import Capacity
-    from sim.planning.explain import Explanation
-    from sim.planning.faults import Faults
-    from sim.planning.jobs import Jobs
+    from sim.planning.capacity.capacity import Capacity
+    from sim.planning.disturbed.faults import Faults
+    from sim.planning.disturbed.jobs import Jobs
+    from sim.planning.explain.explanation import Explanation
     from sim.planning.montecarlo import Jitter, Spread
-    from sim.planning.sweep import Sweep
+    from sim.planning.sweeps.sweep import Sweep
     from sim.result.prediction import Prediction
     from topologies.load import Topology
 
@@ -109,12 +109,12 @@ def marked(model: nn.Module, **options: Any) -> AbstractContextManager[None]:
 
 
 def sweep(plan: PlanLike, space: str | int | Mapping[str, Iterable[Any]], on: str, file: str | Path | None = None, **options: Any) -> Sweep:
-    """Every plan of `"tp=1,2,4 pp=1..8 gpus=64"`, `{"tp": [1, 2, 4]}`, or of all sensible ones on so many GPUs; `sim.planning.sweep`
+    """Every plan of `"tp=1,2,4 pp=1..8 gpus=64"`, `{"tp": [1, 2, 4]}`, or of all sensible ones on so many GPUs; `sim.planning.sweeps.sweep`
     has the options. Results are kept in `file` (SQLite) and gone on with. Raises `BadInput`."""
     from sim.files.planfile import read_plan
-    from sim.planning.auto import auto_space
-    from sim.planning.space import parse_space
-    from sim.planning.sweep import sweep as find
+    from sim.planning.sweeps.auto import auto_space
+    from sim.planning.sweeps.space import parse_space
+    from sim.planning.sweeps.sweep import sweep as find
 
     base = read_plan(plan)
     points = auto_space(base, on, space) if isinstance(space, int) else parse_space(space)
@@ -124,15 +124,15 @@ def sweep(plan: PlanLike, space: str | int | Mapping[str, Iterable[Any]], on: st
 def explain(plan: PlanLike, on: Machine, *, edits: tuple[str, ...] = (), tries: int = 8) -> Explanation:
     """What the step is spent on, what faster resources would bring, the best changes of plan (`tries` simulated). Raises `BadInput`."""
     from sim.bind import bind
-    from sim.planning.explain import explain as find
+    from sim.planning.explain.explanation import explain as find
 
     return _shown(find(bind(plan, on, edits), tries))
 
 
 def capacity(plan: PlanLike, on: Topology | str, tokens: float | str, **options: Any) -> Capacity:
-    """Days, GPU-hours, joules, money, goodput for `tokens` (15e12 or "15T"; samples for images); options: `sim.planning.capacity`."""
+    """Days, GPU-hours, joules, money, goodput for `tokens` (15e12 or "15T"; samples for images); options: `sim.planning.capacity.capacity`."""
     from sim.files.planfile import load_plan
-    from sim.planning.capacity import capacity as find
+    from sim.planning.capacity.capacity import capacity as find
     from topologies.units import count
 
     return _shown(find(load_plan(plan), on, count(tokens, "tokens") if isinstance(tokens, str) else tokens, **options))
@@ -148,14 +148,14 @@ def spread(plan: PlanLike, on: Machine, draws: int = 1000, seed: int = 0, *, jit
 
 def faults(plan: PlanLike, on: Machine, tried: str | Sequence[str] = (), *, edits: tuple[str, ...] = ()) -> Faults:
     """The step under each fault of `tried` ("fail=nic:n0/nic1", "slow=r3:0.8"; none: the usual ones). Raises `BadInput`."""
-    from sim.planning.faults import faults as find
+    from sim.planning.disturbed.faults import faults as find
 
     return _shown(find(plan, on, tried if isinstance(tried, str) else tuple(tried), edits=edits))
 
 
 def jobs(plans: Sequence[PlanLike], on: Machine, placements: str | Sequence[str] = (), *, edits: tuple[str, ...] = ()) -> Jobs:
     """Several jobs on one cluster, each one's step alone and beside the others, in each placement (none: both). Raises `BadInput`."""
-    from sim.planning.jobs import jobs as find
+    from sim.planning.disturbed.jobs import jobs as find
 
     return _shown(find(plans, on, placements, edits=edits))
 

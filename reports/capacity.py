@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from reports.page import Card, Page
 from reports.words import count, seconds
-from sim.planning.capacity import Capacity
+from sim.planning.capacity.capacity import Capacity
 from topologies.units import show_energy
 
 _STRONG, _WEAK, _IDEAL = "#0072B2", "#009E73", "#8a97a6"
@@ -19,7 +19,7 @@ _MISS = "#D55E00"
 def capacity_page(title: str, found: Capacity, strong: Sequence[Capacity] = (), weak: Sequence[Capacity] = (), unit: str = "") -> str:
     """The file's text.
 
-    `found`: the run that was asked for. `strong` and `weak`: `sim.planning.scaling.scaling` of it, with the same and with a
+    `found`: the run that was asked for. `strong` and `weak`: `sim.planning.capacity.scaling.scaling` of it, with the same and with a
     growing global batch. `unit`: of the prices ("USD").
     """
     page = Page(title, f"{found.gpus:,} GPUs, {found.topology}: {found.steps:,} steps of {seconds(found.step_time_s)} each, predicted.")

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 
 from reports.words import safe, seconds, short
-from sim.planning.space import settings_of
-from sim.planning.store import Row
+from sim.planning.sweeps.space import settings_of
+from sim.planning.sweeps.store import Row
 
 MOST = 2000
 """Lines that are drawn, the best first."""

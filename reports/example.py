@@ -40,8 +40,8 @@ CELLS: tuple[tuple[str, str], ...] = (
     ("markdown", "## Sweep\n\nEvery plan of a space, memory first, then simulation."),
     (
         "code",
-        "import tempfile\nfrom pathlib import Path\n\nfrom sim.files.planfile import load_plan\nfrom sim.planning.space import parse_space\n"
-        "from sim.planning.sweep import sweep\n\nfolder = Path(tempfile.mkdtemp())\n"
+        "import tempfile\nfrom pathlib import Path\n\nfrom sim.files.planfile import load_plan\nfrom sim.planning.sweeps.space import parse_space\n"
+        "from sim.planning.sweeps.sweep import sweep\n\nfolder = Path(tempfile.mkdtemp())\n"
         'space = parse_space("tp=1,2,4 micro=1,2 recompute=none,full gpus=8")\n'
         'plans = sweep(load_plan("llama3-8b-fsdp8"), space, "dgx-h100", folder / "sweep.sqlite")\nplans',
     ),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from sim.align import Comparison
-    from sim.planning.sweep import Sweep
+    from sim.planning.sweeps.sweep import Sweep
     from sim.result.prediction import Prediction
     from topologies.graph import Topology
 
@@ -211,7 +211,7 @@ _SHOWN: dict[str, tuple[Callable[[Any], str], dict[str, Callable[[Any], Any]]]] 
             "ops": _drawn("deviation", "scatter", lambda found: (found,)),
         },
     ),
-    "sim.planning.sweep.Sweep": (
+    "sim.planning.sweeps.sweep.Sweep": (
         sweep_html,
         {
             "pareto": _drawn("sweep", "pareto_figure", lambda found: (_ranked(found), found.front)),
@@ -219,7 +219,7 @@ _SHOWN: dict[str, tuple[Callable[[Any], str], dict[str, Callable[[Any], Any]]]] 
             "breakdowns": _drawn("sweep", "breakdowns", lambda found: (_ranked(found)[:_TOP],)),
         },
     ),
-    "sim.planning.explain.Explanation": (
+    "sim.planning.explain.explanation.Explanation": (
         text_html,
         {
             "path": _drawn("planning", "critical_path", _itself),
@@ -227,8 +227,8 @@ _SHOWN: dict[str, tuple[Callable[[Any], str], dict[str, Callable[[Any], Any]]]] 
             "changes": _drawn("planning", "changes", _itself),
         },
     ),
-    "sim.planning.capacity.Capacity": (text_html, {"days": _drawn("capacity", "days", _itself)}),
-    "sim.planning.scaling.Curve": (
+    "sim.planning.capacity.capacity.Capacity": (text_html, {"days": _drawn("capacity", "days", _itself)}),
+    "sim.planning.capacity.scaling.Curve": (
         text_html,
         {
             "scaling": _drawn("capacity", "scaling", lambda found: (found, ())),
@@ -236,8 +236,8 @@ _SHOWN: dict[str, tuple[Callable[[Any], str], dict[str, Callable[[Any], Any]]]] 
             "expense": _drawn("capacity", "expense", lambda found: (found, (), "")),
         },
     ),
-    "sim.planning.faults.Faults": (text_html, {"steps": _drawn("planning", "faults", _itself)}),
-    "sim.planning.jobs.Jobs": (text_html, {"steps": _drawn("planning", "jobs", _itself)}),
+    "sim.planning.disturbed.faults.Faults": (text_html, {"steps": _drawn("planning", "faults", _itself)}),
+    "sim.planning.disturbed.jobs.Jobs": (text_html, {"steps": _drawn("planning", "jobs", _itself)}),
     "sim.planning.montecarlo.Spread": (text_html, {"draws": _drawn("planning", "spread", _itself)}),
     "topologies.graph.Topology": (topology_html, {"machine": _drawn("machine", "machine", lambda found: (found,))}),
 }

@@ -14,9 +14,9 @@ from reports.palette import PREDICTED, colour
 from reports.words import safe
 
 if TYPE_CHECKING:
-    from sim.planning.explain import Explanation
-    from sim.planning.faults import Faults
-    from sim.planning.jobs import Jobs
+    from sim.planning.disturbed.faults import Faults
+    from sim.planning.disturbed.jobs import Jobs
+    from sim.planning.explain.explanation import Explanation
     from sim.planning.montecarlo import Spread
 
 _NOW = "#0072B2"

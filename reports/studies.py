@@ -5,9 +5,9 @@ from __future__ import annotations
 from reports import planning
 from reports.page import Page
 from reports.words import ranks, seconds
-from sim.planning.explain import Explanation
-from sim.planning.faults import Faults
-from sim.planning.jobs import Jobs
+from sim.planning.disturbed.faults import Faults
+from sim.planning.disturbed.jobs import Jobs
+from sim.planning.explain.explanation import Explanation
 from sim.planning.montecarlo import Spread
 
 _SAME = 1e-6

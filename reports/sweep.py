@@ -12,10 +12,10 @@ from reports.coordinates import coordinates, per_gpu
 from reports.page import Card, Page
 from reports.palette import WORDS, colour
 from reports.words import clock, count, gib, safe, seconds, short
-from sim.planning.front import trained
-from sim.planning.space import settings_of
-from sim.planning.store import Row
-from sim.planning.sweep import Sweep, by_reason
+from sim.planning.sweeps.front import trained
+from sim.planning.sweeps.space import settings_of
+from sim.planning.sweeps.store import Row
+from sim.planning.sweeps.sweep import Sweep, by_reason
 
 _MOST_POINTS, _MOST_ROWS = 6000, 15
 _SCALE = "Viridis"
@@ -33,7 +33,7 @@ _MEANINGS = (
 
 
 def sweep_page(title: str, found: Sweep) -> str:
-    """The file's text. `found`: what `sim.planning.sweep.sweep` returns; it holds at least one plan that fits."""
+    """The file's text. `found`: what `sim.planning.sweeps.sweep.sweep` returns; it holds at least one plan that fits."""
     ranked = sorted(found.feasible, key=per_gpu, reverse=True)
     tried = sum(found.counts.values())
     page = Page(title, f"{tried:,} plans: {_outcomes(found.counts)}.")

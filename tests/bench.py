@@ -141,10 +141,10 @@ def sweep(u: float) -> list[Row]:
     from itertools import islice
 
     from sim.files.planfile import load_plan
-    from sim.planning.auto import auto_space
-    from sim.planning.floor import Floor
-    from sim.planning.space import TooLarge, candidates, parse_space
-    from sim.planning.sweep import sweep as run
+    from sim.planning.sweeps.auto import auto_space
+    from sim.planning.sweeps.floor import Floor
+    from sim.planning.sweeps.space import TooLarge, candidates, parse_space
+    from sim.planning.sweeps.sweep import sweep as run
 
     on, base = "64x dgx-h100", load_plan({"model": "llama3-70b", "seq_len": 8192, "framework": "megatron-core", "batch": {"global": 1024}})
     with tempfile.TemporaryDirectory() as place:
@@ -180,11 +180,11 @@ def sweep(u: float) -> list[Row]:
 def _in_short(base: Plan, on: str) -> float:
     """Plans a second: all of an automatic sweep that fit, simulated as a sweep ranks them, whether their bounds let them win or not."""
     from sim.plan import Plan
-    from sim.planning.auto import auto_space
-    from sim.planning.judge import Work, evaluate_chunk, screen_chunk
-    from sim.planning.pool import pool
-    from sim.planning.space import candidates
-    from sim.planning.sweep import by_layers
+    from sim.planning.sweeps.auto import auto_space
+    from sim.planning.sweeps.judge import Work, evaluate_chunk, screen_chunk
+    from sim.planning.sweeps.pool import pool
+    from sim.planning.sweeps.space import candidates
+    from sim.planning.sweeps.sweep import by_layers
 
     points = [(candidate, plan) for candidate, plan in candidates(base, auto_space(base, on, 512), on) if isinstance(plan, Plan)]
     _, fit = screen_chunk(Work(points, {}))
@@ -203,10 +203,10 @@ def winner(u: float) -> list[Row]:
     import tempfile
 
     from sim.files.planfile import load_plan
-    from sim.planning.auto import auto_space
-    from sim.planning.judge import Work, evaluate_chunk, screen_chunk
-    from sim.planning.space import named
-    from sim.planning.sweep import sweep as run
+    from sim.planning.sweeps.auto import auto_space
+    from sim.planning.sweeps.judge import Work, evaluate_chunk, screen_chunk
+    from sim.planning.sweeps.space import named
+    from sim.planning.sweeps.sweep import sweep as run
 
     on, base = (
         "32x dgx-h100",

@@ -10,20 +10,20 @@ from topologies.errors import Refused
 
 PLAY = "Use `--how play`, which plays the predicted program"
 _SCHEDULES = ("gpipe", "1f1b", "interleaved")
+Refusals = tuple[tuple[bool, str], ...]
+"""What may be asked for and is not done: is it, and what to say then."""
 
 
 def check_stock(plan: Plan, spec: ModelSpec) -> None:
     """Raises `Refused` with the reason and what to use instead."""
     _check_model(spec)
-    for asked, words in _refusals(plan, spec):
+    for asked, words in (*_of_the_step(plan), *_of_the_split(plan, spec), *_of_the_data(plan)):
         if asked:
             raise Refused(words)
 
 
-def _refusals(plan: Plan, spec: ModelSpec) -> tuple[tuple[bool, str], ...]:
-    """What may be asked for and is not done: is it, and what to say then."""
+def _of_the_step(plan: Plan) -> Refusals:
     p, habits = plan.parallel, framework_of(plan)
-    level, _ = sharding_of(plan, habits)
     return (
         (plan.task not in ("train", "forward"), f'task = "{plan.task}": stock training trains all parameters. {PLAY}'),
         (plan.task == "forward" and p.pp > 1, f'task = "forward" through a pipeline is not done by the stock run. {PLAY}'),
@@ -38,10 +38,6 @@ def _refusals(plan: Plan, spec: ModelSpec) -> tuple[tuple[bool, str], ...]:
         ),
         (habits.compile, f"compile = true is not done by stock training yet. {PLAY}"),
         (plan.optimizer.name == "lamb", 'optimizer.name = "lamb" is not in torch.optim. Use "adamw"'),
-        (
-            plan.optimizer.name == "muon" and (p.tp > 1 or level > 0),
-            f'optimizer.name = "muon": torch.optim.Muon takes whole matrices. Use tp = 1 and zero = 0, or: {PLAY}',
-        ),
         (plan.optimizer.on == "cpu" or plan.memory.offload != "none", f"offload to the CPU is not done by stock training. {PLAY}"),
         (plan.memory.recompute == "selective", 'memory.recompute = "selective" is not done by stock training. Use "none" or "full"'),
         (
@@ -50,6 +46,16 @@ def _refusals(plan: Plan, spec: ModelSpec) -> tuple[tuple[bool, str], ...]:
         ),
         (plan.update.mode == "async", 'a parameter server is predicted but not run. Use update.mode = "sync" or "local"'),
         (plan.update.aggregate == "cpu", f"sums on the host are not done by stock training. {PLAY}"),
+    )
+
+
+def _of_the_split(plan: Plan, spec: ModelSpec) -> Refusals:
+    p, (level, _) = plan.parallel, sharding_of(plan, framework_of(plan))
+    return (
+        (
+            plan.optimizer.name == "muon" and (p.tp > 1 or level > 0),
+            f'optimizer.name = "muon": torch.optim.Muon takes whole matrices. Use tp = 1 and zero = 0, or: {PLAY}',
+        ),
         (
             p.cp > 1,
             f"context parallelism: torch's context_parallel replaces CUDA's attention kernels only, and its loader is not ours. {PLAY}",
@@ -67,6 +73,13 @@ def _refusals(plan: Plan, spec: ModelSpec) -> tuple[tuple[bool, str], ...]:
             f'schedule = "{p.schedule}" is not run by stock training. Use {", ".join(_SCHEDULES)}, or: {PLAY}',
         ),
         (p.pp > 1 and getattr(spec, "tied", False), f"an embedding tied across pipeline stages. {PLAY}"),
+    )
+
+
+def _of_the_data(plan: Plan) -> Refusals:
+    """Input, output and noise."""
+    p = plan.parallel
+    return (
         (
             plan.data.source == "object-store",
             'data.source = "object-store": no object store runs here. Use "disk" or "database" to measure',

@@ -22,6 +22,7 @@ def state_width(job: Job) -> float:
 
 
 def state_dtype(job: Job) -> str:
+    """The dtype of the optimizer's state and of what it updates."""
     return "fp32" if state_width(job) == 4 else job.framework.param_dtype
 
 

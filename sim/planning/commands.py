@@ -15,7 +15,7 @@ from topologies.errors import BadInput
 from topologies.verbs import AsJson, Desk, Fail, On, PlanName, PlanSets, Prices, Report, Sets, Without, Workers, of_plan, split
 
 if TYPE_CHECKING:
-    from sim.planning.goodput import Reliability
+    from sim.planning.capacity.goodput import Reliability
 
 
 def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
@@ -53,10 +53,10 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
     ) -> None:
         """Every plan of a space: memory, bounds, then simulation; resumes where it was.  Example: steptwin sweep llama3-8b-fsdp8 --auto 16"""
         from sim.files.planfile import read_plan
-        from sim.planning.auto import auto_space
-        from sim.planning.capacity import load_prices
-        from sim.planning.space import parse_space
-        from sim.planning.sweep import sweep as run
+        from sim.planning.capacity.capacity import load_prices
+        from sim.planning.sweeps.auto import auto_space
+        from sim.planning.sweeps.space import parse_space
+        from sim.planning.sweeps.sweep import sweep as run
 
         base = read_plan(plan, of_plan(set_))  # its points are checked: they may split another way
         if bool(space) == (auto is not None):
@@ -69,7 +69,7 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
         if trials is None:
             found = run(base, points, on, out, every=every, **spread)
         else:
-            from sim.planning.search import search
+            from sim.planning.sweeps.search import search
 
             found = search(base, points, on, out, trials=trials, seed=seed, **spread)
         rows = [_plain(row) for row in sorted(found.feasible, key=lambda row: row.effort)]  # the best is the first
@@ -101,7 +101,7 @@ def _explain(app: typer.Typer, desk: Desk) -> None:
         """Critical path, what each resource is worth, and the best changes of plan.  Example: steptwin explain llama3-8b-fsdp8"""
         from sim.bind import bind
         from sim.files.planfile import load_plan
-        from sim.planning.explain import explain as run
+        from sim.planning.explain.explanation import explain as run
 
         overrides, edits = split(set_, fail, without)
         setting = bind(load_plan(plan, overrides), on, edits)
@@ -120,7 +120,7 @@ def _explain(app: typer.Typer, desk: Desk) -> None:
 
 def _explained(desk: Desk, found: dict[str, Any]) -> None:
     """Two tables: resources, and changes of plan."""
-    from sim.planning.explain import UNFIT
+    from sim.planning.explain.explanation import UNFIT
     from topologies.units import show_duration
 
     low, high = map(show_duration, found["interval"])
@@ -133,7 +133,7 @@ def _explained(desk: Desk, found: dict[str, Any]) -> None:
 
 def _reliability(mtbf_gpu: str, mtbf_node: str, restart: str, spares: int | None) -> Reliability:
     """From the words of the command line; an empty one leaves its default."""
-    from sim.planning.goodput import Reliability
+    from sim.planning.capacity.goodput import Reliability
     from topologies.units import duration
 
     times = {
@@ -172,9 +172,9 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
     ) -> None:
         """Days, GPU-hours, energy, money, goodput of a training run; --report: scaling curves.  Example: steptwin capacity gpt2-ddp8 --tokens 10B"""
         from sim.files.planfile import load_plan
-        from sim.planning.capacity import amount, load_prices
-        from sim.planning.capacity import capacity as run
-        from sim.planning.scaling import Curve, curve_sizes, scaling, smallest
+        from sim.planning.capacity.capacity import amount, load_prices
+        from sim.planning.capacity.capacity import capacity as run
+        from sim.planning.capacity.scaling import Curve, curve_sizes, scaling, smallest
         from topologies.cluster import parse
         from topologies.units import count, duration
 
@@ -214,7 +214,7 @@ def _disturbed(app: typer.Typer, desk: Desk) -> None:
     ) -> None:
         """What a failed link, a flapping NIC or a slow GPU costs this plan.  Example: steptwin faults gpt2-ddp8 --on dgx-h100"""
         from sim.files.planfile import load_plan
-        from sim.planning.faults import faults as run
+        from sim.planning.disturbed.faults import faults as run
 
         overrides, edits = split(set_)
         found = run(load_plan(plan, overrides), on, tuple(fault or ()), edits=edits, say=_say(desk))
@@ -233,8 +233,8 @@ def _disturbed(app: typer.Typer, desk: Desk) -> None:
     ) -> None:
         """Several jobs on one cluster, each one's step alone and beside the others.  Example: steptwin jobs gpt2-ddp8 gpt2-ddp8"""
         from sim.files.planfile import load_plan
-        from sim.planning.jobs import jobs as run
-        from sim.planning.places import spoken
+        from sim.planning.disturbed.jobs import jobs as run
+        from sim.planning.disturbed.places import spoken
 
         overrides, edits = split(set_)
         found = run([load_plan(plan, overrides) for plan in plans], on, tuple(place or ("compact", "spread")), edits=edits, say=_say(desk))

@@ -43,8 +43,8 @@ def products(folder: Path) -> dict[str, str]:
     from sim.files.chrome import to_kineto, write_trace
     from sim.files.planfile import load_plan
     from sim.files.text import show_program
-    from sim.planning.explain import explain
-    from sim.planning.sweep import sweep
+    from sim.planning.explain.explanation import explain
+    from sim.planning.sweeps.sweep import sweep
     from sim.predict import predict
     from topologies.load import load_topology
 

@@ -17,7 +17,7 @@ import pytest
 
 import steptwin
 from executor.twin import run_plan
-from sim.planning.explain import explain
+from sim.planning.explain.explanation import explain
 from sim.planning.montecarlo import spread
 from sim.predict import predict
 from topologies.errors import SteptwinError

@@ -138,7 +138,7 @@ def test_a_circle_would_be_seen() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == [["b", "c"]]
     assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
     assert "sim.program" in arrows()["sim.files.text"]
-    assert "sim.planning.cluster" in arrows()["sim.planning.pool"], "an import inside a function"
+    assert "sim.planning.sweeps.cluster" in arrows()["sim.planning.sweeps.pool"], "an import inside a function"
     assert "sim.result.prediction" in arrows()["steptwin"], "an import for the type checker"
 
 

@@ -82,7 +82,7 @@ def _rows(text: str, place: Path) -> object:
 
 
 def _prices(text: str, place: Path) -> object:
-    from sim.planning.capacity import load_prices
+    from sim.planning.capacity.capacity import load_prices
 
     return load_prices(_file(place, "prices.toml", text))
 
@@ -94,7 +94,7 @@ def _nccl_tests(text: str, _: Path) -> object:
 
 
 def _space(text: str, _: Path) -> object:
-    from sim.planning.space import parse_space
+    from sim.planning.sweeps.space import parse_space
 
     return parse_space(text)
 

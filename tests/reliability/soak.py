@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.files.planfile import load_plan
-from sim.planning.sweep import sweep
+from sim.planning.sweeps.sweep import sweep
 from sim.predict import predict
 
 ALLOWED = 0.05

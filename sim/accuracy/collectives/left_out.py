@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any, Protocol, TypeVar
 
-from sim.accuracy.collectives.tools import Tool
+from sim.accuracy.collectives.measuring import Tool
 from sim.cost.collective.group import GroupShape
 from sim.cost.collective.nccl import best
 from sim.cost.collective.rates import params

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from sim.accuracy.collectives.tools import Tool, algorithm_of, source_of, tool_of
+from sim.accuracy.collectives.measuring import Tool, algorithm_of, source_of, tool_of
 from sim.cost.collective import GroupShape, best, group_shape
 from sim.quantile import quantile
 from topologies.errors import BadInput, Refused, SteptwinError

@@ -6,7 +6,7 @@ import pytest
 
 from sim.bind import bind
 from sim.files.planfile import load_plan
-from sim.planning.judge import confirmed
+from sim.planning.sweeps.judge import confirmed
 
 
 def test_deepseek_v3_took_180_000_hours_of_h800_for_a_trillion_tokens() -> None:

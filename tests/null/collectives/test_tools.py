@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from sim.accuracy.collectives.measuring import Tool, algorithm_of, source_of, tool_of
 from sim.accuracy.collectives.timings import validate_collectives
-from sim.accuracy.collectives.tools import Tool, algorithm_of, source_of, tool_of
 from sim.cost.collective import best, collective_cost, group_shape, message_cost
 from sim.cost.host import host_seconds
 from topologies.errors import Refused

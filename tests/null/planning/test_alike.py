@@ -8,10 +8,10 @@ import pytest
 
 from sim.bind import Setting, bind
 from sim.lower.step import lower
-from sim.planning import beside
-from sim.planning.alike import Placed, stand_ins
-from sim.planning.faults import faults
-from sim.planning.places import PlacedPricer, placed
+from sim.planning.disturbed import beside
+from sim.planning.disturbed.alike import Placed, stand_ins
+from sim.planning.disturbed.faults import faults
+from sim.planning.disturbed.places import PlacedPricer, placed
 from sim.pricer import pricer_for
 from sim.steady.detail import STEPS
 from topologies.load import load_topology

@@ -9,8 +9,8 @@ import pytest
 import steptwin
 from sim.files.planfile import load_plan, read_plan
 from sim.plan import Plan
-from sim.planning.auto import auto_space
-from sim.planning.space import TooLarge, candidates, parse_space, plan_at, point, size_of
+from sim.planning.sweeps.auto import auto_space
+from sim.planning.sweeps.space import TooLarge, candidates, parse_space, plan_at, point, size_of
 from topologies.errors import BadInput
 
 

@@ -13,8 +13,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from sim.planning.cluster import cluster
-from sim.planning.pool import pool
+from sim.planning.sweeps.cluster import cluster
+from sim.planning.sweeps.pool import pool
 from topologies.errors import BadInput
 
 JOBLIB = 'the extra "sweep" is not installed'

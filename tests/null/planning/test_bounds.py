@@ -12,11 +12,11 @@ from sim.bind import bind
 from sim.files.planfile import load_plan
 from sim.plan import Plan
 from sim.planning import progress
-from sim.planning.bound import Bounds
-from sim.planning.floor import Floor
-from sim.planning.judge import Depth, Work, evaluate, evaluate_chunk, screen_chunk
-from sim.planning.space import candidates, parse_space, point
-from sim.planning.sweep import sweep
+from sim.planning.sweeps.bound import Bounds
+from sim.planning.sweeps.floor import Floor
+from sim.planning.sweeps.judge import Depth, Work, evaluate, evaluate_chunk, screen_chunk
+from sim.planning.sweeps.space import candidates, parse_space, point
+from sim.planning.sweeps.sweep import sweep
 from sim.predict import predict_setting
 from sim.pricer import pricer_for
 from sim.result.figures import figures_of_memory

@@ -9,9 +9,9 @@ import pytest
 
 from sim.bind import bind
 from sim.files.planfile import load_plan
-from sim.planning import explain as explaining
-from sim.planning.explain import best_changes, explain
-from sim.planning.neighbours import neighbours
+from sim.planning.explain import explanation as explaining
+from sim.planning.explain.explanation import best_changes, explain
+from sim.planning.explain.neighbours import neighbours
 from sim.predict import predict_setting
 from sim.result.figures import figures_of_memory
 from topologies.errors import BadInput

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sim.files.planfile import load_plan
-from sim.planning.space import parse_space
-from sim.planning.sweep import sweep
+from sim.planning.sweeps.space import parse_space
+from sim.planning.sweeps.sweep import sweep
 from topologies.errors import BadInput
 
 SPACE = "tp=1,2 zero=1,3 micro=1,2 gpus=8"

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.files.planfile import load_plan
-from sim.planning import faults as module
-from sim.planning.faults import faults, usual
+from sim.planning.disturbed import faults as module
+from sim.planning.disturbed.faults import faults, usual
 from sim.predict import predict
 from topologies.errors import BadInput
 from topologies.load import load_topology

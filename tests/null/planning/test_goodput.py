@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.planning.goodput import Reliability, daly, expected, simulate_run, young
+from sim.planning.capacity.goodput import Reliability, daly, expected, simulate_run, young
 from topologies.errors import BadInput
 
 HOUR = 3600.0

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from sim.bind import bind
 from sim.cost.price import Cost, Pricer
 from sim.engine.run import simulate
-from sim.planning.explain import Change, Explanation, explain
-from sim.planning.gradient import gradient
-from sim.planning.scaled import COLLECTIVES, COMPUTE, HOST, KINDS, MEMORY, MESSAGES, Scaled, faster_links, link_kinds
-from sim.planning.sensitivity import Sensitivity, Study
+from sim.planning.explain.explanation import Change, Explanation, explain
+from sim.planning.explain.gradient import gradient
+from sim.planning.explain.scaled import COLLECTIVES, COMPUTE, HOST, KINDS, MEMORY, MESSAGES, Scaled, faster_links, link_kinds
+from sim.planning.explain.sensitivity import Sensitivity, Study
 from sim.pricer import pricer_for
 from sim.program import Op
 from sim.steady.detail import STEPS

@@ -12,11 +12,11 @@ from sim.bind import bind
 from sim.engine.run import simulate
 from sim.files.planfile import load_plan
 from sim.lower.step import lower
-from sim.planning import beside
-from sim.planning import jobs as module
-from sim.planning.beside import ENOUGH, steps_beside
-from sim.planning.jobs import Jobs, jobs
-from sim.planning.places import PlacedPricer, placed, spoken
+from sim.planning.disturbed import beside
+from sim.planning.disturbed import jobs as module
+from sim.planning.disturbed.beside import ENOUGH, steps_beside
+from sim.planning.disturbed.jobs import Jobs, jobs
+from sim.planning.disturbed.places import PlacedPricer, placed, spoken
 from sim.predict import predict
 from sim.pricer import pricer_for
 from sim.timeline.metrics import step_ends

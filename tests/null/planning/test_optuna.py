@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from sim.files.planfile import load_plan
-from sim.planning import search as searching
-from sim.planning.search import search
-from sim.planning.space import parse_space
-from sim.planning.sweep import sweep
+from sim.planning.sweeps import search as searching
+from sim.planning.sweeps.search import search
+from sim.planning.sweeps.space import parse_space
+from sim.planning.sweeps.sweep import sweep
 from topologies.errors import BadInput
 
 pytest.importorskip("optuna")

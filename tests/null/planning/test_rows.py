@@ -13,12 +13,12 @@ import pytest
 import steptwin
 from sim.bind import Setting
 from sim.files.planfile import load_plan
-from sim.planning import judge
-from sim.planning.front import CLOSE, cautious, open_questions
-from sim.planning.screen import screened
-from sim.planning.space import parse_space
-from sim.planning.store import Row
-from sim.planning.sweep import sweep
+from sim.planning.sweeps import judge
+from sim.planning.sweeps.front import CLOSE, cautious, open_questions
+from sim.planning.sweeps.screen import screened
+from sim.planning.sweeps.space import parse_space
+from sim.planning.sweeps.store import Row
+from sim.planning.sweeps.sweep import sweep
 from topologies.errors import BadInput
 
 PLAN = load_plan({"model": "gpt2-124m", "seq_len": 256, "batch": {"global": 64, "micro": 8}, "parallel": {"dp_replicate": 8}})

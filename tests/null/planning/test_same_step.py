@@ -10,11 +10,11 @@ import pytest
 from sim.bind import bind
 from sim.files.planfile import load_plan
 from sim.planning import montecarlo
-from sim.planning.capacity import capacity
-from sim.planning.explain import explain
-from sim.planning.faults import faults
+from sim.planning.capacity.capacity import capacity
+from sim.planning.disturbed.faults import faults
+from sim.planning.explain.explanation import explain
 from sim.planning.montecarlo import Jitter, spread
-from sim.planning.sweep import sweep
+from sim.planning.sweeps.sweep import sweep
 from sim.predict import predict
 from sim.timeline.asynchrony import mean_step
 

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from sim.files.planfile import load_plan
-from sim.planning import search as searching
-from sim.planning.judge import evaluate_chunk
-from sim.planning.search import search
-from sim.planning.space import parse_space
-from sim.planning.sweep import Sweep, sweep
+from sim.planning.sweeps import search as searching
+from sim.planning.sweeps.judge import evaluate_chunk
+from sim.planning.sweeps.search import search
+from sim.planning.sweeps.space import parse_space
+from sim.planning.sweeps.sweep import Sweep, sweep
 
 PLAN = load_plan({"model": "gpt2-124m", "seq_len": 256, "framework": "pytorch", "batch": {"global": 16, "micro": 1}})
 SPACE = "gpus=8 tp=1,2 zero=1,3 micro=1,2,3"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from sim.files.planfile import load_plan
-from sim.planning.capacity import capacity, load_prices
-from sim.planning.goodput import Reliability, daly
-from sim.planning.neighbours import neighbours
-from sim.planning.scaling import curve_sizes, scaling, smallest
+from sim.planning.capacity.capacity import capacity, load_prices
+from sim.planning.capacity.goodput import Reliability, daly
+from sim.planning.capacity.scaling import curve_sizes, scaling, smallest
+from sim.planning.explain.neighbours import neighbours
 from sim.predict import predict
 from topologies.errors import BadInput
 

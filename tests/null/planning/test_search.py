@@ -8,11 +8,11 @@ import pytest
 
 from sim.bind import bind
 from sim.files.planfile import load_plan
-from sim.planning import judge
-from sim.planning import sweep as sweeping
-from sim.planning.capacity import capacity, load_prices
-from sim.planning.explain import explain
-from sim.planning.space import parse_space
+from sim.planning.capacity.capacity import capacity, load_prices
+from sim.planning.explain.explanation import explain
+from sim.planning.sweeps import judge
+from sim.planning.sweeps import sweep as sweeping
+from sim.planning.sweeps.space import parse_space
 from sim.predict import predict
 from topologies.errors import BadInput
 

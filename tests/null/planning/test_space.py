@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from sim.files.planfile import load_plan
 from sim.plan import Plan
-from sim.planning.auto import auto_space, sensible
-from sim.planning.space import candidates, parse_space
-from sim.planning.store import Row, Store, forget
+from sim.planning.sweeps.auto import auto_space, sensible
+from sim.planning.sweeps.space import candidates, parse_space
+from sim.planning.sweeps.store import Row, Store, forget
 from topologies.errors import BadInput
 
 

@@ -18,13 +18,13 @@ import pytest
 from sim.bind import bind
 from sim.files.planfile import load_plan
 from sim.plan import Plan
-from sim.planning.bound import Bounds
-from sim.planning.floor import Floor
-from sim.planning.judge import Depth
-from sim.planning.screen import screened
-from sim.planning.space import candidates, named, parse_space
-from sim.planning.store import Row
-from sim.planning.sweep import Sweep, sweep
+from sim.planning.sweeps.bound import Bounds
+from sim.planning.sweeps.floor import Floor
+from sim.planning.sweeps.judge import Depth
+from sim.planning.sweeps.screen import screened
+from sim.planning.sweeps.space import candidates, named, parse_space
+from sim.planning.sweeps.store import Row
+from sim.planning.sweeps.sweep import Sweep, sweep
 from sim.predict import predict_setting
 from sim.pricer import pricer_for
 from sim.result.figures import figures_of_memory
@@ -155,8 +155,8 @@ def _killed(file: Path) -> dict[str, int]:
     script = f"""
 from pathlib import Path
 from sim.files.planfile import load_plan
-from sim.planning.space import parse_space
-from sim.planning.sweep import sweep
+from sim.planning.sweeps.space import parse_space
+from sim.planning.sweeps.sweep import sweep
 base = load_plan({{"model": "llama3-8b", "seq_len": 4096, "framework": "megatron-core", "batch": {{"global": 64, "micro": 1}}}})
 sweep(base, parse_space({SPACE!r}), {ON!r}, Path({str(file)!r}), every="whole")
 """
@@ -188,7 +188,7 @@ def test_a_sweep_killed_while_it_confirmed_confirms_when_it_goes_on(tmp_path: Pa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken, pytest.raises(KeyboardInterrupt):
-        broken.setattr("sim.planning.sweep.open_questions", die)
+        broken.setattr("sim.planning.sweeps.sweep.open_questions", die)
         sweep(base(), space, ON, file, every="short")
     assert _rows(file) == 3
     found = sweep(base(), space, ON, file)

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from sim.files.planfile import load_plan
-from sim.planning.capacity import Capacity, amount, capacity, price_of
-from sim.planning.explain import Explanation, explain
-from sim.planning.faults import faults
-from sim.planning.goodput import Reliability
-from sim.planning.jobs import jobs
-from sim.planning.scaling import Curve, scaling, smallest
-from sim.planning.space import parse_space, settings_of
-from sim.planning.sweep import Sweep, sweep
+from sim.planning.capacity.capacity import Capacity, amount, capacity, price_of
+from sim.planning.capacity.goodput import Reliability
+from sim.planning.capacity.scaling import Curve, scaling, smallest
+from sim.planning.disturbed.faults import faults
+from sim.planning.disturbed.jobs import jobs
+from sim.planning.explain.explanation import Explanation, explain
+from sim.planning.sweeps.space import parse_space, settings_of
+from sim.planning.sweeps.sweep import Sweep, sweep
 from sim.tables import Tabular, aligned, frame
 from topologies.errors import BadInput
 from topologies.load import load_topology

@@ -11,8 +11,8 @@ import pytest
 from sim.cost.place import Capacity
 from sim.files.planfile import load_plan
 from sim.planning.montecarlo import Jitter, spread
-from sim.planning.pool import pool
-from sim.planning.store import Row, Store
+from sim.planning.sweeps.pool import pool
+from sim.planning.sweeps.store import Row, Store
 from topologies.errors import BadInput
 from topologies.load import load_topology
 

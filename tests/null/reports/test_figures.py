@@ -14,9 +14,9 @@ from reports.page import Page
 from reports.words import count, gib, safe, seconds, short, volume
 from sim.align import ClassError, Comparison, Measured, Pair
 from sim.cost.collective.table import collective_table
-from sim.planning.capacity import Capacity
-from sim.planning.space import settings_of
-from sim.planning.store import Row
+from sim.planning.capacity.capacity import Capacity
+from sim.planning.sweeps.space import settings_of
+from sim.planning.sweeps.store import Row
 
 HOSTILE = "<script>alert(1)</script>"
 PAIR = Pair(HOSTILE, 0, "compute", HOSTILE, "compute", 1e-3, 2e-3)

@@ -53,12 +53,12 @@ def test_a_topology_shows_itself_and_names_its_figures() -> None:
 def _planned() -> dict[str, Any]:
     from sim.bind import bind
     from sim.files.planfile import load_plan
-    from sim.planning.capacity import capacity
-    from sim.planning.explain import explain
-    from sim.planning.faults import faults
-    from sim.planning.jobs import jobs
+    from sim.planning.capacity.capacity import capacity
+    from sim.planning.capacity.scaling import scaling
+    from sim.planning.disturbed.faults import faults
+    from sim.planning.disturbed.jobs import jobs
+    from sim.planning.explain.explanation import explain
     from sim.planning.montecarlo import spread
-    from sim.planning.scaling import scaling
 
     plan = load_plan({"model": "gpt2-124m", "batch": {"global": 16, "micro": 2}, "parallel": {"dp_replicate": 4}})
     return {

@@ -15,9 +15,9 @@ from reports.words import seconds
 from sim.align import align_by_class
 from sim.files.planfile import load_plan
 from sim.plan import Parallel, Plan
-from sim.planning.capacity import capacity
+from sim.planning.capacity.capacity import capacity
 from sim.planning.montecarlo import Jitter, Spread
-from sim.planning.sweep import Row
+from sim.planning.sweeps.sweep import Row
 from sim.predict import predict
 from sim.result.uncertainty import outside
 from sim.timeline.metrics import step_times

@@ -12,7 +12,7 @@ from sim.engine.steps import Step, step_times
 from sim.files.planfile import load_plan
 from sim.lower.step import lower
 from sim.plan import Output
-from sim.planning.explain import explain
+from sim.planning.explain.explanation import explain
 from sim.predict import predict, predict_setting
 from sim.pricer import pricer_for
 from sim.steady.rounds import step_of, whole

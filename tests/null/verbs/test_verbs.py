@@ -15,7 +15,7 @@ import pytest
 import steptwin
 from sim.accuracy import tables
 from sim.accuracy.training import validate_training
-from sim.planning.sweep import sweep
+from sim.planning.sweeps.sweep import sweep
 
 GPT2 = """model = "gpt2-124m"
 seq_len = 256
@@ -222,7 +222,7 @@ def test_trials_look_at_some_points_alone(call: Call, monkeypatch: pytest.Monkey
         asked.update(options, on=on, space=space)
         return sweep(plan, space, on, out)
 
-    monkeypatch.setattr("sim.planning.search.search", search)
+    monkeypatch.setattr("sim.planning.sweeps.search.search", search)
     words = ("sweep", "plan.toml", "tp=1,2", "--trials", "7", "--seed", "3", "--workers", "1")
     assert call(*words, "--json").json["counts"]["done"] == 2
     assert (asked["trials"], asked["seed"], asked["workers"], asked["on"]) == (7, 3, 1, "dgx-h100")

@@ -29,7 +29,7 @@ from sim.lower.template import TEMPLATE, BlockOps
 from sim.model.parts import Block
 from sim.model.stages import Blocks, held, layout
 from sim.pace import board_clock
-from sim.planning.traffic import Traffic
+from sim.planning.sweeps.traffic import Traffic
 from sim.program import COMPUTE, HOST, Op
 from sim.steady.shortened import layers_of
 from topologies.graph import Topology

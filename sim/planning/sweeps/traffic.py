@@ -1,4 +1,4 @@
-"""What a rank of ZeRO-3 sends and receives of its parameters and gradients, by lane: part of a plan's bound (`sim.planning.bound`).
+"""What a rank of ZeRO-3 sends and receives of its parameters and gradients, by lane: part of a plan's bound (`sim.planning.sweeps.bound`).
 
 Each lane runs its messages one after the other. Without a pipeline all of them travel again for each micro-batch; a stage of a pipeline
 gathers with the first forward of each of its chunks, and reduces after the last backward (`sim.lower.fsdp`).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sim.files.planfile import load_plan
 from sim.plan import Parallel, Plan
-from sim.planning.space import relaid
+from sim.planning.sweeps.space import relaid
 from topologies.errors import SteptwinError
 
 _LOADERS = (1, 2, 4, 8, 16)

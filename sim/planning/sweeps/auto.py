@@ -1,4 +1,4 @@
-"""All sensible plans for a model on a number of GPUs, as a space (`sim.planning.space`)."""
+"""All sensible plans for a model on a number of GPUs, as a space (`sim.planning.sweeps.space`)."""
 
 from __future__ import annotations
 

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sim.planning.space import settings_of
+from sim.planning.sweeps.space import settings_of
 from sim.tables import Tabular, aligned
 
 if TYPE_CHECKING:
-    from sim.planning.store import Row
+    from sim.planning.sweeps.store import Row
 
 _MOST = 10
 """Rows of a sweep that print; `to_frame` has all."""
 
 
 class Ranked(Tabular):
-    """The table of a sweep: for a value with `rows`, `feasible`, `front`, `best`, `counts` and `path`, as `sim.planning.sweep.Sweep` has them."""
+    """The table of a sweep: for a value with `rows`, `feasible`, `front`, `best`, `counts` and `path`, as `sim.planning.sweeps.sweep.Sweep` has them."""
 
     __slots__ = ()
 

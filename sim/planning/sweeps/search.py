@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from sim.plan import Plan
-from sim.planning.floor import Floor
-from sim.planning.front import open_questions
-from sim.planning.judge import Prices, Work, anew, evaluate_chunk, priced, screen_chunk
-from sim.planning.pool import Pool, pool
 from sim.planning.progress import Say
-from sim.planning.space import SHORT, Candidate, plan_at, point, settings_of
-from sim.planning.store import Row, Store, default_file
-from sim.planning.sweep import Sweep, concluded, header_of
+from sim.planning.sweeps.floor import Floor
+from sim.planning.sweeps.front import open_questions
+from sim.planning.sweeps.judge import Prices, Work, anew, evaluate_chunk, priced, screen_chunk
+from sim.planning.sweeps.pool import Pool, pool
+from sim.planning.sweeps.space import SHORT, Candidate, plan_at, point, settings_of
+from sim.planning.sweeps.store import Row, Store, default_file
+from sim.planning.sweeps.sweep import Sweep, concluded, header_of
 from topologies.errors import BadInput
 
 _BATCH = 8

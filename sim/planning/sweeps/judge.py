@@ -11,11 +11,11 @@ import msgspec
 from sim.bind import Setting, bind
 from sim.engine.agenda import uncollected
 from sim.plan import Output, Plan
-from sim.planning.bound import Bounds
-from sim.planning.capacity import price_of
-from sim.planning.screen import screened
-from sim.planning.space import Candidate
-from sim.planning.store import Row
+from sim.planning.capacity.capacity import price_of
+from sim.planning.sweeps.bound import Bounds
+from sim.planning.sweeps.screen import screened
+from sim.planning.sweeps.space import Candidate
+from sim.planning.sweeps.store import Row
 from sim.predict import predict_setting
 from sim.pricer import pricer_for
 from sim.result.figures import figures_of_memory, mfu_of

@@ -15,8 +15,8 @@ from sim.bind import Setting
 from sim.cost.price import Cost, Pricer, transfer_cost
 from sim.engine.run import simulate
 from sim.lower.step import lower
-from sim.planning.gradient import Gradient, gradient
-from sim.planning.scaled import HOST, KINDS, Scaled, Shares, faster_links, kind_of
+from sim.planning.explain.gradient import Gradient, gradient
+from sim.planning.explain.scaled import HOST, KINDS, Scaled, Shares, faster_links, kind_of
 from sim.pricer import pricer_for
 from sim.program import Op, Program, full_id
 from sim.timeline.metrics import step_time

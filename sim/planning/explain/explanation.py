@@ -10,12 +10,12 @@ import msgspec
 
 from sim.bind import Setting, bind
 from sim.plan import Plan
-from sim.planning.neighbours import neighbours
+from sim.planning.explain.neighbours import neighbours
+from sim.planning.explain.scaled import COLLECTIVES, HOST, INPUT, KINDS, MEMORY, MESSAGES, link_kinds
+from sim.planning.explain.sensitivity import Sensitivity
+from sim.planning.explain.studied import Studied
 from sim.planning.progress import Progress, Say
-from sim.planning.scaled import COLLECTIVES, HOST, INPUT, KINDS, MEMORY, MESSAGES, link_kinds
-from sim.planning.screen import screened
-from sim.planning.sensitivity import Sensitivity
-from sim.planning.studied import Studied
+from sim.planning.sweeps.screen import screened
 from sim.predict import predict_setting
 from sim.result import uncertainty
 from sim.result.figures import figures_of_memory
@@ -125,7 +125,7 @@ def _verdict(found: list[Sensitivity], step: float) -> str:
 def best_changes(setting: Setting, step: float, tries: int = TRIES, say: Say | None = None) -> list[Change]:
     """The three single changes of plan that gain most, of one key's values the best: only those that can run, fit and gain.
 
-    All of them are put in order by a quick simulation (`sim.planning.screen`); the first `tries` are simulated as `predict` does.
+    All of them are put in order by a quick simulation (`sim.planning.sweeps.screen`); the first `tries` are simulated as `predict` does.
     """
     near = _ranked(setting, say) if tries > 0 else []
     progress = Progress(min(tries, len(near)), "changes of plan simulated", say)

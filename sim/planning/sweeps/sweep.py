@@ -20,15 +20,15 @@ import msgspec
 
 from sim.bind import model_of
 from sim.plan import Plan
-from sim.planning.capacity import price_of
-from sim.planning.floor import Floor
-from sim.planning.front import beaten, cautious, open_questions, pareto
-from sim.planning.judge import Depth, Open, Prices, Work, anew, evaluate_chunk, priced, screen_chunk
-from sim.planning.pool import Pool, pool
+from sim.planning.capacity.capacity import price_of
 from sim.planning.progress import Progress, Say
-from sim.planning.space import Candidate, TooLarge, base_tree, candidates, named
-from sim.planning.store import Row, Store, default_file, forget
-from sim.planning.tables import Ranked
+from sim.planning.sweeps.floor import Floor
+from sim.planning.sweeps.front import beaten, cautious, open_questions, pareto
+from sim.planning.sweeps.judge import Depth, Open, Prices, Work, anew, evaluate_chunk, priced, screen_chunk
+from sim.planning.sweeps.pool import Pool, pool
+from sim.planning.sweeps.space import Candidate, TooLarge, base_tree, candidates, named
+from sim.planning.sweeps.store import Row, Store, default_file, forget
+from sim.planning.sweeps.tables import Ranked
 from topologies.errors import BadInput
 from topologies.load import load_topology
 
@@ -41,7 +41,7 @@ _WAVE = 2
 
 
 class Sweep(Ranked, msgspec.Struct):
-    """What a sweep found. `best` is the fastest per sample and GPU that fits; nothing that trains the same beats the `front` (`sim.planning.front`)."""
+    """What a sweep found. `best` is the fastest per sample and GPU that fits; nothing that trains the same beats the `front` (`sim.planning.sweeps.front`)."""
 
     rows: list[Row]
     path: str

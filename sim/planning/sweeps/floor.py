@@ -13,7 +13,7 @@ from sim.framework import Framework, framework_of
 from sim.lower.owned import STATES
 from sim.model import Shape, describe
 from sim.plan import Plan
-from sim.planning.space import SHORT
+from sim.planning.sweeps.space import SHORT
 from sim.work import BYTES
 from topologies.load import load_topology
 

@@ -3,7 +3,7 @@
 A fault is one edit of `topologies.edits` ("fail=nvswitch:1", "fail=nic:n0/nic1", "fail=spine:0", "slow=r3:0.8"), or `flap=WHAT:DUTY`:
 a part that is down for the fraction DUTY of the time ("flap=nic:n0/nic1:0.3"). While it is down the step is that of `fail=WHAT`, so in
 one second (1 - DUTY) / whole + DUTY / failed steps are made: the mean step is weighted by time, which is the harmonic mean of the two.
-What a restart, a time-out or a reconnection costs is not in it; `sim.planning.goodput` counts interruptions. What logging and checkpoints
+What a restart, a time-out or a reconnection costs is not in it; `sim.planning.capacity.goodput` counts interruptions. What logging and checkpoints
 add to a step is taken to be the same with the fault.
 """
 
@@ -16,7 +16,7 @@ import msgspec
 
 from sim.bind import Setting, bind
 from sim.plan import Plan
-from sim.planning.beside import ENOUGH, steps_beside
+from sim.planning.disturbed.beside import ENOUGH, steps_beside
 from sim.planning.progress import Progress, Say
 from sim.pricer import pricer_for
 from sim.steady.periods import mean_step

@@ -51,7 +51,7 @@ def _processes(workers: int) -> Iterator[Pool]:
     if os.name == "posix":
         from multiprocessing.forkserver import ensure_running
 
-        context.set_forkserver_preload(["sim.planning.judge"])
+        context.set_forkserver_preload(["sim.planning.sweeps.judge"])
         ensure_running()
     with ProcessPoolExecutor(workers, mp_context=context, initializer=end_with_parent) as executor:
 
@@ -76,7 +76,7 @@ def _here() -> Iterator[Pool]:
 def pool(workers: int, backend: str, address: str) -> AbstractContextManager[Pool]:
     """`backend` "" for this machine, "dask" or "ray" for the cluster at `address`."""
     if backend:
-        from sim.planning.cluster import cluster
+        from sim.planning.sweeps.cluster import cluster
 
         return cluster(backend, address)
     count = min(workers, os.cpu_count() or 1)

@@ -23,8 +23,8 @@ from sim.engine.steps import alone, lines_of
 from sim.engine.times import State
 from sim.lower.step import lower
 from sim.plan import Output, Plan
-from sim.planning.alike import Placed, stand_ins
-from sim.planning.places import PlacedPricer
+from sim.planning.disturbed.alike import Placed, stand_ins
+from sim.planning.disturbed.places import PlacedPricer
 from sim.pricer import pricer_for
 from sim.program import Program
 from sim.steady.periods import varies
@@ -43,7 +43,7 @@ def steps_beside(
 ) -> list[float]:
     """Seconds per step of each (setting, ranks of the cluster that it takes) while all run in one virtual time, `steps` steps each.
 
-    Ranks that the machine and the other jobs leave equal are simulated once (`sim.planning.alike`). Raises `Refused` for more ranks than can
+    Ranks that the machine and the other jobs leave equal are simulated once (`sim.planning.disturbed.alike`). Raises `Refused` for more ranks than can
     be simulated one by one.
     """
     placed_: list[Placed] = []

@@ -9,8 +9,8 @@ import json
 
 import msgspec
 
-from sim.planning.judge import Depth
-from sim.planning.store import Row
+from sim.planning.sweeps.judge import Depth
+from sim.planning.sweeps.store import Row
 
 CLOSE = 1.01
 """Plans within this factor of the best are simulated whole before one is called the best. What was simulated in short is hardly ever

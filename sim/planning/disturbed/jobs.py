@@ -15,8 +15,8 @@ import msgspec
 
 from sim.bind import bind
 from sim.plan import Plan
-from sim.planning.beside import ENOUGH, steps_beside
-from sim.planning.places import PLACEMENTS, placed
+from sim.planning.disturbed.beside import ENOUGH, steps_beside
+from sim.planning.disturbed.places import PLACEMENTS, placed
 from sim.planning.progress import Progress, Say
 from sim.pricer import pricer_for
 from sim.steady.stalls import output_seconds

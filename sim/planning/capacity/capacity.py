@@ -10,7 +10,7 @@ import msgspec
 
 from sim.bind import Setting, bind
 from sim.plan import Plan
-from sim.planning.goodput import Outcome, Reliability, expected
+from sim.planning.capacity.goodput import Outcome, Reliability, expected
 from sim.predict import predict_setting
 from sim.result.figures import figures_of_memory
 from sim.tables import Tabular

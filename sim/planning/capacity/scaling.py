@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from sim.plan import Plan
-from sim.planning.capacity import Capacity, capacity
+from sim.planning.capacity.capacity import Capacity, capacity
 from sim.planning.progress import Progress, Say
 from sim.rules import check
 from sim.tables import aligned, frame

@@ -1,0 +1,1 @@
+"""Why a step takes as long as it does, and what would change it."""
