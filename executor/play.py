@@ -17,7 +17,7 @@ import msgspec
 from executor.launch import launch
 from executor.players.player import Player, now
 from executor.world import World
-from sim.lower.verify import verify
+from sim.lower.checks.verify import verify
 from sim.program import HOST, MESSAGE, Op, Program, full_id
 from sim.trace import Span, Trace, from_zero
 from topologies.errors import BadInput, Refused, RunFailed
@@ -62,7 +62,7 @@ def run_play(
     """Plays `program` until `steps` of its later steps are timed (one pass through it holds `program.steps`).
 
     `host_seconds`: seconds of host ops by op id, by the work's text, or by the kind of host work. Raises `BadInput` for a
-    program that breaks a law (`sim.lower.verify`) or that this machine cannot hold, `RunFailed` when a rank dies or hangs.
+    program that breaks a law (`sim.lower.checks.verify`) or that this machine cannot hold, `RunFailed` when a rank dies or hangs.
     """
     refuse_servers(program)
     verify(program)

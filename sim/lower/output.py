@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from sim.lower.job import Job
 from sim.lower.ops import collective, order, spent
-from sim.lower.optimizer import read_back
-from sim.lower.owned import Share, state_width
+from sim.lower.optimizer.owned import Share, state_width
+from sim.lower.optimizer.step import read_back
 from sim.program import COMPUTE, D2H, HOST, Call, Op
 
 CLS = "output"

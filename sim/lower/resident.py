@@ -6,7 +6,7 @@ Rajbhandari et al. 2020, section 5 (ZeRO): each stage divides one more of them b
 from __future__ import annotations
 
 from sim.lower.job import Job
-from sim.lower.owned import state_width, states
+from sim.lower.optimizer.owned import state_width, states
 from sim.lower.stage import StageSegments
 from sim.model.parts import Block, Part
 

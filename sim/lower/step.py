@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from sim.framework import Framework
-from sim.lower import buffers, ends, noise, optimizer, output, tensor, update
+from sim.lower import buffers, ends, noise, output, tensor
 from sim.lower import input as loading
 from sim.lower.job import Job, job_of
 from sim.lower.microbatches import Microbatches, microbatches_of
-from sim.lower.owned import Share
+from sim.lower.optimizer import modes as update
+from sim.lower.optimizer import step as optimizer
+from sim.lower.optimizer.owned import Share
 from sim.lower.resident import resident_bytes
 from sim.lower.schedule.shards import ACTIVE_STAGES
 from sim.lower.short import Shortener

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sim.framework import Framework, sharding_of
-from sim.lower import muon
-from sim.lower.owned import STATES, states
+from sim.lower.optimizer import muon
+from sim.lower.optimizer.owned import STATES, states
 from sim.lower.schedule.shards import ACTIVE_STAGES, by_actions
 from sim.memory.overhead import constants
 from sim.model.parts import Block, Network

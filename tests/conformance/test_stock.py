@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from sim.bind import network_of
 from sim.framework import framework_of
+from sim.lower.checks.verify import verify
 from sim.lower.step import lower
-from sim.lower.verify import verify
 from sim.plan import Plan
 from tests.conformance.fake import Message, need_fake, stock_messages
 from tests.conformance.plans import GPT, LLAMA, MLP, PLANS, plan, title

@@ -10,8 +10,8 @@ from executor.validation.here_plans import INPUTS, KINDS
 from sim.bind import network_of
 from sim.files.planfile import load_plan
 from sim.framework import framework_of
+from sim.lower.checks.verify import verify
 from sim.lower.step import lower
-from sim.lower.verify import verify
 from topologies.errors import UnknownName
 
 PLANS = plans()

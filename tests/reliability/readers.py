@@ -69,7 +69,7 @@ def _config(text: str, place: Path) -> object:
 
 def _program(text: str, place: Path) -> object:
     from sim.files.programfile import load_program
-    from sim.lower.verify import verify
+    from sim.lower.checks.verify import verify
 
     return verify(load_program(_file(place, "program.json", text)))
 

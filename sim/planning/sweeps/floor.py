@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from sim.bind import model_of, usual_length
 from sim.framework import Framework, framework_of
-from sim.lower.owned import STATES
+from sim.lower.optimizer.owned import STATES
 from sim.model import Shape, describe
 from sim.plan import Plan
 from sim.planning.sweeps.space import SHORT

@@ -8,8 +8,8 @@ from executor.validation.gpu_plans import fewer_layers, node, shared, shrunk, si
 from sim.bind import model_of, network_of
 from sim.files.planfile import load_plan
 from sim.framework import framework_of
+from sim.lower.checks.verify import verify
 from sim.lower.step import lower
-from sim.lower.verify import verify
 from sim.predict import predict
 
 ALL = single() | node(8) | shared()

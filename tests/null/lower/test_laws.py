@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sim.engine.run import simulate
 from sim.framework import load_framework
-from sim.lower.verify import verify
+from sim.lower.checks.verify import verify
 from sim.model.parts import Network, Part
 from sim.program import Program
 from sim.work import BYTES

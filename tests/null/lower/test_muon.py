@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from sim.bind import bind, usual_length
 from sim.files.planfile import load_plan
 from sim.framework import Framework
-from sim.lower.muon import newton_schulz, workspace
-from sim.lower.owned import cost, heaviest, states
+from sim.lower.optimizer.muon import newton_schulz, workspace
+from sim.lower.optimizer.owned import cost, heaviest, states
 from sim.memory.report import memory_of
 from sim.model import Shape, describe
 from sim.model.load import load_model, models

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from sim.engine.run import simulate
-from sim.lower.verify import verify
+from sim.lower.checks.verify import verify
 from sim.program import Program
 from sim.work import Gemm
 from tests.null.lower.tiny import QUIET, Constant, linear, program

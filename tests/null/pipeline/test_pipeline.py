@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from sim.engine.run import simulate
-from sim.lower.verify import verify
+from sim.lower.checks.verify import verify
 from sim.program import Program
 from tests.null.lower.tiny import QUIET, Constant, messages, program
 from tests.null.pipeline.line import BOUNDARY, Free, bubble, kernels, line, pipeline

@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from sim.bind import Setting, bind
+from sim.lower.checks.verify import verify
 from sim.lower.step import lower
-from sim.lower.verify import verify
 from sim.memory.report import memory_of_stages
 from sim.program import COMPUTE, Op, Program
 

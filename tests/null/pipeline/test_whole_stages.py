@@ -8,8 +8,8 @@ import pytest
 
 from sim.bind import Setting, bind
 from sim.engine.run import simulate
+from sim.lower.checks.verify import verify
 from sim.lower.step import lower
-from sim.lower.verify import verify
 from sim.memory.report import memory_of
 from sim.pricer import pricer_for
 from sim.program import Program

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.lower import dryrun
+from sim.lower.checks import dryrun
 from sim.lower.condense import Waits, condense
 from sim.mesh import Mesh
 from sim.program import Call, Op, Program, Role

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sim.files.text import parse_program, show_program
 from sim.framework import load_framework
-from sim.lower.verify import verify
+from sim.lower.checks.verify import verify
 from sim.model.parts import Network
 from tests.null.lower.test_laws import plans
 from tests.null.lower.tiny import program

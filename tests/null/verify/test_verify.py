@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from sim.lower.verify import verify
+from sim.lower.checks.verify import verify
 from sim.mesh import Mesh
 from sim.program import Call, Op, Program, Role
 from tests.null.pipeline.line import pipeline

@@ -108,7 +108,7 @@ class Share:
 
 
 def cost(matrix: Matrix) -> float:
-    """Of orthogonalizing it, in products' multiply-adds (`sim.lower.muon`)."""
+    """Of orthogonalizing it, in products' multiply-adds (`sim.lower.optimizer.muon`)."""
     short, long = sorted(matrix)
     return 2.0 * short * short * long + float(short) ** 3
 

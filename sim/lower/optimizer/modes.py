@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from sim.lower.job import Job
 from sim.lower.ops import collective, compute, host, order
-from sim.lower.optimizer import on_cpu
-from sim.lower.optimizer import update as step_ops
-from sim.lower.owned import Share
+from sim.lower.optimizer.owned import Share
+from sim.lower.optimizer.step import on_cpu
+from sim.lower.optimizer.step import update as step_ops
 from sim.program import COMPUTE, D2H, H2D, HOST, Call, Op
 from sim.work import MemoryBound
 

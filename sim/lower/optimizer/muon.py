@@ -16,8 +16,8 @@ from collections.abc import Iterable
 
 from sim.lower.job import Job
 from sim.lower.ops import collective, compute
-from sim.lower.optimizer_passes import Passes
-from sim.lower.owned import Matrix, Share, state_dtype, state_width
+from sim.lower.optimizer.owned import Matrix, Share, state_dtype, state_width
+from sim.lower.optimizer.passes import Passes
 from sim.model.parts import Part
 from sim.program import COMPUTE, Op
 from sim.work import Gemm, MemoryBound, Work

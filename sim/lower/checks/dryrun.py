@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
+from sim.lower.checks.inflight import Go, Item, Lane, Rank
+from sim.lower.checks.stuck import grid, row
 from sim.lower.condense import Waits, condense, runs_of
-from sim.lower.inflight import Go, Item, Lane, Rank
-from sim.lower.stuck import grid, row
 from sim.mesh import peer_of
 from sim.program import MEETING, MESSAGE, Call, Op, Program
 from topologies.errors import BadInput

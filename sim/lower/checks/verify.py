@@ -5,7 +5,7 @@
 * the members of a group issue the same collectives in the same order on each lane
 * a wait follows a record of its event by the same thread; a numbered wait has a record of that number
 * device memory never falls below what is resident
-* it runs to its end: a dry run without time (`sim.lower.dryrun`) finishes on all ranks
+* it runs to its end: a dry run without time (`sim.lower.checks.dryrun`) finishes on all ranks
 
 Checked once for each role, and between one rank of each kind (`sim.engine.fold`): equal ranks keep the laws equally.
 """
@@ -17,7 +17,7 @@ from functools import cache
 
 from sim.engine.fold import representatives
 from sim.files.programfile import check_names
-from sim.lower.dryrun import dry_run
+from sim.lower.checks.dryrun import dry_run
 from sim.mesh import peer_of
 from sim.program import MEETING, MESSAGE, Call, Op, Program
 from topologies.errors import BadInput

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 
-from sim.lower import muon
 from sim.lower.buckets import is_contiguous
 from sim.lower.job import Job
 from sim.lower.ops import collective, compute, order, spent
-from sim.lower.optimizer_passes import PASSES, SCALARS, SCRIPTED, WRITTEN, Passes, graph_passes
-from sim.lower.owned import STATES, Share, state_dtype, state_width
+from sim.lower.optimizer import muon
+from sim.lower.optimizer.owned import STATES, Share, state_dtype, state_width
+from sim.lower.optimizer.passes import PASSES, SCALARS, SCRIPTED, WRITTEN, Passes, graph_passes
 from sim.program import COMPUTE, D2H, H2D, Op
 from sim.work import HostWork, MemoryBound, Work
 

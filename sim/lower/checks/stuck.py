@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.lower.inflight import Item
+from sim.lower.checks.inflight import Item
 from sim.program import MESSAGE
 
 _SHOWN = 40

@@ -1,0 +1,1 @@
+"""What every program must keep, shown by running it without time."""
