@@ -96,6 +96,9 @@ def _gemm(work: Gemm, arena: Arena) -> Body:
     if not work.accumulate:
         return lambda: multiply(first, second)
     main = arena.distant(*lead, work.m, work.n, dtype=dtype_of(work.into))
+    if main.dtype is dtype:  # else no product of torch's adds
+        add = main.baddbmm_ if lead else main.addmm_
+        return lambda: add(first, second)
     return lambda: main.add_(multiply(first, second))
 
 

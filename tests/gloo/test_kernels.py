@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from executor.bodies import body
 from executor.kernels.memory_bound import memory_kernel
 from executor.players.arena import Arena
 from executor.probes.kernels import variants
 from sim.cost.cpu import variant
-from sim.work import MemoryBound
+from sim.work import Gemm, MemoryBound
 
 MAIN = {
     "add": "add", "scale": "mul", "copy": "clone", "permute": "clone", "zero": "zero_", "cast": "_to_copy", "reduce": "sum",
@@ -103,3 +104,19 @@ def test_neighbours_get_different_bytes_however_large() -> None:
                 assert all(abs(first.data_ptr() - other.data_ptr()) >= size for other in others)
     held = [arena.recent(size, dtype=torch.uint8) for size in range(5 << 20, 8 << 20, 1 << 14)]
     assert sum({tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in held}.values()) <= 64 << 20
+
+
+@pytest.mark.parametrize(
+    ("work", "called"),
+    [
+        (Gemm(8, 4, 16, "bf16", 1, "dgrad", True, 1, "bf16"), ["addmm_"]),
+        (Gemm(8, 4, 16, "fp32", 3, "wgrad", True, 1, "fp32"), ["baddbmm_"]),
+        (Gemm(8, 4, 16, "bf16", 1, "wgrad", True, 1, "fp32"), ["mm", "add_"]),
+        (Gemm(8, 4, 16, "bf16"), ["mm"]),
+    ],
+)
+def test_a_product_adds_in_its_own_kernel_where_torch_has_one(work: Gemm, called: list[str]) -> None:
+    run = body(work, Arena(torch.device("cpu"), 1 << 20))
+    with Called() as seen:
+        run()
+    assert seen.names == called
