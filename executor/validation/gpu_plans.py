@@ -75,6 +75,7 @@ def single() -> dict[str, tuple[str, Tree]]:
         "llama3.2-3b-6": ("slice of Llama", _lm("llama3.2-3b", 1, 2048, 6)),
         "gpt2-774m": ("GPT-2", _lm("gpt2-774m", 2, 1024)),
         "bert-large": ("BERT", _lm("bert-large", 8, 512)),
+        "muon": ("Muon beside AdamW", _lm("gpt2-355m", 4, 1024, optimizer={"name": "muon"})),
         "loader-bound": (
             "input",
             small | {"data": {"source": "disk", "workers": 2, "sample": "256 KiB", "preprocess": "4 ms"}},
