@@ -13,8 +13,8 @@ from statistics import fmean, median
 import msgspec
 
 from sim.accuracy.published import published_rows
+from sim.accuracy.row import Row, read_rows
 from sim.accuracy.rows.plans import case_of
-from sim.accuracy.rows.row import Row, read_rows
 from sim.bind import bind
 from sim.memory.report import memory_of
 from topologies.errors import SteptwinError

@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from sim.accuracy.rows.row import Row, read_rows, rows_of
+from sim.accuracy.row import Row, read_rows, rows_of
 from topologies.errors import BadInput
 
 FOLDER = Path(__file__).parent

@@ -16,8 +16,8 @@ from statistics import fmean, median
 
 import msgspec
 
+from sim.accuracy.row import Row
 from sim.accuracy.rows.plans import Case
-from sim.accuracy.rows.row import Row
 from sim.accuracy.training import Found, validate_training
 from sim.cost.kernel import assume
 from sim.cost.sustained import kin_clock, narrow_clock

@@ -16,8 +16,8 @@ import msgspec
 
 from sim.accuracy.published import published_rows
 from sim.accuracy.result import Found, Refusal, ValidationResult
+from sim.accuracy.row import Row, read_rows
 from sim.accuracy.rows.plans import Case, case_of
-from sim.accuracy.rows.row import Row, read_rows
 from sim.accuracy.score import Outcome
 from sim.orphans import end_with_parent
 from sim.plan import Plan

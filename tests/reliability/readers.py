@@ -75,8 +75,8 @@ def _program(text: str, place: Path) -> object:
 
 
 def _rows(text: str, place: Path) -> object:
+    from sim.accuracy.row import read_rows
     from sim.accuracy.rows.plans import case_of
-    from sim.accuracy.rows.row import read_rows
 
     return [case_of(row) for row in read_rows(_file(place, "rows.csv", text))]
 

@@ -10,7 +10,7 @@ import re
 import msgspec
 
 from sim.accuracy.architecture.names import shipped_model
-from sim.accuracy.rows.row import Row
+from sim.accuracy.row import Row
 from sim.model.load import load_model
 from sim.model.specs.decoder import Decoder
 

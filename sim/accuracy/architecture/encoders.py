@@ -12,7 +12,7 @@ import msgspec
 
 from sim.accuracy.architecture.kin import with_kin
 from sim.accuracy.architecture.names import shipped_model
-from sim.accuracy.rows.row import Row
+from sim.accuracy.row import Row
 from sim.model.load import load_model
 from sim.model.specs.spec import EncDec, Encoder, TransformerXl
 

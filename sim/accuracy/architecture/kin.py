@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from sim.accuracy.rows.row import Row
+from sim.accuracy.row import Row
 
 
 class Sizes(NamedTuple):

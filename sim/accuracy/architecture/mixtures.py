@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sim.accuracy.rows.row import Row
+from sim.accuracy.row import Row
 from sim.model.specs.decoder import Decoder, Mla
 
 _COUNTS = {"one": 1, "two": 2, "three": 3, "four": 4}

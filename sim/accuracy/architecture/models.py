@@ -19,7 +19,7 @@ from sim.accuracy.architecture.mixtures import first_dense, latent, note_number,
 from sim.accuracy.architecture.names import shipped_model
 from sim.accuracy.architecture.pictures import picture_model
 from sim.accuracy.architecture.proportions import with_sizes
-from sim.accuracy.rows.row import Row
+from sim.accuracy.row import Row
 from sim.model.load import load_model
 from sim.model.readers.families import decoder
 from sim.model.specs.decoder import Decoder

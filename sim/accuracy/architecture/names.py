@@ -7,7 +7,7 @@ from functools import cache
 
 import msgspec
 
-from sim.accuracy.rows.row import Row
+from sim.accuracy.row import Row
 from sim.model.load import load_model, models
 from sim.model.specs.decoder import Decoder
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from sim.accuracy.rows.row import Row
+from sim.accuracy.row import Row
 from sim.model.specs.spec import Cnn, Vit
 
 _VITS: dict[str, tuple[int, int, int, int]] = {

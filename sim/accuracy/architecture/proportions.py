@@ -11,7 +11,7 @@ import re
 import msgspec
 
 from sim.accuracy.architecture.names import size_of
-from sim.accuracy.rows.row import Row
+from sim.accuracy.row import Row
 
 _ASPECTS = ((0.6e9, 64), (3e9, 80), (300e9, 128), (math.inf, 192))
 """Width over depth of models up to so many parameters: GPT-2 and GPT-3's small ones (Brown et al. 2020, table 2.1), GPT-3 and Llama,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from sim.accuracy.rows.row import Row
+from sim.accuracy.row import Row
 from sim.accuracy.rows.wording import said
 from sim.framework import load_framework
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sim.accuracy.rows.row import Row
+from sim.accuracy.row import Row
 from sim.accuracy.rows.scripts import layout_of
 
 _CAST = r"\bamp\b|amp_|autocast|\bmixed\b|-mixed|^o1$"

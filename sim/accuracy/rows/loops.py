@@ -6,7 +6,7 @@ import math
 import re
 from typing import Any
 
-from sim.accuracy.rows.row import Row
+from sim.accuracy.row import Row
 from sim.model.load import model_from
 from sim.model.specs.spec import Cnn
 from sim.plan import Data, Output

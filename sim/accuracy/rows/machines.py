@@ -11,7 +11,7 @@ import re
 
 import msgspec
 
-from sim.accuracy.rows.row import Row
+from sim.accuracy.row import Row
 from topologies.errors import Refused
 
 _RULES: tuple[tuple[str, str, str, str], ...] = (

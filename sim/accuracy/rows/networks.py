@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from sim.accuracy.rows.row import Row
+from sim.accuracy.row import Row
 from topologies.load import load_topology
 
 _OWN = r"^(aws|azure|gcp)-|eos|selene|jean-zay|mosaic|internevo|leonardo|alps|frontier|whitefiber|grand-teton|dlperf|nvl72"

@@ -13,13 +13,13 @@ import msgspec
 
 from sim.accuracy.architecture.models import model_of, trains_adapters
 from sim.accuracy.architecture.names import with_widths
+from sim.accuracy.row import Row
 from sim.accuracy.rows.attention import attention_of
 from sim.accuracy.rows.loops import data_of, output_of, turns_of
 from sim.accuracy.rows.machines import in_devices, machine_of
 from sim.accuracy.rows.networks import network_of
 from sim.accuracy.rows.recomputation import recompute_of
 from sim.accuracy.rows.room import with_room
-from sim.accuracy.rows.row import Row
 from sim.accuracy.rows.scripts import steers_power
 from sim.accuracy.rows.sharding import sharding_of
 from sim.accuracy.rows.sizes import Sizes, gpus_of, in_parts, sizes_of, stages_of

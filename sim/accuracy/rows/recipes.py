@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple, TypeVar
 
-from sim.accuracy.rows.row import Row
+from sim.accuracy.row import Row
 from sim.plan import Module
 
 Release = tuple[int, int, int]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from sim.accuracy.row import Row
 from sim.accuracy.rows.recipes import recomputed
-from sim.accuracy.rows.row import Row
 from sim.accuracy.rows.wording import said
 from sim.model.layers.redo import MODULES
 from sim.plan import Module

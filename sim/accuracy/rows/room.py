@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sim.accuracy.rows.row import Row
+from sim.accuracy.row import Row
 from sim.accuracy.rows.wording import said
 from sim.bind import bind
 from sim.memory.report import memory_of

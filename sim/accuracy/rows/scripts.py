@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from sim.accuracy.rows.row import Row
+from sim.accuracy.row import Row
 
 _NODES: tuple[tuple[str, str, int, int], ...] = (
     # (framework, model, nodes that share one copy of the parameters, on so many nodes and more)

@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from sim.accuracy.rows.row import Row
+from sim.accuracy.row import Row
 from sim.accuracy.rows.wording import said
 from topologies.errors import BadInput, Refused
 

@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from sim.accuracy.rows.row import Row
+from sim.accuracy.row import Row
 
 _CLUSTER_BUILT = "2021"
 """Megatron-LM's runs on V100, all before, were on DGX SuperPOD: "all of our experiments use up to 32 DGX-2H servers" (Shoeybi et al. 2019,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sim.accuracy.rows.row import Row
+from sim.accuracy.row import Row
 from sim.plan import Optimizer
 
 _IMAGES = (

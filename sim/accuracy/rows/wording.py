@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from sim.accuracy.row import Row
 from sim.accuracy.rows.eager import KEPT_LOW, eager_of
 from sim.accuracy.rows.recipes import recipe_of
-from sim.accuracy.rows.row import Row
 from sim.accuracy.rows.scripts import graph_of, mxnet_of, nemo_of
 from topologies.errors import Refused
 

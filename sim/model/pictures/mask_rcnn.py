@@ -12,11 +12,11 @@ from sim.model.layers.ends import loss
 from sim.model.layers.linear import linear
 from sim.model.parts import Block, Part
 from sim.model.pictures import regions
-from sim.model.pictures.coco import OBJECTS, POSITIVE, padded
 from sim.model.pictures.frozen import bottleneck, carried, fixed, narrowed, summed
 from sim.model.pictures.maps import up_convolution
 from sim.model.pictures.vision import Blocks, Map, block, convolution, depth, pool
 from sim.model.share import Share
+from sim.model.specs.coco import OBJECTS, POSITIVE, padded
 from sim.model.specs.spec import Cnn
 from sim.work import MemoryBound, Work
 from topologies.errors import Refused

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from sim.model.layers.elementwise import elementwise
 from sim.model.parts import Part
-from sim.model.pictures.coco import OBJECTS
 from sim.model.pictures.vision import Map
 from sim.model.share import Share
+from sim.model.specs.coco import OBJECTS
 from sim.work import MemoryBound, Work
 
 ANCHORS = 3

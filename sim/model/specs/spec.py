@@ -13,7 +13,7 @@ import msgspec
 
 from sim.model.captured import Captured
 from sim.model.check import check_heads
-from sim.model.pictures.coco import PIXELS
+from sim.model.specs.coco import PIXELS
 from sim.model.specs.decoder import Decoder
 from sim.model.specs.diffusion import DiffusionUNet, Dit
 from sim.model.specs.fields import Activation, Count, Fraction, Natural, Spec

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from sim.accuracy.architecture.models import model_of
+from sim.accuracy.row import Row
 from sim.accuracy.rows.machines import machine_of
 from sim.accuracy.rows.plans import case_of
-from sim.accuracy.rows.row import Row
 from sim.accuracy.rows.updating import optimizer_of
 from sim.accuracy.rows.wording import compiled, framework_of_row
 

@@ -9,8 +9,8 @@ import pytest
 
 from sim.accuracy.architecture.names import shipped_model
 from sim.accuracy.published import published_rows
+from sim.accuracy.row import Row
 from sim.accuracy.rows.plans import case_of
-from sim.accuracy.rows.row import Row
 from sim.accuracy.steady import step_seconds
 from topologies.errors import Refused
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from sim.accuracy.published import published_rows
+from sim.accuracy.row import Row
 from sim.accuracy.rows.plans import case_of
-from sim.accuracy.rows.row import Row
 from sim.accuracy.steady import step_seconds
 from sim.accuracy.training import predict_case
 from sim.plan import Output

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sim.accuracy.row import Row
 from sim.accuracy.rows.machines import machine_of
 from sim.accuracy.rows.plans import case_of
 from sim.accuracy.rows.recomputation import recompute_of
-from sim.accuracy.rows.row import Row
 from sim.accuracy.rows.sharding import sharding_of
 from sim.accuracy.rows.sizes import sizes_of, stages_of
 from sim.accuracy.rows.wording import framework_of_row, precision_of

@@ -11,8 +11,8 @@ import pytest
 
 from sim.accuracy import published
 from sim.accuracy.published import document_of, published_rows, sample
+from sim.accuracy.row import Row, read_rows
 from sim.accuracy.rows.plans import case_of
-from sim.accuracy.rows.row import Row, read_rows
 from topologies.errors import BadInput
 
 TABLE = Path(__file__).parents[3].parent / "shared" / "groundtruth" / "training.csv"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import steptwin
-from sim.accuracy.rows.row import read_rows
+from sim.accuracy.row import read_rows
 from sim.accuracy.training import validate_training
 from topologies.errors import BadInput
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from sim.accuracy.published import published_rows
+from sim.accuracy.row import Row
 from sim.accuracy.rows.plans import case_of
-from sim.accuracy.rows.row import Row
 from tests.null.accuracy.test_spellings import row as made
 
 ROWS = published_rows()[::37]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from sim.accuracy.row import Row
 from sim.accuracy.rows.recomputation import recompute_of
-from sim.accuracy.rows.row import Row
 from sim.accuracy.rows.scripts import steers_power
 from sim.accuracy.rows.sharding import sharding_of
 from sim.accuracy.rows.wording import framework_of_row, overlap_of

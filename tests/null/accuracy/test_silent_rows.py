@@ -7,14 +7,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from sim.accuracy import row as reading
 from sim.accuracy.architecture.models import model_of
 from sim.accuracy.collectives.timings import validate_collectives
 from sim.accuracy.memory import memory_scores
 from sim.accuracy.neusight import neusight_labels
 from sim.accuracy.published import published_rows
-from sim.accuracy.rows import row as reading
+from sim.accuracy.row import Row, read_rows
 from sim.accuracy.rows.plans import case_of
-from sim.accuracy.rows.row import Row, read_rows
 from sim.accuracy.rows.sharding import sharding_of
 from sim.accuracy.rows.sizes import gpus_of, sizes_of
 from sim.accuracy.score import constant_mfu, summarise

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sim.accuracy.row import Row, rows_of
 from sim.accuracy.rows.plans import case_of
 from sim.accuracy.rows.recomputation import recompute_of
-from sim.accuracy.rows.row import Row, rows_of
 from sim.accuracy.rows.sharding import sharding_of
 from sim.accuracy.rows.wording import framework_of_row, precision_of, said
 from sim.accuracy.steady import step_seconds

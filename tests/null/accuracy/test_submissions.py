@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from sim.accuracy.row import Row
 from sim.accuracy.rows.plans import Case, case_of
-from sim.accuracy.rows.row import Row
 from sim.bind import bind
 from sim.framework import load_framework
 from sim.model.parts import Network

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from sim.accuracy.row import Row
 from sim.accuracy.rows.plans import case_of
-from sim.accuracy.rows.row import Row
 from sim.predict import predict
 from topologies.load import machine_document
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from sim.framework import load_framework
 from sim.model import Network, Part, Shape, describe, load_model
 from sim.model.network import _totals
-from sim.model.pictures.coco import padded
+from sim.model.specs.coco import padded
 from sim.plan import Batch, Memory, Parallel, Plan
 from sim.predict import predict
 from sim.work import Conv, Gemm, MemoryBound, Work

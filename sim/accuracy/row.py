@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from sim.accuracy.rows.cells import number, word
+from sim.accuracy.cells import number, word
 from topologies.errors import BadInput
 
 _LARGEST = 256 << 20
