@@ -97,6 +97,8 @@ class Optimizer(_Section, frozen=True, kw_only=True):
     name: Literal["sgd", "momentum", "adam", "adamw", "lamb", "muon"] = "adamw"
     implementation: Literal["for-loop", "foreach", "fused"] | None = None
     """How the kernels are launched; unsaid: the framework's default."""
+    states: Literal["fp32", "bf16", "fp8"] | None = None
+    """What moments are kept in, by fused updates alone (Megatron's precision-aware optimizer; 8-bit Adams); unsaid: as what they update."""
     clip: bool | None = None
     """Gradient clipping by global norm; unsaid: the framework's default."""
     on: Literal["gpu", "cpu"] = "gpu"

@@ -38,6 +38,7 @@ def _of_the_step(plan: Plan) -> Refusals:
         ),
         (habits.compile, f"compile = true is not done by stock training yet. {PLAY}"),
         (plan.optimizer.name == "lamb", 'optimizer.name = "lamb" is not in torch.optim. Use "adamw"'),
+        (plan.optimizer.states is not None, "optimizer.states: torch.optim keeps moments as wide as the parameters. Leave it out"),
         (plan.optimizer.on == "cpu" or plan.memory.offload != "none", f"offload to the CPU is not done by stock training. {PLAY}"),
         (plan.memory.recompute == "selective", 'memory.recompute = "selective" is not done by stock training. Use "none" or "full"'),
         (

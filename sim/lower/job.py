@@ -152,6 +152,7 @@ def refuse(job: Job) -> None:
     _refuse_tables(job)
     _refuse_offload(job)
     _refuse_muon(job)
+    _refuse_states(job)
     if p.pp > 1 and job.zero > job.framework.pipeline_zero:
         raise Refused(
             f"{job.framework.name} runs pipelines with zero = {job.framework.pipeline_zero} at most, not {job.zero}: its engine sums whole "
@@ -189,6 +190,27 @@ def _refuse_muon(job: Job) -> None:
         raise Refused(
             f'{job.network.name} has no matrices in its layers, which optimizer.name = "muon" needs (an older version\'s capture does not say: '
             'capture it again). Use "adamw"'
+        )
+
+
+def _refuse_states(job: Job) -> None:
+    """Moments of another dtype than what is updated: only kernels made for them read both."""
+    o, memory = job.plan.optimizer, job.plan.memory
+    if o.states is None or not job.train:
+        return
+    said = f'optimizer.states = "{o.states}"'
+    if (
+        o.name == "muon"
+        or o.on == "cpu"
+        or memory.offload == "optimizer"
+        or job.plan.update.mode == "async"
+        or job.plan.update.aggregate == "cpu"
+    ):
+        raise Refused(f"{said} is for fused updates on the device, not for Muon or a host's. Leave it out")
+    if job.framework.optimizer != "fused":
+        raise Refused(
+            f"{said}: {job.framework.name} updates by torch's own kernels, whose moments are as wide as the parameters. "
+            'Set optimizer.implementation = "fused", or leave it out'
         )
 
 

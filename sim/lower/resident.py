@@ -6,7 +6,7 @@ Rajbhandari et al. 2020, section 5 (ZeRO): each stage divides one more of them b
 from __future__ import annotations
 
 from sim.lower.job import Job
-from sim.lower.optimizer.owned import state_width, states
+from sim.lower.optimizer.owned import moment_width, state_width, states
 from sim.lower.stage import StageSegments
 from sim.model.parts import Block, Part
 
@@ -46,7 +46,7 @@ def _state(job: Job, part: Part) -> float:
     if _offloads(job):
         return 0.0
     master = 4.0 if job.framework.master and job.zero != 3 else 0.0
-    return states(job.plan.optimizer.name, part) * state_width(job) + master * part.params
+    return states(job.plan.optimizer.name, part) * moment_width(job.plan, state_width(job)) + master * part.params
 
 
 def _offloads(job: Job) -> bool:

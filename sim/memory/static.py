@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from sim.framework import Framework, sharding_of
 from sim.lower.optimizer import muon
-from sim.lower.optimizer.owned import STATES, states
+from sim.lower.optimizer.owned import STATES, moment_width, states
 from sim.lower.schedule.shards import ACTIVE_STAGES, by_actions
 from sim.memory.overhead import constants
 from sim.model.parts import Block, Network
@@ -42,7 +42,7 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, chunks: tup
         totals["gradients"] += (count if zero < 2 else sharded) * grad
         if not offloads:
             master = framework.master and whole and not framework.autocast
-            totals["optimizer"] += state * (kept * own / count + own * master)
+            totals["optimizer"] += moment_width(plan, state) * kept * own / count + state * own * master
             totals["step"] += own * state * constants()["optimizer.foreach"] * (framework.optimizer == "foreach" and copies > 0)
             totals["step"] += own * framework.flat_step
     if train and plan.optimizer.name == "muon":

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from sim.bind import Setting
+from sim.lower.optimizer.owned import STATES
 from sim.plan import Plan
 
 
@@ -71,6 +72,11 @@ RULES = (
     Rule("memory.recompute_modules", lambda s: s.plan.memory.recompute != "selective", 'recompute is not "selective"'),
     Rule("memory.recompute_layers", lambda s: s.plan.memory.recompute != "full", 'recompute is not "full"'),
     Rule("optimizer.name", _forward, "nothing is updated"),
+    Rule(
+        "optimizer.states",
+        lambda s: _forward(s) or not STATES[s.plan.optimizer.name],
+        "nothing is updated, or by an optimizer without moments",
+    ),
     Rule("update.mode", _forward, "nothing is updated"),
     Rule("update.aggregate", _forward, "nothing is updated"),
     Rule("update.every", lambda s: s.plan.update.mode != "local", 'mode is not "local"'),

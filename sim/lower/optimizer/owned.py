@@ -9,6 +9,8 @@ from functools import cached_property
 from sim.lower.job import Job
 from sim.lower.template import BlockOps
 from sim.model.parts import Part
+from sim.plan import Plan
+from sim.work import BYTES
 
 STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "lamb": 2, "muon": 2}
 """State tensors of each parameter; Muon: of those that it leaves to AdamW."""
@@ -24,6 +26,15 @@ def state_width(job: Job) -> float:
 def state_dtype(job: Job) -> str:
     """The dtype of the optimizer's state and of what it updates."""
     return "fp32" if state_width(job) == 4 else job.framework.param_dtype
+
+
+def moment_width(plan: Plan, width: float) -> float:
+    """Bytes of one element of the optimizer's moments, where an element of what it updates has `width`.
+
+    8 bits have scales beside them: one fp32 number for a tensor (TransformerEngine's FusedAdam), or for 256 elements (Dettmers et al. 2022), which
+    is left out.
+    """
+    return BYTES[plan.optimizer.states] if plan.optimizer.states else width
 
 
 def states(name: str, part: Part) -> int:

@@ -13,7 +13,7 @@ from sim.lower.buckets import is_contiguous
 from sim.lower.job import Job
 from sim.lower.ops import collective, compute, order, spent
 from sim.lower.optimizer import muon
-from sim.lower.optimizer.owned import STATES, Share, state_dtype, state_width
+from sim.lower.optimizer.owned import STATES, Share, moment_width, state_dtype, state_width
 from sim.lower.optimizer.passes import PASSES, SCALARS, SCRIPTED, WRITTEN, Passes, graph_passes
 from sim.program import COMPUTE, D2H, H2D, Op
 from sim.work import HostWork, MemoryBound, Work
@@ -149,9 +149,11 @@ def _kernels(job: Job, share: Share) -> list[Work]:
 
 
 def _fused(job: Job, share: Share, name: str) -> Work:
-    w = state_width(job)
+    w, kept = state_width(job), STATES[name]
+    moments = kept * moment_width(job.plan, w)
     read, written = FUSED[name]
-    return over_all(job, share, name, (read - 1) * w + _gradient(job), written * w, state_dtype(job), 2 + STATES[name])
+    there, back = (read - 1 - kept) * w + moments + _gradient(job), (written - kept) * w + moments
+    return over_all(job, share, name, there, back, state_dtype(job), 2 + kept)
 
 
 def _gradient(job: Job) -> float:

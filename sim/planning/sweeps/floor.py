@@ -10,14 +10,14 @@ from collections.abc import Mapping
 
 from sim.bind import model_of, usual_length
 from sim.framework import Framework, framework_of
-from sim.lower.optimizer.owned import STATES
+from sim.lower.optimizer.owned import STATES, moment_width
 from sim.model import Shape, describe
 from sim.plan import Plan
 from sim.planning.sweeps.space import SHORT
 from sim.work import BYTES
 from topologies.load import load_topology
 
-_FIXED = ("model", "framework", "precision", "task", "memory.offload", "optimizer.name", "optimizer.on")
+_FIXED = ("model", "framework", "precision", "task", "memory.offload", "optimizer.name", "optimizer.states", "optimizer.on")
 """Keys whose values set the parameters or their bytes, as all of `model.` do: where the space varies one of them, the floor is not used."""
 
 
@@ -35,10 +35,11 @@ class Floor:
         network = describe(model, Shape(micro=1, seq=base.seq_len or usual_length(model)), framework)
         self._parameters = network.parameters
         width, master = (4.0, 4.0) if framework.master else (BYTES[framework.param_dtype], 0.0)
+        least = 1 if base.optimizer.name == "muon" else STATES[base.optimizer.name]
         self._bytes = (
             BYTES[framework.param_dtype],
             BYTES[framework.grad_dtype],
-            (1 if base.optimizer.name == "muon" else STATES[base.optimizer.name]) * width + master,
+            least * moment_width(base, width) + master,
         )
         self._parallel, self._zero = base.parallel, framework.zero
         self._memory: dict[str, int] = {}

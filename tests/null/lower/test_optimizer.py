@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
+from sim.bind import bind
+from sim.files.planfile import load_plan
 from sim.framework import Framework
+from sim.lower.step import lower
+from sim.memory.report import memory_of
 from sim.program import Program
 from sim.work import MemoryBound
 from tests.null.lower.tiny import MIB, QUIET, linear, messages, network, program, show
+from topologies.errors import Refused
 
 MIXED = replace(QUIET, param_dtype="bf16", master=True, grad_dtype="fp32")
 
@@ -143,3 +150,52 @@ def test_a_static_graph_updates_by_operators_or_by_one_of_its_own() -> None:
     assert moved(adam_operator=True) == 7 + 7
     assert moved(adam_operator=True, compile=True) == 7
     assert moved(compile=True) == 7 + 6
+
+
+@pytest.mark.parametrize(("states", "each"), [("fp32", 28), ("bf16", 20), ("fp8", 16)])
+def test_moments_of_fewer_bytes(states: str, each: int) -> None:
+    """Parameter and gradient fp32: 12 bytes, and two moments read and written."""
+    p = program({"optimizer": {"states": states}})
+    assert sum(work.bytes for work in works(p)) == each * 2 * MIB
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_memory_of_moments_of_fewer_bytes(zero: int) -> None:
+    """Megatron's precision-aware optimizer: two moments of 2 or 1 bytes in place of 4."""
+    split = {"dp_shard": 8, "zero": zero} if zero else {"dp_replicate": 8}
+    found = []
+    for states in ("fp32", "bf16", "fp8"):
+        plan = load_plan(
+            {"model": "gpt2-124m", "seq_len": 1024, "framework": "megatron-core", "parallel": split, "optimizer": {"states": states}}
+        )
+        system = bind(plan, "dgx-h100")
+        memory = memory_of(plan, system.network, system.framework)
+        resident = lower(plan, system.network, system.framework, "cuda", 1).resident["optimizer"]
+        found.append((memory.optimizer, resident))
+    ways, params = 8 if zero else 1, system.network.parameters
+    for at in (0, 1):
+        fp32, bf16, fp8 = (one[at] for one in found)
+        assert fp32 - bf16 == pytest.approx(4 * params / ways, rel=1e-6) and bf16 - fp8 == pytest.approx(2 * params / ways, rel=1e-6)
+
+
+def test_checkpoints_of_moments_of_fewer_bytes() -> None:
+    def written(states: str) -> int:
+        p = program({"optimizer": {"states": states}, "output": {"checkpoint_every": 1}})
+        return max(op.bytes for ops in p.segments.values() for op in ops if op.id == "output/write")
+
+    assert written("fp32") - written("bf16") == 4 * 2 * MIB
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"optimizer": {"states": "bf16"}, "framework": "pytorch"}, 'implementation = "fused"'),
+        ({"optimizer": {"states": "fp8", "name": "muon"}}, "not for Muon"),
+        ({"optimizer": {"states": "fp8", "on": "cpu"}}, "a host's"),
+        ({"optimizer": {"states": "fp8"}, "memory": {"offload": "optimizer"}}, "a host's"),
+    ],
+)
+def test_moments_that_no_kernel_reads_are_refused(said: dict[str, Any], words: str) -> None:
+    framework = replace(QUIET, optimizer="foreach") if "framework" in said else QUIET
+    with pytest.raises(Refused, match=words):
+        program(said, network(1, (linear(matrices=((1024, 1024),)),)), framework)
