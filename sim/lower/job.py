@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from sim.framework import Framework, sharding_of
+from sim.framework import Framework
 from sim.lower.schedule.shards import by_actions
 from sim.mesh import Mesh
 from sim.model.parts import Network, Part
-from sim.model.stages import Blocks, layout
 from sim.plan import Plan
-from sim.rules import mesh_of
-from sim.work import BYTES
-from topologies.errors import Refused
 
 DEFAULT_BUCKET = 25 << 20
 """comm.bucket where the plan says nothing: then the framework's own bucket rule holds."""
@@ -21,7 +17,7 @@ EAGER = ("python", "te", "te-graphs")
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One plan being lowered. Made by `job_of`."""
+    """One plan being lowered. Made by `binding.job_of`."""
 
     plan: Plan
     network: Network
@@ -102,126 +98,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         (Megatron-Core's LayerWiseDistributedOptimizer wants overlap_param_gather off)."""
         return self.zero in (1, 2) and self.framework.overlap_param and not self.owns_tensors
 
+    @property
+    def host_updates(self) -> bool:
+        """The update, or a part of it, runs on the host's cores."""
+        o, u = self.plan.optimizer, self.plan.update
+        return o.on == "cpu" or self.plan.memory.offload == "optimizer" or u.mode == "async" or u.aggregate == "cpu"
+
     def shards(self, part: Part) -> int:
         """Ranks that share one copy of the part's parameters (ZeRO)."""
         return max(1, self.size("efsdp" if part.expert and self.mesh.apart else "fsdp"))
-
-
-def job_of(plan: Plan, network: Network, framework: Framework, device: str, steps: int, counts: tuple[int, ...] = ()) -> Job:
-    """Binds the inputs of lowering; `counts` as in `lower`. Raises `Refused` for combinations that are not supported."""
-    mesh = mesh_of(plan)
-    zero, reshard = sharding_of(plan, framework)
-    small = BYTES[plan.precision] < 2
-    job = Job(
-        plan=plan,
-        network=network,
-        framework=framework,
-        mesh=mesh,
-        device=device,
-        steps=steps,
-        counts=counts or (plan.microbatches,) * steps,
-        zero=zero,
-        reshard=reshard,
-        train=plan.task != "forward",
-        eager=framework.host in EAGER and not framework.cuda_graphs,
-        compiled=framework.compile,
-        param_bytes=BYTES[framework.param_dtype],
-        grad_bytes=BYTES[framework.grad_dtype],
-        reduce_bytes=BYTES[framework.reduce_dtype],
-        act="bf16" if small else ("fp32" if plan.precision == "tf32" else plan.precision),
-    )
-    refuse(job)
-    return msgspec.structs.replace(job, crossings=tuple(_crossing(network, stage) for stage in layout(network, plan)))
-
-
-def _crossing(network: Network, stage: Blocks) -> int:
-    """What the stage's first block reads: maps of pictures get smaller, and deeper, on the way."""
-    block = stage[0][1]
-    return (block.saved_input or network.boundary) + block.beside
-
-
-def refuse(job: Job) -> None:
-    """Raises `Refused` with the reason for what cannot be combined."""
-    p = job.plan.parallel
-    inside = job.size("fsdp") * job.mesh.copies
-    if job.size("ep") > 1 and job.zero and inside % job.size("ep"):
-        raise Refused(
-            f"ep = {p.ep} does not divide dp_shard x cp{' x tp / etp' if job.mesh.copies > 1 else ''} = {inside}: sharded experts (zero = {job.zero}) need whole expert groups "
-            "inside one sharding group. Use a smaller ep, a larger dp_shard, or zero = 0"
-        )
-    _refuse_tables(job)
-    _refuse_offload(job)
-    _refuse_muon(job)
-    _refuse_states(job)
-    if p.pp > 1 and job.zero > job.framework.pipeline_zero:
-        raise Refused(
-            f"{job.framework.name} runs pipelines with zero = {job.framework.pipeline_zero} at most, not {job.zero}: its engine sums whole "
-            f"gradients over the micro-batches. Use zero = {job.framework.pipeline_zero}, pp = 1, or another framework"
-        )
-    if job.plan.memory.offload == "activations" and p.schedule == "zb-h1" and p.pp > 1:
-        raise Refused('memory.offload = "activations" needs whole backward passes; zb-h1 splits them. Use schedule = "1f1b"')
-    if job.plan.update.aggregate != "gpu" and (job.zero or p.tp * p.pp * p.cp * p.ep > 1):
-        raise Refused(
-            f'update.aggregate = "{job.plan.update.aggregate}" sums whole gradients in one place: use it with tp = pp = cp = ep = 1 and zero = 0'
-        )
-    if not job.train and p.pp > 1 and p.schedule not in ("gpipe", "1f1b"):
-        raise Refused(f'task = "forward" has no backward to schedule: use schedule = "gpipe", not "{p.schedule}"')
-
-
-def _refuse_offload(job: Job) -> None:
-    """On a CPU, which has no memory besides."""
-    offload = job.plan.memory.offload
-    said = 'optimizer.on = "cpu"' if offload == "none" and job.plan.optimizer.on == "cpu" else f'memory.offload = "{offload}"'
-    if job.device == "cpu" and (offload != "none" or job.plan.optimizer.on == "cpu"):
-        raise Refused(f"{said} moves device memory to the host; on a CPU they are the same. Leave it out")
-
-
-def _refuse_muon(job: Job) -> None:
-    """Where nothing is orthogonalized on the devices."""
-    plan = job.plan
-    if plan.optimizer.name != "muon" or not job.train:
-        return
-    if "cpu" in (plan.optimizer.on, plan.update.aggregate) or plan.memory.offload == "optimizer" or plan.update.mode == "async":
-        raise Refused(
-            'optimizer.name = "muon" multiplies matrices, which a host that updates is too slow for. Leave optimizer.on, '
-            'memory.offload = "optimizer", update.aggregate and update.mode = "async" out, or use "adamw"'
-        )
-    if not any(part.matrices for _, block in job.network.blocks for part in block.parts):
-        raise Refused(
-            f'{job.network.name} has no matrices in its layers, which optimizer.name = "muon" needs (an older version\'s capture does not say: '
-            'capture it again). Use "adamw"'
-        )
-
-
-def _refuse_states(job: Job) -> None:
-    """Moments of another dtype than what is updated: only kernels made for them read both."""
-    o, memory = job.plan.optimizer, job.plan.memory
-    if o.states is None or not job.train:
-        return
-    said = f'optimizer.states = "{o.states}"'
-    if (
-        o.name == "muon"
-        or o.on == "cpu"
-        or memory.offload == "optimizer"
-        or job.plan.update.mode == "async"
-        or job.plan.update.aggregate == "cpu"
-    ):
-        raise Refused(f"{said} is for fused updates on the device, not for Muon or a host's. Leave it out")
-    if job.framework.optimizer != "fused":
-        raise Refused(
-            f"{said}: {job.framework.name} updates by torch's own kernels, whose moments are as wide as the parameters. "
-            'Set optimizer.implementation = "fused", or leave it out'
-        )
-
-
-def _refuse_tables(job: Job) -> None:
-    """Tables that their own backward updates lie on one rank each."""
-    if not any(part.expert and part.frozen and part.wgrad for _, block in job.network.blocks for part in block.parts):
-        return
-    if job.size("edp") > 1:
-        raise Refused(
-            f"{job.network.name}: its tables are updated where they lie, and copies of them would differ. "
-            f"Set parallel.ep = dp_replicate x dp_shard = {job.size('grad') * job.mesh.copies}"
-        )
-    if job.zero:
-        raise Refused(f"{job.network.name}: its tables lie on one rank each, and the rest is small: set parallel.zero = 0")

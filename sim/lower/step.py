@@ -11,7 +11,8 @@ from typing import NamedTuple
 from sim.framework import Framework
 from sim.lower import buffers, ends, noise, output, tensor
 from sim.lower import input as loading
-from sim.lower.job import Job, job_of
+from sim.lower.binding import job_of
+from sim.lower.job import Job
 from sim.lower.microbatches import Microbatches, microbatches_of
 from sim.lower.optimizer import modes as update
 from sim.lower.optimizer import step as optimizer

@@ -23,8 +23,9 @@ from typing import NamedTuple
 
 from sim.bind import Setting
 from sim.cost.price import Pricer
+from sim.lower.binding import job_of
 from sim.lower.blocks import lower_block
-from sim.lower.job import Job, job_of
+from sim.lower.job import Job
 from sim.lower.template import TEMPLATE, BlockOps
 from sim.model.parts import Block
 from sim.model.stages import Blocks, held, layout

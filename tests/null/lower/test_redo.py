@@ -8,8 +8,8 @@ import pytest
 
 from sim.bind import Setting, bind
 from sim.files.planfile import load_plan
+from sim.lower.binding import job_of
 from sim.lower.blocks import lower_block
-from sim.lower.job import job_of
 from sim.memory.report import memory_of
 from sim.memory.timeline import memory_timelines
 from sim.model.layers.redo import MODULES, redone
