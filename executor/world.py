@@ -67,8 +67,9 @@ class World:
         """Before steps are timed: a CPU rank writes once to what its heap grows into over dozens of steps. A page's first touch costs up to
         14 us in a virtual machine, and what is given back stays with the process (`launch.KEEP_MEMORY`)."""
         if self.kind == "cpu" and sys.platform == "linux":
-            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-            touched = b"\1" * min(_HEAP, free // (8 * self._local))
+            from executor.players.arena import free_memory  # wants torch, whose absence is said above
+
+            touched = b"\1" * min(_HEAP, free_memory(self.device) // (4 * self._local))
             del touched
 
     def synchronize(self) -> None:

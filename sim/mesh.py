@@ -64,6 +64,10 @@ class Mesh(msgspec.Struct, frozen=True):
         """Experts have groups of their own: others than the dense parameters' hold the same."""
         return self.ep > 1 or self.copies > 1
 
+    def shard_axis(self, expert: bool) -> str:
+        """The axis over which parameters, experts' or dense ones, are split (ZeRO)."""
+        return "efsdp" if expert and self.apart else "fsdp"
+
     def size(self, axis: str) -> int:
         """Ranks in one group of `axis`."""
         size = self.sizes.get(axis)  # asked for very often

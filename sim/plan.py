@@ -227,6 +227,11 @@ class Plan(_Section, frozen=True, kw_only=True):
         return self.batch.global_ or self.batch.micro * self.data_ranks
 
     @property
+    def host_optimizer(self) -> bool:
+        """The optimizer's state lies in host memory, and the update runs there."""
+        return self.optimizer.on == "cpu" or self.memory.offload == "optimizer"
+
+    @property
     def microbatches(self) -> int:
         """Micro-batches that each data-parallel rank runs per step (gradient accumulation, or pipeline fill)."""
         return self.global_batch // (self.batch.micro * self.data_ranks)

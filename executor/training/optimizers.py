@@ -39,10 +39,8 @@ class Muon:
 
     def __init__(self, model: nn.Module, options: dict[str, Any]) -> None:
         apart = {id(p) for module in model.modules() if isinstance(module, (nn.Embedding, Head)) for p in module.parameters()}
-        sorts: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
-        for parameter in model.parameters():
-            sorts[parameter.dim() != 2 or id(parameter) in apart].append(parameter)
-        matrices, others = sorts
+        matrices = [p for p in model.parameters() if p.dim() == 2 and id(p) not in apart]
+        others = [p for p in model.parameters() if p.dim() != 2 or id(p) in apart]
         # scaled to AdamW's size of an update, so that one learning rate serves both (Liu et al. 2025, section 2.2)
         self._parts: list[torch.optim.Optimizer] = [torch.optim.Muon(matrices, lr=1e-3, adjust_lr_fn="match_rms_adamw")] if matrices else []
         self._parts += [torch.optim.AdamW(others, lr=1e-3, **options)] if others else []

@@ -101,9 +101,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def host_updates(self) -> bool:
         """The update, or a part of it, runs on the host's cores."""
-        o, u = self.plan.optimizer, self.plan.update
-        return o.on == "cpu" or self.plan.memory.offload == "optimizer" or u.mode == "async" or u.aggregate == "cpu"
+        u = self.plan.update
+        return self.plan.host_optimizer or u.mode == "async" or u.aggregate == "cpu"
 
     def shards(self, part: Part) -> int:
         """Ranks that share one copy of the part's parameters (ZeRO)."""
-        return max(1, self.size("efsdp" if part.expert and self.mesh.apart else "fsdp"))
+        return max(1, self.size(self.mesh.shard_axis(part.expert)))

@@ -30,7 +30,7 @@ def _block(job: Job, block: Block) -> tuple[float, float, float]:
     """Parameters, gradients and optimizer state of one block on this rank."""
     parameters = gradients = optimizer = 0.0
     # FSDP keeps its shards in the optimizer's dtype, where it has the optimizer: they are the master copy.
-    kept = state_width(job) if job.zero == 3 and not _offloads(job) else job.param_bytes
+    kept = state_width(job) if job.zero == 3 and not job.plan.host_optimizer else job.param_bytes
     for part in block.parts:
         ways, params = job.shards(part), part.params
         parameters += params * kept / (ways if job.zero == 3 else 1)
@@ -43,11 +43,7 @@ def _block(job: Job, block: Block) -> tuple[float, float, float]:
 
 def _state(job: Job, part: Part) -> float:
     """Bytes of the part's optimizer state on the device."""
-    if _offloads(job):
+    if job.plan.host_optimizer:
         return 0.0
     master = 4.0 if job.framework.master and job.zero != 3 else 0.0
-    return states(job.plan.optimizer.name, part) * moment_width(job.plan, state_width(job)) + master * part.params
-
-
-def _offloads(job: Job) -> bool:
-    return job.plan.optimizer.on == "cpu" or job.plan.memory.offload == "optimizer"
+    return states(job.plan.optimizer.name, part.params, part.in_matrices) * moment_width(job.plan, state_width(job)) + master * part.params

@@ -14,7 +14,7 @@ from sim.lower import input as loading
 from sim.lower.binding import job_of
 from sim.lower.job import Job
 from sim.lower.microbatches import Microbatches, microbatches_of
-from sim.lower.optimizer import modes as update
+from sim.lower.optimizer import modes
 from sim.lower.optimizer import step as optimizer
 from sim.lower.optimizer.owned import Share
 from sim.lower.resident import resident_bytes
@@ -174,7 +174,7 @@ def _end(job: Job, place: Place, share: Share, stages: list[StageSegments], tag:
     """What follows the update: the average of local updates, output."""
     line = list[Turns]()
     if job.train and job.plan.update.mode == "local" and output.due(job.plan.update.every, step):
-        line += _call(segments, f"{tag}average", update.average(job, share), step)
+        line += _call(segments, f"{tag}average", modes.average(job, share), step)
     o = job.plan.output
     if output.due(o.log_every, step) and any(stage.stage.last for stage in stages):
         line += _call(segments, "log", output.log(job), step)
@@ -206,11 +206,11 @@ def update_ops(job: Job, place: Place, share: Share, stages: list[StageSegments]
     """The update in the plan's mode, then (ZeRO-1, -2 without overlap) the parameters gathered."""
     u = job.plan.update
     if u.mode == "async":
-        return update.push_pull(job, share, place.rank)
+        return modes.push_pull(job, share, place.rank)
     if u.aggregate == "cpu":
-        return update.on_host(job, share, place.leads)
+        return modes.on_host(job, share, place.leads)
     if u.aggregate == "primary":
-        return update.through_primary(job, share, place.leads)
+        return modes.through_primary(job, share, place.leads)
     ops = optimizer.update(job, share)
     if job.zero in (1, 2) and not job.gathers_ahead:
         from sim.lower.sharded import gather_all
@@ -225,8 +225,8 @@ def _servers(job: Job, place: Place, share: Share, segments: Segments) -> dict[s
         return {}
     found = {}
     for worker in range(job.mesh.world):
-        segments[f"server.{worker}"] = tuple(update.serve(job, share, worker))
-        found[f"server.{worker}"] = update.server_calls(job, worker)
+        segments[f"server.{worker}"] = tuple(modes.serve(job, share, worker))
+        found[f"server.{worker}"] = modes.server_calls(job, worker)
     return found
 
 

@@ -29,18 +29,17 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, chunks: tup
     copies = STATES[plan.optimizer.name]
     totals = {"parameters": 0.0, "gradients": 0.0, "optimizer": 0.0, "gathered": 0.0, "step": 0.0}
     train = plan.task != "forward"
-    offloads = plan.memory.offload == "optimizer" or plan.optimizer.on == "cpu"
     for (expert, frozen), (count, kept) in _counts(network, chunks, plan.optimizer.name).items():
-        ways = max(1, mesh.size("efsdp" if expert and mesh.apart else "fsdp"))
+        ways = max(1, mesh.size(mesh.shard_axis(expert)))
         sharded = count / ways
         own = sharded if zero >= 1 else count
         whole = zero < 3
         # FSDP keeps only the optimizer's copy; all others keep what forward reads beside it, and so does who keeps the optimizer elsewhere.
-        totals["parameters"] += count * stored if whole else sharded * (state if framework.master and not offloads else stored)
+        totals["parameters"] += count * stored if whole else sharded * (state if framework.master and not plan.host_optimizer else stored)
         if frozen or not train:
             continue
         totals["gradients"] += (count if zero < 2 else sharded) * grad
-        if not offloads:
+        if not plan.host_optimizer:
             master = framework.master and whole and not framework.autocast
             totals["optimizer"] += moment_width(plan, state) * kept * own / count + state * own * master
             totals["step"] += own * state * constants()["optimizer.foreach"] * (framework.optimizer == "foreach" and copies > 0)
@@ -63,10 +62,10 @@ def _counts(network: Network, chunks: tuple[Blocks, ...], optimizer: str) -> dic
     for block, times in alike(block for chunk in chunks for _, block in chunk):
         for part in block.parts:
             if part.tensors:
-                add((part.expert, part.frozen), times * part.params, times * states(optimizer, part))
+                add((part.expert, part.frozen), times * part.params, times * states(optimizer, part.params, part.in_matrices))
     if reader(network, chunks) not in ("", *network.tied[:1]):
         embedding = dict(network.blocks)[network.tied[0]].parts[0]
-        add((False, embedding.frozen), embedding.tensors[0], STATES[optimizer] * embedding.tensors[0])
+        add((False, embedding.frozen), embedding.tensors[0], states(optimizer, embedding.tensors[0], 0))
     return found
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from sim.lower.job import Job
 from sim.lower.ops import collective, compute
 from sim.lower.optimizer.owned import Matrix, Share, state_dtype, state_width
-from sim.lower.optimizer.passes import Passes
+from sim.lower.optimizer.passes import Passes, over_one
 from sim.model.parts import Part
 from sim.program import COMPUTE, Op
 from sim.work import Gemm, MemoryBound, Work
@@ -41,7 +41,10 @@ def orthogonalized(job: Job, share: Share) -> list[Op]:
     size = sum(share.pieces.values())
     inner = [work for matrix, count in share.matrices.items() for _ in range(count) for work in newton_schulz(matrix)]
     there, back = (
-        [collective(job, f"optimizer/muon.{axis}.{way}", COMPUTE, "all_to_all", n * _WIDTH, axis, "comm.fsdp") for axis, n in share.pieces.items()]
+        [
+            collective(job, f"optimizer/muon.{axis}.{way}", COMPUTE, "all_to_all", n * _WIDTH, axis, "comm.fsdp")
+            for axis, n in share.pieces.items()
+        ]
         for way in ("gather", "scatter")
     )  # fmt: skip
     return [
@@ -92,5 +95,4 @@ def _cast(job: Job, size: int) -> Work:
 
 
 def _passes(job: Job, size: int, passes: Passes) -> list[Work]:
-    width = state_width(job)
-    return [MemoryBound(what, int(size * r * width), int(size * w * width), state_dtype(job), float(size)) for what, r, w in passes]
+    return over_one(size, passes, state_width(job), state_dtype(job))

@@ -37,9 +37,9 @@ def moment_width(plan: Plan, width: float) -> float:
     return BYTES[plan.optimizer.states] if plan.optimizer.states else width
 
 
-def states(name: str, part: Part) -> int:
-    """Elements of all state tensors that optimizer `name` keeps of the part: of a matrix Muon keeps the momentum alone."""
-    return STATES[name] * part.params - (part.in_matrices if name == "muon" else 0)
+def states(name: str, elements: int, in_matrices: int) -> int:
+    """Elements of all state tensors that optimizer `name` keeps of so many parameters: of those in matrices Muon keeps the momentum alone."""
+    return STATES[name] * elements - (in_matrices if name == "muon" else 0)
 
 
 class Share:
@@ -92,7 +92,7 @@ class Share:
         found: dict[str, int] = {}
         for part, count in self._all:
             if part.matrices and self._ways(part) > 1:
-                axis = "efsdp" if part.expert and self._job.mesh.apart else "fsdp"
+                axis = self._job.mesh.shard_axis(part.expert)
                 found[axis] = found.get(axis, 0) + -(-part.in_matrices * count // self._ways(part))
         return found
 
@@ -109,9 +109,8 @@ class Share:
     @cached_property
     def states(self) -> int:
         """Elements of the optimizer's state of them all."""
-        name = self._job.plan.optimizer.name
-        spared = sum(part.in_matrices * count // self._ways(part) for part, count in self._all) if name == "muon" else 0
-        return STATES[name] * self.elements - spared
+        in_matrices = sum(part.in_matrices * count // self._ways(part) for part, count in self._all)
+        return states(self._job.plan.optimizer.name, self.elements, in_matrices)
 
     @property
     def tensors(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sim.work import MemoryBound, Work
+
 Passes = tuple[tuple[str, int, int], ...]
 """(kernel, tensors read, tensors written)."""
 _ADAM: Passes = (("add", 2, 1), ("scale", 1, 1), ("add", 2, 1), ("scale", 1, 1), ("scale", 1, 1), ("scale", 1, 1), ("add", 3, 1))
@@ -54,3 +56,8 @@ def graph_passes(name: str, compiled: bool, one: bool = False) -> Passes:
     if compiled:
         return (*SCRIPTED[name], *_ASSIGN)
     return (*_MOMENTS, *(_NORMS if name == "lamb" else ()), *_APPLY, *_ASSIGN)
+
+
+def over_one(size: int, passes: Passes, width: float, dtype: str, repeat: int = 1) -> list[Work]:
+    """Kernels over a tensor of `size` elements of `width` bytes, or one after the other over `repeat` of them, launched by a loop in C++."""
+    return [MemoryBound(what, int(size * r * width), int(size * w * width), dtype, float(size), repeat) for what, r, w in passes]

@@ -14,7 +14,7 @@ from sim.lower.job import Job
 from sim.lower.ops import collective, compute, order, spent
 from sim.lower.optimizer import muon
 from sim.lower.optimizer.owned import STATES, Share, moment_width, state_dtype, state_width
-from sim.lower.optimizer.passes import PASSES, SCALARS, SCRIPTED, WRITTEN, Passes, graph_passes
+from sim.lower.optimizer.passes import PASSES, SCALARS, SCRIPTED, WRITTEN, Passes, graph_passes, over_one
 from sim.program import COMPUTE, D2H, H2D, Op
 from sim.work import HostWork, MemoryBound, Work
 
@@ -44,7 +44,7 @@ def update(job: Job, share: Share) -> list[Op]:
     if not share.elements:
         return []
     ops = unscale(job, share) + clip(job, share)
-    if job.plan.optimizer.on == "cpu" or job.plan.memory.offload == "optimizer":
+    if job.plan.host_optimizer:
         return ops + offloaded(job, share)
     return ops + step(job, share)
 
@@ -111,28 +111,24 @@ def read_back(job: Job, id: str, cls: str) -> list[Op]:
 
 def step(job: Job, share: Share) -> list[Op]:
     """The kernels of `optimizer.step()` and the host's share for each tensor."""
-    name = job.plan.optimizer.name
-    ops = []
+    name: str = job.plan.optimizer.name
+    ops, plain = list[Op](), share
     if job.eager:
         ops.append(spent("optimizer/step.host", "optimizer_step", cls=CLS))
         ops.append(spent("optimizer/tensors.host", "optimizer", share.tensors, cls=CLS))
         if job.framework.tensor == "dtensor" and (job.zero == 3 or job.size("tp") > 1):
             kind, updates = ("dtensor_adam", 1) if STATES[name] == 2 else ("dtensor_sgd", 1 + STATES[name])
             ops.append(spent("optimizer/dtensor.host", kind, share.tensors * updates, cls=CLS))
-    works = (*_main_gradients(job, share), *_kernels(job, share.rest if name == "muon" else share), *_model_copy(job, share))
-    return [
-        *ops,
-        *(muon.orthogonalized(job, share) if name == "muon" else ()),
-        *([compute(job, "optimizer/step", works, CLS)] if works else ()),
-    ]
+    if name == "muon":
+        ops += muon.orthogonalized(job, share)
+        name, plain = muon.BESIDE, share.rest
+    works = (*_main_gradients(job, share), *(_kernels(job, plain, name) if plain.elements else ()), *_model_copy(job, share))
+    return [*ops, *([compute(job, "optimizer/step", works, CLS)] if works else ())]
 
 
-def _kernels(job: Job, share: Share) -> list[Work]:
-    """Of the update itself, as the framework's implementation launches them."""
+def _kernels(job: Job, share: Share, name: str) -> list[Work]:
+    """Of the update itself by optimizer `name`, as the framework's implementation launches them."""
     how, width, dtype = job.framework.optimizer, state_width(job), state_dtype(job)
-    name: str = muon.BESIDE if job.plan.optimizer.name == "muon" else job.plan.optimizer.name
-    if not share.elements:
-        return []
     if how == "fused":
         return [_fused(job, share, name)]
     if how == "foreach" or job.device == "cpu":
@@ -145,7 +141,7 @@ def _kernels(job: Job, share: Share) -> list[Work]:
     passes = graph_passes(name, job.framework.compile, job.framework.adam_operator) if how == "graph" else PASSES[name]
     if how == "graph" and not job.framework.compile:  # each operator is a node of the graph
         return _called(share, passes, width, dtype)
-    return [work for size, count in share.sizes.items() for work in _over(size, passes, width, dtype, count)]
+    return [work for size, count in share.sizes.items() for work in over_one(size, passes, width, dtype, count)]
 
 
 def _fused(job: Job, share: Share, name: str) -> Work:
@@ -164,13 +160,8 @@ def _gradient(job: Job) -> float:
 def _called(share: Share, passes: Passes, width: float, dtype: str, small: int = 0) -> list[Work]:
     """`passes` over each tensor, every kernel called by itself; `small`: kernels over single numbers, called by a compiled function."""
     numbers: list[Work] = [MemoryBound("scale", 8, 4, dtype, 1.0, small)] if small else []
-    each = [([*_over(size, passes, width, dtype), *numbers], count) for size, count in share.sizes.items()]
+    each = [([*over_one(size, passes, width, dtype), *numbers], count) for size, count in share.sizes.items()]
     return [work for works, count in each for _ in range(count) for work in works]
-
-
-def _over(size: int, passes: Passes, width: float, dtype: str, repeat: int = 1) -> list[Work]:
-    """Kernels over a tensor of `size` elements, or one after the other over `repeat` of them, launched by a loop in C++."""
-    return [MemoryBound(what, int(size * r * width), int(size * w * width), dtype, float(size), repeat) for what, r, w in passes]
 
 
 def _main_gradients(job: Job, share: Share) -> list[Work]:

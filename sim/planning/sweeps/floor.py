@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from sim.bind import model_of, usual_length
 from sim.framework import Framework, framework_of
-from sim.lower.optimizer.owned import STATES, moment_width
+from sim.lower.optimizer.owned import moment_width, states
 from sim.model import Shape, describe
 from sim.plan import Plan
 from sim.planning.sweeps.space import SHORT
@@ -35,7 +35,7 @@ class Floor:
         network = describe(model, Shape(micro=1, seq=base.seq_len or usual_length(model)), framework)
         self._parameters = network.parameters
         width, master = (4.0, 4.0) if framework.master else (BYTES[framework.param_dtype], 0.0)
-        least = 1 if base.optimizer.name == "muon" else STATES[base.optimizer.name]
+        least = states(base.optimizer.name, 1, 1)  # of a parameter
         self._bytes = (
             BYTES[framework.param_dtype],
             BYTES[framework.grad_dtype],

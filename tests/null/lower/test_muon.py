@@ -90,8 +90,8 @@ def test_the_rank_with_most_work_is_within_what_greedy_dealing_promises(pile: Co
 
 def test_one_state_of_a_matrix_and_two_of_all_else() -> None:
     part = Part(name="p", tensors=(PIECE, 1024), matrices=(WIDE,))
-    assert states("muon", part) == PIECE + 2 * 1024
-    assert states("adamw", part) == 2 * (PIECE + 1024)
+    assert states("muon", part.params, part.in_matrices) == PIECE + 2 * 1024
+    assert states("adamw", part.params, part.in_matrices) == 2 * (PIECE + 1024)
 
 
 def test_memory_holds_one_state_of_the_matrices() -> None:
