@@ -44,6 +44,7 @@ def orthogonalized(job: Job, share: Share) -> list[Op]:
         [
             collective(job, f"optimizer/muon.{axis}.{way}", COMPUTE, "all_to_all", n * _WIDTH, axis, "comm.fsdp")
             for axis, n in share.pieces.items()
+            if job.size(axis) > 1
         ]
         for way in ("gather", "scatter")
     )  # fmt: skip

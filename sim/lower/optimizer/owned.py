@@ -88,10 +88,10 @@ class Share:
 
     @cached_property
     def pieces(self) -> dict[str, int]:
-        """Elements of this rank's pieces of matrices, by the mesh axis over which these are split (ZeRO-2, -3)."""
+        """Elements of this rank's pieces of matrices, by the mesh axis over which these are split (ZeRO-2, -3): whole ones where it has one rank."""
         found: dict[str, int] = {}
         for part, count in self._all:
-            if part.matrices and self._ways(part) > 1:
+            if part.matrices:
                 axis = self._job.mesh.shard_axis(part.expert)
                 found[axis] = found.get(axis, 0) + -(-part.in_matrices * count // self._ways(part))
         return found

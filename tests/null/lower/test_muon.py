@@ -77,6 +77,19 @@ def test_pieces_go_to_their_owner_and_back() -> None:
     assert exchanged == [2 * PIECE, 2 * PIECE], "half of two matrices in bf16, both ways"
 
 
+def test_experts_that_nobody_shares_stay_where_they_are() -> None:
+    """ep = dp_shard: their momenta and updates are passes like all others', and nothing of them travels."""
+    expert = linear(name="experts", elements=PIECE, matrices=(WIDE,), expert=True)
+    p = program(
+        {"optimizer": {"name": "muon"}, "parallel": {"dp_shard": 2, "zero": 3, "ep": 2}}, network(2, (MATRIX, expert, norm())), QUIET
+    )
+    found = ops(p)
+    assert len(products(found["optimizer/muon"])) == (1 + 2) * 15, "one dense matrix of two, and both experts'"
+    moved = 2 * PIECE // 2 + 2 * PIECE
+    assert [work.bytes for work in found["optimizer/muon.momentum"].works] == [12 * moved, 12 * moved, 6 * moved]
+    assert [(axis, size) for name, axis, size in messages(p) if name == "all_to_all"] == [("fsdp", 2 * PIECE)] * 2
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 4096), st.integers(1, 4096)), min_size=1, max_size=30).map(Counter),
     st.integers(1, 40),
