@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from sim.accuracy import score
+from sim.accuracy import ranking, score
 from sim.accuracy.score import Outcome, Summary
 from sim.result.uncertainty import Interval, Shares
 
@@ -80,7 +80,7 @@ class ValidationResult(msgspec.Struct, frozen=True, kw_only=True):
         """Plain values only; the worst rows with what was assumed for them come last."""
         total = self.all
         worst = sorted(self.outcomes, key=lambda o: -abs(o.error))[:20]
-        spread = score.spread(self.outcomes)
+        spread = ranking.spread(self.outcomes)
         return {
             "rows": self.rows,
             "eligible": self.eligible,
@@ -96,8 +96,9 @@ class ValidationResult(msgspec.Struct, frozen=True, kw_only=True):
             "by_framework": _plain(self.by_framework),
             "interval": score.coverage_table(self.outcomes),
             "baseline_constant_mfu": score.baseline_table(self.outcomes),
-            "rank_correlation": score.rank_correlations(self.outcomes),
-            "rank_correlation_throughput": score.rank_correlations(self.outcomes, score.throughput),
+            "rank_correlation": ranking.rank_correlations(self.outcomes),
+            "rank_correlation_throughput": ranking.rank_correlations(self.outcomes, ranking.throughput),
+            "rank_correlation_measured_again": ranking.measured_again(self.outcomes),
             "assumed": _counts(assumption for outcome in self.outcomes for assumption in outcome.assumed),
             "worst": [self._worst(outcome, spread) for outcome in worst],
             "predictions": {o.row_id: _one(o) for o in self.outcomes},

@@ -12,9 +12,6 @@ from statistics import fmean, median
 
 import msgspec
 
-MIN_PLANS = 6
-"""A (model, GPU) pair is ranked when it has at least so many different plans."""
-
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """One row held against its prediction. `ideal_s` is model FLOPs over the peak of all GPUs: what one
@@ -135,67 +132,3 @@ def baseline_table(outcomes: Sequence[Outcome]) -> dict[str, object]:
     for name, key in keys.items():
         found[f"by_{name}"] = {group: msgspec.structs.asdict(one) for group, one in by(as_baseline, key).items()}
     return found
-
-
-def ranks(values: Sequence[float]) -> list[float]:
-    """Ranks from 1, equal values sharing their mean rank."""
-    order = sorted(range(len(values)), key=values.__getitem__)
-    found = [0.0] * len(values)
-    at = 0
-    while at < len(order):
-        end = at
-        while end + 1 < len(order) and values[order[end + 1]] == values[order[at]]:
-            end += 1
-        for index in order[at : end + 1]:
-            found[index] = (at + end) / 2 + 1
-        at = end + 1
-    return found
-
-
-def spearman(a: Sequence[float], b: Sequence[float]) -> float:
-    """Rank correlation in [-1, 1]: Pearson's of the ranks. Constant input has none: 0."""
-    ra, rb = ranks(a), ranks(b)
-    ma, mb = fmean(ra), fmean(rb)
-    cov = sum((x - ma) * (y - mb) for x, y in zip(ra, rb, strict=True))
-    va, vb = sum((x - ma) ** 2 for x in ra), sum((y - mb) ** 2 for y in rb)
-    return cov / (va * vb) ** 0.5 if va > 0 and vb > 0 else 0.0
-
-
-def rank_correlations(outcomes: Iterable[Outcome], value: Callable[[Outcome], tuple[float, float]] | None = None) -> dict[str, float]:
-    """Spearman's of (measured, predicted) in each "model on GPU" with enough different plans.
-
-    The same plan measured again (another release or date) counts once, by the mean of its measurements.
-    `value` gives (measured, predicted); unsaid: step times.
-    """
-    value = value or (lambda o: (o.measured_s, o.predicted_s))
-    groups: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
-    for outcome in outcomes:
-        groups[f"{outcome.model} on {outcome.gpu}"][outcome.plan_key or outcome.row_id].append(value(outcome))
-    found = {}
-    for name, plans in sorted(groups.items()):
-        if len(plans) >= MIN_PLANS:
-            pairs = [(fmean(m for m, _ in seen), fmean(p for _, p in seen)) for seen in plans.values()]
-            found[name] = spearman([m for m, _ in pairs], [p for _, p in pairs])
-    return found
-
-
-def spread(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Row -> largest over smallest measurement of its plan, less 1, where a plan was measured more than once: what no
-    prediction can be closer than."""
-    plans: dict[str, list[Outcome]] = defaultdict(list)
-    for outcome in outcomes:
-        if outcome.plan_key:
-            plans[outcome.plan_key].append(outcome)
-    return {
-        o.row_id: max(x.measured_s for x in same) / min(x.measured_s for x in same) - 1.0
-        for same in plans.values()
-        if len(same) > 1
-        for o in same
-    }
-
-
-def throughput(outcome: Outcome) -> tuple[float, float]:
-    """(measured, predicted) samples per second and GPU, for `rank_correlations`: harder than step times, for it
-    takes the batch size out."""
-    per = outcome.samples / outcome.gpus
-    return per / outcome.measured_s, per / outcome.predicted_s

@@ -28,6 +28,8 @@ class Validate(Said, frozen=True, kw_only=True):
     by_family: dict[str, Any]
     baseline_constant_mfu: dict[str, Any]
     rank_correlation: dict[str, float]
+    rank_correlation_measured_again: dict[str, float]
+    """What the measurements themselves would reach if taken once more; without plans that were measured twice: empty."""
 
 
 class ValidateCollectives(Said, frozen=True, kw_only=True):

@@ -39,16 +39,3 @@ def test_no_other_constant_is_better(pairs: list[tuple[float, float]], other: fl
     mfu, best = score.constant_mfu(outcomes)
     rival = score.summarise([o.ideal_s / (mfu * other) / o.measured_s - 1 for o in outcomes])
     assert best.mape <= rival.mape * (1 + 1e-9) + 1e-12
-
-
-def test_spearman_of_order_and_reversal() -> None:
-    assert score.spearman([1, 2, 3, 4], [10, 20, 25, 90]) == pytest.approx(1.0)
-    assert score.spearman([1, 2, 3, 4], [9, 7, 5, 1]) == pytest.approx(-1.0)
-    assert score.ranks([5.0, 1.0, 5.0]) == [2.5, 1.0, 2.5]
-    assert score.spearman([1, 1, 1], [1, 2, 3]) == 0.0
-
-
-def test_plans_measured_again_count_once() -> None:
-    many = [outcome(p, measured=m, plan_key=str(k)) for k, (p, m) in enumerate([(1, 1), (2, 2), (3, 3), (4, 4), (5, 5)])]
-    assert score.rank_correlations(many + many) == {}
-    assert score.rank_correlations([*many, outcome(6, measured=6, plan_key="9")]) == {"m on H100": pytest.approx(1.0)}
