@@ -17,6 +17,8 @@ from topologies.units import show_size
 _FIRST = 4 << 20
 _ALIGN = 64
 """Bytes of a cache line: torch's own CPU allocator aligns to it."""
+_DRAWN = 1 << 22
+"""Numbers that are drawn at once: what filling a buffer takes beside it."""
 _NEIGHBOURS = 4
 """Requests in a row that get different bytes, however large: a fused Adam update takes parameter, gradient and two moments from one ring."""
 
@@ -55,7 +57,9 @@ class Ring:
         self._flat = torch.empty(-(-size // _ALIGN) * _ALIGN, dtype=torch.uint8, device=self._device)
         # No zeros or denormals: their speed differs. As bf16, since two of those are a sensible fp32 too, while the lower half of an fp32 is
         # a bf16 of random bits, NaN among them: on tensor cores such data draw another power than training's, and run at another clock.
-        self._flat.view(torch.bfloat16).normal_(0.0, 0.02)
+        # Drawn as fp32: torch 2.11's bf16.normal_ makes one of 170 a zero on CPUs.
+        for piece in self._flat.view(torch.bfloat16).split(_DRAWN):
+            piece.copy_(torch.randn(piece.shape, device=self._device).mul_(0.02))
         self._at = 0
 
 

@@ -120,7 +120,7 @@ def test_nothing_runs_without_trust(tmp_path: Path) -> None:
         ("nothing", "4x8", "the builder returned int, not a torch.nn.Module"),
         ("ready", "4x8", "is no function; give one that returns the torch.nn.Module"),
         ("absent", "4x8", "cannot load tests.conformance.zoo:absent"),
-        ("Words", "4x8:fp32", r"module 'embed' fails on inputs 4x8:fp32"),
+        ("Words", "4x8:fp32", r"(module 'embed'|the model itself) fails on inputs 4x8:fp32"),  # torch 2.11 embeds such words on paper
         ("Cnn", "0x3", "cannot read input"),
     ],
 )
