@@ -58,7 +58,9 @@ class Ring:
         # No zeros or denormals: their speed differs. As bf16, since two of those are a sensible fp32 too, while the lower half of an fp32 is
         # a bf16 of random bits, NaN among them: on tensor cores such data draw another power than training's, and run at another clock.
         # Drawn as fp32: torch 2.11's bf16.normal_ makes one of 170 a zero on CPUs.
-        for piece in self._flat.view(torch.bfloat16).split(_DRAWN):
+        flat = self._flat.view(torch.bfloat16)
+        for at in range(0, flat.numel(), _DRAWN):
+            piece = flat[at : at + _DRAWN]
             piece.copy_(torch.randn(piece.shape, device=self._device).mul_(0.02))
         self._at = 0
 
