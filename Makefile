@@ -57,7 +57,7 @@ noticed: $(VENV)/.dev    ## a fixed sample of damages to sim/lower and sim/cost:
 
 mutation: $(VENV)/.dev   ## ten times as many damages, and whole files with their own tests
 	$(BIN)/python -m tests.reliability.mutation_sample --each 400
-	$(BIN)/python -m tests.reliability.mutation sim/lower/buckets.py tests/null/lower/test_buckets.py tests/null/lower/test_data_parallel.py
+	$(BIN)/python -m tests.reliability.mutation sim/lower/data_parallel/buckets.py tests/null/lower/test_buckets.py tests/null/lower/test_data_parallel.py
 	$(BIN)/python -m tests.reliability.mutation sim/lower/schedule/zero_bubble.py tests/null/schedule
 	$(BIN)/python -m tests.reliability.mutation sim/cost/tiles.py tests/null/cost --most 60
 

@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reports.capacity import capacity_page
-from reports.collective import collective_page
-from reports.comparison import comparison_page
-from reports.gpu import write_gpu
-from reports.prediction import prediction_page
+from reports.pages.capacity import capacity_page
+from reports.pages.collective import collective_page
+from reports.pages.comparison import comparison_page
+from reports.pages.gpu import write_gpu
+from reports.pages.prediction import prediction_page
+from reports.pages.studies import explain_page, faults_page, jobs_page, spread_page
+from reports.pages.sweep import sweep_page
+from reports.pages.topology import topology_page
+from reports.pages.validation import write_validation
 from reports.scene import scene
-from reports.studies import explain_page, faults_page, jobs_page, spread_page
-from reports.sweep import sweep_page
-from reports.topology import topology_page
-from reports.validation import write_validation
 from sim.align import Comparison
 from sim.files.chrome import write_trace
 from sim.files.kept import kept

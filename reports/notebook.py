@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from reports.palette import WORDS, colour
+from reports.figures.palette import WORDS, colour
 from reports.words import count, gib, seconds, short
 from topologies.errors import UnknownName
 
@@ -91,7 +91,7 @@ def prediction_html(found: Prediction) -> str:
     """Headline and breakdown."""
     from msgspec.structs import asdict
 
-    from reports.prediction import headline
+    from reports.pages.prediction import headline
 
     title = f"{found.plan.name or found.plan.model_name} on {found.topology}, {found.gpus} ranks: predicted"
     return _table(title, [(name, value, note) for value, name, note in headline(found.to_dict())]) + _bar(asdict(found.breakdown))
@@ -144,7 +144,7 @@ def text_html(found: object) -> str:
 
 
 def _timeline(found: Prediction) -> go.Figure:
-    from reports.timeline import timeline
+    from reports.figures.timeline import timeline
 
     return timeline([_traced(found)])
 
@@ -157,7 +157,7 @@ def _traced(found: Prediction) -> Any:
 
 def _memory(found: Prediction) -> go.Figure:
     """Bytes over time do not depend on links, so that the machine's name is enough."""
-    from reports.memory import memory_line
+    from reports.figures.memory import memory_line
     from sim.bind import bind
     from sim.result.figures import smallest_device
     from sim.timeline.metrics import window
@@ -174,7 +174,7 @@ def _drawn(module: str, function: str, pick: Callable[[Any], tuple[Any, ...]]) -
     """`function` of `module` on what `pick` takes of a value, imported when it is needed."""
 
     def draw(value: Any) -> go.Figure:
-        return getattr(import_module(f"reports.{module}"), function)(*pick(value))
+        return getattr(import_module(f"reports.figures.{module}"), function)(*pick(value))
 
     return draw
 
@@ -214,9 +214,9 @@ _SHOWN: dict[str, tuple[Callable[[Any], str], dict[str, Callable[[Any], Any]]]] 
     "sim.planning.sweeps.sweep.Sweep": (
         sweep_html,
         {
-            "pareto": _drawn("sweep", "pareto_figure", lambda found: (_ranked(found), found.front)),
-            "coordinates": _drawn("sweep", "coordinates", lambda found: (_ranked(found),)),
-            "breakdowns": _drawn("sweep", "breakdowns", lambda found: (_ranked(found)[:_TOP],)),
+            "pareto": _drawn("plans", "pareto_figure", lambda found: (_ranked(found), found.front)),
+            "coordinates": _drawn("coordinates", "coordinates", lambda found: (_ranked(found),)),
+            "breakdowns": _drawn("plans", "breakdowns", lambda found: (_ranked(found)[:_TOP],)),
         },
     ),
     "sim.planning.explain.explanation.Explanation": (
@@ -227,13 +227,13 @@ _SHOWN: dict[str, tuple[Callable[[Any], str], dict[str, Callable[[Any], Any]]]] 
             "changes": _drawn("planning", "changes", _itself),
         },
     ),
-    "sim.planning.capacity.capacity.Capacity": (text_html, {"days": _drawn("capacity", "days", _itself)}),
+    "sim.planning.capacity.capacity.Capacity": (text_html, {"days": _drawn("scaling", "days", _itself)}),
     "sim.planning.capacity.scaling.Curve": (
         text_html,
         {
-            "scaling": _drawn("capacity", "scaling", lambda found: (found, ())),
-            "goodput": _drawn("capacity", "goodput", lambda found: (found, ())),
-            "expense": _drawn("capacity", "expense", lambda found: (found, (), "")),
+            "scaling": _drawn("scaling", "scaling", lambda found: (found, ())),
+            "goodput": _drawn("scaling", "goodput", lambda found: (found, ())),
+            "expense": _drawn("scaling", "expense", lambda found: (found, (), "")),
         },
     ),
     "sim.planning.disturbed.faults.Faults": (text_html, {"steps": _drawn("planning", "faults", _itself)}),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from reports.links import LinkUse, link_use
+from reports.figures.links import LinkUse, link_use
 from sim.bind import bind
 from sim.memory.timeline import Line
 from sim.plan import Plan

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from reports.palette import WORDS
+from reports.figures.palette import WORDS
 from reports.words import gib, seconds
 from sim.tables import aligned, wordy
 from topologies.units import show_energy

@@ -6,16 +6,16 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from sim.cost.price import Pricer
-from sim.engine.clocks import Clocks
-from sim.engine.code import Assembler
+from sim.engine.clocks.code import Assembler
+from sim.engine.clocks.issue import issue
+from sim.engine.clocks.run import Clocks
+from sim.engine.clocks.times import WORK, Code, Line, State
 from sim.engine.condense import Priced
 from sim.engine.fold import Symmetry, on_node, representatives
-from sim.engine.inorder import in_order
-from sim.engine.issue import issue
+from sim.engine.inorder.moves import Unordered
+from sim.engine.inorder.run import in_order
 from sim.engine.meeting import groups_of
-from sim.engine.moves import Unordered
 from sim.engine.pricing import Pricing
-from sim.engine.times import WORK, Code, Line, State
 from sim.program import COMPUTE, HOST, Program
 from topologies.errors import BadInput
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sim.lower import context, expert, tensor
-from sim.lower.exchanges import covered
 from sim.lower.job import Job
+from sim.lower.model_parallel import context, expert, tensor
+from sim.lower.model_parallel.exchanges import covered
 from sim.lower.ops import compute, host, order
 from sim.lower.template import BlockOps, Ops, PartOps, name_of
 from sim.model.layers.redo import redone

@@ -11,9 +11,11 @@ from functools import cached_property
 
 import msgspec
 
-from sim.lower import data_parallel, ends, fsdp, passes, sharded
+from sim.lower import ends, passes
 from sim.lower.blocks import lower_block
-from sim.lower.buckets import Bucket, buckets_of, rebuilds
+from sim.lower.data_parallel import fsdp, replicate, sharded
+from sim.lower.data_parallel.buckets import Bucket, buckets_of, rebuilds
+from sim.lower.data_parallel.units import Unit, units_of
 from sim.lower.input import take
 from sim.lower.job import Job
 from sim.lower.offload import offload
@@ -22,7 +24,6 @@ from sim.lower.scales import with_scales
 from sim.lower.schedule import placement
 from sim.lower.short import Shortener
 from sim.lower.template import TEMPLATE, BlockOps, Template, Templates, renamed
-from sim.lower.units import Unit, units_of
 from sim.model.parts import Block
 from sim.model.stages import layout
 from sim.program import Op
@@ -209,7 +210,7 @@ def _variant(job: Job, kind: str, step: int, first: bool, last: bool) -> str:
 
 
 def _accumulates(job: Job, first: bool) -> str:
-    """How a micro-batch's gradients join those before (`data_parallel.accumulate`). Shards of ZeRO-2 and -3 are summed as they arrive.
+    """How a micro-batch's gradients join those before (`replicate.accumulate`). Shards of ZeRO-2 and -3 are summed as they arrive.
 
     A pipeline's FSDP keeps whole gradients until the last backward (`set_requires_gradient_sync(False)` in torch's pipelining/stage.py), in
     the dtype that travels (to_accumulated_grad_if_needed in FSDP2's _fsdp_param.py).
@@ -242,7 +243,7 @@ def _build(job: Job, stage: StageSegments, variant: str) -> Iterable[Op]:
         return fsdp.backward(job, stage.chunk.blocks, stage.units, pieces, stage.tag, sync="sync" in flags)
     buckets = stage.buckets(0 if "sync0" in flags else 1)
     pieces = passes.backward(stage.chunk, variant, {bucket.last for bucket in buckets})
-    return data_parallel.reduce_gradients(job, pieces, buckets, sharded.messages if job.zero else data_parallel.all_reduce)
+    return replicate.reduce_gradients(job, pieces, buckets, sharded.messages if job.zero else replicate.all_reduce)
 
 
 def _gathering(job: Job, stage: StageSegments) -> list[Op]:

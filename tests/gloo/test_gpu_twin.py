@@ -17,7 +17,7 @@ from executor.validation.gpu_measure import NOT_RUN
 from executor.validation.gpu_rows import Row
 from executor.validation.gpu_site import Site, torch_version
 from executor.validation.gpu_twin import twin_gpu
-from reports.gpu import main as page_main
+from reports.pages.gpu import main as page_main
 from sim.cost.calibration import Calibration, Sample, load_calibration, save_calibration
 from sim.files.runs import environment
 from sim.imported.kineto import read_trace

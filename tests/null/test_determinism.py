@@ -35,9 +35,9 @@ SPACE = {"parallel.dp_shard": ("1", "2"), "parallel.tp": ("1", "2"), "batch.micr
 
 def products(folder: Path) -> dict[str, str]:
     """What the tool gives for the plans above -> SHA-256 of its bytes."""
-    from reports.prediction import prediction_page
+    from reports.pages.prediction import prediction_page
+    from reports.pages.sweep import sweep_page
     from reports.scene import scene
-    from reports.sweep import sweep_page
     from reports.tables import show
     from sim.bind import bind
     from sim.files.chrome import to_kineto, write_trace

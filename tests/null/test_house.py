@@ -46,7 +46,7 @@ SILENT = {
     "sim/cost/memory_bound.py: Cache",
     "sim/cost/memory_bound.py: fits",
     "sim/cost/tables.py: Grid.at",
-    "sim/lower/data_parallel.py: lane_of",
+    "sim/lower/data_parallel/replicate.py: lane_of",
     "sim/lower/ops.py: blocks",
     "sim/lower/ops.py: host",
     "sim/lower/ops.py: record",

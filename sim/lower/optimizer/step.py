@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from sim.lower.buckets import is_contiguous
+from sim.lower.data_parallel.buckets import is_contiguous
 from sim.lower.job import Job
 from sim.lower.ops import collective, compute, order, spent
 from sim.lower.optimizer import muon

@@ -14,13 +14,13 @@ import msgspec
 
 from sim.bind import Setting
 from sim.cost.price import Pricer
-from sim.engine.clocks import Clocks
-from sim.engine.code import Assembler
-from sim.engine.issue import issue
+from sim.engine.clocks.code import Assembler
+from sim.engine.clocks.issue import issue
+from sim.engine.clocks.run import Clocks
+from sim.engine.clocks.times import State
 from sim.engine.meeting import Groups
 from sim.engine.pricing import Pricing
 from sim.engine.steps import alone, lines_of
-from sim.engine.times import State
 from sim.lower.step import lower
 from sim.plan import Output, Plan
 from sim.planning.disturbed.alike import Placed, stand_ins

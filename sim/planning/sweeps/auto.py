@@ -29,7 +29,7 @@ def auto_space(plan: Plan, on: str, gpus: int) -> dict[str, tuple[str, ...]]:
     experts = getattr(getattr(model, "moe", None), "experts", 0) or 0
     space = sensible(layers, heads, gpus, machine.ranks_per_node, experts, long=(plan.seq_len or 0) >= 32_768)
     if "cp" in space and getattr(model, "window", False):
-        space["parallel.cp_kind"] = ("all_to_all",)  # no ring takes sliding windows (`sim.lower.context`)
+        space["parallel.cp_kind"] = ("all_to_all",)  # no ring takes sliding windows (`sim.lower.model_parallel.context`)
     if plan.memory.recompute_layers:  # a number for the stages of the plan's own pipeline
         space["memory.recompute_layers"] = ("0",)
     return space

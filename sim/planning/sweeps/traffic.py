@@ -1,20 +1,20 @@
 """What a rank of ZeRO-3 sends and receives of its parameters and gradients, by lane: part of a plan's bound (`sim.planning.sweeps.bound`).
 
 Each lane runs its messages one after the other. Without a pipeline all of them travel again for each micro-batch; a stage of a pipeline
-gathers with the first forward of each of its chunks, and reduces after the last backward (`sim.lower.fsdp`).
+gathers with the first forward of each of its chunks, and reduces after the last backward (`sim.lower.data_parallel.fsdp`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from sim.lower.data_parallel import lane_of
+from sim.lower.data_parallel.replicate import lane_of
+from sim.lower.data_parallel.sharded import CLS
+from sim.lower.data_parallel.units import Unit, units_of
 from sim.lower.job import Job
 from sim.lower.ops import collective
-from sim.lower.sharded import CLS
 from sim.lower.stage import syncs
 from sim.lower.template import BlockOps
-from sim.lower.units import Unit, units_of
 from sim.model.stages import Blocks
 from sim.program import Op
 
@@ -31,7 +31,7 @@ class Traffic:
         self._units = list(dict.fromkeys(found.values()))
 
     def gathers(self) -> float:
-        """All parameters, once, that a stage's first forward waits for; 0 where stages are gathered ahead (`sim.lower.unshard`)."""
+        """All parameters, once, that a stage's first forward waits for; 0 where stages are gathered ahead (`sim.lower.data_parallel.unshard`)."""
         return 0.0 if self._job.unshards else max(self._gathered(self._units).values(), default=0.0)
 
     def reduces(self) -> float:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from reports.published import distribution, scatter
-from reports.validation import validation_page
+from reports.figures.published import distribution, scatter
+from reports.pages.validation import validation_page
 from sim.accuracy.result import Found, Refusal, ValidationResult
 from sim.accuracy.score import Outcome
 

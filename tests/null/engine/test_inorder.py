@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from sim.bind import bind
 from sim.cost.price import Cost, Pricer
 from sim.engine.fold import representatives
-from sim.engine.inorder import in_order
+from sim.engine.inorder.moves import Rank, Unordered
+from sim.engine.inorder.run import in_order
 from sim.engine.meeting import Groups
-from sim.engine.moves import Rank, Unordered
 from sim.engine.pricing import Pricing
 from sim.engine.run import simulate
 from sim.engine.shortcut import Shortcut

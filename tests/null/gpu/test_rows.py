@@ -11,7 +11,7 @@ import pytest
 
 from executor.validation.gpu_clocks import clocks, device_facts, first_gpu
 from executor.validation.gpu_rows import OpClass, Row, classes_of, key_of, ops_within, rates, read_row, summary, write_row
-from reports.gpu import gpu_page
+from reports.pages.gpu import gpu_page
 from sim.align import ClassError, Comparison, Measured, Pair
 from sim.cost.calibration import Calibration, Sample
 from sim.files.planfile import load_plan

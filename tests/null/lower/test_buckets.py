@@ -11,7 +11,7 @@ from sim.files.planfile import load_plan
 from sim.framework import Framework, load_framework
 from sim.lower.binding import job_of
 from sim.lower.blocks import lower_block
-from sim.lower.buckets import Bucket, buckets_of, is_contiguous, limits, rebuilds, trained
+from sim.lower.data_parallel.buckets import Bucket, buckets_of, is_contiguous, limits, rebuilds, trained
 from sim.lower.job import Job
 from sim.lower.template import BlockOps
 from tests.null.lower.tiny import MIB, QUIET, linear, network

@@ -11,7 +11,7 @@ from sim.files.planfile import load_plan
 from sim.framework import load_framework
 from sim.lower.binding import job_of
 from sim.lower.blocks import lower_block
-from sim.lower.buckets import buckets_of
+from sim.lower.data_parallel.buckets import buckets_of
 from sim.work import HostWork, MemoryBound
 from tests.null.lower.tiny import MIB, QUIET, linear, messages, network, norm, program, show
 

@@ -8,7 +8,7 @@ import pytest
 from sim.bind import Setting, bind
 from sim.lower.binding import job_of
 from sim.lower.blocks import lower_block
-from sim.lower.expert import CLS
+from sim.lower.model_parallel.expert import CLS
 from sim.predict import predict_setting
 from sim.pricer import pricer_for
 from sim.program import Op

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.capacity import days, expense, scaling
-from reports.collective import bandwidth
-from reports.coordinates import MOST, axes, bands, coordinates
-from reports.deviation import scatter, step_times, waterfall
-from reports.memory import clip, envelope, memory_line
+from reports.figures.collective import bandwidth
+from reports.figures.coordinates import MOST, axes, bands, coordinates
+from reports.figures.deviation import scatter, step_times, waterfall
+from reports.figures.memory import clip, envelope, memory_line
+from reports.figures.scaling import days, expense, scaling
 from reports.page import Page
 from reports.words import count, gib, safe, seconds, short, volume
 from sim.align import ClassError, Comparison, Measured, Pair

@@ -2,7 +2,7 @@
 
 import pytest
 
-from reports.links import BINS, LinkUse, group_of, link_use
+from reports.figures.links import BINS, LinkUse, group_of, link_use
 from sim.bind import Setting, bind
 from sim.predict import predict_setting
 from sim.pricer import pricer_for

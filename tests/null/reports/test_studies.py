@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from reports.capacity import capacity_page
-from reports.comparison import comparison_page
-from reports.studies import spread_page
-from reports.sweep import breakdowns
+from reports.figures.plans import breakdowns
+from reports.pages.capacity import capacity_page
+from reports.pages.comparison import comparison_page
+from reports.pages.studies import spread_page
 from reports.words import seconds
 from sim.align import align_by_class
 from sim.files.planfile import load_plan

@@ -5,8 +5,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.shares import breakdown_bar
-from reports.timeline import WAITS, merge, representative, timeline, told
+from reports.figures.shares import breakdown_bar
+from reports.figures.timeline import WAITS, merge, representative, timeline, told
 from sim.trace import Span, Trace
 
 CLASSES = st.sampled_from(["gemm", "norm", "comm.dp"])

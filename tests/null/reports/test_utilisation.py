@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reports.utilisation import chosen, monitor
+from reports.figures.utilisation import chosen, monitor
 from sim.bind import bind
 from sim.predict import predict
 from sim.pricer import pricer_for

@@ -3,8 +3,8 @@
 import networkx
 import pytest
 
-from reports.layout import places_of
-from reports.machine import machine
+from reports.figures.layout import places_of
+from reports.figures.machine import machine
 from topologies.load import load_topology
 
 

@@ -1,0 +1,1 @@
+"""One file a figure, or a family of them, for pages and notebooks."""

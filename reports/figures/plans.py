@@ -1,0 +1,95 @@
+"""Plans of a sweep as figures: time against memory and cost, and where the steps of the best go."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from reports.figures.coordinates import per_gpu
+from reports.figures.palette import WORDS, colour
+from reports.words import clock, safe, seconds, short
+from sim.planning.sweeps.front import trained
+from sim.planning.sweeps.space import settings_of
+from sim.planning.sweeps.store import Row
+
+_MOST_POINTS = 6000
+_SCALE = "Viridis"
+
+
+def breakdowns(rows: Sequence[Row]) -> go.Figure:
+    """Where the steps of the first few plans go: stacked bars in ms (s where steps are long), the best on top."""
+    figure = go.Figure()
+    scale, unit, _ = clock(max((row.step_time or 0.0 for row in rows), default=0.0))
+    splits = [json.loads(row.detail).get("breakdown", {}) for row in rows]
+    names = [safe(f"{place}. {short(words, 44)}") for place, words in enumerate(_differences(rows), 1)]
+    for key in dict.fromkeys(key for split in splits for key in split):
+        values = [split.get(key, 0.0) * scale for split in splits]
+        if any(values):
+            word = WORDS.get(key, safe(key))
+            figure.add_trace(
+                go.Bar(
+                    y=names,
+                    x=values,
+                    orientation="h",
+                    name=word,
+                    marker_color=colour(key),
+                    hovertemplate=f"{word}: %{{x:.2f}} {unit}<extra></extra>",
+                )
+            )
+    figure.update_layout(
+        barmode="stack",
+        height=170 + 34 * len(rows),
+        margin={"b": 90},
+        xaxis={"title": f"{unit} per step"},
+        yaxis={"autorange": "reversed"},
+        legend={"orientation": "h"},
+    )
+    return figure
+
+
+def _differences(rows: Sequence[Row]) -> list[str]:
+    """Each plan by the settings in which these plans differ: `tp=2 recompute=none`."""
+    found = [settings_of(row.key) for row in rows]
+    keys = [key for key in dict.fromkeys(key for one in found for key in one) if len({one.get(key) for one in found}) > 1]
+    return [" ".join(f"{key.rpartition('.')[2]}={one[key]}" for key in keys if key in one) for one in found]
+
+
+def pareto_figure(ranked: Sequence[Row], front: Sequence[Row]) -> go.Figure:
+    """GPU-seconds per sample against peak memory; colour is the cost where prices are known; the front is a line."""
+    shown = list(ranked[:_MOST_POINTS])
+    cost = any(row.cost for row in shown)
+    marker: dict[str, Any] = {"size": 7, "color": "#8a97a6", "opacity": 0.75}
+    if cost:
+        title = {"text": "cost per<br>million samples"}
+        marker |= {"color": [row.cost for row in shown], "colorscale": _SCALE, "colorbar": {"title": title, "thickness": 12}}
+    figure = go.Figure(_points(shown, "plans that fit", "markers", marker))
+    for at, same in enumerate(dict.fromkeys(map(trained, front))):  # a line for each model and length of sequences
+        edge = sorted((row for row in front if trained(row) == same), key=lambda row: row.memory or 0)
+        line = _points(edge, "nothing beats these", "lines+markers", {"size": 10, "color": "#0072B2", "symbol": "diamond"})
+        look = {"color": "#0072B2", "width": 1.5, "shape": "linear" if cost else "hv"}
+        figure.add_trace(line.update(line=look, showlegend=not at, legendgroup="front"))
+    best = _points(list(ranked[:1]), "best", "markers", {"size": 16, "color": "#D55E00", "symbol": "star"})
+    figure.add_trace(best)
+    figure.update_layout(
+        height=460,
+        margin={"b": 100},
+        xaxis={"title": "peak memory per GPU, GiB"},
+        yaxis={"title": "GPU-seconds per sample", "type": "log", "exponentformat": "SI"},
+        legend={"orientation": "h"},
+    )
+    return figure
+
+
+def _points(rows: Sequence[Row], name: str, mode: str, marker: dict[str, Any]) -> go.Scatter:
+    return go.Scatter(
+        x=[round((row.memory or 0) / 2**30, 4) for row in rows],
+        y=[1.0 / per_gpu(row) if per_gpu(row) else None for row in rows],
+        mode=mode,
+        name=name,
+        marker=marker,
+        text=[f"{safe(short(row.key, 120))}<br>step {seconds(row.step_time or 0.0)}, {row.gpus} GPUs" for row in rows],
+        hovertemplate="%{text}<br>%{x:.2f} GiB, %{y:.4g} GPU-seconds per sample<extra></extra>",
+    )

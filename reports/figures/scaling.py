@@ -1,0 +1,157 @@
+"""How a run scales, as figures: its days, speed, goodput and expense over the size of the cluster."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
+from sim.planning.capacity.capacity import Capacity
+
+_STRONG, _WEAK, _IDEAL = "#0072B2", "#009E73", "#8a97a6"
+_MISS = "#D55E00"
+_FAR = 5.0
+"""The dearest size of a cluster over the cheapest from which on their expense is drawn by decades."""
+
+
+def failures(one: Capacity) -> str:
+    """`3 failures`."""
+    return f"{one.failures:,} failure{'' if one.failures == 1 else 's'}"
+
+
+def days(found: Capacity) -> go.Figure:
+    """One bar: days of progress and days of everything else."""
+    parts = [
+        ("steps that count", found.productive_s, _STRONG),
+        ("checkpoints, failures, restarts", found.elapsed_s - found.productive_s, _MISS),
+    ]
+    figure = go.Figure()
+    for name, value, colour in parts:
+        share = value / found.elapsed_s if found.elapsed_s else 0.0
+        figure.add_trace(
+            go.Bar(
+                y=["run"],
+                x=[value / 86400],
+                orientation="h",
+                name=name,
+                marker_color=colour,
+                text=[f"{share:.1%}" if share > 0.04 else ""],
+                hovertemplate=f"{name}: %{{x:.2f}} days<extra></extra>",
+            )
+        )
+    figure.update_layout(
+        barmode="stack",
+        height=200,
+        margin={"b": 90},
+        xaxis={"title": "days", "range": [0, found.days]},
+        yaxis={"visible": False},
+        legend={"orientation": "h"},
+    )
+    return figure
+
+
+def _kinds(strong: Sequence[Capacity], weak: Sequence[Capacity]) -> list[tuple[str, Sequence[Capacity], dict[str, str]]]:
+    named = (("same global batch (strong)", strong, {"color": _STRONG}), ("batch grows (weak)", weak, {"color": _WEAK, "dash": "dash"}))
+    return [(name, rows, line) for name, rows, line in named if len(rows) > 1]
+
+
+def _sizes(strong: Sequence[Capacity], weak: Sequence[Capacity]) -> dict[str, object]:
+    marks = sorted({one.gpus for one in (*strong, *weak)})
+    return {"type": "log", "title": "GPUs", "tickvals": marks, "ticktext": [f"{mark:,}" for mark in marks]}
+
+
+def scaling(strong: Sequence[Capacity], weak: Sequence[Capacity]) -> go.Figure:
+    """Work per hour over GPUs, log-log: relative to the smallest cluster, productive time only, with perfect scaling dotted."""
+    figure = go.Figure()
+    for name, rows, line in _kinds(strong, weak):
+        base = rows[0]
+        speed = [base.productive_s / one.productive_s for one in rows]
+        fits = ["circle" if one.fits else "circle-open" for one in rows]
+        share = [f"{found * base.gpus / one.gpus:.1%} of perfect" for found, one in zip(speed, rows, strict=True)]
+        figure.add_trace(
+            go.Scatter(
+                x=[one.gpus for one in rows],
+                y=speed,
+                mode="lines+markers",
+                name=name,
+                line=line,
+                marker={"symbol": fits, "size": 9},
+                text=share,
+                hovertemplate="%{x} GPUs: %{y:.2f} x as fast, %{text}<extra></extra>",
+            )
+        )
+    sizes = sorted({one.gpus for one in (*strong, *weak)})
+    ideal = {"color": _IDEAL, "dash": "dot"}
+    figure.add_trace(go.Scatter(x=sizes, y=[size / sizes[0] for size in sizes], mode="lines", name="perfect", line=ideal, hoverinfo="skip"))
+    doubled = [size / sizes[0] for size in sizes]
+    y = {"type": "log", "title": "times as fast as the smallest", "tickvals": doubled, "ticktext": [f"{mark:g}" for mark in doubled]}
+    figure.update_layout(height=420, margin={"b": 100}, xaxis=_sizes(strong, weak), yaxis=y, legend={"orientation": "h"})
+    return figure
+
+
+def goodput(strong: Sequence[Capacity], weak: Sequence[Capacity]) -> go.Figure:
+    """Goodput in % over GPUs."""
+    figure = go.Figure()
+    for name, rows, line in _kinds(strong, weak):
+        figure.add_trace(
+            go.Scatter(
+                x=[one.gpus for one in rows],
+                y=[100 * one.goodput for one in rows],
+                mode="lines+markers",
+                name=name,
+                line=line,
+                text=[failures(one) for one in rows],
+                hovertemplate="%{x} GPUs: %{y:.1f} %, %{text}<extra></extra>",
+            )
+        )
+    low = min([100 * one.goodput for one in (*strong, *weak)], default=0.0)
+    axis = {"title": "goodput, %", "range": [max(0.0, low - 5), 100.5]}
+    figure.update_layout(
+        height=360, margin={"b": 100}, xaxis=_sizes(strong, weak), yaxis=axis, legend={"orientation": "h"}, showlegend=True
+    )
+    return figure
+
+
+def _decades(values: Sequence[float]) -> dict[str, object]:
+    """Marks of a logarithmic axis at 1, 2, 5 of each decade, written out."""
+    low, high = min(values, default=1.0), max(values, default=1.0)
+    ends = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1) if low > 0 else range(1)
+    marks = [step * 10.0**power for power in ends for step in (1, 2, 5) if 0.5 * low <= step * 10.0**power <= 2 * high]
+    return {"tickvals": marks, "ticktext": [f"{mark:,.10g}" for mark in marks]}
+
+
+def expense(strong: Sequence[Capacity], weak: Sequence[Capacity], unit: str) -> go.Figure:
+    """Days against money, or GPU-hours where no prices are given."""
+    money = all(one.money is not None for one in (*strong, *weak))
+    figure = go.Figure()
+    heights = [(one.money or 0.0) if money else one.gpu_hours for one in (*strong, *weak)] or [0.0]
+    labelled: set[tuple[int, float]] = set()
+    for (name, rows, line), where in zip(_kinds(strong, weak), ("top center", "bottom center"), strict=False):
+        # Fewer GPU-hours lie below; both curves begin at the same point.
+        labels = ["" if (one.gpus, one.days) in labelled else f"{one.gpus:,}" for one in rows]
+        labelled |= {(one.gpus, one.days) for one in rows}
+        figure.add_trace(
+            go.Scatter(
+                x=[one.days for one in rows],
+                y=[one.money if money else one.gpu_hours for one in rows],
+                mode="lines+markers+text",
+                name=name,
+                line=line | {"width": 1},
+                marker={"symbol": ["circle" if one.fits else "circle-open" for one in rows], "size": 9},
+                text=labels,
+                textposition=where,
+                customdata=[one.gpus for one in rows],
+                hovertemplate="%{customdata:,} GPUs: %{x:.2f} days, %{y:,.0f}<extra></extra>",
+            )
+        )
+    y = f"money{', ' + unit if unit else ''}" if money else "GPU-hours"
+    figure.update_layout(
+        height=420,
+        margin={"b": 100},
+        xaxis={"title": "days", "type": "log"} | _decades([one.days for one in (*strong, *weak)]),
+        yaxis={"title": y} | ({"type": "log"} | _decades(heights) if max(heights) > _FAR * min(heights) > 0 else {"rangemode": "tozero"}),
+        legend={"orientation": "h"},
+        showlegend=True,
+    )
+    return figure

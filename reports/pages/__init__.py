@@ -1,0 +1,1 @@
+"""One file a page: what it says, and in which order."""

@@ -1,0 +1,112 @@
+"""The comparison page: predicted beside played and stock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec.structs import asdict
+
+from reports.figures import deviation
+from reports.page import Card, Page
+from reports.pages.prediction import FOOT, headline, notes_of, prediction_body, timelines
+from reports.scene import Scene
+from reports.words import ranks, seconds
+from sim.align import Comparison
+from sim.timeline.metrics import breakdown, step_times
+from sim.trace import Trace
+
+_RUNS = {"played": "played op by op", "stock": "trained by PyTorch itself", "imported": "measured elsewhere"}
+
+
+def _told(found: Mapping[str, Comparison]) -> str:
+    """What stands beside the prediction."""
+    return " and ".join(["the same plan predicted", *(_RUNS.get(name, name) for name in found)])
+
+
+def comparison_page(
+    title: str,
+    summary: Mapping[str, Any],
+    traces: Sequence[Trace],
+    found: Mapping[str, Comparison],
+    times: Mapping[str, Sequence[float]],
+    notes: Sequence[str] = (),
+    scene: Scene | None = None,
+) -> str:
+    """Predicted against played (op by op) and stock (class by class). `traces`: the predicted one first; stock is not drawn, its ops have no ids."""
+    page = Page(
+        title,
+        f"{summary['model']['name']} on {summary['topology']}, {ranks(summary['gpus'])}: {_told(found)}.",
+    )
+    cards = headline(summary)
+    page.cards([cards[0], *_measured(found), *cards[1:]])
+    page.warnings([*notes_of(summary), *notes])
+    scene = scene or Scene(memory={rank: tuple(line) for rank, line in traces[0].memory.items()})
+    files = [f"{trace.origin}.json.gz" for trace in traces] if scene.trace_file else []
+    timelines(page, [trace for trace in traces if trace.origin != "stock"], _worst(found), files)
+    for name, one in found.items():
+        page.section(
+            f"Error by class, against {name}", "Time per step and rank in each class of op; the figure beside a bar is the signed error."
+        )
+        page.figure(deviation.class_errors(one))
+        _waterfall(page, name, one, traces)
+    page.section("Measured steps", "Machines are noisy: every step is shown, and the median is what counts.")
+    page.figure(deviation.step_times(times, summary["step_time_s"]))
+    for name, one in found.items():
+        if one.pairs:
+            _ops(page, name, one)
+    prediction_body(page, summary, traces[0], scene)
+    return page.text(FOOT + " Errors are signed, (predicted - measured) / measured.")
+
+
+def _waterfall(page: Page, name: str, one: Comparison, traces: Sequence[Trace]) -> None:
+    """Classes that sum to the step where the measured trace is there; else the ops' own time."""
+    ours, theirs = traces[0], next((trace for trace in traces if trace.origin == name), None)
+    how = "What each class takes more (up) or less (down) than predicted; 'rest' is "
+    if theirs is None:
+        page.section(f"From the predicted step to the measured one ({name})", how + "what overlaps or belongs to no op.")
+        page.figure(deviation.waterfall(one))
+        return
+    page.section(f"From the predicted step to the measured one ({name})", how + "how far the traced step nearest the median is from it.")
+    page.figure(deviation.waterfall(one, asdict(breakdown(ours)), asdict(breakdown(_nearest(theirs, one.measured_step.median)))))
+
+
+def _nearest(trace: Trace, median: float) -> Trace:
+    """The trace with its step nearest `median` seconds as the reported one; its first step begins with the recording and never counts."""
+    times = step_times(trace)
+    if len(times) < 2:
+        return trace
+    at = min(range(1, len(times)), key=lambda number: abs(times[number] - median))
+    return msgspec.structs.replace(trace, reported=at - len(times))
+
+
+def _measured(found: Mapping[str, Comparison]) -> list[Card]:
+    cards: list[Card] = []
+    for name, one in found.items():
+        m = one.measured_step
+        cards.append((seconds(m.median), f"step time, {name}", f"median of {m.count}; {seconds(m.low)} to {seconds(m.high)} (p10 to p90)"))
+        cards.append((f"{one.error:+z.1%}", f"error against {name}", "(predicted - measured) / measured"))
+    return cards
+
+
+def _worst(found: Mapping[str, Comparison]) -> int | None:
+    """The rank whose ops are furthest off in sum."""
+    off: dict[int, float] = {}
+    for one in found.values():
+        for pair in one.pairs:
+            off[pair.rank] = off.get(pair.rank, 0.0) + abs(pair.difference)
+    return max(off, key=lambda rank: off[rank]) if off else None
+
+
+def _ops(page: Page, name: str, one: Comparison) -> None:
+    page.section(f"Every op against {name}", "One point an op; above the line it was predicted longer than it took.")
+    page.figure(deviation.scatter(one))
+    page.section("Ten ops that are furthest off")
+    worst = sorted(one.pairs, key=lambda p: -abs(p.difference))[:10]
+    rows = [(p.id, p.cls or p.kind, seconds(p.predicted), seconds(p.measured), _signed(p.difference)) for p in worst]
+    page.table(("op", "class", "predicted", "measured", "difference"), rows)
+
+
+def _signed(value: float) -> str:
+    return ("+" if value > 0 else "") + seconds(value)

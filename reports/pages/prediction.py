@@ -1,0 +1,193 @@
+"""The page of a prediction: headline, timeline, where the step goes, memory, links, machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from reports.figures.links import link_map
+from reports.figures.machine import machine
+from reports.figures.memory import memory_line
+from reports.figures.shares import breakdown_bar, sources_bar
+from reports.figures.timeline import representative, timeline, told
+from reports.figures.utilisation import monitor
+from reports.page import Card, Page
+from reports.scene import Scene
+from reports.words import gib, ranks, seconds, volume
+from sim.timeline.metrics import window
+from sim.timeline.utilisation import utilisation
+from sim.trace import Trace
+from topologies.units import show_flops
+
+FOOT = (
+    "Made by StepTwin. Times are of one optimizer step; FLOPs count a multiply-add as two; GiB = 2^30 bytes, GB/s = 1e9 bytes per second."
+)
+_MARKS = {
+    "calibrated": "rests on this machine's own measurements",
+    "interpolated": "inside the data that the costs are fitted on",
+    "extrapolated": "beyond the data that the costs are fitted on",
+}
+_BUSIEST = 8
+MEANINGS = (
+    ("step time", "seconds from one optimizer step to the next, in the steady state; with the stated probability it lies in the interval"),
+    (
+        "calibrated",
+        "the prediction rests on measurements of this very machine; interpolated: on data for this kind of device; extrapolated: beyond them",
+    ),
+    ("tokens / s / GPU", "tokens (samples for images) of the global batch over the step time and the number of devices"),
+    (
+        "MFU",
+        "model FLOPs utilisation: FLOPs of one forward and backward pass, without recomputation, over what the devices could do at their dense peak",
+    ),
+    ("exposed communication", "time in which a rank only communicates; transfers beside its own computing cost no time and do not count"),
+    ("bubble", "time in which a pipeline stage has nothing to do, since it waits for another stage or rank"),
+    ("host gap", "time in which the device waits for Python, kernel launches or autograd"),
+    ("data stall", "time in which the device waits for its next batch"),
+    (
+        "peak memory",
+        "of the fullest rank: parameters, gradients, optimizer state, activations, buffers, the allocator's and the driver's own",
+    ),
+    ("lane", "where ops queue in order: a CUDA stream (compute, comm.GROUP, copy) or a CPU thread (host, loader)"),
+    ("mb0, s2, r3", "in the name of an op: its micro-batch, step and rank"),
+)
+"""Figures of a prediction, in words."""
+
+
+def headline(summary: Mapping[str, Any]) -> list[Card]:
+    """Cards of a prediction (the mapping of `Prediction.to_dict`)."""
+    split, step = summary["breakdown"], summary["step_time_s"] or 1.0
+    unit = "tokens" if "tokens_per_s" in summary else "samples"
+    mfu = summary["mfu"]
+    device = "GPU" if mfu is not None else "rank"  # CPU hosts have no peak to compare with
+
+    def part(name: str, key: str) -> Card:
+        return f"{split[key] / step:.1%}", name, f"{seconds(split[key])} of the step"
+
+    return [
+        (seconds(summary["step_time_s"]), "step time, predicted", _interval(summary)),
+        (f"{summary[f'{unit}_per_s_per_gpu']:,.0f}", f"{unit} / s / {device}", f"{summary[f'{unit}_per_s']:,.0f} {unit} / s in all"),
+        (
+            f"{mfu:.1%}" if mfu is not None else "-",
+            "MFU",
+            f"{show_flops(summary['model_flops_per_gpu_per_s'])} of model FLOPs per {device}",
+        ),
+        (gib(summary["peak_memory_bytes"]), f"peak memory per {device}", "fits" if summary["fits"] else "does NOT fit"),
+        part("exposed communication", "exposed_comm_s"),
+        part("bubble", "bubble_s"),
+        part("host gap", "host_s"),
+        part("data stall", "data_s"),
+    ]
+
+
+def _interval(summary: Mapping[str, Any]) -> str:
+    found = summary.get("interval_s")
+    if not found or not found["high"]:
+        return "no interval"
+    mark = f", {summary['mark']}" if summary.get("mark") else ""
+    return f"{found['level']:.0%} interval {seconds(found['low'])} to {seconds(found['high'])}{mark}"
+
+
+def notes_of(summary: Mapping[str, Any]) -> list[str]:
+    """Warnings, what does not fit, and why a prediction reaches beyond its data."""
+    found = list(summary["warnings"])
+    reasons = summary.get("mark_reasons") or []
+    if reasons:
+        found.append(f"{summary['mark']}, {_MARKS.get(summary['mark'], '')}: {'; '.join(reasons)}")
+    missing = summary.get("does_not_fit")
+    if missing:
+        found.append(f"Does not fit: {gib(missing['needed'])} needed, {gib(missing['available'])} there. " + _remedies(missing))
+    return found
+
+
+def _remedies(missing: Mapping[str, Any]) -> str:
+    ways = missing.get("remedies") or []
+    return f"What would make it fit: {'; '.join(map(str, ways))}." if ways else ""
+
+
+def prediction_page(title: str, summary: Mapping[str, Any], trace: Trace, scene: Scene | None = None) -> str:
+    """The prediction alone: headline, timeline, breakdown, memory, links, machine, sources. `summary`: `Prediction.to_dict()`."""
+    page = Page(title, f"{summary['model']['name']} on {summary['topology']}, {ranks(summary['gpus'])}. Predicted; nothing was run.")
+    page.cards(headline(summary))
+    page.warnings(notes_of(summary))
+    scene = scene or Scene(memory={rank: tuple(line) for rank, line in trace.memory.items()})
+    timelines(page, [trace], None, [scene.trace_file])
+    prediction_body(page, summary, trace, scene)
+    return page.text(FOOT)
+
+
+def timelines(page: Page, traces: Sequence[Trace], worst: int | None, files: Sequence[str]) -> None:
+    """The traces on one axis, with links to `files` that hold them whole. `worst`: the rank that a comparison finds furthest off."""
+    if not any(trace.spans for trace in traces):
+        page.warnings(["The trace holds no op: there is no timeline to draw."])
+        return
+    chosen = representative(traces[0], worst)
+    how = "Each row is a lane of a rank" + (", each trace under the one before" if len(traces) > 1 else "")
+    page.section(
+        "Timeline",
+        f"{how} (a CUDA stream or a CPU thread). Drag to zoom, double-click to go back; hover an op for its bytes, FLOPs and the source of its cost.",
+    )
+    page.note(told(chosen, traces[0]))
+    page.figure(timeline(traces, [rank for rank, _ in chosen]))
+    for file in files:
+        if file:
+            page.link("Every op of every simulated rank:", file, "opens in Perfetto (ui.perfetto.dev), chrome://tracing and Meta's HTA.")
+
+
+def prediction_body(page: Page, summary: Mapping[str, Any], trace: Trace, scene: Scene) -> None:
+    """What there is to say of the predicted step beside its timeline."""
+    step = summary["step_time_s"] or 1.0
+    page.section("Where the step goes", "Each instant of the step belongs to one class; the classes sum to the step.")
+    page.figure(breakdown_bar(summary["breakdown"]))
+    page.section("Critical path", "Time along the chain of what waited for what.")
+    rows = [(r["class"], seconds(r["seconds"]), f"{r['seconds'] / step:.1%}") for r in summary["critical_path"][:12]]
+    page.table(("class of op", "time", "share of the step"), rows)
+    if any(line for line in scene.memory.values()):
+        page.section("Device memory over time", f"Peak {gib(summary['peak_memory_bytes'])} on the fullest rank. " + _parts(summary))
+        page.figure(memory_line(scene.memory, scene.capacity, window(trace)))
+    if summary.get("syncs"):
+        page.section("Where host and device wait for each other", "Each kind of sync point: how often in a step, and what it costs.")
+        page.table(
+            ("what", "where", "per step", "stands still", "longer by"),
+            [(p["op"], p["where"], f"{p['per_step']:g}", seconds(p["seconds"]), _longer(p["adds"])) for p in summary["syncs"]],
+        )
+    if scene.topology is not None and trace.spans:
+        page.section("How busy everything is", "Cores, CPU threads and device lanes over the step, busiest of each kind first.")
+        page.figure(monitor(utilisation(trace, scene.topology), scene.measured))
+    _links(page, scene, step)
+    page.section(
+        "On what the costs rest", "measured: by `probe` on this machine. fitted: on published measurements. assumed: by a stated rule."
+    )
+    page.figure(sources_bar(summary["sources"]))
+    page.words(MEANINGS)
+
+
+def _longer(adds: float | None) -> str:
+    """Simulated without the sync point where a key of the plan takes it away."""
+    return "the plan cannot avoid it" if adds is None else seconds(adds)
+
+
+def _parts(summary: Mapping[str, Any]) -> str:
+    """What the memory is, largest first."""
+    found = summary.get("memory") or {}
+    sizes = {name: value for name, value in found.items() if name not in ("stage", "remedies") and isinstance(value, int) and value > 0}
+    return ", ".join(f"{name} {gib(value)}" for name, value in sorted(sizes.items(), key=lambda pair: -pair[1])) + "." if sizes else ""
+
+
+def _links(page: Page, scene: Scene, step: float) -> None:
+    if scene.uses:
+        page.section(
+            "Link use over time",
+            "Links by what they join, busiest first: use in % of one link's rate, of the rank that moves most. "
+            "n0 is the first node; sw: PCIe switch, leaf and spine: network switches.",
+        )
+        page.figure(link_map(scene.uses, step))
+        rows = [(use.name, f"{use.rate / 1e9:,.1f} GB/s", volume(use.moved), f"{use.share:.1%}") for use in scene.uses[:_BUSIEST]]
+        page.table(("busiest links", "rate", "moved per step", "mean use"), rows)
+    if scene.topology is not None:
+        if scene.uses:
+            page.section(
+                "The machine and its busiest links", "The first node; the thicker a link, the busier. Hover for rates and latency."
+            )
+        else:
+            page.section("The machine", "The first node, with the rate of each link in one direction. Hover for latency.")
+        page.figure(machine(scene.topology, 1, {use.name: use.share for use in scene.uses} if scene.uses else None))

@@ -1,0 +1,1 @@
+"""Steps' ends without a trace, through an agenda: for all programs."""

@@ -1,0 +1,109 @@
+"""Priced ops as instructions for `run`: what a thread needs to know of each op, looked up once for each rank and segment."""
+
+from __future__ import annotations
+
+from sim.cost.price import Cost
+from sim.engine.clocks.times import (
+    FLOW,
+    HELD,
+    MEET,
+    PLAIN,
+    QUEUED,
+    RECORD,
+    RECORDED,
+    SYNC,
+    WAIT,
+    WORK,
+    Arrival,
+    Code,
+    Instruction,
+    State,
+)
+from sim.engine.condense import Priced
+from sim.engine.pricing import Pricing
+from sim.engine.seats import Seats
+from sim.engine.sharing import merged
+from sim.program import COMPUTE, HOST, MEETING, MESSAGE, Op
+
+
+class Assembler:
+    """Makes code for the ranks of one run; `lane(rank, name)` comes from the ranks' states."""
+
+    def __init__(self, prices: Pricing, idle: frozenset[str] = frozenset()) -> None:
+        """`idle`: resources that never bind, so that nothing needs to be known of them."""
+        self._prices, self._idle = prices, idle
+        self._seats = Seats[Arrival](prices.groups)
+
+    def code(self, state: State, thread: str, ops: list[Priced]) -> Code:
+        """The instructions of one segment, as `thread` of `state`'s rank runs them."""
+        eager = True
+        if any(self._beside(op) for op, _ in ops):
+            eager, state.settled = False, state.slow == 1.0
+            state.ordered = state.ordered and thread == HOST and self._anchored(ops)
+        return [self._one(state, thread, op, cost, eager) for op, cost in ops]
+
+    def _anchored(self, ops: list[Priced]) -> bool:
+        """Does each collective beside compute wait for what the compute lane has run up to a record of this very segment? Then it
+        begins after every kernel of the segments before."""
+        recorded: set[str] = set()
+        lanes: set[str] = set()
+        for op, _ in ops:
+            if op.kind == "record" and op.lane == COMPUTE and op.shift is None:
+                recorded.add(op.event)
+            elif op.kind == "wait" and op.event in recorded and op.shift is None:
+                lanes.add(op.lane)
+            elif self._beside(op) and op.lane not in lanes:
+                return False
+        return True
+
+    def waiting(self) -> list[str]:
+        """Ranks that wait for a peer: none, when a run has ended well."""
+        return [f"rank {state.rank} on {this.lane.name}" for _, state, this, _ in self._seats.waiting()]
+
+    def _meets(self, op: Op) -> bool:
+        return op.kind in MEETING and id(op) not in self._prices.local
+
+    def _beside(self, op: Op) -> bool:
+        return op.kind == "collective" and op.lane != COMPUTE and self._meets(op)
+
+    def _one(self, state: State, thread: str, op: Op, cost: Cost, eager: bool) -> Instruction:
+        own, meets = op.lane == thread, self._meets(op)
+        done = self._meeting(op, state.rank, cost) if meets else cost
+        seconds, uses, share = done.seconds, done.uses, done.share
+        if uses:
+            share = share or merged(uses)[0][1]
+            uses = tuple(use for use in uses if use[0] not in self._idle)
+        shares = bool(uses) and seconds > 0
+        kind = {"record": RECORD, "wait": WAIT}.get(op.kind, MEET if meets else FLOW if shares else PLAIN)
+        does = QUEUED
+        if own:
+            sort = {"sync": SYNC, "wait": SYNC, "record": RECORDED}
+            does = sort.get(op.kind, HELD if op.kind in MEETING or shares else WORK)
+        lead = cost.ready - cost.seconds if cost.ready else cost.host
+        return Instruction(
+            does,
+            kind,
+            state.lane(op.lane),
+            cost.host,
+            lead,
+            seconds,
+            thread == HOST and op.kind not in ("record", "wait"),
+            op.blocking,
+            op.event,
+            op.shift,
+            done.latency,
+            uses,
+            share,
+            op.kind == "compute",
+            cost.seconds / cost.beside if cost.beside else 1.0 / state.slow,
+            self._seats.of(op, state.rank) if meets else None,
+            self._beside(op),
+            op.kind in MESSAGE,
+            op.kind == "send",
+            eager and op.lane == COMPUTE,
+            op.name,
+        )
+
+    def _meeting(self, op: Op, rank: int, own: Cost) -> Cost:
+        """Of what ranks do together."""
+        return own if op.kind == "recv" else self._prices.meeting(op, rank)  # a message's sender knows

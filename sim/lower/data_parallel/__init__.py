@@ -1,0 +1,1 @@
+"""Replicas, and what they share out: gradients averaged (DDP), optimizer state and gradients split (ZeRO-1, -2), parameters too (FSDP)."""

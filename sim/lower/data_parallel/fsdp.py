@@ -1,0 +1,240 @@
+"""ZeRO-3 as FSDP2 does it (torch.distributed.fsdp, _fsdp_param_group.py): parameters gathered for each block.
+
+Forward: before block k runs, its all_gather is issued on `comm.fsdp` while block k - 1 computes (implicit prefetch); it waits until
+the copy-out of block k - 2 has left the buffer. Backward gathers the block before in turn, and reduce-scatters a block's
+gradients while the next one computes; the copy into the next bucket waits until the last reduce_scatter has read it. The ends
+are the root: gathered first, not freed after forward, reduced last; or (`Framework.wraps_ends`) units in their places, of which the head is
+not freed after forward, as a last layer may not be (`Framework.keeps_last`). Both collectives use one communicator, so they share one lane.
+With a pipeline, a stage gathers once a step and reduces after its last backward, the root first (torch's pipelining calls post_backward
+of all units in the order of the modules); a runtime that follows its schedule's actions asks for both apart (`sim.lower.data_parallel.unshard`).
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from msgspec.structs import replace
+
+from sim.lower.data_parallel.replicate import COPY, lane_of
+from sim.lower.data_parallel.sharded import CLS, replicas
+from sim.lower.data_parallel.units import Unit, root_first
+from sim.lower.job import Job
+from sim.lower.model_parallel.tensor import norm_gradients
+from sim.lower.ops import collective, compute, host, order, record, wait
+from sim.lower.passes import Pieces
+from sim.lower.template import BlockOps, Ops
+from sim.program import COMPUTE, Op
+from sim.work import HostWork, MemoryBound
+
+
+def forward(job: Job, blocks: list[BlockOps], units: dict[str, Unit], lines: list[Ops], tag: str) -> list[Op]:
+    """Forward of a stage whose parameters are sharded when it begins; `units`: of each block; `lines`: each block's ops."""
+    line = root_first(units, blocks)
+    ahead = job.plan.parallel.prefetch
+    frees = not job.train or job.reshard
+    ops = [op for lane in _lanes(line) for op in order(job, f"{tag}{lane}.updated", COMPUTE, lane)]
+    asked = 0
+    opened: set[Unit] = set()
+    for block, work in zip(blocks, lines, strict=True):
+        unit = units[block.name]
+        while unit.messages and unit not in opened:  # the root is opened before the first block
+            unit = line[len(opened)]
+            opened.add(unit)
+            k = len(opened) - 1
+            while asked < min(len(line), k + max(1, ahead)):
+                ops += _gather(job, "fwd", line[asked], _free_for(line, asked, ahead))
+                asked += 1
+            ops += [*hooks(job, "fwd", unit), *copy_out(job, "fwd", unit)]
+            unit = units[block.name]
+        ops += work
+        if ahead == 0:
+            ops.append(Op(f"fwd/{block.name}.done", "record", COMPUTE, event="fwd/done"))
+        if frees and unit.messages and not unit.kept:
+            ops.append(reshard(job, "fwd", unit))
+    return ops if job.train else ops + [reshard(job, "fwd", unit) for unit in line if unit.kept]
+
+
+def _free_for(line: list[Unit], k: int, ahead: int) -> str:
+    """The event after which unit k may be gathered: a copy-out that frees a buffer, or (no prefetch) the block before."""
+    if ahead == 0:
+        return "fwd/done" if k else ""
+    return f"fwd/{line[k - 1 - ahead].name}.out" if k > ahead else ""
+
+
+def backward(job: Job, blocks: list[BlockOps], units: dict[str, Unit], pieces: Pieces, tag: str, sync: bool) -> list[Op]:
+    """Backward `pieces` of a stage with gathers before each block and, with `sync`, its gradients reduced after it."""
+    inline = job.size("pp") == 1
+    line = [units[b.name] for b in reversed(blocks) if units[b.name].messages and not units[b.name].root] if job.reshard else []
+    ahead = job.plan.parallel.prefetch
+    ops = [op for unit in line[:ahead] if not unit.kept for op in _gather(job, "bwd", unit)]
+    reduced: list[Unit] = []
+    j = 0
+    for name, group in groupby(pieces, key=lambda piece: piece[0].block):
+        unit = units[name]
+        if unit in line:
+            if ahead == 0 and not unit.kept:
+                ops.append(Op(f"bwd/{unit.name}.begin", "record", COMPUTE, event="bwd/begin"))
+                ops += _gather(job, "bwd", unit, "bwd/begin")
+            ops += [] if unit.kept else copy_out(job, "bwd", unit)
+            if ahead and j + ahead < len(line) and not line[j + ahead].kept:
+                ops += _gather(job, "bwd", line[j + ahead], "" if unit.kept else f"bwd/{unit.name}.out")
+            j += 1
+        ops += [op for _, work in group for op in work]
+        if inline and unit.messages and not unit.root:
+            ops += hooks(job, "bwd", unit)
+            if sync:
+                ops += _partial(job, blocks, units, unit)
+            ops.append(reshard(job, "bwd", unit))
+            if sync:
+                ops += _reduce(job, unit, reduced)
+    late = [unit for unit in root_first(units, blocks) if unit.root or not inline]
+    for unit in late if sync else ():
+        ops += _reduced(job, blocks, units, unit, reduced, "bwd")
+    return ops + _finish(job, reduced, tag)
+
+
+def reduce_stage(job: Job, blocks: list[BlockOps], units: dict[str, Unit], tag: str) -> list[Op]:
+    """All gradients of a stage, which its passes have left whole, for which compute waits (stage.py, perform_reduce_grad)."""
+    reduced: list[Unit] = []
+    ops = [op for unit in root_first(units, blocks) for op in _reduced(job, blocks, units, unit, reduced, "grad")]
+    return ops + _finish(job, reduced, tag)
+
+
+def _reduced(job: Job, blocks: list[BlockOps], units: dict[str, Unit], unit: Unit, reduced: list[Unit], phase: str) -> list[Op]:
+    """One unit after the last backward of its stage: its parameters are freed, then its gradients leave."""
+    return [*hooks(job, phase, unit), *_partial(job, blocks, units, unit), reshard(job, phase, unit), *_reduce(job, unit, reduced)]
+
+
+def _partial(job: Job, blocks: list[BlockOps], units: dict[str, Unit], unit: Unit) -> list[Op]:
+    """Under DTensor's sequence parallelism, norms' gradients are summed over tp before they are scattered."""
+    if job.framework.tensor != "dtensor":
+        return []
+    return norm_gradients(job, [part for block in blocks if units[block.name] == unit for part in block.parts], sharded=True)
+
+
+def hooks(job: Job, phase: str, unit: Unit) -> list[Op]:
+    """What FSDP2 does in Python around one pass of a unit: its states, views of its parameters, streams."""
+    if not job.eager:
+        return []
+    works = (HostWork("fsdp_unit", 1), HostWork("fsdp_parameter", unit.tensors))
+    return [host(f"{phase}/{unit.name}.hooks", *works)]
+
+
+def _gather(job: Job, phase: str, unit: Unit, after: str = "") -> list[Op]:
+    """Copy-in, with the cast from the fp32 shard, and all_gather; `after` names an event that both wait for."""
+    ops: list[Op] = []
+    for suffix, axis, elements in unit.messages:
+        name, lane, size = f"{phase}/{unit.name}{suffix}", lane_of(axis), round(elements * job.param_bytes)
+        if after:
+            ops.append(Op(f"{name}.room.wait", "wait", lane, event=after))
+        ops.append(copy_in(job, name, elements, axis, lane if job.device == "cuda" else COMPUTE))
+        message = collective(job, f"{name}.all_gather", lane, "all_gather", size, axis, CLS)
+        ops += [_called(job, holding(message, alloc=size)), record(f"{name}.gathered", lane)]
+    return ops
+
+
+def copy_in(job: Job, name: str, elements: int, axis: str, lane: str) -> Op:
+    """A rank's shard of `elements` parameters into the buffer that is gathered, in the dtype that travels."""
+    shard = elements // job.size(axis)
+    copy = MemoryBound(
+        "cast" if job.framework.master else "copy",
+        shard * (4 if job.framework.master else int(job.param_bytes)),
+        int(shard * job.param_bytes),
+        job.framework.param_dtype,
+    )
+    return Op(f"{name}.copy_in", "compute", lane, (copy,), cls=COPY, blocking=job.device == "cpu")
+
+
+def _called(job: Job, op: Op) -> Op:
+    """As FSDP2 calls a collective: not asynchronous, ordered by streams alone (`async_op` in torch/distributed/fsdp/_fully_shard). A CPU has
+    no streams: there the training thread waits for each."""
+    return replace(op, blocking=True) if job.device == "cpu" and op.kind == "collective" else op
+
+
+def holding(op: Op, alloc: int = 0, free: int = 0) -> Op:
+    """The op with bytes of device memory that it takes and gives back."""
+    return replace(op, alloc=alloc, free=free)
+
+
+def copy_out(job: Job, phase: str, unit: Unit) -> list[Op]:
+    """Compute waits for the gather and copies the parameters out of its buffer, where that is one for all of them; what makes them narrow comes
+    next, where that is done with whole weights (`Framework.quantises_gathered`)."""
+    ops = [wait(job, f"{phase}/{unit.name}{suffix}.gathered", COMPUTE) for suffix, _, _ in unit.messages]
+    size = round(sum(elements for _, _, elements in unit.messages) * job.param_bytes)
+    if job.framework.shard_copies:
+        copy = MemoryBound("copy", size, size, job.framework.param_dtype)
+        ops.append(compute(job, f"{phase}/{unit.name}.copy_out", (copy,), COPY, alloc=size, free=size))
+    if unit.narrow and _quantises(job, phase):
+        cast = MemoryBound("cast", 2 * unit.narrow, 2 * unit.narrow, job.framework.param_dtype)
+        ops.append(compute(job, f"{phase}/{unit.name}.quantise", (cast,), COPY))
+    return [*ops, record(f"{phase}/{unit.name}.out", COMPUTE)]
+
+
+def _quantises(job: Job, phase: str) -> bool:
+    """Does this pass cast whole weights? Backward does so with what it recomputes."""
+    how = job.framework.quantises_gathered
+    return how == "passes" or (how == "forward" and (phase == "fwd" or job.plan.memory.recompute == "full"))
+
+
+def reshard(job: Job, phase: str, unit: Unit) -> Op:
+    """The gathered parameters are freed when compute has passed."""
+    size = round(sum(elements for _, _, elements in unit.messages) * job.param_bytes)
+    return Op(f"{phase}/{unit.name}.reshard", "record", COMPUTE, event=f"{phase}/{unit.name}.reshard", free=size)
+
+
+def _reduce(job: Job, unit: Unit, reduced: list[Unit]) -> list[Op]:
+    """Copy-in (in the dtype that travels) where one buffer holds all, and reduce_scatter, then with replicas the all_reduce of the shard."""
+    ops: list[Op] = []
+    if not unit.gradients:
+        return ops
+    if reduced:  # the buffer of the reduce_scatter before is free
+        ops += [
+            _again(job, f"grad/{unit.name}.room{suffix}.wait", f"grad/{reduced[-1].name}{suffix}.scattered")
+            for suffix, _, _ in reduced[-1].gradients
+        ]
+    for suffix, axis, elements in unit.gradients:
+        name, lane, size = f"grad/{unit.name}{suffix}", lane_of(axis), round(elements * job.reduce_bytes)
+        full = [*order(job, f"{name}.full", COMPUTE, lane)]
+        if job.framework.shard_copies:
+            # A pipeline's stages have summed their micro-batches in the dtype that travels (`replicate.accumulate`).
+            held = job.reduce_bytes if job.size("pp") > 1 else job.param_bytes
+            copy = MemoryBound("copy", round(elements * held), size, job.framework.reduce_dtype)
+            ops.append(compute(job, f"{name}.copy_in", (copy,), COPY, alloc=size))
+        else:
+            full[0] = holding(full[0], alloc=size)
+        ops += full
+        scattered = record(f"{name}.scattered", lane)
+        if job.size(axis) > 1:
+            message = collective(job, f"{name}.reduce_scatter", lane, "reduce_scatter", size, axis, CLS)
+            ops += [_called(job, holding(message, free=size)), scattered]
+        else:
+            ops.append(holding(scattered, free=size))
+        shared = [_called(job, op) for op in replicas(job, name, size / job.size(axis), lane)]
+        ops += [*shared, record(f"{name}.done", shared[-1].lane)] if shared else []
+    reduced.append(unit)
+    if not job.plan.comm.overlap:
+        ops += [_again(job, f"grad/{unit.name}{suffix}.here.wait", _last(job, unit, suffix)) for suffix, _, _ in unit.gradients]
+    return ops
+
+
+def _last(job: Job, unit: Unit, suffix: str) -> str:
+    """The event of a unit's gradients' last message."""
+    return f"grad/{unit.name}{suffix}.{'done' if job.size('dp_replicate') > 1 else 'scattered'}"
+
+
+def _again(job: Job, id: str, event: str) -> Op:
+    return Op(id, "wait", COMPUTE, event=event, blocking=job.device == "cpu")
+
+
+def _finish(job: Job, reduced: list[Unit], tag: str) -> list[Op]:
+    """The step goes on when the last message of each lane has ended."""
+    last: dict[str, str] = {}
+    for unit in reduced:
+        for suffix, axis, _ in unit.gradients:
+            end = "dp_replicate" if job.size("dp_replicate") > 1 else axis
+            last[lane_of(end)] = _last(job, unit, suffix)
+    return [_again(job, f"grad/{tag}end.{lane}.wait", event) for lane, event in last.items()]
+
+
+def _lanes(line: list[Unit]) -> list[str]:
+    return list(dict.fromkeys(lane_of(axis) for unit in line for _, axis, _ in unit.messages))

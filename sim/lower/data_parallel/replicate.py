@@ -1,0 +1,142 @@
+"""Gradients of replicas averaged: buckets leave on `comm.dp` as soon as backward has filled them.
+
+With torch's DDP each gradient is copied into its bucket and back (gradient_as_bucket_view is off by default); Megatron's
+flat buffer needs one scaling pass. Nothing travels before the last micro-batch (no_sync). Without overlap all waits for the end
+of backward. ZeRO-1 and -2 send the same buckets by reduce_scatter (`sharded.messages`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from sim.lower.data_parallel.buckets import Bucket, is_contiguous, rebuilds
+from sim.lower.job import Job
+from sim.lower.ops import collective, compute, host, order, record, spent, wait
+from sim.lower.template import PartOps, name_of
+from sim.program import COMPUTE, Op
+from sim.work import HostWork, MemoryBound, Work
+
+Messages = Callable[[Job, Bucket], list[Op]]
+CLS = "comm.dp"
+COPY = "grad.copy"
+"""Class of the kernels that move gradients into and out of buckets."""
+
+
+def lane_of(axis: str) -> str:
+    return "comm.dp" if axis in ("dp", "grad") else f"comm.{axis}"
+
+
+GLOO_THREADS = 2
+"""Collectives of one group that gloo runs at a time, each on a thread of its own (torch 2.13, ProcessGroupGloo.hpp, Options.threads)."""
+
+
+def lane_for(job: Job, bucket: Bucket) -> str:
+    """NCCL runs a group's collectives one after the other; gloo begins the next one beside the last."""
+    lane = lane_of(bucket.axis)
+    turn = bucket.number % GLOO_THREADS if job.device == "cpu" and rebuilds(job) else 0
+    return f"{lane}.{turn}" if turn else lane
+
+
+def all_reduce(job: Job, bucket: Bucket) -> list[Op]:
+    """DDP's message for one bucket."""
+    size = bucket.elements * job.reduce_bytes
+    return [collective(job, f"grad/{bucket.name}.all_reduce", lane_for(job, bucket), "all_reduce", size, bucket.axis, CLS)]
+
+
+def reduce_gradients(job: Job, pieces: Iterable[tuple[PartOps, tuple[Op, ...]]], buckets: list[Bucket], messages: Messages) -> list[Op]:
+    """Backward's `pieces` with each bucket sent when its last gradient is there, and all of them awaited at the end."""
+    due: dict[tuple[str, str], list[Bucket]] = {}
+    for bucket in buckets:
+        due.setdefault(bucket.last, []).append(bucket)
+    ops: list[Op] = []
+    held: list[Bucket] = []
+    for part, work in pieces:
+        ops += work
+        for bucket in due.get((part.block, part.part.name), ()):
+            if job.overlap_grad:
+                ops += send(job, bucket, messages, last=bucket is buckets[-1])
+            else:
+                held.append(bucket)
+    for bucket in held:
+        ops += send(job, bucket, messages, last=bucket is buckets[-1])
+    if _hooks(job) and buckets:
+        ops.append(spent(f"grad/{buckets[-1].name}.step", "ddp_step"))
+    for bucket in buckets:
+        ops += _receive(job, bucket)
+    return ops
+
+
+def _hooks(job: Job) -> bool:
+    """Does autograd hand each gradient to DDP as it comes, which costs its thread time?"""
+    return rebuilds(job) and job.eager and not job.sums_at_end
+
+
+def send(job: Job, bucket: Bucket, messages: Messages, last: bool = False) -> list[Op]:
+    """Fills the bucket, and sends it beside compute; the last one waits for the background thread that sends them, where there is one."""
+    name = f"grad/{bucket.name}"
+    ops: list[Op] = []
+    if _hooks(job):
+        ops += [spent(f"{name}.hooks", "ddp_parameter", len(bucket.tensors)), spent(f"{name}.bucket", "ddp_bucket")]
+    if job.framework.packs_gradients:
+        ops.append(compute(job, f"{name}.copy", copies(job, bucket, job.grad_bytes, job.reduce_bytes), COPY))
+    if job.framework.prescales and rebuilds(job):
+        size = int(bucket.elements * job.reduce_bytes)
+        ops.append(compute(job, f"{name}.mean", (MemoryBound("scale", size, size, job.framework.reduce_dtype),), COPY))
+    sent = messages(job, bucket)
+    lane, cycle = sent[0].lane, job.framework.cycle
+    turn = [host(f"{name}.turn", HostWork("cycle", 0.5, cycle), lane=lane, cls=CLS)] if last and cycle else []
+    return [*ops, *order(job, f"{name}.full", COMPUTE, lane), *turn, *sent, record(f"{name}.done", sent[-1].lane)]
+
+
+def _receive(job: Job, bucket: Bucket) -> list[Op]:
+    """The step waits for the bucket; DDP copies its gradients back."""
+    name = f"grad/{bucket.name}"
+    ops = [wait(job, f"{name}.done", COMPUTE)]
+    if rebuilds(job) and job.framework.packs_gradients:
+        ops.append(compute(job, f"{name}.back", copies(job, bucket, job.reduce_bytes, job.grad_bytes), COPY))
+    return ops
+
+
+def copies(job: Job, bucket: Bucket, read: float, written: float) -> tuple[Work, ...]:
+    """One kernel for each gradient of DDP on a GPU; one pass over the whole bucket otherwise.
+
+    On a CPU the calibration's seconds for each parameter hold the calls, so that only the bytes are left.
+    """
+    many = len(bucket.tensors) if rebuilds(job) and job.device == "cuda" else 1
+    each = bucket.elements / many
+    return (MemoryBound("scale", int(each * read), int(each * written), job.framework.reduce_dtype, float(int(each)), many),)
+
+
+ACCUMULATES = ("add", "cast", "more")
+"""How a micro-batch's gradients join the others': added to them in their own dtype; or kept in the dtype that travels, the first by a cast,
+further ones added to it."""
+
+
+def _checked(job: Job, tensors: tuple[int, ...]) -> tuple[Work, ...]:
+    """What the framework does to each gradient before (`Framework.between`)."""
+    how, g, dtype = job.framework.between, job.grad_bytes, job.framework.grad_dtype
+    scaled = job.plan.precision == "fp16"
+    steps = [("reduce", 0.0)] * scaled + [("norm", 0.0), ("scale", g)] if how == "clip" else [("scale", g)] if how and scaled else []
+    return tuple(MemoryBound(what, int(n * g), int(n * written), dtype, float(n)) for n in tensors for what, written in steps)
+
+
+def accumulate(job: Job, part: PartOps, how: str) -> tuple[Op, ...]:
+    """What joins the part's new gradients to those of other micro-batches: autograd's add, one kernel a tensor. "": there are none.
+
+    Megatron's GEMMs add by themselves; what other kernels make is added to the main gradient in every micro-batch.
+    """
+    tensors = part.part.tensors
+    if not tensors or part.part.frozen or (not part.part.wgrad and not part.part.backward):
+        return ()
+    flat = is_contiguous(job)
+    if (flat and any(getattr(work, "accumulate", False) for work in part.part.wgrad)) or not (how or flat):
+        return ()
+    if how in ("cast", "more") and not flat:
+        new, kept, dtype = job.param_bytes, job.reduce_bytes, job.framework.reduce_dtype
+    else:
+        new, kept, dtype = job.param_bytes if flat else job.grad_bytes, job.grad_bytes, job.framework.grad_dtype
+    first = how == "cast" and not flat
+    read = new if first else new + kept
+    added = tuple(MemoryBound("cast" if first else "add", int(n * read), int(n * kept), dtype, float(n)) for n in tensors)
+    works = (*_checked(job, tensors), *added)
+    return (compute(job, f"wgrad/{name_of(part.block, part.part)}.{'cast' if first else 'add'}", works, COPY),)

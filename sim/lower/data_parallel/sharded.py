@@ -1,0 +1,101 @@
+"""ZeRO-1 and -2: optimizer state, and gradients, split over `fsdp`.
+
+They send DDP's buckets by reduce_scatter, and all_gather the updated parameters: after the optimizer, or beside the next
+forward, one bucket ahead of use (Megatron's overlap-param-gather). Hybrid sharding adds an all_reduce of the shards over
+`dp_replicate`. InternEvo's ZeRO-1 gives each rank whole tensors: buckets are all-reduced, owners broadcast.
+"""
+
+from __future__ import annotations
+
+from sim.lower.data_parallel.buckets import Bucket
+from sim.lower.data_parallel.replicate import lane_of
+from sim.lower.job import Job
+from sim.lower.ops import collective, order, record, wait
+from sim.lower.template import BlockOps, Ops
+from sim.program import COMPUTE, Op
+
+CLS = "comm.fsdp"
+
+
+def messages(job: Job, bucket: Bucket) -> list[Op]:
+    """reduce_scatter of one bucket; with replicas, then the all_reduce of this rank's shard. Where ranks own whole tensors: one
+    all_reduce over all data-parallel ranks."""
+    size = bucket.elements * job.reduce_bytes
+    lane, name = lane_of(bucket.axis), f"grad/{bucket.name}"
+    if bucket.axis == "edp":  # nobody to split these experts with, but replicas
+        return [collective(job, f"{name}.all_reduce", lane, "all_reduce", size, bucket.axis, CLS)]
+    if job.owns_tensors:
+        everyone = "edp" if bucket.axis == "efsdp" else job.data_axis
+        return [collective(job, f"{name}.all_reduce", lane, "all_reduce", size, everyone, CLS)]
+    ops = [collective(job, f"{name}.reduce_scatter", lane, "reduce_scatter", size, bucket.axis, CLS)]
+    return ops + replicas(job, name, size / job.size(bucket.axis), lane)
+
+
+def replicas(job: Job, name: str, shard: float, after: str) -> list[Op]:
+    """Hybrid sharding: the shard of `shard` bytes is averaged with those of the other replicas."""
+    if job.size("dp_replicate") == 1:
+        return []
+    lane = lane_of("dp_replicate")
+    return [
+        *order(job, f"{name}.shard", after, lane),
+        collective(job, f"{name}.all_reduce", lane, "all_reduce", shard, "dp_replicate", CLS),
+    ]
+
+
+def gather(job: Job, bucket: Bucket) -> Op:
+    """all_gather of one bucket's updated parameters."""
+    return collective(
+        job, f"param/{bucket.name}.all_gather", lane_of(bucket.axis), "all_gather", bucket.elements * job.param_bytes, bucket.axis, CLS
+    )
+
+
+def broadcasts(job: Job, buckets: list[Bucket], axis: str) -> list[Op]:
+    """Each owner's updated parameters, in one message; a rank beyond the number of tensors owns none. Sizes are taken as equal."""
+    owners = min(job.size(axis), sum(len(bucket.tensors) for bucket in buckets))
+    size = sum(bucket.elements for bucket in buckets) * job.param_bytes / owners
+    return [collective(job, f"param/{axis}{owner}.broadcast", lane_of(axis), "broadcast", size, axis, CLS) for owner in range(owners)]
+
+
+def gather_ahead(job: Job, blocks: list[BlockOps], lines: list[Ops], buckets: list[Bucket], later: list[Bucket] | None) -> list[Op]:
+    """Forward (`lines`: each block's ops) with the parameters' all_gather beside it: a bucket is asked for when the one before is needed.
+
+    `later`: the buckets of the rank's further model chunks; its first chunk asks for them too, so that they arrive while it
+    still computes (Megatron's overlap_param_gather with interleaved stages). None: this is such a further chunk.
+    """
+    place = {block.name: index for index, block in enumerate(blocks)}
+    line = sorted(split(buckets), key=lambda bucket: min(place[name] for name in bucket.blocks))
+    firsts = {lane_of(bucket.axis): bucket.name for bucket in reversed(line)}
+    ops = [] if later is None else [op for lane, name in firsts.items() for op in order(job, f"param/{name}.updated", COMPUTE, lane)]
+    asked = len(line) if later is None else 0
+    needed = 0
+    for index, work in enumerate(lines):
+        while needed < len(line) and min(place[name] for name in line[needed].blocks) <= index:
+            needed += 1
+            while asked < min(needed + 1, len(line)):
+                ops += _asked(job, line[asked])
+                asked += 1
+            ops.append(wait(job, f"param/{line[needed - 1].name}.ready", COMPUTE))
+        ops += work
+    return ops + [op for bucket in split(later or []) for op in _asked(job, bucket)]
+
+
+def split(buckets: list[Bucket]) -> list[Bucket]:
+    """Those whose parameters ranks share out for the update: all but experts that only replicas hold too."""
+    return [bucket for bucket in buckets if bucket.axis != "edp"]
+
+
+def _asked(job: Job, bucket: Bucket) -> tuple[Op, Op]:
+    return gather(job, bucket), record(f"param/{bucket.name}.ready", lane_of(bucket.axis))
+
+
+def gather_all(job: Job, buckets: list[Bucket]) -> list[Op]:
+    """All parameters gathered at once, after the update; compute waits."""
+    buckets = split(buckets)
+    lanes = list(dict.fromkeys(lane_of(bucket.axis) for bucket in buckets))
+    ops = [op for lane in lanes for op in order(job, f"param/{lane}.updated", COMPUTE, lane)]
+    if job.owns_tensors:
+        for axis in dict.fromkeys(bucket.axis for bucket in buckets):
+            ops += broadcasts(job, [bucket for bucket in buckets if bucket.axis == axis], axis)
+    else:
+        ops += [gather(job, bucket) for bucket in buckets]
+    return ops + [op for lane in lanes for op in order(job, f"param/{lane}.ready", lane, COMPUTE)]

@@ -1,0 +1,54 @@
+"""A pipeline's stages gathered as a whole, ahead of use, as torch 2.13's runtime of schedules does (`_PipelineScheduleRuntime`).
+
+UNSHARD asks for all units of a stage, the root first: asynchronous, so that copy-in stands on the compute stream, and the gather begins
+after what was launched before it. The first computation on the stage waits for all of them and copies them out (`_assert_unsharded`).
+RESHARD frees them.
+"""
+
+from __future__ import annotations
+
+from sim.lower.data_parallel.fsdp import copy_in, copy_out, holding, hooks, reduce_stage, reshard
+from sim.lower.data_parallel.replicate import lane_of
+from sim.lower.data_parallel.sharded import CLS
+from sim.lower.data_parallel.units import Unit, root_first
+from sim.lower.job import Job
+from sim.lower.ops import collective, order, record
+from sim.lower.stage import StageSegments
+from sim.program import COMPUTE, Op
+
+PASSES = {"F": "fwd", "B": "bwd", "I": "bwd", "W": "wgrad"}
+"""What a stage is gathered for, by the kind of its next computation: tells the ops of its gathers apart."""
+
+
+def whole_stage(stage: StageSegments, kind: str, use: str) -> list[Op]:
+    """What FSDP does to a stage: UNSHARD, TAKE (of what was asked for), RESHARD or REDUCE_GRAD; `use`: the kind of the computation served."""
+    job, blocks = stage.job, stage.chunk.blocks
+    if kind == "REDUCE_GRAD":
+        return reduce_stage(job, blocks, stage.units, stage.tag)
+    return {"UNSHARD": ask, "TAKE": take, "RESHARD": free}[kind](job, root_first(stage.units, blocks), use)
+
+
+def _phase(kind: str) -> str:
+    return f"unshard.{PASSES[kind]}"
+
+
+def ask(job: Job, line: list[Unit], kind: str) -> list[Op]:
+    """The gathers of a stage's units, none of which waits for another's buffer."""
+    ops: list[Op] = []
+    for unit in line:
+        for suffix, axis, elements in unit.messages:
+            name, lane, size = f"{_phase(kind)}/{unit.name}{suffix}", lane_of(axis), round(elements * job.param_bytes)
+            ops += [copy_in(job, name, elements, axis, COMPUTE), *order(job, f"{name}.in", COMPUTE, lane)]
+            ops += [holding(collective(job, f"{name}.all_gather", lane, "all_gather", size, axis, CLS), alloc=size)]
+            ops.append(record(f"{name}.gathered", lane))
+    return ops
+
+
+def take(job: Job, line: list[Unit], kind: str) -> list[Op]:
+    """Compute waits for all of them."""
+    return [op for unit in line for op in (*hooks(job, _phase(kind), unit), *copy_out(job, _phase(kind), unit))]
+
+
+def free(job: Job, line: list[Unit], kind: str) -> list[Op]:
+    """The stage makes room for another; `kind`: of the last computation before."""
+    return [reshard(job, _phase(kind), unit) for unit in line]
