@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from executor.speaker import Speaker
+from executor.ranks.speaker import Speaker
 from topologies.verbs import AsJson, Desk, PlanName, PlanSets, Steps
 
 Folder = Annotated[Path | None, typer.Option("--out", help="Folder for the run's files; unsaid: runs/PLAN")]
@@ -29,7 +29,7 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
         trust: Annotated[bool, typer.Option("--trust", help="Import and run the named code; without this nothing of it runs")] = False,
     ) -> None:
         """Record a module's ops under fake tensors.  Example: steptwin plan capture my_pkg.mod:build --input 8x3x224x224:fp32 --out m.json"""
-        from executor.capture import capture_to
+        from executor.recording.capture import capture_to
 
         desk.say(f"wrote {capture_to(module, tuple(input_), out, trust, precision=precision)}")
 

@@ -8,7 +8,7 @@ import shutil
 from importlib import metadata
 from typing import Any
 
-from executor.environment import cores
+from executor.ranks.environment import cores
 
 _NEEDS = {
     "predict": ("simpy", "networkx", "msgspec"),

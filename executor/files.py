@@ -8,7 +8,7 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
-from executor.environment import place
+from executor.ranks.environment import place
 from sim.files.runs import write_atomic
 from sim.plan import Plan
 from topologies.errors import RunFailed

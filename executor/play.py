@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from executor.launch import launch
 from executor.players.player import Player, now
-from executor.world import World
+from executor.ranks.launch import launch
+from executor.ranks.world import World
 from sim.lower.checks.verify import verify
 from sim.program import HOST, MESSAGE, Op, Program, full_id
 from sim.trace import Span, Trace, from_zero
@@ -100,10 +100,10 @@ def refuse_servers(program: Program) -> None:
 
 def play(world: World, request: Request) -> RankResult:
     """One rank: prepare every body and buffer, then pass through the program `turns` times."""
-    from executor.clocks import align
     from executor.players.events import wake
     from executor.players.feeder import Crossing, host_seconds, start_feeders
-    from executor.world import set_precision
+    from executor.ranks.clocks import align
+    from executor.ranks.world import set_precision
 
     world.beat.phase("preparing bodies")
     program = msgspec.json.decode(gzip.decompress(Path(request.program).read_bytes()), type=Program)

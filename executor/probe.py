@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from executor.environment import cores, place
-from executor.launch import Interrupted, launch
-from executor.world import World
+from executor.ranks.environment import cores, place
+from executor.ranks.launch import Interrupted, launch
+from executor.ranks.world import World
 from sim.cost.calibration import SHAPES, Calibration, Sample, save_calibration
 from sim.files.runs import write_atomic
 from topologies.errors import BadInput, RunFailed
@@ -148,7 +148,7 @@ def _together() -> list[Callable[[Bench], None]]:
 
 def _guarded(table: Callable[[Bench], None], bench: Bench) -> str:
     """Measures one table; why it failed, on a GPU: what its one rank has measured until then, and will after, is worth keeping."""
-    from executor.world import set_precision
+    from executor.ranks.world import set_precision
 
     try:
         table(bench)
@@ -168,7 +168,7 @@ def measure(world: World, request: Request) -> Measured:
 
     from executor.players.events import wake
     from executor.probes.bench import Bench
-    from executor.world import set_precision
+    from executor.ranks.world import set_precision
 
     set_precision(False)
     wake(world.device)

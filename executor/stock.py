@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from executor.files import write_samples
-from executor.launch import launch
+from executor.ranks.launch import launch
+from executor.ranks.world import World
 from executor.training.limits import check_stock
 from executor.usage import watched
-from executor.world import World
 from sim.bind import model_of
 from sim.framework import framework_of, sharding_of
 from sim.plan import Plan
@@ -83,7 +83,7 @@ def run_stock(
     """Trains `plan` for `warmup + steps + profile` optimizer steps on this machine's devices.
 
     Raises `Refused` for plans that the stock path does not do, `RunFailed` when a rank dies or hangs; step times until
-    then stay in `folder` (`executor.launch.partial_steps`).
+    then stay in `folder` (`executor.ranks.launch.partial_steps`).
     """
 
     check_stock(check(plan), model_of(plan))
@@ -107,10 +107,10 @@ def run_stock(
 
 def train(world: World, request: Request) -> RankResult:
     """One rank: build, warm up, time, profile."""
-    from executor.clocks import align
-    from executor.collect import named_parts, profiled, spans_of
     from executor.players.events import wake
+    from executor.profiles.collect import named_parts, profiled, spans_of
     from executor.profiles.event import Event
+    from executor.ranks.clocks import align
     from executor.training.trainer import Trainer
 
     world.beat.phase("building the model")

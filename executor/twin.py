@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from executor.environment import hosts, leads
 from executor.play import run_play
 from executor.possible import check_runs
 from executor.probe import probe
+from executor.ranks.environment import hosts, leads
 from executor.stock import StockResult, run_stock
 from sim.align import Comparison, align_by_class, align_by_id, guilty
 from sim.bind import bind

@@ -1,7 +1,7 @@
 """What one kernel does, by shape alone: no device, no time.
 
 A `Work` is a small frozen value. It knows its FLOPs (a multiply-add counts two) and the bytes that it must
-move at least; `sim.cost` turns it into seconds on a device, `executor.bodies` into a torch kernel of the
+move at least; `sim.cost` turns it into seconds on a device, `executor.kernels.bodies` into a torch kernel of the
 same shape. It prints as one word with its shape (`gemm(m=8,n=8,k=8,dtype=bf16)`), and `parse_work` reads it back.
 """
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from executor.arena import Arena
 from executor.kernels import elementwise, rows, updates
 from executor.kernels.site import Call, Site
-from executor.players.arena import Arena
 from sim.cost.cpu import variant
 from sim.work import MemoryBound
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from executor.players.arena import Arena
+from executor.arena import Arena
 from sim.work import MemoryBound
 
 Call = Callable[[], object]

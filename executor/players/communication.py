@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from executor.players.arena import Arena
+from executor.arena import Arena
 from sim.mesh import peer_of
 from sim.program import MEETING, MESSAGE, Op, Program
 from topologies.errors import BadInput

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
-from executor.bodies import Body, body, spin
-from executor.players.arena import Arena, free_memory
+from executor.arena import Arena, free_memory
+from executor.kernels.bodies import Body, body, spin
 from executor.players.communication import Issue, communication, make_groups
 from executor.players.feeder import Crossing, Kept, copy_file
 from executor.players.lanes import DONE, Flag, Mark, is_comm, make_lanes
 from executor.players.player import Player, now
-from executor.world import World
+from executor.ranks.world import World
 from sim.program import HOST, MEETING, Call, Op, Program
 
 

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import torch
 
-from executor.bodies import Body, body, spin
-from executor.players.arena import Arena, free_memory
+from executor.arena import Arena, free_memory
+from executor.kernels.bodies import Body, body, spin
 from executor.players.communication import Group, communication, connect, make_groups
 from executor.players.events import Cuda
 from executor.players.feeder import Crossing, Kept, copy_file
 from executor.players.player import Player, now
-from executor.world import World
+from executor.ranks.world import World
 from sim.program import HOST, MEETING, Call, Op, Program
 
 _DEVICE = ("compute", "copy", "collective", "send", "recv")

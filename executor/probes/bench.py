@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from executor.bodies import body
+from executor.arena import Arena, free_memory
 from executor.device_times import DeviceTimer
-from executor.players.arena import Arena, free_memory
+from executor.kernels.bodies import body
 from executor.players.events import Cuda
 from executor.probes.mill import Mill
-from executor.world import World
+from executor.ranks.world import World
 from sim.align import Measured
 from sim.cost.calibration import Sample
 from sim.work import Work

@@ -12,7 +12,7 @@ import torch
 
 from executor.probes.bench import Bench
 from executor.probes.kernels import variants
-from executor.world import set_precision
+from executor.ranks.world import set_precision
 from sim.cost.cpu import variant
 from sim.work import Attention, Conv, Gemm
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from executor.ranks.world import World
 from executor.training.samples import Pair
-from executor.world import World
 from sim.plan import Plan
 
 

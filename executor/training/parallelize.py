@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from executor.world import World
+from executor.ranks.world import World
 from sim.framework import Framework
 from sim.plan import Plan
 from sim.rules import mesh_of

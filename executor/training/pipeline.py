@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
-from executor.bodies import dtype_of
+from executor.kernels.bodies import dtype_of
+from executor.ranks.world import World
 from executor.training.model import Model, loss_of
 from executor.training.parallelize import parallel_loss, parallelize, whole
-from executor.world import World
 from sim.framework import Framework
 from sim.model.specs.decoder import Decoder
 from sim.model.specs.spec import Mlp, ModelSpec

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from executor.bodies import dtype_of
+from executor.kernels.bodies import dtype_of
+from executor.ranks.world import World, set_precision
 from executor.training.handover import Handover
 from executor.training.model import Model, loss_of
 from executor.training.optimizers import optimizer_of
 from executor.training.parallelize import clip, device_mesh, parallel_loss, parallelize, sharded_alone, whole
 from executor.training.samples import Pair, Samples, loader_of
-from executor.world import World, set_precision
 from sim.bind import model_of, shape_of
 from sim.framework import framework_of
 from sim.model.specs.decoder import Decoder

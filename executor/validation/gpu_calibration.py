@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from executor.launch import Interrupted, time_limit
 from executor.probe import comm_probe
+from executor.ranks.launch import Interrupted, time_limit
 from executor.twin import calibrated
 from executor.validation.gpu_cases import Case
 from executor.validation.gpu_site import Site

@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TypeVar
 
-from executor.environment import sharing
-from executor.launch import Interrupted, time_limit
 from executor.play import PlayResult, run_play
+from executor.ranks.environment import sharing
+from executor.ranks.launch import Interrupted, time_limit
 from executor.twin import host_seconds
 from executor.validation.gpu_calibration import calibration_of
 from executor.validation.gpu_cases import Case

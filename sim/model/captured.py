@@ -1,4 +1,4 @@
-"""A model that was captured from a running `torch.nn.Module` (`executor.capture`): kernels read from a file, not described.
+"""A model that was captured from a running `torch.nn.Module` (`executor.recording.capture`): kernels read from a file, not described.
 
 The file holds the kernels at two batch sizes. Nearly every size in them is a straight line in the batch, so any micro-batch follows; where some
 are not (a loss over all pairs of a batch, as CLIP's), those at a third batch size bend the line into a parabola.

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.distributed._tools.mem_tracker import MemTracker  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from executor.capture import Input, capture, load_builder, read_input, save  # noqa: E402
+from executor.recording.capture import Input, capture, load_builder, read_input, save  # noqa: E402
 from sim.framework import Framework  # noqa: E402
 from sim.memory.report import memory_of  # noqa: E402
 from sim.model import Network, Shape, describe, load_model  # noqa: E402

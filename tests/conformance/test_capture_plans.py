@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from executor.capture import capture_to  # noqa: E402
+from executor.recording.capture import capture_to  # noqa: E402
 from sim.bind import bind  # noqa: E402
 from sim.files.planfile import load_plan  # noqa: E402
 from sim.predict import predict  # noqa: E402
@@ -104,7 +104,7 @@ def test_a_plan_file_names_it(files: dict[str, Path], tmp_path: Path) -> None:
 
 def test_nothing_runs_without_trust(tmp_path: Path) -> None:
     (tmp_path / "bomb.py").write_text("raise SystemExit('ran')\n")
-    code = "import sys; sys.path.insert(0, sys.argv[1])\nfrom executor.capture import capture_to\ncapture_to('bomb:build', ['2x2'], sys.argv[2])"
+    code = "import sys; sys.path.insert(0, sys.argv[1])\nfrom executor.recording.capture import capture_to\ncapture_to('bomb:build', ['2x2'], sys.argv[2])"
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path), str(tmp_path / "x")], capture_output=True, text=True, timeout=60)
     assert "add --trust" in done.stderr and "ran" not in done.stderr.replace("runs its code", "")
     assert not list(tmp_path.glob("*.json"))

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from executor.capture import Input, capture, save  # noqa: E402
+from executor.recording.capture import Input, capture, save  # noqa: E402
 from sim.framework import Framework  # noqa: E402
 from sim.model import Network, Shape, describe, load_model  # noqa: E402
 from sim.predict import predict  # noqa: E402

@@ -15,7 +15,7 @@ from torch.distributed._tools.mem_tracker import MemTracker  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from executor.capture import Input, capture  # noqa: E402
+from executor.recording.capture import Input, capture  # noqa: E402
 from sim.framework import Framework  # noqa: E402
 from sim.memory.report import memory_of  # noqa: E402
 from sim.model import Network, Shape, describe  # noqa: E402

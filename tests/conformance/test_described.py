@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from executor.capture import Input, capture  # noqa: E402
+from executor.recording.capture import Input, capture  # noqa: E402
 from sim.framework import Framework  # noqa: E402
 from sim.model import ModelSpec, Network, Part, Shape, describe, load_model  # noqa: E402
 from sim.model.language.lstm import lstm  # noqa: E402

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from executor.capture import Input, capture  # noqa: E402
+from executor.recording.capture import Input, capture  # noqa: E402
 from executor.training.model import Model  # noqa: E402
 from executor.training.optimizers import optimizer_of  # noqa: E402
 from sim.bind import model_of  # noqa: E402

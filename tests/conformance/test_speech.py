@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from executor.capture import Input, capture  # noqa: E402
+from executor.recording.capture import Input, capture  # noqa: E402
 from sim.framework import Framework  # noqa: E402
 from sim.model import Network, Shape, describe, load_model  # noqa: E402
 from sim.model.share import share_of  # noqa: E402

@@ -9,7 +9,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from executor.world import World
+from executor.ranks.world import World
 
 
 class Order(msgspec.Struct):
@@ -53,7 +53,7 @@ class Skew(msgspec.Struct):
 
 def skewed(world: World, skew: Skew) -> list[float]:
     """What the handshake finds for this rank's wrong clock."""
-    from executor.clocks import offset
+    from executor.ranks.clocks import offset
 
     return [offset(world, lambda: time.perf_counter() + skew.seconds * world.rank)]
 

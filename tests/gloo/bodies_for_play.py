@@ -3,7 +3,7 @@
 import msgspec
 
 from executor.play import RankResult, Request, play
-from executor.world import World
+from executor.ranks.world import World
 
 
 class Many(msgspec.Struct):

@@ -2,8 +2,8 @@
 
 import msgspec
 
+from executor.ranks.world import World
 from executor.stock import Request, train
-from executor.world import World
 
 
 class Many(msgspec.Struct):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from executor.probes.bench import Bench
-from executor.world import World
+from executor.ranks.world import World
 from tests.gloo.gpu_standin import alone
 
 
@@ -25,10 +25,10 @@ def test_ranks_that_take_turns_count_their_own_time_on_a_core(length: float, tmp
 def test_a_host_is_crowded_when_its_threads_outnumber_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from executor.beat import Beat
-    from executor.environment import Place
+    from executor.ranks.beat import Beat
+    from executor.ranks.environment import Place
 
-    monkeypatch.setattr("executor.world.cores", lambda: 4)
+    monkeypatch.setattr("executor.ranks.world.cores", lambda: 4)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     for ranks, crowded in ((1, False), (2, False), (3, True)):
         place = Place(0, 6, 0, ranks, "127.0.0.1", 0, "test")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from executor.collect import spans_of
 from executor.players.communication import DOWN, MESSAGES, Group, message_group
+from executor.profiles.collect import spans_of
 from executor.profiles.event import Event
 from sim.program import Op
 

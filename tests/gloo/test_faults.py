@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from executor.launch import launch
+from executor.ranks.launch import launch
 from tests.gloo.bodies_for_launch import Skew
 from tests.reliability.faults import hurt, interrupted
 

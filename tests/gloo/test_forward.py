@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from executor.launch import launch
 from executor.play import run_play
+from executor.ranks.launch import launch
 from executor.stock import Request, run_stock
 from sim.files.planfile import load_plan
 from sim.predict import predict

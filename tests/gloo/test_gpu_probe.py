@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from executor import probe as probing
-from executor.launch import Interrupted
 from executor.probe import Request, measure
 from executor.probes.bench import Bench
+from executor.ranks.launch import Interrupted
 from executor.validation import gpu_calibration, gpu_measure
 from executor.validation.gpu_cases import cases
 from executor.validation.gpu_rows import Row
@@ -46,7 +46,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_table_that_fails_on_a_gpu_is_named_and_the_others_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     precisions: list[bool] = []
-    monkeypatch.setattr("executor.world.set_precision", precisions.append)
+    monkeypatch.setattr("executor.ranks.world.set_precision", precisions.append)
     found = measure(alone(tmp_path, "cuda"), Request(True))
     assert found.missing == "broken: RuntimeError: CUDA error: an illegal memory access"
     assert [kind for kind, _ in found.samples] == ["gemm", "attention", "host"]

@@ -11,12 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from executor.beat import Beat
-from executor.environment import SHARED, Place, own_gpu, sharing
+from executor.ranks.beat import Beat
+from executor.ranks.environment import SHARED, Place, own_gpu, sharing
+from executor.ranks.world import World, joined, set_precision
 from executor.training.handover import Handover
 from executor.training.parallelize import sharded_alone
 from executor.training.trainer import drop_others
-from executor.world import World, joined, set_precision
 from sim.files.planfile import load_plan
 from tests.gloo.gpu_standin import alone
 

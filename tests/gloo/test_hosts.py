@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from executor import clocks
-from executor.environment import hosts, leads
 from executor.files import write_samples
-from executor.launch import partial_steps
+from executor.ranks import clocks
+from executor.ranks.environment import hosts, leads
+from executor.ranks.launch import partial_steps
 from executor.twin import machines
 from sim.files.planfile import load_plan
 from sim.imported import read_measured
@@ -36,7 +36,7 @@ data = {source = "database", workers = 1, sample = "4 KiB"}
 """
 JOIN = """
 from pathlib import Path
-from executor.launch import launch
+from executor.ranks.launch import launch
 from tests.gloo.bodies_for_launch import Order
 for turn in range(3):
     launch("tests.gloo.bodies_for_launch:work", Order(), 2, Path({folder!r}) / str(turn), list[float], stall=20)

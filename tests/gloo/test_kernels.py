@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from executor.bodies import body
+from executor.arena import Arena
+from executor.kernels.bodies import body
 from executor.kernels.memory_bound import memory_kernel
-from executor.players.arena import Arena
 from executor.probes.kernels import variants
 from sim.cost.cpu import variant
 from sim.work import Gemm, MemoryBound

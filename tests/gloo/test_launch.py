@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from executor.alone import alone_in
-from executor.environment import Place, first_host, place
-from executor.launch import launch, partial_steps, time_limit
+from executor.ranks.alone import alone_in
+from executor.ranks.environment import Place, first_host, place
+from executor.ranks.launch import launch, partial_steps, time_limit
 from tests.gloo.bodies_for_launch import Order
 from tests.reliability.faults import processes
 from topologies.errors import BadInput, RunFailed
 
 BODY = "tests.gloo.bodies_for_launch:work"
+ROOT = Path(__file__).parents[2]
 HANGS = 8.0
 """Seconds without progress: longer than a busy machine takes to import torch."""
 
@@ -49,14 +50,20 @@ def test_bad_end_is_explained_and_kept(what: str, words: str, stall: float, tmp_
 def test_torchrun_ranks_join_in_place(tmp_path: Path) -> None:
     script = tmp_path / "main.py"
     script.write_text(
-        "from pathlib import Path\nfrom executor.launch import launch\nfrom tests.gloo.bodies_for_launch import Order\n"
+        "from pathlib import Path\nfrom executor.ranks.launch import launch\nfrom tests.gloo.bodies_for_launch import Order\n"
         f"print(launch('{BODY}', Order(), 2, Path({str(tmp_path)!r}), list[float])[1][0], flush=True)\n"
     )
-    root = Path(__file__).parents[2]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(root)}, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count("1.0") == 2
+
+
+def test_ranks_find_the_house_from_any_folder(tmp_path: Path) -> None:
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom executor.ranks.launch import _HOUSE\nprint(_HOUSE)"
+    bare = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path, env=bare, check=True)
+    assert (Path(done.stdout.strip()) / "executor" / "ranks" / "worker.py").is_file()
 
 
 def test_environments_of_launchers() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from executor.launch import launch
 from executor.play import RankResult, Request, run_play
+from executor.ranks.launch import launch
 from sim.bind import network_of
 from sim.files.planfile import load_plan
 from sim.framework import framework_of

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from executor.environment import place
-from executor.launch import launch
+from executor.ranks.environment import place
+from executor.ranks.launch import launch
 from tests.gloo.bodies_for_launch import Order
 
 ROOT = Path(__file__).parents[2]

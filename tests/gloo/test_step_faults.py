@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from executor.launch import partial_steps
+from executor.ranks.launch import partial_steps
 from executor.stock import run_stock
 from executor.usage import read_usage, watched
 from sim.files.planfile import load_plan

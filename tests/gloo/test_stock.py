@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from executor.files import write_samples
-from executor.launch import launch, partial_steps
+from executor.ranks.launch import launch, partial_steps
 from executor.stock import Request, StockResult, comm_class, run_stock
 from sim.files.planfile import load_plan
 from sim.plan import Plan

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from executor.device_times import DeviceTimer
-from executor.environment import sharing
 from executor.play import run_play
 from executor.players.events import Cuda
+from executor.ranks.environment import sharing
+from executor.ranks.world import set_precision
 from executor.stock import run_stock
-from executor.world import set_precision
 from sim.files.planfile import load_plan
 from sim.predict import predict
 

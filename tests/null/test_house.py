@@ -198,7 +198,7 @@ def test_nothing_listens_off_loopback() -> None:
     # aten.py knows "::" as the separator in operator names.
     assert [one for one in texts if not one.startswith("executor/recording/aten.py")] == []
     assert calls == []
-    assert stores == {"executor/world.py"}, (
+    assert stores == {"executor/ranks/world.py"}, (
         "the process group's store is the only server: its address comes from the launcher, 127.0.0.1 unless told"
     )
 

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from executor.beat import Beat
-from executor.launch import partial_steps
+from executor.ranks.beat import Beat
+from executor.ranks.launch import partial_steps
 from executor.stock import run_stock
 from sim.files.planfile import load_plan
 from topologies.errors import RunFailed

@@ -1,4 +1,4 @@
-"""A rank as a process of its own: `python -m executor.worker TASK.json RANK`, started by `executor.launch`.
+"""A rank as a process of its own: `python -m executor.ranks.worker TASK.json RANK`, started by `executor.ranks.launch`.
 
 It ends with its parent: the kernel is asked to kill it when the parent dies.
 """
@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
-from executor.beat import Beat
-from executor.environment import Place
+from executor.ranks.beat import Beat
+from executor.ranks.environment import Place
 
 _PR_SET_PDEATHSIG = 1
 
@@ -96,7 +96,7 @@ def run_rank(task: Task, rank: int, folder: Path) -> None:
     try:
         import torch
 
-        from executor.world import joined
+        from executor.ranks.world import joined
 
         torch.set_num_threads(task.threads)
         function, kind = resolve(task.function)

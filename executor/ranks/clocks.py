@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from executor.world import World
+from executor.ranks.world import World
 from sim.trace import Span, shift
 
 TRIPS = 16

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from executor.arena import Arena
 from executor.kernels.memory_bound import memory_kernel
-from executor.players.arena import Arena
 from sim.work import Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work
 from topologies.errors import BadInput, Refused
 from topologies.units import show_size

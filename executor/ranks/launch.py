@@ -23,10 +23,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from executor.alone import alone_in
-from executor.beat import Beat
-from executor.environment import Place, place
-from executor.worker import Failure, Task, resolve
+import executor
+from executor.ranks.alone import alone_in
+from executor.ranks.beat import Beat
+from executor.ranks.environment import Place, place
+from executor.ranks.worker import Failure, Task, resolve
 from topologies.errors import BadInput, Refused, RunFailed
 
 STALL = 120.0
@@ -95,10 +96,12 @@ KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(64 << 30),
 """glibc keeps freed memory instead of giving it back and faulting it in again every step (mallopt(3)). PyTorch's performance
 tuning guide advises a caching allocator for CPU training for the same reason; a page fault costs 0.1-10 us per 4 KiB."""
 
+_HOUSE = Path(executor.__file__).resolve().parents[1]
+"""Where ranks find what this process found: from a checkout it need not be installed."""
+
 
 def _start(folder: Path, rank: int, threads: int) -> subprocess.Popen[bytes]:
-    here = str(Path(__file__).resolve().parent.parent)
-    path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(_HOUSE), *filter(None, [os.environ.get("PYTHONPATH")])])
     variables = {
         **KEEP_MEMORY,
         **os.environ,
@@ -109,7 +112,7 @@ def _start(folder: Path, rank: int, threads: int) -> subprocess.Popen[bytes]:
     }
     with (folder / f"rank{rank}.log").open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "executor.worker", str(folder / "task.json"), str(rank)],
+            [sys.executable, "-m", "executor.ranks.worker", str(folder / "task.json"), str(rank)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -228,7 +231,7 @@ def partial_steps(folder: Path) -> dict[int, list[float]]:
 def _in_place(at: Place, function: str, argument: object, ranks: int, folder: Path, result: type[T], stall: float) -> list[T]:
     import torch.distributed as dist
 
-    from executor.world import joined
+    from executor.ranks.world import joined
 
     if at.world != ranks:
         raise BadInput(f"{at.launcher} started {at.world} ranks, the plan needs {ranks}: start as many, or change the plan")

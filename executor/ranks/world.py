@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from executor.beat import Beat
-from executor.environment import SHARED, Place, cores, own_gpu
 from executor.needs import needs_torch
+from executor.ranks.beat import Beat
+from executor.ranks.environment import SHARED, Place, cores, own_gpu
 from topologies.errors import RunFailed
 
 # Whatever runs on devices imports this module before any other that wants torch.
@@ -67,7 +67,7 @@ class World:
         """Before steps are timed: a CPU rank writes once to what its heap grows into over dozens of steps. A page's first touch costs up to
         14 us in a virtual machine, and what is given back stays with the process (`launch.KEEP_MEMORY`)."""
         if self.kind == "cpu" and sys.platform == "linux":
-            from executor.players.arena import free_memory  # wants torch, whose absence is said above
+            from executor.arena import free_memory  # wants torch, whose absence is said above
 
             touched = b"\1" * min(_HEAP, free_memory(self.device) // (4 * self._local))
             del touched

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from executor.environment import leads
+from executor.ranks.environment import leads
 from topologies.verbs import Desk
 
 
