@@ -9,7 +9,7 @@ from sim.model.layers.attention import core, grouped_query
 from sim.model.layers.elementwise import elementwise, residual
 from sim.model.layers.ends import embedding, logits, loss
 from sim.model.layers.heads import Heads, split_heads
-from sim.model.layers.linear import linear
+from sim.model.layers.linear import casts, linear
 from sim.model.layers.mlp import mlp
 from sim.model.layers.norm import norm
 from sim.model.parts import Block, Part, Shape
@@ -33,6 +33,8 @@ def blocks_of(spec: EncDec, shape: Shape, framework: Framework, attention: str) 
     if not spec.relative:  # all layers are equal
         encoder[0], decoder[0] = encoder[1], decoder[1]
     middle = [*_final(spec, source, "encoder.norm"), *_embed(spec, target, shared=True)]
+    if not casts(source):  # all layers read the one result
+        middle[0] = replace(middle[0], saved=middle[0].saved + result)
     head = [
         *_final(spec, target, "head.norm"),
         logits(target, spec.hidden, spec.vocab, tied=spec.tied),
@@ -134,7 +136,7 @@ def _cross(spec: EncDec, source: Share, target: Share) -> list[Part]:
     )  # fmt: skip
     return [
         linear(target, "cross.q", spec.hidden, inner, bias=spec.bias, seam="tp.gather" if split else "", seam_bytes=bytes_, stream=True, modules=2),
-        replace(read, backward=(*read.backward, *fork)),
+        replace(read, backward=(*read.backward, *fork), saved=read.saved if casts(source) else 0),
         middle,
         linear(target, "cross.proj", inner, spec.hidden, bias=spec.bias, seam="tp.reduce" if split else "", seam_bytes=bytes_),
     ]  # fmt: skip

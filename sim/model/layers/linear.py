@@ -73,6 +73,11 @@ def _weight_gradients(share: Share, m: int, k: int, widths: tuple[int, ...], dty
     return products + [MemoryBound("reduce", m * width * share.e, width * share.e, share.act) for width in widths if bias]
 
 
+def casts(share: Share) -> bool:
+    """Does a linear keep a copy of its own of what it reads from the residual stream: in 16 bits (autocast) or in 8?"""
+    return share.es != share.e or share.fp8
+
+
 def linear(
     share: Share,
     name: str,

@@ -14,7 +14,7 @@ from sim.model.layers.attention import core
 from sim.model.layers.elementwise import elementwise, residual, transpose
 from sim.model.layers.ends import embedding, logits, loss
 from sim.model.layers.heads import split_heads
-from sim.model.layers.linear import linear
+from sim.model.layers.linear import casts, linear
 from sim.model.layers.mlp import mlp
 from sim.model.layers.norm import norm
 from sim.model.parts import Block, Part, Shape
@@ -38,7 +38,10 @@ def blocks_of(spec: Whisper, shape: Shape, framework: Framework, attention: str)
     heard, said = (share.rows * spec.hidden * share.es for share in (sound, text))
     layer = Block(kind="layer", parts=tuple(_encoder(spec, sound)), saved_input=heard)
     reader = Block(kind="layer", parts=tuple(_decoder(spec, sound, text)), saved_input=said)
-    middle = (_norm(spec, sound, "encoder.norm"), embedding(text, spec.hidden, spec.vocab, tables=(spec.positions,), name="target.tokens"))
+    ending = _norm(spec, sound, "encoder.norm")
+    if not casts(sound):  # all layers read the one result
+        ending = replace(ending, saved=ending.saved + heard)
+    middle = (ending, embedding(text, spec.hidden, spec.vocab, tables=(spec.positions,), name="target.tokens"))
     head = (_norm(spec, text, "head.norm"), logits(text, spec.hidden, spec.vocab, tied=True), loss(text, spec.vocab))
     return (
         ("embed", Block(kind="embed", parts=tuple(_stem(spec, sound)))),
@@ -115,7 +118,14 @@ def _attention(spec: Whisper, share: Share, keys: Share, name: str, *, causal: b
     rest = linear(keys, f"{name}.{'qkv' if own else 'kv'}", h, widths, bias=True, stream=True, modules=2 if own else 1)
     rest = _unbiased(rest, len(widths) - 2, keys.rows * h * keys.e)
     turned = Part(name=f"{name}.heads", forward=(*scale, *copies), backward=tuple(scale), cls="elementwise", modules=0)
-    return [*both, replace(rest, backward=(*rest.backward, *fork)), turned, middle, linear(share, f"{name}.proj", h, h, bias=True)]
+    kept = rest.saved if own or casts(keys) else 0
+    return [
+        *both,
+        replace(rest, backward=(*rest.backward, *fork), saved=kept),
+        turned,
+        middle,
+        linear(share, f"{name}.proj", h, h, bias=True),
+    ]
 
 
 def _unbiased(part: Part, at: int, size: int) -> Part:
