@@ -68,6 +68,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return self.zero == 0 and self.framework.replicas_at_end
 
     @property
+    def flat_gradients(self) -> bool:
+        """Gradients live in one flat buffer (Megatron) in place of one tensor each."""
+        return self.framework.accumulate_in_gemm
+
+    @property
     def algorithm(self) -> str:
         """A forced algorithm for collectives, "" where cost chooses."""
         return "" if self.plan.comm.algorithm == "auto" else self.plan.comm.algorithm

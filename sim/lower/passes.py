@@ -9,7 +9,7 @@ from collections.abc import Collection
 from functools import partial
 from typing import NamedTuple
 
-from sim.lower.data_parallel import replicate
+from sim.lower.accumulate import WAYS, accumulate
 from sim.lower.job import Job
 from sim.lower.short import Shortener
 from sim.lower.template import BlockOps, Ops, PartOps, Template
@@ -104,7 +104,7 @@ def _cut(chunk: Chunk, block: BlockOps, variant: str, ends: Collection[str]) -> 
 def _parts(chunk: Chunk, block: BlockOps, variant: str) -> list[Loose]:
     """A block's backward part by part, last part first; a flag of `ACCUMULATES` says how its gradients join those that are there."""
     base, *flags = variant.split(".")
-    how = next((flag for flag in flags if flag in replicate.ACCUMULATES), "")
+    how = next((flag for flag in flags if flag in WAYS), "")
     short = chunk.short
     found: list[Loose] = []
     again = block.prelude if base == "bwd" else ()
@@ -112,7 +112,7 @@ def _parts(chunk: Chunk, block: BlockOps, variant: str) -> list[Loose]:
         ops = part.wgrad if base == "wgrad" else part.backward if "input" in flags else part.joint
         added: Ops = ()
         if "input" not in flags:
-            make = partial(replicate.accumulate, chunk.job, part, how)
+            make = partial(accumulate, chunk.job, part, how)
             added = short.once(part.part, how, make) if short else make()
         found.append((part, [again, ops, added]))
         again = ()

@@ -17,7 +17,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from sim.lower.data_parallel.unshard import whole_stage
 from sim.lower.job import Job
 from sim.lower.ops import blocks, collective, record, wait
 from sim.lower.schedule import Kind
@@ -26,6 +25,7 @@ from sim.lower.schedule.messages import needed, sent
 from sim.lower.schedule.shards import by_actions
 from sim.lower.schedule.turns import Line, Sort, lines
 from sim.lower.stage import INPUT, StageSegments
+from sim.lower.unshard import whole_stage
 from sim.program import COMPUTE, Op
 from sim.turns import Turns
 

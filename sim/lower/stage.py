@@ -210,7 +210,7 @@ def _variant(job: Job, kind: str, step: int, first: bool, last: bool) -> str:
 
 
 def _accumulates(job: Job, first: bool) -> str:
-    """How a micro-batch's gradients join those before (`replicate.accumulate`). Shards of ZeRO-2 and -3 are summed as they arrive.
+    """How a micro-batch's gradients join those before (`sim.lower.accumulate`). Shards of ZeRO-2 and -3 are summed as they arrive.
 
     A pipeline's FSDP keeps whole gradients until the last backward (`set_requires_gradient_sync(False)` in torch's pipelining/stage.py), in
     the dtype that travels (to_accumulated_grad_if_needed in FSDP2's _fsdp_param.py).

@@ -50,11 +50,6 @@ def trained(blocks: list[BlockOps]) -> list[PartOps]:
     return [part for block in reversed(blocks) for part in reversed(block.parts) if part.part.tensors and not part.part.frozen]
 
 
-def is_contiguous(job: Job) -> bool:
-    """Gradients live in one flat buffer (Megatron) in place of one tensor each."""
-    return job.framework.accumulate_in_gemm
-
-
 def limits(job: Job, step: int) -> tuple[float, float]:
     """Bytes that close the first bucket and each later one."""
     bucket = job.plan.comm.bucket
@@ -65,7 +60,7 @@ def limits(job: Job, step: int) -> tuple[float, float]:
         return (whole, whole) if step == 0 and rebuilds(job) else (bucket, bucket)
     if job.framework.bucket:
         return float(job.framework.bucket << 20), float(job.framework.bucket << 20)
-    if is_contiguous(job):
+    if job.flat_gradients:
         megatron = max(40_000_000, 1_000_000 * job.size(job.data_axis)) * job.reduce_bytes
         return megatron, megatron
     return (whole, whole) if step == 0 and rebuilds(job) else (FIRST_BUCKET if job.zero == 0 else bucket, bucket)
@@ -73,7 +68,7 @@ def limits(job: Job, step: int) -> tuple[float, float]:
 
 def rebuilds(job: Job) -> bool:
     """torch's DDP cuts its buckets after the first step."""
-    return job.zero == 0 and not is_contiguous(job)
+    return job.zero == 0 and not job.flat_gradients
 
 
 def buckets_of(job: Job, blocks: list[BlockOps], step: int, prefix: str = "") -> list[Bucket]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sim.lower.data_parallel.replicate import CLS, COPY, lane_of
+from sim.lower.accumulate import COPY
+from sim.lower.data_parallel.replicate import CLS, lane_of
 from sim.lower.job import Job
 from sim.lower.ops import collective, compute, order
 from sim.lower.template import BlockOps

@@ -6,7 +6,7 @@ gradients while the next one computes; the copy into the next bucket waits until
 are the root: gathered first, not freed after forward, reduced last; or (`Framework.wraps_ends`) units in their places, of which the head is
 not freed after forward, as a last layer may not be (`Framework.keeps_last`). Both collectives use one communicator, so they share one lane.
 With a pipeline, a stage gathers once a step and reduces after its last backward, the root first (torch's pipelining calls post_backward
-of all units in the order of the modules); a runtime that follows its schedule's actions asks for both apart (`sim.lower.data_parallel.unshard`).
+of all units in the order of the modules); a runtime that follows its schedule's actions asks for both apart (`sim.lower.unshard`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from itertools import groupby
 
 from msgspec.structs import replace
 
-from sim.lower.data_parallel.replicate import COPY, lane_of
+from sim.lower.accumulate import COPY
+from sim.lower.data_parallel.replicate import lane_of
 from sim.lower.data_parallel.sharded import CLS, replicas
 from sim.lower.data_parallel.units import Unit, root_first
 from sim.lower.job import Job
@@ -196,7 +197,7 @@ def _reduce(job: Job, unit: Unit, reduced: list[Unit]) -> list[Op]:
         name, lane, size = f"grad/{unit.name}{suffix}", lane_of(axis), round(elements * job.reduce_bytes)
         full = [*order(job, f"{name}.full", COMPUTE, lane)]
         if job.framework.shard_copies:
-            # A pipeline's stages have summed their micro-batches in the dtype that travels (`replicate.accumulate`).
+            # A pipeline's stages have summed their micro-batches in the dtype that travels (`sim.lower.accumulate`).
             held = job.reduce_bytes if job.size("pp") > 1 else job.param_bytes
             copy = MemoryBound("copy", round(elements * held), size, job.framework.reduce_dtype)
             ops.append(compute(job, f"{name}.copy_in", (copy,), COPY, alloc=size))

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from sim.lower.data_parallel.buckets import Bucket, is_contiguous, rebuilds
+from sim.lower.accumulate import COPY
+from sim.lower.data_parallel.buckets import Bucket, rebuilds
 from sim.lower.job import Job
 from sim.lower.ops import collective, compute, host, order, record, spent, wait
-from sim.lower.template import PartOps, name_of
+from sim.lower.template import PartOps
 from sim.program import COMPUTE, Op
 from sim.work import HostWork, MemoryBound, Work
 
 Messages = Callable[[Job, Bucket], list[Op]]
 CLS = "comm.dp"
-COPY = "grad.copy"
-"""Class of the kernels that move gradients into and out of buckets."""
 
 
 def lane_of(axis: str) -> str:
@@ -105,38 +104,3 @@ def copies(job: Job, bucket: Bucket, read: float, written: float) -> tuple[Work,
     many = len(bucket.tensors) if rebuilds(job) and job.device == "cuda" else 1
     each = bucket.elements / many
     return (MemoryBound("scale", int(each * read), int(each * written), job.framework.reduce_dtype, float(int(each)), many),)
-
-
-ACCUMULATES = ("add", "cast", "more")
-"""How a micro-batch's gradients join the others': added to them in their own dtype; or kept in the dtype that travels, the first by a cast,
-further ones added to it."""
-
-
-def _checked(job: Job, tensors: tuple[int, ...]) -> tuple[Work, ...]:
-    """What the framework does to each gradient before (`Framework.between`)."""
-    how, g, dtype = job.framework.between, job.grad_bytes, job.framework.grad_dtype
-    scaled = job.plan.precision == "fp16"
-    steps = [("reduce", 0.0)] * scaled + [("norm", 0.0), ("scale", g)] if how == "clip" else [("scale", g)] if how and scaled else []
-    return tuple(MemoryBound(what, int(n * g), int(n * written), dtype, float(n)) for n in tensors for what, written in steps)
-
-
-def accumulate(job: Job, part: PartOps, how: str) -> tuple[Op, ...]:
-    """What joins the part's new gradients to those of other micro-batches: autograd's add, one kernel a tensor. "": there are none.
-
-    Megatron's GEMMs add by themselves; what other kernels make is added to the main gradient in every micro-batch.
-    """
-    tensors = part.part.tensors
-    if not tensors or part.part.frozen or (not part.part.wgrad and not part.part.backward):
-        return ()
-    flat = is_contiguous(job)
-    if (flat and any(getattr(work, "accumulate", False) for work in part.part.wgrad)) or not (how or flat):
-        return ()
-    if how in ("cast", "more") and not flat:
-        new, kept, dtype = job.param_bytes, job.reduce_bytes, job.framework.reduce_dtype
-    else:
-        new, kept, dtype = job.param_bytes if flat else job.grad_bytes, job.grad_bytes, job.framework.grad_dtype
-    first = how == "cast" and not flat
-    read = new if first else new + kept
-    added = tuple(MemoryBound("cast" if first else "add", int(n * read), int(n * kept), dtype, float(n)) for n in tensors)
-    works = (*_checked(job, tensors), *added)
-    return (compute(job, f"wgrad/{name_of(part.block, part.part)}.{'cast' if first else 'add'}", works, COPY),)

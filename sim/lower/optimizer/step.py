@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 
-from sim.lower.data_parallel.buckets import is_contiguous
 from sim.lower.job import Job
 from sim.lower.ops import collective, compute, order, spent
 from sim.lower.optimizer import muon
@@ -30,7 +29,7 @@ TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
 def clear(job: Job, share: Share) -> list[Op]:
     """Zeroes a flat gradient buffer, whole below ZeRO-2 (Megatron's zero_grad_buffer). torch drops its gradients (set_to_none) for nothing;
     before 2.0 it called a kernel for each tensor."""
-    if not is_contiguous(job):
+    if not job.flat_gradients:
         if not job.framework.zeroes_gradients or job.zero:
             return []
         zeros = tuple(_called(share, (("zero", 0, 1),), job.grad_bytes, job.framework.grad_dtype))
@@ -97,7 +96,7 @@ def clip(job: Job, share: Share) -> list[Op]:
         axes.append("ep")
     sizes = {axis: 4 * share.tensors if job.framework.tensor == "dtensor" and axis != "pp" else 4 for axis in axes if job.size(axis) > 1}
     ops += [collective(job, f"optimizer/norm.{axis}", COMPUTE, "all_reduce", size, axis, "comm.norm") for axis, size in sizes.items()]
-    if is_contiguous(job) or job.framework.reads_norm:
+    if job.flat_gradients or job.framework.reads_norm:
         ops += read_back(job, "optimizer/norm.read", CLS)
     return [*ops, compute(job, "optimizer/clip", (over_all(job, share, "scale", g, g, dtype, 1),), CLS)]
 

@@ -31,7 +31,7 @@ class Traffic:
         self._units = list(dict.fromkeys(found.values()))
 
     def gathers(self) -> float:
-        """All parameters, once, that a stage's first forward waits for; 0 where stages are gathered ahead (`sim.lower.data_parallel.unshard`)."""
+        """All parameters, once, that a stage's first forward waits for; 0 where stages are gathered ahead (`sim.lower.unshard`)."""
         return 0.0 if self._job.unshards else max(self._gathered(self._units).values(), default=0.0)
 
     def reduces(self) -> float:

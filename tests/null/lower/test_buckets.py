@@ -11,7 +11,7 @@ from sim.files.planfile import load_plan
 from sim.framework import Framework, load_framework
 from sim.lower.binding import job_of
 from sim.lower.blocks import lower_block
-from sim.lower.data_parallel.buckets import Bucket, buckets_of, is_contiguous, limits, rebuilds, trained
+from sim.lower.data_parallel.buckets import Bucket, buckets_of, limits, rebuilds, trained
 from sim.lower.job import Job
 from sim.lower.template import BlockOps
 from tests.null.lower.tiny import MIB, QUIET, linear, network
@@ -126,7 +126,7 @@ def test_limits(framework: Framework, plan: dict[str, Any], step: int, expected:
 def test_only_torchs_ddp_cuts_again(framework: Framework, parallel: dict[str, Any], again: bool) -> None:
     job, _ = made(linear(), framework=framework, parallel=parallel)
     assert rebuilds(job) is again
-    assert is_contiguous(job) is (framework is CORE)
+    assert job.flat_gradients is (framework is CORE)
 
 
 def test_a_framework_cuts_its_own_buckets_from_the_first_step_on() -> None:
