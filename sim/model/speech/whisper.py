@@ -104,7 +104,8 @@ def _decoder(spec: Whisper, sound: Share, text: Share) -> list[Part]:
 
 def _attention(spec: Whisper, share: Share, keys: Share, name: str, *, causal: bool) -> list[Part]:
     """Queries of `share` on `keys`: three linears (the keys' without biases), queries scaled, all three copied with heads before tokens (their
-    gradients come with tokens before heads), the core, a linear. Across: what all layers' keys and values give to the encoder's result is summed."""
+    gradients come with tokens before heads), the core, whose result in that order is kept and copied back, a linear. Across: what all layers'
+    keys and values give to the encoder's result is summed."""
     h, d, own = spec.hidden, spec.hidden // spec.heads, share is keys
     n, m = share.rows * h, keys.rows * h
     eager = not share.framework.compile
@@ -119,13 +120,9 @@ def _attention(spec: Whisper, share: Share, keys: Share, name: str, *, causal: b
     rest = _unbiased(rest, len(widths) - 2, keys.rows * h * keys.e)
     turned = Part(name=f"{name}.heads", forward=(*scale, *copies), backward=tuple(scale), cls="elementwise", modules=0)
     kept = rest.saved if own or casts(keys) else 0
-    return [
-        *both,
-        replace(rest, backward=(*rest.backward, *fork), saved=kept),
-        turned,
-        middle,
-        linear(share, f"{name}.proj", h, h, bias=True),
-    ]
+    rest = replace(rest, backward=(*rest.backward, *fork), saved=kept)
+    joined = Part(name=f"{name}.joined", forward=(transpose(share, n),), cls="elementwise", saved=n * share.e, modules=0)
+    return [*both, rest, turned, middle, *[joined] * eager, linear(share, f"{name}.proj", h, h, bias=True)]
 
 
 def _unbiased(part: Part, at: int, size: int) -> Part:
