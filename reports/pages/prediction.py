@@ -130,7 +130,7 @@ def timelines(page: Page, traces: Sequence[Trace], worst: int | None, files: Seq
     page.figure(timeline(traces, [rank for rank, _ in chosen]))
     for file in files:
         if file:
-            page.link("Every op of every simulated rank:", file, "opens in Perfetto (ui.perfetto.dev), chrome://tracing and Meta's HTA.")
+            page.link("Every op of every traced rank:", file, "opens in Perfetto (ui.perfetto.dev), chrome://tracing and Meta's HTA.")
 
 
 def prediction_body(page: Page, summary: Mapping[str, Any], trace: Trace, scene: Scene) -> None:
