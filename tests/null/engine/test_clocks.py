@@ -22,7 +22,8 @@ Pieces = list[tuple[str, float, float, bool]]
 
 
 def _ops(i: int, piece: tuple[str, float, float, bool], rank: int, costs: dict[str, Cost | float]) -> list[Op]:
-    """The i-th piece of one rank's program. Groups and messages are the same on both ranks, times are the rank's own."""
+    """The i-th piece of one rank's program. Groups and messages are the same on all ranks, and each piece's of a size of its own, as their
+    costs differ; other times are the rank's own."""
     kind, first, second, flag = piece
     a, b, key = f"{rank}.a{i}", f"{rank}.b{i}", f"e{i}"
     costs |= {
@@ -34,13 +35,15 @@ def _ops(i: int, piece: tuple[str, float, float, bool], rank: int, costs: dict[s
     if kind == "python":
         return [Op(a, "host", "host"), Op(b, "compute", "compute")]
     if kind in ("beside", "free", "inside"):
-        meet = Op(f"m{i}", "collective", "compute" if kind == "inside" else "comm.dp", name="all_reduce", group="dp")
+        meet = Op(f"m{i}", "collective", "compute" if kind == "inside" else "comm.dp", name="all_reduce", group="dp", bytes=i)
         order = [Op("r", "record", "compute", event=key), Op("w", "wait", "comm.dp", event=key)] if kind == "beside" else []
         return [kernel, *order, meet, Op(f"d{i}", "record", meet.lane, event=f"done{i}"), Op(b, "compute", "compute")]
     if kind == "swap":
         costs[f"m{i}"] = Cost(first, latency=first / 3, uses=_LINK)
         ways = [("send", "comm.out"), ("recv", "comm.in")]
-        swap = [Op(f"m{i}", way, lane, group="dp", peer=1 if way == "send" else -1) for way, lane in (ways if flag else ways[::-1])]
+        if not flag:
+            ways.reverse()
+        swap = [Op(f"m{i}", way, lane, group="dp", peer=1 if way == "send" else -1, bytes=i) for way, lane in ways]
         return [kernel, *swap, Op("g", "record", "comm.in", event=key), Op("h", "wait", "compute", event=key)]
     if kind == "copy":
         costs[b] = Cost(second, latency=second / 5, uses=(("link", 3.0), ("other", 1.0)))
