@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from executor.play import run_play
-from executor.possible import check_runs
+from executor.play import PlayResult, run_play
+from executor.possible import check_runs, without_stock
 from executor.probe import probe
 from executor.ranks.environment import hosts, leads
 from executor.stock import StockResult, run_stock
@@ -103,29 +103,30 @@ def _torch() -> str:
 
 
 def twin(plan: Plan, folder: Path, *, steps: int = 30, calibration: Path | None = None, say: Say = print) -> Twin:
-    """Probes if needed, predicts, plays, trains and compares `plan` on this machine."""
+    """Probes if needed, predicts, plays, trains and compares `plan` on this machine; what PyTorch's own machinery does not do is played alone."""
     path = calibration or folder.parent / f"calibration-{plan.world}.toml"
     setting = bind(plan, machines())
-    check_runs(setting, stock=True, play=True)
+    left_out = without_stock(setting)
     calibrated(plan.world, path, say)
     predicted = predict_setting(setting, calibration=path, fold=False)
     assert predicted.program is not None and predicted.trace is not None
     say(f"predicted: {predicted.step_time_s * 1e3:.2f} ms a step")
-    stock = run_stock(plan, folder, steps)
-    say(f"trained {len(stock.step_times)} steps with PyTorch's own machinery")
+    stock = None if left_out else run_stock(plan, folder, steps)
+    say(f"trained {len(stock.step_times)} steps with PyTorch's own machinery" if stock else f"not trained by PyTorch itself: {left_out}")
     played = run_play(predicted.program, host_seconds(predicted.program, pricer_for(setting, path)), folder, steps)
     say(f"played {len(played.step_times)} steps of the program")
+    runs: dict[str, StockResult | PlayResult] = {"stock": stock, "played": played} if stock else {"played": played}
     found = {
-        "stock": align_by_class(predicted.trace, stock.trace, stock.step_times),
-        "played": align_by_id(predicted.trace, played.trace, played.step_times),
+        name: (align_by_class if name == "stock" else align_by_id)(predicted.trace, run.trace, run.step_times) for name, run in runs.items()
     }
+    notes = _buckets(predicted.program, stock) if stock else [f"not trained by PyTorch itself: {left_out}"]
     return Twin(
         plan=plan,
         prediction=predicted,
-        traces=[predicted.trace, played.trace, stock.trace],
+        traces=[predicted.trace, *(run.trace for run in reversed(runs.values()))],
         comparisons=found,
-        times={"stock": stock.step_times, "played": played.step_times},
-        notes=[*_notes(found), *_buckets(predicted.program, stock)],
+        times={name: run.step_times for name, run in runs.items()},
+        notes=[*_notes(found), *notes],
         calibration=str(path),
     )
 

@@ -16,10 +16,19 @@ Refusals = tuple[tuple[bool, str], ...]
 
 def check_stock(plan: Plan, spec: ModelSpec) -> None:
     """Raises `Refused` with the reason and what to use instead."""
+    check_quiet(plan)
     _check_model(spec)
     for asked, words in (*_of_the_step(plan), *_of_the_split(plan, spec), *_of_the_data(plan)):
         if asked:
             raise Refused(words)
+
+
+def check_quiet(plan: Plan) -> None:
+    """Raises `Refused` for noise, which is a factor on prices: neither PyTorch's own machinery nor the player knows of it."""
+    if plan.noise.stragglers != "none" or plan.noise.imbalance != "none":
+        raise Refused(
+            "noise is for predictions: a real machine brings its own. Leave noise.stragglers and noise.imbalance out to run the plan"
+        )
 
 
 def _of_the_step(plan: Plan) -> Refusals:
@@ -78,7 +87,7 @@ def _of_the_split(plan: Plan, spec: ModelSpec) -> Refusals:
 
 
 def _of_the_data(plan: Plan) -> Refusals:
-    """Input, output and noise."""
+    """Input and output."""
     p = plan.parallel
     return (
         (
@@ -93,7 +102,6 @@ def _of_the_data(plan: Plan) -> Refusals:
             plan.output.checkpoint_every > 0 and plan.output.checkpoint_mode == "full" and p.dp_shard * p.tp * p.pp > 1,
             f'output.checkpoint_mode = "full" of a model that is split: in stock training each rank saves what it holds. Use "sharded", or: {PLAY}',
         ),
-        (plan.noise.stragglers != "none" or plan.noise.imbalance != "none", "noise is for predictions: a real machine brings its own"),
     )
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from executor import twin
+from executor.possible import without_stock
+from sim.bind import bind
 from sim.files.planfile import load_plan
 from topologies.errors import NoRoom, Refused
 
@@ -24,12 +26,33 @@ def test_what_is_not_played_is_refused_before_the_probe(tmp_path: Path) -> None:
     for how in ("stock", "play"):
         with pytest.raises(Refused, match="parameter server"):
             twin.run_plan(plan, tmp_path / "run", how, 1)
+    with pytest.raises(Refused, match="parameter server"):
+        twin.twin(plan, tmp_path / "run")
     with pytest.raises(Refused, match=r"checkpoint_mode = .async"):
-        twin.twin(load_plan(TINY | {"output": {"checkpoint_every": 1, "checkpoint_mode": "async"}}), tmp_path / "run")
+        twin.run_plan(load_plan(TINY | {"output": {"checkpoint_every": 1, "checkpoint_mode": "async"}}), tmp_path / "run", "stock", 1)
     split = TINY | {"parallel": {"dp_shard": 2, "zero": 3}, "output": {"checkpoint_every": 1, "checkpoint_mode": "full"}}
     with pytest.raises(Refused, match=r"checkpoint_mode = .full"):
         twin.run_plan(load_plan(split), tmp_path / "run", "stock", 1)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("noise", [{"stragglers": "r1: 2x"}, {"imbalance": "r1: 2x"}])
+def test_noise_is_refused_however_the_plan_is_run(tmp_path: Path, noise: dict[str, str]) -> None:
+    plan = load_plan(TINY | {"noise": noise})
+    for how in ("stock", "play"):
+        with pytest.raises(Refused, match="noise is for predictions"):
+            twin.run_plan(plan, tmp_path / "run", how, 1)
+    with pytest.raises(Refused, match="noise is for predictions"):
+        twin.twin(plan, tmp_path / "run")
+
+
+def test_why_a_plan_is_played_alone() -> None:
+    def why(**more: Any) -> str:
+        return without_stock(bind(load_plan(TINY | more), "this-machine"))
+
+    assert why() == ""
+    assert why(update={"aggregate": "cpu"}) == "sums on the host are not done by stock training"
+    assert why(parallel={"dp_shard": 2, "zero": 1}) == "zero = 1: PyTorch's FSDP2 splits gradients too. Use zero = 2"
 
 
 def test_ranks_that_together_need_more_memory_than_there_is(tmp_path: Path) -> None:

@@ -53,6 +53,17 @@ def test_steps_are_measured_and_costs_are(found: tuple[Twin, Path]) -> None:
     }
 
 
+@pytest.mark.timeout(280)
+def test_what_pytorch_itself_does_not_train_is_played_alone(probed: Probed, tmp_path: Path) -> None:
+    said: list[str] = []
+    plan = load_plan(PLAN | {"parallel": {"dp_shard": 2, "zero": 1}})
+    found = twin(plan, tmp_path / "run", steps=3, calibration=probed.file, say=said.append)
+    (why,) = [line for line in said if "not trained by PyTorch itself" in line]
+    assert why in found.notes and "zero = 1" in why
+    assert list(found.comparisons) == list(found.times) == ["played"] and not found.comparisons["played"].missing
+    assert [trace.origin for trace in found.traces] == ["predicted", "played"] and len(found.times["played"]) >= 3
+
+
 def test_a_quick_calibration_is_said_to_be_one(probed: Probed) -> None:
     said: list[str] = []
     assert calibrated(2, probed.file, said.append).quick
