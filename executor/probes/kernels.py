@@ -102,23 +102,33 @@ def attention(bench: Bench) -> None:
 _CONVOLUTIONS = (
     (8, 3, 32, 32, 32, 3, 1),
     (8, 32, 32, 32, 32, 3, 1),
-    (8, 32, 16, 16, 64, 3, 1),
     (8, 64, 16, 16, 128, 3, 2),
-    (8, 128, 8, 8, 256, 3, 1),
     (8, 64, 16, 16, 64, 1, 1),
+    (8, 32, 16, 16, 64, 3, 1),
+    (8, 128, 8, 8, 256, 3, 1),
     (2, 3, 128, 128, 64, 7, 2),
+    (2, 64, 56, 56, 64, 3, 1),
     (2, 256, 14, 14, 256, 3, 1),
+    (4, 512, 7, 7, 512, 3, 1),
+    (2, 256, 28, 28, 256, 3, 2),
+    (2, 64, 56, 56, 256, 1, 1),
+    (2, 256, 56, 56, 64, 1, 1),
+    (4, 1024, 14, 14, 256, 1, 1),
+    (4, 512, 7, 7, 2048, 1, 1),
+    (2, 256, 56, 56, 512, 1, 2),
 )
-"""CIFAR- and ImageNet-sized layers: batch, channels in, height, width, channels out, kernel, stride."""
+"""CIFAR- and ImageNet-sized layers: batch, channels in, height, width, channels out, kernel, stride. A quick probe takes the first four:
+one of each kind that libraries have an algorithm for."""
 
 
 def convolutions(bench: Bench) -> None:
-    """2-D convolutions and both gradients."""
-    bench.phase("convolutions")
-    for batch, c_in, h, w, c_out, kernel, stride in _CONVOLUTIONS[:4] if bench.quick else _CONVOLUTIONS:
-        for role in ("fwd", "dgrad", "wgrad"):
-            work = Conv(batch, c_in, h, w, c_out, kernel, kernel, stride, dtype="fp32", role=role)
-            bench.work("conv", role, work, "fp32", (batch, c_in, h, w, c_out, kernel, kernel, stride))
+    """2-D convolutions and both gradients, in fp32 and bf16."""
+    shapes = _CONVOLUTIONS[:4] if bench.quick else _CONVOLUTIONS
+    for dtype in ("fp32", "bf16"):
+        bench.phase(f"{dtype} convolutions")
+        for (batch, c_in, h, w, c_out, kernel, stride), role in product(shapes, ("fwd", "dgrad", "wgrad")):
+            work = Conv(batch, c_in, h, w, c_out, kernel, kernel, stride, dtype=dtype, role=role)
+            bench.work("conv", role, work, dtype, (batch, c_in, h, w, c_out, kernel, kernel, stride))
 
 
 def copies(bench: Bench) -> None:

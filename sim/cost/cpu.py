@@ -191,7 +191,10 @@ class Prices:
         return max(self.dispatch, rate * work.flops / work.repeat), "measured" if plain else "fitted"
 
     def _convolution(self, work: Conv) -> tuple[float, Source]:
-        rows = self.calibration.rows("conv", work.role) or self.calibration.rows("conv", "fwd")
+        """At the rate of the measured ones about it; where none is of its dtype, of the others."""
+        dtype = "fp32" if work.dtype == "tf32" and self.calibration.device == "cpu" else work.dtype
+        own = self.calibration.rows("conv", work.role, dtype)
+        rows = own or self.calibration.rows("conv", work.role) or self.calibration.rows("conv", "fwd")
         if not rows:
             return self._assumed(work, work.dtype)
         here = _conv_point(work)
@@ -202,14 +205,21 @@ class Prices:
             near.append((1.0 / (distance + 1e-9), math.log(s.median / like.flops)))
         total = sum(weight for weight, _ in near)
         rate = math.exp(sum(weight * value for weight, value in near) / total)
-        exact = max(weight for weight, _ in near) > 1e8
-        return max(self.dispatch, rate * work.flops / work.repeat), "measured" if exact else "fitted"
+        seconds = max(self.dispatch, rate * work.flops / work.repeat)
+        if own and max(weight for weight, _ in near) > 1e8:
+            return seconds, "measured"
+        # One of few channels in a group is bound by its maps' bytes.
+        return max(seconds, work.bytes / work.repeat / (2.0 * self.calibration.copy_rate)), "fitted"
 
     def _experts(self, work: GroupedGemm) -> tuple[float, Source]:
         share = max(1, work.m // work.groups)
         m, n, k = (work.n, work.k, share) if work.role == "wgrad" else (share, work.n, work.k)
         seconds, source = self._product(Gemm(m, n, k, work.dtype, 1, work.role, work.accumulate, 1, work.into))
         return seconds * work.groups, "fitted" if source == "measured" else source
+
+
+_APART = 4.0
+"""Between kinds of convolution, in the measure of sizes' logarithms: as a fifty times larger one."""
 
 
 def _attention_work(s: Sample) -> Attention:
@@ -223,6 +233,10 @@ def _conv_work(s: Sample) -> Conv:
 
 
 def _conv_point(work: Conv) -> tuple[float, ...]:
-    """Where a convolution lies among the measured ones: depth of the product, output channels, pixels."""
+    """Where a convolution lies among the measured ones: depth of the product, output channels, pixels; and whether an output reads one
+    pixel, whether outputs skip pixels, and whether channels are grouped, since libraries have an algorithm for each kind (oneDNN: a product of
+    matrices, Winograd's, a direct one)."""
     oh, ow = work.out
-    return math.log(work.c_in / work.groups * work.kh * work.kw), math.log(work.c_out), math.log(work.batch * oh * ow) / 2
+    kind = (work.kh * work.kw > 1, work.stride > 1, work.groups > 1)
+    size = math.log(work.c_in / work.groups * work.kh * work.kw), math.log(work.c_out), math.log(work.batch * oh * ow) / 2
+    return *size, *(_APART * yes for yes in kind)
