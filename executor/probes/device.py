@@ -11,10 +11,10 @@ from itertools import product
 import torch
 
 from executor.probes.bench import Bench
-from executor.probes.kernels import variants
+from executor.probes.kernels import attention_name, convolution, variants
 from executor.ranks.world import set_precision
 from sim.cost.cpu import variant
-from sim.work import Attention, Conv, Gemm
+from sim.work import Attention, Gemm
 
 SIZES = (128, 512, 1024, 2048, 4096, 8192, 16384, 131072)
 """Tokens, widths and vocabularies of the plans lie between them; they are none of theirs."""
@@ -81,20 +81,20 @@ def memory_bound(bench: Bench) -> None:
 
 
 def attention(bench: Bench) -> None:
-    """Fused causal attention, forward and backward: about 8,192 tokens and 16 heads, as sequences of every length."""
+    """Fused attention, causal and not, forward and backward: about 8,192 tokens and 16 heads, as sequences of every length."""
     bench.phase("attention")
-    for seq, d, backward in product((256, 1024) if bench.quick else (128, 256, 512, 1024, 2048, 4096, 8192), (64, 128), (False, True)):
+    sequences = (256, 1024) if bench.quick else (128, 256, 512, 1024, 2048, 4096, 8192)
+    for seq, d, causal, backward in product(sequences, (64, 128), (True, False), (False, True)):
         batch = max(1, 8192 // seq)
-        work = Attention(batch, 16, 16, seq, seq, d, dtype="bf16", backward=backward)
-        bench.work("attention", "bwd" if backward else "fwd", work, "bf16", (batch, 16, seq, d))
+        work = Attention(batch, 16, 16, seq, seq, d, causal=causal, dtype="bf16", backward=backward)
+        bench.work("attention", attention_name(work), work, "bf16", (batch, 16, seq, d))
 
 
 def convolutions(bench: Bench) -> None:
     """2-D convolutions and both gradients, in bf16."""
     bench.phase("convolutions")
-    for (batch, c_in, h, w, c_out, kernel, stride), role in product(_CONVOLUTIONS[:2] if bench.quick else _CONVOLUTIONS, _ROLES):
-        work = Conv(batch, c_in, h, w, c_out, kernel, kernel, stride, dtype="bf16", role=role)
-        bench.work("conv", role, work, "bf16", (batch, c_in, h, w, c_out, kernel, kernel, stride))
+    for shape, role in product(_CONVOLUTIONS[:2] if bench.quick else _CONVOLUTIONS, _ROLES):
+        convolution(bench, shape, "bf16", role)
 
 
 def copies(bench: Bench) -> None:

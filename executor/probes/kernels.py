@@ -90,13 +90,19 @@ def memory_bound(bench: Bench) -> None:
                     bench.work("memory", variant(work), work, dtype, (size,))
 
 
+def attention_name(work: Attention) -> str:
+    """Its row's in a calibration."""
+    return ("bwd" if work.backward else "fwd") + ("" if work.causal else "_full")
+
+
 def attention(bench: Bench) -> None:
-    """Fused causal attention, forward and backward, by sequence and head size."""
-    bench.phase("attention")
+    """Fused attention, causal and not, forward and backward, by sequence and head size, in fp32 and bf16."""
     sequences = (64, 512) if bench.quick else (16, 64, 256, 1024)
-    for seq, d, backward in product(sequences, (32, 64, 128), (False, True)):
-        work = Attention(2, 4, 4, seq, seq, d, dtype="fp32", backward=backward)
-        bench.work("attention", "bwd" if backward else "fwd", work, "fp32", (2, 4, seq, d))
+    for dtype in ("fp32", "bf16"):
+        bench.phase(f"{dtype} attention")
+        for seq, d, causal, backward in product(sequences, (32, 64, 128), (True, False), (False, True)):
+            work = Attention(2, 4, 4, seq, seq, d, causal=causal, dtype=dtype, backward=backward)
+            bench.work("attention", attention_name(work), work, dtype, (2, 4, seq, d))
 
 
 _CONVOLUTIONS = (
@@ -116,9 +122,15 @@ _CONVOLUTIONS = (
     (4, 1024, 14, 14, 256, 1, 1),
     (4, 512, 7, 7, 2048, 1, 1),
     (2, 256, 56, 56, 512, 1, 2),
+    (2, 128, 56, 56, 128, 3, 1, 32),
+    (4, 512, 14, 14, 512, 3, 1, 32),
+    (2, 144, 56, 56, 144, 3, 2, 144),
+    (2, 240, 28, 28, 240, 5, 1, 240),
+    (4, 672, 14, 14, 672, 5, 1, 672),
+    (2, 192, 28, 28, 192, 7, 1, 192),
 )
-"""CIFAR- and ImageNet-sized layers: batch, channels in, height, width, channels out, kernel, stride. A quick probe takes the first four:
-one of each kind that libraries have an algorithm for."""
+"""CIFAR- and ImageNet-sized layers: batch, channels in, height, width, channels out, kernel, stride, and groups where there are some. A quick
+probe takes the first four: a dense one of each kind that libraries have an algorithm for."""
 
 
 def convolutions(bench: Bench) -> None:
@@ -126,9 +138,15 @@ def convolutions(bench: Bench) -> None:
     shapes = _CONVOLUTIONS[:4] if bench.quick else _CONVOLUTIONS
     for dtype in ("fp32", "bf16"):
         bench.phase(f"{dtype} convolutions")
-        for (batch, c_in, h, w, c_out, kernel, stride), role in product(shapes, ("fwd", "dgrad", "wgrad")):
-            work = Conv(batch, c_in, h, w, c_out, kernel, kernel, stride, dtype=dtype, role=role)
-            bench.work("conv", role, work, dtype, (batch, c_in, h, w, c_out, kernel, kernel, stride))
+        for shape, role in product(shapes, ("fwd", "dgrad", "wgrad")):
+            convolution(bench, shape, dtype, role)
+
+
+def convolution(bench: Bench, shape: tuple[int, ...], dtype: str, role: str) -> None:
+    """One of a table of shapes: batch, channels in, height, width, channels out, kernel, stride, groups (1 unless said)."""
+    batch, c_in, h, w, c_out, kernel, stride, groups = (*shape, 1)[:8]
+    work = Conv(batch, c_in, h, w, c_out, kernel, kernel, stride, groups=groups, dtype=dtype, role=role)
+    bench.work("conv", role, work, dtype, (batch, c_in, h, w, c_out, kernel, kernel, stride, groups))
 
 
 def copies(bench: Bench) -> None:

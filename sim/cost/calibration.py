@@ -20,7 +20,7 @@ from sim.files.runs import write_atomic
 from topologies.errors import BadInput
 from topologies.table import read_toml
 
-VERSION = 3
+VERSION = 4
 ASSUMED_COPY = 5e9
 """Bytes per second of a memcpy on one server core, both ends in DRAM (assumed; single cores reach 4-12 GB/s)."""
 _LARGEST = 4 << 20
@@ -28,7 +28,7 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"),
     "memory": ("bytes",),
     "attention": ("batch", "heads", "seq", "d"),
-    "conv": ("batch", "c_in", "h", "w", "c_out", "kh", "kw", "stride"),
+    "conv": ("batch", "c_in", "h", "w", "c_out", "kh", "kw", "stride", "groups"),
     "optimizer": ("tensors", "parameters"),
     "host": (),
     "collective": ("ranks", "bytes"),
@@ -43,7 +43,7 @@ class Sample(msgspec.Struct, frozen=True):
     """One measured point."""
 
     name: str
-    """gemm, conv: fwd dgrad wgrad; attention: fwd bwd; memory: the kernel; host: the kind of work; collective: its name."""
+    """gemm, conv: fwd dgrad wgrad; attention: fwd bwd, fwd_full bwd_full where nothing is masked; memory: the kernel; host: the kind of work; collective: its name."""
     dtype: str
     shape: tuple[int, ...]
     median: float

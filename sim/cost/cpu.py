@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from sim.cost.calibration import Calibration, Curve, Grid, Sample
+from sim.cost.calibration import Calibration, Curve, Grid
+from sim.cost.points import attention_of, convolution_of, place_of
 from sim.cost.price import Cost, Source
 from sim.work import BYTES, Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work
 
@@ -18,6 +19,8 @@ ASSUMED_FLOPS = {"fp32": 5e10, "bf16": 5e10, "fp16": 1e10}
 """FLOP/s of one server core where nothing was measured: AVX2 at 3 GHz reaches 96 peak, about half in GEMMs (assumed)."""
 ASSUMED_BYTES = 6e9
 """Bytes per second of memory-bound kernels on one core, both directions together (assumed)."""
+_FULL = 1 << 16
+"""Rows of queries with which attention reaches its measured rate on a GPU: four waves of 128 rows on 132 SMs; fewer leave more of them idle."""
 ASSUMED_HOST = {
     "kernel": 3e-6,
     "module": 4e-6,
@@ -102,15 +105,14 @@ class Prices:
         self.calibration = calibration
         self._known: dict[Work, tuple[float, Source]] = {}
         self._gemm: dict[tuple[str, str], Grid] = {}
-        self._attention: dict[str, Grid] = {}
+        self._attention: dict[tuple[str, str], Grid] = {}
         self._memory: dict[tuple[str, str], Curve] = {}
         for role, dtype in {(s.name, s.dtype) for s in calibration.rows("gemm")}:
             rows = calibration.rows("gemm", role, dtype)
             self._gemm[role, dtype] = Grid((s.shape, s.median / (2.0 * math.prod(s.shape))) for s in rows)
-        for name in {s.name for s in calibration.rows("attention")}:
-            self._attention[name] = Grid(
-                ((s.shape[2], s.shape[3]), s.median / _attention_work(s).flops) for s in calibration.rows("attention", name)
-            )
+        for name, dtype in {(s.name, s.dtype) for s in calibration.rows("attention")}:
+            rows = calibration.rows("attention", name, dtype)
+            self._attention[name, dtype] = Grid((s.shape[2:], s.median / attention_of(s).flops) for s in rows)
         for name, dtype in {(s.name, s.dtype) for s in calibration.rows("memory")}:
             self._memory[name, dtype] = Curve((s.shape[0], s.median) for s in calibration.rows("memory", name, dtype))
         self.dispatch = self.host("kernel")[0]
@@ -146,7 +148,7 @@ class Prices:
         return seconds * work.count, source
 
     def _product(self, work: Gemm) -> tuple[float, Source]:
-        dtype = "fp32" if work.dtype == "tf32" else work.dtype
+        dtype = self._exact(work.dtype)
         grid = self._gemm.get((work.role, dtype)) or self._gemm.get(("fwd", dtype))
         if not grid:
             return self._assumed(work, dtype)
@@ -183,25 +185,32 @@ class Prices:
         return seconds, source if inside else "fitted"
 
     def _fused_attention(self, work: Attention) -> tuple[float, Source]:
-        grid = self._attention.get("bwd" if work.backward else "fwd")
-        if not grid:
+        way, dtype = "bwd" if work.backward else "fwd", self._exact(work.dtype)
+        own = (way if work.causal else f"{way}_full", dtype)
+        near = (own, (way, dtype), (own[0], "fp32"), (way, "fp32"), (way, "bf16"))
+        found = next((key for key in near if key in self._attention), None)
+        if found is None:
             return self._assumed(work, work.dtype)
-        rate, inside = grid.at((max(1, round(math.sqrt(work.q * work.kv))), work.d))
-        plain = inside and work.q == work.kv and work.causal and not work.window and work.dtype == "fp32"
+        rate, inside = self._attention[found].at((max(1, round(math.sqrt(work.q * work.kv))), work.d))
+        full = self.calibration.device == "cpu" or work.batch * work.heads * work.q >= _FULL
+        plain = inside and full and work.q == work.kv and not work.window and found == own
         return max(self.dispatch, rate * work.flops / work.repeat), "measured" if plain else "fitted"
+
+    def _exact(self, dtype: str) -> str:
+        """CPUs have no TF32."""
+        return "fp32" if dtype == "tf32" and self.calibration.device == "cpu" else dtype
 
     def _convolution(self, work: Conv) -> tuple[float, Source]:
         """At the rate of the measured ones about it; where none is of its dtype, of the others."""
-        dtype = "fp32" if work.dtype == "tf32" and self.calibration.device == "cpu" else work.dtype
-        own = self.calibration.rows("conv", work.role, dtype)
+        own = self.calibration.rows("conv", work.role, self._exact(work.dtype))
         rows = own or self.calibration.rows("conv", work.role) or self.calibration.rows("conv", "fwd")
         if not rows:
             return self._assumed(work, work.dtype)
-        here = _conv_point(work)
+        here = place_of(work)
         near: list[tuple[float, float]] = []
         for s in rows:
-            like = _conv_work(s)
-            distance = sum((a - b) ** 2 for a, b in zip(here, _conv_point(like), strict=True))
+            like = convolution_of(s)
+            distance = sum((a - b) ** 2 for a, b in zip(here, place_of(like), strict=True))
             near.append((1.0 / (distance + 1e-9), math.log(s.median / like.flops)))
         total = sum(weight for weight, _ in near)
         rate = math.exp(sum(weight * value for weight, value in near) / total)
@@ -216,27 +225,3 @@ class Prices:
         m, n, k = (work.n, work.k, share) if work.role == "wgrad" else (share, work.n, work.k)
         seconds, source = self._product(Gemm(m, n, k, work.dtype, 1, work.role, work.accumulate, 1, work.into))
         return seconds * work.groups, "fitted" if source == "measured" else source
-
-
-_APART = 4.0
-"""Between kinds of convolution, in the measure of sizes' logarithms: as a fifty times larger one."""
-
-
-def _attention_work(s: Sample) -> Attention:
-    batch, heads, seq, d = s.shape
-    return Attention(batch, heads, heads, seq, seq, d, dtype=s.dtype, backward=s.name == "bwd")
-
-
-def _conv_work(s: Sample) -> Conv:
-    batch, c_in, h, w, c_out, kh, kw, stride = s.shape
-    return Conv(batch, c_in, h, w, c_out, kh, kw, stride, dtype=s.dtype, role=s.name)
-
-
-def _conv_point(work: Conv) -> tuple[float, ...]:
-    """Where a convolution lies among the measured ones: depth of the product, output channels, pixels; and whether an output reads one
-    pixel, whether outputs skip pixels, and whether channels are grouped, since libraries have an algorithm for each kind (oneDNN: a product of
-    matrices, Winograd's, a direct one)."""
-    oh, ow = work.out
-    kind = (work.kh * work.kw > 1, work.stride > 1, work.groups > 1)
-    size = math.log(work.c_in / work.groups * work.kh * work.kw), math.log(work.c_out), math.log(work.batch * oh * ow) / 2
-    return *size, *(_APART * yes for yes in kind)

@@ -135,13 +135,14 @@ def test_every_table_of_a_gpu_is_filled(bench: Bench, monkeypatch: pytest.Monkey
         found.setdefault(kind, []).append(sample)
     assert {(s.name, s.dtype) for s in found["gemm"]} == {(r, d) for r in ("fwd", "dgrad", "wgrad") for d in ("bf16", "fp32", "tf32")}
     assert {s.name for s in found["copy"]} == {"h2d.pinned", "d2h.pinned", "h2d.pageable", "d2h.pageable"}
-    assert {s.dtype for s in found["memory"]} == {"bf16", "fp32"} and {s.name for s in found["attention"]} == {"fwd", "bwd"}
+    assert {s.dtype for s in found["memory"]} == {"bf16", "fp32"} and {s.dtype for s in found["attention"]} == {"bf16"}
+    assert {s.name for s in found["attention"]} == {"fwd", "bwd", "fwd_full", "bwd_full"}
     assert precisions == [False, False, True, False], "bf16 and exact fp32 without TF32, TF32 with it, and off again"
 
 
 def _thin(work: Any) -> Any:
     """Attention over 16 tokens, whatever is asked for: the CPU need not work through 8,192."""
-    return lambda batch, heads, kv, q, k, d, dtype, backward: work(1, 1, 1, 16, 16, d, dtype=dtype, backward=backward)
+    return lambda batch, heads, kv, q, k, d, **more: work(1, 1, 1, 16, 16, d, **more)
 
 
 def test_collectives_are_timed_by_events(bench: Bench) -> None:

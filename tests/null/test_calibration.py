@@ -140,7 +140,7 @@ def test_measured_points_are_what_they_are() -> None:
         gemm=(_sample("fwd", (64, 64, 64), 1e-5), _sample("fwd", (128, 64, 64), 2e-5)),
         memory=(_sample("add", (12288,), 3e-6), _sample("add", (122880,), 3e-5)),
         attention=(_sample("fwd", (1, 4, 64, 32), 1e-4),),
-        conv=(_sample("fwd", (1, 3, 8, 8, 4, 3, 3, 1), 1e-4),),
+        conv=(_sample("fwd", (1, 3, 8, 8, 4, 3, 3, 1, 1), 1e-4),),
         host=(_sample("module", (), 2e-6, ""),),
     )
     for work, seconds in ((WORKS[0], 1e-5), (WORKS[3], 1e-4), (WORKS[4], 1e-4), (WORKS[5], 3e-6)):

@@ -12,8 +12,8 @@ from sim.cost import attention
 from sim.cost.collective import collective_cost, group_shape, message_cost
 from sim.cost.collective.nccl import NAMES, best
 from sim.cost.conv import _matrix
-from sim.cost.cpu import _conv_point
 from sim.cost.kernel import kernel_cost
+from sim.cost.points import place_of
 from sim.cost.price import Pricer
 from sim.pricer import pricer_for
 from sim.program import Op
@@ -38,8 +38,8 @@ def test_convolutions_of_as_many_pixels_lie_at_one_place(size: tuple[int, int, i
     """However they are spread over images, height and width; twice as many lie elsewhere."""
     batch, h, w = size
     here, there, more = (Conv(b, channels, y, x, channels, 1, 1) for b, y, x in ((batch, h, w), (1, 16, 16), (batch, h, 2 * w)))
-    assert _conv_point(here) == pytest.approx(_conv_point(there))
-    assert _conv_point(more)[2] > _conv_point(here)[2]
+    assert place_of(here) == pytest.approx(place_of(there))
+    assert place_of(more)[2] > place_of(here)[2]
 
 
 @pytest.fixture(scope="module")
