@@ -19,6 +19,8 @@ ASSUMED_FLOPS = {"fp32": 5e10, "bf16": 5e10, "fp16": 1e10}
 """FLOP/s of one server core where nothing was measured: AVX2 at 3 GHz reaches 96 peak, about half in GEMMs (assumed)."""
 ASSUMED_BYTES = 6e9
 """Bytes per second of memory-bound kernels on one core, both directions together (assumed)."""
+_SAME = 1e-4
+"""Distance between convolutions below which they are one."""
 _FULL = 1 << 16
 """Rows of queries with which attention reaches its measured rate on a GPU: four waves of 128 rows on 132 SMs; fewer leave more of them idle."""
 ASSUMED_HOST = {
@@ -206,16 +208,17 @@ class Prices:
         rows = own or self.calibration.rows("conv", work.role) or self.calibration.rows("conv", "fwd")
         if not rows:
             return self._assumed(work, work.dtype)
-        here = place_of(work)
-        near: list[tuple[float, float]] = []
+        here, total, logs, nearest = place_of(work), 0.0, 0.0, math.inf
         for s in rows:
             like = convolution_of(s)
-            distance = sum((a - b) ** 2 for a, b in zip(here, place_of(like), strict=True))
-            near.append((1.0 / (distance + 1e-9), math.log(s.median / like.flops)))
-        total = sum(weight for weight, _ in near)
-        rate = math.exp(sum(weight * value for weight, value in near) / total)
-        seconds = max(self.dispatch, rate * work.flops / work.repeat)
-        if own and max(weight for weight, _ in near) > 1e8:
+            distance = math.dist(here, place_of(like))
+            nearest = min(nearest, distance)
+            # The fourth power: far from all of them the nearest decide, not the mean of all.
+            weight = 1.0 / (distance + _SAME) ** 4
+            total += weight
+            logs += weight * math.log(s.median / like.flops)
+        seconds = max(self.dispatch, math.exp(logs / total) * work.flops / work.repeat)
+        if own and nearest < _SAME:
             return seconds, "measured"
         # One of few channels in a group is bound by its maps' bytes.
         return max(seconds, work.bytes / work.repeat / (2.0 * self.calibration.copy_rate)), "fitted"
