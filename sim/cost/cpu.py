@@ -163,7 +163,9 @@ class Prices:
         if work.accumulate:
             size = int(BYTES[work.into]) * work.m * work.n * work.batch
             seconds += self._bytes(MemoryBound("add", 2 * size, size, work.into))[0]
-        exact = inside and (work.role, dtype) in self._gemm
+        # Products of a batch share a GPU, and one that adds to what is there reads it on the way: neither is the sum of what was measured.
+        alone = self.calibration.device == "cpu" or not (work.batch > 1 or work.accumulate)
+        exact = inside and alone and (work.role, dtype) in self._gemm
         return seconds, "measured" if exact else "fitted"
 
     def _assumed(self, work: Work, dtype: str) -> tuple[float, Source]:

@@ -34,6 +34,16 @@ def test_tf32_is_a_gpus_and_on_a_cpu_exact(device: Literal["cpu", "cuda"], rate:
     assert source == "measured" and seconds == pytest.approx(rate * 256**3, rel=1e-6)
 
 
+@pytest.mark.parametrize(("device", "source"), [("cuda", "fitted"), ("cpu", "measured")])
+@pytest.mark.parametrize("more", [{"batch": 8}, {"accumulate": True}])
+def test_products_that_share_a_gpu_are_not_the_sum_of_single_ones(
+    device: Literal["cpu", "cuda"], source: str, more: dict[str, int]
+) -> None:
+    table = prices(calibration(device, *products({"fp32": 1e-12})))
+    assert table.price(Gemm(256, 256, 256, "fp32"))[1] == "measured"
+    assert table.price(Gemm(256, 256, 256, "fp32", **more))[1] == source  # type: ignore[arg-type]
+
+
 def attention(dtype: str, *ways: tuple[str, float]) -> list[tuple[str, str, str, tuple[int, ...], float]]:
     """Rows of two sequences by two head sizes, each way at its seconds per query, key and element of a head."""
     return [("attention", way, dtype, (2, 4, s, d), rate * 8 * s * s * d) for way, rate in ways for s in (64, 1024) for d in (32, 128)]
