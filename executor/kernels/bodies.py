@@ -19,6 +19,7 @@ from topologies.errors import BadInput, Refused
 from topologies.units import show_size
 
 Body = Callable[[], object]
+Take = Callable[..., torch.Tensor]
 DTYPES = {
     "fp32": torch.float32,
     "tf32": torch.float32,
@@ -155,11 +156,17 @@ def _conv(work: Conv, arena: Arena) -> Body:
     dtype = dtype_of(work.dtype)
     pad = (work.kh // 2, work.kw // 2) if work.padding < 0 else (work.padding, work.padding)
     stride = (work.stride, work.stride)
-    x = (arena.recent if work.role == "fwd" else arena.distant)(work.batch, work.c_in, work.h, work.w, dtype=dtype)
-    weight = arena.distant(work.c_out, work.c_in // work.groups, work.kh, work.kw, dtype=dtype)
+    # Tensor cores take channels side by side (`sim.work.Conv`); cuDNN would turn other maps round in every call.
+    beside = arena.device.type == "cuda" and (work.dtype != "fp32" or work.channels_last)
+
+    def maps(take: Take, n: int, c: int, h: int, w: int) -> torch.Tensor:
+        return take(n, h, w, c, dtype=dtype).permute(0, 3, 1, 2) if beside else take(n, c, h, w, dtype=dtype)
+
+    x = maps(arena.recent if work.role == "fwd" else arena.distant, work.batch, work.c_in, work.h, work.w)
+    weight = maps(arena.distant, work.c_out, work.c_in // work.groups, work.kh, work.kw)
     if work.role == "fwd":
         return lambda: F.conv2d(x, weight, None, stride, pad, 1, work.groups)
-    grad = arena.recent(work.batch, work.c_out, *work.out, dtype=dtype)
+    grad = maps(arena.recent, work.batch, work.c_out, *work.out)
     mask = [work.role == "dgrad", work.role == "wgrad", False]
 
     def backward() -> object:

@@ -1,7 +1,8 @@
-"""Kernels of memory-bound works on a CPU: what PyTorch is called, and how many bytes come out. Nothing is timed."""
+"""Kernels of works on a CPU: what PyTorch is called, and how many bytes come out. Nothing is timed."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from executor.kernels.bodies import body
 from executor.kernels.memory_bound import memory_kernel
 from executor.probes.kernels import variants
 from sim.cost.cpu import variant
-from sim.work import Gemm, MemoryBound
+from sim.work import Conv, Gemm, MemoryBound
 
 MAIN = {
     "add": "add", "scale": "mul", "copy": "clone", "permute": "clone", "zero": "zero_", "cast": "_to_copy", "reduce": "sum",
@@ -120,3 +121,37 @@ def test_a_product_adds_in_its_own_kernel_where_torch_has_one(work: Gemm, called
     with Called() as seen:
         run()
     assert seen.names == called
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "flagged", "beside"),
+    [
+        ("cuda", "bf16", False, True),
+        ("cuda", "tf32", False, True),
+        ("cuda", "fp32", True, True),
+        ("cuda", "fp32", False, False),
+        ("cpu", "bf16", False, False),
+    ],
+)
+@pytest.mark.parametrize("role", ["fwd", "dgrad", "wgrad"])
+def test_tensor_cores_convolve_maps_whose_channels_lie_side_by_side(kind: str, dtype: str, flagged: bool, beside: bool, role: str) -> None:
+    """What a GPU would be given, run on the CPU: layouts of all maps, and a result of the right shape."""
+    real = Arena(torch.device("cpu"), 1 << 28, distant=1 << 20)
+    given: list[bool] = []
+
+    class Noted(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            maps = [a for a in args if isinstance(a, torch.Tensor) and a.dim() == 4]
+            if "convolution" in func.overloadpacket.__name__:
+                given.extend(a.is_contiguous(memory_format=torch.channels_last) for a in maps)
+            return func(*args, **(kwargs or {}))
+
+    arena: Any = SimpleNamespace(device=SimpleNamespace(type=kind), limit=1 << 28, recent=real.recent, distant=real.distant)
+    work = Conv(2, 8, 6, 6, 16, 3, 3, dtype=dtype, role=role, channels_last=flagged)
+    with torch.no_grad():
+        call = body(work, arena)
+        with Noted():
+            made: Any = call()
+    assert given == [beside] * (2 if role == "fwd" else 3)
+    shape = {"fwd": (2, 16, 6, 6), "dgrad": (2, 8, 6, 6), "wgrad": (16, 8, 3, 3)}[role]
+    assert tuple((made if role == "fwd" else made[role == "wgrad"]).shape) == shape
