@@ -25,7 +25,7 @@ from sim.rules import check
 from sim.trace import Span, Trace, from_zero
 
 if TYPE_CHECKING:
-    from executor.training.samples import Pair
+    from executor.training.examples import Pair
     from executor.training.trainer import Trainer
 
 WARMUP = 5

@@ -206,6 +206,9 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     replayed CUDA graphs."""
 
 
+_HALVES = ("bf16", "fp16")
+
+
 def framework_of(plan: Plan) -> Framework:
     """The plan's framework with the plan's own words applied."""
     base = load_framework(plan.framework)
@@ -224,6 +227,9 @@ def framework_of(plan: Plan) -> Framework:
         changes["clip"] = plan.optimizer.clip
     if plan.precision in ("fp32", "tf32"):
         changes |= {"param_dtype": "fp32", "grad_dtype": "fp32", "reduce_dtype": "fp32", "master": False, "autocast": False}
+    if plan.precision in _HALVES:  # a framework's file says how wide; which 16 bits these are, the plan
+        fields = ("param_dtype", "grad_dtype", "reduce_dtype")
+        changes |= {field: plan.precision for field in fields if getattr(base, field) in _HALVES}
     return msgspec.structs.replace(base, **changes)
 
 

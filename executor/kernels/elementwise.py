@@ -23,6 +23,11 @@ def _scale(s: Site) -> Call:
     return (lambda: torch.mul(a, b)) if s.inputs >= 2 else (lambda: torch.mul(a, 0.5))
 
 
+def _sqrt(s: Site) -> Call:
+    a = s.flat()
+    return lambda: torch.sqrt(a)
+
+
 def _cast(s: Site) -> Call:
     wide, narrow = torch.float32, torch.bfloat16 if s.dtype is torch.float32 else s.dtype
     down = s.work.read > s.work.written
@@ -101,6 +106,7 @@ def _rope(s: Site) -> Call:
 
 KERNELS: dict[str, Callable[[Site], Call]] = {
     "scale": _scale,
+    "sqrt": _sqrt,
     "cast": _cast,
     "quantise": _cast,
     "zero": _zero,

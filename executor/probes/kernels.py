@@ -46,6 +46,7 @@ def variants(total: int, dtype: str) -> Iterator[MemoryBound]:
         "copy",
         "permute",
         "zero",
+        "sqrt",
         "layernorm",
         "rmsnorm",
         "softmax",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from executor.ranks.world import World
-from executor.training.samples import Pair
+from executor.training.examples import Pair
 from sim.plan import Plan
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from sim.bind import shape_of
 from sim.framework import framework_of, sharding_of
 from sim.model.specs.decoder import Decoder
-from sim.model.specs.spec import Mlp, ModelSpec
+from sim.model.specs.pictures import ConvNext, EfficientNet
+from sim.model.specs.spec import Cnn, Encoder, Mlp, ModelSpec, Vit
 from sim.plan import Plan
 from topologies.errors import Refused
 
@@ -17,7 +19,7 @@ Refusals = tuple[tuple[bool, str], ...]
 def check_stock(plan: Plan, spec: ModelSpec) -> None:
     """Raises `Refused` with the reason and what to use instead."""
     check_quiet(plan)
-    _check_model(spec)
+    _check_model(plan, spec)
     for asked, words in (*_of_the_step(plan), *_of_the_split(plan, spec), *_of_the_data(plan)):
         if asked:
             raise Refused(words)
@@ -40,7 +42,10 @@ def _of_the_step(plan: Plan) -> Refusals:
             plan.precision not in ("fp32", "tf32", "bf16", "fp16"),
             f'precision = "{plan.precision}" needs a library of its own. Use "bf16", or: {PLAY}',
         ),
-        (habits.autocast, f'framework = "{plan.framework}" casts under autocast, which stock training does not do yet. {PLAY}'),
+        (
+            habits.autocast and (p.tp > 1 or p.pp > 1 or plan.optimizer.name == "muon"),
+            f'framework = "{plan.framework}" casts under autocast, which stock training does on whole models with torch.optim. {PLAY}',
+        ),
         (
             habits.gate_apart or habits.norm_in_fp32,
             f'framework = "{plan.framework}" keeps gate and up apart or copies norms to fp32, which stock training does not do. {PLAY}',
@@ -60,7 +65,8 @@ def _of_the_step(plan: Plan) -> Refusals:
 
 
 def _of_the_split(plan: Plan, spec: ModelSpec) -> Refusals:
-    p, (level, _) = plan.parallel, sharding_of(plan, framework_of(plan))
+    p, habits = plan.parallel, framework_of(plan)
+    level, _ = sharding_of(plan, habits)
     return (
         (
             plan.optimizer.name == "muon" and (p.tp > 1 or level > 0),
@@ -73,7 +79,15 @@ def _of_the_split(plan: Plan, spec: ModelSpec) -> Refusals:
         (p.ep > 1, f"expert parallelism is not done by stock training. {PLAY}"),
         (level == 1, f"zero = 1: PyTorch's FSDP2 splits gradients too. Use zero = 2, or: {PLAY}"),
         (p.tp > 1 and plan.data_ranks > 1 and level == 0, "DDP around tensor parallelism: use dp_shard with zero = 3"),
+        (
+            habits.autocast and level > 0,
+            f'framework = "{plan.framework}" casts under autocast, which stock training does not do with FSDP2. {PLAY}',
+        ),
         (p.tp > 1 and isinstance(spec, Mlp), "tensor parallelism of an MLP: use tp = 1"),
+        (
+            (p.tp > 1 or p.pp > 1) and not isinstance(spec, (Mlp, Decoder)),
+            f"tensor or pipeline parallelism of models of family {type(spec).__name__.lower()}: use tp = 1 and pp = 1, or: {PLAY}",
+        ),
         (
             p.tp > 1 and getattr(spec, "position", "") == "learned",
             f'learned positions under tensor parallelism. Use position = "rope", or: {PLAY}',
@@ -105,16 +119,34 @@ def _of_the_data(plan: Plan) -> Refusals:
     )
 
 
-def _check_model(spec: ModelSpec) -> None:
-    if isinstance(spec, Mlp):
-        return
-    if not isinstance(spec, Decoder):
-        raise Refused(f"stock training knows decoders and MLPs, not {type(spec).__name__.lower()}. {PLAY}")
+def _check_model(plan: Plan, spec: ModelSpec) -> None:
+    if isinstance(spec, Decoder):
+        _check_decoder(plan, spec)
+    elif isinstance(spec, Encoder) and spec.head == "none":
+        raise Refused(f'head = "none" of model {spec.name or "encoder"} has no loss to train with. Use "masked", or: {PLAY}')
+    elif isinstance(spec, Cnn) and spec.arch not in CNNS:
+        raise Refused(f'stock training does not do arch = "{spec.arch}" of model {spec.name or "cnn"} yet. {PLAY}')
+    elif not isinstance(spec, (Mlp, Encoder, Vit, Cnn, EfficientNet, ConvNext)):
+        raise Refused(f"stock training does not know models of family {type(spec).__name__.lower()}. {PLAY}")
+
+
+CNNS = ("resnet", "vgg", "alexnet", "cifar")
+"""Architectures of convolutional networks that are trained."""
+_SPLIT = ("embed_norm", "qk_norm", "post_norms", "parallel_block", "head_bias")
+"""What a decoder may have on one rank of tp alone."""
+
+
+def _check_decoder(plan: Plan, spec: Decoder) -> None:
+    seq = shape_of(plan, spec).seq
     asked = {
-        "moe": spec.moe, "mla": spec.mla, "mamba": spec.mamba, "lora": spec.lora, "sinks": spec.sinks, "window": spec.window, "pattern": spec.pattern,
-        "mtp": spec.mtp, "embed_norm": spec.embed_norm, "qk_norm": spec.qk_norm, "post_norms": spec.post_norms, "parallel_block": spec.parallel_block,
-        "head_bias": spec.head_bias, "mixers": spec.mixers, "gated_attention": spec.gated_attention, "rotary": spec.rotary != 1.0, "position = alibi": spec.position == "alibi",
+        "moe": spec.moe, "mla": spec.mla, "mamba": spec.mamba, "lora": spec.lora, "sinks": spec.sinks, "window": 0 < spec.window < seq,
+        "packed": spec.packed, "pattern": spec.pattern, "mtp": spec.mtp, "mixers": spec.mixers, "gated_attention": spec.gated_attention,
+        "rope_scaled": spec.rope_scaled, "position = alibi": spec.position == "alibi",
     }  # fmt: skip
     for name, value in asked.items():
         if value:
             raise Refused(f"stock training does not do `{name}` of model {spec.name or 'decoder'} yet. {PLAY}")
+    if plan.parallel.tp > 1:
+        for name in (*_SPLIT, *(("rotary",) if spec.rotary < 1 else ())):
+            if getattr(spec, name):
+                raise Refused(f"`{name}` of model {spec.name or 'decoder'} under tensor parallelism: use tp = 1, or: {PLAY}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from executor.training.model import Head
+from executor.training.models.build import ends_of
 from executor.training.parallelize import alike
 from sim.framework import Framework
 
@@ -34,11 +35,18 @@ def optimizer_of(name: str, habits: Framework, model: nn.Module) -> Updates:
     return torch.optim.SGD(parameters, lr=1e-2, momentum=0.9 if name == "momentum" else 0.0, **options)
 
 
+def _ends(model: nn.Module) -> Iterator[nn.Module]:
+    """A model's ends, or those of its stages or of what DDP wraps."""
+    for module in model.modules():
+        blocks = dict(module.named_children())
+        yield from (blocks[name] for name in ends_of(blocks))
+
+
 class Muon:
     """torch.optim.Muon for the matrices between layers; AdamW for embeddings, the head and all that is no matrix, with the same learning rate."""
 
     def __init__(self, model: nn.Module, options: dict[str, Any]) -> None:
-        apart = {id(p) for module in model.modules() if isinstance(module, (nn.Embedding, Head)) for p in module.parameters()}
+        apart = {id(p) for block in _ends(model) for p in block.parameters()}
         matrices = [p for p in model.parameters() if p.dim() == 2 and id(p) not in apart]
         others = [p for p in model.parameters() if p.dim() != 2 or id(p) in apart]
         # scaled to AdamW's size of an update, so that one learning rate serves both (Liu et al. 2025, section 2.2)

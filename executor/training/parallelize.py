@@ -7,7 +7,7 @@ model first and apply the same recipe to each stage (`executor.training.pipeline
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from executor.ranks.world import World
+from executor.training.models.build import ends_of
 from sim.framework import Framework
 from sim.plan import Plan
 from sim.rules import mesh_of
@@ -60,18 +61,26 @@ def parallelize(model: nn.Module, plan: Plan, world: World, habits: Framework, m
         raise Refused("stock training does not do zero = 1: PyTorch's FSDP2 splits gradients too. Use zero = 2, or --how play")
     if p.tp > 1:
         raise Refused("stock training does not do DDP around tensor parallelism. Use dp_shard with zero = 3, or --how play")
-    return replicate(model, plan, world, mesh)
+    return replicate(model, plan, world, mesh, habits.broadcasts_buffers)
 
 
-def replicate(model: nn.Module, plan: Plan, world: World, mesh: DeviceMesh) -> DistributedDataParallel:
-    """DDP with the plan's bucket size. `comm.overlap = false` puts all gradients into one bucket, sent at the end."""
+def replicate(model: nn.Module, plan: Plan, world: World, mesh: DeviceMesh, statistics: bool) -> DistributedDataParallel:
+    """DDP with the plan's bucket size; `statistics`: those of batch norms go from the first rank to all. `comm.overlap = false` puts all gradients into one bucket, sent at the end."""
     # Unsaid, DDP's limits are 1 MiB for the first bucket and 25 MiB; a size that is said holds for all (torch 2.13).
     bucket = None if plan.comm.bucket == 25 << 20 else plan.comm.bucket / 2**20
     if not plan.comm.overlap:
         bucket = float(1 << 20)
     devices = [world.device.index] if world.kind == "cuda" else None
     group = None if plan.data_ranks == world.size else data_mesh(plan, mesh).get_group()
-    return DistributedDataParallel(model, device_ids=devices, bucket_cap_mb=bucket, process_group=group)
+    more: dict[str, Any] = {} if statistics else {"broadcast_buffers": False}
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, _tables(model))  # type: ignore[no-untyped-call]
+    return DistributedDataParallel(model, device_ids=devices, bucket_cap_mb=bucket, process_group=group, **more)
+
+
+def _tables(model: nn.Module) -> list[str]:
+    """Buffers that are no state: every rank makes the same (rotary positions)."""
+    kept = model.state_dict().keys()
+    return [name for name, _ in model.named_buffers() if name not in kept]
 
 
 def data_mesh(plan: Plan, mesh: DeviceMesh) -> DeviceMesh:
@@ -91,9 +100,11 @@ def shard(model: nn.Module, plan: Plan, mesh: DeviceMesh, zero: int, habits: Fra
 
     over = mesh["dp_replicate", "dp_shard"] if plan.parallel.dp_replicate > 1 else mesh["dp_shard"]
     again = zero == 3 and plan.parallel.reshard_after_forward and plan.parallel.pp == 1
-    ends = [set(block.parameters()) for name, block in model.named_children() if name in ("embed", "head")]
-    whole = ("embed", "head") if not habits.wraps_ends or (len(ends) == 2 and ends[0] & ends[1]) else ()
-    layers = [name for name, _ in model.named_children() if name not in ("embed", "head")]
+    names = [name for name, _ in model.named_children()]
+    outer = ends_of(names)
+    ends = [set(model.get_submodule(name).parameters()) for name in outer]
+    whole = outer if not habits.wraps_ends or (len(ends) == 2 and ends[0] & ends[1]) else ()
+    layers = [name for name in names if name not in outer]
     kept = {"head", *(layers[-1:] if habits.keeps_last else ())}
     for name, block in model.named_children():
         if name not in whole and any(True for _ in block.parameters()):
@@ -187,6 +198,7 @@ def recompute(model: nn.Module, plan: Plan) -> None:
         raise Refused('stock training does not do memory.recompute = "selective". Use "none" (fused attention keeps no scores) or "full"')
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-    names = [name for name, _ in model.named_children() if name.startswith("L")]
+    blocks = [name for name, _ in model.named_children()]
+    names = [name for name in blocks if name not in ends_of(blocks)]
     for name in names[: plan.memory.recompute_layers or None]:
         setattr(model, name, checkpoint_wrapper(getattr(model, name)))

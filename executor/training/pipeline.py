@@ -11,7 +11,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from executor.kernels.bodies import dtype_of
 from executor.ranks.world import World
-from executor.training.model import Model, loss_of
+from executor.training.models.build import Model, loss_of
 from executor.training.parallelize import parallel_loss, parallelize, whole
 from sim.framework import Framework
 from sim.model.specs.decoder import Decoder

@@ -1,7 +1,6 @@
 """The input path as users build it: real files (or a database) that are written first, a Dataset, a DataLoader.
 
-Sample i is the same for every split of a plan: its numbers come from a generator seeded with i, so that a run on four
-ranks sees the very batches of a run on one.
+Sample i is the same for every split of a plan (`executor.training.examples`), so that a run on four ranks sees the very batches of a run on one.
 """
 
 from __future__ import annotations
@@ -19,25 +18,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from executor.files import POOL
-from sim.model.specs.decoder import Decoder
-from sim.model.specs.spec import Mlp, ModelSpec
+from executor.training.examples import Pair, example_of
+from sim.model.specs.spec import ModelSpec
 from sim.plan import Plan
 from topologies.errors import RunFailed
-
-Pair = tuple[Tensor, Tensor]
-
-
-def sample_of(spec: ModelSpec, seq: int, index: int) -> Pair:
-    """(input, target): token ids and the next ones, or a vector and what it should become."""
-    generator = torch.Generator().manual_seed(1000 + index)
-    if isinstance(spec, Mlp):
-        x = torch.randn(spec.widths[0], generator=generator)
-        if spec.loss == "cross_entropy":
-            return x, torch.randint(0, spec.widths[-1], (), generator=generator)
-        return x, torch.randn(spec.widths[-1], generator=generator)
-    assert isinstance(spec, Decoder)
-    ids = torch.randint(0, spec.vocab, (seq + 1,), generator=generator)
-    return ids[:-1], ids[1:]
 
 
 class Samples(Dataset[Pair]):
@@ -45,7 +29,7 @@ class Samples(Dataset[Pair]):
 
     def __init__(self, plan: Plan, spec: ModelSpec, seq: int, folder: Path, count: int) -> None:
         self.data, self.count, self.folder = plan.data, count, folder
-        self.ready = [sample_of(spec, seq, i) for i in range(POOL)]
+        self.ready = [example_of(spec, seq, i) for i in range(POOL)]
         self._database: sqlite3.Connection | None = None
 
     def __len__(self) -> int:

@@ -14,15 +14,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from executor.kernels.bodies import dtype_of
 from executor.ranks.world import World, set_precision
+from executor.training.examples import Pair
 from executor.training.handover import Handover
-from executor.training.model import Model, loss_of
+from executor.training.models.build import loss_of, memory_format, model_for, reads_ids
 from executor.training.optimizers import optimizer_of
 from executor.training.parallelize import clip, device_mesh, parallel_loss, parallelize, sharded_alone, whole
-from executor.training.samples import Pair, Samples, loader_of
+from executor.training.precision import Mixed
+from executor.training.samples import Samples, loader_of
 from sim.bind import model_of, shape_of
 from sim.framework import framework_of
 from sim.model.specs.decoder import Decoder
-from sim.model.specs.spec import ModelSpec
+from sim.model.specs.spec import Encoder, ModelSpec
 from sim.plan import Plan
 from sim.rules import mesh_of
 from topologies.errors import RunFailed
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 def sequence_length(plan: Plan, spec: ModelSpec) -> int:
     """Tokens per sample; 1 for vectors."""
-    return shape_of(plan, spec).seq if isinstance(spec, Decoder) else 1
+    return shape_of(plan, spec).seq if isinstance(spec, (Decoder, Encoder)) else 1
 
 
 class Trainer:
@@ -51,7 +53,10 @@ class Trainer:
         set_precision(plan.precision == "tf32")
         torch.manual_seed(plan.seed)  # every split starts from the same weights
         with world.device:  # random weights of a large model take a CPU thread minutes
-            self.inner = Model(self.spec, self.habits, self.seq, plan.parallel.tp).to(dtype_of(self.habits.param_dtype))
+            model = model_for(self.spec, self.habits, self.seq, plan.parallel.tp)
+        self.format = memory_format(self.spec, self.habits, world.kind)
+        self.inner = model.to(dtype_of(self.habits.param_dtype), memory_format=self.format)  # type: ignore[call-overload]
+        self.mixed = Mixed(plan, self.habits, world.kind)
         self.mesh = device_mesh(plan, world) if world.size > 1 or sharded_alone(plan) else None
         self.pipeline: Pipeline | None = None
         if self.mesh is not None and plan.parallel.pp > 1:
@@ -93,9 +98,10 @@ class Trainer:
             total = self._accumulate(batches) if self.pipeline is None else self._through_pipeline(batches)
             if train:
                 if self.habits.clip:
+                    self.mixed.unscale(self.optimizer)
                     clip(self.model, self.mesh)
-                self.optimizer.step()
-                self.optimizer.zero_grad(set_to_none=True)
+                self.mixed.step(self.optimizer)
+                self.optimizer.zero_grad(set_to_none=not self.habits.zeroes_gradients)
             if train and self.plan.update.mode == "local" and (number + 1) % self.plan.update.every == 0:
                 self._average()
             self._losses[number] = total
@@ -109,31 +115,27 @@ class Trainer:
         for index in range(count):
             last = index == count - 1
             x, y = next(batches)
-            if not self.inner_is_integer and x.dtype != (dtype := dtype_of(self.habits.param_dtype)):
-                x = x.to(dtype)
+            if not reads_ids(self.spec):
+                x = x.to(dtype_of(self.habits.param_dtype), memory_format=self.format)
             with self._without_sync(last):
-                output = self.model(x)
-                with torch.profiler.record_function("part:head.loss"), parallel_loss(self.plan.parallel.tp > 1):
-                    loss = loss_of(self.spec, output, y.to(x.dtype) if y.is_floating_point() else y)
+                with self.mixed.casts():
+                    output = self.model(x)
+                    with torch.profiler.record_function("part:head.loss"), parallel_loss(self.plan.parallel.tp > 1):
+                        loss = loss_of(self.spec, output, y.to(x.dtype) if y.is_floating_point() else y)
                 if count > 1:
                     loss = loss / count
                 if loss.requires_grad:  # not where the task is forward only
                     with parallel_loss(self.plan.parallel.tp > 1):
-                        loss.backward()  # type: ignore[no-untyped-call]
+                        self.mixed.scaled(loss).backward()  # type: ignore[no-untyped-call]
             value = whole(loss.detach())
             total = value if count == 1 else total + value
         return total
-
-    @property
-    def inner_is_integer(self) -> bool:
-        """Inputs are token ids."""
-        return isinstance(self.spec, Decoder)
 
     def _through_pipeline(self, batches: Iterator[Pair]) -> Tensor:
         assert self.pipeline is not None
         pairs = [next(batches) for _ in range(self.plan.microbatches)]
         x, y = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
-        return self.pipeline.step(x if self.inner_is_integer else x.to(dtype_of(self.habits.param_dtype)), y)
+        return self.pipeline.step(x if reads_ids(self.spec) else x.to(dtype_of(self.habits.param_dtype)), y)
 
     def _without_sync(self, last: bool) -> contextlib.AbstractContextManager[None]:
         if isinstance(self.model, DistributedDataParallel) and not last:

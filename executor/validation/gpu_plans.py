@@ -123,7 +123,7 @@ def load_tree(preset: str) -> Tree:
 _TINY: dict[str, Tree] = {
     "decoder": {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "ffn": 128, "vocab": 128, "positions": 0},
     "encoder": {"layers": 2, "hidden": 64, "heads": 4, "ffn": 128, "vocab": 128},
-    "cnn": {"arch": "resnet", "depth": 18, "image": 32, "classes": 10},
+    "cnn": {"arch": "resnet", "depth": 18, "image": 64, "classes": 10},
 }
 
 

@@ -100,6 +100,10 @@ def prices(calibration: Calibration) -> Prices:
     return Prices(calibration)
 
 
+_NEAREST = {"sqrt": "scale"}
+"""What stands for a kernel that older calibrations did not measure."""
+
+
 class Prices:
     """Curves and grids over one calibration's points."""
 
@@ -180,7 +184,7 @@ class Prices:
             source = "fitted"
             curve = (
                 self._memory.get((name, "fp32"))
-                or self._memory.get((name.removesuffix("_backward"), "fp32"))
+                or self._memory.get((_NEAREST.get(name, name.removesuffix("_backward")), "fp32"))
                 or self._memory.get(("add", "fp32"))
             )
         if not curve:

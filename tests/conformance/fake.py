@@ -152,7 +152,7 @@ def _world(rank: int, size: int) -> Any:
 def stock_messages(plan: Plan, rank: int, steps: int = 2) -> list[list[Message]]:
     """The collectives of each step of stock training on `rank`.
 
-    DDP's broadcasts are left out: buffers (rotary tables) before each forward, and the new buckets' sizes once.
+    What the new buckets hold, which DDP broadcasts once, is left out.
     """
     from executor.training.trainer import Trainer
 
@@ -167,8 +167,19 @@ def stock_messages(plan: Plan, rank: int, steps: int = 2) -> list[list[Message]]
         with log:
             for step in range(steps):
                 trainer.step(batches, step)
-                found.append([message for message in log.messages if message[0] != "broadcast"])
+                found.append(_without_rebuilding(log.messages, trainer) if step else list(log.messages))
                 log.messages = []
+    return found
+
+
+def _without_rebuilding(messages: list[Message], trainer: Any) -> list[Message]:
+    """The first rank's order of parameters with their number, and how many each bucket has, go to all in int32 (reducer.cpp, rebuild_buckets)."""
+    replicas = [model for model in (trainer.model, *trainer.model.children()) if isinstance(model, DistributedDataParallel)]
+    counts = {4 * (len([p for p in model.parameters() if p.requires_grad]) + 1) for model in replicas}
+    found = list(messages)
+    for index, (kind, _, size) in reversed(list(enumerate(messages))):
+        if kind == "broadcast" and size in counts and index + 1 < len(messages) and messages[index + 1][0] == "broadcast":
+            del found[index : index + 2]
     return found
 
 

@@ -1,6 +1,6 @@
 """Plans that stock PyTorch runs as they are, over small models: the grid of the conformance tests.
 
-Sizes divide evenly: FSDP2 pads what does not, and the program counts no padding. Left out, since program and stock differ:
+Sizes divide evenly: FSDP2 pads what does not (the one row of ViT's class token), and the program counts no padding. Left out, since program and stock differ:
 clip without FSDP under tp (DTensor sums each norm's gradient once more for its part of the global norm).
 """
 
@@ -17,17 +17,27 @@ GPT = {
     "position": "learned", "activation": "gelu", "norm": "layernorm", "bias": True, "tied": True,
 }  # fmt: skip
 MLP = {"family": "mlp", "widths": [64, 128, 128, 64]}
+NEOX = GPT | {"position": "rope", "rotary": 0.25, "parallel_block": True, "two_norms": True, "tied": False}
+OLMO2 = LLAMA | {"qk_norm": True, "qk_norm_whole": True, "pre_norms": False, "post_norms": True}
+BERT = {"family": "encoder", "layers": 2, "hidden": 64, "heads": 4, "vocab": 256, "positions": 32}
+SQUAD = BERT | {"head": "squad"}
+VIT = {"family": "vit", "layers": 2, "hidden": 64, "heads": 4, "image": 32, "patch": 8, "classes": 16}
+RESNET = {"family": "cnn", "arch": "resnet", "depth": 18, "image": 64, "classes": 16}
+VGG = {"family": "cnn", "arch": "vgg", "depth": 11, "image": 32, "classes": 16, "batch_norm": False}
+EFFICIENT = {"family": "efficientnet", "image": 64, "classes": 16, "width": 0.5, "depth": 0.5}
+NEXT = {"family": "convnext", "depths": [1, 1, 2, 1], "widths": [16, 32, 48, 64], "image": 32, "classes": 16}
 
 
 def plan(model: dict[str, Any], micros: int = 1, **parallel: Any) -> Plan:
     """`micros` micro-batches of one sample; sections of the plan other than [parallel] as their own keywords."""
-    sections = {key: parallel.pop(key) for key in ("comm", "optimizer", "memory", "update", "precision") if key in parallel}
+    sections = {key: parallel.pop(key) for key in ("comm", "optimizer", "memory", "update", "precision", "framework") if key in parallel}
     ranks = parallel.get("dp_replicate", 1) * parallel.get("dp_shard", 1)
     tree = {"model": model, "seq_len": 16, "precision": "fp32", "batch": {"global": micros * ranks}, "parallel": parallel}
     return load_plan(tree | sections)
 
 
 SMALL = {"bucket": "64 KiB"}
+FAMILIES = [NEOX, OLMO2, BERT, SQUAD, VIT, RESNET, RESNET | {"depth": 50, "se": True}, VGG, EFFICIENT, NEXT]
 FUSED = {"implementation": "fused"}
 
 DDP = [
@@ -42,6 +52,9 @@ DDP = [
     plan(MLP, dp_replicate=64),
     plan(LLAMA, dp_replicate=2, optimizer={"clip": True}),
     plan(LLAMA, dp_replicate=2, precision="bf16", comm=SMALL),
+    *(plan(model, micros, dp_replicate=2, comm=SMALL) for model in FAMILIES for micros in (1, 2)),
+    *(plan(model, dp_replicate=2, framework="pytorch-amp", precision="bf16", comm=SMALL) for model in (GPT, RESNET)),
+    plan(RESNET, dp_replicate=2, precision="bf16"),
 ]
 FSDP = [
     *(
@@ -59,6 +72,9 @@ FSDP = [
     plan(LLAMA, dp_shard=2, zero=2),
     plan(GPT, 3, dp_shard=4, zero=2),
     plan(LLAMA, dp_shard=2, zero=3, optimizer={"clip": True}),
+    *(plan(model, dp_shard=2, zero=3, comm=SMALL) for model in FAMILIES if model is not VIT),
+    plan(BERT, 2, dp_shard=2, zero=3, memory={"recompute": "full"}),
+    plan(NEXT, dp_shard=2, zero=2),
 ]
 HSDP = [
     *(plan(model, micros, dp_replicate=2, dp_shard=shards, zero=3) for model in (LLAMA, MLP) for shards, micros in ((2, 1), (4, 2))),
@@ -120,4 +136,10 @@ def title(given: Plan) -> str:
     p, model = given.parallel, given.model
     assert isinstance(model, dict)
     axes = [f"{name}={getattr(p, name)}" for name in ("dp_replicate", "dp_shard", "zero", "tp", "pp") if getattr(p, name) not in (1, None)]
-    return " ".join([f"{model['family']}-{model.get('position', 'rope')}", *axes, f"micros={given.microbatches}"])
+    return " ".join(
+        [
+            f"{model['family']}-{model.get('position', 'rope') if model['family'] == 'decoder' else model.get('arch', '')}",
+            *axes,
+            f"micros={given.microbatches}",
+        ]
+    )

@@ -13,7 +13,7 @@ from torch import nn  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from executor.recording.capture import Input, capture  # noqa: E402
-from executor.training.model import Model  # noqa: E402
+from executor.training.models.build import Model  # noqa: E402
 from executor.training.optimizers import optimizer_of  # noqa: E402
 from sim.bind import model_of  # noqa: E402
 from sim.files.planfile import load_plan  # noqa: E402

@@ -40,9 +40,18 @@ class Bucket(NamedTuple):
         return sum(self.tensors)
 
 
-def ready_order(part: Part) -> tuple[int, ...]:
-    """Elements of the part's gradients as autograd hands them over: a linear's bias before its weight, a norm's after."""
-    return part.tensors if part.cls == "norm" else part.tensors[::-1]
+def ready_order(part: Part, autocast: bool = False) -> tuple[int, ...]:
+    """Elements of the part's gradients as autograd hands them over: a linear's bias before its weight, a norm's or convolution's after (what else
+    a convolution's part has comes behind it in forward, and so before it in backward). Under autocast a linear's bias is cast before its
+    weight, and so comes after it in backward."""
+    tensors = part.tensors
+    if part.cls == "norm":
+        return tensors
+    if part.cls == "conv":
+        return (*tensors[:1:-1], *tensors[:2])
+    if autocast and part.cls == "gemm" and len(tensors) % 2 == 0 and tensors[1] < tensors[0]:
+        return tuple(size for at in range(len(tensors) - 2, -1, -2) for size in tensors[at : at + 2])
+    return tensors[::-1]
 
 
 def trained(blocks: list[BlockOps]) -> list[PartOps]:
@@ -95,7 +104,7 @@ def _cut(job: Job, parts: list[PartOps], axis: str, step: int, prefix: str) -> l
     for part in parts:
         last = (part.block, part.part.name)
         blocks.add(part.block)
-        for elements in ready_order(part.part):
+        for elements in ready_order(part.part, job.framework.autocast):
             tensors.append(elements)
             size += elements * width
             if size >= limit:

@@ -1,7 +1,7 @@
 """Batch norms' running statistics, which DistributedDataParallel sends from rank 0 to all before each step (broadcast_buffers, on by default).
 
 torch's reducer flattens them into one message for each dtype, and copies each tensor back, called from C++ (torch/csrc/distributed/c10d/comm.cpp,
-broadcast_coalesced): a mean and a variance in fp32, and a count in int64, of each norm.
+broadcast_coalesced): a mean and a variance as wide as the parameters (module.to(dtype) takes them along), and a count in int64, of each norm.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ def broadcast(job: Job, blocks: Iterable[BlockOps]) -> list[Op]:
     widths = [part.part.tensors[0] for block in blocks for part in block.parts if _has_statistics(part.part)]
     if not widths:
         return []
-    sizes = (8 * sum(widths), 8 * len(widths))  # two fp32 numbers a channel; one int64 a norm
+    e, dtype = int(job.param_bytes), job.framework.param_dtype
+    sizes = (2 * e * sum(widths), 8 * len(widths))  # two numbers a channel; one int64 a norm
     lane = lane_of(job.data_axis)
     joined = tuple(MemoryBound("copy", size, size, "fp32") for size in sizes)
-    back: list[Work] = [MemoryBound("copy", 4 * width, 4 * width, "fp32", 1.0, 2) for width in widths]
+    back: list[Work] = [MemoryBound("copy", e * width, e * width, dtype, 1.0, 2) for width in widths]
     back.append(MemoryBound("copy", 8, 8, "fp32", 1.0, len(widths)))
     sent = [
         collective(job, f"buffers/{what}", lane, "broadcast", size, job.data_axis, CLS)
-        for what, size in zip(("fp32", "int64"), sizes, strict=True)
+        for what, size in zip((dtype, "int64"), sizes, strict=True)
     ]
     return [
         compute(job, "buffers/join", joined, COPY),

@@ -6,7 +6,7 @@ from sim.work import MemoryBound, Work
 
 Passes = tuple[tuple[str, int, int], ...]
 """(kernel, tensors read, tensors written)."""
-_ADAM: Passes = (("add", 2, 1), ("scale", 1, 1), ("add", 2, 1), ("scale", 1, 1), ("scale", 1, 1), ("scale", 1, 1), ("add", 3, 1))
+_ADAM: Passes = (("add", 2, 1), ("scale", 1, 1), ("add", 2, 1), ("sqrt", 1, 1), ("scale", 1, 1), ("scale", 1, 1), ("add", 3, 1))
 PASSES: dict[str, Passes] = {
     "sgd": (("add", 2, 1),),
     "momentum": (("scale", 1, 1), ("add", 2, 1), ("add", 2, 1)),

@@ -15,7 +15,7 @@ from sim.model.pictures.vision import Blocks, Map, block, convolution, depth, no
 from sim.model.share import Share, share_of
 from sim.model.specs.spec import Cnn
 
-_VGG = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
+VGG = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
 
 
 def blocks_of(spec: Cnn, shape: Shape, framework: Framework) -> Blocks:
@@ -44,7 +44,7 @@ def _vgg(spec: Cnn, share: Share) -> Blocks:
     image, classes = spec.image or 224, spec.classes or 1000
     x = Map(3, image, image)
     blocks: list[tuple[str, Block]] = []
-    for stage, count in enumerate(depth(spec, _VGG)):
+    for stage, count in enumerate(depth(spec, VGG)):
         before, parts = x, []
         for index in range(count):
             first = not stage and not index
@@ -64,7 +64,7 @@ def _three_linears(share: Share, x: Map, classes: int) -> Block:
     return block(share, "head", head, x)
 
 
-_ALEXNET: tuple[tuple[int, int, int, int, bool], ...] = (
+ALEXNET: tuple[tuple[int, int, int, int, bool], ...] = (
     # channels, kernel, stride, padding, and whether max pooling of 3 with stride 2 follows (torchvision, models/alexnet.py: Krizhevsky 2014)
     (64, 11, 4, 2, True), (192, 5, 1, 2, True), (384, 3, 1, 1, False), (256, 3, 1, 1, False), (256, 3, 1, 1, True),
 )  # fmt: skip
@@ -74,7 +74,7 @@ def _alexnet(spec: Cnn, share: Share) -> Blocks:
     image = spec.image or 224
     x = Map(3, image, image)
     blocks: list[tuple[str, Block]] = []
-    for index, (out, kernel, stride, padding, pooled) in enumerate(_ALEXNET):
+    for index, (out, kernel, stride, padding, pooled) in enumerate(ALEXNET):
         before = x
         conv, x = convolution(share, "conv", x, out, kernel, stride=stride, padding=padding, bias=True, first=not index)
         parts = [conv, _relu(share, "relu", x)]

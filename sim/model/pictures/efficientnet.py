@@ -54,14 +54,18 @@ def rounded(channels: float) -> int:
     return near + 8 if near < 0.9 * channels else near
 
 
+def plan_of(spec: EfficientNet) -> tuple[tuple[Stage, ...], int, int]:
+    """Its stages, and the channels of the first and of the last convolution."""
+    if spec.variant != "v1":
+        return V2[spec.variant], V2[spec.variant][0].out, 1280
+    stages = tuple(s._replace(out=rounded(s.out * spec.width), layers=math.ceil(s.layers * spec.depth)) for s in V1)
+    return stages, rounded(32 * spec.width), 4 * stages[-1].out
+
+
 def blocks(spec: EfficientNet, share: Share) -> Blocks:
     """stem, one block per inverted bottleneck, head."""
-    v1 = spec.variant == "v1"
-    stages = (
-        tuple(s._replace(out=rounded(s.out * spec.width), layers=math.ceil(s.layers * spec.depth)) for s in V1) if v1 else V2[spec.variant]
-    )
+    stages, wide, last = plan_of(spec)
     image = Map(spec.channels, spec.side, spec.side)
-    wide = rounded(32 * spec.width) if v1 else stages[0].out
     first, x = activated(share, "conv", image, wide, 3, stride=2, first=True)
     found: list[tuple[str, Block]] = [("stem", block(share, "embed", first, image))]
     for index, stage in enumerate(stages):
@@ -72,7 +76,7 @@ def blocks(spec: EfficientNet, share: Share) -> Blocks:
                 same, x = block(share, "layer", parts, x), y
             assert same is not None
             found.append((f"S{index}.{at}", same))
-    return (*found, ("head", block(share, "head", _head(spec, share, x, 4 * x.channels if v1 else 1280), x)))
+    return (*found, ("head", block(share, "head", _head(spec, share, x, last), x)))
 
 
 def activated(

@@ -12,7 +12,7 @@ from sim.model.share import Share
 from sim.model.specs.spec import Cnn
 from sim.work import MemoryBound
 
-_STAGES = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
+STAGES = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 
 
 def stem(share: Share, image: int) -> tuple[list[Part], Map]:
@@ -72,7 +72,7 @@ def blocks(spec: Cnn, share: Share) -> Blocks:
     image, classes = spec.image or 224, spec.classes or 1000
     parts, x = stem(share, image)
     found: list[tuple[str, Block]] = [("stem", block(share, "embed", parts, Map(3, image, image)))]
-    for stage, count in enumerate(depth(spec, _STAGES)):
+    for stage, count in enumerate(depth(spec, STAGES)):
         planes, same = 64 * 2**stage, None
         for index in range(count):
             if index < 2:  # the first changes the shape; all others are equal

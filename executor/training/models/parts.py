@@ -1,4 +1,4 @@
-"""Parts of a decoder layer as torch modules: linears, rotary positions, the attention's core, activations, norms.
+"""Parts of models as torch modules: linears, rotary positions, the attention's core, activations, norms.
 
 Each is one part of `sim.model`, so that a profile of the real model can be read by part.
 """
@@ -11,8 +11,6 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from sim.model.specs.decoder import Decoder
 
 GATES: dict[str, Callable[[Tensor], Tensor]] = {"swiglu": F.silu, "geglu": F.gelu, "reglu": F.relu}
 PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
@@ -37,10 +35,11 @@ class Linear(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Rotary positions as transformers writes them: x cos + rotate_half(x) sin."""
+    """Rotary positions as transformers writes them: x cos + rotate_half(x) sin, of the first `d` columns of each head."""
 
     def __init__(self, d: int, positions: int) -> None:
         super().__init__()
+        self.d = d
         angles = torch.outer(torch.arange(positions).float(), 10000.0 ** (-torch.arange(0, d, 2).float() / d))
         self.register_buffer("cos", torch.cat((angles, angles), -1).cos(), persistent=False)
         self.register_buffer("sin", torch.cat((angles, angles), -1).sin(), persistent=False)
@@ -49,7 +48,12 @@ class Rotary(nn.Module):
         """(batch, heads, seq, d) each."""
         assert isinstance(self.cos, Tensor) and isinstance(self.sin, Tensor)
         cos, sin = self.cos[: q.shape[2]].to(q.dtype), self.sin[: q.shape[2]].to(q.dtype)
-        return self._turn(q, cos, sin), self._turn(k, cos, sin)
+        if self.d == q.shape[-1]:
+            return self._turn(q, cos, sin), self._turn(k, cos, sin)
+        return self._some(q, cos, sin), self._some(k, cos, sin)
+
+    def _some(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return torch.cat((self._turn(x[..., : self.d], cos, sin), x[..., self.d :]), -1)
 
     @staticmethod
     def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -58,22 +62,26 @@ class Rotary(nn.Module):
 
 
 class Core(nn.Module):
-    """softmax(Q K^T) V, fused or written out."""
+    """softmax(Q K^T) V, fused or written out. Sequences are whole, so that without `causal` nothing needs a mask; written out, BERT's adds one all the same."""
 
-    def __init__(self, math: bool) -> None:
+    def __init__(self, math: bool, causal: bool = True, mask: bool = False, dropout: float = 0.0) -> None:
         super().__init__()
-        self.math = math
+        self.math, self.causal, self.mask, self.dropout = math, causal, mask, dropout
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """(batch, heads, seq, d), fewer key-value heads allowed; returns (batch, seq, heads x d)."""
+        drops = self.dropout if self.training else 0.0
         if self.math:
             groups = q.shape[1] // k.shape[1]
             k, v = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (k, v))
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-            mask = torch.full(scores.shape[-2:], float("-inf"), device=q.device, dtype=q.dtype).triu(1)
-            out = torch.softmax(scores + mask, -1) @ v
+            if self.causal or self.mask:
+                hidden = torch.full(scores.shape[-2:], float("-inf") if self.causal else 0.0, device=q.device, dtype=scores.dtype)
+                scores = scores + (hidden.triu(1) if self.causal else hidden)
+            weights = torch.softmax(scores, -1)
+            out = (F.dropout(weights, drops) if drops else weights).to(v.dtype) @ v
         else:
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, dropout_p=drops, enable_gqa=q.shape[1] != k.shape[1])
         return out.transpose(1, 2).flatten(2)
 
 
@@ -89,6 +97,15 @@ class Activation(nn.Module):
         return out
 
 
-def make_norm(spec: Decoder) -> nn.Module:
-    """RMSNorm or LayerNorm of the hidden width."""
-    return nn.RMSNorm(spec.hidden, eps=1e-5) if spec.norm == "rmsnorm" else nn.LayerNorm(spec.hidden, bias=spec.norm_bias)
+def make_norm(kind: str, width: int, bias: bool = True, weight: bool = True) -> nn.Module:
+    """RMSNorm or LayerNorm over `width`."""
+    if kind == "rmsnorm":
+        return nn.RMSNorm(width, eps=1e-5, elementwise_affine=weight)
+    return nn.LayerNorm(width, elementwise_affine=weight, bias=bias)
+
+
+class Dropout(nn.Dropout):
+    """None for a share of 0: the module is there, but launches nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if self.p else x

@@ -1,0 +1,163 @@
+"""A spec as one torch model of blocks, and its loss.
+
+Blocks are those of the simulator (`embed`, `L0` ..., `head`), direct children of the model: the unit of FSDP, pipelines and recomputation.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from importlib import import_module
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from executor.training.models import decoder, encoder, stacks
+from sim.framework import Framework
+from sim.model.specs.decoder import Decoder
+from sim.model.specs.pictures import ConvNext, EfficientNet
+from sim.model.specs.spec import Cnn, Encoder, Mlp, ModelSpec, Vit
+
+Output = Tensor | tuple[Tensor, ...]
+Blocks = Iterable[tuple[str, nn.Module]]
+
+PARTS = {
+    "tokens": "embed.tokens",
+    "qkv": "attn.qkv",
+    "q_norm": "attn.q_norm",
+    "k_norm": "attn.k_norm",
+    "rope": "attn.rope",
+    "core": "attn.core",
+    "proj": "attn.proj",
+    "post1": "attn.post_norm",
+    "post2": "mlp.post_norm",
+    "up": "mlp.up",
+    "act": "mlp.act",
+    "down": "mlp.down",
+    "logits": "head.logits",
+    "norm": "head.norm",
+    "loss": "head.loss",
+}
+"""Submodule of a transformer's layer -> part's name in `sim.model`, where they differ."""
+
+
+def ends_of(names: Iterable[str]) -> set[str]:
+    """Of the names of a model's blocks those that are no layers: its beginning and its head. Plain stacks begin with a stage."""
+    given = set(names)
+    return given & {"embed", "stem", "head"} | (given & {"S0"} if not given & {"embed", "stem"} else set())
+
+
+class Model(nn.Sequential):
+    """All blocks in order; calling it gives the output, `loss_of` the loss."""
+
+    def __init__(self, spec: ModelSpec, habits: Framework, seq: int, tp: int = 1) -> None:
+        super().__init__(OrderedDict((name.replace(".", "__"), block) for name, block in blocks_of(spec, habits, seq, tp)))
+        self.spec = spec
+        if getattr(spec, "tied", False) and hasattr(self.head, "logits"):
+            self.head.logits.weight = self.embed.tokens.weight  # type: ignore[union-attr]
+        if isinstance(spec, (Decoder, Encoder, Vit)):
+            self.apply(_small)
+
+
+class Masked(Model):
+    """BERT on masked words: with the ids come the places of those that it is to guess, for the head."""
+
+    def forward(self, given: Tensor) -> Output:
+        """(batch, seq + predictions)."""
+        spec = self.spec
+        assert isinstance(spec, Encoder)
+        *body, head = self.children()
+        places = given.shape[1] - self.seq
+        x: Tensor = given[:, :-places]
+        for block in body:
+            x = block(x)
+        output: Output = head(x, given[:, -places:])
+        return output
+
+    def __init__(self, spec: Encoder, habits: Framework, seq: int) -> None:
+        super().__init__(spec, habits, seq)
+        self.seq = seq
+
+
+def _small(module: nn.Module) -> None:
+    """Tables are drawn with a standard deviation of 0.02, as GPT-2 and BERT are: with 1, tied logits begin far too large."""
+    if isinstance(module, nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+
+
+def model_for(spec: ModelSpec, habits: Framework, seq: int, tp: int = 1) -> Model:
+    """The torch model of a spec."""
+    if isinstance(spec, Encoder) and spec.head in ("pretraining", "masked"):
+        return Masked(spec, habits, seq)
+    return Model(spec, habits, seq, tp)
+
+
+def blocks_of(spec: ModelSpec, habits: Framework, seq: int, tp: int) -> Blocks:
+    """Name and module of each block."""
+    if isinstance(spec, Decoder):
+        yield "embed", decoder.Embed(spec, habits, seq)
+        for i in range(spec.layers):
+            yield f"L{i}", decoder.Layer(spec, habits, seq, tp)
+        yield "head", decoder.Head(spec)
+    elif isinstance(spec, (Encoder, Vit)):
+        yield from _encoder(spec, habits)
+    elif isinstance(spec, Cnn) and spec.arch in ("vgg", "alexnet", "cifar"):
+        yield from getattr(stacks, spec.arch)(spec)
+    else:
+        files: dict[type, str] = {Mlp: "mlp", Cnn: "residual", EfficientNet: "efficientnet", ConvNext: "convnext"}
+        yield from import_module(f"executor.training.models.{files[type(spec)]}").blocks(spec)
+
+
+def _encoder(spec: Encoder | Vit, habits: Framework) -> Blocks:
+    bert = isinstance(spec, Encoder)
+    yield "embed", (encoder.Embed(spec) if isinstance(spec, Encoder) else encoder.VitEmbed(spec))
+    fused = habits.fused_projections if bert else True
+    for i in range(spec.layers):
+        yield f"L{i}", encoder.Layer(spec, habits, fused=fused, pre_norm=not bert, mask=bert)
+    if isinstance(spec, Vit):
+        yield "head", encoder.VitHead(spec)
+    else:
+        yield "head", (encoder.SpanHead(spec) if spec.head == "squad" else encoder.MaskedHead(spec))
+
+
+def loss_of(spec: ModelSpec, output: Output, target: Tensor) -> Tensor:
+    """The mean over all tokens (samples) of this micro-batch."""
+    if isinstance(output, tuple):  # masked words, then the next sentence
+        words, following = output[0], output[1:]
+        places = words.shape[1]
+        total = _cross_entropy(words, target[:, :places])
+        return total + _cross_entropy(following[0], target[:, places]) if following else total
+    if isinstance(spec, Mlp) and spec.loss == "mse":
+        return F.mse_loss(output, target)
+    if isinstance(spec, Encoder):  # of each token: does the answer begin, does it end here?
+        return _cross_entropy(output.transpose(1, 2), target)
+    return _cross_entropy(output, target)
+
+
+def _cross_entropy(scores: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(scores.reshape(-1, scores.shape[-1]).float(), target.reshape(-1))
+
+
+def part_name(path: str) -> str:
+    """`L3.qkv.each.0` -> `L3.attn.qkv`; `S0__1.conv1` -> `S0.1.conv1`; `embed.tokens` and `head.norm` as they are."""
+    names = [name.replace("__", ".") for name in path.split(".")]
+    if len(names) < 2 or names[0] in ("embed", "head", "stem"):
+        return ".".join(names[:2])
+    return f"{names[0]}.{PARTS.get(names[1], names[1]) if names[0][0] == 'L' else names[1]}"
+
+
+def images(spec: ModelSpec) -> bool:
+    """Is it a model of maps, whose kernels on tensor cores take channels side by side?"""
+    return isinstance(spec, (Cnn, EfficientNet, ConvNext))
+
+
+def reads_ids(spec: ModelSpec) -> bool:
+    """Inputs are numbers of tokens."""
+    return isinstance(spec, (Decoder, Encoder))
+
+
+def memory_format(spec: ModelSpec, habits: Framework, kind: str) -> torch.memory_format:
+    """Of weights and maps: as they are priced (`sim.model.pictures.vision.turned`)."""
+    last = habits.channels_last or (habits.param_dtype != "fp32" and not habits.planar) or (habits.autocast and not habits.planar)
+    return torch.channels_last if kind == "cuda" and images(spec) and last else torch.preserve_format

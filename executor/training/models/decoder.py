@@ -1,0 +1,153 @@
+"""Causal transformers: GPT, Llama, NeoX, Falcon, OLMo 2, Gemma ... A layer maps activations to activations."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from executor.training.models.parts import GATES, Activation, Core, Dropout, Linear, Rotary, make_norm
+from sim.framework import Framework
+from sim.model.specs.decoder import Decoder
+
+RATE = 0.1
+"""Of dropout, where the framework turns it on and the model says no rate."""
+
+
+def rate_of(spec: Decoder, habits: Framework) -> float:
+    """Share of values that dropout zeroes."""
+    if spec.dropout is None:
+        return RATE if habits.dropout else 0.0
+    return spec.dropout
+
+
+class Layer(nn.Module):
+    """One decoder layer: norm1, attention, residual, norm2, MLP, residual; norms before, after or both; or both branches beside each other.
+
+    A fused qkv holds the rows of one key-value group together (its queries, key, value), and a fused gate-and-up those of
+    one tensor-parallel shard, so that splitting the rows over `tp` ranks gives each rank whole heads and whole pairs.
+    """
+
+    def __init__(self, spec: Decoder, habits: Framework, seq: int, tp: int) -> None:
+        super().__init__()
+        self.parallel, self.two_norms = spec.parallel_block, spec.two_norms
+        rate = rate_of(spec, habits)
+        self.norm1 = _norm(spec) if spec.pre_norms else nn.Identity()
+        self._attention(spec, habits, seq, rate if spec.attention_dropout is None else spec.attention_dropout)
+        self.post1 = _norm(spec) if spec.post_norms else None
+        own = spec.pre_norms and (not spec.parallel_block or spec.two_norms)
+        self.norm2 = _norm(spec) if own else nn.Identity()
+        self._mlp(spec, tp)
+        self.post2 = _norm(spec) if spec.post_norms else None
+        self.drop = nn.Dropout(rate) if rate else None
+
+    def _attention(self, spec: Decoder, habits: Framework, seq: int, rate: float) -> None:
+        h, d = spec.hidden, spec.head
+        self.heads, self.kv, self.d = spec.heads, spec.kv, d
+        self.fused = habits.fused_projections if spec.fused_qkv is None else spec.fused_qkv
+        q, k = spec.heads * d, spec.kv * d
+        self.qkv = Linear(h, (q + 2 * k,) if self.fused else (q, k, k), spec.bias if spec.qkv_bias is None else spec.qkv_bias)
+        self.whole = spec.qk_norm_whole
+        widths = ((q, k) if spec.qk_norm_whole else (d, d)) if spec.qk_norm else ()
+        self.q_norm: nn.Module | None
+        self.k_norm: nn.Module | None
+        self.q_norm, self.k_norm = (make_norm("rmsnorm", width, weight=spec.qk_norm_weight) for width in widths) if widths else (None, None)
+        self.rope = Rotary(int(d * spec.rotary), seq) if spec.position == "rope" else None
+        self.core = Core(habits.attention == "math", dropout=rate)
+        self.proj = nn.Linear(q, h, bias=spec.bias if spec.proj_bias is None else spec.proj_bias)
+
+    def _mlp(self, spec: Decoder, tp: int) -> None:
+        self.gate, self.shards, inner = GATES.get(spec.activation), tp, spec.inner
+        widths = ((2 * inner,) if self.fused else (inner, inner)) if self.gate else (inner,)
+        self.up = Linear(spec.hidden, widths, spec.bias)
+        if self.gate and self.fused and tp > 1:
+            _by_shard(self.up, tp)
+        self.act = Activation(spec.activation)
+        self.down = nn.Linear(inner, spec.hidden, bias=spec.bias)
+
+    def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        parts = self.qkv(x)
+        batch, seq = x.shape[0], parts[0].shape[1]
+        if self.fused:
+            ratio = self.heads // self.kv
+            rows = parts[0].view(batch, seq, -1, ratio + 2, self.d)
+            q, k, v = (part.flatten(2, 3) for part in rows.split((ratio, 1, 1), dim=3))
+        else:
+            q, k, v = (part.view(batch, seq, -1, self.d) for part in parts)
+        if self.q_norm is not None and self.k_norm is not None:
+            if self.whole:
+                q, k = (norm(x.flatten(2)).view(x.shape) for norm, x in ((self.q_norm, q), (self.k_norm, k)))
+            else:
+                q, k = self.q_norm(q), self.k_norm(k)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    def _inner(self, x: Tensor) -> Tensor:
+        parts: tuple[Tensor, ...] = self.up(x)
+        if self.gate and self.fused:
+            whole = parts[0]
+            local = max(1, whole.shape[-1] * self.shards // (2 * self.down.in_features))
+            pair = whole.view(*whole.shape[:-1], local, 2, -1)
+            parts = tuple(part.flatten(-2) for part in pair.unbind(-2))
+        out: Tensor = self.act(*parts)
+        return out
+
+    def _attended(self, x: Tensor) -> Tensor:
+        q, k, v = self._heads(x)
+        if self.rope is not None:
+            q, k = self.rope(q, k)
+        a: Tensor = self.proj(self.core(q, k, v))
+        a = a if self.post1 is None else self.post1(a)
+        return self.drop(a) if self.drop else a
+
+    def _fed(self, x: Tensor) -> Tensor:
+        b: Tensor = self.down(self._inner(x))
+        b = b if self.post2 is None else self.post2(b)
+        return self.drop(b) if self.drop else b
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm1(x)
+        if self.parallel:
+            return x + self._attended(y) + self._fed(self.norm2(x) if self.two_norms else y)
+        x = x + self._attended(y)
+        return x + self._fed(self.norm2(x))
+
+
+def _norm(spec: Decoder) -> nn.Module:
+    return make_norm(spec.norm, spec.hidden, spec.norm_bias, spec.norm_weight)
+
+
+def _by_shard(up: Linear, tp: int) -> None:
+    """Rows (gate, up) of the whole become (gate, up) of each shard: the same function, whatever the split."""
+    with torch.no_grad():
+        for tensor in up.parameters():
+            tensor.copy_(tensor.view(2, tp, -1, *tensor.shape[1:]).transpose(0, 1).reshape(tensor.shape))
+
+
+class Embed(nn.Module):
+    """Token rows, plus learned positions, dropout, a norm."""
+
+    def __init__(self, spec: Decoder, habits: Framework, seq: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(spec.vocab, spec.hidden)
+        self.positions = nn.Embedding(max(spec.positions, seq), spec.hidden) if spec.position == "learned" else None
+        self.drop = Dropout(rate_of(spec, habits))
+        self.norm = _norm(spec) if spec.embed_norm else None
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x: Tensor = self.tokens(ids)
+        if self.positions is not None:
+            x = x + self.positions(torch.arange(ids.shape[1], device=ids.device))
+        x = self.drop(x)
+        return x if self.norm is None else self.norm(x)
+
+
+class Head(nn.Module):
+    """Last norm and the logits."""
+
+    def __init__(self, spec: Decoder) -> None:
+        super().__init__()
+        self.norm = _norm(spec)
+        self.logits = nn.Linear(spec.hidden, spec.vocab, bias=spec.head_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.logits(self.norm(x))
+        return y

@@ -1,0 +1,46 @@
+"""Automatic mixed precision: fp32 weights, products in 16 bits, and for fp16 a loss that is scaled."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+from torch import Tensor
+
+from executor.kernels.bodies import dtype_of
+from executor.training.optimizers import Updates
+from sim.framework import Framework
+from sim.plan import Plan
+
+
+class Mixed:
+    """torch.autocast and torch.amp.GradScaler where the plan's framework trains with them; otherwise nothing."""
+
+    def __init__(self, plan: Plan, habits: Framework, kind: str) -> None:
+        self._kind = kind
+        self._dtype = dtype_of(plan.precision) if habits.autocast else None
+        scales = self._dtype is torch.float16
+        self._scaler = torch.amp.GradScaler(kind, enabled=scales) if scales else None
+
+    def casts(self) -> contextlib.AbstractContextManager[object]:
+        """Around forward and loss."""
+        if self._dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self._kind, self._dtype)
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """What backward begins with."""
+        return loss if self._scaler is None else self._scaler.scale(loss)
+
+    def unscale(self, optimizer: Updates) -> None:
+        """Before gradients are clipped."""
+        if self._scaler is not None:
+            self._scaler.unscale_(optimizer)  # type: ignore[arg-type]
+
+    def step(self, optimizer: Updates) -> None:
+        """The optimizer's step, left out where a gradient overflowed."""
+        if self._scaler is None:
+            optimizer.step()
+        else:
+            self._scaler.step(optimizer)  # type: ignore[arg-type]
+            self._scaler.update()

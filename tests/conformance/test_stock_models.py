@@ -1,0 +1,106 @@
+"""What stock training builds is what is described: the same blocks, and in each the same parameters in the same order, of every preset."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from executor.training.examples import example_of  # noqa: E402
+from executor.training.limits import check_stock  # noqa: E402
+from executor.training.models.build import loss_of, model_for  # noqa: E402
+from executor.training.trainer import sequence_length  # noqa: E402
+from sim.bind import model_of, network_of  # noqa: E402
+from sim.files.planfile import load_plan  # noqa: E402
+from sim.framework import framework_of  # noqa: E402
+from sim.model.load import models  # noqa: E402
+from sim.model.specs.decoder import Decoder  # noqa: E402
+from sim.plan import Plan  # noqa: E402
+from tests.conformance.plans import BERT, EFFICIENT, GPT, LLAMA, NEOX, NEXT, OLMO2, RESNET, SQUAD, VGG, VIT  # noqa: E402
+from topologies.errors import Refused  # noqa: E402
+
+
+def _known() -> list[str]:
+    found = []
+    for name in models():
+        plan = load_plan({"model": name})
+        try:
+            check_stock(plan, model_of(plan))
+        except Refused:
+            continue
+        found.append(name)
+    return found
+
+
+def described(plan: Plan) -> dict[str, list[int]]:
+    """Elements of each parameter of each block."""
+    blocks = network_of(plan, framework_of(plan)).blocks
+    return {name: [size for part in block.parts for size in part.tensors] for name, block in blocks}
+
+
+def built(plan: Plan) -> dict[str, list[int]]:
+    """The same of the torch model; a tied head has no table of its own."""
+    spec = model_of(plan)
+    with torch.device("meta"):
+        model = model_for(spec, framework_of(plan), sequence_length(plan, spec))
+    seen: set[int] = set()
+    found: dict[str, list[int]] = {}
+    for name, block in model.named_children():
+        own = [p for p in block.parameters() if id(p) not in seen]
+        seen |= {id(p) for p in own}
+        found[name.replace("__", ".")] = [p.numel() for p in own]
+    return found
+
+
+KNOWN = _known()
+
+
+def test_most_presets_are_known() -> None:
+    assert len(KNOWN) > 180
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_parameters_are_those_of_the_description(name: str) -> None:
+    plan = load_plan({"model": name})
+    model, network = built(plan), described(plan)
+    assert list(model) == list(network)
+    for block, sizes in network.items():
+        assert model[block] == sizes, block
+
+
+SMALL: dict[str, dict[str, Any]] = {
+    "gpt": GPT, "llama": LLAMA, "neox": NEOX, "olmo2": OLMO2, "bert": BERT, "roberta": BERT | {"head": "masked", "types": 0}, "squad": SQUAD, "vit": VIT,
+    "resnet": RESNET, "resnet-50": RESNET | {"depth": 50}, "resnext": RESNET | {"depth": 50, "groups": 32, "width": 4}, "se": RESNET | {"depth": 50, "se": True},
+    "vgg": VGG, "alexnet": {"family": "cnn", "arch": "alexnet", "image": 64, "classes": 10}, "cifar": {"family": "cnn", "arch": "cifar"},
+    "efficientnet": EFFICIENT, "efficientnet-v2": {"family": "efficientnet", "variant": "v2-s", "image": 32, "classes": 10}, "convnext": NEXT,
+    "gemma": LLAMA | {"post_norms": True, "tied": True, "activation": "geglu", "qk_norm": True},
+    "falcon": LLAMA | {"parallel_block": True, "norm": "layernorm", "head_bias": True, "kv_heads": 1},
+    "bloom": GPT | {"embed_norm": True, "dropout": 0.1}, "phi": LLAMA | {"rotary": 0.5, "fused_qkv": False},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("attention", ["flash", "math"])
+@pytest.mark.parametrize("name", SMALL)
+def test_a_gradient_for_every_parameter(name: str, attention: str) -> None:
+    plan = load_plan({"model": SMALL[name], "seq_len": 16, "precision": "fp32", "batch": {"micro": 2}, "attention": attention})
+    spec = model_of(plan)
+    check_stock(plan, spec)
+    seq = sequence_length(plan, spec)
+    torch.manual_seed(0)
+    model = model_for(spec, framework_of(plan), seq)
+    pairs = [example_of(spec, seq, i) for i in range(2)]
+    output = model(torch.stack([x for x, _ in pairs]))
+    loss = loss_of(spec, output, torch.stack([y for _, y in pairs]))
+    loss.backward()
+    assert torch.isfinite(loss)
+    for path, parameter in model.named_parameters():
+        assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), path
+    if isinstance(spec, Decoder):  # no token sees a later one
+        ids = pairs[0][0][None]
+        other = ids.clone()
+        other[0, -1] = (other[0, -1] + 1) % spec.vocab
+        model.eval()
+        first, second = model(ids), model(other)
+        assert torch.equal(first[:, :-1], second[:, :-1]) and not torch.equal(first[:, -1], second[:, -1])
