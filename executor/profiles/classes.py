@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from executor.profiles.event import Event
 
 CLASSES = (
@@ -23,24 +25,34 @@ _BY_PART = {
     "core": "attention",
     "act": "activation",
 }
+_BY_PART |= dict.fromkeys(("pooler", "next", "transform", "span", "fc", "fc1", "fc2", "fc3"), "gemm")
 _BY_PART |= {
     "norm": "norm",
     "norm1": "norm",
     "norm2": "norm",
+    "q_norm": "norm",
+    "k_norm": "norm",
+    "post_norm": "norm",
     "tokens": "embedding",
     "positions": "embedding",
     "loss": "loss",
     "rope": "elementwise",
 }
+_WHOLE = (("norm", re.compile(r"bn\d*")), ("conv", re.compile("patches")), ("embedding", re.compile("masked")))
+"""Parts whose ops are of one class whatever they are: ReLU and the residual's add belong to a batch norm."""
 
 
 def classify(op: str, part: str) -> str:
     """Class of an ATen op: by its part where that says it, else by its name."""
+    last = part.rpartition(".")[2]
+    whole = next((cls for cls, pattern in _WHOLE if pattern.fullmatch(last)), "")
+    if whole:
+        return whole
     name = op.removeprefix("aten::")
     for cls, words in CLASSES:
         if any(name == word or word in name for word in (words if cls != "gemm" else ())) or (cls == "gemm" and name in words):
             return cls
-    return _BY_PART.get(part.rpartition(".")[2], "elementwise")
+    return _BY_PART.get(last, "elementwise")
 
 
 def moves_gradients(engine: Event | None, part: str, op: str) -> bool:

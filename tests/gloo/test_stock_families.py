@@ -1,0 +1,113 @@
+"""Stock training of models that are no plain decoders, and under autocast: splits change no loss, profiles have the parts, errors are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from executor.ranks.launch import launch
+from executor.stock import Request, run_stock
+from sim.files.planfile import load_plan
+from sim.plan import Plan
+from tests.gloo.bodies_for_stock import Many
+from topologies.errors import Refused
+
+GPT = {
+    "family": "decoder",
+    "layers": 2,
+    "hidden": 64,
+    "heads": 4,
+    "vocab": 64,
+    "ffn": 128,
+    "norm": "layernorm",
+    "activation": "gelu",
+    "bias": True,
+}
+NEOX = GPT | {"rotary": 0.5, "parallel_block": True, "two_norms": True}
+OLMO2 = GPT | {"norm": "rmsnorm", "qk_norm": True, "qk_norm_whole": True, "pre_norms": False, "post_norms": True, "activation": "swiglu"}
+BERT = {"family": "encoder", "layers": 2, "hidden": 64, "heads": 4, "vocab": 128, "positions": 32, "dropout": 0.0}
+VIT = {"family": "vit", "layers": 2, "hidden": 64, "heads": 4, "image": 32, "patch": 8, "classes": 16}
+NEXT = {"family": "convnext", "depths": [1, 1], "widths": [16, 32], "image": 32, "classes": 16, "drop_path": 0.0}
+RESNET = {"family": "cnn", "arch": "resnet", "depth": 18, "image": 64, "classes": 16}
+MODELS = {"neox": NEOX, "olmo2": OLMO2, "bert": BERT, "squad": BERT | {"head": "squad"}, "vit": VIT, "convnext": NEXT}
+SPLITS: dict[str, dict[str, Any]] = {"one": {}, "ddp": {"dp_replicate": 2}, "fsdp": {"dp_shard": 2, "zero": 3}}
+
+
+def _plan(model: dict[str, Any], parallel: dict[str, Any], **more: Any) -> Plan:
+    batch = {"micro": 8 if not parallel else 4, "global": 8}
+    return load_plan({"model": model, "seq_len": 16, "precision": "fp32", "batch": batch, "parallel": parallel, **more})
+
+
+@pytest.fixture(scope="module")
+def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], list[float]]:
+    """Five losses of every model and split; one launch for each number of ranks."""
+    cases = {(name, split): _plan(model, SPLITS[split]) for name, model in MODELS.items() for split in SPLITS}
+    bf16 = {"framework": "pytorch-amp", "precision": "bf16"}
+    cases |= {("amp", split): _plan(GPT, SPLITS[split], **bf16) for split in ("one", "ddp")} | {("amp", "fp32"): _plan(GPT, {})}
+    cases[("resnet", "one")] = _plan(RESNET, {})
+    cases[("resnet", "bf16")] = _plan(RESNET, {}, **bf16)
+    cases[("resnet", "fp16")] = _plan(RESNET, {}, framework="pytorch-amp", precision="fp16")
+    found: dict[tuple[str, str], list[float]] = {}
+    for ranks in (1, 2):
+        mine = [key for key, plan in cases.items() if plan.world == ranks]
+        many = Many([Request(cases[key], 4, 1, 0) for key in mine])
+        answers = launch("tests.gloo.bodies_for_stock:losses", many, ranks, tmp_path_factory.mktemp("many"), list[list[float]], stall=60)
+        for k, key in enumerate(mine):
+            found[key] = [sum(values) / len(values) for values in zip(*(answer[k] for answer in answers), strict=True)]
+    return found
+
+
+@pytest.mark.parametrize("split", ["ddp", "fsdp"])
+@pytest.mark.parametrize("name", MODELS)
+def test_losses_equal_one_process(name: str, split: str, losses: dict[tuple[str, str], list[float]]) -> None:
+    assert len(set(losses[name, "one"])) == 5
+    assert losses[name, split] == pytest.approx(losses[name, "one"], rel=1e-3)
+
+
+def test_autocast_trains_nearly_as_fp32_does(losses: dict[tuple[str, str], list[float]]) -> None:
+    assert losses["amp", "one"] == pytest.approx(losses["amp", "fp32"], rel=2e-2)
+    assert losses["amp", "one"] != pytest.approx(losses["amp", "fp32"], rel=1e-6), "nothing was cast"
+    assert losses["amp", "ddp"] == pytest.approx(losses["amp", "one"], rel=1e-2)
+    for way in ("bf16", "fp16"):
+        assert losses["resnet", way] == pytest.approx(losses["resnet", "one"], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (RESNET, {"S0.1.conv1": "conv", "S1.0.downsample.bn": "norm", "S0.0.bn2": "norm", "head.fc": "gemm", "stem.pool": "elementwise"}),
+        (
+            BERT,
+            {"L0.attn.qkv": "gemm", "L1.attn.core": "attention", "embed.norm": "norm", "head.pooler": "gemm", "head.masked": "embedding"},
+        ),
+    ],
+)
+def test_a_profile_names_the_parts(model: dict[str, Any], said: dict[str, str], tmp_path: Path) -> None:
+    plan = load_plan({"model": model, "seq_len": 16, "precision": "fp32", "batch": {"micro": 2}})
+    spans = run_stock(plan, tmp_path, steps=2, warmup=1, profile=1, stall=60).trace.spans
+    for part, cls in said.items():
+        for way in ("fwd", "bwd"):
+            found = [span for span in spans if f"/{way}/{part}" in span.id and span.kind == "compute"]
+            assert any(span.cls == cls for span in found), (way, part, {span.cls for span in found})
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"model": BERT | {"head": "none"}}, "has no loss"),
+        ({"model": "resnet50", "parallel": {"pp": 2}, "batch": {"micro": 1, "global": 2}}, "pipeline parallelism of models of family cnn"),
+        ({"model": "unet"}, "family unet"),
+        ({"model": {"family": "cnn", "arch": "inception-v3"}}, 'arch = "inception-v3"'),
+        ({"model": GPT | {"window": 8}}, "`window`"),
+        ({"model": NEOX, "parallel": {"tp": 2}}, "under tensor parallelism"),
+        ({"model": GPT, "framework": "pytorch-amp", "precision": "bf16", "parallel": {"dp_shard": 2, "zero": 3}}, "with FSDP2"),
+        ({"model": GPT, "framework": "pytorch-amp", "precision": "bf16", "parallel": {"tp": 2}}, "on whole models"),
+    ],
+)
+def test_refused_with_a_reason(more: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=words):
+        run_stock(
+            load_plan({"seq_len": 16, "precision": "fp32", "batch": {"micro": 2}} | more), tmp_path, steps=1, warmup=0, profile=0, stall=60
+        )
