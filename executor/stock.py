@@ -122,9 +122,11 @@ def train(world: World, request: Request) -> RankResult:
     for step in range(request.warmup):
         world.beat.phase(f"warm-up step {step}")
         trainer.step(batches, step)
+    world.touch_memory()  # now it is known how much a step takes
     times = _timed(world, trainer, batches, request)
     events: list[Event] = []
     if request.profile:
+        world.touch_memory()  # for what the profiler writes down
         world.barrier()
         with named_parts(trainer.inner), profiled(world.kind == "cuda", events):
             for step in range(request.warmup + request.steps, request.warmup + request.steps + request.profile):

@@ -65,11 +65,14 @@ class World:
 
     def touch_memory(self) -> None:
         """Before steps are timed: a CPU rank writes once to what its heap grows into over dozens of steps. A page's first touch costs up to
-        14 us in a virtual machine, and what is given back stays with the process (`launch.KEEP_MEMORY`)."""
+        14 us in a virtual machine, and what is given back stays with the process (`launch.KEEP_MEMORY`). A large model's heap grows by more."""
         if self.kind == "cpu" and sys.platform == "linux":
+            import resource  # of Unix alone
+
             from executor.arena import free_memory  # wants torch, whose absence is said above
 
-            touched = b"\1" * min(_HEAP, free_memory(self.device) // (4 * self._local))
+            grown = max(_HEAP, 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 2)
+            touched = b"\1" * min(grown, free_memory(self.device) // (4 * self._local))
             del touched
 
     def synchronize(self) -> None:

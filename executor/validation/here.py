@@ -21,7 +21,7 @@ from executor.repeats import means
 from executor.stock import PROFILED, StockResult, run_stock
 from executor.training.limits import check_stock
 from executor.twin import calibrated, host_seconds
-from executor.validation.here_plans import INPUTS, KINDS, SHIPPED
+from executor.validation.here_plans import INPUTS, KINDS, MODELS, SHIPPED
 from sim.align import Measured
 from sim.bind import bind, model_of
 from sim.files.planfile import load_plan
@@ -80,7 +80,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 def plans() -> dict[str, tuple[str, Plan]]:
     """All plans of the table by name, each with its kind."""
-    found = {name: (kind, load_plan(tree | {"name": name})) for name, (kind, tree) in (KINDS | INPUTS).items()}
+    found = {name: (kind, load_plan(tree | {"name": name})) for name, (kind, tree) in (KINDS | INPUTS | MODELS).items()}
     return found | {name: ("one bottleneck", load_plan(name)) for name in SHIPPED}
 
 

@@ -1,8 +1,8 @@
 """Small plans for the table of `executor.validation.here`: one of each kind that a machine without GPUs can run, sized for two cores.
 
 Their shapes lie between those that `probe` measures, so that the table is a test of the predictions and not of the calibration.
-`KINDS`: one way of splitting each. `INPUTS`: the same two models with other input paths, logging and checkpoints. `SHIPPED`: the
-presets that are bound by one thing.
+`KINDS`: one way of splitting each. `INPUTS`: the same two models with other input paths, logging and checkpoints. `MODELS`: other models.
+`SHIPPED`: the presets that are bound by one thing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SEQ = 160
 
 
 def _decoder(model: Tree, batch: Tree, parallel: Tree, **more: Any) -> Tree:
-    return {"model": model, "seq_len": _SEQ, "precision": "fp32", "batch": batch, "parallel": parallel, **more}
+    return {"model": model, "seq_len": _SEQ, "precision": "fp32", "batch": batch, "parallel": parallel} | more
 
 
 def _mlp(model: Tree, micro: int, ranks: int = 1, **more: Any) -> Tree:
@@ -88,4 +88,47 @@ INPUTS: dict[str, tuple[str, Tree]] = {
     "saved-often": ("output", _mlp(HEAVY, 8, 1, optimizer={"name": "adam"}, output={"checkpoint_every": 2, "checkpoint_mode": "full"})),
     "saved-seldom": ("output", _mlp(MLP, 64, 2, output={"checkpoint_every": 10, "checkpoint_mode": "full"})),
 }
+_BERT: Tree = {
+    "family": "encoder",
+    "name": "bert-6m",
+    "layers": 4,
+    "hidden": 288,
+    "heads": 4,
+    "vocab": 4096,
+    "positions": 160,
+    "dropout": 0.0,
+}
+_NEOX = GPT | {"name": "neox-8m", "position": "rope", "rotary": 0.25, "parallel_block": True, "two_norms": True, "tied": False}
+_RESNET: Tree = {"family": "cnn", "name": "resnet-18", "arch": "resnet", "depth": 18, "image": 96, "classes": 100}
+_PICTURES: dict[str, Tree] = {
+    "vit": {"family": "vit", "name": "vit-6m", "layers": 4, "hidden": 288, "heads": 4, "image": 96, "patch": 12, "classes": 100},
+    "resnet": _RESNET,
+    "convnext": {
+        "family": "convnext",
+        "name": "convnext-5m",
+        "depths": [2, 2, 4, 2],
+        "widths": [40, 80, 160, 320],
+        "image": 96,
+        "classes": 100,
+    },
+    "vgg": {"family": "cnn", "name": "vgg-11", "arch": "vgg", "depth": 11, "image": 64, "classes": 100, "batch_norm": False},
+}
+
+
+def _picture(name: str, micro: int, ranks: int = 1, **more: Any) -> Tree:
+    return _mlp(_PICTURES[name], micro, ranks, **more)
+
+
+MODELS: dict[str, tuple[str, Tree]] = {
+    "neox": ("NeoX", _decoder(_NEOX, {"micro": 2}, {})),
+    "bert": ("BERT", _decoder(_BERT, {"micro": 3}, {})),
+    "bert-fsdp": ("BERT, FSDP2", _decoder(_BERT, {"micro": 2, "global": 4}, {"dp_shard": 2, "zero": 3})),
+    "vit": ("ViT", _picture("vit", 6)),
+    "resnet": ("ResNet", _picture("resnet", 6, optimizer={"name": "momentum"})),
+    "resnet-ddp": ("ResNet, DDP", _picture("resnet", 4, 2, optimizer={"name": "momentum"})),
+    "convnext": ("ConvNeXt", _picture("convnext", 6)),
+    "vgg": ("VGG", _picture("vgg", 4, optimizer={"name": "momentum"})),
+    "autocast": ("autocast in bf16", _decoder(GPT, {"micro": 2}, {}, precision="bf16", framework="pytorch-amp")),
+}
+"""Other models than decoders and MLPs, and mixed precision."""
 SHIPPED = ("cpu-comm-bound", "cpu-compute-bound", "cpu-data-bound", "cpu-launch-bound")

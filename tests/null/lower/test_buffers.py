@@ -32,13 +32,20 @@ def test_statistics_go_from_the_first_rank_in_two_messages() -> None:
     assert [op.id for op in _begin("pytorch-native-amp", 4)].index("buffers/fp32") < list(ops).index("buffers/back")
 
 
+def test_statistics_are_as_wide_as_the_parameters() -> None:
+    """Plain PyTorch in 16 bits makes them 16 bits too, which the plan says are fp16."""
+    ops = {op.id: op for op in _begin("pytorch", 4)}
+    assert (ops["buffers/fp16"].bytes, ops["buffers/int64"].bytes) == (4 * CHANNELS, 8 * 53)
+
+
 @pytest.mark.parametrize(
     ("framework", "ranks", "model"),
     [
         ("pytorch-native-amp", 1, "resnet50"),
         ("pytorch-ssd", 4, "ssd300"),
         ("pytorch-detection", 4, "mask-rcnn-r50-fpn"),
-        ("pytorch", 4, "resnet50"),
+        ("deepspeed", 4, "resnet50"),
+        ("pytorch", 4, "gpt2-124m"),
     ],
 )
 def test_nothing_is_sent_where_nobody_asks_for_it(framework: str, ranks: int, model: str) -> None:
