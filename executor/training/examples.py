@@ -7,8 +7,8 @@ from torch import Generator, Tensor
 
 from executor.training.models.encoder import picked
 from sim.model.specs.decoder import Decoder
-from sim.model.specs.pictures import Pictures
-from sim.model.specs.spec import Cnn, Encoder, Mlp, ModelSpec, Vit
+from sim.model.specs.pictures import Pictures, UNet
+from sim.model.specs.spec import Cnn, EncDec, Encoder, Mlp, ModelSpec, Vit
 from topologies.errors import Refused
 
 Pair = tuple[Tensor, Tensor]
@@ -28,6 +28,12 @@ def example_of(spec: ModelSpec, seq: int, index: int) -> Pair:
         return ids[:-1], ids[1:]
     if isinstance(spec, Encoder):
         return _sentences(spec, seq, g)
+    if isinstance(spec, EncDec):
+        source = torch.randint(0, spec.vocab, (seq,), generator=g)
+        words = torch.randint(0, spec.vocab, ((spec.target or seq) + 1,), generator=g)
+        return torch.cat((source, words[:-1])), words[1:]
+    if isinstance(spec, UNet):
+        return _picture(spec.channels, spec.side, spec.classes, g, (spec.side, spec.side))
     if isinstance(spec, Vit):
         return _picture(3, spec.image, spec.classes, g)
     if isinstance(spec, Cnn):
@@ -55,5 +61,6 @@ def _sentences(spec: Encoder, seq: int, g: Generator) -> Pair:
     return torch.cat((ids, places)), torch.cat((words, following))
 
 
-def _picture(channels: int, side: int, classes: int, g: Generator) -> Pair:
-    return torch.randn(channels, side, side, generator=g), torch.randint(0, classes, (), generator=g)
+def _picture(channels: int, side: int, classes: int, g: Generator, places: tuple[int, ...] = ()) -> Pair:
+    """With its class, or one for each of its `places`."""
+    return torch.randn(channels, side, side, generator=g), torch.randint(0, classes, places, generator=g)

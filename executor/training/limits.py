@@ -5,8 +5,8 @@ from __future__ import annotations
 from sim.bind import shape_of
 from sim.framework import framework_of, sharding_of
 from sim.model.specs.decoder import Decoder
-from sim.model.specs.pictures import ConvNext, EfficientNet
-from sim.model.specs.spec import Cnn, Encoder, Mlp, ModelSpec, Vit
+from sim.model.specs.pictures import ConvNext, EfficientNet, UNet
+from sim.model.specs.spec import Cnn, EncDec, Encoder, Mlp, ModelSpec, Vit
 from sim.plan import Plan
 from topologies.errors import Refused
 
@@ -126,7 +126,7 @@ def _check_model(plan: Plan, spec: ModelSpec) -> None:
         raise Refused(f'head = "none" of model {spec.name or "encoder"} has no loss to train with. Use "masked", or: {PLAY}')
     elif isinstance(spec, Cnn) and spec.arch not in CNNS:
         raise Refused(f'stock training does not do arch = "{spec.arch}" of model {spec.name or "cnn"} yet. {PLAY}')
-    elif not isinstance(spec, (Mlp, Encoder, Vit, Cnn, EfficientNet, ConvNext)):
+    elif not isinstance(spec, (Mlp, Encoder, Vit, Cnn, EfficientNet, ConvNext, EncDec, UNet)):
         raise Refused(f"stock training does not know models of family {type(spec).__name__.lower()}. {PLAY}")
 
 

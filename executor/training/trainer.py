@@ -24,7 +24,7 @@ from executor.training.samples import Samples, loader_of
 from sim.bind import model_of, shape_of
 from sim.framework import framework_of
 from sim.model.specs.decoder import Decoder
-from sim.model.specs.spec import Encoder, ModelSpec
+from sim.model.specs.spec import EncDec, Encoder, ModelSpec
 from sim.plan import Plan
 from sim.rules import mesh_of
 from topologies.errors import RunFailed
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 def sequence_length(plan: Plan, spec: ModelSpec) -> int:
     """Tokens per sample; 1 for vectors."""
-    return shape_of(plan, spec).seq if isinstance(spec, (Decoder, Encoder)) else 1
+    return shape_of(plan, spec).seq if isinstance(spec, (Decoder, EncDec, Encoder)) else 1
 
 
 class Trainer:

@@ -75,6 +75,9 @@ def single() -> dict[str, tuple[str, Tree]]:
         "llama3.2-3b-6": ("slice of Llama", _lm("llama3.2-3b", 1, 2048, 6)),
         "gpt2-774m": ("GPT-2", _lm("gpt2-774m", 2, 1024)),
         "bert-large": ("BERT", _lm("bert-large", 8, 512)),
+        "vit-b16": ("ViT", {"model": "vit-b16", "batch": {"micro": 64}}),
+        "gpt2-autocast": ("autocast in bf16", _lm("gpt2-124m", 8, 1024, framework="pytorch-amp")),
+        "pythia-410m": ("NeoX", _lm("pythia-410m", 4, 1024)),
         "muon": ("Muon beside AdamW", _lm("gpt2-355m", 4, 1024, optimizer={"name": "muon"})),
         "loader-bound": (
             "input",
@@ -123,6 +126,7 @@ def load_tree(preset: str) -> Tree:
 _TINY: dict[str, Tree] = {
     "decoder": {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "ffn": 128, "vocab": 128, "positions": 0},
     "encoder": {"layers": 2, "hidden": 64, "heads": 4, "ffn": 128, "vocab": 128},
+    "vit": {"layers": 2, "hidden": 64, "heads": 4, "image": 32, "patch": 8, "classes": 10},
     "cnn": {"arch": "resnet", "depth": 18, "image": 64, "classes": 10},
 }
 

@@ -37,7 +37,10 @@ def plan(model: dict[str, Any], micros: int = 1, **parallel: Any) -> Plan:
 
 
 SMALL = {"bucket": "64 KiB"}
-FAMILIES = [NEOX, OLMO2, BERT, SQUAD, VIT, RESNET, RESNET | {"depth": 50, "se": True}, VGG, EFFICIENT, NEXT]
+T5 = {"family": "encdec", "layers": 2, "hidden": 64, "heads": 4, "ffn": 128, "vocab": 256, "relative": 32, "norm": "rmsnorm", "bias": False}
+TRANSFORMER = T5 | {"relative": 0, "norm": "layernorm", "pre_norm": False, "bias": True, "tied": False, "target": 24}
+UNET = {"family": "unet", "width": 8, "levels": 2, "image": 32}
+FAMILIES = [NEOX, OLMO2, BERT, SQUAD, VIT, RESNET, RESNET | {"depth": 50, "se": True}, VGG, EFFICIENT, NEXT, T5, TRANSFORMER, UNET]
 FUSED = {"implementation": "fused"}
 
 DDP = [

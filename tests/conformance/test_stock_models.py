@@ -18,7 +18,7 @@ from sim.framework import framework_of  # noqa: E402
 from sim.model.load import models  # noqa: E402
 from sim.model.specs.decoder import Decoder  # noqa: E402
 from sim.plan import Plan  # noqa: E402
-from tests.conformance.plans import BERT, EFFICIENT, GPT, LLAMA, NEOX, NEXT, OLMO2, RESNET, SQUAD, VGG, VIT  # noqa: E402
+from tests.conformance.plans import BERT, EFFICIENT, GPT, LLAMA, NEOX, NEXT, OLMO2, RESNET, SQUAD, T5, TRANSFORMER, UNET, VGG, VIT  # noqa: E402
 from topologies.errors import Refused  # noqa: E402
 
 
@@ -73,7 +73,7 @@ def test_parameters_are_those_of_the_description(name: str) -> None:
 SMALL: dict[str, dict[str, Any]] = {
     "gpt": GPT, "llama": LLAMA, "neox": NEOX, "olmo2": OLMO2, "bert": BERT, "roberta": BERT | {"head": "masked", "types": 0}, "squad": SQUAD, "vit": VIT,
     "resnet": RESNET, "resnet-50": RESNET | {"depth": 50}, "resnext": RESNET | {"depth": 50, "groups": 32, "width": 4}, "se": RESNET | {"depth": 50, "se": True},
-    "vgg": VGG, "alexnet": {"family": "cnn", "arch": "alexnet", "image": 64, "classes": 10}, "cifar": {"family": "cnn", "arch": "cifar"},
+    "t5": T5 | {"activation": "geglu"}, "transformer": TRANSFORMER, "unet": UNET, "vgg": VGG, "alexnet": {"family": "cnn", "arch": "alexnet", "image": 64, "classes": 10}, "cifar": {"family": "cnn", "arch": "cifar"},
     "efficientnet": EFFICIENT, "efficientnet-v2": {"family": "efficientnet", "variant": "v2-s", "image": 32, "classes": 10}, "convnext": NEXT,
     "gemma": LLAMA | {"post_norms": True, "tied": True, "activation": "geglu", "qk_norm": True},
     "falcon": LLAMA | {"parallel_block": True, "norm": "layernorm", "head_bias": True, "kv_heads": 1},

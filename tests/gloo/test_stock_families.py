@@ -31,7 +31,19 @@ BERT = {"family": "encoder", "layers": 2, "hidden": 64, "heads": 4, "vocab": 128
 VIT = {"family": "vit", "layers": 2, "hidden": 64, "heads": 4, "image": 32, "patch": 8, "classes": 16}
 NEXT = {"family": "convnext", "depths": [1, 1], "widths": [16, 32], "image": 32, "classes": 16, "drop_path": 0.0}
 RESNET = {"family": "cnn", "arch": "resnet", "depth": 18, "image": 64, "classes": 16}
-MODELS = {"neox": NEOX, "olmo2": OLMO2, "bert": BERT, "squad": BERT | {"head": "squad"}, "vit": VIT, "convnext": NEXT}
+T5 = {
+    "family": "encdec",
+    "layers": 2,
+    "hidden": 64,
+    "heads": 4,
+    "ffn": 128,
+    "vocab": 64,
+    "relative": 32,
+    "norm": "rmsnorm",
+    "bias": False,
+    "dropout": 0.0,
+}
+MODELS = {"neox": NEOX, "olmo2": OLMO2, "bert": BERT, "squad": BERT | {"head": "squad"}, "vit": VIT, "convnext": NEXT, "t5": T5}
 SPLITS: dict[str, dict[str, Any]] = {"one": {}, "ddp": {"dp_replicate": 2}, "fsdp": {"dp_shard": 2, "zero": 3}}
 
 
@@ -98,7 +110,7 @@ def test_a_profile_names_the_parts(model: dict[str, Any], said: dict[str, str], 
     [
         ({"model": BERT | {"head": "none"}}, "has no loss"),
         ({"model": "resnet50", "parallel": {"pp": 2}, "batch": {"micro": 1, "global": 2}}, "pipeline parallelism of models of family cnn"),
-        ({"model": "unet"}, "family unet"),
+        ({"model": "dlrm-kaggle"}, "family dlrm"),
         ({"model": {"family": "cnn", "arch": "inception-v3"}}, 'arch = "inception-v3"'),
         ({"model": GPT | {"window": 8}}, "`window`"),
         ({"model": NEOX, "parallel": {"tp": 2}}, "under tensor parallelism"),

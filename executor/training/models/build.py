@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from executor.training.models import decoder, encoder, stacks
+from executor.training.models import decoder, encdec, encoder, stacks, unet
 from sim.framework import Framework
 from sim.model.specs.decoder import Decoder
-from sim.model.specs.pictures import ConvNext, EfficientNet
-from sim.model.specs.spec import Cnn, Encoder, Mlp, ModelSpec, Vit
+from sim.model.specs.pictures import ConvNext, EfficientNet, UNet
+from sim.model.specs.spec import Cnn, EncDec, Encoder, Mlp, ModelSpec, Vit
 
 Output = Tensor | tuple[Tensor, ...]
 Blocks = Iterable[tuple[str, nn.Module]]
@@ -45,7 +45,7 @@ PARTS = {
 def ends_of(names: Iterable[str]) -> set[str]:
     """Of the names of a model's blocks those that are no layers: its beginning and its head. Plain stacks begin with a stage."""
     given = set(names)
-    return given & {"embed", "stem", "head"} | (given & {"S0"} if not given & {"embed", "stem"} else set())
+    return given & {"embed", "stem", "target", "head"} | (given & {"S0"} if not given & {"embed", "stem"} else set())
 
 
 class Model(nn.Sequential):
@@ -56,28 +56,48 @@ class Model(nn.Sequential):
         self.spec = spec
         if getattr(spec, "tied", False) and hasattr(self.head, "logits"):
             self.head.logits.weight = self.embed.tokens.weight  # type: ignore[union-attr]
-        if isinstance(spec, (Decoder, Encoder, Vit)):
+        if isinstance(spec, EncDec):  # both embeddings are one table, whatever the head has
+            self.target.tokens.weight = self.embed.tokens.weight  # type: ignore[union-attr]
+        if isinstance(spec, (Decoder, Encoder, EncDec, Vit)):
             self.apply(_small)
 
 
 class Masked(Model):
     """BERT on masked words: with the ids come the places of those that it is to guess, for the head."""
 
-    def forward(self, given: Tensor) -> Output:
-        """(batch, seq + predictions)."""
-        spec = self.spec
-        assert isinstance(spec, Encoder)
-        *body, head = self.children()
-        places = given.shape[1] - self.seq
-        x: Tensor = given[:, :-places]
-        for block in body:
-            x = block(x)
-        output: Output = head(x, given[:, -places:])
-        return output
-
     def __init__(self, spec: Encoder, habits: Framework, seq: int) -> None:
         super().__init__(spec, habits, seq)
         self.seq = seq
+
+    def forward(self, given: Tensor) -> Output:
+        """(batch, seq + predictions)."""
+        *body, head = self.children()
+        x = given[:, : self.seq]
+        for block in body:
+            x = block(x)
+        output: Output = head(x, given[:, self.seq :])
+        return output
+
+
+class Translated(Model):
+    """An encoder-decoder: with the source's ids come the target's, for the decoder."""
+
+    def __init__(self, spec: EncDec, habits: Framework, seq: int) -> None:
+        super().__init__(spec, habits, seq)
+        self.seq = seq
+
+    def forward(self, given: Tensor) -> Tensor:
+        """(batch, source and target tokens)."""
+        return encdec.run(dict(self.named_children()), given, self.seq)
+
+
+class Levels(Model):
+    """A U-Net: each level up reads its own on the way down, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels, height, width)."""
+        assert isinstance(self.spec, UNet)
+        return unet.run(list(self.children()), self.spec.levels, x)
 
 
 def _small(module: nn.Module) -> None:
@@ -90,6 +110,10 @@ def model_for(spec: ModelSpec, habits: Framework, seq: int, tp: int = 1) -> Mode
     """The torch model of a spec."""
     if isinstance(spec, Encoder) and spec.head in ("pretraining", "masked"):
         return Masked(spec, habits, seq)
+    if isinstance(spec, EncDec):
+        return Translated(spec, habits, seq)
+    if isinstance(spec, UNet):
+        return Levels(spec, habits, seq)
     return Model(spec, habits, seq, tp)
 
 
@@ -104,8 +128,10 @@ def blocks_of(spec: ModelSpec, habits: Framework, seq: int, tp: int) -> Blocks:
         yield from _encoder(spec, habits)
     elif isinstance(spec, Cnn) and spec.arch in ("vgg", "alexnet", "cifar"):
         yield from getattr(stacks, spec.arch)(spec)
+    elif isinstance(spec, EncDec):
+        yield from encdec.blocks(spec, habits, seq)
     else:
-        files: dict[type, str] = {Mlp: "mlp", Cnn: "residual", EfficientNet: "efficientnet", ConvNext: "convnext"}
+        files: dict[type, str] = {Mlp: "mlp", Cnn: "residual", EfficientNet: "efficientnet", ConvNext: "convnext", UNet: "unet"}
         yield from import_module(f"executor.training.models.{files[type(spec)]}").blocks(spec)
 
 
@@ -132,6 +158,8 @@ def loss_of(spec: ModelSpec, output: Output, target: Tensor) -> Tensor:
         return F.mse_loss(output, target)
     if isinstance(spec, Encoder):  # of each token: does the answer begin, does it end here?
         return _cross_entropy(output.transpose(1, 2), target)
+    if isinstance(spec, UNet):  # of each pixel
+        return F.cross_entropy(output.float(), target)
     return _cross_entropy(output, target)
 
 
@@ -142,19 +170,19 @@ def _cross_entropy(scores: Tensor, target: Tensor) -> Tensor:
 def part_name(path: str) -> str:
     """`L3.qkv.each.0` -> `L3.attn.qkv`; `S0__1.conv1` -> `S0.1.conv1`; `embed.tokens` and `head.norm` as they are."""
     names = [name.replace("__", ".") for name in path.split(".")]
-    if len(names) < 2 or names[0] in ("embed", "head", "stem"):
+    if len(names) < 2 or names[0] in ("embed", "head", "stem", "target"):
         return ".".join(names[:2])
     return f"{names[0]}.{PARTS.get(names[1], names[1]) if names[0][0] == 'L' else names[1]}"
 
 
 def images(spec: ModelSpec) -> bool:
     """Is it a model of maps, whose kernels on tensor cores take channels side by side?"""
-    return isinstance(spec, (Cnn, EfficientNet, ConvNext))
+    return isinstance(spec, (Cnn, EfficientNet, ConvNext, UNet))
 
 
 def reads_ids(spec: ModelSpec) -> bool:
     """Inputs are numbers of tokens."""
-    return isinstance(spec, (Decoder, Encoder))
+    return isinstance(spec, (Decoder, Encoder, EncDec))
 
 
 def memory_format(spec: ModelSpec, habits: Framework, kind: str) -> torch.memory_format:

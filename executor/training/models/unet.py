@@ -26,7 +26,7 @@ class Up(Parts):
         self.add("up", nn.ConvTranspose2d(into, out, 2, 2))
         _double(self, 2 * out, out)
 
-    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+    def forward(self, x: Tensor, skip: Tensor) -> Tensor:  # type: ignore[override]
         up, *rest = self.children()
         y = torch.cat((skip, up(x)), 1)
         for part in rest:
