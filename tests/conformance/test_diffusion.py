@@ -16,9 +16,10 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from executor.recording.capture import Input, capture  # noqa: E402
 from sim.framework import Framework  # noqa: E402
 from sim.model import ModelSpec, Network, Shape, describe, load_model  # noqa: E402
-from sim.model.specs.spec import DiffusionUNet, Dit  # noqa: E402
+from sim.model.specs.spec import DiffusionUNet, Dit, Flux  # noqa: E402
 from sim.work import Attention, MemoryBound  # noqa: E402
 from tests.conformance import diffusion_modules as modules  # noqa: E402
+from tests.conformance import flux_modules  # noqa: E402
 from tests.conformance.test_pictures import forward_flops, hold_bytes, hold_kept, products, works_of  # noqa: E402
 
 PLAIN = Framework(
@@ -35,6 +36,8 @@ SDXL = {
     "added": 2816,
 }
 WHOLE: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "flux.1-dev": (flux_modules.Flux, 128),
+    "flux.1-schnell": (lambda: flux_modules.Flux(guidance=False, text=256), 128),
     "dit-xl-2": (modules.Dit, 32),
     "dit-b-2": (lambda: modules.Dit(12, 768, 12), 32),
     "sd-1.5": (modules.UNet, 64),
@@ -52,7 +55,7 @@ def test_presets_are_torch_s(name: str) -> None:
     network = describe(load_model(name), SHAPE, PLAIN)
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
         model = build()
-        loss = model(torch.empty(2, 4, side, side))
+        loss = model(torch.empty(2, load_model(name).channels, side, side))
         forward = counter.get_total_flops()
         loss.backward()
     works = [w for _, b in network.blocks for p in b.parts for w in (*p.forward, *p.backward, *p.wgrad)]
@@ -67,11 +70,18 @@ class Pair(NamedTuple):
     build: Callable[[], nn.Module]
     spec: ModelSpec
     same: tuple[tuple[str, str], ...] = ()
+    channels: int = 4
 
 
 SMALL: dict[str, tuple[int, ...]] = {"widths": (32, 64), "heads": (2, 4)}
 PAIRS = {
     "dit": Pair(lambda: modules.Dit(2, 96, 4, 16), Dit(layers=2, hidden=96, heads=4, image=128), (("L0", "L0"), ("L1", "L1"))),
+    "flux": Pair(
+        lambda: flux_modules.Flux(2, 3, 96, 4, True, 11, 80, 48),
+        Flux(double=2, single=3, hidden=96, heads=4, text=11, context=80, pooled=48, guidance=True, image=128),
+        (("L1", "L1"), ("L3", "L3"), ("L4", "L4")),
+        channels=16,
+    ),
     "by-convolutions": Pair(
         lambda: modules.UNet((32, 64), (1, 1), (2, 4), 1, 96, False, 0, 11),
         DiffusionUNet(widths=(32, 64), transformers=(1, 1), heads=(2, 4), middle=1, context=96, text=11, image=128),
@@ -86,7 +96,7 @@ PAIRS = {
 
 
 def both(name: str) -> tuple[Network, Network]:
-    spec = capture(PAIRS[name].build, (Input((2, 4, 16, 16)),), name=name)
+    spec = capture(PAIRS[name].build, (Input((2, PAIRS[name].channels, 16, 16)),), name=name)
     return describe(spec, SHAPE, PLAIN), describe(PAIRS[name].spec, SHAPE, PLAIN)
 
 

@@ -50,6 +50,8 @@ _SAME: tuple[tuple[str, str], ...] = (
     (r"(stablediffusion|sd)v?20?(base)?", "sd-2-base"),
     (r"stablediffusion(v?21)", "sd-2.1"),
     (r"(stablediffusionxl|sdxl)(v?10)?(base)?(10)?", "sdxl"),
+    (r"flux1?(dev)?", "flux.1-dev"),
+    (r"flux1?schnell", "flux.1-schnell"),
     (r"whisperlarge(v1)?", "whisper-large-v2"),  # of the same sizes
     (r"inception3?", "inception-v3"),
     (r"(wav2vec20?|hubert|data2vecaudio)(base)?", "wav2vec2-base"),  # the same layers; what they learn differs in the head

@@ -6,14 +6,13 @@ from msgspec.structs import replace
 
 from sim.framework import Framework
 from sim.model.check import data_parallel_only
+from sim.model.diffusion.modulation import condition, gated, modulated
 from sim.model.diffusion.timestep import noised, squared_error, time_embedding
 from sim.model.layers.attention import grouped_query
 from sim.model.layers.elementwise import elementwise
 from sim.model.layers.linear import linear
 from sim.model.layers.mlp import mlp
-from sim.model.layers.norm import norm
 from sim.model.parts import Block, Part, Shape
-from sim.model.pictures.maps import swish
 from sim.model.pictures.vision import Blocks, Map, convolution
 from sim.model.share import Share, share_of
 from sim.model.specs.diffusion import Dit
@@ -61,60 +60,17 @@ def _embed(spec: Dit, share: Share) -> list[Part]:
     ]  # fmt: skip
 
 
-def _condition(spec: Dit, share: Share, name: str, count: int) -> list[Part]:
-    """Swish and a linear from what conditions the picture to `count` shifts, scales and gates. Backward adds its gradient to those of other layers,
-    and joins those of the `count`."""
-    b, h, e = share.micro, spec.hidden, share.e
-    act = swish(share, f"{name}.act", b * h)
-    fork = elementwise("add", share, b * h, 2 * e, e)
-    out = linear(share, name, h, count * h, rows=b, bias=True, low=False, modules=2)
-    join = elementwise("copy", share, b * count * h, e, e)
-    return [replace(act, backward=(*act.backward, fork)), replace(out, backward=(join, *out.backward))]
-
-
-def _modulated(share: Share, name: str, width: int) -> list[Part]:
-    """A norm without weights, x (1 + scale) + shift. Backward: the gradient summed over a picture's tokens (shift), times the norm's result and
-    summed (scale), times 1 + scale. A compiler has all of it in the norm's kernels, and the sums in one."""
-    n, es, small = share.rows * width, share.es, share.micro * width
-    plain = norm(share, f"{name}.norm", share.rows, width, "layernorm", bias=False, weight=False)
-    few = elementwise("add", share, small, share.e, share.e)
-    scale, add = elementwise("scale", share, n, es, es), elementwise("add", share, n, es, es)
-    total, product = elementwise("reduce", share, n, es, 0), elementwise("scale", share, n, 2 * es, es)
-    if share.framework.compile:
-        both: Work = elementwise("reduce", share, n, 2 * es, 0)
-        return [plain, Part(name=f"{name}.modulate", backward=(both,), cls="elementwise", saved=n * es, modules=0)]
-    works: tuple[Work, ...] = (total, product, total, scale)
-    return [plain, Part(name=f"{name}.modulate", forward=(few, scale, add), backward=works, cls="elementwise", saved=n * es, modules=0)]
-
-
-def _gated(share: Share, name: str, width: int) -> Part:
-    """x + gate y. Backward: the gradient times the gate, and times y summed over a picture's tokens; the two gradients of x are added."""
-    n, e, es = share.rows * width, share.e, share.es
-    if share.framework.compile:  # the products and the add are the next norm's
-        product: Work = elementwise("reduce", share, n, es + e, e)
-        return Part(name=name, backward=(product,), cls="elementwise", saved=n * e, modules=0)
-    cast = [elementwise("cast", share, n, es, e)] if es != e else []
-    scale, times, total = (
-        elementwise("scale", share, n, e, e),
-        elementwise("scale", share, n, 2 * e, e),
-        elementwise("reduce", share, n, e, 0),
-    )
-    fork = elementwise("add", share, n, 2 * es, es)
-    forward: tuple[Work, ...] = (scale, elementwise("add", share, n, e + es, es))
-    return Part(name=name, forward=forward, backward=(*cast, scale, times, total, fork), cls="elementwise", saved=n * e, modules=0)
-
-
 def _layer(spec: Dit, share: Share) -> list[Part]:
     h = spec.hidden
     attn = grouped_query(share, h, spec.heads, spec.heads, h // spec.heads, qkv_bias=True, proj_bias=True, fused=True, causal=False)
     return [
-        *_condition(spec, share, "condition", 6),
-        *_modulated(share, "attn", h),
+        *condition(share, "condition", h, 6),
+        *modulated(share, "attn", h),
         *attn,
-        _gated(share, "attn.residual", h),
-        *_modulated(share, "mlp", h),
+        gated(share, "attn.residual", h),
+        *modulated(share, "mlp", h),
         *mlp(share, h, spec.ffn or 4 * h, "gelu", bias=True),
-        _gated(share, "mlp.residual", h),
+        gated(share, "mlp.residual", h),
     ]
 
 
@@ -125,8 +81,8 @@ def _head(spec: Dit, share: Share) -> list[Part]:
     permute = elementwise("permute", share, n, share.e, share.e)
     back = (permute, elementwise("copy", share, n, share.e / 2, share.e)) if spec.learn_sigma else (permute,)
     return [
-        *_condition(spec, share, "condition", 2),
-        *_modulated(share, "last", spec.hidden),
+        *condition(share, "condition", spec.hidden, 2),
+        *modulated(share, "last", spec.hidden),
         linear(share, "out", spec.hidden, spec.patch**2 * out, bias=True, low=False, stream=True),
         Part(name="unpatch", forward=(permute,), backward=back, cls="elementwise", modules=0),
         squared_error(share, n // (1 + spec.learn_sigma)),

@@ -23,13 +23,13 @@ def noised(share: Share, n: int) -> Part:
     return Part(name="noise", forward=works, cls="elementwise", detached=True, modules=1)
 
 
-def time_embedding(share: Share, waves: int, hidden: int) -> list[Part]:
-    """Sines and cosines of the time, `waves` together, through two linears (the authors' timestep_embedding: exp, product, cos, sin, cat, cast)."""
+def time_embedding(share: Share, waves: int, hidden: int, name: str = "time") -> list[Part]:
+    """Sines and cosines of the time (or of another number of each picture), `waves` together, through two linears (the authors' timestep_embedding: exp, product, cos, sin, cat, cast)."""
     b = share.micro
     half: Work = MemoryBound("activation", 4 * b * waves // 2, 4 * b * waves // 2, "fp32")
     cat: Work = MemoryBound("copy", 4 * b * waves, 4 * b * waves, "fp32")
-    sines = Part(name="time.sines", forward=(half, half, half, half, cat), cls="elementwise", detached=True)
-    return [sines, *embedding_mlp(share, "time", waves, hidden)]
+    sines = Part(name=f"{name}.sines", forward=(half, half, half, half, cat), cls="elementwise", detached=True)
+    return [sines, *embedding_mlp(share, name, waves, hidden)]
 
 
 def embedding_mlp(share: Share, name: str, k: int, hidden: int) -> list[Part]:

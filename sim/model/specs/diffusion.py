@@ -1,4 +1,4 @@
-"""What networks of diffusion models are: transformers (DiT) and U-Nets (Stable Diffusion) on the latents of pictures. Sizes are counts of elements."""
+"""What networks of diffusion models are: transformers (DiT, FLUX.1) and U-Nets (Stable Diffusion) on the latents of pictures. Sizes are counts of elements."""
 
 from __future__ import annotations
 
@@ -58,6 +58,44 @@ class Dit(Latents, tag="dit", frozen=True, kw_only=True):
     def input_bytes(self, seq: int) -> int:
         """fp32 latents and the class."""
         return 4 * self.channels * self.side**2 + 8
+
+
+class Flux(Latents, tag="flux", frozen=True, kw_only=True):
+    """Picture and text attend to each other as one sequence: in layers with weights of their own for either, then in layers with one set for both
+    (FLUX.1, black-forest-labs/flux, model.py; the first kind is Esser et al. 2024's MM-DiT)."""
+
+    double: Count
+    """Layers with weights for picture and text apart."""
+    single: Natural
+    """Layers after them, whose attention and MLP run beside each other."""
+    hidden: Count = 3072
+    heads: Count = 24
+    ffn: Natural = 0
+    """0 = 4 x hidden."""
+    patch: Count = 2
+    channels: Count = 16
+    image: Count = 1024
+    text: Count = 512
+    """Tokens of the text's embedding."""
+    context: Count = 4096
+    """Width of it (T5-XXL's)."""
+    pooled: Count = 768
+    """Numbers of the whole text (CLIP's), which steer all layers with the time."""
+    guidance: bool = False
+    """One more number steers them: how closely to follow the text (FLUX.1-dev, distilled)."""
+
+    def __post_init__(self) -> None:
+        check_heads(self.name or "flux", self.hidden, self.heads)
+        self.check_side(self.patch, f"does not make whole patches of {self.patch} x {self.patch} latents")
+
+    @property
+    def tokens(self) -> int:
+        """Patches of a picture."""
+        return (self.side // self.patch) ** 2
+
+    def input_bytes(self, seq: int) -> int:
+        """fp32 latents and the text's embeddings."""
+        return 4 * (self.channels * self.side**2 + self.text * self.context + self.pooled)
 
 
 class DiffusionUNet(Latents, tag="diffusion-unet", frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from sim.model.captured import Captured
 from sim.model.check import check_heads
 from sim.model.specs.coco import PIXELS
 from sim.model.specs.decoder import Decoder
-from sim.model.specs.diffusion import DiffusionUNet, Dit
+from sim.model.specs.diffusion import DiffusionUNet, Dit, Flux
 from sim.model.specs.fields import Activation, Count, Fraction, Natural, Spec
 from sim.model.specs.pictures import ConvNext, EfficientNet, UNet
 from sim.model.specs.recommender import Dlrm
@@ -194,6 +194,7 @@ ModelSpec = Union[
     ConvNext,
     UNet,
     Dit,
+    Flux,
     DiffusionUNet,
     Whisper,
     Wav2Vec,

@@ -223,6 +223,9 @@ EXACT = {
     "sd-2-base": 865_910_724,
     "sd-2.1": 865_910_724,
     "sdxl": 2_567_463_684,
+    # black-forest-labs/flux (src/flux/model.py): 12 billion
+    "flux.1-dev": 11_901_408_320,
+    "flux.1-schnell": 11_891_178_560,
     # transformers 5.23, WhisperForConditionalGeneration: the encoder's positions count, which are not trained
     "whisper-tiny": 37_760_640,
     "whisper-base": 72_593_920,
