@@ -27,13 +27,18 @@ _MEANINGS = (
 )
 
 
+_BEST = (
+    "Best: most model FLOPs per second and GPU, among the plans that fit; of plans that train the same, most samples per second and GPU."
+)
+
+
 def sweep_page(title: str, found: Sweep) -> str:
     """The file's text. `found`: what `sim.planning.sweeps.sweep.sweep` returns; it holds at least one plan that fits."""
-    ranked = sorted(found.feasible, key=per_gpu, reverse=True)
+    ranked = sorted(found.feasible, key=lambda row: row.effort)
     tried = sum(found.counts.values())
     page = Page(title, f"{tried:,} plans: {_outcomes(found.counts)}.")
     page.cards(_cards(ranked, found.front))
-    page.section("The best beside the runner-up", "Best: most samples per second and GPU, among the plans that fit.")
+    page.section("The best beside the runner-up", _BEST)
     page.table(("", "best", "runner-up"), _beside(ranked))
     page.figure(breakdowns(ranked[:5]))
     page.section("Time, memory and cost" if any(row.cost for row in ranked) else "Time and memory",
@@ -76,9 +81,7 @@ def _cards(ranked: Sequence[Row], front: Sequence[Row]) -> list[Card]:
         (gib(best.memory or 0), "peak memory per GPU", "of the best plan"),
     ]
     if len(ranked) > 1:
-        cards.append(
-            (f"{per_gpu(best) / per_gpu(ranked[-1]):.2f} x", "best over worst that fits", f"{len(front)} plans that nothing beats")
-        )
+        cards.append((f"{ranked[-1].effort / best.effort:.2f} x", "best over worst that fits", f"{len(front)} plans that nothing beats"))
     return cards
 
 

@@ -35,7 +35,7 @@ class Explain(Said, frozen=True, kw_only=True):
 
 
 class SweepRow(Said, frozen=True, kw_only=True):
-    """One plan of a sweep: seconds, peak bytes, samples per second, money per million samples."""
+    """One plan of a sweep: seconds, peak bytes, samples per second, money per million samples, model FLOPs of a sample."""
 
     key: str
     outcome: str
@@ -45,6 +45,7 @@ class SweepRow(Said, frozen=True, kw_only=True):
     rate: float | None
     gpus: int | None
     cost: float | None
+    flops: float | None
 
 
 class Refusal(Said, frozen=True, kw_only=True):
@@ -55,7 +56,7 @@ class Refusal(Said, frozen=True, kw_only=True):
 
 
 class Sweep(Said, frozen=True, kw_only=True):
-    """`steptwin sweep --json`: plans that run, the least time per sample and GPU first, those that no other beats, and why points are no plans."""
+    """`steptwin sweep --json`: plans that run, most model FLOPs per GPU and second first, those that no other beats, and why points are no plans."""
 
     rows: list[SweepRow]
     front: list[SweepRow]

@@ -73,7 +73,7 @@ def _screen(candidate: Candidate, plan: Plan, prices: Prices) -> Row | Open:
         bound = _bounds().step(setting, pricer_for(setting))
     except Exception as error:
         return _out(candidate, error)
-    return Open(candidate, plan, _row(candidate, plan, bound, report.peak, None, prices, "{}"))
+    return Open(candidate, plan, _row(candidate, setting, bound, report.peak, None, prices, "{}"))
 
 
 @lru_cache(maxsize=1)
@@ -115,7 +115,7 @@ def evaluate(candidate: Candidate, plan: Plan, prices: Prices, depth: Depth = "s
     except Exception as error:
         return _out(candidate, error)
     detail = json.dumps({"breakdown": split, "whole": depth != "short"}, sort_keys=True)
-    return _row(candidate, plan, step, memory, mfu_of(setting, step), prices, detail)
+    return _row(candidate, setting, step, memory, mfu_of(setting, step), prices, detail)
 
 
 def _out(candidate: Candidate, error: Exception) -> Row:
@@ -131,9 +131,10 @@ def _classes(setting: Setting) -> Breakdown:
     return found or predict_setting(setting, steps=2, detail=False).breakdown
 
 
-def _row(candidate: Candidate, plan: Plan, step: float, memory: int, mfu: float | None, prices: Prices, detail: str) -> Row:
+def _row(candidate: Candidate, setting: Setting, step: float, memory: int, mfu: float | None, prices: Prices, detail: str) -> Row:
+    plan, flops = setting.plan, setting.flops / setting.plan.global_batch
     rate = plan.global_batch / step if step > 0 else 0.0
-    return priced(Row(candidate.key, "done", "", step, memory, mfu, rate, plan.world, None, detail), prices)
+    return priced(Row(candidate.key, "done", "", step, memory, mfu, rate, plan.world, None, detail, flops), prices)
 
 
 def priced(row: Row, prices: Prices) -> Row:

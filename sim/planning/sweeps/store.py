@@ -19,9 +19,9 @@ import msgspec
 
 from topologies.errors import BadInput
 
-VERSION = 1
+VERSION = 2
 OUTCOMES = ("done", "memory", "bound", "refused", "failed")
-_COLUMNS = "key TEXT PRIMARY KEY, outcome TEXT NOT NULL, reason TEXT NOT NULL, step_time REAL, memory INTEGER, mfu REAL, rate REAL, gpus INTEGER, cost REAL, detail TEXT NOT NULL"
+_COLUMNS = "key TEXT PRIMARY KEY, outcome TEXT NOT NULL, reason TEXT NOT NULL, step_time REAL, memory INTEGER, mfu REAL, rate REAL, gpus INTEGER, cost REAL, detail TEXT NOT NULL, flops REAL"
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -43,11 +43,14 @@ class Row(msgspec.Struct, frozen=True):
     """Money per million samples, when prices are given."""
     detail: str = "{}"
     """JSON: where the step goes (`breakdown`, if it was asked for), and whether it was simulated `whole`."""
+    flops: float | None = None
+    """Model FLOPs of a sample."""
 
     @property
     def effort(self) -> float:
-        """GPU-seconds of a sample: what plans are ranked by."""
-        return (self.gpus or 1) / (self.rate or 1e-30)
+        """GPU-seconds of a model FLOP: what plans are ranked by. Among plans that train the same that is their time per sample and GPU; a
+        shallower model or shorter sequences are no better for the less that a sample of them takes."""
+        return (self.gpus or 1) / (self.rate or 1e-30) / (self.flops or 1.0)
 
     @property
     def whole(self) -> bool:
@@ -55,7 +58,7 @@ class Row(msgspec.Struct, frozen=True):
         return bool(json.loads(self.detail).get("whole"))
 
 
-_ADD = "INSERT OR REPLACE INTO results VALUES (?,?,?,?,?,?,?,?,?,?)"
+_ADD = "INSERT OR REPLACE INTO results VALUES (?,?,?,?,?,?,?,?,?,?,?)"
 
 
 class Store:
@@ -90,7 +93,7 @@ class Store:
         tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         columns = [name for _, name, *_ in self._db.execute("PRAGMA table_info(results)")]
         ours = [column.split()[0] for column in _COLUMNS.split(", ")]
-        if tables and not (tables <= {"header", "results"} and columns in ([], ours)):
+        if tables and not (tables <= {"header", "results"} and columns in ([], ours, ours[:-1])):  # version 1 had a column less
             raise BadInput(f"results file {self.path} is a database of something else: name another with --out")
 
     def _check(self, header: dict[str, Any]) -> None:
@@ -150,9 +153,11 @@ class Store:
                 raise ValueError(f"outcome {row.outcome!r} is none of {', '.join(OUTCOMES)}")
             if row.outcome == "done" and not all(0 < (figure or 0) < math.inf for figure in (row.step_time, row.rate, row.gpus)):
                 raise ValueError("step_time, rate and gpus of a plan that is done must be finite and above zero")
+            if row.flops is not None and not 0 < row.flops < math.inf:
+                raise ValueError("flops must be finite and above zero")
             if not isinstance(json.loads(row.detail), dict):
                 raise ValueError("detail must be a JSON object")
-        except ValueError as error:  # msgspec's and json's are such
+        except (ValueError, RecursionError) as error:  # msgspec's and json's are such; the other: an object in an object, a thousand deep
             raise self._unusable(f"row {str(cells['key'])[:80]!r}: {error}") from None
         return row
 

@@ -41,7 +41,8 @@ _WAVE = 2
 
 
 class Sweep(Ranked, msgspec.Struct):
-    """What a sweep found. `best` is the fastest per sample and GPU that fits; nothing that trains the same beats the `front` (`sim.planning.sweeps.front`)."""
+    """What a sweep found. `best` fits and does most model FLOPs per GPU and second (`Row.effort`); nothing that trains the same beats the
+    `front` (`sim.planning.sweeps.front`)."""
 
     rows: list[Row]
     path: str

@@ -46,7 +46,7 @@ class Ranked(Tabular):
         ]  # fmt: skip
         counted = ", ".join(f"{number:,} {name}" for name, number in self.counts.items() if number)
         more = f"\n... {len(done) - _MOST:,} more in {self.path}" if len(done) > _MOST else f"\nin {self.path}"
-        head = ("plan, by time per sample and GPU", "step, ms", "MFU", "GiB", "GPUs", "cost/M samples", "")
+        head = ("plan, by model FLOPs per GPU", "step, ms", "MFU", "GiB", "GPUs", "cost/M samples", "")
         return f"{counted}\n{aligned(head, lines)}{more}"
 
     def to_dict(self) -> dict[str, Any]:

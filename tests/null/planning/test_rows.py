@@ -18,7 +18,7 @@ from sim.planning.sweeps.front import CLOSE, cautious, open_questions
 from sim.planning.sweeps.screen import screened
 from sim.planning.sweeps.space import parse_space
 from sim.planning.sweeps.store import Row
-from sim.planning.sweeps.sweep import sweep
+from sim.planning.sweeps.sweep import Sweep, sweep
 from topologies.errors import BadInput
 
 PLAN = load_plan({"model": "gpt2-124m", "seq_len": 256, "batch": {"global": 64, "micro": 8}, "parallel": {"dp_replicate": 8}})
@@ -89,6 +89,19 @@ def test_plans_of_a_deeper_model_are_put_aside_by_plans_of_their_own_alone(tmp_p
         for length in ("128", "256"):
             same = [row for row in every.feasible if row.key.startswith(f"model.layers={depth} seq_len={length} ")]
             assert min(same, key=lambda row: row.effort).key in {row.key for row in found.front}
+
+
+def test_a_shallower_model_is_no_better_plan_for_its_shorter_samples(tmp_path: Path) -> None:
+    """Plans that train different things are ranked by what they do with a GPU, not by what a sample takes."""
+    deep, shallow, slow = (
+        Row("model.layers=32 on=x", "done", step_time=2.0, rate=4.0, gpus=1, flops=32.0),
+        Row("model.layers=2 on=x", "done", step_time=0.5, rate=32.0, gpus=1, flops=2.0),
+        Row("model.layers=32 zero=3 on=x", "done", step_time=2.0, rate=3.0, gpus=1, flops=32.0),
+    )
+    assert Sweep([shallow, slow, deep], "", {}).best == deep
+    found = sweep(PLAN, parse_space("model.layers=2,12 micro=8"), "dgx-h100", tmp_path / "a.sqlite")
+    best = found.best
+    assert best is not None and best.mfu == max(row.mfu or 0.0 for row in found.feasible)
 
 
 def test_plans_without_a_rate_rank_last() -> None:

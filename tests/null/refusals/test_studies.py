@@ -36,7 +36,7 @@ def test_jitter_is_one_of_ours() -> None:
 @pytest.mark.parametrize(
     ("column", "cell"),
     [("step_time", "soon"), ("memory", 1.5), ("mfu", b"?"), ("rate", -1.0), ("gpus", 0), ("detail", "{"), ("detail", "[]"), ("outcome", "good"),
-     ("step_time", None), ("rate", float("inf"))],
+     ("step_time", None), ("rate", float("inf")), ("flops", 0), ("detail", "[" * 100_000)],
 )  # fmt: skip
 def test_cells_that_somebody_has_edited(tmp_path: Path, column: str, cell: object) -> None:
     path = tmp_path / "found.sqlite"
