@@ -48,7 +48,7 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
     failures: int
     checkpoint_interval_s: float
     gpu_hours: float
-    """Of the GPUs that the plan uses, for all of the elapsed time; nodes that stand by are in none of these three."""
+    """Of the GPUs that the plan uses, for all of the elapsed time; nodes that stand by cost money, and are in neither hours nor joules."""
     energy_j: float | None
     """GPUs take `IDLE` of their limit while the job is down; hosts, network and cooling as much as in training."""
     money: float | None
@@ -167,7 +167,7 @@ def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability 
         checkpoint_interval_s=interval,
         gpu_hours=run.elapsed / 3600 * plan.world,
         energy_j=_energy(setting.topology, run, plan.world),
-        money=_money(prices, on.name if isinstance(on, Topology) else on, run.elapsed / 3600 * plan.world, plan.world),
+        money=_money(prices, on.name if isinstance(on, Topology) else on, run.elapsed / 3600, plan.world, how, setting.topology),
         fits=fit is None,
     )
 
@@ -193,5 +193,7 @@ def _energy(topology: Topology, run: Outcome, gpus: int) -> float | None:
     return power * (UTILISATION * (run.elapsed - run.down + HOST_POWER * run.elapsed) + IDLE * run.down)
 
 
-def _money(prices: dict[str, float] | None, on: str, gpu_hours: float, gpus: int) -> float | None:
-    return None if prices is None else price_of(prices, on, gpus) * gpu_hours
+def _money(prices: dict[str, float] | None, on: str, hours: float, gpus: int, how: Reliability, topology: Topology) -> float | None:
+    """Nodes that stand by are paid for as those that work, all the time; without a number of them there is no saying how many."""
+    paid = gpus + (how.spares or 0) * topology.ranks_per_node
+    return None if prices is None else price_of(prices, on, gpus) * hours * paid

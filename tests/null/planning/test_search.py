@@ -9,6 +9,7 @@ import pytest
 from sim.bind import bind
 from sim.files.planfile import load_plan
 from sim.planning.capacity.capacity import capacity, load_prices
+from sim.planning.capacity.goodput import Reliability
 from sim.planning.explain.explanation import explain
 from sim.planning.sweeps import judge
 from sim.planning.sweeps import sweep as sweeping
@@ -50,6 +51,12 @@ def test_an_explanation_names_what_bounds_the_step() -> None:
     assert all(s.ten_percent <= 1e-9 for s in found.sensitivities)  # faster never hurts here
     assert all(0 < change.gain < 1 for change in found.changes)
     assert sum(seconds for _, seconds in found.path) == pytest.approx(found.step_time_s, rel=1e-6)
+
+
+def test_nodes_that_stand_by_are_paid_for() -> None:
+    prices = {"dgx-h100": 2.5}
+    none, two = (capacity(PLAN, "dgx-h100", 1e9, prices=prices, how=Reliability(spares=count)) for count in (0, 2))
+    assert two.money == pytest.approx((8 + 2 * 8) * two.elapsed_s / 3600 * 2.5) and none.money == pytest.approx(2.5 * none.gpu_hours)
 
 
 def test_capacity_is_steps_times_seconds_and_money_is_hours_times_price(tmp_path: Path) -> None:
