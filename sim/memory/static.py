@@ -107,8 +107,9 @@ def _unsharded(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], tie
     late = {kind: width for kind in ends if kind == "head" or tied}  # a shared table's comes with the head's
     found = _whole_gradients(plan, framework, blocks, dict.fromkeys(ends, 0.0) | late) if train else 0.0
     if not train or reshard:
-        freed = max((block.params for block, _ in alike(blocks) if block.kind not in ends), default=0)
-        return found + (sum(block.params for block in blocks if block.kind in ends) + freed * (1 + p.prefetch)) * width
+        line = [block.params for block in blocks if block.kind not in ends]
+        freed = max((sum(line[at : at + 1 + p.prefetch]) for at in range(len(line))), default=0)  # no two largest where there is but one
+        return found + (sum(block.params for block in blocks if block.kind in ends) + freed) * width
     kept = sorted(sum(block.params for _, block in chunk) for chunk in chunks)
     if p.pp > 1 and framework.pipeline_actions and by_actions(p.schedule, p.virtual_stages):
         kept = kept[-ACTIVE_STAGES:]
