@@ -7,7 +7,7 @@ from collections import Counter
 from sim.cost.collective.algorithms import Choice, all_to_all
 from sim.cost.collective.group import GroupShape, group_shape
 from sim.cost.collective.nccl import best, splits
-from sim.cost.collective.rates import fabric, message_rate, net_hop, params, scaled
+from sim.cost.collective.rates import fabric, message_rate, net_hop, over_switch, params, scaled
 from sim.cost.price import Cost
 from sim.routing import experts_of
 from topologies.graph import Topology
@@ -94,7 +94,7 @@ def message_cost(size: int, a: int, b: int, topology: Topology, siblings: int = 
         rate = min(path.rate, share) * reach
         hop = net_hop("ring_net", 0 if size <= _LL_MOST else 2, shape)
     else:
-        rate, hop = message_rate(shape), float(table[f"peer_{fabric(shape)}"])
+        rate, hop = message_rate(shape), over_switch(float(table[f"peer_{fabric(shape)}"]), 1, shape)
         reach = float(params()["bandwidth"]["pcie"]) if fabric(shape) == "pcie" else rate / shape.intra
     latency = scaled(float(table["direct_base"]), shape) + hop * 1e-6
     # Headers and flow control fill the wire too: a link is full when it carries `reach` of its rate.

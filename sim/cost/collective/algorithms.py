@@ -22,6 +22,7 @@ from sim.cost.collective.rates import (
     levels,
     lines_delay,
     net_hop,
+    over_switch,
     params,
     payload_rate,
     protocol_rate,
@@ -30,6 +31,10 @@ from sim.cost.collective.rates import (
     tree_switch_hop,
 )
 from sim.routing import different
+
+IN_SWITCH = 3
+"""Times that a sum in the switches crosses the wires between GPUs: it is asked for, it comes (multimem.ld_reduce), and is stored
+everywhere (multimem.st)."""
 
 
 class Choice(NamedTuple):
@@ -112,7 +117,7 @@ def _switch_rate(shape: GroupShape) -> float:
 def in_switch(size: float, shape: GroupShape) -> Choice:
     """NVLS on one node; NVLSTree over several: the switch reduces, the NICs carry a tree. Simple only."""
     # One node: H100's floor under NVLS is that of the ring at small sizes; NCCL then takes the ring.
-    latency = (float(params()["latency"]["nvls"]) + 2 * levels(shape) * tree_switch_hop(shape)) * 1e-6
+    latency = (over_switch(float(params()["latency"]["nvls"]), IN_SWITCH, shape) + 2 * levels(shape) * tree_switch_hop(shape)) * 1e-6
     algorithm = min([_switch_rate(shape), *([net_tree_rate(shape)] if shape.nodes > 1 else [])])
     carry = size / algorithm
     extra = fill(latency, carry, "net" if shape.nodes > 1 else "nvls")
@@ -130,11 +135,11 @@ def collnet(size: float, shape: GroupShape, switched: bool) -> Choice:
     """
     table, limits = params()["latency"], params()["bandwidth"]
     if switched:
-        latency = (float(table["nvls"]) + float(table["collnet_nvls"])) * 1e-6
+        latency = (over_switch(float(table["nvls"]), IN_SWITCH, shape) + float(table["collnet_nvls"])) * 1e-6
         inside = _switch_rate(shape)
     else:
         arity = min(1, shape.local - 1) * float(table["collnet"]) + (shape.local - 1) * float(table["collnet_arity"])
-        latency = (2.0 * arity + float(table["collnet_net"])) * 1e-6
+        latency = (over_switch(2.0 * arity, 2, shape) + float(table["collnet_net"])) * 1e-6
         inside = intra_bandwidth("all_reduce", shape) / bus_factor("all_reduce", shape.local) if shape.local > 1 else math.inf
     algorithm = float(limits["collnet"]) * min(inside, inter_bandwidth(shape))
     carry = size / algorithm
@@ -159,7 +164,7 @@ def multicast(name: str, size: float, shape: GroupShape) -> Choice:
 
     `auto` leaves it out: the measured nodes run these on the ring.
     """
-    latency = float(params()["latency"]["nvls"]) * 1e-6
+    latency = over_switch(float(params()["latency"]["nvls"]), IN_SWITCH - 1, shape) * 1e-6  # it adds or it copies
     bus = shape.intra * float(params()["bandwidth"][f"nvls_gather_{generation(shape.arch)}"])
     carry = size * bus_factor(name, shape.ranks) / bus
     return Choice(latency + carry + fill(latency, carry, "nvls"), latency, "nvls", "Simple", bus, carry, bus)
@@ -196,7 +201,7 @@ def all_to_all(size: float, shape: GroupShape, copies: int = 0) -> Choice:
     """
     n, k = shape.ranks, shape.local
     table, own = params()["latency"], size / n
-    latency = scaled(float(table["direct_base"]) + float(table[f"peer_{fabric(shape)}"]) * (k - 1), shape)
+    latency = scaled(over_switch(float(table["direct_base"]), 1, shape) + float(table[f"peer_{fabric(shape)}"]) * (k - 1), shape)
     carry, extra = _inside(own, n, latency, shape)
     wire, sent = carry, own * (k - 1)
     if shape.nodes > 1:

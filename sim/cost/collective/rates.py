@@ -72,6 +72,15 @@ def tree_switch_hop(shape: GroupShape) -> float:
     return _longer(float(table["nvls_net"]), shape.network_latency, float(table["wire_net"]))
 
 
+def over_switch(hop: float, crossings: int, shape: GroupShape) -> float:
+    """Microseconds of what crosses the NVLinks between two GPUs so many times, one after the other: longer where the wires are. What goes over
+    PCIe is fitted with the wires of its nodes, and stays."""
+    if shape.local < 2 or fabric(shape) == "pcie":
+        return hop
+    typical = float(params()["latency"]["wire_nvlink"]) * len(shape.intra_links)
+    return _longer(hop, crossings * shape.neighbour_latency, crossings * typical)
+
+
 def inner_hop(key: str, at: int, shape: GroupShape) -> float:
     """Seconds of one hop inside a node. A ring over several nodes waits there for its proxies' posts to the NIC.
 
