@@ -1,6 +1,6 @@
 """How a lane runs its queue: in order, one op at a time, as a CUDA stream does.
 
-A plain op needs one SimPy event, its end. A compute op that runs beside a collective on the same rank is slowed by
+A plain op needs one SimPy event, its end. A compute op that runs beside a collective on the same rank, on whatever lane, is slowed by
 the rank's factor, and speeds up when the collective ends. Ops that use shared resources run as flows (`sharing`).
 """
 
@@ -12,7 +12,7 @@ import simpy
 
 from sim.engine.sharing import Sharing
 from sim.engine.state import Item, Lane, RankState
-from sim.program import COMPUTE, MEETING, MESSAGE, Op
+from sim.program import MEETING, MESSAGE, Op
 
 
 class Lanes:
@@ -157,20 +157,20 @@ class Lanes:
         self._next(state, lane)
 
     def comm_changed(self, state: RankState, delta: int) -> None:
-        """A collective began (+1) or ended (-1) beside compute: the compute op that runs changes its speed."""
+        """A collective began (+1) or ended (-1) beside compute: the compute ops that run change their speed."""
         before = state.comm
         state.comm += delta
         if state.slow == 1.0 or (before > 0) == (state.comm > 0):
             return
-        lane = state.lanes.get(COMPUTE)
-        item = lane.current if lane else None
-        if lane is None or item is None or item.op.kind != "compute" or item.cost.uses:
-            return
-        now = max(self._env.now, lane.since)
-        lane.work = max(0.0, lane.work - (now - lane.since) * lane.rate)
-        lane.since = now
-        lane.rate = _beside(state, item) if state.comm else 1.0
-        self._schedule_end(state, lane, item)
+        for lane in state.lanes.values():
+            item = lane.current
+            if item is None or item.op.kind != "compute" or item.cost.uses:
+                continue
+            now = max(self._env.now, lane.since)
+            lane.work = max(0.0, lane.work - (now - lane.since) * lane.rate)
+            lane.since = now
+            lane.rate = _beside(state, item) if state.comm else 1.0
+            self._schedule_end(state, lane, item)
 
 
 def _beside(state: RankState, item: Item) -> float:

@@ -23,7 +23,6 @@ from sim.engine.clocks.times import (
 )
 from sim.engine.pricing import Pricing
 from sim.engine.sharing import Sharing
-from sim.program import COMPUTE
 
 
 class Clocks:
@@ -135,14 +134,14 @@ class Clocks:
         state.comm += delta
         if state.settled or (before > 0) == (state.comm > 0):
             return
-        lane = state.lanes.get(COMPUTE)
-        if lane is None or lane.current is None:
-            return
-        now = max(self.agenda.now, lane.since)
-        lane.work = max(0.0, lane.work - (now - lane.since) * lane.rate)
-        lane.since = now
-        lane.rate = lane.current[0].slowed if state.comm else 1.0
-        self._due_at(lane, lane.current)
+        for lane in state.lanes.values():
+            if lane.current is None:
+                continue
+            now = max(self.agenda.now, lane.since)
+            lane.work = max(0.0, lane.work - (now - lane.since) * lane.rate)
+            lane.since = now
+            lane.rate = lane.current[0].slowed if state.comm else 1.0
+            self._due_at(lane, lane.current)
 
     # -- meetings and flows (`sim.engine.meeting`, `sim.engine.run`)
 

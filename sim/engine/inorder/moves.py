@@ -126,12 +126,10 @@ class Rank:
         return found
 
     def aside(self, start: float, seconds: float, share: float) -> float:
-        """When a kernel on another lane than compute's ends, that would take `seconds` alone: it keeps the speed with which it began,
-        beside collectives a `share` of its own. What another lane's collective that is timed later takes from it (microseconds: such
-        kernels copy what is gathered) is left out."""
-        if self.busy and self.busy[-1][1] > start and any(begin <= start < end for begin, end in self.busy):
-            return start + seconds / share
-        return start + seconds
+        """When a kernel on another lane than compute's ends, that would take `seconds` alone and has a `share` of its speed beside
+        collectives. What another lane's collective that is timed later takes from it (microseconds: such kernels copy what is gathered) is
+        left out."""
+        return self.slowed(start, seconds, share) if self.busy and self.busy[-1][1] > start else start + seconds
 
     def occupy(self, begin: float, end: float) -> None:
         """A collective beside kernels. Raises `Unordered` when a kernel that it would have slowed is over."""

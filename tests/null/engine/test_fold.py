@@ -174,3 +174,13 @@ def test_what_reaches_a_rank_of_a_folded_ring_waits_beside_its_hops(pp: int, cp:
     whole, folded = (simulate(program, pricer, fold, detail=False) for fold in (False, True))
     for one, other in zip(step_times(whole), step_times(folded), strict=True):
         assert abs(one - other) <= 1e-9 * one
+
+
+def test_kernels_on_other_lanes_have_one_speed_on_all_ranks() -> None:
+    """FSDP's copies begin in the instant in which a collective of replicas does, which half of the ranks reach later than the others."""
+    plan = {"model": {"base": "llama3-8b", "layers": 1}, "seq_len": 1024, "framework": "torchtitan", "batch": {"micro": 2, "global": 16}}
+    setting = bind(plan | {"parallel": {"tp": 2, "dp_shard": 2, "dp_replicate": 2}}, "dgx-h100")
+    pricer, places = pricer_for(setting), setting.places
+    made = lower(setting.plan, setting.network, setting.framework, setting.topology.kind, 2)
+    folded, each = (step_times(simulate(made, pricer, fold, places))[-1] for fold in (True, False))
+    assert abs(folded - each) <= 1e-9 * each
