@@ -12,7 +12,7 @@ import msgspec
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
 Natural = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
-Fraction = Annotated[float, msgspec.Meta(ge=0.0)]
+Capacity = Annotated[float, msgspec.Meta(ge=0.0, le=1000.0)]
 
 Task = Literal["train", "finetune", "lora", "forward"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "fp4", "nvfp4"]
@@ -63,8 +63,8 @@ class Parallel(_Section, frozen=True, kw_only=True):
     ep: Count = 1
     etp: Count | None = None
     """Tensor parallelism inside experts; unsaid: 1 when ep > 1, else tp."""
-    capacity: Fraction = 0.0
-    """Expert capacity factor; 0 = dropless."""
+    capacity: Capacity = 0.0
+    """Expert capacity factor, at most 1000; 0 = dropless."""
     placement: str = "tp,cp,dp,pp"
     """Mesh axes, innermost (neighbouring ranks) first; `dp` stands for dp_shard, dp_replicate."""
 

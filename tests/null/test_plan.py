@@ -61,6 +61,7 @@ def test_plans_round_trip_through_toml(plan: Plan) -> None:
         ({"model": "mlp", "parallel": {"ep": 3, "dp_shard": 4}}, "ep = 3 must divide"),
         ({"model": "mlp", "update": {"mode": "async"}, "parallel": {"tp": 2}}, "whole model"),
         ({"model": "mlp", "data": {"workers": 10**12}}, r"data\.workers"),
+        ({"model": "mlp", "parallel": {"capacity": 1e300}}, r"parallel\.capacity"),
     ],
 )
 def test_bad_plans_say_what_where_and_what_next(tree: dict, says: str) -> None:  # type: ignore[type-arg]

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from sim.model.specs.fields import Activation, Count, Fraction, Natural, Spec
+from sim.model.specs.fields import Activation, Count, Fraction, Layers, Natural, Spec
 from topologies.errors import BadInput
 
 
@@ -80,7 +80,7 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Decoder(Spec, tag="decoder", frozen=True, kw_only=True):
     """A causal transformer: GPT, Llama, MPT, BLOOM, Falcon, Mixtral, DeepSeek, Nemotron-H ..."""
 
-    layers: Count
+    layers: Layers
     hidden: Count
     heads: Count
     kv_heads: Natural = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from sim.model.check import check_heads
-from sim.model.specs.fields import Count, Fraction, Natural
+from sim.model.specs.fields import Count, Fraction, Layers, Natural
 from sim.model.specs.pictures import Depths, Pictures, Widths
 from topologies.errors import BadInput
 
@@ -34,7 +34,7 @@ class Latents(Pictures, frozen=True, kw_only=True):
 class Dit(Latents, tag="dit", frozen=True, kw_only=True):
     """A transformer whose norms are shifted, scaled and gated by time and class (Peebles & Xie 2022, adaLN-Zero)."""
 
-    layers: Count
+    layers: Layers
     hidden: Count
     heads: Count
     ffn: Natural = 0

@@ -7,6 +7,8 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=10**8)]
+Layers = Annotated[int, msgspec.Meta(ge=1, le=10**4)]
+"""Deeper than any that was trained (DeepNet, arXiv 2203.00555, had 1,000)."""
 Natural = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
 Fraction = Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)]
 Activation = Literal["gelu", "gelu_new", "relu", "relu2", "silu", "tanh", "swiglu", "geglu", "reglu"]

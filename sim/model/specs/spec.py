@@ -16,7 +16,7 @@ from sim.model.check import check_heads
 from sim.model.specs.coco import PIXELS
 from sim.model.specs.decoder import Decoder
 from sim.model.specs.diffusion import DiffusionUNet, Dit, Flux
-from sim.model.specs.fields import Activation, Count, Fraction, Natural, Spec
+from sim.model.specs.fields import Activation, Count, Fraction, Layers, Natural, Spec
 from sim.model.specs.pictures import ConvNext, EfficientNet, UNet
 from sim.model.specs.recommender import Dlrm
 from sim.model.specs.speech import Wav2Vec, Whisper
@@ -40,7 +40,7 @@ class Mlp(Spec, tag="mlp", frozen=True, kw_only=True):
 class Encoder(Spec, tag="encoder", frozen=True, kw_only=True):
     """A bidirectional transformer with norms after the residuals: BERT (Devlin et al. 2018)."""
 
-    layers: Count
+    layers: Layers
     hidden: Count
     heads: Count
     ffn: Natural = 0
@@ -68,7 +68,7 @@ class Encoder(Spec, tag="encoder", frozen=True, kw_only=True):
 class Vit(Spec, tag="vit", frozen=True, kw_only=True):
     """A vision transformer on square images cut into patches (Dosovitskiy et al. 2020)."""
 
-    layers: Count
+    layers: Layers
     hidden: Count
     heads: Count
     ffn: Natural = 0
@@ -120,7 +120,7 @@ class Cnn(Spec, tag="cnn", frozen=True, kw_only=True):
 class EncDec(Spec, tag="encdec", frozen=True, kw_only=True):
     """Encoder and decoder with cross-attention: T5, the Transformer of 2017."""
 
-    layers: Count
+    layers: Layers
     """Of the encoder, and as many of the decoder."""
     hidden: Count
     heads: Count
@@ -145,7 +145,7 @@ class EncDec(Spec, tag="encdec", frozen=True, kw_only=True):
 class TransformerXl(Spec, tag="transformer-xl", frozen=True, kw_only=True):
     """Segments with memory and relative positions (Dai et al. 2019), adaptive softmax."""
 
-    layers: Count
+    layers: Layers
     hidden: Count
     heads: Count
     head_dim: Natural = 0

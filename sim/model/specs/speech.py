@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from sim.model.check import check_heads
-from sim.model.specs.fields import Count, Fraction, Natural, Spec
+from sim.model.specs.fields import Count, Fraction, Layers, Natural, Spec
 from topologies.errors import BadInput
 
 
@@ -14,7 +14,7 @@ class Whisper(Spec, tag="whisper", frozen=True, kw_only=True):
 
     chain: ClassVar[bool] = False
     """All layers of the decoder read the encoder's result."""
-    layers: Count
+    layers: Layers
     """Of the encoder."""
     decoder_layers: Natural = 0
     """0 = as many."""
@@ -44,7 +44,7 @@ class Wav2Vec(Spec, tag="wav2vec", frozen=True, kw_only=True):
     """A wave through convolutions into a bidirectional transformer, which learns what is behind masked frames (Baevski et al. 2020)."""
 
     unit: ClassVar[str] = "samples"
-    layers: Count
+    layers: Layers
     hidden: Count
     heads: Count
     ffn: Natural = 0

@@ -136,6 +136,7 @@ MODELS = [
     ({"family": "decodr"}, "decoder"),
     ({"hiden": 3}, "hidden"),
     ({"activation": "swish2"}, "activation"),
+    ({"layers": 10**6}, "layers"),
 ]
 
 

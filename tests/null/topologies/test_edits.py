@@ -161,6 +161,7 @@ def test_a_topology_can_be_edited_again() -> None:
         ("without=nic", "reaches no NIC"),
         ("slow=3:0.5", "slow=r3:0.8"),
         ("slow=r3:0", "slow=r3:0.8"),
+        ("slow=r3:1e-300", "0.001 to 10"),
         ("slow=r99:0.5", "16 ranks"),
         ("slow=n9:0.5", "2 nodes"),
         ("order=0,1", "each local rank once"),
