@@ -95,6 +95,8 @@ def forward(job: Job, name: str, part: Part, kernels: list[Op]) -> list[Op]:
     size, split = part.seam_bytes, job.plan.parallel.sequence_parallel
     if part.seam == "tp.gather":
         return _gather(job, f"{name}.all_gather", size, kernels) if split else kernels
+    if part.seam == "tp.columns":  # of all tokens: with sequence parallelism each rank keeps its own of them
+        return [_now(job, f"{name}.all_gather", "all_gather", size), *kernels]
     if part.seam == "tp.loss":  # maximum, predicted logit and sum of exponentials, one number a row each
         return [*kernels, *(_now(job, f"{name}.{what}", "all_reduce", size / 3) for what in ("max", "target", "sum"))]
     reduce = "reduce_scatter" if split else "all_reduce"
@@ -109,7 +111,7 @@ def backward(job: Job, name: str, part: Part, dgrad: list[Op], wgrad: list[Op]) 
             return _column(job, name, size, split, dgrad, wgrad)
         linears = sum(isinstance(work, Gemm) for work in part.backward) if job.framework.tensor == "sync" else 1
         return _column_in_turn(job, name, size, split, dgrad, wgrad, max(1, linears))
-    if split and part.seam in ("tp.reduce", "tp.embedding"):
+    if split and part.seam in ("tp.reduce", "tp.columns", "tp.embedding"):
         dgrad = _gather(job, f"bwd/{name}.all_gather", size, dgrad)
     return dgrad, wgrad, dgrad + wgrad
 

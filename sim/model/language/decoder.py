@@ -40,7 +40,8 @@ def _further(spec: Decoder, share: Share) -> Blocks:
         return ()
     from sim.model.layers.mtp import modules
 
-    return modules(spec, share, _layer(spec, share, *kind_of(spec, spec.layers - 1)), partial(_norm, spec, share))
+    kinds = [(letter, False) for letter in spec.mtp_pattern] or [kind_of(spec, spec.layers - 1)]
+    return modules(spec, share, [_layer(spec, share, *kind) for kind in kinds], partial(_norm, spec, share))
 
 
 def kind_of(spec: Decoder, index: int) -> tuple[str, bool]:

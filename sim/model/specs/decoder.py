@@ -167,6 +167,8 @@ class Decoder(Spec, tag="decoder", frozen=True, kw_only=True):
     mtp: Natural = 0
     """Modules of multi-token prediction after the last layer (DeepSeek-V3 trained with 1), each with a layer of the last one's kind. A config.json's
     num_nextn_predict_layers is what its checkpoint holds; transformers trains without."""
+    mtp_pattern: str = ""
+    """Layers of each such module of a hybrid, in `pattern`'s letters (Megatron-Bridge's mtp_hybrid_override_pattern: *E for Nemotron 3)."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -197,21 +199,22 @@ def _check(spec: Decoder) -> None:
         raise BadInput(f"{name}: moe.top_k = {spec.moe.top_k} is more than moe.experts = {spec.moe.experts}")
     if not (spec.pre_norms or spec.post_norms) or (spec.parallel_block and not spec.pre_norms):
         raise BadInput(f"{name}: pre_norms = false needs post_norms = true, and parallel_block = false")
-    if spec.mtp and (spec.lora is not None or spec.pattern):
-        raise BadInput(f"{name}: mtp = {spec.mtp} is described for decoders without adapters and without a pattern. Leave it out, or those")
+    if bool(spec.mtp_pattern) != bool(spec.mtp and spec.pattern):
+        raise BadInput(
+            f'{name}: mtp_pattern is what a module of multi-token prediction holds in a hybrid ("*E"): it goes with mtp and pattern'
+        )
     if spec.pattern and spec.mixers:
         raise BadInput(f"{name}: pattern and mixers exclude each other: pattern's layers hold one mixer and nothing else. Give one of them")
-    for field, letters in (("pattern", "M*-E"), ("mixers", "MD*")):
+    for field, letters in (("pattern", "M*-E"), ("mixers", "MD*"), ("mtp_pattern", "M*-E")):
         if getattr(spec, field):
             _check_letters(spec, name, field, letters)
 
 
 def _check_letters(spec: Decoder, name: str, field: str, letters: str) -> None:
     given = getattr(spec, field)
-    if len(given) != spec.layers or set(given) - set(letters):
-        raise BadInput(
-            f"{name}: {field} has {len(given)} letters for layers = {spec.layers}; write one of {' '.join(letters)} for each layer"
-        )
+    layers = spec.layers if field != "mtp_pattern" else len(given)
+    if len(given) != layers or set(given) - set(letters):
+        raise BadInput(f"{name}: {field} has {len(given)} letters for layers = {layers}; write one of {' '.join(letters)} for each layer")
     for letter, table in (("M", "mamba"), ("E", "moe"), ("D", "delta")):
         if letter in given and getattr(spec, table) is None:
             raise BadInput(f"{name}: {field} has '{letter}' layers but {table} is not given. Add a [{table}] table")

@@ -113,10 +113,46 @@ def test_full_recomputation_repeats_the_module_and_not_its_head() -> None:
     assert kept < predict_setting(bind(plan | {"parallel": {"pp": 2}}, "dgx-h100"), steps=2).peak_memory_bytes
 
 
-@pytest.mark.parametrize("more", [{"lora": {}}, {"pattern": "****"}])
-def test_what_is_not_described_is_refused(more: dict[str, Any]) -> None:
-    with pytest.raises(BadInput, match="mtp = 1 is described for decoders without adapters and without a pattern"):
-        model_from(SMALL | more | {"mtp": 1})
+@pytest.mark.parametrize("more", [{"mtp": 1, "pattern": "****"}, {"mtp_pattern": "*"}, {"mtp": 1, "mtp_pattern": "*"}])
+def test_a_hybrids_module_is_said_and_no_others(more: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match="it goes with mtp and pattern"):
+        model_from(SMALL | more)
+    with pytest.raises(BadInput, match="mtp_pattern has 2 letters"):
+        model_from(SMALL | {"mtp": 1, "pattern": "****", "mtp_pattern": "*Q"})
+
+
+def test_a_hybrids_module_holds_the_layers_that_it_names() -> None:
+    """Nemotron 3 Super: attention, then experts, both as in the model."""
+    spec = model_from({"base": "nemotron3-super", "mtp": 2, "mtp_pattern": "*E"})
+    found = describe(spec, Shape(micro=1, seq=4096), load_framework("megatron-bridge"))
+    assert [name for name, _ in found.blocks][-7:] == ["mtp0", "mtp0.1", "mtp0.head", "mtp1", "mtp1.1", "mtp1.head", "head"]
+    blocks = dict(found.blocks)
+    bare = describe(load_model("nemotron3-super"), Shape(micro=1, seq=4096), load_framework("megatron-bridge"))
+    own = blocks["L7"].params + blocks["L1"].params + 2 * 4096 * 4096 + 3 * 4096
+    assert found.parameters - bare.parameters == 2 * own
+    setting = _setting(SMALL | {"pattern": "*-*-", "mtp": 1, "mtp_pattern": "*-"}, pp=2, dp_replicate=2)
+    assert predict_setting(setting).step_time_s > predict_setting(_setting(SMALL | {"pattern": "*-*-"}, pp=2, dp_replicate=2)).step_time_s
+
+
+def test_adapters_train_in_a_module_and_nothing_else() -> None:
+    model = {"base": "llama3-8b", "layers": 2, "lora": {"rank": 8}}
+    sizes = {}
+    for mtp in (0, 1):
+        network = _setting(model | {"mtp": mtp}).network
+        sizes[mtp] = [sum(part.params for part in block.parts if not part.frozen) for _, block in network.blocks]
+    assert sizes[1] == [0, *sizes[0][1:3], sizes[0][2], 0, 0]
+
+
+@pytest.mark.parametrize("sequence", [True, False])
+def test_columns_of_the_projection_are_gathered(sequence: bool) -> None:
+    """Megatron-Core gathers the output of its ColumnParallelLinear (gather_from_tensor_model_parallel_region), then each rank keeps its tokens:
+    the gradient of these is gathered in backward."""
+    setting = _setting(SMALL | {"mtp": 1}, tp=2, sequence_parallel=sequence)
+    made = lower(setting.plan, setting.network, setting.framework, "cuda")
+    found = {op.id: (op.name, op.bytes) for _, op in made.ops(0) if "eh_proj.whole" in op.id and op.kind == "collective"}
+    size = 128 * 768 * 2
+    forward = {"fwd/mtp0.eh_proj.whole.all_gather": ("all_gather", size)}
+    assert found == forward | ({"bwd/mtp0.eh_proj.whole.all_gather": ("all_gather", size)} if sequence else {})
 
 
 def test_rows_of_deepseek_v3_say_whether_they_ran_with_it() -> None:
