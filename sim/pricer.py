@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sim.bind import Setting
@@ -12,14 +12,25 @@ from sim.uneven import Uneven
 from topologies.errors import Refused
 
 
-def pricer_for(setting: Setting, calibration: str | Path | None = None, costs: str = "fitted", slower: float = 1.0) -> Pricer:
-    """The pricer of the setting's kind of machine, with the plan's noise; compute of every rank takes `slower` times as long. Raises
-    `Refused` where `costs` or the calibration speak of another kind."""
+def pricer_for(
+    setting: Setting, calibration: str | Path | None = None, costs: str = "fitted", slower: float = 1.0, places: Sequence[int] = ()
+) -> Pricer:
+    """The pricer of the setting's kind of machine, with the plan's noise; compute of every rank takes `slower` times as long. `places`: the
+    ranks of the machine that the plan's take, where they are not the first. Raises `Refused` where `costs` or the calibration speak of another
+    kind."""
     from sim.lower.noise import loads, slowness
 
-    noise = slowness(setting.plan)
+    noise = _moved(slowness(setting.plan), places)
     found = _even(setting, calibration, costs, noise if slower == 1.0 else lambda rank: noise(rank) * slower)
-    return found if setting.plan.noise.imbalance == "none" else Uneven(found, loads(setting.plan))
+    return found if setting.plan.noise.imbalance == "none" else Uneven(found, _moved(loads(setting.plan), places))
+
+
+def _moved(factor: Callable[[int], float], places: Sequence[int]) -> Callable[[int], float]:
+    """A factor of the plan's ranks, asked for by ranks of the machine."""
+    if not places:
+        return factor
+    ranks = {place: rank for rank, place in enumerate(places)}
+    return lambda place: factor(ranks[place]) if place in ranks else 1.0
 
 
 def _even(setting: Setting, calibration: str | Path | None, costs: str, factor: Callable[[int], float]) -> Pricer:

@@ -50,7 +50,8 @@ def steps_beside(
     for (setting, places), count in zip(jobs_, steps, strict=True):
         plan = _both_kinds(setting.plan)
         program = lower(plan, setting.network, setting.framework, setting.topology.kind, max(count, _OF_TWO) if varies(plan) else count)
-        placed_.append(Placed(program, PlacedPricer(pricer_for(setting, calibration), places, setting.topology), places))
+        pricer = PlacedPricer(pricer_for(setting, calibration, places=places), places, setting.topology)
+        placed_.append(Placed(program, pricer, places))
     stands_for = stand_ins(placed_, jobs_[0][0].topology)
     _bounded(sum(len(set(mine)) for mine in stands_for))
     runs: list[_Run] = []

@@ -148,3 +148,15 @@ def test_output_is_each_jobs_own() -> None:
     rows = jobs([loud, PLAN], "2x dgx-h100:2", ["compact"]).rows
     assert [row.alone_s for row in rows] == pytest.approx([predict(plan, "2x dgx-h100:2").step_time_s for plan in (loud, PLAN)], rel=1e-6)
     assert rows[0].alone_s > rows[1].alone_s * 1.01
+
+
+@pytest.mark.parametrize("noise", [{"stragglers": "r1: 2x"}, {"imbalance": "r1: 2x"}])
+@pytest.mark.parametrize("placement", ["compact", "spread", [(5, 9), (14, 2)]])
+def test_a_jobs_slow_rank_is_slow_wherever_it_lies(noise: dict[str, str], placement: Any) -> None:
+    plan = load_plan(
+        {"model": "gpt2-124m", "seq_len": 1024, "batch": {"global": 4, "micro": 2}, "parallel": {"dp_replicate": 2}, "noise": noise}
+    )
+    slow, even = (jobs([one, one], "2x dgx-h100", [placement]).rows for one in (plan, PLAN))
+    assert slow[0].alone_s == pytest.approx(slow[1].alone_s, rel=1e-6) and slow[0].alone_s > 1.25 * even[0].alone_s
+    if placement == "compact":
+        assert slow[1].alone_s == pytest.approx(predict(plan, "2x dgx-h100").step_time_s, rel=1e-6)
