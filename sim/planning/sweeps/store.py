@@ -66,7 +66,7 @@ class Store:
 
     def __init__(self, path: Path, header: dict[str, Any]) -> None:
         self.path = path
-        if path.suffix.lower() in (".parquet", ".pq", ".csv", ".json"):
+        if path.suffix.lower() in (".parquet", ".pq", ".csv", ".json", ".html", ".toml"):
             raise BadInput(
                 f"results are kept in SQLite, which {path.name} would not be: call it {path.stem}.sqlite. to_frame() gives pandas' formats"
             )

@@ -60,6 +60,9 @@ def test_a_file_that_is_damaged_beyond_its_first_pages_is_refused(tmp_path: Path
 
 
 def test_a_name_of_another_format_is_refused(tmp_path: Path) -> None:
+    for end in ("parquet", "csv", "html", "toml"):
+        with pytest.raises(BadInput, match=r"call it all\.sqlite"):
+            sweep(PLAN, parse_space("micro=4,8"), "dgx-h100", tmp_path / f"all.{end}")
     with pytest.raises(BadInput, match=r"call it all\.sqlite"):
         sweep(PLAN, parse_space("micro=4,8"), "dgx-h100", tmp_path / "all.parquet")
 
