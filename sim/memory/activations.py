@@ -74,10 +74,13 @@ def moments(chain: Sequence[Pass], kept: int) -> Iterator[Moment]:
 
 def _whole(block: Block, each: float) -> Pass:
     """Recomputed as a whole: the input is kept, backward brings back all that its parts save."""
-    back = sum(part.saved for part in block.parts)
-    grown = round(each * _trained(block.parts))
-    worst = Moment(0, back + max((widest(part) for part in block.parts), default=0), grown)
-    return Pass(block.saved_input, worst, grown)
+    back, grown = sum(part.saved for part in block.parts), 0.0
+    seen: list[Moment] = [Moment(0, back, 0)]
+    for part in reversed(block.parts):
+        grown += each * _trained((part,))
+        seen.append(Moment(0, back + widest(part), round(grown)))
+        back -= part.saved
+    return Pass(block.saved_input, max(seen, key=sum), round(grown))
 
 
 def _by_parts(block: Block, each: float, some: Redone) -> Pass:

@@ -224,3 +224,18 @@ def test_flat_tensors_of_the_step_are_reserved_beside_activations() -> None:
     before, after = (memory_of(plan, network, how, device) for how in (plain, flat))
     assert after.allocated == before.allocated
     assert after.context - before.context == 8 * 1_235_814_400 // 8
+
+
+def test_recomputing_whole_layers_takes_no_more_memory() -> None:
+    """A layer's gradients come as its activations go, from its last part to its first. (Its input, kept for all of that, is what may be over.)"""
+    plan = {
+        "model": {"base": "llama3-8b", "layers": 4},
+        "seq_len": 2048,
+        "batch": {"micro": 1, "global": 1},
+        "parallel": {"tp": 2, "pp": 2},
+    }
+    peaks = []
+    for recompute in ("none", "full"):
+        setting = bind(plan | {"framework": "maxtext", "memory": {"recompute": recompute}}, "dgx-h100")
+        peaks.append(memory_of(setting.plan, setting.network, setting.framework, setting.topology.device(0), remedies=False).peak)
+    assert peaks[1] <= peaks[0] + 2048 * 4096 * 2
