@@ -25,23 +25,32 @@ Group = tuple[dist.ProcessGroup | None, tuple[int, ...]]
 
 MESSAGES = "messages"
 """All messages along one mesh axis share a process group: the k-th send of a pair meets the k-th receive, whatever their lanes."""
-DOWN = "messages.down"
-"""NCCL runs the messages of a pair of ranks one after the other, whichever way they go: two ranks that both send first would wait for each
-other for ever. There, messages from a later rank of the axis to an earlier one have a group of their own."""
+
+
+def way(source: int, target: int) -> str:
+    """Names the group of the messages of one rank to another.
+
+    Where ranks name their device when they join, as here, torch runs all messages of an NCCL group on one communicator and one stream, in the
+    order of issue (ProcessGroupNCCL's pointToPoint, `eagerInit_`): a pipeline's receive would wait for the send before it, a ring's messages go
+    round one by one, and two ranks that both send first wait for each other for ever. Each way of each pair has a group of its own.
+    """
+    return f"{MESSAGES}.{source}.{target}"
 
 
 def make_groups(program: Program, rank: int, apart: bool = False) -> dict[tuple[str, str], Group]:
-    """A process group for each (lane, mesh axis); every rank makes all of them, in the same order. `apart`: messages have one for each
-    direction (`DOWN`)."""
+    """A process group for each (lane, mesh axis); every rank makes all of them, in the same order. `apart`: messages have one for each `way`,
+    and none along the axis."""
     meeting = [op for ops in program.segments.values() for op in ops if op.kind in MEETING]
-    pairs = sorted({(op.lane if op.kind == "collective" else MESSAGES, op.group) for op in meeting})
-    pairs += [(DOWN, axis) for lane, axis in pairs if lane == MESSAGES and apart]
     found: dict[tuple[str, str], Group] = {}
-    for lane, axis in pairs:
+    for lane, axis in sorted({(op.lane if op.kind == "collective" else MESSAGES, op.group) for op in meeting}):
         for ranks in program.mesh.groups(axis):
-            group = dist.new_group(list(ranks)) if len(ranks) > 1 else None
+            group = dist.new_group(list(ranks)) if len(ranks) > 1 and not (apart and lane == MESSAGES) else None
             if rank in ranks:
                 found[lane, axis] = (group, ranks)
+    for axis, source, target in pairs(program) if apart else ():
+        group = dist.new_group([source, target])
+        if rank in (source, target):
+            found[way(source, target), axis] = (group, (source, target))
     return found
 
 
@@ -69,8 +78,7 @@ def connect(program: Program, groups: dict[tuple[str, str], Group], rank: int, d
     token = torch.zeros(1, device=device)
     for axis, source, target in pairs(program):
         if rank in (source, target):
-            _, ranks = groups[MESSAGES, axis]
-            handle = _way(groups, axis, ranks.index(source), ranks.index(target))
+            handle = message_group(groups, axis, source, target)
             dist.send(token, target, group=handle) if rank == source else dist.recv(token, source, group=handle)
 
 
@@ -80,13 +88,13 @@ def communication(op: Op, groups: dict[tuple[str, str], Group], rank: int, arena
     `tags` counts messages by direction and pair, in the order of issue.
     """
     handle, ranks = groups[op.lane if op.kind == "collective" else MESSAGES, op.group]
-    if handle is None or len(ranks) == 1:
+    if len(ranks) == 1:
         return lambda: _nothing
     count = len(ranks)
     whole = arena.recent(max(count, op.bytes // 4 // count * count)) if op.kind == "collective" else arena.recent(max(1, op.bytes // 4))
     if op.kind in MESSAGE:
         peer = peer_of(ranks, rank, op.peer)
-        handle = message_group(groups, op, ranks.index(rank), ranks.index(peer))
+        handle = message_group(groups, op.group, *((rank, peer) if op.kind == "send" else (peer, rank)))
         move = dist.isend if op.kind == "send" else dist.irecv
         key = (op.kind, op.group, peer)
 
@@ -96,18 +104,14 @@ def communication(op: Op, groups: dict[tuple[str, str], Group], rank: int, arena
             return lambda: move(whole, peer, group=handle, tag=tag)
 
         return issue
+    assert handle is not None
     call = _collective(op, whole, handle, ranks, arena)
     return lambda: call
 
 
-def message_group(groups: dict[tuple[str, str], Group], op: Op, own: int, other: int) -> dist.ProcessGroup | None:
-    """The group that carries a message between two places of an axis."""
-    return _way(groups, op.group, *((own, other) if op.kind == "send" else (other, own)))
-
-
-def _way(groups: dict[tuple[str, str], Group], axis: str, source: int, target: int) -> dist.ProcessGroup | None:
-    """The group of messages of one direction, where directions are apart."""
-    return groups[DOWN if source > target and (DOWN, axis) in groups else MESSAGES, axis][0]
+def message_group(groups: dict[tuple[str, str], Group], axis: str, source: int, target: int) -> dist.ProcessGroup | None:
+    """The group that carries the messages of one rank to another along an axis."""
+    return groups.get((way(source, target), axis), groups[MESSAGES, axis])[0]
 
 
 def _nothing() -> None:

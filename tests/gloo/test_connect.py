@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from executor.players import streams
-from executor.players.communication import DOWN, MESSAGES, Group, connect, pairs
+from executor.players.communication import connect, make_groups, pairs, way
 from executor.players.feeder import Crossing
 from sim.bind import network_of
 from sim.files.planfile import load_plan
@@ -73,32 +73,47 @@ class Meetings:
             thread.join(30.0)
 
 
-def _groups(program: Program, rank: int) -> dict[tuple[str, str], Group]:
-    """As `make_groups` makes them, each handle the group's name."""
-    found: dict[tuple[str, str], Any] = {}
-    for axis in {axis for axis, _, _ in pairs(program)}:
-        for ranks in program.mesh.groups(axis):
-            if rank in ranks:
-                found |= {(lane, axis): (f"{lane} {ranks}", ranks) for lane in (MESSAGES, DOWN)}
-    return found
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> Callable[[Program, int], Any]:
+    """Those of a GPU's rank; each handle is its ranks, and which of the groups that its rank has asked for it is."""
+
+    def made(program: Program, rank: int) -> Any:
+        asked: list[tuple[int, ...]] = []
+        monkeypatch.setattr(dist, "new_group", lambda ranks: (asked.append(tuple(ranks)), (tuple(ranks), len(asked)))[1])
+        return make_groups(program, rank, apart=True), asked
+
+    return made
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_pair_meets_once_before_its_first_message(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_pair_meets_once_before_its_first_message(name: str, groups: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     program = _program(CASES[name])
-    meetings = Meetings(program.world)
+    meetings, made = Meetings(program.world), [groups(program, rank)[0] for rank in range(program.world)]
     monkeypatch.setattr(dist, "send", meetings.send)
     monkeypatch.setattr(dist, "recv", meetings.recv)
-    meetings.run(lambda rank: connect(program, _groups(program, rank), rank, torch.device("cpu")))
+    meetings.run(lambda rank: connect(program, made[rank], rank, torch.device("cpu")))
     assert not meetings.stuck
     assert sorted((source, target) for _, source, target in meetings.done) == sorted((a, b) for _, a, b in pairs(program))
-    assert all(group.startswith(DOWN) == (source > target) for group, source, target in meetings.done)
+    assert len({group for group, _, _ in meetings.done}) == len(meetings.done), "no way shares its queue with another"
     for rank in range(program.world):
         for _, op in program.ops(rank):
             if op.kind in MESSAGE:
                 ranks = program.mesh.group(op.group, rank)
                 other = ranks[(ranks.index(rank) + op.peer) % len(ranks)]
                 assert (op.group, *((rank, other) if op.kind == "send" else (other, rank))) in pairs(program)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_way_of_each_pair_has_a_group_of_its_own(name: str, groups: Any) -> None:
+    """NCCL runs the messages of a group one after the other, in the order of each rank: a third rank's would hold them up."""
+    program = _program(CASES[name])
+    both = [groups(program, rank) for rank in range(program.world)]
+    assert all(asked == both[0][1] for _, asked in both), "all ranks make the same groups, in the same order"
+    for axis, source, target in pairs(program):
+        ends = [both[rank][0][way(source, target), axis] for rank in (source, target)]
+        assert ends[0] == ends[1] and ends[0][1] == (source, target) and ends[0][0][0] == (source, target)
+    named = [key for found, _ in both for key, (handle, ranks) in found.items() if handle is not None and key[0].startswith("messages")]
+    assert len(named) == 2 * len(pairs(program)), "each has its two ends, and there are no others"
 
 
 def test_a_ring_that_is_not_connected_would_wait_for_ever() -> None:

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from executor.players.communication import DOWN, MESSAGES, Group, message_group
+from executor.players.communication import MESSAGES, Group, message_group, way
 from executor.profiles.collect import spans_of
 from executor.profiles.event import Event
-from sim.program import Op
 
 MAIN, ENGINE, STREAM = 100, 200, 7
 
@@ -77,9 +76,7 @@ def test_launching_is_no_work_of_the_device() -> None:
 
 
 def test_messages_of_both_directions_are_apart() -> None:
-    both: dict[tuple[str, str], Group] = {(MESSAGES, "pp"): ("up", (0, 1)), (DOWN, "pp"): ("down", (0, 1))}  # type: ignore[dict-item]
-    one: dict[tuple[str, str], Group] = {(MESSAGES, "pp"): ("up", (0, 1))}  # type: ignore[dict-item]
-    send, receive = (Op(kind, kind, "comm.pp", group="pp") for kind in ("send", "recv"))  # type: ignore[arg-type]
-    assert [message_group(both, send, 0, 1), message_group(both, receive, 1, 0)] == ["up", "up"], "the two ends of one message"
-    assert [message_group(both, send, 1, 0), message_group(both, receive, 0, 1)] == ["down", "down"]
-    assert message_group(one, send, 1, 0) == "up"
+    one: dict[tuple[str, str], Group] = {(MESSAGES, "pp"): ("all", (0, 1))}  # type: ignore[dict-item]
+    both: dict[tuple[str, str], Group] = one | {(way(0, 1), "pp"): ("up", (0, 1)), (way(1, 0), "pp"): ("down", (1, 0))}  # type: ignore[dict-item]
+    assert [message_group(both, "pp", 0, 1), message_group(both, "pp", 1, 0)] == ["up", "down"]
+    assert [message_group(one, "pp", 0, 1), message_group(one, "pp", 1, 0)] == ["all", "all"], "gloo knows a message by its tag"
