@@ -27,6 +27,11 @@ FILE = 8 << 20
 WATCHED = 3
 """Passes on CUDA, after those whose steps are timed, that have events around every op: spans come from one of them."""
 
+QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+"""Lanes and communicators are a dozen streams and more. Of CUDA's own 8 queues to the device some would be shared, and what stands in one
+behind a stream that waits for another rank waits too, though that rank may be waiting for it (CUDA C++ Programming Guide, environment
+variables)."""
+
 
 class Request(msgspec.Struct, frozen=True):
     """What every rank is told."""
@@ -79,7 +84,9 @@ def run_play(
         raise RunFailed(f"cannot write {FILE} bytes to {file}: {error.strerror}") from None
     request = Request(str(stored.resolve()), host_seconds, 1 + timed + (WATCHED if plain else 0), str(file.resolve()), plain)
     try:
-        found = launch("executor.play:play", request, program.world, folder / "play", RankResult, stall=stall, threads=threads)
+        found = launch(
+            "executor.play:play", request, program.world, folder / "play", RankResult, stall=stall, threads=threads, variables=QUEUES
+        )
     finally:
         file.unlink(missing_ok=True)
     spans = from_zero([span for rank in found for span in rank.spans])

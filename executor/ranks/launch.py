@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -59,23 +59,36 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def launch(
-    function: str, argument: object, ranks: int, folder: Path, result: type[T], *, stall: float = STALL, threads: int = 0
+    function: str,
+    argument: object,
+    ranks: int,
+    folder: Path,
+    result: type[T],
+    *,
+    stall: float = STALL,
+    threads: int = 0,
+    variables: Mapping[str, str] | None = None,
 ) -> list[T]:
     """Runs `module:name` as `ranks` processes; each gets a `World` and `argument`. Returns their values by rank.
 
-    `threads`: compute threads per rank; 0: OMP_NUM_THREADS, else 1, as torchrun does. Raises `RunFailed`; `BadInput` where another
+    `threads`: compute threads per rank; 0: OMP_NUM_THREADS, else 1, as torchrun does. `variables`: of the environment, where it does not
+    have them. Raises `RunFailed`; `BadInput` where another
     run is at work in `folder`; a `BadInput` that a rank raised comes back as such.
     """
     at = place()
+    for name, value in (variables or {}).items() if at is not None else ():
+        os.environ.setdefault(name, value)  # read when CUDA begins: too late where this process has used it
     if at is not None:
         return _in_place(at, function, argument, ranks, folder, result, stall)
     folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder):
-        _run(function, argument, ranks, folder, stall, threads or int(os.environ.get("OMP_NUM_THREADS") or 1))
+        _run(function, argument, ranks, folder, stall, threads or int(os.environ.get("OMP_NUM_THREADS") or 1), variables or {})
         return [msgspec.msgpack.decode((folder / f"rank{rank}.result").read_bytes(), type=result) for rank in range(ranks)]
 
 
-def _run(function: str, argument: object, ranks: int, folder: Path, stall: float, threads: int) -> None:
+def _run(
+    function: str, argument: object, ranks: int, folder: Path, stall: float, threads: int, variables: Mapping[str, str]
+) -> None:
     """Starts the ranks, and is back when all have left their results in `folder`."""
     for old in [*folder.glob("rank*.*"), folder / "port"]:
         old.unlink(missing_ok=True)
@@ -84,7 +97,7 @@ def _run(function: str, argument: object, ranks: int, folder: Path, stall: float
     beats = [Beat(folder / f"rank{rank}.beat", create=True) for rank in range(ranks)]
     processes: list[subprocess.Popen[bytes]] = []
     try:
-        processes.extend(_start(folder, rank, threads) for rank in range(ranks))
+        processes.extend(_start(folder, rank, threads, variables) for rank in range(ranks))
         _watch(processes, beats, folder, stall)
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted. {_kept(beats)}", str(folder)) from None
@@ -100,10 +113,11 @@ _HOUSE = Path(executor.__file__).resolve().parents[1]
 """Where ranks find what this process found: from a checkout it need not be installed."""
 
 
-def _start(folder: Path, rank: int, threads: int) -> subprocess.Popen[bytes]:
+def _start(folder: Path, rank: int, threads: int, more: Mapping[str, str]) -> subprocess.Popen[bytes]:
     path = os.pathsep.join([str(_HOUSE), *filter(None, [os.environ.get("PYTHONPATH")])])
     variables = {
         **KEEP_MEMORY,
+        **more,
         **os.environ,
         "PYTHONPATH": path,
         "OMP_NUM_THREADS": str(threads),

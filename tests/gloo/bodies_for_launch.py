@@ -67,3 +67,8 @@ def heard(world: World, order: Order) -> list[str]:
     found = [words[1].partition(":")[0] for words in lines if words[3] == "0A" and f"socket:[{words[9]}]" in mine]
     dist.barrier()
     return found
+
+
+def queues(world: World, order: Order) -> str:
+    """What CUDA would read when it begins."""
+    return os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
