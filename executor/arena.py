@@ -3,6 +3,8 @@
 Two rings. *Recent* holds what a kernel reads just after another wrote it (activations): small, so it stays in the
 caches as such data does. *Distant* holds what was last touched a step ago (weights, saved activations): large, so it
 comes from memory. Neighbouring requests get different bytes; a full ring starts again from its beginning.
+
+Player and probe of a GPU have the same small ring (`of_gpu`): a kernel that reads 2 MB finds them in L2 in both, as it does in training.
 """
 
 from __future__ import annotations
@@ -21,13 +23,16 @@ _DRAWN = 1 << 22
 """Numbers that are drawn at once: what filling a buffer takes beside it."""
 _NEIGHBOURS = 4
 """Requests in a row that get different bytes, however large: a fused Adam update takes parameter, gradient and two moments from one ring."""
+RECENT = 8 << 20
+"""Bytes of the ring of activations: within the caches of server CPUs, and a fifth of an A100's L2."""
 
 
 class Ring:
     """A flat buffer that hands out tensors one after the other and wraps around."""
 
-    def __init__(self, device: torch.device, size: int, limit: int, what: str) -> None:
-        self._device, self._size, self._limit, self._what = device, size, limit, what
+    def __init__(self, device: torch.device, size: int, limit: int, what: str, near: bool = False) -> None:
+        """`near`: small requests stay at the beginning of a ring that large ones have made long."""
+        self._device, self._size, self._limit, self._what, self._near = device, size, limit, what, near
         self._flat = torch.empty(0, dtype=torch.uint8, device=device)
         self._at = 0
 
@@ -42,6 +47,8 @@ class Ring:
         if self._at + need > self._flat.numel():
             if self._flat.numel() < min(self._limit, max(self._size, _NEIGHBOURS * need)):
                 self._grow(need)
+            self._at = 0
+        elif self._near and self._at + need > max(self._size, _NEIGHBOURS * need):
             self._at = 0
         # A tensor of its own over the same bytes, no view: autograd then sees no writes but those to this one.
         piece = torch.empty(0, dtype=dtype, device=self._device)
@@ -71,11 +78,11 @@ def contiguous(shape: tuple[int, ...]) -> torch.Size:
 
 
 class Arena:
-    """The buffers of one rank. `limit`: bytes that both rings may take together."""
+    """The buffers of one rank. `limit`: bytes that both rings may take together. `near`: of the ring of activations (`Ring`)."""
 
-    def __init__(self, device: torch.device, limit: int, recent: int = 8 << 20, distant: int = 256 << 20) -> None:
+    def __init__(self, device: torch.device, limit: int, recent: int = RECENT, distant: int = 256 << 20, near: bool = False) -> None:
         self.device, self.limit = device, limit
-        self._recent = Ring(device, min(recent, limit // 2), limit // 2, "activation")
+        self._recent = Ring(device, min(recent, limit // 2), limit // 2, "activation", near)
         self._distant = Ring(device, min(distant, limit // 2), limit // 2, "weight")
         self._indices: dict[tuple[int, int], torch.Tensor] = {}
 
@@ -94,6 +101,12 @@ class Arena:
             generator = torch.Generator().manual_seed(count)
             self._indices[key] = torch.randint(0, below, (count,), generator=generator).to(self.device)
         return self._indices[key]
+
+
+def of_gpu(device: torch.device, limit: int, distant: int) -> Arena:
+    """What a GPU's player and its probe both take their buffers from. Without `near`, whether a small kernel reads from L2 or from memory
+    would be up to the largest op of the program: logits of 0.8 GB make a ring of 3 GB, on which all that comes later would be spread."""
+    return Arena(device, limit, distant=distant, near=True)
 
 
 def free_memory(device: torch.device) -> int:

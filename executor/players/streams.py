@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from executor.arena import Arena, free_memory
+from executor.arena import Arena, free_memory, of_gpu
 from executor.kernels.bodies import Body, body, spin
 from executor.players.communication import Group, communication, connect, make_groups
 from executor.players.events import Cuda
@@ -48,7 +48,7 @@ class StreamPlayer(Player):
         self._tags: Counter[tuple[str, str, int]] = Counter()
         groups = make_groups(program, world.rank, apart=world.kind == "cuda")
         connect(program, groups, world.rank, world.device)
-        arena = Arena(world.device, free_memory(world.device), recent=64 << 20, distant=2 << 30)
+        arena = of_gpu(world.device, free_memory(world.device), 2 << 30)
         with torch.no_grad():
             for _, op in program.ops(world.rank, HOST):
                 if op.lane != HOST and op.lane not in self._streams:

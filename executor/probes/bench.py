@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from executor.arena import Arena, free_memory
+from executor.arena import Arena, free_memory, of_gpu
 from executor.device_times import DeviceTimer
 from executor.kernels.bodies import body
 from executor.players.events import Cuda
@@ -25,6 +25,8 @@ _COLD = 2e-4
 _TURNS = 25
 _ROTATE = 48 << 20
 """Bytes over which equal works alternate, so that weights come from memory as in a training step."""
+_FAR = 256 << 20
+"""The same on a GPU: some times the L2 of an H100 (50 MB) or a B200 (126 MB)."""
 
 
 class Bench:
@@ -35,8 +37,11 @@ class Bench:
         self.world, self.quick = world, quick
         self.cuda = cuda or Cuda(world.device)
         self._timer = DeviceTimer(self.cuda)
-        limit = min(4 << 30, free_memory(world.device)) if world.kind == "cuda" else 4 << 30
-        self.arena = Arena(world.device, limit, distant=(256 if world.kind == "cuda" else 96) << 20)
+        gpu = world.kind == "cuda"
+        self.arena = (
+            of_gpu(world.device, min(4 << 30, free_memory(world.device)), _FAR) if gpu else Arena(world.device, 4 << 30, distant=96 << 20)
+        )
+        self._rotate, self._most = (_FAR, 50) if gpu else (_ROTATE, 12)
         self.budget = 0.004 if quick else 0.012
         self.found: list[tuple[str, Sample]] = []
         self._mill = Mill()
@@ -117,7 +122,7 @@ class Bench:
 
     def work(self, kind: str, name: str, work: Work, dtype: str, shape: tuple[int, ...]) -> None:
         """Times a work's body and keeps the point."""
-        copies = max(1, min(12, int(_ROTATE / max(work.bytes, 1.0))))
+        copies = max(1, min(self._most, int(self._rotate / max(work.bytes, 1.0))))
         with torch.no_grad():
             calls = [body(work, self.arena) for _ in range(copies)]
             self.add(kind, name, dtype, shape, self.device_times(calls))

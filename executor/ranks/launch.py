@@ -86,9 +86,7 @@ def launch(
         return [msgspec.msgpack.decode((folder / f"rank{rank}.result").read_bytes(), type=result) for rank in range(ranks)]
 
 
-def _run(
-    function: str, argument: object, ranks: int, folder: Path, stall: float, threads: int, variables: Mapping[str, str]
-) -> None:
+def _run(function: str, argument: object, ranks: int, folder: Path, stall: float, threads: int, variables: Mapping[str, str]) -> None:
     """Starts the ranks, and is back when all have left their results in `folder`."""
     for old in [*folder.glob("rank*.*"), folder / "port"]:
         old.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,12 +10,14 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from executor.arena import Arena
+from executor.arena import Arena, of_gpu
 from executor.kernels.bodies import body
 from executor.kernels.memory_bound import memory_kernel
+from executor.probes.bench import Bench
 from executor.probes.kernels import variants
 from sim.cost.cpu import variant
 from sim.work import Conv, Gemm, MemoryBound
+from tests.gloo.gpu_standin import StandIn, alone
 
 MAIN = {
     "add": "add", "scale": "mul", "copy": "clone", "permute": "clone", "zero": "zero_", "cast": "_to_copy", "reduce": "sum",
@@ -155,3 +158,23 @@ def test_tensor_cores_convolve_maps_whose_channels_lie_side_by_side(kind: str, d
     assert given == [beside] * (2 if role == "fwd" else 3)
     shape = {"fwd": (2, 16, 6, 6), "dgrad": (2, 8, 6, 6), "wgrad": (16, 8, 3, 3)}[role]
     assert tuple((made if role == "fwd" else made[role == "wgrad"]).shape) == shape
+
+
+def test_on_a_gpu_small_buffers_stay_near_whatever_else_is_played() -> None:
+    """Logits make the ring long; what comes after them would else be spread over it, and come from memory instead of L2."""
+    arena, far = of_gpu(torch.device("cpu"), 1 << 28, 1 << 20), 24 << 20
+    first = arena.recent(1 << 18).data_ptr()
+    large = arena.recent(far // 4)
+    places = [arena.recent(1 << 18).data_ptr() for _ in range(40)]
+    assert large.numel() * 4 == far and max(places) - min(places) < 8 << 20
+    assert len(set(places)) == 8, "neighbours get different bytes"
+    assert first not in places, "the ring is a new one since it grew"
+
+
+def test_a_gpus_weights_come_from_memory_in_the_probe_as_in_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve products of 2 MB each lie in an L2 of 50 MB."""
+    monkeypatch.setattr("executor.probes.bench.free_memory", lambda device: 1 << 30)
+    bench, rings = Bench(alone(tmp_path, "cuda"), True, StandIn()), list[int]()
+    monkeypatch.setattr(bench, "device_times", lambda calls: rings.append(len(calls)) or [1e-6])
+    bench.work("gemm", "fwd", Gemm(128, 1024, 1024, "bf16"), "bf16", (128, 1024, 1024))
+    assert rings[0] * 2 * 1024 * 1024 > 2 * 50e6
