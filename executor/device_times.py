@@ -1,8 +1,8 @@
 """How long a device works on a call: by its own events, without the host's share.
 
 A small kernel lasts 2 us and takes the host 5-10 us to launch: timed in a plain loop, the launch is what one sees. So the stream is held
-back by a kernel that only waits, the calls are launched behind it, and events before the first and after the last of them are read once
-the device has passed both. Not run on a GPU yet; a stand-in for the device tests the order of things.
+back by other work, the calls are launched behind it, and events before the first and after the last of them are read once the device has
+passed both. Not run on a GPU yet; a stand-in for the device tests the order of things.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ _WARM = 3
 class DeviceTimer:
     """Times calls on the current stream of one device."""
 
-    def __init__(self, cuda: Cuda, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, cuda: Cuda, clock: Callable[[], float] = time.perf_counter, hold: Callable[[float], object] | None = None) -> None:
+        """`hold`: keeps the stream busy for so many seconds at least; unsaid, with a kernel that only waits."""
         self._cuda, self._clock = cuda, clock
+        self._hold = hold or (lambda seconds: cuda.hold(int(seconds * _FASTEST)))
 
     def times(self, calls: Sequence[Callable[[], object]], budget: float, least: int = 5, most: int = 50) -> list[float]:
         """Device seconds of one call, many times; `calls` are equal and take turns."""
@@ -47,7 +49,7 @@ class DeviceTimer:
         """(device seconds, host seconds) of one call. Held too briefly, it is read again behind a longer hold."""
         while True:
             if hold:
-                self._cuda.hold(int(hold * _FASTEST))
+                self._hold(hold)
             start, end = self._cuda.event(), self._cuda.event()
             start.record()
             begin = self._clock()

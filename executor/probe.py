@@ -79,6 +79,7 @@ def _probe(ranks: int, request: Request) -> Calibration:
         seconds=time.monotonic() - begin,
         versions=found[0].versions,
         quick=request.quick,
+        loaded=found[0].device == "cuda",
         missing=found[0].missing,
         tables=merge([rank.samples for rank in found]),
     )

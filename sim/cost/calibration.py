@@ -69,6 +69,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=T
     """How long the probe took."""
     versions: dict[str, str] = {}
     quick: bool = False
+    loaded: bool = False
+    """On a GPU: kernels were timed behind work of a training step's kind, at the clock that such work leaves, not as a short benchmark."""
     missing: str = ""
     """What could not be measured, and why: tables of a GPU that lack points."""
     tables: dict[str, tuple[Sample, ...]] = {}
@@ -116,6 +118,7 @@ def show_calibration(calibration: Calibration) -> str:
         ),
         f"seconds = {c.seconds:.1f}",
         f"quick = {str(c.quick).lower()}",
+        f"loaded = {str(c.loaded).lower()}",
         "",
         "[versions]",
         *(f"{key} = {msgspec.json.encode(value).decode()}" for key, value in sorted(c.versions.items())),

@@ -16,6 +16,7 @@ from executor.players.events import wake
 from executor.probes import comm as probe_comm
 from executor.probes import device as probe_device
 from executor.probes.bench import Bench
+from executor.probes.load import Load
 from sim.cost.calibration import SHAPES
 from tests.gloo.gpu_standin import StandIn, alone
 
@@ -39,6 +40,21 @@ def test_a_hold_that_was_too_short_is_made_longer() -> None:
     timer = DeviceTimer(device, device.clock)
     seconds, _ = timer._reading([lambda: device.kernel(8e-6, 2e-6)], 40, 1e-6)
     assert seconds == pytest.approx(2e-6, rel=0.02)
+
+
+def test_what_is_timed_stands_behind_a_steps_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that only waits runs at its highest clock: a training step does not."""
+    device, ran = StandIn(simulated=True), list[str]()
+    monkeypatch.setattr(device, "hold", lambda cycles: pytest.fail("a kernel that only waits draws no power"))
+    for name in ("_SIDE", "_ROWS"):
+        monkeypatch.setattr(f"executor.probes.load.{name}", 8)
+    monkeypatch.setattr(torch, "mm", lambda a, b: (ran.append("product"), device.kernel(8e-6, 2e-4)))
+    monkeypatch.setattr(torch, "native_layer_norm", lambda *_: (ran.append("norm"), device.kernel(8e-6, 5e-5)))
+    timer = DeviceTimer(device, device.clock, Load(device).hold)
+    found = timer.times([lambda: (ran.append("call"), device.kernel(8e-6, 2e-6))], budget=0.01)
+    assert found == [pytest.approx(2e-6, rel=0.02)] * len(found)
+    first = "".join(name[0] for name in ran[-54:])
+    assert first.endswith("pnpn" + 50 * "c") or first.endswith("pnpnpn" + 48 * "c"), "half a millisecond of it, then the calls"
 
 
 def test_calls_take_turns() -> None:
@@ -114,6 +130,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr("executor.probes.bench.free_memory", lambda device: 1 << 30)
     monkeypatch.setattr(Bench, "device_seconds", lambda self, work: 20.0)  # so slow a device that only small products are timed
     monkeypatch.setattr("executor.device_times._READING", 1e-9)  # one call a reading
+    monkeypatch.setattr("executor.probes.load.Load.hold", lambda self, seconds: None)
     found = Bench(alone(tmp_path, "cuda"), True, StandIn())
     monkeypatch.setattr(found, "budget", 0.0)
     return found
