@@ -133,7 +133,7 @@ def _alone(world: World) -> list[Callable[[Bench], None]]:
     from executor.probes.sharded import sharded
 
     of_device: list[Callable[[Bench], None]] = (
-        [device.gemms, device.memory_bound, device.attention, device.convolutions, device.copies]
+        [device.gemms, device.memory_bound, device.attention, device.convolutions, device.launches, device.copies]
         if world.kind == "cuda"
         else [kernels.gemms, kernels.memory_bound, kernels.attention, kernels.convolutions]
     )

@@ -47,4 +47,9 @@ def _even(setting: Setting, calibration: str | Path | None, costs: str, factor: 
         return GpuPricer(setting.topology, setting.framework, factor, board_clock(setting))
     from sim.cost.measured import MeasuredPricer, lookups_of
 
-    return MeasuredPricer(setting.topology, setting.framework, lookups_of(costs, calibration), factor, board_clock(setting))
+    lookups, board = lookups_of(costs), board_clock(setting)
+    if calibration is None:
+        return MeasuredPricer(setting.topology, setting.framework, lookups, factor, board)
+    from sim.cost.calibrated import CalibratedPricer, gpu_calibration
+
+    return CalibratedPricer(setting.topology, setting.framework, gpu_calibration(calibration), lookups, factor, board)

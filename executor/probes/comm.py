@@ -93,8 +93,9 @@ def _together(wall: list[float], group: dist.ProcessGroup | None, crowded: bool)
     return [float(one) / (1 if crowded else dist.get_world_size(group)) for one in seconds]
 
 
-_HOLD = 1_500_000
-"""Cycles, 0.5 ms and more: behind so long a wait six collectives are launched, at 20-50 us of the host each."""
+_HOLD = 4_500_000
+"""Cycles, 1.5 ms and more: behind so long a wait six collectives are launched, or six messages each way, at 20-100 us of the host each. No
+rank may look whether it was long enough, as `DeviceTimer` does: all make equally many calls."""
 
 
 def _on_device(bench: Bench, call: Callable[[], object], n: int) -> list[float]:

@@ -10,7 +10,7 @@ from itertools import product
 
 import torch
 
-from executor.probes.bench import Bench
+from executor.probes.bench import Bench, middle
 from executor.probes.kernels import attention_name, convolution, variants
 from executor.ranks.world import set_precision
 from sim.cost.cpu import variant
@@ -95,6 +95,30 @@ def convolutions(bench: Bench) -> None:
     bench.phase("convolutions")
     for shape, role in product(_CONVOLUTIONS[:2] if bench.quick else _CONVOLUTIONS, _ROLES):
         convolution(bench, shape, "bf16", role)
+
+
+_VIEWS = (8, 24)
+"""Views in a row, of which the difference leaves out what a call of autograd takes once."""
+
+
+def launches(bench: Bench) -> None:
+    """The host's share of what is no whole call of an operator: a bare launch, and a view with its node of autograd, of both passes one."""
+    bench.phase("launches and views")
+    bench.add("host", "launch", "", (), bench.times([lambda: bench.cuda.hold(1)]))
+    x = torch.ones(8, 8, device=bench.world.device, requires_grad=True)
+    grad = torch.ones_like(x)
+
+    def turned(count: int) -> Callable[[], object]:
+        def call() -> object:
+            y: torch.Tensor = x
+            for _ in range(count):
+                y = y.t()
+            return torch.autograd.grad(y, x, grad)
+
+        return call
+
+    few, many = (middle(bench.times([turned(count)])) for count in _VIEWS)
+    bench.add("host", "view", "", (), [(many - few) / (2 * (_VIEWS[1] - _VIEWS[0]))])
 
 
 def copies(bench: Bench) -> None:

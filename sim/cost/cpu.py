@@ -121,7 +121,8 @@ class Prices:
             self._attention[name, dtype] = Grid((s.shape[2:], s.median / attention_of(s).flops) for s in rows)
         for name, dtype in {(s.name, s.dtype) for s in calibration.rows("memory")}:
             self._memory[name, dtype] = Curve((s.shape[0], s.median) for s in calibration.rows("memory", name, dtype))
-        self.dispatch = self.host("kernel")[0]
+        # A call's own seconds on a CPU hold the way to its kernel; what was timed of a GPU are the device's.
+        self.dispatch = self.host("kernel")[0] if calibration.device == "cpu" else 0.0
 
     def host(self, what: str) -> tuple[float, Source]:
         """Seconds of one unit of host work."""

@@ -29,8 +29,8 @@ PAGEABLE = 4e9
 _SERVER = "server."
 """Lanes of a parameter server's threads, whose tensors are in host memory as those of the `HOST` lane are."""
 
-_collective = lru_cache(maxsize=4096)(collective_cost)
-_message = lru_cache(maxsize=4096)(message_cost)
+kept_collective = lru_cache(maxsize=4096)(collective_cost)
+kept_message = lru_cache(maxsize=4096)(message_cost)
 """For all plans of a sweep: those that split their ranks alike send the same sizes in the same groups."""
 
 
@@ -155,12 +155,12 @@ class GpuPricer(Common):
 
     def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
         if op.lane == HOST and op.bytes:
-            there = _collective(op.name, op.bytes, members, self.topology, "auto", siblings)
+            there = kept_collective(op.name, op.bytes, members, self.topology, "auto", siblings)
             return staged(op.name, op.bytes, members, self.topology, there)
         key = (op.name, op.bytes, op.how, op.works, siblings, id(members))
         found = self._collectives.get(key)
         if found is None or found[1] is not members:
-            cost = _collective(op.name, op.bytes, members, self.topology, op.how or "auto", siblings)
+            cost = kept_collective(op.name, op.bytes, members, self.topology, op.how or "auto", siblings)
             found = self._collectives[key] = (self._beside(op, cost, members[0]) if op.works else cost, members)
         return found[0]
 
@@ -175,7 +175,7 @@ class GpuPricer(Common):
 
     def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
         """Over the devices' links and the network; what is in host memory goes between the processes of the hosts."""
-        there = _message(op.bytes, source, target, self.topology, siblings)
+        there = kept_message(op.bytes, source, target, self.topology, siblings)
         if op.lane == HOST or op.lane.startswith(_SERVER):
             return staged("send", op.bytes, (source, target), self.topology, there)
         return there

@@ -1,19 +1,19 @@
-"""Measured kernels before fitted ones on GPUs: a calibration of the device itself first, published tables next, the model last.
+"""Measured kernels before fitted ones on GPUs: published tables first, the model last (what was measured of this very machine comes before
+both: `sim.cost.calibrated`).
 
-Each cost says which it was: `measured` where a calibration or a table covers the shape, else `fitted` or `assumed`.
+Each cost says which it was: `measured` where a table covers the shape, else `fitted` or `assumed`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from sim.cost.gpu_pricer import GpuPricer
 from sim.cost.kernel import kernel_cost
 from sim.cost.price import Cost
 from sim.framework import Framework
 from sim.work import Attention, Gemm, Work
-from topologies.errors import Refused, UnknownName
+from topologies.errors import UnknownName
 from topologies.graph import Topology
 from topologies.hardware import Gpu
 
@@ -54,45 +54,22 @@ class MeasuredPricer(GpuPricer):
         return Cost(cost.seconds * fitted.seconds / short if short > 0 else cost.seconds, cost.source)
 
 
-def lookups_of(costs: str, calibration: str | Path | None) -> tuple[Lookup, ...]:
-    """The lookups that `costs` and a calibration file name, in the order of precedence.
+def lookups_of(costs: str) -> tuple[Lookup, ...]:
+    """The lookups that `costs` names, in the order of precedence.
 
-    Raises `UnknownName` for a source, `Refused` where the tables' package is absent or the calibration is of a CPU.
+    Raises `UnknownName` for a source, `Refused` where the tables' package is absent.
     """
     if costs not in SOURCES:
         raise UnknownName("cost source", costs, SOURCES)
-    found: list[Lookup] = []
-    if calibration is not None:
-        found.append(_calibrated(calibration))
     if costs == "tables":
         from sim.cost.tables import check_installed
 
         check_installed()
-        found.append(_tabulated)
-    return tuple(found)
+        return (_tabulated,)
+    return ()
 
 
 def _tabulated(work: Work, gpu: Gpu) -> Cost | None:
     from sim.cost.tables import table_cost
 
     return table_cost(work, gpu) if isinstance(work, (Gemm, Attention)) else None
-
-
-def _calibrated(path: str | Path) -> Lookup:
-    """Points measured by `steptwin probe` on a GPU: only what lies inside them counts as measured."""
-    from sim.cost.calibration import load_calibration
-    from sim.cost.cpu import prices
-
-    calibration = load_calibration(path)
-    if calibration.device != "cuda":
-        raise Refused(
-            f"calibration {path} was measured on a CPU ({calibration.machine}); the topology has GPUs. "
-            "Run `steptwin probe` on a machine with such a GPU, or leave --calibration out to use the fitted model"
-        )
-    table = prices(calibration)
-
-    def lookup(work: Work, gpu: Gpu) -> Cost | None:
-        seconds, source = table.price(work)
-        return Cost(seconds, source) if source == "measured" else None
-
-    return lookup

@@ -54,7 +54,7 @@ def test_what_is_timed_stands_behind_a_steps_work(monkeypatch: pytest.MonkeyPatc
     found = timer.times([lambda: (ran.append("call"), device.kernel(8e-6, 2e-6))], budget=0.01)
     assert found == [pytest.approx(2e-6, rel=0.02)] * len(found)
     first = "".join(name[0] for name in ran[-54:])
-    assert first.endswith("pnpn" + 50 * "c") or first.endswith("pnpnpn" + 48 * "c"), "half a millisecond of it, then the calls"
+    assert first.endswith(("pnpn" + 50 * "c", "pnpnpn" + 48 * "c")), "half a millisecond of it, then the calls"
 
 
 def test_calls_take_turns() -> None:
@@ -162,13 +162,19 @@ def _thin(work: Any) -> Any:
     return lambda batch, heads, kv, q, k, d, **more: work(1, 1, 1, 16, 16, d, **more)
 
 
+def test_launches_and_views_have_their_own_rows(bench: Bench) -> None:
+    probe_device.launches(bench)
+    rows = {sample.name: sample.median for kind, sample in bench.found if kind == "host"}
+    assert rows.keys() == {"launch", "view"} and 1e-8 < rows["view"] < 1e-3
+
+
 def test_collectives_are_timed_by_events(bench: Bench) -> None:
     calls: list[int] = []
     found, cpu = probe_comm._repeat(bench, lambda: calls.append(1), 1 << 20)
     assert len(found) >= 3 and len(calls) >= 15 and cpu == 0.0
 
 
-@pytest.mark.parametrize(("launch", "kernel"), [(30e-6, 10e-6), (30e-6, 2e-3)])
+@pytest.mark.parametrize(("launch", "kernel"), [(30e-6, 10e-6), (30e-6, 2e-3), (200e-6, 10e-6)])
 def test_the_launch_of_a_collective_is_not_in_it(launch: float, kernel: float, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     device = StandIn(simulated=True)
     monkeypatch.setattr(bench, "cuda", device)

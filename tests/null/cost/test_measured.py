@@ -99,7 +99,7 @@ def test_a_calibration_comes_before_tables(tmp_path: Path) -> None:
 
 def test_sources_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnknownName, match=r"cost source 'table'.*Did you mean tables"):
-        lookups_of("table", None)
+        lookups_of("table")
     with pytest.raises(Refused, match=r"holds kernels of GPUs; .* has CPUs"):
         predict(PLAN | {"precision": "fp32"}, "this-machine", costs="tables")
     with pytest.raises(Refused, match="was measured on a CPU"):

@@ -1,0 +1,146 @@
+"""Costs of GPUs that a calibration of this very machine has: kernels, the host's share, copies, collectives and messages.
+
+What `steptwin probe` has no point for stays as tables and the fitted model say. Collectives keep the form that the model gives them (latency,
+links that they share with others): what was measured over so many ranks says by what factor they are longer or shorter here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from sim.cost.calibration import Calibration, Curve, load_calibration
+from sim.cost.cpu import prices
+from sim.cost.gpu_pricer import kept_collective, kept_message
+from sim.cost.kernel import kernel_cost
+from sim.cost.measured import Lookup, MeasuredPricer
+from sim.cost.price import Cost, Source
+from sim.framework import Framework
+from sim.program import HOST, Op
+from sim.work import HostWork, Work
+from topologies.errors import Refused
+from topologies.graph import Topology
+from topologies.hardware import Gpu
+
+HOST_WORK = (
+    "kernel", "launch", "view", "module", "autograd", "accumulate", "python", "event", "collective", "copy", "collate", "loader", "checkpoint",
+    "optimizer", "cpu_optimizer", "ddp_step", "ddp_bucket", "ddp_parameter", "fsdp_unit", "fsdp_parameter", "dtensor_linear", "dtensor_norm",
+    "dtensor_adam", "dtensor_sgd",
+)  # fmt: skip
+"""Rows of the table of host work that stand for one unit of it. Of a GPU `log` and `optimizer_step` hold a copy and launches too, which a
+program has as ops of their own."""
+_SAME = {"node": "autograd"}
+"""What is timed as autograd's node are torch's own operators."""
+
+
+def gpu_calibration(path: str | Path) -> Calibration:
+    """The file's. Raises `Refused` for one of a CPU."""
+    found = load_calibration(path)
+    if found.device != "cuda":
+        raise Refused(
+            f"calibration {path} was measured on a CPU ({found.machine}); the topology has GPUs. "
+            "Run `steptwin probe` on a machine with such a GPU, or leave --calibration out to use the fitted model"
+        )
+    return found
+
+
+class CalibratedPricer(MeasuredPricer):
+    """A `MeasuredPricer` that looks into the machine's own calibration first."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        framework: Framework,
+        calibration: Calibration,
+        lookups: tuple[Lookup, ...] = (),
+        factor: Callable[[int], float] | None = None,
+        board: float = 1.0,
+    ) -> None:
+        super().__init__(topology, framework, lookups, factor, board)
+        self._calibration, self._table = calibration, prices(calibration)
+        # What was timed is eager PyTorch: compiled frameworks and those with their own modules spend other times.
+        measured = {s.name: s.median for s in calibration.rows("host") if s.name in HOST_WORK} if self.host == "python" else {}
+        self._own = measured | {what: measured[as_] for what, as_ in _SAME.items() if as_ in measured}
+        self._copies = {
+            name: Curve((s.shape[0], s.median) for s in calibration.rows("copy", name))
+            for name in {s.name for s in calibration.rows("copy")}
+        }
+        self._sent = {
+            key: Curve((s.shape[1], s.median) for s in calibration.collectives if (s.name, s.shape[0]) == key)
+            for key in {(s.name, s.shape[0]) for s in calibration.collectives}
+        }
+        self._factors: dict[tuple[str, int, int], tuple[float, Source]] = {}
+
+    def _spent(self, what: str, rank: int) -> float:
+        found = self._own.get(what)
+        return found if found is not None else super()._spent(what, rank)
+
+    def local(self, op: Op, rank: int) -> Cost:
+        """Host work of kinds that were timed is `measured`."""
+        cost = super().local(op, rank)
+        if op.kind == "host" and cost.source != "measured":
+            works = [work for work in op.works if isinstance(work, HostWork)]
+            if works and all(work.seconds or work.what in self._own for work in works):
+                return replace(cost, source="measured")
+        return cost
+
+    def _looked_up(self, work: Work, gpu: Gpu) -> Cost:
+        seconds, source = self._table.price(work)
+        if source != "measured":
+            return super()._looked_up(work, gpu)
+        # Timed under a training's load, only the slowest board of several is slower; as a short benchmark, training is too.
+        mean = kernel_cost(work, gpu, self.framework.attention_efficiency, self._calibration.loaded).seconds
+        slowest = kernel_cost(work, gpu, self.framework.attention_efficiency, True, self._board).seconds
+        return Cost(seconds * slowest / mean if mean > 0 else seconds, "measured")
+
+    def _copy(self, op: Op, rank: int) -> Cost:
+        cost = super()._copy(op, rank)
+        way, how = "d2h" if "d2h" in op.lane else "h2d", "pageable" if op.how == "pageable" else "pinned"
+        curve = self._copies.get(f"{way}.{how}")
+        if curve is None or not cost.uses or not op.bytes or op.how in ("disk", "store"):
+            return cost
+        seconds, inside = curve.at(op.bytes)
+        if how == "pageable":  # timed on the host, which launches it too
+            seconds = max(seconds - cost.host, 0.5 * seconds)
+        uses = tuple((link, min(rate, op.bytes / seconds)) for link, rate in cost.uses)
+        return replace(cost, seconds=seconds, latency=min(cost.latency, seconds), uses=uses, source="measured" if inside else "fitted")
+
+    def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
+        """As the model's, by the factor that was measured, where NCCL chose the algorithm."""
+        cost = super().collective(op, members, siblings)
+        if op.lane == HOST or op.works or op.how not in ("", "auto"):
+            return cost
+        return self._scaled(cost, op.name, op.bytes, members)
+
+    def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
+        """The same of what goes from one GPU to another."""
+        cost = super().message(op, source, target, siblings)
+        return cost if op.lane == HOST else self._scaled(cost, "send", op.bytes, (source, target))
+
+    def _scaled(self, cost: Cost, name: str, size: int, members: tuple[int, ...]) -> Cost:
+        """Longer or shorter by what was measured over as many ranks of as many nodes."""
+        if (name, len(members)) not in self._sent or self._nodes(members) != self._nodes(tuple(range(len(members)))):
+            return cost
+        factor, source = self._factor_of(name, size, len(members))
+        uses = tuple((link, amount / factor) for link, amount in cost.uses)
+        return replace(cost, seconds=cost.seconds * factor, latency=cost.latency * factor, uses=uses, source=source)
+
+    def _nodes(self, members: tuple[int, ...]) -> int:
+        return len({self.topology.node(rank) for rank in members})
+
+    def _factor_of(self, name: str, size: int, count: int) -> tuple[float, Source]:
+        """Measured over modelled seconds of the first `count` ranks; beyond the sizes measured that of the nearest. The others ran it at the
+        same moment, in groups of as many."""
+        found = self._factors.get((name, size, count))
+        if found is None:
+            curve = self._sent[name, count]
+            near = round(min(max(size, curve.sizes[0]), curve.sizes[-1]))
+            ranks, siblings = tuple(range(count)), max(1, self._calibration.ranks // count)
+            model = kept_message(near, 0, 1, self.topology, siblings) if name == "send" else kept_collective(
+                name, near, ranks, self.topology, "auto", siblings
+            )  # fmt: skip
+            factor = curve.at(near)[0] / model.seconds if model.seconds > 0 else 1.0
+            found = self._factors[name, size, count] = factor, "measured" if near == size else "fitted"
+        return found

@@ -1,0 +1,166 @@
+"""A GPU's calibration prices all that it has points for: host, copies, collectives, messages, and kernels as they were timed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.bind import Setting, bind
+from sim.cost.calibrated import CalibratedPricer
+from sim.cost.calibration import Calibration, Sample, load_calibration, save_calibration
+from sim.cost.cpu import prices
+from sim.cost.gpu_pricer import GpuPricer
+from sim.cost.host import host_seconds
+from sim.framework import load_framework
+from sim.predict import predict
+from sim.pricer import pricer_for
+from sim.program import COMPUTE, HOST, Op
+from sim.work import Attention, Gemm, HostWork
+from topologies.devices import gpu
+from topologies.load import load_topology
+
+PLAN: dict[str, Any] = {
+    "model": {"family": "decoder", "name": "g", "layers": 2, "hidden": 1024, "heads": 8, "vocab": 4096, "dropout": 0.0},
+    "seq_len": 1024, "batch": {"micro": 2}, "parallel": {"dp_replicate": 8},
+}  # fmt: skip
+H100 = gpu("h100-sxm")
+MIB = 1 << 20
+HOST_ROWS = {"kernel": 20e-6, "collective": 90e-6, "event": 3e-6, "copy": 15e-6, "autograd": 11e-6, "log": 1.0, "optimizer_step": 1.0}
+
+
+def calibrated(ranks: int = 8, loaded: bool = True, **tables: tuple[Sample, ...]) -> Calibration:
+    return Calibration(device="cuda", date="2026", machine="test", cores=8, ranks=ranks, threads=1, loaded=loaded, tables=tables)
+
+
+def row(name: str, shape: tuple[int, ...], seconds: float, dtype: str = "") -> Sample:
+    return Sample(name, dtype, shape, seconds, seconds, seconds, 9)
+
+
+HOSTED = calibrated(host=tuple(row(name, (), seconds) for name, seconds in HOST_ROWS.items()))
+
+
+def pricers(calibration: Calibration, on: str = "dgx-h100", plan: dict[str, Any] = PLAN) -> tuple[CalibratedPricer, GpuPricer]:
+    setting: Setting = bind(plan, on)
+    return CalibratedPricer(setting.topology, setting.framework, calibration), GpuPricer(setting.topology, setting.framework)
+
+
+def test_the_hosts_share_is_the_machines_own() -> None:
+    own, catalog = pricers(HOSTED)
+    product = Op("p", "compute", COMPUTE, (Gemm(128, 128, 128),))
+    assert own.local(product, 0).host == 20e-6 and catalog.local(product, 0).host != 20e-6
+    assert own.local(Op("c", "collective", "comm.dp", name="all_reduce", bytes=4, group="dp"), 0).host == 90e-6
+    assert own.local(Op("e", "record", COMPUTE, event="x"), 0).host == 3e-6
+    assert own.local(Op("d", "copy", "copy.h2d", bytes=MIB, how="pinned"), 0).host == 15e-6
+    nodes = Op("n", "host", HOST, (HostWork("autograd", 2), HostWork("node", 3)))
+    assert (own.local(nodes, 0).seconds, own.local(nodes, 0).source) == (pytest.approx(55e-6), "measured")
+    assert catalog.local(nodes, 0).source == "fitted"
+
+
+def test_what_holds_more_than_the_work_itself_stays_as_the_catalog_says() -> None:
+    """`.item()` was timed with its copy, an optimizer's call with its launches: a program has these as ops of their own."""
+    own, catalog = pricers(HOSTED)
+    for what in ("log", "optimizer_step", "module"):
+        op = Op("h", "host", HOST, (HostWork(what),))
+        assert own.local(op, 0) == catalog.local(op, 0)
+
+
+def test_only_eager_python_was_timed() -> None:
+    """A compiled framework's launches are others."""
+    framework = load_framework("maxtext")
+    assert framework.host != "python"
+    priced = CalibratedPricer(load_topology("dgx-h100"), framework, HOSTED)
+    cpu = load_topology("dgx-h100").host(0)
+    assert priced._spent("kernel", 0) == host_seconds("kernel", priced.host, cpu)
+
+
+@pytest.mark.parametrize(
+    ("size", "source", "seconds"), [(MIB, "measured", 1e-4), (4 * MIB, "measured", 4e-4), (16 * MIB, "fitted", 1.6e-3)]
+)
+@pytest.mark.parametrize("how", ["pinned", "pageable"])
+def test_copies_take_what_they_took(size: int, source: str, seconds: float, how: str) -> None:
+    rows = tuple(row(f"h2d.{how}", (n,), t) for n, t in ((MIB, 1e-4), (4 * MIB, 4e-4)))
+    own, catalog = pricers(calibrated(copy=rows))
+    op, back = (Op("c", "copy", lane, bytes=size, how=how) for lane in ("copy.h2d", "copy.d2h"))
+    cost, plain = own.local(op, 0), catalog.local(op, 0)
+    launch = plain.host if how == "pageable" else 0.0
+    assert (cost.seconds, cost.source, cost.host) == (pytest.approx(seconds - launch), source, plain.host)
+    assert [link for link, _ in cost.uses] == [link for link, _ in plain.uses]
+    assert all(rate <= size / cost.seconds * 1.001 for _, rate in cost.uses), "no more than it copies"
+    assert own.local(back, 0) == catalog.local(back, 0), "the other way was not timed"
+
+
+def collective(size: int, how: str = "", lane: str = "comm.dp") -> Op:
+    return Op("c", "collective", lane, name="all_reduce", bytes=size, group="dp", how=how)
+
+
+@pytest.mark.parametrize("size", [MIB, 2 * MIB, 64 * MIB])
+def test_collectives_are_as_much_longer_as_they_were(size: int) -> None:
+    plain = pricers(calibrated())[1]
+    members, sizes = tuple(range(8)), (MIB, 4 * MIB)
+    rows = tuple(row("all_reduce", (8, n), 3.0 * plain.collective(collective(n), members, 1).seconds) for n in sizes)
+    own, catalog = pricers(calibrated(collective=rows))
+    found, model = own.collective(collective(size), members, 1), catalog.collective(collective(size), members, 1)
+    assert found.seconds == pytest.approx(3.0 * model.seconds, rel=0.2 if size == 2 * MIB else 1e-6)
+    assert found.latency / found.seconds == pytest.approx(model.latency / model.seconds)
+    assert [amount for _, amount in found.uses] == pytest.approx([amount * model.seconds / found.seconds for _, amount in model.uses])
+    assert found.source == ("measured" if size <= 4 * MIB else "fitted")
+
+
+def test_collectives_of_other_groups_and_algorithms_are_the_models() -> None:
+    own, catalog = pricers(
+        calibrated(collective=(row("all_reduce", (8, MIB), 1.0),)), "2x dgx-h100", PLAN | {"parallel": {"dp_replicate": 16}}
+    )
+    for op, members in (
+        (collective(MIB), tuple(range(4))),  # not so many
+        (collective(MIB), tuple(range(0, 16, 2))),  # as many, of two nodes
+        (collective(MIB, "ring"), tuple(range(8))),
+        (collective(MIB, lane=HOST), tuple(range(8))),
+    ):
+        assert own.collective(op, members, 1) == catalog.collective(op, members, 1)
+    assert own.collective(collective(MIB), tuple(range(8, 16)), 1).seconds == pytest.approx(1.0), "the other node's"
+
+
+def test_messages_too() -> None:
+    own, catalog = pricers(calibrated(collective=(row("send", (2, MIB), 1e-3), row("send", (2, 4 * MIB), 4e-3))))
+    op = Op("m", "send", "comm.pp", bytes=MIB, group="pp", peer=1)
+    assert own.message(op, 2, 3, 1).seconds == pytest.approx(
+        1e-3 * catalog.message(op, 2, 3, 1).seconds / catalog.message(op, 0, 1, 4).seconds
+    )
+    assert own.message(op, 2, 3, 1).source == "measured"
+
+
+CORNERS = tuple(row("fwd", (m, n, k), 1e-13 * m * n * k, "bf16") for m in (256, 8192) for n in (256, 8192) for k in (256, 8192))
+PRODUCT = Gemm(4096, 4096, 4096, "bf16")
+
+
+def test_what_was_timed_under_load_is_not_slowed_once_more() -> None:
+    """A short benchmark is: a training's clock is lower than its."""
+    alone = PLAN | {"parallel": {}}
+    loaded, short = (pricers(calibrated(1, loaded, gemm=CORNERS), plan=alone)[0].kernel(PRODUCT, H100) for loaded in (True, False))
+    assert loaded.seconds == pytest.approx(1e-13 * 4096**3) and loaded.source == "measured"
+    assert short.seconds > 1.1 * loaded.seconds
+
+
+def test_of_several_boards_the_slowest_is_waited_for() -> None:
+    setting = bind(PLAN, "dgx-h100")
+    same, slow = (
+        CalibratedPricer(setting.topology, setting.framework, calibrated(gemm=CORNERS), board=board).kernel(PRODUCT, H100)
+        for board in (1.0, 0.9)
+    )
+    assert 1.05 < slow.seconds / same.seconds < 1 / 0.9 + 1e-6
+
+
+def test_a_gpus_kernel_is_no_shorter_than_its_launch_only_on_a_cpu() -> None:
+    rows = tuple(row("fwd", (1, 1, s, d), 1e-12 * s * s * d, "bf16") for s in (64, 1024) for d in (32, 128))
+    table = prices(calibrated(attention=rows, host=(row("kernel", (), 1.0),)))
+    assert table.price(Attention(1, 1, 1, 256, 256, 64))[0] < 1e-3
+
+
+def test_a_prediction_rests_on_all_of_it(tmp_path: Path) -> None:
+    save_calibration(HOSTED, tmp_path / "c.toml")
+    assert load_calibration(tmp_path / "c.toml").loaded
+    assert isinstance(pricer_for(bind(PLAN, "dgx-h100"), tmp_path / "c.toml"), CalibratedPricer)
+    slow, plain = (predict(PLAN, "dgx-h100", calibration=path) for path in (tmp_path / "c.toml", None))
+    assert slow.step_time_s > 1.5 * plain.step_time_s, "launches take more than twice as long here"
