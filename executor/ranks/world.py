@@ -27,6 +27,8 @@ except ModuleNotFoundError:
     raise
 
 
+NCCL = "cpu:gloo,cuda:nccl"
+"""The backends of ranks that have a GPU each: objects and clocks' stamps are host memory."""
 _HEAP = 256 << 20
 """Bytes by which a CPU rank's heap grows, at most, until small tensors have found places that split none of the large ones' (found on the
 plans of `here`: some 4 to 50 MiB)."""
@@ -110,7 +112,7 @@ def joined(place: Place, folder: Path, stall: float, beat: Beat, port_file: Path
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = _meeting(place, limit, stall, port_file)
     nccl = world.backend == "nccl"
-    backend = "cpu:gloo,cuda:nccl" if nccl else "cpu:gloo,cuda:gloo" if world.shared else "gloo"
+    backend = NCCL if nccl else "cpu:gloo,cuda:gloo" if world.shared else "gloo"
     # NCCL connects at once, group by group in the order of all ranks, where a device is named. One rank alone meets nobody: most of its plans
     # never call NCCL, and should not die where it cannot start.
     device = world.device if nccl and place.world > 1 else None

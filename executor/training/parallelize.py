@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from executor.ranks.world import World
+from executor.ranks.world import NCCL, World
 from executor.training.models.build import ends_of
 from sim.framework import Framework
 from sim.plan import Plan
@@ -29,9 +29,14 @@ if TYPE_CHECKING:
 def device_mesh(plan: Plan, world: World) -> DeviceMesh:
     """torch's mesh with the plan's axes, outermost first as `sim.mesh` orders them."""
     mesh = mesh_of(plan)
+    sizes = {name: mesh.sizes.get(name, 1) for name in mesh.order}
+    # Unsaid, torch would split the groups of an axis off the world's, gloo's too. gloo's split takes the process's first gloo group for the
+    # world's and dies of any later one (pytorch issue 192106), as after a probe of ranks that a launcher started. Groups of an axis that has a
+    # backend of its own are made one by one.
+    own: dict[Any, Any] = {name: NCCL for name, size in sizes.items() if size != world.size} if world.backend == "nccl" else {}
     # Ranks that share a GPU talk through gloo alone: a mesh of "cuda" might make groups of NCCL, which refuses them.
     return init_device_mesh(
-        "cpu" if world.shared else world.kind, tuple(mesh.sizes.get(name, 1) for name in mesh.order), mesh_dim_names=tuple(mesh.order)
+        "cpu" if world.shared else world.kind, tuple(sizes.values()), mesh_dim_names=tuple(sizes), backend_override=own or None
     )
 
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from executor.ranks.beat import Beat
 from executor.ranks.environment import SHARED, Place, own_gpu, sharing
 from executor.ranks.world import World, joined, set_precision
+from executor.training import parallelize
 from executor.training.handover import Handover
 from executor.training.parallelize import sharded_alone
 from executor.training.trainer import drop_others
@@ -119,6 +120,24 @@ def test_one_rank_is_sharded_where_the_plan_says_so() -> None:
     assert sharded_alone(load_plan({"model": "gpt2-124m", "parallel": {"zero": 3}}))
     assert not sharded_alone(load_plan({"model": "gpt2-124m"}))
     assert not sharded_alone(load_plan({"model": "gpt2-124m", "parallel": {"zero": 3, "dp_shard": 2}}))
+
+
+@pytest.mark.parametrize(("kind", "shared", "apart"), [("cuda", False, True), ("cuda", True, False), ("cpu", False, False)])
+def test_axes_of_a_mesh_have_groups_of_their_own_making(
+    kind: str, shared: bool, apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch would split them off the world's, of which gloo's dies where a process joined before (probe, then training, under torchrun)."""
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        parallelize, "init_device_mesh", lambda device, sizes, **more: asked.append({"device": device, "sizes": sizes, **more})
+    )
+    world = alone(tmp_path, kind)
+    world.size, world.shared, world.backend = 8, shared, "nccl" if apart else "gloo"
+    parallelize.device_mesh(load_plan({"model": "gpt2-124m", "parallel": {"dp_replicate": 8}}), world)
+    (mesh,) = asked
+    assert mesh["device"] == ("cuda" if apart else "cpu") and sorted(mesh["sizes"]) == [1, 1, 1, 1, 8]
+    others = set(mesh["mesh_dim_names"]) - {"dp_replicate"}
+    assert mesh["backend_override"] == (dict.fromkeys(others, "cpu:gloo,cuda:nccl") if apart else None), "the whole world's is there"
 
 
 def test_other_ranks_stages_take_no_memory() -> None:
