@@ -3,6 +3,9 @@
 Times of ops come from events around each, read after the pass; nothing synchronises inside it but what the program says. A kernel's span
 begins when its stream is free and the host has come to it, so where the host is late the span holds the launch as well. Two events around
 each op take some microseconds of the host and one or two of the device: passes whose steps are timed have none but at the steps' ends.
+
+What the player itself spends on an op, a microsecond or two, would come on top of the program's host ops where launches are what a step waits
+for: it is timed once, and the next host op is so much shorter.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 
 from executor.arena import Arena, free_memory, of_gpu
 from executor.kernels.bodies import Body, body, spin
@@ -25,6 +29,8 @@ from sim.program import HOST, MEETING, Call, Op, Program
 
 _DEVICE = ("compute", "copy", "collective", "send", "recv")
 _FILE = ("disk", "store")
+_ROUNDS, _OPS = 5, 100
+"""Of ops that do nothing, by which the player's own time is told."""
 Pair = tuple[torch.cuda.Event, torch.cuda.Event]
 
 
@@ -46,6 +52,8 @@ class StreamPlayer(Player):
         self._queued = {id(op) for _, op in program.ops(world.rank, HOST) if op.lane != HOST and op.kind in _DEVICE and op.how not in _FILE}
         """id(op) of what is launched on a stream."""
         self._tags: Counter[tuple[str, str, int]] = Counter()
+        self._own, self._owed = 0.0, 0.0
+        """Host seconds that the player spends on an op beside what the op does, and those that no host op has been shortened by yet."""
         groups = make_groups(program, world.rank, apart=world.kind == "cuda")
         connect(program, groups, world.rank, world.device)
         arena = of_gpu(world.device, free_memory(world.device), 2 << 30)
@@ -58,7 +66,36 @@ class StreamPlayer(Player):
                     self._bodies[id(op)] = self._make(op, arena, groups, seconds, file)
                     world.beat.touch()
             self._to(HOST)
+        self._own = self._overhead()
         self._cuda.synchronize()
+
+    def _overhead(self) -> float:
+        """Of an op that does nothing, by the fastest of some rounds: Python's own housekeeping comes between."""
+        found, at = next(iter(self._program.ops(self._world.rank, HOST)))
+        op = replace(at, kind="compute", lane=next(iter(self._streams), HOST), blocking=False)
+        if op.lane == HOST:
+            return 0.0
+        self._bodies[id(op)] = lambda: None
+        self._queued.add(id(op))
+        rounds = [self._round([(found, op)] * _OPS) for _ in range(_ROUNDS)]
+        self._queued.discard(id(op))
+        del self._bodies[id(op)]
+        self._to(HOST)
+        return min(rounds)
+
+    def _round(self, ops: list[tuple[Call, Op]]) -> float:
+        begin, host = now(), list[tuple[float, float]]()
+        for call, op in ops:
+            start = now()
+            self._one(call, op, 0, None)
+            host.append((start, now()))
+        return (now() - begin) / len(ops)
+
+    def _spin(self, length: float) -> None:
+        """As long as a host op lasts, less what the player has spent on the ops before."""
+        paid = min(length, self._owed)
+        self._owed -= paid
+        spin(length - paid)
 
     def _to(self, lane: str) -> None:
         """Makes a lane's stream the current one: changing it costs microseconds, so only where it is another."""
@@ -73,7 +110,7 @@ class StreamPlayer(Player):
             return calls[0] if len(calls) == 1 else lambda: [call() for call in calls]
         if op.kind == "host":
             length = seconds(op)
-            return lambda: spin(length)
+            return lambda: self._spin(length)
         if op.kind == "copy":
             return self._copy(op, arena, file)
         if op.kind in MEETING:
@@ -109,7 +146,7 @@ class StreamPlayer(Player):
         zero = self._cuda.event()
         zero.record()
         zero.synchronize()
-        origin = now()
+        origin, self._owed = now(), 0.0
         host: list[tuple[float, float]] = []
         marks: list[tuple[int, torch.cuda.Event]] = []
         if watched and not self._pairs:
@@ -118,6 +155,7 @@ class StreamPlayer(Player):
             start = now()
             self._one(call, op, turn, self._pairs[i] if watched else None)
             host.append((start, now()))
+            self._owed += self._own if op.lane != HOST else 0.0
             if i + 1 == len(ops) or ops[i + 1][0].step != call.step:
                 marks.append((call.step, self._step_end()))
                 self._world.beat.phase(f"turn {turn}, step {call.step}")

@@ -130,3 +130,20 @@ def test_watched_passes_give_spans_and_the_others_steps(tmp_path: Path, monkeypa
     found = play.play(alone(tmp_path, "cuda"), asked[0])
     assert found.step_times == [1.0] * 5
     assert len(found.spans) == len(list(program.ops(0, HOST))) and {span.end - span.start for span in found.spans} == {2.0}
+
+
+def test_what_the_player_spends_itself_is_taken_off_the_next_host_op(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two microseconds an op would make every launch-bound step longer than its program."""
+    player, _, ops, _, _ = _play(BASE, tmp_path)
+    assert 1e-7 < player._own < 1e-3
+    spun: list[float] = []
+    monkeypatch.setattr("executor.players.streams.spin", spun.append)
+    player._own, player._owed = 2e-6, 5e-6
+    player._spin(3e-6)
+    player._spin(10e-6)
+    assert spun == [pytest.approx(0.0, abs=1e-12), pytest.approx(8e-6)], "never less than nothing: what is left is taken off the next"
+    spun.clear()
+    player.run(ops, 2, watched=False)
+    length = [op for _, op in ops if op.kind == "host"]
+    assert len(spun) == len(length) and player._owed > 0, "host ops here last nothing, so that all is owed"
+    assert player._owed == pytest.approx(2e-6 * sum(op.lane != HOST for _, op in ops))
