@@ -39,7 +39,7 @@ class World:
 
     def __init__(self, place: Place, folder: Path, stall: float, beat: Beat) -> None:
         self.rank, self.size, self.local_rank = place.rank, place.world, place.local_rank
-        self.one_host, self._local = place.local_world == place.world, place.local_world
+        self.one_host, self.local_size = place.local_world == place.world, place.local_world
         self.folder, self.stall, self.beat = folder, stall, beat
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         self.shared = bool(os.environ.get(SHARED)) and count > 0
@@ -58,7 +58,7 @@ class World:
     @property
     def crowded(self) -> bool:
         """The ranks of this host have more threads than it has cores for them."""
-        return self.kind == "cpu" and self._local * torch.get_num_threads() > cores()
+        return self.kind == "cpu" and self.local_size * torch.get_num_threads() > cores()
 
     @property
     def backend(self) -> str:
@@ -74,7 +74,7 @@ class World:
             from executor.arena import free_memory  # wants torch, whose absence is said above
 
             grown = max(_HEAP, 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 2)
-            touched = b"\1" * min(grown, free_memory(self.device) // (4 * self._local))
+            touched = b"\1" * min(grown, free_memory(self.device) // (4 * self.local_size))
             del touched
 
     def synchronize(self) -> None:

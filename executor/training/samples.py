@@ -6,6 +6,7 @@ Sample i is the same for every split of a plan (`executor.training.examples`), s
 from __future__ import annotations
 
 import ctypes
+import shutil
 import signal
 import sqlite3
 import sys
@@ -22,6 +23,7 @@ from executor.training.examples import Pair, example_of
 from sim.model.specs.spec import ModelSpec
 from sim.plan import Plan
 from topologies.errors import RunFailed
+from topologies.units import show_size
 
 
 class Samples(Dataset[Pair]):
@@ -97,6 +99,22 @@ def _quiet_worker(_: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     torch.set_num_threads(1)
+
+
+_SHARED = Path("/dev/shm")
+"""Where Linux keeps what processes share: the workers' batches."""
+
+
+def check_shared(plan: Plan, samples: Samples, ranks: int) -> None:
+    """Raises `RunFailed` where the batches that loader workers of so many ranks hold ready do not fit into shared memory: a worker would die of
+    a bus error. Containers have 64 MiB of it unless they are told otherwise."""
+    need = plan.data.workers * plan.data.prefetch * plan.batch.micro * sum(tensor.nbytes for tensor in samples.ready[0]) * ranks
+    room = shutil.disk_usage(_SHARED).total if need and _SHARED.is_dir() else need
+    if need > room:
+        raise RunFailed(
+            f"{ranks * plan.data.workers} loader workers hold batches of {show_size(need)} ready, and {_SHARED} has {show_size(room)}. Start the "
+            "container with more shared memory (--shm-size, --ipc=host), or use fewer data.workers"
+        )
 
 
 def loader_of(plan: Plan, samples: Samples, data_rank: int, steps: int, cuda: bool) -> DataLoader[Pair]:

@@ -20,7 +20,7 @@ from executor.training.models.build import loss_of, memory_format, model_for, re
 from executor.training.optimizers import optimizer_of
 from executor.training.parallelize import clip, device_mesh, parallel_loss, parallelize, sharded_alone, whole
 from executor.training.precision import Mixed
-from executor.training.samples import Samples, loader_of
+from executor.training.samples import Samples, check_shared, loader_of
 from sim.bind import model_of, shape_of
 from sim.framework import framework_of
 from sim.model.specs.decoder import Decoder
@@ -80,6 +80,7 @@ class Trainer:
     def _reads(self) -> Iterator[Pair]:
         """The rank's micro-batches as they are read: its loader's workers begin."""
         samples = Samples(self.plan, self.spec, self.seq, self.data, self.steps * self.plan.microbatches * self.plan.batch.micro)
+        check_shared(self.plan, samples, self.world.local_size)
         return iter(loader_of(self.plan, samples, self.data_rank, self.steps, self.world.kind == "cuda"))
 
     def batches(self) -> Iterator[Pair]:

@@ -128,6 +128,6 @@ class Beat:
 def alone(folder: Path, kind: str = "cpu") -> Any:
     """A world of one rank whose device is the CPU; `kind`: what it says of itself."""
     return SimpleNamespace(
-        rank=0, size=1, local_rank=0, one_host=True, shared=False, kind=kind, device=torch.device("cpu"), folder=folder, stall=20.0, beat=Beat(),
+        rank=0, size=1, local_rank=0, local_size=1, one_host=True, shared=False, kind=kind, device=torch.device("cpu"), folder=folder, stall=20.0, beat=Beat(),
         synchronize=lambda: None, barrier=lambda: None, touch_memory=lambda: None, crowded=False, backend="nccl" if kind == "cuda" else "gloo",
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from executor.files import write_samples
 from executor.ranks.launch import launch, partial_steps
 from executor.stock import Request, StockResult, comm_class, run_stock
+from executor.training.samples import Samples, check_shared
+from sim.bind import model_of
 from sim.files.planfile import load_plan
 from sim.plan import Plan
 from sim.predict import predict
@@ -193,3 +196,17 @@ def test_more_steps_take_no_more_memory(tmp_path: Path) -> None:
     plan = _plan({}, 8, {**MODEL, "layers": 1, "vocab": 65536})  # logits of 32 MiB
     few, many = (run_stock(plan, tmp_path / str(steps), steps=steps, warmup=6, profile=0, stall=60).memory for steps in (2, 22))
     assert many - few < 200 << 20  # of 20 such tensors less than a third
+
+
+def test_batches_that_do_not_fit_into_shared_memory_are_refused_before_a_worker_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = load_plan({"model": {"family": "mlp", "widths": [1024, 8]}, "precision": "fp32", "batch": {"micro": 16}, "data": {"workers": 4}})
+    samples = Samples(plan, model_of(plan), 1, tmp_path, 1)  # type: ignore[arg-type]
+    each = 4 * 2 * 16 * (1024 + 8) * 4
+    monkeypatch.setattr("executor.training.samples.shutil.disk_usage", lambda _: SimpleNamespace(total=2 * each))
+    check_shared(plan, samples, 2)
+    with pytest.raises(RunFailed, match=r"12 loader workers hold batches of 1\.512 MiB ready, and /dev/shm has 1\.008 MiB.*--shm-size"):
+        check_shared(plan, samples, 3)
+    monkeypatch.setattr("executor.training.samples.shutil.disk_usage", lambda _: SimpleNamespace(total=0))
+    check_shared(load_plan({"model": "gpt2-124m", "data": {"workers": 0}}), samples, 3)
