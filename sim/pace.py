@@ -36,7 +36,7 @@ def board_clock(setting: Setting) -> float:
         return slowest(plan.world)
     mesh = mesh_of(plan)
     devices = tuple(setting.topology.device(mesh.rank({"pp": at})) for at in range(p.pp))
-    split = (plan.world, p.virtual_stages, p.schedule, p.stages, plan.memory, plan.task)
+    split = (plan.world, p.virtual_stages, p.schedule, p.actions, p.stages, plan.memory, plan.task)
     key = (id(setting.network), *map(id, devices), setting.framework.attention_efficiency, assumed(), *split)
     known = _KNOWN.get(key)
     if known is None:

@@ -16,7 +16,11 @@ Capacity = Annotated[float, msgspec.Meta(ge=0.0, le=1000.0)]
 
 Task = Literal["train", "finetune", "lora", "forward"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "fp4", "nvfp4"]
-ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe"]
+ScheduleName = Literal["gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-v", "dualpipe", "csv"]
+LOOPS = ("interleaved", "looped-bfs", "zb-h1")
+"""Schedules of `virtual_stages` stages a rank, dealt out round and round."""
+VEES = ("zb-v", "dualpipe")
+"""Schedules of two stages a rank, one on the way there and one on the way back."""
 Module = Literal["core_attn", "layernorm", "mla_up_proj", "moe_act", "mlp", "shared_experts", "moe"]
 
 
@@ -53,8 +57,12 @@ class Parallel(_Section, frozen=True, kw_only=True):
     """Tensor-parallel collectives pipelined with their GEMMs (user buffers, async TP)."""
     pp: Count = 1
     schedule: ScheduleName = "1f1b"
+    """The order of a pipeline's work. A file `schedule = "mine.csv"` (torch.distributed.pipelining's, compute-only; torchtitan's
+    pipeline_parallel_schedule_csv) is read with the plan: it becomes `csv`, and what it says `actions`."""
+    actions: tuple[str, ...] = ()
+    """schedule = "csv": for each pipeline rank what it computes, in order, by comma (`0F0,0F1,0B0,0B1`)."""
     virtual_stages: Count = 1
-    """Model chunks per pipeline rank (interleaved)."""
+    """Model chunks per pipeline rank (interleaved, looped-bfs, zb-h1; zb-v and dualpipe have two, a file's own say how many)."""
     stages: tuple[Natural, ...] | None = None
     """Layers of each stage, first to last, where they are uneven. 0 for the first or the last: it holds the embedding or the head alone."""
     cp: Count = 1
@@ -70,8 +78,8 @@ class Parallel(_Section, frozen=True, kw_only=True):
 
     @property
     def chunks(self) -> int:
-        """Stages that each pipeline rank holds: `virtual_stages`, two with DualPipe-V, one without a pipeline."""
-        return 1 if self.pp == 1 else 2 if self.schedule == "dualpipe" else self.virtual_stages
+        """Stages that each pipeline rank holds: `virtual_stages`, two in a V, one without a pipeline."""
+        return 1 if self.pp == 1 else 2 if self.schedule in VEES else self.virtual_stages
 
 
 class Memory(_Section, frozen=True, kw_only=True):

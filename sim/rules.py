@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from sim.framework import load_framework, sharding_of
+from sim.lower.schedule.reading import written_of
 from sim.mesh import AXES, Mesh
-from sim.plan import Plan, Update
+from sim.plan import LOOPS, VEES, Parallel, Plan, Update
 from topologies.errors import BadInput, Refused
 
 MOST_MICROBATCHES = 100_000
@@ -40,18 +41,49 @@ def check(plan: Plan) -> Plan:
             f"batch.global = {plan.global_batch} makes {plan.microbatches:,} micro-batches in a step; at most {MOST_MICROBATCHES:,} are "
             "simulated. Raise batch.micro or the data-parallel ranks, or lower batch.global"
         )
-    if p.virtual_stages > 1 and p.schedule not in ("interleaved", "dualpipe"):
-        raise Refused(f'parallel.virtual_stages = {p.virtual_stages} needs schedule = "interleaved", not "{p.schedule}"')
-    if p.schedule == "interleaved" and p.pp > 1 and p.virtual_stages > 1 and plan.microbatches % p.pp:
-        raise Refused(
-            f"the interleaved schedule needs micro-batches ({plan.microbatches}) in multiples of pp = {p.pp}; change batch.global or batch.micro"
-        )
+    _check_schedule(p, plan.microbatches)
     if p.stages is not None:
         _check_stages(p.stages, p.pp, p.chunks)
     _check_update(plan.update)
     if plan.update.mode != "sync":
         _check_whole(plan)
     return plan
+
+
+def _check_schedule(p: Parallel, microbatches: int) -> None:
+    """What its schedule says of a pipeline's other sizes."""
+    if p.schedule == "csv" or p.actions:
+        _check_written(p, microbatches)
+    elif p.virtual_stages > 1 and p.schedule not in (*LOOPS, *VEES):
+        raise Refused(
+            f'parallel.virtual_stages = {p.virtual_stages} needs schedule = "{LOOPS[0]}", not "{p.schedule}" (or {", ".join(LOOPS[1:])})'
+        )
+    elif p.schedule in ("interleaved", "zb-h1") and p.pp > 1 and p.virtual_stages > 1 and microbatches % p.pp:
+        raise Refused(
+            f"the {p.schedule} schedule needs micro-batches ({microbatches}) in multiples of pp = {p.pp}; change batch.global or batch.micro"
+        )
+
+
+def _check_written(p: Parallel, microbatches: int) -> None:
+    """A schedule of one's own is for the pipeline that it is written for."""
+    if p.schedule != "csv" or not p.actions:
+        raise BadInput(
+            'parallel.actions and schedule = "csv" belong together, as a plan has them that has read schedule = "mine.csv". '
+            f'This one has schedule = "{p.schedule}" {"and" if p.actions else "without"} actions'
+        )
+    written = written_of(p.actions)
+    for key, says, has in (
+        ("parallel.pp", p.pp, len(p.actions)),
+        ("parallel.virtual_stages", p.virtual_stages, written.chunks),
+        ("micro-batches of a step", microbatches, written.microbatches),
+    ):
+        if says != has:
+            raise BadInput(
+                f"{key} = {says}, but the schedule's file is written for {has}: {len(p.actions)} rows (pipeline ranks) of {written.chunks} "
+                f"stages each, {written.microbatches} micro-batches (batch.global / batch.micro / data-parallel ranks). Change the plan, or the file"
+            )
+    if p.pp == 1:
+        raise Refused('schedule = "csv" orders the work of several ranks: use pp > 1')
 
 
 def _check_whole(plan: Plan) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from sim.lower.schedule.reading import read_rows, written_of
 from sim.plan import Plan
 from sim.rules import check
 from topologies import units
@@ -99,6 +100,8 @@ def _set(tree: dict[str, Any], override: str) -> dict[str, Any]:
         at[key] = dict(inner)
         at = at[key]
     at[keys[-1]] = value
+    if keys == ["parallel", "schedule"]:
+        at.pop("actions", None)  # are those of the schedule before
     return copy
 
 
@@ -154,7 +157,21 @@ def from_tree(tree: dict[str, Any], where: str = "plan") -> Plan:
     _check_names(tree, Plan, where)  # first: `modl = ...` is a slip, and no plan without a model
     if "model" not in tree:
         raise BadInput(f'{where} names no model. Add e.g. model = "llama3-8b" (steptwin plan list shows all)')
-    return _typed(_quantities(tree), where)
+    return _typed(_quantities(_read_schedule(tree)), where)
+
+
+def _read_schedule(tree: dict[str, Any]) -> dict[str, Any]:
+    """A schedule that is named by its file as what the file says: a plan that is kept or sent on needs no file beside it."""
+    parallel = tree.get("parallel")
+    path = parallel.get("schedule") if isinstance(parallel, dict) else None
+    if parallel is None or not isinstance(path, str) or not path.endswith(".csv"):
+        return tree
+    rows = read_rows(Path(path))
+    try:
+        chunks = written_of(rows).chunks
+    except BadInput as error:
+        raise type(error)(f"schedule file {path}: {error}") from None
+    return tree | {"parallel": {"virtual_stages": chunks, **parallel, "schedule": "csv", "actions": list(rows)}}
 
 
 def _typed(tree: dict[str, Any], where: str) -> Plan:
@@ -188,7 +205,8 @@ def _explain(message: str) -> str:
     given = re.search(r"Invalid enum value '(.*?)'", message)
     near = UnknownName("value", given[1], map(str, options)).near if given else []
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    return f"{message}.{hint} Allowed: {', '.join(map(str, options))}"
+    files = ', or the path of a ".csv" file' if path == "parallel.schedule" else ""
+    return f"{message}.{hint} Allowed: {', '.join(map(str, options))}{files}"
 
 
 def dump_tree(plan: Plan) -> dict[str, Any]:

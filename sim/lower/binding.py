@@ -6,6 +6,7 @@ import msgspec
 
 from sim.framework import Framework, sharding_of
 from sim.lower.job import EAGER, Job
+from sim.lower.schedule.placement import splits
 from sim.model.parts import Network
 from sim.model.stages import Blocks, layout
 from sim.plan import Plan
@@ -65,8 +66,8 @@ def refuse(job: Job) -> None:
             f"{job.framework.name} runs pipelines with zero = {job.framework.pipeline_zero} at most, not {job.zero}: its engine sums whole "
             f"gradients over the micro-batches. Use zero = {job.framework.pipeline_zero}, pp = 1, or another framework"
         )
-    if job.plan.memory.offload == "activations" and p.schedule == "zb-h1" and p.pp > 1:
-        raise Refused('memory.offload = "activations" needs whole backward passes; zb-h1 splits them. Use schedule = "1f1b"')
+    if job.plan.memory.offload == "activations" and p.pp > 1 and p.schedule != "dualpipe" and splits(job.schedule):
+        raise Refused(f'memory.offload = "activations" needs whole backward passes; {p.schedule} splits them. Use schedule = "1f1b"')
     if job.plan.update.aggregate != "gpu" and (job.zero or p.tp * p.pp * p.cp * p.ep > 1):
         raise Refused(
             f'update.aggregate = "{job.plan.update.aggregate}" sums whole gradients in one place: use it with tp = pp = cp = ep = 1 and zero = 0'

@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from sim.framework import Framework
+from sim.lower.schedule import Name
+from sim.lower.schedule.reading import name_of
 from sim.lower.schedule.shards import by_actions
 from sim.mesh import Mesh
 from sim.model.parts import Network, Part
@@ -90,7 +92,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def unshards(self) -> bool:
         """So are its parameters gathered and freed, as the schedule says."""
-        return self.reduces_apart and by_actions(self.plan.parallel.schedule, self.plan.parallel.virtual_stages)
+        return self.reduces_apart and by_actions(self.schedule, self.plan.parallel.virtual_stages)
+
+    @property
+    def schedule(self) -> Name:
+        """The order of a pipeline's work."""
+        return name_of(self.plan.parallel)
 
     @property
     def owns_tensors(self) -> bool:

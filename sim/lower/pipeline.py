@@ -19,7 +19,7 @@ import msgspec
 
 from sim.lower.job import Job
 from sim.lower.ops import blocks, collective, record, wait
-from sim.lower.schedule import Kind
+from sim.lower.schedule import Kind, goes_back
 from sim.lower.schedule.action import RECEIVES, SENDS, SHARDS
 from sim.lower.schedule.messages import needed, sent
 from sim.lower.schedule.shards import by_actions
@@ -34,16 +34,10 @@ Segments = dict[str, tuple[Op, ...]]
 CLS = "comm.pp"
 
 
-def schedule_of(job: Job) -> str:
-    """Interleaving one stage a rank is plain 1F1B."""
-    p = job.plan.parallel
-    return "1f1b" if p.schedule == "interleaved" and p.virtual_stages == 1 else p.schedule
-
-
 def lines_of(job: Job, step: int) -> tuple[Line, ...]:
     """Every rank's actions and messages in a step; forwards alone where nothing is trained."""
     p = job.plan.parallel
-    return lines(schedule_of(job), p.pp, job.counts[step], p.virtual_stages, job.train, job.reduces_apart)
+    return lines(job.schedule, p.pp, job.counts[step], p.virtual_stages, job.train, job.reduces_apart)
 
 
 class Pipeline:
@@ -53,7 +47,7 @@ class Pipeline:
         self._job, self._segments = job, segments
         self._made: dict[tuple[object, ...], tuple[str, ...]] = {}
         """Segments by sort of turn, in the first step or not: the same for all stages that are alike."""
-        name = schedule_of(job)
+        name = job.schedule
         self._awaits = name == "1f1b" or (name == "gpipe" and job.reduces_apart and not job.unshards)
 
     def turns(self, rank: int, stages: list[StageSegments], step: int) -> Turns:
@@ -130,7 +124,7 @@ class Pipeline:
         """
         ops = self._segments[name]
         cut = next((at for at, op in enumerate(ops) if not op.id.startswith("param/") or (op.kind == "wait" and op.lane == COMPUTE)), 0)
-        if not cut or self._job.zero == 3 or schedule_of(self._job) != "interleaved":
+        if not cut or self._job.zero == 3 or self._job.schedule != "interleaved":
             return (name,)
         return self._halves(name, cut, ".ask", ".take")
 
@@ -157,16 +151,15 @@ def _waits_for_gradients(op: Op) -> bool:
 
 def _lane(job: Job, stage: int, kind: Kind) -> str:
     p = job.plan.parallel
-    if job.device == "cuda" and job.framework.pipeline_actions and by_actions(p.schedule, p.virtual_stages):
+    if job.device == "cuda" and job.framework.pipeline_actions and by_actions(job.schedule, p.virtual_stages):
         return f"comm.pp.{'pair' if p.pp == 2 else 'next' if _peer(job, stage, kind) == 1 else 'prev'}"
     return f"comm.pp.{'fwd' if kind.endswith('F') else 'bwd'}.{kind[:4].lower()}"
 
 
 def _peer(job: Job, stage: int, kind: Kind) -> int:
-    """Activations go to the next rank, gradients to the one before; past the fold of a V the other way."""
+    """Activations go to the next rank, gradients to the one before; on the way back of a V the other way."""
     up = kind in ("SEND_F", "RECV_B")
-    back = job.plan.parallel.schedule == "dualpipe" and stage >= job.size("pp")
-    return 1 if up != back else -1
+    return 1 if up != goes_back(job.schedule, job.size("pp"), stage) else -1
 
 
 def _size(job: Job, stage: int, kind: Kind) -> int:

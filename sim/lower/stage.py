@@ -75,7 +75,7 @@ def stages_of(job: Job) -> tuple[Stage, ...]:
 
 def rank_of(job: Job, stage: int) -> int:
     """Pipeline coordinate of a stage."""
-    return placement.rank_of(job.plan.parallel.schedule, job.plan.parallel.pp, stage)
+    return placement.rank_of(job.schedule, job.plan.parallel.pp, stage)
 
 
 class StageSegments:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from sim.framework import Framework, sharding_of
 from sim.lower.optimizer import muon
 from sim.lower.optimizer.owned import STATES, moment_width, states
+from sim.lower.schedule.reading import name_of
 from sim.lower.schedule.shards import ACTIVE_STAGES, by_actions
 from sim.memory.overhead import constants
 from sim.model.parts import Block, Network
@@ -111,7 +112,7 @@ def _unsharded(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], tie
         freed = max((sum(line[at : at + 1 + p.prefetch]) for at in range(len(line))), default=0)  # no two largest where there is but one
         return found + (sum(block.params for block in blocks if block.kind in ends) + freed) * width
     kept = sorted(sum(block.params for _, block in chunk) for chunk in chunks)
-    if p.pp > 1 and framework.pipeline_actions and by_actions(p.schedule, p.virtual_stages):
+    if p.pp > 1 and framework.pipeline_actions and by_actions(name_of(p), p.virtual_stages):
         kept = kept[-ACTIVE_STAGES:]
     return found + sum(kept) * width
 

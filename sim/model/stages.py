@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from sim.lower.schedule.placement import rank_of
+from sim.lower.schedule.reading import name_of
+from sim.lower.schedule.written import Written
 from sim.model.parts import Block, Network
 from sim.plan import Plan
 from topologies.errors import BadInput, Refused
@@ -12,7 +15,7 @@ Blocks = tuple[tuple[str, Block], ...]
 
 
 def layout(network: Network, plan: Plan) -> tuple[Blocks, ...]:
-    """Blocks of each stage, first to last: pp x virtual_stages of them (dualpipe: 2 pp). `held` says which rank has which.
+    """Blocks of each stage, first to last: pp x virtual_stages of them (zb-v, dualpipe: 2 pp). `held` says which rank has which.
 
     Layers are dealt out evenly (early stages take what is left over), or as `parallel.stages` says; blocks that are
     no layers (embedding, head) stay with the layer beside them, a decoder's embedding with the decoder; the first and the last stage may
@@ -46,10 +49,11 @@ def layout(network: Network, plan: Plan) -> tuple[Blocks, ...]:
 
 
 def held(stages: tuple[Blocks, ...], plan: Plan, rank: int) -> tuple[Blocks, ...]:
-    """The stages of pipeline rank `rank`: every pp-th, or there and back (DualPipe-V)."""
-    if plan.parallel.schedule == "dualpipe" and plan.parallel.pp > 1:
-        return stages[rank], stages[-1 - rank]
-    return stages[rank :: plan.parallel.pp]
+    """The stages of pipeline rank `rank`: every pp-th, or there and back."""
+    if plan.parallel.pp == 1:
+        return stages
+    name = name_of(plan.parallel)
+    return tuple(stage for at, stage in enumerate(stages) if rank_of(name, plan.parallel.pp, at) == rank)
 
 
 def reader(network: Network, stages: Iterable[Blocks]) -> str:
@@ -63,19 +67,37 @@ def in_flight(plan: Plan, rank: int) -> tuple[int, ...]:
 
     gpipe keeps all; 1f1b pp - rank (Narayanan et al. 2021, section 2.2.1); interleaved fills 2 (pp - rank - 1) +
     (chunks - 1) pp and one more, pp of one chunk after the other (Megatron-LM schedules.py); zb-h1 as many as 1f1b's
-    first stage (Qi et al. 2023, table 1); dualpipe 2 pp + 1 over its two chunks, of half the layers each (DualPipe-V).
+    first stage (Qi et al. 2023, table 1), with several stages `pp` more for each further one; zb-v (ibid., section 6) and dualpipe
+    2 pp and 2 pp + 1 over their two chunks, of half the layers each. A schedule of one's own is counted.
     """
     p, total = plan.parallel, plan.microbatches
+    name, chunks = name_of(p), p.virtual_stages
     if p.pp == 1:
         return (1,)
-    if p.schedule == "gpipe":
-        return (total,) * p.virtual_stages
+    if isinstance(name, Written):
+        return fullest(name, rank)
+    if p.schedule in ("gpipe", "looped-bfs"):
+        return (total,) * chunks
+    if p.schedule == "zb-v":
+        return min(total, 2 * p.pp - rank - 1), min(total, rank + 1)
     if p.schedule == "dualpipe":
         return min(total, 2 * p.pp - rank), min(total, rank + 1)
     if p.schedule == "zb-h1":
-        return (min(total, p.pp),)
-    chunks = p.virtual_stages
+        return _dealt(min(total * chunks, p.pp * chunks), p.pp, chunks)
     if chunks == 1:
         return (min(total, p.pp - rank),)
-    begun = min(total * chunks, 2 * (p.pp - rank - 1) + (chunks - 1) * p.pp + 1)
-    return tuple(sum(k // p.pp % chunks == chunk for k in range(begun)) for chunk in range(chunks))
+    return _dealt(min(total * chunks, 2 * (p.pp - rank - 1) + (chunks - 1) * p.pp + 1), p.pp, chunks)
+
+
+def _dealt(begun: int, pp: int, chunks: int) -> tuple[int, ...]:
+    """So many passes, `pp` of one chunk after the other, by chunk."""
+    return tuple(sum(k // pp % chunks == chunk for k in range(begun)) for chunk in range(chunks))
+
+
+def fullest(written: Written, rank: int) -> tuple[int, ...]:
+    """The passes of each chunk that a rank has begun and not finished, where these are most."""
+    now, most = [0] * written.chunks, [0] * written.chunks
+    for action in written.rows[rank]:
+        now[action.stage // len(written.rows)] += (action.kind == "F") - (action.kind in ("B", "W"))
+        most = list(now) if sum(now) > sum(most) else most
+    return tuple(most)

@@ -13,7 +13,7 @@ from sim.framework import sharding_of
 from sim.lower.short import Shortener
 from sim.lower.step import lower
 from sim.pace import board_clock
-from sim.plan import Plan
+from sim.plan import VEES, Plan
 from sim.pricer import pricer_for
 from sim.program import Program
 from sim.rules import mesh_of
@@ -26,8 +26,10 @@ _AHEAD = 0.9
 
 
 def round_of(plan: Plan) -> int:
-    """Micro-batches after which a pipeline's timeline repeats itself."""
+    """Micro-batches after which a pipeline's timeline repeats itself; a schedule of one's own is for as many as it names."""
     p = plan.parallel
+    if p.pp > 1 and p.schedule == "csv":
+        return plan.microbatches
     return 1 if p.virtual_stages == 1 and p.schedule in ("gpipe", "1f1b", "interleaved") else p.pp
 
 
@@ -37,7 +39,7 @@ def warm_of(plan: Plan, count: int) -> int:
     them still do takes from the next step's links."""
     if plan.task == "forward":
         return count
-    taken = 2 * plan.parallel.pp if plan.parallel.schedule == "dualpipe" else 1
+    taken = 2 * plan.parallel.pp if plan.parallel.schedule in VEES else 1
     return min(count, max(round_of(plan), taken)) if plan.parallel.pp > 1 else count
 
 
@@ -134,6 +136,7 @@ def layers_of(plan: Plan) -> bytes:
         dp_shard=1,
         zero=None,
         schedule="1f1b",
+        actions=(),
         virtual_stages=1,
         stages=None,
         reshard_after_forward=True,

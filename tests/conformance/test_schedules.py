@@ -10,7 +10,9 @@ from sim.lower.schedule import KINDS, Action, chunks_of, late, rank_of, schedule
 from tests.conformance.torch_schedules import need_torch_schedules, torch_messages, torch_run, torch_schedule, torch_text, torch_with_comms
 
 GRID = [
-    *(("gpipe", pp, m, v) for pp in (1, 2, 4) for m in (1, 2, 7) for v in (1, 2)),
+    *(("gpipe", pp, m, 1) for pp in (1, 2, 4) for m in (1, 2, 7)),
+    *(("looped-bfs", pp, m, v) for pp in (1, 2, 4) for m in (1, 2, 7) for v in (1, 2, 3)),
+    *(("zb-v", pp, m, 2) for pp in (1, 2, 3, 4, 8) for m in (1, pp, 2 * pp - 2, 2 * pp - 1, 2 * pp, 5 * pp) if m),
     *(("1f1b", pp, m, 1) for pp in (1, 2, 3, 4, 8) for m in (pp, pp + 1, 2 * pp, 3 * pp + 2)),
     *(("interleaved", pp, m, v) for pp in (2, 3, 4) for m in (pp, 2 * pp, 4 * pp) for v in (2, 3)),
     ("interleaved", 4, 10, 2),
@@ -66,7 +68,7 @@ def test_stages_lie_where_torch_puts_them() -> None:
     need_torch_schedules()
     from torch.distributed.pipelining._utils import generate_stage_to_rank_mapping
 
-    for name, style, chunks in (("interleaved", "loop", 3), ("dualpipe", "v", 2)):
+    for name, style, chunks in (("interleaved", "loop", 3), ("looped-bfs", "loop", 2), ("dualpipe", "v", 2), ("zb-v", "v", 2)):
         for pp in (1, 2, 5):
             stages = pp * chunks_of(name, chunks)
             assert {s: rank_of(name, pp, s) for s in range(stages)} == generate_stage_to_rank_mapping(pp, stages, style)

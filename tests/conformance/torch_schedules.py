@@ -15,10 +15,12 @@ from sim.lower.schedule import Action, Kind, rank_of
 from sim.lower.schedule.action import WHOLE
 
 _CLASSES = {
-    "gpipe": ("ScheduleGPipe", "ScheduleLoopedBFS"),
+    "gpipe": ("ScheduleGPipe", ""),
+    "looped-bfs": ("ScheduleLoopedBFS", "ScheduleLoopedBFS"),
     "1f1b": ("Schedule1F1B", ""),
     "interleaved": ("Schedule1F1B", "ScheduleInterleaved1F1B"),
     "zb-h1": ("ScheduleInterleavedZeroBubble", "ScheduleInterleavedZeroBubble"),
+    "zb-v": ("", "ScheduleZBVZeroBubble"),
     "dualpipe": ("", "ScheduleDualPipeV"),
 }
 _SHARDS = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
@@ -49,7 +51,7 @@ def torch_schedule(name: str, pp: int, microbatches: int, chunks: int) -> list[l
     cls = getattr(schedules, _CLASSES[name][chunks > 1])
     if cls is schedules.Schedule1F1B:
         return [[action for action in torch_run(name, pp, microbatches, rank) if action.computes] for rank in range(pp)]
-    if name == "zb-h1" and chunks == 1:
+    if name in ("zb-h1", "looped-bfs") and chunks == 1:
         order = _instance(cls, pp, microbatches, chunks).pipeline_order
         return [_flat(order[rank]) for rank in range(pp)]
     return [_flat(rank) for rank in get_schedule_ops(cls, pp, microbatches, chunks)]

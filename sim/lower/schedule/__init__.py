@@ -13,10 +13,13 @@ from sim.lower.schedule.action import COMPUTES, KINDS, Action, Kind, parse_actio
 from sim.lower.schedule.dualpipe import dualpipe
 from sim.lower.schedule.gpipe import gpipe
 from sim.lower.schedule.interleaved import interleaved
+from sim.lower.schedule.looped_bfs import looped_bfs
 from sim.lower.schedule.messages import Grid, add_messages, late
 from sim.lower.schedule.one_f_one_b import one_f_one_b
-from sim.lower.schedule.placement import chunks_of, rank_of
+from sim.lower.schedule.placement import chunks_of, goes_back, rank_of
 from sim.lower.schedule.shards import add_shards
+from sim.lower.schedule.written import Name, Written
+from sim.lower.schedule.zb_v import zb_v
 from sim.lower.schedule.zero_bubble import zb_h1
 from topologies.errors import BadInput, UnknownName
 
@@ -26,7 +29,10 @@ __all__ = [
     "SCHEDULES",
     "Action",
     "Kind",
+    "Name",
+    "Written",
     "chunks_of",
+    "goes_back",
     "late",
     "parse_action",
     "rank_of",
@@ -38,30 +44,42 @@ SCHEDULES: dict[str, Callable[[int, int, int, int], tuple[Action, ...]]] = {
     "gpipe": gpipe,
     "1f1b": one_f_one_b,
     "interleaved": interleaved,
+    "looped-bfs": looped_bfs,
     "zb-h1": zb_h1,
+    "zb-v": zb_v,
     "dualpipe": dualpipe,
 }
 
 
-def schedule(name: str, pp: int, rank: int, microbatches: int, virtual_stages: int = 1) -> tuple[Action, ...]:
+_ONE_STAGE = {"1f1b": "interleaved", "gpipe": "looped-bfs"}
+"""Schedules of one stage a rank, and what is the like with several."""
+
+
+def schedule(name: Name, pp: int, rank: int, microbatches: int, virtual_stages: int = 1) -> tuple[Action, ...]:
     """What pipeline rank `rank` of `pp` computes in one step, in order.
 
-    Stages are numbered 0 to pp x virtual_stages - 1 (dualpipe: 2 pp); `rank_of` says who holds which.
+    Stages are numbered 0 to pp x virtual_stages - 1 (zb-v, dualpipe: 2 pp); `rank_of` says who holds which.
     Raises `UnknownName` for the name, `BadInput` for sizes that the schedule cannot run.
     """
+    if isinstance(name, Written):
+        if (pp, microbatches) != (len(name.rows), name.microbatches):
+            raise BadInput(
+                f"the schedule is written for {len(name.rows)} pipeline ranks and {name.microbatches} micro-batches, not {pp} and {microbatches}"
+            )
+        return name.rows[rank]
     if name not in SCHEDULES:
         raise UnknownName("pipeline schedule", name, SCHEDULES)
     if min(pp, microbatches, virtual_stages) < 1 or not 0 <= rank < pp:
         raise BadInput(f"no schedule for pp = {pp}, rank = {rank}, micro-batches = {microbatches}, virtual_stages = {virtual_stages}")
-    if name == "1f1b" and virtual_stages > 1:
-        raise BadInput(f'1f1b has one stage a rank, got virtual_stages = {virtual_stages}. Use schedule = "interleaved"')
+    if name in _ONE_STAGE and virtual_stages > 1:
+        raise BadInput(f'{name} has one stage a rank, got virtual_stages = {virtual_stages}. Use schedule = "{_ONE_STAGE[name]}"')
     if name == "interleaved" and virtual_stages == 1:  # nothing to interleave (Megatron takes its 1F1B then)
         return one_f_one_b(pp, rank, microbatches)
     return SCHEDULES[name](pp, rank, microbatches, virtual_stages)
 
 
 @lru_cache(maxsize=8)
-def with_messages(name: str, pp: int, microbatches: int, virtual_stages: int = 1, shards: bool = False) -> Grid:
+def with_messages(name: Name, pp: int, microbatches: int, virtual_stages: int = 1, shards: bool = False) -> Grid:
     """All ranks' actions with their sends and receives, receives as early as possible; `shards`: with what FSDP does to whole stages."""
     computes = [schedule(name, pp, rank, microbatches, virtual_stages) for rank in range(pp)]
     if shards:

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 
 from sim.lower.schedule.action import RECEIVES, Action, Kind
 from sim.lower.schedule.placement import rank_of
+from sim.lower.schedule.written import Name, Written
 from topologies.errors import BadInput
 
 Grid = tuple[tuple[Action, ...], ...]
 """The actions of each rank."""
 
 
-def add_messages(name: str, pp: int, stages: int, computes: Sequence[Sequence[Action]]) -> Grid:
+def add_messages(name: Name, pp: int, stages: int, computes: Sequence[Sequence[Action]]) -> Grid:
     """The schedule with SEND after what is sent and RECV as early as the sender has sent.
 
     Raises `BadInput` that shows what each rank is stuck at when no order exists.
@@ -40,9 +41,17 @@ def add_messages(name: str, pp: int, stages: int, computes: Sequence[Sequence[Ac
             at[rank] += 1
             moved = True
         if not moved:
-            stuck = ", ".join(f"rank {rank} at {computes[rank][at[rank]]}" for rank in range(pp) if at[rank] < len(computes[rank]))
-            raise BadInput(f"the schedule cannot run: {stuck}")
+            raise BadInput(f"the schedule cannot run: {_stuck(name, computes, at)}")
     return tuple(map(tuple, lists))
+
+
+def _stuck(name: Name, computes: Sequence[Sequence[Action]], at: Sequence[int]) -> str:
+    """What each rank waits to do."""
+    here = [(rank, index) for rank, index in enumerate(at) if index < len(computes[rank])]
+    return ", ".join(
+        f"rank {rank} at {computes[rank][index]}" + (f" ({name.at(rank, index)})" if isinstance(name, Written) else "")
+        for rank, index in here
+    )
 
 
 def _ready(action: Action, there: set[Action], stages: int) -> bool:

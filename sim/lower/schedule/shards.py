@@ -10,14 +10,15 @@ from collections.abc import Sequence
 
 from sim.lower.schedule.action import WHOLE, Action
 from sim.lower.schedule.placement import chunks_of
+from sim.lower.schedule.written import Name, Written
 
 ACTIVE_STAGES = 3
 """Stages of a rank that are gathered at a time, `max_active_stages` in torch: those that it computes on next."""
 
 
-def by_actions(name: str, virtual_stages: int) -> bool:
-    """Does torch run the schedule action by action? The zero-bubble schedule also with one stage a rank."""
-    return name == "zb-h1" or chunks_of(name, virtual_stages) > 1
+def by_actions(name: Name, virtual_stages: int) -> bool:
+    """Does torch run the schedule action by action? All but GPipe and 1F1B, also with one stage a rank."""
+    return isinstance(name, Written) or name in ("looped-bfs", "zb-h1") or chunks_of(name, virtual_stages) > 1
 
 
 def add_shards(computes: Sequence[Action], microbatches: int) -> tuple[Action, ...]:

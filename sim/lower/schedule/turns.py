@@ -9,6 +9,7 @@ from sim.lower.schedule import Action, Kind, late, with_messages
 from sim.lower.schedule.action import SHARDS
 from sim.lower.schedule.messages import needed
 from sim.lower.schedule.shards import by_actions
+from sim.lower.schedule.written import Name
 
 _BLOCKING = ("gpipe", "1f1b")
 
@@ -43,7 +44,7 @@ class Line(NamedTuple):
 
 
 @lru_cache(maxsize=128)
-def lines(name: str, pp: int, microbatches: int, chunks: int, train: bool, shards: bool = False) -> tuple[Line, ...]:
+def lines(name: Name, pp: int, microbatches: int, chunks: int, train: bool, shards: bool = False) -> tuple[Line, ...]:
     """Every rank's line; forwards alone where nothing is trained. `shards`: FSDP's share is not a part of the passes. Then gradients
     are reduced after the last message, or (schedules that torch runs by actions) stages are gathered, freed and reduced in turns of their own.
 

@@ -46,7 +46,7 @@ def _changes(plan: Plan) -> list[tuple[str, ...]]:
     changes += [(f"parallel.zero={stage}",) for stage in (1, 2, 3) if stage != p.zero and p.dp_shard > 1]
     if p.pp > 1:
         changes += [("parallel.schedule=interleaved", f"parallel.virtual_stages={v}") for v in (2, 4)]
-        changes.append(("parallel.schedule=zb-h1", "parallel.virtual_stages=1"))
+        changes += [(f"parallel.schedule={name}", "parallel.virtual_stages=1") for name in ("zb-h1", "zb-v")]
     changes += [(f"data.workers={count}",) for count in _LOADERS if count > plan.data.workers]
     changes += [("compile=true",), ("cuda_graphs=true",), ("optimizer.implementation=fused",), ("attention=flash",)]
     return changes + _inner(plan) + _switched(plan)

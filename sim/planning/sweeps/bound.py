@@ -26,6 +26,8 @@ from sim.cost.price import Pricer
 from sim.lower.binding import job_of
 from sim.lower.blocks import lower_block
 from sim.lower.job import Job
+from sim.lower.schedule import Name, Written
+from sim.lower.schedule.placement import splits
 from sim.lower.template import TEMPLATE, BlockOps
 from sim.model.parts import Block
 from sim.model.stages import Blocks, held, layout
@@ -34,9 +36,6 @@ from sim.planning.sweeps.traffic import Traffic
 from sim.program import COMPUTE, HOST, Op
 from sim.steady.shortened import layers_of
 from topologies.graph import Topology
-
-_SPLIT = ("zb-h1", "dualpipe")
-"""Schedules that run the gradients of inputs and of weights apart."""
 
 
 class Pass(NamedTuple):
@@ -99,10 +98,17 @@ class Bounds:
                 return max(device, host, sent[0].passes(count))
             gathers = [traffic.gathers() for traffic in sent]
             device += sum(max(0.0, gathered - chunk.forward) for gathered, chunk in zip(gathers, chunks, strict=True))
-            put_off = (at + 1) * max(chunk.rest for chunk in chunks)  # weights' gradients, at most
+            put_off = put_off_of(job.schedule, at) * max(chunk.rest for chunk in chunks)  # weights' gradients, at most
             best = max(best, host, fill + device + max(0.0, drain - put_off, sent[0].reduces() - put_off))
             fill, drain = fill + max(chunks[0].forward, gathers[0]), drain + chunks[0].backward
         return best
+
+
+def put_off_of(schedule: Name, at: int) -> int:
+    """Weights' gradients, each of one micro-batch and chunk, that rank `at` runs after its last gradient of an input, at most."""
+    if isinstance(schedule, Written):
+        return next(count for count, action in enumerate(reversed(schedule.rows[at])) if action.kind != "W")
+    return 2 * at + 1 if schedule == "zb-v" else at + 1
 
 
 class _Rank:
@@ -148,7 +154,7 @@ class _Rank:
     def _one(self, passes: Passes) -> Chunk:
         forward, whole, inputs, weights = (self._device(one) for one in passes)
         hosts = passes.forward.host + min(passes.whole.host, passes.inputs.host + passes.weights.host)
-        if self._job.plan.parallel.pp == 1 or self._job.plan.parallel.schedule not in _SPLIT:
+        if self._job.plan.parallel.pp == 1 or not splits(self._job.schedule):
             return Chunk(forward, whole, 0.0, passes.forward.host + passes.whole.host)
         both = min(whole, inputs + weights)
         return Chunk(forward, min(both, inputs), both - min(both, inputs), hosts)

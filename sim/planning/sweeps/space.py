@@ -1,7 +1,7 @@
 """Spaces of plans by a short expression, and the plans that they hold.
 
 `tp=1,2,4 pp=1..16 zero=1,3 micro=1,2 gpus=64,128 on=dgx-h100,dgx-b200`: values by comma, `a..b` doubles from a to b,
-`a..b:s` goes in steps of s. `gpus` fills data parallelism with what the other axes leave. Any other key is a
+`a..b:s` goes in steps of s. `gpus` fills data parallelism with what the other axes leave. `schedule=1f1b,zb-v,mine.csv` takes names and files. Any other key is a
 dotted path of the plan (`memory.recompute=none,full`).
 """
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from sim.files.planfile import load_plan
-from sim.plan import Plan
+from sim.plan import LOOPS, Plan
 from topologies.errors import BadInput, SteptwinError, UnknownName
 
 SHORT = {
@@ -159,7 +159,7 @@ def _meaning(base: Plan, at: Mapping[str, str]) -> dict[str, str]:
         found |= {key: "" for key in ("parallel.schedule", "parallel.virtual_stages") if key in found}
     elif chunks == "1" and found.get("parallel.schedule") == "interleaved":
         found["parallel.schedule"] = "1f1b"
-    elif found.get("parallel.schedule", p.schedule) != "interleaved" and "parallel.virtual_stages" in found:
+    elif found.get("parallel.schedule", p.schedule) not in LOOPS and "parallel.virtual_stages" in found:
         found["parallel.virtual_stages"] = "1"
     inner = [found.get(key, str(size)) for key, size in (("parallel.tp", p.tp), ("parallel.pp", p.pp), ("parallel.cp", p.cp))]
     if "parallel.zero" in found and "gpus" in found and all(n.isdigit() for n in (*inner, found["gpus"])):

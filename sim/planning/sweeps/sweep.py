@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from sim.bind import model_of
+from sim.lower.schedule.reading import read_rows
 from sim.plan import Plan
 from sim.planning.capacity.capacity import price_of
 from sim.planning.progress import Progress, Say
@@ -26,7 +27,7 @@ from sim.planning.sweeps.floor import Floor
 from sim.planning.sweeps.front import beaten, cautious, open_questions, pareto
 from sim.planning.sweeps.judge import Depth, Open, Prices, Work, anew, evaluate_chunk, priced, screen_chunk
 from sim.planning.sweeps.pool import Pool, pool
-from sim.planning.sweeps.space import Candidate, TooLarge, base_tree, candidates, named
+from sim.planning.sweeps.space import SHORT, Candidate, TooLarge, base_tree, candidates, named
 from sim.planning.sweeps.store import Row, Store, default_file, forget
 from sim.planning.sweeps.tables import Ranked
 from topologies.errors import BadInput
@@ -117,6 +118,8 @@ def header_of(base: Plan, space: dict[str, tuple[str, ...]], on: str, prices: Pr
     # Names may be those of files, which change between two runs.
     meant = [repr(load_topology(machine).cluster) for machine in machines]
     meant += [repr(model_of(base))] if not any(key.partition(".")[0] == "model" for key in space) else []
+    schedules = [value for key, values in space.items() if SHORT.get(key, key) == "parallel.schedule" for value in values]
+    meant += [repr(read_rows(Path(value))) for value in schedules if value.endswith(".csv")]
     mark = hashlib.sha256("\n".join(meant).encode()).hexdigest()[:16]
     tree = {"space": {key: list(values) for key, values in space.items()}, "plan": base_tree(base), "on": on}
     return tree | {"machine or model": mark}

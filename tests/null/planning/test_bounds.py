@@ -45,6 +45,7 @@ TP = ("parallel.tp=2", "parallel.dp_replicate=4")
         ("memory.recompute=selective", "attention=math"),
         ("memory.recompute=selective", 'memory.recompute_modules=["core_attn", "layernorm", "mlp"]'),
         ("parallel.pp=2", "parallel.dp_replicate=4", "parallel.schedule=zb-h1"),
+        ("parallel.pp=2", "parallel.dp_replicate=4", "parallel.schedule=zb-v"),
     ],
     ids=" ".join,
 )
@@ -90,6 +91,10 @@ EXPERTS: dict[str, Any] = {
         ("dp_shard=4", "pp=4", "ep=4", "zero=3", "schedule=1f1b"),
         ("dp_shard=4", "pp=4", "ep=4", "zero=3", "schedule=interleaved", "virtual_stages=2"),
         ("dp_shard=4", "pp=4", "zero=3", "schedule=zb-h1"),
+        ("dp_shard=4", "pp=4", "zero=3", "schedule=zb-v"),
+        ("dp_shard=4", "pp=4", "zero=1", "schedule=zb-v"),
+        ("dp_shard=4", "pp=4", "zero=1", "schedule=zb-h1", "virtual_stages=2"),
+        ("dp_shard=4", "pp=4", "zero=3", "schedule=looped-bfs", "virtual_stages=2"),
         ("dp_shard=4", "pp=4", "ep=2", "zero=3", "schedule=dualpipe"),
     ],
     ids=" ".join,
