@@ -1,6 +1,8 @@
 """Pipelines: what each rank runs in a step, its stages' segments in the schedule's order with the messages between them.
 
-A message has a lane for each kind and end (`comm.pp.fwd.send`, `comm.pp.bwd.recv`), so that no send queues behind a receive. Where torch's
+A message has a lane for each kind and end (`comm.pp.fwd.send`, `comm.pp.bwd.recv`), so that no send queues behind a receive, and on the way
+back of a V, where the ends are other ranks, lanes of its own (`comm.pp.fwd.send.back`; DualPipe's code batches all messages of a rank,
+whichever way they go, `_commit_and_wait_comm` in dualpipe/dualpipev.py). Where torch's
 runtime issues each by itself (`_batch_p2p`, pull request 175712), a GPU has one for each neighbour (`comm.pp.next`): ProcessGroupNCCL keeps
 a communicator and a stream for each pair of ranks (getKeySendRecv). As torch's process group orders its stream, a receive starts after the kernels that were launched before it. Schedules
 that block (GPipe, 1F1B) post a receive with the forward or backward that needs it, and under 1F1B compute goes on
@@ -153,7 +155,8 @@ def _lane(job: Job, stage: int, kind: Kind) -> str:
     p = job.plan.parallel
     if job.device == "cuda" and job.framework.pipeline_actions and by_actions(job.schedule, p.virtual_stages):
         return f"comm.pp.{'pair' if p.pp == 2 else 'next' if _peer(job, stage, kind) == 1 else 'prev'}"
-    return f"comm.pp.{'fwd' if kind.endswith('F') else 'bwd'}.{kind[:4].lower()}"
+    back = ".back" if p.schedule != "dualpipe" and goes_back(job.schedule, p.pp, stage) else ""
+    return f"comm.pp.{'fwd' if kind.endswith('F') else 'bwd'}.{kind[:4].lower()}{back}"
 
 
 def _peer(job: Job, stage: int, kind: Kind) -> int:

@@ -10,8 +10,9 @@ from sim.bind import network_of
 from sim.files.planfile import load_plan
 from sim.framework import framework_of
 from sim.lower.checks.verify import verify
-from sim.lower.schedule import Action, rank_of
+from sim.lower.schedule import Action, chunks_of, rank_of
 from sim.lower.step import lower
+from sim.plan import VEES
 from sim.program import Program
 from tests.conformance.plans import LLAMA
 from tests.conformance.torch_schedules import need_torch_schedules, torch_messages, torch_run
@@ -25,12 +26,15 @@ GRID = [
     *(("interleaved", pp, m, v) for pp, m, v in ((2, 4, 2), (4, 8, 2), (4, 4, 3))),
     *(("zb-h1", pp, m, 1) for pp, m in ((2, 2), (4, 8))),
     *(("dualpipe", pp, m, 1) for pp, m in ((2, 4), (4, 9))),
+    *(("zb-v", pp, m, 1) for pp, m in ((2, 2), (4, 9))),
+    *(("zb-h1", pp, m, v) for pp, m, v in ((2, 4, 2), (4, 8, 2))),
+    *(("looped-bfs", pp, m, v) for pp, m, v in ((2, 3, 2), (4, 4, 1), (4, 6, 2))),
 ]
 
 
 def lowered(name: str, pp: int, microbatches: int, chunks: int, **more: Any) -> Program:
     parallel = {"pp": pp, "schedule": name, "virtual_stages": chunks, **more}
-    layers = pp * (2 if name == "dualpipe" else chunks) + 1
+    layers = pp * (2 if name in VEES else chunks) + 1
     ranks = more.get("dp_replicate", 1) * more.get("dp_shard", 1)
     tree = {
         "model": LLAMA | {"layers": layers},
@@ -66,7 +70,7 @@ def torch_sent(actions: list[Action], name: str, pp: int) -> list[Sent]:
 def test_the_program_sends_what_torch_sends(name: str, pp: int, microbatches: int, chunks: int) -> None:
     need_torch_schedules()
     program = lowered(name, pp, microbatches, chunks)
-    early = torch_messages(name, pp, microbatches, 2 if name == "dualpipe" else chunks)
+    early = torch_messages(name, pp, microbatches, chunks_of(name, chunks))
     for rank in range(pp):
         theirs = torch_run(name, pp, microbatches, rank) if name in ("gpipe", "1f1b") else early[rank]
         assert program_messages(program, rank) == torch_sent(theirs, name, pp)

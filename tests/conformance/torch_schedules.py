@@ -68,6 +68,9 @@ def torch_messages(name: str, pp: int, microbatches: int, chunks: int) -> list[l
 def torch_with_comms(name: str, pp: int, microbatches: int, chunks: int, shards: bool = False) -> list[list[Action]]:
     """What the runtime of multi-stage schedules gets; FSDP's actions, dropped without `shards`, have moved its receives a little."""
     cls = getattr(schedules, _CLASSES[name][1])
+    if chunks == 1:
+        made = _instance(cls, pp, microbatches, chunks).pipeline_order_with_comms
+        return [_flat(made[rank], shards) for rank in range(pp)]
     return [_flat(rank, shards) for rank in get_schedule_ops(cls, pp, microbatches, chunks, with_comms=True)]
 
 

@@ -113,6 +113,9 @@ def test_recomputation_keeps_less_and_works_more() -> None:
         ("1f1b", 1, [(4,), (3,), (2,), (1,)]),
         ("zb-h1", 1, [(4,)] * 4),
         ("interleaved", 2, [(7, 4), (5, 4), (4, 3), (4, 1)]),
+        ("looped-bfs", 2, [(16, 16)] * 4),
+        ("zb-h1", 2, [(4, 4)] * 4),
+        ("zb-v", 1, [(7, 1), (6, 2), (5, 3), (4, 4)]),
     ],
 )
 def test_micro_batches_in_flight(schedule: str, chunks: int, expected: list[tuple[int, ...]]) -> None:

@@ -53,7 +53,10 @@ def test_the_line_peaks_where_the_report_does(name: str) -> None:
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize(("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("dualpipe", 1)])
+@pytest.mark.parametrize(
+    ("schedule", "chunks"),
+    [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("dualpipe", 1), ("zb-v", 1), ("zb-h1", 2), ("looped-bfs", 2)],
+)
 def test_every_stage_of_a_pipeline_peaks_as_reported(schedule: str, chunks: int) -> None:
     """Interleaving: within a permille, for micro-batches change places between a rank's chunks."""
     plan = GPT | {"batch": {"global": 12}, "parallel": {"pp": 4, "schedule": schedule, "virtual_stages": chunks}}

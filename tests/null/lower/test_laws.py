@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from sim.engine.run import simulate
 from sim.framework import load_framework
 from sim.lower.checks.verify import verify
+from sim.lower.schedule import SCHEDULES
 from sim.model.parts import Network, Part
+from sim.plan import LOOPS
 from sim.program import Program
 from sim.work import BYTES
 from tests.null.lower.test_context_expert import DOWN, UP, attention
@@ -35,8 +37,8 @@ def plans(draw: st.DrawFn) -> tuple[dict[str, Any], Network, str]:
         "cp_kind": draw(st.sampled_from(["p2p", "all_gather", "all_to_all"])),
     }
     pp = draw(st.sampled_from([1, 1, 2, 3]))
-    schedule = draw(st.sampled_from(["gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe"]))
-    virtual = 2 if schedule == "interleaved" and pp > 1 else 1
+    schedule = draw(st.sampled_from(sorted(SCHEDULES)))
+    virtual = 2 if schedule in LOOPS and pp > 1 else 1
     parallel |= {"pp": pp, "schedule": schedule, "virtual_stages": virtual}
     micro = draw(st.integers(1, 2)) * pp * (2 if schedule == "dualpipe" else 1)
     plan: dict[str, Any] = {

@@ -7,6 +7,7 @@ from typing import Any
 from sim.cost.price import Cost
 from sim.engine.run import simulate
 from sim.model.parts import Block, Network
+from sim.plan import VEES
 from sim.program import Op, Program
 from sim.trace import Span, Trace
 from tests.null.lower.tiny import Constant, linear, program
@@ -48,8 +49,8 @@ class Free(Constant):
 
 
 def pipeline(schedule: str, pp: int, microbatches: int, chunks: int = 1, **more: Any) -> Program:
-    """One step of a pipeline with one layer a stage (two for dualpipe's ranks)."""
-    layers = more.pop("layers", pp * (2 if schedule == "dualpipe" else chunks))
+    """One step of a pipeline with one layer a stage (two for the ranks of a V)."""
+    layers = more.pop("layers", pp * (2 if schedule in VEES else chunks))
     dp, device = more.get("dp_replicate", 1), more.pop("device", "cuda")
     plan = {
         "batch": {"global": microbatches * dp},

@@ -11,6 +11,8 @@ from msgspec.structs import replace
 
 from sim.engine.run import simulate
 from sim.lower.checks.verify import verify
+from sim.lower.schedule import SCHEDULES
+from sim.plan import LOOPS, VEES
 from sim.program import Program
 from tests.null.lower.tiny import QUIET, Constant, messages, program
 from tests.null.pipeline.line import BOUNDARY, Free, bubble, kernels, line, pipeline
@@ -73,6 +75,23 @@ def test_zero_bubble_is_below_1f1b(pp: int, microbatches: int) -> None:
     assert bubble(pipeline("zb-h1", pp, microbatches)) < bubble(pipeline("1f1b", pp, microbatches))
 
 
+def test_zb_v_fills_what_zb_h1_leaves() -> None:
+    """With equal parts (Qi et al. 2023, section 6): a rank's only pause is until its first input comes."""
+    made = pipeline("zb-v", 4, 8)
+    found = kernels(simulate(made, Free(0.0)))
+    for rank in range(4):
+        mine = [span for span in found if span.rank == rank]
+        assert min(s.start for s in mine) == rank and max(s.end for s in mine) == rank + sum(s.end - s.start for s in mine)
+    assert bubble(made) < bubble(pipeline("zb-h1", 4, 8, layers=8))
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 4])
+def test_breadth_first_divides_gpipe_s_bubble(chunks: int) -> None:
+    """Idle over work is (p - 1) / (v m) (Lamy-Poirier 2022)."""
+    idle = 3 / (chunks * 8)
+    assert bubble(pipeline("looped-bfs", 4, 8, chunks)) == pytest.approx(idle / (1 + idle), abs=1e-12)
+
+
 def test_dualpipe_v_is_below_1f1b() -> None:
     assert bubble(pipeline("dualpipe", 4, 16)) < bubble(pipeline("1f1b", 4, 16, layers=8))
 
@@ -96,10 +115,19 @@ def test_early_receives_hide_messages() -> None:
 
 @pytest.mark.parametrize(
     ("schedule", "pp", "microbatches", "chunks", "hops"),
-    [("gpipe", 4, 5, 1, 3), ("1f1b", 4, 5, 1, 3), ("interleaved", 4, 8, 3, 11), ("zb-h1", 4, 4, 1, 3), ("dualpipe", 4, 9, 1, 6)],
+    [
+        ("gpipe", 4, 5, 1, 3),
+        ("1f1b", 4, 5, 1, 3),
+        ("interleaved", 4, 8, 3, 11),
+        ("zb-h1", 4, 4, 1, 3),
+        ("zb-h1", 4, 8, 2, 7),
+        ("dualpipe", 4, 9, 1, 6),
+        ("zb-v", 4, 5, 1, 6),
+        ("looped-bfs", 3, 5, 2, 5),
+    ],
 )
 def test_every_boundary_is_crossed_once_each_way(schedule: str, pp: int, microbatches: int, chunks: int, hops: int) -> None:
-    """Stages that follow each other on one rank (DualPipe-V's fold) send nothing."""
+    """Stages that follow each other on one rank (the fold of a V) send nothing."""
     made = pipeline(schedule, pp, microbatches, chunks)
     sent = [size for rank in range(pp) for name, _, size in messages(made, rank, 0) if name == "send"]
     assert sent == [BOUNDARY] * (2 * hops * microbatches)
@@ -192,8 +220,8 @@ def test_1f1b_holds_fewer_micro_batches_than_gpipe() -> None:
 @st.composite
 def plans(draw: st.DrawFn) -> dict[str, Any]:
     """Pipelines of all kinds, beside data and tensor parallelism."""
-    schedule = draw(st.sampled_from(["gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe"]))
-    pp, chunks = draw(st.integers(2, 4)), draw(st.integers(1, 2)) if schedule == "interleaved" else 1
+    schedule = draw(st.sampled_from(sorted(SCHEDULES)))
+    pp, chunks = draw(st.integers(2, 4)), draw(st.integers(1, 2)) if schedule in LOOPS else 1
     count = pp * draw(st.integers(1, 3)) if chunks > 1 else draw(st.integers(1, 6)) + (2 * pp if schedule == "dualpipe" else 0)
     replicas, shards = draw(st.sampled_from([(1, 1), (2, 1), (1, 2), (2, 2)]))
     parallel = {
@@ -215,7 +243,7 @@ def plans(draw: st.DrawFn) -> dict[str, Any]:
 @given(plans(), st.sampled_from(["cuda", "cpu"]))
 def test_every_pipeline_keeps_the_laws_and_runs(plan: dict[str, Any], device: str) -> None:
     p = plan["parallel"]
-    layers = p["pp"] * (2 if p["schedule"] == "dualpipe" else p["virtual_stages"])
+    layers = p["pp"] * (2 if p["schedule"] in VEES else p["virtual_stages"])
     made = program(plan, line(layers), device=device, steps=2)
     verify(made)
     folded, unfolded = simulate(made, Constant()), simulate(made, Constant(), fold=False)

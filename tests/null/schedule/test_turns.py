@@ -12,7 +12,9 @@ from sim.lower.schedule import late, with_messages
 from sim.lower.schedule.turns import lines
 
 
-@pytest.mark.parametrize("name, chunks", [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("dualpipe", 1)])
+@pytest.mark.parametrize(
+    "name, chunks", [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("dualpipe", 1), ("zb-v", 1), ("looped-bfs", 2)]
+)
 def test_a_line_is_its_ranks_actions(name: str, chunks: int) -> None:
     """Sorts and micro-batches say again what the schedule does, in its order; a send stands with what makes it."""
     for line, grid in zip(lines(name, 4, 16, chunks, True), with_messages(name, 4, 16, chunks), strict=True):
