@@ -1,7 +1,7 @@
 """How a framework runs a plan: what it fuses, overlaps, stores and spends on the host.
 
 One TOML file per framework in `sim/frameworks/`, each value with its source in a comment. A plan's own words
-(compile, attention, optimizer.implementation, comm.overlap) win over these defaults.
+(compile, attention, optimizer.implementation, comm.overlap, comm.reduce_dtype) win over these defaults.
 """
 
 from __future__ import annotations
@@ -113,6 +113,10 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """What backward accumulates into and the optimizer reads."""
     reduce_dtype: str = "bf16"
     """What gradient communication carries."""
+    casts_messages: bool = False
+    """What travels in another dtype than gradients have is cast in passes of its own: a full bucket by DDP's compress hooks before its message
+    and after it (torch 2.13, ddp_comm_hooks/default_hooks.py), a reduced shard by FSDP2 (_fsdp_collectives.py, foreach_reduce). Else the
+    copies into buckets and out of them cast (Horovod's compression)."""
     accumulate_in_gemm: bool = False
     """Weight gradients added into the main gradient by the GEMM itself (Megatron)."""
     optimizer: Literal["for-loop", "graph", "scripted", "foreach", "fused"] = "foreach"
@@ -230,7 +234,20 @@ def framework_of(plan: Plan) -> Framework:
     if plan.precision in _HALVES:  # a framework's file says how wide; which 16 bits these are, the plan
         fields = ("param_dtype", "grad_dtype", "reduce_dtype")
         changes |= {field: plan.precision for field in fields if getattr(base, field) in _HALVES}
-    return msgspec.structs.replace(base, **changes)
+    found: Framework = msgspec.structs.replace(base, **changes)
+    return found if plan.comm.reduce_dtype is None else _reducing_in(found, plan.comm.reduce_dtype, plan.optimizer.states is not None)
+
+
+def _reducing_in(framework: Framework, dtype: str, reads_narrow: bool) -> Framework:
+    """Gradients travel in `dtype`. Megatron's flat buffer is of that dtype itself (megatron/core/distributed/distributed_data_parallel.py,
+    grad_reduce_in_fp32); from a narrow one each rank's share becomes fp32 for the step (optimizer/distrib_optimizer.py,
+    _copy_model_grads_to_main_grads), unless the update `reads_narrow` ones (the precision-aware optimizer)."""
+    changes: dict[str, object] = {"reduce_dtype": dtype}
+    if framework.accumulate_in_gemm:
+        changes["grad_dtype"] = dtype
+        if framework.master and framework.grad_dtype == "fp32" != dtype and not reads_narrow:
+            changes["flat_step"] = framework.flat_step + 4.0
+    return msgspec.structs.replace(framework, **changes)
 
 
 def frameworks() -> dict[str, Path]:

@@ -131,6 +131,9 @@ class Comm(_Section, frozen=True, kw_only=True):
     """Gradient bucket in bytes (DDP's default 25 MiB; the first is 1 MiB)."""
     overlap: bool = True
     """Gradient communication beside backward."""
+    reduce_dtype: Literal["fp32", "bf16", "fp16"] | None = None
+    """What gradients travel in; unsaid: the framework's. FSDP2's MixedPrecisionPolicy(reduce_dtype), DDP's compress hooks, Megatron's
+    grad_reduce_in_fp32 (whose buffer then keeps them in it too)."""
     algorithm: Literal["auto", "ring", "tree", "nvls", "pat", "collnet", "hierarchical"] = "auto"
     """NCCL's algorithm for the collectives that it exists for; the others, and for `pat`, `collnet` and `hierarchical` groups inside a node
     of a cluster, run NCCL's own choice."""

@@ -8,6 +8,7 @@ from sim.model.specs.decoder import Decoder
 from sim.model.specs.pictures import ConvNext, EfficientNet, UNet
 from sim.model.specs.spec import Cnn, EncDec, Encoder, Mlp, ModelSpec, Vit
 from sim.plan import Plan
+from sim.work import BYTES
 from topologies.errors import Refused
 
 PLAY = "Use `--how play`, which plays the predicted program"
@@ -83,6 +84,11 @@ def _of_the_split(plan: Plan, spec: ModelSpec) -> Refusals:
             habits.autocast and level > 0,
             f'framework = "{plan.framework}" casts under autocast, which stock training does not do with FSDP2. {PLAY}',
         ),
+        (
+            _widens(plan) and level == 0 and plan.data_ranks > 1,
+            f'comm.reduce_dtype = "{plan.comm.reduce_dtype}": DDP\'s hooks make gradients narrower, not wider. Use zero = 2 or 3, whose '
+            f"MixedPrecisionPolicy does, or: {PLAY}",
+        ),
         (p.tp > 1 and isinstance(spec, Mlp), "tensor parallelism of an MLP: use tp = 1"),
         (
             (p.tp > 1 or p.pp > 1) and not isinstance(spec, (Mlp, Decoder)),
@@ -98,6 +104,12 @@ def _of_the_split(plan: Plan, spec: ModelSpec) -> Refusals:
         ),
         (p.pp > 1 and getattr(spec, "tied", False), f"an embedding tied across pipeline stages. {PLAY}"),
     )
+
+
+def _widens(plan: Plan) -> bool:
+    """Do gradients travel in more bytes than they are made in?"""
+    dtype = plan.comm.reduce_dtype
+    return dtype is not None and plan.update.mode == "sync" and BYTES[dtype] > BYTES[framework_of(plan).param_dtype]
 
 
 def _of_the_data(plan: Plan) -> Refusals:

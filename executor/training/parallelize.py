@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
+from executor.kernels.bodies import dtype_of
 from executor.ranks.world import NCCL, World
+from executor.training.hooks import reduced_in
 from executor.training.models.build import ends_of
 from sim.framework import Framework
 from sim.plan import Plan
@@ -66,7 +68,7 @@ def parallelize(model: nn.Module, plan: Plan, world: World, habits: Framework, m
         raise Refused("stock training does not do zero = 1: PyTorch's FSDP2 splits gradients too. Use zero = 2, or --how play")
     if p.tp > 1:
         raise Refused("stock training does not do DDP around tensor parallelism. Use dp_shard with zero = 3, or --how play")
-    return replicate(model, plan, world, mesh, habits.broadcasts_buffers)
+    return reduced_in(plan, replicate(model, plan, world, mesh, habits.broadcasts_buffers))
 
 
 def replicate(model: nn.Module, plan: Plan, world: World, mesh: DeviceMesh, statistics: bool) -> DistributedDataParallel:
@@ -101,8 +103,10 @@ def shard(model: nn.Module, plan: Plan, mesh: DeviceMesh, zero: int, habits: Fra
     ends that share no table are units too, of which the head keeps what it has gathered (torchtitan/distributed/fsdp.py), or the last layer does.
 
     In a pipeline parameters stay from the first forward of a step to its last backward (torchtitan's default)."""
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+    dtype = plan.comm.reduce_dtype
+    policy = MixedPrecisionPolicy(reduce_dtype=dtype_of(dtype) if dtype else None)
     over = mesh["dp_replicate", "dp_shard"] if plan.parallel.dp_replicate > 1 else mesh["dp_shard"]
     again = zero == 3 and plan.parallel.reshard_after_forward and plan.parallel.pp == 1
     names = [name for name, _ in model.named_children()]
@@ -113,9 +117,9 @@ def shard(model: nn.Module, plan: Plan, mesh: DeviceMesh, zero: int, habits: Fra
     kept = {"head", *(layers[-1:] if habits.keeps_last else ())}
     for name, block in model.named_children():
         if name not in whole and any(True for _ in block.parameters()):
-            fully_shard(block, mesh=over, reshard_after_forward=again and name not in kept)
+            fully_shard(block, mesh=over, reshard_after_forward=again and name not in kept, mp_policy=policy)
     # The root keeps what it has gathered (torch's default): backward needs it at once.
-    fully_shard(model, mesh=over, reshard_after_forward=None if again else False)
+    fully_shard(model, mesh=over, reshard_after_forward=None if again else False, mp_policy=policy)
     return model
 
 

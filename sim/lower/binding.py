@@ -61,6 +61,7 @@ def refuse(job: Job) -> None:
     _refuse_offload(job)
     _refuse_muon(job)
     _refuse_states(job)
+    _refuse_reduction(job)
     if p.pp > 1 and job.zero > job.framework.pipeline_zero:
         raise Refused(
             f"{job.framework.name} runs pipelines with zero = {job.framework.pipeline_zero} at most, not {job.zero}: its engine sums whole "
@@ -113,6 +114,17 @@ def _refuse_states(job: Job) -> None:
         raise Refused(
             f"{said}: {job.framework.name} updates by torch's own kernels, whose moments are as wide as the parameters. "
             'Set optimizer.implementation = "fused" (TransformerEngine and bitsandbytes have such kernels), or leave it out'
+        )
+
+
+def _refuse_reduction(job: Job) -> None:
+    """A flat buffer of gradients is summed as it is."""
+    how, dtype = job.framework, job.plan.comm.reduce_dtype
+    if dtype is not None and job.flat_gradients and dtype not in ("fp32", how.param_dtype):
+        allowed = " or ".join(f'"{one}"' for one in dict.fromkeys(("fp32", how.param_dtype)))
+        raise Refused(
+            f'comm.reduce_dtype = "{dtype}": {how.name} keeps gradients in one buffer, of fp32 or as its parameters '
+            f"(grad_reduce_in_fp32). Use {allowed}, or leave it out"
         )
 
 

@@ -75,6 +75,17 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return self.framework.accumulate_in_gemm
 
     @property
+    def casts_buckets(self) -> bool:
+        """A full bucket is cast for its message, and back."""
+        how = self.framework
+        return how.casts_messages and self.zero < 3 and how.reduce_dtype != how.grad_dtype
+
+    @property
+    def fsdp2(self) -> bool:
+        """Sharded gradients go through torch's FSDP2, which casts and divides them in passes of its own."""
+        return self.zero == 3 and self.framework.casts_messages and self.framework.zero2 == "layers"
+
+    @property
     def algorithm(self) -> str:
         """A forced algorithm for collectives, "" where cost chooses."""
         return "" if self.plan.comm.algorithm == "auto" else self.plan.comm.algorithm

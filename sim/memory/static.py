@@ -81,7 +81,7 @@ def alike(blocks: Iterable[Block]) -> list[tuple[Block, int]]:
 def _gathered(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], ranks: int, gradients: float, tied: bool) -> float:
     """DDP without gradient views: buckets as large as the gradients, in the dtype that travels. Who names a bucket (Horovod's fusion buffer,
     apex's and DeepSpeed's flat copies) fills it again and again; who packs none has none. autocast: 16-bit copies, alive until backward.
-    FSDP: `_unsharded`."""
+    A hook casts a bucket into another one, and DDP's first bucket is all gradients. FSDP: `_unsharded`."""
     train, (zero, _) = plan.task != "forward", sharding_of(plan, framework)
     if zero == 3:
         return _unsharded(plan, framework, chunks, tied)
@@ -89,8 +89,11 @@ def _gathered(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], rank
     found = 0.0
     if framework.autocast:
         found += 2.0 * sum(part.params for block in blocks for part in block.parts if part.cls in ("gemm", "conv", "moe", "rnn"))
-    if zero == 0 and ranks > 1 and train and framework.packs_gradients and not framework.accumulate_in_gemm:
-        buckets = gradients / BYTES[framework.grad_dtype] * BYTES[framework.reduce_dtype]
+    summed = train and ranks > 1 and plan.update.mode == "sync" and plan.update.aggregate == "gpu"
+    if zero == 0 and summed and framework.packs_gradients and not framework.accumulate_in_gemm:
+        grad, sent = BYTES[framework.grad_dtype], BYTES[framework.reduce_dtype]
+        hooked = framework.casts_messages and framework.reduce_dtype != framework.grad_dtype
+        buckets = gradients / grad * (grad + sent if hooked else sent)
         found += min(buckets, framework.bucket << 20) if framework.bucket else buckets
     if framework.accumulate_in_gemm and train:
         found += 2.0 * sum(_weights(blocks))

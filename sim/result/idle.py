@@ -43,6 +43,13 @@ def _whole_tensors(setting: Setting) -> bool:
     return setting.plan.parallel.tp == 1
 
 
+def _nothing_travels(setting: Setting) -> bool:
+    """No gradients between ranks; where a flat buffer holds them, it has their dtype all the same."""
+    u = setting.plan.update
+    alone = setting.plan.world // (setting.plan.parallel.tp * setting.plan.parallel.pp) == 1
+    return (alone or u.mode != "sync" or u.aggregate != "gpu") and not setting.framework.accumulate_in_gemm
+
+
 def _on_cpu(setting: Setting) -> bool:
     return setting.topology.kind == "cpu"
 
@@ -77,6 +84,7 @@ RULES = (
         lambda s: _forward(s) or not STATES[s.plan.optimizer.name],
         "nothing is updated, or by an optimizer without moments",
     ),
+    Rule("comm.reduce_dtype", lambda s: _forward(s) or _nothing_travels(s), "no gradients travel between ranks"),
     Rule("update.mode", _forward, "nothing is updated"),
     Rule("update.aggregate", _forward, "nothing is updated"),
     Rule("update.every", lambda s: s.plan.update.mode != "local", 'mode is not "local"'),

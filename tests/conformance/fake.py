@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -125,13 +126,24 @@ def fake_world(rank: int, size: int) -> Iterator[Any]:
 
 @contextmanager
 def _agreed() -> Iterator[None]:
-    """Pipeline stages vote on whether their static shapes hold; here nobody answers, so the vote is cast for them."""
+    """Pipeline stages vote on whether their static shapes hold; here nobody answers, so the vote is cast for them. What DDP's hooks wait for
+    is answered by what they sent."""
     yes = torch.ones(1, dtype=torch.int32)
     with (
+        mock.patch.object(dist, "all_reduce", partial(_answered, dist.all_reduce)),
         mock.patch.object(PipelineStage, "_warmup_forward_vote", lambda *_, **__: yes),
         mock.patch.object(PipelineStage, "_warmup_backward_result", lambda *_, **__: yes),
     ):
         yield
+
+
+def _answered(send: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    """all_reduce, whose work has a future with the tensor in it, as NCCL's and gloo's have."""
+    if send(tensor, *args, **kwargs) is None:
+        return None
+    future: Any = torch.futures.Future()
+    future.set_result([tensor])
+    return SimpleNamespace(get_future=lambda: future, wait=lambda: True, is_completed=lambda: True)
 
 
 def _world(rank: int, size: int) -> Any:
@@ -160,7 +172,7 @@ def stock_messages(plan: Plan, rank: int, steps: int = 2) -> list[list[Message]]
         trainer = Trainer(world, plan, Path(), steps)
         log = Log()
         for model in (trainer.model, *trainer.model.children()):
-            if isinstance(model, DistributedDataParallel):
+            if isinstance(model, DistributedDataParallel) and not model._comm_hooks:
                 model.register_comm_hook((log, tuple(sorted(dist.get_process_group_ranks(model.process_group)))), _bucket)
         batches = trainer.batches()
         found = []

@@ -58,6 +58,9 @@ DDP = [
     *(plan(model, micros, dp_replicate=2, comm=SMALL) for model in FAMILIES for micros in (1, 2)),
     *(plan(model, dp_replicate=2, framework="pytorch-amp", precision="bf16", comm=SMALL) for model in (GPT, RESNET)),
     plan(RESNET, dp_replicate=2, precision="bf16"),
+    *(plan(model, micros, dp_replicate=2, comm=SMALL | {"reduce_dtype": "bf16"}) for model in (LLAMA, MLP) for micros in (1, 2)),
+    plan(GPT, dp_replicate=4, comm={"reduce_dtype": "fp16"}),
+    plan(GPT, dp_replicate=2, framework="pytorch-amp", precision="bf16", comm={"reduce_dtype": "bf16"}),
 ]
 FSDP = [
     *(
@@ -78,11 +81,14 @@ FSDP = [
     *(plan(model, dp_shard=2, zero=3, comm=SMALL) for model in FAMILIES if model is not VIT),
     plan(BERT, 2, dp_shard=2, zero=3, memory={"recompute": "full"}),
     plan(NEXT, dp_shard=2, zero=2),
+    *(plan(LLAMA, 2, dp_shard=4, zero=zero, comm={"reduce_dtype": dtype}) for zero, dtype in ((2, "bf16"), (3, "fp16"))),
+    plan(LLAMA, dp_shard=2, zero=3, precision="bf16", comm={"reduce_dtype": "fp32"}),
 ]
 HSDP = [
     *(plan(model, micros, dp_replicate=2, dp_shard=shards, zero=3) for model in (LLAMA, MLP) for shards, micros in ((2, 1), (4, 2))),
     plan(GPT, dp_replicate=8, dp_shard=8, zero=3, reshard_after_forward=False),
     plan(LLAMA, dp_replicate=2, dp_shard=2, zero=3, optimizer={"clip": True}),
+    plan(LLAMA, dp_replicate=2, dp_shard=2, zero=3, comm={"reduce_dtype": "bf16"}),
 ]
 TP = [
     *(plan(LLAMA, micros, tp=tp, sequence_parallel=split) for split in (True, False) for tp, micros in ((2, 1), (2, 3), (4, 1))),
@@ -130,6 +136,8 @@ PP = [
     plan(DEEP, 2, pp=2, tp=2, dp_shard=4, zero=3, sequence_parallel=False, placement="pp,tp,cp,dp"),
     plan(DEEP, 4, pp=4, tp=2, dp_replicate=2, dp_shard=4, zero=3),
     plan(DEEP, 2, pp=2, dp_shard=2, zero=3, optimizer={"clip": True}),
+    plan(DEEP, 4, pp=2, dp_shard=2, zero=3, comm={"reduce_dtype": "bf16"}),
+    plan(DEEP, 3, pp=2, dp_replicate=2, comm={"reduce_dtype": "bf16"}),
 ]
 PLANS = DDP + FSDP + HSDP + TP + FSDP_TP + LOCAL + PP
 

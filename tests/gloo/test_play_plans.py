@@ -45,6 +45,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dualpipe": (DENSE, {"pp": 2, "dp_replicate": 2, "schedule": "dualpipe"}),
     "recompute": (DENSE, {"dp_shard": 2, "tp": 2, "zero": 3, "memory": {"recompute": "full"}}),
     "selective": (DENSE, {"tp": 4, "memory": {"recompute": "selective"}}),
+    "narrow-ddp": (DENSE, {"dp_replicate": 4, "comm": {"reduce_dtype": "bf16"}}),
+    "narrow-fsdp": (DENSE, {"dp_shard": 4, "zero": 3, "comm": {"reduce_dtype": "fp16"}}),
     "local": (DENSE, {"dp_replicate": 4, "update": {"mode": "local", "every": 2}}),
     "muon": (DENSE, {"dp_replicate": 4, "optimizer": {"name": "muon"}}),
     "muon-owners": (MOE, {"dp_shard": 4, "ep": 2, "zero": 1, "optimizer": {"name": "muon"}}),
@@ -52,7 +54,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "on-host": (DENSE, {"dp_replicate": 4, "update": {"aggregate": "cpu"}}),
     "saved": (DENSE, {"dp_replicate": 4, "output": {"checkpoint_every": 1, "checkpoint_mode": "async"}}),
 }
-_SECTIONS = ("memory", "optimizer", "update", "output", "framework")
+_SECTIONS = ("comm", "memory", "optimizer", "update", "output", "framework")
 
 
 def _program(model: dict[str, Any], axes: dict[str, Any]) -> Program:

@@ -67,6 +67,12 @@ ORTHOGONAL: tuple[tuple[dict[str, Any], int], ...] = (
     ({"pp": 2, "dp_replicate": 2}, 1),
 )
 """Trained by Muon."""
+NARROW: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "bf16 ddp": ({"dp_replicate": 2}, {"reduce_dtype": "bf16"}),
+    "fp16 ddp": ({"dp_replicate": 2}, {"reduce_dtype": "fp16"}),
+    "bf16 fsdp": ({"dp_shard": 2, "zero": 3}, {"reduce_dtype": "bf16"}),
+}
+"""Gradients that travel narrower than they are, or compressed."""
 CLIPPED: tuple[tuple[dict[str, Any], int], ...] = (
     ({}, 4),
     ({"tp": 2, "sequence_parallel": False}, 8),
@@ -85,6 +91,8 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     plans += [_plan(parallel, micro, optimizer={"name": "muon"}) for parallel, micro in ORTHOGONAL]
     names = [*(str(parallel) for parallel, _ in CASES), "local", "sgd", *(f"clipped {parallel}" for parallel, _ in CLIPPED)]
     names += [f"muon {parallel}" for parallel, _ in ORTHOGONAL]
+    plans += [_plan(parallel, 2, comm=comm) for parallel, comm in NARROW.values()]
+    names += NARROW
     for ranks in (1, 2, 4):
         mine = [i for i, plan in enumerate(plans) if plan.world == ranks]
         many = Many([Request(plans[i], 4, 1, 0) for i in mine])
@@ -113,6 +121,13 @@ def test_gradients_are_clipped_by_the_norm_of_all(parallel: str, losses: dict[st
 def test_muon_trains_alike_however_it_is_split(parallel: str, losses: dict[str, list[float]]) -> None:
     assert losses[f"muon {parallel}"] == pytest.approx(losses["muon {}"], rel=2e-4)
     assert losses["muon {}"] != pytest.approx(losses["{}"], rel=5e-4), "not AdamW's"
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_narrow_gradients_train_nearly_alike(name: str, losses: dict[str, list[float]]) -> None:
+    """The first loss is before any update; AdamW's updates hardly feel 8 bits of a mantissa, but they do."""
+    assert losses[name][0] == pytest.approx(losses["{}"][0], rel=1e-5)
+    assert losses[name] == pytest.approx(losses["{}"], rel=1e-2) and losses[name] != pytest.approx(losses["{}"], rel=1e-6)
 
 
 def test_profile_and_buckets(tmp_path: Path) -> None:

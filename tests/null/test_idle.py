@@ -34,6 +34,7 @@ SAID: dict[str, tuple[dict[str, Any], str, tuple[str, ...], dict[str, Any] | Non
     "memory.recompute_layers": (BASE, "2", ("memory.recompute=full",), None),
     "optimizer.name": (BASE | {"task": "forward"}, "sgd", ("task=train",), None),
     "optimizer.states": (BASE | {"optimizer": {"name": "sgd", "implementation": "fused"}}, "fp8", ("optimizer.name=adamw",), None),
+    "comm.reduce_dtype": (BASE | {"parallel": {"dp_replicate": 2}, "update": {"mode": "local"}}, "fp32", ("update.mode=sync",), None),
     "update.mode": (BASE | {"task": "forward", "parallel": {"dp_replicate": 2}}, "local", ("task=train",), None),
     "update.aggregate": (BASE | {"task": "forward", "parallel": {"dp_replicate": 2}}, "primary", ("task=train",), None),
     "update.every": (BASE | {"parallel": {"dp_replicate": 2}}, "4", ("update.mode=local",), None),

@@ -16,6 +16,7 @@ from itertools import groupby
 from msgspec.structs import replace
 
 from sim.lower.accumulate import COPY
+from sim.lower.data_parallel.reduced import after_message, before_message
 from sim.lower.data_parallel.replicate import lane_of
 from sim.lower.data_parallel.sharded import CLS, replicas
 from sim.lower.data_parallel.units import Unit, root_first
@@ -203,7 +204,8 @@ def _reduce(job: Job, unit: Unit, reduced: list[Unit]) -> list[Op]:
             ops.append(compute(job, f"{name}.copy_in", (copy,), COPY, alloc=size))
         else:
             full[0] = holding(full[0], alloc=size)
-        ops += full
+        ranks = _ranks(job, axis)
+        ops += [*full, *before_message(job, name, lane, elements, ranks)]
         scattered = record(f"{name}.scattered", lane)
         if job.size(axis) > 1:
             message = collective(job, f"{name}.reduce_scatter", lane, "reduce_scatter", size, axis, CLS)
@@ -211,16 +213,24 @@ def _reduce(job: Job, unit: Unit, reduced: list[Unit]) -> list[Op]:
         else:
             ops.append(holding(scattered, free=size))
         shared = [_called(job, op) for op in replicas(job, name, size / job.size(axis), lane)]
-        ops += [*shared, record(f"{name}.done", shared[-1].lane)] if shared else []
+        end = shared[-1].lane if shared else lane
+        then = after_message(job, name, end, elements / job.size(axis), ranks)
+        ops += [*shared, *then, record(f"{name}.done", end)] if shared or then else []
     reduced.append(unit)
     if not job.plan.comm.overlap:
-        ops += [_again(job, f"grad/{unit.name}{suffix}.here.wait", _last(job, unit, suffix)) for suffix, _, _ in unit.gradients]
+        ops += [_again(job, f"grad/{unit.name}{suffix}.here.wait", _last(job, unit, suffix, axis)) for suffix, axis, _ in unit.gradients]
     return ops
 
 
-def _last(job: Job, unit: Unit, suffix: str) -> str:
-    """The event of a unit's gradients' last message."""
-    return f"grad/{unit.name}{suffix}.{'done' if job.size('dp_replicate') > 1 else 'scattered'}"
+def _last(job: Job, unit: Unit, suffix: str, axis: str) -> str:
+    """The event after which a unit's gradients are what the optimizer reads."""
+    shared = job.size("dp_replicate") > 1 or after_message(job, "", "", 1.0, _ranks(job, axis))
+    return f"grad/{unit.name}{suffix}.{'done' if shared else 'scattered'}"
+
+
+def _ranks(job: Job, axis: str) -> int:
+    """Ranks over which a unit's gradients are averaged."""
+    return job.size(axis) * job.size("dp_replicate")
 
 
 def _again(job: Job, id: str, event: str) -> Op:
@@ -233,7 +243,7 @@ def _finish(job: Job, reduced: list[Unit], tag: str) -> list[Op]:
     for unit in reduced:
         for suffix, axis, _ in unit.gradients:
             end = "dp_replicate" if job.size("dp_replicate") > 1 else axis
-            last[lane_of(end)] = _last(job, unit, suffix)
+            last[lane_of(end)] = _last(job, unit, suffix, axis)
     return [_again(job, f"grad/{tag}end.{lane}.wait", event) for lane, event in last.items()]
 
 

@@ -1,6 +1,7 @@
 """Gradients of replicas averaged: buckets leave on `comm.dp` as soon as backward has filled them.
 
-With torch's DDP each gradient is copied into its bucket and back (gradient_as_bucket_view is off by default); Megatron's
+With torch's DDP each gradient is copied into its bucket and back (gradient_as_bucket_view is off by default), and a hook may cast a full
+bucket for its message (`hooks`); Megatron's
 flat buffer needs one scaling pass. Nothing travels before the last micro-batch (no_sync). Without overlap all waits for the end
 of backward. ZeRO-1 and -2 send the same buckets by reduce_scatter (`sharded.messages`).
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from sim.lower.accumulate import COPY
+from sim.lower.data_parallel import hooks
 from sim.lower.data_parallel.buckets import Bucket, rebuilds
 from sim.lower.job import Job
 from sim.lower.ops import collective, compute, host, order, record, spent, wait
@@ -77,23 +79,30 @@ def send(job: Job, bucket: Bucket, messages: Messages, last: bool = False) -> li
     if _hooks(job):
         ops += [spent(f"{name}.hooks", "ddp_parameter", len(bucket.tensors)), spent(f"{name}.bucket", "ddp_bucket")]
     if job.framework.packs_gradients:
-        ops.append(compute(job, f"{name}.copy", copies(job, bucket, job.grad_bytes, job.reduce_bytes), COPY))
+        ops.append(compute(job, f"{name}.copy", copies(job, bucket, job.grad_bytes, packed(job)), COPY))
     if job.framework.prescales and rebuilds(job):
         size = int(bucket.elements * job.reduce_bytes)
         ops.append(compute(job, f"{name}.mean", (MemoryBound("scale", size, size, job.framework.reduce_dtype),), COPY))
+    ops += hooks.narrowed(job, bucket)
     sent = messages(job, bucket)
     lane, cycle = sent[0].lane, job.framework.cycle
     turn = [host(f"{name}.turn", HostWork("cycle", 0.5, cycle), lane=lane, cls=CLS)] if last and cycle else []
-    return [*ops, *order(job, f"{name}.full", COMPUTE, lane), *turn, *sent, record(f"{name}.done", sent[-1].lane)]
+    follows, end = hooks.follows(job, bucket, sent[-1].lane)
+    return [*ops, *order(job, f"{name}.full", COMPUTE, lane), *turn, *sent, *follows, record(f"{name}.done", end)]
 
 
 def _receive(job: Job, bucket: Bucket) -> list[Op]:
     """The step waits for the bucket; DDP copies its gradients back."""
     name = f"grad/{bucket.name}"
-    ops = [wait(job, f"{name}.done", COMPUTE)]
+    ops = [wait(job, f"{name}.done", COMPUTE), *hooks.received(job, bucket)]
     if rebuilds(job) and job.framework.packs_gradients:
-        ops.append(compute(job, f"{name}.back", copies(job, bucket, job.reduce_bytes, job.grad_bytes), COPY))
+        ops.append(compute(job, f"{name}.back", copies(job, bucket, packed(job), job.grad_bytes), COPY))
     return ops
+
+
+def packed(job: Job) -> float:
+    """Bytes of one gradient in its bucket: what travels, where no hook casts it."""
+    return job.grad_bytes if job.casts_buckets else job.reduce_bytes
 
 
 def copies(job: Job, bucket: Bucket, read: float, written: float) -> tuple[Work, ...]:

@@ -17,7 +17,17 @@ from sim.planning.sweeps.space import SHORT
 from sim.work import BYTES
 from topologies.load import load_topology
 
-_FIXED = ("model", "framework", "precision", "task", "memory.offload", "optimizer.name", "optimizer.states", "optimizer.on")
+_FIXED = (
+    "model",
+    "framework",
+    "precision",
+    "task",
+    "memory.offload",
+    "optimizer.name",
+    "optimizer.states",
+    "optimizer.on",
+    "comm.reduce_dtype",
+)
 """Keys whose values set the parameters or their bytes, as all of `model.` do: where the space varies one of them, the floor is not used."""
 
 

@@ -1,0 +1,31 @@
+"""DDP's communication hooks: what happens to a full bucket in place of a plain all_reduce (torch.distributed.algorithms.ddp_comm_hooks)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from executor.kernels.bodies import dtype_of
+from sim.plan import Plan
+
+
+def reduced_in(plan: Plan, model: DistributedDataParallel) -> DistributedDataParallel:
+    """The model with gradients that travel in `comm.reduce_dtype`, where they are of another dtype."""
+    dtype = plan.comm.reduce_dtype
+    if dtype is None or all(parameter.dtype == dtype_of(dtype) for parameter in model.parameters()):
+        return model
+    hook = default_hooks.fp16_compress_hook if dtype == "fp16" else bf16
+    model.register_comm_hook(model.process_group, hook)
+    return model
+
+
+def bf16(state: object, bucket: GradBucket) -> Future[Tensor]:
+    """torch's bf16_compress_hook, which DDP takes by that name with NCCL alone."""
+    return default_hooks.bf16_compress_hook(state, bucket)  # type: ignore[arg-type]
+
+
+# DDP reads the hook's annotations, which are words here.
+bf16.__annotations__ |= {"bucket": GradBucket, "return": Future[Tensor]}

@@ -1,0 +1,47 @@
+"""A full bucket cast to what travels, and back: DDP's compress hooks (torch 2.13, distributed/algorithms/ddp_comm_hooks/default_hooks.py, _compress_hook).
+
+The hook runs when the bucket is full: a cast, a division by the ranks, the message. What follows it (`then`) copies the sum back into the
+bucket: on a GPU on a stream of its own beside what computes, on a CPU in a thread that takes its core from the one that trains. DeepSpeed's
+communication_data_type does the same (runtime/engine.py, allreduce_bucket; of a shard runtime/zero/stage_1_and_2.py, average_tensor).
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from sim.lower.accumulate import COPY
+from sim.lower.data_parallel.buckets import Bucket
+from sim.lower.job import Job
+from sim.lower.ops import compute, order
+from sim.program import COMPUTE, Op
+from sim.work import MemoryBound
+
+
+def narrowed(job: Job, bucket: Bucket) -> list[Op]:
+    """`buffer.to(dtype).div_(world_size)`."""
+    if not job.casts_buckets:
+        return []
+    dtype, sent = job.framework.reduce_dtype, int(bucket.elements * job.reduce_bytes)
+    cast = MemoryBound("cast", int(bucket.elements * job.grad_bytes), sent, dtype)
+    return [compute(job, f"grad/{bucket.name}.cast", (cast, MemoryBound("scale", sent, sent, dtype)), COPY)]
+
+
+def widened(job: Job, bucket: Bucket, lane: str) -> list[Op]:
+    """`buffer.copy_(value)`, of this rank's shard where gradients are scattered, on `lane`."""
+    scattered = job.zero and not job.owns_tensors and bucket.axis != "edp"
+    count = bucket.elements / (job.size(bucket.axis) if scattered else 1)
+    work = MemoryBound("cast", int(count * job.reduce_bytes), int(count * job.grad_bytes), job.framework.grad_dtype)
+    return [replace(compute(job, f"grad/{bucket.name}.widen", (work,), COPY), lane=lane)]
+
+
+def follows(job: Job, bucket: Bucket, lane: str) -> tuple[list[Op], str]:
+    """On a GPU, beside the next message, what follows one on `lane`; and the lane on which the bucket is ready then."""
+    if not job.casts_buckets or job.device == "cpu":
+        return [], lane
+    beside = f"{lane}.back"
+    return [*order(job, f"grad/{bucket.name}.summed", lane, beside), *widened(job, bucket, beside)], beside
+
+
+def received(job: Job, bucket: Bucket) -> list[Op]:
+    """On a CPU, where the training thread and gloo's share a core."""
+    return widened(job, bucket, COMPUTE) if job.casts_buckets and job.device == "cpu" else []

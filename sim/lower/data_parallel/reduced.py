@@ -1,0 +1,51 @@
+"""What FSDP2 does to a unit's gradients beside their messages (torch 2.13, fsdp/_fully_shard/_fsdp_collectives.py, foreach_reduce).
+
+NCCL divides while it sums, but not in fp16, whose range is small: there kernels divide by about the root of the number of ranks before the
+message, and by the rest after it (_get_gradient_divide_factors). The reduced shard is cast to the parameters' dtype where that is another.
+All of it runs on the stream of the message.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from sim.lower.accumulate import COPY
+from sim.lower.job import Job
+from sim.lower.ops import compute
+from sim.program import Op
+from sim.work import MemoryBound, Work
+
+
+def before_message(job: Job, name: str, lane: str, elements: int, ranks: int) -> list[Op]:
+    """The first division, of the whole unit."""
+    size = round(elements * job.reduce_bytes)
+    divided = MemoryBound("scale", size, size, job.framework.reduce_dtype)
+    return _on(job, lane, f"{name}.divide", [divided] if factors(job, ranks)[0] != 1 else [])
+
+
+def after_message(job: Job, name: str, lane: str, shard: float, ranks: int) -> list[Op]:
+    """The second division and the cast, of `shard` elements."""
+    works, size, how = list[Work](), round(shard * job.reduce_bytes), job.framework
+    if factors(job, ranks)[1] != 1:
+        works.append(MemoryBound("scale", size, size, how.reduce_dtype))
+    if job.fsdp2 and how.reduce_dtype != how.grad_dtype:
+        works.append(MemoryBound("cast", size, round(shard * job.grad_bytes), how.grad_dtype))
+    return _on(job, lane, f"{name}.cast", works)
+
+
+def factors(job: Job, ranks: int) -> tuple[float, float]:
+    """What gradients are divided by before and after their message; their product is `ranks`."""
+    if not job.fsdp2 or job.framework.reduce_dtype != "fp16":
+        return 1.0, 1.0
+    first = 1
+    while ranks % first == 0 and ranks / first > first:
+        first *= 2
+    return float(first), ranks / first
+
+
+def _on(job: Job, lane: str, name: str, works: list[Work]) -> list[Op]:
+    """On the message's lane; a CPU's training thread waits for each message, and runs what follows itself."""
+    if not works:
+        return []
+    op = compute(job, name, tuple(works), COPY)
+    return [op if job.device == "cpu" else replace(op, lane=lane, blocking=job.framework.launch_blocking)]
