@@ -119,6 +119,9 @@ class Update(_Section, frozen=True, kw_only=True):
     """sync; local: every rank updates alone and parameters are averaged; async: through a parameter server."""
     every: Count = 1
     """local: steps between averages."""
+    outer: Literal["average", "nesterov"] = "average"
+    """local: how ranks agree. average: the mean of their parameters; nesterov: an outer step of SGD with Nesterov momentum by the mean of what
+    they have moved by (DiLoCo)."""
     aggregate: Literal["gpu", "cpu", "primary"] = "gpu"
     """Where gradients are summed: all_reduce among devices; a parameter server on the host; or the first device, which updates alone
     and broadcasts the parameters (as nn.DataParallel's coordinating GPU does; every rank loads its own inputs)."""

@@ -18,6 +18,7 @@ from executor.training.examples import Pair
 from executor.training.handover import Handover
 from executor.training.models.build import loss_of, memory_format, model_for, reads_ids
 from executor.training.optimizers import optimizer_of
+from executor.training.outer import outer_of
 from executor.training.parallelize import clip, device_mesh, parallel_loss, parallelize, sharded_alone, whole
 from executor.training.precision import Mixed
 from executor.training.samples import Samples, check_shared, loader_of
@@ -69,6 +70,7 @@ class Trainer:
         else:
             self.model = parallelize(self.inner, plan, world, self.habits, self.mesh)
         self.optimizer = optimizer_of(plan.optimizer.name, self.habits, self.model)
+        self.outer = outer_of(plan, self.habits, self.model)
         # Made at once: a small tensor kept from each step would lie in what its logits leave free, and the next ones would not fit there.
         self._losses = torch.zeros(steps, device=world.device)
         self._first_buckets: list[int] = []
@@ -144,7 +146,10 @@ class Trainer:
         return contextlib.nullcontext()
 
     def _average(self) -> None:
-        """Local updates: parameters averaged over all replicas (torch's PeriodicModelAverager does the same)."""
+        """Local updates: parameters averaged over all replicas (torch's PeriodicModelAverager does the same), or an outer step."""
+        if self.outer is not None:
+            self.outer.step()
+            return
         from torch.distributed.algorithms.model_averaging.utils import average_parameters
 
         average_parameters(self.model.parameters(), torch.distributed.distributed_c10d._get_default_group())
@@ -182,7 +187,8 @@ class Trainer:
         target = self.world.folder / f"checkpoint-{self.world.rank}.pt"
         part = target.with_suffix(".part")
         try:
-            torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}, part)
+            outer = {"outer": self.outer.state_dict()} if self.outer is not None else {}
+            torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), **outer}, part)
             os.replace(part, target)
         except (OSError, RuntimeError) as error:
             with contextlib.suppress(OSError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from sim.lower.job import Job
 from sim.lower.ops import collective, order, spent
+from sim.lower.optimizer.outer import kept
 from sim.lower.optimizer.owned import Share, moment_width, state_width
 from sim.lower.optimizer.step import read_back
 from sim.program import COMPUTE, D2H, HOST, Call, Op
@@ -47,6 +48,7 @@ def sync(job: Job) -> list[Op]:
 def checkpoint_bytes(job: Job, share: Share) -> int:
     """What this rank writes: parameters once, and optimizer state; replicas of one state share the work when sharded."""
     state = share.states * moment_width(job.plan, state_width(job)) + share.elements * (4.0 if job.framework.master else job.param_bytes)
+    state += kept(job.plan, share.elements, state_width(job))
     if job.plan.output.checkpoint_mode == "full":
         return round(state * (job.size("fsdp") if job.zero else 1))
     return round(state / (job.size("dp_replicate") if job.zero else job.size(job.data_axis)))

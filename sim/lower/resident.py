@@ -6,6 +6,7 @@ Rajbhandari et al. 2020, section 5 (ZeRO): each stage divides one more of them b
 from __future__ import annotations
 
 from sim.lower.job import Job
+from sim.lower.optimizer.outer import kept
 from sim.lower.optimizer.owned import moment_width, state_width, states
 from sim.lower.stage import StageSegments
 from sim.model.parts import Block, Part
@@ -30,10 +31,10 @@ def _block(job: Job, block: Block) -> tuple[float, float, float]:
     """Parameters, gradients and optimizer state of one block on this rank."""
     parameters = gradients = optimizer = 0.0
     # FSDP keeps its shards in the optimizer's dtype, where it has the optimizer: they are the master copy.
-    kept = state_width(job) if job.zero == 3 and not job.plan.host_optimizer else job.param_bytes
+    width = state_width(job) if job.zero == 3 and not job.plan.host_optimizer else job.param_bytes
     for part in block.parts:
         ways, params = job.shards(part), part.params
-        parameters += params * kept / (ways if job.zero == 3 else 1)
+        parameters += params * width / (ways if job.zero == 3 else 1)
         if part.frozen or not job.train:
             continue
         gradients += params * job.grad_bytes / (ways if job.zero >= 2 else 1)
@@ -46,4 +47,5 @@ def _state(job: Job, part: Part) -> float:
     if job.plan.host_optimizer:
         return 0.0
     master = 4.0 if job.framework.master and job.zero != 3 else 0.0
-    return states(job.plan.optimizer.name, part.params, part.in_matrices) * moment_width(job.plan, state_width(job)) + master * part.params
+    moments = states(job.plan.optimizer.name, part.params, part.in_matrices) * moment_width(job.plan, state_width(job))
+    return moments + master * part.params + kept(job.plan, part.params, state_width(job))

@@ -176,7 +176,7 @@ def _end(job: Job, place: Place, share: Share, stages: list[StageSegments], tag:
     """What follows the update: the average of local updates, output."""
     line = list[Turns]()
     if job.train and job.plan.update.mode == "local" and output.due(job.plan.update.every, step):
-        line += _call(segments, f"{tag}average", modes.average(job, share), step)
+        line += _call(segments, f"{tag}average", modes.agree(job, share), step)
     o = job.plan.output
     if output.due(o.log_every, step) and any(stage.stage.last for stage in stages):
         line += _call(segments, "log", output.log(job), step)

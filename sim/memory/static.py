@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sim.framework import Framework, sharding_of
-from sim.lower.optimizer import muon
+from sim.lower.optimizer import muon, outer
 from sim.lower.optimizer.owned import STATES, moment_width, states
 from sim.lower.schedule.reading import name_of
 from sim.lower.schedule.shards import ACTIVE_STAGES, by_actions
@@ -29,7 +29,7 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, chunks: tup
     state = 4.0 if framework.master or framework.autocast else stored
     copies = STATES[plan.optimizer.name]
     totals = {"parameters": 0.0, "gradients": 0.0, "optimizer": 0.0, "gathered": 0.0, "step": 0.0}
-    train = plan.task != "forward"
+    train, flat = plan.task != "forward", 0.0
     for (expert, frozen), (count, kept) in _counts(network, chunks, plan.optimizer.name).items():
         ways = max(1, mesh.size(mesh.shard_axis(expert)))
         sharded = count / ways
@@ -42,9 +42,11 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, chunks: tup
         totals["gradients"] += (count if zero < 2 else sharded) * grad
         if not plan.host_optimizer:
             master = framework.master and whole and not framework.autocast
-            totals["optimizer"] += moment_width(plan, state) * kept * own / count + state * own * master
+            totals["optimizer"] += moment_width(plan, state) * kept * own / count + state * own * master + outer.kept(plan, own, state)
             totals["step"] += own * state * constants()["optimizer.foreach"] * (framework.optimizer == "foreach" and copies > 0)
             totals["step"] += own * framework.flat_step
+            flat += own * state * bool(outer.kept(plan, own, state)) * (mesh.size("grad") > 1)
+    totals["step"] = max(totals["step"], flat)  # what ranks have moved by, joined for its message
     if train and plan.optimizer.name == "muon":
         totals["step"] += muon.workspace(part for chunk in chunks for _, block in chunk for part in block.parts if not part.frozen)
     totals["gathered"] = _gathered(plan, framework, chunks, mesh.size("grad"), totals["gradients"], network.ends_tied)

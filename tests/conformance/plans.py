@@ -116,7 +116,7 @@ FSDP_TP = [
     plan(LLAMA, 2, dp_shard=2, tp=2, zero=2),
     plan(LLAMA, dp_shard=2, tp=2, zero=3, optimizer={"clip": True}),
 ]
-LOCAL = [plan(LLAMA, dp_replicate=2, update={"mode": "local", "every": 2})]
+LOCAL = [plan(LLAMA, dp_replicate=2, update={"mode": "local", "every": 2} | outer) for outer in ({}, {"outer": "nesterov"})]
 DEEP = LLAMA | {"layers": 5}
 UNTIED = GPT | {"layers": 4, "tied": False}
 PP = [

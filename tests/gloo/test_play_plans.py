@@ -48,6 +48,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "narrow-ddp": (DENSE, {"dp_replicate": 4, "comm": {"reduce_dtype": "bf16"}}),
     "narrow-fsdp": (DENSE, {"dp_shard": 4, "zero": 3, "comm": {"reduce_dtype": "fp16"}}),
     "local": (DENSE, {"dp_replicate": 4, "update": {"mode": "local", "every": 2}}),
+    "outer": (DENSE, {"dp_replicate": 4, "update": {"mode": "local", "every": 2, "outer": "nesterov"}}),
     "muon": (DENSE, {"dp_replicate": 4, "optimizer": {"name": "muon"}}),
     "muon-owners": (MOE, {"dp_shard": 4, "ep": 2, "zero": 1, "optimizer": {"name": "muon"}}),
     "muon-pieces": (DENSE, {"dp_shard": 4, "zero": 3, "optimizer": {"name": "muon"}}),

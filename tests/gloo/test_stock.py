@@ -91,6 +91,9 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     plans += [_plan(parallel, micro, optimizer={"name": "muon"}) for parallel, micro in ORTHOGONAL]
     names = [*(str(parallel) for parallel, _ in CASES), "local", "sgd", *(f"clipped {parallel}" for parallel, _ in CLIPPED)]
     names += [f"muon {parallel}" for parallel, _ in ORTHOGONAL]
+    outer = {"mode": "local", "outer": "nesterov"}
+    plans += [_plan(parallel, micro, update=outer, optimizer={"name": "sgd"}) for parallel, micro in (({"dp_replicate": 2}, 4), ({}, 8))]
+    names += ["outer", "outer alone"]
     plans += [_plan(parallel, 2, comm=comm) for parallel, comm in NARROW.values()]
     names += NARROW
     for ranks in (1, 2, 4):
@@ -168,6 +171,12 @@ def test_collectives_are_called_as_the_prediction_calls_them(framework: str, zer
 def test_local_updates_average_parameters(losses: dict[str, list[float]]) -> None:
     """With SGD and an average every step, averaging parameters or gradients is the same."""
     assert losses["local"] == pytest.approx(losses["sgd"], rel=2e-4)
+
+
+def test_an_outer_step_is_that_of_one_process(losses: dict[str, list[float]]) -> None:
+    """With SGD and an outer step after every step, two ranks move by the mean of what each moves by: one moves so on the whole batch."""
+    assert losses["outer"] == pytest.approx(losses["outer alone"], rel=2e-4)
+    assert losses["outer"] != pytest.approx(losses["sgd"], rel=1e-5), "momentum"
 
 
 def test_half_a_data_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ SAID: dict[str, tuple[dict[str, Any], str, tuple[str, ...], dict[str, Any] | Non
     "update.mode": (BASE | {"task": "forward", "parallel": {"dp_replicate": 2}}, "local", ("task=train",), None),
     "update.aggregate": (BASE | {"task": "forward", "parallel": {"dp_replicate": 2}}, "primary", ("task=train",), None),
     "update.every": (BASE | {"parallel": {"dp_replicate": 2}}, "4", ("update.mode=local",), None),
+    "update.outer": (BASE | {"parallel": {"dp_replicate": 2}}, "nesterov", ("update.mode=local",), None),
     "data.sample": (BASE, '"1 GiB"', ("data.source=disk",), None),
     "data.prefetch": (BASE, "9", (), None),
     "data.pinned": (BASE, "false", (), BASE | {"data": {"source": "disk", "sample": "1 MiB"}}),

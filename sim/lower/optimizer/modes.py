@@ -1,7 +1,7 @@
 """Updates that are not the plain synchronous one on the devices.
 
 `local`: every rank updates alone; every `every` steps the parameters are averaged (torch's PeriodicModelAverager: flattened, one
-all_reduce, copied back). `aggregate = "cpu"`: gradients are summed in rank 0's host memory, which updates and broadcasts. `async`: a
+all_reduce, copied back), or an outer optimizer steps (`outer`). `aggregate = "cpu"`: gradients are summed in rank 0's host memory, which updates and broadcasts. `async`: a
 parameter server on rank 0's host with one thread for each worker; nobody waits for anybody else, and a worker's gradients are
 older than the parameters by the updates of the others meanwhile (the staleness; with equal workers n - 1 on average).
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from sim.lower.job import Job
 from sim.lower.ops import collective, compute, host, order
+from sim.lower.optimizer.outer import outer_step
 from sim.lower.optimizer.owned import Share
 from sim.lower.optimizer.step import on_cpu
 from sim.lower.optimizer.step import update as step_ops
@@ -17,6 +18,11 @@ from sim.program import COMPUTE, D2H, H2D, HOST, Call, Op
 from sim.work import MemoryBound
 
 CLS = "comm.ps"
+
+
+def agree(job: Job, share: Share) -> list[Op]:
+    """Local updates: what makes the replicas' parameters equal again."""
+    return outer_step(job, share) if job.plan.update.outer == "nesterov" else average(job, share)
 
 
 def average(job: Job, share: Share) -> list[Op]:

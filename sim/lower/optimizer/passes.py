@@ -10,6 +10,7 @@ _ADAM: Passes = (("add", 2, 1), ("scale", 1, 1), ("add", 2, 1), ("sqrt", 1, 1), 
 PASSES: dict[str, Passes] = {
     "sgd": (("add", 2, 1),),
     "momentum": (("scale", 1, 1), ("add", 2, 1), ("add", 2, 1)),
+    "nesterov": (("scale", 1, 1), ("add", 2, 1), ("add", 2, 1), ("add", 2, 1)),  # and the look-ahead
     "adam": _ADAM,  # lerp, mul, addcmul, sqrt, div, add, addcdiv
     "adamw": (("scale", 1, 1), *_ADAM),  # decay first
     "lamb": (*_ADAM[:6], ("scale", 2, 1), ("add", 2, 1), ("norm", 1, 0), ("norm", 1, 0), ("add", 2, 1)),

@@ -121,7 +121,7 @@ def step(job: Job, share: Share) -> list[Op]:
     if name == "muon":
         ops += muon.orthogonalized(job, share)
         name, plain = muon.BESIDE, share.rest
-    works = (*_main_gradients(job, share), *(_kernels(job, plain, name) if plain.elements else ()), *_model_copy(job, share))
+    works = (*_main_gradients(job, share), *(_kernels(job, plain, name) if plain.elements else ()), *model_copy(job, share))
     return [*ops, *([compute(job, "optimizer/step", works, CLS)] if works else ())]
 
 
@@ -130,15 +130,20 @@ def _kernels(job: Job, share: Share, name: str) -> list[Work]:
     how, width, dtype = job.framework.optimizer, state_width(job), state_dtype(job)
     if how == "fused":
         return [_fused(job, share, name)]
-    if how == "foreach" or job.device == "cpu":
-        return [over_all(job, share, what, r * width, w * width, dtype, r + (what == "scale")) for what, r, w in PASSES[name]]
-    if how == "for-loop" and job.framework.host == "python":
-        written = job.framework.written_adam and name in ("adam", "adamw")
-        return _called(share, WRITTEN if written else PASSES[name], width, dtype)
-    if how == "scripted":
+    if how == "scripted" and job.device != "cpu":
         return _called(share, SCRIPTED[name], width, "fp32", SCALARS if name == "lamb" else 0)
-    passes = graph_passes(name, job.framework.compile, job.framework.adam_operator) if how == "graph" else PASSES[name]
-    if how == "graph" and not job.framework.compile:  # each operator is a node of the graph
+    if how == "graph" and job.device != "cpu":
+        return passed(job, share, graph_passes(name, job.framework.compile, job.framework.adam_operator), width, dtype)
+    written = how == "for-loop" and job.framework.host == "python" and job.framework.written_adam and name in ("adam", "adamw")
+    return passed(job, share, WRITTEN if written and job.device != "cpu" else PASSES[name], width, dtype)
+
+
+def passed(job: Job, share: Share, passes: Passes, width: float, dtype: str) -> list[Work]:
+    """`passes` over all tensors by multi-tensor kernels, or over one after the other: called by Python, as nodes of a graph, or by a loop."""
+    how = job.framework.optimizer
+    if how in ("foreach", "fused") or job.device == "cpu":
+        return [over_all(job, share, what, r * width, w * width, dtype, r + (what in ("scale", "copy"))) for what, r, w in passes]
+    if how == "scripted" or (how == "for-loop" and job.framework.host == "python") or (how == "graph" and not job.framework.compile):
         return _called(share, passes, width, dtype)
     return [work for size, count in share.sizes.items() for work in over_one(size, passes, width, dtype, count)]
 
@@ -170,7 +175,7 @@ def _main_gradients(job: Job, share: Share) -> list[Work]:
     return [over_all(job, share, "cast", job.grad_bytes, 4.0, "fp32")]
 
 
-def _model_copy(job: Job, share: Share) -> list[Work]:
+def model_copy(job: Job, share: Share) -> list[Work]:
     """The fp32 master copy becomes the parameters that forward reads; FSDP casts when it gathers, autocast at each use."""
     if not job.framework.master or job.param_bytes >= 4 or job.zero == 3:
         return []

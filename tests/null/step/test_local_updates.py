@@ -10,12 +10,13 @@ from sim.result.prediction import Prediction
 MLP = {"family": "mlp", "widths": [64, 128, 128, 64]}
 
 
+@pytest.mark.parametrize("outer", ["average", "nesterov"])
 @pytest.mark.parametrize("on", ["cpu-host", "dgx-h100"])
-def test_averaging_seldom_costs_its_share(on: str) -> None:
+def test_averaging_seldom_costs_its_share(on: str, outer: str) -> None:
     """Whatever number of steps is simulated, and whether `every` divides it."""
 
     def local(every: int, steps: int = 3) -> Prediction:
-        update = {"mode": "local", "every": every}
+        update = {"mode": "local", "every": every, "outer": outer}
         batch = {"micro": 2, "global": 4}
         plan = {"model": MLP, "precision": "fp32", "batch": batch, "parallel": {"dp_replicate": 2}, "update": update}
         return predict(plan, on, steps=steps)

@@ -1,0 +1,64 @@
+"""DiLoCo's outer step over local updates (Douillard et al. 2023, algorithm 1), with torch.optim.SGD as the outer optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from sim.framework import Framework
+from sim.plan import Plan
+
+
+class Outer:
+    """Keeps the parameters of the last outer step; moves them by Nesterov momentum of the mean of what all ranks have moved by since."""
+
+    def __init__(self, model: nn.Module, habits: Framework) -> None:
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._copies = [p.detach().clone() for p in self._parameters]
+        options: dict[str, Any] = {"foreach": habits.optimizer == "foreach", "fused": habits.optimizer == "fused"}
+        # the learning rate and momentum of the paper's table of hyperparameters
+        self._optimizer = torch.optim.SGD(self._parameters, lr=0.7, momentum=0.9, nesterov=True, **options)
+        self._each = habits.optimizer == "for-loop"
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """On every rank at once; each had taken its own steps, and cleared its gradients."""
+        self._point([copy - p for copy, p in zip(self._copies, self._parameters, strict=True)] if self._each else self._moved())
+        self._copy(self._parameters, self._copies)
+        self._optimizer.step()
+        self._copy(self._copies, self._parameters)
+        self._optimizer.zero_grad()
+
+    def _moved(self) -> list[torch.Tensor]:
+        return list(torch._foreach_sub(self._copies, list(self._parameters)))
+
+    def _point(self, moved: list[torch.Tensor]) -> None:
+        """The outer gradients: the mean over all ranks, in one message."""
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            flat = torch.cat([each.reshape(-1) for each in moved])
+            flat /= dist.get_world_size()
+            dist.all_reduce(flat)
+            sizes = [p.numel() for p in self._parameters]
+            moved = [part.view_as(p) for part, p in zip(torch.split(flat, sizes), self._parameters, strict=True)]
+        for p, gradient in zip(self._parameters, moved, strict=True):
+            p.grad = gradient
+
+    def _copy(self, to: list[Any], source: list[Any]) -> None:
+        if not self._each:
+            torch._foreach_copy_(to, source)
+            return
+        for one, other in zip(to, source, strict=True):
+            one.copy_(other)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs: the copy and the momentum."""
+        return {"parameters": self._copies, "optimizer": self._optimizer.state_dict()}
+
+
+def outer_of(plan: Plan, habits: Framework, model: nn.Module) -> Outer | None:
+    """The outer optimizer of a plan that has one."""
+    u = plan.update
+    return Outer(model, habits) if u.mode == "local" and u.outer == "nesterov" and plan.task != "forward" else None

@@ -1,0 +1,58 @@
+"""DiLoCo (Douillard et al. 2023, algorithm 1): local updates whose outer step is SGD with Nesterov momentum, not a plain average.
+
+Every rank keeps the parameters of the last outer step, and a momentum, on its device. After `every` steps what it has moved by (the copy minus
+its parameters) is the outer gradient: flattened, divided by the ranks, summed, as the plain average's parameters are. The parameters go back
+to the copy, torch.optim.SGD(nesterov = True) updates them, and the copy is made anew (torchft's local_sgd.py, DiLoCo.perform_sync; Prime's
+zeroband/diloco.py). Both these keep the copy in host memory unless told otherwise; here it is told.
+"""
+
+from __future__ import annotations
+
+from sim.lower.job import Job
+from sim.lower.ops import collective, compute, spent
+from sim.lower.optimizer.owned import Share, state_dtype, state_width
+from sim.lower.optimizer.passes import PASSES, Passes
+from sim.lower.optimizer.step import model_copy, over_all, passed
+from sim.plan import Plan
+from sim.program import COMPUTE, Op
+from sim.work import MemoryBound, Work
+
+CLS = "optimizer"
+COPIES = 2
+"""Of the parameters: those of the last outer step, and the momentum."""
+_MOVED: Passes = (("add", 2, 1),)
+_BACK: Passes = (("copy", 1, 1),)
+
+
+def kept(plan: Plan, elements: float, width: float) -> float:
+    """Bytes that the outer optimizer keeps for so many parameters of `width` bytes."""
+    return COPIES * elements * width if plan.update.mode == "local" and plan.update.outer == "nesterov" else 0.0
+
+
+def outer_step(job: Job, share: Share) -> list[Op]:
+    """From parameters that differ to equal ones. Where nobody else trains, nothing is sent."""
+    if not share.elements:
+        return []
+    called = [spent("outer/step.host", "optimizer_step", cls=CLS), spent("outer/tensors.host", "optimizer", share.tensors, cls=CLS)]
+    calls = called if job.eager else []
+    size, dtype = int(share.elements * state_width(job)), state_dtype(job)
+    moved = passed(job, share, _MOVED, state_width(job), dtype)
+    after = (*passed(job, share, _BACK, state_width(job), dtype), *_nesterov(job, share), *model_copy(job, share))
+    saved = passed(job, share, _BACK, state_width(job), dtype)
+    if job.size(job.data_axis) == 1:
+        return [*calls, compute(job, "outer/moved", tuple(moved), CLS), compute(job, "outer/step", (*after, *saved), CLS)]
+    flat = (MemoryBound("copy", size, size, dtype), MemoryBound("scale", size, size, dtype))
+    return [
+        *calls,
+        compute(job, "outer/moved", (*moved, *flat), CLS),
+        collective(job, "outer/all_reduce", COMPUTE, "all_reduce", size, job.data_axis, "comm.ps"),
+        compute(job, "outer/step", (*after, *saved), CLS),
+    ]
+
+
+def _nesterov(job: Job, share: Share) -> list[Work]:
+    """The update, launched as the framework launches its own; fused it is momentum's kernel."""
+    width, dtype = state_width(job), state_dtype(job)
+    if job.framework.optimizer == "fused":
+        return [over_all(job, share, "momentum", 3 * width, 2 * width, dtype, 3)]
+    return passed(job, share, PASSES["nesterov"], width, dtype)
