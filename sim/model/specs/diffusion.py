@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+import msgspec
 
 from sim.model.check import check_heads
 from sim.model.specs.fields import Count, Fraction, Layers, Natural
@@ -64,9 +66,9 @@ class Flux(Latents, tag="flux", frozen=True, kw_only=True):
     """Picture and text attend to each other as one sequence: in layers with weights of their own for either, then in layers with one set for both
     (FLUX.1, black-forest-labs/flux, model.py; the first kind is Esser et al. 2024's MM-DiT)."""
 
-    double: Count
+    double: Layers
     """Layers with weights for picture and text apart."""
-    single: Natural
+    single: Annotated[int, msgspec.Meta(ge=0, le=10**4)]
     """Layers after them, whose attention and MLP run beside each other."""
     hidden: Count = 3072
     heads: Count = 24
