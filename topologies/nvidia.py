@@ -15,6 +15,7 @@ from topologies.devices import gpu, shelf
 from topologies.errors import BadInput
 
 _PATIENCE = 20.0
+_ALONE = "GPU0\nGPU0 X\n"
 _BRAND = re.compile(r"^(nvidia|tesla|geforce|quadro)\s+", re.I)
 
 
@@ -32,7 +33,9 @@ def document() -> dict[str, object] | None:
 
     if not visible(len(keys)):
         return None
-    found = read_text(_ask(tool, "topo", "-m"), "this-machine", keys[0])
+    # In some containers it cannot tell who hangs on what; one GPU hangs on nobody.
+    matrix = _ask(tool, "topo", "-m") or (_ALONE if len(keys) == 1 else "")
+    found = read_text(matrix, "this-machine", keys[0])
     # Both lists count devices by bus id. A computer with two kinds of them names each.
     mixed = {"gpus": {f"gpu{place}": key for place, key in enumerate(keys)}} if len(set(keys)) > 1 else {}
     return {**found.document, **mixed, "name": "this-machine", "source": "nvidia-smi"}

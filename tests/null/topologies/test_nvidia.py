@@ -72,6 +72,18 @@ def test_two_kinds_of_gpus_in_one_computer(tmp_path: Path, monkeypatch: pytest.M
     assert [found.device(rank).name for rank in range(2)] == ["rtx-3090", "rtx-4090"]
 
 
+def test_one_gpu_needs_no_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in containers whose driver tool cannot tell who hangs on what."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    fake(tmp_path, "", "NVIDIA H100 80GB HBM3, 81559\\n")
+    found = load_topology("this-machine")
+    assert (found.gpus, found.device(0).name) == (1, "h100-sxm")
+    fake(tmp_path, "")
+    with pytest.raises(BadInput, match="no header line with GPU0"):
+        load_topology("this-machine")
+
+
 def test_a_machine_with_two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
