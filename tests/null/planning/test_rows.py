@@ -22,6 +22,7 @@ from sim.planning.sweeps.sweep import Sweep, sweep
 from topologies.errors import BadInput
 
 PLAN = load_plan({"model": "gpt2-124m", "seq_len": 256, "batch": {"global": 64, "micro": 8}, "parallel": {"dp_replicate": 8}})
+SHARDED = load_plan({"model": "gpt2-124m", "seq_len": 256, "batch": {"global": 64, "micro": 8}, "parallel": {"dp_shard": 8}})
 
 
 def test_a_slip_of_the_pen_keeps_no_name(tmp_path: Path) -> None:
@@ -50,13 +51,13 @@ def test_a_database_of_something_else_is_left_as_it_is(table: str, tmp_path: Pat
 def test_a_file_that_is_damaged_beyond_its_first_pages_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "found.sqlite"
     space = parse_space("micro=1..8 recompute=none,selective,full zero=0,1,2,3 on=dgx-h100,dgx-a100,dgx-b200")
-    sweep(PLAN, space, "dgx-h100", file, every="short")
+    sweep(SHARDED, space, "dgx-h100", file, every="short")
     pages = bytearray(file.read_bytes())
     assert len(pages) > 8 * 4096
     pages[-3 * 4096 :] = bytes(3 * 4096)
     file.write_bytes(pages)
     with pytest.raises(BadInput, match=r"found\.sqlite cannot be used \(database disk image is malformed\)"):
-        sweep(PLAN, space, "dgx-h100", file)
+        sweep(SHARDED, space, "dgx-h100", file)
 
 
 def test_a_name_of_another_format_is_refused(tmp_path: Path) -> None:
@@ -85,8 +86,8 @@ def test_the_best_of_several_clusters_is_printed_first(
 def test_plans_of_a_deeper_model_are_put_aside_by_plans_of_their_own_alone(tmp_path: Path) -> None:
     """A shallower model or shorter sequences take less time and memory for a sample, and train something else."""
     space = parse_space("model.layers=2,12 seq_len=128,256 micro=1,2,4,8 recompute=none,full zero=0,3")
-    found = sweep(PLAN, space, "dgx-h100", tmp_path / "a.sqlite")
-    every = sweep(PLAN, space, "dgx-h100", tmp_path / "b.sqlite", every="whole")
+    found = sweep(SHARDED, space, "dgx-h100", tmp_path / "a.sqlite")
+    every = sweep(SHARDED, space, "dgx-h100", tmp_path / "b.sqlite", every="whole")
     assert {row.key for row in found.front} == {row.key for row in every.front} and found.counts["bound"] > 0
     for depth in ("2", "12"):
         for length in ("128", "256"):

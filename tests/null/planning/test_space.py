@@ -138,3 +138,11 @@ def test_all_sensible_plans_recompute_all_or_nothing() -> None:
     base = load_plan("llama3.1-405b-16k")
     assert base.memory.recompute_layers == 1
     assert auto_space(base, "128x dgx-h100", 1024)["memory.recompute_layers"] == ("0",)
+
+
+def test_sharding_among_nobody_is_one_plan() -> None:
+    """Replicas hold whole copies, whatever `zero` says; ranks of context parallelism split them."""
+    base = load_plan({"model": "gpt2-124m", "seq_len": 64, "parallel": {"dp_replicate": 8}})
+    assert len(list(candidates(base, parse_space("zero=0,1,3"), "dgx-h100"))) == 1
+    assert len(list(candidates(base, parse_space("zero=0,1,3 parallel.dp_shard=1,2"), "2x dgx-h100"))) == 4
+    assert len(list(candidates(base, parse_space("zero=0,1,3 cp=2"), "2x dgx-h100"))) == 3
