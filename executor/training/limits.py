@@ -52,7 +52,10 @@ def _of_the_step(plan: Plan) -> Refusals:
             f'framework = "{plan.framework}" keeps gate and up apart or copies norms to fp32, which stock training does not do. {PLAY}',
         ),
         (habits.compile, f"compile = true is not done by stock training yet. {PLAY}"),
-        (plan.optimizer.name == "lamb", 'optimizer.name = "lamb" is not in torch.optim. Use "adamw"'),
+        (
+            plan.optimizer.name in ("lamb", "lion", "lars"),
+            f'optimizer.name = "{plan.optimizer.name}" is not in torch.optim. Use "adamw", or: {PLAY}',
+        ),
         (plan.optimizer.states is not None, "optimizer.states: torch.optim keeps moments as wide as the parameters. Leave it out"),
         (plan.optimizer.on == "cpu" or plan.memory.offload != "none", f"offload to the CPU is not done by stock training. {PLAY}"),
         (plan.memory.recompute == "selective", 'memory.recompute = "selective" is not done by stock training. Use "none" or "full"'),

@@ -32,6 +32,8 @@ def optimizer_of(name: str, habits: Framework, model: nn.Module) -> Updates:
     if name in ("adam", "adamw"):
         kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
         return kind(parameters, lr=1e-3, **options)
+    if name == "adagrad":
+        return torch.optim.Adagrad(parameters, lr=1e-2, **options)
     return torch.optim.SGD(parameters, lr=1e-2, momentum=0.9 if name == "momentum" else 0.0, **options)
 
 

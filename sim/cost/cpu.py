@@ -100,8 +100,8 @@ def prices(calibration: Calibration) -> Prices:
     return Prices(calibration)
 
 
-_NEAREST = {"sqrt": "scale"}
-"""What stands for a kernel that older calibrations did not measure."""
+_NEAREST = {"sqrt": "scale"} | dict.fromkeys(("lion", "adagrad", "lars"), "momentum")
+"""What stands for a kernel that older calibrations did not measure, or none does: a fused update with one state is like momentum's."""
 
 
 class Prices:

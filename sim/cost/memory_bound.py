@@ -61,7 +61,7 @@ FAMILY = {
     "softmax": "softmax", "cross_entropy": "cross_entropy", "permute": "permute",
     TRANSPOSE: "permute", "transpose_tiled": "permute", "embedding": "gather", "embedding_backward": "gather",
     "sort": "gather", "topk": "gather", "gather": "gather", "scatter": "gather", ATOMIC: "gather", "rope": "stream", "adam": "optimizer", "adamw": "optimizer", "sgd": "optimizer",
-    "momentum": "optimizer", "optimizer": "optimizer", "quantise": "quantise",
+    "momentum": "optimizer", "lion": "optimizer", "adagrad": "optimizer", "lars": "optimizer", "optimizer": "optimizer", "quantise": "quantise",
 }  # fmt: skip
 """Kernels by what limits them; anything else streams. A batch or group norm's passes over its input are counted one by one."""
 

@@ -24,18 +24,20 @@ _VIEWS = (
 
 
 class Calls(TorchDispatchMode):
-    """Names of operators in order; `sizes`: elements of the largest tensor that each goes through."""
+    """Names of operators in order; `sizes`: elements of the largest tensor that each goes through; `inputs`: arguments that are tensors, or lists."""
 
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
         self.sizes: list[int] = []
+        self.inputs: list[int] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         if name not in _VIEWS:
             self.names.append(name)
+            self.inputs.append(sum(any(True for _ in _tensors(arg)) for arg in args))
             self.sizes.append(max((t.numel() for t in _tensors((args, found))), default=0))
         return found
 

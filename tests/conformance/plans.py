@@ -72,6 +72,7 @@ FSDP = [
     plan(LLAMA, dp_shard=16, zero=3),
     plan(LLAMA, dp_shard=2, zero=3, precision="bf16"),
     plan(LLAMA, 3, dp_shard=2, zero=3, optimizer={"name": "sgd"}),
+    plan(LLAMA, dp_shard=2, zero=3, optimizer={"name": "adagrad"}),
     plan(GPT, dp_shard=2, zero=3, optimizer={"name": "momentum"}),
     plan(LLAMA, dp_shard=2, zero=3, memory={"recompute": "full"}),
     plan(GPT, 2, dp_shard=2, zero=3, memory={"recompute": "full"}),
@@ -93,6 +94,7 @@ HSDP = [
 TP = [
     *(plan(LLAMA, micros, tp=tp, sequence_parallel=split) for split in (True, False) for tp, micros in ((2, 1), (2, 3), (4, 1))),
     plan(LLAMA, tp=2, optimizer={"name": "sgd"}),
+    plan(LLAMA, tp=2, optimizer={"name": "adagrad"}),
     plan(LLAMA, tp=2, optimizer={"name": "adam"} | FUSED),
     plan(LLAMA, tp=4, precision="bf16"),
     plan(LLAMA | {"norm": "layernorm", "fused_qkv": False, "activation": "gelu"}, tp=2),

@@ -147,7 +147,7 @@ def whole(part: Part) -> bool:
     return part.cls == "norm" and bool(part.tensors) and not part.frozen
 
 
-USES = {"sgd": 1, "momentum": 1, "adam": 3, "adamw": 3, "lamb": 3, "muon": 3}
+USES = {"sgd": 1, "momentum": 1, "adam": 3, "adamw": 3, "lamb": 3, "muon": 3, "lion": 2, "adagrad": 3, "lars": 2}
 """Times that torch's foreach and for-loop updates read a gradient (lerp, and addcmul twice)."""
 
 

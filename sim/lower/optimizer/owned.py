@@ -12,7 +12,7 @@ from sim.model.parts import Part
 from sim.plan import Plan
 from sim.work import BYTES
 
-STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "lamb": 2, "muon": 2}
+STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "lamb": 2, "muon": 2, "lion": 1, "adagrad": 1, "lars": 1}
 """State tensors of each parameter; Muon: of those that it leaves to AdamW."""
 Matrix = tuple[int, int]
 """(rows, columns) of a parameter."""

@@ -1,4 +1,4 @@
-"""The update: gradients cleared, unscaled and clipped, then SGD, momentum, Adam(W), LAMB or Muon on this rank's share.
+"""The update: gradients cleared, unscaled and clipped, then the optimizer's step on this rank's share.
 
 Bytes: a fused kernel reads parameter, gradient and states once and writes all but the gradient (Adam 28 B per fp32
 parameter); foreach runs the same as separate passes (torch/optim/adamw.py, _multi_tensor_adamw: 20 fp32 moves instead of 7),
@@ -13,13 +13,16 @@ from sim.lower.job import Job
 from sim.lower.ops import collective, compute, order, spent
 from sim.lower.optimizer import muon
 from sim.lower.optimizer.owned import STATES, Share, moment_width, state_dtype, state_width
-from sim.lower.optimizer.passes import PASSES, SCALARS, SCRIPTED, WRITTEN, Passes, graph_passes, over_one
+from sim.lower.optimizer.passes import LISTED, PASSES, RATIO, SCALARS, SCRIPTED, UNLISTED, WRITTEN, Passes, graph_passes, kernel, over_one
 from sim.program import COMPUTE, D2H, H2D, Op
 from sim.work import HostWork, MemoryBound, Work
 
 CLS = "optimizer"
-FUSED = {"sgd": (2, 1), "momentum": (3, 2), "adam": (4, 3), "adamw": (4, 3), "lamb": (8, 4)}
-"""(tensors read, written) by the fused kernels; LAMB: update with moments, two norms, apply."""
+FUSED = {
+    "sgd": (2, 1), "momentum": (3, 2), "adam": (4, 3), "adamw": (4, 3), "lamb": (8, 4), "lion": (3, 2), "adagrad": (3, 2), "lars": (5, 2),
+}  # fmt: skip
+"""(tensors read, written) by the fused kernels; LAMB: update with moments, two norms, apply. LARS: two norms, then momentum's (MXNet's
+multi_sum_sq and preloaded_multi_sgd_mom_update); Lion: DeepSpeed's FusedLion (csrc/lion/multi_tensor_lion.cu)."""
 CHUNK = 320 * 65536
 """Elements of one multi-tensor launch: 320 blocks of 65,536 (ATen/native/cuda/MultiTensorApply.cuh, apex)."""
 TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
@@ -134,15 +137,25 @@ def _kernels(job: Job, share: Share, name: str) -> list[Work]:
         return _called(share, SCRIPTED[name], width, "fp32", SCALARS if name == "lamb" else 0)
     if how == "graph" and job.device != "cpu":
         return passed(job, share, graph_passes(name, job.framework.compile, job.framework.adam_operator), width, dtype)
+    if name in UNLISTED and how in ("foreach", "for-loop") and job.device != "cpu":
+        return _called(share, PASSES[name], width, dtype, RATIO)
     written = how == "for-loop" and job.framework.host == "python" and job.framework.written_adam and name in ("adam", "adamw")
-    return passed(job, share, WRITTEN if written and job.device != "cpu" else PASSES[name], width, dtype)
+    listed = LISTED.get(name, PASSES[name]) if how == "foreach" else PASSES[name]
+    return passed(job, share, WRITTEN if written and job.device != "cpu" else listed, width, dtype)
 
 
 def passed(job: Job, share: Share, passes: Passes, width: float, dtype: str) -> list[Work]:
-    """`passes` over all tensors by multi-tensor kernels, or over one after the other: called by Python, as nodes of a graph, or by a loop."""
+    """`passes` over all tensors by multi-tensor kernels, or over one after the other: called by Python, as nodes of a graph, or by a loop.
+    A list has no kernel of signs: each tensor has its own (timm's lion.py)."""
     how = job.framework.optimizer
     if how in ("foreach", "fused") or job.device == "cpu":
-        return [over_all(job, share, what, r * width, w * width, dtype, r + (what in ("scale", "copy"))) for what, r, w in passes]
+        found: list[Work] = []
+        for what, r, w in passes:
+            if what == "sign" and job.device != "cpu":
+                found += _called(share, ((what, r, w),), width, dtype)
+            else:
+                found.append(over_all(job, share, kernel(what), r * width, w * width, dtype, r + (what in ("scale", "copy"))))
+        return found
     if how == "scripted" or (how == "for-loop" and job.framework.host == "python") or (how == "graph" and not job.framework.compile):
         return _called(share, passes, width, dtype)
     return [work for size, count in share.sizes.items() for work in over_one(size, passes, width, dtype, count)]

@@ -24,7 +24,9 @@ def works(p: Program, id: str = "optimizer/step") -> list[MemoryBound]:
     return [w for op in p.segments["update"] if op.id == id for w in op.works if isinstance(w, MemoryBound)]
 
 
-@pytest.mark.parametrize(("name", "each"), [("adamw", 28), ("adam", 28), ("momentum", 20), ("sgd", 12)])
+@pytest.mark.parametrize(
+    ("name", "each"), [("adamw", 28), ("adam", 28), ("momentum", 20), ("sgd", 12), ("lion", 20), ("adagrad", 20), ("lars", 28)]
+)
 def test_fused_updates_move_each_tensor_once(name: str, each: int) -> None:
     """fp32 bytes per parameter: PyTorch's fused kernels read p, g and states and write all but g."""
     p = program({"optimizer": {"name": name}})
@@ -199,3 +201,41 @@ def test_moments_that_no_kernel_reads_are_refused(said: dict[str, Any], words: s
     framework = replace(QUIET, optimizer="foreach") if "framework" in said else QUIET
     with pytest.raises(Refused, match=words):
         program(said, network(1, (linear(matrices=((1024, 1024),)),)), framework)
+
+
+@pytest.mark.parametrize(("name", "written", "compiled"), [("lion", 19, 9), ("adagrad", 5, 5), ("lars", 7, 7)])
+def test_updates_with_one_state_in_static_graphs_and_compiled(name: str, written: int, compiled: int) -> None:
+    """Tensors moved over those of the parameters: an operator of the graph's own, or written out and assigned (parameter and momentum)."""
+
+    def moved(**changes: object) -> float:
+        found = works(program({"optimizer": {"name": name}}, framework=replace(QUIET, **changes)))
+        return sum(work.bytes for work in found) / (4 * 2 * MIB)
+
+    assert (moved(optimizer="graph"), moved(optimizer="graph", compile=True)) == (written, compiled)
+    assert moved(optimizer="scripted") == {"lars": 7}.get(name, 5)
+
+
+@pytest.mark.parametrize("name", ["lion", "adagrad", "lars"])
+@pytest.mark.parametrize("zero", [0, 3])
+def test_one_state_in_memory_and_checkpoints(name: str, zero: int) -> None:
+    split = {"dp_shard": 8, "zero": zero} if zero else {"dp_replicate": 8}
+    found = []
+    for which in (name, "momentum", "adam"):
+        plan = load_plan({"model": "gpt2-124m", "seq_len": 128, "precision": "fp32", "parallel": split, "optimizer": {"name": which}})
+        system = bind(plan, "dgx-h100")
+        report = memory_of(plan, system.network, system.framework)
+        resident = lower(plan, system.network, system.framework, "cuda", 1).resident["optimizer"]
+        found.append((report.optimizer, resident))
+    assert found[0] == found[1] and found[2][0] == pytest.approx(2 * found[0][0], rel=1e-6)
+
+    def saved(which: str) -> int:
+        p = program({"optimizer": {"name": which}, "output": {"checkpoint_every": 1}})
+        return max(op.bytes for ops in p.segments.values() for op in ops if op.id == "output/write")
+
+    assert saved(name) == saved("sgd") + 4 * 2 * MIB
+
+
+def test_on_a_cpu_one_pass_does_for_all_tensors() -> None:
+    for name, passes in (("lion", 7), ("adagrad", 5), ("lars", 7)):
+        p = program({"optimizer": {"name": name}}, network(3), replace(QUIET, optimizer="foreach"), "cpu")
+        assert len(works(p)) == passes and {work.repeat for work in works(p)} == {1}

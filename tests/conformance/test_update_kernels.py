@@ -1,0 +1,125 @@
+"""The predicted kernels of updates with one state against what torch calls: Adagrad's own, Lion and LARS as their papers write them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+
+from executor.training.optimizers import optimizer_of  # noqa: E402
+from sim.files.planfile import load_plan  # noqa: E402
+from sim.lower.optimizer.owned import STATES  # noqa: E402
+from sim.work import MemoryBound  # noqa: E402
+from tests.conformance.calls import Calls  # noqa: E402
+from tests.null.lower.test_optimizer import works  # noqa: E402
+from tests.null.lower.tiny import QUIET, linear, network, program  # noqa: E402
+
+SIDE, TENSORS = 32, 3
+KERNELS = {
+    "addcmul_": "add", "addcdiv_": "add", "add_": "add", "add": "add", "lerp_": "add", "sqrt": "sqrt", "mul_": "scale", "mul": "scale", "div": "scale",
+    "sign_": "scale", "linalg_vector_norm": "norm", "_fused_adagrad_": "adagrad", "gt": "scale", "where": "scale",
+}  # fmt: skip
+"""Of torch's operators, without their `_foreach`: what a program calls them."""
+
+
+def predicted(name: str, how: str, size: int = SIDE * SIDE) -> list[MemoryBound]:
+    net = network(TENSORS, (linear(elements=size),))
+    return works(program({"optimizer": {"name": name}}, net, replace(QUIET, optimizer=how, host="python")))
+
+
+def called(step: Callable[[], object]) -> Counter[tuple[str, bool]]:
+    """Kernels by name, and whether they are over whole tensors. A number is added as one is multiplied; kernels over single numbers are all alike."""
+    with Calls() as calls:
+        step()
+    kinds: Counter[tuple[str, bool]] = Counter()
+    for name, size, inputs in zip(calls.names, calls.sizes, calls.inputs, strict=True):
+        kind = KERNELS.get(name.removeprefix("_foreach_"), "")
+        if kind:
+            whole = size >= SIDE
+            kinds["scale" if not whole or (kind == "add" and inputs == 1) else kind, whole] += 1
+    return kinds
+
+
+def counted(found: list[MemoryBound]) -> Counter[tuple[str, bool]]:
+    kinds: Counter[tuple[str, bool]] = Counter()
+    for work in found:
+        kinds[work.what, work.read >= 4 * SIDE] += work.repeat
+    return kinds
+
+
+def parameters() -> list[nn.Parameter]:
+    made = [nn.Parameter(torch.randn(SIDE, SIDE)) for _ in range(TENSORS)]
+    for parameter in made:
+        parameter.grad = torch.randn(SIDE, SIDE)
+    return made
+
+
+@pytest.mark.parametrize("how", ["foreach", "for-loop", "fused"])
+def test_adagrads_kernels_are_torchs(how: str) -> None:
+    model = nn.ParameterList(parameters())
+    optimizer = optimizer_of("adagrad", replace(QUIET, optimizer=how), model)
+    optimizer.step()
+    seen = called(optimizer.step)
+    assert seen.pop(("scale", False)) in (1, TENSORS), "counts of steps, which lie on the host"
+    assert seen == counted(predicted("adagrad", how))
+
+
+def test_adagrads_state_is_one_number_a_parameter() -> None:
+    model = nn.ParameterList(parameters())
+    optimizer: Any = optimizer_of("adagrad", QUIET, model)
+    kept = sum(value.numel() for state in optimizer.state.values() for name, value in state.items() if name != "step")
+    assert kept == STATES["adagrad"] * TENSORS * SIDE * SIDE
+
+
+def lion(p: Tensor, m: Tensor) -> None:
+    """Chen et al. 2023, algorithm 2, with torch's operators."""
+    assert p.grad is not None
+    p.mul_(1 - 1e-4 * 0.1)
+    p.add_(m.mul(0.9).add_(p.grad, alpha=0.1).sign_(), alpha=-1e-4)
+    m.lerp_(p.grad, 0.01)
+
+
+def lars(p: Tensor, m: Tensor) -> None:
+    """You et al. 2017, algorithm 1, with torch's operators; a ratio of one where a norm is zero."""
+    assert p.grad is not None
+    weights, gradients = torch.linalg.vector_norm(p), torch.linalg.vector_norm(p.grad)
+    ratio = 0.001 * weights / (gradients + weights * 1e-4 + 1e-8)
+    one = torch.ones(())
+    ratio = torch.where(weights > 0, torch.where(gradients > 0, ratio, one), one)
+    m.mul_(0.9).add_(p.grad.add(p, alpha=1e-4).mul_(ratio))
+    p.add_(m, alpha=-0.1)
+
+
+@pytest.mark.parametrize(("name", "one"), [("lion", lion), ("lars", lars)])
+def test_updates_that_torch_has_not_are_written_with_its_operators(name: str, one: Callable[[Tensor, Tensor], None]) -> None:
+    made = parameters()
+    states = [torch.zeros_like(parameter) for parameter in made]
+
+    @torch.no_grad()
+    def step() -> None:
+        for parameter, state in zip(made, states, strict=True):
+            one(parameter, state)
+
+    assert called(step) == counted(predicted(name, "for-loop"))
+    assert STATES[name] == 1
+
+
+def test_lions_lists() -> None:
+    """timm's _multi_tensor_lion: six lists, and a sign for each tensor."""
+    assert counted(predicted("lion", "foreach")) == Counter({("scale", True): 3 + TENSORS, ("add", True): 3})
+
+
+def test_nobody_calls_lars_by_lists() -> None:
+    assert predicted("lars", "foreach") == predicted("lars", "for-loop")
+
+
+def test_plans_name_them() -> None:
+    for name in ("lion", "adagrad", "lars"):
+        assert load_plan({"model": "gpt2-124m", "optimizer": {"name": name}}).optimizer.name == name
