@@ -77,6 +77,11 @@ def _of_the_split(plan: Plan, spec: ModelSpec) -> Refusals:
             f'optimizer.name = "muon": torch.optim.Muon takes whole matrices. Use tp = 1 and zero = 0, or: {PLAY}',
         ),
         (
+            plan.optimizer.name == "adafactor" and (p.tp > 1 or level > 0 or habits.optimizer == "fused"),
+            'optimizer.name = "adafactor": torch.optim.Adafactor takes whole matrices, and has no fused kernels. Use tp = 1, zero = 0 and '
+            'optimizer.implementation = "foreach", or "adamw"',
+        ),
+        (
             p.cp > 1,
             f"context parallelism: torch's context_parallel replaces CUDA's attention kernels only, and its loader is not ours. {PLAY}",
         ),

@@ -34,6 +34,8 @@ def optimizer_of(name: str, habits: Framework, model: nn.Module) -> Updates:
         return kind(parameters, lr=1e-3, **options)
     if name == "adagrad":
         return torch.optim.Adagrad(parameters, lr=1e-2, **options)
+    if name == "adafactor":
+        return torch.optim.Adafactor(parameters, lr=1e-2, foreach=options["foreach"])
     return torch.optim.SGD(parameters, lr=1e-2, momentum=0.9 if name == "momentum" else 0.0, **options)
 
 

@@ -6,6 +6,7 @@ import msgspec
 
 from sim.framework import Framework, sharding_of
 from sim.lower.job import EAGER, Job
+from sim.lower.optimizer.adafactor import unknown
 from sim.lower.schedule.placement import splits
 from sim.model.parts import Network
 from sim.model.stages import Blocks, layout
@@ -60,6 +61,7 @@ def refuse(job: Job) -> None:
     _refuse_tables(job)
     _refuse_offload(job)
     _refuse_muon(job)
+    _refuse_adafactor(job)
     _refuse_states(job)
     _refuse_reduction(job)
     if p.pp > 1 and job.zero > job.framework.pipeline_zero:
@@ -99,6 +101,29 @@ def _refuse_muon(job: Job) -> None:
         raise Refused(
             f'{job.network.name} has no matrices in its layers, which optimizer.name = "muon" needs (an older version\'s capture does not say: '
             'capture it again). Use "adamw"'
+        )
+
+
+def _refuse_adafactor(job: Job) -> None:
+    """Where a rank has no whole matrices, or nobody has said how long their sides are."""
+    o, said = job.plan.optimizer, 'optimizer.name = "adafactor"'
+    if o.name != "adafactor" or not job.train:
+        return
+    if job.host_updates or job.framework.optimizer not in ("foreach", "for-loop"):
+        raise Refused(
+            f'{said} is torch.optim.Adafactor on the device, without fused kernels. Set optimizer.implementation = "foreach", and leave '
+            'optimizer.on, memory.offload = "optimizer", update.aggregate and update.mode = "async" out, or use "adamw"'
+        )
+    if job.zero or job.size("tp") > 1 or (job.size("pp") > 1 and job.network.tied):
+        raise Refused(
+            f"{said} takes whole matrices, each by its rows and columns. Use zero = 0 and tp = 1, and no pipeline of a tied embedding, "
+            'or "adamw"'
+        )
+    strange = unknown(part for _, block in job.network.blocks for part in block.parts)
+    if strange:
+        raise Refused(
+            f"{said} factors what has two dimensions, and {job.network.name} does not say which of {strange} have. Use a decoder, an encoder "
+            'or an MLP, or "adamw"'
         )
 
 

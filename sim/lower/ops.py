@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sim.lower.job import Job
-from sim.program import COMPUTE, HOST, Op
+from sim.program import COMPUTE, D2H, HOST, Op
 from sim.work import HostWork, Work
 
 _FORCED = {
@@ -59,3 +59,10 @@ def wait(job: Job, event: str, lane: str) -> Op:
 def order(job: Job, event: str, first: str, then: str) -> tuple[Op, Op]:
     """Lane `then` goes on when lane `first` has run what was queued on it so far."""
     return record(event, first), wait(job, event, then)
+
+
+def read_back(job: Job, id: str, cls: str) -> list[Op]:
+    """`.item()`: four bytes to pageable memory; the host waits for all that was queued on the compute lane."""
+    if job.device == "cpu":
+        return []
+    return [*order(job, f"{id}.made", COMPUTE, D2H), Op(id, "copy", D2H, bytes=4, how="pageable", cls=cls, blocking=True)]

@@ -8,10 +8,9 @@ one before is written, as host memory holds one (torchtitan/components/checkpoin
 from __future__ import annotations
 
 from sim.lower.job import Job
-from sim.lower.ops import collective, order, spent
+from sim.lower.ops import collective, order, read_back, spent
 from sim.lower.optimizer.outer import kept
 from sim.lower.optimizer.owned import Share, moment_width, state_width
-from sim.lower.optimizer.step import read_back
 from sim.program import COMPUTE, D2H, HOST, Call, Op
 
 CLS = "output"

@@ -65,7 +65,9 @@ def _counts(network: Network, chunks: tuple[Blocks, ...], optimizer: str) -> dic
     for block, times in alike(block for chunk in chunks for _, block in chunk):
         for part in block.parts:
             if part.tensors:
-                add((part.expert, part.frozen), times * part.params, times * states(optimizer, part.params, part.in_matrices))
+                add(
+                    (part.expert, part.frozen), times * part.params, times * states(optimizer, part.params, part.in_matrices, part.factored)
+                )
     if reader(network, chunks) not in ("", *network.tied[:1]):
         embedding = dict(network.blocks)[network.tied[0]].parts[0]
         add((False, embedding.frozen), embedding.tensors[0], states(optimizer, embedding.tensors[0], 0))

@@ -61,7 +61,8 @@ def _end(block: Block) -> Block:
     """An end of the model: its matrices are no hidden layer's (Jordan 2024 leaves input and output to AdamW)."""
     if not any(part.matrices for part in block.parts):
         return block
-    return msgspec.structs.replace(block, parts=tuple(msgspec.structs.replace(part, matrices=()) for part in block.parts))
+    parts = tuple(msgspec.structs.replace(part, matrices=(), tables=(*part.tables, *part.matrices)) for part in block.parts)
+    return msgspec.structs.replace(block, parts=parts)
 
 
 def _tied(model: ModelSpec) -> tuple[str, ...]:

@@ -48,6 +48,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Elements of each parameter tensor on this rank, in the order of registration."""
     matrices: tuple[tuple[int, int], ...] = ()
     """(rows, columns) of those of `tensors` that are matrices; `describe` leaves those of layers alone, which Muon takes."""
+    tables: tuple[tuple[int, int], ...] = ()
+    """The same of the model's ends: embeddings and the head, which Muon leaves alone."""
     expert: bool = False
     """Parameters live on one expert-parallel rank (gradients average over `edp`, not `grad`)."""
     frozen: bool = False
@@ -93,6 +95,12 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def params(self) -> int:
         return sum(self.tensors)
+
+    @cached_property
+    def factored(self) -> tuple[int, int]:
+        """(elements of all matrices and tables, their rows and columns): what factors of second moments stand for, and are."""
+        both = (*self.matrices, *self.tables)
+        return sum(rows * columns for rows, columns in both), sum(rows + columns for rows, columns in both)
 
     @cached_property
     def in_matrices(self) -> int:

@@ -16,10 +16,10 @@ from torch import Tensor, nn  # noqa: E402
 from executor.training.optimizers import optimizer_of  # noqa: E402
 from sim.files.planfile import load_plan  # noqa: E402
 from sim.lower.optimizer.owned import STATES  # noqa: E402
-from sim.work import MemoryBound  # noqa: E402
+from sim.work import Gemm, MemoryBound  # noqa: E402
 from tests.conformance.calls import Calls  # noqa: E402
 from tests.null.lower.test_optimizer import works  # noqa: E402
-from tests.null.lower.tiny import QUIET, linear, network, program  # noqa: E402
+from tests.null.lower.tiny import QUIET, linear, network, norm, program  # noqa: E402
 
 SIDE, TENSORS = 32, 3
 KERNELS = {
@@ -123,3 +123,45 @@ def test_nobody_calls_lars_by_lists() -> None:
 def test_plans_name_them() -> None:
     for name in ("lion", "adagrad", "lars"):
         assert load_plan({"model": "gpt2-124m", "optimizer": {"name": name}}).optimizer.name == name
+
+
+@pytest.mark.parametrize("how", ["foreach", "for-loop"])
+def test_adafactors_kernels_are_torchs(how: str) -> None:
+    """Over whole matrices and vectors; what it reads, and the products of the factors."""
+    rows, columns = 2 * SIDE, SIDE
+    bias = 8
+    model = nn.ParameterList([nn.Parameter(torch.randn(rows, columns)) for _ in range(TENSORS)])
+    model.extend(nn.Parameter(torch.randn(bias)) for _ in range(TENSORS * 2))
+    for parameter in model:
+        parameter.grad = torch.randn(parameter.shape)
+    optimizer: Any = optimizer_of("adafactor", replace(QUIET, optimizer=how), model)
+    optimizer.step()
+    kept = sum(value.numel() for state in optimizer.state.values() for name, value in state.items() if name != "step")
+    net = network(TENSORS, (linear(elements=rows * columns, matrices=((rows, columns),)), norm()))
+    p = program({"optimizer": {"name": "adafactor"}}, net, replace(QUIET, optimizer=how, host="python"))
+    assert kept == p.resident["optimizer"] // 4
+    with Calls() as calls:
+        optimizer.step()
+    names = {
+        "mul_": "scale", "mul": "scale", "div_": "scale", "clamp_min_": "scale", "clamp_": "scale", "rsqrt_": "sqrt", "add_": "add", "lerp_": "add",
+        "clone": "copy", "linalg_vector_norm": "norm", "mm": "gemm", "pow": "scale",
+    }  # fmt: skip
+    whole: Counter[str] = Counter()
+    for name, size in zip(calls.names, calls.sizes, strict=True):
+        if size == rows * columns and name.removeprefix("_foreach_") in names:
+            whole[names[name.removeprefix("_foreach_")]] += 1
+    if how == "foreach":  # estimates by numbers of another shape: ForeachBinaryOpList.cu takes its slow route, tensor by tensor
+        whole["scale"] += TENSORS - 1
+    found: Counter[str] = Counter()
+    for op in p.segments["update"]:
+        if "matrices" in op.id:
+            for work in op.works:
+                found["gemm" if isinstance(work, Gemm) else work.what] += work.repeat  # type: ignore[union-attr]
+    short = found.pop("reduce") + 7 * (1 if how == "foreach" else TENSORS)
+    found["scale"] -= short - TENSORS
+    assert whole == found
+    # two matrix norms (of rows and columns) and two numbers that are read, for each
+    assert whole["norm"] == 4 * TENSORS and whole["gemm"] == TENSORS
+    reads = calls.names.count("_local_scalar_dense")
+    steps = (3 if how == "foreach" else 1) * 3 * TENSORS  # of the counts of steps, on the host
+    assert reads - steps == 2 * 3 * TENSORS == sum(op.kind == "copy" for op in p.segments["update"])

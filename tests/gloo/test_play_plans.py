@@ -52,6 +52,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "lion": (DENSE, {"dp_replicate": 4, "optimizer": {"name": "lion", "implementation": "fused"}}),
     "adagrad": (DENSE, {"dp_replicate": 4, "optimizer": {"name": "adagrad", "implementation": "fused"}}),
     "lars": (DENSE, {"dp_replicate": 4, "optimizer": {"name": "lars"}}),
+    "adafactor": (DENSE, {"dp_replicate": 4, "optimizer": {"name": "adafactor"}}),
     "muon": (DENSE, {"dp_replicate": 4, "optimizer": {"name": "muon"}}),
     "muon-owners": (MOE, {"dp_shard": 4, "ep": 2, "zero": 1, "optimizer": {"name": "muon"}}),
     "muon-pieces": (DENSE, {"dp_shard": 4, "zero": 3, "optimizer": {"name": "muon"}}),

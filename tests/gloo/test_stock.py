@@ -95,8 +95,9 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     plans += [_plan(parallel, micro, update=outer, optimizer={"name": "sgd"}) for parallel, micro in (({"dp_replicate": 2}, 4), ({}, 8))]
     names += ["outer", "outer alone"]
     splits: tuple[dict[str, Any], ...] = ({}, {"dp_replicate": 2}, {"dp_shard": 2, "zero": 3})
-    plans += [_plan(parallel, 4, optimizer={"name": "adagrad"}) for parallel in splits]
-    names += [f"adagrad {parallel}" for parallel in splits]
+    for name, several in (("adagrad", splits), ("adafactor", splits[:2])):
+        plans += [_plan(parallel, 4, optimizer={"name": name, "implementation": "foreach"}) for parallel in several]
+        names += [f"{name} {parallel}" for parallel in several]
     plans += [_plan(parallel, 2, comm=comm) for parallel, comm in NARROW.values()]
     names += NARROW
     for ranks in (1, 2, 4):
@@ -182,10 +183,12 @@ def test_an_outer_step_is_that_of_one_process(losses: dict[str, list[float]]) ->
     assert losses["outer"] != pytest.approx(losses["sgd"], rel=1e-5), "momentum"
 
 
-@pytest.mark.parametrize("parallel", [{"dp_replicate": 2}, {"dp_shard": 2, "zero": 3}])
-def test_adagrad_trains_alike_however_it_is_split(parallel: dict[str, Any], losses: dict[str, list[float]]) -> None:
-    assert losses[f"adagrad {parallel}"] == pytest.approx(losses["adagrad {}"], rel=2e-4)
-    assert losses["adagrad {}"] != pytest.approx(losses["{}"], rel=5e-4), "not AdamW's"
+@pytest.mark.parametrize(
+    ("name", "parallel"), [("adagrad", {"dp_replicate": 2}), ("adagrad", {"dp_shard": 2, "zero": 3}), ("adafactor", {"dp_replicate": 2})]
+)
+def test_other_optimizers_train_alike_however_they_are_split(name: str, parallel: dict[str, Any], losses: dict[str, list[float]]) -> None:
+    assert losses[f"{name} {parallel}"] == pytest.approx(losses[f"{name} {{}}"], rel=2e-4)
+    assert losses[f"{name} {{}}"] != pytest.approx(losses["{}"], rel=5e-4), "not AdamW's"
 
 
 def test_half_a_data_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,6 +219,7 @@ def test_a_disk_that_takes_nothing(tmp_path: Path) -> None:
         ({"parallel": {}, "model": {**MODEL, "window": 8}}, "window"),
         ({"parallel": {}, "optimizer": {"name": "lion"}}, "not in torch.optim"),
         ({"parallel": {}, "optimizer": {"name": "lars"}}, "not in torch.optim"),
+        ({"parallel": {"dp_shard": 2, "zero": 3}, "optimizer": {"name": "adafactor"}}, "whole matrices"),
         ({"parallel": {"dp_replicate": 2}, "precision": "bf16", "comm": {"reduce_dtype": "fp32"}}, "narrower, not wider"),
         ({"parallel": {"cp": 2}}, "context_parallel replaces CUDA's attention"),
         ({"parallel": {}, "framework": "internevo"}, "gate and up apart"),

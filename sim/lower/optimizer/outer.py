@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from sim.lower.job import Job
 from sim.lower.ops import collective, compute, spent
+from sim.lower.optimizer.lists import over_all, passed
 from sim.lower.optimizer.owned import Share, state_dtype, state_width
 from sim.lower.optimizer.passes import PASSES, Passes
-from sim.lower.optimizer.step import model_copy, over_all, passed
+from sim.lower.optimizer.step import model_copy
 from sim.plan import Plan
 from sim.program import COMPUTE, Op
 from sim.work import MemoryBound, Work

@@ -12,8 +12,8 @@ from sim.model.parts import Part
 from sim.plan import Plan
 from sim.work import BYTES
 
-STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "lamb": 2, "muon": 2, "lion": 1, "adagrad": 1, "lars": 1}
-"""State tensors of each parameter; Muon: of those that it leaves to AdamW."""
+STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "lamb": 2, "muon": 2, "lion": 1, "adagrad": 1, "lars": 1, "adafactor": 1}
+"""State tensors of each parameter; Muon: of those that it leaves to AdamW; Adafactor: of those that are no matrices."""
 Matrix = tuple[int, int]
 """(rows, columns) of a parameter."""
 
@@ -37,8 +37,11 @@ def moment_width(plan: Plan, width: float) -> float:
     return BYTES[plan.optimizer.states] if plan.optimizer.states else width
 
 
-def states(name: str, elements: int, in_matrices: int) -> int:
-    """Elements of all state tensors that optimizer `name` keeps of so many parameters: of those in matrices Muon keeps the momentum alone."""
+def states(name: str, elements: int, in_matrices: int, factored: tuple[int, int] = (0, 0)) -> int:
+    """Elements of all state tensors that optimizer `name` keeps of so many parameters: of those in matrices Muon keeps the momentum alone,
+    Adafactor a row and a column (`Part.factored`)."""
+    if name == "adafactor":
+        return elements - factored[0] + factored[1]
     return STATES[name] * elements - (in_matrices if name == "muon" else 0)
 
 
@@ -110,7 +113,25 @@ class Share:
     def states(self) -> int:
         """Elements of the optimizer's state of them all."""
         in_matrices = sum(part.in_matrices * count // self._ways(part) for part, count in self._all)
-        return states(self._job.plan.optimizer.name, self.elements, in_matrices)
+        factored = [sum(part.factored[at] * count for part, count in self._all) for at in (0, 1)]
+        return states(self._job.plan.optimizer.name, self.elements, in_matrices, (factored[0], factored[1]))
+
+    @cached_property
+    def shapes(self) -> Counter[Matrix]:
+        """All matrices and tables, where this rank has whole ones."""
+        found: Counter[Matrix] = Counter()
+        for part, count in self._all:
+            for shape in (*part.matrices, *part.tables):
+                found[shape] += count
+        return found
+
+    @cached_property
+    def vectors(self) -> Counter[int]:
+        """How many tensors there are of each size that are neither."""
+        areas: Counter[int] = Counter()
+        for (rows, columns), count in self.shapes.items():
+            areas[rows * columns] += count
+        return self.sizes - areas
 
     @property
     def tensors(self) -> int:

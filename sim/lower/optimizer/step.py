@@ -7,13 +7,13 @@ the for-loop as separate kernels for each tensor.
 
 from __future__ import annotations
 
-import math
-
 from sim.lower.job import Job
-from sim.lower.ops import collective, compute, order, spent
+from sim.lower.ops import collective, compute, order, read_back, spent
 from sim.lower.optimizer import muon
+from sim.lower.optimizer.adafactor import factored_step
+from sim.lower.optimizer.lists import called, over_all, passed
 from sim.lower.optimizer.owned import STATES, Share, moment_width, state_dtype, state_width
-from sim.lower.optimizer.passes import LISTED, PASSES, RATIO, SCALARS, SCRIPTED, UNLISTED, WRITTEN, Passes, graph_passes, kernel, over_one
+from sim.lower.optimizer.passes import LISTED, PASSES, RATIO, SCALARS, SCRIPTED, UNLISTED, WRITTEN, graph_passes
 from sim.program import COMPUTE, D2H, H2D, Op
 from sim.work import HostWork, MemoryBound, Work
 
@@ -23,10 +23,6 @@ FUSED = {
 }  # fmt: skip
 """(tensors read, written) by the fused kernels; LAMB: update with moments, two norms, apply. LARS: two norms, then momentum's (MXNet's
 multi_sum_sq and preloaded_multi_sgd_mom_update); Lion: DeepSpeed's FusedLion (csrc/lion/multi_tensor_lion.cu)."""
-CHUNK = 320 * 65536
-"""Elements of one multi-tensor launch: 320 blocks of 65,536 (ATen/native/cuda/MultiTensorApply.cuh, apex)."""
-TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
-"""Tensors of one multi-tensor launch, by lists of tensors that it walks (the same header)."""
 
 
 def clear(job: Job, share: Share) -> list[Op]:
@@ -35,7 +31,7 @@ def clear(job: Job, share: Share) -> list[Op]:
     if not job.flat_gradients:
         if not job.framework.zeroes_gradients or job.zero:
             return []
-        zeros = tuple(_called(share, (("zero", 0, 1),), job.grad_bytes, job.framework.grad_dtype))
+        zeros = tuple(called(share, (("zero", 0, 1),), job.grad_bytes, job.framework.grad_dtype))
         return [spent("optimizer/zero.host", "optimizer", share.tensors, cls=CLS), compute(job, "optimizer/zero", zeros, CLS)]
     elements = share.elements if job.zero >= 2 else share.whole
     return [compute(job, "optimizer/zero", (MemoryBound("zero", 0, int(elements * job.grad_bytes), job.framework.grad_dtype),), CLS)]
@@ -49,21 +45,6 @@ def update(job: Job, share: Share) -> list[Op]:
     if job.plan.host_optimizer:
         return ops + offloaded(job, share)
     return ops + step(job, share)
-
-
-def launches(job: Job, share: Share, lists: int) -> int:
-    """Kernels of one multi-tensor pass over `lists` lists of tensors. On a CPU foreach is a loop whose passes are one each here:
-    the calibration's seconds for each tensor hold its calls."""
-    if job.device == "cpu":
-        return 1
-    return max(math.ceil(share.tensors / TENSORS.get(lists, 30)), math.ceil(share.elements / CHUNK), 1)
-
-
-def over_all(job: Job, share: Share, what: str, read: float, written: float, dtype: str, lists: int = 2) -> Work:
-    """One pass over all tensors; `read` and `written` are bytes per element."""
-    count = launches(job, share, lists)
-    each = share.elements / count
-    return MemoryBound(what, int(each * read), int(each * written), dtype, float(int(each)), count)
 
 
 def unscale(job: Job, share: Share) -> list[Op]:
@@ -87,7 +68,7 @@ def clip(job: Job, share: Share) -> list[Op]:
     g, dtype = job.grad_bytes, job.framework.grad_dtype
     if job.framework.optimizer == "scripted":
         g, dtype = (4.0, "fp32") if job.framework.master else (g, dtype)
-        norm, scale = (tuple(_called(share, ((what, 1, written),), g, dtype)) for what, written in (("norm", 0), ("scale", 1)))
+        norm, scale = (tuple(called(share, ((what, 1, written),), g, dtype)) for what, written in (("norm", 0), ("scale", 1)))
         return [
             compute(job, "optimizer/norm", norm, CLS),
             *read_back(job, "optimizer/norm.read", CLS),
@@ -104,13 +85,6 @@ def clip(job: Job, share: Share) -> list[Op]:
     return [*ops, compute(job, "optimizer/clip", (over_all(job, share, "scale", g, g, dtype, 1),), CLS)]
 
 
-def read_back(job: Job, id: str, cls: str) -> list[Op]:
-    """`.item()`: four bytes to pageable memory; the host waits for all that was queued on the compute lane."""
-    if job.device == "cpu":
-        return []
-    return [*order(job, f"{id}.made", COMPUTE, D2H), Op(id, "copy", D2H, bytes=4, how="pageable", cls=cls, blocking=True)]
-
-
 def step(job: Job, share: Share) -> list[Op]:
     """The kernels of `optimizer.step()` and the host's share for each tensor."""
     name: str = job.plan.optimizer.name
@@ -121,6 +95,10 @@ def step(job: Job, share: Share) -> list[Op]:
         if job.framework.tensor == "dtensor" and (job.zero == 3 or job.size("tp") > 1):
             kind, updates = ("dtensor_adam", 1) if STATES[name] == 2 else ("dtensor_sgd", 1 + STATES[name])
             ops.append(spent("optimizer/dtensor.host", kind, share.tensors * updates, cls=CLS))
+    if name == "adafactor":
+        ops += factored_step(job, share)
+        works = (*_main_gradients(job, share), *model_copy(job, share))
+        return [*ops, *([compute(job, "optimizer/step", works, CLS)] if works else ())]
     if name == "muon":
         ops += muon.orthogonalized(job, share)
         name, plain = muon.BESIDE, share.rest
@@ -134,31 +112,14 @@ def _kernels(job: Job, share: Share, name: str) -> list[Work]:
     if how == "fused":
         return [_fused(job, share, name)]
     if how == "scripted" and job.device != "cpu":
-        return _called(share, SCRIPTED[name], width, "fp32", SCALARS if name == "lamb" else 0)
+        return called(share, SCRIPTED[name], width, "fp32", SCALARS if name == "lamb" else 0)
     if how == "graph" and job.device != "cpu":
         return passed(job, share, graph_passes(name, job.framework.compile, job.framework.adam_operator), width, dtype)
     if name in UNLISTED and how in ("foreach", "for-loop") and job.device != "cpu":
-        return _called(share, PASSES[name], width, dtype, RATIO)
+        return called(share, PASSES[name], width, dtype, RATIO)
     written = how == "for-loop" and job.framework.host == "python" and job.framework.written_adam and name in ("adam", "adamw")
     listed = LISTED.get(name, PASSES[name]) if how == "foreach" else PASSES[name]
     return passed(job, share, WRITTEN if written and job.device != "cpu" else listed, width, dtype)
-
-
-def passed(job: Job, share: Share, passes: Passes, width: float, dtype: str) -> list[Work]:
-    """`passes` over all tensors by multi-tensor kernels, or over one after the other: called by Python, as nodes of a graph, or by a loop.
-    A list has no kernel of signs: each tensor has its own (timm's lion.py)."""
-    how = job.framework.optimizer
-    if how in ("foreach", "fused") or job.device == "cpu":
-        found: list[Work] = []
-        for what, r, w in passes:
-            if what == "sign" and job.device != "cpu":
-                found += _called(share, ((what, r, w),), width, dtype)
-            else:
-                found.append(over_all(job, share, kernel(what), r * width, w * width, dtype, r + (what in ("scale", "copy"))))
-        return found
-    if how == "scripted" or (how == "for-loop" and job.framework.host == "python") or (how == "graph" and not job.framework.compile):
-        return _called(share, passes, width, dtype)
-    return [work for size, count in share.sizes.items() for work in over_one(size, passes, width, dtype, count)]
 
 
 def _fused(job: Job, share: Share, name: str) -> Work:
@@ -172,13 +133,6 @@ def _fused(job: Job, share: Share, name: str) -> Work:
 def _gradient(job: Job) -> float:
     """Bytes of one gradient as the update reads it."""
     return 4.0 if job.framework.master else job.grad_bytes
-
-
-def _called(share: Share, passes: Passes, width: float, dtype: str, small: int = 0) -> list[Work]:
-    """`passes` over each tensor, every kernel called by itself; `small`: kernels over single numbers, called by a compiled function."""
-    numbers: list[Work] = [MemoryBound("scale", 8, 4, dtype, 1.0, small)] if small else []
-    each = [([*over_one(size, passes, width, dtype), *numbers], count) for size, count in share.sizes.items()]
-    return [work for works, count in each for _ in range(count) for work in works]
 
 
 def _main_gradients(job: Job, share: Share) -> list[Work]:

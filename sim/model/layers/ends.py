@@ -47,6 +47,7 @@ def embedding(
         wgrad=() if frozen else tuple(wgrad),
         cls="embedding",
         tensors=(local * hidden, *(rows * hidden for rows in tables)),
+        tables=tuple((rows, hidden) for rows in (local, *tables)),
         frozen=frozen,
         saved=ids + (n if dropout else 0),
         seam="tp.embedding" if share.tp > 1 else "",
@@ -73,7 +74,7 @@ def logits(
         share, "head.logits", hidden, -(-vocab // share.tp), rows=rows, bias=bias, low=share.framework.low_head, stream=True, frozen=frozen,
         seam="tp.gather" if seam_bytes else "", seam_bytes=seam_bytes, saved_rows=0 if rows else share.srows,
     )  # fmt: skip
-    return replace(part, tensors=part.tensors[1:]) if tied else part
+    return replace(part, tensors=part.tensors[1:], matrices=()) if tied else part
 
 
 def loss(share: Share, vocab: int, *, rows: int = 0, name: str = "head.loss") -> Part:

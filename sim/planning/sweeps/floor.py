@@ -45,7 +45,7 @@ class Floor:
         network = describe(model, Shape(micro=1, seq=base.seq_len or usual_length(model)), framework)
         self._parameters = network.parameters
         width, master = (4.0, 4.0) if framework.master else (BYTES[framework.param_dtype], 0.0)
-        least = states(base.optimizer.name, 1, 1)  # of a parameter
+        least = states(base.optimizer.name, 1, 1, (1, 0))  # of a parameter
         self._bytes = (
             BYTES[framework.param_dtype],
             BYTES[framework.grad_dtype],
