@@ -31,10 +31,7 @@ def optimizer_of(row: Row, precision: str, assumed: list[str] | None = None) -> 
         if text and "muon" not in text and assumed is not None:
             assumed.append(f"optimizer {row.optimizer!r} taken as muon: the recipe's")
         return Optimizer(name="muon")
-    for name in ("lion", "lars", "adagrad"):
-        if name in text:
-            return Optimizer(name=name)
-    if re.search(r"sgd|momentum|rmsprop", text) or ("adam" not in text and re.search(_IMAGES, model)):
+    if re.search(r"sgd|momentum|lion|rmsprop|lars", text) or ("adam" not in text and re.search(_IMAGES, model)):
         return Optimizer(name="momentum")
     if text and "adam" not in text and assumed is not None:
         assumed.append(f"optimizer {row.optimizer!r} taken as adamw")
