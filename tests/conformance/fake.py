@@ -152,6 +152,8 @@ def _world(rank: int, size: int) -> Any:
         rank=rank,
         size=size,
         local_rank=rank,
+        local_size=size,
+        backend="gloo",
         kind="cpu",
         shared=False,
         device=torch.device("cpu"),
