@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
 from sim.lower.schedule import KINDS, Action, chunks_of, late, rank_of, schedule, with_messages
-from tests.conformance.torch_schedules import need_torch_schedules, torch_messages, torch_run, torch_schedule, torch_text, torch_with_comms
+from sim.lower.schedule.reading import read_rows, written_of
+from tests.conformance.torch_schedules import (
+    need_torch_schedules,
+    torch_messages,
+    torch_read,
+    torch_run,
+    torch_schedule,
+    torch_text,
+    torch_with_comms,
+    torch_written,
+)
 
 GRID = [
     *(("gpipe", pp, m, 1) for pp in (1, 2, 4) for m in (1, 2, 7)),
@@ -56,6 +67,21 @@ def test_pairs_talk_in_the_runtime_s_order(name: str, pp: int, microbatches: int
 
 def _between(actions: Iterable[Action], steps: dict[str, int], peer: int, pp: int, name: str) -> list[Action]:
     return [a for a in actions if a.kind in steps and rank_of(name, pp, a.stage + steps[a.kind]) == peer]
+
+
+@pytest.mark.parametrize(("name", "pp", "microbatches", "chunks"), [row for row in GRID if row[0] not in ("gpipe", "1f1b") and row[3] > 1])
+def test_files_are_read_as_torch_reads_them(name: str, pp: int, microbatches: int, chunks: int, tmp_path: Path) -> None:
+    """What torch has written is the schedule of that name, also with its pauses and overlapped pairs."""
+    need_torch_schedules()
+    path = tmp_path / "schedule.csv"
+    torch_written(name, pp, microbatches, chunks, path)
+    own = written_of(read_rows(path))
+    assert own.rows == tuple(schedule(name, pp, rank, microbatches, chunks) for rank in range(pp))
+    path.write_text("\n".join(",".join(map(str, row)) for row in own.rows))  # without pairs, whose messages torch puts after both
+    theirs = torch_read(path, pp, microbatches, chunks, shards=True)
+    for apart in (("RESHARD",), ("RECV_F", "RECV_B")):  # as in test_pipeline_fsdp.py
+        ours = [[a for a in line if a.kind not in apart] for line in with_messages(own, pp, microbatches, chunks, True)]
+        assert ours == [[a for a in line if a.kind not in apart] for line in theirs]
 
 
 def test_torch_reads_our_actions() -> None:

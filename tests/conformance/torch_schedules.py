@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -72,6 +73,18 @@ def torch_with_comms(name: str, pp: int, microbatches: int, chunks: int, shards:
         made = _instance(cls, pp, microbatches, chunks).pipeline_order_with_comms
         return [_flat(made[rank], shards) for rank in range(pp)]
     return [_flat(rank, shards) for rank in get_schedule_ops(cls, pp, microbatches, chunks, with_comms=True)]
+
+
+def torch_written(name: str, pp: int, microbatches: int, chunks: int, path: Path) -> None:
+    """Writes the schedule as torch does, computations alone."""
+    _instance(getattr(schedules, _CLASSES[name][1]), pp, microbatches, chunks)._dump_csv(str(path), format="compute_only")
+
+
+def torch_read(path: Path, pp: int, microbatches: int, chunks: int, shards: bool = False) -> list[list[Action]]:
+    """What torch's runtime makes of a file of computations: with all messages."""
+    runtime = _instance(_RUNTIME, pp, microbatches, chunks)
+    runtime._load_csv(str(path))
+    return [_flat(runtime.pipeline_order_with_comms[rank], shards) for rank in range(pp)]
 
 
 def torch_run(name: str, pp: int, microbatches: int, rank: int) -> list[Action]:
