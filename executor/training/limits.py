@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from sim.bind import shape_of
 from sim.framework import framework_of, sharding_of
+from sim.lower.schedule.placement import splits
+from sim.lower.schedule.reading import name_of
 from sim.model.specs.decoder import Decoder
 from sim.model.specs.pictures import ConvNext, EfficientNet, UNet
 from sim.model.specs.spec import Cnn, EncDec, Encoder, Mlp, ModelSpec, Vit
@@ -12,7 +14,6 @@ from sim.work import BYTES
 from topologies.errors import Refused
 
 PLAY = "Use `--how play`, which plays the predicted program"
-_SCHEDULES = ("gpipe", "1f1b", "interleaved")
 Refusals = tuple[tuple[bool, str], ...]
 """What may be asked for and is not done: is it, and what to say then."""
 
@@ -107,8 +108,11 @@ def _of_the_split(plan: Plan, spec: ModelSpec) -> Refusals:
             f'learned positions under tensor parallelism. Use position = "rope", or: {PLAY}',
         ),
         (
-            p.pp > 1 and p.schedule not in _SCHEDULES,
-            f'schedule = "{p.schedule}" is not run by stock training. Use {", ".join(_SCHEDULES)}, or: {PLAY}',
+            # torch/distributed/pipelining/_backward.py: stage_backward_weight takes weights' gradients by autograd.grad, which fires no hook of
+            # DDP: 2.13 trains each replica on its own gradients. FSDP2's are reduced by the schedule (perform_reduce_grad).
+            p.pp > 1 and plan.data_ranks > 1 and level == 0 and splits(name_of(p)),
+            f'schedule = "{p.schedule}" splits backward, and torch\'s DDP does not sum gradients of weights that are made apart. Use dp_shard '
+            f"with zero = 3, a schedule of whole backward passes (1f1b, interleaved, looped-bfs), or: {PLAY}",
         ),
         (p.pp > 1 and getattr(spec, "tied", False), f"an embedding tied across pipeline stages. {PLAY}"),
     )

@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleDualPipeV,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+)
+from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 from executor.kernels.bodies import dtype_of
 from executor.ranks.world import World
 from executor.training.models.build import Model, loss_of
 from executor.training.parallelize import parallel_loss, parallelize, whole
 from sim.framework import Framework
+from sim.lower.schedule import rank_of
+from sim.lower.schedule.reading import name_of
 from sim.model.specs.decoder import Decoder
 from sim.model.specs.spec import Mlp, ModelSpec
 from sim.plan import Plan
-from topologies.errors import BadInput, Refused
+from topologies.errors import BadInput
 
 
 def cuts(plan: Plan, blocks: list[str]) -> list[list[str]]:
     """Names of each stage's blocks: layers shared out evenly or as `parallel.stages` says, the ends on the ends."""
     p = plan.parallel
-    count = p.pp * p.virtual_stages
+    count = p.pp * p.chunks
     layers = [name for name in blocks if name.startswith("L")]
     if len(layers) < count:
-        raise BadInput(f"the model has {len(layers)} layers for {count} stages (pp x virtual_stages). Use fewer stages")
+        raise BadInput(f"the model has {len(layers)} layers for {count} stages (pp x stages a rank). Use fewer stages")
     shares = p.stages or tuple(len(layers) // count + (i < len(layers) % count) for i in range(count))
     stages, at = [], 0
     for share in shares:
@@ -45,7 +61,9 @@ class Pipeline:
         names = cuts(plan, [name for name, _ in model.named_children()])
         axis = mesh["pp"]
         self.rank, self.size = axis.get_local_rank(), p.pp
-        mine = [i for i in range(len(names)) if i % p.pp == self.rank]
+        order = name_of(p)
+        holders = [rank_of(order, p.pp, i) for i in range(len(names))]
+        mine = [i for i, holder in enumerate(holders) if holder == self.rank]
         self.modules: list[nn.Module] = []
         self._tp = mesh["tp"] if p.tp > 1 else None
         stages = []
@@ -59,13 +77,13 @@ class Pipeline:
                 self.modules[-1], index, len(names), world.device, input_args=given, output_args=made, group=axis.get_group()
             )
             stages.append(stage)
-        self.last = self.rank == p.pp - 1
+        self.last = self.rank == holders[-1]
         spec, tp = model.spec, self._tp
 
         def loss(output: Tensor, target: Tensor) -> Tensor:
             return loss_of(spec, output if tp is None else _split_vocabulary(output, tp), target)
 
-        self._schedule = _schedule(plan)(stages[0] if len(stages) == 1 else stages, n_microbatches=plan.microbatches, loss_fn=loss)
+        self._schedule = schedule_of(plan, stages, loss)
 
     def step(self, x: Tensor, y: Tensor) -> Tensor:
         """Forward and backward of all micro-batches; the mean loss on the last stage, zero elsewhere."""
@@ -101,11 +119,26 @@ def _split_vocabulary(logits: Tensor, mesh: DeviceMesh) -> Tensor:
     return DTensor.from_local(logits, mesh, (Shard(-1),), run_check=False)
 
 
-def _schedule(plan: Plan) -> type:
-    p = plan.parallel
-    if p.virtual_stages > 1 or p.schedule == "interleaved":
-        return ScheduleInterleaved1F1B
-    known = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
-    if p.schedule not in known:
-        raise Refused(f'stock training does not do schedule = "{p.schedule}". Use gpipe, 1f1b or interleaved, or --how play')
-    return known[p.schedule]
+_SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+_SEVERAL = {
+    "interleaved": ScheduleInterleaved1F1B,
+    "looped-bfs": ScheduleLoopedBFS,
+    "zb-h1": ScheduleInterleavedZeroBubble,
+    "zb-v": ScheduleZBVZeroBubble,
+    "dualpipe": ScheduleDualPipeV,
+}
+"""Classes that take a rank's stages as a list, also where there is one alone."""
+
+
+def schedule_of(plan: Plan, stages: list[PipelineStage], loss: Callable[[Tensor, Tensor], Tensor]) -> Any:
+    """torch's schedule of the plan's name, or its runtime with the plan's own actions."""
+    name = name_of(plan.parallel)
+    more: dict[str, Any] = {"n_microbatches": plan.microbatches, "loss_fn": loss}
+    if isinstance(name, str):
+        return _SINGLE[name](stages[0], **more) if name in _SINGLE else _SEVERAL[name](stages, **more)
+    runtime = _PipelineScheduleRuntime(stages, **more)  # type: ignore[no-untyped-call]
+    with tempfile.TemporaryDirectory() as folder:  # torch reads files alone
+        path = Path(folder) / "schedule.csv"
+        path.write_text("".join(f"{row}\n" for row in plan.parallel.actions))
+        runtime._load_csv(str(path))
+    return runtime

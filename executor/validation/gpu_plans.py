@@ -149,7 +149,7 @@ def shrunk(tree: Tree) -> Tree:
 def fewer_layers(plan: Plan) -> Plan | None:
     """The plan with half as many layers; None where there is nothing to halve."""
     spec = msgspec.to_builtins(model_of(plan))
-    least = plan.parallel.pp * plan.parallel.virtual_stages
+    least = plan.parallel.pp * plan.parallel.chunks
     if spec.get("layers", 0) // 2 < max(1, least):
         return None
     layers = spec["layers"] // 2

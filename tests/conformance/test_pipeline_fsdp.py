@@ -64,6 +64,9 @@ PLANS = [
     _plan(9, 4, dp_shard=4, schedule="interleaved", virtual_stages=4),
     _plan(9, 8, dp_shard=2, dp_replicate=2, schedule="interleaved", virtual_stages=4),
     _plan(5, 2, dp_shard=2, tp=2, schedule="interleaved", virtual_stages=2),
+    _plan(5, 4, dp_shard=2, schedule="looped-bfs", virtual_stages=2),
+    _plan(5, 4, dp_shard=2, schedule="zb-h1"),
+    _plan(5, 4, dp_shard=2, schedule="zb-v"),  # of dualpipe torch sends what an overlapped pair makes after both
     _plan(5, 2, dp_shard=2, schedule="interleaved", virtual_stages=2, memory={"recompute": "full"}),
     *(_titan(model, micros, dp_shard=4, zero=3) for model in (LLAMA, UNTIED) for micros in (1, 3)),
     _titan(GPT, 2, dp_shard=4, zero=3),

@@ -21,6 +21,8 @@ from topologies.errors import BadInput, Refused
 
 DENSE = {"family": "decoder", "layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "ffn": 64}
 MOE = {**DENSE, "moe": {"experts": 4, "top_k": 2, "ffn": 32}}
+OWN = [",".join(f"{stage}{kind}{m + i}" for m in (0, 4) for kind in "FB" for i in range(4)) for stage in range(4)]
+"""GPipe for four micro-batches, twice."""
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ddp": (DENSE, {"dp_replicate": 4}),
     "fsdp": (DENSE, {"dp_shard": 4, "zero": 3}),
@@ -33,6 +35,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "1f1b": (DENSE, {"pp": 2, "dp_shard": 2, "zero": 3}),
     "interleaved": (DENSE, {"pp": 2, "tp": 2, "schedule": "interleaved", "virtual_stages": 2}),
     "zb-h1": (DENSE, {"pp": 4, "schedule": "zb-h1"}),
+    "zb-v": (DENSE, {"pp": 2, "tp": 2, "schedule": "zb-v"}),
+    "looped-bfs": (DENSE, {"pp": 2, "dp_shard": 2, "zero": 3, "schedule": "looped-bfs", "virtual_stages": 2, "framework": "torchtitan"}),
+    "written": (DENSE, {"pp": 4, "schedule": "csv", "actions": OWN}),
     "ring": (DENSE, {"cp": 4}),
     "ulysses": (DENSE, {"cp": 2, "cp_kind": "all_to_all", "dp_replicate": 2}),
     "experts": (MOE, {"dp_shard": 4, "ep": 4, "zero": 3}),

@@ -41,6 +41,11 @@ def _run(
     return run_stock(_plan(parallel, micro, model, **more), folder, steps=4, warmup=1, profile=profile, stall=60)
 
 
+OWN = [
+    "0F0,0F1,2F0,2F1,2I0,2B1,0I0,0B1,2W0,0W0,0F2,0F3,2F2,2F3,2B2,2B3,0B2,0B3",
+    "1F0,1F1,3F0,3F1,3B0,3B1,1B0,1B1,1F2,1F3,3F2,3F3,3B2,3B3,1B2,1B3",
+]
+"""A schedule without a name: two micro-batches at a time, some backward passes in halves."""
 CASES: tuple[tuple[dict[str, Any], int], ...] = (
     ({}, 4),
     ({"dp_replicate": 2}, 2),
@@ -57,6 +62,18 @@ CASES: tuple[tuple[dict[str, Any], int], ...] = (
     ({"pp": 2, "dp_replicate": 2}, 1),
     ({"pp": 2, "tp": 2}, 2),
     ({"pp": 2, "tp": 2, "sequence_parallel": False, "schedule": "gpipe"}, 4),
+    ({"pp": 2, "schedule": "interleaved"}, 2),
+    ({"pp": 2, "schedule": "looped-bfs", "virtual_stages": 2}, 2),
+    ({"pp": 2, "schedule": "looped-bfs", "dp_replicate": 2}, 1),
+    ({"pp": 2, "schedule": "zb-h1"}, 2),
+    ({"pp": 2, "schedule": "zb-h1", "virtual_stages": 2}, 2),
+    ({"pp": 2, "schedule": "zb-h1", "dp_shard": 2, "zero": 3}, 1),
+    ({"pp": 2, "schedule": "zb-v"}, 2),
+    ({"pp": 2, "schedule": "zb-v", "tp": 2}, 2),
+    ({"pp": 2, "schedule": "zb-v", "dp_shard": 2, "zero": 3}, 1),
+    ({"pp": 2, "schedule": "dualpipe"}, 2),
+    ({"pp": 2, "schedule": "dualpipe", "dp_shard": 2, "zero": 3}, 1),
+    ({"pp": 2, "schedule": "csv", "actions": OWN, "virtual_stages": 2}, 2),
 )
 
 
@@ -213,7 +230,11 @@ def test_a_disk_that_takes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"parallel": {"pp": 2, "schedule": "zb-h1"}}, "zb-h1"),
+        (
+            {"parallel": {"pp": 2, "schedule": "zb-h1", "dp_replicate": 2}},
+            "zb-h1.* DDP does not sum gradients of weights that are made apart",
+        ),
+        ({"parallel": {"pp": 2, "schedule": "dualpipe", "dp_shard": 2, "zero": 0}, "batch": {"micro": 1, "global": 8}}, "dualpipe.* DDP"),
         ({"parallel": {"dp_shard": 2, "zero": 1}}, "zero = 1"),
         ({"parallel": {}, "data": {"source": "object-store", "sample": "1 KiB"}}, "object store"),
         ({"parallel": {}, "model": {**MODEL, "window": 8}}, "window"),
