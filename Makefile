@@ -52,13 +52,13 @@ coverage: $(VENV)/.dev   ## branches of sim and topologies that tests without de
 covered:                 ## the same of the last run with coverage, room by room
 	$(BIN)/python -m tests.reliability.covered 95
 
-noticed: $(VENV)/.dev    ## a fixed sample of damages to sim/lower and sim/cost: which do the tests notice?
+noticed: $(VENV)/.dev    ## a fixed sample of damages to lowering, schedules and costs: which do the tests notice?
 	$(BIN)/python -m tests.reliability.mutation_sample --least 50
 
 mutation: $(VENV)/.dev   ## ten times as many damages, and whole files with their own tests
 	$(BIN)/python -m tests.reliability.mutation_sample --each 400
 	$(BIN)/python -m tests.reliability.mutation sim/lower/data_parallel/buckets.py tests/null/lower/test_buckets.py tests/null/lower/test_data_parallel.py
-	$(BIN)/python -m tests.reliability.mutation sim/lower/schedule/zero_bubble.py tests/null/schedule
+	$(BIN)/python -m tests.reliability.mutation sim/schedule/zero_bubble.py tests/null/schedule
 	$(BIN)/python -m tests.reliability.mutation sim/cost/tiles.py tests/null/cost --most 60
 
 accuracy: $(VENV)/.dev   ## published steps, collectives, kernels, memory, this machine

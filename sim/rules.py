@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sim.framework import load_framework, sharding_of
-from sim.lower.schedule.reading import written_of
 from sim.mesh import AXES, Mesh
 from sim.plan import LOOPS, VEES, Parallel, Plan, Update
+from sim.schedule.reading import written_of
 from topologies.errors import BadInput, Refused
 
 MOST_MICROBATCHES = 100_000

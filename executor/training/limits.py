@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from sim.bind import shape_of
 from sim.framework import framework_of, sharding_of
-from sim.lower.schedule.placement import splits
-from sim.lower.schedule.reading import name_of
 from sim.model.specs.decoder import Decoder
 from sim.model.specs.pictures import ConvNext, EfficientNet, UNet
 from sim.model.specs.spec import Cnn, EncDec, Encoder, Mlp, ModelSpec, Vit
 from sim.plan import Plan
+from sim.schedule.placement import splits
+from sim.schedule.reading import name_of
 from sim.work import BYTES
 from topologies.errors import Refused
 

@@ -28,11 +28,11 @@ from executor.ranks.world import World
 from executor.training.models.build import Model, loss_of
 from executor.training.parallelize import parallel_loss, parallelize, whole
 from sim.framework import Framework
-from sim.lower.schedule import rank_of
-from sim.lower.schedule.reading import name_of
 from sim.model.specs.decoder import Decoder
 from sim.model.specs.spec import Mlp, ModelSpec
 from sim.plan import Plan
+from sim.schedule import rank_of
+from sim.schedule.reading import name_of
 from topologies.errors import BadInput
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from sim.lower.schedule.reading import read_rows, written_of
 from sim.plan import Plan
 from sim.rules import check
+from sim.schedule.reading import read_rows, written_of
 from topologies import units
 from topologies.errors import BadInput, UnknownName
 from topologies.table import parse_toml, read_toml

@@ -7,11 +7,11 @@ import msgspec
 from sim.framework import Framework, sharding_of
 from sim.lower.job import EAGER, Job
 from sim.lower.optimizer.adafactor import unknown
-from sim.lower.schedule.placement import splits
 from sim.model.parts import Network
 from sim.model.stages import Blocks, layout
 from sim.plan import Plan
 from sim.rules import mesh_of
+from sim.schedule.placement import splits
 from sim.work import BYTES
 from topologies.errors import Refused
 

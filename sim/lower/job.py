@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from sim.framework import Framework
-from sim.lower.schedule import Name
-from sim.lower.schedule.reading import name_of
-from sim.lower.schedule.shards import by_actions
 from sim.mesh import Mesh
 from sim.model.parts import Network, Part
 from sim.plan import Plan
+from sim.schedule import Name
+from sim.schedule.reading import name_of
+from sim.schedule.shards import by_actions
 
 DEFAULT_BUCKET = 25 << 20
 """comm.bucket where the plan says nothing: then the framework's own bucket rule holds."""

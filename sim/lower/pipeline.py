@@ -10,7 +10,7 @@ when its send has ended (Megatron's and torch's batched send and receive); the o
 
 A stage's gradients hold up no message: what waits for them comes after the rank's last message (Megatron's finish_grad_sync), and
 without overlap they leave then (DeepSpeed's ReduceGrads instruction). torch's DDP waits inside the last backward, and so did its FSDP of
-2024; that of torch 2.13 leaves then too, or in turns of its own, in which whole stages are gathered as well (`sim.lower.schedule.shards`).
+2024; that of torch 2.13 leaves then too, or in turns of its own, in which whole stages are gathered as well (`sim.schedule.shards`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import msgspec
 
 from sim.lower.job import Job
 from sim.lower.ops import blocks, collective, record, wait
-from sim.lower.schedule import Kind, goes_back
-from sim.lower.schedule.action import RECEIVES, SENDS, SHARDS
-from sim.lower.schedule.messages import needed, sent
-from sim.lower.schedule.shards import by_actions
-from sim.lower.schedule.turns import Line, Sort, lines
 from sim.lower.stage import INPUT, StageSegments
 from sim.lower.unshard import whole_stage
 from sim.program import COMPUTE, Op
+from sim.schedule import Kind, goes_back
+from sim.schedule.action import RECEIVES, SENDS, SHARDS
+from sim.schedule.messages import needed, sent
+from sim.schedule.shards import by_actions
+from sim.schedule.turns import Line, Sort, lines
 from sim.turns import Turns
 
 Segments = dict[str, tuple[Op, ...]]

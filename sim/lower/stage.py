@@ -1,6 +1,6 @@
 """Pipeline stages: which blocks each holds, and the segments of ops that its micro-batches run.
 
-A plan without a pipeline is one stage. The same segments serve every schedule, by the kinds of `sim.lower.schedule`: F, B (whole
+A plan without a pipeline is one stage. The same segments serve every schedule, by the kinds of `sim.schedule`: F, B (whole
 backward), or I (gradient of the input) and W (of the weights) apart.
 """
 
@@ -21,12 +21,12 @@ from sim.lower.job import Job
 from sim.lower.offload import offload
 from sim.lower.passes import Chunk
 from sim.lower.scales import with_scales
-from sim.lower.schedule import placement
 from sim.lower.short import Shortener
 from sim.lower.template import TEMPLATE, BlockOps, Template, Templates, renamed
 from sim.model.parts import Block
 from sim.model.stages import layout
 from sim.program import Op
+from sim.schedule import placement
 
 Named = tuple[tuple[str, Block], ...]
 INPUT = "input"

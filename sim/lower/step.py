@@ -20,13 +20,13 @@ from sim.lower.optimizer import modes
 from sim.lower.optimizer import step as optimizer
 from sim.lower.optimizer.owned import Share
 from sim.lower.resident import resident_bytes
-from sim.lower.schedule.shards import ACTIVE_STAGES
 from sim.lower.short import Shortener
 from sim.lower.stage import StageSegments, pair, stage_segments, stages_of
 from sim.lower.template import Templates
 from sim.model.parts import Network
 from sim.plan import Plan
 from sim.program import HOST, Call, Op, Program, Role
+from sim.schedule.shards import ACTIVE_STAGES
 from sim.turns import Line, Turns, called, single
 
 Segments = dict[str, tuple[Op, ...]]

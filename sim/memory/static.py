@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from sim.framework import Framework, sharding_of
 from sim.lower.optimizer import muon, outer
 from sim.lower.optimizer.owned import STATES, moment_width, states
-from sim.lower.schedule.reading import name_of
-from sim.lower.schedule.shards import ACTIVE_STAGES, by_actions
 from sim.memory.overhead import constants
 from sim.model.parts import Block, Network
 from sim.model.stages import Blocks, reader
 from sim.plan import Plan
 from sim.rules import mesh_of
+from sim.schedule.reading import name_of
+from sim.schedule.shards import ACTIVE_STAGES, by_actions
 from sim.work import BYTES
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sim.lower.schedule.placement import rank_of
-from sim.lower.schedule.reading import name_of
-from sim.lower.schedule.written import Written
 from sim.model.parts import Block, Network
 from sim.plan import Plan
+from sim.schedule.placement import rank_of
+from sim.schedule.reading import name_of
+from sim.schedule.written import Written
 from topologies.errors import BadInput, Refused
 
 Blocks = tuple[tuple[str, Block], ...]

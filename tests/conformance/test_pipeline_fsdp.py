@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from sim.lower.schedule import Action, with_messages
-from sim.lower.schedule.action import SHARDS
 from sim.plan import Plan
+from sim.schedule import Action, with_messages
+from sim.schedule.action import SHARDS
 from tests.conformance.fake import need_fake, stock_messages
 from tests.conformance.plans import GPT, LLAMA, UNTIED, plan
 from tests.conformance.test_stock import lowered_messages

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sim.lower.schedule import KINDS, Action, chunks_of, late, rank_of, schedule, with_messages
-from sim.lower.schedule.reading import read_rows, written_of
+from sim.schedule import KINDS, Action, chunks_of, late, rank_of, schedule, with_messages
+from sim.schedule.reading import read_rows, written_of
 from tests.conformance.torch_schedules import (
     need_torch_schedules,
     torch_messages,

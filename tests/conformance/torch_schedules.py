@@ -12,8 +12,8 @@ from unittest import mock
 
 import pytest
 
-from sim.lower.schedule import Action, Kind, rank_of
-from sim.lower.schedule.action import WHOLE
+from sim.schedule import Action, Kind, rank_of
+from sim.schedule.action import WHOLE
 
 _CLASSES = {
     "gpipe": ("ScheduleGPipe", ""),

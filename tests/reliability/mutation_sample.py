@@ -28,12 +28,12 @@ from hypothesis import HealthCheck, Phase, settings
 from tests.reliability.mutation import HOME
 from tests.reliability.mutation_faults import Fault, Key, codes, damaged, drawn, loaded
 
-ROOMS = ("sim/lower", "sim/cost")
+ROOMS = ("sim/lower", "sim/schedule", "sim/cost")
 TESTS = (
     *(f"tests/null/{room}" for room in ("lower", "schedule", "cost", "collectives", "step", "pipeline", "verify")),
     "tests/null/test_calibration.py",
 )
-EACH = 30
+EACH = 20
 CALLS = 3_000_000
 """Python calls (about a second) that the tests of one fault may make together; the shortest first."""
 HUNG = 40.0

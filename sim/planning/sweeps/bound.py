@@ -26,14 +26,14 @@ from sim.cost.price import Pricer
 from sim.lower.binding import job_of
 from sim.lower.blocks import lower_block
 from sim.lower.job import Job
-from sim.lower.schedule import Name, Written
-from sim.lower.schedule.placement import splits
 from sim.lower.template import TEMPLATE, BlockOps
 from sim.model.parts import Block
 from sim.model.stages import Blocks, held, layout
 from sim.pace import board_clock
 from sim.planning.sweeps.traffic import Traffic
 from sim.program import COMPUTE, HOST, Op
+from sim.schedule import Name, Written
+from sim.schedule.placement import splits
 from sim.steady.shortened import layers_of
 from topologies.graph import Topology
 

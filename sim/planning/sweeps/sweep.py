@@ -19,7 +19,6 @@ from typing import Any
 import msgspec
 
 from sim.bind import model_of
-from sim.lower.schedule.reading import read_rows
 from sim.plan import Plan
 from sim.planning.capacity.capacity import price_of
 from sim.planning.progress import Progress, Say
@@ -30,6 +29,7 @@ from sim.planning.sweeps.pool import Pool, pool
 from sim.planning.sweeps.space import SHORT, Candidate, TooLarge, base_tree, candidates, named
 from sim.planning.sweeps.store import Row, Store, default_file, forget
 from sim.planning.sweeps.tables import Ranked
+from sim.schedule.reading import read_rows
 from topologies.errors import BadInput
 from topologies.load import load_topology
 

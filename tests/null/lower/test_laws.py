@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from sim.engine.run import simulate
 from sim.framework import load_framework
 from sim.lower.checks.verify import verify
-from sim.lower.schedule import SCHEDULES
 from sim.model.parts import Network, Part
 from sim.plan import LOOPS
 from sim.program import Program
+from sim.schedule import SCHEDULES
 from sim.work import BYTES
 from tests.null.lower.test_context_expert import DOWN, UP, attention
 from tests.null.lower.tiny import Constant, linear, network, norm, program, traffic

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sim.lower.schedule import parse_action, schedule
-from sim.lower.schedule.action import Action
-from sim.lower.schedule.messages import add_messages
+from sim.schedule import parse_action, schedule
+from sim.schedule.action import Action
+from sim.schedule.messages import add_messages
 from topologies.errors import BadInput
 
 

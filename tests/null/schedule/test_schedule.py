@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.lower.schedule import SCHEDULES, Action, chunks_of, late, parse_action, rank_of, schedule, with_messages
 from sim.model.stages import in_flight
 from sim.plan import VEES, Batch, Parallel, Plan
+from sim.schedule import SCHEDULES, Action, chunks_of, late, parse_action, rank_of, schedule, with_messages
 from tests.null.schedule.unit_time import bubble, play
 from topologies.errors import BadInput, UnknownName
 

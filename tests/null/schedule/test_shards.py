@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sim.lower.schedule import SCHEDULES, parse_action, schedule, with_messages
-from sim.lower.schedule.action import SHARDS, Action
-from sim.lower.schedule.shards import ACTIVE_STAGES, add_shards, by_actions
-from sim.lower.schedule.turns import lines
+from sim.schedule import SCHEDULES, parse_action, schedule, with_messages
+from sim.schedule.action import SHARDS, Action
+from sim.schedule.shards import ACTIVE_STAGES, add_shards, by_actions
+from sim.schedule.turns import lines
 from topologies.errors import BadInput
 
 GRID = [("interleaved", pp, m, v) for pp in (2, 4) for m in (pp, 3 * pp) for v in (2, 3, 5)] + [("dualpipe", 2, 6, 2), ("zb-h1", 4, 8, 1)]

@@ -8,8 +8,8 @@ import pytest
 
 from sim.bind import bind
 from sim.lower import step
-from sim.lower.schedule import late, with_messages
-from sim.lower.schedule.turns import lines
+from sim.schedule import late, with_messages
+from sim.schedule.turns import lines
 
 
 @pytest.mark.parametrize(

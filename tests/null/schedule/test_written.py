@@ -10,9 +10,6 @@ import pytest
 from sim.bind import bind
 from sim.files.planfile import dump_plan, dump_tree, load_plan
 from sim.lower.checks.verify import verify
-from sim.lower.schedule import SCHEDULES, chunks_of, rank_of, schedule, with_messages
-from sim.lower.schedule.placement import splits
-from sim.lower.schedule.reading import LARGEST, name_of, read_rows, written_of
 from sim.lower.step import lower
 from sim.model.stages import in_flight
 from sim.plan import VEES, Plan
@@ -21,6 +18,9 @@ from sim.planning.sweeps.space import parse_space
 from sim.planning.sweeps.sweep import header_of, sweep
 from sim.predict import predict_setting
 from sim.pricer import pricer_for
+from sim.schedule import SCHEDULES, chunks_of, rank_of, schedule, with_messages
+from sim.schedule.placement import splits
+from sim.schedule.reading import LARGEST, name_of, read_rows, written_of
 from sim.steady.rounds import confirmed, step_of, whole
 from topologies.errors import BadInput, Refused
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.lower.schedule import Action, chunks_of, schedule
+from sim.schedule import Action, chunks_of, schedule
 
 Times = dict[str, float]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.lower.schedule.action import Action, actions
+from sim.schedule.action import Action, actions
 
 
 def gpipe(pp: int, rank: int, microbatches: int, virtual_stages: int = 1) -> tuple[Action, ...]:

@@ -14,11 +14,11 @@ from collections.abc import Container, Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from sim.lower.schedule.action import COMPUTES, Action, parse_action
-from sim.lower.schedule.messages import add_messages
-from sim.lower.schedule.placement import placed
-from sim.lower.schedule.written import Name, Style, Written
 from sim.plan import Parallel
+from sim.schedule.action import COMPUTES, Action, parse_action
+from sim.schedule.messages import add_messages
+from sim.schedule.placement import placed
+from sim.schedule.written import Name, Style, Written
 from topologies.errors import BadInput, Refused
 
 Placed = list[list[tuple[int, Action]]]

@@ -1,4 +1,4 @@
-"""A schedule that somebody wrote down, rank by rank (`sim.lower.schedule.reading` reads and checks it)."""
+"""A schedule that somebody wrote down, rank by rank (`sim.schedule.reading` reads and checks it)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from sim.lower.schedule.action import Action
+from sim.schedule.action import Action
 
 Style = Literal["loop", "v"]
 

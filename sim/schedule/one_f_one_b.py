@@ -3,7 +3,7 @@ backward in turn, then the backwards that are left."""
 
 from __future__ import annotations
 
-from sim.lower.schedule.action import Action
+from sim.schedule.action import Action
 
 
 def one_f_one_b(pp: int, rank: int, microbatches: int, virtual_stages: int = 1) -> tuple[Action, ...]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from sim.lower.schedule.action import Action, Kind
+from sim.schedule.action import Action, Kind
 from topologies.errors import BadInput
 
 

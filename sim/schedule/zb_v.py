@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from sim.lower.schedule.action import Action, Kind
+from sim.schedule.action import Action, Kind
 
 
 def zb_v(pp: int, rank: int, microbatches: int, virtual_stages: int = 2) -> tuple[Action, ...]:

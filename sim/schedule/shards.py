@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sim.lower.schedule.action import WHOLE, Action
-from sim.lower.schedule.placement import chunks_of
-from sim.lower.schedule.written import Name, Written
+from sim.schedule.action import WHOLE, Action
+from sim.schedule.placement import chunks_of
+from sim.schedule.written import Name, Written
 
 ACTIVE_STAGES = 3
 """Stages of a rank that are gathered at a time, `max_active_stages` in torch: those that it computes on next."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from sim.lower.schedule import Action, Kind, late, with_messages
-from sim.lower.schedule.action import SHARDS
-from sim.lower.schedule.messages import needed
-from sim.lower.schedule.shards import by_actions
-from sim.lower.schedule.written import Name
+from sim.schedule import Action, Kind, late, with_messages
+from sim.schedule.action import SHARDS
+from sim.schedule.messages import needed
+from sim.schedule.shards import by_actions
+from sim.schedule.written import Name
 
 _BLOCKING = ("gpipe", "1f1b")
 

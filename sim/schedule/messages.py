@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sim.lower.schedule.action import RECEIVES, Action, Kind
-from sim.lower.schedule.placement import rank_of
-from sim.lower.schedule.written import Name, Written
+from sim.schedule.action import RECEIVES, Action, Kind
+from sim.schedule.placement import rank_of
+from sim.schedule.written import Name, Written
 from topologies.errors import BadInput
 
 Grid = tuple[tuple[Action, ...], ...]

@@ -3,7 +3,7 @@ micro-batches through one stage before the next, backward in reverse."""
 
 from __future__ import annotations
 
-from sim.lower.schedule.action import Action, actions
+from sim.schedule.action import Action, actions
 
 
 def looped_bfs(pp: int, rank: int, microbatches: int, virtual_stages: int = 1) -> tuple[Action, ...]:

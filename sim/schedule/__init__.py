@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
-from sim.lower.schedule.action import COMPUTES, KINDS, Action, Kind, parse_action
-from sim.lower.schedule.dualpipe import dualpipe
-from sim.lower.schedule.gpipe import gpipe
-from sim.lower.schedule.interleaved import interleaved
-from sim.lower.schedule.looped_bfs import looped_bfs
-from sim.lower.schedule.messages import Grid, add_messages, late
-from sim.lower.schedule.one_f_one_b import one_f_one_b
-from sim.lower.schedule.placement import chunks_of, goes_back, rank_of
-from sim.lower.schedule.shards import add_shards
-from sim.lower.schedule.written import Name, Written
-from sim.lower.schedule.zb_v import zb_v
-from sim.lower.schedule.zero_bubble import zb_h1
+from sim.schedule.action import COMPUTES, KINDS, Action, Kind, parse_action
+from sim.schedule.dualpipe import dualpipe
+from sim.schedule.gpipe import gpipe
+from sim.schedule.interleaved import interleaved
+from sim.schedule.looped_bfs import looped_bfs
+from sim.schedule.messages import Grid, add_messages, late
+from sim.schedule.one_f_one_b import one_f_one_b
+from sim.schedule.placement import chunks_of, goes_back, rank_of
+from sim.schedule.shards import add_shards
+from sim.schedule.written import Name, Written
+from sim.schedule.zb_v import zb_v
+from sim.schedule.zero_bubble import zb_h1
 from topologies.errors import BadInput, UnknownName
 
 __all__ = [

@@ -3,8 +3,8 @@ split, and the weights' gradients, which nobody waits for, fill the bubbles; mem
 
 from __future__ import annotations
 
-from sim.lower.schedule.action import Action
-from sim.lower.schedule.interleaved import round_of, stage_order
+from sim.schedule.action import Action
+from sim.schedule.interleaved import round_of, stage_order
 
 
 def zb_h1(pp: int, rank: int, microbatches: int, virtual_stages: int = 1) -> tuple[Action, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from sim.lower.schedule.action import Action, Kind
+from sim.schedule.action import Action, Kind
 from topologies.errors import Refused
 
 
