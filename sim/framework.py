@@ -187,6 +187,9 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     token is copied top-k times, exchanged by all_to_all, and sorted again."""
     grouped_experts: bool = True
     """All local experts in one grouped kernel; else one GEMM and one quantisation for each expert."""
+    stacked_experts: bool = False
+    """Weights of all local experts are one tensor, as torch.nn.functional.grouped_mm takes them (torchtitan's GroupedExperts, transformers 5);
+    else each expert has its own (TransformerEngine's GroupedLinear)."""
     exchange_overlap: bool = False
     """Tokens travel to their experts beside another micro-batch's kernels (Megatron-Core's overlap_moe_expert_parallel_comm): what the
     step sees of it are the SMs that the exchange holds meanwhile."""

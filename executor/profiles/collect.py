@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from executor.profiles.beside import kernels, messages
 from executor.profiles.event import Event
 from executor.profiles.host import HostThreads, gaps
-from executor.training.models.build import part_name
+from executor.training.models.build import part_name, parts_of
 from sim.trace import Span
 
 
@@ -44,7 +44,7 @@ def named_parts(model: nn.Module) -> Iterator[None]:
 
     for block_name, block in model.named_children():
         # What a block does outside its submodules (residual adds) is the block's own part.
-        for name, module in [(f"{block_name}.residual", block), *((part_name(f"{block_name}.{n}"), m) for n, m in block.named_children())]:
+        for name, module in [(f"{block_name}.residual", block), *((part_name(f"{block_name}.{n}"), m) for n, m in parts_of(block))]:
             handles += [module.register_forward_pre_hook(enter(name)), module.register_forward_hook(leave)]
     try:
         yield

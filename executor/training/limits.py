@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sim.bind import shape_of
 from sim.framework import framework_of, sharding_of
-from sim.model.specs.decoder import Decoder
+from sim.model.specs.decoder import Decoder, Moe
 from sim.model.specs.pictures import ConvNext, EfficientNet, UNet
 from sim.model.specs.spec import Cnn, EncDec, Encoder, Mlp, ModelSpec, Vit
 from sim.plan import Plan
@@ -160,10 +160,37 @@ _SPLIT = ("embed_norm", "qk_norm", "post_norms", "parallel_block", "head_bias")
 """What a decoder may have on one rank of tp alone."""
 
 
+def _check_experts(plan: Plan, spec: Decoder, moe: Moe) -> None:
+    p, habits = plan.parallel, framework_of(plan)
+    name = spec.name or "decoder"
+    for field in ("bias", "limited", "latent"):
+        if getattr(moe, field):
+            raise Refused(f"stock training does not do `moe.{field}` of model {name} yet. {PLAY}")
+    align = 16 // int(BYTES[habits.param_dtype])
+    asked: Refusals = (
+        (p.tp > 1, f"experts of model {name} under tensor parallelism: use tp = 1, or: {PLAY}"),
+        (p.capacity > 0, f"parallel.capacity: torch.nn.functional.grouped_mm drops and pads nothing. Leave it out, or: {PLAY}"),
+        (habits.autocast, f'framework = "{plan.framework}" casts under autocast, which does not reach grouped_mm. {PLAY}'),
+        (
+            not habits.stacked_experts,
+            f'framework = "{plan.framework}" keeps each expert\'s weights apart, and grouped_mm takes them as one tensor. Use framework = "pytorch" or "torchtitan", or: {PLAY}',
+        ),
+        (
+            bool(spec.hidden % align or moe.ffn % align),
+            f"experts of model {name}: grouped_mm takes rows that are multiples of 16 bytes. Use multiples of {align} as hidden and moe.ffn, or: {PLAY}",
+        ),
+    )
+    for refused, words in asked:
+        if refused:
+            raise Refused(words)
+
+
 def _check_decoder(plan: Plan, spec: Decoder) -> None:
     seq = shape_of(plan, spec).seq
+    if spec.moe is not None:
+        _check_experts(plan, spec, spec.moe)
     asked = {
-        "moe": spec.moe, "mla": spec.mla, "mamba": spec.mamba, "lora": spec.lora, "sinks": spec.sinks, "window": 0 < spec.window < seq,
+        "mla": spec.mla, "mamba": spec.mamba, "lora": spec.lora, "sinks": spec.sinks, "window": 0 < spec.window < seq,
         "packed": spec.packed, "pattern": spec.pattern, "mtp": spec.mtp, "mixers": spec.mixers, "gated_attention": spec.gated_attention,
         "rope_scaled": spec.rope_scaled, "position = alibi": spec.position == "alibi",
     }  # fmt: skip

@@ -7,6 +7,7 @@ model first and apply the same recipe to each stage (`executor.training.pipeline
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,7 @@ from sim.rules import mesh_of
 from topologies.errors import Refused
 
 if TYPE_CHECKING:
+    from torch.distributed.tensor import Shard
     from torch.distributed.tensor.parallel import ParallelStyle
 
 
@@ -115,12 +117,24 @@ def shard(model: nn.Module, plan: Plan, mesh: DeviceMesh, zero: int, habits: Fra
     whole = outer if not habits.wraps_ends or (len(ends) == 2 and ends[0] & ends[1]) else ()
     layers = [name for name in names if name not in outer]
     kept = {"head", *(layers[-1:] if habits.keeps_last else ())}
+    place = placement(mesh["dp_shard"].size())
     for name, block in model.named_children():
         if name not in whole and any(True for _ in block.parameters()):
-            fully_shard(block, mesh=over, reshard_after_forward=again and name not in kept, mp_policy=policy)
+            again_here = again and name not in kept
+            fully_shard(block, mesh=over, reshard_after_forward=again_here, shard_placement_fn=place, mp_policy=policy)
     # The root keeps what it has gathered (torch's default): backward needs it at once.
     fully_shard(model, mesh=over, reshard_after_forward=None if again else False, mp_policy=policy)
     return model
+
+
+def placement(ranks: int) -> Callable[[nn.Parameter], Shard | None]:
+    """Experts are shared out whole, or by rows of each where `ranks` does not divide their number (torchtitan's shard_placement_fn)."""
+    from torch.distributed.tensor import Shard
+
+    def place(parameter: nn.Parameter) -> Shard | None:
+        return Shard(1) if parameter.dim() == 3 and parameter.shape[0] % ranks else None
+
+    return place
 
 
 def tensor_parallel(model: nn.Module, mesh: DeviceMesh, sequence: bool, local: bool = False) -> None:

@@ -192,42 +192,6 @@ class T5(nn.Module):
         return F.cross_entropy(self.head(self.last(x)).flatten(0, 1), ids.flatten())
 
 
-class Experts(nn.Module):
-    """Top-k experts with torch's grouped product; every tensor's shape is known beforehand."""
-
-    def __init__(self, h: int, ffn: int, experts: int, top_k: int) -> None:
-        super().__init__()
-        self.experts, self.top_k = experts, top_k
-        self.router = nn.Linear(h, experts, bias=False)
-        self.up = nn.Parameter(torch.zeros(experts, h, 2 * ffn))
-        self.down = nn.Parameter(torch.zeros(experts, ffn, h))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.flatten(0, 1)
-        weights, chosen = self.router(rows).softmax(-1, dtype=torch.float32).topk(self.top_k, -1)
-        order = chosen.flatten().argsort()
-        ends = torch.histc(chosen.flatten().float(), self.experts, 0, self.experts - 1).cumsum(0).to(torch.int32)
-        sent = rows.index_select(0, order // self.top_k)
-        gate, up = torch._grouped_mm(sent, self.up, ends).chunk(2, -1)
-        back = torch._grouped_mm(F.silu(gate) * up, self.down, ends)
-        back = back * weights.flatten().index_select(0, order).to(x.dtype)[:, None]
-        return torch.zeros_like(rows).index_add(0, order // self.top_k, back).view_as(x)
-
-
-class Mixtral(nn.Module):
-    """One layer's experts between a linear and a loss."""
-
-    def __init__(self, h: int = 64, ffn: int = 96, experts: int = 8, top_k: int = 2, n: int = 2) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Experts(h, ffn, experts, top_k) for _ in range(n))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = 1.0 * x.requires_grad_()
-        for layer in self.layers:
-            x = x + layer(x)
-        return x.sum()
-
-
 class Bottleneck(nn.Module):
     """ResNet v1.5: the stride on the 3 x 3."""
 

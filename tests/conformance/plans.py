@@ -1,6 +1,6 @@
 """Plans that stock PyTorch runs as they are, over small models: the grid of the conformance tests.
 
-Sizes divide evenly: FSDP2 pads what does not (the one row of ViT's class token), and the program counts no padding. Left out, since program and stock differ:
+Sizes divide evenly: FSDP2 pads what does not (the one row of ViT's class token, or of a gate), and the program counts no padding. Left out, since program and stock differ:
 clip without FSDP under tp (DTensor sums each norm's gradient once more for its part of the global norm).
 """
 
@@ -26,6 +26,12 @@ RESNET = {"family": "cnn", "arch": "resnet", "depth": 18, "image": 64, "classes"
 VGG = {"family": "cnn", "arch": "vgg", "depth": 11, "image": 32, "classes": 16, "batch_norm": False}
 EFFICIENT = {"family": "efficientnet", "image": 64, "classes": 16, "width": 0.5, "depth": 0.5}
 NEXT = {"family": "convnext", "depths": [1, 1, 2, 1], "widths": [16, 32, 48, 64], "image": 32, "classes": 16}
+
+MOE = LLAMA | {"moe": {"experts": 8, "top_k": 2, "ffn": 32}}
+"""Mixtral's kind; DEEPSEEK's: a first dense layer, shared experts, a correction of the choice; QWEN2's: shared experts with a gate."""
+DEEPSEEK = LLAMA | {"moe": {"experts": 8, "top_k": 2, "ffn": 32, "shared": 64, "correction": True}, "first_dense": 1}
+QWEN2 = LLAMA | {"moe": {"experts": 4, "top_k": 1, "ffn": 64, "shared": 64, "shared_gate": True, "router_bias": True}, "moe_every": 2}
+EXPERTS = [MOE, DEEPSEEK, QWEN2]
 
 
 def plan(model: dict[str, Any], micros: int = 1, **parallel: Any) -> Plan:
@@ -118,6 +124,17 @@ FSDP_TP = [
     plan(LLAMA, 2, dp_shard=2, tp=2, zero=2),
     plan(LLAMA, dp_shard=2, tp=2, zero=3, optimizer={"clip": True}),
 ]
+MIXTURES = [
+    *(plan(model, micros, dp_replicate=2, comm=SMALL) for model in EXPERTS for micros in (1, 2)),
+    *(plan(model, dp_shard=4, zero=zero) for model in (MOE, DEEPSEEK) for zero in (2, 3)),
+    plan(DEEPSEEK, 2, dp_replicate=2, dp_shard=2, zero=3),
+    plan(MOE, dp_shard=2, zero=3, memory={"recompute": "full"}),
+    plan(DEEPSEEK, dp_shard=2, zero=3, optimizer={"clip": True}),
+    plan(MOE, 2, dp_shard=2, zero=3, framework="torchtitan"),
+    plan(MOE, dp_replicate=2, precision="bf16"),
+    plan(MOE, 3, pp=2, schedule="1f1b"),
+    plan(DEEPSEEK, 2, pp=2, dp_shard=2, zero=3),
+]
 LOCAL = [plan(LLAMA, dp_replicate=2, update={"mode": "local", "every": 2} | outer) for outer in ({}, {"outer": "nesterov"})]
 DEEP = LLAMA | {"layers": 5}
 UNTIED = GPT | {"layers": 4, "tied": False}
@@ -141,7 +158,7 @@ PP = [
     plan(DEEP, 4, pp=2, dp_shard=2, zero=3, comm={"reduce_dtype": "bf16"}),
     plan(DEEP, 3, pp=2, dp_replicate=2, comm={"reduce_dtype": "bf16"}),
 ]
-PLANS = DDP + FSDP + HSDP + TP + FSDP_TP + LOCAL + PP
+PLANS = DDP + FSDP + HSDP + TP + FSDP_TP + MIXTURES + LOCAL + PP
 
 
 def title(given: Plan) -> str:

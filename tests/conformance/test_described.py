@@ -3,17 +3,17 @@ FLOPs and bytes), all other kernels by the bytes that each layer moves."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from executor.recording.capture import Input, capture  # noqa: E402
-from sim.framework import Framework  # noqa: E402
+from executor.training.models.experts import Experts  # noqa: E402
+from sim.framework import Framework, load_framework  # noqa: E402
 from sim.model import ModelSpec, Network, Part, Shape, describe, load_model  # noqa: E402
 from sim.model.language.lstm import lstm  # noqa: E402
 from sim.model.layers.activation import activation  # noqa: E402
@@ -86,7 +86,8 @@ def products(works: Iterable[Work]) -> Counter[object]:
         if isinstance(w, Gemm):
             found["gemm", w.role, w.k, *sorted((w.m, w.n)), w.dtype, w.repeat] += w.batch
         elif isinstance(w, GroupedGemm):
-            found["grouped", w.role, w.groups, w.m, w.k, w.n, w.dtype] += 1
+            sides = sorted((w.k, w.n)) if w.role == "wgrad" else (w.k, w.n)  # a weight that is stored the other way round
+            found["grouped", w.role, w.groups, w.m, *sides, w.dtype] += 1
         elif isinstance(w, Attention):
             found["attention", w.batch, w.heads, w.kv_heads, w.q, w.kv, w.d, w.causal, w.dtype, w.backward] += 1
         elif isinstance(w, Conv):
@@ -140,20 +141,37 @@ def test_a_recurrent_layer_is_the_described_one(precision: str) -> None:
     assert moved[0] == pytest.approx(moved[1], rel=0.01)
 
 
-def test_grouped_experts_are_the_described_ones() -> None:
-    build = lambda: modules.Mixtral(h=64, ffn=96, experts=8, top_k=2, n=2)  # noqa: E731
-    network = describe(capture(build, (Input((4, 16, 64), "bf16"),), precision="bf16"), Shape(micro=4, seq=1), PLAIN)
-    share = share_of(Shape(micro=4, seq=16), Framework(name="plain", source="test"))
-    described = moe(share, 64, Moe(experts=8, top_k=2, ffn=96), "swiglu")
+class Stacked(torch.nn.Module):
+    """Two layers of what stock training builds."""
+
+    def __init__(self, spec: Moe) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Experts(64, spec, "swiglu", fused=True) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = 1.0 * x.requires_grad_()
+        for layer in self.layers:
+            x = x + layer(x)
+        return x.sum()
+
+
+@pytest.mark.parametrize("more", [{}, {"shared": 64}, {"correction": True}])
+def test_experts_of_stock_training_are_the_described_ones(more: dict[str, Any]) -> None:
+    """Products one by one, and the bytes of all kernels within 5 %. Captured in 16 bits: under fake tensors torch takes no others."""
+    spec = Moe(experts=8, top_k=2, ffn=96, **more)
+    network = describe(capture(lambda: Stacked(spec), (Input((4, 16, 64), "bf16"),), precision="bf16"), Shape(micro=4, seq=1), PLAIN)
+    share = share_of(Shape(micro=4, seq=16), load_framework("pytorch"))
+    described = moe(share, 64, spec, "swiglu")
     layer = dict(network.blocks)["L0"]
-    assert products(works_of(layer.parts)) == products(works_of(described))
+    found, said = products(works_of(layer.parts)), products(works_of(described))
+    assert found == said
     assert layer.params == sum(part.params for part in described)
-    flops = [sum(w.flops for w in works_of(parts) if isinstance(w, (Gemm, GroupedGemm))) for parts in (layer.parts, described)]
-    assert math.isclose(*flops)
     # The residual is the model's own: an add in forward, the sum of two gradients in backward.
     residual = 2 * 3 * 4 * 16 * 64 * 2
     moved = [sum(w.bytes for w in works_of(parts)) for parts in (layer.parts, described)]
     assert moved[0] - residual == pytest.approx(moved[1], rel=0.05)
+    launched = [sum(len(part.forward) + len(part.backward) + len(part.wgrad) for part in parts) for parts in (layer.parts, described)]
+    assert launched[0] - 3 == pytest.approx(launched[1], rel=0.15), "a few casts and sums of indices are left out"
 
 
 def test_gelu_written_out_is_the_described_one() -> None:

@@ -8,9 +8,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.distributed.tensor import Shard  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+
 from executor.training.examples import example_of  # noqa: E402
 from executor.training.limits import check_stock  # noqa: E402
 from executor.training.models.build import loss_of, model_for  # noqa: E402
+from executor.training.models.experts import Router  # noqa: E402
+from executor.training.parallelize import placement  # noqa: E402
 from executor.training.trainer import sequence_length  # noqa: E402
 from sim.bind import model_of, network_of  # noqa: E402
 from sim.files.planfile import load_plan  # noqa: E402
@@ -18,7 +23,26 @@ from sim.framework import framework_of  # noqa: E402
 from sim.model.load import models  # noqa: E402
 from sim.model.specs.decoder import Decoder  # noqa: E402
 from sim.plan import Plan  # noqa: E402
-from tests.conformance.plans import BERT, EFFICIENT, GPT, LLAMA, NEOX, NEXT, OLMO2, RESNET, SQUAD, T5, TRANSFORMER, UNET, VGG, VIT  # noqa: E402
+from sim.work import MemoryBound  # noqa: E402
+from tests.conformance.plans import (  # noqa: E402
+    BERT,
+    DEEPSEEK,
+    EFFICIENT,
+    GPT,
+    LLAMA,
+    MOE,
+    NEOX,
+    NEXT,
+    OLMO2,
+    QWEN2,
+    RESNET,
+    SQUAD,
+    T5,
+    TRANSFORMER,
+    UNET,
+    VGG,
+    VIT,
+)
 from topologies.errors import Refused  # noqa: E402
 
 
@@ -77,6 +101,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "efficientnet": EFFICIENT, "efficientnet-v2": {"family": "efficientnet", "variant": "v2-s", "image": 32, "classes": 10}, "convnext": NEXT,
     "gemma": LLAMA | {"post_norms": True, "tied": True, "activation": "geglu", "qk_norm": True},
     "falcon": LLAMA | {"parallel_block": True, "norm": "layernorm", "head_bias": True, "kv_heads": 1},
+    "mixtral": MOE, "deepseek": DEEPSEEK, "qwen2-moe": QWEN2,
     "bloom": GPT | {"embed_norm": True, "dropout": 0.1}, "phi": LLAMA | {"rotary": 0.5, "fused_qkv": False},
 }  # fmt: skip
 
@@ -96,6 +121,9 @@ def test_a_gradient_for_every_parameter(name: str, attention: str) -> None:
     loss.backward()
     assert torch.isfinite(loss)
     for path, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            assert path.endswith("router.correction.weight")
+            continue
         assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), path
     if isinstance(spec, Decoder):  # no token sees a later one
         ids = pairs[0][0][None]
@@ -104,3 +132,59 @@ def test_a_gradient_for_every_parameter(name: str, attention: str) -> None:
         model.eval()
         first, second = model(ids), model(other)
         assert torch.equal(first[:, :-1], second[:, :-1]) and not torch.equal(first[:, -1], second[:, -1])
+
+
+def _grouped_flops(a: tuple[int, ...], b: tuple[int, ...], *_: Any, out_shape: Any = None, **__: Any) -> int:
+    """Of torch's grouped product, which its counter does not know: rows by the columns of each expert, or the weights' gradient."""
+    return 2 * a[0] * a[1] * b[-1]
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if SMALL[name]["family"] == "decoder"])
+def test_products_are_those_of_the_description(name: str) -> None:
+    """Attention is written out: fused, its causal half is counted once by us and whole by torch."""
+    plan = load_plan({"model": SMALL[name], "seq_len": 16, "precision": "fp32", "batch": {"micro": 2}, "attention": "math"})
+    spec, habits = model_of(plan), framework_of(plan)
+    model, ids = model_for(spec, habits, 16), torch.zeros(2, 16, dtype=torch.int64)
+    with FlopCounterMode(display=False, custom_mapping={torch.ops.aten._grouped_mm: _grouped_flops}) as counter:
+        loss_of(spec, model(ids), ids).backward()
+    parts = [part for _, block in network_of(plan, habits).blocks for part in block.parts]
+    works = [work for part in parts for work in (*part.forward, *part.backward, *part.wgrad)]
+    assert sum(work.flops for work in works if not isinstance(work, MemoryBound)) == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("model", [MOE, DEEPSEEK, QWEN2])
+def test_every_expert_gets_as_many_rows(model: dict[str, Any]) -> None:
+    plan = load_plan({"model": model, "seq_len": 16, "precision": "fp32", "batch": {"micro": 2}})
+    spec = model_of(plan)
+    assert isinstance(spec, Decoder) and spec.moe is not None
+    router = Router(spec.hidden, spec.moe)
+    weights, tokens, ends = router(torch.randn(32, spec.hidden))
+    assert ends.tolist() == [32 * spec.moe.top_k // spec.moe.experts * (i + 1) for i in range(spec.moe.experts)]
+    each = [set(part.tolist()) for part in tokens.tensor_split(ends[:-1].tolist())]
+    assert all(sum(token in rows for rows in each) == spec.moe.top_k for token in range(32)), "of different experts each"
+    sums = torch.zeros(32).index_add(0, tokens, weights[:, 0])
+    assert torch.allclose(sums, torch.ones(32)) == (spec.moe.top_k > 1)
+
+
+def test_experts_are_shared_out_whole_where_their_number_allows() -> None:
+    place = placement(4)
+    assert place(torch.nn.Parameter(torch.zeros(8, 6, 4))) is None
+    assert place(torch.nn.Parameter(torch.zeros(6, 8, 4))) == Shard(1)
+    assert place(torch.nn.Parameter(torch.zeros(6, 8))) is None
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"model": MOE, "framework": "megatron-bridge"}, "keeps each expert's weights apart"),
+        ({"model": MOE, "framework": "pytorch-amp"}, "does not reach grouped_mm"),
+        ({"model": MOE, "parallel": {"capacity": 1.0}}, "drops and pads nothing"),
+        ({"model": MOE, "parallel": {"tp": 2}}, "under tensor parallelism"),
+        ({"model": MOE | {"moe": MOE["moe"] | {"ffn": 12}}}, "multiples of 8 as hidden and moe.ffn"),
+        ({"model": MOE | {"moe": MOE["moe"] | {"limited": True}}}, "`moe.limited`"),
+    ],
+)
+def test_experts_refused_with_a_reason(more: dict[str, Any], words: str) -> None:
+    plan = load_plan({"seq_len": 16, "precision": "bf16", "batch": {"micro": 2}} | more)
+    with pytest.raises(Refused, match=words):
+        check_stock(plan, model_of(plan))

@@ -43,7 +43,25 @@ T5 = {
     "bias": False,
     "dropout": 0.0,
 }
-MODELS = {"neox": NEOX, "olmo2": OLMO2, "bert": BERT, "squad": BERT | {"head": "squad"}, "vit": VIT, "convnext": NEXT, "t5": T5}
+MOE = GPT | {
+    "norm": "rmsnorm",
+    "activation": "swiglu",
+    "bias": False,
+    "moe": {"experts": 4, "top_k": 2, "ffn": 64, "shared": 64},
+    "first_dense": 1,
+}
+SIGMOID = MOE | {"moe": {"experts": 4, "top_k": 2, "ffn": 64, "correction": True}}
+MODELS = {
+    "moe": MOE,
+    "sigmoid": SIGMOID,
+    "neox": NEOX,
+    "olmo2": OLMO2,
+    "bert": BERT,
+    "squad": BERT | {"head": "squad"},
+    "vit": VIT,
+    "convnext": NEXT,
+    "t5": T5,
+}
 SPLITS: dict[str, dict[str, Any]] = {"one": {}, "ddp": {"dp_replicate": 2}, "fsdp": {"dp_shard": 2, "zero": 3}}
 
 
@@ -93,6 +111,17 @@ def test_autocast_trains_nearly_as_fp32_does(losses: dict[tuple[str, str], list[
         (
             BERT,
             {"L0.attn.qkv": "gemm", "L1.attn.core": "attention", "embed.norm": "norm", "head.pooler": "gemm", "head.masked": "embedding"},
+        ),
+        (
+            MOE,
+            {
+                "L1.moe.router": "gemm",
+                "L1.moe.up": "moe",
+                "L1.moe.down": "moe",
+                "L1.moe.permute": "embedding",
+                "L1.moe.shared.up": "gemm",
+                "L0.mlp.up": "gemm",
+            },
         ),
     ],
 )

@@ -6,7 +6,7 @@ Blocks are those of the simulator (`embed`, `L0` ..., `head`), direct children o
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 
 import torch
@@ -14,7 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from executor.training.models import decoder, encdec, encoder, stacks, unet
+from executor.training.models.experts import Experts, Shared
 from sim.framework import Framework
+from sim.model.language.decoder import kind_of
 from sim.model.specs.decoder import Decoder
 from sim.model.specs.pictures import ConvNext, EfficientNet, UNet
 from sim.model.specs.spec import Cnn, EncDec, Encoder, Mlp, ModelSpec, Vit
@@ -122,7 +124,7 @@ def blocks_of(spec: ModelSpec, habits: Framework, seq: int, tp: int) -> Blocks:
     if isinstance(spec, Decoder):
         yield "embed", decoder.Embed(spec, habits, seq)
         for i in range(spec.layers):
-            yield f"L{i}", decoder.Layer(spec, habits, seq, tp)
+            yield f"L{i}", decoder.Layer(spec, habits, seq, tp, routed=kind_of(spec, i)[0] == "moe")
         yield "head", decoder.Head(spec)
     elif isinstance(spec, (Encoder, Vit)):
         yield from _encoder(spec, habits)
@@ -167,9 +169,20 @@ def _cross_entropy(scores: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(scores.reshape(-1, scores.shape[-1]).float(), target.reshape(-1))
 
 
+def parts_of(block: nn.Module, within: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """A block's parts by their path in it: its submodules; of experts theirs, with `moe.` before them."""
+    for name, child in block.named_children():
+        if isinstance(child, (Experts, Shared)):
+            yield from parts_of(child, f"{within}{name}.")
+        else:
+            yield f"{within}{name}", child
+
+
 def part_name(path: str) -> str:
-    """`L3.qkv.each.0` -> `L3.attn.qkv`; `S0__1.conv1` -> `S0.1.conv1`; `embed.tokens` and `head.norm` as they are."""
+    """`L3.qkv.each.0` -> `L3.attn.qkv`; `S0__1.conv1` -> `S0.1.conv1`; `embed.tokens`, `head.norm` and `L3.moe.shared.up` as they are."""
     names = [name.replace("__", ".") for name in path.split(".")]
+    if names[1:2] == ["moe"]:
+        return ".".join(names)
     if len(names) < 2 or names[0] in ("embed", "head", "stem", "target"):
         return ".".join(names[:2])
     return f"{names[0]}.{PARTS.get(names[1], names[1]) if names[0][0] == 'L' else names[1]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from executor.training.models.experts import Experts
 from executor.training.models.parts import GATES, Activation, Core, Dropout, Linear, Rotary, make_norm
 from sim.framework import Framework
 from sim.model.specs.decoder import Decoder
@@ -27,7 +28,7 @@ class Layer(nn.Module):
     one tensor-parallel shard, so that splitting the rows over `tp` ranks gives each rank whole heads and whole pairs.
     """
 
-    def __init__(self, spec: Decoder, habits: Framework, seq: int, tp: int) -> None:
+    def __init__(self, spec: Decoder, habits: Framework, seq: int, tp: int, routed: bool = False) -> None:
         super().__init__()
         self.parallel, self.two_norms = spec.parallel_block, spec.two_norms
         rate = rate_of(spec, habits)
@@ -36,7 +37,12 @@ class Layer(nn.Module):
         self.post1 = _norm(spec) if spec.post_norms else None
         own = spec.pre_norms and (not spec.parallel_block or spec.two_norms)
         self.norm2 = _norm(spec) if own else nn.Identity()
-        self._mlp(spec, tp)
+        self.moe: Experts | None = None
+        if routed:
+            assert spec.moe is not None
+            self.moe = Experts(spec.hidden, spec.moe, spec.activation, self.fused)
+        else:
+            self._mlp(spec, tp)
         self.post2 = _norm(spec) if spec.post_norms else None
         self.drop = nn.Dropout(rate) if rate else None
 
@@ -99,7 +105,7 @@ class Layer(nn.Module):
         return self.drop(a) if self.drop else a
 
     def _fed(self, x: Tensor) -> Tensor:
-        b: Tensor = self.down(self._inner(x))
+        b: Tensor = self.down(self._inner(x)) if self.moe is None else self.moe(x)
         b = b if self.post2 is None else self.post2(b)
         return self.drop(b) if self.drop else b
 

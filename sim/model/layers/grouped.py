@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sim.model.layers.elementwise import elementwise
 from sim.model.layers.linear import quantised, weight_casts
 from sim.model.parts import Part, Seam
 from sim.model.share import Share
@@ -9,9 +10,12 @@ from sim.routing import different
 from sim.work import Gemm, GroupedGemm, MemoryBound, Work
 
 
-def grouped(share: Share, name: str, local: int, routed: int, k: int, n: int, bias: bool, seam: Seam, seam_bytes: int, top_k: int) -> Part:
-    """One grouped product over the local experts; tokens that came from other ranks are first sorted by expert."""
-    tensors = ((n * k, n) if bias else (n * k,)) * local
+def grouped(
+    share: Share, name: str, local: int, routed: int, k: int, n: int, bias: bool, seam: Seam, seam_bytes: int, top_k: int, weights: int = 1
+) -> Part:
+    """One grouped product over the local experts; tokens that came from other ranks are first sorted by expert. `weights`: so many products
+    on the same rows, each with an equal part of the `n` columns."""
+    tensors = _tensors(share, local, k, n // weights, bias, weights)
     down, up = weight_casts(share, tensors)
     opens = seam == "ep.dispatch"
     spread, gather = _sorted(share, routed, local, k if opens else n, top_k)
@@ -19,34 +23,24 @@ def grouped(share: Share, name: str, local: int, routed: int, k: int, n: int, bi
     quantise_grad: list[Work] = []
     if share.fp8:
         quantise, quantise_grad = quantised(share, routed * k, tensors=local), quantised(share, routed * n, tensors=local)
-    add, main = share.framework.accumulate_in_gemm, share.framework.grad_dtype
-    if share.framework.grouped_experts:
-        products: tuple[Work, ...] = (
-            GroupedGemm(local, routed, n, k, share.gemm), GroupedGemm(local, routed, k, n, share.gemm, "dgrad"),
-            GroupedGemm(local, routed, n, k, share.gemm, "wgrad", add, into=main),
-        )  # fmt: skip
-    else:
-        each = -(-routed // local)
-        products = (
-            Gemm(each, n, k, share.gemm, 1, "fwd", False, local), Gemm(each, k, n, share.gemm, 1, "dgrad", False, local),
-            Gemm(n, k, each, share.gemm, 1, "wgrad", add, local, main),
-        )  # fmt: skip
+    products, products_grad, wgrad = _products(share, local, routed, k, n // weights, weights)
+    if not share.framework.grouped_experts:
         quantise, quantise_grad = _each(quantise, local), _each(quantise_grad, local)
     if _pads(share):
         spread, gather = (*spread, *_padded(share, routed, k if opens else n)), (*_padded(share, routed, k if opens else n), *gather)
     apart = bias and seam == "ep.combine" and share.framework.expert_bias == "loop"
     late, late_back, nodes = _weighted_bias(share, routed * n, local) if apart else ([], [], 0)
-    forward = (*down, *(spread if opens else ()), *quantise, products[0], *late, *(() if opens else gather))
-    backward = (*(() if opens else spread), *late_back, *quantise_grad, products[1], *(gather if opens else ()))
+    forward = (*down, *(spread if opens else ()), *quantise, *products, *late, *(() if opens else gather))
+    backward = (*(() if opens else spread), *late_back, *quantise_grad, *products_grad, *(gather if opens else ()))
     sums: list[Work] = [MemoryBound("reduce", routed * n * share.e, local * n * share.e, share.act)] if bias and not apart else []
     return Part(
         name=name,
         forward=forward,
         backward=backward,
-        wgrad=(products[2], *sums, *up),
+        wgrad=(*wgrad, *sums, *up),
         cls="moe",
         tensors=tensors,
-        matrices=((n, k),) * local,
+        matrices=() if share.framework.stacked_experts else ((n, k),) * local,
         expert=True,
         saved=routed * k * (1 if share.fp8 else share.e),
         seam=seam if seam_bytes else "",
@@ -57,6 +51,31 @@ def grouped(share: Share, name: str, local: int, routed: int, k: int, n: int, bi
         native=len(late) + max(0, len(quantise) - 1),
         nodes=nodes + max(0, len(quantise) - 1),
     )
+
+
+def _tensors(share: Share, local: int, k: int, n: int, bias: bool, weights: int) -> tuple[int, ...]:
+    """Elements of each parameter: expert by expert, or of all experts together (no matrix then: torch.optim.Muon leaves it to AdamW)."""
+    one = (n * k, n) if bias else (n * k,)
+    return tuple(local * size for size in one) * weights if share.framework.stacked_experts else one * weights * local
+
+
+def _products(
+    share: Share, local: int, routed: int, k: int, n: int, weights: int
+) -> tuple[tuple[Work, ...], tuple[Work, ...], tuple[Work, ...]]:
+    """Of each of the `weights`: the product, the gradients of its rows (which are added) and of itself."""
+    add, main, dtype = share.framework.accumulate_in_gemm, share.framework.grad_dtype, share.gemm
+    forward: Work
+    rows: Work
+    weight: Work
+    if share.framework.grouped_experts:
+        forward, rows = GroupedGemm(local, routed, n, k, dtype), GroupedGemm(local, routed, k, n, dtype, "dgrad")
+        weight = GroupedGemm(local, routed, n, k, dtype, "wgrad", add, into=main)
+    else:
+        each = -(-routed // local)
+        forward, rows = Gemm(each, n, k, dtype, 1, "fwd", False, local), Gemm(each, k, n, dtype, 1, "dgrad", False, local)
+        weight = Gemm(n, k, each, dtype, 1, "wgrad", add, local, main)
+    sums = (elementwise("add", share, routed * k, 2 * share.e, share.e),) * (weights - 1)
+    return (forward,) * weights, (rows,) * weights + sums, (weight,) * weights
 
 
 def _weighs_inside(share: Share) -> bool:

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import math
 
+from msgspec.structs import replace
+
 from sim.model.check import divisible
 from sim.model.layers.activation import GATED, activation, limited
 from sim.model.layers.elementwise import elementwise
 from sim.model.layers.grouped import grouped
 from sim.model.layers.linear import linear
 from sim.model.layers.mlp import mlp
+from sim.model.layers.router import apart as frozen_correction
+from sim.model.layers.router import correction, router, spelled_out
 from sim.model.parts import Part, Seam
 from sim.model.share import Share
 from sim.model.specs.decoder import Moe
@@ -37,14 +41,17 @@ def moe(share: Share, hidden: int, spec: Moe, kind: str, *, fused: bool = True) 
     tokens = rows * (etp if share.shape.sequence_parallel else 1)
     routed = math.ceil(tokens * spec.top_k * (share.shape.capacity or 1.0))
     width = spec.latent or hidden
-    parts = [_router(share, rows, hidden, spec)]
+    parts = [router(share, rows, hidden, spec)]
+    if spec.correction and frozen_correction(share):
+        parts.append(correction(spec))
     if spec.latent:
         parts.append(linear(share, "moe.latent_down", hidden, width, rows=rows))
     parts.append(_permute(share, tokens, width, spec, etp))
     exchanged = round(rows * _copies(share, spec) * width * share.e) if share.shape.ep > 1 else 0
     columns = inner * (2 if kind in GATED else 1)
-    parts.append(grouped(share, "moe.up", local, routed, width, columns, spec.bias, "ep.dispatch", exchanged, spec.top_k))
-    act = activation(share, "moe.act", routed, inner, kind, halves=kind in GATED)
+    apart = kind in GATED and not fused and share.framework.stacked_experts
+    parts.append(grouped(share, "moe.up", local, routed, width, columns, spec.bias, "ep.dispatch", exchanged, spec.top_k, 1 + apart))
+    act = activation(share, "moe.act", routed, inner, kind, halves=kind in GATED and not apart)
     parts.append(limited(share, act, routed * inner) if spec.limited else act)
     parts.append(grouped(share, "moe.down", local, routed, inner, width, spec.bias, "ep.combine", exchanged, spec.top_k))
     parts.append(_unpermute(share, tokens, width, spec, etp))
@@ -61,29 +68,6 @@ def _copies(share: Share, spec: Moe) -> float:
     return different(share.shape.ep, spec.top_k) if share.framework.fused_dispatch else spec.top_k
 
 
-def _router(share: Share, rows: int, hidden: int, spec: Moe) -> Part:
-    """Scores, softmax or sigmoid, top-k, and the map and balance loss that come of them (fp32, small).
-
-    The input is kept once, by the shared experts where there are any.
-    """
-    scores = rows * spec.experts
-    small: list[Work] = [MemoryBound("scale", 4 * scores, 4 * scores, "fp32", scores)] * (1 if share.framework.compile else 3)
-    top: Work = MemoryBound("topk", 4 * scores, 12 * rows * spec.top_k, "fp32", 2.0 * scores, 1, rows)
-    soft: Work = MemoryBound("softmax", share.e * scores, 4 * scores, "fp32", 5.0 * scores, 1, rows)
-    part = linear(share, "moe.router", hidden, spec.experts, rows=rows, bias=spec.router_bias, low=False, stream=True, modules=3)
-    from msgspec.structs import replace
-
-    join = elementwise("add", share, rows * hidden, 2 * share.e, share.e)  # gradients of router and experts meet
-    return replace(
-        part,
-        tensors=part.tensors + (spec.experts,) * spec.correction,
-        forward=(*part.forward, soft, top, *small),
-        backward=(*small[1:], soft, *part.backward, join),
-        cls="moe",
-        saved=(0 if spec.shared and share.tp == 1 else part.saved) + 4 * scores + 8 * rows * spec.top_k,
-    )
-
-
 def _permute(share: Share, tokens: int, width: int, spec: Moe, etp: int) -> Part:
     """Copies each token top-k times, sorted by expert. With tensor-parallel experts the tokens are gathered first."""
     e, k = share.e, spec.top_k
@@ -91,7 +75,7 @@ def _permute(share: Share, tokens: int, width: int, spec: Moe, etp: int) -> Part
         return Part(name="moe.permute", cls="moe", saved=8 * tokens * k, reads=_reads(share))
     forward: tuple[Work, ...] = (MemoryBound("permute", tokens * width * e, tokens * k * width * e, share.act),)
     backward: tuple[Work, ...] = (MemoryBound("permute", tokens * k * width * e, tokens * width * e, share.act),)
-    if _spelled_out(share):
+    if spelled_out(share):
         forward, backward = (_gathered(share, tokens * k, width),), _scattered(share, tokens, tokens * k, width)
     seam: Seam = "tp.gather" if etp > 1 else ""
     size = share.rows * width * e if etp > 1 else 0
@@ -110,11 +94,6 @@ def _permute(share: Share, tokens: int, width: int, spec: Moe, etp: int) -> Part
 def _travels_once(share: Share, etp: int) -> bool:
     """The exchange itself copies tokens and sums results: nothing is left to do before and after it."""
     return share.framework.fused_dispatch and share.shape.ep > 1 and etp == 1
-
-
-def _spelled_out(share: Share) -> bool:
-    """Rows move by torch's index operators, where no framework brings a kernel that copies, weighs and sums at once."""
-    return not (share.framework.fused_activation or share.framework.compile)
 
 
 def _gathered(share: Share, rows: int, width: int) -> Work:
@@ -144,7 +123,7 @@ def _unpermute(share: Share, tokens: int, width: int, spec: Moe, etp: int) -> Pa
         return Part(name="moe.unpermute", cls="moe")
     forward: tuple[Work, ...] = (MemoryBound("permute", tokens * k * width * e, tokens * width * e, share.act, 2.0 * tokens * k * width),)
     backward: tuple[Work, ...] = (MemoryBound("permute", tokens * width * e, tokens * k * width * e, share.act),)
-    if _spelled_out(share):
+    if spelled_out(share):
         scale, both = (elementwise("scale", share, tokens * k * width, read, e) for read in (e, 2 * e))
         forward = (scale, *_scattered(share, tokens, tokens * k, width))
         backward = (_gathered(share, tokens * k, width), both, scale, elementwise("reduce", share, tokens * k * width, e, 0))
@@ -161,4 +140,22 @@ def _merge(share: Share, rows: int, hidden: int, gated: bool) -> Part:
     if not gated:
         return Part(name="moe.merge", forward=(add,), backward=(add,), cls="elementwise")
     scale: Work = elementwise("scale", share, n, e, e)
-    return Part(name="moe.merge", forward=(scale, add), backward=(scale, scale, add), cls="elementwise", tensors=(hidden,), saved=n * e)
+    part = Part(name="moe.merge", forward=(scale, add), backward=(scale, scale, add), cls="elementwise", tensors=(hidden,), saved=n * e)
+    return _with_gate(share, part, rows, hidden) if spelled_out(share) else part
+
+
+def _with_gate(share: Share, part: Part, rows: int, hidden: int) -> Part:
+    """The product of one column and its sigmoid too (transformers, Qwen2MoeSparseMoeBlock), and in backward the gate's sum over a row."""
+    gate = linear(share, part.name, hidden, 1, rows=rows, low=False)
+    e, n = share.e, rows * hidden
+    sigmoid, back = elementwise("activation", share, rows, e, e, 5.0), elementwise("activation", share, rows, 2 * e, e, 10.0)
+    both, scale = elementwise("scale", share, n, 2 * e, e), elementwise("scale", share, n, e, e)
+    sums = (elementwise("reduce", share, n, e, 0), back, *gate.backward, elementwise("add", share, n, 2 * e, e))
+    return replace(
+        part,
+        forward=(*gate.forward, sigmoid, *part.forward),
+        backward=(both, scale, *sums, part.backward[-1]),
+        wgrad=gate.wgrad,
+        matrices=gate.matrices,
+        modules=2,
+    )
