@@ -41,10 +41,15 @@ _BY_PART |= {
 _WHOLE = (("norm", re.compile(r"bn\d*")), ("conv", re.compile("patches")), ("embedding", re.compile("masked")))
 """Parts whose ops are of one class whatever they are: ReLU and the residual's add belong to a batch norm."""
 
+_EXPERTS = tuple(f".moe.{name}" for name in ("router", "permute", "up", "down", "unpermute"))
+"""Parts of routed experts: scores, sorting and products are one class."""
+
 
 def classify(op: str, part: str) -> str:
     """Class of an ATen op: by its part where that says it, else by its name."""
     last = part.rpartition(".")[2]
+    if part.endswith(_EXPERTS):
+        return "moe"
     whole = next((cls for cls, pattern in _WHOLE if pattern.fullmatch(last)), "")
     if whole:
         return whole

@@ -46,7 +46,7 @@ class HostThreads:
             part = next((x.name[5:] for x in reversed(stack) if x.name.startswith("part:")), "")
             number = e.args.get("Sequence number")
             if part and number is not None:
-                self.sequence.setdefault(int(number), part)
+                self.sequence[int(number)] = part  # the last: ops without a gradient bear the number of the next node
             if e.ts >= until and (whole := self._whole(e)):
                 until = e.end
                 span = self._span(e, whole, part, stack)

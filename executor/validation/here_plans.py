@@ -99,6 +99,7 @@ _BERT: Tree = {
     "dropout": 0.0,
 }
 _NEOX = GPT | {"name": "neox-8m", "position": "rope", "rotary": 0.25, "parallel_block": True, "two_norms": True, "tied": False}
+_MIXTURE = LLAMA | {"name": "mixture-9m", "moe": {"experts": 4, "top_k": 2, "ffn": 448}}
 _RESNET: Tree = {"family": "cnn", "name": "resnet-18", "arch": "resnet", "depth": 18, "image": 96, "classes": 100}
 _PICTURES: dict[str, Tree] = {
     "vit": {"family": "vit", "name": "vit-6m", "layers": 4, "hidden": 288, "heads": 4, "image": 96, "patch": 12, "classes": 100},
@@ -121,6 +122,8 @@ def _picture(name: str, micro: int, ranks: int = 1, **more: Any) -> Tree:
 
 MODELS: dict[str, tuple[str, Tree]] = {
     "neox": ("NeoX", _decoder(_NEOX, {"micro": 2}, {})),
+    "experts": ("experts", _decoder(_MIXTURE, {"micro": 3}, {})),
+    "experts-fsdp": ("experts, FSDP2", _decoder(_MIXTURE, {"micro": 2, "global": 4}, {"dp_shard": 2, "zero": 3})),
     "bert": ("BERT", _decoder(_BERT, {"micro": 3}, {})),
     "bert-fsdp": ("BERT, FSDP2", _decoder(_BERT, {"micro": 2, "global": 4}, {"dp_shard": 2, "zero": 3})),
     "vit": ("ViT", _picture("vit", 6)),

@@ -132,7 +132,7 @@ MIXTURES = [
     plan(DEEPSEEK, dp_shard=2, zero=3, optimizer={"clip": True}),
     plan(MOE, 2, dp_shard=2, zero=3, framework="torchtitan"),
     plan(MOE, dp_replicate=2, precision="bf16"),
-    plan(MOE, 3, pp=2, schedule="1f1b"),
+    *(plan(MOE, 4, pp=2, schedule=name) for name in ("1f1b", "zb-h1")),
     plan(DEEPSEEK, 2, pp=2, dp_shard=2, zero=3),
 ]
 LOCAL = [plan(LLAMA, dp_replicate=2, update={"mode": "local", "every": 2} | outer) for outer in ({}, {"outer": "nesterov"})]

@@ -115,10 +115,10 @@ def test_autocast_trains_nearly_as_fp32_does(losses: dict[tuple[str, str], list[
         (
             MOE,
             {
-                "L1.moe.router": "gemm",
+                "L1.moe.router": "moe",
                 "L1.moe.up": "moe",
                 "L1.moe.down": "moe",
-                "L1.moe.permute": "embedding",
+                "L1.moe.permute": "moe",
                 "L1.moe.shared.up": "gemm",
                 "L0.mlp.up": "gemm",
             },
