@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from reports.figures.palette import WORDS
-from reports.words import gib, seconds
+from reports.words import gib, rate, seconds
 from sim.tables import aligned, wordy
 from topologies.units import show_energy
 
@@ -81,8 +81,8 @@ def _prediction(console: Screen | Pipe, value: Mapping[str, Any]) -> None:
         table.add_row(f"{level:.0%} interval, {value['mark']}", f"{_ms(low)} to {_ms(high)}")
     for unit in ("tokens", "samples"):
         if f"{unit}_per_s_per_gpu" in value:
-            table.add_row(f"{unit} per second", f"{value[f'{unit}_per_s']:,.1f}")
-            table.add_row(f"{unit} per second and GPU", f"{value[f'{unit}_per_s_per_gpu']:,.1f}")
+            table.add_row(f"{unit} per second", rate(value[f"{unit}_per_s"]))
+            table.add_row(f"{unit} per second and GPU", rate(value[f"{unit}_per_s_per_gpu"]))
     table.add_row("model FLOP rate per GPU", f"{value['model_flops_per_gpu_per_s'] / 1e12:,.2f} TFLOP/s")
     if value["mfu"] is not None:
         table.add_row("MFU", f"{value['mfu']:.1%}")

@@ -46,6 +46,11 @@ def count(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
+def rate(value: float) -> str:
+    """Tokens, images or samples a second: whole from a hundred on, else three digits."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
 def gib(value: float) -> str:
     """Bytes for people: `"30.36 GiB"`, smaller units below a tenth of one."""
     return f"{value / 2**30:,.2f} GiB" if value >= 0.1 * 2**30 else show_size(value)

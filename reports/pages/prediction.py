@@ -13,7 +13,7 @@ from reports.figures.timeline import representative, timeline, told
 from reports.figures.utilisation import monitor
 from reports.page import Card, Page
 from reports.scene import Scene
-from reports.words import gib, ranks, seconds, volume
+from reports.words import gib, ranks, rate, seconds, volume
 from sim.timeline.metrics import window
 from sim.timeline.utilisation import utilisation
 from sim.trace import Trace
@@ -65,7 +65,7 @@ def headline(summary: Mapping[str, Any]) -> list[Card]:
 
     return [
         (seconds(summary["step_time_s"]), "step time, predicted", _interval(summary)),
-        (f"{summary[f'{unit}_per_s_per_gpu']:,.0f}", f"{unit} / s / {device}", f"{summary[f'{unit}_per_s']:,.0f} {unit} / s in all"),
+        (rate(summary[f"{unit}_per_s_per_gpu"]), f"{unit} / s / {device}", f"{rate(summary[f'{unit}_per_s'])} {unit} / s in all"),
         (
             f"{mfu:.1%}" if mfu is not None else "-",
             "MFU",

@@ -11,7 +11,7 @@ from reports.figures.deviation import scatter, step_times, waterfall
 from reports.figures.memory import clip, envelope, memory_line
 from reports.figures.scaling import days, expense, scaling
 from reports.page import Page
-from reports.words import count, gib, safe, seconds, short, volume
+from reports.words import count, gib, rate, safe, seconds, short, volume
 from sim.align import ClassError, Comparison, Measured, Pair
 from sim.cost.collective.table import collective_table
 from sim.planning.capacity.capacity import Capacity
@@ -185,6 +185,7 @@ def test_seconds_in_words(value: float, text: str) -> None:
 
 def test_other_words() -> None:
     assert (count(12.3e6), count(950.0), count(0.123)) == ("12.3 M", "950", "0.123")
+    assert (rate(123_456.7), rate(99.94), rate(1.5), rate(0.0)) == ("123,457", "99.9", "1.5", "0")
     assert (gib(32 * 2**30), gib(5 * 2**20)) == ("32.00 GiB", "5 MiB")
     assert (volume(54.37e9), volume(999.0)) == ("54.4 GB", "999 B")
     assert safe("<b>&") == "&lt;b&gt;&amp;"
