@@ -36,19 +36,15 @@ def outer_step(job: Job, share: Share) -> list[Op]:
         return []
     called = [spent("outer/step.host", "optimizer_step", cls=CLS), spent("outer/tensors.host", "optimizer", share.tensors, cls=CLS)]
     calls = called if job.eager else []
-    size, dtype = int(share.elements * state_width(job)), state_dtype(job)
-    moved = passed(job, share, _MOVED, state_width(job), dtype)
-    after = (*passed(job, share, _BACK, state_width(job), dtype), *_nesterov(job, share), *model_copy(job, share))
-    saved = passed(job, share, _BACK, state_width(job), dtype)
-    if job.size(job.data_axis) == 1:
-        return [*calls, compute(job, "outer/moved", tuple(moved), CLS), compute(job, "outer/step", (*after, *saved), CLS)]
-    flat = (MemoryBound("copy", size, size, dtype), MemoryBound("scale", size, size, dtype))
-    return [
-        *calls,
-        compute(job, "outer/moved", (*moved, *flat), CLS),
-        collective(job, "outer/all_reduce", COMPUTE, "all_reduce", size, job.data_axis, "comm.ps"),
-        compute(job, "outer/step", (*after, *saved), CLS),
-    ]
+    size, width, dtype = int(share.elements * state_width(job)), state_width(job), state_dtype(job)
+    moved, back = passed(job, share, _MOVED, width, dtype), passed(job, share, _BACK, width, dtype)
+    message: list[Op] = []
+    if job.size(job.data_axis) > 1:
+        moved += [MemoryBound("copy", size, size, dtype), MemoryBound("scale", size, size, dtype)]
+        message.append(collective(job, "outer/all_reduce", COMPUTE, "all_reduce", size, job.data_axis, "comm.ps"))
+    # Back to the copy, updated, and the copy made anew.
+    step = (*back, *_nesterov(job, share), *model_copy(job, share), *back)
+    return [*calls, compute(job, "outer/moved", tuple(moved), CLS), *message, compute(job, "outer/step", step, CLS)]
 
 
 def _nesterov(job: Job, share: Share) -> list[Work]:

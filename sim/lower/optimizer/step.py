@@ -95,14 +95,15 @@ def step(job: Job, share: Share) -> list[Op]:
         if job.framework.tensor == "dtensor" and (job.zero == 3 or job.size("tp") > 1):
             kind, updates = ("dtensor_adam", 1) if STATES[name] == 2 else ("dtensor_sgd", 1 + STATES[name])
             ops.append(spent("optimizer/dtensor.host", kind, share.tensors * updates, cls=CLS))
+    kernels: list[Work] = []
     if name == "adafactor":
         ops += factored_step(job, share)
-        works = (*_main_gradients(job, share), *model_copy(job, share))
-        return [*ops, *([compute(job, "optimizer/step", works, CLS)] if works else ())]
-    if name == "muon":
-        ops += muon.orthogonalized(job, share)
-        name, plain = muon.BESIDE, share.rest
-    works = (*_main_gradients(job, share), *(_kernels(job, plain, name) if plain.elements else ()), *model_copy(job, share))
+    else:
+        if name == "muon":
+            ops += muon.orthogonalized(job, share)
+            name, plain = muon.BESIDE, share.rest
+        kernels = _kernels(job, plain, name) if plain.elements else []
+    works = (*_main_gradients(job, share), *kernels, *model_copy(job, share))
     return [*ops, *([compute(job, "optimizer/step", works, CLS)] if works else ())]
 
 

@@ -50,7 +50,7 @@ def _embed(spec: Flux, picture: Share, text: Share, both: Share) -> list[Part]:
     n, angles = picture.rows * width, both.rows * (h // spec.heads) // 2
     pack = elementwise("permute", picture, n, 4, 4)
     add = elementwise("add", picture, b * h, 2 * picture.e, picture.e)
-    steered = [*time_embedding(picture, _WAVES, h)]
+    steered = time_embedding(picture, _WAVES, h)
     steered += time_embedding(picture, _WAVES, h, "guidance") if spec.guidance else []
     steered += embedding_mlp(picture, "pooled", spec.pooled, h)
     turn = (elementwise("scale", both, angles, 4, 4), *(elementwise("activation", both, angles, 4, 4),) * 2)
@@ -122,10 +122,10 @@ def _double(spec: Flux, picture: Share, text: Share, both: Share) -> list[Part]:
         parts.append(linear(share, f"{name}.qkv", h, 3 * h, bias=True, stream=True, modules=3))
         parts += _normed_heads(spec, share, name)
     # Values are copied, and live on beside the queries and keys that the norms keep: they are columns of one result.
-    cat = elementwise("copy", both, n, e, e)
-    parts.append(Part(name="attn.join", forward=(cat,) * (1 if compiled else 3), cls="elementwise", saved=n * e, modules=0))
+    copy = elementwise("copy", both, n, e, e)
+    parts.append(Part(name="attn.join", forward=(copy,) * (1 if compiled else 3), cls="elementwise", saved=n * e, modules=0))
     # The parts of the result are slices, copied for the products where there is more than one picture; their gradients are laid into zeros and added.
-    zero, copy = elementwise("zero", both, n, 0, e), elementwise("copy", both, n, e, e)
+    zero = elementwise("zero", both, n, 0, e)
     whole = (copy,) if compiled else (zero, zero, copy, elementwise("add", both, n, 2 * e, e))
     many = both.micro > 1
     part = Part(name="attn.part", forward=(copy,) * many, backward=whole, cls="elementwise", saved=n * e * many, modules=0)

@@ -33,23 +33,17 @@ class Latents(Pictures, frozen=True, kw_only=True):
             raise BadInput(f"{self.name or 'latents'}: image = {self.image} {why}. Use a multiple of {self.reduction * step}")
 
 
-class Dit(Latents, tag="dit", frozen=True, kw_only=True):
-    """A transformer whose norms are shifted, scaled and gated by time and class (Peebles & Xie 2022, adaLN-Zero)."""
+class Patched(Latents, frozen=True, kw_only=True):
+    """A transformer on square patches of latents."""
 
-    layers: Layers
     hidden: Count
     heads: Count
     ffn: Natural = 0
     """0 = 4 x hidden."""
     patch: Count = 2
-    image: Count = 256
-    learn_sigma: bool = True
-    """Also the noise's variance: twice as many numbers out."""
-    label_dropout: Fraction = 0.1
-    """Classes left out, for guidance without a classifier: one more row of the table where it is not 0."""
 
     def __post_init__(self) -> None:
-        check_heads(self.name or "dit", self.hidden, self.heads)
+        check_heads(self.name or str(self.__struct_config__.tag), self.hidden, self.heads)
         self.check_side(self.patch, f"does not make whole patches of {self.patch} x {self.patch} latents")
 
     @property
@@ -57,12 +51,23 @@ class Dit(Latents, tag="dit", frozen=True, kw_only=True):
         """Patches of a picture."""
         return (self.side // self.patch) ** 2
 
+
+class Dit(Patched, tag="dit", frozen=True, kw_only=True):
+    """A transformer whose norms are shifted, scaled and gated by time and class (Peebles & Xie 2022, adaLN-Zero)."""
+
+    layers: Layers
+    image: Count = 256
+    learn_sigma: bool = True
+    """Also the noise's variance: twice as many numbers out."""
+    label_dropout: Fraction = 0.1
+    """Classes left out, for guidance without a classifier: one more row of the table where it is not 0."""
+
     def input_bytes(self, seq: int) -> int:
         """fp32 latents and the class."""
         return 4 * self.channels * self.side**2 + 8
 
 
-class Flux(Latents, tag="flux", frozen=True, kw_only=True):
+class Flux(Patched, tag="flux", frozen=True, kw_only=True):
     """Picture and text attend to each other as one sequence: in layers with weights of their own for either, then in layers with one set for both
     (FLUX.1, black-forest-labs/flux, model.py; the first kind is Esser et al. 2024's MM-DiT)."""
 
@@ -72,9 +77,6 @@ class Flux(Latents, tag="flux", frozen=True, kw_only=True):
     """Layers after them, whose attention and MLP run beside each other."""
     hidden: Count = 3072
     heads: Count = 24
-    ffn: Natural = 0
-    """0 = 4 x hidden."""
-    patch: Count = 2
     channels: Count = 16
     image: Count = 1024
     text: Count = 512
@@ -85,15 +87,6 @@ class Flux(Latents, tag="flux", frozen=True, kw_only=True):
     """Numbers of the whole text (CLIP's), which steer all layers with the time."""
     guidance: bool = False
     """One more number steers them: how closely to follow the text (FLUX.1-dev, distilled)."""
-
-    def __post_init__(self) -> None:
-        check_heads(self.name or "flux", self.hidden, self.heads)
-        self.check_side(self.patch, f"does not make whole patches of {self.patch} x {self.patch} latents")
-
-    @property
-    def tokens(self) -> int:
-        """Patches of a picture."""
-        return (self.side // self.patch) ** 2
 
     def input_bytes(self, seq: int) -> int:
         """fp32 latents and the text's embeddings."""
