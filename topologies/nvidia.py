@@ -13,6 +13,7 @@ import subprocess
 
 from topologies.devices import gpu, shelf
 from topologies.errors import BadInput
+from topologies.thismachine import generation
 
 _PATIENCE = 20.0
 _ALONE = "GPU0\nGPU0 X\n"
@@ -38,7 +39,15 @@ def document() -> dict[str, object] | None:
     found = read_text(matrix, "this-machine", keys[0])
     # Both lists count devices by bus id. A computer with two kinds of them names each.
     mixed = {"gpus": {f"gpu{place}": key for place, key in enumerate(keys)}} if len(set(keys)) > 1 else {}
-    return {**found.document, **mixed, "name": "this-machine", "source": "nvidia-smi"}
+    return {**found.document, **mixed, "cpu": _own(found.document.get("cpu")), "name": "this-machine", "source": "nvidia-smi"}
+
+
+def _own(cpu: object) -> object:
+    """The CPU that the operating system names, in place of the one that stands in a matrix which names none: host times are by its generation."""
+    base = generation()
+    if not base:
+        return cpu
+    return {**cpu, "base": base} if isinstance(cpu, dict) else base
 
 
 def hidden() -> bool:

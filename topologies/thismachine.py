@@ -35,6 +35,14 @@ def _cpuinfo() -> str:
         return ""
 
 
+def generation() -> str:
+    """The catalog's CPU of this machine's generation, whose single threads are about as fast; "" where the system does not tell."""
+    from topologies.readers.pci import cpu_by_id
+
+    said = dict(re.findall(r"^(vendor_id|cpu family|model)\s*:\s*(.+?)\s*$", _cpuinfo(), re.MULTILINE))
+    return cpu_by_id("", said.get("vendor_id", ""), said.get("cpu family", ""), said.get("model", ""))
+
+
 def document() -> dict[str, object]:
     """The TOML document of this machine: one socket entry per physical package."""
     info = _cpuinfo()

@@ -15,6 +15,7 @@ from sim.plan import Plan
 from topologies.errors import BadInput, Refused
 from topologies.load import Topology, load_topology
 from topologies.nvidia import catalog_key, hidden
+from topologies.thismachine import cores, generation
 
 Where = Literal["one", "node", "shared"]
 
@@ -95,7 +96,8 @@ def visible_gpus(machine: Topology) -> int:
 def _on_one_socket(name: str, source: str, gpu: str, count: int, folder: Path) -> Path:
     gpus = ", ".join(f'"gpu{at}"' for at in range(count))
     text = (
-        f'name = "{name}"\nsource = {msgspec.json.encode(source).decode()}\ngpu = "{gpu}"\ncpu = "epyc-7742"\n[tree]\nsocket0 = [{gpus}]\n'
+        f'name = "{name}"\nsource = {msgspec.json.encode(source).decode()}\ngpu = "{gpu}"\n'
+        f'[cpu]\nbase = "{generation() or "epyc-7742"}"\ncores = {cores()}\n[tree]\nsocket0 = [{gpus}]\n'
     )
     return write_atomic(folder / f"{name}.toml", text)
 

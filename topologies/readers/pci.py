@@ -93,11 +93,17 @@ def nic_by_speed(mbit: int, infiniband: bool) -> str:
     return (names if infiniband else ethernet).get(mbit, "")
 
 
+_GENOA = frozenset(str(number) for number in (*range(0x10, 0x20), *range(0x60, 0xB0)))
+"""Models of AMD's family 19h that are Zen 4, Genoa among them; the others are Zen 3 (Linux, arch/x86/kernel/cpu/amd.c, bsp_init_amd)."""
+
+
 def cpu_by_id(arch: str, vendor: str, family: str, model: str) -> str:
-    """The catalog's CPU of the same generation; "" for none that is known. NCCL writes AMD families as 143 (Zen 2) or 175 (Zen 3) too."""
+    """The catalog's CPU of the same generation; "" for none that is known. NCCL writes AMD families as 143 (Zen 2) or 175 (Zen 3, Zen 4) too."""
     if arch == "arm64":
         return "grace"
     if vendor == "AuthenticAMD":
+        if family in ("25", "175") and model in _GENOA:
+            return "epyc-9654"
         return {"23": "epyc-7742", "143": "epyc-7742", "25": "epyc-7543", "175": "epyc-7543"}.get(family, "epyc-9654")
     if vendor == "GenuineIntel":
         known = {"79": "xeon-e5-2698v4", "85": "xeon-8275cl", "143": "xeon-8480c", "207": "xeon-8570", "173": "xeon-6776p"}

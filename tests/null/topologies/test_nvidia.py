@@ -63,6 +63,26 @@ def test_a_number_in_the_name_is_not_enough(said: tuple[str, int], near: str) ->
         catalog_key(*said)
 
 
+GENOA = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC 9454 48-Core Processor\n"
+RAPIDS = "vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\nmodel name\t: Intel(R) Xeon(R) Platinum 8480+\n"
+MILAN = GENOA.replace("17", "1").replace("9454 48", "7763 64")
+
+
+@pytest.mark.parametrize(("said", "base"), [(GENOA, "epyc-9654"), (MILAN, "epyc-7543"), (RAPIDS, "xeon-8480c"), ("", "epyc-7742")])
+@pytest.mark.parametrize("matrix", [MATRIX, ""])
+def test_the_cpu_is_the_one_that_the_system_names(
+    said: str, base: str, matrix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver's matrix names none: host times would be those of a CPU of 2019, a fifth longer than on Genoa."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("topologies.thismachine._cpuinfo", lambda: said)
+    fake(tmp_path, matrix or "\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t\t\n", "NVIDIA H100 80GB HBM3, 81559\n" * (2 if matrix else 1))
+    found = load_topology("this-machine").host(0)
+    assert found.name == base
+    assert not matrix or found.cores == 24, "cores are those of the affinity"
+
+
 def test_two_kinds_of_gpus_in_one_computer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     matrix = MATRIX.replace("NV18", "PHB")
     fake(tmp_path, matrix, "NVIDIA GeForce RTX 3090, 24576\\nNVIDIA GeForce RTX 4090, 24564\\n")
