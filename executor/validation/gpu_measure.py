@@ -95,7 +95,7 @@ def _guarded(row: Row, what: str, folder: Path, call: Callable[[], T]) -> T | No
 def _fill(row: Row, case: Case, site: Site, folder: Path) -> None:
     """Predicts, plays and trains one plan; each on its own, so that one that fails leaves the others."""
     setting, plan = fitting(case, site)
-    row.model, row.notes = plan.model_name, notes(case, plan)
+    row.model, row.notes = plan.model_name, notes(case, setting)
     plain = predict_setting(setting, steps=STEPS, fold=False)
     row.uncalibrated, row.predicted_memory = plain.step_time_s, plain.peak_memory_bytes
     path = _guarded(row, "calibration", folder, lambda: calibration_of(case, site))

@@ -243,11 +243,11 @@ def test_what_a_quick_probe_has_left_serves_no_whole_run(tmp_path: Path) -> None
 def test_what_does_not_fit_is_run_with_fewer_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site, case = _site("aws-g5", tmp_path), cases(1)["llama3-8b-4"]
     setting, plan = gpu_fit.fitting(case, site)
-    assert plan == case.plan and setting.topology.device(0).name == "a10g" and gpu_fit.notes(case, plan) == ()
+    assert plan == case.plan and setting.topology.device(0).name == "a10g" and gpu_fit.notes(case, setting) == ()
     monkeypatch.setattr(gpu_fit, "_SAFE", 0.7)
-    _, smaller = gpu_fit.fitting(case, site)
+    setting, smaller = gpu_fit.fitting(case, site)
     assert smaller.model_name == "llama3-8b x 2 layers"
-    assert gpu_fit.notes(case, smaller) == ("llama3-8b x 4 layers does not fit here: run as llama3-8b x 2 layers",)
+    assert gpu_fit.notes(case, setting) == ("llama3-8b x 4 layers does not fit here: run as llama3-8b x 2 layers",)
     monkeypatch.setattr(gpu_fit, "_SAFE", 0.01)
     with pytest.raises(BadInput, match="GiB"):
         gpu_fit.fitting(case, site)
@@ -259,3 +259,21 @@ def test_shared_plans_are_bound_to_the_stand_in(tmp_path: Path) -> None:
     assert plan.world == 4 == setting.topology.gpus and setting.topology.speed(3) == pytest.approx(0.25)
     with pytest.raises(Refused, match="hold the host thread"):
         gpu_measure._played(Row(plan="", kind="", model="", ranks=4), case, setting, None, None, tmp_path, 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("machine", "version", "deprioritized", "family"), [
+    ("dgx-h100", 91900, "", "cudnn"),
+    ("dgx-h100", 91002, "", "flash2"),
+    ("dgx-h100", 91900, "1", "flash2"),
+    ("dgx-a100", 91900, "", "flash2"),
+])  # fmt: skip
+def test_attention_is_by_the_kernels_that_torch_chooses(
+    machine: str, version: int, deprioritized: str, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.backends.cudnn.version", lambda: version)
+    monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", deprioritized)
+    for name in ("gpt2-124m", "two-on-one"):
+        case = cases(1)[name]
+        setting, _ = gpu_fit.fitting(case, _site(machine, tmp_path))
+        assert setting.framework.attention_efficiency == family
+        assert any("cudnn" in note for note in gpu_fit.notes(case, setting)) == (family == "cudnn")
