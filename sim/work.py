@@ -7,6 +7,7 @@ same shape. It prints as one word with its shape (`gemm(m=8,n=8,k=8,dtype=bf16)`
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Union
 
@@ -95,6 +96,16 @@ class GroupedGemm(_Work, tag="groupedgemm", frozen=True):
         if self.role == "wgrad":
             return (self.m * (self.k + self.n) * BYTES[self.dtype] + self.groups * self.k * self.n * out) * self.repeat
         return ((self.m * self.k + self.groups * self.k * self.n) * BYTES[self.dtype] + self.m * self.n * out) * self.repeat
+
+
+_LINE = 16
+"""Bytes that matrix units load at once: rows that begin at none of their multiples need other kernels."""
+
+
+def row_alignment(work: Gemm) -> int:
+    """Bytes, 16 at most, of which every row of both operands and of the product is a multiple. A vocabulary of 50,257 leaves 2 in bf16."""
+    stored = work.m if work.role == "wgrad" else work.k  # of the first operand, by its layout
+    return math.gcd(_LINE, round(stored * BYTES[work.dtype]), round(work.n * BYTES[work.dtype]))
 
 
 def product_bytes(work: Gemm | GroupedGemm) -> float:

@@ -66,6 +66,23 @@ def gemms(bench: Bench) -> None:
             for m, n, k in shapes(sizes, most * share, bench.arena.limit // 4, 2 if dtype == "bf16" else 4):
                 bench.work("gemm", role, Gemm(m, n, k, dtype, 1, role), dtype, (m, n, k))
     set_precision(False)
+    for role in _ROLES:
+        bench.phase(f"bf16 GEMMs with rows that are no multiples of 16 bytes, {role}")
+        for m, n, k in ragged(role, bench.quick):
+            bench.work("gemm", role, Gemm(m, n, k, "bf16", 1, role), "bf16", (m, n, k))
+
+
+def ragged(role: str, quick: bool = False) -> Iterator[tuple[int, int, int]]:
+    """(m, n, k) of a head's products over words of an odd number, and of twice an odd number: matrix units want 16 bytes at once, and take such
+    rows by other kernels."""
+    words = [(_WORDS[0] + 1, _WORDS[0] + 2)] if quick else [(count + 1, count + 2) for count in _WORDS]
+    for rest, tokens, width in product((0, 1), (8192,) if quick else (1024, 8192), (512, 2048)):
+        for pair in words:
+            sizes = {"fwd": (tokens, pair[rest], width), "dgrad": (tokens, width, pair[rest]), "wgrad": (pair[rest], width, tokens)}
+            yield sizes[role]
+
+
+_WORDS = (1 << 14, 1 << 16)
 
 
 def memory_bound(bench: Bench) -> None:

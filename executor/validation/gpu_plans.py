@@ -18,8 +18,15 @@ from sim.plan import Plan
 Tree = dict[str, Any]
 
 
+PADDED = 50304
+"""Words of GPT-2 as nanoGPT and llm.c train it: 50,257 make rows that matrix units do not take, and the head several times as long. One plan of the
+table has them all the same."""
+
+
 def _model(preset: str, layers: int = 0) -> Tree | str:
-    """A preset, or its first `layers` layers as a [model] table."""
+    """A preset, or its first `layers` layers as a [model] table; GPT-2 with its vocabulary `PADDED`."""
+    if preset.startswith("gpt2"):
+        return {"base": preset, "vocab": PADDED, "name": f"{preset} padded"}
     if not layers:
         return preset
     spec = model_of(load_plan({"model": preset}))
@@ -66,6 +73,7 @@ def single() -> dict[str, tuple[str, Tree]]:
         "gpt2-355m": ("GPT-2", _lm("gpt2-355m", 4, 1024)),
         "llama3.2-1b-8": ("slice of Llama", _lm("llama3.2-1b", 2, 2048, 8)),
         "accumulation": ("gradient accumulation", _lm("gpt2-124m", 4, 1024) | {"batch": {"micro": 4, "global": 16}}),
+        "odd-vocabulary": ("rows of an odd number", _lm("gpt2-124m", 8, 1024) | {"model": "gpt2-124m"}),
         "recompute": ("layers recomputed", _lm("gpt2-355m", 4, 1024, memory={"recompute": "full"})),
         "ladder": ("launch-bound", _mlp(LADDER, 64)),
         "llama3-70b-1": ("large products", _lm("llama3-70b", 1, 2048, 1, optimizer={"name": "sgd"})),

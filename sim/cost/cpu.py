@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from sim.cost.calibration import Calibration, Curve, Grid
+from sim.cost.calibration import Calibration, Curve, Grid, Sample
 from sim.cost.points import attention_of, convolution_of, place_of
 from sim.cost.price import Cost, Source
-from sim.work import BYTES, Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work
+from sim.work import BYTES, Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work, row_alignment
 
 ASSUMED_FLOPS = {"fp32": 5e10, "bf16": 5e10, "fp16": 1e10}
 """FLOP/s of one server core where nothing was measured: AVX2 at 3 GHz reaches 96 peak, about half in GEMMs (assumed)."""
@@ -21,6 +21,8 @@ ASSUMED_BYTES = 6e9
 """Bytes per second of memory-bound kernels on one core, both directions together (assumed)."""
 _SAME = 1e-4
 """Distance between convolutions below which they are one."""
+_ALIGNED = 16
+"""Bytes of which rows of operands are multiples, where a matrix unit's fast kernels take them (`sim.work.row_alignment`)."""
 _FULL = 1 << 16
 """Rows of queries with which attention reaches its measured rate on a GPU: four waves of 128 rows on 132 SMs; fewer leave more of them idle."""
 ASSUMED_HOST = {
@@ -110,19 +112,32 @@ class Prices:
     def __init__(self, calibration: Calibration) -> None:
         self.calibration = calibration
         self._known: dict[Work, tuple[float, Source]] = {}
-        self._gemm: dict[tuple[str, str], Grid] = {}
+        self._gemm: dict[tuple[str, str, int], Grid] = {}
+        """By layout, dtype and alignment of rows (`_rows`)."""
         self._attention: dict[tuple[str, str], Grid] = {}
         self._memory: dict[tuple[str, str], Curve] = {}
-        for role, dtype in {(s.name, s.dtype) for s in calibration.rows("gemm")}:
-            rows = calibration.rows("gemm", role, dtype)
-            self._gemm[role, dtype] = Grid((s.shape, s.median / (2.0 * math.prod(s.shape))) for s in rows)
+        products: dict[tuple[str, str, int], list[Sample]] = {}
+        for s in calibration.rows("gemm"):
+            products.setdefault((s.name, s.dtype, self._rows(Gemm(*s.shape, s.dtype, 1, s.name))), []).append(s)
+        for key, rows in products.items():
+            self._gemm[key] = Grid((s.shape, s.median / (2.0 * math.prod(s.shape))) for s in rows)
         for name, dtype in {(s.name, s.dtype) for s in calibration.rows("attention")}:
             rows = calibration.rows("attention", name, dtype)
             self._attention[name, dtype] = Grid((s.shape[2:], s.median / attention_of(s).flops) for s in rows)
         for name, dtype in {(s.name, s.dtype) for s in calibration.rows("memory")}:
             self._memory[name, dtype] = Curve((s.shape[0], s.median) for s in calibration.rows("memory", name, dtype))
+        self._streamed = self._stream()
+        """Bytes per second that no kernel out of memory exceeds by much, both directions together."""
         # A call's own seconds on a CPU hold the way to its kernel; what was timed of a GPU are the device's.
         self.dispatch = self.host("kernel")[0] if calibration.device == "cpu" else 0.0
+
+    def _stream(self) -> float:
+        """Of the device's memory: on a GPU what its largest copy kernel has reached, since `copy` holds the host's there."""
+        if self.calibration.device == "cpu":
+            return 2.0 * self.calibration.copy_rate
+        rows = self.calibration.rows("memory", "copy") or self.calibration.rows("memory")
+        largest = max(rows, key=lambda s: s.shape[0], default=None)
+        return largest.shape[0] / largest.median if largest is not None else math.inf
 
     def host(self, what: str) -> tuple[float, Source]:
         """Seconds of one unit of host work."""
@@ -156,13 +171,16 @@ class Prices:
 
     def _product(self, work: Gemm) -> tuple[float, Source]:
         dtype = self._exact(work.dtype)
-        grid = self._gemm.get((work.role, dtype)) or self._gemm.get(("fwd", dtype))
-        if not grid:
+        aligned = self._rows(work)
+        # Rows of 8 bytes were not timed: those of 4 take kernels of the same kind.
+        near = [(role, dtype, rows) for rows in (aligned, aligned // 2, _ALIGNED) for role in (work.role, "fwd")]
+        grid = next((self._gemm[key] for key in near if key in self._gemm), None)
+        if grid is None:
             return self._assumed(work, dtype)
         rate, inside = grid.at((work.m, work.n, work.k))
         seconds = rate * 2.0 * work.m * work.n * work.k
         if not inside:  # a product thinner than those measured is bound by its larger operand's bytes
-            seconds = max(seconds, max(work.k * work.n, work.m * work.k) * BYTES[dtype] / (2.0 * self.calibration.copy_rate))
+            seconds = max(seconds, max(work.k * work.n, work.m * work.k) * BYTES[dtype] / self._streamed)
         # One call runs all products of a batch, so it pays for one dispatch.
         seconds = work.batch * max(seconds - self.dispatch, 0.25 * seconds) + self.dispatch if work.batch > 1 else seconds
         if work.accumulate:
@@ -170,8 +188,12 @@ class Prices:
             seconds += self._bytes(MemoryBound("add", 2 * size, size, work.into))[0]
         # Products of a batch share a GPU, and one that adds to what is there reads it on the way: neither is the sum of what was measured.
         alone = self.calibration.device == "cpu" or not (work.batch > 1 or work.accumulate)
-        exact = inside and alone and (work.role, dtype) in self._gemm
+        exact = inside and alone and (work.role, dtype, aligned) in self._gemm
         return seconds, "measured" if exact else "fitted"
+
+    def _rows(self, work: Gemm) -> int:
+        """Bytes of which rows are multiples, where kernels depend on it: 16 on a CPU, and of 32 bits."""
+        return row_alignment(work) if self.calibration.device == "cuda" and BYTES[work.dtype] == 2 else _ALIGNED
 
     def _assumed(self, work: Work, dtype: str) -> tuple[float, Source]:
         flops = ASSUMED_FLOPS.get(dtype, ASSUMED_FLOPS["fp32"])
@@ -228,7 +250,7 @@ class Prices:
         if own and nearest < _SAME:
             return seconds, "measured"
         # One of few channels in a group is bound by its maps' bytes.
-        return max(seconds, work.bytes / work.repeat / (2.0 * self.calibration.copy_rate)), "fitted"
+        return max(seconds, work.bytes / work.repeat / self._streamed), "fitted"
 
     def _experts(self, work: GroupedGemm) -> tuple[float, Source]:
         share = max(1, work.m // work.groups)

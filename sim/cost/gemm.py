@@ -13,7 +13,7 @@ import msgspec
 from sim.cost.device import STORED, choose, document, peak_flops
 from sim.cost.price import Source
 from sim.cost.tiles import GemmFit, gemm_seconds
-from sim.work import BYTES, Gemm, GroupedGemm, product_bytes
+from sim.work import BYTES, Gemm, GroupedGemm, product_bytes, row_alignment
 from topologies.devices import gpu as find_gpu
 from topologies.hardware import Gpu
 
@@ -141,6 +141,8 @@ def _peak(gpu: Gpu, work: Gemm | GroupedGemm) -> float:
     """FLOP/s of the dtype, times what the layout and the kinship to a measured architecture leave."""
     shares = _shares()
     role = shares["role"]["accumulate" if work.accumulate else work.role]
+    if isinstance(work, Gemm) and BYTES[work.dtype] == 2 and row_alignment(work) < 16:
+        role *= shares["unaligned"].get(gpu.arch, 1.0)
     kin = shares["kin_fp32" if _class_of(gpu, work.dtype)[1] == "fp32" else "kin"].get(gpu.arch, 1.0)
     return peak_flops(gpu, work.dtype) * role * kin * shares["format"].get(work.dtype, 1.0)
 

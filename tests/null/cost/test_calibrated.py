@@ -11,13 +11,14 @@ from sim.bind import Setting, bind
 from sim.cost.calibrated import CalibratedPricer
 from sim.cost.calibration import Calibration, Sample, load_calibration, save_calibration
 from sim.cost.cpu import prices
+from sim.cost.gemm import gemm_cost
 from sim.cost.gpu_pricer import GpuPricer
 from sim.cost.host import host_seconds
 from sim.framework import load_framework
 from sim.predict import predict
 from sim.pricer import pricer_for
 from sim.program import COMPUTE, HOST, Op
-from sim.work import Attention, Gemm, HostWork
+from sim.work import Attention, Conv, Gemm, HostWork, row_alignment
 from topologies.devices import gpu
 from topologies.load import load_topology
 
@@ -64,6 +65,66 @@ def test_what_holds_more_than_the_work_itself_stays_as_the_catalog_says() -> Non
     for what in ("log", "optimizer_step", "module"):
         op = Op("h", "host", HOST, (HostWork(what),))
         assert own.local(op, 0) == catalog.local(op, 0)
+
+
+@pytest.mark.parametrize(
+    ("work", "bytes"),
+    [
+        (Gemm(8191, 768, 512), 16),  # of the first operand and the product nothing is stored along m
+        (Gemm(8192, 50257, 768), 2),
+        (Gemm(8192, 768, 50257, "bf16", 1, "dgrad"), 2),
+        (Gemm(50257, 768, 8191, "bf16", 1, "wgrad"), 2),
+        (Gemm(8192, 30522, 768), 4),
+        (Gemm(8192, 1152, 588), 8),
+        (Gemm(8192, 50257, 768, "fp32"), 4),
+    ],
+)
+def test_rows_are_multiples_of_bytes(work: Gemm, bytes: int) -> None:
+    assert row_alignment(work) == bytes
+
+
+def test_products_of_odd_rows_are_priced_by_such() -> None:
+    """Timed by themselves: no grid of even sizes tells what cuBLAS falls back to."""
+    even = [row("fwd", (m, n, k), 2 * m * n * k / 6e14, "bf16") for m in (1024, 8192) for n in (1024, 65536) for k in (512, 2048)]
+    odd = [row("fwd", (m, n + 1, k), 2 * m * (n + 1) * k / 1e14, "bf16") for m in (1024, 8192) for n in (1024, 65536) for k in (512, 2048)]
+    table = prices(calibrated(gemm=(*even, *odd)))
+    for work, rate, source in (
+        (Gemm(8192, 50304, 768), 6e14, "measured"),
+        (Gemm(8192, 50257, 768), 1e14, "measured"),
+        (Gemm(8192, 30522, 768), 1e14, "fitted"),  # rows of 4 bytes were not timed: those of 2 are nearest
+        (Gemm(8192, 768, 50257, "bf16", 1, "dgrad"), 1e14, "fitted"),
+    ):
+        seconds, told = table.price(work)
+        assert (work.flops / seconds, told) == (pytest.approx(rate, rel=1e-6), source)
+    one = prices(calibrated(gemm=tuple(even))).price(Gemm(8192, 50257, 768))
+    assert one[1] == "fitted", "an older calibration says nothing of them"
+
+
+def test_what_lies_beyond_the_points_is_bound_by_the_devices_memory() -> None:
+    """Not by the host's, whose copies stand in the same file: a layer of ResNet-50 would last as long as a hundred."""
+    layer = Conv(64, 64, 56, 56, 256, 1, 1, dtype="bf16")
+    tables = {
+        "copy": (row("memcpy", (64 * MIB,), 64 * MIB / 1e10),),
+        "memory": (row("copy", (384 * MIB,), 384 * MIB / 2.5e12, "bf16"),),
+        "conv": (row("fwd", (32, 64, 56, 56, 256, 1, 1, 1, 1), 7e-5, "bf16"),),
+        "gemm": tuple(row("fwd", (m, n, k), 2 * m * n * k / 5e13, "fp32") for m in (128, 8192) for n in (128, 8192) for k in (128, 8192)),
+    }
+    table = prices(calibrated(**tables))
+    seconds, source = table.price(layer)
+    assert 1e-4 < seconds < 2e-4 and source == "fitted"
+    seconds, source = table.price(Gemm(256, 4096, 24576, "fp32"))
+    assert seconds == pytest.approx(2 * 256 * 4096 * 24576 / 5e13) and source == "fitted"
+    seconds, _ = table.price(Gemm(16, 1 << 17, 1 << 13, "fp32"))
+    assert seconds == pytest.approx((4 << 30) / 2.5e12, rel=0.01), "a thin product reads its larger operand"
+    assert prices(calibrated(conv=tables["conv"])).price(layer)[0] < 2e-4, "without such a copy nothing bounds it"
+
+
+def test_odd_rows_take_hopper_longer_than_even_ones() -> None:
+    even, odd = (gemm_cost(Gemm(8192, n, 768), H100)[0] for n in (50304, 50257))
+    assert 2.5 < odd / even < 3.6
+    even, odd = (gemm_cost(Gemm(8192, n, 768), gpu("a100-sxm-80gb"))[0] for n in (50304, 50257))
+    assert odd == pytest.approx(even, rel=0.02), "nobody told"
+    assert gemm_cost(Gemm(8192, 50257, 768, "fp32"), H100)[0] == pytest.approx(gemm_cost(Gemm(8192, 50304, 768, "fp32"), H100)[0], rel=0.02)
 
 
 def test_only_eager_python_was_timed() -> None:

@@ -11,6 +11,7 @@ from sim.framework import framework_of
 from sim.lower.checks.verify import verify
 from sim.lower.step import lower
 from sim.predict import predict
+from sim.work import Gemm, row_alignment
 
 ALL = single() | node(8) | shared()
 PLANS = {name: load_plan(tree | {"name": name}) for name, (_, tree) in ALL.items()}
@@ -53,6 +54,17 @@ def test_a_tiny_twin_has_the_same_split_input_and_output(name: str) -> None:
     verify(lower(tiny, network_of(tiny, habits), habits, "cpu", 2))
 
 
+def test_rows_that_matrix_units_do_not_take_are_one_plans_alone() -> None:
+    odd = set()
+    for name, plan in PLANS.items():
+        network = network_of(plan, framework_of(plan))
+        program = lower(plan, network, framework_of(plan), "cuda", 1)
+        works = {work for ops in program.segments.values() for op in ops for work in op.works if isinstance(work, Gemm)}
+        if any(row_alignment(work) < 16 for work in works if work.dtype == "bf16"):
+            odd.add(name)
+    assert odd == {"odd-vocabulary", "bert-base", "bert-large"}, "BERT's 30,522 words are an even number"
+
+
 def test_single_plans_fit_into_80_gb_as_they_are() -> None:
     for name in single():
         found = predict(PLANS[name], "dgx-h100", fold=True)
@@ -66,7 +78,7 @@ def test_halving_layers_ends() -> None:
         plan = smaller
         counts.append(model_of(plan).layers)  # type: ignore[union-attr]
     assert counts == [24, 12, 6, 3, 1]
-    assert plan.model_name == "gpt2-1.5b x 1 layers"
+    assert plan.model_name == "gpt2-1.5b padded x 1 layers"
     assert fewer_layers(PLANS["resnet50"]) is None
     stages = PLANS["1f1b"]
     halved = fewer_layers(stages)
