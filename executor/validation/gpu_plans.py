@@ -44,7 +44,10 @@ THIN: Tree = {
 SMALL: Tree = THIN | {"name": "gpt-30m", "layers": 6, "hidden": 512, "heads": 8, "vocab": 16384}
 LADDER: Tree = {"family": "mlp", "name": "ladder", "widths": [128] * 65, "activation": "gelu"}
 INPUT: Tree = {"family": "mlp", "name": "wide-input", "widths": [24576, 4096, 4096, 4096, 4096, 1000], "loss": "cross_entropy"}
-"""A batch of 256 is 25 MB: about as long to copy from pageable memory as to compute with, a tenth of it from pinned memory."""
+"""A batch of 64 is 6 MB: about as long to copy from pageable memory as to compute with, a tenth of it from pinned memory. A loader process takes
+some milliseconds to make one (it touches new pages of shared memory), so that there are `LOADERS` of them: none of these plans is to wait for input.
+One batch each is ready: twice as many would not fit into the 64 MiB of shared memory that containers have."""
+LOADERS = 8
 
 
 def _mlp(model: Tree, micro: int, **more: Any) -> Tree:
@@ -52,7 +55,7 @@ def _mlp(model: Tree, micro: int, **more: Any) -> Tree:
 
 
 def _input(**data: Any) -> Tree:
-    return _mlp(INPUT, 256, precision="fp32", optimizer={"name": "sgd"}, data={"workers": 4, **data})
+    return _mlp(INPUT, 64, precision="fp32", optimizer={"name": "sgd"}, data={"workers": LOADERS, "prefetch": 1, **data})
 
 
 def single() -> dict[str, tuple[str, Tree]]:
@@ -64,7 +67,7 @@ def single() -> dict[str, tuple[str, Tree]]:
         "gpt2-1.5b": ("GPT-2", _lm("gpt2-1.5b", 2, 1024)),
         "llama3-8b-4": ("slice of Llama", _lm("llama3-8b", 1, 2048, 4)),
         "bert-base": ("BERT", _lm("bert-base", 32, 128)),
-        "resnet50": ("ResNet-50", {"model": "resnet50", "batch": {"micro": 64}}),
+        "resnet50": ("ResNet-50", {"model": "resnet50", "batch": {"micro": 64}, "data": {"workers": LOADERS}}),
         "item-every-step": ("sync points", small | {"output": {"item_every": 1}}),
         "copy-overlap": ("copy beside compute", _input()),
         "pageable": ("pageable copy", _input(pinned=False)),
@@ -75,7 +78,7 @@ def single() -> dict[str, tuple[str, Tree]]:
         "accumulation": ("gradient accumulation", _lm("gpt2-124m", 4, 1024) | {"batch": {"micro": 4, "global": 16}}),
         "odd-vocabulary": ("rows of an odd number", _lm("gpt2-124m", 8, 1024) | {"model": "gpt2-124m"}),
         "recompute": ("layers recomputed", _lm("gpt2-355m", 4, 1024, memory={"recompute": "full"})),
-        "ladder": ("launch-bound", _mlp(LADDER, 64)),
+        "ladder": ("launch-bound", _mlp(LADDER, 16)),
         "llama3-70b-1": ("large products", _lm("llama3-70b", 1, 2048, 1, optimizer={"name": "sgd"})),
         "copy-in-line": ("copy on the compute stream", _input(stream="compute")),
         "sync-every-step": ("sync points", small | {"output": {"sync_every": 1, "log_every": 1}}),
@@ -83,7 +86,7 @@ def single() -> dict[str, tuple[str, Tree]]:
         "llama3.2-3b-6": ("slice of Llama", _lm("llama3.2-3b", 1, 2048, 6)),
         "gpt2-774m": ("GPT-2", _lm("gpt2-774m", 2, 1024)),
         "bert-large": ("BERT", _lm("bert-large", 8, 512)),
-        "vit-b16": ("ViT", {"model": "vit-b16", "batch": {"micro": 64}}),
+        "vit-b16": ("ViT", {"model": "vit-b16", "batch": {"micro": 64}, "data": {"workers": LOADERS}}),
         "gpt2-autocast": ("autocast in bf16", _lm("gpt2-124m", 8, 1024, framework="pytorch-amp")),
         "pythia-410m": ("NeoX", _lm("pythia-410m", 4, 1024)),
         "muon": ("Muon beside AdamW", _lm("gpt2-355m", 4, 1024, optimizer={"name": "muon"})),

@@ -75,7 +75,9 @@ def checkpoint(job: Job, share: Share, writes: bool) -> list[Op]:
 def _to_host(job: Job, size: int) -> list[Op]:
     if job.device == "cpu":
         return []
-    return [*order(job, "output/state", COMPUTE, D2H), Op("output/d2h", "copy", D2H, bytes=size, how="pinned", cls=CLS, blocking=True)]
+    # torch.save copies each storage by itself into memory that is not pinned (torch/serialization.py: storage.cpu()).
+    how = "pageable" if job.plan.output.checkpoint_mode == "full" else "pinned"
+    return [*order(job, "output/state", COMPUTE, D2H), Op("output/d2h", "copy", D2H, bytes=size, how=how, cls=CLS, blocking=True)]
 
 
 def _write(job: Job, size: int, lane: str) -> Op:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from sim.bind import Setting, bind
 from sim.cost.calibrated import CalibratedPricer
@@ -117,6 +118,16 @@ def test_what_lies_beyond_the_points_is_bound_by_the_devices_memory() -> None:
     seconds, _ = table.price(Gemm(16, 1 << 17, 1 << 13, "fp32"))
     assert seconds == pytest.approx((4 << 30) / 2.5e12, rel=0.01), "a thin product reads its larger operand"
     assert prices(calibrated(conv=tables["conv"])).price(layer)[0] < 2e-4, "without such a copy nothing bounds it"
+
+
+def test_a_checkpoint_takes_what_torch_save_took() -> None:
+    """Not what the disk could: on one thread, which sums and copies what it writes."""
+    own, catalog = pricers(calibrated(file=(row("save", (MIB,), 1e-3), row("save", (32 * MIB,), 32e-3))))
+    write = Op("output/write", "copy", HOST, bytes=160 * MIB, how="disk", cls="output")
+    assert (own.local(write, 0).seconds, own.local(write, 0).source) == (pytest.approx(0.16), "fitted")
+    assert own.local(replace(write, bytes=32 * MIB), 0).source == "measured"
+    for other in (replace(write, lane="writer"), replace(write, how="store"), replace(write, cls="data"), replace(write, bytes=0)):
+        assert own.local(other, 0) == catalog.local(other, 0)
 
 
 def test_odd_rows_take_hopper_longer_than_even_ones() -> None:

@@ -148,6 +148,8 @@ def test_checkpoints_stop_training_while_they_are_written(mode: str, written: in
     p = program({"parallel": {"dp_replicate": 2}, "output": {"checkpoint_every": 2, "checkpoint_mode": mode}}, steps=2)
     sizes = {op.bytes for ops in p.segments.values() for op in ops if op.id == "output/write"}
     assert sizes == {written}
+    copies = {op.how for ops in p.segments.values() for op in ops if op.id == "output/d2h"}
+    assert copies == {"pageable" if mode == "full" else "pinned"}, "torch.save copies into what is not pinned"
     trace = simulate(p, Constant())
     assert step_times(trace)[1] > step_times(trace)[0]
     if mode == "full":
