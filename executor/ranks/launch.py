@@ -27,6 +27,7 @@ import executor
 from executor.ranks.alone import alone_in
 from executor.ranks.beat import Beat
 from executor.ranks.environment import Place, place
+from executor.ranks.spare import spare
 from executor.ranks.worker import Failure, Task, resolve
 from topologies.errors import BadInput, Refused, RunFailed
 
@@ -123,7 +124,7 @@ def _start(folder: Path, rank: int, threads: int, more: Mapping[str, str]) -> su
         "GLOO_SOCKET_IFNAME": "lo",
     }
     with (folder / f"rank{rank}.log").open("wb") as log:
-        return subprocess.Popen(
+        return spare(folder / "task.json", rank, folder / f"rank{rank}.log", variables) or subprocess.Popen(
             [sys.executable, "-m", "executor.ranks.worker", str(folder / "task.json"), str(rank)],
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -1,6 +1,7 @@
 """A rank as a process of its own: `python -m executor.ranks.worker TASK.json RANK`, started by `executor.ranks.launch`.
 
-It ends with its parent: the kernel is asked to kill it when the parent dies.
+It ends with its parent: the kernel is asked to kill it when the parent dies. With `--wait` in place of a task it imports torch, says so, and
+waits for an order on its standard input (`executor.ranks.spare`).
 """
 
 from __future__ import annotations
@@ -118,8 +119,40 @@ def _write(path: Path, data: bytes) -> None:
     part.replace(path)
 
 
+def ordered() -> tuple[Path, int]:
+    """Imports what ranks need, without a look at the devices, and waits for the task's file and the rank. Ends where none comes."""
+    from executor.ranks.spare import READY, Order
+
+    for name in _BEFORE:
+        importlib.import_module(name)
+    if importlib.import_module("torch").cuda.is_initialized():
+        os._exit(1)  # it would hold memory of the GPU, and what the environment says of CUDA would come too late
+    os.write(1, READY)
+    line = sys.stdin.buffer.readline()
+    if not line:
+        os._exit(0)
+    order = msgspec.json.decode(line, type=Order)
+    os.environ.clear()
+    os.environ.update(order.variables)
+    log, nothing = os.open(order.log, os.O_WRONLY | os.O_APPEND), os.open(os.devnull, os.O_RDONLY)
+    for here, there in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(here, there)
+    return Path(order.task), order.rank
+
+
+_BEFORE = (
+    "torch", "torch._dynamo", "torch.distributed.fsdp", "executor.play", "executor.players.streams", "executor.probe", "executor.stock",
+    "executor.training.trainer", "executor.profiles.collect",
+)  # fmt: skip
+"""torch.optim imports torch._dynamo when it first takes a step."""
+
+
 if __name__ == "__main__":
-    spec = Path(sys.argv[1])
+    parent = os.getppid()
+    waiting = sys.argv[1] == "--wait"
+    if waiting:
+        die_with_parent(parent)
+    spec, rank = ordered() if waiting else (Path(sys.argv[1]), int(sys.argv[2]))
     task = msgspec.json.decode(spec.read_bytes(), type=Task)
     die_with_parent(task.parent)
-    run_rank(task, int(sys.argv[2]), spec.parent)
+    run_rank(task, rank, spec.parent)

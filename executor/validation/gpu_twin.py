@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from executor.ranks.spare import spares
 from executor.validation.gpu_calibration import ONE, probe
-from executor.validation.gpu_cases import cases, this_machine, visible_gpus
+from executor.validation.gpu_cases import Case, cases, this_machine, visible_gpus
 from executor.validation.gpu_clocks import device_facts
 from executor.validation.gpu_measure import case_key, row_of
 from executor.validation.gpu_rows import Row, Summary, rates, read_row, summary
@@ -80,6 +82,12 @@ def twin_gpu(
         versions={"driver": driver, "torch": torch_version(), "commit": environment()["commit"]},
     )
     site.folder.mkdir(parents=True, exist_ok=True)
+    with spares() if device == "cuda" else nullcontext():
+        return _walked(site, known, wanted, keep)
+
+
+def _walked(site: Site, known: dict[str, Case], wanted: list[str], keep: Path | None) -> tuple[list[Row], Summary, Path]:
+    """The probe, then plan after plan."""
     probe(site)
     rows: list[Row] = []
     left = {name: row for name, case in known.items() if (row := read_row(site.folder / name, case_key(case, site), whole=False))}
@@ -87,7 +95,7 @@ def twin_gpu(
     # What has failed is tried again after all that was never begun: it may fail again, and take its time.
     for name in sorted(wanted, key=lambda name: name in left and bool(left[name].failed)):
         rows.append(row_of(known[name], site))
-        say(line(rows[-1]))
+        site.say(line(rows[-1]))
         _save([*before, *rows], site, keep)
     return rows, summary(rows), site.folder
 

@@ -72,3 +72,18 @@ def heard(world: World, order: Order) -> list[str]:
 def queues(world: World, order: Order) -> str:
     """What CUDA would read when it begins."""
     return os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
+
+
+class Name(msgspec.Struct):
+    """A variable of the environment."""
+
+    name: str
+
+
+def surroundings(world: World, name: Name) -> dict[str, str]:
+    """What this rank's process finds."""
+    print("a rank speaks", flush=True)
+    if name.name == "raise":
+        raise KeyError(name.name)
+    asked = (name.name, "STEPTWIN_SHARED_GPU", "OMP_NUM_THREADS")
+    return {"pid": str(os.getpid()), "parent": str(os.getppid())} | {one: os.environ.get(one, "") for one in asked}
