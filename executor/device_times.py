@@ -7,6 +7,7 @@ passed both. Not run on a GPU yet; a stand-in for the device tests the order of 
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 
@@ -20,6 +21,34 @@ _FASTEST = 3e9
 _LONGEST_HOLD = 0.05
 _WARM = 3
 """Calls before timing: cuBLAS and cuDNN choose their kernels, modules are loaded, the caching allocator grows."""
+
+
+_PAIRS, _ROUNDS = 40, 5
+_HOLD = 4_500_000
+"""Cycles, 1.5 ms and more: in so long a host launches twice `_PAIRS` kernels and records their events."""
+
+
+def around(cuda: Cuda, run: Callable[[], object]) -> float:
+    """Device seconds by which two events around one kernel read more than it lasts among others: their own stamps, and the start of the next
+    kernel that does not begin behind them. A norm of 10 us would seem a fifth longer."""
+    found = []
+    run()
+    for _ in range(_ROUNDS):
+        pairs = [(cuda.event(), cuda.event()) for _ in range(_PAIRS)]
+        begin, end = cuda.event(), cuda.event()
+        cuda.hold(_HOLD)
+        for first, last in pairs:
+            first.record()
+            run()
+            last.record()
+        begin.record()
+        for _ in range(_PAIRS):
+            run()
+        end.record()
+        end.synchronize()
+        alone = statistics.median(first.elapsed_time(last) for first, last in pairs) * 1e-3
+        found.append(alone - begin.elapsed_time(end) * 1e-3 / _PAIRS)
+    return max(0.0, statistics.median(found))
 
 
 class DeviceTimer:

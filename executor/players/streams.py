@@ -1,6 +1,6 @@
 """The player on CUDA: every lane is a stream, `record` and `wait` are CUDA events, collectives run on NCCL.
 
-Times of ops come from events around each, read after the pass; nothing synchronises inside it but what the program says. A kernel's span
+Times of ops come from events around each, read after the pass, less what two events around a kernel read beside it; nothing synchronises inside it but what the program says. A kernel's span
 begins when its stream is free and the host has come to it, so where the host is late the span holds the launch as well. Two events around
 each op take some microseconds of the host and one or two of the device: passes whose steps are timed have none but at the steps' ends.
 
@@ -19,6 +19,7 @@ import torch
 from msgspec.structs import replace
 
 from executor.arena import Arena, free_memory, of_gpu
+from executor.device_times import around
 from executor.kernels.bodies import Body, body, spin
 from executor.players.communication import Group, communication, connect, make_groups
 from executor.players.events import Cuda
@@ -31,6 +32,8 @@ _DEVICE = ("compute", "copy", "collective", "send", "recv")
 _FILE = ("disk", "store")
 _ROUNDS, _OPS = 5, 100
 """Of ops that do nothing, by which the player's own time is told."""
+_SMALL = 1 << 18
+"""Elements of the kernel by which is told what events around a kernel take: some microseconds of any GPU."""
 Pair = tuple[torch.cuda.Event, torch.cuda.Event]
 
 
@@ -68,6 +71,8 @@ class StreamPlayer(Player):
             self._to(HOST)
         self._own = self._overhead()
         self._cuda.synchronize()
+        small = arena.recent(_SMALL)
+        self._around = around(self._cuda, lambda: torch.add(small, small))
 
     def _overhead(self) -> float:
         """Of an op that does nothing, by the fastest of some rounds: Python's own housekeeping comes between."""
@@ -167,7 +172,8 @@ class StreamPlayer(Player):
         found = []
         for (start, end), pair in zip(host, self._pairs, strict=True) if watched else ():
             if pair is not None:
-                found.append((origin + zero.elapsed_time(pair[0]) * 1e-3, origin + zero.elapsed_time(pair[1]) * 1e-3, start))
+                begin, until = (origin + zero.elapsed_time(event) * 1e-3 for event in pair)
+                found.append((begin, max(begin, until - self._around), start))
             else:
                 found.append((start, end, start))
         return found, ends

@@ -5,6 +5,7 @@ Device seconds (`executor.device_times`), in the tables of `sim.cost.calibration
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from itertools import product
 
@@ -68,7 +69,7 @@ def gemms(bench: Bench) -> None:
     set_precision(False)
     for role in _ROLES:
         bench.phase(f"bf16 GEMMs with rows that are no multiples of 16 bytes, {role}")
-        for m, n, k in ragged(role, bench.quick):
+        for m, n, k in (sizes for sizes in ragged(role, bench.quick) if 2.0 * math.prod(sizes) <= most):
             bench.work("gemm", role, Gemm(m, n, k, "bf16", 1, role), "bf16", (m, n, k))
 
 

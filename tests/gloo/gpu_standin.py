@@ -22,6 +22,7 @@ class StandInEvent:
         self._device, self._timing, self.at, self.known = device, timing, -1.0, False
 
     def record(self, stream: Any = None) -> None:
+        self._device.free = self._device.moment() + self._device.stamp if self._timing and self._device.simulated else self._device.free
         self.at, self.known = self._device.moment(), False
         self._device.unread.append(self)
 
@@ -59,6 +60,8 @@ class StandIn(Cuda):
     def __init__(self, simulated: bool = False) -> None:
         super().__init__(torch.device("cpu"))
         self.simulated, self.host, self.free = simulated, 0.0, 0.0
+        self.stamp = 0.0
+        """Device seconds that writing down a moment takes (simulated)."""
         self.unread: list[StandInEvent] = []
         self.used: list[int] = []
         self._streams = 1

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from executor import stock
-from executor.device_times import DeviceTimer
+from executor.device_times import DeviceTimer, around
 from executor.players.events import wake
 from executor.probes import comm as probe_comm
 from executor.probes import device as probe_device
@@ -189,3 +189,11 @@ def test_the_calibration_of_a_gpu_is_small_enough_to_commit() -> None:
     )
     rest = 2 * len(probe_device._BYTES) * 35 + 28 + 27 + 30 + 60
     assert gemms > 1000 and (gemms + rest) * 78 < 200_000
+
+
+@pytest.mark.parametrize("stamp", [0.0, 1e-6])
+def test_what_events_around_a_kernel_take_is_told(stamp: float) -> None:
+    """The later stamp stands between kernel and reading, and so does the part of a kernel's start that hides behind another kernel."""
+    device = StandIn(simulated=True)
+    device.stamp = stamp
+    assert around(device, lambda: device.kernel(3e-6, 5e-6)) == pytest.approx(stamp, rel=0.05, abs=1e-9)

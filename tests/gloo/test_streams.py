@@ -111,6 +111,17 @@ def test_steps_are_timed_without_events_around_ops(tmp_path: Path) -> None:
     assert not cuda.unread, "all has ended"
 
 
+def test_what_events_around_an_op_take_is_no_part_of_its_span(tmp_path: Path) -> None:
+    player, _, ops, _, _ = _play(BASE, tmp_path)
+    player._around = 0.0
+    before, _ = player.run(ops, 2)
+    player._around = 10.0
+    after, _ = player.run(ops, 3)
+    queued = [id(op) in player._queued for _, op in ops]
+    assert any(end > start for (start, end, _), on in zip(before, queued, strict=True) if on)
+    assert all(end == start for (start, end, _), on in zip(after, queued, strict=True) if on), "never before its beginning"
+
+
 def test_watched_passes_give_spans_and_the_others_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program, asked = _program(BASE), list[play.Request]()
 
