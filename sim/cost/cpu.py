@@ -126,18 +126,8 @@ class Prices:
             self._attention[name, dtype] = Grid((s.shape[2:], s.median / attention_of(s).flops) for s in rows)
         for name, dtype in {(s.name, s.dtype) for s in calibration.rows("memory")}:
             self._memory[name, dtype] = Curve((s.shape[0], s.median) for s in calibration.rows("memory", name, dtype))
-        self._streamed = self._stream()
-        """Bytes per second that no kernel out of memory exceeds by much, both directions together."""
         # A call's own seconds on a CPU hold the way to its kernel; what was timed of a GPU are the device's.
         self.dispatch = self.host("kernel")[0] if calibration.device == "cpu" else 0.0
-
-    def _stream(self) -> float:
-        """Of the device's memory: on a GPU what its largest copy kernel has reached, since `copy` holds the host's there."""
-        if self.calibration.device == "cpu":
-            return 2.0 * self.calibration.copy_rate
-        rows = self.calibration.rows("memory", "copy") or self.calibration.rows("memory")
-        largest = max(rows, key=lambda s: s.shape[0], default=None)
-        return largest.shape[0] / largest.median if largest is not None else math.inf
 
     def host(self, what: str) -> tuple[float, Source]:
         """Seconds of one unit of host work."""
@@ -180,7 +170,7 @@ class Prices:
         rate, inside = grid.at((work.m, work.n, work.k))
         seconds = rate * 2.0 * work.m * work.n * work.k
         if not inside:  # a product thinner than those measured is bound by its larger operand's bytes
-            seconds = max(seconds, max(work.k * work.n, work.m * work.k) * BYTES[dtype] / self._streamed)
+            seconds = max(seconds, max(work.k * work.n, work.m * work.k) * BYTES[dtype] / (2.0 * self.calibration.copy_rate))
         # One call runs all products of a batch, so it pays for one dispatch.
         seconds = work.batch * max(seconds - self.dispatch, 0.25 * seconds) + self.dispatch if work.batch > 1 else seconds
         if work.accumulate:
@@ -250,7 +240,7 @@ class Prices:
         if own and nearest < _SAME:
             return seconds, "measured"
         # One of few channels in a group is bound by its maps' bytes.
-        return max(seconds, work.bytes / work.repeat / self._streamed), "fitted"
+        return max(seconds, work.bytes / work.repeat / (2.0 * self.calibration.copy_rate)), "fitted"
 
     def _experts(self, work: GroupedGemm) -> tuple[float, Source]:
         share = max(1, work.m // work.groups)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from executor.probes import device as probe_device
-from executor.probes.kernels import variants
+from executor.probes.kernels import attention_name, variants
 from executor.validation.gpu_cases import cases
 from sim.cost.calibration import Calibration, Sample, save_calibration
 from sim.cost.cpu import variant
 from sim.cost.kernel import kernel_cost
 from sim.predict import predict
-from sim.work import Gemm, Work
+from sim.work import Attention, Conv, Gemm, Work
 from topologies.load import load_topology
 
 MACHINE = "dgx-h200"
@@ -24,13 +25,18 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     gpu = load_topology(MACHINE).device(0)
 
     def sample(name: str, work: Work, dtype: str, shape: tuple[int, ...]) -> Sample:
-        seconds = kernel_cost(work, gpu, "flash2", False).seconds  # type: ignore[arg-type]
+        seconds = kernel_cost(work, gpu, "flash2", True).seconds  # type: ignore[arg-type]
         return Sample(name, dtype, shape, seconds, seconds, seconds, 9)
 
+    grids = {"bf16": (probe_device.SIZES, 1.0), "fp32": (probe_device.FEW, 0.1), "tf32": (probe_device.FEW, 0.5)}
     gemms = [
-        sample(role, Gemm(m, n, k, "bf16", 1, role), "bf16", (m, n, k))
+        sample(role, Gemm(m, n, k, dtype, 1, role), dtype, (m, n, k))
         for role in ("fwd", "dgrad", "wgrad")
-        for m, n, k in probe_device.shapes(probe_device.SIZES, probe_device._MOST)
+        for dtype, (sizes, share) in grids.items()
+        for m, n, k in [
+            *probe_device.shapes(sizes, probe_device._MOST * share),
+            *(probe_device.ragged(role) if dtype == "bf16" else ()),
+        ]
     ]
     memory = {
         (variant(work), dtype, work.read + work.written): sample(variant(work), work, dtype, (work.read + work.written,))
@@ -38,11 +44,26 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for total in probe_device._BYTES
         for work in variants(total, dtype)
     }
+    heads = [
+        Attention(max(1, 8192 // seq), 16, 16, seq, seq, d, causal=causal, backward=backward)
+        for seq, d, causal, backward in product((128, 512, 1024, 2048, 4096), (64, 128), (True, False), (False, True))
+    ]
+    layers = [
+        Conv(batch, c_in, h, w, c_out, kernel, kernel, stride, dtype="bf16", role=role)
+        for (batch, c_in, h, w, c_out, kernel, stride), role in product(probe_device._CONVOLUTIONS, ("fwd", "dgrad", "wgrad"))
+    ]
+    tables = {
+        "gemm": tuple(gemms),
+        "memory": tuple(memory.values()),
+        "attention": tuple(sample(attention_name(one), one, "bf16", (one.batch, one.heads, one.q, one.d)) for one in heads),
+        "conv": tuple(
+            sample(one.role, one, "bf16", (one.batch, one.c_in, one.h, one.w, one.c_out, one.kh, one.kw, one.stride, 1)) for one in layers
+        ),
+        "copy": tuple(Sample("memcpy", "", (size,), size / 1e10, size / 1e10, size / 1e10, 9) for size in (1 << 12, 64 << 20)),
+    }
     path = tmp_path_factory.mktemp("gpu") / "calibration.toml"
     save_calibration(
-        Calibration(
-            device="cuda", date="", machine="", cores=1, ranks=1, threads=1, tables={"gemm": tuple(gemms), "memory": tuple(memory.values())}
-        ),
+        Calibration(device="cuda", date="", machine="", cores=1, ranks=1, threads=1, loaded=True, tables=tables),
         path,
     )
     return path
@@ -52,10 +73,14 @@ def test_the_file_is_small_enough_to_commit(file: Path) -> None:
     assert 50_000 < file.stat().st_size < 200_000
 
 
-@pytest.mark.parametrize("name", ["gpt2-124m", "gpt2-1.5b", "llama3-8b-4", "llama3.2-1b-8", "bert-base", "accumulation"])
+RESTS = ("gpt2-124m", "gpt2-1.5b", "llama3-8b-4", "llama3.2-1b-8", "bert-base", "accumulation")
+
+
+@pytest.mark.parametrize("name", [name for name, case in cases(1).items() if case.where == "one"])
 def test_a_prediction_rests_on_it_and_stays(name: str, file: Path) -> None:
+    """Every plan: also those with works beyond the points, which are then the catalog's."""
     plan = cases(1)[name].plan
     plain = predict(plan, MACHINE)
     calibrated = predict(plan, MACHINE, calibration=file)
-    assert calibrated.sources["measured"] > 0.5
-    assert calibrated.step_time_s == pytest.approx(plain.step_time_s, rel=0.03)
+    assert calibrated.sources["measured"] > (0.5 if name in RESTS else 0.1)
+    assert calibrated.step_time_s == pytest.approx(plain.step_time_s, rel=0.05)

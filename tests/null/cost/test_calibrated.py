@@ -19,7 +19,7 @@ from sim.framework import load_framework
 from sim.predict import predict
 from sim.pricer import pricer_for
 from sim.program import COMPUTE, HOST, Op
-from sim.work import Attention, Conv, Gemm, HostWork, row_alignment
+from sim.work import Attention, Gemm, HostWork, row_alignment
 from topologies.devices import gpu
 from topologies.load import load_topology
 
@@ -93,31 +93,11 @@ def test_products_of_odd_rows_are_priced_by_such() -> None:
         (Gemm(8192, 50304, 768), 6e14, "measured"),
         (Gemm(8192, 50257, 768), 1e14, "measured"),
         (Gemm(8192, 30522, 768), 1e14, "fitted"),  # rows of 4 bytes were not timed: those of 2 are nearest
-        (Gemm(8192, 768, 50257, "bf16", 1, "dgrad"), 1e14, "fitted"),
     ):
         seconds, told = table.price(work)
         assert (work.flops / seconds, told) == (pytest.approx(rate, rel=1e-6), source)
     one = prices(calibrated(gemm=tuple(even))).price(Gemm(8192, 50257, 768))
     assert one[1] == "fitted", "an older calibration says nothing of them"
-
-
-def test_what_lies_beyond_the_points_is_bound_by_the_devices_memory() -> None:
-    """Not by the host's, whose copies stand in the same file: a layer of ResNet-50 would last as long as a hundred."""
-    layer = Conv(64, 64, 56, 56, 256, 1, 1, dtype="bf16")
-    tables = {
-        "copy": (row("memcpy", (64 * MIB,), 64 * MIB / 1e10),),
-        "memory": (row("copy", (384 * MIB,), 384 * MIB / 2.5e12, "bf16"),),
-        "conv": (row("fwd", (32, 64, 56, 56, 256, 1, 1, 1, 1), 7e-5, "bf16"),),
-        "gemm": tuple(row("fwd", (m, n, k), 2 * m * n * k / 5e13, "fp32") for m in (128, 8192) for n in (128, 8192) for k in (128, 8192)),
-    }
-    table = prices(calibrated(**tables))
-    seconds, source = table.price(layer)
-    assert 1e-4 < seconds < 2e-4 and source == "fitted"
-    seconds, source = table.price(Gemm(256, 4096, 24576, "fp32"))
-    assert seconds == pytest.approx(2 * 256 * 4096 * 24576 / 5e13) and source == "fitted"
-    seconds, _ = table.price(Gemm(16, 1 << 17, 1 << 13, "fp32"))
-    assert seconds == pytest.approx((4 << 30) / 2.5e12, rel=0.01), "a thin product reads its larger operand"
-    assert prices(calibrated(conv=tables["conv"])).price(layer)[0] < 2e-4, "without such a copy nothing bounds it"
 
 
 def test_a_checkpoint_takes_what_torch_save_took() -> None:
