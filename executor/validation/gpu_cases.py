@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -53,8 +56,14 @@ _FIRST: dict[Where, int] = {"one": 11, "shared": 1, "node": 4}
 def this_machine(device: str, folder: Path) -> Topology:
     """This computer with devices of that kind. Raises `Refused` where it has none, or torch does not see them.
 
-    Where the driver's tool is not there, or cannot tell who hangs on what (in some containers), the GPUs that NVML counts on one socket: assumed.
+    Where the driver's tool is not there, or cannot tell who hangs on what (in some containers), the GPUs that NVML or torch counts on one socket:
+    assumed.
     """
+    if device == "cuda" and ("MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", "") or device_facts().get("slices")):
+        raise Refused(
+            "this machine's GPU is cut into slices (MIG), whose rates are not in the catalog: the table would compare a slice with predictions of "
+            "the whole. Have MIG turned off (nvidia-smi -mig 0), or take another GPU (CUDA_VISIBLE_DEVICES)"
+        )
     try:
         machine = load_topology("this-machine")
     except BadInput as error:
@@ -73,12 +82,33 @@ def this_machine(device: str, folder: Path) -> Topology:
 
 
 def _counted(why: str, folder: Path) -> Topology | None:
-    """The GPUs that NVML counts, on one socket; None where it counts none, or CUDA_VISIBLE_DEVICES hides them."""
-    facts = device_facts()
-    if hidden() or not facts.get("name"):
+    """The GPUs that NVML counts, or torch where that is not installed, on one socket; None where there are none, or CUDA_VISIBLE_DEVICES hides them."""
+    if hidden():
+        return None
+    facts, by = device_facts(), "NVML"
+    if not facts.get("name"):
+        facts, by = _seen_by_torch(), "torch"
+    if not facts.get("name"):
         return None
     key = catalog_key(facts["name"], round(facts.get("memory_bytes", 0) / 2**20))
-    return load_topology(_on_one_socket("this-machine", f"NVML; {why}"[:200], key, facts.get("count", 1), folder))
+    return load_topology(_on_one_socket("this-machine", f"{by}; {why}"[:200], key, facts.get("count", 1), folder))
+
+
+_LOOK = "import torch; one = torch.cuda.get_device_properties(0); print(torch.cuda.device_count(), one.total_memory, one.name)"
+
+
+def _seen_by_torch() -> dict[str, Any]:
+    """The same figures from a process of its own, since asking opens a context on the GPU; {} where torch sees none."""
+    try:
+        done = subprocess.run([sys.executable, "-c", _LOOK], capture_output=True, text=True, timeout=_PATIENCE, check=True)
+        count, memory, name = done.stdout.strip().split(" ", 2)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return {}
+    return {"count": int(count), "memory_bytes": int(memory), "name": name}
+
+
+_PATIENCE = 120.0
+"""Seconds that importing torch and a look at its devices may take."""
 
 
 def visible_gpus(machine: Topology) -> int:

@@ -61,6 +61,9 @@ def device_facts(nvml: Any = None) -> dict[str, Any]:
         found["highest_sm_mhz"] = nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM)
         found["highest_memory_mhz"] = nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_MEM)
         found["power_limit_w"] = nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1e3
+    with suppress(Exception):  # boards that know no slices raise
+        if nvml.nvmlDeviceGetMigMode(nvml.nvmlDeviceGetHandleByIndex(first_gpu()))[0]:
+            found["slices"] = True
     return found
 
 

@@ -197,6 +197,29 @@ def test_gpus_are_counted_where_the_drivers_tool_is_not_installed(tmp_path: Path
         gpu_cases.this_machine("cuda", tmp_path)
 
 
+def test_torch_counts_where_neither_the_tool_nor_its_library_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr(gpu_cases, "device_facts", dict)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(Refused, match="--device cpu"):
+        gpu_cases.this_machine("cuda", tmp_path)  # this torch sees none
+    monkeypatch.setattr(gpu_cases, "_LOOK", "print(1, 85017493504, 'NVIDIA H100 80GB HBM3')")
+    machine = gpu_cases.this_machine("cuda", tmp_path)
+    assert (machine.kind, machine.gpus, machine.device(0).name) == ("cuda", 1, "h100-sxm")
+
+
+def test_a_slice_of_a_gpu_is_not_measured_as_its_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = {"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 81559 << 20, "count": 1}
+    monkeypatch.setattr(gpu_cases, "device_facts", lambda: whole)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1234")
+    with pytest.raises(Refused, match="slices"):
+        gpu_cases.this_machine("cuda", tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(gpu_cases, "device_facts", lambda: whole | {"slices": True})
+    with pytest.raises(Refused, match="slices"):
+        gpu_cases.this_machine("cuda", tmp_path)
+
+
 def test_a_probe_that_fails_leaves_the_uncalibrated_figures(tmp_path: Path, runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         runs.append("probe")
