@@ -102,7 +102,7 @@ def _machine(app: typer.Typer, desk: Desk) -> None:
         as_json: AsJson = False,
         gpu: Annotated[bool, typer.Option("--gpu", help="The table of GPU plans: one GPU, all of the node, ranks that share one")] = False,
         gpus: Annotated[int, typer.Option("--gpus", help="With --gpu: GPUs that may be used; 0: all of this node")] = 0,
-        minutes: Annotated[float, typer.Option("--minutes", help="With --gpu: no plan is begun later; the next call goes on")] = 8.0,
+        minutes: Annotated[float, typer.Option("--minutes", help="With --gpu: no plan is begun later; the next call goes on")] = 9.0,
         device: Annotated[str, typer.Option("--device", help="With --gpu: cpu walks the same way with tiny plans, without a GPU")] = "cuda",
         keep: Annotated[Path, typer.Option("--keep", help="With --gpu: folder for summary and calibration, to commit")] = Path(
             "reports/measured"

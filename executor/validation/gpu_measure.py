@@ -39,8 +39,8 @@ _SECONDS_OF_STEPS = 4.0
 """Steps are timed for about so long: short ones more often."""
 _PLAN_SECONDS = 150.0
 """No plan may take longer than this in all."""
-_FEWEST_SECONDS = 45.0
-"""With less than this left, no further plan is begun: importing torch and preparing takes half of it."""
+_FEWEST_SECONDS = 30.0
+"""With less than this left, no further plan is begun: two contexts on the GPU and preparing take half of it, torch is imported before."""
 NOT_RUN = "not begun: the minutes were over. The next call goes on from here"
 
 

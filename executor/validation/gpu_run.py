@@ -21,7 +21,7 @@ def arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument("names", nargs="*", help="plans of the table; all of them where none is named")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder for calibrations, traces and rows")
     parser.add_argument("--keep", type=Path, default=Path("reports/measured"), help="folder for summary and calibration, to commit")
-    parser.add_argument("--minutes", type=float, default=8.0, help="no plan is begun later; the next call goes on")
+    parser.add_argument("--minutes", type=float, default=9.0, help="no plan is begun later; the next call goes on")
     parser.add_argument("--gpus", type=int, default=0, help="GPUs that may be used; 0: all of this node")
     parser.add_argument("--steps", type=int, default=30, help="most steps that are timed of each plan")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu walks the same way with tiny plans")

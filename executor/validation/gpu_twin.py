@@ -1,6 +1,6 @@
 """Predicted, played and trained on GPUs: the table that says how good the predictions are there.
 
-    rows, summary = twin_gpu(None, Path("runs/gpu"), minutes=8)
+    rows, summary = twin_gpu(None, Path("runs/gpu"), minutes=9)
 
 Every plan of `executor.validation.gpu_plans` is predicted from the catalog alone and from a calibration of this GPU, played op by op, and trained by
 PyTorch's own machinery: on one GPU, on all GPUs of the node, and by ranks that share one GPU. Each plan's row stays in its folder, so that
@@ -38,7 +38,7 @@ def twin_gpu(
     names: Iterable[str] | None,
     folder: Path,
     *,
-    minutes: float = 8.0,
+    minutes: float = 9.0,
     gpus: int = 0,
     device: str = "cuda",
     steps: int = MOST_STEPS,
