@@ -65,8 +65,11 @@ accuracy: $(VENV)/.dev   ## published steps, collectives, kernels, memory, this 
 	$(BIN)/steptwin accuracy
 	$(BIN)/steptwin here --out $(RUNS)/here
 
-twin-gpu: $(VENV)/.run   ## the table of GPU plans on this node's GPUs: predicted, played, trained; resumes where it was (not run on a GPU yet)
-	$(BIN)/steptwin here --gpu --out $(RUNS)/gpu
+twin-gpu:                ## the table of GPU plans on this node's GPUs: predicted, played, trained; resumes where it was (not run on a GPU yet)
+	@# A machine's own torch fits its driver, and needs no network; installed afresh is what has none that sees the GPUs.
+	@if $(PYTHON) -c 'import msgspec, networkx, simpy, tomllib, torch; raise SystemExit(not torch.cuda.is_available())' 2> /dev/null; \
+	then $(PYTHON) -m executor.validation.gpu_run --out $(RUNS)/gpu; \
+	else $(MAKE) $(VENV)/.run && $(BIN)/steptwin here --gpu --out $(RUNS)/gpu; fi
 
 gallery: $(VENV)/.dev    ## the README's pictures, from real pages (after `make twin`)
 	$(BIN)/python -m tests.browser.gallery $(RUNS)/$(PLAN)
