@@ -31,7 +31,7 @@ _HOLD = 4_500_000
 def around(cuda: Cuda, run: Callable[[], object]) -> float:
     """Device seconds by which two events around one kernel read more than it lasts among others: their own stamps, and the start of the next
     kernel that does not begin behind them. A norm of 10 us would seem a fifth longer."""
-    found = []
+    found = list[float]()
     run()
     for _ in range(_ROUNDS):
         pairs = [(cuda.event(), cuda.event()) for _ in range(_PAIRS)]

@@ -20,7 +20,9 @@ def dispatch(bench: Bench) -> None:
     x, w, b = torch.ones(8, 8, device=device), torch.ones(8, 8, device=device), torch.ones(8, device=device)
     module = nn.Linear(8, 8, device=device)
     with torch.no_grad():
-        kernel = bench.add("host", "kernel", "", (), bench.times([lambda: torch.add(x, w)]))
+        kernel = bench.add(
+            "host", "kernel", "", (), _kernel(bench) if bench.world.kind == "cuda" else bench.times([lambda: torch.add(x, w)])
+        )
         plain = sorted(bench.times([lambda: F.linear(x, w, b)]))
         called = bench.times([lambda: module(x)])
         bench.add("host", "module", "", (), [t - plain[len(plain) // 2] for t in called])
@@ -35,6 +37,31 @@ def dispatch(bench: Bench) -> None:
 
     bench.add("host", "collate", "", (), [t / 32 for t in bench.times([lambda: default_collate(samples)])])
     assert kernel > 0
+
+
+def _kernel(bench: Bench) -> list[float]:
+    """Seconds to launch one of the kernels of a transformer's layer, forward and backward, the mean of them in their numbers: on a GPU one value
+    stands for all, and an add, the cheapest to call, takes half of a product or of fused attention (which asks for its plan each time)."""
+    x, w = (torch.full((64, 64), 0.02, device=bench.world.device, dtype=torch.bfloat16) for _ in range(2))
+    b, heads = x[0].clone(), x.view(1, 1, 64, 64)
+    mix: list[tuple[int, Callable[[], object]]] = [
+        (4, lambda: F.linear(x, w, b)),
+        (8, lambda: torch.mm(x, w)),
+        (4, lambda: x.sum(0)),
+        (4, lambda: F.layer_norm(x, (64,), b, b)),
+        (2, lambda: F.gelu(x)),
+        (2, lambda: F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)),
+        (4, lambda: torch.add(x, w)),
+        (1, lambda: torch.cat((x, w))),
+    ]
+
+    def layer() -> None:
+        for count, call in mix:
+            for _ in range(count):
+                call()
+
+    launched = sum(count for count, _ in mix)
+    return [t / launched for t in bench.times([layer])]
 
 
 def _autograd(bench: Bench) -> list[float]:

@@ -67,7 +67,7 @@ def _cudnn() -> int:
     if os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1":
         return 0
     try:
-        return int(torch.backends.cudnn.version() or 0)
+        return int(torch.backends.cudnn.version() or 0)  # type: ignore[no-untyped-call]
     except RuntimeError:  # torch was built with another one
         return 0
 

@@ -118,7 +118,8 @@ class Prices:
         self._memory: dict[tuple[str, str], Curve] = {}
         products: dict[tuple[str, str, int], list[Sample]] = {}
         for s in calibration.rows("gemm"):
-            products.setdefault((s.name, s.dtype, self._rows(Gemm(*s.shape, s.dtype, 1, s.name))), []).append(s)
+            m, n, k = s.shape
+            products.setdefault((s.name, s.dtype, self._rows(Gemm(m, n, k, s.dtype, 1, s.name))), []).append(s)
         for key, rows in products.items():
             self._gemm[key] = Grid((s.shape, s.median / (2.0 * math.prod(s.shape))) for s in rows)
         for name, dtype in {(s.name, s.dtype) for s in calibration.rows("attention")}:

@@ -15,6 +15,7 @@ from executor.device_times import DeviceTimer, around
 from executor.players.events import wake
 from executor.probes import comm as probe_comm
 from executor.probes import device as probe_device
+from executor.probes import host as probe_host
 from executor.probes.bench import Bench
 from executor.probes.load import Load
 from sim.cost.calibration import SHAPES
@@ -197,3 +198,14 @@ def test_what_events_around_a_kernel_take_is_told(stamp: float) -> None:
     device = StandIn(simulated=True)
     device.stamp = stamp
     assert around(device, lambda: device.kernel(3e-6, 5e-6)) == pytest.approx(stamp, rel=0.05, abs=1e-9)
+
+
+def test_a_launch_is_the_mean_of_a_layers_on_a_gpu(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One value stands for all kernels there: an add's alone would make every launch-bound step too short."""
+    called: list[str] = []
+    for name in ("linear", "layer_norm", "gelu", "scaled_dot_product_attention"):
+        real = getattr(torch.nn.functional, name)
+        monkeypatch.setattr(torch.nn.functional, name, lambda *a, name=name, real=real, **k: (called.append(name), real(*a, **k))[1])
+    monkeypatch.setattr(bench, "times", lambda calls: [calls[0](), 29e-6][1:])
+    assert probe_host._kernel(bench) == [pytest.approx(1e-6)]
+    assert called == ["linear"] * 4 + ["layer_norm"] * 4 + ["gelu"] * 2 + ["scaled_dot_product_attention"] * 2

@@ -77,7 +77,9 @@ def test_the_cpu_is_the_one_that_the_system_names(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("topologies.thismachine._cpuinfo", lambda: said)
-    fake(tmp_path, matrix or "\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t\t\n", "NVIDIA H100 80GB HBM3, 81559\n" * (2 if matrix else 1))
+    fake(
+        tmp_path, matrix or "\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t\t\n", "NVIDIA H100 80GB HBM3, 81559\n" * (2 if matrix else 1)
+    )
     found = load_topology("this-machine").host(0)
     assert found.name == base
     assert not matrix or found.cores == 24, "cores are those of the affinity"
