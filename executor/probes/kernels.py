@@ -129,9 +129,13 @@ _CONVOLUTIONS = (
     (2, 240, 28, 28, 240, 5, 1, 240),
     (4, 672, 14, 14, 672, 5, 1, 672),
     (2, 192, 28, 28, 192, 7, 1, 192),
+    (4, 128, 14, 14, 128, 3, 1),
+    (4, 512, 4, 4, 512, 3, 1),
+    (4, 512, 2, 2, 512, 3, 1),
 )
-"""CIFAR- and ImageNet-sized layers: batch, channels in, height, width, channels out, kernel, stride, and groups where there are some. A quick
-probe takes the first four: a dense one of each kind that libraries have an algorithm for."""
+"""CIFAR- and ImageNet-sized layers: batch, channels in, height, width, channels out, kernel, stride, and groups where there are some. The last
+ones of small pictures have more weights than pixels: a core runs them at a fifth to a half of the rate of the others. A quick probe takes the
+first four: a dense one of each kind that libraries have an algorithm for."""
 
 
 def convolutions(bench: Bench) -> None:

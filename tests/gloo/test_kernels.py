@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +15,9 @@ from executor.arena import Arena, of_gpu
 from executor.kernels.bodies import body
 from executor.kernels.memory_bound import memory_kernel
 from executor.probes.bench import Bench
-from executor.probes.kernels import variants
+from executor.probes.kernels import _CONVOLUTIONS, variants
 from sim.cost.cpu import variant
+from sim.cost.points import place_of
 from sim.work import Conv, Gemm, MemoryBound
 from tests.gloo.gpu_standin import StandIn, alone
 
@@ -178,3 +180,11 @@ def test_a_gpus_weights_come_from_memory_in_the_probe_as_in_a_step(tmp_path: Pat
     monkeypatch.setattr(bench, "device_times", lambda calls: rings.append(len(calls)) or [1e-6])
     bench.work("gemm", "fwd", Gemm(128, 1024, 1024, "bf16"), "bf16", (128, 1024, 1024))
     assert rings[0] * 2 * 1024 * 1024 > 2 * 50e6
+
+
+@pytest.mark.parametrize(("channels", "pixels"), [(64, 24), (128, 12), (256, 6), (512, 3), (512, 2)])
+def test_every_stage_of_a_residual_network_is_near_a_timed_convolution(channels: int, pixels: int) -> None:
+    """The last ones are bound by their weights: at the rate of large maps a step of ResNet-18 came out a fifth too short."""
+    timed = [Conv(b, i, h, w, o, k, k, stride) for b, i, h, w, o, k, stride, *groups in _CONVOLUTIONS if not groups]
+    wanted = place_of(Conv(6, channels, pixels, pixels, channels, 3, 3))
+    assert min(math.dist(wanted, place_of(one)) for one in timed) < 0.6
