@@ -141,7 +141,7 @@ def train(world: World, request: Request) -> RankResult:
 def comm_class(plan: Plan) -> str:
     """What the collectives of this plan are for, in the words of the prediction; several kinds at once are just `comm`."""
     p = plan.parallel
-    kinds = [name for name, size in (("comm.tp", p.tp), ("comm.pp", p.pp), ("comm.cp", p.cp)) if size > 1]
+    kinds = [name for name, size in (("comm.tp", p.tp), ("comm.pp", p.pp), ("comm.cp", p.cp), ("comm.ep", p.ep)) if size > 1]
     if plan.data_ranks > 1:
         kinds.append("comm.fsdp" if p.dp_shard > 1 and sharding_of(plan, framework_of(plan))[0] > 0 else "comm.dp")
     return kinds[0] if len(kinds) == 1 else "comm"

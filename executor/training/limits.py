@@ -86,7 +86,11 @@ def _of_the_split(plan: Plan, spec: ModelSpec) -> Refusals:
             p.cp > 1,
             f"context parallelism: torch's context_parallel replaces CUDA's attention kernels only, and its loader is not ours. {PLAY}",
         ),
-        (p.ep > 1, f"expert parallelism is not done by stock training. {PLAY}"),
+        (
+            p.ep > 1 and level < 2,
+            f"expert parallelism beside DDP: torch's sums each gradient over all replicas. Use dp_shard with zero = 2 or 3, or: {PLAY}",
+        ),
+        (p.ep > 1 and p.pp > 1, f"expert parallelism in a pipeline is not done by stock training. Use pp = 1, or: {PLAY}"),
         (level == 1, f"zero = 1: PyTorch's FSDP2 splits gradients too. Use zero = 2, or: {PLAY}"),
         (p.tp > 1 and plan.data_ranks > 1 and level == 0, "DDP around tensor parallelism: use dp_shard with zero = 3"),
         (

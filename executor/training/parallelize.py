@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from executor.kernels.bodies import dtype_of
 from executor.ranks.world import NCCL, World
+from executor.training.expert_parallel import EXPERTS, HELD, divided_by, gather_ahead, ranks_of, split_experts, units_of
 from executor.training.hooks import reduced_in
 from executor.training.models.build import ends_of
 from sim.framework import Framework
@@ -34,6 +35,20 @@ def device_mesh(plan: Plan, world: World) -> DeviceMesh:
     """torch's mesh with the plan's axes, outermost first as `sim.mesh` orders them."""
     mesh = mesh_of(plan)
     sizes = {name: mesh.sizes.get(name, 1) for name in mesh.order}
+    return _mesh(sizes, world)
+
+
+def expert_mesh(plan: Plan, world: World) -> DeviceMesh:
+    """The same ranks with dp_shard in two: those that hold the same experts, and those that share them out, which are neighbours."""
+    mesh, ep = mesh_of(plan), plan.parallel.ep
+    sizes: dict[str, int] = {}
+    for name in mesh.order:
+        size = mesh.sizes.get(name, 1)
+        sizes |= {HELD: size // ep, EXPERTS: ep} if name == "dp_shard" else {name: size}
+    return _mesh(sizes, world)
+
+
+def _mesh(sizes: dict[str, int], world: World) -> DeviceMesh:
     # Unsaid, torch would split the groups of an axis off the world's, gloo's too. gloo's split takes the process's first gloo group for the
     # world's and dies of any later one (pytorch issue 192106), as after a probe of ranks that a launcher started. Groups of an axis that has a
     # backend of its own are made one by one.
@@ -60,12 +75,16 @@ def parallelize(model: nn.Module, plan: Plan, world: World, habits: Framework, m
     model = model.to(world.device)
     if mesh is not None and p.tp > 1:
         tensor_parallel(model, mesh["tp"], p.sequence_parallel, local=p.pp > 1)
+    experts = None
+    if plan.parallel.ep > 1:
+        experts = expert_mesh(plan, world)
+        split_experts(model, experts)
     recompute(model, plan)
     if mesh is None or plan.update.mode == "local" or (plan.data_ranks == 1 and not sharded_alone(plan)):
         return model
     zero = zero_of(plan, habits) if p.dp_shard > 1 or sharded_alone(plan) else 0
     if zero >= 2:
-        return shard(model, plan, mesh, zero, habits)
+        return shard(model, plan, mesh, zero, habits, experts)
     if zero == 1:
         raise Refused("stock training does not do zero = 1: PyTorch's FSDP2 splits gradients too. Use zero = 2, or --how play")
     if p.tp > 1:
@@ -100,9 +119,10 @@ def data_mesh(plan: Plan, mesh: DeviceMesh) -> DeviceMesh:
     return mesh["dp_replicate" if p.dp_replicate > 1 else "dp_shard"]
 
 
-def shard(model: nn.Module, plan: Plan, mesh: DeviceMesh, zero: int, habits: Framework) -> nn.Module:
+def shard(model: nn.Module, plan: Plan, mesh: DeviceMesh, zero: int, habits: Framework, experts: DeviceMesh | None = None) -> nn.Module:
     """FSDP2: every layer is a unit, then what is left (the ends, which may share a table); HSDP where there are replicas too. Of `habits`:
     ends that share no table are units too, of which the head keeps what it has gathered (torchtitan/distributed/fsdp.py), or the last layer does.
+    `experts`: the mesh on which each layer's experts are a unit of their own.
 
     In a pipeline parameters stay from the first forward of a step to its last backward (torchtitan's default)."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -121,9 +141,16 @@ def shard(model: nn.Module, plan: Plan, mesh: DeviceMesh, zero: int, habits: Fra
     for name, block in model.named_children():
         if name not in whole and any(True for _ in block.parameters()):
             again_here = again and name not in kept
+            if experts is not None and (units := units_of(block)):
+                axes = ("dp_replicate", HELD) if plan.parallel.dp_replicate > 1 else (HELD,)
+                held = placement(experts[HELD].size())
+                fully_shard(units, mesh=experts[axes], reshard_after_forward=again_here, shard_placement_fn=held, mp_policy=policy)
+                divided_by(units[0], plan.data_ranks, gloo=experts.device_type == "cpu")
             fully_shard(block, mesh=over, reshard_after_forward=again_here, shard_placement_fn=place, mp_policy=policy)
     # The root keeps what it has gathered (torch's default): backward needs it at once.
     fully_shard(model, mesh=over, reshard_after_forward=None if again else False, mp_policy=policy)
+    if experts is not None:
+        gather_ahead(model, layers)
     return model
 
 
@@ -198,6 +225,12 @@ def alike(model: nn.Module) -> list[list[nn.Parameter]]:
     return list(groups.values())
 
 
+def _axes(parameter: nn.Parameter) -> tuple[str, ...] | None:
+    """Of the mesh over which it is sharded."""
+    mesh: DeviceMesh | None = getattr(parameter, "device_mesh", None)
+    return mesh.mesh_dim_names if mesh is not None else None
+
+
 def clip(model: nn.Module, mesh: DeviceMesh | None) -> None:
     """Gradients scaled to a global norm of 1; a pipeline's ranks sum the norms of their stages (as torchtitan's)."""
     groups, piped = alike(model), mesh is not None and mesh["pp"].size() > 1
@@ -205,6 +238,11 @@ def clip(model: nn.Module, mesh: DeviceMesh | None) -> None:
         nn.utils.clip_grad_norm_(groups[0], 1.0)
         return
     norms = [whole(nn.utils.get_total_norm([p.grad for p in group if p.grad is not None])) for group in groups]
+    for at, group in enumerate(groups):
+        if HELD in (_axes(group[0]) or ()):
+            squared = norms[at].square()  # other ranks hold other experts
+            dist.all_reduce(squared, group=ranks_of(model))
+            norms[at] = squared.sqrt()
     total = torch.stack(norms).square().sum()
     if piped:
         assert mesh is not None

@@ -124,6 +124,7 @@ MODELS: dict[str, tuple[str, Tree]] = {
     "neox": ("NeoX", _decoder(_NEOX, {"micro": 2}, {})),
     "experts": ("experts", _decoder(_MIXTURE, {"micro": 3}, {})),
     "experts-fsdp": ("experts, FSDP2", _decoder(_MIXTURE, {"micro": 2, "global": 4}, {"dp_shard": 2, "zero": 3})),
+    "experts-ep": ("EP beside FSDP2", _decoder(_MIXTURE, {"micro": 2, "global": 4}, {"dp_shard": 2, "zero": 3, "ep": 2})),
     "bert": ("BERT", _decoder(_BERT, {"micro": 3}, {})),
     "bert-fsdp": ("BERT, FSDP2", _decoder(_BERT, {"micro": 2, "global": 4}, {"dp_shard": 2, "zero": 3})),
     "vit": ("ViT", _picture("vit", 6)),

@@ -68,6 +68,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Size of that message: the whole (gathered) tensor for tp and cp, this rank's tokens for ep."""
     seam_weights: int = 0
     """ep.dispatch: bytes of the routing weights, where they travel in a message of their own."""
+    seam_counts: int = 0
+    """ep.dispatch: bytes of the counts of rows, where they go before the rows and the host reads them, to know the sizes of what it gets."""
     copies: int = 0
     """ep: experts of each token, where it travels once to every node that holds one of them and is handed on there; 0: once for each."""
     modules: int = 1

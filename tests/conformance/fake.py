@@ -36,6 +36,8 @@ try:
 
     _VOTES = PipelineStage._warmup_forward_vote, PipelineStage._warmup_backward_result
 
+    from executor.training import expert_parallel
+
     _MOVED = ""
 except (ImportError, AttributeError) as error:
     _MOVED = f"torch's fake process group has moved: {error!r}. Adapt tests/conformance/fake.py"
@@ -131,6 +133,7 @@ def _agreed() -> Iterator[None]:
     yes = torch.ones(1, dtype=torch.int32)
     with (
         mock.patch.object(dist, "all_reduce", partial(_answered, dist.all_reduce)),
+        mock.patch.object(expert_parallel, "told", partial(_told, expert_parallel.told)),
         mock.patch.object(PipelineStage, "_warmup_forward_vote", lambda *_, **__: yes),
         mock.patch.object(PipelineStage, "_warmup_backward_result", lambda *_, **__: yes),
     ):
@@ -144,6 +147,12 @@ def _answered(send: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
     future: Any = torch.futures.Future()
     future.set_result([tensor])
     return SimpleNamespace(get_future=lambda: future, wait=lambda: True, is_completed=lambda: True)
+
+
+def _told(send: Any, counts: Any, group: Any) -> Any:
+    """Counts of rows: all ranks send the same to this one, as routing is balanced."""
+    send(counts, group)
+    return counts.view(group.size(), -1)[group.rank()].expand(group.size(), -1)
 
 
 def _world(rank: int, size: int) -> Any:

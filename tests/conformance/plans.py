@@ -173,3 +173,20 @@ def title(given: Plan) -> str:
             f"micros={given.microbatches}",
         ]
     )
+
+
+SPREAD = [
+    plan(model, micros, framework=framework, optimizer={"clip": False}, ep=2, **parallel)
+    for framework in ("pytorch", "torchtitan")
+    for model, micros in ((MOE, 1), (DEEPSEEK, 2))
+    for parallel in (
+        {"dp_shard": 2, "zero": 3},
+        {"dp_shard": 4, "zero": 2},
+        {"dp_shard": 4, "zero": 3},
+        {"dp_shard": 2, "dp_replicate": 2, "zero": 3},
+    )
+] + [
+    plan(MOE | {"moe": {"experts": 16, "top_k": 2, "ffn": 32}}, ep=8, dp_shard=16, zero=3),
+    plan(MOE, ep=2, dp_shard=4, zero=3, memory={"recompute": "full"}),
+]
+"""Expert parallelism. Left out: clip, whose norms over `ep` are one message more in stock."""

@@ -65,8 +65,18 @@ MODELS = {
 SPLITS: dict[str, dict[str, Any]] = {"one": {}, "ddp": {"dp_replicate": 2}, "fsdp": {"dp_shard": 2, "zero": 3}}
 
 
+SPREAD: dict[str, dict[str, Any]] = {
+    "two": {"dp_shard": 2, "zero": 3, "ep": 2},
+    "four": {"dp_shard": 4, "zero": 3, "ep": 2},
+    "kept": {"dp_shard": 4, "zero": 2, "ep": 4},
+    "replicas": {"dp_shard": 2, "dp_replicate": 2, "zero": 3, "ep": 2},
+}
+"""Experts shared out, on two and four ranks."""
+
+
 def _plan(model: dict[str, Any], parallel: dict[str, Any], **more: Any) -> Plan:
-    batch = {"micro": 8 if not parallel else 4, "global": 8}
+    ranks = parallel.get("dp_shard", 1) * parallel.get("dp_replicate", 1)
+    batch = {"micro": 8 // ranks, "global": 8}
     return load_plan({"model": model, "seq_len": 16, "precision": "fp32", "batch": batch, "parallel": parallel, **more})
 
 
@@ -76,11 +86,14 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], li
     cases = {(name, split): _plan(model, SPLITS[split]) for name, model in MODELS.items() for split in SPLITS}
     bf16 = {"framework": "pytorch-amp", "precision": "bf16"}
     cases |= {("amp", split): _plan(GPT, SPLITS[split], **bf16) for split in ("one", "ddp")} | {("amp", "fp32"): _plan(GPT, {})}
+    sgd, clipped = {"optimizer": {"name": "sgd"}}, {"optimizer": {"name": "sgd", "clip": True}}
+    for kind, more in (("sgd", sgd), ("clipped", clipped), ("recomputed", sgd | {"memory": {"recompute": "full"}})):
+        cases |= {(kind, name): _plan(MOE, split, **more) for name, split in (("one", {}), *SPREAD.items())}
     cases[("resnet", "one")] = _plan(RESNET, {})
     cases[("resnet", "bf16")] = _plan(RESNET, {}, **bf16)
     cases[("resnet", "fp16")] = _plan(RESNET, {}, framework="pytorch-amp", precision="fp16")
     found: dict[tuple[str, str], list[float]] = {}
-    for ranks in (1, 2):
+    for ranks in (1, 2, 4):
         mine = [key for key, plan in cases.items() if plan.world == ranks]
         many = Many([Request(cases[key], 4, 1, 0) for key in mine])
         answers = launch("tests.gloo.bodies_for_stock:losses", many, ranks, tmp_path_factory.mktemp("many"), list[list[float]], stall=60)
@@ -94,6 +107,14 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], li
 def test_losses_equal_one_process(name: str, split: str, losses: dict[tuple[str, str], list[float]]) -> None:
     assert len(set(losses[name, "one"])) == 5
     assert losses[name, split] == pytest.approx(losses[name, "one"], rel=1e-3)
+
+
+@pytest.mark.parametrize("split", SPREAD)
+@pytest.mark.parametrize("kind", ["sgd", "clipped", "recomputed"])
+def test_experts_train_alike_wherever_they_are(kind: str, split: str, losses: dict[tuple[str, str], list[float]]) -> None:
+    """With plain SGD: Adam would hide gradients that are too large or too small by a factor."""
+    assert losses[kind, split] == pytest.approx(losses[kind, "one"], rel=1e-5)
+    assert losses["sgd", "one"] != pytest.approx(losses["clipped", "one"], rel=1e-4), "nothing was clipped"
 
 
 def test_autocast_trains_nearly_as_fp32_does(losses: dict[tuple[str, str], list[float]]) -> None:
@@ -142,6 +163,11 @@ def test_a_profile_names_the_parts(model: dict[str, Any], said: dict[str, str], 
         ({"model": "dlrm-kaggle"}, "family dlrm"),
         ({"model": {"family": "cnn", "arch": "inception-v3"}}, 'arch = "inception-v3"'),
         ({"model": GPT | {"window": 8}}, "`window`"),
+        ({"model": MOE, "parallel": {"dp_replicate": 2, "ep": 2}}, "expert parallelism beside DDP"),
+        (
+            {"model": MOE, "parallel": {"dp_shard": 2, "pp": 2, "zero": 3, "ep": 2}, "batch": {"micro": 1, "global": 4}},
+            "expert parallelism in a pipeline",
+        ),
         ({"model": NEOX, "parallel": {"tp": 2}}, "under tensor parallelism"),
         ({"model": GPT, "framework": "pytorch-amp", "precision": "bf16", "parallel": {"dp_shard": 2, "zero": 3}}, "with FSDP2"),
         ({"model": GPT, "framework": "pytorch-amp", "precision": "bf16", "parallel": {"tp": 2}}, "on whole models"),

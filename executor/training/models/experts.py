@@ -8,6 +8,8 @@ freshly drawn routers send the fullest of four experts 1.4 to 2.0 times its shar
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -124,12 +126,24 @@ class Merge(nn.Module):
         return routed + (shared if self.gate is None else torch.sigmoid(self.gate(rows)) * shared)
 
 
+class Travel(Protocol):
+    """Rows to the ranks that hold their experts, and results back (`executor.training.expert_parallel.Exchange`)."""
+
+    def there(self, rows: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+        """(rows of this rank's tokens, where each expert's end) -> (rows of this rank's experts, where theirs end)."""
+
+    def back(self, results: Tensor) -> Tensor:
+        """(rows of this rank's experts) -> (rows of this rank's tokens)."""
+
+
 class Experts(nn.Module):
     """What stands in place of the MLP: (batch, tokens, hidden) to the same."""
 
     def __init__(self, hidden: int, spec: Moe, kind: str, fused: bool) -> None:
         super().__init__()
         self.router, self.permute = Router(hidden, spec), Permute()
+        self.exchange: Travel | None = None
+        """Of expert parallelism; the weights are then those of this rank's experts."""
         self.up = Product(spec.experts, hidden, widths_of(spec.ffn, kind, fused))
         self.act = Gated(kind)
         self.down = Product(spec.experts, spec.ffn, (hidden,))
@@ -140,7 +154,12 @@ class Experts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         rows = x.flatten(0, 1)
         weights, tokens, ends = self.router(rows)
-        (results,) = self.down(self.act(self.up(self.permute(rows, tokens), ends)), ends)
+        given = self.permute(rows, tokens)
+        if self.exchange is not None:
+            given, ends = self.exchange.there(given, ends)
+        (results,) = self.down(self.act(self.up(given, ends)), ends)
+        if self.exchange is not None:
+            results = self.exchange.back(results)
         out: Tensor = self.unpermute(rows, results, weights, tokens)
         if self.shared is not None and self.merge is not None:
             out = self.merge(rows, out, self.shared(rows))

@@ -26,7 +26,8 @@ class Unit(NamedTuple):
     messages: Sizes
     gradients: Sizes
     """Of what is trained and somebody else trains too: frozen parameters are gathered, and nothing of theirs is reduced
-    (`fsdp_params_with_grad` in FSDP2's _fsdp_param_group.py); experts that only replicas share are not gathered, and are reduced."""
+    (`fsdp_params_with_grad` in FSDP2's _fsdp_param_group.py); experts that only replicas share are not gathered, and are reduced. Experts
+    first: their unit's backward ends before the layer's."""
     root: bool
     """Gathered before all others, and reduced after them."""
     kept: bool
@@ -53,7 +54,7 @@ def units_of(job: Job, blocks: list[BlockOps], tag: str) -> dict[str, Unit]:
         found[name] = [a + b for a, b in zip(found[name], more, strict=True)] if name in found else more
     shared = job.size("dp_replicate") > 1
     units = {
-        name: Unit(name, _sizes(job, its[:2]), _sizes(job, its[2:4], shared), name == f"{tag}{ROOT}", name in kept, its[4], its[5])
+        name: Unit(name, _sizes(job, its[:2]), _sizes(job, its[2:4], shared)[::-1], name == f"{tag}{ROOT}", name in kept, its[4], its[5])
         for name, its in found.items()
     }
     return {block: units[name] for block, name in where.items()}

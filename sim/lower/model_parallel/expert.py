@@ -5,9 +5,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from sim.lower.job import Job
-from sim.lower.ops import collective
+from sim.lower.ops import collective, order
 from sim.model.parts import Part
-from sim.program import COMPUTE, Op
+from sim.program import COMPUTE, D2H, Op
 from sim.routing import once
 
 CLS = "comm.ep"
@@ -22,11 +22,23 @@ def _weights(job: Job, id: str, part: Part) -> list[Op]:
     return [collective(job, id, COMPUTE, "all_to_all", part.seam_weights, "ep", CLS)] if part.seam_weights else []
 
 
+def _counts(job: Job, id: str, part: Part) -> list[Op]:
+    """How many rows go to each expert, and on a GPU the host's look at what came: it waits for all queued compute."""
+    if not part.seam_counts:
+        return []
+    exchange = collective(job, f"{id}.all_to_all", COMPUTE, "all_to_all", part.seam_counts, "ep", CLS)
+    if job.device == "cpu":
+        return [exchange]
+    read = Op(f"{id}.read", "copy", D2H, bytes=16 * job.size("ep"), how="pageable", cls=CLS, blocking=True)
+    return [exchange, *order(job, f"{id}.ready", COMPUTE, D2H), read]
+
+
 def forward(job: Job, name: str, part: Part, kernels: list[Op]) -> list[Op]:
-    """`ep.dispatch` before the part's kernels, with the tokens' weights after the tokens; `ep.combine` after them."""
+    """`ep.dispatch` before the part's kernels, with the tokens' counts before and their weights after the tokens; `ep.combine` after the kernels."""
     exchange = _exchange(job, f"{name}.all_to_all", part)
     weights = _weights(job, f"{name}.weights.all_to_all", part)
-    return [exchange, *weights, *kernels] if part.seam == "ep.dispatch" else [*kernels, exchange]
+    counts = _counts(job, f"{name}.counts", part)
+    return [*counts, exchange, *weights, *kernels] if part.seam == "ep.dispatch" else [*kernels, exchange]
 
 
 def nodes(part: Part) -> int:

@@ -46,6 +46,7 @@ def grouped(
         seam=seam if seam_bytes else "",
         seam_bytes=seam_bytes,
         seam_weights=4 * (seam_bytes // (k * share.e)) if opens and _weighs_inside(share) else 0,
+        seam_counts=4 * local * share.shape.ep if opens and seam_bytes and _counts_first(share) else 0,
         copies=share.framework.fused_dispatch * top_k if seam_bytes else 0,
         modules=2 + _pads(share),
         native=len(late) + max(0, len(quantise) - 1),
@@ -82,6 +83,12 @@ def _weighs_inside(share: Share) -> bool:
     """Weights (fp32) follow the tokens by a second all_to_all where the experts' activation takes them (Megatron-Core's
     MoEAlltoAllTokenDispatcher.token_dispatch); HybridEP and DeepEP send both at once."""
     return share.framework.tensor == "megatron" and share.framework.fused_activation and not share.framework.fused_dispatch
+
+
+def _counts_first(share: Share) -> bool:
+    """torchtitan's ExpertParallel (distributed/expert_parallel.py) sends the counts of rows (32 bits) ahead and reads them; Megatron-Core knows
+    them from what all ranks have gathered."""
+    return share.framework.stacked_experts and not share.framework.fused_dispatch and not share.shape.capacity
 
 
 def _pads(share: Share) -> bool:
