@@ -60,8 +60,14 @@ def classify(op: str, part: str) -> str:
     return _BY_PART.get(last, "elementwise")
 
 
+_FSDP = ("aten::split_with_sizes_copy", "aten::_chunk_cat", "aten::_foreach_copy_")
+"""What FSDP2 copies a unit's parameters and gradients with, into what is sent and out of what came (_fsdp_collectives.py)."""
+
+
 def moves_gradients(engine: Event | None, part: str, op: str) -> bool:
-    """Ops between autograd and communication: DDP's copies into buckets and back, sums over micro-batches."""
+    """Ops between autograd and communication: copies of DDP's buckets and FSDP2's units, sums over micro-batches."""
+    if op in _FSDP:
+        return True
     if engine is not None:
         return "AccumulateGrad" in engine.name
     return not part and op in ("aten::copy_", "aten::mul_", "aten::div_", "aten::mul", "aten::div")

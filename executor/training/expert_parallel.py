@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed._functional_collectives import all_to_all_single, all_to_all_single_autograd
+from torch.distributed._functional_collectives import all_to_all_single, all_to_all_single_autograd, wait_tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
@@ -69,7 +69,7 @@ def ranks_of(model: nn.Module) -> dist.ProcessGroup:
 
 def told(counts: Tensor, group: dist.ProcessGroup) -> Tensor:
     """(ranks, local experts): how many rows come from each rank for each expert here; `counts`: of this rank's rows, for all experts."""
-    came: Tensor = all_to_all_single(counts, None, None, group)
+    came: Tensor = wait_tensor(all_to_all_single(counts, None, None, group))  # type: ignore[no-untyped-call]
     return came.view(group.size(), -1)
 
 

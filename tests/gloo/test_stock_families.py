@@ -117,6 +117,21 @@ def test_experts_train_alike_wherever_they_are(kind: str, split: str, losses: di
     assert losses["sgd", "one"] != pytest.approx(losses["clipped", "one"], rel=1e-4), "nothing was clipped"
 
 
+def test_copies_of_sharded_units_are_not_the_models(tmp_path: Path) -> None:
+    """They stand beside what the prediction calls so, and the exchange of experts beside other communication."""
+    found = run_stock(_plan(MOE, SPREAD["two"]), tmp_path, steps=1, warmup=1, profile=1, stall=60)
+    copies = {span.name for span in found.trace.spans if span.cls == "grad.copy"}
+    assert {"aten::split_with_sizes_copy", "aten::_chunk_cat", "aten::_foreach_copy_"} <= copies
+    assert not copies & {span.name for span in found.trace.spans if span.cls == "elementwise"} - {
+        "aten::copy_",
+        "aten::mul",
+        "aten::div",
+        "aten::mul_",
+    }
+    assert {span.cls for span in found.trace.spans if span.kind == "collective"} == {"comm"}
+    assert any("all_to_all" in span.name for span in found.trace.spans if span.kind == "collective")
+
+
 def test_autocast_trains_nearly_as_fp32_does(losses: dict[tuple[str, str], list[float]]) -> None:
     assert losses["amp", "one"] == pytest.approx(losses["amp", "fp32"], rel=2e-2)
     assert losses["amp", "one"] != pytest.approx(losses["amp", "fp32"], rel=1e-6), "nothing was cast"
