@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_to_all_single, all_to_all_single_autograd, wait_tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
 
 from executor.training.models.experts import Experts, Product
 
@@ -45,6 +44,8 @@ def units_of(block: nn.Module) -> list[nn.Module]:
 
 def gather_ahead(model: nn.Module, names: list[str]) -> None:
     """Each layer's unit is gathered with the one before it, its experts' behind it; in backward the other way round."""
+    from torch.distributed.fsdp import FSDPModule  # half a second that DDP does without
+
     blocks = [model.get_submodule(name) for name in names]
     groups = [[module for module in (block, *units_of(block)[:1]) if isinstance(module, FSDPModule)] for block in blocks]
     for here, ahead in pairwise(groups):
@@ -56,6 +57,8 @@ def gather_ahead(model: nn.Module, names: list[str]) -> None:
 
 def divided_by(unit: nn.Module, ranks: int, gloo: bool) -> None:
     """Gradients averaged over all data ranks, of which those that hold the same experts are some: the rows of all have come to them."""
+    from torch.distributed.fsdp import FSDPModule
+
     assert isinstance(unit, FSDPModule)
     unit.set_gradient_divide_factor(float(ranks))
     if gloo:  # which has no sum with a factor (PREMUL_SUM)
