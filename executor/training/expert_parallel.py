@@ -55,13 +55,23 @@ def gather_ahead(model: nn.Module, names: list[str]) -> None:
             ahead[0].set_modules_to_backward_prefetch(here)  # type: ignore[arg-type]
 
 
-def divided_by(unit: nn.Module, ranks: int, gloo: bool) -> None:
-    """Gradients averaged over all data ranks, of which those that hold the same experts are some: the rows of all have come to them."""
+def divided_by(unit: nn.Module, ranks: int, held: DeviceMesh, ep: int) -> None:
+    """Gradients averaged over all `ranks` of data parallelism, of which those that hold the same experts (`held`) are one in `ep`: the rows of all
+    have come to them."""
     from torch.distributed.fsdp import FSDPModule
 
     assert isinstance(unit, FSDPModule)
+    if held.size() == 1:
+        # Nobody to scatter to. There torch divides by a factor once where it copies, and where it must sum (gloo; fp16) again at the end
+        # (2.11 to 2.13, _fsdp_collectives.py, foreach_reduce): replicas are averaged, and the rest is divided here.
+
+        def divide(reduced: Tensor) -> None:
+            reduced.div_(ep)
+
+        unit.set_all_reduce_hook(divide)
+        return
     unit.set_gradient_divide_factor(float(ranks))
-    if gloo:  # which has no sum with a factor (PREMUL_SUM)
+    if held.device_type == "cpu":  # gloo has no sum with a factor (PREMUL_SUM)
         unit.set_force_sum_reduction_for_comms(True)
 
 

@@ -90,7 +90,10 @@ def _of_the_split(plan: Plan, spec: ModelSpec) -> Refusals:
             p.ep > 1 and level < 2,
             f"expert parallelism beside DDP: torch's sums each gradient over all replicas. Use dp_shard with zero = 2 or 3, or: {PLAY}",
         ),
-        (p.ep > 1 and p.pp > 1, f"expert parallelism in a pipeline is not done by stock training. Use pp = 1, or: {PLAY}"),
+        (
+            p.dp_shard % p.ep > 0,
+            f"ep = {p.ep} does not divide dp_shard = {p.dp_shard}: FSDP2 shards experts inside dp_shard. Use a smaller ep or a larger dp_shard",
+        ),
         (level == 1, f"zero = 1: PyTorch's FSDP2 splits gradients too. Use zero = 2, or: {PLAY}"),
         (p.tp > 1 and plan.data_ranks > 1 and level == 0, "DDP around tensor parallelism: use dp_shard with zero = 3"),
         (
@@ -171,6 +174,7 @@ def _check_experts(plan: Plan, spec: Decoder, moe: Moe) -> None:
         if getattr(moe, field):
             raise Refused(f"stock training does not do `moe.{field}` of model {name} yet. {PLAY}")
     align = 16 // int(BYTES[habits.param_dtype])
+    sharers = max(1, p.dp_shard // p.ep) if sharding_of(plan, habits)[0] > 1 else 1
     asked: Refusals = (
         (p.tp > 1, f"experts of model {name} under tensor parallelism: use tp = 1, or: {PLAY}"),
         (p.capacity > 0, f"parallel.capacity: torch.nn.functional.grouped_mm drops and pads nothing. Leave it out, or: {PLAY}"),
@@ -182,6 +186,11 @@ def _check_experts(plan: Plan, spec: Decoder, moe: Moe) -> None:
         (
             bool(spec.hidden % align or moe.ffn % align),
             f"experts of model {name}: grouped_mm takes rows that are multiples of 16 bytes. Use multiples of {align} as hidden and moe.ffn, or: {PLAY}",
+        ),
+        (
+            moe.experts // p.ep % sharers > 0 and (spec.hidden % sharers > 0 or moe.ffn % sharers > 0),
+            f"experts of model {name}: FSDP2 shards {moe.experts // p.ep} of them over {sharers} ranks by their rows, evenly alone. Use a dp_shard / ep "
+            f"that divides moe.experts / ep, or hidden and moe.ffn, or: {PLAY}",
         ),
     )
     for refused, words in asked:

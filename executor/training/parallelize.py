@@ -145,7 +145,7 @@ def shard(model: nn.Module, plan: Plan, mesh: DeviceMesh, zero: int, habits: Fra
                 axes = ("dp_replicate", HELD) if plan.parallel.dp_replicate > 1 else (HELD,)
                 held = placement(experts[HELD].size())
                 fully_shard(units, mesh=experts[axes], reshard_after_forward=again_here, shard_placement_fn=held, mp_policy=policy)
-                divided_by(units[0], plan.data_ranks, gloo=experts.device_type == "cpu")
+                divided_by(units[0], plan.data_ranks, experts[HELD], plan.parallel.ep)
             fully_shard(block, mesh=over, reshard_after_forward=again_here, shard_placement_fn=place, mp_policy=policy)
     # The root keeps what it has gathered (torch's default): backward needs it at once.
     fully_shard(model, mesh=over, reshard_after_forward=None if again else False, mp_policy=policy)

@@ -175,6 +175,7 @@ def title(given: Plan) -> str:
     )
 
 
+REPLICAS: list[dict[str, Any]] = [{"dp_shard": 4}, {"dp_shard": 2, "dp_replicate": 2}]
 SPREAD = [
     plan(model, micros, framework=framework, optimizer={"clip": False}, ep=2, **parallel)
     for framework in ("pytorch", "torchtitan")
@@ -188,5 +189,8 @@ SPREAD = [
 ] + [
     plan(MOE | {"moe": {"experts": 16, "top_k": 2, "ffn": 32}}, ep=8, dp_shard=16, zero=3),
     plan(MOE, ep=2, dp_shard=4, zero=3, memory={"recompute": "full"}),
+    *(plan(DEEPSEEK | {"layers": 4}, 4, pp=2, ep=2, zero=3, schedule=name, **more) for name in ("1f1b", "zb-h1", "zb-v") for more in REPLICAS),
+    plan(DEEPSEEK | {"layers": 5}, 4, pp=2, ep=2, dp_shard=4, zero=3, virtual_stages=2, schedule="interleaved"),
+    plan(MOE | {"layers": 4}, 3, pp=2, ep=2, dp_shard=4, zero=3, schedule="gpipe", framework="torchtitan", optimizer={"clip": False}),
 ]
 """Expert parallelism. Left out: clip, whose norms over `ep` are one message more in stock."""

@@ -27,7 +27,7 @@ class Unit(NamedTuple):
     gradients: Sizes
     """Of what is trained and somebody else trains too: frozen parameters are gathered, and nothing of theirs is reduced
     (`fsdp_params_with_grad` in FSDP2's _fsdp_param_group.py); experts that only replicas share are not gathered, and are reduced. Experts
-    first: their unit's backward ends before the layer's."""
+    first: their unit's backward ends before the layer's; in a pipeline after it, as modules stand."""
     root: bool
     """Gathered before all others, and reduced after them."""
     kept: bool
@@ -52,9 +52,9 @@ def units_of(job: Job, blocks: list[BlockOps], tag: str) -> dict[str, Unit]:
     for block in blocks:
         name, more = where[block.name], counts[id(block.block)]
         found[name] = [a + b for a, b in zip(found[name], more, strict=True)] if name in found else more
-    shared = job.size("dp_replicate") > 1
+    shared, order = job.size("dp_replicate") > 1, 1 if job.size("pp") > 1 else -1
     units = {
-        name: Unit(name, _sizes(job, its[:2]), _sizes(job, its[2:4], shared)[::-1], name == f"{tag}{ROOT}", name in kept, its[4], its[5])
+        name: Unit(name, _sizes(job, its[:2]), _sizes(job, its[2:4], shared)[::order], name == f"{tag}{ROOT}", name in kept, its[4], its[5])
         for name, its in found.items()
     }
     return {block: units[name] for block, name in where.items()}
