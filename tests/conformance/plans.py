@@ -189,7 +189,11 @@ SPREAD = [
 ] + [
     plan(MOE | {"moe": {"experts": 16, "top_k": 2, "ffn": 32}}, ep=8, dp_shard=16, zero=3),
     plan(MOE, ep=2, dp_shard=4, zero=3, memory={"recompute": "full"}),
-    *(plan(DEEPSEEK | {"layers": 4}, 4, pp=2, ep=2, zero=3, schedule=name, **more) for name in ("1f1b", "zb-h1", "zb-v") for more in REPLICAS),
+    *(
+        plan(DEEPSEEK | {"layers": 4}, 4, pp=2, ep=2, zero=3, schedule=name, **more)
+        for name in ("1f1b", "zb-h1", "zb-v")
+        for more in REPLICAS
+    ),
     plan(DEEPSEEK | {"layers": 5}, 4, pp=2, ep=2, dp_shard=4, zero=3, virtual_stages=2, schedule="interleaved"),
     plan(MOE | {"layers": 4}, 3, pp=2, ep=2, dp_shard=4, zero=3, schedule="gpipe", framework="torchtitan", optimizer={"clip": False}),
 ]

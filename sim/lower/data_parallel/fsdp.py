@@ -16,10 +16,10 @@ from itertools import groupby
 from msgspec.structs import replace
 
 from sim.lower.accumulate import COPY
-from sim.lower.data_parallel.reduced import after_message, before_message
+from sim.lower.data_parallel.reduced import after_message, before_message, in_place_of_message
 from sim.lower.data_parallel.replicate import lane_of
 from sim.lower.data_parallel.sharded import CLS, replicas
-from sim.lower.data_parallel.units import Unit, root_first
+from sim.lower.data_parallel.units import Sizes, Unit, root_first
 from sim.lower.job import Job
 from sim.lower.model_parallel.tensor import norm_gradients
 from sim.lower.ops import collective, compute, host, order, record, wait
@@ -34,7 +34,7 @@ def forward(job: Job, blocks: list[BlockOps], units: dict[str, Unit], lines: lis
     line = root_first(units, blocks)
     ahead = job.plan.parallel.prefetch
     frees = not job.train or job.reshard
-    ops = [op for lane in _lanes(line) for op in order(job, f"{tag}{lane}.updated", COMPUTE, lane)]
+    ops = [op for lane in _lanes(job, line) for op in order(job, f"{tag}{lane}.updated", COMPUTE, lane)]
     asked = 0
     opened: set[Unit] = set()
     for block, work in zip(blocks, lines, strict=True):
@@ -118,14 +118,14 @@ def hooks(job: Job, phase: str, unit: Unit) -> list[Op]:
     """What FSDP2 does in Python around one pass of a unit: its states, views of its parameters, streams."""
     if not job.eager:
         return []
-    works = (HostWork("fsdp_unit", 1), HostWork("fsdp_parameter", unit.tensors))
+    works = (HostWork("fsdp_unit", len(unit.messages)), HostWork("fsdp_parameter", unit.tensors))
     return [host(f"{phase}/{unit.name}.hooks", *works)]
 
 
 def _gather(job: Job, phase: str, unit: Unit, after: str = "") -> list[Op]:
     """Copy-in, with the cast from the fp32 shard, and all_gather; `after` names an event that both wait for."""
     ops: list[Op] = []
-    for suffix, axis, elements in unit.messages:
+    for suffix, axis, elements in travelling(job, unit):
         name, lane, size = f"{phase}/{unit.name}{suffix}", lane_of(axis), round(elements * job.param_bytes)
         if after:
             ops.append(Op(f"{name}.room.wait", "wait", lane, event=after))
@@ -159,13 +159,17 @@ def holding(op: Op, alloc: int = 0, free: int = 0) -> Op:
 
 
 def copy_out(job: Job, phase: str, unit: Unit) -> list[Op]:
-    """Compute waits for the gather and copies the parameters out of its buffer, where that is one for all of them; what makes them narrow comes
-    next, where that is done with whole weights (`Framework.quantises_gathered`)."""
-    ops = [wait(job, f"{phase}/{unit.name}{suffix}.gathered", COMPUTE) for suffix, _, _ in unit.messages]
-    size = round(sum(elements for _, _, elements in unit.messages) * job.param_bytes)
+    """Compute waits for the gather and copies the parameters out of its buffer, where that is one for all of them; what no other rank shares is
+    cast and copied likewise (torch 2.13, _fsdp_param_group.py, wait_for_unshard). What makes them narrow comes next, where that is done with
+    whole weights (`Framework.quantises_gathered`)."""
+    sent = travelling(job, unit)
+    ops = [wait(job, f"{phase}/{unit.name}{suffix}.gathered", COMPUTE) for suffix, _, _ in sent]
+    size, gathered = (round(sum(elements for _, _, elements in messages) * job.param_bytes) for messages in (unit.messages, sent))
     if job.framework.shard_copies:
-        copy = MemoryBound("copy", size, size, job.framework.param_dtype)
-        ops.append(compute(job, f"{phase}/{unit.name}.copy_out", (copy,), COPY, alloc=size, free=size))
+        dtype, own = job.framework.param_dtype, size - gathered
+        casts = (MemoryBound("cast", round(own * 4 / job.param_bytes), own, dtype),) if own and job.framework.master else ()
+        copy = MemoryBound("copy", size, size, dtype)
+        ops.append(compute(job, f"{phase}/{unit.name}.copy_out", (*casts, copy), COPY, alloc=size, free=gathered))
     if unit.narrow and _quantises(job, phase):
         cast = MemoryBound("cast", 2 * unit.narrow, 2 * unit.narrow, job.framework.param_dtype)
         ops.append(compute(job, f"{phase}/{unit.name}.quantise", (cast,), COPY))
@@ -204,14 +208,14 @@ def _reduce(job: Job, unit: Unit, reduced: list[Unit]) -> list[Op]:
             ops.append(compute(job, f"{name}.copy_in", (copy,), COPY, alloc=size))
         else:
             full[0] = holding(full[0], alloc=size)
-        ranks = _ranks(job, axis)
+        ranks = job.size("grad")  # the rows of all have come to experts
         ops += [*full, *before_message(job, name, lane, elements, ranks)]
         scattered = record(f"{name}.scattered", lane)
         if job.size(axis) > 1:
             message = collective(job, f"{name}.reduce_scatter", lane, "reduce_scatter", size, axis, CLS)
             ops += [_called(job, holding(message, free=size)), scattered]
         else:
-            ops.append(holding(scattered, free=size))
+            ops += [*in_place_of_message(job, name, lane, elements), holding(scattered, free=size)]
         shared = [_called(job, op) for op in replicas(job, name, size / job.size(axis), lane)]
         end = shared[-1].lane if shared else lane
         then = after_message(job, name, end, elements / job.size(axis), ranks)
@@ -224,13 +228,8 @@ def _reduce(job: Job, unit: Unit, reduced: list[Unit]) -> list[Op]:
 
 def _last(job: Job, unit: Unit, suffix: str, axis: str) -> str:
     """The event after which a unit's gradients are what the optimizer reads."""
-    shared = job.size("dp_replicate") > 1 or after_message(job, "", "", 1.0, _ranks(job, axis))
+    shared = job.size("dp_replicate") > 1 or after_message(job, "", "", 1.0, job.size("grad"))
     return f"grad/{unit.name}{suffix}.{'done' if shared else 'scattered'}"
-
-
-def _ranks(job: Job, axis: str) -> int:
-    """Ranks over which a unit's gradients are averaged."""
-    return job.size(axis) * job.size("dp_replicate")
 
 
 def _again(job: Job, id: str, event: str) -> Op:
@@ -247,5 +246,10 @@ def _finish(job: Job, reduced: list[Unit], tag: str) -> list[Op]:
     return [_again(job, f"grad/{tag}end.{lane}.wait", event) for lane, event in last.items()]
 
 
-def _lanes(line: list[Unit]) -> list[str]:
-    return list(dict.fromkeys(lane_of(axis) for unit in line for _, axis, _ in unit.messages))
+def _lanes(job: Job, line: list[Unit]) -> list[str]:
+    return list(dict.fromkeys(lane_of(axis) for unit in line for _, axis, _ in travelling(job, unit)))
+
+
+def travelling(job: Job, unit: Unit) -> Sizes:
+    """Of a unit's messages those among several ranks."""
+    return tuple(message for message in unit.messages if job.size(message[1]) > 1)

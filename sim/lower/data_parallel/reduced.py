@@ -23,6 +23,13 @@ def before_message(job: Job, name: str, lane: str, elements: int, ranks: int) ->
     return _on(job, lane, f"{name}.divide", [divided] if factors(job, ranks)[0] != 1 else [])
 
 
+def in_place_of_message(job: Job, name: str, lane: str, elements: int) -> list[Op]:
+    """What one rank alone does where others scatter: the unit divided into a new tensor, and copied into what the optimizer reads."""
+    size, dtype = round(elements * job.reduce_bytes), job.framework.reduce_dtype
+    works: list[Work] = [MemoryBound("scale", size, size, dtype), MemoryBound("copy", size, size, dtype)]
+    return _on(job, lane, f"{name}.alone", works if job.fsdp2 else [])
+
+
 def after_message(job: Job, name: str, lane: str, shard: float, ranks: int) -> list[Op]:
     """The second division and the cast, of `shard` elements."""
     works, size, how = list[Work](), round(shard * job.reduce_bytes), job.framework

@@ -16,7 +16,8 @@ from sim.work import BYTES, Gemm, GroupedGemm
 ROOT = "root"
 
 Sizes = tuple[tuple[str, str, int], ...]
-"""(suffix, mesh axis, elements): experts over `efsdp`, all others over `fsdp`."""
+"""(suffix, mesh axis, elements): experts over `efsdp`, all others over `fsdp`. With FSDP2 also over one rank, which sends nothing and copies all the
+same."""
 
 
 class Unit(NamedTuple):
@@ -74,9 +75,9 @@ def _counted(block: Block, split: bool) -> list[int]:
 
 
 def _sizes(job: Job, elements: list[int], shared: bool = False) -> Sizes:
-    """Of the kinds of parameters (dense, experts) that there are and that are split, or otherwise `shared`."""
+    """Of the kinds of parameters (dense, experts) that there are and that are split, or otherwise `shared`, or FSDP2's all the same."""
     both = (("", "fsdp", elements[0]), (".experts", "efsdp", elements[1]))
-    return tuple(one for one in both if one[2] and (shared or job.size(one[1]) > 1))
+    return tuple(one for one in both if one[2] and (shared or job.size(one[1]) > 1 or job.fsdp2))
 
 
 def root_first(units: dict[str, Unit], blocks: list[BlockOps]) -> list[Unit]:
