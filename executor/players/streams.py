@@ -1,8 +1,9 @@
 """The player on CUDA: every lane is a stream, `record` and `wait` are CUDA events, collectives run on NCCL.
 
-Times of ops come from events around each, read after the pass, less what two events around a kernel read beside it; nothing synchronises inside it but what the program says. A kernel's span
-begins when its stream is free and the host has come to it, so where the host is late the span holds the launch as well. Two events around
-each op take some microseconds of the host and one or two of the device: passes whose steps are timed have none but at the steps' ends.
+Times of ops come from events around each, read after the pass, less what two events around a kernel read beside it; nothing synchronises inside
+it but what the program says. A kernel's span begins when its stream is free and the host has come to it, so where the host is late the span holds
+the launch as well. Two events around each op take some microseconds of the host and one or two of the device: passes whose steps are timed have
+none but at the steps' ends.
 
 What the player itself spends on an op, a microsecond or two, would come on top of the program's host ops where launches are what a step waits
 for: it is timed once, and the next host op is so much shorter.

@@ -1,20 +1,20 @@
 """Expert parallelism: each rank of `ep` holds some of the experts, and rows travel to theirs and back.
 
 As torchtitan does it (torchtitan/distributed/expert_parallel.py, ExpertParallel; models/llama4/infra/parallelize.py, apply_fsdp): counts go
-first, the host reads them, rows follow by all_to_all and are sorted by expert; the experts of a layer are a unit of FSDP2 over the ranks that hold the
+first, then rows (`executor.training.models.exchange`); the experts of a layer are a unit of FSDP2 over the ranks that hold the
 same ones, whose gradients are divided by the number of all data ranks; units are gathered ahead by name, since the host waits for the counts.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed._functional_collectives import all_to_all_single, all_to_all_single_autograd, wait_tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from executor.training.models.exchange import Exchange
 from executor.training.models.experts import Experts, Product
 
 HELD, EXPERTS = "efsdp", "ep"
@@ -44,21 +44,17 @@ def units_of(block: nn.Module) -> list[nn.Module]:
 
 def gather_ahead(model: nn.Module, names: list[str]) -> None:
     """Each layer's unit is gathered with the one before it, its experts' behind it; in backward the other way round."""
-    from torch.distributed.fsdp import FSDPModule  # half a second that DDP does without
-
     blocks = [model.get_submodule(name) for name in names]
-    groups = [[module for module in (block, *units_of(block)[:1]) if isinstance(module, FSDPModule)] for block in blocks]
+    groups: list[list[Any]] = [[block, *units_of(block)[:1]] for block in blocks]
     for here, ahead in pairwise(groups):
-        if here:
-            here[0].set_modules_to_forward_prefetch([*here[1:], *ahead])
-        if ahead:
-            ahead[0].set_modules_to_backward_prefetch(here)  # type: ignore[arg-type]
+        here[0].set_modules_to_forward_prefetch([*here[1:], *ahead])
+        ahead[0].set_modules_to_backward_prefetch(here)
 
 
 def divided_by(unit: nn.Module, ranks: int, held: DeviceMesh, ep: int) -> None:
     """Gradients averaged over all `ranks` of data parallelism, of which those that hold the same experts (`held`) are one in `ep`: the rows of all
     have come to them."""
-    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.fsdp import FSDPModule  # half a second that DDP does without
 
     assert isinstance(unit, FSDPModule)
     if held.size() == 1:
@@ -78,39 +74,3 @@ def divided_by(unit: nn.Module, ranks: int, held: DeviceMesh, ep: int) -> None:
 def ranks_of(model: nn.Module) -> dist.ProcessGroup:
     """The ranks that share out the experts of a model which `split_experts` has split."""
     return next(module.group for module in model.modules() if isinstance(module, Exchange))
-
-
-def told(counts: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """(ranks, local experts): how many rows come from each rank for each expert here; `counts`: of this rank's rows, for all experts."""
-    came: Tensor = wait_tensor(all_to_all_single(counts, None, None, group))  # type: ignore[no-untyped-call]
-    return came.view(group.size(), -1)
-
-
-class Exchange(nn.Module):
-    """Rows to the ranks of their experts, sorted there by expert, and results back into the order in which the rows were."""
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        super().__init__()
-        self.group = group
-        self._order: Tensor | None = None
-        self._sizes: list[list[int]] = []
-
-    def there(self, rows: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-        """(rows of this rank's tokens, where each of all experts' ends) -> (rows of this rank's experts, where each one's ends)."""
-        counts = torch.diff(ends, prepend=ends.new_zeros(1))
-        came = told(counts, self.group)
-        # One read for both: the host needs the sizes of what it sends and gets.
-        self._sizes = torch.stack((counts.view(came.shape).sum(1), came.sum(1))).tolist()
-        sent, got = self._sizes
-        arrived = all_to_all_single_autograd(rows, got, sent, self.group)
-        local = came.shape[1]
-        expert = torch.arange(local, device=rows.device).repeat(len(got)).repeat_interleave(came.flatten(), output_size=sum(got))
-        self._order = expert.argsort(stable=True)
-        return arrived.index_select(0, self._order), came.sum(0).cumsum(0, dtype=torch.int32)
-
-    def back(self, results: Tensor) -> Tensor:
-        """(rows of this rank's experts) -> (rows of this rank's tokens)."""
-        assert self._order is not None
-        sent, got = self._sizes
-        unsorted = results.index_select(0, self._order.argsort())
-        return all_to_all_single_autograd(unsorted, sent, got, self.group)

@@ -38,9 +38,12 @@ def device_mesh(plan: Plan, world: World) -> DeviceMesh:
     return _mesh(sizes, world)
 
 
-def expert_mesh(plan: Plan, world: World) -> DeviceMesh:
-    """The same ranks with dp_shard in two: those that hold the same experts, and those that share them out, which are neighbours."""
+def expert_mesh(plan: Plan, world: World) -> DeviceMesh | None:
+    """The same ranks with dp_shard in two: those that hold the same experts, and those that share them out, which are neighbours. None where nobody
+    shares them out."""
     mesh, ep = mesh_of(plan), plan.parallel.ep
+    if ep == 1:
+        return None
     sizes: dict[str, int] = {}
     for name in mesh.order:
         size = mesh.sizes.get(name, 1)
@@ -69,15 +72,15 @@ def sharded_alone(plan: Plan) -> bool:
     return plan.world == 1 and plan.parallel.zero in (2, 3)
 
 
-def parallelize(model: nn.Module, plan: Plan, world: World, habits: Framework, mesh: DeviceMesh | None) -> nn.Module:
-    """The model as it is called in the training loop; blocks are its direct children."""
+def parallelize(
+    model: nn.Module, plan: Plan, world: World, habits: Framework, mesh: DeviceMesh | None, experts: DeviceMesh | None
+) -> nn.Module:
+    """The model as it is called in the training loop; blocks are its direct children. `experts`: of `expert_mesh`."""
     p = plan.parallel
     model = model.to(world.device)
     if mesh is not None and p.tp > 1:
         tensor_parallel(model, mesh["tp"], p.sequence_parallel, local=p.pp > 1)
-    experts = None
-    if plan.parallel.ep > 1:
-        experts = expert_mesh(plan, world)
+    if experts is not None:
         split_experts(model, experts)
     recompute(model, plan)
     if mesh is None or plan.update.mode == "local" or (plan.data_ranks == 1 and not sharded_alone(plan)):

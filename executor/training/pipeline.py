@@ -56,7 +56,9 @@ def cuts(plan: Plan, blocks: list[str]) -> list[list[str]]:
 class Pipeline:
     """One rank's stages and the schedule that runs them."""
 
-    def __init__(self, model: Model, plan: Plan, world: World, habits: Framework, mesh: DeviceMesh, seq: int) -> None:
+    def __init__(
+        self, model: Model, plan: Plan, world: World, habits: Framework, mesh: DeviceMesh, experts: DeviceMesh | None, seq: int
+    ) -> None:
         p = plan.parallel
         names = cuts(plan, [name for name, _ in model.named_children()])
         axis = mesh["pp"]
@@ -70,7 +72,7 @@ class Pipeline:
         dtype = dtype_of(habits.param_dtype)
         for index in mine:
             part = nn.Sequential(OrderedDict((name, model.get_submodule(name)) for name in names[index]))
-            self.modules.append(parallelize(part, plan, world, habits, mesh))
+            self.modules.append(parallelize(part, plan, world, habits, mesh, experts))
             before = names[index - 1][-1] if index else ""
             given, made = (activation(model.spec, plan, seq, end, dtype) for end in (before, names[index][-1]))
             stage = PipelineStage(

@@ -19,7 +19,7 @@ from executor.training.handover import Handover
 from executor.training.models.build import loss_of, memory_format, model_for, reads_ids
 from executor.training.optimizers import optimizer_of
 from executor.training.outer import outer_of
-from executor.training.parallelize import clip, device_mesh, parallel_loss, parallelize, sharded_alone, whole
+from executor.training.parallelize import clip, device_mesh, expert_mesh, parallel_loss, parallelize, sharded_alone, whole
 from executor.training.precision import Mixed
 from executor.training.samples import Samples, check_shared, loader_of
 from sim.bind import model_of, shape_of
@@ -59,16 +59,17 @@ class Trainer:
         self.inner = model.to(dtype_of(self.habits.param_dtype), memory_format=self.format)  # type: ignore[call-overload]
         self.mixed = Mixed(plan, self.habits, world.kind)
         self.mesh = device_mesh(plan, world) if world.size > 1 or sharded_alone(plan) else None
+        experts = expert_mesh(plan, world)
         self.pipeline: Pipeline | None = None
         if self.mesh is not None and plan.parallel.pp > 1:
             from executor.training.pipeline import Pipeline  # takes seconds to load
 
-            self.pipeline = Pipeline(self.inner, plan, world, self.habits, self.mesh, self.seq)
+            self.pipeline = Pipeline(self.inner, plan, world, self.habits, self.mesh, experts, self.seq)
             self.model: nn.Module = nn.ModuleList(self.pipeline.modules)
             if world.kind == "cuda":
                 drop_others(self.inner, self.model)
         else:
-            self.model = parallelize(self.inner, plan, world, self.habits, self.mesh)
+            self.model = parallelize(self.inner, plan, world, self.habits, self.mesh, experts)
         self.optimizer = optimizer_of(plan.optimizer.name, self.habits, self.model)
         self.outer = outer_of(plan, self.habits, self.model)
         # Made at once: a small tensor kept from each step would lie in what its logits leave free, and the next ones would not fit there.

@@ -8,7 +8,7 @@ freshly drawn routers send the fullest of four experts 1.4 to 2.0 times its shar
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,9 @@ from torch import Tensor, nn
 
 from executor.training.models.parts import GATES, Activation, Linear
 from sim.model.specs.decoder import Moe
+
+if TYPE_CHECKING:
+    from executor.training.models.exchange import Exchange
 
 Routed = tuple[Tensor, Tensor, Tensor]
 """Of each sorted row: its weight (rows x 1) and its token; of each expert: where its rows end (int32)."""
@@ -126,23 +129,13 @@ class Merge(nn.Module):
         return routed + (shared if self.gate is None else torch.sigmoid(self.gate(rows)) * shared)
 
 
-class Travel(Protocol):
-    """Rows to the ranks that hold their experts, and results back (`executor.training.expert_parallel.Exchange`)."""
-
-    def there(self, rows: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-        """(rows of this rank's tokens, where each expert's end) -> (rows of this rank's experts, where theirs end)."""
-
-    def back(self, results: Tensor) -> Tensor:
-        """(rows of this rank's experts) -> (rows of this rank's tokens)."""
-
-
 class Experts(nn.Module):
     """What stands in place of the MLP: (batch, tokens, hidden) to the same."""
 
     def __init__(self, hidden: int, spec: Moe, kind: str, fused: bool) -> None:
         super().__init__()
         self.router, self.permute = Router(hidden, spec), Permute()
-        self.exchange: Travel | None = None
+        self.exchange: Exchange | None = None
         """Of expert parallelism; the weights are then those of this rank's experts."""
         self.up = Product(spec.experts, hidden, widths_of(spec.ffn, kind, fused))
         self.act = Gated(kind)
@@ -155,15 +148,20 @@ class Experts(nn.Module):
         rows = x.flatten(0, 1)
         weights, tokens, ends = self.router(rows)
         given = self.permute(rows, tokens)
-        if self.exchange is not None:
-            given, ends = self.exchange.there(given, ends)
-        (results,) = self.down(self.act(self.up(given, ends)), ends)
-        if self.exchange is not None:
-            results = self.exchange.back(results)
+        if self.exchange is None:
+            results = self._products(given, ends)
+        else:
+            own, ends, way = self.exchange.there(given, ends)
+            results = self.exchange.back(self._products(own, ends), way)
         out: Tensor = self.unpermute(rows, results, weights, tokens)
         if self.shared is not None and self.merge is not None:
             out = self.merge(rows, out, self.shared(rows))
         return out.view_as(x)
+
+    def _products(self, rows: Tensor, ends: Tensor) -> Tensor:
+        results: Tensor
+        (results,) = self.down(self.act(self.up(rows, ends)), ends)
+        return results
 
 
 def widths_of(inner: int, kind: str, fused: bool) -> tuple[int, ...]:
