@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from sim.lower.job import Job
 from sim.lower.model_parallel import context, expert, tensor
 from sim.lower.model_parallel.exchanges import covered
-from sim.lower.ops import compute, host, order
+from sim.lower.ops import compute, host, read_back
 from sim.lower.template import BlockOps, Ops, PartOps, name_of
 from sim.model.layers.redo import redone
 from sim.model.parts import Block, Part
-from sim.program import COMPUTE, D2H, Op
+from sim.program import COMPUTE, Op
 from sim.work import Conv, Gemm, HostWork, Work
 
 
@@ -121,12 +121,8 @@ def _forward(job: Job, phase: str, block: str, part: Part, saved: int, opens: bo
     """Module call, then kernels, with what the part's seam communicates around them."""
     name = f"{phase}/{name_of(block, part)}"
     ops = [compute(job, name, part.forward, part.cls, alloc=saved)] if part.forward else []
-    if part.reads and job.device == "cuda":
-        ops = [
-            *order(job, f"{name}.counted", COMPUTE, D2H),
-            Op(f"{name}.counts", "copy", D2H, bytes=part.read_bytes, how="pageable", cls=part.cls, blocking=True),
-            *ops,
-        ]
+    if part.reads:
+        ops = [*read_back(job, f"{name}.counts", part.cls, part.read_bytes), *ops]
     if part.seam.startswith("tp."):
         ops = tensor.forward(job, name, part, ops)
     elif part.seam.startswith("cp."):

@@ -61,8 +61,8 @@ def order(job: Job, event: str, first: str, then: str) -> tuple[Op, Op]:
     return record(event, first), wait(job, event, then)
 
 
-def read_back(job: Job, id: str, cls: str) -> list[Op]:
-    """`.item()`: four bytes to pageable memory; the host waits for all that was queued on the compute lane."""
+def read_back(job: Job, id: str, cls: str, size: int = 4) -> list[Op]:
+    """`.item()`: `size` bytes to pageable memory; the host waits for all that was queued on the compute lane."""
     if job.device == "cpu":
         return []
-    return [*order(job, f"{id}.made", COMPUTE, D2H), Op(id, "copy", D2H, bytes=4, how="pageable", cls=cls, blocking=True)]
+    return [*order(job, f"{id}.made", COMPUTE, D2H), Op(id, "copy", D2H, bytes=size, how="pageable", cls=cls, blocking=True)]

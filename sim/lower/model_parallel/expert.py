@@ -5,9 +5,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from sim.lower.job import Job
-from sim.lower.ops import collective, order
+from sim.lower.ops import collective, read_back
 from sim.model.parts import Part
-from sim.program import COMPUTE, D2H, Op
+from sim.program import COMPUTE, Op
 from sim.routing import once
 
 CLS = "comm.ep"
@@ -27,10 +27,7 @@ def _counts(job: Job, id: str, part: Part) -> list[Op]:
     if not part.seam_counts:
         return []
     exchange = collective(job, f"{id}.all_to_all", COMPUTE, "all_to_all", part.seam_counts, "ep", CLS)
-    if job.device == "cpu":
-        return [exchange]
-    read = Op(f"{id}.read", "copy", D2H, bytes=16 * job.size("ep"), how="pageable", cls=CLS, blocking=True)
-    return [exchange, *order(job, f"{id}.ready", COMPUTE, D2H), read]
+    return [exchange, *read_back(job, f"{id}.read", CLS, 16 * job.size("ep"))]
 
 
 def forward(job: Job, name: str, part: Part, kernels: list[Op]) -> list[Op]:
