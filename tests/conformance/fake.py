@@ -36,8 +36,6 @@ try:
 
     _VOTES = PipelineStage._warmup_forward_vote, PipelineStage._warmup_backward_result
 
-    from executor.training import expert_parallel
-
     _MOVED = ""
 except (ImportError, AttributeError) as error:
     _MOVED = f"torch's fake process group has moved: {error!r}. Adapt tests/conformance/fake.py"
@@ -130,10 +128,12 @@ def fake_world(rank: int, size: int) -> Iterator[Any]:
 def _agreed() -> Iterator[None]:
     """Pipeline stages vote on whether their static shapes hold; here nobody answers, so the vote is cast for them. What DDP's hooks wait for
     is answered by what they sent."""
+    from executor.training.models import exchange
+
     yes = torch.ones(1, dtype=torch.int32)
     with (
         mock.patch.object(dist, "all_reduce", partial(_answered, dist.all_reduce)),
-        mock.patch.object(expert_parallel, "told", partial(_told, expert_parallel.told)),
+        mock.patch.object(exchange, "told", partial(_told, exchange.told)),
         mock.patch.object(PipelineStage, "_warmup_forward_vote", lambda *_, **__: yes),
         mock.patch.object(PipelineStage, "_warmup_backward_result", lambda *_, **__: yes),
     ):

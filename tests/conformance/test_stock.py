@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -40,6 +41,13 @@ def by_lane(steps: list[list[Message]]) -> list[list[list[Message]]]:
     return [[[m for m in step if (m[0] in ("send", "recv")) == piped] for piped in (False, True)] for step in steps]
 
 
+def agree(given: Plan, number: int, view: Callable[[list[list[Message]]], object]) -> None:
+    """On one of the ranks both send the same, as far as `view` looks."""
+    need_fake()
+    rank = number % given.world
+    assert view(lowered_messages(given, rank)) == view(stock_messages(given, rank, STEPS))
+
+
 def test_the_grid_is_wide() -> None:
     assert len(PLANS) >= 80 and len({repr(plan) for plan in PLANS}) == len(PLANS)
 
@@ -47,10 +55,7 @@ def test_the_grid_is_wide() -> None:
 @pytest.mark.no_cover
 @pytest.mark.parametrize("number", range(len(PLANS)), ids=[f"{i} {title(plan)}" for i, plan in enumerate(PLANS)])
 def test_stock_and_program_send_the_same(number: int) -> None:
-    need_fake()
-    chosen = PLANS[number]
-    rank = number * 7 % chosen.world
-    assert by_lane(lowered_messages(chosen, rank)) == by_lane(stock_messages(chosen, rank, STEPS))
+    agree(PLANS[number], number * 7, by_lane)
 
 
 def by_group(steps: list[list[Message]]) -> list[dict[tuple[bool, tuple[int, ...]], list[Message]]]:
@@ -68,10 +73,7 @@ def by_group(steps: list[list[Message]]) -> list[dict[tuple[bool, tuple[int, ...
 @pytest.mark.parametrize("number", range(len(SPREAD)), ids=[f"{i} {title(plan)}" for i, plan in enumerate(SPREAD)])
 def test_experts_send_the_same_in_each_group(number: int) -> None:
     """In which order groups come differs: torchtitan gathers a layer ahead by name, and FSDP2 sums experts' gradients before dense ones'."""
-    need_fake()
-    chosen = SPREAD[number]
-    rank = number * 7 % chosen.world
-    assert by_group(lowered_messages(chosen, rank)) == by_group(stock_messages(chosen, rank, STEPS))
+    agree(SPREAD[number], number * 7, by_group)
 
 
 @st.composite
@@ -117,6 +119,4 @@ def plans(draw: st.DrawFn) -> Plan:
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(plans(), st.integers(0, 63))
 def test_drawn_plans_send_the_same(drawn: Plan, number: int) -> None:
-    need_fake()
-    rank = number % drawn.world
-    assert by_lane(lowered_messages(drawn, rank)) == by_lane(stock_messages(drawn, rank, STEPS))
+    agree(drawn, number, by_lane)
