@@ -1,8 +1,9 @@
 """Buffers of the player and the probe: taken before anything is timed, reused, and never more than a stated amount.
 
-Two rings. *Recent* holds what a kernel reads just after another wrote it (activations): small, so it stays in the
+Rings. *Recent* holds what a kernel reads just after another wrote it (activations): small, so it stays in the
 caches as such data does. *Distant* holds what was last touched a step ago (weights, saved activations): large, so it
-comes from memory. Neighbouring requests get different bytes; a full ring starts again from its beginning.
+comes from memory. Neighbouring requests get different bytes; a full ring starts again from its beginning. *Updated*, as large, is
+for what optimizers write over in fp32: half of such a number is a bf16 of random bits, NaN among them.
 
 Player and probe of a GPU have the same small ring (`of_gpu`): a kernel that reads 2 MB finds them in L2 in both, as it does in training.
 """
@@ -84,6 +85,7 @@ class Arena:
         self.device, self.limit = device, limit
         self._recent = Ring(device, min(recent, limit // 2), limit // 2, "activation", near)
         self._distant = Ring(device, min(distant, limit // 2), limit // 2, "weight")
+        self._updated = Ring(device, min(distant, limit // 2), limit // 2, "state")
         self._indices: dict[tuple[int, int], torch.Tensor] = {}
 
     def recent(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -93,6 +95,10 @@ class Arena:
     def distant(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """What was last touched long ago."""
         return self._distant.take(shape, dtype)
+
+    def updated(self, *shape: int) -> torch.Tensor:
+        """fp32 parameters and states, last touched a step ago."""
+        return self._updated.take(shape, torch.float32)
 
     def indices(self, count: int, below: int) -> torch.Tensor:
         """Random row numbers, the same for every call."""

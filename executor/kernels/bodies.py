@@ -1,7 +1,7 @@
 """What a `Work` runs on a device: a torch kernel of the same shape, dtype and bytes, without autograd.
 
 `body(work, arena)` gives a call without arguments; its buffers exist before it is timed, its results are new tensors
-as eager PyTorch makes them, given back at once. The probe times these calls, the player plays them.
+as eager PyTorch makes them. The probe times these calls, the player plays them; `held` keeps what a call has made, as a training step does.
 """
 
 from __future__ import annotations
@@ -55,6 +55,18 @@ def body(work: Work, arena: Arena) -> Body:
             once()
 
     return repeated
+
+
+def held(call: Body) -> Body:
+    """The call, which keeps its result until it is called again. What is given back at once is taken again by the next call: a kernel would
+    write into a cache's own lines, where a step, which keeps activations for backward, has it write to memory (measured on one core of a
+    server: results of 0.4 MB, add 28 us against 59, gelu 48 against 73)."""
+    result: list[object] = [None]
+
+    def run() -> None:
+        result[0] = call()
+
+    return run
 
 
 def _once(work: Work, arena: Arena) -> Body:

@@ -23,6 +23,20 @@ def _scale(s: Site) -> Call:
     return (lambda: torch.mul(a, b)) if s.inputs >= 2 else (lambda: torch.mul(a, 0.5))
 
 
+def _add_in_place(s: Site) -> Call:
+    # Times nothing, as `_scale_in_place` times one: time and again, sums would grow, and what shrinks would come to denormals.
+    a, b = s.flat(far=True), s.flat(far=True)
+    if s.inputs < 3:
+        return lambda: a.add_(b, alpha=0.0)
+    c = s.flat(far=True)
+    return lambda: a.addcmul_(b, c, value=0.0)
+
+
+def _scale_in_place(s: Site) -> Call:
+    a = s.flat(far=True)
+    return lambda: a.mul_(1.0)
+
+
 def _sqrt(s: Site) -> Call:
     a = s.flat().abs().add_(1e-6)  # MKL's takes six times as long for zeros, and twenty times for what has no root
     return lambda: torch.sqrt(a)
@@ -106,6 +120,8 @@ def _rope(s: Site) -> Call:
 
 KERNELS: dict[str, Callable[[Site], Call]] = {
     "scale": _scale,
+    "add_": _add_in_place,
+    "scale_": _scale_in_place,
     "sqrt": _sqrt,
     "cast": _cast,
     "quantise": _cast,

@@ -15,7 +15,7 @@ def update(s: Site) -> Call:
     """A fused update of one flat parameter with the work's bytes (SGD, momentum and Adagrad by their fused kernels; Lion and LARS, which torch has
     none for, by momentum's)."""
     count = max(1, int((s.work.read + s.work.written) // OPTIMIZER_BYTES[s.work.what]))
-    p, g, m, v = ([s.arena.distant(count)] for _ in range(4))
+    p, g, m, v = ([s.arena.updated(count)] for _ in range(4))
     if s.work.what in ("sgd", "momentum", "lion", "lars"):
         beta, state = (0.0, []) if s.work.what == "sgd" else (0.9, m)
         return lambda: torch._fused_sgd_(

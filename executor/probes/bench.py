@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ import torch
 
 from executor.arena import Arena, free_memory, of_gpu
 from executor.device_times import DeviceTimer
-from executor.kernels.bodies import body
+from executor.kernels.bodies import body, held
 from executor.players.events import Cuda
 from executor.probes.load import Load
 from executor.probes.mill import Mill
@@ -24,10 +25,14 @@ _SHORT = 2e-5
 _COLD = 2e-4
 """Calls shorter than this are timed cold, as a step finds them; longer ones warm up within themselves."""
 _TURNS = 25
-_ROTATE = 48 << 20
-"""Bytes over which equal works alternate, so that weights come from memory as in a training step."""
+_WARM = 4
+"""Calls before any is timed."""
+_ROTATE = 400 << 20
+"""Bytes over which equal works alternate, so that weights, states and results lie in memory as in a training step."""
 _FAR = 256 << 20
 """The same on a GPU: some times the L2 of an H100 (50 MB) or a B200 (126 MB)."""
+_NEAR = 1 << 20
+"""What a step's kernel has just written lies in the L2 of its core when the next one reads it."""
 
 
 class Bench:
@@ -40,12 +45,14 @@ class Bench:
         self._timer = DeviceTimer(self.cuda, hold=Load(self.cuda).hold if world.kind == "cuda" else None)
         gpu = world.kind == "cuda"
         self.arena = (
-            of_gpu(world.device, min(4 << 30, free_memory(world.device)), _FAR) if gpu else Arena(world.device, 4 << 30, distant=96 << 20)
+            of_gpu(world.device, min(4 << 30, free_memory(world.device)), _FAR)
+            if gpu
+            else Arena(world.device, 4 << 30, _NEAR, 256 << 20, near=True)
         )
-        self._rotate, self._most = (_FAR, 50) if gpu else (_ROTATE, 12)
+        self._rotate, self._most = (_FAR, 50) if gpu else (_ROTATE, 32)
         self.budget = 0.004 if quick else 0.012
         self.found: list[tuple[str, Sample]] = []
-        self._mill = Mill()
+        self.mill = Mill()
         # Ranks that take turns on the cores are slowed by each other's share of them when a step is predicted: what is kept is a call's own
         # time on a core. Long calls would hold the others' turns, short ones would not.
         self._clock = time.thread_time if world.crowded else time.perf_counter
@@ -76,13 +83,17 @@ class Bench:
     def times(self, calls: Sequence[Callable[[], object]], least: int = 5, most: int = 200) -> list[float]:
         """Seconds of one call on this thread, many times; `calls` are equal and take turns. On a GPU: until it is launched."""
         once = self._once(calls)
-        if self.world.kind == "cpu" and once < _COLD:
-            return self._cold(calls, least)
+        if self.world.kind == "cpu":
+            calls = calls[: max(least, math.ceil(2 * self.budget / once))]
+            for call in calls[_WARM:]:  # each has its memory: new pages cost more than the kernels that write them
+                call()
+            if once < _COLD:
+                return self._cold(calls, least)
         # A device runs behind the host, which goes on launching: runs of calls, whose last launch stops the clock.
         inner = max(10 if self.world.kind == "cuda" else 1, min(50, int(_SHORT / max(once, 1e-7))))
         found: list[float] = []
         end = time.perf_counter() + self.budget
-        k = 4
+        k = _WARM
         while len(found) < least or (len(found) < most and time.perf_counter() < end):
             batch = [calls[(k + i) % len(calls)] for i in range(inner)]
             k += inner
@@ -97,7 +108,7 @@ class Bench:
 
     def cool(self) -> None:
         """Other work, as a step has it between two calls of one."""
-        self._mill.turn()
+        self.mill.turn()
 
     def _cold(self, calls: Sequence[Callable[[], object]], least: int) -> list[float]:
         """Seconds of single calls with other work between them."""
@@ -112,8 +123,8 @@ class Bench:
         return found
 
     def _once(self, calls: Sequence[Callable[[], object]]) -> float:
-        # Every one of the calls once: lazy initialisation and the allocator's growth are not what is asked.
-        for call in calls[:4]:
+        # Lazy initialisation and the allocator's growth are not what is asked.
+        for call in calls[:_WARM]:
             call()
         self.world.synchronize()
         start = time.perf_counter()
@@ -125,7 +136,7 @@ class Bench:
         """Times a work's body and keeps the point."""
         copies = max(1, min(self._most, int(self._rotate / max(work.bytes, 1.0))))
         with torch.no_grad():
-            calls = [body(work, self.arena) for _ in range(copies)]
+            calls = [held(body(work, self.arena)) for _ in range(copies)]
             self.add(kind, name, dtype, shape, self.device_times(calls))
 
 

@@ -23,7 +23,7 @@ def gemms(bench: Bench) -> None:
     most = _MOST / (4 if bench.quick else 1)
     for dtype, roles, some in (
         ("fp32", ("fwd", "dgrad", "wgrad"), sizes),
-        ("bf16", ("fwd",), (64, 512)),
+        ("bf16", ("fwd",), (64, 256, 1024)),
     ):
         for role in roles:
             bench.phase(f"{dtype} GEMMs, {role}")
@@ -40,12 +40,13 @@ def variants(total: int, dtype: str) -> Iterator[MemoryBound]:
         n = max(1, total // (inputs + outputs) // e)
         return MemoryBound(what, inputs * n * e, outputs * n * e, dtype, ops * n * outputs, 1, max(1, n // _WIDTH))
 
-    for what in ("add", "scale"):
+    for what in ("add", "add_", "scale"):
         yield make(what, 2, 1)
     for what in (
         "copy",
         "permute",
         "zero",
+        "scale_",
         "sqrt",
         "layernorm",
         "rmsnorm",

@@ -6,7 +6,7 @@ All ranks form a group of torch's "fake" backend, whose collectives return at on
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from executor.players.communication import all_gather, reduce_scatter
 from executor.probes.bench import Bench, middle
 from executor.probes.ddp import Many
+from executor.probes.mill import Between
 
 _WIDTH = 64
 _UNITS = (2, 6)
@@ -58,8 +59,8 @@ class _Pair(nn.Module):
         return x + self.down(F.silu(self.up(self.norm(x))))  # type: ignore[no-any-return]
 
 
-def _per_block(bench: Bench, model: Callable[[int], nn.Module], x: torch.Tensor) -> float:
-    """Seconds of one block's forward and backward."""
+def _per_block(bench: Bench, model: Callable[[int], nn.Sequential], x: torch.Tensor) -> float:
+    """Seconds of one block's forward and backward, and of what lies between two blocks."""
 
     def seconds(blocks: int) -> float:
         net = model(blocks)
@@ -76,16 +77,24 @@ def _per_block(bench: Bench, model: Callable[[int], nn.Module], x: torch.Tensor)
     return (seconds(many) - seconds(few)) / (many - few)
 
 
+def _apart(bench: Bench, blocks: Iterable[nn.Module]) -> nn.Sequential:
+    """Blocks with other work between them, where ranks are CPUs: a GPU's host has little of its own between two hooks."""
+    if bench.world.kind == "cuda":
+        return nn.Sequential(*blocks)
+    return nn.Sequential(*(module for block in blocks for module in (Between(bench.mill), block)))
+
+
 def _fsdp(bench: Bench, mesh: DeviceMesh) -> None:
     """Two passes of a unit (two gathers, one reduction, and the copies into and out of their buffers, which lowering names)."""
     from torch.distributed.fsdp import fully_shard
 
     x = torch.ones(_WIDTH, device=bench.world.device)
 
-    def model(tensors: int, shard: bool) -> Callable[[int], nn.Module]:
-        def make(blocks: int) -> nn.Module:
-            net = nn.Sequential(*(Many(tensors, bench.world.device, _WIDTH) for _ in range(blocks)))
-            for unit in (*net, net) if shard else ():
+    def model(tensors: int, shard: bool) -> Callable[[int], nn.Sequential]:
+        def make(blocks: int) -> nn.Sequential:
+            units = [Many(tensors, bench.world.device, _WIDTH) for _ in range(blocks)]
+            net = _apart(bench, units)
+            for unit in (*units, net) if shard else ():
                 fully_shard(unit, mesh=mesh)
             return net
 
@@ -108,16 +117,16 @@ def _tensor_parallel(bench: Bench, mesh: DeviceMesh) -> None:
 
     x = torch.ones(1, 8, _WIDTH, device=bench.world.device)
 
-    def model(norm: bool, split: bool) -> Callable[[int], nn.Module]:
-        def make(blocks: int) -> nn.Module:
-            net = nn.Sequential(*(_Pair(norm, bench.world.device) for _ in range(blocks)))
-            for pair in net.children() if split else ():
+    def model(norm: bool, split: bool) -> Callable[[int], nn.Sequential]:
+        def make(blocks: int) -> nn.Sequential:
+            pairs = [_Pair(norm, bench.world.device) for _ in range(blocks)]
+            for pair in pairs if split else ():
                 slices = Shard(1) if norm else None  # of the sequence; None: torch's default, whole tensors
                 parallelize_module(pair.get_submodule("up"), mesh, ColwiseParallel(input_layouts=slices))
                 parallelize_module(pair.get_submodule("down"), mesh, RowwiseParallel(output_layouts=slices))
                 if norm:
                     parallelize_module(pair.get_submodule("norm"), mesh, SequenceParallel())
-            return net
+            return _apart(bench, pairs)
 
         return make
 

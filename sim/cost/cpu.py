@@ -102,7 +102,7 @@ def prices(calibration: Calibration) -> Prices:
     return Prices(calibration)
 
 
-_NEAREST = {"sqrt": "scale"} | dict.fromkeys(("lion", "adagrad", "lars"), "momentum")
+_NEAREST = {"sqrt": "scale", "add_": "add", "scale_": "scale"} | dict.fromkeys(("lion", "adagrad", "lars"), "momentum")
 """What stands for a kernel that older calibrations did not measure, or none does: a fused update with one state is like momentum's."""
 
 
@@ -175,12 +175,18 @@ class Prices:
         # One call runs all products of a batch, so it pays for one dispatch.
         seconds = work.batch * max(seconds - self.dispatch, 0.25 * seconds) + self.dispatch if work.batch > 1 else seconds
         if work.accumulate:
-            size = int(BYTES[work.into]) * work.m * work.n * work.batch
-            seconds += self._bytes(MemoryBound("add", 2 * size, size, work.into))[0]
+            seconds += self._added(work)
         # Products of a batch share a GPU, and one that adds to what is there reads it on the way: neither is the sum of what was measured.
         alone = self.calibration.device == "cpu" or not (work.batch > 1 or work.accumulate)
         exact = inside and alone and (work.role, dtype, aligned) in self._gemm
         return seconds, "measured" if exact else "fitted"
+
+    def _added(self, work: Gemm) -> float:
+        """Into a buffer: of its own dtype a product reads it on the way (beta = 1), of another torch runs a sum after it."""
+        size = int(BYTES[work.into]) * work.m * work.n * work.batch
+        if work.into == work.dtype:
+            return size / self.calibration.copy_rate
+        return self._bytes(MemoryBound("add_", 2 * size, size, work.into))[0]
 
     def _rows(self, work: Gemm) -> int:
         """Bytes of which rows are multiples, where kernels depend on it: 16 on a CPU, and of 32 bits."""

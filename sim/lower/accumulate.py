@@ -32,7 +32,7 @@ def accumulate(job: Job, part: PartOps, how: str) -> tuple[Op, ...]:
         new, kept, dtype = job.param_bytes if flat else job.grad_bytes, job.grad_bytes, job.framework.grad_dtype
     first = how == "cast" and not flat
     read = new if first else new + kept
-    added = tuple(MemoryBound("cast" if first else "add", int(n * read), int(n * kept), dtype, float(n)) for n in tensors)
+    added = tuple(MemoryBound("cast" if first else "add_", int(n * read), int(n * kept), dtype, float(n)) for n in tensors)
     works = (*_checked(job, tensors), *added)
     return (compute(job, f"wgrad/{name_of(part.block, part.part)}.{'cast' if first else 'add'}", works, COPY),)
 

@@ -19,7 +19,7 @@ from sim.work import MemoryBound, Work
 def before_message(job: Job, name: str, lane: str, elements: int, ranks: int) -> list[Op]:
     """The first division, of the whole unit."""
     size = round(elements * job.reduce_bytes)
-    divided = MemoryBound("scale", size, size, job.framework.reduce_dtype)
+    divided = MemoryBound("scale_", size, size, job.framework.reduce_dtype)
     return _on(job, lane, f"{name}.divide", [divided] if factors(job, ranks)[0] != 1 else [])
 
 
@@ -34,7 +34,7 @@ def after_message(job: Job, name: str, lane: str, shard: float, ranks: int) -> l
     """The second division and the cast, of `shard` elements."""
     works, size, how = list[Work](), round(shard * job.reduce_bytes), job.framework
     if factors(job, ranks)[1] != 1:
-        works.append(MemoryBound("scale", size, size, how.reduce_dtype))
+        works.append(MemoryBound("scale_", size, size, how.reduce_dtype))
     if job.fsdp2 and how.reduce_dtype != how.grad_dtype:
         works.append(MemoryBound("cast", size, round(shard * job.grad_bytes), how.grad_dtype))
     return _on(job, lane, f"{name}.cast", works)

@@ -82,7 +82,7 @@ def send(job: Job, bucket: Bucket, messages: Messages, last: bool = False) -> li
         ops.append(compute(job, f"{name}.copy", copies(job, bucket, job.grad_bytes, packed(job)), COPY))
     if job.framework.prescales and rebuilds(job):
         size = int(bucket.elements * job.reduce_bytes)
-        ops.append(compute(job, f"{name}.mean", (MemoryBound("scale", size, size, job.framework.reduce_dtype),), COPY))
+        ops.append(compute(job, f"{name}.mean", (MemoryBound("scale_", size, size, job.framework.reduce_dtype),), COPY))
     ops += hooks.narrowed(job, bucket)
     sent = messages(job, bucket)
     lane, cycle = sent[0].lane, job.framework.cycle

@@ -52,7 +52,7 @@ def passed(job: Job, share: Share, passes: Passes, width: float, dtype: str) -> 
             if what == "sign" and job.device != "cpu":
                 found += called(share, ((what, r, w),), width, dtype)
             else:
-                found.append(over_all(job, share, kernel(what), r * width, w * width, dtype, r + (what in ("scale", "copy"))))
+                found.append(over_all(job, share, kernel(what), r * width, w * width, dtype, r + (0 if what.endswith("_") else w)))
         return found
     if how == "scripted" or (how == "for-loop" and job.framework.host == "python") or (how == "graph" and not job.framework.compile):
         return called(share, passes, width, dtype)

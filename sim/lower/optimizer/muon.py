@@ -26,7 +26,7 @@ CLS = "optimizer"
 BESIDE = "adamw"
 """What updates all else."""
 ITERATIONS = 5
-_MOMENTUM: Passes = (("add", 2, 1), ("add", 2, 1))
+_MOMENTUM: Passes = (("add_", 2, 1), ("add", 2, 1))
 """lerp into the momentum, lerp of the gradient towards it (Nesterov)."""
 _DTYPE, _WIDTH = "bf16", 2
 
@@ -74,7 +74,7 @@ def newton_schulz(matrix: Matrix) -> list[Work]:
     def add(columns: int) -> Work:
         return Gemm(short, columns, short, _DTYPE, 1, "dgrad", True, 1, _DTYPE)
 
-    norm: list[Work] = [MemoryBound("norm", size * _WIDTH, 0, _DTYPE), MemoryBound("scale", size * _WIDTH, size * _WIDTH, _DTYPE)]
+    norm: list[Work] = [MemoryBound("norm", size * _WIDTH, 0, _DTYPE), MemoryBound("scale_", size * _WIDTH, size * _WIDTH, _DTYPE)]
     once = [Gemm(short, short, long, _DTYPE), copy(square), add(short), copy(size), add(long)]
     return norm + once * ITERATIONS
 
@@ -88,7 +88,7 @@ def workspace(parts: Iterable[Part]) -> float:
 def _applied(job: Job, size: int) -> list[Work]:
     """Decay, then the parameter minus the bf16 update."""
     width, dtype = state_width(job), state_dtype(job)
-    return [*_passes(job, size, (("scale", 1, 1),)), MemoryBound("add", int(size * (width + _WIDTH)), int(size * width), dtype)]
+    return [*_passes(job, size, (("scale_", 1, 1),)), MemoryBound("add_", int(size * (width + _WIDTH)), int(size * width), dtype)]
 
 
 def _cast(job: Job, size: int) -> Work:

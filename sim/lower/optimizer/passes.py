@@ -5,23 +5,23 @@ from __future__ import annotations
 from sim.work import MemoryBound, Work
 
 Passes = tuple[tuple[str, int, int], ...]
-"""(kernel, tensors read, tensors written)."""
-_ADAM: Passes = (("add", 2, 1), ("scale", 1, 1), ("add", 2, 1), ("sqrt", 1, 1), ("scale", 1, 1), ("scale", 1, 1), ("add", 3, 1))
+"""(kernel, tensors read, tensors written); one that ends in _ writes over what it reads."""
+_ADAM: Passes = (("add_", 2, 1), ("scale_", 1, 1), ("add_", 2, 1), ("sqrt", 1, 1), ("scale_", 1, 1), ("scale_", 1, 1), ("add_", 3, 1))
 PASSES: dict[str, Passes] = {
-    "sgd": (("add", 2, 1),),
-    "momentum": (("scale", 1, 1), ("add", 2, 1), ("add", 2, 1)),
-    "nesterov": (("scale", 1, 1), ("add", 2, 1), ("add", 2, 1), ("add", 2, 1)),  # and the look-ahead
+    "sgd": (("add_", 2, 1),),
+    "momentum": (("scale_", 1, 1), ("add_", 2, 1), ("add_", 2, 1)),
+    "nesterov": (("scale_", 1, 1), ("add_", 2, 1), ("add", 2, 1), ("add_", 2, 1)),  # and the look-ahead
     "adam": _ADAM,  # lerp, mul, addcmul, sqrt, div, add, addcdiv
-    "adamw": (("scale", 1, 1), *_ADAM),  # decay first
+    "adamw": (("scale_", 1, 1), *_ADAM),  # decay first
     "lamb": (*_ADAM[:6], ("scale", 2, 1), ("add", 2, 1), ("norm", 1, 0), ("norm", 1, 0), ("add", 2, 1)),
-    "lion": (("scale", 1, 1), ("scale", 1, 1), ("add", 2, 1), ("sign", 1, 1), ("add", 2, 1), ("add", 2, 1)),
-    "adagrad": (("add", 2, 1), ("sqrt", 1, 1), ("scale", 1, 1), ("add", 3, 1)),  # addcmul, sqrt, add, addcdiv
+    "lion": (("scale_", 1, 1), ("scale", 1, 1), ("add_", 2, 1), ("sign", 1, 1), ("add_", 2, 1), ("add_", 2, 1)),
+    "adagrad": (("add_", 2, 1), ("sqrt", 1, 1), ("scale_", 1, 1), ("add_", 3, 1)),  # addcmul, sqrt, add, addcdiv
     "lars": (("norm", 1, 0), ("norm", 1, 0), ("add", 2, 1), ("scale", 1, 1), ("scale", 1, 1), ("add", 2, 1), ("add", 2, 1)),
 }
 """Of torch's foreach and for-loop implementations. Not torch's are Lion (Chen et al. 2023; timm's lion.py: decay, the momentum times a number plus
 the gradient, its sign, the update, lerp) and LARS (You et al. 2017; timm's lars.py: both norms, decay, trust ratio, momentum, update)."""
 LISTED: dict[str, Passes] = {
-    "lion": (*PASSES["lion"][:-1], ("scale", 1, 1), ("add", 2, 1)),  # for lerp
+    "lion": (*PASSES["lion"][:-1], ("scale_", 1, 1), ("add_", 2, 1)),  # for lerp
     "adagrad": (*PASSES["adagrad"][:-1], ("scale", 1, 1), PASSES["adagrad"][-1]),  # the gradient times a list of learning rates
 }
 """Of foreach implementations that call other kernels than the for-loop's."""

@@ -52,7 +52,7 @@ def unscale(job: Job, share: Share) -> list[Op]:
     if job.plan.precision != "fp16":
         return []
     g = job.grad_bytes
-    works = (over_all(job, share, "scale", g, g, job.framework.grad_dtype, 1),)
+    works = (over_all(job, share, "scale_", g, g, job.framework.grad_dtype, 1),)
     return [compute(job, "optimizer/unscale", works, CLS), *read_back(job, "optimizer/found-inf", CLS)]
 
 
@@ -68,7 +68,7 @@ def clip(job: Job, share: Share) -> list[Op]:
     g, dtype = job.grad_bytes, job.framework.grad_dtype
     if job.framework.optimizer == "scripted":
         g, dtype = (4.0, "fp32") if job.framework.master else (g, dtype)
-        norm, scale = (tuple(called(share, ((what, 1, written),), g, dtype)) for what, written in (("norm", 0), ("scale", 1)))
+        norm, scale = (tuple(called(share, ((what, 1, written),), g, dtype)) for what, written in (("norm", 0), ("scale_", 1)))
         return [
             compute(job, "optimizer/norm", norm, CLS),
             *read_back(job, "optimizer/norm.read", CLS),
@@ -82,7 +82,7 @@ def clip(job: Job, share: Share) -> list[Op]:
     ops += [collective(job, f"optimizer/norm.{axis}", COMPUTE, "all_reduce", size, axis, "comm.norm") for axis, size in sizes.items()]
     if job.flat_gradients or job.framework.reads_norm:
         ops += read_back(job, "optimizer/norm.read", CLS)
-    return [*ops, compute(job, "optimizer/clip", (over_all(job, share, "scale", g, g, dtype, 1),), CLS)]
+    return [*ops, compute(job, "optimizer/clip", (over_all(job, share, "scale_", g, g, dtype, 1),), CLS)]
 
 
 def step(job: Job, share: Share) -> list[Op]:

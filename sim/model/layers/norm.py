@@ -44,7 +44,8 @@ def norm(
         forward = (elementwise(kind, share, elements, read * e, written * e, 8.0, rows),)
         backward = (elementwise(kind, share, elements, (3 if joined else 2) * e, e, 16.0, rows),)
         if tensors and not frozen:  # gradients of the weights: a column sum, of partial sums where fused
-            again = 0.125 if share.framework.fused_norm or share.framework.compile else 2 * e
+            partial = share.framework.compile or (share.framework.fused_norm and share.framework.norm_kernels == "joined")
+            again = 0.125 if partial else 2 * e
             backward += (MemoryBound("reduce", int(elements * again), sum(tensors) * 4, share.act),)
     if copied:
         wide, narrow = (elementwise("cast", share, elements, *widths, 1.0, rows) for widths in ((e, 4), (4, e)))

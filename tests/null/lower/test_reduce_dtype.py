@@ -107,8 +107,8 @@ def test_nccl_does_not_divide_fp16() -> None:
     p = narrowed({"dp_shard": 4, "zero": 3}, "fp16")
     order = [op.id for op in p.segments["bwd.sync"]]
     assert order.index("grad/L1.full.wait") < order.index("grad/L1.divide") < order.index("grad/L1.reduce_scatter")
-    assert moved(named(p, "grad/L1.divide")) == [("scale", 2 * MIB, 2 * MIB)] and named(p, "grad/L1.divide").lane == "comm.fsdp"
-    assert moved(named(p, "grad/L1.cast")) == [("scale", MIB // 2, MIB // 2), ("cast", MIB // 2, MIB)]
+    assert moved(named(p, "grad/L1.divide")) == [("scale_", 2 * MIB, 2 * MIB)] and named(p, "grad/L1.divide").lane == "comm.fsdp"
+    assert moved(named(p, "grad/L1.cast")) == [("scale_", MIB // 2, MIB // 2), ("cast", MIB // 2, MIB)]
     two = narrowed({"dp_shard": 2, "zero": 3}, "fp16")
     assert moved(named(two, "grad/L1.cast")) == [("cast", MIB, 2 * MIB)], "two ranks divide once"
 
