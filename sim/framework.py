@@ -52,7 +52,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     (tf.contrib.layers.layer_norm: nn.moments, then nn.batch_normalization)."""
     norm_kernels: Literal["joined", "apart", "early", "convolved"] = "joined"
     """joined: one kernel forward, one backward, which leaves partial sums of the weights' gradients (apex's FastLayerNorm). apart: these read
-    input and gradient again (apex's FusedLayerNorm; PyTorch 1.11). early: so do the sums over a row (PyTorch 1.5 to 1.10: RowwiseMoments).
+    input and gradient again (apex's FusedLayerNorm and FusedRMSNorm; PyTorch since 1.11: GammaBetaBackward in layer_norm_kernel.cu). early: so do the sums over a row (PyTorch 1.5 to 1.10: RowwiseMoments).
     convolved: a residual block's batch norms are summed by the convolution before and applied by the one after (MXNet's NormConvolution)."""
     channels_last: bool = False
     """Maps of convolutions are NHWC in 32 bits too; those of 16 bits are anyway, unless `planar`."""

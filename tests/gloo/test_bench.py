@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,20 @@ def test_a_host_is_crowded_when_its_threads_outnumber_its_cores(tmp_path: Path, 
     for ranks, crowded in ((1, False), (2, False), (3, True)):
         place = Place(0, 6, 0, ranks, "127.0.0.1", 0, "test")
         assert World(place, tmp_path, 9.0, Beat(tmp_path / f"{ranks}.beat", create=True)).crowded is crowded
+
+
+def test_calls_take_turns_and_none_is_timed_first(tmp_path: Path) -> None:
+    """Each has its memory, whose first touch costs more than the kernel; so many as the budget times, no more."""
+    bench, called = Bench(alone(tmp_path), quick=True), list[int]()
+
+    def call(at: int) -> Callable[[], object]:
+        def run() -> None:
+            called.append(at)
+            time.sleep(1e-3)
+
+        return run
+
+    found = bench.times([call(at) for at in range(64)])
+    turns = len(set(called))
+    assert 5 <= turns <= 2 * bench.budget / 1e-3 + 1
+    assert set(called[: len(called) - len(found)]) == set(called), "warmed up, every one of them"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from executor.arena import Arena, of_gpu
-from executor.kernels.bodies import body
+from executor.kernels.bodies import body, held
 from executor.kernels.memory_bound import memory_kernel
 from executor.probes.bench import Bench
 from executor.probes.kernels import _CONVOLUTIONS, variants
@@ -22,7 +23,7 @@ from sim.work import Conv, Gemm, MemoryBound
 from tests.gloo.gpu_standin import StandIn, alone
 
 MAIN = {
-    "add": "add", "scale": "mul", "copy": "clone", "permute": "clone", "zero": "zero_", "cast": "_to_copy", "reduce": "sum",
+    "add": "add", "add_": "add_", "scale": "mul", "scale_": "mul_", "copy": "clone", "permute": "clone", "zero": "zero_", "cast": "_to_copy", "reduce": "sum",
     "norm": "linalg_vector_norm", "relu": "relu", "relu_backward": "threshold_backward", "gelu": "gelu", "gelu_backward": "gelu_backward",
     "silu": "silu", "silu_backward": "silu_backward", "glu": "silu", "glu_backward": "silu_backward", "dropout": "native_dropout",
     "dropout_backward": "native_dropout_backward", "layernorm": "native_layer_norm", "layernorm_backward": "native_layer_norm_backward",
@@ -89,6 +90,45 @@ def test_works_without_a_kernel_of_their_own_move_their_bytes() -> None:
     for read, written, op, out in ((4096, 4096, "clone", 4096), (8192, 4096, "add", 4096), (4096, 0, "sum", 4)):
         names, made = _run(MemoryBound("unheard", read, written, "fp32"), torch.float32)
         assert names == [op] and made == out
+
+
+def test_a_held_result_stays_until_its_call_comes_again() -> None:
+    """As a step's activations do: what the next kernel makes lies elsewhere."""
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def make() -> torch.Tensor:
+        result = torch.ones(8)
+        made.append(weakref.ref(result))
+        return result
+
+    one, other = held(make), held(make)
+    one()
+    other()
+    assert [ref() is not None for ref in made] == [True, True]
+    one()
+    assert [ref() is not None for ref in made] == [False, True, True]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("what", "read"), [("add_", 2), ("add_", 3), ("scale_", 1)])
+def test_kernels_in_place_leave_the_numbers_that_others_read(what: str, read: int, dtype: str) -> None:
+    """They run a thousand times over a ring that all kernels share: what grew or shrank would come to NaN or to denormals."""
+    arena = Arena(torch.device("cpu"), 1 << 28, distant=1 << 20)
+    size = (1 << 16) * (4 if dtype == "fp32" else 2)
+    with torch.no_grad():
+        run = body(MemoryBound(what, read * size, size, dtype), arena)
+        ring = arena._distant._flat.clone()
+        result = [run() for _ in range(3)][-1]
+    assert isinstance(result, torch.Tensor) and _bytes(result) == size
+    assert torch.equal(ring, arena._distant._flat)
+
+
+def test_what_optimizers_write_over_is_read_by_no_other_kernel() -> None:
+    """Half of a moment's fp32 number is a bf16 of random bits: attention over such numbers ran 25 times slower."""
+    arena = Arena(torch.device("cpu"), 1 << 28, distant=1 << 20)
+    with torch.no_grad():
+        body(MemoryBound("adamw", 4 << 16, 3 << 16, "fp32"), arena)()
+    assert arena._updated._flat.numel() and not arena._distant._flat.numel() and not arena._recent._flat.numel()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

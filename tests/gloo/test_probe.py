@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from executor.probe import merge
+from executor.probes.mill import Between, Mill
 from sim.cost.calibration import SHAPES, Calibration, Sample, load_calibration
 from sim.cost.cpu import cpu_cost
 from sim.work import Attention, Conv, Gemm, HostWork, MemoryBound
@@ -61,3 +63,11 @@ def test_ranks_are_merged_point_by_point() -> None:
     (found,) = merge([[("memory", one)], [("memory", two)]])["memory"]
     assert (found.median, found.p10, found.p90, found.n) == (2.0, 0.5, 4.0, 8)
     assert found.cpu == pytest.approx(0.3)
+
+
+def test_what_lies_between_two_blocks_changes_neither_of_them() -> None:
+    """It hands on values and gradients, and its mill's parameters are nobody's: FSDP2 would gather them, an optimizer update them."""
+    between, x = Between(Mill()), torch.randn(4, 8, requires_grad=True)
+    assert not list(between.parameters()) and not list(between.modules())[1:]
+    (2.0 * between(x)).sum().backward()
+    assert torch.equal(between(x), x) and x.grad is not None and torch.equal(x.grad, torch.full_like(x, 2.0))

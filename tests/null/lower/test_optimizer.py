@@ -53,6 +53,17 @@ def test_many_tensors_take_many_multi_tensor_launches() -> None:
     assert [work.repeat for work in works(p)] == [5], "400 MiB: 104.9 M elements in launches of 320 x 65,536"
     p = program({}, network(100, (linear(elements=10),)))
     assert [work.repeat for work in works(p)] == [3], "100 tensors of four lists, 36 a launch"
+    p = program({}, network(100, (linear(elements=10),)), replace(QUIET, optimizer="foreach"))
+    assert [work.repeat for work in works(p)] == [1, 2, 1, 2, 2, 1, 1, 3], (
+        "what is written over is no list of its own: 110, 64 and 48 a launch"
+    )
+
+
+def test_passes_write_over_what_they_read_but_the_root() -> None:
+    """torch/optim/adamw.py: mul_, lerp_, mul_, addcmul_, sqrt, div_, add_, addcdiv_."""
+    assert [work.what for work in works(program({}, framework=replace(QUIET, optimizer="foreach")))] == (
+        ["scale_", "add_", "scale_", "add_", "sqrt", "scale_", "scale_", "add_"]
+    )
 
 
 def test_a_master_copy_is_cast_back_unless_fsdp_gathers_from_it() -> None:

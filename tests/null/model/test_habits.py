@@ -67,6 +67,19 @@ def test_a_bias_is_a_kernel_of_its_own_unless_another_takes_it() -> None:
     assert not kernels("pytorch")
 
 
+@pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
+def test_the_gradients_of_a_norms_weights(kind: str) -> None:
+    """PyTorch's kernels read input and gradient once more for them, a compiler's and TransformerEngine's leave partial sums."""
+
+    def read(name: str, **changes: object) -> float:
+        return sum(w.read for w in norm(share(name, **changes), "norm", ROWS, WIDTH, kind).backward if isinstance(w, MemoryBound))
+
+    e = share("pytorch").e
+    assert read("pytorch") == 4 * e * ROWS * WIDTH
+    for partial in (read("megatron-core"), read("pytorch", compile=True)):
+        assert partial <= 3.2 * e * ROWS * WIDTH
+
+
 def test_autocast_may_keep_the_stream_in_16_bits() -> None:
     wide, low = share("oneflow", "fp16"), share("oneflow-bert", "fp16")
     assert (wide.es, low.es, low.e, low.autocast) == (4, 2, 2, True)

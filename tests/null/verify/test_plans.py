@@ -26,7 +26,7 @@ def with_pipeline(draw: st.DrawFn) -> tuple[dict[str, Any], Network, str]:
     p = plan["parallel"]
     ranks = p["tp"] * p["cp"] * p["dp_replicate"] * p["dp_shard"]
     if pp > 1 and layers >= pp and ranks * pp <= 64:
-        p |= {"pp": pp, "schedule": draw(st.sampled_from(["gpipe", "1f1b", "zb-h1"]))}
+        p |= {"pp": pp, "virtual_stages": 1, "schedule": draw(st.sampled_from(["gpipe", "1f1b", "zb-h1"]))}
     return plan, network, framework
 
 
