@@ -79,7 +79,8 @@ def contiguous(shape: tuple[int, ...]) -> torch.Size:
 
 
 class Arena:
-    """The buffers of one rank. `limit`: bytes that both rings may take together. `near`: of the ring of activations (`Ring`)."""
+    """The buffers of one rank. `limit`: bytes that activations and weights may take together; states, in fp32, half as much again. `near`: of
+    the ring of activations (`Ring`)."""
 
     def __init__(self, device: torch.device, limit: int, recent: int = RECENT, distant: int = 256 << 20, near: bool = False) -> None:
         self.device, self.limit = device, limit

@@ -47,7 +47,7 @@ class Mill(nn.Module):
 
 class Between(nn.Module):
     """Hands on what it gets, and turns a mill in both passes: two layers' hooks have the layers' own kernels between them. Back to back, the
-    Python of FSDP2's hooks takes a third of what it takes in a step."""
+    Python of FSDP2's hooks takes less than a half of what it takes so (490 us against 980 for both passes of a unit)."""
 
     def __init__(self, mill: Mill) -> None:
         super().__init__()

@@ -182,11 +182,11 @@ class Prices:
         return seconds, "measured" if exact else "fitted"
 
     def _added(self, work: Gemm) -> float:
-        """Into a buffer: of its own dtype a product reads it on the way (beta = 1), of another torch runs a sum after it."""
+        """Into a buffer: of its own dtype a product reads it on the way (beta = 1), a third of the bytes of the sum that torch runs after it
+        into one of another."""
         size = int(BYTES[work.into]) * work.m * work.n * work.batch
-        if work.into == work.dtype:
-            return size / self.calibration.copy_rate
-        return self._bytes(MemoryBound("add_", 2 * size, size, work.into))[0]
+        added = self._bytes(MemoryBound("add_", 2 * size, size, work.into))[0]
+        return added / 3.0 if work.into == work.dtype else added
 
     def _rows(self, work: Gemm) -> int:
         """Bytes of which rows are multiples, where kernels depend on it: 16 on a CPU, and of 32 bits."""
