@@ -36,7 +36,7 @@ def test_it_is_the_papers_algorithm() -> None:
             assert p.grad is None
 
 
-KERNELS = {"sub": "add", "add": "add", "copy_": "copy", "mul_": "scale", "add_": "add", "_fused_sgd_": "momentum"}
+KERNELS = {"sub": "add", "add": "add", "copy_": "copy", "mul_": "scale_", "add_": "add_", "_fused_sgd_": "momentum"}
 """Of torch's operators, without their `_foreach`."""
 
 

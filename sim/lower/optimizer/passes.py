@@ -16,11 +16,12 @@ PASSES: dict[str, Passes] = {
     "lamb": (*_ADAM[:6], ("scale", 2, 1), ("add", 2, 1), ("norm", 1, 0), ("norm", 1, 0), ("add", 2, 1)),
     "lion": (("scale_", 1, 1), ("scale", 1, 1), ("add_", 2, 1), ("sign", 1, 1), ("add_", 2, 1), ("add_", 2, 1)),
     "adagrad": (("add_", 2, 1), ("sqrt", 1, 1), ("scale_", 1, 1), ("add_", 3, 1)),  # addcmul, sqrt, add, addcdiv
-    "lars": (("norm", 1, 0), ("norm", 1, 0), ("add", 2, 1), ("scale", 1, 1), ("scale", 1, 1), ("add", 2, 1), ("add", 2, 1)),
+    "lars": (("norm", 1, 0), ("norm", 1, 0), ("add", 2, 1), ("scale_", 1, 1), ("scale_", 1, 1), ("add_", 2, 1), ("add_", 2, 1)),
 }
 """Of torch's foreach and for-loop implementations. Not torch's are Lion (Chen et al. 2023; timm's lion.py: decay, the momentum times a number plus
 the gradient, its sign, the update, lerp) and LARS (You et al. 2017; timm's lars.py: both norms, decay, trust ratio, momentum, update)."""
 LISTED: dict[str, Passes] = {
+    "nesterov": (*PASSES["nesterov"][:2], *PASSES["sgd"], *PASSES["sgd"]),  # looks ahead in the gradients' own memory
     "lion": (*PASSES["lion"][:-1], ("scale_", 1, 1), ("add_", 2, 1)),  # for lerp
     "adagrad": (*PASSES["adagrad"][:-1], ("scale", 1, 1), PASSES["adagrad"][-1]),  # the gradient times a list of learning rates
 }
