@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -51,3 +52,24 @@ def test_calls_take_turns_and_none_is_timed_first(tmp_path: Path) -> None:
     turns = len(set(called))
     assert 5 <= turns <= 2 * bench.budget / 1e-3 + 1
     assert set(called[: len(called) - len(found)]) == set(called), "warmed up, every one of them"
+
+
+@pytest.mark.parametrize("length", [0.0, 1e-3], ids=["timed cold", "timed in runs"])
+@pytest.mark.parametrize("always", [False, True], ids=["some", "all"])
+def test_calls_that_meet_new_pages_are_timed_again(length: float, always: bool, tmp_path: Path) -> None:
+    """A step has met them long before. Where a machine gives memory back each time, the calls that meet them are all there are."""
+    bench, kept, turn = Bench(alone(tmp_path), quick=True), list[mmap.mmap](), 0
+
+    def call() -> None:
+        nonlocal turn
+        time.sleep(length)
+        turn += 1
+        if always or turn % 4 == 0:
+            kept.append(mmap.mmap(-1, 64 * mmap.PAGESIZE))
+            for at in range(64):
+                kept[-1][at * mmap.PAGESIZE] = 1
+            time.sleep(5e-2)
+
+    found = bench.times([call])
+    assert len(found) >= 5
+    assert all(t >= 5e-2 for t in found) if always else max(found) < 5e-2
