@@ -133,10 +133,14 @@ _CONVOLUTIONS = (
     (4, 128, 14, 14, 128, 3, 1),
     (4, 512, 4, 4, 512, 3, 1),
     (4, 512, 2, 2, 512, 3, 1),
+    (8, 512, 3, 3, 512, 3, 1),
+    (4, 256, 8, 8, 512, 3, 2),
+    (4, 256, 8, 8, 512, 1, 2),
+    (4, 64, 28, 28, 128, 1, 2),
 )
 """CIFAR- and ImageNet-sized layers: batch, channels in, height, width, channels out, kernel, stride, and groups where there are some. The last
-ones of small pictures have more weights than pixels: a core runs them at a fifth to a half of the rate of the others. A quick probe takes the
-first four: a dense one of each kind that libraries have an algorithm for."""
+ones, of small pictures, have more weights than pixels: a core runs them at a fifth to a half of the rate of the others. A quick probe takes
+the first four: a dense one of each kind that libraries have an algorithm for."""
 
 
 def convolutions(bench: Bench) -> None:
