@@ -38,8 +38,13 @@ def _layernorm_backward(s: Site) -> Call:
 
 
 def _rmsnorm(s: Site) -> Call:
-    a, w = s.table(), s.arena.recent(s.width, dtype=s.dtype)
-    return lambda: F.rms_norm(a, (s.width,), w)
+    a, w = s.table().requires_grad_(), s.arena.recent(s.width, dtype=s.dtype).requires_grad_()
+
+    def run() -> torch.Tensor:
+        with torch.enable_grad():  # on a CPU it is some operators, each with its node for backward
+            return F.rms_norm(a, (s.width,), w)
+
+    return run
 
 
 def _rmsnorm_backward(s: Site) -> Call:
@@ -48,7 +53,15 @@ def _rmsnorm_backward(s: Site) -> Call:
     with torch.enable_grad():
         out = F.rms_norm(a, (s.width,), w)
     g = s.table()
-    return lambda: torch.autograd.grad(out, a, g, retain_graph=True)
+    if s.arena.device.type == "cuda":
+        return lambda: torch.autograd.grad(out, a, g, retain_graph=True)
+    normed = s.table(far=True)
+
+    def run() -> tuple[torch.Tensor, ...]:
+        torch.mul(g, normed)  # written out, the gradient of the weights is a product, whose sum over rows is a work of its own
+        return torch.autograd.grad(out, a, g, retain_graph=True)
+
+    return run
 
 
 def _batchnorm(s: Site) -> Call:

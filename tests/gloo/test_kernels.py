@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from executor.arena import Arena, of_gpu
@@ -71,6 +73,21 @@ def test_the_kernels_of_a_layer_norm_on_a_gpu_are_norms_and_sums_here() -> None:
         names, made = _run(work, torch.float32)
         assert variant(work) == name and MAIN[name] in names
         assert made == pytest.approx(max(4, work.written), rel=0.02)
+
+
+def test_an_rms_norm_runs_what_torch_runs_in_training() -> None:
+    """On a CPU: operators with nodes for backward, whose products are the norm's and whose sum over rows is a work of its own."""
+    x, w, g = torch.randn(64, 256).requires_grad_(), torch.ones(256).requires_grad_(), torch.randn(64, 256)
+    with Called() as forward:
+        out = F.rms_norm(x, (256,), w)
+    with Called() as backward:
+        torch.autograd.grad(out, (x, w), g)
+    e = 4 * x.numel()
+    works = [MemoryBound("rmsnorm", read * e, e, "fp32", rows=64) for read in (1, 2)] + [MemoryBound("reduce", e, 4 * 256, "fp32")]
+    views = ("detach", "expand", "view", "t")
+    played, played_backward, total = (Counter(name for name in _run(work, torch.float32)[0] if name not in views) for work in works)
+    assert played == Counter(name for name in forward.names if name not in views)
+    assert played_backward + total == Counter(name for name in backward.names if name not in views)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
