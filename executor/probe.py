@@ -20,7 +20,7 @@ from executor.ranks.environment import cores, place
 from executor.ranks.launch import Interrupted, launch
 from executor.ranks.world import World
 from sim.cost.calibration import SHAPES, Calibration, Sample, save_calibration
-from sim.files.runs import write_atomic
+from sim.files.runs import refuse_unwritable, write_atomic
 from topologies.errors import BadInput, RunFailed
 from topologies.thismachine import RANKS
 
@@ -48,7 +48,10 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def probe(ranks: int, path: str | Path | None = None, quick: bool = False) -> Calibration:
-    """Measures with `ranks` processes and writes the calibration to `path`. Raises `RunFailed`."""
+    """Measures with `ranks` processes and writes the calibration to `path`. Raises `RunFailed`; `BadInput` where no file can be written there,
+    before a minute is spent on measuring."""
+    if path is not None:
+        refuse_unwritable(Path(path))
     calibration = _probe(ranks, Request(quick))
     if path is not None:
         save_calibration(calibration, path)

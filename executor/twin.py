@@ -211,5 +211,5 @@ def keep_run(folder: Path, plan: Plan, program: Program | None, found: dict[str,
     if program is not None:
         write_atomic(folder / "program.txt", show_program(program))
     write_json(folder / "environment.json", environment())
-    write_json(folder / "summary.json", found)
+    write_json(folder / f"summary-{found['how']}.json", found)  # what was trained and what was played share a folder
     write_trace(trace, folder / f"{trace.origin}.json.gz")

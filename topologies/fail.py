@@ -130,7 +130,8 @@ def _cut(machine: Machine, a: str, b: str) -> Machine:
     for name in found.gpus:
         if machine.home(name) and not found.home(name):
             raise BadInput(
-                f"fail=link:{a}-{b}: {name} would be disconnected from its CPU, which then cannot drive it. Use ranks_per_node=..."
+                f"fail=link:{a}-{b}: {name} would be disconnected from its CPU, which then cannot drive it. "
+                f"Slow it instead: link.pcie.rate=1 GB/s, or try fewer GPUs"
             )
     return found
 
@@ -157,8 +158,18 @@ def _fail_switch(cluster: Cluster, name: str) -> Cluster:
         return msgspec.structs.replace(cluster, fabric=msgspec.structs.replace(fabric, failed=fabric.failed | {name}))
     if leaf and int(leaf.group(1)) * fabric.pod < cluster.nodes and int(leaf.group(2)) < fabric.rails and cluster.nodes > 1:
         return _fail_leaf(cluster, int(leaf.group(1)), int(leaf.group(2)))
+    if cluster.nodes == 1:
+        raise BadInput(
+            f"fail: {cluster.name} is one node, without leaf and spine switches. Take several (2x {cluster.name}), or nvswitch:1, nic:nic0"
+        )
     spines = f"{'0.' if fabric.block else ''}0 to {fabric.spine_name(0, fabric.spine_count - 1).removeprefix('net/spine')}"
-    raise BadInput(f"fail: {cluster.name} has no switch {name[:40]}; it has spines {spines} and {fabric.rails} rails")
+    raise BadInput(f"fail: {cluster.name} has no switch {name[:40]}; it has {_leaves(cluster)} and spines {spines}")
+
+
+def _leaves(cluster: Cluster) -> str:
+    """Names of the first and the last leaf switch: one for each rail of each pod."""
+    pods = -(-cluster.nodes // cluster.fabric.pod)
+    return f"leaves leaf:0.0 to leaf:{pods - 1}.{cluster.fabric.rails - 1} (pod.rail)"
 
 
 def _is_upper(cluster: Cluster, name: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from topologies.fabric import Fabric
 from topologies.graph import Topology
 from topologies.hardware import Gpu
+from topologies.machine import Machine
 from topologies.units import show_duration, show_rate, show_size
 
 
@@ -15,6 +16,7 @@ def summary(topology: Topology) -> dict[str, Any]:
     """Devices, host and links of the first node, and how rank 0 reaches other ranks. Rates are per direction."""
     machine, device = topology.machine(0), topology.device(0)
     links = Counter((link.kind, link.rate, link.latency) for link in machine.links.values())
+    links.update(_cables(topology))
     rows = [
         {"link": kind, "count": count, "rate": show_rate(rate), "latency": show_duration(latency)}
         for (kind, rate, latency), count in sorted(links.items())
@@ -26,7 +28,7 @@ def summary(topology: Topology) -> dict[str, Any]:
         "ranks": topology.gpus,
         "device": device.name,
         "memory": show_size(device.memory),
-        "memory bandwidth": show_rate(device.bandwidth),
+        "memory bandwidth": show_rate(device.bandwidth or _dram(machine)),
     }
     others = [f"{run.count}x {run.machine.name}" for run in topology.cluster.runs]
     if len(others) > 1:
@@ -41,6 +43,21 @@ def summary(topology: Topology) -> dict[str, Any]:
     if machine.source:
         found["source"] = machine.source
     return found
+
+
+def _cables(topology: Topology) -> Counter[tuple[str, float, float]]:
+    """Cables of the first node to its leaves (`net`), and of one leaf to the spines over it (`spine`): what `link.KIND.rate` means."""
+    found: Counter[tuple[str, float, float]] = Counter()
+    for name in topology.rates if topology.nodes > 1 else ():
+        if (name.startswith("n0/") and ">net/" in name) or name.startswith("net/leaf0.0>net/spine"):
+            link = topology.link(name)
+            found[link.kind, link.rate, link.latency] += 1
+    return found
+
+
+def _dram(machine: Machine) -> float:
+    """What a processor's own memory gives, where no device has its own."""
+    return sum(link.rate for link in machine.links.values() if link.kind == "dram")
 
 
 def _network(fabric: Fabric) -> str:

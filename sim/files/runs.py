@@ -6,6 +6,7 @@ summary, the report and the environment. Files are written whole or not at all.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -17,6 +18,8 @@ from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
+
+from topologies.errors import BadInput
 
 _PACKAGES = ("steptwin", "torch", "simpy", "networkx", "msgspec", "numpy", "plotly")
 _VARIABLES = ("NCCL_", "CUDA_", "OMP_", "MKL_", "TORCH_", "GLOO_", "SLURM_JOB")
@@ -42,6 +45,17 @@ def write_atomic(path: Path, text: str | bytes) -> Path:
     with atomic(path) as file:
         file.write(text.encode() if isinstance(text, str) else text)
     return path
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Raises `BadInput` where no file can be written at `path`: asked before long work whose result it is to hold."""
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise BadInput(f"cannot write {path}: {error.strerror}. Name a file in a folder that you may write to") from None
 
 
 def _umask() -> int:

@@ -160,8 +160,8 @@ def forward_bytes(chunks: tuple[Blocks, ...]) -> int:
 
 
 def offloaded(chains: list[list[Pass]]) -> int:
-    """memory.offload = "activations": what two blocks keep is on the device at once, the one in use and the one on its way."""
-    return 2 * max((one.kept for chain in chains for one in chain), default=0)
+    """memory.offload = "activations": what two neighbours keep is on the device at once, the one in use and the one on its way."""
+    return max((sum(one.kept for one in chain[at : at + 2]) for chain in chains for at in range(len(chain))), default=0)
 
 
 def growth(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], static: dict[str, int]) -> float:

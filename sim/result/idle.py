@@ -60,7 +60,11 @@ def _unsplit(setting: Setting) -> bool:
 
 RULES = (
     Rule("seq_len", lambda s: s.network.seq < (s.plan.seq_len or 0), "the model takes no sequences, or cuts them to its own `longest`"),
-    Rule("parallel.zero", _unsplit, "dp_shard = 1: there are no ranks to split anything over (dp_replicate holds whole copies)"),
+    Rule(
+        "parallel.zero",
+        lambda s: _unsplit(s) and bool(s.plan.parallel.zero),
+        "dp_shard = 1: there are no ranks to split anything over (dp_replicate holds whole copies)",
+    ),
     Rule(
         "parallel.reshard_after_forward",
         lambda s: _zero(s) < 3 or _unsplit(s) or not _one_stage(s),

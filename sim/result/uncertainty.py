@@ -14,7 +14,7 @@ step x exp(-+ z sigma): errors of times are ratios. The figures are in `cost/par
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from math import exp, hypot
 from typing import Literal
@@ -89,7 +89,7 @@ def interval(
     calibrated = probed and by_source["measured"] >= _MOST
     why = () if calibrated else beyond
     if by_source["assumed"] > known.assumed_at_most and not calibrated:
-        why = (*why, f"{by_source['assumed']:.0%} of the step rests on assumed costs")
+        why = (*why, f"{by_source['assumed']:.0%} of the first rank's step rests on assumed costs")
     mark: Mark = "calibrated" if calibrated else "extrapolated" if why else "interpolated"
     sigma = relative_error(shares, known, probed) * (known.width["beyond"] if beyond and not calibrated else 1.0)
     reach = exp(Z * sigma)
@@ -165,11 +165,24 @@ def _spent(program: Program, pricer: Pricer, topology: Topology) -> tuple[Shares
                 kind, cost = _moved(op, known, program, pricer, topology)
                 into = lane if op.lane == COMPUTE else beside
                 into[kind, cost.source] = into.get((kind, cost.source), 0.0) + times * cost.seconds
+    for cost in _served(program, pricer, topology, known, last):
+        host[cost.source] = host.get(cost.source, 0.0) + cost.seconds
     for op, times in alike.values():
         cost = pricer.local(op, 0)
         kind = "gemm" if op.cls in _MATRIX else "attention" if op.cls == "attention" else "memory"
         lane[kind, cost.source] = lane.get((kind, cost.source), 0.0) + times * cost.seconds
     return lane, beside, max(host, key=host.__getitem__)
+
+
+def _served(program: Program, pricer: Pricer, topology: Topology, known: _Known, step: int) -> Iterator[Cost]:
+    """What a parameter server beside rank 0 does in a step, and what travels to it: ranks wait for that, with their devices idle."""
+    for thread, calls in program.threads(0).items():
+        for call in calls if thread.startswith("server") else ():
+            for op in program.segments[call.segment] if call.step == step else ():
+                if op.kind == "host":
+                    yield pricer.local(op, 0)
+                elif op.kind in ("send", "recv"):
+                    yield _moved(op, known, program, pricer, topology)[1]
 
 
 def _moved(op: Op, known: _Known, program: Program, pricer: Pricer, topology: Topology) -> tuple[str, Cost]:

@@ -80,9 +80,9 @@ def test_a_run_on_two_hosts_leaves_one_folder_and_says_it_once(tmp_path: Path) -
     first, second = _ranks(["-m", "steptwin", "run", "plan.toml", "--steps", "3", "--json", "--out", str(out)], tmp_path, 1)
     assert (first.returncode, second.returncode) == (0, 0), first.stderr[-800:]
     assert len(json.loads(first.stdout)["steps"]) == 3 and second.stdout == ""
-    assert {"plan.toml", "environment.json", "summary.json", "stock.json.gz"} <= {path.name for path in out.iterdir()}
+    assert {"plan.toml", "environment.json", "summary-stock.json", "stock.json.gz"} <= {path.name for path in out.iterdir()}
     assert load_plan(out / "plan.toml") == load_plan(tmp_path / "plan.toml")
-    assert json.loads((out / "summary.json").read_text())["how"] == "stock"
+    assert json.loads((out / "summary-stock.json").read_text())["how"] == "stock"
     assert read_measured(out / "stock.json.gz").ranks == [0, 1], "compare reads it elsewhere"
     assert [path.name for path in (out / "data").iterdir()] == ["samples.sqlite"]
 

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from sim.bind import bind
+from sim.files.planfile import load_plan
 from sim.framework import Framework, framework_of, load_framework
 from sim.memory.remedies import changes
 from sim.memory.report import DoesNotFit, MemoryReport, memory_of
@@ -14,6 +15,7 @@ from sim.model.specs.decoder import Decoder
 from sim.model.specs.spec import ModelSpec
 from sim.model.stages import in_flight, layout
 from sim.plan import Batch, Memory, Optimizer, Parallel, Plan
+from sim.predict import predict
 from sim.result.figures import figures_of_memory, smallest_device
 from topologies.devices import gpu
 from topologies.errors import BadInput
@@ -242,3 +244,14 @@ def test_recomputing_whole_layers_takes_no_more_memory() -> None:
         setting = bind(plan | {"framework": "maxtext", "memory": {"recompute": recompute}}, "dgx-h100")
         peaks.append(memory_of(setting.plan, setting.network, setting.framework, setting.topology.device(0), remedies=False).peak)
     assert peaks[1] <= peaks[0] + 2048 * 4096 * 2
+
+
+def test_offloaded_inputs_of_recomputed_blocks_leave_the_device() -> None:
+    """Beside a head that keeps gigabytes of logits, two neighbours hold one block's input, not a head's worth more."""
+    plan = load_plan("llama3-8b-fsdp8")
+    assert plan.memory.recompute == "full"
+    there, gone = (
+        predict(replace(plan, memory=replace(plan.memory, offload=how)), "dgx-h100").peak_memory_bytes for how in ("none", "activations")
+    )
+    inputs = 31 * 8192 * 4096 * 2
+    assert there - gone == pytest.approx(inputs, rel=0.1)

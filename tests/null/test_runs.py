@@ -12,8 +12,9 @@ import pytest
 from executor.commands import folder_of
 from sim.files import runs
 from sim.files.programfile import load_program, save_program
-from sim.files.runs import environment, write_atomic, write_json
+from sim.files.runs import environment, refuse_unwritable, write_atomic, write_json
 from sim.predict import predict
+from topologies.errors import BadInput
 
 
 def test_a_file_is_written_with_its_folders(tmp_path: Path) -> None:
@@ -88,3 +89,21 @@ def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_package_that_is_absent_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "_PACKAGES", ("simpy", "no-such-package-of-ours"))
     assert list(environment()["packages"]) == ["simpy"]
+
+
+def test_a_place_for_a_result_is_asked_for_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    for path, why in ((tmp_path, "it is a folder"), (tmp_path / "file" / "x.toml", "cannot write")):
+        with pytest.raises(BadInput, match=why):
+            refuse_unwritable(path)
+    refuse_unwritable(tmp_path / "file")
+    refuse_unwritable(tmp_path / "new" / "x.toml")
+    assert (tmp_path / "file").read_text() == "kept" and not list((tmp_path / "new").iterdir())
+
+
+def test_no_probe_is_begun_that_could_not_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from executor import probe
+
+    monkeypatch.setattr(probe, "_probe", lambda *_: pytest.fail("it has measured"))
+    with pytest.raises(BadInput, match="it is a folder"):
+        probe.probe(1, tmp_path)

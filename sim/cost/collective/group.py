@@ -78,7 +78,8 @@ def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -
     far = _far(topology, nodes, kinds)
     pairs = _pairs(topology, inside) if near and near.kind not in ("NVL", "NVB") else ()
     wires = [[nic.name.lower() for nic in _nics(topology, kind[0])] for kind in kinds]
-    inter = min(_inter(topology, kind, siblings) for kind in kinds) if far else 0.0
+    held = list(nodes.values())
+    inter = min(_inter(topology, kind, siblings, next(o[0] for o in held if kind[0] not in o)) for kind in kinds) if far else 0.0
     return GroupShape(
         ranks=len(ranks),
         nodes=len(nodes),
@@ -216,16 +217,27 @@ def _spread(topology: Topology, nodes: dict[int, list[int]], inter: float) -> fl
     return share
 
 
-def _inter(topology: Topology, members: list[int], siblings: int) -> float:
-    """All NICs that the members on one node use; with siblings beside them, only their share."""
-    seen: dict[str, float] = {}
+def _inter(topology: Topology, members: list[int], siblings: int, beyond: int) -> float:
+    """All NICs that the members on one node use; with siblings beside them, only their share. A NIC sends no more than its members bring to it:
+    `beyond` is a rank of another node, and the way there says what the node's own links carry."""
+    rates: dict[str, float] = {}
+    brought: dict[str, float] = {}
     share = 0.0
     for member in members:
         use = topology.nic_of(member)
         if use is None:
             continue
-        share += use.rate
+        ways = _inside(topology, member, beyond)
+        share += min(use.rate, ways)
         for name, nic in zip(use.names, use.nics, strict=True):
-            seen[name] = nic.rate
-    whole = sum(seen.values())
+            rates[name] = nic.rate
+            brought[name] = brought.get(name, 0.0) + ways / len(use.names)
+    whole = sum(min(rate, brought[name]) for name, rate in rates.items())
     return min(whole, share) if siblings > 1 else whole
+
+
+def _inside(topology: Topology, member: int, beyond: int) -> float:
+    """Bytes per second that a rank's node brings from it to its NICs, one direction: the narrowest link before the NIC's own, infinite without."""
+    own = f"n{topology.node(member)}/"
+    links = [link for link in topology.path(member, beyond).links if link.startswith(own) and "/nic" not in link]
+    return min((topology.rates[link] for link in links), default=math.inf)

@@ -64,7 +64,7 @@ def test_marks() -> None:
     new = interval(1.0, fitted, ("new device",), known=KNOWN)
     assert (new.mark, new.why) == ("extrapolated", ("new device",))
     guessed = interval(1.0, mixed, (), known=KNOWN)
-    assert (guessed.mark, guessed.why) == ("extrapolated", ("30% of the step rests on assumed costs",))
+    assert (guessed.mark, guessed.why) == ("extrapolated", ("30% of the first rank's step rests on assumed costs",))
 
 
 def test_only_this_machines_own_measurements_calibrate() -> None:
@@ -154,3 +154,11 @@ def test_reach_is_symmetric_in_ratios() -> None:
     found = interval(3.0, row.shares, ("new",), known=KNOWN)
     assert found.high / 3.0 == pytest.approx(exp(row.reach(KNOWN))) == pytest.approx(3.0 / found.low)
     assert row.holds(KNOWN)
+
+
+def test_what_a_parameter_server_does_and_what_travels_to_it_is_waited_for() -> None:
+    """Asynchronous updates wait for a CPU's network messages, whose costs nobody has measured: such a step is no interpolation."""
+    import steptwin
+
+    found = steptwin.predict(steptwin.plan("gpt2-ddp8", "update.mode=async"), "dgx-h100")
+    assert found.mark == "extrapolated" and any("assumed costs" in why for why in found.mark_reasons)

@@ -55,3 +55,20 @@ def test_the_node_with_fewest_members_gives_the_nics() -> None:
 def test_nodes_that_join_add_no_speed(name: str) -> None:
     times = [seconds(name, f"{n}x dgx-h100 + {n}x dgx-a100") for n in (1, 2, 4)]
     assert times == sorted(times)
+
+
+def test_a_nic_sends_no_more_than_its_gpus_bring_to_it() -> None:
+    """A faster NIC than the PCIe link before it is as fast as that link, to collectives as to messages."""
+    wide = load_topology("2x dgx-h100", ("nic.rate=400 GB/s",))
+    link = wide.rates["n0/gpu0>n0/sw0"]
+    assert group_shape(wide, tuple(range(16))).inter == pytest.approx(8 * link)
+    assert group_shape(wide, (0, 8), siblings=8).inter == pytest.approx(link) == wide.path(0, 8).rate
+    assert group_shape(load_topology("2x dgx-h100"), tuple(range(16))).inter == pytest.approx(8 * 50e9)
+
+
+@pytest.mark.parametrize("name", ["dgx-b300", "gb300-nvl72", "dgx-h100", "aws-p5", "gcp-a3-high", "dgx1-v100"])
+def test_gpus_reach_the_whole_rate_of_their_nics(name: str) -> None:
+    topology = load_topology(f"2x {name}")
+    size = topology.ranks_on(0)
+    rates = {nic: one.rate for rank in range(size) if (use := topology.nic_of(rank)) for nic, one in zip(use.names, use.nics, strict=True)}
+    assert group_shape(topology, tuple(range(2 * size))).inter == pytest.approx(sum(rates.values()))

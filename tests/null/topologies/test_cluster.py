@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from topologies.cluster import parse
 from topologies.errors import BadInput, UnknownName
 from topologies.load import load_topology
+from topologies.summary import summary
 
 
 def test_expressions() -> None:
@@ -256,3 +257,11 @@ def test_a_path_that_is_no_topology_file_is_told_apart_from_a_machine(tmp_path: 
     for source in (tmp_path, tmp_path / "system.json", tmp_path / "absent"):
         with pytest.raises(BadInput, match=r"is no topology file: ours end in \.toml"):
             load_topology(source)
+
+
+def test_a_cluster_shows_the_cables_that_edits_speak_of() -> None:
+    """Each NIC's own, and those of one leaf to its spines; a node alone has none."""
+    rows = {row["link"]: (row["count"], row["rate"]) for row in summary(load_topology("4x dgx-h100", ("link.net.rate=40 GB/s",)))["rows"]}
+    assert rows["net"] == (8, "40 GB/s") and rows["spine"][1] == "40 GB/s"
+    assert not {"net", "spine"} & {row["link"] for row in summary(load_topology("dgx-h100"))["rows"]}
+    assert summary(load_topology("this-machine"))["memory bandwidth"] != "0 B/s"

@@ -156,6 +156,7 @@ def test_a_topology_can_be_edited_again() -> None:
         ("fail=fan:1", "unknown failure"),
         ("fail=nvswitch:9", "4 chips"),
         ("fail=spine:999", "no switch"),
+        ("fail=leaf:0", "leaves leaf:0.0 to leaf:0.7"),
         ("fail=nic:nic77", "unknown NIC"),
         ("without=gpu", "unknown part"),
         ("without=nic", "reaches no NIC"),
@@ -253,3 +254,8 @@ def test_a_clock_is_in_mhz(clock: str) -> None:
         load_topology("dgx-h100", (f"gpu.clock={clock}",))
     slower = load_topology("dgx-h100", ("gpu.clock=1500",)).device(0)
     assert isinstance(slower, Gpu) and slower.clock == 1.5e9
+
+
+def test_one_node_has_no_switch_between_nodes_to_fail() -> None:
+    with pytest.raises(BadInput, match="is one node, without leaf and spine switches"):
+        load_topology("dgx-h100", ("fail=spine:2",))
