@@ -87,15 +87,15 @@ def model_of(row: Row, assumed: list[str], vocab_multiple: int = 1) -> dict[str,
         if re.search(pattern, kind) and (tree := described(row, assumed)):
             return tree
     if re.search(_NAMED, kind):
-        return _by_name(row, assumed)
+        return _by_name(row, assumed, vocab_multiple)
     row = with_blanks(row, assumed)
     if row.n_layers is None or row.hidden is None:
         if shipped_model(row.model_name, row.params) or not (sized := with_sizes(row, assumed)):
-            return _by_name(row, assumed)
+            return _by_name(row, assumed, vocab_multiple)
         row = sized
     if "mamba" in kind:
         if shipped_model(row.model_name) and "hybrid" not in kind:
-            return _by_name(row, assumed)
+            return _by_name(row, assumed, vocab_multiple)
         raise Refused(f"{row.model_name}: a hybrid needs its layer pattern, which the row does not give")
     return _decoder(row, assumed, vocab_multiple)
 
@@ -179,8 +179,10 @@ def _examples(spec: Decoder, row: Row, assumed: list[str]) -> Decoder:
 
 
 def trains_adapters(row: Row) -> bool:
-    """LoRA, said of the task or of the model ("Llama-2-70B LoRA")."""
-    return re.search(r"[dl]ora\b|\bpeft\b|adapter", f"{row.task} {row.model_name}".lower()) is not None
+    """LoRA, said of the task, the model ("Llama-2-70B LoRA") or the family; MLPerf trains Llama 2 70B so alone (training_rules: llama2_70b_lora)."""
+    if re.search(r"[dl]ora\b|\bpeft\b|adapter", f"{row.task} {row.model_name} {row.family}".lower()):
+        return True
+    return "mlperf" in f"{row.framework} {row.source_id}".lower() and re.search(r"llama[-_ ]?2.*70b", row.model_name.lower()) is not None
 
 
 def _with_task(spec: Decoder, row: Row, assumed: list[str]) -> dict[str, Any]:
@@ -231,7 +233,7 @@ def _activation(row: Row) -> str:
     return next((name for pattern, name in _ACTIVATIONS if re.search(pattern, row.activation.lower())), "")
 
 
-def _by_name(row: Row, assumed: list[str]) -> dict[str, Any]:
+def _by_name(row: Row, assumed: list[str], vocab_multiple: int = 1) -> dict[str, Any]:
     """A shipped model of that name, where the row gives no sizes. Raises `Refused` where there is none."""
     found = shipped_model(row.model_name, row.params, modern=not "" < row.date < "2024")
     if not found:
@@ -239,6 +241,7 @@ def _by_name(row: Row, assumed: list[str]) -> dict[str, Any]:
     assumed.append(f"architecture of the shipped model {found}")
     spec = load_model(found)
     if isinstance(spec, Decoder):
+        spec = msgspec.structs.replace(spec, vocab=-(-spec.vocab // vocab_multiple) * vocab_multiple)
         return _with_task(_examples(spec, row, assumed), row, assumed)
     tree: dict[str, Any] = msgspec.to_builtins(spec)
     return tree

@@ -59,12 +59,26 @@ def source_of(row: Mapping[str, str]) -> str:
     return next((name for pattern, name in _SOURCES if pattern.search(told)), row.get("source_id", "") or "unnamed")
 
 
+_NEGATED = r"\b(no|without|non|w/o)[ -]?{0}|{0}\w*[ =:]*(0|off|disabled|false|no)\b"
+_DENIED = "|".join(_NEGATED.format(name) for name in ("(nccl_)?nvls(_enable)?", "sharp", "collnet"))
+"""Words by which a row says what NCCL did not run: "NCCL_NVLS_ENABLE=0", "no NVLS", "SHARP off"."""
+
+
+def without_nvls(row: Mapping[str, str]) -> bool:
+    """The row denies NVLS, and names no algorithm: NCCL had rings and trees."""
+    told = (row.get("algo") or "").lower()
+    return "nvls" in told and "nvls" not in re.sub(_DENIED, "", told) and algorithm_of(row) == "auto"
+
+
 def algorithm_of(row: Mapping[str, str]) -> str:
     """The algorithm that the row says NCCL ran, in our words; `auto` where it does not say.
 
     `SHARP`, also of the network, is `collnet`; NVLSTree is `nvls` over nodes.
     """
-    told = (row.get("algo") or "").lower() or ("sharp" if "sharp" in (row.get("inter_net") or "").lower() else "")
+    algo, net = (row.get("algo") or "").lower(), (row.get("inter_net") or "").lower()
+    told = re.sub(_DENIED, "", algo)
+    if not algo and "sharp" in re.sub(_DENIED, "", net):
+        told = "sharp"
     for word, name in (("sharp", "collnet"), ("collnet", "collnet"), ("ring", "ring"), ("nvls", "nvls"), ("tree", "tree"), ("pat", "pat")):
         if word in told:
             return name

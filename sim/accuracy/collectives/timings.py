@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from sim.accuracy.collectives.measuring import Tool, algorithm_of, source_of, tool_of
+from sim.accuracy.collectives.measuring import Tool, algorithm_of, source_of, tool_of, without_nvls
 from sim.cost.collective import GroupShape, best, group_shape
 from sim.quantile import quantile
 from topologies.errors import BadInput, Refused, SteptwinError
@@ -137,9 +137,9 @@ def _timing(row: dict[str, str], file: str) -> Timing:
     each = -(-gpus // nodes)
     ranks = tuple(node * topology.ranks_per_node + local for node in range(topology.nodes) for local in range(each))[:gpus]
     bytes_ = int(size)
-    kind = {"alltoall": "all_to_all", "allreduce": "all_reduce", "allgather": "all_gather"}.get(row["kind"], row["kind"])
+    kind = _kind(row["kind"])
     shape = group_shape(topology, ranks)
-    algorithm, tool = _algorithm(row, kind, shape), tool_of(row, topology, shape.local)
+    algorithm, tool = _algorithm(row, kind, bytes_, shape), tool_of(row, topology, shape.local)
     seconds = tool.seconds(best(kind, bytes_, shape, algorithm).seconds)
     match = _GPU.search(row["gpu"])
     gpu = match.group(1).upper() if match else row["gpu"]
@@ -148,8 +148,20 @@ def _timing(row: dict[str, str], file: str) -> Timing:
     )  # fmt: skip
 
 
-def _algorithm(row: dict[str, str], kind: str, shape: GroupShape) -> str:
+_KINDS = {"alltoall": "all_to_all", "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter"}
+_KINDS |= {"sendrecv": "send", "send_recv": "send"}
+
+
+def _kind(told: str) -> str:
+    """The collective in our words, from nccl-tests' or others' ("AllReduce", "reduce-scatter", "sendrecv_perf")."""
+    plain = told.lower().replace("-", "_").removesuffix("_perf")
+    return _KINDS.get(plain, plain)
+
+
+def _algorithm(row: dict[str, str], kind: str, size: int, shape: GroupShape) -> str:
     """What the row says that NCCL ran; its own choice where the model knows no such way for the group."""
+    if without_nvls(row) and kind == "all_reduce":
+        return min(("ring", "tree"), key=lambda name: best(kind, size, shape, name).seconds)
     try:
         best(kind, 1, shape, algorithm_of(row))
     except Refused:

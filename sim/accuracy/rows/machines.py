@@ -71,7 +71,7 @@ _RULES: tuple[tuple[str, str, str, str], ...] = (
     (r"v100", "ndv2|nd40rs", "azure-ndv2", ""),
     (r"v100", r"dgx[-_ ]?2h|dgx[-_ ]?2 .*\bclustered", "dgx2h-v100", ""),
     (r"v100", r"dgx[-_ ]?2", "dgx2-v100", ""),
-    (r"v100", "sxm3|nvswitch", "dgx2-v100", ""),
+    (r"v100", r"sxm3|(?<!no )nvswitch", "dgx2-v100", ""),
     (r"v100", r"^32 .*pcie", "a100-pcie-x8", "gpu=v100-pcie-32gb"),
     (r"v100", "pcie", "a100-pcie-x8", "gpu=v100-pcie-16gb"),
     (r"v100", r"^32 ", "dgx1-v100-32gb", ""),
@@ -155,6 +155,13 @@ def in_devices(row: Row, assumed: list[str]) -> Row:
         return row
     assumed.append(f"{row.gpus} modules of two devices: {2 * row.gpus} devices")
     return msgspec.structs.replace(row, gpus=2 * row.gpus, gpus_per_node=2 * (row.gpus_per_node or 4), dp=None)
+
+
+def on_nodes(row: Row) -> Row:
+    """The row with its number of nodes, where it gives the GPUs of one."""
+    if row.nodes is not None or not row.gpus or not row.gpus_per_node:
+        return row
+    return msgspec.structs.replace(row, nodes=-(-row.gpus // row.gpus_per_node))
 
 
 def _memory(row: Row) -> float:

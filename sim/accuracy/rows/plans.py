@@ -16,16 +16,17 @@ from sim.accuracy.architecture.names import with_widths
 from sim.accuracy.row import Row
 from sim.accuracy.rows.attention import attention_of
 from sim.accuracy.rows.loops import data_of, output_of, turns_of
-from sim.accuracy.rows.machines import in_devices, machine_of
+from sim.accuracy.rows.machines import in_devices, machine_of, on_nodes
 from sim.accuracy.rows.networks import network_of
 from sim.accuracy.rows.recomputation import recompute_of
 from sim.accuracy.rows.room import with_room
 from sim.accuracy.rows.scripts import steers_power
 from sim.accuracy.rows.sharding import sharding_of
 from sim.accuracy.rows.sizes import Sizes, gpus_of, in_parts, sizes_of, stages_of
+from sim.accuracy.rows.submissions import algorithm_of, completed, exchanges_heads
 from sim.accuracy.rows.systems import described, named_system
 from sim.accuracy.rows.updating import optimizer_of
-from sim.accuracy.rows.wording import algorithm_of, compiled, framework_of_row, overlap_of, precision_of, said, schedule_of
+from sim.accuracy.rows.wording import compiled, framework_of_row, overlap_of, precision_of, said, schedule_of
 from sim.model.load import model_from
 from sim.plan import Batch, Comm, Memory, Parallel, Plan
 from topologies.errors import BadInput, Refused
@@ -63,7 +64,7 @@ def case_of(row: Row) -> Case:
     if row.problem:
         raise BadInput(row.problem)
     assumed: list[str] = []
-    row = in_devices(msgspec.structs.replace(row, gpus=gpus_of(row, assumed)), assumed)
+    row = on_nodes(in_devices(msgspec.structs.replace(completed(row), gpus=gpus_of(row, assumed)), assumed))
     row = with_widths(row)
     framework = framework_of_row(row, assumed)
     model = model_of(row, assumed, 128 * (row.tp or 1) if framework.startswith(_MEGATRON) else 1)
@@ -210,7 +211,7 @@ def _parallel(
 
 def _context(row: Row, cp: int, windowed: bool, assumed: list[str]) -> Any:
     """Heads for sequence where the row says so, and where windows leave no ring (Megatron-Bridge's GPT-OSS: cp_comm_type = "a2a")."""
-    if re.search(r"a2a|ulysses", f"{row.comm_overlap} {row.framework}".lower()):
+    if cp > 1 and (exchanges_heads(row) or re.search(r"a2a|ulysses", f"{row.comm_overlap} {row.framework}".lower())):
         return "all_to_all"
     if windowed and cp > 1:
         assumed.append("context parallelism by all_to_all: no ring attention takes windows")

@@ -18,8 +18,8 @@ from topologies.errors import BadInput
 _BEYOND = 1.3
 """Predicted peak over the device's memory from which on a row recomputes. Published rows that say that they recompute nothing are predicted at
 1.28 of it at most (llm-foundry's MPT-350M on A100 of 40 GB)."""
-_RECIPES = ("megatron-bridge",)
-"""Frameworks whose recipes say what is recomputed and offloaded (`recipes`)."""
+_RECIPES = ("megatron-bridge", "mlperf-nvidia")
+"""Frameworks whose recipes say what is recomputed and offloaded (`recipes`), or whose weights lie in 8 bits (MLPerf's yaml: fp8_params)."""
 _WIDE = 2048
 """From which width on encoders and encoder-decoders have billions of parameters (T5-3B is narrower, its layers wide inside)."""
 _TRAINED, _FROZEN = 16, 2

@@ -81,4 +81,5 @@ _PLANAR = r"ngc\D*(19\.|20\.0[1-5])|pytorch 1\.[0-5]\b"
 
 def layout_of(row: Row) -> str:
     """The framework file of a classifier in PyTorch, by the layout of its maps: DLPerf runs NVIDIA's scripts of 20.03, whose log says nchw."""
-    return "pytorch-planar" if re.search(_PLANAR, row.framework_version.lower()) else "pytorch-native-amp"
+    old = row.source_id.startswith("dlperf") or re.search(_PLANAR, f"{row.framework} {row.framework_version}".lower())
+    return "pytorch-planar" if old else "pytorch-native-amp"

@@ -81,11 +81,11 @@ def sizes_of(row: Row, assumed: list[str], framework: str = "megatron-core", lay
     dp = row.gpus // (tp * pp * cp)
     if row.dp not in (None, dp):
         assumed.append(f"dp = {row.dp} in the row, {dp} by the number of GPUs: the latter")
-    micro, batch = _batch(row, dp, assumed)
+    micro, batch = _batch(row, dp, framework, assumed)
     return Sizes(dp, tp, pp, _virtual(row, layers, pp, batch // (micro * dp), framework, assumed), cp, row.ep or 1, micro, batch)
 
 
-def _batch(row: Row, dp: int, assumed: list[str]) -> tuple[int, int]:
+def _batch(row: Row, dp: int, framework: str, assumed: list[str]) -> tuple[int, int]:
     """(micro, global) with global a multiple of micro x dp."""
     micro, batch = row.micro_batch, row.global_batch
     if batch is None:
@@ -96,7 +96,10 @@ def _batch(row: Row, dp: int, assumed: list[str]) -> tuple[int, int]:
         assumed.append(f"global batch {batch} is no multiple of dp = {dp}: {rounded}")
         batch = rounded
     each = batch // dp
-    if micro is None:
+    if framework.startswith("torchtitan") and (row.pp or 1) > 1 and micro in (None, each) and (row.grad_accum or 1) == 1:
+        micro = each // (row.pp or 1) if row.date < _SINGLY and each % (row.pp or 1) == 0 else 1
+        assumed.append(f"{each} samples of a rank go through the pipeline in micro-batches of {micro}: torchtitan's default")
+    elif micro is None:
         micro = _micro(row, each)
         assumed.append(f"micro-batch not stated: {micro}")
     if each % micro:
@@ -106,6 +109,9 @@ def _batch(row: Row, dp: int, assumed: list[str]) -> tuple[int, int]:
     return micro, batch
 
 
+_SINGLY = "2025-05"
+"""torchtitan splits a rank's batch into as many micro-batches as the pipeline has ranks (pipeline_parallel_microbatches), from then on into single
+samples (pipeline_parallel_microbatch_size = 1)."""
 _FIT, _FIT_RECOMPUTED = 1 << 14, 1 << 16
 """Tokens that a GPU takes at a time, with its layers' activations kept, and with their inputs alone."""
 _GATHERED = r"fsdp|full_?shard|fully.?shard|zero[\s_-]*(stage)?[\s_-]*3|stage[\s_-]*3|^3$"
@@ -140,6 +146,11 @@ def _virtual(row: Row, layers: int, pp: int, microbatches: int, framework: str, 
     """Model chunks per rank: the row's, as far as the schedule and the layers allow; interleaving needs whole rounds."""
     if pp == 1:
         return 1
+    if row.vp is None and framework.startswith("torchtitan"):
+        plain = re.search(r"1f1b", _said_of_schedule(row)) and "interleav" not in _said_of_schedule(row)
+        chunks = 1 if plain or microbatches % pp or 2 * pp > layers + 2 else 2
+        assumed.append(f"stages of a rank not stated: {chunks}, as torchtitan's generate_split_points makes for the schedule")
+        return chunks
     if row.vp is None:
         most = _chunks(layers, pp) or _chunks(layers + 2, pp) or 1
         # Who runs a deep pipeline on hardly more micro-batches than stages interleaves, or half the step were bubble.
@@ -151,6 +162,10 @@ def _virtual(row: Row, layers: int, pp: int, microbatches: int, framework: str, 
         assumed.append(f"{row.vp} chunks do not fit {microbatches} micro-batches on {pp} stages: plain 1F1B")
         return 1
     return row.vp
+
+
+def _said_of_schedule(row: Row) -> str:
+    return f"{row.comm_overlap} {row.notes} {row.recompute_detail} {row.framework} {row.source}".lower()
 
 
 def stages_of(layers: int, stages: int, further: int = 0) -> tuple[int, ...] | None:

@@ -6,12 +6,12 @@ The words are those that publications print ("Megatron-LM", "bf16 (autocast)", "
 from __future__ import annotations
 
 import re
-from typing import Literal
 
 from sim.accuracy.row import Row
-from sim.accuracy.rows.eager import KEPT_LOW, eager_of
+from sim.accuracy.rows.eager import eager_of
 from sim.accuracy.rows.recipes import recipe_of
 from sim.accuracy.rows.scripts import graph_of, mxnet_of, nemo_of
+from sim.accuracy.rows.submissions import submitted, submitted_llama, submitted_pictures
 from topologies.errors import Refused
 
 _FRAMEWORKS: tuple[tuple[str, str], ...] = (
@@ -49,10 +49,10 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
         return graph_of(row, name)
     if name == "oneflow" and _is(row, r"gpt|llama"):
         return "oneflow-gpt"
-    if "mlperf" in text and name in ("mlperf-nvidia", "mxnet-horovod") and not _is(row, _MASKS) and _is(row, r"resnet|\bcnn\b"):
-        return "mlperf-mxnet" + "-mainloop" * (_is(row, "resnet") and row.gpu in ("H100", "H200") and row.gpus == 8)  # NVIDIA's submissions
+    if submitted(row) and name in ("mlperf-nvidia", "mxnet-horovod") and not _is(row, _MASKS) and _is(row, r"resnet|\bcnn\b"):
+        return submitted_pictures(row)
     if name == "mlperf-nvidia" and _is(row, "llama"):
-        return _submitted_llama(row)
+        return submitted_llama(row)
     if name in ("mlperf-nvidia", "llm-foundry") and (row.batch_unit == "images" or _is(row, _MASKS + r"|resnet|\bcnn\b|\bvit\b")):
         name, text = "pytorch", "torch"  # detection, translation, and Composer's pictures are plain modules
     if "hai-llm" in text and row.n_experts:
@@ -72,7 +72,8 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
         return "torchtitan-2025"
     if name == "megatron-lm" and _written_out(row):
         later = row.date[:7] >= _ASYNCHRONOUS or said(row.sequence_parallel) or row.recompute == "selective"
-        return "megatron-2022" if later else "megatron-2020" if _wrapped(row) else "megatron-2021"
+        halves = precision_of(row) == "fp16"
+        return "megatron-2022" + "-fp16" * halves if later else "megatron-2020" if _wrapped(row) else "megatron-2021"
     if name == "megatron-lm" and "CE fusion on" in row.notes:
         return "megatron-lm-te-loss"
     if name == "megatron-deepspeed" and not re.search(
@@ -86,20 +87,6 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
 
 _TF1_ENDS = "2021-07"
 """From when on a TensorFlow without its version is the second: 1.15's last patches are of January 2021, NGC's last container of it of 2023, and says 1."""
-_HOPPER = r"h[128]00|h20\b|b[23]00"
-"""GPUs with 8-bit attention in cuDNN: Hopper and Blackwell."""
-_GRAPHED = "2025"
-"""From when on the adapters' submissions are captured (v5.0; v4.0's scripts capture nothing)."""
-
-
-def _submitted_llama(row: Row) -> str:
-    """NVIDIA's submissions of Llama to MLPerf: pretraining on Megatron-Core, or adapters, whose attention is in 8 bits where a GPU can."""
-    tuned = re.search(KEPT_LOW, f"{row.task} {row.model_name}".lower())
-    if not tuned or not re.search(_HOPPER, row.gpu.lower()):
-        return "mlperf-nvidia-mcore"
-    return "mlperf-nvidia-lora-graphs" if row.date >= _GRAPHED else "mlperf-nvidia-lora"
-
-
 _BIGSCIENCE = r"bigscience|bloom|jean zay"
 
 
@@ -115,14 +102,19 @@ def _written_out(row: Row) -> bool:
     return flash is False or (flash is None and ("" < row.date < "2023" or "v100" in row.gpu.lower()))
 
 
+_ITS_OWN = r"megatron|nvidia|narayanan|sc21"
+"""Sources whose runs are those of Megatron-LM's authors."""
 _PIPELINED, _WIDE = "2021", 4
 """When Megatron-LM got pipelines, which take its own gradient sums alone, and from how many ranks a layer on torch's were its choice before."""
 
 
 def _wrapped(row: Row) -> bool:
     """Megatron-LM under torch's DistributedDataParallel. README of 2020: better for the models split 4 and 8 ways, worse for 1 and 2;
-    in 2021 all models without a pipeline (examples/sc21/run_table_1.sh: DDP=torch for 1, 2, 4 and 8 ways, local with pipelines)."""
+    in 2021 all of NVIDIA's own without a pipeline (examples/sc21/run_table_1.sh: DDP=torch for 1, 2, 4 and 8 ways, local with pipelines); who
+    says nothing has the default, `--DDP-impl local` (arguments.py)."""
     least = _WIDE if row.date < _PIPELINED else 1
+    if row.date >= _PIPELINED and not re.search(_ITS_OWN, row.source_id.lower()):
+        return False
     return row.date != "" and (row.tp or 1) >= least and (row.nodes or 1) > 1 and (row.pp or 1) == 1
 
 
@@ -198,16 +190,6 @@ def overlap_of(row: Row, framework: str) -> tuple[bool, bool]:
     if not text or text.startswith("horovod") or re.match(_OF_DATA, text):  # of tensor parallelism it says nothing
         return True, tensor
     return said(text) is not False, bool(re.search(r"userbuffers|tp-comm-overlap|async tp", text))
-
-
-_IN_SWITCHES = 448
-"""Nodes from which on MLPerf's pictures are told to sum in the switches: NCCL_ALGO=COLLNETCHAIN in config_DGXH100_multi_448x8x16.sh (v3.1,
-v4.0); config_DGXH100_multi_316x8x16.sh has it commented out."""
-
-
-def algorithm_of(row: Row, framework: str) -> Literal["auto", "collnet"]:
-    """NCCL's algorithm where a script asks for one."""
-    return "collnet" if framework == "mlperf-mxnet" and (row.nodes or 1) >= _IN_SWITCHES else "auto"
 
 
 def compiled(row: Row) -> bool | None:

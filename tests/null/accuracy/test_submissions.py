@@ -45,6 +45,13 @@ def row(base: Row, **changes: object) -> Row:
         (LORA, "mlperf-nvidia-lora"),
         (row(LORA, gpu="B200", date="2025-06"), "mlperf-nvidia-lora-graphs"),
         (row(LORA, **L40S), "mlperf-nvidia-mcore"),
+        (row(LORA, gpus=64, nodes=8, global_batch=64, date="2024-06"), "mlperf-nvidia-lora"),
+        (row(LORA, gpus=64, nodes=8, global_batch=64, date="2024-11"), "mlperf-nvidia-mcore"),
+        (row(LORA, gpu="B200", date="", framework_version="v5.0"), "mlperf-nvidia-lora-graphs"),
+        (row(LORA, model_name="Llama-2-70B", task="finetune"), "mlperf-nvidia-lora"),
+        (row(PICTURES, gpu="H100 SXM", gpus=8, nodes=1, micro_batch=400, global_batch=3200), "mlperf-mxnet-mainloop"),
+        (row(PICTURES, model_name="ResNet"), "mlperf-mxnet"),
+        (row(GPT, framework="PyTorch", model_name="ResNet-50", model_type="cnn", batch_unit="images"), "pytorch-planar"),
         (PICTURES, "mlperf-mxnet"),
         (row(PICTURES, framework="NGC (MLPerf)"), "mlperf-mxnet"),
         (row(PICTURES, gpus=8, nodes=1, micro_batch=400, global_batch=3200), "mlperf-mxnet-mainloop"),
@@ -116,3 +123,58 @@ def test_what_the_llama_submissions_share_and_what_not() -> None:
     assert gpt.quantising_activation and not llama.quantising_activation
     assert (gpt.defers_head, llama.defers_head) == (0, 50)
     assert load_framework("mlperf-nvidia-lora").zero == 0 and llama.zero == 1
+
+
+def test_blackwells_adapters_recompute_nothing_of_their_own() -> None:
+    """Weights in 8 bits (fp8_params) leave room where 16 bits would not; context parallelism exchanges heads since v5.0."""
+    case = case_of(row(LORA, n_layers=80, gpu="B200", system="DGX B200", tp=1, date="2025-06"))
+    assert case.plan.memory.recompute == "none"
+    wide = row(LORA, gpus=32, nodes=4, cp=4, tp=1, micro_batch=1)
+    assert case_of(msgspec.structs.replace(wide, date="2025-06")).plan.parallel.cp_kind == "all_to_all"
+    assert case_of(msgspec.structs.replace(wide, date="2024-11")).plan.parallel.cp_kind != "all_to_all"
+
+
+def test_nodes_that_a_row_leaves_out_are_counted() -> None:
+    """Pictures on 448 nodes are summed in the switches, whether the row counts them or their GPUs."""
+    large = row(PICTURES, gpus=3584, nodes=448, global_batch=57344)
+    said, blank = case_of(large), case_of(msgspec.structs.replace(large, nodes=None))
+    assert said.plan == blank.plan and said.topology == blank.topology and blank.plan.comm.algorithm == "collnet"
+
+
+def test_a_shipped_gpts_vocabulary_is_padded_as_its_framework_pads_it() -> None:
+    bare = Row(
+        row_id="r", source_id="mlperf-nvidia", model_name="GPT-3", gpu="H100", system="DGX H100", gpus=64, nodes=8, gpus_per_node=8, task="pretrain",
+        precision="fp8", seq_len=2048, micro_batch=1, global_batch=64, tp=4, pp=8, framework="NeMo (MLPerf)", date="2024-11", quality="A",
+    )  # fmt: skip
+    case = case_of(bare)
+    assert isinstance(case.plan.model, dict) and case.plan.model["vocab"] == 50688 and case.plan.model["layers"] == 96
+
+
+DEEP = Row(
+    row_id="r", source_id="torchtitan", model_name="Llama-3.1-405B", model_type="llama", n_layers=126, hidden=16384, n_heads=128, n_kv_heads=8,
+    ffn_hidden=53248, activation="swiglu", vocab_size=128256, gpu="H100", gpus=512, nodes=64, gpus_per_node=8, task="pretrain", precision="bf16",
+    seq_len=8192, global_batch=256, grad_accum=1, tp=8, pp=8, dp=8, sharding="FSDP2", recompute="full", framework="torchtitan", date="2024-12",
+    step_time_s=1.0, quality="B",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "micro", "chunks"),
+    [
+        ({"notes": "interleaved 1F1B"}, 4, 2),
+        ({"notes": "1F1B", "micro_batch": 32}, 4, 1),
+        ({"notes": "interleaved 1F1B", "date": "2025-06"}, 1, 2),
+        ({"notes": "1F1B", "micro_batch": 2, "grad_accum": 16}, 2, 1),
+    ],
+)
+def test_torchtitans_pipelines_split_a_ranks_batch(changes: dict[str, object], micro: int, chunks: int) -> None:
+    """As many micro-batches as ranks of the pipeline, two stages of a rank where schedules loop (pipelining_utils.py: generate_split_points)."""
+    plan = case_of(row(DEEP, **changes)).plan
+    assert (plan.batch.micro, plan.parallel.virtual_stages) == (micro, chunks)
+
+
+def test_dlperfs_servers_have_one_nic() -> None:
+    case = case_of(row(GPT, framework="Megatron-LM", inter_net="IB 100 Gb/s (no NVSwitch)", gpus=16, nodes=2, global_batch=128))
+    assert case.topology.startswith("2x dlperf-v100") and case.plan.framework == "megatron-2021"
+    later = case_of(row(GPT, framework="Megatron-LM", gpus=16, nodes=2, global_batch=128, date="2022-03"))
+    assert load_framework(later.plan.framework).reduce_dtype == "fp16"

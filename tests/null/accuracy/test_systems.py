@@ -57,8 +57,11 @@ def test_before_pipelines_wide_models_ran_under_torchs_data_parallel() -> None:
 
 def test_in_2021_all_models_without_a_pipeline_ran_under_torchs_data_parallel() -> None:
     """run_table_1.sh says DDP=torch for them, local with pipelines; a cell that denies overlap speaks of Megatron's own sums."""
+    own = {"source_id": "megatron-sc21-table1"}
     for tp in (1, 2, 8):
-        case = case_of(row(**(WIDE | {"date": "2021-04", "tp": tp, "comm_overlap": "none"})))
+        case = case_of(row(**(WIDE | own | {"date": "2021-04", "tp": tp, "comm_overlap": "none"})))
         assert case.plan.framework == "megatron-2020" and case.plan.comm.overlap
+    others = case_of(row(**(WIDE | {"source_id": "somebody", "date": "2021-04", "tp": 2})))
+    assert others.plan.framework == "megatron-2021"  # --DDP-impl local is the default
     piped = case_of(row(**(WIDE | {"date": "2021-04", "pp": 2, "global_batch": 64, "comm_overlap": "none"})))
     assert piped.plan.framework == "megatron-2021" and not piped.plan.comm.overlap

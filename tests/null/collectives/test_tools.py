@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from sim.accuracy.collectives.measuring import Tool, algorithm_of, source_of, tool_of
-from sim.accuracy.collectives.timings import validate_collectives
+from sim.accuracy.collectives.timings import _timing, validate_collectives
 from sim.cost.collective import best, collective_cost, group_shape, message_cost
 from sim.cost.host import host_seconds
 from topologies.errors import Refused
@@ -30,7 +30,20 @@ def test_tools_are_told_by_their_columns() -> None:
 
 @pytest.mark.parametrize(
     ("told", "name"),
-    [("Ring (NCCL_NVLS_ENABLE=0)", "ring"), ("NVLS", "nvls"), ("NVLSTree", "nvls"), ("SHARP", "collnet"), ("", "auto"), ("Tree", "tree")],
+    [
+        ("NCCL_NVLS_ENABLE=0", "auto"),
+        ("no NVLS", "auto"),
+        ("Tree (NVLS off)", "tree"),
+        ("SHARP off", "auto"),
+        ("without SHARP, ring", "ring"),
+        ("NCCL_NVLS_ENABLE=1", "nvls"),
+        ("Ring (NCCL_NVLS_ENABLE=0)", "ring"),
+        ("NVLS", "nvls"),
+        ("NVLSTree", "nvls"),
+        ("SHARP", "collnet"),
+        ("", "auto"),
+        ("Tree", "tree"),
+    ],
 )
 def test_algorithms_of_rows_are_ours(told: str, name: str) -> None:
     assert algorithm_of({"algo": told}) == name
@@ -99,3 +112,17 @@ def test_a_message_is_one_peer_of_an_all_to_all() -> None:
     assert 0.6 * pair < near.seconds < pair and near.seconds < far.seconds
     small, large = (message_cost(size, 0, 8, topology).latency for size in (1 << 14, 1 << 15))
     assert small < large < 3 * small
+
+
+def _measured(**cells: str) -> float:
+    """Predicted seconds of one timing of 4 GiB on an H200 node."""
+    row = {"kind": "all_reduce", "gpus": "8", "gpu": "H200", "message_bytes": str(4 << 30), "time_us": "20000", "algo": "", "inter_net": ""}
+    return _timing(row | cells, "given").predicted
+
+
+def test_what_a_row_denies_is_not_predicted() -> None:
+    """Without NVLS a node has rings and trees; kinds are known by the names of the tools."""
+    ring, nvls = _measured(algo="Ring"), _measured(algo="NVLS")
+    assert nvls < _measured(algo="NVLS off") <= ring
+    assert _measured(kind="all-reduce") == _measured() == _measured(kind="AllReduce")
+    assert _measured(kind="ReduceScatter") == _measured(kind="reduce_scatter")

@@ -1,0 +1,79 @@
+"""What NVIDIA's submissions to MLPerf Training set, round by round: dates, frameworks, adapters, context parallelism, sums in the switches.
+
+Source: mlcommons/training_results_v3.1, v4.0, v4.1 and v5.0, NVIDIA/benchmarks/{gpt3,llama2_70b_lora,llama31_405b,resnet}/implementations:
+config_*.sh and conf/*.yaml. Their results are not looked at here.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import msgspec
+
+from sim.accuracy.architecture.models import trains_adapters
+from sim.accuracy.row import Row
+
+_ROUNDS = {
+    "0.7": "2020-07", "1.0": "2021-06", "1.1": "2021-12", "2.0": "2022-06", "2.1": "2022-11", "3.0": "2023-06", "3.1": "2023-11", "4.0": "2024-06",
+    "4.1": "2024-11", "5.0": "2025-06", "5.1": "2025-11",
+}  # fmt: skip
+"""When the results of a round were published."""
+_HOPPER = r"h[128]00|h20\b|b[23]00"
+"""GPUs with 8-bit attention in cuDNN: Hopper and Blackwell."""
+_GRAPHED = "2025"
+"""From when on the adapters' submissions are captured on a node too (v5.0; v4.0's scripts capture nothing)."""
+_LAYERED = "2024-09"
+"""From when on those over several nodes are, with attention in 16 bits (v4.1: LAYER_CUDA_GRAPH=1, FP8_DPA=0, NVTE_FP8_DPA_BWD=0)."""
+_IN_SWITCHES = 448
+"""Nodes from which on MLPerf's pictures are told to sum in the switches: NCCL_ALGO=COLLNETCHAIN in config_DGXH100_multi_448x8x16.sh (v3.1,
+v4.0); config_DGXH100_multi_316x8x16.sh has it commented out."""
+
+
+def submitted(row: Row) -> bool:
+    """The row is of an MLPerf submission."""
+    return "mlperf" in f"{row.framework} {row.source_id}".lower()
+
+
+_BENCHMARKS = ((r"resnet", "ResNet-50"), (r"gpt-?3", "GPT-3-175B"))
+"""What MLPerf's benchmarks train, by their bare names."""
+
+
+def completed(row: Row) -> Row:
+    """A submission that says no date has that of its round, which its version or its source names; one that says no size has its benchmark's."""
+    row = _dated(row)
+    name = next((whole for bare, whole in _BENCHMARKS if re.fullmatch(bare, row.model_name.strip().lower())), "") if submitted(row) else ""
+    return msgspec.structs.replace(row, model_name=name) if name else row
+
+
+def _dated(row: Row) -> Row:
+    found = (
+        re.search(r"\bv?(\d\.\d)\b", f"{row.framework_version} {row.source} {row.framework}") if submitted(row) and not row.date else None
+    )
+    date = _ROUNDS.get(found[1], "") if found else ""
+    return msgspec.structs.replace(row, date=date) if date else row
+
+
+def submitted_llama(row: Row) -> str:
+    """Llama: pretraining on Megatron-Core, or adapters, whose attention is in 8 bits where a GPU can."""
+    if not trains_adapters(row) or not re.search(_HOPPER, row.gpu.lower()):
+        return "mlperf-nvidia-mcore"
+    if row.date >= _GRAPHED:
+        return "mlperf-nvidia-lora-graphs"
+    return "mlperf-nvidia-mcore" if row.date >= _LAYERED and (row.nodes or 1) > 1 else "mlperf-nvidia-lora"
+
+
+def submitted_pictures(row: Row) -> str:
+    """ResNet-50 in MXNet; on a node of Hopper by its whole main loop."""
+    alone = re.search(r"\bh[12]00", row.gpu.lower()) and "resnet" in row.model_name.lower() and row.gpus == 8
+    return "mlperf-mxnet-mainloop" if alone else "mlperf-mxnet"
+
+
+def exchanges_heads(row: Row) -> bool:
+    """Context parallelism by all_to_all: cp_comm_type = "a2a" in the adapters' yaml from v5.0 on; before it has no such key."""
+    return submitted(row) and trains_adapters(row) and row.date >= _GRAPHED
+
+
+def algorithm_of(row: Row, framework: str) -> Literal["auto", "collnet"]:
+    """NCCL's algorithm where a script asks for one."""
+    return "collnet" if framework == "mlperf-mxnet" and (row.nodes or 1) >= _IN_SWITCHES else "auto"
