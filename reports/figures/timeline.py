@@ -1,23 +1,33 @@
 """The timeline: every lane of a rank as a row, predicted above measured, zoomable.
 
-Large traces are thinned before drawing: spans narrower than a pixel of the whole width are merged with neighbours of
-their class, so that a page stays small; the full trace file is for Perfetto.
+Large traces are thinned before drawing (`reports.figures.bars`), so that a page stays small; the full trace file is for Perfetto.
+A bar of several ops is stacked of the classes in it, as high as each takes of its time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import plotly.graph_objects as go
 
+from reports.figures.bars import Bar, level, merge, parts
 from reports.figures.palette import WAITS, colour
-from reports.words import Clock, clock, safe, seconds, short
+from reports.words import Clock, clock, safe, seconds, short, volume
 from sim.timeline.metrics import window
 from sim.trace import Span, Trace
 
 _PIXELS = 1600
 _QUIET = ("record", "wait")
-_TO = " … "
+_FEWEST = 60
+"""Pieces that each row may have, however many rows there are."""
+_HEIGHT = 0.75
+"""Of a bar, in rows."""
+MERGED = (
+    "Ops too short to be drawn one by one share a bar: as high as each class of op takes of the bar's time, what is blank is idle; hover for how "
+    "many they are."
+)
+"""How such bars are read."""
 _ORDER = ("host", "loader", "copy", "compute", "comm")
 
 
@@ -28,26 +38,25 @@ Window = tuple[float, float]
 def timeline(traces: Sequence[Trace], ranks: Sequence[int] | None = None, limit: int = 8000) -> go.Figure:
     """Bars of the reported step of each trace (predicted, played, ...), lane by lane one trace under the other, from its begin.
 
-    `ranks`: unsaid, the `representative` ones. At most `limit` bars are drawn in all.
+    `ranks`: unsaid, the `representative` ones. At most about `limit` pieces of bars are drawn in all.
     """
     chosen = list(ranks) if ranks is not None else [rank for rank, _ in representative(traces[0])]
     windows = [window(trace) for trace in traces]
     rows = _rows(traces, windows, chosen)
-    share = max(60, limit // max(1, len(rows)))
+    pixels = [(end - begin) / _PIXELS for _, (begin, end), _ in rows]
+    whole = [merge(spans, pixel, len(spans)) for pixel, (*_, spans) in zip(pixels, rows, strict=True)]
+    share = max(_FEWEST, level([parts(bars) for bars in whole], limit))
     step = max((end - begin for begin, end in windows), default=0.0)
     time, figure = clock(step), go.Figure()
     seen: set[str] = set()
-    for name, (begin, end), spans in rows:
-        thin = merge(spans, (end - begin) / _PIXELS, share)
-        _waits(figure, name, [s for s in thin if s.wait > (end - begin) / _PIXELS], begin, time, WAITS not in seen)
-        seen |= {WAITS} if any(s.wait > (end - begin) / _PIXELS for s in thin) else set()
-        for cls in sorted({s.cls or s.kind for s in thin}):
-            _bars(figure, name, cls, [s for s in thin if (s.cls or s.kind) == cls], begin, time, cls not in seen)
+    for (name, (begin, _), spans), pixel in zip(rows, pixels, strict=True):
+        for cls, found in pieces(merge(spans, pixel, share), pixel).items():
+            figure.add_trace(_drawn(name, cls, found, begin, time, cls not in seen))
             seen.add(cls)
     legend = 20 * (len(seen) // 8)
     figure.update_layout(
         barmode="overlay",
-        bargap=0.25,
+        bargap=1 - _HEIGHT,
         height=170 + 26 * len(rows) + legend,
         margin={"b": 90 + legend},
         xaxis={"title": f"{time.title} from the beginning of the step", "range": [-0.004 * step * time.scale, 1.004 * step * time.scale]},
@@ -119,132 +128,81 @@ def told(chosen: Sequence[tuple[int, str]], trace: Trace) -> str:
     return " ".join(parts)
 
 
-def merge(spans: list[Span], pixel: float, most: int) -> list[Span]:
-    """At most `most` bars: neighbours of one class closer than a pixel become one; if that is not enough, those of any class.
-
-    The pixel grows until it is enough. A bar has the class that lasts longest in it, or is `WAITS`: of messages that mostly wait.
-    """
-    kept = _joined(sorted(spans, key=lambda s: s.start), pixel, False)
-    reach = max((s.end for s in kept), default=0.0) - min((s.start for s in kept), default=0.0)
-    while len(kept) > most and pixel < 4 * reach:
-        kept = _joined(kept, pixel, True)
-        pixel *= 2
-    return kept
-
-
-def _joined(spans: list[Span], pixel: float, mixed: bool) -> list[Span]:
-    """One pass from left to right over spans in order of start."""
-    kept: list[Span] = []
-    inside: list[dict[str, float]] = []
-    own = ""
-    """The class of the last bar's first span."""
-    for span in spans:
-        last, cls = kept[-1] if kept else None, span.cls or span.kind
-        if (
-            last is not None
-            and span.start - last.end < pixel
-            and (_close(last, span, pixel) if mixed else own == cls and _small(last, span, pixel))
-        ):
-            _add(inside[-1], span)
-            kept[-1] = _both(last, span, max(inside[-1], key=lambda name: inside[-1][name]))
-        else:
-            kept.append(span)
-            inside.append({})
-            _add(inside[-1], span)
-            own = cls
-    return kept
-
-
-def _add(sums: dict[str, float], span: Span) -> None:
-    """Seconds of a span by class, what it waits apart."""
-    for cls, lasts in ((span.cls or span.kind, span.seconds - span.wait), (WAITS, span.wait)):
-        if lasts > 0 or not sums:
-            sums[cls] = sums.get(cls, 0.0) + lasts
-
-
-def _close(last: Span, span: Span, pixel: float) -> bool:
-    return max(last.end, span.end) - last.start < pixel
-
-
-def _small(last: Span, span: Span, pixel: float) -> bool:
-    """Neither of two bars can be seen apart. A wait that can be seen is drawn as one."""
-    return max(last.wait, span.wait) < pixel and min(span.seconds, last.seconds) < pixel
-
-
-def _both(last: Span, span: Span, cls: str) -> Span:
-    return Span(
-        last.rank,
-        last.lane,
-        f"{last.id.split(_TO)[0]}{_TO}{span.id.split(_TO)[-1]}",
-        last.start,
-        max(last.end, span.end),
-        last.kind,
-        cls,
-        last.step,
-        name=f"{_ops(last) + _ops(span)} ops",
-        bytes=last.bytes + span.bytes,
-        flops=last.flops + span.flops,
-        source=last.source,
-    )
-
-
-def _ops(span: Span) -> int:
-    """How many ops a bar stands for."""
-    return int(span.name.split()[0]) if _TO in span.id else 1
-
-
 def _lane_key(lane: str) -> tuple[int, str]:
     return next((i for i, prefix in enumerate(_ORDER) if lane.startswith(prefix)), len(_ORDER)), lane
 
 
-def _waits(figure: go.Figure, row: str, spans: list[Span], begin: float, time: Clock, legend: bool) -> None:
-    """The waiting part of transfers, pale."""
-    if spans:
-        figure.add_trace(
-            go.Bar(
-                base=[round((s.start - begin) * time.scale, 6) for s in spans],
-                x=[round(s.wait * time.scale, 6) for s in spans],
-                y=[row] * len(spans),
-                orientation="h",
-                name=WAITS,
-                legendgroup=WAITS,
-                showlegend=legend,
-                marker={"color": colour(WAITS), "line": {"width": 0}},
-                text=[_hover(s) for s in spans],
-                hovertemplate="%{text}<extra></extra>",
-                textposition="none",
-            )
-        )
+class Piece(NamedTuple):
+    """A rectangle of a row: times in seconds, heights in shares of a full bar."""
+
+    start: float
+    seconds: float
+    below: float
+    height: float
+    text: str
 
 
-def _bars(figure: go.Figure, row: str, cls: str, spans: list[Span], begin: float, time: Clock, legend: bool) -> None:
-    figure.add_trace(
-        go.Bar(
-            base=[round((s.start + s.wait - begin) * time.scale, 6) for s in spans],
-            x=[round((s.seconds - s.wait) * time.scale, 6) for s in spans],
-            y=[row] * len(spans),
-            orientation="h",
-            name=safe(cls),
-            legendgroup=cls,
-            showlegend=legend,
-            marker={"color": colour(cls), "line": {"width": 0}},
-            text=[_hover(s) for s in spans],
-            hovertemplate="%{text}<extra></extra>",
-            textposition="none",
-        )
+def pieces(bars: Sequence[Bar], least: float) -> dict[str, list[Piece]]:
+    """What is drawn of a row, by class, the class that takes most of it first. A single op's wait is drawn before it from `least` seconds on."""
+    whole: dict[str, float] = {}
+    for bar in bars:
+        for cls, lasts in bar.parts.items():
+            whole[cls] = whole.get(cls, 0.0) + lasts
+    found: dict[str, list[Piece]] = {cls: [] for cls in sorted(whole, key=lambda cls: (-whole[cls], cls))}
+    for bar in bars:
+        span = bar.first
+        if bar.stacked:
+            below, shares = 0.0, bar.shares()
+            for cls in (cls for cls in found if cls in shares):
+                found[cls].append(Piece(bar.start, bar.seconds, below, shares[cls], _of_many(bar, cls)))
+                below += shares[cls]
+        else:
+            if span.wait > least:
+                found[WAITS].append(Piece(span.start, span.wait, 0.0, 1.0, _hover(span)))
+            found[span.cls or span.kind].append(Piece(span.start + span.wait, span.seconds - span.wait, 0.0, 1.0, _hover(span)))
+    return {cls: row for cls, row in found.items() if row}
+
+
+def _drawn(row: str, cls: str, found: Sequence[Piece], begin: float, time: Clock, legend: bool) -> go.Bar:
+    """The pieces of one class in one row."""
+    bar = go.Bar(
+        base=[round((one.start - begin) * time.scale, 6) for one in found],
+        x=[round(one.seconds * time.scale, 6) for one in found],
+        y=[row] * len(found),
+        orientation="h",
+        name=safe(cls),
+        legendgroup=cls,
+        showlegend=legend,
+        marker={"color": colour(cls), "line": {"width": 0}},
+        text=[one.text for one in found],
+        hovertemplate="%{text}<extra></extra>",
+        textposition="none",
     )
+    if any(one.height < 1 for one in found):
+        bar.update(width=[round(_HEIGHT * one.height, 3) for one in found], offset=[round(_HEIGHT * (one.below - 0.5), 3) for one in found])
+    return bar
+
+
+def _of_many(bar: Bar, cls: str) -> str:
+    """What is said of one class in a bar of several ops; the ops' names stand at the one that takes most."""
+    lasts = bar.parts[cls]
+    told = f"{safe(short(cls, 60))}: {lasts / (bar.seconds or 1.0):.0%} of {bar.ops:,} ops, {seconds(lasts)}"
+    if cls != max(bar.parts, key=lambda name: bar.parts[name]):
+        return told
+    return f"{told}<br>{safe(short(bar.first.id, 60))} … {safe(short(bar.last.id, 60))}"
 
 
 def _hover(span: Span) -> str:
-    lines = [f"<b>{safe(short(span.id, 90))}</b>", f"{span.kind} on {safe(span.lane)}, {seconds(span.seconds)}"]
+    """Two lines; the lane stands beside the row. Tags cost more letters in a page than what they mark, and there are thousands of these."""
+    told = [span.kind, seconds(span.seconds)]
     if span.name:
-        lines.append(safe(short(span.name, 90)))
+        told.append(safe(short(span.name, 90)))
     if span.bytes:
-        lines.append(f"{span.bytes / 1e6:,.3f} MB")
+        told.append(volume(span.bytes))
     if span.flops:
-        lines.append(f"{span.flops / 1e9:,.3f} GFLOP")
+        told.append(f"{span.flops / 1e9:,.3f} GFLOP")
     if span.wait:
-        lines.append(f"waits {seconds(span.wait)} for peers")
+        told.append(f"waits {seconds(span.wait)} for peers")
     if span.source:
-        lines.append(f"cost: {span.source}")
-    return "<br>".join(lines)
+        told.append(f"cost: {span.source}")
+    return f"{safe(short(span.id, 90))}<br>{', '.join(told)}"

@@ -9,7 +9,7 @@ from reports.figures.links import link_map
 from reports.figures.machine import machine
 from reports.figures.memory import memory_line
 from reports.figures.shares import breakdown_bar, sources_bar
-from reports.figures.timeline import representative, timeline, told
+from reports.figures.timeline import MERGED, representative, timeline, told
 from reports.figures.utilisation import monitor
 from reports.page import Card, Page
 from reports.scene import Scene
@@ -126,7 +126,7 @@ def timelines(page: Page, traces: Sequence[Trace], worst: int | None, files: Seq
         "Timeline",
         f"{how} (a CUDA stream or a CPU thread). Drag to zoom, double-click to go back; hover an op for its bytes, FLOPs and the source of its cost.",
     )
-    page.note(told(chosen, traces[0]))
+    page.note(f"{MERGED} {told(chosen, traces[0])}".strip())
     page.figure(timeline(traces, [rank for rank, _ in chosen]))
     for file in files:
         if file:

@@ -2,11 +2,13 @@
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reports.figures.bars import level, merge, parts
 from reports.figures.shares import breakdown_bar
-from reports.figures.timeline import WAITS, merge, representative, timeline, told
+from reports.figures.timeline import WAITS, pieces, representative, timeline, told
 from sim.trace import Span, Trace
 
 CLASSES = st.sampled_from(["gemm", "norm", "comm.dp"])
@@ -24,19 +26,58 @@ def lanes(draw: st.DrawFn) -> list[Span]:
 
 
 @given(lanes(), st.integers(1, 40), st.floats(0, 1e-4))
-def test_merging_ends_keeps_the_ends_and_loses_no_byte(spans: list[Span], most: int, pixel: float) -> None:
+def test_merging_ends_keeps_the_ends_and_loses_no_second(spans: list[Span], most: int, pixel: float) -> None:
     found = merge(spans, pixel or 1e-9, most)
-    assert len(found) <= most or not spans
+    assert parts(found) <= most or len(found) <= 1
     if spans:
-        assert (found[0].start, max(s.end for s in found)) == (spans[0].start, max(s.end for s in spans))
-    assert sum(s.bytes for s in found) == sum(s.bytes for s in spans)
-    assert sum(int(s.name.split()[0]) if s.name else 1 for s in found) == len(spans)
+        assert (found[0].start, max(bar.end for bar in found)) == (spans[0].start, max(s.end for s in spans))
+    assert sum(bar.ops for bar in found) == len(spans)
+    for cls in ("gemm", "norm", "comm.dp"):
+        assert sum(bar.parts.get(cls, 0.0) for bar in found) == pytest.approx(sum(s.seconds for s in spans if s.cls == cls))
     assert all(a.end <= b.start for a, b in pairwise(found))
+
+
+@given(lanes(), st.integers(1, 40))
+def test_a_bar_is_stacked_of_the_classes_in_it(spans: list[Span], most: int) -> None:
+    """No class is drawn where none of its ops is, and none of a fiftieth of a bar or more is left out."""
+    for bar in merge(spans, 1e-9, most):
+        assert 0 < sum(bar.shares().values()) <= 1 + 1e-9
+        inside = {s.cls for s in spans if bar.start <= s.start < bar.end}
+        assert {cls for cls in inside if bar.parts[cls] >= 0.0201 * bar.seconds} <= set(bar.shares()) <= inside
+    drawn = pieces(merge(spans, 1e-9, most), 0.0)
+    assert all(one.below + one.height <= 1 + 1e-9 for row in drawn.values() for one in row)
+
+
+def test_communication_between_kernels_keeps_its_colour() -> None:
+    """Experts' exchanges in the compute lane, too many to be drawn one by one: a row shows its classes by their time, and the rest as idle."""
+    spans = []
+    for at in range(2000):
+        spans.append(Span(0, "compute", f"moe{at}", at, at + 0.5, cls="moe"))
+        spans.append(Span(0, "compute", f"exchange{at}", at + 0.5, at + 0.75, "collective", cls="comm.ep"))
+    found = timeline([Trace(spans)], limit=100)
+    heights = {bar.name: bar.width for bar in found.data}
+    assert set(heights) == {"moe", "comm.ep"} and sum(len(width) for width in heights.values()) <= 100
+    assert heights["moe"][3] == pytest.approx(0.75 * 0.5, rel=0.05) and heights["comm.ep"][3] == pytest.approx(0.75 * 0.25, rel=0.05)
+    under, over = found.data[0], found.data[1]
+    assert under.offset[3] + under.width[3] == pytest.approx(over.offset[3], abs=2e-3)
+    assert "of" in over.text[3] and "ops" in over.text[3]
+
+
+def test_what_is_hardly_busy_is_still_seen() -> None:
+    spans = [Span(0, "copy.d2h", f"read{at}", at, at + 1e-6, "copy", cls="optimizer") for at in range(1000)]
+    (row,) = pieces(merge(spans, 1e-3, 10), 0.0).values()
+    assert {round(one.height, 6) for one in row} == {0.1}
+
+
+def test_rows_that_want_little_leave_the_rest_to_others() -> None:
+    assert level([10, 20, 3000, 4000], 1030) == 500
+    assert level([10, 20], 1000) == 20 and level([], 1000) == 0
+    assert level([4000] * 4, 1000) == 250
 
 
 def test_what_is_wide_enough_stays_alone() -> None:
     spans = [Span(0, "compute", f"op{i}", float(i), i + 0.9, cls="gemm") for i in range(10)]
-    assert merge(spans, 0.01, 100) == spans
+    assert [bar.first for bar in merge(spans, 0.01, 100)] == spans
 
 
 def test_a_long_wait_is_not_merged_away() -> None:
@@ -44,15 +85,16 @@ def test_a_long_wait_is_not_merged_away() -> None:
     spans = [Span(0, "compute", f"norm.{i}", i * 1e-5, (i + 1) * 1e-5, cls="comm.norm") for i in range(2)]
     spans.append(Span(0, "compute", "norm.pp", 2e-5, 0.3, cls="comm.norm", wait=0.2999))
     found = merge(spans, 1e-3, 100)
-    assert [s.wait for s in found] == [0.0, 0.2999]
+    assert [bar.parts.get(WAITS, 0.0) for bar in found] == [0.0, 0.2999]
 
 
 def test_messages_that_mostly_wait_are_drawn_as_waiting() -> None:
     """A pipeline's receives over a long step: each waits less than a pixel, all of them nearly always."""
     spans = [Span(0, "comm.pp.prev", f"recv{i}", i * 1e-2, (i + 1) * 1e-2, "recv", "comm.pp", wait=0.99e-2) for i in range(1000)]
-    assert {s.cls for s in merge(spans, 6e-2, 100)} == {WAITS}
+    assert {cls for bar in merge(spans, 6e-2, 100) for cls in bar.shares()} == {WAITS}
     busy = [Span(0, "comm.pp.prev", f"recv{i}", i * 1e-2, (i + 1) * 1e-2, "recv", "comm.pp", wait=0.4e-2) for i in range(1000)]
-    assert {s.cls for s in merge(busy, 6e-2, 100)} == {"comm.pp"}
+    (shares,) = {tuple(round(share, 6) for _, share in sorted(bar.shares().items())) for bar in merge(busy, 6e-2, 100)}
+    assert shares == (0.6, 0.4), "comm.pp, then waiting"
 
 
 def test_long_steps_have_an_axis_in_seconds() -> None:
