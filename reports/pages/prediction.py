@@ -37,7 +37,8 @@ MEANINGS = (
     ("tokens / s / GPU", "tokens (samples for images) of the global batch over the step time and the number of devices"),
     (
         "MFU",
-        "model FLOPs utilisation: FLOPs of one forward and backward pass, without recomputation, over what the devices could do at their dense peak",
+        "model FLOPs utilisation: FLOPs of one forward and backward pass, without recomputation, over the dense peak of the "
+        "devices, that of 16-bit for narrower formats",
     ),
     ("exposed communication", "time in which a rank only communicates; transfers beside its own computing cost no time and do not count"),
     ("bubble", "time in which a pipeline stage has nothing to do, since it waits for another stage or rank"),

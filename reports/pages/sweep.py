@@ -18,7 +18,11 @@ _MEANINGS = (
     ("step", "seconds from one optimizer step to the next, in the steady state"),
     ("samples / s / GPU", "sequences or images of the global batch over the step time and the number of GPUs"),
     ("GPU-time per sample", "its inverse: seconds of one GPU that a sample takes, whatever the size of the cluster"),
-    ("MFU", "model FLOPs utilisation: FLOPs of one forward and backward pass, without recomputation, over the GPUs' dense peak"),
+    (
+        "MFU",
+        "model FLOPs utilisation: FLOPs of one forward and backward pass, without recomputation, over the GPUs' dense peak, that of 16-bit for "
+        "narrower formats",
+    ),
     (
         "nothing beats it",
         "no other plan that trains the same is at least as good in time, memory and cost, and better in one of them (the Pareto front)",
