@@ -70,6 +70,9 @@ def show(value: Mapping[str, Any], kind: str) -> None:
 
 
 def _ms(value: float) -> str:
+    """With three places; microseconds where milliseconds would lose digits."""
+    if 0 < abs(value) < 1e-3:
+        return f"{value * 1e6:,.3f} us"
     return f"{value * 1e3:,.3f} ms" if value < 1 else f"{value:,.3f} s"
 
 

@@ -9,7 +9,7 @@ from topologies.units import show_size
 
 
 def seconds(value: float) -> str:
-    """`0.0123` -> `"12.30 ms"`; microseconds below 0.1 ms, seconds from 1 s, minutes, hours and days for whole runs."""
+    """`0.0123` -> `"12.30 ms"`; microseconds below 1 ms, seconds from 1 s, minutes, hours and days for whole runs."""
     size = abs(value)
     if size >= 2 * 86400:
         return f"{value / 86400:,.1f} days"
@@ -19,7 +19,7 @@ def seconds(value: float) -> str:
         return f"{value / 60:,.1f} min"
     if size >= 1:
         return f"{value:,.3f} s" if size < 100 else f"{value:,.1f} s"
-    if size >= 1e-4 or value == 0:
+    if size >= 1e-3 or value == 0:
         return f"{value * 1e3:,.2f} ms"
     return f"{value * 1e6:,.2f} us"
 

@@ -171,6 +171,9 @@ def test_coordinates_draw_each_plan_once_in_the_band_of_its_place() -> None:
     [
         (0.0, "0.00 ms"),
         (5e-6, "5.00 us"),
+        (1.026e-4, "102.60 us"),
+        (-3.983e-4, "-398.30 us"),
+        (1.04e-3, "1.04 ms"),
         (0.0123, "12.30 ms"),
         (1.5, "1.500 s"),
         (150.0, "150.0 s"),

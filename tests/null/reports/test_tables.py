@@ -14,6 +14,7 @@ from reports.tables import show
     ("key", "value", "line"),
     [
         ("step_time_s", 0.2111, "step time: 211.100 ms"),
+        ("step_time_s", 0.00010263, "step time: 102.630 us"),
         ("elapsed_s", 19_630_000.0, "elapsed: 227.2 days"),
         ("checkpoint_interval_s", 23270.0, "checkpoint interval: 6.5 h"),
         ("tokens_per_s", 56337.2, "tokens per s: 56,337"),
