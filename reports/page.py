@@ -115,8 +115,11 @@ class Page:
             f'<script type="application/json" data-for="figure-{self._figures}">{embedded(figure)}</script>'
         )
 
-    def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Text cells; figures are right, words left. Short cells (figures with their unit) are never broken."""
+    def table(self, head: Sequence[str], rows: Sequence[Sequence[str]], empty: str = "Nothing.") -> None:
+        """Text cells; figures are right, words left. Short cells (figures with their unit) are never broken. Without rows, `empty` says why."""
+        if not rows:
+            self.note(empty)
+            return
         left = [at == 0 or _worded([row[at] for row in rows]) for at in range(len(head))]
         top = "".join(_cell("th", cell, its) for cell, its in zip(head, left, strict=True))
         body = "".join("<tr>" + "".join(_cell("td", cell, its) for cell, its in zip(row, left, strict=True)) + "</tr>" for row in rows)

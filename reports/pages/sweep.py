@@ -54,7 +54,12 @@ def sweep_page(title: str, found: Sweep) -> str:
             "One line a plan, from its settings to what they give; hover its end for the plan, click a band below to hide it.",
         )
         page.figure(coordinates(ranked))
-    page.section("Plans that nothing beats")
+    some = (
+        f"{_MOST_ROWS} of {len(found.front)}, the best first; the line of the figure above has all."
+        if len(found.front) > _MOST_ROWS
+        else ""
+    )
+    page.section("Plans that nothing beats", some)
     head = ("plan", "step", "GPU-time per sample", "MFU", "memory", "cost per million samples")
     priced = len(head) if any(row.cost for row in ranked) else len(head) - 1
     page.table(head[:priced], [_row(row)[:priced] for row in found.front[:_MOST_ROWS]])

@@ -108,6 +108,7 @@ def _ranks(page: Page, summary: Mapping[str, Any]) -> None:
     page.table(
         ("model and GPU", "step time", "measured again", "throughput"),
         [(name, f"{value:.3f}", f"{again[name]:.3f}" if name in again else "-", f"{rate[name]:.3f}") for name, value in ranked],
+        "None of these rows' models was measured with six different plans on one GPU.",
     )
 
 
@@ -148,6 +149,7 @@ def _refusals(page: Page, summary: Mapping[str, Any]) -> None:
     page.table(
         ("reason", "rows", "which"),
         [(reason, str(len(ids)), _few(ids)) for reason, ids in sorted(reasons.items(), key=lambda item: -len(item[1]))],
+        "None: every row has a prediction.",
     )
 
 

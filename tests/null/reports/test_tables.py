@@ -89,6 +89,13 @@ def test_names_of_a_breakdown_are_words(capsys: pytest.CaptureFixture[str]) -> N
     assert "exposed communication 2.000 ms" in told and "step if 10 % faster" in told and "_s" not in told
 
 
+def test_a_table_without_rows_says_why() -> None:
+    page = Page("t", "")
+    page.table(("row", "why"), [], "None: every row has a prediction.")
+    text = page.text("")
+    assert "<table" not in text and "None: every row has a prediction." in text
+
+
 def test_a_page_s_words_are_read_from_the_left_and_its_figures_from_the_right() -> None:
     page = Page("t", "")
     page.table(
