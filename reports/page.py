@@ -25,6 +25,7 @@ _LONGEST = 120
 """Letters of a title."""
 _TOP = 40
 """Pixels above a plot that belong to the bar with the zoom and camera buttons, so that it covers nothing."""
+_NARROWEST = "least width"
 _FIGURE = re.compile(r"[-+−~<>≤≥±\s]*\.?\d")
 _CONFIG_OFF = ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"]
 CONFIG = {"responsive": True, "displaylogo": False, "modeBarButtonsToRemove": _CONFIG_OFF}
@@ -51,6 +52,11 @@ def styled(figure: go.Figure) -> go.Figure:
     if figure.layout.legend.orientation == "h":
         figure.update_layout(legend={"yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "xanchor": "left", "traceorder": "normal"})
     return figure
+
+
+def no_narrower(figure: go.Figure, least: int) -> go.Figure:
+    """Below `least` pixels of width its parts would lie on one another. Returns the same figure."""
+    return figure.update_layout(meta={_NARROWEST: least})
 
 
 def embedded(figure: go.Figure) -> str:
@@ -106,12 +112,12 @@ class Page:
         self._parts += [f'<div class="warn">{html.escape(text)}</div>' for text in texts]
 
     def figure(self, figure: go.Figure) -> None:
-        """A figure at full width; its height is the layout's."""
+        """A figure at full width; its height is the layout's. `no_narrower` ones keep their least width and scroll sideways."""
         styled(figure)
         self._figures += 1
-        height = int(figure.layout.height or 450)
+        height, least = int(figure.layout.height or 450), (figure.layout.meta or {}).get(_NARROWEST, 0)
         self._parts.append(
-            f'<div class="figure" id="figure-{self._figures}" style="height:{height}px"></div>'
+            f'<div class="scroll"><div class="figure" id="figure-{self._figures}" style="height:{height}px;min-width:{least}px"></div></div>'
             f'<script type="application/json" data-for="figure-{self._figures}">{embedded(figure)}</script>'
         )
 

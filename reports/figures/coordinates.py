@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
+from reports.page import no_narrower
 from reports.words import safe, seconds, short
 from sim.planning.sweeps.space import settings_of
 from sim.planning.sweeps.store import Row
@@ -19,6 +20,8 @@ MOST = 2000
 """Lines that are drawn, the best first."""
 _BANDS = (("best 10 %", 0.10, "#009E73"), ("next 15 %", 0.25, "#56B4E9"), ("next 25 %", 0.50, "#CC79A7"), ("slower half", 1.0, "#9aa5b1"))
 _BEST = "#D55E00"
+_APART = 84
+"""Pixels between axes that values fit into, at the least."""
 _MARKS = 5
 """Values that are written along an axis of numbers."""
 
@@ -67,7 +70,8 @@ def coordinates(ranked: Sequence[Row]) -> go.Figure:
         legend={"orientation": "h"},
         hovermode="closest",
     )
-    return figure
+    longest = max(len(text) for axis in every for _, text in axis.marks)
+    return no_narrower(figure, 130 + max(_APART, 7 * longest) * len(every))
 
 
 def axes(rows: Sequence[Row]) -> list[Axis]:

@@ -31,6 +31,7 @@ def class_errors(found: Comparison) -> go.Figure:
             marker_color="#0072B2",
             text=labels,
             textposition="outside",
+            cliponaxis=False,
         )
     )
     figure.update_layout(

@@ -30,7 +30,7 @@ def places_of(graph: Any) -> dict[str, Spot]:
             xs = [place(child, depth + 1) for child in children]
             x = sum(xs) / len(xs)
         device = kinds[name] in ("gpu", "nic")
-        places[name] = (x, 5.0 + (0.35 if kinds[name] == "gpu" else 0.0) if device else 1.0 + 0.9 * depth)
+        places[name] = (x, 5.0 + (0.5 if kinds[name] == "gpu" else 0.0) if device else 1.0 + 0.9 * depth)
         return x
 
     for name in [name for name in kinds if kinds[name] == "socket"]:
@@ -46,7 +46,7 @@ def _depth(kind: str) -> int:
 
 def _place_rest(kinds: Mapping[str, str], graph: Any, places: dict[str, Spot]) -> None:
     """Memory below its owner; NVSwitches, leaves and spines above the middle of what they join."""
-    for kind, y in (("dram", 0.0), ("gpu", 5.35), ("nic", 5.0), ("nvswitch", 7.0), ("leaf", 8.0), ("spine", 9.2), ("core", 10.4)):
+    for kind, y in (("dram", 0.0), ("gpu", 5.5), ("nic", 5.0), ("nvswitch", 7.0), ("leaf", 8.0), ("spine", 9.2), ("core", 10.4)):
         names = [name for name, found in kinds.items() if found == kind and name not in places]
         for i, name in enumerate(names):
             xs = [places[n][0] for n in graph.predecessors(name) if n in places]

@@ -131,7 +131,7 @@ def link_map(uses: Sequence[LinkUse], step: float) -> go.Figure:
             hovertemplate=f"%{{y}}<br>%{{x:.2f}} {time.unit}: %{{z:.0f}} % of its rate<extra></extra>",
         )
     )
-    figure.update_layout(height=130 + 28 * max(3, len(shown)), xaxis={"title": f"{time.title} from the beginning of the step"})
+    figure.update_layout(height=130 + 28 * max(3, len(shown)), xaxis={"title": f"{time.unit} into the step"})
     return figure
 
 

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 
 from reports.figures.layout import Spot, places_of
 from reports.figures.links import group_of
+from reports.page import no_narrower
 from reports.words import ranks, safe
 from topologies.graph import Topology
 from topologies.units import show_duration, show_rate
@@ -30,6 +31,8 @@ _CROWD = 100
 """Links of one kind beyond which they are thin and only the legend and the hover text tell their rate."""
 _NAMES = 24
 """Parts of one kind beyond which their names are only in the hover text."""
+_APART = 38
+"""Pixels between parts side by side that their names fit into, at the least."""
 _SIDES = {"gpu": "middle left", "nic": "middle right", "dram": "bottom center", "sw": "middle left", "root": "middle left"}
 _SIDES |= {"socket": "bottom left", "numa": "middle left"}
 
@@ -43,6 +46,7 @@ def machine(topology: Topology, nodes: int = 1, use: Mapping[str, float] | None 
     graph = topology.graph(nodes)
     graph.remove_nodes_from([name for name, data in graph.nodes(data=True) if data["kind"] == "engine"])
     places = places_of(graph)
+    left, right = (side(x for x, _ in places.values()) for side in (min, max))
     figure = go.Figure()
     for kind in dict.fromkeys(data["kind"] for _, _, data in graph.edges(data=True)):
         _edges(figure, graph, kind, places, use)
@@ -52,12 +56,12 @@ def machine(topology: Topology, nodes: int = 1, use: Mapping[str, float] | None 
     figure.update_layout(
         title={"text": safe(f"{topology.name}: {ranks(topology.gpus)}{shown}"), "font": {"size": 15}, "x": 0, "xref": "paper"},
         height=620,
-        xaxis={"visible": False},
+        xaxis={"visible": False, "range": [left - 1, right + 1]},
         yaxis={"visible": False},
         legend={"orientation": "h"},
         margin={"l": 30, "r": 30, "t": 60, "b": 60},
     )
-    return figure
+    return no_narrower(figure, 60 + round(_APART * (right - left + 2)))
 
 
 def _edges(figure: go.Figure, graph: Any, kind: str, places: Mapping[str, Spot], use: Mapping[str, float] | None) -> None:
@@ -156,6 +160,7 @@ def _vertices(figure: go.Figure, graph: Any, kind: str, places: Mapping[str, Spo
             text=[safe(name.split("/", 1)[-1]) for name in names],
             textposition=_SIDES.get(kind, "top center"),
             textfont={"size": 11, "shadow": "auto"},
+            cliponaxis=False,
             hovertext=[f"{safe(name)}<br>{safe(graph.nodes[name]['label'])}" for name in names],
             hoverinfo="text",
             name=f"{_PARTS.get(kind, kind)} ({len(names)})" if len(names) > 1 else _PARTS.get(kind, kind),

@@ -40,7 +40,7 @@ def memory_line(
     figure.update_layout(
         height=330 if len(lines) > 1 else 290,
         margin={"b": 80 if len(lines) > 1 else 40},
-        xaxis={"title": f"{time.title} from the beginning of the step", "range": [0, (end - begin) * time.scale]},
+        xaxis={"title": f"{time.unit} into the step", "range": [0, (end - begin) * time.scale]},
         yaxis={"title": name, "range": [0, top or 1.0]},
         legend={"orientation": "h"},
         showlegend=len(lines) > 1,

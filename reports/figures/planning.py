@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import plotly.graph_objects as go
 
 from reports.figures.palette import PREDICTED, colour
+from reports.page import no_narrower
 from reports.words import safe
 
 if TYPE_CHECKING:
@@ -89,10 +90,12 @@ def _bars(
             marker_color=tint,
             text=list(labels) if series == last else None,
             textposition="outside",
+            cliponaxis=False,
             hovertemplate="%{y}: %{x:.3f} ms<extra></extra>",
         )
         figure.add_trace(bar)
     most = 1e3 * max((value for values in times.values() for value in values), default=1e-3)
+    no_narrower(figure, 220 + 7 * max(map(len, names), default=0))
     return figure.update_layout(
         barmode="group",
         height=150 + 34 * len(names) * len(times),

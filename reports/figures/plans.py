@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 
 from reports.figures.coordinates import per_gpu
 from reports.figures.palette import WORDS, colour
+from reports.page import no_narrower
 from reports.words import clock, safe, seconds, short
 from sim.planning.sweeps.front import trained
 from sim.planning.sweeps.space import settings_of
@@ -47,7 +48,7 @@ def breakdowns(rows: Sequence[Row]) -> go.Figure:
         yaxis={"autorange": "reversed"},
         legend={"orientation": "h"},
     )
-    return figure
+    return no_narrower(figure, 220 + 7 * max(map(len, names), default=0))
 
 
 def _differences(rows: Sequence[Row]) -> list[str]:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import plotly.graph_objects as go
 
+from reports.page import no_narrower
 from sim.planning.capacity.capacity import Capacity
 
 _STRONG, _WEAK, _IDEAL = "#0072B2", "#009E73", "#8a97a6"
 _MISS = "#D55E00"
 _FAR = 5.0
 """The dearest size of a cluster over the cheapest from which on their expense is drawn by decades."""
+
+_PLOT = (480, 230)
+"""Pixels of the plot of expense where it is narrowest, with its labels' letters: 7 wide, 15 high."""
+_LETTER, _LINE = 7, 15
 
 
 def failures(one: Capacity) -> str:
@@ -121,20 +126,49 @@ def _decades(values: Sequence[float]) -> dict[str, object]:
     return {"tickvals": marks, "ticktext": [f"{mark:,.10g}" for mark in marks]}
 
 
+def legible(spots: Sequence[tuple[float, float, str]]) -> list[str]:
+    """Texts at (x, y), shares of a plot as narrow as this one gets, that do not lie on each other; "" for those that would. Ends come first."""
+    taken: list[tuple[float, float, float]] = []
+    found = [""] * len(spots)
+    for at in dict.fromkeys([0, len(spots) - 1, *range(len(spots))] if spots else []):
+        x, y, text = spots[at]
+        middle, height, half = x * _PLOT[0], y * _PLOT[1], _LETTER * len(text) / 2
+        if text and all(abs(middle - other) >= half + its or abs(height - level) >= _LINE for other, level, its in taken):
+            taken.append((middle, height, half))
+            found[at] = text
+    return found
+
+
+def _share(values: Sequence[float], log: bool) -> Callable[[float], float]:
+    """Where a value lies between the least and the largest of them, 0 to 1."""
+    size = math.log if log and min(values, default=0.0) > 0 else float
+    low, high = size(min(values, default=0.0)), size(max(values, default=0.0))
+    return lambda value: (size(value) - low) / ((high - low) or 1.0)
+
+
 def expense(strong: Sequence[Capacity], weak: Sequence[Capacity], unit: str) -> go.Figure:
     """Days against money, or GPU-hours where no prices are given."""
     money = all(one.money is not None for one in (*strong, *weak))
     figure = go.Figure()
     heights = [(one.money or 0.0) if money else one.gpu_hours for one in (*strong, *weak)] or [0.0]
+    steep = max(heights) > _FAR * min(heights) > 0
+    across, up = _share([one.days for one in (*strong, *weak)], True), _share(heights if steep else [0.0, *heights], steep)
     labelled: set[tuple[int, float]] = set()
     for (name, rows, line), where in zip(_kinds(strong, weak), ("top center", "bottom center"), strict=False):
         # Fewer GPU-hours lie below; both curves begin at the same point.
-        labels = ["" if (one.gpus, one.days) in labelled else f"{one.gpus:,}" for one in rows]
+        costs = [(one.money or 0.0) if money else one.gpu_hours for one in rows]
+        labels = legible(
+            [
+                (across(one.days), up(cost), "" if (one.gpus, one.days) in labelled else f"{one.gpus:,}")
+                for one, cost in zip(rows, costs, strict=True)
+            ]
+        )
         labelled |= {(one.gpus, one.days) for one in rows}
         figure.add_trace(
             go.Scatter(
                 x=[one.days for one in rows],
-                y=[one.money if money else one.gpu_hours for one in rows],
+                y=costs,
+                cliponaxis=False,
                 mode="lines+markers+text",
                 name=name,
                 line=line | {"width": 1},
@@ -150,8 +184,8 @@ def expense(strong: Sequence[Capacity], weak: Sequence[Capacity], unit: str) -> 
         height=420,
         margin={"b": 100},
         xaxis={"title": "days", "type": "log"} | _decades([one.days for one in (*strong, *weak)]),
-        yaxis={"title": y} | ({"type": "log"} | _decades(heights) if max(heights) > _FAR * min(heights) > 0 else {"rangemode": "tozero"}),
+        yaxis={"title": y} | ({"type": "log"} | _decades(heights) if steep else {"rangemode": "tozero"}),
         legend={"orientation": "h"},
         showlegend=True,
     )
-    return figure
+    return no_narrower(figure, _PLOT[0] + 130)

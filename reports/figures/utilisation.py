@@ -62,7 +62,7 @@ def monitor(found: Utilisation, measured: Sequence[tuple[float, float]] = ()) ->
         if use.kind == "cores" and measured:
             figure.add_trace(_over(measured, time), row=row, col=1)
     figure.update_yaxes(range=[0, 105], tickvals=[0, 50, 100], ticktext=["0 %", "50 %", "100 %"])
-    figure.update_xaxes(title_text=f"{time.title} from the beginning of the step", row=len(uses), col=1)
+    figure.update_xaxes(title_text=f"{time.unit} into the step", row=len(uses), col=1)
     figure.update_annotations(font_size=11, x=0, xanchor="left")
     figure.update_layout(height=90 + 78 * len(uses), margin={"l": 60, "r": 20, "t": 50, "b": 40})
     return figure

@@ -31,13 +31,31 @@ COVERED = """[...document.querySelectorAll('.js-plotly-plot')].filter(plot => { 
   return [...plot.querySelectorAll('.gtitle, .legend, .nsewdrag, .annotation-text')].some(part => { const p = part.getBoundingClientRect();
     return p.width && p.left < b.right && p.right > b.left && p.top < b.bottom - 1 && p.bottom > b.top; }); }).map(plot => plot.id)"""
 CUT = """[...document.querySelectorAll('.js-plotly-plot')].flatMap(plot => { const box = plot.getBoundingClientRect();
-  return [...plot.querySelectorAll('.xtick text, .ytick text, .legendtext, .gtitle, .xtitle, .ytitle')].filter(text => {
+  return [...plot.querySelectorAll('.xtick text, .ytick text, .legendtext, [class$="title"]')].filter(text => {
     const t = text.getBoundingClientRect(); return t.left < box.left - 1 || t.right > box.right + 1 || t.bottom > box.bottom + 1; })
     .map(text => plot.id + ': ' + text.textContent); })"""
 CLASH = """[...document.querySelectorAll('.js-plotly-plot')].flatMap(plot => ['.xtick text', '.ytick text', '.legendtext'].flatMap(kind => {
-  const boxes = [...plot.querySelectorAll(kind)].map(text => [text.getBoundingClientRect(), text.textContent]);
+  const slanted = text => parseFloat((text.getAttribute('transform') || '').split('rotate(')[1] || 0) % 90;  // its box is wider than it is
+  const boxes = [...plot.querySelectorAll(kind)].filter(text => !slanted(text)).map(text => [text.getBoundingClientRect(), text.textContent]);
   return boxes.flatMap(([a, one], i) => boxes.slice(i + 1).filter(([b]) => a.width && b.width && a.left < b.right - 1 && b.left < a.right - 1
     && a.top < b.bottom - 2 && b.top < a.bottom - 2).map(([, two]) => plot.id + ': ' + one + ' on ' + two)); }))"""
+LABELS = """[...document.querySelectorAll('.js-plotly-plot')].flatMap(plot => { const box = plot.getBoundingClientRect();
+  const marks = [...plot.querySelectorAll('path.point')].map(mark => mark.getBoundingClientRect()).filter(m => m.width > 15);
+  const texts = [...plot.querySelectorAll('.textpoint text, text.bartext-outside')].filter(text => text.textContent).map(text => [text.getBoundingClientRect(), text]);
+  const on = (a, b) => a.left < b.right - 2 && b.left < a.right - 2 && a.top < b.bottom - 4 && b.top < a.bottom - 4;
+  return texts.flatMap(([t, text], i) => { const told = plot.id + ': ' + text.textContent, clip = text.closest('[clip-path]');
+    const room = clip && /url/.test(clip.getAttribute('clip-path')) ? plot.querySelector('.nsewdrag').getBoundingClientRect() : box;
+    return [...(t.left < room.left - 1 || t.right > room.right + 1 ? [told + ' is cut'] : []), ...marks.filter(m => on(t, m)).map(() => told + ' on a mark'),
+      ...texts.slice(i + 1).filter(([other]) => on(t, other)).map(([, other]) => told + ' on ' + other.textContent)]; }); })"""
+"""Words inside a plot that its edge cuts, or that lie on each other or on a large mark."""
+SQUEEZED = """[...document.querySelectorAll('.js-plotly-plot')].filter(plot => { const box = plot.getBoundingClientRect();
+  const areas = [...plot.querySelectorAll('.nsewdrag')].map(area => area.getBoundingClientRect());
+  const wide = Math.max(...areas.map(a => a.width)), high = areas.reduce((sum, a) => sum + a.height, 0), bar = plot.querySelector('.legend .scrollbar');
+  return areas.length && (wide < 0.38 * box.width || wide < 130 || high < 35 || (bar && bar.getBoundingClientRect().height > 1)); })
+  .map(plot => plot.id)"""
+"""Figures whose words leave their plot a sliver, or whose legend has to be scrolled."""
+SHREDDED = """[...document.querySelectorAll('td.long')].filter(cell => cell.clientWidth < 170 && cell.clientHeight > 90).map(cell => cell.textContent)"""
+"""Sentences and names in a column so thin that they are broken inside words."""
 INK = "getComputedStyle(document.querySelector('.js-plotly-plot .xtick text, .js-plotly-plot .legendtext')).fill"
 
 
@@ -87,7 +105,7 @@ def test_page_opens_hovers_and_zooms(kind: str, browser: Browser, made: Callable
     assert browser.errors() == []
 
 
-@pytest.mark.parametrize("width", [1300, 900])
+@pytest.mark.parametrize("width", [1300, 900, 420])
 @pytest.mark.parametrize("kind", [*PAGES, *EDGES])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_page_reads_well(kind: str, dark: bool, width: int, browser: Browser, folder: Path, made: Callable[[str], Path]) -> None:
@@ -99,23 +117,56 @@ def test_page_reads_well(kind: str, dark: bool, width: int, browser: Browser, fo
     assert browser.run(COVERED) == []
     assert browser.run(CUT) == []
     assert browser.run(CLASH) == []
+    assert browser.run(LABELS) == []
+    assert browser.run(SQUEEZED) == []
+    assert browser.run(SHREDDED) == []
     assert browser.run(INK) == ("rgb(231, 236, 242)" if dark else "rgb(27, 36, 48)")
     picture = folder / f"{kind}-{width}-{'dark' if dark else 'light'}.png"
     browser.picture(picture)
     assert picture.stat().st_size > 20_000
 
 
+PLOT = "document.querySelector('.js-plotly-plot')"
+
+
 @pytest.mark.parametrize(
-    ("check", "change"),
+    ("check", "kind", "change"),
     [
-        (COVERED, "{'margin.t': 0}"),
-        (CUT, "{'yaxis.automargin': false, 'margin.l': 0, 'yaxis.ticksuffix': ' gigabytes per second'}"),
-        (CLASH, "{'xaxis.tickvals': [1e6, 1.1e6], 'xaxis.ticktext': ['one size', 'another']}"),
+        (COVERED, "collective", f"Plotly.relayout({PLOT}, {{'margin.t': 0}}).then(() => 1)"),
+        (
+            CUT,
+            "collective",
+            f"Plotly.relayout({PLOT}, {{'yaxis.automargin': false, 'margin.l': 0, 'yaxis.ticksuffix': ' gigabytes per second'}}).then(() => 1)",
+        ),
+        (
+            CLASH,
+            "collective",
+            f"Plotly.relayout({PLOT}, {{'xaxis.tickvals': [1e6, 1.1e6], 'xaxis.ticktext': ['one size', 'another']}}).then(() => 1)",
+        ),
+        (LABELS, "topology", f"Plotly.relayout({PLOT}, {{width: 372}}).then(() => 1)"),
+        (SQUEEZED, "collective", f"Plotly.relayout({PLOT}, {{'margin.l': 1000}}).then(() => 1)"),
+        (
+            SHREDDED,
+            "sweep",
+            "document.querySelectorAll('td.long').forEach(cell => { cell.style.cssText = 'min-width:0; max-width:50px'; })",
+        ),
     ],
-    ids=["covered", "cut", "clash"],
+    ids=["covered", "cut", "clash", "labels", "squeezed", "shredded"],
 )
-def test_the_checks_see_a_broken_page(check: str, change: str, browser: Browser, made: Callable[[str], Path]) -> None:
-    browser.open(made("collective"))
+def test_the_checks_see_a_broken_page(check: str, kind: str, change: str, browser: Browser, made: Callable[[str], Path]) -> None:
+    browser.open(made(kind))
     assert browser.run(check) == []
-    browser.run(f"Plotly.relayout(document.querySelector('.js-plotly-plot'), {change}).then(() => 1)")
+    browser.run(change)
     assert browser.run(check) != []
+
+
+def test_a_window_that_becomes_narrow_gets_legends_below(browser: Browser, made: Callable[[str], Path]) -> None:
+    sides = f"{PLOT}._fullLayout.legend.orientation"
+    browser.open(made("validation"), width=1300)
+    assert browser.run(sides) == "v"
+    browser.send("Emulation.setDeviceMetricsOverride", width=420, height=900, deviceScaleFactor=1, mobile=False)
+    assert browser.run(f"new Promise(done => setTimeout(() => done({sides}), 800))") == "h"
+    assert browser.run(SQUEEZED) == [] and browser.run("document.documentElement.scrollWidth") <= 420
+    browser.send("Emulation.setDeviceMetricsOverride", width=1300, height=900, deviceScaleFactor=1, mobile=False)
+    assert browser.run(f"new Promise(done => setTimeout(() => done({sides}), 800))") == "v"
+    assert browser.errors() == []

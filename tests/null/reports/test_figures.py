@@ -9,8 +9,8 @@ from reports.figures.collective import bandwidth
 from reports.figures.coordinates import MOST, axes, bands, coordinates
 from reports.figures.deviation import scatter, step_times, waterfall
 from reports.figures.memory import clip, envelope, memory_line
-from reports.figures.scaling import days, expense, scaling
-from reports.page import Page
+from reports.figures.scaling import days, expense, legible, scaling
+from reports.page import Page, no_narrower
 from reports.words import count, gib, rate, safe, seconds, short, volume
 from sim.align import ClassError, Comparison, Measured, Pair
 from sim.cost.collective.table import collective_table
@@ -130,6 +130,20 @@ def test_expense_needs_neither_sizes_nor_prices(money: float | None) -> None:
     figure = expense([msgspec.structs.replace(_run(8 * 16**n, 800.0), money=money) for n in (0, 1)], [], "")
     assert (figure.layout.yaxis.type == "log") is (money is None)
     assert figure.data[0].y == ((8 * 800 / 3600, 128 * 800 / 3600) if money is None else (0.0, 0.0))
+
+
+def test_labels_that_would_lie_on_each_other_are_left_out() -> None:
+    assert legible([(0.0, 0.0, "131,072"), (0.05, 0.0, "65,536"), (0.05, 0.5, "32,768"), (1.0, 0.0, "8")]) == ["131,072", "", "32,768", "8"]
+    assert legible([(at / 4, 0.0, f"{2**at}") for at in range(5)]) == ["1", "2", "4", "8", "16"]
+    assert legible([]) == [] and legible([(0.0, 0.0, "")]) == [""]
+
+
+def test_a_figure_that_cannot_be_narrow_keeps_its_width() -> None:
+    page = Page("t", "")
+    page.figure(no_narrower(days(_run(8, 86400.0)), 640))
+    page.figure(days(_run(8, 86400.0)))
+    text = page.text("")
+    assert text.count("min-width:640px") == 1 and text.count("min-width:0px") == 1
 
 
 def test_days_sum_to_the_elapsed_time() -> None:
