@@ -214,7 +214,12 @@ def _plans(plans: typer.Typer, desk: Desk) -> None:
 
     @plans.command()
     def show(plan: PlanName, set_: PlanSets = None, as_json: AsJson = False) -> None:
-        """A plan with every default filled in.  Example: steptwin plan show tiny-ddp"""
+        """A plan file with every default filled in, to start from.  Example: steptwin plan show tiny-ddp > my-plan.toml"""
+        from sim.files.fullplan import full_plan, full_tree
         from sim.files.planfile import load_plan
 
-        desk.show(msgspec.to_builtins(load_plan(plan, tuple(set_ or ()))), as_json, "plan")
+        found = load_plan(plan, tuple(set_ or ()))
+        if as_json:
+            desk.show(full_tree(found), True, "plan")
+        else:
+            print(full_plan(found), end="")

@@ -1,4 +1,4 @@
-"""Plan files: TOML in and out, and overrides by dotted path."""
+"""Plan files: TOML in and out (JSON too, as `plan show --json` prints it), and overrides by dotted path."""
 
 from __future__ import annotations
 
@@ -17,16 +17,20 @@ from sim.plan import Plan
 from sim.rules import check
 from sim.schedule.reading import read_rows, written_of
 from topologies import units
-from topologies.errors import BadInput, UnknownName
+from topologies.errors import BadInput, UnitError, UnknownName
 from topologies.table import parse_toml, read_toml
 
-_SIZES = ("comm.bucket", "data.sample")
-_TIMES = ("data.preprocess",)
+SIZES = ("comm.bucket", "data.sample")
+"""Keys of a plan that hold bytes: a file says them with a unit."""
+TIMES = ("data.preprocess",)
+"""Keys of a plan that hold seconds."""
 _LARGEST = 1 << 20
+_BYTES = 1 << 16
+"""A bare size from here on is one in bytes."""
 
 
 def load_plan(source: str | Path | Plan | dict[str, Any], overrides: tuple[str, ...] = ()) -> Plan:
-    """A checked plan from a TOML file, a preset's name, a mapping or a plan; `overrides` are `a.b=c`."""
+    """A checked plan from a TOML or JSON file, a preset's name, a mapping or a plan; `overrides` are `a.b=c`."""
     return check(read_plan(source, overrides))
 
 
@@ -65,7 +69,20 @@ def _read(source: str) -> tuple[dict[str, Any], str]:
             wrong = "is no file" if os.path.exists(source) else "does not exist"
             raise BadInput(f"plan file {source} {wrong}. Give a TOML file, or one of: {', '.join(shipped)}")
         raise _unknown(source, shipped)
-    return read_toml(path, "plan file", _LARGEST), str(source)
+    return (_json(path) if source.endswith(".json") else read_toml(path, "plan file", _LARGEST)), str(source)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """What `steptwin plan show --json` has printed. Raises `BadInput`."""
+    try:
+        found = msgspec.json.decode(path.read_bytes()[: _LARGEST + 1])
+    except OSError as error:
+        raise BadInput(f"cannot read the plan file {path}: {error.strerror}") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadInput(f"the plan file {path} is not valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise BadInput(f"the plan file {path} must hold an object, as steptwin plan show --json prints it")
+    return found
 
 
 def _unknown(source: str, shipped: Iterable[str]) -> BadInput:
@@ -144,12 +161,19 @@ def _plain(value: Any) -> Any:
 def _quantities(tree: dict[str, Any]) -> dict[str, Any]:
     """Units are read where a person wrote them; numbers that came from a `Plan` value do not pass here."""
     copy = {key: {k: _native(v) for k, v in value.items()} if isinstance(value, dict) else _native(value) for key, value in tree.items()}
-    for paths, read in ((_SIZES, units.size), (_TIMES, units.duration)):
+    for paths, read in ((SIZES, units.size), (TIMES, units.duration)):
         for path in paths:
             section, key = path.split(".")
             if isinstance(copy.get(section), dict) and key in copy[section]:
+                _bare(path, copy[section][key])
                 copy[section][key] = read(copy[section][key], path)
     return copy
+
+
+def _bare(path: str, value: object) -> None:
+    """Raises `UnitError` for a bare number that can only be bytes: no bucket has 26214400 MiB."""
+    if path in SIZES and isinstance(value, int) and not isinstance(value, bool) and value >= _BYTES:
+        raise UnitError(f'a size needs a unit at {path}: got {value}. Write "{value} B" or "{units.show_size(value)}"')
 
 
 def from_tree(tree: dict[str, Any], where: str = "plan") -> Plan:
@@ -223,11 +247,11 @@ def dump_tree(plan: Plan) -> dict[str, Any]:
                 tree[key] = changed
         elif value != default[key]:
             tree[key] = value
-    for path in _SIZES:
+    for path in SIZES:
         section, key = path.split(".")
         if key in tree.get(section, {}):
             tree[section][key] = f"{tree[section][key]} B"
-    for path in _TIMES:
+    for path in TIMES:
         section, key = path.split(".")
         if key in tree.get(section, {}):
             tree[section][key] = f"{tree[section][key]!r} s"
@@ -240,20 +264,23 @@ def dump_plan(plan: Plan) -> str:
 
 
 def _toml(tree: dict[str, Any]) -> str:
-    def show(value: Any) -> str:
-        if isinstance(value, bool):
-            return str(value).lower()
-        if isinstance(value, dict):
-            return f"{{{', '.join(f'{key(name)} = {show(one)}' for name, one in value.items() if one is not None)}}}"
-        if isinstance(value, (list, tuple)):
-            return f"[{(', ' if isinstance(value, list) else ',').join(map(show, value))}]"
-        return msgspec.json.encode(value).decode()
-
-    def key(name: str) -> str:
-        return name if re.fullmatch(r"[\w-]+", name, re.A) else msgspec.json.encode(name).decode()
-
-    top = [f"{key} = {show(value)}" for key, value in tree.items() if not isinstance(value, dict)]
+    top = [f"{key} = {toml_value(value)}" for key, value in tree.items() if not isinstance(value, dict)]
     for section, values in tree.items():
         if isinstance(values, dict):
-            top += ["", f"[{section}]", *(f"{key} = {show(value)}" for key, value in values.items())]
+            top += ["", f"[{section}]", *(f"{key} = {toml_value(value)}" for key, value in values.items())]
     return "\n".join(top) + "\n"
+
+
+def toml_value(value: Any) -> str:
+    """A plain value as TOML writes it on one line; keys of a table that are None are left out."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_key(name)} = {toml_value(one)}' for name, one in value.items() if one is not None)}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{(', ' if isinstance(value, list) else ',').join(map(toml_value, value))}]"
+    return msgspec.json.encode(value).decode()
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[\w-]+", name, re.A) else msgspec.json.encode(name).decode()

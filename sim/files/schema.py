@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from sim.files.forms import accuracy, exchange, listing, measuring, planning, prediction
-from sim.plan import Plan
+from sim.files.forms.planform import PlanFile
 from topologies.errors import BadInput, UnknownName
 
 FORMS: dict[str, Any] = {
@@ -35,7 +35,7 @@ FORMS: dict[str, Any] = {
     "validate --collectives": accuracy.ValidateCollectives,
     "accuracy": accuracy.Tables,
     "plan list": listing.Catalog,
-    "plan show": Plan,
+    "plan show": PlanFile,
     "topology list": listing.Machines,
     "topology show": listing.Machine,
     "chakra export": exchange.Exported,

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import asdict
 
+from sim.files.fullplan import full_tree
 from sim.memory.report import DoesNotFit, MemoryReport
 from sim.plan import Plan
 from sim.program import Program
@@ -83,7 +84,7 @@ class Prediction(Tabular, msgspec.Struct, kw_only=True):
             "warnings": self.warnings,
             "gpus": self.gpus,
             "topology": self.topology,
-            "plan": msgspec.to_builtins(self.plan),
+            "plan": full_tree(self.plan),
         }
 
     def _rows(self) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from sim.files.forms.planform import PlanFile
 from sim.files.forms.said import Said
 
 
@@ -105,7 +106,7 @@ class Predict(Said, frozen=True, kw_only=True):
     warnings: list[str]
     gpus: int
     topology: str
-    plan: dict[str, Any]
+    plan: PlanFile
 
 
 class Spread(Said, frozen=True, kw_only=True):
