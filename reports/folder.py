@@ -19,6 +19,7 @@ from reports.scene import scene
 from sim.align import Comparison
 from sim.files.chrome import write_trace
 from sim.files.kept import kept
+from sim.files.owned import PLAN, write_own
 from sim.files.planfile import dump_plan
 from sim.files.runs import environment, write_atomic, write_json
 from sim.files.text import show_program
@@ -31,19 +32,27 @@ PREDICTED = "predicted.json.gz"
 """The full predicted trace's name in a run's folder."""
 
 
-def write_inputs(folder: Path, plan: Plan, program: Program | None) -> None:
-    """The plan and the program, as text that can be diffed."""
-    write_atomic(folder / "plan.toml", dump_plan(kept(plan)))
+def write_inputs(folder: Path, plan: Plan, program: Program | None, beside: Mapping[str, str] | None = None) -> None:
+    """The plan, what a rerun needs beside it (the machine, a calibration: texts by name) and the program, as text that can be diffed."""
+    for name, text in {PLAN: dump_plan(kept(plan)), **(beside or {})}.items():
+        write_own(folder / name, text)
     if program is not None:
         write_atomic(folder / "program.txt", show_program(program))
     write_json(folder / "environment.json", environment())
 
 
 def write_prediction(
-    folder: Path, plan: Plan, program: Program | None, summary: Mapping[str, Any], trace: Trace, topology: Topology | None = None
+    folder: Path,
+    plan: Plan,
+    program: Program | None,
+    summary: Mapping[str, Any],
+    trace: Trace,
+    topology: Topology | None = None,
+    beside: Mapping[str, str] | None = None,
 ) -> Path:
-    """A prediction's folder; returns the report's path. `topology`: what it was predicted on, for link use and the machine."""
-    write_inputs(folder, plan, program)
+    """A prediction's folder; returns the report's path. `topology`: what it was predicted on, for link use and the machine. `beside`: see
+    `write_inputs`."""
+    write_inputs(folder, plan, program, beside)
     write_json(folder / "summary.json", dict(summary))
     write_trace(trace, folder / PREDICTED)
     seen = scene(plan, program, trace, topology, PREDICTED)
@@ -61,9 +70,10 @@ def write_comparison(
     result: Mapping[str, Any],
     notes: Sequence[str] = (),
     topology: Topology | None = None,
+    beside: Mapping[str, str] | None = None,
 ) -> Path:
     """A twin's folder: all traces, the comparison and the report, whose path is returned."""
-    write_inputs(folder, plan, program)
+    write_inputs(folder, plan, program, beside)
     write_json(folder / "summary.json", {"prediction": dict(summary), "comparison": dict(result)})
     for trace in traces:
         write_trace(trace, folder / f"{trace.origin}.json.gz")

@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from topologies.errors import BadInput
 from topologies.verbs import (
     AsJson,
     Calibrated,
@@ -15,7 +16,6 @@ from topologies.verbs import (
     Fail,
     MachineSets,
     On,
-    Out,
     PlanName,
     PlanSets,
     Report,
@@ -24,6 +24,16 @@ from topologies.verbs import (
     of_machine,
     split,
 )
+
+
+def _folder(text: str) -> Path:
+    """Raises `BadInput` for an empty name, which would be the folder that one is in."""
+    if not text.strip():
+        raise BadInput('--out "" names no folder. Write e.g. --out runs/mine')
+    return Path(text)
+
+
+Out = Annotated[Path | None, typer.Option("--out", help="Folder for the run's files", parser=_folder, metavar="PATH")]
 
 
 def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
@@ -62,14 +72,28 @@ def _predict(app: typer.Typer, desk: Desk) -> None:
         from topologies.load import load_topology
 
         overrides, edits = split(set_, fail, without)
-        machine = load_topology(on, edits)
-        found = run(load_plan(plan, overrides), machine, calibration=calibration, costs=costs, steps=steps)
+        machine, base = load_topology(on, edits), load_plan(plan, overrides)
+        beside = _beside(out, plan, on, edits, calibration)
+        found = run(base, machine, calibration=calibration, costs=costs, steps=steps)
         summary = found.to_dict()
         if out:
-            desk.say(f"report: {desk.page('prediction', out, found.plan, found.program, summary, found.trace, machine)}")
+            desk.say(f"report: {desk.page('prediction', out, found.plan, found.program, summary, found.trace, machine, beside)}")
         desk.show(summary, as_json, "prediction")
         if not found.fits:
             raise typer.Exit(3)
+
+
+def _beside(out: Path | None, plan: str, on: str, edits: tuple[str, ...], calibration: Path | None) -> dict[str, str]:
+    """What a rerun needs beside the plan, by its name in the folder `out`: the machine, the calibration. Raises `BadInput`, before anything is
+    computed, where a file that somebody wrote would be overwritten."""
+    if out is None:
+        return {}
+    from sim.files.machinefile import machine_files
+    from sim.files.owned import calibration_beside, check_folder
+
+    found = machine_files(on, edits) | (calibration_beside(calibration, out) if calibration is not None else {})
+    check_folder(out, plan, found)
+    return found
 
 
 def _compare(app: typer.Typer, desk: Desk) -> None:
@@ -95,8 +119,10 @@ def _compare(app: typer.Typer, desk: Desk) -> None:
         from topologies.load import load_topology
 
         overrides, edits = split(set_, fail, without)
-        machine = load_topology(on, edits)
-        predicted, trace = predict(load_plan(plan, overrides), machine, calibration=calibration), read_measured(measured)
+        machine, base = load_topology(on, edits), load_plan(plan, overrides)
+        beside = _beside(out, plan, on, edits, calibration)
+        trace = read_measured(measured)
+        predicted = predict(base, machine, calibration=calibration)
         found = {"imported": run(predicted, trace)}
         notes = doubts(predicted, trace)
         result = {"prediction": predicted.to_dict(), "runs": {name: one.to_dict() for name, one in found.items()}, "notes": notes}
@@ -112,6 +138,7 @@ def _compare(app: typer.Typer, desk: Desk) -> None:
                 result,
                 notes,
                 machine,
+                beside,
             )
             desk.say(f"report: {desk.page('comparison', out, *parts)}")
         desk.show(result, as_json, "comparison")
@@ -162,8 +189,7 @@ def _studies(app: typer.Typer, desk: Desk) -> None:
             del found["samples"]
         desk.show(found, as_json, "spread")
         if report:
-            name = setting.plan.name or setting.plan.model_name
-            desk.say(f"report: {desk.page('spread', report, name, setting.topology.name, drawn)}")
+            desk.say(f"report: {desk.page('spread', report, drawn.plan, drawn.topology, drawn)}")
 
 
 def _collective(app: typer.Typer, desk: Desk) -> None:
@@ -183,6 +209,7 @@ def _collective(app: typer.Typer, desk: Desk) -> None:
     ) -> None:
         """A table like nccl-tests': size, time, algbw, busbw.  Example: steptwin collective all_reduce --on "4x dgx-h100" --bytes "1 GiB\""""
         from sim.cost.collective.table import collective_table
+        from sim.files.machinefile import machine_words
         from topologies.load import load_topology
         from topologies.unfelt import unfelt
 
@@ -194,7 +221,7 @@ def _collective(app: typer.Typer, desk: Desk) -> None:
             words = [f"--set {edit!r}" for edit in fitted.edits]
             desk.show({"rows": fitted.table, "edits": words, "before": fitted.before, "after": fitted.after}, as_json, "nccl-tests")
             return
-        found = collective_table(name, bytes_, machine, ranks, algorithm)
+        found = collective_table(name, bytes_, machine, ranks, algorithm) | {"topology": machine_words(machine)}
         for note in unfelt(machine, found["ranks"]):
             desk.say(f"note: {note}")
         desk.show(found, as_json, "collective")

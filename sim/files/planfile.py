@@ -264,6 +264,7 @@ def dump_plan(plan: Plan) -> str:
 
 
 def _toml(tree: dict[str, Any]) -> str:
+    """A document of plain values as TOML, a section for each table at its top."""
     top = [f"{key} = {toml_value(value)}" for key, value in tree.items() if not isinstance(value, dict)]
     for section, values in tree.items():
         if isinstance(values, dict):

@@ -107,8 +107,7 @@ def _explain(app: typer.Typer, desk: Desk) -> None:
         setting = bind(load_plan(plan, overrides), on, edits)
         explained = run(setting, say=_say(desk))
         if report:
-            name = setting.plan.name or setting.plan.model_name
-            desk.say(f"report: {desk.page('explain', report, name, setting.topology.name, explained)}")
+            desk.say(f"report: {desk.page('explain', report, explained.plan, explained.topology, explained)}")
         found = _plain(explained)
         if as_json:
             desk.show(found, True, "explain")
@@ -124,7 +123,13 @@ def _explained(desk: Desk, found: dict[str, Any]) -> None:
     from topologies.units import show_duration
 
     low, high = map(show_duration, found["interval"])
-    head = {"rows": found["sensitivities"], "step_time_s": found["step_time_s"], "80 % interval": f"{low} to {high}"}
+    head = {
+        "rows": found["sensitivities"],
+        "plan": found["plan"],
+        "topology": found["topology"],
+        "step_time_s": found["step_time_s"],
+        "80 % interval": f"{low} to {high}",
+    }
     head |= {"verdict": found["verdict"]} | ({} if found["fits"] else {"memory": UNFIT})
     desk.show(head, False, "what faster resources are worth")
     changes = [{"change": " ".join(c["overrides"]), "step_time_s": c["step_time_s"], "gain": c["gain"]} for c in found["changes"]]

@@ -19,6 +19,7 @@ import msgspec
 
 from sim.bind import Setting, bind
 from sim.cost.price import Cost, Pricer
+from sim.files.machinefile import machine_words
 from sim.plan import Output, Plan
 from sim.predict import played, steps_of
 from sim.pricer import pricer_for
@@ -70,11 +71,15 @@ class Spread(Tabular, msgspec.Struct, frozen=True, kw_only=True):
     jitter: Jitter
     seed: int
     samples: tuple[float, ...]
+    plan: str = ""
+    topology: str = ""
+    """With what was changed about it."""
 
     def __str__(self) -> str:
         named = (("P50", self.p50), ("P95", self.p95), ("P99", self.p99), ("mean", self.mean), ("without", self.without))
         rows = [(name, f"{value * 1e3:,.3f}", f"{value / self.without:.3f} x") for name, value in named]
-        return f"{len(self.samples):,} draws, seed {self.seed}\n{aligned(('step', 'ms', 'of the step without noise'), rows)}"
+        head = f"{self.plan} on {self.topology}\n" if self.plan else ""
+        return f"{head}{len(self.samples):,} draws, seed {self.seed}\n{aligned(('step', 'ms', 'of the step without noise'), rows)}"
 
     def _rows(self) -> list[dict[str, Any]]:
         return [{"step_time_s": value} for value in self.samples]
@@ -104,6 +109,7 @@ def spread(
     return Spread(
         p50=quantile(ordered, 0.5), p95=quantile(ordered, 0.95), p99=quantile(ordered, 0.99), mean=math.fsum(ordered) / draws,
         without=table.at(1.0, 1.0) + stall, jitter=found, seed=seed, samples=tuple(samples),
+        plan=setting.plan.name or setting.plan.model_name, topology=machine_words(setting.topology),
     )  # fmt: skip
 
 

@@ -144,7 +144,7 @@ def _step(name: str, variant: Variant, calibration: str | None) -> Row:
         if s.rank == one and s.kind in MEETING and s.end > begin and s.start + s.wait < end
     )
     return Row(
-        variant=variant.label, topology=p.topology, ranks=p.gpus, step_s=p.step_time_s, data_s=p.breakdown.data_s,
+        variant=variant.label, topology=p.machine, ranks=p.gpus, step_s=p.step_time_s, data_s=p.breakdown.data_s,
         exposed_comm_s=p.breakdown.exposed_comm_s, comm_s=comm, output_s=p.breakdown.output_s, cpu_busy=cpu_busy(p.trace, topology),
         sync_s=sum(point.seconds for point in p.syncs), bottleneck=bottleneck(p.breakdown),
         sources=max(p.sources, key=lambda source: p.sources[source]),

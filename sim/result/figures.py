@@ -7,6 +7,7 @@ from collections import Counter
 import msgspec
 
 from sim.bind import Setting
+from sim.files.machinefile import machine_words
 from sim.memory.report import DoesNotFit, MemoryReport, memory_of
 from sim.program import Program
 from sim.result.idle import idle
@@ -60,6 +61,7 @@ def figures(setting: Setting, program: Program, trace: Trace, step: float, split
     return Prediction(
         plan=plan,
         topology=topology.name,
+        machine=machine_words(topology),
         gpus=plan.world,
         step_time_s=step,
         samples_per_s=samples,

@@ -24,6 +24,7 @@ class Prediction(Tabular, msgspec.Struct, kw_only=True):
 
     plan: Plan
     topology: str
+    """The machine's name, as it was given."""
     gpus: int
     step_time_s: float
     samples_per_s: float
@@ -49,6 +50,8 @@ class Prediction(Tabular, msgspec.Struct, kw_only=True):
     mark_reasons: tuple[str, ...] = ()
     syncs: list[SyncPoint] = []
     """Where the host waits for the device, and what that costs."""
+    machine: str = ""
+    """The machine in words: its name, and what was changed about it."""
     program: Program | None = None
     trace: Trace | None = None
 
@@ -83,7 +86,7 @@ class Prediction(Tabular, msgspec.Struct, kw_only=True):
             "sources": self.sources,
             "warnings": self.warnings,
             "gpus": self.gpus,
-            "topology": self.topology,
+            "topology": self.machine,
             "plan": full_tree(self.plan),
         }
 
@@ -118,7 +121,7 @@ def brief(found: Prediction) -> str:
         rows.append(("memory", str(found.does_not_fit)))
     rows += [(found.mark, reason) for reason in found.mark_reasons]
     rows += [("warning", text) for text in found.warnings]
-    head = f"{found.plan.name or found.plan.model_name} on {found.topology}, {found.gpus:,} rank{'' if found.gpus == 1 else 's'}"
+    head = f"{found.plan.name or found.plan.model_name} on {found.machine}, {found.gpus:,} rank{'' if found.gpus == 1 else 's'}"
     return "\n".join([head, *(f"{name:<13} {text}" for name, text in rows)])
 
 

@@ -28,6 +28,8 @@ class Explain(Said, frozen=True, kw_only=True):
     step_time_s: float
     interval: tuple[float, float] | None
     fits: bool
+    plan: str
+    topology: str
     verdict: str
     path: list[tuple[str, float]]
     sensitivities: list[Sensitivity]
@@ -69,6 +71,7 @@ class Sweep(Said, frozen=True, kw_only=True):
 class Capacity(Said, frozen=True, kw_only=True):
     """`steptwin capacity --json`: seconds, joules, money in the price file's unit; intervals of 80 %, of the step and of the days."""
 
+    plan: str
     gpus: int
     topology: str
     steps: int

@@ -118,6 +118,8 @@ class Spread(Said, frozen=True, kw_only=True):
     mean: float
     without: float
     seed: int
+    plan: str
+    topology: str
     jitter: dict[str, float]
     samples: list[float]
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from sim.bind import Setting, bind
+from sim.files.machinefile import machine_words
 from sim.plan import Plan
 from sim.planning.capacity.goodput import Outcome, Reliability, expected
 from sim.predict import predict_setting
@@ -36,6 +37,7 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
 
     gpus: int
     topology: str
+    """With what was changed about it."""
     steps: int
     step_time_s: float
     """As `predict` says it."""
@@ -53,6 +55,7 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
     """GPUs take `IDLE` of their limit while the job is down; hosts, network and cooling as much as in training."""
     money: float | None
     fits: bool
+    plan: str = ""
 
     @property
     def days(self) -> float:
@@ -66,6 +69,7 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         rows = [
+            *([("plan", self.plan)] if self.plan else []),
             ("GPUs", f"{self.gpus:,} of {self.topology}" + ("" if self.fits else "; DOES NOT FIT into memory")),
             ("steps", f"{self.steps:,} of {self.step_time_s:.4g} s"),
             (
@@ -156,7 +160,8 @@ def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability 
     run, interval = expected(work, stall, mtbf, how, seed, step=step)
     return Capacity(
         gpus=plan.world,
-        topology=setting.topology.name,
+        plan=plan.name or plan.model_name,
+        topology=machine_words(setting.topology),
         steps=steps,
         step_time_s=found.step_time_s,
         interval=found.interval,

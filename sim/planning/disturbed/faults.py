@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from sim.bind import Setting, bind
+from sim.files.machinefile import machine_words
 from sim.plan import Plan
 from sim.planning.disturbed.beside import ENOUGH, steps_beside
 from sim.planning.progress import Progress, Say
@@ -84,7 +85,9 @@ def faults(
         step = 1.0 / ((1.0 - duty) / whole + duty / step)
         rows.append(Fault(fault=fault, step_time_s=step, slowdown=step / whole))
         progress.more()
-    return Faults(plan=setting.plan.name or setting.plan.model_name, topology=setting.topology.name, step_time_s=whole, rows=tuple(rows))
+    return Faults(
+        plan=setting.plan.name or setting.plan.model_name, topology=machine_words(setting.topology), step_time_s=whole, rows=tuple(rows)
+    )
 
 
 def usual(topology: Topology) -> tuple[str, ...]:

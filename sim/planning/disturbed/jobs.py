@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from sim.bind import bind
+from sim.files.machinefile import machine_words
 from sim.plan import Plan
 from sim.planning.disturbed.beside import ENOUGH, steps_beside
 from sim.planning.disturbed.places import PLACEMENTS, placed
@@ -110,7 +111,7 @@ def jobs(
                     together_s=together[at] + stalls[at],
                 )
             )
-    return Jobs(topology=machine.name, rows=tuple(rows))
+    return Jobs(topology=machine_words(machine), rows=tuple(rows))
 
 
 def _steps(alone: list[float]) -> list[int]:

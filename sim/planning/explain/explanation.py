@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from sim.bind import Setting, bind
+from sim.files.machinefile import machine_words
 from sim.plan import Plan
 from sim.planning.explain.neighbours import neighbours
 from sim.planning.explain.scaled import COLLECTIVES, HOST, INPUT, KINDS, MEMORY, MESSAGES, link_kinds
@@ -54,10 +55,14 @@ class Explanation(Tabular, msgspec.Struct, frozen=True):
     """80 % interval of the step, in seconds."""
     fits: bool = True
     """Whether the plan's memory is enough; the figures are what it would take if it were."""
+    plan: str = ""
+    topology: str = ""
+    """With what was changed about it."""
 
     def __str__(self) -> str:
         step = self.step_time_s
-        lines = [f"step {step * 1e3:,.3f} ms, {self.verdict}", *([] if self.fits else [UNFIT]), "", "critical path"]
+        head = [f"{self.plan} on {self.topology}"] if self.plan else []
+        lines = [*head, f"step {step * 1e3:,.3f} ms, {self.verdict}", *([] if self.fits else [UNFIT]), "", "critical path"]
         lines += [f"  {name:<22} {seconds * 1e3:12,.3f} ms  {seconds / step:6.1%}" for name, seconds in self.path[:_SHOWN]]
         lines += ["", f"  {'resource':<22} {'without limit':>15}  elasticity  +10 %: path  simulated"]
         for one in self.sensitivities:
@@ -95,7 +100,8 @@ def explain(setting: Setting, tries: int = TRIES, say: Say | None = None) -> Exp
     found.sort(key=lambda s: s.infinitely_fast)
     changes = tuple(best_changes(setting, studied.step, tries, say))
     fits = figures_of_memory(setting, remedies=False)[1] is None
-    return Explanation(studied.step, verdict, studied.path(), tuple(found), changes, _interval(setting, studied), fits)
+    name, on = setting.plan.name or setting.plan.model_name, machine_words(setting.topology)
+    return Explanation(studied.step, verdict, studied.path(), tuple(found), changes, _interval(setting, studied), fits, name, on)
 
 
 def _interval(setting: Setting, studied: Studied) -> tuple[float, float]:
