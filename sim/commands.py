@@ -44,7 +44,7 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
     _collective(app, desk)
     _plans(plans, desk)
 
-    @app.command()
+    @app.command(context_settings={"ignore_unknown_options": True})  # `collective --calibrate` has a form of its own
     def schema(verb: Annotated[list[str], typer.Argument(help="A verb with --json: predict, sweep, plan list ...")]) -> None:
         """The JSON schema of what a verb prints with --json.  Example: steptwin schema predict"""
         from sim.files.schema import schema as find

@@ -121,7 +121,7 @@ def _read(fault: str) -> tuple[str, float]:
         share = -1.0
     if key.strip() != "flap" or not colon or not 0.0 <= share <= 1.0:
         raise BadInput(
-            f"cannot read the fault {fault[:80]!r}. Write fail=nic:n0/nic1, fail=link:gpu0-sw0, fail=spine:0, slow=r3:0.8, "
+            f"cannot read the fault {fault[:80]!r}. Write fail=nic:n0/nic1, fail=link:gpu0-nvswitch, fail=spine:0, slow=r3:0.8, "
             "or flap=nic:n0/nic1:0.3 for a part that is down for 0.3 of the time (0 to 1)"
         )
     return f"fail={what}", share
