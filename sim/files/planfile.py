@@ -20,6 +20,24 @@ from topologies import units
 from topologies.errors import BadInput, UnitError, UnknownName
 from topologies.table import parse_toml, read_toml
 
+SHORT = {
+    "tp": "parallel.tp",
+    "pp": "parallel.pp",
+    "cp": "parallel.cp",
+    "ep": "parallel.ep",
+    "zero": "parallel.zero",
+    "dp_shard": "parallel.dp_shard",
+    "dp_replicate": "parallel.dp_replicate",
+    "schedule": "parallel.schedule",
+    "virtual_stages": "parallel.virtual_stages",
+    "micro": "batch.micro",
+    "global": "batch.global",
+    "recompute": "memory.recompute",
+    "precision": "precision",
+    "seq_len": "seq_len",
+    "framework": "framework",
+}
+"""Keys by one word, as `--set tp=2` and a sweep's space `tp=1,2` may name them."""
 SIZES = ("comm.bucket", "data.sample")
 """Keys of a plan that hold bytes: a file says them with a unit."""
 TIMES = ("data.preprocess",)
@@ -30,7 +48,7 @@ _BYTES = 1 << 16
 
 
 def load_plan(source: str | Path | Plan | dict[str, Any], overrides: tuple[str, ...] = ()) -> Plan:
-    """A checked plan from a TOML or JSON file, a preset's name, a mapping or a plan; `overrides` are `a.b=c`."""
+    """A checked plan from a TOML or JSON file, a preset's name, a mapping or a plan; `overrides` are `a.b=c` (or a word of `SHORT`)."""
     return check(read_plan(source, overrides))
 
 
@@ -98,14 +116,14 @@ def _unknown(source: str, shipped: Iterable[str]) -> BadInput:
 
 
 def _set(tree: dict[str, Any], override: str) -> dict[str, Any]:
-    path, equals, text = override.partition("=")
-    keys = path.strip().split(".")
+    path, equals, text = (part.strip() for part in override.partition("="))
+    keys = SHORT.get(path, path).split(".")
     if not equals or not all(keys):
         raise BadInput(f"--set {override!r}: write key=value, e.g. --set parallel.tp=4")
     try:
         value: object = parse_toml(f"v = {text}", "value")["v"]
     except BadInput:  # no TOML value: a text without quotes
-        value = text.strip()
+        value = text
     copy = dict(tree)
     if keys[0] == "model" and len(keys) > 1 and isinstance(copy.get("model"), str):
         copy["model"] = {"base": copy["model"]}  # one field of a shipped model
@@ -137,12 +155,28 @@ def _check_names(tree: dict[str, Any], struct: type[msgspec.Struct], where: str,
     names = _sections(struct)
     for key, value in tree.items():
         if key not in names:
-            raise UnknownName("key", f"{prefix}{key}", [prefix + name for name in names], where)
+            raise _unplaced(key, where, _below(names, key)) or UnknownName(
+                "key", f"{prefix}{key}", [prefix + name for name in names], where
+            )
         inner = names[key]
         if inner is not None:
             if not isinstance(value, dict):
                 raise BadInput(f"{prefix}{key} in {where} is a section: write [{key}] and its keys below")
             _check_names(value, inner, where, f"{prefix}{key}.")
+
+
+def _below(names: dict[str, type[msgspec.Struct] | None], key: str) -> list[str]:
+    """The dotted keys whose last part is `key`: `overlap` for `comm.overlap`."""
+    return [f"{section}.{key}" for section, inner in names.items() if inner is not None and key in _sections(inner)]
+
+
+def _unplaced(key: str, where: str, below: list[str]) -> UnknownName | None:
+    """For a key that stands outside of its section; None where none has such a key. Names this short are near to nothing by their letters."""
+    if not below:
+        return None
+    error = UnknownName("key", key, below, where)
+    error.near, error.args = below, (f"unknown key '{key[:80]}' in {where}. Did you mean {' or '.join(below)}?",)
+    return error
 
 
 def _native(value: Any) -> Any:

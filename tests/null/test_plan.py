@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.bind import bind
-from sim.files.planfile import dump_plan, dump_tree, from_tree, load_plan
+from sim.files.planfile import SHORT, dump_plan, dump_tree, from_tree, load_plan, read_plan
 from sim.framework import load_framework
 from sim.model.stages import layout
 from sim.plan import Batch, Comm, Data, Memory, Parallel, Plan
@@ -179,3 +179,20 @@ def test_frameworks_go_by_the_names_that_people_use() -> None:
     for name in ("pytorch", "torchtitan", "megatron", "nemo", "llm-foundry", "maxtext"):
         assert load_framework(name).name == name
     assert msgspec.structs.replace(load_framework("megatron"), name="megatron-lm") == load_framework("megatron-lm")
+
+
+def test_overrides_by_one_word_are_those_of_a_sweep() -> None:
+    values = {"schedule": "gpipe", "recompute": "full", "precision": "fp32", "framework": "torchtitan", "seq_len": "64"}
+    for word, key in SHORT.items():
+        text = values.get(word, "1")
+        assert read_plan("gpt2-ddp8", (f"{word}={text}",)) == read_plan("gpt2-ddp8", (f"{key}={text}",)), word
+    assert load_plan("gpt2-ddp8", ("tp=2", " micro = 4 ")).parallel.tp == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [("overlap", "comm.overlap"), ("workers", "data.workers"), ("prefetch", "parallel.prefetch or data.prefetch"), ("tp", "parallel.tp")],
+)
+def test_a_key_without_its_section_is_found(key: str, told: str) -> None:
+    with pytest.raises(BadInput, match=rf"unknown key '{key}' in plan\. Did you mean {told}\?"):
+        load_plan({"model": "mlp", key: 1})

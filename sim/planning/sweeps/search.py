@@ -13,13 +13,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from sim.files.planfile import SHORT
 from sim.plan import Plan
 from sim.planning.progress import Say
 from sim.planning.sweeps.floor import Floor
 from sim.planning.sweeps.front import open_questions
 from sim.planning.sweeps.judge import Prices, Work, anew, evaluate_chunk, priced, screen_chunk
 from sim.planning.sweeps.pool import Pool, pool
-from sim.planning.sweeps.space import SHORT, Candidate, plan_at, point, settings_of
+from sim.planning.sweeps.space import Candidate, plan_at, point, settings_of
 from sim.planning.sweeps.store import Row, Store, default_file
 from sim.planning.sweeps.sweep import Sweep, concluded, header_of
 from topologies.errors import BadInput

@@ -13,27 +13,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sim.files.planfile import load_plan
+from sim.files.planfile import SHORT, load_plan
 from sim.plan import LOOPS, Plan
 from topologies.errors import BadInput, SteptwinError, UnknownName
 
-SHORT = {
-    "tp": "parallel.tp",
-    "pp": "parallel.pp",
-    "cp": "parallel.cp",
-    "ep": "parallel.ep",
-    "zero": "parallel.zero",
-    "dp_shard": "parallel.dp_shard",
-    "dp_replicate": "parallel.dp_replicate",
-    "schedule": "parallel.schedule",
-    "virtual_stages": "parallel.virtual_stages",
-    "micro": "batch.micro",
-    "global": "batch.global",
-    "recompute": "memory.recompute",
-    "precision": "precision",
-    "seq_len": "seq_len",
-    "framework": "framework",
-}
 _LARGEST = 10_000_000
 
 

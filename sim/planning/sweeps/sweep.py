@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from sim.bind import model_of
+from sim.files.planfile import SHORT
 from sim.plan import Plan
 from sim.planning.capacity.capacity import price_of
 from sim.planning.progress import Progress, Say
@@ -26,7 +27,7 @@ from sim.planning.sweeps.floor import Floor
 from sim.planning.sweeps.front import beaten, cautious, open_questions, pareto
 from sim.planning.sweeps.judge import Depth, Open, Prices, Work, anew, evaluate_chunk, priced, screen_chunk
 from sim.planning.sweeps.pool import Pool, pool
-from sim.planning.sweeps.space import SHORT, Candidate, TooLarge, base_tree, candidates, named
+from sim.planning.sweeps.space import Candidate, TooLarge, base_tree, candidates, named
 from sim.planning.sweeps.store import Row, Store, default_file, forget
 from sim.planning.sweeps.tables import Ranked
 from sim.schedule.reading import read_rows
