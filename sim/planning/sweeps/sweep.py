@@ -31,7 +31,7 @@ from sim.planning.sweeps.space import Candidate, TooLarge, base_tree, candidates
 from sim.planning.sweeps.store import Row, Store, default_file, forget
 from sim.planning.sweeps.tables import Ranked
 from sim.schedule.reading import read_rows
-from topologies.errors import BadInput
+from topologies.errors import BadInput, NoRoom
 from topologies.load import load_topology
 
 EVERY = ("", "short", "whole")
@@ -92,8 +92,8 @@ def sweep(base: Plan, space: dict[str, tuple[str, ...]], on: str, path: Path | N
     """Runs what `path` (unsaid: `store.default_file`) does not hold yet, and returns all rows, fastest first.
 
     `every`: simulate also what cannot be better than another, "short" (as a sweep ranks its plans) or "whole". `backend` "" runs on local
-    processes; "dask" or "ray" through joblib on a cluster at `address`. Raises `BadInput` when nothing of the space is feasible, with what
-    came closest.
+    processes; "dask" or "ray" through joblib on a cluster at `address`. Raises `BadInput` when nothing of the space is feasible (`NoRoom`: for
+    want of memory), with what came closest.
     """
     if every not in EVERY:
         raise BadInput(f"every = {every!r}: {' or '.join(map(repr, EVERY))}")
@@ -127,12 +127,12 @@ def header_of(base: Plan, space: dict[str, tuple[str, ...]], on: str, prices: Pr
 
 
 def concluded(rows: list[Row], path: Path) -> Sweep:
-    """What was found. Raises `BadInput` when nothing fits, and forgets the file: a slip of the pen must not keep its name."""
+    """What was found. Raises `NoRoom` when nothing fits and `BadInput` when nothing can run, and forgets the file: a slip of the pen must not keep its name."""
     counts = {name: sum(row.outcome == name for row in rows) for name in ("done", "memory", "bound", "refused", "failed")}
     found = Sweep(rows, str(path), counts)
     if not found.feasible:
         forget(path)
-        raise BadInput(_closest(rows))
+        raise _closest(rows)
     return found
 
 
@@ -251,12 +251,12 @@ def _why(one: Open) -> str:
     return f"its step takes at least {one.bound.step_time or 0.0:.4g} s: another plan is as fast and needs no more memory or money"
 
 
-def _closest(rows: list[Row]) -> str:
+def _closest(rows: list[Row]) -> BadInput:
     failed = next((row for row in rows if row.outcome == "failed"), None)
     if failed:
-        return f"nothing in the space has been simulated; {failed.key} failed, a fault of StepTwin: {failed.reason}"
+        return BadInput(f"nothing in the space has been simulated; {failed.key} failed, a fault of StepTwin: {failed.reason}")
     tight = min((row for row in rows if row.outcome == "memory" and row.memory), key=lambda row: row.memory or 0, default=None)
     if tight:
-        return f"nothing in the space fits into memory; closest: {tight.key}: {tight.reason}"
+        return NoRoom(f"nothing in the space fits into memory; closest: {tight.key}: {tight.reason}")
     reason = next((row.reason for row in rows if row.outcome == "refused"), "it holds no plan")
-    return f"nothing in the space can run ({len(rows)} points): {reason}"
+    return BadInput(f"nothing in the space can run ({len(rows)} points): {reason}")

@@ -320,3 +320,10 @@ def test_the_table_of_rooms_names_every_verb_and_no_other() -> None:
     for verb in every:
         assert verb in verbs(steptwin._app(verb))
         assert verbs(steptwin._app(verb)) < every
+
+
+def test_a_sweep_in_which_nothing_fits_ends_with_3(call: Call) -> None:
+    tight = call("sweep", "llama3-8b-fsdp8", "gpus=1 zero=0", "--workers", "1", "--out", "tight.sqlite")
+    assert tight.code == 3 and "nothing in the space fits into memory; closest: " in tight.err
+    none = call("sweep", "plan.toml", "tp=5", "--workers", "1", "--out", "none.sqlite")
+    assert none.code == 2 and "nothing in the space can run" in none.err
