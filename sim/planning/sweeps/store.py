@@ -20,6 +20,9 @@ import msgspec
 from topologies.errors import BadInput
 
 VERSION = 2
+_SHOWN = 6
+"""Differences that a refusal names."""
+_NOTHING = object()
 OUTCOMES = ("done", "memory", "bound", "refused", "failed")
 _COLUMNS = "key TEXT PRIMARY KEY, outcome TEXT NOT NULL, reason TEXT NOT NULL, step_time REAL, memory INTEGER, mfu REAL, rate REAL, gpus INTEGER, cost REAL, detail TEXT NOT NULL, flops REAL"
 
@@ -102,7 +105,7 @@ class Store:
             text = json.dumps(value, sort_keys=True)
             if name in found and found[name] != text:
                 raise BadInput(
-                    f"results file {self.path} holds a sweep of another {name} ({found[name][:80]} instead of {text[:80]}): "
+                    f"results file {self.path} holds a sweep of another {name} ({_differences(found[name], value)}): "
                     "name another file with --out, or delete this one"
                 )
             self._db.execute("INSERT OR IGNORE INTO header VALUES (?, ?)", (name, text))
@@ -160,6 +163,31 @@ class Store:
         except (ValueError, RecursionError) as error:  # msgspec's and json's are such; the other: an object in an object, a thousand deep
             raise self._unusable(f"row {str(cells['key'])[:80]!r}: {error}") from None
         return row
+
+
+def _differences(kept: str, asked: object) -> str:
+    """The keys that differ between a header's text and what is asked for, each as `key is A there, B here`; the first few."""
+    try:
+        there = dict(_leaves(json.loads(kept)))
+    except (ValueError, RecursionError):
+        there = {"": kept}
+    here = dict(_leaves(json.loads(json.dumps(asked))))
+    other = [key for key in {**there, **here} if there.get(key, _NOTHING) != here.get(key, _NOTHING)]
+    told = [f"{key}{' is ' if key else ''}{_brief(there, key)} there, {_brief(here, key)} here" for key in other[:_SHOWN]]
+    return "; ".join(told) + (f"; {len(other) - _SHOWN} more" if len(other) > _SHOWN else "")
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Values of nested tables by dotted path."""
+    if not isinstance(value, dict):
+        yield path, value
+        return
+    for key, inner in value.items():
+        yield from _leaves(inner, f"{path}.{key}" if path else key)
+
+
+def _brief(tree: dict[str, Any], key: str) -> str:
+    return json.dumps(tree[key])[:60] if key in tree else "not said"
 
 
 def default_file(name: str, header: dict[str, Any]) -> Path:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sim.files.planfile import load_plan
 from sim.plan import Plan
 from sim.planning.sweeps.auto import auto_space, sensible
-from sim.planning.sweeps.space import candidates, parse_space
+from sim.planning.sweeps.space import base_tree, candidates, parse_space
 from sim.planning.sweeps.store import Row, Store, forget
 from topologies.errors import BadInput
 
@@ -146,3 +146,19 @@ def test_sharding_among_nobody_is_one_plan() -> None:
     assert len(list(candidates(base, parse_space("zero=0,1,3"), "dgx-h100"))) == 1
     assert len(list(candidates(base, parse_space("zero=0,1,3 parallel.dp_shard=1,2"), "2x dgx-h100"))) == 4
     assert len(list(candidates(base, parse_space("zero=0,1,3 cp=2"), "2x dgx-h100"))) == 3
+
+
+def test_a_file_of_another_plan_names_what_differs(tmp_path: Path) -> None:
+    path = tmp_path / "a.sqlite"
+    first, second = (base_tree(load_plan("llama3-8b-fsdp8", change)) for change in ((), ("seq_len=4096", "memory.recompute=none")))
+    with Store(path, {"plan": first, "on": "dgx-h100"}):
+        pass
+    told = r'of another plan \(memory.recompute is "full" there, "none" here; seq_len is 8192 there, 4096 here\): name another'
+    with pytest.raises(BadInput, match=told):
+        Store(path, {"plan": second, "on": "dgx-h100"})
+    with pytest.raises(BadInput, match=r'of another on \("dgx-h100" there, "dgx-b200" here\)'):
+        Store(path, {"plan": first, "on": "dgx-b200"})
+    with pytest.raises(BadInput, match=r"batch.global is 8 there, 64 here; .*; \d+ more\)"):
+        Store(path, {"plan": base_tree(load_plan("gpt2-ddp8")), "on": "dgx-h100"})
+    with pytest.raises(BadInput, match=r"another plan \(more.a is not said there, 1 here\)"):
+        Store(path, {"plan": first | {"more": {"a": 1}}, "on": "dgx-h100"})
