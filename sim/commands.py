@@ -100,7 +100,9 @@ def _compare(app: typer.Typer, desk: Desk) -> None:
     @app.command()
     def compare(
         plan: PlanName,
-        measured: Annotated[Path, typer.Option(help="A trace of your own run: torch.profiler's .json[.gz], Nsight's .sqlite")],
+        measured: Annotated[
+            Path, typer.Option(help="A trace of your own run: torch.profiler's .json[.gz], Nsight's .sqlite, or a run's folder")
+        ],
         on: On = "dgx-h100",
         set_: Sets = None,
         fail: Fail = None,
@@ -114,14 +116,14 @@ def _compare(app: typer.Typer, desk: Desk) -> None:
         from sim.imported import read_measured
         from sim.predict import predict
         from sim.result.compare import compare as run
-        from sim.result.compare import doubts
+        from sim.result.compare import doubts, measured_file
         from sim.timeline.metrics import step_times
         from topologies.load import load_topology
 
         overrides, edits = split(set_, fail, without)
         machine, base = load_topology(on, edits), load_plan(plan, overrides)
         beside = _beside(out, plan, on, edits, calibration)
-        trace = read_measured(measured)
+        trace = read_measured(measured_file(measured))
         predicted = predict(base, machine, calibration=calibration)
         found = {"imported": run(predicted, trace)}
         notes = doubts(predicted, trace)

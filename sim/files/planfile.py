@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import types
 import typing
 from collections.abc import Iterable
 from functools import lru_cache
@@ -13,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from sim.files.wrongvalue import wrong_value
 from sim.plan import Plan
 from sim.rules import check
 from sim.schedule.reading import read_rows, written_of
@@ -64,6 +64,8 @@ def read_plan(source: str | Path | Plan | dict[str, Any], overrides: tuple[str, 
     else:
         tree, where = _read(str(source))
     for override in overrides:
+        if not isinstance(override, str):
+            raise BadInput(f"an override is a text such as 'batch.micro=2', one for each key, not {str(override)[:60]!r}")
         tree = _set(tree, override)
     return from_tree(tree, where)
 
@@ -237,34 +239,7 @@ def _typed(tree: dict[str, Any], where: str) -> Plan:
     try:
         return msgspec.convert(tree, Plan)
     except msgspec.ValidationError as error:
-        raise BadInput(f"{where}: {_explain(str(error))}") from None
-
-
-def _explain(message: str) -> str:
-    """msgspec says what and where; this adds what is allowed for enumerations and lists of them."""
-    path = message.rpartition("`$.")[2].rstrip("`")
-    if not path or path == message:
-        return message
-    hint: Any = Plan
-    for key in path.split("."):
-        struct = _struct_of(hint)
-        if struct is None:
-            return message
-        names = dict(zip(struct.__struct_encode_fields__, struct.__struct_fields__, strict=True))
-        hint = typing.get_type_hints(struct).get(names.get(key.partition("[")[0], ""), None)
-        hint = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else hint
-    options = [
-        o
-        for part in (typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,))
-        for o in typing.get_args(part)
-    ]
-    if not options or not all(isinstance(o, (str, int)) for o in options):
-        return message
-    given = re.search(r"Invalid enum value '(.*?)'", message)
-    near = UnknownName("value", given[1], map(str, options)).near if given else []
-    hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    files = ', or the path of a ".csv" file' if path == "parallel.schedule" else ""
-    return f"{message}.{hint} Allowed: {', '.join(map(str, options))}{files}"
+        raise BadInput(f"{where}: {wrong_value(str(error), tree)}") from None
 
 
 def dump_tree(plan: Plan) -> dict[str, Any]:

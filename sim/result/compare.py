@@ -15,6 +15,9 @@ from sim.timeline.metrics import step_times
 from sim.trace import Span, Trace
 from topologies.errors import BadInput
 
+MEASURED = ("stock.json.gz", "played.json.gz")
+"""A run's traces, by what is worth more as a measurement."""
+_EXPORTS = "torch.profiler's .json or .json.gz (prof.export_chrome_trace), Nsight's .sqlite (nsys export), or a run's folder"
 _PLACE = re.compile(r"r\d+/s\d+/mb\d+/")
 _OWN = ("fwd/", "bwd/", "wgrad/")
 
@@ -22,16 +25,29 @@ _OWN = ("fwd/", "bwd/", "wgrad/")
 def compare(predicted: Prediction, measured: str | Path | Trace) -> Comparison:
     """Aligns by class, and op by op where the trace's ranges name ops (`op:fwd/L0.attn.qkv`).
 
-    measured: a file (`sim.imported`) or a trace. Raises `BadInput` for a file that is no trace, or a prediction without one.
+    measured: a file (`sim.imported`), a run's folder or a trace. Raises `BadInput` for a file that is no trace, or a prediction without one.
     """
     if not isinstance(predicted, Prediction):
         raise BadInput(f"compare takes a prediction, as steptwin.predict(plan, topology) makes it, not {type(predicted).__name__}")
     if predicted.trace is None:
         raise BadInput("this prediction holds no trace: predict the plan with its details")
-    trace = measured if isinstance(measured, Trace) else read_measured(measured)
+    trace = measured if isinstance(measured, Trace) else read_measured(measured_file(measured))
     times = step_times(trace)  # the first begins with the recording, not with the step
     found = align_by_class(predicted.trace, _whole_steps(trace), times[1:] or times)
     return replace(found, pairs=_pairs(predicted.trace, trace))
+
+
+def measured_file(path: str | Path) -> Path:
+    """The trace file that `path` names: itself, or in a run's folder what was trained, else played. Raises `BadInput` that says what is expected."""
+    path = Path(path)
+    if path.is_dir():
+        found = next((path / name for name in MEASURED if (path / name).is_file()), None)
+        if found is None:
+            raise BadInput(f"{path} is a folder without a measured trace ({' or '.join(MEASURED)}). Give {_EXPORTS}")
+        return found
+    if not path.exists():
+        raise BadInput(f"there is no measured trace {path}. Give {_EXPORTS}")
+    return path
 
 
 def doubts(predicted: Prediction, trace: Trace) -> list[str]:

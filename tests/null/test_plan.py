@@ -51,8 +51,18 @@ def test_plans_round_trip_through_toml(plan: Plan) -> None:
         ({"model": "mlp", "sequence": 3}, "Did you mean seq_len"),
         ({"model": "mlp", "parallel": {"tensor": 2}}, r"unknown key 'parallel\.tensor'"),
         ({"model": "mlp", "parallel": {"schedule": "1f2b"}}, r"Did you mean 1f1b\? Allowed: gpipe, 1f1b"),
-        ({"model": "mlp", "parallel": {"zero": 7}}, r"parallel\.zero`\. Allowed: 0, 1, 2, 3"),
-        ({"model": "mlp", "parallel": {"tp": 0}}, r"parallel\.tp"),
+        ({"model": "mlp", "parallel": {"zero": 7}}, r"parallel\.zero = 7 is none of its values\. Allowed: 0, 1, 2, 3"),
+        (
+            {"model": "mlp", "parallel": {"tp": 0}},
+            r"parallel\.tp = 0 must be a whole number from 1 to 1,000,000,000, e\.g\. parallel\.tp = 1",
+        ),
+        ({"model": "mlp", "seq_len": "4K"}, r'seq_len = "4K" must be a whole number from 1 to .*, e\.g\. seq_len = 4096'),
+        ({"model": "mlp", "comm": {"overlap": "yes"}}, r'comm\.overlap = "yes" must be true or false, e\.g\. comm\.overlap = true'),
+        ({"model": "mlp", "parallel": {"stages": [1, "x"]}}, r'stages\[1\] = "x" must be a whole number from 0'),
+        ({"model": "mlp", "parallel": {"stages": 3}}, r"stages = 3 must be a list, each item a whole number from 0 to .*= \[8,8\]"),
+        ({"model": "mlp", "memory": {"recompute_modules": ["mpl"]}}, r"Did you mean mlp\? Allowed: core_attn"),
+        ({"model": 3}, r'model = 3 must be a text in quotes or a table, e\.g\. model = "llama3-8b"'),
+        ({"model": "mlp", "precision": 16}, "precision = 16 is none of its values. Allowed: fp32"),
         ({"model": "mlp", "parallel": 3}, "is a section"),
         ({"model": "mlp", "comm": {"bucket": 25}}, '"25 MiB" or "25 MB"'),
         ({"model": "mlp", "batch": {"global": 7}, "parallel": {"dp_shard": 2}}, "Use 6 or 8"),
@@ -82,6 +92,8 @@ def test_overrides_by_dotted_path(tmp_path: Path) -> None:
     file.write_text('model = "mlp"\n[batch]\nglobal = 8\n')
     plan = load_plan(file, ("parallel.dp_replicate=4", "comm.bucket=2 MiB", "parallel.schedule=gpipe"))
     assert (plan.parallel.dp_replicate, plan.comm.bucket, plan.parallel.schedule) == (4, 2 << 20, "gpipe")
+    with pytest.raises(BadInput, match=r"a text such as 'batch\.micro=2', one for each key, not \"{'batch'"):
+        load_plan(file, ({"batch": {"micro": 2}},))  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="write key=value"):
         load_plan(file, ("nothing",))
     with pytest.raises(BadInput, match="is a value, not a section"):

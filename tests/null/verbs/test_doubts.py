@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from sim.files.chrome import write_trace
 from sim.imported import read_measured
 from sim.predict import predict
-from sim.result.compare import compare, doubts
+from sim.result.compare import compare, doubts, measured_file
+from topologies.errors import BadInput
 
 MLP = {"family": "mlp", "name": "m", "widths": [64, 64]}
 
@@ -52,3 +53,18 @@ def test_the_step_in_which_a_recording_began_is_left_out() -> None:
     found = compare(predicted, replace(predicted.trace, spans=waited))
     assert all(row.measured for row in found.classes)
     assert found.pairs and all(pair.measured == pytest.approx(pair.predicted) for pair in found.pairs)
+
+
+def test_a_measured_trace_may_be_a_runs_folder(tmp_path: Path) -> None:
+    """What was trained counts before what was played; a prediction is no measurement."""
+    predicted = predict({"model": MLP, "parallel": {"dp_replicate": 2}}, "dgx-h100")
+    assert predicted.trace
+    write_trace(predicted.trace, tmp_path / "predicted.json.gz")
+    with pytest.raises(BadInput, match=r"a folder without a measured trace \(stock.json.gz or played.json.gz\). Give torch.profiler's"):
+        compare(predicted, tmp_path)
+    for name in ("played.json.gz", "stock.json.gz"):
+        write_trace(predicted.trace, tmp_path / name)
+        assert measured_file(tmp_path) == tmp_path / name
+    assert compare(predicted, tmp_path).error == pytest.approx(0.0)
+    with pytest.raises(BadInput, match=r"there is no measured trace .*nowhere.json. Give .* or a run's folder"):
+        compare(predicted, tmp_path / "nowhere.json")
