@@ -188,7 +188,7 @@ def _studies(app: typer.Typer, desk: Desk) -> None:
         drawn = run(setting, draws=draws, seed=seed, jitter=jitter, calibration=calibration)
         found = msgspec.to_builtins(drawn)
         if not as_json:
-            del found["samples"]
+            del found["samples_s"]
         desk.show(found, as_json, "spread")
         if report:
             desk.say(f"report: {desk.page('spread', report, drawn.plan, drawn.topology, drawn)}")

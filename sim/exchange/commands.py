@@ -60,6 +60,5 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
         edits = of_machine(set_, fail, without)
         found = run(prefix, on, groups=groups, edits=edits, calibration=calibration).to_dict()
         if not as_json:
-            found["step_time_s"] = found.pop("seconds")
-            found["rows"] = [{"class of op": name, "critical_path_s": seconds} for name, seconds in found.pop("critical_path")]
+            found["rows"] = [{"class of op": one["class"], "critical_path_s": one["seconds"]} for one in found.pop("critical_path")]
         desk.show(found, as_json, "chakra replay")

@@ -20,6 +20,7 @@ from sim.exchange.program import program_of
 from sim.exchange.reading import UNTIMED, Taken
 from sim.exchange.shares import uses_of
 from sim.exchange.workload import Workload, load_traces
+from sim.files.machinefile import machine_words
 from sim.program import Op
 from sim.timeline import metrics
 from sim.trace import Trace
@@ -44,9 +45,10 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """The published JSON (`sim.files.forms.exchange`); plain values."""
         found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
+        found["step_time_s"] = found.pop("seconds")
+        return found | {"critical_path": [{"class": name, "seconds": seconds} for name, seconds in self.critical_path]}
 
 
 def replay(prefix: str | Path, topology: Topology | str | Path, *, groups: str | Path | None = None, edits: tuple[str, ...] = (),
@@ -56,7 +58,7 @@ def replay(prefix: str | Path, topology: Topology | str | Path, *, groups: str |
     trace = run_traces(workload, machine, framework=framework, calibration=calibration)
     return Replay(
         workload=workload.name,
-        topology=machine.name,
+        topology=machine_words(machine),
         ranks=len(workload.ranks),
         nodes=sum(map(len, workload.ranks)),
         seconds=trace.end,

@@ -16,6 +16,8 @@ from topologies.verbs import AsJson, Desk, Fail, On, PlanName, PlanSets, Prices,
 
 if TYPE_CHECKING:
     from sim.planning.capacity.goodput import Reliability
+    from sim.planning.explain.explanation import Explanation
+    from sim.planning.sweeps.sweep import Sweep
 
 
 def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
@@ -57,6 +59,7 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
         from sim.planning.sweeps.auto import auto_space
         from sim.planning.sweeps.space import parse_space
         from sim.planning.sweeps.sweep import sweep as run
+        from sim.planning.sweeps.tables import said_row
 
         base = read_plan(plan, of_plan(set_))  # its points are checked: they may split another way
         if bool(space) == (auto is not None):
@@ -72,19 +75,29 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
             from sim.planning.sweeps.search import search
 
             found = search(base, points, on, out, trials=trials, seed=seed, **spread)
-        rows = [_plain(row) for row in sorted(found.feasible, key=lambda row: row.effort)]  # the best is the first
-        columns = {name: name for name in ("key", "step_time", "mfu", "memory", "gpus")} | ({"cost/M samples": "cost"} if money else {})
-        shown: dict[str, Any] = {"rows": rows if as_json else [{k: r[at] for k, at in columns.items()} for r in rows[:10]]}
         refusals = [{"plans": count, "such_as": reason} for count, reason in found.refusals]
-        if as_json:
-            shown |= {"front": [_plain(row) for row in found.front], "refusals": refusals}
-        desk.show({**shown, "counts": found.counts, "best": found.best.key if found.best else "", "file": found.path}, as_json, "sweep")
+        more = {"front": [said_row(row) for row in found.front], "refusals": refusals} if as_json else {}
+        told = {"counts": found.counts, "best": found.best.key if found.best else "", "file": found.path}
+        desk.show(_ranked(found, as_json, money is not None) | more | told, as_json, "sweep")
         if refusals and not as_json:
             desk.show({"rows": refusals[:3]}, False, "points that are no plan")
         if failed := found.failure:
             desk.say(f"{found.counts['failed']} plans failed, a fault of StepTwin: please report {failed.key} ({failed.reason})")
         if report:
             desk.say(f"report: {desk.page('sweep', report, plan, found)}")
+
+
+def _ranked(found: Sweep, all_: bool, priced: bool) -> dict[str, Any]:
+    """Plans that fit, the best first: `all_` with all that is known, or a few for a terminal, which says so."""
+    from sim.planning.sweeps.tables import MOST, said_row
+
+    rows = [said_row(row) for row in sorted(found.feasible, key=lambda row: row.effort)]
+    if all_:
+        return {"rows": rows}
+    columns = {"key": "key", "step_time_s": "step_time_s", "mfu": "mfu", "memory": "memory_bytes", "gpus": "gpus"}
+    columns |= {"cost/M samples": "cost"} if priced else {}
+    shown = {"rows": [{name: row[at] for name, at in columns.items()} for row in rows[:MOST]]}
+    return shown | ({"shown": f"the best {MOST} of {len(rows):,} simulated; --json and the file have all"} if len(rows) > MOST else {})
 
 
 def _explain(app: typer.Typer, desk: Desk) -> None:
@@ -108,21 +121,21 @@ def _explain(app: typer.Typer, desk: Desk) -> None:
         explained = run(setting, say=_say(desk))
         if report:
             desk.say(f"report: {desk.page('explain', report, explained.plan, explained.topology, explained)}")
-        found = _plain(explained)
         if as_json:
-            desk.show(found, True, "explain")
+            desk.show(explained.to_dict(), True, "explain")
         else:
-            _explained(desk, found)
+            _explained(desk, explained)
         if not explained.fits:
             raise typer.Exit(3)
 
 
-def _explained(desk: Desk, found: dict[str, Any]) -> None:
+def _explained(desk: Desk, explained: Explanation) -> None:
     """Two tables: resources, and changes of plan."""
     from sim.planning.explain.explanation import UNFIT
     from topologies.units import show_duration
 
-    low, high = map(show_duration, found["interval"])
+    found = _plain(explained)
+    low, high = map(show_duration, explained.interval or (0.0, 0.0))
     head = {
         "rows": found["sensitivities"],
         "plan": found["plan"],
@@ -191,9 +204,9 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
         options: dict[str, Any] = {"how": how, "checkpoint": stall, "seed": seed, "prices": load_prices(prices) if prices else None}
         options["edits"] = edits
         found = smallest(base, on, work, days, say=desk.say, **options) if days is not None else run(base, on, work, **options)
-        shown = _plain(found) | {"days": found.days, "days_interval": list(found.days_interval)}
+        shown = found.to_dict()
         if not as_json:
-            del shown["interval"]
+            del shown["interval_s"]
             shown["days_interval"] = "{:,.4g} to {:,.4g}, of 80 %".format(*found.days_interval)
         desk.show(shown, as_json, "capacity")
         if report:

@@ -62,15 +62,15 @@ class Jitter(msgspec.Struct, frozen=True, kw_only=True):
 class Spread(Tabular, msgspec.Struct, frozen=True, kw_only=True):
     """Step time over all draws, in seconds. Prints as a table; `to_frame()` has a row for each draw."""
 
-    p50: float
-    p95: float
-    p99: float
-    mean: float
-    without: float
+    p50: float = msgspec.field(name="p50_s")
+    p95: float = msgspec.field(name="p95_s")
+    p99: float = msgspec.field(name="p99_s")
+    mean: float = msgspec.field(name="mean_s")
+    without: float = msgspec.field(name="without_s")
     """The step without any noise, as `predict` says it."""
     jitter: Jitter
     seed: int
-    samples: tuple[float, ...]
+    samples: tuple[float, ...] = msgspec.field(name="samples_s")
     plan: str = ""
     topology: str = ""
     """With what was changed about it."""

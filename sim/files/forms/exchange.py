@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.files.forms.prediction import Parts
+from sim.files.forms.prediction import OnPath, Parts
 from sim.files.forms.said import Said
 
 
@@ -16,12 +16,12 @@ class Exported(Said, frozen=True, kw_only=True):
 
 
 class Replay(Said, frozen=True, kw_only=True):
-    """What a workload takes on a machine. `seconds`: of its step, which `breakdown` and `critical_path` (class of op, seconds) sum to."""
+    """What a workload takes on a machine; `breakdown` and `critical_path` sum to its step."""
 
     workload: str
     topology: str
     ranks: int
     nodes: int
-    seconds: float
+    step_time_s: float
     breakdown: Parts
-    critical_path: tuple[tuple[str, float], ...]
+    critical_path: list[OnPath]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sim.files.forms.prediction import Band, OnPath
 from sim.files.forms.said import Said
 
 
@@ -10,7 +11,7 @@ class Sensitivity(Said, frozen=True, kw_only=True):
 
     resource: str
     ten_percent: float
-    infinitely_fast: float
+    infinitely_fast_s: float
     elasticity: float
 
 
@@ -23,28 +24,28 @@ class Change(Said, frozen=True, kw_only=True):
 
 
 class Explain(Said, frozen=True, kw_only=True):
-    """`steptwin explain --json`; `path`: (class of op, seconds) along the critical path, longest first; `interval`: of 80 %, in seconds."""
+    """`steptwin explain --json`; `critical_path`: longest first."""
 
     step_time_s: float
-    interval: tuple[float, float] | None
+    interval_s: Band | None
     fits: bool
     plan: str
     topology: str
     verdict: str
-    path: list[tuple[str, float]]
+    critical_path: list[OnPath]
     sensitivities: list[Sensitivity]
     changes: list[Change]
 
 
 class SweepRow(Said, frozen=True, kw_only=True):
-    """One plan of a sweep: seconds, peak bytes, samples per second, money per million samples, model FLOPs of a sample."""
+    """One plan of a sweep: peak bytes, money per million samples, model FLOPs of a sample."""
 
     key: str
     outcome: str
-    step_time: float | None
-    memory: int | None
+    step_time_s: float | None
+    memory_bytes: int | None
     mfu: float | None
-    rate: float | None
+    samples_per_s: float | None
     gpus: int | None
     cost: float | None
     flops: float | None
@@ -76,7 +77,7 @@ class Capacity(Said, frozen=True, kw_only=True):
     topology: str
     steps: int
     step_time_s: float
-    interval: tuple[float, float]
+    interval_s: Band
     productive_s: float
     elapsed_s: float
     days: float

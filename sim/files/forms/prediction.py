@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -24,6 +24,13 @@ class ModelFigures(Said, frozen=True, kw_only=True):
     name: str
     parameters: int
     flops_per_step: float
+
+
+class OnPath(Said, frozen=True, kw_only=True):
+    """Seconds of a class of op along the critical path."""
+
+    class_: str = msgspec.field(name="class")
+    seconds: float
 
 
 class Parts(Said, frozen=True, kw_only=True):
@@ -100,7 +107,7 @@ class Predict(Said, frozen=True, kw_only=True):
     fits: bool
     does_not_fit: Missing | None
     breakdown: Parts
-    critical_path: list[dict[str, Any]]
+    critical_path: list[OnPath]
     syncs: list[Sync]
     sources: Sources
     warnings: list[str]
@@ -110,18 +117,18 @@ class Predict(Said, frozen=True, kw_only=True):
 
 
 class Spread(Said, frozen=True, kw_only=True):
-    """`steptwin spread --json`: seconds of a step over all draws; `without` is the step without noise."""
+    """`steptwin spread --json`: seconds of a step over all draws; `without_s` is the step without noise."""
 
-    p50: float
-    p95: float
-    p99: float
-    mean: float
-    without: float
+    p50_s: float
+    p95_s: float
+    p99_s: float
+    mean_s: float
+    without_s: float
     seed: int
     plan: str
     topology: str
     jitter: dict[str, float]
-    samples: list[float]
+    samples_s: list[float]
 
 
 class StudyRow(Said, frozen=True, kw_only=True):

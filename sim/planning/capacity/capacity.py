@@ -14,6 +14,7 @@ from sim.plan import Plan
 from sim.planning.capacity.goodput import Outcome, Reliability, expected
 from sim.predict import predict_setting
 from sim.result.figures import figures_of_memory
+from sim.result.uncertainty import LEVEL
 from sim.tables import Tabular
 from topologies.cluster import parse
 from topologies.errors import BadInput
@@ -85,11 +86,13 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(f"{name:<10} {text}" for name, text in rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, days among them."""
-        return {**msgspec.structs.asdict(self), "days": self.days, "days_interval": self.days_interval}
+        """The published JSON (`sim.files.forms.planning`), days among its plain values."""
+        found = self._rows()[0]
+        low, high = found.pop("interval")
+        return found | {"interval_s": {"low": low, "high": high, "level": LEVEL}, "days_interval": list(self.days_interval)}
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [self.to_dict()]
+        return [{**msgspec.structs.asdict(self), "days": self.days, "days_interval": self.days_interval}]
 
 
 def amount(tokens: float | None = None, epochs: float | None = None, dataset: float | None = None) -> float:

@@ -74,6 +74,16 @@ class Explanation(Tabular, msgspec.Struct, frozen=True):
             lines += [f"  {' '.join(one.overrides):<48} {one.step_time_s * 1e3:12,.3f} ms  {-one.gain:6.1%}" for one in self.changes]
         return "\n".join(lines)
 
+    def to_dict(self) -> dict[str, Any]:
+        """The published JSON (`sim.files.forms.planning`); plain values."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        found["critical_path"] = [{"class": name, "seconds": seconds} for name, seconds in found.pop("path")]
+        ends = found.pop("interval")
+        found["interval_s"] = ends and {"low": ends[0], "high": ends[1], "level": uncertainty.LEVEL}
+        for one in found["sensitivities"]:
+            one["infinitely_fast_s"] = one.pop("infinitely_fast")
+        return found
+
     def _rows(self) -> list[dict[str, Any]]:
         return [msgspec.structs.asdict(one) for one in self.sensitivities]
 

@@ -12,8 +12,17 @@ from sim.tables import Tabular, aligned
 if TYPE_CHECKING:
     from sim.planning.sweeps.store import Row
 
-_MOST = 10
+MOST = 10
 """Rows of a sweep that print; `to_frame` has all."""
+
+
+_SAID = {"step_time": "step_time_s", "memory": "memory_bytes", "rate": "samples_per_s"}
+"""Names of a row's figures in JSON, with their units."""
+
+
+def said_row(row: Row) -> dict[str, Any]:
+    """A row as JSON says it (`sim.files.forms.planning.SweepRow`)."""
+    return {_SAID.get(name, name): value for name, value in msgspec.structs.asdict(row).items()}
 
 
 class Ranked(Tabular):
@@ -42,10 +51,10 @@ class Ranked(Tabular):
         lines = [
             (row.key, f"{(row.step_time or 0.0) * 1e3:,.3f}", _share(row.mfu), f"{(row.memory or 0) / 2**30:.2f}", f"{row.gpus:,}",
              f"{row.cost:,.2f}" if row.cost is not None else "-", "front" if row.key in keys else "")
-            for row in done[:_MOST]
+            for row in done[:MOST]
         ]  # fmt: skip
         counted = ", ".join(f"{number:,} {name}" for name, number in self.counts.items() if number)
-        more = f"\n... {len(done) - _MOST:,} more in {self.path}" if len(done) > _MOST else f"\nin {self.path}"
+        more = f"\n... {len(done) - MOST:,} more in {self.path}" if len(done) > MOST else f"\nin {self.path}"
         head = ("plan, by model FLOPs per GPU", "step, ms", "MFU", "GiB", "GPUs", "cost/M samples", "")
         return f"{counted}\n{aligned(head, lines)}{more}"
 
@@ -53,7 +62,7 @@ class Ranked(Tabular):
         """Plain values: every row, keys of the front and the best, counts."""
         best = self.best
         return {
-            "rows": msgspec.to_builtins(self.rows),
+            "rows": [said_row(row) for row in self.rows],
             "front": [row.key for row in self.front],
             "best": best.key if best is not None else "",
             "counts": dict(self.counts),

@@ -80,7 +80,7 @@ def test_the_best_of_several_clusters_is_printed_first(
         steptwin.main()
     said = json.loads(capsys.readouterr().out)
     assert [row["gpus"] for row in said["rows"]] == [8, 16] and said["rows"][0]["key"] == said["best"]
-    assert said["rows"][0]["step_time"] > said["rows"][1]["step_time"]
+    assert said["rows"][0]["step_time_s"] > said["rows"][1]["step_time_s"]
 
 
 def test_plans_of_a_deeper_model_are_put_aside_by_plans_of_their_own_alone(tmp_path: Path) -> None:

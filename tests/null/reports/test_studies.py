@@ -44,7 +44,7 @@ def test_a_study_is_drawn(words: str, told: tuple[str, ...], call: Call, tmp_pat
     body = text[text.index("<main>") :]
     assert all(word in body for word in told)
     step = (
-        next(said.json[key] for key in ("step_time_s", "p50") if key in said.json)
+        next(said.json[key] for key in ("step_time_s", "p50_s") if key in said.json)
         if "rows" not in said.json or "plan" in said.json
         else None
     )

@@ -144,10 +144,24 @@ def test_a_plan_goes_out_as_chakra_traces_and_comes_back_in_as_long(call: Call) 
     check("chakra export", written.out)
     came = call("chakra", "replay", written.json["prefix"], "--json")
     check("chakra replay", came.out)
-    assert came.json["seconds"] == pytest.approx(call("predict", "plan.toml", "--json").json["step_time_s"], rel=0.05)
+    assert came.json["step_time_s"] == pytest.approx(call("predict", "plan.toml", "--json").json["step_time_s"], rel=0.05)
     shown = call("chakra", "replay", written.json["prefix"]).out
     assert "step time:" in shown and "class of op" in shown and "('" not in shown, "a table, nothing of Python"
     assert call("chakra", "export", "plan.toml", "--out", "et", "--ranks", "0,x").code == 2
     assert call("chakra", "replay", "nothing").code == 2
     refused = call("chakra", "replay", written.json["prefix"], "--calibration", "mine.toml")
     assert refused.code == 2 and "leave --calibration out" in refused.err
+
+
+def test_seconds_have_one_name_in_all_verbs(call: Call) -> None:
+    """What ends in `_s` is seconds everywhere, intervals and critical paths have one form; rows of a sweep tell their units."""
+    said = {verb: call(*CALLS[verb], "--json").json for verb in ("predict", "explain", "capacity", "spread", "sweep")}
+    for verb in ("predict", "explain", "capacity"):
+        assert set(said[verb]["interval_s"]) == {"low", "high", "level"}
+    for verb in ("predict", "explain"):
+        assert all(set(one) == {"class", "seconds"} for one in said[verb]["critical_path"])
+    assert {"p50_s", "p95_s", "p99_s", "mean_s", "without_s", "samples_s"} < set(said["spread"])
+    assert {"step_time_s", "memory_bytes", "samples_per_s"} < set(said["sweep"]["rows"][0])
+    assert said["explain"]["step_time_s"] == pytest.approx(said["predict"]["step_time_s"])
+    old = {"mean", "p50", "without", "interval", "path", "seconds", "step_time", "infinitely_fast"}
+    assert not any(old & set(one) for one in (*said.values(), said["sweep"]["rows"][0], said["explain"]["sensitivities"][0]))

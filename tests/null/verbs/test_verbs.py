@@ -291,7 +291,7 @@ def test_all_tables_of_accuracy_are_printed(call: Call, tmp_path: Path, monkeypa
 def test_a_spread_prints_its_quantiles_and_not_its_draws(call: Call) -> None:
     words = ("spread", "plan.toml", "--draws", "50", "--step", "0.1")
     shown, found = call(*words), call(*words, "--json").json
-    assert shown.code == 0 and "samples" not in shown.out and len(found["samples"]) == 50
+    assert shown.code == 0 and "samples" not in shown.out and len(found["samples_s"]) == 50
     assert "samples" in call("schema", "spread").out
 
 
@@ -327,3 +327,11 @@ def test_a_sweep_in_which_nothing_fits_ends_with_3(call: Call) -> None:
     assert tight.code == 3 and "nothing in the space fits into memory; closest: " in tight.err
     none = call("sweep", "plan.toml", "tp=5", "--workers", "1", "--out", "none.sqlite")
     assert none.code == 2 and "nothing in the space can run" in none.err
+
+
+def test_a_terminal_says_how_many_rows_it_leaves_out(call: Call) -> None:
+    words = ("sweep", "plan.toml", "micro=1,2,4 global=64 zero=0,1,2,3 recompute=none,full", "--every", "short", "--workers", "1")
+    shown, found = call(*words).out, call(*words, "--json").json
+    assert len(found["rows"]) == 24 and shown.count("batch.micro=") == 10 + 1, "ten rows, and the best"
+    assert "shown: the best 10 of 24 simulated; --json and the file have all" in shown
+    assert "shown:" not in call("sweep", "plan.toml", "micro=1", "--workers", "1").out
