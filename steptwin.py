@@ -3,7 +3,7 @@
     import steptwin
     steptwin.predict({"model": "llama3-8b", "parallel": {"dp_shard": 8, "zero": 3}}, "dgx-h100")
 
-A plan is a shipped plan's name, a TOML file, a mapping in the file's form, or what `plan` returns. A machine is a name, an expression
+A plan is a shipped plan's name, a TOML or JSON file, a mapping in the file's form (a result's `to_dict()["plan"]`), or what `plan` returns. A machine is a name, an expression
 ("16x dgx-h100"), a file, or what `topology` returns. Seconds, bytes, FLOP/s and joules throughout; rates per direction.
 Results print, have `to_dict()` and `to_frame()` (pandas), show themselves in a notebook and draw themselves with `figure()`.
 Every error that is raised on purpose is a `SteptwinError`:
@@ -95,7 +95,7 @@ def twin(plan: PlanLike, folder: str | Path, **options: Any) -> Twin:
 
 
 def compare(predicted: Prediction, measured: str | Path) -> Comparison:
-    """Lays a prediction beside a trace file that was measured elsewhere. Raises `BadInput` for a file that is no trace."""
+    """Lays a prediction beside a trace file that was measured elsewhere, or a run's folder. Raises `BadInput` for what is no trace."""
     from sim.result.compare import compare as find
 
     return _shown(find(predicted, measured))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sim.bind import bind
 from sim.files.planfile import SHORT, dump_plan, dump_tree, from_tree, load_plan, read_plan
+from sim.files.wrongvalue import wrong_value
 from sim.framework import load_framework
 from sim.model.stages import layout
 from sim.plan import Batch, Comm, Data, Memory, Parallel, Plan
@@ -208,3 +209,18 @@ def test_overrides_by_one_word_are_those_of_a_sweep() -> None:
 def test_a_key_without_its_section_is_found(key: str, told: str) -> None:
     with pytest.raises(BadInput, match=rf"unknown key '{key}' in plan\. Did you mean {told}\?"):
         load_plan({"model": "mlp", key: 1})
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "null": {},
+    "<object": {"batch": {"micro": object()}},
+    f'"{"x" * 59}...': {"batch": {"micro": "x" * 99}},
+}
+
+
+def test_what_no_plan_could_say_is_told_as_it_is() -> None:
+    """Of the whole, of a key that there is not, of a value that no file holds; of what is long, the beginning."""
+    for message in ("Object missing required field `model`", "Expected `int` - at `$.nothing.at[0]`"):
+        assert wrong_value(message, {}) == message
+    told = {text: wrong_value("Expected `int` - at `$.batch.micro`", tree) for text, tree in WRONG.items()}
+    assert all(said.startswith(f"batch.micro = {text}") and "must be a whole number" in said for text, said in told.items())
