@@ -39,7 +39,7 @@ def apply(cluster: Cluster, edits: tuple[str, ...]) -> Cluster:
             raise BadInput(f"an edit is a text such as 'oversubscription=2', not {edit!r}")
         key, equals, value = (part.strip() for part in edit.partition("="))
         if not equals or not key or not value:
-            raise BadInput(f"cannot read the edit {edit[:80]!r}. Write KEY=VALUE, e.g. 'oversubscription=2' or 'fail=link:gpu0-sw0'")
+            raise BadInput(f"cannot read the edit {edit[:80]!r}. Write KEY=VALUE, e.g. 'oversubscription=2' or 'fail=link:gpu0-nvswitch'")
         cluster = _one(cluster, key, value)
     return msgspec.structs.replace(cluster, edits=cluster.edits + edits)
 

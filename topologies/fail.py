@@ -100,7 +100,7 @@ def _ends(text: str) -> tuple[str, str]:
         a, found, b = text.partition(mark)
         if found and a and b:
             return a.strip(), b.strip()
-    raise BadInput(f"fail=link:{text[:60]}: name both ends, e.g. fail=link:gpu0-sw0 or fail=link:n3/gpu0-n3/nvswitch")
+    raise BadInput(f"fail=link:{text[:60]}: name both ends, e.g. fail=link:gpu0-nvswitch or fail=link:n3/gpu0-n3/nvswitch")
 
 
 def _fail_link(cluster: Cluster, text: str) -> Cluster:

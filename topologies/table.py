@@ -29,9 +29,9 @@ def read_toml(path: Path, what: str = "topology file", largest: int = LARGEST, h
 
 
 def parse_toml(data: bytes | str, where: str, hint: str = "") -> dict[str, object]:
-    """The document in `data`; `where` names it in messages. Raises `BadInput`."""
+    """The document in `data`, whose bytes may begin with a byte order mark; `where` names it in messages. Raises `BadInput`."""
     try:
-        return tomllib.loads(data if isinstance(data, str) else data.decode("utf-8"))
+        return tomllib.loads(data if isinstance(data, str) else data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # tomllib's own error, bad text, numbers of thousands of digits, deep nesting
         raise BadInput(f"{where} is not valid TOML: {str(error)[:200] or 'nested too deeply'}. {hint}".rstrip()) from None
 

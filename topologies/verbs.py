@@ -25,7 +25,7 @@ PlanSets = Annotated[list[str] | None, typer.Option("--set", help="Override a ke
 MachineSets = Annotated[
     list[str] | None, typer.Option("--set", help="Override a key of the machine (link.nvlink.rate=200 GB/s); may be repeated")
 ]
-Fail = Annotated[list[str] | None, typer.Option("--fail", help="What if this failed: link:gpu0-sw0, spine:2, nic:n0/nic1, nvswitch:2")]
+Fail = Annotated[list[str] | None, typer.Option("--fail", help="What if this failed: link:gpu0-nvswitch, spine:2, nic:n0/nic1, nvswitch:2")]
 Without = Annotated[list[str] | None, typer.Option("--without", help="What if there were none: nvswitch, nvlink, nic, p2p")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the run's files")]

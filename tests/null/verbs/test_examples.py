@@ -87,3 +87,18 @@ def test_faults_that_help_and_refusal_name_are_there() -> None:
     for one in named:
         edit, _ = faults._read(one.rstrip("."))
         steptwin.topology("2x dgx-h100", edit)
+
+
+def test_failures_that_help_names_are_there() -> None:
+    help_ = next(param.help for param in EVERY["predict"].params if "--fail" in param.opts)
+    named = [word.strip() for word in help_.partition(": ")[2].split(",")]
+    assert len(named) >= 4
+    for one in named:
+        steptwin.topology("2x dgx-h100", f"fail={one}")
+
+
+def test_files_may_begin_with_a_byte_order_mark(call: Call, tmp_path: Path) -> None:
+    for name, text in {"marked.toml": GPT2, "machine.toml": 'base = "dgx-h100"\n'}.items():
+        (tmp_path / name).write_text(text, "utf-8-sig")
+    said = call("predict", "marked.toml", "--on", "machine.toml", "--json")
+    assert said.code == 0 and said.json["step_time_s"] == call("predict", "plan.toml", "--json").json["step_time_s"]
