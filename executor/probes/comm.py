@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ import torch.distributed as dist
 
 from executor.players.communication import all_gather, reduce_scatter
 from executor.probes.bench import Bench
+from executor.probes.mill import Stretch
 from executor.repeats import means
 
 _BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 4 << 20, 1 << 24, 1 << 26)
@@ -57,32 +59,52 @@ def collective_call(name: str, size: int, count: int, group: dist.ProcessGroup, 
 
 def _repeat(bench: Bench, call: Callable[[], object], size: int, group: dist.ProcessGroup | None = None) -> tuple[list[float], float]:
     """Equal numbers of calls on every rank of the group (None: the world): time budgets would differ, and ranks would wait forever."""
-    n = max(15, min(60, int((64 << 20) / size))) // (3 if bench.quick else 1)
+    n = max(15, min(90, int((64 << 20) / size))) // (3 if bench.quick else 1)
     for _ in range(3 if size < 1 << 24 else 1):
         call()
     bench.world.synchronize()
     if bench.world.kind == "cuda" and not bench.world.shared:
         return _on_device(bench, call, n), 0.0
-    wall, processor = [], 0.0
-    for _ in range(n):
-        for _ in range(_TURNS if size < _LARGE else 3 * _TURNS):
-            bench.cool()
-        start, begun = time.perf_counter(), time.process_time()
-        call()
-        bench.world.synchronize()
-        wall.append(time.perf_counter() - start)
-        processor += time.process_time() - begun
+    wall, added, processor = _added(bench, Stretch(bench.mill, _TURNS), call, n)
     bench.world.beat.touch()
     # gloo's threads take turns with the ranks' own on the cores: a call lasts a fraction of a millisecond or a scheduler's slice of 3 to
-    # 4 ms more, and a step, which makes tens of calls, lasts as long as their mean.
-    return means(_together(wall, group, bench.world.crowded), max(1, n // 3)), processor / n
+    # 4 ms more, and a step, which makes tens of calls, lasts as long as their mean; the median of such means leaves out what comes once a second.
+    each = max(1, min(15, n // 3))
+    spent, more = means(_together(wall, group, bench.world.crowded), each), means(_together(added, group, False), each)
+    return spent if bench.world.crowded else [max(both) for both in zip(spent, more, strict=True)], processor / n
 
 
 _TURNS = 6
-"""Turns of the mill before each call: about the 2 ms between two collectives of a small step, after which equal ranks come apart."""
-_LARGE = 1 << 20
-"""Bytes from which on collectives are those of a step whose kernels take longer, three times as many turns: ranks come apart further, and
-gloo's threads have forgotten more. On two cores one of 1 MiB takes 2.0 to 3.4 ms after 2 ms of other work, 3.0 to 4.9 after 6 to 20."""
+"""Turns of the mill before each call: with the stretch's larger kernels the 2 to 4 ms between two collectives of a small step, after which equal
+ranks come apart."""
+
+
+def _added(bench: Bench, stretch: Stretch, call: Callable[[], object], n: int) -> tuple[list[float], list[float], float]:
+    """(seconds of each call, seconds by which the stretch before it and the call take longer than the stretch without meetings, processor
+    seconds of all calls)."""
+    alone = _median_of(stretch.run, min(n, 30))
+    wall, added, processor = [], [], 0.0
+    for _ in range(n):
+        begin = time.perf_counter()
+        stretch.run()
+        start, begun = time.perf_counter(), time.process_time()
+        call()
+        bench.world.synchronize()
+        end = time.perf_counter()
+        wall.append(end - start)
+        added.append(end - begin - alone)
+        processor += time.process_time() - begun
+    return wall, added, processor
+
+
+def _median_of(run: Callable[[], object], n: int) -> float:
+    """Seconds of `run` without meetings, on all ranks at once."""
+    times = []
+    for _ in range(n):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
 
 
 def _together(wall: list[float], group: dist.ProcessGroup | None, crowded: bool) -> list[float]:

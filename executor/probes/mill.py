@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import nn
 
 _TOKENS, _WIDTH, _HEADS = 16, 64, 2
+_SIDE, _PASS = 512, 1 << 21
+"""Of a stretch's product, and numbers of the array that it passes over (8 MB)."""
 _SPREAD = 1 << 19
 """Numbers of an array that takes the L2 of a server's core (1 to 2 MB): what the kernels of a step read and write between two hooks."""
 
@@ -43,6 +45,26 @@ class Mill(nn.Module):
         heads = y.view(1, _TOKENS, _HEADS, -1).transpose(1, 2)
         y = F.scaled_dot_product_attention(heads, heads, heads, is_causal=True).transpose(1, 2).reshape(_TOKENS, _WIDTH)
         return F.cross_entropy(y, self.tokens)
+
+
+class Stretch:
+    """What a rank computes between two meetings: small kernels, a product, a pass over an array that no L2 holds; about 4 ms on one core.
+
+    After a message the caches hold other things, a core that slept wakes slowly, and the one rank waits for the other: the stretch takes
+    longer between meetings than without, which is a part of what a meeting costs (on two cores 5 to 11 % of 6 ms).
+    """
+
+    def __init__(self, mill: Mill, turns: int) -> None:
+        self.mill, self.turns = mill, turns
+        self.a, self.b = torch.full((_SIDE, _SIDE), 0.02), torch.full((_SIDE, _SIDE), 0.02)
+        self.product, self.array = torch.empty(_SIDE, _SIDE), torch.zeros(_PASS)
+
+    def run(self) -> None:
+        """Once."""
+        for _ in range(self.turns):
+            self.mill.turn()
+        torch.mm(self.a, self.b, out=self.product)
+        self.array.add_(1.0)
 
 
 class Between(nn.Module):
