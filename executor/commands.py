@@ -44,9 +44,12 @@ def _runs(app: typer.Typer, desk: Desk) -> None:
     def twin(plan: PlanName, out: Folder = None, set_: PlanSets = None, steps: Steps = 30, as_json: AsJson = False) -> None:
         """Probe if needed, predict, run, compare and report, on this machine.  Example: steptwin twin tiny-ddp"""
         from executor.twin import twin as run
+        from sim.files.machinefile import machine_files
+        from sim.files.owned import check_folder
         from sim.files.planfile import load_plan
 
-        folder = out or folder_of(plan)
+        folder, beside = out or folder_of(plan), machine_files("this-machine")
+        check_folder(folder, plan, beside)
         found = run(load_plan(plan, tuple(set_ or ())), folder, steps=steps, say=desk.say)
         result = found.to_dict()
         parts = (
@@ -58,6 +61,8 @@ def _runs(app: typer.Typer, desk: Desk) -> None:
             found.times,
             result,
             found.notes,
+            None,
+            beside,
         )
         report = desk.page("comparison", folder, *parts)
         desk.show(result, as_json, "comparison")
@@ -74,9 +79,11 @@ def _runs(app: typer.Typer, desk: Desk) -> None:
     ) -> None:
         """Run the plan on this machine's devices.  Example: steptwin run cpu-comm-bound --how play"""
         from executor.twin import run_plan
+        from sim.files.owned import check_folder
         from sim.files.planfile import load_plan
 
         folder = out or folder_of(plan)
+        check_folder(folder, plan)
         desk.show(run_plan(load_plan(plan, tuple(set_ or ())), folder, how, steps, say=desk.say), as_json, "run")
 
 

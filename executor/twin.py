@@ -200,14 +200,17 @@ def run_plan(plan: Plan, folder: Path, how: str, steps: int, say: Say = print) -
 
 
 def keep_run(folder: Path, plan: Plan, program: Program | None, found: dict[str, Any], trace: Trace) -> None:
-    """Plan, program, environment, summary and trace of a run, whole each."""
+    """Plan, machine, program, environment, summary and trace of a run, whole each."""
     from sim.files.chrome import write_trace
     from sim.files.kept import kept
+    from sim.files.machinefile import machine_files
+    from sim.files.owned import PLAN, write_own
     from sim.files.planfile import dump_plan
     from sim.files.runs import environment, write_atomic, write_json
     from sim.files.text import show_program
 
-    write_atomic(folder / "plan.toml", dump_plan(kept(plan)))
+    for name, text in {PLAN: dump_plan(kept(plan)), **machine_files(machines())}.items():
+        write_own(folder / name, text)
     if program is not None:
         write_atomic(folder / "program.txt", show_program(program))
     write_json(folder / "environment.json", environment())

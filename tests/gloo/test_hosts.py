@@ -80,11 +80,21 @@ def test_a_run_on_two_hosts_leaves_one_folder_and_says_it_once(tmp_path: Path) -
     first, second = _ranks(["-m", "steptwin", "run", "plan.toml", "--steps", "3", "--json", "--out", str(out)], tmp_path, 1)
     assert (first.returncode, second.returncode) == (0, 0), first.stderr[-800:]
     assert len(json.loads(first.stdout)["steps"]) == 3 and second.stdout == ""
-    assert {"plan.toml", "environment.json", "summary-stock.json", "stock.json.gz"} <= {path.name for path in out.iterdir()}
+    assert {"plan.toml", "topology.toml", "environment.json", "summary-stock.json", "stock.json.gz"} <= {
+        path.name for path in out.iterdir()
+    }
     assert load_plan(out / "plan.toml") == load_plan(tmp_path / "plan.toml")
     assert json.loads((out / "summary-stock.json").read_text())["how"] == "stock"
     assert read_measured(out / "stock.json.gz").ranks == [0, 1], "compare reads it elsewhere"
     assert [path.name for path in (out / "data").iterdir()] == ["samples.sqlite"]
+
+
+@pytest.mark.parametrize("verb", ["run", "twin"])
+def test_a_run_overwrites_nobodys_plan_and_says_so_first(verb: str, tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text(PLAN)
+    (said,) = _ranks(["-m", "steptwin", verb, "plan.toml", "--steps", "3", "--out", "."], tmp_path, 1)[:1]
+    assert said.returncode == 2 and "would overwrite it" in said.stderr and "Traceback" not in said.stderr
+    assert (tmp_path / "plan.toml").read_text() == PLAN and [path.name for path in tmp_path.iterdir()] == ["plan.toml"]
 
 
 def _write(source: str, folder: Path, begin: Barrier) -> None:
