@@ -65,8 +65,8 @@ class Trace(msgspec.Struct):
     meta: dict[str, str] = {}
     """What else is said of it: `program` or `plan` (a name), `backend` (nccl, which is unsaid, or gloo), `file`."""
     reported: int = -1
-    """Which of its steps figures are of, counted from the end: the last; where loaders work ahead the one before it, since
-    beside the last no next batch is made any more."""
+    """Which of its steps figures are of, counted from the end: the last; where loaders work ahead the one before it, since beside the last no
+    next batch is made any more; on a CPU host, whose cores they take, the last while they all work."""
 
     def __repr__(self) -> str:
         """Short: a trace has as many spans as a run has ops."""

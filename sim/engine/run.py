@@ -22,6 +22,7 @@ from sim.engine.state import Item, RankState
 from sim.engine.steps import alone
 from sim.engine.threads import Thread
 from sim.program import COMPUTE, MEETING, Call, Op, Program
+from sim.timeline.metrics import while_loaded
 from sim.trace import Span, Trace
 from topologies.errors import BadInput
 
@@ -150,7 +151,7 @@ class Engine:
         for rank in self.stands_for:
             weight[rank] = weight.get(rank, 0) + 1
         spans = [self._span(item) for item in self.items]
-        return Trace(
+        trace = Trace(
             spans,
             "predicted",
             program.world,
@@ -160,6 +161,9 @@ class Engine:
             {"program": program.name, "backend": "gloo" if program.device == "cpu" else "nccl"},
             -2 if program.steps > 2 and any(len(program.threads(rank)) > 1 for rank in self.states) else -1,
         )
+        if program.device == "cpu" and trace.reported < -1:
+            trace.reported = while_loaded(trace)
+        return trace
 
     def _span(self, item: Item) -> Span:
         op, call = item.op, item.call

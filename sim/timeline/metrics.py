@@ -7,6 +7,8 @@ a bubble (waiting for other ranks, or nothing to do). So the classes sum to the 
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from sim.program import MEETING
@@ -45,6 +47,21 @@ def step_ends(trace: Trace) -> list[float]:
         last = max(last, ends[step])
         found.append(last)
     return found
+
+
+def loaded_until(trace: Trace) -> float:
+    """When the first of the loader processes has made its last batch, seconds; infinite where there are none."""
+    ends: dict[tuple[int, str], float] = {}
+    for span in trace.spans:
+        if span.thread.startswith("loader"):
+            ends[span.rank, span.thread] = max(ends.get((span.rank, span.thread), 0.0), span.end)
+    return min(ends.values(), default=math.inf)
+
+
+def while_loaded(trace: Trace) -> int:
+    """The last step that ends while all loader processes still make batches, counted from the end, and not the first; -2 where there is none."""
+    ends, until = step_ends(trace), loaded_until(trace)
+    return next((at - len(ends) for at in range(len(ends) - 2, 0, -1) if ends[at] <= until), -2)
 
 
 def step_times(trace: Trace) -> list[float]:

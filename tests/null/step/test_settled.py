@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from sim.bind import bind
+from sim.engine.run import simulate
 from sim.engine.steps import Step, step_times
 from sim.files.planfile import load_plan
 from sim.lower.step import lower
@@ -17,6 +18,7 @@ from sim.predict import predict, predict_setting
 from sim.pricer import pricer_for
 from sim.steady.rounds import step_of, whole
 from sim.steady.settled import host_seconds
+from sim.timeline.metrics import step_times as step_seconds
 
 PLAN = {"model": "gpt2-124m", "seq_len": 256, "parallel": {"dp_replicate": 4}}
 SLOW = ("link.nvlink.rate=110 GB/s",)
@@ -98,3 +100,20 @@ def test_a_look_at_the_loss_costs_what_settled_steps_with_and_without_it_differ_
     mean = sum(step.seconds for step in step_times(program, pricer_for(setting))[11:23]) / 12
     found = predict_setting(setting)
     assert found.step_time_s == pytest.approx(mean, rel=6e-3) and found.breakdown.output_s >= 0.0
+
+
+@pytest.mark.parametrize("prefetch", [1, 2, 4])
+def test_a_step_on_a_cpu_is_one_beside_which_loaders_work(prefetch: int) -> None:
+    """Two ranks and their loaders share two cores (one a socket); the last batches are made some steps before the end, and what follows has the cores alone."""
+    plan = {
+        "model": {"family": "mlp", "widths": [512, 512, 512]},
+        "precision": "fp32",
+        "parallel": {"dp_replicate": 2},
+        "batch": {"micro": 64, "global": 128},
+        "data": {"source": "disk", "workers": 1, "prefetch": prefetch, "sample": "4 KiB", "preprocess": "0.03 ms"},
+    }
+    setting = bind(load_plan(plan), "cpu-host", ("cpu.cores=1",))
+    times = step_seconds(simulate(lower(setting.plan, setting.network, setting.framework, "cpu", 24), pricer_for(setting)))
+    middle = sorted(times[4:16])[6]
+    assert min(times[-2:]) < 0.9 * middle
+    assert predict_setting(setting).step_time_s == pytest.approx(middle, rel=0.02)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from sim.files.planfile import load_plan, presets
@@ -23,7 +25,7 @@ def test_every_study_is_a_preset() -> None:
 def test_workers_help_until_compute_is_the_limit(rows: dict[str, dict[str, Row]]) -> None:
     on_cpu = [rows["cifar10-two-workers"][f"{n} worker{'s' if n > 1 else ''}"] for n in (1, 2, 4, 8)]
     times = [row.step_s for row in on_cpu]
-    assert times == sorted(times, reverse=True) and times[0] > times[2]
+    assert all(more <= fewer * (1 + 1e-9) for fewer, more in itertools.pairwise(times)) and times[0] > times[2]
     assert on_cpu[0].bottleneck == "data" and on_cpu[-1].bottleneck == "compute"
     gpus = [rows["cifar10-two-workers"][f"two GPUs, {n} worker{'s' if n > 1 else ''} each"].step_s for n in (1, 2, 4, 8)]
     assert gpus[0] / gpus[1] == pytest.approx(2, rel=0.1)
