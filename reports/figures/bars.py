@@ -13,6 +13,8 @@ _LEAST = 0.02
 """Share of a bar below which a class is not drawn: less than half a pixel of its height."""
 _LOWEST = 0.1
 """Height of a bar that is nearly all idle, as a share of a full one: it is still seen."""
+_FINEST = 1e-12
+"""Share of a lane's length that a pixel is at least: one that is nearly nothing would not grow, for it is rounded back to what it was."""
 _GROWTH = 1.2
 """From one round of merging to the next. Smaller, it takes longer; larger, more is merged than there has to be."""
 
@@ -65,6 +67,7 @@ def merge(spans: Sequence[Span], pixel: float, most: int) -> list[Bar]:
     bars = [_alone(span) for span in sorted(spans, key=lambda s: s.start)]
     kept = joined(bars, pixel)
     reach = max((bar.end for bar in kept), default=0.0) - min((bar.start for bar in kept), default=0.0)
+    pixel = max(pixel, _FINEST * reach)
     while parts(kept) > most and pixel < 4 * reach:
         kept = _mixed(kept, pixel)
         pixel *= _GROWTH

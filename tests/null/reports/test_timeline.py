@@ -37,6 +37,12 @@ def test_merging_ends_keeps_the_ends_and_loses_no_second(spans: list[Span], most
     assert all(a.end <= b.start for a, b in pairwise(found))
 
 
+@pytest.mark.timeout(60)
+def test_a_pixel_that_is_nearly_nothing_grows_all_the_same() -> None:
+    spans = [Span(0, "compute", f"r0/s0/op{n}", n * 1e-3, n * 1e-3 + 5e-4, cls=("gemm", "norm")[n % 2]) for n in range(20)]
+    assert parts(merge(spans, 5e-324, 4)) <= 4
+
+
 @given(lanes(), st.integers(1, 40))
 def test_a_bar_is_stacked_of_the_classes_in_it(spans: list[Span], most: int) -> None:
     """No class is drawn where none of its ops is, and none of a fiftieth of a bar or more is left out."""
