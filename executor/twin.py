@@ -202,17 +202,10 @@ def run_plan(plan: Plan, folder: Path, how: str, steps: int, say: Say = print) -
 def keep_run(folder: Path, plan: Plan, program: Program | None, found: dict[str, Any], trace: Trace) -> None:
     """Plan, machine, program, environment, summary and trace of a run, whole each."""
     from sim.files.chrome import write_trace
-    from sim.files.kept import kept
+    from sim.files.inputs import write_inputs
     from sim.files.machinefile import machine_files
-    from sim.files.owned import PLAN, write_own
-    from sim.files.planfile import dump_plan
-    from sim.files.runs import environment, write_atomic, write_json
-    from sim.files.text import show_program
+    from sim.files.runs import write_json
 
-    for name, text in {PLAN: dump_plan(kept(plan)), **machine_files(machines())}.items():
-        write_own(folder / name, text)
-    if program is not None:
-        write_atomic(folder / "program.txt", show_program(program))
-    write_json(folder / "environment.json", environment())
+    write_inputs(folder, plan, program, machine_files(machines()))
     write_json(folder / f"summary-{found['how']}.json", found)  # what was trained and what was played share a folder
     write_trace(trace, folder / f"{trace.origin}.json.gz")

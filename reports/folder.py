@@ -18,11 +18,8 @@ from reports.pages.validation import write_validation
 from reports.scene import scene
 from sim.align import Comparison
 from sim.files.chrome import write_trace
-from sim.files.kept import kept
-from sim.files.owned import PLAN, write_own
-from sim.files.planfile import dump_plan
-from sim.files.runs import environment, write_atomic, write_json
-from sim.files.text import show_program
+from sim.files.inputs import write_inputs
+from sim.files.runs import write_atomic, write_json
 from sim.plan import Plan
 from sim.program import Program
 from sim.trace import Trace
@@ -30,15 +27,6 @@ from topologies.graph import Topology
 
 PREDICTED = "predicted.json.gz"
 """The full predicted trace's name in a run's folder."""
-
-
-def write_inputs(folder: Path, plan: Plan, program: Program | None, beside: Mapping[str, str] | None = None) -> None:
-    """The plan, what a rerun needs beside it (the machine, a calibration: texts by name) and the program, as text that can be diffed."""
-    for name, text in {PLAN: dump_plan(kept(plan)), **(beside or {})}.items():
-        write_own(folder / name, text)
-    if program is not None:
-        write_atomic(folder / "program.txt", show_program(program))
-    write_json(folder / "environment.json", environment())
 
 
 def write_prediction(

@@ -6,6 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import torch
 
@@ -14,7 +15,7 @@ from executor.device_times import DeviceTimer
 from executor.kernels.bodies import body, held
 from executor.players.events import Cuda
 from executor.probes.load import Load
-from executor.probes.mill import Mill
+from executor.probes.mill import Mill, Stretch
 from executor.ranks.world import World
 from sim.align import Measured
 from sim.cost.calibration import Sample
@@ -116,6 +117,11 @@ class Bench:
             self._again -= 1
             return []
         return [seconds]
+
+    @cached_property
+    def stretch(self) -> Stretch:
+        """What is computed between two meetings; made once, in memory that has been met."""
+        return Stretch(self.mill)
 
     def cool(self) -> None:
         """Other work, as a step has it between two calls of one."""

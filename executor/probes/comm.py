@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from executor.players.communication import all_gather, reduce_scatter
 from executor.probes.bench import Bench
-from executor.probes.mill import Stretch
 from executor.repeats import means
 
 _BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 4 << 20, 1 << 24, 1 << 26)
@@ -65,7 +64,7 @@ def _repeat(bench: Bench, call: Callable[[], object], size: int, group: dist.Pro
     bench.world.synchronize()
     if bench.world.kind == "cuda" and not bench.world.shared:
         return _on_device(bench, call, n), 0.0
-    wall, added, processor = _added(bench, Stretch(bench.mill, _TURNS), call, n)
+    wall, added, processor = _added(bench, call, n)
     bench.world.beat.touch()
     # gloo's threads take turns with the ranks' own on the cores: a call lasts a fraction of a millisecond or a scheduler's slice of 3 to
     # 4 ms more, and a step, which makes tens of calls, lasts as long as their mean; the median of such means leaves out what comes once a second.
@@ -74,14 +73,10 @@ def _repeat(bench: Bench, call: Callable[[], object], size: int, group: dist.Pro
     return spent if bench.world.crowded else [max(both) for both in zip(spent, more, strict=True)], processor / n
 
 
-_TURNS = 6
-"""Turns of the mill before each call: with the stretch's larger kernels the 2 to 4 ms between two collectives of a small step, after which equal
-ranks come apart."""
-
-
-def _added(bench: Bench, stretch: Stretch, call: Callable[[], object], n: int) -> tuple[list[float], list[float], float]:
+def _added(bench: Bench, call: Callable[[], object], n: int) -> tuple[list[float], list[float], float]:
     """(seconds of each call, seconds by which the stretch before it and the call take longer than the stretch without meetings, processor
     seconds of all calls)."""
+    stretch = bench.stretch
     alone = _median_of(stretch.run, min(n, 30))
     wall, added, processor = [], [], 0.0
     for _ in range(n):

@@ -100,6 +100,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         return re.match(r"(pre-?)?train", self.task.lower()) is not None
 
     @property
+    def submitted(self) -> bool:
+        """Of a submission to MLPerf, as the framework or the source says."""
+        return "mlperf" in f"{self.framework} {self.source_id}".lower()
+
+    @property
     def drops_tokens(self) -> bool:
         """Tokens beyond an expert's capacity are dropped, as the notes say."""
         return "tokendrop" in self.notes.lower()

@@ -10,6 +10,7 @@ import msgspec
 
 from sim.bind import model_of, usual_length
 from sim.files.planfile import SIZES, TIMES, toml_value
+from sim.files.wrongvalue import options
 from sim.framework import framework_of, sharding_of
 from sim.plan import Plan
 from topologies.errors import SteptwinError
@@ -79,9 +80,7 @@ def _line(struct: Any, path: str, key: str, value: Any, open_: dict[str, tuple[A
 def _allowed(struct: type[msgspec.Struct], key: str) -> tuple[str | int, ...]:
     """The words (or levels) that a key may have; () where they are not a few."""
     names = dict(zip(struct.__struct_encode_fields__, struct.__struct_fields__, strict=True))
-    hint = typing.get_type_hints(struct)[names[key]]
-    parts = [hint, *(part for part in typing.get_args(hint) if part is not type(None))]
-    return next((typing.get_args(part) for part in parts if typing.get_origin(part) is typing.Literal), ())
+    return options(typing.get_type_hints(struct)[names[key]])
 
 
 def _unsaid(plan: Plan) -> dict[str, tuple[Any, str]]:

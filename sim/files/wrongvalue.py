@@ -29,9 +29,9 @@ def wrong_value(message: str, tree: Mapping[str, Any]) -> str:
     if hint is None:
         return message
     told = f"{path} = {_short(_at(tree, steps))}"
-    options = _options(hint)
-    if options:
-        return f"{told} is none of its values.{_near(_at(tree, steps), options)} Allowed: {', '.join(map(str, options))}{_files(path)}"
+    words = options(hint)
+    if words:
+        return f"{told} is none of its values.{_near(_at(tree, steps), words)} Allowed: {', '.join(map(str, words))}{_files(path)}"
     example = _EXAMPLES.get(path, default)
     shown = "" if example is None or isinstance(example, msgspec.Struct) else f", e.g. {path} = {_short(example)}"
     return f"{told} must be {_words(hint)}{shown}"
@@ -60,7 +60,7 @@ def _parts(hint: Any) -> list[Any]:
     return [part for part in several if part is not type(None)]
 
 
-def _options(hint: Any) -> tuple[str | int, ...]:
+def options(hint: Any) -> tuple[str | int, ...]:
     """The words that a value, or each of a list's values, may be."""
     parts = _parts(hint)
     inner = [typing.get_args(part)[0] for part in parts if typing.get_origin(part) is tuple]

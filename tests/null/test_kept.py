@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from reports.folder import write_inputs
 from sim.bind import model_of
+from sim.files.inputs import write_inputs
 from sim.files.kept import kept
 from sim.files.planfile import dump_plan, load_plan
 from sim.model.captured import Captured

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import steptwin
-from reports.folder import write_inputs
 from sim.cost.calibration import load_calibration, save_calibration
+from sim.files.inputs import write_inputs
 from sim.files.owned import is_own, marked, write_own
 from sim.files.planfile import dump_plan, load_plan
 from tests.null.verbs.test_verbs import Call, call

@@ -69,7 +69,7 @@ def _bert_by_name(row: Row, assumed: list[str]) -> Encoder | None:
     language_model/tensorflow/bert: 24 layers of 1024)."""
     name = shipped_model(row.model_name, row.params)
     plain = not re.search(r"base|large|small|tiny|mini|\d", re.sub(r"\(.*", "", row.model_name.lower()))
-    if name == "bert-base" and plain and ((row.params or 0) > _LARGE or "mlperf" in f"{row.framework} {row.source_id}".lower()):
+    if name == "bert-base" and plain and ((row.params or 0) > _LARGE or row.submitted):
         name = "bert-large"
     spec = load_model(name) if name else None
     if not isinstance(spec, Encoder):

@@ -172,7 +172,7 @@ def _examples(spec: Decoder, row: Row, assumed: list[str]) -> Decoder:
     not (nemo/collections/llm/recipes/llama3_8b.py: finetune_recipe, performance_mode)."""
     tuned = re.search(r"\bsft\b|lora|\bpeft\b|fine-?tun", row.task.lower())
     words = f"{row.framework} {row.source_id}".lower()
-    if not tuned or (row.seq_len or 0) < 4096 or not re.search(_PACKING, words) or "mlperf" in words:
+    if not tuned or (row.seq_len or 0) < 4096 or not re.search(_PACKING, words) or row.submitted:
         return spec
     assumed.append(f"fine-tuning on packed sequences: SQuAD's examples of {_SQUAD_EXAMPLE} tokens")
     return msgspec.structs.replace(spec, packed=_SQUAD_EXAMPLE)
@@ -182,14 +182,14 @@ def trains_adapters(row: Row) -> bool:
     """LoRA, said of the task, the model ("Llama-2-70B LoRA") or the family; MLPerf trains Llama 2 70B so alone (training_rules: llama2_70b_lora)."""
     if re.search(r"[dl]ora\b|\bpeft\b|adapter", f"{row.task} {row.model_name} {row.family}".lower()):
         return True
-    return "mlperf" in f"{row.framework} {row.source_id}".lower() and re.search(r"llama[-_ ]?2.*70b", row.model_name.lower()) is not None
+    return row.submitted and re.search(r"llama[-_ ]?2.*70b", row.model_name.lower()) is not None
 
 
 def _with_task(spec: Decoder, row: Row, assumed: list[str]) -> dict[str, Any]:
     if trains_adapters(row):
         from sim.model.specs.decoder import Lora
 
-        if "mlperf" in f"{row.framework} {row.source_id}".lower():  # llama2_70b_lora of mlcommons/training: qkv_proj,o_proj, lora_r 16
+        if row.submitted:  # llama2_70b_lora of mlcommons/training: qkv_proj,o_proj, lora_r 16
             assumed.append("LoRA of rank 16 on qkv and the output projection: MLPerf's rule")
             lora = Lora(rank=16, targets=("qkv", "proj"))
         else:  # finetune_performance_optimizations of NeMo's Llama recipes: peft.target_modules = ["linear_qkv"], dim 16

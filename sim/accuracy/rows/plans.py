@@ -152,7 +152,7 @@ def _length(row: Row) -> int:
     if re.search(r"transformer[-_ ]?xl", kind):
         return 384 if "large" in kind else 192  # tgt_len of NVIDIA's wt103 configurations
     if "bert" in kind:
-        return 512 if "mlperf" in f"{row.framework} {row.source_id}".lower() else 128
+        return 512 if row.submitted else 128
     return 512 if re.search(r"\bm?t5", kind) else 1024 if re.search(r"gpt-?2\b", kind) else 2048
 
 

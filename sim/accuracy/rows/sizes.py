@@ -147,7 +147,8 @@ def _virtual(row: Row, layers: int, pp: int, microbatches: int, framework: str, 
     if pp == 1:
         return 1
     if row.vp is None and framework.startswith("torchtitan"):
-        plain = re.search(r"1f1b", _said_of_schedule(row)) and "interleav" not in _said_of_schedule(row)
+        said_of = f"{row.comm_overlap} {row.notes} {row.recompute_detail} {row.framework} {row.source}".lower()
+        plain = "1f1b" in said_of and "interleav" not in said_of
         chunks = 1 if plain or microbatches % pp or 2 * pp > layers + 2 else 2
         assumed.append(f"stages of a rank not stated: {chunks}, as torchtitan's generate_split_points makes for the schedule")
         return chunks
@@ -162,10 +163,6 @@ def _virtual(row: Row, layers: int, pp: int, microbatches: int, framework: str, 
         assumed.append(f"{row.vp} chunks do not fit {microbatches} micro-batches on {pp} stages: plain 1F1B")
         return 1
     return row.vp
-
-
-def _said_of_schedule(row: Row) -> str:
-    return f"{row.comm_overlap} {row.notes} {row.recompute_detail} {row.framework} {row.source}".lower()
 
 
 def stages_of(layers: int, stages: int, further: int = 0) -> tuple[int, ...] | None:

@@ -30,11 +30,6 @@ _IN_SWITCHES = 448
 v4.0); config_DGXH100_multi_316x8x16.sh has it commented out."""
 
 
-def submitted(row: Row) -> bool:
-    """The row is of an MLPerf submission."""
-    return "mlperf" in f"{row.framework} {row.source_id}".lower()
-
-
 _BENCHMARKS = ((r"resnet", "ResNet-50"), (r"gpt-?3", "GPT-3-175B"))
 """What MLPerf's benchmarks train, by their bare names."""
 
@@ -42,13 +37,13 @@ _BENCHMARKS = ((r"resnet", "ResNet-50"), (r"gpt-?3", "GPT-3-175B"))
 def completed(row: Row) -> Row:
     """A submission that says no date has that of its round, which its version or its source names; one that says no size has its benchmark's."""
     row = _dated(row)
-    name = next((whole for bare, whole in _BENCHMARKS if re.fullmatch(bare, row.model_name.strip().lower())), "") if submitted(row) else ""
+    name = next((whole for bare, whole in _BENCHMARKS if re.fullmatch(bare, row.model_name.strip().lower())), "") if row.submitted else ""
     return msgspec.structs.replace(row, model_name=name) if name else row
 
 
 def _dated(row: Row) -> Row:
     found = (
-        re.search(r"\bv?(\d\.\d)\b", f"{row.framework_version} {row.source} {row.framework}") if submitted(row) and not row.date else None
+        re.search(r"\bv?(\d\.\d)\b", f"{row.framework_version} {row.source} {row.framework}") if row.submitted and not row.date else None
     )
     date = _ROUNDS.get(found[1], "") if found else ""
     return msgspec.structs.replace(row, date=date) if date else row
@@ -71,7 +66,7 @@ def submitted_pictures(row: Row) -> str:
 
 def exchanges_heads(row: Row) -> bool:
     """Context parallelism by all_to_all: cp_comm_type = "a2a" in the adapters' yaml from v5.0 on; before it has no such key."""
-    return submitted(row) and trains_adapters(row) and row.date >= _GRAPHED
+    return row.submitted and trains_adapters(row) and row.date >= _GRAPHED
 
 
 def algorithm_of(row: Row, framework: str) -> Literal["auto", "collnet"]:

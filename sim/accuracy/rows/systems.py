@@ -30,6 +30,6 @@ def named_system(row: Row) -> Row:
 def described(row: Row, machine: str) -> str:
     """The topology expression with the machine of the submission's system description: NVIDIA's L40S nodes in MLPerf hold four of them, and two
     ports of 400 Gbit/s."""
-    if "mlperf" in f"{row.source_id} {row.framework}".lower() and (row.gpus_per_node or 4) <= 4:
+    if row.submitted and (row.gpus_per_node or 4) <= 4:
         return machine.replace("l40s-x8:4", "mlperf-l40s").replace("l40s-x8", "mlperf-l40s")
     return machine

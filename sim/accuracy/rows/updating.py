@@ -25,7 +25,7 @@ def optimizer_of(row: Row, precision: str, assumed: list[str] | None = None) -> 
     text, model = row.optimizer.lower(), f"{row.model_type} {row.model_name}".lower()
     if "bert" in model and "squad" in row.task.lower():
         return Optimizer(name="adamw", implementation="for-loop" if "torch" in row.framework.lower() and precision != "fp16" else None)
-    if "lamb" in text or (not text and "bert" in model and "mlperf" in f"{row.framework} {row.source_id}".lower()):
+    if "lamb" in text or (not text and "bert" in model and row.submitted):
         return Optimizer(name="lamb")
     if "muon" in text or _by_muon(row, model):
         if text and "muon" not in text and assumed is not None:

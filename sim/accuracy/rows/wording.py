@@ -11,7 +11,7 @@ from sim.accuracy.row import Row
 from sim.accuracy.rows.eager import eager_of
 from sim.accuracy.rows.recipes import recipe_of
 from sim.accuracy.rows.scripts import graph_of, mxnet_of, nemo_of
-from sim.accuracy.rows.submissions import submitted, submitted_llama, submitted_pictures
+from sim.accuracy.rows.submissions import submitted_llama, submitted_pictures
 from topologies.errors import Refused
 
 _FRAMEWORKS: tuple[tuple[str, str], ...] = (
@@ -49,7 +49,7 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
         return graph_of(row, name)
     if name == "oneflow" and _is(row, r"gpt|llama"):
         return "oneflow-gpt"
-    if submitted(row) and name in ("mlperf-nvidia", "mxnet-horovod") and not _is(row, _MASKS) and _is(row, r"resnet|\bcnn\b"):
+    if row.submitted and name in ("mlperf-nvidia", "mxnet-horovod") and not _is(row, _MASKS) and _is(row, r"resnet|\bcnn\b"):
         return submitted_pictures(row)
     if name == "mlperf-nvidia" and _is(row, "llama"):
         return submitted_llama(row)
