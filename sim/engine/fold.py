@@ -14,6 +14,10 @@ from typing import NamedTuple
 from sim.program import MEETING, Program
 
 _REFINE_LIMIT = 1 << 14
+"""Ranks up to which colours are refined."""
+_CLASSES = 128
+"""Kinds of ranks up to which each is simulated, where they differ by their neighbours alone: stages that share a node at their ends make every
+rank of them a kind of its own, whose steps differ by less than 1 % from those of one rank for each stage."""
 
 
 class Places(NamedTuple):
@@ -53,15 +57,21 @@ def representatives(program: Program, symmetry: Symmetry) -> list[int]:
         return [0] * world
     stage = mesh.places("pp")
     known = len(set(zip(stage, program.role_of, strict=True))) == mesh.size("pp")
-    if known and (same or world > _REFINE_LIMIT):
-        first: dict[int, int] = {}
-        return [first.setdefault(at, rank) for rank, at in enumerate(stage)]
-    if world > _REFINE_LIMIT:
-        return list(range(world))
-    return _refine(program, stage, None if symmetry is True else symmetry)
+    if world <= _REFINE_LIMIT and not (known and same):
+        refined = _refine(program, stage, None if symmetry is True else symmetry, _CLASSES if known else world)
+        if refined:
+            return refined
+    return _firsts(stage) if known else list(range(world))
 
 
-def _refine(program: Program, stage: list[int], places: Places | None) -> list[int]:
+def _firsts(colours: list[int]) -> list[int]:
+    """For each rank the first one of its colour."""
+    first: dict[int, int] = {}
+    return [first.setdefault(colour, rank) for rank, colour in enumerate(colours)]
+
+
+def _refine(program: Program, stage: list[int], places: Places | None, most: int) -> list[int]:
+    """The first rank of each colour, for each rank; nothing where there are more colours than `most`."""
     mesh = program.mesh
     used = dict.fromkeys(op.group for ops in program.segments.values() for op in ops if op.kind in MEETING)
     axes = [axis for axis in used if mesh.size(axis) > 1]
@@ -70,7 +80,7 @@ def _refine(program: Program, stage: list[int], places: Places | None) -> list[i
     shared = [places.shared(rank) if places else () for rank in range(program.world)]
     keys: list[object] = list(zip(program.role_of, stage, kinds, strict=True))
     colours, count = _number(keys)
-    while True:
+    while count <= most:
         parts: list[list[object]] = [[colour] for colour in colours]
         for axis in axes:
             for group in groups[axis]:
@@ -86,9 +96,9 @@ def _refine(program: Program, stage: list[int], places: Places | None) -> list[i
             parts[rank] += [mixes[name] for name in names]
         colours, now = _number([tuple(part) for part in parts])
         if now == count:
-            first: dict[int, int] = {}
-            return [first.setdefault(colour, rank) for rank, colour in enumerate(colours)]
+            return _firsts(colours)
         count = now
+    return []
 
 
 def _met(axis: str, inside: list[int]) -> list[tuple[int, ...]]:

@@ -186,7 +186,15 @@ def _switched(topology: Topology, members: list[int]) -> bool:
 def _crossings(topology: Topology, nodes: dict[int, list[int]]) -> list[Path]:
     """Hops of a ring over the nodes: to the next one, and from the last back to the first, which crosses the spines where there are any."""
     held = list(nodes.values())
-    return [topology.path(held[0][0], held[1][0]), topology.path(held[-1][0], held[0][0])] if len(held) > 1 else []
+    return [_hop(topology, held[0], held[1]), _hop(topology, held[-1], held[0])] if len(held) > 1 else []
+
+
+def _hop(topology: Topology, members: list[int], others: list[int]) -> Path:
+    """The way from one node to the next: between members on the same place of both, whose NICs are on one rail, where there are such. (NCCL
+    orders the members of a node so that a ring leaves by the NIC by which it came, and comes into the next by the same: `NCCL_CROSS_NIC`.)"""
+    across = {topology.local(rank): rank for rank in reversed(others)}
+    start = next((rank for rank in members if topology.local(rank) in across), members[0])
+    return topology.path(start, across.get(topology.local(start), others[0]))
 
 
 def _crossing(topology: Topology, nodes: dict[int, list[int]]) -> float:

@@ -51,6 +51,12 @@ def test_the_node_with_fewest_members_gives_the_nics() -> None:
     assert (shape.local, shape.inter) == (8, 4 * 50e9)
 
 
+def test_a_ring_leaves_a_node_by_the_nic_whose_rail_takes_it_to_the_next() -> None:
+    """Ranks 36, 40, 44 ... of a stage that begins in the middle of a node: the first sits on place 4, which the next nodes have, too."""
+    shape = group_shape(load_topology("9x dgx-h100"), tuple(range(36, 72, 4)))
+    assert shape.inter_links and all("/nic4" in link for link in shape.inter_links)
+
+
 @pytest.mark.parametrize("name", OPS[1:])  # an all_reduce over two nodes sends half as much
 def test_nodes_that_join_add_no_speed(name: str) -> None:
     times = [seconds(name, f"{n}x dgx-h100 + {n}x dgx-a100") for n in (1, 2, 4)]
