@@ -8,6 +8,7 @@ import shutil
 from importlib import metadata
 from typing import Any
 
+from executor.needs import unusable
 from executor.ranks.environment import cores
 
 _NEEDS = {
@@ -61,6 +62,9 @@ def _devices() -> list[str]:
         return ["cpu (torch is not installed: devices are not asked for)"]
     import torch
 
-    found = [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
+    count = torch.cuda.device_count()
+    why = unusable() if count else ""  # a driver that is too old counts its GPUs, and gives no names
+    found = [f"cpu ({count} GPUs that torch {torch.__version__} cannot use: {why})"] if why else []
+    found = found or [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(count)]
     backends = [name for name in ("gloo", "nccl") if getattr(torch.distributed, f"is_{name}_available")()]
     return [*(found or ["cpu"]), f"torch.distributed backends: {', '.join(backends) or 'none'}"]

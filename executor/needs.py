@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 
 from topologies.errors import Refused
 
@@ -14,3 +15,15 @@ def needs_torch(what: str) -> None:
             f"{what} needs PyTorch, which is not installed. Run: pip install 'steptwin[torch]' (or torch alone); predict, sweep, explain and "
             "capacity work without it"
         )
+
+
+def unusable() -> str:
+    """Why torch cannot compute on the GPUs that are here, in its own words; "" where it can. Opens no context."""
+    import torch
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        if torch.cuda.is_available():
+            return ""
+    words = [str(one.message).partition("(Triggered")[0].strip() for one in told]
+    return " ".join(next(iter(words), "CUDA does not start").split())[:200].rstrip(".")

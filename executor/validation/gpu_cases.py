@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from executor.needs import unusable
 from executor.validation import gpu_plans
 from executor.validation.gpu_clocks import device_facts
 from sim.files.planfile import load_plan
@@ -112,13 +113,16 @@ _PATIENCE = 120.0
 
 
 def visible_gpus(machine: Topology) -> int:
-    """GPUs of the machine that torch may use. Raises `Refused` where there are none: a torch without CUDA, or none visible."""
+    """GPUs of the machine that torch computes on. Raises `Refused` where there are none: a torch without CUDA, none visible, or a driver older than
+    torch's CUDA, which still counts its GPUs (`torch.cuda.device_count` asks NVML): ranks would compute on the CPU."""
     import torch
 
-    count = torch.cuda.device_count()  # asks the driver; opens no context in this process
-    if count < 1:
+    count = torch.cuda.device_count()
+    why = unusable() if count else ""
+    if why or count < 1:
         raise Refused(
-            f"torch {torch.__version__} sees no GPU of {machine.name}. Install a build with CUDA (its version has no +cpu), or look at CUDA_VISIBLE_DEVICES"
+            f"torch {torch.__version__} {f'cannot use the GPUs of {machine.name}: {why}' if why else f'sees no GPU of {machine.name}'}. Install a "
+            "build with CUDA that this driver runs (nvidia-smi names its newest CUDA; a version with +cpu has none), or look at CUDA_VISIBLE_DEVICES"
         )
     return min(count, machine.gpus)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from executor.doctor import doctor
 from executor.play import PlayResult
 from executor.stock import StockResult
 from executor.validation import gpu_calibration, gpu_cases, gpu_fit, gpu_measure, gpu_run, gpu_twin
@@ -179,10 +181,27 @@ def test_a_driver_that_draws_no_tree_still_counts_its_gpus(tmp_path: Path, monke
     with pytest.raises(Refused, match=r"sees no GPU|\+cpu"):
         gpu_cases.visible_gpus(machine)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     assert gpu_cases.visible_gpus(machine) == 2
     monkeypatch.setattr(gpu_cases, "device_facts", dict)
     with pytest.raises(BadInput, match="said nothing"):
         gpu_cases.this_machine("cuda", tmp_path)
+
+
+def test_a_driver_that_is_too_old_for_torch_is_said_before_cpus_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML counts GPUs that CUDA cannot start on; ranks would find none and compute on the CPU, under a GPU's name."""
+    told = "CUDA initialization: The NVIDIA driver on your system is too old (found version 12020). Please update (Triggered internally at x.cpp:1)"
+
+    def old() -> bool:
+        warnings.warn(told, stacklevel=1)
+        return False
+
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    monkeypatch.setattr("torch.cuda.is_available", old)
+    with pytest.raises(Refused, match=r"too old \(found version 12020\)\. Please update\. Install a build"):
+        gpu_cases.visible_gpus(load_topology("dgx-h100"))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda at: 1 / 0)
+    assert "8 GPUs" in doctor()["devices"][0] and "too old" in doctor()["devices"][0]
 
 
 def test_gpus_are_counted_where_the_drivers_tool_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
