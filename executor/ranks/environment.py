@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import msgspec
 
@@ -36,6 +36,8 @@ _PORT = 29500
 
 SHARED = "STEPTWIN_SHARED_GPU"
 """Set: all ranks of this host take turns on its first GPU, and talk through gloo (NCCL refuses two ranks on one device)."""
+ON_GPUS = "STEPTWIN_ON_GPUS"
+"""Set: a rank that finds no GPU ends. A device that an error has taken away, in the middle of a table, must not leave a CPU's times in its place."""
 
 
 def cores() -> int:
@@ -44,17 +46,27 @@ def cores() -> int:
 
 
 @contextmanager
-def sharing() -> Iterator[None]:
-    """Ranks that are started inside share one GPU."""
-    before = os.environ.get(SHARED)
-    os.environ[SHARED] = "1"
+def _said(name: str) -> Iterator[None]:
+    """Ranks that are started inside find the variable set."""
+    before = os.environ.get(name)
+    os.environ[name] = "1"
     try:
         yield
     finally:
         if before is None:
-            del os.environ[SHARED]
+            del os.environ[name]
         else:
-            os.environ[SHARED] = before
+            os.environ[name] = before
+
+
+def sharing() -> AbstractContextManager[None]:
+    """Ranks that are started inside share one GPU."""
+    return _said(SHARED)
+
+
+def on_gpus() -> AbstractContextManager[None]:
+    """Ranks that are started inside compute on GPUs or not at all."""
+    return _said(ON_GPUS)
 
 
 def own_gpu(at: Place, variables: Mapping[str, str] = os.environ) -> bool:

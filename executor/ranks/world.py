@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from executor.needs import needs_torch
+from executor.needs import needs_torch, unusable
 from executor.ranks.beat import Beat
-from executor.ranks.environment import SHARED, Place, cores, own_gpu
+from executor.ranks.environment import ON_GPUS, SHARED, Place, cores, own_gpu
 from topologies.errors import RunFailed
 
 # Whatever runs on devices imports this module before any other that wants torch.
@@ -49,6 +49,10 @@ class World:
         if self.shared or bound or count >= place.local_world:
             self.device = torch.device("cuda", 0 if self.shared or bound else place.local_rank)
             torch.cuda.set_device(self.device)
+        elif os.environ.get(ON_GPUS):
+            raise RunFailed(
+                f"torch {torch.__version__} finds {count} GPUs for the {place.local_world} ranks of this host: {unusable() or 'too few'}"
+            )
 
     @property
     def kind(self) -> str:

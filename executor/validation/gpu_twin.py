@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from executor.ranks.environment import on_gpus
 from executor.ranks.spare import spares
 from executor.validation.gpu_calibration import ONE, probe
 from executor.validation.gpu_cases import Case, cases, this_machine, visible_gpus
@@ -82,7 +83,10 @@ def twin_gpu(
         versions={"driver": driver, "torch": torch_version(), "commit": environment()["commit"]},
     )
     site.folder.mkdir(parents=True, exist_ok=True)
-    with spares() if device == "cuda" else nullcontext():
+    with ExitStack() as stack:
+        if device == "cuda":
+            stack.enter_context(on_gpus())
+            stack.enter_context(spares())
         return _walked(site, known, wanted, keep)
 
 

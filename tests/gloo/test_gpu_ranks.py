@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from executor.ranks.beat import Beat
-from executor.ranks.environment import SHARED, Place, own_gpu, sharing
+from executor.ranks.environment import SHARED, Place, on_gpus, own_gpu, sharing
 from executor.ranks.world import World, joined, set_precision
 from executor.training import parallelize
 from executor.training.handover import Handover
@@ -20,6 +20,7 @@ from executor.training.parallelize import sharded_alone
 from executor.training.trainer import drop_others
 from sim.files.planfile import load_plan
 from tests.gloo.gpu_standin import alone
+from topologies.errors import RunFailed
 
 
 def _world(rank: int, size: int, gpus: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[World, list[torch.device]]:
@@ -44,6 +45,18 @@ def test_too_few_gpus_are_none_unless_they_are_shared(tmp_path: Path, monkeypatc
         assert _world(1, 2, 8, tmp_path, monkeypatch)[0].device == torch.device("cuda", 0), "shared is shared, whatever else is there"
         assert _world(0, 1, 0, tmp_path, monkeypatch)[0].kind == "cpu"
     assert not _world(0, 1, 1, tmp_path, monkeypatch)[0].shared
+
+
+def test_no_rank_computes_on_a_cpu_where_gpus_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that fell off the bus leaves none for the plans behind it: their rows would hold a CPU's times."""
+    with on_gpus():
+        assert _world(0, 1, 1, tmp_path, monkeypatch)[0].kind == "cuda"
+        for gpus, size, why in ((0, 1, "finds 0 GPUs for the 1 ranks"), (1, 2, "finds 1 GPUs for the 2 ranks .* too few")):
+            with pytest.raises(RunFailed, match=why):
+                _world(0, size, gpus, tmp_path, monkeypatch)
+        with sharing():
+            assert _world(1, 2, 1, tmp_path, monkeypatch)[0].shared
+    assert _world(0, 1, 0, tmp_path, monkeypatch)[0].kind == "cpu"
 
 
 def test_sharing_leaves_the_environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from executor.doctor import doctor
 from executor.play import PlayResult
+from executor.ranks.environment import ON_GPUS
 from executor.stock import StockResult
 from executor.validation import gpu_calibration, gpu_cases, gpu_fit, gpu_measure, gpu_run, gpu_twin
 from executor.validation.gpu_cases import cases, shared_machine, slow
@@ -293,6 +295,16 @@ def test_what_does_not_fit_is_run_with_fewer_layers(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(gpu_fit, "_SAFE", 0.01)
     with pytest.raises(BadInput, match="GiB"):
         gpu_fit.fitting(case, site)
+
+
+def test_ranks_of_the_table_are_told_that_gpus_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(gpu_twin, "this_machine", lambda device, folder: load_topology("dgx-h100"))
+    monkeypatch.setattr(gpu_twin, "visible_gpus", lambda machine: 1)
+    monkeypatch.setattr(gpu_twin, "_walked", lambda *_: told.append(os.environ.get(ON_GPUS, "")))
+    twin_gpu([], tmp_path)
+    twin_gpu([], tmp_path, device="cpu")
+    assert told == ["1", ""] and ON_GPUS not in os.environ
 
 
 def test_shared_plans_are_bound_to_the_stand_in(tmp_path: Path) -> None:
