@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from executor.profiles.classes import kernel_kind
+from executor.profiles.classes import GRADIENTS, kernel_kind
 from executor.profiles.event import Event
 from executor.profiles.host import HostThreads
 from sim.trace import Span
@@ -20,7 +20,7 @@ def messages(events: list[Event], rank: int, main: int, host: HostThreads, comm:
 
 
 def kernels(events: list[Event], rank: int, host: HostThreads, comm: str) -> list[Span]:
-    """Device kernels and copies, each under the part that launched it."""
+    """Device kernels and copies, each under the part that launched it. Threads beside the host's that launch are gloo's."""
     launches = {e.args["correlation"]: e for e in events if e.cat in ("cuda_runtime", "cuda_driver") and "correlation" in e.args}
     found = []
     for e in events:
@@ -31,7 +31,7 @@ def kernels(events: list[Event], rank: int, host: HostThreads, comm: str) -> lis
         step = host.step(launch.ts if launch else e.ts)
         if step is None:
             continue
-        kind, cls = kernel_kind(e, part, cls, comm)
+        kind, cls = kernel_kind(e, part, cls if launch is None or launch.tid in host.threads else GRADIENTS, comm)
         lane = "comm" if kind == "collective" else f"stream.{e.args.get('stream', 0)}"
         found.append(Span(rank, lane, host.name(step, direction, f"{part}/k"), e.ts * 1e-6, e.end * 1e-6, kind, cls, step, name=e.name))
     return found

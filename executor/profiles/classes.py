@@ -60,6 +60,8 @@ def classify(op: str, part: str) -> str:
     return _BY_PART.get(last, "elementwise")
 
 
+GRADIENTS = "grad.copy"
+"""Class of what lies between autograd and communication."""
 _FSDP = ("aten::split_with_sizes_copy", "aten::_chunk_cat", "aten::_foreach_copy_")
 """What FSDP2 copies a unit's parameters and gradients with, into what is sent and out of what came (_fsdp_collectives.py)."""
 
@@ -74,9 +76,12 @@ def moves_gradients(engine: Event | None, part: str, op: str) -> bool:
 
 
 def kernel_kind(e: Event, part: str, cls: str, comm: str) -> tuple[str, str]:
-    """(kind, class) of what ran on the device. Copies inside the device are kernels like others."""
+    """(kind, class) of what ran on the device. Copies inside the device are kernels like others; those to the host and back are of a batch, of output,
+    or of gradients that gloo sums on the host (ProcessGroupGloo's collectives of device tensors)."""
     if "nccl" in e.name.lower():
         return "collective", comm
+    if cls == GRADIENTS and e.cat == "gpu_memcpy" and ("HtoD" in e.name or "DtoH" in e.name):
+        return "copy", comm
     if e.cat == "gpu_memcpy" and "HtoD" in e.name:
         return "copy", "data"
     if e.cat == "gpu_memcpy" and "DtoH" in e.name:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 
-from executor.profiles.classes import classify, moves_gradients
+from executor.profiles.classes import GRADIENTS, classify, moves_gradients
 from executor.profiles.event import Event
 from sim.trace import Span
 
@@ -77,7 +77,7 @@ class HostThreads:
             part = self.sequence.get(int(engine.args.get("Sequence number", -1)), "")
         cls = whole if whole != "op" else classify(e.name, part)
         if whole == "op" and moves_gradients(engine, part, e.name):
-            cls, part = "grad.copy", "gradients"
+            cls, part = GRADIENTS, "gradients"
         where = part or (whole if whole != "op" else "other")
         self.owner.setdefault(e.tid, []).append((e.ts, e.end, where, direction, cls))
         lane = "host" if e.tid == self.threads[0] else "autograd"

@@ -68,6 +68,23 @@ def test_copies_and_messages() -> None:
     assert (nccl.kind, nccl.cls, nccl.lane, nccl.step) == ("collective", "comm.dp", "comm", 1)
 
 
+def test_gradients_that_gloo_sums_on_the_host_are_no_batch_and_no_output() -> None:
+    """Ranks that share a GPU: DDP's hook copies a bucket to the host inside backward, gloo's own thread copies the sum back."""
+    gloo = 300
+    events = [
+        *_step(),
+        _cpu("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 62, 6, tid=ENGINE),
+        _cpu("aten::copy_", 63, 3, tid=ENGINE),
+        *_launched("Memcpy DtoH (Device -> Pinned)", 64, 86, 5, 8, tid=ENGINE, cat="gpu_memcpy"),
+        _cpu("gloo:all_reduce", 66, 30, tid=gloo, cat="user_annotation"),
+        *_launched("Memcpy HtoD (Pinned -> Device) back", 95, 97, 5, 9, tid=gloo, cat="gpu_memcpy"),
+    ]
+    spans = {span.name: span for span in spans_of(events, 0, "comm.dp")}
+    for name in ("Memcpy DtoH (Device -> Pinned)", "Memcpy HtoD (Pinned -> Device) back"):
+        assert (spans[name].kind, spans[name].cls) == ("copy", "comm.dp")
+    assert spans["Memcpy HtoD (Pinned -> Device)"].cls == "data" and spans["all_reduce"].cls == "comm.dp"
+
+
 def test_launching_is_no_work_of_the_device() -> None:
     spans = spans_of(_step(), 0)
     assert {span.lane for span in spans if span.kind == "host"} == {"host", "autograd"}
