@@ -133,7 +133,7 @@ def train(world: World, request: Request) -> RankResult:
                 world.beat.phase(f"profiled step {step}")
                 trainer.step(batches, step)
     first, later = trainer.buckets()
-    spans = spans_of(events, world.rank, comm_class(request.plan))
+    spans = spans_of(events, world.rank, comm_class(request.plan), world.kind == "cuda")
     align(world, spans, time.time)  # the profiler stamps its events with the host's wall clock
     return RankResult(times, trainer.losses(), spans, world.backend, first, later, trainer.peak_memory())
 

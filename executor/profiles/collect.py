@@ -24,6 +24,9 @@ from executor.profiles.host import HostThreads, gaps
 from executor.training.models.build import part_name, parts_of
 from sim.trace import Span
 
+_DAY = 86_400 * 10**9
+"""Nanoseconds."""
+
 
 @contextmanager
 def named_parts(model: nn.Module) -> Iterator[None]:
@@ -63,18 +66,20 @@ def profiled(cuda: bool, into: list[Event]) -> Iterator[None]:
         path = Path(place) / "trace.json"
         session.export_chrome_trace(str(path))
         raw = json.loads(path.read_bytes())
-    base = float(raw.get("baseTimeNanoseconds", 0)) / 1e3
+    # Short of whole days, which are the same for all ranks: microseconds since 1970 are told to a quarter of one, and small kernels last two.
+    base = float(int(raw.get("baseTimeNanoseconds", 0)) % _DAY) / 1e3
     complete = (e for e in raw["traceEvents"] if e.get("ph") == "X" and isinstance(e.get("tid"), int))
     into += [Event(e["name"], e.get("cat", ""), base + float(e["ts"]), float(e["dur"]), e["tid"], e.get("args", {})) for e in complete]
 
 
-def spans_of(events: list[Event], rank: int, comm: str = "comm") -> list[Span]:
-    """Spans of one rank, seconds since the epoch (the caller shifts all ranks together). `comm`: class of its collectives."""
+def spans_of(events: list[Event], rank: int, comm: str = "comm", cuda: bool = False) -> list[Span]:
+    """Spans of one rank, seconds of the profiler's clock (the caller shifts all ranks together). `comm`: class of its collectives; `cuda`: it
+    launches, whether or not the profiler saw a kernel."""
     # A device's copy of the same range is a "gpu_user_annotation": it begins later than the launches that belong to it.
     steps = sorted((e for e in events if e.name.startswith("step:") and e.cat == "user_annotation"), key=lambda e: e.ts)
     if not steps:
         return []
-    main, device = steps[0].tid, any(e.cat == "kernel" for e in events)
+    main, device = steps[0].tid, cuda or any(e.cat == "kernel" for e in events)
     # Backward of device tensors is run by autograd's own thread of that device, not by the one that called backward.
     engines = {e.tid for e in events if e.cat == "cpu_op" and e.name.startswith("autograd::engine") and e.tid != main} if device else set()
     host = HostThreads(rank, steps, [e for e in events if e.cat in ("cpu_op", "user_annotation")], (main, *sorted(engines)), device)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from executor.players.communication import MESSAGES, Group, message_group, way
-from executor.profiles.collect import spans_of
+from executor.profiles.collect import profiled, spans_of
 from executor.profiles.event import Event
 
 MAIN, ENGINE, STREAM = 100, 200, 7
@@ -90,6 +91,25 @@ def test_launching_is_no_work_of_the_device() -> None:
     assert {span.lane for span in spans if span.kind == "host"} == {"host", "autograd"}
     assert sum(span.seconds for span in spans if span.cls == "gemm") == pytest.approx(22e-6), "kernels once, their launches not"
     assert {span.step for span in spans} == {0, 1}
+
+
+def test_where_the_profiler_sees_no_device_launches_are_not_taken_for_kernels() -> None:
+    """Without CUPTI torch profiles the host alone and only logs it; read as a CPU's, launches of 5 us were the products themselves."""
+    seen = [event for event in _step() if event.cat in ("cpu_op", "user_annotation")]
+    assert {span.kind for span in spans_of(seen, 0, cuda=True)} == {"host"}
+    assert "compute" in {span.kind for span in spans_of(seen, 0)}
+
+
+def test_a_small_kernel_is_told_to_a_hundredth_of_a_microsecond() -> None:
+    """Microseconds since 1970 are told to a quarter of one: what lasts two could read an eighth more or less."""
+    events: list[Event] = []
+    x = torch.ones(8)
+    with profiled(False, events), torch.profiler.record_function("step:0"):
+        for _ in range(50):
+            torch.add(x, x)
+    lasted = {round(event.dur, 3) for event in events if event.name == "aten::add"}
+    told = [span.seconds * 1e6 for span in spans_of(events, 0) if span.name == "aten::add"]
+    assert len(told) == 50 and all(min(abs(one - dur) for dur in lasted) < 0.01 for one in told)
 
 
 def test_messages_of_both_directions_are_apart() -> None:

@@ -105,6 +105,7 @@ def test_what_dies_is_reported_and_the_others_go_on(tmp_path: Path, runs: list[s
     assert rows["pageable"].failed == {"stock": "nobody thought of this"} and rows["pageable"].played
     assert (tmp_path / "cpu" / "pageable" / "stock.error.txt").read_text().startswith("Traceback")
     assert rows["ladder"].failed == {} and rows["ladder"].stock and rows["ladder"].stock_memory == 5
+    assert "no kernels" in rows["ladder"].notes[-1] and all(one.stock is None for one in rows["ladder"].classes), "these traces are empty"
 
 
 def test_the_next_call_runs_only_what_is_missing(tmp_path: Path, runs: list[str]) -> None:
