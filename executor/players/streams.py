@@ -23,7 +23,7 @@ from executor.arena import Arena, free_memory, of_gpu
 from executor.device_times import around
 from executor.kernels.bodies import Body, body, spin
 from executor.players.communication import Group, communication, connect, make_groups
-from executor.players.events import Cuda
+from executor.players.events import Cuda, wake
 from executor.players.feeder import Crossing, Kept, copy_file
 from executor.players.player import Player, now
 from executor.ranks.world import World
@@ -72,6 +72,9 @@ class StreamPlayer(Player):
             self._to(HOST)
         self._own = self._overhead()
         self._cuda.synchronize()
+        wake(
+            self._cuda.device
+        )  # all that was prepared has left it idle: at a sixth of the clock it would take longer to write moments down too
         small = arena.recent(_SMALL)
         self._around = around(self._cuda, lambda: torch.add(small, small))
 

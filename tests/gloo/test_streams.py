@@ -122,6 +122,15 @@ def test_what_events_around_an_op_take_is_no_part_of_its_span(tmp_path: Path) ->
     assert all(end == start for (start, end, _), on in zip(after, queued, strict=True) if on), "never before its beginning"
 
 
+def test_what_events_take_is_read_at_the_clock_of_the_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Preparing takes seconds of the host, in which the device falls to its idle clock: what is taken off each span would be too much."""
+    order: list[str] = []
+    monkeypatch.setattr("executor.players.streams.wake", lambda device: order.append("awake"))
+    monkeypatch.setattr("executor.players.streams.around", lambda cuda, run: order.append("read") or 0.0)
+    _play(BASE, tmp_path)
+    assert order == ["awake", "read"]
+
+
 def test_watched_passes_give_spans_and_the_others_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program, asked = _program(BASE), list[play.Request]()
 
