@@ -6,12 +6,16 @@ import mmap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from executor.probes.bench import Bench
+from executor.probes.bench import Bench, middle
+from executor.probes.host import _autograd
 from executor.ranks.world import World
-from tests.gloo.gpu_standin import alone
+from tests.gloo.gpu_standin import StandIn, alone
 
 
 @pytest.mark.parametrize("length", [1e-4, 2e-3], ids=["timed cold", "timed in runs"])
@@ -25,8 +29,6 @@ def test_ranks_that_take_turns_count_their_own_time_on_a_core(length: float, tmp
 
 
 def test_a_host_is_crowded_when_its_threads_outnumber_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
     from executor.ranks.beat import Beat
     from executor.ranks.environment import Place
 
@@ -73,3 +75,36 @@ def test_calls_that_meet_new_pages_are_timed_again(length: float, always: bool, 
     found = bench.times([call])
     assert len(found) >= 5
     assert all(t >= 5e-2 for t in found) if always else max(found) < 5e-2
+
+
+class _Ops(TorchDispatchMode):
+    """Counts what is launched."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_node_of_autograd_is_timed_without_the_hand_over_of_a_backward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's backward is run by a thread of the device, which is woken and awaited: once in a step of hundreds of nodes, not once in eight."""
+    handed = 0
+
+    def times(_: Bench, calls: list[Callable[[], object]], least: int = 5) -> list[float]:
+        nonlocal handed
+        handed = 0
+        with _Ops() as ops:
+            calls[0]()
+        return [5e-6 * ops.count + 4e-5 * handed] * least
+
+    def hand_over(*given: Any, **more: Any) -> Any:
+        nonlocal handed
+        handed += 1
+        return real(*given, **more)
+
+    real = torch.autograd.grad
+    monkeypatch.setattr(torch.autograd, "grad", hand_over)
+    monkeypatch.setattr(Bench, "times", times)
+    found = {kind: middle(_autograd(Bench(alone(tmp_path, kind), quick=True, cuda=StandIn()))) for kind in ("cpu", "cuda")}
+    assert found["cpu"] - found["cuda"] == pytest.approx(5e-6), "an eighth of the hand-over"
