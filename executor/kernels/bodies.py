@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from executor.arena import Arena
+from executor.kernels.backward import backward
 from executor.kernels.memory_bound import memory_kernel
 from sim.work import Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work
 from topologies.errors import BadInput, Refused
@@ -165,7 +166,7 @@ def _attention(work: Attention, arena: Arena) -> Body:
     with torch.enable_grad():
         out = forward()
     grad = arena.recent(work.batch, work.heads, work.q, work.dv or work.d, dtype=dtype)
-    return lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
+    return backward(out, (q, k, v), grad)
 
 
 def _conv(work: Conv, arena: Arena) -> Body:
@@ -185,7 +186,7 @@ def _conv(work: Conv, arena: Arena) -> Body:
     grad = maps(arena.recent, work.batch, work.c_out, *work.out)
     mask = [work.role == "dgrad", work.role == "wgrad", False]
 
-    def backward() -> object:
+    def gradient() -> object:
         return torch.ops.aten.convolution_backward(grad, x, weight, None, stride, pad, (1, 1), False, (0, 0), work.groups, mask)
 
-    return backward
+    return gradient

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from executor.arena import Arena, of_gpu
+from executor.kernels.backward import _alone, backward
 from executor.kernels.bodies import body, held
 from executor.kernels.memory_bound import memory_kernel
 from executor.probes.bench import Bench
@@ -245,3 +246,24 @@ def test_every_stage_of_a_residual_network_is_near_a_timed_convolution(channels:
     timed = [Conv(b, i, h, w, o, k, k, stride) for b, i, h, w, o, k, stride, *groups in _CONVOLUTIONS if not groups]
     wanted = place_of(Conv(6, channels, pixels, pixels, channels, 3, 3))
     assert min(math.dist(wanted, place_of(one)) for one in timed) < 0.6
+
+
+def test_an_operators_backward_is_launched_by_the_calling_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the engine would hand each to the device's thread and wait: in a launch-bound program of sixteen layers most of a millisecond."""
+    q, k, v = (torch.randn(2, 4, 16, 8, requires_grad=True) for _ in range(3))
+    x, w = torch.randn(8, 64, requires_grad=True), torch.ones(64)
+    cases = [
+        (F.scaled_dot_product_attention(q, k, v, is_causal=True), (q, k, v)),
+        (torch.native_layer_norm(x, [64], w, w, 1e-5)[0], (x,)),  # two outputs more, whose gradients its node asks for
+    ]
+    chain = (F.gelu(x).square(), (x,))
+    wanted = [torch.autograd.grad(out, inputs, torch.ones_like(out), retain_graph=True) for out, inputs in (*cases, chain)]
+    with torch.no_grad():
+        assert _alone(chain[0], chain[1], torch.ones_like(chain[0])) is None, "several operators are the engine's"
+        assert torch.equal(backward(*chain, torch.ones_like(chain[0]))()[0], wanted[-1][0])  # type: ignore[index]
+        monkeypatch.setattr(torch.autograd, "grad", None)
+        for (out, inputs), gradients in zip(cases, wanted, strict=False):
+            call = _alone(out, inputs, torch.ones_like(out))
+            assert call is not None
+            for _ in range(2):
+                assert all(torch.equal(one, other) for one, other in zip(call(), gradients, strict=False))  # type: ignore[call-overload]
