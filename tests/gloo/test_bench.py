@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from executor.probes.bench import Bench, middle
-from executor.probes.host import _autograd
+from executor.probes.host import _accumulate, _autograd
 from executor.ranks.world import World
 from tests.gloo.gpu_standin import StandIn, alone
 
@@ -78,12 +78,13 @@ def test_calls_that_meet_new_pages_are_timed_again(length: float, always: bool, 
 
 
 class _Ops(TorchDispatchMode):
-    """Counts what is launched."""
+    """Counts what is called, and what of it copies."""
 
-    count = 0
+    count = copies = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += 1
+        self.copies += func is torch.ops.aten.copy_.default
         return func(*args, **(kwargs or {}))
 
 
@@ -108,3 +109,20 @@ def test_a_node_of_autograd_is_timed_without_the_hand_over_of_a_backward(tmp_pat
     monkeypatch.setattr(Bench, "times", times)
     found = {kind: middle(_autograd(Bench(alone(tmp_path, kind), quick=True, cuda=StandIn()))) for kind in ("cpu", "cuda")}
     assert found["cpu"] - found["cuda"] == pytest.approx(5e-6), "an eighth of the hand-over"
+
+
+def test_a_gradient_is_put_into_place_on_a_gpu_without_a_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training step's gradients are tensors of their own, which AccumulateGrad takes as they are; a copy of each is a launch."""
+    copied: list[int] = []
+
+    def times(_: Bench, calls: list[Callable[[], object]]) -> list[float]:
+        with _Ops() as ops:
+            calls[0]()
+        copied.append(ops.copies)
+        return [float(ops.count)]
+
+    monkeypatch.setattr(Bench, "times", times)
+    assert _accumulate(Bench(alone(tmp_path, "cuda"), quick=True, cuda=StandIn()), torch.ones(8, 8)) == [2.0], (
+        "a view, and the gradient's own"
+    )
+    assert copied == [0, 0]
