@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from executor.probes import ddp as probe_ddp
 from executor.probes.bench import Bench, middle
 from executor.probes.host import _accumulate, _autograd
 from executor.ranks.world import World
@@ -126,3 +127,38 @@ def test_a_gradient_is_put_into_place_on_a_gpu_without_a_launch(tmp_path: Path, 
         "a view, and the gradient's own"
     )
     assert copied == [0, 0]
+
+
+class _Wrapped(torch.nn.Module):
+    """Spends 8 us for each parameter of what it wraps, and 100 us besides."""
+
+    def __init__(self, module: torch.nn.Module, made: list[_Wrapped], **_: Any) -> None:
+        super().__init__()
+        self.spends, self.spent = 1e-4 + 8e-6 * len(list(module.parameters())), 0.0
+        made.append(self)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.spent += self.spends
+        return x.requires_grad_()
+
+
+@pytest.mark.parametrize(("kind", "wanted"), [("cuda", 3e-6), ("cpu", 8e-6)])
+def test_a_gradients_way_into_its_bucket_is_launched_once(
+    kind: str, wanted: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU a program has the copies into buckets and back as kernels, each with its launch: no part of what DDP does for a parameter."""
+    made = list[_Wrapped]()
+
+    def times(_: Bench, calls: list[Callable[[], object]], least: int = 5) -> list[float]:
+        before = sum(module.spent for module in made)
+        calls[0]()
+        return [sum(module.spent for module in made) - before]
+
+    monkeypatch.setattr(probe_ddp.dist, "new_group", lambda ranks: None)
+    monkeypatch.setattr(probe_ddp, "DistributedDataParallel", lambda module, **more: _Wrapped(module, made, **more))
+    monkeypatch.setattr(Bench, "times", times)
+    bench = Bench(alone(tmp_path, kind), quick=True, cuda=StandIn())
+    bench.add("host", "launch", "", (), [2.5e-6])
+    probe_ddp.ddp(bench)
+    found = {one.name: one.median for _, one in bench.found}
+    assert (found["ddp_parameter"], found["ddp_step"]) == (pytest.approx(wanted), pytest.approx(1e-4, rel=2e-3))
