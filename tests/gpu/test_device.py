@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from executor.device_times import DeviceTimer
+from executor.kernels.backward import _alone
 from executor.play import run_play
 from executor.players.events import Cuda
 from executor.ranks.environment import sharing
@@ -63,6 +65,22 @@ def test_precision_is_the_plans(cuda: Cuda) -> None:
     assert rough > 4 * error or cuda.generation() < 8
 
 
+def test_an_operators_backward_is_its_node(cuda: Cuda) -> None:
+    """What `executor.kernels.backward` takes for granted of attention and of the fused norm: no hand-over to autograd's thread."""
+    q, k, v = (torch.randn(2, 4, 128, 64, device=cuda.device, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    x, w = (
+        torch.randn(64, 512, device=cuda.device, dtype=torch.bfloat16, requires_grad=True),
+        torch.ones(512, device=cuda.device, dtype=torch.bfloat16),
+    )
+    for out, inputs in ((F.scaled_dot_product_attention(q, k, v, is_causal=True), (q, k, v)), (F.rms_norm(x, (512,), w), (x,))):
+        grad = torch.randn_like(out)
+        with torch.no_grad():
+            call = _alone(out, inputs, grad)
+            assert call is not None, out.grad_fn
+            wanted = torch.autograd.grad(out, inputs, grad, retain_graph=True)
+            assert all(torch.allclose(one, other, atol=0.1) for one, other in zip(call(), wanted, strict=False))  # type: ignore[call-overload]
+
+
 @pytest.mark.timeout(280)
 def test_a_program_is_played_and_trained(tmp_path: Path) -> None:
     plan = load_plan(PLAN)
@@ -84,3 +102,5 @@ def test_two_ranks_on_one_gpu(tmp_path: Path) -> None:
         found = run_stock(plan, tmp_path, 3)
     assert len(found.by_rank) == 2 and found.memory < 4 << 30
     assert found.losses[-1] < found.losses[0]
+    copied = [span for span in found.trace.spans if span.kind == "copy" and span.cls == "comm.dp"]
+    assert {"HtoD", "DtoH"} <= {way for span in copied for way in ("HtoD", "DtoH") if way in span.name}, "gloo sums on the host"
