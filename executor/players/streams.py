@@ -72,9 +72,8 @@ class StreamPlayer(Player):
             self._to(HOST)
         self._own = self._overhead()
         self._cuda.synchronize()
-        wake(
-            self._cuda.device
-        )  # all that was prepared has left it idle: at a sixth of the clock it would take longer to write moments down too
+        # All that was prepared has left it idle: at a sixth of the clock it would take longer to write moments down, too.
+        wake(self._cuda.device)
         small = arena.recent(_SMALL)
         self._around = around(self._cuda, lambda: torch.add(small, small))
 
