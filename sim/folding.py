@@ -28,7 +28,7 @@ def places_of(mesh: Mesh, topology: Topology) -> Places | None:
     uneven = topology.kind == "cuda" and not topology.even
     return Places(
         even and _aligned(mesh, topology),
-        topology.on_node,
+        topology.beside,
         topology.local if uneven else lambda rank: _profiles(topology, topology.ranks_per_node)[topology.local(rank)],
         lambda rank: (f"n{topology.node(rank)}", *_links(topology, rank)),
     )

@@ -28,7 +28,7 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
     oversubscription: float = 1.0
     """Rate down from a leaf to its NICs over the rate up to the spines."""
     spines: int = 0
-    """0: as many as give each uplink the rate of one NIC."""
+    """0: as many as give each uplink at least what the NICs of one node on its rail send."""
     block: int = 0
     """Pods that share spines; core switches join such blocks. 0: all pods share them, and there is no core."""
     core_oversubscription: float = 1.0
@@ -43,7 +43,7 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spine_count(self) -> int:
-        return self.spines or max(1, round(self.pod / self.oversubscription))
+        return self.spines or max(1, int(self.pod / self.oversubscription))
 
     def leaf(self, node: int, rail: int) -> str:
         return f"net/leaf{node // self.pod}.{rail}"

@@ -9,7 +9,7 @@ usable, rates between sockets are what NCCL counts on for GPU traffic; efficienc
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,7 @@ class Topology:
         self._sites: Mapping[int, Site] = sites(cluster)
         self.rates = Rates(cluster, self._sites)
         """Bytes per second of each directed link, by full name."""
+        self._below = self.rates.below()
         self._ways = Ways(cluster.fabric, self.rates, self._end)
         self._check()
 
@@ -79,6 +80,11 @@ class Topology:
         """Every node is equal and no rank is slow, so that ranks may be folded."""
         c = self.cluster
         return len(c.runs) == 1 and not (c.special or c.speeds or c.slow_nodes or c.fabric.failed)
+
+    @property
+    def narrow(self) -> bool:
+        """The switches between the nodes pass less up than they take from below: groups on different nodes fill the same cables."""
+        return self._below > 0
 
     @property
     def even(self) -> bool:
@@ -120,6 +126,17 @@ class Topology:
             return range(node, self.gpus, self.nodes)
         first = rank - place
         return range(first, first + self.ranks_on(node))
+
+    def beside(self, rank: int) -> Sequence[int]:
+        """The ranks whose messages may fill the same cables as the rank's, itself among them: those of its node, and of the nodes below the same
+        switches where these pass less up than they take from below."""
+        if not self.narrow or len(self.cluster.runs) > 1:
+            return self.on_node(rank)
+        first = self.node(rank) // self._below * self._below
+        nodes = range(first, min(first + self._below, self.nodes))
+        if self.cluster.scatter:
+            return [other for node in nodes for other in range(node, self.gpus, self.nodes)]
+        return range(nodes.start * self.ranks_per_node, nodes.stop * self.ranks_per_node)
 
     def first_ranks(self) -> range:
         """Ranks of the first node."""

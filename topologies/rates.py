@@ -11,6 +11,7 @@ from topologies.hardware import Cpu, Gpu
 from topologies.machine import Link, Machine
 from topologies.route import Router
 
+_EQUAL = 1.0 + 1e-9
 _NODE = re.compile(r"n(\d{1,7})/(.+)\Z")
 
 
@@ -155,6 +156,14 @@ class Rates(Mapping[str, float]):
         """Bytes per second of one uplink of a leaf."""
         fabric = self._cluster.fabric
         return fabric.uplink or fabric.pod * self._rail_rate[rail] / fabric.oversubscription / fabric.spine_count
+
+    def below(self) -> int:
+        """Nodes that share cables which pass less up than comes from below: those of a leaf, or of the spines under a core; 0: there are none."""
+        fabric = self._cluster.fabric
+        if 0 < fabric.block_nodes < self._cluster.nodes and fabric.core_oversubscription > 1.0:
+            return fabric.block_nodes
+        wide = all(self._up(rail) * fabric.spine_count * _EQUAL >= fabric.pod * rate for rail, rate in self._rail_rate.items())
+        return 0 if wide or self._cluster.nodes <= fabric.pod else fabric.pod
 
     def _core_link(self, name: str, spine: str, core: str) -> Link:
         """All cables of a spine to the core switches above it."""

@@ -13,7 +13,7 @@ from sim.engine.meeting import Groups, by_stage
 from sim.engine.sharing import merged
 from sim.program import Op
 
-OnNode = Callable[[int], Sequence[int]] | None
+Beside = Callable[[int], Sequence[int]] | None
 CostOf = Callable[[int], Cost]
 Twin = Callable[[int], int | None]
 """By which rank the op of another one goes; None where it is no twin."""
@@ -22,9 +22,9 @@ Twin = Callable[[int], int | None]
 class Crowds:
     """Of the meetings of one run: the twins of each op on the machine where it begins."""
 
-    def __init__(self, world: int, on_node: OnNode) -> None:
-        """`on_node`: the ranks that a rank's node can host; None: all of `world` are on one."""
-        self._world, self._on_node = world, on_node
+    def __init__(self, world: int, near: Beside) -> None:
+        """`near`: the ranks that may take what a rank takes; None: all of `world`."""
+        self._world, self._near = world, near
         self._known: dict[tuple[object, ...], tuple[float, ...]] = {}
         """Of each link of a meeting, what all who are simulated as one take of it, over what one of them takes."""
 
@@ -52,7 +52,7 @@ class Crowds:
 
     def _crowd(self, cost: Cost, rank: int, cost_of: CostOf, twin: Twin) -> tuple[float, ...]:
         """Of each link that an op takes, what its twins take with it, over what it takes alone; empty where they share none."""
-        near = self._on_node(rank) if self._on_node else range(self._world)
+        near = self._near(rank) if self._near else range(self._world)
         same = {by: other for other in near if other < self._world and (by := twin(other)) is not None}
         if len(same) < 2:
             return ()
@@ -61,11 +61,11 @@ class Crowds:
         return found if max(found) > 1.0 else ()
 
 
-def crowds_of(groups: Groups, on_node: OnNode) -> Crowds:
+def crowds_of(groups: Groups, near: Beside) -> Crowds:
     """Those of these groups on this machine. Where one rank stands for each pipeline stage, plans that split their ranks alike share them."""
-    return _by_stage(groups, on_node) if groups is by_stage(groups.mesh) else Crowds(groups.mesh.world, on_node)
+    return _by_stage(groups, near) if groups is by_stage(groups.mesh) else Crowds(groups.mesh.world, near)
 
 
 @lru_cache(maxsize=64)
-def _by_stage(groups: Groups, on_node: OnNode) -> Crowds:
-    return Crowds(groups.mesh.world, on_node)
+def _by_stage(groups: Groups, near: Beside) -> Crowds:
+    return Crowds(groups.mesh.world, near)

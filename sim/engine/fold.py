@@ -25,8 +25,8 @@ class Places(NamedTuple):
 
     alike: bool
     """All ranks of a stage sit alike."""
-    on_node: Callable[[int], Sequence[int]]
-    """The ranks on the node of a rank, itself among them; of those that the machine can host."""
+    beside: Callable[[int], Sequence[int]]
+    """The ranks that may take what a rank takes, itself among them: those on its node (`Topology.beside`); of those that the machine can host."""
     kind: Callable[[int], int]
     """Equal ranks have equal kinds."""
     shared: Callable[[int], tuple[str, ...]]
@@ -42,9 +42,9 @@ def alike(symmetry: Symmetry) -> bool:
     return symmetry if isinstance(symmetry, bool) else symmetry.alike
 
 
-def on_node(symmetry: Symmetry) -> Callable[[int], Sequence[int]] | None:
-    """The ranks on the node of a rank; None where it is not said."""
-    return None if isinstance(symmetry, bool) else symmetry.on_node
+def beside(symmetry: Symmetry) -> Callable[[int], Sequence[int]] | None:
+    """The ranks that may take what a rank takes; None where it is not said."""
+    return None if isinstance(symmetry, bool) else symmetry.beside
 
 
 def representatives(program: Program, symmetry: Symmetry) -> list[int]:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from sim.cost.price import Cost, Pricer
 from sim.engine.condense import Priced, condense, outside_events, shape_of, stretches
-from sim.engine.crowds import CostOf, OnNode, Twin, crowds_of
+from sim.engine.crowds import Beside, CostOf, Twin, crowds_of
 from sim.engine.fuse import fuse, span
 from sim.engine.links import links_of
 from sim.engine.machine import LOADER, neighbours, steady, together
@@ -28,8 +28,8 @@ Alone = Callable[["Pricing", list[Priced], int, bool], tuple[float, float]]
 class Pricing:
     """Costs of one program's ops. `groups` says who meets whom; `folded`: equal groups count on shared links."""
 
-    def __init__(self, program: Program, pricer: Pricer, groups: Groups, folded: bool, alone: Alone, on_node: OnNode = None) -> None:
-        """`alone` runs ops by themselves: see `sim.engine.steps.alone`; `on_node`: the ranks that a rank's node can host; None: all are on one."""
+    def __init__(self, program: Program, pricer: Pricer, groups: Groups, folded: bool, alone: Alone, beside: Beside = None) -> None:
+        """`alone` runs ops by themselves: see `sim.engine.steps.alone`; `beside`: the ranks that may take what a rank takes; None: all."""
         self.program, self.pricer, self.groups, self.folded, self._run_alone = program, pricer, groups, folded, alone
         self.fused = self.condensed = False
         self.alike = False
@@ -46,8 +46,8 @@ class Pricing:
         """By what is sent, how, in which group, and the rank: equal layers ask for the same."""
         self._whole = groups
         """Those of the whole run, where `groups` are of a part that is run by itself."""
-        self._on_node = on_node
-        self._crowds = crowds_of(groups, on_node)
+        self._near = beside
+        self._crowds = crowds_of(groups, beside)
         self._stretches: dict[tuple[object, ...], list[Priced]] = {}
         self._outside: dict[int, frozenset[str]] = {}
 
@@ -211,7 +211,7 @@ class Pricing:
         if all(_fits(op, cost, local) for op, cost in ops) and not (beside and any(cost.host for _, cost in ops)):
             end = span(ops, slow, beside)
             return end, end
-        inner = Pricing(self.program, self.pricer, self.groups.alone(rank), self.folded, self._run_alone, self._on_node)
+        inner = Pricing(self.program, self.pricer, self.groups.alone(rank), self.folded, self._run_alone, self._near)
         inner._meet_costs, inner.local, inner.idle = self._meet_costs, local, self.idle
         inner._whole, inner._crowds = self._whole, self._crowds
         return self._run_alone(inner, fuse(ops, local, quiet, slow), rank, beside)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from sim.cost.price import Cost, Pricer
 from sim.engine.agenda import Environment, uncollected
-from sim.engine.fold import Symmetry, on_node, representatives
+from sim.engine.fold import Symmetry, beside, representatives
 from sim.engine.lanes import Lanes
 from sim.engine.meeting import Meetings, groups_of
 from sim.engine.pricing import Pricing
@@ -61,7 +61,7 @@ class Engine:
         self.sharing = Sharing(Environment(self.env), pricer.capacity)
         self.stands_for = representatives(program, fold)
         groups = groups_of(program.mesh, self.stands_for)
-        self.prices = Pricing(program, pricer, groups, fold is not False, alone, on_node(fold))
+        self.prices = Pricing(program, pricer, groups, fold is not False, alone, beside(fold))
         self.lanes = Lanes(self.env, self.sharing, self._meets, self._arrive, self._finished, self._number)
         self.meetings = Meetings(groups, self._complete)
         self.states: dict[int, RankState] = {}

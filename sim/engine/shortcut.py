@@ -37,7 +37,7 @@ class Shortcut:
         """Every collective (and message of a ring) that was shortened, or left in a shortened run, costs the same on all stages."""
         self._ranks = [mesh.rank({"pp": stage}) for stage in range(mesh.size("pp"))]
         self._groups = by_stage(mesh)
-        self._prices = Pricing(Program("", "cuda", mesh, {}, {}, (), 1), pricer, self._groups, True, alone, topology.on_node)
+        self._prices = Pricing(Program("", "cuda", mesh, {}, {}, (), 1), pricer, self._groups, True, alone, topology.beside)
         self._costs: dict[int, tuple[Cost, Op]] = {}
         self._launches: dict[tuple[str, bool, int], Cost] = {}
         """Of ops `_LAUNCHED`, by kind, whether the thread itself runs them, and rank."""

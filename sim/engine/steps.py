@@ -11,7 +11,7 @@ from sim.engine.clocks.issue import issue
 from sim.engine.clocks.run import Clocks
 from sim.engine.clocks.times import WORK, Code, Line, State
 from sim.engine.condense import Priced
-from sim.engine.fold import Symmetry, on_node, representatives
+from sim.engine.fold import Symmetry, beside, representatives
 from sim.engine.inorder.moves import Unordered
 from sim.engine.inorder.run import in_order
 from sim.engine.meeting import groups_of
@@ -45,7 +45,7 @@ def step_times(
     symmetry = fold and symmetric
     folded = symmetry is not False
     stands_for = representatives(program, symmetry)
-    prices = Pricing(program, pricer, groups_of(program.mesh, stands_for), folded, alone, on_node(symmetry))
+    prices = Pricing(program, pricer, groups_of(program.mesh, stands_for), folded, alone, beside(symmetry))
     prices.alike = alike and folded
     if apart:
         with suppress(Unordered):

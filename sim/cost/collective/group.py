@@ -6,6 +6,7 @@ import math
 
 import msgspec
 
+from sim.cost.collective.cables import cables, crossing, spread
 from sim.cost.collective.rings import ring_rate
 from topologies.graph import Topology
 from topologies.hardware import Gpu, Nic
@@ -54,8 +55,8 @@ class GroupShape(msgspec.Struct, frozen=True):
     pair_links: tuple[tuple[str, int], ...] = ()
     """Links of a PCIe node, with how many slices cross each meanwhile."""
     crossing: float = 1.0
-    """Share of `inter` that rings and trees keep on the narrowest cable between the nodes. (Fewer spines leave it whole: of a ring in the
-    order of the nodes one flow for each rail leaves a leaf.)"""
+    """Share of `inter` that rings and trees keep on the narrowest cable between the nodes. (Fewer spines leave it whole where one flow for each
+    rail leaves a leaf, as of a ring in the order of the nodes.)"""
     sharp: bool = False
     """The fabric is InfiniBand, whose switches can reduce (SHARP)."""
     clock: float = 0.0
@@ -80,27 +81,28 @@ def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -
     wires = [[nic.name.lower() for nic in _nics(topology, kind[0])] for kind in kinds]
     held = list(nodes.values())
     inter = min(_inter(topology, kind, siblings, next(o[0] for o in held if kind[0] not in o)) for kind in kinds) if far else 0.0
+    local = max(len(kind) for kind in kinds)
     return GroupShape(
         ranks=len(ranks),
         nodes=len(nodes),
-        local=max(len(kind) for kind in kinds),
+        local=local,
         arch=chip.arch if isinstance(chip, Gpu) else "cpu",
         link=near.kind if near else "NET",
         intra=intra,
         switched=all(_switched(topology, kind) for kind in kinds if len(kind) > 1) and near is not None,
         inter=inter,
-        spread=_spread(topology, nodes, inter) if far else 1.0,
+        spread=spread(topology, nodes, inter) if far else 1.0,
         efa=any("efa" in name for names in wires for name in names),
         sockets=any(name.startswith(("ethernet", "tcp")) for names in wires for name in names),
         nearest=near.rate if near else 0.0,
         exchange=max((times / topology.rates[link] for link, times in pairs), default=0.0),
         pair_links=pairs,
-        crossing=_crossing(topology, nodes) if far else 1.0,
+        crossing=crossing(topology, nodes, inter / local) if far else 1.0,
         sharp=all(any(name.startswith("ib-") for name in names) for names in wires),
         clock=chip.clock if isinstance(chip, Gpu) else 0.0,
         intra_links=near.links if near else (),
         member_links=_member_links(topology, inside, near),
-        inter_links=_cables(topology, nodes),
+        inter_links=cables(topology, nodes),
         neighbour_latency=near.latency if near else 0.0,
         network_latency=far.latency if far else 0.0,
         amd=any("epyc" in topology.host(topology.node(kind[0])).name.lower() for kind in kinds),
@@ -181,48 +183,6 @@ def _pairs(topology: Topology, members: list[int]) -> tuple[tuple[str, int], ...
 
 def _switched(topology: Topology, members: list[int]) -> bool:
     return len(members) > 1 and any("nvswitch" in link for link in topology.path(members[0], members[1]).links)
-
-
-def _crossings(topology: Topology, nodes: dict[int, list[int]]) -> list[Path]:
-    """Hops of a ring over the nodes: to the next one, and from the last back to the first, which crosses the spines where there are any."""
-    held = list(nodes.values())
-    return [_hop(topology, held[0], held[1]), _hop(topology, held[-1], held[0])] if len(held) > 1 else []
-
-
-def _hop(topology: Topology, members: list[int], others: list[int]) -> Path:
-    """The way from one node to the next: between members on the same place of both, whose NICs are on one rail, where there are such. (NCCL
-    orders the members of a node so that a ring leaves by the NIC by which it came, and comes into the next by the same: `NCCL_CROSS_NIC`.)"""
-    across = {topology.local(rank): rank for rank in reversed(others)}
-    start = next((rank for rank in members if topology.local(rank) in across), members[0])
-    return topology.path(start, across.get(topology.local(start), others[0]))
-
-
-def _crossing(topology: Topology, nodes: dict[int, list[int]]) -> float:
-    """The narrowest cable of the hops between nodes over the narrowest of a NIC's own, which the NICs' rate counts already."""
-    rates = {link: topology.rates[link] for path in _crossings(topology, nodes) for link in path.links if "net/" in link}
-    own = [rate for link, rate in rates.items() if "/nic" in link]
-    return min(1.0, min(rates.values()) / min(own)) if own else 1.0
-
-
-def _cables(topology: Topology, nodes: dict[int, list[int]]) -> tuple[str, ...]:
-    """Cables of the hops between nodes, the narrowest of the NICs' own first."""
-    found = dict.fromkeys(link for path in _crossings(topology, nodes) for link in path.links if "net/" in link)
-    first = min((link for link in found if "/nic" in link), key=lambda link: topology.rates[link], default="")
-    return (first, *(link for link in found if link != first)) if first else tuple(found)
-
-
-def _spread(topology: Topology, nodes: dict[int, list[int]], inter: float) -> float:
-    """Share of the NICs' rate that the fabric carries while every node sends to every other: what leaves a leaf shares its uplinks, and what
-    leaves a block of three tiers those of its spines."""
-    fabric, cables = topology.cluster.fabric, [link for path in _crossings(topology, nodes)[1:] for link in path.links]
-    share = 1.0
-    tiers = ((fabric.pod, "net/leaf", ">net/spine", fabric.rails), (fabric.block_nodes, "net/spine", ">net/core", 1))
-    for below, start, above, each in tiers:
-        uplinks = [topology.rates[link] for link in cables if link.startswith(start) and above in link]
-        if uplinks and below < len(nodes) and inter:
-            leaving = (len(nodes) - below) / (len(nodes) - 1)
-            share = min(share, min(uplinks) * fabric.spine_count * each / (below * inter * leaving))
-    return share
 
 
 def _inter(topology: Topology, members: list[int], siblings: int, beyond: int) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from sim.cost.collective.cables import ring_cables
 from sim.cost.price import Cost, Pricer
 from sim.program import Op
 from topologies.errors import BadInput
@@ -75,7 +76,7 @@ class PlacedPricer:
         known = self._known.get(members)
         if known is None:
             ranks = tuple(self._places[member] for member in members)
-            known = self._known[members] = (ranks, _cables(self._topology, ranks))
+            known = self._known[members] = (ranks, ring_cables(self._topology, _nodes(self._topology, ranks)))
         ranks, cables = known
         cost = self._inner.collective(op, ranks, siblings)
         wish = max((amount for name, amount in cost.uses if "net/" in name), default=0.0)
@@ -92,15 +93,8 @@ class PlacedPricer:
         return self._inner.slowdown(self._places[rank])
 
 
-def _cables(topology: Topology, ranks: tuple[int, ...]) -> tuple[str, ...]:
-    """Directed links of the network, NICs' included, that a ring over the nodes of `ranks` takes: the i-th rank of each node sends to the
-    i-th of the next, as NCCL's channels do. Two channels that take the same cable name it twice."""
+def _nodes(topology: Topology, ranks: tuple[int, ...]) -> dict[int, list[int]]:
     nodes: dict[int, list[int]] = {}
     for rank in ranks:
         nodes.setdefault(topology.node(rank), []).append(rank)
-    rings = list(nodes.values())
-    found: list[str] = []
-    for here, there in zip(rings, [*rings[1:], rings[0]], strict=True):
-        for a, b in zip(here, there, strict=False):
-            found += [link for link in topology.path(a, b).links if "net/" in link]
-    return tuple(found)
+    return nodes

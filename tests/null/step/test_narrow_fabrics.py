@@ -1,0 +1,90 @@
+"""Switches that pass less up than they take from below: what they cost is seen whoever shares them, and whichever ranks are simulated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from sim.bind import bind
+from sim.cost.collective import best, group_shape
+from sim.engine.run import simulate
+from sim.engine.steps import step_times
+from sim.lower.step import lower
+from sim.predict import predict_setting
+from sim.pricer import pricer_for
+from sim.timeline import metrics
+from topologies.load import load_topology
+
+MODEL = {"layers": 4, "hidden": 2048, "heads": 16, "vocab": 32000, "ffn": 8192}
+WIDE = MODEL | {"hidden": 4096, "ffn": 16384}
+RATIOS = (1, 1.5, 2, 2.5, 3, 4, 8)
+
+
+def plan(parallel: dict[str, Any], **more: Any) -> dict[str, Any]:
+    ranks = parallel.get("dp_shard", 1) * parallel.get("dp_replicate", 1)
+    return {"model": MODEL, "seq_len": 512, "parallel": parallel, "batch": {"global": 2 * ranks, "micro": 1}, **more}
+
+
+@pytest.mark.no_cover
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_folded_equals_unfolded_on_any_fabric(data: st.DataObject) -> None:
+    on, ranks = data.draw(st.sampled_from([("4x dgx-h100", 32), ("4x aws-p4d", 32), ("8x gh200", 8), ("4x leonardo-a100", 16)]))
+    tp, pp = data.draw(st.sampled_from([1, 2, 4, 8])), data.draw(st.sampled_from([1, 2, 4]))
+    left = ranks // tp // pp
+    assume(left >= 1)
+    shard = data.draw(st.sampled_from([size for size in (1, 2, 4, 8, 16, 32) if left % size == 0]))
+    parallel = {"tp": tp, "pp": pp, "dp_shard": shard, "dp_replicate": left // shard, "zero": 3 if shard > 1 and pp == 1 else 1}
+    parallel["placement"] = data.draw(st.sampled_from(["dp,pp,tp,cp", "pp,dp,tp,cp", "tp,cp,dp,pp"]))
+    edits = [
+        f"{key}={data.draw(st.sampled_from(words))}" for key, words in (("pod", (1, 2)), ("oversubscription", RATIOS), ("rails", (1, 4)))
+    ]
+    if data.draw(st.booleans()):
+        edits += ["block=1", f"core_oversubscription={data.draw(st.sampled_from(RATIOS))}"]
+    setting = bind(plan(parallel, framework="pytorch", comm={"overlap": data.draw(st.booleans())}), on, edits)
+    folded, whole = (predict_setting(setting, fold=fold, detail=False, steps=2).step_time_s for fold in (True, False))
+    assert folded == pytest.approx(whole, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "all_gather", "all_to_all"])
+@pytest.mark.parametrize("fabric", [("pod=4",), ("pod=4", "rails=1"), ("pod=1", "rails=1"), ("pod=3",)], ids=str)
+def test_less_above_is_never_faster(name: str, fabric: tuple[str, ...]) -> None:
+    groups = {"all": range(128), "one of each leaf": [rank for node in range(0, 16, 4) for rank in range(8 * node, 8 * node + 8)]}
+    for ranks in groups.values():
+        shapes = [group_shape(load_topology("16x dgx-h100", (*fabric, f"oversubscription={ratio}")), tuple(ranks)) for ratio in RATIOS]
+        times = [best(name, 1 << 28, shape).seconds for shape in shapes]
+        assert times == sorted(times)
+
+
+def test_groups_of_one_node_of_each_leaf_send_all_they_have_over_the_spines() -> None:
+    """Nodes 0, 4, 8 and 12: the three beside each of them do the same, so an eighth of the rate is left. (They counted as one leaf's.)"""
+    strided = tuple(rank for node in range(0, 16, 4) for rank in range(8 * node, 8 * node + 8))
+    wide, narrow = (
+        best("all_to_all", 1 << 28, group_shape(load_topology("16x dgx-h100", ("pod=4", f"oversubscription={ratio}")), strided)).seconds
+        for ratio in (1, 8)
+    )
+    assert narrow > 6 * wide
+
+
+def test_all_nics_of_a_node_behind_one_uplink() -> None:
+    """Eight NICs of 50 GB/s on one leaf whose only uplink carries 50 GB/s: a ring over the nodes keeps an eighth. (It counted one NIC's flow.)"""
+    shape = group_shape(load_topology("16x dgx-h100", ("rails=1", "pod=1", "oversubscription=8")), tuple(range(128)))
+    assert shape.inter * shape.crossing == pytest.approx(50e9)
+
+
+def test_replicas_on_other_nodes_fill_the_same_uplinks() -> None:
+    """Four nodes of a leaf, each in groups of its own over the other leaves: at 4 to 1 they share one uplink of each rail."""
+    found = []
+    for ratio in (1, 2, 4):
+        setting = bind(
+            {**plan({"dp_shard": 4, "dp_replicate": 4, "tp": 8, "zero": 3}, framework="pytorch", comm={"overlap": False}), "model": WIDE},
+            "16x dgx-h100",
+            ("pod=4", f"oversubscription={ratio}"),
+        )
+        program, pricer = lower(setting.plan, setting.network, setting.framework, "cuda", 2), pricer_for(setting)
+        found.append(metrics.step_time(simulate(program, pricer, True, setting.places, detail=False)))
+        assert step_times(program, pricer, True, setting.places)[-1].seconds == pytest.approx(found[-1], rel=0.05)
+    assert found[0] * 1.05 < found[1] < found[2] / 1.05
