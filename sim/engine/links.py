@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -10,6 +11,8 @@ from sim.engine.meeting import Groups
 from sim.engine.sharing import merged
 from sim.program import COMPUTE, HOST, Op, Program
 
+_LOST = 0.001
+"""Share of a step that ranks may lose to each other unseen on links that stretches (`sim.engine.condense`) share with others."""
 _EQUAL = 1e-12
 """Shares no further apart are equal."""
 _USE = ("collective", "send", "copy")
@@ -32,17 +35,24 @@ class Links(NamedTuple):
     """No collective can run beside compute."""
     idle: frozenset[str]
     """Resources that never bind: one lane alone uses them, never for more than they have, or whoever fills them would fill another first."""
+    contended: frozenset[int]
+    """Ids of collectives whose members are all folded into one rank and which lose time to others on the same links: more than `_LOST`."""
 
 
-def links_of(program: Program, groups: Groups, ranks: Iterable[int], cost_of: CostOf, capacity: Mapping[str, float]) -> Links:
-    """Looks through all segments that the ranks' threads call. `capacity`: what each link has per second."""
+def links_of(
+    program: Program, groups: Groups, ranks: Iterable[int], cost_of: CostOf, capacity: Mapping[str, float], computes: Callable[[int], float]
+) -> Links:
+    """Looks through all segments that the ranks' threads call. `capacity`: what each link has per second; `computes`: seconds
+    that a rank's kernels take."""
+    taken: dict[str, dict[object, float]] = {}
+    private: list[tuple[list[Op], Cost]] = []
     users: dict[str, set[Lane]] = {}
     wishes: Wishes = {}
     quiet = True
     found: list[tuple[list[Op], Cost]] = []
     known: dict[str, list[list[Op]]] = {}
     for rank in ranks:
-        for name in dict.fromkeys(call.segment for calls in program.threads(rank).values() for call in calls):
+        for name, calls in Counter(call.segment for calls in program.threads(rank).values() for call in calls).items():
             if name not in known:
                 known[name] = _alike(program.segments[name])
             for ops in known[name]:
@@ -53,14 +63,36 @@ def links_of(program: Program, groups: Groups, ranks: Iterable[int], cost_of: Co
                     quiet = quiet and (op.lane in (COMPUTE, HOST) or op.blocking)
                     met = groups.represented(op.group, rank)
                     user = met, op.lane
+                    if len(met) == 1:
+                        private.append((ops, cost))
                     if op.lane == COMPUTE and len(met) == 1:
                         found.append((ops, cost))
                 for link, amount in merged(cost.uses):
+                    filled = amount * (cost.seconds - cost.latency) * len(ops) * calls / capacity[link]
+                    by = taken.setdefault(link, {})
+                    by[user[0]] = by.get(user[0], 0.0) + filled
                     users.setdefault(link, set()).add(user)
                     wishes.setdefault(link, {})[user, name, id(op)] = amount
     alone = {id(op) for ops, _ in found for op in ops}
     alone -= {id(op) for ops, cost in found if any(len(users[link]) > 1 for link, _ in cost.uses) for op in ops}
-    return Links(frozenset(alone), quiet, idle(wishes, capacity))
+    never = idle(wishes, capacity)
+    lost = _losses({link: filled for link, filled in taken.items() if link not in never}, computes)
+    hurt = frozenset(id(op) for ops, cost in private if any(link in lost for link, _ in cost.uses) for op in ops)
+    return Links(frozenset(alone), quiet, never, hurt)
+
+
+def _losses(taken: Mapping[str, Mapping[object, float]], computes: Callable[[int], float]) -> set[str]:
+    """Links on which a rank's own collectives lose more than `_LOST` of its step to others. Were both there at any moment alike, they would meet
+    for the product of the shares of the step that they take. `taken`: seconds by who meets."""
+    found = set()
+    for link, filled in taken.items():
+        whole = sum(filled.values())
+        for who, own in filled.items():
+            if isinstance(who, tuple) and len(who) == 1 and own < whole:
+                step = own + computes(who[0])
+                if own * (whole - own) > _LOST * step * step:
+                    found.add(link)
+    return found
 
 
 def idle(wishes: Wishes, capacity: Mapping[str, float]) -> frozenset[str]:

@@ -42,6 +42,8 @@ class Pricing:
         """No collective can run beside compute, so that fused runs may hold collectives, which are never slowed."""
         self.idle: frozenset[str] = frozenset()
         """Resources that never bind (`sim.engine.links`)."""
+        self._contended: frozenset[int] = frozenset()
+        """Ids of collectives that lose much to others on the same links, and so cannot be run by themselves."""
         self._meet_costs: dict[tuple[object, ...], Cost] = {}
         """By what is sent, how, in which group, and the rank: equal layers ask for the same."""
         self._whole = groups
@@ -54,7 +56,9 @@ class Pricing:
     def shorten(self, ranks: Iterable[int], condensed: bool) -> None:
         """From now on runs of kernels are fused, and (`condensed`) stretches that meet nobody else are run once."""
         self.fused, self.condensed = True, condensed
-        self.local, self.quiet, self.idle = links_of(self.program, self.groups, ranks, self._cost, self.pricer.capacity)
+        self.local, self.quiet, self.idle, self._contended = links_of(
+            self.program, self.groups, ranks, self._cost, self.pricer.capacity, self._computes
+        )
 
     def segment(self, rank: int, thread: str, name: str) -> list[Priced]:
         """The ops of a segment with what they cost on this rank."""
@@ -180,13 +184,25 @@ class Pricing:
             return self.meeting(op, rank)
         return self.priced((op,), rank)[0][1]  # with what the ranks take that it stands for
 
+    def _computes(self, rank: int) -> float:
+        """Seconds of the kernels that the rank's thread launches in all steps."""
+        local, calls = self.pricer.local, self._calls(rank, HOST)
+        spent = {
+            name: sum(local(op, rank).seconds for op in self.program.segments[name] if op.lane == COMPUTE and op.works) for name in calls
+        }
+        return sum(spent[name] * often for name, often in calls.items())
+
     def _condensed(self, ops: list[Priced], rank: int) -> list[Priced]:
         """Stretches that meet nobody else become one op each; equal stretches are run once."""
         outside = self._outside.get(rank)
         if outside is None:
             outside = self._outside[rank] = outside_events(self.program, rank)
         slow, found = self.pricer.slowdown(rank)[0], list[Priced]()
-        for part in stretches(ops, lambda op: len(self.groups.represented(op.group, rank)) == 1, outside):
+
+        def own(op: Op) -> bool:
+            return id(op) not in self._contended and len(self.groups.represented(op.group, rank)) == 1
+
+        for part in stretches(ops, own, outside):
             if len(part) == 1:
                 found += part
                 continue
