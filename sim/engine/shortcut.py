@@ -18,7 +18,7 @@ from sim.engine.meeting import by_stage
 from sim.engine.pricing import Pricing
 from sim.engine.steps import alone
 from sim.mesh import Mesh
-from sim.program import HOST, MEETING, Op, Program
+from sim.program import COMPUTE, HOST, MEETING, Op, Program
 from topologies.graph import Topology
 
 _LAUNCHED = frozenset({"record", "wait", *MEETING})
@@ -100,8 +100,11 @@ class Shortcut:
         return self._prices.alone(ops, 0, beside)
 
     def _private(self, op: Op) -> bool:
-        """All members on one stage, for whom one rank stands."""
-        return len(self._groups.represented(op.group, 0)) == 1
+        """All members on one stage, for whom one rank stands; and where stages send messages, no sums between kernels over the NICs, which those
+        take, too."""
+        if len(self._groups.represented(op.group, 0)) > 1:
+            return False
+        return len(self._ranks) == 1 or op.lane != COMPUTE or op.kind != "collective" or self.inside(op.group)
 
     @cached_property
     def _rings(self) -> bool:
