@@ -105,6 +105,11 @@ _SHARED = Path("/dev/shm")
 """Where Linux keeps what processes share: the workers' batches."""
 
 
+def shared_room() -> int | None:
+    """Free bytes of what processes share; None where the system has no such place."""
+    return shutil.disk_usage(_SHARED).free if _SHARED.is_dir() else None
+
+
 def check_shared(plan: Plan, samples: Samples, ranks: int) -> None:
     """Raises `RunFailed` where the batches that loader workers of so many ranks hold ready do not fit into shared memory: a worker would die of
     a bus error. Containers have 64 MiB of it unless they are told otherwise."""

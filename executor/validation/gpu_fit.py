@@ -1,4 +1,5 @@
-"""A plan of the GPU table as it fits here: on its machine, with as many layers as the device's memory holds, and what that changes."""
+"""A plan of the GPU table as it fits here: on its machine, with as many layers as the device's memory holds and as many batches made ahead as
+the loader workers' shared memory does, and what that changes."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import os
 
 from msgspec.structs import replace
 
+from executor.training.samples import shared_room
 from executor.validation.gpu_cases import Case, shared_machine, slow
 from executor.validation.gpu_plans import fewer_layers
 from executor.validation.gpu_site import Site
@@ -15,14 +17,18 @@ from sim.plan import Plan
 from sim.predict import predict_setting
 from topologies.errors import BadInput
 from topologies.hardware import Gpu
+from topologies.units import show_size
 
 _SAFE = 0.85
 """Share of the device's memory that a predicted peak may fill: the caching allocator rounds up, and CUDA has its own context."""
 
 
 def fitting(case: Case, site: Site) -> tuple[Setting, Plan]:
-    """The plan on its machine, with as many layers as the device's memory holds. Raises `BadInput` where not even one fits."""
+    """The plan on its machine, with as many batches made ahead as shared memory and as many layers as the device's memory holds. Raises `BadInput`
+    where not even one fits."""
     plan = case.plan
+    if plan.data.workers and (free := shared_room()) is not None:
+        plan = handed(plan, _bound(plan, case, site).network.sample_bytes, free)
     while True:
         setting = _bound(plan, case, site)
         if site.device == "cpu":
@@ -35,6 +41,29 @@ def fitting(case: Case, site: Site) -> tuple[Setting, Plan]:
         if smaller is None:
             raise BadInput(f"needs {found.peak_memory_bytes / 2**30:.1f} GiB of the {room / 2**30:.1f} that this GPU has for it")
         plan = smaller
+
+
+_ROOMY = 0.9
+"""Share of the free shared memory that batches may fill: each is a file of whole pages, and so is its labels' tensor."""
+_LOADERS = 4
+"""With fewer of them a step on a fast GPU might wait for its pictures."""
+
+
+def handed(plan: Plan, sample: int, room: int) -> Plan:
+    """The plan with loader workers whose batches, of `sample` bytes a sample, fit into `room` bytes: one ready of each worker, then fewer workers,
+    then smaller batches. Containers have 64 MiB of shared memory unless they are told otherwise: less than two batches of 64 pictures."""
+    while plan.batch.micro * sample * (plan.data.workers * plan.data.prefetch + 1) * plan.world > room * _ROOMY:  # one more is being used
+        data, batch = plan.data, plan.batch
+        if data.prefetch > 1:
+            plan = replace(plan, data=replace(data, prefetch=1))
+        elif data.workers > _LOADERS:
+            plan = replace(plan, data=replace(data, workers=max(_LOADERS, data.workers // 2)))
+        elif batch.micro > 1:
+            whole = max(1, batch.global_ // 2) if batch.global_ else None
+            plan = replace(plan, batch=replace(batch, micro=batch.micro // 2, global_=whole))
+        else:
+            break
+    return plan
 
 
 def _bound(plan: Plan, case: Case, site: Site) -> Setting:
@@ -75,8 +104,14 @@ def _cudnn() -> int:
 def notes(case: Case, setting: Setting) -> tuple[str, ...]:
     """What one must know of a row to read its figures."""
     found, plan = [], setting.plan
-    if plan != case.plan:
+    if plan.model_name != case.plan.model_name:
         found.append(f"{case.plan.model_name} does not fit here: run as {plan.model_name}")
+    if plan.data != case.plan.data or plan.batch != case.plan.batch:
+        micro, workers, ahead = plan.batch.micro, plan.data.workers, plan.data.prefetch
+        found.append(
+            f"shared memory (/dev/shm, {show_size(shared_room() or 0)}) does not hold the loaders' batches: run with batches of {micro}, "
+            f"{workers} loader workers and {ahead} ready of each"
+        )
     if framework_of(plan).attention_efficiency != setting.framework.attention_efficiency:
         found.append(f"attention by {setting.framework.attention_efficiency}'s kernels, which this torch chooses on such a GPU")
     if case.where == "shared":

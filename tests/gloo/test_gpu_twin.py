@@ -298,6 +298,31 @@ def test_what_does_not_fit_is_run_with_fewer_layers(tmp_path: Path, monkeypatch:
         gpu_fit.fitting(case, site)
 
 
+@pytest.mark.parametrize(("name", "room", "micro", "workers", "ahead"), [
+    ("resnet50", 64 << 20, 16, 4, 1),
+    ("vit-b16", 400 << 20, 64, 8, 1),
+    ("resnet50", 8 << 30, 64, 8, 2),
+    ("copy-overlap", 64 << 20, 64, 8, 1),
+    ("gpt2-124m", 0, 8, 0, 2),
+])  # fmt: skip
+def test_batches_that_shared_memory_does_not_hold_are_made_fewer_and_then_smaller(
+    name: str, room: int, micro: int, workers: int, ahead: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_fit, "shared_room", lambda: room)
+    case = cases(1)[name]
+    setting, plan = gpu_fit.fitting(case, _site("aws-g5", tmp_path))
+    assert (plan.batch.micro, plan.data.workers, plan.data.prefetch) == (micro, workers, ahead)
+    assert setting.plan == plan, "predicted is what is run"
+    assert any("/dev/shm" in note for note in gpu_fit.notes(case, setting)) == (plan != case.plan)
+    held = micro * setting.network.sample_bytes * (workers * ahead + 1)
+    assert held <= room or not workers
+
+
+def test_a_batch_of_one_is_the_least(tmp_path: Path) -> None:
+    plan = gpu_fit.handed(cases(1)["resnet50"].plan, 602112, 1 << 20)
+    assert (plan.batch.micro, plan.data.workers) == (1, 4)
+
+
 def test_ranks_of_the_table_are_told_that_gpus_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(gpu_twin, "this_machine", lambda device, folder: load_topology("dgx-h100"))
