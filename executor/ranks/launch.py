@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -36,6 +37,8 @@ STALL = 120.0
 _POLL = 0.05
 _GRACE = 3.0
 """Seconds that the other ranks have to say what they saw, once one has ended badly."""
+_LEAVING = 15.0
+"""Seconds that ranks have to end, once all have left whole results: a profiler or NCCL that hangs while it is taken down takes no result away."""
 _GONE = 2.0
 """Seconds that killed processes have to go; where nobody collects orphans, as in some containers, they stay for ever, dead."""
 
@@ -136,10 +139,19 @@ def _start(folder: Path, rank: int, threads: int, more: Mapping[str, str]) -> su
 
 def _watch(processes: list[subprocess.Popen[bytes]], beats: list[Beat], folder: Path, stall: float) -> None:
     last = [(-1, time.monotonic())] * len(beats)
+    whole = math.inf
     while True:
+        results = whole < math.inf or all((folder / f"rank{rank}.result").exists() for rank in range(len(processes)))
         codes = [process.poll() for process in processes]
         if all(code == 0 for code in codes):
             return
+        if results:
+            whole = min(whole, time.monotonic())
+            if time.monotonic() - whole > _LEAVING or None not in codes:
+                _warn_leaving(codes)
+                return
+            time.sleep(_POLL)
+            continue
         if any(code not in (None, 0) for code in codes):
             _explain_death(processes, beats, folder)
         now = time.monotonic()
@@ -151,6 +163,16 @@ def _watch(processes: list[subprocess.Popen[bytes]], beats: list[Beat], folder: 
             slowest = min(range(len(beats)), key=lambda rank: beats[rank].read()[1])
             raise RunFailed(f"the time limit is over. Rank {slowest} was at: {_doing(beats[slowest])}. {_kept(beats)}", str(folder))
         time.sleep(_POLL)
+
+
+def _warn_leaving(codes: list[int | None]) -> None:
+    """Results are whole, what went wrong came after: said, not raised."""
+    which = ", ".join(f"{rank} ({'hung' if code is None else _how_ended(code)})" for rank, code in enumerate(codes) if code != 0)
+    warnings.warn(f"ranks that had written their results did not end in order: {which}; the results are kept", RuntimeWarning, stacklevel=2)
+
+
+def _how_ended(code: int) -> str:
+    return signal.Signals(-code).name if -code in signal.valid_signals() else f"exit code {code}"
 
 
 def _explain_death(processes: list[subprocess.Popen[bytes]], beats: list[Beat], folder: Path) -> None:
@@ -178,9 +200,8 @@ def _how(code: int, failure: Failure | None, folder: Path, rank: int) -> str:
     if failure is not None:
         return f"stopped with {failure.kind} ({failure.place}): {failure.message.splitlines()[0][:300].rstrip('.')}"
     if code < 0:
-        name = signal.Signals(-code).name if -code in signal.valid_signals() else str(-code)
         hint = " (out of memory? see `dmesg`)" if code == -signal.SIGKILL else ""
-        return f"was killed by {name}{hint}"
+        return f"was killed by {_how_ended(code)}{hint}"
     lines = (folder / f"rank{rank}.log").read_text(errors="replace").strip().splitlines()
     return f"exited with code {code} ({lines[-1][:200] if lines else 'no message'})"
 

@@ -1,5 +1,6 @@
 """Functions that the launch tests run on every rank."""
 
+import atexit
 import os
 import signal
 import time
@@ -43,6 +44,13 @@ def _misbehave(what: str) -> None:
         time.sleep(600)
     if what == "raise":
         raise ValueError("a batch has no samples")
+
+
+def leaves_badly(world: World, order: Order) -> list[float]:
+    """A value; then, while the process ends, one rank hangs or crashes."""
+    if world.rank == order.rank:
+        atexit.register(time.sleep, 600) if order.what == "lingers" else atexit.register(os.kill, os.getpid(), signal.SIGSEGV)
+    return [float(world.rank)]
 
 
 class Skew(msgspec.Struct):
