@@ -6,6 +6,7 @@ each runs one task and ends, as a process that is started for it does.
 
 from __future__ import annotations
 
+import os
 import select
 import subprocess
 import sys
@@ -57,24 +58,12 @@ class Spares:
         return None
 
     def _fill(self, variables: Mapping[str, str]) -> None:
-        command = [sys.executable, "-m", "executor.ranks.worker", "--wait"]
-        started = [
-            subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=dict(variables),
-                start_new_session=True,
-            )
-            for _ in range(self._count)
-        ]
+        started = [_started(variables) for _ in range(self._count)]
         end = time.monotonic() + PATIENCE
-        for process in started:
-            assert process.stdout is not None
-            came = select.select([process.stdout], [], [], max(0.0, end - time.monotonic()))[0]
-            ready = bool(came) and process.stdout.readline() == READY
-            process.stdout.close()
+        for process, said in started:
+            came = select.select([said], [], [], max(0.0, end - time.monotonic()))[0]
+            ready = bool(came) and os.read(said, len(READY)) == READY
+            os.close(said)
             if ready:
                 self._waiting.append(process)
             else:
@@ -84,6 +73,22 @@ class Spares:
         """Ends those that nobody has needed."""
         while self._waiting:
             _end(self._waiting.pop())
+
+
+def _started(variables: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], int]:
+    """A process that imports, and the end of a pipe of its own on which it says that it has: on standard output speaks what is imported, too."""
+    said, says = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "executor.ranks.worker", "--wait", str(says)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=dict(variables),
+        start_new_session=True,
+        pass_fds=(says,),
+    )
+    os.close(says)
+    return process, said
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -1,7 +1,7 @@
 """A rank as a process of its own: `python -m executor.ranks.worker TASK.json RANK`, started by `executor.ranks.launch`.
 
-It ends with its parent: the kernel is asked to kill it when the parent dies. With `--wait` in place of a task it imports torch, says so, and
-waits for an order on its standard input (`executor.ranks.spare`).
+It ends with its parent: the kernel is asked to kill it when the parent dies. With `--wait FD` in place of a task and rank it imports torch, says
+so on that descriptor, and waits for an order on its standard input (`executor.ranks.spare`).
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _write(path: Path, data: bytes) -> None:
     part.replace(path)
 
 
-def ordered() -> tuple[Path, int]:
+def ordered(says: int) -> tuple[Path, int]:
     """Imports what ranks need, without a look at the devices, and waits for the task's file and the rank. Ends where none comes."""
     from executor.ranks.spare import READY, Order
 
@@ -127,7 +127,8 @@ def ordered() -> tuple[Path, int]:
         importlib.import_module(name)
     if importlib.import_module("torch").cuda.is_initialized():
         os._exit(1)  # it would hold memory of the GPU, and what the environment says of CUDA would come too late
-    os.write(1, READY)
+    os.write(says, READY)
+    os.close(says)
     line = sys.stdin.buffer.readline()
     if not line:
         os._exit(0)
@@ -152,7 +153,7 @@ if __name__ == "__main__":
     waiting = sys.argv[1] == "--wait"
     if waiting:
         die_with_parent(parent)
-    spec, rank = ordered() if waiting else (Path(sys.argv[1]), int(sys.argv[2]))
+    spec, rank = ordered(int(sys.argv[2])) if waiting else (Path(sys.argv[1]), int(sys.argv[2]))
     task = msgspec.json.decode(spec.read_bytes(), type=Task)
     die_with_parent(task.parent)
     run_rank(task, rank, spec.parent)

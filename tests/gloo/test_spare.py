@@ -39,6 +39,17 @@ def test_each_takes_one_task_with_its_own_surroundings(tmp_path: Path, monkeypat
 
 
 @pytest.mark.timeout(200)
+def test_what_is_imported_may_speak(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('a library greets its users', flush=True)")
+    path = os.pathsep.join((str(Path(__file__).parents[2]), str(tmp_path)))
+    own = Spares(1)
+    own._fill({**os.environ, "PYTHONPATH": path})
+    ready = len(own._waiting)
+    own.close()
+    assert ready == 1 and own._waiting == []
+
+
+@pytest.mark.timeout(200)
 def test_where_none_comes_a_rank_is_started_for_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("executor.ranks.spare.PATIENCE", 0.0)
     with spares(1):
