@@ -55,22 +55,29 @@ def device_facts(nvml: Any = None) -> dict[str, Any]:
         found["driver"] = _text(nvml.nvmlSystemGetDriverVersion())
         found["count"] = nvml.nvmlDeviceGetCount()
     with suppress(Exception):
-        gpu = nvml.nvmlDeviceGetHandleByIndex(first_gpu())
+        gpu = first_gpu(nvml)
         found["name"] = _text(nvml.nvmlDeviceGetName(gpu))
         found["memory_bytes"] = int(nvml.nvmlDeviceGetMemoryInfo(gpu).total)
         found["highest_sm_mhz"] = nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM)
         found["highest_memory_mhz"] = nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_MEM)
         found["power_limit_w"] = nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1e3
     with suppress(Exception):  # boards that know no slices raise
-        if nvml.nvmlDeviceGetMigMode(nvml.nvmlDeviceGetHandleByIndex(first_gpu()))[0]:
+        if nvml.nvmlDeviceGetMigMode(first_gpu(nvml))[0]:
             found["slices"] = True
     return found
 
 
-def first_gpu(variables: Mapping[str, str] = os.environ) -> int:
-    """The driver's number of the GPU that CUDA calls 0. CUDA_VISIBLE_DEVICES may name GPUs otherwise (GPU-8d3f...): then 0."""
+def first_gpu(nvml: Any, variables: Mapping[str, str] = os.environ) -> Any:
+    """The driver's handle of the GPU that CUDA calls 0. CUDA_VISIBLE_DEVICES names GPUs by number or by the beginning of a UUID (GPU-8d3f...); raises
+    `LookupError` where the driver knows none so named: figures of another GPU would say nothing."""
     first = variables.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
-    return int(first) if first.isdigit() else 0
+    if not first.startswith("GPU-"):
+        return nvml.nvmlDeviceGetHandleByIndex(int(first) if first.isdigit() else 0)
+    known = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+    for gpu in known:
+        if _text(nvml.nvmlDeviceGetUUID(gpu)).startswith(first):
+            return gpu
+    raise LookupError(f"the driver knows no GPU {first}")
 
 
 _NAMES = ("sm_mhz", "memory_mhz", "watts", "celsius", "busy")
@@ -80,7 +87,7 @@ _IDLE = 1
 
 def _watch(nvml: Any, period: float, stop: threading.Event, samples: list[dict[str, float]]) -> None:
     try:
-        gpu = nvml.nvmlDeviceGetHandleByIndex(first_gpu())
+        gpu = first_gpu(nvml)
     except Exception:
         return
     while not stop.wait(period):

@@ -175,6 +175,27 @@ def test_a_driver_that_does_not_tell_what_holds_clocks_down_is_not_taken_to_say_
     assert found["sm_mhz"] == 1980 and "held_down" not in found
 
 
-def test_the_first_gpu_is_the_one_that_cuda_sees_first() -> None:
-    assert first_gpu({"CUDA_VISIBLE_DEVICES": "3,1"}) == 3
-    assert first_gpu({"CUDA_VISIBLE_DEVICES": "GPU-8d3f"}) == first_gpu({}) == 0
+class _Several(_Nvml):
+    """Three GPUs; the newer bindings give text, older ones bytes."""
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 3
+
+    def nvmlDeviceGetUUID(self, gpu: int) -> bytes | str:
+        return ("GPU-1a2b-0", b"GPU-8d3f-1", "GPU-8d40-2")[gpu]
+
+    def nvmlDeviceGetName(self, gpu: int) -> str:
+        return f"GPU {gpu}"
+
+
+def test_the_first_gpu_is_the_one_that_cuda_sees_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = _Several()
+    for words, gpu in (("2,1", 2), ("GPU-8d3f", 1), ("GPU-8d40-2,GPU-1a2b-0", 2), ("", 0)):
+        assert first_gpu(driver, {"CUDA_VISIBLE_DEVICES": words}) == gpu
+    assert first_gpu(driver, {}) == 0
+    with pytest.raises(LookupError, match="GPU-ffff"):
+        first_gpu(driver, {"CUDA_VISIBLE_DEVICES": "GPU-ffff"})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8d40")
+    assert device_facts(driver)["name"] == "GPU 2"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-ffff")
+    assert "name" not in device_facts(driver)
