@@ -28,12 +28,19 @@ if TYPE_CHECKING:
     from executor.probes.bench import Bench
 
 
+Tables = dict[str, tuple[Sample, ...]]
+
+
 class Request(msgspec.Struct, frozen=True):
     """What the parent asks of each rank."""
 
     quick: bool = False
     communication: bool = False
     """Collectives and messages alone."""
+    tables: tuple[str, ...] = ()
+    """These alone, in this order; none named: all."""
+    known: tuple[Sample, ...] = ()
+    """Host work that was measured before: some tables leave out what others hold."""
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -45,6 +52,8 @@ class Measured(msgspec.Struct, frozen=True):
     versions: dict[str, str]
     missing: str = ""
     """Tables that failed, and why."""
+    lacking: tuple[str, ...] = ()
+    """Their names, and those of tables not begun. What was never begun stands first: one that hangs is the last to be tried again."""
 
 
 def probe(ranks: int, path: str | Path | None = None, quick: bool = False) -> Calibration:
@@ -56,6 +65,30 @@ def probe(ranks: int, path: str | Path | None = None, quick: bool = False) -> Ca
     if path is not None:
         save_calibration(calibration, path)
     return calibration
+
+
+def completed(found: Calibration, path: Path) -> Calibration:
+    """`found` with the tables that it lacks, written to `path`. What fails again is not asked for another time. Raises `Interrupted`."""
+    request = Request(found.quick, tables=found.lacking, known=tuple(found.rows("host")))
+    tables, lacking = found.tables, found.lacking[1:]  # it was the first that took all down, where nothing came of it
+    try:
+        more = _probe(found.ranks, request)
+    except Interrupted:
+        raise
+    except RunFailed as error:
+        missing = f"{found.lacking[0]}: {error.cause}; {found.missing}"
+    else:
+        tables, missing = united(tables, more.tables), more.missing
+        lacking = more.lacking if len(more.lacking) < len(found.lacking) else ()
+    whole = msgspec.structs.replace(found, tables=tables, missing=missing, lacking=lacking)
+    save_calibration(whole, path)
+    return whole
+
+
+def united(old: Tables, new: Tables) -> Tables:
+    """All points of both; where both have one, the new one."""
+    kinds = [kind for kind in SHAPES if kind in old or kind in new]
+    return {kind: tuple({(s.name, s.dtype, s.shape): s for s in (*old.get(kind, ()), *new.get(kind, ()))}.values()) for kind in kinds}
 
 
 def comm_probe(ranks: int, quick: bool = False) -> Calibration:
@@ -84,6 +117,7 @@ def _probe(ranks: int, request: Request) -> Calibration:
         quick=request.quick,
         loaded=found[0].device == "cuda",
         missing=found[0].missing,
+        lacking=found[0].lacking,
         tables=merge([rank.samples for rank in found]),
     )
 
@@ -173,21 +207,40 @@ def measure(world: World, request: Request) -> Measured:
     from executor.players.events import wake
     from executor.probes.bench import Bench
     from executor.ranks.world import set_precision
+    from executor.validation.gpu_clocks import driver
 
     set_precision(False)
     wake(world.device)
     bench = Bench(world, request.quick)
+    bench.found += [("host", sample) for sample in request.known]
     versions = {"torch": str(torch.__version__), "python": sys.version.split()[0]}
     if world.kind == "cuda":
         versions |= {
             "cuda": str(torch.version.cuda),
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),  # type: ignore[no-untyped-call]
             "gpu": torch.cuda.get_device_name(),
+            "driver": driver(),
         }
-    found = Measured(bench.found, world.kind, torch.get_num_threads(), versions)
-    for table in [*([] if request.communication else _alone(world)), *_together()]:
-        if failed := _guarded(table, bench):
-            found = msgspec.structs.replace(found, missing="; ".join(filter(None, (found.missing, failed))))
+    tables = _asked(world, request)
+    found, failed = Measured([], world.kind, torch.get_num_threads(), versions), dict[str, str]()
+    for at, table in enumerate(tables, 1):
+        if why := _guarded(table, bench):
+            failed[table_name(table)] = why
+        then = [table_name(later) for later in tables[at:]]
+        found = msgspec.structs.replace(
+            found, samples=bench.found[len(request.known) :], missing="; ".join(failed.values()), lacking=(*then[1:], *then[:1], *failed)
+        )
         if world.kind == "cuda" and world.size == 1:
             write_atomic(world.folder / _LEFT, msgspec.msgpack.encode(found))
     return found
+
+
+def _asked(world: World, request: Request) -> list[Callable[[Bench], None]]:
+    tables = [*([] if request.communication else _alone(world)), *_together()]
+    known = {table_name(table): table for table in tables}
+    return [known[name] for name in request.tables if name in known] if request.tables else tables
+
+
+def table_name(table: Callable[[Bench], None]) -> str:
+    """`device.copies`: there is one of a GPU's and one of the host's."""
+    return f"{table.__module__.rpartition('.')[2]}.{table.__name__}"

@@ -15,9 +15,10 @@ import msgspec
 
 from executor.play import PlayResult, run_play
 from executor.possible import check_runs, without_stock
-from executor.probe import probe
+from executor.probe import completed, probe
 from executor.ranks.environment import hosts, leads
 from executor.stock import StockResult, run_stock
+from executor.validation.gpu_clocks import driver
 from sim.align import Comparison, align_by_class, align_by_id, guilty
 from sim.bind import bind
 from sim.cost.calibration import Calibration, load_calibration
@@ -73,12 +74,14 @@ def calibrated(ranks: int, path: Path, say: Say, quick: bool = False) -> Calibra
         except BadInput as error:
             say(f"calibration {path} cannot be used ({error}); probing again")
         else:
-            if found.ranks == ranks and _age(found) < _FRESH and found.versions.get("torch") == _torch():
+            if found.ranks == ranks and not (why := _stale(found)):
                 if found.quick and not quick:
                     say(
                         f"calibration {path} was made with --quick, which leaves more noise in it; steptwin probe without it makes a better one"
                     )
-                return found
+                return _whole(found, path, say)
+            if found.ranks == ranks:
+                say(f"calibration {path} {why}; probing again")
     say(f"probing this machine with {ranks} rank{'s' if ranks > 1 else ''} at once ...")
     begun = time.monotonic()
     found = probe(ranks, path, quick)
@@ -86,6 +89,27 @@ def calibrated(ranks: int, path: Path, say: Say, quick: bool = False) -> Calibra
         f"probed {found.entries} points in {time.monotonic() - begun:.0f} s -> {path}{f'. Missing: {found.missing}' if found.missing else ''}"
     )
     return found
+
+
+def _whole(found: Calibration, path: Path, say: Say) -> Calibration:
+    """With what it lacks, where that is worth another try."""
+    if found.lacking:
+        say(f"calibration {path} lacks {', '.join(found.lacking)} ({found.missing}); probing these again")
+        found = completed(found, path)
+    return found
+
+
+def _stale(found: Calibration) -> str:
+    """Why the calibration says nothing of what runs here now; "" where it does."""
+    now = {"torch": _torch()} | ({"driver": driver()} if found.device == "cuda" else {})
+    other = [
+        f"{what} {found.versions.get(what) or 'unknown'}, here is {here}"
+        for what, here in now.items()
+        if found.versions.get(what, "") != here
+    ]
+    if other:
+        return f"was made with {'; '.join(other)}"
+    return f"is older than {_FRESH.days} days" if _age(found) >= _FRESH else ""
 
 
 def _age(found: Calibration) -> timedelta:

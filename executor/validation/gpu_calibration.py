@@ -44,7 +44,7 @@ def calibration_of(case: Case, site: Site) -> Path:
     if why := site.unprobed or site.unmet.get(case.plan.world):
         raise RunFailed(why)
     one = site.folder / ONE
-    base = calibrated(1, one, site.say, quick=site.quick)
+    base = load_calibration(one)  # `probe` has seen to it
     if (case.where != "node" and site.device == "cuda") or case.plan.world == 1:
         return one
     path = site.folder / f"calibration-{case.plan.world}.toml"

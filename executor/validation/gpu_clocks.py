@@ -67,6 +67,11 @@ def device_facts(nvml: Any = None) -> dict[str, Any]:
     return found
 
 
+def driver() -> str:
+    """Version of the driver; "" without NVML."""
+    return str(device_facts().get("driver", ""))
+
+
 def first_gpu(nvml: Any, variables: Mapping[str, str] = os.environ) -> Any:
     """The driver's handle of the GPU that CUDA calls 0. CUDA_VISIBLE_DEVICES names GPUs by number or by the beginning of a UUID (GPU-8d3f...); raises
     `LookupError` where the driver knows none so named: figures of another GPU would say nothing."""

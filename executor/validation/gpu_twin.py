@@ -24,7 +24,7 @@ from executor.ranks.environment import on_gpus
 from executor.ranks.spare import spares
 from executor.validation.gpu_calibration import ONE, probe
 from executor.validation.gpu_cases import Case, cases, this_machine, visible_gpus
-from executor.validation.gpu_clocks import device_facts
+from executor.validation.gpu_clocks import device_facts, driver
 from executor.validation.gpu_measure import case_key, row_of
 from executor.validation.gpu_rows import Row, Summary, rates, read_row, summary
 from executor.validation.gpu_site import Say, Site, gpu_name, torch_version
@@ -69,7 +69,7 @@ def twin_gpu(
     for name in wanted:
         if name not in known:
             raise UnknownName("plan of the GPU table", name, known)
-    driver = str(device_facts().get("driver", "")) if device == "cuda" else ""
+    version = driver() if device == "cuda" else ""
     site = Site(
         folder=folder / gpu_name(machine, device),
         machine=machine,
@@ -79,8 +79,8 @@ def twin_gpu(
         quick=quick,
         say=say,
         end=time.monotonic() + 60.0 * minutes,
-        made_with=(gpu_name(machine, device), torch_version(), driver, str(steps), *(["quick"] if quick else [])),
-        versions={"driver": driver, "torch": torch_version(), "commit": environment()["commit"]},
+        made_with=(gpu_name(machine, device), torch_version(), version, str(steps), *(["quick"] if quick else [])),
+        versions={"driver": version, "torch": torch_version(), "commit": environment()["commit"]},
     )
     site.folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:

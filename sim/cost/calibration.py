@@ -73,6 +73,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=T
     """On a GPU: kernels were timed behind work of a training step's kind, at the clock that such work leaves, not as a short benchmark."""
     missing: str = ""
     """What could not be measured, and why: tables of a GPU that lack points."""
+    lacking: tuple[str, ...] = ()
+    """Tables of a GPU that are worth another try: not reached, or failed once."""
     tables: dict[str, tuple[Sample, ...]] = {}
 
     @property
@@ -116,6 +118,7 @@ def show_calibration(calibration: Calibration) -> str:
             f"{key} = {msgspec.json.encode(getattr(c, key)).decode()}"
             for key in ("device", "date", "machine", "cores", "ranks", "threads", "missing")
         ),
+        *([f"lacking = {msgspec.json.encode(c.lacking).decode()}"] if c.lacking else []),
         f"seconds = {c.seconds:.1f}",
         f"quick = {str(c.quick).lower()}",
         f"loaded = {str(c.loaded).lower()}",

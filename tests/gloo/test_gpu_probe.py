@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,16 @@ import pytest
 import torch
 
 from executor import probe as probing
-from executor.probe import Request, measure
+from executor import twin as twins
+from executor.probe import Request, completed, measure
 from executor.probes.bench import Bench
 from executor.ranks.launch import Interrupted
+from executor.twin import calibrated
 from executor.validation import gpu_calibration, gpu_measure
 from executor.validation.gpu_cases import cases
 from executor.validation.gpu_rows import Row
 from executor.validation.gpu_site import Site
-from sim.cost.calibration import load_calibration
+from sim.cost.calibration import Calibration, load_calibration, save_calibration
 from tests.gloo.gpu_standin import alone
 from topologies.errors import RunFailed
 from topologies.load import load_topology
@@ -60,6 +64,68 @@ def test_on_a_cpu_and_among_several_ranks_it_ends_the_probe(tmp_path: Path) -> N
     for world in (alone(tmp_path, "cpu"), several):
         with pytest.raises(RuntimeError, match="illegal"):
             measure(world, Request(True))
+
+
+BROKEN = "test_gpu_probe.broken"
+
+
+def _known(**more: Any) -> Calibration:
+    now = datetime.datetime.now(datetime.UTC).isoformat()
+    versions = {"torch": str(torch.__version__), "driver": "570.1"}
+    return Calibration(**{"device": "cuda", "date": now, "machine": "", "cores": 2, "ranks": 1, "threads": 1, "versions": versions} | more)
+
+
+def test_a_table_that_has_failed_is_measured_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, said, heals = tmp_path / "c.toml", list[str](), list[Request]()
+
+    def launch(name: str, request: Request, ranks: int, folder: Path, kind: type) -> Any:
+        heals.append(request)
+        return [measure(alone(folder, "cuda"), request)]
+
+    monkeypatch.setattr(probing, "launch", launch)
+    monkeypatch.setattr(twins, "driver", lambda: "570.1")
+    monkeypatch.setattr("executor.validation.gpu_clocks.driver", lambda: "570.1")
+    assert calibrated(1, path, said.append).lacking == (BROKEN,)
+    found = calibrated(1, path, said.append)
+    assert heals[1].tables == (BROKEN,) and [s.name for s in heals[1].known] == ["kernel"], "what other tables leave out is known to it"
+    assert found.missing.startswith("broken: RuntimeError") and found.lacking == (), "twice is enough"
+    assert found.entries == 3 and found.rows("host", "kernel"), "points that were there stay"
+    assert "lacks test_gpu_probe.broken" in said[-1] and load_calibration(path).missing == found.missing
+    calibrated(1, path, said.append)
+    assert len(heals) == 2
+
+
+def test_what_was_not_reached_comes_before_what_took_all_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = list[tuple[str, ...]]()
+    monkeypatch.setattr(probing, "write_atomic", lambda path, raw: left.append(msgspec.msgpack.decode(raw, type=probing.Measured).lacking))
+    measure(alone(tmp_path, "cuda"), Request(True))
+    names = [f"test_gpu_probe.{name}" for name in ("broken", "last")]
+    assert left[0][-1] == names[0] and left[0][-2] == "comm.beside" and names[1] in left[0][:-2]
+    assert left[-1] == (BROKEN,)
+
+
+def test_a_table_that_hangs_is_not_tried_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "launch", _ending(RunFailed("rank 0 of 1: no progress"), works=False))
+    path, found = tmp_path / "c.toml", _known(lacking=("host.dispatch", "device.gemms"), missing="the probe came to no end: -")
+    found = completed(found, path)
+    assert found.lacking == ("device.gemms",) and found.missing.startswith("host.dispatch: the probe came to no end")
+    assert completed(found, path).lacking == () == load_calibration(path).lacking
+
+
+@pytest.mark.parametrize(("what", "here", "why"), [
+    ("driver", "570.1", ""),
+    ("driver", "580.65", "driver 570.1, here is 580.65"),
+    ("torch", "2.99", r"torch \S+, here is 2\.99"),
+])  # fmt: skip
+def test_another_driver_or_torch_makes_a_calibration_stale(what: str, here: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(twins, "driver", lambda: "570.1")
+    if what == "torch":
+        monkeypatch.setattr(twins, "_torch", lambda: here)
+    else:
+        monkeypatch.setattr(twins, "driver", lambda: here)
+    assert re.search(why, twins._stale(_known())) and bool(twins._stale(_known())) == bool(why)
+    assert not twins._stale(msgspec.structs.replace(_known(), device="cpu")) or what == "torch", "a CPU's asks no driver"
+    assert "older than 7 days" in twins._stale(_known(date="2026-01-01T00:00:00+00:00")) or why
 
 
 def _ending(error: RunFailed, works: bool = True) -> Any:
@@ -121,7 +187,7 @@ def test_ranks_that_cannot_be_probed_are_not_probed_for_each_plan(tmp_path: Path
         end=0.0,
         made_with=(),
     )
-    (tmp_path / gpu_calibration.ONE).write_text("")
+    save_calibration(_known(), tmp_path / gpu_calibration.ONE)
     for name in ("ddp-gpt2-124m", "ddp-gpt2-1.5b"):
         with pytest.raises(RunFailed, match="no progress for 120 s"):
             gpu_calibration.calibration_of(cases(2)[name], site)
