@@ -28,14 +28,28 @@ from executor.players.feeder import Crossing, Kept, copy_file
 from executor.players.player import Player, now
 from executor.ranks.world import World
 from sim.program import HOST, MEETING, Call, Op, Program
+from topologies.errors import Refused
 
 _DEVICE = ("compute", "copy", "collective", "send", "recv")
 _FILE = ("disk", "store")
 _ROUNDS, _OPS = 5, 100
 """Of ops that do nothing, by which the player's own time is told."""
+POOL = 32
+"""Streams of one priority on a device; torch gives them out in turn, to communicators of NCCL too (c10/cuda/CUDAStream.cpp, kStreamsPerPool)."""
 _SMALL = 1 << 18
 """Elements of the kernel by which is told what events around a kernel take: some microseconds of any GPU."""
 Pair = tuple[torch.cuda.Event, torch.cuda.Event]
+
+
+def refuse_aliases(lanes: set[str], groups: dict[tuple[str, str], Group]) -> None:
+    """Raises `Refused` where lanes and communicators are more than torch has streams: it gives the first ones again, two lanes would wait for
+    each other though nothing in the program says so, and ranks perhaps for ever."""
+    communicators = 1 + sum(group is not None for group, _ in groups.values())  # and that of all ranks
+    if len(lanes) + communicators > POOL:
+        raise Refused(
+            f"a rank of this program has {len(lanes)} lanes and {communicators} communicators, and torch has {POOL} streams for both: two would share "
+            "one. Use fewer kinds of parallelism at once"
+        )
 
 
 class StreamPlayer(Player):
@@ -59,6 +73,7 @@ class StreamPlayer(Player):
         self._own, self._owed = 0.0, 0.0
         """Host seconds that the player spends on an op beside what the op does, and those that no host op has been shortened by yet."""
         groups = make_groups(program, world.rank, apart=world.kind == "cuda")
+        refuse_aliases({op.lane for _, op in program.ops(world.rank, HOST)} - {HOST}, groups)
         connect(program, groups, world.rank, world.device)
         arena = of_gpu(world.device, free_memory(world.device), 2 << 30)
         with torch.no_grad():

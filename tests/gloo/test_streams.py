@@ -9,14 +9,17 @@ import pytest
 import torch
 
 from executor import play
+from executor.players.communication import pairs
 from executor.players.feeder import Crossing, host_seconds, start_feeders
-from executor.players.streams import StreamPlayer
+from executor.players.streams import POOL, StreamPlayer, refuse_aliases
+from executor.validation.gpu_plans import node
 from sim.bind import network_of
 from sim.files.planfile import load_plan
 from sim.framework import framework_of
 from sim.lower.step import lower
 from sim.program import HOST, Program
 from tests.gloo.gpu_standin import StandIn, StandInEvent, alone
+from topologies.errors import Refused
 
 TINY = {"family": "decoder", "name": "two", "layers": 2, "hidden": 32, "heads": 2, "vocab": 64, "norm": "layernorm", "activation": "gelu"}
 BASE: dict[str, Any] = {"model": TINY, "seq_len": 16, "precision": "fp32", "batch": {"micro": 2}}
@@ -91,6 +94,33 @@ def test_output_is_written_and_input_is_read(tmp_path: Path, monkeypatch: pytest
     _, _, ops, _, _ = _play(CASES["saved"], tmp_path)
     wanted = [op.bytes for _, op in ops if op.kind == "copy" and op.how == "disk" and op.cls == "output"]
     assert wanted and written == wanted * 2
+
+
+def test_more_lanes_than_torch_has_streams_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes = {op.lane for _, op in _program(BASE).ops(0, HOST)} - {HOST}
+    monkeypatch.setattr("executor.players.streams.POOL", len(lanes) + 1)
+    _play(BASE, tmp_path)
+    monkeypatch.setattr("executor.players.streams.POOL", len(lanes))
+    with pytest.raises(Refused, match=rf"{len(lanes)} lanes and 1 communicators"):
+        _play(BASE, tmp_path)
+
+
+def test_each_group_takes_a_stream() -> None:
+    groups: Any = {(f"comm.{at}", "dp"): (object() if at % 2 else None, (0, 1)) for at in range(20)}
+    refuse_aliases({f"lane {at}" for at in range(21)}, groups)
+    with pytest.raises(Refused, match="22 lanes and 11 communicators"):
+        refuse_aliases({f"lane {at}" for at in range(22)}, groups)
+
+
+def test_every_plan_of_the_table_has_streams_enough() -> None:
+    for gpus in (2, 4, 8):
+        for name, (_, tree) in node(gpus).items():
+            program = _program(tree)
+            for rank in range(program.world):
+                lanes = {op.lane for _, op in program.ops(rank, HOST)} - {HOST}
+                own = {(lane, axis) for lane in lanes for _, op in program.ops(rank, HOST) if (axis := op.group) and op.lane == lane}
+                ways = sum(rank in (source, target) for _, source, target in pairs(program))
+                assert len(lanes) + len(own) + ways + 1 <= POOL, name
 
 
 def test_changing_streams_only_where_the_lane_changes(tmp_path: Path) -> None:
