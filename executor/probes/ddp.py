@@ -9,6 +9,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from executor.probes.bench import Bench, middle
 
+_ONE, _EACH = 25.0, 0.002
+"""MiB: a bucket for all parameters, or one for each of them, of 4 KiB. DDP closes a bucket that has reached its size."""
+
 
 class Many(nn.Module):
     """So many small parameters, each used once."""
@@ -28,9 +31,10 @@ def ddp(bench: Bench) -> None:
     bench.phase("DDP on the host")
     groups = [dist.new_group([rank]) for rank in range(bench.world.size)]
     alone = groups[bench.world.rank]
-    x = torch.ones(1024, device=bench.world.device)
+    x, sent = torch.ones(1024, device=bench.world.device), torch.ones(1024, device=bench.world.device)
 
-    def seconds(count: int, bucket: float | None) -> float:
+    def seconds(count: int, bucket: float | None, messages: int = 0) -> float:
+        """`messages`: handed over beside those of DDP's own."""
         module: nn.Module = Many(count, bench.world.device)
         if bucket is not None:
             module = DistributedDataParallel(module, process_group=alone, bucket_cap_mb=bucket)
@@ -38,16 +42,19 @@ def ddp(bench: Bench) -> None:
         def step() -> None:
             module(x).sum().backward()
             module.zero_grad()
+            for work in [dist.all_reduce(sent, group=alone, async_op=True) for _ in range(messages)]:
+                work.wait()
 
         for _ in range(3):  # DDP rebuilds its buckets after the first step
             step()
         return middle(bench.times([step], least=15))
 
     bare, more = seconds(16, None), seconds(48, None)
-    single, single_more, each = seconds(16, 25), seconds(48, 25), seconds(16, 0.004)
+    single, single_more, each = seconds(16, _ONE), seconds(48, _ONE), seconds(16, _EACH)
     bucket = max(1e-7, (each - single) / 15)
     parameter = max(1e-8, ((single_more - more) - (single - bare)) / 32)
-    bench.add("host", "ddp_bucket", "", (), [bucket])
+    # A program hands each bucket's message over as a collective of its own: as many messages without DDP are no part of what a bucket takes.
+    bench.add("host", "ddp_bucket", "", (), [max(1e-7, (each - seconds(16, _ONE, 15)) / 15)])
     bench.add("host", "ddp_parameter", "", (), [max(1e-8, parameter - _launched(bench))])
     bench.add("host", "ddp_step", "", (), [max(1e-6, single - bare - bucket - 16 * parameter)])
 

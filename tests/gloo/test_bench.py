@@ -6,6 +6,7 @@ import mmap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -129,12 +130,20 @@ def test_a_gradient_is_put_into_place_on_a_gpu_without_a_launch(tmp_path: Path, 
     assert copied == [0, 0]
 
 
-class _Wrapped(torch.nn.Module):
-    """Spends 8 us for each parameter of what it wraps, and 100 us besides."""
+def test_the_probe_has_a_bucket_for_each_parameter() -> None:
+    parameters = list(probe_ddp.Many(16, torch.device("cpu")).parameters())
+    for size, wanted in ((probe_ddp._EACH, 16), (probe_ddp._ONE, 1)):
+        buckets, _ = torch.distributed._compute_bucket_assignment_by_size(parameters, [int(size * 1024 * 1024)])
+        assert len(buckets) == wanted
 
-    def __init__(self, module: torch.nn.Module, made: list[_Wrapped], **_: Any) -> None:
+
+class _Wrapped(torch.nn.Module):
+    """Spends 8 us for each parameter of what it wraps, 30 for each bucket, and 100 us besides."""
+
+    def __init__(self, module: torch.nn.Module, made: list[Any], bucket_cap_mb: float, **_: Any) -> None:
         super().__init__()
-        self.spends, self.spent = 1e-4 + 8e-6 * len(list(module.parameters())), 0.0
+        count = len(list(module.parameters()))
+        self.spends, self.spent = 1e-4 + 8e-6 * count + 30e-6 * (count if bucket_cap_mb < 1 else 1), 0.0
         made.append(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -142,12 +151,14 @@ class _Wrapped(torch.nn.Module):
         return x.requires_grad_()
 
 
-@pytest.mark.parametrize(("kind", "wanted"), [("cuda", 3e-6), ("cpu", 8e-6)])
-def test_a_gradients_way_into_its_bucket_is_launched_once(
-    kind: str, wanted: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("kind", "wanted", "bucket"), [("cuda", 3e-6, 10e-6), ("cpu", 8e-6, 10e-6)])
+def test_a_gradients_way_into_its_bucket_is_launched_and_the_bucket_sent_once(
+    kind: str, wanted: float, bucket: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU a program has the copies into buckets and back as kernels, each with its launch: no part of what DDP does for a parameter."""
-    made = list[_Wrapped]()
+    """On a GPU a program has the copies into buckets and back as kernels, each with its launch: no part of what DDP does for a parameter. Nor is
+    handing over the message, which it has as a collective, a part of what DDP does for a bucket."""
+    sent = SimpleNamespace(spent=0.0, wait=lambda: None)
+    made: list[Any] = [sent]
 
     def times(_: Bench, calls: list[Callable[[], object]], least: int = 5) -> list[float]:
         before = sum(module.spent for module in made)
@@ -155,6 +166,7 @@ def test_a_gradients_way_into_its_bucket_is_launched_once(
         return [sum(module.spent for module in made) - before]
 
     monkeypatch.setattr(probe_ddp.dist, "new_group", lambda ranks: None)
+    monkeypatch.setattr(probe_ddp.dist, "all_reduce", lambda *_, **__: sent.__setattr__("spent", sent.spent + 20e-6) or sent)
     monkeypatch.setattr(probe_ddp, "DistributedDataParallel", lambda module, **more: _Wrapped(module, made, **more))
     monkeypatch.setattr(Bench, "times", times)
     bench = Bench(alone(tmp_path, kind), quick=True, cuda=StandIn())
@@ -162,3 +174,4 @@ def test_a_gradients_way_into_its_bucket_is_launched_once(
     probe_ddp.ddp(bench)
     found = {one.name: one.median for _, one in bench.found}
     assert (found["ddp_parameter"], found["ddp_step"]) == (pytest.approx(wanted), pytest.approx(1e-4, rel=2e-3))
+    assert found["ddp_bucket"] == pytest.approx(bucket)
