@@ -36,7 +36,7 @@ class Request(msgspec.Struct, frozen=True):
 
     quick: bool = False
     communication: bool = False
-    """Collectives and messages alone."""
+    """Collectives and messages alone, and what ranks that share parameters spend on the host."""
     tables: tuple[str, ...] = ()
     """These alone, in this order; none named: all."""
     known: tuple[Sample, ...] = ()
@@ -92,7 +92,8 @@ def united(old: Tables, new: Tables) -> Tables:
 
 
 def comm_probe(ranks: int, quick: bool = False) -> Calibration:
-    """The tables of what ranks do together, alone: kernels are those of one rank. Raises `RunFailed`."""
+    """The tables of what ranks do together, and of what FSDP2 and DTensor take of the host, alone: kernels are those of one rank. Raises
+    `RunFailed`."""
     return _probe(ranks, Request(quick, communication=True))
 
 
@@ -177,6 +178,13 @@ def _alone(world: World) -> list[Callable[[Bench], None]]:
     return [*of_device, kernels.copies, dispatch, optimizers, ddp, sharded, loader, files]
 
 
+def _only_together() -> list[Callable[[Bench], None]]:
+    """What one rank, which measures all that a rank measures by itself, leaves out."""
+    from executor.probes.sharded import sharded
+
+    return [sharded]
+
+
 def _together() -> list[Callable[[Bench], None]]:
     """What ranks do with each other."""
     from executor.probes import comm
@@ -185,13 +193,14 @@ def _together() -> list[Callable[[Bench], None]]:
 
 
 def _guarded(table: Callable[[Bench], None], bench: Bench) -> str:
-    """Measures one table; why it failed, on a GPU: what its one rank has measured until then, and will after, is worth keeping."""
+    """Measures one table; why it failed, on a GPU: what its one rank has measured until then, and will after, is worth keeping. So are the messages of
+    several, beside a table in which each is by itself."""
     from executor.ranks.world import set_precision
 
     try:
         table(bench)
     except Exception as error:
-        if bench.world.kind != "cuda" or bench.world.size > 1:
+        if bench.world.kind != "cuda" or (bench.world.size > 1 and table not in _only_together()):
             raise
         set_precision(False)  # it may have ended in the middle
         return f"{table.__name__}: {type(error).__name__}: {(str(error).strip() or '-').splitlines()[0][:200]}"
@@ -236,7 +245,7 @@ def measure(world: World, request: Request) -> Measured:
 
 
 def _asked(world: World, request: Request) -> list[Callable[[Bench], None]]:
-    tables = [*([] if request.communication else _alone(world)), *_together()]
+    tables = [*_together(), *_only_together()] if request.communication else [*_alone(world), *_together()]
     known = {table_name(table): table for table in tables}
     return [known[name] for name in request.tables if name in known] if request.tables else tables
 

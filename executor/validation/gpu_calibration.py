@@ -57,5 +57,6 @@ def calibration_of(case: Case, site: Site) -> Path:
             raise
         tables = base.tables | {"collective": found.tables.get("collective", ())}
         tables["host"] = (*base.tables.get("host", ()), *found.tables.get("host", ()))
-        save_calibration(msgspec.structs.replace(base, ranks=case.plan.world, tables=tables), path)
+        missing = "; ".join(filter(None, (base.missing, found.missing)))
+        save_calibration(msgspec.structs.replace(base, ranks=case.plan.world, tables=tables, missing=missing), path)
     return path

@@ -95,6 +95,20 @@ def test_a_table_that_has_failed_is_measured_once_more(tmp_path: Path, monkeypat
     assert len(heals) == 2
 
 
+def test_ranks_that_meet_measure_what_sharing_parameters_takes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank alone shares with nobody: the calibration of several takes it from the probe of their collectives, which stay where it fails."""
+    assert [table.__name__ for table in probing._only_together()] == ["sharded"]
+    several = alone(tmp_path, "cuda")
+    several.size = 2
+    monkeypatch.setattr(probing, "_together", lambda: [first])
+    monkeypatch.setattr(probing, "_only_together", lambda: [last])
+    found = measure(several, Request(True, communication=True))
+    assert [sample.name for _, sample in found.samples] == ["fwd", "kernel"] and not found.missing
+    monkeypatch.setattr(probing, "_only_together", lambda: [broken])
+    found = measure(several, Request(True, communication=True))
+    assert found.missing.startswith("broken: RuntimeError") and found.samples[0][0] == "gemm"
+
+
 def test_what_was_not_reached_comes_before_what_took_all_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left = list[tuple[str, ...]]()
     monkeypatch.setattr(probing, "write_atomic", lambda path, raw: left.append(msgspec.msgpack.decode(raw, type=probing.Measured).lacking))
