@@ -9,20 +9,39 @@ from sim.trace import Span
 
 
 def messages(events: list[Event], rank: int, main: int, host: HostThreads, comm: str) -> list[Span]:
-    """gloo's collectives, which run on threads of their own."""
+    """gloo's collectives, which run on threads of their own. Of device tensors each begins with a wait for the copy to the host, a span of its own
+    (AsyncAllreduceCUDAWork in torch's ProcessGroupGloo.cpp): what is left begins where that has come."""
+    calls = sorted((e for e in events if e.name.startswith("gloo:") and e.tid != main), key=lambda e: e.ts)
+    come = _come(events, host)
+    begins = [e.ts for e in calls]
+    if len(come) == len(calls):  # gloo takes them in the order of issue
+        begins = [min(e.end, max(e.ts, at)) for e, at in zip(calls, come, strict=True)]
     found = []
-    for e in sorted((e for e in events if e.name.startswith("gloo:") and e.tid != main), key=lambda e: e.ts):
+    for e, begin in zip(calls, begins, strict=True):
         step = host.step(e.ts)
         if step is not None:
             name = e.name.removeprefix("gloo:")
-            found.append(Span(rank, "comm", host.name(step, "comm", name), e.ts * 1e-6, e.end * 1e-6, "collective", comm, step, name=name))
+            found.append(Span(rank, "comm", host.name(step, "comm", name), begin * 1e-6, e.end * 1e-6, "collective", comm, step, name=name))
     return found
+
+
+def _come(events: list[Event], host: HostThreads) -> list[float]:
+    """When gradients had been copied to the host, in the order in which these copies were launched."""
+    launches = _launches(events)
+    copies = [
+        (launch, e) for e in events if e.cat == "gpu_memcpy" and "DtoH" in e.name and (launch := launches.get(e.args.get("correlation")))
+    ]
+    ours = [(launch, e) for launch, e in copies if launch.tid not in host.threads or host.inside(launch.ts, launch.tid)[2] == GRADIENTS]
+    return [e.end for _, e in sorted(ours, key=lambda pair: pair[0].ts)]
+
+
+def _launches(events: list[Event]) -> dict[object, Event]:
+    return {e.args["correlation"]: e for e in events if e.cat in ("cuda_runtime", "cuda_driver") and "correlation" in e.args}
 
 
 def kernels(events: list[Event], rank: int, host: HostThreads, comm: str) -> list[Span]:
     """Device kernels and copies, each under the part that launched it. Threads beside the host's that launch are gloo's."""
-    launches = {e.args["correlation"]: e for e in events if e.cat in ("cuda_runtime", "cuda_driver") and "correlation" in e.args}
-    found = []
+    launches, found = _launches(events), []
     for e in events:
         if e.cat not in ("kernel", "gpu_memcpy", "gpu_memset"):
             continue

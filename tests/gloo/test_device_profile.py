@@ -84,6 +84,29 @@ def test_gradients_that_gloo_sums_on_the_host_are_no_batch_and_no_output() -> No
     for name in ("Memcpy DtoH (Device -> Pinned)", "Memcpy HtoD (Pinned -> Device) back"):
         assert (spans[name].kind, spans[name].cls) == ("copy", "comm.dp")
     assert spans["Memcpy HtoD (Pinned -> Device)"].cls == "data" and spans["all_reduce"].cls == "comm.dp"
+    copied = spans["Memcpy DtoH (Device -> Pinned)"]
+    assert spans["all_reduce"].start == pytest.approx(copied.end) and spans["all_reduce"].seconds == pytest.approx(5e-6), (
+        "not the copy again"
+    )
+
+
+def test_each_sum_begins_where_its_own_copy_has_come() -> None:
+    """Two buckets: the second copy is launched before gloo has begun with either, and ends while it is still at the first."""
+    gloo, events = 300, _step()
+    for number, launch, end in ((8, 62, 70), (9, 64, 90)):
+        events += [
+            _cpu("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", launch, 1, tid=ENGINE),
+            _cpu("aten::copy_", launch, 1, tid=ENGINE),
+            *_launched("Memcpy DtoH (Device -> Pinned)", launch + 0.5, end - 5, 5, number, tid=ENGINE, cat="gpu_memcpy"),
+        ]
+    sums = [
+        _cpu("gloo:all_reduce", 65, 10, tid=gloo, cat="user_annotation"),
+        _cpu("gloo:all_reduce", 66, 30, tid=gloo + 1, cat="user_annotation"),
+    ]
+    found = [span for span in spans_of([*events, *sums], 0, "comm.dp") if span.name == "all_reduce"]
+    assert [(round(span.start * 1e6), round(span.end * 1e6)) for span in found] == [(70, 75), (90, 96)]
+    found = [span for span in spans_of([*events, *sums[:1]], 0, "comm.dp") if span.name == "all_reduce"]
+    assert [round(span.start * 1e6) for span in found] == [65], "which copy is whose is not known: as it was"
 
 
 def test_launching_is_no_work_of_the_device() -> None:
