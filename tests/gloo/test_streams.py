@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from executor import play
 from executor.players.communication import pairs
@@ -18,6 +19,7 @@ from sim.files.planfile import load_plan
 from sim.framework import framework_of
 from sim.lower.step import lower
 from sim.program import HOST, Program
+from sim.work import MemoryBound
 from tests.gloo.gpu_standin import StandIn, StandInEvent, alone
 from topologies.errors import Refused
 
@@ -188,7 +190,8 @@ def test_what_the_player_spends_itself_is_taken_off_the_next_host_op(tmp_path: P
     assert 1e-7 < player._own < 1e-3
     spun: list[float] = []
     monkeypatch.setattr("executor.players.streams.spin", spun.append)
-    player._own, player._owed = 2e-6, 5e-6
+    assert 0.0 <= player._again < 1e-3
+    player._own, player._owed, player._again = 2e-6, 5e-6, 0.0
     player._spin(3e-6)
     player._spin(10e-6)
     assert spun == [pytest.approx(0.0, abs=1e-12), pytest.approx(8e-6)], "never less than nothing: what is left is taken off the next"
@@ -197,3 +200,17 @@ def test_what_the_player_spends_itself_is_taken_off_the_next_host_op(tmp_path: P
     length = [op for _, op in ops if op.kind == "host"]
     assert len(spun) == len(length) and player._owed > 0, "host ops here last nothing, so that all is owed"
     assert player._owed == pytest.approx(2e-6 * sum(op.lane != HOST for _, op in ops))
+
+
+def test_launches_that_training_makes_from_cpp_are_taken_off_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DDP copies each gradient of a bucket from C++; here Python launches as many."""
+    player, _, ops, _, _ = _play(BASE, tmp_path)
+    call, op = next((call, op) for call, op in ops if op.kind == "compute" and isinstance(op.works[0], MemoryBound))
+    many = replace(op, works=(replace(op.works[0], repeat=20), op.works[0]))
+    player._bodies[id(many)] = lambda: None
+    player._queued.add(id(many))
+    player._own, player._again = 1e-6, 2e-6
+    player.run([(call, many)], 2, watched=False)
+    assert player._owed == pytest.approx(1e-6 + 19 * 2e-6)
+    monkeypatch.setattr("executor.players.streams._timed", lambda call: 5e-6 if "hold" not in call.__code__.co_names else 3e-6)
+    assert player._loops(lambda: None) == pytest.approx(2e-6)
