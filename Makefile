@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 RUNS ?= runs
 PLAN ?= tiny-ddp
 COVER ?=
+# What `twin-gpu` adds to a machine's own Python, which may be nobody's to write to.
+SMALL = PYTHONPATH="$(abspath $(RUNS))/packages$${PYTHONPATH:+:$$PYTHONPATH}"
 
 .PHONY: twin twin-gpu test gates bench accuracy reliability coverage covered mutation noticed gallery docs lint check clean
 
@@ -66,9 +68,12 @@ accuracy: $(VENV)/.dev   ## published steps, collectives, kernels, memory, this 
 	$(BIN)/steptwin here --out $(RUNS)/here
 
 twin-gpu:                ## the table of GPU plans on this node's GPUs: predicted, played, trained; resumes where it was (not run on a GPU yet)
-	@# A machine's own torch fits its driver, and needs no network; installed afresh is what has none that sees the GPUs.
-	@if $(PYTHON) -c 'import msgspec, networkx, simpy, tomllib, torch; raise SystemExit(not torch.cuda.is_available())' 2> /dev/null; \
-	then $(PYTHON) -m executor.validation.gpu_run --out $(RUNS)/gpu; \
+	@# A machine's own torch fits its driver, and needs no network; it is given the small packages that it lacks. Only where none sees the GPUs is one
+	@# installed afresh.
+	@if $(PYTHON) -c 'import tomllib, torch; raise SystemExit(not torch.cuda.is_available())' 2> /dev/null && \
+	    { $(SMALL) $(PYTHON) -c 'import msgspec, networkx, simpy' 2> /dev/null || \
+	      $(PYTHON) -m pip install --quiet --no-deps -c constraints.txt --target $(RUNS)/packages msgspec networkx simpy nvidia-ml-py; }; \
+	then $(SMALL) $(PYTHON) -m executor.validation.gpu_run --out $(RUNS)/gpu; \
 	else $(MAKE) $(VENV)/.run && $(BIN)/steptwin here --gpu --out $(RUNS)/gpu; fi
 
 gallery: $(VENV)/.dev    ## the README's pictures, from real pages (after `make twin`)
