@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from executor.validation.gpu_rows import Row, Summary, rates, read_row, summary
 from executor.validation.gpu_site import Say, Site, gpu_name, torch_version
 from sim.cost.calibration import load_calibration
 from sim.files.runs import environment, write_atomic, write_json
-from topologies.errors import UnknownName
+from topologies.errors import BadInput, UnknownName
 
 MOST_STEPS = 30
 
@@ -120,6 +120,15 @@ def line(row: Row) -> str:
     return f"{row.plan:20} {row.kind:26} {times}{failed}"
 
 
+def _probed(folder: Path) -> dict[str, dict[str, float]]:
+    """Rates of the calibrations that can be read: one of an older version may lie there until a plan asks for its ranks."""
+    found = {}
+    for path in sorted(folder.glob("calibration-*.toml")):
+        with suppress(BadInput):
+            found[path.stem] = rates(load_calibration(path))
+    return found
+
+
 def _save(rows: list[Row], site: Site, keep: Path | None) -> None:
     """Writes the summary after every plan; into `keep` as well, with the calibration."""
     found: dict[str, Any] = {
@@ -127,7 +136,7 @@ def _save(rows: list[Row], site: Site, keep: Path | None) -> None:
         "gpus": site.gpus,
         "environment": environment(),
         "steps": site.steps,
-        "probed": {path.stem: rates(load_calibration(path)) for path in sorted(site.folder.glob("calibration-*.toml"))},
+        "probed": _probed(site.folder),
         "rows": msgspec.to_builtins(rows),
         "summary": msgspec.to_builtins(summary(rows)),
     }

@@ -277,6 +277,16 @@ def _site(machine: str, folder: Path) -> Site:
     )
 
 
+def test_a_calibration_of_an_older_version_ends_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lies there until a plan of so many ranks is run: the rows before that are saved with the calibrations that can be read."""
+    folder = tmp_path / "cpu"
+    folder.mkdir()
+    (folder / "calibration-2.toml").write_text("version = 1\n")
+    monkeypatch.setattr(gpu_twin, "row_of", lambda case, site: Row(plan=case.name, kind="", model="", ranks=1))
+    assert set(_walk(["ladder"], tmp_path)) == {"ladder"}
+    assert list(json.loads((folder / "summary.json").read_text())["probed"]) == ["calibration-1"]
+
+
 def test_what_a_quick_probe_has_left_serves_no_whole_run(tmp_path: Path) -> None:
     quick, path = _site("aws-g5", tmp_path), tmp_path / gpu_calibration.ONE
     for asked, kept in ((quick, True), (msgspec.structs.replace(quick, quick=False), False)):
