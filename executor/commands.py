@@ -100,6 +100,8 @@ def _machine(app: typer.Typer, desk: Desk) -> None:
 
         found = run(ranks, out, quick=quick)
         desk.show({"calibration": str(out), "entries": found.entries}, as_json, "probe")
+        if found.missing:
+            desk.say(f"not measured: {found.missing}")
 
     @app.command()
     def here(

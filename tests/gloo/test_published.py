@@ -59,7 +59,7 @@ def test_here(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_probe(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("executor.probe.probe", lambda *_, **__: SimpleNamespace(entries=395))
+    monkeypatch.setattr("executor.probe.probe", lambda *_, **__: SimpleNamespace(entries=395, missing="gemms: -"))
     said = call("probe", "--json")
     check("probe", said.out)
-    assert said.json["entries"] == 395
+    assert said.json["entries"] == 395 and "not measured: gemms: -" in said.err
