@@ -4,8 +4,9 @@ Such a stretch (a stage's forward of one micro-batch with its tensor-parallel co
 the clocks of host and stream, whatever lanes it uses inside: with D its time when launches are far ahead, H its launches' time and G its
 time from an idle start, stream' = max(stream + D, host + G) (see `fuse`). D and G are found by running the stretch alone. The
 map is exact while no collective from outside runs beside the stretch, or one runs beside all of it (which is found by running that, too);
-in between the stretch is taken as evenly spread. What its collectives lose to messages that cross their links is left out: some 1e-4 of a
-step whose pipeline lies inside a node.
+in between the stretch is taken as evenly spread. What its collectives lose to messages that cross their links is left out: less than 1e-3 of
+a step (`sim.engine.links.contended`). A lane beside compute begins a stretch's first op when compute begins it, and not while the stretch before
+still computes: FSDP's first gather in each pass is exposed, 0.1 to 0.7 % of the steps of 16 layers and more, 1 to 3 % of four layers'.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def links_of(
     found: list[tuple[list[Op], Cost]] = []
     known: dict[str, list[list[Op]]] = {}
     for rank in ranks:
-        for name, calls in Counter(call.segment for calls in program.threads(rank).values() for call in calls).items():
+        for name, often in Counter(call.segment for calls in program.threads(rank).values() for call in calls).items():
             if name not in known:
                 known[name] = _alike(program.segments[name])
             for ops in known[name]:
@@ -68,7 +68,7 @@ def links_of(
                     if op.lane == COMPUTE and len(met) == 1:
                         found.append((ops, cost))
                 for link, amount in merged(cost.uses):
-                    filled = amount * (cost.seconds - cost.latency) * len(ops) * calls / capacity[link]
+                    filled = amount * (cost.seconds - cost.latency) * len(ops) * often / capacity[link]
                     by = taken.setdefault(link, {})
                     by[user[0]] = by.get(user[0], 0.0) + filled
                     users.setdefault(link, set()).add(user)

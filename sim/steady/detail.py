@@ -45,7 +45,8 @@ def fused(ops: int) -> bool:
 def coarse(plan: Plan, ops: int) -> str:
     """What a trace lacks that has too many ops for a span each."""
     lost = ", and what kernels wait for communication beside them counts as compute" if fused(ops) else ""
+    same = "the same within 1 %" if fused(ops) else "the same"
     return (
         f"{ops:,} ops ({plan.microbatches:,} micro-batches in a step): runs of kernels are one span each{lost}; no memory timeline, no use of links. "
-        "The step time is the same. Predict fewer micro-batches to see every op"
+        f"The step time is {same}. Predict fewer micro-batches to see every op"
     )
