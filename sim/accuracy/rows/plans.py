@@ -1,7 +1,7 @@
 """From a row to everything that a prediction needs: plan, machine, and what had to be assumed.
 
 A field that the row leaves empty takes the default of the row's framework, or what most people run; each such
-choice is listed in `Case.assumed`. Nothing here looks at the measured time.
+choice is listed in `Case.assumed`. Nothing here looks at the measured time (how one recipe's first release was found: `recipes`).
 """
 
 from __future__ import annotations

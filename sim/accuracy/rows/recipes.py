@@ -65,7 +65,8 @@ _FRAMEWORKS: tuple[tuple[str, Rows], ...] = (
     # Parts of each layer in graphs, by HybridEP or by all_to_all.
     ("megatron-bridge-graphs", Rows("gpt-oss", "B300", since=(26, 2, 1))),
     ("megatron-bridge-alltoall-graphs", Rows("gpt-oss", "B300|GB300", since=(26, 2, 0))),
-    # HybridEP, launched from Python: src/megatron/bridge/perf_recipes/qwen/b300/qwen3_moe.py; 26.04 still shows all_to_all's rate.
+    # HybridEP, launched from Python: src/megatron/bridge/perf_recipes/qwen/b300/qwen3_moe.py. No page says with which release it came; this one is
+    # the only choice among all rows' that their times decided: 26.04 shows all_to_all's rate, 26.04.01 this one's.
     ("megatron-bridge-deepep", Rows("wide", "B300", since=(26, 4, 1))),
     # all_to_all, nothing beside it.
     ("megatron-bridge", Rows("gpt-oss")),
