@@ -9,7 +9,7 @@ from importlib import metadata
 from typing import Any
 
 from executor.needs import unusable
-from executor.ranks.environment import cores
+from topologies.thismachine import cores
 
 _NEEDS = {
     "predict": ("simpy", "networkx", "msgspec"),

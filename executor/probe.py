@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from executor.ranks.environment import cores, place
+from executor.ranks.environment import place
 from executor.ranks.launch import Interrupted, launch
 from executor.ranks.world import World
 from sim.cost.calibration import SHAPES, Calibration, Sample, save_calibration
 from sim.files.runs import refuse_unwritable, write_atomic
 from topologies.errors import BadInput, RunFailed
-from topologies.thismachine import RANKS
+from topologies.thismachine import RANKS, cores
 
 if TYPE_CHECKING:
     from executor.probes.bench import Bench

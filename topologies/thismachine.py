@@ -16,7 +16,7 @@ RANKS = 64
 
 
 def cores() -> int:
-    """CPU cores that this process may use."""
+    """CPU cores that this process may run on; where the system does not say which, all."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

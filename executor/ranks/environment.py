@@ -40,11 +40,6 @@ ON_GPUS = "STEPTWIN_ON_GPUS"
 """Set: a rank that finds no GPU ends. A device that an error has taken away, in the middle of a table, must not leave a CPU's times in its place."""
 
 
-def cores() -> int:
-    """Cores that this process may run on; where the system does not say which, all."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @contextmanager
 def _said(name: str) -> Iterator[None]:
     """Ranks that are started inside find the variable set."""

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from executor.ranks.environment import cores
+from topologies.thismachine import cores
 
 PATIENCE = 90.0
 """Seconds that importing may take; what has not come by then is left out."""

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from executor.needs import needs_torch, unusable
 from executor.ranks.beat import Beat
-from executor.ranks.environment import ON_GPUS, SHARED, Place, cores, own_gpu
+from executor.ranks.environment import ON_GPUS, SHARED, Place, own_gpu
 from topologies.errors import RunFailed
+from topologies.thismachine import cores
 
 # Whatever runs on devices imports this module before any other that wants torch.
 try:
