@@ -51,9 +51,18 @@ if TYPE_CHECKING:
     Machine: TypeAlias = Topology | str | Path
 
 __version__ = "0.1.0"
-__all__ = ["BadInput", "Refused", "RunFailed", "SteptwinError", "UnitError", "UnknownName", "capacity", "compare", "explain", "faults",
+__all__ = ["BadInput", "Jitter", "Refused", "RunFailed", "SteptwinError", "UnitError", "UnknownName", "capacity", "compare", "explain", "faults",
            "jobs", "main", "marked", "plan", "predict", "run", "spread", "sweep", "topology", "twin"]  # fmt: skip
 T = TypeVar("T")
+
+
+def __getattr__(name: str) -> Any:
+    """`Jitter`, the sigmas for `spread`, whose room is loaded when it is asked for."""
+    if name != "Jitter":
+        raise AttributeError(f"module 'steptwin' has no attribute '{name}'")
+    from sim.planning.montecarlo import Jitter
+
+    return Jitter
 
 
 def plan(source: PlanLike, *overrides: str) -> Plan:

@@ -167,7 +167,7 @@ def _studies(app: typer.Typer, desk: Desk) -> None:
         set_: Sets = None,
         draws: Annotated[int, typer.Option(help="Steps to draw")] = 1000,
         seed: Annotated[int, typer.Option(help="Of the draws")] = 0,
-        rank: Annotated[float | None, typer.Option(help="Sigma of log(time) of each rank's speed")] = None,
+        rank: Annotated[float | None, typer.Option(help="Sigma of log(clock) of boards; 0: the slowest as `predict` has it")] = None,
         step: Annotated[float | None, typer.Option(help="Sigma of log(time) from step to step")] = None,
         length: Annotated[float | None, typer.Option(help="Sigma of log(length) of the samples")] = None,
         slow_link: Annotated[float | None, typer.Option(help="One link that is so many times slower")] = None,

@@ -13,15 +13,17 @@ from topologies.errors import Refused
 
 
 def pricer_for(
-    setting: Setting, calibration: str | Path | None = None, costs: str = "fitted", slower: float = 1.0, places: Sequence[int] = ()
-) -> Pricer:
+    setting: Setting, calibration: str | Path | None = None, costs: str = "fitted", slower: float = 1.0, places: Sequence[int] = (),
+    board: float | None = None,
+) -> Pricer:  # fmt: skip
     """The pricer of the setting's kind of machine, with the plan's noise; compute of every rank takes `slower` times as long. `places`: the
-    ranks of the machine that the plan's take, where they are not the first. Raises `Refused` where `costs` or the calibration speak of another
-    kind."""
+    ranks of the machine that the plan's take, where they are not the first. `board`: clock of every GPU over that of the mean one; None: of
+    the board that the step is expected to wait for (`sim.pace`). Raises `Refused` where `costs` or the calibration speak of another kind."""
     from sim.lower.noise import loads, slowness
 
     noise = _moved(slowness(setting.plan), places)
-    found = _even(setting, calibration, costs, noise if slower == 1.0 else lambda rank: noise(rank) * slower)
+    factor = noise if slower == 1.0 else lambda rank: noise(rank) * slower
+    found = _even(setting, calibration, costs, factor, board)
     return found if setting.plan.noise.imbalance == "none" else Uneven(found, _moved(loads(setting.plan), places))
 
 
@@ -33,7 +35,7 @@ def _moved(factor: Callable[[int], float], places: Sequence[int]) -> Callable[[i
     return lambda place: factor(ranks[place]) if place in ranks else 1.0
 
 
-def _even(setting: Setting, calibration: str | Path | None, costs: str, factor: Callable[[int], float]) -> Pricer:
+def _even(setting: Setting, calibration: str | Path | None, costs: str, factor: Callable[[int], float], board: float | None) -> Pricer:
     if setting.topology.kind == "cpu":
         from sim.cost.calibration import load_calibration
         from sim.cost.cpu_pricer import CpuPricer
@@ -43,13 +45,14 @@ def _even(setting: Setting, calibration: str | Path | None, costs: str, factor: 
         return CpuPricer(setting.topology, load_calibration(calibration), factor)
     from sim.cost.gpu_pricer import GpuPricer
 
+    clock = board_clock(setting) if board is None else board
     if calibration is None and costs == "fitted":
-        return GpuPricer(setting.topology, setting.framework, factor, board_clock(setting))
+        return GpuPricer(setting.topology, setting.framework, factor, clock)
     from sim.cost.measured import MeasuredPricer, lookups_of
 
-    lookups, board = lookups_of(costs), board_clock(setting)
+    lookups = lookups_of(costs)
     if calibration is None:
-        return MeasuredPricer(setting.topology, setting.framework, lookups, factor, board)
+        return MeasuredPricer(setting.topology, setting.framework, lookups, factor, clock)
     from sim.cost.calibrated import CalibratedPricer, gpu_calibration
 
-    return CalibratedPricer(setting.topology, setting.framework, gpu_calibration(calibration), lookups, factor, board)
+    return CalibratedPricer(setting.topology, setting.framework, gpu_calibration(calibration), lookups, factor, clock)

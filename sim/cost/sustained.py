@@ -96,15 +96,19 @@ def _watts(gpu: Gpu, other: Gpu) -> float:
     return gpu.power / other.power * (1.0 if gpu.name == other.name else other.flops[key] / gpu.flops[key])
 
 
+def board_spread() -> float:
+    """Standard deviation of the rate under load among boards of one kind, over their mean."""
+    return table("sustained", "boards", dict[str, float])["spread"]
+
+
 @cache
 def slowest(gpus: int) -> float:
     """Clock of the slowest of `gpus` equal boards over that of the mean board: all others wait for it in every step.
 
-    Chips of one kind differ (`[boards] spread`, the standard deviation of their rate under load). The largest of n normal values lies
+    Chips of one kind differ (`board_spread`). The largest of n normal values lies
     where the distribution reaches (n - 0.375) / (n + 0.25) (Blom 1958).
     """
-    spread = table("sustained", "boards", dict[str, float])["spread"]
-    return 1.0 - spread * _quantile((gpus - 0.375) / (gpus + 0.25)) if gpus > 1 else 1.0
+    return 1.0 - board_spread() * _quantile((gpus - 0.375) / (gpus + 0.25)) if gpus > 1 else 1.0
 
 
 def _quantile(p: float) -> float:

@@ -4,6 +4,9 @@ Nothing is simulated for each draw. A synchronous step is as slow as its slowest
 tested), so the step is simulated on a small grid of (compute factor, link factor), from one lowered program, and looked up
 between its points. With pipelines the slowest rank bounds every stage: an upper bound. Asynchronous ranks do not wait: their
 throughputs add up, and the figure is the time per rank-step at that rate. What logging and checkpoints add, each draw adds alike.
+
+`predict` prices the board that so many are expected to wait for (`sim.pace`). Where boards are drawn, the grid starts from the mean one: the
+slowest is then in the draws, with the same sigma and on the same part of a kernel (its clock), and is not counted twice.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import msgspec
 
 from sim.bind import Setting, bind
 from sim.cost.price import Cost, Pricer
+from sim.cost.sustained import board_spread
 from sim.files.machinefile import machine_words
 from sim.plan import Output, Plan
 from sim.predict import played, steps_of
@@ -34,9 +38,8 @@ from sim.timeline import metrics
 from topologies.errors import BadInput
 from topologies.load import Topology
 
-RANK_SIGMA = 0.02
-"""Equal GPUs differ by 8 % between the ends of the usual range (Sinha et al., "Not All GPUs Are Created Equal", SC'22, SGEMM on
-five clusters): four sigmas of a log-normal."""
+RANK_SIGMA = board_spread()
+"""Equal boards differ so much in their rate under load: the figure, and its source, by which `predict` finds the slowest of them."""
 STEP_SIGMA = 0.01
 """From step to step on one rank: clocks and the host (assumed)."""
 POINTS = 9
@@ -48,7 +51,8 @@ class Jitter(msgspec.Struct, frozen=True, kw_only=True):
     """Sigmas of log-normal factors with median 1; 0: none."""
 
     rank: float = RANK_SIGMA
-    """Of each rank's compute, for a draw as a whole."""
+    """Of each rank's clock under load (on CPUs: of its compute), for a draw as a whole. 0: no board is drawn, and all wait for the one that
+    `predict` expects to be the slowest."""
     step: float = STEP_SIGMA
     """Of each rank's compute, anew in each step."""
     link: float = 0.0
@@ -102,20 +106,22 @@ def spread(
     found = Jitter() if jitter is None else jitter
     _check(found, draws, setting.plan.world)
     factors = [_draw(setting, found, random.Random(f"{seed}/{at}")) for at in range(draws)]
-    table = _table(setting, calibration, factors)
-    stall = output_seconds(setting, pricer_for(setting, calibration), table.at(1.0, 1.0), True, [])
+    table, without = _table(setting, calibration, factors, _boards(setting, found))
+    stall = output_seconds(setting, pricer_for(setting, calibration), without, True, [])
     samples = [_seconds(table, ranks, link, setting.plan.update.mode == "async") + stall for ranks, link in factors]
     ordered = sorted(samples)
     return Spread(
         p50=quantile(ordered, 0.5), p95=quantile(ordered, 0.95), p99=quantile(ordered, 0.99), mean=math.fsum(ordered) / draws,
-        without=table.at(1.0, 1.0) + stall, jitter=found, seed=seed, samples=tuple(samples),
+        without=without + stall, jitter=found, seed=seed, samples=tuple(samples),
         plan=setting.plan.name or setting.plan.model_name, topology=machine_words(setting.topology),
     )  # fmt: skip
 
 
 def _check(jitter: Jitter, draws: int, world: int) -> None:
     if not isinstance(jitter, Jitter):
-        raise BadInput(f"jitter = {str(jitter)[:40]}: write steptwin.Jitter(rank=0.02, step=0.01), with sigmas of log(time)")
+        raise BadInput(
+            f"jitter = {str(jitter)[:40]}: write steptwin.Jitter(rank={RANK_SIGMA}, step={STEP_SIGMA}), with sigmas of log(time)"
+        )
     for name in ("rank", "step", "link", "length"):
         sigma = getattr(jitter, name)
         if not 0 <= sigma <= 2:
@@ -167,17 +173,33 @@ def _place(grid: list[float], value: float) -> tuple[int, float]:
     return i, min(1.0, max(0.0, (value - grid[i]) / (grid[i + 1] - grid[i])))
 
 
-def _table(setting: Setting, calibration: str | Path | None, factors: list[tuple[tuple[float, ...], float]]) -> _Table:
+def _boards(setting: Setting, jitter: Jitter) -> float:
+    """Share of a factor's logarithm that is the board's clock: expected of a sum of normal values, a part has its share of the variance. 0 where
+    no boards are drawn, and on CPUs, whose every instruction is as slow as the rest."""
+    if setting.topology.kind == "cpu" or not jitter.rank:
+        return 0.0
+    samples = setting.plan.batch.micro * setting.plan.microbatches
+    return jitter.rank**2 / (jitter.rank**2 + jitter.step**2 + math.expm1(jitter.length**2) / samples)
+
+
+def _table(
+    setting: Setting, calibration: str | Path | None, factors: list[tuple[tuple[float, ...], float]], boards: float
+) -> tuple[_Table, float]:
+    """The grid over all factors, of each of which the share `boards` is the clock of a board; and the step as `predict` has it."""
     drawn = [factor for ranks, _ in factors for factor in ranks], [link for _, link in factors]
     points = 5 if all(map(_vary, drawn)) else POINTS
     compute, link = (_grid(values, points) for values in drawn)
     quiet = msgspec.structs.replace(setting.plan, output=Output())
-    program = until_settled(partial(steps_of, setting, quiet, pricer_for(setting, calibration), True, False), STEPS).program
+    usual = pricer_for(setting, calibration)
+    program = until_settled(partial(steps_of, setting, quiet, usual, True, False), STEPS).program
     seconds = []
     for factor in compute:
-        pricer = pricer_for(setting, calibration, slower=factor)  # its kernel costs serve every link factor
+        clock = factor**boards
+        # Its kernel costs serve every link factor.
+        pricer = pricer_for(setting, calibration, slower=factor / clock, board=1.0 / clock if boards else None)
         seconds.append([_step(setting, program, pricer if at == 1.0 else SlowLinks(pricer, at)) for at in link])
-    return _Table(compute, link, seconds)
+    table = _Table(compute, link, seconds)
+    return table, _step(setting, program, usual) if boards else table.at(1.0, 1.0)
 
 
 def _vary(values: list[float]) -> bool:

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import re
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,19 @@ def test_errors_are_of_one_tree_that_the_docstring_draws() -> None:
 def test_all_that_is_offered_is_there_and_says_what_it_does() -> None:
     for name in steptwin.__all__:
         assert (getattr(steptwin, name).__doc__ or "").strip(), name
-    assert {"predict", "run", "compare", "sweep", "twin", "faults", "jobs", "spread", "plan"} <= set(steptwin.__all__)
+    assert {"predict", "run", "compare", "sweep", "twin", "faults", "jobs", "spread", "plan", "Jitter"} <= set(steptwin.__all__)
+
+
+def test_jitter_is_at_hand_where_errors_name_it() -> None:
+    with pytest.raises(steptwin.BadInput, match=r"write steptwin\.Jitter\(") as told:
+        steptwin.spread(PLAN, "dgx-h100", 4, jitter=0.1)  # type: ignore[arg-type]
+    written = re.search(r"steptwin\.Jitter\((.*?)\)", str(told.value))
+    assert written is not None
+    values = {key: float(value) for key, value in (pair.split("=") for pair in written[1].split(", "))}
+    assert steptwin.Jitter(**values) == steptwin.Jitter(), "what the error writes is what is taken where nothing is said"
+    assert steptwin.spread(PLAN, "dgx-h100", 4, jitter=steptwin.Jitter(slow_link=2.0)).jitter.slow_link == 2.0
+    with pytest.raises(AttributeError, match="Jiter"):
+        steptwin.Jiter  # noqa: B018
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,8 @@ def test_a_slow_asynchronous_rank_costs_its_own_share_alone() -> None:
 
 
 def test_a_spread_simulates_no_more_than_what_varies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link that is always slow is one factor beside the sound one; nine points lie along what varies, five where both do."""
+    """A link that is always slow is one factor beside the sound one; nine points lie along what varies, five where both do. Where boards are
+    drawn, the step that `predict` says is none of them: one more."""
     seen: list[object] = []
     real = montecarlo._step
 
@@ -108,4 +109,4 @@ def test_a_spread_simulates_no_more_than_what_varies(monkeypatch: pytest.MonkeyP
         found = spread(load_plan(GPT), "dgx-h100", 20, jitter=jitter)
         counts.append(len(seen))
         assert found.without == pytest.approx(predict(GPT, "dgx-h100").step_time_s, rel=1e-9)
-    assert counts[0] in (2 * 9, 2 * 10) and counts[1] == 2 and counts[2] in (9, 10) and 25 <= counts[3] <= 36
+    assert counts[0] - 1 in (2 * 9, 2 * 10) and counts[1] == 2 and counts[2] in (9, 10) and 25 <= counts[3] - 1 <= 36

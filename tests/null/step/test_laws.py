@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -9,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.bind import bind
+from sim.cost.sustained import board_spread, slowest
 from sim.files.planfile import load_plan
 from sim.planning.montecarlo import Jitter, spread
-from sim.predict import predict
+from sim.predict import played, predict, steps_of
 from sim.pricer import pricer_for
-from sim.timeline.metrics import window
+from sim.timeline.metrics import step_time, window
 from sim.timeline.utilisation import cpu_busy, link_bytes, utilisation
 from sim.trace import Trace
 from topologies.errors import BadInput
@@ -115,16 +117,35 @@ def test_draws_are_the_seeds() -> None:
 
 
 def test_a_draw_is_what_the_engine_finds() -> None:
-    """The table against a simulation with the drawn factor itself."""
-    found = spread(load_plan(PLAN), "dgx-h100", 20, 1, jitter=Jitter(rank=0.2, step=0.0))
-    slowest = max(range(20), key=lambda at: found.samples[at])
-    assert found.samples[slowest] > found.without
-    from random import Random
+    """The table against a simulation with the drawn factor itself: of boards, on their clock; from step to step, on all that is computed."""
+    setting = bind(load_plan(PLAN), "dgx-h100")
+    for jitter in (Jitter(rank=0.2, step=0.0), Jitter(rank=0.0, step=0.2)):
+        found = spread(setting, draws=20, seed=1, jitter=jitter)
+        latest = max(range(20), key=lambda at: found.samples[at])
+        drawn = Random(f"1/{latest}")
+        factor = max(drawn.lognormvariate(0.0, 0.2), drawn.lognormvariate(0.0, 0.2))
+        pricer = pricer_for(setting, board=1 / factor) if jitter.rank else pricer_for(setting, slower=factor)
+        exact = step_time(played(setting, steps_of(setting, setting.plan, pricer, True, False, 8).program, pricer))
+        assert found.samples[latest] == pytest.approx(exact, rel=1e-6) and exact > found.without
 
-    drawn = Random(f"1/{slowest}")
-    factor = max(drawn.lognormvariate(0.0, 0.2), drawn.lognormvariate(0.0, 0.2))
-    exact = predict(PLAN | {"noise": {"stragglers": f"r0: {factor:.12f}x"}}, "dgx-h100").step_time_s
-    assert found.samples[slowest] == pytest.approx(exact, rel=1e-6)
+
+@pytest.mark.parametrize("ranks", [1, 8, 64, 512])
+def test_the_slowest_board_is_counted_once(ranks: int) -> None:
+    """`predict` waits for the board that so many are expected to have; a spread draws it. What is more is jitter from step to step."""
+    on = f"{max(1, ranks // 8)}x dgx-h100"
+    for more in ({"dp_replicate": ranks}, {"dp_shard": ranks, "zero": 3}):
+        plan = load_plan({"model": {"base": "llama3-8b", "layers": 4}, "seq_len": 2048, "parallel": more})
+        step = predict(plan, on).step_time_s
+        boards = spread(plan, on, 200, jitter=Jitter(step=0.0))
+        assert boards.without == pytest.approx(step, rel=1e-9)
+        assert boards.p50 == pytest.approx(step, rel=4e-3)
+        found = spread(plan, on, 200)
+        assert -1e-3 < found.p50 / step - 1 < 0.015
+        assert found.p99 > 1.002 * found.p50
+
+
+def test_one_figure_says_how_boards_differ() -> None:
+    assert Jitter().rank == board_spread() and slowest(2) < 1 - 0.5 * board_spread()
 
 
 def test_more_noise_is_slower() -> None:
