@@ -130,8 +130,8 @@ class Update(_Section, frozen=True, kw_only=True):
 class Comm(_Section, frozen=True, kw_only=True):
     """How gradients travel."""
 
-    bucket: int = 25 * 2**20
-    """Gradient bucket in bytes (DDP's default 25 MiB; the first is 1 MiB)."""
+    bucket: int | None = None
+    """Gradient bucket in bytes, the first included; unsaid: as the framework cuts them (DDP: 25 MiB, the first 1 MiB)."""
     overlap: bool = True
     """Gradient communication beside backward."""
     reduce_dtype: Literal["fp32", "bf16", "fp16"] | None = None

@@ -11,7 +11,7 @@ import msgspec
 from sim.bind import model_of, usual_length
 from sim.files.planfile import SIZES, TIMES, toml_value
 from sim.files.wrongvalue import options
-from sim.framework import framework_of, sharding_of
+from sim.framework import Framework, framework_of, sharding_of
 from sim.plan import Plan
 from topologies.errors import SteptwinError
 
@@ -30,7 +30,8 @@ def full_tree(plan: Plan) -> dict[str, Any]:
     for paths, said in ((SIZES, said_size), (TIMES, said_time)):
         for path in paths:
             section, key = path.split(".")
-            tree[section][key] = said(tree[section][key])
+            if tree[section][key] is not None:
+                tree[section][key] = said(tree[section][key])
     return tree
 
 
@@ -101,8 +102,18 @@ def _unsaid(plan: Plan) -> dict[str, tuple[Any, str]]:
         "optimizer.implementation": (framework.optimizer, habit),
         "optimizer.states": (None, "moments are kept in what they update"),
         "optimizer.clip": (framework.clip, habit),
+        "comm.bucket": (None, _buckets(framework)),
         "comm.reduce_dtype": (framework.reduce_dtype, habit),
     }
+
+
+def _buckets(framework: Framework) -> str:
+    """How gradients are cut where the plan does not say it: no one size is the same as torch's rule, whose first bucket is smaller."""
+    if framework.bucket:
+        return f"{framework.name}'s {framework.bucket} MiB"
+    if framework.accumulate_in_gemm:
+        return "Megatron's 40 million elements, or a million for each data-parallel rank where that is more"
+    return "DDP's 25 MiB, and 1 MiB for the first"
 
 
 def _length(plan: Plan) -> int | None:

@@ -200,7 +200,7 @@ def _quantities(tree: dict[str, Any]) -> dict[str, Any]:
     for paths, read in ((SIZES, units.size), (TIMES, units.duration)):
         for path in paths:
             section, key = path.split(".")
-            if isinstance(copy.get(section), dict) and key in copy[section]:
+            if isinstance(copy.get(section), dict) and copy[section].get(key) is not None:
                 _bare(path, copy[section][key])
                 copy[section][key] = read(copy[section][key], path)
     return copy

@@ -12,8 +12,6 @@ from sim.schedule import Name
 from sim.schedule.reading import name_of
 from sim.schedule.shards import by_actions
 
-DEFAULT_BUCKET = 25 << 20
-"""comm.bucket where the plan says nothing: then the framework's own bucket rule holds."""
 EAGER = ("python", "te", "te-graphs")
 """Hosts that run Python modules and autograd beside the launches."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sim.framework import Framework, sharding_of
+from sim.lower.data_parallel.buckets import named
 from sim.lower.optimizer import muon, outer
 from sim.lower.optimizer.owned import STATES, moment_width, states
 from sim.memory.overhead import constants
@@ -84,7 +85,7 @@ def alike(blocks: Iterable[Block]) -> list[tuple[Block, int]]:
 
 def _gathered(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], ranks: int, gradients: float, tied: bool) -> float:
     """DDP without gradient views: buckets as large as the gradients, in the dtype that travels. Who names a bucket (Horovod's fusion buffer,
-    apex's and DeepSpeed's flat copies) fills it again and again; who packs none has none. autocast: 16-bit copies, alive until backward.
+    apex's and DeepSpeed's flat copies) fills it again and again, as large as the plan wants it (`named`); who packs none has none. autocast: 16-bit copies, alive until backward.
     A hook casts a bucket into another one, and DDP's first bucket is all gradients. FSDP: `_unsharded`."""
     train, (zero, _) = plan.task != "forward", sharding_of(plan, framework)
     if zero == 3:
@@ -98,7 +99,7 @@ def _gathered(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], rank
         grad, sent = BYTES[framework.grad_dtype], BYTES[framework.reduce_dtype]
         hooked = framework.casts_messages and framework.reduce_dtype != framework.grad_dtype
         buckets = gradients / grad * (grad + sent if hooked else sent)
-        found += min(buckets, framework.bucket << 20) if framework.bucket else buckets
+        found += min(buckets, named(plan, framework) or 0) if framework.bucket else buckets
     if framework.accumulate_in_gemm and train:
         found += 2.0 * sum(_weights(blocks))
     return found

@@ -47,7 +47,7 @@ def test_every_key_is_there_said_or_in_a_comment() -> None:
         for key in values if isinstance(values, dict) else (section,):
             assert any(line.removeprefix("# ").startswith((f"{key} = ", f"{key}:")) for line in text.splitlines()), key
     assert "# compile = false  # unsaid: pytorch's default" in text and "# global = 1  # unsaid: micro x" in text
-    assert 'bucket = "25 MiB"' in text and 'recompute = "none"  # none selective full' in text
+    assert "# bucket: unsaid, DDP's 25 MiB, and 1 MiB for the first" in text and 'recompute = "none"  # none selective full' in text
 
 
 def test_what_is_said_in_comments_holds_when_it_is_said() -> None:
@@ -94,8 +94,19 @@ def test_a_shown_plan_is_predicted(call: Call, tmp_path: Path) -> None:
 
 def test_a_predictions_plan_is_a_plan() -> None:
     found = steptwin.predict("gpt2-ddp8", "dgx-h100")
-    assert found.to_dict()["plan"]["comm"]["bucket"] == "25 MiB"
+    assert found.to_dict()["plan"]["comm"]["bucket"] is None and found.to_dict()["plan"]["data"]["sample"] == "0 B"
     assert steptwin.plan(found.to_dict()["plan"]) == found.plan
+
+
+def test_how_gradients_are_cut_is_said_as_the_framework_does_it() -> None:
+    for framework, said in (
+        ("tf1-horovod", "tf1-horovod's 64 MiB"),
+        ("megatron-core", "Megatron's 40 million elements"),
+        ("pytorch", "DDP's"),
+    ):
+        assert f"# bucket: unsaid, {said}" in full_plan(Plan(model="llama3-8b", framework=framework))
+    said = load_plan({"model": "llama3-8b", "comm": {"bucket": "25 MiB"}})
+    assert 'bucket = "25 MiB"' in full_plan(said) and load_plan(full_tree(said)) == said != Plan(model="llama3-8b")
 
 
 @pytest.mark.parametrize(("text", "told"), [("{", "not valid JSON"), ("[1]", "must hold an object"), ('{"modl": 1}', "Did you mean model")])

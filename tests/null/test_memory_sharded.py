@@ -117,3 +117,11 @@ def test_a_v_shaped_pipeline_has_one_tied_table() -> None:
 def test_replicas_hold_the_buckets_that_their_framework_fills(framework: str, buckets: int) -> None:
     alone, replicas = report(framework=framework), report(framework=framework, parallel={"dp_replicate": 8})
     assert replicas.gathered - alone.gathered == buckets
+
+
+@pytest.mark.parametrize(
+    ("framework", "buckets"), [("tf1-horovod", 16 * 2**20), ("deepspeed", 16 * 2**20), ("pytorch", 2 * PARAMETERS), ("megatron-lm", 0)]
+)
+def test_who_fills_one_buffer_again_has_one_as_large_as_the_plan_says(framework: str, buckets: int) -> None:
+    alone, replicas = (report(framework=framework, parallel={"dp_replicate": n}, comm={"bucket": "16 MiB"}) for n in (1, 8))
+    assert replicas.gathered - alone.gathered == buckets

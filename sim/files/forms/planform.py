@@ -8,8 +8,8 @@ from sim import plan
 class Comm(plan.Comm, frozen=True, kw_only=True):
     """How gradients travel, with units."""
 
-    bucket: str = "25 MiB"  # type: ignore[assignment]
-    """Gradient bucket: a size with its unit."""
+    bucket: str | None = None  # type: ignore[assignment]
+    """Gradient bucket: a size with its unit; null: as the framework cuts them."""
 
 
 class Data(plan.Data, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 torch's reducer: in the first step one bucket holds all (DistributedDataParallel passes sys.maxsize as limit unless unused
 parameters are looked for); from the second on they follow the order of readiness, 1 MiB for the first bucket and 25 MiB for
-the others, or `bucket_cap_mb` for all where it is said (torch 2.13, nn/parallel/distributed.py, reducer.cpp). A bucket
+the others (`DEFAULT_BUCKET`), or `bucket_cap_mb` for all where it is said (torch 2.13, nn/parallel/distributed.py, reducer.cpp). A bucket
 closes with the parameter that reaches its limit. Megatron: max(40e6, 1e6 x dp) elements, no rebuilding
 (megatron/core/distributed/distributed_data_parallel.py). Horovod and OneFlow: so many bytes of what is ready (`Framework.bucket`).
 """
@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sim.lower.job import DEFAULT_BUCKET, Job
+from sim.framework import Framework
+from sim.lower.job import Job
 from sim.lower.template import BlockOps, PartOps
 from sim.model.parts import Part
+from sim.plan import Plan
 from sim.work import BYTES
 
+DEFAULT_BUCKET = 25 << 20
 FIRST_BUCKET = 1 << 20
 Where = tuple[str, str]
 """(block, part)."""
@@ -61,18 +64,18 @@ def trained(blocks: list[BlockOps]) -> list[PartOps]:
 
 def limits(job: Job, step: int) -> tuple[float, float]:
     """Bytes that close the first bucket and each later one."""
-    bucket = job.plan.comm.bucket
-    whole = float("inf")
-    if not job.overlap_grad and not job.sums_at_end:
+    whole, said = float("inf"), named(job.plan, job.framework)
+    torchs = rebuilds(job) and not job.framework.bucket
+    if (not job.overlap_grad and not job.sums_at_end) or (step == 0 and torchs):
         return whole, whole
-    if bucket != DEFAULT_BUCKET:
-        return (whole, whole) if step == 0 and rebuilds(job) else (bucket, bucket)
-    if job.framework.bucket:
-        return float(job.framework.bucket << 20), float(job.framework.bucket << 20)
-    if job.flat_gradients:
-        megatron = max(40_000_000, 1_000_000 * job.size(job.data_axis)) * job.reduce_bytes
-        return megatron, megatron
-    return (whole, whole) if step == 0 and rebuilds(job) else (FIRST_BUCKET if job.zero == 0 else bucket, bucket)
+    if said is None and job.flat_gradients:
+        said = int(max(40_000_000, 1_000_000 * job.size(job.data_axis)) * job.reduce_bytes)
+    return (said, said) if said is not None else (FIRST_BUCKET if job.zero == 0 else DEFAULT_BUCKET, DEFAULT_BUCKET)
+
+
+def named(plan: Plan, framework: Framework) -> int | None:
+    """Bytes of a message as the plan says them, or else the framework; None: by a rule of torch's or Megatron's own."""
+    return (framework.bucket << 20 or None) if plan.comm.bucket is None else plan.comm.bucket
 
 
 def rebuilds(job: Job) -> bool:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from sim.files.planfile import load_plan
-from sim.framework import load_framework
+from sim.framework import Framework, load_framework
 from sim.lower.binding import job_of
 from sim.lower.blocks import lower_block
 from sim.lower.data_parallel.buckets import buckets_of
@@ -87,19 +87,38 @@ def test_eager_frameworks_spend_host_time_in_modules_autograd_and_hooks() -> Non
     assert {"module", "autograd", "accumulate", "ddp_step", "ddp_bucket", "ddp_parameter", "optimizer", "optimizer_step"} <= set(kinds)
 
 
-def _buckets(sizes: list[int], bucket: int, step: int = 1, **parts: object) -> list[tuple[int, ...]]:
-    plan = load_plan({"model": "tiny", "precision": "fp32", "parallel": {"dp_replicate": 2}, "comm": {"bucket": f"{bucket} B"}})
+def _buckets(sizes: list[int], bucket: int | None, step: int = 1, framework: Framework = QUIET) -> list[tuple[int, ...]]:
+    comm = {} if bucket is None else {"bucket": f"{bucket} B"}
+    plan = load_plan({"model": "tiny", "precision": "fp32", "parallel": {"dp_replicate": 2}, "comm": comm})
     net = network(1, tuple(linear(f"p{i}", n) for i, n in enumerate(sizes)))
-    job = job_of(plan, net, QUIET, "cuda", 2)
+    job = job_of(plan, net, framework, "cuda", 2)
     blocks = [lower_block(job, name, block) for name, block in net.blocks]
     return [bucket.tensors for bucket in buckets_of(job, blocks, step)]
 
 
 def test_torchs_limits_first_a_mebibyte_then_25() -> None:
     quarter = 256 * 1024  # elements of 1 MiB in fp32
-    assert _buckets([quarter] * 30, 25 * MIB) == [(quarter,), (quarter,) * 25, (quarter,) * 4]
+    assert _buckets([quarter] * 30, None) == [(quarter,), (quarter,) * 25, (quarter,) * 4]
     assert _buckets([quarter] * 6, 2 * MIB) == [(quarter,) * 2] * 3, "a size that is said holds for the first bucket too"
-    assert _buckets([quarter] * 30, 25 * MIB, step=0) == [(quarter,) * 30]
+    assert _buckets([quarter] * 30, 25 * MIB) == [(quarter,) * 25, (quarter,) * 5], "25 MiB is a size like others"
+    assert _buckets([quarter] * 30, None, step=0) == _buckets([quarter] * 30, 2 * MIB, step=0) == [(quarter,) * 30]
+
+
+@pytest.mark.parametrize("framework", ["megatron-core", "tf1-horovod", "deepspeed", "pytorch"])
+def test_a_bucket_that_is_said_is_the_buckets_size_whoever_cuts(framework: str) -> None:
+    """24, 25 and 26 MiB are three sizes, and none of them is the framework's own rule."""
+    eighth, how = 128 * 1024, load_framework(framework)  # elements of half a MiB in fp32
+    width = 2 if how.grad_dtype == "bf16" else 4
+    sizes = [eighth * 4 // width] * 300
+    for mib in (24, 25, 26):
+        assert set(map(len, _buckets(sizes, mib * MIB, framework=how)[:-1])) == {2 * mib}
+
+
+def test_horovods_first_step_has_the_buckets_of_all() -> None:
+    """torch's DDP alone begins with one."""
+    quarter, horovod = 256 * 1024, load_framework("tf1-horovod")
+    for said in (None, 2 * MIB):
+        assert _buckets([quarter] * 99, said, 0, horovod) == _buckets([quarter] * 99, said, 1, horovod) != [(quarter,) * 99]
 
 
 def test_a_linears_bias_is_ready_before_its_weight_and_a_norms_after() -> None:
