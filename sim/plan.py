@@ -156,6 +156,7 @@ class Data(_Section, frozen=True, kw_only=True):
     """Batches ready per worker."""
     pinned: bool = True
     shuffle: bool = True
+    """In what order a run reads its samples; a prediction takes all of them alike."""
     stream: Literal["copy", "compute"] = "copy"
     """Lane of the host-to-device copy."""
     handover: Literal["event", "synchronize", "none"] = "event"
@@ -207,6 +208,7 @@ class Plan(_Section, frozen=True, kw_only=True):
     """Fused kernels and fewer launches."""
     cuda_graphs: bool | None = None
     seed: int = 0
+    """Of a run's first weights and order of samples, and of `noise` where that names none."""
     batch: Batch = Batch()
     parallel: Parallel = Parallel()
     memory: Memory = Memory()

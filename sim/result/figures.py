@@ -77,7 +77,7 @@ def figures(setting: Setting, program: Program, trace: Trace, step: float, split
         breakdown=split,
         critical_path=metrics.critical_path(trace),
         sources=metrics.sources(trace),
-        warnings=_warnings(setting, per_gpu, peak, trace),
+        warnings=_warnings(setting, program, per_gpu, peak, trace),
         unit="tokens" if network.seq > 1 else "samples",
         interval=(sure.low, sure.high),
         mark=sure.mark,
@@ -87,8 +87,8 @@ def figures(setting: Setting, program: Program, trace: Trace, step: float, split
     )
 
 
-def _warnings(setting: Setting, per_gpu: float, peak: float | None, trace: Trace) -> list[str]:
-    found = idle(setting) + unfelt(setting.topology, setting.plan.world) + _crowded(setting)
+def _warnings(setting: Setting, program: Program, per_gpu: float, peak: float | None, trace: Trace) -> list[str]:
+    found = idle(setting, program) + unfelt(setting.topology, setting.plan.world) + _crowded(setting)
     if peak and per_gpu > peak * _saved(setting):
         found.append(f"model FLOP rate {per_gpu / 1e12:.0f} TFLOP/s is above the device's peak {peak / 1e12:.0f}: check the model's FLOPs")
     network = setting.network

@@ -1,6 +1,7 @@
 """Keys of a plan that were said and change nothing: a plan that means something else than its writer thinks should not pass in silence.
 
-Each rule names a key, when it is idle, and why. The tests predict with the key and without it: an idle one changes no figure.
+Each rule names a key, when it is idle, and why. The tests predict with the key and without it: an idle one changes no figure; and they change
+every key of a few plans: what changes no figure is named, or it is one of a few that have a reason (`data.shuffle`, `seed`: a run reads them).
 """
 
 from __future__ import annotations
@@ -11,8 +12,12 @@ from typing import NamedTuple
 import msgspec
 
 from sim.bind import Setting
+from sim.framework import sharding_of
 from sim.lower.optimizer.owned import STATES
+from sim.model.layers.redo import redone
+from sim.model.parts import Block
 from sim.plan import Plan
+from sim.program import Program
 
 
 class Rule(NamedTuple):
@@ -45,9 +50,41 @@ def _whole_tensors(setting: Setting) -> bool:
 
 def _nothing_travels(setting: Setting) -> bool:
     """No gradients between ranks; where a flat buffer holds them, it has their dtype all the same."""
-    u = setting.plan.update
-    alone = setting.plan.world // (setting.plan.parallel.tp * setting.plan.parallel.pp) == 1
-    return (alone or u.mode != "sync" or u.aggregate != "gpu") and not setting.framework.accumulate_in_gemm
+    return _alone(setting) and not setting.framework.accumulate_in_gemm
+
+
+def _alone(setting: Setting) -> bool:
+    """No other rank has the same gradients: none travel, whatever holds them."""
+    plan = setting.plan
+    return plan.world // (plan.parallel.tp * plan.parallel.pp) == 1 or plan.update.mode != "sync" or plan.update.aggregate != "gpu"
+
+
+def _no_buckets(setting: Setting) -> bool:
+    """Nor are gradients cut: FSDP's travel layer by layer, others that no overlap hides in one message."""
+    framework = setting.framework
+    whole = not (setting.plan.comm.overlap and framework.overlap_grad) and not framework.replicas_at_end
+    return _forward(setting) or _alone(setting) or sharding_of(setting.plan, framework)[0] == 3 or whole
+
+
+def _never_beside(setting: Setting) -> bool:
+    framework, (zero, _) = setting.framework, sharding_of(setting.plan, setting.framework)
+    return _forward(setting) or _alone(setting) or (zero < 3 and (not framework.overlap_grad or (zero == 0 and framework.replicas_at_end)))
+
+
+def _blocks(setting: Setting) -> list[Block]:
+    """Each kind once."""
+    return list({id(block): block for _, block in setting.network.blocks}.values())
+
+
+def _nothing_again(setting: Setting) -> bool:
+    modules = setting.plan.memory.modules
+    return _forward(setting) or (bool(modules) and not any(redone(block, modules).runs for block in _blocks(setting)))
+
+
+def _one_way(setting: Setting) -> bool:
+    """No choice of algorithms: gloo's are its own, and inside a node there is no hierarchy."""
+    near = setting.topology.node(setting.plan.world - 1) == 0
+    return _on_cpu(setting) or (near and setting.plan.comm.algorithm == "hierarchical")
 
 
 def _on_cpu(setting: Setting) -> bool:
@@ -60,6 +97,7 @@ def _unsplit(setting: Setting) -> bool:
 
 RULES = (
     Rule("seq_len", lambda s: s.network.seq < (s.plan.seq_len or 0), "the model takes no sequences, or cuts them to its own `longest`"),
+    Rule("attention", lambda s: not any(part.cls == "attention" for block in _blocks(s) for part in block.parts), "the model has none"),
     Rule(
         "parallel.zero",
         lambda s: _unsplit(s) and bool(s.plan.parallel.zero),
@@ -73,23 +111,42 @@ RULES = (
     Rule("parallel.prefetch", lambda s: _zero(s) < 3 or _unsplit(s), "parameters are not split (zero = 3 with dp_shard > 1)"),
     Rule("parallel.sequence_parallel", _whole_tensors, "tp = 1"),
     Rule("parallel.tp_overlap", _whole_tensors, "tp = 1"),
-    Rule("parallel.schedule", _one_stage, "pp = 1"),
+    Rule(
+        "parallel.schedule",
+        lambda s: _one_stage(s) or (s.plan.parallel.schedule == "interleaved" and s.plan.parallel.virtual_stages == 1),
+        "pp = 1, or (interleaved) virtual_stages = 1: one chunk a rank in turn is 1F1B",
+    ),
     Rule("parallel.virtual_stages", _one_stage, "pp = 1"),
     Rule("parallel.cp_kind", lambda s: s.plan.parallel.cp == 1, "cp = 1"),
     Rule("parallel.ep", _dense, "the model has no experts"),
     Rule("parallel.etp", _dense, "the model has no experts"),
     Rule("parallel.capacity", _dense, "the model has no experts"),
-    Rule("memory.recompute", _forward, "nothing runs backward"),
+    Rule("memory.recompute", _nothing_again, "nothing runs backward, or (selective) the layers have none of the modules"),
     Rule("memory.recompute_modules", lambda s: s.plan.memory.recompute != "selective", 'recompute is not "selective"'),
     Rule("memory.recompute_layers", lambda s: s.plan.memory.recompute != "full", 'recompute is not "full"'),
+    Rule("memory.offload", _forward, "nothing is kept for backward, and nothing is updated"),
     Rule("optimizer.name", _forward, "nothing is updated"),
+    Rule("optimizer.implementation", lambda s: _forward(s) or s.plan.host_optimizer, "nothing is updated, or by the host in one pass"),
+    Rule("optimizer.clip", lambda s: _forward(s) or s.plan.update.mode == "async", "nothing is updated, or by a server"),
+    Rule("optimizer.on", _forward, "nothing is updated"),
     Rule(
         "optimizer.states",
         lambda s: _forward(s) or not STATES[s.plan.optimizer.name],
         "nothing is updated, or by an optimizer without moments",
     ),
+    Rule(
+        "comm.bucket",
+        _no_buckets,
+        "no gradients travel between ranks, or not in buckets (FSDP: by layers; without overlap: in one message)",
+    ),
+    Rule("comm.overlap", _never_beside, "no gradients travel between ranks, or the framework sums them after backward anyway"),
+    Rule("comm.algorithm", _one_way, "gloo has algorithms of its own, and inside one node there is no hierarchy"),
     Rule("comm.reduce_dtype", lambda s: _forward(s) or _nothing_travels(s), "no gradients travel between ranks"),
-    Rule("update.mode", _forward, "nothing is updated"),
+    Rule(
+        "update.mode",
+        lambda s: _forward(s) or (s.plan.update.mode == "local" and s.plan.data_ranks == 1),
+        "nothing is updated, or (local) no other rank has parameters to agree on",
+    ),
     Rule("update.aggregate", _forward, "nothing is updated"),
     Rule("update.every", lambda s: s.plan.update.mode != "local", 'mode is not "local"'),
     Rule("update.outer", lambda s: _forward(s) or s.plan.update.mode != "local", 'mode is not "local"'),
@@ -102,14 +159,23 @@ RULES = (
         lambda s: _on_cpu(s) or s.plan.data.stream == "compute",
         'batches are copied to a device on no stream of their own (stream = "copy", on a GPU)',
     ),
+    Rule("output.sync_every", _on_cpu, "a CPU is no device to wait for"),
+    Rule("output.item_every", _on_cpu, "a CPU is no device to wait for"),
     Rule("output.checkpoint_to", lambda s: not s.plan.output.checkpoint_every, "checkpoint_every = 0"),
     Rule("output.checkpoint_mode", lambda s: not s.plan.output.checkpoint_every, "checkpoint_every = 0"),
 )
 
 
-def idle(setting: Setting) -> list[str]:
-    """A sentence for each key that differs from its default and has no effect on this model and machine."""
-    return [f"{rule.key} = {shown(setting.plan, rule.key)} has no effect: {rule.why}" for rule in RULES if _idle(rule, setting)]
+def idle(setting: Setting, program: Program | None = None) -> list[str]:
+    """A sentence for each key that differs from its default and has no effect on this model and machine; of algorithms also one that none
+    of the `program`'s collectives has."""
+    found = [f"{rule.key} = {shown(setting.plan, rule.key)} has no effect: {rule.why}" for rule in RULES if _idle(rule, setting)]
+    forced = setting.plan.comm.algorithm
+    if forced == "auto" or program is None or any(text.startswith("comm.algorithm = ") for text in found):
+        return found
+    if any(op.how == forced for ops in program.segments.values() for op in ops if op.kind == "collective"):
+        return found
+    return [*found, f'comm.algorithm = "{forced}" has no effect: none of the step\'s collectives has such an algorithm']
 
 
 def _idle(rule: Rule, setting: Setting) -> bool:

@@ -18,6 +18,7 @@ MOE: dict[str, Any] = {"model": "qwen3-30b-a3b", "seq_len": 256, "batch": {"glob
 SAID: dict[str, tuple[dict[str, Any], str, tuple[str, ...], dict[str, Any] | None]] = {
     # key: (a plan where it is idle, its value, what makes it work, another plan to do so)
     "seq_len": ({"model": "resnet50", "batch": {"global": 8}}, "64", (), BASE),
+    "attention": ({"model": "resnet50", "batch": {"global": 8}}, "math", (), BASE),
     "parallel.zero": (BASE, "3", ("parallel.dp_shard=8",), None),
     "parallel.reshard_after_forward": (BASE, "false", ("parallel.dp_shard=8", "parallel.zero=3"), None),
     "parallel.prefetch": (BASE, "0", ("parallel.dp_shard=8", "parallel.zero=3", "seq_len=8"), None),
@@ -32,8 +33,20 @@ SAID: dict[str, tuple[dict[str, Any], str, tuple[str, ...], dict[str, Any] | Non
     "memory.recompute": (BASE | {"task": "forward"}, "full", ("task=train",), None),
     "memory.recompute_modules": (BASE, '["layernorm"]', ("memory.recompute=selective",), None),
     "memory.recompute_layers": (BASE, "2", ("memory.recompute=full",), None),
+    "memory.offload": (BASE | {"task": "forward"}, "activations", ("task=train",), None),
     "optimizer.name": (BASE | {"task": "forward"}, "sgd", ("task=train",), None),
+    "optimizer.implementation": (BASE | {"optimizer": {"on": "cpu"}}, "fused", ("optimizer.on=gpu",), None),
+    "optimizer.clip": (BASE | {"task": "forward"}, "true", ("task=train",), None),
+    "optimizer.on": (BASE | {"task": "forward"}, "cpu", ("task=train",), None),
     "optimizer.states": (BASE | {"optimizer": {"name": "sgd", "implementation": "fused"}}, "fp8", ("optimizer.name=adamw",), None),
+    "comm.bucket": (BASE | {"parallel": {"dp_shard": 2, "zero": 3}}, '"1 MiB"', ("parallel.zero=0",), None),
+    "comm.overlap": (BASE | {"framework": "tf2-horovod", "parallel": {"dp_replicate": 2}}, "false", ("framework=pytorch",), None),
+    "comm.algorithm": (
+        BASE | {"parallel": {"dp_replicate": 2}},
+        "tree",
+        ("seq_len=1024",),
+        BASE | {"parallel": {"dp_replicate": 8}, "comm": {"overlap": False}},
+    ),
     "comm.reduce_dtype": (BASE | {"parallel": {"dp_replicate": 2}, "update": {"mode": "local"}}, "fp32", ("update.mode=sync",), None),
     "update.mode": (BASE | {"task": "forward", "parallel": {"dp_replicate": 2}}, "local", ("task=train",), None),
     "update.aggregate": (BASE | {"task": "forward", "parallel": {"dp_replicate": 2}}, "primary", ("task=train",), None),
@@ -44,12 +57,14 @@ SAID: dict[str, tuple[dict[str, Any], str, tuple[str, ...], dict[str, Any] | Non
     "data.pinned": (BASE, "false", (), BASE | {"data": {"source": "disk", "sample": "1 MiB"}}),
     "data.stream": (BASE, "compute", (), BASE | {"data": {"source": "disk", "sample": "64 MiB", "workers": 8}}),
     "data.handover": (BASE | {"data": {"stream": "compute"}}, "synchronize", ("data.stream=copy",), None),
+    "output.sync_every": (BASE, "1", (), BASE),
+    "output.item_every": (BASE, "1", (), BASE),
     "output.checkpoint_to": (BASE, "store", ("output.checkpoint_every=1",), None),
     "output.checkpoint_mode": (BASE | {"parallel": {"dp_replicate": 2}}, "full", ("output.checkpoint_every=1",), None),
 }
 
 
-CPU = ("data.pinned", "data.stream")
+CPU = ("data.pinned", "data.stream", "comm.algorithm", "output.sync_every", "output.item_every")
 """Idle on a CPU host alone."""
 
 
@@ -94,6 +109,28 @@ def test_a_cpu_hands_no_batch_over_to_a_device(said: str) -> None:
     plan = load_plan(tree, (said,))
     assert [text.partition(" = ")[0] for text in idle(bind(plan, "cpu-host"))] == [said.partition("=")[0]]
     assert _figures(plan, "cpu-host") == _figures(load_plan(tree), "cpu-host")
+
+
+def test_buckets_of_one_message_are_none() -> None:
+    """Horovod under XLA has all gradients when backward has ended: no size and no overlap cuts them."""
+    tree = BASE | {"framework": "tf2-horovod", "parallel": {"dp_replicate": 4}}
+    plan = load_plan(tree, ("comm.bucket=1 MiB",))
+    assert [text.partition(" = ")[0] for text in idle(bind(plan, "dgx-h100"))] == ["comm.bucket"]
+    assert _figures(plan) == _figures(load_plan(tree))
+
+
+def test_an_algorithm_that_none_of_the_collectives_has_is_named() -> None:
+    """A tree is for all_reduce alone; which collectives there are, the program says."""
+    for parallel, named in (({"dp_shard": 4, "zero": 3}, True), ({"dp_shard": 2, "dp_replicate": 2, "zero": 3}, False)):
+        found = predict_setting(bind(load_plan(BASE | {"parallel": parallel, "comm": {"algorithm": "tree"}}), "dgx-h100"))
+        assert any("none of the step's collectives has such an algorithm" in text for text in found.warnings) is named
+
+
+def test_a_dense_models_gradients_are_not_summed_over_experts() -> None:
+    tree = BASE | {"framework": "tf1-horovod", "parallel": {"dp_replicate": 4}}
+    plan = load_plan(tree, ("parallel.ep=2",))
+    assert any("the model has no experts" in text for text in idle(bind(plan, "dgx-h100")))
+    assert _figures(plan) == _figures(load_plan(tree))
 
 
 def test_a_pipeline_keeps_what_it_gathers_whatever_is_said() -> None:
