@@ -117,7 +117,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def gathers_ahead(self) -> bool:
         """ZeRO-1 and -2: updated parameters are gathered beside the next forward, not after the update. What owners broadcast is not
         (Megatron-Core's LayerWiseDistributedOptimizer wants overlap_param_gather off)."""
-        return self.zero in (1, 2) and self.framework.overlap_param and not self.owns_tensors
+        return self.train and self.zero in (1, 2) and self.framework.overlap_param and not self.owns_tensors
 
     @property
     def host_updates(self) -> bool:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from sim.framework import Framework
 from sim.memory.activations import Moment
+from sim.memory.groups import groups
 from sim.model.parts import Network
 from sim.plan import Plan
-from sim.rules import mesh_of
 from topologies.hardware import Cpu, Gpu
 from topologies.units import size
 
@@ -23,15 +23,12 @@ def constants() -> dict[str, float]:
     return {name: float(size(value, name) if isinstance(value, str) else value) for name, value in read.items()}
 
 
-def context_bytes(plan: Plan, network: Network, device: Gpu | Cpu | None, moving: int) -> int:
-    """Of the driver, the libraries and the allocator, and of each group's communicator: NCCL makes one when it is first used, so that a
-    model without experts has none for `ep`."""
+def context_bytes(plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu | None, moving: int) -> int:
+    """Of the driver, the libraries and the allocator, and of each group's communicator (`groups`)."""
     if isinstance(device, Cpu):
         return 0
-    c, mesh = constants(), mesh_of(plan)
-    axes = ("tp", "cp", "pp", "grad", *(("ep",) if network.active_parameters < network.parameters else ()))
-    groups = sum(mesh.size(axis) > 1 for axis in axes)
-    return round(c["context.bytes"] + c["context.workspace"] + groups * c["nccl.communicator"] + c["allocator.fragmentation"] * moving)
+    c, made = constants(), len(groups(plan, network, framework))
+    return round(c["context.bytes"] + c["context.workspace"] + made * c["nccl.communicator"] + c["allocator.fragmentation"] * moving)
 
 
 def apart_bytes(framework: Framework, device: Gpu | Cpu | None, found: list[Moment], worst: Moment) -> int:

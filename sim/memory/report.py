@@ -129,7 +129,8 @@ def _stage(
         activations=worst.activations,
         working=worst.working,
         gathered=static["gathered"],
-        context=context_bytes(plan, network, device, worst.activations + worst.working) + apart_bytes(framework, device, found, worst),
+        context=context_bytes(plan, network, framework, device, worst.activations + worst.working)
+        + apart_bytes(framework, device, found, worst),
         stage=rank,
     )
 

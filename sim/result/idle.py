@@ -100,8 +100,8 @@ RULES = (
     Rule("attention", lambda s: not any(part.cls == "attention" for block in _blocks(s) for part in block.parts), "the model has none"),
     Rule(
         "parallel.zero",
-        lambda s: _unsplit(s) and bool(s.plan.parallel.zero),
-        "dp_shard = 1: there are no ranks to split anything over (dp_replicate holds whole copies)",
+        lambda s: bool(s.plan.parallel.zero) and (_unsplit(s) or (_forward(s) and sharding_of(s.plan, s.framework)[0] < 3)),
+        "dp_shard = 1: there are no ranks to split anything over (dp_replicate holds whole copies), or forward has nothing but parameters",
     ),
     Rule(
         "parallel.reshard_after_forward",

@@ -133,6 +133,15 @@ def test_a_dense_models_gradients_are_not_summed_over_experts() -> None:
     assert _figures(plan) == _figures(load_plan(tree))
 
 
+def test_a_forward_pass_has_no_optimizer_to_split() -> None:
+    """Nor updated parameters to gather."""
+    tree = BASE | {"task": "forward", "parallel": {"dp_shard": 4, "zero": 0}}
+    plan = load_plan(tree, ("parallel.zero=1",))
+    assert any(text.startswith("parallel.zero = 1 has no effect") for text in idle(bind(plan, "dgx-h100")))
+    assert _figures(plan) == _figures(load_plan(tree))
+    assert _figures(load_plan(tree, ("parallel.zero=3",))) != _figures(plan)
+
+
 def test_a_pipeline_keeps_what_it_gathers_whatever_is_said() -> None:
     sharded = BASE | {"parallel": {"dp_shard": 4, "zero": 3, "pp": 2}}
     plan = load_plan(sharded, ("parallel.reshard_after_forward=false",))

@@ -1,0 +1,38 @@
+"""The groups of ranks that a step's messages on devices go through: NCCL makes a communicator for each when it is first used.
+
+Said of a plan before it is lowered, as memory is; the tests hold it against the groups of lowered programs.
+"""
+
+from __future__ import annotations
+
+from sim.framework import Framework, sharding_of
+from sim.model.parts import Network
+from sim.plan import Plan
+from sim.rules import mesh_of
+
+
+def groups(plan: Plan, network: Network, framework: Framework) -> set[str]:
+    """Mesh axes over which some rank sends; those of one rank send nothing."""
+    mesh, (zero, _) = mesh_of(plan), sharding_of(plan, framework)
+    has_experts = any(part.expert for block in {id(block): block for _, block in network.blocks}.values() for part in block.parts)
+    found = {"tp", "cp", "pp", *(("ep",) if has_experts else ())}
+    if zero == 3:
+        found |= {"fsdp", *(("efsdp",) if has_experts and mesh.apart else ())}
+    if plan.task != "forward":
+        found |= _summed(plan, framework, zero, has_experts and mesh.apart)
+    return {axis for axis in found if mesh.size(axis) > 1}
+
+
+def _summed(plan: Plan, framework: Framework, zero: int, apart: bool) -> set[str]:
+    """Where gradients, or parameters in their place, are agreed on. What goes through host memory (a server's, sums on the CPU) goes by gloo."""
+    whole = "grad" if plan.parallel.cp > 1 else "dp"
+    scales = {"stage"} if plan.precision == "fp8" and framework.fp8_scaling == "shared" else set()
+    if plan.update.mode == "async" or plan.update.aggregate == "cpu":
+        return scales
+    if not zero:
+        return scales | {whole, *(("edp",) if apart else ())}
+    tensors = zero == 1 and (framework.zero1 == "tensors" or plan.optimizer.name == "muon")
+    found = scales | {"fsdp", whole if tensors else "dp_replicate"}
+    if apart and zero < 3:  # experts that nobody shares are summed as replicas are
+        found.add("efsdp" if mesh_of(plan).size("efsdp") > 1 else "edp")
+    return found

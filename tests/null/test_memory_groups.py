@@ -1,0 +1,69 @@
+"""A communicator for each group that a lowered program sends through on devices."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from sim.bind import bind
+from sim.lower.step import lower
+from sim.memory.groups import groups
+from sim.memory.overhead import constants, context_bytes
+from sim.program import HOST
+from topologies.errors import SteptwinError
+
+GPT: dict[str, Any] = {"model": {"base": "gpt2-124m", "layers": 4}, "seq_len": 256}
+MOE: dict[str, Any] = {"model": {"base": "qwen3-30b-a3b", "layers": 4}, "seq_len": 256}
+SPLITS: tuple[dict[str, Any], ...] = (
+    {}, {"dp_replicate": 4}, {"dp_shard": 4}, {"dp_replicate": 2, "dp_shard": 2}, {"dp_shard": 2, "tp": 2}, {"dp_shard": 2, "pp": 2},
+    {"dp_replicate": 2, "pp": 2, "tp": 2}, {"cp": 2}, {"cp": 2, "dp_replicate": 2}, {"cp": 2, "dp_shard": 2, "dp_replicate": 2},
+)  # fmt: skip
+EXPERTS: tuple[dict[str, Any], ...] = (
+    {"dp_replicate": 4, "ep": 2}, {"dp_replicate": 4, "ep": 4}, {"dp_shard": 4, "ep": 2}, {"dp_shard": 2, "dp_replicate": 2, "ep": 2},
+    {"dp_shard": 4, "ep": 2, "tp": 2}, {"dp_shard": 2, "tp": 2}, {"dp_replicate": 4},
+)  # fmt: skip
+MORE: tuple[dict[str, Any], ...] = (
+    {"task": "forward"}, {"update": {"mode": "local", "every": 2}}, {"update": {"mode": "async"}}, {"update": {"aggregate": "cpu"}},
+    {"update": {"aggregate": "primary"}}, {"optimizer": {"clip": True}}, {"framework": "internevo"}, {"framework": "torchtitan"},
+    {"framework": "megatron-core", "precision": "fp8"}, {"framework": "mlperf-nvidia", "precision": "fp8"},
+    {"optimizer": {"name": "muon"}}, {"memory": {"offload": "optimizer"}},
+)  # fmt: skip
+
+
+def plans() -> list[dict[str, Any]]:
+    """Plans of every kind of group, those that are refused among them."""
+    split = [
+        tree | {"parallel": p | {"zero": zero}}
+        for tree, ways in ((GPT, SPLITS), (MOE, EXPERTS))
+        for p, zero in itertools.product(ways, (0, 1, 2, 3))
+    ]
+    return split + [GPT | {"parallel": {key: size} | zero} | more for more in MORE for key, size, zero in (
+        ("dp_replicate", 4, {}), ("dp_shard", 4, {"zero": 3}), ("dp_shard", 4, {"zero": 1}), ("tp", 2, {}))]  # fmt: skip
+
+
+@pytest.mark.no_cover
+def test_groups_are_those_of_the_lowered_program() -> None:
+    tried = 0
+    for tree in plans():
+        try:
+            setting = bind(tree, "4x dgx-h100")
+            program = lower(setting.plan, setting.network, setting.framework, "cuda", 2)
+        except SteptwinError:
+            continue
+        tried += 1
+        ops = [op for ops in program.segments.values() for op in ops if op.group and not op.lane.startswith((HOST, "server"))]
+        used = {op.group for op in ops if program.mesh.size(op.group) > 1}
+        assert groups(setting.plan, setting.network, setting.framework) == used, tree
+    assert tried > 60
+
+
+def test_hybrid_shards_have_two_communicators() -> None:
+    each = constants()["nccl.communicator"]
+    held = {}
+    for name, parallel in (("one", {}), ("shards", {"dp_shard": 4, "zero": 3}), ("hybrid", {"dp_shard": 2, "dp_replicate": 2, "zero": 3})):
+        setting = bind(GPT | {"parallel": parallel}, "dgx-h100")
+        held[name] = context_bytes(setting.plan, setting.network, setting.framework, None, 0)
+    assert held["shards"] - held["one"] == pytest.approx(each, abs=1)
+    assert held["hybrid"] - held["one"] == pytest.approx(2 * each, abs=1)
