@@ -17,7 +17,7 @@ _NEEDS = {
     "run, play, probe": ("torch",),
     "sweep on a cluster": ("joblib", "distributed"),
     "search": ("optuna",),
-    "measured kernel tables": ("aiconfigurator_core",),
+    "measured kernel tables": ("aiconfigurator_core", "pyarrow"),
     "GPU inventory": ("pynvml",),
 }
 _DISTRIBUTION = {"aiconfigurator_core": "aiconfigurator-core", "pynvml": "nvidia-ml-py"}
@@ -26,8 +26,9 @@ _EXTRA = {
     "pynvml": "torch",
     "joblib": "sweep",
     "distributed": "sweep",
-    "optuna": "sweep",
+    "optuna": "search",
     "aiconfigurator_core": "tables",
+    "pyarrow": "tables",
 }
 
 

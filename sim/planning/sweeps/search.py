@@ -63,7 +63,7 @@ def _study(seed: int) -> Any:
     try:
         optuna = import_module("optuna")
     except ImportError:
-        raise BadInput("--trials needs optuna: pip install optuna. Without it, sweep a space that can be enumerated") from None
+        raise BadInput('--trials needs optuna: pip install "steptwin[search]". Without it, sweep a space that can be enumerated') from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     import warnings
 

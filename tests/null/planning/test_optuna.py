@@ -84,5 +84,5 @@ def test_nothing_feasible_and_wrong_words_are_refused(tmp_path: Path, monkeypatc
         raise ImportError(name)
 
     monkeypatch.setattr(searching, "import_module", none)
-    with pytest.raises(BadInput, match="--trials needs optuna"):
+    with pytest.raises(BadInput, match=r'--trials needs optuna: pip install "steptwin\[search\]"'):
         search(PLAN, SPACE, "dgx-h100", tmp_path / "h.sqlite")

@@ -1,0 +1,46 @@
+"""What `steptwin doctor` advises can be followed: an extra that it names installs what is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from executor import doctor as room
+from executor.doctor import doctor
+
+HOME = Path(__file__).parents[2]
+PROJECT = tomllib.loads((HOME / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+def _names(requirements: list[str]) -> set[str]:
+    return {re.split(r"[<>=!~ \[;]", one)[0] for one in requirements}
+
+
+def test_each_module_comes_with_the_extra_that_is_named_or_with_the_package_itself() -> None:
+    extras = {name: _names(listed) for name, listed in PROJECT["optional-dependencies"].items()}
+    for module in (module for modules in room._NEEDS.values() for module in modules):
+        distribution = room._DISTRIBUTION.get(module, module)
+        within = extras[room._EXTRA[module]] if module in room._EXTRA else _names(PROJECT["dependencies"])
+        assert distribution in within, module
+
+
+def test_extras_that_errors_advise_exist() -> None:
+    said = {
+        name
+        for folder in ("sim", "executor", "topologies", "reports")
+        for path in (HOME / folder).rglob("*.py")
+        for words in re.findall(r"steptwin\[([\w,]+)\]", path.read_text("utf-8"))
+        for name in words.split(",")
+    }
+    assert {"torch", "sweep", "search", "tables"} <= said <= set(PROJECT["optional-dependencies"])
+
+
+def test_what_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "optuna" else real(name))
+    row = next(row for row in doctor()["rows"] if row["for"] == "search")
+    assert (row["ready"], row["missing"], row["remedy"]) == ("no", "optuna", 'pip install "steptwin[search]"')
