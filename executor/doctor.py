@@ -33,20 +33,22 @@ _EXTRA = {
 
 
 def doctor() -> dict[str, Any]:
-    """Plain values: versions, devices, and for each thing that StepTwin does what is missing. Imports torch only to ask for devices."""
+    """Plain values: versions, devices, torch.compile's compiler, and for each thing that StepTwin does what is missing. Imports torch only to
+    ask for devices."""
     rows = []
     for what, modules in _NEEDS.items():
         missing = [name for name in modules if importlib.util.find_spec(name) is None]
         extras = sorted({_EXTRA[name] for name in missing if name in _EXTRA})
         remedy = f'pip install "steptwin[{",".join(extras)}]"' if extras else ""
-        rows.append({"for": what, "ready": "yes" if not missing else "no", "missing": ", ".join(missing), "remedy": remedy})
+        rows.append({"for": what, "ready": not missing, "missing": missing, "remedy": remedy})
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cores": cores(),
         "versions": {name: _version(name) for modules in _NEEDS.values() for name in modules if _version(name)},
         "devices": _devices(),
-        "compiler for torch.compile": shutil.which("cc") or shutil.which("gcc") or "none",
+        "backends": _backends(),
+        "compiler": shutil.which("cc") or shutil.which("gcc") or "none",
         "rows": rows,
     }
 
@@ -67,5 +69,13 @@ def _devices() -> list[str]:
     why = unusable() if count else ""  # a driver that is too old counts its GPUs, and gives no names
     found = [f"cpu ({count} GPUs that torch {torch.__version__} cannot use: {why})"] if why else []
     found = found or [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(count)]
-    backends = [name for name in ("gloo", "nccl") if getattr(torch.distributed, f"is_{name}_available")()]
-    return [*(found or ["cpu"]), f"torch.distributed backends: {', '.join(backends) or 'none'}"]
+    return found or ["cpu"]
+
+
+def _backends() -> list[str]:
+    """Of torch.distributed."""
+    if importlib.util.find_spec("torch") is None:
+        return []
+    import torch
+
+    return [name for name in ("gloo", "nccl") if getattr(torch.distributed, f"is_{name}_available")()]

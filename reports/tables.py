@@ -113,10 +113,10 @@ def _prediction(console: Screen | Pipe, value: Mapping[str, Any]) -> None:
 def _comparison(console: Screen | Pipe, value: Mapping[str, Any]) -> None:
     table = Listing("predicted against measured", "run", "predicted", "measured", "p10 - p90", "steps", "error")
     for name, found in value["runs"].items():
-        measured = found["measured_step"]
+        measured = found["measured_step_s"]
         table.add_row(
             name,
-            _ms(found["predicted_step"]),
+            _ms(found["predicted_step_s"]),
             _ms(measured["median"]),
             f"{_ms(measured['low'])} - {_ms(measured['high'])}",
             str(measured["count"]),
@@ -127,7 +127,7 @@ def _comparison(console: Screen | Pipe, value: Mapping[str, Any]) -> None:
         split = Listing(f"by class of op, {name} (per step and rank)", "class", "predicted", "measured", "error")
         for row in found["classes"]:
             error = f"{row['error']:+z.0%}" if row["error"] is not None else "not measured"
-            split.add_row(row["cls"], _ms(row["predicted"]), _ms(row["measured"]), error)
+            split.add_row(row["cls"], _ms(row["predicted_s"]), _ms(row["measured_s"]), error)
         console.print(split)
     for note in value.get("notes", []):
         console.print(note)
@@ -158,6 +158,8 @@ def _cell(name: str, value: Any) -> str:
     """A value in the unit that its name tells: seconds, bytes, shares, joules."""
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
     if not isinstance(value, (int, float)):
         return str(value)
     if (name.endswith("_s") and not name.endswith("_per_s")) or (name in _SECONDS and isinstance(value, float)):

@@ -59,8 +59,8 @@ class ClassError(msgspec.Struct, frozen=True):
     """Seconds per step and rank in one class of op."""
 
     cls: str
-    predicted: float
-    measured: float
+    predicted: float = msgspec.field(name="predicted_s")
+    measured: float = msgspec.field(name="measured_s")
     ops: int
 
     @property
@@ -99,8 +99,8 @@ class Comparison(Tabular, msgspec.Struct, frozen=True):
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; the pairs stay out (a summary names the worst of them)."""
         return {
-            "predicted_step": self.predicted_step,
-            "measured_step": msgspec.to_builtins(self.measured_step),
+            "predicted_step_s": self.predicted_step,
+            "measured_step_s": msgspec.to_builtins(self.measured_step),
             "error": self.error,
             "classes": [msgspec.to_builtins(row) | {"error": row.error} for row in self.classes],
             "missing": list(self.missing),

@@ -33,10 +33,10 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
     ) -> None:
         """What a machine is made of.  Example: steptwin topology show dgx-h100 --report dgx-h100.html"""
         from topologies.load import load_topology
-        from topologies.summary import summary
+        from topologies.summary import facts, summary
 
         topology = load_topology(name, of_machine(set_, fail, without))
-        desk.show(summary(topology), as_json, "topology")
+        desk.show(facts(topology) if as_json else summary(topology), as_json, "topology")
         if report:
             desk.say(f"page: {desk.page('topology', report, topology)}")
 

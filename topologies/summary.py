@@ -1,4 +1,4 @@
-"""A topology in one table: what `steptwin topology show` prints."""
+"""A topology in one table: what `steptwin topology show` prints, for people (`summary`) and for programs (`facts`)."""
 
 from __future__ import annotations
 
@@ -12,37 +12,56 @@ from topologies.machine import Machine
 from topologies.units import show_duration, show_rate, show_size
 
 
-def summary(topology: Topology) -> dict[str, Any]:
-    """Devices, host and links of the first node, and how rank 0 reaches other ranks. Rates are per direction."""
+def facts(topology: Topology) -> dict[str, Any]:
+    """Devices, host and links of the first node, and how rank 0 reaches other ranks: numbers, whose unit is in their key. Rates are per
+    direction."""
     machine, device = topology.machine(0), topology.device(0)
     links = Counter((link.kind, link.rate, link.latency) for link in machine.links.values())
     links.update(_cables(topology))
-    rows = [
-        {"link": kind, "count": count, "rate": show_rate(rate), "latency": show_duration(latency)}
-        for (kind, rate, latency), count in sorted(links.items())
-    ]
     found: dict[str, Any] = {
-        "rows": rows,
+        "rows": [
+            {"link": kind, "count": count, "bytes_per_s": rate, "latency_s": latency}
+            for (kind, rate, latency), count in sorted(links.items())
+        ],
         "name": topology.name,
         "nodes": topology.nodes,
         "ranks": topology.gpus,
         "device": device.name,
-        "memory": show_size(device.memory),
-        "memory bandwidth": show_rate(device.bandwidth or _dram(machine)),
+        "memory_bytes": device.memory,
+        "memory_bytes_per_s": device.bandwidth or _dram(machine),
+        "machines": [{"name": run.machine.name, "nodes": run.count} for run in topology.cluster.runs],
+        "peak_flops_per_s": dict(device.flops) if isinstance(device, Gpu) else {},
+        "sockets": len(machine.sockets),
+        "cores": topology.cores(0),
+        "nics": dict(Counter(nic.name for nic in machine.nics.values())),
+        "paths": _paths(topology),
+        "network": _network(topology.cluster.fabric) if topology.nodes > 1 else None,
     }
-    others = [f"{run.count}x {run.machine.name}" for run in topology.cluster.runs]
-    if len(others) > 1:
-        found["machines"] = f"{' + '.join(others)}; what follows is of the first"
-    if isinstance(device, Gpu):
-        found["peak TFLOP/s"] = {kind: round(rate / 1e12, 1) for kind, rate in device.flops.items()}
-    found |= {"sockets": len(machine.sockets), "cores": topology.cores(0), "nics": dict(Counter(nic.name for nic in machine.nics.values()))}
-    if topology.gpus > 1:
-        found["paths from rank 0"] = _paths(topology)
-    if topology.nodes > 1:
-        found["network"] = _network(topology.cluster.fabric)
-    if machine.source:
-        found["source"] = machine.source
-    return found
+    return found | ({"source": machine.source} if machine.source else {})
+
+
+def summary(topology: Topology) -> dict[str, Any]:
+    """The same in words, without what there is none of."""
+    said = facts(topology)
+    found: dict[str, Any] = {
+        "rows": [
+            row | {"rate": show_rate(row.pop("bytes_per_s")), "latency": show_duration(row.pop("latency_s"))} for row in said.pop("rows")
+        ],
+        **{key: said[key] for key in ("name", "nodes", "ranks", "device")},
+        "memory": show_size(said["memory_bytes"]),
+        "memory bandwidth": show_rate(said["memory_bytes_per_s"]),
+    }
+    if len(said["machines"]) > 1:
+        runs = (f"{run['nodes']}x {run['name']}" for run in said["machines"])
+        found["machines"] = f"{' + '.join(runs)}; what follows is of the first"
+    if said["peak_flops_per_s"]:
+        found["peak TFLOP/s"] = {kind: round(rate / 1e12, 1) for kind, rate in said["peak_flops_per_s"].items()}
+    found |= {key: said[key] for key in ("sockets", "cores", "nics")}
+    if said["paths"]:
+        found["paths from rank 0"] = {path["kind"]: _way(path) for path in said["paths"]}
+    if said["network"]:
+        found["network"] = _switches(said["network"])
+    return found | ({"source": said["source"]} if "source" in said else {})
 
 
 def _cables(topology: Topology) -> Counter[tuple[str, float, float]]:
@@ -60,12 +79,23 @@ def _dram(machine: Machine) -> float:
     return sum(link.rate for link in machine.links.values() if link.kind == "dram")
 
 
-def _network(fabric: Fabric) -> str:
-    """The switches between the nodes, in words."""
-    words = [f"{_count(fabric.rails, 'rail')}, leaf switches of {_count(fabric.pod, 'node')}"]
-    words.append(f"{_count(fabric.spine_count, 'spine')} over them, {fabric.oversubscription:g} : 1")
-    if fabric.block:
-        words.append(f"core switches over blocks of {_count(fabric.block_nodes, 'node')}, {fabric.core_oversubscription:g} : 1")
+def _network(fabric: Fabric) -> dict[str, Any]:
+    """The switches between the nodes."""
+    core = {"block_nodes": fabric.block_nodes, "core_oversubscription": fabric.core_oversubscription} if fabric.block else {}
+    return {
+        "rails": fabric.rails,
+        "leaf_nodes": fabric.pod,
+        "spines": fabric.spine_count,
+        "oversubscription": fabric.oversubscription,
+    } | core
+
+
+def _switches(network: dict[str, Any]) -> str:
+    """The same in words."""
+    words = [f"{_count(network['rails'], 'rail')}, leaf switches of {_count(network['leaf_nodes'], 'node')}"]
+    words.append(f"{_count(network['spines'], 'spine')} over them, {network['oversubscription']:g} : 1")
+    if "block_nodes" in network:
+        words.append(f"core switches over blocks of {_count(network['block_nodes'], 'node')}, {network['core_oversubscription']:g} : 1")
     return ", ".join(words)
 
 
@@ -73,12 +103,17 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' if number != 1 else ''}"
 
 
-def _paths(topology: Topology) -> dict[str, str]:
-    """Each kind of path once, to the first rank that is reached by it."""
-    seen: dict[str, str] = {}
+def _paths(topology: Topology) -> list[dict[str, Any]]:
+    """Each kind of path from rank 0 once, to the first rank that is reached by it; none where there is one rank."""
+    seen: dict[str, dict[str, Any]] = {}
     ends = [*range(1, topology.ranks_on(0)), *([topology.ranks_on(0)] if topology.nodes > 1 else [])]
     for rank in ends:
         path = topology.path(0, rank)
-        how = ", through host memory" if path.staged else ""
-        seen.setdefault(path.kind, f"rank {rank}: {show_rate(path.rate)}, {show_duration(path.latency)}, {len(path.links)} links{how}")
-    return seen
+        ways = {"bytes_per_s": path.rate, "latency_s": path.latency, "links": len(path.links), "through_host_memory": path.staged}
+        seen.setdefault(path.kind, {"kind": path.kind, "rank": rank} | ways)
+    return list(seen.values())
+
+
+def _way(path: dict[str, Any]) -> str:
+    how = ", through host memory" if path["through_host_memory"] else ""
+    return f"rank {path['rank']}: {show_rate(path['bytes_per_s'])}, {show_duration(path['latency_s'])}, {path['links']} links{how}"

@@ -85,6 +85,6 @@ def test_the_folder_holds_all_that_is_needed(found: tuple[Twin, Path]) -> None:
     assert len(text) < 8 << 20 and "Plotly" in text and "two-layers" in text
     names = {path.name for path in (folder / "run").iterdir()}
     assert {"plan.toml", "program.txt", "environment.json", "summary.json", "predicted.json.gz", "played.json.gz", "stock.json.gz"} <= names
-    assert json.loads((folder / "run" / "summary.json").read_text())["comparison"]["runs"]["stock"]["measured_step"]["count"] == 6
+    assert json.loads((folder / "run" / "summary.json").read_text())["comparison"]["runs"]["stock"]["measured_step_s"]["count"] == 6
     assert load_plan(folder / "run" / "plan.toml") == one.plan
     assert read_trace(folder / "run" / "predicted.json.gz").spans

@@ -43,4 +43,10 @@ def test_what_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "optuna" else real(name))
     row = next(row for row in doctor()["rows"] if row["for"] == "search")
-    assert (row["ready"], row["missing"], row["remedy"]) == ("no", "optuna", 'pip install "steptwin[search]"')
+    assert (row["ready"], row["missing"], row["remedy"]) == (False, ["optuna"], 'pip install "steptwin[search]"')
+
+
+def test_what_programs_read_has_keys_of_one_word_and_values_of_their_kind() -> None:
+    found = doctor()
+    assert all(re.fullmatch(r"[a-z_]+", key) for key in found)
+    assert all(isinstance(row["ready"], bool) and isinstance(row["missing"], list) for row in found["rows"])

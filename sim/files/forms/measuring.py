@@ -21,8 +21,8 @@ class ClassRow(Said, frozen=True, kw_only=True):
     """Seconds per step and rank in a class of op; the error is signed and null where nothing was measured."""
 
     cls: str
-    predicted: float
-    measured: float
+    predicted_s: float
+    measured_s: float
     ops: int
     error: float | None
 
@@ -30,8 +30,8 @@ class ClassRow(Said, frozen=True, kw_only=True):
 class Aligned(Said, frozen=True, kw_only=True):
     """A prediction beside one measured trace; `missing` and `extra` are ids of ops that only one of them has."""
 
-    predicted_step: float
-    measured_step: Steps
+    predicted_step_s: float
+    measured_step_s: Steps
     error: float
     classes: list[ClassRow]
     missing: list[str]
@@ -105,17 +105,19 @@ class Ability(Said, frozen=True, kw_only=True):
     """What one verb needs that is missing, and the command that brings it."""
 
     purpose: str = msgspec.field(name="for")
-    ready: str
-    missing: str
+    ready: bool
+    missing: list[str]
     remedy: str
 
 
 class Doctor(Said, frozen=True, kw_only=True):
-    """`steptwin doctor --json`."""
+    """`steptwin doctor --json`; `backends` are torch.distributed's, `compiler` is what torch.compile would call."""
 
     python: str
     platform: str
     cores: int
     devices: list[str]
+    backends: list[str]
+    compiler: str
     versions: dict[str, str]
     rows: list[Ability]
