@@ -14,7 +14,7 @@ _IMAGES = (
 
 
 def optimizer_of(row: Row, precision: str, assumed: list[str] | None = None) -> Optimizer:
-    """The row's word; images are trained by SGD with momentum, all else by Adam, as what a word that is not known is taken for.
+    """The row's word (RMSprop, which keeps one state too, as SGD with momentum); images are trained by SGD with momentum, all else by Adam, as what a word that is not known is taken for.
 
     BERT is tuned on SQuAD by Adam, also where a table speaks of its pretraining's LAMB: in PyTorch by one fused kernel for fp16 (apex
     FusedAdam), else by BertAdam, which calls each kernel for each tensor (NVIDIA DeepLearningExamples, PyTorch/LanguageModeling/BERT:
@@ -31,7 +31,13 @@ def optimizer_of(row: Row, precision: str, assumed: list[str] | None = None) -> 
         if text and "muon" not in text and assumed is not None:
             assumed.append(f"optimizer {row.optimizer!r} taken as muon: the recipe's")
         return Optimizer(name="muon")
-    if re.search(r"sgd|momentum|lion|rmsprop|lars", text) or ("adam" not in text and re.search(_IMAGES, model)):
+    if re.search(r"(?<![a-z])lionw?(?![a-z])", text):
+        return Optimizer(name="lion")
+    if re.search(r"(?<![a-z])lars(?![a-z])", text):
+        return Optimizer(name="lars")
+    if re.search(r"sgd|momentum|rmsprop", text) or ("adam" not in text and re.search(_IMAGES, model)):
+        if text and not re.search("sgd|momentum", text) and assumed is not None:
+            assumed.append(f"optimizer {row.optimizer!r} taken as SGD with momentum")
         return Optimizer(name="momentum")
     if text and "adam" not in text and assumed is not None:
         assumed.append(f"optimizer {row.optimizer!r} taken as adamw")

@@ -44,6 +44,18 @@ def test_images_without_a_word_are_trained_with_momentum() -> None:
 
 
 @pytest.mark.parametrize(
+    ("said", "name", "noted"),
+    [("Lion", "lion", False), ("decoupled_lionw", "lion", False), ("LARS", "lars", False), ("SGD (LARS)", "lars", False),
+     ("RMSprop", "momentum", True), ("SGD + momentum", "momentum", False), ("novograd", "momentum", True), ("", "momentum", False)],
+)  # fmt: skip
+def test_words_of_optimizers_are_the_plans_own_or_are_noted(said: str, name: str, noted: bool) -> None:
+    assumed: list[str] = []
+    found = row(model_name="ResNet-50", model_type="cnn", optimizer=said)
+    assert optimizer_of(found, "fp16", assumed).name == name
+    assert assumed == ([f"optimizer {said!r} taken as SGD with momentum"] if noted else [])
+
+
+@pytest.mark.parametrize(
     ("model", "framework", "said", "name"),
     [
         ("Kimi-K2", "Megatron-Bridge / Megatron-Core", "adam", "muon"),  # the table's word for all models of this framework
