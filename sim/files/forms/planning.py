@@ -37,6 +37,13 @@ class Explain(Said, frozen=True, kw_only=True):
     changes: list[Change]
 
 
+class SweepDetail(Said, frozen=True, kw_only=True):
+    """How a plan of a sweep was simulated: {} where it was not; `breakdown`: seconds by class, where they were asked for."""
+
+    whole: bool = False
+    breakdown: dict[str, float] | None = None
+
+
 class SweepRow(Said, frozen=True, kw_only=True):
     """One plan of a sweep: peak bytes, money per million samples, model FLOPs of a sample."""
 
@@ -49,6 +56,7 @@ class SweepRow(Said, frozen=True, kw_only=True):
     gpus: int | None
     cost: float | None
     flops: float | None
+    detail: SweepDetail
 
 
 class Refusal(Said, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,8 +22,9 @@ _SAID = {"step_time": "step_time_s", "memory": "memory_bytes", "rate": "samples_
 
 
 def said_row(row: Row) -> dict[str, Any]:
-    """A row as JSON says it (`sim.files.forms.planning.SweepRow`)."""
-    return {_SAID.get(name, name): value for name, value in msgspec.structs.asdict(row).items()}
+    """A row as JSON says it (`sim.files.forms.planning.SweepRow`); `detail` is text in the results file alone."""
+    found = {_SAID.get(name, name): value for name, value in msgspec.structs.asdict(row).items()}
+    return found | {"detail": json.loads(row.detail)}
 
 
 class Ranked(Tabular):

@@ -162,6 +162,7 @@ def test_seconds_have_one_name_in_all_verbs(call: Call) -> None:
         assert all(set(one) == {"class", "seconds"} for one in said[verb]["critical_path"])
     assert {"p50_s", "p95_s", "p99_s", "mean_s", "without_s", "samples_s"} < set(said["spread"])
     assert {"step_time_s", "memory_bytes", "samples_per_s"} < set(said["sweep"]["rows"][0])
+    assert all(isinstance(row["detail"], dict) and row["detail"]["whole"] in (True, False) for row in said["sweep"]["rows"])
     assert said["explain"]["step_time_s"] == pytest.approx(said["predict"]["step_time_s"])
     old = {"mean", "p50", "without", "interval", "path", "seconds", "step_time", "infinitely_fast"}
     assert not any(old & set(one) for one in (*said.values(), said["sweep"]["rows"][0], said["explain"]["sensitivities"][0]))
