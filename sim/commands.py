@@ -194,14 +194,19 @@ def _studies(app: typer.Typer, desk: Desk) -> None:
             desk.say(f"report: {desk.page('spread', report, drawn.plan, drawn.topology, drawn)}")
 
 
+_COLLECTIVES = "all_reduce all_gather reduce_scatter all_to_all broadcast reduce barrier"
+_ALGORITHMS = "auto ring tree nvls pat collnet hierarchical"
+"""What `sim.cost.collective` knows, which takes long to load for a line of help; tested to be the same words."""
+
+
 def _collective(app: typer.Typer, desk: Desk) -> None:
     @app.command()
     def collective(
-        name: Annotated[str, typer.Argument(help="all_reduce all_gather reduce_scatter all_to_all broadcast")],
+        name: Annotated[str, typer.Argument(help=_COLLECTIVES)],
         on: On = "dgx-h100",
         bytes_: Annotated[str, typer.Option("--bytes", help="Largest size of the table")] = "64 MiB",
         ranks: Annotated[int | None, typer.Option(help="The first so many ranks take part; unsaid: all")] = None,
-        algorithm: Annotated[str, typer.Option(help="auto ring tree nvls pat collnet hierarchical")] = "auto",
+        algorithm: Annotated[str, typer.Option(help=_ALGORITHMS)] = "auto",
         set_: MachineSets = None,
         fail: Fail = None,
         without: Without = None,

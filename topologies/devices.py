@@ -16,6 +16,7 @@ import msgspec
 from topologies.errors import BadInput, UnknownName
 from topologies.hardware import Cpu, Disk, Gpu, Nic, Store
 from topologies.table import Table, positive, read_toml
+from topologies.units import frequency, power
 
 CATALOG = Path(__file__).parent / "catalog"
 Part = TypeVar("Part", Gpu, Cpu, Nic)
@@ -92,17 +93,19 @@ _GPU += ("nvlink", "nvlink_links", "pcie", "c2c", "source")
 
 
 def _clock(table: Table, known: float) -> float:
-    """Hz, from MHz as data sheets print them; 0: not known. A figure in GHz, or with a unit, is an error that says so."""
+    """Hz, of a text with a unit, or of MHz as data sheets print them; 0: not known. A bare figure in GHz is an error that says so."""
     if "clock" not in table:
         return known
     value = table.raw("clock")
-    if isinstance(value, str) or (isinstance(value, (int, float)) and 0 < value < 100):
-        raise BadInput(f"{table.at('clock')} is a number of MHz, as data sheets print it (1980), got {str(value)[:40]}")
+    if isinstance(value, str):
+        return frequency(value, table.at("clock"))
+    if isinstance(value, (int, float)) and 0 < value < 100:
+        raise BadInput(f'{table.at("clock")} is in MHz, as data sheets print it (1980), or a text with its unit ("1.98 GHz"), got {value}')
     return table.number("clock", 0.0) * 1e6
 
 
 def _gpu(data: object, where: str, name: str, base: Gpu | None = None) -> Gpu:
-    """A GPU from its table; `clock` is in MHz and `power` in watts, as data sheets print them."""
+    """A GPU from its table; bare numbers of `clock` are MHz and those of `power` watts, as data sheets print them."""
     table = Table(data, where, _GPU)
     missing = [key for key in ("arch", "flops", "memory", "bandwidth", "sms") if key not in table]
     if base is None and missing:
@@ -118,7 +121,7 @@ def _gpu(data: object, where: str, name: str, base: Gpu | None = None) -> Gpu:
         l2=table.size("l2", b.l2),
         sms=table.whole("sms", b.sms, least=1),
         clock=_clock(table, b.clock),
-        power=table.number("power", b.power),
+        power=power(table.raw("power"), table.at("power")) if isinstance(table.raw("power"), str) else table.number("power", b.power),
         vboost=table.whole("vboost", b.vboost, most=1),
         copy_engines=table.whole("copy_engines", b.copy_engines, least=1, most=64),
         nvlink=table.rate("nvlink", b.nvlink),

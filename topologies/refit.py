@@ -12,6 +12,7 @@ from topologies.machine import Link, Machine
 
 _WHOLE = ("sms", "cores", "vboost")
 _NUMBER = ("clock", "power")
+"""Fields that may also be bare: MHz and watts, as data sheets print them."""
 _FIXED = ("name", "base", "copy_engines", "nvlink", "nvlink_links", "pcie", "c2c", "interconnect", "numa", "count")
 """Fields that are links of the graph: they are edited as links."""
 
@@ -25,7 +26,8 @@ def refit(machine: Machine, part: str, field: str, value: str) -> Machine:
         try:
             item = int(value) if field in _WHOLE else float(value)
         except ValueError:
-            raise BadInput(f"{part}.{field}={value[:40]}: must be a {'whole ' if field in _WHOLE else ''}number") from None
+            if field in _WHOLE:
+                raise BadInput(f"{part}.{field}={value[:40]}: must be a whole number") from None
     first, dot, dtype = field.partition(".")
     table: dict[str, object] = {first: {dtype: value}} if dot and first == "flops" else {field: item}
     where = f"the edit {part}.{field}"

@@ -19,11 +19,14 @@ _TIME = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0,
 _RATE = {f"{name}/s": float(scale) for name, scale in _SIZE.items()}
 _RATE |= {f"{p}bit/s": s / 8 for p, s in (("", 1.0), ("K", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12))}
 _FLOPS = {f"{p}FLOP/s": s for p, s in (("M", 1e6), ("G", 1e9), ("T", 1e12), ("P", 1e15))}
+_POWER = {"mW": 1e-3, "W": 1.0, "kW": 1e3, "MW": 1e6}
+_FREQUENCY = {"Hz": 1.0, "kHz": 1e3, "MHz": 1e6, "GHz": 1e9}
 
 _COUNT = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
 _NUMBER = re.compile(r"\s*([+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\s\d]\S*)?\s*\Z")
-_LIKELY = {"size": ("MiB", "MB"), "time": ("ms", "us"), "rate": ("GB/s", "Gbit/s"), "FLOP rate": ("TFLOP/s", "GFLOP/s")}
+_LIKELY = {"size": ("MiB", "MB"), "time": ("ms", "us"), "rate": ("GB/s", "Gbit/s"), "FLOP rate": ("TFLOP/s", "GFLOP/s"), "power": ("W", "kW"),
+           "clock": ("MHz", "GHz")}  # fmt: skip
 
 
 def _read(text: object, table: dict[str, float] | dict[str, int], noun: str, where: str, likely: tuple[str, str] | None = None) -> float:
@@ -65,6 +68,16 @@ def rate(text: object, where: str = "") -> float:
 def flops(text: object, where: str = "") -> float:
     """FLOP per second of `"989 TFLOP/s"`; a multiply-add counts two. Raises `UnitError`."""
     return _read(text, _FLOPS, "FLOP rate", where)
+
+
+def power(text: object, where: str = "") -> float:
+    """Watts of `"700 W"`, `"1.4 kW"`. Raises `UnitError`."""
+    return _read(text, _POWER, "power", where)
+
+
+def frequency(text: object, where: str = "") -> float:
+    """Hertz of `"1980 MHz"`, `"1.98 GHz"`. Raises `UnitError`."""
+    return _read(text, _FREQUENCY, "clock", where)
 
 
 def count(text: str, where: str = "") -> float:

@@ -250,10 +250,32 @@ def test_a_failed_link_never_makes_a_path_faster(name: str, link: int, a: int, b
 
 @pytest.mark.parametrize("clock", ["2", "1.98", "99"])
 def test_a_clock_is_in_mhz(clock: str) -> None:
-    with pytest.raises(BadInput, match="clock is a number of MHz"):
+    with pytest.raises(BadInput, match="clock is in MHz"):
         load_topology("dgx-h100", (f"gpu.clock={clock}",))
     slower = load_topology("dgx-h100", ("gpu.clock=1500",)).device(0)
     assert isinstance(slower, Gpu) and slower.clock == 1.5e9
+
+
+@pytest.mark.parametrize(
+    ("edit", "bare"),
+    [("gpu.power=600 W", "gpu.power=600"), ("gpu.power=0.6 kW", "gpu.power=600"), ("gpu.clock=1.5 GHz", "gpu.clock=1500"),
+     ("gpu.clock=1500 MHz", "gpu.clock=1500"), ("cpu.clock=3.1 GHz", "cpu.clock=3100")],
+)  # fmt: skip
+def test_power_and_clock_take_units_as_all_quantities_do(edit: str, bare: str) -> None:
+    said, plain = (load_topology("dgx-h100", (one,)) for one in (edit, bare))
+    assert said.device(0) == plain.device(0) and said.host(0) == plain.host(0)
+    assert (said.device(0), said.host(0)) != (load_topology("dgx-h100").device(0), load_topology("dgx-h100").host(0))
+
+
+@pytest.mark.parametrize(
+    ("edit", "told"),
+    [("gpu.power=700 Wh", "unknown unit 'Wh' for a power.*Allowed: mW, W, kW"), ("gpu.power=700 w", "Did you mean W"),
+     ("gpu.clock=3 ghz", "Did you mean GHz"), ("gpu.clock=fast", "as a clock.*1.5 MHz"), ("gpu.power=much", 'as a power.*"1.5 W"'),
+     ("gpu.vboost=1 W", "must be a whole number")],
+)  # fmt: skip
+def test_units_that_are_none_of_theirs_are_named(edit: str, told: str) -> None:
+    with pytest.raises(BadInput, match=told):
+        load_topology("dgx-h100", (edit,))
 
 
 def test_one_node_has_no_switch_between_nodes_to_fail() -> None:

@@ -28,6 +28,13 @@ def verbs(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
 EVERY = dict(verbs(typer.main.get_command(steptwin._app())))
 
 
+def test_the_names_that_collective_offers_are_those_that_it_knows() -> None:
+    from sim.cost.collective.nccl import ALGORITHMS, NAMES
+
+    said = {param.name: param.help for param in EVERY["collective"].params}
+    assert set(said["name"].split()) == set(NAMES) and tuple(said["algorithm"].split()) == ALGORITHMS
+
+
 @pytest.mark.parametrize("verb", EVERY)
 def test_every_word_of_a_verb_is_explained(verb: str) -> None:
     command = EVERY[verb]
