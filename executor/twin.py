@@ -200,7 +200,8 @@ def machines() -> str:
 
 
 def run_plan(plan: Plan, folder: Path, how: str, steps: int, say: Say = print) -> dict[str, Any]:
-    """`steptwin run`: one kind of run alone, as plain values. The folder has all that `compare` and a rerun need."""
+    """`steptwin run`: one kind of run alone, as plain values. The folder has all that `compare` and a rerun need. At least `steps` are timed: "play"
+    ends with a whole pass through its program, which has as many steps as the prediction needed to settle (5 of a pass for 3 that are asked for)."""
     from sim.align import Measured
 
     if how not in ("stock", "play"):

@@ -61,12 +61,6 @@ def watched(folder: Path, period: float = PERIOD) -> Iterator[Usage]:
             (folder / "usage.json").write_bytes(msgspec.json.encode(usage))
 
 
-def read_usage(folder: Path) -> Usage | None:
-    """The samples of a run's folder, None where there are none."""
-    path = folder / "usage.json"
-    return msgspec.json.decode(path.read_bytes(), type=Usage) if path.is_file() else None
-
-
 def _watch(usage: Usage, stop: threading.Event) -> None:
     try:
         import psutil

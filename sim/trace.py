@@ -94,15 +94,6 @@ class Trace(msgspec.Struct):
         ]
         return sorted(found, key=lambda s: (s.start, s.end))
 
-    def by_id(self) -> dict[str, Span]:
-        """Each op's span; raises `ValueError` when an id occurs twice."""
-        found: dict[str, Span] = {}
-        for span in self.spans:
-            if span.id in found:
-                raise ValueError(f"op {span.id} has two spans in the {self.origin} trace")
-            found[span.id] = span
-        return found
-
 
 def shift(spans: Iterable[Span], seconds: float) -> None:
     """Moves spans in time, in place; a launch that is not known stays so."""

@@ -32,7 +32,9 @@ Out = Annotated[Path | None, typer.Option("--out", help="Folder for the run's fi
 Report = Annotated[Path | None, typer.Option("--report", help="Write a self-contained HTML page here")]
 Prices = Annotated[Path | None, typer.Option("--prices", help="TOML with prices per GPU-hour by machine")]
 Calibrated = Annotated[Path | None, typer.Option("--calibration", help="A file that `steptwin probe` wrote on the machine of --on")]
-Steps = Annotated[int, typer.Option("--steps", help="Optimizer steps to measure", min=1)]
+Steps = Annotated[
+    int, typer.Option("--steps", help="Optimizer steps to measure; play rounds up to whole passes through its program", min=1)
+]
 Workers = Annotated[int, typer.Option("--workers", help="Processes of this machine that share the work")]
 
 _MACHINE = ("link", "gpu", "cpu", "nic", "disk", "store")

@@ -24,7 +24,6 @@ from typing import Any
 import msgspec
 
 from sim.accuracy.row import Row, read_rows, rows_of
-from topologies.errors import BadInput
 
 FOLDER = Path(__file__).parent
 
@@ -55,11 +54,6 @@ class Document(msgspec.Struct, frozen=True):
     path: str
     revision: str
 
-    @property
-    def url(self) -> str:
-        """The page of the document at its revision."""
-        return f"https://github.com/{self.repository}/blob/{self.revision}/{self.path}"
-
 
 class Shared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`published.toml`."""
@@ -85,14 +79,6 @@ def _cells() -> tuple[dict[str, str], ...]:
 def published_rows() -> list[Row]:
     """All rows that ship, in the form of `read_rows`."""
     return list(rows_of(_whole(cells, shared()) for cells in _cells()))
-
-
-def document_of(row_id: str) -> Document:
-    """Where a row's figure was printed. Raises `BadInput` for a row that does not ship."""
-    for cells in _cells():
-        if cells["row_id"] == row_id:
-            return shared().documents[cells["document"]]
-    raise BadInput(f"row {row_id} is not in the published table; see sim/accuracy/published.csv")
 
 
 def sample(count: int, rows: Sequence[Row] | None = None) -> list[Row]:

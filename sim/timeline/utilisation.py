@@ -14,7 +14,7 @@ import msgspec
 from sim.cost.price import Cost, Pricer, transfer_cost
 from sim.program import Program, full_id
 from sim.timeline.metrics import window
-from sim.trace import Span, Trace, union_seconds
+from sim.trace import Span, Trace
 from topologies.load import Topology
 
 BINS = 120
@@ -206,16 +206,6 @@ def transfers(program: Program, trace: Trace, pricer: Pricer) -> list[tuple[Span
     return found
 
 
-def link_bytes(program: Program, trace: Trace, pricer: Pricer) -> dict[str, float]:
-    """Bytes that each directed link carried in the whole trace."""
-    found: dict[str, float] = {}
-    for _, cost in transfers(program, trace, pricer):
-        for link, amount in cost.uses:
-            if ">" in link:
-                found[link] = found.get(link, 0.0) + cost.payload * amount * max(0.0, cost.seconds - cost.latency)
-    return found
-
-
 def _links(program: Program, trace: Trace, pricer: Pricer, begin: float, end: float, bins: int) -> list[Use]:
     lines: dict[str, list[tuple[float, float, float]]] = {}
     for span, cost in transfers(program, trace, pricer):
@@ -233,8 +223,3 @@ def _links(program: Program, trace: Trace, pricer: Pricer, begin: float, end: fl
         # A transfer counts with its mean rate: while another holds it up it takes less, so that the two seem to overfill the link.
         found.append(Use(link, "link", tuple(min(1.0, value / pricer.capacity[link]) for value in line), moved))
     return found
-
-
-def busy_seconds(trace: Trace, rank: int, lane: str) -> float:
-    """Seconds for which a lane ran ops in the whole trace."""
-    return union_seconds((s.start + s.wait, s.end) for s in trace.spans if s.rank == rank and s.lane == lane and s.kind not in _NOTHING)

@@ -10,11 +10,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from executor.ranks.launch import partial_steps
 from executor.stock import run_stock
-from executor.usage import read_usage, watched
+from executor.usage import Usage, watched
 from sim.files.planfile import load_plan
 from tests.reliability.faults import processes
 from topologies.errors import RunFailed
@@ -104,7 +105,7 @@ def test_the_monitor_sees_the_run(tmp_path: Path) -> None:
         end = time.thread_time() + 0.6
         while time.thread_time() < end:
             pass
-    found = read_usage(tmp_path)
+    found = msgspec.json.decode((tmp_path / "usage.json").read_bytes(), type=Usage)
     assert found == usage and len(found.samples) >= 3
     assert all(0 <= share <= 1 for sample in found.samples for share in sample.cores)
     assert found.cpu > 0

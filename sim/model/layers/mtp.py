@@ -18,9 +18,6 @@ from sim.model.parts import Block, Part
 from sim.model.share import Share
 from sim.model.specs.decoder import Decoder
 
-FIRST = "mtp0"
-"""The block that holds the copy of the embedding."""
-
 
 def modules(spec: Decoder, share: Share, layers: list[list[Part]], norm: Callable[[str], Part]) -> tuple[tuple[str, Block], ...]:
     """mtp0, (mtp0.1 ...), mtp0.head, mtp1, mtp1.head ...: `spec.mtp` modules around `layers`, each with its own weights; `norm` makes one of a

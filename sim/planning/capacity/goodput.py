@@ -46,11 +46,6 @@ class Reliability(msgspec.Struct, frozen=True, kw_only=True):
         return 1.0 / rate if rate > 0 else math.inf
 
 
-def young(checkpoint: float, mtbf: float) -> float:
-    """Seconds of work between checkpoints that lose least: sqrt(2 C M)."""
-    return math.sqrt(2.0 * checkpoint * mtbf) if math.isfinite(mtbf) else math.inf
-
-
 def daly(checkpoint: float, mtbf: float) -> float:
     """Daly's higher-order optimum (FGCS 22, 2006, eq. 37); M when checkpoints are longer than 2 M."""
     if not math.isfinite(mtbf):

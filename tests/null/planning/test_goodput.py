@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.planning.capacity.goodput import Reliability, daly, expected, simulate_run, young
+from sim.planning.capacity.goodput import Reliability, daly, expected, simulate_run
 from topologies.errors import BadInput
 
 HOUR = 3600.0
@@ -20,7 +20,8 @@ def test_without_failures_only_checkpoints_cost() -> None:
 
 
 def test_daly_is_young_for_short_checkpoints() -> None:
-    assert daly(1.0, 1e8) == pytest.approx(young(1.0, 1e8), rel=1e-3)
+    """Young (1974): sqrt(2 C M)."""
+    assert daly(1.0, 1e8) == pytest.approx(math.sqrt(2.0 * 1.0 * 1e8), rel=1e-3)
     assert daly(300.0, 100.0) == 100.0
     assert daly(1.0, math.inf) == math.inf
 

@@ -16,8 +16,9 @@ from sim.planning.montecarlo import Jitter, spread
 from sim.predict import played, predict, steps_of
 from sim.pricer import pricer_for
 from sim.timeline.metrics import step_time, window
-from sim.timeline.utilisation import cpu_busy, link_bytes, utilisation
+from sim.timeline.utilisation import cpu_busy, utilisation
 from sim.trace import Trace
+from tests.null.step.carried import link_bytes
 from topologies.errors import BadInput
 from topologies.load import load_topology
 
