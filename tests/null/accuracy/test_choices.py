@@ -23,10 +23,11 @@ def test_lengths_that_are_not_stated_are_the_models(changes: dict[str, str], siz
 
 def test_words_of_optimizers_and_tasks() -> None:
     for words, name in (
-        ("Lion", "momentum"),
+        ("Lion", "lion"),
         ("paged AdamW 8-bit", "adamw"),
         ("Adafactor", "adamw"),
-        ("LARS", "momentum"),
+        ("LARS", "lars"),
+        ("RMSprop", "momentum"),
         ("FusedLAMB", "lamb"),
         ("Muon", "muon"),
     ):
