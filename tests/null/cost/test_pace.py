@@ -55,6 +55,8 @@ def test_the_longest_stage_takes_as_long_as_drawn_boards_make_the_pipeline_wait(
 def test_without_a_pipeline_a_step_waits_for_the_slowest_of_all_boards() -> None:
     assert board_clock(_setting(HEAD, parallel={"pp": 1, "tp": 1, "dp_shard": 32})) == slowest(32)
     assert board_clock(_setting(HEAD, parallel={"pp": 1, "tp": 4, "dp_shard": 8})) == slowest(32)
+    parallel = {"pp": 1, "tp": 1, "dp_shard": 1, "dp_replicate": 8, "zero": 0}
+    assert board_clock(_setting(HEAD, parallel=parallel, update={"mode": "async"})) == 1.0 < 1 / slowest(8), "nobody waits for another"
 
 
 def test_a_stage_with_a_large_head_waits_for_its_own_boards() -> None:
