@@ -81,13 +81,14 @@ class Rounds(NamedTuple):
 def rounds_of(setting: Setting) -> Rounds | None:
     """Rounds that tell the step, where they are likely to, with less simulation than all micro-batches.
 
-    Not where loaders keep batches in store, which a longer step may use up."""
+    Not where loaders keep batches in store, which a longer step may use up, nor where a step begins the earlier the longer the one before was
+    (`warm_of`)."""
     plan = setting.plan
     each = round_of(plan)
     least = _least(plan, each) + (each if each > 1 else 0)
     counts = (warm_of(plan, least), least, least + each, least + 2 * each)
     saved = (plan.microbatches - sum(counts[1:])) * _passes(plan)
-    if plan.data.workers or saved < _WORTH * len(setting.network.blocks) or each > _DEEP:
+    if plan.data.workers or plan.parallel.schedule == "zb-h1" or saved < _WORTH * len(setting.network.blocks) or each > _DEEP:
         return None
     return Rounds(counts, (plan.microbatches - counts[-1]) / each)
 

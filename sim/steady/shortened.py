@@ -36,8 +36,9 @@ def round_of(plan: Plan) -> int:
 def warm_of(plan: Plan, count: int) -> int:
     """Micro-batches of a first step that warms up one of `count`: the last stages to end a pipeline's step do so in one order, however long
     it is, so that the fewest will do that its schedule takes. Where nothing runs backward no stage waits for the later ones, and what all of
-    them still do takes from the next step's links."""
-    if plan.task == "forward":
+    them still do takes from the next step's links. ZB-H1's lighter stages end before the longest, by more with each micro-batch until that is the
+    bubble of the next step, which they begin the earlier."""
+    if plan.task == "forward" or plan.parallel.schedule == "zb-h1":
         return count
     taken = 2 * plan.parallel.pp if plan.parallel.schedule in VEES else 1
     return min(count, max(round_of(plan), taken)) if plan.parallel.pp > 1 else count
