@@ -26,12 +26,45 @@ def places_of(mesh: Mesh, topology: Topology) -> Places | None:
     if not topology.symmetric or (one and not even):
         return None
     uneven = topology.kind == "cuda" and not topology.even
+    cut = _cuts(mesh, topology)
+    spans = _spans(mesh, topology) if cut else [0] * mesh.world
+
+    def kind(rank: int) -> tuple[int, int]:
+        place = topology.local(rank)
+        return spans[rank], place if uneven else _profiles(topology, topology.ranks_per_node)[place]
+
     return Places(
-        even and _aligned(mesh, topology),
+        even and not cut and _aligned(mesh, topology),
         topology.beside,
-        topology.local if uneven else lambda rank: _profiles(topology, topology.ranks_per_node)[topology.local(rank)],
+        kind,
         lambda rank: (f"n{topology.node(rank)}", *_links(topology, rank)),
     )
+
+
+def _cuts(mesh: Mesh, topology: Topology) -> bool:
+    """Do groups begin in one node and end in another, so that some are spread over nodes otherwise than others? Whole stages that do are not
+    meant (`_aligned`)."""
+    inner, stages, size = 1, mesh.size("pp"), topology.ranks_per_node
+    for axis in reversed(mesh.order):
+        inner, stages = inner * mesh.size(axis), 1 if axis == "pp" else stages
+        if inner * stages == mesh.world:
+            return False
+        if axis != "pp" and size % inner and inner % size:
+            return True
+    return False
+
+
+def _spans(mesh: Mesh, topology: Topology) -> list[int]:
+    """Of each rank a number, the same where its groups lie on their nodes alike."""
+    found: list[list[object]] = [[] for _ in range(mesh.world)]
+    for axis in mesh.order:
+        for group in mesh.groups(axis) if mesh.size(axis) > 1 else ():
+            ways = [topology.place(rank) for rank in group]
+            span = tuple((node - ways[0][0], place) for node, place in ways)
+            for rank in group:
+                found[rank].append(span)
+    numbers: dict[tuple[object, ...], int] = {}
+    return [numbers.setdefault(tuple(each), len(numbers)) for each in found]
 
 
 def _links(topology: Topology, rank: int) -> tuple[str, ...]:

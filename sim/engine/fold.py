@@ -27,7 +27,7 @@ class Places(NamedTuple):
     """All ranks of a stage sit alike."""
     beside: Callable[[int], Sequence[int]]
     """The ranks that may take what a rank takes, itself among them: those on its node (`Topology.beside`); of those that the machine can host."""
-    kind: Callable[[int], int]
+    kind: Callable[[int], object]
     """Equal ranks have equal kinds."""
     shared: Callable[[int], tuple[str, ...]]
     """What a rank may share with others, by name: in the same order for all ranks."""

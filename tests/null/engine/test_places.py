@@ -121,7 +121,6 @@ MOE: dict[str, Any] = {"model": {"base": "olmoe-1b-7b", "layers": 2}, "seq_len":
     [
         ("2x a100-x4-nvlink", {"dp_shard": 4, "cp": 2, "ep": 2, "zero": 2, "cp_kind": "all_gather"}, MOE),
         ("2x rtx-4090-x4", {"dp_shard": 4, "cp": 2, "placement": "pp,cp,tp,dp", "cp_kind": "p2p"}, {}),
-        ("2x rtx-4090-x4", {"dp_shard": 3, "tp": 2, "zero": 3, "placement": "pp,dp,tp,cp"}, {}),
         ("2x rtx-4090-x4", {"dp_replicate": 2, "pp": 4, "zero": 1, "schedule": "zb-h1"}, {}),
         ("2x rtx-4090-x4", {"pp": 2, "dp_shard": 4, "ep": 2, "zero": 1, "schedule": "gpipe"}, MOE),
         ("4x a100-x4-nvlink", {"dp_replicate": 2, "pp": 4, "schedule": "gpipe"}, {}),
