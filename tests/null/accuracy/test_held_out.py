@@ -11,6 +11,7 @@ from sim.accuracy.row import Row
 from sim.accuracy.rows.plans import case_of
 from sim.accuracy.training import predict_case
 
+pytestmark = pytest.mark.no_cover  # a thousand ranks take long to trace
 GPT = Row(
     row_id="r", source_id="korthikanti", model_name="GPT", model_type="gpt", activation="gelu", vocab_size=51200, gpu="A100", gpu_form="SXM4",
     gpu_mem_gb=80.0, system="Selene", gpus_per_node=8, task="pretrain", precision="fp16", seq_len=2048, tp=8, cp=1, ep=1, dp=1, flash_attn="no",

@@ -71,6 +71,7 @@ def test_stages_that_share_a_node_are_one_rank_each_where_every_rank_would_be_a_
         assert len(set(representatives(_by_stage(mesh, ("pp", "dp", "tp")), places))) == simulated
 
 
+@pytest.mark.no_cover
 def test_one_rank_for_each_stage_ends_when_all_ranks_do(monkeypatch: pytest.MonkeyPatch) -> None:
     parallel = {"pp": 2, "dp_replicate": 9, "tp": 4, "zero": 1}
     every, (_, whole, _) = steps("9x dgx-h100", parallel, {})
