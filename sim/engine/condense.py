@@ -5,7 +5,7 @@ the clocks of host and stream, whatever lanes it uses inside: with D its time wh
 time from an idle start, stream' = max(stream + D, host + G) (see `fuse`). D and G are found by running the stretch alone. The
 map is exact while no collective from outside runs beside the stretch, or one runs beside all of it (which is found by running that, too);
 in between the stretch is taken as evenly spread. What its collectives lose to messages that cross their links is left out: less than 1e-3 of
-a step (`sim.engine.links.contended`). A lane beside compute begins a stretch's first op when compute begins it, and not while the stretch before
+a step (`sim.engine.links.Links.contended`). A lane beside compute begins a stretch's first op when compute begins it, and not while the stretch before
 still computes: FSDP's first gather in each pass is exposed, 0.1 to 0.7 % of the steps of 16 layers and more, 1 to 3 % of four layers'.
 """
 

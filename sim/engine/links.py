@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import NamedTuple
 
 from sim.cost.price import Cost
@@ -49,7 +50,6 @@ def links_of(
     users: dict[str, set[Lane]] = {}
     wishes: Wishes = {}
     quiet = True
-    found: list[tuple[list[Op], Cost]] = []
     known: dict[str, list[list[Op]]] = {}
     for rank in ranks:
         for name, often in Counter(call.segment for calls in program.threads(rank).values() for call in calls).items():
@@ -65,18 +65,17 @@ def links_of(
                     user = met, op.lane
                     if len(met) == 1:
                         private.append((ops, cost))
-                    if op.lane == COMPUTE and len(met) == 1:
-                        found.append((ops, cost))
                 for link, amount in merged(cost.uses):
                     filled = amount * (cost.seconds - cost.latency) * len(ops) * often / capacity[link]
                     by = taken.setdefault(link, {})
                     by[user[0]] = by.get(user[0], 0.0) + filled
                     users.setdefault(link, set()).add(user)
                     wishes.setdefault(link, {})[user, name, id(op)] = amount
+    found = [(ops, cost) for ops, cost in private if ops[0].lane == COMPUTE]
     alone = {id(op) for ops, _ in found for op in ops}
     alone -= {id(op) for ops, cost in found if any(len(users[link]) > 1 for link, _ in cost.uses) for op in ops}
     never = idle(wishes, capacity)
-    lost = _losses({link: filled for link, filled in taken.items() if link not in never}, computes)
+    lost = _losses({link: filled for link, filled in taken.items() if link not in never}, cache(computes))
     hurt = frozenset(id(op) for ops, cost in private if any(link in lost for link, _ in cost.uses) for op in ops)
     return Links(frozenset(alone), quiet, never, hurt)
 

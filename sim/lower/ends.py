@@ -76,8 +76,7 @@ def deferred(job: Job, block: Block) -> int:
     if not most or not job.train or job.size("ep") > 1 or schedule not in ("1f1b", "interleaved") or job.network.ends_tied:
         return 0
     at = _product(block)
-    experts = any(part.expert for other in {id(block): block for _, block in job.network.blocks}.values() for part in other.parts)
-    return 0 if at < 0 or experts or not block.parts[at].wgrad else most
+    return 0 if at < 0 or job.network.has_experts or not block.parts[at].wgrad else most
 
 
 def _rows(wgrad: tuple[Work, ...], share: float) -> tuple[Work, ...]:

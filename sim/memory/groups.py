@@ -14,7 +14,7 @@ from sim.rules import mesh_of
 def groups(plan: Plan, network: Network, framework: Framework) -> set[str]:
     """Mesh axes over which some rank sends; those of one rank send nothing."""
     mesh, (zero, _) = mesh_of(plan), sharding_of(plan, framework)
-    has_experts = any(part.expert for block in {id(block): block for _, block in network.blocks}.values() for part in block.parts)
+    has_experts = network.has_experts
     found = {"tp", "cp", "pp", *(("ep",) if has_experts else ())}
     if zero == 3:
         found |= {"fsdp", *(("efsdp",) if has_experts and mesh.apart else ())}

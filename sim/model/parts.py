@@ -159,6 +159,16 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     """Ops of a captured module that count by the bytes that they move alone."""
 
     @property
+    def kinds(self) -> list[Block]:
+        """Each block once, in the order in which they first stand."""
+        return list({id(block): block for _, block in self.blocks}.values())
+
+    @property
+    def has_experts(self) -> bool:
+        """Are there parts that an expert has of its own?"""
+        return any(part.expert for block in self.kinds for part in block.parts)
+
+    @property
     def ends_tied(self) -> bool:
         """Does the network's end read the embedding's table: as the head's weight, or to look up in it (multi-token prediction)?"""
         return any(name != "target" for name in self.tied[1:])

@@ -15,7 +15,6 @@ from sim.bind import Setting
 from sim.framework import sharding_of
 from sim.lower.optimizer.owned import STATES
 from sim.model.layers.redo import redone
-from sim.model.parts import Block
 from sim.plan import Plan
 from sim.program import Program
 
@@ -71,14 +70,9 @@ def _never_beside(setting: Setting) -> bool:
     return _forward(setting) or _alone(setting) or (zero < 3 and (not framework.overlap_grad or (zero == 0 and framework.replicas_at_end)))
 
 
-def _blocks(setting: Setting) -> list[Block]:
-    """Each kind once."""
-    return list({id(block): block for _, block in setting.network.blocks}.values())
-
-
 def _nothing_again(setting: Setting) -> bool:
     modules = setting.plan.memory.modules
-    return _forward(setting) or (bool(modules) and not any(redone(block, modules).runs for block in _blocks(setting)))
+    return _forward(setting) or (bool(modules) and not any(redone(block, modules).runs for block in setting.network.kinds))
 
 
 def _one_way(setting: Setting) -> bool:
@@ -97,7 +91,9 @@ def _unsplit(setting: Setting) -> bool:
 
 RULES = (
     Rule("seq_len", lambda s: s.network.seq < (s.plan.seq_len or 0), "the model takes no sequences, or cuts them to its own `longest`"),
-    Rule("attention", lambda s: not any(part.cls == "attention" for block in _blocks(s) for part in block.parts), "the model has none"),
+    Rule(
+        "attention", lambda s: not any(part.cls == "attention" for block in s.network.kinds for part in block.parts), "the model has none"
+    ),
     Rule(
         "parallel.zero",
         lambda s: bool(s.plan.parallel.zero) and (_unsplit(s) or (_forward(s) and sharding_of(s.plan, s.framework)[0] < 3)),

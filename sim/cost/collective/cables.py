@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from topologies.graph import Topology
 from topologies.path import Path
@@ -12,44 +12,53 @@ Nodes = Mapping[int, Sequence[int]]
 """Node -> the group's members there, in group order."""
 
 
-def _channels(topology: Topology, here: Sequence[int], there: Sequence[int]) -> list[Path]:
-    """Ways from one node to the next, one for each channel: between members on the same place of both, whose NICs are on one rail, where there
-    are such. (NCCL orders the members of a node so that a ring leaves by the NIC by which it came, and comes into the next by the same:
+def nodes_of(topology: Topology, ranks: Iterable[int]) -> dict[int, list[int]]:
+    """The ranks of a group on each of its nodes, both in group order."""
+    found: dict[int, list[int]] = {}
+    for rank in ranks:
+        found.setdefault(topology.node(rank), []).append(rank)
+    return found
+
+
+def _channels(topology: Topology, here: Sequence[int], there: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Members of one node and of the next, one pair for each channel: on the same place of both, whose NICs are on one rail, where there are
+    such. (NCCL orders the members of a node so that a ring leaves by the NIC by which it came, and comes into the next by the same:
     `NCCL_CROSS_NIC`.)"""
     places = [{topology.local(rank): rank for rank in ranks} for ranks in (here, there)]
     same = places[0].keys() & places[1].keys()
     rest = ([rank for place, rank in ranks.items() if place not in same] for ranks in places)
-    pairs = [*((rank, places[1][place]) for place, rank in places[0].items() if place in same), *zip(*rest, strict=False)]
-    return [topology.path(a, b) for a, b in pairs]
+    yield from ((rank, places[1][place]) for place, rank in places[0].items() if place in same)
+    yield from zip(*rest, strict=False)
 
 
 def ring_cables(topology: Topology, nodes: Nodes) -> tuple[str, ...]:
     """Directed links of the network, NICs' included, that a ring over the nodes takes. Two channels on the same cable name it twice."""
     held = list(nodes.values())
-    ways = [path for here, there in zip(held, [*held[1:], held[0]], strict=True) for path in _channels(topology, here, there)]
-    return tuple(link for path in ways for link in path.links if "net/" in link)
+    hops = [pair for here, there in zip(held, [*held[1:], held[0]], strict=True) for pair in _channels(topology, here, there)]
+    return tuple(link for a, b in hops for link in topology.path(a, b).links if "net/" in link)
 
 
 def sampled(topology: Topology, nodes: Nodes) -> list[Path]:
     """Two hops of the ring, of one channel: to the next node, and from the last back to the first, which crosses the spines where there are any."""
     held = list(nodes.values())
-    return [_channels(topology, here, there)[0] for here, there in ((held[0], held[1]), (held[-1], held[0]))] if len(held) > 1 else []
+    turns = [(held[0], held[1]), (held[-1], held[0])] if len(held) > 1 else []
+    return [topology.path(*next(_channels(topology, here, there))) for here, there in turns]
 
 
 def cables(topology: Topology, nodes: Nodes) -> tuple[str, ...]:
     """Cables that the flow of one NIC takes, the narrowest of the NICs' own first. Of a fabric that passes less up than it takes from below, all
     uplinks that the group's channels take, too."""
     found = [link for path in sampled(topology, nodes) for link in path.links if "net/" in link]
-    own = [link for link in dict.fromkeys(found) if "/nic" in link]
+    own = sorted((link for link in dict.fromkeys(found) if "/nic" in link), key=lambda link: topology.rates[link])
     above = [link for link in (ring_cables(topology, nodes) if topology.narrow else dict.fromkeys(found)) if "/nic" not in link]
-    return (*sorted(own, key=lambda link: topology.rates[link])[:1], *above, *sorted(own, key=lambda link: topology.rates[link])[1:])
+    return (*own[:1], *above, *own[1:])
 
 
-def crossing(topology: Topology, nodes: Nodes, each: float) -> float:
-    """Share of the NICs' rate that rings and trees keep on the narrowest cable between the nodes; `each`: bytes/s that a member brings to it."""
-    found = cables(topology, nodes)
+def crossing(topology: Topology, found: Sequence[str], each: float) -> float:
+    """Share of the NICs' rate that rings and trees keep on the narrowest of the `cables` that were found; `each`: bytes/s that a member brings
+    to it."""
     own = min((topology.rates[link] for link in found if "/nic" in link), default=0.0)
-    above = [topology.rates[link] / found.count(link) for link in dict.fromkeys(found) if "/nic" not in link]
+    above = [topology.rates[link] / flows for link, flows in Counter(found).items() if "/nic" not in link]
     return min(1.0, min(above) / min(own, each)) if own and above else 1.0
 
 

@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from sim.cost.collective.cables import cables, crossing, spread
+from sim.cost.collective.cables import cables, crossing, nodes_of, spread
 from sim.cost.collective.rings import ring_rate
 from topologies.graph import Topology
 from topologies.hardware import Gpu, Nic
@@ -68,12 +68,8 @@ def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -
 
     Where nodes differ (two kinds of machine, a failed NIC) the slowest of each thing counts, wherever it stands: rings and trees pass all nodes.
     """
-    nodes, places = dict[int, list[int]](), dict[int, list[int]]()
-    for rank in ranks:
-        node, place = topology.place(rank)
-        nodes.setdefault(node, []).append(rank)
-        places.setdefault(node, []).append(place)
-    kinds = _kinds(topology, nodes, places)
+    nodes = nodes_of(topology, ranks)
+    kinds = _kinds(topology, nodes)
     inside, (near, intra) = min(((kind, _neighbour(topology, kind)) for kind in kinds), key=_pace)
     chip = min((topology.device(kind[0]) for kind in kinds), key=lambda device: device.clock)
     far = _far(topology, nodes, kinds)
@@ -82,6 +78,7 @@ def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -
     held = list(nodes.values())
     inter = min(_inter(topology, kind, siblings, next(o[0] for o in held if kind[0] not in o)) for kind in kinds) if far else 0.0
     local = max(len(kind) for kind in kinds)
+    found = cables(topology, nodes)
     return GroupShape(
         ranks=len(ranks),
         nodes=len(nodes),
@@ -97,12 +94,12 @@ def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -
         nearest=near.rate if near else 0.0,
         exchange=max((times / topology.rates[link] for link, times in pairs), default=0.0),
         pair_links=pairs,
-        crossing=crossing(topology, nodes, inter / local) if far else 1.0,
+        crossing=crossing(topology, found, inter / local) if far else 1.0,
         sharp=all(any(name.startswith("ib-") for name in names) for names in wires),
         clock=chip.clock if isinstance(chip, Gpu) else 0.0,
         intra_links=near.links if near else (),
         member_links=_member_links(topology, inside, near),
-        inter_links=cables(topology, nodes),
+        inter_links=found,
         neighbour_latency=near.latency if near else 0.0,
         network_latency=far.latency if far else 0.0,
         amd=any("epyc" in topology.host(topology.node(kind[0])).name.lower() for kind in kinds),
@@ -110,11 +107,11 @@ def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -
     )
 
 
-def _kinds(topology: Topology, nodes: dict[int, list[int]], places: dict[int, list[int]]) -> list[list[int]]:
+def _kinds(topology: Topology, nodes: dict[int, list[int]]) -> list[list[int]]:
     """The members on the first node of each kind: nodes of one kind are the same machine with as many members on the same places."""
     found: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for node, members in nodes.items():
-        found.setdefault((id(topology.machine(node)), tuple(places[node])), members)
+        found.setdefault((id(topology.machine(node)), tuple(map(topology.local, members))), members)
     return list(found.values())
 
 

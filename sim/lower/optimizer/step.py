@@ -76,7 +76,7 @@ def clip(job: Job, share: Share) -> list[Op]:
         ]
     ops = [compute(job, "optimizer/norm", (over_all(job, share, "norm", g, 0.0, dtype, 1),), CLS)]
     axes = [*(["fsdp"] if job.zero else []), "tp", "pp"]
-    if job.size("ep") > 1 and not job.zero and any(part.expert for _, block in job.network.blocks for part in block.parts):
+    if job.size("ep") > 1 and not job.zero and job.network.has_experts:
         axes.append("ep")
     sizes = {axis: 4 * share.tensors if job.framework.tensor == "dtensor" and axis != "pp" else 4 for axis in axes if job.size(axis) > 1}
     ops += [collective(job, f"optimizer/norm.{axis}", COMPUTE, "all_reduce", size, axis, "comm.norm") for axis, size in sizes.items()]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from sim.cost.collective.cables import ring_cables
+from sim.cost.collective.cables import nodes_of, ring_cables
 from sim.cost.price import Cost, Pricer
 from sim.program import Op
 from topologies.errors import BadInput
@@ -76,7 +76,7 @@ class PlacedPricer:
         known = self._known.get(members)
         if known is None:
             ranks = tuple(self._places[member] for member in members)
-            known = self._known[members] = (ranks, ring_cables(self._topology, _nodes(self._topology, ranks)))
+            known = self._known[members] = (ranks, ring_cables(self._topology, nodes_of(self._topology, ranks)))
         ranks, cables = known
         cost = self._inner.collective(op, ranks, siblings)
         wish = max((amount for name, amount in cost.uses if "net/" in name), default=0.0)
@@ -91,10 +91,3 @@ class PlacedPricer:
 
     def slowdown(self, rank: int) -> tuple[float, float]:
         return self._inner.slowdown(self._places[rank])
-
-
-def _nodes(topology: Topology, ranks: tuple[int, ...]) -> dict[int, list[int]]:
-    nodes: dict[int, list[int]] = {}
-    for rank in ranks:
-        nodes.setdefault(topology.node(rank), []).append(rank)
-    return nodes
