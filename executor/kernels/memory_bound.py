@@ -8,6 +8,7 @@ from executor.arena import Arena
 from executor.kernels import elementwise, rows, updates
 from executor.kernels.site import Call, Site
 from sim.cost.cpu import variant
+from sim.optimizers import OPTIMIZERS
 from sim.work import MemoryBound
 
 _KERNELS = elementwise.KERNELS | rows.KERNELS
@@ -16,7 +17,7 @@ _KERNELS = elementwise.KERNELS | rows.KERNELS
 def memory_kernel(work: MemoryBound, arena: Arena, dtype: torch.dtype) -> Call:
     """The call for one work; kinds without a kernel of their own run as a copy or an add of the same bytes."""
     site, name = Site(work, arena, dtype), variant(work)
-    return _KERNELS.get(name, updates.update if name in updates.OPTIMIZERS else _plain)(site)
+    return _KERNELS.get(name, updates.update if name in OPTIMIZERS else _plain)(site)
 
 
 def _plain(site: Site) -> Call:

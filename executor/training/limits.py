@@ -7,6 +7,7 @@ from sim.framework import framework_of, sharding_of
 from sim.model.specs.decoder import Decoder, Moe
 from sim.model.specs.pictures import ConvNext, EfficientNet, UNet
 from sim.model.specs.spec import Cnn, EncDec, Encoder, Mlp, ModelSpec, Vit
+from sim.optimizers import OPTIMIZERS
 from sim.plan import Plan
 from sim.schedule.placement import splits
 from sim.schedule.reading import name_of
@@ -54,7 +55,7 @@ def _of_the_step(plan: Plan) -> Refusals:
         ),
         (habits.compile, f"compile = true is not done by stock training yet. {PLAY}"),
         (
-            plan.optimizer.name in ("lamb", "lion", "lars"),
+            not OPTIMIZERS[plan.optimizer.name].in_torch,
             f'optimizer.name = "{plan.optimizer.name}" is not in torch.optim. Use "adamw", or: {PLAY}',
         ),
         (plan.optimizer.states is not None, "optimizer.states: torch.optim keeps moments as wide as the parameters. Leave it out"),

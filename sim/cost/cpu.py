@@ -13,6 +13,7 @@ from functools import lru_cache
 from sim.cost.calibration import Calibration, Curve, Grid, Sample
 from sim.cost.points import attention_of, convolution_of, place_of
 from sim.cost.price import Cost, Source
+from sim.optimizers import OPTIMIZERS
 from sim.work import BYTES, Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work, row_alignment
 
 ASSUMED_FLOPS = {"fp32": 5e10, "bf16": 5e10, "fp16": 1e10}
@@ -102,8 +103,8 @@ def prices(calibration: Calibration) -> Prices:
     return Prices(calibration)
 
 
-_NEAREST = {"sqrt": "scale", "add_": "add", "scale_": "scale"} | dict.fromkeys(("lion", "adagrad", "lars"), "momentum")
-"""What stands for a kernel that older calibrations did not measure, or none does: a fused update with one state is like momentum's."""
+_NEAREST = {"sqrt": "scale", "add_": "add", "scale_": "scale"} | {name: one.like for name, one in OPTIMIZERS.items()}
+"""What stands for a kernel that older calibrations did not measure, or none does."""
 
 
 class Prices:

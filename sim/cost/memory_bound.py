@@ -14,6 +14,7 @@ import msgspec
 
 from sim.cost.device import by_arch, document
 from sim.cost.price import Source
+from sim.optimizers import OPTIMIZERS
 from sim.work import BYTES, MemoryBound
 from topologies.hardware import Gpu
 
@@ -60,9 +61,9 @@ FAMILY = {
     "layernorm": "layernorm", NORM: "layernorm", "rmsnorm": "layernorm", "batchnorm": "stream", "groupnorm": "stream", "norm": "stream",
     "softmax": "softmax", "cross_entropy": "cross_entropy", "permute": "permute",
     TRANSPOSE: "permute", "transpose_tiled": "permute", "embedding": "gather", "embedding_backward": "gather",
-    "sort": "gather", "topk": "gather", "gather": "gather", "scatter": "gather", ATOMIC: "gather", "rope": "stream", "adam": "optimizer", "adamw": "optimizer", "sgd": "optimizer",
-    "momentum": "optimizer", "lion": "optimizer", "adagrad": "optimizer", "lars": "optimizer", "optimizer": "optimizer", "quantise": "quantise",
-}  # fmt: skip
+    "sort": "gather", "topk": "gather", "gather": "gather", "scatter": "gather", ATOMIC: "gather", "rope": "stream",
+    "quantise": "quantise",
+} | dict.fromkeys(OPTIMIZERS, "optimizer")  # fmt: skip
 """Kernels by what limits them; anything else streams. A batch or group norm's passes over its input are counted one by one."""
 
 

@@ -7,6 +7,7 @@ import msgspec
 from sim.framework import Framework
 from sim.mesh import Mesh
 from sim.model.parts import Network, Part
+from sim.optimizers import OPTIMIZERS
 from sim.plan import Plan
 from sim.schedule import Name
 from sim.schedule.reading import name_of
@@ -110,8 +111,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def owns_tensors(self) -> bool:
-        """A rank of ZeRO-1 updates whole tensors. Muon takes no pieces of them."""
-        return self.zero == 1 and (self.framework.zero1 == "tensors" or self.plan.optimizer.name == "muon")
+        """A rank of ZeRO-1 updates whole tensors."""
+        return self.zero == 1 and (self.framework.zero1 == "tensors" or OPTIMIZERS[self.plan.optimizer.name].whole_matrices)
 
     @property
     def gathers_ahead(self) -> bool:

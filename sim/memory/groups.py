@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from sim.framework import Framework, sharding_of
 from sim.model.parts import Network
+from sim.optimizers import OPTIMIZERS
 from sim.plan import Plan
 from sim.rules import mesh_of
 
@@ -31,7 +32,7 @@ def _summed(plan: Plan, framework: Framework, zero: int, apart: bool) -> set[str
         return scales
     if not zero:
         return scales | {whole, *(("edp",) if apart else ())}
-    tensors = zero == 1 and (framework.zero1 == "tensors" or plan.optimizer.name == "muon")
+    tensors = zero == 1 and (framework.zero1 == "tensors" or OPTIMIZERS[plan.optimizer.name].whole_matrices)
     found = scales | {"fsdp", whole if tensors else "dp_replicate"}
     if apart and zero < 3:  # experts that nobody shares are summed as replicas are
         found.add("efsdp" if mesh_of(plan).size("efsdp") > 1 else "edp")

@@ -10,10 +10,11 @@ from collections.abc import Iterable
 from sim.framework import Framework, sharding_of
 from sim.lower.data_parallel.buckets import named
 from sim.lower.optimizer import muon, outer
-from sim.lower.optimizer.owned import STATES, moment_width, states
+from sim.lower.optimizer.owned import moment_width, states
 from sim.memory.overhead import constants
 from sim.model.parts import Block, Network
 from sim.model.stages import Blocks, reader
+from sim.optimizers import OPTIMIZERS
 from sim.plan import Plan
 from sim.rules import mesh_of
 from sim.schedule.reading import name_of
@@ -28,7 +29,7 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, chunks: tup
     stored = 4.0 if framework.autocast else BYTES[framework.param_dtype]
     grad = BYTES[framework.grad_dtype]
     state = 4.0 if framework.master or framework.autocast else stored
-    copies = STATES[plan.optimizer.name]
+    copies = OPTIMIZERS[plan.optimizer.name].states
     totals = {"parameters": 0.0, "gradients": 0.0, "optimizer": 0.0, "gathered": 0.0, "step": 0.0}
     train, flat = plan.task != "forward", 0.0
     for (expert, frozen), (count, kept) in _counts(network, chunks, plan.optimizer.name).items():

@@ -13,8 +13,8 @@ import msgspec
 
 from sim.bind import Setting
 from sim.framework import sharding_of
-from sim.lower.optimizer.owned import STATES
 from sim.model.layers.redo import redone
+from sim.optimizers import OPTIMIZERS
 from sim.plan import Plan
 from sim.program import Program
 
@@ -127,7 +127,7 @@ RULES = (
     Rule("optimizer.on", _forward, "nothing is updated"),
     Rule(
         "optimizer.states",
-        lambda s: _forward(s) or not STATES[s.plan.optimizer.name],
+        lambda s: _forward(s) or not OPTIMIZERS[s.plan.optimizer.name].states,
         "nothing is updated, or by an optimizer without moments",
     ),
     Rule(

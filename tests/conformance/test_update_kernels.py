@@ -15,7 +15,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from executor.training.optimizers import optimizer_of  # noqa: E402
 from sim.files.planfile import load_plan  # noqa: E402
-from sim.lower.optimizer.owned import STATES  # noqa: E402
+from sim.optimizers import OPTIMIZERS  # noqa: E402
 from sim.work import Gemm, MemoryBound  # noqa: E402
 from tests.conformance.calls import Calls  # noqa: E402
 from tests.null.lower.test_optimizer import works  # noqa: E402
@@ -76,7 +76,7 @@ def test_adagrads_state_is_one_number_a_parameter() -> None:
     model = nn.ParameterList(parameters())
     optimizer: Any = optimizer_of("adagrad", QUIET, model)
     kept = sum(value.numel() for state in optimizer.state.values() for name, value in state.items() if name != "step")
-    assert kept == STATES["adagrad"] * TENSORS * SIDE * SIDE
+    assert kept == OPTIMIZERS["adagrad"].states * TENSORS * SIDE * SIDE
 
 
 def lion(p: Tensor, m: Tensor) -> None:
@@ -109,7 +109,7 @@ def test_updates_that_torch_has_not_are_written_with_its_operators(name: str, on
             one(parameter, state)
 
     assert called(step) == counted(predicted(name, "for-loop"))
-    assert STATES[name] == 1
+    assert OPTIMIZERS[name].states == 1
 
 
 def test_lions_lists() -> None:

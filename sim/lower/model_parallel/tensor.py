@@ -19,6 +19,7 @@ from sim.lower.job import Job
 from sim.lower.ops import collective, order
 from sim.lower.template import PartOps, name_of
 from sim.model.parts import Part
+from sim.optimizers import OPTIMIZERS
 from sim.program import COMPUTE, Op, beside
 from sim.work import BYTES, Gemm
 
@@ -147,10 +148,6 @@ def whole(part: Part) -> bool:
     return part.cls == "norm" and bool(part.tensors) and not part.frozen
 
 
-USES = {"sgd": 1, "momentum": 1, "adam": 3, "adamw": 3, "lamb": 3, "muon": 3, "lion": 2, "adagrad": 3, "lars": 2}
-"""Times that torch's foreach and for-loop updates read a gradient (lerp, and addcmul twice)."""
-
-
 def norm_gradients(job: Job, parts: Iterable[PartOps], sharded: bool = False) -> list[Op]:
     """Sums over tp of the gradients of parts that are whole on each rank.
 
@@ -163,7 +160,7 @@ def norm_gradients(job: Job, parts: Iterable[PartOps], sharded: bool = False) ->
     if job.framework.tensor != "dtensor":
         total = sum(part.part.params for part in mine)
         return [_now(job, "grad/norms.all_reduce", "all_reduce", total * job.grad_bytes)] if total and not sharded else []
-    uses = 1 if sharded or job.framework.optimizer == "fused" else USES[job.plan.optimizer.name]
+    uses = 1 if sharded or job.framework.optimizer == "fused" else OPTIMIZERS[job.plan.optimizer.name].gradient_reads
     found = []
     for part in mine:
         tensors = part.part.tensors

@@ -15,8 +15,9 @@ from sim.lower.job import Job
 from sim.lower.ops import compute, read_back
 from sim.lower.optimizer.lists import over_lists
 from sim.lower.optimizer.owned import Matrix, Share, state_dtype, state_width
-from sim.lower.optimizer.passes import Passes, over_one
+from sim.lower.optimizer.passes import over_one
 from sim.model.parts import Part
+from sim.optimizers import Passes
 from sim.program import Op
 from sim.work import Gemm, MemoryBound, Work
 

@@ -9,7 +9,8 @@ import math
 
 from sim.lower.job import Job
 from sim.lower.optimizer.owned import Share
-from sim.lower.optimizer.passes import Passes, kernel, over_one
+from sim.lower.optimizer.passes import kernel, over_one
+from sim.optimizers import Passes
 from sim.work import MemoryBound, Work
 
 CHUNK = 320 * 65536

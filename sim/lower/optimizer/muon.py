@@ -17,8 +17,9 @@ from collections.abc import Iterable
 from sim.lower.job import Job
 from sim.lower.ops import collective, compute
 from sim.lower.optimizer.owned import Matrix, Share, state_dtype, state_width
-from sim.lower.optimizer.passes import Passes, over_one
+from sim.lower.optimizer.passes import over_one
 from sim.model.parts import Part
+from sim.optimizers import Passes
 from sim.program import COMPUTE, Op
 from sim.work import Gemm, MemoryBound, Work
 

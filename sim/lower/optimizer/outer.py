@@ -12,8 +12,8 @@ from sim.lower.job import Job
 from sim.lower.ops import collective, compute, spent
 from sim.lower.optimizer.lists import over_all, passed
 from sim.lower.optimizer.owned import Share, state_dtype, state_width
-from sim.lower.optimizer.passes import LISTED, PASSES, Passes
 from sim.lower.optimizer.step import model_copy
+from sim.optimizers import NESTEROV, Passes
 from sim.plan import Plan
 from sim.program import COMPUTE, Op
 from sim.work import MemoryBound, Work
@@ -51,5 +51,6 @@ def _nesterov(job: Job, share: Share) -> list[Work]:
     """The update, launched as the framework launches its own; fused it is momentum's kernel."""
     width, dtype = state_width(job), state_dtype(job)
     if job.framework.optimizer == "fused":
-        return [over_all(job, share, "momentum", 3 * width, 2 * width, dtype, 3)]
-    return passed(job, share, (LISTED if job.framework.optimizer == "foreach" else PASSES)["nesterov"], width, dtype)
+        read, written = NESTEROV.fused
+        return [over_all(job, share, NESTEROV.like, read * width, written * width, dtype, 3)]
+    return passed(job, share, NESTEROV.launched(job.framework.optimizer), width, dtype)

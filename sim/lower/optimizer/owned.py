@@ -9,11 +9,10 @@ from functools import cached_property
 from sim.lower.job import Job
 from sim.lower.template import BlockOps
 from sim.model.parts import Part
+from sim.optimizers import OPTIMIZERS
 from sim.plan import Plan
 from sim.work import BYTES
 
-STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "lamb": 2, "muon": 2, "lion": 1, "adagrad": 1, "lars": 1, "adafactor": 1}
-"""State tensors of each parameter; Muon: of those that it leaves to AdamW; Adafactor: of those that are no matrices."""
 Matrix = tuple[int, int]
 """(rows, columns) of a parameter."""
 
@@ -42,7 +41,7 @@ def states(name: str, elements: int, in_matrices: int, factored: tuple[int, int]
     Adafactor a row and a column (`Part.factored`)."""
     if name == "adafactor":
         return elements - factored[0] + factored[1]
-    return STATES[name] * elements - (in_matrices if name == "muon" else 0)
+    return OPTIMIZERS[name].states * elements - (in_matrices if name == "muon" else 0)
 
 
 class Share:

@@ -12,17 +12,12 @@ from sim.lower.ops import collective, compute, order, read_back, spent
 from sim.lower.optimizer import muon
 from sim.lower.optimizer.adafactor import factored_step
 from sim.lower.optimizer.lists import called, over_all, passed
-from sim.lower.optimizer.owned import STATES, Share, moment_width, state_dtype, state_width
-from sim.lower.optimizer.passes import LISTED, PASSES, RATIO, SCALARS, SCRIPTED, UNLISTED, WRITTEN, graph_passes
+from sim.lower.optimizer.owned import Share, moment_width, state_dtype, state_width
+from sim.optimizers import OPTIMIZERS
 from sim.program import COMPUTE, D2H, H2D, Op
 from sim.work import HostWork, MemoryBound, Work
 
 CLS = "optimizer"
-FUSED = {
-    "sgd": (2, 1), "momentum": (3, 2), "adam": (4, 3), "adamw": (4, 3), "lamb": (8, 4), "lion": (3, 2), "adagrad": (3, 2), "lars": (5, 2),
-}  # fmt: skip
-"""(tensors read, written) by the fused kernels; LAMB: update with moments, two norms, apply. LARS: two norms, then momentum's (MXNet's
-multi_sum_sq and preloaded_multi_sgd_mom_update); Lion: DeepSpeed's FusedLion (csrc/lion/multi_tensor_lion.cu)."""
 
 
 def clear(job: Job, share: Share) -> list[Op]:
@@ -93,7 +88,8 @@ def step(job: Job, share: Share) -> list[Op]:
         ops.append(spent("optimizer/step.host", "optimizer_step", cls=CLS))
         ops.append(spent("optimizer/tensors.host", "optimizer", share.tensors, cls=CLS))
         if job.framework.tensor == "dtensor" and (job.zero == 3 or job.size("tp") > 1):
-            kind, updates = ("dtensor_adam", 1) if STATES[name] == 2 else ("dtensor_sgd", 1 + STATES[name])
+            states = OPTIMIZERS[name].states
+            kind, updates = ("dtensor_adam", 1) if states == 2 else ("dtensor_sgd", 1 + states)
             ops.append(spent("optimizer/dtensor.host", kind, share.tensors * updates, cls=CLS))
     kernels: list[Work] = []
     if name == "adafactor":
@@ -109,24 +105,25 @@ def step(job: Job, share: Share) -> list[Op]:
 
 def _kernels(job: Job, share: Share, name: str) -> list[Work]:
     """Of the update itself by optimizer `name`, as the framework's implementation launches them."""
-    how, width, dtype = job.framework.optimizer, state_width(job), state_dtype(job)
+    how, width, dtype, algorithm = job.framework.optimizer, state_width(job), state_dtype(job), OPTIMIZERS[name]
     if how == "fused":
         return [_fused(job, share, name)]
-    if how == "scripted" and job.device != "cpu":
-        return called(share, SCRIPTED[name], width, "fp32", SCALARS if name == "lamb" else 0)
-    if how == "graph" and job.device != "cpu":
-        return passed(job, share, graph_passes(name, job.framework.compile, job.framework.adam_operator), width, dtype)
-    if name in UNLISTED and how in ("foreach", "for-loop") and job.device != "cpu":
-        return called(share, PASSES[name], width, dtype, RATIO)
-    written = how == "for-loop" and job.framework.host == "python" and job.framework.written_adam and name in ("adam", "adamw")
-    listed = LISTED.get(name, PASSES[name]) if how == "foreach" else PASSES[name]
-    return passed(job, share, WRITTEN if written and job.device != "cpu" else listed, width, dtype)
+    if job.device == "cpu":
+        return passed(job, share, algorithm.launched(how), width, dtype)
+    if how == "scripted":
+        return called(share, algorithm.script, width, "fp32", algorithm.script_numbers)
+    if how == "graph":
+        return passed(job, share, algorithm.in_graph(job.framework.compile, job.framework.adam_operator), width, dtype)
+    if not algorithm.listed:
+        return called(share, algorithm.loop, width, dtype, algorithm.loop_numbers)
+    written = algorithm.written if how == "for-loop" and job.framework.host == "python" and job.framework.written_adam else ()
+    return passed(job, share, written or algorithm.launched(how), width, dtype)
 
 
 def _fused(job: Job, share: Share, name: str) -> Work:
-    w, kept = state_width(job), STATES[name]
+    w, kept = state_width(job), OPTIMIZERS[name].states
     moments = kept * moment_width(job.plan, w)
-    read, written = FUSED[name]
+    read, written = OPTIMIZERS[name].fused
     there, back = (read - 1 - kept) * w + moments + _gradient(job), (written - kept) * w + moments
     return over_all(job, share, name, there, back, state_dtype(job), 2 + kept)
 
@@ -160,6 +157,6 @@ def offloaded(job: Job, share: Share) -> list[Op]:
 
 def on_cpu(job: Job, share: Share) -> HostWork:
     """The update on CPU cores, in one pass over host memory as DeepSpeed's CPU-Adam makes it: fp32 states, and the parameters that go up."""
-    read, written = FUSED[job.plan.optimizer.name]
+    read, written = OPTIMIZERS[job.plan.optimizer.name].fused
     each = 4.0 * (read - 1 + written) + job.grad_bytes + (job.param_bytes if job.param_bytes < 4 else 0.0)
     return HostWork("cpu_optimizer", float(share.elements), moved=share.elements * each)

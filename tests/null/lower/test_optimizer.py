@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from msgspec.structs import replace
@@ -12,6 +12,8 @@ from sim.files.planfile import load_plan
 from sim.framework import Framework
 from sim.lower.step import lower
 from sim.memory.report import memory_of
+from sim.optimizers import OPTIMIZERS
+from sim.plan import Optimizer
 from sim.program import Program
 from sim.work import MemoryBound
 from tests.null.lower.tiny import MIB, QUIET, linear, messages, network, program, show
@@ -250,3 +252,11 @@ def test_on_a_cpu_one_pass_does_for_all_tensors() -> None:
     for name, passes in (("lion", 7), ("adagrad", 5), ("lars", 7)):
         p = program({"optimizer": {"name": name}}, network(3), replace(QUIET, optimizer="foreach"), "cpu")
         assert len(works(p)) == passes and {work.repeat for work in works(p)} == {1}
+
+
+def test_every_optimizer_that_a_plan_may_name_has_a_record_and_no_other() -> None:
+    assert set(get_args(get_type_hints(Optimizer)["name"])) == set(OPTIMIZERS)
+    for name, one in OPTIMIZERS.items():
+        own = (one.loop, one.script, one.graph, one.fused != (0, 0))
+        assert one.whole_matrices or all(own), f"{name} lacks an implementation"
+        assert OPTIMIZERS[one.like].like == one.like and OPTIMIZERS[one.like].in_torch
