@@ -12,7 +12,8 @@ from sim.cost.device import peak_flops
 from sim.engine.fold import Places, alike
 from sim.files.planfile import load_plan
 from sim.folding import places_of
-from sim.framework import Framework, framework_of
+from sim.framework.chosen import framework_of
+from sim.framework.framework import Framework
 from sim.model import ModelSpec, Network, Shape, describe
 from sim.model.captured import Captured
 from sim.model.layers.redo import check_modules
@@ -142,7 +143,7 @@ def shape_of(plan: Plan, model: ModelSpec) -> Shape:
 def network_of(plan: Plan, framework: Framework) -> Network:
     """The model on one rank of the plan's split; equal splits share one description."""
     model = model_of(plan)
-    return _described(model, shape_of(plan, model), framework, framework.attention)
+    return _described(model, shape_of(plan, model), framework, framework.attention.implementation)
 
 
 @lru_cache(maxsize=512)

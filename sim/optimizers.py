@@ -34,7 +34,7 @@ class Algorithm(msgspec.Struct, frozen=True, kw_only=True):
     script_numbers: int = 0
     """Kernels of a compiled function over single numbers."""
     written: Passes = ()
-    """A loop that a script writes out itself, an operator a kernel (`Framework.written_adam`)."""
+    """A loop that a script writes out itself, an operator a kernel (`Updates.written_adam`)."""
     graph: Passes = ()
     """Operators of a static graph (TensorFlow), before their results are assigned to `variables`."""
     graph_operator: Passes = ()

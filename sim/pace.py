@@ -37,7 +37,7 @@ def board_clock(setting: Setting) -> float:
     mesh = mesh_of(plan)
     devices = tuple(setting.topology.device(mesh.rank({"pp": at})) for at in range(p.pp))
     split = (plan.world, p.virtual_stages, p.schedule, p.actions, p.stages, plan.memory, plan.task)
-    key = (id(setting.network), *map(id, devices), setting.framework.attention_efficiency, assumed(), *split)
+    key = (id(setting.network), *map(id, devices), setting.framework.attention.kernels, assumed(), *split)
     known = _KNOWN.get(key)
     if known is None:
         if len(_KNOWN) >= _MOST:
@@ -71,7 +71,7 @@ class _Priced:
 
     def __init__(self, setting: Setting, device: Gpu | Cpu) -> None:
         assert isinstance(device, Gpu)
-        self._plan, self._gpu, self._efficiency = setting.plan, device, setting.framework.attention_efficiency
+        self._plan, self._gpu, self._efficiency = setting.plan, device, setting.framework.attention.kernels
         self._known: dict[tuple[int, bool], float] = {}
 
     def chunk(self, blocks: Blocks) -> float:

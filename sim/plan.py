@@ -200,7 +200,7 @@ class Plan(_Section, frozen=True, kw_only=True):
     name: str = ""
     task: Task = "train"
     framework: str = "pytorch"
-    """Whose defaults fill what is not said (`sim/frameworks/*.toml`)."""
+    """Whose defaults fill what is not said (`sim/framework/known/*.toml`)."""
     seq_len: Count | None = None
     precision: Precision = "bf16"
     attention: Literal["flash", "math"] | None = None

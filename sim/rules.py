@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sim.framework import load_framework, sharding_of
+from sim.framework.chosen import sharding_of
+from sim.framework.framework import load_framework
 from sim.mesh import AXES, Mesh
 from sim.plan import LOOPS, VEES, Parallel, Plan, Update
 from sim.schedule.reading import written_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sim.bind import shape_of
-from sim.framework import framework_of, sharding_of
+from sim.framework.chosen import framework_of, sharding_of
 from sim.model.specs.decoder import Decoder, Moe
 from sim.model.specs.pictures import ConvNext, EfficientNet, UNet
 from sim.model.specs.spec import Cnn, EncDec, Encoder, Mlp, ModelSpec, Vit
@@ -46,11 +46,11 @@ def _of_the_step(plan: Plan) -> Refusals:
             f'precision = "{plan.precision}" needs a library of its own. Use "bf16", or: {PLAY}',
         ),
         (
-            habits.autocast and (p.tp > 1 or p.pp > 1 or plan.optimizer.name == "muon"),
+            habits.precision.autocast and (p.tp > 1 or p.pp > 1 or plan.optimizer.name == "muon"),
             f'framework = "{plan.framework}" casts under autocast, which stock training does on whole models with torch.optim. {PLAY}',
         ),
         (
-            habits.gate_apart or habits.norm_in_fp32,
+            habits.linears.gate_apart or habits.elementwise.norm_in_fp32,
             f'framework = "{plan.framework}" keeps gate and up apart or copies norms to fp32, which stock training does not do. {PLAY}',
         ),
         (habits.compile, f"compile = true is not done by stock training yet. {PLAY}"),
@@ -79,7 +79,7 @@ def _of_the_split(plan: Plan, spec: ModelSpec) -> Refusals:
             f'optimizer.name = "muon": torch.optim.Muon takes whole matrices. Use tp = 1 and zero = 0, or: {PLAY}',
         ),
         (
-            plan.optimizer.name == "adafactor" and (p.tp > 1 or level > 0 or habits.optimizer == "fused"),
+            plan.optimizer.name == "adafactor" and (p.tp > 1 or level > 0 or habits.optimizer.implementation == "fused"),
             'optimizer.name = "adafactor": torch.optim.Adafactor takes whole matrices, and has no fused kernels. Use tp = 1, zero = 0 and '
             'optimizer.implementation = "foreach", or "adamw"',
         ),
@@ -98,7 +98,7 @@ def _of_the_split(plan: Plan, spec: ModelSpec) -> Refusals:
         (level == 1, f"zero = 1: PyTorch's FSDP2 splits gradients too. Use zero = 2, or: {PLAY}"),
         (p.tp > 1 and plan.data_ranks > 1 and level == 0, "DDP around tensor parallelism: use dp_shard with zero = 3"),
         (
-            habits.autocast and level > 0,
+            habits.precision.autocast and level > 0,
             f'framework = "{plan.framework}" casts under autocast, which stock training does not do with FSDP2. {PLAY}',
         ),
         (
@@ -129,7 +129,7 @@ def _of_the_split(plan: Plan, spec: ModelSpec) -> Refusals:
 def _widens(plan: Plan) -> bool:
     """Do gradients travel in more bytes than they are made in?"""
     dtype = plan.comm.reduce_dtype
-    return dtype is not None and plan.update.mode == "sync" and BYTES[dtype] > BYTES[framework_of(plan).param_dtype]
+    return dtype is not None and plan.update.mode == "sync" and BYTES[dtype] > BYTES[framework_of(plan).precision.param_dtype]
 
 
 def _of_the_data(plan: Plan) -> Refusals:
@@ -174,14 +174,14 @@ def _check_experts(plan: Plan, spec: Decoder, moe: Moe) -> None:
     for field in ("bias", "limited", "latent"):
         if getattr(moe, field):
             raise Refused(f"stock training does not do `moe.{field}` of model {name} yet. {PLAY}")
-    align = 16 // int(BYTES[habits.param_dtype])
+    align = 16 // int(BYTES[habits.precision.param_dtype])
     sharers = max(1, p.dp_shard // p.ep) if sharding_of(plan, habits)[0] > 1 else 1
     asked: Refusals = (
         (p.tp > 1, f"experts of model {name} under tensor parallelism: use tp = 1, or: {PLAY}"),
         (p.capacity > 0, f"parallel.capacity: torch.nn.functional.grouped_mm drops and pads nothing. Leave it out, or: {PLAY}"),
-        (habits.autocast, f'framework = "{plan.framework}" casts under autocast, which does not reach grouped_mm. {PLAY}'),
+        (habits.precision.autocast, f'framework = "{plan.framework}" casts under autocast, which does not reach grouped_mm. {PLAY}'),
         (
-            not habits.stacked_experts,
+            not habits.experts.stacked,
             f'framework = "{plan.framework}" keeps each expert\'s weights apart, and grouped_mm takes them as one tensor. Use framework = "pytorch" or "torchtitan", or: {PLAY}',
         ),
         (

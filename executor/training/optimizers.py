@@ -10,7 +10,7 @@ from torch import nn
 
 from executor.training.models.build import ends_of
 from executor.training.parallelize import alike
-from sim.framework import Framework
+from sim.framework.framework import Framework
 
 
 class Updates(Protocol):
@@ -25,7 +25,7 @@ class Updates(Protocol):
 
 def optimizer_of(name: str, habits: Framework, model: nn.Module) -> Updates:
     """Optimizer `name` over all of the model's parameters, its kernels launched as the framework does."""
-    options: dict[str, Any] = {"foreach": habits.optimizer == "foreach", "fused": habits.optimizer == "fused"}
+    options: dict[str, Any] = {"foreach": habits.optimizer.implementation == "foreach", "fused": habits.optimizer.implementation == "fused"}
     if name == "muon":
         return Muon(model, options)
     parameters = [{"params": group} for group in alike(model)]

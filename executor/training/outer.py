@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.plan import Plan
 
 
@@ -18,10 +18,13 @@ class Outer:
     def __init__(self, model: nn.Module, habits: Framework) -> None:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._copies = [p.detach().clone() for p in self._parameters]
-        options: dict[str, Any] = {"foreach": habits.optimizer == "foreach", "fused": habits.optimizer == "fused"}
+        options: dict[str, Any] = {
+            "foreach": habits.optimizer.implementation == "foreach",
+            "fused": habits.optimizer.implementation == "fused",
+        }
         # the learning rate and momentum of the paper's table of hyperparameters
         self._optimizer = torch.optim.SGD(self._parameters, lr=0.7, momentum=0.9, nesterov=True, **options)
-        self._each = habits.optimizer == "for-loop"
+        self._each = habits.optimizer.implementation == "for-loop"
 
     @torch.no_grad()
     def step(self) -> None:

@@ -21,7 +21,7 @@ from executor.ranks.world import NCCL, World
 from executor.training.expert_parallel import EXPERTS, HELD, divided_by, gather_ahead, ranks_of, split_experts, units_of
 from executor.training.hooks import reduced_in
 from executor.training.models.build import ends_of
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.plan import Plan
 from sim.rules import mesh_of
 from topologies.errors import Refused
@@ -64,7 +64,7 @@ def _mesh(sizes: dict[str, int], world: World) -> DeviceMesh:
 
 def zero_of(plan: Plan, habits: Framework) -> int:
     """What dp_shard splits."""
-    return plan.parallel.zero if plan.parallel.zero is not None else habits.zero
+    return plan.parallel.zero if plan.parallel.zero is not None else habits.data_parallel.zero
 
 
 def sharded_alone(plan: Plan) -> bool:
@@ -92,7 +92,7 @@ def parallelize(
         raise Refused("stock training does not do zero = 1: PyTorch's FSDP2 splits gradients too. Use zero = 2, or --how play")
     if p.tp > 1:
         raise Refused("stock training does not do DDP around tensor parallelism. Use dp_shard with zero = 3, or --how play")
-    return reduced_in(plan, replicate(model, plan, world, mesh, habits.broadcasts_buffers))
+    return reduced_in(plan, replicate(model, plan, world, mesh, habits.data_parallel.broadcasts_buffers))
 
 
 def replicate(model: nn.Module, plan: Plan, world: World, mesh: DeviceMesh, statistics: bool) -> DistributedDataParallel:
@@ -137,9 +137,9 @@ def shard(model: nn.Module, plan: Plan, mesh: DeviceMesh, zero: int, habits: Fra
     names = [name for name, _ in model.named_children()]
     outer = ends_of(names)
     ends = [set(model.get_submodule(name).parameters()) for name in outer]
-    whole = outer if not habits.wraps_ends or (len(ends) == 2 and ends[0] & ends[1]) else ()
+    whole = outer if not habits.data_parallel.wraps_ends or (len(ends) == 2 and ends[0] & ends[1]) else ()
     layers = [name for name in names if name not in outer]
-    kept = {"head", *(layers[-1:] if habits.keeps_last else ())}
+    kept = {"head", *(layers[-1:] if habits.data_parallel.keeps_last else ())}
     place = placement(mesh["dp_shard"].size())
     for name, block in model.named_children():
         if name not in whole and any(True for _ in block.parameters()):

@@ -27,7 +27,7 @@ from executor.kernels.bodies import dtype_of
 from executor.ranks.world import World
 from executor.training.models.build import Model, loss_of
 from executor.training.parallelize import parallel_loss, parallelize, whole
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.model.specs.decoder import Decoder
 from sim.model.specs.spec import Mlp, ModelSpec
 from sim.plan import Plan
@@ -69,7 +69,7 @@ class Pipeline:
         self.modules: list[nn.Module] = []
         self._tp = mesh["tp"] if p.tp > 1 else None
         stages = []
-        dtype = dtype_of(habits.param_dtype)
+        dtype = dtype_of(habits.precision.param_dtype)
         for index in mine:
             part = nn.Sequential(OrderedDict((name, model.get_submodule(name)) for name in names[index]))
             self.modules.append(parallelize(part, plan, world, habits, mesh, experts))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from executor.kernels.bodies import dtype_of
 from executor.training.optimizers import Updates
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.plan import Plan
 
 
@@ -18,7 +18,7 @@ class Mixed:
 
     def __init__(self, plan: Plan, habits: Framework, kind: str) -> None:
         self._kind = kind
-        self._dtype = dtype_of(plan.precision) if habits.autocast else None
+        self._dtype = dtype_of(plan.precision) if habits.precision.autocast else None
         scales = self._dtype is torch.float16
         self._scaler = torch.amp.GradScaler(kind, enabled=scales) if scales else None
 

@@ -23,7 +23,7 @@ from executor.training.parallelize import clip, device_mesh, expert_mesh, parall
 from executor.training.precision import Mixed
 from executor.training.samples import Samples, check_shared, loader_of
 from sim.bind import model_of, shape_of
-from sim.framework import framework_of
+from sim.framework.chosen import framework_of
 from sim.model.specs.decoder import Decoder
 from sim.model.specs.spec import EncDec, Encoder, ModelSpec
 from sim.plan import Plan
@@ -56,7 +56,7 @@ class Trainer:
         with world.device:  # random weights of a large model take a CPU thread minutes
             model = model_for(self.spec, self.habits, self.seq, plan.parallel.tp)
         self.format = memory_format(self.spec, self.habits, world.kind)
-        self.inner = model.to(dtype_of(self.habits.param_dtype), memory_format=self.format)  # type: ignore[call-overload]
+        self.inner = model.to(dtype_of(self.habits.precision.param_dtype), memory_format=self.format)  # type: ignore[call-overload]
         self.mixed = Mixed(plan, self.habits, world.kind)
         self.mesh = device_mesh(plan, world) if world.size > 1 or sharded_alone(plan) else None
         experts = expert_mesh(plan, world)
@@ -101,11 +101,11 @@ class Trainer:
         with torch.profiler.record_function(f"step:{number}"), contextlib.nullcontext() if train else torch.no_grad():
             total = self._accumulate(batches) if self.pipeline is None else self._through_pipeline(batches)
             if train:
-                if self.habits.clip:
+                if self.habits.optimizer.clip:
                     self.mixed.unscale(self.optimizer)
                     clip(self.model, self.mesh)
                 self.mixed.step(self.optimizer)
-                self.optimizer.zero_grad(set_to_none=not self.habits.zeroes_gradients)
+                self.optimizer.zero_grad(set_to_none=not self.habits.optimizer.zeroes_gradients)
             if train and self.plan.update.mode == "local" and (number + 1) % self.plan.update.every == 0:
                 self._average()
             self._losses[number] = total
@@ -120,7 +120,7 @@ class Trainer:
             last = index == count - 1
             x, y = next(batches)
             if not reads_ids(self.spec):
-                x = x.to(dtype_of(self.habits.param_dtype), memory_format=self.format)
+                x = x.to(dtype_of(self.habits.precision.param_dtype), memory_format=self.format)
             with self._without_sync(last):
                 with self.mixed.casts():
                     output = self.model(x)
@@ -139,7 +139,7 @@ class Trainer:
         assert self.pipeline is not None
         pairs = [next(batches) for _ in range(self.plan.microbatches)]
         x, y = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
-        return self.pipeline.step(x if reads_ids(self.spec) else x.to(dtype_of(self.habits.param_dtype)), y)
+        return self.pipeline.step(x if reads_ids(self.spec) else x.to(dtype_of(self.habits.precision.param_dtype)), y)
 
     def _without_sync(self, last: bool) -> contextlib.AbstractContextManager[None]:
         if isinstance(self.model, DistributedDataParallel) and not last:

@@ -12,7 +12,7 @@ from executor.validation.gpu_cases import Case, shared_machine, slow
 from executor.validation.gpu_plans import fewer_layers
 from executor.validation.gpu_site import Site
 from sim.bind import Setting, bind
-from sim.framework import framework_of
+from sim.framework.chosen import framework_of
 from sim.plan import Plan
 from sim.predict import predict_setting
 from topologies.errors import BadInput
@@ -84,9 +84,9 @@ def _attending(setting: Setting) -> Setting:
     """With the kernels of attention that this torch chooses. What is said of plain PyTorch are those that it had chosen before: an H100 takes half
     as long again by them."""
     device, habits = setting.topology.device(0), setting.framework
-    if not isinstance(device, Gpu) or device.arch not in _PREFERS or habits.attention_efficiency != "flash2" or _cudnn() <= _CUDNN:
+    if not isinstance(device, Gpu) or device.arch not in _PREFERS or habits.attention.kernels != "flash2" or _cudnn() <= _CUDNN:
         return setting
-    return replace(setting, framework=replace(habits, attention_efficiency="cudnn"))
+    return replace(setting, framework=habits.but(attention={"kernels": "cudnn"}))
 
 
 def _cudnn() -> int:
@@ -112,8 +112,8 @@ def notes(case: Case, setting: Setting) -> tuple[str, ...]:
             f"shared memory (/dev/shm, {show_size(shared_room() or 0)}) does not hold the loaders' batches: run with batches of {micro}, "
             f"{workers} loader workers and {ahead} ready of each"
         )
-    if framework_of(plan).attention_efficiency != setting.framework.attention_efficiency:
-        found.append(f"attention by {setting.framework.attention_efficiency}'s kernels, which this torch chooses on such a GPU")
+    if framework_of(plan).attention.kernels != setting.framework.attention.kernels:
+        found.append(f"attention by {setting.framework.attention.kernels}'s kernels, which this torch chooses on such a GPU")
     if case.where == "shared":
         found.append("predicted on a stand-in: each rank on a GPU of its own with its share of the speed, without peer-to-peer (assumed)")
     if plan.world == 1 and plan.parallel.zero:

@@ -23,7 +23,7 @@ import msgspec
 from sim.cost.fit.data import NEUSIGHT
 from sim.cost.host import host_seconds
 from sim.cost.kernel import kernel_cost
-from sim.framework import Framework, load_framework
+from sim.framework.framework import Framework, load_framework
 from sim.model import ModelSpec, Network, Part, Shape, describe, load_model
 from sim.model.specs.spec import Encoder
 from sim.work import MemoryBound, Work
@@ -102,9 +102,9 @@ def _network(model: str, batch: int, seq: int, training: bool) -> Network:
 
 
 def _framework() -> Framework:
-    plain = {"attention": "math", "attention_efficiency": "math", "dropout": False}
+    written_out = {"implementation": "math", "kernels": "math"}
     dtypes = {"param_dtype": "fp32", "grad_dtype": "fp32", "reduce_dtype": "fp32"}
-    return msgspec.structs.replace(load_framework("pytorch"), **plain, **dtypes)
+    return load_framework("pytorch").but(attention=written_out, elementwise={"dropout": False}, precision=dtypes)
 
 
 def _stages(network: Network, training: bool) -> list[list[Work]]:

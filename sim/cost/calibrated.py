@@ -17,7 +17,7 @@ from sim.cost.gpu_pricer import kept_collective, kept_message
 from sim.cost.kernel import kernel_cost
 from sim.cost.measured import Lookup, MeasuredPricer
 from sim.cost.price import Cost, Source
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.program import HOST, Op
 from sim.work import HostWork, Work
 from topologies.errors import Refused
@@ -92,8 +92,8 @@ class CalibratedPricer(MeasuredPricer):
         if source != "measured":
             return super()._looked_up(work, gpu)
         # Timed under a training's load, only the slowest board of several is slower; as a short benchmark, training is too.
-        mean = kernel_cost(work, gpu, self.framework.attention_efficiency, self._calibration.loaded).seconds
-        slowest = kernel_cost(work, gpu, self.framework.attention_efficiency, True, self._board).seconds
+        mean = kernel_cost(work, gpu, self.framework.attention.kernels, self._calibration.loaded).seconds
+        slowest = kernel_cost(work, gpu, self.framework.attention.kernels, True, self._board).seconds
         return Cost(seconds * slowest / mean if mean > 0 else seconds, "measured")
 
     def _copy(self, op: Op, rank: int) -> Cost:

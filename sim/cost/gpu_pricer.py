@@ -17,7 +17,7 @@ from sim.cost.overlap import slowdown
 from sim.cost.place import Common
 from sim.cost.price import Cost, Source
 from sim.cost.staged import staged
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.program import HOST, MEETING, Op, held_beside
 from sim.work import HostWork, Work
 from topologies.graph import Topology
@@ -121,7 +121,7 @@ class GpuPricer(Common):
 
     def kernel(self, work: Work, gpu: Gpu) -> Cost:
         """One work on the device: by the fitted model, unless a pricer knows better."""
-        return kernel_cost(work, gpu, self.framework.attention_efficiency, True, self._board)
+        return kernel_cost(work, gpu, self.framework.attention.kernels, True, self._board)
 
     def _run(self, op: Op, gpu: Gpu, stretch: float, launch: float, again: float) -> Cost:
         """Kernels one after the other: the k-th waits for its launch and for the one before (max-plus).

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from sim.cost.gpu_pricer import GpuPricer
 from sim.cost.kernel import kernel_cost
 from sim.cost.price import Cost
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.work import Attention, Gemm, Work
 from topologies.errors import UnknownName
 from topologies.graph import Topology
@@ -50,7 +50,7 @@ class MeasuredPricer(GpuPricer):
         cost = next((one for lookup in self.lookups if (one := lookup(work, gpu)) is not None), None)
         if cost is None:
             return fitted
-        short = kernel_cost(work, gpu, self.framework.attention_efficiency, False).seconds
+        short = kernel_cost(work, gpu, self.framework.attention.kernels, False).seconds
         return Cost(cost.seconds * fitted.seconds / short if short > 0 else cost.seconds, cost.source)
 
 

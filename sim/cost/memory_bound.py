@@ -54,7 +54,7 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
 TRANSPOSE = "transpose"
 """Heads changed for tokens: rows of a head's columns stay whole, but each value's place is worked out (copies of permuted views, tf.transpose)."""
 NORM = "layernorm_apart"
-"""One kernel of a layer norm that has several for the same arrays (`Framework.norm_kernels`)."""
+"""One kernel of a layer norm that has several for the same arrays (`Elementwise.norm_kernels`)."""
 ATOMIC = "index_add"
 """Rows added by index, each value by an atomic operation of its own."""
 FAMILY = {

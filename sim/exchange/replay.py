@@ -95,7 +95,7 @@ def run_traces(
 
 
 def _pricer(machine: Topology, framework: str, calibration: str | Path | None, world: int) -> Pricer:
-    from sim.framework import load_framework
+    from sim.framework.framework import load_framework
 
     if machine.kind == "cpu":
         from sim.cost.calibration import load_calibration

@@ -11,7 +11,8 @@ import msgspec
 from sim.bind import model_of, usual_length
 from sim.files.planfile import SIZES, TIMES, toml_value
 from sim.files.wrongvalue import options
-from sim.framework import Framework, framework_of, sharding_of
+from sim.framework.chosen import framework_of, sharding_of
+from sim.framework.framework import Framework
 from sim.plan import Plan
 from topologies.errors import SteptwinError
 
@@ -91,27 +92,27 @@ def _unsaid(plan: Plan) -> dict[str, tuple[Any, str]]:
     habit = f"{plan.framework}'s default"
     return {
         "seq_len": (_length(plan), "the model's usual length, where it reads sequences"),
-        "attention": (framework.attention, habit),
+        "attention": (framework.attention.implementation, habit),
         "compile": (framework.compile, habit),
         "cuda_graphs": (framework.cuda_graphs, habit),
         "batch.global": (plan.global_batch, "micro x dp_replicate x dp_shard"),
         "parallel.zero": (zero, f"{habit}, 0 where dp_shard is 1"),
-        "parallel.tp_overlap": (framework.tp_overlap, habit),
+        "parallel.tp_overlap": (framework.tensor_parallel.overlap, habit),
         "parallel.stages": (None, "layers are shared out evenly; [9, 8, 8, 7] says how many each stage has"),
         "parallel.etp": (1 if p.ep > 1 else p.tp, "1 with ep > 1, else tp"),
-        "optimizer.implementation": (framework.optimizer, habit),
+        "optimizer.implementation": (framework.optimizer.implementation, habit),
         "optimizer.states": (None, "moments are kept in what they update"),
-        "optimizer.clip": (framework.clip, habit),
+        "optimizer.clip": (framework.optimizer.clip, habit),
         "comm.bucket": (None, _buckets(framework)),
-        "comm.reduce_dtype": (framework.reduce_dtype, habit),
+        "comm.reduce_dtype": (framework.precision.reduce_dtype, habit),
     }
 
 
 def _buckets(framework: Framework) -> str:
     """How gradients are cut where the plan does not say it: no one size is the same as torch's rule, whose first bucket is smaller."""
-    if framework.bucket:
-        return f"{framework.name}'s {framework.bucket} MiB"
-    if framework.accumulate_in_gemm:
+    if framework.data_parallel.bucket:
+        return f"{framework.name}'s {framework.data_parallel.bucket} MiB"
+    if framework.linears.accumulates:
         return "Megatron's 40 million elements, or a million for each data-parallel rank where that is more"
     return "DDP's 25 MiB, and 1 MiB for the first"
 

@@ -27,9 +27,9 @@ def accumulate(job: Job, part: PartOps, how: str) -> tuple[Op, ...]:
     if (flat and any(getattr(work, "accumulate", False) for work in part.part.wgrad)) or not (how or flat):
         return ()
     if how in ("cast", "more") and not flat:
-        new, kept, dtype = job.param_bytes, job.reduce_bytes, job.framework.reduce_dtype
+        new, kept, dtype = job.param_bytes, job.reduce_bytes, job.framework.precision.reduce_dtype
     else:
-        new, kept, dtype = job.param_bytes if flat else job.grad_bytes, job.grad_bytes, job.framework.grad_dtype
+        new, kept, dtype = job.param_bytes if flat else job.grad_bytes, job.grad_bytes, job.framework.precision.grad_dtype
     first = how == "cast" and not flat
     read = new if first else new + kept
     added = tuple(MemoryBound("cast" if first else "add_", int(n * read), int(n * kept), dtype, float(n)) for n in tensors)
@@ -38,8 +38,8 @@ def accumulate(job: Job, part: PartOps, how: str) -> tuple[Op, ...]:
 
 
 def _checked(job: Job, tensors: tuple[int, ...]) -> tuple[Work, ...]:
-    """What the framework does to each gradient before (`Framework.between`)."""
-    how, g, dtype = job.framework.between, job.grad_bytes, job.framework.grad_dtype
+    """What the framework does to each gradient before (`Updates.between`)."""
+    how, g, dtype = job.framework.optimizer.between, job.grad_bytes, job.framework.precision.grad_dtype
     scaled = job.plan.precision == "fp16"
     steps = [("reduce", 0.0)] * scaled + [("norm", 0.0), ("scale", g)] if how == "clip" else [("scale", g)] if how and scaled else []
     return tuple(MemoryBound(what, int(n * g), int(n * written), dtype, float(n)) for n in tensors for what, written in steps)

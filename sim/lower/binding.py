@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from sim.framework import Framework, sharding_of
+from sim.framework.chosen import sharding_of
+from sim.framework.framework import Framework
 from sim.lower.job import EAGER, Job
 from sim.lower.optimizer.adafactor import unknown
 from sim.model.parts import Network
@@ -34,9 +35,9 @@ def job_of(plan: Plan, network: Network, framework: Framework, device: str, step
         train=plan.task != "forward",
         eager=framework.host in EAGER and not framework.cuda_graphs,
         compiled=framework.compile,
-        param_bytes=BYTES[framework.param_dtype],
-        grad_bytes=BYTES[framework.grad_dtype],
-        reduce_bytes=BYTES[framework.reduce_dtype],
+        param_bytes=BYTES[framework.precision.param_dtype],
+        grad_bytes=BYTES[framework.precision.grad_dtype],
+        reduce_bytes=BYTES[framework.precision.reduce_dtype],
         act="bf16" if small else ("fp32" if plan.precision == "tf32" else plan.precision),
     )
     refuse(job)
@@ -64,10 +65,10 @@ def refuse(job: Job) -> None:
     _refuse_adafactor(job)
     _refuse_states(job)
     _refuse_reduction(job)
-    if p.pp > 1 and job.zero > job.framework.pipeline_zero:
+    if p.pp > 1 and job.zero > job.framework.pipeline.zero:
         raise Refused(
-            f"{job.framework.name} runs pipelines with zero = {job.framework.pipeline_zero} at most, not {job.zero}: its engine sums whole "
-            f"gradients over the micro-batches. Use zero = {job.framework.pipeline_zero}, pp = 1, or another framework"
+            f"{job.framework.name} runs pipelines with zero = {job.framework.pipeline.zero} at most, not {job.zero}: its engine sums whole "
+            f"gradients over the micro-batches. Use zero = {job.framework.pipeline.zero}, pp = 1, or another framework"
         )
     if job.plan.memory.offload == "activations" and p.pp > 1 and p.schedule != "dualpipe" and splits(job.schedule):
         raise Refused(f'memory.offload = "activations" needs whole backward passes; {p.schedule} splits them. Use schedule = "1f1b"')
@@ -109,7 +110,7 @@ def _refuse_adafactor(job: Job) -> None:
     o, said = job.plan.optimizer, 'optimizer.name = "adafactor"'
     if o.name != "adafactor" or not job.train:
         return
-    if job.host_updates or job.framework.optimizer not in ("foreach", "for-loop"):
+    if job.host_updates or job.framework.optimizer.implementation not in ("foreach", "for-loop"):
         raise Refused(
             f'{said} is torch.optim.Adafactor on the device, without fused kernels. Set optimizer.implementation = "foreach", and leave '
             'optimizer.on, memory.offload = "optimizer", update.aggregate and update.mode = "async" out, or use "adamw"'
@@ -135,7 +136,7 @@ def _refuse_states(job: Job) -> None:
     said = f'optimizer.states = "{o.states}"'
     if o.name == "muon" or job.host_updates:
         raise Refused(f"{said} is for fused updates on the device, not for Muon or a host's. Leave it out")
-    if job.framework.optimizer != "fused":
+    if job.framework.optimizer.implementation != "fused":
         raise Refused(
             f"{said}: {job.framework.name} updates by torch's own kernels, whose moments are as wide as the parameters. "
             'Set optimizer.implementation = "fused" (TransformerEngine and bitsandbytes have such kernels), or leave it out'
@@ -145,8 +146,8 @@ def _refuse_states(job: Job) -> None:
 def _refuse_reduction(job: Job) -> None:
     """A flat buffer of gradients is summed as it is."""
     how, dtype = job.framework, job.plan.comm.reduce_dtype
-    if dtype is not None and job.flat_gradients and dtype not in ("fp32", how.param_dtype):
-        allowed = " or ".join(f'"{one}"' for one in dict.fromkeys(("fp32", how.param_dtype)))
+    if dtype is not None and job.flat_gradients and dtype not in ("fp32", how.precision.param_dtype):
+        allowed = " or ".join(f'"{one}"' for one in dict.fromkeys(("fp32", how.precision.param_dtype)))
         raise Refused(
             f'comm.reduce_dtype = "{dtype}": {how.name} keeps gradients in one buffer, of fp32 or as its parameters '
             f"(grad_reduce_in_fp32). Use {allowed}, or leave it out"

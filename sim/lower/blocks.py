@@ -23,7 +23,7 @@ def lower_block(job: Job, name: str, block: Block, *, first: bool = False, again
     """`first`: the network's first block, whose input needs no gradient. `again`: full recomputation."""
     made = _lowered(job, name, block, first, again)
     other = job.plan.microbatches > 1  # beside whose kernels exchanges may run
-    return covered(made) if job.framework.exchange_overlap and other else made
+    return covered(made) if job.framework.experts.exchange_overlap and other else made
 
 
 def _lowered(job: Job, name: str, block: Block, first: bool, again: bool) -> BlockOps:

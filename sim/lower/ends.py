@@ -71,7 +71,7 @@ def _changed(block: Block, at: int, **fields: tuple[object, ...]) -> Block:
 
 def deferred(job: Job, block: Block) -> int:
     """Micro-batches whose weights' gradient of the head waits for the end of the step. NVIDIA's recipes let it wait in dense models."""
-    most = min(job.framework.defers_head, job.plan.microbatches)
+    most = min(job.framework.pipeline.defers_head, job.plan.microbatches)
     schedule = job.plan.parallel.schedule
     if not most or not job.train or job.size("ep") > 1 or schedule not in ("1f1b", "interleaved") or job.network.ends_tied:
         return 0

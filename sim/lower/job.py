@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.mesh import Mesh
 from sim.model.parts import Network, Part
 from sim.optimizers import OPTIMIZERS
@@ -62,27 +62,27 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def overlap_grad(self) -> bool:
-        return self.plan.comm.overlap and self.framework.overlap_grad and not self.sums_at_end
+        return self.plan.comm.overlap and self.framework.data_parallel.overlap_grad and not self.sums_at_end
 
     @property
     def sums_at_end(self) -> bool:
-        return self.zero == 0 and self.framework.replicas_at_end
+        return self.zero == 0 and self.framework.data_parallel.replicas_at_end
 
     @property
     def flat_gradients(self) -> bool:
         """Gradients live in one flat buffer (Megatron) in place of one tensor each."""
-        return self.framework.accumulate_in_gemm
+        return self.framework.linears.accumulates
 
     @property
     def casts_buckets(self) -> bool:
         """A full bucket is cast for its message, and back."""
         how = self.framework
-        return how.casts_messages and self.zero < 3 and how.reduce_dtype != how.grad_dtype
+        return how.precision.casts_messages and self.zero < 3 and how.precision.reduce_dtype != how.precision.grad_dtype
 
     @property
     def fsdp2(self) -> bool:
         """Sharded gradients go through torch's FSDP2, which casts and divides them in passes of its own."""
-        return self.zero == 3 and self.framework.casts_messages and self.framework.zero2 == "layers"
+        return self.zero == 3 and self.framework.precision.casts_messages and self.framework.data_parallel.zero2 == "layers"
 
     @property
     def algorithm(self) -> str:
@@ -92,12 +92,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def dtensor(self) -> bool:
         """Linears are modules of DTensors, split by `parallelize_module`, each call of which Python dispatches."""
-        return self.framework.tensor == "dtensor" and self.size("tp") > 1 and self.eager and not self.compiled
+        return self.framework.tensor_parallel.style == "dtensor" and self.size("tp") > 1 and self.eager and not self.compiled
 
     @property
     def reduces_apart(self) -> bool:
         """A stage's gradients of FSDP are reduced apart from its passes."""
-        return self.zero == 3 and self.train and self.size("pp") > 1 and self.framework.pipeline_actions
+        return self.zero == 3 and self.train and self.size("pp") > 1 and self.framework.pipeline.actions
 
     @property
     def unshards(self) -> bool:
@@ -112,13 +112,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def owns_tensors(self) -> bool:
         """A rank of ZeRO-1 updates whole tensors."""
-        return self.zero == 1 and (self.framework.zero1 == "tensors" or OPTIMIZERS[self.plan.optimizer.name].whole_matrices)
+        return self.zero == 1 and (self.framework.data_parallel.zero1 == "tensors" or OPTIMIZERS[self.plan.optimizer.name].whole_matrices)
 
     @property
     def gathers_ahead(self) -> bool:
         """ZeRO-1 and -2: updated parameters are gathered beside the next forward, not after the update. What owners broadcast is not
         (Megatron-Core's LayerWiseDistributedOptimizer wants overlap_param_gather off)."""
-        return self.train and self.zero in (1, 2) and self.framework.overlap_param and not self.owns_tensors
+        return self.train and self.zero in (1, 2) and self.framework.data_parallel.overlap_param and not self.owns_tensors
 
     @property
     def host_updates(self) -> bool:

@@ -46,7 +46,9 @@ def sync(job: Job) -> list[Op]:
 
 def checkpoint_bytes(job: Job, share: Share) -> int:
     """What this rank writes: parameters once, and optimizer state; replicas of one state share the work when sharded."""
-    state = share.states * moment_width(job.plan, state_width(job)) + share.elements * (4.0 if job.framework.master else job.param_bytes)
+    state = share.states * moment_width(job.plan, state_width(job)) + share.elements * (
+        4.0 if job.framework.precision.master else job.param_bytes
+    )
     state += kept(job.plan, share.elements, state_width(job))
     if job.plan.output.checkpoint_mode == "full":
         return round(state * (job.size("fsdp") if job.zero else 1))

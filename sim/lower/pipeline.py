@@ -80,7 +80,7 @@ class Pipeline:
         names, later = self._computes(sort, stage, begins), list[str]()
         if sort.late and self._job.reduces_apart:
             return [self._whole(stage, "REDUCE_GRAD")]
-        if sort.last and sort.kind in ("B", "W") and self._job.framework.tensor != "dtensor":
+        if sort.last and sort.kind in ("B", "W") and self._job.framework.tensor_parallel.style != "dtensor":
             names[-1], *later = self._split(names[-1])
         if sort.late:
             return later
@@ -153,7 +153,7 @@ def _waits_for_gradients(op: Op) -> bool:
 
 def _lane(job: Job, stage: int, kind: Kind) -> str:
     p = job.plan.parallel
-    if job.device == "cuda" and job.framework.pipeline_actions and by_actions(job.schedule, p.virtual_stages):
+    if job.device == "cuda" and job.framework.pipeline.actions and by_actions(job.schedule, p.virtual_stages):
         return f"comm.pp.{'pair' if p.pp == 2 else 'next' if _peer(job, stage, kind) == 1 else 'prev'}"
     back = ".back" if p.schedule != "dualpipe" and goes_back(job.schedule, p.pp, stage) else ""
     return f"comm.pp.{'fwd' if kind.endswith('F') else 'bwd'}.{kind[:4].lower()}{back}"
@@ -222,7 +222,7 @@ def _taken(job: Job, stage: int, kind: Kind) -> list[Op]:
 def _slices(job: Job) -> int:
     """Parts in which the tp ranks of a stage send what they all hold."""
     whole = not job.plan.parallel.sequence_parallel
-    return job.size("tp") if whole and job.framework.scatter_gather else 1
+    return job.size("tp") if whole and job.framework.pipeline.scatter_gather else 1
 
 
 def _holding(op: Op, alloc: int) -> Op:

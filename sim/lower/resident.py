@@ -46,6 +46,6 @@ def _state(job: Job, part: Part) -> float:
     """Bytes of the part's optimizer state on the device."""
     if job.plan.host_optimizer:
         return 0.0
-    master = 4.0 if job.framework.master and job.zero != 3 else 0.0
+    master = 4.0 if job.framework.precision.master and job.zero != 3 else 0.0
     moments = states(job.plan.optimizer.name, part.params, part.in_matrices, part.factored) * moment_width(job.plan, state_width(job))
     return moments + master * part.params + kept(job.plan, part.params, state_width(job))

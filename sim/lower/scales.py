@@ -23,7 +23,7 @@ _EACH = {"fwd": 3, "bwd": 2}
 
 def shared(job: Job) -> bool:
     """Do ranks agree on scales? Those of one stage, where there are several."""
-    return job.train and job.framework.fp8_scaling == "shared" and job.plan.precision == "fp8" and job.size(GROUP) > 1
+    return job.train and job.framework.linears.fp8_scaling == "shared" and job.plan.precision == "fp8" and job.size(GROUP) > 1
 
 
 def with_scales(job: Job, variant: str, ops: Iterable[Op], blocks: Iterable[Block]) -> tuple[Op, ...]:

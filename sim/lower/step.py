@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.lower import ends, noise, output
 from sim.lower import input as loading
 from sim.lower.binding import job_of
@@ -195,7 +195,7 @@ def _end(job: Job, place: Place, share: Share, stages: list[StageSegments], tag:
 def finish(job: Job, stages: list[StageSegments]) -> list[Op]:
     """Gradients that more than one rank has a share in: norms under sequence parallelism, a table that several stages read."""
     parts = (part for stage in stages for block in reversed(stage.chunk.blocks) for part in reversed(block.parts))
-    separate = job.zero == 3 and job.framework.tensor == "dtensor"  # FSDP has summed them already
+    separate = job.zero == 3 and job.framework.tensor_parallel.style == "dtensor"  # FSDP has summed them already
     ops = [] if separate else tensor.norm_gradients(job, parts)
     for stage in stages:
         ops += ends.exchange(job, stage.stage.rank, stage.stage.sharers)

@@ -5,7 +5,8 @@ Said of a plan before it is lowered, as memory is; the tests hold it against the
 
 from __future__ import annotations
 
-from sim.framework import Framework, sharding_of
+from sim.framework.chosen import sharding_of
+from sim.framework.framework import Framework
 from sim.model.parts import Network
 from sim.optimizers import OPTIMIZERS
 from sim.plan import Plan
@@ -27,12 +28,12 @@ def groups(plan: Plan, network: Network, framework: Framework) -> set[str]:
 def _summed(plan: Plan, framework: Framework, zero: int, apart: bool) -> set[str]:
     """Where gradients, or parameters in their place, are agreed on. What goes through host memory (a server's, sums on the CPU) goes by gloo."""
     whole = "grad" if plan.parallel.cp > 1 else "dp"
-    scales = {"stage"} if plan.precision == "fp8" and framework.fp8_scaling == "shared" else set()
+    scales = {"stage"} if plan.precision == "fp8" and framework.linears.fp8_scaling == "shared" else set()
     if plan.update.mode == "async" or plan.update.aggregate == "cpu":
         return scales
     if not zero:
         return scales | {whole, *(("edp",) if apart else ())}
-    tensors = zero == 1 and (framework.zero1 == "tensors" or OPTIMIZERS[plan.optimizer.name].whole_matrices)
+    tensors = zero == 1 and (framework.data_parallel.zero1 == "tensors" or OPTIMIZERS[plan.optimizer.name].whole_matrices)
     found = scales | {"fsdp", whole if tensors else "dp_replicate"}
     if apart and zero < 3:  # experts that nobody shares are summed as replicas are
         found.add("efsdp" if mesh_of(plan).size("efsdp") > 1 else "edp")

@@ -6,7 +6,7 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.memory.activations import Moment
 from sim.memory.groups import groups
 from sim.model.parts import Network
@@ -34,7 +34,7 @@ def context_bytes(plan: Plan, network: Network, framework: Framework, device: Gp
 def apart_bytes(framework: Framework, device: Gpu | Cpu | None, found: list[Moment], worst: Moment) -> int:
     """Reserved beside the fullest moment: the step's flat tensors find no room in the segments that activations leave, which are as small as
     these were, and the caching allocator joins no segments (c10/cuda/CUDACachingAllocator.cpp). `found`: the step's moment first."""
-    if not framework.flat_step or isinstance(device, Cpu):
+    if not framework.optimizer.flat_step or isinstance(device, Cpu):
         return 0
     step, *others = (moment.activations + moment.working for moment in found)
     return step + max(others, default=0) - worst.activations - worst.working

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.memory.activations import Known, Moment, Pass, moments, passes, widest
 from sim.memory.overhead import apart_bytes, context_bytes
 from sim.memory.static import static_bytes
@@ -168,7 +168,7 @@ def offloaded(chains: list[list[Pass]]) -> int:
 def growth(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], static: dict[str, int]) -> float:
     """Bytes of a parameter's gradient that its backward makes anew: with one micro-batch and no buffer of the framework's
     (zero_grad sets them to None); 0 where gradients last."""
-    if plan.microbatches > 1 or framework.accumulate_in_gemm:
+    if plan.microbatches > 1 or framework.linears.accumulates:
         return 0.0
     total = sum(part.params for chunk in chunks for _, block in chunk for part in block.parts if not part.frozen)
     return static["gradients"] / max(1, total)
@@ -180,7 +180,7 @@ def _remedies(plan: Plan, network: Network, framework: Framework, device: Gpu | 
 
     found: list[str] = []
     for text, changed, scale in changes(plan):
-        if changed.parallel.pp > 1 and (changed.parallel.zero or 0) > framework.pipeline_zero:
+        if changed.parallel.pp > 1 and (changed.parallel.zero or 0) > framework.pipeline.zero:
             continue  # the framework refuses it
         if isinstance(device, Cpu) and (changed.world > plan.world or changed.memory.offload != plan.memory.offload):
             continue  # nothing is gained in memory that all ranks share

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sim.framework import Framework, sharding_of
+from sim.framework.chosen import sharding_of
+from sim.framework.framework import Framework
 from sim.lower.data_parallel.buckets import named
 from sim.lower.optimizer import muon, outer
 from sim.lower.optimizer.owned import moment_width, states
@@ -26,9 +27,9 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, chunks: tup
     """Parameters, gradients, optimizer, gathered; and `step`, the optimizer's intermediates."""
     mesh = mesh_of(plan)
     zero, _ = sharding_of(plan, framework)
-    stored = 4.0 if framework.autocast else BYTES[framework.param_dtype]
-    grad = BYTES[framework.grad_dtype]
-    state = 4.0 if framework.master or framework.autocast else stored
+    stored = 4.0 if framework.precision.autocast else BYTES[framework.precision.param_dtype]
+    grad = BYTES[framework.precision.grad_dtype]
+    state = 4.0 if framework.precision.master or framework.precision.autocast else stored
     copies = OPTIMIZERS[plan.optimizer.name].states
     totals = {"parameters": 0.0, "gradients": 0.0, "optimizer": 0.0, "gathered": 0.0, "step": 0.0}
     train, flat = plan.task != "forward", 0.0
@@ -38,15 +39,19 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, chunks: tup
         own = sharded if zero >= 1 else count
         whole = zero < 3
         # FSDP keeps only the optimizer's copy; all others keep what forward reads beside it, and so does who keeps the optimizer elsewhere.
-        totals["parameters"] += count * stored if whole else sharded * (state if framework.master and not plan.host_optimizer else stored)
+        totals["parameters"] += (
+            count * stored if whole else sharded * (state if framework.precision.master and not plan.host_optimizer else stored)
+        )
         if frozen or not train:
             continue
         totals["gradients"] += (count if zero < 2 else sharded) * grad
         if not plan.host_optimizer:
-            master = framework.master and whole and not framework.autocast
+            master = framework.precision.master and whole and not framework.precision.autocast
             totals["optimizer"] += moment_width(plan, state) * kept * own / count + state * own * master + outer.kept(plan, own, state)
-            totals["step"] += own * state * constants()["optimizer.foreach"] * (framework.optimizer == "foreach" and copies > 0)
-            totals["step"] += own * framework.flat_step
+            totals["step"] += (
+                own * state * constants()["optimizer.foreach"] * (framework.optimizer.implementation == "foreach" and copies > 0)
+            )
+            totals["step"] += own * framework.optimizer.flat_step
             flat += own * state * bool(outer.kept(plan, own, state)) * (mesh.size("grad") > 1)
     totals["step"] = max(totals["step"], flat)  # what ranks have moved by, joined for its message
     if train and plan.optimizer.name == "muon":
@@ -93,15 +98,15 @@ def _gathered(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], rank
         return _unsharded(plan, framework, chunks, tied)
     blocks = [block for chunk in chunks for _, block in chunk]
     found = 0.0
-    if framework.autocast:
+    if framework.precision.autocast:
         found += 2.0 * sum(part.params for block in blocks for part in block.parts if part.cls in ("gemm", "conv", "moe", "rnn"))
     summed = train and ranks > 1 and plan.update.mode == "sync" and plan.update.aggregate == "gpu"
-    if zero == 0 and summed and framework.packs_gradients and not framework.accumulate_in_gemm:
-        grad, sent = BYTES[framework.grad_dtype], BYTES[framework.reduce_dtype]
-        hooked = framework.casts_messages and framework.reduce_dtype != framework.grad_dtype
+    if zero == 0 and summed and framework.data_parallel.packs_gradients and not framework.linears.accumulates:
+        grad, sent = BYTES[framework.precision.grad_dtype], BYTES[framework.precision.reduce_dtype]
+        hooked = framework.precision.casts_messages and framework.precision.reduce_dtype != framework.precision.grad_dtype
         buckets = gradients / grad * (grad + sent if hooked else sent)
-        found += min(buckets, named(plan, framework) or 0) if framework.bucket else buckets
-    if framework.accumulate_in_gemm and train:
+        found += min(buckets, named(plan, framework) or 0) if framework.data_parallel.bucket else buckets
+    if framework.linears.accumulates and train:
         found += 2.0 * sum(_weights(blocks))
     return found
 
@@ -113,7 +118,7 @@ def _unsharded(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], tie
     blocks = [block for chunk in chunks for _, block in chunk]
     train, (_, reshard) = plan.task != "forward", sharding_of(plan, framework)
     width, p = BYTES["fp32" if plan.precision in ("fp32", "tf32") else "bf16"], plan.parallel
-    ends = ("embed", "head") if framework.zero2 == "layers" and (tied or not framework.wraps_ends) else ()
+    ends = ("embed", "head") if framework.data_parallel.zero2 == "layers" and (tied or not framework.data_parallel.wraps_ends) else ()
     late = {kind: width for kind in ends if kind == "head" or tied}  # a shared table's comes with the head's
     found = _whole_gradients(plan, framework, blocks, dict.fromkeys(ends, 0.0) | late) if train else 0.0
     if not train or reshard:
@@ -121,7 +126,7 @@ def _unsharded(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], tie
         freed = max((sum(line[at : at + 1 + p.prefetch]) for at in range(len(line))), default=0)  # no two largest where there is but one
         return found + (sum(block.params for block in blocks if block.kind in ends) + freed) * width
     kept = sorted(sum(block.params for _, block in chunk) for chunk in chunks)
-    if p.pp > 1 and framework.pipeline_actions and by_actions(name_of(p), p.virtual_stages):
+    if p.pp > 1 and framework.pipeline.actions and by_actions(name_of(p), p.virtual_stages):
         kept = kept[-ACTIVE_STAGES:]
     return found + sum(kept) * width
 
@@ -131,7 +136,7 @@ def _whole_gradients(plan: Plan, framework: Framework, blocks: list[Block], root
     post_backward comes last (`_root_post_backward_final_callback`). `root`: bytes an element of what is so held, by the kind of block. In a
     pipeline all of them, in the dtype that travels, until the last micro-batch is done (`set_requires_gradient_sync(False)` in torch's
     pipelining/stage.py): in 1F1B and what is made of it, all stages of a rank have some before the first is reduced."""
-    sums = BYTES[framework.reduce_dtype]
+    sums = BYTES[framework.precision.reduce_dtype]
     sizes = [(block.kind, sum(part.params for part in block.parts if not part.frozen), times) for block, times in alike(blocks)]
     if plan.parallel.pp > 1:
         return (max((trained for _, trained, _ in sizes), default=0) + sum(trained * times for _, trained, times in sizes)) * sums

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.model.layers.activation import activation
 from sim.model.layers.elementwise import elementwise
 from sim.model.layers.linear import linear

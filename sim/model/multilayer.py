@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.model.check import data_parallel_only
 from sim.model.layers.activation import activation
 from sim.model.layers.elementwise import elementwise

@@ -7,7 +7,7 @@ from importlib import import_module
 
 import msgspec
 
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.model.captured import Captured, boundary
 from sim.model.captured import blocks_of as captured_blocks
 from sim.model.parts import Block, Network, Shape

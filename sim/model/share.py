@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.model.parts import Shape
 from sim.work import BYTES
 from topologies.errors import BadInput, UnknownName
@@ -64,7 +64,7 @@ def share_of(shape: Shape, framework: Framework, attention: str = "flash") -> Sh
     core = "tf32" if shape.precision == "tf32" else act
     rows = shape.micro * (shape.seq // shape.cp)
     split = shape.tp if shape.sequence_parallel else 1
-    autocast = framework.autocast and act in ("bf16", "fp16")
+    autocast = framework.precision.autocast and act in ("bf16", "fp16")
     return Share(
         shape=shape,
         framework=framework,
@@ -74,10 +74,10 @@ def share_of(shape: Shape, framework: Framework, attention: str = "flash") -> Sh
         srows=-(-rows // split),
         act=act,
         e=int(BYTES[act]),
-        gemm="rowfp8" if shape.precision == "fp8" and framework.fp8_scaling == "rowwise" else shape.precision if small else core,
+        gemm="rowfp8" if shape.precision == "fp8" and framework.linears.fp8_scaling == "rowwise" else shape.precision if small else core,
         core=core,
-        fused="fp8" if small and framework.fp8_attention else core,
-        es=4 if autocast and not framework.low_stream else int(BYTES[act]),
+        fused="fp8" if small and framework.attention.fp8 else core,
+        es=4 if autocast and not framework.precision.low_stream else int(BYTES[act]),
         fp8=small,
         autocast=autocast,
     )

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from sim.bind import Setting
-from sim.framework import sharding_of
+from sim.framework.chosen import sharding_of
 from sim.model.layers.redo import redone
 from sim.optimizers import OPTIMIZERS
 from sim.plan import Plan
@@ -28,7 +28,7 @@ class Rule(NamedTuple):
 
 
 def _zero(setting: Setting) -> int:
-    return setting.framework.zero if setting.plan.parallel.zero is None else setting.plan.parallel.zero
+    return setting.framework.data_parallel.zero if setting.plan.parallel.zero is None else setting.plan.parallel.zero
 
 
 def _dense(setting: Setting) -> bool:
@@ -49,7 +49,7 @@ def _whole_tensors(setting: Setting) -> bool:
 
 def _nothing_travels(setting: Setting) -> bool:
     """No gradients between ranks; where a flat buffer holds them, it has their dtype all the same."""
-    return _alone(setting) and not setting.framework.accumulate_in_gemm
+    return _alone(setting) and not setting.framework.linears.accumulates
 
 
 def _alone(setting: Setting) -> bool:
@@ -61,13 +61,17 @@ def _alone(setting: Setting) -> bool:
 def _no_buckets(setting: Setting) -> bool:
     """Nor are gradients cut: FSDP's travel layer by layer, others that no overlap hides in one message."""
     framework = setting.framework
-    whole = not (setting.plan.comm.overlap and framework.overlap_grad) and not framework.replicas_at_end
+    whole = not (setting.plan.comm.overlap and framework.data_parallel.overlap_grad) and not framework.data_parallel.replicas_at_end
     return _forward(setting) or _alone(setting) or sharding_of(setting.plan, framework)[0] == 3 or whole
 
 
 def _never_beside(setting: Setting) -> bool:
     framework, (zero, _) = setting.framework, sharding_of(setting.plan, setting.framework)
-    return _forward(setting) or _alone(setting) or (zero < 3 and (not framework.overlap_grad or (zero == 0 and framework.replicas_at_end)))
+    return (
+        _forward(setting)
+        or _alone(setting)
+        or (zero < 3 and (not framework.data_parallel.overlap_grad or (zero == 0 and framework.data_parallel.replicas_at_end)))
+    )
 
 
 def _nothing_again(setting: Setting) -> bool:

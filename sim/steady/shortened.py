@@ -9,7 +9,7 @@ from sim.cost.price import Pricer
 from sim.engine.fold import alike
 from sim.engine.shortcut import Shortcut
 from sim.engine.steps import Step, step_times
-from sim.framework import sharding_of
+from sim.framework.chosen import sharding_of
 from sim.lower.short import Shortener
 from sim.lower.step import lower
 from sim.pace import board_clock

@@ -17,7 +17,7 @@ from torch.distributed._tools.mem_tracker import MemTracker  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from executor.recording.capture import Input, capture, load_builder, read_input, save  # noqa: E402
-from sim.framework import Framework  # noqa: E402
+from sim.framework.framework import Framework  # noqa: E402
 from sim.memory.report import memory_of  # noqa: E402
 from sim.model import Network, Shape, describe, load_model  # noqa: E402
 from sim.model.readers.families import decoder  # noqa: E402
@@ -25,7 +25,9 @@ from sim.plan import Batch, Optimizer, Plan  # noqa: E402
 from sim.work import Attention, Conv, Gemm  # noqa: E402
 from topologies.errors import BadInput, Refused  # noqa: E402
 
-PLAIN = Framework(name="plain", source="test", param_dtype="fp32", grad_dtype="fp32", reduce_dtype="fp32", optimizer="fused")
+PLAIN = Framework(name="plain", source="test").but(
+    precision={"param_dtype": "fp32", "grad_dtype": "fp32", "reduce_dtype": "fp32"}, optimizer={"implementation": "fused"}
+)
 
 
 class Layer(nn.Module):

@@ -13,13 +13,15 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from executor.recording.capture import Input, capture, save  # noqa: E402
-from sim.framework import Framework  # noqa: E402
+from sim.framework.framework import Framework  # noqa: E402
 from sim.model import Network, Shape, describe, load_model  # noqa: E402
 from sim.predict import predict  # noqa: E402
 from sim.work import Gemm  # noqa: E402
 from topologies.errors import BadInput  # noqa: E402
 
-PLAIN = Framework(name="plain", source="test", param_dtype="fp32", grad_dtype="fp32", reduce_dtype="fp32", optimizer="fused")
+PLAIN = Framework(name="plain", source="test").but(
+    precision={"param_dtype": "fp32", "grad_dtype": "fp32", "reduce_dtype": "fp32"}, optimizer={"implementation": "fused"}
+)
 
 
 class Contrast(nn.Module):

@@ -16,14 +16,16 @@ from torch.nn import functional as F  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from executor.recording.capture import Input, capture  # noqa: E402
-from sim.framework import Framework  # noqa: E402
+from sim.framework.framework import Framework  # noqa: E402
 from sim.memory.report import memory_of  # noqa: E402
 from sim.model import Network, Shape, describe  # noqa: E402
 from sim.model.language.lstm import KEPT, layer_works  # noqa: E402
 from sim.plan import Batch, Optimizer, Plan  # noqa: E402
 from sim.work import Conv, MemoryBound  # noqa: E402
 
-PLAIN = Framework(name="plain", source="test", param_dtype="fp32", grad_dtype="fp32", reduce_dtype="fp32", optimizer="fused")
+PLAIN = Framework(name="plain", source="test").but(
+    precision={"param_dtype": "fp32", "grad_dtype": "fp32", "reduce_dtype": "fp32"}, optimizer={"implementation": "fused"}
+)
 
 
 class UNet(nn.Module):

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from executor.recording.capture import Input, capture  # noqa: E402
 from executor.training.models.experts import Experts  # noqa: E402
-from sim.framework import Framework, load_framework  # noqa: E402
+from sim.framework.framework import Framework, load_framework  # noqa: E402
 from sim.model import ModelSpec, Network, Part, Shape, describe, load_model  # noqa: E402
 from sim.model.language.lstm import lstm  # noqa: E402
 from sim.model.layers.activation import activation  # noqa: E402
@@ -25,9 +25,13 @@ from sim.model.specs.spec import EncDec, Encoder, Mlp, Vit  # noqa: E402
 from sim.work import Attention, Conv, Gemm, GroupedGemm, Work  # noqa: E402
 from tests.conformance import modules  # noqa: E402
 
-PLAIN = Framework(name="plain", source="test", param_dtype="fp32", grad_dtype="fp32", reduce_dtype="fp32", optimizer="fused")
-APART = Framework(
-    name="apart", source="test", param_dtype="fp32", grad_dtype="fp32", reduce_dtype="fp32", optimizer="fused", fused_projections=False
+PLAIN = Framework(name="plain", source="test").but(
+    precision={"param_dtype": "fp32", "grad_dtype": "fp32", "reduce_dtype": "fp32"}, optimizer={"implementation": "fused"}
+)
+APART = Framework(name="apart", source="test").but(
+    precision={"param_dtype": "fp32", "grad_dtype": "fp32", "reduce_dtype": "fp32"},
+    optimizer={"implementation": "fused"},
+    linears={"fused_projections": False},
 )
 """q, k, v as linears of their own."""
 

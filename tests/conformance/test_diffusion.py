@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from executor.recording.capture import Input, capture  # noqa: E402
-from sim.framework import Framework  # noqa: E402
+from sim.framework.framework import Framework  # noqa: E402
 from sim.model import ModelSpec, Network, Shape, describe, load_model  # noqa: E402
 from sim.model.specs.spec import DiffusionUNet, Dit, Flux  # noqa: E402
 from sim.work import Attention, MemoryBound  # noqa: E402
@@ -22,8 +22,10 @@ from tests.conformance import diffusion_modules as modules  # noqa: E402
 from tests.conformance import flux_modules  # noqa: E402
 from tests.conformance.test_pictures import forward_flops, hold_bytes, hold_kept, products, works_of  # noqa: E402
 
-PLAIN = Framework(
-    name="plain", source="test", param_dtype="fp32", grad_dtype="fp32", reduce_dtype="fp32", optimizer="fused", joins_gradients=True
+PLAIN = Framework(name="plain", source="test").but(
+    precision={"param_dtype": "fp32", "grad_dtype": "fp32", "reduce_dtype": "fp32"},
+    optimizer={"implementation": "fused"},
+    linears={"joins_gradients": True},
 )
 SHAPE = Shape(micro=2, seq=1, precision="fp32")
 SDXL = {

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch.distributed.tensor import DTensor  # noqa: E402
 
 from sim.bind import network_of  # noqa: E402
-from sim.framework import framework_of  # noqa: E402
+from sim.framework.chosen import framework_of  # noqa: E402
 from sim.lower.step import lower  # noqa: E402
 from sim.plan import Plan  # noqa: E402
 from sim.work import MemoryBound  # noqa: E402

@@ -52,11 +52,11 @@ def test_fp16_is_divided_by_torchs_factors(ranks: int) -> None:
     from sim.files.planfile import load_plan
     from sim.lower.binding import job_of
     from sim.lower.data_parallel.reduced import factors
-    from tests.null.lower.test_reduce_dtype import CASTING, replace
+    from tests.null.lower.test_reduce_dtype import CASTING
     from tests.null.lower.tiny import network
 
     plan = load_plan({"model": "tiny", "precision": "fp32", "parallel": {"dp_shard": ranks, "zero": 3}})
-    job = job_of(plan, network(), replace(CASTING, reduce_dtype="fp16"), "cuda", 1)
+    job = job_of(plan, network(), CASTING.but(precision={"reduce_dtype": "fp16"}), "cuda", 1)
     group: Any = SimpleNamespace(size=lambda: ranks)
     assert factors(job, ranks) == _get_gradient_divide_factors(group, None, torch.float16)[:2]
     assert _get_gradient_divide_factors(group, None, torch.bfloat16)[:2] == (None, None)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
 from executor.training.outer import Outer  # noqa: E402
-from sim.framework import load_framework  # noqa: E402
+from sim.framework.framework import load_framework  # noqa: E402
 from tests.conformance.calls import Calls  # noqa: E402
 from tests.null.lower.test_outer import kernels, local  # noqa: E402
 from tests.null.lower.tiny import QUIET, network  # noqa: E402
@@ -42,7 +41,7 @@ KERNELS = {"sub": "add", "add": "add", "copy_": "copy", "mul_": "scale_", "add_"
 
 @pytest.mark.parametrize("how", ["for-loop", "foreach", "fused"])
 def test_kernels_of_a_settled_outer_step(how: str) -> None:
-    habits = replace(QUIET, optimizer=how, host="python")
+    habits = QUIET.but(host="python", optimizer={"implementation": how})
     model = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(3))
     outer = Outer(model, habits)
     outer.step()  # makes the momentum

@@ -15,13 +15,15 @@ from torch import nn  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from executor.recording.capture import Input, capture  # noqa: E402
-from sim.framework import Framework  # noqa: E402
+from sim.framework.framework import Framework  # noqa: E402
 from sim.model import ModelSpec, Network, Shape, describe, load_model  # noqa: E402
 from sim.model.specs.spec import ConvNext, EfficientNet, UNet  # noqa: E402
 from sim.work import Conv, MemoryBound, Work  # noqa: E402
 from tests.conformance import picture_modules as modules  # noqa: E402
 
-PLAIN = Framework(name="plain", source="test", param_dtype="fp32", grad_dtype="fp32", reduce_dtype="fp32", optimizer="fused")
+PLAIN = Framework(name="plain", source="test").but(
+    precision={"param_dtype": "fp32", "grad_dtype": "fp32", "reduce_dtype": "fp32"}, optimizer={"implementation": "fused"}
+)
 WHOLE: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "efficientnet-b0": (modules.efficientnet, 224),
     "efficientnet-b4": (lambda: modules.efficientnet(1.4, 1.8), 380),

@@ -8,7 +8,7 @@ import pytest
 
 from sim.bind import network_of
 from sim.files.planfile import load_plan
-from sim.framework import framework_of
+from sim.framework.chosen import framework_of
 from sim.lower.checks.verify import verify
 from sim.lower.step import lower
 from sim.plan import VEES

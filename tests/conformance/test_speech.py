@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from executor.recording.capture import Input, capture  # noqa: E402
-from sim.framework import Framework  # noqa: E402
+from sim.framework.framework import Framework  # noqa: E402
 from sim.model import Network, Shape, describe, load_model  # noqa: E402
 from sim.model.share import share_of  # noqa: E402
 from sim.model.specs.spec import Whisper  # noqa: E402
@@ -23,7 +23,9 @@ from sim.work import Attention, MemoryBound  # noqa: E402
 from tests.conformance import speech_modules as modules  # noqa: E402
 from tests.conformance.test_pictures import hold_bytes, hold_kept, works_of  # noqa: E402
 
-PLAIN = Framework(name="plain", source="test", param_dtype="fp32", grad_dtype="fp32", reduce_dtype="fp32", optimizer="fused")
+PLAIN = Framework(name="plain", source="test").but(
+    precision={"param_dtype": "fp32", "grad_dtype": "fp32", "reduce_dtype": "fp32"}, optimizer={"implementation": "fused"}
+)
 
 
 def shape(seq: int) -> Shape:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sim.bind import network_of
-from sim.framework import framework_of
+from sim.framework.chosen import framework_of
 from sim.lower.checks.verify import verify
 from sim.lower.step import lower
 from sim.plan import Plan

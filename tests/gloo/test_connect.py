@@ -16,7 +16,7 @@ from executor.players.communication import connect, make_groups, pairs, way
 from executor.players.feeder import Crossing
 from sim.bind import network_of
 from sim.files.planfile import load_plan
-from sim.framework import framework_of
+from sim.framework.chosen import framework_of
 from sim.lower.step import lower
 from sim.program import HOST, MESSAGE, Program
 from tests.gloo.gpu_standin import StandIn, alone

@@ -11,7 +11,7 @@ import executor.play
 import executor.probe
 from sim.bind import network_of
 from sim.files.planfile import load_plan
-from sim.framework import framework_of
+from sim.framework.chosen import framework_of
 from sim.lower.step import lower
 from topologies.errors import BadInput, RunFailed
 

@@ -365,5 +365,5 @@ def test_attention_is_by_the_kernels_that_torch_chooses(
     for name in ("gpt2-124m", "two-on-one"):
         case = cases(1)[name]
         setting, _ = gpu_fit.fitting(case, _site(machine, tmp_path))
-        assert setting.framework.attention_efficiency == family
+        assert setting.framework.attention.kernels == family
         assert any("cudnn" in note for note in gpu_fit.notes(case, setting)) == (family == "cudnn")

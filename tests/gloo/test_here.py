@@ -9,7 +9,7 @@ from executor.validation.here import Row, here, how_to_run, period, plans, summa
 from executor.validation.here_plans import INPUTS, KINDS
 from sim.bind import network_of
 from sim.files.planfile import load_plan
-from sim.framework import framework_of
+from sim.framework.chosen import framework_of
 from sim.lower.checks.verify import verify
 from sim.lower.step import lower
 from topologies.errors import UnknownName

@@ -16,7 +16,7 @@ from executor.players.streams import POOL, StreamPlayer, refuse_aliases
 from executor.validation.gpu_plans import node
 from sim.bind import network_of
 from sim.files.planfile import load_plan
-from sim.framework import framework_of
+from sim.framework.chosen import framework_of
 from sim.lower.step import lower
 from sim.program import HOST, Program
 from sim.work import MemoryBound

@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from sim.bind import bind
 from sim.files.planfile import load_plan
-from sim.framework import Framework, framework_of, load_framework
+from sim.framework.chosen import framework_of
+from sim.framework.framework import Framework, load_framework
 from sim.memory.remedies import changes
 from sim.memory.report import DoesNotFit, MemoryReport, memory_of
 from sim.model import Network, Shape, describe, load_model
@@ -22,8 +23,8 @@ from topologies.errors import BadInput
 from topologies.hardware import Gpu
 
 GIB = 2**30
-PLAIN = Framework(name="plain", source="test", param_dtype="bf16", grad_dtype="bf16")
-MEGATRON = replace(load_framework("megatron-lm"), fused_cross_entropy=True)
+PLAIN = Framework(name="plain", source="test").but(precision={"param_dtype": "bf16", "grad_dtype": "bf16"})
+MEGATRON = load_framework("megatron-lm").but(loss={"fused": True})
 
 
 def cut(name: str, layers: int, **more: object) -> ModelSpec:
@@ -91,7 +92,7 @@ def test_zero_divides_what_it_names(zero: int, parameters: float, gradients: flo
 
 
 def test_mixed_precision_takes_16_bytes_a_parameter() -> None:
-    mixed = replace(PLAIN, master=True, grad_dtype="bf16")
+    mixed = PLAIN.but(precision={"master": True, "grad_dtype": "bf16"})
     found = llama(Plan(model="llama3.2-1b", batch=Batch(global_=2)), mixed)
     assert found.parameters + found.gradients + found.optimizer == 16 * 1_235_814_400
     assert llama(Plan(model="llama3.2-1b", optimizer=Optimizer(name="sgd"))).optimizer == 0
@@ -202,7 +203,7 @@ def test_forward_alone_keeps_nothing() -> None:
 
 def test_autocast_copies_are_counted() -> None:
     plan = Plan(model="gpt2-124m", framework="pytorch", precision="fp16")
-    framework = replace(framework_of(plan), autocast=True)
+    framework = framework_of(plan).but(precision={"autocast": True})
     network = describe(load_model("gpt2-124m"), Shape(micro=1, seq=256, precision="fp16"), framework)
     found = memory_of(plan, network, framework)
     assert found.parameters == 4 * 124_439_808
@@ -211,8 +212,8 @@ def test_autocast_copies_are_counted() -> None:
 
 def test_gradients_grow_as_activations_go() -> None:
     """One micro-batch and gradients set to None between steps: never all activations beside all gradients."""
-    one = llama(Plan(model="llama3.2-1b"), replace(PLAIN, optimizer="fused"))
-    two = llama(Plan(model="llama3.2-1b", batch=Batch(global_=2)), replace(PLAIN, optimizer="fused"))
+    one = llama(Plan(model="llama3.2-1b"), PLAIN.but(optimizer={"implementation": "fused"}))
+    two = llama(Plan(model="llama3.2-1b", batch=Batch(global_=2)), PLAIN.but(optimizer={"implementation": "fused"}))
     assert two.gradients == 2 * 1_235_814_400
     assert one.allocated < two.allocated
     assert one.activations + one.gradients + one.working >= two.gradients
@@ -221,8 +222,8 @@ def test_gradients_grow_as_activations_go() -> None:
 def test_flat_tensors_of_the_step_are_reserved_beside_activations() -> None:
     """DeepSpeed's ZeRO-1 makes 8 bytes for each parameter of a shard in its step; the segments of freed activations are too small for them.
     Allocated, the two never meet."""
-    plain = replace(PLAIN, optimizer="fused")
-    flat = replace(plain, flat_step=8.0)
+    plain = PLAIN.but(optimizer={"implementation": "fused"})
+    flat = plain.but(optimizer={"flat_step": 8.0})
     plan = Plan(model="llama3.2-1b", batch=Batch(global_=16, micro=2), parallel=Parallel(dp_shard=8, zero=1))
     network = describe(load_model("llama3.2-1b"), Shape(micro=2, seq=1024), PLAIN)
     device = gpu("h100-sxm")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from executor.training.models import decoder, encdec, encoder, stacks, unet
 from executor.training.models.experts import Experts, Shared
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.model.language.decoder import kind_of
 from sim.model.specs.decoder import Decoder
 from sim.model.specs.pictures import ConvNext, EfficientNet, UNet
@@ -140,7 +140,7 @@ def blocks_of(spec: ModelSpec, habits: Framework, seq: int, tp: int) -> Blocks:
 def _encoder(spec: Encoder | Vit, habits: Framework) -> Blocks:
     bert = isinstance(spec, Encoder)
     yield "embed", (encoder.Embed(spec) if isinstance(spec, Encoder) else encoder.VitEmbed(spec))
-    fused = habits.fused_projections if bert else True
+    fused = habits.linears.fused_projections if bert else True
     for i in range(spec.layers):
         yield f"L{i}", encoder.Layer(spec, habits, fused=fused, pre_norm=not bert, mask=bert)
     if isinstance(spec, Vit):
@@ -200,5 +200,9 @@ def reads_ids(spec: ModelSpec) -> bool:
 
 def memory_format(spec: ModelSpec, habits: Framework, kind: str) -> torch.memory_format:
     """Of weights and maps: as they are priced (`sim.model.pictures.vision.turned`)."""
-    last = habits.channels_last or (habits.param_dtype != "fp32" and not habits.planar) or (habits.autocast and not habits.planar)
+    last = (
+        habits.maps.channels_last
+        or (habits.precision.param_dtype != "fp32" and not habits.maps.planar)
+        or (habits.precision.autocast and not habits.maps.planar)
+    )
     return torch.channels_last if kind == "cuda" and images(spec) and last else torch.preserve_format

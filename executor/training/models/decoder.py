@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from executor.training.models.experts import Experts
 from executor.training.models.parts import GATES, Activation, Core, Dropout, Linear, Rotary, make_norm
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.model.specs.decoder import Decoder
 
 RATE = 0.1
@@ -17,7 +17,7 @@ RATE = 0.1
 def rate_of(spec: Decoder, habits: Framework) -> float:
     """Share of values that dropout zeroes."""
     if spec.dropout is None:
-        return RATE if habits.dropout else 0.0
+        return RATE if habits.elementwise.dropout else 0.0
     return spec.dropout
 
 
@@ -49,7 +49,7 @@ class Layer(nn.Module):
     def _attention(self, spec: Decoder, habits: Framework, seq: int, rate: float) -> None:
         h, d = spec.hidden, spec.head
         self.heads, self.kv, self.d = spec.heads, spec.kv, d
-        self.fused = habits.fused_projections if spec.fused_qkv is None else spec.fused_qkv
+        self.fused = habits.linears.fused_projections if spec.fused_qkv is None else spec.fused_qkv
         q, k = spec.heads * d, spec.kv * d
         self.qkv = Linear(h, (q + 2 * k,) if self.fused else (q, k, k), spec.bias if spec.qkv_bias is None else spec.qkv_bias)
         self.whole = spec.qk_norm_whole
@@ -58,7 +58,7 @@ class Layer(nn.Module):
         self.k_norm: nn.Module | None
         self.q_norm, self.k_norm = (make_norm("rmsnorm", width, weight=spec.qk_norm_weight) for width in widths) if widths else (None, None)
         self.rope = Rotary(int(d * spec.rotary), seq) if spec.position == "rope" else None
-        self.core = Core(habits.attention == "math", dropout=rate)
+        self.core = Core(habits.attention.implementation == "math", dropout=rate)
         self.proj = nn.Linear(q, h, bias=spec.bias if spec.proj_bias is None else spec.proj_bias)
 
     def _mlp(self, spec: Decoder, tp: int) -> None:

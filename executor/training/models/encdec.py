@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from executor.training.models.parts import GATES, Activation, Dropout, Linear, make_norm
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.model.specs.spec import EncDec
 
 _FARTHEST = 128
@@ -50,7 +50,7 @@ class Attention(nn.Module):
 
     def __init__(self, spec: EncDec, habits: Framework, causal: bool) -> None:
         super().__init__()
-        self.heads, self.causal, self.math = spec.heads, causal, habits.attention == "math"
+        self.heads, self.causal, self.math = spec.heads, causal, habits.attention.implementation == "math"
         self.scale = 1.0 if spec.relative else (spec.head_dim or spec.hidden // spec.heads) ** -0.5
         self.rate = spec.dropout
 
@@ -80,7 +80,7 @@ class Layer(nn.Module):
     def __init__(self, spec: EncDec, habits: Framework, *, decodes: bool, first: bool, length: int) -> None:
         super().__init__()
         inner = spec.heads * (spec.head_dim or spec.hidden // spec.heads)
-        fused, bias, h = habits.fused_projections, spec.bias, spec.hidden
+        fused, bias, h = habits.linears.fused_projections, spec.bias, spec.hidden
         self.pre_norm, self.decodes, self.drop = spec.pre_norm, decodes, Dropout(spec.dropout)
         self._norm(spec, "attn", first=True)
         self.attn__positions = Relative(spec.relative, spec.heads, length, decodes) if spec.relative and first else None

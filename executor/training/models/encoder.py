@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from executor.training.models.parts import Activation, Core, Dropout, Linear, make_norm
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.model.specs.spec import Encoder, Vit
 
 
@@ -28,7 +28,7 @@ class Layer(nn.Module):
         if pre_norm:
             self.norm1 = first
         self.qkv = Linear(h, (3 * h,) if fused else (h, h, h), True)
-        self.core = Core(habits.attention == "math", causal=False, mask=mask, dropout=rate)
+        self.core = Core(habits.attention.implementation == "math", causal=False, mask=mask, dropout=rate)
         self.proj = nn.Linear(h, h)
         if pre_norm:
             self.norm2 = second

@@ -163,7 +163,7 @@ def _holds(one: str, size: int | None) -> bool:
     spec = load_model(one)
     if size is None or not isinstance(spec, Decoder):
         return True
-    from sim.framework import load_framework
+    from sim.framework.framework import load_framework
     from sim.model.network import describe
     from sim.model.parts import Shape
 

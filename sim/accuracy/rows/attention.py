@@ -7,7 +7,7 @@ from typing import Any
 
 from sim.accuracy.row import Row
 from sim.accuracy.rows.wording import said
-from sim.framework import load_framework
+from sim.framework.framework import load_framework
 
 _FLASH = "2023-02"
 """When GPT-NeoX and Megatron-DeepSpeed took to flash attention (GPT-NeoX 2.0; Megatron-DeepSpeed --use-flash-attn)."""
@@ -24,10 +24,15 @@ def _before_flash(row: Row) -> bool:
 def attention_of(row: Row, cp: int, framework: str, assumed: list[str]) -> Any:
     """Context parallelism came with fused attention: who splits sequences has it."""
     flash = said(row.flash_attn)
-    if cp > 1 and (flash is False or (flash is None and load_framework(framework).attention == "math")):
+    if cp > 1 and (flash is False or (flash is None and load_framework(framework).attention.implementation == "math")):
         assumed.append(f"attention {'not stated' if flash is None else 'written out'}: flash, for sequences are split")
         flash = True
-    if flash is None and load_framework(framework).attention == "flash" and _before_flash(row) and framework.startswith("pytorch"):
+    if (
+        flash is None
+        and load_framework(framework).attention.implementation == "flash"
+        and _before_flash(row)
+        and framework.startswith("pytorch")
+    ):
         assumed.append("attention not stated: written out, as before FlashAttention")
         flash = False
     if flash is None and framework.startswith("megatron-deepspeed") and (row.date[:7] >= _FLASH or re.search(_HOPPER, row.gpu.lower())):

@@ -7,7 +7,7 @@ from typing import Any
 
 from sim.accuracy.row import Row
 from sim.accuracy.rows.scripts import shard_of
-from sim.framework import load_framework
+from sim.framework.framework import load_framework
 
 
 def sharding_of(row: Row, dp: int, framework: str, assumed: list[str]) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def _in_pipeline(row: Row, zero: int, framework: str, assumed: list[str]) -> int
     """ZeRO-2's sums of each micro-batch exist in no pipeline: Megatron-LM has the distributed optimizer, DeepSpeed's engine asserts a level
     below 2 (runtime/pipe/engine.py), and who keeps gradients whole until the last micro-batch sends what ZeRO-1 does."""
     known = load_framework(framework)
-    if (row.pp or 1) == 1 or zero <= 1 or (zero == 2 and known.zero2 == "layers") or (zero == 3 and known.pipeline_zero == 3):
+    if (row.pp or 1) == 1 or zero <= 1 or (zero == 2 and known.data_parallel.zero2 == "layers") or (zero == 3 and known.pipeline.zero == 3):
         return zero
     assumed.append(f"ZeRO-{zero} under a pipeline: gradients are summed once a step, as with ZeRO-1")
     return 1
@@ -72,7 +72,7 @@ def _zero(text: str, framework: str, assumed: list[str], row: Row) -> int:
     for pattern, level in _LEVELS:
         if re.search(pattern, text):
             return level
-    level = max(load_framework(framework).zero, 1 if "zero" in text else 0)
+    level = max(load_framework(framework).data_parallel.zero, 1 if "zero" in text else 0)
     assumed.append(
         f"sharding not stated: {framework}'s default, ZeRO-{level}" if not row.sharding else f"sharding {row.sharding!r}: ZeRO-{level}"
     )

@@ -181,10 +181,10 @@ def overlap_of(row: Row, framework: str) -> tuple[bool, bool]:
     OneFlow's GPT puts all of NCCL on the compute stream where tensors are split (training.py: nccl_use_compute_stream). Megatron-LM's scripts of
     2021 say DDP=torch where there is no pipeline: "no overlap" is true of its own sums alone (`_wrapped`).
     """
-    from sim.framework import load_framework
+    from sim.framework.framework import load_framework
 
     text = "" if framework == "megatron-2020" else row.comm_overlap.lower()
-    tensor = load_framework(framework).tp_overlap and not re.search(_NO_NVLINK, f"{row.gpu} {row.gpu_form}".lower())
+    tensor = load_framework(framework).tensor_parallel.overlap and not re.search(_NO_NVLINK, f"{row.gpu} {row.gpu_form}".lower())
     if not text and framework == "oneflow-gpt":
         return (row.tp or 1) == 1, False
     if not text or text.startswith("horovod") or re.match(_OF_DATA, text):  # of tensor parallelism it says nothing
@@ -196,7 +196,7 @@ def compiled(row: Row) -> bool | None:
     """Elementwise kernels fused by a compiler: stated, or XLA by the framework's name; None = the framework's default.
 
     NVIDIA's BERT is tuned on SQuAD in fp32 without XLA: `run_squad.sh ... fp32 false`, against `fp16 true` (READMEs of its TensorFlow 1 and 2).
-    Paxml's script runs TransformerEngine's layers, calls that XLA cannot look into (sim/frameworks/paxml.toml).
+    Paxml's script runs TransformerEngine's layers, calls that XLA cannot look into (sim/framework/known/paxml.toml).
     """
     if re.search(r"\bpax(ml)?\b", row.framework.lower()):
         return None

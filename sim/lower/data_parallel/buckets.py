@@ -4,14 +4,14 @@ torch's reducer: in the first step one bucket holds all (DistributedDataParallel
 parameters are looked for); from the second on they follow the order of readiness, 1 MiB for the first bucket and 25 MiB for
 the others (`DEFAULT_BUCKET`), or `bucket_cap_mb` for all where it is said (torch 2.13, nn/parallel/distributed.py, reducer.cpp). A bucket
 closes with the parameter that reaches its limit. Megatron: max(40e6, 1e6 x dp) elements, no rebuilding
-(megatron/core/distributed/distributed_data_parallel.py). Horovod and OneFlow: so many bytes of what is ready (`Framework.bucket`).
+(megatron/core/distributed/distributed_data_parallel.py). Horovod and OneFlow: so many bytes of what is ready (`DataParallel.bucket`).
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.lower.job import Job
 from sim.lower.template import BlockOps, PartOps
 from sim.model.parts import Part
@@ -65,7 +65,7 @@ def trained(blocks: list[BlockOps]) -> list[PartOps]:
 def limits(job: Job, step: int) -> tuple[float, float]:
     """Bytes that close the first bucket and each later one."""
     whole, said = float("inf"), named(job.plan, job.framework)
-    torchs = rebuilds(job) and not job.framework.bucket
+    torchs = rebuilds(job) and not job.framework.data_parallel.bucket
     if (not job.overlap_grad and not job.sums_at_end) or (step == 0 and torchs):
         return whole, whole
     if said is None and job.flat_gradients:
@@ -75,7 +75,7 @@ def limits(job: Job, step: int) -> tuple[float, float]:
 
 def named(plan: Plan, framework: Framework) -> int | None:
     """Bytes of a message as the plan says them, or else the framework; None: by a rule of torch's or Megatron's own."""
-    return (framework.bucket << 20 or None) if plan.comm.bucket is None else plan.comm.bucket
+    return (framework.data_parallel.bucket << 20 or None) if plan.comm.bucket is None else plan.comm.bucket
 
 
 def rebuilds(job: Job) -> bool:
@@ -99,7 +99,7 @@ def buckets_of(job: Job, blocks: list[BlockOps], step: int, prefix: str = "") ->
 
 def _cut(job: Job, parts: list[PartOps], axis: str, step: int, prefix: str) -> list[Bucket]:
     limit, rest = limits(job, step)
-    width = BYTES[job.framework.grad_dtype]
+    width = BYTES[job.framework.precision.grad_dtype]
     found: list[Bucket] = []
     tensors: list[int] = []
     blocks: set[str] = set()
@@ -107,7 +107,7 @@ def _cut(job: Job, parts: list[PartOps], axis: str, step: int, prefix: str) -> l
     for part in parts:
         last = (part.block, part.part.name)
         blocks.add(part.block)
-        for elements in ready_order(part.part, job.framework.autocast):
+        for elements in ready_order(part.part, job.framework.precision.autocast):
             tensors.append(elements)
             size += elements * width
             if size >= limit:

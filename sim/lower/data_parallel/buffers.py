@@ -20,12 +20,12 @@ from sim.work import MemoryBound, Work
 
 def broadcast(job: Job, blocks: Iterable[BlockOps]) -> list[Op]:
     """Nothing where no batch norm is trained, or nobody else has it."""
-    if not job.framework.broadcasts_buffers or job.size(job.data_axis) == 1 or job.zero:
+    if not job.framework.data_parallel.broadcasts_buffers or job.size(job.data_axis) == 1 or job.zero:
         return []
     widths = [part.part.tensors[0] for block in blocks for part in block.parts if _has_statistics(part.part)]
     if not widths:
         return []
-    e, dtype = int(job.param_bytes), job.framework.param_dtype
+    e, dtype = int(job.param_bytes), job.framework.precision.param_dtype
     sizes = (2 * e * sum(widths), 8 * len(widths))  # two numbers a channel; one int64 a norm
     lane = lane_of(job.data_axis)
     joined = tuple(MemoryBound("copy", size, size, "fp32") for size in sizes)

@@ -3,8 +3,8 @@
 Forward: before block k runs, its all_gather is issued on `comm.fsdp` while block k - 1 computes (implicit prefetch); it waits until
 the copy-out of block k - 2 has left the buffer. Backward gathers the block before in turn, and reduce-scatters a block's
 gradients while the next one computes; the copy into the next bucket waits until the last reduce_scatter has read it. The ends
-are the root: gathered first, not freed after forward, reduced last; or (`Framework.wraps_ends`) units in their places, of which the head is
-not freed after forward, as a last layer may not be (`Framework.keeps_last`). Both collectives use one communicator, so they share one lane.
+are the root: gathered first, not freed after forward, reduced last; or (`DataParallel.wraps_ends`) units in their places, of which the head is
+not freed after forward, as a last layer may not be (`DataParallel.keeps_last`). Both collectives use one communicator, so they share one lane.
 With a pipeline, a stage gathers once a step and reduces after its last backward, the root first (torch's pipelining calls post_backward
 of all units in the order of the modules); a runtime that follows its schedule's actions asks for both apart (`sim.lower.unshard`).
 """
@@ -109,7 +109,7 @@ def _reduced(job: Job, blocks: list[BlockOps], units: dict[str, Unit], unit: Uni
 
 def _partial(job: Job, blocks: list[BlockOps], units: dict[str, Unit], unit: Unit) -> list[Op]:
     """Under DTensor's sequence parallelism, norms' gradients are summed over tp before they are scattered."""
-    if job.framework.tensor != "dtensor":
+    if job.framework.tensor_parallel.style != "dtensor":
         return []
     return norm_gradients(job, [part for block in blocks if units[block.name] == unit for part in block.parts], sharded=True)
 
@@ -139,10 +139,10 @@ def copy_in(job: Job, name: str, elements: int, axis: str, lane: str) -> Op:
     """A rank's shard of `elements` parameters into the buffer that is gathered, in the dtype that travels."""
     shard = elements // job.size(axis)
     copy = MemoryBound(
-        "cast" if job.framework.master else "copy",
-        shard * (4 if job.framework.master else int(job.param_bytes)),
+        "cast" if job.framework.precision.master else "copy",
+        shard * (4 if job.framework.precision.master else int(job.param_bytes)),
         int(shard * job.param_bytes),
-        job.framework.param_dtype,
+        job.framework.precision.param_dtype,
     )
     return Op(f"{name}.copy_in", "compute", lane, (copy,), cls=COPY, blocking=job.device == "cpu")
 
@@ -161,24 +161,24 @@ def holding(op: Op, alloc: int = 0, free: int = 0) -> Op:
 def copy_out(job: Job, phase: str, unit: Unit) -> list[Op]:
     """Compute waits for the gather and copies the parameters out of its buffer, where that is one for all of them; what no other rank shares is
     cast and copied likewise (torch 2.13, _fsdp_param_group.py, wait_for_unshard). What makes them narrow comes next, where that is done with
-    whole weights (`Framework.quantises_gathered`)."""
+    whole weights (`DataParallel.quantises_gathered`)."""
     sent = travelling(job, unit)
     ops = [wait(job, f"{phase}/{unit.name}{suffix}.gathered", COMPUTE) for suffix, _, _ in sent]
     size, gathered = (round(sum(elements for _, _, elements in messages) * job.param_bytes) for messages in (unit.messages, sent))
-    if job.framework.shard_copies:
-        dtype, own = job.framework.param_dtype, size - gathered
-        casts = (MemoryBound("cast", round(own * 4 / job.param_bytes), own, dtype),) if own and job.framework.master else ()
+    if job.framework.data_parallel.shard_copies:
+        dtype, own = job.framework.precision.param_dtype, size - gathered
+        casts = (MemoryBound("cast", round(own * 4 / job.param_bytes), own, dtype),) if own and job.framework.precision.master else ()
         copy = MemoryBound("copy", size, size, dtype)
         ops.append(compute(job, f"{phase}/{unit.name}.copy_out", (*casts, copy), COPY, alloc=size, free=gathered))
     if unit.narrow and _quantises(job, phase):
-        cast = MemoryBound("cast", 2 * unit.narrow, 2 * unit.narrow, job.framework.param_dtype)
+        cast = MemoryBound("cast", 2 * unit.narrow, 2 * unit.narrow, job.framework.precision.param_dtype)
         ops.append(compute(job, f"{phase}/{unit.name}.quantise", (cast,), COPY))
     return [*ops, record(f"{phase}/{unit.name}.out", COMPUTE)]
 
 
 def _quantises(job: Job, phase: str) -> bool:
     """Does this pass cast whole weights? Backward does so with what it recomputes."""
-    how = job.framework.quantises_gathered
+    how = job.framework.data_parallel.quantises_gathered
     return how == "passes" or (how == "forward" and (phase == "fwd" or job.plan.memory.recompute == "full"))
 
 
@@ -201,10 +201,10 @@ def _reduce(job: Job, unit: Unit, reduced: list[Unit]) -> list[Op]:
     for suffix, axis, elements in unit.gradients:
         name, lane, size = f"grad/{unit.name}{suffix}", lane_of(axis), round(elements * job.reduce_bytes)
         full = [*order(job, f"{name}.full", COMPUTE, lane)]
-        if job.framework.shard_copies:
+        if job.framework.data_parallel.shard_copies:
             # A pipeline's stages have summed their micro-batches in the dtype that travels (`sim.lower.accumulate`).
             held = job.reduce_bytes if job.size("pp") > 1 else job.param_bytes
-            copy = MemoryBound("copy", round(elements * held), size, job.framework.reduce_dtype)
+            copy = MemoryBound("copy", round(elements * held), size, job.framework.precision.reduce_dtype)
             ops.append(compute(job, f"{name}.copy_in", (copy,), COPY, alloc=size))
         else:
             full[0] = holding(full[0], alloc=size)

@@ -21,7 +21,7 @@ def narrowed(job: Job, bucket: Bucket) -> list[Op]:
     """`buffer.to(dtype).div_(world_size)`."""
     if not job.casts_buckets:
         return []
-    dtype, sent = job.framework.reduce_dtype, int(bucket.elements * job.reduce_bytes)
+    dtype, sent = job.framework.precision.reduce_dtype, int(bucket.elements * job.reduce_bytes)
     cast = MemoryBound("cast", int(bucket.elements * job.grad_bytes), sent, dtype)
     return [compute(job, f"grad/{bucket.name}.cast", (cast, MemoryBound("scale", sent, sent, dtype)), COPY)]
 
@@ -30,7 +30,7 @@ def widened(job: Job, bucket: Bucket, lane: str) -> list[Op]:
     """`buffer.copy_(value)`, of this rank's shard where gradients are scattered, on `lane`."""
     scattered = job.zero and not job.owns_tensors and bucket.axis != "edp"
     count = bucket.elements / (job.size(bucket.axis) if scattered else 1)
-    work = MemoryBound("cast", int(count * job.reduce_bytes), int(count * job.grad_bytes), job.framework.grad_dtype)
+    work = MemoryBound("cast", int(count * job.reduce_bytes), int(count * job.grad_bytes), job.framework.precision.grad_dtype)
     return [replace(compute(job, f"grad/{bucket.name}.widen", (work,), COPY), lane=lane)]
 
 

@@ -19,13 +19,13 @@ from sim.work import MemoryBound, Work
 def before_message(job: Job, name: str, lane: str, elements: int, ranks: int) -> list[Op]:
     """The first division, of the whole unit."""
     size = round(elements * job.reduce_bytes)
-    divided = MemoryBound("scale_", size, size, job.framework.reduce_dtype)
+    divided = MemoryBound("scale_", size, size, job.framework.precision.reduce_dtype)
     return _on(job, lane, f"{name}.divide", [divided] if factors(job, ranks)[0] != 1 else [])
 
 
 def in_place_of_message(job: Job, name: str, lane: str, elements: int) -> list[Op]:
     """What one rank alone does where others scatter: the unit divided into a new tensor, and copied into what the optimizer reads."""
-    size, dtype = round(elements * job.reduce_bytes), job.framework.reduce_dtype
+    size, dtype = round(elements * job.reduce_bytes), job.framework.precision.reduce_dtype
     works: list[Work] = [MemoryBound("scale", size, size, dtype), MemoryBound("copy", size, size, dtype)]
     return _on(job, lane, f"{name}.alone", works if job.fsdp2 else [])
 
@@ -34,15 +34,15 @@ def after_message(job: Job, name: str, lane: str, shard: float, ranks: int) -> l
     """The second division and the cast, of `shard` elements."""
     works, size, how = list[Work](), round(shard * job.reduce_bytes), job.framework
     if factors(job, ranks)[1] != 1:
-        works.append(MemoryBound("scale_", size, size, how.reduce_dtype))
-    if job.fsdp2 and how.reduce_dtype != how.grad_dtype:
-        works.append(MemoryBound("cast", size, round(shard * job.grad_bytes), how.grad_dtype))
+        works.append(MemoryBound("scale_", size, size, how.precision.reduce_dtype))
+    if job.fsdp2 and how.precision.reduce_dtype != how.precision.grad_dtype:
+        works.append(MemoryBound("cast", size, round(shard * job.grad_bytes), how.precision.grad_dtype))
     return _on(job, lane, f"{name}.cast", works)
 
 
 def factors(job: Job, ranks: int) -> tuple[float, float]:
     """What gradients are divided by before and after their message; their product is `ranks`."""
-    if not job.fsdp2 or job.framework.reduce_dtype != "fp16":
+    if not job.fsdp2 or job.framework.precision.reduce_dtype != "fp16":
         return 1.0, 1.0
     first = 1
     while ranks % first == 0 and ranks / first > first:

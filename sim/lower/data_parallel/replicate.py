@@ -78,14 +78,14 @@ def send(job: Job, bucket: Bucket, messages: Messages, last: bool = False) -> li
     ops: list[Op] = []
     if _hooks(job):
         ops += [spent(f"{name}.hooks", "ddp_parameter", len(bucket.tensors)), spent(f"{name}.bucket", "ddp_bucket")]
-    if job.framework.packs_gradients:
+    if job.framework.data_parallel.packs_gradients:
         ops.append(compute(job, f"{name}.copy", copies(job, bucket, job.grad_bytes, packed(job)), COPY))
-    if job.framework.prescales and rebuilds(job):
+    if job.framework.data_parallel.prescales and rebuilds(job):
         size = int(bucket.elements * job.reduce_bytes)
-        ops.append(compute(job, f"{name}.mean", (MemoryBound("scale_", size, size, job.framework.reduce_dtype),), COPY))
+        ops.append(compute(job, f"{name}.mean", (MemoryBound("scale_", size, size, job.framework.precision.reduce_dtype),), COPY))
     ops += hooks.narrowed(job, bucket)
     sent = messages(job, bucket)
-    lane, cycle = sent[0].lane, job.framework.cycle
+    lane, cycle = sent[0].lane, job.framework.data_parallel.cycle
     turn = [host(f"{name}.turn", HostWork("cycle", 0.5, cycle), lane=lane, cls=CLS)] if last and cycle else []
     follows, end = hooks.follows(job, bucket, sent[-1].lane)
     return [*ops, *order(job, f"{name}.full", COMPUTE, lane), *turn, *sent, *follows, record(f"{name}.done", end)]
@@ -95,7 +95,7 @@ def _receive(job: Job, bucket: Bucket) -> list[Op]:
     """The step waits for the bucket; DDP copies its gradients back."""
     name = f"grad/{bucket.name}"
     ops = [wait(job, f"{name}.done", COMPUTE), *hooks.received(job, bucket)]
-    if rebuilds(job) and job.framework.packs_gradients:
+    if rebuilds(job) and job.framework.data_parallel.packs_gradients:
         ops.append(compute(job, f"{name}.back", copies(job, bucket, packed(job), job.grad_bytes), COPY))
     return ops
 
@@ -112,4 +112,4 @@ def copies(job: Job, bucket: Bucket, read: float, written: float) -> tuple[Work,
     """
     many = len(bucket.tensors) if rebuilds(job) and job.device == "cuda" else 1
     each = bucket.elements / many
-    return (MemoryBound("scale", int(each * read), int(each * written), job.framework.reduce_dtype, float(int(each)), many),)
+    return (MemoryBound("scale", int(each * read), int(each * written), job.framework.precision.reduce_dtype, float(int(each)), many),)

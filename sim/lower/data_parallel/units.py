@@ -42,10 +42,10 @@ class Unit(NamedTuple):
 def units_of(job: Job, blocks: list[BlockOps], tag: str) -> dict[str, Unit]:
     """Each block's unit: every layer by itself, and so the ends, or with the root."""
     split = job.mesh.apart
-    ends = () if job.framework.wraps_ends and not job.network.ends_tied else ("embed", "head")
+    ends = () if job.framework.data_parallel.wraps_ends and not job.network.ends_tied else ("embed", "head")
     where = {block.name: f"{tag}{ROOT}" if block.block.kind in ends else block.name for block in blocks}
     kept = {where[block.name] for block in blocks if block.block.kind == "head"} | {f"{tag}{ROOT}"}
-    if job.framework.keeps_last:
+    if job.framework.data_parallel.keeps_last:
         kept.update([block.name for block in blocks if block.block.kind == "layer"][-1:])
     kinds = {id(block.block): block.block for block in blocks}
     counts = {at: _counted(kind, split) for at, kind in kinds.items()}

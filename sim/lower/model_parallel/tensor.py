@@ -60,7 +60,7 @@ def _low(kernels: list[Op]) -> bool:
 
 def _overlaps(job: Job, kernels: list[Op]) -> bool:
     asked = job.plan.parallel.tp_overlap
-    wanted = job.framework.tp_overlap if asked is None else asked
+    wanted = job.framework.tensor_parallel.overlap if asked is None else asked
     return wanted and job.plan.parallel.sequence_parallel and any(isinstance(work, Gemm) for op in kernels for work in op.works)
 
 
@@ -87,7 +87,7 @@ def _reduce(job: Job, id: str, name: str, size: float, kernels: list[Op]) -> lis
     if name != "reduce_scatter" or not _overlaps(job, kernels):
         return [*kernels, _now(job, id, name, size)]
     tail = size / job.size("tp")
-    sms = RING if _low(kernels) or job.framework.tensor == "dtensor" else PIPELINE
+    sms = RING if _low(kernels) or job.framework.tensor_parallel.style == "dtensor" else PIPELINE
     return [*_beside(job, id, name, size - tail, _pieces(job, kernels), sms), _now(job, f"{id}.tail", name, tail)]
 
 
@@ -108,9 +108,9 @@ def backward(job: Job, name: str, part: Part, dgrad: list[Op], wgrad: list[Op]) 
     """(input's gradient, weights' gradients, both in one pass)."""
     size, split = part.seam_bytes, job.plan.parallel.sequence_parallel
     if part.seam == "tp.gather":
-        if job.framework.tensor == "megatron":
+        if job.framework.tensor_parallel.style == "megatron":
             return _column(job, name, size, split, dgrad, wgrad)
-        linears = sum(isinstance(work, Gemm) for work in part.backward) if job.framework.tensor == "sync" else 1
+        linears = sum(isinstance(work, Gemm) for work in part.backward) if job.framework.tensor_parallel.style == "sync" else 1
         return _column_in_turn(job, name, size, split, dgrad, wgrad, max(1, linears))
     if split and part.seam in ("tp.reduce", "tp.columns", "tp.embedding"):
         dgrad = _gather(job, f"bwd/{name}.all_gather", size, dgrad)
@@ -157,10 +157,10 @@ def norm_gradients(job: Job, parts: Iterable[PartOps], sharded: bool = False) ->
     if job.size("tp") == 1 or not job.plan.parallel.sequence_parallel:
         return []
     mine = [part for part in parts if whole(part.part)]
-    if job.framework.tensor != "dtensor":
+    if job.framework.tensor_parallel.style != "dtensor":
         total = sum(part.part.params for part in mine)
         return [_now(job, "grad/norms.all_reduce", "all_reduce", total * job.grad_bytes)] if total and not sharded else []
-    uses = 1 if sharded or job.framework.optimizer == "fused" else OPTIMIZERS[job.plan.optimizer.name].gradient_reads
+    uses = 1 if sharded or job.framework.optimizer.implementation == "fused" else OPTIMIZERS[job.plan.optimizer.name].gradient_reads
     found = []
     for part in mine:
         tensors = part.part.tensors

@@ -97,7 +97,7 @@ def _passed(job: Job, tensors: list[int], passes: Passes) -> list[Work]:
 
 
 def _listed(job: Job) -> bool:
-    return job.framework.optimizer == "foreach" and job.device != "cpu"
+    return job.framework.optimizer.implementation == "foreach" and job.device != "cpu"
 
 
 def unknown(parts: Iterable[Part]) -> str:

@@ -46,7 +46,7 @@ def _multi(job: Job, tensors: int, elements: int, what: str, moved: tuple[float,
 def passed(job: Job, share: Share, passes: Passes, width: float, dtype: str) -> list[Work]:
     """`passes` over all tensors by multi-tensor kernels, or over one after the other: called by Python, as nodes of a graph, or by a loop.
     A list has no kernel of signs: each tensor has its own (timm's lion.py)."""
-    how = job.framework.optimizer
+    how = job.framework.optimizer.implementation
     if how in ("foreach", "fused") or job.device == "cpu":
         found: list[Work] = []
         for what, r, w in passes:

@@ -30,7 +30,7 @@ def average(job: Job, share: Share) -> list[Op]:
     size = int(share.elements * job.param_bytes)
     if job.size("dp") == 1:
         return []
-    flat = MemoryBound("copy", size, size, job.framework.param_dtype)
+    flat = MemoryBound("copy", size, size, job.framework.precision.param_dtype)
     return [
         compute(job, "average/flatten", (flat,), CLS),
         collective(job, "average/all_reduce", COMPUTE, "all_reduce", size, job.data_axis, CLS),

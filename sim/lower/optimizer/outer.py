@@ -50,7 +50,7 @@ def outer_step(job: Job, share: Share) -> list[Op]:
 def _nesterov(job: Job, share: Share) -> list[Work]:
     """The update, launched as the framework launches its own; fused it is momentum's kernel."""
     width, dtype = state_width(job), state_dtype(job)
-    if job.framework.optimizer == "fused":
+    if job.framework.optimizer.implementation == "fused":
         read, written = NESTEROV.fused
         return [over_all(job, share, NESTEROV.like, read * width, written * width, dtype, 3)]
-    return passed(job, share, NESTEROV.launched(job.framework.optimizer), width, dtype)
+    return passed(job, share, NESTEROV.launched(job.framework.optimizer.implementation), width, dtype)

@@ -19,12 +19,12 @@ Matrix = tuple[int, int]
 
 def state_width(job: Job) -> float:
     """Bytes of one element of the optimizer's state and of what it updates."""
-    return 4.0 if job.framework.master else job.param_bytes
+    return 4.0 if job.framework.precision.master else job.param_bytes
 
 
 def state_dtype(job: Job) -> str:
     """The dtype of the optimizer's state and of what it updates."""
-    return "fp32" if state_width(job) == 4 else job.framework.param_dtype
+    return "fp32" if state_width(job) == 4 else job.framework.precision.param_dtype
 
 
 def moment_width(plan: Plan, width: float) -> float:

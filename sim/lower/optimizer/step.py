@@ -24,12 +24,14 @@ def clear(job: Job, share: Share) -> list[Op]:
     """Zeroes a flat gradient buffer, whole below ZeRO-2 (Megatron's zero_grad_buffer). torch drops its gradients (set_to_none) for nothing;
     before 2.0 it called a kernel for each tensor."""
     if not job.flat_gradients:
-        if not job.framework.zeroes_gradients or job.zero:
+        if not job.framework.optimizer.zeroes_gradients or job.zero:
             return []
-        zeros = tuple(called(share, (("zero", 0, 1),), job.grad_bytes, job.framework.grad_dtype))
+        zeros = tuple(called(share, (("zero", 0, 1),), job.grad_bytes, job.framework.precision.grad_dtype))
         return [spent("optimizer/zero.host", "optimizer", share.tensors, cls=CLS), compute(job, "optimizer/zero", zeros, CLS)]
     elements = share.elements if job.zero >= 2 else share.whole
-    return [compute(job, "optimizer/zero", (MemoryBound("zero", 0, int(elements * job.grad_bytes), job.framework.grad_dtype),), CLS)]
+    return [
+        compute(job, "optimizer/zero", (MemoryBound("zero", 0, int(elements * job.grad_bytes), job.framework.precision.grad_dtype),), CLS)
+    ]
 
 
 def update(job: Job, share: Share) -> list[Op]:
@@ -47,7 +49,7 @@ def unscale(job: Job, share: Share) -> list[Op]:
     if job.plan.precision != "fp16":
         return []
     g = job.grad_bytes
-    works = (over_all(job, share, "scale_", g, g, job.framework.grad_dtype, 1),)
+    works = (over_all(job, share, "scale_", g, g, job.framework.precision.grad_dtype, 1),)
     return [compute(job, "optimizer/unscale", works, CLS), *read_back(job, "optimizer/found-inf", CLS)]
 
 
@@ -58,11 +60,11 @@ def clip(job: Job, share: Share) -> list[Op]:
     distributed tensors one by one (get_total_norm), those of pipeline stages as one number (torchtitan). Before its foreach kernels
     (`scripted`: of their time) torch called a kernel for each tensor and compared the norm on the host (clip_grad_norm_ of 1.6).
     """
-    if not job.framework.clip:
+    if not job.framework.optimizer.clip:
         return []
-    g, dtype = job.grad_bytes, job.framework.grad_dtype
-    if job.framework.optimizer == "scripted":
-        g, dtype = (4.0, "fp32") if job.framework.master else (g, dtype)
+    g, dtype = job.grad_bytes, job.framework.precision.grad_dtype
+    if job.framework.optimizer.implementation == "scripted":
+        g, dtype = (4.0, "fp32") if job.framework.precision.master else (g, dtype)
         norm, scale = (tuple(called(share, ((what, 1, written),), g, dtype)) for what, written in (("norm", 0), ("scale_", 1)))
         return [
             compute(job, "optimizer/norm", norm, CLS),
@@ -73,9 +75,13 @@ def clip(job: Job, share: Share) -> list[Op]:
     axes = [*(["fsdp"] if job.zero else []), "tp", "pp"]
     if job.size("ep") > 1 and not job.zero and job.network.has_experts:
         axes.append("ep")
-    sizes = {axis: 4 * share.tensors if job.framework.tensor == "dtensor" and axis != "pp" else 4 for axis in axes if job.size(axis) > 1}
+    sizes = {
+        axis: 4 * share.tensors if job.framework.tensor_parallel.style == "dtensor" and axis != "pp" else 4
+        for axis in axes
+        if job.size(axis) > 1
+    }
     ops += [collective(job, f"optimizer/norm.{axis}", COMPUTE, "all_reduce", size, axis, "comm.norm") for axis, size in sizes.items()]
-    if job.flat_gradients or job.framework.reads_norm:
+    if job.flat_gradients or job.framework.optimizer.reads_norm:
         ops += read_back(job, "optimizer/norm.read", CLS)
     return [*ops, compute(job, "optimizer/clip", (over_all(job, share, "scale_", g, g, dtype, 1),), CLS)]
 
@@ -87,7 +93,7 @@ def step(job: Job, share: Share) -> list[Op]:
     if job.eager:
         ops.append(spent("optimizer/step.host", "optimizer_step", cls=CLS))
         ops.append(spent("optimizer/tensors.host", "optimizer", share.tensors, cls=CLS))
-        if job.framework.tensor == "dtensor" and (job.zero == 3 or job.size("tp") > 1):
+        if job.framework.tensor_parallel.style == "dtensor" and (job.zero == 3 or job.size("tp") > 1):
             states = OPTIMIZERS[name].states
             kind, updates = ("dtensor_adam", 1) if states == 2 else ("dtensor_sgd", 1 + states)
             ops.append(spent("optimizer/dtensor.host", kind, share.tensors * updates, cls=CLS))
@@ -105,7 +111,7 @@ def step(job: Job, share: Share) -> list[Op]:
 
 def _kernels(job: Job, share: Share, name: str) -> list[Work]:
     """Of the update itself by optimizer `name`, as the framework's implementation launches them."""
-    how, width, dtype, algorithm = job.framework.optimizer, state_width(job), state_dtype(job), OPTIMIZERS[name]
+    how, width, dtype, algorithm = job.framework.optimizer.implementation, state_width(job), state_dtype(job), OPTIMIZERS[name]
     if how == "fused":
         return [_fused(job, share, name)]
     if job.device == "cpu":
@@ -113,10 +119,10 @@ def _kernels(job: Job, share: Share, name: str) -> list[Work]:
     if how == "scripted":
         return called(share, algorithm.script, width, "fp32", algorithm.script_numbers)
     if how == "graph":
-        return passed(job, share, algorithm.in_graph(job.framework.compile, job.framework.adam_operator), width, dtype)
+        return passed(job, share, algorithm.in_graph(job.framework.compile, job.framework.optimizer.adam_operator), width, dtype)
     if not algorithm.listed:
         return called(share, algorithm.loop, width, dtype, algorithm.loop_numbers)
-    written = algorithm.written if how == "for-loop" and job.framework.host == "python" and job.framework.written_adam else ()
+    written = algorithm.written if how == "for-loop" and job.framework.host == "python" and job.framework.optimizer.written_adam else ()
     return passed(job, share, written or algorithm.launched(how), width, dtype)
 
 
@@ -130,21 +136,21 @@ def _fused(job: Job, share: Share, name: str) -> Work:
 
 def _gradient(job: Job) -> float:
     """Bytes of one gradient as the update reads it."""
-    return 4.0 if job.framework.master else job.grad_bytes
+    return 4.0 if job.framework.precision.master else job.grad_bytes
 
 
 def _main_gradients(job: Job, share: Share) -> list[Work]:
     """Low-precision gradients become fp32 ones for an fp32 master copy."""
-    if not job.framework.master or job.grad_bytes >= 4:
+    if not job.framework.precision.master or job.grad_bytes >= 4:
         return []
     return [over_all(job, share, "cast", job.grad_bytes, 4.0, "fp32")]
 
 
 def model_copy(job: Job, share: Share) -> list[Work]:
     """The fp32 master copy becomes the parameters that forward reads; FSDP casts when it gathers, autocast at each use."""
-    if not job.framework.master or job.param_bytes >= 4 or job.zero == 3:
+    if not job.framework.precision.master or job.param_bytes >= 4 or job.zero == 3:
         return []
-    return [over_all(job, share, "cast", 4.0, job.param_bytes, job.framework.param_dtype)]
+    return [over_all(job, share, "cast", 4.0, job.param_bytes, job.framework.precision.param_dtype)]
 
 
 def offloaded(job: Job, share: Share) -> list[Op]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.model.check import data_parallel_only
 from sim.model.diffusion.modulation import condition, gated, modulated
 from sim.model.diffusion.timestep import noised, squared_error, time_embedding

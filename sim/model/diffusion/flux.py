@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.model.check import data_parallel_only
 from sim.model.diffusion.modulation import condition, gated, modulated
 from sim.model.diffusion.timestep import embedding_mlp, noised, squared_error, time_embedding
@@ -78,7 +78,7 @@ def _normed_heads(spec: Flux, share: Share, name: str) -> list[Part]:
     n, d, e = share.rows * spec.hidden, spec.hidden // spec.heads, share.e
     eager = not share.framework.compile
     norms = [norm(share, f"{name}.{which}_norm", n // d, d, "rmsnorm", after_residual=False, es=e) for which in ("q", "k")]
-    copies = (elementwise("copy", share, n, e, e),) * (2 * (eager and share.framework.fused_norm))
+    copies = (elementwise("copy", share, n, e, e),) * (2 * (eager and share.framework.elementwise.fused_norm))
     stack = (elementwise("copy", share, 3 * n, e, e),) * (2 * eager)
     return [Part(name=f"{name}.split", forward=copies, backward=stack, cls="elementwise", modules=0), *norms]
 
@@ -90,7 +90,7 @@ def _rotated(share: Share, width: int) -> Part:
     lays it into zeros, then adds the two.
     """
     n = share.rows * width
-    if share.framework.compile or share.framework.fused_rope:
+    if share.framework.compile or share.framework.attention.fused_rope:
         turn: tuple[Work, ...] = (elementwise("rope", share, 2 * n, share.e, share.e, 3.0),)
         return Part(name="attn.rope", forward=turn, backward=turn, cls="elementwise", rope=True)
     up, down = casts(share, n)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.model.check import data_parallel_only
 from sim.model.diffusion.spatial import Text, transformer
 from sim.model.diffusion.timestep import embedding_mlp, noised, squared_error, time_embedding

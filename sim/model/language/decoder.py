@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.model.layers.attention import grouped_query
 from sim.model.layers.elementwise import residual
 from sim.model.layers.ends import embedding, logits, loss
@@ -58,7 +58,7 @@ def kind_of(spec: Decoder, index: int) -> tuple[str, bool]:
 
 
 def _drops(spec: Decoder, share: Share) -> bool:
-    return share.framework.dropout if spec.dropout is None else spec.dropout > 0
+    return share.framework.elementwise.dropout if spec.dropout is None else spec.dropout > 0
 
 
 def _attention_drops(spec: Decoder, share: Share) -> bool:
@@ -81,7 +81,7 @@ def _norm(spec: Decoder, share: Share, name: str, *, after_residual: bool = True
 
 
 def _fused(spec: Decoder, share: Share) -> bool:
-    return share.framework.fused_projections if spec.fused_qkv is None else spec.fused_qkv
+    return share.framework.linears.fused_projections if spec.fused_qkv is None else spec.fused_qkv
 
 
 def attention_of(spec: Decoder, share: Share, windowed: bool) -> list[Part]:
@@ -154,7 +154,7 @@ def mixer_of(spec: Decoder, share: Share, mixer: str) -> list[Part]:
 
         assert spec.moe is not None
         return moe(share, spec.hidden, spec.moe, spec.activation, fused=_fused(spec, share))
-    fused = _fused(spec, share) and not share.framework.gate_apart
+    fused = _fused(spec, share) and not share.framework.linears.gate_apart
     return mlp(share, spec.hidden, spec.inner, spec.activation, bias=spec.bias, fused=fused, frozen=spec.lora is not None)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.model.layers.attention import core, grouped_query
 from sim.model.layers.elementwise import elementwise, residual
 from sim.model.layers.ends import embedding, logits, loss
@@ -76,7 +76,7 @@ def _self(spec: EncDec, share: Share, causal: bool, first: bool) -> list[Part]:
     width = spec.head_dim or spec.hidden // spec.heads
     parts = grouped_query(
         share, spec.hidden, spec.heads, spec.heads, width, qkv_bias=spec.bias, proj_bias=spec.bias, causal=causal,
-        fused=share.framework.fused_projections, dropout=spec.dropout > 0, mask=True, scale=not spec.relative,
+        fused=share.framework.linears.fused_projections, dropout=spec.dropout > 0, mask=True, scale=not spec.relative,
     )  # fmt: skip
     if not spec.relative:
         return parts
@@ -94,7 +94,7 @@ def _self(spec: EncDec, share: Share, causal: bool, first: bool) -> list[Part]:
 
 
 def _mlp(spec: EncDec, share: Share) -> list[Part]:
-    return mlp(share, spec.hidden, spec.ffn, spec.activation, bias=spec.bias, fused=share.framework.fused_projections)
+    return mlp(share, spec.hidden, spec.ffn, spec.activation, bias=spec.bias, fused=share.framework.linears.fused_projections)
 
 
 def _encoder(spec: EncDec, share: Share, first: bool) -> list[Part]:
@@ -117,7 +117,7 @@ def _cross(spec: EncDec, source: Share, target: Share) -> list[Part]:
     inner, split = local.q * width, target.tp > 1
     bytes_ = target.rows * spec.hidden * target.e if split else 0
     keys = source.rows * spec.hidden * source.e if split else 0
-    fused = target.framework.fused_projections
+    fused = target.framework.linears.fused_projections
     middle = core(
         target,
         local,

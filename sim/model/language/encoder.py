@@ -6,7 +6,7 @@ import math
 
 from msgspec.structs import replace
 
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.model.check import check_length
 from sim.model.layers.activation import activation
 from sim.model.layers.attention import grouped_query
@@ -28,7 +28,7 @@ def blocks_of(spec: Encoder, shape: Shape, framework: Framework, attention: str)
     """embed, L0 ..., head. Raises `BadInput` for sequences longer than the position table."""
     check_length(spec.name or "encoder", shape.seq, spec.positions)
     share = share_of(shape, framework, attention)
-    fused = framework.fused_projections
+    fused = framework.linears.fused_projections
     parts = layer_parts(
         share, spec.hidden, spec.heads, spec.ffn or 4 * spec.hidden, spec.dropout > 0, pre_norm=False, fused=fused, mask=True
     )

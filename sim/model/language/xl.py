@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.model.check import data_parallel_only
 from sim.model.layers.elementwise import elementwise, residual, transpose
 from sim.model.layers.linear import linear, weight_casts
@@ -109,7 +109,7 @@ def _core(spec: TransformerXl, share: Share, inner: int, keys: int) -> Part:
     b, s, e, dtype = share.micro, share.seq, share.e, share.core
     batch, d = b * spec.heads, inner // spec.heads
     scores, own, all_ = batch * s * keys, b * s * inner, b * keys * inner
-    es = 4 if share.autocast and not share.framework.fused_softmax else e
+    es = 4 if share.autocast and not share.framework.attention.fused_softmax else e
     copy, add, scale = (elementwise(what, share, scores, n * e, e) for what, n in (("copy", 1), ("add", 2), ("scale", 1)))
     bias, heads, context = (
         elementwise("add", share, own, e, e),
@@ -120,7 +120,7 @@ def _core(spec: TransformerXl, share: Share, inner: int, keys: int) -> Part:
     unsoft = elementwise("softmax", share, scores, 2 * es, e, 4.0, batch * s)
     drop: list[Work] = [elementwise("dropout", share, scores, es, es + 1)] * (spec.attention_dropout > 0)
     cast: list[Work] = [elementwise("cast", share, scores, es, e)] * (es != e)
-    mask = [] if share.framework.fused_softmax or share.framework.compile else [scale]
+    mask = [] if share.framework.attention.fused_softmax or share.framework.compile else [scale]
     score, product = Gemm(s, keys, d, dtype, batch), Gemm(s, d, keys, dtype, batch)
     back = [Gemm(w.m, w.k, w.n, dtype, w.batch, "dgrad") for w in (product, score, score) for _ in range(2)]
     shift, unshift = (copy, add), (scale, elementwise("zero", share, scores, 0, e), copy, copy)

@@ -21,7 +21,7 @@ def activation(share: Share, name: str, rows: int, width: int, kind: str, *, rec
     halves of one result, whose gradients a copy joins.
     """
     e, n = share.e, rows * width
-    fused = share.framework.fused_activation or share.framework.compile
+    fused = share.framework.elementwise.fused_activation or share.framework.compile
     if kind in GATED:
         if fused:
             forward: tuple[Work, ...] = (elementwise("glu", share, n, 2 * e, e, 6.0),)
@@ -32,11 +32,11 @@ def activation(share: Share, name: str, rows: int, width: int, kind: str, *, rec
             backward += (elementwise("activation", share, n, 2 * e, e, 10.0),)
             backward += (elementwise("copy", share, 2 * n, e, e),) * halves
         kept = (2 if fused else 3) * n * e
-    elif (kind == "gelu_new" or (kind == "gelu" and share.framework.graph_operators)) and not fused:
-        forward, backward = _gelu_in_python(share, n, 4 if share.framework.graph_operators else e)
+    elif (kind == "gelu_new" or (kind == "gelu" and share.framework.elementwise.graph_operators)) and not fused:
+        forward, backward = _gelu_in_python(share, n, 4 if share.framework.elementwise.graph_operators else e)
         kept = 4 * n * e  # x, its half, tanh and 1 + tanh
     else:
-        twice = kind == "relu2" and (not fused or (share.framework.eager_relu2 and not share.framework.compile))
+        twice = kind == "relu2" and (not fused or (share.framework.elementwise.eager_relu2 and not share.framework.compile))
         flops, back = _ACTIVATION_FLOPS.get(kind, (8.0, 12.0))
         forward = (elementwise("activation", share, n, e, e, flops),) * (2 if twice else 1)
         backward = (elementwise("activation", share, n, 2 * e, e, back),) * (2 if twice else 1)
@@ -53,16 +53,16 @@ def limited(share: Share, part: Part, n: int) -> Part:
     the halves are joined again, and in backward their gradients; a number made on the device meanwhile is waited for.
     """
     habits, e = share.framework, share.e
-    if habits.compile or (habits.fused_activation and not habits.limits_apart):
+    if habits.compile or (habits.elementwise.fused_activation and not habits.experts.limits_apart):
         return part
-    join = (elementwise("copy", share, 2 * n, e, e),) * habits.limits_apart
+    join = (elementwise("copy", share, 2 * n, e, e),) * habits.experts.limits_apart
     clamp, mask = elementwise("scale", share, n, e, e), elementwise("scale", share, n, 2 * e, e)
     return replace(
         part,
         forward=(clamp, clamp, *join, *part.forward),
         backward=(*part.backward, mask, mask, *join),
         saved=part.saved + 2 * n * e,
-        reads=habits.limits_apart and not habits.cuda_graphs,
+        reads=habits.experts.limits_apart and not habits.cuda_graphs,
         native=2 + len(join),
     )
 

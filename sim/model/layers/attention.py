@@ -78,10 +78,10 @@ def _written_out(share: Share, heads: Heads, keys: int, name: str, dropout: bool
     b, s, h, dtype = share.micro, share.seq, heads.q, share.core
     scores = b * h * s * keys
     e, quiet = share.e, share.framework.compile
-    fused = share.framework.fused_softmax
+    fused = share.framework.attention.fused_softmax
     es = e if fused else share.es  # autocast runs softmax in fp32
-    rows, views = b * h * s, share.framework.strided_heads
-    read = e / 2 if causal and fused and share.framework.causal_softmax else e
+    rows, views = b * h * s, share.framework.attention.strided_heads
+    read = e / 2 if causal and fused and share.framework.attention.causal_softmax else e
     forward: list[Work] = [] if views else _head_copies(share, heads, keys)
     forward.append(Gemm(s, keys, heads.d, dtype, b * h))
     if not (fused or quiet):
@@ -129,7 +129,7 @@ def rope(share: Share, heads: int, width: int, scaled: bool = False) -> Part:
     Megatron-Core's own (rope_utils.py, _apply_rotary_pos_emb_bshd) makes them anew for each call and joins what was rotated with the rest,
     of which there is none.
     """
-    n, e, fused = share.rows * heads * width, share.e, share.framework.fused_rope
+    n, e, fused = share.rows * heads * width, share.e, share.framework.attention.fused_rope
     works: tuple[Work, ...]
     back: tuple[Work, ...] = ()
     if (fused and not scaled) or share.framework.compile:
@@ -160,7 +160,7 @@ def rope(share: Share, heads: int, width: int, scaled: bool = False) -> Part:
 
 def _split(share: Share, columns: int) -> list[Part]:
     """A fused projection's result as views of its parts, whose gradients backward copies together."""
-    if not share.framework.joins_gradients or share.framework.compile:
+    if not share.framework.linears.joins_gradients or share.framework.compile:
         return []
     return [Part(name="attn.split", backward=(elementwise("copy", share, share.rows * columns, share.e, share.e),), cls="elementwise")]
 
@@ -200,7 +200,7 @@ def grouped_query(
     parts = [
         linear(
             share, "attn.qkv", hidden, q + 2 * k if fused else (q, k, k), bias=qkv_bias, seam="tp.gather" if seam_bytes else "",
-            seam_bytes=seam_bytes, stream=True, normed=share.framework.fused_norm, saved_rows=share.srows, frozen=frozen, modules=2,
+            seam_bytes=seam_bytes, stream=True, normed=share.framework.elementwise.fused_norm, saved_rows=share.srows, frozen=frozen, modules=2,
         )
     ]  # fmt: skip
     parts += _split(share, q + 2 * k) if fused else []

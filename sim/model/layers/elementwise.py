@@ -25,13 +25,13 @@ def casts(share: Share, n: int) -> tuple[list[Work], list[Work]]:
 
 def transpose(share: Share, n: int) -> MemoryBound:
     """(batch, tokens, heads, columns) with tokens and heads changed, or changed back."""
-    return elementwise("transpose_tiled" if share.framework.tiled_transposes else "transpose", share, n, share.e, share.e)
+    return elementwise("transpose_tiled" if share.framework.attention.tiled_transposes else "transpose", share, n, share.e, share.e)
 
 
 def dropout_kernels(share: Share, n: int, e: int) -> tuple[list[Work], list[Work]]:
     """Dropout of `n` values of `e` bytes, forward and backward: one kernel each with a byte mask, or (`graph_operators`) what tf.nn.dropout is
     made of: random numbers, + keep, floor, x / keep, times the mask in fp32; backward times the mask, / keep."""
-    if not share.framework.graph_operators or share.framework.compile:
+    if not share.framework.elementwise.graph_operators or share.framework.compile:
         return [elementwise("dropout", share, n, e, e + 1, 2.0)], [elementwise("dropout", share, n, e + 1, e, 2.0)]
     divide, mask = elementwise("scale", share, n, e, e), elementwise("scale", share, n, e + 4, e)
     random = [elementwise("zero", share, n, 0, 4), elementwise("add", share, n, 4, 4), elementwise("activation", share, n, 4, 4)]
@@ -48,10 +48,10 @@ def residual(share: Share, name: str, rows: int, width: int, *, dropout: bool) -
     backward: list[Work] = []
     forward: list[Work] = []
     if habits.compile:
-        if dropout and habits.random_apart:
+        if dropout and habits.elementwise.random_apart:
             forward.append(elementwise("dropout", share, n, 4, 4))  # written by one kernel, read by the norm's
             backward.append(elementwise("dropout", share, n, 4, 0))
-    elif habits.fused_residual:
+    elif habits.elementwise.fused_residual:
         forward.append(elementwise("add", share, n, e + es, es + dropout, 3.0))
         if dropout:
             backward.append(elementwise("dropout", share, n, es + 1, e, 2.0))

@@ -71,7 +71,7 @@ def logits(
 
     seam_bytes = (rows or share.rows) * hidden * share.e if share.tp > 1 else 0
     part = linear(
-        share, "head.logits", hidden, -(-vocab // share.tp), rows=rows, bias=bias, low=share.framework.low_head, stream=True, frozen=frozen,
+        share, "head.logits", hidden, -(-vocab // share.tp), rows=rows, bias=bias, low=share.framework.loss.low_head, stream=True, frozen=frozen,
         seam="tp.gather" if seam_bytes else "", seam_bytes=seam_bytes, saved_rows=0 if rows else share.srows,
     )  # fmt: skip
     return replace(part, tensors=part.tensors[1:], matrices=()) if tied else part
@@ -88,20 +88,20 @@ def loss(share: Share, vocab: int, *, rows: int = 0, name: str = "head.loss") ->
     tokens = rows or share.rows
     n, e = tokens * -(-vocab // share.tp), share.e
     habits = share.framework
-    megatron = share.tp > 1 or habits.accumulate_in_gemm
-    if habits.fused_cross_entropy or (habits.compile and habits.compiled_loss):
+    megatron = share.tp > 1 or habits.linears.accumulates
+    if habits.loss.fused or (habits.compile and habits.loss.compiled):
         kept = 4 if megatron else e
         forward: list[Work] = [MemoryBound("cross_entropy", n * e, n * kept, share.act, 5.0 * n, 1, tokens)]
         backward: list[Work] = [MemoryBound("cross_entropy", n * kept, n * e, share.act, 2.0 * n, 1, tokens)]
-        if habits.jit_cross_entropy:  # to fp32 with the maximum; minus it, exp and sum; over the sum
+        if habits.loss.scripted:  # to fp32 with the maximum; minus it, exp and sum; over the sum
             again = elementwise("activation", share, n, 4, 4)
             forward, backward = [elementwise("cast", share, n, e, 4), again, again], [elementwise("cast", share, n, 4, e)]
         working = n * e  # Megatron: the logits; else their gradient
-        if habits.logit_metrics:
+        if habits.loss.metrics:
             kept, working = 4, 4 * n
             forward, backward = _measured_loss(share, n, tokens)
     else:
-        split, kept = share.tp > 1 and habits.tensor == "dtensor", 4
+        split, kept = share.tp > 1 and habits.tensor_parallel.style == "dtensor", 4
         steps = _loss_parallel if split else _split_parallel_loss if megatron else _eager_loss
         forward, backward = steps(share, n, tokens)
         working = n * (12 if split else e if megatron else 8)

@@ -24,11 +24,11 @@ def grouped(
     if share.fp8:
         quantise, quantise_grad = quantised(share, routed * k, tensors=local), quantised(share, routed * n, tensors=local)
     products, products_grad, wgrad = _products(share, local, routed, k, n // weights, weights)
-    if not share.framework.grouped_experts:
+    if not share.framework.experts.grouped:
         quantise, quantise_grad = _each(quantise, local), _each(quantise_grad, local)
     if _pads(share):
         spread, gather = (*spread, *_padded(share, routed, k if opens else n)), (*_padded(share, routed, k if opens else n), *gather)
-    apart = bias and seam == "ep.combine" and share.framework.expert_bias == "loop"
+    apart = bias and seam == "ep.combine" and share.framework.experts.bias == "loop"
     late, late_back, nodes = _weighted_bias(share, routed * n, local) if apart else ([], [], 0)
     forward = (*down, *(spread if opens else ()), *quantise, *products, *late, *(() if opens else gather))
     backward = (*(() if opens else spread), *late_back, *quantise_grad, *products_grad, *(gather if opens else ()))
@@ -40,14 +40,14 @@ def grouped(
         wgrad=(*wgrad, *sums, *up),
         cls="moe",
         tensors=tensors,
-        matrices=() if share.framework.stacked_experts else ((n, k),) * local,
+        matrices=() if share.framework.experts.stacked else ((n, k),) * local,
         expert=True,
         saved=routed * k * (1 if share.fp8 else share.e),
         seam=seam if seam_bytes else "",
         seam_bytes=seam_bytes,
         seam_weights=4 * (seam_bytes // (k * share.e)) if opens and _weighs_inside(share) else 0,
         seam_counts=4 * local * share.shape.ep if opens and seam_bytes and _counts_first(share) else 0,
-        copies=share.framework.fused_dispatch * top_k if seam_bytes else 0,
+        copies=share.framework.experts.fused_dispatch * top_k if seam_bytes else 0,
         modules=2 + _pads(share),
         native=len(late) + max(0, len(quantise) - 1),
         nodes=nodes + max(0, len(quantise) - 1),
@@ -57,18 +57,18 @@ def grouped(
 def _tensors(share: Share, local: int, k: int, n: int, bias: bool, weights: int) -> tuple[int, ...]:
     """Elements of each parameter: expert by expert, or of all experts together (no matrix then: torch.optim.Muon leaves it to AdamW)."""
     one = (n * k, n) if bias else (n * k,)
-    return tuple(local * size for size in one) * weights if share.framework.stacked_experts else one * weights * local
+    return tuple(local * size for size in one) * weights if share.framework.experts.stacked else one * weights * local
 
 
 def _products(
     share: Share, local: int, routed: int, k: int, n: int, weights: int
 ) -> tuple[tuple[Work, ...], tuple[Work, ...], tuple[Work, ...]]:
     """Of each of the `weights`: the product, the gradients of its rows (which are added) and of itself."""
-    add, main, dtype = share.framework.accumulate_in_gemm, share.framework.grad_dtype, share.gemm
+    add, main, dtype = share.framework.linears.accumulates, share.framework.precision.grad_dtype, share.gemm
     forward: Work
     rows: Work
     weight: Work
-    if share.framework.grouped_experts:
+    if share.framework.experts.grouped:
         forward, rows = GroupedGemm(local, routed, n, k, dtype), GroupedGemm(local, routed, k, n, dtype, "dgrad")
         weight = GroupedGemm(local, routed, n, k, dtype, "wgrad", add, into=main)
     else:
@@ -82,18 +82,22 @@ def _products(
 def _weighs_inside(share: Share) -> bool:
     """Weights (fp32) follow the tokens by a second all_to_all where the experts' activation takes them (Megatron-Core's
     MoEAlltoAllTokenDispatcher.token_dispatch); HybridEP and DeepEP send both at once."""
-    return share.framework.tensor == "megatron" and share.framework.fused_activation and not share.framework.fused_dispatch
+    return (
+        share.framework.tensor_parallel.style == "megatron"
+        and share.framework.elementwise.fused_activation
+        and not share.framework.experts.fused_dispatch
+    )
 
 
 def _counts_first(share: Share) -> bool:
     """torchtitan's ExpertParallel (distributed/expert_parallel.py) sends the counts of rows (32 bits) ahead and reads them; Megatron-Core knows
     them from what all ranks have gathered."""
-    return share.framework.stacked_experts and not share.framework.fused_dispatch and not share.shape.capacity
+    return share.framework.experts.stacked and not share.framework.experts.fused_dispatch and not share.shape.capacity
 
 
 def _pads(share: Share) -> bool:
     """Are rows padded by themselves? Not where every expert has its capacity, a multiple already."""
-    return share.fp8 and share.framework.pads_rows and not share.shape.capacity
+    return share.fp8 and share.framework.experts.pads_rows and not share.shape.capacity
 
 
 def _padded(share: Share, routed: int, width: int) -> tuple[Work, ...]:
@@ -110,7 +114,7 @@ def _sorted(share: Share, routed: int, local: int, width: int, top_k: int) -> tu
     if share.shape.ep == 1:
         return (), ()
     all_rows = routed * width * share.e
-    if share.framework.fused_dispatch:
+    if share.framework.experts.fused_dispatch:
         came = round(routed / top_k * different(share.shape.ep, top_k) * width * share.e)
         return (MemoryBound("permute", came, all_rows, share.act),), (MemoryBound("permute", all_rows, came, share.act, routed * width),)
     order = (MemoryBound("permute", all_rows, all_rows, share.act),) if local > 1 else ()

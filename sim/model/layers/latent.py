@@ -66,7 +66,7 @@ def latent(share: Share, hidden: int, heads: int, mla: Mla, *, bias: bool = Fals
 def _join_heads(share: Share, local: Heads, mla: Mla) -> Part:
     """[content | rotary] put side by side for queries and keys; the one rotary key is copied to every head."""
     e, n = share.e, share.rows * local.q
-    if share.framework.fused_rope:  # written in place by the rotary kernel
+    if share.framework.attention.fused_rope:  # written in place by the rotary kernel
         work = elementwise("copy", share, n * local.d, e, e)
         return Part(name="attn.join", forward=(work,), backward=(work,), cls="elementwise")
     works = (elementwise("copy", share, n * local.d, e, e),) * 2

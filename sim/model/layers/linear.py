@@ -34,7 +34,7 @@ def quantised(share: Share, elements: int, found: bool = False, tensors: int = 1
     if share.gemm not in PLAIN:
         return [MemoryBound("quantise", 2 * elements, 2 * elements, share.act)]
     cast: Work = MemoryBound("cast", 2 * elements, 2 * elements, share.act)
-    if share.framework.fp8_scaling in FROM_BEFORE:
+    if share.framework.linears.fp8_scaling in FROM_BEFORE:
         return [cast]
     largest = MemoryBound("reduce", 2 * elements, 0, share.act)
     if share.gemm == "rowfp8":
@@ -45,31 +45,31 @@ def quantised(share: Share, elements: int, found: bool = False, tensors: int = 1
 
 def _compiled_in(share: Share) -> bool:
     """A compiler makes the cast part of the kernel before it where its scale is known by then: not where it is the tensor's own."""
-    return share.framework.compile and (share.gemm not in PLAIN or share.framework.fp8_scaling in FROM_BEFORE)
+    return share.framework.compile and (share.gemm not in PLAIN or share.framework.linears.fp8_scaling in FROM_BEFORE)
 
 
 def _taken(share: Share, elements: int, normed: bool, fused: bool) -> list[Work]:
     """What makes a linear's input 8-bit, where no compiler and no kernel before it does; a compiler finds the largest value as it is made."""
-    fused = fused or _compiled_in(share) or (normed and share.gemm in PLAIN and share.framework.fp8_scaling in FROM_BEFORE)
+    fused = fused or _compiled_in(share) or (normed and share.gemm in PLAIN and share.framework.linears.fp8_scaling in FROM_BEFORE)
     return [] if fused else quantised(share, elements, normed or share.framework.compile)
 
 
 def _units(share: Share, dtype: str, sizes: tuple[int, ...]) -> str:
     """The dtype of the units that a product of 16 bits runs on, by its sizes."""
-    return "fp32" if share.framework.aligned_units and BYTES[dtype] == 2 and any(size % ALIGNED for size in sizes) else dtype
+    return "fp32" if share.framework.linears.aligned_units and BYTES[dtype] == 2 and any(size % ALIGNED for size in sizes) else dtype
 
 
 def _biases(share: Share, m: int, widths: tuple[int, ...], left: bool) -> list[Work]:
     """Kernels that add the biases, where neither the products nor a kernel after them do (`left`)."""
-    if not left or not share.framework.separate_bias or share.framework.compile:
+    if not left or not share.framework.linears.separate_bias or share.framework.compile:
         return []
     return [elementwise("add", share, m * width, share.e, share.e) for width in widths]
 
 
 def _weight_gradients(share: Share, m: int, k: int, widths: tuple[int, ...], dtype: str, bias: bool) -> list[Work]:
     """Gradients of the weights over `m` rows, and of the biases."""
-    add = share.framework.accumulate_in_gemm
-    products: list[Work] = [Gemm(width, k, m, dtype, 1, "wgrad", add, 1, share.framework.grad_dtype) for width in widths]
+    add = share.framework.linears.accumulates
+    products: list[Work] = [Gemm(width, k, m, dtype, 1, "wgrad", add, 1, share.framework.precision.grad_dtype) for width in widths]
     return products + [MemoryBound("reduce", m * width * share.e, width * share.e, share.act) for width in widths if bias]
 
 
@@ -120,7 +120,7 @@ def linear(
     if cast:
         backward.append(MemoryBound("cast", 2 * m * k, 4 * m * k, act))
     wgrad = [] if frozen else [*_weight_gradients(share, m, k, widths, dtype, bias), *up]
-    slices = 0 if share.framework.tensor == "dtensor" else saved_rows  # DTensor keeps the gathered input
+    slices = 0 if share.framework.tensor_parallel.style == "dtensor" else saved_rows  # DTensor keeps the gathered input
     kept = (slices or m) * k * (1 if low else share.e)
     return Part(
         name=name,

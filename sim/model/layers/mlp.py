@@ -19,12 +19,12 @@ def mlp(
     if gated:
         widths = 2 * inner if fused else (inner, inner)
     seam_bytes = share.rows * hidden * share.e if share.tp > 1 else 0
-    joined = share.framework.fused_activation and share.framework.quantising_activation
+    joined = share.framework.elementwise.fused_activation and share.framework.elementwise.quantising_activation
     up = linear(
         share, f"{prefix}.up", hidden, widths, bias=bias, seam="tp.gather" if seam_bytes else "", seam_bytes=seam_bytes, stream=True,
-        normed=share.framework.fused_norm and prefix == "mlp", fused_bias=joined, fused_grad=joined, saved_rows=share.srows, frozen=frozen, modules=2,
+        normed=share.framework.elementwise.fused_norm and prefix == "mlp", fused_bias=joined, fused_grad=joined, saved_rows=share.srows, frozen=frozen, modules=2,
     )  # fmt: skip
-    act = activation(share, f"{prefix}.act", share.rows, inner, kind, halves=fused and share.framework.joins_gradients)
+    act = activation(share, f"{prefix}.act", share.rows, inner, kind, halves=fused and share.framework.linears.joins_gradients)
     down = linear(
         share, f"{prefix}.down", inner, hidden, bias=bias, seam="tp.reduce" if seam_bytes else "", seam_bytes=seam_bytes,
         fused_input=joined, frozen=frozen,

@@ -49,7 +49,7 @@ def moe(share: Share, hidden: int, spec: Moe, kind: str, *, fused: bool = True) 
     parts.append(_permute(share, tokens, width, spec, etp))
     exchanged = round(rows * _copies(share, spec) * width * share.e) if share.shape.ep > 1 else 0
     columns = inner * (2 if kind in GATED else 1)
-    apart = kind in GATED and not fused and share.framework.stacked_experts
+    apart = kind in GATED and not fused and share.framework.experts.stacked
     parts.append(grouped(share, "moe.up", local, routed, width, columns, spec.bias, "ep.dispatch", exchanged, spec.top_k, 1 + apart))
     act = activation(share, "moe.act", routed, inner, kind, halves=kind in GATED and not apart)
     parts.append(limited(share, act, routed * inner) if spec.limited else act)
@@ -65,7 +65,7 @@ def moe(share: Share, hidden: int, spec: Moe, kind: str, *, fused: bool = True) 
 
 def _copies(share: Share, spec: Moe) -> float:
     """Times that a token travels: once to each of its experts, or (fused_dispatch) once to each rank that holds one of them."""
-    return different(share.shape.ep, spec.top_k) if share.framework.fused_dispatch else spec.top_k
+    return different(share.shape.ep, spec.top_k) if share.framework.experts.fused_dispatch else spec.top_k
 
 
 def _permute(share: Share, tokens: int, width: int, spec: Moe, etp: int) -> Part:
@@ -93,7 +93,7 @@ def _permute(share: Share, tokens: int, width: int, spec: Moe, etp: int) -> Part
 
 def _travels_once(share: Share, etp: int) -> bool:
     """The exchange itself copies tokens and sums results: nothing is left to do before and after it."""
-    return share.framework.fused_dispatch and share.shape.ep > 1 and etp == 1
+    return share.framework.experts.fused_dispatch and share.shape.ep > 1 and etp == 1
 
 
 def _gathered(share: Share, rows: int, width: int) -> Work:
@@ -112,7 +112,7 @@ def _scattered(share: Share, tokens: int, rows: int, width: int) -> tuple[Work, 
 def _reads(share: Share) -> bool:
     """Dropless routing: the host must know each expert's rows to launch its kernels (Megatron-Core's tokens_per_expert.cpu());
     fixed capacities and captured iterations do without."""
-    return share.framework.tensor == "megatron" and not share.shape.capacity and not share.framework.cuda_graphs
+    return share.framework.tensor_parallel.style == "megatron" and not share.shape.capacity and not share.framework.cuda_graphs
 
 
 def _unpermute(share: Share, tokens: int, width: int, spec: Moe, etp: int) -> Part:
@@ -128,7 +128,7 @@ def _unpermute(share: Share, tokens: int, width: int, spec: Moe, etp: int) -> Pa
         forward = (scale, *_scattered(share, tokens, tokens * k, width))
         backward = (_gathered(share, tokens * k, width), both, scale, elementwise("reduce", share, tokens * k * width, e, 0))
     seam: Seam = "tp.reduce" if etp > 1 else ""
-    kept = 0 if share.framework.fused_activation else tokens * k * width * e
+    kept = 0 if share.framework.elementwise.fused_activation else tokens * k * width * e
     size = share.rows * width * e if etp > 1 else 0
     return Part(name="moe.unpermute", forward=forward, backward=backward, cls="moe", saved=kept, seam=seam, seam_bytes=size)
 

@@ -28,23 +28,25 @@ def norm(
     """
     e = es or share.es
     elements = rows * width
-    eager = kind == "rmsnorm" and not (share.framework.fused_norm or share.framework.compile)
+    eager = kind == "rmsnorm" and not (share.framework.elementwise.fused_norm or share.framework.compile)
     joined = share.framework.compile and after_residual
-    copied = share.framework.norm_in_fp32 and e < 4 and not (eager or share.framework.compile)
+    copied = share.framework.elementwise.norm_in_fp32 and e < 4 and not (eager or share.framework.compile)
     tensors = (width,) * (weight + (kind == "layernorm" and bias))
     if eager:
         forward, backward = _eager_rmsnorm(share, elements, rows, e)
-    elif kind == "layernorm" and share.framework.norm_in_parts:
+    elif kind == "layernorm" and share.framework.elementwise.norm_in_parts:
         forward, backward = (_split_at_sums if share.framework.compile else _written_out)(share, elements, rows, e, joined)
-    elif kind == "layernorm" and share.framework.norm_kernels in ("apart", "early") and not (copied or share.framework.compile):
-        forward, backward = _in_kernels(share, elements, rows, e, share.framework.norm_kernels == "early")
+    elif kind == "layernorm" and share.framework.elementwise.norm_kernels in ("apart", "early") and not (copied or share.framework.compile):
+        forward, backward = _in_kernels(share, elements, rows, e, share.framework.elementwise.norm_kernels == "early")
         backward = backward[:-1] if frozen or not tensors else backward
     else:
         read, written = (2, 2) if joined else (1, 1)
         forward = (elementwise(kind, share, elements, read * e, written * e, 8.0, rows),)
         backward = (elementwise(kind, share, elements, (3 if joined else 2) * e, e, 16.0, rows),)
         if tensors and not frozen:  # gradients of the weights: a column sum, of partial sums where fused
-            partial = share.framework.compile or (share.framework.fused_norm and share.framework.norm_kernels == "joined")
+            partial = share.framework.compile or (
+                share.framework.elementwise.fused_norm and share.framework.elementwise.norm_kernels == "joined"
+            )
             again = 0.125 if partial else 2 * e
             backward += (MemoryBound("reduce", int(elements * again), sum(tensors) * 4, share.act),)
     if copied:

@@ -41,7 +41,7 @@ def router(share: Share, rows: int, hidden: int, spec: Moe) -> Part:
 def apart(share: Share) -> bool:
     """Is the correction a frozen parameter (DeepSeek-V3's modeling_deepseek.py has one that nothing trains), and no buffer that is counted with
     the router's weights?"""
-    return share.framework.tensor == "dtensor"
+    return share.framework.tensor_parallel.style == "dtensor"
 
 
 def correction(spec: Moe) -> Part:
@@ -51,7 +51,7 @@ def correction(spec: Moe) -> Part:
 
 def spelled_out(share: Share) -> bool:
     """Rows move by torch's index operators, where no framework brings a kernel that copies, weighs and sums at once."""
-    return not (share.framework.fused_activation or share.framework.compile)
+    return not (share.framework.elementwise.fused_activation or share.framework.compile)
 
 
 def _sorted(share: Share, rows: int, spec: Moe) -> tuple[list[Work], list[Work]]:

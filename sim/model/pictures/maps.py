@@ -107,7 +107,7 @@ def up_convolution(share: Share, name: str, x: Map, out: int) -> tuple[Part, Map
     """A transposed convolution, 2 x 2 of stride 2 with biases: it is the gradient of the convolution the other way (torch.nn.ConvTranspose2d)."""
     y = Map(out, 2 * x.h, 2 * x.w)
     shape = (share.micro, *y, x.channels, 2, 2, 2, 0, 1, share.core)
-    last, n, turns = share.framework.channels_last, share.micro * y.size * share.e, turned(share, x, y)
+    last, n, turns = share.framework.maps.channels_last, share.micro * y.size * share.e, turned(share, x, y)
     tensors = (4 * x.channels * out, out)
     down, up = weight_casts(share, tensors)
     add: Work = MemoryBound("add", n, n, share.act)

@@ -42,7 +42,7 @@ def residual_block(spec: Cnn, share: Share, x: Map, planes: int, stride: int) ->
     if stride > 1 or x.channels != out:
         conv, z = convolution(share, "downsample.conv", x, out, 1, stride=stride, padding=0)
         parts[-1:-1] = [replace(conv, saved=0), normalised(share, "downsample.bn", z, relu=False)]
-    if share.framework.norm_kernels == "convolved" and not spec.se:
+    if share.framework.elementwise.norm_kernels == "convolved" and not spec.se:
         *inner, end = parts
         parts = [*(_convolved(share, part) for part in inner), convolved(share, end, y)]
     return parts, y

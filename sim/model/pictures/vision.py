@@ -57,7 +57,7 @@ def convolution(
     a map."""
     high, wide = (kernel, kernel) if isinstance(kernel, int) else kernel
     shape = (share.micro, *x, out, high, wide, stride, padding, groups, share.core)
-    last = share.framework.channels_last
+    last = share.framework.maps.channels_last
     work = Conv(*shape, channels_last=last)
     y = Map(out, *work.out).of(name, x)
     weight = out * (x.channels // groups) * high * wide
@@ -86,7 +86,7 @@ def turned(share: Share, x: Map, y: Map, groups: int = 1) -> list[Work]:
     At the rate of a copy (nchwToNhwcKernel; NVIDIA's convolution user's guide, section on tensor layouts: automatic transposes; apex issue
     1445: 200 images of ResNet-50 take 139 ms in NCHW and 93 in NHWC on A100). Depthwise convolutions take no tensor cores.
     """
-    planar = (share.core == "tf32" and not share.framework.channels_last) or (share.e < 4 and share.framework.planar)
+    planar = (share.core == "tf32" and not share.framework.maps.channels_last) or (share.e < 4 and share.framework.maps.planar)
     if not planar or groups == x.channels > 1:
         return []
     return [elementwise("copy", share, share.micro * size, share.e, share.e) for size in (x.size, y.size)]
@@ -100,7 +100,7 @@ def normalised(share: Share, name: str, y: Map, *, relu: bool = True, fork: Map 
     each element in the fused kernels of cuDNN and MXNet (the reserve space of BN_ACTIVATION), the output itself where a compiler fuses.
     """
     n, e = share.micro * y.size, share.e
-    fused = share.framework.fused_activation or share.framework.compile
+    fused = share.framework.elementwise.fused_activation or share.framework.compile
     passed = 0.0 if not (fused and relu) else e if share.framework.compile else 1 / 8
     join = fork is not None
     extra = fused and join

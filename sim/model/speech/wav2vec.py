@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.model.check import data_parallel_only
 from sim.model.language.encoder import layer_parts
 from sim.model.layers.activation import activation
@@ -35,7 +35,7 @@ def blocks_of(spec: Wav2Vec, shape: Shape, framework: Framework, attention: str)
     """embed (convolutions, positions), L0 ..., head. Raises `Refused` for tp, cp or ep."""
     data_parallel_only(spec.name or "wav2vec2", "a model of speech", shape)
     share = share_of(replace(shape, seq=spec.frames), framework, attention)
-    fused, drops = framework.fused_projections, spec.dropout > 0
+    fused, drops = framework.linears.fused_projections, spec.dropout > 0
     parts = layer_parts(share, spec.hidden, spec.heads, spec.ffn or 4 * spec.hidden, drops, pre_norm=spec.stable, fused=fused, mask=False)
     kept = share.rows * spec.hidden * share.es
     layer = Block(kind="layer", parts=tuple(parts), saved_input=kept)

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 from sim.bind import model_of, usual_length
 from sim.files.planfile import SHORT
-from sim.framework import Framework, framework_of
+from sim.framework.chosen import framework_of
+from sim.framework.framework import Framework
 from sim.lower.optimizer.owned import moment_width, states
 from sim.model import Shape, describe
 from sim.plan import Plan
@@ -44,14 +45,14 @@ class Floor:
         model = model_of(base)
         network = describe(model, Shape(micro=1, seq=base.seq_len or usual_length(model)), framework)
         self._parameters = network.parameters
-        width, master = (4.0, 4.0) if framework.master else (BYTES[framework.param_dtype], 0.0)
+        width, master = (4.0, 4.0) if framework.precision.master else (BYTES[framework.precision.param_dtype], 0.0)
         least = states(base.optimizer.name, 1, 1, (1, 0))  # of a parameter
         self._bytes = (
-            BYTES[framework.param_dtype],
-            BYTES[framework.grad_dtype],
+            BYTES[framework.precision.param_dtype],
+            BYTES[framework.precision.grad_dtype],
             least * moment_width(base, width) + master,
         )
-        self._parallel, self._zero = base.parallel, framework.zero
+        self._parallel, self._zero = base.parallel, framework.data_parallel.zero
         self._memory: dict[str, int] = {}
 
     def over(self, at: Mapping[str, str], on: str) -> int:

@@ -8,7 +8,7 @@ import pytest
 
 from sim.accuracy.architecture.blanks import whole_name
 from sim.accuracy.architecture.models import model_of
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.model import Shape, describe
 from sim.model.load import model_from
 from tests.null.accuracy.test_names import SILENT

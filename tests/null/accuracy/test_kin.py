@@ -13,7 +13,7 @@ from sim.accuracy.rows.networks import network_of
 from sim.accuracy.rows.plans import case_of
 from sim.accuracy.rows.sharding import sharding_of
 from sim.accuracy.steady import step_seconds
-from sim.framework import load_framework
+from sim.framework.framework import load_framework
 from sim.model.load import model_from
 from sim.model.network import describe
 from sim.model.parts import Shape

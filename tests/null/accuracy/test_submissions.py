@@ -8,7 +8,7 @@ import pytest
 from sim.accuracy.row import Row
 from sim.accuracy.rows.plans import Case, case_of
 from sim.bind import bind
-from sim.framework import load_framework
+from sim.framework.framework import load_framework
 from sim.model.parts import Network
 from sim.predict import predict
 from sim.work import Attention
@@ -120,9 +120,9 @@ def test_oneflows_gpt_is_megatrons_model_in_16_bits() -> None:
 def test_what_the_llama_submissions_share_and_what_not() -> None:
     """Megatron-Core's MLP leaves 16 bits for its second product; TransformerEngine's LayerNormMLP of the GPT-3 runs writes 8."""
     gpt, llama = load_framework("mlperf-nvidia"), load_framework("mlperf-nvidia-mcore")
-    assert gpt.quantising_activation and not llama.quantising_activation
-    assert (gpt.defers_head, llama.defers_head) == (0, 50)
-    assert load_framework("mlperf-nvidia-lora").zero == 0 and llama.zero == 1
+    assert gpt.elementwise.quantising_activation and not llama.elementwise.quantising_activation
+    assert (gpt.pipeline.defers_head, llama.pipeline.defers_head) == (0, 50)
+    assert load_framework("mlperf-nvidia-lora").data_parallel.zero == 0 and llama.data_parallel.zero == 1
 
 
 def test_blackwells_adapters_recompute_nothing_of_their_own() -> None:
@@ -177,4 +177,4 @@ def test_dlperfs_servers_have_one_nic() -> None:
     case = case_of(row(GPT, framework="Megatron-LM", inter_net="IB 100 Gb/s (no NVSwitch)", gpus=16, nodes=2, global_batch=128))
     assert case.topology.startswith("2x dlperf-v100") and case.plan.framework == "megatron-2021"
     later = case_of(row(GPT, framework="Megatron-LM", gpus=16, nodes=2, global_batch=128, date="2022-03"))
-    assert load_framework(later.plan.framework).reduce_dtype == "fp16"
+    assert load_framework(later.plan.framework).precision.reduce_dtype == "fp16"

@@ -15,7 +15,7 @@ from sim.cost.cpu import prices
 from sim.cost.gemm import gemm_cost
 from sim.cost.gpu_pricer import GpuPricer
 from sim.cost.host import host_seconds
-from sim.framework import load_framework
+from sim.framework.framework import load_framework
 from sim.predict import predict
 from sim.pricer import pricer_for
 from sim.program import COMPUTE, HOST, Op

@@ -12,7 +12,7 @@ from sim.cost.gpu_pricer import GpuPricer
 from sim.cost.host import host_seconds
 from sim.cost.memory_bound import fits, memory_bound_cost, share_of
 from sim.cost.price import Cost
-from sim.framework import load_framework
+from sim.framework.framework import load_framework
 from sim.program import Op
 from sim.work import Conv, MemoryBound, Work
 from topologies.errors import BadInput

@@ -108,7 +108,7 @@ def test_an_exchange_beside_other_kernels_stays_hidden(tmp_path: Path) -> None:
     moe = {"model": "mixtral-8x7b", "framework": "megatron-bridge-overlapped", "seq_len": 4096, "parallel": {"dp_shard": 4, "ep": 4}}
     moe |= {"batch": {"global": 8, "micro": 1}}
     setting = bind(BASE | moe, "dgx-h100")
-    assert setting.framework.exchange_overlap
+    assert setting.framework.experts.exchange_overlap
     out = export_plan(setting, tmp_path)
     assert replay(out.prefix, "dgx-h100").seconds == pytest.approx(_alone(setting), rel=EXACT)
     without = bind(BASE | moe | {"framework": "megatron-bridge-deepep"}, "dgx-h100")

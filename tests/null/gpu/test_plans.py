@@ -7,7 +7,7 @@ import pytest
 from executor.validation.gpu_plans import fewer_layers, node, shared, shrunk, single
 from sim.bind import model_of, network_of
 from sim.files.planfile import load_plan
-from sim.framework import framework_of
+from sim.framework.chosen import framework_of
 from sim.lower.checks.verify import verify
 from sim.lower.step import lower
 from sim.predict import predict

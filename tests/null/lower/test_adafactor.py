@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from sim.bind import bind
 from sim.files.planfile import load_plan
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.lower.checks.verify import verify
 from sim.lower.step import lower
 from sim.memory.report import memory_of
@@ -21,7 +21,7 @@ from topologies.errors import Refused
 SHAPE = (64, 32)
 SIZE = 64 * 32
 NET = network(2, (linear(elements=SIZE, matrices=(SHAPE,)), norm()))
-LISTS = replace(QUIET, optimizer="foreach")
+LISTS = QUIET.but(optimizer={"implementation": "foreach"})
 
 
 def adafactor(framework: Framework = LISTS, net: Any = NET, device: str = "cuda", **more: Any) -> Program:
@@ -63,7 +63,7 @@ def test_a_vector_is_copied_to_become_its_update() -> None:
 
 
 def test_a_for_loop_calls_each_for_each() -> None:
-    p = adafactor(replace(QUIET, optimizer="for-loop", host="python"))
+    p = adafactor(QUIET.but(host="python", optimizer={"implementation": "for-loop"}))
     assert moved(p, "optimizer/matrices.step") == [("add", 8 * SIZE, 4 * SIZE, 1)] * 2, "alpha scales by itself"
     assert ("scale", 8, 8, 14) in moved(p, "optimizer/matrices.estimate")
 

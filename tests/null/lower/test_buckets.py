@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from sim.files.planfile import load_plan
-from sim.framework import Framework, load_framework
+from sim.framework.framework import Framework, load_framework
 from sim.lower.binding import job_of
 from sim.lower.blocks import lower_block
 from sim.lower.data_parallel.buckets import Bucket, buckets_of, limits, rebuilds, trained
@@ -131,7 +130,7 @@ def test_only_torchs_ddp_cuts_again(framework: Framework, parallel: dict[str, An
 
 def test_a_framework_cuts_its_own_buckets_from_the_first_step_on() -> None:
     parts = [linear(f"p{i}", MIB // 2) for i in range(6)]  # 2 MiB each
-    horovod = replace(QUIET, bucket=4)
+    horovod = QUIET.but(data_parallel={"bucket": 4})
     for step in (0, 1):
         found = cut(*parts, step=step, framework=horovod, parallel={"dp_replicate": 2})
         assert [len(one.tensors) for one in found] == [2, 2, 2]

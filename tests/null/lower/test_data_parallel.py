@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from sim.files.planfile import load_plan
-from sim.framework import Framework, load_framework
+from sim.framework.framework import Framework, load_framework
 from sim.lower.binding import job_of
 from sim.lower.blocks import lower_block
 from sim.lower.data_parallel.buckets import buckets_of
@@ -108,7 +108,7 @@ def test_torchs_limits_first_a_mebibyte_then_25() -> None:
 def test_a_bucket_that_is_said_is_the_buckets_size_whoever_cuts(framework: str) -> None:
     """24, 25 and 26 MiB are three sizes, and none of them is the framework's own rule."""
     eighth, how = 128 * 1024, load_framework(framework)  # elements of half a MiB in fp32
-    width = 2 if how.grad_dtype == "bf16" else 4
+    width = 2 if how.precision.grad_dtype == "bf16" else 4
     sizes = [eighth * 4 // width] * 300
     for mib in (24, 25, 26):
         assert set(map(len, _buckets(sizes, mib * MIB, framework=how)[:-1])) == {2 * mib}
@@ -150,7 +150,7 @@ def test_megatrons_buckets_are_counted_in_elements() -> None:
 @pytest.mark.parametrize(("grad", "reduce", "each"), [("fp32", "fp32", (4, 4)), ("bf16", "fp32", (2, 4))])
 def test_copies_into_buckets_move_every_gradient_once(grad: str, reduce: str, each: tuple[int, int]) -> None:
     """And out of them as often, the other way; one kernel for each tensor."""
-    framework = replace(QUIET, grad_dtype=grad, reduce_dtype=reduce)
+    framework = QUIET.but(precision={"grad_dtype": grad, "reduce_dtype": reduce})
     net = network(3, (norm(), linear("a"), linear("b", MIB // 4)))
     p = program({"parallel": {"dp_replicate": 2}, "comm": {"bucket": "3 MiB"}}, net, framework)
     elements = sum(block.params for _, block in net.blocks)
@@ -182,7 +182,7 @@ def test_what_a_rank_holds_between_steps() -> None:
     ],
 )
 def test_what_gradients_go_through_before_they_are_added(between: str, precision: str, kinds: list[str]) -> None:
-    framework = replace(QUIET, between=between, grad_dtype="fp32")
+    framework = QUIET.but(optimizer={"between": between}, precision={"grad_dtype": "fp32"})
     p = program({"precision": precision, "batch": {"global": 4, "micro": 1}, "parallel": {"dp_replicate": 2}}, network(1), framework)
     found = [[w.what for w in op.works if isinstance(w, MemoryBound)] for s in p.segments.values() for op in s if op.id.endswith(".add")]
     assert found and all(one == kinds for one in found)
@@ -202,7 +202,7 @@ def test_torchs_own_operators_are_cheaper_nodes_beside_functions_in_python() -> 
 
 def test_gradients_may_be_summed_where_they_are() -> None:
     plan = {"parallel": {"dp_replicate": 2}}
-    in_place = program(plan, framework=replace(QUIET, packs_gradients=False))
+    in_place = program(plan, framework=QUIET.but(data_parallel={"packs_gradients": False}))
     assert [line for line in show(program(plan).segments["bwd.sync"]) if "copy" in line or "back" in line]
     assert not [line for line in show(in_place.segments["bwd.sync"]) if "copy" in line or "back" in line]
     assert messages(in_place) == messages(program(plan))

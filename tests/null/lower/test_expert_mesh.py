@@ -91,7 +91,7 @@ def test_whole_experts_on_ranks_of_tp_are_summed_there_too(split: dict[str, int]
     made = lower(setting.plan, setting.network, setting.framework, "cuda", 2)
     experts = sum(part.params for _, block in setting.network.blocks for part in block.parts if part.expert)
     summed = sum(op.bytes for call, op in made.ops(0) if call.step == 1 and op.group == "edp" and op.name == "all_reduce")
-    assert summed == experts * BYTES[setting.framework.reduce_dtype]
+    assert summed == experts * BYTES[setting.framework.precision.reduce_dtype]
     assert made.mesh.size("edp") == 8 // split["ep"]
 
 

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from sim.bind import bind
-from sim.framework import framework_of
+from sim.framework.chosen import framework_of
 from sim.lower.step import lower
 from sim.plan import Batch, Parallel, Plan
 from sim.predict import predict, predict_setting
@@ -34,7 +34,7 @@ def _plan(framework: str, compiled: bool | None, ranks: int = 8) -> Plan:
     ],
 )
 def test_only_sums_outside_of_the_compiled_graph_wait(framework: str, compiled: bool | None, beside: bool) -> None:
-    assert framework_of(_plan(framework, compiled)).overlap_grad is beside
+    assert framework_of(_plan(framework, compiled)).data_parallel.overlap_grad is beside
 
 
 def test_the_sum_begins_where_backward_ends() -> None:
@@ -65,7 +65,7 @@ def test_the_last_gradients_wait_for_horovod_s_thread(compiled: bool | None) -> 
     longer = {}
     for ranks in (1, 8):
         setting = bind(_plan("tf1-horovod", compiled, ranks), "dgx1-v100")
-        at_once = replace(setting, framework=replace(setting.framework, cycle=0.0))
+        at_once = replace(setting, framework=setting.framework.but(data_parallel={"cycle": 0.0}))
         longer[ranks] = predict_setting(setting).step_time_s - predict_setting(at_once).step_time_s
     assert longer[1] == 0.0
     assert longer[8] == pytest.approx(2.5e-3, rel=0.1)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.engine.run import simulate
-from sim.framework import load_framework
+from sim.framework.framework import load_framework
 from sim.lower.checks.verify import verify
 from sim.model.parts import Network, Part
 from sim.plan import LOOPS
@@ -107,5 +107,5 @@ def test_every_gradient_is_averaged_once_a_step(drawn: tuple[dict[str, Any], Net
         return
     group = "grad" if p.mesh.size("cp") > 1 else "dp"
     total = sum(block.params for _, block in net.blocks)
-    n, width = p.mesh.size(group), BYTES[load_framework(framework).reduce_dtype]
+    n, width = p.mesh.size(group), BYTES[load_framework(framework).precision.reduce_dtype]
     assert traffic(p, group) == 2 * (n - 1) / n * total * width

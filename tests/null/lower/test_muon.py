@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from sim.bind import bind, usual_length
 from sim.files.planfile import load_plan
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.lower.optimizer.muon import newton_schulz, workspace
 from sim.lower.optimizer.owned import cost, heaviest, states
 from sim.memory.report import memory_of
@@ -172,5 +171,10 @@ def test_a_wider_matrix_costs_more_than_adamw_and_less_when_shared() -> None:
 
 
 def test_flat_dtensor_frameworks_take_it_too() -> None:
-    found = ops(muon({"dp_shard": 2, "zero": 3}, replace(QUIET, tensor="dtensor", optimizer="for-loop", host="python")))
+    found = ops(
+        muon(
+            {"dp_shard": 2, "zero": 3},
+            QUIET.but(host="python", tensor_parallel={"style": "dtensor"}, optimizer={"implementation": "for-loop"}),
+        )
+    )
     assert "optimizer/tensors.host" in found and "optimizer/muon" in found

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from sim.bind import bind
 from sim.files.planfile import load_plan
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.lower.step import lower
 from sim.memory.report import memory_of
 from sim.optimizers import OPTIMIZERS
@@ -19,7 +19,7 @@ from sim.work import MemoryBound
 from tests.null.lower.tiny import MIB, QUIET, linear, messages, network, program, show
 from topologies.errors import Refused
 
-MIXED = replace(QUIET, param_dtype="bf16", master=True, grad_dtype="fp32")
+MIXED = QUIET.but(precision={"param_dtype": "bf16", "master": True, "grad_dtype": "fp32"})
 
 
 def works(p: Program, id: str = "optimizer/step") -> list[MemoryBound]:
@@ -37,16 +37,16 @@ def test_fused_updates_move_each_tensor_once(name: str, each: int) -> None:
 
 
 def test_foreach_moves_20_tensors_where_fused_moves_7() -> None:
-    p = program({}, framework=replace(QUIET, optimizer="foreach"))
+    p = program({}, framework=QUIET.but(optimizer={"implementation": "foreach"}))
     assert sum(work.bytes for work in works(p)) == 20 * 4 * 2 * MIB
     assert len(works(p)) == 8 and {work.repeat for work in works(p)} == {1}
 
 
 def test_the_for_loop_launches_for_each_tensor() -> None:
-    p = program({}, network(3), replace(QUIET, optimizer="for-loop"))
+    p = program({}, network(3), QUIET.but(optimizer={"implementation": "for-loop"}))
     assert sum(work.repeat for work in works(p)) == 3 * 8
     assert sum(work.bytes for work in works(p)) == 20 * 4 * 3 * MIB
-    python = works(program({}, network(3), replace(QUIET, optimizer="for-loop", host="python")))
+    python = works(program({}, network(3), QUIET.but(host="python", optimizer={"implementation": "for-loop"})))
     assert [work.repeat for work in python] == [1] * 24, "Python calls each"
 
 
@@ -55,7 +55,7 @@ def test_many_tensors_take_many_multi_tensor_launches() -> None:
     assert [work.repeat for work in works(p)] == [5], "400 MiB: 104.9 M elements in launches of 320 x 65,536"
     p = program({}, network(100, (linear(elements=10),)))
     assert [work.repeat for work in works(p)] == [3], "100 tensors of four lists, 36 a launch"
-    p = program({}, network(100, (linear(elements=10),)), replace(QUIET, optimizer="foreach"))
+    p = program({}, network(100, (linear(elements=10),)), QUIET.but(optimizer={"implementation": "foreach"}))
     assert [work.repeat for work in works(p)] == [1, 2, 1, 2, 2, 1, 1, 3], (
         "what is written over is no list of its own: 110, 64 and 48 a launch"
     )
@@ -63,7 +63,7 @@ def test_many_tensors_take_many_multi_tensor_launches() -> None:
 
 def test_passes_write_over_what_they_read_but_the_root() -> None:
     """torch/optim/adamw.py: mul_, lerp_, mul_, addcmul_, sqrt, div_, add_, addcdiv_."""
-    assert [work.what for work in works(program({}, framework=replace(QUIET, optimizer="foreach")))] == (
+    assert [work.what for work in works(program({}, framework=QUIET.but(optimizer={"implementation": "foreach"})))] == (
         ["scale_", "add_", "scale_", "add_", "sqrt", "scale_", "scale_", "add_"]
     )
 
@@ -74,12 +74,12 @@ def test_a_master_copy_is_cast_back_unless_fsdp_gathers_from_it() -> None:
     sharded = program({"precision": "bf16", "parallel": {"dp_shard": 2, "zero": 3}}, framework=MIXED)
     assert [work.what for work in works(sharded)] == ["adamw"]
     assert works(sharded)[0].bytes == 28 * MIB, "half the parameters"
-    low = program({"precision": "bf16"}, framework=replace(MIXED, grad_dtype="bf16"))
+    low = program({"precision": "bf16"}, framework=MIXED.but(precision={"grad_dtype": "bf16"}))
     assert [work.what for work in works(low)] == ["cast", "adamw", "cast"]
 
 
 def clipped(framework: Framework, parallel: dict[str, int]) -> Program:
-    return program({"parallel": parallel}, framework=replace(framework, clip=True))
+    return program({"parallel": parallel}, framework=framework.but(optimizer={"clip": True}))
 
 
 def test_clipping_sums_one_number_over_ranks_with_other_parameters() -> None:
@@ -92,7 +92,7 @@ def test_clipping_sums_one_number_over_ranks_with_other_parameters() -> None:
 
 
 def test_megatron_reads_the_norm_on_the_host() -> None:
-    p = clipped(replace(QUIET, accumulate_in_gemm=True), {})
+    p = clipped(QUIET.but(linears={"accumulates": True}), {})
     ops = {op.id: op for op in p.segments["update"]}
     assert ops["optimizer/norm.read"].blocking and ops["optimizer/norm.read"].bytes == 4
     assert show(p.segments["begin"]) == ["compute: optimizer/zero"]
@@ -102,14 +102,14 @@ def test_megatron_reads_the_norm_on_the_host() -> None:
 def test_a_gradient_buffer_holds_this_ranks_experts_once(zero: int, cleared: float) -> None:
     """One dense linear and two of this rank's experts, 4 ranks share the dense one and 2 the experts (ep = 2); from ZeRO-2 on a shard of each."""
     experts = tuple(linear(name, expert=True) for name in ("up", "down"))
-    flat = replace(QUIET, accumulate_in_gemm=True)
+    flat = QUIET.but(linears={"accumulates": True})
     p = program({"parallel": {"dp_shard": 4, "ep": 2, "zero": zero}}, network(1, (linear(), *experts)), flat)
     (zeroed,) = [work for op in p.segments["begin"] for work in op.works]
     assert zeroed.bytes == cleared * 4 * MIB
 
 
 def test_fp16_is_unscaled_and_the_host_reads_the_verdict() -> None:
-    p = program({"precision": "fp16"}, framework=replace(MIXED, param_dtype="fp16"))
+    p = program({"precision": "fp16"}, framework=MIXED.but(precision={"param_dtype": "fp16"}))
     ids = [op.id for op in p.segments["update"]]
     assert ids[0] == "optimizer/unscale" and "optimizer/found-inf" in ids
 
@@ -137,16 +137,16 @@ def test_frozen_parameters_are_neither_reduced_nor_updated() -> None:
 
 
 def test_a_static_graph_has_a_kernel_for_each_operator_and_assigns_at_last() -> None:
-    written = works(program({}, network(3), replace(QUIET, optimizer="graph")))
+    written = works(program({}, network(3), QUIET.but(optimizer={"implementation": "graph"})))
     assert sum(work.repeat for work in written) == 3 * 17 and sum(work.bytes for work in written) == 39 * 4 * 3 * MIB
-    compiled = works(program({}, network(3), replace(QUIET, optimizer="graph", compile=True)))
+    compiled = works(program({}, network(3), QUIET.but(compile=True, optimizer={"implementation": "graph"})))
     assert sum(work.bytes for work in compiled) == 13 * 4 * 3 * MIB, "four read, three written, three copied"
-    momentum = works(program({"optimizer": {"name": "momentum"}}, framework=replace(QUIET, optimizer="graph")))
+    momentum = works(program({"optimizer": {"name": "momentum"}}, framework=QUIET.but(optimizer={"implementation": "graph"})))
     assert sum(work.bytes for work in momentum) == 20 * 2 * MIB, "one operator"
 
 
 def test_a_scripted_update_is_called_for_each_tensor_and_clips_by_a_norm_that_the_host_reads() -> None:
-    p = program({"optimizer": {"name": "lamb"}}, network(3), replace(QUIET, optimizer="scripted", clip=True))
+    p = program({"optimizer": {"name": "lamb"}}, network(3), QUIET.but(optimizer={"implementation": "scripted", "clip": True}))
     large = [work for work in works(p) if work.bytes > 1000]
     assert [work.repeat for work in large] == [1] * 12 and sum(work.bytes for work in large) == 12 * 4 * 3 * MIB
     assert [work.repeat for work in works(p) if work.bytes < 1000] == [10] * 3, "the trust ratio's numbers"
@@ -158,12 +158,12 @@ def test_a_static_graph_updates_by_operators_or_by_one_of_its_own() -> None:
     """Bytes over those of a tensor: TensorFlow 1's Adam with decay is 14 operators and 3 assignments, Keras's one kernel after the decay's three."""
 
     def moved(**changes: object) -> float:
-        found = works(program({}, framework=replace(QUIET, optimizer="graph", **changes)))
+        found = works(program({}, framework=QUIET.but(optimizer={"implementation": "graph"}).but(**changes)))
         return sum(work.bytes for work in found) / (4 * 2 * MIB)
 
     assert moved() == pytest.approx(39)
-    assert moved(adam_operator=True) == 7 + 7
-    assert moved(adam_operator=True, compile=True) == 7
+    assert moved(optimizer={"adam_operator": True}) == 7 + 7
+    assert moved(optimizer={"adam_operator": True}, compile=True) == 7
     assert moved(compile=True) == 7 + 6
 
 
@@ -211,7 +211,7 @@ def test_checkpoints_of_moments_of_fewer_bytes() -> None:
     ],
 )
 def test_moments_that_no_kernel_reads_are_refused(said: dict[str, Any], words: str) -> None:
-    framework = replace(QUIET, optimizer="foreach") if "framework" in said else QUIET
+    framework = QUIET.but(optimizer={"implementation": "foreach"}) if "framework" in said else QUIET
     with pytest.raises(Refused, match=words):
         program(said, network(1, (linear(matrices=((1024, 1024),)),)), framework)
 
@@ -221,11 +221,11 @@ def test_updates_with_one_state_in_static_graphs_and_compiled(name: str, written
     """Tensors moved over those of the parameters: an operator of the graph's own, or written out and assigned (parameter and momentum)."""
 
     def moved(**changes: object) -> float:
-        found = works(program({"optimizer": {"name": name}}, framework=replace(QUIET, **changes)))
+        found = works(program({"optimizer": {"name": name}}, framework=QUIET.but(**changes)))
         return sum(work.bytes for work in found) / (4 * 2 * MIB)
 
-    assert (moved(optimizer="graph"), moved(optimizer="graph", compile=True)) == (written, compiled)
-    assert moved(optimizer="scripted") == {"lars": 7}.get(name, 5)
+    assert (moved(optimizer={"implementation": "graph"}), moved(optimizer={"implementation": "graph"}, compile=True)) == (written, compiled)
+    assert moved(optimizer={"implementation": "scripted"}) == {"lars": 7}.get(name, 5)
 
 
 @pytest.mark.parametrize("name", ["lion", "adagrad", "lars"])
@@ -250,7 +250,7 @@ def test_one_state_in_memory_and_checkpoints(name: str, zero: int) -> None:
 
 def test_on_a_cpu_one_pass_does_for_all_tensors() -> None:
     for name, passes in (("lion", 7), ("adagrad", 5), ("lars", 7)):
-        p = program({"optimizer": {"name": name}}, network(3), replace(QUIET, optimizer="foreach"), "cpu")
+        p = program({"optimizer": {"name": name}}, network(3), QUIET.but(optimizer={"implementation": "foreach"}), "cpu")
         assert len(works(p)) == passes and {work.repeat for work in works(p)} == {1}
 
 

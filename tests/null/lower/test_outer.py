@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from sim.bind import bind
 from sim.files.planfile import load_plan
@@ -31,7 +30,7 @@ def kernels(p: Program, id: str) -> list[MemoryBound]:
 
 
 def test_an_outer_step_sends_what_ranks_have_moved_by() -> None:
-    p = local(framework=replace(QUIET, optimizer="foreach"))
+    p = local(framework=QUIET.but(optimizer={"implementation": "foreach"}))
     assert show(p.segments["average"]) == ["compute: outer/moved", "compute: outer/all_reduce", "compute: outer/step"]
     assert messages(p, step=0) == [] and messages(p, step=1) == [("all_reduce", "dp", ALL)]
     moved = [(w.what, w.read // ALL, w.written // ALL) for w in kernels(p, "outer/moved")]
@@ -48,12 +47,12 @@ def test_fused_it_is_momentums_kernel() -> None:
 
 
 def test_a_for_loop_calls_each_kernel_for_each_tensor() -> None:
-    p = local(net=network(3), framework=replace(QUIET, optimizer="for-loop", host="python"))
+    p = local(net=network(3), framework=QUIET.but(host="python", optimizer={"implementation": "for-loop"}))
     assert len(kernels(p, "outer/step")) == 3 * 6 and len(kernels(p, "outer/moved")) == 3 + 2
 
 
 def test_eager_frameworks_spend_an_optimizers_host_time_on_it() -> None:
-    p = local(framework=replace(QUIET, host="python"))
+    p = local(framework=QUIET.but(host="python"))
     assert show(p.segments["average"])[:2] == ["host: outer/step.host", "host: outer/tensors.host"]
 
 
@@ -65,7 +64,7 @@ def test_alone_nothing_is_sent_but_the_step_is_taken() -> None:
 
 
 def test_masters_are_averaged_and_cast_for_forward() -> None:
-    mixed = replace(QUIET, param_dtype="bf16", master=True, grad_dtype="fp32")
+    mixed = QUIET.but(precision={"param_dtype": "bf16", "master": True, "grad_dtype": "fp32"})
     p = local(framework=mixed, precision="bf16")
     assert messages(p, step=1) == [("all_reduce", "dp", ALL)], "in fp32"
     assert [w.what for w in kernels(p, "outer/step")] == ["copy", "momentum", "cast", "copy"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from sim.bind import bind
 from sim.files.planfile import load_plan
-from sim.framework import framework_of, load_framework
+from sim.framework.chosen import framework_of
+from sim.framework.framework import load_framework
 from sim.lower.binding import job_of
 from sim.lower.checks.verify import verify
 from sim.lower.data_parallel.reduced import factors
@@ -19,12 +19,12 @@ from sim.work import MemoryBound
 from tests.null.lower.tiny import MIB, QUIET, messages, network, program, show
 from topologies.errors import Refused
 
-CASTING = replace(QUIET, casts_messages=True, zero2="layers")
+CASTING = QUIET.but(precision={"casts_messages": True}, data_parallel={"zero2": "layers"})
 
 
 def narrowed(parallel: dict[str, Any], dtype: str, net: Any = None, device: str = "cuda", **changes: Any) -> Program:
     """As `framework_of` applies the plan's word, to a framework of the tests'."""
-    how = replace(CASTING, reduce_dtype=dtype, **changes)
+    how = CASTING.but(precision={"reduce_dtype": dtype}).but(**changes)
     return program({"parallel": parallel, "comm": {"reduce_dtype": dtype}}, net, how, device)
 
 
@@ -73,14 +73,14 @@ def test_equal_dtypes_cast_nothing() -> None:
 
 def test_who_packs_in_what_travels_has_no_further_kernels() -> None:
     """Horovod's compression."""
-    p = narrowed({"dp_replicate": 2}, "fp16", casts_messages=False)
+    p = narrowed({"dp_replicate": 2}, "fp16", precision={"casts_messages": False})
     assert moved(named(p, "grad/b0.copy")) == [("scale", 4 * MIB, 2 * MIB)] and messages(p) == [("all_reduce", "dp", 2 * MIB)] * 2
     assert not any("cast" in line or "widen" in line for line in show(p.segments["bwd.sync"]))
 
 
 @pytest.mark.parametrize("zero", [1, 2])
 def test_a_scattered_bucket_is_cast_back_by_shards(zero: int) -> None:
-    p = narrowed({"dp_shard": 4, "zero": zero}, "bf16", zero2="buckets")
+    p = narrowed({"dp_shard": 4, "zero": zero}, "bf16", data_parallel={"zero2": "buckets"})
     assert sum(size for name, _, size in messages(p) if name == "reduce_scatter") == 4 * MIB
     widened = [op for op in p.segments["bwd.sync"] if op.id.endswith(".widen")]
     assert sum(moved(op)[0][1] for op in widened) == 4 * MIB // 4, "two bytes of two million elements, over four ranks"
@@ -119,7 +119,7 @@ def test_nccl_does_not_divide_fp16() -> None:
 def test_division_is_shared_out_as_torch_does(ranks: int, found: tuple[float, float]) -> None:
     """_get_gradient_divide_factors of torch's _fsdp_collectives.py."""
     plan = load_plan({"model": "tiny", "precision": "fp32", "parallel": {"dp_shard": ranks, "zero": 3}})
-    half, wide = (job_of(plan, network(), replace(CASTING, reduce_dtype=dtype), "cuda", 1) for dtype in ("fp16", "bf16"))
+    half, wide = (job_of(plan, network(), CASTING.but(precision={"reduce_dtype": dtype}), "cuda", 1) for dtype in ("fp16", "bf16"))
     assert factors(half, ranks) == found and factors(wide, ranks) == (1, 1)
 
 
@@ -133,7 +133,7 @@ def test_the_plans_word_wins_over_the_frameworks() -> None:
     def said(framework: str, dtype: str | None, precision: str = "bf16") -> tuple[str, str, float]:
         comm = {} if dtype is None else {"reduce_dtype": dtype}
         found = framework_of(load_plan({"model": "gpt2-124m", "framework": framework, "precision": precision, "comm": comm}))
-        return found.grad_dtype, found.reduce_dtype, found.flat_step
+        return found.precision.grad_dtype, found.precision.reduce_dtype, found.optimizer.flat_step
 
     assert said("pytorch", "fp32") == ("bf16", "fp32", 0) and said("pytorch", None) == ("bf16", "bf16", 0)
     assert said("pytorch", "bf16", "fp32") == ("fp32", "bf16", 0)
@@ -147,7 +147,7 @@ def test_the_plans_word_wins_over_the_frameworks() -> None:
 def test_a_flat_buffer_is_fp32_or_as_parameters(framework: str, dtype: str) -> None:
     plan = {"framework": framework, "precision": "bf16", "parallel": {"dp_replicate": 2}, "comm": {"reduce_dtype": dtype}}
     with pytest.raises(Refused, match='Use "fp32" or "bf16"'):
-        program(plan, network(), replace(load_framework(framework), reduce_dtype=dtype))
+        program(plan, network(), load_framework(framework).but(precision={"reduce_dtype": dtype}))
 
 
 def memory(framework: str, split: dict[str, Any], dtype: str | None, **more: Any) -> Any:

@@ -72,16 +72,16 @@ def test_the_more_ranks_the_longer_they_take_to_agree() -> None:
         return spent - predict(plan("nemo-alone", **ranks), f"{nodes}x dgx-h100").step_time_s
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sim.framework.load_framework", _with_alone())
+        patch.setattr("sim.framework.chosen.load_framework", _with_alone())
         assert cost(32) > cost(4) > 0
 
 
 def _with_alone() -> Any:
-    from sim.framework import load_framework
+    from sim.framework.framework import load_framework
 
     def load(name: str) -> Any:
         if name != "nemo-alone":
             return load_framework(name)
-        return msgspec.structs.replace(load_framework("nemo"), fp8_scaling="delayed")
+        return load_framework("nemo").but(linears={"fp8_scaling": "delayed"})
 
     return load

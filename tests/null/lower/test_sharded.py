@@ -17,7 +17,9 @@ TOTAL = 2 * MIB * 4
 
 
 def test_zero1_reduce_scatters_buckets_and_gathers_after_the_update() -> None:
-    p = program({"parallel": {"dp_shard": 2, "zero": 1}, "comm": {"bucket": "4 MiB"}}, framework=replace(QUIET, overlap_param=False))
+    p = program(
+        {"parallel": {"dp_shard": 2, "zero": 1}, "comm": {"bucket": "4 MiB"}}, framework=QUIET.but(data_parallel={"overlap_param": False})
+    )
     assert messages(p) == [("reduce_scatter", "fsdp", 4 * MIB)] * 2 + [("all_gather", "fsdp", 4 * MIB)] * 2
     assert show(p.segments["update"]) == [
         "compute: optimizer/step",
@@ -33,7 +35,7 @@ def test_zero1_reduce_scatters_buckets_and_gathers_after_the_update() -> None:
 @pytest.mark.parametrize(("ranks", "replicas"), [(2, 1), (2, 4), (64, 1)])
 def test_owners_of_whole_tensors_reduce_for_all_and_broadcast_what_they_own(ranks: int, replicas: int) -> None:
     plan = {"parallel": {"dp_shard": ranks, "dp_replicate": replicas, "zero": 1}}
-    p = program(plan, framework=replace(QUIET, overlap_param=False, zero1="tensors"))
+    p = program(plan, framework=QUIET.but(data_parallel={"overlap_param": False, "zero1": "tensors"}))
     sent = [op for call, op in p.ops(0) if call.step == 1 and op.kind == "collective"]
     reduced = [op for op in sent if op.name == "all_reduce"]
     assert {op.group for op in reduced} == {"dp"}
@@ -134,7 +136,7 @@ def test_fsdp_backward_prefetches_the_next_block_before_it_reduces_this_one() ->
 def test_collectives_on_the_tensors_themselves_copy_nothing_on_compute() -> None:
     """As XLA runs them: the same messages, and the memory of one copy less while a layer computes."""
     plan = {"parallel": {"dp_shard": 2, "zero": 3}}
-    flat, direct = (program(plan, network(3), replace(QUIET, shard_copies=copies)) for copies in (True, False))
+    flat, direct = (program(plan, network(3), QUIET.but(data_parallel={"shard_copies": copies})) for copies in (True, False))
     assert messages(flat) == messages(direct)
 
     def copied(p: Program) -> list[str]:
@@ -170,7 +172,7 @@ def test_ends_by_themselves_are_gathered_in_their_turn_and_the_head_is_kept() ->
     net = network(2)
     ends = [(kind, Block(kind=kind, parts=(linear(f"{kind}.weight"),))) for kind in ("embed", "head")]
     net = replace(net, blocks=(ends[0], *net.blocks[:2], ends[1]))
-    apart = replace(QUIET, wraps_ends=True)
+    apart = QUIET.but(data_parallel={"wraps_ends": True})
     p = program({"parallel": {"dp_shard": 2, "zero": 3}}, net, apart)
     assert [op.id for call, op in p.ops(0) if call.step == 1 and op.kind == "collective"] == [
         *(f"fwd/{name}.all_gather" for name in ("embed", "L0", "L1", "head")),
@@ -191,7 +193,7 @@ def test_ends_by_themselves_are_gathered_in_their_turn_and_the_head_is_kept() ->
 def test_the_last_layer_may_stay_gathered(prefetch: int) -> None:
     """The layer before it is gathered when its backward begins, at once, as the one before would be in turn."""
     plan = {"parallel": {"dp_shard": 2, "zero": 3, "prefetch": prefetch}}
-    freed, kept = program(plan, network(3)), program(plan, network(3), replace(QUIET, keeps_last=True))
+    freed, kept = program(plan, network(3)), program(plan, network(3), QUIET.but(data_parallel={"keeps_last": True}))
     gathers = [[op.id for call, op in p.ops(0) if call.step == 1 and op.name == "all_gather"] for p in (freed, kept)]
     assert gathers[1] == [id for id in gathers[0] if id != "bwd/L2.all_gather"] and "bwd/L2.all_gather" in gathers[0]
     ids = [op.id for call, op in kept.ops(0) if call.step == 1]
@@ -250,7 +252,7 @@ def _seconds(p: Program) -> float:
 
 def test_fsdp_s_zero2_is_zero3_that_keeps_its_parameters() -> None:
     """FSDP2's reshard_after_forward = False gathers once for each micro-batch; DeepSpeed's ZeRO-2 once a step."""
-    fsdp = replace(QUIET, zero2="layers")
+    fsdp = QUIET.but(data_parallel={"zero2": "layers"})
     two = messages(program({"batch": {"global": 4}, "parallel": {"dp_shard": 2, "zero": 2}}, framework=fsdp))
     kept = messages(program({"batch": {"global": 4}, "parallel": {"dp_shard": 2, "zero": 3, "reshard_after_forward": False}}))
     assert two == kept and [name for name, _, _ in two].count("all_gather") == 2 * 2  # layers x micro-batches
@@ -260,9 +262,7 @@ def test_recomputation_stops_at_the_last_saved_tensor() -> None:
     """torch's checkpoint leaves the layer's last product out; Megatron's runs it again."""
 
     def again(early: bool) -> list[str]:
-        made = program(
-            {"memory": {"recompute": "full"}}, network(2, (norm(), linear("up"), linear("down"))), replace(QUIET, early_stop=early)
-        )
+        made = program({"memory": {"recompute": "full"}}, network(2, (norm(), linear("up"), linear("down"))), QUIET.but(early_stop=early))
         return [op.id for op in made.segments["bwd"] if op.id.startswith("recompute/L1")]
 
     assert again(False) == ["recompute/L1.norm", "recompute/L1.up", "recompute/L1.down"]
@@ -281,7 +281,7 @@ def test_sharded_experts_that_span_sharding_groups_are_refused() -> None:
 
 @pytest.mark.parametrize("host", ["python", "light"])
 def test_fsdp2_spends_host_time_on_every_pass_of_every_unit(host: str) -> None:
-    framework = replace(QUIET, host=host, tensor="dtensor", compile=True)
+    framework = QUIET.but(host=host, compile=True, tensor_parallel={"style": "dtensor"})
     p = program({"parallel": {"dp_shard": 2, "zero": 3}}, network(3, (linear(), norm())), framework=framework)
     spent = [w for call, op in p.ops(0) if call.step == 1 and op.kind == "host" for w in op.works if isinstance(w, HostWork)]
     units = sum(w.count for w in spent if w.what == "fsdp_unit")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from sim.files.planfile import load_plan
-from sim.framework import load_framework
+from sim.framework.framework import load_framework
 from sim.lower.short import Shortener
 from sim.lower.step import lower
 from sim.lower.template import BlockOps, PartOps

@@ -22,7 +22,7 @@ LAYER: tuple[Part, ...] = (
     linear("up", seam="tp.gather", seam_bytes=SIZE),
     linear("down", seam="tp.reduce", seam_bytes=SIZE),
 )
-DTENSOR = replace(QUIET, tensor="dtensor")
+DTENSOR = QUIET.but(tensor_parallel={"style": "dtensor"})
 
 
 def test_four_all_reduces_a_layer() -> None:
@@ -58,7 +58,7 @@ def test_without_overlap_each_linear_sums_its_own_gradient_after_both_products()
     both = replace(both, backward=both.backward * 2)
     net = network(1, (norm(), both, linear("down", seam="tp.reduce", seam_bytes=SIZE)))
     plan = {"parallel": {"tp": 2, "sequence_parallel": False}}
-    sync = program(plan, net, replace(QUIET, tensor="sync"))
+    sync = program(plan, net, QUIET.but(tensor_parallel={"style": "sync"}))
     assert messages(sync) == [("all_reduce", "tp", SIZE)] * 3
     assert show(sync.segments["bwd"])[-5:-1] == [
         "compute: bwd/L0.up",
@@ -90,7 +90,7 @@ def test_norms_gradients_in_one_message_or_each_by_itself() -> None:
     net = network(1, LAYER)
     assert messages(program({"parallel": {"tp": 2}}, net))[-1] == ("all_reduce", "tp", 16 * 4)
     assert messages(program({"parallel": {"tp": 2}}, net, DTENSOR))[-2:] == [("all_reduce", "tp", 8 * 4)] * 2
-    three = replace(DTENSOR, optimizer="foreach")
+    three = DTENSOR.but(optimizer={"implementation": "foreach"})
     assert messages(program({"parallel": {"tp": 2}}, net, three))[-6:] == [("all_reduce", "tp", 8 * 4)] * 6, "AdamW reads a gradient thrice"
 
 
@@ -163,7 +163,7 @@ def _spent(p: Program) -> Counter[str]:
 
 @pytest.mark.parametrize("split", [False, True])
 def test_eager_dtensor_dispatches_each_linear_and_each_split_norm_twice(split: bool) -> None:
-    eager = replace(DTENSOR, host="python")
+    eager = DTENSOR.but(host="python")
     plan = {"parallel": {"tp": 2, "sequence_parallel": split}}
     spent = _spent(program(plan, network(3, LAYER), framework=eager))
     assert spent["dtensor_linear"] == 3 * 4 * 2, "four linears of three layers, forward and backward"
@@ -171,8 +171,8 @@ def test_eager_dtensor_dispatches_each_linear_and_each_split_norm_twice(split: b
     assert spent["dtensor_adam"] == 3 * 6, "every parameter of the update"
 
 
-@pytest.mark.parametrize("other", [{"compile": True}, {"tensor": "megatron"}])
+@pytest.mark.parametrize("other", [{"compile": True}, {"tensor_parallel": {"style": "megatron"}}])
 def test_compiled_blocks_and_megatrons_linears_dispatch_no_dtensor(other: dict[str, Any]) -> None:
-    framework = replace(DTENSOR, host="python", **other)
+    framework = DTENSOR.but(host="python", **other)
     spent = _spent(program({"parallel": {"tp": 2}}, network(1, LAYER), framework=framework))
     assert not spent["dtensor_linear"] and not spent["dtensor_norm"]

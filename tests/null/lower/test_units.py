@@ -11,7 +11,7 @@ from sim.work import MemoryBound
 from tests.null.lower.tiny import MIB, QUIET, linear, messages, network, program, show
 
 FSDP = {"dp_shard": 4, "zero": 3}
-HALF = replace(QUIET, param_dtype="bf16", master=True, reduce_dtype="fp32", grad_dtype="fp32")
+HALF = QUIET.but(precision={"param_dtype": "bf16", "master": True, "reduce_dtype": "fp32", "grad_dtype": "fp32"})
 """bf16 parameters and gradients of one micro-batch, fp32 shards and sums, as torchtitan runs FSDP2."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
 from sim.engine.run import simulate
 from sim.files.planfile import load_plan
@@ -55,7 +54,7 @@ def test_gradients_of_hosts_are_where_the_server_is(update: dict[str, str]) -> N
 @pytest.mark.parametrize(("place", "first"), [("cpu", "server"), ("primary", "primary")])
 def test_gradients_go_to_one_place_and_parameters_come_back(place: str, first: str) -> None:
     """In their own widths: 16-bit weights, 32-bit gradients."""
-    framework = replace(QUIET, param_dtype="bf16")
+    framework = QUIET.but(precision={"param_dtype": "bf16"})
     p = program({"parallel": {"dp_replicate": 2}, "update": {"aggregate": place}}, network(2), framework)
     assert messages(p) == [("reduce", "dp", 2 * MIB * 4), ("broadcast", "dp", 2 * MIB * 2)]
     names = {op.id for ops in p.segments.values() for op in ops if op.kind == "collective"}

@@ -8,14 +8,16 @@ from typing import Any
 
 from sim.cost.price import Cost
 from sim.files.planfile import load_plan
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.lower.step import lower
 from sim.model.parts import Block, Network, Part
 from sim.program import Op, Program
 from sim.work import Gemm, HostWork, MemoryBound
 
 MIB = 1 << 20
-QUIET = Framework(name="quiet", source="tests", param_dtype="fp32", grad_dtype="fp32", reduce_dtype="fp32", host="light", optimizer="fused")
+QUIET = Framework(name="quiet", source="tests", host="light").but(
+    precision={"param_dtype": "fp32", "grad_dtype": "fp32", "reduce_dtype": "fp32"}, optimizer={"implementation": "fused"}
+)
 """No host work, fp32 throughout, one launch for the optimizer."""
 
 

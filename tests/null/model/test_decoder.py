@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sim.framework import Framework, load_framework
+from sim.framework.framework import Framework, load_framework
 from sim.model import Network, Shape, describe, load_model
 from sim.model.readers.families import decoder
 from sim.model.specs.decoder import Decoder
@@ -15,8 +15,10 @@ from sim.work import Gemm, MemoryBound
 from topologies.errors import BadInput, UnknownName
 
 EAGER = Framework(name="eager", source="test")
-MEGATRON = Framework(
-    name="fused", source="test", fused_activation=True, fused_rope=True, fused_residual=True, accumulate_in_gemm=True, dropout=True
+MEGATRON = Framework(name="fused", source="test").but(
+    elementwise={"fused_activation": True, "fused_residual": True, "dropout": True},
+    attention={"fused_rope": True},
+    linears={"accumulates": True},
 )
 
 
@@ -41,7 +43,7 @@ def test_a_gpt_layer_keeps_what_korthikanti_counts(tp: int, parallel: bool) -> N
 def test_internevo_writes_its_gate_apart_and_copies_the_stream_for_its_norms() -> None:
     """w1 and w2 hand back two gradients that are added; norm(x.float()) moves 8 and 10 bytes an element more, and keeps 4 in place of 2."""
     spec = decoder("internlm", name="i", n_layers=1, hidden=512, n_heads=4, vocab_size=1024, ffn_hidden=1536)
-    plain = replace(load_framework("internevo"), gate_apart=False, norm_in_fp32=False)
+    plain = load_framework("internevo").but(linears={"gate_apart": False}, elementwise={"norm_in_fp32": False})
     own, other = (
         {p.name: p for p in describe(spec, Shape(micro=2, seq=64), framework).blocks[1][1].parts}
         for framework in (load_framework("internevo"), plain)
@@ -67,7 +69,7 @@ def test_flash_keeps_no_square() -> None:
 def test_megatrons_kernel_reads_half_of_causal_scores_and_no_copies_of_heads() -> None:
     """scaled_upper_triang_masked_softmax reads up to the diagonal and writes whole rows; baddbmm takes strided heads as they lie."""
     s, b, h, a = 64, 4, 512, 8
-    softmax = replace(EAGER, fused_softmax=True)
+    softmax = EAGER.but(attention={"fused_softmax": True})
 
     def moved(framework: Framework, what: str) -> tuple[int, int]:
         network = describe(gpt(), Shape(micro=b, seq=s), framework, attention="math")  # type: ignore[arg-type]
@@ -80,9 +82,9 @@ def test_megatrons_kernel_reads_half_of_causal_scores_and_no_copies_of_heads() -
 
     scores, tokens = 2 * a * s * s * b, 2 * b * s * h
     assert moved(softmax, "softmax") == (2 * scores, 3 * scores)
-    assert moved(replace(softmax, causal_softmax=True), "softmax") == (1.5 * scores, 2 * scores)
+    assert moved(softmax.but(attention={"causal_softmax": True}), "softmax") == (1.5 * scores, 2 * scores)
     assert moved(EAGER, "transpose") == (8 * tokens, 8 * tokens)
-    assert moved(replace(EAGER, strided_heads=True), "transpose") == (2 * tokens, 6 * tokens)
+    assert moved(EAGER.but(attention={"strided_heads": True}), "transpose") == (2 * tokens, 6 * tokens)
 
 
 def test_tensorflow_one_writes_gelu_and_dropout_out() -> None:
@@ -94,14 +96,14 @@ def test_tensorflow_one_writes_gelu_and_dropout_out() -> None:
         return sum(w.read + w.written for part in parts for w in (*part.forward, *part.backward) if isinstance(w, MemoryBound))
 
     tokens, hidden, scores = 256, 768, 2 * 12 * 128 * 128
-    eager = replace(EAGER, dropout=True)
-    graph, fused = replace(eager, graph_operators=True), replace(eager, graph_operators=True, compile=True)
+    eager = EAGER.but(elementwise={"dropout": True})
+    graph, fused = eager.but(elementwise={"graph_operators": True}), eager.but(compile=True, elementwise={"graph_operators": True})
     gelu = tokens * 4 * hidden * 4  # fp32 values between the MLP's products
     assert moved(graph, "activation") == (18 + 28) * gelu and moved(eager, "activation") == 5 * gelu // 2
     dropped = 4 + 8 + 8 + 2 * 4 + 2 * 8 - 10  # bytes a value in 16 bits: random, + keep, floor, / keep and times the mask both ways
     assert moved(graph, "attention") - moved(eager, "attention") == dropped * scores
     assert moved(graph, "elementwise") - moved(eager, "elementwise") == dropped * 2 * tokens * hidden
-    assert moved(fused, "activation") == moved(replace(eager, compile=True), "activation")
+    assert moved(fused, "activation") == moved(eager.but(compile=True), "activation")
 
 
 def test_equal_layers_are_one_block() -> None:
@@ -128,7 +130,7 @@ def test_fp8_only_in_the_linears_of_the_layers() -> None:
 
 
 def test_autocast_casts_every_weight_once_each_way() -> None:
-    network = describe(load_model("gpt2-124m"), Shape(micro=1, seq=64, precision="fp16"), replace(EAGER, autocast=True))
+    network = describe(load_model("gpt2-124m"), Shape(micro=1, seq=64, precision="fp16"), EAGER.but(precision={"autocast": True}))
     part = next(part for part in network.blocks[1][1].parts if part.name == "mlp.down")
     assert [str(work) for work in part.forward][:2] == [
         "memorybound(what=cast,read=9437184,written=4718592,dtype=fp16)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.model import Block, ModelSpec, Network, Part, Shape, describe, load_model
 from sim.model.specs.spec import DiffusionUNet, Dit
 from sim.model.stages import layout
@@ -14,8 +14,8 @@ from sim.work import Attention, MemoryBound
 from topologies.errors import BadInput, Refused
 
 PLAIN = Framework(name="plain", source="test")
-AMP = replace(PLAIN, autocast=True)
-COMPILED = replace(PLAIN, compile=True)
+AMP = PLAIN.but(precision={"autocast": True})
+COMPILED = PLAIN.but(compile=True)
 XL = load_model("dit-xl-2")
 SD = load_model("sd-1.5")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sim.framework import load_framework
+from sim.framework.framework import load_framework
 from sim.model.load import load_model
 from sim.model.network import describe
 from sim.model.parts import Block, Shape

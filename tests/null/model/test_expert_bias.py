@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import msgspec
-
-from sim.framework import load_framework
+from sim.framework.framework import load_framework
 from sim.model import Shape, describe, load_model
 from sim.model.parts import Part
 from sim.work import MemoryBound
 
 
 def down(habit: str, model: str = "gpt-oss-120b") -> Part:
-    framework = msgspec.structs.replace(load_framework("megatron-bridge"), expert_bias=habit)
+    framework = load_framework("megatron-bridge").but(experts={"bias": habit})
     network = describe(load_model(model), Shape(micro=1, seq=4096, ep=8), framework, "flash")
     return next(part for name, block in network.blocks if name == "L0" for part in block.parts if part.name == "moe.down")
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
-from sim.framework import Framework, load_framework
+from sim.framework.framework import Framework, load_framework
 from sim.model import Shape, describe, load_model
 from sim.model.parts import Part
 from sim.work import MemoryBound
@@ -24,7 +23,7 @@ def moved(works: tuple[object, ...]) -> int:
 
 def test_clamped_halves_move_16_bytes_a_result_more_forward_and_20_backward() -> None:
     results = 4096 * 4 * 2880  # tokens x top-k x inner width
-    plain, apart = (parts(msgspec.structs.replace(BRIDGE, limits_apart=apart))["moe.act"] for apart in (False, True))
+    plain, apart = (parts(BRIDGE.but(experts={"limits_apart": apart}))["moe.act"] for apart in (False, True))
     assert moved(apart.forward) - moved(plain.forward) == 16 * results, "two clamps of one half each, and both halves joined"
     assert moved(apart.backward) - moved(plain.backward) == 20 * results
     assert (plain.reads, apart.reads) == (False, True), "a number copied to the device, for which the host waits"

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from sim.bind import bind
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.model import Network, Part, Shape, describe, load_model
 from sim.model.language.xl import zipf
 from sim.model.specs.decoder import Decoder, Lora
@@ -125,13 +125,13 @@ def test_work_grows_with_the_batch(name: str) -> None:
 def test_what_the_layers_of_a_decoder_give_back_to_the_encoder_is_summed() -> None:
     """By a kernel each, over the encoder's result, and by what a compiler makes of them in one of its own."""
     for compiled, sums in ((False, 1), (True, 0)):
-        network = describe(load_model("transformer-big"), Shape(micro=2, seq=128, precision="fp16"), replace(PLAIN, compile=compiled))
+        network = describe(load_model("transformer-big"), Shape(micro=2, seq=128, precision="fp16"), PLAIN.but(compile=compiled))
         read = part(network, "D1", "cross.kv")
         assert [w.read for w in read.backward if getattr(w, "what", "") == "add"] == [2 * 2 * 128 * 1024 * 2] * sums
 
 
 def test_autocast_leaves_convolutions_in_16_bits() -> None:
-    network = describe(load_model("resnet50"), Shape(micro=2, seq=1, precision="fp16"), replace(PLAIN, autocast=True))
+    network = describe(load_model("resnet50"), Shape(micro=2, seq=1, precision="fp16"), PLAIN.but(precision={"autocast": True}))
     conv = next(p for p in dict(network.blocks)["S0.0"].parts if p.name == "conv1")
     assert [type(w).__name__ for w in conv.forward] == ["MemoryBound", "Conv"]
     assert conv.saved == 2 * 64 * 56 * 56 * 2
@@ -185,10 +185,10 @@ def test_the_loss_is_compiled_where_the_framework_compiles_it() -> None:
     def head(how: Framework, tp: int = 1) -> Part:
         return part(describe(model, replace(shape, tp=tp), how), "head", "head.loss")
 
-    whole = replace(PLAIN, compile=True)
-    layers = replace(whole, compiled_loss=False)
+    whole = PLAIN.but(compile=True)
+    layers = whole.but(loss={"compiled": False})
     assert (head(whole).saved, head(whole).working) == (2 * n + 8 * 64, 2 * n)
     assert (head(layers).saved, head(layers).working) == (4 * n + 8 * 64, 8 * n)
-    split = head(replace(layers, tensor="dtensor"), tp=8)
+    split = head(layers.but(tensor_parallel={"style": "dtensor"}), tp=8)
     assert (split.saved, split.working) == (4 * n // 8 + 8 * 64, 12 * n // 8)
     assert len(head(layers).forward) > len(head(whole).forward) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.model import Block, Network, Part, Shape, describe, load_model
 from sim.model.specs.spec import Flux
 from sim.model.stages import layout
@@ -95,8 +95,8 @@ def test_a_compiler_joins_what_is_elementwise() -> None:
         works = [w for _, b in network.blocks for p in b.parts for w in (*p.forward, *p.backward) if isinstance(w, MemoryBound)]
         return sum(w.bytes for w in works)
 
-    assert moved(of(replace(PLAIN, compile=True))) < 0.6 * moved(of())
-    turned = part(dict(of(replace(PLAIN, fused_rope=True)).blocks)["L0"], "attn.rope")
+    assert moved(of(PLAIN.but(compile=True))) < 0.6 * moved(of())
+    turned = part(dict(of(PLAIN.but(attention={"fused_rope": True})).blocks)["L0"], "attn.rope")
     assert [(w.read, w.written) for w in turned.forward if isinstance(w, MemoryBound)] == [(4 * (PICTURE + TEXT) * H,) * 2]
 
 

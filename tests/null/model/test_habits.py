@@ -7,7 +7,7 @@ from collections import Counter
 import msgspec
 import pytest
 
-from sim.framework import load_framework
+from sim.framework.framework import load_framework
 from sim.model.layers.elementwise import residual
 from sim.model.layers.linear import linear
 from sim.model.layers.norm import norm
@@ -22,7 +22,7 @@ ROWS, WIDTH = 4 * 128, 256
 
 
 def share(name: str, precision: str = "fp32", **changes: object) -> Share:
-    framework = msgspec.structs.replace(load_framework(name), **changes)
+    framework = load_framework(name).but(**changes)
     return share_of(Shape(micro=4, seq=128, precision=precision), framework, "math")
 
 
@@ -50,7 +50,7 @@ def test_layer_norm_in_one_kernel_or_in_parts(framework: str, changes: dict[str,
 
 def test_random_numbers_pass_memory_where_the_compiler_does_not_make_them() -> None:
     apart = residual(share("tf2-horovod"), "join", ROWS, WIDTH, dropout=True)
-    within = residual(share("tf2-horovod", random_apart=False), "join", ROWS, WIDTH, dropout=True)
+    within = residual(share("tf2-horovod", elementwise={"random_apart": False}), "join", ROWS, WIDTH, dropout=True)
     assert passes(apart.forward, ROWS * WIDTH, 4) == 2 and passes(apart.backward, ROWS * WIDTH, 4) == 1, "written, read; read"
     assert not within.forward and not within.backward
     assert not residual(share("tf2-horovod"), "join", ROWS, WIDTH, dropout=False).forward

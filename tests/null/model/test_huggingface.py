@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.model import Shape, describe, load_model
 from sim.model.language.decoder import kind_of
 from sim.model.readers.huggingface import READERS, from_config
@@ -27,7 +27,7 @@ DEEPSEEK = {
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257, "resid_pdrop": 0.1}
 SHAPE = Shape(micro=2, seq=512)
 PLAIN = Framework(name="plain", source="test")
-FUSED = Framework(name="fused", source="test", fused_activation=True)
+FUSED = Framework(name="fused", source="test").but(elementwise={"fused_activation": True})
 """transformers writes GPT-2's gelu out, operator by operator: the same model where the framework fuses it."""
 
 

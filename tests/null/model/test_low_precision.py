@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
-from sim.framework import load_framework
+from sim.framework.framework import load_framework
 from sim.model.layers.activation import activation
 from sim.model.layers.ends import loss
 from sim.model.layers.mlp import mlp
@@ -17,7 +16,7 @@ ROWS, HIDDEN, FFN = 128, 64, 256
 
 
 def _share(framework: str = "nemo", precision: str = "fp8", **habits: object) -> Share:
-    return share_of(Shape(micro=1, seq=ROWS, tp=1, precision=precision), replace(load_framework(framework), **habits))
+    return share_of(Shape(micro=1, seq=ROWS, tp=1, precision=precision), load_framework(framework).but(**habits))
 
 
 def _moved(works: object, what: str) -> int:
@@ -30,7 +29,7 @@ def test_linears_quantise_what_the_activation_leaves(kind: str) -> None:
     written."""
     wide = FFN * (2 if kind == "swiglu" else 1)
     for fused, times in ((True, 0), (False, 1)):
-        up, _, down = mlp(_share(quantising_activation=fused), HIDDEN, FFN, kind)
+        up, _, down = mlp(_share(elementwise={"quantising_activation": fused}), HIDDEN, FFN, kind)
         assert _moved(down.forward, "cast") == times * 4 * ROWS * FFN
         assert _moved(up.backward, "cast") == times * 4 * ROWS * wide
 
@@ -38,14 +37,14 @@ def test_linears_quantise_what_the_activation_leaves(kind: str) -> None:
 def test_squared_relu_in_eager_kernels() -> None:
     """relu, pow; pow's backward makes x^1, twice it and the product with the gradient, then relu's: 8 and 20 bytes an element for 4 and 6."""
     for eager, forward, backward in ((False, 4, 6), (True, 8, 20)):
-        part = activation(_share(eager_relu2=eager), "act", ROWS, FFN, "relu2")
+        part = activation(_share(elementwise={"eager_relu2": eager}), "act", ROWS, FFN, "relu2")
         assert sum(w.read + w.written for w in part.forward if isinstance(w, MemoryBound)) == forward * ROWS * FFN
         assert sum(w.read + w.written for w in part.backward if isinstance(w, MemoryBound)) == backward * ROWS * FFN
 
 
 def test_a_compiled_loss_passes_over_fp32_logits_three_times() -> None:
     vocab = 1000
-    one, steps = (loss(_share(jit_cross_entropy=jit), vocab) for jit in (False, True))
+    one, steps = (loss(_share(loss={"scripted": jit}), vocab) for jit in (False, True))
     sizes = [
         [sum(w.read + w.written for w in works if isinstance(w, MemoryBound)) / (ROWS * vocab) for works in (p.forward, p.backward)]
         for p in (one, steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from sim.framework import load_framework
+from sim.framework.framework import load_framework
 from sim.model import Network, Part, Shape, describe, load_model
 from sim.model.network import _totals
 from sim.model.specs.coco import padded

@@ -8,7 +8,7 @@ import pytest
 
 from sim.bind import Setting, bind
 from sim.engine.run import simulate
-from sim.framework import load_framework
+from sim.framework.framework import load_framework
 from sim.lower.step import lower
 from sim.memory.static import static_bytes
 from sim.model import Shape, describe, load_model

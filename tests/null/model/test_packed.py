@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from sim.framework import load_framework
+from sim.framework.framework import load_framework
 from sim.model import Shape, describe
 from sim.model.specs.decoder import Decoder
 from sim.work import Attention

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.model import Block, ModelSpec, Part, Shape, describe, load_model
 from sim.model.load import model_from
 from sim.model.readers.huggingface import from_config
@@ -17,8 +17,8 @@ from sim.work import Conv, MemoryBound
 from topologies.errors import BadInput, Refused
 
 PLAIN = Framework(name="plain", source="test")
-AMP = replace(PLAIN, autocast=True)
-COMPILED = replace(PLAIN, compile=True)
+AMP = PLAIN.but(precision={"autocast": True})
+COMPILED = PLAIN.but(compile=True)
 
 
 def block(spec: ModelSpec, name: str, framework: Framework = PLAIN, micro: int = 2) -> Block:

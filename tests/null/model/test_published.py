@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.model import Shape, describe, load_model, models
 
 PLAIN = Framework(name="plain", source="test")

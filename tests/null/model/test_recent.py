@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.model import Network, Shape, describe
 from sim.model.language.decoder import kind_of
 from sim.model.readers.huggingface import from_config

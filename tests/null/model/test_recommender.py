@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from sim.files.planfile import load_plan
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.memory.report import memory_of
 from sim.model import Network, Part, Shape, describe, load_model
 from sim.model.specs.spec import Dlrm
@@ -102,7 +102,7 @@ def test_a_batch_is_read_at_once() -> None:
 
 
 def test_autocast_looks_up_in_32_bits_and_multiplies_in_16() -> None:
-    network = describe(SMALL, Shape(micro=64, seq=1, precision="bf16"), replace(PLAIN, autocast=True))
+    network = describe(SMALL, Shape(micro=64, seq=1, precision="bf16"), PLAIN.but(precision={"autocast": True}))
     assert part(network, "embed", "tables").forward[0].bytes == part(of(), "embed", "tables").forward[0].bytes
     assert part(network, "head", "pairs.products").saved == 64 * 4 * 16 * 2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from sim.framework import Framework
+from sim.framework.framework import Framework
 from sim.model import Network, Part, Shape, describe, load_model
 from sim.model.readers.huggingface import from_config
 from sim.model.specs.spec import Wav2Vec, Whisper
@@ -15,7 +15,7 @@ from sim.work import Attention, Conv, MemoryBound
 from topologies.errors import BadInput, Refused
 
 PLAIN = Framework(name="plain", source="test")
-AMP = replace(PLAIN, autocast=True)
+AMP = PLAIN.but(precision={"autocast": True})
 TINY = load_model("whisper-tiny")
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import msgspec
-
-from sim.framework import Framework, load_framework
+from sim.framework.framework import Framework, load_framework
 from sim.model import Shape, describe
 from sim.model.parts import Part
 from sim.model.specs.decoder import Decoder, Moe
 from sim.work import Gemm, GroupedGemm, MemoryBound, Work
 
 PYTORCH = load_framework("pytorch")
-APART = msgspec.structs.replace(PYTORCH, stacked_experts=False)
+APART = PYTORCH.but(experts={"stacked": False})
 
 
 def parts(framework: Framework, **more: object) -> dict[str, Part]:
@@ -56,7 +54,7 @@ def test_a_router_is_an_operator_after_the_other() -> None:
     rule = [8 * taken + 4 * rows] * 3 + [8 * taken, 12 * taken, 4 * taken + 4 * rows, 8 * taken + 4 * rows]
     backward = [4 * taken, 8 * taken, 20 * taken, *rule, 4 * scores, 8 * scores, 20 * taken, 12 * scores, 6 * rows * 64]
     assert moved == forward + backward
-    compiled = parts(msgspec.structs.replace(PYTORCH, compile=True))["moe.router"]
+    compiled = parts(PYTORCH.but(compile=True))["moe.router"]
     assert kinds(compiled.forward) == ["Gemm", "softmax", "topk", "scale"]
 
 

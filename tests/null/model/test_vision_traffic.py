@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from sim.framework import load_framework
+from sim.framework.framework import load_framework
 from sim.model.parts import Part, Shape
 from sim.model.pictures.maps import up_convolution
 from sim.model.pictures.resnet import residual_block
@@ -20,7 +20,7 @@ ELEMENTS = 32 * 256 * 56 * 56
 
 
 def share(**changes: object) -> Share:
-    framework = msgspec.structs.replace(load_framework("pytorch-native-amp"), **changes)
+    framework = load_framework("pytorch-native-amp").but(**changes)
     found = share_of(Shape(micro=32, seq=1, precision="fp16"), framework, "math")
     return msgspec.structs.replace(found, es=found.e)
 
@@ -35,7 +35,7 @@ def moved(part: Part, backward: bool) -> float:
     ("changes", "forward", "backward"),
     [
         ({}, 3 * 2 + 2 * 2, 5 * 2 + 3 * 2),  # norm, then ReLU
-        ({"fused_activation": True}, 3 * 2, 5 * 2 + 1 / 8),  # a bit tells what passed
+        ({"elementwise": {"fused_activation": True}}, 3 * 2, 5 * 2 + 1 / 8),  # a bit tells what passed
         ({"compile": True}, 3 * 2, 6 * 2),  # the output tells
     ],
 )
@@ -64,15 +64,15 @@ def test_the_mean_s_gradient_is_transposed_where_maps_are_channels_last(precisio
     ("precision", "habits", "turned"),
     [
         ("fp16", {}, False),
-        ("fp16", {"planar": True}, True),
-        ("fp32", {"planar": True}, False),  # no tensor cores
+        ("fp16", {"maps": {"planar": True}}, True),
+        ("fp32", {"maps": {"planar": True}}, False),  # no tensor cores
         ("tf32", {}, True),
-        ("tf32", {"channels_last": True}, False),
+        ("tf32", {"maps": {"channels_last": True}}, False),
     ],
 )
 def test_tensor_cores_take_maps_whose_channels_lie_side_by_side(precision: str, habits: dict[str, bool], turned: bool) -> None:
     """NCHW maps are copied: input and output forward, both gradients backward, input and gradient for the weights."""
-    habit = msgspec.structs.replace(load_framework("pytorch-native-amp"), **habits)
+    habit = load_framework("pytorch-native-amp").but(**habits)
     found = share_of(Shape(micro=32, seq=1, precision=precision), habit, "math")
     for part, y in (convolution(found, "conv", MAP, 512, 3, stride=2), up_convolution(found, "up", MAP, 128)):
         for works in (part.forward, part.backward, part.wgrad):
@@ -90,7 +90,7 @@ def test_norms_that_convolutions_sum_and_apply() -> None:
             part.name: part
             for part in residual_block(RESNET, share_of(Shape(micro=32, seq=1, precision="fp16"), framework, "math"), MAP, 64, 1)[0]
         }
-        for framework in (msgspec.structs.replace(habits, norm_kernels="convolved"), habits)
+        for framework in (habits.but(elementwise={"norm_kernels": "convolved"}), habits)
     )
     assert list(fused) == list(plain) == ["conv1", "bn1", "conv2", "bn2", "conv3", "bn3"]
     assert moved(plain["bn1"], False) == pytest.approx(3 * 2 / 4) and moved(plain["bn3"], False) == pytest.approx(4 * 2)

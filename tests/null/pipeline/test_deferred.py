@@ -14,7 +14,7 @@ from sim.work import Gemm
 from tests.null.lower.tiny import QUIET, Constant, linear, program
 from tests.null.pipeline.line import line
 
-LATER = replace(QUIET, defers_head=4)
+LATER = QUIET.but(pipeline={"defers_head": 4})
 
 
 def _net(**more: Any) -> Any:

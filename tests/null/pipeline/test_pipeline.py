@@ -48,7 +48,6 @@ def test_a_step_of_1f1b() -> None:
 
 def _bare(network: Any) -> Any:
     """Without ends: the first layer takes the input itself."""
-    from msgspec.structs import replace
 
     return replace(network, blocks=network.blocks[1:])
 
@@ -162,7 +161,7 @@ def test_gradients_hold_up_no_message(overlap: bool) -> None:
 def test_tensor_parallel_ranks_send_their_part_and_gather_the_rest() -> None:
     """Scatter-gather (Narayanan et al. 2021, section 4.1): 1/tp over the network, the whole over NVLink."""
     parallel = {"pp": 2, "tp": 2, "sequence_parallel": False}
-    habits = replace(QUIET, scatter_gather=True)
+    habits = QUIET.but(pipeline={"scatter_gather": True})
     made = program({"batch": {"global": 2}, "parallel": parallel}, line(2), habits, steps=1)
     verify(made)
     first = [message for message in messages(made, 0, 0) if message[1] in ("pp", "tp")]
@@ -188,7 +187,6 @@ def test_forward_only_sends_activations_alone() -> None:
 
 def test_both_ends_of_a_tied_embedding_meet_apart_from_the_pipeline() -> None:
     """With two ranks the exchange and the activations go between the same pair, on other lanes."""
-    from msgspec.structs import replace
 
     from tests.null.lower.tiny import linear
 

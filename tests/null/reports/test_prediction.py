@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import steptwin
-from sim.framework import frameworks
+from sim.framework.framework import frameworks
 
 PLAN = ["--set", "seq_len=128", "--set", "batch.global=8", "--set", "batch.micro=1"]
 

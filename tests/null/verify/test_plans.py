@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.files.text import parse_program, show_program
-from sim.framework import load_framework
+from sim.framework.framework import load_framework
 from sim.lower.checks.verify import verify
 from sim.model.parts import Network
 from tests.null.lower.test_laws import plans

@@ -1,0 +1,62 @@
+"""A plan's framework. The plan's own words (compile, attention, optimizer.implementation, comm.reduce_dtype ...) win over its defaults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sim.framework.framework import Framework, load_framework
+from sim.plan import Plan
+
+_HALVES = ("bf16", "fp16")
+
+
+def framework_of(plan: Plan) -> Framework:
+    """The plan's framework with the plan's own words applied."""
+    base = load_framework(plan.framework)
+    o = plan.optimizer
+    said: dict[str, Any] = {"compile": plan.compile, "cuda_graphs": plan.cuda_graphs}
+    found = base.but(
+        **_said(said),
+        attention=_said({"implementation": plan.attention}),
+        optimizer=_said({"implementation": o.implementation, "clip": o.clip}),
+        precision=_dtypes(base, plan.precision),
+    )
+    if found.compile and found.data_parallel.gradients_at_end:
+        found = found.but(data_parallel={"overlap_grad": False})
+    return found if plan.comm.reduce_dtype is None else _reducing_in(found, plan.comm.reduce_dtype, o.states is not None)
+
+
+def _said(words: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in words.items() if value is not None}
+
+
+def _dtypes(base: Framework, precision: str) -> dict[str, Any]:
+    """32 bits have no copies; a framework's file says how wide its 16 bits are, which they are the plan."""
+    kept = ("param_dtype", "grad_dtype", "reduce_dtype")
+    if precision in ("fp32", "tf32"):
+        return {**dict.fromkeys(kept, "fp32"), "master": False, "autocast": False}
+    return {field: precision for field in kept if precision in _HALVES and getattr(base.precision, field) in _HALVES}
+
+
+def _reducing_in(framework: Framework, dtype: str, reads_narrow: bool) -> Framework:
+    """Gradients travel in `dtype`. Megatron's flat buffer is of that dtype itself (megatron/core/distributed/distributed_data_parallel.py,
+    grad_reduce_in_fp32); from a narrow one each rank's share becomes fp32 for the step (optimizer/distrib_optimizer.py,
+    _copy_model_grads_to_main_grads), unless the update `reads_narrow` ones (the precision-aware optimizer)."""
+    precision: dict[str, Any] = {"reduce_dtype": dtype}
+    optimizer: dict[str, Any] = {}
+    if framework.linears.accumulates:
+        precision["grad_dtype"] = dtype
+        if framework.precision.master and framework.precision.grad_dtype == "fp32" != dtype and not reads_narrow:
+            optimizer["flat_step"] = framework.optimizer.flat_step + 4.0
+    return framework.but(precision=precision, optimizer=optimizer)
+
+
+def sharding_of(plan: Plan, framework: Framework) -> tuple[int, bool]:
+    """(level of ZeRO, whether gathered parameters are freed after forward). 0 where there is nobody to share with, 3 where the framework's
+    ZeRO-2 is an FSDP that keeps its parameters; a pipeline's FSDP keeps them through the step (torchtitan, parallelize_llama.py)."""
+    p, habits = plan.parallel, framework.data_parallel
+    zero = p.zero if p.zero is not None else habits.zero
+    if p.dp_shard * p.cp == 1 or (p.dp_shard == 1 and p.zero is None):
+        zero = 0
+    layers = zero == 2 and habits.zero2 == "layers"
+    return 3 if layers else zero, p.reshard_after_forward and not layers and p.pp == 1

@@ -1,0 +1,80 @@
+"""A framework: its habits, group by group, and where they are written down.
+
+One TOML file each in `sim/framework/known/`, each value with its source in a comment. A file that has a `base` says only what differs from it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from sim.framework.layers import Attention, Elementwise, Experts, Habits, Linears, Loss, Maps
+from sim.framework.sharing import DataParallel, Pipeline, TensorParallel
+from sim.framework.updating import Precision, Updates
+from topologies.errors import BadInput, UnknownName
+
+
+class Framework(Habits, frozen=True, kw_only=True):
+    """A framework's defaults and habits. All physical, none a fudge: each changes which kernels or messages exist."""
+
+    name: str
+    source: str
+    """Where these habits are documented."""
+    host: Literal["python", "te", "te-graphs", "light", "graph"] = "python"
+    """Host time per op: eager Python modules, TransformerEngine's (with parts of each layer captured), C++/compiled launches, or
+    replayed CUDA graphs."""
+    cuda_graphs: bool = False
+    launch_blocking: bool = False
+    """Every launch waits for its kernel (CUDA_LAUNCH_BLOCKING = 1)."""
+    compile: bool = False
+    """Elementwise chains fused by a compiler (torch.compile, XLA)."""
+    early_stop: bool = False
+    """Full recomputation ends with the last saved tensor: the layer's last product is not run again (torch.utils.checkpoint)."""
+    precision: Precision = Precision()
+    attention: Attention = Attention()
+    linears: Linears = Linears()
+    elementwise: Elementwise = Elementwise()
+    maps: Maps = Maps()
+    loss: Loss = Loss()
+    experts: Experts = Experts()
+    data_parallel: DataParallel = DataParallel()
+    tensor_parallel: TensorParallel = TensorParallel()
+    pipeline: Pipeline = Pipeline()
+    optimizer: Updates = Updates()
+
+    def but(self, **changes: Any) -> Framework:
+        """The same with other values; those of a group as a dict: `but(compile=True, optimizer={"clip": True})`."""
+        whole = {
+            name: msgspec.structs.replace(getattr(self, name), **value) if isinstance(value, dict) else value
+            for name, value in changes.items()
+        }
+        return msgspec.structs.replace(self, **whole)
+
+
+def frameworks() -> dict[str, Path]:
+    """Name -> file of every framework that is described."""
+    return {path.stem: path for path in sorted((Path(__file__).parent / "known").glob("*.toml"))}
+
+
+@cache
+def load_framework(name: str) -> Framework:
+    """Raises `UnknownName` with the nearest name."""
+    known = frameworks()
+    if name not in known:
+        raise UnknownName("framework", name, known)
+    tree = tomllib.loads(known[name].read_text("utf-8"))
+    if "base" in tree:
+        tree = _over(msgspec.to_builtins(load_framework(tree.pop("base"))), tree)
+    try:
+        return msgspec.convert(tree, Framework)
+    except msgspec.ValidationError as error:
+        raise BadInput(f"sim/framework/known/{name}.toml: {error}") from None
+
+
+def _over(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
+    """`base` with what `tree` says, table by table."""
+    return base | {key: base.get(key, {}) | value if isinstance(value, dict) else value for key, value in tree.items()}

@@ -1,0 +1,77 @@
+"""How a framework shares the work out: over data parallel ranks, tensor parallel ones, and the stages of a pipeline."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from sim.framework.layers import Habits
+
+
+class DataParallel(Habits, frozen=True, kw_only=True):
+    """What is sharded over data parallel ranks, and how gradients and parameters travel."""
+
+    zero: int = 0
+    """Default of parallel.zero when dp_shard > 1."""
+    zero1: Literal["shards", "tensors"] = "shards"
+    """What a rank of ZeRO-1 updates. shards: an equal piece of each bucket, which is reduce-scattered and gathered. tensors: whole
+    tensors; buckets are all-reduced over all data-parallel ranks, and each owner broadcasts what it updated (InternEvo)."""
+    zero2: Literal["buckets", "layers"] = "buckets"
+    """What zero = 2 means. buckets: DDP's, reduce-scattered, and parameters gathered once a step (DeepSpeed). layers: FSDP that keeps
+    gathered parameters from forward to backward (FSDP2's reshard_after_forward = False, FSDP1's SHARD_GRAD_OP)."""
+    wraps_ends: bool = False
+    """FSDP gathers the embedding by itself, and the last norm with the head, which stay for backward; else they are the root's. Tied, they are."""
+    keeps_last: bool = False
+    """FSDP does not free its last layer after forward: backward begins with it (as a pipeline's layers are kept anyway, zero = 3 alone)."""
+    shard_copies: bool = True
+    """FSDP's gathered parameters are copied out of a buffer, and gradients into one before they are scattered: one for all tensors of a layer
+    (torch's _fsdp_collectives.py), or what a compiled loop carries from layer to layer. False: collectives on the tensors themselves."""
+    quantises_gathered: Literal["", "forward", "passes"] = ""
+    """ZeRO-3's gathered 16-bit weights of 8-bit linears are cast whole, beside their transpose: in each forward pass, or in each pass (what is
+    rematerialised for backward casts them again). "": shards are cast before they travel."""
+    overlap_grad: bool = True
+    """Gradients travel beside backward."""
+    overlap_param: bool = True
+    """Parameter all_gather of ZeRO-1/2 beside forward."""
+    replicas_at_end: bool = False
+    """Gradients of replicas (zero = 0) are summed after backward in messages of `bucket`, also where those of shards leave within it."""
+    gradients_at_end: bool = False
+    """Compiled, backward is one executable whose gradients come out when it has ended: sums outside of it have nothing to hide behind.
+    TensorFlow's XLA clusters under Horovod (horovod issues 1283 and 1673, the latter's answer by a maintainer; NVIDIA/tensorflow commit
+    9932ec3 hands them out earlier on request: BERT-Large's step on eight V100 is 13 % shorter)."""
+    bucket: int = 0
+    """MiB of gradients that one message carries, or one gradient where that is larger; 0: as torch cuts its buckets."""
+    packs_gradients: bool = True
+    """Gradients are copied into a buffer to travel, and back; else a group of NCCL calls sums them where they are."""
+    prescales: bool = False
+    """A full bucket is divided by the ranks in a pass of its own (DistributedDataParallel before PyTorch 1.7: reducer.cpp; apex's)."""
+    cycle: float = 0.0
+    """Seconds between two turns of the thread that sends gradients: the last ones wait half of them in the mean (Horovod's RunLoopOnce)."""
+    broadcasts_buffers: bool = False
+    """Running statistics of batch norms go from the first rank to all others before each step (DistributedDataParallel)."""
+
+
+class TensorParallel(Habits, frozen=True, kw_only=True):
+    """How linears are split over ranks."""
+
+    style: Literal["megatron", "sync", "dtensor"] = "megatron"
+    """sync: every sum follows both products of its linear (Megatron-LM before November 2021; also sums launched beside the second product
+    without CUDA_DEVICE_MAX_CONNECTIONS = 1: the product is on the device first, and fills it). megatron: a column-parallel input is kept split
+    and gathered again for the weights' gradient, norms' gradients travel in one message. dtensor: the gathered input is kept, each norm's
+    gradient travels by itself."""
+    overlap: bool = False
+    """Collectives beside the products that they feed, chunk by chunk (TransformerEngine's userbuffers)."""
+
+
+class Pipeline(Habits, frozen=True, kw_only=True):
+    """How stages hand on, and what they shard."""
+
+    zero: int = 3
+    """The highest level of ZeRO that its pipelines run: DeepSpeed's engine asserts a level below 2 (runtime/pipe/engine.py)."""
+    actions: bool = False
+    """Stages are gathered and reduced when the schedule says (torch 2.13), not in the first forward and the last backward (2024)."""
+    scatter_gather: bool = False
+    """Without sequence parallelism all tp ranks hold the same activations: each sends its part of them to the next stage, which gathers
+    them again (Narayanan et al. 2021, section 4.1)."""
+    defers_head: int = 0
+    """Micro-batches whose weights' gradient of an untied head waits for the pipeline's drain (Megatron-Core's
+    defer_embedding_wgrad_compute and wgrad_deferral_limit)."""

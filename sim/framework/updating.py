@@ -1,0 +1,52 @@
+"""What a framework computes in, and how it updates."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from sim.framework.layers import Habits
+
+
+class Precision(Habits, frozen=True, kw_only=True):
+    """In which dtype parameters and gradients are read, kept and sent."""
+
+    autocast: bool = False
+    """fp32 parameters cast to the compute dtype at each use (torch autocast, apex O1/O2)."""
+    low_stream: bool = False
+    """autocast keeps norms, softmax and the residual stream between two products in 16 bits (OneFlow's auto_mixed_precision_lists.cpp: the
+    gray list); else they return fp32."""
+    param_dtype: str = "bf16"
+    """What forward reads; with `master` an fp32 copy lives in the optimizer."""
+    master: bool = False
+    grad_dtype: str = "bf16"
+    """What backward accumulates into and the optimizer reads."""
+    reduce_dtype: str = "bf16"
+    """What gradient communication carries."""
+    casts_messages: bool = False
+    """What travels in another dtype than gradients have is cast in passes of its own: a full bucket by DDP's compress hooks before its message
+    and after it (torch 2.13, ddp_comm_hooks/default_hooks.py), a reduced shard by FSDP2 (_fsdp_collectives.py, foreach_reduce). Else the
+    copies into buckets and out of them cast (Horovod's compression)."""
+
+
+class Updates(Habits, frozen=True, kw_only=True):
+    """From gradients to parameters."""
+
+    implementation: Literal["for-loop", "graph", "scripted", "foreach", "fused"] = "foreach"
+    """scripted: a compiled function for each tensor, whose elementwise operators are one kernel between its norms (TorchScript). graph: operators
+    of a static graph, a kernel each, or (compile) fused as those, whose results are assigned (TensorFlow)."""
+    adam_operator: bool = False
+    """graph: Adam's update of a tensor is one operator (Keras's), not written out of some."""
+    written_adam: bool = False
+    """What a for-loop calls for Adam is written out in the script, a kernel an operator (BertAdam of NVIDIA's BERT)."""
+    between: Literal["", "unscale", "clip"] = ""
+    """What each micro-batch's gradients go through before they join the others'. unscale: divided by the loss scale. clip: looked through for
+    infinities, and clipped by their own norm. In both the loss scale's share is fp16's alone."""
+    flat_step: float = 0.0
+    """Bytes that the step makes anew for each parameter of the rank's shard, in a few tensors as large as the shard (DeepSpeed's
+    ZeRO-1: averaged 16-bit gradients, flattened, in fp32)."""
+    clip: bool = False
+    """By the global norm."""
+    reads_norm: bool = False
+    """The host reads the gradients' norm before it clips them; Megatron's does anyway."""
+    zeroes_gradients: bool = False
+    """Gradients are kept from step to step: zeros are written to each, and the new one is added (torch.optim's zero_grad before PyTorch 2.0)."""
