@@ -31,6 +31,8 @@ def collectives(bench: Bench) -> None:
                     call = collective_call(name, size, count, group, bench.world.device)
                     wall, cpu = _repeat(bench, call, size, group)
                     bench.add("collective", name, "", (count, size), wall, cpu)
+                    if bench.world.kind == "cpu":
+                        bench.add("again", name, "", (count, size), _again(bench, call, size, group))
         bench.world.barrier()
 
 
@@ -56,9 +58,14 @@ def collective_call(name: str, size: int, count: int, group: dist.ProcessGroup, 
     return lambda: dist.all_reduce(whole, group=group)
 
 
+def _count(bench: Bench, size: int) -> int:
+    """How often a call of so many bytes is timed, on every rank alike."""
+    return max(15, min(90, int((64 << 20) / size))) // (3 if bench.quick else 1)
+
+
 def _repeat(bench: Bench, call: Callable[[], object], size: int, group: dist.ProcessGroup | None = None) -> tuple[list[float], float]:
     """Equal numbers of calls on every rank of the group (None: the world): time budgets would differ, and ranks would wait forever."""
-    n = max(15, min(90, int((64 << 20) / size))) // (3 if bench.quick else 1)
+    n = _count(bench, size)
     for _ in range(3 if size < 1 << 24 else 1):
         call()
     bench.world.synchronize()
@@ -71,6 +78,18 @@ def _repeat(bench: Bench, call: Callable[[], object], size: int, group: dist.Pro
     each = max(1, min(15, n // 3))
     spent, more = means(_together(wall, group, bench.world.crowded), each), means(_together(added, group, False), each)
     return spent if bench.world.crowded else [max(both) for both in zip(spent, more, strict=True)], processor / n
+
+
+def _again(bench: Bench, call: Callable[[], object], size: int, group: dist.ProcessGroup | None) -> list[float]:
+    """Seconds of calls that follow each other at once: ranks that have just met are still together."""
+    n = max(9, _count(bench, size) // 3)
+    wall = []
+    for _ in range(n):
+        start = time.perf_counter()
+        call()
+        wall.append(time.perf_counter() - start)
+    bench.world.beat.touch()
+    return means(_together(wall, group, bench.world.crowded), max(1, min(15, n // 3)))
 
 
 def _added(bench: Bench, call: Callable[[], object], n: int) -> tuple[list[float], list[float], float]:
@@ -159,6 +178,13 @@ def messages(bench: Bench) -> None:
 
         wall, cpu = _repeat(bench, trip, count, pairs[rank // 2])
         bench.add("collective", "send", "", (2, count), [t / 2 for t in wall], cpu / 2)
+
+
+def stretch(bench: Bench) -> None:
+    """Seconds of what is computed before a collective that is timed."""
+    if bench.world.size > 1 and bench.world.kind == "cpu":
+        bench.phase("the stretch between two meetings")
+        bench.add("host", "stretch", "", (), bench.times([bench.stretch.run], least=15))
 
 
 def issue(bench: Bench) -> None:

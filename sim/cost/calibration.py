@@ -32,6 +32,7 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "optimizer": ("tensors", "parameters"),
     "host": (),
     "collective": ("ranks", "bytes"),
+    "again": ("ranks", "bytes"),
     "loader": ("bytes",),
     "file": ("bytes",),
     "copy": ("bytes",),

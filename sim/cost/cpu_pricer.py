@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from sim.cost.calibration import Calibration, Curve
 from sim.cost.collective.gloo import gloo_cost
 from sim.cost.cpu import cpu_cost, cpu_host_seconds
@@ -20,6 +22,7 @@ class CpuPricer(Common):
     def __init__(self, topology: Topology, calibration: Calibration, factor: Callable[[int], float] | None = None) -> None:
         super().__init__(topology, factor)
         self.calibration = calibration
+        self._again, self._after = self.calibration.rows("again"), self.calibration.host_seconds("stretch")[0]
         self._reads = Curve((s.shape[0], s.median) for s in calibration.rows("file", "read"))
 
     def local(self, op: Op, rank: int) -> Cost:
@@ -45,15 +48,18 @@ class CpuPricer(Common):
         return Cost(files * seconds, "measured" if inside else "fitted", uses=self.cores(rank))
 
     def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
-        return self._on(gloo_cost(op.name, op.bytes, len(members), self.calibration.collectives), members[0])
+        return self._on(self._gloo(op.name, op.bytes, len(members)), members[0])
 
     def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
-        return self._on(gloo_cost("send", op.bytes, 2, self.calibration.collectives), source)
+        return self._on(self._gloo("send", op.bytes, 2), source)
+
+    def _gloo(self, name: str, size: int, ranks: int) -> Cost:
+        return gloo_cost(name, size, ranks, self.calibration.collectives, self._again, self._after)
 
     def _on(self, cost: Cost, rank: int) -> Cost:
         """gloo's own threads work on the cores of the host."""
         uses = tuple((f"n{self.topology.node(rank)}.{name}", amount) for name, amount in cost.uses)
-        return Cost(cost.seconds, cost.source, cost.latency, uses)
+        return replace(cost, uses=uses)
 
     def slowdown(self, rank: int) -> tuple[float, float]:
         return 1.0, 1.0

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
-from sim.cost.price import Cost, Pricer
+from sim.cost.price import Cost, Pricer, met
+from sim.engine.apart import worked
 from sim.engine.condense import Priced, condense, outside_events, shape_of, stretches
 from sim.engine.crowds import Beside, CostOf, Twin, crowds_of
 from sim.engine.fuse import fuse, span
@@ -46,6 +47,8 @@ class Pricing:
         """Ids of collectives that lose much to others on the same links, and so cannot be run by themselves."""
         self._meet_costs: dict[tuple[object, ...], Cost] = {}
         """By what is sent, how, in which group, and the rank: equal layers ask for the same."""
+        self._worked: dict[int, dict[int, float]] = {}
+        """Of each rank: seconds that it has worked before each meeting."""
         self._whole = groups
         """Those of the whole run, where `groups` are of a part that is run by itself."""
         self._near = beside
@@ -138,7 +141,7 @@ class Pricing:
                 return groups.members(axis, other)[0] if groups.represented(axis, other) == groups.represented(axis, rank) else None
 
             cost = self._meet_costs[key] = self._beside_twins(op, groups.members(axis, rank)[0], alone, twin)
-        return cost
+        return self._met(op, cost, rank)
 
     def message(self, op: Op, rank: int) -> Cost:
         """A message that `rank` sends; where the rank stands for all of a ring, the ring's slowest hop, for which all of it waits."""
@@ -155,7 +158,17 @@ class Pricing:
                 return other if groups.stands_for(other) == rank else None
 
             cost = self._meet_costs[key] = max((self._beside_twins(op, one, alone, twin) for one in ring), key=lambda hop: hop.seconds)
-        return cost
+        return self._met(op, cost, rank)
+
+    def _met(self, op: Op, cost: Cost, rank: int) -> Cost:
+        """A meeting's cost after what the rank computes before it."""
+        if not cost.apart:
+            return cost
+        found = self._worked.get(rank)
+        if found is None:
+            calls = (call.segment for call in self.program.threads(rank)[HOST])
+            found = self._worked[rank] = worked(calls, self.program.segments, lambda op: self.pricer.local(op, rank).seconds)
+        return met(cost, found.get(id(op), cost.after))
 
     def _hop(self, op: Op, rank: int) -> Cost:
         """A message from `rank`. Where its peer is simulated as `rank` is, it arrives at `rank` from who is as far before: the links at its
@@ -229,7 +242,7 @@ class Pricing:
             return end, end
         inner = Pricing(self.program, self.pricer, self.groups.alone(rank), self.folded, self._run_alone, self._near)
         inner._meet_costs, inner.local, inner.idle = self._meet_costs, local, self.idle
-        inner._whole, inner._crowds = self._whole, self._crowds
+        inner._whole, inner._crowds, inner._worked = self._whole, self._crowds, self._worked
         return self._run_alone(inner, fuse(ops, local, quiet, slow), rank, beside)
 
 

@@ -39,7 +39,7 @@ def test_every_host_kind_that_lowering_names_is_there(calibration: Calibration) 
         "ddp_bucket",
         "ddp_parameter",
     }
-    kinds |= {"collate", "loader", "log", "collective", "checkpoint"}
+    kinds |= {"collate", "loader", "log", "collective", "checkpoint", "stretch"}
     kinds |= {"fsdp_unit", "fsdp_parameter", "dtensor_linear", "dtensor_norm", "dtensor_adam", "dtensor_sgd"}
     assert kinds <= {s.name for s in calibration.rows("host")}
 
@@ -49,6 +49,11 @@ def test_sharding_costs_the_host_more_than_a_plain_module(calibration: Calibrati
     assert spent["fsdp_unit"] > spent["module"], "hooks and views of a unit, beyond one call"
     assert spent["dtensor_linear"] > spent["module"]
     assert spent["dtensor_adam"] > spent["dtensor_sgd"], "Adam has more ops to dispatch"
+
+
+def test_collectives_are_timed_after_work_and_after_each_other(calibration: Calibration) -> None:
+    after, again = ({(s.name, s.shape) for s in calibration.rows(kind)} for kind in ("collective", "again"))
+    assert again and again == {(name, shape) for name, shape in after if name != "send"}
 
 
 def test_costs_rest_on_measurements(calibration: Calibration) -> None:

@@ -1,5 +1,8 @@
 """gloo's collectives on CPU hosts: from a table that `probe` measured, or an assumed alpha-beta model.
 
+A collective costs what it adds to ranks that have computed since the last one, during which they have come apart; one that follows another at
+once costs less, and is measured as such (`again`).
+
 Between measured sizes time is linear in bytes (piecewise), below the smallest it is the smallest's, above the largest it
 grows with the largest's rate. Other rank counts scale as a ring does: 2(n-1)/n of the bytes for all_reduce, (n-1)/n for
 all_gather and reduce_scatter, and n-1 steps of latency (Thakur, Rabenseifner and Gropp 2005). What goes whole from one rank to others, or
@@ -24,10 +27,10 @@ _NEAR = {"send": "broadcast", "recv": "broadcast", "reduce": "all_reduce", "barr
 """What stands in for a collective that was not measured."""
 
 
-def gloo_cost(name: str, size: int, ranks: int, table: Sequence[Sample]) -> Cost:
+def gloo_cost(name: str, size: int, ranks: int, table: Sequence[Sample], again: Sequence[Sample] = (), after: float = 0.0) -> Cost:
     """Seconds of one collective of `size` bytes (the whole array) over `ranks` processes of one host.
 
-    `uses` names the pseudo-resource `cores`: how many cores all members together keep busy while it runs.
+    `table`: after `after` seconds of work of each rank, `again`: after none (`Cost.apart`). `uses` names the pseudo-resource `cores`: how many cores all members together keep busy while it runs.
     """
     if ranks < 2 and name not in ("send", "recv"):
         return Cost(0.0, "measured")
@@ -35,7 +38,9 @@ def gloo_cost(name: str, size: int, ranks: int, table: Sequence[Sample]) -> Cost
     if points:
         seconds, cpu = _read(points, size)
         share = min(1.0, cpu / seconds) if seconds > 0 else 0.0
-        return Cost(seconds, "measured", uses=(("cores", ranks * share),) if share > 0 else ())
+        near = _points(name, ranks, again) or _points(_NEAR.get(name, ""), ranks, again)
+        apart = max(0.0, seconds - _read(near, size)[0]) if near and after > 0 else 0.0
+        return Cost(seconds, "measured", uses=(("cores", ranks * share),) if share > 0 else (), apart=apart, after=after)
     steps = ranks - 1
     moved = size * (1.0 if name in _WHOLE else steps / ranks * _TWICE.get(name, 1.0))
     seconds = steps * _TWICE.get(name, 1.0) * ALPHA + moved / BETA
@@ -52,7 +57,25 @@ def _points(name: str, ranks: int, table: Sequence[Sample]) -> list[tuple[int, f
     factor = (ranks - 1) / ranks * near / (near - 1) if near > 1 else 1.0
     if near == ranks:
         factor = 1.0
-    return sorted((s.shape[1], s.median * factor, s.cpu * factor) for s in rows if s.shape[0] == near)
+    return _rising(sorted((s.shape[1], s.median * factor, s.cpu * factor) for s in rows if s.shape[0] == near))
+
+
+def _rising(points: list[tuple[int, float, float]]) -> list[tuple[int, float, float]]:
+    """More bytes take no less time: neighbours of which the larger was measured faster have the mean of both, and so on (isotonic regression,
+    by pooling adjacent violators)."""
+    pools: list[tuple[float, float, int]] = []
+    for _, seconds, cpu in points:
+        pool = (seconds, cpu, 1)
+        while pools and pools[-1][0] > pool[0]:
+            pool = _pooled(pools.pop(), pool)
+        pools.append(pool)
+    level = [(seconds, cpu) for seconds, cpu, count in pools for _ in range(count)]
+    return [(size, *times) for (size, _, _), times in zip(points, level, strict=True)]
+
+
+def _pooled(one: tuple[float, float, int], other: tuple[float, float, int]) -> tuple[float, float, int]:
+    count = one[2] + other[2]
+    return (one[0] * one[2] + other[0] * other[2]) / count, (one[1] * one[2] + other[1] * other[2]) / count, count
 
 
 def _read(points: list[tuple[int, float, float]], size: int) -> tuple[float, float]:

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from sim.bind import Setting
-from sim.cost.price import Pricer
+from sim.cost.price import Pricer, met
 from sim.lower.binding import job_of
 from sim.lower.blocks import lower_block
 from sim.lower.job import Job
@@ -169,7 +169,7 @@ class _Rank:
             members = self._groups.get(op.group)
             if members is None:
                 members = self._groups[op.group] = self._job.mesh.group(op.group, self._rank)
-            seconds = self._seconds[key] = self._pricer.collective(op, members, 1).seconds
+            seconds = self._seconds[key] = met(self._pricer.collective(op, members, 1), 0.0).seconds
         return seconds
 
     def _passes(self, block: Block, again: bool) -> Passes:

@@ -6,6 +6,7 @@ import pytest
 
 from sim.cost.calibration import Sample
 from sim.cost.collective.gloo import ALPHA, BETA, gloo_cost
+from sim.cost.price import met
 
 
 def row(name: str, ranks: int, size: int, seconds: float, cpu: float = 0.0) -> Sample:
@@ -48,3 +49,35 @@ def test_without_a_table_the_ring_is_assumed(name: str, ranks: int, passes: floa
     assert cost.seconds == pytest.approx(steps * ALPHA + steps * 4_000_000 / ranks / BETA)
     assert cost.source == "assumed"
     assert dict(cost.uses) == {"cores": ranks * 0.5}
+
+
+AGAIN = (row("all_reduce", 2, 1000, 2e-4), row("all_reduce", 2, 3000, 8e-4))
+
+
+@pytest.mark.parametrize(("worked", "seconds"), [(0.0, 2e-4), (1e-3, 4e-4), (4e-3, 1e-3), (1.0, 1e-3)])
+def test_ranks_that_have_just_met_are_still_together(worked: float, seconds: float) -> None:
+    """After no work as measured so, after 4 ms or more as measured after them, in proportion between."""
+    cost = gloo_cost("all_reduce", 1000, 2, TABLE, AGAIN, 4e-3)
+    assert cost.seconds == 1e-3, "as a step has it that does not say"
+    assert met(cost, worked).seconds == pytest.approx(seconds)
+
+
+def test_what_was_not_measured_again_costs_the_same_after_any_work() -> None:
+    for cost in (gloo_cost("broadcast", 1000, 2, TABLE, AGAIN[:0], 4e-3), gloo_cost("all_reduce", 1000, 2, TABLE, AGAIN, 0.0)):
+        assert met(cost, 0.0).seconds == cost.seconds
+
+
+@pytest.mark.parametrize(
+    ("measured", "level"),
+    [
+        ((1.0, 2.0, 3.0), (1.0, 2.0, 3.0)),
+        ((1.0, 3.0, 2.0), (1.0, 2.5, 2.5)),
+        ((3.0, 2.0, 1.0), (2.0, 2.0, 2.0)),
+        ((2.0, 1.0, 5.0), (1.5, 1.5, 5.0)),
+    ],
+)
+def test_more_bytes_take_no_less_time(measured: tuple[float, ...], level: tuple[float, ...]) -> None:
+    table = [row("all_gather", 2, size, seconds, seconds / 2) for size, seconds in zip((10, 20, 30), measured, strict=True)]
+    found = [gloo_cost("all_gather", size, 2, table) for size in (10, 20, 30)]
+    assert [cost.seconds for cost in found] == pytest.approx(level)
+    assert [dict(cost.uses)["cores"] for cost in found] == pytest.approx([1.0] * 3), "processor time is pooled alike"
