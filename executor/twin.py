@@ -218,7 +218,7 @@ def run_plan(plan: Plan, folder: Path, how: str, steps: int, say: Say = print) -
         assert program is not None
         played = run_play(program, host_seconds(program, pricer_for(setting, path)), folder, steps)
         trace, times = played.trace, played.step_times
-    found = {"how": how, "step_time_s": msgspec.to_builtins(Measured.of(times)), "folder": str(folder), "steps": times}
+    found = {"how": how, "step_time_s": msgspec.to_builtins(Measured.of(times)), "folder": str(folder), "steps_s": times}
     if leads():
         keep_run(folder, plan, program, found, trace)
     return found

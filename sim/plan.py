@@ -199,8 +199,8 @@ class Plan(_Section, frozen=True, kw_only=True):
     """A preset, the path of an HF config.json or *.model.json, or a [model] table: the shape itself, or `base` and what differs from it."""
     name: str = ""
     task: Task = "train"
-    framework: str = "pytorch"
-    """Whose defaults fill what is not said (`sim/framework/known/*.toml`)."""
+    framework: str | dict[str, Any] = "pytorch"
+    """Whose defaults fill what is not said (`sim/framework/known/*.toml`), or a [framework] table: its `base` and what differs from it."""
     seq_len: Count | None = None
     precision: Precision = "bf16"
     attention: Literal["flash", "math"] | None = None
@@ -228,6 +228,17 @@ class Plan(_Section, frozen=True, kw_only=True):
         return str(self.model.get("name") or (f"{base} (changed)" if base else self.model.get("family")) or "model")
 
     @property
+    def framework_base(self) -> str:
+        """The shipped framework that the plan's own is, or was made of."""
+        return self.framework if isinstance(self.framework, str) else str(self.framework.get("base", ""))
+
+    @property
+    def framework_name(self) -> str:
+        """What to call the framework."""
+        own = "" if isinstance(self.framework, str) else self.framework.get("name", f"{self.framework_base} (changed)")
+        return str(own or self.framework_base)
+
+    @property
     def world(self) -> int:
         """Ranks in all."""
         p = self.parallel
@@ -246,6 +257,11 @@ class Plan(_Section, frozen=True, kw_only=True):
     def host_optimizer(self) -> bool:
         """The optimizer's state lies in host memory, and the update runs there."""
         return self.optimizer.on == "cpu" or self.memory.offload == "optimizer"
+
+    @property
+    def host_updates(self) -> bool:
+        """The update runs on the host's cores, by its own state or a server's: devices keep none."""
+        return self.host_optimizer or self.update.mode == "async" or self.update.aggregate == "cpu"
 
     @property
     def microbatches(self) -> int:

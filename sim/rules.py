@@ -94,7 +94,7 @@ def _check_whole(plan: Plan) -> None:
         raise Refused(
             f'update.mode = "{plan.update.mode}" holds a whole model on each rank: use it with tp = pp = cp = ep = 1 and zero = 0'
             + (
-                f' (framework = "{plan.framework}" splits over dp_shard where zero is left out)'
+                f' (framework = "{plan.framework_name}" splits over dp_shard where zero is left out)'
                 if p.zero is None and p.dp_shard > 1
                 else ""
             )

@@ -47,11 +47,11 @@ def _of_the_step(plan: Plan) -> Refusals:
         ),
         (
             habits.precision.autocast and (p.tp > 1 or p.pp > 1 or plan.optimizer.name == "muon"),
-            f'framework = "{plan.framework}" casts under autocast, which stock training does on whole models with torch.optim. {PLAY}',
+            f'framework = "{plan.framework_name}" casts under autocast, which stock training does on whole models with torch.optim. {PLAY}',
         ),
         (
             habits.linears.gate_apart or habits.elementwise.norm_in_fp32,
-            f'framework = "{plan.framework}" keeps gate and up apart or copies norms to fp32, which stock training does not do. {PLAY}',
+            f'framework = "{plan.framework_name}" keeps gate and up apart or copies norms to fp32, which stock training does not do. {PLAY}',
         ),
         (habits.compile, f"compile = true is not done by stock training yet. {PLAY}"),
         (
@@ -99,7 +99,7 @@ def _of_the_split(plan: Plan, spec: ModelSpec) -> Refusals:
         (p.tp > 1 and plan.data_ranks > 1 and level == 0, "DDP around tensor parallelism: use dp_shard with zero = 3"),
         (
             habits.precision.autocast and level > 0,
-            f'framework = "{plan.framework}" casts under autocast, which stock training does not do with FSDP2. {PLAY}',
+            f'framework = "{plan.framework_name}" casts under autocast, which stock training does not do with FSDP2. {PLAY}',
         ),
         (
             _widens(plan) and level == 0 and plan.data_ranks > 1,
@@ -179,10 +179,10 @@ def _check_experts(plan: Plan, spec: Decoder, moe: Moe) -> None:
     asked: Refusals = (
         (p.tp > 1, f"experts of model {name} under tensor parallelism: use tp = 1, or: {PLAY}"),
         (p.capacity > 0, f"parallel.capacity: torch.nn.functional.grouped_mm drops and pads nothing. Leave it out, or: {PLAY}"),
-        (habits.precision.autocast, f'framework = "{plan.framework}" casts under autocast, which does not reach grouped_mm. {PLAY}'),
+        (habits.precision.autocast, f'framework = "{plan.framework_name}" casts under autocast, which does not reach grouped_mm. {PLAY}'),
         (
             not habits.experts.stacked,
-            f'framework = "{plan.framework}" keeps each expert\'s weights apart, and grouped_mm takes them as one tensor. Use framework = "pytorch" or "torchtitan", or: {PLAY}',
+            f'framework = "{plan.framework_name}" keeps each expert\'s weights apart, and grouped_mm takes them as one tensor. Use framework = "pytorch" or "torchtitan", or: {PLAY}',
         ),
         (
             bool(spec.hidden % align or moe.ffn % align),

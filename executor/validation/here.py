@@ -48,10 +48,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int
     how: str
     """stock: PyTorch's own training; play: the predicted program."""
-    predicted: float = 0.0
-    measured: float = 0.0
-    low: float = 0.0
-    high: float = 0.0
+    predicted: float = msgspec.field(default=0.0, name="predicted_s")
+    measured: float = msgspec.field(default=0.0, name="measured_s")
+    low: float = msgspec.field(default=0.0, name="low_s")
+    high: float = msgspec.field(default=0.0, name="high_s")
     """10th and 90th percentile of the measured steps."""
     error: float = 0.0
     predicted_bound: str = ""

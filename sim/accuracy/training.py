@@ -36,7 +36,7 @@ def _what(plan: Plan, machine: str) -> str:
     split = [f"{name} {size}" for name, size in sizes.items() if (size or 0) > (0 if name == "zero" else 1)]
     batch = f"batch {plan.global_batch} by {plan.batch.micro}"
     tail = [f"seq {plan.seq_len}"] if plan.seq_len else []
-    return ", ".join([f"{plan.world} GPUs ({machine})", *split, batch, *tail, plan.precision, plan.framework])
+    return ", ".join([f"{plan.world} GPUs ({machine})", *split, batch, *tail, plan.precision, plan.framework_name])
 
 
 def predict_case(case: Case) -> Found:
@@ -155,14 +155,25 @@ def _outcome(case: Case, found: Found) -> Outcome:
     row, plan = case.row, case.plan
     assert row.step_time_s is not None
     p = plan.parallel
-    key = (plan.framework, plan.precision, plan.seq_len, plan.batch, p, plan.memory, plan.compile, case.topology, case.edits, plan.model)
+    key = (
+        plan.framework_name,
+        plan.precision,
+        plan.seq_len,
+        plan.batch,
+        p,
+        plan.memory,
+        plan.compile,
+        case.topology,
+        case.edits,
+        plan.model,
+    )
     return Outcome(
         row_id=row.row_id,
         source_id=row.source_id,
         family=row.family,
         gpu=row.gpu,
         model=row.model_name,
-        framework=plan.framework,
+        framework=plan.framework_name,
         measured_s=row.step_time_s,
         predicted_s=found.seconds,
         interval_s=(found.interval.low, found.interval.high) if found.interval else None,

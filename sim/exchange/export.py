@@ -64,7 +64,9 @@ def export_plan(setting: Setting, folder: Path, *, calibration: str | Path | Non
     """
     plan = msgspec.structs.replace(setting.plan, output=_each_step(setting.plan.output))
     program = lower(plan, setting.network, setting.framework, setting.topology.kind, STEPS)
-    return export_program(program, pricer_for(setting, calibration), folder, ranks=ranks, step=STEPS - 1, framework=setting.plan.framework)
+    return export_program(
+        program, pricer_for(setting, calibration), folder, ranks=ranks, step=STEPS - 1, framework=setting.plan.framework_base
+    )
 
 
 def _each_step(output: Output) -> Output:

@@ -89,7 +89,7 @@ def _unsaid(plan: Plan) -> dict[str, tuple[Any, str]]:
     """Keys that may be left open: what each comes to here (None where that is no value of one key), and why."""
     framework, p = framework_of(plan), plan.parallel
     zero, _ = sharding_of(plan, framework)
-    habit = f"{plan.framework}'s default"
+    habit = f"{plan.framework_name}'s default"
     return {
         "seq_len": (_length(plan), "the model's usual length, where it reads sequences"),
         "attention": (framework.attention.implementation, habit),

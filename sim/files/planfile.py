@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from sim.files.wrongvalue import wrong_value
+from sim.framework.framework import Framework, load_framework
 from sim.plan import Plan
 from sim.rules import check
 from sim.schedule.reading import read_rows, written_of
@@ -42,6 +43,7 @@ SIZES = ("comm.bucket", "data.sample")
 """Keys of a plan that hold bytes: a file says them with a unit."""
 TIMES = ("data.preprocess",)
 """Keys of a plan that hold seconds."""
+DEFAULT = Plan(model="").framework
 _LARGEST = 1 << 20
 _BYTES = 1 << 16
 """A bare size from here on is one in bytes."""
@@ -127,8 +129,8 @@ def _set(tree: dict[str, Any], override: str) -> dict[str, Any]:
     except BadInput:  # no TOML value: a text without quotes
         value = text
     copy = dict(tree)
-    if keys[0] == "model" and len(keys) > 1 and isinstance(copy.get("model"), str):
-        copy["model"] = {"base": copy["model"]}  # one field of a shipped model
+    if keys[0] in ("model", "framework") and len(keys) > 1 and isinstance(copy.get(keys[0], DEFAULT), str):
+        copy[keys[0]] = {"base": copy.get(keys[0], DEFAULT)}  # one field of a shipped one
     at = copy
     for key in keys[:-1]:
         inner = at.get(key, {})
@@ -237,9 +239,21 @@ def _read_schedule(tree: dict[str, Any]) -> dict[str, Any]:
 def _typed(tree: dict[str, Any], where: str) -> Plan:
     """A plan whose every key is of its type and in its range; quantities are numbers already."""
     try:
-        return msgspec.convert(tree, Plan)
+        plan = msgspec.convert(tree, Plan)
     except msgspec.ValidationError as error:
         raise BadInput(f"{where}: {wrong_value(str(error), tree)}") from None
+    if isinstance(plan.framework, dict):
+        _check_framework(plan.framework, where)
+    return plan
+
+
+def _check_framework(table: dict[str, Any], where: str) -> None:
+    """A [framework] table: each key is one of a framework's, of its type."""
+    _check_names({key: value for key, value in table.items() if key != "base"}, Framework, where, "framework.")
+    try:
+        load_framework(table)
+    except msgspec.ValidationError as error:
+        raise BadInput(f"{where}: {wrong_value(str(error), table, Framework, 'framework.')}") from None
 
 
 def dump_tree(plan: Plan) -> dict[str, Any]:
@@ -250,7 +264,7 @@ def dump_tree(plan: Plan) -> dict[str, Any]:
     for key, value in full.items():
         if key == "model":
             continue
-        if isinstance(value, dict):
+        if isinstance(value, dict) and key != "framework":
             changed = {k: v for k, v in value.items() if v != default[key][k]}
             if changed:
                 tree[key] = changed

@@ -19,15 +19,17 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 _LONGEST = 60
 
 
-def wrong_value(message: str, tree: Mapping[str, Any]) -> str:
-    """msgspec's `message` about `tree`, a plan in the file's form, as one of ours. What it says of the whole is left as it is."""
+def wrong_value(message: str, tree: Mapping[str, Any], struct: type[msgspec.Struct] = Plan, prefix: str = "") -> str:
+    """msgspec's `message` about `tree`, a plan in the file's form, or the table of it at `prefix`, as one of ours. What it says of the whole is
+    left as it is."""
     path = message.rpartition("`$.")[2].rstrip("`")
     if not path or path == message:
         return message
     steps = re.findall(r"[^.\[\]]+", path)
-    hint, default = _field(steps)
+    hint, default = _field(steps, struct)
     if hint is None:
         return message
+    path = prefix + path
     told = f"{path} = {_short(_at(tree, steps))}"
     words = options(hint)
     if words:
@@ -37,9 +39,9 @@ def wrong_value(message: str, tree: Mapping[str, Any]) -> str:
     return f"{told} must be {_words(hint)}{shown}"
 
 
-def _field(steps: list[str]) -> tuple[Any, object]:
+def _field(steps: list[str], struct: type[msgspec.Struct]) -> tuple[Any, object]:
     """(type, default) of the key that `steps` lead to; (None, None) where a plan has none such: inside of a model's table."""
-    hint: Any = Plan
+    hint: Any = struct
     default: object = None
     for step in steps:
         if step.isdigit():

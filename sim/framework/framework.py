@@ -1,11 +1,13 @@
 """A framework: its habits, group by group, and where they are written down.
 
-One TOML file each in `sim/framework/known/`, each value with its source in a comment. A file that has a `base` says only what differs from it.
+One TOML file each in `sim/framework/known/`, each value with its source in a comment. A file that has a `base` says only what differs from it,
+and so does a plan's [framework] table.
 """
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -60,15 +62,28 @@ def frameworks() -> dict[str, Path]:
     return {path.stem: path for path in sorted((Path(__file__).parent / "known").glob("*.toml"))}
 
 
+def load_framework(source: str | Mapping[str, Any]) -> Framework:
+    """A framework by its name, or a table of a `base` and what differs from it. Raises `UnknownName` with the nearest name, `BadInput` for a table
+    without a base, msgspec's `ValidationError` for one that says what no framework does."""
+    if isinstance(source, str):
+        return _shipped(source)
+    own = dict(source)
+    base = own.pop("base", None)
+    if not isinstance(base, str):
+        raise BadInput(f'[framework] has no base. Add e.g. base = "pytorch", one of: {", ".join(frameworks())}')
+    tree = _over(msgspec.to_builtins(_shipped(base)), {"name": f"{base} (changed)", **own})
+    found: Framework = msgspec.convert(tree, Framework)
+    return found
+
+
 @cache
-def load_framework(name: str) -> Framework:
-    """Raises `UnknownName` with the nearest name."""
+def _shipped(name: str) -> Framework:
     known = frameworks()
     if name not in known:
         raise UnknownName("framework", name, known)
     tree = tomllib.loads(known[name].read_text("utf-8"))
     if "base" in tree:
-        tree = _over(msgspec.to_builtins(load_framework(tree.pop("base"))), tree)
+        tree = _over(msgspec.to_builtins(_shipped(tree.pop("base"))), tree)
     try:
         return msgspec.convert(tree, Framework)
     except msgspec.ValidationError as error:
@@ -77,4 +92,5 @@ def load_framework(name: str) -> Framework:
 
 def _over(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
     """`base` with what `tree` says, table by table."""
-    return base | {key: base.get(key, {}) | value if isinstance(value, dict) else value for key, value in tree.items()}
+    both = {key: base[key] | value if isinstance(value, dict) and isinstance(base.get(key), dict) else value for key, value in tree.items()}
+    return base | both

@@ -16,8 +16,8 @@ class Attention(Habits, frozen=True, kw_only=True):
 
     implementation: Literal["flash", "math"] = "flash"
     """math: written out, whose scores lie in memory."""
-    kernels: str = "flash2"
-    """Which family of fused kernels: flash1 | flash2 | flash3 | cudnn."""
+    kernels: Literal["flash1", "triton1", "flash2", "flash3", "cudnn", "math"] = "flash2"
+    """Which family of kernels: flash-attention 1 (its port to Triton), 2 or 3, cuDNN's, or math: products and a softmax."""
     fused_rope: bool = False
     fused_softmax: bool = False
     """Scale + mask + softmax in one kernel, where written out."""

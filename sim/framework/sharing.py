@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from sim.framework.layers import Habits
 
@@ -10,7 +12,7 @@ from sim.framework.layers import Habits
 class DataParallel(Habits, frozen=True, kw_only=True):
     """What is sharded over data parallel ranks, and how gradients and parameters travel."""
 
-    zero: int = 0
+    zero: Literal[0, 1, 2, 3] = 0
     """Default of parallel.zero when dp_shard > 1."""
     zero1: Literal["shards", "tensors"] = "shards"
     """What a rank of ZeRO-1 updates. shards: an equal piece of each bucket, which is reduce-scattered and gathered. tensors: whole
@@ -38,13 +40,13 @@ class DataParallel(Habits, frozen=True, kw_only=True):
     """Compiled, backward is one executable whose gradients come out when it has ended: sums outside of it have nothing to hide behind.
     TensorFlow's XLA clusters under Horovod (horovod issues 1283 and 1673, the latter's answer by a maintainer; NVIDIA/tensorflow commit
     9932ec3 hands them out earlier on request: BERT-Large's step on eight V100 is 13 % shorter)."""
-    bucket: int = 0
+    bucket: Annotated[int, Meta(ge=0)] = 0
     """MiB of gradients that one message carries, or one gradient where that is larger; 0: as torch cuts its buckets."""
     packs_gradients: bool = True
     """Gradients are copied into a buffer to travel, and back; else a group of NCCL calls sums them where they are."""
     prescales: bool = False
     """A full bucket is divided by the ranks in a pass of its own (DistributedDataParallel before PyTorch 1.7: reducer.cpp; apex's)."""
-    cycle: float = 0.0
+    cycle: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
     """Seconds between two turns of the thread that sends gradients: the last ones wait half of them in the mean (Horovod's RunLoopOnce)."""
     broadcasts_buffers: bool = False
     """Running statistics of batch norms go from the first rank to all others before each step (DistributedDataParallel)."""
@@ -65,13 +67,13 @@ class TensorParallel(Habits, frozen=True, kw_only=True):
 class Pipeline(Habits, frozen=True, kw_only=True):
     """How stages hand on, and what they shard."""
 
-    zero: int = 3
+    zero: Literal[0, 1, 2, 3] = 3
     """The highest level of ZeRO that its pipelines run: DeepSpeed's engine asserts a level below 2 (runtime/pipe/engine.py)."""
     actions: bool = False
     """Stages are gathered and reduced when the schedule says (torch 2.13), not in the first forward and the last backward (2024)."""
     scatter_gather: bool = False
     """Without sequence parallelism all tp ranks hold the same activations: each sends its part of them to the next stage, which gathers
     them again (Narayanan et al. 2021, section 4.1)."""
-    defers_head: int = 0
+    defers_head: Annotated[int, Meta(ge=0)] = 0
     """Micro-batches whose weights' gradient of an untied head waits for the pipeline's drain (Megatron-Core's
     defer_embedding_wgrad_compute and wgrad_deferral_limit)."""

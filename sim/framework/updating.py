@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from sim.framework.layers import Habits
+
+Dtype = Literal["fp32", "bf16", "fp16"]
 
 
 class Precision(Habits, frozen=True, kw_only=True):
@@ -15,12 +19,12 @@ class Precision(Habits, frozen=True, kw_only=True):
     low_stream: bool = False
     """autocast keeps norms, softmax and the residual stream between two products in 16 bits (OneFlow's auto_mixed_precision_lists.cpp: the
     gray list); else they return fp32."""
-    param_dtype: str = "bf16"
+    param_dtype: Dtype = "bf16"
     """What forward reads; with `master` an fp32 copy lives in the optimizer."""
     master: bool = False
-    grad_dtype: str = "bf16"
+    grad_dtype: Dtype = "bf16"
     """What backward accumulates into and the optimizer reads."""
-    reduce_dtype: str = "bf16"
+    reduce_dtype: Dtype = "bf16"
     """What gradient communication carries."""
     casts_messages: bool = False
     """What travels in another dtype than gradients have is cast in passes of its own: a full bucket by DDP's compress hooks before its message
@@ -41,7 +45,7 @@ class Updates(Habits, frozen=True, kw_only=True):
     between: Literal["", "unscale", "clip"] = ""
     """What each micro-batch's gradients go through before they join the others'. unscale: divided by the loss scale. clip: looked through for
     infinities, and clipped by their own norm. In both the loss scale's share is fp16's alone."""
-    flat_step: float = 0.0
+    flat_step: Annotated[float, Meta(ge=0.0, le=16.0)] = 0.0
     """Bytes that the step makes anew for each parameter of the rank's shard, in a few tensors as large as the shard (DeepSpeed's
     ZeRO-1: averaged 16-bit gradients, flattened, in fp32)."""
     clip: bool = False

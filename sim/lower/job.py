@@ -122,9 +122,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def host_updates(self) -> bool:
-        """The update, or a part of it, runs on the host's cores."""
-        u = self.plan.update
-        return self.plan.host_optimizer or u.mode == "async" or u.aggregate == "cpu"
+        """The update runs on the host's cores."""
+        return self.plan.host_updates
 
     def shards(self, part: Part) -> int:
         """Ranks that share one copy of the part's parameters (ZeRO)."""

@@ -40,12 +40,12 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, chunks: tup
         whole = zero < 3
         # FSDP keeps only the optimizer's copy; all others keep what forward reads beside it, and so does who keeps the optimizer elsewhere.
         totals["parameters"] += (
-            count * stored if whole else sharded * (state if framework.precision.master and not plan.host_optimizer else stored)
+            count * stored if whole else sharded * (state if framework.precision.master and not plan.host_updates else stored)
         )
         if frozen or not train:
             continue
         totals["gradients"] += (count if zero < 2 else sharded) * grad
-        if not plan.host_optimizer:
+        if not plan.host_updates:
             master = framework.precision.master and whole and not framework.precision.autocast
             totals["optimizer"] += moment_width(plan, state) * kept * own / count + state * own * master + outer.kept(plan, own, state)
             totals["step"] += (

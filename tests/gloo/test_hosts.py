@@ -79,7 +79,7 @@ def test_a_run_on_two_hosts_leaves_one_folder_and_says_it_once(tmp_path: Path) -
     out = tmp_path / "a run"
     first, second = _ranks(["-m", "steptwin", "run", "plan.toml", "--steps", "3", "--json", "--out", str(out)], tmp_path, 1)
     assert (first.returncode, second.returncode) == (0, 0), first.stderr[-800:]
-    assert len(json.loads(first.stdout)["steps"]) == 3 and second.stdout == ""
+    assert len(json.loads(first.stdout)["steps_s"]) == 3 and second.stdout == ""
     assert {"plan.toml", "topology.toml", "environment.json", "summary-stock.json", "stock.json.gz"} <= {
         path.name for path in out.iterdir()
     }

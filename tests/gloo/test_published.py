@@ -25,7 +25,7 @@ __all__ = ["call"]
 def test_a_run(tmp_path: Path) -> None:
     said = run_plan(load_plan(PLAN | {"parallel": {}}), tmp_path / "run", "stock", 2, say=lambda _: None)
     check("run", json.dumps(said))
-    assert len(said["steps"]) == 2
+    assert len(said["steps_s"]) == 2
 
 
 def test_a_twin() -> None:

@@ -164,3 +164,12 @@ def test_shipped_plans_say_nothing_in_vain_and_fit_their_machine(name: str) -> N
     setting = bind(load_plan(name), machine)
     assert what and idle(setting) == []
     assert figures_of_memory(setting, remedies=False)[1] is None
+
+
+@pytest.mark.parametrize("said", ["memory.offload=optimizer", "optimizer.on=cpu", "optimizer.implementation=fused", "optimizer.clip=true"])
+@pytest.mark.parametrize("update", [{"mode": "async"}, {"aggregate": "cpu"}])
+def test_a_server_updates_in_its_own_way(update: dict[str, str], said: str) -> None:
+    key = said.partition("=")[0]
+    plan = load_plan(BASE | {"parallel": {"dp_replicate": 2}, "update": update}, (said,))
+    assert [text.partition(" = ")[0] for text in idle(bind(plan, "dgx-h100"))] == [key]
+    assert _figures(plan) == _figures(_without(plan, key))

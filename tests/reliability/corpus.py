@@ -12,6 +12,8 @@ PLANS = (
     '[comm]\nbucket = "25 MiB"\n[data]\nsource = "disk"\nworkers = 2\nsample = "150 KiB"\npreprocess = "2 ms"\n',
     '[model]\nfamily = "mlp"\nname = "m"\nwidths = [64, 128, 64]\n[batch]\nglobal = 8\nmicro = 4\n[parallel]\ndp_replicate = 2\n'
     '[noise]\nstragglers = "r1: 1.3x"\n[output]\nlog_every = 10\ncheckpoint_every = 100\n',
+    'model = "gpt2-124m"\nseq_len = 64\n[parallel]\ndp_shard = 4\n[framework]\nbase = "torchtitan"\noptimizer = { implementation = "fused", clip = false }\n'
+    'data_parallel = { zero = 2, bucket = 10, cycle = 0.005 }\nattention = { kernels = "cudnn" }\n',
 )
 TOPOLOGIES = (
     'base = "dgx-h100"\nname = "mine"\n[fabric]\nrails = 8\noversubscription = 2\n',

@@ -32,7 +32,7 @@ ZeRO's first level (LiBai: train.zero_optimization)."""
 def with_room(plan: Plan, topology: str, edits: tuple[str, ...], row: Row, assumed: list[str]) -> Plan:
     """The plan with unstated choices made so that it fits; each is noted. A plan that cannot be bound comes back as it is."""
     sharding, micro = said(row.sharding) is None, row.micro_batch is None and row.grad_accum is None and row.batch_unit != "images"
-    redo = said(row.recompute) is None and plan.memory.recompute == "none" and not plan.framework.startswith(_RECIPES)
+    redo = said(row.recompute) is None and plan.memory.recompute == "none" and not plan.framework_base.startswith(_RECIPES)
     if not (sharding or micro or redo):
         return plan
     try:
@@ -69,7 +69,7 @@ def _filled(plan: Plan, topology: str, edits: tuple[str, ...]) -> float:
 
 def _shared(plan: Plan, topology: str, edits: tuple[str, ...], assumed: list[str]) -> Plan:
     """Replicas of which one alone is larger than the device are no replicas."""
-    p, level = plan.parallel, _SHARED.get(plan.framework, 0)
+    p, level = plan.parallel, _SHARED.get(plan.framework_base, 0)
     if not level or p.zero or p.dp_replicate == 1:
         return plan
     setting = bind(plan, topology, edits)

@@ -56,12 +56,12 @@ class Twin(Said, frozen=True, kw_only=True):
 
 
 class Run(Said, frozen=True, kw_only=True):
-    """`steptwin run --json`; `steps` are the seconds of each."""
+    """`steptwin run --json`: the steps together, and each."""
 
     how: str
     folder: str
     step_time_s: Steps
-    steps: list[float]
+    steps_s: list[float]
 
 
 class Probe(Said, frozen=True, kw_only=True):
@@ -78,10 +78,10 @@ class HereRow(Said, frozen=True, kw_only=True):
     kind: str
     ranks: int
     how: str
-    predicted: float
-    measured: float
-    low: float
-    high: float
+    predicted_s: float
+    measured_s: float
+    low_s: float
+    high_s: float
     error: float
     predicted_bound: str
     measured_bound: str
