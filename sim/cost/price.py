@@ -39,8 +39,8 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     exposed: float = 0.0
     """Where several ops are one: of `seconds`, those in which it only communicates."""
     apart: float = 0.0
-    """Of `seconds` of a meeting, what ranks lose because they have come apart: all of it where they have worked for `after` seconds or longer
-    since they met, in proportion where less."""
+    """Share of a meeting's `seconds` that ranks lose because they have come apart: all of it where they have worked for `after` seconds or
+    longer since they met, in proportion where less."""
     after: float = 0.0
 
 
@@ -48,8 +48,8 @@ def met(cost: Cost, worked: float) -> Cost:
     """What a meeting costs ranks that have worked for so many seconds since the last."""
     if not cost.apart:
         return cost
-    saved = cost.apart * max(0.0, 1.0 - worked / cost.after)
-    return msgspec.structs.replace(cost, seconds=cost.seconds - saved, apart=0.0)
+    together = max(0.0, 1.0 - worked / cost.after)
+    return msgspec.structs.replace(cost, seconds=cost.seconds * (1.0 - cost.apart * together), apart=0.0)
 
 
 class Pricer(Protocol):

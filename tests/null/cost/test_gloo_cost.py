@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from sim.cost.calibration import Sample
 from sim.cost.collective.gloo import ALPHA, BETA, gloo_cost
@@ -81,3 +82,11 @@ def test_more_bytes_take_no_less_time(measured: tuple[float, ...], level: tuple[
     found = [gloo_cost("all_gather", size, 2, table) for size in (10, 20, 30)]
     assert [cost.seconds for cost in found] == pytest.approx(level)
     assert [dict(cost.uses)["cores"] for cost in found] == pytest.approx([1.0] * 3), "processor time is pooled alike"
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.5, 3.0])
+def test_a_meeting_that_takes_so_many_times_as_long_does_so_after_any_work(factor: float) -> None:
+    """As what-ifs of faster links make it: never less than nothing."""
+    cost = gloo_cost("all_reduce", 1000, 2, TABLE, AGAIN, 4e-3)
+    for worked in (0.0, 1e-3, 1.0):
+        assert met(replace(cost, seconds=factor * cost.seconds), worked).seconds == pytest.approx(factor * met(cost, worked).seconds)
