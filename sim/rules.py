@@ -6,6 +6,7 @@ from sim.framework.chosen import sharding_of
 from sim.framework.framework import load_framework
 from sim.mesh import AXES, Mesh
 from sim.plan import LOOPS, VEES, Parallel, Plan, Update
+from sim.schedule.interleaved import round_of
 from sim.schedule.reading import written_of
 from topologies.errors import BadInput, Refused
 
@@ -59,10 +60,8 @@ def _check_schedule(p: Parallel, microbatches: int) -> None:
         raise Refused(
             f'parallel.virtual_stages = {p.virtual_stages} needs schedule = "{LOOPS[0]}", not "{p.schedule}" (or {", ".join(LOOPS[1:])})'
         )
-    elif p.schedule in ("interleaved", "zb-h1") and p.pp > 1 and p.virtual_stages > 1 and microbatches % p.pp:
-        raise Refused(
-            f"the {p.schedule} schedule needs micro-batches ({microbatches}) in multiples of pp = {p.pp}; change batch.global or batch.micro"
-        )
+    elif p.schedule in ("interleaved", "zb-h1") and p.pp > 1 and p.virtual_stages > 1:
+        round_of(p.pp, microbatches)
 
 
 def _check_written(p: Parallel, microbatches: int) -> None:

@@ -30,7 +30,7 @@ def round_of(pp: int, microbatches: int) -> int:
         lower, upper = microbatches // pp * pp, -(-microbatches // pp) * pp
         raise BadInput(
             f"{microbatches} micro-batches do not make {rounds} equal rounds over {pp} pipeline ranks. Use {lower} or {upper}, "
-            f'or schedule = "1f1b"'
+            f'(batch.global / batch.micro / data-parallel ranks), or schedule = "1f1b"'
         )
     return microbatches // rounds
 

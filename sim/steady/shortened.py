@@ -26,9 +26,10 @@ _AHEAD = 0.9
 
 
 def round_of(plan: Plan) -> int:
-    """Micro-batches after which a pipeline's timeline repeats itself; a schedule of one's own is for as many as it names."""
+    """Micro-batches after which a pipeline's timeline repeats itself. A schedule of one's own is for as many as it names, and other numbers of
+    micro-batches than multiples of its ranks make rounds of other lengths: these do not repeat."""
     p = plan.parallel
-    if p.pp > 1 and p.schedule == "csv":
+    if p.pp > 1 and (p.schedule == "csv" or (p.virtual_stages > 1 and p.schedule in ("interleaved", "zb-h1") and plan.microbatches % p.pp)):
         return plan.microbatches
     return 1 if p.virtual_stages == 1 and p.schedule in ("gpipe", "1f1b", "interleaved") else p.pp
 

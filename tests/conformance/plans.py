@@ -140,7 +140,7 @@ DEEP = LLAMA | {"layers": 5}
 UNTIED = GPT | {"layers": 4, "tied": False}
 PP = [
     *(plan(DEEP, micros, pp=pp, schedule=name) for name in ("gpipe", "1f1b") for pp, micros in ((2, 2), (4, 5))),
-    plan(DEEP, 4, pp=2, schedule="interleaved", virtual_stages=2),
+    *(plan(DEEP, micros, pp=2, schedule="interleaved", virtual_stages=2) for micros in (4, 3)),
     plan(DEEP, 3, pp=2, stages=(3, 2)),
     plan(UNTIED, 2, pp=2, optimizer={"clip": True}),
     plan(DEEP, 2, pp=2, memory={"recompute": "full"}),

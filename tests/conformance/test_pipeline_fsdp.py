@@ -19,7 +19,8 @@ GRID = [
     *(("interleaved", pp, m, v) for pp in (2, 4) for m in (pp, 2 * pp, 4 * pp) for v in (2, 3, 4, 6)),
     *(("looped-bfs", pp, m, v) for pp, m, v in ((2, 4, 2), (4, 6, 3), (4, 4, 5), (2, 3, 1))),
     *(("zb-v", pp, m, 2) for pp, m in ((2, 4), (4, 8))),
-    *(("zb-h1", pp, m, v) for pp, m, v in ((2, 4, 2), (4, 8, 2), (2, 8, 4))),
+    *(("zb-h1", pp, m, v) for pp, m, v in ((2, 4, 2), (4, 8, 2), (2, 8, 4), (4, 6, 2))),
+    *(("interleaved", pp, m, v) for pp, m, v in ((2, 3, 2), (4, 10, 2))),
 ]
 """(schedule, pp, micro-batches, stages a rank); dualpipe's overlapped pairs are one action there."""
 

@@ -23,11 +23,11 @@ Sent = tuple[str, int, int]
 
 GRID = [
     *((name, pp, m, 1) for name in ("gpipe", "1f1b") for pp, m in ((2, 2), (2, 5), (4, 4), (4, 9))),
-    *(("interleaved", pp, m, v) for pp, m, v in ((2, 4, 2), (4, 8, 2), (4, 4, 3))),
+    *(("interleaved", pp, m, v) for pp, m, v in ((2, 4, 2), (4, 8, 2), (4, 4, 3), (2, 3, 2), (4, 10, 2), (4, 7, 3))),
     *(("zb-h1", pp, m, 1) for pp, m in ((2, 2), (4, 8))),
     *(("dualpipe", pp, m, 1) for pp, m in ((2, 4), (4, 9))),
     *(("zb-v", pp, m, 1) for pp, m in ((2, 2), (4, 9))),
-    *(("zb-h1", pp, m, v) for pp, m, v in ((2, 4, 2), (4, 8, 2))),
+    *(("zb-h1", pp, m, v) for pp, m, v in ((2, 4, 2), (4, 8, 2), (4, 6, 2))),
     *(("looped-bfs", pp, m, v) for pp, m, v in ((2, 3, 2), (4, 4, 1), (4, 6, 2))),
 ]
 

@@ -81,3 +81,14 @@ def test_experts_whose_tokens_are_counted_on_the_host_are_not_shortened() -> Non
     assert any(op.kind == "copy" and op.lane == "copy.d2h" for ops in program.segments.values() for op in ops)
     whole = step_time(simulate(program, pricer_for(setting)))
     assert Run(setting).times((4, 4))[-1].seconds == pytest.approx(whole, rel=1e-9)
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "zb-h1"])
+@pytest.mark.parametrize("count", [3, 10, 15])
+def test_rounds_of_other_lengths_than_the_pipeline(schedule: str, count: int) -> None:
+    """torch's flexible rounds: all micro-batches in equal ones of `pp` or a few more. Nothing repeats from which a longer step could be told."""
+    setting = bind(
+        _plan({"tp": 4, "pp": 4, "dp_shard": 2, "zero": 1, "schedule": schedule, "virtual_stages": 2}, "torchtitan", count), MACHINE
+    )
+    program = lower(setting.plan, setting.network, setting.framework, "cuda", 3)
+    assert step_of(setting) == pytest.approx(step_time(simulate(program, pricer_for(setting), symmetric=setting.places)), rel=1e-9)
