@@ -38,8 +38,8 @@ def gloo_cost(name: str, size: int, ranks: int, table: Sequence[Sample], again: 
     if points:
         seconds, cpu = _read(points, size)
         share = min(1.0, cpu / seconds) if seconds > 0 else 0.0
-        near = _points(name, ranks, again) or _points(_NEAR.get(name, ""), ranks, again)
-        apart = max(0.0, 1.0 - _read(near, size)[0] / seconds) if near and after > 0 and seconds > 0 else 0.0
+        close = _points(name, ranks, again)  # its own alone: a message has none, as it always comes after work
+        apart = max(0.0, 1.0 - _read(close, size)[0] / seconds) if close and after > 0 and seconds > 0 else 0.0
         return Cost(seconds, "measured", uses=(("cores", ranks * share),) if share > 0 else (), apart=apart, after=after)
     steps = ranks - 1
     moved = size * (1.0 if name in _WHOLE else steps / ranks * _TWICE.get(name, 1.0))

@@ -90,3 +90,9 @@ def test_a_meeting_that_takes_so_many_times_as_long_does_so_after_any_work(facto
     cost = gloo_cost("all_reduce", 1000, 2, TABLE, AGAIN, 4e-3)
     for worked in (0.0, 1e-3, 1.0):
         assert met(replace(cost, seconds=factor * cost.seconds), worked).seconds == pytest.approx(factor * met(cost, worked).seconds)
+
+
+def test_a_message_costs_the_same_after_any_work() -> None:
+    """A broadcast stands in for what it takes, not for what it takes again: a pipeline's or a ring's message comes after work."""
+    cost = gloo_cost("send", 1000, 2, TABLE, (row("broadcast", 2, 1000, 1e-4),), 4e-3)
+    assert met(cost, 0.0).seconds == cost.seconds == pytest.approx(4e-4)
