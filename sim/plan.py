@@ -259,9 +259,14 @@ class Plan(_Section, frozen=True, kw_only=True):
         return self.optimizer.on == "cpu" or self.memory.offload == "optimizer"
 
     @property
+    def served(self) -> bool:
+        """A server in host memory sums the gradients and updates."""
+        return self.update.mode == "async" or self.update.aggregate == "cpu"
+
+    @property
     def host_updates(self) -> bool:
         """The update runs on the host's cores, by its own state or a server's: devices keep none."""
-        return self.host_optimizer or self.update.mode == "async" or self.update.aggregate == "cpu"
+        return self.host_optimizer or self.served
 
     @property
     def microbatches(self) -> int:

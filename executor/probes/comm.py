@@ -83,11 +83,7 @@ def _repeat(bench: Bench, call: Callable[[], object], size: int, group: dist.Pro
 def _again(bench: Bench, call: Callable[[], object], size: int, group: dist.ProcessGroup | None) -> list[float]:
     """Seconds of calls that follow each other at once: ranks that have just met are still together."""
     n = max(9, _count(bench, size) // 3)
-    wall = []
-    for _ in range(n):
-        start = time.perf_counter()
-        call()
-        wall.append(time.perf_counter() - start)
+    wall = _seconds(call, n)
     bench.world.beat.touch()
     return means(_together(wall, group, bench.world.crowded), max(1, min(15, n // 3)))
 
@@ -96,7 +92,7 @@ def _added(bench: Bench, call: Callable[[], object], n: int) -> tuple[list[float
     """(seconds of each call, seconds by which the stretch before it and the call take longer than the stretch without meetings, processor
     seconds of all calls)."""
     stretch = bench.stretch
-    alone = _median_of(stretch.run, min(n, 30))
+    alone = statistics.median(_seconds(stretch.run, min(n, 30)))
     wall, added, processor = [], [], 0.0
     for _ in range(n):
         begin = time.perf_counter()
@@ -111,14 +107,14 @@ def _added(bench: Bench, call: Callable[[], object], n: int) -> tuple[list[float
     return wall, added, processor
 
 
-def _median_of(run: Callable[[], object], n: int) -> float:
-    """Seconds of `run` without meetings, on all ranks at once."""
+def _seconds(run: Callable[[], object], n: int) -> list[float]:
+    """Of each of `n` calls in a row, on all ranks at once."""
     times = []
     for _ in range(n):
         start = time.perf_counter()
         run()
         times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return times
 
 
 def _together(wall: list[float], group: dist.ProcessGroup | None, crowded: bool) -> list[float]:

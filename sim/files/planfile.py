@@ -43,7 +43,7 @@ SIZES = ("comm.bucket", "data.sample")
 """Keys of a plan that hold bytes: a file says them with a unit."""
 TIMES = ("data.preprocess",)
 """Keys of a plan that hold seconds."""
-DEFAULT = Plan(model="").framework
+_FRAMEWORK = Plan(model="").framework
 _LARGEST = 1 << 20
 _BYTES = 1 << 16
 """A bare size from here on is one in bytes."""
@@ -129,8 +129,8 @@ def _set(tree: dict[str, Any], override: str) -> dict[str, Any]:
     except BadInput:  # no TOML value: a text without quotes
         value = text
     copy = dict(tree)
-    if keys[0] in ("model", "framework") and len(keys) > 1 and isinstance(copy.get(keys[0], DEFAULT), str):
-        copy[keys[0]] = {"base": copy.get(keys[0], DEFAULT)}  # one field of a shipped one
+    if keys[0] in ("model", "framework") and len(keys) > 1 and isinstance(copy.get(keys[0], _FRAMEWORK), str):
+        copy[keys[0]] = {"base": copy.get(keys[0], _FRAMEWORK)}  # one field of a shipped one
     at = copy
     for key in keys[:-1]:
         inner = at.get(key, {})

@@ -93,7 +93,7 @@ def _refuse_muon(job: Job) -> None:
     plan = job.plan
     if plan.optimizer.name != "muon" or not job.train:
         return
-    if job.host_updates:
+    if job.plan.host_updates:
         raise Refused(
             'optimizer.name = "muon" multiplies matrices, which a host that updates is too slow for. Leave optimizer.on, '
             'memory.offload = "optimizer", update.aggregate and update.mode = "async" out, or use "adamw"'
@@ -110,7 +110,7 @@ def _refuse_adafactor(job: Job) -> None:
     o, said = job.plan.optimizer, 'optimizer.name = "adafactor"'
     if o.name != "adafactor" or not job.train:
         return
-    if job.host_updates or job.framework.optimizer.implementation not in ("foreach", "for-loop"):
+    if job.plan.host_updates or job.framework.optimizer.implementation not in ("foreach", "for-loop"):
         raise Refused(
             f'{said} is torch.optim.Adafactor on the device, without fused kernels. Set optimizer.implementation = "foreach", and leave '
             'optimizer.on, memory.offload = "optimizer", update.aggregate and update.mode = "async" out, or use "adamw"'
@@ -134,7 +134,7 @@ def _refuse_states(job: Job) -> None:
     if o.states is None or not job.train:
         return
     said = f'optimizer.states = "{o.states}"'
-    if o.name == "muon" or job.host_updates:
+    if o.name == "muon" or job.plan.host_updates:
         raise Refused(f"{said} is for fused updates on the device, not for Muon or a host's. Leave it out")
     if job.framework.optimizer.implementation != "fused":
         raise Refused(

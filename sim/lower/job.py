@@ -120,11 +120,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         (Megatron-Core's LayerWiseDistributedOptimizer wants overlap_param_gather off)."""
         return self.train and self.zero in (1, 2) and self.framework.data_parallel.overlap_param and not self.owns_tensors
 
-    @property
-    def host_updates(self) -> bool:
-        """The update runs on the host's cores."""
-        return self.plan.host_updates
-
     def shards(self, part: Part) -> int:
         """Ranks that share one copy of the part's parameters (ZeRO)."""
         return max(1, self.size(self.mesh.shard_axis(part.expert)))

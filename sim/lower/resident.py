@@ -31,7 +31,7 @@ def _block(job: Job, block: Block) -> tuple[float, float, float]:
     """Parameters, gradients and optimizer state of one block on this rank."""
     parameters = gradients = optimizer = 0.0
     # FSDP keeps its shards in the optimizer's dtype, where it has the optimizer: they are the master copy.
-    width = state_width(job) if job.zero == 3 and not job.host_updates else job.param_bytes
+    width = state_width(job) if job.zero == 3 and not job.plan.host_updates else job.param_bytes
     for part in block.parts:
         ways, params = job.shards(part), part.params
         parameters += params * width / (ways if job.zero == 3 else 1)
@@ -44,7 +44,7 @@ def _block(job: Job, block: Block) -> tuple[float, float, float]:
 
 def _state(job: Job, part: Part) -> float:
     """Bytes of the part's optimizer state on the device."""
-    if job.host_updates:
+    if job.plan.host_updates:
         return 0.0
     master = 4.0 if job.framework.precision.master and job.zero != 3 else 0.0
     moments = states(job.plan.optimizer.name, part.params, part.in_matrices, part.factored) * moment_width(job.plan, state_width(job))

@@ -29,7 +29,7 @@ def _summed(plan: Plan, framework: Framework, zero: int, apart: bool) -> set[str
     """Where gradients, or parameters in their place, are agreed on. What goes through host memory (a server's, sums on the CPU) goes by gloo."""
     whole = "grad" if plan.parallel.cp > 1 else "dp"
     scales = {"stage"} if plan.precision == "fp8" and framework.linears.fp8_scaling == "shared" else set()
-    if plan.update.mode == "async" or plan.update.aggregate == "cpu":
+    if plan.served:
         return scales
     if not zero:
         return scales | {whole, *(("edp",) if apart else ())}

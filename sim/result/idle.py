@@ -39,10 +39,6 @@ def _forward(setting: Setting) -> bool:
     return setting.plan.task == "forward"
 
 
-def _served(setting: Setting) -> bool:
-    return setting.plan.update.mode == "async" or setting.plan.update.aggregate == "cpu"
-
-
 def _one_stage(setting: Setting) -> bool:
     return setting.plan.parallel.pp == 1
 
@@ -130,17 +126,17 @@ RULES = (
     Rule("memory.recompute_layers", lambda s: s.plan.memory.recompute != "full", 'recompute is not "full"'),
     Rule(
         "memory.offload",
-        lambda s: _forward(s) or (s.plan.memory.offload == "optimizer" and _served(s)),
+        lambda s: _forward(s) or (s.plan.memory.offload == "optimizer" and s.plan.served),
         "nothing is kept for backward, and nothing is updated, or (optimizer) by a server on a host",
     ),
     Rule("optimizer.name", _forward, "nothing is updated"),
     Rule("optimizer.implementation", lambda s: _forward(s) or s.plan.host_updates, "nothing is updated, or by the host in one pass"),
     Rule(
         "optimizer.clip",
-        lambda s: _forward(s) or _served(s),
+        lambda s: _forward(s) or s.plan.served,
         "nothing is updated, or by a server",
     ),
-    Rule("optimizer.on", lambda s: _forward(s) or _served(s), "nothing is updated, or by a server on a host"),
+    Rule("optimizer.on", lambda s: _forward(s) or s.plan.served, "nothing is updated, or by a server on a host"),
     Rule(
         "optimizer.states",
         lambda s: _forward(s) or not OPTIMIZERS[s.plan.optimizer.name].states,
