@@ -22,8 +22,10 @@ class Beat:
     def __init__(self, path: Path, create: bool = False) -> None:
         size = _HEAD.size + 8 * CAPACITY
         if create:
-            with path.open("wb") as file:
+            new = path.with_name(f"{path.name}.new")
+            with new.open("wb") as file:
                 file.truncate(size)  # sparse: takes one page on disk until steps are written
+            new.replace(path)  # whoever looks at a run sees a whole file or none
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), size)
         self._count, self._steps, self._phase = 0, 0, b""

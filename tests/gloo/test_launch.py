@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from executor import play
 from executor.ranks.alone import alone_in
+from executor.ranks.beat import Beat
 from executor.ranks.environment import Place, first_host, place
 from executor.ranks.launch import launch, partial_steps, time_limit
 from tests.gloo.bodies_for_launch import Order
@@ -27,6 +30,27 @@ def test_values_by_rank(tmp_path: Path) -> None:
     values = launch(BODY, Order(), 2, tmp_path, list[float])
     assert values == [[1.0 + 2 * step for step in range(10)]] * 2
     assert partial_steps(tmp_path)[1] == pytest.approx([0.001 * (step + 1) for step in range(10)])
+
+
+def test_progress_is_seen_whole_from_the_first(tmp_path: Path) -> None:
+    """Whoever looks at a run that begins reads no steps, never half a file."""
+    over = threading.Event()
+
+    def begin() -> None:
+        for _ in range(300):
+            (tmp_path / "rank0.beat").unlink(missing_ok=True)
+            Beat(tmp_path / "rank0.beat", create=True)
+        over.set()
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    seen = set()
+    while not over.is_set():
+        with suppress(FileNotFoundError):  # taken away between the listing and the reading
+            seen.add(tuple(partial_steps(tmp_path).get(0, [-1.0])))
+    thread.join()
+    assert seen <= {(), (-1.0,)}
+    assert partial_steps(tmp_path) == {0: []}
 
 
 @pytest.mark.parametrize(

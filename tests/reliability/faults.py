@@ -55,7 +55,7 @@ def _strike(folder: Path, phase: str, with_signal: signal.Signals, rank: int, mo
     path = folder / f"rank{rank}.beat"
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
-        if path.exists() and path.stat().st_size and Beat(path).read()[2].startswith(phase):
+        if path.exists() and Beat(path).read()[2].startswith(phase):
             victims = [pid for pid, line in processes(folder) if line.rstrip().endswith(f"task.json {rank}")]
             if victims:
                 moment.append(time.monotonic())
@@ -74,7 +74,7 @@ def interrupted(folder: Path) -> tuple[int, str, float, int]:
     process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_hears)
     end = time.monotonic() + PATIENCE
     beat = folder / "out" / "stock" / "rank0.beat"
-    while time.monotonic() < end and not (beat.exists() and beat.stat().st_size and Beat(beat).read()[1] > 3):
+    while time.monotonic() < end and not (beat.exists() and Beat(beat).read()[1] > 3):
         time.sleep(0.02)
     begun = time.monotonic()
     process.send_signal(signal.SIGINT)
