@@ -132,8 +132,8 @@ def sweep(plan: PlanLike, space: str | int | Mapping[str, Iterable[Any]], on: st
 
 def explain(plan: PlanLike, on: Machine, *, edits: tuple[str, ...] = (), tries: int = 8) -> Explanation:
     """What the step is spent on, what faster resources would bring, the best changes of plan (`tries` simulated). Raises `BadInput`."""
-    from sim.bind import bind
     from sim.planning.explain.explanation import explain as find
+    from sim.setting.bind import bind
 
     return _shown(find(bind(plan, on, edits), tries))
 

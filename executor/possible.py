@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from executor.play import refuse_servers
 from executor.training.limits import PLAY, check_quiet, check_stock
-from sim.bind import Setting, model_of
 from sim.lower.step import lower
 from sim.result.figures import figures_of_memory
+from sim.setting.bind import Setting, model_of
 from topologies.errors import NoRoom, Refused
 
 

@@ -18,10 +18,10 @@ from executor.ranks.launch import launch
 from executor.ranks.world import World
 from executor.training.limits import check_stock
 from executor.usage import watched
-from sim.bind import model_of
 from sim.framework.chosen import framework_of, sharding_of
 from sim.plan import Plan
 from sim.rules import check
+from sim.setting.bind import model_of
 from sim.trace import Span, Trace, from_zero
 
 if TYPE_CHECKING:

@@ -20,13 +20,13 @@ from executor.ranks.environment import hosts, leads
 from executor.stock import StockResult, run_stock
 from executor.validation.gpu_clocks import driver
 from sim.align import Comparison, align_by_class, align_by_id, guilty
-from sim.bind import bind
 from sim.cost.calibration import Calibration, load_calibration
 from sim.plan import Plan
 from sim.predict import predict_setting
-from sim.pricer import pricer_for
 from sim.program import Program
 from sim.result.prediction import Prediction
+from sim.setting.bind import bind
+from sim.setting.pricer import pricer_for
 from sim.tables import Tabular
 from sim.trace import Trace
 from topologies.errors import BadInput

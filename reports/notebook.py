@@ -158,8 +158,8 @@ def _traced(found: Prediction) -> Any:
 def _memory(found: Prediction) -> go.Figure:
     """Bytes over time do not depend on links, so that the machine's name is enough."""
     from reports.figures.memory import memory_line
-    from sim.bind import bind
     from sim.result.figures import smallest_device
+    from sim.setting.bind import bind
     from sim.timeline.metrics import window
 
     trace = _traced(found)

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import msgspec
 
 from reports.figures.links import LinkUse, link_use
-from sim.bind import bind
 from sim.memory.timeline import Line
 from sim.plan import Plan
-from sim.pricer import pricer_for
 from sim.program import Program
 from sim.result.figures import smallest_device
+from sim.setting.bind import bind
+from sim.setting.pricer import pricer_for
 from sim.trace import Trace
 from topologies.graph import Topology
 

@@ -176,10 +176,10 @@ def _studies(app: typer.Typer, desk: Desk) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Step time as a distribution: P50, P95, P99 under jitter and imbalance.  Example: steptwin spread gpt2-ddp8 --draws 500"""
-        from sim.bind import bind
         from sim.files.planfile import load_plan
         from sim.planning.montecarlo import Jitter
         from sim.planning.montecarlo import spread as run
+        from sim.setting.bind import bind
 
         overrides, edits = split(set_)
         given = {"rank": rank, "step": step, "length": length, "slow_link": slow_link}

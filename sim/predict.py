@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sim.bind import Setting, bind
 from sim.cost.price import Pricer
 from sim.engine.run import simulate
 from sim.lower.step import lower
 from sim.memory.timeline import memory_timelines
 from sim.plan import Output, Plan
-from sim.pricer import pricer_for
 from sim.program import Program
 from sim.result import uncertainty
 from sim.result.figures import figures
 from sim.result.prediction import Prediction
+from sim.setting.bind import Setting, bind
+from sim.setting.pricer import pricer_for
 from sim.steady.detail import STEPS, apart, coarse, fused, quick, simulated_ops
 from sim.steady.periods import mean_step, varies
 from sim.steady.settled import until_settled

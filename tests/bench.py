@@ -76,8 +76,8 @@ def predict(u: float) -> list[Row]:
 
 def _large(dp: int) -> tuple[float, float]:
     """Seconds that a prediction of Llama 3.1 405B on 128 x `dp` GPUs takes, and what it says a step takes."""
-    from sim.bind import bind
     from sim.predict import predict_setting
+    from sim.setting.bind import bind
 
     plan = {
         "model": "llama3.1-405b", "seq_len": 8192, "framework": "megatron-core", "batch": {"global": dp * 16, "micro": 1},
@@ -120,10 +120,10 @@ def ring(u: float) -> list[Row]:
 
 def unfolded(u: float) -> list[Row]:
     """1,024 ranks, each simulated by itself, against equal ranks simulated once."""
-    from sim.bind import bind
     from sim.engine.run import simulate
     from sim.lower.step import lower
-    from sim.pricer import pricer_for
+    from sim.setting.bind import bind
+    from sim.setting.pricer import pricer_for
     from sim.timeline.metrics import step_time
 
     plan = {"model": "llama3-8b", "seq_len": 4096, "framework": "megatron-core", "batch": {"global": 1024, "micro": 1}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from sim.bind import shape_of
 from sim.framework.chosen import framework_of, sharding_of
 from sim.model.specs.decoder import Decoder, Moe
 from sim.model.specs.pictures import ConvNext, EfficientNet, UNet
@@ -11,6 +10,7 @@ from sim.optimizers import OPTIMIZERS
 from sim.plan import Plan
 from sim.schedule.placement import splits
 from sim.schedule.reading import name_of
+from sim.setting.bind import shape_of
 from sim.work import BYTES
 from topologies.errors import Refused
 

@@ -22,12 +22,12 @@ from executor.training.outer import outer_of
 from executor.training.parallelize import clip, device_mesh, expert_mesh, parallel_loss, parallelize, sharded_alone, whole
 from executor.training.precision import Mixed
 from executor.training.samples import Samples, check_shared, loader_of
-from sim.bind import model_of, shape_of
 from sim.framework.chosen import framework_of
 from sim.model.specs.decoder import Decoder
 from sim.model.specs.spec import EncDec, Encoder, ModelSpec
 from sim.plan import Plan
 from sim.rules import mesh_of
+from sim.setting.bind import model_of, shape_of
 from topologies.errors import RunFailed
 
 if TYPE_CHECKING:

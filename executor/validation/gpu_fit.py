@@ -11,10 +11,10 @@ from executor.training.samples import shared_room
 from executor.validation.gpu_cases import Case, shared_machine, slow
 from executor.validation.gpu_plans import fewer_layers
 from executor.validation.gpu_site import Site
-from sim.bind import Setting, bind
 from sim.framework.chosen import framework_of
 from sim.plan import Plan
 from sim.predict import predict_setting
+from sim.setting.bind import Setting, bind
 from topologies.errors import BadInput
 from topologies.hardware import Gpu
 from topologies.units import show_size

@@ -21,15 +21,15 @@ from executor.validation.gpu_rows import Row, classes_of, key_of, ops_within, re
 from executor.validation.gpu_site import Site
 from executor.validation.here import trained
 from sim.align import Comparison, Measured, align_by_class, align_by_id
-from sim.bind import Setting
 from sim.files.chrome import write_trace
 from sim.files.runs import write_atomic
 from sim.lower.step import lower
 from sim.plan import Plan
 from sim.predict import predict_setting
-from sim.pricer import pricer_for
 from sim.program import Program
 from sim.result.prediction import Prediction
+from sim.setting.bind import Setting
+from sim.setting.pricer import pricer_for
 from sim.steady.detail import STEPS
 from sim.timeline.metrics import step_time
 from topologies.errors import Refused

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from sim.bind import model_of
 from sim.files.planfile import dump_tree, load_plan
 from sim.plan import Plan
+from sim.setting.bind import model_of
 
 Tree = dict[str, Any]
 

@@ -23,12 +23,12 @@ from executor.training.limits import check_stock
 from executor.twin import calibrated, host_seconds
 from executor.validation.here_plans import INPUTS, KINDS, MODELS, SHIPPED
 from sim.align import Measured
-from sim.bind import bind, model_of
 from sim.files.planfile import load_plan
 from sim.plan import Plan
 from sim.predict import predict_setting
-from sim.pricer import pricer_for
 from sim.result.prediction import Prediction
+from sim.setting.bind import bind, model_of
+from sim.setting.pricer import pricer_for
 from sim.steady.detail import STEPS
 from sim.timeline.bottleneck import bottleneck, bottlenecks
 from sim.timeline.metrics import Breakdown, breakdown, step_times

@@ -15,8 +15,8 @@ import msgspec
 from sim.accuracy.published import published_rows
 from sim.accuracy.row import Row, read_rows
 from sim.accuracy.rows.plans import case_of
-from sim.bind import bind
 from sim.memory.report import memory_of
+from sim.setting.bind import bind
 from topologies.errors import SteptwinError
 
 GIB = 2**30

@@ -8,9 +8,9 @@ from sim.result.uncertainty import Shares, outside, shares_of
 
 def shares_of_case(case: Case, seconds: float) -> tuple[Shares, tuple[str, ...]]:
     """On what a row's step of `seconds` is spent, and in what it lies beyond the data. Raises `BadInput` and its kinds."""
-    from sim.bind import bind
     from sim.lower.step import lower
-    from sim.pricer import pricer_for
+    from sim.setting.bind import bind
+    from sim.setting.pricer import pricer_for
 
     setting = bind(case.plan, case.topology, case.edits)
     program = lower(setting.plan, setting.network, setting.framework, setting.topology.kind, 1)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sim.bind import Setting, bind
 from sim.plan import Plan
+from sim.setting.bind import Setting, bind
 from sim.steady.rounds import step_of
 
 

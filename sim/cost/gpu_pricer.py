@@ -38,7 +38,7 @@ class GpuPricer(Common):
     """Kernels by shape, launches by the framework's host, links by the topology."""
 
     def __init__(self, topology: Topology, framework: Framework, factor: Callable[[int], float] | None = None, board: float = 1.0) -> None:
-        """`board`: clock of the GPU that the plan's steps wait for, over that of the mean one (`sim.pace`)."""
+        """`board`: clock of the GPU that the plan's steps wait for, over that of the mean one (`sim.setting.pace`)."""
         super().__init__(topology, factor)
         self.framework = framework
         self._board = board

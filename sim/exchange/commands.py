@@ -27,9 +27,9 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
         as_json: AsJson = False,
     ) -> None:
         """One step of a plan as a trace for each rank.  Example: steptwin chakra export gpt2-ddp8 --out runs/chakra"""
-        from sim.bind import bind
         from sim.exchange.export import export_plan
         from sim.files.planfile import load_plan
+        from sim.setting.bind import bind
         from topologies.errors import BadInput
 
         if any(not part.strip().isdecimal() for part in ranks.split(",") if ranks):

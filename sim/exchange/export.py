@@ -23,7 +23,6 @@ from pathlib import Path
 
 import msgspec
 
-from sim.bind import Setting
 from sim.cost.price import Pricer
 from sim.exchange.attributes import Attr
 from sim.exchange.groups import Groups
@@ -31,8 +30,9 @@ from sim.exchange.rankgraph import Graph
 from sim.exchange.tracefile import write
 from sim.lower.step import lower
 from sim.plan import Output
-from sim.pricer import pricer_for
 from sim.program import HOST, MEETING, Program
+from sim.setting.bind import Setting
+from sim.setting.pricer import pricer_for
 from sim.steady.detail import STEPS
 from topologies.errors import BadInput, Refused
 

@@ -27,7 +27,7 @@ def slowness(plan: Plan) -> Callable[[int], float]:
 
 
 def loads(plan: Plan) -> Callable[[int], float]:
-    """Rank -> factor on its samples, which its input, forward and backward feel (`sim.uneven`). Raises as `slowness`."""
+    """Rank -> factor on its samples, which its input, forward and backward feel (`sim.setting.uneven`). Raises as `slowness`."""
     return _by_rank(table(plan.noise.imbalance, "noise.imbalance", plan.world, plan.seed + 1))
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import NamedTuple
 
-from sim.bind import Setting
 from sim.memory.activations import Known, Pass, passes
 from sim.memory.report import MemoryReport, forward_bytes, growth, memory_of_stages, offloaded
 from sim.memory.static import static_bytes
 from sim.model.stages import held, layout
 from sim.program import COMPUTE, HOST
 from sim.rules import mesh_of
+from sim.setting.bind import Setting
 from sim.trace import Span, Trace
 
 Line = tuple[tuple[float, int], ...]

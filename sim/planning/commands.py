@@ -112,9 +112,9 @@ def _explain(app: typer.Typer, desk: Desk) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Critical path, what each resource is worth, and the best changes of plan.  Example: steptwin explain llama3-8b-fsdp8"""
-        from sim.bind import bind
         from sim.files.planfile import load_plan
         from sim.planning.explain.explanation import explain as run
+        from sim.setting.bind import bind
 
         overrides, edits = split(set_, fail, without)
         setting = bind(load_plan(plan, overrides), on, edits)

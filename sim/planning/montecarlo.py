@@ -5,7 +5,7 @@ tested), so the step is simulated on a small grid of (compute factor, link facto
 between its points. With pipelines the slowest rank bounds every stage: an upper bound. Asynchronous ranks do not wait: their
 throughputs add up, and the figure is the time per rank-step at that rate. What logging and checkpoints add, each draw adds alike.
 
-`predict` prices the board that so many are expected to wait for (`sim.pace`). Where boards are drawn, the grid starts from the mean one: the
+`predict` prices the board that so many are expected to wait for (`sim.setting.pace`). Where boards are drawn, the grid starts from the mean one: the
 slowest is then in the draws, with the same sigma and on the same part of a kernel (its clock), and is not counted twice.
 """
 
@@ -20,15 +20,15 @@ from typing import Any
 
 import msgspec
 
-from sim.bind import Setting, bind
 from sim.cost.price import Cost, Pricer
 from sim.cost.sustained import board_spread
 from sim.files.machinefile import machine_words
 from sim.plan import Output, Plan
 from sim.predict import played, steps_of
-from sim.pricer import pricer_for
 from sim.program import Op, Program
 from sim.quantile import quantile
+from sim.setting.bind import Setting, bind
+from sim.setting.pricer import pricer_for
 from sim.steady.detail import STEPS
 from sim.steady.periods import mean_step, varies
 from sim.steady.settled import host_seconds, loader_seconds, settled, until_settled

@@ -6,13 +6,13 @@ from collections import Counter
 
 import msgspec
 
-from sim.bind import Setting
 from sim.files.machinefile import machine_words
 from sim.memory.report import DoesNotFit, MemoryReport, memory_of
 from sim.program import Program
 from sim.result.idle import idle
 from sim.result.prediction import Prediction
 from sim.result.uncertainty import Interval
+from sim.setting.bind import Setting
 from sim.timeline import metrics
 from sim.trace import Trace
 from topologies.hardware import Cpu, Gpu

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from sim.bind import Setting
 from sim.framework.chosen import sharding_of
 from sim.model.layers.redo import redone
 from sim.optimizers import OPTIMIZERS
 from sim.plan import Plan
 from sim.program import Program
+from sim.setting.bind import Setting
 
 
 class Rule(NamedTuple):

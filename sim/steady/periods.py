@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import msgspec
 
-from sim.bind import Setting
 from sim.cost.price import Pricer
 from sim.engine.run import simulate
 from sim.lower.step import lower
 from sim.plan import Output, Plan
+from sim.setting.bind import Setting
 from sim.timeline import asynchrony
 from sim.timeline.metrics import Breakdown, breakdown
 from sim.trace import Trace

@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from sim.bind import Setting
 from sim.engine.agenda import uncollected
 from sim.engine.steps import Step
 from sim.plan import Plan
+from sim.setting.bind import Setting
 from sim.steady.shortened import Run, round_of, warm_of
 
 _EQUAL = 1e-3

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from sim.bind import Setting
 from sim.cost.price import Pricer
 from sim.engine.fold import alike
 from sim.engine.shortcut import Shortcut
@@ -12,11 +11,12 @@ from sim.engine.steps import Step, step_times
 from sim.framework.chosen import sharding_of
 from sim.lower.short import Shortener
 from sim.lower.step import lower
-from sim.pace import board_clock
 from sim.plan import VEES, Plan
-from sim.pricer import pricer_for
 from sim.program import Program
 from sim.rules import mesh_of
+from sim.setting.bind import Setting
+from sim.setting.pace import board_clock
+from sim.setting.pricer import pricer_for
 from sim.steady.settled import host_seconds, loader_seconds
 from sim.timeline.metrics import step_time
 from sim.trace import Trace

@@ -6,7 +6,7 @@ micro-batches are simulated: rounds of them lengthen the step alike but not its 
 
 from __future__ import annotations
 
-from sim.bind import Setting
+from sim.setting.bind import Setting
 from sim.steady.settled import settled
 from sim.steady.shortened import Run
 from sim.timeline.metrics import Breakdown, breakdown, step_time

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sim.bind import Setting
 from sim.cost.price import Pricer
 from sim.engine.run import simulate
 from sim.lower.output import BEFORE, WRITER
 from sim.lower.step import lower
 from sim.plan import Output
 from sim.program import Program
+from sim.setting.bind import Setting
 from sim.steady.detail import STEPS, apart, simulated_ops
 from sim.steady.periods import LONG
 from sim.steady.settled import until_settled

@@ -10,7 +10,6 @@ import msgspec
 from reports.folder import WRITERS
 from sim.accuracy.training import validate_training
 from sim.align import Comparison, align_by_class, align_by_id
-from sim.bind import bind
 from sim.cost.collective.table import collective_table
 from sim.files.planfile import load_plan
 from sim.planning.capacity.capacity import capacity
@@ -23,6 +22,7 @@ from sim.planning.sweeps.space import parse_space
 from sim.planning.sweeps.sweep import sweep
 from sim.predict import predict
 from sim.result.prediction import Prediction
+from sim.setting.bind import bind
 from sim.timeline.metrics import step_times
 from sim.trace import Span, Trace
 from topologies.load import load_topology

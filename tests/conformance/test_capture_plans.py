@@ -12,10 +12,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from executor.recording.capture import capture_to  # noqa: E402
-from sim.bind import bind  # noqa: E402
 from sim.files.planfile import load_plan  # noqa: E402
 from sim.predict import predict  # noqa: E402
 from sim.result.prediction import Prediction  # noqa: E402
+from sim.setting.bind import bind  # noqa: E402
 from topologies.errors import BadInput, Refused  # noqa: E402
 
 ZOO = "tests.conformance.zoo"

@@ -11,10 +11,10 @@ torch = pytest.importorskip("torch")
 
 from torch.distributed.tensor import DTensor  # noqa: E402
 
-from sim.bind import network_of  # noqa: E402
 from sim.framework.chosen import framework_of  # noqa: E402
 from sim.lower.step import lower  # noqa: E402
 from sim.plan import Plan  # noqa: E402
+from sim.setting.bind import network_of  # noqa: E402
 from sim.work import MemoryBound  # noqa: E402
 from tests.conformance.calls import Calls  # noqa: E402
 from tests.conformance.fake import fake_world, need_fake  # noqa: E402

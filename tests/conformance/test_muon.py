@@ -15,11 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from executor.recording.capture import Input, capture  # noqa: E402
 from executor.training.models.build import Model  # noqa: E402
 from executor.training.optimizers import optimizer_of  # noqa: E402
-from sim.bind import model_of  # noqa: E402
 from sim.files.planfile import load_plan  # noqa: E402
 from sim.framework.chosen import framework_of  # noqa: E402
 from sim.lower.optimizer.muon import newton_schulz  # noqa: E402
 from sim.model import Shape, describe  # noqa: E402
+from sim.setting.bind import model_of  # noqa: E402
 from sim.work import Gemm, MemoryBound  # noqa: E402
 
 

@@ -10,10 +10,10 @@ torch = pytest.importorskip("torch")
 
 from executor.training.models.build import loss_of, model_for  # noqa: E402
 from executor.training.precision import Mixed  # noqa: E402
-from sim.bind import model_of  # noqa: E402
 from sim.files.planfile import load_plan  # noqa: E402
 from sim.framework.chosen import framework_of  # noqa: E402
 from sim.plan import Plan  # noqa: E402
+from sim.setting.bind import model_of  # noqa: E402
 from tests.conformance.plans import GPT  # noqa: E402
 
 

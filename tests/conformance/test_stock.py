@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sim.bind import network_of
 from sim.framework.chosen import framework_of
 from sim.lower.checks.verify import verify
 from sim.lower.step import lower
 from sim.plan import Plan
+from sim.setting.bind import network_of
 from tests.conformance.fake import Message, need_fake, stock_messages
 from tests.conformance.plans import GPT, LLAMA, MLP, PLANS, SPREAD, plan, title
 

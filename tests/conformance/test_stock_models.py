@@ -17,12 +17,12 @@ from executor.training.models.build import loss_of, model_for  # noqa: E402
 from executor.training.models.experts import Router  # noqa: E402
 from executor.training.parallelize import placement  # noqa: E402
 from executor.training.trainer import sequence_length  # noqa: E402
-from sim.bind import model_of, network_of  # noqa: E402
 from sim.files.planfile import load_plan  # noqa: E402
 from sim.framework.chosen import framework_of  # noqa: E402
 from sim.model.load import models  # noqa: E402
 from sim.model.specs.decoder import Decoder  # noqa: E402
 from sim.plan import Plan  # noqa: E402
+from sim.setting.bind import model_of, network_of  # noqa: E402
 from sim.work import MemoryBound  # noqa: E402
 from tests.conformance.plans import (  # noqa: E402
     BERT,

@@ -14,11 +14,11 @@ import torch.distributed as dist
 from executor.players import streams
 from executor.players.communication import connect, make_groups, pairs, way
 from executor.players.feeder import Crossing
-from sim.bind import network_of
 from sim.files.planfile import load_plan
 from sim.framework.chosen import framework_of
 from sim.lower.step import lower
 from sim.program import HOST, MESSAGE, Program
+from sim.setting.bind import network_of
 from tests.gloo.gpu_standin import StandIn, alone
 
 DENSE = {"family": "decoder", "layers": 8, "hidden": 32, "heads": 4, "vocab": 64, "ffn": 64}

@@ -9,10 +9,10 @@ import pytest
 
 import executor.play
 import executor.probe
-from sim.bind import network_of
 from sim.files.planfile import load_plan
 from sim.framework.chosen import framework_of
 from sim.lower.step import lower
+from sim.setting.bind import network_of
 from topologies.errors import BadInput, RunFailed
 
 

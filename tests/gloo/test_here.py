@@ -7,11 +7,11 @@ import pytest
 from executor.repeats import means
 from executor.validation.here import Row, here, how_to_run, period, plans, summary
 from executor.validation.here_plans import INPUTS, KINDS
-from sim.bind import network_of
 from sim.files.planfile import load_plan
 from sim.framework.chosen import framework_of
 from sim.lower.checks.verify import verify
 from sim.lower.step import lower
+from sim.setting.bind import network_of
 from topologies.errors import UnknownName
 
 PLANS = plans()

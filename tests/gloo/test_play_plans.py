@@ -11,11 +11,11 @@ import pytest
 
 from executor.play import RankResult, Request, run_play
 from executor.ranks.launch import launch
-from sim.bind import network_of
 from sim.files.planfile import load_plan
 from sim.framework.chosen import framework_of
 from sim.lower.step import lower
 from sim.program import Program, full_id
+from sim.setting.bind import network_of
 from tests.gloo.bodies_for_play import Many
 from topologies.errors import BadInput, Refused
 

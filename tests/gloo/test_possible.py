@@ -9,8 +9,8 @@ import pytest
 
 from executor import twin
 from executor.possible import without_stock
-from sim.bind import bind
 from sim.files.planfile import load_plan
+from sim.setting.bind import bind
 from topologies.errors import NoRoom, Refused
 
 TINY: dict[str, Any] = {"model": {"family": "mlp", "name": "m", "widths": [64, 64]}, "parallel": {"dp_replicate": 2}}

@@ -12,10 +12,10 @@ from executor.files import write_samples
 from executor.ranks.launch import launch, partial_steps
 from executor.stock import Request, StockResult, comm_class, run_stock
 from executor.training.samples import Samples, check_shared
-from sim.bind import model_of
 from sim.files.planfile import load_plan
 from sim.plan import Plan
 from sim.predict import predict
+from sim.setting.bind import model_of
 from tests.gloo.bodies_for_stock import Many
 from topologies.errors import Refused, RunFailed
 

@@ -14,11 +14,11 @@ from executor.players.communication import pairs
 from executor.players.feeder import Crossing, host_seconds, start_feeders
 from executor.players.streams import POOL, StreamPlayer, refuse_aliases
 from executor.validation.gpu_plans import node
-from sim.bind import network_of
 from sim.files.planfile import load_plan
 from sim.framework.chosen import framework_of
 from sim.lower.step import lower
 from sim.program import HOST, Program
+from sim.setting.bind import network_of
 from sim.work import MemoryBound
 from tests.gloo.gpu_standin import StandIn, StandInEvent, alone
 from topologies.errors import Refused

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from sim.align import align_by_id
-from sim.bind import bind
 from sim.predict import predict, predict_setting
 from sim.result.prediction import Prediction
+from sim.setting.bind import bind
 
 PLAN = {"model": "gpt2-124m", "name": "small", "batch": {"global": 16, "micro": 2}, "parallel": {"dp_shard": 8}}
 

@@ -39,13 +39,13 @@ def products(folder: Path) -> dict[str, str]:
     from reports.pages.sweep import sweep_page
     from reports.scene import scene
     from reports.tables import show
-    from sim.bind import bind
     from sim.files.chrome import to_kineto, write_trace
     from sim.files.planfile import load_plan
     from sim.files.text import show_program
     from sim.planning.explain.explanation import explain
     from sim.planning.sweeps.sweep import sweep
     from sim.predict import predict
+    from sim.setting.bind import bind
     from topologies.load import load_topology
 
     found: dict[str, str | bytes] = {}

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from sim.bind import bind
 from sim.files.planfile import about, load_plan, presets
 from sim.plan import Plan
 from sim.predict import predict_setting
 from sim.result.figures import figures_of_memory
 from sim.result.idle import RULES, idle, value
+from sim.setting.bind import bind
 
 BASE: dict[str, Any] = {"model": "gpt2-124m", "seq_len": 256, "batch": {"global": 8, "micro": 1}}
 MOE: dict[str, Any] = {"model": "qwen3-30b-a3b", "seq_len": 256, "batch": {"global": 8, "micro": 1}}

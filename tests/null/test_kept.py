@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from sim.bind import model_of
 from sim.files.inputs import write_inputs
 from sim.files.kept import kept
 from sim.files.planfile import dump_plan, load_plan
 from sim.model.captured import Captured
+from sim.setting.bind import model_of
 
 DENSE: dict[str, Any] = {"family": "decoder", "layers": 2, "hidden": 64, "heads": 4, "vocab": 128, "ffn": 128}
 LLAMA = {

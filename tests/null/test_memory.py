@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from sim.bind import bind
 from sim.files.planfile import load_plan
 from sim.framework.chosen import framework_of
 from sim.framework.framework import Framework, load_framework
@@ -19,6 +18,7 @@ from sim.model.stages import in_flight, layout
 from sim.plan import Batch, Memory, Optimizer, Parallel, Plan
 from sim.predict import predict
 from sim.result.figures import figures_of_memory, smallest_device
+from sim.setting.bind import bind
 from topologies.devices import gpu
 from topologies.errors import BadInput
 from topologies.hardware import Gpu

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from sim.bind import bind
 from sim.lower.step import lower
 from sim.memory.groups import groups
 from sim.memory.overhead import constants, context_bytes
 from sim.program import HOST
+from sim.setting.bind import bind
 from topologies.errors import SteptwinError
 
 GPT: dict[str, Any] = {"model": {"base": "gpt2-124m", "layers": 4}, "seq_len": 256}

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sim.bind import bind
 from sim.memory.report import MemoryReport, memory_of, memory_of_stages
+from sim.setting.bind import bind
 
 GIB = 2**30
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from sim.bind import bind
 from sim.memory.report import memory_of, memory_of_stages
 from sim.memory.timeline import Line, memory_timelines
 from sim.predict import predict
+from sim.setting.bind import bind
 
 GPT = {
     "model": {"family": "decoder", "name": "gpt", "layers": 8, "hidden": 256, "heads": 4, "vocab": 1024, "activation": "gelu"},

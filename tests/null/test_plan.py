@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.bind import bind
 from sim.files.planfile import SHORT, dump_plan, dump_tree, from_tree, load_plan, read_plan
 from sim.files.wrongvalue import wrong_value
 from sim.framework.framework import load_framework
 from sim.model.stages import layout
 from sim.plan import Batch, Comm, Data, Memory, Parallel, Plan
 from sim.rules import check, mesh_of
+from sim.setting.bind import bind
 from topologies.errors import BadInput, SteptwinError
 
 sizes = st.sampled_from([1, 2, 4])

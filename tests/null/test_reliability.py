@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sim.bind import bind
 from sim.files.planfile import load_plan
+from sim.setting.bind import bind
 from tests.reliability.fuzz import fuzz
 from tests.reliability.readers import READERS, Reader
 from topologies.errors import BadInput

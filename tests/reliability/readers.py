@@ -18,9 +18,9 @@ class Reader(NamedTuple):
 
 
 def _plan(text: str, place: Path) -> object:
-    from sim.bind import bind
     from sim.files.planfile import load_plan
     from sim.result.figures import figures_of_memory
+    from sim.setting.bind import bind
 
     return figures_of_memory(bind(load_plan(_file(place, "plan.toml", text)), "16x dgx-h100"))
 

@@ -10,9 +10,9 @@ import msgspec
 
 from sim.accuracy.row import Row
 from sim.accuracy.rows.wording import said
-from sim.bind import bind
 from sim.memory.report import memory_of
 from sim.plan import Plan
+from sim.setting.bind import bind
 from topologies.errors import BadInput
 
 _BEYOND = 1.3

@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from sim.bind import Setting, bind
 from sim.files.machinefile import machine_words
 from sim.plan import Plan
 from sim.planning.capacity.goodput import Outcome, Reliability, expected
 from sim.predict import predict_setting
 from sim.result.figures import figures_of_memory
 from sim.result.uncertainty import LEVEL
+from sim.setting.bind import Setting, bind
 from sim.tables import Tabular
 from topologies.cluster import parse
 from topologies.errors import BadInput

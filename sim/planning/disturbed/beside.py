@@ -12,7 +12,6 @@ from pathlib import Path
 
 import msgspec
 
-from sim.bind import Setting
 from sim.cost.price import Pricer
 from sim.engine.clocks.code import Assembler
 from sim.engine.clocks.issue import issue
@@ -25,8 +24,9 @@ from sim.lower.step import lower
 from sim.plan import Output, Plan
 from sim.planning.disturbed.alike import Placed, stand_ins
 from sim.planning.disturbed.places import PlacedPricer
-from sim.pricer import pricer_for
 from sim.program import Program
+from sim.setting.bind import Setting
+from sim.setting.pricer import pricer_for
 from sim.steady.periods import varies
 from topologies.errors import BadInput, Refused
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import msgspec
 
-from sim.bind import Setting, bind
 from sim.files.machinefile import machine_words
 from sim.plan import Plan
 from sim.planning.disturbed.beside import ENOUGH, steps_beside
 from sim.planning.progress import Progress, Say
-from sim.pricer import pricer_for
+from sim.setting.bind import Setting, bind
+from sim.setting.pricer import pricer_for
 from sim.steady.periods import mean_step
 from sim.steady.stalls import output_seconds
 from sim.tables import Tabular

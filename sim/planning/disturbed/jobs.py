@@ -13,13 +13,13 @@ from typing import Any
 
 import msgspec
 
-from sim.bind import bind
 from sim.files.machinefile import machine_words
 from sim.plan import Plan
 from sim.planning.disturbed.beside import ENOUGH, steps_beside
 from sim.planning.disturbed.places import PLACEMENTS, placed
 from sim.planning.progress import Progress, Say
-from sim.pricer import pricer_for
+from sim.setting.bind import bind
+from sim.setting.pricer import pricer_for
 from sim.steady.stalls import output_seconds
 from sim.tables import Tabular
 from topologies.errors import BadInput, Refused

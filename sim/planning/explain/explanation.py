@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from sim.bind import Setting, bind
 from sim.files.machinefile import machine_words
 from sim.plan import Plan
 from sim.planning.explain.neighbours import neighbours
@@ -20,6 +19,7 @@ from sim.planning.sweeps.screen import screened
 from sim.predict import predict_setting
 from sim.result import uncertainty
 from sim.result.figures import figures_of_memory
+from sim.setting.bind import Setting, bind
 from sim.tables import Tabular
 from topologies.errors import SteptwinError
 

@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from sim.bind import Setting
 from sim.cost.price import Cost, Pricer, transfer_cost
 from sim.engine.run import simulate
 from sim.lower.step import lower
 from sim.planning.explain.gradient import Gradient, gradient
 from sim.planning.explain.scaled import HOST, KINDS, Scaled, Shares, faster_links, kind_of
-from sim.pricer import pricer_for
 from sim.program import Op, Program, full_id
+from sim.setting.bind import Setting
+from sim.setting.pricer import pricer_for
 from sim.timeline.metrics import step_time
 from sim.trace import Span, Trace
 

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from sim.bind import Setting
 from sim.cost.price import Pricer
 from sim.engine.steps import step_times
 from sim.plan import Output
 from sim.planning.explain.sensitivity import Sensitivity, Study
+from sim.setting.bind import Setting
 from sim.steady.detail import STEPS
 from sim.steady.periods import mean_step, varies
 from sim.steady.settled import until_settled

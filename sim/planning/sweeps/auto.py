@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from sim.bind import model_of
 from sim.plan import Plan
+from sim.setting.bind import model_of
 from topologies.errors import BadInput
 from topologies.load import load_topology
 

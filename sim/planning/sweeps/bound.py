@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from sim.bind import Setting
 from sim.cost.price import Pricer, met
 from sim.lower.binding import job_of
 from sim.lower.blocks import lower_block
@@ -29,11 +28,12 @@ from sim.lower.job import Job
 from sim.lower.template import TEMPLATE, BlockOps
 from sim.model.parts import Block
 from sim.model.stages import Blocks, held, layout
-from sim.pace import board_clock
 from sim.planning.sweeps.traffic import Traffic
 from sim.program import COMPUTE, HOST, Op
 from sim.schedule import Name, Written
 from sim.schedule.placement import splits
+from sim.setting.bind import Setting
+from sim.setting.pace import board_clock
 from sim.steady.shortened import layers_of
 from topologies.graph import Topology
 

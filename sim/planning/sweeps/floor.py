@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sim.bind import model_of, usual_length
 from sim.files.planfile import SHORT
 from sim.framework.chosen import framework_of
 from sim.framework.framework import Framework
 from sim.lower.optimizer.owned import moment_width, states
 from sim.model import Shape, describe
 from sim.plan import Plan
+from sim.setting.bind import model_of, usual_length
 from sim.work import BYTES
 from topologies.load import load_topology
 

@@ -8,7 +8,6 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from sim.bind import Setting, bind
 from sim.engine.agenda import uncollected
 from sim.plan import Output, Plan
 from sim.planning.capacity.capacity import price_of
@@ -17,8 +16,9 @@ from sim.planning.sweeps.screen import screened
 from sim.planning.sweeps.space import Candidate
 from sim.planning.sweeps.store import Row
 from sim.predict import predict_setting
-from sim.pricer import pricer_for
 from sim.result.figures import figures_of_memory, mfu_of
+from sim.setting.bind import Setting, bind
+from sim.setting.pricer import pricer_for
 from sim.steady.rounds import confirmed
 from sim.steady.split import split_of
 from sim.timeline.metrics import Breakdown

@@ -8,7 +8,7 @@ experts' exchanges share links with what ZeRO-3 gathers, up to 4 % where many sm
 
 from __future__ import annotations
 
-from sim.bind import Setting
+from sim.setting.bind import Setting
 from sim.steady.rounds import step_of
 
 

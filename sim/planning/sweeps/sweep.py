@@ -18,7 +18,6 @@ from typing import Any
 
 import msgspec
 
-from sim.bind import model_of
 from sim.files.planfile import SHORT
 from sim.plan import Plan
 from sim.planning.capacity.capacity import price_of
@@ -31,6 +30,7 @@ from sim.planning.sweeps.space import Candidate, TooLarge, base_tree, candidates
 from sim.planning.sweeps.store import Row, Store, default_file, forget
 from sim.planning.sweeps.tables import Ranked
 from sim.schedule.reading import read_rows
+from sim.setting.bind import model_of
 from topologies.errors import BadInput, NoRoom
 from topologies.load import load_topology
 

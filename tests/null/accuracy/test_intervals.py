@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from sim.accuracy import score
 from sim.accuracy.intervals import Residual, fit, held
 from sim.accuracy.score import Outcome
-from sim.bind import bind
 from sim.cost.price import Cost
 from sim.lower.step import lower
 from sim.plan import Plan
 from sim.predict import predict
-from sim.pricer import pricer_for
 from sim.result import uncertainty
 from sim.result.uncertainty import KINDS, Figures, interval, outside, relative_error, shares_of
+from sim.setting.bind import bind
+from sim.setting.pricer import pricer_for
 from topologies.load import load_topology
 
 KNOWN = Figures(

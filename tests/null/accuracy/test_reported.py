@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sim.bind import bind
 from sim.files.planfile import load_plan
 from sim.planning.sweeps.judge import confirmed
+from sim.setting.bind import bind
 
 
 def test_deepseek_v3_took_180_000_hours_of_h800_for_a_trillion_tokens() -> None:

@@ -19,7 +19,7 @@ from sim.accuracy.rows.sharding import sharding_of
 from sim.accuracy.rows.sizes import gpus_of, sizes_of
 from sim.accuracy.score import constant_mfu, summarise
 from sim.accuracy.steady import step_seconds
-from sim.bind import bind
+from sim.setting.bind import bind
 from tests.null.accuracy.test_plans import row
 from topologies.errors import BadInput, Refused
 

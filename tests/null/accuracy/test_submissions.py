@@ -7,10 +7,10 @@ import pytest
 
 from sim.accuracy.row import Row
 from sim.accuracy.rows.plans import Case, case_of
-from sim.bind import bind
 from sim.framework.framework import load_framework
 from sim.model.parts import Network
 from sim.predict import predict
+from sim.setting.bind import bind
 from sim.work import Attention
 
 LORA = Row(

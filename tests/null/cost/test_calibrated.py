@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from sim.bind import Setting, bind
 from sim.cost.calibrated import CalibratedPricer
 from sim.cost.calibration import Calibration, Sample, load_calibration, save_calibration
 from sim.cost.cpu import prices
@@ -17,8 +16,9 @@ from sim.cost.gpu_pricer import GpuPricer
 from sim.cost.host import host_seconds
 from sim.framework.framework import load_framework
 from sim.predict import predict
-from sim.pricer import pricer_for
 from sim.program import COMPUTE, HOST, Op
+from sim.setting.bind import Setting, bind
+from sim.setting.pricer import pricer_for
 from sim.work import Attention, Gemm, HostWork, row_alignment
 from topologies.devices import gpu
 from topologies.load import load_topology

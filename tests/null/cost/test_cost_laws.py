@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.bind import bind
 from sim.cost import attention
 from sim.cost.collective import collective_cost, group_shape, message_cost
 from sim.cost.collective.nccl import NAMES, best
@@ -15,8 +14,9 @@ from sim.cost.conv import _matrix
 from sim.cost.kernel import kernel_cost
 from sim.cost.points import place_of
 from sim.cost.price import Pricer
-from sim.pricer import pricer_for
 from sim.program import Op
+from sim.setting.bind import bind
+from sim.setting.pricer import pricer_for
 from sim.work import Attention, Conv, HostWork, MemoryBound
 from topologies.devices import gpu
 from topologies.errors import UnknownName

@@ -25,10 +25,10 @@ def plan(ranks: int, away: bool, **more: Any) -> dict[str, Any]:
 
 def update(ranks: int, fold: bool = True) -> float:
     """Seconds of the CPU's update, from the trace."""
-    from sim.bind import bind
     from sim.engine.run import simulate
     from sim.lower.step import lower
-    from sim.pricer import pricer_for
+    from sim.setting.bind import bind
+    from sim.setting.pricer import pricer_for
 
     setting = bind(plan(ranks, True), "dgx-h100")
     program = lower(setting.plan, setting.network, setting.framework, "cuda", 1)

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from sim.bind import Setting, bind
 from sim.cost import tables
 from sim.cost.calibration import Calibration, Sample, save_calibration
 from sim.cost.gpu_pricer import GpuPricer
 from sim.cost.measured import MeasuredPricer, lookups_of
 from sim.predict import predict
-from sim.pricer import pricer_for
 from sim.program import COMPUTE, Op
+from sim.setting.bind import Setting, bind
+from sim.setting.pricer import pricer_for
 from sim.work import Attention, Gemm, MemoryBound
 from topologies.devices import gpu
 from topologies.errors import Refused, UnknownName

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.bind import Setting, bind
 from sim.cost.kernel import assume
 from sim.cost.sustained import slowest
 from sim.engine.run import simulate
 from sim.lower.step import lower
-from sim.pace import board_clock, pace
-from sim.pricer import pricer_for
+from sim.setting.bind import Setting, bind
+from sim.setting.pace import board_clock, pace
+from sim.setting.pricer import pricer_for
 from sim.steady.shortened import _LAYERS, Run
 from sim.timeline.metrics import step_times
 from topologies.errors import BadInput

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import asdict
 
-from sim.bind import bind
 from sim.engine.steps import Step
 from sim.predict import predict_setting
 from sim.program import Program
+from sim.setting.bind import bind
 from sim.steady.rounds import Rounds, confirmed, rounds_of, step_of, whole
 from sim.steady.shortened import Run
 from sim.steady.split import split_of

@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sim.bind import bind
 from sim.cost.price import Cost
 from sim.engine.fold import representatives
 from sim.engine.run import simulate
 from sim.lower.step import lower
 from sim.mesh import AXES, Mesh
-from sim.pricer import pricer_for
 from sim.program import Call, Op, Program, Role
+from sim.setting.bind import bind
+from sim.setting.pricer import pricer_for
 from sim.timeline.metrics import breakdown, step_times
 from tests.null.engine.bench import TablePricer
 

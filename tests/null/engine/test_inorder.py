@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.bind import bind
 from sim.cost.price import Cost, Pricer
 from sim.engine.fold import representatives
 from sim.engine.inorder.moves import Rank, Unordered
@@ -22,9 +21,10 @@ from sim.engine.steps import alone, step_times
 from sim.lower.short import Shortener
 from sim.lower.step import lower
 from sim.mesh import Mesh
-from sim.pricer import pricer_for
 from sim.program import COMPUTE, Call, Op, Program, Role
 from sim.rules import mesh_of
+from sim.setting.bind import bind
+from sim.setting.pricer import pricer_for
 from sim.timeline.metrics import step_times as traced
 from tests.null.engine.bench import TablePricer, program
 from tests.null.engine.test_clocks import Pieces, drawn, piece

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.bind import bind
 from sim.engine.fold import representatives
 from sim.engine.run import simulate
 from sim.engine.steps import step_times
-from sim.folding import places_of
 from sim.lower.step import lower
 from sim.mesh import Mesh
 from sim.predict import predict_setting
-from sim.pricer import pricer_for
 from sim.program import Op, Program, Role
+from sim.setting.bind import bind
+from sim.setting.folding import places_of
+from sim.setting.pricer import pricer_for
 from sim.timeline import metrics
 from topologies.load import load_topology
 

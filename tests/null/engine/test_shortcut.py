@@ -9,10 +9,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sim.bind import Setting, bind
 from sim.engine.run import simulate
 from sim.lower.step import lower
-from sim.pricer import pricer_for
+from sim.setting.bind import Setting, bind
+from sim.setting.pricer import pricer_for
 from sim.steady.shortened import Run
 from sim.timeline.metrics import step_times
 from topologies.errors import BadInput

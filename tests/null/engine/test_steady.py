@@ -8,10 +8,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sim.bind import bind
 from sim.engine.run import simulate
 from sim.lower.step import lower
-from sim.pricer import pricer_for
+from sim.setting.bind import bind
+from sim.setting.pricer import pricer_for
 from sim.steady.rounds import step_of
 from sim.steady.shortened import Run
 from sim.timeline.metrics import step_time

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.bind import bind
 from sim.cost.price import Cost
 from sim.engine.fold import representatives
 from sim.engine.inorder.moves import Unordered
@@ -18,6 +17,7 @@ from sim.engine.steps import alone, step_times
 from sim.lower.step import lower
 from sim.mesh import Mesh
 from sim.program import Op, Program
+from sim.setting.bind import bind
 from tests.null.engine.bench import TablePricer, program
 
 RING = 3

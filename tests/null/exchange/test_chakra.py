@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from sim.bind import bind
 from sim.exchange.chakra import Coll, Kind, Node, encode
 from sim.exchange.export import Exported, export_plan
 from sim.exchange.tracefile import read, write
+from sim.setting.bind import bind
 from topologies.errors import BadInput
 
 PLAN = {

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from sim.bind import Setting, bind
 from sim.cost.collective import collective_cost
 from sim.engine.run import simulate
 from sim.exchange.attributes import Attr
@@ -20,8 +19,9 @@ from sim.exchange.tracefile import write
 from sim.exchange.workload import load_traces
 from sim.lower.step import lower
 from sim.plan import Output
-from sim.pricer import pricer_for
 from sim.program import HOST, Role
+from sim.setting.bind import Setting, bind
+from sim.setting.pricer import pricer_for
 from sim.steady.detail import STEPS
 from topologies.errors import BadInput, Refused
 from topologies.load import load_topology

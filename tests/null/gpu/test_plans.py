@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from executor.validation.gpu_plans import fewer_layers, node, shared, shrunk, single
-from sim.bind import model_of, network_of
 from sim.files.planfile import load_plan
 from sim.framework.chosen import framework_of
 from sim.lower.checks.verify import verify
 from sim.lower.step import lower
 from sim.predict import predict
+from sim.setting.bind import model_of, network_of
 from sim.work import Gemm, row_alignment
 
 ALL = single() | node(8) | shared()

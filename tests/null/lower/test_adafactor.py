@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from sim.bind import bind
 from sim.files.planfile import load_plan
 from sim.framework.framework import Framework
 from sim.lower.checks.verify import verify
 from sim.lower.step import lower
 from sim.memory.report import memory_of
 from sim.program import Program
+from sim.setting.bind import bind
 from sim.work import Gemm, MemoryBound
 from tests.null.lower.tiny import QUIET, linear, network, norm, program
 from topologies.errors import Refused

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sim.bind import bind
 from sim.lower.step import lower
 from sim.plan import Batch, Parallel, Plan
 from sim.program import Op
+from sim.setting.bind import bind
 from sim.work import MemoryBound
 
 CHANNELS = 26_560

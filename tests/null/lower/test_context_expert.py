@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from sim.bind import bind
 from sim.cost.price import Cost
 from sim.engine.run import simulate
 from sim.lower.step import lower
 from sim.model.parts import Part
 from sim.program import Op
+from sim.setting.bind import bind
 from sim.work import Attention, Gemm, MemoryBound
 from tests.null.lower.tiny import Constant, linear, messages, network, program, show, traffic
 from topologies.errors import BadInput, Refused

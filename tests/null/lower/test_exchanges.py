@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from sim.bind import Setting, bind
 from sim.lower.binding import job_of
 from sim.lower.blocks import lower_block
 from sim.lower.model_parallel.expert import CLS
 from sim.predict import predict_setting
-from sim.pricer import pricer_for
 from sim.program import Op
+from sim.setting.bind import Setting, bind
+from sim.setting.pricer import pricer_for
 from sim.work import Work
 
 PLAN = {

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.bind import bind
 from sim.files.planfile import load_plan
 from sim.files.text import parse_program, show_program
 from sim.lower.step import lower
 from sim.mesh import AXES, Mesh
 from sim.rules import mesh_of
+from sim.setting.bind import bind
 from sim.work import BYTES
 from topologies.errors import BadInput, Refused
 

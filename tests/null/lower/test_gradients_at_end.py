@@ -3,11 +3,11 @@
 import pytest
 from msgspec.structs import replace
 
-from sim.bind import bind
 from sim.framework.chosen import framework_of
 from sim.lower.step import lower
 from sim.plan import Batch, Parallel, Plan
 from sim.predict import predict, predict_setting
+from sim.setting.bind import bind
 
 MODEL = {"family": "encoder", "layers": 4, "hidden": 1024, "heads": 16, "ffn": 4096, "vocab": 30528, "positions": 512}
 

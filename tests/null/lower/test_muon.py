@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.bind import bind, usual_length
 from sim.files.planfile import load_plan
 from sim.framework.framework import Framework
 from sim.lower.optimizer.muon import newton_schulz, workspace
@@ -20,6 +19,7 @@ from sim.model.load import load_model, models
 from sim.model.parts import Part
 from sim.predict import predict
 from sim.program import Op, Program
+from sim.setting.bind import bind, usual_length
 from sim.work import Gemm, MemoryBound
 from tests.null.lower.tiny import QUIET, linear, messages, network, norm, program
 from topologies.errors import Refused

@@ -7,7 +7,6 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from msgspec.structs import replace
 
-from sim.bind import bind
 from sim.files.planfile import load_plan
 from sim.framework.framework import Framework
 from sim.lower.step import lower
@@ -15,6 +14,7 @@ from sim.memory.report import memory_of
 from sim.optimizers import OPTIMIZERS
 from sim.plan import Optimizer
 from sim.program import Program
+from sim.setting.bind import bind
 from sim.work import MemoryBound
 from tests.null.lower.tiny import MIB, QUIET, linear, messages, network, program, show
 from topologies.errors import Refused

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from sim.bind import bind
 from sim.files.planfile import load_plan
 from sim.lower.checks.verify import verify
 from sim.lower.step import lower
 from sim.memory.report import memory_of
 from sim.program import Program
+from sim.setting.bind import bind
 from sim.work import MemoryBound
 from tests.null.lower.tiny import MIB, QUIET, messages, network, program, show
 from topologies.errors import Refused

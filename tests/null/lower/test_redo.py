@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from sim.bind import Setting, bind
 from sim.files.planfile import load_plan
 from sim.lower.binding import job_of
 from sim.lower.blocks import lower_block
@@ -14,6 +13,7 @@ from sim.memory.report import memory_of
 from sim.memory.timeline import memory_timelines
 from sim.model.layers.redo import MODULES, redone
 from sim.predict import predict, predict_setting
+from sim.setting.bind import Setting, bind
 from topologies.errors import BadInput
 
 

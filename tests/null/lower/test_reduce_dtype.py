@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from sim.bind import bind
 from sim.files.planfile import load_plan
 from sim.framework.chosen import framework_of
 from sim.framework.framework import load_framework
@@ -15,6 +14,7 @@ from sim.lower.checks.verify import verify
 from sim.lower.data_parallel.reduced import factors
 from sim.memory.report import memory_of
 from sim.program import Op, Program
+from sim.setting.bind import bind
 from sim.work import MemoryBound
 from tests.null.lower.tiny import MIB, QUIET, messages, network, program, show
 from topologies.errors import Refused

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from sim.bind import model_of
 from sim.files.planfile import load_plan
 from sim.model.load import load_model, model_from
 from sim.model.specs.spec import spec_of
+from sim.setting.bind import model_of
 from topologies.errors import BadInput, Refused, UnknownName
 
 

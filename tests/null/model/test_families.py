@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from sim.bind import bind
 from sim.framework.framework import Framework
 from sim.model import Network, Part, Shape, describe, load_model
 from sim.model.language.xl import zipf
 from sim.model.specs.decoder import Decoder, Lora
 from sim.model.specs.spec import Encoder, Mlp, Vit, spec_of
+from sim.setting.bind import bind
 from sim.work import Attention, Conv, Gemm, GroupedGemm
 from topologies.errors import BadInput, Refused, UnknownName
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sim.bind import bind
 from sim.predict import predict
+from sim.setting.bind import bind
 from topologies.errors import BadInput
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from sim.bind import Setting, bind
 from sim.engine.run import simulate
 from sim.framework.framework import load_framework
 from sim.lower.step import lower
@@ -15,7 +14,8 @@ from sim.model import Shape, describe, load_model
 from sim.model.load import model_from
 from sim.model.stages import held, layout
 from sim.predict import predict_setting
-from sim.pricer import pricer_for
+from sim.setting.bind import Setting, bind
+from sim.setting.pricer import pricer_for
 from sim.timeline.metrics import step_time
 from topologies.errors import BadInput
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sim.bind import bind
 from sim.lower.step import lower
 from sim.program import Program
+from sim.setting.bind import bind
 
 
 def _program(model: str, schedule: str = "1f1b") -> Program:

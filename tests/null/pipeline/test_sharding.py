@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from sim.bind import bind
 from sim.lower.step import lower
 from sim.memory.report import memory_of
+from sim.setting.bind import bind
 from topologies.errors import Refused
 
 PLAN: dict[str, Any] = {"model": "gpt2-124m", "seq_len": 1024, "batch": {"micro": 1, "global": 16}}

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import pytest
 
-from sim.bind import Setting, bind
 from sim.lower.checks.verify import verify
 from sim.lower.step import lower
 from sim.memory.report import memory_of_stages
 from sim.program import COMPUTE, Op, Program
+from sim.setting.bind import Setting, bind
 
 TABLE = 50257 * 768
 WORDS = 32128 * 512

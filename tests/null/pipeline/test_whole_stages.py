@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from sim.bind import Setting, bind
 from sim.engine.run import simulate
 from sim.lower.checks.verify import verify
 from sim.lower.step import lower
 from sim.memory.report import memory_of
-from sim.pricer import pricer_for
 from sim.program import Program
+from sim.setting.bind import Setting, bind
+from sim.setting.pricer import pricer_for
 from sim.steady.shortened import Run
 from sim.timeline.metrics import step_times
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from sim.bind import Setting, bind
 from sim.lower.step import lower
 from sim.planning.disturbed import beside
 from sim.planning.disturbed.alike import Placed, stand_ins
 from sim.planning.disturbed.faults import faults
 from sim.planning.disturbed.places import PlacedPricer, placed
-from sim.pricer import pricer_for
+from sim.setting.bind import Setting, bind
+from sim.setting.pricer import pricer_for
 from sim.steady.detail import STEPS
 from topologies.load import load_topology
 

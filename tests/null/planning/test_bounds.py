@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from sim.bind import bind
 from sim.files.planfile import load_plan
 from sim.plan import Plan
 from sim.planning import progress
@@ -18,8 +17,9 @@ from sim.planning.sweeps.judge import Depth, Work, evaluate, evaluate_chunk, scr
 from sim.planning.sweeps.space import candidates, parse_space, point
 from sim.planning.sweeps.sweep import sweep
 from sim.predict import predict_setting
-from sim.pricer import pricer_for
 from sim.result.figures import figures_of_memory
+from sim.setting.bind import bind
+from sim.setting.pricer import pricer_for
 from sim.steady.rounds import whole
 from sim.steady.shortened import Run
 from topologies.errors import BadInput

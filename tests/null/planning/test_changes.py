@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from sim.bind import bind
 from sim.files.planfile import load_plan
 from sim.planning.explain import explanation as explaining
 from sim.planning.explain.explanation import best_changes, explain
 from sim.planning.explain.neighbours import neighbours
 from sim.predict import predict_setting
 from sim.result.figures import figures_of_memory
+from sim.setting.bind import bind
 from topologies.errors import BadInput
 
 BASE: dict[str, Any] = {"model": "gpt2-124m", "seq_len": 512, "framework": "pytorch", "batch": {"global": 16, "micro": 2}}

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.bind import bind
 from sim.cost.price import Cost, Pricer
 from sim.engine.run import simulate
 from sim.planning.explain.explanation import Change, Explanation, explain
 from sim.planning.explain.gradient import gradient
 from sim.planning.explain.scaled import COLLECTIVES, COMPUTE, HOST, KINDS, MEMORY, MESSAGES, Scaled, faster_links, link_kinds
 from sim.planning.explain.sensitivity import Sensitivity, Study
-from sim.pricer import pricer_for
 from sim.program import Op
+from sim.setting.bind import bind
+from sim.setting.pricer import pricer_for
 from sim.steady.detail import STEPS
 from sim.timeline.metrics import step_time
 from sim.trace import Span, Trace

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from sim.bind import bind
 from sim.engine.run import simulate
 from sim.files.planfile import load_plan
 from sim.lower.step import lower
@@ -18,7 +17,8 @@ from sim.planning.disturbed.beside import ENOUGH, steps_beside
 from sim.planning.disturbed.jobs import Jobs, jobs
 from sim.planning.disturbed.places import PlacedPricer, placed, spoken
 from sim.predict import predict
-from sim.pricer import pricer_for
+from sim.setting.bind import bind
+from sim.setting.pricer import pricer_for
 from sim.timeline.metrics import step_ends
 from topologies.errors import BadInput, Refused
 from topologies.load import load_topology

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from sim.bind import bind
 from sim.files.planfile import load_plan
 from sim.planning import progress
 from sim.planning.capacity.scaling import scaling
@@ -17,6 +16,7 @@ from sim.planning.disturbed.jobs import jobs
 from sim.planning.explain.explanation import explain
 from sim.planning.explain.neighbours import neighbours
 from sim.planning.progress import Progress, Say
+from sim.setting.bind import bind
 
 PLAN = load_plan({"model": "gpt2-124m", "seq_len": 128, "batch": {"global": 16, "micro": 1}, "parallel": {"dp_replicate": 8}})
 SMALL = load_plan(PLAN, ("parallel.dp_replicate=2", "batch.global=2"))

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import steptwin
-from sim.bind import Setting
 from sim.files.planfile import load_plan
 from sim.planning.sweeps import judge
 from sim.planning.sweeps.front import CLOSE, cautious, open_questions
@@ -19,6 +18,7 @@ from sim.planning.sweeps.screen import screened
 from sim.planning.sweeps.space import parse_space
 from sim.planning.sweeps.store import Row
 from sim.planning.sweeps.sweep import Sweep, sweep
+from sim.setting.bind import Setting
 from topologies.errors import BadInput
 
 PLAN = load_plan({"model": "gpt2-124m", "seq_len": 256, "batch": {"global": 64, "micro": 8}, "parallel": {"dp_replicate": 8}})

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from sim.bind import bind
 from sim.files.planfile import load_plan
 from sim.planning import montecarlo
 from sim.planning.capacity.capacity import capacity
@@ -16,6 +15,7 @@ from sim.planning.explain.explanation import explain
 from sim.planning.montecarlo import Jitter, spread
 from sim.planning.sweeps.sweep import sweep
 from sim.predict import predict
+from sim.setting.bind import bind
 from sim.timeline.asynchrony import mean_step
 
 GPT: dict[str, Any] = {"model": {"base": "gpt2-124m", "layers": 2}, "seq_len": 512, "parallel": {"dp_replicate": 4}}

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from sim.bind import bind
 from sim.files.planfile import load_plan
 from sim.planning.capacity.capacity import capacity, load_prices
 from sim.planning.capacity.goodput import Reliability
@@ -15,6 +14,7 @@ from sim.planning.sweeps import judge
 from sim.planning.sweeps import sweep as sweeping
 from sim.planning.sweeps.space import parse_space
 from sim.predict import predict
+from sim.setting.bind import bind
 from topologies.errors import BadInput
 
 PLAN = load_plan(

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from sim.bind import bind
 from sim.files.planfile import load_plan
 from sim.plan import Plan
 from sim.planning.sweeps.bound import Bounds
@@ -26,8 +25,9 @@ from sim.planning.sweeps.space import candidates, named, parse_space
 from sim.planning.sweeps.store import Row
 from sim.planning.sweeps.sweep import Sweep, sweep
 from sim.predict import predict_setting
-from sim.pricer import pricer_for
 from sim.result.figures import figures_of_memory
+from sim.setting.bind import bind
+from sim.setting.pricer import pricer_for
 from topologies.errors import BadInput
 from topologies.load import load_topology
 

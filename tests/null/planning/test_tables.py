@@ -28,7 +28,7 @@ PAIR = load_plan({"model": "gpt2-124m", "batch": {"global": 4, "micro": 2}, "par
 
 
 def _values() -> dict[str, Tabular]:
-    from sim.bind import bind
+    from sim.setting.bind import bind
 
     return {
         "capacity": capacity(PLAN, "dgx-h100", 1e9),

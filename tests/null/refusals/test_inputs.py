@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from sim.bind import bind
 from sim.files.optext import parse_op
 from sim.files.planfile import load_plan
 from sim.files.text import parse_program
@@ -17,6 +16,7 @@ from sim.model import load_model
 from sim.model.specs.spec import spec_of
 from sim.predict import predict
 from sim.result.compare import compare
+from sim.setting.bind import bind
 from topologies.errors import BadInput, Refused, RunFailed, SteptwinError
 from topologies.load import load_topology
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.bind import bind
+from sim.setting.bind import bind
 from topologies.errors import BadInput
 
 PLAN = {"model": "gpt2-124m", "parallel": {"dp_replicate": 64}}

@@ -3,10 +3,10 @@
 import pytest
 
 from reports.figures.links import BINS, LinkUse, group_of, link_use
-from sim.bind import Setting, bind
 from sim.predict import predict_setting
-from sim.pricer import pricer_for
 from sim.result.prediction import Prediction
+from sim.setting.bind import Setting, bind
+from sim.setting.pricer import pricer_for
 from sim.timeline.metrics import window
 
 GPT = {"model": "gpt2-124m", "batch": {"global": 32, "micro": 4}}

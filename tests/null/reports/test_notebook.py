@@ -8,9 +8,9 @@ import pytest
 
 from reports.example import CELLS, NOTEBOOK, execute, shown_as
 from reports.notebook import attach, shown
-from sim.bind import bind
 from sim.files.planfile import load_plan
 from sim.predict import predict, predict_setting
+from sim.setting.bind import bind
 from topologies.errors import UnknownName
 from topologies.load import load_topology
 
@@ -51,7 +51,6 @@ def test_a_topology_shows_itself_and_names_its_figures() -> None:
 
 
 def _planned() -> dict[str, Any]:
-    from sim.bind import bind
     from sim.files.planfile import load_plan
     from sim.planning.capacity.capacity import capacity
     from sim.planning.capacity.scaling import scaling
@@ -59,6 +58,7 @@ def _planned() -> dict[str, Any]:
     from sim.planning.disturbed.jobs import jobs
     from sim.planning.explain.explanation import explain
     from sim.planning.montecarlo import spread
+    from sim.setting.bind import bind
 
     plan = load_plan({"model": "gpt2-124m", "batch": {"global": 16, "micro": 2}, "parallel": {"dp_replicate": 4}})
     return {

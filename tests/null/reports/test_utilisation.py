@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from reports.figures.utilisation import chosen, monitor
-from sim.bind import bind
 from sim.predict import predict
-from sim.pricer import pricer_for
+from sim.setting.bind import bind
+from sim.setting.pricer import pricer_for
 from sim.timeline.utilisation import utilisation
 from sim.trace import Trace
 from topologies.load import load_topology

@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from sim.bind import bind
 from sim.lower import step
 from sim.schedule import late, with_messages
 from sim.schedule.turns import lines
+from sim.setting.bind import bind
 
 
 @pytest.mark.parametrize(

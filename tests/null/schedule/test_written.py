@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from sim.bind import bind
 from sim.files.planfile import dump_plan, dump_tree, load_plan
 from sim.lower.checks.verify import verify
 from sim.lower.step import lower
@@ -17,10 +16,11 @@ from sim.planning.sweeps.bound import Bounds, put_off_of
 from sim.planning.sweeps.space import parse_space
 from sim.planning.sweeps.sweep import header_of, sweep
 from sim.predict import predict_setting
-from sim.pricer import pricer_for
 from sim.schedule import SCHEDULES, chunks_of, rank_of, schedule, with_messages
 from sim.schedule.placement import splits
 from sim.schedule.reading import LARGEST, name_of, read_rows, written_of
+from sim.setting.bind import bind
+from sim.setting.pricer import pricer_for
 from sim.steady.rounds import confirmed, step_of, whole
 from topologies.errors import BadInput, Refused
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from sim.bind import bind
 from sim.engine.run import simulate
 from sim.files.planfile import load_plan
 from sim.lower.step import lower
 from sim.predict import predict
-from sim.pricer import pricer_for
+from sim.setting.bind import bind
+from sim.setting.pricer import pricer_for
 from sim.timeline.metrics import step_times
 
 RATE = 20e9

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sim.bind import bind
 from sim.predict import predict_setting
+from sim.setting.bind import bind
 from topologies.load import load_topology
 
 MODEL = {"layers": 2, "hidden": 2048, "heads": 32, "kv_heads": 8, "ffn": 8192, "vocab": 32000}

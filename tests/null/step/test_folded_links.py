@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sim.bind import bind
 from sim.predict import predict_setting
+from sim.setting.bind import bind
 from topologies.load import load_topology
 
 MODEL = {"layers": 8, "hidden": 4096, "heads": 32, "vocab": 32000, "ffn": 14336}

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.bind import Setting, bind
 from sim.engine.run import simulate
 from sim.engine.steps import step_times
 from sim.lower.step import lower
-from sim.pricer import pricer_for
+from sim.setting.bind import Setting, bind
+from sim.setting.pricer import pricer_for
 from sim.timeline import metrics
 
 MODEL = {"family": "mlp", "name": "m", "widths": [2048, 2048, 2048, 2048]}

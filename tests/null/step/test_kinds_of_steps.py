@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sim.bind import bind
 from sim.predict import predict_setting
+from sim.setting.bind import bind
 from sim.steady.rounds import step_of
 from sim.steady.shortened import Run
 

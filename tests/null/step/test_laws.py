@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.bind import bind
 from sim.cost.sustained import board_spread, slowest
 from sim.files.planfile import load_plan
 from sim.planning.montecarlo import Jitter, spread
 from sim.predict import played, predict, steps_of
-from sim.pricer import pricer_for
+from sim.setting.bind import bind
+from sim.setting.pricer import pricer_for
 from sim.timeline.metrics import step_time, window
 from sim.timeline.utilisation import cpu_busy, utilisation
 from sim.trace import Trace

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sim.bind import Setting, bind
 from sim.result.figures import figures_of_memory, mfu_of
+from sim.setting.bind import Setting, bind
 from topologies.load import load_topology
 
 PLAN = {"model": "llama3-8b", "seq_len": 4096, "parallel": {"dp_shard": 16, "zero": 3}, "batch": {"global": 32, "micro": 2}}

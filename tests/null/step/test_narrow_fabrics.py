@@ -8,14 +8,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sim.bind import bind
 from sim.cost.collective import best, group_shape
 from sim.engine.fold import representatives
 from sim.engine.run import simulate
 from sim.engine.steps import step_times
 from sim.lower.step import lower
 from sim.predict import predict_setting
-from sim.pricer import pricer_for
+from sim.setting.bind import bind
+from sim.setting.pricer import pricer_for
 from sim.timeline import metrics
 from topologies.load import load_topology
 

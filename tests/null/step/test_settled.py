@@ -7,7 +7,6 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from sim.bind import bind
 from sim.engine.run import simulate
 from sim.engine.steps import Step, step_times
 from sim.files.planfile import load_plan
@@ -15,7 +14,8 @@ from sim.lower.step import lower
 from sim.plan import Output
 from sim.planning.explain.explanation import explain
 from sim.predict import predict, predict_setting
-from sim.pricer import pricer_for
+from sim.setting.bind import bind
+from sim.setting.pricer import pricer_for
 from sim.steady.rounds import step_of, whole
 from sim.steady.settled import host_seconds
 from sim.timeline.metrics import step_times as step_seconds

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.bind import bind
 from sim.engine.run import simulate
 from sim.files.planfile import load_plan
 from sim.lower.step import lower
 from sim.predict import predict
-from sim.pricer import pricer_for
 from sim.result.prediction import Prediction
+from sim.setting.bind import bind
+from sim.setting.pricer import pricer_for
 from sim.steady.stalls import shares
 from sim.timeline.metrics import step_ends
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.bind import bind
 from sim.cost.price import Cost
 from sim.engine.run import simulate
 from sim.lower.step import lower
-from sim.pricer import pricer_for
 from sim.program import Op, full_id
+from sim.setting.bind import bind
+from sim.setting.pricer import pricer_for
 from sim.timeline.utilisation import cpu_busy, utilisation
 from sim.trace import Span, Trace
 from tests.null.engine.bench import TablePricer, program

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sim.bind import Setting
 from sim.cost.kernel import assumed, kernel_cost
 from sim.cost.sustained import slowest
 from sim.model.layers.redo import redone
 from sim.model.parts import Block, Network
 from sim.model.stages import Blocks, held, layout
 from sim.rules import mesh_of
+from sim.setting.bind import Setting
 from sim.work import HostWork
 from topologies.hardware import Cpu, Gpu
 

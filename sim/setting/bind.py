@@ -11,7 +11,6 @@ import msgspec
 from sim.cost.device import peak_flops
 from sim.engine.fold import Places, alike
 from sim.files.planfile import load_plan
-from sim.folding import places_of
 from sim.framework.chosen import framework_of
 from sim.framework.framework import Framework
 from sim.model import ModelSpec, Network, Shape, describe
@@ -21,6 +20,7 @@ from sim.model.load import model_from
 from sim.model.specs.decoder import Lora
 from sim.plan import Plan
 from sim.rules import mesh_of
+from sim.setting.folding import places_of
 from topologies.cluster import parse
 from topologies.errors import BadInput, Refused
 from topologies.hardware import Gpu

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sim.bind import Setting
 from sim.cost.price import Pricer
-from sim.pace import board_clock
-from sim.uneven import Uneven
+from sim.setting.bind import Setting
+from sim.setting.pace import board_clock
+from sim.setting.uneven import Uneven
 from topologies.errors import Refused
 
 
@@ -18,7 +18,7 @@ def pricer_for(
 ) -> Pricer:  # fmt: skip
     """The pricer of the setting's kind of machine, with the plan's noise; compute of every rank takes `slower` times as long. `places`: the
     ranks of the machine that the plan's take, where they are not the first. `board`: clock of every GPU over that of the mean one; None: of
-    the board that the step is expected to wait for (`sim.pace`). Raises `Refused` where `costs` or the calibration speak of another kind."""
+    the board that the step is expected to wait for (`sim.setting.pace`). Raises `Refused` where `costs` or the calibration speak of another kind."""
     from sim.lower.noise import loads, slowness
 
     noise = _moved(slowness(setting.plan), places)
