@@ -1,11 +1,14 @@
 """Output: the loss read on the host, syncs that the loop makes, checkpoints.
 
-`full`: the first rank of each data-parallel group gathers and writes its whole share, the others wait. `sharded`: every rank writes its
-own part. `async`: the state is copied to host memory, then a thread writes it while training goes on; the next checkpoint waits until the
-one before is written, as host memory holds one (torchtitan/components/checkpoint.py: save() begins with _async_wait()).
+`full`: the first rank of each data-parallel group gathers and writes its whole share, with the experts of all its group, the others wait.
+`sharded`: every rank writes its own part. `async`: the state is copied to host memory, then a thread writes it while training goes on; the
+next checkpoint waits until the one before is written, as host memory holds one (torchtitan/components/checkpoint.py: save() begins with
+_async_wait()).
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from sim.lower.job import Job
 from sim.lower.ops import collective, order, read_back, spent
@@ -44,15 +47,46 @@ def sync(job: Job) -> list[Op]:
     return [Op("output/sync", "sync", HOST, cls=CLS)]
 
 
+class Stored(NamedTuple):
+    """Bytes of a rank's parameters of one sort, dense or experts', with their optimizer state."""
+
+    expert: bool
+    held: float
+    on_device: float
+    """Of these, what the device has: a host that updates has the optimizer's state, and the parameters where it has a master copy."""
+    ways: int
+    """Ranks that share one copy (ZeRO)."""
+
+
+def _stored(job: Job, share: Share) -> list[Stored]:
+    """What this rank has a part of."""
+    found = []
+    for expert in (False, True):
+        some = share.of(expert)
+        parameters = some.elements * (4.0 if job.framework.precision.master and job.train else job.param_bytes)
+        state = (
+            some.states * moment_width(job.plan, state_width(job)) + kept(job.plan, some.elements, state_width(job)) if job.train else 0.0
+        )
+        on_device = parameters + state
+        if job.plan.host_updates and job.train:
+            on_device = 0.0 if job.framework.precision.master or job.plan.served else parameters
+        ways = job.size(job.mesh.shard_axis(expert)) if job.zero else 1
+        if parameters:
+            found.append(Stored(expert, parameters + state, on_device, ways))
+    return found
+
+
+def _written(job: Job, stored: Stored, size: float) -> float:
+    """Bytes that this rank writes where it holds `size` of them; sharded, ranks that hold the same share the work."""
+    apart = stored.expert and job.mesh.apart
+    if job.plan.output.checkpoint_mode != "full":
+        return size * stored.ways / job.size("edp" if apart else job.data_axis)
+    return size * stored.ways * (job.size("ep") / job.mesh.copies if apart else 1)
+
+
 def checkpoint_bytes(job: Job, share: Share) -> int:
-    """What this rank writes: parameters once, and optimizer state; replicas of one state share the work when sharded."""
-    state = share.states * moment_width(job.plan, state_width(job)) + share.elements * (
-        4.0 if job.framework.precision.master else job.param_bytes
-    )
-    state += kept(job.plan, share.elements, state_width(job))
-    if job.plan.output.checkpoint_mode == "full":
-        return round(state * (job.size("fsdp") if job.zero else 1))
-    return round(state / (job.size("dp_replicate") if job.zero else job.size(job.data_axis)))
+    """What this rank writes: parameters once, and optimizer state."""
+    return round(sum(_written(job, stored, stored.held) for stored in _stored(job, share)))
 
 
 def checkpoint(job: Job, share: Share, writes: bool) -> list[Op]:
@@ -60,11 +94,11 @@ def checkpoint(job: Job, share: Share, writes: bool) -> list[Op]:
     mode, size = job.plan.output.checkpoint_mode, checkpoint_bytes(job, share)
     before = Op(BEFORE, "sync", HOST, event="output/written", shift=-job.plan.output.checkpoint_every, cls=CLS)
     ops: list[Op] = [*([before] if mode == "async" else []), spent("output/checkpoint", "checkpoint", cls=CLS)]
-    group = job.data_axis
-    if mode == "full" and job.zero and job.size("fsdp") > 1:
-        ops.append(collective(job, "output/gather", COMPUTE, "all_gather", size, "fsdp", CLS))
+    group, stored = job.data_axis, _stored(job, share)
+    gathered = _gather(job, stored) if mode == "full" else []
+    ops += gathered
     if writes:
-        ops += _to_host(job, size)
+        ops += _to_host(job, size if gathered else round(sum(_written(job, some, some.on_device) for some in stored)))
         if mode != "async":
             ops.append(_write(job, size, HOST))
         else:
@@ -74,8 +108,21 @@ def checkpoint(job: Job, share: Share, writes: bool) -> list[Op]:
     return ops
 
 
+def _gather(job: Job, stored: list[Stored]) -> list[Op]:
+    """Whole parameters and states on every rank: of shards, then of the experts that others have. What is in host memory takes the same way
+    (torch's full state dicts move each tensor to the device, DTensor.full_tensor() gathers it)."""
+    ops = []
+    for some in stored:
+        name, whole = "output/gather" + ".experts" * some.expert, round(some.held * some.ways)
+        if some.ways > 1:
+            ops.append(collective(job, name, COMPUTE, "all_gather", whole, job.mesh.shard_axis(some.expert), CLS))
+        if some.expert and job.size("ep") > 1:
+            ops.append(collective(job, "output/gather.ep", COMPUTE, "all_gather", whole * job.size("ep"), "ep", CLS))
+    return ops
+
+
 def _to_host(job: Job, size: int) -> list[Op]:
-    if job.device == "cpu":
+    if job.device == "cpu" or not size:
         return []
     # torch.save copies each storage by itself into memory that is not pinned (torch/serialization.py: storage.cpu()).
     how = "pageable" if job.plan.output.checkpoint_mode == "full" else "pinned"

@@ -47,16 +47,20 @@ def states(name: str, elements: int, in_matrices: int, factored: tuple[int, int]
 class Share:
     """The tensors that this rank updates."""
 
-    def __init__(self, job: Job, blocks: list[BlockOps], small: bool = False) -> None:
-        """`small`: without the matrices."""
-        self._job, self._blocks, self._small = job, blocks, small
+    def __init__(self, job: Job, blocks: list[BlockOps], small: bool = False, sorts: tuple[bool, ...] = (False, True)) -> None:
+        """`small`: without the matrices. `sorts`: dense parameters (False), experts' (True), both."""
+        self._job, self._blocks, self._small, self._sorts = job, blocks, small, sorts
 
     @cached_property
     def _all(self) -> list[tuple[Part, int]]:
         """The trained parts of each kind of block, with how many blocks there are of it."""
         equal = Counter(id(block.block) for block in self._blocks)
         kinds = {id(block.block): block.block for block in self._blocks}
-        return [(part, equal[at]) for at, block in kinds.items() for part in block.parts if not part.frozen]
+        return [(part, equal[at]) for at, block in kinds.items() for part in block.parts if not part.frozen and part.expert in self._sorts]
+
+    def of(self, expert: bool) -> Share:
+        """Of these, the experts' or the dense ones."""
+        return Share(self._job, self._blocks, self._small, (expert,))
 
     def _ways(self, part: Part) -> int:
         """Ranks that share the part's update."""
@@ -76,7 +80,7 @@ class Share:
     @property
     def rest(self) -> Share:
         """Of these, what is no matrix."""
-        return Share(self._job, self._blocks, small=True)
+        return Share(self._job, self._blocks, True, self._sorts)
 
     @cached_property
     def matrices(self) -> Counter[Matrix]:
