@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from sim.cost.price import Pricer
+from sim.engine.machine import steady
+from sim.lower.output import WRITER
 from sim.program import HOST, Call, Op, Program
 from sim.timeline.metrics import loaded_until, step_times, window
 from sim.trace import Trace
@@ -55,8 +57,8 @@ def settled(program: Program, pricer: Pricer, step: float, trace: Trace | None =
 
 def _level(trace: Trace) -> bool:
     """Does the reported step take as long as one beside it, or (of two sorts in turn) the one before that, all but the first? Without loaders
-    it does: no thread works ahead of the steps."""
-    if not any(span.thread.startswith("loader") for span in trace.spans):
+    and writers of checkpoints it does: no thread works beside the steps."""
+    if not any(span.thread == WRITER or span.thread.startswith("loader") for span in trace.spans):
         return True
     if trace.backend == "gloo" and window(trace)[1] > loaded_until(trace):
         return False  # on a CPU host the cores that loaders no longer take make a step shorter
@@ -70,19 +72,21 @@ def host_seconds(program: Program, pricer: Pricer) -> float:
     """What the busiest training thread spends in the program's last step when it never waits."""
     found = 0.0
     for name, rank in _ranks(program).items():
-        found = max(found, _work(program, pricer, rank, [call for call in program.roles[name].threads[HOST] if _last(program, call)]))
+        calls = [call.segment for call in program.roles[name].threads[HOST] if _last(program, call)]
+        spent = {segment: sum(_spent(op, pricer, rank) for op in program.segments[segment]) for segment in set(calls)}
+        found = max(found, sum(map(spent.__getitem__, calls)))
     return found
 
 
 def loader_seconds(program: Program, pricer: Pricer) -> float:
-    """What each loader process of the busiest rank spends for a step when it never waits and nothing is shared: the batches of the last step,
-    spread over them all."""
+    """What each loader process of the busiest rank spends for a step when it never waits: the batches of the last step, spread over them all. On
+    a GPU's host each is as slow as all of them make each other; on CPU hosts, where they share cores and buses moment by moment, nothing is shared."""
     found = 0.0
     for name, rank in _ranks(program).items():
         loaders = {thread: calls for thread, calls in program.roles[name].threads.items() if thread.startswith("loader")}
-        if loaders:
-            made = [call for thread, calls in loaders.items() for call in calls if _last(program, call) and call.segment == thread]
-            found = max(found, _work(program, pricer, rank, made) / len(loaders))
+        made = [call.segment for thread, calls in loaders.items() for call in calls if _last(program, call) and call.segment == thread]
+        spent = {segment: _batch(program, pricer, rank, segment) for segment in set(made)}
+        found = max(found, sum(map(spent.__getitem__, made)) / max(1, len(loaders)))
     return found
 
 
@@ -95,18 +99,13 @@ def _last(program: Program, call: Call) -> bool:
     return call.step == program.steps - 1
 
 
-def _work(program: Program, pricer: Pricer, rank: int, calls: list[Call]) -> float:
-    """Seconds of the calls on one thread that never waits."""
-    spent = {
-        segment: sum(_spent(op, pricer, rank) for op in program.segments[segment])
-        for segment in dict.fromkeys(call.segment for call in calls)
-    }
-    return sum(spent[call.segment] for call in calls)
+def _batch(program: Program, pricer: Pricer, rank: int, segment: str) -> float:
+    """Of a loader process, to make a batch."""
+    costs = [(op, pricer.local(op, rank)) for op in program.segments[segment]]
+    return sum(cost.seconds for _, cost in (costs if program.device == "cpu" else steady(costs, pricer, rank, program.world)))
 
 
 def _spent(op: Op, pricer: Pricer, rank: int) -> float:
-    """Of the thread: its own work, or a launch."""
+    """Of the training thread: its own work, or a launch."""
     cost = pricer.local(op, rank)
-    if op.lane.startswith("loader"):
-        return cost.seconds
-    return cost.seconds if op.lane == HOST and op.kind in ("host", "compute") else cost.host
+    return cost.seconds if op.lane == HOST and op.kind in ("host", "compute", "copy") else cost.host

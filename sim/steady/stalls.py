@@ -13,7 +13,7 @@ from sim.cost.price import Pricer
 from sim.engine.run import simulate
 from sim.lower.output import BEFORE, WRITER
 from sim.lower.step import lower
-from sim.plan import Output
+from sim.plan import Output, Plan
 from sim.program import Program
 from sim.setting.bind import Setting
 from sim.steady.detail import STEPS, apart, simulated_ops
@@ -81,9 +81,12 @@ def output_seconds(setting: Setting, pricer: Pricer, step: float, fold: bool, po
                 sums = {"per_step": had.per_step + share * point.per_step, "seconds": had.seconds + share * point.seconds}
                 found[point.where] = msgspec.structs.replace(point, **sums)
     points += [msgspec.structs.replace(point, adds=longer.get(where)) for where, point in found.items()]
-    if every := output.checkpoint_every:
+    if output.checkpoint_every:
         run = loud(frozenset(["checkpoint_every"]))
-        added += _spread(points, known, sync_points(run.program, run.trace), every, step, run.step - without, _writing(run.trace))
+        adds = run.step - without if output.checkpoint_mode != "async" else _once(setting, pricer, fold)
+        if setting.plan.data.workers:
+            adds = _made_up(adds, setting.plan, step, metrics.breakdown(_run(setting, Output(), pricer, fold).trace).data_s)
+        added += _saved(points, known, run, output.checkpoint_every, without, max(0.0, adds))
     return added
 
 
@@ -109,26 +112,60 @@ def _run(setting: Setting, output: Output, pricer: Pricer, fold: bool) -> _Run:
     alone = plan.update.mode == "async"
 
     def simulated(steps: int) -> _Run:
-        program = lower(plan, setting.network, setting.framework, setting.topology.kind, steps)
-        trace = simulate(program, pricer, fold, setting.places, apart(simulated_ops(program, fold and setting.places)))
+        program, trace = _simulated(setting, plan, pricer, fold, steps)
         return _Run(program, trace, asynchrony.mean_step(trace).total if alone else metrics.step_time(trace), pricer)
 
     return simulated(LONG) if alone else until_settled(simulated, STEPS)
 
 
-def _spread(
-    points: list[SyncPoint], known: set[str], found: list[SyncPoint], every: int, step: float, adds: float, writing: float
-) -> float:
-    """Seconds per step of what adds `adds` where each step does it and every `every`-th will; its sync points, `found`, join `points`.
+def _simulated(setting: Setting, plan: Plan, pricer: Pricer, fold: bool, steps: int) -> tuple[Program, Trace]:
+    program = lower(plan, setting.network, setting.framework, setting.topology.kind, steps)
+    return program, simulate(program, pricer, fold, setting.places, apart(simulated_ops(program, fold and setting.places)))
 
-    Of a checkpoint that another thread writes meanwhile, it is what the state's copy takes, and of `writing` what is left when the next
-    one is due: the period is the longer of `every` steps and the writing, and the copy."""
-    copy, left = max(0.0, adds) - max(0.0, writing - step), max(0.0, writing - every * step)
-    points += spread([p for p in found if p.where not in known and p.where != BEFORE], every, copy / every)
+
+_AFTER = 4
+"""Steps in which what a checkpoint holds up is made up for, or is not."""
+
+
+def _once(setting: Setting, pricer: Pricer, fold: bool) -> float:
+    """Seconds that one checkpoint adds to its step and those after it, where none before is waited for."""
+
+    def spent(output: Output) -> float:
+        plan = msgspec.structs.replace(setting.plan, output=output)
+        alone = plan.update.mode == "async"
+        steps = LONG if alone else 2 * _AFTER - 1
+        trace = _simulated(setting, plan, pricer, fold, steps)[1]
+        return asynchrony.mean_step(trace).total * (steps - 2) if alone else sum(metrics.step_times(trace)[_AFTER - 1 :])
+
+    output, alone = setting.plan.output, setting.plan.update.mode == "async"
+    saves = msgspec.structs.replace(
+        Output(),
+        checkpoint_mode=output.checkpoint_mode,
+        checkpoint_to=output.checkpoint_to,
+        checkpoint_every=LONG // 2 + 1 if alone else _AFTER,
+    )
+    return spent(saves) - spent(Output())
+
+
+def _saved(points: list[SyncPoint], known: set[str], run: _Run, every: int, step: float, adds: float) -> float:
+    """Seconds per step of checkpoints that add `adds` to their step and those after it; in `run` each step makes one, here every `every`-th. Their
+    sync points join `points`.
+
+    Where another thread writes them meanwhile, and steps of `run` wait for it, they are as long as the writing and what it waits for: no period
+    is shorter."""
+    left = max(0.0, run.step - every * step - adds) if WRITER in {span.thread for span in run.trace.spans} else 0.0
+    found = [point for point in sync_points(run.program, run.trace) if point.where not in known]
+    points += spread([p for p in found if p.where != BEFORE], every, adds / every)
     points += [SyncPoint(p.op, p.where, p.per_step / every, left / every, left / every) for p in found if p.where == BEFORE]
-    return (copy + left) / every
+    return (adds + left) / every
 
 
-def _writing(trace: Trace) -> float:
-    """Seconds that a thread beside training writes one checkpoint."""
-    return max((span.end - span.start for span in trace.spans if span.thread == WRITER and span.kind == "copy"), default=0.0)
+def _made_up(adds: float, plan: Plan, step: float, stall: float) -> float:
+    """Seconds that a checkpoint of every so many steps adds, where one in each adds `adds`, and steps wait `stall` seconds for loaders.
+
+    Meanwhile these fill their stock, from which later steps come without waiting. A max-plus system's period is the longest of its cycles
+    (Baccelli et al., ch. 3): the training thread's, which never waits; the loaders', which never do; and the one that stands still until
+    the stock is full."""
+    whole = adds + stall
+    stock = plan.data.prefetch * plan.data.workers / plan.microbatches
+    return max(0.0, whole - plan.output.checkpoint_every * stall, whole - stock * step)

@@ -180,15 +180,23 @@ def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability 
     )
 
 
+_SELDOM = 10_000
+"""Steps from one checkpoint to the next, of which none waits for the one before."""
+
+
 def _unsaved(setting: Setting, step: float) -> tuple[float, float | None]:
-    """Seconds of a step without checkpoints, and of the stall of one; None where the plan makes none."""
-    every = setting.plan.output.checkpoint_every
-    if not every:
+    """Seconds of a step without checkpoints, and of the stall of one; None where the plan makes none. They come at the interval that is best,
+    by when the one before is long written, however often the plan makes them."""
+    if not setting.plan.output.checkpoint_every:
         return step, None
-    output = msgspec.structs.replace(setting.plan.output, checkpoint_every=0)
-    quiet = msgspec.structs.replace(setting, plan=msgspec.structs.replace(setting.plan, output=output))
-    unsaved = predict_setting(quiet, detail=False).step_time_s
-    return unsaved, every * max(0.0, step - unsaved)
+
+    def saving(every: int) -> float:
+        output = msgspec.structs.replace(setting.plan.output, checkpoint_every=every)
+        plan = msgspec.structs.replace(setting.plan, output=output)
+        return predict_setting(msgspec.structs.replace(setting, plan=plan), detail=False).step_time_s
+
+    unsaved = saving(0)
+    return unsaved, _SELDOM * max(0.0, saving(_SELDOM) - unsaved)
 
 
 def _energy(topology: Topology, run: Outcome, gpus: int) -> float | None:

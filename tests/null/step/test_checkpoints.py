@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sim.engine.run import simulate
@@ -55,3 +57,35 @@ def test_what_is_waited_for_is_named() -> None:
     writing = found.parameters * 3 * 2 / RATE
     assert adds["output/before"] == pytest.approx((writing - 2 * step(0)) / 2, rel=0.02)
     assert sum(adds.values()) == pytest.approx(found.breakdown.output_s)
+
+
+def long(tree: dict[str, Any], steps: int, every: int, edits: tuple[str, ...] = ()) -> float:
+    """The mean step of the last periods of so many, simulated as they come."""
+    setting = bind(load_plan(tree), "dgx-h100", edits)
+    program = lower(setting.plan, setting.network, setting.framework, "cuda", steps)
+    times = step_times(simulate(program, pricer_for(setting), detail=False))
+    periods = (steps - 1) // every // 2 * every
+    return sum(times[-periods:]) / periods
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize("every", [1, 3, 6])
+def test_stages_that_write_more_than_others_settle(every: int) -> None:
+    """The first stage has the table: its writer is done last, and the disk is then its own."""
+    tree = {"model": "gpt2-124m", "seq_len": 1024, "batch": {"micro": 4, "global": 32}, "parallel": {"pp": 4}}
+    tree["output"] = {"checkpoint_every": every, "checkpoint_mode": "async"}
+    slow = ("disk.write=2 GB/s",)
+    assert predict(tree, "dgx-h100", edits=slow).step_time_s == pytest.approx(long(tree, 25, every, slow), rel=0.01)
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize(("preprocess", "mode", "every"), [("20 ms", "sharded", 5), ("80 ms", "full", 2), ("20 ms", "sharded", 1)])
+def test_loaders_work_on_while_training_stands_still(preprocess: str, mode: str, every: int) -> None:
+    """What they put into store meanwhile, later steps take without waiting."""
+    tree: dict[str, Any] = {"model": "gpt2-124m", "seq_len": 1024, "batch": {"micro": 8, "global": 8}}
+    tree |= {"data": {"source": "disk", "workers": 4, "preprocess": preprocess}}
+    quiet = predict(tree, "dgx-h100").step_time_s
+    tree["output"] = {"checkpoint_every": every, "checkpoint_mode": mode}
+    found = predict(tree, "dgx-h100").step_time_s
+    assert found == pytest.approx(long(tree, 41, every), rel=0.01)
+    assert found >= quiet * (1 - 1e-9)
