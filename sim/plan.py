@@ -189,7 +189,8 @@ class Noise(_Section, frozen=True, kw_only=True):
     stragglers: str = "none"
     """`r3: 1.3x, r7: 2x` or `lognormal(0.05), seed=1`: factors on a rank's compute time."""
     imbalance: str = "none"
-    """`r0: 1.5x` (so many times the samples: input, forward and backward take longer, the update does not) or a distribution as above."""
+    """`r0: 1.5x` (so many times the samples: input, forward, backward and activations grow, the update does not) or a distribution as above. Ranks that
+    split a model or a sequence share their samples; tokens per second count the plan's own batch."""
 
 
 class Plan(_Section, frozen=True, kw_only=True):
@@ -262,6 +263,11 @@ class Plan(_Section, frozen=True, kw_only=True):
     def served(self) -> bool:
         """A server in host memory sums the gradients and updates."""
         return self.update.mode == "async" or self.update.aggregate == "cpu"
+
+    @property
+    def one_updates(self) -> bool:
+        """One place has the optimizer's state and updates for all ranks: a server, or the primary rank."""
+        return self.update.mode == "async" or self.update.aggregate != "gpu"
 
     @property
     def host_updates(self) -> bool:

@@ -13,11 +13,11 @@ import re
 
 from topologies.errors import UnitError
 
-_SIZE = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}
+_SIZE = {"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}
 _SIZE |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
 _TIME = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _RATE = {f"{name}/s": float(scale) for name, scale in _SIZE.items()}
-_RATE |= {f"{p}bit/s": s / 8 for p, s in (("", 1.0), ("K", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12))}
+_RATE |= {f"{p}bit/s": s / 8 for p, s in (("", 1.0), ("k", 1e3), ("K", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12))}
 _FLOPS = {f"{p}FLOP/s": s for p, s in (("M", 1e6), ("G", 1e9), ("T", 1e12), ("P", 1e15))}
 _POWER = {"mW": 1e-3, "W": 1.0, "kW": 1e3, "MW": 1e6}
 _FREQUENCY = {"Hz": 1.0, "kHz": 1e3, "MHz": 1e6, "GHz": 1e9}

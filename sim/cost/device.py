@@ -47,6 +47,9 @@ ANY = "sm80"
 
 STORED = {"mxfp8": "fp8", "rowfp8": "fp8", "nvfp4": "fp4"}
 """Dtypes that run at the rate of another."""
+BLOCKS = {"mxfp8": "fp4", "nvfp4": "fp4"}
+"""Dtypes whose blocks have scales of their own: matrix units that apply them came with those for 4 bits (PTX ISA, mma .block_scale: sm_100
+and later)."""
 
 
 def document(name: str) -> Mapping[str, object]:
@@ -91,7 +94,7 @@ def peak_flops(gpu: Gpu, dtype: str) -> float:
     key = STORED.get(dtype, dtype)
     if key not in gpu.flops and key == "tf32":
         key = "fp32"
-    if key not in gpu.flops:
-        known = ", ".join(sorted(gpu.flops))
+    if key not in gpu.flops or (dtype in BLOCKS and BLOCKS[dtype] not in gpu.flops):
+        known = ", ".join(sorted({*gpu.flops, *(name for name, units in BLOCKS.items() if units in gpu.flops)}))
         raise Refused(f"{gpu.name} ({gpu.arch}) has no units for {dtype}. Allowed on it: {known}. Choose such a precision, or another GPU")
     return gpu.flops[key]

@@ -19,6 +19,7 @@ from sim.cost.gemm import power_ratio
 from sim.cost.price import Source
 from sim.work import BYTES
 from topologies.devices import gpu as find_gpu
+from topologies.devices import shelf
 from topologies.hardware import Gpu
 
 
@@ -33,7 +34,14 @@ def training_clock(gpu: Gpu, dtype: str = "bf16") -> tuple[float, Source]:
     A GPU without a number takes that of its kin, scaled by the power limits (`kin_clock`).
     """
     clock, source = narrow_clock(gpu, _clocks("clock"), _clocks("fp8")) if is_narrow(dtype) else kin_clock(gpu, _clocks("clock"))
-    return min(1.0, clock * steered(gpu)), source
+    return min(1.0, clock * steered(gpu) / capped(gpu)), source
+
+
+def capped(gpu: Gpu) -> float:
+    """The boost clock over that of the catalog's GPU of this name: a lower one (`nvidia-smi --lock-gpu-clocks`) costs nothing where the power limit
+    had lowered the clock further."""
+    known = find_gpu(gpu.name).clock if gpu.name in shelf("gpus") else 0.0
+    return gpu.clock / known if gpu.clock and known else 1.0
 
 
 def steered(gpu: Gpu) -> float:
@@ -48,7 +56,7 @@ def is_narrow(dtype: str) -> bool:
 
 def vector_clock(gpu: Gpu) -> float:
     """The same of fp32 products without matrix units: 1 where no training steps tell otherwise."""
-    return _clocks("fp32").get(gpu.name, 1.0)
+    return min(1.0, _clocks("fp32").get(gpu.name, 1.0) / capped(gpu))
 
 
 def narrow_clock(gpu: Gpu, clocks: Mapping[str, float], narrow: Mapping[str, float]) -> tuple[float, Source]:

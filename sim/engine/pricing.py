@@ -129,7 +129,7 @@ class Pricing:
 
     def collective(self, op: Op, rank: int) -> Cost:
         """A collective of the rank's group, which NCCL runs as if alone, beside those of the groups that are simulated as this one."""
-        key = (op.name, op.bytes, op.how, op.works, op.lane, op.group, rank)
+        key = (op.name, op.cls, op.bytes, op.how, op.works, op.lane, op.group, rank)
         cost = self._meet_costs.get(key)
         if cost is None:
             groups, axis = self._whole, op.group

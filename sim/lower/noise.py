@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from sim.plan import Plan
+from sim.rules import mesh_of
 from topologies.errors import BadInput
 
 _RANK = re.compile(r"r(\d+)\s*:\s*(\d+(?:\.\d+)?)x?\Z")
@@ -27,8 +28,22 @@ def slowness(plan: Plan) -> Callable[[int], float]:
 
 
 def loads(plan: Plan) -> Callable[[int], float]:
-    """Rank -> factor on its samples, which its input, forward and backward feel (`sim.setting.uneven`). Raises as `slowness`."""
-    return _by_rank(table(plan.noise.imbalance, "noise.imbalance", plan.world, plan.seed + 1))
+    """Rank -> factor on its samples, which its input, forward and backward feel (`sim.setting.uneven`). Ranks that split a model or a sequence work on
+    the same samples: what is said of one holds for all of them, and one draw. Raises as `slowness`."""
+    text = plan.noise.imbalance
+    named = table(text, "noise.imbalance", plan.world, plan.seed + 1)
+    if not named:
+        return _one
+    mesh = mesh_of(plan)
+    batches = list(zip(mesh.places("dp_replicate"), mesh.places("dp_shard"), strict=True))
+    first: dict[tuple[int, int], int] = {}
+    for rank in sorted(named):
+        other = first.setdefault(batches[rank], rank)
+        if named[other] != named[rank] and not _DRAWN.match(text.strip()):
+            raise BadInput(
+                f"noise.imbalance = '{text}': r{other} and r{rank} work on the same samples. Give them one factor, or name one of them"
+            )
+    return _by_rank({rank: named[first[batch]] for rank, batch in enumerate(batches) if batch in first})
 
 
 def _by_rank(found: dict[int, float]) -> Callable[[int], float]:

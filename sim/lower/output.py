@@ -1,9 +1,9 @@
 """Output: the loss read on the host, syncs that the loop makes, checkpoints.
 
 `full`: the first rank of each data-parallel group gathers and writes its whole share, with the experts of all its group, the others wait.
-`sharded`: every rank writes its own part. `async`: the state is copied to host memory, then a thread writes it while training goes on; the
-next checkpoint waits until the one before is written, as host memory holds one (torchtitan/components/checkpoint.py: save() begins with
-_async_wait()).
+`sharded`: every rank writes its own part. Where one updates for all (a server, the primary rank), it alone has the state, and writes.
+`async`: the state is copied to host memory, then a thread writes it while training goes on; the next checkpoint waits until the one before is
+written, as host memory holds one (torchtitan/components/checkpoint.py: save() begins with _async_wait()).
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from sim.program import COMPUTE, D2H, HOST, Call, Op
 
 CLS = "output"
 WRITER = "writer"
+WRITE = "output/write"
+"""Where a rank stores its part of a checkpoint."""
 BEFORE = "output/before"
 """Where a checkpoint waits for the one before."""
 
@@ -64,12 +66,11 @@ def _stored(job: Job, share: Share) -> list[Stored]:
     for expert in (False, True):
         some = share.of(expert)
         parameters = some.elements * (4.0 if job.framework.precision.master and job.train else job.param_bytes)
-        state = (
-            some.states * moment_width(job.plan, state_width(job)) + kept(job.plan, some.elements, state_width(job)) if job.train else 0.0
-        )
-        on_device = parameters + state
+        moments = some.states * moment_width(job.plan, state_width(job)) if job.train else 0.0
+        outer = kept(job.plan, some.elements, state_width(job)) if job.train else 0.0
+        state, on_device = moments + outer, parameters + moments + outer
         if job.plan.host_updates and job.train:
-            on_device = 0.0 if job.framework.precision.master or job.plan.served else parameters
+            on_device = outer + (0.0 if job.framework.precision.master or job.plan.served else parameters)
         ways = job.size(job.mesh.shard_axis(expert)) if job.zero else 1
         if parameters:
             found.append(Stored(expert, parameters + state, on_device, ways))
@@ -79,7 +80,7 @@ def _stored(job: Job, share: Share) -> list[Stored]:
 def _written(job: Job, stored: Stored, size: float) -> float:
     """Bytes that this rank writes where it holds `size` of them; sharded, ranks that hold the same share the work."""
     apart = stored.expert and job.mesh.apart
-    if job.plan.output.checkpoint_mode != "full":
+    if job.plan.output.checkpoint_mode != "full" and not job.plan.one_updates:
         return size * stored.ways / job.size("edp" if apart else job.data_axis)
     return size * stored.ways * (job.size("ep") / job.mesh.copies if apart else 1)
 
@@ -93,7 +94,7 @@ def checkpoint(job: Job, share: Share, writes: bool) -> list[Op]:
     """What the training thread does; `writes`: this rank stores something itself."""
     mode, size = job.plan.output.checkpoint_mode, checkpoint_bytes(job, share)
     before = Op(BEFORE, "sync", HOST, event="output/written", shift=-job.plan.output.checkpoint_every, cls=CLS)
-    ops: list[Op] = [*([before] if mode == "async" else []), spent("output/checkpoint", "checkpoint", cls=CLS)]
+    ops: list[Op] = [*([before] if mode == "async" and writes else []), spent("output/checkpoint", "checkpoint", cls=CLS)]
     group, stored = job.data_axis, _stored(job, share)
     gathered = _gather(job, stored) if mode == "full" else []
     ops += gathered
@@ -103,7 +104,7 @@ def checkpoint(job: Job, share: Share, writes: bool) -> list[Op]:
             ops.append(_write(job, size, HOST))
         else:
             ops.append(Op("output/copied", "record", HOST, event="output/copied", shift=0))
-    if mode != "async" and job.size(group) > 1:
+    if mode != "async" and job.size(group) > 1 and job.plan.update.mode != "async":
         ops.append(collective(job, "output/barrier", HOST, "barrier", 0, group, CLS))
     return ops
 
@@ -130,7 +131,7 @@ def _to_host(job: Job, size: int) -> list[Op]:
 
 
 def _write(job: Job, size: int, lane: str) -> Op:
-    return Op("output/write", "copy", lane, bytes=size, how="disk" if job.plan.output.checkpoint_to == "disk" else "store", cls=CLS)
+    return Op(WRITE, "copy", lane, bytes=size, how="disk" if job.plan.output.checkpoint_to == "disk" else "store", cls=CLS)
 
 
 def writer(job: Job, share: Share) -> list[Op]:

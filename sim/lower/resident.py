@@ -44,8 +44,9 @@ def _block(job: Job, block: Block) -> tuple[float, float, float]:
 
 def _state(job: Job, part: Part) -> float:
     """Bytes of the part's optimizer state on the device."""
+    outer = kept(job.plan, part.params, state_width(job))
     if job.plan.host_updates:
-        return 0.0
+        return outer
     master = 4.0 if job.framework.precision.master and job.zero != 3 else 0.0
     moments = states(job.plan.optimizer.name, part.params, part.in_matrices, part.factored) * moment_width(job.plan, state_width(job))
-    return moments + master * part.params + kept(job.plan, part.params, state_width(job))
+    return moments + master * part.params + outer

@@ -148,7 +148,7 @@ def role(job: Job, place: Place, stages: list[StageSegments], segments: Segments
     if any(stage.takes_input for stage in stages):
         segments.update(loading.loaders(job))
         threads |= loading.loader_calls(job)
-    threads |= _servers(job, place, share, segments) | _writers(job, share, tag, segments)
+    threads |= _servers(job, place, share, segments) | _writers(job, place, share, tag, segments)
     return Role(threads)
 
 
@@ -187,8 +187,7 @@ def _end(job: Job, place: Place, share: Share, stages: list[StageSegments], tag:
     if output.due(o.sync_every, step):
         line += _call(segments, "sync", output.sync(job), step)
     if output.due(o.checkpoint_every, step):
-        writes = place.leads or o.checkpoint_mode != "full"
-        line += _call(segments, f"{tag}checkpoint", output.checkpoint(job, share, writes), step)
+        line += _call(segments, f"{tag}checkpoint", output.checkpoint(job, share, _saves(job, place)), step)
     return line
 
 
@@ -223,7 +222,7 @@ def update_ops(job: Job, place: Place, share: Share, stages: list[StageSegments]
 
 def _servers(job: Job, place: Place, share: Share, segments: Segments) -> dict[str, tuple[Call, ...]]:
     """Threads of the parameter server, beside rank 0."""
-    if job.plan.update.mode != "async" or place.rank != 0:
+    if job.plan.update.mode != "async" or place.rank != 0 or not job.train:
         return {}
     found = {}
     for worker in range(job.mesh.world):
@@ -232,9 +231,14 @@ def _servers(job: Job, place: Place, share: Share, segments: Segments) -> dict[s
     return found
 
 
-def _writers(job: Job, share: Share, tag: str, segments: Segments) -> dict[str, tuple[Call, ...]]:
+def _saves(job: Job, place: Place) -> bool:
+    """Does this rank write a part of a checkpoint? Of asynchronous updates the rank that the server is beside does."""
+    return place.leads or place.rank == 0 or not (job.plan.one_updates or job.plan.output.checkpoint_mode == "full")
+
+
+def _writers(job: Job, place: Place, share: Share, tag: str, segments: Segments) -> dict[str, tuple[Call, ...]]:
     name = f"{tag}writer"
-    calls = output.writer_calls(job, name)
+    calls = output.writer_calls(job, name) if _saves(job, place) else ()
     if not calls:
         return {}
     segments[name] = tuple(output.writer(job, share))

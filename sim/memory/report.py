@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from sim.framework.framework import Framework
+from sim.lower.noise import loads
 from sim.memory.activations import Known, Moment, Pass, moments, passes, widest
 from sim.memory.overhead import apart_bytes, context_bytes
 from sim.memory.static import static_bytes
@@ -58,11 +59,6 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     stage: int = 0
     """Pipeline rank that this is."""
     remedies: tuple[str, ...] = ()
-
-    @property
-    def state(self) -> int:
-        """What a sharded checkpoint of this rank holds: parameters and optimizer."""
-        return self.parameters + self.optimizer
 
     @property
     def allocated(self) -> int:
@@ -120,7 +116,7 @@ def _stage(
 ) -> MemoryReport:
     """One pipeline rank at its fullest moment: inside a backward pass, or in the optimizer step."""
     static = static_bytes(plan, network, framework, chunks)
-    found = _moments(plan, framework, rank, chunks, static, known)
+    found = _loaded(plan, _moments(plan, framework, rank, chunks, static, known))
     worst = max(found, key=sum)
     return MemoryReport(
         parameters=static["parameters"],
@@ -133,6 +129,13 @@ def _stage(
         + apart_bytes(framework, device, found, worst),
         stage=rank,
     )
+
+
+def _loaded(plan: Plan, found: list[Moment]) -> list[Moment]:
+    """The same on the rank with most samples; the first moment, the optimizer's, knows none."""
+    most = max(map(loads(plan), range(plan.world))) if plan.noise.imbalance != "none" else 1.0
+    rest = [one._replace(activations=round(one.activations * most), working=round(one.working * most)) for one in found[1:]]
+    return [found[0], *rest] if most != 1.0 else found
 
 
 def _moments(plan: Plan, framework: Framework, rank: int, chunks: tuple[Blocks, ...], static: dict[str, int], known: Known) -> list[Moment]:

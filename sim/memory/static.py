@@ -45,15 +45,17 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, chunks: tup
         if frozen or not train:
             continue
         totals["gradients"] += (count if zero < 2 else sharded) * grad
+        totals["optimizer"] += outer.kept(plan, own, state)
+        if plan.update.mode == "local" and mesh.size("grad") > 1:
+            flat += own * (state if plan.update.outer == "nesterov" else stored)
         if not plan.host_updates:
             master = framework.precision.master and whole and not framework.precision.autocast
-            totals["optimizer"] += moment_width(plan, state) * kept * own / count + state * own * master + outer.kept(plan, own, state)
+            totals["optimizer"] += moment_width(plan, state) * kept * own / count + state * own * master
             totals["step"] += (
                 own * state * constants()["optimizer.foreach"] * (framework.optimizer.implementation == "foreach" and copies > 0)
             )
             totals["step"] += own * framework.optimizer.flat_step
-            flat += own * state * bool(outer.kept(plan, own, state)) * (mesh.size("grad") > 1)
-    totals["step"] = max(totals["step"], flat)  # what ranks have moved by, joined for its message
+    totals["step"] = max(totals["step"], flat)  # parameters, or what they have moved by, joined for their message
     if train and plan.optimizer.name == "muon":
         totals["step"] += muon.workspace(part for chunk in chunks for _, block in chunk for part in block.parts if not part.frozen)
     totals["gathered"] = _gathered(plan, framework, chunks, mesh.size("grad"), totals["gradients"], network.ends_tied)

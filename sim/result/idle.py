@@ -157,7 +157,7 @@ RULES = (
     ),
     Rule("update.aggregate", _forward, "nothing is updated"),
     Rule("update.every", lambda s: s.plan.update.mode != "local", 'mode is not "local"'),
-    Rule("update.outer", lambda s: _forward(s) or s.plan.update.mode != "local", 'mode is not "local"'),
+    Rule("update.outer", lambda s: _forward(s) or s.plan.update.mode != "local", 'nothing is updated, or mode is not "local"'),
     Rule("data.sample", lambda s: s.plan.data.source == "memory" and not s.plan.data.preprocess, 'source = "memory": nothing is read'),
     Rule("data.prefetch", lambda s: s.plan.data.workers == 0, "workers = 0: the training process loads"),
     Rule("data.pinned", _on_cpu, "on a CPU batches are not copied to a device"),

@@ -13,6 +13,8 @@ _FOR_EACH_STEP = ("optimizer", "grad.copy", "output")
 """Classes of kernels that come once a step, whatever the batch."""
 _FOR_EACH_SAMPLE = ("data", "comm.offload")
 """Classes of copies and of work of CPU threads: the batch and the activations."""
+_ACTIVATIONS = ("comm.tp", "comm.cp", "comm.ep", "comm.pp")
+"""Classes of messages that carry them."""
 
 
 def grows(op: Op) -> bool:
@@ -28,7 +30,15 @@ class Uneven:
     def __init__(self, inner: Pricer, loads: Callable[[int], float]) -> None:
         self._inner, self._loads = inner, loads
         self.capacity = inner.capacity
-        self.collective, self.message, self.slowdown = inner.collective, inner.message, inner.slowdown
+        self.slowdown = inner.slowdown
+
+    def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
+        """As long as for the member with most samples."""
+        return _larger(op, self._inner.collective(op, members, siblings), max(map(self._loads, members)))
+
+    def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
+        """Of the sender's samples."""
+        return _larger(op, self._inner.message(op, source, target, siblings), self._loads(source))
 
     def local(self, op: Op, rank: int) -> Cost:
         """So many times as long, at the same rates; launches as they are."""
@@ -41,3 +51,10 @@ class Uneven:
             ready = seconds + ready - cost.seconds if cost.seconds >= cost.host else cost.host + (ready - cost.host) * load
             ready = max(ready, seconds)
         return msgspec.structs.replace(cost, seconds=seconds, ready=ready, beside=cost.beside * load)
+
+
+def _larger(op: Op, cost: Cost, load: float) -> Cost:
+    """A message of so many times the samples, where it carries what is computed of them."""
+    if load == 1.0 or not op.cls.startswith(_ACTIVATIONS):
+        return cost
+    return msgspec.structs.replace(cost, seconds=cost.latency + (cost.seconds - cost.latency) * load)

@@ -11,7 +11,7 @@ import msgspec
 
 from sim.cost.price import Pricer
 from sim.engine.run import simulate
-from sim.lower.output import BEFORE, WRITER
+from sim.lower.output import BEFORE
 from sim.lower.step import lower
 from sim.plan import Output, Plan
 from sim.program import Program
@@ -83,10 +83,7 @@ def output_seconds(setting: Setting, pricer: Pricer, step: float, fold: bool, po
     points += [msgspec.structs.replace(point, adds=longer.get(where)) for where, point in found.items()]
     if output.checkpoint_every:
         run = loud(frozenset(["checkpoint_every"]))
-        adds = run.step - without if output.checkpoint_mode != "async" else _once(setting, pricer, fold)
-        if setting.plan.data.workers:
-            adds = _made_up(adds, setting.plan, step, metrics.breakdown(_run(setting, Output(), pricer, fold).trace).data_s)
-        added += _saved(points, known, run, output.checkpoint_every, without, max(0.0, adds))
+        added += _saved(points, known, run, output.checkpoint_every, without, *_held_up(setting, pricer, fold, run.step, without))
     return added
 
 
@@ -123,44 +120,58 @@ def _simulated(setting: Setting, plan: Plan, pricer: Pricer, fold: bool, steps: 
     return program, simulate(program, pricer, fold, setting.places, apart(simulated_ops(program, fold and setting.places)))
 
 
+def _held_up(setting: Setting, pricer: Pricer, fold: bool, saving: float, quiet: float) -> tuple[float, float]:
+    """Seconds that one checkpoint adds to its step and those after it, and of the shortest period from one to the next. `saving`: a step of a loop
+    that makes one in each, `quiet`: of one without.
+
+    Where another thread writes them meanwhile, steps that wait for the one before are as long as the writing and what it waits for: no period is
+    shorter."""
+    output, beside = setting.plan.output, setting.plan.output.checkpoint_mode == "async"
+    if setting.plan.update.mode == "async":
+        return _paced(setting, pricer, fold), 0.0
+    adds = max(0.0, _once(setting, pricer, fold) if beside else saving - quiet)
+    if setting.plan.data.workers:
+        stall = metrics.breakdown(_run(setting, Output(), pricer, fold).trace).data_s
+        adds = _made_up(adds, setting.plan, quiet, stall, output.checkpoint_every)
+    return adds, saving if beside else 0.0
+
+
 _AFTER = 4
 """Steps in which what a checkpoint holds up is made up for, or is not."""
 
 
 def _once(setting: Setting, pricer: Pricer, fold: bool) -> float:
-    """Seconds that one checkpoint adds to its step and those after it, where none before is waited for."""
+    """Of a checkpoint that waits for none before."""
+    output = setting.plan.output
+    saves = Output(checkpoint_mode=output.checkpoint_mode, checkpoint_to=output.checkpoint_to, checkpoint_every=_AFTER)
 
     def spent(output: Output) -> float:
         plan = msgspec.structs.replace(setting.plan, output=output)
-        alone = plan.update.mode == "async"
-        steps = LONG if alone else 2 * _AFTER - 1
-        trace = _simulated(setting, plan, pricer, fold, steps)[1]
-        return asynchrony.mean_step(trace).total * (steps - 2) if alone else sum(metrics.step_times(trace)[_AFTER - 1 :])
+        return sum(metrics.step_times(_simulated(setting, plan, pricer, fold, 2 * _AFTER - 1)[1])[_AFTER - 1 :])
 
-    output, alone = setting.plan.output, setting.plan.update.mode == "async"
-    saves = msgspec.structs.replace(
-        Output(),
-        checkpoint_mode=output.checkpoint_mode,
-        checkpoint_to=output.checkpoint_to,
-        checkpoint_every=LONG // 2 + 1 if alone else _AFTER,
-    )
     return spent(saves) - spent(Output())
 
 
-def _saved(points: list[SyncPoint], known: set[str], run: _Run, every: int, step: float, adds: float) -> float:
-    """Seconds per step of checkpoints that add `adds` to their step and those after it; in `run` each step makes one, here every `every`-th. Their
-    sync points join `points`.
+def _paced(setting: Setting, pricer: Pricer, fold: bool) -> float:
+    """Of one where ranks do not wait for each other: by how much it lowers their common pace. Where several come in a simulation, they come as
+    often as the plan's."""
+    every, seldom = setting.plan.output.checkpoint_every, LONG // 2 + 1
+    output = msgspec.structs.replace(setting.plan.output, **dict.fromkeys(_SYNCS, 0), checkpoint_every=min(every, seldom))
+    longer = _run(setting, output, pricer, fold).step - _run(setting, Output(), pricer, fold).step
+    return max(0.0, longer) * (every if every < seldom else LONG - 2)
 
-    Where another thread writes them meanwhile, and steps of `run` wait for it, they are as long as the writing and what it waits for: no period
-    is shorter."""
-    left = max(0.0, run.step - every * step - adds) if WRITER in {span.thread for span in run.trace.spans} else 0.0
+
+def _saved(points: list[SyncPoint], known: set[str], run: _Run, every: int, step: float, adds: float, least: float) -> float:
+    """Seconds per step of checkpoints that each add `adds`, every so many steps of `step` seconds, with `least` from one to the next; their sync
+    points, as in `run`, join `points`."""
+    left = max(0.0, least - every * step - adds)
     found = [point for point in sync_points(run.program, run.trace) if point.where not in known]
     points += spread([p for p in found if p.where != BEFORE], every, adds / every)
     points += [SyncPoint(p.op, p.where, p.per_step / every, left / every, left / every) for p in found if p.where == BEFORE]
     return (adds + left) / every
 
 
-def _made_up(adds: float, plan: Plan, step: float, stall: float) -> float:
+def _made_up(adds: float, plan: Plan, step: float, stall: float, every: int) -> float:
     """Seconds that a checkpoint of every so many steps adds, where one in each adds `adds`, and steps wait `stall` seconds for loaders.
 
     Meanwhile these fill their stock, from which later steps come without waiting. A max-plus system's period is the longest of its cycles
@@ -168,4 +179,4 @@ def _made_up(adds: float, plan: Plan, step: float, stall: float) -> float:
     the stock is full."""
     whole = adds + stall
     stock = plan.data.prefetch * plan.data.workers / plan.microbatches
-    return max(0.0, whole - plan.output.checkpoint_every * stall, whole - stock * step)
+    return max(0.0, whole - every * stall, whole - stock * step)

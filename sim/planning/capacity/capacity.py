@@ -9,7 +9,9 @@ from typing import Any
 import msgspec
 
 from sim.files.machinefile import machine_words
-from sim.plan import Plan
+from sim.lower.output import WRITE
+from sim.lower.step import lower
+from sim.plan import Output, Plan
 from sim.planning.capacity.goodput import Outcome, Reliability, expected
 from sim.predict import predict_setting
 from sim.result.figures import figures_of_memory
@@ -154,11 +156,11 @@ def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability 
     setting = bind(plan, on, edits)
     found = predict_setting(setting, detail=False)
     step, own = _unsaved(setting, found.step_time_s)
-    report, fit = figures_of_memory(setting)
+    _, fit = figures_of_memory(setting)
     steps = math.ceil(tokens / (plan.global_batch * setting.network.seq))
     how = how or Reliability()
     work = steps * step
-    stall = checkpoint if checkpoint is not None else report.state / 1e9 if own is None else own
+    stall = checkpoint if checkpoint is not None else _shard(setting) / _RATE if own is None else own
     mtbf = how.mtbf(plan.world, setting.topology.ranks_per_node)
     run, interval = expected(work, stall, mtbf, how, seed, step=step)
     return Capacity(
@@ -197,6 +199,18 @@ def _unsaved(setting: Setting, step: float) -> tuple[float, float | None]:
 
     unsaved = saving(0)
     return unsaved, _SELDOM * max(0.0, saving(_SELDOM) - unsaved)
+
+
+_RATE = 1e9
+"""Bytes per second at which each GPU's part of a checkpoint is written where the plan does not say where to (assumed)."""
+
+
+def _shard(setting: Setting) -> int:
+    """Bytes that the rank with most writes of a sharded checkpoint."""
+    output = Output(checkpoint_every=1, checkpoint_mode="sharded")
+    plan = msgspec.structs.replace(setting.plan, output=output)
+    program = lower(plan, setting.network, setting.framework, setting.topology.kind, 1)
+    return max((op.bytes for ops in program.segments.values() for op in ops if op.id == WRITE), default=0)
 
 
 def _energy(topology: Topology, run: Outcome, gpus: int) -> float | None:

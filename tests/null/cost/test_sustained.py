@@ -16,6 +16,8 @@ from sim.cost.kernel import assume, kernel_cost
 from sim.cost.sustained import kin_clock, narrow_clock, slowest, vector_clock
 from sim.work import Conv, Gemm, MemoryBound
 from topologies.devices import gpu
+from topologies.hardware import Gpu
+from topologies.load import load_topology
 
 BIG = Gemm(8192, 8192, 8192)
 
@@ -117,3 +119,23 @@ def test_a_refit_sets_both_clocks_and_lets_go_of_them() -> None:
     finally:
         assume(None)
     assert seconds() == before
+
+
+def test_a_lower_clock_costs_nothing_until_it_binds() -> None:
+    """Under load the power limit keeps an H100 at 0.83 of its boost clock; below that, large products slow down in proportion."""
+    machine = load_topology("dgx-h100")
+    boost = gpu("h100-sxm")
+
+    def seconds(share: float) -> float:
+        ((edited, _),) = load_topology(machine, (f"gpu.clock={boost.clock * share / 1e6:.3f} MHz",)).devices(8)
+        assert isinstance(edited, Gpu)
+        assert peak_flops(edited, "bf16") == pytest.approx(share * peak_flops(boost, "bf16"), rel=1e-5)
+        return kernel_cost(BIG, edited).seconds
+
+    whole = kernel_cost(BIG, boost).seconds
+    assert seconds(0.9) == pytest.approx(whole, rel=0.03)
+    assert seconds(0.4) / seconds(0.8) == pytest.approx(2.0, rel=0.05)
+    assert (
+        kernel_cost(MemoryBound("copy", 1 << 30, 1 << 30), boost).seconds
+        == kernel_cost(MemoryBound("copy", 1 << 30, 1 << 30), msgspec.structs.replace(boost, clock=boost.clock / 2)).seconds
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,6 +35,37 @@ def test_more_samples_lengthen_all_but_the_update(on: str) -> None:
     slow = predict(tree | {"batch": {"micro": 8}, "noise": {"stragglers": "r0: 1.5x"}}, on)
     assert even.step_time_s < uneven.step_time_s < slow.step_time_s
     assert uneven.step_time_s == pytest.approx(larger.step_time_s, rel=0.04), "kernels of more samples are a little more efficient"
+
+
+@pytest.mark.parametrize("parallel", [{"pp": 4}, {"tp": 4, "sequence_parallel": True}, {"cp": 2, "tp": 2}, {}], ids=str)
+def test_all_who_work_on_the_same_samples_have_more(parallel: dict[str, Any]) -> None:
+    """One data-parallel rank of twice the samples is a plan of micro-batches twice as large, its messages and memory too."""
+    tree = {"model": {"base": "llama3-8b", "layers": 8}, "seq_len": 2048, "parallel": parallel, "batch": {"micro": 4, "global": 16}}
+    double = predict(tree | {"batch": {"micro": 8, "global": 32}}, "dgx-h100")
+    uneven = predict(tree | {"noise": {"imbalance": "r0: 2x"}}, "dgx-h100")
+    assert uneven.step_time_s == pytest.approx(double.step_time_s, rel=0.03)
+    assert uneven.peak_memory_bytes == pytest.approx(double.peak_memory_bytes, rel=0.02)
+
+
+def test_ranks_of_one_batch_cannot_have_different_shares() -> None:
+    plan = load_plan(
+        {"model": "gpt2-124m", "parallel": {"dp_replicate": 2, "tp": 2}, "batch": {"global": 4}, "noise": {"imbalance": "r2: 2x, r3: 3x"}}
+    )
+    with pytest.raises(BadInput, match="r2 and r3 work on the same samples"):
+        loads(plan)
+
+
+def test_a_draw_is_one_for_all_ranks_of_a_batch() -> None:
+    plan = load_plan(
+        {
+            "model": "gpt2-124m",
+            "parallel": {"dp_replicate": 4, "tp": 2},
+            "batch": {"global": 4},
+            "noise": {"imbalance": "lognormal(0.1), seed=3"},
+        }
+    )
+    found = [loads(plan)(rank) for rank in range(8)]
+    assert found[::2] == found[1::2] and len(set(found)) == 4
 
 
 @pytest.mark.no_cover

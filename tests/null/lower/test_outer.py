@@ -89,6 +89,32 @@ def test_it_keeps_a_copy_and_a_momentum(optimizer: str) -> None:
     assert c - a == pytest.approx(8 * params, rel=1e-6) and d - b == pytest.approx(8 * params, rel=1e-6)
 
 
+def test_what_the_outer_step_needs_is_on_the_device_wherever_the_inner_one_runs() -> None:
+    tree = {"model": "gpt2-124m", "seq_len": 512, "parallel": {"dp_replicate": 4}, "optimizer": {"on": "cpu"}}
+    found = []
+    for outer in ("average", "nesterov"):
+        setting = bind(load_plan(tree | {"update": {"mode": "local", "outer": outer}}), "dgx-h100")
+        report = memory_of(setting.plan, setting.network, setting.framework)
+        program = lower(setting.plan, setting.network, setting.framework, "cuda", 1)
+        found.append((report.optimizer, program.resident["optimizer"]))
+    moved = 2 * 2 * setting.network.parameters
+    assert found == [(0, 0), (pytest.approx(moved, rel=1e-6), pytest.approx(moved, rel=1e-6))]
+
+
+def test_parameters_are_joined_to_be_averaged() -> None:
+    """torch's average_parameters: "requires extra memory of the same size as the given parameters"."""
+    from sim.memory.static import static_bytes
+    from sim.model.stages import layout
+
+    tree = {"model": "gpt2-124m", "seq_len": 512, "parallel": {"dp_replicate": 4}, "optimizer": {"name": "sgd"}}
+    found = []
+    for update in ({}, {"mode": "local"}):
+        setting = bind(load_plan(tree | {"update": update}), "dgx-h100")
+        (chunk,) = layout(setting.network, setting.plan)
+        found.append(static_bytes(setting.plan, setting.network, setting.framework, (chunk,))["step"])
+    assert found == [0, 2 * setting.network.parameters]
+
+
 def test_the_joined_message_counts_at_the_step() -> None:
     """A model whose activations are small: SGD without intermediates, then the flat outer gradient of all ranks' movement."""
     from sim.memory.static import static_bytes

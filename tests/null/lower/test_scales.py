@@ -46,7 +46,7 @@ def test_each_chunks_pass_ends_with_one_message_among_its_stage() -> None:
     ("framework", "precision"), [("nemo", "bf16"), ("megatron-bridge", "fp8"), ("mlperf-nvidia", "fp8"), ("nemo", "mxfp8")]
 )
 def test_who_has_no_delayed_scales_or_keeps_them_alone_sends_nothing(framework: str, precision: str) -> None:
-    found = predict(plan(framework, precision), "2x dgx-h100").program
+    found = predict(plan(framework, precision), "2x dgx-b200").program
     assert found is not None and not agreements(found, 0)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import pytest
 
 from sim.engine.run import simulate
 from sim.files.planfile import load_plan
 from sim.lower.noise import slowness
-from sim.program import Program
+from sim.program import Call, Program
 from sim.timeline.metrics import step_times
 from tests.null.lower.tiny import MIB, QUIET, Constant, messages, network, program, show
 from topologies.errors import BadInput, Refused
@@ -160,6 +162,29 @@ def test_asynchronous_checkpoints_are_written_by_a_thread() -> None:
     assert list(p.roles["pp0"].threads) == ["host", "writer"]
     assert segment(p, "writer") == ["writer: output/begin", "writer: output/write", "writer: output/end"]
     assert "host: output/write" not in show(p.segments["checkpoint"])
+    simulate(p, Constant())
+
+
+@pytest.mark.parametrize("mode", ["sharded", "full", "async"])
+def test_who_is_beside_the_server_writes_what_it_holds(mode: str) -> None:
+    """Nothing is copied from devices, and nobody waits."""
+    output = {"checkpoint_every": 1, "checkpoint_mode": mode}
+    p = program({"parallel": {"dp_replicate": 3}, "update": {"mode": "async"}, "output": output}, steps=3)
+    found = {op.id: op.bytes for ops in p.segments.values() for op in ops if op.id.startswith("output/") and op.bytes}
+    assert found == {"output/write": 3 * 8 * MIB}
+    assert not any(op.name == "barrier" for ops in p.segments.values() for op in ops)
+    writers = [rank for rank, role in enumerate(p.role_of) for calls in [p.roles[role].threads] if writes(p, calls)]
+    assert writers == [0]
+    simulate(p, Constant())
+
+
+def writes(p: Program, threads: Mapping[str, Sequence[Call]]) -> bool:
+    return any(op.id == "output/write" for calls in threads.values() for call in calls for op in p.segments[call.segment])
+
+
+def test_inference_knows_no_server() -> None:
+    p = program({"task": "forward", "parallel": {"dp_replicate": 2}, "update": {"mode": "async"}})
+    assert all(list(role.threads) == ["host"] for role in p.roles.values())
     simulate(p, Constant())
 
 

@@ -170,7 +170,9 @@ def test_what_is_not_described_is_refused() -> None:
         spec_of({"family": "mlp", "widths": [8]}, "[model]")
 
 
-@pytest.mark.parametrize(("precision", "machine"), [("fp8", "dgx-a100"), ("fp4", "dgx-h100"), ("bf16", "dgx1-v100")])
+@pytest.mark.parametrize(
+    ("precision", "machine"), [("fp8", "dgx-a100"), ("fp4", "dgx-h100"), ("mxfp8", "dgx-h100"), ("mxfp8", "l40s-x8"), ("bf16", "dgx1-v100")]
+)
 def test_a_precision_without_units_names_field_value_and_remedy(precision: str, machine: str) -> None:
     with pytest.raises(Refused, match=rf'precision = "{precision}": .* has no units for {precision}\. Allowed on it: .*another GPU'):
         bind({"model": "llama3.2-1b", "precision": precision}, machine)

@@ -153,12 +153,3 @@ def test_checkpoints_that_cost_nothing_are_made_after_every_step() -> None:
 def test_reliability_that_cannot_be_is_refused(said: dict[str, float]) -> None:
     with pytest.raises(BadInput, match=next(iter(said))):
         Reliability(**said)  # type: ignore[arg-type]
-
-
-def test_how_often_the_plan_saves_does_not_matter() -> None:
-    """Checkpoints of the best interval wait for none before, whatever those of the plan do."""
-    plan = {"model": "gpt2-1.5b", "seq_len": 1024, "batch": {"micro": 4, "global": 32}, "parallel": {"dp_replicate": 8}}
-    output = {"checkpoint_mode": "async", "checkpoint_to": "store"}
-    tries = [capacity(load_plan(plan | {"output": output | {"checkpoint_every": every}}), "dgx-h100", 1e11) for every in (1, 10, 1000)]
-    assert tries[0].checkpoint_interval_s == pytest.approx(tries[2].checkpoint_interval_s, rel=1e-6)
-    assert tries[1].checkpoint_interval_s == pytest.approx(tries[2].checkpoint_interval_s, rel=1e-6)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sim.files.planfile import load_plan
+from sim.lower.step import lower
 from sim.planning.capacity.capacity import capacity, load_prices
 from sim.planning.capacity.goodput import Reliability
 from sim.planning.explain.explanation import explain
@@ -71,3 +72,25 @@ def test_capacity_is_steps_times_seconds_and_money_is_hours_times_price(tmp_path
     prices.write_text("dgx-h100 = -1\n")
     with pytest.raises(BadInput, match="is no price"):
         load_prices(prices)
+
+
+def test_how_often_the_plan_saves_does_not_matter() -> None:
+    """Checkpoints of the best interval wait for none before, whatever those of the plan do."""
+    plan = {"model": "gpt2-1.5b", "seq_len": 1024, "batch": {"micro": 4, "global": 32}, "parallel": {"dp_replicate": 8}}
+    output = {"checkpoint_mode": "async", "checkpoint_to": "store"}
+    tries = [capacity(load_plan(plan | {"output": output | {"checkpoint_every": every}}), "dgx-h100", 1e11) for every in (1, 10, 1000)]
+    assert tries[0].checkpoint_interval_s == pytest.approx(tries[2].checkpoint_interval_s, rel=1e-6)
+    assert tries[1].checkpoint_interval_s == pytest.approx(tries[2].checkpoint_interval_s, rel=1e-6)
+
+
+def test_an_unsaid_checkpoint_holds_one_copy_of_the_state() -> None:
+    """At 1 GB/s a GPU: what replicas have in common is written once, what is frozen is not."""
+    for name in ("gpt2-ddp8", "llama2-70b-lora"):
+        plan = load_plan(name)
+        saved = load_plan(plan, ("output.checkpoint_every=1", "output.checkpoint_mode=sharded"))
+        setting = bind(saved, "dgx-h100")
+        program = lower(saved, setting.network, setting.framework, "cuda", 1)
+        bytes_ = max(op.bytes for ops in program.segments.values() for op in ops if op.id == "output/write")
+        unsaid, said = (capacity(plan, "dgx-h100", 1e11, checkpoint=at).checkpoint_interval_s for at in (None, bytes_ / 1e9))
+        assert unsaid == said
+        assert bytes_ < setting.network.parameters * (6 / 8 + 0.01)
