@@ -260,14 +260,19 @@ class Plan(_Section, frozen=True, kw_only=True):
         return self.optimizer.on == "cpu" or self.memory.offload == "optimizer"
 
     @property
+    def asynchronous(self) -> bool:
+        """Ranks meet at a server when each comes to it, and wait for nobody else."""
+        return self.update.mode == "async" and self.task != "forward"
+
+    @property
     def served(self) -> bool:
         """A server in host memory sums the gradients and updates."""
-        return self.update.mode == "async" or self.update.aggregate == "cpu"
+        return self.asynchronous or self.update.aggregate == "cpu"
 
     @property
     def one_updates(self) -> bool:
         """One place has the optimizer's state and updates for all ranks: a server, or the primary rank."""
-        return self.update.mode == "async" or self.update.aggregate != "gpu"
+        return self.asynchronous or (self.task != "forward" and self.update.aggregate != "gpu")
 
     @property
     def host_updates(self) -> bool:

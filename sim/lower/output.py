@@ -104,7 +104,7 @@ def checkpoint(job: Job, share: Share, writes: bool) -> list[Op]:
             ops.append(_write(job, size, HOST))
         else:
             ops.append(Op("output/copied", "record", HOST, event="output/copied", shift=0))
-    if mode != "async" and job.size(group) > 1 and job.plan.update.mode != "async":
+    if mode != "async" and job.size(group) > 1 and not job.plan.asynchronous:
         ops.append(collective(job, "output/barrier", HOST, "barrier", 0, group, CLS))
     return ops
 

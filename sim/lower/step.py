@@ -99,7 +99,7 @@ def lower(
 def places_of(job: Job) -> list[Place]:
     """The place of each rank, as coarse as the plan allows: equal places are simulated once."""
     plan, world = job.plan, job.mesh.world
-    by_rank = plan.update.mode == "async"
+    by_rank = plan.asynchronous
     led = plan.update.aggregate != "gpu" or _writes_whole(job)
     sizes, stride, strides = job.mesh.sizes, 1, {}
     for axis in reversed(job.mesh.order):
@@ -206,7 +206,7 @@ def finish(job: Job, stages: list[StageSegments]) -> list[Op]:
 def update_ops(job: Job, place: Place, share: Share, stages: list[StageSegments]) -> list[Op]:
     """The update in the plan's mode, then (ZeRO-1, -2 without overlap) the parameters gathered."""
     u = job.plan.update
-    if u.mode == "async":
+    if job.plan.asynchronous:
         return modes.push_pull(job, share, place.rank)
     if u.aggregate == "cpu":
         return modes.on_host(job, share, place.leads)
@@ -222,7 +222,7 @@ def update_ops(job: Job, place: Place, share: Share, stages: list[StageSegments]
 
 def _servers(job: Job, place: Place, share: Share, segments: Segments) -> dict[str, tuple[Call, ...]]:
     """Threads of the parameter server, beside rank 0."""
-    if job.plan.update.mode != "async" or place.rank != 0 or not job.train:
+    if not job.plan.asynchronous or place.rank != 0:
         return {}
     found = {}
     for worker in range(job.mesh.world):
@@ -260,6 +260,6 @@ def notes(job: Job) -> tuple[str, ...]:
         )
     if job.plan.data.handover == "none" and job.plan.data.stream == "copy" and job.device != "cpu":
         found.append('data.handover = "none": compute may read a batch that has not come yet; the time is right, the results are not')
-    if job.plan.update.mode == "async":
+    if job.plan.asynchronous:
         found.append(f"asynchronous updates: gradients are {job.mesh.world - 1} updates old on average (equal workers)")
     return tuple(found)

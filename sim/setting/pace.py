@@ -33,7 +33,7 @@ def board_clock(setting: Setting) -> float:
     if setting.topology.kind == "cpu":
         return 1.0
     if p.pp == 1:
-        return 1.0 if plan.update.mode == "async" else slowest(plan.world)  # asynchronous ranks wait for nobody, and the step is their mean
+        return 1.0 if plan.asynchronous else slowest(plan.world)  # asynchronous ranks wait for nobody, and the step is their mean
     mesh = mesh_of(plan)
     devices = tuple(setting.topology.device(mesh.rank({"pp": at})) for at in range(p.pp))
     split = (plan.world, p.virtual_stages, p.schedule, p.actions, p.stages, plan.memory, plan.task)

@@ -20,7 +20,7 @@ LONG = 24
 
 def varies(plan: Plan) -> bool:
     """Do the plan's steps differ from each other?"""
-    return plan.update.mode == "async" or (plan.update.mode == "local" and plan.update.every > 1)
+    return plan.asynchronous or (plan.update.mode == "local" and plan.update.every > 1)
 
 
 def mean_step(setting: Setting, pricer: Pricer, steps: int, fold: bool = True) -> Breakdown:
@@ -29,7 +29,7 @@ def mean_step(setting: Setting, pricer: Pricer, steps: int, fold: bool = True) -
     Of local updates a step with averaging counts one `every`-th, a step without for the rest: one step alone would be either, by whether
     `every` happens to divide the number of simulated steps.
     """
-    if setting.plan.update.mode == "async":
+    if setting.plan.asynchronous:
         return asynchrony.mean_step(_trace(setting, setting.plan, pricer, LONG, fold))
     share = 1.0 / setting.plan.update.every
     split = dict.fromkeys(Breakdown.__struct_fields__, 0.0)

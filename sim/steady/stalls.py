@@ -106,7 +106,7 @@ class _Run(NamedTuple):
 def _run(setting: Setting, output: Output, pricer: Pricer, fold: bool) -> _Run:
     """Steps with such output until they have settled, and what one of them takes."""
     plan = msgspec.structs.replace(setting.plan, output=output)
-    alone = plan.update.mode == "async"
+    alone = plan.asynchronous
 
     def simulated(steps: int) -> _Run:
         program, trace = _simulated(setting, plan, pricer, fold, steps)
@@ -127,7 +127,7 @@ def _held_up(setting: Setting, pricer: Pricer, fold: bool, saving: float, quiet:
     Where another thread writes them meanwhile, steps that wait for the one before are as long as the writing and what it waits for: no period is
     shorter."""
     output, beside = setting.plan.output, setting.plan.output.checkpoint_mode == "async"
-    if setting.plan.update.mode == "async":
+    if setting.plan.asynchronous:
         return _paced(setting, pricer, fold), 0.0
     adds = max(0.0, _once(setting, pricer, fold) if beside else saving - quiet)
     if setting.plan.data.workers:
