@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,13 +21,13 @@ from executor.training.outer import outer_of
 from executor.training.parallelize import clip, device_mesh, expert_mesh, parallel_loss, parallelize, sharded_alone, whole
 from executor.training.precision import Mixed
 from executor.training.samples import Samples, check_shared, loader_of
+from executor.training.saving import save
 from sim.framework.chosen import framework_of
 from sim.model.specs.decoder import Decoder
 from sim.model.specs.spec import EncDec, Encoder, ModelSpec
 from sim.plan import Plan
 from sim.rules import mesh_of
 from sim.setting.bind import model_of, shape_of
-from topologies.errors import RunFailed
 
 if TYPE_CHECKING:
     from executor.training.pipeline import Pipeline
@@ -178,25 +177,8 @@ class Trainer:
         if out.sync_every and (number + 1) % out.sync_every == 0:
             self.world.synchronize()
         if out.checkpoint_every and (number + 1) % out.checkpoint_every == 0:
-            self._checkpoint()
-
-    def _checkpoint(self) -> None:
-        """Rank 0 writes the whole state, or every rank its shard or stage; other ranks wait at the next collective."""
-        p = self.plan.parallel
-        if self.world.rank and p.dp_shard * p.tp * p.pp == 1:
-            return
-        target = self.world.folder / f"checkpoint-{self.world.rank}.pt"
-        part = target.with_suffix(".part")
-        try:
             outer = {"outer": self.outer.state_dict()} if self.outer is not None else {}
-            torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), **outer}, part)
-            os.replace(part, target)
-        except (OSError, RuntimeError) as error:
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
-            raise RunFailed(
-                f"checkpoint {target.name} cannot be written: {error}. Free space, or set output.checkpoint_every = 0"
-            ) from None
+            save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), **outer}, self.plan, self.world)
 
     def buckets(self) -> tuple[list[int], list[int]]:
         """DDP's bucket sizes in bytes: of the first step, and after DDP rebuilt them."""

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from executor.files import write_samples
 from executor.ranks.launch import launch, partial_steps
@@ -173,7 +174,12 @@ def test_profile_and_buckets(tmp_path: Path) -> None:
     ids = [span.id for span in found.trace.spans]
     assert len(ids) == len(set(ids))
     assert any("/bwd/L3.attn.qkv" in id for id in ids)
-    assert (tmp_path / "stock" / "checkpoint-0.pt").is_file()
+    parts = [torch.load(tmp_path / "stock" / f"checkpoint-{rank}.pt") for rank in (0, 1)]
+    assert parts[0].keys().isdisjoint(parts[1].keys()), "replicas share the work"
+    weights, moments = (sum(name in key for part in parts for key in part) for name in ("['model']", "exp_avg"))
+    assert moments == 2 * (weights - 1), "the table and the head are one tensor"
+    sizes = [sum({tensor.data_ptr(): tensor.nbytes for tensor in part.values()}.values()) for part in parts]
+    assert max(sizes) < 1.2 * min(sizes)
     assert not list((tmp_path / "stock").glob("*.part"))
 
 

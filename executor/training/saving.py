@@ -1,0 +1,51 @@
+"""Checkpoints of stock training: under a temporary name, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import keystr, tree_flatten_with_path
+
+from executor.ranks.world import World
+from sim.plan import Plan
+from sim.rules import mesh_of
+from topologies.errors import RunFailed
+
+
+def save(state: dict[str, Any], plan: Plan, world: World) -> None:
+    """`full`: rank 0 writes all of it. `sharded`: every rank writes its shard or stage, and replicas of one share the work. Nobody is waited for
+    before the next collective. Raises `RunFailed` where it cannot be written."""
+    if plan.output.checkpoint_mode == "full":
+        if world.rank:
+            return
+    elif plan.parallel.dp_replicate > 1:
+        state = dealt(state, mesh_of(plan).coordinates(world.rank)["dp_replicate"], plan.parallel.dp_replicate)
+    target = world.folder / f"checkpoint-{world.rank}.pt"
+    part = target.with_suffix(".part")
+    try:
+        torch.save(state, part)
+        os.replace(part, target)
+    except (OSError, RuntimeError) as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise RunFailed(f"checkpoint {target.name} cannot be written: {error}. Free space, or set output.checkpoint_every = 0") from None
+
+
+def dealt(state: dict[str, Any], replica: int, replicas: int) -> dict[str, Tensor]:
+    """The tensors of a state that this one of equal replicas writes, by their path in it: each goes to who has the fewest bytes by then, as in
+    torch/distributed/checkpoint/_dedup_save_plans.py."""
+    loads, mine, owners = [0] * replicas, {}, dict[int, int]()
+    for path, leaf in tree_flatten_with_path(state)[0]:
+        if not isinstance(leaf, Tensor):
+            continue
+        place = getattr(leaf, "_local_tensor", leaf).data_ptr()  # tied weights are one tensor under two names
+        if place not in owners:
+            owners[place] = loads.index(min(loads))
+            loads[owners[place]] += leaf.numel() * leaf.element_size()
+        if owners[place] == replica:
+            mine[keystr(path)] = leaf
+    return mine
