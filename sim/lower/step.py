@@ -207,9 +207,9 @@ def update_ops(job: Job, place: Place, share: Share, stages: list[StageSegments]
     """The update in the plan's mode, then (ZeRO-1, -2 without overlap) the parameters gathered."""
     u = job.plan.update
     if job.plan.asynchronous:
-        return modes.push_pull(job, share, place.rank)
+        return [*optimizer.unscale(job, share), *modes.push_pull(job, share, place.rank)]
     if u.aggregate == "cpu":
-        return modes.on_host(job, share, place.leads)
+        return [*optimizer.unscale(job, share), *modes.on_host(job, share, place.leads)]
     if u.aggregate == "primary":
         return modes.through_primary(job, share, place.leads)
     ops = optimizer.update(job, share)

@@ -9,7 +9,9 @@ import pytest
 from sim.engine.run import simulate
 from sim.files.planfile import load_plan
 from sim.lower.noise import slowness
+from sim.lower.step import lower
 from sim.program import Call, Program
+from sim.setting.bind import bind
 from sim.timeline.metrics import step_times
 from tests.null.lower.tiny import MIB, QUIET, Constant, messages, network, program, show
 from topologies.errors import BadInput, Refused
@@ -180,6 +182,16 @@ def test_who_is_beside_the_server_writes_what_it_holds(mode: str) -> None:
 
 def writes(p: Program, threads: Mapping[str, Sequence[Call]]) -> bool:
     return any(op.id == "output/write" for calls in threads.values() for call in calls for op in p.segments[call.segment])
+
+
+@pytest.mark.parametrize("update", [{"mode": "async"}, {"aggregate": "cpu"}], ids=str)
+def test_scaled_gradients_are_unscaled_before_they_leave_the_device(update: dict[str, str]) -> None:
+    for precision in ("fp16", "bf16"):
+        setting = bind({"model": "gpt2-124m", "precision": precision, "parallel": {"dp_replicate": 2}, "update": update}, "dgx-h100")
+        p = lower(setting.plan, setting.network, setting.framework, "cuda", 1)
+        ops = [[op.id for op in line] for name, line in p.segments.items() if name.endswith("update")]
+        assert ops and all(("optimizer/unscale" in line) is (precision == "fp16") for line in ops)
+        assert all(line.index("optimizer/unscale") < line.index("server/d2h") for line in ops if precision == "fp16")
 
 
 def test_inference_knows_no_server() -> None:
