@@ -120,6 +120,23 @@ def test_exchanges_with_experts_elsewhere_are_in_the_bound() -> None:
     assert bound(8, slow) == bound(8)
 
 
+@pytest.mark.parametrize("straggler", ["r0: 4x", "r3: 4x"])
+def test_asynchronous_ranks_have_a_bound_each(straggler: str) -> None:
+    """Which of them is slow is all the same: three of full speed and one of a fourth make 13/16 of the steps of four."""
+    slow, even = (
+        bind(
+            load_plan(
+                PLAN, ("parallel.dp_replicate=4", "update.mode=async", "batch.micro=8", "batch.global=256", f"noise.stragglers={noise}")
+            ),
+            "dgx-h100",
+        )
+        for noise in (straggler, "none")
+    )
+    bound = Bounds().step(slow, pricer_for(slow))
+    assert bound == pytest.approx(Bounds().step(even, pricer_for(even)) * 16 / 13, rel=0.05)
+    assert 0.3 < bound / predict_setting(slow, detail=False).step_time_s <= 1.0
+
+
 def test_bounds_of_a_mixture_know_each_stage_s_device() -> None:
     """Most layers on the faster machine, which is not the first."""
     changes = ("parallel.pp=2", "parallel.stages=[2,10]", "precision=fp16", "parallel.dp_replicate=8")

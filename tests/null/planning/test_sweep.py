@@ -269,3 +269,17 @@ def test_a_sweep_of_which_nothing_ran_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(BadInput, match=r"by name: give on = 'dgx-h100'"):
         sweep(base(), parse_space("micro=1"), load_topology("dgx-h100"), file)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", ["local", "async"])
+def test_a_plan_whose_steps_differ_has_one_step_however_it_is_named(mode: str, tmp_path: Path) -> None:
+    """In short, whole and by class it is the one that `predict` says."""
+    plan = load_plan({"model": {"base": "gpt2-124m", "layers": 2}, "batch": {"global": 8, "micro": 1}, "parallel": {"dp_replicate": 4}})
+    plan = load_plan(plan, (f"update.mode={mode}", "update.every=3", "noise.stragglers=r0: 2x"))
+    space = parse_space("comm.algorithm=auto,ring memory.recompute=none,full optimizer.implementation=foreach,fused")
+    found = sweep(plan, space, "dgx-h100", tmp_path / "s.sqlite", every="short")
+    assert {row.whole for row in found.rows} == {True, False}
+    for row in found.rows:
+        changed = named(plan, row.key)[1]
+        assert isinstance(changed, Plan)
+        assert row.step_time == pytest.approx(predict_setting(bind(changed, "dgx-h100")).step_time_s, rel=1e-3), row.key
