@@ -23,8 +23,8 @@ def varies(plan: Plan) -> bool:
     return plan.update.mode == "async" or (plan.update.mode == "local" and plan.update.every > 1)
 
 
-_NEVER = 1 << 40
-"""Steps between two averagings, of which none is simulated."""
+NEVER = 1 << 40
+"""`every` of local updates whose averaging is not simulated."""
 
 
 def kinds(plan: Plan) -> tuple[tuple[Plan, float], ...]:
@@ -33,7 +33,7 @@ def kinds(plan: Plan) -> tuple[tuple[Plan, float], ...]:
     if not varies(plan):
         return ((plan, 1.0),)
     share = 1.0 / plan.update.every
-    updates = [(msgspec.structs.replace(plan.update, every=every), of_all) for every, of_all in ((1, share), (_NEVER, 1.0 - share))]
+    updates = [(msgspec.structs.replace(plan.update, every=every), of_all) for every, of_all in ((1, share), (NEVER, 1.0 - share))]
     return tuple((msgspec.structs.replace(plan, update=update), of_all) for update, of_all in updates)
 
 
