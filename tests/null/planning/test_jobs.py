@@ -128,11 +128,11 @@ def test_a_job_alone_takes_what_its_trace_takes() -> None:
 
 
 def test_more_ranks_than_can_be_simulated_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two-node groups that meet on a leaf's cables cannot be put together."""
+    """No two nodes are alike where each has a GPU that is slow in its own way."""
     monkeypatch.setattr(beside, "MOST_RANKS", 20)
-    plan = {"model": "gpt2-124m", "batch": {"global": 24, "micro": 1}, "parallel": {"dp_shard": 12, "dp_replicate": 2, "zero": 3}}
-    with pytest.raises(Refused, match="one by one"):
-        jobs([plan, PLAN], "26x dgx-h100", ("compact",), edits=EDITS)
+    plan = {"model": "gpt2-124m", "batch": {"global": 24, "micro": 1}, "parallel": {"dp_replicate": 24}}
+    with pytest.raises(Refused, match="24 ranks would .* one by one"):
+        jobs([plan, PLAN], "26x dgx-h100", ("compact",), edits=(*EDITS, *(f"slow=r{rank}:{1 - rank / 100}" for rank in range(1, 26))))
 
 
 @pytest.mark.parametrize("every", [1, 2, 5, 50])
