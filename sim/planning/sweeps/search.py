@@ -20,7 +20,7 @@ from sim.planning.sweeps.floor import Floor
 from sim.planning.sweeps.front import open_questions
 from sim.planning.sweeps.judge import Prices, Work, anew, evaluate_chunk, priced, screen_chunk
 from sim.planning.sweeps.pool import Pool, pool
-from sim.planning.sweeps.space import Candidate, plan_at, point, settings_of
+from sim.planning.sweeps.space import Candidate, check_values, plan_at, point, settings_of
 from sim.planning.sweeps.store import Row, Store, default_file
 from sim.planning.sweeps.sweep import Sweep, concluded, header_of
 from topologies.errors import BadInput
@@ -40,6 +40,7 @@ def search(base: Plan, space: dict[str, tuple[str, ...]], on: str, path: Path | 
     """
     if trials < 1:
         raise BadInput(f"trials = {trials}: at least one point must be looked at")
+    check_values(base, space)
     header = header_of(base, space, on, prices or {})
     anew()
     path = path or default_file(base.name or base.model_name, header)

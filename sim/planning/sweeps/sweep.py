@@ -26,7 +26,7 @@ from sim.planning.sweeps.floor import Floor
 from sim.planning.sweeps.front import beaten, cautious, open_questions, pareto
 from sim.planning.sweeps.judge import Depth, Open, Prices, Work, anew, evaluate_chunk, priced, screen_chunk
 from sim.planning.sweeps.pool import Pool, pool
-from sim.planning.sweeps.space import Candidate, TooLarge, base_tree, candidates, named
+from sim.planning.sweeps.space import Candidate, TooLarge, base_tree, candidates, check_values, named
 from sim.planning.sweeps.store import Row, Store, default_file, forget
 from sim.planning.sweeps.tables import Ranked
 from sim.schedule.reading import read_rows
@@ -97,6 +97,7 @@ def sweep(base: Plan, space: dict[str, tuple[str, ...]], on: str, path: Path | N
     """
     if every not in EVERY:
         raise BadInput(f"every = {every!r}: {' or '.join(map(repr, EVERY))}")
+    check_values(base, space)
     header = header_of(base, space, on, prices or {})
     anew()
     path = path or default_file(base.name or base.model_name, header)

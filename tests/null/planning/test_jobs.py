@@ -131,7 +131,7 @@ def test_more_ranks_than_can_be_simulated_are_refused(monkeypatch: pytest.Monkey
     """No two nodes are alike where each has a GPU that is slow in its own way."""
     monkeypatch.setattr(beside, "MOST_RANKS", 20)
     plan = {"model": "gpt2-124m", "batch": {"global": 24, "micro": 1}, "parallel": {"dp_replicate": 24}}
-    with pytest.raises(Refused, match="24 ranks would .* one by one"):
+    with pytest.raises(Refused, match=r"24 ranks would .* one by one"):
         jobs([plan, PLAN], "26x dgx-h100", ("compact",), edits=(*EDITS, *(f"slow=r{rank}:{1 - rank / 100}" for rank in range(1, 26))))
 
 

@@ -265,7 +265,7 @@ def test_a_machine_or_model_that_has_changed_since_is_another_sweep(tmp_path: Pa
 def test_a_sweep_of_which_nothing_ran_leaves_no_file(tmp_path: Path) -> None:
     file = tmp_path / "a.sqlite"
     with pytest.raises(BadInput, match="nothing in the space can run"):
-        sweep(base(), parse_space("pp=0"), "dgx-h100", file)
+        sweep(base(), parse_space("tp=7 gpus=8"), "dgx-h100", file)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(BadInput, match=r"by name: give on = 'dgx-h100'"):
         sweep(base(), parse_space("micro=1"), load_topology("dgx-h100"), file)  # type: ignore[arg-type]
