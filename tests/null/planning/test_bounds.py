@@ -175,7 +175,7 @@ def test_an_error_of_one_plan_is_its_row() -> None:
     assert [one.candidate for one in fits] == [points[1]]
     depths: tuple[Depth, ...] = ("short", "whole", "split")
     for depth in depths:
-        refused, done = evaluate_chunk(Work(plans, {machine: 2.0}, depth))
+        refused, done = evaluate_chunk(Work(plans, {machine: 2.0}, depth=depth))
         assert (refused.outcome, refused.step_time) == ("refused", None) and "no units" in refused.reason
         assert done.outcome == "done" and done.step_time and done.rate
         assert done.cost == pytest.approx(8 * 2.0 / 3600 / done.rate * 1e6)
@@ -188,11 +188,11 @@ def test_thousands_of_microbatches_are_told_by_rounds(monkeypatch: pytest.Monkey
     changes = ("parallel.pp=4", "parallel.dp_replicate=2", "parallel.schedule=1f1b", "batch.micro=1")
     few, many = (load_plan(PLAN, (*changes, f"batch.global={count}")) for count in (256, 8192))
     every = whole(bind(few, "dgx-h100"))
-    assert evaluate(point({}, "dgx-h100"), few, {}, "whole").step_time == every, "launches bind: its rounds are not alike"
+    assert evaluate(point({}, "dgx-h100"), few, {}, depth="whole").step_time == every, "launches bind: its rounds are not alike"
     simulated: list[int] = []
     times = Run.times
     monkeypatch.setattr(Run, "times", lambda run, counts: [times(run, counts), simulated.extend(counts)][0])
-    rate = evaluate(point({}, "dgx-h100"), many, {}, "whole").rate
+    rate = evaluate(point({}, "dgx-h100"), many, {}, depth="whole").rate
     assert sum(simulated) < 4096
     assert rate is not None and 256 / every < rate < 1.05 * 256 / every, "the bubble is a smaller share of more"
 

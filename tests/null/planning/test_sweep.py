@@ -28,7 +28,7 @@ from sim.predict import predict_setting
 from sim.result.figures import figures_of_memory
 from sim.setting.bind import bind
 from sim.setting.pricer import pricer_for
-from topologies.errors import BadInput
+from topologies.errors import BadInput, NoRoom
 from topologies.load import load_topology
 
 ON = "2x dgx-h100"
@@ -283,3 +283,21 @@ def test_a_plan_whose_steps_differ_has_one_step_however_it_is_named(mode: str, t
         changed = named(plan, row.key)[1]
         assert isinstance(changed, Plan)
         assert row.step_time == pytest.approx(predict_setting(bind(changed, "dgx-h100")).step_time_s, rel=1e-3), row.key
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.no_cover)])
+def test_what_ifs_on_the_machine_are_every_plans(workers: int, tmp_path: Path) -> None:
+    """As `predict` has them, in whatever process; results of the machine as it is are not mixed with them."""
+    plan = load_plan({"model": {"base": "gpt2-124m", "layers": 2}, "batch": {"global": 8, "micro": 1}, "parallel": {"dp_replicate": 8}})
+    space, file, edits = parse_space("micro=1 comm.overlap=true,false"), tmp_path / "s.sqlite", ("link.nvlink.rate=5 GB/s",)
+    found = sweep(plan, space, "dgx-h100", file, edits=edits, every="whole", workers=workers)
+    for row in found.rows:
+        changed = named(plan, row.key)[1]
+        assert isinstance(changed, Plan)
+        slow, whole = (predict_setting(bind(changed, "dgx-h100", some)).step_time_s for some in (edits, ()))
+        assert row.step_time == pytest.approx(slow, rel=1e-3) and slow > 2 * whole
+    with pytest.raises(BadInput, match=r"another edits \(\[\"link.nvlink.rate=5 GB/s\"\] there, \[\] here\)"):
+        sweep(plan, space, "dgx-h100", file)
+    memory = ("gpu.memory=4 GiB",)
+    with pytest.raises(NoRoom):
+        sweep(load_plan(plan, ("model=gpt2-1.5b",)), space, "dgx-h100", tmp_path / "t.sqlite", edits=memory)

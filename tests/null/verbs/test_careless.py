@@ -34,7 +34,7 @@ def test_a_place_that_cannot_be_written_is_one_message(words: str, tmp_path: Pat
         ("collective all_reduce --set bogus=1", "no key of a machine"),
         ("topology show dgx-h100 --set seq_len=8", "no key of a machine"),
         ("jobs gpt2-ddp8 gpt2-ddp8 --set bogus=1", "unknown key 'bogus'"),
-        ("sweep gpt2-ddp8 micro=8 --set rails=4", "changes the machine"),
+        ("sweep gpt2-ddp8 micro=8 --set rails=0", "rails"),
         ("sweep gpt2-ddp8 pp=1,0 --out {}/a.sqlite", "the space has pp=0: "),
         ("sweep gpt2-ddp8 pp=5 --out {}/a.sqlite", "nothing in the space can run"),
         ("capacity gpt2-ddp8 --tokens 1e9 --days 0", "days = 0.0 must be positive"),
