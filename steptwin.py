@@ -126,7 +126,7 @@ def sweep(plan: PlanLike, space: str | int | Mapping[str, Iterable[Any]], on: st
     from sim.planning.sweeps.sweep import sweep as find
 
     base = read_plan(plan)
-    points = auto_space(base, on, space) if isinstance(space, int) else parse_space(space)
+    points = auto_space(base, on, space, options.get("edits", ())) if isinstance(space, int) else parse_space(space)
     return _shown(find(base, points, on, Path(file) if file is not None else None, **options))
 
 

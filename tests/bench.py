@@ -192,7 +192,7 @@ def _in_short(base: Plan, on: str) -> float:
     with pool(2, "", "") as place:
         list(place.map(evaluate_chunk, [Work([(one.candidate, one.plan)], {}) for one in fit[:4]]))
         begun = time.perf_counter()
-        chunks = [Work(chunk, {}, "short", peaks) for chunk in by_layers(fit, 2)]
+        chunks = [Work(chunk, {}, depth="short", peaks=peaks) for chunk in by_layers(fit, 2)]
         done = sum(len(rows) for rows in place.map(evaluate_chunk, chunks))
         return done / (time.perf_counter() - begun)
 
@@ -220,7 +220,7 @@ def winner(u: float) -> list[Row]:
     plans = [(candidate, plan) for candidate, plan in (named(base, row.key) for row in fit) if not isinstance(plan, str)]
     _, opened = screen_chunk(Work(plans, {}))
     rivals = [(one.candidate, one.plan) for one in opened if (one.bound.step_time or 0.0) < best.step_time]
-    rows = evaluate_chunk(Work(rivals, {}, "whole"))
+    rows = evaluate_chunk(Work(rivals, {}, depth="whole"))
     first = min((row for row in rows if row.outcome == "done"), key=lambda row: row.step_time or 0.0)
     apart = best.step_time / (first.step_time or 1.0) - 1
     remark = f"{len(fit):,} plans fit; {len(rivals):,} had a bound below the winner and were simulated whole"

@@ -86,13 +86,3 @@ def of_machine(sets: list[str] | None, fail: list[str] | None = None, without: l
     if plan:
         raise BadInput(f"--set {plan[0]} is no key of a machine, and there is no plan here. Keys: {', '.join((*_MACHINE, *_KEYS))}")
     return machine
-
-
-def of_plan(sets: list[str] | None) -> tuple[str, ...]:
-    """Overrides of the plan, for a verb that takes machines as they are. Raises `BadInput` for a `--set` that changes the machine."""
-    plan, machine = split(sets)
-    if machine:
-        raise BadInput(
-            f"--set {machine[0]} changes the machine: write the change into a TOML file with base = (README: your own cluster), and give it to --on"
-        )
-    return plan

@@ -9,7 +9,7 @@ from sim.cost.price import Pricer
 from sim.engine.clocks.code import Assembler
 from sim.engine.clocks.issue import issue
 from sim.engine.clocks.run import Clocks
-from sim.engine.clocks.times import WORK, Code, Line, State
+from sim.engine.clocks.times import WORK, Code, Line, State, ends_of
 from sim.engine.condense import Priced
 from sim.engine.fold import Symmetry, beside, representatives
 from sim.engine.inorder.moves import Unordered
@@ -64,7 +64,7 @@ def step_times(
     stuck = [f"rank {thread.rank} {thread.name}" for thread in threads if not thread.done] or assembler.waiting()
     if stuck:
         raise BadInput(f"the program deadlocks, waiting for what never comes: {', '.join(stuck[:8])}")
-    return _steps(clocks.ends, [_spent(calls) for (_, name), calls in lines.items() if name == HOST])
+    return _steps(ends_of(states.values()), [_spent(calls) for (_, name), calls in lines.items() if name == HOST])
 
 
 def _steps(ends: dict[int, float], hosts: list[dict[int, float]]) -> list[Step]:

@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from topologies.errors import BadInput
-from topologies.verbs import AsJson, Desk, Fail, On, PlanName, PlanSets, Prices, Report, Sets, Without, Workers, of_plan, split
+from topologies.verbs import AsJson, Desk, Fail, On, PlanName, Prices, Report, Sets, Without, Workers, split
 
 if TYPE_CHECKING:
     from sim.planning.capacity.goodput import Reliability
@@ -34,7 +34,9 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
         plan: PlanName,
         space: Annotated[str, typer.Argument(help='Values by key: "tp=1,2,4 pp=1..8 gpus=64 micro=1,2"')] = "",
         on: On = "dgx-h100",
-        set_: PlanSets = None,
+        set_: Sets = None,
+        fail: Fail = None,
+        without: Without = None,
         auto: Annotated[int | None, typer.Option("--auto", help="All sensible plans on so many GPUs, in place of a space")] = None,
         trials: Annotated[
             int | None, typer.Option("--trials", help="Look at so many plans of the space, chosen by optuna, not at all")
@@ -59,32 +61,43 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
         from sim.planning.sweeps.auto import auto_space
         from sim.planning.sweeps.space import parse_space
         from sim.planning.sweeps.sweep import sweep as run
-        from sim.planning.sweeps.tables import said_row
 
-        base = read_plan(plan, of_plan(set_))  # its points are checked: they may split another way
+        overrides, edits = split(set_, fail, without)
+        base = read_plan(plan, overrides)  # its points are checked: they may split another way
         if bool(space) == (auto is not None):
             raise BadInput('give a space ("tp=1,2,4 pp=1..8 gpus=64") or --auto GPUS, one of the two')
         if every and trials is not None:
             raise BadInput("--every simulates all plans, --trials some of them: one of the two")
-        points = auto_space(base, on, auto) if auto is not None else parse_space(space)
+        points = auto_space(base, on, auto, edits) if auto is not None else parse_space(space)
         money = load_prices(prices) if prices else None
         spread: dict[str, Any] = {"workers": workers, "backend": backend, "address": address, "prices": money, "say": _say(desk)}
+        spread["edits"] = edits
         if trials is None:
             found = run(base, points, on, out, every=every, **spread)
         else:
             from sim.planning.sweeps.search import search
 
             found = search(base, points, on, out, trials=trials, seed=seed, **spread)
-        refusals = [{"plans": count, "such_as": reason} for count, reason in found.refusals]
-        more = {"front": [said_row(row) for row in found.front], "refusals": refusals} if as_json else {}
-        told = {"counts": found.counts, "best": found.best.key if found.best else "", "file": found.path}
-        desk.show(_ranked(found, as_json, money is not None) | more | told, as_json, "sweep")
-        if refusals and not as_json:
-            desk.show({"rows": refusals[:3]}, False, "points that are no plan")
+        _swept(desk, found, edits, money is not None, as_json)
         if failed := found.failure:
             desk.say(f"{found.counts['failed']} plans failed, a fault of StepTwin: please report {failed.key} ({failed.reason})")
         if report:
             desk.say(f"report: {desk.page('sweep', report, plan, found)}")
+
+
+def _swept(desk: Desk, found: Sweep, edits: tuple[str, ...], priced: bool, as_json: bool) -> None:
+    """The best plans, what became of the others, and points that are none."""
+    from sim.planning.sweeps.tables import said_row
+
+    refusals = [{"plans": count, "such_as": reason} for count, reason in found.refusals]
+    told: dict[str, Any] = {"counts": found.counts, "best": found.best.key if found.best else "", "file": found.path}
+    if as_json:
+        told |= {"front": [said_row(row) for row in found.front], "refusals": refusals}
+    elif edits:
+        told = {"machine changed by": ", ".join(edits)} | told
+    desk.show(_ranked(found, as_json, priced) | told, as_json, "sweep")
+    if refusals and not as_json:
+        desk.show({"rows": refusals[:3]}, False, "points that are no plan")
 
 
 def _ranked(found: Sweep, all_: bool, priced: bool) -> dict[str, Any]:

@@ -23,6 +23,20 @@ def varies(plan: Plan) -> bool:
     return plan.asynchronous or (plan.update.mode == "local" and plan.update.every > 1)
 
 
+NEVER = 1 << 40
+"""`every` of local updates whose averaging is not simulated."""
+
+
+def kinds(plan: Plan) -> tuple[tuple[Plan, float], ...]:
+    """Plans all of whose steps are alike, and the share of each among the plan's steps: of local updates those with averaging, one in `every`,
+    and those without."""
+    if not varies(plan):
+        return ((plan, 1.0),)
+    share = 1.0 / plan.update.every
+    updates = [(msgspec.structs.replace(plan.update, every=every), of_all) for every, of_all in ((1, share), (NEVER, 1.0 - share))]
+    return tuple((msgspec.structs.replace(plan, update=update), of_all) for update, of_all in updates)
+
+
 def mean_step(setting: Setting, pricer: Pricer, steps: int, fold: bool = True) -> Breakdown:
     """What a mean step is spent on; it sums to its seconds. `steps` are simulated, more for "async".
 
@@ -31,11 +45,9 @@ def mean_step(setting: Setting, pricer: Pricer, steps: int, fold: bool = True) -
     """
     if setting.plan.asynchronous:
         return asynchrony.mean_step(_trace(setting, setting.plan, pricer, LONG, fold))
-    share = 1.0 / setting.plan.update.every
     split = dict.fromkeys(Breakdown.__struct_fields__, 0.0)
-    for every, weight in ((1, share), (steps + 1, 1.0 - share)):  # in each simulated step, in none
-        update = msgspec.structs.replace(setting.plan.update, every=every)
-        found = breakdown(_trace(setting, msgspec.structs.replace(setting.plan, update=update), pricer, steps, fold))
+    for plan, weight in kinds(setting.plan):
+        found = breakdown(_trace(setting, plan, pricer, steps, fold))
         for name in split:
             split[name] += weight * getattr(found, name)
     return Breakdown(**split)

@@ -1,4 +1,4 @@
-"""One step of a plan in its steady state, with as little simulation as that needs.
+"""One step of a plan in its steady state, or the mean one where steps differ (`sim.steady.periods`), with as little simulation as that needs.
 
 A plan with many micro-batches is simulated with fewer; one step with some more tells by how much each whole round of equal micro-batches
 lengthens it. Over the published plans this is within 0.05 % of the whole simulation; `confirmed` is so over the plans that sweeps end with,
@@ -9,12 +9,17 @@ networks of 8 and 16 layers, one to four nodes) 114 were within 0.1 % of what `p
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
+
+import msgspec
 
 from sim.engine.agenda import uncollected
 from sim.engine.steps import Step
 from sim.plan import Plan
 from sim.setting.bind import Setting
+from sim.setting.pricer import pricer_for
+from sim.steady.periods import LONG, kinds, mean_step
 from sim.steady.shortened import Run, round_of, warm_of
 
 _EQUAL = 1e-3
@@ -35,28 +40,34 @@ _LONG = 8192
 def step_of(setting: Setting, coarse: bool = False) -> float:
     """Seconds of one optimizer step. `coarse`: a collective that runs beside a layer slows
     all its kernels alike, and what the layer's transfers lose to others on their links is left out. Raises `BadInput` and its kinds."""
-    with uncollected():
-        return _seconds(Run(setting, coarse), setting.plan)
+    return _mean(setting, lambda one: _seconds(Run(one, coarse), one.plan))
 
 
 def whole(setting: Setting) -> float:
     """Seconds of one optimizer step with all its micro-batches: what `predict` says, output apart. Raises `BadInput` and its kinds."""
-    with uncollected():
-        return Run(setting).whole()
+    return _mean(setting, lambda one: Run(one).whole())
 
 
 def confirmed(setting: Setting) -> float:
     """Seconds of one optimizer step within 0.05 % of `whole`, by rounds where that takes less simulation and two of them are alike.
     Raises `BadInput` and its kinds."""
-    plan = setting.plan
+    return _mean(setting, _confirmed)
+
+
+def _mean(setting: Setting, step: Callable[[Setting], float]) -> float:
+    """Seconds of a mean step, by those that `step` finds of each kind that the plan has."""
     with uncollected():
-        run, rounds = Run(setting), rounds_of(setting)
-        steps = run.times(rounds.counts) if rounds else []
-        if rounds and rounds.alike(steps):
-            return rounds.extended(*(step.seconds for step in steps[-2:]))
-        if plan.microbatches * _passes(plan) > _LONG:
-            return _seconds(run, plan)
-        return run.whole()
+        if setting.plan.update.mode == "async":
+            return mean_step(setting, pricer_for(setting), LONG).total
+        return sum(share * step(msgspec.structs.replace(setting, plan=plan)) for plan, share in kinds(setting.plan))
+
+
+def _confirmed(setting: Setting) -> float:
+    plan, run, rounds = setting.plan, Run(setting), rounds_of(setting)
+    steps = run.times(rounds.counts) if rounds else []
+    if rounds and rounds.alike(steps):
+        return rounds.extended(*(step.seconds for step in steps[-2:]))
+    return _seconds(run, plan) if plan.microbatches * _passes(plan) > _LONG else run.whole()
 
 
 class Rounds(NamedTuple):

@@ -6,6 +6,8 @@ whole steps that it makes while all others still run. A step is then the time in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sim.timeline.metrics import CLASSES, Breakdown, classify
 from sim.trace import Span, Trace
 
@@ -16,11 +18,10 @@ def mean_step(trace: Trace) -> Breakdown:
     for span in trace.spans:
         spans.setdefault(span.rank, []).append(span)
     ends = {rank: _ends(of_rank, trace.steps) for rank, of_rank in spans.items()}
-    until = min(own[trace.reported] for own in ends.values()) * (1 + 1e-9)
+    until = min(own[trace.reported] for own in ends.values())
     sums, made, ranks = dict.fromkeys(CLASSES, 0.0), 0.0, 0
     for rank, own in ends.items():
-        last = max(1, sum(end <= until for end in own) - 1)
-        first = min(1, last - 1)
+        first, last = counted(own, until)
         begin, end, weight = own[first], own[last], trace.weight.get(rank, 1)
         for name, seconds in classify([s for s in spans[rank] if s.end > begin and s.start < end], begin, end).items():
             sums[name] += weight * seconds / (end - begin)
@@ -28,6 +29,12 @@ def mean_step(trace: Trace) -> Breakdown:
         ranks += weight
     # `sums` holds shares of the time, of each rank 1 in all.
     return Breakdown(**{name: share / made for name, share in sums.items()})
+
+
+def counted(ends: Sequence[float], until: float) -> tuple[int, int]:
+    """The steps after whose ends a rank's counted ones begin and end: all but the first that end by `until`, or the second alone."""
+    last = max(1, sum(end <= until * (1 + 1e-9) for end in ends) - 1)
+    return min(1, last - 1), last
 
 
 def _ends(spans: list[Span], steps: int) -> list[float]:

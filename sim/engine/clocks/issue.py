@@ -36,7 +36,7 @@ def _body(clocks: Clocks, thread: Thread, state: State, lines: Iterable[Line]) -
                 clock += this.seconds if does == WORK else this.host
                 own.free = clock
                 if this.counts:
-                    clocks.note(step, clock)
+                    state.note(step, clock)
                 if does == RECORDED:
                     mark_of(this, index, state, latest).fire(clock)
                 continue
@@ -51,7 +51,7 @@ def _body(clocks: Clocks, thread: Thread, state: State, lines: Iterable[Line]) -
                 clock = max(begin + this.host, reached)
                 own.free = clock
                 if this.counts:
-                    clocks.note(step, clock)
+                    state.note(step, clock)
                 continue
             woken, thread.woken = thread.woken, None
             time = woken if woken is not None else (yield)

@@ -26,18 +26,12 @@ from sim.engine.sharing import Sharing
 
 
 class Clocks:
-    """One run. `ends[step]`: when the last op of a training thread or device lane has ended."""
+    """One run: when each rank ends each of its steps stands in its `State`."""
 
     def __init__(self, prices: Pricing, beside: Clocks | None = None) -> None:
         """`beside`: another run, in whose time and on whose resources this one goes."""
         self.agenda: Agenda = beside.agenda if beside is not None else Agenda()
         self._sharing: Sharing = beside._sharing if beside is not None else Sharing(self.agenda, prices.pricer.capacity)
-        self.ends: dict[int, float] = {}
-
-    def note(self, step: int, time: float) -> None:
-        """An op of a step has ended."""
-        if time > self.ends.get(step, 0.0):
-            self.ends[step] = time
 
     # -- lanes (`sim.engine.lanes`)
 
@@ -98,8 +92,8 @@ class Clocks:
         lane.free = time
         lane.busy, lane.current = False, None
         lane.ended += 1
-        if entry[0].counts and time > self.ends.get(entry[5], 0.0):
-            self.ends[entry[5]] = time
+        if entry[0].counts and time > lane.state.ends.get(entry[5], 0.0):
+            lane.state.ends[entry[5]] = time
         if entry[3] is not None:
             entry[3].wake(time)
         if lane.watch:

@@ -6,7 +6,7 @@ The counterpart of `state`, without the ops' own beginnings and ends.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import NamedTuple
 
 from sim.engine.seats import Seat
@@ -119,7 +119,7 @@ class Lane:
 class State:
     """One simulated rank."""
 
-    __slots__ = ("comm", "lanes", "numbered", "ordered", "pending", "rank", "settled", "slow", "threads")
+    __slots__ = ("comm", "ends", "lanes", "numbered", "ordered", "pending", "rank", "settled", "slow", "threads")
 
     def __init__(self, rank: int, slow: float) -> None:
         self.rank, self.slow = rank, slow
@@ -129,9 +129,16 @@ class State:
         """Nothing ever changes the speed of a kernel here: no collective runs beside one, or none slows it."""
         self.ordered = True
         """Collectives beside compute begin after the kernels of all segments before their own."""
+        self.ends: dict[int, float] = {}
+        """By step: when the last op of its training thread or a device lane has ended."""
         self.lanes: dict[str, Lane] = {}
         self.numbered: dict[tuple[str, int], Mark] = {}
         self.threads: set[str] = set()
+
+    def note(self, step: int, time: float) -> None:
+        """An op of a step has ended."""
+        if time > self.ends.get(step, 0.0):
+            self.ends[step] = time
 
     def lane(self, name: str) -> Lane:
         """The rank's lane of this name, made when first asked for."""
@@ -148,6 +155,15 @@ class State:
             if number < 0:
                 mark.time = 0.0
         return mark
+
+
+def ends_of(states: Iterable[State]) -> dict[int, float]:
+    """By step: when the last of the ranks has ended it."""
+    found: dict[int, float] = {}
+    for state in states:
+        for step, time in state.ends.items():
+            found[step] = max(found.get(step, 0.0), time)
+    return found
 
 
 class Thread:

@@ -4,7 +4,7 @@ Two ranks are equal when they play the same role at the same place of equal node
 theirs holds the same mix of equal ranks over equal cables: the coarsest equitable partition, refined from these colours (as
 `sim.engine.fold` does for whole machines). A rank then stands for its equals on other nodes, never on its own, and all ranks of a node are
 stood for by those of one node, so that whatever the ranks of a node share is seen. Groups that fall together must take no cable in common,
-or their flows would not be seen to share it; where two do, no rank is folded at all.
+or their flows would not be seen to share it: those that do are told apart, and ranks refined once more.
 """
 
 from __future__ import annotations
@@ -38,6 +38,17 @@ def stand_ins(jobs: Sequence[Placed], topology: Topology) -> list[list[int]]:
     nodes = [[topology.node(place) for place in job.places] for job in jobs]
     colours = _numbered([[_place(at, job, rank, topology) for rank in each[at]] for at, job in enumerate(jobs)])
     while True:
+        colours = _refined(groups, colours, nodes)
+        stands_for = [_first(mine, where) for mine, where in zip(colours, nodes, strict=True)]
+        lots = [one.lots(mine) for one, mine in zip(groups, stands_for, strict=True)]
+        if not any(any(lot) for found in lots for lot in found):
+            return stands_for
+        colours = _numbered([list(zip(mine, found, strict=True)) for mine, found in zip(colours, lots, strict=True)])
+
+
+def _refined(groups: Sequence[_Groups], colours: list[list[int]], nodes: list[list[int]]) -> list[list[int]]:
+    """The coarsest equitable partition that is no coarser than `colours`."""
+    while True:
         mates: dict[int, list[int]] = {}
         for mine, where in zip(colours, nodes, strict=True):
             for colour, node in zip(mine, where, strict=True):
@@ -46,10 +57,8 @@ def stand_ins(jobs: Sequence[Placed], topology: Topology) -> list[list[int]]:
         parts = [found.parts(mine, [around[node] for node in where]) for found, mine, where in zip(groups, colours, nodes, strict=True)]
         finer = _numbered(parts)
         if max(map(max, finer)) == max(map(max, colours)):
-            break
+            return finer
         colours = finer
-    stands_for = [_first(mine, where) for mine, where in zip(colours, nodes, strict=True)]
-    return stands_for if all(one.apart(mine) for one, mine in zip(groups, stands_for, strict=True)) else each
 
 
 def _first(colours: list[int], nodes: list[int]) -> list[int]:
@@ -91,15 +100,19 @@ class _Groups:
                     found[rank].append(mix)
         return [tuple(part) for part in found]
 
-    def apart(self, stands_for: list[int]) -> bool:
-        """Groups that fall together take no resource in common."""
-        taken: dict[tuple[str, tuple[int, ...]], set[str]] = {}
+    def lots(self, stands_for: list[int]) -> list[tuple[int, ...]]:
+        """For each rank, by axis, the number of its group's lot: groups that fall together and take a resource in common are in different ones,
+        0 where none do."""
+        found: list[list[int]] = [[] for _ in stands_for]
+        taken: dict[tuple[str, tuple[int, ...]], list[set[str]]] = {}
         for (axis, members), (_, names) in self._prints.items():
-            together = taken.setdefault((axis, tuple(sorted({stands_for[rank] for rank in members}))), set())
-            if not together.isdisjoint(names):
-                return False
-            together |= names
-        return True
+            lots = taken.setdefault((axis, tuple(sorted({stands_for[rank] for rank in members}))), [])
+            lot = next((at for at, together in enumerate(lots) if together.isdisjoint(names)), len(lots))
+            lots += [set()] if lot == len(lots) else []
+            lots[lot] |= names
+            for rank in members:
+                found[rank].append(lot)
+        return [tuple(own) for own in found]
 
 
 def _exchanges(program: Program) -> dict[str, list[Op]]:

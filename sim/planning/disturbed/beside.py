@@ -7,8 +7,11 @@ equal are simulated once (`alike`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Container, Sequence
+from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,40 +19,73 @@ from sim.cost.price import Pricer
 from sim.engine.clocks.code import Assembler
 from sim.engine.clocks.issue import issue
 from sim.engine.clocks.run import Clocks
-from sim.engine.clocks.times import State
+from sim.engine.clocks.times import State, ends_of
 from sim.engine.meeting import Groups
 from sim.engine.pricing import Pricing
 from sim.engine.steps import alone, lines_of
 from sim.lower.step import lower
-from sim.plan import Output, Plan
+from sim.plan import Output, Update
 from sim.planning.disturbed.alike import Placed, stand_ins
 from sim.planning.disturbed.places import PlacedPricer
 from sim.program import Program
 from sim.setting.bind import Setting
 from sim.setting.pricer import pricer_for
-from sim.steady.periods import varies
+from sim.steady.periods import LONG, NEVER
+from sim.timeline.asynchrony import counted
 from topologies.errors import BadInput, Refused
 
 ENOUGH = 4
 """Steps of a job alone: two more than what its first steps are about."""
-_OF_TWO = 5
-"""Steps of a job whose steps are of two kinds, of which two are counted."""
+_LEAST = {"sync": 0, "local": 5, "async": LONG}
+"""Steps that are simulated at least: of two kinds two are counted each."""
 MOST_RANKS = 2048
 """Ranks that are simulated one by one: 512 of an 8-billion-parameter model take about a minute."""
 
 
-def steps_beside(
-    jobs_: Sequence[tuple[Setting, tuple[int, ...]]], steps: Sequence[int], calibration: str | Path | None = None
-) -> list[float]:
-    """Seconds per step of each (setting, ranks of the cluster that it takes) while all run in one virtual time, `steps` steps each.
+Placement = tuple[Setting, tuple[int, ...]]
+"""A job, and the ranks of the cluster that it takes."""
+
+
+class Pace(NamedTuple):
+    """Seconds per step of one job."""
+
+    step: float
+    """Of a mean step."""
+    simulated: float
+    """Of those that were simulated: with local updates half of them average; of asynchronous ranks the quickest's, which ends first."""
+    averaging: float = 0.0
+    """That averaging adds to a step of local updates, where not each has it."""
+
+    @property
+    def plain(self) -> float:
+        """A step without averaging."""
+        return self.simulated - self.averaging / 2
+
+    def averages(self, every: int) -> float:
+        """The share of its time that averaging after `every` steps takes."""
+        return self.averaging / (every * self.plain + self.averaging)
+
+
+def steps_beside(jobs_: Sequence[Placement], steps: Sequence[int], calibration: str | Path | None = None) -> list[float]:
+    """Seconds of a mean step of each: `paces`."""
+    return [pace.step for pace in paces(jobs_, steps, calibration)]
+
+
+def paces(
+    jobs_: Sequence[Placement], steps: Sequence[int], calibration: str | Path | None = None, still: Container[int] = ()
+) -> list[Pace]:
+    """The pace of each job while all run in one virtual time, `steps` steps each; local updates average after every second step at most, those
+    of the jobs `still` never.
 
     Ranks that the machine and the other jobs leave equal are simulated once (`sim.planning.disturbed.alike`). Raises `Refused` for more ranks than can
     be simulated one by one.
     """
     placed_: list[Placed] = []
-    for (setting, places), count in zip(jobs_, steps, strict=True):
-        plan = _both_kinds(setting.plan)
-        program = lower(plan, setting.network, setting.framework, setting.topology.kind, max(count, _OF_TWO) if varies(plan) else count)
+    for at, ((setting, places), count) in enumerate(zip(jobs_, steps, strict=True)):
+        update, least = setting.plan.update, _LEAST[setting.plan.update.mode]
+        update = msgspec.structs.replace(update, every=NEVER if at in still else min(update.every, 2))
+        plan = msgspec.structs.replace(setting.plan, output=Output(), update=update)
+        program = lower(plan, setting.network, setting.framework, setting.topology.kind, max(count, least))
         pricer = PlacedPricer(pricer_for(setting, calibration, places=places), places, setting.topology)
         placed_.append(Placed(program, pricer, places))
     stands_for = stand_ins(placed_, jobs_[0][0].topology)
@@ -60,18 +96,13 @@ def steps_beside(
     for run in runs:
         run.begin()
     runs[0].clocks.agenda.run()
-    ends = [run.ends() for run in runs]
-    until = min(found[-1] for found in ends)
-    every = [setting.plan.update.every if setting.plan.update.mode == "local" else 1 for setting, _ in jobs_]
-    return [_mean_step(found, until, run.ahead, each) for found, run, each in zip(ends, runs, every, strict=True)]
-
-
-def _both_kinds(plan: Plan) -> Plan:
-    """The plan without output, and of local updates with averaging after every second step: what each kind of step takes is weighted later."""
-    update = plan.update
-    if update.mode == "local":
-        update = msgspec.structs.replace(update, every=min(update.every, 2))
-    return msgspec.structs.replace(plan, output=Output(), update=update)
+    for run in runs:
+        run.check()
+    updates = [setting.plan.update for setting, _ in jobs_]
+    until = min(run.until(update.mode == "async") for run, update in zip(runs, updates, strict=True))
+    return [
+        run.each(until) if update.mode == "async" else _pace(run.ends(), until, update) for run, update in zip(runs, updates, strict=True)
+    ]
 
 
 def _bounded(ranks: int) -> None:
@@ -83,30 +114,32 @@ def _bounded(ranks: int) -> None:
         )
 
 
-def _mean_step(ends: list[float], until: float, ahead: bool, every: int) -> float:
+def _pace(ends: list[float], until: float, update: Update) -> Pace:
     """Mean of the steps after the second that ended while all jobs ran, or of the second alone. The first fills the input path and (DDP) has
-    other buckets, whose end is not where a later step's is; the last is left out where loaders work ahead, as in `Trace.reported`.
+    other buckets, whose end is not where a later step's is.
 
     Of local updates those with averaging, every second of them here, count for one of `every` steps."""
-    ends = ends[: len(ends) - ahead]
-    last = max(1, sum(end <= until * (1 + 1e-9) for end in ends) - 1)
-    if every > 1:
+    first, last = counted(ends, until)
+    if update.mode == "local" and update.every > 1:
         last = max(last, 3)
         kinds = [[ends[at] - ends[at - 1] for at in range(first, last + 1, 2)] for first in (2, 3)]
         plain, averaging = (sum(times) / len(times) for times in kinds)
-        return plain + (averaging - plain) / every
-    first = min(1, last - 1)
-    return (ends[last] - ends[first]) / (last - first)
+        return Pace(plain + (averaging - plain) / update.every, (plain + averaging) / 2, averaging - plain)
+    step = (ends[last] - ends[first]) / (last - first)
+    return Pace(step, step)
 
 
 class _Run:
     """One job, every rank by itself, in the virtual time and on the resources of another."""
 
     def __init__(self, program: Program, pricer: Pricer, beside: _Run | None, stands_for: Sequence[int]) -> None:
-        self.program, self.pricer = program, pricer
-        self.ahead = program.steps > 2 and any(len(role.threads) > 1 for role in program.roles.values())
-        """Loaders work for steps that are not there any more while the last one runs."""
-        self.states = states = {rank: State(rank, pricer.slowdown(rank)[0]) for rank in sorted(set(stands_for))}
+        self._name = program.name
+        self._weights = Counter(stands_for)
+        ahead = program.steps > 2 and any(len(role.threads) > 1 for role in program.roles.values())
+        self._steps = program.steps - ahead
+        """That count: while the last one runs, loaders would work for steps that are not there any more (`Trace.reported`)."""
+        states = {rank: State(rank, pricer.slowdown(rank)[0]) for rank in sorted(set(stands_for))}
+        self._states = states
         prices = Pricing(program, pricer, Groups(program.mesh, stands_for.__getitem__), False, alone)
         prices.shorten(states, condensed=False)
         self.clocks: Clocks = Clocks(prices, beside.clocks if beside is not None else None)
@@ -122,13 +155,29 @@ class _Run:
         for thread in self._threads:
             thread.begin()
 
-    def ends(self) -> list[float]:
-        """When each step ended, when time has run out. Raises `BadInput` when ranks still wait."""
+    def check(self) -> None:
+        """Raises `BadInput` when ranks still wait after time has run out."""
         stuck = [f"rank {thread.rank} {thread.name}" for thread in self._threads if not thread.done] or self._assembler.waiting()
         if stuck:
-            raise BadInput(f"the program {self.program.name} deadlocks, waiting for what never comes: {', '.join(stuck[:8])}")
-        found, last = [], 0.0
-        for step in sorted(self.clocks.ends):
-            last = max(last, self.clocks.ends[step])
-            found.append(last)
-        return found
+            raise BadInput(f"the program {self._name} deadlocks, waiting for what never comes: {', '.join(stuck[:8])}")
+
+    def ends(self) -> list[float]:
+        """When the last rank has ended each step that counts."""
+        ends = ends_of(self._states.values())
+        return list(accumulate((ends[step] for step in sorted(ends)), max))[: self._steps]
+
+    def until(self, apart: bool) -> float:
+        """When it stops to disturb others as it does: with the end of its last step, or (`apart`: ranks wait for nobody) of its first rank's."""
+        if apart:
+            return min(state.ends[self._steps - 1] for state in self._states.values())
+        return max(ends_of(self._states.values()).values())
+
+    def each(self, until: float) -> Pace:
+        """Of ranks that do not wait for each other: their throughputs add up (`sim.timeline.asynchrony`)."""
+        own = {}
+        for rank, state in self._states.items():
+            ends = [state.ends[step] for step in range(self._steps)]
+            first, last = counted(ends, until)
+            own[rank] = (ends[last] - ends[first]) / (last - first)
+        made = sum(self._weights[rank] / step for rank, step in own.items())
+        return Pace(self._weights.total() / made, min(own.values()))

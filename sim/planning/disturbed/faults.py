@@ -20,7 +20,6 @@ from sim.planning.disturbed.beside import ENOUGH, steps_beside
 from sim.planning.progress import Progress, Say
 from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
-from sim.steady.periods import mean_step
 from sim.steady.stalls import output_seconds
 from sim.tables import Tabular
 from topologies.errors import BadInput
@@ -135,7 +134,5 @@ def _broken(setting: Setting, fault: str) -> tuple[Setting, float]:
 
 def _step(setting: Setting, calibration: str | Path | None) -> float:
     """Without output. With and without the fault, every cable of the network is there, and ranks are put together only where the fault leaves
-    them equal: a fault anywhere on a ring must be seen. Asynchronous ranks are all simulated, each at its own pace."""
-    if setting.plan.update.mode == "async":
-        return mean_step(setting, pricer_for(setting, calibration), ENOUGH, fold=False).total
+    them equal: a fault anywhere on a ring must be seen."""
     return steps_beside([(setting, tuple(range(setting.plan.world)))], [ENOUGH], calibration)[0]

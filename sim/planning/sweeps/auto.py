@@ -15,12 +15,12 @@ _UNEVEN = 1.1
 """Layers of the fullest stage over the mean, at most: 126 layers on 16 stages are 8 against 7.9."""
 
 
-def auto_space(plan: Plan, on: str, gpus: int) -> dict[str, tuple[str, ...]]:
+def auto_space(plan: Plan, on: str, gpus: int, edits: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:
     """All sensible plans for the plan's model on so many GPUs: tp inside a node, pp whose stages are nearly even, ...
 
     Raises `BadInput` where the model has no layers to split (CNNs, captured modules).
     """
-    model, machine = model_of(plan), load_topology(on)
+    model, machine = model_of(plan), load_topology(on, edits)
     layers, heads = getattr(model, "layers", 0), getattr(model, "heads", 0)
     if not layers or not heads:
         raise BadInput(f"--auto knows how to split transformers; {plan.model_name} is none. Write the space, e.g. zero=0,1,3 micro=1..16")

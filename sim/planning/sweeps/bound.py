@@ -8,7 +8,8 @@ and backward B,
 
 and no less than m times what its thread spends on modules, autograd and launches. (For GPipe and 1F1B this is exact where nothing else is
 exposed: Narayanan et al. 2021, section 2.2.) Schedules that split backward run some weights' gradients while the ranks before drain:
-these are taken off what drains. Parameters that ZeRO-3 gathers hold up a forward, gradients that it scatters the end (`traffic`). All
+these are taken off what drains. Of asynchronous ranks, which wait for
+nobody, each has its own bound, and the harmonic mean of all counts, as of their steps. Parameters that ZeRO-3 gathers hold up a forward, gradients that it scatters the end (`traffic`). All
 other messages of data parallelism, the optimizer, stragglers and contention only add to it. A sweep that has a plan as fast as another's
 bound need not simulate the other.
 
@@ -19,6 +20,8 @@ compute lane is in them, and so is what it recomputes. They are priced on the fi
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
+from statistics import harmonic_mean
 from typing import NamedTuple
 
 from sim.cost.price import Pricer, met
@@ -85,17 +88,18 @@ class Bounds:
         """Seconds that one step of the plan takes at least. Raises `BadInput` and its kinds for what cannot be lowered."""
         plan, stages = setting.plan, layout(setting.network, setting.plan)
         job = job_of(plan, setting.network, setting.framework, setting.topology.kind, 1)
-        count, pipelined = plan.microbatches, plan.parallel.pp > 1
+        count = plan.microbatches
         alike = setting.foldable and plan.noise.stragglers == plan.noise.imbalance == "none"
         key = (layers_of(plan), board_clock(setting), plan.world, id(setting.topology), setting.framework)
+        rank_at = partial(_Rank, self._blocks, job, pricer, setting.topology, key, alike)
+        if plan.parallel.pp == 1:
+            every = plan.update.mode == "async" and not alike
+            return harmonic_mean([rank_at(rank).alone(stages[0], count) for rank in range(plan.world if every else 1)])
         best = fill = drain = 0.0
         for at in range(plan.parallel.pp):
-            rank = _Rank(self._blocks, job, pricer, setting.topology, key, at, alike)
-            mine = held(stages, plan, at)
+            rank, mine = rank_at(job.mesh.rank({"pp": at})), held(stages, plan, at)
             chunks, sent = [rank.chunk(blocks) for blocks in mine], [rank.traffic(blocks) for blocks in mine]
             device, host = count * sum(chunk.device for chunk in chunks), count * sum(chunk.host for chunk in chunks)
-            if not pipelined:
-                return max(device, host, sent[0].passes(count))
             gathers = [traffic.gathers() for traffic in sent]
             device += sum(max(0.0, gathered - chunk.forward) for gathered, chunk in zip(gathers, chunks, strict=True))
             put_off = put_off_of(job.schedule, at) * max(chunk.rest for chunk in chunks)  # weights' gradients, at most
@@ -112,7 +116,7 @@ def put_off_of(schedule: Name, at: int) -> int:
 
 
 class _Rank:
-    """The first rank of one stage of the pipeline, by what its layers cost there."""
+    """One rank, by what its layers cost there."""
 
     def __init__(
         self,
@@ -121,12 +125,12 @@ class _Rank:
         pricer: Pricer,
         topology: Topology,
         key: tuple[object, ...],
-        at: int,
         alike: bool,
+        rank: int,
     ) -> None:
         self._blocks, self._job, self._pricer, self._topology = blocks, job, pricer, topology
-        self._rank = job.mesh.rank({"pp": at})
-        self._key = key if alike else (*key, self._rank)
+        self._rank = rank
+        self._key = key if alike else (*key, rank)
         self._groups: dict[str, tuple[int, ...]] = {}
         self._seconds: dict[tuple[object, ...], float] = {}
         self._known: dict[tuple[int, bool], Chunk] = {}
@@ -146,6 +150,11 @@ class _Rank:
                 one = self._known[kind] = self._one(self._passes(block, kind[1]))
             times[one] = times.get(one, 0) + 1
         return Chunk(*(sum(count * one[at] for one, count in times.items()) for at in range(4)))
+
+    def alone(self, blocks: Blocks, microbatches: int) -> float:
+        """Seconds of a step without a pipeline."""
+        chunk = self.chunk(blocks)
+        return max(microbatches * chunk.device, microbatches * chunk.host, self.traffic(blocks).passes(microbatches))
 
     def traffic(self, blocks: Blocks) -> Traffic:
         """What data parallelism sends of a chunk."""

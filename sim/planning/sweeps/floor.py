@@ -35,7 +35,8 @@ _FIXED = (
 class Floor:
     """The floor of one base plan over a space of splits."""
 
-    def __init__(self, base: Plan, space: Mapping[str, tuple[str, ...]]) -> None:
+    def __init__(self, base: Plan, space: Mapping[str, tuple[str, ...]], edits: tuple[str, ...] = ()) -> None:
+        """`edits`: what-ifs on every machine."""
         varied = [SHORT.get(key, key) for key in space]
         self._usable = not any(key in _FIXED or key.startswith("model.") for key in varied)
         self._usable &= base.task == "train" and base.memory.offload == "none" and base.optimizer.on != "cpu"
@@ -53,6 +54,7 @@ class Floor:
             least * moment_width(base, width) + master,
         )
         self._parallel, self._zero = base.parallel, framework.data_parallel.zero
+        self._edits = edits
         self._memory: dict[str, int] = {}
 
     def over(self, at: Mapping[str, str], on: str) -> int:
@@ -82,5 +84,5 @@ class Floor:
     def _device(self, on: str) -> int:
         found = self._memory.get(on)
         if found is None:
-            found = self._memory[on] = load_topology(on).device(0).memory or 1 << 62
+            found = self._memory[on] = load_topology(on, self._edits).device(0).memory or 1 << 62
         return found

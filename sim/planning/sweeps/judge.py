@@ -46,6 +46,8 @@ class Work(NamedTuple):
 
     plans: list[tuple[Candidate, Plan]]
     prices: Prices
+    edits: tuple[str, ...] = ()
+    """What-ifs on every machine."""
     depth: Depth = "short"
     peaks: dict[str, int] = {}
     """Peak memory of plans by name, where it is known."""
@@ -56,7 +58,7 @@ def screen_chunk(work: Work) -> tuple[list[Row], list[Open]]:
     rows: list[Row] = []
     fits: list[Open] = []
     for candidate, plan in work.plans:
-        found = _screen(candidate, plan, work.prices)
+        found = _screen(candidate, plan, work.prices, work.edits)
         if isinstance(found, Row):
             rows.append(found)
         else:
@@ -64,9 +66,9 @@ def screen_chunk(work: Work) -> tuple[list[Row], list[Open]]:
     return rows, fits
 
 
-def _screen(candidate: Candidate, plan: Plan, prices: Prices) -> Row | Open:
+def _screen(candidate: Candidate, plan: Plan, prices: Prices, edits: tuple[str, ...]) -> Row | Open:
     try:
-        setting = bind(plan, _machine(candidate.on))
+        setting = bind(plan, _machine(candidate.on, edits))
         report, fit = figures_of_memory(setting, remedies=False)
         if fit is not None:
             return Row(candidate.key, "memory", str(fit), memory=report.peak, gpus=plan.world)
@@ -85,12 +87,12 @@ def _bounds() -> Bounds:
 def evaluate_chunk(work: Work) -> list[Row]:
     """Rows of some plans; an error of one plan is its row, not the sweep's end."""
     with uncollected():
-        return [evaluate(one, plan, work.prices, work.depth, work.peaks.get(one.key)) for one, plan in work.plans]
+        return [evaluate(one, plan, work.prices, work.edits, work.depth, work.peaks.get(one.key)) for one, plan in work.plans]
 
 
 @lru_cache(maxsize=64)
-def _machine(name: str) -> Topology:
-    return load_topology(name)
+def _machine(name: str, edits: tuple[str, ...]) -> Topology:
+    return load_topology(name, edits)
 
 
 def anew() -> None:
@@ -99,11 +101,13 @@ def anew() -> None:
     _bounds.cache_clear()
 
 
-def evaluate(candidate: Candidate, plan: Plan, prices: Prices, depth: Depth = "split", peak: int | None = None) -> Row:
+def evaluate(
+    candidate: Candidate, plan: Plan, prices: Prices, edits: tuple[str, ...] = (), depth: Depth = "split", peak: int | None = None
+) -> Row:
     """One plan that fits; `peak`: its memory in bytes, where that is known."""
     split: dict[str, float] = {}
     try:
-        setting = bind(plan, _machine(candidate.on))
+        setting = bind(plan, _machine(candidate.on, edits))
         if depth == "short":
             step = screened(setting)
         elif depth == "whole" and plan.output == Output():

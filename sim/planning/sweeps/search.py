@@ -20,9 +20,9 @@ from sim.planning.sweeps.floor import Floor
 from sim.planning.sweeps.front import open_questions
 from sim.planning.sweeps.judge import Prices, Work, anew, evaluate_chunk, priced, screen_chunk
 from sim.planning.sweeps.pool import Pool, pool
-from sim.planning.sweeps.space import Candidate, plan_at, point, settings_of
+from sim.planning.sweeps.space import Candidate, check_values, plan_at, point, settings_of
 from sim.planning.sweeps.store import Row, Store, default_file
-from sim.planning.sweeps.sweep import Sweep, concluded, header_of
+from sim.planning.sweeps.sweep import Ask, Sweep, concluded, header_of
 from topologies.errors import BadInput
 
 _BATCH = 8
@@ -33,20 +33,22 @@ Point = dict[str, str]
 
 
 def search(base: Plan, space: dict[str, tuple[str, ...]], on: str, path: Path | None = None, *, trials: int = 200, seed: int = 0,
-           workers: int = 1, backend: str = "", address: str = "", prices: Prices | None = None, say: Say | None = None) -> Sweep:  # fmt: skip
+           workers: int = 1, backend: str = "", address: str = "", prices: Prices | None = None, edits: tuple[str, ...] = (),
+           say: Say | None = None) -> Sweep:  # fmt: skip
     """Looks at `trials` points of the space, those that `path` (unsaid: as a sweep's) holds already among them, and returns all rows, fastest first.
 
     Raises `BadInput` without optuna, for a missing price, or when nothing that was looked at is feasible.
     """
     if trials < 1:
         raise BadInput(f"trials = {trials}: at least one point must be looked at")
-    header = header_of(base, space, on, prices or {})
+    check_values(base, space)
+    header = header_of(base, space, on, prices or {}, edits)
     anew()
     path = path or default_file(base.name or base.model_name, header)
     study = _study(seed)
     with Store(path, header) as store, pool(workers, backend, address) as place:
         store.reprice(prices or {}, partial(priced, prices=prices or {}))
-        hunt = _Hunt(base, space, on, store, place, prices or {}, study)
+        hunt = _Hunt(base, space, on, store, place, partial(Work, prices=prices or {}, edits=edits), Floor(base, space, edits), study)
         size = _BATCH * max(1, workers)
         stale = 0
         while len(hunt.known) < trials and stale < _STALE:
@@ -77,10 +79,10 @@ class _Hunt:
     """What has been looked at, and how to look at more."""
 
     def __init__(
-        self, base: Plan, space: dict[str, tuple[str, ...]], on: str, store: Store, place: Pool, prices: Prices, study: Any
+        self, base: Plan, space: dict[str, tuple[str, ...]], on: str, store: Store, place: Pool, ask: Ask, floor: Floor, study: Any
     ) -> None:
-        self._base, self._space, self._on, self._store, self._place, self._prices = base, space, on, store, place, prices
-        self._study, self._over = study, Floor(base, space).over
+        self._base, self._space, self._on, self._store, self._place, self._ask = base, space, on, store, place, ask
+        self._study, self._over = study, floor.over
         self._kinds = {key: import_module("optuna").distributions.CategoricalDistribution(values) for key, values in space.items()}
         self.known: dict[str, Row] = {}
         for row in store.rows():
@@ -125,10 +127,10 @@ class _Hunt:
             else:
                 work.append((candidate, plan))
         fits: list[tuple[Candidate, Plan]] = []
-        for rows, open_ in self._place.map(screen_chunk, [Work([one], self._prices) for one in work]):
+        for rows, open_ in self._place.map(screen_chunk, [self._ask([one]) for one in work]):
             yield from map(self._kept, rows)
             fits += [(one.candidate, one.plan) for one in open_]
-        for rows in self._place.map(evaluate_chunk, [Work([one], self._prices) for one in fits]):
+        for rows in self._place.map(evaluate_chunk, [self._ask([one]) for one in fits]):
             yield from map(self._kept, rows)
 
     def _kept(self, row: Row) -> Row:
@@ -148,7 +150,7 @@ class _Hunt:
                     work += [(candidate, plan)] if isinstance(plan, Plan) else []
             if not work:
                 return
-            for rows in self._place.map(evaluate_chunk, [Work([one], self._prices, depths[one[0].key]) for one in work]):
+            for rows in self._place.map(evaluate_chunk, [self._ask([one], depth=depths[one[0].key]) for one in work]):
                 for row in rows:
                     self.known[row.key] = self._kept(row)
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sim.files.planfile import SHORT, load_plan
+from sim.files.planfile import SHORT, load_plan, read_plan
+from sim.framework.framework import load_framework
 from sim.plan import LOOPS, Plan
 from topologies.errors import BadInput, SteptwinError, UnknownName
 
@@ -88,6 +89,21 @@ def _values(item: str, word: str) -> Iterator[str]:
     while low <= high:
         yield str(low)
         low = low + by if by else low * 2
+
+
+def check_values(base: Plan, space: dict[str, tuple[str, ...]]) -> None:
+    """Raises `BadInput` for a value that its key has not, whatever the others are: a slip, and no point that happens to be no plan. What fields of
+    a model make together only its plans tell."""
+    size_of(space)
+    for key, value in ((key, value) for key, values in space.items() for value in values if key != "on"):
+        if key == "gpus":
+            if not value.isdecimal() or int(value) < 1:
+                raise BadInput(f"the space has gpus={value}: write whole numbers from 1, e.g. gpus=8,16")
+            continue
+        try:
+            load_framework(read_plan(base, (f"{key}={value}",)).framework)
+        except BadInput as error:
+            raise BadInput(f"the space has {key}={value}: {error}") from None
 
 
 def size_of(space: dict[str, tuple[str, ...]]) -> int:
@@ -182,8 +198,6 @@ def plan_at(base: Plan, candidate: Candidate, gpus: str) -> Plan | str:
         return _split(base, overrides, int(gpus)) if gpus else load_plan(base, overrides)
     except SteptwinError as error:
         return str(error)
-    except ValueError:
-        return f"gpus = {gpus} is no whole number"
 
 
 def relaid(base: Plan, overrides: tuple[str, ...]) -> Plan:

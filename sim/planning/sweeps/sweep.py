@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -26,7 +26,7 @@ from sim.planning.sweeps.floor import Floor
 from sim.planning.sweeps.front import beaten, cautious, open_questions, pareto
 from sim.planning.sweeps.judge import Depth, Open, Prices, Work, anew, evaluate_chunk, priced, screen_chunk
 from sim.planning.sweeps.pool import Pool, pool
-from sim.planning.sweeps.space import Candidate, TooLarge, base_tree, candidates, named
+from sim.planning.sweeps.space import Candidate, TooLarge, base_tree, candidates, check_values, named
 from sim.planning.sweeps.store import Row, Store, default_file, forget
 from sim.planning.sweeps.tables import Ranked
 from sim.schedule.reading import read_rows
@@ -83,13 +83,16 @@ def by_reason(rows: Iterable[Row]) -> list[list[Row]]:
     return list(found.values())
 
 
+Ask = Callable[..., Work]
+"""A chunk's work, of its plans (and `depth`, `peaks`)."""
 _APART = tuple(f"parallel.{name}" for name in ("pp", "zero", "schedule", "virtual_stages"))
 """Keys of a plan that leave its layers as they are."""
 
 
 def sweep(base: Plan, space: dict[str, tuple[str, ...]], on: str, path: Path | None = None, *, workers: int = 1, backend: str = "",
-          address: str = "", prices: Prices | None = None, every: str = "", say: Say | None = None) -> Sweep:  # fmt: skip
-    """Runs what `path` (unsaid: `store.default_file`) does not hold yet, and returns all rows, fastest first.
+          address: str = "", prices: Prices | None = None, every: str = "", edits: tuple[str, ...] = (),
+          say: Say | None = None) -> Sweep:  # fmt: skip
+    """Runs what `path` (unsaid: `store.default_file`) does not hold yet, and returns all rows, fastest first. `edits` are what-ifs on every machine.
 
     `every`: simulate also what cannot be better than another, "short" (as a sweep ranks its plans) or "whole". `backend` "" runs on local
     processes; "dask" or "ray" through joblib on a cluster at `address`. Raises `BadInput` when nothing of the space is feasible (`NoRoom`: for
@@ -97,32 +100,34 @@ def sweep(base: Plan, space: dict[str, tuple[str, ...]], on: str, path: Path | N
     """
     if every not in EVERY:
         raise BadInput(f"every = {every!r}: {' or '.join(map(repr, EVERY))}")
-    header = header_of(base, space, on, prices or {})
+    check_values(base, space)
+    header = header_of(base, space, on, prices or {}, edits)
     anew()
     path = path or default_file(base.name or base.model_name, header)
     with Store(path, header) as store, pool(workers, backend, address) as place:
         store.reprice(prices or {}, partial(priced, prices=prices or {}))
-        work = _enumerate(base, space, on, store, every)
-        waiting = _screened(work, store, place, prices or {}, say)
-        _simulated(base, waiting, store, place, prices or {}, workers, every, say)
+        ask = partial(Work, prices=prices or {}, edits=edits)
+        work = _enumerate(base, space, on, store, every, edits)
+        waiting = _screened(work, store, place, ask, say)
+        _simulated(base, waiting, store, place, ask, workers, every, say)
         rows = list(store.rows())
     return concluded(rows, path)
 
 
-def header_of(base: Plan, space: dict[str, tuple[str, ...]], on: str, prices: Prices) -> dict[str, Any]:
+def header_of(base: Plan, space: dict[str, tuple[str, ...]], on: str, prices: Prices, edits: tuple[str, ...] = ()) -> dict[str, Any]:
     """What a results file is of. Raises `BadInput` for a machine without a name, or without its price where there are prices."""
     if not isinstance(on, str):
-        raise BadInput(f"a sweep keeps its machines by name: give on = {getattr(on, 'name', 'a name')!r}, with changes in a TOML file")
+        raise BadInput(f"a sweep keeps its machines by name: give on = {getattr(on, 'name', 'a name')!r}, with changes as edits")
     machines = space.get("on", (on,))
     for machine in machines if prices else ():
         price_of(prices, machine)  # a missing price is said before anything is simulated
     # Names may be those of files, which change between two runs.
-    meant = [repr(load_topology(machine).cluster) for machine in machines]
+    meant = [repr(load_topology(machine, edits).cluster) for machine in machines]
     meant += [repr(model_of(base))] if not any(key.partition(".")[0] == "model" for key in space) else []
     schedules = [value for key, values in space.items() if SHORT.get(key, key) == "parallel.schedule" for value in values]
     meant += [repr(read_rows(Path(value))) for value in schedules if value.endswith(".csv")]
     mark = hashlib.sha256("\n".join(meant).encode()).hexdigest()[:16]
-    tree = {"space": {key: list(values) for key, values in space.items()}, "plan": base_tree(base), "on": on}
+    tree = {"space": {key: list(values) for key, values in space.items()}, "plan": base_tree(base), "on": on, "edits": list(edits)}
     return tree | {"machine or model": mark}
 
 
@@ -136,11 +141,13 @@ def concluded(rows: list[Row], path: Path) -> Sweep:
     return found
 
 
-def _enumerate(base: Plan, space: dict[str, tuple[str, ...]], on: str, store: Store, every: str) -> list[tuple[Candidate, Plan]]:
+def _enumerate(
+    base: Plan, space: dict[str, tuple[str, ...]], on: str, store: Store, every: str, edits: tuple[str, ...]
+) -> list[tuple[Candidate, Plan]]:
     """Plans to look at; what is none, or cannot fit by a few divisions, is a row at once."""
     work: list[tuple[Candidate, Plan]] = []
     rows: list[Row] = []
-    for candidate, plan in candidates(base, space, on, store.done(every), Floor(base, space).over):
+    for candidate, plan in candidates(base, space, on, store.done(every), Floor(base, space, edits).over):
         if isinstance(plan, str):
             rows.append(Row(candidate.key, "refused", plan))
         elif isinstance(plan, TooLarge):
@@ -152,20 +159,18 @@ def _enumerate(base: Plan, space: dict[str, tuple[str, ...]], on: str, store: St
     return work
 
 
-def _screened(work: list[tuple[Candidate, Plan]], store: Store, place: Pool, prices: Prices, say: Say | None) -> list[Open]:
+def _screened(work: list[tuple[Candidate, Plan]], store: Store, place: Pool, ask: Ask, say: Say | None) -> list[Open]:
     """Plans that fit, the most promising first; the others are rows."""
     progress = Progress(len(work), "plans screened", say)
     waiting: list[Open] = []
-    for rows, fits in place.map(screen_chunk, [Work(chunk, prices) for chunk in _chunks(work)]):
+    for rows, fits in place.map(screen_chunk, [ask(chunk) for chunk in _chunks(work)]):
         store.add(rows)
         waiting += fits
         progress.more(len(rows) + len(fits))
     return sorted(waiting, key=lambda one: (one.bound.effort, one.candidate.key))
 
 
-def _simulated(
-    base: Plan, waiting: list[Open], store: Store, place: Pool, prices: Prices, workers: int, every: str, say: Say | None
-) -> None:
+def _simulated(base: Plan, waiting: list[Open], store: Store, place: Pool, ask: Ask, workers: int, every: str, say: Say | None) -> None:
     """Simulates wave by wave; what another plan dominates is put aside, and comes back where the whole simulation of the other does not."""
     progress = Progress(len(waiting), "plans decided", say)
     size = len(waiting) if every else _CHUNK * _WAVE * max(1, workers)
@@ -183,13 +188,13 @@ def _simulated(
         wave, waiting = waiting[: size if front or every else _CHUNK], waiting[size if front or every else _CHUNK :]
         fresh = []
         peaks = {one.candidate.key: one.bound.memory or 0 for one in wave}
-        for rows in place.map(evaluate_chunk, [Work(chunk, prices, depth, peaks) for chunk in by_layers(wave, max(1, workers))]):
+        for rows in place.map(evaluate_chunk, [ask(chunk, depth=depth, peaks=peaks) for chunk in by_layers(wave, max(1, workers))]):
             store.add(rows)
             fresh += (row for row in rows if row.outcome == "done")
             progress.more(len(rows))
         if waiting:
             continue
-        _confirmed(base, store, place, prices, say)
+        _confirmed(base, store, place, ask, say)
         front, fresh = pareto(list(map(cautious, _done(store)))), []
         waiting, aside = _open(aside, front)
         if not waiting:
@@ -227,7 +232,7 @@ def _length(plan: Plan) -> int:
     return 30 + p.pp * p.pp * p.chunks
 
 
-def _confirmed(base: Plan, store: Store, place: Pool, prices: Prices, say: Say | None) -> None:
+def _confirmed(base: Plan, store: Store, place: Pool, ask: Ask, say: Say | None) -> None:
     """Simulates more of what was ranked in short, until nothing is `open_questions` any more."""
     while True:
         done = _done(store)
@@ -237,7 +242,7 @@ def _confirmed(base: Plan, store: Store, place: Pool, prices: Prices, say: Say |
         if not plans:
             return
         progress = Progress(len(plans), "plans simulated whole", say)
-        for rows in place.map(evaluate_chunk, [Work([one], prices, depths[one[0].key], peaks) for one in plans]):
+        for rows in place.map(evaluate_chunk, [ask([one], depth=depths[one[0].key], peaks=peaks) for one in plans]):
             store.add(rows)
             progress.more(len(rows))
 

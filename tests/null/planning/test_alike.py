@@ -112,11 +112,42 @@ def test_few_ranks_are_not_worth_it() -> None:
     assert _stand_ins(setting) == list(range(16))
 
 
-def test_flows_that_share_a_cable_are_all_simulated() -> None:
-    """Shards over two nodes each, below one leaf: their rings meet on its cables, and must be seen to."""
+@pytest.mark.parametrize("how", ["spread", "compact"])
+@pytest.mark.parametrize("edits", [("oversubscription=4",), ("oversubscription=4", "slow=r9:0.5"), ("spines=1",)])
+def test_groups_that_meet_on_a_cable_are_told_apart(how: str, edits: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensor parallel groups over two nodes: shards of their first halves and of their second meet on the spines' cables, and are simulated beside
+    each other for all the others, as long as rank by rank."""
+    machine = load_topology("8x dgx-h100:4", ("rails=1", "pod=4", "nic.rate=10 Gbit/s", *edits))
+    plan = {
+        "model": {"base": "gpt2-124m", "layers": 1},
+        "seq_len": 64,
+        "batch": {"global": 4, "micro": 1},
+        "parallel": {"tp": 4, "dp_shard": 4},
+    }
+    settings = [bind(plan, machine)] * 2
+    pairs = list(zip(settings, placed([16, 16], machine, how), strict=True))
+    real, counts = beside.stand_ins, list[int]()
+
+    def counted(*args: Any) -> list[list[int]]:
+        found = real(*args)
+        counts.extend(len(set(mine)) for mine in found)
+        return found
+
+    monkeypatch.setattr(beside, "stand_ins", counted)
+    found = beside.steps_beside(pairs, [4, 4])
+    assert sum(counts) < 32 or "slow" in edits[-1]
+    monkeypatch.setattr(beside, "stand_ins", one_by_one)
+    assert found == pytest.approx(beside.steps_beside(pairs, [4, 4]), rel=1e-9)
+
+
+def test_flows_that_share_a_cable_are_all_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicas of two nodes each, two below one leaf: they meet on its cables, and must be seen to; those below other leaves are as they are."""
     setting = bind(BASE | {"parallel": {"dp_shard": 16, "dp_replicate": 2, "zero": 3}, "batch": {"global": 96, "micro": 3}}, "32x dgx-h100",
                    ("ranks_per_node=1", "rails=1", "pod=2", "spines=1"))  # fmt: skip
-    assert len(set(_stand_ins(setting))) == 32
+    assert len(set(_stand_ins(setting))) == 2
+    found = beside.steps_beside([(setting, tuple(range(32)))], [3])
+    monkeypatch.setattr(beside, "stand_ins", one_by_one)
+    assert found == pytest.approx(beside.steps_beside([(setting, tuple(range(32)))], [3]), rel=1e-9)
 
 
 @pytest.mark.no_cover

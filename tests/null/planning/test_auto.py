@@ -10,7 +10,7 @@ import steptwin
 from sim.files.planfile import load_plan, read_plan
 from sim.plan import Plan
 from sim.planning.sweeps.auto import auto_space
-from sim.planning.sweeps.space import TooLarge, candidates, parse_space, plan_at, point, size_of
+from sim.planning.sweeps.space import TooLarge, candidates, parse_space, size_of
 from topologies.errors import BadInput
 
 
@@ -75,10 +75,6 @@ def test_a_space_without_end_is_refused_before_it_is_walked() -> None:
         size_of(space)
     with pytest.raises(BadInput, match="narrow it"):
         next(candidates(base("llama3-8b"), space, "dgx-h100"))
-
-
-def test_gpus_that_are_no_number_are_the_points_reason() -> None:
-    assert plan_at(base("llama3-8b"), point({"tp": "2", "gpus": "many"}, "dgx-h100"), "many") == "gpus = many is no whole number"
 
 
 def test_a_base_that_does_not_divide_its_own_batch_is_split_anew(tmp_path: Path) -> None:

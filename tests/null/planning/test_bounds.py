@@ -120,6 +120,23 @@ def test_exchanges_with_experts_elsewhere_are_in_the_bound() -> None:
     assert bound(8, slow) == bound(8)
 
 
+@pytest.mark.parametrize("straggler", ["r0: 4x", "r3: 4x"])
+def test_asynchronous_ranks_have_a_bound_each(straggler: str) -> None:
+    """Which of them is slow is all the same: three of full speed and one of a fourth make 13/16 of the steps of four."""
+    slow, even = (
+        bind(
+            load_plan(
+                PLAN, ("parallel.dp_replicate=4", "update.mode=async", "batch.micro=8", "batch.global=256", f"noise.stragglers={noise}")
+            ),
+            "dgx-h100",
+        )
+        for noise in (straggler, "none")
+    )
+    bound = Bounds().step(slow, pricer_for(slow))
+    assert bound == pytest.approx(Bounds().step(even, pricer_for(even)) * 16 / 13, rel=0.05)
+    assert 0.3 < bound / predict_setting(slow, detail=False).step_time_s <= 1.0
+
+
 def test_bounds_of_a_mixture_know_each_stage_s_device() -> None:
     """Most layers on the faster machine, which is not the first."""
     changes = ("parallel.pp=2", "parallel.stages=[2,10]", "precision=fp16", "parallel.dp_replicate=8")
@@ -158,7 +175,7 @@ def test_an_error_of_one_plan_is_its_row() -> None:
     assert [one.candidate for one in fits] == [points[1]]
     depths: tuple[Depth, ...] = ("short", "whole", "split")
     for depth in depths:
-        refused, done = evaluate_chunk(Work(plans, {machine: 2.0}, depth))
+        refused, done = evaluate_chunk(Work(plans, {machine: 2.0}, depth=depth))
         assert (refused.outcome, refused.step_time) == ("refused", None) and "no units" in refused.reason
         assert done.outcome == "done" and done.step_time and done.rate
         assert done.cost == pytest.approx(8 * 2.0 / 3600 / done.rate * 1e6)
@@ -171,11 +188,11 @@ def test_thousands_of_microbatches_are_told_by_rounds(monkeypatch: pytest.Monkey
     changes = ("parallel.pp=4", "parallel.dp_replicate=2", "parallel.schedule=1f1b", "batch.micro=1")
     few, many = (load_plan(PLAN, (*changes, f"batch.global={count}")) for count in (256, 8192))
     every = whole(bind(few, "dgx-h100"))
-    assert evaluate(point({}, "dgx-h100"), few, {}, "whole").step_time == every, "launches bind: its rounds are not alike"
+    assert evaluate(point({}, "dgx-h100"), few, {}, depth="whole").step_time == every, "launches bind: its rounds are not alike"
     simulated: list[int] = []
     times = Run.times
     monkeypatch.setattr(Run, "times", lambda run, counts: [times(run, counts), simulated.extend(counts)][0])
-    rate = evaluate(point({}, "dgx-h100"), many, {}, "whole").rate
+    rate = evaluate(point({}, "dgx-h100"), many, {}, depth="whole").rate
     assert sum(simulated) < 4096
     assert rate is not None and 256 / every < rate < 1.05 * 256 / every, "the bubble is a smaller share of more"
 

@@ -111,7 +111,7 @@ def test_one_placement_may_be_given_alone() -> None:
 @pytest.mark.parametrize("places", ["elsewhere", [(0, 1), (1, 2)], [(0, 1), (2, 9)], [(0, 1), (2,)]])
 def test_places_that_cannot_be_are_refused(places: str | list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     """At once: no placement before it is simulated first, whose figures would be lost."""
-    monkeypatch.setattr(module, "steps_beside", None)
+    monkeypatch.setattr(module, "paces", None)
     with pytest.raises(BadInput):
         jobs([PLAN, PLAN], CLUSTER, ["compact", places], edits=EDITS)
     with pytest.raises(BadInput):
@@ -128,11 +128,11 @@ def test_a_job_alone_takes_what_its_trace_takes() -> None:
 
 
 def test_more_ranks_than_can_be_simulated_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two-node groups that meet on a leaf's cables cannot be put together."""
+    """No two nodes are alike where each has a GPU that is slow in its own way."""
     monkeypatch.setattr(beside, "MOST_RANKS", 20)
-    plan = {"model": "gpt2-124m", "batch": {"global": 24, "micro": 1}, "parallel": {"dp_shard": 12, "dp_replicate": 2, "zero": 3}}
-    with pytest.raises(Refused, match="one by one"):
-        jobs([plan, PLAN], "26x dgx-h100", ("compact",), edits=EDITS)
+    plan = {"model": "gpt2-124m", "batch": {"global": 24, "micro": 1}, "parallel": {"dp_replicate": 24}}
+    with pytest.raises(Refused, match=r"24 ranks would .* one by one"):
+        jobs([plan, PLAN], "26x dgx-h100", ("compact",), edits=(*EDITS, *(f"slow=r{rank}:{1 - rank / 100}" for rank in range(1, 26))))
 
 
 @pytest.mark.parametrize("every", [1, 2, 5, 50])
@@ -141,6 +141,28 @@ def test_local_updates_are_taken_over_their_period(every: int) -> None:
     plan = load_plan(PLAN, ("batch.global=8", "update.mode=local", f"update.every={every}"))
     rows = jobs([plan, plan], "2x dgx-h100:2", ["compact"]).rows
     assert [row.alone_s for row in rows] == pytest.approx([predict(plan, "2x dgx-h100:2").step_time_s] * 2, rel=1e-6)
+
+
+def test_who_seldom_averages_seldom_disturbs() -> None:
+    """What a neighbour loses to averaging goes by the share of the time that it takes: all of it at first, in the end nothing. Two such jobs
+    hardly meet."""
+    edits = (*EDITS, "link.spine.rate=1 Gbit/s")
+    local = {every: load_plan(PLAN, ("update.mode=local", f"update.every={every}")) for every in (2, 4, 100, 10**6)}
+    beside = [jobs([plan, PLAN], CLUSTER, [CROSSED], edits=edits).rows[1].slowdown for plan in local.values()]
+    assert beside == sorted(beside, reverse=True) and beside[0] > 1.5 and beside[0] - beside[1] < 0.1
+    assert 1.1 < beside[2] < 1.7 and beside[3] == pytest.approx(1.0, abs=1e-3)
+    twins = jobs([local[10**6]] * 2, CLUSTER, [CROSSED], edits=edits).rows
+    assert [row.slowdown for row in twins] == pytest.approx([1.0, 1.0], abs=1e-3)
+
+
+@pytest.mark.parametrize("noise", ["none", "r1: 5x"])
+def test_an_asynchronous_job_goes_at_the_pace_of_all_its_ranks(noise: str) -> None:
+    """Alone as `predict` says, with the throughputs of all; ranks behind the network are many times slower than those beside the server."""
+    plan = load_plan(PLAN, ("batch.global=8", "parallel.dp_replicate=4", "update.mode=async", f"noise.stragglers={noise}"))
+    edits = ("ranks_per_node=2", "nic.rate=1 Gbit/s", "rails=1")
+    first, second = jobs([plan, plan], CLUSTER, ["compact"], edits=edits).rows
+    assert first.alone_s == pytest.approx(predict(plan, CLUSTER, edits=edits).step_time_s, rel=1e-6)
+    assert first.alone_s == pytest.approx(second.alone_s) and first.slowdown == pytest.approx(1.0, rel=0.01)
 
 
 def test_output_is_each_jobs_own() -> None:

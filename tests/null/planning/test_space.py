@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from sim.files.planfile import load_plan
 from sim.plan import Plan
 from sim.planning.sweeps.auto import auto_space, sensible
-from sim.planning.sweeps.space import base_tree, candidates, parse_space
+from sim.planning.sweeps.space import base_tree, candidates, check_values, parse_space
 from sim.planning.sweeps.store import Row, Store, forget
+from sim.planning.sweeps.sweep import sweep
 from topologies.errors import BadInput
 
 
@@ -146,6 +147,26 @@ def test_sharding_among_nobody_is_one_plan() -> None:
     assert len(list(candidates(base, parse_space("zero=0,1,3"), "dgx-h100"))) == 1
     assert len(list(candidates(base, parse_space("zero=0,1,3 parallel.dp_shard=1,2"), "2x dgx-h100"))) == 4
     assert len(list(candidates(base, parse_space("zero=0,1,3 cp=2"), "2x dgx-h100"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("space", "told"),
+    [
+        ("tp=1,x gpus=8", r'the space has tp=x: .*parallel\.tp = "x" must be a whole number from 1'),
+        ("gpus=8,many", r"the space has gpus=many: write whole numbers"),
+        ("gpus=0", r"the space has gpus=0: "),
+        ("recompute=none,fulll gpus=8", r"Did you mean full\? Allowed: none, selective, full"),
+        ("framework=pytorch,nemoo", r"the space has framework=nemoo: unknown framework"),
+        ("comm.bucket=25,30", r"the space has comm.bucket=25: .*unit"),
+        ("parallel.tpp=1,2", r"unknown key 'parallel.tpp'"),
+    ],
+)
+def test_a_mistyped_value_is_bad_input_before_anything_is_kept(space: str, told: str, tmp_path: Path) -> None:
+    """Not a point among others that is no plan; one that no split allows is."""
+    with pytest.raises(BadInput, match=told):
+        sweep(load_plan("gpt2-ddp8"), parse_space(space), "dgx-h100", tmp_path / "s.sqlite")
+    assert not list(tmp_path.iterdir())
+    check_values(load_plan("gpt2-ddp8"), parse_space("tp=1,5 pp=3 gpus=7 schedule=zb-v model.heads=5,x on=dgx-h100"))
 
 
 def test_a_file_of_another_plan_names_what_differs(tmp_path: Path) -> None:

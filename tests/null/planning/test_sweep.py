@@ -28,7 +28,7 @@ from sim.predict import predict_setting
 from sim.result.figures import figures_of_memory
 from sim.setting.bind import bind
 from sim.setting.pricer import pricer_for
-from topologies.errors import BadInput
+from topologies.errors import BadInput, NoRoom
 from topologies.load import load_topology
 
 ON = "2x dgx-h100"
@@ -265,7 +265,39 @@ def test_a_machine_or_model_that_has_changed_since_is_another_sweep(tmp_path: Pa
 def test_a_sweep_of_which_nothing_ran_leaves_no_file(tmp_path: Path) -> None:
     file = tmp_path / "a.sqlite"
     with pytest.raises(BadInput, match="nothing in the space can run"):
-        sweep(base(), parse_space("pp=0"), "dgx-h100", file)
+        sweep(base(), parse_space("tp=7 gpus=8"), "dgx-h100", file)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(BadInput, match=r"by name: give on = 'dgx-h100'"):
         sweep(base(), parse_space("micro=1"), load_topology("dgx-h100"), file)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", ["local", "async"])
+def test_a_plan_whose_steps_differ_has_one_step_however_it_is_named(mode: str, tmp_path: Path) -> None:
+    """In short, whole and by class it is the one that `predict` says."""
+    plan = load_plan({"model": {"base": "gpt2-124m", "layers": 2}, "batch": {"global": 8, "micro": 1}, "parallel": {"dp_replicate": 4}})
+    plan = load_plan(plan, (f"update.mode={mode}", "update.every=3", "noise.stragglers=r0: 2x"))
+    space = parse_space("comm.algorithm=auto,ring memory.recompute=none,full optimizer.implementation=foreach,fused")
+    found = sweep(plan, space, "dgx-h100", tmp_path / "s.sqlite", every="short")
+    assert {row.whole for row in found.rows} == {True, False}
+    for row in found.rows:
+        changed = named(plan, row.key)[1]
+        assert isinstance(changed, Plan)
+        assert row.step_time == pytest.approx(predict_setting(bind(changed, "dgx-h100")).step_time_s, rel=1e-3), row.key
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.no_cover)])
+def test_what_ifs_on_the_machine_are_every_plans(workers: int, tmp_path: Path) -> None:
+    """As `predict` has them, in whatever process; results of the machine as it is are not mixed with them."""
+    plan = load_plan({"model": {"base": "gpt2-124m", "layers": 2}, "batch": {"global": 8, "micro": 1}, "parallel": {"dp_replicate": 8}})
+    space, file, edits = parse_space("micro=1 comm.overlap=true,false"), tmp_path / "s.sqlite", ("link.nvlink.rate=5 GB/s",)
+    found = sweep(plan, space, "dgx-h100", file, edits=edits, every="whole", workers=workers)
+    for row in found.rows:
+        changed = named(plan, row.key)[1]
+        assert isinstance(changed, Plan)
+        slow, whole = (predict_setting(bind(changed, "dgx-h100", some)).step_time_s for some in (edits, ()))
+        assert row.step_time == pytest.approx(slow, rel=1e-3) and slow > 2 * whole
+    with pytest.raises(BadInput, match=r"another edits \(\[\"link.nvlink.rate=5 GB/s\"\] there, \[\] here\)"):
+        sweep(plan, space, "dgx-h100", file)
+    memory = ("gpu.memory=4 GiB",)
+    with pytest.raises(NoRoom):
+        sweep(load_plan(plan, ("model=gpt2-1.5b",)), space, "dgx-h100", tmp_path / "t.sqlite", edits=memory)

@@ -8,14 +8,19 @@ import pytest
 
 from sim.predict import predict_setting
 from sim.setting.bind import bind
-from sim.steady.rounds import step_of
+from sim.steady.rounds import confirmed, step_of, whole
 from sim.steady.shortened import Run
 
 BASE: dict[str, Any] = {"model": "gpt2-124m", "seq_len": 256, "framework": "pytorch", "precision": "fp16"}
+SERVED: dict[str, Any] = {"batch": {"global": 32, "micro": 1}, "parallel": {"dp_replicate": 4}, "update": {"mode": "async"}}
 CASES: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
     ({"precision": "fp32", "batch": {"global": 8, "micro": 1}, "parallel": {"dp_replicate": 2}}, "cpu-host", ()),
     ({"batch": {"global": 32, "micro": 1}, "parallel": {"dp_replicate": 4}, "noise": {"stragglers": "r1: 1.3x"}}, "dgx-h100", ()),
     ({"batch": {"global": 32, "micro": 1}, "parallel": {"dp_replicate": 4}, "update": {"mode": "local", "every": 1}}, "dgx-h100", ()),
+    ({"batch": {"global": 32, "micro": 1}, "parallel": {"dp_replicate": 4}, "update": {"mode": "local", "every": 2}}, "dgx-h100", ()),
+    ({"batch": {"global": 32, "micro": 1}, "parallel": {"dp_replicate": 4}, "update": {"mode": "local", "every": 5}}, "dgx-h100", ()),
+    (SERVED, "dgx-h100", ()),
+    (SERVED | {"noise": {"stragglers": "r3: 4x"}}, "dgx-h100", ()),
     ({"batch": {"global": 32, "micro": 1}, "parallel": {"dp_replicate": 4}, "update": {"aggregate": "cpu"}}, "dgx-h100", ()),
     ({"batch": {"global": 12, "micro": 1}, "parallel": {"pp": 3}}, "dgx-h100:1 + 2x dgx-a100:1", ()),
     ({"batch": {"global": 10, "micro": 1}, "parallel": {"tp": 2, "pp": 2}}, "rtx-4090-x8", ()),
@@ -25,10 +30,11 @@ CASES: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize(("tree", "on", "edits"), CASES, ids=[f"{on} {tree['parallel']}" for tree, on, _ in CASES])
+@pytest.mark.parametrize(("tree", "on", "edits"), CASES, ids=[f"{on} {list(tree.values())[1:]}" for tree, on, _ in CASES])
 def test_a_step_is_as_long_as_the_traced_one(tree: dict[str, Any], on: str, edits: tuple[str, ...]) -> None:
     setting = bind(BASE | tree, on, edits)
-    assert step_of(setting) == pytest.approx(predict_setting(setting, steps=2, detail=False).step_time_s, rel=1e-3)
+    step = pytest.approx(predict_setting(setting, steps=2, detail=False).step_time_s, rel=1e-3)
+    assert (step_of(setting), whole(setting), confirmed(setting)) == (step,) * 3
 
 
 def test_steps_of_other_counts_follow_each_other() -> None:

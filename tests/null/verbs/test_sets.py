@@ -1,11 +1,11 @@
-"""`--set` takes keys of plans and of machines; a verb that has but one of the two refuses the other."""
+"""`--set` takes keys of plans and of machines; a verb without a plan refuses its keys."""
 
 from __future__ import annotations
 
 import pytest
 
 from topologies.errors import BadInput
-from topologies.verbs import of_machine, of_plan, split
+from topologies.verbs import of_machine, split
 
 RATE = "link.nvlink.rate=200 GB/s"
 
@@ -21,9 +21,3 @@ def test_a_verb_without_a_plan_takes_no_key_of_one() -> None:
     assert of_machine([RATE], None, ["nic"]) == (RATE, "without=nic") and of_machine(None) == ()
     with pytest.raises(BadInput, match=r"--set bogus=1 is no key of a machine.*oversubscription"):
         of_machine([RATE, "bogus=1"])
-
-
-def test_a_verb_that_takes_machines_as_they_are_takes_no_key_of_one() -> None:
-    assert of_plan(["seq_len=8"]) == ("seq_len=8",) and of_plan(None) == ()
-    with pytest.raises(BadInput, match="changes the machine"):
-        of_plan(["seq_len=8", RATE])
