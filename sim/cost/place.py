@@ -60,7 +60,7 @@ class Common:
         disk, store = self.topology.disk(node), self.topology.store(node) if op.how == "store" else None
         write = "write" in op.id or op.cls == "output"
         what = "write" if write else "read"
-        files = max(1.0, sum(work.count for work in op.works if isinstance(work, HostWork)))
+        files = sum(work.count for work in op.works if isinstance(work, HostWork)) or 1.0
         latency = files * (store or disk).latency
         if store is None:
             rate = disk.write if write else disk.read
