@@ -50,9 +50,9 @@ class Common:
         """How much longer compute takes on this rank: noise of the plan, and a slow device of the topology."""
         return self._factor(rank) / self.topology.speed(rank)
 
-    def cores(self, rank: int) -> tuple[tuple[str, float], ...]:
-        """One CPU thread at work."""
-        return ((f"n{self.topology.node(rank)}.cores", 1.0),)
+    def cores(self, rank: int, threads: float = 1.0) -> tuple[tuple[str, float], ...]:
+        """So many CPU threads at work."""
+        return ((f"n{self.topology.node(rank)}.cores", threads),)
 
     def _disk(self, op: Op, rank: int) -> Cost:
         """Samples read one after the other, or a checkpoint written in one piece: to the node's disk, or the shared store."""
