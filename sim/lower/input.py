@@ -16,6 +16,10 @@ CLS = "data"
 _HOW = {"disk": "disk", "object-store": "store", "database": "store", "memory": ""}
 
 
+COPIED = 0.25e-9
+"""CPU seconds per byte of a batch that one thread copies (assumed: as pageable copies, `PAGEABLE` in sim/cost/gpu_pricer.py)."""
+
+
 def read_bytes(job: Job) -> int:
     """Bytes that one batch of one rank takes from its source."""
     return job.plan.batch.micro * (job.plan.data.sample or job.network.sample_bytes)
@@ -44,9 +48,16 @@ def load(job: Job, lane: str, share: float = 1.0, processes: float = 1.0) -> lis
                 "data/preprocess", HostWork("preprocess", micro, data.preprocess, processes=processes, moved=raw + made), lane=lane, cls=CLS
             )
         )
-    # Samples are copied into one batch, and once more into pinned memory, which is a device's (without one, torch's DataLoader leaves it out).
-    copies = 2.0 * made * (1 + (data.pinned and job.device != "cpu"))
-    return [*ops, host("data/collate", HostWork("collate", pieces, processes=processes, moved=copies), lane=lane, cls=CLS)]
+    return [*ops, host("data/collate", *_collated(job, lane, pieces, made, processes), lane=lane, cls=CLS)]
+
+
+def _collated(job: Job, lane: str, pieces: float, made: float, processes: float) -> list[HostWork]:
+    """Samples are copied into one batch, and once more into pinned memory, which is a device's (without one, torch's DataLoader leaves it out):
+    by the thread that loads, or beside a loader process by one of the rank's (torch/utils/data/_utils/pin_memory.py). On CPU hosts the copy
+    is in what was measured of a sample."""
+    pins = job.plan.data.pinned and job.device != "cpu"
+    works = [HostWork("collate", pieces, processes=processes, moved=2.0 * made * (1 + pins))]
+    return works if job.device == "cpu" else [*works, HostWork("memcpy", made * (1 + (pins and lane == HOST)), COPIED, processes=processes)]
 
 
 def take(job: Job) -> list[Op]:
