@@ -14,7 +14,7 @@ from sim.cost.collective import collective_cost, message_cost
 from sim.cost.host import host_seconds
 from sim.cost.kernel import kernel_cost
 from sim.cost.overlap import slowdown
-from sim.cost.place import Common
+from sim.cost.place import Common, share_of
 from sim.cost.price import Cost, Source
 from sim.cost.staged import staged
 from sim.framework.framework import Framework
@@ -114,8 +114,9 @@ class GpuPricer(Common):
         if not (loads or moved):
             return ()
         bus = next((link for link in self.topology.host_path(rank, True).links if "/dram@" in link), "") if moved else ""
-        buses = ((bus, moved / seconds),) if bus else ()
-        return (*self.cores(rank), *buses) if loads else (*buses, *self.cores(rank, self._updaters(rank)))
+        share = share_of(op)
+        buses = ((bus, share * moved / seconds),) if bus else ()
+        return (*self.cores(rank, share), *buses) if loads else (*buses, *self.cores(rank, self._updaters(rank)))
 
     def _updaters(self, rank: int) -> float:
         """Cores that update a rank's parameters where no other rank needs them."""

@@ -38,6 +38,11 @@ class Capacity(Mapping[str, float]):
         return len(self._topology.rates)
 
 
+def share_of(op: Op) -> float:
+    """Of what a thread's op takes from its machine, the part that counts."""
+    return min((work.share for work in op.works if isinstance(work, HostWork)), default=1.0)
+
+
 class Common:
     """What both pricers share: disks, stragglers."""
 
@@ -60,11 +65,12 @@ class Common:
         disk, store = self.topology.disk(node), self.topology.store(node) if op.how == "store" else None
         write = "write" in op.id or op.cls == "output"
         what = "write" if write else "read"
-        files = sum(work.count for work in op.works if isinstance(work, HostWork)) or 1.0
+        files, share = sum(work.count for work in op.works if isinstance(work, HostWork)) or 1.0, share_of(op)
         latency = files * (store or disk).latency
         if store is None:
             rate = disk.write if write else disk.read
-            return Cost(latency + op.bytes / rate, "assumed", latency, ((f"n{node}.disk.{what}", rate),))
+            return Cost(latency + op.bytes / rate, "assumed", latency, ((f"n{node}.disk.{what}", rate * share),))
         # A checkpoint is written by many connections at once, a sample is read by one.
         rate = min(store.write, store.total(write, self.topology.nodes)) if write else min(store.stream, store.read)
-        return Cost(latency + op.bytes / rate, "assumed", latency, ((f"n{node}.store.{what}", rate), (f"store.{what}", rate)))
+        uses = ((f"n{node}.store.{what}", rate * share), (f"store.{what}", rate * share))
+        return Cost(latency + op.bytes / rate, "assumed", latency, uses)

@@ -101,10 +101,9 @@ def _threads(batch: list[tuple[Op, Cost]], pricer: Pricer, rank: int, program: P
     """Seconds that training threads take of the machine's cores for the batches that a rank's loaders make at a time, where these and they
     outnumber its cores. More threads than cores take all of them for as long as they are said to work."""
     for op, cost in batch:
-        cores = next((name for name, _ in cost.uses if name.endswith(".cores")), "")
-        if cores:
+        for cores, amount in (use for use in cost.uses if use[0].endswith(".cores")):
             ranks, most = [other for other, _ in neighbours(pricer, op, cost, rank, program.world)], pricer.capacity[cores]
-            if len(ranks) + _processes(op) * sum(_loads(program, other) for other in ranks) <= most:
+            if len(ranks) + _processes(op) * amount * sum(_loads(program, other) for other in ranks) <= most:
                 return {}
             return {cores: _processes(op) * busy(program, pricer, rank) * min(len(ranks), most)}
     return {}

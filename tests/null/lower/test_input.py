@@ -76,6 +76,21 @@ def test_who_loads_copies_the_batch(workers: int, pinned: bool, copies: int) -> 
     assert step == pytest.approx(made + (0.025 if not (workers or pinned) else 0.0), rel=0.02)
 
 
+@pytest.mark.parametrize(("framework", "readers"), [("megatron-core", 1), ("megatron-2021", 1), ("torchtitan", 4), ("pytorch", 4)])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_one_rank_of_a_group_reads_for_all_or_each_does(framework: str, readers: int, workers: int) -> None:
+    """Megatron's first tensor parallel rank broadcasts what it reads. Eight micro-batches of 200 MB from a disk of 2 GB/s."""
+    plan = {
+        "model": {"base": "gpt2-124m", "layers": 2}, "seq_len": 128, "framework": framework, "batch": {"global": 8, "micro": 1},
+        "parallel": {"tp": 4}, "data": {"source": "disk", "sample": "200 MB", "workers": workers},
+    }  # fmt: skip
+    one, all_ = (predict(plan, "dgx-h100", edits=("disk.read=2 GB/s",), fold=fold) for fold in (True, False))
+    assert one.step_time_s == pytest.approx(readers * 8 * 200e6 / 2e9, rel=0.15)
+    assert one.step_time_s == pytest.approx(all_.step_time_s, rel=1e-9)
+    sent = [op.id for op in one.program.segments["input"] if op.kind == "collective"]  # type: ignore[union-attr]
+    assert sent == (["data/broadcast"] if readers == 1 else [])
+
+
 def test_copies_run_beside_compute_unless_something_syncs() -> None:
     base = {"data": {"pinned": True}}
     beside = simulate(program(base, steps=4), Constant())
