@@ -235,6 +235,8 @@ class HostWork(_Work, tag="hostwork", frozen=True):
     """Loader processes of the rank that do the same in turn, so that in the steady state all of them are at work at once."""
     moved: float = 0.0
     """Bytes that it reads from and writes to the socket's memory."""
+    share: float = 1.0
+    """Of what it takes from the machine, where one of several ranks does it for all of them: one of so many equal parts, each on a rank."""
 
     @property
     def flops(self) -> float:

@@ -14,7 +14,7 @@ from sim.cost.collective import collective_cost, message_cost
 from sim.cost.host import host_seconds
 from sim.cost.kernel import kernel_cost
 from sim.cost.overlap import slowdown
-from sim.cost.place import Common
+from sim.cost.place import Common, share_of
 from sim.cost.price import Cost, Source
 from sim.cost.staged import staged
 from sim.framework.framework import Framework
@@ -26,6 +26,9 @@ from topologies.hardware import Gpu
 PAGEABLE = 4e9
 """Bytes per second of a pageable, host-synchronous staged copy: 3-8 GB/s on x86 hosts (assumed; facts: pinned vs pageable)."""
 
+_UPDATE = "cpu_optimizer"
+_CORES = 16.0
+"""Cores that `cpu_optimizer` in `params/host.toml` is for."""
 _SERVER = "server."
 """Lanes of a parameter server's threads, whose tensors are in host memory as those of the `HOST` lane are."""
 
@@ -65,16 +68,26 @@ class GpuPricer(Common):
         return found
 
     def _spent(self, what: str, rank: int) -> float:
+        """Seconds of one unit of host work on a core of its own."""
+        return host_seconds(what, self.host, self.topology.host(self.topology.node(rank)))
+
+    def _turns(self, rank: int) -> float:
+        """How much longer a training thread takes where a node has fewer cores than ranks: these work at the same moments, and take turns."""
+        node = self.topology.node(rank)
+        return max(1.0, self.topology.ranks_on(node) / self.topology.cores(node))
+
+    def _taken(self, what: str, rank: int) -> float:
+        """Of one unit on the rank's training thread."""
         found = self._seconds.get((what, rank))
         if found is None:
-            found = self._seconds[what, rank] = host_seconds(what, self.host, self.topology.host(self.topology.node(rank)))
+            found = self._seconds[what, rank] = self._spent(what, rank) * self._turns(rank)
         return found
 
     def _launch(self, what: str, rank: int) -> Cost:
         """Of an op that takes no time but its launch."""
         found = self._launches.get((what, rank))
         if found is None:
-            found = self._launches[what, rank] = Cost(0.0, host=self._spent(what, rank))
+            found = self._launches[what, rank] = Cost(0.0, host=self._taken(what, rank))
         return found
 
     def local(self, op: Op, rank: int) -> Cost:
@@ -85,7 +98,7 @@ class GpuPricer(Common):
         if (kind == "record" or kind == "wait") and op.lane != HOST:
             return self._launch("event", rank)
         if kind == "host":
-            seconds = sum(self._host_work(work, rank) for work in op.works if isinstance(work, HostWork))
+            seconds = sum(self._host_work(work, op.lane, rank) for work in op.works if isinstance(work, HostWork))
             return Cost(seconds, "fitted", uses=self._shared(op, rank, seconds) if seconds > 0 else ())
         if kind == "copy":
             return self._copy(op, rank)
@@ -94,21 +107,36 @@ class GpuPricer(Common):
         return self._launch("collective" if kind in MEETING else "event", rank)
 
     def _shared(self, op: Op, rank: int, seconds: float) -> tuple[tuple[str, float], ...]:
-        """What a thread takes from its machine: a loader process one core; it, and an update on the CPU, the bus of its socket's memory."""
+        """What a thread takes from its machine: a loader process one core, an update on the CPU those that its rate is for; both the bus of
+        their socket's memory."""
         loads = op.lane.startswith("loader")
-        moved = sum(work.moved for work in op.works if isinstance(work, HostWork) and (loads or work.what == "cpu_optimizer"))
+        moved = sum(work.moved for work in op.works if isinstance(work, HostWork) and (loads or work.what == _UPDATE))
+        if not (loads or moved):
+            return ()
         bus = next((link for link in self.topology.host_path(rank, True).links if "/dram@" in link), "") if moved else ""
-        return (*(self.cores(rank) if loads else ()), *(((bus, moved / seconds),) if bus else ()))
+        share = share_of(op)
+        buses = ((bus, share * moved / seconds),) if bus else ()
+        return (*self.cores(rank, share), *buses) if loads else (*buses, *self.cores(rank, self._updaters(rank)))
 
-    def _host_work(self, work: HostWork, rank: int) -> float:
-        return (work.seconds or self._spent(work.what, rank)) * work.count * work.repeat
+    def _updaters(self, rank: int) -> float:
+        """Cores that update a rank's parameters where no other rank needs them."""
+        return min(_CORES, self.topology.cores(self.topology.node(rank)))
+
+    def _host_work(self, work: HostWork, lane: str, rank: int) -> float:
+        """Seconds on a thread of `lane`. Loader processes share cores by a rule of their own (`sim.engine.machine`), an update on the CPU op by op."""
+        units = work.count * work.repeat
+        if work.what == _UPDATE:
+            return self._spent(_UPDATE, rank) * units * _CORES / self._updaters(rank)
+        if lane.startswith("loader"):
+            return (work.seconds or self._spent(work.what, rank)) * units
+        return (work.seconds * self._turns(rank) if work.seconds else self._taken(work.what, rank)) * units
 
     def _kernels(self, op: Op, rank: int) -> Cost:
         gpu, stretch = self._gpu(rank)
         key = (id(op), id(gpu), stretch)
         found = self._compute.get(key)
         if found is None or found[1] is not op:
-            found = self._compute[key] = (self._chain(op, gpu, stretch, self._spent("kernel", rank), self._spent("launch", rank)), op)
+            found = self._compute[key] = (self._chain(op, gpu, stretch, self._taken("kernel", rank), self._taken("launch", rank)), op)
         return found[0]
 
     def _chain(self, op: Op, gpu: Gpu, stretch: float, launch: float, again: float) -> Cost:
@@ -146,7 +174,7 @@ class GpuPricer(Common):
     def _copy(self, op: Op, rank: int) -> Cost:
         if op.how in ("disk", "store"):
             return self._disk(op, rank)
-        launch = self._spent("copy", rank)
+        launch = self._taken("copy", rank)
         if op.lane.startswith(("host", "loader")):  # host memory to host memory
             return Cost(op.bytes / PAGEABLE, "assumed")
         path = self.topology.host_path(rank, "d2h" not in op.lane)

@@ -38,6 +38,11 @@ class Capacity(Mapping[str, float]):
         return len(self._topology.rates)
 
 
+def share_of(op: Op) -> float:
+    """Of what a thread's op takes from its machine, the part that counts."""
+    return min((work.share for work in op.works if isinstance(work, HostWork)), default=1.0)
+
+
 class Common:
     """What both pricers share: disks, stragglers."""
 
@@ -50,9 +55,9 @@ class Common:
         """How much longer compute takes on this rank: noise of the plan, and a slow device of the topology."""
         return self._factor(rank) / self.topology.speed(rank)
 
-    def cores(self, rank: int) -> tuple[tuple[str, float], ...]:
-        """One CPU thread at work."""
-        return ((f"n{self.topology.node(rank)}.cores", 1.0),)
+    def cores(self, rank: int, threads: float = 1.0) -> tuple[tuple[str, float], ...]:
+        """So many CPU threads at work."""
+        return ((f"n{self.topology.node(rank)}.cores", threads),)
 
     def _disk(self, op: Op, rank: int) -> Cost:
         """Samples read one after the other, or a checkpoint written in one piece: to the node's disk, or the shared store."""
@@ -60,11 +65,12 @@ class Common:
         disk, store = self.topology.disk(node), self.topology.store(node) if op.how == "store" else None
         write = "write" in op.id or op.cls == "output"
         what = "write" if write else "read"
-        files = max(1.0, sum(work.count for work in op.works if isinstance(work, HostWork)))
+        files, share = sum(work.count for work in op.works if isinstance(work, HostWork)) or 1.0, share_of(op)
         latency = files * (store or disk).latency
         if store is None:
             rate = disk.write if write else disk.read
-            return Cost(latency + op.bytes / rate, "assumed", latency, ((f"n{node}.disk.{what}", rate),))
+            return Cost(latency + op.bytes / rate, "assumed", latency, ((f"n{node}.disk.{what}", rate * share),))
         # A checkpoint is written by many connections at once, a sample is read by one.
         rate = min(store.write, store.total(write, self.topology.nodes)) if write else min(store.stream, store.read)
-        return Cost(latency + op.bytes / rate, "assumed", latency, ((f"n{node}.store.{what}", rate), (f"store.{what}", rate)))
+        uses = ((f"n{node}.store.{what}", rate * share), (f"store.{what}", rate * share))
+        return Cost(latency + op.bytes / rate, "assumed", latency, uses)

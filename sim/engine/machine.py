@@ -2,18 +2,19 @@
 
 Loader processes need a rule of their own. Three simulated steps are too short to show how many of them slow each other down, so each
 is as slow as all of them are in the steady state: a batch takes `max(alone, demand / capacity)` over the machine's resources, where
-the demand is that of all loader processes of all its ranks (the bottleneck law of closed queueing networks, Denning and Buzen 1978).
-On CPU hosts, where training computes on the same cores, loaders and training share them moment by moment instead.
+the demand is that of all loader processes of all its ranks, and of their training threads for cores (the bottleneck law of closed queueing
+networks, Denning and Buzen 1978). On CPU hosts, where training computes on the same cores, loaders and training share them moment by moment instead.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
 from sim.cost.price import Cost, Pricer
-from sim.program import Op
+from sim.program import HOST, Op, Program
 from sim.work import HostWork
 
 LOADER = "loader"
@@ -55,16 +56,63 @@ def together(cost: Cost, taken: Iterable[Cost]) -> Cost:
     return replace(cost, uses=tuple(amounts.items()), share=next(iter(alone.values())))
 
 
-def steady(ops: list[tuple[Op, Cost]], pricer: Pricer, rank: int, world: int) -> list[tuple[Op, Cost]]:
-    """A batch's ops as slow as the machine's loader processes make each other in the steady state; nothing is left to share."""
+def spent(op: Op, cost: Cost) -> float:
+    """Seconds of the training thread: its own work, or a launch."""
+    return cost.seconds if op.lane == HOST and op.kind in ("host", "compute", "copy") else cost.host
+
+
+def busy(program: Program, pricer: Pricer, rank: int) -> float:
+    """What the rank's training thread spends for each batch of its loaders when it never waits."""
+    threads = program.threads(rank)
+    batches = sum(call.segment == thread for thread, calls in threads.items() if thread.startswith(LOADER) for call in calls)
+    calls = Counter(call.segment for call in threads[HOST])
+    each = (often * sum(spent(op, pricer.local(op, rank)) for op in program.segments[name]) for name, often in calls.items())
+    return sum(each) / max(1, batches)
+
+
+def crowding(batch: list[tuple[Op, Cost]], pricer: Pricer, rank: int, program: Program) -> float:
+    """How much longer the machine's loader processes take for a `batch` of this rank in the steady state than one of them alone."""
     demand: dict[str, float] = {}
-    alone = 0.0
-    for op, cost in ops:
-        alone += cost.seconds
-        processes = max((work.processes for work in op.works if isinstance(work, HostWork)), default=1.0)
-        for _, there in neighbours(pricer, op, cost, rank, world) if cost.uses else ():
-            for name, amount in there.uses:
-                demand[name] = demand.get(name, 0.0) + processes * amount * (there.seconds - there.latency)
+    for op, cost in batch:
+        for name, amount in _demand(op, cost, pricer, rank, program).items():
+            demand[name] = demand.get(name, 0.0) + amount
+    for name, amount in _threads(batch, pricer, rank, program).items():
+        demand[name] += amount
+    alone = sum(cost.seconds for _, cost in batch)
     needed = max((total / pricer.capacity[name] for name, total in demand.items()), default=0.0)
-    slower = max(1.0, needed / alone) if alone > 0 else 1.0
-    return [(op, replace(cost, seconds=cost.seconds * slower, latency=0.0, uses=())) if cost.uses else (op, cost) for op, cost in ops]
+    return max(1.0, needed / alone) if alone > 0 else 1.0
+
+
+def steady(ops: list[tuple[Op, Cost]], crowded: float) -> list[tuple[Op, Cost]]:
+    """Ops of a loader process as slow as its machine is `crowded`; nothing is left to share."""
+    return [(op, replace(cost, seconds=cost.seconds * crowded, latency=0.0, uses=())) if cost.uses else (op, cost) for op, cost in ops]
+
+
+def _demand(op: Op, cost: Cost, pricer: Pricer, rank: int, program: Program) -> dict[str, float]:
+    """Of each resource, what all loader processes of the machine take for one such op of each."""
+    found: dict[str, float] = {}
+    for other, there in neighbours(pricer, op, cost, rank, program.world) if cost.uses else ():
+        for name, amount in there.uses if _loads(program, other) else ():
+            found[name] = found.get(name, 0.0) + _processes(op) * amount * (there.seconds - there.latency)
+    return found
+
+
+def _threads(batch: list[tuple[Op, Cost]], pricer: Pricer, rank: int, program: Program) -> dict[str, float]:
+    """Seconds that training threads take of the machine's cores for the batches that a rank's loaders make at a time, where these and they
+    outnumber its cores. More threads than cores take all of them for as long as they are said to work."""
+    for op, cost in batch:
+        for cores, amount in (use for use in cost.uses if use[0].endswith(".cores")):
+            ranks, most = [other for other, _ in neighbours(pricer, op, cost, rank, program.world)], pricer.capacity[cores]
+            if len(ranks) + _processes(op) * amount * sum(_loads(program, other) for other in ranks) <= most:
+                return {}
+            return {cores: _processes(op) * busy(program, pricer, rank) * min(len(ranks), most)}
+    return {}
+
+
+def _loads(program: Program, rank: int) -> bool:
+    """Only some stages of a pipeline read batches."""
+    return f"{LOADER}.0" in program.threads(rank)
+
+
+def _processes(op: Op) -> float:
+    return max((work.processes for work in op.works if isinstance(work, HostWork)), default=1.0)

@@ -16,7 +16,7 @@ from sim.engine.condense import Priced, condense, outside_events, shape_of, stre
 from sim.engine.crowds import Beside, CostOf, Twin, crowds_of
 from sim.engine.fuse import fuse, span
 from sim.engine.links import links_of
-from sim.engine.machine import LOADER, neighbours, steady, together
+from sim.engine.machine import LOADER, crowding, neighbours, steady, together
 from sim.engine.meeting import Groups
 from sim.mesh import peer_of
 from sim.program import COMPUTE, HOST, Op, Program
@@ -37,6 +37,7 @@ class Pricing:
         """All ranks price equal ops alike, so that a segment of the same ops is priced once for all of them."""
         self._shared: dict[tuple[int, ...], list[Priced]] = {}
         self._counts: dict[tuple[str, str], Counter[str]] = {}
+        self._crowding: dict[tuple[int, str], float] = {}
         self.local: frozenset[int] = frozenset()
         """Ids (id()) of collectives that meet nobody else and share no link with another lane: ops like any other."""
         self.quiet = False
@@ -67,7 +68,9 @@ class Pricing:
         """The ops of a segment with what they cost on this rank."""
         line = self.program.segments[name]
         if thread.startswith(LOADER) and self.program.device != "cpu":
-            return steady([(op, self.pricer.local(op, rank)) for op in line], self.pricer, rank, self.program.world)
+            return steady(
+                [(op, self.pricer.local(op, rank)) for op in line], self._crowded(rank, thread if thread in self.program.segments else name)
+            )
         if thread != HOST or not self.fused:
             return self.priced(line, rank)
         often = self._calls(rank, thread)[name] >= _OFTEN
@@ -113,6 +116,15 @@ class Pricing:
             self.quiet,
             self.pricer.slowdown(rank)[0],
         )
+
+    def _crowded(self, rank: int, batch: str) -> float:
+        """By how much the rank's loader processes are slower than one alone, as its segment of a whole `batch` tells: what a late one does
+        before its first is no more crowded."""
+        key = (rank, batch)
+        if key not in self._crowding:
+            ops = [(op, self.pricer.local(op, rank)) for op in self.program.segments[batch]]
+            self._crowding[key] = crowding(ops, self.pricer, rank, self.program)
+        return self._crowding[key]
 
     def _calls(self, rank: int, thread: str) -> Counter[str]:
         """How often the rank's thread calls each segment."""

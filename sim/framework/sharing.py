@@ -62,6 +62,8 @@ class TensorParallel(Habits, frozen=True, kw_only=True):
     gradient travels by itself."""
     overlap: bool = False
     """Collectives beside the products that they feed, chunk by chunk (TransformerEngine's userbuffers)."""
+    reads: Literal["each", "first"] = "each"
+    """Whose loaders read a batch, which all of a group need. first: those of its first rank, which broadcasts it from its device."""
 
 
 class Pipeline(Habits, frozen=True, kw_only=True):

@@ -7,13 +7,19 @@ b - prefetch x workers has been taken. Events `ready` and `taken` are numbered b
 
 from __future__ import annotations
 
+from functools import partial
+
 from sim.lower.job import Job
-from sim.lower.ops import compute, host, order, spent
+from sim.lower.ops import collective, compute, host, order, spent
 from sim.program import COMPUTE, H2D, HOST, Call, Op
 from sim.work import HostWork, MemoryBound
 
 CLS = "data"
 _HOW = {"disk": "disk", "object-store": "store", "database": "store", "memory": ""}
+
+
+COPIED = 0.25e-9
+"""CPU seconds per byte of a batch that one thread copies (assumed: as pageable copies, `PAGEABLE` in sim/cost/gpu_pricer.py)."""
 
 
 def read_bytes(job: Job) -> int:
@@ -34,19 +40,19 @@ def load(job: Job, lane: str, share: float = 1.0, processes: float = 1.0) -> lis
     data, micro = job.plan.data, job.plan.batch.micro * share
     pieces = share if job.network.whole_batches else micro
     raw, made = read_bytes(job) * share, device_bytes(job) * share
+    work = partial(HostWork, processes=processes, share=job.readers)
     ops: list[Op] = []
     if _HOW[data.source]:
-        files = (HostWork("file", pieces, processes=processes),)
-        ops.append(Op("data/read", "copy", lane, files, bytes=round(raw), how=_HOW[data.source], cls=CLS))
+        ops.append(Op("data/read", "copy", lane, (work("file", pieces),), bytes=round(raw), how=_HOW[data.source], cls=CLS))
     if data.preprocess:
-        ops.append(
-            host(
-                "data/preprocess", HostWork("preprocess", micro, data.preprocess, processes=processes, moved=raw + made), lane=lane, cls=CLS
-            )
-        )
-    # Samples are copied into one batch, and once more into pinned memory, which is a device's (without one, torch's DataLoader leaves it out).
-    copies = 2.0 * made * (1 + (data.pinned and job.device != "cpu"))
-    return [*ops, host("data/collate", HostWork("collate", pieces, processes=processes, moved=copies), lane=lane, cls=CLS)]
+        ops.append(host("data/preprocess", work("preprocess", micro, data.preprocess, moved=raw + made), lane=lane, cls=CLS))
+    # Samples are copied into one batch, and once more into pinned memory, which is a device's (without one, torch's DataLoader leaves it out): by
+    # the thread that loads, or beside a loader process by one of the rank's (torch/utils/data/_utils/pin_memory.py).
+    pins = data.pinned and job.device != "cpu"
+    works = [work("collate", pieces, moved=2.0 * made * (1 + pins))]
+    if job.device != "cpu":  # where the copy is in what was measured of a sample
+        works.append(work("memcpy", made * (1 + (pins and lane == HOST)), COPIED))
+    return [*ops, host("data/collate", *works, lane=lane, cls=CLS)]
 
 
 def take(job: Job) -> list[Op]:
@@ -60,7 +66,7 @@ def take(job: Job) -> list[Op]:
         ]
     else:
         ops = load(job, HOST)
-    ops = ops if job.device == "cpu" else [*ops, *_to_device(job)]
+    ops = ops if job.device == "cpu" else [*ops, *_to_device(job), *_broadcast(job)]
     return [*ops, *_created(job)]
 
 
@@ -93,6 +99,13 @@ def _to_device(job: Job) -> list[Op]:
     if data.handover == "synchronize":
         return [copy, Op("data/synchronize", "sync", HOST, name=H2D, cls=CLS)]
     return [copy, *order(job, "data/on-device", H2D, COMPUTE)]
+
+
+def _broadcast(job: Job) -> list[Op]:
+    """A batch that one rank of a tensor parallel group read goes to all of it, in one message. Every rank's program copies one to its device, so
+    that all are alike; each waits for the reader's in the broadcast."""
+    size = device_bytes(job)
+    return [collective(job, "data/broadcast", COMPUTE, "broadcast", size, "tp", "comm.tp")] if size and job.readers < 1 else []
 
 
 def loaders(job: Job) -> dict[str, tuple[Op, ...]]:

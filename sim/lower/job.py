@@ -95,6 +95,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return self.framework.tensor_parallel.style == "dtensor" and self.size("tp") > 1 and self.eager and not self.compiled
 
     @property
+    def readers(self) -> float:
+        """Of the ranks of a tensor parallel group, the share whose loaders read its batches. What trains on a CPU is PyTorch's own machinery,
+        where each of them does."""
+        one = self.framework.tensor_parallel.reads == "first" and self.device != "cpu"
+        return 1.0 / self.size("tp") if one else 1.0
+
+    @property
     def reduces_apart(self) -> bool:
         """A stage's gradients of FSDP are reduced apart from its passes."""
         return self.zero == 3 and self.train and self.size("pp") > 1 and self.framework.pipeline.actions

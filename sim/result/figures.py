@@ -125,5 +125,5 @@ def _crowded(setting: Setting) -> list[str]:
         found.append(f"data.workers = {workers:,}: a node has {most:,.0f} loader processes for each of its cores")
     tight = next(((count, topology.cores(node)) for node, count in ranks.items() if count > topology.cores(node)), None)
     if tight and topology.kind == "cuda":
-        found.append(f"{tight[0]} ranks of a node share its {tight[1]} CPU cores: that their host threads take turns is not simulated")
+        found.append(f"{tight[0]} ranks of a node share its {tight[1]} CPU cores: their host threads take turns")
     return found

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from sim.cost.price import Pricer
-from sim.engine.machine import steady
+from sim.engine.machine import crowding, spent, steady
 from sim.lower.output import WRITER
-from sim.program import HOST, Call, Op, Program
+from sim.program import HOST, Call, Program
 from sim.timeline.metrics import loaded_until, step_times, window
 from sim.trace import Trace
 
@@ -73,8 +73,8 @@ def host_seconds(program: Program, pricer: Pricer) -> float:
     found = 0.0
     for name, rank in _ranks(program).items():
         calls = [call.segment for call in program.roles[name].threads[HOST] if _last(program, call)]
-        spent = {segment: sum(_spent(op, pricer, rank) for op in program.segments[segment]) for segment in set(calls)}
-        found = max(found, sum(map(spent.__getitem__, calls)))
+        each = {segment: sum(spent(op, pricer.local(op, rank)) for op in program.segments[segment]) for segment in set(calls)}
+        found = max(found, sum(map(each.__getitem__, calls)))
     return found
 
 
@@ -85,8 +85,8 @@ def loader_seconds(program: Program, pricer: Pricer) -> float:
     for name, rank in _ranks(program).items():
         loaders = {thread: calls for thread, calls in program.roles[name].threads.items() if thread.startswith("loader")}
         made = [call.segment for thread, calls in loaders.items() for call in calls if _last(program, call) and call.segment == thread]
-        spent = {segment: _batch(program, pricer, rank, segment) for segment in set(made)}
-        found = max(found, sum(map(spent.__getitem__, made)) / max(1, len(loaders)))
+        each = {segment: _batch(program, pricer, rank, segment) for segment in set(made)}
+        found = max(found, sum(map(each.__getitem__, made)) / max(1, len(loaders)))
     return found
 
 
@@ -102,10 +102,4 @@ def _last(program: Program, call: Call) -> bool:
 def _batch(program: Program, pricer: Pricer, rank: int, segment: str) -> float:
     """Of a loader process, to make a batch."""
     costs = [(op, pricer.local(op, rank)) for op in program.segments[segment]]
-    return sum(cost.seconds for _, cost in (costs if program.device == "cpu" else steady(costs, pricer, rank, program.world)))
-
-
-def _spent(op: Op, pricer: Pricer, rank: int) -> float:
-    """Of the training thread: its own work, or a launch."""
-    cost = pricer.local(op, rank)
-    return cost.seconds if op.lane == HOST and op.kind in ("host", "compute", "copy") else cost.host
+    return sum(cost.seconds for _, cost in (costs if program.device == "cpu" else steady(costs, crowding(costs, pricer, rank, program))))

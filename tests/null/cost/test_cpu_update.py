@@ -23,14 +23,14 @@ def plan(ranks: int, away: bool, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def update(ranks: int, fold: bool = True) -> float:
+def update(ranks: int, fold: bool = True, *edits: str) -> float:
     """Seconds of the CPU's update, from the trace."""
     from sim.engine.run import simulate
     from sim.lower.step import lower
     from sim.setting.bind import bind
     from sim.setting.pricer import pricer_for
 
-    setting = bind(plan(ranks, True), "dgx-h100")
+    setting = bind(plan(ranks, True), "dgx-h100", edits)
     program = lower(setting.plan, setting.network, setting.framework, "cuda", 1)
     trace = simulate(program, pricer_for(setting, None, "fitted"), fold, setting.foldable)
     return max(span.end - span.start for span in trace.spans if span.id.endswith("optimizer/cpu"))
@@ -38,6 +38,14 @@ def update(ranks: int, fold: bool = True) -> float:
 
 def test_alone_the_cores_set_the_pace() -> None:
     assert update(1) == pytest.approx(ELEMENTS * NS, rel=1e-6)
+
+
+@pytest.mark.parametrize("fold", [True, False])
+def test_where_there_are_fewer_cores_they_do(fold: bool) -> None:
+    """The rate is that of 16 cores; here the node has eight."""
+    few = "cpu.cores=4"
+    assert update(1, fold, few) == pytest.approx(2 * ELEMENTS * NS, rel=1e-6)
+    assert update(8, fold, few) == pytest.approx(8 * 2 * ELEMENTS * NS, rel=1e-6)
 
 
 @pytest.mark.parametrize("fold", [True, False])

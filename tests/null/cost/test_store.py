@@ -30,6 +30,16 @@ def test_one_connection_after_the_other_then_the_nodes_share_then_all_of_it() ->
     assert _step(32, 100) == pytest.approx(32 * 8 * MICRO * SAMPLE / 100e9, rel=0.01), "what all nodes get"
 
 
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_who_waits_for_first_bytes_waits_less_with_each_worker(workers: int) -> None:
+    """A batch of one small sample: workers that began together would stay together, and a delay of whole latencies keeps them so."""
+    plan = {
+        "model": {"family": "mlp", "name": "small", "widths": [64, 64]}, "batch": {"micro": 1}, "parallel": {"dp_replicate": 8},
+        "data": {"source": "object-store", "workers": workers, "sample": "4 KB"},
+    }  # fmt: skip
+    assert predict(plan, "dgx-h100", edits=("store.latency=150 ms",)).step_time_s == pytest.approx(0.15 / workers, rel=0.001)
+
+
 @pytest.mark.no_cover
 @pytest.mark.parametrize("mode", ["full", "sharded"])
 def test_a_checkpoint_to_the_store_is_the_same_folded_and_not(mode: str) -> None:

@@ -47,6 +47,35 @@ def test_the_disk_is_shared_by_all_ranks_of_the_machine() -> None:
     assert step == pytest.approx(RANKS * MICRO * 50e6 / DISK, rel=0.01)
 
 
+@pytest.mark.parametrize("workers", [0, 1, 4])
+def test_whoever_prepares_samples_shares_the_cores(workers: int) -> None:
+    """Two cores for eight ranks, whose training threads prepare them, or loader processes."""
+    data = {"source": "disk", "workers": workers, "sample": "1 KB", "preprocess": "10 ms"}
+    plan = {"model": {"family": "mlp", "name": "small", "widths": [64, 64]}, "batch": {"micro": MICRO}, "parallel": {"dp_replicate": RANKS}}
+    step = predict(plan | {"data": data}, "dgx-h100", edits=("cpu.cores=1",)).step_time_s
+    assert step == pytest.approx(RANKS * MICRO * 10e-3 / 2, rel=0.01)
+
+
+def test_launching_threads_take_turns_on_too_few_cores() -> None:
+    plan: dict[str, Any] = {"model": "gpt2-124m", "seq_len": 128, "batch": {"micro": 1}, "parallel": {"dp_replicate": RANKS}}
+    usual, enough, few = (predict(plan, "dgx-h100", edits=(f"cpu.cores={each}",)).step_time_s for each in (56, 4, 1))
+    assert usual == enough, "a core for each"
+    assert few == pytest.approx(4 * usual, rel=1e-3)
+    data = {"source": "disk", "workers": 2, "sample": "1 KB", "preprocess": "8 ms"}
+    both = predict(plan | {"data": data}, "dgx-h100", edits=("cpu.cores=4",)).step_time_s
+    assert both == pytest.approx(usual + 8e-3, rel=0.01), "eight cores do the work of eight threads and of their loaders"
+
+
+def test_stages_that_read_nothing_take_nothing_from_the_disk() -> None:
+    """Of four stages the first and the last read, two ranks each: eight micro-batches of a sample."""
+    plan = {
+        "model": {"base": "gpt2-124m", "layers": 4}, "seq_len": 128, "batch": {"global": 16, "micro": 1}, "parallel": {"pp": 4, "dp_replicate": 2},
+        "data": {"source": "disk", "workers": 8, "sample": "200 MB"},
+    }  # fmt: skip
+    step = predict(plan, "dgx-h100", edits=("disk.read=2 GB/s",)).step_time_s
+    assert step == pytest.approx(4 * 8 * 200e6 / 2e9, rel=0.01)
+
+
 SMALL = {"family": "decoder", "name": "small", "layers": 2, "hidden": 1024, "heads": 16, "vocab": 8000}
 AXES: list[dict[str, Any]] = [
     {"dp_replicate": 2, "dp_shard": 4, "zero": 3},

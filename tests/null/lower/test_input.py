@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sim.engine.run import simulate
+from sim.predict import predict
 from sim.program import Program
 from tests.null.lower.tiny import Constant, network, program, show
 
@@ -63,6 +64,31 @@ def test_a_step_is_as_slow_as_its_input_or_its_compute() -> None:
     assert steady(plan(1, "20 s")) == pytest.approx(20.1)
     assert steady(plan(2, "20 s")) < 20.1
     assert steady(plan(4, "20 s")) == pytest.approx(8.0, abs=2.5)
+
+
+@pytest.mark.parametrize(("workers", "pinned", "copies"), [(0, True, 2), (0, False, 1), (1, True, 1), (1, False, 1)])
+def test_who_loads_copies_the_batch(workers: int, pinned: bool, copies: int) -> None:
+    """100 samples of 1 MB into one batch, at 4 GB/s, and 20 us each; the training thread also into pinned memory, which a thread of its own
+    does beside loader processes. A pageable copy holds the training thread for as long again."""
+    model = {"family": "mlp", "name": "wide", "widths": [250_000, 8]}
+    step = predict({"model": model, "batch": {"micro": 100}, "data": {"workers": workers, "pinned": pinned}}, "dgx-h100").step_time_s
+    made = 100 * 20e-6 + copies * 100e6 / 4e9
+    assert step == pytest.approx(made + (0.025 if not (workers or pinned) else 0.0), rel=0.02)
+
+
+@pytest.mark.parametrize(("framework", "readers"), [("megatron-core", 1), ("megatron-2021", 1), ("torchtitan", 4), ("pytorch", 4)])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_one_rank_of_a_group_reads_for_all_or_each_does(framework: str, readers: int, workers: int) -> None:
+    """Megatron's first tensor parallel rank broadcasts what it reads. Eight micro-batches of 200 MB from a disk of 2 GB/s."""
+    plan = {
+        "model": {"base": "gpt2-124m", "layers": 2}, "seq_len": 128, "framework": framework, "batch": {"global": 8, "micro": 1},
+        "parallel": {"tp": 4}, "data": {"source": "disk", "sample": "200 MB", "workers": workers},
+    }  # fmt: skip
+    one, all_ = (predict(plan, "dgx-h100", edits=("disk.read=2 GB/s",), fold=fold) for fold in (True, False))
+    assert one.step_time_s == pytest.approx(readers * 8 * 200e6 / 2e9, rel=0.15)
+    assert one.step_time_s == pytest.approx(all_.step_time_s, rel=1e-9)
+    sent = [op.id for op in one.program.segments["input"] if op.kind == "collective"]  # type: ignore[union-attr]
+    assert sent == (["data/broadcast"] if readers == 1 else [])
 
 
 def test_copies_run_beside_compute_unless_something_syncs() -> None:

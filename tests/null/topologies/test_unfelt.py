@@ -55,6 +55,6 @@ def test_a_plan_on_a_part_of_the_machine_is_told() -> None:
 
 def test_more_ranks_than_cores_are_told() -> None:
     plan = {"model": "gpt2-124m", "parallel": {"dp_replicate": 8}, "batch": {"micro": 4}}
-    said = "8 ranks of a node share its 2 CPU cores: that their host threads take turns is not simulated"
+    said = "8 ranks of a node share its 2 CPU cores: their host threads take turns"
     assert said in predict(plan, load_topology("dgx-h100", ("cpu.cores=1",))).warnings
     assert not predict(plan, load_topology("dgx-h100", ("cpu.cores=4",))).warnings
