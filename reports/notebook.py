@@ -110,6 +110,8 @@ def comparison_html(found: Comparison) -> str:
 
 def sweep_html(found: Sweep) -> str:
     """How many plans, and the best of them."""
+    from sim.planning.sweeps.tables import unit_of
+
     title = ", ".join(f"{number:,} {name}" for name, number in found.counts.items())
     rows = [
         (
@@ -122,7 +124,7 @@ def sweep_html(found: Sweep) -> str:
         )
         for row in _ranked(found)[:_TOP]
     ]
-    return _table(title, rows, ("plan", "step", "samples/s/GPU", "MFU", "memory", "cost per million samples"))
+    return _table(title, rows, ("plan", "step", "samples/s/GPU", "MFU", "memory", f"cost per million {unit_of(found.feasible)}"))
 
 
 def topology_html(found: Topology) -> str:

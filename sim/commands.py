@@ -170,7 +170,7 @@ def _studies(app: typer.Typer, desk: Desk) -> None:
         rank: Annotated[float | None, typer.Option(help="Sigma of log(clock) of boards; 0: the slowest as `predict` has it")] = None,
         step: Annotated[float | None, typer.Option(help="Sigma of log(time) from step to step")] = None,
         length: Annotated[float | None, typer.Option(help="Sigma of log(length) of the samples")] = None,
-        slow_link: Annotated[float | None, typer.Option(help="One link that is so many times slower")] = None,
+        slow_link: Annotated[float | None, typer.Option(help="A node's link (on one node: a rank's) that is so many times slower")] = None,
         calibration: Calibrated = None,
         report: Report = None,
         as_json: AsJson = False,

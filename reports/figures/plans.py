@@ -15,6 +15,7 @@ from reports.words import clock, safe, seconds, short
 from sim.planning.sweeps.front import trained
 from sim.planning.sweeps.space import settings_of
 from sim.planning.sweeps.store import Row
+from sim.planning.sweeps.tables import unit_of
 
 _MOST_POINTS = 6000
 _SCALE = "Viridis"
@@ -64,7 +65,7 @@ def pareto_figure(ranked: Sequence[Row], front: Sequence[Row]) -> go.Figure:
     cost = any(row.cost for row in shown)
     marker: dict[str, Any] = {"size": 7, "color": "#8a97a6", "opacity": 0.75}
     if cost:
-        title = {"text": "cost per<br>million samples"}
+        title = {"text": f"cost per<br>million {unit_of(shown)}"}
         marker |= {"color": [row.cost for row in shown], "colorscale": _SCALE, "colorbar": {"title": title, "thickness": 12}}
     figure = go.Figure(_points(shown, "plans that fit", "markers", marker))
     for at, same in enumerate(dict.fromkeys(map(trained, front))):  # a line for each model and length of sequences

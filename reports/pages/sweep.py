@@ -12,6 +12,7 @@ from reports.words import count, gib, seconds, short
 from sim.planning.sweeps.space import settings_of
 from sim.planning.sweeps.store import Row
 from sim.planning.sweeps.sweep import Sweep, by_reason
+from sim.planning.sweeps.tables import unit_of
 
 _MOST_ROWS = 15
 _MEANINGS = (
@@ -60,7 +61,7 @@ def sweep_page(title: str, found: Sweep) -> str:
         else ""
     )
     page.section("Plans that nothing beats", some)
-    head = ("plan", "step", "GPU-time per sample", "MFU", "memory", "cost per million samples")
+    head = ("plan", "step", "GPU-time per sample", "MFU", "memory", f"cost per million {unit_of(ranked)}")
     priced = len(head) if any(row.cost for row in ranked) else len(head) - 1
     page.table(head[:priced], [_row(row)[:priced] for row in found.front[:_MOST_ROWS]])
     _rejected(page, found)
@@ -105,7 +106,8 @@ def _beside(ranked: Sequence[Row]) -> list[tuple[str, str, str]]:
     for name, show in _FIGURES:
         if name.startswith("cost") and not any(row.cost for row in ranked[:2]):
             continue
-        rows.append((name, *(show(row) if row else "-" for row in pair)))  # type: ignore[arg-type]
+        said = f"{name} {unit_of(ranked)}" if name.startswith("cost") else name
+        rows.append((said, *(show(row) if row else "-" for row in pair)))  # type: ignore[arg-type]
     return rows
 
 
@@ -115,7 +117,7 @@ _FIGURES: tuple[tuple[str, Any], ...] = (
     ("MFU", lambda row: f"{row.mfu:.1%}" if row.mfu is not None else "-"),
     ("peak memory", lambda row: gib(row.memory or 0)),
     ("GPUs", lambda row: f"{row.gpus:,}"),
-    ("cost per million samples", lambda row: count(row.cost) if row.cost else "-"),
+    ("cost per million", lambda row: count(row.cost) if row.cost else "-"),
 )
 
 

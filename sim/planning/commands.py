@@ -102,13 +102,13 @@ def _swept(desk: Desk, found: Sweep, edits: tuple[str, ...], priced: bool, as_js
 
 def _ranked(found: Sweep, all_: bool, priced: bool) -> dict[str, Any]:
     """Plans that fit, the best first: `all_` with all that is known, or a few for a terminal, which says so."""
-    from sim.planning.sweeps.tables import MOST, said_row
+    from sim.planning.sweeps.tables import MOST, said_row, unit_of
 
     rows = [said_row(row) for row in sorted(found.feasible, key=lambda row: row.effort)]
     if all_:
         return {"rows": rows}
     columns = {"key": "key", "step_time_s": "step_time_s", "mfu": "mfu", "memory": "memory_bytes", "gpus": "gpus"}
-    columns |= {"cost/M samples": "cost"} if priced else {}
+    columns |= {f"cost/M {unit_of(found.feasible)}": "cost"} if priced else {}
     shown = {"rows": [{name: row[at] for name, at in columns.items()} for row in rows[:MOST]]}
     return shown | ({"shown": f"the best {MOST} of {len(rows):,} simulated; --json and the file have all"} if len(rows) > MOST else {})
 

@@ -2,8 +2,10 @@
 
 Nothing is simulated for each draw. A synchronous step is as slow as its slowest rank and its slowest link (a law of data parallelism,
 tested), so the step is simulated on a small grid of (compute factor, link factor), from one lowered program, and looked up
-between its points. With pipelines the slowest rank bounds every stage: an upper bound. Asynchronous ranks do not wait: their
-throughputs add up, and the figure is the time per rank-step at that rate. What logging and checkpoints add, each draw adds alike.
+between its points. Ranks that the plan or the machine makes slow keep that beside what they draw: the slowest of the products counts, over the
+slowest of the plan's. With pipelines the slowest rank bounds every stage: an upper bound. Local updates meet after `every` steps, over which
+what is drawn anew in each is averaged. Asynchronous ranks do not wait: their throughputs add up, and the figure is the time per rank-step at
+that rate. What logging and checkpoints add, each draw adds alike.
 
 `predict` prices the board that so many are expected to wait for (`sim.setting.pace`). Where boards are drawn, the grid starts from the mean one: the
 slowest is then in the draws, with the same sigma and on the same part of a kernel (its clock), and is not counted twice.
@@ -13,7 +15,9 @@ from __future__ import annotations
 
 import bisect
 import math
+import operator
 import random
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,12 +27,14 @@ import msgspec
 from sim.cost.price import Cost, Pricer
 from sim.cost.sustained import board_spread
 from sim.files.machinefile import machine_words
+from sim.lower.noise import loads, slowness
 from sim.plan import Output, Plan
 from sim.predict import played, steps_of
 from sim.program import Op, Program
 from sim.quantile import quantile
 from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
+from sim.setting.uneven import Uneven
 from sim.steady.detail import STEPS
 from sim.steady.periods import mean_step, varies
 from sim.steady.settled import host_seconds, loader_seconds, settled, until_settled
@@ -56,11 +62,12 @@ class Jitter(msgspec.Struct, frozen=True, kw_only=True):
     step: float = STEP_SIGMA
     """Of each rank's compute, anew in each step."""
     link: float = 0.0
-    """Of each node's link time; a ring is as slow as its slowest link."""
+    """Of each node's link time; the slowest alone counts (`SlowLink`), and a ring is as slow as that."""
     length: float = 0.0
-    """Of each sample's length: a rank's compute is the mean over its samples (linear in tokens; attention's square is left out)."""
+    """Of each sample's length: what a rank does for each sample takes the mean over its samples (linear in tokens; attention's square is left
+    out), the update and its messages do not (`sim.setting.uneven`)."""
     slow_link: float = 1.0
-    """One link that is always so many times slower."""
+    """One link that is always so many times slower: a node's to the network; of a plan on one node, a rank's to the others."""
 
 
 class Spread(Tabular, msgspec.Struct, frozen=True, kw_only=True):
@@ -105,10 +112,11 @@ def spread(
     setting = plan if isinstance(plan, Setting) else bind(plan, topology)
     found = Jitter() if jitter is None else jitter
     _check(found, draws, setting.plan.world)
-    factors = [_draw(setting, found, random.Random(f"{seed}/{at}")) for at in range(draws)]
-    table, without = _table(setting, calibration, factors, _boards(setting, found))
+    slow = _slowness(setting)
+    factors = [_draw(setting, found, slow, random.Random(f"{seed}/{at}")) for at in range(draws)]
+    table, without = _table(setting, calibration, factors, _shares(setting, found))
     stall = output_seconds(setting, pricer_for(setting, calibration), without, True, [])
-    samples = [_seconds(table, ranks, link, setting.plan.update.mode == "async") + stall for ranks, link in factors]
+    samples = [_seconds(table, ranks, link, slow) + stall for ranks, link in factors]
     ordered = sorted(samples)
     return Spread(
         p50=quantile(ordered, 0.5), p95=quantile(ordered, 0.95), p99=quantile(ordered, 0.99), mean=math.fsum(ordered) / draws,
@@ -132,22 +140,35 @@ def _check(jitter: Jitter, draws: int, world: int) -> None:
         raise BadInput(f"draws = {draws}: at least 1, and draws x ranks at most {_LARGEST} ({world} ranks)")
 
 
-def _draw(setting: Setting, jitter: Jitter, source: random.Random) -> tuple[tuple[float, ...], float]:
-    """(compute factors of all ranks, or the largest alone where they wait for each other; factor of the slowest link)."""
+def _slowness(setting: Setting) -> tuple[float, ...]:
+    """How slow each rank is by the plan's noise and the machine, before anything is drawn."""
+    plan, speed = setting.plan, setting.topology.speed
+    slow, load = slowness(plan), loads(plan)
+    return tuple(slow(rank) * load(rank) / speed(rank) for rank in range(plan.world))
+
+
+def _sigmas(setting: Setting, jitter: Jitter) -> tuple[float, float, float]:
+    """Sigmas of a rank's log-normal factors between two meetings: of its board, of its steps and of its samples. A mean of several
+    log-normals is taken as one of the same mean and variance (Fenton 1960)."""
     plan = setting.plan
-    sigma = math.hypot(jitter.rank, jitter.step)
-    samples = plan.batch.micro * plan.microbatches
-    found = []
-    for _ in range(plan.world):
-        factor = source.lognormvariate(0.0, sigma) if sigma else 1.0
-        if jitter.length:  # mean 1: a log-normal's mean is exp(mu + sigma^2 / 2)
-            mu = -0.5 * jitter.length**2
-            factor *= sum(source.lognormvariate(mu, jitter.length) for _ in range(samples)) / samples
-        found.append(factor)
+    steps = plan.update.every if plan.update.mode == "local" else 1
+    samples = steps * plan.batch.micro * plan.microbatches
+    step, length = (math.sqrt(math.log1p(math.expm1(s * s) / n)) for s, n in ((jitter.step, steps), (jitter.length, samples)))
+    return jitter.rank, step, length
+
+
+def _draw(setting: Setting, jitter: Jitter, slow: Sequence[float], source: random.Random) -> tuple[tuple[float, ...], float]:
+    """(compute factors of all ranks, or of the slowest alone where they wait for each other; factor of the slowest link)."""
+    plan, (rank, step, length) = setting.plan, _sigmas(setting, jitter)
+    # A log-normal's mean is exp(mu + sigma^2 / 2): of lengths 1; a step's median is 1, and a mean of steps has the mean of one.
+    mu, sigma = 0.5 * (jitter.step**2 - step**2 - length**2), math.hypot(rank, step, length)
+    found = [source.lognormvariate(mu, sigma) if sigma else 1.0 for _ in slow]
     nodes = setting.topology.node(plan.world - 1) + 1
     links = [source.lognormvariate(0.0, jitter.link) if jitter.link else 1.0 for _ in range(nodes)]
-    slowest = max(links) * jitter.slow_link
-    return (tuple(found) if plan.update.mode == "async" else (max(found),)), slowest
+    links[0] *= jitter.slow_link
+    if plan.update.mode != "async":
+        found = [max(map(operator.mul, slow, found)) / max(slow)]
+    return tuple(found), max(links)
 
 
 class _Table(msgspec.Struct):
@@ -173,19 +194,19 @@ def _place(grid: list[float], value: float) -> tuple[int, float]:
     return i, min(1.0, max(0.0, (value - grid[i]) / (grid[i + 1] - grid[i])))
 
 
-def _boards(setting: Setting, jitter: Jitter) -> float:
-    """Share of a factor's logarithm that is the board's clock: expected of a sum of normal values, a part has its share of the variance. 0 where
-    no boards are drawn, and on CPUs, whose every instruction is as slow as the rest."""
-    if setting.topology.kind == "cpu" or not jitter.rank:
-        return 0.0
-    samples = setting.plan.batch.micro * setting.plan.microbatches
-    return jitter.rank**2 / (jitter.rank**2 + jitter.step**2 + math.expm1(jitter.length**2) / samples)
+def _shares(setting: Setting, jitter: Jitter) -> tuple[float, float]:
+    """Shares of a factor's logarithm that are the board's clock and the samples' length: expected of a sum of normal values, a part has its
+    share of the variance. No clock where no boards are drawn, and on CPUs, whose every instruction is as slow as the rest."""
+    rank, step, length = (sigma**2 for sigma in _sigmas(setting, jitter))
+    total = (rank + step + length) or 1.0
+    return 0.0 if setting.topology.kind == "cpu" else rank / total, length / total
 
 
 def _table(
-    setting: Setting, calibration: str | Path | None, factors: list[tuple[tuple[float, ...], float]], boards: float
+    setting: Setting, calibration: str | Path | None, factors: list[tuple[tuple[float, ...], float]], shares: tuple[float, float]
 ) -> tuple[_Table, float]:
-    """The grid over all factors, of each of which the share `boards` is the clock of a board; and the step as `predict` has it."""
+    """The grid over all factors, of each of which these shares are the clock of a board and samples; and the step as `predict` has it."""
+    boards, lengths = shares
     drawn = [factor for ranks, _ in factors for factor in ranks], [link for _, link in factors]
     points = 5 if all(map(_vary, drawn)) else POINTS
     compute, link = (_grid(values, points) for values in drawn)
@@ -194,12 +215,18 @@ def _table(
     program = until_settled(partial(steps_of, setting, quiet, usual, True, False), STEPS).program
     seconds = []
     for factor in compute:
-        clock = factor**boards
+        clock, load = factor**boards, factor**lengths
         # Its kernel costs serve every link factor.
-        pricer = pricer_for(setting, calibration, slower=factor / clock, board=1.0 / clock if boards else None)
-        seconds.append([_step(setting, program, pricer if at == 1.0 else SlowLinks(pricer, at)) for at in link])
+        pricer = pricer_for(setting, calibration, slower=factor / clock / load, board=1.0 / clock if boards else None)
+        pricer = Uneven(pricer, partial(_same, load)) if lengths else pricer
+        seconds.append([_step(setting, program, pricer if at == 1.0 else SlowLink(pricer, at, setting)) for at in link])
     table = _Table(compute, link, seconds)
     return table, _step(setting, program, usual) if boards else table.at(1.0, 1.0)
+
+
+def _same(load: float, _: int) -> float:
+    """Of every rank."""
+    return load
 
 
 def _vary(values: list[float]) -> bool:
@@ -221,31 +248,42 @@ def _step(setting: Setting, program: Program, pricer: Pricer) -> float:
     return step if settled(program, pricer, step) else max(step, host_seconds(program, pricer), loader_seconds(program, pricer))
 
 
-class SlowLinks:
-    """A pricer whose transfers between ranks take `factor` times as long; latency stays."""
+class SlowLink:
+    """A pricer whose transfers over one link take `factor` times as long; latency stays.
 
-    def __init__(self, inner: Pricer, factor: float) -> None:
+    The link is a node's to the network or, of a plan on one node, a rank's to the others: the first one's, which stands for those that are like it
+    and for which they wait; of asynchronous ranks, each of which is simulated, the last one's: the first has the server beside it."""
+
+    def __init__(self, inner: Pricer, factor: float, setting: Setting) -> None:
         self.inner, self.factor, self.capacity = inner, factor, inner.capacity
+        last = setting.plan.world - 1
+        self._place: Callable[[int], int] = setting.topology.node if setting.topology.node(last) else int
+        self._slow = self._place(last if setting.plan.update.mode == "async" else 0)
 
     def local(self, op: Op, rank: int) -> Cost:
         return self.inner.local(op, rank)
 
     def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
-        return self._slower(self.inner.collective(op, members, siblings))
+        return self._slower(self.inner.collective(op, members, siblings), members)
 
     def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
-        return self._slower(self.inner.message(op, source, target, siblings))
+        return self._slower(self.inner.message(op, source, target, siblings), (source, target))
 
     def slowdown(self, rank: int) -> tuple[float, float]:
         return self.inner.slowdown(rank)
 
-    def _slower(self, cost: Cost) -> Cost:
+    def _slower(self, cost: Cost, members: tuple[int, ...]) -> Cost:
+        places = set(map(self._place, members))
+        if self._slow not in places or len(places) == 1:
+            return cost
         seconds = cost.latency + (cost.seconds - cost.latency) * self.factor
         uses = tuple((name, amount / self.factor) for name, amount in cost.uses)
         return msgspec.structs.replace(cost, seconds=seconds, uses=uses)
 
 
-def _seconds(table: _Table, ranks: tuple[float, ...], link: float, alone: bool) -> float:
-    if not alone:
+def _seconds(table: _Table, ranks: tuple[float, ...], link: float, slow: Sequence[float]) -> float:
+    """Of a draw: of the slowest rank, or of all, each with its part in the steps that they make together."""
+    if len(ranks) == 1:
         return table.at(ranks[0], link)
-    return len(ranks) / math.fsum(1.0 / table.at(factor, link) for factor in ranks)
+    parts = [1.0 / one for one in slow]
+    return math.fsum(parts) / math.fsum(part / table.at(factor, link) for part, factor in zip(parts, ranks, strict=True))

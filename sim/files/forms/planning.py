@@ -45,7 +45,7 @@ class SweepDetail(Said, frozen=True, kw_only=True):
 
 
 class SweepRow(Said, frozen=True, kw_only=True):
-    """One plan of a sweep: peak bytes, money per million samples, model FLOPs of a sample."""
+    """One plan of a sweep: peak bytes, money per million tokens (samples where `seq` is 1), model FLOPs and tokens of a sample."""
 
     key: str
     outcome: str
@@ -56,6 +56,7 @@ class SweepRow(Said, frozen=True, kw_only=True):
     gpus: int | None
     cost: float | None
     flops: float | None
+    seq: int
     detail: SweepDetail
 
 

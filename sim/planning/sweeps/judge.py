@@ -138,12 +138,12 @@ def _classes(setting: Setting) -> Breakdown:
 def _row(candidate: Candidate, setting: Setting, step: float, memory: int, mfu: float | None, prices: Prices, detail: str) -> Row:
     plan, flops = setting.plan, setting.flops / setting.plan.global_batch
     rate = plan.global_batch / step if step > 0 else 0.0
-    return priced(Row(candidate.key, "done", "", step, memory, mfu, rate, plan.world, None, detail, flops), prices)
+    return priced(Row(candidate.key, "done", "", step, memory, mfu, rate, plan.world, None, detail, flops, setting.network.seq), prices)
 
 
 def priced(row: Row, prices: Prices) -> Row:
-    """The row at these prices, whatever it cost before: money per million samples."""
+    """The row at these prices, whatever it cost before: money per million tokens, or samples that are no sequences."""
     if not prices or not row.rate or not row.gpus:
         return msgspec.structs.replace(row, cost=None)
     hourly = price_of(prices, row.key.rpartition(" on=")[2], row.gpus) * row.gpus
-    return msgspec.structs.replace(row, cost=hourly / 3600 / row.rate * 1e6)
+    return msgspec.structs.replace(row, cost=hourly / 3600 / (row.rate * row.seq) * 1e6)

@@ -19,12 +19,12 @@ import msgspec
 
 from topologies.errors import BadInput
 
-VERSION = 2
+VERSION = 3
 _SHOWN = 6
 """Differences that a refusal names."""
 _NOTHING = object()
 OUTCOMES = ("done", "memory", "bound", "refused", "failed")
-_COLUMNS = "key TEXT PRIMARY KEY, outcome TEXT NOT NULL, reason TEXT NOT NULL, step_time REAL, memory INTEGER, mfu REAL, rate REAL, gpus INTEGER, cost REAL, detail TEXT NOT NULL, flops REAL"
+_COLUMNS = "key TEXT PRIMARY KEY, outcome TEXT NOT NULL, reason TEXT NOT NULL, step_time REAL, memory INTEGER, mfu REAL, rate REAL, gpus INTEGER, cost REAL, detail TEXT NOT NULL, flops REAL, seq INTEGER NOT NULL"
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -43,11 +43,18 @@ class Row(msgspec.Struct, frozen=True):
     """Samples per second."""
     gpus: int | None = None
     cost: float | None = None
-    """Money per million samples, when prices are given."""
+    """Money per million `unit`, when prices are given."""
     detail: str = "{}"
     """JSON: where the step goes (`breakdown`, if it was asked for), and whether it was simulated `whole`."""
     flops: float | None = None
     """Model FLOPs of a sample."""
+    seq: int = 1
+    """Tokens of a sample; 1 where it is no sequence."""
+
+    @property
+    def unit(self) -> str:
+        """What is paid for: tokens, or samples that are no sequences of them."""
+        return "tokens" if self.seq > 1 else "samples"
 
     @property
     def effort(self) -> float:
@@ -61,7 +68,7 @@ class Row(msgspec.Struct, frozen=True):
         return bool(json.loads(self.detail).get("whole"))
 
 
-_ADD = "INSERT OR REPLACE INTO results VALUES (?,?,?,?,?,?,?,?,?,?,?)"
+_ADD = "INSERT OR REPLACE INTO results VALUES (?,?,?,?,?,?,?,?,?,?,?,?)"
 
 
 class Store:
@@ -96,7 +103,7 @@ class Store:
         tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         columns = [name for _, name, *_ in self._db.execute("PRAGMA table_info(results)")]
         ours = [column.split()[0] for column in _COLUMNS.split(", ")]
-        if tables and not (tables <= {"header", "results"} and columns in ([], ours, ours[:-1])):  # version 1 had a column less
+        if tables and not (tables <= {"header", "results"} and columns in ([], ours, ours[:-1], ours[:-2])):  # earlier versions had fewer
             raise BadInput(f"results file {self.path} is a database of something else: name another with --out")
 
     def _check(self, header: dict[str, Any]) -> None:
@@ -158,6 +165,8 @@ class Store:
                 raise ValueError("step_time, rate and gpus of a plan that is done must be finite and above zero")
             if row.flops is not None and not 0 < row.flops < math.inf:
                 raise ValueError("flops must be finite and above zero")
+            if row.seq < 1:
+                raise ValueError("seq must be at least 1")
             if not isinstance(json.loads(row.detail), dict):
                 raise ValueError("detail must be a JSON object")
         except (ValueError, RecursionError) as error:  # msgspec's and json's are such; the other: an object in an object, a thousand deep

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,6 +26,11 @@ def said_row(row: Row) -> dict[str, Any]:
     """A row as JSON says it (`sim.files.forms.planning.SweepRow`); `detail` is text in the results file alone."""
     found = {_SAID.get(name, name): value for name, value in msgspec.structs.asdict(row).items()}
     return found | {"detail": json.loads(row.detail)}
+
+
+def unit_of(rows: Sequence[Row]) -> str:
+    """What the plans' costs are for a million of."""
+    return rows[0].unit if rows else "samples"
 
 
 class Ranked(Tabular):
@@ -57,7 +63,7 @@ class Ranked(Tabular):
         ]  # fmt: skip
         counted = ", ".join(f"{number:,} {name}" for name, number in self.counts.items() if number)
         more = f"\n... {len(done) - MOST:,} more in {self.path}" if len(done) > MOST else f"\nin {self.path}"
-        head = ("plan, by model FLOPs per GPU", "step, ms", "MFU", "GiB", "GPUs", "cost/M samples", "")
+        head = ("plan, by model FLOPs per GPU", "step, ms", "MFU", "GiB", "GPUs", f"cost/M {unit_of(done)}", "")
         return f"{counted}\n{aligned(head, lines)}{more}"
 
     def to_dict(self) -> dict[str, Any]:

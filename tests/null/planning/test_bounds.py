@@ -178,7 +178,7 @@ def test_an_error_of_one_plan_is_its_row() -> None:
         refused, done = evaluate_chunk(Work(plans, {machine: 2.0}, depth=depth))
         assert (refused.outcome, refused.step_time) == ("refused", None) and "no units" in refused.reason
         assert done.outcome == "done" and done.step_time and done.rate
-        assert done.cost == pytest.approx(8 * 2.0 / 3600 / done.rate * 1e6)
+        assert done.cost == pytest.approx(8 * 2.0 / 3600 / (done.rate * done.seq) * 1e6)
         assert fits[0].bound.step_time is not None and fits[0].bound.step_time <= done.step_time
         assert fits[0].bound.memory == done.memory
 

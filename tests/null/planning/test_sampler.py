@@ -148,4 +148,4 @@ def test_what_is_called_best_was_simulated_whole(sampler: list[Sampler], tmp_pat
 def test_prices_rank_by_money_too(sampler: list[Sampler], tmp_path: Path) -> None:
     found = look(tmp_path / "a.sqlite", 12, prices={"dgx-h100": 3.0})
     for row in found.feasible:
-        assert row.cost == pytest.approx(8 * 3.0 / 3600 / (row.rate or 0) * 1e6)
+        assert row.cost == pytest.approx(8 * 3.0 / 3600 / ((row.rate or 0) * 256) * 1e6)

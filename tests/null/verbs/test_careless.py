@@ -57,6 +57,10 @@ def test_a_folder_of_measurements_that_is_not_there_is_said(call: Call) -> None:
 
 def test_a_sweep_with_prices_shows_what_its_plans_cost(tmp_path: Path, call: Call) -> None:
     (tmp_path / "prices.toml").write_text("dgx-h100 = 2.0\n")
-    words = ("sweep", "gpt2-ddp8", "micro=8", "--out", str(tmp_path / "a.sqlite"), "--workers", "1")
-    head = [call(*words, *more).out.splitlines()[1] for more in ((), ("--prices", str(tmp_path / "prices.toml")))]
-    assert ["cost/M samples" in line for line in head] == [False, True]
+    """Of language models a million tokens, which is what one buys; of images a million of these."""
+    words = ("--out", str(tmp_path / "a.sqlite"), "--workers", "1")
+    priced = ("--prices", str(tmp_path / "prices.toml"))
+    head = [call("sweep", "gpt2-ddp8", "micro=8", *words, *more).out.splitlines()[1] for more in ((), priced)]
+    assert ["cost/M tokens" in line for line in head] == [False, True]
+    image = ("sweep", "gpt2-ddp8", "micro=8", "--set", "model=resnet50", "--out", str(tmp_path / "b.sqlite"), "--workers", "1")
+    assert "cost/M samples" in call(*image, *priced).out.splitlines()[1]
