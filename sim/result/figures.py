@@ -88,7 +88,7 @@ def figures(setting: Setting, program: Program, trace: Trace, step: float, split
 
 
 def _warnings(setting: Setting, program: Program, per_gpu: float, peak: float | None, trace: Trace) -> list[str]:
-    found = idle(setting, program) + unfelt(setting.topology, setting.plan.world) + _crowded(setting)
+    found = idle(setting, program) + unfelt(setting.topology, setting.plan.world) + _crowded(setting) + _unstored(setting)
     if peak and per_gpu > peak * _saved(setting):
         found.append(f"model FLOP rate {per_gpu / 1e12:.0f} TFLOP/s is above the device's peak {peak / 1e12:.0f}: check the model's FLOPs")
     network = setting.network
@@ -112,6 +112,17 @@ def _saved(setting: Setting) -> float:
     """Products of a model over those that its kernels do: 4 for convolutions in fp32, F(4 x 4, 3 x 3) of Winograd's (Lavin & Gray 2016)."""
     convolved = any(part.cls == "conv" for _, block in setting.network.blocks for part in block.parts)
     return 4.0 if setting.plan.precision == "fp32" and convolved else 1.0
+
+
+def _unstored(setting: Setting) -> list[str]:
+    """A shared store that nobody described: of a CPU host, as GPU machines have a usual one."""
+    data, output = setting.plan.data, setting.plan.output
+    wanted = data.source in ("object-store", "database") or (output.checkpoint_every and output.checkpoint_to == "store")
+    if not wanted or setting.topology.store(0) is not None:
+        return []
+    return [
+        f"{setting.topology.name} has no shared store: its own disk takes the place. Describe one in [store] (read, write, stream, latency)"
+    ]
 
 
 def _crowded(setting: Setting) -> list[str]:

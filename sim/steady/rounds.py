@@ -111,6 +111,8 @@ def _passes(plan: Plan) -> int:
 
 def _seconds(run: Run, plan: Plan) -> float:
     count = plan.microbatches
+    if plan.data.workers and count * _passes(plan) <= _LONG:
+        return run.whole()  # loaders keep batches in store, which a longer step may use up
     each_round = round_of(plan)
     fewer = _least(plan, each_round)
     warm = warm_of(plan, fewer)

@@ -66,6 +66,15 @@ def test_a_host_without_a_store_uses_its_disk_and_says_so_when_asked() -> None:
     assert load_topology("cpu-host", ("store.read=1 GB/s",)).store(0) is not None
 
 
+@pytest.mark.parametrize("asks", [{"data": {"source": "object-store"}}, {"output": {"checkpoint_every": 10, "checkpoint_to": "store"}}])
+def test_a_prediction_says_that_a_disk_takes_the_stores_place(asks: dict[str, Any]) -> None:
+    """Of CPU hosts; GPU machines have a usual store."""
+    plan = {"model": {"family": "mlp", "name": "small", "widths": [64, 64]}, "batch": {"micro": MICRO}, **asks}
+    said = "has no shared store: its own disk takes the place"
+    for on, edits, warned in (("cpu-host", (), True), ("cpu-host", ("store.read=1 GB/s",), False), ("dgx-h100", (), False)):
+        assert any(said in text for text in predict(plan, on, edits=edits).warnings) is warned
+
+
 def test_edits_of_the_store_are_read_like_those_of_the_disk() -> None:
     found = load_topology("dgx-h100", ("store.latency=150 ms",)).store(0)
     assert found is not None and found.latency == 0.15 and found.read == Store().read

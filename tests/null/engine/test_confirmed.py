@@ -128,6 +128,17 @@ def test_loaders_and_a_thread_that_both_bind_take_three_steps(prefetch: int, pre
     assert whole(setting) == pytest.approx(predict_setting(setting).step_time_s, rel=1e-6)
 
 
+@pytest.mark.parametrize("preprocess", ["15 ms", "20 ms"])
+def test_loaders_beside_a_pipeline_are_not_told_by_a_few_micro_batches(preprocess: str) -> None:
+    """These take what a longer step has used up, or wait for what it makes ahead."""
+    plan = {
+        "model": "gpt2-1.5b", "seq_len": 512, "batch": {"global": 96, "micro": 2}, "parallel": {"pp": 4, "dp_replicate": 2},
+        "data": {"source": "disk", "workers": 2, "prefetch": 1, "preprocess": preprocess, "sample": "1 MB"},
+    }  # fmt: skip
+    setting = bind(plan, "dgx-h100")
+    assert step_of(setting) == pytest.approx(predict_setting(setting, detail=False).step_time_s, rel=1e-3)
+
+
 def test_dualpipe_comes_to_its_pace_late() -> None:
     """A large model's first rounds take up to a sixth less than all that follow."""
     setting = bind(_plan(64, tp=8, pp=4, schedule="dualpipe") | {"model": "llama3-70b"}, "8x dgx-h100")
