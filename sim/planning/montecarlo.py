@@ -166,7 +166,7 @@ def _draw(setting: Setting, jitter: Jitter, slow: Sequence[float], source: rando
     nodes = setting.topology.node(plan.world - 1) + 1
     links = [source.lognormvariate(0.0, jitter.link) if jitter.link else 1.0 for _ in range(nodes)]
     links[0] *= jitter.slow_link
-    if plan.update.mode != "async":
+    if not plan.asynchronous:
         found = [max(map(operator.mul, slow, found)) / max(slow)]
     return tuple(found), max(links)
 
@@ -258,7 +258,7 @@ class SlowLink:
         self.inner, self.factor, self.capacity = inner, factor, inner.capacity
         last = setting.plan.world - 1
         self._place: Callable[[int], int] = setting.topology.node if setting.topology.node(last) else int
-        self._slow = self._place(last if setting.plan.update.mode == "async" else 0)
+        self._slow = self._place(last if setting.plan.asynchronous else 0)
 
     def local(self, op: Op, rank: int) -> Cost:
         return self.inner.local(op, rank)

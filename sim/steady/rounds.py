@@ -57,7 +57,7 @@ def confirmed(setting: Setting) -> float:
 def _mean(setting: Setting, step: Callable[[Setting], float]) -> float:
     """Seconds of a mean step, by those that `step` finds of each kind that the plan has."""
     with uncollected():
-        if setting.plan.update.mode == "async":
+        if setting.plan.asynchronous:
             return mean_step(setting, pricer_for(setting), LONG).total
         return sum(share * step(msgspec.structs.replace(setting, plan=plan)) for plan, share in kinds(setting.plan))
 

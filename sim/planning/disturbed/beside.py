@@ -98,11 +98,9 @@ def paces(
     runs[0].clocks.agenda.run()
     for run in runs:
         run.check()
-    updates = [setting.plan.update for setting, _ in jobs_]
-    until = min(run.until(update.mode == "async") for run, update in zip(runs, updates, strict=True))
-    return [
-        run.each(until) if update.mode == "async" else _pace(run.ends(), until, update) for run, update in zip(runs, updates, strict=True)
-    ]
+    plans = [setting.plan for setting, _ in jobs_]
+    until = min(run.until(plan.asynchronous) for run, plan in zip(runs, plans, strict=True))
+    return [run.each(until) if plan.asynchronous else _pace(run.ends(), until, plan.update) for run, plan in zip(runs, plans, strict=True)]
 
 
 def _bounded(ranks: int) -> None:

@@ -93,7 +93,7 @@ class Bounds:
         key = (layers_of(plan), board_clock(setting), plan.world, id(setting.topology), setting.framework)
         rank_at = partial(_Rank, self._blocks, job, pricer, setting.topology, key, alike)
         if plan.parallel.pp == 1:
-            every = plan.update.mode == "async" and not alike
+            every = plan.asynchronous and not alike
             return harmonic_mean([rank_at(rank).alone(stages[0], count) for rank in range(plan.world if every else 1)])
         best = fill = drain = 0.0
         for at in range(plan.parallel.pp):
