@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 
 _CLASSES = (
-    ("comm", re.compile(r"nccl", re.I)),
-    ("optimizer", re.compile(r"adam|multi_tensor|foreach|sgd|lamb", re.I)),
+    ("comm", re.compile(r"nccl|deep_?ep|nvshmem", re.I)),
+    ("optimizer", re.compile(r"adam|multi_tensor|foreach|sgd|lamb(?!da)", re.I)),  # lambdas are in the names of most of torch's kernels
     ("attention", re.compile(r"flash|fmha|attention|sdpa", re.I)),
+    ("norm", re.compile(r"norm(?!al)|\bbn_(fw|bw)", re.I)),
+    ("conv", re.compile(r"conv|cudnn|fprop|wgrad|dgrad|winograd", re.I)),  # cuDNN's are implicit GEMMs by name
     ("gemm", re.compile(r"gemm|cutlass|nvjet|cublas|sm\d+_xmma|matmul|mm_", re.I)),
-    ("conv", re.compile(r"conv|cudnn|wgrad|dgrad", re.I)),
-    ("norm", re.compile(r"norm", re.I)),
     ("loss", re.compile(r"softmax|nll|cross_entropy", re.I)),
     ("embedding", re.compile(r"embedding|indexSelect", re.I)),
 )
+NAMED = frozenset(cls for cls, _ in _CLASSES) | {"elementwise", "data", "output"}
+"""The classes that names tell."""
+_PRODUCTS = ("moe", "rnn")
 STEP = re.compile(r"(?:ProfilerStep#|step[ :#_]|iteration[ :#_])(\d{1,9})\Z", re.I)
 """Ranges that mark a step: torch.profiler's own, `step 3`, `step:3`, `iteration 3`."""
 
@@ -26,3 +29,11 @@ def kernel_class(name: str) -> str:
 def copy_class(name: str) -> str:
     """Where a memcpy goes: data (to the device), output (to the host), elementwise (inside)."""
     return "data" if "HtoD" in name else "output" if "DtoH" in name else "elementwise"
+
+
+def told(cls: str) -> str:
+    """What a prediction's class is called where names alone tell classes: copies of gradients and activations are elementwise kernels, what
+    communicates does not say for whom, and experts' and recurrent layers' kernels are products."""
+    if cls.startswith("comm"):
+        return "comm"
+    return cls if cls in NAMED else "gemm" if cls in _PRODUCTS else "elementwise"

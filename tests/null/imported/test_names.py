@@ -1,0 +1,66 @@
+"""Classes by kernels' names, as PyTorch, cuDNN, cuBLAS, TransformerEngine and DeepEP give them."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from sim.align import align_by_class
+from sim.imported.names import NAMED, kernel_class, told
+from sim.predict import predict
+from sim.trace import Span, Trace
+
+
+@pytest.mark.parametrize(
+    ("name", "cls"),
+    [
+        ("ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn", "gemm"),
+        ("nvjet_hsh_256x128_64x4_2x1_v_bz_coopA_NTN", "gemm"),
+        ("cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn_align8>", "gemm"),
+        ("sm80_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwckrsc_nhwc_tilesize128x128x32_stage3_kernel_cudnn", "conv"),
+        ("cutlass_tensorop_f16_s16816fprop_optimized_f16_128x128_32x5_nhwc_align8", "conv"),
+        ("implicit_convolve_sgemm", "conv"),
+        ("cudnn::winograd_nonfused::winogradForwardData4x4", "conv"),
+        ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, int, 512, true, 1, true>", "norm"),
+        ("void cudnn::batchnorm_bwtr_nhwc_semiPersist<__half>", "norm"),
+        ("void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float>", "norm"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl(...)::{lambda()#1}>", "elementwise"),
+        (
+            "void at::native::distribution_elementwise_grid_stride_kernel<float, 4, at::native::templates::cuda::normal_kernel>",
+            "elementwise",
+        ),
+        ("void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
+        ("multi_tensor_apply_kernel<LAMBStage1Functor>", "optimizer"),
+        ("void pytorch_flash::flash_fwd_kernel<>", "attention"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_6_128x128x128_4x1x1_kernel0_0", "attention"),
+        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "comm"),
+        ("void deep_ep::intranode::dispatch<8, 768>", "comm"),
+        ("nvshmemi_transfer_rma_v2", "comm"),
+        ("void (anonymous namespace)::cunn_SoftMaxForward<8>", "loss"),
+        ("void at::native::(anonymous namespace)::indexSelectLargeIndex", "embedding"),
+    ],
+)
+def test_a_kernel_is_what_its_name_says(name: str, cls: str) -> None:
+    assert kernel_class(name) == cls
+
+
+def by_name(span: Span) -> Span:
+    """The span as a profiler that knows no classes of ours records it, read by its kernel's name."""
+    return msgspec.structs.replace(span, cls=told(span.cls), source="measured")
+
+
+@pytest.mark.parametrize(("plan", "on"), [("gpt2-ddp8", "dgx-h100"), ("resnet50-ddp8", "dgx-a100"), ("mixtral-8x7b-64", "8x dgx-h100")])
+def test_a_step_that_went_as_predicted_has_no_class_that_is_off(plan: str, on: str) -> None:
+    """Kernels and copies of the devices alone, with only the classes that names tell."""
+    found = predict(plan, on).trace
+    assert found is not None
+    step = max(span.step for span in found.spans) + found.reported + 1
+    spans = [
+        by_name(span)
+        for span in found.spans
+        if span.step == step and span.kind != "host" and span.lane.startswith(("compute", "comm", "copy"))
+    ]
+    comparison = align_by_class(found, Trace(spans, "imported", found.world, 1, found.weight), [1.0])
+    assert {row.cls for row in comparison.classes} <= NAMED
+    for row in comparison.classes:
+        assert row.predicted == pytest.approx(row.measured, rel=1e-6), row.cls
