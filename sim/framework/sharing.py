@@ -20,6 +20,8 @@ class DataParallel(Habits, frozen=True, kw_only=True):
     zero2: Literal["buckets", "layers"] = "buckets"
     """What zero = 2 means. buckets: DDP's, reduce-scattered, and parameters gathered once a step (DeepSpeed). layers: FSDP that keeps
     gathered parameters from forward to backward (FSDP2's reshard_after_forward = False, FSDP1's SHARD_GRAD_OP)."""
+    keeps_narrow: bool = False
+    """A rank of ZeRO-3 keeps its 16-bit parameters beside the optimizer's fp32 copy; else it has that copy alone, as torch's FSDP."""
     wraps_ends: bool = False
     """FSDP gathers the embedding by itself, and the last norm with the head, which stay for backward; else they are the root's. Tied, they are."""
     keeps_last: bool = False

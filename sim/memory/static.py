@@ -37,11 +37,10 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, chunks: tup
         ways = max(1, mesh.size(mesh.shard_axis(expert)))
         sharded = count / ways
         own = sharded if zero >= 1 else count
-        whole = zero < 3
         # FSDP keeps only the optimizer's copy; all others keep what forward reads beside it, and so does who keeps the optimizer elsewhere.
-        totals["parameters"] += (
-            count * stored if whole else sharded * (state if framework.precision.master and not plan.host_updates else stored)
-        )
+        alone = zero == 3 and not framework.data_parallel.keeps_narrow
+        width = state if alone and framework.precision.master and not plan.host_updates else stored
+        totals["parameters"] += (sharded if zero == 3 else count) * width
         if frozen or not train:
             continue
         totals["gradients"] += (count if zero < 2 else sharded) * grad
@@ -49,7 +48,7 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, chunks: tup
         if plan.update.mode == "local" and mesh.size("grad") > 1:
             flat += own * (state if plan.update.outer == "nesterov" else stored)
         if not plan.host_updates:
-            master = framework.precision.master and whole and not framework.precision.autocast
+            master = framework.precision.master and not alone and not framework.precision.autocast
             totals["optimizer"] += moment_width(plan, state) * kept * own / count + state * own * master
             totals["step"] += (
                 own * state * constants()["optimizer.foreach"] * (framework.optimizer.implementation == "foreach" and copies > 0)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from sim.lower.step import lower
 from sim.memory.report import MemoryReport, memory_of, memory_of_stages
 from sim.setting.bind import bind
 
@@ -125,3 +126,17 @@ def test_replicas_hold_the_buckets_that_their_framework_fills(framework: str, bu
 def test_who_fills_one_buffer_again_has_one_as_large_as_the_plan_says(framework: str, buckets: int) -> None:
     alone, replicas = (report(framework=framework, parallel={"dp_replicate": n}, comm={"bucket": "16 MiB"}) for n in (1, 8))
     assert replicas.gathered - alone.gathered == buckets
+
+
+@pytest.mark.parametrize(
+    ("framework", "zero", "bytes_"), [("deepspeed", 2, 14), ("deepspeed", 3, 14), ("megatron-core", 3, 14), ("torchtitan", 3, 12)]
+)
+def test_who_keeps_16_bits_beside_the_fp32_copy(framework: str, zero: int, bytes_: int) -> None:
+    """Rajbhandari et al. 2020, section 5: 2 + 12 bytes for a parameter, and its gradient, with ZeRO-3 over 8; FSDP has its fp32 shard alone."""
+    plan = {"model": "gpt2-1.5b", "seq_len": 512, "framework": framework, "parallel": {"dp_shard": 8, "zero": zero}}
+    setting = bind(plan, "dgx-h100")
+    report = memory_of(setting.plan, setting.network, setting.framework)
+    own = report.parameters / (8 if zero < 3 else 1) + report.optimizer
+    lowered = lower(setting.plan, setting.network, setting.framework, "cuda", 1).resident
+    assert lowered["parameters"] + lowered["optimizer"] == pytest.approx(report.parameters + report.optimizer, rel=1e-6)
+    assert own * 8 / setting.network.parameters == pytest.approx(bytes_, rel=2e-3)

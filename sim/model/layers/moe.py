@@ -1,7 +1,8 @@
 """Routed experts: router, token exchange, grouped products, and the experts that all tokens share.
 
 Routing is balanced: each rank sends and receives tokens x top-k rows (benchmarks force this; what real routing does
-to a step is a matter of `noise.imbalance`). With a capacity factor the rows are padded to it.
+to a step is a matter of `noise.imbalance`). With a capacity factor the rows are padded to it, or dropped beyond it, before they travel
+(Megatron-Core's drop-and-pad).
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ def moe(share: Share, hidden: int, spec: Moe, kind: str, *, fused: bool = True) 
         parts.append(correction(spec))
     if spec.latent:
         parts.append(linear(share, "moe.latent_down", hidden, width, rows=rows))
-    parts.append(_permute(share, tokens, width, spec, etp))
-    exchanged = round(rows * _copies(share, spec) * width * share.e) if share.shape.ep > 1 else 0
+    parts.append(_permute(share, tokens, routed, width, etp))
+    exchanged = round(rows * _copies(share, spec) * (share.shape.capacity or 1.0) * width * share.e) if share.shape.ep > 1 else 0
     columns = inner * (2 if kind in GATED else 1)
     apart = kind in GATED and not fused and share.framework.experts.stacked
     parts.append(grouped(share, "moe.up", local, routed, width, columns, spec.bias, "ep.dispatch", exchanged, spec.top_k, 1 + apart))
     act = activation(share, "moe.act", routed, inner, kind, halves=kind in GATED and not apart)
     parts.append(limited(share, act, routed * inner) if spec.limited else act)
     parts.append(grouped(share, "moe.down", local, routed, inner, width, spec.bias, "ep.combine", exchanged, spec.top_k))
-    parts.append(_unpermute(share, tokens, width, spec, etp))
+    parts.append(_unpermute(share, tokens, routed, width, etp))
     if spec.latent:
         parts.append(linear(share, "moe.latent_up", width, hidden, rows=rows))
     if spec.shared:
@@ -68,15 +69,15 @@ def _copies(share: Share, spec: Moe) -> float:
     return different(share.shape.ep, spec.top_k) if share.framework.experts.fused_dispatch else spec.top_k
 
 
-def _permute(share: Share, tokens: int, width: int, spec: Moe, etp: int) -> Part:
-    """Copies each token top-k times, sorted by expert. With tensor-parallel experts the tokens are gathered first."""
-    e, k = share.e, spec.top_k
+def _permute(share: Share, tokens: int, routed: int, width: int, etp: int) -> Part:
+    """Copies each token into the rows of its experts, `routed` in all. With tensor-parallel experts the tokens are gathered first."""
+    e = share.e
     if _travels_once(share, etp):
-        return Part(name="moe.permute", cls="moe", saved=8 * tokens * k, reads=_reads(share))
-    forward: tuple[Work, ...] = (MemoryBound("permute", tokens * width * e, tokens * k * width * e, share.act),)
-    backward: tuple[Work, ...] = (MemoryBound("permute", tokens * k * width * e, tokens * width * e, share.act),)
+        return Part(name="moe.permute", cls="moe", saved=8 * routed, reads=_reads(share))
+    forward: tuple[Work, ...] = (MemoryBound("permute", tokens * width * e, routed * width * e, share.act),)
+    backward: tuple[Work, ...] = (MemoryBound("permute", routed * width * e, tokens * width * e, share.act),)
     if spelled_out(share):
-        forward, backward = (_gathered(share, tokens * k, width),), _scattered(share, tokens, tokens * k, width)
+        forward, backward = (_gathered(share, routed, width),), _scattered(share, tokens, routed, width)
     seam: Seam = "tp.gather" if etp > 1 else ""
     size = share.rows * width * e if etp > 1 else 0
     return Part(
@@ -84,7 +85,7 @@ def _permute(share: Share, tokens: int, width: int, spec: Moe, etp: int) -> Part
         forward=forward,
         backward=backward,
         cls="moe",
-        saved=8 * tokens * k,
+        saved=8 * routed,
         seam=seam,
         seam_bytes=size,
         reads=_reads(share),
@@ -115,20 +116,20 @@ def _reads(share: Share) -> bool:
     return share.framework.tensor_parallel.style == "megatron" and not share.shape.capacity and not share.framework.cuda_graphs
 
 
-def _unpermute(share: Share, tokens: int, width: int, spec: Moe, etp: int) -> Part:
-    """Weighted sum of each token's top-k results. Where the weights are not applied inside the activation
+def _unpermute(share: Share, tokens: int, routed: int, width: int, etp: int) -> Part:
+    """Weighted sum of each token's `routed` results. Where the weights are not applied inside the activation
     (as Megatron's fused one does) the results are kept for the weights' gradient."""
-    e, k = share.e, spec.top_k
+    e = share.e
     if _travels_once(share, etp):
         return Part(name="moe.unpermute", cls="moe")
-    forward: tuple[Work, ...] = (MemoryBound("permute", tokens * k * width * e, tokens * width * e, share.act, 2.0 * tokens * k * width),)
-    backward: tuple[Work, ...] = (MemoryBound("permute", tokens * width * e, tokens * k * width * e, share.act),)
+    forward: tuple[Work, ...] = (MemoryBound("permute", routed * width * e, tokens * width * e, share.act, 2.0 * routed * width),)
+    backward: tuple[Work, ...] = (MemoryBound("permute", tokens * width * e, routed * width * e, share.act),)
     if spelled_out(share):
-        scale, both = (elementwise("scale", share, tokens * k * width, read, e) for read in (e, 2 * e))
-        forward = (scale, *_scattered(share, tokens, tokens * k, width))
-        backward = (_gathered(share, tokens * k, width), both, scale, elementwise("reduce", share, tokens * k * width, e, 0))
+        scale, both = (elementwise("scale", share, routed * width, read, e) for read in (e, 2 * e))
+        forward = (scale, *_scattered(share, tokens, routed, width))
+        backward = (_gathered(share, routed, width), both, scale, elementwise("reduce", share, routed * width, e, 0))
     seam: Seam = "tp.reduce" if etp > 1 else ""
-    kept = 0 if share.framework.elementwise.fused_activation else tokens * k * width * e
+    kept = 0 if share.framework.elementwise.fused_activation else routed * width * e
     size = share.rows * width * e if etp > 1 else 0
     return Part(name="moe.unpermute", forward=forward, backward=backward, cls="moe", saved=kept, seam=seam, seam_bytes=size)
 

@@ -11,7 +11,7 @@ from sim.model.language.xl import zipf
 from sim.model.specs.decoder import Decoder, Lora
 from sim.model.specs.spec import Encoder, Mlp, Vit, spec_of
 from sim.setting.bind import bind
-from sim.work import Attention, Conv, Gemm, GroupedGemm
+from sim.work import Attention, Conv, Gemm, GroupedGemm, MemoryBound
 from topologies.errors import BadInput, Refused, UnknownName
 
 PLAIN = Framework(name="plain", source="test")
@@ -42,6 +42,21 @@ def test_capacity_pads_the_rows() -> None:
     shape = Shape(micro=1, seq=1024, capacity=1.25)
     works = part(describe(load_model("mixtral-8x7b"), shape, PLAIN), "L0", "moe.up").forward
     assert [work.m for work in works if isinstance(work, GroupedGemm)] == [2560]
+
+
+def test_what_goes_beyond_capacity_does_not_travel() -> None:
+    """Drop-and-pad: experts x capacity rows are sorted, sent and multiplied."""
+
+    def moved(capacity: float) -> tuple[int, int]:
+        setting = bind({"model": {"base": "mixtral-8x7b", "layers": 2}, "framework": "megatron-core", "seq_len": 2048,
+                        "parallel": {"dp_shard": 8, "ep": 8, "capacity": capacity}}, "dgx-h200")  # fmt: skip
+        (layer,) = {id(block): block for name, block in setting.network.blocks if block.kind == "layer"}.values()
+        named = {part.name: part for part in layer.parts}
+        return named["moe.up"].seam_bytes, sum(work.written for work in named["moe.permute"].forward if isinstance(work, MemoryBound))
+
+    whole = moved(1.0)
+    assert moved(0.0) == whole and min(whole) > 0
+    assert moved(0.5) == tuple(size // 2 for size in whole) and moved(2.0) == tuple(size * 2 for size in whole)
 
 
 def test_deepseek_starts_dense_and_attends_with_two_head_sizes() -> None:
