@@ -122,13 +122,17 @@ def _running(trace: Trace, threads: dict[tuple[int, str], list[tuple[float, floa
 
 
 def cpu_busy(trace: Trace, topology: Topology) -> float:
-    """Mean share of the machines' cores at work in the reported step, 0 to 1."""
+    """Mean share of the machines' cores at work in the reported step, 0 to 1. Loader processes work ahead of it: what counts is the work on its own
+    batches, which each settled step finds done."""
     begin, end = window(trace)
     if end <= begin:
         return 0.0
-    cores = _cores(trace, topology)
-    pieces = _running(trace, _threads(trace, topology.kind == "cpu"))
-    return sum(max(0.0, min(b, end) - max(a, begin)) * min(1.0, n / cores) for a, b, n in pieces) / (end - begin)
+    cores, cpu, step = _cores(trace, topology), topology.kind == "cpu", trace.steps + trace.reported
+    threads = {key: work for key, work in _threads(trace, cpu).items() if not key[1].startswith("loader")}
+    busy = sum(max(0.0, min(b, end) - max(a, begin)) * min(1.0, n / cores) for a, b, n in _running(trace, threads))
+    batches = (span for span in trace.spans if span.step == step and span.lane.startswith("loader"))
+    loading = sum((stop - start) * trace.weight.get(span.rank, 1) for span in batches for start, stop in on_cpu(span, cpu))
+    return min(1.0, (busy + loading / cores) / (end - begin))
 
 
 def utilisation(

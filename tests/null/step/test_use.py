@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from sim.cost.price import Cost
 from sim.engine.run import simulate
+from sim.files.planfile import load_plan
 from sim.lower.step import lower
+from sim.predict import predict
 from sim.program import Op, full_id
 from sim.setting.bind import bind
 from sim.setting.pricer import pricer_for
@@ -108,3 +110,16 @@ def test_a_transfer_that_another_holds_up_does_not_overfill_the_link() -> None:
     pricer = TablePricer({name: Cost(seconds, uses=(("a>b", 10.0),)) for name, seconds in (("x", 2.0), ("y", 4.0))}, {"a>b": 10.0})
     link = utilisation(simulate(copies, pricer), load_topology("dgx-h100"), copies, pricer, bins=6, whole=True).of("a>b")
     assert link.busy == pytest.approx([1.0, 1.0, 1.0, 1.0, 2 / 3, 2 / 3]) and link.moved == pytest.approx(60.0)
+
+
+@pytest.mark.parametrize("workers", [5, 6, 8])
+def test_a_batch_takes_the_same_work_however_many_share_it(workers: int) -> None:
+    """Four loader processes keep up; more of them are ahead, and idle while the reported step runs."""
+    busy, steps = [], []
+    for count in (4, workers):
+        found = predict(load_plan("cifar10-two-workers", (f"data.workers={count}",)), "dgx-h100")
+        assert found.trace is not None
+        busy.append(cpu_busy(found.trace, load_topology("dgx-h100")))
+        steps.append(found.step_time_s)
+    assert steps[0] == pytest.approx(steps[1], rel=1e-6)
+    assert busy[0] == pytest.approx(busy[1], rel=1e-6)
