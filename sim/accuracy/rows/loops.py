@@ -17,9 +17,9 @@ queue, tf.data, OneFlow's decoders): the copy beside a step is that of a later o
 _BETWEEN = Data(preprocess=7.5e-3, handover="none")
 """NVIDIA's Mask R-CNN decodes on the training thread, between two steps (HybridDataLoader of its data/datasets/coco.py), but for fp32 on V100. A
 photograph with its outlines takes 7.5 ms there: what its README's inference tables leave between images a second and latency (6.2-9.7 ms)."""
-_PILLOW = 6.9e-3
+_PILLOW = 6.7e-3
 """Seconds in which torchvision's transforms (Pillow) make a training sample of an ImageNet photograph on one core: two loader processes on a Xeon
-E5-2698 v4 make 290 a second (obilaniu/Benzina's README)."""
+E5-2698 v4 make 290 a second (obilaniu/Benzina's README), one in 6.9 ms, of which 0.2 put it into its batch (`sim.lower.input`)."""
 _LOADERS = 4
 """Loader processes of a node, where none are said (pytorch/examples, imagenet/main.py: --workers)."""
 _WHOLE = {50: 2048, 101: 1024}
