@@ -53,6 +53,10 @@ class DataParallel(Habits, frozen=True, kw_only=True):
     broadcasts_buffers: bool = False
     """Running statistics of batch norms go from the first rank to all others before each step (DistributedDataParallel)."""
 
+    def one_copy(self, zero: int) -> bool:
+        """Is the optimizer's copy of the parameters the only one that a rank keeps?"""
+        return zero == 3 and not self.keeps_narrow
+
 
 class TensorParallel(Habits, frozen=True, kw_only=True):
     """How linears are split over ranks."""

@@ -85,17 +85,18 @@ def _written(job: Job, stored: Stored, size: float) -> float:
     return size * stored.ways * (job.size("ep") / job.mesh.copies if apart else 1)
 
 
-def checkpoint_bytes(job: Job, share: Share) -> int:
-    """What this rank writes: parameters once, and optimizer state."""
-    return round(sum(_written(job, stored, stored.held) for stored in _stored(job, share)))
+def _size(job: Job, stored: list[Stored]) -> int:
+    """Bytes that this rank writes: parameters once, and optimizer state."""
+    return round(sum(_written(job, some, some.held) for some in stored))
 
 
 def checkpoint(job: Job, share: Share, writes: bool) -> list[Op]:
     """What the training thread does; `writes`: this rank stores something itself."""
-    mode, size = job.plan.output.checkpoint_mode, checkpoint_bytes(job, share)
+    mode, stored = job.plan.output.checkpoint_mode, _stored(job, share)
+    size = _size(job, stored)
     before = Op(BEFORE, "sync", HOST, event="output/written", shift=-job.plan.output.checkpoint_every, cls=CLS)
     ops: list[Op] = [*([before] if mode == "async" and writes else []), spent("output/checkpoint", "checkpoint", cls=CLS)]
-    group, stored = job.data_axis, _stored(job, share)
+    group = job.data_axis
     gathered = _gather(job, stored) if mode == "full" else []
     ops += gathered
     if writes:
@@ -138,7 +139,7 @@ def writer(job: Job, share: Share) -> list[Op]:
     """The thread that stores what `async` checkpoints have copied."""
     return [
         Op("output/begin", "wait", WRITER, event="output/copied", shift=0),
-        _write(job, checkpoint_bytes(job, share), WRITER),
+        _write(job, _size(job, _stored(job, share)), WRITER),
         Op("output/end", "record", WRITER, event="output/written", shift=0),
     ]
 

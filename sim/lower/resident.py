@@ -31,7 +31,7 @@ def _block(job: Job, block: Block) -> tuple[float, float, float]:
     """Parameters, gradients and optimizer state of one block on this rank."""
     parameters = gradients = optimizer = 0.0
     # FSDP keeps its shards in the optimizer's dtype, where it has the optimizer: they are the master copy.
-    width = state_width(job) if _alone(job) and not job.plan.host_updates else job.param_bytes
+    width = state_width(job) if job.framework.data_parallel.one_copy(job.zero) and not job.plan.host_updates else job.param_bytes
     for part in block.parts:
         ways, params = job.shards(part), part.params
         parameters += params * width / (ways if job.zero == 3 else 1)
@@ -42,16 +42,11 @@ def _block(job: Job, block: Block) -> tuple[float, float, float]:
     return parameters, gradients, optimizer
 
 
-def _alone(job: Job) -> bool:
-    """The optimizer's copy of the parameters is the only one."""
-    return job.zero == 3 and not job.framework.data_parallel.keeps_narrow
-
-
 def _state(job: Job, part: Part) -> float:
     """Bytes of the part's optimizer state on the device."""
     outer = kept(job.plan, part.params, state_width(job))
     if job.plan.host_updates:
         return outer
-    master = 4.0 if job.framework.precision.master and not _alone(job) else 0.0
+    master = 4.0 if job.framework.precision.master and not job.framework.data_parallel.one_copy(job.zero) else 0.0
     moments = states(job.plan.optimizer.name, part.params, part.in_matrices, part.factored) * moment_width(job.plan, state_width(job))
     return moments + master * part.params + outer

@@ -38,7 +38,7 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, chunks: tup
         sharded = count / ways
         own = sharded if zero >= 1 else count
         # FSDP keeps only the optimizer's copy; all others keep what forward reads beside it, and so does who keeps the optimizer elsewhere.
-        alone = zero == 3 and not framework.data_parallel.keeps_narrow
+        alone = framework.data_parallel.one_copy(zero)
         width = state if alone and framework.precision.master and not plan.host_updates else stored
         totals["parameters"] += (sharded if zero == 3 else count) * width
         if frozen or not train:

@@ -155,12 +155,13 @@ def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability 
         raise BadInput(f"checkpoint = {checkpoint} s must be finite and not negative")
     setting = bind(plan, on, edits)
     found = predict_setting(setting, detail=False)
-    step, own = _unsaved(setting, found.step_time_s)
+    saves = setting.plan.output.checkpoint_every > 0
+    step = _saving(setting, 0) if saves else found.step_time_s
     _, fit = figures_of_memory(setting)
     steps = math.ceil(tokens / (plan.global_batch * setting.network.seq))
     how = how or Reliability()
     work = steps * step
-    stall = checkpoint if checkpoint is not None else _shard(setting) / _RATE if own is None else own
+    stall = checkpoint if checkpoint is not None else _stall(setting, step) if saves else _shard(setting) / _RATE
     mtbf = how.mtbf(plan.world, setting.topology.ranks_per_node)
     run, interval = expected(work, stall, mtbf, how, seed, step=step)
     return Capacity(
@@ -186,19 +187,20 @@ _SELDOM = 10_000
 """Steps from one checkpoint to the next, of which none waits for the one before."""
 
 
-def _unsaved(setting: Setting, step: float) -> tuple[float, float | None]:
-    """Seconds of a step without checkpoints, and of the stall of one; None where the plan makes none. They come at the interval that is best,
-    by when the one before is long written, however often the plan makes them."""
-    if not setting.plan.output.checkpoint_every:
-        return step, None
+def _output(setting: Setting, output: Output) -> Setting:
+    return msgspec.structs.replace(setting, plan=msgspec.structs.replace(setting.plan, output=output))
 
-    def saving(every: int) -> float:
-        output = msgspec.structs.replace(setting.plan.output, checkpoint_every=every)
-        plan = msgspec.structs.replace(setting.plan, output=output)
-        return predict_setting(msgspec.structs.replace(setting, plan=plan), detail=False).step_time_s
 
-    unsaved = saving(0)
-    return unsaved, _SELDOM * max(0.0, saving(_SELDOM) - unsaved)
+def _saving(setting: Setting, every: int) -> float:
+    """Seconds of a mean step with a checkpoint after every so many; 0: with none."""
+    output = msgspec.structs.replace(setting.plan.output, checkpoint_every=every)
+    return predict_setting(_output(setting, output), detail=False).step_time_s
+
+
+def _stall(setting: Setting, step: float) -> float:
+    """Seconds of a checkpoint, where a step without takes `step`. They come at the interval that is best, by when the one before is long
+    written, however often the plan makes them."""
+    return _SELDOM * max(0.0, _saving(setting, _SELDOM) - step)
 
 
 _RATE = 1e9
@@ -207,8 +209,7 @@ _RATE = 1e9
 
 def _shard(setting: Setting) -> int:
     """Bytes that the rank with most writes of a sharded checkpoint."""
-    output = Output(checkpoint_every=1, checkpoint_mode="sharded")
-    plan = msgspec.structs.replace(setting.plan, output=output)
+    plan = _output(setting, Output(checkpoint_every=1, checkpoint_mode="sharded")).plan
     program = lower(plan, setting.network, setting.framework, setting.topology.kind, 1)
     return max((op.bytes for ops in program.segments.values() for op in ops if op.id == WRITE), default=0)
 

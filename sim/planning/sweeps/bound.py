@@ -8,8 +8,8 @@ and backward B,
 
 and no less than m times what its thread spends on modules, autograd and launches. (For GPipe and 1F1B this is exact where nothing else is
 exposed: Narayanan et al. 2021, section 2.2.) Schedules that split backward run some weights' gradients while the ranks before drain:
-these are taken off what drains. Of asynchronous ranks, which wait for
-nobody, each has its own bound, and the harmonic mean of all counts, as of their steps. Parameters that ZeRO-3 gathers hold up a forward, gradients that it scatters the end (`traffic`). All
+these are taken off what drains. Of asynchronous ranks, which wait for nobody, each has its own bound, and the harmonic mean of all counts,
+as of their steps. Parameters that ZeRO-3 gathers hold up a forward, gradients that it scatters the end (`traffic`). All
 other messages of data parallelism, the optimizer, stragglers and contention only add to it. A sweep that has a plan as fast as another's
 bound need not simulate the other.
 

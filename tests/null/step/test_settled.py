@@ -119,16 +119,13 @@ def test_a_step_on_a_cpu_is_one_beside_which_loaders_work(prefetch: int) -> None
     assert predict_setting(setting).step_time_s == pytest.approx(middle, rel=0.02)
 
 
+REPLICAS = {"model": "gpt2-1.5b", "seq_len": 1024, "batch": {"micro": 4, "global": 32}, "parallel": {"dp_replicate": 8}}
+
+
 @pytest.mark.parametrize("rate", ["2.7 GB/s", "2.65 GB/s"])
 def test_steps_are_no_shorter_than_loaders_that_share_a_disk(rate: str) -> None:
     """Eight ranks read 4 samples of 50 MB each for a step; their store lasts for the simulated ones."""
-    plan = {
-        "model": "gpt2-1.5b",
-        "seq_len": 1024,
-        "batch": {"micro": 4, "global": 32},
-        "parallel": {"dp_replicate": 8},
-        "data": {"source": "disk", "workers": 2, "sample": "50 MB"},
-    }
+    plan = REPLICAS | {"data": {"source": "disk", "workers": 2, "sample": "50 MB"}}
     needed = 32 * 50e6 / (float(rate.split()[0]) * 1e9)
     setting = bind(load_plan(plan), "a100-pcie-x8", (f"disk.read={rate}",))
     assert predict_setting(setting).step_time_s == pytest.approx(needed, rel=1e-3)
@@ -137,13 +134,7 @@ def test_steps_are_no_shorter_than_loaders_that_share_a_disk(rate: str) -> None:
 
 def test_reading_on_the_training_thread_bounds_the_step() -> None:
     """Without loader processes the thread itself waits for the store."""
-    plan = {
-        "model": "gpt2-1.5b",
-        "seq_len": 1024,
-        "batch": {"micro": 4, "global": 32},
-        "parallel": {"dp_replicate": 8},
-        "data": {"source": "object-store", "workers": 0, "sample": "1 KB"},
-    }
+    plan = REPLICAS | {"data": {"source": "object-store", "workers": 0, "sample": "1 KB"}}
     setting = bind(load_plan(plan), "a100-pcie-x8", ("store.latency=140 ms",))
     program = lower(setting.plan, setting.network, setting.framework, "cuda", 24)
     mean = sum(step.seconds for step in step_times(program, pricer_for(setting))[11:23]) / 12
