@@ -14,13 +14,12 @@ from typing import Any
 import msgspec
 
 from sim.imported.names import NAMED, told
+from sim.program import cpu_lane
 from sim.tables import Tabular, aligned
 from sim.timeline.metrics import step_time
 from sim.trace import Span, Trace
 
 _STEP = re.compile(r"/s\d+(?=/)")
-_CPU = ("host", "loader", "writer", "server")
-"""Lanes of CPU threads, as they begin."""
 _SKIP = ("record", "wait", "sync")
 
 
@@ -176,7 +175,7 @@ def align_by_class(predicted: Trace, stock: Trace, steps: list[float]) -> Compar
     plain = any(s.cls == "comm" for s in stock.spans)
     name_of: Callable[[Span], str] = lambda s: "comm" if plain and s.cls.startswith("comm.") else s.cls or s.kind  # noqa: E731
     if stock.origin == "imported" and NAMED.issuperset(s.cls for s in stock.spans):  # kernels that others recorded, by their names
-        wanted = [s for s in wanted if s.kind != "host" and not (s.kind == "copy" and s.lane.startswith(_CPU))]
+        wanted = [s for s in wanted if s.kind != "host" and not (s.kind == "copy" and cpu_lane(s.lane))]
         name_of = lambda s: told(s.cls)  # noqa: E731
     count = max(1, len({s.step for s in stock.spans}))
     ranks = max(1, len(stock.ranks))

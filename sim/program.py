@@ -33,6 +33,11 @@ H2D = "copy.h2d"
 D2H = "copy.d2h"
 
 
+def cpu_lane(lane: str) -> bool:
+    """Whether a lane is a CPU thread's own: the training thread, a loader process, a checkpoint's writer, a parameter server."""
+    return lane.startswith((HOST, "loader", "writer", "server"))
+
+
 class Op(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One instruction. Bytes of collectives count the whole array, as nccl-tests does
     (all_gather and reduce_scatter: ranks x shard)."""

@@ -11,20 +11,17 @@ from functools import lru_cache
 from msgspec.structs import replace
 
 from sim.cost.collective import collective_cost, message_cost
-from sim.cost.host import host_seconds
+from sim.cost.host import MEMCPY, host_seconds
 from sim.cost.kernel import kernel_cost
 from sim.cost.overlap import slowdown
 from sim.cost.place import Common, share_of
 from sim.cost.price import Cost, Source
 from sim.cost.staged import staged
 from sim.framework.framework import Framework
-from sim.program import HOST, MEETING, Op, held_beside
+from sim.program import HOST, MEETING, Op, cpu_lane, held_beside
 from sim.work import HostWork, Work
 from topologies.graph import Topology
 from topologies.hardware import Gpu
-
-PAGEABLE = 4e9
-"""Bytes per second of a pageable, host-synchronous staged copy: 3-8 GB/s on x86 hosts (assumed; facts: pinned vs pageable)."""
 
 _UPDATE = "cpu_optimizer"
 _CORES = 16.0
@@ -175,10 +172,10 @@ class GpuPricer(Common):
         if op.how in ("disk", "store"):
             return self._disk(op, rank)
         launch = self._taken("copy", rank)
-        if op.lane.startswith(("host", "loader")):  # host memory to host memory
-            return Cost(op.bytes / PAGEABLE, "assumed")
+        if cpu_lane(op.lane):  # host memory to host memory
+            return Cost(op.bytes / MEMCPY, "assumed")
         path = self.topology.host_path(rank, "d2h" not in op.lane)
-        rate = min(path.rate, PAGEABLE) if op.how == "pageable" else path.rate
+        rate = min(path.rate, MEMCPY) if op.how == "pageable" else path.rate
         return Cost(path.latency + op.bytes / rate, "fitted", path.latency, tuple((link, rate) for link in path.links), host=launch)
 
     def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:

@@ -18,6 +18,9 @@ HostKind = Literal["python", "te", "te-graphs", "light", "graph"]
 _KINDS = ("python", "te", "te-graphs", "light", "graph")
 PREPROCESS = 2e-3
 """Seconds of one sample's preparation where the plan does not say (assumed: decode and augment one image takes 2-10 ms)."""
+MEMCPY = 4e9
+"""Bytes per second that one thread copies, or stages from pageable memory: 3-8 GB/s on x86 hosts (assumed; facts: pinned vs pageable)."""
+_FIXED = {"preprocess": PREPROCESS, "memcpy": 1 / MEMCPY}
 
 
 @cache
@@ -35,9 +38,9 @@ def _speed(cpu: str) -> float:
 
 def host_seconds(what: str, host: HostKind | str, cpu: Cpu | None = None) -> float:
     """Seconds of one unit of host work `what` on one thread. Raises `UnknownName` for a kind nobody measured."""
-    if what == "preprocess":
-        return PREPROCESS
+    if what in _FIXED:
+        return _FIXED[what]
     values = _values(host)
     if what not in values:
-        raise UnknownName("kind of host work", what, (*values, "preprocess"), "sim/cost/params/host.toml")
+        raise UnknownName("kind of host work", what, (*values, *_FIXED), "sim/cost/params/host.toml")
     return values[what] * (_speed(cpu.name) if cpu is not None else 1.0)

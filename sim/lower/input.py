@@ -18,10 +18,6 @@ CLS = "data"
 _HOW = {"disk": "disk", "object-store": "store", "database": "store", "memory": ""}
 
 
-COPIED = 0.25e-9
-"""CPU seconds per byte of a batch that one thread copies (assumed: as pageable copies, `PAGEABLE` in sim/cost/gpu_pricer.py)."""
-
-
 def read_bytes(job: Job) -> int:
     """Bytes that one batch of one rank takes from its source."""
     return job.plan.batch.micro * (job.plan.data.sample or job.network.sample_bytes)
@@ -51,7 +47,7 @@ def load(job: Job, lane: str, share: float = 1.0, processes: float = 1.0) -> lis
     pins = data.pinned and job.device != "cpu"
     works = [work("collate", pieces, moved=2.0 * made * (1 + pins))]
     if job.device != "cpu":  # where the copy is in what was measured of a sample
-        works.append(work("memcpy", made * (1 + (pins and lane == HOST)), COPIED))
+        works.append(work("memcpy", made * (1 + (pins and lane == HOST))))
     return [*ops, host("data/collate", *works, lane=lane, cls=CLS)]
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from sim.cost.price import Cost, Pricer, transfer_cost
-from sim.program import Program, full_id
+from sim.program import Program, cpu_lane, full_id
 from sim.timeline.metrics import window
 from sim.trace import Span, Trace
 from topologies.load import Topology
@@ -183,7 +183,7 @@ def _shared(work: list[tuple[float, float]], running: list[tuple[float, float, f
 def _lanes(trace: Trace, begin: float, end: float, bins: int, cpu: bool) -> list[Use]:
     lanes: dict[tuple[int, str], list[tuple[float, float]]] = {}
     for span in trace.spans:
-        if span.kind in _NOTHING or span.lane.startswith(("host", "loader", "server", "writer")):
+        if span.kind in _NOTHING or cpu_lane(span.lane):
             continue
         lanes.setdefault((span.rank, span.lane), []).append((span.start + span.wait, span.end))
     found = []
