@@ -2,7 +2,7 @@
 
 `full`: the first rank of each data-parallel group gathers and writes its whole share, with the experts of all its group, the others wait.
 `sharded`: every rank writes its own part. Where one updates for all (a server, the primary rank), it alone has the state, and writes.
-`async`: the state is copied to host memory, then a thread writes it while training goes on; the next checkpoint waits until the one before is
+`async`: the state is copied to host memory, also what is there already (training goes on with it), then a thread writes it while training goes on; the next checkpoint waits until the one before is
 written, as host memory holds one (torchtitan/components/checkpoint.py: save() begins with _async_wait()).
 """
 
@@ -100,7 +100,11 @@ def checkpoint(job: Job, share: Share, writes: bool) -> list[Op]:
     gathered = _gather(job, stored) if mode == "full" else []
     ops += gathered
     if writes:
-        ops += _to_host(job, size if gathered else round(sum(_written(job, some, some.on_device) for some in stored)))
+        on_device = size if gathered else round(sum(_written(job, some, some.on_device) for some in stored))
+        copied = 0 if job.device == "cpu" else on_device
+        ops += _to_host(job, copied)
+        if mode == "async" and size > copied:
+            ops.append(Op("output/stage", "copy", HOST, bytes=size - copied, cls=CLS, blocking=True))
         if mode != "async":
             ops.append(_write(job, size, HOST))
         else:
@@ -124,7 +128,7 @@ def _gather(job: Job, stored: list[Stored]) -> list[Op]:
 
 
 def _to_host(job: Job, size: int) -> list[Op]:
-    if job.device == "cpu" or not size:
+    if not size:
         return []
     # torch.save copies each storage by itself into memory that is not pinned (torch/serialization.py: storage.cpu()).
     how = "pageable" if job.plan.output.checkpoint_mode == "full" else "pinned"

@@ -77,3 +77,24 @@ def test_what_the_host_updates_is_there_already(framework: str) -> None:
     write, copied = stored(found), sum(op.bytes for ops in of_a_step(found, "output/d2h") for op in ops)
     assert write == stored(program(DENSE, "sharded", parallel, framework=framework))
     assert copied == (pytest.approx(write / 3, rel=1e-5) if framework == "pytorch" else 0)
+
+
+@pytest.mark.parametrize("more", [{}, {"optimizer": {"on": "cpu"}}], ids=str)
+@pytest.mark.parametrize("parallel", [{"dp_replicate": 4}, {"dp_shard": 4, "zero": 3}], ids=str)
+def test_what_a_thread_writes_beside_training_was_copied_first(parallel: dict[str, Any], more: dict[str, Any]) -> None:
+    """Training changes its own copy meanwhile, on the device or in host memory; who stops for the writing copies only what the device has."""
+    beside, stopped = (program(DENSE, mode, parallel, **more) for mode in ("async", "sharded"))
+    for rank in range(4):
+        device, there = [sum(op.bytes for op in of_a_step(beside, name)[rank]) for name in ("output/d2h", "output/stage")]
+        assert device + there == sum(op.bytes for op in of_a_step(beside, "output/write")[rank])
+        assert (there > 0) == ("optimizer" in more)
+    assert not any(of_a_step(stopped, "output/stage"))
+
+
+def test_on_cpus_all_of_it_is_copied() -> None:
+    setting = bind(
+        {"model": DENSE, "batch": {"micro": 1, "global": 2}, "output": {"checkpoint_every": 1, "checkpoint_mode": "async"}}, "cpu-host"
+    )
+    found = lower(setting.plan, setting.network, setting.framework, "cpu", 1)
+    assert [op.bytes for op in of_a_step(found, "output/stage")[0]] == [op.bytes for op in of_a_step(found, "output/write")[0]]
+    assert of_a_step(found, "output/d2h") == [[]]
