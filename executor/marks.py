@@ -1,8 +1,9 @@
 """Puts StepTwin's op ids into a training loop of your own, so that `steptwin compare --measured` aligns op by op.
 
     with steptwin.marked(model):
-        for batch in loader:
-            train(batch)        # under torch.profiler, or nsys profile --trace=cuda,nvtx
+        for number, batch in enumerate(loader):
+            with record_function(f"step {number}"):     # for nsys: torch.cuda.nvtx.range
+                train(batch)    # under torch.profiler, or nsys profile --trace=cuda,nvtx
 
 Each module's forward and backward run inside a range `op:fwd/L3.attn.qkv`, seen by torch.profiler and, on CUDA, as NVTX by Nsight Systems.
 """

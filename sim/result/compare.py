@@ -18,8 +18,14 @@ from topologies.errors import BadInput
 MEASURED = ("stock.json.gz", "played.json.gz")
 """A run's traces, by what is worth more as a measurement."""
 _EXPORTS = "torch.profiler's .json or .json.gz (prof.export_chrome_trace), Nsight's .sqlite (nsys export), or a run's folder"
+_ONE_STEP = (
+    "the trace tells one step: all that was recorded counts as it. Where that was more, mark steps by ranges 'step 0', 'step 1' (record_function, NVTX), "
+    "or by torch.profiler's schedule and profile.step()"
+)
 _PLACE = re.compile(r"r\d+/s\d+/mb\d+/")
 _OWN = ("fwd/", "bwd/", "wgrad/")
+_RANGE = {"wgrad": "bwd", "recompute": "fwd"}
+"""The range (`executor.marks`) in which the kernels of a pass run, where it is not the pass's own."""
 
 
 def compare(predicted: Prediction, measured: str | Path | Trace) -> Comparison:
@@ -58,6 +64,8 @@ def doubts(predicted: Prediction, trace: Trace) -> list[str]:
         found.append(f"the trace is of '{said}', the prediction of '{name}'")
     if trace.world > 1 and trace.world != plan.world:
         found.append(f"the trace is of {trace.world} ranks, the plan has {plan.world}")
+    if len({span.step for span in trace.spans}) == 1:
+        found.append(_ONE_STEP)
     return found
 
 
@@ -68,7 +76,8 @@ def _whole_steps(trace: Trace) -> Trace:
 
 
 def _pairs(predicted: Trace, measured: Trace) -> tuple[Pair, ...]:
-    """Ops that both name. A backward range covers the gradients of input and weights alike, in a prediction they are two ops."""
+    """Ops that both name, over a whole step: ranges do not say which micro-batch they are of. A backward range covers the gradients of input
+    and weights alike, in a prediction they are two ops; a forward range is open again where activations are computed once more."""
     theirs = _sums([s for s in measured.spans if s.id.startswith(_OWN)])
     first = min(predicted.ranks, default=0)
     ours = _sums([s for s in reported(predicted) if s.rank == first and s.kind == "compute"])
@@ -81,15 +90,15 @@ def _pairs(predicted: Trace, measured: Trace) -> tuple[Pair, ...]:
 
 
 def _name(span: Span) -> str:
-    return _PLACE.sub("", span.id).replace("wgrad/", "bwd/", 1)
+    pass_, _, op = _PLACE.sub("", span.id).partition("/")
+    return f"{_RANGE.get(pass_, pass_)}/{op}"
 
 
 def _sums(spans: list[Span]) -> dict[str, list[float]]:
-    """Seconds of each op in each (rank, step, micro-batch): all its kernels together."""
-    sums: dict[tuple[str, int, int, str], float] = {}
+    """Seconds of each op in each (rank, step): all its kernels together."""
+    sums: dict[tuple[str, int, int], float] = {}
     for span in spans:
-        place = _PLACE.match(span.id)
-        key = (_name(span), span.rank, span.step, place.group() if place else "")
+        key = (_name(span), span.rank, span.step)
         sums[key] = sums.get(key, 0.0) + span.seconds - span.wait
     found: dict[str, list[float]] = {}
     for (name, *_), seconds in sums.items():

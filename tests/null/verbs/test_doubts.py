@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,28 @@ def test_the_step_in_which_a_recording_began_is_left_out() -> None:
     found = compare(predicted, replace(predicted.trace, spans=waited))
     assert all(row.measured for row in found.classes)
     assert found.pairs and all(pair.measured == pytest.approx(pair.predicted) for pair in found.pairs)
+
+
+def test_ops_are_compared_over_all_micro_batches_of_a_step() -> None:
+    """Ranges name neither the micro-batch nor which forward pass of it: the second one, for activations that were dropped, opens the same."""
+    plan = {"model": "gpt2-124m", "seq_len": 256, "batch": {"global": 3, "micro": 1}, "memory": {"recompute": "full"}}
+    predicted = predict(plan, "dgx-h100", steps=2)
+    assert predicted.trace
+    ranges = {"recompute": "fwd", "wgrad": "bwd"}
+    named = [(span, *re.sub(r"^r0/s\d/mb\d/", "", span.id).split("/")) for span in predicted.trace.spans if "/mb" in span.id]
+    spans = [replace(span, id="/".join((ranges.get(kind, kind), *rest))) for span, kind, *rest in named]
+    found = {pair.id: pair for pair in compare(predicted, replace(predicted.trace, spans=spans)).pairs}
+    once = next(span.seconds for span in predicted.trace.spans if span.id == "r0/s1/mb0/fwd/L0.attn.qkv")
+    assert found["fwd/L0.attn.qkv"].predicted == pytest.approx(6 * once, rel=0.01)
+    assert all(pair.measured == pytest.approx(pair.predicted) for pair in found.values())
+
+
+def test_a_recording_without_steps_is_told() -> None:
+    predicted = predict({"model": MLP}, "dgx-h100")
+    assert predicted.trace
+    unmarked = replace(predicted.trace, spans=[replace(span, step=0) for span in predicted.trace.spans])
+    (said,) = doubts(predicted, unmarked)
+    assert "one step" in said and "'step 0'" in said
 
 
 def test_a_measured_trace_may_be_a_runs_folder(tmp_path: Path) -> None:
