@@ -14,7 +14,9 @@ _CLASSES = (
     ("loss", re.compile(r"softmax|nll|cross_entropy", re.I)),
     ("embedding", re.compile(r"embedding|indexSelect", re.I)),
 )
-NAMED = frozenset(cls for cls, _ in _CLASSES) | {"elementwise", "data", "output"}
+GRAPH = "graph"
+"""A CUDA graph that was recorded as one: nothing tells what its kernels are for."""
+NAMED = frozenset(cls for cls, _ in _CLASSES) | {"elementwise", "data", "output", GRAPH}
 """The classes that names tell."""
 _PRODUCTS = ("moe", "rnn")
 STEP = re.compile(r"(?:ProfilerStep#|step[ :#_]|iteration[ :#_])(\d{1,9})\Z", re.I)

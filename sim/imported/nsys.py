@@ -1,7 +1,8 @@
 """Reads the SQLite file that Nsight Systems exports (`nsys export --type sqlite`).
 
 Tables and columns are those of the exporter's documented schema: CUPTI_ACTIVITY_KIND_KERNEL, _MEMCPY and _MEMSET (start, end in
-nanoseconds, streamId, correlationId, deviceId, globalPid), CUPTI_ACTIVITY_KIND_RUNTIME (globalTid), NVTX_EVENTS (start, end, text or
+nanoseconds, streamId, correlationId, deviceId, globalPid), _GRAPH_TRACE (CUDA graphs, whose kernels stand in no table unless they were
+recorded with --cuda-graph-trace=node), CUPTI_ACTIVITY_KIND_RUNTIME (globalTid), NVTX_EVENTS (start, end, text or
 textId, globalTid) and StringIds. Each device on which a process ran kernels is a rank. The file is opened read-only.
 """
 
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.imported.marks import Marks, Range, op_of
-from sim.imported.names import STEP, copy_class, kernel_class
+from sim.imported.names import GRAPH, STEP, copy_class, kernel_class
 from sim.trace import Span, Trace
 from topologies.errors import BadInput
 
@@ -99,6 +100,8 @@ def _device(file: sqlite3.Connection, texts: dict[Any, str]) -> Iterator[tuple[A
         yield *when, name, "copy", copy_class(name), size, (process >> _OWN, device)
     for process, device, *when, size in _rows(file, "CUPTI_ACTIVITY_KIND_MEMSET", *columns, "bytes"):
         yield *when, "Memset", "compute", "elementwise", size, (process >> _OWN, device)
+    for process, device, *when, graph in _rows(file, "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", *columns, "graphId"):
+        yield *when, f"CUDA graph {graph}", "compute", GRAPH, 0, (process >> _OWN, device)
 
 
 def _rows(file: sqlite3.Connection, table: str, *columns: str) -> Iterator[tuple[Any, ...]]:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from sim.align import Comparison, Pair, align_by_class, reported
 from sim.imported import read_measured
+from sim.imported.names import GRAPH
 from sim.result.prediction import Prediction
 from sim.timeline.metrics import step_times
 from sim.trace import Span, Trace
@@ -66,6 +67,10 @@ def doubts(predicted: Prediction, trace: Trace) -> list[str]:
         found.append(f"the trace is of {trace.world} ranks, the plan has {plan.world}")
     if len({span.step for span in trace.spans}) == 1:
         found.append(_ONE_STEP)
+    if any(span.cls == GRAPH for span in trace.spans):
+        found.append(
+            "CUDA graphs were recorded whole: their kernels are one class, 'graph'. nsys profile --cuda-graph-trace=node tells them apart"
+        )
     return found
 
 

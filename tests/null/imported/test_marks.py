@@ -12,7 +12,7 @@ import pytest
 from sim.imported import read_measured
 from sim.imported.marks import Marks, Range
 from sim.predict import predict
-from sim.result.compare import compare
+from sim.result.compare import compare, doubts
 from topologies.errors import BadInput
 
 MS = 1_000_000
@@ -117,6 +117,25 @@ def test_memory_that_is_set_is_a_kernel_without_a_product(tmp_path: Path) -> Non
         file.execute("INSERT INTO CUPTI_ACTIVITY_KIND_MEMSET VALUES (?, ?, 7, 98, 512)", (13 * MS, 14 * MS))
     (found,) = (s for s in read_measured(path).spans if s.name == "Memset")
     assert (found.kind, found.cls, found.bytes, found.step, round(found.seconds, 9)) == ("compute", "elementwise", 512, 1, 1e-3)
+
+
+def test_a_cuda_graph_that_was_recorded_whole_is_a_span(tmp_path: Path) -> None:
+    """Its kernels stand in no table: without its row the step is shorter by all of them, and empty where nothing else ran."""
+    path = nsys(tmp_path / "t.sqlite")
+    with sqlite3.connect(path) as file:
+        file.execute(
+            "CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+            " (start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER, correlationId INTEGER, globalPid INTEGER, graphId INTEGER)"
+        )
+        file.execute("INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (?, ?, 0, 7, 6, 0, 42)", (17 * MS, 25 * MS))
+    trace = read_measured(path)
+    (graph,) = (s for s in trace.spans if s.cls == "graph")
+    assert (graph.kind, graph.lane, graph.step, graph.name, round(graph.seconds, 9)) == ("compute", "stream 7", 1, "CUDA graph 42", 8e-3)
+    predicted = predict({"model": "gpt2-124m", "seq_len": 256}, "dgx-h100", steps=2)
+    found = compare(predicted, trace)
+    assert found.measured_step.median == pytest.approx(18e-3)
+    assert [(row.predicted, round(row.measured, 9)) for row in found.classes if row.cls == "graph"] == [(0.0, 8e-3)]
+    assert any("--cuda-graph-trace=node" in said for said in doubts(predicted, trace))
 
 
 def test_a_prediction_is_compared_op_by_op(tmp_path: Path) -> None:
