@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 
 _CLASSES = (
-    ("comm", re.compile(r"nccl|deep_?ep|nvshmem", re.I)),
+    ("comm", re.compile(r"nccl|deep_?ep|nvshmem|user_?buffers", re.I)),
     ("optimizer", re.compile(r"adam|multi_tensor|foreach|sgd|lamb(?!da)", re.I)),  # lambdas are in the names of most of torch's kernels
-    ("attention", re.compile(r"flash|fmha|attention|sdpa", re.I)),
-    ("norm", re.compile(r"norm(?!al)|\bbn_(fw|bw)", re.I)),
+    ("attention", re.compile(r"flash|fmha|attention|attn|sdpa", re.I)),
+    ("norm", re.compile(r"norm(?!al(?!ization))|\b[bl]n_(fw|bw)|gamma_?beta|rowwise_?moments", re.I)),
     ("conv", re.compile(r"conv|cudnn|fprop|wgrad|dgrad|winograd", re.I)),  # cuDNN's are implicit GEMMs by name
-    ("gemm", re.compile(r"gemm|cutlass|nvjet|cublas|sm\d+_xmma|matmul|mm_", re.I)),
+    ("gemm", re.compile(r"gemm|cutlass|nvjet|cublas|sm\d+_xmma|matmul|mm_|^cijk_", re.I)),  # the last: hipBLASLt's, by their indices
     ("loss", re.compile(r"softmax|nll|cross_entropy", re.I)),
-    ("embedding", re.compile(r"embedding|indexSelect", re.I)),
+    ("embedding", re.compile(r"embedding|indexSelect|compute_grad_weight", re.I)),
 )
 GRAPH = "graph"
 """A CUDA graph that was recorded as one: nothing tells what its kernels are for."""
