@@ -101,7 +101,7 @@ def sizes(c: Config) -> dict[str, Any]:
     heads = c.number("num_attention_heads", "n_head", "n_heads", "num_heads")
     return {
         "layers": c.number("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-        "hidden": c.number("hidden_size", "n_embd", "d_model"),
+        "hidden": c.number("hidden_size", "n_embd", "d_model", "n_embed"),
         "heads": heads,
         "kv_heads": c.number("num_key_value_heads", default=heads),
         "head_dim": c.number("head_dim", default=0),

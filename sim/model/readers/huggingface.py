@@ -2,7 +2,7 @@
 
 Each `model_type` has a reader from the config's keys to a spec's fields. A missing field is named; an unknown type names
 the closest. Files say only what differs from their class's defaults, so each default (tied embeddings, biases, share of
-rotary columns) is that of the class in transformers 4.
+rotary columns) is that of the class in transformers 4. What transformers 5 keeps about rotary positions in a table of its own is read there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def from_config(tree: dict[str, Any], where: str) -> ModelSpec:
         raise _not_read(kind, tree, where)
     name = str(tree.get("_name_or_path") or kind)
     try:
-        fields = READERS[kind](Config(tree, where))
+        share = Config(tree, where).inner("rope_parameters").tree.get("partial_rotary_factor")
+        fields = READERS[kind](Config({"partial_rotary_factor": share, **tree}, where))
     except (TypeError, ValueError, ZeroDivisionError) as error:  # a list that is none, heads that are 0 ...
         raise BadInput(
             f"{where}: a field is not of the form that a config of model_type '{kind}' has ({error}). Look at its lists and its zeros"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sim.framework.framework import Framework
@@ -12,6 +13,7 @@ from sim.model import Shape, describe, load_model
 from sim.model.language.decoder import kind_of
 from sim.model.readers.huggingface import READERS, from_config
 from tests.null.model.hf_configs import CONFIGS
+from tests.null.model.hf_recent import RECENT
 from topologies.errors import BadInput, Refused, UnknownName
 
 LLAMA = {
@@ -165,3 +167,19 @@ def test_token_types_that_are_not_said_are_the_class_s_two(kind: str) -> None:
     said = {key: value for key, value in CONFIGS["roberta-base"][1].items() if key != "type_vocab_size"} | {"model_type": kind}
     one, two = (describe(from_config(tree, "config.json"), SHAPE, PLAIN).parameters for tree in (said | {"type_vocab_size": 1}, said))
     assert two - one == 768
+
+
+def test_published_blooms_say_their_width_by_another_name() -> None:
+    config = {"model_type": "bloom", "n_embed": 4096, "n_layer": 30, "num_attention_heads": 32, "vocab_size": 250880}
+    said = {"hidden_size" if key == "n_embed" else key: value for key, value in config.items()}
+    assert from_config(config, "config.json") == from_config(said, "config.json")
+
+
+@pytest.mark.parametrize("kind", ["phi", "glm4_moe", "stablelm", "gpt_neox"])
+def test_the_rotated_share_may_stand_in_a_table_of_its_own(kind: str) -> None:
+    """As transformers 5 writes it; without it the class's default holds."""
+    config = next(fields for _, fields in {**CONFIGS, **RECENT}.values() if fields["model_type"] == kind)
+    bare = {key: value for key, value in config.items() if key not in ("partial_rotary_factor", "rotary_pct", "rope_pct")}
+    table = {"rope_type": "default", "partial_rotary_factor": 0.75}
+    assert msgspec.to_builtins(from_config({**bare, "rope_parameters": table}, "c"))["rotary"] == 0.75
+    assert from_config({**bare, "rope_parameters": {"rope_type": "default"}}, "c") == from_config(bare, "c")
