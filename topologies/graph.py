@@ -88,9 +88,9 @@ class Topology:
 
     @property
     def even(self) -> bool:
-        """All devices of a node reach each other over the same kind of path at the same rate (NVSwitch; not two sockets of PCIe)."""
+        """All devices of a node reach each other over the same kind of path at the same rate, either way (NVSwitch; not two sockets of PCIe)."""
         first, *others = self.first_ranks()
-        paths = [self.path(first, other) for other in others]
+        paths = [self.path(*pair) for other in others for pair in ((first, other), (other, first))]
         return len({(path.kind, path.rate) for path in paths}) <= 1
 
     # -- where a rank is

@@ -143,7 +143,8 @@ def _neighbour(topology: Topology, members: list[int]) -> tuple[Path | None, flo
         return None, 0.0
     paths = [topology.path(members[0], other) for other in members[1:]]
     if _switched(topology, members):
-        return paths[0], paths[0].rate
+        slowest = min(_hops(topology, members), key=lambda path: path.rate)
+        return slowest, slowest.rate
     if any(path.kind in ("NVL", "NVB") for path in paths):
         linked = ring_rate(topology, members)
         if linked:
@@ -179,7 +180,8 @@ def _pairs(topology: Topology, members: list[int]) -> tuple[tuple[str, int], ...
 
 
 def _switched(topology: Topology, members: list[int]) -> bool:
-    return len(members) > 1 and any("nvswitch" in link for link in topology.path(members[0], members[1]).links)
+    """Do all members hang on the NVSwitches? One whose links to them are cut is in no sum there, and every ring leaves them to reach it."""
+    return len(members) > 1 and all(any("nvswitch" in link for link in path.links) for path in _hops(topology, members))
 
 
 def _inter(topology: Topology, members: list[int], siblings: int, beyond: int) -> float:

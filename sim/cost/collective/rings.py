@@ -24,6 +24,8 @@ def ring_rate(topology: Topology, members: Sequence[int]) -> float:
     for kinds in (("NVL",), ("NVL", "NVB")):
         hops = {(a, b): path.links for a in members for b in members if a != b and (path := topology.path(a, b)).kind in kinds}
         free = {link: round(topology.rates[link] / unit) for way in hops.values() for link in way}
+        if {a for a, _ in hops} != set(members):  # one that no ring can pass would be found by trying all orders of the others
+            continue
         orders = [[*members[at:], *members[:at]] for at in range(len(members))]
         found = max(_packed(order, hops, dict(free)) for order in orders)
         if found:

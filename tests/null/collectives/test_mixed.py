@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from sim.cost.collective.group import GroupShape, group_shape
@@ -42,6 +44,27 @@ def test_a_failure_costs_the_same_on_any_node(name: str, what: str) -> None:
     sound, *hurt = (seconds(name, "4x dgx-h100", *edits) for edits in ((), *((f"fail={what.format(node)}",) for node in range(4))))
     assert max(hurt) == pytest.approx(min(hurt), rel=5e-3)
     assert min(hurt) > 1.05 * sound or (name == "all_to_all" and "nvswitch" in what)  # the NICs are its bottleneck
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_a_gpu_without_its_nvlinks_is_missed_whichever_it_is(name: str) -> None:
+    """Where a GPU has no link to the switches left, what goes round passes PCIe, and nothing is summed in the switches."""
+    sound, *cut = (seconds(name, "dgx-h100", *edits) for edits in ((), *((f"fail=link:gpu{gpu}-nvswitch",) for gpu in range(8))))
+    assert min(cut) > 5 * sound and max(cut) < 1.5 * min(cut)
+
+
+def test_the_slowest_links_to_a_switch_set_the_pace(tmp_path: Path) -> None:
+    for gpu in range(8):
+        for link in (f"gpu{gpu}>nvswitch", f"nvswitch>gpu{gpu}"):
+            file = tmp_path / "slow.toml"
+            file.write_text(f'base = "dgx-h100"\n[links]\n"{link}" = {{ rate = "45 GB/s" }}\n')
+            assert whole(str(file)).intra == 45e9
+            assert not load_topology(str(file)).even
+
+
+@pytest.mark.timeout(20)
+def test_rings_are_not_sought_where_a_gpu_is_in_none() -> None:
+    assert whole("gb200-nvl72", "fail=link:gpu1-nvswitch").link not in ("NVL", "NVB")
 
 
 def test_the_node_with_fewest_members_gives_the_nics() -> None:
