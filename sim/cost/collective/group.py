@@ -51,9 +51,9 @@ class GroupShape(msgspec.Struct, frozen=True):
     nearest: float = 0.0
     """Per GPU, to its nearest peer inside the node: the GPU's own link, where `intra` is the ring's slowest hop."""
     exchange: float = 0.0
-    """Seconds, for each byte of a slice, that the most loaded link of a PCIe node takes while every member sends a slice to every other."""
+    """Seconds, for each byte of a slice, that the most loaded link of a node without a switch takes while every member sends a slice to every other."""
     pair_links: tuple[tuple[str, int], ...] = ()
-    """Links of a PCIe node, with how many slices cross each meanwhile."""
+    """Links of such a node, with how many slices cross each meanwhile."""
     crossing: float = 1.0
     """Share of `inter` that rings and trees keep on the narrowest cable between the nodes. (Fewer spines leave it whole where one flow for each
     rail leaves a leaf, as of a ring in the order of the nodes.)"""
@@ -73,7 +73,7 @@ def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -
     inside, (near, intra) = min(((kind, _neighbour(topology, kind)) for kind in kinds), key=_pace)
     chip = min((topology.device(kind[0]) for kind in kinds), key=lambda device: device.clock)
     far = _far(topology, nodes, kinds)
-    pairs = _pairs(topology, inside) if near and near.kind not in ("NVL", "NVB") else ()
+    pairs = _pairs(topology, inside) if near and not _switched(topology, inside) else ()
     wires = [[nic.name.lower() for nic in _nics(topology, kind[0])] for kind in kinds]
     held = list(nodes.values())
     inter = min(_inter(topology, kind, siblings, next(o[0] for o in held if kind[0] not in o)) for kind in kinds) if far else 0.0
@@ -170,7 +170,8 @@ def _member_links(topology: Topology, members: list[int], near: Path | None) -> 
 
 
 def _pairs(topology: Topology, members: list[int]) -> tuple[tuple[str, int], ...]:
-    """Slices that cross each link while every member sends one to every other: switches' uplinks and the sockets' link carry those of many."""
+    """Slices that cross each link while every member sends one to every other: switches' uplinks, the sockets' link, and NVLinks of a mesh where
+    some members reach others over a third carry those of many."""
     found: dict[str, int] = {}
     for a in members:
         for b in members:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,6 +40,20 @@ def test_bridged_pairs_close_no_ring_and_go_over_pcie() -> None:
     assert ring_rate(topology, range(2)) > 0.0 and ring_rate(topology, range(4)) == 0.0
     pair, all_four = (group_shape(topology, tuple(range(n))) for n in (2, 4))
     assert pair.link == "NVL" and all_four.link == "PHB" and all_four.intra < pair.intra
+
+
+@pytest.mark.parametrize("machine", ["dgx1-v100", "dgx1-p100", "frontier-mi250x", "mi300x-x8", "a100-x4-nvlink"])
+def test_an_all_to_all_waits_for_the_most_loaded_link_of_a_mesh(machine: str) -> None:
+    """DGX-1: a quarter of the pairs reach each other over a third GPU, and a single link carries three slices."""
+    topology = load_topology(machine)
+    for count in range(2, topology.ranks_per_node + 1):
+        pairs = [topology.path(a, b) for a in range(count) for b in range(count) if a != b]
+        if not all(path.kind in ("NVL", "NVB") for path in pairs):
+            continue
+        crossed = Counter(link for path in pairs for link in path.links)
+        last = max(times / topology.rates[link] for link, times in crossed.items())
+        found = best("all_to_all", 1 << 30, group_shape(topology, tuple(range(count)))).seconds
+        assert found * count / (1 << 30) > last
 
 
 @settings(max_examples=60, deadline=None)
