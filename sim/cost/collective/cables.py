@@ -65,13 +65,16 @@ def crossing(topology: Topology, found: Sequence[str], each: float) -> float:
 def spread(topology: Topology, nodes: Nodes, inter: float) -> float:
     """Share of the NICs' rate that the fabric carries while every node sends to every other, and the nodes beside them do the same: what leaves a
     leaf shares its uplinks, and what leaves a block of three tiers those of its spines."""
-    fabric, links = topology.cluster.fabric, [link for path in sampled(topology, nodes)[1:] for link in path.links]
+    fabric, held = topology.cluster.fabric, list(nodes.values())
+    links = {link for pair in _channels(topology, held[-1], held[0]) for link in topology.path(*pair).links}
     share = 1.0
-    tiers = ((fabric.pod, "net/leaf", ">net/spine", fabric.rails), (fabric.block_nodes, "net/spine", ">net/core", 1))
-    for below, start, above, each in tiers:
-        uplinks = [topology.rates[link] for link in links if link.startswith(start) and above in link]
+    for below, start, above in ((fabric.pod, "net/leaf", ">net/spine"), (fabric.block_nodes, "net/spine", ">net/core")):
+        uplinks = [link for link in links if link.startswith(start) and above in link]
         beside = max(Counter(node // below for node in nodes).values()) if below else len(nodes)
         leaving = (len(nodes) - beside) / (len(nodes) - 1)
         if uplinks and leaving and inter:
-            share = min(share, min(uplinks) * fabric.spine_count * each / (below * inter * leaving))
+            # Of a pod's leaves only those of the rails that the group's NICs are on; the spines to the core are all rails'.
+            leaves = len({link.partition(">")[0] for link in uplinks}) if start == "net/leaf" else 1
+            passed = min(topology.rates[link] for link in uplinks) * fabric.spine_count * leaves
+            share = min(share, passed / (below * inter * leaving))
     return share

@@ -85,8 +85,17 @@ def test_rings_of_all_rails_spread_over_the_spines_to_the_core() -> None:
     assert len(set(links)) == len(links) == 2 * 8
 
 
-def all_to_all(topology: Topology) -> float:
-    return best("all_to_all", 1 << 34, group_shape(topology, tuple(range(topology.gpus)))).seconds
+def all_to_all(topology: Topology, each: int = 1) -> float:
+    """Among every `each`-th rank."""
+    return best("all_to_all", 1 << 34, group_shape(topology, tuple(range(0, topology.gpus, each)))).seconds
+
+
+def test_all_to_all_on_one_rail_has_the_uplinks_of_one_rail() -> None:
+    """Of what 32 NICs below a leaf send, 32 parts of 63 leave it, over 32 x 50 / 4 GB/s. (Was as fast as without oversubscription.)"""
+    wide, narrow = (load_topology("64x dgx-h100", edits) for edits in ((), ("oversubscription=4",)))
+    share = (32 * 50 / 4) / (32 * 50 * 32 / 63)
+    assert all_to_all(narrow, 8) == pytest.approx(all_to_all(wide, 8) / share, rel=0.02)
+    assert all_to_all(load_topology("64x dgx-h100", ("oversubscription=4", "rails=1")), 8) == all_to_all(wide, 8)  # the leaf is all GPUs'
 
 
 def test_all_to_all_waits_for_the_narrowest_tier() -> None:
