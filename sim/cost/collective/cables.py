@@ -31,11 +31,17 @@ def _channels(topology: Topology, here: Sequence[int], there: Sequence[int]) -> 
     yield from zip(*rest, strict=False)
 
 
+def flows(topology: Topology, here: Sequence[int], there: Sequence[int]) -> tuple[tuple[str, ...], ...]:
+    """Directed links of the network that each NIC's flow takes from one node to the next: the channels of members that share a NIC are one."""
+    paths = (topology.path(*pair) for pair in _channels(topology, here, there))
+    return tuple(dict.fromkeys(tuple(link for link in path.links if "net/" in link) for path in paths))
+
+
 def ring_cables(topology: Topology, nodes: Nodes) -> tuple[str, ...]:
-    """Directed links of the network, NICs' included, that a ring over the nodes takes. Two channels on the same cable name it twice."""
+    """Directed links of the network, NICs' included, that a ring over the nodes takes. Two NICs' flows on the same cable name it twice."""
     held = list(nodes.values())
-    hops = [pair for here, there in zip(held, [*held[1:], held[0]], strict=True) for pair in _channels(topology, here, there)]
-    return tuple(link for a, b in hops for link in topology.path(a, b).links if "net/" in link)
+    hops = zip(held, [*held[1:], held[0]], strict=True)
+    return tuple(link for here, there in hops for flow in flows(topology, here, there) for link in flow)
 
 
 def sampled(topology: Topology, nodes: Nodes) -> list[Path]:
@@ -55,10 +61,10 @@ def cables(topology: Topology, nodes: Nodes) -> tuple[str, ...]:
 
 
 def crossing(topology: Topology, found: Sequence[str], each: float) -> float:
-    """Share of the NICs' rate that rings and trees keep on the narrowest of the `cables` that were found; `each`: bytes/s that a member brings
-    to it."""
+    """Share of the NICs' rate that rings and trees keep on the narrowest of the `cables` that were found; `each`: bytes/s that the members bring
+    to a NIC."""
     own = min((topology.rates[link] for link in found if "/nic" in link), default=0.0)
-    above = [topology.rates[link] / flows for link, flows in Counter(found).items() if "/nic" not in link]
+    above = [topology.rates[link] / times for link, times in Counter(found).items() if "/nic" not in link]
     return min(1.0, min(above) / min(own, each)) if own and above else 1.0
 
 
@@ -66,7 +72,7 @@ def spread(topology: Topology, nodes: Nodes, inter: float) -> float:
     """Share of the NICs' rate that the fabric carries while every node sends to every other, and the nodes beside them do the same: what leaves a
     leaf shares its uplinks, and what leaves a block of three tiers those of its spines."""
     fabric, held = topology.cluster.fabric, list(nodes.values())
-    links = {link for pair in _channels(topology, held[-1], held[0]) for link in topology.path(*pair).links}
+    links = {link for flow in flows(topology, held[-1], held[0]) for link in flow}
     share = 1.0
     for below, start, above in ((fabric.pod, "net/leaf", ">net/spine"), (fabric.block_nodes, "net/spine", ">net/core")):
         uplinks = [link for link in links if link.startswith(start) and above in link]

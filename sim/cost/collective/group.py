@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from sim.cost.collective.cables import cables, crossing, nodes_of, spread
+from sim.cost.collective.cables import cables, crossing, flows, nodes_of, spread
 from sim.cost.collective.rings import ring_rate
 from topologies.graph import Topology
 from topologies.hardware import Gpu, Nic
@@ -94,7 +94,7 @@ def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -
         nearest=near.rate if near else 0.0,
         exchange=max((times / topology.rates[link] for link, times in pairs), default=0.0),
         pair_links=pairs,
-        crossing=crossing(topology, found, inter / local) if far else 1.0,
+        crossing=crossing(topology, found, inter / len(flows(topology, held[0], held[1]))) if far else 1.0,
         sharp=all(any(name.startswith("ib-") for name in names) for names in wires),
         clock=chip.clock if isinstance(chip, Gpu) else 0.0,
         intra_links=near.links if near else (),

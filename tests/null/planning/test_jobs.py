@@ -42,6 +42,14 @@ def test_two_jobs_on_one_uplink_get_half_each() -> None:
     assert first.slowdown > 1.5
 
 
+@pytest.mark.parametrize("node", ["rtx-4090-x8", "aws-p4d", "dgx-h100"])
+def test_a_job_that_is_spread_takes_as_long_as_on_a_cluster_of_its_own(node: str) -> None:
+    """Four GPUs on each of two nodes, one, two or four NICs there. (GPUs that share a NIC filled it once each: up to three times as long.)"""
+    plan = load_plan({"model": "gpt2-124m", "seq_len": 1024, "batch": {"global": 16, "micro": 2}, "parallel": {"dp_replicate": 8}})
+    found = jobs([plan, plan], f"2x {node}", ["spread"]).rows[0]
+    assert found.alone_s == pytest.approx(predict(plan, f"2x {node}:4").step_time_s, rel=1e-6)
+
+
 def test_jobs_on_a_fabric_that_blocks_nothing_do_not_disturb_each_other() -> None:
     assert [row.slowdown for row in study(2.0).rows] == pytest.approx([1.0, 1.0], rel=1e-6)
     assert [row.slowdown for row in study(1.0, "compact").rows] == pytest.approx([1.0, 1.0], rel=1e-6)  # each below its own leaf

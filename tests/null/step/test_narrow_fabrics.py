@@ -8,12 +8,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sim.cost.collective import best, group_shape
+from sim.cost.collective import best, collective_cost, group_shape
 from sim.engine.fold import representatives
 from sim.engine.run import simulate
 from sim.engine.steps import step_times
 from sim.lower.step import lower
-from sim.predict import predict_setting
+from sim.predict import predict, predict_setting
 from sim.setting.bind import bind
 from sim.setting.pricer import pricer_for
 from sim.timeline import metrics
@@ -96,6 +96,19 @@ def test_all_nics_of_a_node_behind_one_uplink() -> None:
     """Eight NICs of 50 GB/s on one leaf whose only uplink carries 50 GB/s: a ring over the nodes keeps an eighth. (It counted one NIC's flow.)"""
     shape = group_shape(load_topology("16x dgx-h100", ("rails=1", "pod=1", "oversubscription=8")), tuple(range(128)))
     assert shape.inter * shape.crossing == pytest.approx(50e9)
+
+
+@pytest.mark.parametrize("on", ["4x aws-p4d", "4x rtx-4090-x8"])
+@pytest.mark.parametrize("ratio", [2, 4])
+def test_gpus_that_share_a_nic_fill_the_uplinks_once(on: str, ratio: float) -> None:
+    """In a step of its own a sum takes as long as it does alone. (Each GPU counted as a NIC's flow: up to eight times as long.)"""
+    topology = load_topology(on, ("pod=2", f"oversubscription={ratio}"))
+    world = topology.gpus
+    found = predict(plan({"dp_replicate": world}, precision="fp16", comm={"overlap": False}), topology)
+    assert found.trace is not None
+    sums = [span for span in found.trace.spans if span.kind == "collective" and span.rank == 0]
+    alone = {span.bytes: collective_cost("all_reduce", span.bytes, tuple(range(world)), topology).seconds for span in sums}
+    assert sums and all(span.end - span.start == pytest.approx(alone[span.bytes], rel=1e-6) for span in sums)
 
 
 def test_replicas_on_other_nodes_fill_the_same_uplinks() -> None:
