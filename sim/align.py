@@ -82,6 +82,8 @@ class Comparison(Tabular, msgspec.Struct, frozen=True):
     """Predicted ops without a measured span (by id)."""
     extra: tuple[str, ...] = ()
     origin: str = "played"
+    ranks: tuple[int, ...] = ()
+    """Of the predicted ones, those that the measured ones were laid beside; (): all."""
 
     @property
     def error(self) -> float:

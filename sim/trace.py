@@ -7,7 +7,7 @@ run on the ranks that were simulated (folded) or run. What a step cost, and on w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -84,6 +84,13 @@ class Trace(msgspec.Struct):
     @property
     def end(self) -> float:
         return max((span.end for span in self.spans), default=0.0)
+
+    def of(self, ranks: Collection[int]) -> Trace:
+        """The spans of these ranks alone; then which span let another start is not told any more."""
+        if set(ranks) >= set(self.ranks):
+            return self
+        spans = [msgspec.structs.replace(span, after=-1) for span in self.spans if span.rank in ranks]
+        return msgspec.structs.replace(self, spans=spans)
 
     def select(self, rank: int | None = None, lane: str | None = None, step: int | None = None) -> list[Span]:
         """Spans of a rank, lane and step, in order of start."""

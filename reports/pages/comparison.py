@@ -69,6 +69,7 @@ def _waterfall(page: Page, name: str, one: Comparison, traces: Sequence[Trace]) 
         page.figure(deviation.waterfall(one))
         return
     page.section(f"From the predicted step to the measured one ({name})", how + "how far the traced step nearest the median is from it.")
+    ours = ours.of(one.ranks) if one.ranks else ours
     page.figure(deviation.waterfall(one, asdict(breakdown(ours)), asdict(breakdown(_nearest(theirs, one.measured_step.median)))))
 
 

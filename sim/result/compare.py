@@ -11,8 +11,10 @@ from msgspec.structs import replace
 from sim.align import Comparison, Pair, align_by_class, reported
 from sim.imported import read_measured
 from sim.imported.names import GRAPH
+from sim.mesh import Mesh
 from sim.result.prediction import Prediction
-from sim.timeline.metrics import step_times
+from sim.rules import mesh_of
+from sim.timeline.metrics import step_time, step_times
 from sim.trace import Span, Trace
 from topologies.errors import BadInput
 
@@ -40,8 +42,10 @@ def compare(predicted: Prediction, measured: str | Path | Trace) -> Comparison:
         raise BadInput("this prediction holds no trace: predict the plan with its details")
     trace = measured if isinstance(measured, Trace) else read_measured(measured_file(measured))
     times = step_times(trace)  # the first begins with the recording, not with the step
-    found = align_by_class(predicted.trace, _whole_steps(trace), times[1:] or times)
-    return replace(found, pairs=_pairs(predicted.trace, trace))
+    ranks = _alike(predicted.trace, trace, mesh_of(predicted.plan))
+    ours = predicted.trace.of(ranks)
+    found = align_by_class(ours, _whole_steps(trace), times[1:] or times)
+    return replace(found, predicted_step=step_time(predicted.trace), pairs=_pairs(ours, trace), ranks=ranks)
 
 
 def measured_file(path: str | Path) -> Path:
@@ -72,6 +76,18 @@ def doubts(predicted: Prediction, trace: Trace) -> list[str]:
             "CUDA graphs were recorded whole: their kernels are one class, 'graph'. nsys profile --cuda-graph-trace=node tells them apart"
         )
     return found
+
+
+def _alike(predicted: Trace, measured: Trace, mesh: Mesh) -> tuple[int, ...]:
+    """The predicted ranks that stand for the measured ones: profilers write a file for each rank, and stages of a pipeline do different things.
+    Those ranks themselves where they were simulated, else the ranks of their stages; all of them where the trace is not of this plan's world."""
+    held, ours = set(measured.ranks), set(predicted.ranks)
+    if measured.world != mesh.world or not held <= set(range(mesh.world)):
+        return tuple(sorted(ours))
+    if held <= ours:
+        return tuple(sorted(held))
+    stages = {mesh.coordinates(rank)["pp"] for rank in measured.ranks}
+    return tuple(rank for rank in sorted(ours) if mesh.coordinates(rank)["pp"] in stages)
 
 
 def _whole_steps(trace: Trace) -> Trace:

@@ -70,6 +70,23 @@ def test_ops_are_compared_over_all_micro_batches_of_a_step() -> None:
     assert all(pair.measured == pytest.approx(pair.predicted) for pair in found.values())
 
 
+def test_one_rank_s_trace_is_laid_beside_its_own_stage(tmp_path: Path) -> None:
+    """Profilers write a file for each rank. Of each stage the first of two ranks is simulated."""
+    plan = {"model": "gpt2-124m", "seq_len": 256, "batch": {"global": 8, "micro": 1}, "parallel": {"pp": 4, "dp_replicate": 2}}
+    predicted = predict(plan, "dgx-h100")
+    assert predicted.trace and predicted.trace.ranks == [0, 2, 4, 6]
+    for rank in predicted.trace.ranks:
+        own = predicted.trace.of([rank])
+        folded = replace(own, spans=[replace(span, rank=rank + 1) for span in own.spans])
+        for measured in (write_trace(predicted.trace, tmp_path / f"{rank}.json", rank), folded):
+            found = compare(predicted, measured)
+            assert found.ranks == (rank,)
+            assert all(row.measured == pytest.approx(row.predicted, rel=0.01) for row in found.classes)
+            assert found.predicted_step == pytest.approx(predicted.step_time_s)
+            assert any(row.cls == "loss" for row in found.classes) is (rank == 6)
+    assert compare(predicted, replace(own, world=1)).ranks == (0, 2, 4, 6)
+
+
 def test_a_recording_without_steps_is_told() -> None:
     predicted = predict({"model": MLP}, "dgx-h100")
     assert predicted.trace
