@@ -23,7 +23,7 @@ def check_stock(plan: Plan, spec: ModelSpec) -> None:
     """Raises `Refused` with the reason and what to use instead."""
     check_quiet(plan)
     _check_model(plan, spec)
-    for asked, words in (*_of_the_step(plan), *_of_the_split(plan, spec), *_of_the_data(plan)):
+    for asked, words in (*_of_the_step(plan), *_of_the_update(plan), *_of_the_split(plan, spec), *_of_the_data(plan)):
         if asked:
             raise Refused(words)
 
@@ -34,6 +34,11 @@ def check_quiet(plan: Plan) -> None:
         raise Refused(
             "noise is for predictions: a real machine brings its own. Leave noise.stragglers and noise.imbalance out to run the plan"
         )
+
+
+def sharded_alone(plan: Plan) -> bool:
+    """One rank, and the plan says `zero` all the same: FSDP2 then runs on a mesh of one, with its copies and hooks."""
+    return plan.world == 1 and plan.parallel.zero in (2, 3)
 
 
 def _of_the_step(plan: Plan) -> Refusals:
@@ -70,19 +75,35 @@ def _of_the_step(plan: Plan) -> Refusals:
     )
 
 
+def _of_the_update(plan: Plan) -> Refusals:
+    """What torch's optimizers do not do with distributed tensors: FSDP2's, and those of tensor parallelism."""
+    p, habits = plan.parallel, framework_of(plan)
+    several = p.tp > 1 or sharding_of(plan, habits)[0] > 0
+    distributed = several or sharded_alone(plan)
+    fused = habits.optimizer.implementation == "fused"
+    return (
+        (
+            plan.optimizer.name == "muon" and several,
+            f'optimizer.name = "muon": torch.optim.Muon takes whole matrices. Use tp = 1 and zero = 0, or: {PLAY}',
+        ),
+        (
+            plan.optimizer.name == "adafactor" and (distributed or fused),
+            'optimizer.name = "adafactor": torch.optim.Adafactor takes whole matrices, and has no fused kernels. Use tp = 1, zero = 0 and '
+            'optimizer.implementation = "foreach", or "adamw"',
+        ),
+        (
+            # torch 2.13, torch/distributed/tensor/_ops/_pointwise_ops.py: "fused optimizer ops"
+            fused and distributed and plan.optimizer.name not in ("adam", "adamw"),
+            f'optimizer.name = "{plan.optimizer.name}": torch\'s distributed tensors (FSDP2, tensor parallelism) know the fused kernels of Adam and '
+            f'AdamW alone. Use optimizer.implementation = "foreach", or "adamw", or: {PLAY}',
+        ),
+    )
+
+
 def _of_the_split(plan: Plan, spec: ModelSpec) -> Refusals:
     p, habits = plan.parallel, framework_of(plan)
     level, _ = sharding_of(plan, habits)
     return (
-        (
-            plan.optimizer.name == "muon" and (p.tp > 1 or level > 0),
-            f'optimizer.name = "muon": torch.optim.Muon takes whole matrices. Use tp = 1 and zero = 0, or: {PLAY}',
-        ),
-        (
-            plan.optimizer.name == "adafactor" and (p.tp > 1 or level > 0 or habits.optimizer.implementation == "fused"),
-            'optimizer.name = "adafactor": torch.optim.Adafactor takes whole matrices, and has no fused kernels. Use tp = 1, zero = 0 and '
-            'optimizer.implementation = "foreach", or "adamw"',
-        ),
         (
             p.cp > 1,
             f"context parallelism: torch's context_parallel replaces CUDA's attention kernels only, and its loader is not ours. {PLAY}",
@@ -121,6 +142,11 @@ def _of_the_split(plan: Plan, spec: ModelSpec) -> Refusals:
             p.pp > 1 and plan.data_ranks > 1 and level == 0 and splits(name_of(p)),
             f'schedule = "{p.schedule}" splits backward, and torch\'s DDP does not sum gradients of weights that are made apart. Use dp_shard '
             f"with zero = 3, a schedule of whole backward passes (1f1b, interleaved, looped-bfs), or: {PLAY}",
+        ),
+        (
+            p.pp > 1 and name_of(p) == "1f1b" and plan.microbatches < p.pp,
+            f'schedule = "{p.schedule}" with fewer micro-batches ({plan.microbatches}) than pp = {p.pp}: torch\'s Schedule1F1B does not take them. Use '
+            f'a larger batch.global, a smaller batch.micro or schedule = "gpipe", or: {PLAY}',
         ),
         (p.pp > 1 and getattr(spec, "tied", False), f"an embedding tied across pipeline stages. {PLAY}"),
     )

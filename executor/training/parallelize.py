@@ -20,6 +20,7 @@ from executor.kernels.bodies import dtype_of
 from executor.ranks.world import NCCL, World
 from executor.training.expert_parallel import EXPERTS, HELD, divided_by, gather_ahead, ranks_of, split_experts, units_of
 from executor.training.hooks import reduced_in
+from executor.training.limits import sharded_alone
 from executor.training.models.build import ends_of
 from sim.framework.framework import Framework
 from sim.plan import Plan
@@ -65,11 +66,6 @@ def _mesh(sizes: dict[str, int], world: World) -> DeviceMesh:
 def zero_of(plan: Plan, habits: Framework) -> int:
     """What dp_shard splits."""
     return plan.parallel.zero if plan.parallel.zero is not None else habits.data_parallel.zero
-
-
-def sharded_alone(plan: Plan) -> bool:
-    """One rank, and the plan says `zero` all the same: FSDP2 then runs on a mesh of one, with its copies and hooks."""
-    return plan.world == 1 and plan.parallel.zero in (2, 3)
 
 
 def parallelize(

@@ -15,10 +15,11 @@ from executor.kernels.bodies import dtype_of
 from executor.ranks.world import World, set_precision
 from executor.training.examples import Pair
 from executor.training.handover import Handover
+from executor.training.limits import sharded_alone
 from executor.training.models.build import loss_of, memory_format, model_for, reads_ids
 from executor.training.optimizers import optimizer_of
 from executor.training.outer import outer_of
-from executor.training.parallelize import clip, device_mesh, expert_mesh, parallel_loss, parallelize, sharded_alone, whole
+from executor.training.parallelize import clip, device_mesh, expert_mesh, parallel_loss, parallelize, whole
 from executor.training.precision import Mixed
 from executor.training.samples import Samples, check_shared, loader_of
 from executor.training.saving import save
