@@ -22,6 +22,7 @@ from executor.training.expert_parallel import EXPERTS, HELD, divided_by, gather_
 from executor.training.hooks import reduced_in
 from executor.training.limits import sharded_alone
 from executor.training.models.build import ends_of
+from executor.training.models.experts import Product
 from sim.framework.framework import Framework
 from sim.plan import Plan
 from sim.rules import mesh_of
@@ -136,13 +137,13 @@ def shard(model: nn.Module, plan: Plan, mesh: DeviceMesh, zero: int, habits: Fra
     whole = outer if not habits.data_parallel.wraps_ends or (len(ends) == 2 and ends[0] & ends[1]) else ()
     layers = [name for name in names if name not in outer]
     kept = {"head", *(layers[-1:] if habits.data_parallel.keeps_last else ())}
-    place = placement(mesh["dp_shard"].size())
+    place = placement(model, mesh["dp_shard"].size())
     for name, block in model.named_children():
         if name not in whole and any(True for _ in block.parameters()):
             again_here = again and name not in kept
             if experts is not None and (units := units_of(block)):
                 axes = ("dp_replicate", HELD) if plan.parallel.dp_replicate > 1 else (HELD,)
-                held = placement(experts[HELD].size())
+                held = placement(model, experts[HELD].size())
                 fully_shard(units, mesh=experts[axes], reshard_after_forward=again_here, shard_placement_fn=held, mp_policy=policy)
                 divided_by(units[0], plan.data_ranks, experts[HELD], plan.parallel.ep)
             fully_shard(block, mesh=over, reshard_after_forward=again_here, shard_placement_fn=place, mp_policy=policy)
@@ -153,12 +154,15 @@ def shard(model: nn.Module, plan: Plan, mesh: DeviceMesh, zero: int, habits: Fra
     return model
 
 
-def placement(ranks: int) -> Callable[[nn.Parameter], Shard | None]:
+def placement(model: nn.Module, ranks: int) -> Callable[[nn.Parameter], Shard | None]:
     """Experts are shared out whole, or by rows of each where `ranks` does not divide their number (torchtitan's shard_placement_fn)."""
     from torch.distributed.tensor import Shard
 
+    # Not all that has three dimensions is theirs: a class token is (1, 1, hidden).
+    experts = {id(weight) for module in model.modules() if isinstance(module, Product) for weight in module.each}
+
     def place(parameter: nn.Parameter) -> Shard | None:
-        return Shard(1) if parameter.dim() == 3 and parameter.shape[0] % ranks else None
+        return Shard(1) if id(parameter) in experts and parameter.shape[0] % ranks else None
 
     return place
 

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from executor.training.examples import example_of  # noqa: E402
 from executor.training.limits import check_stock  # noqa: E402
 from executor.training.models.build import loss_of, model_for  # noqa: E402
-from executor.training.models.experts import Router  # noqa: E402
+from executor.training.models.experts import Product, Router  # noqa: E402
 from executor.training.parallelize import placement  # noqa: E402
 from executor.training.trainer import sequence_length  # noqa: E402
 from sim.files.planfile import load_plan  # noqa: E402
@@ -167,10 +167,12 @@ def test_every_expert_gets_as_many_rows(model: dict[str, Any]) -> None:
 
 
 def test_experts_are_shared_out_whole_where_their_number_allows() -> None:
-    place = placement(4)
-    assert place(torch.nn.Parameter(torch.zeros(8, 6, 4))) is None
-    assert place(torch.nn.Parameter(torch.zeros(6, 8, 4))) == Shard(1)
-    assert place(torch.nn.Parameter(torch.zeros(6, 8))) is None
+    whole, rows = Product(8, 4, (6,)), Product(6, 4, (8,))
+    token = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(1, 1, 8))])
+    place = placement(torch.nn.ModuleList([whole, rows, token]), 4)
+    assert place(whole.each[0]) is None
+    assert place(rows.each[0]) == Shard(1)
+    assert place(token[0]) is None, "a class token is nobody's expert"
 
 
 @pytest.mark.parametrize(
