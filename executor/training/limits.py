@@ -103,6 +103,8 @@ def _of_the_update(plan: Plan) -> Refusals:
 def _of_the_split(plan: Plan, spec: ModelSpec) -> Refusals:
     p, habits = plan.parallel, framework_of(plan)
     level, _ = sharding_of(plan, habits)
+    # As many as there are stages (torch 2.13, torch/distributed/pipelining/schedules.py: Schedule1F1B, ScheduleDualPipeV).
+    least = {"1f1b": p.pp, "dualpipe": 2 * p.pp}.get(str(name_of(p)), 1) if p.pp > 1 else 1
     return (
         (
             p.cp > 1,
@@ -144,9 +146,9 @@ def _of_the_split(plan: Plan, spec: ModelSpec) -> Refusals:
             f"with zero = 3, a schedule of whole backward passes (1f1b, interleaved, looped-bfs), or: {PLAY}",
         ),
         (
-            p.pp > 1 and name_of(p) == "1f1b" and plan.microbatches < p.pp,
-            f'schedule = "{p.schedule}" with fewer micro-batches ({plan.microbatches}) than pp = {p.pp}: torch\'s Schedule1F1B does not take them. Use '
-            f'a larger batch.global, a smaller batch.micro or schedule = "gpipe", or: {PLAY}',
+            plan.microbatches < least,
+            f'schedule = "{p.schedule}" over pp = {p.pp}: torch\'s takes at least {least} micro-batches, and a step has {plan.microbatches}. Use a '
+            'larger batch.global, a smaller batch.micro or schedule = "gpipe"',
         ),
         (p.pp > 1 and getattr(spec, "tied", False), f"an embedding tied across pipeline stages. {PLAY}"),
     )
