@@ -128,6 +128,7 @@ def play(world: World, request: Request) -> RankResult:
     world.touch_memory()
     world.barrier()
     for turn in range(request.turns):
+        world.beat.phase(f"turn {turn}")
         marks, ends = player.run(host, turn, watched=not request.plain or turn > request.plain)
         passes.append(marks)
         step_times += _step_times(ends) if turn and (not request.plain or turn <= request.plain) else []

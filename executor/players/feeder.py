@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from sim.program import HOST, MEETING, Call, Op, Program
 from sim.work import HostWork
-from topologies.errors import BadInput, RunFailed
+from topologies.errors import BadInput, RunFailed, SteptwinError
+from topologies.units import show_size
 
 T = TypeVar("T")
 Times = list[tuple[float, float]]
@@ -115,9 +116,24 @@ class Feeder:
         """Per turn, start and end of each op in the order of the thread's program."""
         if not self._answer.poll(patience):
             raise RunFailed(f"{self.thread} did not finish within {patience:.0f} s")
-        found: list[Times] = self._answer.recv()
+        found: list[Times] | str = self._said()
         self.process.join(patience)
+        if isinstance(found, str):
+            raise RunFailed(f"{self.thread} ended before it was through: {found or f'exit code {self.process.exitcode}'}")
         return found
+
+    @property
+    def fault(self) -> str:
+        """Its name and why it has ended before its time; "" where it has not."""
+        code = self.process.exitcode
+        return f"{self.thread} ({self._said() or f'exit code {code}'})" if code not in (None, 0) else ""
+
+    def _said(self) -> Any:
+        """Times, or in words why there are none; "" where it could not even say that."""
+        try:
+            return self._answer.recv() if self._answer.poll(0) else ""
+        except EOFError:
+            return ""
 
 
 def start_feeders(program: Program, rank: int, crossing: Crossing, turns: int, seconds: Callable[[Op], float], file: Path) -> list[Feeder]:
@@ -130,9 +146,7 @@ def start_feeders(program: Program, rank: int, crossing: Crossing, turns: int, s
             process = context.Process(target=_feed, args=(program, rank, thread, crossing, turns, seconds, file, theirs), daemon=True)
             process.start()
             feeders.append(Feeder(thread, process, ours))
-    crossing.alive = lambda: next(
-        (f"{f.thread} (exit code {f.process.exitcode})" for f in feeders if f.process.exitcode not in (None, 0)), ""
-    )
+    crossing.alive = lambda: next(filter(None, (feeder.fault for feeder in feeders)), "")
     return feeders
 
 
@@ -141,6 +155,16 @@ def _feed(
 ) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    try:
+        answer.send(_passes(program, rank, thread, crossing, turns, seconds, file))
+    except (OSError, SteptwinError) as error:
+        answer.send(str(error))
+        sys.exit(1)
+
+
+def _passes(
+    program: Program, rank: int, thread: str, crossing: Crossing, turns: int, seconds: Callable[[Op], float], file: Path
+) -> list[Times]:
     steps = list(program.ops(rank, thread))
     found: list[Times] = []
     for turn in range(turns):
@@ -154,7 +178,7 @@ def _feed(
                 crossing.record(call, op, turn)
             times.append((start, time.perf_counter()))
         found.append(times)
-    answer.send(found)
+    return found
 
 
 def feed_op(op: Op, seconds: Callable[[Op], float], file: Path) -> None:
@@ -199,12 +223,19 @@ def copy_file(op: Op, file: Path, writer: int) -> None:
 
 
 def write_bytes(path: Path, size: int) -> None:
-    """Writes the bytes, then drops the file."""
-    with path.open("wb", buffering=0) as file:
-        block = bytes(min(size, 4 << 20))
-        for at in range(0, size, len(block) or 1):
-            file.write(block[: size - at])
-    os.unlink(path)
+    """Writes the bytes, then drops the file. Raises `RunFailed` where the disk does not take all of them."""
+    block = memoryview(bytes(min(size, 4 << 20)))
+    try:
+        with path.open("wb", buffering=0) as file:
+            at = 0
+            while at < size:
+                at += file.write(block[: size - at])  # a disk that is nearly full takes a part, and the rest is refused
+    except OSError as error:
+        raise RunFailed(
+            f"cannot write {show_size(size)} into {path.parent}: {error.strerror}. Free space, or set output.checkpoint_every = 0"
+        ) from None
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def host_seconds(op: Op, table: dict[str, float]) -> float:

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from executor.play import run_play
+from executor.players.feeder import Crossing, start_feeders, write_bytes
 from executor.players.lanes import Mark, ThreadLane
 from sim.mesh import Mesh
-from sim.program import Call, Op, Program, Role, full_id
+from sim.program import HOST, Call, Op, Program, Role, full_id
 from sim.trace import Trace
 from sim.work import Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound
-from topologies.errors import BadInput
+from topologies.errors import BadInput, RunFailed
 
 GEMM = Gemm(64, 64, 64, "fp32")
 
@@ -141,6 +142,34 @@ def test_what_cannot_be_played_is_said(tmp_path: Path) -> None:
     program = _program(Mesh({}), {"step": huge}, {"host": (Call("step", "s0"),)}, steps=1)
     with pytest.raises(BadInput, match=r"a kernel of .* is over the"):
         run_play(program, {}, tmp_path, 2)
+
+
+FULL = Path("/dev/full")
+"""A disk that takes nothing."""
+needs_full = pytest.mark.skipif(not FULL.exists(), reason="the system has no /dev/full")
+
+
+@needs_full
+def test_a_full_disk_is_said_and_no_part_of_a_file_stays(tmp_path: Path) -> None:
+    saved = (Op("output/write", "copy", HOST, bytes=1 << 20, how="disk", cls="output"),)
+    (tmp_path / "written0").symlink_to(FULL)
+    program = _program(Mesh({}), {"step": saved}, {"host": (Call("step", "s0"),)}, steps=1)
+    with pytest.raises(RunFailed, match=r"cannot write 1 MiB into .*No space left on device.*It was at: turn 0"):
+        run_play(program, {}, tmp_path, 2)
+    assert not list(tmp_path.glob("written*"))
+
+
+def test_a_thread_beside_the_hosts_says_why_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = (Op("output/write", "copy", "writer", bytes=1 << 20, how="disk", cls="output"),)
+    program = _program(Mesh({}), {"save": saved}, {HOST: (), "writer": (Call("save", "s0"),)}, steps=1)
+    monkeypatch.setattr("executor.players.feeder.write_bytes", lambda path, size: write_bytes(tmp_path / "no folder" / "file", size))
+    crossing = Crossing(program, 0)
+    (feeder,) = start_feeders(program, 0, crossing, 1, lambda op: 0.0, tmp_path / "read.bin")
+    feeder.process.join(20)
+    assert "writer (cannot write 1 MiB into" in crossing.alive()
+    (feeder,) = start_feeders(program, 0, crossing, 1, lambda op: 0.0, tmp_path / "read.bin")
+    with pytest.raises(RunFailed, match=r"writer ended before it was through: cannot write 1 MiB into .*No such file"):
+        feeder.times(20.0)
 
 
 @pytest.mark.timeout(20)
