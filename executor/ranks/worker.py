@@ -94,6 +94,8 @@ def run_rank(task: Task, rank: int, folder: Path) -> None:
     """Runs the task's function as one rank and writes `rankN.result` whole, or `rankN.failure`."""
     beat = Beat(folder / f"rank{rank}.beat")
     beat.phase("importing torch")
+    failure = folder / f"rank{rank}.failure"
+    failure.with_suffix(_PART).write_bytes(bytes(_ROOM))
     try:
         import torch
 
@@ -107,10 +109,24 @@ def run_rank(task: Task, rank: int, folder: Path) -> None:
             value = msgspec.msgpack.encode(function(world, argument))
             beat.phase("writing results")
             _write(folder / f"rank{rank}.result", value)
+        failure.with_suffix(_PART).unlink()
     except Exception as error:
-        traceback.print_exc()
-        _write(folder / f"rank{rank}.failure", msgspec.json.encode(failure_of(error)))
+        _tell(failure, msgspec.json.encode(failure_of(error)))
+        traceback.print_exc()  # after the failure: a full disk takes no log
         os._exit(1)  # no orderly exit: gloo's and the loaders' threads may hang in a broken group
+
+
+_PART = ".failure.part"
+_ROOM = 1 << 14
+"""Bytes that are kept for how a rank fails, from its beginning: what it fails of may be a full disk."""
+
+
+def _tell(path: Path, data: bytes) -> None:
+    part = path.with_suffix(_PART)
+    with part.open("r+b") as file:  # over what is there, which takes no more of the disk
+        file.write(data)
+        file.truncate()
+    part.replace(path)
 
 
 def _write(path: Path, data: bytes) -> None:

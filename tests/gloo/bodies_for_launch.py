@@ -3,6 +3,7 @@
 import atexit
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -42,7 +43,9 @@ def _misbehave(what: str) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     if what == "sleep":
         time.sleep(600)
-    if what == "raise":
+    if what == "full":
+        sys.stderr = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")  # its log takes no more, either
+    if what in ("raise", "full"):
         raise ValueError("a batch has no samples")
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from executor.ranks.launch import launch
-from tests.gloo.bodies_for_launch import Skew
+from tests.gloo.bodies_for_launch import Order, Skew
 from tests.reliability.faults import hurt, interrupted
+from topologies.errors import RunFailed
 
 
 @pytest.mark.parametrize("phase", ["joining the process group", "step "])
@@ -25,6 +26,17 @@ def test_a_stopped_rank_is_found(tmp_path: Path) -> None:
     ended = hurt(tmp_path, "profiled step", signal.SIGSTOP, stall=4.0)
     assert "rank 1 of 2: stopped by a signal" in ended.message or "no fault" not in ended.message
     assert ended.left == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_a_rank_that_cannot_write_its_log_says_why_it_failed(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match=r"rank 1 of 2 stopped with ValueError .*a batch has no samples"):
+        launch("tests.gloo.bodies_for_launch:work", Order(what="full"), 2, tmp_path, list[float])
+
+
+def test_nothing_that_was_kept_for_a_failure_stays(tmp_path: Path) -> None:
+    launch("tests.gloo.bodies_for_launch:work", Order(what="none"), 2, tmp_path, list[float])
+    assert not [*tmp_path.glob("*.failure"), *tmp_path.glob("*.part")]
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
