@@ -107,6 +107,7 @@ def linear(
     """
     widths = (n,) if isinstance(n, int) else n
     m, act, low = rows or share.rows, share.act, low and share.fp8
+    normed = normed and share.framework.elementwise.quantising_norm
     dtype = _units(share, share.gemm if low else share.core, (k, *widths))
     tensors = tuple(size for width in widths for size in ((width * k, width) if bias else (width * k,)))
     down, up = weight_casts(share, tensors)

@@ -80,6 +80,19 @@ def test_the_gradients_of_a_norms_weights(kind: str) -> None:
         assert partial <= 3.2 * e * ROWS * WIDTH
 
 
+def test_torchtitans_norms_are_torchs_own() -> None:
+    """One kernel since torch 2.9, operators before, or a compiler's kernel; none of them writes an 8-bit operand or finds its largest value."""
+
+    def kernels(name: str, **changes: object) -> int:
+        return len(norm(share(name, **changes), "norm", ROWS, WIDTH, "rmsnorm").forward)
+
+    assert kernels("torchtitan") == kernels("pytorch") == kernels("torchtitan-2025", compile=True) == 1
+    assert kernels("torchtitan-2025") == kernels("torchtitan-2024") > 4
+    for name in ("torchtitan", "torchtitan-2025"):
+        found = linear(share(name, "fp8"), "fc", WIDTH, WIDTH, normed=True).forward
+        assert [w.what for w in found if isinstance(w, MemoryBound)] == ["reduce", "scale", "cast"]
+
+
 def test_autocast_may_keep_the_stream_in_16_bits() -> None:
     wide, low = share("oneflow", "fp16"), share("oneflow-bert", "fp16")
     assert (wide.es, low.es, low.e, low.autocast) == (4, 2, 2, True)
