@@ -22,6 +22,10 @@ from topologies.errors import BadInput
 
 _LARGEST = 256 << 20
 """Bytes of a table that is read at most; the published one has 1 MB."""
+_NOT_FROM_START = (
+    r"tun(e|ing)|\bsft\b|[dlq]ora\b|\bpeft\b|adapter|\bdpo\b|preference|post-?training|squad|glue|^(inference|forward|eval|prefill)"
+)
+"""Words of tasks on a model that has been trained."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,8 +100,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pretrains(self) -> bool:
-        """The task is training from the start, however it is spelled."""
-        return re.match(r"(pre-?)?train", self.task.lower()) is not None
+        """Trains from the start: the task, or where none is stated the model's name and family, speaks of nothing else."""
+        return re.search(_NOT_FROM_START, (self.task or f"{self.model_name} {self.family}").lower()) is None
 
     @property
     def submitted(self) -> bool:

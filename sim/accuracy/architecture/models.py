@@ -110,11 +110,9 @@ def _decoder(row: Row, assumed: list[str], vocab_multiple: int) -> dict[str, Any
         assumed.append(f"model type {row.model_type!r} taken as llama")
     heads = row.n_heads or _heads(row, assumed)
     vocab = row.vocab_size or _vocab(family, assumed)
-    more: dict[str, Any] = {"mtp": found} if (found := predictions(row)) else {}
+    more = _as_run(row, family)
     if family == "gpt-oss" and (window := note_number(row.arch_note, r"window (\d+)")):
         more["window"] = window
-    if family == "grok" and "nemo" in row.framework.lower():
-        more |= {"post_norms": False, "tied": False}  # Mixtral's layer in its sizes (grok1_314b.yaml; NeMo, pretrain_grok1_314b.py)
     if family == "bloom" and "sweep" in row.model_name.lower():
         more["embed_norm"] = False  # the prequel's sweeps ran Megatron's GPT before the embedding norm was added
     spec = decoder(
@@ -137,6 +135,14 @@ def _decoder(row: Row, assumed: list[str], vocab_multiple: int) -> dict[str, Any
         **more,
     )
     return _with_task(_examples(spec, row, assumed), row, assumed)
+
+
+def _as_run(row: Row, family: str) -> dict[str, Any]:
+    """What recipes of the row's framework change of the model that it names."""
+    more: dict[str, Any] = {"mtp": found} if (found := predictions(row)) else {}
+    if family == "grok" and "nemo" in row.framework.lower():
+        more |= {"post_norms": False, "tied": False}  # Mixtral's layer in its sizes (grok1_314b.yaml; NeMo, pretrain_grok1_314b.py)
+    return more
 
 
 def _unlike(family: str, base: Decoder) -> bool:
@@ -241,7 +247,7 @@ def _by_name(row: Row, assumed: list[str], vocab_multiple: int = 1) -> dict[str,
     assumed.append(f"architecture of the shipped model {found}")
     spec = load_model(found)
     if isinstance(spec, Decoder):
-        spec = msgspec.structs.replace(spec, vocab=-(-spec.vocab // vocab_multiple) * vocab_multiple)
+        spec = msgspec.structs.replace(spec, vocab=-(-spec.vocab // vocab_multiple) * vocab_multiple, **_as_run(row, family_of(row)))
         return _with_task(_examples(spec, row, assumed), row, assumed)
     tree: dict[str, Any] = msgspec.to_builtins(spec)
     return tree

@@ -38,6 +38,21 @@ def test_a_batch_that_is_not_stated_is_what_the_ranks_take() -> None:
     assert (sizes.dp, sizes.micro, sizes.batch) == (8, 2, 2 * 8 * 4) and "global batch not stated: 64" in notes
 
 
+@pytest.mark.parametrize(
+    "task", ["", "pretrain", "Training", "LLM pretraining", "continued pre-training", "lora", "SFT", "instruction tuning"]
+)
+def test_a_task_that_is_not_stated_is_training_from_the_start(task: str) -> None:
+    """NVIDIA's recipes differ by it: DeepSeek's second head, graphs of a small model, boards whose power is steered since other releases."""
+    tuned = task in ("lora", "SFT", "instruction tuning")
+    sizes = {"micro_batch": 1, "global_batch": 512, "gpus": 64, "tp": 1, "pp": 1, "dp": None, "task": task}
+    deepseek = {"model_name": "DeepSeek V3", "n_layers": None, "hidden": None, "n_heads": None, "ffn_hidden": None}
+    plan = case_of(row(**sizes, **deepseek, gpu="GB200", framework="Megatron-Bridge", ep=64)).plan
+    assert isinstance(plan.model, dict) and plan.model.get("mtp", 0) == (0 if tuned else 1)
+    assert case_of(row(**sizes, gpu="H100", framework="NeMo", framework_version="24.12")).edits == (("gpu.vboost=1",) if tuned else ())
+    if not task:
+        assert case_of(row(**sizes, model_name="Llama2 7B LoRA", gpu="H100", framework="NeMo", framework_version="24.12")).edits
+
+
 def test_data_parallelism_is_what_the_gpus_leave() -> None:
     notes: list[str] = []
     assert sizes_of(row(dp=5), notes).dp == 8
