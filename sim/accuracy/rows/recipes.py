@@ -31,6 +31,7 @@ class Rows(NamedTuple):
     since: Release = _FIRST
     before: Release = _LAST
     precision: str = ""
+    """The plan's word."""
     micro: int = 0
     """Samples of a micro-batch, where they tell two recipes apart."""
     spread: bool = False
@@ -93,32 +94,32 @@ _MODULES: tuple[tuple[tuple[Module, ...], Rows], ...] = (
 """recompute_modules of the recipes; the first that matches counts."""
 
 
-def recipe_of(row: Row) -> str:
-    """The framework file of the recipe that a row of Megatron-Bridge ran."""
-    return _first(row, _FRAMEWORKS)
+def recipe_of(row: Row, precision: str) -> str:
+    """The framework file of the recipe that a row of Megatron-Bridge ran, in the plan's `precision`."""
+    return _first(row, precision, _FRAMEWORKS)
 
 
-def recomputed(row: Row) -> tuple[Module, ...]:
+def recomputed(row: Row, precision: str) -> tuple[Module, ...]:
     """What of each layer that recipe recomputes (but the dense layers' mlp, which not every row's description has)."""
     latent = re.search(r"\bmla\b|latent", f"{row.model_type} {row.arch_note}".lower())
-    return tuple(module for module in _first(row, _MODULES) if latent or module != "mla_up_proj")
+    return tuple(module for module in _first(row, precision, _MODULES) if latent or module != "mla_up_proj")
 
 
 T = TypeVar("T")
 
 
-def _first(row: Row, table: tuple[tuple[T, Rows], ...]) -> T:
+def _first(row: Row, precision: str, table: tuple[tuple[T, Rows], ...]) -> T:
     found = re.search(r"(\d\d)\.(\d\d)(?:\.(\d\d))?", row.framework_version)
     release: Release = (int(found[1]), int(found[2]), int(found[3] or 0)) if found else _LATEST
-    return next(what for what, rows in table if _in(row, rows, release))
+    return next(what for what, rows in table if _in(row, precision, rows, release))
 
 
-def _in(row: Row, rows: Rows, release: Release) -> bool:
+def _in(row: Row, precision: str, rows: Rows, release: Release) -> bool:
     return (
         rows.since <= release < rows.before
         and re.fullmatch(rows.kind or ".*", _kind(row)) is not None
         and re.fullmatch(rows.gpus or ".*", _board(row)) is not None
-        and rows.precision in row.precision.lower()
+        and rows.precision in ("", precision)
         and (not rows.micro or row.micro_batch == rows.micro)
         and (not rows.spread or (row.ep or 1) > 8)
         and (not rows.drops or row.drops_tokens)

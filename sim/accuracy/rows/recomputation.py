@@ -7,7 +7,7 @@ from typing import Any
 
 from sim.accuracy.row import Row
 from sim.accuracy.rows.recipes import recomputed
-from sim.accuracy.rows.wording import said
+from sim.accuracy.rows.wording import precision_of, said
 from sim.model.layers.redo import MODULES
 from sim.plan import Module
 
@@ -70,7 +70,7 @@ def _modules(row: Row, framework: str, assumed: list[str]) -> tuple[Module, ...]
         said_ones = ()  # elsewhere "mlp" and "moe" alone are words like any other
     if said_ones or said(row.recompute) is not None or not framework.startswith("megatron-bridge"):
         return said_ones
-    found = recomputed(row)
+    found = recomputed(row, precision_of(row))
     if found:
         assumed.append(f"recomputation not stated: {', '.join(found)}, as its recipe")
     return found

@@ -59,7 +59,7 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
         assumed.append("DeepSeek's trainer: DeepEP, exchanges beside another micro-batch")
         return "megatron-bridge-overlapped"
     if name == "megatron-bridge":
-        return recipe_of(row)
+        return recipe_of(row, precision_of(row))
     if name == "mxnet-horovod":
         return mxnet_of(row)
     if name == "nemo":
@@ -139,7 +139,7 @@ _PRECISIONS: tuple[tuple[str, str], ...] = (
     # (pattern, the plan's word); the first that is found counts, so that "bf16 (fp32 gradients)" is bf16
     (_FOUR, "bf16"),  # QLoRA: weights stored in four bits, products in bf16
     (r"fp4", "nvfp4"),
-    (r"mxfp8", "mxfp8"),
+    (r"\bmx[ _-]?f(loat|p)[ _-]?8|f(loat|p)[ _-]?8[ _(-]*mx|microscal", "mxfp8"),  # Megatron-Bridge prints "FP8-MX"
     (r"f(loat|p)[_ -]?8|e[45]m[23]", "fp8"),
     (r"bf[_ -]?16|bfloat", "bf16"),
     (r"f(loat|p)[_ -]?16|^16(-bit)?$|\bhalf\b|\b16-(mixed|true)|\bamp\b|\bmixed\b|^o[12]$|apex", "fp16"),

@@ -121,6 +121,7 @@ def test_unsaid_interleaving_makes_chunks_of_two_layers_or_of_one() -> None:
     [
         ({"model_name": "Llama-3-8B", "gpu": "B200"}, "megatron-bridge-captured"),
         ({"model_name": "DeepSeek-V3", "n_experts": 256, "hidden": 7168, "ep": 64, "gpu": "GB300", "precision": "mxfp8"}, "megatron-bridge-iteration-head"),
+        ({"model_name": "DeepSeek-V3", "n_experts": 256, "hidden": 7168, "ep": 64, "gpu": "GB300", "precision": "FP8-MX"}, "megatron-bridge-iteration-head"),
         ({"model_name": "Qwen3-235B", "n_experts": 128, "hidden": 4096, "ep": 32, "gpu": "GB300", "precision": "mxfp8"}, "megatron-bridge-iteration"),
         ({"model_name": "Qwen3-235B", "n_experts": 128, "hidden": 4096, "ep": 8, "gpu": "B300", "precision": "mxfp8"}, "megatron-bridge-deepep"),
         ({"model_name": "DeepSeek-V3", "n_experts": 256, "hidden": 7168, "ep": 64, "gpu": "GB300", "precision": "bf16"}, "megatron-bridge-graphs"),

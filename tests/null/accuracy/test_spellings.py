@@ -30,7 +30,7 @@ def row(**changes: object) -> Row:
     ("words", "found"),
     [
         ("bfloat16", "bf16"), ("BF16-mixed", "bf16"), ("AMP_BF16", "bf16"), ("float16", "fp16"), ("half", "fp16"), ("16-mixed", "fp16"), ("mixed precision", "fp16"),
-        ("fp8-hybrid", "fp8"), ("float8 (torchao)", "fp8"), ("E4M3", "fp8"), ("MXFP8", "mxfp8"), ("NVFP4", "nvfp4"), ("fp4", "nvfp4"), ("TF32", "tf32"),
+        ("fp8-hybrid", "fp8"), ("float8 (torchao)", "fp8"), ("E4M3", "fp8"), ("MXFP8", "mxfp8"), ("FP8-MX", "mxfp8"), ("fp8_mx", "mxfp8"), ("FP8 (MX)", "mxfp8"), ("FP8-CS", "fp8"), ("NVFP4", "nvfp4"), ("fp4", "nvfp4"), ("TF32", "tf32"),
         ("Float32", "fp32"), ("single", "fp32"), ("32-true", "fp32"), ("O2", "fp16"), ("nf4", "bf16"), ("bf16 (fp32 grad accumulation)", "bf16"),
         ("BF-16", "bf16"), ("FP 16", "fp16"), ("16", "fp16"), ("fp 8", "fp8"),
     ],
