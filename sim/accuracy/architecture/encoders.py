@@ -47,7 +47,7 @@ def bert(row: Row, assumed: list[str]) -> dict[str, Any] | None:
     name, seq = f"{row.model_type} {row.model_name}".lower(), row.seq_len or 0
     assumed += [note for word, note in _OWN.items() if word in name]
     squad, masked = "squad" in row.task.lower(), re.search(_MASKED, name) is not None
-    every = "pytorch" in row.framework.lower() and row.date[:4] < "2021"
+    every = "pytorch" in row.framework.lower() and row.date[:4] < "2021" and not row.of_torch_2
     whole = 1 if re.search("tensorflow|oneflow", row.framework.lower()) else 8
     spec = Encoder(
         name=row.model_name,

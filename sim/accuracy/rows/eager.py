@@ -22,10 +22,6 @@ _OLDER = r"resnet|resnext|\bcnn\b|\bvgg|alexnet|inception|ssd|mask|transformer[-
 _PICTURES = _OLDER.partition("|transformer")[0] + r"|\bvit\b|vit_|deit|swin|convnext|net-?v?\d|u-?net|inception|alexnet|wrn"
 _LARGER = r"\bm?t5|\bt0\b|\bul2|\bm?bart|pegasus|nllb|m2m|whisper"
 """Encoders with decoders that no such script trains: modules of transformers."""
-_SECOND = "2023-03"
-"""PyTorch 2.0: torch.optim calls one kernel for many tensors, and zero_grad frees gradients (its release notes)."""
-_AFTER = r"h[128]00|h20\b|gh200|b[23]00|mi3|l40s|l4\b|4090|5090|6000 ?ada"
-"""GPUs that PyTorch before 2.0 was not built for (compute capabilities 8.9 and 9.0 came with CUDA 11.8)."""
 
 
 def eager_of(row: Row, text: str, torch: bool, precision: str, assumed: list[str]) -> str:
@@ -47,8 +43,8 @@ def _script(row: Row, precision: str) -> str:
     model = f"{row.model_type} {row.model_name}".lower()
     if re.search(r"(?<!hu)bert\b", model):
         if "squad" in row.task.lower():
-            return "pytorch-apex-squad"
-        later = row.pretrains and row.date >= _SCRIPTED
+            return "pytorch-apex-squad" if not row.of_torch_2 or _nvidias(row) else ""
+        later = row.pretrains and (row.date >= _SCRIPTED or row.of_torch_2)
         return "pytorch-apex-ddp" if not later else "pytorch-apex-jit" if _nvidias(row) else ""
     if re.search("transformer[-_ ]xl", model):
         return "pytorch-transformer-xl"
@@ -58,15 +54,8 @@ def _script(row: Row, precision: str) -> str:
         return "pytorch-ssd"
     if not re.search(_OLDER, model) or re.search(_LARGER, model):
         return ""
-    return "pytorch-foreach" if _second(row) and not _nvidias(row) else layout_of(row)
+    return "pytorch-foreach" if row.of_torch_2 and not _nvidias(row) else layout_of(row)
 
 
 def _nvidias(row: Row) -> bool:
     return re.search(_NVIDIA, f"{row.source_id} {row.source} {row.framework} {row.framework_version}".lower()) is not None
-
-
-def _second(row: Row) -> bool:
-    """PyTorch 2.0 or later: the row's release says so, its date, or its GPU."""
-    if found := re.search(r"torch\W*(?:v|version)? ?(\d)\.\d", f"{row.framework} {row.framework_version}".lower()):
-        return int(found[1]) >= 2
-    return row.date >= _SECOND if row.date else re.search(_AFTER, row.gpu.lower()) is not None

@@ -24,7 +24,8 @@ def optimizer_of(row: Row, precision: str, assumed: list[str] | None = None) -> 
     """
     text, model = row.optimizer.lower(), f"{row.model_type} {row.model_name}".lower()
     if "bert" in model and "squad" in row.task.lower():
-        return Optimizer(name="adamw", implementation="for-loop" if "torch" in row.framework.lower() and precision != "fp16" else None)
+        written = "torch" in row.framework.lower() and precision != "fp16" and not row.of_torch_2
+        return Optimizer(name="adamw", implementation="for-loop" if written else None)
     if "lamb" in text or (not text and "bert" in model and row.submitted):
         return Optimizer(name="lamb")
     if "muon" in text or _by_muon(row, model):

@@ -113,3 +113,29 @@ def test_only_the_scripts_in_pytorch_pad_the_vocabulary(framework: str, vocab: i
 @pytest.mark.parametrize(("nodes", "machine"), [(1, "dgx2-v100"), (4, "4x dgx2h-v100:16")])
 def test_clusters_of_dgx_2_were_of_dgx_2h(nodes: int, machine: str) -> None:
     assert machine_of(row(nodes=nodes, gpus=16 * nodes), [])[0] == machine
+
+
+@pytest.mark.parametrize(
+    ("changes", "framework"),
+    [
+        ({"gpu": "H100"}, "pytorch"),  # no PyTorch before 2.0 was built for it
+        ({"gpu": "A100", "framework": "PyTorch 2.3"}, "pytorch"),
+        ({"gpu": "V100", "framework_version": "PyTorch 1.5"}, "pytorch-apex-ddp"),
+        ({"gpu": "H100", "source_id": "nv-dle"}, "pytorch-apex-jit"),
+    ],
+)
+def test_an_undated_row_is_as_old_as_its_release_or_its_gpu(changes: dict[str, str], framework: str) -> None:
+    """Before 2021 the vocabulary's scores of every token were computed, and attention written out."""
+    undated = row(**{"framework": "PyTorch (DDP)", "framework_version": "", "date": "", "precision": "fp16", "system": ""} | changes)
+    plan = case_of(undated).plan
+    assert isinstance(plan.model, dict) and plan.framework == framework
+    assert plan.model["predictions"] == (128 if framework == "pytorch-apex-ddp" else 20)
+
+
+@pytest.mark.parametrize(("date", "framework", "update"), [("2021-11", "pytorch-apex-squad", "for-loop"), ("2024-05", "pytorch", None)])
+def test_squad_in_pytorch_2_is_tuned_as_any_model(date: str, framework: str, update: str | None) -> None:
+    tuned = row(
+        framework="PyTorch (DDP)", framework_version="", task=SQUAD, precision="bf16", gpu="A100", system="", gpus=8, gpus_per_node=8
+    )
+    plan = case_of(msgspec.structs.replace(tuned, date=date)).plan
+    assert (plan.framework, plan.optimizer.implementation) == (framework, update)

@@ -45,7 +45,7 @@ def test_a_complete_row_needs_few_assumptions() -> None:
         ({"framework": "Megatron-LM", "flash_attn": "no", "sequence_parallel": "yes"}, "megatron-2022"),
         ({"framework": "Megatron-LM"}, "megatron-lm"),
         ({"framework": "Megatron-Bridge / Megatron-Core"}, "megatron-bridge"),
-        ({"framework": "PyTorch (apex DDP)", "model_type": "bert"}, "pytorch-apex-ddp"),
+        ({"framework": "PyTorch (apex DDP)", "model_type": "bert", "gpu": "V100"}, "pytorch-apex-ddp"),
         ({"framework": "PyTorch (DDP, DALI)", "model_type": "cnn"}, "pytorch-native-amp"),
         ({"framework": "PyTorch (DDP)", "model_type": "transformer-xl (wt103)"}, "pytorch-transformer-xl"),
         ({"framework": "TensorFlow 2 (Horovod, XLA)"}, "tf2-horovod"),

@@ -111,7 +111,7 @@ def test_recomputation_by_its_names() -> None:
         ({"framework": "levanter"}, "maxtext"), ({"framework": "Paxml (JAX)"}, "paxml"), ({"framework": "MXNet (MLPerf)"}, "mxnet-horovod"), ({"framework": "NeMo (MLPerf)"}, "mlperf-nvidia-mcore"),
         ({"framework": "Megatron-LM", "date": "2022-05", "flash_attn": "no"}, "megatron-2022"), ({"framework": "Megatron-LM", "date": "2021-04"}, "megatron-2021"),
         ({"framework": "Megatron-LM", "gpu": "V100"}, "megatron-2021"), ({"framework": "PyTorch", "model_type": "transformer decoder"}, "pytorch"), ({"framework": "nanotron", "tp": 8}, "pytorch"),
-        ({"framework": "PaddlePaddle", "model_name": "BERT-large", "model_type": "bert"}, "pytorch-apex-ddp"),
+        ({"framework": "PaddlePaddle", "model_name": "BERT-large", "model_type": "bert", "gpu": "V100"}, "pytorch-apex-ddp"),
         ({"framework": "MLPerf (NVIDIA)", "model_name": "ResNet-50", "model_type": "cnn"}, "mlperf-mxnet"), ({"framework": "PAX (JAX-Toolbox)"}, "paxml"),
         ({"framework": "PyTorch (MLPerf)", "model_name": "GNMT", "model_type": "rnn"}, "pytorch-foreach"), ({"framework": "MegaScale"}, "megatron-lm"),
         ({"framework": "Composer", "model_name": "ResNet-50", "model_type": "cnn", "batch_unit": "images"}, "pytorch-foreach"),
