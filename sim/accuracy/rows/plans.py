@@ -26,7 +26,7 @@ from sim.accuracy.rows.sizes import Sizes, gpus_of, in_parts, sizes_of, stages_o
 from sim.accuracy.rows.submissions import algorithm_of, completed, exchanges_heads
 from sim.accuracy.rows.systems import described, named_system
 from sim.accuracy.rows.updating import optimizer_of
-from sim.accuracy.rows.wording import compiled, framework_of_row, overlap_of, precision_of, said, schedule_of
+from sim.accuracy.rows.wording import asked_overlaps, compiled, framework_of_row, overlap_of, precision_of, said, schedule_of
 from sim.model.load import model_from
 from sim.plan import Batch, Comm, Memory, Parallel, Plan
 from topologies.errors import BadInput, Refused
@@ -80,7 +80,7 @@ def case_of(row: Row) -> Case:
         model=model,
         name=row.row_id,
         task=_task(row, assumed),
-        framework=framework,
+        framework=asked_overlaps(row, framework),
         seq_len=_seq_len(row, framework, assumed),
         precision=precision,  # type: ignore[arg-type]
         attention=attention_of(row, sizes.cp, framework, assumed),

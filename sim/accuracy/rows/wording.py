@@ -6,6 +6,7 @@ The words are those that publications print ("Megatron-LM", "bf16 (autocast)", "
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from sim.accuracy.row import Row
 from sim.accuracy.rows.eager import eager_of
@@ -168,9 +169,9 @@ def precision_of(row: Row, assumed: list[str] | None = None) -> str:
 _OF_DATA = r"grad(ient)?s?[ -](reduce-scatter and param all-gather overlap|sync overlap)$"
 """Cells that speak of gradients and parameters alone. NVIDIA's NeMo scripts set ub_tp_comm_overlap on the command line, over their yaml files
 (dgxc-benchmarking v24.11.1, nemotron/configure.sh and grok1/configure.sh)."""
-
-
-_NO_NVLINK = r"l40|\bl20\b|\bl4\b|\ba10|\ba40\b|rtx|\bt4\b|pcie"
+_ALL = r"(yes|true|on|y|1|enabled|all|full|overlap(ped)?)$"
+"""Cells that say no more than that messages are overlapped."""
+_NO_NVLINK = r"l40|\bl20\b|\bl4\b|\ba10g?\b|\ba40\b|rtx|\bt4\b|pcie"
 """GPUs without NVLink between all of a node: TransformerEngine's user buffers need it (its README of examples/pytorch/comm_gemm_overlap), and
 MLPerf's config_L40S_*.sh say TP_COMM_OVERLAP=False."""
 
@@ -187,9 +188,26 @@ def overlap_of(row: Row, framework: str) -> tuple[bool, bool]:
     tensor = load_framework(framework).tensor_parallel.overlap and not re.search(_NO_NVLINK, f"{row.gpu} {row.gpu_form}".lower())
     if not text and framework == "oneflow-gpt":
         return (row.tp or 1) == 1, False
-    if not text or text.startswith("horovod") or re.match(_OF_DATA, text):  # of tensor parallelism it says nothing
+    if not text or text.startswith("horovod") or re.match(f"{_OF_DATA}|{_ALL}", text):  # of tensor parallelism it says nothing
         return True, tensor
     return said(text) is not False, bool(re.search(r"userbuffers|tp-comm-overlap|async tp", text))
+
+
+_ASKED = ("megatron-lm", "megatron-lm-te-loss")
+"""Frameworks whose overlaps are options."""
+
+
+def asked_overlaps(row: Row, framework: str) -> str | dict[str, Any]:
+    """The plan's framework: with what the row says of gradients' and parameters' messages where its own scripts leave them for the end unless
+    asked (Megatron-LM: --overlap-grad-reduce, --overlap-param-gather)."""
+    from sim.framework.framework import load_framework
+
+    text, known = row.comm_overlap.lower(), load_framework(framework).data_parallel
+    if framework not in _ASKED or said(text) is False:
+        return framework
+    words = {"overlap_grad": r"overlap[-_ ]grad|\b(grad|ddp)[^,;]*overlap", "overlap_param": r"overlap[-_ ]param|\bparam[^,;]*overlap"}
+    asked = {key: True for key, word in words.items() if re.search(f"{word}|^{_ALL}", text) and not getattr(known, key)}
+    return {"base": framework, "data_parallel": asked} if asked else framework
 
 
 def compiled(row: Row) -> bool | None:

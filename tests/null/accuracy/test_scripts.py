@@ -9,7 +9,7 @@ from sim.accuracy.row import Row
 from sim.accuracy.rows.recomputation import recompute_of
 from sim.accuracy.rows.scripts import steers_power
 from sim.accuracy.rows.sharding import sharding_of
-from sim.accuracy.rows.wording import framework_of_row, overlap_of
+from sim.accuracy.rows.wording import asked_overlaps, framework_of_row, overlap_of
 
 JAX = Row(
     row_id="r", model_name="Llama-2-70B", model_type="llama", gpu="H100", gpus=512, nodes=64, gpus_per_node=8, sharding="FSDP (HSDP, XLA/JAX)",
@@ -62,12 +62,32 @@ def test_attention_of_nemo_by_its_scripts(model: str, release: str, framework: s
         ("grad sync overlap", "internevo", (True, False)),
         ("overlap-grad-reduce, overlap-param-gather", "megatron-core", (True, False)),
         ("none", "nemo", (False, False)),
+        ("yes", "nemo", (True, True)),
+        ("yes", "megatron-lm", (True, False)),
     ],
 )
 def test_cells_that_speak_of_gradients_leave_tensor_parallelism_to_the_framework(
     words: str, framework: str, overlap: tuple[bool, bool]
 ) -> None:
     assert overlap_of(row(comm_overlap=words), framework) == overlap
+
+
+@pytest.mark.parametrize(("gpu", "overlap"), [("A100", True), ("A10", False), ("A10G", False), ("A100-PCIE-40GB", False), ("L4", False)])
+def test_user_buffers_are_for_gpus_with_nvlink(gpu: str, overlap: bool) -> None:
+    assert overlap_of(row(comm_overlap="", gpu=gpu), "nemo") == (True, overlap)
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        ("", {}), ("no", {}), ("tp-comm-overlap", {}), ("overlap-grad-reduce", {"overlap_grad": True}), ("grad sync overlap", {"overlap_grad": True}),
+        ("--overlap-grad-reduce --overlap-param-gather", {"overlap_grad": True, "overlap_param": True}), ("yes", {"overlap_grad": True, "overlap_param": True}),
+    ],
+)  # fmt: skip
+def test_overlaps_that_megatron_lm_has_as_options(words: str, asked: dict[str, bool]) -> None:
+    found = asked_overlaps(row(comm_overlap=words), "megatron-lm")
+    assert found == ({"base": "megatron-lm", "data_parallel": asked} if asked else "megatron-lm")
+    assert asked_overlaps(row(comm_overlap=words), "megatron-core") == "megatron-core"
 
 
 def test_saved_products_leave_attention_to_run_again() -> None:
