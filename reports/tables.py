@@ -134,7 +134,7 @@ def _comparison(console: Screen | Pipe, value: Mapping[str, Any]) -> None:
 
 
 _SHARES = ("mfu", "cpu_busy", "gain", "error", "mape", "median_ape", "p90", "bias", "left_out", "target", "goodput", "coverage", "ten_percent",
-           "path_ten_percent", "mean_error", "worst_ape", "roofline", "baseline", "in_interval", "left_out_target", "source_out")  # fmt: skip
+           "path_ten_percent", "mean_error", "worst_ape", "roofline", "baseline", "in_interval", "left_out_target", "source_out", "share")  # fmt: skip
 """Names of what is a share of one."""
 _SECONDS = (
     "predicted",

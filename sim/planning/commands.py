@@ -143,8 +143,8 @@ def _explain(app: typer.Typer, desk: Desk) -> None:
 
 
 def _explained(desk: Desk, explained: Explanation) -> None:
-    """Two tables: resources, and changes of plan."""
-    from sim.planning.explain.explanation import UNFIT
+    """Three tables: resources, the critical path, and changes of plan."""
+    from sim.planning.explain.explanation import SHOWN, UNFIT
     from topologies.units import show_duration
 
     found = _plain(explained)
@@ -158,6 +158,8 @@ def _explained(desk: Desk, explained: Explanation) -> None:
     }
     head |= {"verdict": found["verdict"]} | ({} if found["fits"] else {"memory": UNFIT})
     desk.show(head, False, "what faster resources are worth")
+    path = [{"class": name, "time_s": spent, "share": spent / explained.step_time_s} for name, spent in explained.path[:SHOWN]]
+    desk.show({"rows": path}, False, "critical path")
     changes = [{"change": " ".join(c["overrides"]), "step_time_s": c["step_time_s"], "gain": c["gain"]} for c in found["changes"]]
     desk.show({"rows": changes} if changes else {"changes of plan": "none gains a thousandth of the step"}, False, "changes")
 

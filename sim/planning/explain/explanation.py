@@ -26,6 +26,8 @@ from topologies.errors import SteptwinError
 UNFIT = "DOES NOT FIT into memory; only changes that do are proposed (`steptwin predict` says what is missing)"
 TRIES = 8
 """Changes of plan that are simulated in full."""
+SHOWN = 10
+"""Classes of the critical path that are printed."""
 _LEAST = 1e-3
 """Of the step: a change of plan that gains less is none."""
 _ROUGH = 1.02
@@ -63,7 +65,7 @@ class Explanation(Tabular, msgspec.Struct, frozen=True):
         step = self.step_time_s
         head = [f"{self.plan} on {self.topology}"] if self.plan else []
         lines = [*head, f"step {step * 1e3:,.3f} ms, {self.verdict}", *([] if self.fits else [UNFIT]), "", "critical path"]
-        lines += [f"  {name:<22} {seconds * 1e3:12,.3f} ms  {seconds / step:6.1%}" for name, seconds in self.path[:_SHOWN]]
+        lines += [f"  {name:<22} {seconds * 1e3:12,.3f} ms  {seconds / step:6.1%}" for name, seconds in self.path[:SHOWN]]
         lines += ["", f"  {'resource':<22} {'without limit':>15}  elasticity  +10 %: path  simulated"]
         for one in self.sensitivities:
             lines.append(
@@ -88,9 +90,6 @@ class Explanation(Tabular, msgspec.Struct, frozen=True):
         return [msgspec.structs.asdict(one) for one in self.sensitivities]
 
 
-_SHOWN = 10
-
-
 def explain(setting: Setting, tries: int = TRIES, say: Say | None = None) -> Explanation:
     """Critical path, sensitivities, a verdict and the best changes of plan. `say` is told how far it is."""
     if say:
@@ -102,7 +101,7 @@ def explain(setting: Setting, tries: int = TRIES, say: Say | None = None) -> Exp
     for kind in KINDS:
         found.append(studied.of_kind(kind))
         progress.more()
-    verdict = _verdict(sorted(found, key=lambda s: s.infinitely_fast), studied.step)
+    verdict = _verdict(min(found, key=lambda s: s.infinitely_fast), studied)
     for kind in links:
         one = studied.of_links(kind)
         found += [one] if one is not None else []
@@ -131,9 +130,11 @@ _BOUND = {
 }
 
 
-def _verdict(found: list[Sensitivity], step: float) -> str:
-    """The resource without which the step would be shortest."""
-    best = found[0]
+def _verdict(best: Sensitivity, studied: Studied) -> str:
+    """The resource without which the step would be shortest (`best`), or output, where the step gains more without that."""
+    step, quiet = studied.step, studied.step - studied.output
+    if quiet < best.infinitely_fast:
+        return f"output-bound: without logging, syncs and checkpoints the step would take {quiet / step:.0%} of its time"
     bound = _BOUND.get(best.resource, "compute-bound")
     return f"{bound}: with infinitely fast {best.resource} the step would take {best.infinitely_fast / step:.0%} of its time"
 

@@ -14,6 +14,7 @@ from sim.planning.explain.neighbours import neighbours
 from sim.predict import predict_setting
 from sim.result.figures import figures_of_memory
 from sim.setting.bind import bind
+from sim.timeline.bottleneck import bottleneck
 from topologies.errors import BadInput
 
 BASE: dict[str, Any] = {"model": "gpt2-124m", "seq_len": 512, "framework": "pytorch", "batch": {"global": 16, "micro": 2}}
@@ -113,3 +114,14 @@ def test_an_explanation_has_the_intervals_of_the_prediction_and_says_what_does_n
     large = bind({"model": "gpt2-1.5b", "batch": {"micro": 64}, "attention": "math"}, "dgx-h100")
     told = explain(large, tries=0)
     assert not told.fits and "DOES NOT FIT" in str(told)
+
+
+def test_a_step_that_mostly_saves_is_bound_by_output() -> None:
+    """What no faster resource takes away: the verdict is that of the prediction's breakdown, and says what is left without it."""
+    loud = bind(BASE | {"parallel": {"dp_replicate": 8}, "output": {"checkpoint_every": 1}}, "dgx-h100")
+    found, seen = explain(loud, tries=0), predict_setting(loud)
+    assert bottleneck(seen.breakdown) == "output"
+    share = 1 - seen.breakdown.output_s / seen.step_time_s
+    assert found.verdict == f"output-bound: without logging, syncs and checkpoints the step would take {share:.0%} of its time"
+    seldom = bind(BASE | {"parallel": {"dp_replicate": 8}, "output": {"checkpoint_every": 1000}}, "dgx-h100")
+    assert not explain(seldom, tries=0).verdict.startswith("output-bound")

@@ -235,6 +235,7 @@ def test_explain_names_what_more_is_worth(call: Call) -> None:
     assert said.json["verdict"] and said.json["sensitivities"]
     table = call("explain", "plan.toml")
     assert table.code == 0 and "gain" in table.out
+    assert "critical path" in table.out and said.json["critical_path"][0]["class"] in table.out
 
 
 def test_capacity_counts_days_and_money(call: Call, tmp_path: Path) -> None:
