@@ -9,6 +9,8 @@ from topologies.errors import SteptwinError
 
 _LOADERS = (1, 2, 4, 8, 16)
 """Loader processes of a rank that are tried."""
+_BUCKETS = ("25 MiB", "100 MiB")
+"""Messages of gradients that are tried: DDP's own, and what large models and clusters often take."""
 _LONG = 16_384
 """Tokens of a sequence from which on ranks may share one."""
 
@@ -44,6 +46,8 @@ def _changes(plan: Plan) -> list[tuple[str, ...]]:
     changes += [(f"batch.micro={plan.batch.micro * 2}",), (f"batch.micro={max(1, plan.batch.micro // 2)}",)]
     changes += [(f"memory.recompute={how}",) for how in ("none", "selective", "full") if how != plan.memory.recompute]
     changes += [(f"parallel.zero={stage}",) for stage in (1, 2, 3) if stage != p.zero and p.dp_shard > 1]
+    if p.dp_replicate > 1 or p.zero in (1, 2):
+        changes += [(f"comm.bucket={size}",) for size in _BUCKETS]
     if p.pp > 1:
         changes += [("parallel.schedule=interleaved", f"parallel.virtual_stages={v}") for v in (2, 4)]
         changes += [(f"parallel.schedule={name}", "parallel.virtual_stages=1") for name in ("zb-h1", "zb-v")]

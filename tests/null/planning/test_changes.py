@@ -107,6 +107,13 @@ def test_a_step_that_copies_from_pageable_memory_is_told_to_pin_it() -> None:
     assert found[0].overrides == ("data.pinned=true",) and found[0].gain > 0.1
 
 
+def test_messages_of_gradients_that_are_too_large_are_cut() -> None:
+    """One bucket of all gradients travels when backward has ended."""
+    setting = bind(BASE | {"parallel": {"dp_replicate": 8}, "comm": {"bucket": "10 GiB"}}, "h100-pcie-x8")
+    found = best_changes(setting, predict_setting(setting, detail=False).step_time_s)
+    assert found[0].overrides == ("comm.bucket=25 MiB",) and found[0].gain > 0.05
+
+
 def test_an_explanation_has_the_intervals_of_the_prediction_and_says_what_does_not_fit() -> None:
     small = bind(BASE | {"parallel": {"dp_replicate": 8}}, "dgx-h100")
     found = explain(small, tries=0)
