@@ -18,19 +18,19 @@ class Change(NamedTuple):
     """Factor on activations and working buffers (smaller micro-batches, of which the plan itself keeps the old size)."""
 
 
-def changes(plan: Plan) -> list[Change]:
-    """Sharding, selective recomputation, smaller micro-batches, full recomputation, offloading; then all that a rank can do
-    together; at last more ranks."""
-    found = [*_sharded(plan), *_recomputed(plan, "selective"), *_smaller(plan), *_recomputed(plan, "full")]
-    sharded = _sharded(plan)[-1:]
+def changes(plan: Plan, most: int = 3) -> list[Change]:
+    """Sharding (up to ZeRO level `most`: what the framework takes), selective recomputation, smaller micro-batches, full recomputation,
+    offloading; then all that a rank can do together; at last more ranks."""
+    found = [*_sharded(plan, most), *_recomputed(plan, "selective"), *_smaller(plan), *_recomputed(plan, "full")]
+    sharded = _sharded(plan, most)[-1:]
     found += [_and(one, again) for one in sharded for again in _recomputed(one.plan, "full")]
     if plan.memory.offload == "none":
         found.append(_offloaded(plan))
-    thrifty = _thrifty(plan)
+    thrifty = _thrifty(plan, most)
     found.append(thrifty)
     if thrifty.plan.memory.offload == "none":
         found.append(_and(thrifty, _offloaded(thrifty.plan)))
-    found += _more_ranks(thrifty)
+    found += _more_ranks(thrifty, most)
     return list({change.text: change for change in reversed(found) if change.text}.values())[::-1]
 
 
@@ -39,15 +39,17 @@ def _and(first: Change, then: Change) -> Change:
     return Change(text, then.plan, first.scale * then.scale)
 
 
-def _sharded(plan: Plan) -> list[Change]:
+def _sharded(plan: Plan, most: int) -> list[Change]:
     """Higher levels of ZeRO, or sharding in place of copies."""
     p, replace = plan.parallel, msgspec.structs.replace
-    levels = [level for level in (1, 2, 3) if level > (p.zero or 0) and p.dp_shard > 1]
-    found = [Change(f"parallel.zero = {level}", replace(plan, parallel=replace(p, zero=level))) for level in levels]
-    if p.dp_shard == 1 and p.dp_replicate > 1:
-        whole = replace(p, dp_shard=p.dp_replicate, dp_replicate=1, zero=3)
-        found.append(Change(f"parallel.dp_shard = {p.dp_replicate}, dp_replicate = 1, zero = 3", replace(plan, parallel=whole)))
-    return found
+    if p.dp_shard > 1:
+        levels = range((p.zero or 0) + 1, most + 1)
+        return [Change(f"parallel.zero = {level}", replace(plan, parallel=replace(p, zero=level))) for level in levels]
+    if p.dp_replicate == 1:
+        return []
+    words = f"parallel.dp_shard = {p.dp_replicate}, dp_replicate = 1"
+    whole = replace(p, dp_shard=p.dp_replicate, dp_replicate=1)
+    return [Change(f"{words}, zero = {level}", replace(plan, parallel=replace(whole, zero=level))) for level in range(1, most + 1)]
 
 
 def _recomputed(plan: Plan, how: str) -> list[Change]:
@@ -74,10 +76,10 @@ def _smaller(plan: Plan) -> list[Change]:
     return found
 
 
-def _thrifty(plan: Plan) -> Change:
+def _thrifty(plan: Plan, most: int) -> Change:
     """All of it that keeps the optimizer on the device: sharded, recomputed, one sample at a time."""
     found = Change("", plan)
-    for options in (_sharded(plan), _recomputed(plan, "full"), _smaller(plan)):
+    for options in (_sharded(plan, most), _recomputed(plan, "full"), _smaller(plan)):
         for one in options[-1:]:
             both = msgspec.structs.replace(
                 plan,
@@ -88,13 +90,13 @@ def _thrifty(plan: Plan) -> Change:
     return found
 
 
-def _more_ranks(thrifty: Change) -> list[Change]:
+def _more_ranks(thrifty: Change, most: int) -> list[Change]:
     """The thrifty plan over 2, 4 ... 64 times as many sharding ranks, each with as many micro-batches as before."""
     plan, found, replace = thrifty.plan, [], msgspec.structs.replace
     p = plan.parallel
     for times in (2, 4, 8, 16, 32, 64):
-        parallel = replace(p, dp_shard=p.dp_shard * times, zero=3)
+        parallel = replace(p, dp_shard=p.dp_shard * times, zero=most)
         batch = replace(plan.batch, global_=plan.global_batch * times)
-        words = f"{plan.world * times} GPUs with parallel.dp_shard = {parallel.dp_shard}, zero = 3"
+        words = f"{plan.world * times} GPUs with parallel.dp_shard = {parallel.dp_shard}, zero = {most}"
         found.append(_and(thrifty, Change(words, replace(plan, parallel=parallel, batch=batch))))
     return found

@@ -182,9 +182,7 @@ def _remedies(plan: Plan, network: Network, framework: Framework, device: Gpu | 
     from sim.memory.remedies import changes  # most plans fit, and start sooner without
 
     found: list[str] = []
-    for text, changed, scale in changes(plan):
-        if changed.parallel.pp > 1 and (changed.parallel.zero or 0) > framework.pipeline.zero:
-            continue  # the framework refuses it
+    for text, changed, scale in changes(plan, framework.pipeline.zero if plan.parallel.pp > 1 else 3):
         if isinstance(device, Cpu) and (changed.world > plan.world or changed.memory.offload != plan.memory.offload):
             continue  # nothing is gained in memory that all ranks share
         report = _fullest(changed, network, framework, device)

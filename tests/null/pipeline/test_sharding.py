@@ -8,6 +8,7 @@ import pytest
 
 from sim.lower.step import lower
 from sim.memory.report import memory_of
+from sim.result.figures import figures_of_memory
 from sim.setting.bind import bind
 from topologies.errors import Refused
 
@@ -45,3 +46,15 @@ def test_what_a_framework_refuses_is_no_remedy() -> None:
     setting = bind(plan, "dgx-a100")
     ways = " ".join(memory_of(setting.plan, setting.network, setting.framework, setting.topology.device(0)).remedies)
     assert "zero = 2" not in ways and "zero = 3" not in ways
+
+
+def test_copies_are_sharded_as_far_as_the_framework_goes() -> None:
+    """What is too large in copies on every rank of a pipeline has the remedies of one that is sharded already."""
+    parallel = {"dp_replicate": 8, "pp": 2, "tp": 2}
+    plan = PLAN | {"model": "llama2-13b", "seq_len": 4096, "parallel": parallel, "framework": "megatron-deepspeed"}
+    missing = figures_of_memory(bind(plan, "4x dgx-a100-40gb"))[1]
+    assert missing is not None and missing.remedies
+    sharded = 'parallel.dp_shard = 8, dp_replicate = 1, zero = 1 and memory.recompute = "full"'
+    assert missing.remedies[0].startswith(sharded) and not any("zero = 3" in way for way in missing.remedies)
+    changed = plan | {"parallel": {"dp_shard": 8, "zero": 1, "pp": 2, "tp": 2}, "memory": {"recompute": "full"}}
+    assert figures_of_memory(bind(changed, "4x dgx-a100-40gb"))[1] is None
