@@ -32,9 +32,16 @@ def _channels(topology: Topology, here: Sequence[int], there: Sequence[int]) -> 
 
 
 def flows(topology: Topology, here: Sequence[int], there: Sequence[int]) -> tuple[tuple[str, ...], ...]:
-    """Directed links of the network that each NIC's flow takes from one node to the next: the channels of members that share a NIC are one."""
-    paths = (topology.path(*pair) for pair in _channels(topology, here, there))
-    return tuple(dict.fromkeys(tuple(link for link in path.links if "net/" in link) for path in paths))
+    """Directed links of the network, NICs' own first and last, that each NIC's flow takes from one node to the next. Members that share a NIC, or
+    took to another's when their own had failed, fill it together: their channels are one flow."""
+    found: list[tuple[str, ...]] = []
+    taken: set[str] = set()
+    for pair in _channels(topology, here, there):
+        links = tuple(link for link in topology.path(*pair).links if "net/" in link)
+        ends = {*links[:1], *links[-1:]}
+        found += [links] if taken.isdisjoint(ends) else []
+        taken |= ends
+    return tuple(found)
 
 
 def ring_cables(topology: Topology, nodes: Nodes) -> tuple[str, ...]:

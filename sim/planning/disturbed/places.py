@@ -72,7 +72,7 @@ class PlacedPricer:
         return self._inner.local(op, self._places[rank])
 
     def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
-        """As the pricer says of those ranks; what it wishes of the network, it wishes of every cable between them."""
+        """As the pricer says of those ranks; what it wishes of one NIC's cables, it wishes of every NIC's between them."""
         known = self._known.get(members)
         if known is None:
             ranks = tuple(self._places[member] for member in members)
