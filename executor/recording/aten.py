@@ -22,7 +22,7 @@ _KINDS = {
     "scale": "mul mul_ div div_ neg rsqrt sqrt pow reciprocal exp log cos sin clamp",
     "activation": "gelu relu relu_ silu tanh sigmoid hardtanh leaky_relu threshold_backward gelu_backward silu_backward tanh_backward "
     "sigmoid_backward leaky_relu_backward hardtanh_backward hardswish hardswish_backward",
-    "layernorm": "native_layer_norm native_layer_norm_backward",
+    "layernorm_apart": "native_layer_norm native_layer_norm_backward",
     "groupnorm": "native_group_norm native_group_norm_backward",
     "rmsnorm": "_fused_rms_norm _fused_rms_norm_backward",
     "batchnorm": "native_batch_norm native_batch_norm_backward cudnn_batch_norm cudnn_batch_norm_backward",
@@ -69,6 +69,12 @@ def arithmetic_unseen(func: Any) -> str:
     return f"{space}::{name}" if space != "aten" or name.startswith(_UNSEEN) else ""
 
 
+def is_loss(func: Any) -> bool:
+    """A loss by itself, or the logarithm of a softmax that one is made of."""
+    name = str(func._schema.name).partition("::")[2]
+    return "loss" in name or name in ("_log_softmax", "binary_cross_entropy")
+
+
 def is_free(func: Any) -> bool:
     """Views, and allocations without a kernel."""
     space, _, name = str(func._schema.name).partition("::")
@@ -101,11 +107,30 @@ def works_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any,
         return _recurrent(args, "backward" in name)
     if name == "_grouped_mm":
         return [_grouped(args, role) if len(args) > 2 and args[2] is not None else _product(args, role)]
-    return _by_bytes(name, tensors_of((args, kwargs)), tensors_of(out))
+    if name == "native_layer_norm_backward":
+        return _norm_backward(args, out, _rows(name, args))
+    return _by_bytes(name, tensors_of((args, kwargs)), tensors_of(out), _rows(name, args))
 
 
-def _by_bytes(name: str, inputs: list[torch.Tensor], written: list[torch.Tensor]) -> list[Work]:
-    """Kernels whose time is their bytes. Most read all of their inputs; the others as torch's CUDA kernels do."""
+def _rows(name: str, args: tuple[Any, ...]) -> int:
+    """Rows of a softmax, or of a norm over the last dimensions; 0 of all else."""
+    what, at = _WHAT.get(name), 2 if "backward" in name else 1
+    if what == "softmax":
+        return int(args[0].numel()) // max(1, int(args[0].shape[args[at]])) if args[0].dim() else 1
+    return int(args[0].numel()) // max(1, math.prod(args[at])) if what in ("layernorm_apart", "rmsnorm") else 0
+
+
+def _norm_backward(args: tuple[Any, ...], out: Any, rows: int) -> list[Work]:
+    """The input's gradient; then those of the weights, whose column sums read gradient and input again (GammaBetaBackwardCUDAKernel)."""
+    dtype, ops = _dtype(args[1]), float(args[1].numel())
+    found: list[Work] = []
+    if out[0] is not None:
+        found.append(MemoryBound("layernorm_apart", moved(tensors_of(args)), moved(out[:1]), dtype, ops, 1, rows))
+    return [*found, MemoryBound("layernorm_apart", moved(args[:2]), 0, dtype, ops, 1, rows)] if tensors_of(out[1:]) else found
+
+
+def _by_bytes(name: str, inputs: list[torch.Tensor], written: list[torch.Tensor], rows: int = 0) -> list[Work]:
+    """Kernels whose time is their bytes. Most read all of their inputs; the others as torch's CUDA kernels do. `rows`: see `_rows`."""
     if not written and not inputs:
         return []
     dtype, plain = _dtype(written[0] if written else inputs[0]), name.rstrip("_")
@@ -114,18 +139,18 @@ def _by_bytes(name: str, inputs: list[torch.Tensor], written: list[torch.Tensor]
     if plain in _LOOKUPS:  # the rows that are asked for, not the table
         return [MemoryBound("embedding", made + _indices(inputs), made, dtype, ops)]
     if plain in _SCATTERS:  # adds rows into a table: one of zeros, a copy, or in place the given one
-        rows = moved(inputs[-1:]) if plain != "embedding_dense_backward" else moved(inputs[:1])
+        added = moved(inputs[-1:]) if plain != "embedding_dense_backward" else moved(inputs[:1])
         table: list[Work] = [MemoryBound("zero", 0, made, dtype)] if plain == "embedding_dense_backward" else []
         table = table or ([] if name.endswith("_") else [MemoryBound("copy", made, made, dtype)])
-        return [*table, MemoryBound("embedding_backward", rows + _indices(inputs), 2 * rows, dtype, ops)]
+        return [*table, MemoryBound("embedding_backward", added + _indices(inputs), 2 * added, dtype, ops)]
     if plain in ("slice_backward", "select_backward"):
         return [MemoryBound("zero", 0, made, dtype), MemoryBound("copy", read, read, dtype)]
     if plain == "nll_loss_forward":  # one score of each row
-        rows = _indices(inputs)
-        return [MemoryBound("reduce", 2 * rows, made, dtype, ops)]
+        each = _indices(inputs)
+        return [MemoryBound("reduce", 2 * each, made, dtype, ops)]
     if plain == "nll_loss_backward":
-        rows = _indices(inputs)
-        return [MemoryBound("zero", 0, made, dtype), MemoryBound("reduce", rows, rows, dtype)]
+        each = _indices(inputs)
+        return [MemoryBound("zero", 0, made, dtype), MemoryBound("reduce", each, each, dtype)]
     if _WHAT.get(name) == "groupnorm" or plain in (
         "native_batch_norm",
         "native_batch_norm_backward",
@@ -134,7 +159,7 @@ def _by_bytes(name: str, inputs: list[torch.Tensor], written: list[torch.Tensor]
     if plain == "max_pool2d_with_indices_backward":  # places, not values
         read -= moved(inputs[1:2])
     what = _WHAT.get(name, "add" if len(inputs) > 1 else "copy")
-    return [MemoryBound(what, 0 if what == "zero" else read, made, dtype, ops)]
+    return [MemoryBound(what, 0 if what == "zero" else read, made, dtype, ops, 1, rows)]
 
 
 def _indices(tensors: list[torch.Tensor]) -> int:

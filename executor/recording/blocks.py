@@ -10,8 +10,8 @@ from executor.recording.recorder import Recorder, Segment
 from sim.model.parts import Block, Part
 
 _CLASSES = {
-    "Gemm": "gemm", "GroupedGemm": "moe", "Attention": "attention", "Conv": "conv", "layernorm": "norm", "rmsnorm": "norm", "batchnorm": "norm", "groupnorm": "norm",
-    "activation": "activation", "embedding": "embedding", "softmax": "attention", "cross_entropy": "loss",
+    "Gemm": "gemm", "GroupedGemm": "moe", "Attention": "attention", "Conv": "conv", "layernorm_apart": "norm", "rmsnorm": "norm", "batchnorm": "norm", "groupnorm": "norm",
+    "activation": "activation", "embedding": "embedding", "softmax": "attention",
 }  # fmt: skip
 
 
@@ -98,7 +98,9 @@ def _containers(owned: dict[str, tuple[Any, ...]]) -> list[str] | None:
 def _part(segment: Segment, name: str, own: tuple[torch.nn.Parameter, ...], index: int, beside: tuple[int, int]) -> Part:
     """`beside`: see `_beside`."""
     works = segment.works
-    kinds = [_CLASSES.get(type(w).__name__) or _CLASSES.get(getattr(w, "what", ""), "elementwise") for w in works["forward"]]
+    named = _CLASSES | ({"softmax": "loss"} if segment.loss else {})
+    kinds = [named.get(type(w).__name__) or named.get(getattr(w, "what", ""), "elementwise") for w in works["forward"]]
+    kinds += ["loss"] if segment.loss else []
     order = ("gemm", "moe", "conv", "attention", "loss", "norm", "embedding", "activation")
     return Part(
         name=name if segment.first else f"{name}.{index}",

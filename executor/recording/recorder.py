@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from executor.recording.aten import arithmetic_unseen, is_free, kept_inside, tensors_of, works_of
+from executor.recording.aten import arithmetic_unseen, is_free, is_loss, kept_inside, tensors_of, works_of
 from sim.work import Work
 
 
@@ -20,6 +20,8 @@ class Segment:
     def __init__(self, module: str, first: bool) -> None:
         self.module, self.first = module, first
         self.works: dict[str, list[Work]] = {"forward": [], "backward": [], "wgrad": []}
+        self.loss = False
+        """A loss is among them."""
         self.saved = 0
         self.ahead, self.behind = 0, 0
         """Most bytes that were alive during its forward calls and its backward calls, parameters apart."""
@@ -154,6 +156,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         role = {"forward": "fwd", "backward": "dgrad", "wgrad": "wgrad"}[field]
         if not self.in_backward:
             segment.saved += kept_inside(func, args)
+            segment.loss |= is_loss(func)
         for work in works_of(func, args, kwargs, out, role):
             segment.works["wgrad" if getattr(work, "role", "") == "wgrad" else field].append(work)
         return out

@@ -26,7 +26,9 @@ from sim.work import Attention, Conv, Gemm  # noqa: E402
 from topologies.errors import BadInput, Refused  # noqa: E402
 
 PLAIN = Framework(name="plain", source="test").but(
-    precision={"param_dtype": "fp32", "grad_dtype": "fp32", "reduce_dtype": "fp32"}, optimizer={"implementation": "fused"}
+    precision={"param_dtype": "fp32", "grad_dtype": "fp32", "reduce_dtype": "fp32"},
+    optimizer={"implementation": "fused"},
+    elementwise={"norm_kernels": "apart"},
 )
 
 
@@ -219,7 +221,7 @@ def test_functions_may_be_called_by_name_and_without_offsets() -> None:
     spec = capture(Named, (Input((4, 16, 32), "bf16"),), precision="bf16")
     works = [work for block in spec.low for part in block.parts for work in part.forward]
     assert [(w.m, w.n, w.k, w.batch) for w in works if isinstance(w, Gemm)] == [(4, 48, 32, 16)]
-    assert "layernorm" in {getattr(work, "what", "") for work in works}
+    assert "layernorm_apart" in {getattr(work, "what", "") for work in works}
 
 
 def test_control_flow_on_data_names_the_place() -> None:

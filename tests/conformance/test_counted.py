@@ -233,3 +233,35 @@ def test_a_recurrent_layer_is_one_call(kind: type[nn.Module], gates: int) -> Non
     products = [[w for w in works if not isinstance(w, MemoryBound)] for works in (part.forward, part.backward, part.wgrad)]
     assert products == [[w for w in works if not isinstance(w, MemoryBound)] for works in (forward, backward, wgrad)]
     assert part.saved >= 4 * 16 * 64 * 4 * (1 + KEPT[gates])
+
+
+class Tail(nn.Module):
+    """A norm over 96 columns, written-out attention over 24 keys, and a loss over 500 words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norm, self.frozen, self.head = nn.Embedding(500, 96), nn.LayerNorm(96), nn.LayerNorm(96), nn.Linear(96, 500)
+        self.frozen.requires_grad_(False)
+        self.mix = Mix()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.head(self.mix(self.frozen(self.norm(self.words(x))))).flatten(0, 1), x.flatten())
+
+
+class Mix(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ x.transpose(1, 2)).softmax(-1) @ x
+
+
+def test_norms_and_softmaxes_know_their_rows_and_a_loss_is_one() -> None:
+    """Short rows cost less; gradients of a norm's weights read gradient and input once more, where weights learn."""
+    network = _captured(Tail, Input((6, 24), "int64"))
+    parts = {part.name: part for _, block in network.blocks for part in block.parts}
+    rows, array = 6 * 24, 6 * 24 * 96 * 4
+    assert (parts["norm"].cls, parts["mix"].cls, parts["self"].cls) == ("norm", "gemm", "loss")
+    first, second = parts["norm"].backward
+    assert isinstance(first, MemoryBound) and isinstance(second, MemoryBound)
+    assert (first.rows, second.rows, second.read, second.written) == (rows, rows, 2 * array, 0)
+    assert len(parts["frozen"].backward) == 1
+    soft = [w for name in ("mix", "self") for w in parts[name].forward if isinstance(w, MemoryBound) and w.what == "softmax"]
+    assert [w.rows for w in soft] == [rows, rows]

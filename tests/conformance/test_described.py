@@ -26,12 +26,15 @@ from sim.work import Attention, Conv, Gemm, GroupedGemm, Work  # noqa: E402
 from tests.conformance import modules  # noqa: E402
 
 PLAIN = Framework(name="plain", source="test").but(
-    precision={"param_dtype": "fp32", "grad_dtype": "fp32", "reduce_dtype": "fp32"}, optimizer={"implementation": "fused"}
+    precision={"param_dtype": "fp32", "grad_dtype": "fp32", "reduce_dtype": "fp32"},
+    optimizer={"implementation": "fused"},
+    elementwise={"norm_kernels": "apart"},
 )
 APART = Framework(name="apart", source="test").but(
     precision={"param_dtype": "fp32", "grad_dtype": "fp32", "reduce_dtype": "fp32"},
     optimizer={"implementation": "fused"},
     linears={"fused_projections": False},
+    elementwise={"norm_kernels": "apart"},
 )
 """q, k, v as linears of their own."""
 

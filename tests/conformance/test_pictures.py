@@ -22,7 +22,9 @@ from sim.work import Conv, MemoryBound, Work  # noqa: E402
 from tests.conformance import picture_modules as modules  # noqa: E402
 
 PLAIN = Framework(name="plain", source="test").but(
-    precision={"param_dtype": "fp32", "grad_dtype": "fp32", "reduce_dtype": "fp32"}, optimizer={"implementation": "fused"}
+    precision={"param_dtype": "fp32", "grad_dtype": "fp32", "reduce_dtype": "fp32"},
+    optimizer={"implementation": "fused"},
+    elementwise={"norm_kernels": "apart"},
 )
 WHOLE: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "efficientnet-b0": (modules.efficientnet, 224),

@@ -24,7 +24,9 @@ from tests.conformance import speech_modules as modules  # noqa: E402
 from tests.conformance.test_pictures import hold_bytes, hold_kept, works_of  # noqa: E402
 
 PLAIN = Framework(name="plain", source="test").but(
-    precision={"param_dtype": "fp32", "grad_dtype": "fp32", "reduce_dtype": "fp32"}, optimizer={"implementation": "fused"}
+    precision={"param_dtype": "fp32", "grad_dtype": "fp32", "reduce_dtype": "fp32"},
+    optimizer={"implementation": "fused"},
+    elementwise={"norm_kernels": "apart"},
 )
 
 
