@@ -7,7 +7,8 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from sim.cost.calibration import Calibration, Curve
-from sim.cost.collective.gloo import gloo_cost
+from sim.cost.collective.gloo import gloo_cost, over_hosts
+from sim.cost.collective.group import GroupShape, group_shape
 from sim.cost.cpu import cpu_cost, cpu_host_seconds
 from sim.cost.place import Common
 from sim.cost.price import Cost, Source
@@ -23,6 +24,7 @@ class CpuPricer(Common):
         super().__init__(topology, factor)
         self.calibration = calibration
         self._again, self._after = self.calibration.rows("again"), self.calibration.host_seconds("stretch")[0]
+        self._shapes: dict[tuple[int, ...], GroupShape] = {}
         self._reads = Curve((s.shape[0], s.median) for s in calibration.rows("file", "read"))
 
     def local(self, op: Op, rank: int) -> Cost:
@@ -48,10 +50,10 @@ class CpuPricer(Common):
         return Cost(files * seconds, "measured" if inside else "fitted", uses=self.cores(rank))
 
     def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
-        return self._on(self._gloo(op.name, op.bytes, len(members)), members[0])
+        return self._over(self._on(self._gloo(op.name, op.bytes, len(members)), members[0]), op.name, op.bytes, members)
 
     def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
-        return self._on(self._gloo("send", op.bytes, 2), source)
+        return self._over(self._on(self._gloo("send", op.bytes, 2), source), "send", op.bytes, (source, target))
 
     def _gloo(self, name: str, size: int, ranks: int) -> Cost:
         return gloo_cost(name, size, ranks, self.calibration.collectives, self._again, self._after)
@@ -60,6 +62,15 @@ class CpuPricer(Common):
         """gloo's own threads work on the cores of the host."""
         uses = tuple((f"n{self.topology.node(rank)}.{name}", amount) for name, amount in cost.uses)
         return replace(cost, uses=uses)
+
+    def _over(self, cost: Cost, name: str, size: int, members: tuple[int, ...]) -> Cost:
+        """Where members are on other hosts, the network carries what they send there."""
+        if len({self.topology.node(member) for member in members}) < 2:
+            return cost
+        shape = self._shapes.get(members)
+        if shape is None:
+            shape = self._shapes[members] = group_shape(self.topology, members)
+        return over_hosts(cost, name, size, shape, self.topology.rates)
 
     def slowdown(self, rank: int) -> tuple[float, float]:
         return 1.0, 1.0

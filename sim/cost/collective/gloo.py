@@ -12,9 +12,13 @@ to one from others, takes as long as the array takes through one pair.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
 
 from sim.cost.calibration import Sample
+from sim.cost.collective.group import GroupShape
+from sim.cost.collective.rates import inter_bandwidth
 from sim.cost.price import Cost
 
 ALPHA = 60e-6
@@ -41,10 +45,32 @@ def gloo_cost(name: str, size: int, ranks: int, table: Sequence[Sample], again: 
         close = _points(name, ranks, again)  # its own alone: a message has none, as it always comes after work
         apart = max(0.0, 1.0 - _read(close, size)[0] / seconds) if close and after > 0 and seconds > 0 else 0.0
         return Cost(seconds, "measured", uses=(("cores", ranks * share),) if share > 0 else (), apart=apart, after=after)
-    steps = ranks - 1
-    moved = size * (1.0 if name in _WHOLE else steps / ranks * _TWICE.get(name, 1.0))
-    seconds = steps * _TWICE.get(name, 1.0) * ALPHA + moved / BETA
+    seconds = (ranks - 1) * _TWICE.get(name, 1.0) * ALPHA + _moved(name, size, ranks) / BETA
     return Cost(seconds, "assumed", uses=(("cores", ranks * 0.5),))
+
+
+def _moved(name: str, size: int, ranks: int) -> float:
+    """Bytes that a rank sends to its neighbour."""
+    return size * (1.0 if name in _WHOLE else (ranks - 1) / ranks * _TWICE.get(name, 1.0))
+
+
+def over_hosts(cost: Cost, name: str, size: int, shape: GroupShape, rates: Mapping[str, float]) -> Cost:
+    """`cost`, which is of one host, for ranks on several: no sooner than the wire lets them. `rates`: bytes per second of each link.
+
+    In a ring a host's NICs send what one rank sends to its neighbour, in an all_to_all what all its ranks send to those of other hosts; each
+    hop between hosts waits for its cables (assumed: copies and the wire go on at the same time).
+    """
+    far = shape.local * (shape.ranks - shape.local) / shape.ranks
+    sent = size * far if name == "all_to_all" else _moved(name, size, shape.ranks)
+    carry = sent / inter_bandwidth(shape)
+    wire = carry + (shape.nodes - 1) * _TWICE.get(name, 1.0) * shape.network_latency
+    seconds = max(cost.seconds, wire)
+    full = rates[shape.inter_links[0]] * shape.crossing
+    links = tuple((link, min(full, rates[link]) * carry / seconds) for link in shape.inter_links) if carry else ()
+    if seconds == cost.seconds:
+        return replace(cost, uses=(*cost.uses, *links))
+    cores = tuple((core, amount * cost.seconds / seconds) for core, amount in cost.uses)
+    return replace(cost, seconds=seconds, source="assumed", apart=0.0, uses=(*links, *cores))
 
 
 def _points(name: str, ranks: int, table: Sequence[Sample]) -> list[tuple[int, float, float]]:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from msgspec.structs import replace
 
 from sim.cost.calibration import Sample
 from sim.cost.collective.gloo import ALPHA, BETA, gloo_cost
 from sim.cost.price import met
+from sim.lower.step import lower
+from sim.predict import predict
+from sim.setting.bind import bind
+from sim.setting.pricer import pricer_for
+from topologies.load import load_topology
 
 
 def row(name: str, ranks: int, size: int, seconds: float, cpu: float = 0.0) -> Sample:
@@ -15,6 +22,42 @@ def row(name: str, ranks: int, size: int, seconds: float, cpu: float = 0.0) -> S
 
 
 TABLE = (row("all_reduce", 2, 1000, 1e-3, 5e-4), row("all_reduce", 2, 3000, 2e-3, 2e-3), row("broadcast", 2, 1000, 4e-4))
+
+
+WIDTHS = (1024, 2048, 2048, 1024)
+GRADIENTS = 4 * sum(a * b for a, b in pairwise(WIDTHS))
+SPREAD = {
+    "model": {"family": "mlp", "widths": list(WIDTHS)},
+    "precision": "fp32",
+    "batch": {"global": 64, "micro": 8},
+    "parallel": {"dp_replicate": 8},
+    "comm": {"overlap": False},
+}
+
+
+def test_hosts_wait_for_their_network() -> None:
+    """Eight ranks on two hosts send their gradients over the wire. (They were summed as on one host, whatever the NICs carry.)"""
+    one, quick, slow, slowest = (
+        predict(SPREAD, load_topology(on, edits)).breakdown.exposed_comm_s
+        for on, edits in (
+            ("cpu-host", ()),
+            ("2x cpu-host:4", ("nic.rate=400 Gbit/s", "link.net.latency=0 us")),
+            ("2x cpu-host:4", ("nic.rate=10 Gbit/s",)),
+            ("2x cpu-host:4", ("nic.rate=1 Gbit/s",)),
+        )
+    )
+    sent = GRADIENTS * 2 * 7 / 8
+    assert quick == pytest.approx(one, rel=1e-6)
+    assert slowest > sent / 0.125e9 > slow > sent / 1.25e9 > 0.5 * one
+
+
+def test_a_message_to_another_host_fills_the_wire() -> None:
+    setting = bind(SPREAD, load_topology("2x cpu-host:4", ("nic.rate=1 Gbit/s",)))
+    program = lower(setting.plan, setting.network, setting.framework, "cpu")
+    op = max((op for ops in program.segments.values() for op in ops), key=lambda op: op.bytes)
+    near, far = (pricer_for(setting).message(op, 0, peer, 1) for peer in (1, 4))
+    assert far.seconds > op.bytes / 0.125e9 > near.seconds
+    assert dict(far.uses)["n0/nic0>net/leaf0.0"] == pytest.approx(0.125e9, rel=0.01)
 
 
 def test_alone_there_is_nothing_to_send() -> None:
