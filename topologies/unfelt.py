@@ -6,6 +6,7 @@ from topologies.graph import Topology
 
 _ABOVE_LEAVES = ("oversubscription", "spines", "link.spine.rate", "link.spine.latency")
 _ABOVE_SPINES = ("core_oversubscription",)
+_NETWORK = ("nic.rate", "nic.latency", "link.net.rate", "link.net.latency", "rails", "pod", "block", "without=nic", "fail=nic", "fail=leaf")
 
 
 def unfelt(topology: Topology, ranks: int) -> list[str]:
@@ -24,6 +25,8 @@ def _why(topology: Topology, ranks: int, key: str, value: str) -> str:
     if (key in _ABOVE_LEAVES or (key == "fail" and value.startswith("spine:"))) and nodes <= fabric.pod:
         where = "the one node" if nodes == 1 else f"all {nodes} nodes hang on the same leaf switches, of {fabric.pod} nodes each"
         return f"{where}, below the spines" + ("" if nodes == 1 else f"; pod={max(1, nodes // 2)} puts them on two")
+    if nodes == 1 and {key, f"{key}={value.partition(':')[0]}"} & {*_NETWORK} and not _kinds(topology, ranks) & {"NET", "PXN"}:
+        return "the ranks are all on one node, and send nothing over its NICs"
     if key in _ABOVE_SPINES and (not fabric.block or nodes <= fabric.block_nodes):
         return f"no core switch is between the {nodes} nodes (block says how many leaves of nodes share spines)"
     if (key, value) in (("without", "p2p"), ("p2p", "none")) and _all_linked(topology, ranks):
@@ -33,6 +36,11 @@ def _why(topology: Topology, ranks: int, key: str, value: str) -> str:
 
 def _all_linked(topology: Topology, ranks: int) -> bool:
     """Do all ranks of the first node reach each other over NVLink (or xGMI)?"""
+    found = _kinds(topology, ranks)
+    return bool(found) and found <= {"NVL", "NVB"}
+
+
+def _kinds(topology: Topology, ranks: int) -> set[str]:
+    """Kinds of the ways between the ranks of the first node."""
     here = [rank for rank in range(min(ranks, topology.ranks_on(0))) if topology.node(rank) == 0]
-    paths = [topology.path(a, b) for a in here for b in here if a != b]
-    return bool(paths) and all(path.kind in ("NVL", "NVB") for path in paths)
+    return {topology.path(a, b).kind for a in here for b in here if a != b}
