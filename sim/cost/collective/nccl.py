@@ -69,7 +69,8 @@ def _why_not(name: str, algorithm: str, shape: GroupShape, allowed: list[str]) -
         "hierarchical": "it is an all_reduce over groups of equal size on two or more nodes, two or more ranks on each",
     }
     where = f"{shape.ranks} ranks ({shape.arch}, {shape.link}, {shape.local} on each of {shape.nodes} nodes)"
-    return f"algorithm '{algorithm}' for {name} on {where}: {rules[algorithm]}; allowed: {', '.join(['auto', *allowed])}"
+    words = ", ".join(["auto", *(one for one in allowed if one in ALGORITHMS)])
+    return f"algorithm '{algorithm}' for {name} on {where}: {rules[algorithm]}; allowed: {words}"
 
 
 def splits(name: str, shape: GroupShape) -> bool:

@@ -6,8 +6,8 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from sim.cost.collective import collective_cost
-from sim.cost.collective.nccl import ALGORITHMS
+from sim.cost.collective import best, collective_cost, group_shape
+from sim.cost.collective.nccl import ALGORITHMS, NAMES
 from sim.plan import Comm
 from sim.predict import predict
 from topologies.errors import Refused
@@ -54,3 +54,14 @@ def test_ways_between_nodes_leave_groups_inside_to_nccl(parallel: dict[str, int]
 def test_what_the_machine_cannot_do_is_refused_with_the_rule(parallel: dict[str, int], algorithm: str, on: str, says: str) -> None:
     with pytest.raises(Refused, match=says):
         _sent(parallel, algorithm, on)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("on", ["dgx-h100", "2x gh200"])
+def test_a_refusal_allows_only_what_may_be_asked_for(name: str, on: str) -> None:
+    topology = load_topology(on)
+    for algorithm in ALGORITHMS:
+        try:
+            best(name, 1 << 20, group_shape(topology, tuple(range(topology.gpus))), algorithm)
+        except Refused as error:
+            assert set(str(error).partition("allowed: ")[2].split(", ")) <= set(ALGORITHMS)
