@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from executor.ranks.world import World
+from sim.framework.chosen import framework_of, sharding_of
 from sim.plan import Plan
 from sim.rules import mesh_of
 from topologies.errors import RunFailed
@@ -22,8 +23,8 @@ def save(state: dict[str, Any], plan: Plan, world: World) -> None:
     if plan.output.checkpoint_mode == "full":
         if world.rank:
             return
-    elif plan.parallel.dp_replicate > 1:
-        state = dealt(state, mesh_of(plan).coordinates(world.rank)["dp_replicate"], plan.parallel.dp_replicate)
+    elif (replicas := replicas_of(plan)) > 1:
+        state = dealt(state, data_rank(plan, world.rank) // (plan.data_ranks // replicas), replicas)
     target = world.folder / f"checkpoint-{world.rank}.pt"
     part = target.with_suffix(".part")
     try:
@@ -33,6 +34,18 @@ def save(state: dict[str, Any], plan: Plan, world: World) -> None:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
         raise RunFailed(f"checkpoint {target.name} cannot be written: {error}. Free space, or set output.checkpoint_every = 0") from None
+
+
+def replicas_of(plan: Plan) -> int:
+    """Ranks that hold the same part of the model and its optimizer: along dp_shard too, where nothing is sharded."""
+    sharded = sharding_of(plan, framework_of(plan))[0] > 0
+    return plan.parallel.dp_replicate if sharded else plan.data_ranks
+
+
+def data_rank(plan: Plan, rank: int) -> int:
+    """A rank's place among those that read other samples; those of one replica are neighbours."""
+    at = mesh_of(plan).coordinates(rank)
+    return at["dp_replicate"] * plan.parallel.dp_shard + at["dp_shard"]
 
 
 def dealt(state: dict[str, Any], replica: int, replicas: int) -> dict[str, Tensor]:

@@ -22,12 +22,11 @@ from executor.training.outer import outer_of
 from executor.training.parallelize import clip, device_mesh, expert_mesh, parallel_loss, parallelize, whole
 from executor.training.precision import Mixed
 from executor.training.samples import Samples, check_shared, loader_of
-from executor.training.saving import save
+from executor.training.saving import data_rank, save
 from sim.framework.chosen import framework_of
 from sim.model.specs.decoder import Decoder
 from sim.model.specs.spec import EncDec, Encoder, ModelSpec
 from sim.plan import Plan
-from sim.rules import mesh_of
 from sim.setting.bind import model_of, shape_of
 
 if TYPE_CHECKING:
@@ -47,8 +46,7 @@ class Trainer:
         self.spec = model_of(plan)
         self.seq = sequence_length(plan, self.spec)
         self.habits = framework_of(plan)
-        coordinates = mesh_of(plan).coordinates(world.rank)
-        self.data_rank = coordinates["dp_replicate"] * plan.parallel.dp_shard + coordinates["dp_shard"]
+        self.data_rank = data_rank(plan, world.rank)
         # Workers are forked before the model is there: a page that they share is copied when the rank next writes to it, for dozens of steps.
         self._read = self._reads()
         set_precision(plan.precision == "tf32")

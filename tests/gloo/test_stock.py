@@ -183,6 +183,13 @@ def test_profile_and_buckets(tmp_path: Path) -> None:
     assert not list((tmp_path / "stock").glob("*.part"))
 
 
+def test_replicas_along_the_axis_of_shards_share_a_checkpoint(tmp_path: Path) -> None:
+    """Where zero = 0 they are replicas like any others."""
+    _run(tmp_path, {"dp_shard": 2, "zero": 0}, 4, output={"checkpoint_every": 5})
+    parts = [torch.load(tmp_path / "stock" / f"checkpoint-{rank}.pt") for rank in (0, 1)]
+    assert parts[0].keys().isdisjoint(parts[1].keys())
+
+
 @pytest.mark.parametrize(
     ("framework", "zero", "said"), [("torchtitan", None, "comm.fsdp"), ("pytorch", None, "comm.dp"), ("pytorch", 3, "comm.fsdp")]
 )
