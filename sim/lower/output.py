@@ -78,9 +78,12 @@ def _stored(job: Job, share: Share) -> list[Stored]:
 
 
 def _written(job: Job, stored: Stored, size: float) -> float:
-    """Bytes that this rank writes where it holds `size` of them; sharded, ranks that hold the same share the work."""
+    """Bytes that this rank writes where it holds `size` of them; sharded, ranks that hold the same share the work. Local updates leave each
+    with parameters, between two averages, and moments of its own."""
     apart = stored.expert and job.mesh.apart
     if job.plan.output.checkpoint_mode != "full" and not job.plan.one_updates:
+        if job.plan.update.mode == "local" and job.train:
+            return size
         return size * stored.ways / job.size("edp" if apart else job.data_axis)
     return size * stored.ways * (job.size("ep") / job.mesh.copies if apart else 1)
 

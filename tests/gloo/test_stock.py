@@ -190,6 +190,13 @@ def test_replicas_along_the_axis_of_shards_share_a_checkpoint(tmp_path: Path) ->
     assert parts[0].keys().isdisjoint(parts[1].keys())
 
 
+def test_who_updates_alone_writes_a_whole_checkpoint(tmp_path: Path) -> None:
+    _run(tmp_path, {"dp_replicate": 2}, 4, update={"mode": "local", "every": 3}, output={"checkpoint_every": 5})
+    parts = [torch.load(tmp_path / "stock" / f"checkpoint-{rank}.pt") for rank in (0, 1)]
+    assert parts[0]["model"].keys() == parts[1]["model"].keys()
+    assert not torch.equal(*(part["model"]["head.logits.weight"] for part in parts)), "between two averages"
+
+
 @pytest.mark.parametrize(
     ("framework", "zero", "said"), [("torchtitan", None, "comm.fsdp"), ("pytorch", None, "comm.dp"), ("pytorch", 3, "comm.fsdp")]
 )

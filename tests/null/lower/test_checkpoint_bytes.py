@@ -55,6 +55,15 @@ def test_experts_are_written_once(mode: str, parallel: dict[str, Any]) -> None:
     assert stored(program(EXPERTS, mode, parallel)) == pytest.approx(alone, rel=2e-3 if "tp" in parallel else 1e-5)
 
 
+@pytest.mark.parametrize("mode", ["sharded", "async"])
+def test_who_updates_alone_writes_all_of_its_own(mode: str) -> None:
+    """Parameters are the same after an average alone, moments never."""
+    four, local = {"dp_replicate": 4}, {"mode": "local", "every": 8}
+    assert stored(program(DENSE, mode, four, update=local)) == 4 * stored(program(DENSE, mode, {}))
+    assert stored(program(DENSE, mode, four, update=local, task="forward")) == stored(program(DENSE, mode, {}, task="forward"))
+    assert stored(program(DENSE, "full", four, update=local)) == stored(program(DENSE, "full", {})), "the first rank's"
+
+
 def test_experts_are_gathered_from_those_who_have_them() -> None:
     """Whole on every rank of the group, so the leader writes what it has got."""
     found = program(EXPERTS, "full", {"dp_shard": 8, "zero": 3, "ep": 4})
