@@ -73,6 +73,7 @@ class Trainer:
         # Made at once: a small tensor kept from each step would lie in what its logits leave free, and the next ones would not fit there.
         self._losses = torch.zeros(steps, device=world.device)
         self._first_buckets: list[int] = []
+        self._logs = set[str]()
         self._handover = Handover(plan, world)
         if world.kind == "cuda":  # weights were made in fp32: that peak is not the training's
             torch.cuda.empty_cache()
@@ -164,20 +165,24 @@ class Trainer:
         """Logs, synchronises and saves, each where the step's number asks for it."""
         out = self.plan.output
         if out.log_every and (number + 1) % out.log_every == 0:
-            text = f"step {number} loss {loss.item():.5f}\n"
+            text = f"step {number} loss {loss.item():.5f}"
             if self.world.rank == 0:
-                with (self.world.folder / "train.log").open("a") as log:
-                    log.write(text)
+                self._say("train.log", text)
         if out.item_every and (number + 1) % out.item_every == 0:
             loss.item()
         if out.print_every and (number + 1) % out.print_every == 0:
-            with (self.world.folder / f"print-{self.world.rank}.log").open("a") as log:
-                print(loss, file=log)
+            self._say(f"print-{self.world.rank}.log", loss)
         if out.sync_every and (number + 1) % out.sync_every == 0:
             self.world.synchronize()
         if out.checkpoint_every and (number + 1) % out.checkpoint_every == 0:
             outer = {"outer": self.outer.state_dict()} if self.outer is not None else {}
             save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), **outer}, self.plan, self.world)
+
+    def _say(self, name: str, what: object) -> None:
+        """A line more in a log of this run: one that an earlier run in the folder has left is begun anew."""
+        with (self.world.folder / name).open("a" if name in self._logs else "w") as log:
+            print(what, file=log)
+        self._logs.add(name)
 
     def buckets(self) -> tuple[list[int], list[int]]:
         """DDP's bucket sizes in bytes: of the first step, and after DDP rebuilt them."""

@@ -228,6 +228,13 @@ def test_other_optimizers_train_alike_however_they_are_split(name: str, parallel
     assert losses[f"{name} {{}}"] != pytest.approx(losses["{}"], rel=5e-4), "not AdamW's"
 
 
+def test_a_second_run_in_a_folder_begins_its_logs_anew(tmp_path: Path) -> None:
+    for _ in range(2):
+        _run(tmp_path, {}, 8, output={"log_every": 1, "print_every": 5})
+    assert [line.split()[1] for line in (tmp_path / "stock" / "train.log").read_text().splitlines()] == ["0", "1", "2", "3", "4"]
+    assert (tmp_path / "stock" / "print-0.log").read_text().count("tensor(") == 1
+
+
 def test_half_a_data_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = _plan({}, 8, data={"source": "disk", "sample": "4 KiB", "workers": 1, "shuffle": False})
     monkeypatch.setattr("executor.stock.write_samples", _damaged)
