@@ -72,6 +72,9 @@ def case_of(row: Row) -> Case:
     layers, further = int(model.get("layers", 1)), int(model.get("mtp", 0))
     heads = model.get("heads", 1)
     row = in_parts(row, heads if isinstance(heads, int) else 1, assumed)
+    if model.get("family") == "dlrm" and row.ep is None:
+        assumed.append("tables of embeddings are shared by all ranks, as DLRM's are")
+        row = msgspec.structs.replace(row, ep=row.gpus, sharding=row.sharding or "none")
     sizes = sizes_of(row, assumed, framework, layers)
     overlap, tp_overlap = overlap_of(row, framework)
     turns = turns_of(row, model, sizes.micro)
@@ -144,16 +147,31 @@ def _offload(row: Row) -> Any:
     return "optimizer" if re.search(r"offload|infinity", f"{row.sharding} {row.optimizer}".lower()) else "none"
 
 
+_TEXTS = 448
+"""Tokens that Whisper writes of 30 seconds of sound at most (Radford et al. 2022, section 2.2; config.json: max_target_positions)."""
+_LENGTHS: tuple[tuple[str, int], ...] = (
+    # (pattern over "model_type model_name", tokens where a row says nothing); the first that matches counts
+    (r"transformer[-_ ]?xl.*large", 384),  # tgt_len of NVIDIA's wt103 configurations
+    (r"transformer[-_ ]?xl", 192),
+    (r"bert", 128),  # its first phase
+    (r"whisper", _TEXTS),
+    (
+        r"gnmt|transformer[-_ ](base|big)|marian|nllb|m2m|mbart",
+        50,
+    ),  # sentences: --train-max-length of GNMT in NVIDIA's DeepLearningExamples
+    (r"\bm?t5", 512),  # its longest (Raffel et al. 2019)
+    (r"gpt-?2\b|\bbart|pegasus", 1024),  # their positions
+)
+
+
 def _length(row: Row) -> int:
-    """Tokens where the row says nothing: BERT's first phase (MLPerf's BERT: the second), T5's longest (Raffel et al. 2019), else 2048."""
+    """Tokens where the row says nothing: its task's (MLPerf's BERT: the second phase), its model's, else 2048."""
     kind = f"{row.model_type} {row.model_name}".lower()
     if "squad" in row.task.lower():
         return _SQUAD
-    if re.search(r"transformer[-_ ]?xl", kind):
-        return 384 if "large" in kind else 192  # tgt_len of NVIDIA's wt103 configurations
-    if "bert" in kind:
-        return 512 if row.submitted else 128
-    return 512 if re.search(r"\bm?t5", kind) else 1024 if re.search(r"gpt-?2\b", kind) else 2048
+    if row.submitted and "bert" in kind:
+        return 512
+    return next((size for pattern, size in _LENGTHS if re.search(pattern, kind)), 2048)
 
 
 def _seq_len(row: Row, framework: str, assumed: list[str]) -> int | None:
@@ -163,6 +181,9 @@ def _seq_len(row: Row, framework: str, assumed: list[str]) -> int | None:
         size = _length(row)
         assumed.append(f"seq_len not stated: {size}")
         return size
+    if row.seq_len > _TEXTS and "whisper" in f"{row.model_type} {row.model_name}".lower():
+        assumed.append(f"{row.seq_len} are frames of sound: {_TEXTS} tokens of text")
+        return _TEXTS
     if framework == "pytorch-apex-jit" and row.seq_len in _BINNED:
         size = _BINNED[row.seq_len]
         assumed.append(f"sequences binned by length (LDDL): {size} tokens in the mean of up to {row.seq_len}")

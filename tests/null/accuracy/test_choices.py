@@ -14,11 +14,35 @@ from topologies.errors import Refused
 @pytest.mark.parametrize(
     ("changes", "size"),
     [({"model_name": "BERT-Large", "framework": "PyTorch (MLPerf)"}, 512), ({"model_name": "BERT-Large"}, 128), ({"model_name": "T5-3B"}, 512), ({"model_name": "Transformer-XL Large"}, 384), ({"model_name": "Transformer-XL base"}, 192), ({"model_name": "GPT-2 XL"}, 1024),
-     ({"model_name": "Llama-3-8B"}, 2048)],
+     ({"model_name": "Llama-3-8B"}, 2048), ({"model_name": "Whisper large-v3"}, 448), ({"model_name": "Transformer-big"}, 50), ({"model_name": "GNMT"}, 50), ({"model_name": "BART-large"}, 1024)],
 )  # fmt: skip
 def test_lengths_that_are_not_stated_are_the_models(changes: dict[str, str], size: int) -> None:
     case = case_of(row(**({"seq_len": None, "model_type": "", "n_layers": None, "hidden": None} | changes)))
     assert case.plan.seq_len == size and f"seq_len not stated: {size}" in case.assumed
+
+
+@pytest.mark.parametrize(("length", "tokens"), [(3000, 448), (1500, 448), (224, 224)])
+def test_whispers_sound_is_no_text(length: int, tokens: int) -> None:
+    heard = row(model_name="Whisper-small", model_type="", n_layers=None, hidden=None, seq_len=length)
+    assert case_of(heard).plan.seq_len == tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("DLRM Criteo Terabyte", "dlrm-terabyte"),
+        ("DLRM (Criteo 1TB)", "dlrm-terabyte"),
+        ("DLRM Criteo Kaggle", "dlrm-kaggle"),
+        ("DLRM (Kaggle)", "dlrm-kaggle"),
+    ],
+)
+def test_a_recommenders_tables_are_shared_by_all(name: str, model: str) -> None:
+    asked = row(
+        model_name=name, model_type="recommender", n_layers=None, hidden=None, gpus=8, nodes=1, global_batch=65536, batch_unit="samples"
+    )
+    case = case_of(msgspec.structs.replace(asked, tp=None, pp=None, vp=None, dp=None, micro_batch=None, sharding=""))
+    assert isinstance(case.plan.model, dict) and case.plan.model["name"] == model
+    assert case.plan.parallel.ep == 8 and step_seconds(case.plan, case.topology, case.edits)[0] > 0
 
 
 def test_words_of_optimizers_and_tasks() -> None:
