@@ -155,10 +155,8 @@ _LENGTHS: tuple[tuple[str, int], ...] = (
     (r"transformer[-_ ]?xl", 192),
     (r"bert", 128),  # its first phase
     (r"whisper", _TEXTS),
-    (
-        r"gnmt|transformer[-_ ](base|big)|marian|nllb|m2m|mbart",
-        50,
-    ),  # sentences: --train-max-length of GNMT in NVIDIA's DeepLearningExamples
+    # Sentences: --train-max-length of GNMT in NVIDIA's DeepLearningExamples.
+    (r"gnmt|transformer[-_ ](base|big)|marian|nllb|m2m|mbart", 50),
     (r"\bm?t5", 512),  # its longest (Raffel et al. 2019)
     (r"gpt-?2\b|\bbart|pegasus", 1024),  # their positions
 )
