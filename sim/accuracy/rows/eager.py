@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from sim.accuracy.architecture.models import trains_adapters
 from sim.accuracy.row import Row
 from sim.accuracy.rows.scripts import layout_of
 
@@ -11,8 +12,6 @@ _CAST = r"\bamp\b|amp_|autocast|\bmixed\b|-mixed|^o1$"
 """Precisions under which parameters stay fp32."""
 _CASTING = r"nanogpt|\btimm\b|hugging ?face trainer|\bhf trainer|transformers trainer"
 """Libraries that train under autocast whatever their table calls it."""
-KEPT_LOW = r"lora|peft|adapter"
-"""What is tuned beside weights that are frozen in 16 bits."""
 _SCRIPTED = "2021-09"
 """When NVIDIA's BERT in PyTorch took to TorchScript, and to sequences binned by length (its README's release notes)."""
 _NVIDIA = r"nv-?dle|nvidia|deeplearningexamples|\bngc\b|apex|dali|lddl"
@@ -35,7 +34,8 @@ def eager_of(row: Row, text: str, torch: bool, precision: str, assumed: list[str
     seen = row.batch_unit == "images" or re.search(_PICTURES, f"{row.model_type} {row.model_name}".lower())
     pictures = seen and precision in ("fp16", "bf16")  # nobody trains them in 16 bits alone
     cast = pictures or re.search(_CAST, row.precision.lower()) or re.search(_CASTING, text)
-    return "pytorch-amp" if whole and cast and not re.search(KEPT_LOW, row.task.lower()) and "32" not in row.precision else "pytorch"
+    # Adapters are tuned beside weights that are frozen in 16 bits.
+    return "pytorch-amp" if whole and cast and not trains_adapters(row) and "32" not in row.precision else "pytorch"
 
 
 def _script(row: Row, precision: str) -> str:

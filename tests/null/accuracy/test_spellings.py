@@ -117,6 +117,7 @@ def test_recomputation_by_its_names() -> None:
         ({"framework": "Composer", "model_name": "ResNet-50", "model_type": "cnn", "batch_unit": "images"}, "pytorch-foreach"),
         ({"precision": "AMP", "sharding": "DDP"}, "pytorch-amp"), ({"precision": "bf16-mixed", "sharding": ""}, "pytorch-amp"), ({"precision": "bf16-mixed"}, "pytorch"),
         ({"framework": "nanoGPT", "sharding": ""}, "pytorch-amp"), ({"precision": "AMP", "sharding": "DDP", "task": "LoRA"}, "pytorch"),
+        ({"precision": "AMP", "sharding": "DDP", "task": "", "model_name": "Llama-2-7B LoRA"}, "pytorch"),
         ({"framework": "HAI-LLM", "n_experts": 256}, "megatron-bridge-overlapped"), ({"framework": "torchtitan", "precision": "fp8 (torchao, row-wise)"}, "torchtitan-rowwise"),
         ({"framework": "Megatron-LM", "notes": "case x_cef; CE fusion on"}, "megatron-lm-te-loss"),
     ],
