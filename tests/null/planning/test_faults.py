@@ -37,13 +37,23 @@ def test_a_flapping_nic_is_the_mean_by_time() -> None:
 
 @pytest.mark.parametrize("machine", ["aws-p4d", "gcp-a2", "dgx-h100"])
 def test_a_nic_is_full_once_however_many_gpus_share_it(machine: str) -> None:
-    """Two GPUs of a p4d share each NIC, sixteen of an a2 the only one; a GPU whose NIC is down takes another's. The step is what `predict` says."""
+    """Two GPUs of a p4d share each NIC, all eight of an a2 the only one; a GPU whose NIC is down takes another's. The step is what `predict` says."""
     plan = load_plan(PLAN, ("parallel.dp_replicate=16", "batch.global=128"))
     on, slow = f"2x {machine}", ("nic.rate=5 Gbit/s",)
     fault = "slow=r0:0.9" if machine == "gcp-a2" else "fail=nic:n0/nic0"
     found = faults(plan, on, fault, edits=slow)
     assert found.step_time_s == pytest.approx(predict(plan, on, edits=slow).step_time_s, rel=1e-6)
     assert found.rows[0].step_time_s == pytest.approx(predict(plan, on, edits=(*slow, fault)).step_time_s, rel=1e-6)
+
+
+@pytest.mark.parametrize("machine", ["aws-p4d", "gcp-a2", "dgx-h100"])
+def test_uplinks_carry_what_nics_send_however_many_gpus_share_one(machine: str) -> None:
+    """Half of the rate above the leaves is a network at half of its rate, nearly: not a quarter with two GPUs to a NIC, a sixteenth with eight."""
+    plan = load_plan(PLAN, ("parallel.dp_replicate=16", "batch.global=128"))
+    slow, on = ("nic.rate=5 Gbit/s", "pod=1"), f"2x {machine}"
+    whole, half = (predict(plan, on, edits=(*slow, f"oversubscription={times}")).step_time_s for times in (1, 2))
+    assert 1.5 * whole < half < 2.1 * whole
+    assert faults(plan, on, "slow=r0:0.9", edits=(*slow, "oversubscription=2")).step_time_s == pytest.approx(half, rel=1e-6)
 
 
 @pytest.mark.parametrize(
