@@ -37,6 +37,12 @@ _PATHS = {
 }
 
 
+_COUNTED = (
+    "Each cable inside the node counts twice, once for each direction; those of its NICs (net), and of one leaf switch to the spines (spine), once. "
+    "Rate of one direction, latency of one hop."
+)
+
+
 def topology_page(topology: Topology) -> str:
     """One glance at a machine or cluster: the first node large with its network, devices, links, and how rank 0 reaches others."""
     found = summary(topology)
@@ -48,7 +54,7 @@ def topology_page(topology: Topology) -> str:
         "The first node, host memory at the bottom, network on top. Rates are of one direction; hover an edge for both, and its latency.",
     )
     page.figure(machine(topology, 1))
-    page.section("Links of a node", "Each cable counts twice, once for each direction. Rate of one direction, latency of one hop.")
+    page.section("Links of a node", _COUNTED)
     rows = [(_LINKS.get(row["link"], row["link"]), str(row["count"]), row["rate"], row["latency"]) for row in found["rows"]]
     page.table(("kind", "directed links", "rate", "latency"), rows)
     page.section("How rank 0 reaches other ranks", "Each kind of path once, in NCCL's words.")

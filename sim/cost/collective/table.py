@@ -18,9 +18,11 @@ _STEP = 4
 def collective_table(name: str, largest: str, on: str | Topology, ranks: int | None = None, algorithm: str = "auto") -> dict[str, Any]:
     """Rows of size, time, algbw, busbw and the algorithm chosen, from 8 B to `largest` in steps of 4.
 
-    `ranks`: the first so many of the machine (all where None). Raises `BadInput` for ranks that it does not have.
+    `ranks`: the first so many of the machine (all where None). Raises `BadInput` for ranks that it does not have, and for no bytes.
     """
-    top = max(size(largest, "--bytes"), 1)
+    top = size(largest, "--bytes")
+    if top < 1:
+        raise BadInput(f"--bytes {largest}: the largest size of the table is one byte at least")
     if algorithm not in ALGORITHMS:
         raise UnknownName("algorithm", algorithm, ALGORITHMS)
     topology = load_topology(on)

@@ -105,3 +105,9 @@ def test_bytes_go_at_the_rate_of_the_cache_or_of_the_memory(name: str) -> None:
         fit = shares[gpu.arch]
         seconds = fit.floor + 2 * size / (gpu.bandwidth * share_of(fit, work) * speed)
         assert memory_bound_cost(work, gpu)[0] == pytest.approx(seconds, rel=1e-4)
+
+
+def test_a_table_of_no_bytes_is_refused() -> None:
+    with pytest.raises(BadInput, match="one byte at least"):
+        collective_table("all_reduce", "0 B", "dgx-h100")
+    assert [row["bytes"] for row in collective_table("all_reduce", "1 B", "dgx-h100")["rows"]] == [1]
