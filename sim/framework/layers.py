@@ -68,6 +68,9 @@ class Elementwise(Habits, frozen=True, kw_only=True):
     norm_in_fp32: bool = False
     """A fused norm reads a copy of the residual stream in fp32, made for it (x.float() before apex's mixed kernels, as flash-attention's
     prenorm blocks do)."""
+    norm_in_linear: bool = False
+    """The norm before a linear is called inside that, as a part of its function in autograd (TransformerEngine's LayerNormLinear; experts and the
+    down projections of latent attention have theirs by itself)."""
     quantising_norm: bool = True
     """A norm before a linear writes its 8-bit operand, or finds that one's largest value (TransformerEngine's LayerNormLinear). False: the
     norm is a module of 16 bits, which the linear reads (torchao's Float8Linear behind torch.nn.RMSNorm)."""

@@ -9,7 +9,7 @@ from sim.model.layers.attention import grouped_query
 from sim.model.layers.elementwise import residual
 from sim.model.layers.ends import embedding, logits, loss
 from sim.model.layers.mlp import mlp
-from sim.model.layers.norm import norm
+from sim.model.layers.norm import before, norm
 from sim.model.parts import Block, Part, Shape
 from sim.model.share import Share, share_of
 from sim.model.specs.decoder import Decoder
@@ -169,22 +169,23 @@ def _layer(spec: Decoder, share: Share, mixer: str, windowed: bool) -> list[Part
         from sim.model.layers.lora import adapt, freeze
 
         attn, rest = freeze(adapt(attn, spec, share)), freeze(adapt(rest, spec, share))
-    before = [_norm(spec, share, "norm1", modules=2), _norm(spec, share, "norm2")] if spec.pre_norms else []
+    norms = [_norm(spec, share, "norm1", modules=2), _norm(spec, share, "norm2")] if spec.pre_norms else []
     joins = [residual(share, f"{name}.residual", rows, h, dropout=drops) for name in ("attn", "mlp")]
     if spec.parallel_block:  # one norm feeds both, or each has its own; their sum is one more add before the residual's
-        return [before[0], *attn, joins[0], *(before[1:] if spec.two_norms else []), *rest, joins[1]]
+        return [norms[0], *attn, joins[0], *(norms[1:] if spec.two_norms else []), *rest, joins[1]]
+    norms = [before(share, one, then[0].name) for one, then in zip(norms, (attn, rest), strict=False)]
     after = [_norm(spec, share, f"{name}.post_norm", after_residual=False) for name in ("attn", "mlp")] if spec.post_norms else []
-    return [*before[:1], *attn, *after[:1], joins[0], *before[1:], *rest, *after[1:], joins[1]]
+    return [*norms[:1], *attn, *after[:1], joins[0], *norms[1:], *rest, *after[1:], joins[1]]
 
 
 def _hybrid(spec: Decoder, share: Share, letter: str, windowed: bool) -> list[Part]:
     """One norm, one mixer, one residual (Nemotron-H)."""
-    first = _norm(spec, share, "norm1", modules=2)
     inner = _token_mixer(spec, share, letter, windowed) if letter in "M*" else mixer_of(spec, share, letter)
     if spec.lora is not None:
         from sim.model.layers.lora import adapt, freeze
 
         inner = freeze(adapt(inner, spec, share))
+    first = before(share, _norm(spec, share, "norm1", modules=2), inner[0].name)
     return [first, *inner, residual(share, "residual", share.srows, spec.hidden, dropout=_drops(spec, share))]
 
 

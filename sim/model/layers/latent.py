@@ -8,7 +8,7 @@ from sim.model.layers.attention import core, rope
 from sim.model.layers.elementwise import elementwise
 from sim.model.layers.heads import Heads, split_heads
 from sim.model.layers.linear import linear
-from sim.model.layers.norm import norm
+from sim.model.layers.norm import before, norm
 from sim.model.parts import Part
 from sim.model.share import Share
 from sim.model.specs.decoder import Mla
@@ -35,7 +35,8 @@ def latent(share: Share, hidden: int, heads: int, mla: Mla, *, bias: bool = Fals
                 modules=2,
             )
         )
-        parts.append(norm(share, "attn.q_norm", rows, mla.q_lora, "rmsnorm", after_residual=False, es=share.e))
+        found = norm(share, "attn.q_norm", rows, mla.q_lora, "rmsnorm", after_residual=False, es=share.e)
+        parts.append(before(share, found, "attn.q_up"))
     wide = mla.q_lora or hidden
     gather = share.rows * wide * share.e if split else 0
     parts.append(
@@ -48,7 +49,8 @@ def latent(share: Share, hidden: int, heads: int, mla: Mla, *, bias: bool = Fals
     down = linear(share, "attn.kv_down", hidden, narrow, rows=rows, bias=bias, stream=True)
     join = elementwise("add", share, rows * hidden, 2 * share.e, share.e)  # two gradients of one input
     parts.append(replace(down, saved=0, backward=(*down.backward, join)))
-    parts.append(norm(share, "attn.kv_norm", rows, mla.kv_lora, "rmsnorm", after_residual=False, es=share.e))
+    found = norm(share, "attn.kv_norm", rows, mla.kv_lora, "rmsnorm", after_residual=False, es=share.e)
+    parts.append(before(share, found, "attn.kv_up"))
     gather = share.rows * narrow * share.e if split else 0
     parts.append(
         linear(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from sim.model.layers.elementwise import elementwise
 from sim.model.parts import Part
 from sim.model.share import Share
@@ -64,6 +66,17 @@ def norm(
         saved=kept,
         modules=modules,
     )
+
+
+_HOLDS = ("attn.qkv", "attn.q_up", "attn.kv_up", "mlp.up", "mamba.in_proj")
+"""Linears that hold the norm before them, where the framework's do (megatron/core/models/gpt/gpt_layer_specs.py, mamba/mamba_layer_specs.py)."""
+
+
+def before(share: Share, part: Part, following: str) -> Part:
+    """The norm `part` in front of the part `following`: inside a linear it is no module, and no node of Python, of its own."""
+    if not share.framework.elementwise.norm_in_linear or following not in _HOLDS:
+        return part
+    return replace(part, modules=part.modules - 1, native=len(part.forward))
 
 
 def _in_kernels(share: Share, elements: int, rows: int, e: int, early: bool) -> tuple[tuple[Work, ...], tuple[Work, ...]]:

@@ -148,3 +148,23 @@ def test_picking_rows_of_the_adaptive_softmax_costs_gradients_as_large_as_all_sc
         {"zero": 4, "add": 4, "copy": 1}
     )
     assert [w.what for w in part(xl(div=4), "head", "head.picked").wgrad if isinstance(w, MemoryBound)] == ["add"], "tables of their own"
+
+
+@pytest.mark.parametrize(
+    ("model", "inside"),
+    [
+        ("llama3-8b", {"norm1", "norm2"}),
+        ("qwen3-30b-a3b", {"norm1"}),  # heads' norms and that before the router are modules
+        ("deepseek-v3", {"attn.q_norm", "attn.kv_norm", "norm2"}),  # of a dense layer; latent attention's first products are plain linears
+    ],
+)
+def test_a_norm_inside_a_linear_is_no_module_of_its_own(model: str, inside: set[str]) -> None:
+    """megatron/core/models/gpt/gpt_layer_specs.py; the layer itself is one, which its first norm stands for."""
+    spec = load_model(model)
+    held, apart = (
+        {p.name: p for p in dict(describe(spec, Shape(micro=1, seq=128), load_framework(name), "flash").blocks)["L0"].parts}
+        for name in ("megatron-core", "torchtitan")
+    )
+    norms = {name for name, p in held.items() if p.cls == "norm"}
+    assert {name for name in norms if held[name].modules < apart[name].modules} == inside
+    assert {name for name in norms if held[name].native} == inside, "in the linear's function of autograd"
