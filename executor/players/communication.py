@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from datetime import timedelta
+from functools import cache
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,6 +26,9 @@ Issue = Callable[[], Callable[[], dist.Work | None]]
 """Called in program order by the host thread; gives what starts the communication, at once or later on a lane's thread."""
 Group = tuple[dist.ProcessGroup | None, tuple[int, ...]]
 
+ORDERED = "gloo_in_order"
+"""gloo with one thread for a group: torch gives it two, which run the collectives of one lane at the same time."""
+
 MESSAGES = "messages"
 """All messages along one mesh axis share a process group: the k-th send of a pair meets the k-th receive, whatever their lanes."""
 
@@ -37,6 +43,24 @@ def way(source: int, target: int) -> str:
     return f"{MESSAGES}.{source}.{target}"
 
 
+@cache
+def _in_order() -> str | None:
+    """The backend of a lane's group; None: the world's own, where that runs collectives in their order (NCCL)."""
+    if "gloo" not in dist.get_backend():
+        return None
+
+    gloo: Any = dist.ProcessGroupGloo  # torch's stubs do not know its options
+
+    def group(store: Any, rank: int, size: int, limit: timedelta) -> Any:
+        options = gloo._Options()
+        options._threads, options._timeout = 1, limit
+        options._devices = [gloo.create_default_device()]
+        return gloo(store, rank, size, options)
+
+    dist.Backend.register_backend(ORDERED, group, devices=["cpu", "cuda"])
+    return ORDERED
+
+
 def make_groups(program: Program, rank: int, apart: bool = False) -> dict[tuple[str, str], Group]:
     """A process group for each (lane, mesh axis); every rank makes all of them, in the same order. `apart`: messages have one for each `way`,
     and none along the axis."""
@@ -44,7 +68,8 @@ def make_groups(program: Program, rank: int, apart: bool = False) -> dict[tuple[
     found: dict[tuple[str, str], Group] = {}
     for lane, axis in sorted({(op.lane if op.kind == "collective" else MESSAGES, op.group) for op in meeting}):
         for ranks in program.mesh.groups(axis):
-            group = dist.new_group(list(ranks)) if len(ranks) > 1 and not (apart and lane == MESSAGES) else None
+            alone = len(ranks) == 1 or (apart and lane == MESSAGES)
+            group = None if alone else dist.new_group(list(ranks), backend=None if lane == MESSAGES else _in_order())
             if rank in ranks:
                 found[lane, axis] = (group, ranks)
     for axis, source, target in pairs(program) if apart else ():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,26 @@ def test_a_receive_that_is_posted_ahead_holds_up_nothing(tmp_path: Path) -> None
         for i in range(2):
             arrived = spans[f"r{rank}/s0/{i}/get"].end
             assert spans[f"r{1 - rank}/s0/{i}/mm"].end <= arrived <= spans[f"r{rank}/s0/{i}/after"].start
+
+
+def test_collectives_of_one_lane_run_one_after_the_other(tmp_path: Path) -> None:
+    """Of two threads that gloo has by itself for a group, one would be through with the small ones before the other is with the large one."""
+    sums = [Op(f"{lane}/{at}", "collective", f"comm.dp{lane}", name="all_reduce", bytes=size, group="dp")
+            for at, size in enumerate((32 << 20, 64, 64)) for lane in ("", ".1")]  # fmt: skip
+    done = [Op(f"{lane}/done", "record", f"comm.dp{lane}", event=f"sums{lane}") for lane in ("", ".1")]
+    seen = [Op(f"{lane}/seen", "wait", "compute", event=f"sums{lane}") for lane in ("", ".1")]
+    program = _program(
+        Mesh({"dp_replicate": 2}), {"sums": (*sums, *done, *seen)}, {HOST: tuple(Call("sums", f"s{step}", step, step) for step in range(2))}
+    )
+    trace = run_play(program, {}, tmp_path, 2).trace
+    _whole(program, trace)
+    for step in range(2):
+        for lane in ("comm.dp", "comm.dp.1"):
+            spans = sorted(
+                (s for s in trace.spans if s.kind == "collective" and (s.rank, s.step, s.lane) == (0, step, lane)), key=lambda s: s.id
+            )
+            assert len(spans) == 3
+            assert all(before.end <= after.start for before, after in itertools.pairwise(spans)), lane
 
 
 def test_what_cannot_be_played_is_said(tmp_path: Path) -> None:
