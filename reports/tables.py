@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from reports.figures.palette import WORDS
-from reports.words import gib, rate, seconds
+from reports.words import gib, ranks, rate, seconds
 from sim.tables import aligned, wordy
 from topologies.units import show_energy
 
@@ -77,7 +77,7 @@ def _ms(value: float) -> str:
 
 
 def _prediction(console: Screen | Pipe, value: Mapping[str, Any]) -> None:
-    table = Listing(f"{value['model']['name']} on {value['topology']} ({value['gpus']} ranks)", "prediction", "")
+    table = Listing(f"{value['model']['name']} on {value['topology']} ({ranks(value['gpus'])})", "prediction", "")
     table.add_row("step time", _ms(value["step_time_s"]))
     if "interval_s" in value:
         low, high, level = (value["interval_s"][key] for key in ("low", "high", "level"))

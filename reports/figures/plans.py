@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import Any
 
 import plotly.graph_objects as go
@@ -19,6 +20,8 @@ from sim.planning.sweeps.tables import unit_of
 
 _MOST_POINTS = 6000
 _SCALE = "Viridis"
+_WIDE = 44
+"""Letters in a line of a plan's words, of which there are three at most."""
 
 
 def breakdowns(rows: Sequence[Row]) -> go.Figure:
@@ -26,7 +29,8 @@ def breakdowns(rows: Sequence[Row]) -> go.Figure:
     figure = go.Figure()
     scale, unit, _ = clock(max((row.step_time or 0.0 for row in rows), default=0.0))
     splits = [json.loads(row.detail).get("breakdown", {}) for row in rows]
-    names = [safe(f"{place}. {short(words, 44)}") for place, words in enumerate(_differences(rows), 1)]
+    lines = [wrap(f"{place}. {short(words, 3 * _WIDE)}", _WIDE) for place, words in enumerate(_differences(rows), 1)]
+    names = ["<br>".join(map(safe, some)) for some in lines]
     for key in dict.fromkeys(key for split in splits for key in split):
         values = [split.get(key, 0.0) * scale for split in splits]
         if any(values):
@@ -43,13 +47,13 @@ def breakdowns(rows: Sequence[Row]) -> go.Figure:
             )
     figure.update_layout(
         barmode="stack",
-        height=170 + 34 * len(rows),
+        height=170 + sum(max(34, 17 * len(some)) for some in lines),
         margin={"b": 90},
         xaxis={"title": f"{unit} per step"},
         yaxis={"autorange": "reversed"},
         legend={"orientation": "h"},
     )
-    return no_narrower(figure, 220 + 7 * max(map(len, names), default=0))
+    return no_narrower(figure, 220 + 7 * max((len(line) for some in lines for line in some), default=0))
 
 
 def _differences(rows: Sequence[Row]) -> list[str]:

@@ -17,7 +17,7 @@ def capacity_page(title: str, found: Capacity, strong: Sequence[Capacity] = (), 
     `found`: the run that was asked for. `strong` and `weak`: `sim.planning.capacity.scaling.scaling` of it, with the same and with a
     growing global batch. `unit`: of the prices ("USD").
     """
-    page = Page(title, f"{found.gpus:,} GPUs, {found.topology}: {found.steps:,} steps of {seconds(found.step_time_s)} each, predicted.")
+    page = Page(title, f"{found.gpus:,} GPUs, {found.topology}: {found.steps:,} steps of {seconds(found.quiet_step_s)} each, predicted.")
     page.cards(_cards(found, unit))
     if not found.fits:
         page.warnings(["This plan does not fit into the memory of one GPU; the figures are what it would take if it did."])

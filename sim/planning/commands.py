@@ -222,6 +222,8 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
         shown = found.to_dict()
         if not as_json:
             del shown["interval_s"]
+            if found.quiet_step_s < found.step_time_s:  # what the plan saves is no part of the days: checkpoints are counted apart
+                shown["step_without_checkpoints_s"] = found.quiet_step_s
             shown["days_interval"] = "{:,.4g} to {:,.4g}, of 80 %".format(*found.days_interval)
         desk.show(shown, as_json, "capacity")
         if report:

@@ -65,6 +65,11 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
         return self.elapsed_s / DAY
 
     @property
+    def quiet_step_s(self) -> float:
+        """Of one step, without the plan's checkpoints."""
+        return self.productive_s / self.steps
+
+    @property
     def days_interval(self) -> tuple[float, float]:
         """80 % interval of the days, by that of the step; the luck of failures is not in it."""
         low, high = (self.days * end / self.step_time_s for end in self.interval)
@@ -74,7 +79,7 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
         rows = [
             *([("plan", self.plan)] if self.plan else []),
             ("GPUs", f"{self.gpus:,} of {self.topology}" + ("" if self.fits else "; DOES NOT FIT into memory")),
-            ("steps", f"{self.steps:,} of {self.step_time_s:.4g} s"),
+            ("steps", f"{self.steps:,} of {self.quiet_step_s:.4g} s"),
             (
                 "elapsed",
                 "{:,.2f} days (80 %: {:,.2f} to {:,.2f})".format(self.days, *self.days_interval)

@@ -87,3 +87,14 @@ def test_a_capacity_page_has_a_column_for_money_where_there_are_prices() -> None
     plan = load_plan({"model": "gpt2-124m", "parallel": {"dp_replicate": 4}})
     free, paid = capacity(plan, "dgx-h100", 1e9), capacity(plan, "dgx-h100", 1e9, prices={"dgx-h100": 2.0})
     assert "<th>money</th>" in capacity_page("x", paid, unit="USD") and "<th>money</th>" not in capacity_page("x", free)
+
+
+def test_plans_that_differ_are_told_apart_however_long_their_words() -> None:
+    def named(**words: object) -> Row:
+        key = " ".join(f"{word}={value}" for word, value in words.items())
+        return Row(f"{key} on=8x dgx-h100", "done", step_time=1.0, gpus=64, rate=1.0, detail='{"breakdown": {"compute_s": 1.0}}')
+
+    rows = [named(tp=8, pp=2, recompute=how, zero=1, micro=1, schedule="interleaved", virtual_stages=4) for how in ("none", "full")]
+    names = breakdowns([*rows, named(tp=4, pp=4, recompute="none", zero=0, micro=2, schedule="1f1b", virtual_stages=1)]).data[0].y
+    assert [name.replace("<br>", " ").partition("recompute=")[2].partition(" ")[0] for name in names] == ["none", "full", "none"]
+    assert max(len(line) for name in names for line in name.split("<br>")) <= 44
