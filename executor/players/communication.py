@@ -43,12 +43,16 @@ def way(source: int, target: int) -> str:
     return f"{MESSAGES}.{source}.{target}"
 
 
-@cache
 def _in_order() -> str | None:
     """The backend of a lane's group; None: the world's own, where that runs collectives in their order (NCCL)."""
     if "gloo" not in dist.get_backend():
         return None
+    _register()
+    return ORDERED
 
+
+@cache
+def _register() -> None:
     gloo: Any = dist.ProcessGroupGloo  # torch's stubs do not know its options
 
     def group(store: Any, rank: int, size: int, limit: timedelta) -> Any:
@@ -58,7 +62,6 @@ def _in_order() -> str | None:
         return gloo(store, rank, size, options)
 
     dist.Backend.register_backend(ORDERED, group, devices=["cpu", "cuda"])
-    return ORDERED
 
 
 def make_groups(program: Program, rank: int, apart: bool = False) -> dict[tuple[str, str], Group]:

@@ -79,7 +79,8 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Callable[[Program, int], Any]:
 
     def made(program: Program, rank: int) -> Any:
         asked: list[tuple[int, ...]] = []
-        monkeypatch.setattr(dist, "new_group", lambda ranks: (asked.append(tuple(ranks)), (tuple(ranks), len(asked)))[1])
+        monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
+        monkeypatch.setattr(dist, "new_group", lambda ranks, backend=None: (asked.append(tuple(ranks)), (tuple(ranks), len(asked)))[1])
         return make_groups(program, rank, apart=True), asked
 
     return made
