@@ -265,6 +265,11 @@ class Plan(_Section, frozen=True, kw_only=True):
         return self.update.mode == "async" and self.task != "forward"
 
     @property
+    def local(self) -> bool:
+        """Ranks update alone, each its own parameters, and average them now and then."""
+        return self.update.mode == "local" and self.task != "forward"
+
+    @property
     def served(self) -> bool:
         """A server in host memory sums the gradients and updates."""
         return self.asynchronous or self.update.aggregate == "cpu"

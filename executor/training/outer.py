@@ -63,5 +63,4 @@ class Outer:
 
 def outer_of(plan: Plan, habits: Framework, model: nn.Module) -> Outer | None:
     """The outer optimizer of a plan that has one."""
-    u = plan.update
-    return Outer(model, habits) if u.mode == "local" and u.outer == "nesterov" and plan.task != "forward" else None
+    return Outer(model, habits) if plan.local and plan.update.outer == "nesterov" else None

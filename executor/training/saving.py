@@ -38,7 +38,7 @@ def save(state: dict[str, Any], plan: Plan, world: World) -> None:
 
 def replicas_of(plan: Plan) -> int:
     """Ranks that hold the same part of the model and its optimizer: along dp_shard too, where nothing is sharded. Those that update alone differ."""
-    if plan.update.mode == "local" and plan.task != "forward":
+    if plan.local:
         return 1
     sharded = sharding_of(plan, framework_of(plan))[0] > 0
     return plan.parallel.dp_replicate if sharded else plan.data_ranks

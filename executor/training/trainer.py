@@ -105,7 +105,7 @@ class Trainer:
                     clip(self.model, self.mesh)
                 self.mixed.step(self.optimizer)
                 self.optimizer.zero_grad(set_to_none=not self.habits.optimizer.zeroes_gradients)
-            if train and self.plan.update.mode == "local" and (number + 1) % self.plan.update.every == 0:
+            if self.plan.local and (number + 1) % self.plan.update.every == 0:
                 self._average()
             self._losses[number] = total
             self._output(number, total)

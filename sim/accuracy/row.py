@@ -26,7 +26,7 @@ _NOT_FROM_START = (
     r"tun(e|ing)|\bsft\b|[dlq]ora\b|\bpeft\b|adapter|\bdpo\b|preference|post-?training|squad|glue|^(inference|forward|eval|prefill)"
 )
 """Words of tasks on a model that has been trained."""
-_TORCH_2 = "2023-03"
+TORCH_2 = "2023-03"
 """PyTorch 2.0: torch.optim calls one kernel for many tensors, and zero_grad frees gradients (its release notes)."""
 _AFTER = r"h[128]00|h20\b|gh200|b[23]00|mi3|l40s|l4\b|4090|5090|6000 ?ada"
 """GPUs that PyTorch before 2.0 was not built for (compute capabilities 8.9 and 9.0 came with CUDA 11.8)."""
@@ -112,7 +112,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         """PyTorch 2.0 or later, where it ran PyTorch: the row's release says so, its date, or its GPU."""
         if found := re.search(r"torch\W*(?:v|version)? ?(\d)\.\d", f"{self.framework} {self.framework_version}".lower()):
             return int(found[1]) >= 2
-        return self.date >= _TORCH_2 if self.date else re.search(_AFTER, self.gpu.lower()) is not None
+        return self.date >= TORCH_2 if self.date else re.search(_AFTER, self.gpu.lower()) is not None
 
     @property
     def submitted(self) -> bool:

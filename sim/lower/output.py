@@ -82,7 +82,7 @@ def _written(job: Job, stored: Stored, size: float) -> float:
     with parameters, between two averages, and moments of its own."""
     apart = stored.expert and job.mesh.apart
     if job.plan.output.checkpoint_mode != "full" and not job.plan.one_updates:
-        if job.plan.update.mode == "local" and job.train:
+        if job.plan.local:
             return size
         return size * stored.ways / job.size("edp" if apart else job.data_axis)
     return size * stored.ways * (job.size("ep") / job.mesh.copies if apart else 1)

@@ -175,7 +175,7 @@ def _call(segments: Segments, name: str, ops: list[Op], step: int) -> list[Turns
 def _end(job: Job, place: Place, share: Share, stages: list[StageSegments], tag: str, step: int, segments: Segments) -> list[Turns]:
     """What follows the update: the average of local updates, output."""
     line = list[Turns]()
-    if job.train and job.plan.update.mode == "local" and output.due(job.plan.update.every, step):
+    if job.plan.local and output.due(job.plan.update.every, step):
         line += _call(segments, f"{tag}average", modes.agree(job, share), step)
     o = job.plan.output
     if output.due(o.log_every, step) and any(stage.stage.last for stage in stages):

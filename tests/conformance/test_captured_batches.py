@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+from torch import library, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from executor.recording.capture import Input, capture, save  # noqa: E402
@@ -97,7 +97,7 @@ def test_a_bilinear_layer_is_as_many_products_as_it_has_outputs() -> None:
     assert built.flops_per_sample == 3 * 2.0 * 48 * 64 * 24
 
 
-@torch.library.custom_op("steptwin_test::scores", mutates_args=())  # type: ignore[untyped-decorator]
+@library.custom_op("steptwin_test::scores", mutates_args=())  # type: ignore[untyped-decorator]
 def scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return q @ k.transpose(-1, -2)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from sim.accuracy.row import Row
+from sim.accuracy.row import TORCH_2, Row
 from sim.accuracy.rows.wording import said
 from sim.framework.framework import load_framework
 
@@ -18,7 +18,7 @@ _HOPPER = r"h[12]00|h800|h20|gh200|b[23]00|mi3"
 def _before_flash(row: Row) -> bool:
     """Of before May 2022 (Dao et al., FlashAttention), or on GPUs older than Ampere before PyTorch 2.0's scaled_dot_product_attention."""
     old = re.search(r"v100|p100|k80|\bt4\b|titan|2080|1080|\bp40|\bp4\b|rtx ?8000", row.gpu.lower()) is not None
-    return "" < row.date[:7] < ("2023-03" if old else "2022-05") or (old and not row.date and not row.of_torch_2)
+    return "" < row.date[:7] < (TORCH_2 if old else "2022-05") or (old and not row.date and not row.of_torch_2)
 
 
 def attention_of(row: Row, cp: int, framework: str, assumed: list[str]) -> Any:
