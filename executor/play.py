@@ -16,7 +16,7 @@ import msgspec
 
 from executor.players.player import Player, now
 from executor.ranks.launch import launch
-from executor.ranks.world import World
+from executor.ranks.world import World, set_precision
 from sim.lower.checks.verify import verify
 from sim.program import HOST, MESSAGE, Op, Program, full_id
 from sim.trace import Span, Trace, from_zero
@@ -110,7 +110,6 @@ def play(world: World, request: Request) -> RankResult:
     from executor.players.events import wake
     from executor.players.feeder import Crossing, host_seconds, start_feeders
     from executor.ranks.clocks import align
-    from executor.ranks.world import set_precision
 
     world.beat.phase("preparing bodies")
     program = msgspec.json.decode(gzip.decompress(Path(request.program).read_bytes()), type=Program)

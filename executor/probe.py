@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import platform
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ import msgspec
 
 from executor.ranks.environment import place
 from executor.ranks.launch import Interrupted, launch
-from executor.ranks.world import World
+from executor.ranks.world import World, set_precision
 from sim.cost.calibration import SHAPES, Calibration, Sample, save_calibration
 from sim.files.runs import refuse_unwritable, write_atomic
 from topologies.errors import BadInput, RunFailed
@@ -195,8 +196,6 @@ def _together() -> list[Callable[[Bench], None]]:
 def _guarded(table: Callable[[Bench], None], bench: Bench) -> str:
     """Measures one table; why it failed, on a GPU: what its one rank has measured until then, and will after, is worth keeping. So are the messages of
     several, beside a table in which each is by itself."""
-    from executor.ranks.world import set_precision
-
     try:
         table(bench)
     except Exception as error:
@@ -209,13 +208,10 @@ def _guarded(table: Callable[[Bench], None], bench: Bench) -> str:
 
 def measure(world: World, request: Request) -> Measured:
     """One rank's share: all tables, in the same order as every other rank."""
-    import sys
-
     import torch
 
     from executor.players.events import wake
     from executor.probes.bench import Bench
-    from executor.ranks.world import set_precision
     from executor.validation.gpu_clocks import driver
 
     set_precision(False)

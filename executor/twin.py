@@ -19,8 +19,10 @@ from executor.probe import completed, probe
 from executor.ranks.environment import hosts, leads
 from executor.stock import StockResult, run_stock
 from executor.validation.gpu_clocks import driver
-from sim.align import Comparison, align_by_class, align_by_id, guilty
+from sim.align import Comparison, Measured, align_by_class, align_by_id, guilty
 from sim.cost.calibration import Calibration, load_calibration
+from sim.files.machinefile import machine_files
+from sim.files.runs import write_json
 from sim.plan import Plan
 from sim.predict import predict_setting
 from sim.program import Program
@@ -202,8 +204,6 @@ def machines() -> str:
 def run_plan(plan: Plan, folder: Path, how: str, steps: int, say: Say = print) -> dict[str, Any]:
     """`steptwin run`: one kind of run alone, as plain values. The folder has all that `compare` and a rerun need. At least `steps` are timed: "play"
     ends with a whole pass through its program, which has as many steps as the prediction needed to settle (5 of a pass for 3 that are asked for)."""
-    from sim.align import Measured
-
     if how not in ("stock", "play"):
         raise BadInput(f"--how {how}: allowed are stock (PyTorch's own machinery) and play (the predicted program)")
     setting, program = bind(plan, machines()), None
@@ -228,8 +228,6 @@ def keep_run(folder: Path, plan: Plan, program: Program | None, found: dict[str,
     """Plan, machine, program, environment, summary and trace of a run, whole each."""
     from sim.files.chrome import write_trace
     from sim.files.inputs import write_inputs
-    from sim.files.machinefile import machine_files
-    from sim.files.runs import write_json
 
     write_inputs(folder, plan, program, machine_files(machines()))
     write_json(folder / f"summary-{found['how']}.json", found)  # what was trained and what was played share a folder

@@ -22,6 +22,7 @@ import msgspec
 from topologies import fail
 from topologies.build import P2P, build
 from topologies.cluster import Cluster, Run
+from topologies.devices import gpu
 from topologies.errors import BadInput, UnknownName
 from topologies.fabric import read_fabric
 from topologies.machine import Link, Machine
@@ -166,8 +167,6 @@ def _gpu(cluster: Cluster, key: str, value: str) -> Cluster:
 
 def _fit_links(machine: Machine, name: str) -> object:
     """The NVLink table for another GPU: kept where its links suffice, spread over as many chips otherwise."""
-    from topologies.devices import gpu
-
     links = gpu(name).nvlink_links
     if machine.chips and links:
         chips = len(machine.chips)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from os.path import exists, isfile  # those of Path raise where the name is too long
 from pathlib import Path
 
+import msgspec
+
 from topologies.build import FIELDS, build
 from topologies.cluster import Cluster, Term, join, parse
 from topologies.devices import document, shelf
@@ -52,8 +54,6 @@ def load_topology(source: str | Path | Topology, edits: tuple[str, ...] | str = 
 
 def _seen(cluster: Cluster) -> Cluster:
     """This machine with ranks on the GPUs that CUDA_VISIBLE_DEVICES lists, in its order."""
-    import msgspec
-
     from topologies.nvidia import visible
 
     run = cluster.runs[0]
@@ -105,8 +105,6 @@ def _cluster_file(path: Path, chain: tuple[str, ...]) -> Cluster | None:
         )
     table = Table(data, str(path), ("name", "title", "source", "nodes", "fabric", "edits"))
     cluster = _cluster(table.text("nodes"), path.parent, chain)
-    import msgspec
-
     fabric = read_fabric(table.raw("fabric"), table.at("fabric"), cluster.fabric)
     cluster = msgspec.structs.replace(cluster, name=table.text("name", path.stem), fabric=fabric)
     edits = table.raw("edits", [])

@@ -22,6 +22,7 @@ import msgspec
 
 from executor.ranks.beat import Beat
 from executor.ranks.environment import Place
+from topologies.errors import BadInput
 
 _PR_SET_PDEATHSIG = 1
 
@@ -79,8 +80,6 @@ _LOST = (
 
 def failure_of(error: BaseException) -> Failure:
     """What a rank's exception tells the others."""
-    from topologies.errors import BadInput
-
     text = str(error).strip() or type(error).__name__
     if "Original Traceback" in text:  # a loader worker's error, wrapped by torch: its own words are the last line
         text = text.splitlines()[-1].rpartition("RunFailed: ")[2]

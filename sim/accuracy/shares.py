@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from sim.accuracy.rows.plans import Case
 from sim.result.uncertainty import Shares, outside, shares_of
+from sim.setting.bind import bind
 
 
 def shares_of_case(case: Case, seconds: float) -> tuple[Shares, tuple[str, ...]]:
     """On what a row's step of `seconds` is spent, and in what it lies beyond the data. Raises `BadInput` and its kinds."""
     from sim.lower.step import lower
-    from sim.setting.bind import bind
     from sim.setting.pricer import pricer_for
 
     setting = bind(case.plan, case.topology, case.edits)

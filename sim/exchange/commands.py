@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from topologies.errors import BadInput
 from topologies.verbs import AsJson, Calibrated, Desk, Fail, MachineSets, On, PlanName, Sets, Without, of_machine, split
 
 
@@ -30,7 +31,6 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
         from sim.exchange.export import export_plan
         from sim.files.planfile import load_plan
         from sim.setting.bind import bind
-        from topologies.errors import BadInput
 
         if any(not part.strip().isdecimal() for part in ranks.split(",") if ranks):
             raise BadInput(f"--ranks {ranks[:60]}: must be whole numbers with commas between, such as 0,1,8")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from sim.lower.job import Job
 from sim.lower.model_parallel import context, expert, tensor
 from sim.lower.model_parallel.exchanges import covered
@@ -62,8 +64,6 @@ def _on_demand(parts: tuple[PartOps, ...], at: int, redo: Ops) -> tuple[PartOps,
 
 def _again(job: Job, name: str, block: Block) -> tuple[Ops, int]:
     """The block's forward as backward repeats it, to its end or as far as backward needs, and the first part that it leaves out."""
-    from msgspec.structs import replace
-
     end = _early_stop(block) if job.framework.early_stop else len(block.parts)
     redo = [op for index, part in enumerate(block.parts[:end]) for op in _forward(job, "recompute", name, part, part.saved, index == 0)]
     inputs = sum(part.saved for part in block.parts[end:])
@@ -83,8 +83,6 @@ def _early_stop(block: Block) -> int:
 
 def _keep_input(parts: list[PartOps], saved: int) -> tuple[PartOps, ...]:
     """Full recomputation keeps the block's input alone, from its first forward op to its last backward op."""
-    from msgspec.structs import replace
-
     first = parts[0]
     if not saved or not first.forward or not first.joint:
         return tuple(parts)

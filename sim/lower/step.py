@@ -13,6 +13,7 @@ from sim.lower import ends, noise, output
 from sim.lower import input as loading
 from sim.lower.binding import job_of
 from sim.lower.data_parallel import buffers
+from sim.lower.data_parallel.sharded import gather_all
 from sim.lower.job import Job
 from sim.lower.microbatches import Microbatches, microbatches_of
 from sim.lower.model_parallel import tensor
@@ -214,8 +215,6 @@ def update_ops(job: Job, place: Place, share: Share, stages: list[StageSegments]
         return modes.through_primary(job, share, place.leads)
     ops = optimizer.update(job, share)
     if job.zero in (1, 2) and not job.gathers_ahead:
-        from sim.lower.data_parallel.sharded import gather_all
-
         ops += gather_all(job, [bucket for stage in stages for bucket in stage.buckets(1)])
     return ops
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from msgspec.structs import replace
+
 from sim.framework.framework import Framework
 from sim.model.check import data_parallel_only
 from sim.model.layers.activation import activation
@@ -18,8 +20,6 @@ from sim.work import MemoryBound
 def blocks_of(spec: Mlp, shape: Shape, framework: Framework) -> tuple[tuple[str, Block], ...]:
     """L0 ... L(n-1), head (the loss). One sample is one row; tp and cp are refused."""
     data_parallel_only(spec.name or "mlp", "an MLP", shape)
-    from msgspec.structs import replace
-
     share = share_of(replace(shape, seq=1), framework)
     made: dict[tuple[int, int, bool], Block] = {}
     blocks = []

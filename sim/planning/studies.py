@@ -12,6 +12,7 @@ import msgspec
 
 from sim.program import MEETING
 from sim.timeline.bottleneck import bottleneck
+from sim.timeline.metrics import window
 from topologies.errors import UnknownName
 
 PCIE, NVLINK, CPU = "h100-pcie-x8", "dgx-h100", "cpu-host"
@@ -129,7 +130,6 @@ def run_study(name: str, calibration: str | None = None) -> list[Row]:
 def _step(name: str, variant: Variant, calibration: str | None) -> Row:
     from sim.files.planfile import load_plan
     from sim.predict import predict
-    from sim.timeline.metrics import window
     from sim.timeline.utilisation import cpu_busy
     from topologies.load import load_topology
 

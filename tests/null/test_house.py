@@ -80,6 +80,12 @@ def module(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
+def modules() -> frozenset[str]:
+    """The names of all files."""
+    return frozenset(map(module, files()))
+
+
 def nodes(kind: type[ast.AST] | tuple[type[ast.AST], ...]) -> Iterator[tuple[Path, ast.AST]]:
     """All nodes of a kind in all files."""
     for path in files():
@@ -115,7 +121,7 @@ def test_modules_have_nouns() -> None:
 @cache
 def arrows() -> dict[str, set[str]]:
     """Module -> modules of the house that it imports, wherever in it: also inside functions, and for the type checker alone."""
-    known = {module(path) for path in files()}
+    known = modules()
     found: dict[str, set[str]] = {one: set() for one in known}
     for path, node in nodes((ast.Import, ast.ImportFrom)):
         out = found[module(path)]
@@ -146,6 +152,44 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     where = {module(path): name(path) for path in files()}
     found = [" <-> ".join(where[one] for one in circle) for circle in circles(arrows())]
     assert not found, "what both need belongs into a file below them: " + "; ".join(found)
+
+
+@cache
+def loaded() -> nx.DiGraph[str]:
+    """Module -> what importing it imports, our own and others': all but what stands in functions, or is for the type checker alone."""
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    graph.add_nodes_from(modules())
+    for path in files():
+        graph.add_edges_from((module(path), one) for node in at_once(tree(path)) for one in imported(node))
+    return graph
+
+
+def at_once(node: ast.AST) -> Iterator[ast.AST]:
+    """The imports that run with a module."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.Import, ast.ImportFrom)):
+            yield child
+        elif not isinstance(child, Function) and not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"):
+            yield from at_once(child)
+
+
+def imported(node: ast.AST) -> set[str]:
+    """The modules that an import loads, the packages that they are in among them."""
+    names = {alias.name for alias in node.names} if isinstance(node, ast.Import) else set[str]()
+    if isinstance(node, ast.ImportFrom) and node.module:
+        names = {node.module} | {whole for alias in node.names if (whole := f"{node.module}.{alias.name}") in modules()}
+    return {".".join(parts[: at + 1]) for name in names for parts in [name.split(".")] for at in range(len(parts))}
+
+
+def test_imports_inside_functions_save_something() -> None:
+    """One whose module is loaded with its file all the same belongs to the top. (torch comes after the words that say it is missing.)"""
+    found = set()
+    for path in files():
+        known = nx.descendants(loaded(), module(path)) - {"torch"}
+        for function in filter(lambda node: isinstance(node, Function), ast.walk(tree(path))):
+            inside = (node for node in ast.walk(function) if isinstance(node, (ast.Import, ast.ImportFrom)))
+            found |= {f"{name(path)}:{node.lineno}" for node in inside if imported(node) <= known}
+    assert sorted(found) == []
 
 
 @pytest.mark.parametrize(("room", "never"), [("topologies", ("sim", "executor", "reports")), ("sim", ("executor", "reports"))])

@@ -22,7 +22,7 @@ from sim.accuracy.architecture.proportions import with_sizes
 from sim.accuracy.row import Row
 from sim.model.load import load_model
 from sim.model.readers.families import decoder
-from sim.model.specs.decoder import Decoder
+from sim.model.specs.decoder import Decoder, Lora
 from topologies.errors import Refused
 
 _FAMILIES: tuple[tuple[str, str], ...] = (
@@ -193,8 +193,6 @@ def trains_adapters(row: Row) -> bool:
 
 def _with_task(spec: Decoder, row: Row, assumed: list[str]) -> dict[str, Any]:
     if trains_adapters(row):
-        from sim.model.specs.decoder import Lora
-
         if row.submitted:  # llama2_70b_lora of mlcommons/training: qkv_proj,o_proj, lora_r 16
             assumed.append("LoRA of rank 16 on qkv and the output projection: MLPerf's rule")
             lora = Lora(rank=16, targets=("qkv", "proj"))

@@ -8,7 +8,10 @@ from functools import cache
 import msgspec
 
 from sim.accuracy.row import Row
+from sim.framework.framework import load_framework
 from sim.model.load import load_model, models
+from sim.model.network import describe
+from sim.model.parts import Shape
 from sim.model.specs.decoder import Decoder
 
 _SAME: tuple[tuple[str, str], ...] = (
@@ -165,10 +168,6 @@ def _holds(one: str, size: int | None) -> bool:
     spec = load_model(one)
     if size is None or not isinstance(spec, Decoder):
         return True
-    from sim.framework.framework import load_framework
-    from sim.model.network import describe
-    from sim.model.parts import Shape
-
     network = describe(spec, Shape(micro=1, seq=128, precision="bf16"), load_framework("pytorch"))
     return abs(size / network.parameters - 1) <= _ABOUT
 

@@ -13,6 +13,7 @@ from sim.accuracy.rows.eager import eager_of
 from sim.accuracy.rows.recipes import recipe_of
 from sim.accuracy.rows.scripts import graph_of, mxnet_of, nemo_of
 from sim.accuracy.rows.submissions import submitted_llama, submitted_pictures
+from sim.framework.framework import load_framework
 from topologies.errors import Refused
 
 _FRAMEWORKS: tuple[tuple[str, str], ...] = (
@@ -182,8 +183,6 @@ def overlap_of(row: Row, framework: str) -> tuple[bool, bool]:
     OneFlow's GPT puts all of NCCL on the compute stream where tensors are split (training.py: nccl_use_compute_stream). Megatron-LM's scripts of
     2021 say DDP=torch where there is no pipeline: "no overlap" is true of its own sums alone (`_wrapped`).
     """
-    from sim.framework.framework import load_framework
-
     text = "" if framework == "megatron-2020" else row.comm_overlap.lower()
     tensor = load_framework(framework).tensor_parallel.overlap and not re.search(_NO_NVLINK, f"{row.gpu} {row.gpu_form}".lower())
     if not text and framework == "oneflow-gpt":
@@ -200,8 +199,6 @@ _ASKED = ("megatron-lm", "megatron-lm-te-loss")
 def asked_overlaps(row: Row, framework: str) -> str | dict[str, Any]:
     """The plan's framework: with what the row says of gradients' and parameters' messages where its own scripts leave them for the end unless
     asked (Megatron-LM: --overlap-grad-reduce, --overlap-param-gather)."""
-    from sim.framework.framework import load_framework
-
     text, known = row.comm_overlap.lower(), load_framework(framework).data_parallel
     if framework not in _ASKED or said(text) is False:
         return framework

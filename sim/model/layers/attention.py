@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from sim.model.layers.elementwise import dropout_kernels, elementwise, transpose
 from sim.model.layers.heads import Heads, split_heads
 from sim.model.layers.linear import linear, quantised
@@ -56,8 +58,6 @@ def core(
         )  # fmt: skip
     if cp == 1:
         return part
-    from msgspec.structs import replace
-
     whole = b * keys * heads.kv * (heads.d + heads.dv) * share.e
     if share.shape.cp_kind == "all_to_all":
         whole = _qkv_bytes(share, heads._replace(kv=max(heads.kv, cp)), b * s, b * s)  # copied where there is less than one for each
@@ -212,8 +212,6 @@ def grouped_query(
         parts.append(rope(share, local.q + local.kv, int(d * rotary), scaled=rope_scaled))
     middle = core(share, local, causal=causal, window=window, dropout=dropout, mask=mask, scale=scale)
     if sinks:
-        from msgspec.structs import replace
-
         middle = replace(middle, tensors=(local.q,))
     out = linear(
         share, "attn.proj", local.q * d, hidden, bias=proj_bias, seam="tp.reduce" if seam_bytes else "", seam_bytes=seam_bytes, frozen=frozen

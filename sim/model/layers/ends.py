@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from sim.model.layers.elementwise import casts, elementwise
 from sim.model.layers.linear import linear
 from sim.model.parts import Part
@@ -67,8 +69,6 @@ def logits(
     frozen: bool = False,
 ) -> Part:
     """The vocabulary-parallel output linear; its weight belongs to the embedding where `tied`."""
-    from msgspec.structs import replace
-
     seam_bytes = (rows or share.rows) * hidden * share.e if share.tp > 1 else 0
     part = linear(
         share, "head.logits", hidden, -(-vocab // share.tp), rows=rows, bias=bias, low=share.framework.loss.low_head, stream=True, frozen=frozen,

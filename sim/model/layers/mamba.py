@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from sim.model.check import divisible
 from sim.model.layers.elementwise import elementwise
 from sim.model.layers.linear import linear
@@ -84,8 +86,6 @@ def _scan(share: Share, spec: Mamba, heads: int, groups: int) -> Part:
 def _gated_norm(share: Share, inner: int) -> Part:
     """norm(y) x silu(z): one more input than a norm."""
     part = norm(share, "mamba.norm", share.rows, inner, "rmsnorm", after_residual=False, es=share.e)
-    from msgspec.structs import replace
-
     gate: Work = elementwise("glu", share, share.rows * inner, 2 * share.e, share.e, 5.0)
     return replace(
         part, forward=(gate, *part.forward), backward=(*part.backward, gate), saved=part.saved + 2 * share.rows * inner * share.e

@@ -7,6 +7,7 @@ file holds is told to the sampler first, and nothing is simulated twice. As in a
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
@@ -67,8 +68,6 @@ def _study(seed: int) -> Any:
     except ImportError:
         raise BadInput('--trials needs optuna: pip install "steptwin[search]". Without it, sweep a space that can be enumerated') from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `multivariate` is called experimental
         sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=_BATCH * 2)
