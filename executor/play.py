@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from executor.players.player import Player, now
-from executor.ranks.launch import launch
+from executor.ranks.launch import STALL, launch
 from executor.ranks.world import World, set_precision
 from sim.lower.checks.verify import verify
 from sim.program import HOST, MESSAGE, Op, Program, full_id
@@ -61,9 +61,7 @@ class PlayResult(msgspec.Struct, kw_only=True):
     by_rank: list[list[float]]
 
 
-def run_play(
-    program: Program, host_seconds: dict[str, float], folder: str | Path, steps: int = 30, *, stall: float = 120.0, threads: int = 0
-) -> PlayResult:
+def run_play(program: Program, host_seconds: dict[str, float], folder: str | Path, steps: int = 30, *, stall: float = STALL) -> PlayResult:
     """Plays `program` until `steps` of its later steps are timed (one pass through it holds `program.steps`).
 
     `host_seconds`: seconds of host ops by op id, by the work's text, or by the kind of host work. Raises `BadInput` for a
@@ -84,9 +82,7 @@ def run_play(
         raise RunFailed(f"cannot write {FILE} bytes to {file}: {error.strerror}") from None
     request = Request(str(stored.resolve()), host_seconds, 1 + timed + (WATCHED if plain else 0), str(file.resolve()), plain)
     try:
-        found = launch(
-            "executor.play:play", request, program.world, folder / "play", RankResult, stall=stall, threads=threads, variables=QUEUES
-        )
+        found = launch("executor.play:play", request, program.world, folder / "play", RankResult, stall=stall, variables=QUEUES)
     finally:
         file.unlink(missing_ok=True)
     spans = from_zero([span for rank in found for span in rank.spans])

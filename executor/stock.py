@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from executor.files import write_samples
-from executor.ranks.launch import launch
+from executor.ranks.launch import STALL, launch
 from executor.ranks.world import World
 from executor.training.limits import check_stock
 from executor.usage import watched
@@ -77,8 +77,7 @@ def run_stock(
     *,
     warmup: int = WARMUP,
     profile: int = PROFILED,
-    stall: float = 120.0,
-    threads: int = 0,
+    stall: float = STALL,
 ) -> StockResult:
     """Trains `plan` for `warmup + steps + profile` optimizer steps on this machine's devices.
 
@@ -91,7 +90,7 @@ def run_stock(
     write_samples(plan, folder / "data")
     request = Request(plan, steps, warmup, profile, str(folder / "data"))
     with watched(folder / "stock"):
-        found = launch("executor.stock:train", request, plan.world, folder / "stock", RankResult, stall=stall, threads=threads)
+        found = launch("executor.stock:train", request, plan.world, folder / "stock", RankResult, stall=stall)
     spans = from_zero([span for rank in found for span in rank.spans])
     first = found[0]
     return StockResult(

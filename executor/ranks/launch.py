@@ -70,14 +70,12 @@ def launch(
     result: type[T],
     *,
     stall: float = STALL,
-    threads: int = 0,
     variables: Mapping[str, str] | None = None,
 ) -> list[T]:
     """Runs `module:name` as `ranks` processes; each gets a `World` and `argument`. Returns their values by rank.
 
-    `threads`: compute threads per rank; 0: OMP_NUM_THREADS, else 1, as torchrun does. `variables`: of the environment, where it does not
-    have them. Raises `RunFailed`; `BadInput` where another
-    run is at work in `folder`; a `BadInput` that a rank raised comes back as such.
+    Each has as many compute threads as OMP_NUM_THREADS says, else one, as under torchrun. `variables`: of the environment, where it does not
+    have them. Raises `RunFailed`; `BadInput` where another run is at work in `folder`; a `BadInput` that a rank raised comes back as such.
     """
     at = place()
     for name, value in (variables or {}).items() if at is not None else ():
@@ -86,7 +84,7 @@ def launch(
         return _in_place(at, function, argument, ranks, folder, result, stall)
     folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder):
-        _run(function, argument, ranks, folder, stall, threads or int(os.environ.get("OMP_NUM_THREADS") or 1), variables or {})
+        _run(function, argument, ranks, folder, stall, int(os.environ.get("OMP_NUM_THREADS") or 1), variables or {})
         return [msgspec.msgpack.decode((folder / f"rank{rank}.result").read_bytes(), type=result) for rank in range(ranks)]
 
 

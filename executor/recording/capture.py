@@ -26,9 +26,7 @@ _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4, "bool": 1}
 SUFFIX = ".model.json"
 
 
-def capture_to(
-    spec: str, inputs: Sequence[str | Input], out: str | Path, trust: bool = False, *, precision: str = "", name: str = ""
-) -> Path:
+def capture_to(spec: str, inputs: Sequence[str | Input], out: str | Path, trust: bool = False, *, precision: str = "") -> Path:
     """Captures `package.module:function` and writes `out`, a `*.model.json` that a plan names as its `model`.
 
     Args:
@@ -49,7 +47,7 @@ def capture_to(
         raise BadInput(f"folder {target.parent} does not exist. Make it, or give another --out")
     needs_torch(f"capturing {spec}")
     build = load_builder(spec, trust)
-    return save(capture(build, read, name=name or target.name.removesuffix(SUFFIX), precision=chosen), target)
+    return save(capture(build, read, name=target.name.removesuffix(SUFFIX), precision=chosen), target)
 
 
 def capture(build: Callable[[], torch.nn.Module], inputs: tuple[Input, ...], *, name: str = "", precision: str = "fp32") -> Captured:

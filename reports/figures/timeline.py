@@ -21,6 +21,8 @@ _PIXELS = 1600
 _QUIET = ("record", "wait")
 _FEWEST = 60
 """Pieces that each row may have, however many rows there are."""
+_ALL_DRAWN = 4
+"""Ranks that are each drawn; of more, those that `representative` names."""
 _HEIGHT = 0.75
 """Of a bar, in rows."""
 MERGED = (
@@ -90,13 +92,13 @@ def _lanes(trace: Trace, inside: Window) -> dict[tuple[int, str], list[Span]]:
     return found
 
 
-def representative(trace: Trace, worst: int | None = None, most: int = 4) -> list[tuple[int, str]]:
+def representative(trace: Trace, worst: int | None = None) -> list[tuple[int, str]]:
     """Ranks to draw, with why: all where there are few, else first, last, slowest (computes longest) and worst.
 
     `worst`: the rank that a comparison finds furthest off; unsaid, the one that waits longest for its peers.
     """
     ranks = trace.ranks
-    if len(ranks) <= most:
+    if len(ranks) <= _ALL_DRAWN:
         return [(rank, "") for rank in ranks]
     work: dict[int, float] = dict.fromkeys(ranks, 0.0)
     waits: dict[int, float] = dict.fromkeys(ranks, 0.0)

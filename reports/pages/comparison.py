@@ -31,8 +31,8 @@ def comparison_page(
     traces: Sequence[Trace],
     found: Mapping[str, Comparison],
     times: Mapping[str, Sequence[float]],
-    notes: Sequence[str] = (),
-    scene: Scene | None = None,
+    notes: Sequence[str],
+    scene: Scene,
 ) -> str:
     """Predicted against played (op by op) and stock (class by class). `traces`: the predicted one first; stock is not drawn, its ops have no ids."""
     page = Page(
@@ -42,7 +42,6 @@ def comparison_page(
     cards = headline(summary)
     page.cards([cards[0], *_measured(found), *cards[1:]])
     page.warnings([*notes_of(summary), *notes])
-    scene = scene or Scene(memory={rank: tuple(line) for rank, line in traces[0].memory.items()})
     files = [f"{trace.origin}.json.gz" for trace in traces] if scene.trace_file else []
     timelines(page, [trace for trace in traces if trace.origin != "stock"], _worst(found), files)
     for name, one in found.items():

@@ -105,12 +105,11 @@ def _remedies(missing: Mapping[str, Any]) -> str:
     return f"What would make it fit: {'; '.join(map(str, ways))}." if ways else ""
 
 
-def prediction_page(title: str, summary: Mapping[str, Any], trace: Trace, scene: Scene | None = None) -> str:
+def prediction_page(title: str, summary: Mapping[str, Any], trace: Trace, scene: Scene) -> str:
     """The prediction alone: headline, timeline, breakdown, memory, links, machine, sources. `summary`: `Prediction.to_dict()`."""
     page = Page(title, f"{summary['model']['name']} on {summary['topology']}, {ranks(summary['gpus'])}. Predicted; nothing was run.")
     page.cards(headline(summary))
     page.warnings(notes_of(summary))
-    scene = scene or Scene(memory={rank: tuple(line) for rank, line in trace.memory.items()})
     timelines(page, [trace], None, [scene.trace_file])
     prediction_body(page, summary, trace, scene)
     return page.text(FOOT)

@@ -64,9 +64,7 @@ def export_plan(setting: Setting, folder: Path, *, calibration: str | Path | Non
     """
     plan = msgspec.structs.replace(setting.plan, output=_each_step(setting.plan.output))
     program = lower(plan, setting.network, setting.framework, setting.topology.kind, STEPS)
-    return export_program(
-        program, pricer_for(setting, calibration), folder, ranks=ranks, step=STEPS - 1, framework=setting.plan.framework_base
-    )
+    return export_program(program, pricer_for(setting, calibration), folder, ranks, STEPS - 1, setting.plan.framework_base)
 
 
 def _each_step(output: Output) -> Output:
@@ -75,10 +73,8 @@ def _each_step(output: Output) -> Output:
     return msgspec.structs.replace(output, **rare)
 
 
-def export_program(
-    program: Program, pricer: Pricer, folder: Path, *, ranks: tuple[int, ...] = (), step: int | None = None, framework: str = ""
-) -> Exported:
-    """The training threads of a program (`step`: one of its optimizer steps alone), priced by `pricer`.
+def export_program(program: Program, pricer: Pricer, folder: Path, ranks: tuple[int, ...], step: int, framework: str) -> Exported:
+    """The training threads of one optimizer step of a program, priced by `pricer`; of all ranks where none is in `ranks`.
 
     Its collectives have the habits of `framework`, which the traces name.
     """
@@ -93,9 +89,8 @@ def export_program(
     prefix = folder / "".join(c if c.isalnum() or c in "-_" else "-" for c in program.name or "program").strip("-")
     groups = Groups(program)
     nodes = 0
-    head: dict[str, Attr] = {"steptwin.durations": "alone", "steptwin.world": program.world, "steptwin.device": program.device}
-    if framework:
-        head["steptwin.framework"] = framework
+    head: dict[str, Attr] = {"steptwin.durations": "alone", "steptwin.world": program.world, "steptwin.device": program.device,
+                             "steptwin.framework": framework}  # fmt: skip
     for rank in wanted:
         graph = Graph(program, pricer, groups, rank, step)
         nodes += write(Path(f"{prefix}.{rank}.et"), graph.messages(), head | {"rank": rank})

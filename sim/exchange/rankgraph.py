@@ -31,8 +31,8 @@ Dep = int | Mark
 class Graph:
     """The graph of one rank."""
 
-    def __init__(self, program: Program, pricer: Pricer, groups: Groups, rank: int, step: int | None) -> None:
-        """`step`: that one's ops; None: those of all."""
+    def __init__(self, program: Program, pricer: Pricer, groups: Groups, rank: int, step: int) -> None:
+        """Of the ops of one optimizer step."""
         self._pricer, self._rank, self._ops = pricer, rank, OpNodes(groups, rank)
         self._nodes: list[tuple[str, int, tuple[Dep, ...], tuple[Dep, ...], float, str, bytes]] = []
         """(name, kind, control dependencies, data dependencies, seconds, lane, attributes)"""
@@ -40,7 +40,7 @@ class Graph:
         self._latest: dict[str, Mark] = {}
         self._numbered: dict[tuple[str, int], Mark] = {}
         for call, op in program.ops(rank, HOST):
-            if step is None or call.step == step:
+            if call.step == step:
                 self._take(call, op)
 
     def messages(self) -> Iterator[bytes]:

@@ -71,21 +71,19 @@ def run_traces(
     workload: Workload,
     topology: Topology | str | Path,
     *,
-    edits: tuple[str, ...] = (),
     framework: str = "",
     calibration: str | Path | None = None,
 ) -> Trace:
     """Simulates the traces on `topology`; every rank by itself. The end of the trace is what the workload takes.
 
     Args:
-        edits: what-ifs on the topology.
         framework: whose habits the collectives have; unsaid: the one that the traces name, or PyTorch.
         calibration: what gloo's collectives took on this CPU host, as `steptwin probe` measured it.
 
     Raises `BadInput` when the machine is too small, a group is not known, or ranks disagree about what they exchange, `Refused` for a
     calibration on a machine with GPUs, `UnknownName` for a framework.
     """
-    machine = load_topology(topology, edits)
+    machine = load_topology(topology)
     world = len(workload.ranks)
     if world > machine.gpus:
         raise BadInput(f"the traces are of {world} ranks, {machine.name} has {machine.gpus}. Use more machines")

@@ -143,11 +143,10 @@ class StageSegments:
 
 
 def stage_segments(
-    job: Job, stage: Stage, segments: dict[str, tuple[Op, ...]], templates: Templates | None = None, short: Shortener | None = None
+    job: Job, stage: Stage, segments: dict[str, tuple[Op, ...]], templates: Templates, short: Shortener | None
 ) -> StageSegments:
     """Lowers the stage's blocks once; all its segments share their ops. `templates`: layers by kind, shared by all stages. With `short`
     equal layers share their ops too, unnamed, and runs of these are shortened."""
-    templates = {} if templates is None else templates
     offloads = job.train and job.plan.memory.offload == "activations"
     short = None if offloads else short  # its copies tie forward to backward
     keep = job.plan.memory.recompute_layers or len(stage.blocks)

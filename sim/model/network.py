@@ -17,6 +17,7 @@ from sim.model.specs.pictures import Pictures
 from sim.model.specs.recommender import Dlrm
 from sim.model.specs.spec import Cnn, EncDec, Encoder, Mlp, ModelSpec, Seq2Seq, TransformerXl, Vit
 from sim.model.specs.speech import Wav2Vec, Whisper
+from sim.work import MemoryBound
 from topologies.errors import Refused
 
 Blocks = tuple[tuple[str, Block], ...]
@@ -132,7 +133,7 @@ def _block_flops(block: Block) -> tuple[float, float]:
     """Of forward and backward, and of forward alone."""
     total = ahead = 0.0
     for part in block.parts:
-        forward = sum(work.flops for work in part.forward if type(work).__name__ != "MemoryBound")
+        forward = sum(work.flops for work in part.forward if not isinstance(work, MemoryBound))
         total += forward * (1 if part.detached else 2 if part.frozen else 3)
         ahead += forward
     return total, ahead

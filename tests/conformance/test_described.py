@@ -139,7 +139,7 @@ def test_a_recurrent_layer_is_the_described_one(precision: str) -> None:
     spec = capture(modules.Recurrent, (Input((4, 16, 64)),), precision=precision)
     network = describe(spec, Shape(micro=4, seq=1, precision=precision), PLAIN)
     share = share_of(Shape(micro=4, seq=16, precision=precision), PLAIN)
-    described = [lstm(share, "lstm", 64, 128), lstm(share, "lstm", 128, 128)]
+    described = [lstm(share, 64, 128), lstm(share, 128, 128)]
     part = network.blocks[0][1].parts[0]
     assert products(works_of([part])) == products(works_of(described))
     assert part.params == sum(one.params for one in described)

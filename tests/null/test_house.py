@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -84,6 +85,14 @@ def module(path: Path) -> str:
 def modules() -> frozenset[str]:
     """The names of all files."""
     return frozenset(map(module, files()))
+
+
+def _called(node: ast.AST) -> str:
+    return _own_name(node.func) if isinstance(node, ast.Call) else ""
+
+
+def _own_name(node: ast.AST) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def nodes(kind: type[ast.AST] | tuple[type[ast.AST], ...]) -> Iterator[tuple[Path, ast.AST]]:
@@ -192,6 +201,34 @@ def test_imports_inside_functions_save_something() -> None:
     assert sorted(found) == []
 
 
+def test_options_are_given() -> None:
+    """One that nobody gives, not even a test, is none. Only names that stand for one function and are only called tell."""
+    trees = [*map(tree, files()), *(tree(path) for path in sorted((HOME / "tests").rglob("*.py")))]
+    defined = [node for path, node in nodes(ast.FunctionDef) if isinstance(node, ast.FunctionDef)]
+    often = Counter(node.name for node in defined)
+    calls: dict[str, list[ast.Call]] = {}
+    named: Counter[str] = Counter()
+    for node in (node for one in trees for node in ast.walk(one)):
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            named[_own_name(node)] += 1
+        elif isinstance(node, ast.Call):
+            calls.setdefault(_called(node), []).append(node)
+    silent = set()
+    for node in defined:
+        found, places = calls.get(node.name, []), [argument.arg for argument in node.args.args]
+        plain = all(word.arg for call in found for word in call.keywords) and not any(
+            isinstance(one, ast.Starred) for call in found for one in call.args
+        )
+        if not found or not plain or often[node.name] > 1 or named[node.name] > len(found) or places[:1] == ["self"]:
+            continue
+        given = {word.arg for call in found for word in call.keywords} | {name for call in found for name in places[: len(call.args)]}
+        optional = places[len(places) - len(node.args.defaults) :] + [
+            argument.arg for argument, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if default is not None
+        ]
+        silent |= {f"{node.name}({name})" for name in optional if name not in given}
+    assert silent == set()
+
+
 @pytest.mark.parametrize(("room", "never"), [("topologies", ("sim", "executor", "reports")), ("sim", ("executor", "reports"))])
 def test_arrows_point_down(room: str, never: tuple[str, ...]) -> None:
     up = {
@@ -207,11 +244,6 @@ def test_nothing_unsafe_is_imported() -> None:
         found += [f"{name(path)}: {one}" for one in names if one in UNSAFE_MODULES or one.split(".")[0] in UNSAFE_MODULES]
         found += [f"{name(path)}: {one}" for one in names if any(one == bad or one.startswith(f"{bad}.") for bad in LISTENERS)]
     assert not found, "no pickle is read, and nothing serves"
-
-
-def _called(node: ast.AST) -> str:
-    function = node.func if isinstance(node, ast.Call) else None
-    return function.id if isinstance(function, ast.Name) else function.attr if isinstance(function, ast.Attribute) else ""
 
 
 def test_no_text_is_run_as_code() -> None:

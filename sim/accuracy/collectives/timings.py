@@ -61,16 +61,15 @@ class Timing(msgspec.Struct, frozen=True):
         return (self.predicted - self.measured) / self.measured
 
 
-def validate_collectives(path: str | Path, beside: str | Path | None = None) -> dict[str, Any]:
-    """Scores every row of a CSV in the columns of the published collectives, and of a second one `beside` it.
+def validate_collectives(path: str | Path) -> dict[str, Any]:
+    """Scores every row of a CSV in the columns of the published collectives, and of `facts/nccl_other_measured.csv` next to its folder
+    where that is there.
 
-    Where `beside` is not given, `facts/nccl_other_measured.csv` next to the folder of `path` is taken if it is there. A row is
-    (GPU type, collective, one node or several, size class, file); its `left_out` is the median error of a model fitted without that
+    A row is (GPU type, collective, one node or several, size class, file); its `left_out` is the median error of a model fitted without that
     type's architecture, `source_out` of one fitted without those who published the row. Raises `BadInput` where a file cannot be read.
     """
-    other = Path(beside) if beside is not None else Path(path).resolve().parents[1] / "facts" / "nccl_other_measured.csv"
-    files = [Path(path)]
-    if beside is not None or (other.is_file() and other != Path(path).resolve()):
+    files, other = [Path(path)], Path(path).resolve().parents[1] / "facts" / "nccl_other_measured.csv"
+    if other.is_file() and other != Path(path).resolve():
         files.append(other)
     found: list[Timing] = []
     refused: list[dict[str, object]] = []

@@ -26,11 +26,11 @@ def blocks_of(spec: Seq2Seq, shape: Shape, framework: Framework) -> Blocks:
     data_parallel_only(spec.name or "seq2seq", "a recurrent network", shape)
     share, h = share_of(replace(shape, seq=min(shape.seq, spec.longest)), framework), spec.hidden
     stream = share.rows * h * share.e
-    encoder = [[lstm(share, "lstm", h, h, directions=2)], [lstm(share, "lstm", 2 * h, h)], [lstm(share, "lstm", h, h), _skip(spec, share)]]
+    encoder = [[lstm(share, h, h, directions=2)], [lstm(share, 2 * h, h)], [lstm(share, h, h), _skip(spec, share)]]
     decoder = [
-        [lstm(share, "lstm", h, h), *_attention(spec, share)],
-        [lstm(share, "lstm", 2 * h, h)],
-        [lstm(share, "lstm", 2 * h, h), _skip(spec, share)],
+        [lstm(share, h, h), *_attention(spec, share)],
+        [lstm(share, 2 * h, h)],
+        [lstm(share, 2 * h, h), _skip(spec, share)],
     ]
     made = [[Block(kind="layer", parts=tuple(parts), saved_input=stream) for parts in encoder]]
     # The first reads the encoder's result, the others the sum that attention made of it.
@@ -77,14 +77,14 @@ def layer_works(batch: int, steps: int, k: int, h: int, dtype: str, size: int, g
     return forward, backward, wgrad
 
 
-def lstm(share: Share, name: str, k: int, h: int, *, directions: int = 1) -> Part:
+def lstm(share: Share, k: int, h: int, *, directions: int = 1) -> Part:
     """Weights 4h x k and 4h x h with two biases, for each direction. Keeps input, gates and states."""
     b, s, e = share.micro, share.seq, share.e
     tensors = (4 * h * k, 4 * h * h, 4 * h, 4 * h) * directions
     down, up = weight_casts(share, tensors)
     forward, backward, wgrad = layer_works(b, s, k, h, share.core, e)
     return Part(
-        name=name,
+        name="lstm",
         forward=(*down, *forward * directions),
         backward=backward * directions,
         wgrad=(*wgrad * directions, *up),

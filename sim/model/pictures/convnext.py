@@ -25,7 +25,7 @@ def blocks(spec: ConvNext, share: Share) -> Blocks:
     stream = replace(share, es=4 if share.autocast else share.e)
     image = Map(spec.channels, spec.image, spec.image)
     conv, x = convolution(share, "conv", image, spec.widths[0], 4, stride=4, padding=0, bias=True, first=True)
-    found: list[tuple[str, Block]] = [("stem", block(share, "embed", [conv, channel_norm(share, "norm", x)], image))]
+    found: list[tuple[str, Block]] = [("stem", block(share, "embed", [conv, channel_norm(share, x)], image))]
     for stage, (count, width) in enumerate(zip(spec.depths, spec.widths, strict=True)):
         if stage:
             parts, y = _halved(share, x, width)
@@ -37,7 +37,7 @@ def blocks(spec: ConvNext, share: Share) -> Blocks:
             found.append((f"S{stage}.{at}", _block(stream, _layer(stream, x, False), x) if opens else same))
     head = [
         mean(stream, "pool", x),
-        channel_norm(stream, "norm", Map(x.channels, 1, 1), es=stream.es),
+        channel_norm(stream, Map(x.channels, 1, 1), es=stream.es),
         linear(stream, "fc", x.channels, spec.classes, rows=share.micro, bias=True, low=False, stream=True),
         loss(share, spec.classes, rows=share.micro),
     ]
@@ -50,7 +50,7 @@ def _block(share: Share, parts: list[Part], x: Map, kind: str = "layer") -> Bloc
 
 def _halved(share: Share, x: Map, width: int) -> tuple[list[Part], Map]:
     conv, y = convolution(share, "conv", x, width, 2, stride=2, padding=0, bias=True)
-    return [channel_norm(share, "norm", x, es=share.es), *cast_in(share, "cast", share.micro * x.size), conv], y
+    return [channel_norm(share, x, es=share.es), *cast_in(share, "cast", share.micro * x.size), conv], y
 
 
 def _layer(share: Share, x: Map, drops: bool) -> list[Part]:
@@ -61,7 +61,7 @@ def _layer(share: Share, x: Map, drops: bool) -> list[Part]:
     parts = [
         *cast_in(share, "cast", n),
         conv,
-        channel_norm(share, "norm", y),
+        channel_norm(share, y),
         linear(share, "mlp.up", c, 4 * c, rows=places, bias=True, stream=True),
         activation(share, "mlp.act", places, 4 * c, "gelu"),
         linear(share, "mlp.down", 4 * c, c, rows=places, bias=True),

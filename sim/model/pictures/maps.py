@@ -96,10 +96,10 @@ def group_norm(share: Share, name: str, x: Map, groups: int = 32) -> Part:
     return widened(share, part, n)
 
 
-def channel_norm(share: Share, name: str, x: Map, *, es: int = 0) -> Part:
+def channel_norm(share: Share, x: Map, *, es: int = 0) -> Part:
     """Layer norm over the channels of each place. Its input is a product's, of 16 bits under autocast, or has `es` bytes."""
     rows = share.micro * x.h * x.w
-    part = norm(share, name, rows, x.channels, "layernorm", after_residual=False, es=es or wide(share), modules=2)
+    part = norm(share, "norm", rows, x.channels, "layernorm", after_residual=False, es=es or wide(share), modules=2)
     return part if es else widened(share, part, share.micro * x.size)
 
 

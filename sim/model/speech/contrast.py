@@ -27,14 +27,14 @@ def contrast(spec: Wav2Vec, share: Share, channels: int) -> list[Part]:
     return [
         linear(share, "head.frames", spec.hidden, width, bias=True, low=False, stream=True),
         linear(share, "head.codes", channels, codes, bias=True, low=False, stream=True),
-        _choice(share, share.rows * codes, codes * width // _GROUPS, width),
+        _choice(share, share.rows * codes, codes * width // _GROUPS),
         linear(share, "head.quantised", width, width, bias=True, low=False),
         _others(share, share.rows * (_OTHERS + 1), width),
         loss(share, _OTHERS + 1),
     ]
 
 
-def _choice(share: Share, scores: int, table: int, width: int) -> Part:
+def _choice(share: Share, scores: int, table: int) -> Part:
     """gumbel_softmax with a hard result, the softmax whose evenness over the masked frames is rewarded, and the chosen vectors: the whole table
     times each frame's choice, summed."""
     rows, e = share.rows, share.e

@@ -11,6 +11,7 @@ from reports.figures.plans import breakdowns
 from reports.pages.capacity import capacity_page
 from reports.pages.comparison import comparison_page
 from reports.pages.studies import spread_page
+from reports.scene import Scene
 from reports.words import seconds
 from sim.align import align_by_class
 from sim.files.planfile import load_plan
@@ -63,7 +64,9 @@ def test_a_comparison_says_what_it_compares() -> None:
     found = predict({"model": "gpt2-124m", "batch": {"micro": 1}}, "dgx-h100")
     assert found.trace is not None and found.program is not None
     imported = {"imported": align_by_class(found.trace, found.trace, step_times(found.trace))}
-    page = comparison_page("mine", found.to_dict(), [found.trace, found.trace], imported, {"imported": step_times(found.trace)})
+    page = comparison_page(
+        "mine", found.to_dict(), [found.trace, found.trace], imported, {"imported": step_times(found.trace)}, [], Scene()
+    )
     assert (
         "the same plan predicted and measured elsewhere." in page and "trained" not in page[page.index("<main>") : page.index("Timeline")]
     )
