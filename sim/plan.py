@@ -81,6 +81,11 @@ class Parallel(_Section, frozen=True, kw_only=True):
         """Stages that each pipeline rank holds: `virtual_stages`, two in a V, one without a pipeline."""
         return 1 if self.pp == 1 else 2 if self.schedule in VEES else self.virtual_stages
 
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that split one expert: `etp`, or what it comes to where it is left out."""
+        return self.etp or (1 if self.ep > 1 else self.tp)
+
 
 class Memory(_Section, frozen=True, kw_only=True):
     """What is done to need less device memory."""

@@ -22,8 +22,7 @@ def mesh_of(plan: Plan) -> Mesh:
         raise BadInput(f"parallel.placement = '{plan.parallel.placement}' must name tp, cp, dp and pp once each")
     sizes = {axis: getattr(plan.parallel, axis) for axis in AXES}
     p = plan.parallel
-    etp = p.etp or (1 if p.ep > 1 else p.tp)
-    return Mesh(sizes, tuple(reversed(inner)), p.ep, 0 if etp == p.tp else etp)
+    return Mesh(sizes, tuple(reversed(inner)), p.ep, 0 if p.expert_tp == p.tp else p.expert_tp)
 
 
 def check(plan: Plan) -> Plan:

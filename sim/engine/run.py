@@ -21,7 +21,7 @@ from sim.engine.sharing import Sharing
 from sim.engine.state import Item, RankState
 from sim.engine.steps import alone
 from sim.engine.threads import Thread
-from sim.program import COMPUTE, MEETING, Call, Op, Program
+from sim.program import COMPUTE, MEETING, Call, Op, Program, full_id
 from sim.timeline.metrics import while_loaded
 from sim.trace import Span, Trace
 from topologies.errors import BadInput
@@ -170,7 +170,7 @@ class Engine:
         return Span(
             rank=item.rank,
             lane=item.lane,
-            id=f"r{item.rank}/{call.at}/{op.id}",
+            id=full_id(item.rank, call, op),
             start=item.start,
             end=item.end,
             kind=op.kind,

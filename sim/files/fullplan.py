@@ -99,7 +99,7 @@ def _unsaid(plan: Plan) -> dict[str, tuple[Any, str]]:
         "parallel.zero": (zero, f"{habit}, 0 where dp_shard is 1"),
         "parallel.tp_overlap": (framework.tensor_parallel.overlap, habit),
         "parallel.stages": (None, "layers are shared out evenly; [9, 8, 8, 7] says how many each stage has"),
-        "parallel.etp": (1 if p.ep > 1 else p.tp, "1 with ep > 1, else tp"),
+        "parallel.etp": (p.expert_tp, "1 with ep > 1, else tp"),
         "optimizer.implementation": (framework.optimizer.implementation, habit),
         "optimizer.states": (None, "moments are kept in what they update"),
         "optimizer.clip": (framework.optimizer.clip, habit),

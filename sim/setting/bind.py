@@ -134,7 +134,7 @@ def shape_of(plan: Plan, model: ModelSpec) -> Shape:
         cp=p.cp,
         cp_kind=p.cp_kind,
         ep=p.ep,
-        etp=p.etp if p.etp is not None else (1 if p.ep > 1 else p.tp),
+        etp=p.expert_tp,
         precision=plan.precision,
         capacity=p.capacity,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sim.program import D2H, HOST, Op, Program
+from sim.program import D2H, HOST, Op, Program, full_id
 from sim.trace import Trace
 
 _ITEM_BYTES = 8
@@ -59,7 +59,7 @@ def sync_points(program: Program, trace: Trace) -> list[SyncPoint]:
     for call, op in program.ops(rank):
         word = words(op) if call.step == step else ""
         if word:
-            counts.setdefault((word, op.id), []).append(max(0.0, held.get(f"r{rank}/{call.at}/{op.id}", 0.0)))
+            counts.setdefault((word, op.id), []).append(max(0.0, held.get(full_id(rank, call, op), 0.0)))
     found = [SyncPoint(word, where, float(len(each)), sum(each)) for (word, where), each in counts.items()]
     return sorted(found, key=lambda point: (-point.seconds, point.where))
 

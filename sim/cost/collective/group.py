@@ -9,7 +9,7 @@ import msgspec
 from sim.cost.collective.cables import cables, crossing, flows, nodes_of, spread
 from sim.cost.collective.rings import ring_rate
 from topologies.graph import Topology
-from topologies.hardware import Gpu, Nic
+from topologies.hardware import Gpu
 from topologies.path import Path
 
 
@@ -74,7 +74,7 @@ def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -
     chip = min((topology.device(kind[0]) for kind in kinds), key=lambda device: device.clock)
     far = _far(topology, nodes, kinds)
     pairs = _pairs(topology, inside) if near and not _switched(topology, inside) else ()
-    wires = [[nic.name.lower() for nic in _nics(topology, kind[0])] for kind in kinds]
+    wires = [[nic.name.lower() for nic in topology.nics(kind[0])] for kind in kinds]
     held = list(nodes.values())
     inter = min(_inter(topology, kind, siblings, next(o[0] for o in held if kind[0] not in o)) for kind in kinds) if far else 0.0
     local = max(len(kind) for kind in kinds)
@@ -130,11 +130,6 @@ def _far(topology: Topology, nodes: dict[int, list[int]], kinds: list[list[int]]
         return topology.path(held[0][0], held[1][0])
     ways = [topology.path(kind[0], next(other for other in held if other is not kind)[0]) for kind in kinds]
     return max(ways, key=lambda path: path.latency)
-
-
-def _nics(topology: Topology, rank: int) -> tuple[Nic, ...]:
-    use = topology.nic_of(rank)
-    return use.nics if use is not None else ()
 
 
 def _neighbour(topology: Topology, members: list[int]) -> tuple[Path | None, float]:
