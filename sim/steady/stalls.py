@@ -11,7 +11,7 @@ import msgspec
 
 from sim.cost.price import Pricer
 from sim.engine.run import simulate
-from sim.lower.output import BEFORE
+from sim.lower.output import BEFORE, WRITER
 from sim.lower.step import lower
 from sim.plan import Output, Plan
 from sim.program import Program
@@ -150,6 +150,15 @@ def _once(setting: Setting, pricer: Pricer, fold: bool) -> float:
         return sum(metrics.step_times(_simulated(setting, plan, pricer, fold, 2 * _AFTER - 1)[1])[_AFTER - 1 :])
 
     return spent(saves) - spent(Output())
+
+
+def writing_seconds(setting: Setting, pricer: Pricer) -> float:
+    """Seconds in which other threads write a checkpoint beside training, after which a job can go back to it; 0 where training waits for that."""
+    output = Output(
+        checkpoint_mode=setting.plan.output.checkpoint_mode, checkpoint_to=setting.plan.output.checkpoint_to, checkpoint_every=1
+    )
+    _, trace = _simulated(setting, msgspec.structs.replace(setting.plan, output=output), pricer, True, 1)
+    return max((span.seconds for span in trace.spans if span.lane == WRITER and span.kind == "copy"), default=0.0)
 
 
 def _paced(setting: Setting, pricer: Pricer, fold: bool) -> float:

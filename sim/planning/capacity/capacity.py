@@ -17,6 +17,8 @@ from sim.predict import predict_setting
 from sim.result.figures import figures_of_memory
 from sim.result.uncertainty import LEVEL
 from sim.setting.bind import Setting, bind
+from sim.setting.pricer import pricer_for
+from sim.steady.stalls import writing_seconds
 from sim.tables import Tabular
 from topologies.cluster import parse
 from topologies.errors import BadInput
@@ -152,7 +154,8 @@ def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability 
     """Trains `tokens` tokens (samples for models without a sequence) with `plan` on `on`, after `edits` of it ("link.nvlink.rate=200 GB/s").
 
     `checkpoint` is the stall of one checkpoint in seconds; unsaid: what the plan's own [output] stalls for, or else the sharded state written
-    at 1 GB/s per GPU (assumed). How often checkpoints are made is found here (Daly's interval), whatever the plan says.
+    at 1 GB/s per GPU (assumed). How often checkpoints are made is found here (Daly's interval, or as often as asynchronous ones can be written),
+    whatever the plan says.
     Raises `BadInput` when prices are given but not for this machine, and for tokens or a checkpoint that cannot be.
     """
     amount(tokens)
@@ -166,9 +169,10 @@ def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability 
     steps = math.ceil(tokens / (plan.global_batch * setting.network.seq))
     how = how or Reliability()
     work = steps * step
-    stall = checkpoint if checkpoint is not None else _stall(setting, step) if saves else _shard(setting) / _RATE
+    writing = writing_seconds(setting, pricer_for(setting)) if saves else 0.0
+    stall = checkpoint if checkpoint is not None else _stall(setting, step, writing) if saves else _shard(setting) / _RATE
     mtbf = how.mtbf(plan.world, setting.topology.ranks_per_node)
-    run, interval = expected(work, stall, mtbf, how, seed, step=step)
+    run, interval = expected(work, stall, mtbf, how, seed, step=step, writing=writing)
     return Capacity(
         gpus=plan.world,
         plan=plan.name or plan.model_name,
@@ -189,7 +193,7 @@ def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability 
 
 
 _SELDOM = 10_000
-"""Steps from one checkpoint to the next, of which none waits for the one before."""
+"""Steps from one checkpoint to the next that are enough for its seconds to count as those of one alone."""
 
 
 def _output(setting: Setting, output: Output) -> Setting:
@@ -202,10 +206,11 @@ def _saving(setting: Setting, every: int) -> float:
     return predict_setting(_output(setting, output), detail=False).step_time_s
 
 
-def _stall(setting: Setting, step: float) -> float:
-    """Seconds of a checkpoint, where a step without takes `step`. They come at the interval that is best, by when the one before is long
-    written, however often the plan makes them."""
-    return _SELDOM * max(0.0, _saving(setting, _SELDOM) - step)
+def _stall(setting: Setting, step: float, writing: float) -> float:
+    """Seconds of a checkpoint, where a step without takes `step`, and `writing` it beside training so long. None waits for the one before, however
+    often the plan makes them."""
+    seldom = max(_SELDOM, math.ceil(2.0 * writing / step))
+    return seldom * max(0.0, _saving(setting, seldom) - step)
 
 
 _RATE = 1e9

@@ -72,32 +72,41 @@ class Outcome(msgspec.Struct, frozen=True):
         return self.work / self.elapsed if self.elapsed else 1.0
 
 
-def simulate_run(work: float, checkpoint: float, interval: float, mtbf: float, how: Reliability, seed: int) -> Outcome:
+def simulate_run(
+    work: float, checkpoint: float, interval: float, mtbf: float, how: Reliability, seed: int, writing: float = 0.0
+) -> Outcome:
     """Plays one run with exponential failures: work since the last checkpoint is lost, then the job waits for a node and restarts.
 
-    Raises `Refused` for a job that fails faster than it makes progress.
+    Where checkpoints are written beside training, in `writing` seconds (no more than from one to the next), a job that fails meanwhile goes back to
+    the one before. Raises `Refused` for a job that fails faster than it makes progress.
     """
     if work < 0 or checkpoint < 0 or interval <= 0:
         raise BadInput(f"work and checkpoint must not be negative, the interval must be positive: got {work}, {checkpoint}, {interval}")
     fate = _Fate(mtbf, how, seed)
     done = elapsed = lost = saving = down = 0.0
+    written = unwritten = 0.0  # when the newest checkpoint is there, and what it has more than the one before
     while done < work:
         quiet = min((fate.fail_at - elapsed) // (interval + checkpoint), (work - done) // interval) - 1
         if quiet > 0:  # so many whole intervals without a failure, at once
             elapsed += quiet * (interval + checkpoint)
             done += quiet * interval
             saving += quiet * checkpoint
+            written, unwritten = elapsed + writing, interval
         chunk = min(interval, work - done)
         save = checkpoint if done + chunk < work else 0.0
         if elapsed + chunk + save <= fate.fail_at:
             elapsed += chunk + save
             done += chunk
             saving += save
+            written, unwritten = elapsed + writing, chunk
             continue
         failed = fate.fail_at
-        lost += failed - elapsed
+        again = unwritten if failed < written else 0.0
+        done -= again
+        lost += failed - elapsed + again
         elapsed = fate.restarted()
         down += elapsed - failed
+        written = 0.0
     return Outcome(elapsed, work, lost, saving, down, fate.failures)
 
 
@@ -129,10 +138,18 @@ class _Fate:
 
 
 def expected(
-    work: float, checkpoint: float, mtbf: float, how: Reliability, seed: int = 0, runs: int = 32, step: float = 1.0
+    work: float,
+    checkpoint: float,
+    mtbf: float,
+    how: Reliability,
+    seed: int = 0,
+    runs: int = 32,
+    step: float = 1.0,
+    writing: float = 0.0,
 ) -> tuple[Outcome, float]:
-    """The median run of `runs`, with Daly's interval, and that interval: at least one `step`, for nobody saves more often."""
-    interval = min(work, max(daly(checkpoint, mtbf), step))
-    played = [simulate_run(work, checkpoint, interval, mtbf, how, seed + i) for i in range(runs)]
+    """The median run of `runs`, with Daly's interval, and that interval: at least one `step`, for nobody saves more often, and `writing` of the
+    checkpoint before."""
+    interval = min(work, max(daly(checkpoint, mtbf), step, writing))
+    played = [simulate_run(work, checkpoint, interval, mtbf, how, seed + i, writing) for i in range(runs)]
     played.sort(key=lambda outcome: outcome.elapsed)
     return played[len(played) // 2], interval

@@ -94,6 +94,23 @@ def test_time_is_conserved(work: float, checkpoint: float, mtbf: float, seed: in
     assert 0 < run.goodput <= 1
 
 
+def test_a_checkpoint_counts_when_it_is_written() -> None:
+    """A failure loses half an interval in the mean, and with it what had been saved and not been written: one interval where it came in time."""
+    interval, mtbf, how = 1000.0, 100_000.0, Reliability(restart=0.0)
+    for writing in (0.0, 400.0, 1000.0):
+        runs = [simulate_run(1e6, 1.0, interval, mtbf, how, seed, writing) for seed in range(200)]
+        lost = sum(run.lost for run in runs) / sum(run.failures for run in runs)
+        assert lost == pytest.approx(interval / 2 + writing, rel=0.05)
+        assert all(run.elapsed == pytest.approx(run.work + run.lost + run.checkpoints + run.down, rel=1e-9) for run in runs)
+
+
+def test_nobody_saves_more_often_than_it_is_written() -> None:
+    how, mtbf = Reliability(), 1e5
+    quick, slow = (expected(1e7, 0.1, mtbf, how, writing=writing) for writing in (10.0, 3000.0))
+    assert quick[1] == daly(0.1, mtbf) and slow[1] == 3000.0
+    assert quick[0].elapsed < slow[0].elapsed
+
+
 def test_same_seed_same_run() -> None:
     args = {"work": 1e6, "checkpoint": 60.0, "interval": 3600.0, "mtbf": 5e4, "how": Reliability(), "seed": 7}
     assert simulate_run(**args) == simulate_run(**args)  # type: ignore[arg-type]

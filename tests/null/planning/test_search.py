@@ -83,6 +83,19 @@ def test_how_often_the_plan_saves_does_not_matter() -> None:
     assert tries[1].checkpoint_interval_s == pytest.approx(tries[2].checkpoint_interval_s, rel=1e-6)
 
 
+def test_asynchronous_checkpoints_come_as_often_as_they_can_be_written() -> None:
+    """Their stall is a moment's; what the store takes for a copy of the state is not."""
+    plan = {"model": "gpt2-1.5b", "seq_len": 1024, "batch": {"micro": 4, "global": 32}, "parallel": {"dp_replicate": 8}}
+    output = {"checkpoint_mode": "async", "checkpoint_to": "store", "checkpoint_every": 1000}
+    parameters = predict(plan, "dgx-h100").parameters
+    for rate in (1, 100):
+        edits = (f"store.write={rate} MB/s", f"store.total_write={rate} MB/s")
+        found = capacity(load_plan(plan | {"output": output}), "dgx-h100", 1e13, edits=edits)
+        writing = parameters * 6 / (rate * 1e6)
+        assert found.checkpoint_interval_s >= writing
+        assert (found.checkpoint_interval_s == pytest.approx(writing, rel=0.01)) == (rate == 1)
+
+
 def test_an_unsaid_checkpoint_holds_one_copy_of_the_state() -> None:
     """At 1 GB/s a GPU: what replicas have in common is written once, what is frozen is not."""
     for name in ("gpt2-ddp8", "llama2-70b-lora"):
