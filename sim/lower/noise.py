@@ -34,9 +34,8 @@ def loads(plan: Plan) -> Callable[[int], float]:
     named = table(text, "noise.imbalance", plan.world, plan.seed + 1)
     if not named:
         return _one
-    mesh = mesh_of(plan)
-    batches = list(zip(mesh.places("dp_replicate"), mesh.places("dp_shard"), strict=True))
-    first: dict[tuple[int, int], int] = {}
+    batches = batches_of(plan)
+    first: dict[Batch, int] = {}
     for rank in sorted(named):
         other = first.setdefault(batches[rank], rank)
         if named[other] != named[rank] and not _DRAWN.match(text.strip()):
@@ -44,6 +43,16 @@ def loads(plan: Plan) -> Callable[[int], float]:
                 f"noise.imbalance = '{text}': r{other} and r{rank} work on the same samples. Give them one factor, or name one of them"
             )
     return _by_rank({rank: named[first[batch]] for rank, batch in enumerate(batches) if batch in first})
+
+
+Batch = tuple[int, int]
+"""Whose samples: a place of the mesh along dp_replicate and dp_shard."""
+
+
+def batches_of(plan: Plan) -> list[Batch]:
+    """For each rank the samples that it works on."""
+    mesh = mesh_of(plan)
+    return list(zip(mesh.places("dp_replicate"), mesh.places("dp_shard"), strict=True))
 
 
 def _by_rank(found: dict[int, float]) -> Callable[[int], float]:

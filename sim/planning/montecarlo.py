@@ -27,7 +27,7 @@ import msgspec
 from sim.cost.price import Cost, Pricer
 from sim.cost.sustained import board_spread
 from sim.files.machinefile import machine_words
-from sim.lower.noise import loads, slowness
+from sim.lower.noise import Batch, batches_of, loads, slowness
 from sim.plan import Output, Plan
 from sim.predict import played, steps_of
 from sim.program import Op, Program
@@ -65,7 +65,7 @@ class Jitter(msgspec.Struct, frozen=True, kw_only=True):
     """Of each node's link time; the slowest alone counts (`SlowLink`), and a ring is as slow as that."""
     length: float = 0.0
     """Of each sample's length: what a rank does for each sample takes the mean over its samples (linear in tokens; attention's square is left
-    out), the update and its messages do not (`sim.setting.uneven`)."""
+    out), the update and its messages do not (`sim.setting.uneven`). Ranks that split a model or a sequence have the same samples."""
     slow_link: float = 1.0
     """One link that is always so many times slower: a node's to the network; of a plan on one node, a rank's to the others."""
 
@@ -112,8 +112,8 @@ def spread(
     setting = plan if isinstance(plan, Setting) else bind(plan, topology)
     found = Jitter() if jitter is None else jitter
     _check(found, draws, setting.plan.world)
-    slow = _slowness(setting)
-    factors = [_draw(setting, found, slow, random.Random(f"{seed}/{at}")) for at in range(draws)]
+    slow, batches = _slowness(setting), batches_of(setting.plan)
+    factors = [_draw(setting, found, slow, batches, random.Random(f"{seed}/{at}")) for at in range(draws)]
     table, without = _table(setting, calibration, factors, _shares(setting, found))
     stall = output_seconds(setting, pricer_for(setting, calibration), without, True, [])
     samples = [_seconds(table, ranks, link, slow) + stall for ranks, link in factors]
@@ -157,12 +157,17 @@ def _sigmas(setting: Setting, jitter: Jitter) -> tuple[float, float, float]:
     return jitter.rank, step, length
 
 
-def _draw(setting: Setting, jitter: Jitter, slow: Sequence[float], source: random.Random) -> tuple[tuple[float, ...], float]:
+def _draw(
+    setting: Setting, jitter: Jitter, slow: Sequence[float], batches: Sequence[Batch], source: random.Random
+) -> tuple[tuple[float, ...], float]:
     """(compute factors of all ranks, or of the slowest alone where they wait for each other; factor of the slowest link)."""
     plan, (rank, step, length) = setting.plan, _sigmas(setting, jitter)
     # A log-normal's mean is exp(mu + sigma^2 / 2): of lengths 1; a step's median is 1, and a mean of steps has the mean of one.
-    mu, sigma = 0.5 * (jitter.step**2 - step**2 - length**2), math.hypot(rank, step, length)
+    mu, sigma = 0.5 * (jitter.step**2 - step**2), math.hypot(rank, step)
     found = [source.lognormvariate(mu, sigma) if sigma else 1.0 for _ in slow]
+    if length:
+        longer = {batch: source.lognormvariate(-0.5 * length**2, length) for batch in dict.fromkeys(batches)}
+        found = [factor * longer[batch] for factor, batch in zip(found, batches, strict=True)]
     nodes = setting.topology.node(plan.world - 1) + 1
     links = [source.lognormvariate(0.0, jitter.link) if jitter.link else 1.0 for _ in range(nodes)]
     links[0] *= jitter.slow_link

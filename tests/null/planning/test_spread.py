@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sim.files.planfile import load_plan
+from sim.lower.noise import batches_of
 from sim.lower.step import lower
 from sim.planning.montecarlo import Jitter, SlowLink, Spread, _draw, spread
 from sim.predict import played
@@ -58,11 +59,23 @@ def test_longer_samples_leave_the_update_as_it_is() -> None:
     found = spread(setting, draws=30, seed=1, jitter=jitter)
     usual = pricer_for(setting)
     program = lower(setting.plan, setting.network, setting.framework, setting.topology.kind, 3)
-    longest = max(factor for (factor,), _ in (_draw(setting, jitter, (1.0,) * 4, Random(f"1/{at}")) for at in range(30)))
+    longest = max(factor for (factor,), _ in (_draw(setting, jitter, (1.0,) * 4, batches_of(plan), Random(f"1/{at}")) for at in range(30)))
     longer, slower = (
         step_time(played(setting, program, one)) for one in (Uneven(usual, lambda _: longest), pricer_for(setting, slower=longest))
     )
     assert max(found.samples) == pytest.approx(longer, rel=1e-6) and found.without < longer < slower * (1 - 1e-3)
+
+
+def test_ranks_that_share_samples_draw_their_lengths_once() -> None:
+    """Stages of one pipeline wait for no longer samples than a rank that has the model whole; replicas do, for the longest of theirs."""
+    jitter = Jitter(rank=0.0, step=0.0, length=0.3)
+
+    def middle(**parallel: int) -> float:
+        found = drawn({"batch": {"global": 128, "micro": 8}, "parallel": parallel}, jitter, 400)
+        return found.p50 / found.without
+
+    assert middle(pp=2) == pytest.approx(middle(dp_replicate=1), rel=2e-3) == pytest.approx(1.0, abs=5e-3)
+    assert middle(dp_replicate=8) > 1.03
 
 
 def test_one_link_is_slow_and_no_other() -> None:
