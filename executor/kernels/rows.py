@@ -87,6 +87,17 @@ def _softmax_backward(s: Site) -> Call:
     return lambda: aten._softmax_backward_data(g, y, -1, s.dtype)
 
 
+def _wide_softmax(s: Site) -> Call:
+    """A loss takes logarithms: kernels of their own, over rows that are read again."""
+    a = s.table()
+    return lambda: torch.log_softmax(a, -1)
+
+
+def _wide_softmax_backward(s: Site) -> Call:
+    g, y = s.table(), s.table(far=True)
+    return lambda: aten._log_softmax_backward_data(g, y, -1, s.dtype)
+
+
 def _cross_entropy(s: Site) -> Call:
     """log_softmax and the loss read logits and write as many; backward writes them again."""
     logits = s.table()
@@ -137,6 +148,8 @@ KERNELS: dict[str, Callable[[Site], Call]] = {
     "batchnorm_backward": _batchnorm_backward,
     "softmax": _softmax,
     "softmax_backward": _softmax_backward,
+    "softmax_wide": _wide_softmax,
+    "softmax_wide_backward": _wide_softmax_backward,
     "cross_entropy": _cross_entropy,
     "embedding": _embedding,
     "embedding_backward": _embedding_backward,

@@ -15,6 +15,8 @@ _MOST = 2.2e9
 _BYTES = (3 << 9, 3 << 12, 3 << 15, 3 << 18, 3 << 20, 12 << 20, 48 << 20)
 """Within L1, L2, L3 and memory."""
 _WIDTH = 1024
+_WORDS = 1 << 16
+"""Of the vocabulary over which a loss is timed: some rows of it at once are more than the L2 of a GPU holds."""
 
 
 def gemms(bench: Bench) -> None:
@@ -36,9 +38,9 @@ def variants(total: int, dtype: str) -> Iterator[MemoryBound]:
     """One work of each variant that moves about `total` bytes."""
     e = int(BYTES[dtype])
 
-    def make(what: str, inputs: int, outputs: int, ops: float = 0.0) -> MemoryBound:
+    def make(what: str, inputs: int, outputs: int, ops: float = 0.0, width: int = _WIDTH) -> MemoryBound:
         n = max(1, total // (inputs + outputs) // e)
-        return MemoryBound(what, inputs * n * e, outputs * n * e, dtype, ops * n * outputs, 1, max(1, n // _WIDTH))
+        return MemoryBound(what, inputs * n * e, outputs * n * e, dtype, ops * n * outputs, 1, max(1, n // width))
 
     for what in ("add", "add_", "scale"):
         yield make(what, 2, 1)
@@ -60,6 +62,8 @@ def variants(total: int, dtype: str) -> Iterator[MemoryBound]:
         yield make(what, 1, 1)
     for what in ("layernorm", "rmsnorm", "softmax", "batchnorm", "dropout", "embedding"):
         yield make(f"{what}_backward" if what == "embedding" else what, 2, 1)
+    for inputs in (1, 2):
+        yield make("softmax", inputs, 1, width=_WORDS)
     for ops, back in ((1.0, 2.0), (5.0, 10.0), (8.0, 12.0)):
         yield make("activation", 1, 1, ops)
         yield make("activation", 2, 1, back)

@@ -11,6 +11,7 @@ import math
 from functools import lru_cache
 
 from sim.cost.calibration import Calibration, Curve, Grid, Sample
+from sim.cost.memory_bound import NARROW
 from sim.cost.points import attention_of, convolution_of, place_of
 from sim.cost.price import Cost, Source
 from sim.optimizers import OPTIMIZERS
@@ -26,6 +27,8 @@ _ALIGNED = 16
 """Bytes of which rows of operands are multiples, where a matrix unit's fast kernels take them (`sim.work.row_alignment`)."""
 _FULL = 1 << 16
 """Rows of queries with which attention reaches its measured rate on a GPU: four waves of 128 rows on 132 SMs; fewer leave more of them idle."""
+_STREAMED = 192 << 20
+"""Bytes of which no GPU's L2 holds much (a B200's has 126 MB)."""
 ASSUMED_HOST = {
     "kernel": 3e-6,
     "module": 4e-6,
@@ -56,7 +59,7 @@ ASSUMED_HOST = {
     "checkpoint": 500e-6,
 }
 """Seconds of host work where nothing was measured (assumed; eager PyTorch spends 5-25 us per op in all)."""
-TWO_SIDED = ("layernorm", "rmsnorm", "batchnorm", "softmax", "activation", "dropout", "rope", "cross_entropy", "glu")
+TWO_SIDED = ("layernorm", "rmsnorm", "batchnorm", "softmax", "softmax_wide", "activation", "dropout", "rope", "cross_entropy", "glu")
 """Kernels whose backward pass reads one more array than it writes."""
 _BACKWARD = 1.4
 """Read-to-written ratio above which such a kernel is a backward one (forward 1, backward 2; glu 2 and 1.5)."""
@@ -70,6 +73,8 @@ def variant(work: MemoryBound) -> str:
         what = "batchnorm"
     if what == "layernorm_apart":  # kernels that a GPU runs for one norm
         what = "layernorm" if work.written else "reduce"
+    if what == "softmax" and work.rows and work.written / BYTES[work.dtype] > NARROW * work.rows:
+        what = "softmax_wide"  # a loss: rows that no warp keeps in registers are read two and three times
     if what == "glu":
         return "glu_backward" if ratio < 1.8 else "glu"
     backward = what in TWO_SIDED and ratio > _BACKWARD and what != "cross_entropy"
@@ -103,7 +108,9 @@ def prices(calibration: Calibration) -> Prices:
     return Prices(calibration)
 
 
-_NEAREST = {"sqrt": "scale", "add_": "add", "scale_": "scale"} | {name: one.like for name, one in OPTIMIZERS.items()}
+_NEAREST = {
+    "sqrt": "scale", "add_": "add", "scale_": "scale", "softmax_wide": "softmax", "softmax_wide_backward": "softmax_backward",
+} | {name: one.like for name, one in OPTIMIZERS.items()}  # fmt: skip
 """What stands for a kernel that older calibrations did not measure, or none does."""
 
 
@@ -211,7 +218,8 @@ class Prices:
         if not curve:
             return size / ASSUMED_BYTES + ASSUMED_HOST["kernel"], "assumed"
         seconds, inside = curve.at(max(size, 1.0))
-        return seconds, source if inside else "fitted"
+        streamed = self.calibration.device == "cuda" and size > curve.sizes[-1] >= _STREAMED  # more of it keeps the rate
+        return seconds, source if inside or streamed else "fitted"
 
     def _fused_attention(self, work: Attention) -> tuple[float, Source]:
         way, dtype = "bwd" if work.backward else "fwd", self._exact(work.dtype)

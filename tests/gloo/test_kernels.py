@@ -30,7 +30,8 @@ MAIN = {
     "norm": "linalg_vector_norm", "relu": "relu", "relu_backward": "threshold_backward", "gelu": "gelu", "gelu_backward": "gelu_backward",
     "silu": "silu", "silu_backward": "silu_backward", "glu": "silu", "glu_backward": "silu_backward", "dropout": "native_dropout",
     "dropout_backward": "native_dropout_backward", "layernorm": "native_layer_norm", "layernorm_backward": "native_layer_norm_backward",
-    "softmax": "_softmax", "softmax_backward": "_softmax_backward_data", "batchnorm": "native_batch_norm",
+    "softmax": "_softmax", "softmax_backward": "_softmax_backward_data", "softmax_wide": "_log_softmax",
+    "softmax_wide_backward": "_log_softmax_backward_data", "batchnorm": "native_batch_norm",
     "batchnorm_backward": "native_batch_norm_backward", "cross_entropy": "nll_loss_forward", "embedding": "embedding",
     "embedding_backward": "embedding_dense_backward", "rope": "cat", "sgd": "_fused_sgd_", "momentum": "_fused_sgd_",
     "adam": "_fused_adam_", "adamw": "_fused_adamw_", "pool": "max_pool2d_with_indices",
@@ -92,9 +93,9 @@ def test_an_rms_norm_runs_what_torch_runs_in_training() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("at", range(len(list(variants(1 << 16, "fp32")))))
+@pytest.mark.parametrize("at", range(len(list(variants(1 << 18, "fp32")))))
 def test_every_variant_runs_as_its_kernel_and_writes_its_bytes(at: int, dtype: str) -> None:
-    work = list(variants(1 << 16, dtype))[at]
+    work = list(variants(1 << 18, dtype))[at]
     name = variant(work)
     names, made = _run(work, torch.float32 if dtype == "fp32" else torch.bfloat16)
     if name in MAIN:

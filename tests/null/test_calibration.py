@@ -172,3 +172,11 @@ def test_measured_points_are_what_they_are() -> None:
 )
 def test_variants(what: str, read: int, written: int, per_element: float, expected: str) -> None:
     assert variant(MemoryBound(what, read * 400, written * 400, "fp32", per_element * 100 * written)) == expected
+
+
+@pytest.mark.parametrize(("width", "expected"), [(1024, "softmax"), (1025, "softmax_wide")])
+def test_a_losss_rows_are_a_kernel_of_their_own(width: int, expected: str) -> None:
+    """As torch has it: up to 1,024 numbers of a row stay in a warp's registers, longer rows are read again for their largest and their sum."""
+    forward, backward = (MemoryBound("softmax", reads * 32 * width, 32 * width, "fp32", 1.0, 1, 8) for reads in (1, 2))
+    assert (variant(forward), variant(backward)) == (expected, f"{expected}_backward")
+    assert variant(MemoryBound("softmax", 32 * width, 32 * width, "fp32")) == "softmax", "nobody says how long its rows are"

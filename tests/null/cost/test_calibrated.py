@@ -19,7 +19,7 @@ from sim.predict import predict
 from sim.program import COMPUTE, HOST, Op
 from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
-from sim.work import Attention, Gemm, HostWork, row_alignment
+from sim.work import Attention, Gemm, HostWork, MemoryBound, row_alignment
 from topologies.devices import gpu
 from topologies.load import load_topology
 
@@ -202,6 +202,31 @@ def test_of_several_boards_the_slowest_is_waited_for() -> None:
         for board in (1.0, 0.9)
     )
     assert 1.05 < slow.seconds / same.seconds < 1 / 0.9 + 1e-6
+
+
+LOGITS = 8192 * 50304
+LOSS = MemoryBound("softmax", 4 * LOGITS, 4 * LOGITS, "fp32", 1.0, 1, 8192)
+
+
+def _losses(largest: int) -> Calibration:
+    """Narrow rows at 3 TB/s, wide ones at 2."""
+    sizes = [size for size in (12 << 20, 384 << 20) if size <= largest]
+    return calibrated(
+        1, memory=tuple(row(name, (n,), n / rate, "fp32") for name, rate in (("softmax", 3e12), ("softmax_wide", 2e12)) for n in sizes)
+    )
+
+
+def test_a_loss_takes_what_wide_rows_took_however_many_there_are() -> None:
+    """Three gigabytes of logits are more than any point; the rate of what no L2 holds is theirs. The catalog's had stood for a fifth of GPT-2's step."""
+    own, catalog = pricers(_losses(384 << 20), plan=PLAN | {"parallel": {}})
+    found = own.kernel(LOSS, H100)
+    assert (found.seconds, found.source) == (pytest.approx(8 * LOGITS / 2e12), "measured")
+    assert found.seconds != pytest.approx(catalog.kernel(LOSS, H100).seconds, rel=0.05)
+
+
+def test_the_rate_within_l2_is_none_of_what_is_larger() -> None:
+    """As of a probe that came to its end early."""
+    assert prices(_losses(12 << 20)).price(LOSS)[1] == "fitted"
 
 
 def test_a_gpus_kernel_is_no_shorter_than_its_launch_only_on_a_cpu() -> None:
