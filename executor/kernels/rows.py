@@ -38,6 +38,15 @@ def _layernorm_backward(s: Site) -> Call:
     return lambda: aten.native_layer_norm_backward(g, a, [s.width], mean, rstd, w, b, [True, False, False])
 
 
+def _layernorm_weights(s: Site) -> Call:
+    """What a norm's backward does after its input's gradient: on a GPU a kernel of its own, with a block of threads for each 32 columns."""
+    width = max(1, s.width // 2)  # input and gradient are read
+    a, g = (take(s.rows, width, dtype=s.dtype) for take in (s.arena.distant, s.arena.recent))
+    w, b = s.arena.recent(width, dtype=s.dtype), s.arena.recent(width, dtype=s.dtype)
+    _, mean, rstd = aten.native_layer_norm(a, [width], w, b, 1e-5)
+    return lambda: aten.native_layer_norm_backward(g, a, [width], mean, rstd, w, b, [False, True, True])
+
+
 def _rmsnorm(s: Site) -> Call:
     a, w = s.table().requires_grad_(), s.arena.recent(s.width, dtype=s.dtype).requires_grad_()
 
@@ -142,6 +151,7 @@ KERNELS: dict[str, Callable[[Site], Call]] = {
     "norm": _norm_of_vector,
     "layernorm": _layernorm,
     "layernorm_backward": _layernorm_backward,
+    "layernorm_weights": _layernorm_weights,
     "rmsnorm": _rmsnorm,
     "rmsnorm_backward": _rmsnorm_backward,
     "batchnorm": _batchnorm,

@@ -62,6 +62,7 @@ def variants(total: int, dtype: str) -> Iterator[MemoryBound]:
         yield make(what, 1, 1)
     for what in ("layernorm", "rmsnorm", "softmax", "batchnorm", "dropout", "embedding"):
         yield make(f"{what}_backward" if what == "embedding" else what, 2, 1)
+    yield make("layernorm_apart", 2, 0)
     for inputs in (1, 2):
         yield make("softmax", inputs, 1, width=_WORDS)
     for ops, back in ((1.0, 2.0), (5.0, 10.0), (8.0, 12.0)):

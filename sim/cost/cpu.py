@@ -27,6 +27,8 @@ _ALIGNED = 16
 """Bytes of which rows of operands are multiples, where a matrix unit's fast kernels take them (`sim.work.row_alignment`)."""
 _FULL = 1 << 16
 """Rows of queries with which attention reaches its measured rate on a GPU: four waves of 128 rows on 132 SMs; fewer leave more of them idle."""
+_WEIGHTS = "layernorm_weights"
+"""The gradients of a layer norm's weights: sums over its rows."""
 _STREAMED = 192 << 20
 """Bytes of which no GPU's L2 holds much (a B200's has 126 MB)."""
 ASSUMED_HOST = {
@@ -72,7 +74,7 @@ def variant(work: MemoryBound) -> str:
     if what == "groupnorm":  # statistics, then the values again
         what = "batchnorm"
     if what == "layernorm_apart":  # kernels that a GPU runs for one norm
-        what = "layernorm" if work.written else "reduce"
+        what = "layernorm" if work.written else _WEIGHTS
     if what == "softmax" and work.rows and work.written / BYTES[work.dtype] > NARROW * work.rows:
         what = "softmax_wide"  # a loss: rows that no warp keeps in registers are read two and three times
     if what == "glu":
@@ -110,6 +112,7 @@ def prices(calibration: Calibration) -> Prices:
 
 _NEAREST = {
     "sqrt": "scale", "add_": "add", "scale_": "scale", "softmax_wide": "softmax", "softmax_wide_backward": "softmax_backward",
+    _WEIGHTS: "reduce",
 } | {name: one.like for name, one in OPTIMIZERS.items()}  # fmt: skip
 """What stands for a kernel that older calibrations did not measure, or none does."""
 
@@ -206,7 +209,15 @@ class Prices:
 
     def _bytes(self, work: MemoryBound) -> tuple[float, Source]:
         name, size = variant(work), float(work.read + work.written)
-        curve = self._memory.get((name, work.dtype))
+        if name != _WEIGHTS or self.calibration.device == "cpu":
+            return self._moved(name, work.dtype, size)
+        # A block of threads of a GPU for each 32 columns goes through all rows: fewer columns leave SMs idle, more fill the memory's bandwidth.
+        rows = 2.0 * work.rows * NARROW * BYTES[work.dtype] or size
+        return max(self._moved(name, work.dtype, rows), self._moved("reduce", work.dtype, size))
+
+    def _moved(self, name: str, dtype: str, size: float) -> tuple[float, Source]:
+        """Seconds of a kernel by its bytes."""
+        curve = self._memory.get((name, dtype))
         source: Source = "measured"
         if not curve:
             source = "fitted"

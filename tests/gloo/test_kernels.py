@@ -30,6 +30,7 @@ MAIN = {
     "norm": "linalg_vector_norm", "relu": "relu", "relu_backward": "threshold_backward", "gelu": "gelu", "gelu_backward": "gelu_backward",
     "silu": "silu", "silu_backward": "silu_backward", "glu": "silu", "glu_backward": "silu_backward", "dropout": "native_dropout",
     "dropout_backward": "native_dropout_backward", "layernorm": "native_layer_norm", "layernorm_backward": "native_layer_norm_backward",
+    "layernorm_weights": "native_layer_norm_backward",
     "softmax": "_softmax", "softmax_backward": "_softmax_backward_data", "softmax_wide": "_log_softmax",
     "softmax_wide_backward": "_log_softmax_backward_data", "batchnorm": "native_batch_norm",
     "batchnorm_backward": "native_batch_norm_backward", "cross_entropy": "nll_loss_forward", "embedding": "embedding",
@@ -69,12 +70,17 @@ def _run(work: MemoryBound, dtype: torch.dtype) -> tuple[list[str], int]:
     return called.names, _bytes(made)
 
 
-def test_the_kernels_of_a_layer_norm_on_a_gpu_are_norms_and_sums_here() -> None:
-    for read, written, name in ((1, 1, "layernorm"), (2, 1, "layernorm_backward"), (2, 0, "reduce")):
+def test_each_kernel_of_a_layer_norm_on_a_gpu_is_that_part_of_torchs_here() -> None:
+    """The last one gives two gradients of 256 numbers: a sum of all that it reads would keep every SM of a GPU busy, torch's kernel one for 32 of them."""
+    for read, written, name, out in (
+        (1, 1, "layernorm", 1 << 16),
+        (2, 1, "layernorm_backward", 1 << 16),
+        (2, 0, "layernorm_weights", 2 << 10),
+    ):
         work = MemoryBound("layernorm_apart", read << 16, written << 16, "fp32", rows=64)
         names, made = _run(work, torch.float32)
         assert variant(work) == name and MAIN[name] in names
-        assert made == pytest.approx(max(4, work.written), rel=0.02)
+        assert made == pytest.approx(out, rel=0.02)
 
 
 def test_an_rms_norm_runs_what_torch_runs_in_training() -> None:
@@ -100,7 +106,7 @@ def test_every_variant_runs_as_its_kernel_and_writes_its_bytes(at: int, dtype: s
     names, made = _run(work, torch.float32 if dtype == "fp32" else torch.bfloat16)
     if name in MAIN:
         assert MAIN[name] in names
-    if not MAIN.get(name, "").endswith("_") and name != "cross_entropy":  # in place, and a loss: nothing else comes out
+    if not MAIN.get(name, "").endswith("_") and work.written and name != "cross_entropy":  # in place, and a loss: nothing else comes out
         assert 0.95 * work.written <= made <= BESIDES.get(name, 1.0) * work.written + 64
 
 

@@ -204,6 +204,20 @@ def test_of_several_boards_the_slowest_is_waited_for() -> None:
     assert 1.05 < slow.seconds / same.seconds < 1 / 0.9 + 1e-6
 
 
+@pytest.mark.parametrize(("device", "width", "seconds"), [
+    ("cuda", 512, 33.55e-6),  # sixteen blocks of threads, each through all rows
+    ("cuda", 1024, 33.55e-6),
+    ("cuda", 16384, 134.2e-6),  # the memory's bandwidth, as a sum's
+    ("cpu", 512, 16.78e-6),
+])  # fmt: skip
+def test_gradients_of_a_norms_weights_take_a_gpu_as_long_as_it_has_rows(device: str, width: int, seconds: float) -> None:
+    sizes = [rows * 2 * 2 * 1024 for rows in (1024, 8192, 131072)]
+    tables = tuple(row(name, (n,), n / rate, "bf16") for name, rate in (("layernorm_weights", 1e12), ("reduce", 4e12)) for n in sizes)
+    table = prices(replace(calibrated(1, memory=tables), device=device))
+    found, source = table.price(MemoryBound("layernorm_apart", 8192 * 2 * 2 * width, 0, "bf16", 1.0, 1, 8192))
+    assert (found, source) == (pytest.approx(seconds, rel=1e-3), "measured")
+
+
 LOGITS = 8192 * 50304
 LOSS = MemoryBound("softmax", 4 * LOGITS, 4 * LOGITS, "fp32", 1.0, 1, 8192)
 
