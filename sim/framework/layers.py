@@ -113,6 +113,8 @@ class Loss(Habits, frozen=True, kw_only=True):
     """`compile` reaches the loss; false where the layers alone are compiled."""
     metrics: bool = False
     """Logits are made fp32 before the fused loss; accuracy, perplexity and each kind of data's loss are computed of all (InternEvo)."""
+    narrow: bool = False
+    """An unfused loss keeps the logits of 16 bits alone, and its gradient is as wide (flash-attention's cross entropy, beside kernels of metrics)."""
     low_head: bool = False
     """The head's product runs in 8 bits too (Megatron-Core's fp8_output_proj)."""
 

@@ -270,3 +270,16 @@ def test_devices_keep_no_state_of_an_optimizer_that_runs_on_a_host(update: dict[
     assert before.optimizer == 8 * own.network.parameters and after.optimizer == 0
     assert (after.parameters, after.gradients) == (before.parameters, before.gradients)
     assert lower(served.plan, served.network, served.framework, "cuda", 1).resident["optimizer"] == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "micro", "machine"), [("mpt-125m", 26, "mosaic-a100-40gb"), ("mpt-350m", 18, "mosaic-a100-40gb"), ("mpt-1b", 20, "dgx-h100")]
+)
+def test_micro_batches_of_mosaics_table_fit(model: str, micro: int, machine: str) -> None:
+    """llm-foundry's benchmark without recomputation: flash-attention's cross entropy keeps bf16 logits, and makes their gradient beside them."""
+    plan = {"model": model, "framework": "llm-foundry", "seq_len": 2048, "batch": {"micro": micro}, "parallel": {"dp_shard": 8, "zero": 3}}
+    setting = bind(plan, machine)
+    assert figures_of_memory(setting, remedies=False)[1] is None
+    parts = [part for _, block in setting.network.blocks for part in block.parts]
+    logits = micro * 2048 * 50368 * 2
+    assert (parts[-1].saved - 8 * micro * 2048, parts[-1].working) == (logits, logits)

@@ -101,10 +101,11 @@ def loss(share: Share, vocab: int, *, rows: int = 0, name: str = "head.loss") ->
             kept, working = 4, 4 * n
             forward, backward = _measured_loss(share, n, tokens)
     else:
-        split, kept = share.tp > 1 and habits.tensor_parallel.style == "dtensor", 4
+        split = share.tp > 1 and habits.tensor_parallel.style == "dtensor"
         steps = _loss_parallel if split else _split_parallel_loss if megatron else _eager_loss
         forward, backward = steps(share, n, tokens)
-        working = n * (12 if split else e if megatron else 8)
+        kept, each = (e, e) if habits.loss.narrow else (4, 12 if split else e if megatron else 8)
+        working = n * each
     return Part(
         name=name,
         forward=tuple(forward),
