@@ -6,11 +6,11 @@ from msgspec.structs import replace
 
 from sim.model.layers.elementwise import dropout_kernels, elementwise, transpose
 from sim.model.layers.heads import Heads, split_heads
-from sim.model.layers.linear import linear, quantised
+from sim.model.layers.linear import linear, quantised, scaled_before
 from sim.model.layers.norm import norm
 from sim.model.parts import Part
 from sim.model.share import Share
-from sim.work import Attention, Gemm, Work
+from sim.work import BYTES, Attention, Gemm, Work
 
 
 def core(
@@ -23,10 +23,12 @@ def core(
     mask: bool = False,
     scale: bool = True,
     kv_seq: int = 0,
+    reread: int | None = None,
     name: str = "attn.core",
 ) -> Part:
     """softmax(Q K^T) V. Under context parallelism this rank's queries meet all keys; `mask`: an additive mask (BERT);
-    `scale`: scores are divided by the root of the head's size (T5 does without).
+    `scale`: scores are divided by the root of the head's size (T5 does without). `reread`: bytes of an element of the
+    result that what reads it keeps; None: a trained linear reads it.
 
     The whole gathered K and V travel (p2p, all_gather), or this rank's Q, K, V change places with heads (all_to_all).
     """
@@ -51,9 +53,11 @@ def core(
             work = Attention(work.batch, work.heads, work.kv_heads, work.q, keys, work.d, work.dv, causal, work.dtype, False, window)
         back = Attention(work.batch, work.heads, work.kv_heads, work.q, keys, work.d, work.dv, causal, work.dtype, True, work.window)
         taken, sums = _qkv_bytes(share, heads, b * s, b * (keys // cp if cp > 1 else keys)), b * s * heads.q * 4
-        forward, backward = (*_narrow(share, taken // share.e), work), (*_narrow(share, b * s * heads.q * heads.dv), back)
+        result = b * s * heads.q * heads.dv
+        forward, backward = (*_narrow(share, taken // share.e), work), (*_narrow(share, result), back)
+        kept, again = _result(share, result, reread)
         part = Part(
-            name=name, forward=forward, backward=backward, cls="attention", saved=taken + sums, recompute=True, dropped=sums,
+            name=name, forward=forward, backward=backward, cls="attention", saved=taken + sums + kept, recompute=True, dropped=sums + again,
             native=len(forward) - 1,
         )  # fmt: skip
     if cp == 1:
@@ -67,6 +71,20 @@ def core(
 def _narrow(share: Share, elements: int) -> list[Work]:
     """Queries, keys and values for 8-bit attention, and the gradient of its result (TransformerEngine's fp8_dpa leaves 16 bits around it)."""
     return quantised(share, elements) if share.fused == "fp8" else []
+
+
+def _result(share: Share, elements: int, reread: int | None) -> tuple[int, int]:
+    """A fused kernel's backward reads its result. Bytes of it beside those that its reader keeps, and of them those that attention's
+    recomputation does without: trained linears of 16 bits keep the result itself; those of 8 bits with delayed scales a copy of their own, and
+    all others the result in its place (Megatron-Core, attention.py: set_save_original_input; torchao), of which `linear` counts a byte."""
+    own = elements * int(BYTES[share.fused])
+    if reread is not None:
+        own = max(0, own - elements * reread)
+    elif not share.fp8:
+        own = 0
+    elif not scaled_before(share):
+        return elements * (share.e - 1), 0
+    return own, own
 
 
 def _qkv_bytes(share: Share, heads: Heads, queries: int, keys: int) -> int:
@@ -210,7 +228,7 @@ def grouped_query(
             parts.append(norm(share, f"attn.{name}_norm", rows, width, "rmsnorm", weight=qk_weight, after_residual=False, es=share.e))
     if rotary:
         parts.append(rope(share, local.q + local.kv, int(d * rotary), scaled=rope_scaled))
-    middle = core(share, local, causal=causal, window=window, dropout=dropout, mask=mask, scale=scale)
+    middle = core(share, local, causal=causal, window=window, dropout=dropout, mask=mask, scale=scale, reread=share.e if gated else None)
     if sinks:
         middle = replace(middle, tensors=(local.q,))
     out = linear(

@@ -43,14 +43,19 @@ def quantised(share: Share, elements: int, found: bool = False, tensors: int = 1
     return [*([] if found else [largest]), MemoryBound("scale", 4 * tensors, 4 * tensors, "fp32"), cast]
 
 
+def scaled_before(share: Share) -> bool:
+    """Are 8-bit scales numbers that are known before the tensor is?"""
+    return share.gemm in PLAIN and share.framework.linears.fp8_scaling in FROM_BEFORE
+
+
 def _compiled_in(share: Share) -> bool:
     """A compiler makes the cast part of the kernel before it where its scale is known by then: not where it is the tensor's own."""
-    return share.framework.compile and (share.gemm not in PLAIN or share.framework.linears.fp8_scaling in FROM_BEFORE)
+    return share.framework.compile and (share.gemm not in PLAIN or scaled_before(share))
 
 
 def _taken(share: Share, elements: int, normed: bool, fused: bool) -> list[Work]:
     """What makes a linear's input 8-bit, where no compiler and no kernel before it does; a compiler finds the largest value as it is made."""
-    fused = fused or _compiled_in(share) or (normed and share.gemm in PLAIN and share.framework.linears.fp8_scaling in FROM_BEFORE)
+    fused = fused or _compiled_in(share) or (normed and scaled_before(share))
     return [] if fused else quantised(share, elements, normed or share.framework.compile)
 
 

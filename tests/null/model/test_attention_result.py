@@ -1,0 +1,50 @@
+"""Who keeps attention's result, which a fused kernel's backward reads: the linear after it, or attention itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.framework.framework import load_framework
+from sim.model.layers.attention import grouped_query
+from sim.model.parts import Part, Shape
+from sim.model.share import share_of
+
+ROWS, HEADS, KV, D = 256, 8, 2, 16
+QKV = ROWS * (HEADS + 2 * KV) * D
+RESULT = ROWS * HEADS * D
+SUMS = 4 * ROWS * HEADS
+
+
+def parts(framework: str, precision: str, attention: str = "flash", **how: object) -> dict[str, Part]:
+    share = share_of(Shape(micro=1, seq=ROWS, precision=precision), load_framework(framework), attention)
+    found = grouped_query(share, HEADS * D, HEADS, KV, D, qkv_bias=False, proj_bias=False, fused=True, **how)  # type: ignore[arg-type]
+    return {part.name: part for part in found}
+
+
+@pytest.mark.parametrize(
+    ("framework", "precision", "attention", "linear", "again"),
+    [
+        ("megatron-bridge", "bf16", 0, 2, 0),  # one tensor
+        ("megatron-core", "fp8", 2, 1, 2),  # delayed scales: TransformerEngine's linear keeps its own cast
+        ("megatron-bridge", "fp8", 1, 1, 0),  # scales of the tensor: in its place the result itself
+        ("megatron-bridge", "mxfp8", 1, 1, 0),
+        ("torchtitan", "fp8", 1, 1, 0),
+        ("mlperf-nvidia-lora", "fp8", 1, 1, 1),  # 8-bit attention leaves 8 bits
+    ],
+)
+def test_bytes_of_the_result_that_are_kept(framework: str, precision: str, attention: int, linear: int, again: int) -> None:
+    """`again`: of them what attention's recomputation does without. Beside them 16 bits of queries, keys and values, and sums of rows."""
+    found = parts(framework, precision)
+    assert found["attn.core"].saved == 2 * QKV + SUMS + attention * RESULT
+    assert found["attn.core"].dropped == SUMS + again * RESULT
+    assert found["attn.proj"].saved == linear * RESULT
+
+
+def test_a_gate_keeps_what_it_reads() -> None:
+    found = parts("megatron-bridge", "mxfp8", gated=True)
+    assert (found["attn.core"].saved, found["attn.gate"].saved) == (2 * QKV + SUMS, 4 * RESULT)
+
+
+def test_separate_kernels_do_not_read_their_result_again() -> None:
+    wide, narrow = (parts("megatron-core", precision, "math")["attn.core"].saved for precision in ("bf16", "fp8"))
+    assert wide == narrow
