@@ -106,10 +106,15 @@ def attention_of(spec: Decoder, share: Share, windowed: bool) -> list[Part]:
 
 def _whole_attention(spec: Decoder, share: Share, window: int, *, rotated: bool) -> list[Part]:
     """... over the whole sequence, or the last `window` keys of it."""
+    reread = None
+    if spec.lora is not None:
+        from sim.model.layers.lora import reread as read_by_adapters
+
+        reread = read_by_adapters(spec.lora, share)
     if spec.mla is not None:
         from sim.model.layers.latent import latent
 
-        return latent(share, spec.hidden, spec.heads, spec.mla, bias=spec.bias)
+        return latent(share, spec.hidden, spec.heads, spec.mla, bias=spec.bias, reread=reread)
     return grouped_query(
         share,
         spec.hidden,
@@ -129,6 +134,7 @@ def _whole_attention(spec: Decoder, share: Share, window: int, *, rotated: bool)
         sinks=spec.sinks,
         dropout=_attention_drops(spec, share),
         frozen=spec.lora is not None,
+        reread=reread,
     )
 
 

@@ -206,11 +206,12 @@ def grouped_query(
     mask: bool = False,
     scale: bool = True,
     frozen: bool = False,
+    reread: int | None = None,
 ) -> list[Part]:
     """MHA, GQA or MQA from the norm's output to the projection's: qkv, (norms), (rope), core, proj.
 
     `qk_norm` is over each head of queries and keys, or (`qk_whole`) over all of this rank's heads at once; `gated`: the query
-    projection is twice as wide, and the sigmoid of its other half scales the core's output.
+    projection is twice as wide, and the sigmoid of its other half scales the core's output. `reread`: as in `core`.
     """
     local = split_heads(share, heads, kv, d)
     q, k = local.q * d * (1 + gated), local.kv * d
@@ -228,7 +229,7 @@ def grouped_query(
             parts.append(norm(share, f"attn.{name}_norm", rows, width, "rmsnorm", weight=qk_weight, after_residual=False, es=share.e))
     if rotary:
         parts.append(rope(share, local.q + local.kv, int(d * rotary), scaled=rope_scaled))
-    middle = core(share, local, causal=causal, window=window, dropout=dropout, mask=mask, scale=scale, reread=share.e if gated else None)
+    middle = core(share, local, causal=causal, window=window, dropout=dropout, mask=mask, scale=scale, reread=share.e if gated else reread)
     if sinks:
         middle = replace(middle, tensors=(local.q,))
     out = linear(

@@ -14,10 +14,10 @@ from sim.model.share import Share
 from sim.model.specs.decoder import Mla
 
 
-def latent(share: Share, hidden: int, heads: int, mla: Mla, *, bias: bool = False) -> list[Part]:
+def latent(share: Share, hidden: int, heads: int, mla: Mla, *, bias: bool = False, reread: int | None = None) -> list[Part]:
     """Down-projections on each rank's rows, norms, up-projections split over tp, rope, core, proj.
 
-    The bottlenecks are whole on every tp rank (they are narrow); what is gathered for tp is their output.
+    The bottlenecks are whole on every tp rank (they are narrow); what is gathered for tp is their output. `reread`: as in `core`.
     """
     local = split_heads(share, heads, heads, mla.nope + mla.rope, mla.value)
     split, rows = share.tp > 1, share.srows
@@ -59,7 +59,7 @@ def latent(share: Share, hidden: int, heads: int, mla: Mla, *, bias: bool = Fals
         )
     )  # fmt: skip
     parts += [rope(share, local.q + 1, mla.rope), _join_heads(share, local, mla)]
-    parts.append(core(share, local, causal=True))
+    parts.append(core(share, local, causal=True, reread=reread))
     reduce = share.rows * hidden * share.e if split else 0
     parts.append(linear(share, "attn.proj", local.q * mla.value, hidden, bias=bias, seam="tp.reduce" if split else "", seam_bytes=reduce))
     return parts

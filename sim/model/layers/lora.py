@@ -31,6 +31,12 @@ def freeze(parts: list[Part]) -> list[Part]:
     return [part if part.frozen or not part.tensors or part.name.endswith(".lora") else _still(part) for part in parts]
 
 
+def reread(lora: Lora, share: Share) -> int:
+    """Bytes of an element of attention's result that what reads it keeps: the frozen projection none, an adapter all, unless it is dropout's
+    result that it reads."""
+    return 0 if lora.dropout or "proj" not in lora.targets else share.e
+
+
 def _still(part: Part) -> Part:
     products = all(isinstance(work, Gemm | GroupedGemm) for work in part.backward)
     return replace(part, frozen=True, wgrad=(), saved=0 if products else part.saved)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from sim.framework.framework import load_framework
+from sim.model import describe, load_model
 from sim.model.layers.attention import grouped_query
 from sim.model.parts import Part, Shape
 from sim.model.share import share_of
+from sim.model.specs.decoder import Decoder, Lora
 
 ROWS, HEADS, KV, D = 256, 8, 2, 16
 QKV = ROWS * (HEADS + 2 * KV) * D
@@ -48,3 +51,25 @@ def test_a_gate_keeps_what_it_reads() -> None:
 def test_separate_kernels_do_not_read_their_result_again() -> None:
     wide, narrow = (parts("megatron-core", precision, "math")["attn.core"].saved for precision in ("bf16", "fp8"))
     assert wide == narrow
+
+
+@pytest.mark.parametrize("model", ["llama3.2-1b", "deepseek-v2-lite"])
+@pytest.mark.parametrize(
+    ("lora", "kept"),
+    [
+        (Lora(dropout=0.0), 0),  # the adapter of the projection reads it, too
+        (Lora(dropout=0.1), 2),  # ... reads what dropout leaves of it
+        (Lora(dropout=0.0, targets=("qkv",)), 2),  # nobody does: the projection is frozen
+    ],
+)
+def test_a_frozen_projection_keeps_nothing_of_the_result(model: str, lora: Lora, kept: int) -> None:
+    spec = load_model(model)
+    assert isinstance(spec, Decoder)
+    trained, tuned = (
+        next(
+            part for part in describe(one, Shape(micro=1, seq=ROWS), load_framework("nemo")).blocks[1][1].parts if part.name == "attn.core"
+        )
+        for one in (spec, replace(spec, lora=lora))
+    )
+    result = ROWS * spec.heads * (spec.mla.value if spec.mla else spec.head)
+    assert tuned.saved - trained.saved == tuned.dropped - trained.dropped == kept * result
