@@ -8,7 +8,7 @@ from sim.model.layers.elementwise import elementwise
 from sim.model.parts import Part
 from sim.model.share import Share
 from sim.model.specs.decoder import Decoder, Lora
-from sim.work import Gemm, GroupedGemm, Work
+from sim.work import Gemm, GroupedGemm, MemoryBound, Work
 
 _LATENT = ("attn.q_down", "attn.q_up", "attn.kv_down", "attn.kv_up")
 """Linears of latent attention that make queries, keys and values (NeMo's recipes of DeepSeek adapt each of them)."""
@@ -38,8 +38,10 @@ def reread(lora: Lora, share: Share) -> int:
 
 
 def _still(part: Part) -> Part:
-    products = all(isinstance(work, Gemm | GroupedGemm) for work in part.backward)
-    return replace(part, frozen=True, wgrad=(), saved=0 if products else part.saved)
+    """What a product keeps is its input, for the weights' gradient alone, whatever casts and sorts rows around it; a router's scores stay."""
+    products = any(isinstance(work, Gemm | GroupedGemm) for work in part.wgrad)
+    scores = any(isinstance(work, MemoryBound) and work.what in ("softmax", "activation") for work in part.backward)
+    return replace(part, frozen=True, wgrad=(), saved=0 if products and not scores else part.saved)
 
 
 def _adapter(base: Part, share: Share, lora: Lora) -> Part:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from sim.framework.framework import Framework
+from sim.framework.framework import Framework, load_framework
 from sim.model import Network, Part, Shape, describe, load_model
 from sim.model.language.xl import zipf
 from sim.model.specs.decoder import Decoder, Lora
@@ -108,6 +108,18 @@ def test_adapters_of_attention_leave_experts_and_mixers_still(name: str) -> None
     assert kept[0] < kept[1]
     backward = [{(p.name, p.backward) for _, block in network.blocks for p in block.parts if p.cls == "moe"} for network in (tuned, base)]
     assert backward[0] == backward[1]
+
+
+@pytest.mark.parametrize(("precision", "ep"), [("bf16", 1), ("bf16", 2), ("fp8", 1), ("mxfp8", 2)])
+def test_frozen_products_keep_no_inputs_whatever_is_around_them(precision: str, ep: int) -> None:
+    """Rows sorted by expert before them, or cast: experts need their inputs for their weights' gradients alone."""
+    spec = load_model("deepseek-v2-lite")
+    assert isinstance(spec, Decoder)
+    shape = Shape(micro=1, seq=256, precision=precision, ep=ep)
+    layer = describe(replace(spec, lora=Lora()), shape, load_framework("megatron-bridge")).blocks[2][1]
+    frozen = {part.name: part.saved for part in layer.parts if part.frozen and part.cls in ("gemm", "moe")}
+    assert {"moe.up", "moe.down", "attn.kv_up"} <= set(frozen)
+    assert [name for name, kept in frozen.items() if kept] == ["moe.router"], "its scores stay"
 
 
 def test_hybrid_follows_its_pattern() -> None:
