@@ -85,6 +85,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     dropped: int = 0
     """Of `saved`, the bytes that selective recomputation does without (the scores; q, k and v stay)."""
     rope: bool = False
+    normed: bool = False
+    """A linear that reads what the norm before it makes: a framework's own may hold that norm."""
     reads: bool = False
     """The host reads a device value before it can launch this part (tokens of each expert): it waits for all queued compute."""
     read_bytes: int = 8

@@ -179,7 +179,7 @@ def _layer(spec: Decoder, share: Share, mixer: str, windowed: bool) -> list[Part
     joins = [residual(share, f"{name}.residual", rows, h, dropout=drops) for name in ("attn", "mlp")]
     if spec.parallel_block:  # one norm feeds both, or each has its own; their sum is one more add before the residual's
         return [norms[0], *attn, joins[0], *(norms[1:] if spec.two_norms else []), *rest, joins[1]]
-    norms = [before(share, one, then[0].name) for one, then in zip(norms, (attn, rest), strict=False)]
+    norms = [before(share, one, then[0]) for one, then in zip(norms, (attn, rest), strict=False)]
     after = [_norm(spec, share, f"{name}.post_norm", after_residual=False) for name in ("attn", "mlp")] if spec.post_norms else []
     return [*norms[:1], *attn, *after[:1], joins[0], *norms[1:], *rest, *after[1:], joins[1]]
 
@@ -191,7 +191,7 @@ def _hybrid(spec: Decoder, share: Share, letter: str, windowed: bool) -> list[Pa
         from sim.model.layers.lora import adapt, freeze
 
         inner = freeze(adapt(inner, spec, share))
-    first = before(share, _norm(spec, share, "norm1", modules=2), inner[0].name)
+    first = before(share, _norm(spec, share, "norm1", modules=2), inner[0])
     return [first, *inner, residual(share, "residual", share.srows, spec.hidden, dropout=_drops(spec, share))]
 
 

@@ -219,7 +219,7 @@ def grouped_query(
     parts = [
         linear(
             share, "attn.qkv", hidden, q + 2 * k if fused else (q, k, k), bias=qkv_bias, seam="tp.gather" if seam_bytes else "",
-            seam_bytes=seam_bytes, stream=True, normed=share.framework.elementwise.fused_norm, saved_rows=share.srows, frozen=frozen, modules=2,
+            seam_bytes=seam_bytes, stream=True, normed=True, saved_rows=share.srows, frozen=frozen, modules=2,
         )
     ]  # fmt: skip
     parts += _split(share, q + 2 * k) if fused else []

@@ -26,7 +26,7 @@ def delta_rule(share: Share, hidden: int, spec: Delta) -> list[Part]:
     bytes_ = share.rows * hidden * share.e if share.tp > 1 else 0
     into = linear(
         share, "delta.in_proj", hidden, 2 * k + 2 * v, seam="tp.gather" if bytes_ else "", seam_bytes=bytes_, stream=True,
-        normed=share.framework.elementwise.fused_norm, saved_rows=share.srows, modules=2,
+        normed=True, saved_rows=share.srows, modules=2,
     )  # fmt: skip
     small = linear(share, "delta.rates", hidden, 2 * values, low=False, stream=True)
     join = elementwise("add", share, share.srows * hidden, 2 * share.e, share.e)  # two gradients of one input

@@ -21,43 +21,28 @@ def latent(share: Share, hidden: int, heads: int, mla: Mla, *, bias: bool = Fals
     """
     local = split_heads(share, heads, heads, mla.nope + mla.rope, mla.value)
     split, rows = share.tp > 1, share.srows
-    parts: list[Part] = []
-    if mla.q_lora:
-        parts.append(
-            linear(
-                share,
-                "attn.q_down",
-                hidden,
-                mla.q_lora,
-                rows=rows,
-                bias=bias,
-                stream=True,
-                modules=2,
-            )
-        )
-        found = norm(share, "attn.q_norm", rows, mla.q_lora, "rmsnorm", after_residual=False, es=share.e)
-        parts.append(before(share, found, "attn.q_up"))
     wide = mla.q_lora or hidden
     gather = share.rows * wide * share.e if split else 0
-    parts.append(
-        linear(
-            share, "attn.q_up", wide, local.q * local.d, seam="tp.gather" if split else "", seam_bytes=gather, saved_rows=rows,
-            stream=not mla.q_lora, normed=bool(mla.q_lora), modules=1 if mla.q_lora else 2,
-        )
+    queries = linear(
+        share, "attn.q_up", wide, local.q * local.d, seam="tp.gather" if split else "", seam_bytes=gather, saved_rows=rows,
+        stream=not mla.q_lora, normed=bool(mla.q_lora), modules=1 if mla.q_lora else 2,
     )  # fmt: skip
+    parts = [queries]
+    if mla.q_lora:
+        down = linear(share, "attn.q_down", hidden, mla.q_lora, rows=rows, bias=bias, stream=True, modules=2)
+        between = norm(share, "attn.q_norm", rows, mla.q_lora, "rmsnorm", after_residual=False, es=share.e)
+        parts = [down, before(share, between, queries), queries]
     narrow = mla.kv_lora + mla.rope
     down = linear(share, "attn.kv_down", hidden, narrow, rows=rows, bias=bias, stream=True)
     join = elementwise("add", share, rows * hidden, 2 * share.e, share.e)  # two gradients of one input
     parts.append(replace(down, saved=0, backward=(*down.backward, join)))
-    found = norm(share, "attn.kv_norm", rows, mla.kv_lora, "rmsnorm", after_residual=False, es=share.e)
-    parts.append(before(share, found, "attn.kv_up"))
+    between = norm(share, "attn.kv_norm", rows, mla.kv_lora, "rmsnorm", after_residual=False, es=share.e)
     gather = share.rows * narrow * share.e if split else 0
-    parts.append(
-        linear(
-            share, "attn.kv_up", mla.kv_lora, local.q * (mla.nope + mla.value), seam="tp.gather" if split else "", seam_bytes=gather,
-            saved_rows=rows, normed=True,
-        )
+    keys = linear(
+        share, "attn.kv_up", mla.kv_lora, local.q * (mla.nope + mla.value), seam="tp.gather" if split else "", seam_bytes=gather,
+        saved_rows=rows, normed=True,
     )  # fmt: skip
+    parts += [before(share, between, keys), keys]
     parts += [rope(share, local.q + 1, mla.rope), _join_heads(share, local, mla)]
     parts.append(core(share, local, causal=True, reread=reread))
     reduce = share.rows * hidden * share.e if split else 0

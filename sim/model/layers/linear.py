@@ -106,18 +106,18 @@ def linear(
     """`rows` x k times k x n; several `n` are several linears on one input.
 
     `low`: runs in the block's low precision. `stream`: the input is of the residual stream (fp32 under autocast, so it is cast). `fused_bias`:
-    the kernel after adds it. `fused_input`, `fused_grad`: the kernel before (after) writes fp8 itself; `normed`: a norm before does so with
-    delayed scaling alone, and finds the largest value otherwise (TransformerEngine, normalization.cpp). `saved_rows`: rows of the input that
+    the kernel after adds it. `fused_input`, `fused_grad`: the kernel before (after) writes fp8 itself; `normed`: a norm stands before, which
+    where fused does so with delayed scaling alone, and finds the largest value otherwise (TransformerEngine, normalization.cpp). `saved_rows`: rows of the input that
     are kept, where fewer than `rows` (sequence parallelism keeps its slice and gathers again).
     """
     widths = (n,) if isinstance(n, int) else n
     m, act, low = rows or share.rows, share.act, low and share.fp8
-    normed = normed and share.framework.elementwise.quantising_norm
+    written = normed and share.framework.elementwise.fused_norm and share.framework.elementwise.quantising_norm
     dtype = _units(share, share.gemm if low else share.core, (k, *widths))
     tensors = tuple(size for width in widths for size in ((width * k, width) if bias else (width * k,)))
     down, up = weight_casts(share, tensors)
     cast = stream and share.es != share.e and not share.framework.compile
-    taken = _taken(share, m * k, normed, fused_input) if low else []
+    taken = _taken(share, m * k, written, fused_input) if low else []
     given = quantised(share, m * sum(widths), share.framework.compile) if low and not (fused_grad or _compiled_in(share)) else []
     forward: list[Work] = [*down, *([MemoryBound("cast", 4 * m * k, 2 * m * k, act)] * (len(widths) if cast else 0)), *taken]
     forward += [*(Gemm(m, width, k, dtype) for width in widths), *_biases(share, m, widths, bias and not fused_bias)]
@@ -141,5 +141,6 @@ def linear(
         seam=seam,
         seam_bytes=seam_bytes,
         modules=modules + len(widths) - 1,
-        native=max(0, len(taken) - (not normed)),  # inside the linear's own node
+        native=max(0, len(taken) - (not written)),  # inside the linear's own node
+        normed=normed,
     )

@@ -26,7 +26,7 @@ def mixer(share: Share, hidden: int, spec: Mamba) -> list[Part]:
     return [
         linear(
             share, "mamba.in_proj", hidden, projected, seam="tp.gather" if bytes_ else "", seam_bytes=bytes_, stream=True,
-            normed=share.framework.elementwise.fused_norm, saved_rows=share.srows, modules=2,
+            normed=True, saved_rows=share.srows, modules=2,
         ),
         convolution(share, channels, spec.conv),
         _scan(share, spec, heads, groups),

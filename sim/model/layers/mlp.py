@@ -22,7 +22,7 @@ def mlp(
     joined = share.framework.elementwise.fused_activation and share.framework.elementwise.quantising_activation
     up = linear(
         share, f"{prefix}.up", hidden, widths, bias=bias, seam="tp.gather" if seam_bytes else "", seam_bytes=seam_bytes, stream=True,
-        normed=share.framework.elementwise.fused_norm and prefix == "mlp", fused_bias=joined, fused_grad=joined, saved_rows=share.srows, frozen=frozen, modules=2,
+        normed=prefix == "mlp", fused_bias=joined, fused_grad=joined, saved_rows=share.srows, frozen=frozen, modules=2,
     )  # fmt: skip
     act = activation(share, f"{prefix}.act", share.rows, inner, kind, halves=fused and share.framework.linears.joins_gradients)
     down = linear(

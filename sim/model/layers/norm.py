@@ -68,13 +68,10 @@ def norm(
     )
 
 
-_HOLDS = ("attn.qkv", "attn.q_up", "attn.kv_up", "mlp.up", "mamba.in_proj")
-"""Linears that hold the norm before them, where the framework's do (megatron/core/models/gpt/gpt_layer_specs.py, mamba/mamba_layer_specs.py)."""
-
-
-def before(share: Share, part: Part, following: str) -> Part:
-    """The norm `part` in front of the part `following`: inside a linear it is no module, and no node of Python, of its own."""
-    if not share.framework.elementwise.norm_in_linear or following not in _HOLDS:
+def before(share: Share, part: Part, following: Part) -> Part:
+    """The norm `part` in front of the part `following`: inside a linear it is no module, and no node of Python, of its own
+    (megatron/core/models/gpt/gpt_layer_specs.py, experimental_attention_variant_module_specs.py; mamba/mamba_layer_specs.py)."""
+    if not share.framework.elementwise.norm_in_linear or not following.normed:
         return part
     return replace(part, modules=part.modules - 1, native=len(part.forward))
 

@@ -156,10 +156,11 @@ def test_picking_rows_of_the_adaptive_softmax_costs_gradients_as_large_as_all_sc
         ("llama3-8b", {"norm1", "norm2"}),
         ("qwen3-30b-a3b", {"norm1"}),  # heads' norms and that before the router are modules
         ("deepseek-v3", {"attn.q_norm", "attn.kv_norm", "norm2"}),  # of a dense layer; latent attention's first products are plain linears
+        ("qwen3-next-80b-a3b", {"norm1"}),  # the gated delta rule's projection holds it, as attention's does
     ],
 )
 def test_a_norm_inside_a_linear_is_no_module_of_its_own(model: str, inside: set[str]) -> None:
-    """megatron/core/models/gpt/gpt_layer_specs.py; the layer itself is one, which its first norm stands for."""
+    """megatron/core/models/gpt's gpt_layer_specs.py and experimental_attention_variant_module_specs.py; the layer itself is one, which its first norm stands for."""
     spec = load_model(model)
     held, apart = (
         {p.name: p for p in dict(describe(spec, Shape(micro=1, seq=128), load_framework(name), "flash").blocks)["L0"].parts}
