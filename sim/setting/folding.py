@@ -18,11 +18,13 @@ def places_of(mesh: Mesh, topology: Topology) -> Places | None:
     """Where the ranks of a mesh sit; None: each must be simulated.
 
     Nodes must be equal. Where the devices of a node are joined unevenly (PCIe below two sockets, DGX-1), groups of two mesh axes meet on
-    links that differ from place to place: then ranks are equal only to those in the same place of another node.
+    links that differ from place to place: then ranks are equal only to those in the same place of another node. Where such groups leave the
+    node, what joins its devices to the NICs counts too: some may share one that others have to themselves, or sit below another socket.
     """
     axes = sum(size > 1 for size in (*mesh.sizes.values(), mesh.ep))
     even = axes < 2 or topology.even
     one = topology.node(0) == topology.node(mesh.world - 1) == 0
+    far = axes > 1 and not one
     if not topology.symmetric or (one and not even):
         return None
     uneven = topology.kind == "cuda" and not topology.even
@@ -31,13 +33,13 @@ def places_of(mesh: Mesh, topology: Topology) -> Places | None:
 
     def kind(rank: int) -> tuple[int, int]:
         place = topology.local(rank)
-        return spans[rank], place if uneven else _profiles(topology, topology.ranks_per_node)[place]
+        return spans[rank], place if uneven else _profiles(topology, topology.ranks_per_node, far)[place]
 
     return Places(
-        even and not cut and _aligned(mesh, topology),
+        even and not cut and _aligned(mesh, topology, far),
         topology.beside,
         kind,
-        lambda rank: (f"n{topology.node(rank)}", *_links(topology, rank)),
+        lambda rank: (f"n{topology.node(rank)}", *_links(topology, rank, far)),
     )
 
 
@@ -67,45 +69,52 @@ def _spans(mesh: Mesh, topology: Topology) -> list[int]:
     return [numbers.setdefault(tuple(each), len(numbers)) for each in found]
 
 
-def _links(topology: Topology, rank: int) -> tuple[str, ...]:
-    """Between the rank's device and the memory of its host, in both directions."""
-    return tuple(link for to_device in (True, False) for link in topology.host_path(rank, to_device).links)
+def _links(topology: Topology, rank: int, far: bool) -> tuple[str, ...]:
+    """Of the rank's node, between its device and the memory of its host, in both directions; `far`: and to other nodes."""
+    found = tuple(link for to_device in (True, False) for link in topology.host_path(rank, to_device).links)
+    if not far:
+        return found
+    node, place = topology.place(rank)
+    first = topology.first_ranks()
+    other = first if node else topology.on_node(first[-1] + 1)
+    return found + tuple(link for link in topology.path(rank, other[place]).links if link.startswith(f"n{node}/"))
 
 
 @lru_cache(maxsize=64)
-def _profiles(topology: Topology, taken: int) -> tuple[int, ...]:
-    """Of each of the first places of a node a number, the same where its links have the same rates and as many users; `taken`: with a rank."""
-    ways = [_links(topology, rank) for rank in topology.first_ranks()[:taken]]
+def _profiles(topology: Topology, taken: int, far: bool) -> tuple[int, ...]:
+    """Of each of the first places of a node a number, the same where its links (`_links`) have the same rates and as many users; `taken`: with a
+    rank."""
+    ways = [_links(topology, rank, far) for rank in topology.first_ranks()[:taken]]
     users = Counter(link for way in ways for link in dict.fromkeys(way))
     kinds = [tuple((users[link], topology.rates[link]) for link in way) for way in ways]
     return tuple(kinds.index(kind) for kind in kinds)
 
 
 @lru_cache(maxsize=64)
-def _blocks(topology: Topology) -> tuple[int, ...]:
+def _blocks(topology: Topology, far: bool) -> tuple[int, ...]:
     """Sizes of the blocks of ranks, one after the other, that share something in a node, and of the node; none where they are no such blocks."""
     ranks = topology.first_ranks()
     sharing: dict[str, list[int]] = {}
     for rank in ranks:
-        for link in dict.fromkeys(_links(topology, rank)):
+        for link in dict.fromkeys(_links(topology, rank, far)):
             sharing.setdefault(link, []).append(rank)
     for users in sharing.values():
         if users[0] % len(users) or users[-1] - users[0] != len(users) - 1:
             return ()
-    plain = not topology.cluster.scatter and len(set(_profiles(topology, len(ranks)))) == 1
+    plain = not topology.cluster.scatter and len(set(_profiles(topology, len(ranks), far))) == 1
     return tuple({len(ranks): None, **{len(users): None for users in sharing.values()}}) if plain else ()
 
 
-def _aligned(mesh: Mesh, topology: Topology) -> bool:
+def _aligned(mesh: Mesh, topology: Topology, far: bool) -> bool:
     """Does each block hold as many ranks of the same stages as every other with one of them?"""
     stages, inner, size = mesh.size("pp"), 1, topology.ranks_per_node
     if stages == 1 and (mesh.world == topology.gpus or (not topology.cluster.scatter and (mesh.world % size == 0 or mesh.world < size))):
-        return len(set(_profiles(topology, min(mesh.world, size)))) == 1
+        return len(set(_profiles(topology, min(mesh.world, size), far))) == 1
     for axis in reversed(mesh.order):
         if axis == "pp":
             break
         inner *= mesh.size(axis)
-    blocks = _blocks(topology)
+    blocks = _blocks(topology, far)
     return bool(blocks) and all(_whole(min(block, mesh.world), inner, stages, mesh.world) for block in blocks)
 
 

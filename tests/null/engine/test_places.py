@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,6 +104,9 @@ def steps(on: str, split: dict[str, Any], more: dict[str, Any]) -> tuple[int, li
         ("2x h100-pcie-x8", {"dp_shard": 8, "dp_replicate": 2, "zero": 3}, 8),
         ("2x dgx-h100", {"tp": 4, "dp_shard": 3}, 2),
         ("2x dgx-h100", {"tp": 4, "dp_shard": 4}, 1),
+        ("4x gcp-a2", {"tp": 8, "dp_shard": 4, "zero": 1}, 2),
+        ("4x gcp-a2", {"dp_shard": 8, "dp_replicate": 4, "zero": 3}, 2),
+        ("4x gcp-a2", {"dp_shard": 32, "zero": 1}, 1),
     ],
     ids=str,
 )
@@ -177,3 +181,16 @@ def test_ranks_that_share_a_nic_are_fused_as_they_are_simulated_op_by_op() -> No
     setting = bind(plan, "2x aws-g5")
     op_by_op, fused = (predict_setting(setting, steps=2, detail=detail).step_time_s for detail in (True, False))
     assert fused == pytest.approx(op_by_op, rel=1e-9)
+
+
+@pytest.mark.no_cover
+def test_gpus_that_share_a_nic_are_not_those_that_have_one(tmp_path: Path) -> None:
+    """Seven NICs for eight GPUs behind NVSwitches: the groups of the last two take the same one."""
+    below = [f'"gpu{at}", "nic{at}"' for at in range(7)] + ['"gpu7"']
+    tree = "".join(f"sw{at} = [{what}]\n" for at, what in enumerate(below))
+    sockets = 'socket0 = ["sw0", "sw1", "sw2", "sw3"]\nsocket1 = ["sw4", "sw5", "sw6", "sw7"]\n'
+    machine = tmp_path / "seven.toml"
+    machine.write_text(f'base = "dgx-h100"\nname = "seven"\n[tree]\n{sockets}{tree}[fabric]\nrails = 1\n')
+    ranks, (folded, whole, _) = steps(f"2x {machine}", {"tp": 8, "dp_shard": 2, "zero": 3}, {})
+    assert 1 < ranks < 8
+    assert folded == pytest.approx(whole, rel=1e-9)
