@@ -50,7 +50,7 @@ class Lanes:
                 self._settle(lane, item)
                 self.ended(state, lane, item, max(lane.free, item.ready))
                 assert item.mark is not None
-                item.mark.fire(lane.free, item)
+                item.mark.fire(item.end, item)  # who waited for the lane may have put more on it
             elif kind == "wait":
                 self._wait(state, lane, item)
             else:

@@ -42,6 +42,19 @@ def test_wait_for_an_unrecorded_event_does_not_wait() -> None:
     assert timeline(simulate(made, TablePricer({"a": 1.0}))) == [("r0/s0/a", 0.0, 1.0)]
 
 
+def test_a_record_says_its_own_time_also_where_the_host_goes_on_with_its_lane() -> None:
+    """The host waits for the copy lane, whose last op is the record, and puts another one on it: the side lane has not to wait for that."""
+    ops = [
+        Op("c", "copy", "copy.h2d"),
+        Op("r", "record", "copy.h2d", event="e"),
+        Op("w", "wait", "side", event="e"),
+        kernel("k", lane="side"),
+    ]
+    ops += [Op("s", "sync", "host", name="copy.h2d"), Op("again", "record", "copy.h2d", event="f")]
+    trace = simulate(program({"host": ops}), TablePricer({"c": 2.0, "k": 1.0, "again": Cost(0.0, host=0.5)}))
+    assert timeline(trace) == [("r0/s0/c", 0.0, 2.0), ("r0/s0/s", 0.0, 2.0), ("r0/s0/k", 2.0, 3.0)]
+
+
 def test_item_reads_stop_the_host() -> None:
     ops = [kernel("a"), Op("w", "copy", "compute", blocking=True), kernel("b")]
     trace = simulate(program({"host": ops}), TablePricer({"a": Cost(4.0, host=1.0), "w": Cost(1.0, host=1.0), "b": Cost(1.0, host=1.0)}))
