@@ -40,6 +40,20 @@ def test_a_gpt_layer_keeps_what_korthikanti_counts(tp: int, parallel: bool) -> N
     assert saved == (34 * s * b * h + 5 * a * s * s * b) / tp + statistics
 
 
+def test_two_branches_keep_the_result_of_one_norm_once() -> None:
+    """Both linears of 16 bits keep the same tensor; with a norm for each, or casts of their own, they keep one each."""
+    sizes = {"n_layers": 2, "hidden": 512, "n_heads": 8, "vocab_size": 1024, "parallel_block": True}
+    rows = 2 * 64 * 512
+    for more, shape, framework, kept in (
+        ({}, Shape(micro=2, seq=64), EAGER, 0),
+        ({"two_norms": True}, Shape(micro=2, seq=64), EAGER, 2 * rows),
+        ({}, Shape(micro=2, seq=64, precision="fp8"), EAGER, rows),
+        ({}, Shape(micro=2, seq=64), EAGER.but(precision={"autocast": True}), 2 * rows),
+    ):
+        layer = describe(decoder("gpt", name="g", **sizes, **more), shape, framework).blocks[1][1]
+        assert next(part.saved for part in layer.parts if part.name == "mlp.up") == kept
+
+
 def test_internevo_writes_its_gate_apart_and_copies_the_stream_for_its_norms() -> None:
     """w1 and w2 hand back two gradients that are added; norm(x.float()) moves 8 and 10 bytes an element more, and keeps 4 in place of 2."""
     spec = decoder("internlm", name="i", n_layers=1, hidden=512, n_heads=4, vocab_size=1024, ffn_hidden=1536)
