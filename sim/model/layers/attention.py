@@ -176,11 +176,13 @@ def rope(share: Share, heads: int, width: int, scaled: bool = False) -> Part:
     return Part(name="attn.rope", forward=works, backward=works + back * 2, cls="elementwise", rope=True)
 
 
-def _split(share: Share, columns: int) -> list[Part]:
-    """A fused projection's result as views of its parts, whose gradients backward copies together."""
+def _split(share: Share, columns: int, turned: int) -> list[Part]:
+    """A fused projection's result as views of its parts, whose gradients backward copies together. Attention keeps its view of the values, and
+    so all of the result: beside it the `turned` columns that were rotated into tensors of their own."""
     if not share.framework.linears.joins_gradients or share.framework.compile:
         return []
-    return [Part(name="attn.split", backward=(elementwise("copy", share, share.rows * columns, share.e, share.e),), cls="elementwise")]
+    join = elementwise("copy", share, share.rows * columns, share.e, share.e)
+    return [Part(name="attn.split", backward=(join,), cls="elementwise", saved=share.rows * turned * share.e)]
 
 
 def grouped_query(
@@ -222,7 +224,8 @@ def grouped_query(
             seam_bytes=seam_bytes, stream=True, normed=True, saved_rows=share.srows, frozen=frozen, modules=2,
         )
     ]  # fmt: skip
-    parts += _split(share, q + 2 * k) if fused else []
+    turned = local.q * d + k if rotary and not (qk_norm or share.math) else 0
+    parts += _split(share, q + 2 * k, turned) if fused else []
     if qk_norm:
         for name, count in (("q", local.q), ("k", local.kv)):
             rows, width = (share.rows, count * d) if qk_whole else (share.rows * count, d)
