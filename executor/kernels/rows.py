@@ -74,15 +74,22 @@ def _rmsnorm_backward(s: Site) -> Call:
     return run
 
 
+def _map(s: Site, far: bool = False) -> torch.Tensor:
+    """`rows` are channels: side by side on a GPU, as tensor cores' maps are (`executor.kernels.bodies`); each a plane of its own on a CPU."""
+    take = s.arena.distant if far else s.arena.recent
+    shape = (s.width, s.rows) if s.arena.device.type == "cuda" else (1, s.rows, s.width)
+    return take(*shape, dtype=s.dtype)
+
+
 def _batchnorm(s: Site) -> Call:
-    a, w, b = s.table(), s.arena.recent(s.width, dtype=s.dtype), s.arena.recent(s.width, dtype=s.dtype)
+    a, w, b = _map(s), s.arena.recent(s.rows, dtype=s.dtype), s.arena.recent(s.rows, dtype=s.dtype)
     return lambda: aten.native_batch_norm(a, w, b, None, None, True, 0.1, 1e-5)
 
 
 def _batchnorm_backward(s: Site) -> Call:
-    a, w, b = s.table(far=True), s.arena.recent(s.width, dtype=s.dtype), s.arena.recent(s.width, dtype=s.dtype)
+    a, w, b = _map(s, far=True), s.arena.recent(s.rows, dtype=s.dtype), s.arena.recent(s.rows, dtype=s.dtype)
     _, mean, inverse = aten.native_batch_norm(a, w, b, None, None, True, 0.1, 1e-5)
-    g = s.table()
+    g = _map(s)
     return lambda: aten.native_batch_norm_backward(g, a, w, None, None, mean, inverse, True, 1e-5, [True, True, True])
 
 

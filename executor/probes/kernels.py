@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
+from msgspec.structs import replace
+
 from executor.probes.bench import Bench
 from sim.cost.cpu import variant
 from sim.work import BYTES, Attention, Conv, Gemm, MemoryBound
@@ -15,6 +17,8 @@ _MOST = 2.2e9
 _BYTES = (3 << 9, 3 << 12, 3 << 15, 3 << 18, 3 << 20, 12 << 20, 48 << 20)
 """Within L1, L2, L3 and memory."""
 _WIDTH = 1024
+_CHANNELS, _PLACES = 256, 64
+"""Of the maps over which batch norms are timed: so many channels, of so many places at least."""
 _WORDS = 1 << 16
 """Of the vocabulary over which a loss is timed: some rows of it at once are more than the L2 of a GPU holds."""
 
@@ -53,18 +57,19 @@ def variants(total: int, dtype: str) -> Iterator[MemoryBound]:
         "layernorm",
         "rmsnorm",
         "softmax",
-        "batchnorm",
         "dropout",
         "rope",
         "embedding",
         "cross_entropy",
     ):
         yield make(what, 1, 1)
-    for what in ("layernorm", "rmsnorm", "softmax", "batchnorm", "dropout", "embedding"):
+    for what in ("layernorm", "rmsnorm", "softmax", "dropout", "embedding"):
         yield make(f"{what}_backward" if what == "embedding" else what, 2, 1)
     yield make("layernorm_apart", 2, 0)
     for inputs in (1, 2):
         yield make("softmax", inputs, 1, width=_WORDS)
+        norm = make("batchnorm", inputs, 1)
+        yield replace(norm, rows=max(1, min(_CHANNELS, norm.written // e // _PLACES)))
     for ops, back in ((1.0, 2.0), (5.0, 10.0), (8.0, 12.0)):
         yield make("activation", 1, 1, ops)
         yield make("activation", 2, 1, back)

@@ -227,6 +227,22 @@ def test_tensor_cores_convolve_maps_whose_channels_lie_side_by_side(kind: str, d
     assert tuple((made if role == "fwd" else made[role == "wgrad"]).shape) == shape
 
 
+@pytest.mark.parametrize(("kind", "shape"), [("cuda", (300, 8)), ("cpu", (1, 8, 300))])
+@pytest.mark.parametrize("back", [False, True])
+def test_a_batch_norm_has_as_many_channels_as_the_works(kind: str, shape: tuple[int, ...], back: bool) -> None:
+    """Its rows: taken for samples, they had made a norm of 300 channels over eight values each."""
+    real, given = Arena(torch.device("cpu"), 1 << 28, distant=1 << 20), list[tuple[int, ...]]()
+
+    def take(ring: Any) -> Any:
+        return lambda *size, dtype: (given.append(size), ring(*size, dtype=dtype))[1]
+
+    arena: Any = SimpleNamespace(device=SimpleNamespace(type=kind), limit=1 << 28, recent=take(real.recent), distant=take(real.distant))
+    size = 4 * 8 * 300
+    made: Any = body(MemoryBound("batchnorm", (4 if back else 2) * size, size, "fp32", 1.0, 1, 8), arena)()
+    assert {one for one in given if len(one) > 1} == {shape} and tuple(made[0].shape) == shape
+    assert [tuple(one.shape) for one in made[1:]] == [(8,), (8,)]
+
+
 def test_on_a_gpu_small_buffers_stay_near_whatever_else_is_played() -> None:
     """Logits make the ring long; what comes after them would else be spread over it, and come from memory instead of L2."""
     arena, far = of_gpu(torch.device("cpu"), 1 << 28, 1 << 20), 24 << 20
