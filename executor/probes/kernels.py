@@ -68,7 +68,7 @@ def variants(total: int, dtype: str) -> Iterator[MemoryBound]:
     yield make("layernorm_apart", 2, 0)
     for inputs in (1, 2):
         yield make("softmax", inputs, 1, width=_WORDS)
-        norm = make("batchnorm", inputs, 1)
+        norm = make("batchnorm", 2 * inputs, 1)  # each is read for its statistics first
         yield replace(norm, rows=max(1, min(_CHANNELS, norm.written // e // _PLACES)))
     for ops, back in ((1.0, 2.0), (5.0, 10.0), (8.0, 12.0)):
         yield make("activation", 1, 1, ops)
