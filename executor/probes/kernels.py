@@ -51,20 +51,22 @@ def variants(total: int, dtype: str) -> Iterator[MemoryBound]:
     for what in (
         "copy",
         "permute",
-        "zero",
         "scale_",
         "sqrt",
         "layernorm",
         "rmsnorm",
         "softmax",
-        "dropout",
         "rope",
         "embedding",
         "cross_entropy",
     ):
         yield make(what, 1, 1)
-    for what in ("layernorm", "rmsnorm", "softmax", "dropout", "embedding"):
+    for what in ("layernorm", "rmsnorm", "softmax", "embedding"):
         yield make(f"{what}_backward" if what == "embedding" else what, 2, 1)
+    yield make("zero", 0, 1)
+    n = max(1, total // (2 * e + 1))  # the mask is a byte
+    for read, written in ((e, e + 1), (e + 1, e)):
+        yield MemoryBound("dropout", n * read, n * written, dtype)
     yield make("layernorm_apart", 2, 0)
     for inputs in (1, 2):
         yield make("softmax", inputs, 1, width=_WORDS)

@@ -65,8 +65,9 @@ TWO_SIDED = ("layernorm", "rmsnorm", "batchnorm", "softmax", "softmax_wide", "ac
 """Kernels whose backward pass reads one more array than it writes."""
 _BACKWARD = 1.4
 """Read-to-written ratio above which such a kernel is a backward one (forward 1, backward 2; glu 2 and 1.5)."""
-_TWICE = 3.5
-"""The same of norms over maps, which read all of it for their statistics first (forward 2, and 3 where another map joins; backward 4)."""
+_TURNS = {"batchnorm": 3.5, "dropout": 1.0}
+"""The same of norms over maps, which read all of it for their statistics first (forward 2, and 3 where another map joins; backward 4), and of
+dropout, whose mask is written and read again."""
 
 
 def variant(work: MemoryBound) -> str:
@@ -81,7 +82,7 @@ def variant(work: MemoryBound) -> str:
         what = "softmax_wide"  # a loss: rows that no warp keeps in registers are read two and three times
     if what == "glu":
         return "glu_backward" if ratio < 1.8 else "glu"
-    backward = what in TWO_SIDED and ratio > (_TWICE if what == "batchnorm" else _BACKWARD) and what != "cross_entropy"
+    backward = what in TWO_SIDED and ratio > _TURNS.get(what, _BACKWARD) and what != "cross_entropy"
     if what == "activation":
         what = _activation(work, backward)
     return f"{what}_backward" if backward else what

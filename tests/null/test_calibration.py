@@ -167,6 +167,8 @@ def test_measured_points_are_what_they_are() -> None:
         ("glu", 2, 1, 6, "glu"),
         ("glu", 3, 2, 12, "glu_backward"),
         ("softmax", 2, 1, 2, "softmax_backward"),
+        ("dropout", 4, 5, 1, "dropout"),
+        ("dropout", 5, 4, 1, "dropout_backward"),
         ("batchnorm", 2, 1, 8, "batchnorm"),
         ("batchnorm", 4, 1, 16, "batchnorm_backward"),
         ("groupnorm", 2, 1, 8, "batchnorm"),
