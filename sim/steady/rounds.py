@@ -20,7 +20,7 @@ from sim.plan import Plan
 from sim.setting.bind import Setting
 from sim.setting.pricer import pricer_for
 from sim.steady.periods import LONG, kinds, mean_step
-from sim.steady.shortened import Run, round_of, warm_of
+from sim.steady.shortened import Run, reads_itself, round_of, warm_of
 
 _EQUAL = 1e-3
 """Rounds that differ by no more than this share of them are alike."""
@@ -92,16 +92,21 @@ class Rounds(NamedTuple):
 def rounds_of(setting: Setting) -> Rounds | None:
     """Rounds that tell the step, where they are likely to, with less simulation than all micro-batches.
 
-    Not where loaders keep batches in store, which a longer step may use up, nor where a step begins the earlier the longer the one before was
+    Not where batches come from disks or loaders (`_supplied`), nor where a step begins the earlier the longer the one before was
     (`warm_of`)."""
     plan = setting.plan
     each = round_of(plan)
     least = _least(plan, each) + (each if each > 1 else 0)
     counts = (warm_of(plan, least), least, least + each, least + 2 * each)
     saved = (plan.microbatches - sum(counts[1:])) * _passes(plan)
-    if plan.data.workers or plan.parallel.schedule == "zb-h1" or saved < _WORTH * len(setting.network.blocks) or each > _DEEP:
+    if _supplied(plan) or plan.parallel.schedule == "zb-h1" or saved < _WORTH * len(setting.network.blocks) or each > _DEEP:
         return None
     return Rounds(counts, (plan.microbatches - counts[-1]) / each)
+
+
+def _supplied(plan: Plan) -> bool:
+    """Loaders keep batches in store, which a longer step may use up; a thread that reads them loses its lead to who else reads."""
+    return bool(plan.data.workers) or reads_itself(plan)
 
 
 def _passes(plan: Plan) -> int:
@@ -111,8 +116,8 @@ def _passes(plan: Plan) -> int:
 
 def _seconds(run: Run, plan: Plan) -> float:
     count = plan.microbatches
-    if plan.data.workers and count * _passes(plan) <= _LONG:
-        return run.whole()  # loaders keep batches in store, which a longer step may use up
+    if _supplied(plan) and count * _passes(plan) <= _LONG:
+        return run.whole()
     each_round = round_of(plan)
     fewer = _least(plan, each_round)
     warm = warm_of(plan, fewer)

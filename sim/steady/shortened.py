@@ -45,11 +45,16 @@ def warm_of(plan: Plan, count: int) -> int:
     return min(count, max(round_of(plan), taken)) if plan.parallel.pp > 1 else count
 
 
+def reads_itself(plan: Plan) -> bool:
+    """Does the training thread read its batches, from what it shares with other ranks: a disk, a store?"""
+    return not plan.data.workers and plan.data.source != "memory"
+
+
 class Run:
     """One plan's steps; where all stages' ranks are alike, equal layers are priced once, for all plans that split and run a layer alike."""
 
     def __init__(self, setting: Setting, coarse: bool = False) -> None:
-        self._setting, self._coarse, self._places = setting, coarse, setting.places
+        self._setting, self._coarse, self._places = setting, coarse and not reads_itself(setting.plan), setting.places
         self.pricer: Pricer = pricer_for(setting)
         self._short: Shortener | None = None
         self._shortcut: Shortcut | None = None
@@ -57,7 +62,7 @@ class Run:
         plain = plan.noise.stragglers == plan.noise.imbalance == "none" and plan.update.mode == "sync" and plan.update.aggregate == "gpu"
         if plain and setting.topology.kind == "cuda" and alike(self._places):
             shortcut = Shortcut(self.pricer, mesh_of(plan), setting.topology)
-            shortcut.coarse = coarse and _apart(setting, shortcut)
+            shortcut.coarse = self._coarse and _apart(setting, shortcut)
             self.pricer = self._shortcut = shortcut
             self._short = _shortener(setting, shortcut)
 
@@ -90,11 +95,11 @@ class Run:
     @property
     def _counts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Two steps, the second of which has all micro-batches, and is reported; the first warms up what overlaps with its neighbours: short,
-        or as long. Where loaders could keep its batches in store, or a pipeline's first stages run ahead as nothing comes back to them, there
-        are three whole ones: the second may do what none does after it."""
+        or as long. Where loaders could keep its batches in store, the thread reads them while the device still works, or a pipeline's first stages
+        run ahead as nothing comes back to them, there are three whole ones: the second may do what none does after it."""
         plan = self._setting.plan
         count = plan.microbatches
-        if plan.data.workers or (plan.task == "forward" and plan.parallel.pp > 1):
+        if plan.data.workers or reads_itself(plan) or (plan.task == "forward" and plan.parallel.pp > 1):
             return (count,) * 3, (count,) * 3
         return (warm_of(plan, count), count), (count, count)
 

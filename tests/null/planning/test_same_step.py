@@ -13,9 +13,11 @@ from sim.planning.capacity.capacity import capacity
 from sim.planning.disturbed.faults import faults
 from sim.planning.explain.explanation import explain
 from sim.planning.montecarlo import Jitter, spread
+from sim.planning.sweeps.screen import screened
 from sim.planning.sweeps.sweep import sweep
 from sim.predict import predict
 from sim.setting.bind import bind
+from sim.steady.rounds import confirmed
 from sim.timeline.asynchrony import mean_step
 
 GPT: dict[str, Any] = {"model": {"base": "gpt2-124m", "layers": 2}, "seq_len": 512, "parallel": {"dp_replicate": 4}}
@@ -30,6 +32,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "local, output": {"update": {"mode": "local", "every": 2}, "output": {"log_every": 1}},
     "async checkpoints": {"output": {"checkpoint_every": 2, "checkpoint_mode": "async"}},
     "bound by input": {"data": {"source": "disk", "workers": 1, "sample": "1 MB", "preprocess": "200 ms"}},
+    "reads itself": {"data": {"source": "disk", "sample": "80 MB"}},
     "sharded": {"parallel": {"dp_shard": 4, "zero": 3}},
 }
 
@@ -51,6 +54,16 @@ def test_all_verbs_say_the_same_step(name: str, tmp_path: Path) -> None:
     assert (swept.step_time, swept.rate, swept.mfu) == (step, pytest.approx(found.samples_per_s, rel=1e-9), pytest.approx(found.mfu))
     assert found.samples_per_s * found.step_time_s == pytest.approx(plan.global_batch)
     assert found.breakdown.total == step
+
+
+@pytest.mark.parametrize("parallel", [{"dp_replicate": 4}, {"dp_replicate": 2, "pp": 2}])
+@pytest.mark.parametrize("micro", [8, 32])
+def test_a_sweep_ranks_threads_that_read_by_what_they_share(parallel: dict[str, int], micro: int) -> None:
+    """Whoever reads while its device still works waits for the disk from the third step on; by itself each would have all of the disk."""
+    plan = {"batch": {"micro": micro, "global": 128}, "parallel": parallel, "data": {"source": "disk", "sample": "30 MB"}}
+    setting = bind(load_plan(GPT | plan), "dgx-h100")
+    step = pytest.approx(predict(GPT | plan, "dgx-h100").step_time_s, rel=1e-6)
+    assert screened(setting) == confirmed(setting) == step
 
 
 def test_what_output_adds_is_no_resources() -> None:
