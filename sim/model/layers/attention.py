@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from sim.model.layers.elementwise import dropout_kernels, elementwise, transpose
 from sim.model.layers.heads import Heads, split_heads
-from sim.model.layers.linear import linear, quantised, scaled_before
+from sim.model.layers.linear import linear, operand, quantised, scaled_before
 from sim.model.layers.norm import norm
 from sim.model.parts import Part
 from sim.model.share import Share
@@ -76,14 +76,14 @@ def _narrow(share: Share, elements: int) -> list[Work]:
 def _result(share: Share, elements: int, reread: int | None) -> tuple[int, int]:
     """A fused kernel's backward reads its result. Bytes of it beside those that its reader keeps, and of them those that attention's
     recomputation does without: trained linears of 16 bits keep the result itself; those of 8 bits with delayed scales a copy of their own, and
-    all others the result in its place (Megatron-Core, attention.py: set_save_original_input; torchao), of which `linear` counts a byte."""
+    all others the result in its place (Megatron-Core, attention.py: set_save_original_input; torchao), of which `linear` counts its operand."""
     own = elements * int(BYTES[share.fused])
     if reread is not None:
         own = max(0, own - elements * reread)
     elif not share.fp8:
         own = 0
     elif not scaled_before(share):
-        return elements * (share.e - 1), 0
+        return elements * share.e - operand(share, elements, True), 0
     return own, own
 
 

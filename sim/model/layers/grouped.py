@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sim.model.layers.elementwise import elementwise
-from sim.model.layers.linear import quantised, weight_casts
+from sim.model.layers.linear import operand, quantised, weight_casts
 from sim.model.parts import Part, Seam
 from sim.model.share import Share
 from sim.routing import different
@@ -42,7 +42,7 @@ def grouped(
         tensors=tensors,
         matrices=() if share.framework.experts.stacked else ((n, k),) * local,
         expert=True,
-        saved=routed * k * (1 if share.fp8 else share.e),
+        saved=operand(share, routed * k, share.fp8),
         seam=seam if seam_bytes else "",
         seam_bytes=seam_bytes,
         seam_weights=4 * (seam_bytes // (k * share.e)) if opens and _weighs_inside(share) else 0,

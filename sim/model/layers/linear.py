@@ -78,6 +78,11 @@ def _weight_gradients(share: Share, m: int, k: int, widths: tuple[int, ...], dty
     return products + [MemoryBound("reduce", m * width * share.e, width * share.e, share.act) for width in widths if bias]
 
 
+def operand(share: Share, elements: int, low: bool) -> int:
+    """Bytes of what a linear keeps of its input: 16 bits, or (`low`) its 8 or 4 without the scales of their blocks."""
+    return round(elements * (BYTES[share.gemm] if low else share.e))
+
+
 def casts(share: Share) -> bool:
     """Does a linear keep a copy of its own of what it reads from the residual stream: in 16 bits (autocast) or in 8?"""
     return share.es != share.e or share.fp8
@@ -127,7 +132,7 @@ def linear(
         backward.append(MemoryBound("cast", 2 * m * k, 4 * m * k, act))
     wgrad = [] if frozen else [*_weight_gradients(share, m, k, widths, dtype, bias), *up]
     slices = 0 if share.framework.tensor_parallel.style == "dtensor" else saved_rows  # DTensor keeps the gathered input
-    kept = (slices or m) * k * (1 if low else share.e)
+    kept = operand(share, (slices or m) * k, low)
     return Part(
         name=name,
         forward=tuple(forward),

@@ -31,11 +31,12 @@ def parts(framework: str, precision: str, attention: str = "flash", **how: objec
         ("megatron-core", "fp8", 2, 1, 2),  # delayed scales: TransformerEngine's linear keeps its own cast
         ("megatron-bridge", "fp8", 1, 1, 0),  # scales of the tensor: in its place the result itself
         ("megatron-bridge", "mxfp8", 1, 1, 0),
+        ("megatron-bridge", "nvfp4", 1.5, 0.5, 0),
         ("torchtitan", "fp8", 1, 1, 0),
         ("mlperf-nvidia-lora", "fp8", 1, 1, 1),  # 8-bit attention leaves 8 bits
     ],
 )
-def test_bytes_of_the_result_that_are_kept(framework: str, precision: str, attention: int, linear: int, again: int) -> None:
+def test_bytes_of_the_result_that_are_kept(framework: str, precision: str, attention: float, linear: float, again: int) -> None:
     """`again`: of them what attention's recomputation does without. Beside them 16 bits of queries, keys and values, and sums of rows."""
     found = parts(framework, precision)
     assert found["attn.core"].saved == 2 * QKV + SUMS + attention * RESULT

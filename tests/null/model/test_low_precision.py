@@ -7,6 +7,7 @@ import pytest
 from sim.framework.framework import load_framework
 from sim.model.layers.activation import activation
 from sim.model.layers.ends import loss
+from sim.model.layers.grouped import grouped
 from sim.model.layers.mlp import mlp
 from sim.model.parts import Shape
 from sim.model.share import Share, share_of
@@ -61,3 +62,11 @@ def test_metrics_read_fp32_logits_again_and_again() -> None:
         sum(w.read + w.written for w in works if isinstance(w, MemoryBound)) / (ROWS * vocab) for works in (part.forward, part.backward)
     ]
     assert sizes == [pytest.approx(46, abs=0.02), 14]
+
+
+@pytest.mark.parametrize(("precision", "size"), [("bf16", 2), ("mxfp8", 1), ("nvfp4", 0.5)])
+def test_linears_and_experts_keep_their_operands(precision: str, size: float) -> None:
+    share = _share("megatron-bridge", precision)
+    _, _, down = mlp(share, HIDDEN, FFN, "swiglu")
+    experts = grouped(share, "moe.down", 4, ROWS, FFN, HIDDEN, False, "", 0, 2)
+    assert (down.saved, experts.saved) == (size * ROWS * FFN, size * ROWS * FFN)
