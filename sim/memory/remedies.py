@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import msgspec
@@ -15,7 +16,7 @@ class Change(NamedTuple):
     text: str
     plan: Plan
     scale: float = 1.0
-    """Factor on activations and working buffers (smaller micro-batches, of which the plan itself keeps the old size)."""
+    """Share of the samples in a micro-batch (the plan itself keeps the old size, and has as many more of them)."""
 
 
 def changes(plan: Plan, most: int = 3) -> list[Change]:
@@ -68,11 +69,13 @@ def _with_memory(plan: Plan, **more: object) -> Plan:
 
 
 def _smaller(plan: Plan) -> list[Change]:
-    """Micro-batches of half, a quarter ... of the samples, and as many more of them."""
-    micro, found = plan.batch.micro, []
+    """Micro-batches of half the samples, and half of these ... (or the largest part that divides them), and as many more of them."""
+    micro, found, replace = plan.batch.micro, [], msgspec.structs.replace
     while micro > 1:
-        micro //= 2
-        found.append(Change(f"batch.micro = {micro}", plan, micro / plan.batch.micro))
+        micro //= next((by for by in range(2, math.isqrt(micro) + 1) if micro % by == 0), micro)
+        parts = plan.batch.micro // micro
+        batch = replace(plan.batch, global_=plan.global_batch * parts)
+        found.append(Change(f"batch.micro = {micro}", replace(plan, batch=batch), 1 / parts))
     return found
 
 
@@ -85,6 +88,7 @@ def _thrifty(plan: Plan, most: int) -> Change:
                 plan,
                 parallel=one.plan.parallel if one.plan.parallel != plan.parallel else found.plan.parallel,
                 memory=one.plan.memory if one.plan.memory != plan.memory else found.plan.memory,
+                batch=one.plan.batch if one.plan.batch != plan.batch else found.plan.batch,
             )
             found = _and(found, one._replace(plan=both))
     return found

@@ -83,10 +83,11 @@ def memory_of(plan: Plan, network: Network, framework: Framework, device: Gpu | 
     return msgspec.structs.replace(report, remedies=_remedies(plan, network, framework, device))
 
 
-def _fullest(plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu | None) -> MemoryReport:
+def _fullest(plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu | None, share: float = 1.0) -> MemoryReport:
+    """`share`: micro-batches have so much of the samples that `network` was described with."""
     stages = layout(network, plan)
     known = Known()
-    reports = (_stage(plan, network, framework, device, rank, held(stages, plan, rank), known) for rank in _fuller(plan, stages))
+    reports = (_stage(plan, network, framework, device, rank, held(stages, plan, rank), known, share) for rank in _fuller(plan, stages))
     return max(reports, key=lambda report: report.peak)
 
 
@@ -112,11 +113,18 @@ def memory_of_stages(plan: Plan, network: Network, framework: Framework, device:
 
 
 def _stage(
-    plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu | None, rank: int, chunks: tuple[Blocks, ...], known: Known
+    plan: Plan,
+    network: Network,
+    framework: Framework,
+    device: Gpu | Cpu | None,
+    rank: int,
+    chunks: tuple[Blocks, ...],
+    known: Known,
+    share: float = 1.0,
 ) -> MemoryReport:
     """One pipeline rank at its fullest moment: inside a backward pass, or in the optimizer step."""
     static = static_bytes(plan, network, framework, chunks)
-    found = _loaded(plan, _moments(plan, framework, rank, chunks, static, known))
+    found = _loaded(plan, _moments(plan, framework, rank, chunks, static, known), share)
     worst = max(found, key=sum)
     return MemoryReport(
         parameters=static["parameters"],
@@ -131,9 +139,9 @@ def _stage(
     )
 
 
-def _loaded(plan: Plan, found: list[Moment]) -> list[Moment]:
-    """The same on the rank with most samples; the first moment, the optimizer's, knows none."""
-    most = max(map(loads(plan), range(plan.world))) if plan.noise.imbalance != "none" else 1.0
+def _loaded(plan: Plan, found: list[Moment], share: float) -> list[Moment]:
+    """The same on the rank with most samples, of a `share` of them; the first moment, the optimizer's, knows none."""
+    most = share * (max(map(loads(plan), range(plan.world))) if plan.noise.imbalance != "none" else 1.0)
     rest = [one._replace(activations=round(one.activations * most), working=round(one.working * most)) for one in found[1:]]
     return [found[0], *rest] if most != 1.0 else found
 
@@ -185,9 +193,7 @@ def _remedies(plan: Plan, network: Network, framework: Framework, device: Gpu | 
     for text, changed, scale in changes(plan, framework.pipeline.zero if plan.parallel.pp > 1 else 3):
         if isinstance(device, Cpu) and (changed.world > plan.world or changed.memory.offload != plan.memory.offload):
             continue  # nothing is gained in memory that all ranks share
-        report = _fullest(changed, network, framework, device)
-        if scale != 1.0:
-            report = msgspec.structs.replace(report, activations=round(report.activations * scale), working=round(report.working * scale))
+        report = _fullest(changed, network, framework, device, scale)
         if report.check(device) is None:
             found.append(f"{text} ({show_size(report.peak)})")
         if len(found) == 3:

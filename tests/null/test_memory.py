@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -22,6 +24,7 @@ from sim.setting.bind import bind
 from topologies.devices import gpu
 from topologies.errors import BadInput
 from topologies.hardware import Gpu
+from topologies.units import show_size
 
 GIB = 2**30
 PLAIN = Framework(name="plain", source="test").but(precision={"param_dtype": "bf16", "grad_dtype": "bf16"})
@@ -191,7 +194,7 @@ def test_changes_leave_the_rest_of_the_plan_alone() -> None:
     for change in changes(plan):
         assert (change.plan.optimizer, change.plan.batch.micro, change.plan.model) == (plan.optimizer, 4, "x")
         assert 0 < change.scale <= 1
-        assert change.plan.microbatches == plan.microbatches
+        assert change.plan.microbatches * change.scale == plan.microbatches
     texts = [change.text for change in changes(plan)]
     assert len(texts) == len(set(texts))
     assert texts[:3] == [f"parallel.dp_shard = 4, dp_replicate = 1, zero = {level}" for level in (1, 2, 3)], (
@@ -283,3 +286,28 @@ def test_micro_batches_of_mosaics_table_fit(model: str, micro: int, machine: str
     parts = [part for _, block in setting.network.blocks for part in block.parts]
     logits = micro * 2048 * 50368 * 2
     assert (parts[-1].saved - 8 * micro * 2048, parts[-1].working) == (logits, logits)
+
+
+@pytest.mark.parametrize(
+    ("model", "framework", "zero", "micro", "machine"),
+    [
+        ("llama2-13b", "megatron-core", 1, 12, "dgx-h200"),
+        ("llama2-13b", "torchtitan", 1, 4, "dgx-h200"),  # two micro-batches keep their gradients until the step
+        ("mixtral-8x7b", "deepspeed", 3, 4, "dgx-b200"),  # the step's own tensors know no samples
+        ("llama3-8b", "pytorch", 3, 15, "dgx-h100"),  # 7 sequences do not divide 15
+    ],
+)
+def test_smaller_micro_batches_need_what_is_said_of_them(model: str, framework: str, zero: int, micro: int, machine: str) -> None:
+    tree: dict[str, Any] = {"model": model, "framework": framework, "seq_len": 4096, "parallel": {"dp_shard": 8, "zero": zero}}
+    missing = figures_of_memory(bind(load_plan(tree | {"batch": {"micro": micro, "global": 8 * micro}}), machine))[1]
+    assert missing is not None
+    ways = [text.split(" (") for text in missing.remedies or () if "batch.micro = " in text and "GPUs" not in text]
+    for words, size in ways:
+        changed = tree | {"batch": {"global": 8 * micro}, "parallel": dict(tree["parallel"]), "memory": {}}
+        for said in words.split(" and "):
+            key, _, value = said.partition(" = ")
+            table, name = key.split(".")
+            changed[table][name] = int(value) if value.isdigit() else value.strip('"')
+        peak, none = figures_of_memory(bind(load_plan(changed), machine))
+        assert none is None and f"{show_size(peak.peak)})" == size
+    assert ways
