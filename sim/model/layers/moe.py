@@ -15,7 +15,7 @@ from sim.model.check import divisible
 from sim.model.layers.activation import GATED, activation, limited
 from sim.model.layers.elementwise import elementwise
 from sim.model.layers.grouped import grouped
-from sim.model.layers.linear import linear
+from sim.model.layers.linear import linear, scaled_before
 from sim.model.layers.mlp import mlp
 from sim.model.layers.router import apart as frozen_correction
 from sim.model.layers.router import correction, router, spelled_out
@@ -59,9 +59,18 @@ def moe(share: Share, hidden: int, spec: Moe, kind: str, *, fused: bool = True) 
     if spec.latent:
         parts.append(linear(share, "moe.latent_up", width, hidden, rows=rows))
     if spec.shared:
-        parts += mlp(share, hidden, spec.shared, kind, fused=fused, prefix="moe.shared")
+        first, *others = mlp(share, hidden, spec.shared, kind, fused=fused, prefix="moe.shared")
+        parts += [_read_twice(share, first, rows * hidden), *others]
         parts.append(_merge(share, rows, hidden, spec.shared_gate))
     return parts
+
+
+def _read_twice(share: Share, first: Part, elements: int) -> Part:
+    """The shared experts' first linear, with what the router keeps of its input (`router`): 16 bits where its own operand is narrower, beside
+    this (delayed scales) or in its place (Megatron-Core, shared_experts.py: set_save_original_input)."""
+    if not share.fp8 or share.tp > 1:
+        return first
+    return replace(first, saved=elements * share.e + (first.saved if scaled_before(share) else 0))
 
 
 def _copies(share: Share, spec: Moe) -> float:

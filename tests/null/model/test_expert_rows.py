@@ -91,3 +91,16 @@ def test_current_scaling_reads_the_rows_for_their_largest_value_and_block_scales
     assert reads == {"fp8": 2 * rows, "mxfp8": 0}
     delayed = parts(load_framework("megatron-lm"), "qwen3-30b-a3b", precision="fp8")["moe.up"]
     assert not any(isinstance(w, MemoryBound) and w.what == "reduce" for w in delayed.forward)
+
+
+@pytest.mark.parametrize(
+    ("framework", "precision", "kept"),
+    [("megatron-bridge", "bf16", 2), ("megatron-bridge", "mxfp8", 2), ("megatron-bridge", "fp8", 2), ("megatron-core", "fp8", 3)],
+)
+def test_router_and_shared_experts_keep_16_bits_of_their_input_once(framework: str, precision: str, kept: int) -> None:
+    """And the shared experts a cast of it, where delayed scales make it one of their own."""
+    spec, shape = load_model("deepseek-v2-lite"), Shape(micro=1, seq=512, precision=precision)
+    layer = describe(spec, shape, load_framework(framework)).blocks[2][1]
+    found = {part.name: part.saved for part in layer.parts}
+    scores = 4 * 512 * 64 + 8 * 512 * 6
+    assert (found["moe.router"], found["moe.shared.up"]) == (scores, kept * 512 * 2048)
