@@ -14,13 +14,12 @@ from typing import Any
 import msgspec
 
 from sim.imported.names import NAMED, told
-from sim.program import cpu_lane
+from sim.program import ORDERS, cpu_lane
 from sim.tables import Tabular, aligned
 from sim.timeline.metrics import step_time
 from sim.trace import Span, Trace
 
 _STEP = re.compile(r"/s\d+(?=/)")
-_SKIP = ("record", "wait", "sync")
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -145,7 +144,7 @@ def align_by_id(predicted: Trace, played: Trace, steps: list[float]) -> Comparis
     pairs = [
         Pair(s.id, s.rank, s.lane, s.cls, s.kind, s.seconds - s.wait, statistics.median(times[_key(s)]))
         for s in reported(predicted)
-        if s.kind not in _SKIP and _key(s) in times
+        if s.kind not in ORDERS and _key(s) in times
     ]
     return Comparison(
         step_time(predicted),
@@ -172,7 +171,7 @@ def _by_class(rows: list[tuple[str, float, float]], ranks: int) -> tuple[ClassEr
 
 def align_by_class(predicted: Trace, stock: Trace, steps: list[float]) -> Comparison:
     """Compares seconds per step and rank by class of op."""
-    wanted = [s for s in reported(predicted) if s.kind not in _SKIP]
+    wanted = [s for s in reported(predicted) if s.kind not in ORDERS]
     # Profiles of several groups at once, and those of others, do not say what a collective is for: then all of them are one class.
     plain = any(s.cls == "comm" for s in stock.spans)
     name_of: Callable[[Span], str] = lambda s: "comm" if plain and s.cls.startswith("comm.") else s.cls or s.kind  # noqa: E731
@@ -189,7 +188,7 @@ def align_by_class(predicted: Trace, stock: Trace, steps: list[float]) -> Compar
         at[0] += (s.seconds - s.wait) * weight.get(s.rank, 1) / total
         at[2] += 1
     for s in stock.spans:
-        if s.kind not in _SKIP:
+        if s.kind not in ORDERS:
             sums.setdefault(name_of(s), [0.0, 0.0, 0.0])[1] += (s.seconds - s.wait) / (count * ranks)
     classes = [ClassError(name, p, m, int(n)) for name, (p, m, n) in sums.items()]
     classes.sort(key=lambda row: -max(row.predicted, row.measured))

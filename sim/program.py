@@ -13,7 +13,7 @@ rank, then the call's `at`, then the op's `id`. Everything prints as lines of te
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -22,10 +22,14 @@ from sim.words import quote
 from sim.work import Work
 
 Kind = Literal["compute", "copy", "collective", "send", "recv", "host", "record", "wait", "sync"]
-KINDS: tuple[Kind, ...] = ("compute", "copy", "collective", "send", "recv", "host", "record", "wait", "sync")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 MESSAGE = ("send", "recv")
 MEETING = ("collective", *MESSAGE)
 """Kinds that start when other ranks have come too."""
+MOVES = ("collective", "send", "copy")
+"""Kinds that use links; a message is its sender's."""
+ORDERS = ("record", "wait", "sync")
+"""Kinds that only say what comes after what."""
 
 HOST = "host"
 COMPUTE = "compute"

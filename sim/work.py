@@ -98,14 +98,16 @@ class GroupedGemm(_Work, tag="groupedgemm", frozen=True):
         return ((self.m * self.k + self.groups * self.k * self.n) * BYTES[self.dtype] + self.m * self.n * out) * self.repeat
 
 
-_LINE = 16
+LINE = 16
 """Bytes that matrix units load at once: rows that begin at none of their multiples need other kernels."""
+ALIGNED = LINE // 2
+"""Elements of 16 bits in them."""
 
 
 def row_alignment(work: Gemm) -> int:
     """Bytes, 16 at most, of which every row of both operands and of the product is a multiple. A vocabulary of 50,257 leaves 2 in bf16."""
     stored = work.m if work.role == "wgrad" else work.k  # of the first operand, by its layout
-    return math.gcd(_LINE, round(stored * BYTES[work.dtype]), round(work.n * BYTES[work.dtype]))
+    return math.gcd(LINE, round(stored * BYTES[work.dtype]), round(work.n * BYTES[work.dtype]))
 
 
 def product_bytes(work: Gemm | GroupedGemm) -> float:

@@ -63,20 +63,20 @@ def _seen(cluster: Cluster) -> Cluster:
     return msgspec.structs.replace(cluster, runs=(msgspec.structs.replace(run, ranks=len(order)),), order=order)
 
 
-def _is_file(name: str) -> bool:
-    return name.endswith(".toml")
+def terms_of(source: str, folder: Path) -> tuple[Term, ...]:
+    """The terms of an expression; a path is one, whatever blanks and signs it has."""
+    single = source.endswith((".toml", ".xml", ".txt")) and isfile(folder / source)
+    return (Term(1, source, 0),) if single else parse(source)
 
 
 def _cluster(source: str, folder: Path, chain: tuple[str, ...]) -> Cluster:
     if not source.strip():
         raise BadInput("the topology has no name. Write e.g. 'dgx-h100', '16x dgx-h100', 'this-machine' or the path of a TOML file")
-    if source.endswith((".toml", ".xml", ".txt")) and isfile(folder / source):
-        found = _cluster_file(folder / source, chain) if _is_file(source) else None
+    if source.endswith(".toml") and isfile(folder / source):
+        found = _cluster_file(folder / source, chain)
         if found is not None:
             return found
-        terms: tuple[Term, ...] = (Term(1, source, 0),)  # a path, whatever blanks and signs it has
-    else:
-        terms = parse(source)
+    terms = terms_of(source, folder)
     documents = tuple(machine_document(term.name, folder, chain) for term in terms)
     if any("nodes" in one for one in documents):
         raise BadInput(f"'{source}' multiplies a file that is a cluster itself; multiply its machines inside the file")
@@ -135,7 +135,7 @@ def machine_document(name: str, folder: Path | None = None, chain: tuple[str, ..
         from topologies.readers import read_file
 
         return read_file(folder / name).document
-    if _is_file(name):
+    if name.endswith(".toml"):
         path = folder / name
         if not isfile(path):
             raise BadInput(f"there is no topology file {path}. A machine of the catalog has no ending: {', '.join(machines()[:8])}, ...")

@@ -12,9 +12,8 @@ from itertools import product
 import torch
 
 from executor.probes.bench import Bench, middle
-from executor.probes.kernels import attention_name, convolution, variants
+from executor.probes.kernels import attention_name, convolution, each_variant
 from executor.ranks.world import set_precision
-from sim.cost.cpu import variant
 from sim.work import Attention, Gemm
 
 SIZES = (128, 512, 1024, 2048, 4096, 8192, 16384, 131072)
@@ -29,7 +28,6 @@ _MOST = 2.4e12
 _LONGEST = 8e-3
 """Seconds that the largest product may take."""
 _BYTES = (3 << 12, 3 << 16, 3 << 20, 12 << 20, 48 << 20, 192 << 20, 384 << 20)
-_OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 _COPIES = (1 << 12, 1 << 16, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 _CONVOLUTIONS = (
     (32, 3, 224, 224, 64, 7, 2),
@@ -89,13 +87,7 @@ _WORDS = (1 << 14, 1 << 16)
 def memory_bound(bench: Bench) -> None:
     """Every variant by bytes, in bf16 and fp32: within L2, and out of memory."""
     for dtype, total in product(("bf16", "fp32"), _BYTES[::3] if bench.quick else _BYTES):
-        bench.phase(f"{dtype} memory-bound kernels of {total} bytes")
-        seen: set[tuple[str, int]] = set()
-        for work in variants(total, dtype):
-            key = variant(work), work.read + work.written
-            if key not in seen and (dtype == "fp32" or work.what not in _OPTIMIZERS):
-                seen.add(key)
-                bench.work("memory", key[0], work, dtype, (key[1],))
+        each_variant(bench, total, dtype)
 
 
 def attention(bench: Bench) -> None:

@@ -95,13 +95,18 @@ def memory_bound(bench: Bench) -> None:
     """Every variant by bytes; fp32, and a few sizes in bf16."""
     for dtype, sizes in (("fp32", _BYTES[::2] if bench.quick else _BYTES), ("bf16", _BYTES[3:5])):
         for total in sizes:
-            bench.phase(f"{dtype} memory-bound kernels of {total} bytes")
-            seen: set[tuple[str, int]] = set()
-            for work in variants(total, dtype):
-                size = work.read + work.written
-                if (dtype == "fp32" or work.what not in ("sgd", "momentum", "adam", "adamw")) and (variant(work), size) not in seen:
-                    seen.add((variant(work), size))
-                    bench.work("memory", variant(work), work, dtype, (size,))
+            each_variant(bench, total, dtype)
+
+
+def each_variant(bench: Bench, total: int, dtype: str) -> None:
+    """Memory-bound kernels of so many bytes, each kind once; updates in fp32 alone."""
+    bench.phase(f"{dtype} memory-bound kernels of {total} bytes")
+    seen: set[tuple[str, int]] = set()
+    for work in variants(total, dtype):
+        key = variant(work), work.read + work.written
+        if key not in seen and (dtype == "fp32" or work.what not in ("sgd", "momentum", "adam", "adamw")):
+            seen.add(key)
+            bench.work("memory", key[0], work, dtype, (key[1],))
 
 
 def attention_name(work: Attention) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from executor.needs import needs_torch
-from executor.recording.builder import Input, load_builder, precision_of, read_input
+from executor.recording.builder import PRECISIONS, Input, load_builder, precision_of, read_input
 from sim.model.captured import Captured, bent, check_alike
 from topologies.errors import BadInput
 
@@ -76,9 +76,7 @@ def capture(build: Callable[[], torch.nn.Module], inputs: tuple[Input, ...], *, 
         high=tuple(kind[1] for kind in kinds),
         third=tuple(kind[2] for kind in kinds if len(kind) > 2),
         unseen=tuple(sorted(passes[0].unseen)),
-        sample_bytes=sum(
-            _BYTES[precision if one.dtype in ("fp32", "bf16", "fp16") else one.dtype] * _count(one.shape[1:]) for one in inputs
-        ),
+        sample_bytes=sum(_BYTES[precision if one.dtype in PRECISIONS else one.dtype] * _count(one.shape[1:]) for one in inputs),
         seq=first.shape[1] if first.dtype.startswith("int") and len(first.shape) > 1 else 1,
     )
 

@@ -15,14 +15,13 @@ import plotly.graph_objects as go
 
 from reports.words import clock, safe
 from sim.cost.price import Cost, Pricer, transfer_cost
-from sim.program import Program, full_id
+from sim.program import MOVES, Program, full_id
 from sim.timeline.metrics import window
 from sim.trace import Span, Trace
 
 BINS = 240
 """Columns of the heat map."""
 _MOST = 24
-_MOVES = ("collective", "send", "copy")
 _NUMBER = re.compile(r"(?<=[a-z])\d+(\.\d+)?(?=$|\.[a-z])")
 _NODE = re.compile(r"n(\d+)/(.+)")
 
@@ -100,12 +99,12 @@ def _use(name: str, rate: float, lines: Sequence[Sequence[float]], width: float,
 
 def _transfers(program: Program, trace: Trace, pricer: Pricer, begin: float, end: float) -> Iterator[tuple[Span, Cost]]:
     """Each transfer of the step with its cost: a collective for each simulated member, a message for its sender."""
-    spans = {s.id: s for s in trace.spans if s.kind in _MOVES and s.end > begin and s.start < end}
+    spans = {s.id: s for s in trace.spans if s.kind in MOVES and s.end > begin and s.start < end}
     costs: dict[tuple[int, int], Cost] = {}
     for rank in trace.ranks:
         for thread in program.threads(rank):
             for call, op in program.ops(rank, thread):
-                span = spans.get(full_id(rank, call, op)) if op.kind in _MOVES else None
+                span = spans.get(full_id(rank, call, op)) if op.kind in MOVES else None
                 if span is None:
                     continue
                 key = (id(op), rank)

@@ -14,7 +14,7 @@ from functools import cache
 
 import msgspec
 
-from sim.cost.device import STORED, by_arch, choose, document, peak_flops
+from sim.cost.device import STORED, by_arch, choose, peak_flops, table
 from sim.cost.price import Source
 from sim.work import Attention
 from topologies.errors import UnknownName
@@ -71,7 +71,7 @@ Sets = dict[str, AttentionFit]
 
 @cache
 def fits(dtype: str) -> dict[str, Sets]:
-    text = msgspec.convert(document("attention")["fit"], dict[str, dict[str, Sets]])
+    text = table("attention", "fit", dict[str, dict[str, Sets]])
     return {gpu: of[dtype] for gpu, of in text.items() if dtype in of}
 
 
@@ -86,7 +86,7 @@ def pick(sets: Sets, work: Attention) -> AttentionFit:
 
 @cache
 def _families() -> dict[str, Family]:
-    return msgspec.convert(document("attention")["family"], dict[str, Family])
+    return table("attention", "family", dict[str, Family])
 
 
 def attention_cost(work: Attention, gpu: Gpu, family: str = "flash2", clock: float = 1.0) -> tuple[float, Source]:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from sim.cost.depthwise import depthwise_seconds, is_depthwise
-from sim.cost.device import document, peak_flops
+from sim.cost.device import peak_flops, table
 from sim.cost.gemm import fit_of, sustained_clock
 from sim.cost.memory_bound import memory_bound_cost
 from sim.cost.price import Source
@@ -42,9 +42,7 @@ class ConvFit(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def _fit() -> tuple[ConvFit, int]:
-    text = document("conv")
-    align = msgspec.convert(text["align"], dict[str, int])["channels"]
-    return msgspec.convert(text["share"], ConvFit), align
+    return table("conv", "share", ConvFit), table("conv", "align", dict[str, int])["channels"]
 
 
 def conv_cost(work: Conv, gpu: Gpu, sustained: bool = True) -> tuple[float, Source]:

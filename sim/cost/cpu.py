@@ -15,7 +15,7 @@ from sim.cost.memory_bound import NARROW
 from sim.cost.points import attention_of, convolution_of, place_of
 from sim.cost.price import Cost, Source
 from sim.optimizers import OPTIMIZERS
-from sim.work import BYTES, Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work, row_alignment
+from sim.work import BYTES, LINE, Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work, row_alignment
 
 ASSUMED_FLOPS = {"fp32": 5e10, "bf16": 5e10, "fp16": 1e10}
 """FLOP/s of one server core where nothing was measured: AVX2 at 3 GHz reaches 96 peak, about half in GEMMs (assumed)."""
@@ -23,8 +23,6 @@ ASSUMED_BYTES = 6e9
 """Bytes per second of memory-bound kernels on one core, both directions together (assumed)."""
 _SAME = 1e-4
 """Distance between convolutions below which they are one."""
-_ALIGNED = 16
-"""Bytes of which rows of operands are multiples, where a matrix unit's fast kernels take them (`sim.work.row_alignment`)."""
 _FULL = 1 << 16
 """Rows of queries with which attention reaches its measured rate on a GPU: four waves of 128 rows on 132 SMs; fewer leave more of them idle."""
 _WEIGHTS = "layernorm_weights"
@@ -178,7 +176,7 @@ class Prices:
         dtype = self._exact(work.dtype)
         aligned = self._rows(work)
         # Rows of 8 bytes were not timed: those of 4 take kernels of the same kind.
-        near = [(role, dtype, rows) for rows in (aligned, aligned // 2, _ALIGNED) for role in (work.role, "fwd")]
+        near = [(role, dtype, rows) for rows in (aligned, aligned // 2, LINE) for role in (work.role, "fwd")]
         grid = next((self._gemm[key] for key in near if key in self._gemm), None)
         if grid is None:
             return self._assumed(work, dtype)
@@ -204,7 +202,7 @@ class Prices:
 
     def _rows(self, work: Gemm) -> int:
         """Bytes of which rows are multiples, where kernels depend on it: 16 on a CPU, and of 32 bits."""
-        return row_alignment(work) if self.calibration.device == "cuda" and BYTES[work.dtype] == 2 else _ALIGNED
+        return row_alignment(work) if self.calibration.device == "cuda" and BYTES[work.dtype] == 2 else LINE
 
     def _assumed(self, work: Work, dtype: str) -> tuple[float, Source]:
         flops = ASSUMED_FLOPS.get(dtype, ASSUMED_FLOPS["fp32"])

@@ -21,7 +21,7 @@ from functools import cache
 
 import msgspec
 
-from sim.cost.device import document
+from sim.cost.device import table
 from sim.cost.memory_bound import memory_bound_cost
 from sim.work import BYTES, Conv, MemoryBound
 from topologies.hardware import Gpu
@@ -42,7 +42,7 @@ class Own(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def _own() -> Own:
-    return msgspec.convert(document("conv")["own"], Own)
+    return table("conv", "own", Own)
 
 
 def is_depthwise(work: Conv) -> bool:

@@ -52,13 +52,9 @@ BLOCKS = {"mxfp8": "fp4", "nvfp4": "fp4"}
 and later)."""
 
 
+@cache
 def document(name: str) -> Mapping[str, object]:
     """A parameter file as plain values."""
-    return _documents(name)
-
-
-@cache
-def _documents(name: str) -> Mapping[str, object]:
     return tomllib.loads((PARAMS / f"{name}.toml").read_text("utf-8"))
 
 

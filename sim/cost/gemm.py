@@ -13,7 +13,7 @@ import msgspec
 from sim.cost.device import STORED, choose, document, peak_flops
 from sim.cost.price import Source
 from sim.cost.tiles import GemmFit, gemm_seconds
-from sim.work import BYTES, Gemm, GroupedGemm, product_bytes, row_alignment
+from sim.work import ALIGNED, BYTES, LINE, Gemm, GroupedGemm, product_bytes, row_alignment
 from topologies.devices import gpu as find_gpu
 from topologies.hardware import Gpu
 
@@ -25,10 +25,6 @@ BEST = 0.9
 """Share of peak FLOP/s that the best GEMMs reach where power does not limit them (A100 0.93, RTX PRO 6000 0.87 of peak)."""
 STARVED = ("l4", "t4")
 """Boards whose 70 W hold them at a third of their peak: their shares are no guide for others."""
-ALIGNED = 8
-"""Elements of 16 bits that the matrix units load at once. cuBLAS runs a strided batch whose rows are no multiple of 16 bytes on fp32 units:
-heads of 108 and of 150 columns cost 10.0-10.6 TFLOP/s on A100 (BLOOM's sweeps of heads and sizes against those of 96, 128 and 64 heads,
-with 13824 and 14400 columns, 40 and 48 nodes; eight batched products a layer)."""
 NO_TENSOR = ("sm37", "sm60", "sm61")
 """Architectures without matrix units: all dtypes run as fp32 kernels do."""
 
@@ -125,7 +121,12 @@ def power_between(gpu: Gpu, name: str, dtype: str) -> float:
 
 
 def gemm_cost(work: Gemm, gpu: Gpu, sustained: bool = True) -> tuple[float, Source]:
-    """Seconds of all repeats. Raises `Refused` for a dtype that the GPU has no units for."""
+    """Seconds of all repeats. Raises `Refused` for a dtype that the GPU has no units for.
+
+    cuBLAS runs a strided batch whose rows are no multiple of 16 bytes on fp32 units: heads of 108 and of 150 columns cost 10.0-10.6 TFLOP/s on
+    A100 (BLOOM's sweeps of heads and sizes against those of 96, 128 and 64 heads, with 13824 and 14400 columns, 40 and 48 nodes; eight batched
+    products a layer).
+    """
     size = BYTES[work.dtype]
     if size == 2 and work.batch > 1 and (work.n % ALIGNED or work.k % ALIGNED):
         work = msgspec.structs.replace(work, dtype="fp32")
@@ -141,7 +142,7 @@ def _peak(gpu: Gpu, work: Gemm | GroupedGemm) -> float:
     """FLOP/s of the dtype, times what the layout and the kinship to a measured architecture leave."""
     shares = _shares()
     role = shares["role"]["accumulate" if work.accumulate else work.role]
-    if isinstance(work, Gemm) and BYTES[work.dtype] == 2 and row_alignment(work) < 16:
+    if isinstance(work, Gemm) and BYTES[work.dtype] == 2 and row_alignment(work) < LINE:
         role *= shares["unaligned"].get(gpu.arch, 1.0)
     kin = shares["kin_fp32" if _class_of(gpu, work.dtype)[1] == "fp32" else "kin"].get(gpu.arch, 1.0)
     return peak_flops(gpu, work.dtype) * role * kin * shares["format"].get(work.dtype, 1.0)

@@ -8,14 +8,13 @@ each layer captured), `light` (compiled or C++ launches), `graph`
 from __future__ import annotations
 
 from functools import cache
-from typing import Literal
+from typing import get_args
 
 from sim.cost.device import table
+from sim.framework.framework import HostKind
 from topologies.errors import UnknownName
 from topologies.hardware import Cpu
 
-HostKind = Literal["python", "te", "te-graphs", "light", "graph"]
-_KINDS = ("python", "te", "te-graphs", "light", "graph")
 PREPROCESS = 2e-3
 """Seconds of one sample's preparation where the plan does not say (assumed: decode and augment one image takes 2-10 ms)."""
 MEMCPY = 4e9
@@ -25,8 +24,8 @@ _FIXED = {"preprocess": PREPROCESS, "memcpy": 1 / MEMCPY}
 
 @cache
 def _values(kind: str) -> dict[str, float]:
-    if kind not in _KINDS:
-        raise UnknownName("kind of host", kind, _KINDS)
+    if kind not in get_args(HostKind):
+        raise UnknownName("kind of host", kind, get_args(HostKind))
     own = {what: microseconds * 1e-6 for what, microseconds in table("host", kind, dict[str, float]).items()}
     return _values("python") | own if kind.startswith("te") else own
 
@@ -36,7 +35,7 @@ def _speed(cpu: str) -> float:
     return table("host", "cpu", dict[str, float]).get(cpu, 1.0)
 
 
-def host_seconds(what: str, host: HostKind | str, cpu: Cpu | None = None) -> float:
+def host_seconds(what: str, host: str, cpu: Cpu | None = None) -> float:
     """Seconds of one unit of host work `what` on one thread. Raises `UnknownName` for a kind nobody measured."""
     if what in _FIXED:
         return _FIXED[what]

@@ -12,7 +12,7 @@ from functools import cache
 
 import msgspec
 
-from sim.cost.device import by_arch, document
+from sim.cost.device import by_arch, table
 from sim.cost.price import Source
 from sim.optimizers import OPTIMIZERS
 from sim.work import BYTES, MemoryBound
@@ -89,23 +89,22 @@ class Norms(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def _norms() -> Norms:
-    return msgspec.convert(document("memory")["norm"], Norms)
+    return table("memory", "norm", Norms)
 
 
 @cache
 def _halves() -> float:
-    return msgspec.convert(document("memory")["atomic"], dict[str, float])["halves"]
+    return table("memory", "atomic", dict[str, float])["halves"]
 
 
 @cache
 def _transposes() -> Transposes:
-    return msgspec.convert(document("memory")["transpose"], Transposes)
+    return table("memory", "transpose", Transposes)
 
 
 @cache
 def fits() -> tuple[dict[str, MemoryFit], Cache]:
-    text = document("memory")
-    return msgspec.convert(text["arch"], dict[str, MemoryFit]), msgspec.convert(text["cache"], Cache)
+    return table("memory", "arch", dict[str, MemoryFit]), table("memory", "cache", Cache)
 
 
 def memory_bound_cost(work: MemoryBound, gpu: Gpu) -> tuple[float, Source]:

@@ -14,10 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sim.cost.price import Cost, Source
+from sim.engine.fuse import APART, Priced
 from sim.program import COMPUTE, HOST, MEETING, MESSAGE, Op, Program
 
-Priced = tuple[Op, Cost]
-_APART = ("optimizer", "output", "data")
 _SLACK = 1 + 1e-12
 _LEAST = 4
 """Ops that a stretch must have to be worth it."""
@@ -94,8 +93,8 @@ def _inside(op: Op, own: Callable[[Op], bool], bound: set[str]) -> str:
     if op.kind == "sync" or op.event in bound or not own(op):
         return ""
     if op.kind == "host":
-        return "compute" if op.lane == HOST and op.cls not in _APART else ""
-    return op.cls if op.cls in _APART else "compute"
+        return "compute" if op.lane == HOST and op.cls not in APART else ""
+    return op.cls if op.cls in APART else "compute"
 
 
 def condense(
@@ -126,7 +125,7 @@ def condense(
         f"{device[0].id}..{device[-1].id}",
         "compute",
         COMPUTE,
-        cls=device[0].cls if device[0].cls in _APART else "compute",
+        cls=device[0].cls if device[0].cls in APART else "compute",
         blocking=stops,
         alloc=sum(op.alloc for op, _ in part),
         free=sum(op.free for op, _ in part),

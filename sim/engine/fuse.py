@@ -19,7 +19,7 @@ from sim.cost.price import Cost, Source
 from sim.program import HOST, Op
 
 Priced = tuple[Op, Cost]
-_APART = ("optimizer", "output", "data")
+APART = ("optimizer", "output", "data")
 """Classes that a breakdown counts apart: never fused with others."""
 
 
@@ -47,7 +47,7 @@ def _opens(op: Op, cost: Cost, local: frozenset[int], quiet: bool) -> bool:
 
 
 def _kind(op: Op) -> str:
-    return op.cls if op.cls in _APART else "compute"
+    return op.cls if op.cls in APART else "compute"
 
 
 class _Run:

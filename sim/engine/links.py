@@ -10,14 +10,12 @@ from typing import NamedTuple
 from sim.cost.price import Cost
 from sim.engine.meeting import Groups
 from sim.engine.sharing import merged
-from sim.program import COMPUTE, HOST, Op, Program
+from sim.program import COMPUTE, HOST, MOVES, Op, Program
 
 _LOST = 0.001
 """Share of a step that ranks may lose to each other unseen on links that stretches (`sim.engine.condense`) share with others."""
 _EQUAL = 1e-12
 """Shares no further apart are equal."""
-_USE = ("collective", "send", "copy")
-"""What uses links; a message is its sender's."""
 Lane = tuple[object, str]
 """A simulated rank, or a group of them that meets, and a lane: one op at a time."""
 Wishes = dict[str, dict[tuple[Lane, str, int], float]]
@@ -123,7 +121,7 @@ def _alike(ops: tuple[Op, ...]) -> list[list[Op]]:
     """The segment's ops that may use links, those together that cost the same."""
     found: dict[tuple[object, ...], list[Op]] = {}
     for op in ops:
-        if op.kind in _USE:
+        if op.kind in MOVES:
             key = (op.kind, op.lane, op.name, op.bytes, op.group, op.peer, op.how, op.blocking, id(op.works))
             found.setdefault(key, []).append(op)
         elif op.lane not in (COMPUTE, HOST) and op.works:

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from sim.cost.price import Cost, Pricer, met
 from sim.engine.apart import worked
-from sim.engine.condense import Priced, condense, outside_events, shape_of, stretches
+from sim.engine.condense import condense, outside_events, shape_of, stretches
 from sim.engine.crowds import Beside, CostOf, Twin, crowds_of
-from sim.engine.fuse import fuse, span
+from sim.engine.fuse import Priced, fuse, span
 from sim.engine.links import links_of
 from sim.engine.machine import LOADER, crowding, neighbours, steady, together
 from sim.engine.meeting import Groups

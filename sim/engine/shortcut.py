@@ -10,8 +10,8 @@ from functools import cached_property
 from itertools import pairwise
 
 from sim.cost.price import Cost, Pricer
-from sim.engine.condense import Priced, condense, stretches
-from sim.engine.fuse import fuse
+from sim.engine.condense import condense, stretches
+from sim.engine.fuse import Priced, fuse
 from sim.engine.inorder.moves import Unordered
 from sim.engine.inorder.run import alone_in_order
 from sim.engine.meeting import by_stage

@@ -10,8 +10,8 @@ from sim.engine.clocks.code import Assembler
 from sim.engine.clocks.issue import issue
 from sim.engine.clocks.run import Clocks
 from sim.engine.clocks.times import WORK, Code, Line, State, ends_of
-from sim.engine.condense import Priced
 from sim.engine.fold import Symmetry, beside, representatives
+from sim.engine.fuse import Priced
 from sim.engine.inorder.moves import Unordered
 from sim.engine.inorder.run import in_order
 from sim.engine.meeting import groups_of

@@ -13,7 +13,7 @@ from sim.cost.price import Cost, Pricer
 from sim.exchange.chakra import Kind, Node, encode
 from sim.exchange.groups import Groups
 from sim.exchange.opnode import OpNodes
-from sim.program import HOST, MEETING, Call, Op, Program
+from sim.program import HOST, MEETING, ORDERS, Call, Op, Program
 
 
 class Mark:
@@ -59,7 +59,7 @@ class Graph:
 
     def _take(self, call: Call, op: Op) -> None:
         cost = self._pricer.local(op, self._rank)
-        if op.lane == HOST and op.kind not in ("record", "wait", "sync"):
+        if op.lane == HOST and op.kind not in ORDERS:
             if op.kind in MEETING or (cost.uses and cost.seconds > 0):  # others run without a launch
                 self._launch(call, op, cost.host)
             self._op(call, op, cost, ())

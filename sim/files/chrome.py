@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.files.runs import write_atomic
-from sim.program import HOST, MEETING
+from sim.program import HOST, MEETING, ORDERS
 from sim.trace import Span, Trace
 
 _NCCL = {
@@ -31,7 +31,6 @@ _NCCL = {
 }
 _PART = {"all_gather": (False, True), "reduce_scatter": (True, False)}
 """Whether a rank gives, and gets, the whole array; of all others both."""
-_SMALL = ("record", "wait", "sync")
 _THREADS = ("loader", "autograd")
 """Lanes that are CPU threads, besides the training thread's own."""
 
@@ -92,7 +91,7 @@ def _rank_events(trace: Trace, rank: int, spans: list[Span], groups: dict[str, t
     events += [_event("user_annotation", f"ProfilerStep#{step}", rank, 1, begin, end) for step, begin, end in _windows(spans)]
     for number, span in enumerate(spans):
         if span.lane != HOST and span.lane not in workers:
-            if span.kind not in _SMALL:
+            if span.kind not in ORDERS:
                 events += _device_events(span, rank, streams[id(span)], number + 1, groups, trace.backend)
         elif span.kind not in ("record", "wait"):
             tid = workers.get(span.lane, 1)
@@ -125,7 +124,7 @@ def _streams(spans: list[Span]) -> tuple[dict[int, int], dict[int, str]]:
     places: dict[int, tuple[str, int]] = {}
     for span in spans:
         free = rows.setdefault(span.lane, [0.0])
-        if span.kind in _SMALL:
+        if span.kind in ORDERS:
             continue
         row = next((at for at, until in enumerate(free) if _us(until) <= _us(span.start)), len(free))
         free[row:] = [span.end, *free[row + 1 :]]

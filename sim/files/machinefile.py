@@ -6,9 +6,8 @@ from os.path import isfile
 from pathlib import Path
 from typing import Any
 
-from topologies.cluster import Term, parse
 from topologies.graph import Topology
-from topologies.load import load_topology, machine_document, machines
+from topologies.load import load_topology, machine_document, machines, terms_of
 from topologies.readers.dump import dump
 from topologies.table import read_toml
 
@@ -63,8 +62,7 @@ def _visible(source: str) -> tuple[str, ...]:
 
 def _expression(source: str, folder: Path, files: dict[str, str]) -> str:
     """`source` with the names of files in place of machines that no catalog has."""
-    single = source.endswith((".toml", ".xml", ".txt")) and isfile(folder / source)  # a path, whatever blanks and signs it has
-    terms = (Term(1, source, 0),) if single else parse(source)
+    terms = terms_of(source, folder)
     names: dict[str, str] = {}
     for term in terms:
         kept = term.name in machines() and term.name != "this-machine"

@@ -19,6 +19,8 @@ from sim.framework.sharing import DataParallel, Pipeline, TensorParallel
 from sim.framework.updating import Precision, Updates
 from topologies.errors import BadInput, UnknownName
 
+HostKind = Literal["python", "te", "te-graphs", "light", "graph"]
+
 
 class Framework(Habits, frozen=True, kw_only=True):
     """A framework's defaults and habits. All physical, none a fudge: each changes which kernels or messages exist."""
@@ -26,7 +28,7 @@ class Framework(Habits, frozen=True, kw_only=True):
     name: str
     source: str
     """Where these habits are documented."""
-    host: Literal["python", "te", "te-graphs", "light", "graph"] = "python"
+    host: HostKind = "python"
     """Host time per op: eager Python modules, TransformerEngine's (with parts of each layer captured), C++/compiled launches, or
     replayed CUDA graphs."""
     cuda_graphs: bool = False

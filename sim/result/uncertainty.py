@@ -24,7 +24,7 @@ import msgspec
 from sim.cost.device import document
 from sim.cost.price import Cost, Pricer, Source, transfer_cost
 from sim.plan import Plan
-from sim.program import COMPUTE, HOST, Op, Program
+from sim.program import COMPUTE, HOST, MOVES, Op, Program
 from topologies.graph import Topology
 from topologies.hardware import Gpu
 
@@ -161,7 +161,7 @@ def _spent(program: Program, pricer: Pricer, topology: Topology) -> tuple[Shares
             elif op.kind == "host":
                 cost = pricer.local(op, 0)
                 host[cost.source] = host.get(cost.source, 0.0) + times * cost.seconds
-            elif op.kind in ("collective", "send", "copy"):
+            elif op.kind in MOVES:
                 kind, cost = _moved(op, known, program, pricer, topology)
                 into = lane if op.lane == COMPUTE else beside
                 into[kind, cost.source] = into.get((kind, cost.source), 0.0) + times * cost.seconds

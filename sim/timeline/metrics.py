@@ -11,7 +11,7 @@ import math
 
 import msgspec
 
-from sim.program import MEETING
+from sim.program import MEETING, ORDERS
 from sim.trace import Span, Trace, union_seconds
 
 CLASSES = ("compute_s", "optimizer_s", "exposed_comm_s", "output_s", "data_s", "host_s", "bubble_s")
@@ -155,7 +155,7 @@ def critical_path(trace: Trace) -> list[tuple[str, float]]:
     now = end
     while at >= 0 and now > begin + _MOMENT:
         span = trace.spans[at]
-        if span.kind not in ("record", "wait", "sync"):  # those only pass on what they waited for
+        if span.kind not in ORDERS:  # those only pass on what they waited for
             start = max(begin, min(now, span.start + span.wait))
             name = span.cls or span.kind
             only = min(now - start, span.exposed)

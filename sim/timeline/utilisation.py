@@ -12,15 +12,13 @@ from typing import Literal
 import msgspec
 
 from sim.cost.price import Cost, Pricer, transfer_cost
-from sim.program import Program, cpu_lane, full_id
+from sim.program import MOVES, ORDERS, Program, cpu_lane, full_id
 from sim.timeline.metrics import window
 from sim.trace import Span, Trace
 from topologies.load import Topology
 
 BINS = 120
 Kind = Literal["cores", "thread", "compute", "copy", "comm", "link"]
-_MOVES = ("collective", "send", "copy")
-_NOTHING = ("record", "wait", "sync")
 
 
 class Use(msgspec.Struct, frozen=True):
@@ -183,7 +181,7 @@ def _shared(work: list[tuple[float, float]], running: list[tuple[float, float, f
 def _lanes(trace: Trace, begin: float, end: float, bins: int, cpu: bool) -> list[Use]:
     lanes: dict[tuple[int, str], list[tuple[float, float]]] = {}
     for span in trace.spans:
-        if span.kind in _NOTHING or cpu_lane(span.lane):
+        if span.kind in ORDERS or cpu_lane(span.lane):
             continue
         lanes.setdefault((span.rank, span.lane), []).append((span.start + span.wait, span.end))
     found = []
@@ -199,12 +197,12 @@ def transfers(program: Program, trace: Trace, pricer: Pricer) -> list[tuple[Span
 
     Exact for unfolded traces; in folded ones each stands for its siblings, whose links are other ones.
     """
-    spans = {s.id: s for s in trace.spans if s.kind in _MOVES}
+    spans = {s.id: s for s in trace.spans if s.kind in MOVES}
     found: list[tuple[Span, Cost]] = []
     for rank in trace.ranks:
         for thread in program.threads(rank):
             for call, op in program.ops(rank, thread):
-                span = spans.get(full_id(rank, call, op)) if op.kind in _MOVES else None
+                span = spans.get(full_id(rank, call, op)) if op.kind in MOVES else None
                 if span is not None and (op.kind != "collective" or rank == program.mesh.group(op.group, rank)[0]):
                     found.append((span, transfer_cost(pricer, program.mesh, op, rank)))
     return found

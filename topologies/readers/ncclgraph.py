@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element
 
 from topologies.errors import BadInput
 from topologies.readers.imported import Imported
-from topologies.readers.infer import infer
+from topologies.readers.infer import LEVELS, infer
 from topologies.readers.matrix import Matrix
 
 _CELLS = {"NVL": "NV", "NVB": "NV", "LOC": "NV", "C2C": "NODE", "PXN": "SYS", "P2C": "NODE"}
@@ -28,13 +28,13 @@ def read_graphs(root: Element, name: str, gpu: str = "") -> Imported:
     count = sum(len(channel) > 0 for channel in graph.iter("channel"))
     if cell == "NV":
         cell = f"NV{max(1, min(18, count))}"
-    elif cell not in ("PIX", "PXB", "PHB", "NODE", "SYS"):
+    elif cell not in LEVELS:
         raise BadInput(f"{name}: unknown typeintra '{cell[:20]}' in <graph>")
     near = graph.get("typeinter", "SYS").upper()
     names = [f"GPU{i}" for i in range(len(devices))]
     nics = [f"NIC{i}" for i in range(len(ports))]
     cells = {(a, b): "X" if a == b else cell for a in names for b in names}
-    far = near if near in ("PIX", "PXB", "PHB", "NODE", "SYS") else "SYS"
+    far = near if near in LEVELS else "SYS"
     # One NIC can be near to every GPU only where all GPUs are near to each other; NIC i is put next to GPU i.
     cells |= {(g, n): far if i == j else "SYS" for i, g in enumerate(names) for j, n in enumerate(nics)}
     cells |= {(n, g): cells[g, n] for g in names for n in nics}

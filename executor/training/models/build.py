@@ -44,10 +44,14 @@ PARTS = {
 """Submodule of a transformer's layer -> part's name in `sim.model`, where they differ."""
 
 
+_ENDS = {"embed", "stem", "target", "head"}
+"""Blocks that are no layers."""
+
+
 def ends_of(names: Iterable[str]) -> set[str]:
     """Of the names of a model's blocks those that are no layers: its beginning and its head. Plain stacks begin with a stage."""
     given = set(names)
-    return given & {"embed", "stem", "target", "head"} | (given & {"S0"} if not given & {"embed", "stem"} else set())
+    return given & _ENDS | (given & {"S0"} if not given & {"embed", "stem"} else set())
 
 
 class Model(nn.Sequential):
@@ -183,7 +187,7 @@ def part_name(path: str) -> str:
     names = [name.replace("__", ".") for name in path.split(".")]
     if names[1:2] == ["moe"]:
         return ".".join(names)
-    if len(names) < 2 or names[0] in ("embed", "head", "stem", "target"):
+    if len(names) < 2 or names[0] in _ENDS:
         return ".".join(names[:2])
     return f"{names[0]}.{PARTS.get(names[1], names[1]) if names[0][0] == 'L' else names[1]}"
 

@@ -19,7 +19,7 @@ from sim.engine.clocks.times import (
     Instruction,
     State,
 )
-from sim.engine.condense import Priced
+from sim.engine.fuse import Priced
 from sim.engine.pricing import Pricing
 from sim.engine.seats import Seats
 from sim.engine.sharing import merged

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterable, Iterator
 
-from sim.engine.condense import Priced
+from sim.engine.fuse import Priced
 from sim.engine.inorder.arrange import Arranger
 from sim.engine.inorder.moves import (
     ASIDE,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 
 from sim.cost.price import Cost
-from sim.engine.condense import Priced
+from sim.engine.fuse import Priced
 from sim.engine.inorder.moves import (
     ASIDE,
     AWAIT,

@@ -19,7 +19,7 @@ from sim.engine.fold import representatives
 from sim.files.programfile import check_names
 from sim.lower.checks.dryrun import dry_run
 from sim.mesh import peer_of
-from sim.program import MEETING, MESSAGE, Call, Op, Program
+from sim.program import MEETING, MESSAGE, ORDERS, Call, Op, Program
 from topologies.errors import BadInput
 
 Key = tuple[str, str]
@@ -91,7 +91,7 @@ def _events(ops: tuple[Op, ...]) -> tuple[dict[str, Op], set[str], list[Op]]:
     makes: set[str] = set()
     numbered: list[Op] = []
     for op in ops:
-        if op.kind not in ("record", "wait", "sync") or not op.event:
+        if op.kind not in ORDERS or not op.event:
             continue
         if op.shift is not None:
             numbered.append(op)

@@ -8,14 +8,12 @@ from __future__ import annotations
 from sim.model.layers.elementwise import elementwise
 from sim.model.parts import Part, Seam
 from sim.model.share import Share
-from sim.work import BYTES, Gemm, MemoryBound, Work
+from sim.work import ALIGNED, BYTES, Gemm, MemoryBound, Work
 
 PLAIN = ("fp8", "rowfp8")
 """8-bit formats whose scales are fp32 numbers of their own, not of blocks."""
 FROM_BEFORE = ("delayed", "shared")
 """Scales that are known before the tensor is."""
-ALIGNED = 8
-"""Elements of 16 bits in the 16 bytes that matrix units load at once."""
 
 
 def weight_casts(share: Share, tensors: tuple[int, ...]) -> tuple[list[Work], list[Work]]:

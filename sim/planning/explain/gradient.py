@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from sim.cost.price import Cost
-from sim.program import COMPUTE
+from sim.program import COMPUTE, ORDERS
 from sim.timeline.metrics import window
 from sim.trace import Span, Trace
 
@@ -125,7 +125,7 @@ class _Walk:
     def _span(self, index: int, weight: float) -> None:
         """Hands the weight of a span's end on."""
         span = self._spans[index]
-        if span.kind in ("record", "wait", "sync"):
+        if span.kind in ORDERS:
             self._before(index, span.end, weight)
             return
         begun = span.start + span.wait

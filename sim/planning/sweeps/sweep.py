@@ -27,7 +27,7 @@ from sim.planning.sweeps.front import beaten, cautious, open_questions, pareto
 from sim.planning.sweeps.judge import Depth, Open, Prices, Work, anew, evaluate_chunk, priced, screen_chunk
 from sim.planning.sweeps.pool import Pool, pool
 from sim.planning.sweeps.space import Candidate, TooLarge, base_tree, candidates, check_values, named
-from sim.planning.sweeps.store import Row, Store, default_file, forget
+from sim.planning.sweeps.store import OUTCOMES, Row, Store, default_file, forget
 from sim.planning.sweeps.tables import Ranked
 from sim.schedule.reading import read_rows
 from sim.setting.bind import model_of
@@ -133,7 +133,7 @@ def header_of(base: Plan, space: dict[str, tuple[str, ...]], on: str, prices: Pr
 
 def concluded(rows: list[Row], path: Path) -> Sweep:
     """What was found. Raises `NoRoom` when nothing fits and `BadInput` when nothing can run, and forgets the file: a slip of the pen must not keep its name."""
-    counts = {name: sum(row.outcome == name for row in rows) for name in ("done", "memory", "bound", "refused", "failed")}
+    counts = {name: sum(row.outcome == name for row in rows) for name in OUTCOMES}
     found = Sweep(rows, str(path), counts)
     if not found.feasible:
         forget(path)
