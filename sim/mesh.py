@@ -64,6 +64,11 @@ class Mesh(msgspec.Struct, frozen=True):
         """Experts have groups of their own: others than the dense parameters' hold the same."""
         return self.ep > 1 or self.copies > 1
 
+    @property
+    def data_axis(self) -> str:
+        """The axis over which dense gradients are averaged."""
+        return "grad" if self.size("cp") > 1 else "dp"
+
     def shard_axis(self, expert: bool) -> str:
         """The axis over which parameters, experts' or dense ones, are split (ZeRO)."""
         return "efsdp" if expert and self.apart else "fsdp"

@@ -131,6 +131,11 @@ class Update(_Section, frozen=True, kw_only=True):
     """Where gradients are summed: all_reduce among devices; a parameter server on the host; or the first device, which updates alone
     and broadcasts the parameters (as nn.DataParallel's coordinating GPU does; every rank loads its own inputs)."""
 
+    @property
+    def summed(self) -> bool:
+        """Devices sum their gradients among themselves, in every step."""
+        return self.mode == "sync" and self.aggregate == "gpu"
+
 
 class Comm(_Section, frozen=True, kw_only=True):
     """How gradients travel."""
@@ -196,6 +201,11 @@ class Noise(_Section, frozen=True, kw_only=True):
     imbalance: str = "none"
     """`r0: 1.5x` (so many times the samples: input, forward, backward and activations grow, the update does not) or a distribution as above. Ranks that
     split a model or a sequence share their samples; tokens per second count the plan's own batch."""
+
+    @property
+    def even(self) -> bool:
+        """All ranks are equal."""
+        return self.stragglers == self.imbalance == "none"
 
 
 class Plan(_Section, frozen=True, kw_only=True):

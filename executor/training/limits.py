@@ -30,7 +30,7 @@ def check_stock(plan: Plan, spec: ModelSpec) -> None:
 
 def check_quiet(plan: Plan) -> None:
     """Raises `Refused` for noise, which is a factor on prices: neither PyTorch's own machinery nor the player knows of it."""
-    if plan.noise.stragglers != "none" or plan.noise.imbalance != "none":
+    if not plan.noise.even:
         raise Refused(
             "noise is for predictions: a real machine brings its own. Leave noise.stragglers and noise.imbalance out to run the plan"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sim.framework.framework import Framework, load_framework
+from sim.optimizers import OPTIMIZERS
 from sim.plan import Plan
 
 _HALVES = ("bf16", "fp16")
@@ -60,3 +61,8 @@ def sharding_of(plan: Plan, framework: Framework) -> tuple[int, bool]:
         zero = 0
     layers = zero == 2 and habits.zero2 == "layers"
     return 3 if layers else zero, p.reshard_after_forward and not layers and p.pp == 1
+
+
+def owns_tensors(plan: Plan, framework: Framework, zero: int) -> bool:
+    """Does a rank of ZeRO-1 update whole tensors?"""
+    return zero == 1 and (framework.data_parallel.zero1 == "tensors" or OPTIMIZERS[plan.optimizer.name].whole_matrices)

@@ -31,6 +31,11 @@ class Precision(Habits, frozen=True, kw_only=True):
     and after it (torch 2.13, ddp_comm_hooks/default_hooks.py), a reduced shard by FSDP2 (_fsdp_collectives.py, foreach_reduce). Else the
     copies into buckets and out of them cast (Horovod's compression)."""
 
+    @property
+    def casts(self) -> bool:
+        """There are such passes."""
+        return self.casts_messages and self.reduce_dtype != self.grad_dtype
+
 
 class Updates(Habits, frozen=True, kw_only=True):
     """From gradients to parameters."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from sim.framework.chosen import owns_tensors
 from sim.framework.framework import Framework
 from sim.mesh import Mesh
 from sim.model.parts import Network, Part
-from sim.optimizers import OPTIMIZERS
 from sim.plan import Plan
 from sim.schedule import Name
 from sim.schedule.reading import name_of
@@ -58,7 +58,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def data_axis(self) -> str:
         """Mesh axis over which dense gradients are averaged."""
-        return "grad" if self.size("cp") > 1 else "dp"
+        return self.mesh.data_axis
 
     @property
     def overlap_grad(self) -> bool:
@@ -76,18 +76,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def casts_buckets(self) -> bool:
         """A full bucket is cast for its message, and back."""
-        how = self.framework
-        return how.precision.casts_messages and self.zero < 3 and how.precision.reduce_dtype != how.precision.grad_dtype
+        return self.framework.precision.casts and self.zero < 3
 
     @property
     def fsdp2(self) -> bool:
         """Sharded gradients go through torch's FSDP2, which casts and divides them in passes of its own."""
         return self.zero == 3 and self.framework.precision.casts_messages and self.framework.data_parallel.zero2 == "layers"
-
-    @property
-    def algorithm(self) -> str:
-        """A forced algorithm for collectives, "" where cost chooses."""
-        return "" if self.plan.comm.algorithm == "auto" else self.plan.comm.algorithm
 
     @property
     def dtensor(self) -> bool:
@@ -119,7 +113,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def owns_tensors(self) -> bool:
         """A rank of ZeRO-1 updates whole tensors."""
-        return self.zero == 1 and (self.framework.data_parallel.zero1 == "tensors" or OPTIMIZERS[self.plan.optimizer.name].whole_matrices)
+        return owns_tensors(self.plan, self.framework, self.zero)
 
     @property
     def gathers_ahead(self) -> bool:

@@ -23,6 +23,7 @@ from sim.lower.passes import Chunk
 from sim.lower.scales import with_scales
 from sim.lower.short import Shortener
 from sim.lower.template import TEMPLATE, BlockOps, Template, Templates, renamed
+from sim.model.layers.redo import whole_again
 from sim.model.parts import Block
 from sim.model.stages import layout
 from sim.program import Op
@@ -149,13 +150,10 @@ def stage_segments(
     equal layers share their ops too, unnamed, and runs of these are shortened."""
     offloads = job.train and job.plan.memory.offload == "activations"
     short = None if offloads else short  # its copies tie forward to backward
-    keep = job.plan.memory.recompute_layers or len(stage.blocks)
-    layer, found, kind = 0, list[BlockOps](), list[Template]()
-    for name, block in stage.blocks:
-        is_layer = block.kind not in ("embed", "head")
-        again = job.train and job.plan.memory.recompute == "full" and is_layer and layer < keep
-        first = stage.first and not found
-        own = "" if is_layer and not first else name
+    found, kind = list[BlockOps](), list[Template]()
+    for (name, block), whole in zip(stage.blocks, whole_again(job.plan.memory, stage.blocks), strict=True):
+        again, first = job.train and whole, stage.first and not found
+        own = name if block.end or first else ""
         key = (id(block), again, first, own)
         if key not in templates:
             templates[key] = lower_block(job, own or TEMPLATE, block, first=first, again=again)
@@ -167,7 +165,6 @@ def stage_segments(
             found.append(templates[key])
         else:
             found.append(short.named(templates[key], name) if short is not None and shared else renamed(templates[key], name))
-        layer += is_layer
     if offloads:
         found = offload(job, found)
     return StageSegments(stage, Chunk(job, found, short, tuple(kind)), segments)
@@ -189,8 +186,7 @@ def syncs(job: Job, last: bool) -> bool:
 
     With ZeRO-2 also in a pipeline (grad_reduce_every_bprop of Megatron-FSDP's fully_sharded_data_parallel.py); torch's FSDP waits there.
     """
-    u = job.plan.update
-    if not job.train or u.mode != "sync" or u.aggregate != "gpu" or job.size("grad") * job.size("edp") == 1:
+    if not job.train or not job.plan.update.summed or job.size("grad") * job.size("edp") == 1:
         return False
     return last or job.zero == 2 or (job.zero == 3 and job.size("pp") == 1)
 

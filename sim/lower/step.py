@@ -64,7 +64,7 @@ def lower(
     Args:
         plan: checked (`sim.rules.check`).
         network: the model on one rank of the plan's split.
-        framework: with the plan's own words applied (`sim.framework.framework_of`).
+        framework: with the plan's own words applied (`sim.framework.chosen.framework_of`).
         device: "cuda" or "cpu".
         short: shortens runs of ops, where only times are asked for (`sim.lower.short`).
         counts: micro-batches of each step, where these are not the plan's.
@@ -99,29 +99,17 @@ def lower(
 
 def places_of(job: Job) -> list[Place]:
     """The place of each rank, as coarse as the plan allows: equal places are simulated once."""
-    plan, world = job.plan, job.mesh.world
+    plan, stages = job.plan, job.mesh.places("pp")
     by_rank = plan.asynchronous
     led = plan.update.aggregate != "gpu" or _writes_whole(job)
-    sizes, stride, strides = job.mesh.sizes, 1, {}
-    for axis in reversed(job.mesh.order):
-        strides[axis] = stride
-        stride *= sizes.get(axis, 1)
-    pp, step = sizes.get("pp", 1), strides["pp"]
+    if plan.noise.even and not by_rank and not led:
+        shared = [Place(stage) for stage in range(job.size("pp"))]
+        return [shared[stage] for stage in stages]
     factor, load = noise.slowness(plan), noise.loads(plan)
-    plain = plan.noise.stragglers == plan.noise.imbalance == "none"
-    if plain and not by_rank and not led:
-        shared = [Place(index) for index in range(pp)]
-        return [shared[rank // step % pp] for rank in range(world)]
-    data = [(strides[axis], sizes.get(axis, 1)) for axis in ("dp_replicate", "dp_shard", "cp")]
+    data = [job.mesh.places(axis) for axis in ("dp_replicate", "dp_shard", "cp")]
     return [
-        Place(
-            rank // step % pp,
-            led and all(rank // way % size == 0 for way, size in data),
-            rank if by_rank else -1,
-            factor(rank),
-            load(rank),
-        )
-        for rank in range(world)
+        Place(stage, led and not any(places[rank] for places in data), rank if by_rank else -1, factor(rank), load(rank))
+        for rank, stage in enumerate(stages)
     ]
 
 
@@ -178,15 +166,15 @@ def _end(job: Job, place: Place, share: Share, stages: list[StageSegments], tag:
     line = list[Turns]()
     if job.plan.local and output.due(job.plan.update.every, step):
         line += _call(segments, f"{tag}average", modes.agree(job, share), step)
-    o = job.plan.output
-    if output.due(o.log_every, step) and any(stage.stage.last for stage in stages):
-        line += _call(segments, "log", output.log(job), step)
-    if output.due(o.item_every, step) and any(stage.stage.last for stage in stages):
-        line += _call(segments, "item", output.item(job), step)
-    if output.due(o.print_every, step) and any(stage.stage.last for stage in stages):
-        line += _call(segments, "print", output.show(job), step)
-    if output.due(o.sync_every, step):
-        line += _call(segments, "sync", output.sync(job), step)
+    o, last = job.plan.output, any(stage.stage.last for stage in stages)
+    for name, every, ops_of, here in (
+        ("log", o.log_every, output.log, last),
+        ("item", o.item_every, output.item, last),
+        ("print", o.print_every, output.show, last),
+        ("sync", o.sync_every, output.sync, True),
+    ):
+        if here and output.due(every, step):
+            line += _call(segments, name, ops_of(job), step)
     if output.due(o.checkpoint_every, step):
         line += _call(segments, f"{tag}checkpoint", output.checkpoint(job, share, _saves(job, place)), step)
     return line

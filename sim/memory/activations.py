@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from sim.model.layers.redo import Redone, redone
+from sim.model.layers.redo import Redone, redone, whole_again
 from sim.model.parts import Block, Part
 from sim.model.stages import Blocks
 from sim.plan import Plan
@@ -49,12 +49,8 @@ Known = dict[tuple[int, bool, float], Pass]
 
 def passes(plan: Plan, chunk: Blocks, each: float, known: Known) -> list[Pass]:
     """Every block of a stage, in forward order. `each`: bytes of a parameter's gradient that its backward leaves. `known` grows."""
-    limit = plan.memory.recompute_layers if plan.memory.recompute == "full" else 0
     found: list[Pass] = []
-    layer = 0
-    for _, block in chunk:
-        again = plan.memory.recompute == "full" and block.kind in ("layer", "mtp") and (not limit or layer < limit)
-        layer += block.kind in ("layer", "mtp")
+    for (_, block), again in zip(chunk, whole_again(plan.memory, chunk), strict=True):
         key = (id(block), again, each)
         if key not in known:
             known[key] = _whole(block, each) if again else _by_parts(block, each, redone(block, plan.memory.modules))

@@ -5,10 +5,10 @@ Said of a plan before it is lowered, as memory is; the tests hold it against the
 
 from __future__ import annotations
 
-from sim.framework.chosen import sharding_of
+from sim.framework.chosen import owns_tensors, sharding_of
 from sim.framework.framework import Framework
+from sim.mesh import Mesh
 from sim.model.parts import Network
-from sim.optimizers import OPTIMIZERS
 from sim.plan import Plan
 from sim.rules import mesh_of
 
@@ -21,20 +21,18 @@ def groups(plan: Plan, network: Network, framework: Framework) -> set[str]:
     if zero == 3:
         found |= {"fsdp", *(("efsdp",) if has_experts and mesh.apart else ())}
     if plan.task != "forward":
-        found |= _summed(plan, framework, zero, has_experts and mesh.apart)
+        found |= _summed(plan, framework, mesh, zero, has_experts and mesh.apart)
     return {axis for axis in found if mesh.size(axis) > 1}
 
 
-def _summed(plan: Plan, framework: Framework, zero: int, apart: bool) -> set[str]:
+def _summed(plan: Plan, framework: Framework, mesh: Mesh, zero: int, apart: bool) -> set[str]:
     """Where gradients, or parameters in their place, are agreed on. What goes through host memory (a server's, sums on the CPU) goes by gloo."""
-    whole = "grad" if plan.parallel.cp > 1 else "dp"
     scales = {"stage"} if plan.precision == "fp8" and framework.linears.fp8_scaling == "shared" else set()
     if plan.served:
         return scales
     if not zero:
-        return scales | {whole, *(("edp",) if apart else ())}
-    tensors = zero == 1 and (framework.data_parallel.zero1 == "tensors" or OPTIMIZERS[plan.optimizer.name].whole_matrices)
-    found = scales | {"fsdp", whole if tensors else "dp_replicate"}
+        return scales | {mesh.data_axis, *(("edp",) if apart else ())}
+    found = scales | {"fsdp", mesh.data_axis if owns_tensors(plan, framework, zero) else "dp_replicate"}
     if apart and zero < 3:  # experts that nobody shares are summed as replicas are
-        found.add("efsdp" if mesh_of(plan).size("efsdp") > 1 else "edp")
+        found.add("efsdp" if mesh.size("efsdp") > 1 else "edp")
     return found

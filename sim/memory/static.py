@@ -101,11 +101,10 @@ def _gathered(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], rank
     found = 0.0
     if framework.precision.autocast:
         found += 2.0 * sum(part.params for block in blocks for part in block.parts if part.cls in ("gemm", "conv", "moe", "rnn"))
-    summed = train and ranks > 1 and plan.update.mode == "sync" and plan.update.aggregate == "gpu"
+    summed = train and ranks > 1 and plan.update.summed
     if zero == 0 and summed and framework.data_parallel.packs_gradients and not framework.linears.accumulates:
         grad, sent = BYTES[framework.precision.grad_dtype], BYTES[framework.precision.reduce_dtype]
-        hooked = framework.precision.casts_messages and framework.precision.reduce_dtype != framework.precision.grad_dtype
-        buckets = gradients / grad * (grad + sent if hooked else sent)
+        buckets = gradients / grad * (grad + sent if framework.precision.casts else sent)
         found += min(buckets, named(plan, framework) or 0) if framework.data_parallel.bucket else buckets
     if framework.linears.accumulates and train:
         found += 2.0 * sum(_weights(blocks))

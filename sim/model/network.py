@@ -35,9 +35,7 @@ def describe(model: ModelSpec, shape: Shape, framework: Framework, attention: st
 
     Totals (parameters, FLOPs) are those of the whole model, from its description on one rank in bf16.
     """
-    blocks = tuple(
-        (name, _end(block) if block.kind in ("embed", "head") else block) for name, block in _blocks(model, shape, framework, attention)
-    )
+    blocks = tuple((name, _end(block) if block.end else block) for name, block in _blocks(model, shape, framework, attention))
     totals = _totals(model, shape.seq, shape.micro if isinstance(model, Captured) and model.third else 1)
     tokens = min(shape.seq, model.longest) if isinstance(model, Seq2Seq) else shape.seq
     return Network(

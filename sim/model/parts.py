@@ -116,7 +116,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The unit of pipelining, FSDP and recomputation."""
 
     kind: str
-    """embed | layer | head | ..."""
+    """embed | layer | mtp | head."""
     parts: tuple[Part, ...]
     saved_input: int = 0
     """Bytes of the block's input: all that full recomputation keeps."""
@@ -126,6 +126,11 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def params(self) -> int:
         return sum(part.params for part in self.parts)
+
+    @property
+    def end(self) -> bool:
+        """It is an end of the network, an embedding or the head, and no layer."""
+        return self.kind in ("embed", "head")
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True):

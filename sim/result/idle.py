@@ -55,7 +55,7 @@ def _nothing_travels(setting: Setting) -> bool:
 def _alone(setting: Setting) -> bool:
     """No other rank has the same gradients: none travel, whatever holds them."""
     plan = setting.plan
-    return plan.world // (plan.parallel.tp * plan.parallel.pp) == 1 or plan.update.mode != "sync" or plan.update.aggregate != "gpu"
+    return plan.world // (plan.parallel.tp * plan.parallel.pp) == 1 or not plan.update.summed
 
 
 def _no_buckets(setting: Setting) -> bool:

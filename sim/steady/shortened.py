@@ -59,8 +59,7 @@ class Run:
         self._short: Shortener | None = None
         self._shortcut: Shortcut | None = None
         plan = setting.plan
-        plain = plan.noise.stragglers == plan.noise.imbalance == "none" and plan.update.mode == "sync" and plan.update.aggregate == "gpu"
-        if plain and setting.topology.kind == "cuda" and alike(self._places):
+        if plan.noise.even and plan.update.summed and setting.topology.kind == "cuda" and alike(self._places):
             shortcut = Shortcut(self.pricer, mesh_of(plan), setting.topology)
             shortcut.coarse = self._coarse and _apart(setting, shortcut)
             self.pricer = self._shortcut = shortcut

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -277,6 +278,19 @@ def test_nothing_listens_off_loopback() -> None:
     assert stores == {"executor/ranks/world.py"}, (
         "the process group's store is the only server: its address comes from the launcher, 127.0.0.1 unless told"
     )
+
+
+def test_names_in_texts_are_names() -> None:
+    """`sim.lower.noise.loads`, in a docstring or a comment, is a module, or stands in one."""
+    texts = {module(path): path.read_text("utf-8") for path in files()}
+    lost = set()
+    for where, text in texts.items():
+        for name in re.findall(rf"`((?:{'|'.join(ROOMS)})(?:\.\w+)+)", text):
+            home = next((name[:at] for at in range(len(name), 0, -1) if name[:at] in texts and name[at : at + 1] in ("", ".")), "")
+            inside = name.removeprefix(home).strip(".").partition(".")[0]
+            if not home or not re.search(rf"\b{inside}\b" if inside else "", texts[home]):
+                lost.add(f"{where}: {name}")
+    assert lost == set()
 
 
 def _told(body: list[ast.stmt], inside: str = "") -> Iterator[tuple[str, ast.stmt]]:

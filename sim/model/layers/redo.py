@@ -1,17 +1,17 @@
-"""Selective recomputation: which parts of a layer run again in backward, before whose gradients, and what is not kept for them.
+"""Recomputation: which layers of a stage run again in backward, or which parts of a layer, before whose gradients, and what is not kept for them.
 
-The modules are those of Megatron-Core (`recompute_modules` in megatron/core/transformer/transformer_config.py). Of attention's core, `mlp`,
+Selective recomputation's modules are those of Megatron-Core (`recompute_modules` in megatron/core/transformer/transformer_config.py). Of attention's core, `mlp`,
 `moe` and `shared_experts` the input is kept and all inside runs again; of `layernorm`, `moe_act` and `mla_up_proj` the output is thrown away
 and made again for the part that read it (CheckpointWithoutOutput in megatron/core/tensor_parallel/random.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, get_args
 
 from sim.model.parts import Block, Part
-from sim.plan import Module
+from sim.plan import Memory, Module
 from topologies.errors import BadInput
 
 MODULES: tuple[Module, ...] = get_args(Module)
@@ -37,6 +37,15 @@ class Redone(NamedTuple):
     """By the same part: bytes that they bring back."""
     dropped: tuple[int, ...]
     """By part: bytes of `saved` that are not kept."""
+
+
+def whole_again(memory: Memory, blocks: Sequence[tuple[str, Block]]) -> list[bool]:
+    """Which blocks of a stage run again as a whole (recompute = "full"): its layers, or the first `recompute_layers` of them."""
+    left, found = (memory.recompute_layers or len(blocks)) if memory.recompute == "full" else 0, list[bool]()
+    for _, block in blocks:
+        found.append(left > 0 and not block.end)
+        left -= found[-1]
+    return found
 
 
 def redone(block: Block, modules: Iterable[Module]) -> Redone:

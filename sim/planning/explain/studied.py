@@ -17,7 +17,7 @@ from sim.plan import Output
 from sim.planning.explain.sensitivity import Sensitivity, Study
 from sim.setting.bind import Setting
 from sim.steady.detail import STEPS
-from sim.steady.periods import mean_step, varies
+from sim.steady.periods import kinds, mean_step
 from sim.steady.settled import until_settled
 from sim.steady.stalls import output_seconds
 from sim.timeline.metrics import critical_path
@@ -79,16 +79,12 @@ class Studied:
 
 
 def _parts(setting: Setting) -> tuple[Part, ...]:
-    update = setting.plan.update
-    if update.mode == "local" and varies(setting.plan):
-        share = 1.0 / update.every
-        return Part(share, _study(setting, 1)), Part(1.0 - share, _study(setting, 10**9))
-    study = _study(setting, update.every)
-    return (Part(mean_step(setting, study.pricer, STEPS).total / study.step if varies(setting.plan) else 1.0, study),)
+    if setting.plan.asynchronous:
+        study = _study(setting)
+        return (Part(mean_step(setting, study.pricer, STEPS).total / study.step, study),)
+    return tuple(Part(share, _study(msgspec.structs.replace(setting, plan=plan))) for plan, share in kinds(setting.plan))
 
 
-def _study(setting: Setting, every: int) -> Study:
-    """A settled step, averaging `every` so many."""
-    update = msgspec.structs.replace(setting.plan.update, every=every)
-    setting = msgspec.structs.replace(setting, plan=msgspec.structs.replace(setting.plan, update=update))
+def _study(setting: Setting) -> Study:
+    """A settled step."""
     return until_settled(lambda steps: Study(setting, steps), STEPS)

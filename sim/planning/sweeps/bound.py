@@ -29,6 +29,7 @@ from sim.lower.binding import job_of
 from sim.lower.blocks import lower_block
 from sim.lower.job import Job
 from sim.lower.template import TEMPLATE, BlockOps
+from sim.model.layers.redo import whole_again
 from sim.model.parts import Block
 from sim.model.stages import Blocks, held, layout
 from sim.planning.sweeps.traffic import Traffic
@@ -89,7 +90,7 @@ class Bounds:
         plan, stages = setting.plan, layout(setting.network, setting.plan)
         job = job_of(plan, setting.network, setting.framework, setting.topology.kind, 1)
         count = plan.microbatches
-        alike = setting.foldable and plan.noise.stragglers == plan.noise.imbalance == "none"
+        alike = setting.foldable and plan.noise.even
         key = (layers_of(plan), board_clock(setting), plan.world, id(setting.topology), setting.framework)
         rank_at = partial(_Rank, self._blocks, job, pricer, setting.topology, key, alike)
         if plan.parallel.pp == 1:
@@ -137,14 +138,9 @@ class _Rank:
 
     def chunk(self, blocks: Blocks) -> Chunk:
         """One micro-batch on a chunk of layers."""
-        job, layers = self._job, 0
         times: dict[Chunk, int] = {}
-        again = job.train and job.plan.memory.recompute == "full"
-        keep = job.plan.memory.recompute_layers or len(blocks)
-        for _, block in blocks:
-            layer = block.kind not in ("embed", "head")
-            kind = id(block), again and layer and layers < keep
-            layers += layer
+        for (_, block), again in zip(blocks, whole_again(self._job.plan.memory, blocks), strict=True):
+            kind = id(block), self._job.train and again
             one = self._known.get(kind)
             if one is None:
                 one = self._known[kind] = self._one(self._passes(block, kind[1]))
