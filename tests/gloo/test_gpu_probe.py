@@ -50,7 +50,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_table_that_fails_on_a_gpu_is_named_and_the_others_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     precisions: list[bool] = []
-    monkeypatch.setattr("executor.ranks.world.set_precision", precisions.append)
+    monkeypatch.setattr(probing, "set_precision", precisions.append)
     found = measure(alone(tmp_path, "cuda"), Request(True))
     assert found.missing == "broken: RuntimeError: CUDA error: an illegal memory access"
     assert [kind for kind, _ in found.samples] == ["gemm", "attention", "host"]
