@@ -1,8 +1,8 @@
 """What a step cost and on what: functions of a trace, the same for predicted and measured ones.
 
 Each instant of a step belongs to exactly one class, by what the rank's devices do then, in this order: computing,
-optimizer, communication that nothing hides (exposed), output, waiting for data, the host being late, and the rest:
-a bubble (waiting for other ranks, or nothing to do). So the classes sum to the step.
+optimizer, communication that nothing hides (exposed), output, waiting for data, a bubble while what was launched waits for
+other ranks, the host being late, and the rest: a bubble, too (nothing to do). So the classes sum to the step.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import math
 
 import msgspec
 
-from sim.program import MEETING, ORDERS
+from sim.program import COMPUTE, MEETING, ORDERS
 from sim.trace import Span, Trace, union_seconds
 
-CLASSES = ("compute_s", "optimizer_s", "exposed_comm_s", "output_s", "data_s", "host_s", "bubble_s")
+CLASSES = ("compute_s", "optimizer_s", "exposed_comm_s", "output_s", "data_s", "bubble_s", "host_s")
+_BUBBLE, _HOST = CLASSES.index("bubble_s"), CLASSES.index("host_s")
 COMM = "comm"
 """Class of the communication inside a run of ops that is one span."""
 _MOMENT = 1e-12
@@ -100,7 +101,9 @@ def breakdown(trace: Trace) -> Breakdown:
 
 
 def _class_of(span: Span) -> int | None:
-    """Index into CLASSES; None for what occupies nothing (records, waits, syncs without a class)."""
+    """Index into CLASSES; None for what occupies nothing (records, waits elsewhere than before kernels, syncs without a class)."""
+    if span.kind == "wait":
+        return _BUBBLE if span.lane == COMPUTE else None
     if span.cls == "data":
         return 4 if span.kind in ("sync", "copy", "host") and not span.lane.startswith("loader") else None
     if span.cls == "output":
@@ -111,7 +114,7 @@ def _class_of(span: Span) -> int | None:
         return 2
     if span.kind == "copy":
         return 2 if span.cls.startswith("comm") else 1 if span.cls == "optimizer" else 4
-    return 5 if span.kind == "host" and span.lane == "host" else None
+    return _HOST if span.kind == "host" and span.lane == "host" else None
 
 
 def classify(spans: list[Span], begin: float, end: float) -> dict[str, float]:
@@ -122,15 +125,17 @@ def classify(spans: list[Span], begin: float, end: float) -> dict[str, float]:
         if index is not None:
             edges += _edge(span.start + span.wait, span.end - span.exposed, index, begin, end)
             edges += _edge(span.end - span.exposed, span.end, 2, begin, end)
+        if span.wait > 0 and span.lane == COMPUTE:
+            edges += _edge(span.start, span.start + span.wait, _BUBBLE, begin, end)
         if span.launch > 0:
-            edges += _edge(span.issued, span.issued + span.launch, 5, begin, end)
+            edges += _edge(span.issued, span.issued + span.launch, _HOST, begin, end)
     edges.sort()
     active = [0] * len(CLASSES)
     sums = dict.fromkeys(CLASSES, 0.0)
     at = begin
     for time, index, change in edges:
         if time > at:
-            now = next((i for i, count in enumerate(active) if count), 6)
+            now = next((i for i, count in enumerate(active) if count), _BUBBLE)
             sums[CLASSES[now]] += time - at
             at = time
         active[index] += change

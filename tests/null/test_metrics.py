@@ -39,6 +39,20 @@ def test_the_classes_sum_to_the_step() -> None:
     assert (split.compute_s, split.exposed_comm_s, split.optimizer_s, split.bubble_s) == pytest.approx((4.0, 1.0, 1.0, 0.0))
 
 
+def test_launches_while_the_device_waits_for_another_rank_are_no_host_gap() -> None:
+    """The second rank waits 4 s for a message, and launches for 3 s meanwhile; before that its first launch takes 1 s."""
+    send = [Op("long", "compute", "compute"), Op("r", "record", "compute", event="e"), Op("w", "wait", "comm.pp", event="e")]
+    send += [Op("m", "send", "comm.pp", group="pp", peer=1, bytes=8, cls="comm.pp")]
+    take = [Op("own", "compute", "compute"), Op("t", "recv", "comm.pp", group="pp", peer=-1, bytes=8, cls="comm.pp")]
+    take += [Op("come", "record", "comm.pp", event="come"), Op("until", "wait", "compute", event="come")]
+    take += [Op(f"k{at}", "compute", "compute") for at in range(3)]
+    costs: dict[str, Cost | float] = {"long": 6.0, "own": Cost(1.0, host=1.0), **{f"k{at}": Cost(1.0, host=1.0) for at in range(3)}}
+    trace = simulate(program({"host": send}, {"host": take}, mesh=Mesh({"pp": 2})), TablePricer(costs))
+    split = breakdown(trace)
+    assert split.total == pytest.approx(9.0)
+    assert (2 * split.compute_s, 2 * split.host_s, 2 * split.bubble_s) == pytest.approx((6.0 + 4.0, 1.0, 3.0 + 4.0))
+
+
 def test_the_critical_path_sums_to_the_step() -> None:
     path = dict(critical_path(made()))
     assert path == pytest.approx({"comm.dp": 3.0, "gemm": 2.0, "optimizer": 1.0})
