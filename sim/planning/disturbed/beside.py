@@ -31,13 +31,17 @@ from sim.program import Program
 from sim.setting.bind import Setting
 from sim.setting.pricer import pricer_for
 from sim.steady.periods import LONG, NEVER
+from sim.steady.settled import settled
 from sim.timeline.asynchrony import counted
 from topologies.errors import BadInput, Refused
 
 ENOUGH = 4
-"""Steps of a job alone: two more than what its first steps are about."""
-_LEAST = {"sync": 0, "local": 5, "async": LONG}
-"""Steps that are simulated at least: of two kinds two are counted each."""
+"""Steps of a job alone: two more than what its first steps are about. More where they have not settled by then (`sim.steady.settled`)."""
+OFTEN = 3
+"""Steps after which local updates average at most: one that averages, the one after it, which its thread has begun ahead of the device, and one
+that stands for all others."""
+_LEAST = {"sync": 0, "local": 2 * OFTEN + 1, "async": LONG}
+"""Steps that are simulated at least: of each kind one is counted after the first period, with a step for loaders that work ahead."""
 MOST_RANKS = 2048
 """Ranks that are simulated one by one: 512 of an 8-billion-parameter model take about a minute."""
 
@@ -52,14 +56,11 @@ class Pace(NamedTuple):
     step: float
     """Of a mean step."""
     simulated: float
-    """Of those that were simulated: with local updates half of them average; of asynchronous ranks the quickest's, which ends first."""
+    """Of those that were simulated: local updates average as often as `OFTEN`; of asynchronous ranks the quickest's, which ends first."""
+    plain: float
+    """Of a step that neither averages nor follows one that does."""
     averaging: float = 0.0
-    """That averaging adds to a step of local updates, where not each has it."""
-
-    @property
-    def plain(self) -> float:
-        """A step without averaging."""
-        return self.simulated - self.averaging / 2
+    """That averaging adds to its step and the one after it, where not each has it."""
 
     def averages(self, every: int) -> float:
         """The share of its time that averaging after `every` steps takes."""
@@ -74,21 +75,33 @@ def steps_beside(jobs_: Sequence[Placement], steps: Sequence[int], calibration: 
 def paces(
     jobs_: Sequence[Placement], steps: Sequence[int], calibration: str | Path | None = None, still: Container[int] = ()
 ) -> list[Pace]:
-    """The pace of each job while all run in one virtual time, `steps` steps each; local updates average after every second step at most, those
-    of the jobs `still` never.
+    """The pace of each job while all run in one virtual time, `steps` steps each, or as many times more as it takes all of them to settle; local
+    updates average after every `OFTEN` steps at most, those of the jobs `still` never.
 
     Ranks that the machine and the other jobs leave equal are simulated once (`sim.planning.disturbed.alike`). Raises `Refused` for more ranks than can
     be simulated one by one.
     """
-    placed_: list[Placed] = []
-    for at, ((setting, places), count) in enumerate(zip(jobs_, steps, strict=True)):
-        update, least = setting.plan.update, _LEAST[setting.plan.update.mode]
-        update = msgspec.structs.replace(update, every=NEVER if at in still else min(update.every, 2))
-        plan = msgspec.structs.replace(setting.plan, output=Output(), update=update)
-        program = lower(plan, setting.network, setting.framework, setting.topology.kind, max(count, least))
-        pricer = PlacedPricer(pricer_for(setting, calibration, places=places), places, setting.topology)
-        placed_.append(Placed(program, pricer, places))
-    stands_for = stand_ins(placed_, jobs_[0][0].topology)
+    while True:
+        placed_ = [_placed(*job, count, calibration, at in still) for at, (job, count) in enumerate(zip(jobs_, steps, strict=True))]
+        found = _run([setting for setting, _ in jobs_], placed_)
+        if all(settled(one.program, one.pricer, pace.step) for one, pace in zip(placed_, found, strict=True)):
+            return found
+        steps = [2 * count for count in steps]
+
+
+def _placed(setting: Setting, places: tuple[int, ...], steps: int, calibration: str | Path | None, still: bool) -> Placed:
+    """So many steps of a job, without output."""
+    update = setting.plan.update
+    steps = max(steps, _LEAST[update.mode])
+    update = msgspec.structs.replace(update, every=NEVER if still else min(update.every, OFTEN))
+    plan = msgspec.structs.replace(setting.plan, output=Output(), update=update)
+    program = lower(plan, setting.network, setting.framework, setting.topology.kind, steps)
+    return Placed(program, PlacedPricer(pricer_for(setting, calibration, places=places), places, setting.topology), places)
+
+
+def _run(settings: Sequence[Setting], placed_: Sequence[Placed]) -> list[Pace]:
+    """All jobs in one virtual time."""
+    stands_for = stand_ins(placed_, settings[0].topology)
     _bounded(sum(len(set(mine)) for mine in stands_for))
     runs: list[_Run] = []
     for one, mine in zip(placed_, stands_for, strict=True):
@@ -98,7 +111,7 @@ def paces(
     runs[0].clocks.agenda.run()
     for run in runs:
         run.check()
-    plans = [setting.plan for setting, _ in jobs_]
+    plans = [setting.plan for setting in settings]
     until = min(run.until(plan.asynchronous) for run, plan in zip(runs, plans, strict=True))
     return [run.each(until) if plan.asynchronous else _pace(run.ends(), until, plan.update) for run, plan in zip(runs, plans, strict=True)]
 
@@ -113,18 +126,22 @@ def _bounded(ranks: int) -> None:
 
 
 def _pace(ends: list[float], until: float, update: Update) -> Pace:
-    """Mean of the steps after the second that ended while all jobs ran, or of the second alone. The first fills the input path and (DDP) has
-    other buckets, whose end is not where a later step's is.
+    """Mean of the second half of the steps that ended while all jobs ran, after the second at least, or of the second alone. The first fills the
+    input path and (DDP) has other buckets, whose end is not where a later step's is; until steps have settled they are shorter.
 
-    Of local updates those with averaging, every second of them here, count for one of `every` steps."""
+    Of local updates each kind by itself: of `every` steps one averages and one follows it."""
     first, last = counted(ends, until)
-    if update.mode == "local" and update.every > 1:
-        last = max(last, 3)
-        kinds = [[ends[at] - ends[at - 1] for at in range(first, last + 1, 2)] for first in (2, 3)]
-        plain, averaging = (sum(times) / len(times) for times in kinds)
-        return Pace(plain + (averaging - plain) / update.every, (plain + averaging) / 2, averaging - plain)
+    period = min(update.every, OFTEN)
+    if update.mode == "local" and period > 1:
+        last = max(last, 2 * period - 1)
+        kinds = [[ends[at] - ends[at - 1] for at in range(period + kind, last + 1, period)] for kind in range(period)]
+        times = [sum(of_kind) / len(of_kind) for of_kind in kinds]
+        after, averaging, plain = times[0], times[-1], times[-2]
+        adds = averaging + after - 2 * plain
+        return Pace(plain + adds / update.every, sum(times) / period, plain, adds)
+    first = max(first, last // 2)
     step = (ends[last] - ends[first]) / (last - first)
-    return Pace(step, step)
+    return Pace(step, step, step)
 
 
 class _Run:
@@ -178,4 +195,5 @@ class _Run:
             first, last = counted(ends, until)
             own[rank] = (ends[last] - ends[first]) / (last - first)
         made = sum(self._weights[rank] / step for rank, step in own.items())
-        return Pace(self._weights.total() / made, min(own.values()))
+        step = self._weights.total() / made
+        return Pace(step, min(own.values()), step)

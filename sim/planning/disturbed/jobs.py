@@ -15,7 +15,7 @@ import msgspec
 
 from sim.files.machinefile import machine_words
 from sim.plan import Plan
-from sim.planning.disturbed.beside import ENOUGH, Pace, Placement, paces
+from sim.planning.disturbed.beside import ENOUGH, OFTEN, Pace, Placement, paces
 from sim.planning.disturbed.places import PLACEMENTS, placed
 from sim.planning.progress import Progress, Say
 from sim.setting.bind import bind
@@ -118,20 +118,20 @@ def jobs(
 def _together(jobs_: list[Placement], counts: list[int]) -> list[float]:
     """Seconds of each job's mean step while all run, `counts` steps each.
 
-    What a job loses to others that average their parameters after more than two steps goes by the share of their time in which they do: it is
-    found with averaging after every second step and with none."""
+    What a job loses to others that average their parameters after more than `OFTEN` steps goes by the share of their time in which they do: it is
+    found with averaging as often and with none."""
     often = paces(jobs_, counts)
     found = []
     for at, pace in enumerate(often):
         every = {other: setting.plan.update.every for other, (setting, _) in enumerate(jobs_) if other != at and often[other].averaging > 0}
-        seldom = {other: steps for other, steps in every.items() if steps > 2}
+        seldom = {other: steps for other, steps in every.items() if steps > OFTEN}
         if not seldom:
             found.append(pace.step)
             continue
         more = [min(_MOST_STEPS, math.ceil(count * one.simulated / one.plain)) for count, one in zip(counts, often, strict=True)]
         quiet = paces(jobs_, [more[other] if other in seldom else count for other, count in enumerate(counts)], still=seldom)[at].step
         share = math.fsum(often[other].averages(steps) for other, steps in seldom.items())
-        share /= math.fsum(often[other].averages(2) for other in seldom)
+        share /= math.fsum(often[other].averages(OFTEN) for other in seldom)
         found.append(quiet / (1.0 - share * (1.0 - quiet / pace.step)))
     return found
 

@@ -116,3 +116,32 @@ def test_a_fault_is_seen_wherever_it_is() -> None:
 def test_local_updates_take_what_predict_says() -> None:
     plan = load_plan(PLAN, ("update.mode=local", "update.every=4"))
     assert faults(plan, "dgx-h100", ("slow=r0:1",)).step_time_s == pytest.approx(predict(plan, "dgx-h100").step_time_s, rel=1e-6)
+
+
+MODEL = {"family": "decoder", "layers": 12, "hidden": 1024, "heads": 16, "vocab": 8000}
+
+
+def test_steps_are_counted_when_launches_have_lost_their_lead() -> None:
+    """Until then they are shorter: of six steps the third to fifth are."""
+    plan = load_plan({"model": MODEL, "seq_len": 1024, "parallel": {"dp_replicate": 4}})
+    alone = predict(plan, "dgx-h100")
+    assert alone.program is not None and alone.program.steps > 3
+    assert faults(plan, "dgx-h100", ("slow=r0:1",)).step_time_s == pytest.approx(alone.step_time_s, rel=1e-6)
+
+
+@pytest.mark.parametrize("every", [2, 3, 10])
+def test_the_step_after_an_averaging_one_is_no_other(every: int) -> None:
+    """While ranks average, their threads prepare the next step, which is shorter for it."""
+    plan = load_plan(
+        {
+            "model": MODEL,
+            "seq_len": 128,
+            "framework": "megatron-core",
+            "batch": {"global": 12, "micro": 1},
+            "parallel": {"dp_replicate": 3},
+            "data": {"preprocess": "5 ms"},
+            "update": {"mode": "local", "every": every},
+        }
+    )
+    found = faults(plan, "rtx-4090-x4", ("slow=r0:1",))
+    assert found.step_time_s == pytest.approx(predict(plan, "rtx-4090-x4").step_time_s, rel=1e-4)
