@@ -3,7 +3,8 @@
 The period of a max-plus system is no less than that of any of its lanes (Baccelli et al., ch. 3). Where launches bind, the device first
 works off what it was behind by: until then its steps are shorter than what their thread spends. Where loaders bind, the first step may end
 late by what only it does, and the second seems the shorter for it; or the second itself does what no later one does, and a further one
-shows that it was too long.
+shows that it was too long. On a CPU host, whose cores loaders share with training, steps are longer while these fill their store, and shorter
+when the last batch is made: between the two a step is what it is for good.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from sim.engine.machine import crowding, spent, steady
 from sim.lower.output import WRITER
 from sim.program import HOST, Call, Program
 from sim.timeline.metrics import loaded_until, step_times, window
-from sim.trace import Trace
+from sim.trace import Span, Trace
 
 MOST = 16
 """Steps that are simulated at most: by then what is left of the lead is little."""
@@ -24,6 +25,8 @@ _LOOKED = 8
 """Steps up to which more are simulated where loaders' steps differ: what differs by then does so for good."""
 _CLOSE = 1e-3
 """Shorter by no more than this share is as long."""
+_MOMENT = 1e-9
+"""Seconds: who waits no longer does not wait."""
 
 
 class Simulated(Protocol):
@@ -52,7 +55,8 @@ def until_settled(simulated: Callable[[int], S], steps: int) -> S:
 def settled(program: Program, pricer: Pricer, step: float, trace: Trace | None = None) -> bool:
     """Is the program's last step, of `step` seconds, what every further one takes, or are there enough of them? `trace`: all of its steps."""
     least = max(host_seconds(program, pricer), loader_seconds(program, pricer)) * (1 - _CLOSE)
-    return program.steps >= MOST or (step >= least and (trace is None or program.steps > _LOOKED or _level(trace)))
+    more = 2 * stored(program) if program.device == "cpu" else 0  # until the store is full, and from it alone at the end
+    return program.steps >= MOST + more or (step >= least and (trace is None or program.steps > _LOOKED + more or _level(trace)))
 
 
 def _level(trace: Trace) -> bool:
@@ -60,12 +64,35 @@ def _level(trace: Trace) -> bool:
     and writers of checkpoints it does: no thread works beside the steps."""
     if not any(span.thread == WRITER or span.thread.startswith("loader") for span in trace.spans):
         return True
-    if trace.backend == "gloo" and window(trace)[1] > loaded_until(trace):
-        return False  # on a CPU host the cores that loaders no longer take make a step shorter
+    if trace.backend == "gloo" and (window(trace)[1] > loaded_until(trace) or not _balanced(trace)):
+        return False  # the cores that loaders no longer take make a step shorter, those with which they fill their store longer
     times = step_times(trace)
     at = len(times) + trace.reported
     near = [times[other] for other in (at - 2, at - 1, at + 1) if 0 < other < len(times)]
     return not near or any(abs(other - times[at]) <= _CLOSE * times[at] for other in near)
+
+
+def _balanced(trace: Trace) -> bool:
+    """Does each rank with loaders wait for a batch in the reported step, or they for room in their store?"""
+    begin, end = window(trace)
+    inside = [span for span in trace.spans if span.start < end - _MOMENT and span.end > begin + _MOMENT]
+    loading = {span.rank for span in inside if span.thread.startswith("loader")}
+    waits = {span.rank for span in inside if span.kind in ("sync", "wait") and span.seconds > _MOMENT and _fed(span)}
+    return loading <= waits
+
+
+def _fed(span: Span) -> bool:
+    return span.lane.startswith("loader") or (span.lane == HOST and span.cls == "data")
+
+
+def stored(program: Program) -> int:
+    """Steps whose batches loader processes keep in store at most."""
+    found = 0
+    for role in program.roles.values():
+        calls = [call for thread, made in role.threads.items() if thread.startswith("loader") for call in made if call.segment == thread]
+        back = max((-op.shift for call in calls[:1] for op in program.segments[call.segment] if op.shift is not None), default=0)
+        found = max(found, -(-back // max(1, sum(_last(program, call) for call in calls))))
+    return found
 
 
 def host_seconds(program: Program, pricer: Pricer) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from sim.cost.price import Pricer
@@ -17,7 +19,8 @@ from sim.rules import mesh_of
 from sim.setting.bind import Setting
 from sim.setting.pace import board_clock
 from sim.setting.pricer import pricer_for
-from sim.steady.settled import host_seconds, loader_seconds
+from sim.steady.detail import STEPS
+from sim.steady.settled import host_seconds, loader_seconds, until_settled
 from sim.timeline.metrics import step_time
 from sim.trace import Trace
 
@@ -48,6 +51,16 @@ def warm_of(plan: Plan, count: int) -> int:
 def reads_itself(plan: Plan) -> bool:
     """Does the training thread read its batches, from what it shares with other ranks: a disk, a store?"""
     return not plan.data.workers and plan.data.source != "memory"
+
+
+class _Traced(NamedTuple):
+    program: Program
+    trace: Trace
+    pricer: Pricer
+
+    @property
+    def step(self) -> float:
+        return step_time(self.trace)
 
 
 class Run:
@@ -83,6 +96,8 @@ class Run:
 
     def whole(self) -> float:
         """Seconds of a step with all micro-batches."""
+        if self._setting.topology.kind == "cpu" and self._setting.plan.data.workers:
+            return until_settled(self._traces, STEPS).step
         warmed, full = self._counts
         program = self.program(warmed)
         step = self._times(program)[-1]
@@ -107,6 +122,11 @@ class Run:
         warmed, full = self._counts
         program, trace = self._traced(warmed)
         return self._traced(full) if host_seconds(program, self.pricer) > step_time(trace) * _AHEAD else (program, trace)
+
+    def _traces(self, steps: int) -> _Traced:
+        """So many whole steps, beside whose end loader processes that share the host's cores need not work as in the middle."""
+        program, trace = self._traced((self._setting.plan.microbatches,) * steps)
+        return _Traced(program, trace, self.pricer)
 
     def _traced(self, counts: tuple[int, ...]) -> tuple[Program, Trace]:
         from sim.engine.run import simulate

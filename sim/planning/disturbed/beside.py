@@ -7,6 +7,7 @@ equal are simulated once (`alike`).
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Container, Sequence
 from itertools import accumulate
@@ -20,6 +21,7 @@ from sim.engine.clocks.code import Assembler
 from sim.engine.clocks.issue import issue
 from sim.engine.clocks.run import Clocks
 from sim.engine.clocks.times import State, ends_of
+from sim.engine.machine import LOADER
 from sim.engine.meeting import Groups
 from sim.engine.pricing import Pricing
 from sim.engine.steps import alone, lines_of
@@ -91,8 +93,10 @@ def paces(
 
 def _placed(setting: Setting, places: tuple[int, ...], steps: int, calibration: str | Path | None, still: bool) -> Placed:
     """So many steps of a job, without output."""
-    update = setting.plan.update
+    update, data = setting.plan.update, setting.plan.data
     steps = max(steps, _LEAST[update.mode])
+    if setting.topology.kind == "cpu":  # loaders share cores with training: they fill their store, keep it full, and it is emptied
+        steps += 3 * -(-data.workers * data.prefetch // setting.plan.microbatches)
     update = msgspec.structs.replace(update, every=NEVER if still else min(update.every, OFTEN))
     plan = msgspec.structs.replace(setting.plan, output=Output(), update=update)
     program = lower(plan, setting.network, setting.framework, setting.topology.kind, steps)
@@ -113,7 +117,10 @@ def _run(settings: Sequence[Setting], placed_: Sequence[Placed]) -> list[Pace]:
         run.check()
     plans = [setting.plan for setting in settings]
     until = min(run.until(plan.asynchronous) for run, plan in zip(runs, plans, strict=True))
-    return [run.each(until) if plan.asynchronous else _pace(run.ends(), until, plan.update) for run, plan in zip(runs, plans, strict=True)]
+    return [
+        run.each(until) if plan.asynchronous else _pace(run.ends(), min(until, run.loaded()), plan.update)
+        for run, plan in zip(runs, plans, strict=True)
+    ]
 
 
 def _bounded(ranks: int) -> None:
@@ -148,7 +155,7 @@ class _Run:
     """One job, every rank by itself, in the virtual time and on the resources of another."""
 
     def __init__(self, program: Program, pricer: Pricer, beside: _Run | None, stands_for: Sequence[int]) -> None:
-        self._name = program.name
+        self._program = program
         self._weights = Counter(stands_for)
         ahead = program.steps > 2 and any(len(role.threads) > 1 for role in program.roles.values())
         self._steps = program.steps - ahead
@@ -174,12 +181,19 @@ class _Run:
         """Raises `BadInput` when ranks still wait after time has run out."""
         stuck = [f"rank {thread.rank} {thread.name}" for thread in self._threads if not thread.done] or self._assembler.waiting()
         if stuck:
-            raise BadInput(f"the program {self._name} deadlocks, waiting for what never comes: {', '.join(stuck[:8])}")
+            raise BadInput(f"the program {self._program.name} deadlocks, waiting for what never comes: {', '.join(stuck[:8])}")
 
     def ends(self) -> list[float]:
         """When the last rank has ended each step that counts."""
         ends = ends_of(self._states.values())
         return list(accumulate((ends[step] for step in sorted(ends)), max))[: self._steps]
+
+    def loaded(self) -> float:
+        """Until when its steps are beside loader processes that share the host's cores; infinite where none do."""
+        if self._program.device != "cpu":
+            return math.inf
+        lanes = (lane for state in self._states.values() for name, lane in state.lanes.items() if name.startswith(LOADER))
+        return min((lane.free for lane in lanes), default=math.inf)
 
     def until(self, apart: bool) -> float:
         """When it stops to disturb others as it does: with the end of its last step, or (`apart`: ranks wait for nobody) of its first rank's."""
