@@ -6,6 +6,7 @@ as eager PyTorch makes them. The probe times these calls, the player plays them;
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -31,6 +32,11 @@ DTYPES = {
 }
 
 
+_APART = 512 << 20
+"""Bytes over which repetitions of a kernel take turns: in a step each is over tensors of its own, as an optimizer's lists of 40 MB are. Time and
+again over the same ones, they would find them in the L2 of a GPU."""
+
+
 def dtype_of(name: str) -> torch.dtype:
     """torch's dtype. Raises `Refused` for formats whose GEMMs need their own scales (fp8, fp4)."""
     if name not in DTYPES:
@@ -47,13 +53,13 @@ def body(work: Work, arena: Arena) -> Body:
             f"a kernel of {show_size(work.bytes / work.repeat)} ({work}) is over the {show_size(arena.limit)} that this device has for it. "
             "Use a smaller batch.micro or seq_len, or a device with more memory"
         )
-    once = _once(work, arena)
     if work.repeat == 1:
-        return once
+        return _once(work, arena)
+    each = [_once(work, arena) for _ in range(min(work.repeat, math.ceil(_APART * work.repeat / max(1.0, work.bytes))))]
 
     def repeated() -> None:
-        for _ in range(work.repeat):
-            once()
+        for at in range(work.repeat):
+            each[at % len(each)]()
 
     return repeated
 

@@ -269,6 +269,23 @@ def test_a_batch_norm_has_as_many_channels_as_the_works(kind: str, shape: tuple[
     assert [tuple(one.shape) for one in made[1:]] == [(8,), (8,)]
 
 
+@pytest.mark.parametrize(("each", "places"), [(1 << 12, 6), (3 << 16, 3)])
+def test_repetitions_are_over_tensors_of_their_own(each: int, places: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an optimizer's lists: one of 40 MB, updated six times, would stay in the L2 of a GPU. What is large takes turns, and so leaves it."""
+    given: list[int] = []
+    monkeypatch.setattr("executor.kernels.bodies._APART", 1 << 20)
+
+    class Noted(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            given.append(args[0].data_ptr())
+            return args[0]
+
+    run = body(MemoryBound("scale_", each, each, "bf16", repeat=6), Arena(torch.device("cpu"), 1 << 28, distant=4 << 20))
+    with Noted():
+        run()
+    assert len(given) == 6 and len(set(given)) == places
+
+
 def test_on_a_gpu_small_buffers_stay_near_whatever_else_is_played() -> None:
     """Logits make the ring long; what comes after them would else be spread over it, and come from memory instead of L2."""
     arena, far = of_gpu(torch.device("cpu"), 1 << 28, 1 << 20), 24 << 20
