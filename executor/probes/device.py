@@ -12,8 +12,9 @@ from itertools import product
 import torch
 
 from executor.probes.bench import Bench, middle
-from executor.probes.kernels import attention_name, convolution, each_variant
+from executor.probes.kernels import convolution, each_variant
 from executor.ranks.world import set_precision
+from sim.cost.points import attention_name
 from sim.work import Attention, Gemm
 
 SIZES = (128, 512, 1024, 2048, 4096, 8192, 16384, 131072)
@@ -23,11 +24,12 @@ FEW = (128, 1024, 8192)
 _ROLES = ("fwd", "dgrad", "wgrad")
 _LARGE = 16384
 """At most one side of a product is larger than this: a vocabulary, or the tokens of a large batch."""
-_MOST = 2.4e12
-"""FLOPs of the largest product: logits of 2048 tokens over 131,072 words of width 4096 are 2.2e12."""
+_MOST = 4.5e12
+"""FLOPs of the largest product: logits of 2048 tokens over 131,072 words of width 8192 are 4.4e12."""
 _LONGEST = 8e-3
 """Seconds that the largest product may take."""
 _BYTES = (3 << 12, 3 << 16, 3 << 20, 12 << 20, 48 << 20, 192 << 20, 384 << 20)
+SEQUENCES, FEW_SEQUENCES = (128, 256, 512, 1024, 2048, 4096, 8192), (512, 2048)
 _COPIES = (1 << 12, 1 << 16, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 _CONVOLUTIONS = (
     (32, 3, 224, 224, 64, 7, 2),
@@ -62,7 +64,7 @@ def gemms(bench: Bench) -> None:
         set_precision(dtype == "tf32")
         for role in _ROLES:
             bench.phase(f"{dtype} GEMMs, {role}")
-            for m, n, k in shapes(sizes, most * share, bench.arena.limit // 4, 2 if dtype == "bf16" else 4):
+            for m, n, k in shapes(sizes, most * share, bench.arena.limit // 2, 2 if dtype == "bf16" else 4):
                 bench.work("gemm", role, Gemm(m, n, k, dtype, 1, role), dtype, (m, n, k))
     set_precision(False)
     for role in _ROLES:
@@ -91,13 +93,13 @@ def memory_bound(bench: Bench) -> None:
 
 
 def attention(bench: Bench) -> None:
-    """Fused attention, causal and not, forward and backward: about 8,192 tokens and 16 heads, as sequences of every length."""
-    bench.phase("attention")
-    sequences = (256, 1024) if bench.quick else (128, 256, 512, 1024, 2048, 4096, 8192)
-    for seq, d, causal, backward in product(sequences, (64, 128), (True, False), (False, True)):
-        batch = max(1, 8192 // seq)
-        work = Attention(batch, 16, 16, seq, seq, d, causal=causal, dtype="bf16", backward=backward)
-        bench.work("attention", attention_name(work), work, "bf16", (batch, 16, seq, d))
+    """Fused attention, causal and not, forward and backward: about 8,192 tokens and 16 heads, as sequences of every length; of a few in fp32."""
+    for dtype, sequences in (("bf16", SEQUENCES[1:4:2] if bench.quick else SEQUENCES), ("fp32", FEW_SEQUENCES)):
+        bench.phase(f"{dtype} attention")
+        for seq, d, causal, backward in product(sequences, (64, 128), (True, False), (False, True)):
+            batch = max(1, 8192 // seq)
+            work = Attention(batch, 16, 16, seq, seq, d, causal=causal, dtype=dtype, backward=backward)
+            bench.work("attention", attention_name(work), work, dtype, (batch, 16, seq, d))
 
 
 def convolutions(bench: Bench) -> None:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from executor.probes.bench import Bench
 from sim.cost.cpu import variant
+from sim.cost.points import attention_name
 from sim.work import BYTES, Attention, Conv, Gemm, MemoryBound
 
 _SIZES = (2, 8, 64, 256, 1024, 4096)
@@ -107,11 +108,6 @@ def each_variant(bench: Bench, total: int, dtype: str) -> None:
         if key not in seen and (dtype == "fp32" or work.what not in ("sgd", "momentum", "adam", "adamw")):
             seen.add(key)
             bench.work("memory", key[0], work, dtype, (key[1],))
-
-
-def attention_name(work: Attention) -> str:
-    """Its row's in a calibration."""
-    return ("bwd" if work.backward else "fwd") + ("" if work.causal else "_full")
 
 
 def attention(bench: Bench) -> None:

@@ -1,7 +1,8 @@
 """Costs of GPUs that a calibration of this very machine has: kernels, the host's share, copies, collectives and messages.
 
-What `steptwin probe` has no point for stays as tables and the fitted model say. Collectives keep the form that the model gives them (latency,
-links that they share with others): what was measured over so many ranks says by what factor they are longer or shorter here.
+What `steptwin probe` has no point for is as the fitted model says, by the factor by which that is off at the nearest point (`sim.cost.nearest`).
+Collectives keep the form that the model gives them (latency, links that they share with others): what was measured over so many ranks says by
+what factor they are longer or shorter here.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from sim.cost.cpu import prices
 from sim.cost.gpu_pricer import kept_collective, kept_message
 from sim.cost.kernel import kernel_cost
 from sim.cost.measured import Lookup, MeasuredPricer
+from sim.cost.nearest import nearest
 from sim.cost.price import Cost, Source
 from sim.framework.framework import Framework
 from sim.program import HOST, Op
@@ -90,11 +92,20 @@ class CalibratedPricer(MeasuredPricer):
     def _looked_up(self, work: Work, gpu: Gpu) -> Cost:
         seconds, source = self._table.price(work)
         if source != "measured":
-            return super()._looked_up(work, gpu)
+            cost = super()._looked_up(work, gpu)
+            return cost if cost.source == "measured" else self._nearby(cost, work, gpu)
         # Timed under a training's load, only the slowest board of several is slower; as a short benchmark, training is too.
         mean = kernel_cost(work, gpu, self.framework.attention.kernels, self._calibration.loaded).seconds
         slowest = kernel_cost(work, gpu, self.framework.attention.kernels, True, self._board).seconds
         return Cost(seconds * slowest / mean if mean > 0 else seconds, "measured")
+
+    def _nearby(self, cost: Cost, work: Work, gpu: Gpu) -> Cost:
+        """The model's cost, by what was measured over what it says at the nearest point."""
+        found = nearest(work, self._calibration)
+        if found is None:
+            return cost
+        model = kernel_cost(found[0], gpu, self.framework.attention.kernels, self._calibration.loaded).seconds
+        return Cost(cost.seconds * found[1] / model, "fitted")
 
     def _copy(self, op: Op, rank: int) -> Cost:
         cost = super()._copy(op, rank)

@@ -11,6 +11,11 @@ _APART = 4.0
 """Between kinds of convolution, in the measure of sizes' logarithms: as a fifty times larger one."""
 
 
+def attention_name(work: Attention) -> str:
+    """Of its row in the table of attention."""
+    return ("bwd" if work.backward else "fwd") + ("" if work.causal else "_full")
+
+
 def attention_of(s: Sample) -> Attention:
     """What was timed for a row of the table of attention."""
     batch, heads, seq, d = s.shape

@@ -14,12 +14,14 @@ from sim.cost.cpu import prices
 from sim.cost.gemm import gemm_cost
 from sim.cost.gpu_pricer import GpuPricer
 from sim.cost.host import host_seconds
+from sim.cost.kernel import kernel_cost
+from sim.cost.nearest import nearest
 from sim.framework.framework import load_framework
 from sim.predict import predict
 from sim.program import COMPUTE, HOST, Op
 from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
-from sim.work import Attention, Gemm, HostWork, MemoryBound, row_alignment
+from sim.work import Attention, Conv, Gemm, HostWork, MemoryBound, Work, row_alignment
 from topologies.devices import gpu
 from topologies.load import load_topology
 
@@ -216,6 +218,39 @@ def test_gradients_of_a_norms_weights_take_a_gpu_as_long_as_it_has_rows(device: 
     table = prices(replace(calibrated(1, memory=tables), device=device))
     found, source = table.price(MemoryBound("layernorm_apart", 8192 * 2 * 2 * width, 0, "bf16", 1.0, 1, 8192))
     assert (found, source) == (pytest.approx(seconds, rel=1e-3), "measured")
+
+
+SCORES = Attention(8, 16, 16, 1024, 1024, 64)
+LAYER = Conv(32, 256, 14, 14, 256, 3, 3, dtype="bf16")
+OFF = {
+    "gemm": (Gemm(8192, 1024, 1024), row("fwd", (8192, 1024, 1024), 1.0, "bf16")),
+    "attention": (SCORES, row("fwd", (8, 16, 1024, 64), 1.0, "bf16")),
+    "conv": (LAYER, row("fwd", (32, 256, 14, 14, 256, 3, 3, 1, 1), 1.0, "bf16")),
+    "memory": (MemoryBound("add", 2 << 20, 1 << 20), row("add", (3 << 20,), 1.0, "bf16")),
+}
+
+
+@pytest.mark.parametrize("work", [
+    Gemm(64, 1024, 1024),  # thinner than any
+    Gemm(2048, 32768, 8192),
+    Attention(2, 25, 25, 1024, 1024, 64),  # too few rows for all SMs
+    Attention(4, 16, 16, 512, 512, 64, window=128),
+    Conv(64, 256, 14, 14, 256, 3, 3, dtype="bf16"),  # of another batch
+    MemoryBound("add", 2 << 27, 1 << 27),  # no rate within L2
+])  # fmt: skip
+def test_what_no_point_covers_is_as_the_model_by_what_that_is_off_nearby(work: Work) -> None:
+    alone = PLAN | {"parallel": {}}
+    plain = pricers(calibrated(1), plan=alone)[1]
+    rows = {kind: (replace(at, median=1.5 * kernel_cost(one, H100).seconds),) for kind, (one, at) in OFF.items()}
+    found, model = pricers(calibrated(1, **rows), plan=alone)[0].kernel(work, H100), plain.kernel(work, H100)
+    assert (found.seconds, found.source) == (pytest.approx(1.5 * model.seconds), "fitted")
+    assert pricers(calibrated(1, host=HOSTED.tables["host"]), plan=alone)[0].kernel(work, H100) == model, "nothing of its kind was timed"
+
+
+def test_the_nearest_product_is_one_whose_rows_are_multiples_of_as_many_bytes() -> None:
+    rows = tuple(row("fwd", shape, seconds, "bf16") for shape, seconds in (((8192, 50304, 768), 1.0), ((1024, 16385, 512), 2.0)))
+    assert nearest(Gemm(8192, 50257, 768), calibrated(gemm=rows)) == (Gemm(1024, 16385, 512), 2.0)
+    assert nearest(Gemm(1024, 16384, 512), calibrated(gemm=rows)) == (Gemm(8192, 50304, 768), 1.0)
 
 
 LOGITS = 8192 * 50304
