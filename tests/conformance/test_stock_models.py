@@ -15,8 +15,10 @@ from executor.training.examples import example_of  # noqa: E402
 from executor.training.limits import check_stock  # noqa: E402
 from executor.training.models.build import loss_of, model_for  # noqa: E402
 from executor.training.models.experts import Product, Router  # noqa: E402
+from executor.training.models.parts import Core  # noqa: E402
 from executor.training.parallelize import placement  # noqa: E402
 from executor.training.trainer import sequence_length  # noqa: E402
+from executor.validation.gpu_cases import cases  # noqa: E402
 from sim.files.planfile import load_plan  # noqa: E402
 from sim.framework.chosen import framework_of  # noqa: E402
 from sim.model.load import models  # noqa: E402
@@ -190,3 +192,13 @@ def test_experts_refused_with_a_reason(more: dict[str, Any], words: str) -> None
     plan = load_plan({"seq_len": 16, "precision": "bf16", "batch": {"micro": 2}} | more)
     with pytest.raises(Refused, match=words):
         check_stock(plan, model_of(plan))
+
+
+@pytest.mark.parametrize("name", cases(8))
+def test_no_gpu_plan_drops_out_inside_of_fused_attention(name: str) -> None:
+    """There torch takes other kernels than those that are timed and played, which drop nothing."""
+    plan = cases(8)[name].plan
+    spec = model_of(plan)
+    with torch.device("meta"):
+        model = model_for(spec, framework_of(plan), sequence_length(plan, spec))
+    assert {part.dropout for part in model.modules() if isinstance(part, Core)} <= {0.0}
