@@ -214,6 +214,12 @@ def measure(world: World, request: Request) -> Measured:
     from executor.probes.bench import Bench
     from executor.validation.gpu_clocks import driver
 
+    gpus = torch.cuda.device_count() if world.kind == "cpu" and torch.cuda.is_available() else 0
+    if gpus:
+        raise BadInput(
+            f"torch sees {gpus} GPU{'s' if gpus > 1 else ''} here, and {world.local_size} ranks were asked for: what they measure would be the CPU. Use "
+            f"--ranks {gpus}, or hide the GPUs with CUDA_VISIBLE_DEVICES= where the CPU is meant"
+        )
     set_precision(False)
     wake(world.device)
     bench = Bench(world, request.quick)

@@ -23,7 +23,7 @@ from executor.validation.gpu_rows import Row
 from executor.validation.gpu_site import Site
 from sim.cost.calibration import Calibration, load_calibration, save_calibration
 from tests.gloo.gpu_standin import alone
-from topologies.errors import RunFailed
+from topologies.errors import BadInput, RunFailed
 from topologies.load import load_topology
 
 
@@ -64,6 +64,16 @@ def test_on_a_cpu_and_among_several_ranks_it_ends_the_probe(tmp_path: Path) -> N
     for world in (alone(tmp_path, "cpu"), several):
         with pytest.raises(RuntimeError, match="illegal"):
             measure(world, Request(True))
+
+
+def test_ranks_that_outnumber_the_gpus_do_not_measure_the_cpu_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks, as `steptwin probe` has unless told otherwise, on a machine with one GPU."""
+    world = alone(tmp_path, "cpu")
+    world.local_size = 2
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(BadInput, match=r"1 GPU here, and 2 ranks.*--ranks 1, or hide"):
+        measure(world, Request(True))
 
 
 BROKEN = "test_gpu_probe.broken"
