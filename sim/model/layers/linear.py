@@ -130,7 +130,6 @@ def linear(
         backward.append(MemoryBound("cast", 2 * m * k, 4 * m * k, act))
     wgrad = [] if frozen else [*_weight_gradients(share, m, k, widths, dtype, bias), *up]
     slices = 0 if share.framework.tensor_parallel.style == "dtensor" else saved_rows  # DTensor keeps the gathered input
-    kept = operand(share, (slices or m) * k, low)
     return Part(
         name=name,
         forward=tuple(forward),
@@ -140,7 +139,7 @@ def linear(
         tensors=tensors,
         matrices=tuple((width, k) for width in widths),
         frozen=frozen,
-        saved=0 if frozen else kept,
+        saved=0 if frozen else operand(share, (slices or m) * k, low),
         seam=seam,
         seam_bytes=seam_bytes,
         modules=modules + len(widths) - 1,
