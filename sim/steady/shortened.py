@@ -53,6 +53,11 @@ def reads_itself(plan: Plan) -> bool:
     return not plan.data.workers and plan.data.source != "memory"
 
 
+def _shares_host(plan: Plan) -> bool:
+    """Do ranks wait for each other on the disks, the memory or the PCIe switches of their host?"""
+    return reads_itself(plan) or plan.host_updates or plan.memory.offload != "none"
+
+
 class _Traced(NamedTuple):
     program: Program
     trace: Trace
@@ -67,7 +72,7 @@ class Run:
     """One plan's steps; where all stages' ranks are alike, equal layers are priced once, for all plans that split and run a layer alike."""
 
     def __init__(self, setting: Setting, coarse: bool = False) -> None:
-        self._setting, self._coarse, self._places = setting, coarse and not reads_itself(setting.plan), setting.places
+        self._setting, self._coarse, self._places = setting, coarse and not _shares_host(setting.plan), setting.places
         self.pricer: Pricer = pricer_for(setting)
         self._short: Shortener | None = None
         self._shortcut: Shortcut | None = None

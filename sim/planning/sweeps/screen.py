@@ -1,9 +1,10 @@
 """What a sweep ranks plans by before it simulates whole those that matter: every layer and rank, in the fewest ops.
 
 Equal layers are lowered, priced and condensed once (`sim.engine.shortcut`), each layer is one op also where gradients travel beside it,
-long accumulations go by rounds (`sim.steady.rounds`), and time is told in program order (`sim.engine.inorder.run`): what messages lose to each other
-on the same links is left out. Within 0.5 % of the whole simulation where that is little (a test holds it there), up to 3 % too fast where
-experts' exchanges share links with what ZeRO-3 gathers, up to 4 % where many small messages of an interleaved pipeline share a slow NIC.
+long accumulations go by rounds (`sim.steady.rounds`), and, where ranks do not wait for each other on their hosts, time is told in program order
+(`sim.engine.inorder.run`): what messages lose to each other on the same links is left out. Within 0.5 % of the whole simulation where that is little (a
+test holds it there), up to 3 % too fast where experts' exchanges share links with what ZeRO-3 gathers, up to 4 % where many small messages of an
+interleaved pipeline share a slow NIC.
 """
 
 from __future__ import annotations

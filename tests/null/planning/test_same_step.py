@@ -66,6 +66,15 @@ def test_a_sweep_ranks_threads_that_read_by_what_they_share(parallel: dict[str, 
     assert screened(setting) == confirmed(setting) == step
 
 
+@pytest.mark.parametrize(
+    "more", [{"optimizer": {"on": "cpu"}}, {"memory": {"offload": "optimizer"}}, {"memory": {"offload": "activations"}}]
+)
+def test_a_sweep_ranks_what_hosts_keep_by_what_their_ranks_share(more: dict[str, Any]) -> None:
+    """Memory of the host, and PCIe switches."""
+    plan, on = GPT | {"batch": {"micro": 4, "global": 16}} | more, "dgx-a100"
+    assert screened(bind(load_plan(plan), on)) == pytest.approx(predict(plan, on).step_time_s, rel=1e-3)
+
+
 def test_what_output_adds_is_no_resources() -> None:
     quiet, loud = (explain(bind(load_plan(GPT | more), "dgx-h100")) for more in ({}, {"output": {"checkpoint_every": 2}}))
     added = loud.step_time_s - quiet.step_time_s
