@@ -9,12 +9,13 @@ networks, Denning and Buzen 1978). On CPU hosts, where training computes on the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from sim.cost.price import Cost, Pricer
-from sim.program import HOST, Op, Program
+from sim.program import HOST, Call, Op, Program
 from sim.work import HostWork
 
 LOADER = "loader"
@@ -70,8 +71,9 @@ def busy(program: Program, pricer: Pricer, rank: int) -> float:
     return sum(each) / max(1, batches)
 
 
-def crowding(batch: list[tuple[Op, Cost]], pricer: Pricer, rank: int, program: Program) -> float:
-    """How much longer the machine's loader processes take for a `batch` of this rank in the steady state than one of them alone."""
+def crowding(batch: list[tuple[Op, Cost]], pricer: Pricer, rank: int, program: Program, shares: Mapping[str, float] | None = None) -> float:
+    """How much longer the machine's loader processes take for a `batch` of this rank in the steady state than one of them alone. `shares`: what
+    they have of resources that other programs' processes fill, too."""
     demand: dict[str, float] = {}
     for op, cost in batch:
         for name, amount in _demand(op, cost, pricer, rank, program).items():
@@ -79,13 +81,43 @@ def crowding(batch: list[tuple[Op, Cost]], pricer: Pricer, rank: int, program: P
     for name, amount in _threads(batch, pricer, rank, program).items():
         demand[name] += amount
     alone = sum(cost.seconds for _, cost in batch)
-    needed = max((total / pricer.capacity[name] for name, total in demand.items()), default=0.0)
+    left = shares or {}
+    needed = max((total / pricer.capacity[name] / left.get(name, 1.0) for name, total in demand.items()), default=0.0)
     return max(1.0, needed / alone) if alone > 0 else 1.0
 
 
 def steady(ops: list[tuple[Op, Cost]], crowded: float) -> list[tuple[Op, Cost]]:
     """Ops of a loader process as slow as its machine is `crowded`; nothing is left to share."""
     return [(op, replace(cost, seconds=cost.seconds * crowded, latency=0.0, uses=())) if cost.uses else (op, cost) for op, cost in ops]
+
+
+class Loaded(NamedTuple):
+    """What a program's loader processes take of a resource."""
+
+    rate: float
+    """Per second, in the steady state."""
+    processes: float
+
+
+def loaded(program: Program, pricer: Pricer, step: float) -> dict[str, Loaded]:
+    """What its loader processes take of each resource where a step takes `step` seconds."""
+    found: dict[str, Loaded] = {}
+    for rank in range(program.world):
+        made = Counter(call.segment for thread, calls in program.threads(rank).items() for call in calls if _full(program, thread, call))
+        for segment, often in made.items():
+            for op in program.segments[segment]:
+                cost = pricer.local(op, rank)
+                for name, amount in cost.uses:
+                    rate, processes = found.get(name, (0.0, 0.0))
+                    found[name] = Loaded(
+                        rate + often * amount * (cost.seconds - cost.latency) / step, processes + _processes(op) / len(made)
+                    )
+    return found
+
+
+def _full(program: Program, thread: str, call: Call) -> bool:
+    """Does a loader make a whole batch of the last step?"""
+    return thread.startswith(LOADER) and call.segment == thread and call.step == program.steps - 1
 
 
 def _demand(op: Op, cost: Cost, pricer: Pricer, rank: int, program: Program) -> dict[str, float]:

@@ -6,7 +6,7 @@ Both engines ask here: the one that makes a trace (`run`), and the one that only
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
@@ -35,6 +35,8 @@ class Pricing:
         self.fused = self.condensed = False
         self.alike = False
         """All ranks price equal ops alike, so that a segment of the same ops is priced once for all of them."""
+        self.shares: Mapping[str, float] = {}
+        """What its loader processes have of resources that those of other programs fill, too."""
         self._shared: dict[tuple[int, ...], list[Priced]] = {}
         self._counts: dict[tuple[str, str], Counter[str]] = {}
         self._crowding: dict[tuple[int, str], float] = {}
@@ -123,7 +125,7 @@ class Pricing:
         key = (rank, batch)
         if key not in self._crowding:
             ops = [(op, self.pricer.local(op, rank)) for op in self.program.segments[batch]]
-            self._crowding[key] = crowding(ops, self.pricer, rank, self.program)
+            self._crowding[key] = crowding(ops, self.pricer, rank, self.program, self.shares)
         return self._crowding[key]
 
     def _calls(self, rank: int, thread: str) -> Counter[str]:

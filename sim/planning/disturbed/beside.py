@@ -2,14 +2,15 @@
 
 Each job is a program of its own with its own engine and its own ranks of the cluster; the engines run over one `Sharing`, so that flows
 of all jobs share links (and CPU cores) max-min fairly, by the rule that holds inside a job. Ranks that the machine and the other jobs leave
-equal are simulated once (`alike`).
+equal are simulated once (`alike`). Loader processes of GPU machines, which work in their steady state, share disks, stores and cores by the same
+rule, from what each job's take where it is alone (`loaders`); what threads that read themselves take of these is not seen by them.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +29,7 @@ from sim.engine.steps import alone, lines_of
 from sim.lower.step import lower
 from sim.plan import Output, Update
 from sim.planning.disturbed.alike import Placed, stand_ins
+from sim.planning.disturbed.loaders import shares_of
 from sim.planning.disturbed.places import PlacedPricer
 from sim.program import Program
 from sim.setting.bind import Setting
@@ -75,17 +77,21 @@ def steps_beside(jobs_: Sequence[Placement], steps: Sequence[int], calibration: 
 
 
 def paces(
-    jobs_: Sequence[Placement], steps: Sequence[int], calibration: str | Path | None = None, still: Container[int] = ()
+    jobs_: Sequence[Placement],
+    steps: Sequence[int],
+    calibration: str | Path | None = None,
+    still: Container[int] = (),
+    steps_alone: Sequence[float] = (),
 ) -> list[Pace]:
     """The pace of each job while all run in one virtual time, `steps` steps each, or as many times more as it takes all of them to settle; local
-    updates average after every `OFTEN` steps at most, those of the jobs `still` never.
+    updates average after every `OFTEN` steps at most, those of the jobs `still` never. `steps_alone`: seconds of their steps where each is alone.
 
     Ranks that the machine and the other jobs leave equal are simulated once (`sim.planning.disturbed.alike`). Raises `Refused` for more ranks than can
     be simulated one by one.
     """
     while True:
         placed_ = [_placed(*job, count, calibration, at in still) for at, (job, count) in enumerate(zip(jobs_, steps, strict=True))]
-        found = _run([setting for setting, _ in jobs_], placed_)
+        found = _run([setting for setting, _ in jobs_], placed_, steps_alone)
         if all(settled(one.program, one.pricer, pace.step) for one, pace in zip(placed_, found, strict=True)):
             return found
         steps = [2 * count for count in steps]
@@ -103,13 +109,13 @@ def _placed(setting: Setting, places: tuple[int, ...], steps: int, calibration: 
     return Placed(program, PlacedPricer(pricer_for(setting, calibration, places=places), places, setting.topology), places)
 
 
-def _run(settings: Sequence[Setting], placed_: Sequence[Placed]) -> list[Pace]:
+def _run(settings: Sequence[Setting], placed_: Sequence[Placed], steps_alone: Sequence[float]) -> list[Pace]:
     """All jobs in one virtual time."""
     stands_for = stand_ins(placed_, settings[0].topology)
     _bounded(sum(len(set(mine)) for mine in stands_for))
     runs: list[_Run] = []
-    for one, mine in zip(placed_, stands_for, strict=True):
-        runs.append(_Run(one.program, one.pricer, runs[0] if runs else None, mine))
+    for one, mine, shares in zip(placed_, stands_for, shares_of(placed_, steps_alone), strict=True):
+        runs.append(_Run(one.program, one.pricer, runs[0] if runs else None, mine, shares))
     for run in runs:
         run.begin()
     runs[0].clocks.agenda.run()
@@ -154,7 +160,9 @@ def _pace(ends: list[float], until: float, update: Update) -> Pace:
 class _Run:
     """One job, every rank by itself, in the virtual time and on the resources of another."""
 
-    def __init__(self, program: Program, pricer: Pricer, beside: _Run | None, stands_for: Sequence[int]) -> None:
+    def __init__(
+        self, program: Program, pricer: Pricer, beside: _Run | None, stands_for: Sequence[int], shares: Mapping[str, float]
+    ) -> None:
         self._program = program
         self._weights = Counter(stands_for)
         ahead = program.steps > 2 and any(len(role.threads) > 1 for role in program.roles.values())
@@ -163,6 +171,7 @@ class _Run:
         states = {rank: State(rank, pricer.slowdown(rank)[0]) for rank in sorted(set(stands_for))}
         self._states = states
         prices = Pricing(program, pricer, Groups(program.mesh, stands_for.__getitem__), False, alone)
+        prices.shares = shares
         prices.shorten(states, condensed=False)
         self.clocks: Clocks = Clocks(prices, beside.clocks if beside is not None else None)
         self._assembler = Assembler(prices)

@@ -98,7 +98,7 @@ def jobs(
             alone += paces([pair], [ENOUGH])
             progress.more()
         stalls = [output_seconds(s, pricer_for(s), pace.step, True, []) for s, pace in zip(settings, alone, strict=True)]
-        together = _together(pairs, _steps(alone))
+        together = _together(pairs, _steps(alone), [pace.step for pace in alone])
         progress.more()
         name = placement if isinstance(placement, str) else "given"
         for at, setting in enumerate(settings):
@@ -115,12 +115,12 @@ def jobs(
     return Jobs(topology=machine_words(machine), rows=tuple(rows))
 
 
-def _together(jobs_: list[Placement], counts: list[int]) -> list[float]:
-    """Seconds of each job's mean step while all run, `counts` steps each.
+def _together(jobs_: list[Placement], counts: list[int], alone: list[float]) -> list[float]:
+    """Seconds of each job's mean step while all run, `counts` steps each; `alone`, those of each by itself.
 
     What a job loses to others that average their parameters after more than `OFTEN` steps goes by the share of their time in which they do: it is
     found with averaging as often and with none."""
-    often = paces(jobs_, counts)
+    often = paces(jobs_, counts, steps_alone=alone)
     found = []
     for at, pace in enumerate(often):
         every = {other: setting.plan.update.every for other, (setting, _) in enumerate(jobs_) if other != at and often[other].averaging > 0}
@@ -129,7 +129,8 @@ def _together(jobs_: list[Placement], counts: list[int]) -> list[float]:
             found.append(pace.step)
             continue
         more = [min(_MOST_STEPS, math.ceil(count * one.simulated / one.plain)) for count, one in zip(counts, often, strict=True)]
-        quiet = paces(jobs_, [more[other] if other in seldom else count for other, count in enumerate(counts)], still=seldom)[at].step
+        counted = [more[other] if other in seldom else count for other, count in enumerate(counts)]
+        quiet = paces(jobs_, counted, still=seldom, steps_alone=alone)[at].step
         share = math.fsum(often[other].averages(steps) for other, steps in seldom.items())
         share /= math.fsum(often[other].averages(OFTEN) for other in seldom)
         found.append(quiet / (1.0 - share * (1.0 - quiet / pace.step)))

@@ -190,3 +190,30 @@ def test_a_jobs_slow_rank_is_slow_wherever_it_lies(noise: dict[str, str], placem
     assert slow[0].alone_s == pytest.approx(slow[1].alone_s, rel=1e-6) and slow[0].alone_s > 1.25 * even[0].alone_s
     if placement == "compact":
         assert slow[1].alone_s == pytest.approx(predict(plan, "2x dgx-h100").step_time_s, rel=1e-6)
+
+
+def reading(ranks: int, sample: str, source: str = "disk") -> dict[str, Any]:
+    data = {"source": source, "workers": 4, "sample": sample}
+    batch = {"global": 8 * ranks, "micro": 8}
+    return {"model": "gpt2-124m", "seq_len": 1024, "batch": batch, "parallel": {"dp_replicate": ranks}, "data": data}
+
+
+def test_loaders_of_two_jobs_share_a_disk_as_those_of_one() -> None:
+    """Half of a node's GPUs each: a step takes what it takes on all of them, from which the disk or the store is as far away."""
+    for on, ranks, source, edits in (
+        ("dgx-h100", 4, "disk", ()),
+        ("2x dgx-h100", 8, "object-store", ("store.total_read=10 GB/s",)),
+    ):
+        found = jobs([load_plan(reading(ranks, "64 MiB", source))] * 2, on, "compact", edits=edits).rows
+        both = predict(reading(2 * ranks, "64 MiB", source), on, edits=edits).step_time_s
+        assert [row.together_s for row in found] == pytest.approx([both] * 2, rel=2e-3)
+        assert found[0].slowdown > 1.5
+
+
+def test_loaders_that_ask_for_little_get_it() -> None:
+    """Max-min fair: who needs a fortieth of the disk is not slowed by who would have all of it, whichever comes first."""
+    much, little = (load_plan(reading(4, sample)) for sample in ("64 MiB", "1 MiB"))
+    one, other = jobs([much, little], "dgx-h100", "compact").rows
+    assert other.slowdown == pytest.approx(1.0, rel=1e-6) and 1.005 < one.slowdown < 1.04
+    swapped = jobs([little, much], "dgx-h100", "compact").rows
+    assert [row.together_s for row in swapped] == pytest.approx([other.together_s, one.together_s], rel=1e-6)
