@@ -96,7 +96,7 @@ def _gathered(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], rank
     A hook casts a bucket into another one, and DDP's first bucket is all gradients. FSDP: `_unsharded`."""
     train, (zero, _) = plan.task != "forward", sharding_of(plan, framework)
     if zero == 3:
-        return _unsharded(plan, framework, chunks, tied)
+        return _unsharded(plan, framework, chunks, tied) + _packed(plan, framework, zero) * train
     blocks = [block for chunk in chunks for _, block in chunk]
     found = 0.0
     if framework.precision.autocast:
@@ -108,7 +108,18 @@ def _gathered(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], rank
         found += min(buckets, named(plan, framework) or 0) if framework.data_parallel.bucket else buckets
     if framework.linears.accumulates and train:
         found += 2.0 * sum(_weights(blocks))
-    return found
+    return found + _packed(plan, framework, zero) * train
+
+
+def _packed(plan: Plan, framework: Framework, zero: int) -> int:
+    """DeepSpeed's ZeRO-2 makes a buffer of the size of a bucket, full or not, and another one, to be filled while the first travels; its ZeRO-3,
+    whose messages here are layers, one of its own size (runtime/zero/stage_1_and_2.py and stage3.py: ipg_buffer)."""
+    habits = framework.data_parallel
+    if zero < 2 or not (habits.bucket and habits.packs_gradients) or framework.linears.accumulates:
+        return 0
+    if zero == 3:
+        return habits.bucket << 20
+    return (named(plan, framework) or 0) * (2 if habits.overlap_grad and plan.comm.overlap else 1)
 
 
 def _unsharded(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], tied: bool) -> float:

@@ -128,6 +128,22 @@ def test_who_fills_one_buffer_again_has_one_as_large_as_the_plan_says(framework:
     assert replicas.gathered - alone.gathered == buckets
 
 
+@pytest.mark.parametrize(("framework", "zero", "buffers"), [("deepspeed", 1, 0), ("deepspeed", 2, 2), ("pytorch", 2, 0), ("nemo", 3, 0)])
+def test_deepspeed_packs_sharded_gradients_into_buckets(framework: str, zero: int, buffers: int) -> None:
+    """Of the size that is asked for, or of reduce_bucket_size = 5e8; two where one is filled while another travels."""
+    sharded = {"framework": framework, "parallel": {"dp_shard": 8, "zero": zero}}
+    usual, small, one = (report(**sharded, comm=said) for said in ({}, {"bucket": "16 MiB"}, {"bucket": "16 MiB", "overlap": False}))
+    assert usual.gathered - small.gathered == buffers * (954 - 16) * 2**20
+    assert small.gathered - one.gathered == max(0, buffers - 1) * 16 * 2**20
+
+
+def test_deepspeeds_third_level_has_one_bucket() -> None:
+    sharded = {"parallel": {"dp_shard": 8, "zero": 3}}
+    assert report(framework="deepspeed", **sharded).gathered - report(framework="paxml", **sharded).gathered == 954 * 2**20
+    forward = [report(framework=name, task="forward", **sharded).gathered for name in ("deepspeed", "paxml")]
+    assert forward[0] == forward[1]
+
+
 @pytest.mark.parametrize(
     ("framework", "zero", "bytes_"), [("deepspeed", 2, 14), ("deepspeed", 3, 14), ("megatron-core", 3, 14), ("torchtitan", 3, 12)]
 )
