@@ -55,9 +55,10 @@ def core(
         taken, sums = _qkv_bytes(share, heads, b * s, b * (keys // cp if cp > 1 else keys)), b * s * heads.q * 4
         result = b * s * heads.q * heads.dv
         forward, backward = (*_narrow(share, taken // share.e), work), (*_narrow(share, result), back)
+        inputs = taken // share.e * int(BYTES[share.fused])  # its own 8-bit copies, where it has some
         kept, again = _result(share, result, reread)
         part = Part(
-            name=name, forward=forward, backward=backward, cls="attention", saved=taken + sums + kept, recompute=True, dropped=sums + again,
+            name=name, forward=forward, backward=backward, cls="attention", saved=inputs + sums + kept, recompute=True, dropped=sums + again,
             native=len(forward) - 1,
         )  # fmt: skip
     if cp == 1:
