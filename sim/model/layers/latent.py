@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from sim.model.layers.attention import core, rope
 from sim.model.layers.elementwise import elementwise
 from sim.model.layers.heads import Heads, split_heads
-from sim.model.layers.linear import linear
+from sim.model.layers.linear import casts, linear
 from sim.model.layers.norm import before, norm
 from sim.model.parts import Part
 from sim.model.share import Share
@@ -35,7 +35,7 @@ def latent(share: Share, hidden: int, heads: int, mla: Mla, *, bias: bool = Fals
     narrow = mla.kv_lora + mla.rope
     down = linear(share, "attn.kv_down", hidden, narrow, rows=rows, bias=bias, stream=True)
     join = elementwise("add", share, rows * hidden, 2 * share.e, share.e)  # two gradients of one input
-    parts.append(replace(down, saved=0, backward=(*down.backward, join)))
+    parts.append(replace(down, saved=down.saved if casts(share) else 0, backward=(*down.backward, join)))
     between = norm(share, "attn.kv_norm", rows, mla.kv_lora, "rmsnorm", after_residual=False, es=share.e)
     gather = share.rows * narrow * share.e if split else 0
     keys = linear(

@@ -139,7 +139,7 @@ def linear(
         tensors=tensors,
         matrices=tuple((width, k) for width in widths),
         frozen=frozen,
-        saved=0 if frozen else operand(share, (slices or m) * k, low),
+        saved=0 if frozen else operand(share, (slices or m) * k, low) * (len(widths) if cast else 1),
         seam=seam,
         seam_bytes=seam_bytes,
         modules=modules + len(widths) - 1,

@@ -113,14 +113,14 @@ def _attention(spec: Whisper, share: Share, keys: Share, name: str, *, causal: b
     copies = [transpose(share, size) for size in (n, m, m)] * eager
     fork = [] if own else [elementwise("add", keys, m, 2 * keys.es, keys.es)] * eager
     heads = split_heads(share, spec.heads, spec.heads, d)
-    middle = core(share, heads, causal=causal, scale=False, kv_seq=0 if own else keys.shape.seq, name=f"{name}.core")
+    across, kept = 0 if own else keys.shape.seq, share.e if eager else None
+    middle = core(share, heads, causal=causal, scale=False, kv_seq=across, reread=kept, name=f"{name}.core")
     both = [] if own else [linear(share, f"{name}.q", h, h, bias=True, stream=True, modules=2)]
     widths = (h, h, h) if own else (h, h)
     rest = linear(keys, f"{name}.{'qkv' if own else 'kv'}", h, widths, bias=True, stream=True, modules=2 if own else 1)
     rest = _unbiased(rest, len(widths) - 2, keys.rows * h * keys.e)
     turned = Part(name=f"{name}.heads", forward=(*scale, *copies), backward=tuple(scale), cls="elementwise", modules=0)
-    kept = rest.saved if own or casts(keys) else 0
-    rest = replace(rest, backward=(*rest.backward, *fork), saved=kept)
+    rest = replace(rest, backward=(*rest.backward, *fork), saved=rest.saved if own or casts(keys) else 0)
     joined = Part(name=f"{name}.joined", forward=(transpose(share, n),), cls="elementwise", saved=n * share.e, modules=0)
     return [*both, rest, turned, middle, *[joined] * eager, linear(share, f"{name}.proj", h, h, bias=True)]
 

@@ -8,9 +8,12 @@ from sim.framework.framework import load_framework
 from sim.model.layers.activation import activation
 from sim.model.layers.ends import loss
 from sim.model.layers.grouped import grouped
+from sim.model.layers.latent import latent
+from sim.model.layers.linear import linear
 from sim.model.layers.mlp import mlp
 from sim.model.parts import Shape
 from sim.model.share import Share, share_of
+from sim.model.specs.decoder import Mla
 from sim.work import MemoryBound
 
 ROWS, HIDDEN, FFN = 128, 64, 256
@@ -70,3 +73,13 @@ def test_linears_and_experts_keep_their_operands(precision: str, size: float) ->
     _, _, down = mlp(share, HIDDEN, FFN, "swiglu")
     experts = grouped(share, "moe.down", 4, ROWS, FFN, HIDDEN, False, "", 0, 2)
     assert (down.saved, experts.saved) == (size * ROWS * FFN, size * ROWS * FFN)
+
+
+def test_each_linear_keeps_what_it_casts_for_itself() -> None:
+    """Under autocast three linears on one fp32 input make three copies of 16 bits (held against torch by hand); in 8 bits the two that read a latent
+    attention's norm keep an operand each, of 16 bits both keep the norm's result."""
+    amp = share_of(Shape(micro=1, seq=ROWS, precision="bf16"), load_framework("pytorch-amp"))
+    assert [linear(amp, "qkv", HIDDEN, (HIDDEN,) * n, stream=True).saved for n in (1, 3)] == [2 * ROWS * HIDDEN, 6 * ROWS * HIDDEN]
+    for precision, sizes in (("bf16", (2, 0)), ("mxfp8", (1, 1))):
+        found = {part.name: part.saved for part in latent(_share("megatron-bridge", precision), HIDDEN, 4, Mla(kv_lora=16, q_lora=16))}
+        assert (found["attn.q_down"], found["attn.kv_down"]) == tuple(size * ROWS * HIDDEN for size in sizes)
