@@ -114,13 +114,3 @@ def from_zero(spans: list[Span]) -> list[Span]:
     """The same spans, moved so that the first begins at 0."""
     shift(spans, -min((span.start for span in spans), default=0.0))
     return spans
-
-
-def union_seconds(intervals: Iterable[tuple[float, float]]) -> float:
-    """Length of the union of intervals."""
-    total, reach = 0.0, float("-inf")
-    for start, end in sorted(intervals):
-        if end > reach:
-            total += end - max(start, reach)
-            reach = end
-    return total

@@ -111,6 +111,3 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes per second that a cluster of so many nodes gets."""
         units = -(-nodes // 32)
         return (self.total_write or 20e9 * units) if write else (self.total_read or 40e9 * units)
-
-
-Device = Gpu | Cpu

@@ -28,7 +28,6 @@ MachineSets = Annotated[
 Fail = Annotated[list[str] | None, typer.Option("--fail", help="What if this failed: link:gpu0-nvswitch, spine:2, nic:n0/nic1, nvswitch:2")]
 Without = Annotated[list[str] | None, typer.Option("--without", help="What if there were none: nvswitch, nvlink, nic, p2p")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")]
-Out = Annotated[Path | None, typer.Option("--out", help="Folder for the run's files")]
 Report = Annotated[Path | None, typer.Option("--report", help="Write a self-contained HTML page here")]
 Prices = Annotated[Path | None, typer.Option("--prices", help="TOML with prices per GPU-hour by machine")]
 Calibrated = Annotated[Path | None, typer.Option("--calibration", help="A file that `steptwin probe` wrote on the machine of --on")]

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
 from sim.framework.framework import Framework
 from sim.model.parts import Shape
 from sim.work import BYTES
 from topologies.errors import BadInput, UnknownName
-
-Kernels = Literal["flash", "math"]
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -12,7 +12,7 @@ import math
 import msgspec
 
 from sim.program import COMPUTE, MEETING, ORDERS
-from sim.trace import Span, Trace, union_seconds
+from sim.trace import Span, Trace
 
 CLASSES = ("compute_s", "optimizer_s", "exposed_comm_s", "output_s", "data_s", "bubble_s", "host_s")
 _BUBBLE, _HOST = CLASSES.index("bubble_s"), CLASSES.index("host_s")
@@ -178,11 +178,6 @@ def critical_path(trace: Trace) -> list[tuple[str, float]]:
     return sorted(sums.items(), key=lambda pair: -pair[1])
 
 
-def peak_memory(trace: Trace) -> int:
-    """Most device bytes in use on any rank."""
-    return max((used for line in trace.memory.values() for _, used in line), default=0)
-
-
 def sources(trace: Trace) -> dict[str, float]:
     """Share of the time in ops that rests on measured, fitted and assumed costs."""
     sums = {"measured": 0.0, "fitted": 0.0, "assumed": 0.0}
@@ -191,10 +186,3 @@ def sources(trace: Trace) -> dict[str, float]:
             sums[span.source] += (span.seconds - span.wait) * trace.weight.get(span.rank, 1)
     total = sum(sums.values())
     return {name: (value / total if total else 0.0) for name, value in sums.items()}
-
-
-def busy(trace: Trace, lane: str, rank: int) -> float:
-    """Share of the reported step for which a lane runs an op."""
-    begin, end = window(trace)
-    inside = [(max(s.start + s.wait, begin), min(s.end, end)) for s in trace.select(rank, lane) if s.kind not in ("wait", "record")]
-    return union_seconds((a, b) for a, b in inside if b > a) / (end - begin) if end > begin else 0.0

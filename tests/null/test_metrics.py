@@ -15,8 +15,8 @@ from sim.imported.kineto import read_trace
 from sim.mesh import Mesh
 from sim.predict import predict
 from sim.program import Op
-from sim.timeline.metrics import breakdown, busy, critical_path, sources, step_times, window
-from sim.trace import Span, Trace, union_seconds
+from sim.timeline.metrics import breakdown, critical_path, sources, step_times
+from sim.trace import Span, Trace
 from tests.null.engine.bench import TablePricer, program
 
 
@@ -93,22 +93,6 @@ def test_measured_has_a_median_and_a_spread() -> None:
     assert Measured.of([5.0, 1.0, 2.0, 3.0, 4.0]) == Measured(3.0, 1.0, 5.0, 5)
 
 
-def test_a_lane_is_busy_while_it_runs() -> None:
-    """In the reported step, without waits: 3 of 8 seconds, and overlaps once."""
-    spans = [
-        Span(0, "comm.dp", "r0/s0/a", 0.0, 4.0, "collective", step=0),
-        Span(0, "host", "r0/s0/e", 0.0, 10.0, "host", step=0),
-        Span(0, "comm.dp", "r0/s1/b", 10.0, 13.0, "collective", step=1, wait=1.0),
-        Span(0, "comm.dp", "r0/s1/c", 12.0, 14.0, "collective", step=1),
-        Span(0, "comm.dp", "r0/s1/w", 14.0, 18.0, "wait", step=1),
-        Span(0, "host", "r0/s1/e", 10.0, 18.0, "host", step=1),
-    ]
-    begin, end = window(Trace(spans))
-    assert (begin, end) == (10.0, 18.0)
-    assert busy(Trace(spans), "comm.dp", 0) == pytest.approx(3.0 / 8.0)
-    assert busy(Trace(spans), "compute", 0) == 0.0 == busy(Trace([]), "compute", 0)
-
-
 def test_sequences_longer_than_the_rule_are_told() -> None:
     """Attention of long sequences is not in 6 x parameters x tokens."""
     tree = {"model": "gpt2-124m", "batch": {"global": 1, "micro": 1}, "memory": {"recompute": "full"}}
@@ -137,10 +121,6 @@ def test_convolutions_of_32_bits_may_do_less_than_their_products() -> None:
     """Winograd's algorithm, beyond the peak of plain products."""
     found = predict({"model": "vgg19", "batch": {"global": 32, "micro": 32}, "precision": "fp32"}, "dgx-a100", steps=2)
     assert found.mfu is not None and found.mfu > 1 and not [word for word in found.warnings if "above the device's peak" in word]
-
-
-def test_union() -> None:
-    assert union_seconds([(0, 2), (1, 3), (5, 6)]) == 4
 
 
 def test_files_are_byte_identical_and_kineto_shaped(tmp_path) -> None:  # type: ignore[no-untyped-def]

@@ -39,19 +39,10 @@ def core(
     else:
         swap = cp if share.shape.cp_kind == "all_to_all" else 1
         work = Attention(
-            b,
-            max(1, heads.q // swap),
-            max(1, heads.kv // swap),
-            s * swap,
-            keys,
-            heads.d,
-            heads.dv if heads.dv != heads.d else 0,
-            causal,
-            share.fused,
-        )
-        if window and window < keys:
-            work = Attention(work.batch, work.heads, work.kv_heads, work.q, keys, work.d, work.dv, causal, work.dtype, False, window)
-        back = Attention(work.batch, work.heads, work.kv_heads, work.q, keys, work.d, work.dv, causal, work.dtype, True, work.window)
+            b, max(1, heads.q // swap), max(1, heads.kv // swap), s * swap, keys, heads.d, heads.dv if heads.dv != heads.d else 0, causal,
+            share.fused, window=window if window < keys else 0,
+        )  # fmt: skip
+        back = replace(work, backward=True)
         taken, sums = _qkv_bytes(share, heads, b * s, b * (keys // cp if cp > 1 else keys)), b * s * heads.q * 4
         result = b * s * heads.q * heads.dv
         forward, backward = (*_narrow(share, taken // share.e), work), (*_narrow(share, result), back)
