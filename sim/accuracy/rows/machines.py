@@ -8,11 +8,13 @@ server of the same kind.
 from __future__ import annotations
 
 import re
+from functools import cache
 
 import msgspec
 
 from sim.accuracy.row import Row
 from topologies.errors import Refused
+from topologies.load import load_topology
 
 _RULES: tuple[tuple[str, str, str, str], ...] = (
     # (GPU, pattern over "memory GPU form system intra inter", machine of the catalog, what-ifs); "" as pattern: the usual machine
@@ -119,10 +121,6 @@ _LARGER: dict[str, tuple[str, tuple[str, ...]]] = {
     "gh200": ("alps-gh200", ()),
 }
 """Where a row's nodes hold more GPUs than the machine: a larger one of the same kind."""
-_SLOTS = {
-    "rtx-3090-x4": 4, "rtx-5090-x4": 4, "dgx2-v100": 16, "dgx2h-v100": 16, "gb200-nvl72": 72, "gb300-nvl72": 72, "gh200": 1, "alps-gh200": 4,
-}  # fmt: skip
-"""Ranks of one node where they are not 8."""
 _RACK = ("gb200-nvl72", "gb300-nvl72")
 """Machines whose NVLink domain is larger than a tray."""
 _RACK_USED = 64
@@ -170,8 +168,14 @@ def _memory(row: Row) -> float:
     return row.gpu_mem_gb or (float(found.group(1)) if found else 0.0)
 
 
+@cache
+def _slots(name: str) -> int:
+    """Ranks of one node of the catalog's machine."""
+    return load_topology(name).ranks_per_node
+
+
 def _expression(row: Row, name: str, edits: tuple[str, ...], assumed: list[str]) -> tuple[str, tuple[str, ...]]:
-    gpus, slots = row.gpus or 1, _SLOTS.get(name, 8)
+    gpus, slots = row.gpus or 1, _slots(name)
     if name in _RACK:
         if gpus <= slots:
             return name, edits
@@ -182,7 +186,7 @@ def _expression(row: Row, name: str, edits: tuple[str, ...], assumed: list[str])
         each = gpus  # eight cards are one server sooner than two over a network
     if each > slots and name in _LARGER:
         name, larger = _LARGER[name]
-        edits, slots = (*larger, *edits), _SLOTS.get(name, 8)
+        edits, slots = (*larger, *edits), _slots(name)
     if each > slots:
         assumed.append(f"{each} GPUs per node in the row: {slots}, which {name} holds")
     each = min(each, slots)
