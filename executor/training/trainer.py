@@ -24,6 +24,7 @@ from executor.training.precision import Mixed
 from executor.training.samples import Samples, check_shared, loader_of
 from executor.training.saving import data_rank, save
 from sim.framework.chosen import framework_of
+from sim.lower.output import due
 from sim.model.specs.decoder import Decoder
 from sim.model.specs.spec import EncDec, Encoder, ModelSpec
 from sim.plan import Plan
@@ -105,7 +106,7 @@ class Trainer:
                     clip(self.model, self.mesh)
                 self.mixed.step(self.optimizer)
                 self.optimizer.zero_grad(set_to_none=not self.habits.optimizer.zeroes_gradients)
-            if self.plan.local and (number + 1) % self.plan.update.every == 0:
+            if self.plan.local and due(self.plan.update.every, number):
                 self._average()
             self._losses[number] = total
             self._output(number, total)
@@ -157,24 +158,24 @@ class Trainer:
     def _output(self, number: int, loss: Tensor) -> None:
         out = self.plan.output
         every = (out.log_every, out.item_every, out.print_every, out.sync_every, out.checkpoint_every)
-        if any(n and (number + 1) % n == 0 for n in every):
+        if any(due(one, number) for one in every):
             with torch.profiler.record_function("output"):
                 self._write(number, loss)
 
     def _write(self, number: int, loss: Tensor) -> None:
         """Logs, synchronises and saves, each where the step's number asks for it."""
         out = self.plan.output
-        if out.log_every and (number + 1) % out.log_every == 0:
+        if due(out.log_every, number):
             text = f"step {number} loss {loss.item():.5f}"
             if self.world.rank == 0:
                 self._say("train.log", text)
-        if out.item_every and (number + 1) % out.item_every == 0:
+        if due(out.item_every, number):
             loss.item()
-        if out.print_every and (number + 1) % out.print_every == 0:
+        if due(out.print_every, number):
             self._say(f"print-{self.world.rank}.log", loss)
-        if out.sync_every and (number + 1) % out.sync_every == 0:
+        if due(out.sync_every, number):
             self.world.synchronize()
-        if out.checkpoint_every and (number + 1) % out.checkpoint_every == 0:
+        if due(out.checkpoint_every, number):
             outer = {"outer": self.outer.state_dict()} if self.outer is not None else {}
             save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), **outer}, self.plan, self.world)
 

@@ -51,15 +51,17 @@ def _now(job: Job, id: str, name: str, size: float) -> Op:
     return collective(job, id, COMPUTE, name, size, "cp", CLS)
 
 
-def _attention(part: Part) -> Attention:
-    for work in part.forward:
+def _attention(part: Part, works: tuple[Work, ...]) -> Attention:
+    for work in works:
         if isinstance(work, Attention):
             return work
-    raise Refused(f'{part.name}: context parallelism by p2p or all_to_all needs fused attention. Use attention = "flash"')
+    raise Refused(
+        f'{part.name}: context parallelism by ring attention (cp_kind = "p2p") or all_to_all needs fused attention. Use attention = "flash"'
+    )
 
 
 def _output_bytes(part: Part) -> int:
-    work = _attention(part)
+    work = _attention(part, part.forward)
     return int(work.batch * work.heads * work.q * (work.dv or work.d) * BYTES[work.dtype])
 
 
@@ -70,9 +72,7 @@ def _ring(job: Job, name: str, part: Part, works: tuple[Work, ...], kernels: lis
     each follows the step that added to it, the last one home.
     """
     ways = job.size("cp")
-    whole = next((work for work in works if isinstance(work, Attention)), None)
-    if whole is None:
-        raise Refused(f'{part.name}: ring attention (cp_kind = "p2p") needs fused attention. Use attention = "flash"')
+    whole = _attention(part, works)
     if whole.window:
         raise Refused(
             f'{part.name}: no ring attention (cp_kind = "p2p") of TransformerEngine or PyTorch takes sliding windows or chunks of keys. '
