@@ -23,6 +23,7 @@ from executor.training.hooks import reduced_in
 from executor.training.limits import sharded_alone
 from executor.training.models.build import ends_of
 from executor.training.models.experts import Product
+from sim.framework.chosen import zero_of
 from sim.framework.framework import Framework
 from sim.plan import Plan
 from sim.rules import mesh_of
@@ -62,11 +63,6 @@ def _mesh(sizes: dict[str, int], world: World) -> DeviceMesh:
     return init_device_mesh(
         "cpu" if world.shared else world.kind, tuple(sizes.values()), mesh_dim_names=tuple(sizes), backend_override=own or None
     )
-
-
-def zero_of(plan: Plan, habits: Framework) -> int:
-    """What dp_shard splits."""
-    return plan.parallel.zero if plan.parallel.zero is not None else habits.data_parallel.zero
 
 
 def parallelize(

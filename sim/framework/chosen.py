@@ -52,14 +52,18 @@ def _reducing_in(framework: Framework, dtype: str, reads_narrow: bool) -> Framew
     return framework.but(precision=precision, optimizer=optimizer)
 
 
+def zero_of(plan: Plan, framework: Framework) -> int:
+    """The level of ZeRO that is asked for: the plan's, or the framework's default."""
+    return framework.data_parallel.zero if plan.parallel.zero is None else plan.parallel.zero
+
+
 def sharding_of(plan: Plan, framework: Framework) -> tuple[int, bool]:
     """(level of ZeRO, whether gathered parameters are freed after forward). 0 where there is nobody to share with, 3 where the framework's
     ZeRO-2 is an FSDP that keeps its parameters; a pipeline's FSDP keeps them through the step (torchtitan, parallelize_llama.py)."""
-    p, habits = plan.parallel, framework.data_parallel
-    zero = p.zero if p.zero is not None else habits.zero
-    if p.dp_shard * p.cp == 1 or (p.dp_shard == 1 and p.zero is None):
-        zero = 0
-    layers = zero == 2 and habits.zero2 == "layers"
+    p = plan.parallel
+    alone = p.dp_shard * p.cp == 1 or (p.dp_shard == 1 and p.zero is None)
+    zero = 0 if alone else zero_of(plan, framework)
+    layers = zero == 2 and framework.data_parallel.zero2 == "layers"
     return 3 if layers else zero, p.reshard_after_forward and not layers and p.pp == 1
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from sim.framework.chosen import sharding_of
+from sim.framework.chosen import sharding_of, zero_of
 from sim.model.layers.redo import redone
 from sim.optimizers import OPTIMIZERS
 from sim.plan import Plan
@@ -25,10 +25,6 @@ class Rule(NamedTuple):
     key: str
     idle: Callable[[Setting], bool]
     why: str
-
-
-def _zero(setting: Setting) -> int:
-    return setting.framework.data_parallel.zero if setting.plan.parallel.zero is None else setting.plan.parallel.zero
 
 
 def _dense(setting: Setting) -> bool:
@@ -105,10 +101,14 @@ RULES = (
     ),
     Rule(
         "parallel.reshard_after_forward",
-        lambda s: _zero(s) < 3 or _unsplit(s) or not _one_stage(s),
+        lambda s: zero_of(s.plan, s.framework) < 3 or _unsplit(s) or not _one_stage(s),
         "parameters are not split (zero = 3 with dp_shard > 1), or a pipeline's stages keep them (pp > 1)",
     ),
-    Rule("parallel.prefetch", lambda s: _zero(s) < 3 or _unsplit(s), "parameters are not split (zero = 3 with dp_shard > 1)"),
+    Rule(
+        "parallel.prefetch",
+        lambda s: sharding_of(s.plan, s.framework)[0] < 3,
+        "parameters are not split (zero = 3, or FSDP's zero = 2, with dp_shard > 1)",
+    ),
     Rule("parallel.sequence_parallel", _whole_tensors, "tp = 1"),
     Rule("parallel.tp_overlap", _whole_tensors, "tp = 1"),
     Rule(

@@ -173,3 +173,10 @@ def test_a_server_updates_in_its_own_way(update: dict[str, str], said: str) -> N
     plan = load_plan(BASE | {"parallel": {"dp_replicate": 2}, "update": update}, (said,))
     assert [text.partition(" = ")[0] for text in idle(bind(plan, "dgx-h100"))] == [key]
     assert _figures(plan) == _figures(_without(plan, key))
+
+
+def test_fsdp_gathers_ahead_at_zero_2_too() -> None:
+    """In PyTorch it is FSDP2 that keeps its parameters after forward; DeepSpeed's gathers none."""
+    for framework, named in (("pytorch", []), ("torchtitan", []), ("deepspeed", ["parallel.prefetch"])):
+        plan = load_plan(BASE | {"framework": framework, "parallel": {"dp_shard": 8, "zero": 2, "prefetch": 0}})
+        assert [text.partition(" = ")[0] for text in idle(bind(plan, "dgx-h100"))] == named, framework
