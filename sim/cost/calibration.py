@@ -20,7 +20,7 @@ from sim.files.runs import write_atomic
 from topologies.errors import BadInput
 from topologies.table import read_toml
 
-VERSION = 4
+VERSION = 5
 ASSUMED_COPY = 5e9
 """Bytes per second of a memcpy on one server core, both ends in DRAM (assumed; single cores reach 4-12 GB/s)."""
 _LARGEST = 4 << 20
