@@ -15,6 +15,7 @@ from sim.framework.chosen import framework_of
 from sim.plan import Plan
 from sim.predict import predict_setting
 from sim.setting.bind import Setting, bind
+from sim.work import Attention
 from topologies.errors import BadInput
 from topologies.hardware import Gpu
 from topologies.units import show_size
@@ -80,11 +81,18 @@ _PREFERS = ("sm90", "sm100")
 """Architectures on which it does: compute capability 9.0 and 10.0."""
 
 
+_NARROW = ("bf16", "fp16")
+"""What cuDNN attends in; fp32 goes to torch's memory-efficient kernels."""
+
+
 def _attending(setting: Setting) -> Setting:
     """With the kernels of attention that this torch chooses. What is said of plain PyTorch are those that it had chosen before: an H100 takes half
     as long again by them."""
     device, habits = setting.topology.device(0), setting.framework
     if not isinstance(device, Gpu) or device.arch not in _PREFERS or habits.attention.kernels != "flash2" or _cudnn() <= _CUDNN:
+        return setting
+    works = (work for _, block in setting.network.blocks for part in block.parts for work in part.forward)
+    if not any(isinstance(work, Attention) and work.dtype in _NARROW for work in works):
         return setting
     return replace(setting, framework=habits.but(attention={"kernels": "cudnn"}))
 

@@ -367,3 +367,6 @@ def test_attention_is_by_the_kernels_that_torch_chooses(
         setting, _ = gpu_fit.fitting(case, _site(machine, tmp_path))
         assert setting.framework.attention.kernels == family
         assert any("cudnn" in note for note in gpu_fit.notes(case, setting)) == (family == "cudnn")
+    for name in ("gpt2-124m-fp32", "resnet50"):  # which cuDNN does not attend in, and what attends to nothing
+        setting, _ = gpu_fit.fitting(case := cases(1)[name], _site(machine, tmp_path))
+        assert setting.framework.attention.kernels == "flash2" and not any("cudnn" in note for note in gpu_fit.notes(case, setting))
