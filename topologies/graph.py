@@ -116,6 +116,10 @@ class Topology:
         """The rank's place on its node, from 0."""
         return self.place(rank)[1]
 
+    def nodes_of(self, ranks: int) -> int:
+        """How many nodes the first so many ranks are on, from the first node on: dealt out in turns, they soon are on all."""
+        return min(ranks, self.nodes) if self.cluster.scatter else self.node(ranks - 1) + 1
+
     def ranks_on(self, node: int) -> int:
         return self.cluster.run_of(node).ranks
 

@@ -21,7 +21,7 @@ def unfelt(topology: Topology, ranks: int) -> list[str]:
 
 def _why(topology: Topology, ranks: int, key: str, value: str) -> str:
     fabric = topology.cluster.fabric
-    nodes = min(ranks, topology.nodes) if topology.cluster.scatter else topology.node(ranks - 1) + 1
+    nodes = topology.nodes_of(ranks)
     if (key in _ABOVE_LEAVES or (key == "fail" and value.startswith("spine:"))) and nodes <= fabric.pod:
         where = "the one node" if nodes == 1 else f"all {nodes} nodes hang on the same leaf switches, of {fabric.pod} nodes each"
         return f"{where}, below the spines" + ("" if nodes == 1 else f"; pod={max(1, nodes // 2)} puts them on two")

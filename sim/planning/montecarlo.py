@@ -168,8 +168,8 @@ def _draw(
     if length:
         longer = {batch: source.lognormvariate(-0.5 * length**2, length) for batch in dict.fromkeys(batches)}
         found = [factor * longer[batch] for factor, batch in zip(found, batches, strict=True)]
-    nodes = setting.topology.node(plan.world - 1) + 1
-    links = [source.lognormvariate(0.0, jitter.link) if jitter.link else 1.0 for _ in range(nodes)]
+    nodes = range(setting.topology.nodes_of(plan.world))
+    links = [source.lognormvariate(0.0, jitter.link) if jitter.link else 1.0 for _ in nodes]
     links[0] *= jitter.slow_link
     if not plan.asynchronous:
         found = [max(map(operator.mul, slow, found)) / max(slow)]

@@ -77,7 +77,7 @@ def _nothing_again(setting: Setting) -> bool:
 
 def _one_way(setting: Setting) -> bool:
     """No choice of algorithms: gloo's are its own, and inside a node there is no hierarchy."""
-    near = setting.topology.node(setting.plan.world - 1) == 0
+    near = setting.topology.nodes_of(setting.plan.world) == 1
     return _on_cpu(setting) or (near and setting.plan.comm.algorithm == "hierarchical")
 
 

@@ -23,7 +23,7 @@ def places_of(mesh: Mesh, topology: Topology) -> Places | None:
     """
     axes = sum(size > 1 for size in (*mesh.sizes.values(), mesh.ep))
     even = axes < 2 or topology.even
-    one = topology.node(0) == topology.node(mesh.world - 1) == 0
+    one = topology.nodes_of(mesh.world) == 1
     far = axes > 1 and not one
     if not topology.symmetric or (one and not even):
         return None

@@ -88,7 +88,7 @@ def _threads(trace: Trace, cpu: bool) -> dict[tuple[int, str], list[tuple[float,
 
 def _cores(trace: Trace, topology: Topology) -> int:
     """Cores of all nodes that the run uses."""
-    return sum(topology.cores(node) for node in range(topology.node(trace.world - 1) + 1))
+    return sum(topology.cores(node) for node in range(topology.nodes_of(trace.world)))
 
 
 def _bins(pieces: Iterable[tuple[float, float, float]], begin: float, end: float, count: int) -> list[float]:

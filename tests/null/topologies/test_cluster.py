@@ -265,3 +265,11 @@ def test_a_cluster_shows_the_cables_that_edits_speak_of() -> None:
     assert rows["net"] == (8, "40 GB/s") and rows["spine"][1] == "40 GB/s"
     assert not {"net", "spine"} & {row["link"] for row in summary(load_topology("dgx-h100"))["rows"]}
     assert summary(load_topology("this-machine"))["memory bandwidth"] != "0 B/s"
+
+
+@pytest.mark.parametrize("order", [(), ("order=scatter",)])
+@pytest.mark.parametrize("on", ["3x dgx-h100", "3x gh200", "2x aws-g5"])
+def test_the_nodes_that_so_many_ranks_are_on(on: str, order: tuple[str, ...]) -> None:
+    found = load_topology(on, order)
+    for ranks in range(1, found.gpus + 1):
+        assert found.nodes_of(ranks) == len({found.node(rank) for rank in range(ranks)})
