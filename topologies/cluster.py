@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections.abc import Callable
 from itertools import accumulate
 
 import msgspec
@@ -65,6 +66,14 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
     def machine(self, node: int) -> Machine:
         return self.special.get(node) or self.run_of(node).machine
+
+    def changed(self, change: Callable[[Machine], Machine], node: int | None = None) -> Cluster:
+        """With `change` made on one node, or on each machine once, so that equal nodes stay equal."""
+        if node is not None:
+            return msgspec.structs.replace(self, special=self.special | {node: change(self.machine(node))})
+        runs = tuple(msgspec.structs.replace(run, machine=change(run.machine)) for run in self.runs)
+        special = {node: change(machine) for node, machine in self.special.items()}
+        return msgspec.structs.replace(self, runs=runs, special=special)
 
 
 def parse(expression: str) -> tuple[Term, ...]:

@@ -50,17 +50,10 @@ def _one(cluster: Cluster, key: str, value: str) -> Cluster:
     if dot and first == "link":
         return _link(cluster, rest, value)
     if dot and first in ("gpu", "cpu", "nic", "disk", "store"):
-        return _machines(cluster, lambda machine: refit(machine, first, rest, value))
+        return cluster.changed(lambda machine: refit(machine, first, rest, value))
     if key not in _EDITS:
         raise UnknownName("edit", key, [*_EDITS, "link.nvlink.rate", "gpu.memory", "cpu.cores", "nic.rate", "disk.read", "store.read"])
     return _EDITS[key](cluster, key, value)
-
-
-def _machines(cluster: Cluster, change: Callable[[Machine], Machine]) -> Cluster:
-    """Each machine changed once, so that equal nodes stay equal."""
-    runs = tuple(msgspec.structs.replace(run, machine=change(run.machine)) for run in cluster.runs)
-    special = {node: change(machine) for node, machine in cluster.special.items()}
-    return msgspec.structs.replace(cluster, runs=runs, special=special)
 
 
 def _link(cluster: Cluster, rest: str, value: str) -> Cluster:
@@ -75,7 +68,7 @@ def _link(cluster: Cluster, rest: str, value: str) -> Cluster:
     if kind == "spine":
         field = "uplink" if what == "rate" else "hop"
         return msgspec.structs.replace(cluster, fabric=msgspec.structs.replace(cluster.fabric, **{field: amount}))
-    found = _machines(cluster, lambda machine: _set_links(machine, kind, what, amount))
+    found = cluster.changed(lambda machine: _set_links(machine, kind, what, amount))
     if all(new.machine is old.machine for new, old in zip(found.runs, cluster.runs, strict=True)):
         kinds = sorted({link.kind for run in cluster.runs for link in run.machine.links.values()} | {"net", "spine"})
         raise BadInput(f"{where}: {cluster.name} has no {kind} link. It has {', '.join(kinds)}")
@@ -162,7 +155,7 @@ def _gpu(cluster: Cluster, key: str, value: str) -> Cluster:
         kept = {field: item for field, item in machine.document.items() if field not in ("gpus", "nvlink")}
         return build({**kept, "gpu": value, "nvlink": _fit_links(machine, value)})
 
-    return _machines(cluster, change)
+    return cluster.changed(change)
 
 
 def _fit_links(machine: Machine, name: str) -> object:
@@ -177,7 +170,7 @@ def _fit_links(machine: Machine, name: str) -> object:
 def _p2p(cluster: Cluster, key: str, value: str) -> Cluster:
     if value not in P2P or value == "auto":
         raise UnknownName("p2p level", value, [level for level in P2P if level != "auto"])
-    return _machines(cluster, lambda machine: msgspec.structs.replace(machine, p2p=value))
+    return cluster.changed(lambda machine: msgspec.structs.replace(machine, p2p=value))
 
 
 def _fail(cluster: Cluster, key: str, value: str) -> Cluster:
@@ -185,7 +178,7 @@ def _fail(cluster: Cluster, key: str, value: str) -> Cluster:
 
 
 def _without(cluster: Cluster, key: str, value: str) -> Cluster:
-    return _machines(cluster, lambda machine: fail.without(machine, value))
+    return cluster.changed(lambda machine: fail.without(machine, value))
 
 
 _EDITS: dict[str, Edit] = {

@@ -41,7 +41,7 @@ def fail(cluster: Cluster, value: str) -> Cluster:
         return _fail_link(cluster, where)
     if what in ("nic", "nvswitch"):
         node, name = _node(cluster, where)
-        return _on(cluster, node, (lambda m: _drop(m, {name})) if what == "nic" else (lambda m: _chips(m, name or "1")))
+        return cluster.changed((lambda m: _drop(m, {name})) if what == "nic" else (lambda m: _chips(m, name or "1")), node)
     if what == "gpu":
         raise BadInput("fail=gpu: a rank without its GPU cannot train. Use fewer GPUs: ranks_per_node=7, or slow=r3:0.5")
     raise UnknownName("failure", what, ("link", "nic", "nvswitch", "spine", "leaf", "core"), f"fail={value[:60]}")
@@ -56,15 +56,6 @@ def _node(cluster: Cluster, name: str) -> tuple[int | None, str]:
     if node >= cluster.nodes:
         raise BadInput(f"there is no node n{node}: {cluster.name} has n0 to n{cluster.nodes - 1}")
     return node, match.group(2)
-
-
-def _on(cluster: Cluster, node: int | None, change: object) -> Cluster:
-    """`change` on one node, or on all."""
-    assert callable(change)
-    if node is not None:
-        return msgspec.structs.replace(cluster, special=cluster.special | {node: change(cluster.machine(node))})
-    runs = tuple(msgspec.structs.replace(run, machine=change(run.machine)) for run in cluster.runs)
-    return msgspec.structs.replace(cluster, runs=runs, special={n: change(machine) for n, machine in cluster.special.items()})
 
 
 def _drop(machine: Machine, names: set[str]) -> Machine:
@@ -113,7 +104,7 @@ def _fail_link(cluster: Cluster, text: str) -> Cluster:
         other = node
     if node != other:
         raise BadInput(f"fail=link:{text[:60]}: both ends must be on one node, or one of them a leaf (net/leaf0.0)")
-    return _on(cluster, node, lambda machine: _cut(machine, short_a, short_b))
+    return cluster.changed(lambda machine: _cut(machine, short_a, short_b), node)
 
 
 def _cut(machine: Machine, a: str, b: str) -> Machine:
@@ -145,7 +136,7 @@ def _fail_cable(cluster: Cluster, a: str, b: str) -> Cluster:
     if "net/leaf" in a + b and "/nic" in a + b:
         nic = a if "/nic" in a else b
         node, name = _node(cluster, nic)
-        return _on(cluster, node, lambda machine: _drop(machine, {name}))
+        return cluster.changed(lambda machine: _drop(machine, {name}), node)
     fabric = cluster.fabric
     return msgspec.structs.replace(cluster, fabric=msgspec.structs.replace(fabric, failed=fabric.failed | {f"{a}>{b}", f"{b}>{a}"}))
 
