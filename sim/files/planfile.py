@@ -270,14 +270,10 @@ def dump_tree(plan: Plan) -> dict[str, Any]:
                 tree[key] = changed
         elif value != default[key]:
             tree[key] = value
-    for path in SIZES:
+    for path in (*SIZES, *TIMES):
         section, key = path.split(".")
         if key in tree.get(section, {}):
-            tree[section][key] = f"{tree[section][key]} B"
-    for path in TIMES:
-        section, key = path.split(".")
-        if key in tree.get(section, {}):
-            tree[section][key] = f"{tree[section][key]!r} s"
+            tree[section][key] = f"{tree[section][key]!r} {'B' if path in SIZES else 's'}"
     return tree
 
 

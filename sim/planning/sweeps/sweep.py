@@ -185,7 +185,8 @@ def _simulated(base: Plan, waiting: list[Open], store: Store, place: Pool, ask: 
                 aside += beside
                 progress.more(len(beside))
         # The first wave is small: it finds plans good enough to settle most of the others.
-        wave, waiting = waiting[: size if front or every else _CHUNK], waiting[size if front or every else _CHUNK :]
+        taken = size if front or every else _CHUNK
+        wave, waiting = waiting[:taken], waiting[taken:]
         fresh = []
         peaks = {one.candidate.key: one.bound.memory or 0 for one in wave}
         for rows in place.map(evaluate_chunk, [ask(chunk, depth=depth, peaks=peaks) for chunk in by_layers(wave, max(1, workers))]):
