@@ -104,9 +104,9 @@ def steps(on: str, split: dict[str, Any], more: dict[str, Any]) -> tuple[int, li
         ("2x h100-pcie-x8", {"dp_shard": 8, "dp_replicate": 2, "zero": 3}, 8),
         ("2x dgx-h100", {"tp": 4, "dp_shard": 3}, 2),
         ("2x dgx-h100", {"tp": 4, "dp_shard": 4}, 1),
-        ("4x gcp-a2", {"tp": 8, "dp_shard": 4, "zero": 1}, 2),
-        ("4x gcp-a2", {"dp_shard": 8, "dp_replicate": 4, "zero": 3}, 2),
-        ("4x gcp-a2", {"dp_shard": 32, "zero": 1}, 1),
+        ("2x gcp-a2", {"tp": 8, "dp_shard": 2, "zero": 1}, 2),
+        ("2x gcp-a2", {"dp_shard": 4, "dp_replicate": 4, "zero": 3}, 2),
+        ("2x gcp-a2", {"dp_shard": 16, "zero": 1}, 1),
     ],
     ids=str,
 )
