@@ -89,8 +89,9 @@ def breakdown(trace: Trace) -> Breakdown:
     begin, end = window(trace)
     ranks: dict[int, list[Span]] = {}
     for span in trace.spans:
+        own = ranks.setdefault(span.rank, [])  # who has nothing to do in the whole step is a rank, too
         if span.end > begin and span.start < end:
-            ranks.setdefault(span.rank, []).append(span)
+            own.append(span)
     total, sums = 0, dict.fromkeys(CLASSES, 0.0)
     for rank, spans in ranks.items():
         weight = trace.weight.get(rank, 1)

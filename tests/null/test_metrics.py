@@ -39,6 +39,13 @@ def test_the_classes_sum_to_the_step() -> None:
     assert (split.compute_s, split.exposed_comm_s, split.optimizer_s, split.bubble_s) == pytest.approx((4.0, 1.0, 1.0, 0.0))
 
 
+def test_a_rank_that_has_nothing_to_do_in_the_step_is_in_a_bubble() -> None:
+    """The first stage of a forward pass is ahead: it has done its share of the second step when that begins."""
+    ahead = [Span(0, "compute", f"r0/s{step}/k", step, step + 1.0, step=step) for step in range(2)]
+    split = breakdown(Trace([*ahead, *(Span(1, "compute", f"r1/s{step}/k", 4.0 * step, 4.0 * step + 4, step=step) for step in range(2))]))
+    assert (split.compute_s, split.bubble_s) == pytest.approx((2.0, 2.0))
+
+
 def test_launches_while_the_device_waits_for_another_rank_are_no_host_gap() -> None:
     """The second rank waits 4 s for a message, and launches for 3 s meanwhile; before that its first launch takes 1 s."""
     send = [Op("long", "compute", "compute"), Op("r", "record", "compute", event="e"), Op("w", "wait", "comm.pp", event="e")]
