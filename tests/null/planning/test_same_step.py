@@ -75,6 +75,18 @@ def test_a_sweep_ranks_what_hosts_keep_by_what_their_ranks_share(more: dict[str,
     assert screened(bind(load_plan(plan), on)) == pytest.approx(predict(plan, on).step_time_s, rel=1e-3)
 
 
+def test_a_sweep_finds_the_best_plan_whatever_its_checkpoints_cost(tmp_path: Path) -> None:
+    """Every second step is a checkpoint's: as fast as the best is what is so without them, and with them when simulated whole."""
+    plan = load_plan(GPT | {"batch": {"micro": 1, "global": 64}, "output": {"checkpoint_every": 2, "checkpoint_mode": "full"}})
+    space = {"batch.micro": ("1", "2", "4", "8", "16"), "memory.recompute": ("none", "full"), "comm.bucket": ("25MiB", "50MiB")}
+    found = sweep(plan, space, "dgx-h100", tmp_path / "sweep.sqlite")
+    steps = {row.key: predict(load_plan(plan, tuple(row.key.split()[:3])), "dgx-h100").step_time_s for row in found.feasible}
+    assert found.best is not None and found.best.step_time == pytest.approx(min(steps.values()), rel=1e-9) and len(steps) > 5
+    for row in found.feasible:
+        assert row.whole or found.best.step_time < (row.step_time or 0.0)
+        assert row.step_time == pytest.approx(steps[row.key], rel=1e-9) if row.whole else (row.step_time or 0.0) < steps[row.key]
+
+
 def test_what_output_adds_is_no_resources() -> None:
     quiet, loud = (explain(bind(load_plan(GPT | more), "dgx-h100")) for more in ({}, {"output": {"checkpoint_every": 2}}))
     added = loud.step_time_s - quiet.step_time_s
