@@ -62,7 +62,7 @@ def _listed(values: Any) -> str:
 
 
 def _words(text: str) -> list[str]:
-    """Splits at blanks, but keeps a count with its machine together: `on=16x dgx-h100`."""
+    """Splits at blanks, but keeps a value together that has some: `on=16x dgx-h100`, `comm.bucket=25 MiB`."""
     words: list[str] = []
     for word in text.split():
         if "=" in word or not words:
@@ -178,13 +178,13 @@ def point(at: Mapping[str, str], on: str) -> Candidate:
 def settings_of(key: str) -> dict[str, str]:
     """The words of a plan's name in a sweep (`parallel.tp=2 batch.micro=1 on=4x dgx-h100`) by key; `on` is the machine."""
     words, _, on = f" {key}".rpartition(" on=")
-    return dict(word.partition("=")[::2] for word in words.split()) | {"on": on}
+    return dict(word.partition("=")[::2] for word in _words(words)) | {"on": on}
 
 
 def named(base: Plan, key: str) -> tuple[Candidate, Plan | str]:
     """The point that a results file names, with its plan."""
     words, _, on = f" {key}".rpartition(" on=")
-    overrides = tuple(words.split())
+    overrides = tuple(_words(words))
     last = overrides[-1] if overrides else ""
     candidate = Candidate(overrides, on)
     return candidate, plan_at(base, candidate, last.removeprefix("gpus=") if last.startswith("gpus=") else "")

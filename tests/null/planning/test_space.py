@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sim.files.planfile import load_plan
 from sim.plan import Plan
 from sim.planning.sweeps.auto import auto_space, sensible
-from sim.planning.sweeps.space import base_tree, candidates, check_values, parse_space
+from sim.planning.sweeps.space import base_tree, candidates, check_values, named, parse_space, settings_of
 from sim.planning.sweeps.store import Row, Store, forget
 from sim.planning.sweeps.sweep import sweep
 from topologies.errors import BadInput
@@ -183,3 +183,12 @@ def test_a_file_of_another_plan_names_what_differs(tmp_path: Path) -> None:
         Store(path, {"plan": base_tree(load_plan("gpt2-ddp8")), "on": "dgx-h100"})
     with pytest.raises(BadInput, match=r"another plan \(more.a is not said there, 1 here\)"):
         Store(path, {"plan": first | {"more": {"a": 1}}, "on": "dgx-h100"})
+
+
+def test_a_value_with_blanks_is_found_by_its_name() -> None:
+    """What a results file names is simulated once more before it is called the best."""
+    base = load_plan({"model": "gpt2-124m", "parallel": {"dp_replicate": 8}, "batch": {"micro": 1, "global": 8}})
+    space = parse_space("comm.bucket=25 MiB,100 MiB noise.stragglers=r3: 1.3x gpus=8 on=1x dgx-h100")
+    for candidate, plan in candidates(base, space, "dgx-a100"):
+        assert isinstance(plan, Plan) and named(base, candidate.key) == (candidate, plan)
+        assert settings_of(candidate.key)["comm.bucket"] in space["comm.bucket"]
