@@ -9,7 +9,7 @@ when the last batch is made: between the two a step is what it is for good.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol, TypeVar
 
 from sim.cost.price import Pricer
@@ -105,14 +105,15 @@ def host_seconds(program: Program, pricer: Pricer) -> float:
     return found
 
 
-def loader_seconds(program: Program, pricer: Pricer) -> float:
+def loader_seconds(program: Program, pricer: Pricer, shares: Mapping[str, float] | None = None) -> float:
     """What each loader process of the busiest rank spends for a step when it never waits: the batches of the last step, spread over them all. On
-    a GPU's host each is as slow as all of them make each other; on CPU hosts, where they share cores and buses moment by moment, nothing is shared."""
+    a GPU's host each is as slow as all of them make each other; on CPU hosts, where they share cores and buses moment by moment, nothing is shared.
+    `shares`: what they have of resources that other programs' loaders fill, too."""
     found = 0.0
     for name, rank in _ranks(program).items():
         loaders = {thread: calls for thread, calls in program.roles[name].threads.items() if thread.startswith("loader")}
         made = [call.segment for thread, calls in loaders.items() for call in calls if _last(program, call) and call.segment == thread]
-        each = {segment: _batch(program, pricer, rank, segment) for segment in set(made)}
+        each = {segment: _batch(program, pricer, rank, segment, shares) for segment in set(made)}
         found = max(found, sum(map(each.__getitem__, made)) / max(1, len(loaders)))
     return found
 
@@ -126,7 +127,9 @@ def _last(program: Program, call: Call) -> bool:
     return call.step == program.steps - 1
 
 
-def _batch(program: Program, pricer: Pricer, rank: int, segment: str) -> float:
+def _batch(program: Program, pricer: Pricer, rank: int, segment: str, shares: Mapping[str, float] | None) -> float:
     """Of a loader process, to make a batch."""
     costs = [(op, pricer.local(op, rank)) for op in program.segments[segment]]
-    return sum(cost.seconds for _, cost in (costs if program.device == "cpu" else steady(costs, crowding(costs, pricer, rank, program))))
+    if program.device != "cpu":
+        costs = steady(costs, crowding(costs, pricer, rank, program, shares))
+    return sum(cost.seconds for _, cost in costs)

@@ -35,7 +35,7 @@ from sim.program import Program
 from sim.setting.bind import Setting
 from sim.setting.pricer import pricer_for
 from sim.steady.periods import LONG, NEVER
-from sim.steady.settled import settled
+from sim.steady.settled import loader_seconds, settled
 from sim.timeline.asynchrony import counted
 from topologies.errors import BadInput, Refused
 
@@ -114,7 +114,8 @@ def _run(settings: Sequence[Setting], placed_: Sequence[Placed], steps_alone: Se
     stands_for = stand_ins(placed_, settings[0].topology)
     _bounded(sum(len(set(mine)) for mine in stands_for))
     runs: list[_Run] = []
-    for one, mine, shares in zip(placed_, stands_for, shares_of(placed_, steps_alone), strict=True):
+    shared = shares_of(placed_, steps_alone)
+    for one, mine, shares in zip(placed_, stands_for, shared, strict=True):
         runs.append(_Run(one.program, one.pricer, runs[0] if runs else None, mine, shares))
     for run in runs:
         run.begin()
@@ -123,10 +124,13 @@ def _run(settings: Sequence[Setting], placed_: Sequence[Placed], steps_alone: Se
         run.check()
     plans = [setting.plan for setting in settings]
     until = min(run.until(plan.asynchronous) for run, plan in zip(runs, plans, strict=True))
-    return [
+    found = [
         run.each(until) if plan.asynchronous else _pace(run.ends(), min(until, run.loaded()), plan.update)
         for run, plan in zip(runs, plans, strict=True)
     ]
+    # Who waits for loaders has begun with none in store: a step takes no less than they do.
+    loading = [loader_seconds(one.program, one.pricer, shares) for one, shares in zip(placed_, shared, strict=True)]
+    return [pace._replace(step=max(pace.step, seconds)) for pace, seconds in zip(found, loading, strict=True)]
 
 
 def _bounded(ranks: int) -> None:
