@@ -168,13 +168,12 @@ def rope(share: Share, heads: int, width: int, scaled: bool = False) -> Part:
     return Part(name="attn.rope", forward=works, backward=works + back * 2, cls="elementwise", rope=True)
 
 
-def _split(share: Share, columns: int, turned: int) -> list[Part]:
-    """A fused projection's result as views of its parts, whose gradients backward copies together. Attention keeps its view of the values, and
-    so all of the result: beside it the `turned` columns that were rotated into tensors of their own."""
+def _split(share: Share, columns: int) -> list[Part]:
+    """A fused projection's result as views of its parts, whose gradients backward copies together."""
     if not share.framework.linears.joins_gradients or share.framework.compile:
         return []
     join = elementwise("copy", share, share.rows * columns, share.e, share.e)
-    return [Part(name="attn.split", backward=(join,), cls="elementwise", saved=share.rows * turned * share.e)]
+    return [Part(name="attn.split", backward=(join,), cls="elementwise")]
 
 
 def grouped_query(
@@ -216,14 +215,16 @@ def grouped_query(
             seam_bytes=seam_bytes, stream=True, normed=True, saved_rows=share.srows, frozen=frozen, modules=2,
         )
     ]  # fmt: skip
-    turned = local.q * d + k if rotary and not (qk_norm or share.math) else 0
-    parts += _split(share, q + 2 * k, turned) if fused else []
+    views = _split(share, q + 2 * k) if fused else []
+    parts += views
     if qk_norm:
         for name, count in (("q", local.q), ("k", local.kv)):
             rows, width = (share.rows, count * d) if qk_whole else (share.rows * count, d)
             parts.append(norm(share, f"attn.{name}_norm", rows, width, "rmsnorm", weight=qk_weight, after_residual=False, es=share.e))
     if rotary:
-        parts.append(rope(share, local.q + local.kv, int(d * rotary), scaled=rope_scaled))
+        # Attention keeps its view of the values, and so all of that result: beside it what was rotated into tensors of its own.
+        turned = share.rows * (local.q * d + k) * share.e if views and not (qk_norm or share.math) else 0
+        parts.append(replace(rope(share, local.q + local.kv, int(d * rotary), scaled=rope_scaled), saved=turned))
     middle = core(share, local, causal=causal, window=window, dropout=dropout, mask=mask, scale=scale, reread=share.e if gated else reread)
     if sinks:
         middle = replace(middle, tensors=(local.q,))
