@@ -93,25 +93,22 @@ def _batchnorm_backward(s: Site) -> Call:
     return lambda: aten.native_batch_norm_backward(g, a, w, None, None, mean, inverse, True, 1e-5, [True, True, True])
 
 
-def _softmax(s: Site) -> Call:
-    a = s.table()
-    return lambda: torch.softmax(a, -1)
+def _over_rows(kernel: Callable[..., torch.Tensor]) -> Callable[[Site], Call]:
+    """softmax, or the logarithms that a loss takes: those have kernels of their own, for rows that are read again."""
+
+    def made(s: Site) -> Call:
+        a = s.table()
+        return lambda: kernel(a, -1)
+
+    return made
 
 
-def _softmax_backward(s: Site) -> Call:
-    g, y = s.table(), s.table(far=True)
-    return lambda: aten._softmax_backward_data(g, y, -1, s.dtype)
+def _over_rows_backward(kernel: Callable[..., torch.Tensor]) -> Callable[[Site], Call]:
+    def made(s: Site) -> Call:
+        g, y = s.table(), s.table(far=True)
+        return lambda: kernel(g, y, -1, s.dtype)
 
-
-def _wide_softmax(s: Site) -> Call:
-    """A loss takes logarithms: kernels of their own, over rows that are read again."""
-    a = s.table()
-    return lambda: torch.log_softmax(a, -1)
-
-
-def _wide_softmax_backward(s: Site) -> Call:
-    g, y = s.table(), s.table(far=True)
-    return lambda: aten._log_softmax_backward_data(g, y, -1, s.dtype)
+    return made
 
 
 def _cross_entropy(s: Site) -> Call:
@@ -163,10 +160,10 @@ KERNELS: dict[str, Callable[[Site], Call]] = {
     "rmsnorm_backward": _rmsnorm_backward,
     "batchnorm": _batchnorm,
     "batchnorm_backward": _batchnorm_backward,
-    "softmax": _softmax,
-    "softmax_backward": _softmax_backward,
-    "softmax_wide": _wide_softmax,
-    "softmax_wide_backward": _wide_softmax_backward,
+    "softmax": _over_rows(torch.softmax),
+    "softmax_backward": _over_rows_backward(aten._softmax_backward_data),
+    "softmax_wide": _over_rows(torch.log_softmax),
+    "softmax_wide_backward": _over_rows_backward(aten._log_softmax_backward_data),
     "cross_entropy": _cross_entropy,
     "embedding": _embedding,
     "embedding_backward": _embedding_backward,

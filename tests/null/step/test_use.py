@@ -127,6 +127,6 @@ def test_a_batch_takes_the_same_work_however_many_share_it(workers: int) -> None
 
 def test_cores_of_all_nodes_count_that_ranks_are_dealt_out_to() -> None:
     """The ninth rank is on the first of eight nodes again: they have eight times its cores."""
-    spans = [Span(rank, "host", f"r{rank}/s0/work", 0.0, 1.0, "host") for rank in range(9)]
+    spans = [Span(rank, "host", f"r{rank}/s0/op", 0.0, 1.0, "host") for rank in range(9)]
     topology = load_topology("8x dgx-h100", ("order=scatter",))
     assert cpu_busy(Trace(spans, world=9), topology) == pytest.approx(9 / (8 * topology.cores(0)))
