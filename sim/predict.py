@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -24,7 +24,7 @@ from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
 from sim.steady.detail import STEPS, apart, coarse, fused, quick, simulated_ops
 from sim.steady.periods import mean_step, varies
-from sim.steady.settled import until_settled
+from sim.steady.settled import Steps, until_settled
 from sim.steady.stalls import held, output_seconds
 from sim.timeline import metrics
 from sim.trace import Trace
@@ -75,7 +75,8 @@ def predict_setting(
     plan, topology = setting.plan, setting.topology
     quiet = msgspec.structs.replace(plan, output=Output())
     pricer = pricer_for(setting, calibration, costs)
-    program, ops, trace = until_settled(partial(steps_of, setting, quiet, pricer, fold, detail), steps)[:3]
+    program, trace, _ = until_settled(partial(steps_of, setting, quiet, pricer, fold, detail), steps)
+    ops = simulated_ops(program, fold and setting.places)
     fine = detail and apart(ops)
     if fine:
         trace.memory = {rank: list(line) for rank, line in memory_timelines(setting, trace).items()}
@@ -96,23 +97,10 @@ def predict_setting(
     return found
 
 
-class Run(NamedTuple):
-    """Some simulated steps."""
-
-    program: Program
-    ops: int
-    trace: Trace
-    pricer: Pricer
-
-    @property
-    def step(self) -> float:
-        return metrics.step_time(self.trace)
-
-
-def steps_of(setting: Setting, plan: Plan, pricer: Pricer, fold: bool, detail: bool, steps: int) -> Run:
+def steps_of(setting: Setting, plan: Plan, pricer: Pricer, fold: bool, detail: bool, steps: int) -> Steps:
     """So many steps of `plan`, simulated as finely as their number of ops allows."""
     program = lower(plan, setting.network, setting.framework, setting.topology.kind, steps)
-    return Run(program, simulated_ops(program, fold and setting.places), played(setting, program, pricer, fold, detail), pricer)
+    return Steps(program, played(setting, program, pricer, fold, detail), pricer)
 
 
 def played(setting: Setting, program: Program, pricer: Pricer, fold: bool = True, detail: bool = False) -> Trace:

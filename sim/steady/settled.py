@@ -10,13 +10,13 @@ when the last batch is made: between the two a step is what it is for good.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from sim.cost.price import Pricer
 from sim.engine.machine import crowding, spent, steady
 from sim.lower.output import WRITER
 from sim.program import HOST, Call, Program
-from sim.timeline.metrics import loaded_until, step_times, window
+from sim.timeline.metrics import loaded_until, step_time, step_times, window
 from sim.trace import Span, Trace
 
 MOST = 16
@@ -40,6 +40,18 @@ class Simulated(Protocol):
     def step(self) -> float: ...
     @property
     def trace(self) -> Trace: ...
+
+
+class Steps(NamedTuple):
+    """Some simulated steps."""
+
+    program: Program
+    trace: Trace
+    pricer: Pricer
+
+    @property
+    def step(self) -> float:
+        return step_time(self.trace)
 
 
 S = TypeVar("S", bound=Simulated)

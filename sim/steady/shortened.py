@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import msgspec
 
 from sim.cost.price import Pricer
@@ -20,7 +18,7 @@ from sim.setting.bind import Setting
 from sim.setting.pace import board_clock
 from sim.setting.pricer import pricer_for
 from sim.steady.detail import STEPS
-from sim.steady.settled import host_seconds, loader_seconds, until_settled
+from sim.steady.settled import Steps, host_seconds, loader_seconds, until_settled
 from sim.timeline.metrics import step_time
 from sim.trace import Trace
 
@@ -56,16 +54,6 @@ def reads_itself(plan: Plan) -> bool:
 def _shares_host(plan: Plan) -> bool:
     """Do ranks wait for each other on the disks, the memory or the PCIe switches of their host?"""
     return reads_itself(plan) or plan.host_updates or plan.memory.offload != "none"
-
-
-class _Traced(NamedTuple):
-    program: Program
-    trace: Trace
-    pricer: Pricer
-
-    @property
-    def step(self) -> float:
-        return step_time(self.trace)
 
 
 class Run:
@@ -128,10 +116,10 @@ class Run:
         program, trace = self._traced(warmed)
         return self._traced(full) if host_seconds(program, self.pricer) > step_time(trace) * _AHEAD else (program, trace)
 
-    def _traces(self, steps: int) -> _Traced:
+    def _traces(self, steps: int) -> Steps:
         """So many whole steps, beside whose end loader processes that share the host's cores need not work as in the middle."""
         program, trace = self._traced((self._setting.plan.microbatches,) * steps)
-        return _Traced(program, trace, self.pricer)
+        return Steps(program, trace, self.pricer)
 
     def _traced(self, counts: tuple[int, ...]) -> tuple[Program, Trace]:
         from sim.engine.run import simulate
