@@ -16,19 +16,14 @@ from typing import Any
 import msgspec
 
 from sim.accuracy.collectives.measuring import Tool, algorithm_of, source_of, tool_of, without_nvls
+from sim.accuracy.row import rows_of
+from sim.accuracy.rows.machines import machine_of
 from sim.cost.collective import GroupShape, best, group_shape
 from sim.quantile import quantile
 from topologies.errors import BadInput, Refused, SteptwinError
 from topologies.graph import Topology
 from topologies.load import load_topology
 
-_MACHINES = (
-    (r"p6.b200", "aws-p6-b200"), (r"p5en", "aws-p5en"), (r"p5\b|p5\.48|aws p5", "aws-p5"), (r"p4de", "aws-p4de"), (r"p4d", "aws-p4d"),
-    (r"a3.?ultra", "gcp-a3-ultra"), (r"a3.?mega", "gcp-a3-mega"), (r"gb300", "gb300-nvl72"), (r"gb200", "gb200-nvl72"),
-    (r"b300", "dgx-b300"), (r"b200", "dgx-b200"), (r"h200", "dgx-h200"), (r"h100.*pcie", "h100-pcie-x8"), (r"h100", "dgx-h100"),
-    (r"a100.*pcie", "a100-pcie-x8"), (r"a100", "dgx-a100"), (r"v100", "dgx1-v100"), (r"l40s", "l40s-x8"), (r"pro.?6000", "rtx-pro-6000-x8"),
-    (r"5090", "rtx-5090-x4"), (r"4090", "rtx-4090-x8"), (r"3090", "rtx-3090-x4"), (r"mi325", "mi325x-x8"), (r"mi300", "mi300x-x8"),
-)  # fmt: skip
 _LARGE = 1 << 20
 _MISPLACED = " n > 2, badly placed host"
 _GPU = re.compile(r"(gb300|gb200|b300|b200|h200|h100|a100|v100|l40s|pro.?6000|mi3\d\dx?|mi250x?|4090|3090|5090)", re.I)
@@ -115,35 +110,35 @@ def _renamed(row: dict[str, str]) -> dict[str, str]:
 
 
 @cache
-def _topology(name: str) -> Topology:
-    return load_topology(name)
+def _topology(name: str, edits: tuple[str, ...]) -> Topology:
+    return load_topology(name, edits)
+
+
+def _machine(row: dict[str, str], gpus: int, nodes: int) -> tuple[str, tuple[str, ...]]:
+    """The topology expression and its what-ifs, as of a published step: its columns of the machine are the same.
+
+    A rack whose switches join all its GPUs is one node, whatever trays a row counts.
+    """
+    each = {"gpus_per_node": str(-(-gpus // nodes))} if nodes else {}
+    return machine_of(next(rows_of([{**row, **each}])), [])
 
 
 def _timing(row: dict[str, str], file: str) -> Timing:
-    gpus, nodes = int(row["gpus"]), max(1, int(row.get("nodes") or 1))
+    gpus, nodes = int(row["gpus"]), int(row.get("nodes") or 0)
     measured, size = float(row["time_us"]) * 1e-6, float(row["message_bytes"])
     if gpus < 1 or not 0 < measured < math.inf or not 1 <= size < math.inf:
         raise BadInput(f"the row has no time, size or GPUs: {row['time_us']} us, {row['message_bytes']} bytes, {row['gpus']} GPUs")
-    text = f"{row.get('system', '')} {row['gpu']}".lower().replace("_", " ")
-    machine = next((name for pattern, name in _MACHINES if re.search(pattern, text)), "")
-    if not machine:
-        raise BadInput(f"no machine of the catalog has the GPU '{row['gpu']}'")
-    rack = _topology(machine).gpus
-    # A rack whose switches join all its GPUs is one node here, whatever trays a row counts.
-    nodes = -(-gpus // rack) if "nvl72" in machine else max(nodes, -(-gpus // rack))
-    expression = machine if nodes == 1 else f"{nodes}x {machine}"
-    topology = _topology(expression)
-    each = -(-gpus // nodes)
-    ranks = tuple(node * topology.ranks_per_node + local for node in range(topology.nodes) for local in range(each))[:gpus]
+    machine = _machine(row, gpus, nodes)
+    topology = _topology(*machine)
     bytes_ = int(size)
     kind = _kind(row["kind"])
-    shape = group_shape(topology, ranks)
+    shape = group_shape(topology, tuple(range(gpus)))
     algorithm, tool = _algorithm(row, kind, bytes_, shape), tool_of(row, topology, shape.local)
     seconds = tool.seconds(best(kind, bytes_, shape, algorithm).seconds)
     match = _GPU.search(row["gpu"])
     gpu = match.group(1).upper() if match else row["gpu"]
     return Timing(
-        gpu, kind, topology.nodes, bytes_, measured, seconds, expression, gpus, file, shape, source_of(row), algorithm, tool
+        gpu, kind, topology.nodes, bytes_, measured, seconds, machine[0], gpus, file, shape, source_of(row), algorithm, tool
     )  # fmt: skip
 
 

@@ -160,7 +160,7 @@ def test_timings_of_unknown_machines_alone_say_the_first_reason(tmp_path: Path) 
     (tmp_path / "facts").mkdir()
     file = tmp_path / "facts" / "t.csv"
     file.write_text("kind,gpus,gpu,message_bytes,time_us\nall_reduce,8,Abacus,1024,20\nall_reduce,8,H100,1024,0\n")
-    with pytest.raises(BadInput, match="no timing that can be predicted; first reason: no machine of the catalog has the GPU 'Abacus'"):
+    with pytest.raises(BadInput, match="no timing that can be predicted; first reason: GPU 'Abacus' is in no machine of the catalog"):
         validate_collectives(file)
 
 

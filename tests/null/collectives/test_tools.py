@@ -126,3 +126,29 @@ def test_what_a_row_denies_is_not_predicted() -> None:
     assert nvls < _measured(algo="NVLS off") <= ring
     assert _measured(kind="all-reduce") == _measured() == _measured(kind="AllReduce")
     assert _measured(kind="ReduceScatter") == _measured(kind="reduce_scatter")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gpus", "nodes", "machine"),
+    [
+        ("NVIDIA H100 80GB HBM3", 8, 1, "dgx-h100"),
+        ("NVIDIA H100 NVL", 2, 1, "h100-pcie-x8"),
+        ("NVIDIA H20", 8, 1, "dgx-h100"),
+        ("NVIDIA L40", 4, 1, "l40s-x8"),
+        ("AMD Instinct MI355X", 8, 1, "mi325x-x8"),
+        ("NVIDIA H200", 2, 2, "2x dgx-h200:1"),
+        ("NVIDIA GB200", 72, 18, "gb200-nvl72"),
+        ("NVIDIA GB200", 1440, 360, "20x gb200-nvl72:72"),
+    ],
+)
+def test_a_timing_is_of_the_machine_that_a_step_would_be_of(gpu: str, gpus: int, nodes: int, machine: str) -> None:
+    row = {"kind": "all_reduce", "gpus": str(gpus), "nodes": str(nodes), "gpu": gpu, "message_bytes": "65536", "time_us": "40"}
+    found = _timing(row, "mine.csv")
+    assert found.machine == machine and found.shape.nodes == (20 if gpus > 72 else 2 if nodes == 2 else 1)
+
+
+def test_the_link_of_a_gpu_that_stands_in_is_the_timings() -> None:
+    """H20 has H100's links: the same time. H800 has less than half of them."""
+    row = {"kind": "all_reduce", "gpus": "8", "message_bytes": str(1 << 30), "time_us": "4000"}
+    h100, h20, h800 = (_timing({**row, "gpu": gpu}, "mine.csv").predicted for gpu in ("H100", "H20", "H800"))
+    assert h20 == pytest.approx(h100) and h800 > 1.5 * h100
