@@ -26,7 +26,7 @@ _RULES: tuple[tuple[str, str, str, str], ...] = (
     # Grace Hopper's later H100: 144 GB of HBM3e at 4.9 TB/s (NVIDIA's data sheet)
     (r"gh200|grace hopper", r"^14[14] ", "gh200", "gpu.memory=144 GiB; gpu.bandwidth=4900 GB/s"),
     (r"gh200|grace hopper", "", "gh200", ""),
-    (r"h200", r"\bnvl\b|pcie", "h100-pcie-x8", "gpu=h200-nvl"),
+    (r"h200", r"\bnvl\b|pcie", "h200-nvl-x8", ""),
     (r"h200", "efa|aws|p5en?", "aws-p5en", ""),
     (r"h200", "whitefiber", "whitefiber-h200", ""),
     (r"h200", r"gcp|a3-ultra", "gcp-a3-ultra", ""),
@@ -42,7 +42,7 @@ _RULES: tuple[tuple[str, str, str, str], ...] = (
     (r"h100", r"azure|(?<![a-z])nd\d*\w* ?h100", "azure-nd-h100-v5", ""),
     (r"h100", "gcp|a3-mega|tcpxo", "gcp-a3-mega", ""),
     (r"h100", "a3-high|tcpx", "gcp-a3-high", ""),
-    (r"h100", r"\bnvl\b", "h100-pcie-x8", "gpu=h100-nvl"),
+    (r"h100", r"\bnvl\b", "h100-nvl-x8", ""),
     (r"h100", "pcie", "h100-pcie-x8", ""),
     (r"h100", "", "dgx-h100", ""),
     (r"a800", r"pcie", "a100-pcie-x8", ""),  # its links alone differ from A100's

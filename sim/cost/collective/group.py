@@ -145,8 +145,9 @@ def _neighbour(topology: Topology, members: list[int]) -> tuple[Path | None, flo
         if linked:
             return next(path for path in paths if path.kind in ("NVL", "NVB")), linked
         # Bridged pairs: the ring leaves them over PCIe, at the pace of its slowest hop.
-    hops = [path for path in _hops(topology, members) if path.kind not in ("NVL", "NVB")] or paths
-    halved = len(hops) > 3 and all(path.staged for path in hops)
+    ring = _hops(topology, members)
+    hops = [path for path in ring if path.kind not in ("NVL", "NVB")] or paths
+    halved = len(ring) > 3 and all(path.staged for path in ring)
     return min(hops, key=lambda path: (-path.rate, path.latency)), min(path.rate for path in hops) / (2 if halved else 1)
 
 

@@ -42,6 +42,16 @@ def test_bridged_pairs_close_no_ring_and_go_over_pcie() -> None:
     assert pair.link == "NVL" and all_four.link == "PHB" and all_four.intra < pair.intra
 
 
+@pytest.mark.parametrize("name", ["all_reduce", "all_gather", "reduce_scatter", "broadcast"])
+@pytest.mark.parametrize("machine", ["h100-nvl-x8", "h200-nvl-x8", "rtx-3090-x4"])
+def test_bridges_make_no_ring_slower(machine: str, name: str) -> None:
+    """A GPU that one neighbour reaches over a bridge has one hop left through host memory, not two."""
+    bridged, bare = load_topology(machine), load_topology(machine, ("without=nvlink",))
+    for gpus in range(2, bridged.ranks_per_node + 1):
+        with_, without = (best(name, 1 << 28, group_shape(on, tuple(range(gpus)))).seconds for on in (bridged, bare))
+        assert with_ <= without * 1.01, gpus
+
+
 @pytest.mark.parametrize("machine", ["dgx1-v100", "dgx1-p100", "frontier-mi250x", "mi300x-x8", "a100-x4-nvlink"])
 def test_an_all_to_all_waits_for_the_most_loaded_link_of_a_mesh(machine: str) -> None:
     """DGX-1: a quarter of the pairs reach each other over a third GPU, and a single link carries three slices."""

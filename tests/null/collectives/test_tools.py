@@ -132,7 +132,7 @@ def test_what_a_row_denies_is_not_predicted() -> None:
     ("gpu", "gpus", "nodes", "machine"),
     [
         ("NVIDIA H100 80GB HBM3", 8, 1, "dgx-h100"),
-        ("NVIDIA H100 NVL", 2, 1, "h100-pcie-x8"),
+        ("NVIDIA H100 NVL", 2, 1, "h100-nvl-x8"),
         ("NVIDIA H20", 8, 1, "dgx-h100"),
         ("NVIDIA L40", 4, 1, "l40s-x8"),
         ("AMD Instinct MI355X", 8, 1, "mi325x-x8"),
