@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from sim.imported.names import NAMED, told
-from sim.program import ORDERS, cpu_lane
+from sim.program import MEETING, ORDERS, cpu_lane
 from sim.tables import Tabular, aligned
 from sim.timeline.metrics import step_time
 from sim.trace import Span, Trace
@@ -41,7 +41,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class Pair(msgspec.Struct, frozen=True):
-    """One op in both traces; seconds are of the work, without waiting for peers where that is known."""
+    """One op in both traces; seconds are of the work, without waiting for peers where the measured trace tells that."""
 
     id: str
     rank: int
@@ -131,6 +131,13 @@ def reported(trace: Trace) -> list[Span]:
     return [s for s in trace.spans if s.step == number]
 
 
+def alike(measured: Trace) -> Callable[[Span], float]:
+    """Seconds of a span, of either trace. Profilers and players time a message from when its rank begins it, so that it holds what it waits for
+    peers (NCCL's kernels spin meanwhile): unless the measured trace tells such waits apart, predicted messages hold theirs too."""
+    apart = any(span.wait for span in measured.spans)
+    return lambda span: span.seconds - (span.wait if apart or span.kind not in MEETING else 0.0)
+
+
 def align_by_id(predicted: Trace, played: Trace, steps: list[float]) -> Comparison:
     """Joins the two traces op by op; `steps` are the measured step times.
 
@@ -139,10 +146,11 @@ def align_by_id(predicted: Trace, played: Trace, steps: list[float]) -> Comparis
     seen = {span.id for span in played.spans}
     wanted = {span.id for span in predicted.spans}
     times: dict[str, list[float]] = {}
+    lasts = alike(played)
     for span in played.spans:
-        times.setdefault(_key(span), []).append(span.seconds - span.wait)
+        times.setdefault(_key(span), []).append(lasts(span))
     pairs = [
-        Pair(s.id, s.rank, s.lane, s.cls, s.kind, s.seconds - s.wait, statistics.median(times[_key(s)]))
+        Pair(s.id, s.rank, s.lane, s.cls, s.kind, lasts(s), statistics.median(times[_key(s)]))
         for s in reported(predicted)
         if s.kind not in ORDERS and _key(s) in times
     ]
@@ -181,15 +189,15 @@ def align_by_class(predicted: Trace, stock: Trace, steps: list[float]) -> Compar
     count = max(1, len({s.step for s in stock.spans}))
     ranks = max(1, len(stock.ranks))
     sums: dict[str, list[float]] = {}
-    weight = predicted.weight
+    weight, lasts = predicted.weight, alike(stock)
     total = sum(weight.get(rank, 1) for rank in predicted.ranks) or 1
     for s in wanted:
         at = sums.setdefault(name_of(s), [0.0, 0.0, 0.0])
-        at[0] += (s.seconds - s.wait) * weight.get(s.rank, 1) / total
+        at[0] += lasts(s) * weight.get(s.rank, 1) / total
         at[2] += 1
     for s in stock.spans:
         if s.kind not in ORDERS:
-            sums.setdefault(name_of(s), [0.0, 0.0, 0.0])[1] += (s.seconds - s.wait) / (count * ranks)
+            sums.setdefault(name_of(s), [0.0, 0.0, 0.0])[1] += lasts(s) / (count * ranks)
     classes = [ClassError(name, p, m, int(n)) for name, (p, m, n) in sums.items()]
     classes.sort(key=lambda row: -max(row.predicted, row.measured))
     return Comparison(step_time(predicted), Measured.of(steps), tuple(classes), (), (), (), stock.origin)

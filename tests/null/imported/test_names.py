@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from sim.align import align_by_class
+from sim.align import ClassError, align_by_class, align_by_id
 from sim.imported.names import NAMED, kernel_class, told
 from sim.predict import predict
 from sim.trace import Span, Trace
@@ -70,3 +70,21 @@ def test_a_step_that_went_as_predicted_has_no_class_that_is_off(plan: str, on: s
     assert {row.cls for row in comparison.classes} <= NAMED
     for row in comparison.classes:
         assert row.predicted == pytest.approx(row.measured, rel=1e-6), row.cls
+
+
+def test_messages_of_a_trace_that_tells_no_waits_hold_them() -> None:
+    """NCCL's kernels spin until their peers have come, and profilers time them from their begin."""
+    plan = {"model": "gpt2-124m", "batch": {"global": 8, "micro": 1}, "parallel": {"pp": 4}}
+    found = predict(plan, "dgx-h100").trace
+    assert found is not None and any(span.wait for span in found.spans)
+    step = max(span.step for span in found.spans) + found.reported + 1
+    spans = [msgspec.structs.replace(span, wait=0.0) for span in found.spans if span.step == step]
+    for align in (align_by_class, align_by_id):
+        rows = align(found, Trace(spans, "played", found.world, 1, found.weight), [1.0]).classes
+        assert {row.cls: row.predicted for row in rows} == pytest.approx({row.cls: row.measured for row in rows})
+        told_apart = align(found, found, [1.0]).classes
+        assert _of("comm.pp", told_apart).predicted < 0.5 * _of("comm.pp", rows).predicted
+
+
+def _of(cls: str, rows: tuple[ClassError, ...]) -> ClassError:
+    return next(row for row in rows if row.cls == cls)
