@@ -12,11 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from msgspec.structs import asdict, replace
 
 from sim.imported.names import NAMED, told
 from sim.program import MEETING, ORDERS, cpu_lane
 from sim.tables import Tabular, aligned
-from sim.timeline.metrics import step_time
+from sim.timeline.metrics import breakdown, step_time
 from sim.trace import Span, Trace
 
 _STEP = re.compile(r"/s\d+(?=/)")
@@ -134,8 +135,30 @@ def reported(trace: Trace) -> list[Span]:
 def alike(measured: Trace) -> Callable[[Span], float]:
     """Seconds of a span, of either trace. Profilers and players time a message from when its rank begins it, so that it holds what it waits for
     peers (NCCL's kernels spin meanwhile): unless the measured trace tells such waits apart, predicted messages hold theirs too."""
-    apart = any(span.wait for span in measured.spans)
-    return lambda span: span.seconds - (span.wait if apart or span.kind not in MEETING else 0.0)
+    hold = _messages_hold_waits(measured)
+    return lambda span: span.seconds - (0.0 if hold and span.kind in MEETING else span.wait)
+
+
+def _messages_hold_waits(measured: Trace) -> bool:
+    return not any(span.wait for span in measured.spans)
+
+
+def _recorded(span: Span) -> bool:
+    """Whether a profiler of the devices alone would hold the span."""
+    return span.kind != "host" and not (span.kind == "copy" and cpu_lane(span.lane))
+
+
+def breakdowns(predicted: Trace, measured: Trace) -> tuple[dict[str, float], dict[str, float]]:
+    """Where a step of each goes, in the classes that the measured trace tells apart (`sim.timeline.metrics.breakdown`): messages may hold what they
+    wait for (`alike`), and where devices alone were recorded, `idle_s` is all time in which one does nothing, whatever it waits for."""
+    hold, alone = _messages_hold_waits(measured), all(_recorded(span) and not span.launch for span in measured.spans)
+    seen = [span for span in predicted.spans if not alone or (_recorded(span) and span.kind not in ORDERS)]
+    spans = [replace(span, wait=0.0 if hold and span.kind in MEETING else span.wait, launch=0.0 if alone else span.launch) for span in seen]
+    ours, theirs = (asdict(breakdown(trace)) for trace in (replace(predicted, spans=spans), measured))
+    if alone:
+        for found in (ours, theirs):
+            found["idle_s"] = found.pop("bubble_s") + found.pop("host_s")
+    return ours, theirs
 
 
 def align_by_id(predicted: Trace, played: Trace, steps: list[float]) -> Comparison:
@@ -184,7 +207,7 @@ def align_by_class(predicted: Trace, stock: Trace, steps: list[float]) -> Compar
     plain = any(s.cls == "comm" for s in stock.spans)
     name_of: Callable[[Span], str] = lambda s: "comm" if plain and s.cls.startswith("comm.") else s.cls or s.kind  # noqa: E731
     if stock.origin == "imported" and NAMED.issuperset(s.cls for s in stock.spans):  # kernels that others recorded, by their names
-        wanted = [s for s in wanted if s.kind != "host" and not (s.kind == "copy" and cpu_lane(s.lane))]
+        wanted = [s for s in wanted if _recorded(s)]
         name_of = lambda s: told(s.cls)  # noqa: E731
     count = max(1, len({s.step for s in stock.spans}))
     ranks = max(1, len(stock.ranks))

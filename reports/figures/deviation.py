@@ -47,7 +47,7 @@ def class_errors(found: Comparison) -> go.Figure:
 def waterfall(found: Comparison, predicted: Mapping[str, float] | None = None, measured: Mapping[str, float] | None = None) -> go.Figure:
     """From the predicted step to the measured one, class by class, in ms.
 
-    `predicted` and `measured`: breakdowns of a step of each (`sim.timeline.metrics.breakdown`), whose classes sum to the step; without them
+    `predicted` and `measured`: breakdowns of a step of each (`sim.align.breakdowns`), whose classes sum to the step; without them
     the time of ops by class, which overlaps. `rest`: what is left to the median of the measured steps.
     """
     if predicted is not None and measured is not None:

@@ -44,6 +44,7 @@ WORDS = {
     "data_s": "data stall",
     "optimizer_s": "optimizer",
     "output_s": "output",
+    "idle_s": "idle",
 }
 """What people call the classes of a breakdown."""
 PREDICTED = "#D55E00"

@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from msgspec.structs import asdict
 
 from reports.figures import deviation
 from reports.page import Card, Page
 from reports.pages.prediction import FOOT, headline, notes_of, prediction_body, timelines
 from reports.scene import Scene
 from reports.words import ranks, seconds
-from sim.align import Comparison
-from sim.timeline.metrics import breakdown, step_times
+from sim.align import Comparison, breakdowns
+from sim.timeline.metrics import step_times
 from sim.trace import Trace
 
 _RUNS = {"played": "played op by op", "stock": "trained by PyTorch itself", "imported": "measured elsewhere"}
@@ -69,7 +68,7 @@ def _waterfall(page: Page, name: str, one: Comparison, traces: Sequence[Trace]) 
         return
     page.section(f"From the predicted step to the measured one ({name})", how + "how far the traced step nearest the median is from it.")
     ours = ours.of(one.ranks) if one.ranks else ours
-    page.figure(deviation.waterfall(one, asdict(breakdown(ours)), asdict(breakdown(_nearest(theirs, one.measured_step.median)))))
+    page.figure(deviation.waterfall(one, *breakdowns(ours, _nearest(theirs, one.measured_step.median))))
 
 
 def _nearest(trace: Trace, median: float) -> Trace:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec.structs import asdict
 
-from sim.align import ClassError, align_by_class, align_by_id
+from sim.align import ClassError, align_by_class, align_by_id, breakdowns
 from sim.imported.names import NAMED, kernel_class, told
 from sim.predict import predict
+from sim.program import ORDERS
+from sim.timeline.metrics import breakdown, step_time
 from sim.trace import Span, Trace
 
 
@@ -84,6 +87,27 @@ def test_messages_of_a_trace_that_tells_no_waits_hold_them() -> None:
         assert {row.cls: row.predicted for row in rows} == pytest.approx({row.cls: row.measured for row in rows})
         told_apart = align(found, found, [1.0]).classes
         assert _of("comm.pp", told_apart).predicted < 0.5 * _of("comm.pp", rows).predicted
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"model": "gpt2-124m", "batch": {"global": 8, "micro": 1}, "parallel": {"pp": 4}},
+        {"model": "gpt2-124m", "seq_len": 256, "batch": {"global": 1, "micro": 1}},
+    ],
+    ids=["pipeline", "launch-bound"],
+)
+def test_a_step_that_went_as_predicted_goes_where_it_was_predicted(plan: dict[str, object]) -> None:
+    """A profile of the devices tells neither whom a message waits for nor why a device does nothing."""
+    found = predict(plan, "dgx-h100").trace
+    assert found is not None
+    seen = [span for span in found.spans if span.lane.startswith(("compute", "comm", "copy")) and span.kind not in ORDERS]
+    spans = [msgspec.structs.replace(span, wait=0.0, launch=0.0) for span in seen]
+    ours, theirs = breakdowns(found, msgspec.structs.replace(found, spans=spans, origin="imported"))
+    assert ours == pytest.approx(theirs, abs=1e-9) and sum(ours.values()) == pytest.approx(step_time(found), rel=1e-3)
+    assert "host_s" not in ours
+    told_all, same = breakdowns(found, found)
+    assert told_all == same == asdict(breakdown(found))
 
 
 def _of(cls: str, rows: tuple[ClassError, ...]) -> ClassError:
