@@ -43,7 +43,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """All communication of one rank, hidden or not."""
     output_s: float = 0.0
     cpu_busy: float = 0.0
-    """Mean share (0 to 1) of the machine's cores that are at work."""
+    """Mean share (0 to 1) of the machine's cores that are at work; printing and saving are left out."""
     sync_s: float = 0.0
     """The training thread stands still at host-device sync points."""
     bottleneck: str = ""
@@ -145,7 +145,8 @@ def _step(name: str, variant: Variant, calibration: str | None) -> Row:
     )
     return Row(
         variant=variant.label, topology=p.machine, ranks=p.gpus, step_s=p.step_time_s, data_s=p.breakdown.data_s,
-        exposed_comm_s=p.breakdown.exposed_comm_s, comm_s=comm, output_s=p.breakdown.output_s, cpu_busy=cpu_busy(p.trace, topology),
+        exposed_comm_s=p.breakdown.exposed_comm_s, comm_s=comm, output_s=p.breakdown.output_s,
+        cpu_busy=cpu_busy(p.trace, topology, p.step_time_s),
         sync_s=sum(point.seconds for point in p.syncs), bottleneck=bottleneck(p.breakdown),
         sources=max(p.sources, key=lambda source: p.sources[source]),
     )  # fmt: skip

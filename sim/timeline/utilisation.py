@@ -119,18 +119,22 @@ def _running(trace: Trace, threads: dict[tuple[int, str], list[tuple[float, floa
     return found
 
 
-def cpu_busy(trace: Trace, topology: Topology) -> float:
-    """Mean share of the machines' cores at work in the reported step, 0 to 1. Loader processes work ahead of it: what counts is the work on its own
-    batches, which each settled step finds done."""
+def cpu_busy(trace: Trace, topology: Topology, seconds: float | None = None) -> float:
+    """Mean share of the machines' cores at work on the reported step, 0 to 1: on its own ops, whenever they ran, since loader processes and threads
+    that launch are ahead of the devices. `seconds` of a step, where it takes others than those simulated (a mean one, output)."""
     begin, end = window(trace)
-    if end <= begin:
+    lasts = end - begin if seconds is None else seconds
+    if lasts <= 0:
         return 0.0
     cores, cpu, step = _cores(trace, topology), topology.kind == "cpu", trace.steps + trace.reported
-    threads = {key: work for key, work in _threads(trace, cpu).items() if not key[1].startswith("loader")}
-    busy = sum(max(0.0, min(b, end) - max(a, begin)) * min(1.0, n / cores) for a, b, n in _running(trace, threads))
-    batches = (span for span in trace.spans if span.step == step and span.lane.startswith("loader"))
-    loading = sum((stop - start) * trace.weight.get(span.rank, 1) for span in batches for start, stop in on_cpu(span, cpu))
-    return min(1.0, (busy + loading / cores) / (end - begin))
+    own = msgspec.structs.replace(trace, spans=[span for span in trace.spans if span.step == step])
+    running = _running(trace, _threads(trace, cpu))
+    busy = sum(
+        trace.weight.get(rank, 1) * (stop - start) * height
+        for (rank, _), work in _threads(own, cpu).items()
+        for start, stop, height in _shared(work, running, cores)
+    )
+    return min(1.0, busy / cores / lasts)
 
 
 def utilisation(

@@ -62,6 +62,15 @@ def test_nvlink_beats_pcie(rows: dict[str, dict[str, Row]]) -> None:
     assert all(0 <= row.cpu_busy <= 1 for rows_ in rows.values() for row in rows_.values())
 
 
+def test_the_same_work_in_a_longer_step_keeps_fewer_cores_busy(rows: dict[str, dict[str, Row]]) -> None:
+    of = rows["copy-compute-overlap"]
+    plain = of["pinned, own stream, event"]
+    for label in ("pinned, on the compute stream", "pinned, stray .item() each step", "synchronize each step"):
+        assert of[label].cpu_busy * of[label].step_s == pytest.approx(plain.cpu_busy * plain.step_s, rel=0.01)
+    of = rows["two-gpus-six-stages"]
+    assert of["PCIe: log and save every step"].cpu_busy < of["PCIe: as shipped"].cpu_busy < of["PCIe: 16 workers"].cpu_busy
+
+
 def test_steps_with_many_workers_wait_for_the_mean() -> None:
     from sim.predict import predict
 

@@ -125,6 +125,16 @@ def test_a_batch_takes_the_same_work_however_many_share_it(workers: int) -> None
     assert busy[0] == pytest.approx(busy[1], rel=1e-6)
 
 
+def test_a_thread_that_is_ahead_of_its_device_is_at_work_on_each_step() -> None:
+    """It has launched all simulated steps by the time the device is at the last of them."""
+    found = predict({"model": "gpt2-124m", "batch": {"global": 32, "micro": 32}}, "dgx-h100")
+    assert found.trace is not None
+    machine = load_topology("dgx-h100")
+    launches = sum(span.launch for span in found.trace.spans) + sum(span.seconds for span in found.trace.spans if span.kind == "host")
+    mean = launches / found.trace.steps / machine.cores(0) / found.step_time_s
+    assert cpu_busy(found.trace, machine, found.step_time_s) == pytest.approx(mean, rel=0.05) and mean > 0
+
+
 def test_cores_of_all_nodes_count_that_ranks_are_dealt_out_to() -> None:
     """The ninth rank is on the first of eight nodes again: they have eight times its cores."""
     spans = [Span(rank, "host", f"r{rank}/s0/op", 0.0, 1.0, "host") for rank in range(9)]
