@@ -73,7 +73,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def simulate_run(
-    work: float, checkpoint: float, interval: float, mtbf: float, how: Reliability, seed: int, writing: float = 0.0
+    work: float, checkpoint: float, interval: float, mtbf: float, how: Reliability, seed: int | str, writing: float = 0.0
 ) -> Outcome:
     """Plays one run with exponential failures: work since the last checkpoint is lost, then the job waits for a node and restarts.
 
@@ -113,7 +113,7 @@ def simulate_run(
 class _Fate:
     """When a job fails, and when it goes on. While it waits for a node nothing of it runs, and nothing fails."""
 
-    def __init__(self, mtbf: float, how: Reliability, seed: int) -> None:
+    def __init__(self, mtbf: float, how: Reliability, seed: int | str) -> None:
         self._random, self._rate, self._how = random.Random(seed), 1.0 / mtbf, how
         self._nodes = [0.0] * (how.spares or 0)
         """A heap: when nodes that are not in the job can be in it."""
@@ -148,8 +148,8 @@ def expected(
     writing: float = 0.0,
 ) -> tuple[Outcome, float]:
     """The median run of `runs`, with Daly's interval, and that interval: at least one `step`, for nobody saves more often, and `writing` of the
-    checkpoint before."""
+    checkpoint before. Another `seed` draws other runs, all of them."""
     interval = min(work, max(daly(checkpoint, mtbf), step, writing))
-    played = [simulate_run(work, checkpoint, interval, mtbf, how, seed + i, writing) for i in range(runs)]
+    played = [simulate_run(work, checkpoint, interval, mtbf, how, f"{seed}/{at}", writing) for at in range(runs)]
     played.sort(key=lambda outcome: outcome.elapsed)
     return played[len(played) // 2], interval

@@ -132,8 +132,15 @@ def test_nodes_fail_beside_their_gpus() -> None:
 def test_the_run_in_the_middle_is_told() -> None:
     work, mtbf, how = 100 * HOUR, 10 * HOUR, Reliability()
     told, interval = expected(work, 60.0, mtbf, how, seed=4, runs=7)
-    elapsed = [simulate_run(work, 60.0, interval, mtbf, how, seed).elapsed for seed in range(4, 11)]
+    elapsed = [simulate_run(work, 60.0, interval, mtbf, how, f"4/{at}").elapsed for at in range(7)]
     assert sorted(elapsed).index(told.elapsed) == 3 and len(set(elapsed)) == 7
+
+
+def test_seeds_share_no_run() -> None:
+    """Of eight seeds in a row each tells a run that no other has played."""
+    work, mtbf, how = 1000 * HOUR, 10 * HOUR, Reliability()
+    told = [expected(work, 60.0, mtbf, how, seed)[0].elapsed for seed in range(8)]
+    assert len(set(told)) == 8
 
 
 def test_a_job_that_cannot_make_progress_is_refused() -> None:
