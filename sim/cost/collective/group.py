@@ -152,9 +152,18 @@ def _neighbour(topology: Topology, members: list[int]) -> tuple[Path | None, flo
 
 
 def _hops(topology: Topology, members: list[int]) -> list[Path]:
-    """Those of a ring in the order of the ranks, which a tree of PCIe is numbered in: it crosses each link once in either direction."""
-    ring = sorted(members)
+    """Those of a ring in the order of the ranks, which a tree of PCIe is numbered in: it crosses each link once in either direction. Behind NVSwitches
+    all orders are equal: one whose link to them is cut comes between two from whom it is reached fastest."""
+    order = sorted(members)
+    ring = [a for a in order if any(_by_switch(topology.path(a, b)) for b in order if b != a)] or order
+    for lost in [a for a in order if a not in ring]:
+        turns = [[*ring[at:], *ring[:at]] for at in range(len(ring))]
+        ring = [lost, *max(turns, key=lambda turn: sorted(topology.path(lost, turn[end]).rate for end in (0, -1)))]
     return [topology.path(a, b) for a, b in zip(ring, [*ring[1:], ring[0]], strict=True)]
+
+
+def _by_switch(path: Path) -> bool:
+    return any("nvswitch" in link for link in path.links)
 
 
 def _member_links(topology: Topology, members: list[int], near: Path | None) -> tuple[str, ...]:
@@ -178,7 +187,7 @@ def _pairs(topology: Topology, members: list[int]) -> tuple[tuple[str, int], ...
 
 def _switched(topology: Topology, members: list[int]) -> bool:
     """Do all members hang on the NVSwitches? One whose links to them are cut is in no sum there, and every ring leaves them to reach it."""
-    return len(members) > 1 and all(any("nvswitch" in link for link in path.links) for path in _hops(topology, members))
+    return len(members) > 1 and all(map(_by_switch, _hops(topology, members)))
 
 
 def _inter(topology: Topology, members: list[int], siblings: int, beyond: int) -> float:

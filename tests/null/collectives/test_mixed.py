@@ -46,11 +46,13 @@ def test_a_failure_costs_the_same_on_any_node(name: str, what: str) -> None:
     assert min(hurt) > 1.05 * sound or (name == "all_to_all" and "nvswitch" in what)  # the NICs are its bottleneck
 
 
+@pytest.mark.parametrize("machine", ["dgx-a100", "dgx-h100"])
 @pytest.mark.parametrize("name", OPS)
-def test_a_gpu_without_its_nvlinks_is_missed_whichever_it_is(name: str) -> None:
-    """Where a GPU has no link to the switches left, what goes round passes PCIe, and nothing is summed in the switches."""
-    sound, *cut = (seconds(name, "dgx-h100", *edits) for edits in ((), *((f"fail=link:gpu{gpu}-nvswitch",) for gpu in range(8))))
-    assert min(cut) > 5 * sound and max(cut) < 1.5 * min(cut)
+def test_a_gpu_without_its_nvlinks_is_missed_whichever_it_is(name: str, machine: str) -> None:
+    """Where a GPU has no link to the switches left, what goes round passes PCIe, and nothing is summed in the switches. Rings lead to it from the
+    GPUs nearest to it, whatever their numbers are."""
+    sound, *cut = (seconds(name, machine, *edits) for edits in ((), *((f"fail=link:gpu{gpu}-nvswitch",) for gpu in range(8))))
+    assert min(cut) > 5 * sound and max(cut) < 1.01 * min(cut)
 
 
 def test_the_slowest_links_to_a_switch_set_the_pace(tmp_path: Path) -> None:
