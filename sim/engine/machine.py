@@ -92,32 +92,44 @@ def steady(ops: list[tuple[Op, Cost]], crowded: float) -> list[tuple[Op, Cost]]:
 
 
 class Loaded(NamedTuple):
-    """What a program's loader processes take of a resource."""
+    """What reading a program's batches takes of a resource."""
 
     rate: float
     """Per second, in the steady state."""
     processes: float
 
 
+def loads_ahead(program: Program) -> bool:
+    """Has it loader processes? Else training threads read for themselves."""
+    return any(_loads(program, rank) for rank in range(program.world))
+
+
 def loaded(program: Program, pricer: Pricer, step: float) -> dict[str, Loaded]:
-    """What its loader processes take of each resource where a step takes `step` seconds."""
+    """What its loader processes, or the training threads that read for themselves, take of each resource where a step takes `step` seconds."""
     found: dict[str, Loaded] = {}
     for rank in range(program.world):
-        made = Counter(call.segment for thread, calls in program.threads(rank).items() for call in calls if _full(program, thread, call))
-        for segment, often in made.items():
-            for op in program.segments[segment]:
+        calls = ((thread, call) for thread, made in program.threads(rank).items() for call in made)
+        made = Counter(call.segment for thread, call in calls if _full(program, thread, call))
+        read = {segment: ops for segment in made if (ops := [op for op in program.segments[segment] if _reads(op)])}
+        for segment, ops in read.items():
+            for op in ops:
                 cost = pricer.local(op, rank)
                 for name, amount in cost.uses:
                     rate, processes = found.get(name, (0.0, 0.0))
                     found[name] = Loaded(
-                        rate + often * amount * (cost.seconds - cost.latency) / step, processes + _processes(op) / len(made)
+                        rate + made[segment] * amount * (cost.seconds - cost.latency) / step, processes + _processes(op) / len(read)
                     )
     return found
 
 
 def _full(program: Program, thread: str, call: Call) -> bool:
-    """Does a loader make a whole batch of the last step?"""
-    return thread.startswith(LOADER) and call.segment == thread and call.step == program.steps - 1
+    """Is the call of the last step, and a whole batch where a loader makes it?"""
+    return call.step == program.steps - 1 and (thread == HOST or (thread.startswith(LOADER) and call.segment == thread))
+
+
+def _reads(op: Op) -> bool:
+    """Is it a loader's, or does a training thread wait for what it copies to its host?"""
+    return op.lane.startswith(LOADER) or (op.lane == HOST and op.kind == "copy")
 
 
 def _demand(op: Op, cost: Cost, pricer: Pricer, rank: int, program: Program) -> dict[str, float]:

@@ -40,6 +40,10 @@ class Sharing:
         self.moved: dict[str, float] = {}
         """Resource -> amount used in total (bytes through a link, core seconds)."""
 
+    def limit(self, left: Mapping[str, float]) -> None:
+        """Before anything starts: of these resources there is so much."""
+        self._capacity.update(left)
+
     def start(self, seconds: float, uses: tuple[tuple[str, float], ...], done: Callable[[], None], share: float = 0.0) -> None:
         """Runs `done` when `seconds` of work at full speed have been served. `share`: of the first resource, what one of the equal flows
         takes that this one stands for; 0: it is one."""

@@ -7,7 +7,7 @@ might begin beside it; only then, and for what shares links, does an event stand
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from sim.engine.agenda import Agenda
 from sim.engine.clocks.times import (
@@ -32,6 +32,10 @@ class Clocks:
         """`beside`: another run, in whose time and on whose resources this one goes."""
         self.agenda: Agenda = beside.agenda if beside is not None else Agenda()
         self._sharing: Sharing = beside._sharing if beside is not None else Sharing(self.agenda, prices.pricer.capacity)
+
+    def limit(self, left: Mapping[str, float]) -> None:
+        """Of some resources so much is left, beside who takes of them all the time."""
+        self._sharing.limit(left)
 
     # -- lanes (`sim.engine.lanes`)
 

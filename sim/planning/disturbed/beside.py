@@ -3,7 +3,7 @@
 Each job is a program of its own with its own engine and its own ranks of the cluster; the engines run over one `Sharing`, so that flows
 of all jobs share links (and CPU cores) max-min fairly, by the rule that holds inside a job. Ranks that the machine and the other jobs leave
 equal are simulated once (`alike`). Loader processes of GPU machines, which work in their steady state, share disks, stores and cores by the same
-rule, from what each job's take where it is alone (`loaders`); what threads that read themselves take of these is not seen by them.
+rule, from what each job's take where it is alone (`loaders`); threads that read for themselves have what those leave.
 """
 
 from __future__ import annotations
@@ -115,8 +115,9 @@ def _run(settings: Sequence[Setting], placed_: Sequence[Placed], steps_alone: Se
     _bounded(sum(len(set(mine)) for mine in stands_for))
     runs: list[_Run] = []
     shared = shares_of(placed_, steps_alone)
-    for one, mine, shares in zip(placed_, stands_for, shared, strict=True):
+    for one, mine, shares in zip(placed_, stands_for, shared.each, strict=True):
         runs.append(_Run(one.program, one.pricer, runs[0] if runs else None, mine, shares))
+    runs[0].clocks.limit(shared.left)
     for run in runs:
         run.begin()
     runs[0].clocks.agenda.run()
@@ -129,7 +130,7 @@ def _run(settings: Sequence[Setting], placed_: Sequence[Placed], steps_alone: Se
         for run, plan in zip(runs, plans, strict=True)
     ]
     # Who waits for loaders has begun with none in store: a step takes no less than they do.
-    loading = [loader_seconds(one.program, one.pricer, shares) for one, shares in zip(placed_, shared, strict=True)]
+    loading = [loader_seconds(one.program, one.pricer, shares) for one, shares in zip(placed_, shared.each, strict=True)]
     return [pace._replace(step=max(pace.step, seconds)) for pace, seconds in zip(found, loading, strict=True)]
 
 

@@ -221,6 +221,20 @@ def test_loaders_that_ask_for_little_get_it() -> None:
     assert [row.together_s for row in swapped] == pytest.approx([other.together_s, one.together_s], rel=1e-6)
 
 
+@pytest.mark.parametrize("sample", ["64 MiB", "16 MiB", "1 MiB"])
+def test_a_thread_that_reads_itself_shares_the_disk_with_loaders(sample: str) -> None:
+    """Four threads beside sixteen processes that would have all of the disk: each gets a twentieth at least, and no more is read than there is."""
+    ahead, itself = load_plan(reading(4, "64 MiB")), load_plan(reading(4, sample) | {"data": {"source": "disk", "sample": sample}})
+    loads, reads = jobs([ahead, itself], "dgx-h100", "compact").rows
+    alone = jobs([itself, itself], "dgx-h100", "compact").rows[0].alone_s
+    whole = 8 * 4 * 64 * 2**20 / loads.alone_s
+    taken = 8 * 4 * int(sample.split()[0]) * 2**20
+    assert 0.85 * whole < 8 * 4 * 64 * 2**20 / loads.together_s + taken / reads.together_s < (1 + 1e-9) * whole
+    assert reads.alone_s < reads.together_s < alone + 4.1 * taken / whole
+    swapped = jobs([itself, ahead], "dgx-h100", "compact").rows
+    assert [row.together_s for row in swapped] == pytest.approx([reads.together_s, loads.together_s], rel=1e-6)
+
+
 def test_nobody_is_faster_for_a_neighbour_that_ends_early() -> None:
     """The first steps of a job that waits for loaders begin with none in store, and end late: they are none of its pace."""
     waiting = load_plan(reading(4, "64 MiB"))
