@@ -26,13 +26,18 @@ def interleaved(pp: int, rank: int, microbatches: int, virtual_stages: int = 1) 
 def round_of(pp: int, microbatches: int) -> int:
     """Micro-batches of one round: `pp`, or a little more where they do not divide (torch's flexible rounds)."""
     rounds = max(1, microbatches // pp)
-    if microbatches % rounds:
+    if not makes_rounds(pp, microbatches):
         lower, upper = microbatches // pp * pp, -(-microbatches // pp) * pp
         raise BadInput(
             f"{microbatches} micro-batches do not make {rounds} equal rounds over {pp} pipeline ranks. Use {lower} or {upper}, "
             f'(batch.global / batch.micro / data-parallel ranks), or schedule = "1f1b"'
         )
     return microbatches // rounds
+
+
+def makes_rounds(pp: int, microbatches: int) -> bool:
+    """Do they make equal rounds of `pp` micro-batches or a little more?"""
+    return microbatches % max(1, microbatches // pp) == 0
 
 
 def stage_order(kind: Kind, pp: int, rank: int, virtual_stages: int, size: int, total: int) -> Iterator[Action]:

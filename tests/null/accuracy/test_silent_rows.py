@@ -19,6 +19,7 @@ from sim.accuracy.rows.sharding import sharding_of
 from sim.accuracy.rows.sizes import gpus_of, sizes_of
 from sim.accuracy.score import constant_mfu, summarise
 from sim.accuracy.steady import step_seconds
+from sim.rules import check
 from sim.setting.bind import bind
 from tests.null.accuracy.test_plans import row
 from topologies.errors import BadInput, Refused
@@ -30,6 +31,15 @@ def test_chunks_go_by_the_shipped_models_layers_where_the_row_states_none(vp: in
     silent = row(model_name="Llama-2-70B", n_layers=None, hidden=None, n_heads=None, tp=4, pp=4, vp=vp, dp=4, micro_batch=1)
     p = case_of(silent).plan.parallel
     assert (p.pp, p.schedule, p.virtual_stages) == (4, "interleaved", chunks)
+
+
+@pytest.mark.parametrize(("microbatches", "chunks"), [(8, 5), (10, 5), (3, 5), (9, 1)])
+def test_stated_chunks_need_equal_rounds_of_micro_batches_not_multiples_of_stages(microbatches: int, chunks: int) -> None:
+    """Ten micro-batches go over four stages in two rounds of five, three in one; nine in no two equal ones."""
+    deep = row(model_name="Llama-2-70B", n_layers=80, tp=4, pp=4, vp=5, dp=4, micro_batch=1, global_batch=4 * microbatches)
+    case = case_of(deep)
+    assert case.plan.parallel.virtual_stages == chunks and any("chunks do not fit" in note for note in case.assumed) == (chunks == 1)
+    assert check(case.plan).microbatches == microbatches
 
 
 def test_a_batch_that_is_not_stated_is_what_the_ranks_take() -> None:
