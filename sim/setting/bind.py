@@ -66,6 +66,7 @@ def bind(plan: Plan | str | Path | dict[str, Any], topology: Topology | str | Pa
             f"the plan needs {plan.world} ranks (dp_replicate {p.dp_replicate} x dp_shard {p.dp_shard} x tp {p.tp} x pp {p.pp} x cp {p.cp}), "
             f"{machine.name} has {machine.gpus}. Use more machines{_enough(plan.world, machine)} or a smaller plan"
         )
+    plan = _as_run(plan, machine)
     _supported(plan, machine)
     framework = framework_of(plan)
     network = network_of(plan, framework)
@@ -83,6 +84,14 @@ def _enough(world: int, machine: Topology) -> str:
         return ""
     (term,) = terms
     return f' ("{-(-world // machine.ranks_per_node)}x {term.name}{f":{term.ranks}" if term.ranks else ""}")'
+
+
+def _as_run(plan: Plan, machine: Topology) -> Plan:
+    """tf32 is a mode of fp32: on GPUs without such units fp32 runs, with its kernels, layouts and clocks."""
+    device = machine.device(0)
+    if plan.precision == "tf32" and isinstance(device, Gpu) and "tf32" not in device.flops:
+        return msgspec.structs.replace(plan, precision="fp32")
+    return plan
 
 
 _ON_CPUS = ("fp32", "tf32", "bf16", "fp16")

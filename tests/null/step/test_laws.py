@@ -164,3 +164,11 @@ def test_the_server_on_the_host_is_slower_than_the_devices() -> None:
         host = predict(PLAN | {"update": {"aggregate": "cpu"}}, load_topology(on))
         assert host.step_time_s > predict(PLAN, on).step_time_s
         assert host.breakdown.exposed_comm_s > 0
+
+
+@pytest.mark.parametrize(("model", "same"), [("bert-base", True), ("resnet50", True), ("bert-base", False)])
+def test_tf32_is_a_mode_of_fp32_that_older_gpus_have_not(model: str, same: bool) -> None:
+    """Nor its clocks, nor copies of maps for its kernels."""
+    tree = {"model": model, "framework": "pytorch", "batch": {"global": 16, "micro": 16}}
+    seconds = [predict(tree | {"precision": name}, "dgx1-v100" if same else "dgx-a100").step_time_s for name in ("fp32", "tf32")]
+    assert (seconds[0] == seconds[1]) == same and seconds[1] <= seconds[0]
