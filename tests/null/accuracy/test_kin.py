@@ -73,6 +73,7 @@ def test_sizes_that_are_stated_win_over_the_name() -> None:
     [
         ("InfiniBand HDR 200 Gb/s", 1600), ("100 GbE", 100), ("10 Gbps Ethernet", 10), ("RoCE 4 x 100 Gb", 400), ("4x HDR 200Gb/s InfiniBand", 800),
         ("50 GB/s per GPU", 3200), ("1.6 Tbps per node", 1600), ("EFA 400 Gbps", 400), ("100GE", 100),
+        ("3.2 Tb/s InfiniBand", 3200), ("1600 Gbps RoCE", 1600), ("HDR InfiniBand", 1600), ("HDR100", 800), ("4x NDR200", 800), ("dual-rail EDR", 200),
     ],
 )  # fmt: skip
 def test_a_stated_network_is_the_one_that_is_used(words: str, gbits: float) -> None:
@@ -88,6 +89,19 @@ def test_networks_that_say_no_rate_or_the_machines_own_change_nothing() -> None:
     for words in ("", "ConnectX-7", "InfiniBand NDR", "NDR 400 Gb/s per GPU", "8x400G IB", "Omni-Path, 4 links per node"):
         assert network_of(row(inter_net=words), "2x dgx-h100:8", []) == ()
     assert network_of(row(inter_net="100 GbE"), "dgx-h100", []) == network_of(row(inter_net="100 Gb/s"), "2x aws-p4d:8", []) == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "machine", "edits"),
+    [
+        ("100 GbE", "16x a100-pcie-x8:4", ("nic.rate=100 Gbit/s",)),  # four GPUs below one of its two adapters
+        ("4 x 100 Gb/s", "16x dgx-a100:4", ("nic.rate=100 Gbit/s",)),
+        ("4 x 200 Gb/s", "16x dgx-a100:4", ()),
+        ("8 x 200 Gb/s", "16x dgx-a100:4", ()),  # half of a server's GPUs, and what all of it has
+    ],
+)
+def test_a_stated_network_is_that_of_the_adapters_in_use(words: str, machine: str, edits: tuple[str, ...]) -> None:
+    assert network_of(row(inter_net=words, gpus=64, gpus_per_node=4, nodes=16), machine, []) == edits
 
 
 def test_a_slower_network_takes_longer() -> None:
