@@ -35,7 +35,7 @@ def _dtypes(base: Framework, precision: str) -> dict[str, Any]:
     """32 bits have no copies; a framework's file says how wide its 16 bits are, which they are the plan."""
     kept = ("param_dtype", "grad_dtype", "reduce_dtype")
     if precision in ("fp32", "tf32"):
-        return {**dict.fromkeys(kept, "fp32"), "master": False, "autocast": False}
+        return {**dict.fromkeys(kept, "fp32"), "master": False, "autocast": False, "sums_apart": False}
     return {field: precision for field in kept if precision in _HALVES and getattr(base.precision, field) in _HALVES}
 
 

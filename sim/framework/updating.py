@@ -31,6 +31,11 @@ class Precision(Habits, frozen=True, kw_only=True):
     and after it (torch 2.13, ddp_comm_hooks/default_hooks.py), a reduced shard by FSDP2 (_fsdp_collectives.py, foreach_reduce). Else the
     copies into buckets and out of them cast (Horovod's compression)."""
 
+    sums_apart: bool = False
+    """Gradients of `grad_dtype` lie in a buffer that lasts, to which kernels of their own cast and add each micro-batch's, tensor by tensor; what
+    autograd left, as wide as the parameters, stays until the next backward (DeepSpeed's BF16_Optimizer, runtime/bf16_optimizer.py:
+    update_hp_grads, clear_lp_grads)."""
+
     @property
     def casts(self) -> bool:
         """There are such passes."""

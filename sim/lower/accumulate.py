@@ -24,6 +24,8 @@ def accumulate(job: Job, part: PartOps, how: str) -> tuple[Op, ...]:
     if not tensors or part.part.frozen or (not part.part.wgrad and not part.part.backward):
         return ()
     flat = job.flat_gradients
+    if job.framework.precision.sums_apart:
+        return (compute(job, f"wgrad/{name_of(part.block, part.part)}.add", _sums_apart(job, tensors), COPY),)
     if (flat and any(getattr(work, "accumulate", False) for work in part.part.wgrad)) or not (how or flat):
         return ()
     if how in ("cast", "more") and not flat:
@@ -35,6 +37,13 @@ def accumulate(job: Job, part: PartOps, how: str) -> tuple[Op, ...]:
     added = tuple(MemoryBound("cast" if first else "add_", int(n * read), int(n * kept), dtype, float(n)) for n in tensors)
     works = (*_checked(job, tensors), *added)
     return (compute(job, f"wgrad/{name_of(part.block, part.part)}.{'cast' if first else 'add'}", works, COPY),)
+
+
+def _sums_apart(job: Job, tensors: tuple[int, ...]) -> tuple[Work, ...]:
+    """`hp_grad.add_(lp.grad.to(hp_grad.dtype))`, in the first micro-batch too: the buffer holds zeros."""
+    new, kept, dtype = job.param_bytes, job.grad_bytes, job.framework.precision.grad_dtype
+    steps = (("cast", new, kept), ("add_", 2 * kept, kept))
+    return tuple(MemoryBound(what, int(n * read), int(n * written), dtype, float(n)) for n in tensors for what, read, written in steps)
 
 
 def _checked(job: Job, tensors: tuple[int, ...]) -> tuple[Work, ...]:

@@ -37,7 +37,7 @@ def _block(job: Job, block: Block) -> tuple[float, float, float]:
         parameters += params * width / (ways if job.zero == 3 else 1)
         if part.frozen or not job.train:
             continue
-        gradients += params * job.grad_bytes / (ways if job.zero >= 2 else 1)
+        gradients += params * (job.grad_bytes + job.param_bytes * job.framework.precision.sums_apart) / (ways if job.zero >= 2 else 1)
         optimizer += _state(job, part) / (ways if job.zero else 1)
     return parameters, gradients, optimizer
 

@@ -179,7 +179,7 @@ def offloaded(chains: list[list[Pass]]) -> int:
 def growth(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], static: dict[str, int]) -> float:
     """Bytes of a parameter's gradient that its backward makes anew: with one micro-batch and no buffer of the framework's
     (zero_grad sets them to None); 0 where gradients last."""
-    if plan.microbatches > 1 or framework.linears.accumulates:
+    if plan.microbatches > 1 or framework.linears.accumulates or framework.precision.sums_apart:
         return 0.0
     total = sum(part.params for chunk in chunks for _, block in chunk for part in block.parts if not part.frozen)
     return static["gradients"] / max(1, total)

@@ -28,7 +28,7 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, chunks: tup
     mesh = mesh_of(plan)
     zero, _ = sharding_of(plan, framework)
     stored = 4.0 if framework.precision.autocast else BYTES[framework.precision.param_dtype]
-    grad = BYTES[framework.precision.grad_dtype]
+    grad = BYTES[framework.precision.grad_dtype] + stored * framework.precision.sums_apart
     state = 4.0 if framework.precision.master or framework.precision.autocast else stored
     copies = OPTIMIZERS[plan.optimizer.name].states
     totals = {"parameters": 0.0, "gradients": 0.0, "optimizer": 0.0, "gathered": 0.0, "step": 0.0}
@@ -57,7 +57,7 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, chunks: tup
     totals["step"] = max(totals["step"], flat)  # parameters, or what they have moved by, joined for their message
     if train and plan.optimizer.name == "muon":
         totals["step"] += muon.workspace(part for chunk in chunks for _, block in chunk for part in block.parts if not part.frozen)
-    totals["gathered"] = _gathered(plan, framework, chunks, mesh.size("grad"), totals["gradients"], network.ends_tied)
+    totals["gathered"] = _gathered(plan, framework, chunks, mesh.size("grad"), totals["gradients"] / grad, network.ends_tied)
     return {name: round(value) for name, value in totals.items()}
 
 
@@ -90,10 +90,11 @@ def alike(blocks: Iterable[Block]) -> list[tuple[Block, int]]:
     return list(found.values())
 
 
-def _gathered(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], ranks: int, gradients: float, tied: bool) -> float:
+def _gathered(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], ranks: int, trained: float, tied: bool) -> float:
     """DDP without gradient views: buckets as large as the gradients, in the dtype that travels. Who names a bucket (Horovod's fusion buffer,
     apex's and DeepSpeed's flat copies) fills it again and again, as large as the plan wants it (`named`); who packs none has none. autocast: 16-bit copies, alive until backward.
-    A hook casts a bucket into another one, and DDP's first bucket is all gradients. FSDP: `_unsharded`."""
+    A hook casts a bucket into another one, and DDP's first bucket is all gradients; sums that lie apart in a flat buffer are cast whole.
+    FSDP: `_unsharded`. `trained`: elements of the gradients."""
     train, (zero, _) = plan.task != "forward", sharding_of(plan, framework)
     if zero == 3:
         return _unsharded(plan, framework, chunks, tied) + _packed(plan, framework, zero) * train
@@ -101,11 +102,12 @@ def _gathered(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], rank
     found = 0.0
     if framework.precision.autocast:
         found += 2.0 * sum(part.params for block in blocks for part in block.parts if part.cls in ("gemm", "conv", "moe", "rnn"))
-    summed = train and ranks > 1 and plan.update.summed
+    summed, sent = train and ranks > 1 and plan.update.summed, BYTES[framework.precision.reduce_dtype]
     if zero == 0 and summed and framework.data_parallel.packs_gradients and not framework.linears.accumulates:
-        grad, sent = BYTES[framework.precision.grad_dtype], BYTES[framework.precision.reduce_dtype]
-        buckets = gradients / grad * (grad + sent if framework.precision.casts else sent)
+        buckets = trained * (BYTES[framework.precision.grad_dtype] + sent if framework.precision.casts else sent)
         found += min(buckets, named(plan, framework) or 0) if framework.data_parallel.bucket else buckets
+    if zero == 1 and summed and framework.precision.sums_apart and framework.precision.casts:
+        found += trained * sent
     if framework.linears.accumulates and train:
         found += 2.0 * sum(_weights(blocks))
     return found + _packed(plan, framework, zero) * train

@@ -78,10 +78,9 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
         return "megatron-2022" + "-fp16" * halves if later else "megatron-2020" if _wrapped(row) else "megatron-2021"
     if name == "megatron-lm" and "CE fusion on" in row.notes:
         return "megatron-lm-te-loss"
-    if name == "megatron-deepspeed" and not re.search(
-        _BIGSCIENCE, f"{row.source_id} {row.model_name} {row.model_type} {row.system}".lower()
-    ):
-        return "megatron-deepspeed-async"
+    if name == "megatron-deepspeed":
+        sciences = re.search(_BIGSCIENCE, f"{row.source_id} {row.model_name} {row.model_type} {row.system}".lower())
+        return f"{name}-bf16" if sciences and precision_of(row) == "bf16" else name if sciences else f"{name}-async"
     if name != "pytorch":
         return name
     return eager_of(row, text, re.search(_TORCH, text) is not None, precision_of(row), assumed)
