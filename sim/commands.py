@@ -116,8 +116,7 @@ def _compare(app: typer.Typer, desk: Desk) -> None:
         from sim.imported import read_measured
         from sim.predict import predict
         from sim.result.compare import compare as run
-        from sim.result.compare import doubts, measured_file
-        from sim.timeline.metrics import step_times
+        from sim.result.compare import doubts, measured_file, measured_times
         from topologies.load import load_topology
 
         overrides, edits = split(set_, fail, without)
@@ -129,7 +128,7 @@ def _compare(app: typer.Typer, desk: Desk) -> None:
         notes = doubts(predicted, trace)
         result = {"prediction": predicted.to_dict(), "runs": {name: one.to_dict() for name, one in found.items()}, "notes": notes}
         if out:
-            times = {"imported": step_times(trace)}
+            times = {"imported": measured_times(trace)}
             parts = (
                 predicted.plan,
                 predicted.program,

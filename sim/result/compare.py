@@ -41,11 +41,16 @@ def compare(predicted: Prediction, measured: str | Path | Trace) -> Comparison:
     if predicted.trace is None:
         raise BadInput("this prediction holds no trace: predict the plan with its details")
     trace = measured if isinstance(measured, Trace) else read_measured(measured_file(measured))
-    times = step_times(trace)  # the first begins with the recording, not with the step
     ranks = _alike(predicted.trace, trace, mesh_of(predicted.plan))
     ours = predicted.trace.of(ranks)
-    found = align_by_class(ours, _whole_steps(trace), times[1:] or times)
+    found = align_by_class(ours, _whole_steps(trace), measured_times(trace))
     return replace(found, predicted_step=step_time(predicted.trace), pairs=_pairs(ours, trace), ranks=ranks)
+
+
+def measured_times(trace: Trace) -> list[float]:
+    """Seconds of each recorded step that counts: the first begins with the recording, not with the step."""
+    times = step_times(trace)
+    return times[1:] or times
 
 
 def measured_file(path: str | Path) -> Path:

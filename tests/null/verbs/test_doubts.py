@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from sim.align import Measured
 from sim.files.chrome import write_trace
 from sim.imported import read_measured
 from sim.predict import predict
-from sim.result.compare import compare, doubts, measured_file
+from sim.result.compare import compare, doubts, measured_file, measured_times
+from sim.timeline.metrics import step_times
 from topologies.errors import BadInput
 
 MLP = {"family": "mlp", "name": "m", "widths": [64, 64]}
@@ -54,6 +56,16 @@ def test_the_step_in_which_a_recording_began_is_left_out() -> None:
     found = compare(predicted, replace(predicted.trace, spans=waited))
     assert all(row.measured for row in found.classes)
     assert found.pairs and all(pair.measured == pytest.approx(pair.predicted) for pair in found.pairs)
+
+
+def test_the_step_that_a_recording_begins_in_is_not_among_those_measured() -> None:
+    """It begins with the recording; the page draws the steps that the median is of."""
+    predicted = predict({"model": MLP}, "dgx-h100")
+    assert predicted.trace
+    begun = [replace(span, end=span.end + span.seconds) if span.step == 0 else span for span in predicted.trace.spans]
+    trace = replace(predicted.trace, spans=begun)
+    times = measured_times(trace)
+    assert times == step_times(trace)[1:] and compare(predicted, trace).measured_step == Measured.of(times)
 
 
 def test_ops_are_compared_over_all_micro_batches_of_a_step() -> None:
