@@ -14,7 +14,7 @@ from sim.memory.activations import Known, Pass, passes
 from sim.memory.report import MemoryReport, forward_bytes, growth, memory_of_stages, offloaded
 from sim.memory.static import static_bytes
 from sim.model.stages import held, layout
-from sim.program import COMPUTE, HOST
+from sim.program import COMPUTE, HOST, ORDERS
 from sim.rules import mesh_of
 from sim.setting.bind import Setting
 from sim.trace import Span, Trace
@@ -55,7 +55,7 @@ def memory_timelines(setting: Setting, trace: Trace) -> dict[int, Line]:
     reports = memory_of_stages(plan, network, framework, setting.topology.device(0))
     spans: dict[int, list[Span]] = defaultdict(list)
     for span in trace.spans:
-        if span.kind != "wait" and (span.lane == COMPUTE or (span.cls == UPDATE and span.lane != HOST)):
+        if span.kind not in ORDERS and (span.lane == COMPUTE or (span.cls == UPDATE and span.lane != HOST)):
             spans[span.rank].append(span)
     found, known = {}, Known()
     for rank, mine in sorted(spans.items()):

@@ -67,6 +67,26 @@ def test_every_stage_of_a_pipeline_peaks_as_reported(schedule: str, chunks: int)
     assert all(line[-1][1] == line[0][1] for line in drawn.values())
 
 
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"memory": {"offload": "activations"}, "batch": {"global": 16, "micro": 16}},
+        {
+            "framework": "megatron-core",
+            "batch": {"global": 32},
+            "memory": {"recompute": "full"},
+            "parallel": {"pp": 4, "dp_shard": 2, "zero": 3},
+        },
+    ],
+    ids=["offload", "gathered"],
+)
+def test_a_block_that_others_are_prepared_beside_runs_alone(plan: dict[str, Any]) -> None:
+    """The device is told to fetch the next block's tensors beside the head's backward, the widest."""
+    model = GPT["model"] | {"vocab": 65536}  # type: ignore[operator]
+    drawn, reports, _ = lines(GPT | {"model": model} | plan)
+    assert [max(used for _, used in line) for line in drawn.values()] == reports
+
+
 def test_a_1f1b_stage_holds_as_many_micro_batches_as_stages_follow() -> None:
     plan = GPT | {"batch": {"global": 12}, "parallel": {"pp": 4, "schedule": "1f1b"}}
     drawn, _, _ = lines(plan)
