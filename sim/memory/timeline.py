@@ -14,7 +14,7 @@ from sim.memory.activations import Known, Pass, passes
 from sim.memory.report import MemoryReport, forward_bytes, growth, memory_of_stages, offloaded
 from sim.memory.static import static_bytes
 from sim.model.stages import held, layout
-from sim.program import COMPUTE, HOST, ORDERS
+from sim.program import COMPUTE, ORDERS, cpu_lane
 from sim.rules import mesh_of
 from sim.setting.bind import Setting
 from sim.trace import Span, Trace
@@ -55,7 +55,7 @@ def memory_timelines(setting: Setting, trace: Trace) -> dict[int, Line]:
     reports = memory_of_stages(plan, network, framework, setting.topology.device(0))
     spans: dict[int, list[Span]] = defaultdict(list)
     for span in trace.spans:
-        if span.kind not in ORDERS and (span.lane == COMPUTE or (span.cls == UPDATE and span.lane != HOST)):
+        if span.kind not in ORDERS and (span.lane == COMPUTE or (span.cls == UPDATE and not cpu_lane(span.lane))):
             spans[span.rank].append(span)
     found, known = {}, Known()
     for rank, mine in sorted(spans.items()):
@@ -105,9 +105,13 @@ def _trained(spans: list[Span], blocks: dict[str, Pass], step: int) -> list[_Cha
         changes.append(_Change(window.end, 0, -one.worst.activations - (one.kept if last else 0), one.worst.activations - one.rise))
         if last and one.grown:
             changes.append(_Change(window.end, 0, 0, one.grown))
-    for number, window in updates.items():
+    begins = {number: min(window.start for (n, *_), window in windows.items() if n == number) for number in {n for n, *_ in windows}}
+    for number in begins:
         grown = sum(blocks[name].grown for n, _, phase, name in windows if n == number and phase == "fwd")
-        changes += [_Change(window.start, 1, 0, step), _Change(window.end, 0, 0, -step - grown)]
+        if number in updates:
+            changes += [_Change(updates[number].start, 1, 0, step), _Change(updates[number].end, 0, 0, -step - grown)]
+        elif grown:  # updated elsewhere: gone before they are made anew
+            changes.append(_Change(begins.get(number + 1, spans[-1].end), 0, 0, -grown))
     return changes
 
 

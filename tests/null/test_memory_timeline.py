@@ -87,6 +87,14 @@ def test_a_block_that_others_are_prepared_beside_runs_alone(plan: dict[str, Any]
     assert [max(used for _, used in line) for line in drawn.values()] == reports
 
 
+@pytest.mark.parametrize("update", [{"mode": "async"}, {"aggregate": "cpu"}], ids=["server", "summed on the CPU"])
+def test_gradients_that_others_update_with_are_not_piled_up(update: dict[str, str]) -> None:
+    drawn, reports, peak = lines(GPT | {"batch": {"global": 2}, "parallel": {"dp_replicate": 2}, "update": update})
+    for line in drawn.values():
+        assert max(used for _, used in line) == reports[0] == peak
+        assert line[-1][1] == line[0][1]
+
+
 def test_a_1f1b_stage_holds_as_many_micro_batches_as_stages_follow() -> None:
     plan = GPT | {"batch": {"global": 12}, "parallel": {"pp": 4, "schedule": "1f1b"}}
     drawn, _, _ = lines(plan)
