@@ -12,14 +12,14 @@ import gzip
 import json
 import re
 import zlib
-from bisect import bisect_right
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
 from sim.imported.marks import Marks, Range, op_of
-from sim.imported.names import STEP, copy_class, kernel_class
+from sim.imported.names import copy_class, kernel_class
+from sim.imported.steps import Mark, Steps
 from sim.trace import Span, Trace
 from topologies.errors import BadInput
 
@@ -132,22 +132,29 @@ def _spans(file: _File) -> list[Span]:
     chosen = [e for e in events if e.cat in _DEVICE or (e.cat == "cpu_op" and "op_id" in e.args)]
     zero = 0.0 if file.steptwin is not None else min((e.ts for e in chosen), default=0.0)
     steps, marks = _Steps(events), _marks(events)
-    return [_span(e, zero, file.distributedInfo.rank, names, steps, marks) for e in sorted(chosen, key=lambda e: e.ts)]
+    spans = (_span(e, zero, file.distributedInfo.rank, names, steps, marks) for e in sorted(chosen, key=lambda e: e.ts))
+    return [span for span in spans if span is not None]
 
 
 class _Steps:
     """The steps that a trace marks: on the host, and when the device came to them."""
 
     def __init__(self, events: list[_Event]) -> None:
-        marked = sorted((e.ts, int(m.group(1)), e.cat == "gpu_user_annotation") for e in events if (m := STEP.match(e.name)))
-        self._host = [(at, number) for at, number, device in marked if not device]
-        self._device = [(at, number) for at, number, device in marked if device] or self._host
+        marks = [(e.cat == "gpu_user_annotation", mark) for e in events if (mark := Mark.of(e.name, e.ts, e.ts + e.dur))]
+        self._host = Steps(mark for device, mark in marks if not device)
+        ran: dict[tuple[str, int], Mark] = {}
+        for mark in (mark for device, mark in marks if device and not self._host.renumbered):  # a stream of the device has each step's once
+            known = ran.setdefault((mark.word, mark.number), mark)
+            ran[mark.word, mark.number] = known._replace(start=min(known.start, mark.start), end=max(known.end, mark.end))
+        self._device = Steps(ran.values())
 
     def of(self, at: float, launched: float | None) -> int:
         """The step in which something was launched; where nobody says when, the one that the device was in."""
-        line = self._device if launched is None else self._host or self._device
-        found = bisect_right(line, at if launched is None else launched, key=lambda one: one[0]) - 1
-        return line[found][1] if found >= 0 else 0
+        return (self._device or self._host).of(at) if launched is None else (self._host or self._device).of(launched)
+
+    def after(self, at: float, launched: float | None) -> bool:
+        """Whether it belongs to what came after the last step."""
+        return self._device.after(at) if launched is None else self._host.after(launched)
 
 
 def _marks(events: list[_Event]) -> Marks:
@@ -163,13 +170,16 @@ def _span(
     names: dict[tuple[Any, Any], str],
     steps: _Steps,
     marks: Marks,
-) -> Span:
+) -> Span | None:
+    """None for what was launched after the last step."""
     args = event.args
     op_id = str(args.get("op_id", ""))
     number = int(args["correlation"]) if "correlation" in args else None
     marked = marks.op(number) if not op_id else ""
     stream = args.get("stream", event.tid)
-    own = _PLACE.match(op_id)
+    own, launched = _PLACE.match(op_id), marks.launched(number)
+    if own is None and steps.after(event.ts, launched):
+        return None
     cls = str(args.get("class", "")) or (copy_class(event.name) if event.cat == "gpu_memcpy" else kernel_class(event.name))
     kind = str(args.get("kind", "")) or ("copy" if event.cat == "gpu_memcpy" else "collective" if cls == "comm" else "compute")
     start = (event.ts - zero) * 1e-6
@@ -181,7 +191,7 @@ def _span(
         start + event.dur * 1e-6,
         kind,
         cls,
-        int(own.group(2)) if own else steps.of(event.ts, marks.launched(number)),
+        int(own.group(2)) if own else steps.of(event.ts, launched),
         thread=str(args.get("thread", "host")),
         name=str(args.get("Collective name", "")) or event.name,
         bytes=int(args.get("bytes", 0) or 0),

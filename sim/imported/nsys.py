@@ -9,14 +9,14 @@ textId, globalTid) and StringIds. Each device on which a process ran kernels is 
 from __future__ import annotations
 
 import sqlite3
-from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from sim.imported.marks import Marks, Range, op_of
-from sim.imported.names import GRAPH, STEP, copy_class, kernel_class
+from sim.imported.names import GRAPH, copy_class, kernel_class
+from sim.imported.steps import Mark, Steps
 from sim.trace import Span, Trace
 from topologies.errors import BadInput
 
@@ -49,10 +49,11 @@ def _spans(file: sqlite3.Connection) -> list[Span]:
     ranges = [(thread, a, b, str(text or texts.get(number, ""))) for thread, a, b, text, number in _ranges(file) if b is not None]
     rows = sorted(_device(file, texts), key=lambda row: row[0])
     apart = any(process for *_, (process, _) in rows)
-    steps: dict[int, list[tuple[float, int]]] = {}
-    for thread, start, _, text in sorted(ranges, key=lambda one: one[1]):
-        if hit := STEP.match(text):
-            steps.setdefault(_process(thread, apart), []).append((float(start), int(hit.group(1))))
+    begun: dict[int, list[Mark]] = {}
+    for thread, start, end, text in ranges:
+        if mark := Mark.of(text, start, end):
+            begun.setdefault(_process(thread, apart), []).append(mark)
+    steps = {process: Steps(line) for process, line in begun.items()}
     marked = ((thread, Range(a, b, op)) for thread, a, b, text in ranges if (op := op_of(text)))
     calls = _rows(file, "CUPTI_ACTIVITY_KIND_RUNTIME", "start", "globalTid", "correlationId")
     marks = Marks(marked, (((_process(thread, apart), n), thread, at) for at, thread, n in calls))
@@ -60,13 +61,13 @@ def _spans(file: sqlite3.Connection) -> list[Span]:
     zero = rows[0][0] if rows else 0
     found = []
     for start, end, stream, number, name, kind, cls, size, place in rows:
-        begun = steps.get(place[0], [])
-        launched = marks.launched((place[0], number))
-        at = bisect_right(begun, start if launched is None else launched, key=lambda one: one[0]) - 1
+        own, launched = steps.get(place[0], Steps(())), marks.launched((place[0], number))
+        if launched is not None and own.after(launched):
+            continue
         found.append(
             Span(
                 ranks[place], f"stream {stream}", marks.op((place[0], number)) or name, (start - zero) * 1e-9, (end - zero) * 1e-9, kind, cls,
-                begun[at][1] if at >= 0 else 0, name=name, bytes=int(size or 0), source="measured",
+                own.of(start if launched is None else launched), name=name, bytes=int(size or 0), source="measured",
             )
         )  # fmt: skip
     return found
