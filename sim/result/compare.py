@@ -74,6 +74,8 @@ def doubts(predicted: Prediction, trace: Trace) -> list[str]:
         found.append(f"the trace is of '{said}', the prediction of '{name}'")
     if trace.world > 1 and trace.world != plan.world:
         found.append(f"the trace is of {trace.world} ranks, the plan has {plan.world}")
+    if trace.world != plan.world and plan.parallel.pp > 1:
+        found.append("the trace does not tell which stage of the pipeline it is of: its classes stand beside the mean of all stages")
     if len({span.step for span in trace.spans}) == 1:
         found.append(_ONE_STEP)
     if any(span.cls == GRAPH for span in trace.spans):

@@ -97,6 +97,8 @@ def test_one_rank_s_trace_is_laid_beside_its_own_stage(tmp_path: Path) -> None:
             assert found.predicted_step == pytest.approx(predicted.step_time_s)
             assert any(row.cls == "loss" for row in found.classes) is (rank == 6)
     assert compare(predicted, replace(own, world=1)).ranks == (0, 2, 4, 6)
+    (said,) = doubts(predicted, replace(own, world=1))
+    assert "which stage" in said and doubts(predicted, own) == []
 
 
 def test_a_recording_without_steps_is_told() -> None:
