@@ -107,11 +107,18 @@ def _pairs(predicted: Trace, measured: Trace) -> tuple[Pair, ...]:
     """Ops that both name, over a whole step: ranges do not say which micro-batch they are of. A backward range covers the gradients of input
     and weights alike, in a prediction they are two ops; a forward range is open again where activations are computed once more."""
     theirs = _sums([s for s in measured.spans if s.id.startswith(_OWN)])
-    first = min(predicted.ranks, default=0)
-    ours = _sums([s for s in reported(predicted) if s.rank == first and s.kind == "compute"])
-    sample = {_name(s): s for s in reversed(reported(predicted)) if s.rank == first and s.kind == "compute"}
+    computed = [s for s in reported(predicted) if s.kind == "compute"]
+    ours, first = _sums(computed), {_name(s): s for s in reversed(computed)}
     return tuple(
-        Pair(name, first, sample[name].lane, sample[name].cls, "compute", statistics.median(ours[name]), statistics.median(theirs[name]))
+        Pair(
+            name,
+            first[name].rank,
+            first[name].lane,
+            first[name].cls,
+            "compute",
+            statistics.median(ours[name]),
+            statistics.median(theirs[name]),
+        )
         for name in ours
         if name in theirs
     )

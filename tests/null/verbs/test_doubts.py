@@ -82,6 +82,16 @@ def test_ops_are_compared_over_all_micro_batches_of_a_step() -> None:
     assert all(pair.measured == pytest.approx(pair.predicted) for pair in found.values())
 
 
+def test_ops_of_all_stages_are_compared() -> None:
+    predicted = predict({"model": "gpt2-124m", "seq_len": 256, "batch": {"global": 4, "micro": 1}, "parallel": {"pp": 4}}, "dgx-h100")
+    assert predicted.trace
+    spans = [replace(span, id=re.sub(r"^r\d+/s\d+/mb\d+/", "", span.id).replace("wgrad/", "bwd/")) for span in predicted.trace.spans]
+    found = {pair.id: pair for pair in compare(predicted, replace(predicted.trace, spans=spans)).pairs}
+    assert {f"{pass_}/L{layer}.attn.qkv" for pass_ in ("fwd", "bwd") for layer in range(12)} <= set(found)
+    assert found["fwd/L11.attn.qkv"].rank == 3
+    assert all(pair.measured == pytest.approx(pair.predicted) for pair in found.values())
+
+
 def test_one_rank_s_trace_is_laid_beside_its_own_stage(tmp_path: Path) -> None:
     """Profilers write a file for each rank. Of each stage the first of two ranks is simulated."""
     plan = {"model": "gpt2-124m", "seq_len": 256, "batch": {"global": 8, "micro": 1}, "parallel": {"pp": 4, "dp_replicate": 2}}
