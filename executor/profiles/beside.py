@@ -7,21 +7,25 @@ from executor.profiles.event import Event
 from executor.profiles.host import HostThreads
 from sim.trace import Span
 
+_MESSAGES = {"gloo:send": "send", "gloo:recv": "recv"}
+
 
 def messages(events: list[Event], rank: int, main: int, host: HostThreads, comm: str) -> list[Span]:
-    """gloo's collectives, which run on threads of their own. Of device tensors each begins with a wait for the copy to the host, a span of its own
-    (AsyncAllreduceCUDAWork in torch's ProcessGroupGloo.cpp): what is left begins where that has come."""
-    calls = sorted((e for e in events if e.name.startswith("gloo:") and e.tid != main), key=lambda e: e.ts)
+    """gloo's collectives, which run on threads of their own, and messages, which the thread that waits for them begins. Of device tensors each
+    collective begins with a wait for the copy to the host, a span of its own (AsyncAllreduceCUDAWork in torch's ProcessGroupGloo.cpp): what is
+    left begins where that has come."""
+    ran = sorted((e for e in events if e.name.startswith("gloo:")), key=lambda e: e.ts)
+    calls = [e for e in ran if e.name not in _MESSAGES and e.tid != main]
     come = _come(events, host)
     begins = [e.ts for e in calls]
     if len(come) == len(calls):  # gloo takes them in the order of issue
         begins = [min(e.end, max(e.ts, at)) for e, at in zip(calls, come, strict=True)]
     found = []
-    for e, begin in zip(calls, begins, strict=True):
+    for e, begin in [*zip(calls, begins, strict=True), *((e, e.ts) for e in ran if e.name in _MESSAGES)]:
         step = host.step(e.ts)
         if step is not None:
-            name = e.name.removeprefix("gloo:")
-            found.append(Span(rank, "comm", host.name(step, "comm", name), begin * 1e-6, e.end * 1e-6, "collective", comm, step, name=name))
+            name, kind = e.name.removeprefix("gloo:"), _MESSAGES.get(e.name, "collective")
+            found.append(Span(rank, "comm", host.name(step, "comm", name), begin * 1e-6, e.end * 1e-6, kind, comm, step, name=name))
     return found
 
 

@@ -140,3 +140,24 @@ def test_messages_of_both_directions_are_apart() -> None:
     both: dict[tuple[str, str], Group] = one | {(way(0, 1), "pp"): ("up", (0, 1)), (way(1, 0), "pp"): ("down", (1, 0))}  # type: ignore[dict-item]
     assert [message_group(both, "pp", 0, 1), message_group(both, "pp", 1, 0)] == ["up", "down"]
     assert [message_group(one, "pp", 0, 1), message_group(one, "pp", 1, 0)] == ["all", "all"], "gloo knows a message by its tag"
+
+
+def test_a_thread_that_waits_for_a_message_runs_no_python() -> None:
+    """gloo's messages are begun and awaited by the training thread, in whose name the profiler records them (torch 2.13)."""
+    events = [
+        _cpu("step:0", 0, 5000, cat="user_annotation"),
+        _cpu("aten::linear", 100, 900),
+        _cpu("c10d::recv_", 1050, 10),
+        _cpu("gloo:recv", 1060, 2900, cat="user_annotation"),
+        _cpu("aten::linear", 4000, 900),
+        _cpu("gloo:send", 4920, 30, cat="user_annotation"),
+    ]
+    spans = spans_of(events, 1, "comm.pp")
+    sent = {span.name: span for span in spans if span.cls == "comm.pp"}
+    assert {name: (span.kind, round(span.seconds * 1e6), span.step) for name, span in sent.items()} == {
+        "recv": ("recv", 2900, 0),
+        "send": ("send", 30, 0),
+    }
+    assert sum(span.seconds for span in spans if span.cls == "host") == pytest.approx(200e-6, rel=0.01), (
+        "before the first op, and at the end"
+    )
