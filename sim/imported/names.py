@@ -9,8 +9,8 @@ _CLASSES = (
     ("optimizer", re.compile(r"adam|multi_tensor|foreach|sgd|lamb(?!da)", re.I)),  # lambdas are in the names of most of torch's kernels
     ("attention", re.compile(r"flash|fmha|attention|attn|sdpa", re.I)),
     ("norm", re.compile(r"norm(?!al(?!ization))|\b[bl]n_(fw|bw)|gamma_?beta|rowwise_?moments", re.I)),
-    ("conv", re.compile(r"conv|cudnn|fprop|wgrad|dgrad|winograd", re.I)),  # cuDNN's are implicit GEMMs by name
-    ("gemm", re.compile(r"gemm|cutlass|nvjet|cublas|sm\d+_xmma|matmul|mm_|^cijk_", re.I)),  # the last: hipBLASLt's, by their indices
+    ("conv", re.compile(r"conv(?!ert)|cudnn|fprop|wgrad|dgrad|winograd", re.I)),  # cuDNN's are implicit GEMMs by name
+    ("gemm", re.compile(r"gem[mv]|splitk|cutlass|nvjet|cublas|sm\d+_xmma|matmul|mm_|^cijk_", re.I)),  # last: hipBLASLt's, by indices
     ("loss", re.compile(r"softmax|nll|cross_entropy", re.I)),
     ("embedding", re.compile(r"embedding|indexSelect|compute_grad_weight", re.I)),
 )
@@ -23,9 +23,16 @@ STEP = re.compile(r"(?:ProfilerStep#|step[ :#_]|iteration[ :#_])(\d{1,9})\Z", re
 """Ranges that mark a step: torch.profiler's own, `step 3`, `step:3`, `iteration 3`."""
 
 
+_BESIDE = re.compile(r"triton_(?:poi|red|per)_fused")
+"""TorchInductor's loops and reductions: named after all operators that they take a part of, of a product its bias or its transposed operand. Products,
+convolutions and attention themselves are templates (`triton_tem_`) or libraries' kernels."""
+_WHOLE = ("attention", "conv", "gemm")
+
+
 def kernel_class(name: str) -> str:
     """gemm, attention, comm ...; elementwise where nothing else fits."""
-    return next((cls for cls, pattern in _CLASSES if pattern.search(name)), "elementwise")
+    classes = (one for one in _CLASSES if one[0] not in _WHOLE) if _BESIDE.match(name) else _CLASSES
+    return next((cls for cls, pattern in classes if pattern.search(name)), "elementwise")
 
 
 def copy_class(name: str) -> str:
