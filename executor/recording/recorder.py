@@ -41,6 +41,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.counted: set[int] = set()
         self.alive: list[torch.Tensor] = []
         """What the sets below speak of: a storage's address must not be given to another (fake storages cost nothing)."""
+        self.views: list[torch.Tensor] = []
+        """Of parameters. Some have a storage of their own under fake tensors, whose address a gradient must not be given either."""
         self.kept: dict[int, int] = {}
         """Storage -> segment that keeps it."""
         self.pending = 0
@@ -136,7 +138,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         free = is_free(func)
         if free and isinstance(args[0] if args else None, torch.nn.Parameter):  # a view of a parameter is one
             self.parameters |= {t.untyped_storage()._cdata for t in tensors_of(out)}
-            self.alive += tensors_of(out)
+            self.views += tensors_of(out)
         segment = self.segment(free)
         if segment is None:
             return out

@@ -129,3 +129,18 @@ def test_custom_kernels_count_by_their_bytes_and_every_prediction_says_so(tmp_pa
     found = predict({"model": str(file), "precision": "fp32", "batch": {"micro": 2}}, "dgx-h100")
     (said,) = [text for text in found.warnings if "only the bytes" in text]
     assert said.startswith("of aten::_linalg_svd, steptwin_test::scores in the captured model")
+
+
+def encoder() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, dropout=0.0)
+    return nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+
+
+def test_a_capture_does_not_depend_on_addresses() -> None:
+    """Views of parameters are freed in backward: what came to lie at their addresses was taken for a parameter."""
+    found = [capture(encoder, (Input((8, 16, 64), "fp32"),), name="encoder") for _ in range(4)]
+    assert all(one == found[0] for one in found)
+    for block in found[0].low:
+        for part in block.parts:
+            made, gradients = ([work for work in works if isinstance(work, Gemm)] for works in (part.forward, part.wgrad))
+            assert len(made) == len(gradients), part.name
