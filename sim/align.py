@@ -21,6 +21,8 @@ from sim.timeline.metrics import breakdown, step_time
 from sim.trace import Span, Trace
 
 _STEP = re.compile(r"/s\d+(?=/)")
+_BETWEEN = ("record", "wait")
+"""Kinds that order lanes."""
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -152,7 +154,12 @@ def breakdowns(predicted: Trace, measured: Trace) -> tuple[dict[str, float], dic
     """Where a step of each goes, in the classes that the measured trace tells apart (`sim.timeline.metrics.breakdown`): messages may hold what they
     wait for (`alike`), and where devices alone were recorded, `idle_s` is all time in which one does nothing, whatever it waits for."""
     hold, alone = _messages_hold_waits(measured), all(_recorded(span) and not span.launch for span in measured.spans)
-    seen = [span for span in predicted.spans if not alone or (_recorded(span) and span.kind not in ORDERS)]
+    ordered = any(span.kind in _BETWEEN for span in measured.spans)  # files hold none
+    seen = [
+        span
+        for span in predicted.spans
+        if (ordered or span.kind not in _BETWEEN) and (not alone or (_recorded(span) and span.kind != "sync"))
+    ]
     spans = [replace(span, wait=0.0 if hold and span.kind in MEETING else span.wait, launch=0.0 if alone else span.launch) for span in seen]
     ours, theirs = (asdict(breakdown(trace)) for trace in (replace(predicted, spans=spans), measured))
     if alone:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from msgspec.structs import asdict
 
 from sim.align import ClassError, align_by_class, align_by_id, breakdowns
+from sim.files.chrome import write_trace
+from sim.imported import read_measured
 from sim.imported.names import NAMED, kernel_class, told
 from sim.predict import predict
 from sim.program import ORDERS
@@ -116,6 +120,14 @@ def test_a_step_that_went_as_predicted_goes_where_it_was_predicted(plan: dict[st
     assert "host_s" not in ours
     told_all, same = breakdowns(found, found)
     assert told_all == same == asdict(breakdown(found))
+
+
+def test_a_prediction_s_own_file_goes_where_it_goes(tmp_path: Path) -> None:
+    """Files hold no waits between lanes, without which some of a bubble is a host's gap."""
+    found = predict({"model": "gpt2-124m", "seq_len": 256, "batch": {"global": 8, "micro": 1}, "parallel": {"pp": 4}}, "dgx-h100").trace
+    assert found is not None
+    ours, theirs = breakdowns(found, read_measured(write_trace(found, tmp_path / "predicted.json")))
+    assert ours == pytest.approx(theirs, abs=1e-7) and sum(ours.values()) == pytest.approx(step_time(found))
 
 
 def _of(cls: str, rows: tuple[ClassError, ...]) -> ClassError:
