@@ -12,7 +12,7 @@ from sim.files.machinefile import machine_words
 from sim.lower.output import WRITE
 from sim.lower.step import lower
 from sim.plan import Output, Plan
-from sim.planning.capacity.goodput import Outcome, Reliability, expected
+from sim.planning.capacity.goodput import Outcome, Reliability, daly, expected
 from sim.predict import predict_setting
 from sim.result.figures import figures_of_memory
 from sim.result.uncertainty import LEVEL
@@ -154,8 +154,8 @@ def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability 
     """Trains `tokens` tokens (samples for models without a sequence) with `plan` on `on`, after `edits` of it ("link.nvlink.rate=200 GB/s").
 
     `checkpoint` is the stall of one checkpoint in seconds; unsaid: what the plan's own [output] stalls for, or else the sharded state written
-    at 1 GB/s per GPU (assumed). How often checkpoints are made is found here (Daly's interval, or as often as asynchronous ones can be written),
-    whatever the plan says.
+    at 1 GB/s per GPU (assumed). How often checkpoints are made is found here (Daly's interval, or as often as asynchronous ones can be written or
+    loaders make up for them), whatever the plan says.
     Raises `BadInput` when prices are given but not for this machine, and for tokens or a checkpoint that cannot be.
     """
     amount(tokens)
@@ -170,9 +170,12 @@ def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability 
     how = how or Reliability()
     work = steps * step
     writing = writing_seconds(setting, pricer_for(setting)) if saves else 0.0
-    stall = checkpoint if checkpoint is not None else _stall(setting, step, writing) if saves else _shard(setting) / _RATE
     mtbf = how.mtbf(plan.world, setting.topology.ranks_per_node)
-    run, interval = expected(work, stall, mtbf, how, seed, step=step, writing=writing)
+    if checkpoint is not None or not saves:
+        stall, least = _shard(setting) / _RATE if checkpoint is None else checkpoint, step
+    else:
+        stall, least = _stall(setting, step, writing, mtbf)
+    run, interval = expected(work, stall, mtbf, how, seed, step=least, writing=writing)
     return Capacity(
         gpus=plan.world,
         plan=plan.name or plan.model_name,
@@ -194,6 +197,8 @@ def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability 
 
 _SELDOM = 10_000
 """Steps from one checkpoint to the next that are enough for its seconds to count as those of one alone."""
+_MOMENT = 1e-9
+"""Seconds: what is made up for in no more is not."""
 
 
 def _output(setting: Setting, output: Output) -> Setting:
@@ -206,11 +211,28 @@ def _saving(setting: Setting, every: int) -> float:
     return predict_setting(_output(setting, output), detail=False).step_time_s
 
 
-def _stall(setting: Setting, step: float, writing: float) -> float:
-    """Seconds of a checkpoint, where a step without takes `step`, and `writing` it beside training so long. None waits for the one before, however
-    often the plan makes them."""
-    seldom = max(_SELDOM, math.ceil(2.0 * writing / step))
-    return seldom * max(0.0, _saving(setting, seldom) - step)
+def _stall(setting: Setting, step: float, writing: float, mtbf: float) -> tuple[float, float]:
+    """Seconds of a checkpoint, and of the shortest time from one to the next that is worth it, where a step without takes `step`, and `writing` it
+    beside training so long. None waits for the one before, however often the plan makes them.
+
+    Where steps wait for loaders, these fill their stock meanwhile: each step after a checkpoint makes up for some of it, until nothing is left to make up
+    for. More seldom they need not be made; and more often they are only where failures ask for that, whatever they cost then (Daly)."""
+    plan, several = setting.plan, max(1, math.ceil(2.0 * writing / step))
+    seldom = max(_SELDOM, several)
+    rare = _added(setting, step, seldom)
+    if not plan.data.workers or plan.asynchronous:
+        return rare, step
+    most, less = _added(setting, step, several), _added(setting, step, several + 1)
+    if most - less < _MOMENT:
+        return rare, step
+    whole, each = most + (most - less) * several, (most - less) / step
+    enough, often = (whole - rare) / each, max(step, daly(whole, mtbf))
+    return (rare, enough) if enough < often else (whole - each * often, often)
+
+
+def _added(setting: Setting, step: float, every: int) -> float:
+    """Seconds that one checkpoint of every so many steps adds."""
+    return every * max(0.0, _saving(setting, every) - step)
 
 
 _RATE = 1e9

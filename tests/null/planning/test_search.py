@@ -96,6 +96,19 @@ def test_asynchronous_checkpoints_come_as_often_as_they_can_be_written() -> None
         assert (found.checkpoint_interval_s == pytest.approx(writing, rel=0.01)) == (rate == 1)
 
 
+@pytest.mark.parametrize(("preprocess", "failing"), [("32 ms", 1e9), ("33.2 ms", 1e9), ("33.2 ms", 3600.0), ("60 ms", 1e9)])
+def test_checkpoints_that_loaders_make_up_for_cost_what_their_steps_do(preprocess: str, failing: float) -> None:
+    """A step that waits for loaders has time to spare for a checkpoint, as seldom as these are made: not for one after every step."""
+    plan = {"model": "gpt2-124m", "seq_len": 1024, "batch": {"micro": 8, "global": 64}, "parallel": {"dp_replicate": 8}}
+    data = {"source": "disk", "workers": 8, "preprocess": preprocess}
+    how = Reliability(mtbf_gpu=failing, restart=0.0)
+    found = capacity(load_plan(plan | {"data": data, "output": {"checkpoint_every": 1}}), "dgx-h100", 1e11, how=how)
+    every = round(found.checkpoint_interval_s / found.quiet_step_s)
+    rhythm = predict(plan | {"data": data, "output": {"checkpoint_every": every}}, "dgx-h100").step_time_s
+    lost = found.failures * (0.5 * found.checkpoint_interval_s + how.restart)
+    assert found.elapsed_s == pytest.approx(found.steps * rhythm + lost, rel=5e-3)
+
+
 def test_an_unsaid_checkpoint_holds_one_copy_of_the_state() -> None:
     """At 1 GB/s a GPU: what replicas have in common is written once, what is frozen is not."""
     for name in ("gpt2-ddp8", "llama2-70b-lora"):
