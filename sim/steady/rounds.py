@@ -71,7 +71,7 @@ def _confirmed(setting: Setting) -> float:
 
 
 class Rounds(NamedTuple):
-    """Three steps that differ by a round of micro-batches each, after one that warms up."""
+    """Three steps that differ by a round of micro-batches each, after those that warm up."""
 
     counts: tuple[int, ...]
     left: float
@@ -97,7 +97,7 @@ def rounds_of(setting: Setting) -> Rounds | None:
     plan = setting.plan
     each = round_of(plan)
     least = _least(plan, each) + (each if each > 1 else 0)
-    counts = (warm_of(plan, least), least, least + each, least + 2 * each)
+    counts = (*warm_of(plan, least), least, least + each, least + 2 * each)
     saved = (plan.microbatches - sum(counts[1:])) * _passes(plan)
     if _supplied(plan) or plan.parallel.schedule == "zb-h1" or saved < _WORTH * len(setting.network.blocks) or each > _DEEP:
         return None
@@ -122,9 +122,9 @@ def _seconds(run: Run, plan: Plan) -> float:
     fewer = _least(plan, each_round)
     warm = warm_of(plan, fewer)
     while fewer + 2 * each_round < count:
-        short, longer = run.times((warm, fewer, fewer + each_round))[-2:]
+        short, longer = run.times((*warm, fewer, fewer + each_round))[-2:]
         if _hurried(short):
-            short, longer = run.times((warm, fewer, fewer, fewer + each_round))[-2:]
+            short, longer = run.times((*warm, fewer, fewer, fewer + each_round))[-2:]
         each, host = ((b - a) / each_round for a, b in zip(short, longer, strict=True))
         if host <= each * (1 + 1e-9):
             if each <= host * (1 + _EQUAL) or not _hurried(short):
@@ -134,7 +134,7 @@ def _seconds(run: Run, plan: Plan) -> float:
             # The thread loses its lead with each micro-batch: from where it has none left, a step is as long as the thread needs.
             lead = (short.seconds - short.host) / (host - each)
             fewer += max(1, math.ceil(lead / each_round)) * each_round
-        warm = fewer
+        warm = (fewer,) * len(warm)
     return run.whole()
 
 
@@ -146,6 +146,8 @@ def _hurried(step: Step) -> bool:
 def _least(plan: Plan, each_round: int) -> int:
     """The smallest count from which on each round lengthens the step alike; what it leaves out of the plan's are whole rounds.
 
-    DualPipe's overlapped forwards and backwards come to their pace late: found on pipelines of 2 to 16 stages."""
-    least = 5 * plan.parallel.pp if plan.parallel.schedule == "dualpipe" else max(_FEW, plan.parallel.pp)
+    DualPipe's overlapped forwards and backwards come to their pace late, ZB-H1's weight gradients with the first micro-batch more than stages: found on
+    pipelines of 2 to 16 stages."""
+    p = plan.parallel
+    least = 5 * p.pp if p.schedule == "dualpipe" else max(_FEW, p.pp + (p.schedule == "zb-h1"))
     return least + (plan.microbatches - least) % each_round

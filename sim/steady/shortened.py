@@ -35,15 +35,18 @@ def round_of(plan: Plan) -> int:
     return 1 if p.virtual_stages == 1 and p.schedule in ("gpipe", "1f1b", "interleaved") else p.pp
 
 
-def warm_of(plan: Plan, count: int) -> int:
-    """Micro-batches of a first step that warms up one of `count`: the last stages to end a pipeline's step do so in one order, however long
+def warm_of(plan: Plan, count: int) -> tuple[int, ...]:
+    """Micro-batches of the first steps, which warm up one of `count`: the last stages to end a pipeline's step do so in one order, however long
     it is, so that the fewest will do that its schedule takes. Where nothing runs backward no stage waits for the later ones, and what all of
-    them still do takes from the next step's links. ZB-H1's lighter stages end before the longest, by more with each micro-batch until that is the
-    bubble of the next step, which they begin the earlier."""
+    them still do takes from the next step's links; nothing comes back to the first stages, which run ahead of two steps. ZB-H1's lighter stages end
+    before the longest, by more with each micro-batch until that is the bubble of the next step, which they begin the earlier: the step after
+    that is the first to end as all later ones do."""
+    if plan.parallel.pp == 1:
+        return (count,)
     if plan.task == "forward" or plan.parallel.schedule == "zb-h1":
-        return count
+        return (count, count)
     taken = 2 * plan.parallel.pp if plan.parallel.schedule in VEES else 1
-    return min(count, max(round_of(plan), taken)) if plan.parallel.pp > 1 else count
+    return (min(count, max(round_of(plan), taken)),)
 
 
 def reads_itself(plan: Plan) -> bool:
@@ -101,14 +104,13 @@ class Run:
 
     @property
     def _counts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Two steps, the second of which has all micro-batches, and is reported; the first warms up what overlaps with its neighbours: short,
-        or as long. Where loaders could keep its batches in store, the thread reads them while the device still works, or a pipeline's first stages
-        run ahead as nothing comes back to them, there are three whole ones: the second may do what none does after it."""
+        """Some steps, the last of which has all micro-batches, and is reported; those before it warm up what overlaps with its neighbours: short,
+        or as long. Where loaders could keep its batches in store, or the thread reads them while the device still works, there are three whole ones:
+        the second may do what none does after it."""
         plan = self._setting.plan
         count = plan.microbatches
-        if plan.data.workers or reads_itself(plan) or (plan.task == "forward" and plan.parallel.pp > 1):
-            return (count,) * 3, (count,) * 3
-        return (warm_of(plan, count), count), (count, count)
+        warm = (count, count) if plan.data.workers or reads_itself(plan) else warm_of(plan, count)
+        return (*warm, count), (count,) * (len(warm) + 1)
 
     def traced(self) -> tuple[Program, Trace]:
         """A step with all micro-batches after one that warms up, with a trace of what their ranks do: runs of kernels as one span."""

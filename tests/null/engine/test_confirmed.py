@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import asdict
 
 from sim.engine.steps import Step
+from sim.planning.sweeps.screen import screened
 from sim.predict import predict_setting
 from sim.program import Program
 from sim.setting.bind import bind
@@ -66,7 +67,7 @@ def test_a_step_confirmed_by_rounds_is_the_whole(parallel: dict[str, Any], frame
     setting = bind(_plan(96, framework, **parallel), MACHINE)
     found, seen = _counts(setting, monkeypatch)
     assert found == pytest.approx(whole(setting), rel=5e-4)
-    assert (rounds_of(setting) is not None) == (len(seen[0]) > 2)
+    assert (rounds_of(setting) is not None) == (len(seen[0]) > 3)
 
 
 @pytest.mark.parametrize("stages", [2, 4])
@@ -79,6 +80,19 @@ def test_stages_of_unequal_length_take_what_all_their_steps_take(schedule: str, 
     setting = bind(plan, MACHINE)
     predicted = predict_setting(setting, steps=4, detail=False).step_time_s
     assert (whole(setting), confirmed(setting)) == pytest.approx((predicted, predicted), rel=1e-3)
+
+
+@pytest.mark.parametrize(("on", "stages", "count"), [("rtx-4090-x8", 2, 2), ("4x h100-pcie-x8:2", 4, 16), ("2x rtx-4090-x8", 4, 16)])
+def test_zero_bubble_settles_with_the_third_step(on: str, stages: int, count: int) -> None:
+    """The second ends as one does whose lighter stages had no bubble to begin it in; and rounds are alike from the first micro-batch more than
+    stages on. (From two steps and as many micro-batches as stages: up to 1.6 and 2.8 % too slow.)"""
+    replicas = 4 if on == "2x rtx-4090-x8" else 2
+    parallel = {"dp_replicate": replicas, "pp": stages, "schedule": "zb-h1"}
+    shape = {"layers": 4, "hidden": 512 if replicas == 4 else 2048, "heads": 8, "ffn": 2048, "vocab": 32000}
+    plan = {"model": shape, "seq_len": 512, "framework": "pytorch", "batch": {"global": replicas * count, "micro": 1}, "parallel": parallel}
+    setting = bind(plan, on)
+    predicted = predict_setting(setting, steps=5, detail=False).step_time_s
+    assert (whole(setting), confirmed(setting), screened(setting)) == pytest.approx((predicted,) * 3, rel=1e-3)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
