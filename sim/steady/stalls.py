@@ -83,7 +83,8 @@ def output_seconds(setting: Setting, pricer: Pricer, step: float, fold: bool, po
     points += [msgspec.structs.replace(point, adds=longer.get(where)) for where, point in found.items()]
     if output.checkpoint_every:
         run = loud(frozenset(["checkpoint_every"]))
-        added += _saved(points, known, run, output.checkpoint_every, without, *_held_up(setting, pricer, fold, run.step, without))
+        held_up = _held_up(setting, pricer, fold, run.step, run.step - without, step)
+        added += _saved(points, known, run, output.checkpoint_every, step, *held_up)
     return added
 
 
@@ -120,19 +121,19 @@ def _simulated(setting: Setting, plan: Plan, pricer: Pricer, fold: bool, steps: 
     return program, simulate(program, pricer, fold, setting.places, apart(simulated_ops(program, fold and setting.places)))
 
 
-def _held_up(setting: Setting, pricer: Pricer, fold: bool, saving: float, quiet: float) -> tuple[float, float]:
+def _held_up(setting: Setting, pricer: Pricer, fold: bool, saving: float, longer: float, step: float) -> tuple[float, float]:
     """Seconds that one checkpoint adds to its step and those after it, and of the shortest period from one to the next. `saving`: a step of a loop
-    that makes one in each, `quiet`: of one without.
+    that makes one in each, by so much `longer` than without; `step`: the mean one without.
 
     Where another thread writes them meanwhile, steps that wait for the one before are as long as the writing and what it waits for: no period is
     shorter."""
     output, beside = setting.plan.output, setting.plan.output.checkpoint_mode == "async"
     if setting.plan.asynchronous:
         return _paced(setting, pricer, fold), 0.0
-    adds = max(0.0, _once(setting, pricer, fold) if beside else saving - quiet)
+    adds = max(0.0, _once(setting, pricer, fold) if beside else longer)
     if setting.plan.data.workers:
         stall = metrics.breakdown(_run(setting, Output(), pricer, fold).trace).data_s
-        adds = _made_up(adds, setting.plan, quiet, stall, output.checkpoint_every)
+        adds = _made_up(adds, setting.plan, step, stall, output.checkpoint_every)
     return adds, saving if beside else 0.0
 
 

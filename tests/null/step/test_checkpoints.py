@@ -89,3 +89,12 @@ def test_loaders_work_on_while_training_stands_still(preprocess: str, mode: str,
     found = predict(tree, "dgx-h100").step_time_s
     assert found == pytest.approx(long(tree, 41, every), rel=0.01)
     assert found >= quiet * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(("every", "to"), [(3, "disk"), (12, "store")])
+def test_steps_that_average_seldom_leave_as_much_to_wait_for_as_their_mean(every: int, to: str) -> None:
+    """Of local updates a period's steps are shorter than one that averages, beside which a checkpoint is simulated."""
+    output = {"checkpoint_every": every, "checkpoint_mode": "async", "checkpoint_to": to}
+    tree = {"model": {"base": "gpt2-124m", "layers": 2}, "seq_len": 512, "batch": {"micro": 4, "global": 16}, "output": output}
+    tree |= {"parallel": {"dp_replicate": 4}, "update": {"mode": "local", "every": 3}}
+    assert predict(tree, "dgx-h100").step_time_s == pytest.approx(long(tree, 49, every), rel=1e-3)
