@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from executor.play import refuse_servers
 from executor.training.limits import PLAY, check_quiet, check_stock
-from sim.lower.step import lower
 from sim.result.figures import figures_of_memory
 from sim.setting.bind import Setting, model_of
+from sim.setting.program import program_for
 from topologies.errors import NoRoom, Refused
 
 
@@ -17,7 +17,7 @@ def check_runs(setting: Setting, stock: bool, play: bool) -> None:
     if stock:
         check_stock(setting.plan, model_of(setting.plan))
     if play:
-        refuse_servers(lower(setting.plan, setting.network, setting.framework, setting.topology.kind, 1))
+        refuse_servers(program_for(setting, 1))
     missing = figures_of_memory(setting)[1] if setting.topology.kind == "cpu" else None
     if missing is not None:
         raise NoRoom(f"each of {setting.plan.world} ranks {missing}")

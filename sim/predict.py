@@ -13,7 +13,6 @@ import msgspec
 
 from sim.cost.price import Pricer
 from sim.engine.run import simulate
-from sim.lower.step import lower
 from sim.memory.timeline import memory_timelines
 from sim.plan import Output, Plan
 from sim.program import Program
@@ -22,6 +21,7 @@ from sim.result.figures import figures
 from sim.result.prediction import Prediction
 from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
+from sim.setting.program import program_for
 from sim.steady.detail import STEPS, apart, coarse, fused, quick, simulated_ops
 from sim.steady.periods import mean_step, varies
 from sim.steady.settled import Steps, until_settled
@@ -99,7 +99,7 @@ def predict_setting(
 
 def steps_of(setting: Setting, plan: Plan, pricer: Pricer, fold: bool, detail: bool, steps: int) -> Steps:
     """So many steps of `plan`, simulated as finely as their number of ops allows."""
-    program = lower(plan, setting.network, setting.framework, setting.topology.kind, steps)
+    program = program_for(setting, steps, plan)
     return Steps(program, played(setting, program, pricer, fold, detail), pricer)
 
 

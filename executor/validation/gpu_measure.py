@@ -23,13 +23,13 @@ from executor.validation.here import trained
 from sim.align import Comparison, Measured, align_by_class, align_by_id
 from sim.files.chrome import write_trace
 from sim.files.runs import write_atomic
-from sim.lower.step import lower
 from sim.plan import Plan
 from sim.predict import predict_setting
 from sim.program import Program
 from sim.result.prediction import Prediction
 from sim.setting.bind import Setting
 from sim.setting.pricer import pricer_for
+from sim.setting.program import program_for
 from sim.steady.detail import STEPS
 from sim.timeline.metrics import step_time
 from topologies.errors import Refused
@@ -130,7 +130,7 @@ def _played(row: Row, case: Case, setting: Setting, good: Prediction, path: Path
 
 
 def _loud(setting: Setting) -> Program:
-    return lower(setting.plan, setting.network, setting.framework, setting.topology.kind, STEPS)
+    return program_for(setting, STEPS)
 
 
 def _stock(row: Row, plan: Plan, good: Prediction, folder: Path, steps: int) -> Comparison | None:

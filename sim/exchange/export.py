@@ -28,11 +28,11 @@ from sim.exchange.attributes import Attr
 from sim.exchange.groups import Groups
 from sim.exchange.rankgraph import Graph
 from sim.exchange.tracefile import write
-from sim.lower.step import lower
 from sim.plan import Output
 from sim.program import HOST, MEETING, Program
 from sim.setting.bind import Setting
 from sim.setting.pricer import pricer_for
+from sim.setting.program import program_for
 from sim.steady.detail import STEPS
 from topologies.errors import BadInput, Refused
 
@@ -63,7 +63,7 @@ def export_plan(setting: Setting, folder: Path, *, calibration: str | Path | Non
     Raises `BadInput` for more than `MOST_RANKS` ranks, or ranks that the plan has not.
     """
     plan = msgspec.structs.replace(setting.plan, output=_each_step(setting.plan.output))
-    program = lower(plan, setting.network, setting.framework, setting.topology.kind, STEPS)
+    program = program_for(setting, STEPS, plan)
     return export_program(program, pricer_for(setting, calibration), folder, ranks, STEPS - 1, setting.plan.framework_base)
 
 

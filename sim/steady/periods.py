@@ -7,9 +7,9 @@ import msgspec
 
 from sim.cost.price import Pricer
 from sim.engine.run import simulate
-from sim.lower.step import lower
 from sim.plan import Output, Plan
 from sim.setting.bind import Setting
+from sim.setting.program import program_for
 from sim.timeline import asynchrony
 from sim.timeline.metrics import Breakdown, breakdown
 from sim.trace import Trace
@@ -55,5 +55,5 @@ def mean_step(setting: Setting, pricer: Pricer, steps: int, fold: bool = True) -
 
 def _trace(setting: Setting, plan: Plan, pricer: Pricer, steps: int, fold: bool) -> Trace:
     quiet = msgspec.structs.replace(plan, output=Output())
-    program = lower(quiet, setting.network, setting.framework, setting.topology.kind, steps)
+    program = program_for(setting, steps, quiet)
     return simulate(program, pricer, fold, setting.places, False, condensed=True)

@@ -10,13 +10,13 @@ from sim.engine.shortcut import Shortcut
 from sim.engine.steps import Step, step_times
 from sim.framework.chosen import sharding_of
 from sim.lower.short import Shortener
-from sim.lower.step import lower
 from sim.plan import VEES, Plan
 from sim.program import Program
 from sim.rules import mesh_of
 from sim.setting.bind import Setting
 from sim.setting.pace import board_clock
 from sim.setting.pricer import pricer_for
+from sim.setting.program import program_for
 from sim.steady.detail import STEPS
 from sim.steady.settled import Steps, host_seconds, loader_seconds, until_settled
 from sim.timeline.metrics import step_time
@@ -131,8 +131,7 @@ class Run:
 
     def program(self, counts: tuple[int, ...]) -> Program:
         """Steps of so many micro-batches each."""
-        s = self._setting
-        return lower(s.plan, s.network, s.framework, s.topology.kind, len(counts), self._short, counts)
+        return program_for(self._setting, len(counts), short=self._short, counts=counts)
 
 
 def _apart(setting: Setting, shortcut: Shortcut) -> bool:

@@ -12,10 +12,10 @@ import msgspec
 from sim.cost.price import Pricer
 from sim.engine.run import simulate
 from sim.lower.output import BEFORE, WRITER
-from sim.lower.step import lower
 from sim.plan import Output, Plan
 from sim.program import Program
 from sim.setting.bind import Setting
+from sim.setting.program import program_for
 from sim.steady.detail import STEPS, apart, simulated_ops
 from sim.steady.periods import LONG
 from sim.steady.settled import until_settled
@@ -38,12 +38,7 @@ def held(setting: Setting, program: Program, pricer: Pricer, trace: Trace, step:
         if point.op in _WITHOUT and point.where.startswith("data/"):
             data = msgspec.structs.replace(setting.plan.data, **_WITHOUT[point.op])
             better = msgspec.structs.replace(setting.plan, data=data, output=Output())
-            other = simulate(
-                lower(better, setting.network, setting.framework, setting.topology.kind, program.steps),
-                pricer,
-                fold,
-                setting.places,
-            )
+            other = simulate(program_for(setting, program.steps, better), pricer, fold, setting.places)
             points[at] = msgspec.structs.replace(point, adds=step - metrics.step_time(other))
     return points
 
@@ -117,7 +112,7 @@ def _run(setting: Setting, output: Output, pricer: Pricer, fold: bool) -> _Run:
 
 
 def _simulated(setting: Setting, plan: Plan, pricer: Pricer, fold: bool, steps: int) -> tuple[Program, Trace]:
-    program = lower(plan, setting.network, setting.framework, setting.topology.kind, steps)
+    program = program_for(setting, steps, plan)
     return program, simulate(program, pricer, fold, setting.places, apart(simulated_ops(program, fold and setting.places)))
 
 

@@ -10,7 +10,6 @@ import msgspec
 
 from sim.files.machinefile import machine_words
 from sim.lower.output import WRITE
-from sim.lower.step import lower
 from sim.plan import Output, Plan
 from sim.planning.capacity.goodput import Outcome, Reliability, daly, expected
 from sim.predict import predict_setting
@@ -18,6 +17,7 @@ from sim.result.figures import figures_of_memory
 from sim.result.uncertainty import LEVEL
 from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
+from sim.setting.program import program_for
 from sim.steady.stalls import writing_seconds
 from sim.tables import Tabular
 from topologies.cluster import parse
@@ -241,8 +241,7 @@ _RATE = 1e9
 
 def _shard(setting: Setting) -> int:
     """Bytes that the rank with most writes of a sharded checkpoint."""
-    plan = _output(setting, Output(checkpoint_every=1, checkpoint_mode="sharded")).plan
-    program = lower(plan, setting.network, setting.framework, setting.topology.kind, 1)
+    program = program_for(_output(setting, Output(checkpoint_every=1, checkpoint_mode="sharded")), 1)
     return max((op.bytes for ops in program.segments.values() for op in ops if op.id == WRITE), default=0)
 
 

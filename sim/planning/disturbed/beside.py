@@ -26,7 +26,6 @@ from sim.engine.machine import LOADER
 from sim.engine.meeting import Groups
 from sim.engine.pricing import Pricing
 from sim.engine.steps import alone, lines_of
-from sim.lower.step import lower
 from sim.plan import Output, Update
 from sim.planning.disturbed.alike import Placed, stand_ins
 from sim.planning.disturbed.loaders import shares_of
@@ -34,6 +33,7 @@ from sim.planning.disturbed.places import PlacedPricer
 from sim.program import Program
 from sim.setting.bind import Setting
 from sim.setting.pricer import pricer_for
+from sim.setting.program import program_for
 from sim.steady.periods import LONG, NEVER
 from sim.steady.settled import loader_seconds, settled
 from sim.timeline.asynchrony import counted
@@ -105,7 +105,7 @@ def _placed(setting: Setting, places: tuple[int, ...], steps: int, calibration: 
         steps += 3 * -(-data.workers * data.prefetch // setting.plan.microbatches)
     update = msgspec.structs.replace(update, every=NEVER if still else min(update.every, OFTEN))
     plan = msgspec.structs.replace(setting.plan, output=Output(), update=update)
-    program = lower(plan, setting.network, setting.framework, setting.topology.kind, steps)
+    program = program_for(setting, steps, plan)
     return Placed(program, PlacedPricer(pricer_for(setting, calibration, places=places), places, setting.topology), places)
 
 

@@ -13,12 +13,12 @@ import msgspec
 
 from sim.cost.price import Cost, Pricer, transfer_cost
 from sim.engine.run import simulate
-from sim.lower.step import lower
 from sim.planning.explain.gradient import Gradient, gradient
 from sim.planning.explain.scaled import HOST, KINDS, Scaled, Shares, faster_links, kind_of
 from sim.program import Op, Program, full_id
 from sim.setting.bind import Setting
 from sim.setting.pricer import pricer_for
+from sim.setting.program import program_for
 from sim.timeline.metrics import step_time
 from sim.trace import Span, Trace
 
@@ -79,7 +79,7 @@ class Study:
 
     def __init__(self, setting: Setting, steps: int) -> None:
         self.setting = setting
-        self.program: Program = lower(setting.plan, setting.network, setting.framework, setting.topology.kind, steps)
+        self.program: Program = program_for(setting, steps)
         self.pricer: Pricer = pricer_for(setting)
         self.noted = Noted(self.pricer)
         self.trace: Trace = simulate(self.program, self.noted, True, setting.places)
