@@ -35,7 +35,7 @@ from sim.setting.bind import Setting
 from sim.setting.pricer import pricer_for
 from sim.setting.program import program_for
 from sim.steady.periods import LONG, NEVER
-from sim.steady.settled import loader_seconds, settled
+from sim.steady.settled import loader_seconds, settled, stored
 from sim.timeline.asynchrony import counted
 from topologies.errors import BadInput, Refused
 
@@ -99,13 +99,13 @@ def paces(
 
 def _placed(setting: Setting, places: tuple[int, ...], steps: int, calibration: str | Path | None, still: bool) -> Placed:
     """So many steps of a job, without output."""
-    update, data = setting.plan.update, setting.plan.data
+    update = setting.plan.update
     steps = max(steps, _LEAST[update.mode])
-    if setting.topology.kind == "cpu":  # loaders share cores with training: they fill their store, keep it full, and it is emptied
-        steps += 3 * -(-data.workers * data.prefetch // setting.plan.microbatches)
     update = msgspec.structs.replace(update, every=NEVER if still else min(update.every, OFTEN))
     plan = msgspec.structs.replace(setting.plan, output=Output(), update=update)
     program = program_for(setting, steps, plan)
+    if program.device == "cpu":  # loaders share cores with training: they fill their store, keep it full, and it is emptied
+        program = program_for(setting, steps + 3 * stored(program), plan)
     return Placed(program, PlacedPricer(pricer_for(setting, calibration, places=places), places, setting.topology), places)
 
 
