@@ -25,8 +25,12 @@ def failures(one: Capacity) -> str:
     return f"{one.failures:,} failure{'' if one.failures == 1 else 's'}"
 
 
+_UNITS = ((86400, "days"), (3600, "hours"), (1, "seconds"))
+
+
 def days(found: Capacity) -> go.Figure:
-    """One bar: days of progress and days of everything else."""
+    """One bar: days (hours, seconds of a short run) of progress and of everything else."""
+    scale, unit = next((one for one in _UNITS if found.elapsed_s >= 2 * one[0]), _UNITS[-1])
     parts = [
         ("steps that count", found.productive_s, _STRONG),
         ("checkpoints, failures, restarts", found.elapsed_s - found.productive_s, _MISS),
@@ -37,19 +41,19 @@ def days(found: Capacity) -> go.Figure:
         figure.add_trace(
             go.Bar(
                 y=["run"],
-                x=[value / 86400],
+                x=[value / scale],
                 orientation="h",
                 name=name,
                 marker_color=colour,
                 text=[f"{share:.1%}" if share > 0.04 else ""],
-                hovertemplate=f"{name}: %{{x:.2f}} days<extra></extra>",
+                hovertemplate=f"{name}: %{{x:.2f}} {unit}<extra></extra>",
             )
         )
     figure.update_layout(
         barmode="stack",
         height=200,
         margin={"b": 90},
-        xaxis={"title": "days", "range": [0, found.days]},
+        xaxis={"title": unit, "range": [0, found.elapsed_s / scale]},
         yaxis={"visible": False},
         legend={"orientation": "h"},
     )

@@ -54,8 +54,8 @@ def _cards(rows: Sequence[Mapping[str, Any]]) -> list[Card]:
     best = max(rows, key=lambda r: r["busbw_GBps"])
     half = next(r for r in rows if r["busbw_GBps"] >= best["busbw_GBps"] / 2)
     return [
-        (f"{best['busbw_GBps']:,.1f} GB/s", "best busbw", f"at {best['size']}, {best['algorithm']} {best['protocol']}"),
+        (_rate(best["busbw_GBps"]), "best busbw", f"at {best['size']}, {best['algorithm']} {best['protocol']}"),
         (seconds(first["time_us"] * 1e-6), f"time of {first['size']}", f"latency; {first['algorithm']} {first['protocol']}"),
-        (seconds(last["time_us"] * 1e-6), f"time of {last['size']}", f"{last['algbw_GBps']:,.1f} GB/s algbw"),
-        (str(half["size"]), "half of the best busbw from here on", f"{half['busbw_GBps']:,.1f} GB/s"),
+        (seconds(last["time_us"] * 1e-6), f"time of {last['size']}", f"{_rate(last['algbw_GBps'])} algbw"),
+        (str(half["size"]), "half of the best busbw from here on", _rate(half["busbw_GBps"])),
     ]

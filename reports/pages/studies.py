@@ -74,7 +74,8 @@ def jobs_page(found: Jobs) -> str:
 
 def spread_page(plan: str, on: str, found: Spread) -> str:
     """The file's text: the step as a distribution."""
-    page = Page(f"{plan} on {on}", f"{len(found.samples):,} steps drawn with seed {found.seed}. Predicted; nothing was run.")
+    drawn = f"{len(found.samples):,} step{'' if len(found.samples) == 1 else 's'}"
+    page = Page(f"{plan} on {on}", f"{drawn} drawn with seed {found.seed}. Predicted; nothing was run.")
     quantiles = (("P50", found.p50), ("P95", found.p95), ("P99", found.p99))
     page.cards(
         [(seconds(at), name, f"{round(at / found.without - 1, 4) + 0.0:+.1%} over the step without jitter") for name, at in quantiles]
@@ -82,7 +83,7 @@ def spread_page(plan: str, on: str, found: Spread) -> str:
     if max(found.samples) > min(found.samples) * (1 + _SAME):
         page.section("Step time", "How often each step time was drawn; dashed lines at the median, P95 and P99.")
         page.figure(planning.spread(found))
-    else:
+    elif len(found.samples) > 1:
         page.section("Step time", f"Every draw takes {seconds(found.p50)}: nothing of what was drawn is on this plan's critical path.")
     sigmas = found.jitter
     rows = [

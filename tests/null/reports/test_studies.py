@@ -8,12 +8,15 @@ import msgspec
 import pytest
 
 from reports.figures.plans import breakdowns
+from reports.figures.scaling import days
 from reports.pages.capacity import capacity_page
+from reports.pages.collective import collective_page
 from reports.pages.comparison import comparison_page
 from reports.pages.studies import spread_page
 from reports.scene import Scene
 from reports.words import seconds
 from sim.align import align_by_class
+from sim.cost.collective.table import collective_table
 from sim.files.planfile import load_plan
 from sim.plan import Parallel, Plan
 from sim.planning.capacity.capacity import capacity
@@ -56,6 +59,8 @@ def test_draws_that_are_all_one_time_are_said_in_words() -> None:
     same = Spread(p50=0.5, p95=0.5, p99=0.5, mean=0.5, without=0.5, jitter=Jitter(), seed=0, samples=(0.5,) * 20)
     page = spread_page("mine", "dgx-h100", same)
     assert "Every draw takes 500.00 ms" in page and "histogram" not in page[page.index("<main>") :]
+    one = spread_page("mine", "dgx-h100", msgspec.structs.replace(same, samples=(0.5,)))
+    assert "1 step drawn" in one and "Every draw" not in one
     other = msgspec.structs.replace(same, samples=(0.5, 0.6) * 10)
     assert "Every draw" not in (page := spread_page("mine", "dgx-h100", other)) and "histogram" in page[page.index("<main>") :]
 
@@ -90,6 +95,23 @@ def test_a_capacity_page_has_a_column_for_money_where_there_are_prices() -> None
     plan = load_plan({"model": "gpt2-124m", "parallel": {"dp_replicate": 4}})
     free, paid = capacity(plan, "dgx-h100", 1e9), capacity(plan, "dgx-h100", 1e9, prices={"dgx-h100": 2.0})
     assert "<th>money</th>" in capacity_page("x", paid, unit="USD") and "<th>money</th>" not in capacity_page("x", free)
+
+
+@pytest.mark.parametrize(("tokens", "unit"), [(1e6, "seconds"), (1e10, "hours"), (1e12, "days")])
+def test_a_run_is_told_in_a_unit_of_its_length(tokens: float, unit: str) -> None:
+    found = capacity(load_plan({"model": "gpt2-124m", "parallel": {"dp_replicate": 4}}), "dgx-h100", tokens)
+    assert days(found).layout.xaxis.title.text == unit
+    page = capacity_page("x", found)
+    low, high = found.days_interval
+    assert (
+        f"80 % interval {seconds(86400 * low)} to {seconds(86400 * high)}" in page
+        and "e-0" not in page[page.index("<main>") : page.index("Where")]
+    )
+
+
+def test_small_messages_have_their_own_unit() -> None:
+    page = collective_page(collective_table("all_to_all", "8 B", load_topology("dgx-h100"), 2) | {"topology": "dgx-h100"})
+    assert "0.0 GB/s" not in page and "MB/s" in page[page.index("<main>") : page.index("Bandwidth over size")]
 
 
 def test_plans_that_differ_are_told_apart_however_long_their_words() -> None:
