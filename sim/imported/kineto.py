@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import msgspec
 
 from sim.imported.marks import Marks, Range, op_of
-from sim.imported.names import copy_class, kernel_class
+from sim.imported.names import copy_class, kernel_class, kind_of
 from sim.imported.steps import Mark, Steps
 from sim.trace import Span, Trace
 from topologies.errors import BadInput
@@ -181,7 +181,7 @@ def _span(
     if own is None and steps.after(event.ts, launched):
         return None
     cls = str(args.get("class", "")) or (copy_class(event.name) if event.cat == "gpu_memcpy" else kernel_class(event.name))
-    kind = str(args.get("kind", "")) or ("copy" if event.cat == "gpu_memcpy" else "collective" if cls == "comm" else "compute")
+    kind = str(args.get("kind", "")) or kind_of(cls)
     start = (event.ts - zero) * 1e-6
     return Span(
         int(own.group(1)) if own else rank,

@@ -40,6 +40,11 @@ def copy_class(name: str) -> str:
     return "data" if "HtoD" in name else "output" if "DtoH" in name else "elementwise"
 
 
+def kind_of(cls: str) -> str:
+    """What an op of a class is that names tell: a copy crosses to the host or from there; one inside the device is a kernel like others."""
+    return "collective" if cls == "comm" else "copy" if cls in ("data", "output") else "compute"
+
+
 def told(cls: str) -> str:
     """What a prediction's class is called where names alone tell classes: copies of gradients and activations are elementwise kernels, what
     communicates does not say for whom, and experts' and recurrent layers' kernels are products."""

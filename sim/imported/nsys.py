@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.imported.marks import Marks, Range, op_of
-from sim.imported.names import GRAPH, copy_class, kernel_class
+from sim.imported.names import GRAPH, copy_class, kernel_class, kind_of
 from sim.imported.steps import Mark, Steps
 from sim.trace import Span, Trace
 from topologies.errors import BadInput
@@ -66,7 +66,8 @@ def _spans(file: sqlite3.Connection) -> list[Span]:
             continue
         found.append(
             Span(
-                ranks[place], f"stream {stream}", marks.op((place[0], number)) or name, (start - zero) * 1e-9, (end - zero) * 1e-9, kind, cls,
+                ranks[place], f"stream {stream}", marks.op((place[0], number)) or name, (start - zero) * 1e-9, (end - zero) * 1e-9,
+                kind_of(cls) if kind == "copy" else kind, cls,
                 own.of(start if launched is None else launched), name=name, bytes=int(size or 0), source="measured",
             )
         )  # fmt: skip

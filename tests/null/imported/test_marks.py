@@ -13,6 +13,7 @@ from sim.imported import read_measured
 from sim.imported.marks import Marks, Range
 from sim.predict import predict
 from sim.result.compare import compare, doubts
+from sim.timeline.metrics import classify
 from topologies.errors import BadInput
 
 MS = 1_000_000
@@ -106,6 +107,19 @@ def test_each_device_of_an_export_is_a_rank(tmp_path: Path) -> None:
 def test_a_copy_to_the_device_is_data(tmp_path: Path) -> None:
     copies = [s for s in read_measured(nsys(tmp_path / "t.sqlite")).spans if s.kind == "copy"]
     assert [(s.cls, s.bytes, s.lane, s.step) for s in copies] == [("data", 4096, "stream 8", 1)]
+
+
+@pytest.mark.parametrize(("how", "name", "kind", "told"), [(1, "HtoD", "copy", "data_s"), (8, "DtoD", "compute", "compute_s")])
+def test_a_copy_inside_the_device_is_no_wait_for_a_batch(how: int, name: str, kind: str, told: str, tmp_path: Path) -> None:
+    path, events = nsys(tmp_path / "t.sqlite"), json.loads(kineto(tmp_path / "t.json").read_text())["traceEvents"]
+    with sqlite3.connect(path) as file:
+        file.execute("INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?, ?, 7, 99, ?, 4096)", (17 * MS, 18 * MS, how))
+    events.append({"ph": "X", "cat": "gpu_memcpy", "name": f"Memcpy {name}", "pid": 0, "tid": 7, "ts": 17_000.0, "dur": 1000.0})
+    (tmp_path / "t.json").write_text(json.dumps({"traceEvents": events}))
+    for trace in (read_measured(path), read_measured(tmp_path / "t.json")):
+        (found,) = (s for s in trace.spans if s.name.startswith(f"Memcpy {name}") and s.lane == "stream 7")
+        assert found.kind == kind
+        assert classify([found], found.start, found.end)[told] == pytest.approx(1e-3)
 
 
 def test_memory_that_is_set_is_a_kernel_without_a_product(tmp_path: Path) -> None:
