@@ -147,8 +147,8 @@ def test_a_figure_that_cannot_be_narrow_keeps_its_width() -> None:
 
 
 def test_days_sum_to_the_elapsed_time() -> None:
-    figure = days(_run(8, 86400.0))
-    assert sum(trace.x[0] for trace in figure.data) == pytest.approx(1.25)
+    for progress, elapsed in ((864000.0, 12.5), (86400.0, 30.0)):  # days, hours
+        assert sum(trace.x[0] for trace in days(_run(8, progress)).data) == pytest.approx(elapsed)
 
 
 ROWS = [
