@@ -50,8 +50,8 @@ def predict(
         edits: what-ifs on the topology ("link.nvlink.rate=400 GB/s").
         calibration: a file made by `probe`; its measured costs take precedence.
         costs: "fitted", or "tables": measured kernels of the package aiconfigurator-core where they cover a shape.
-        steps: optimizer steps to simulate, more where they have not settled by then (`sim.steady.settled`); the last one is reported (of local
-            updates the mean over a period: `sim.steady.periods`).
+        steps: optimizer steps to simulate, two at least, as the first is like none after it, and more where they have not settled by then
+            (`sim.steady.settled`); the last one is reported (of local updates the mean over a period: `sim.steady.periods`).
         fold: simulate equal ranks once.
 
     Raises `BadInput` or one of its kinds for input that cannot be used. A plan that does not fit into memory
@@ -75,7 +75,7 @@ def predict_setting(
     plan, topology = setting.plan, setting.topology
     quiet = msgspec.structs.replace(plan, output=Output())
     pricer = pricer_for(setting, calibration, costs)
-    program, trace, _ = until_settled(partial(steps_of, setting, quiet, pricer, fold, detail), steps)
+    program, trace, _ = until_settled(partial(steps_of, setting, quiet, pricer, fold, detail), max(steps, 2))
     ops = simulated_ops(program, fold and setting.places)
     fine = detail and apart(ops)
     if fine:

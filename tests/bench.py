@@ -75,16 +75,18 @@ def predict(u: float) -> list[Row]:
 
 
 def _large(dp: int) -> tuple[float, float]:
-    """Seconds that a prediction of Llama 3.1 405B on 128 x `dp` GPUs takes, and what it says a step takes."""
-    from sim.predict import predict_setting
+    """Seconds that one step of Llama 3.1 405B on 128 x `dp` GPUs takes to simulate, and what it takes."""
+    from sim.predict import steps_of
     from sim.setting.bind import bind
+    from sim.setting.pricer import pricer_for
 
     plan = {
         "model": "llama3.1-405b", "seq_len": 8192, "framework": "megatron-core", "batch": {"global": dp * 16, "micro": 1},
         "parallel": {"tp": 8, "pp": 16, "dp_shard": dp, "zero": 1, "schedule": "interleaved", "virtual_stages": 7}, "memory": {"recompute": "none"},
     }  # fmt: skip
     begun = time.perf_counter()
-    step = predict_setting(bind(plan, f"{16 * dp}x dgx-h100"), steps=1, detail=False).step_time_s
+    setting = bind(plan, f"{16 * dp}x dgx-h100")
+    step = steps_of(setting, setting.plan, pricer_for(setting), True, False, 1).step
     return time.perf_counter() - begun, step
 
 
