@@ -97,6 +97,8 @@ class Memory(_Section, frozen=True, kw_only=True):
     recompute_layers: Natural = 0
     """full: only so many layers of each stage (0 = all)."""
     offload: Literal["none", "optimizer", "activations"] = "none"
+    offload_layers: Natural = 0
+    """activations: only those of the first so many layers of each stage (0 = all)."""
 
     @property
     def modules(self) -> tuple[Module, ...]:

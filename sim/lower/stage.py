@@ -23,7 +23,7 @@ from sim.lower.passes import Chunk
 from sim.lower.scales import with_scales
 from sim.lower.short import Shortener
 from sim.lower.template import TEMPLATE, BlockOps, Template, Templates, renamed
-from sim.model.layers.redo import whole_again
+from sim.model.layers.redo import sent_away, whole_again
 from sim.model.parts import Block
 from sim.model.stages import layout
 from sim.program import Op
@@ -166,7 +166,7 @@ def stage_segments(
         else:
             found.append(short.named(templates[key], name) if short is not None and shared else renamed(templates[key], name))
     if offloads:
-        found = offload(job, found)
+        found = offload(job, found, sent_away(job.plan.memory, stage.blocks))
     return StageSegments(stage, Chunk(job, found, short, tuple(kind)), segments)
 
 

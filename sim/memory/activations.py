@@ -7,7 +7,7 @@ saved, and (where gradients do not last from one micro-batch to the next) leaves
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from sim.model.layers.redo import Redone, redone, whole_again
@@ -58,14 +58,16 @@ def passes(plan: Plan, chunk: Blocks, each: float, known: Known) -> list[Pass]:
     return found
 
 
-def moments(chain: Sequence[Pass], kept: int) -> Iterator[Moment]:
-    """The fullest moment of each block's backward, last block first, from `kept` bytes at the begin of the first."""
+def moments(chain: Sequence[Pass], away: Mapping[int, int], kept: int) -> Iterator[Moment]:
+    """The fullest moment of each block's backward, last block first, from `kept` bytes at the begin of the first. Beside them what is `away`
+    (`sent_away`) but on its way."""
     grown = 0
-    for one in reversed(chain):
-        yield Moment(kept + one.worst.activations, one.worst.working, grown + one.worst.gradients)
+    for at, one in reversed(list(enumerate(chain))):
+        near = kept + sum(chain[here].kept for here, beside in away.items() if here <= at <= beside)
+        yield Moment(near + one.worst.activations, one.worst.working, grown + one.worst.gradients)
         if one.ahead.working:
-            yield Moment(kept + one.ahead.activations, one.ahead.working, 0)
-        kept, grown = kept - one.kept, grown + one.grown
+            yield Moment(near + one.ahead.activations, one.ahead.working, 0)
+        kept, grown = kept - one.kept * (at not in away), grown + one.grown
 
 
 def _whole(block: Block, each: float) -> Pass:

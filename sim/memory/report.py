@@ -10,9 +10,10 @@ import msgspec
 
 from sim.framework.framework import Framework
 from sim.lower.noise import loads
-from sim.memory.activations import Known, Moment, Pass, moments, passes, widest
+from sim.memory.activations import Known, Moment, moments, passes, widest
 from sim.memory.overhead import apart_bytes, context_bytes
 from sim.memory.static import static_bytes
+from sim.model.layers.redo import sent_away
 from sim.model.parts import Network
 from sim.model.stages import Blocks, held, in_flight, layout
 from sim.plan import Plan
@@ -154,26 +155,22 @@ def _moments(plan: Plan, framework: Framework, rank: int, chunks: tuple[Blocks, 
         return [*found, Moment(0, forward_bytes(chunks), 0)]
     each = growth(plan, framework, chunks, static)
     chains = [passes(plan, chunk, each, known) for chunk in chunks]
-    kept = sum(n * sum(one.kept for one in chain) for n, chain in zip(in_flight(plan, rank), chains, strict=False))
+    away = [sent_away(plan.memory, chunk) for chunk in chunks]
+    stay = [sum(one.kept for at, one in enumerate(chain) if at not in gone) for chain, gone in zip(chains, away, strict=True)]
+    kept = sum(n * size for n, size in zip(in_flight(plan, rank), stay, strict=False))
     lasting = 0 if each else static["gradients"]
     if plan.microbatches == 1:
+        begins = [sum(len(chain) for chain in chains[:number]) for number in range(len(chains))]
+        away = [{start + at: start + beside for start, gone in zip(begins, away, strict=True) for at, beside in gone.items()}]
         chains = [[one for chain in chains for one in chain]]
-    for chain in chains:
-        found += [moment._replace(gradients=moment.gradients + lasting) for moment in moments(chain, kept)]
-    if plan.memory.offload == "activations":
-        most = offloaded(chains)
-        found = [moment._replace(activations=min(moment.activations, most)) for moment in found]
+    for chain, gone in zip(chains, away, strict=True):
+        found += [moment._replace(gradients=moment.gradients + lasting) for moment in moments(chain, gone, kept)]
     return found
 
 
 def forward_bytes(chunks: tuple[Blocks, ...]) -> int:
     """The widest kernel of a forward pass that keeps nothing."""
     return max((widest(part) for chunk in chunks for _, block in chunk for part in block.parts), default=0)
-
-
-def offloaded(chains: list[list[Pass]]) -> int:
-    """memory.offload = "activations": what two neighbours keep is on the device at once, the one in use and the one on its way."""
-    return max((sum(one.kept for one in chain[at : at + 2]) for chain in chains for at in range(len(chain))), default=0)
 
 
 def growth(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], static: dict[str, int]) -> float:

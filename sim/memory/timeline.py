@@ -11,8 +11,9 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from sim.memory.activations import Known, Pass, passes
-from sim.memory.report import MemoryReport, forward_bytes, growth, memory_of_stages, offloaded
+from sim.memory.report import MemoryReport, forward_bytes, growth, memory_of_stages
 from sim.memory.static import static_bytes
+from sim.model.layers.redo import sent_away
 from sim.model.stages import held, layout
 from sim.program import COMPUTE, ORDERS, cpu_lane
 from sim.rules import mesh_of
@@ -37,12 +38,11 @@ _Key = tuple[int, str, str, str]
 
 
 class _Change(NamedTuple):
-    """At `time`, `kept` and `other` bytes more (less) are in use. Frees sort before allocations of the same instant."""
+    """At `time`, `more` bytes (or less) are in use. Frees sort before allocations of the same instant."""
 
     time: float
     order: int
-    kept: int
-    other: int
+    more: int
 
 
 def memory_timelines(setting: Setting, trace: Trace) -> dict[int, Line]:
@@ -64,13 +64,13 @@ def memory_timelines(setting: Setting, trace: Trace) -> dict[int, Line]:
         static = static_bytes(plan, network, framework, chunks)
         each = growth(plan, framework, chunks, static)
         chains = [passes(plan, chunk, each, known) for chunk in chunks]
-        most = offloaded(chains) if plan.memory.offload == "activations" else 0
         if plan.task == "forward":
             changes = _forward_only(mine, forward_bytes(chunks))
         else:
             blocks = {name: one for chunk, chain in zip(chunks, chains, strict=True) for (name, _), one in zip(chunk, chain, strict=True)}
-            changes = _trained(mine, blocks, static["step"])
-        found[rank] = _drawn(_base(reports[stage], static, lasting=not each), changes, most)
+            away = {chunk[at][0]: chunk[beside][0] for chunk in chunks for at, beside in sent_away(plan.memory, chunk).items()}
+            changes = _trained(mine, blocks, away, static["step"])
+        found[rank] = _drawn(_base(reports[stage], static, lasting=not each), changes)
     return found
 
 
@@ -79,12 +79,11 @@ def _base(report: MemoryReport, static: dict[str, int], lasting: bool) -> int:
     return report.parameters + report.optimizer + report.gathered + report.context + (static["gradients"] if lasting else 0)
 
 
-def _drawn(base: int, changes: list[_Change], most: int) -> Line:
-    """The sum of the changes; `most`: bytes of activations that offloading leaves on the device (0 = all)."""
-    kept, other, line = 0, 0, [(0.0, base)]
+def _drawn(used: int, changes: list[_Change]) -> Line:
+    """The sum of the changes, from `used` bytes on."""
+    line = [(0.0, used)]
     for change in sorted(changes):
-        kept, other = kept + change.kept, other + change.other
-        used = base + other + (min(kept, most) if most else kept)
+        used += change.more
         if line[-1][0] == change.time:
             line[-1] = (change.time, used)
         else:
@@ -92,32 +91,36 @@ def _drawn(base: int, changes: list[_Change], most: int) -> Line:
     return tuple(line)
 
 
-def _trained(spans: list[Span], blocks: dict[str, Pass], step: int) -> list[_Change]:
+def _trained(spans: list[Span], blocks: dict[str, Pass], away: dict[str, str], step: int) -> list[_Change]:
+    """`away`: blocks whose activations are in host memory, and the block beside whose passes each one's leave and come back."""
     windows, updates = _windows(spans, blocks)
     changes: list[_Change] = []
     for (number, microbatch, phase, name), window in windows.items():
         one = blocks[name]
         if phase == "fwd":
-            changes.append(_Change(window.end, 1, one.kept, 0))
+            changes.append(_Change(window.end, 1, one.kept))
+            if name in away:
+                leaves, returns = (windows.get((number, microbatch, turn, away[name]), window) for turn in ("fwd", "bwd"))
+                changes += [_Change(leaves.end, 0, -one.kept), _Change(returns.start, 1, one.kept)]
             continue
-        changes += (_Change(window.start, 1, one.worst.activations, one.rise - one.worst.activations),)
+        changes.append(_Change(window.start, 1, one.rise))
         last = phase == "wgrad" or (number, microbatch, "wgrad", name) not in windows
-        changes.append(_Change(window.end, 0, -one.worst.activations - (one.kept if last else 0), one.worst.activations - one.rise))
+        changes.append(_Change(window.end, 0, -one.rise - (one.kept if last else 0)))
         if last and one.grown:
-            changes.append(_Change(window.end, 0, 0, one.grown))
+            changes.append(_Change(window.end, 0, one.grown))
     begins = {number: min(window.start for (n, *_), window in windows.items() if n == number) for number in {n for n, *_ in windows}}
     for number in begins:
         grown = sum(blocks[name].grown for n, _, phase, name in windows if n == number and phase == "fwd")
         if number in updates:
-            changes += [_Change(updates[number].start, 1, 0, step), _Change(updates[number].end, 0, 0, -step - grown)]
+            changes += [_Change(updates[number].start, 1, step), _Change(updates[number].end, 0, -step - grown)]
         elif grown:  # updated elsewhere: gone before they are made anew
-            changes.append(_Change(begins.get(number + 1, spans[-1].end), 0, 0, -grown))
+            changes.append(_Change(begins.get(number + 1, spans[-1].end), 0, -grown))
     return changes
 
 
 def _forward_only(spans: list[Span], widest: int) -> list[_Change]:
     ran = [span for span in spans if "/fwd/" in span.id]
-    return [change for span in ran for change in (_Change(span.start, 1, 0, widest), _Change(span.end, 0, 0, -widest))]
+    return [change for span in ran for change in (_Change(span.start, 1, widest), _Change(span.end, 0, -widest))]
 
 
 def _windows(spans: list[Span], blocks: dict[str, Pass]) -> tuple[dict[_Key, _Window], dict[int, _Window]]:

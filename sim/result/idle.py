@@ -129,6 +129,7 @@ RULES = (
         lambda s: _forward(s) or (s.plan.memory.offload == "optimizer" and s.plan.served),
         "nothing is kept for backward, and nothing is updated, or (optimizer) by a server on a host",
     ),
+    Rule("memory.offload_layers", lambda s: s.plan.memory.offload != "activations", 'offload is not "activations"'),
     Rule("optimizer.name", _forward, "nothing is updated"),
     Rule("optimizer.implementation", lambda s: _forward(s) or s.plan.host_updates, "nothing is updated, or by the host in one pass"),
     Rule(

@@ -43,6 +43,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "local": {"parallel": REPLICAS, "update": {"mode": "local", "every": 2}},
     "server": {"parallel": REPLICAS, "update": {"mode": "async"}},
     "host's update": {"optimizer": {"on": "cpu"}, "parallel": {"dp_replicate": 2}},
+    "activations away": {"model": GPT["model"] | {"layers": 4}, "memory": {"offload": "activations"}},
     "pictures": {"model": "resnet50", "seq_len": None, "batch": {"global": 8}, "parallel": REPLICAS},
     "noise": {"parallel": REPLICAS, "noise": {"stragglers": "lognormal(0.1)"}},
 }
@@ -54,6 +55,7 @@ SECTIONS = {
     "local": ("comm", "optimizer", "update"),
     "server": ("comm", "optimizer", "update"),
     "host's update": ("memory", "optimizer", "update"),
+    "activations away": ("memory",),
     "pictures": ("", "memory"),
     "noise": ("", "noise"),
 }
@@ -93,6 +95,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "memory.recompute_modules": (["layernorm"],),
     "memory.recompute_layers": (1,),
     "memory.offload": ("optimizer", "activations"),
+    "memory.offload_layers": (1,),
     "optimizer.name": ("sgd", "momentum", "adam", "lamb", "lion", "adagrad", "lars", "muon", "adafactor"),
     "optimizer.implementation": ("for-loop", "foreach", "fused"),
     "optimizer.states": ("bf16", "fp8"),

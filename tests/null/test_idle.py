@@ -34,6 +34,7 @@ SAID: dict[str, tuple[dict[str, Any], str, tuple[str, ...], dict[str, Any] | Non
     "memory.recompute_modules": (BASE, '["layernorm"]', ("memory.recompute=selective",), None),
     "memory.recompute_layers": (BASE, "2", ("memory.recompute=full",), None),
     "memory.offload": (BASE | {"task": "forward"}, "activations", ("task=train",), None),
+    "memory.offload_layers": (BASE, "2", ("memory.offload=activations",), None),
     "optimizer.name": (BASE | {"task": "forward"}, "sgd", ("task=train",), None),
     "optimizer.implementation": (BASE | {"optimizer": {"on": "cpu"}}, "fused", ("optimizer.on=gpu",), None),
     "optimizer.clip": (BASE | {"task": "forward"}, "true", ("task=train",), None),

@@ -37,6 +37,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "full": {"memory": {"recompute": "full"}},
     "some layers": {"memory": {"recompute": "full", "recompute_layers": 3}},
     "offload": {"memory": {"offload": "activations"}},
+    "offload some": {"memory": {"offload": "activations", "offload_layers": 3}, "batch": {"global": 4}},
     "megatron": {"framework": "megatron-lm", "batch": {"global": 2}},
     "forward": {"task": "forward"},
     "cnn": {"model": "resnet18", "seq_len": 1, "precision": "fp32"},

@@ -18,6 +18,7 @@ from sim.accuracy.rows.attention import attention_of
 from sim.accuracy.rows.loops import data_of, output_of, turns_of
 from sim.accuracy.rows.machines import in_devices, machine_of, on_nodes
 from sim.accuracy.rows.networks import network_of
+from sim.accuracy.rows.recipes import offloaded
 from sim.accuracy.rows.recomputation import recompute_of
 from sim.accuracy.rows.room import with_room
 from sim.accuracy.rows.scripts import steers_power
@@ -90,7 +91,7 @@ def case_of(row: Row) -> Case:
         compile=compiled(row),
         batch=Batch(global_=sizes.batch * turns, micro=sizes.micro),
         parallel=_parallel(row, sizes, framework, layers, further, tp_overlap, getattr(model_from(model), "window", 0) > 0, assumed),
-        memory=Memory(**recompute_of(row, layers // sizes.pp, framework, assumed), offload=_offload(row)),
+        memory=Memory(**recompute_of(row, layers // sizes.pp, framework, assumed), **_offload(row, framework, precision)),
         optimizer=optimizer_of(row, precision, assumed),
         data=data_of(row, model, framework),
         output=output_of(row, model),
@@ -142,9 +143,12 @@ def _in_samples(row: Row, family: str, assumed: list[str]) -> Row:
     return msgspec.structs.replace(row, batch_unit="sequences", **counts)
 
 
-def _offload(row: Row) -> Any:
-    """ZeRO-Offload and its kind keep the optimizer on the host."""
-    return "optimizer" if re.search(r"offload|infinity", f"{row.sharding} {row.optimizer}".lower()) else "none"
+def _offload(row: Row, framework: str, precision: str) -> dict[str, Any]:
+    """ZeRO-Offload and its kind keep the optimizer on the host; recipes of Megatron-Bridge the activations of some layers."""
+    if re.search(r"offload|infinity", f"{row.sharding} {row.optimizer}".lower()):
+        return {"offload": "optimizer"}
+    layers = offloaded(row, precision) if framework.startswith("megatron-bridge") else 0
+    return {"offload": "activations", "offload_layers": layers} if layers else {}
 
 
 _TEXTS = 448

@@ -1,7 +1,7 @@
-"""Which of Megatron-Bridge's performance recipes a row ran: its releases change how tokens travel, what is captured and what is recomputed.
+"""Which of Megatron-Bridge's performance recipes a row ran: its releases change how tokens travel, what is captured, recomputed and offloaded.
 
 Source: NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs/*/*_workload_base_configs.py through its releases (moe_a2a_overlap,
-moe_flex_dispatcher_backend, cuda_graph_impl, cuda_graph_scope, recompute_modules), with what the page of results says of the release.
+moe_flex_dispatcher_backend, cuda_graph_impl, cuda_graph_scope, recompute_modules, cpu_offloading_num_layers), with what the page of results says of the release.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class Rows(NamedTuple):
     """Experts lie on several servers."""
     drops: bool = False
     """Tokens beyond an expert's capacity are dropped, as the row says."""
+    hidden: int = 0
+    """The model's width, where it tells two recipes apart."""
 
 
 _FRAMEWORKS: tuple[tuple[str, Rows], ...] = (
@@ -92,6 +94,18 @@ _MODULES: tuple[tuple[tuple[Module, ...], Rows], ...] = (
     ((), Rows()),
 )
 """recompute_modules of the recipes; the first that matches counts."""
+_AWAY: tuple[tuple[int, Rows], ...] = (
+    (30, Rows("dense", "GB300", precision="bf16", hidden=8192)),
+    (20, Rows("dense", "GB300", precision="fp8", hidden=8192)),
+    (20, Rows("dense", "GB200", precision="bf16", hidden=8192)),
+    (40, Rows("dense", "GB200", precision="fp8", hidden=8192)),
+    (5, Rows("dense", "B200", precision="fp8", hidden=8192)),
+    (40, Rows("dense", "GB300", precision="bf16", hidden=16384)),
+    (10, Rows("dense", "GB300", precision="fp8", hidden=16384)),
+    (92, Rows("dense", "GB200", precision="fp8", hidden=16384)),
+    (0, Rows()),
+)
+"""cpu_offloading_num_layers of the recipes with use_megatron_fsdp (Llama 3 70B and 3.1 405B); the first that matches counts."""
 
 
 def recipe_of(row: Row, precision: str) -> str:
@@ -103,6 +117,11 @@ def recomputed(row: Row, precision: str) -> tuple[Module, ...]:
     """What of each layer that recipe recomputes (but the dense layers' mlp, which not every row's description has)."""
     latent = re.search(r"\bmla\b|latent", f"{row.model_type} {row.arch_note}".lower())
     return tuple(module for module in _first(row, precision, _MODULES) if latent or module != "mla_up_proj")
+
+
+def offloaded(row: Row, precision: str) -> int:
+    """Layers whose activations that recipe keeps in host memory: of Megatron-FSDP's alone, which pretrain."""
+    return _first(row, precision, _AWAY) if "fsdp" in row.sharding.lower() and row.pretrains else 0
 
 
 T = TypeVar("T")
@@ -123,6 +142,7 @@ def _in(row: Row, precision: str, rows: Rows, release: Release) -> bool:
         and (not rows.micro or row.micro_batch == rows.micro)
         and (not rows.spread or (row.ep or 1) > 8)
         and (not rows.drops or row.drops_tokens)
+        and rows.hidden in (0, row.hidden)
     )
 
 

@@ -48,6 +48,21 @@ def whole_again(memory: Memory, blocks: Sequence[tuple[str, Block]]) -> list[boo
     return found
 
 
+def sent_away(memory: Memory, blocks: Sequence[tuple[str, Block]]) -> dict[int, int]:
+    """Blocks of a stage that keep their activations in host memory (offload = "activations"), by place: all, or the first `offload_layers` of its
+    layers; but not its last block, whose backward comes at once. And the place of the block beside which each leaves, and beside whose backward it
+    comes back: they take turns over the stage (TransformerEngine's cpu_offload.py, layer_window_map), of all the next one."""
+    if memory.offload != "activations":
+        return {}
+    some = memory.offload_layers
+    able = [at for at, (_, block) in enumerate(blocks) if not (some and block.end)]
+    places = [at for at in able[: some or None] if at < len(blocks) - 1]
+    if not places:
+        return {}
+    each, further = divmod(max(len(able), len(places) + 1), len(places))
+    return {at: places[0] + each * (turn + 1) - 1 + min(turn + 1, further) for turn, at in enumerate(places)}
+
+
 def redone(block: Block, modules: Iterable[Module]) -> Redone:
     """What of a block `modules` make run again; modules that it does not have do nothing."""
     found = sorted((redo for module in dict.fromkeys(modules) for redo in _FIND[module](block.parts)), key=lambda redo: redo.parts)

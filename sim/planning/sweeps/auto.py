@@ -32,6 +32,8 @@ def auto_space(plan: Plan, on: str, gpus: int, edits: tuple[str, ...] = ()) -> d
         space["parallel.cp_kind"] = ("all_to_all",)  # no ring takes sliding windows (`sim.lower.model_parallel.context`)
     if plan.memory.recompute_layers:  # a number for the stages of the plan's own pipeline
         space["memory.recompute_layers"] = ("0",)
+    if plan.memory.offload_layers:
+        space["memory.offload_layers"] = ("0",)
     return space
 
 

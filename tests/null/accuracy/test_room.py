@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from sim.accuracy.published import published_rows
 from sim.accuracy.rows.plans import case_of
 from sim.accuracy.rows.sizes import sizes_of
+from sim.memory.report import memory_of
+from sim.setting.bind import bind
 from tests.null.accuracy.test_spellings import row
 
 SILENT = {"sharding": "", "recompute": ""}
@@ -79,3 +82,16 @@ def test_sums_of_each_micro_batch_are_in_no_pipeline() -> None:
     assert case_of(row(sharding="ZeRO-2", **(deep | {"pp": 1}))).plan.parallel.zero == 2
     assert case_of(row(sharding="ZeRO-3", **(deep | {"framework": "Megatron-DeepSpeed"}))).plan.parallel.zero == 1
     assert case_of(row(sharding="FSDP", **(deep | {"framework": "torchtitan"}))).plan.parallel.zero == 3
+
+
+@pytest.mark.parametrize(("gpu", "layers"), [("GB300", 20), ("GB200", 40)])
+def test_recipes_whose_activations_lie_in_host_memory_in_part_fit(gpu: str, layers: int) -> None:
+    """Llama 3 70B in fp8 under Megatron-FSDP: 327 GiB with all of them on the device."""
+    rows = [one for one in published_rows() if one.gpu == gpu and one.model_name == "Llama-3-70B" and one.fsdp_size and one.pp == 1]
+    assert len(rows) >= 5
+    for one in rows:
+        case = case_of(one)
+        assert (case.plan.memory.offload, case.plan.memory.offload_layers) == ("activations", layers)
+        setting = bind(case.plan, case.topology, case.edits)
+        device = setting.topology.device(0)
+        assert memory_of(setting.plan, setting.network, setting.framework, device, remedies=False).check(device) is None

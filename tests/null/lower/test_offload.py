@@ -8,7 +8,9 @@ import pytest
 
 from sim.cost.price import Cost
 from sim.engine.run import simulate
+from sim.memory.report import memory_of_stages
 from sim.program import Op, Program
+from sim.setting.bind import bind
 from sim.timeline.metrics import step_time
 from tests.null.lower.tiny import Constant, network, program, show
 from topologies.errors import Refused
@@ -65,3 +67,29 @@ def test_on_a_cpu_there_is_nowhere_to_move_to(away: dict[str, Any]) -> None:
     """What was said to be moved would be missing from the memory that it is in."""
     with pytest.raises(Refused, match="on a CPU they are the same"):
         program(away, device="cpu")
+
+
+def test_some_layers_of_a_stage_take_turns_over_all_of_it() -> None:
+    """Two of eight: the first has four layers' time to leave, and as many to come back; what stays never waits."""
+    p = program({"memory": {"offload": "activations", "offload_layers": 2}}, network(8))
+    forward, back = show(p.segments["fwd"]), show(p.segments["bwd"])
+    assert [line for line in forward if line.endswith(".offload")] == ["copy.d2h: fwd/L0.offload", "copy.d2h: fwd/L1.offload"]
+    assert [line for line in forward if ".left.wait" in line] == ["compute: fwd/L4.left.wait", "compute: fwd/head.left.wait"]
+    assert back.index("copy.h2d: bwd/L1.fetch") < back.index("compute: bwd/L7.linear")
+    assert back.index("compute: bwd/L4.linear") < back.index("copy.h2d: bwd/L0.fetch") < back.index("compute: bwd/L3.linear")
+
+
+def test_what_stays_of_several_micro_batches_is_in_memory() -> None:
+    """A stage's last block stays, of each micro-batch that is in flight."""
+    plan = {"model": "gpt2-124m", "seq_len": 1024, "batch": {"global": 16, "micro": 1}, "framework": "megatron-lm"}
+
+    def activations(layers: int, **parallel: int) -> list[int]:
+        how = {"offload": "activations", "offload_layers": layers} if layers else {}
+        setting = bind(plan | {"parallel": parallel, "memory": how}, "dgx-h100")
+        return [report.activations for report in memory_of_stages(setting.plan, setting.network, setting.framework)]
+
+    whole, half, most = (activations(layers)[0] for layers in (0, 6, 11))
+    layer = (whole - half) / 6
+    assert half - most == pytest.approx(5 * layer), "each layer that goes is as much less"
+    staged = activations(2, pp=4)
+    assert staged[1] - staged[2] == pytest.approx(layer), "three micro-batches' last layers against two's"
