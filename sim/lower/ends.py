@@ -5,6 +5,8 @@ update (Megatron's _allreduce_word_embedding_grads): an all_reduce among a few r
 its ring's messages: between two, the network's ends, one each way; among three, with the stage on which a decoder begins (Megatron's
 pipeline_model_parallel_split_rank), four turns of a third, each after the one before.
 
+Where one rank has them all, it sums their gradients (`with_sums`).
+
 The weights' gradients of a head of its own may wait until the last stage has nothing else to do, in the pipeline's drain (Megatron-Core's
 defer_embedding_wgrad_compute: LinearWithGradAccumulationAndAsyncCommunication.backward in megatron/core/tensor_parallel/layers.py,
 drain_embedding_wgrad_compute in megatron/core/utils.py).
@@ -21,7 +23,7 @@ from sim.lower.ops import compute, order, record, wait
 from sim.model.parts import Block, Part
 from sim.model.stages import Blocks, reader
 from sim.program import COMPUTE, Op
-from sim.work import Gemm, Work
+from sim.work import Gemm, MemoryBound, Work
 
 SEND, RECV = "comm.embedding.send", "comm.embedding.recv"
 CLS = "comm.pp"
@@ -51,6 +53,23 @@ def with_copy(job: Job, blocks: Blocks, at: str) -> Blocks:
     if at == job.network.tied[0]:
         return blocks
     return tuple((name, _holding(block, table(job)) if name == at else block) for name, block in blocks)
+
+
+def with_sums(job: Job, chunks: Sequence[Blocks], ranks: Sequence[int]) -> list[Blocks]:
+    """The table's block with what joins its gradients where further blocks of its rank read it: autograd adds each to those before it
+    (torch/csrc/autograd/input_buffer.cpp, accumulate), a static graph calls AddN. Megatron's products add into the main gradient themselves."""
+    if not job.train or not job.network.tied or job.flat_gradients:
+        return list(chunks)
+    holder, *others = job.network.tied
+    where = {name: rank for rank, chunk in zip(ranks, chunks, strict=True) for name, _ in chunk}
+    count, size = sum(where[name] == where[holder] for name in others), round(table(job) * job.param_bytes)
+    add: Work = MemoryBound("add_", 2 * size, size, job.framework.precision.param_dtype, float(table(job)))
+    return [tuple((name, _summing(block, [add] * count) if name == holder else block) for name, block in chunk) for chunk in chunks]
+
+
+def _summing(block: Block, adds: list[Work]) -> Block:
+    at = next(i for i, part in enumerate(block.parts) if part.tensors)
+    return _changed(block, at, wgrad=(*block.parts[at].wgrad, *adds)) if adds and not block.parts[at].frozen else block
 
 
 def _holding(block: Block, elements: int) -> Block:

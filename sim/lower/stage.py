@@ -64,6 +64,7 @@ def stages_of(job: Job) -> tuple[Stage, ...]:
     if ranks[-1] != ranks[0]:
         name, block = chunks[-1][-1]
         chunks[-1] = (*chunks[-1][:-1], (name, ends.without_late(job, block)))
+    chunks = ends.with_sums(job, chunks, ranks)
     readers = ends.readers(job, chunks, ranks)
     found = []
     for i, (rank, blocks) in enumerate(zip(ranks, chunks, strict=True)):
