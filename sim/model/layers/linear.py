@@ -29,6 +29,8 @@ def quantised(share: Share, elements: int, found: bool = False, tensors: int = 1
     """What makes the 8-bit operand of 16 bits: a cast beside its transpose (Hopper's fp8 GEMM takes TN only), or blocks with their scales both
     ways. Current scaling reads all for the largest value first, unless the kernel before has `found` it, and makes a scale of it. With a scale
     for each row, another for each column: a row is scaled in one kernel, columns in two."""
+    if BYTES[share.gemm] < 1:
+        return _transformed(share, elements)
     if share.gemm not in PLAIN:
         return [MemoryBound("quantise", 2 * elements, 2 * elements, share.act)]
     cast: Work = MemoryBound("cast", 2 * elements, 2 * elements, share.act)
@@ -39,6 +41,13 @@ def quantised(share: Share, elements: int, found: bool = False, tensors: int = 1
         line = MemoryBound("cast", 2 * elements, elements, share.act)
         return [line, largest, line]
     return [*([] if found else [largest]), MemoryBound("scale", 4 * tensors, 4 * tensors, "fp32"), cast]
+
+
+def _transformed(share: Share, elements: int) -> list[Work]:
+    """NVFP4: the largest values before and after a random Hadamard transform of the columns, then rows without it, then columns with it, each in
+    a pass of its own, with a byte's scale for 16 values (TransformerEngine's quantizer.cpp, NVFP4Quantizer::quantize_impl: with_rht)."""
+    line = MemoryBound("quantise", 2 * elements, round((BYTES[share.gemm] + 1 / 16) * elements), share.act)
+    return [MemoryBound("reduce", 2 * elements, 0, share.act), line, line]
 
 
 def scaled_before(share: Share) -> bool:

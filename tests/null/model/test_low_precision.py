@@ -83,3 +83,16 @@ def test_each_linear_keeps_what_it_casts_for_itself() -> None:
     for precision, sizes in (("bf16", (2, 0)), ("mxfp8", (1, 1))):
         found = {part.name: part.saved for part in latent(_share("megatron-bridge", precision), HIDDEN, 4, Mla(kv_lora=16, q_lora=16))}
         assert (found["attn.q_down"], found["attn.kv_down"]) == tuple(size * ROWS * HIDDEN for size in sizes)
+
+
+@pytest.mark.parametrize(
+    ("precision", "forward"),
+    # Blocks of 32: 16 bits read, 8 written along rows and along columns. NVFP4: read for the largest value, for the rows and for the transformed
+    # columns, half a byte written in each of these two, and a scale's byte for 16.
+    [("mxfp8", [("quantise", 2, 2)]), ("nvfp4", [("reduce", 2, 0), *[("quantise", 2, 0.5625)] * 2])],
+)
+def test_what_makes_operands_of_blocks(precision: str, forward: list[tuple[str, float, float]]) -> None:
+    part = linear(_share("megatron-bridge", precision), "proj", HIDDEN, FFN)
+    for works, elements in ((part.forward, ROWS * HIDDEN), (part.backward, ROWS * FFN)):
+        found = [(work.what, work.read / elements, work.written / elements) for work in works if isinstance(work, MemoryBound)]
+        assert found == forward
