@@ -16,12 +16,14 @@ import msgspec
 
 from sim.cost.device import STORED, by_arch, choose, peak_flops, table
 from sim.cost.price import Source
-from sim.work import Attention
+from sim.work import BYTES, Attention
 from topologies.errors import UnknownName
 from topologies.hardware import Gpu
 
 DRAM, HOT = 0.85, 3.0
 """Share of DRAM bandwidth of streaming kernels, and L2 bandwidth over it (see memory.toml, gemm.toml)."""
+EXACT, PRODUCTS = "efficient", 3
+"""What runs fused attention of 32 bits on GPUs with TF32 units, whether TF32 is allowed or not; and the products of TF32 that make one of fp32."""
 SMALL = 96
 """Columns up to which a head runs the kernel of 64."""
 
@@ -90,8 +92,10 @@ def _families() -> dict[str, Family]:
 
 
 def attention_cost(work: Attention, gpu: Gpu, family: str = "flash2", clock: float = 1.0) -> tuple[float, Source]:
-    """Seconds of all repeats. `clock`: factor under sustained load. Raises `UnknownName` for the family, `Refused` for the dtype."""
+    """Seconds of all repeats. `family`: of 16 and 8 bits (`EXACT`). `clock`: factor under sustained load. Raises `UnknownName` for the family, `Refused` for the dtype."""
     peak = peak_flops(gpu, work.dtype) * clock
+    if BYTES[work.dtype] == 4 and gpu.arch.startswith("sm") and "tf32" in gpu.flops:
+        family, peak = EXACT, peak_flops(gpu, "tf32") / PRODUCTS * clock
     kind = "fp8" if STORED.get(work.dtype, work.dtype) == "fp8" else "bf16"
     known = fits(kind)
     name, source = choose(gpu, {key: next(iter(sets.values())).arch for key, sets in known.items()})

@@ -47,3 +47,21 @@ def test_heads_of_64_in_8_bits_gain_nothing_from_a_window_backward() -> None:
         assert both(name, GPT_OSS, "fp8") == pytest.approx(measured, rel=0.08)
     windowed = Attention(2, 64, 8, 16384, 16384, 64, dtype="fp8", backward=True, window=1024)
     assert attention_cost(windowed, gpu("gb200"), "cudnn")[0] == pytest.approx(11.33e-3, rel=0.08)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "tf32"])
+@pytest.mark.parametrize(
+    ("batch", "heads", "tokens", "columns", "seconds"),
+    [(256, 16, 4096, 64, 0.6566), (2, 160, 8192, 128, 0.4582), (150, 16, 256, 64, 1.6327e-3), (64, 12, 256, 64, 0.5442e-3)],
+)
+def test_attention_of_32_bits_is_three_products_of_tf32(
+    dtype: str, batch: int, heads: int, tokens: int, columns: int, seconds: float
+) -> None:
+    """A100 (cutlass pull request 662), TF32 allowed or not."""
+    work = Attention(batch, heads, heads, tokens, tokens, columns, 0, False, dtype)
+    assert attention_cost(work, gpu("a100-sxm-40gb"))[0] == pytest.approx(seconds, rel=0.06)
+
+
+def test_whoever_has_no_such_units_multiplies_in_fp32() -> None:
+    work = Attention(8, 16, 16, 2048, 2048, 64, dtype="fp32")
+    assert attention_cost(work, gpu("v100-sxm2-32gb"))[0] > work.flops / gpu("v100-sxm2-32gb").flops["fp32"]
