@@ -65,3 +65,12 @@ def test_attention_of_32_bits_is_three_products_of_tf32(
 def test_whoever_has_no_such_units_multiplies_in_fp32() -> None:
     work = Attention(8, 16, 16, 2048, 2048, 64, dtype="fp32")
     assert attention_cost(work, gpu("v100-sxm2-32gb"))[0] > work.flops / gpu("v100-sxm2-32gb").flops["fp32"]
+
+
+@pytest.mark.parametrize("family", ["flash2", "cudnn"])
+@pytest.mark.parametrize("name", ["h100-sxm", "b200-sxm", "gb200", "l40s", "mi300x"])
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_wider_head_takes_no_less_time(name: str, family: str, backward: bool) -> None:
+    """Between two kernels one fills up the wider: 96 columns took up to half longer than 128."""
+    times = [attention_cost(replace(LLAMA, d=d, backward=backward), gpu(name), family)[0] for d in (72, 80, 96, 104, 112, 128)]
+    assert times == sorted(times)
