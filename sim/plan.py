@@ -113,7 +113,8 @@ class Optimizer(_Section, frozen=True, kw_only=True):
     implementation: Literal["for-loop", "foreach", "fused"] | None = None
     """How the kernels are launched; unsaid: the framework's default."""
     states: Literal["fp32", "bf16", "fp8"] | None = None
-    """What moments are kept in, by fused updates alone (Megatron's precision-aware optimizer; 8-bit Adams); unsaid: as what they update."""
+    """What moments are kept in, by fused updates alone (Megatron's precision-aware optimizer, which keeps 16 bits of fp32 parameters beside those in
+    bf16; 8-bit Adams); unsaid: as what they update."""
     clip: bool | None = None
     """Gradient clipping by global norm; unsaid: the framework's default."""
     on: Literal["gpu", "cpu"] = "gpu"

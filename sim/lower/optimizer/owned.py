@@ -6,6 +6,7 @@ import heapq
 from collections import Counter
 from functools import cached_property
 
+from sim.framework.framework import Framework
 from sim.lower.job import Job
 from sim.lower.template import BlockOps
 from sim.model.parts import Part
@@ -34,6 +35,13 @@ def moment_width(plan: Plan, width: float) -> float:
     is left out.
     """
     return BYTES[plan.optimizer.states] if plan.optimizer.states else width
+
+
+def reads_narrow(plan: Plan, framework: Framework, zero: int) -> bool:
+    """Megatron's precision-aware optimizer on bf16 parameters: TransformerEngine's FusedAdam reads gradients as they are (use_decoupled_grad), and
+    keeps of the fp32 parameters the 16 bits that the bf16 ones have not (store_param_remainders). Megatron-FSDP's fp32 weights lie apart."""
+    narrow = framework.precision.master and framework.precision.param_dtype == "bf16"
+    return plan.optimizer.states is not None and framework.linears.accumulates and narrow and zero < 3
 
 
 def states(name: str, elements: int, in_matrices: int, factored: tuple[int, int] = (0, 0)) -> int:

@@ -12,7 +12,7 @@ from sim.lower.ops import collective, compute, order, read_back, spent
 from sim.lower.optimizer import muon
 from sim.lower.optimizer.adafactor import factored_step
 from sim.lower.optimizer.lists import called, over_all, passed
-from sim.lower.optimizer.owned import Share, moment_width, state_dtype, state_width
+from sim.lower.optimizer.owned import Share, moment_width, reads_narrow, state_dtype, state_width
 from sim.optimizers import OPTIMIZERS
 from sim.program import COMPUTE, D2H, H2D, Op
 from sim.work import HostWork, MemoryBound, Work
@@ -136,19 +136,23 @@ def _fused(job: Job, share: Share, name: str) -> Work:
 
 def _gradient(job: Job) -> float:
     """Bytes of one gradient as the update reads it."""
-    return 4.0 if job.framework.precision.master else job.grad_bytes
+    return 4.0 if job.framework.precision.master and not _reads_narrow(job) else job.grad_bytes
+
+
+def _reads_narrow(job: Job) -> bool:
+    return reads_narrow(job.plan, job.framework, job.zero)
 
 
 def _main_gradients(job: Job, share: Share) -> list[Work]:
     """Low-precision gradients become fp32 ones for an fp32 master copy."""
-    if not job.framework.precision.master or job.grad_bytes >= 4:
+    if not job.framework.precision.master or job.grad_bytes >= 4 or _reads_narrow(job):
         return []
     return [over_all(job, share, "cast", job.grad_bytes, 4.0, "fp32")]
 
 
 def model_copy(job: Job, share: Share) -> list[Work]:
     """The fp32 master copy becomes the parameters that forward reads; FSDP casts when it gathers, autocast at each use."""
-    if not job.framework.precision.master or job.param_bytes >= 4 or job.zero == 3:
+    if not job.framework.precision.master or job.param_bytes >= 4 or job.zero == 3 or _reads_narrow(job):
         return []
     return [over_all(job, share, "cast", 4.0, job.param_bytes, job.framework.precision.param_dtype)]
 

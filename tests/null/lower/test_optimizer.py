@@ -193,6 +193,29 @@ def test_memory_of_moments_of_fewer_bytes(zero: int) -> None:
         assert fp32 - bf16 == pytest.approx(4 * params / ways, rel=1e-6) and bf16 - fp8 == pytest.approx(2 * params / ways, rel=1e-6)
 
 
+@pytest.mark.parametrize("framework", ["megatron-core", "megatron-bridge"])
+def test_the_precision_aware_optimizer_keeps_what_parameters_lack(framework: str) -> None:
+    """Of fp32 parameters 16 bits (store_param_remainders); gradients are read as they are, and parameters written, by the update itself."""
+    plan: dict[str, Any] = {"model": "gpt2-124m", "seq_len": 64, "framework": framework, "parallel": {"dp_shard": 8, "zero": 1}}
+    found = []
+    for optimizer in ({}, {"states": "fp32"}):
+        system = bind(load_plan(plan | {"optimizer": optimizer}), "dgx-h100")
+        memory = memory_of(system.plan, system.network, system.framework)
+        p = lower(system.plan, system.network, system.framework, "cuda", 1)
+        ops = [op for ops in p.segments.values() for op in ops if op.id == "optimizer/step"]
+        kernels = [work for work in ops[0].works if isinstance(work, MemoryBound)]
+        found.append(
+            (memory.optimizer, p.resident["optimizer"], sorted({work.what for work in kernels}), sum(work.bytes for work in kernels))
+        )
+    (whole, resident, _, moved), (narrow, less, names, fewer) = found
+    elements = system.network.parameters / 8
+    assert whole - narrow == pytest.approx(2 * elements, rel=1e-5) and resident - less == pytest.approx(2 * elements, rel=1e-5)
+    assert names == ["adamw"], "no casts of gradients and parameters"
+    gradient = 2 if framework == "megatron-bridge" else 4
+    assert fewer == pytest.approx((24 + gradient) * elements, rel=1e-4), "4 + 8 bytes read and written, and a gradient"
+    assert moved - fewer == pytest.approx((6 + (4 - gradient) * 4) * elements, rel=1e-4)
+
+
 def test_checkpoints_of_moments_of_fewer_bytes() -> None:
     def written(states: str) -> int:
         p = program({"optimizer": {"states": states}, "output": {"checkpoint_every": 1}})
