@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from sim.accuracy.architecture.kin import with_kin
-from sim.accuracy.architecture.names import shipped_model
+from sim.accuracy.architecture.names import shipped_model, size_of
+from sim.accuracy.architecture.proportions import with_sizes
 from sim.accuracy.row import Row
 from sim.model.load import load_model
 from sim.model.specs.spec import EncDec, Encoder, TransformerXl
@@ -26,8 +27,11 @@ _OWN = {
     "albert": "ALBERT's layers share their weights: counted as if each had its own",
     "deberta": "attention as BERT's",
 }
-_LARGE = 200_000_000
-"""Parameters between BERT-Base's 110 million and BERT-Large's 336."""
+_SIZES = {"bert-base": 110e6, "bert-large": 336e6}
+"""Parameters of the two BERTs (Devlin et al. 2018), which tables round: 340 and 345 million."""
+_ABOUT = 0.2
+_NO_SIZE = r"\d+(\.\d+)? ?[mb]\b|\((?![^)]*(base|large|\d ?[mb]\b))[^)]*\)"
+"""Numbers of parameters, and remarks."""
 
 
 def bert(row: Row, assumed: list[str]) -> dict[str, Any] | None:
@@ -40,9 +44,12 @@ def bert(row: Row, assumed: list[str]) -> dict[str, Any] | None:
     row = with_kin(row, assumed)
     if row.n_layers is None or row.hidden is None:
         found = _bert_by_name(row, assumed)
-        if found is None:
+        sized = with_sizes(row, assumed) if found is None else None
+        if found is not None:
+            sized = msgspec.structs.replace(row, n_layers=found.layers, hidden=found.hidden, n_heads=found.heads, vocab_size=found.vocab)
+        if sized is None:
             return None
-        row = msgspec.structs.replace(row, n_layers=found.layers, hidden=found.hidden, n_heads=found.heads, vocab_size=found.vocab)
+        row = sized
     assert row.n_layers is not None and row.hidden is not None
     name, seq = f"{row.model_type} {row.model_name}".lower(), row.seq_len or 0
     assumed += [note for word, note in _OWN.items() if word in name]
@@ -65,12 +72,12 @@ def bert(row: Row, assumed: list[str]) -> dict[str, Any] | None:
 
 
 def _bert_by_name(row: Row, assumed: list[str]) -> Encoder | None:
-    """The shipped encoder that is meant. A BERT without its size is the large one where its parameters say so, and in MLPerf (mlcommons/training,
-    language_model/tensorflow/bert: 24 layers of 1024)."""
-    name = shipped_model(row.model_name, row.params)
-    plain = not re.search(r"base|large|small|tiny|mini|\d", re.sub(r"\(.*", "", row.model_name.lower()))
-    if name == "bert-base" and plain and ((row.params or 0) > _LARGE or row.submitted):
-        name = "bert-large"
+    """The shipped encoder that is meant. A BERT of no more than a number of parameters is the shipped one of about that size, and without any the
+    base one, in MLPerf the large one (mlcommons/training, language_model/tensorflow/bert: 24 layers of 1024)."""
+    bare = re.fullmatch(r"bert\W*", re.sub(_NO_SIZE, "", row.model_name.lower()))
+    size = size_of(row.model_name.replace("-", " ")) or row.params or (_SIZES["bert-large"] if row.submitted else _SIZES["bert-base"])
+    fits = (name for name, own in _SIZES.items() if abs(size / own - 1) < _ABOUT)
+    name = next(fits, "") if bare else shipped_model(row.model_name, row.params)
     spec = load_model(name) if name else None
     if not isinstance(spec, Encoder):
         return None

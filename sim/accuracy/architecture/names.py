@@ -61,11 +61,13 @@ _SAME: tuple[tuple[str, str], ...] = (
     (r"(wav2vec20?|hubert|data2vecaudio)large(lv60)?", "wav2vec2-large"),
     (r"transformerxl", "transformer-xl-base"),
     (r"phi15", "phi-1.5"),
-    (r"(bio)?bert(base.*)?", "bert-base"),
-    (r"(bio)?bertlarge.*", "bert-large"),
+    (r"bert", "bert-base"),
+    (r"biobert|(bio)?bert(base.*|b)", "bert-base"),
+    (r"(bio)?bert(large.*|l)", "bert-large"),
     (r"gnmt.*", "gnmt"),
     (r"maskrcnn(r(esnet)?50(fpn)?)?", "mask-rcnn-r50-fpn"),
-    (r"(?:flan)?t5(?:x|v?11)?(small|base|large|xl|xxl)", r"flan-t5-\1"),  # T5 1.1, which Flan-T5 was tuned from and T5X trains
+    (r"(?:flan)?t5(?:v?11)?(small|base|large|xl|xxl)", r"flan-t5-\1"),  # T5 1.1, which Flan-T5 was tuned from and T5X trains
+    (r"t5x(small|base|large|xl|xxl)", r"flan-t5-\1"),
     (r"transformerbig|bigtransformer", "transformer-big"),
     (r"transformer(base)?", "transformer-base"),
     (r"phi4", "phi4-14b"),
@@ -96,8 +98,8 @@ _STEMS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"gptneox|neox", ("gptneox",)),
     (r"bloom", ("bloom",)),
 )
-_CUT = r"proxy|\bcut|truncat|\d+ ?l(ayers?)?\b|mask[-_ ]?r[-_ ]?cnn.*(1\d\d|c4|c5|swin|vit)"
-"""Some of a model's layers: how many is not in its name. Mask R-CNN on another backbone."""
+_CUT = r"proxy|\bcut|truncat|\d+ ?l(ayers?)?\b|mask[-_ ]?r[-_ ]?cnn.*(1\d\d|c4|c5|swin|vit)|retinanet|\bssd.*(vgg|mobilenet|(resnet|rn)[- ]?(?!50)\d)"
+"""Some of a model's layers: how many is not in its name. Mask R-CNN and SSD on another backbone, RetinaNet, which MLPerf calls SSD."""
 _NEAR = 0.07
 """Share by which sizes in names may differ: GPT-2 XL is 1.5B, 1.6B and 1558M."""
 _SIZE = r"(\d+(?:\.\d+)?) ?([mbt])(?![a-z0-9])"
@@ -110,7 +112,7 @@ def shipped_model(name: str, params: int | None = None, modern: bool = True) -> 
     if re.search(_CUT, name.lower()):
         return ""
     text = _words(name)
-    whole = re.sub(r"\(.*|\bv\d+(\.\d+)?\b", "", name).strip()
+    whole = re.sub(r"\(.*|(?<![a-zA-Z])v\d+(\.\d+)?\b", "", name).strip()
     for candidate in (whole, whole.split(" ")[0], text, re.sub(_SIZE, "", text)):
         found = next((one for one in models() if _plain(candidate) and _equal(one, candidate)), "")
         if found and (size_of(candidate) or _holds(found, size_of(text))):
@@ -119,7 +121,7 @@ def shipped_model(name: str, params: int | None = None, modern: bool = True) -> 
         if re.fullmatch(pattern, _plain(text)):
             return one
     for pattern, one in _SAME:
-        sized = (size_of(text) or params) and pattern.startswith(("gpt2", "bloom"))  # of these, sizes tell more than the name
+        sized = (size_of(text) or params) and pattern.startswith(("gpt2", "bloom", "bert"))  # of these, sizes tell more than the name
         if not sized and (same := re.fullmatch(pattern, _plain(re.sub(_SIZE, "", text)))):
             return same.expand(one).removeprefix("-")
     size = size_of(text) or params

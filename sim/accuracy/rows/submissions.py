@@ -30,7 +30,12 @@ _IN_SWITCHES = 448
 v4.0); config_DGXH100_multi_316x8x16.sh has it commented out."""
 
 
-_BENCHMARKS = ((r"resnet", "ResNet-50"), (r"gpt-?3", "GPT-3-175B"))
+_BENCHMARKS = (
+    (r"resnet", "ResNet-50"),
+    (r"gpt-?3", "GPT-3-175B"),
+    (r"stable[ _-]?diffusion", "Stable Diffusion v2"),
+    (r"ssd", "SSD on ResNet-34, or RetinaNet"),  # the latter since v2.0; no SSD300 on ResNet-50, which ships
+)
 """What MLPerf's benchmarks train, by their bare names."""
 
 

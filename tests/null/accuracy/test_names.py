@@ -36,6 +36,7 @@ SILENT = {
         ("LLaMA-65B", "llama-65b"), ("LLaMA 30B", "llama-33b"), ("CodeLlama-34B", "codellama-34b"), ("Yi-34B", "yi-34b"), ("Qwen-72B", "qwen1.5-72b"),
         ("Qwen2-72B", "qwen2.5-72b"), ("DeepSeek-R1-Distill-Llama-8B", "llama3-8b"), ("DeepSeek-R1", "deepseek-v3"), ("deepseek-llm-67b-base", "deepseek-67b"),
         ("DeepSeek-Coder-33B-Instruct", "deepseek-coder-33b"), ("T5X large", "flan-t5-large"), ("google/t5-v1_1-xl", "flan-t5-xl"), ("T5-large", "t5-large"),
+        ("T5 XXL", "flan-t5-xxl"), ("T5X-XXL", "flan-t5-xxl"), ("t5x_base", "flan-t5-base"), ("resnet50_v1.5", "resnet50"),
         ("Transformer (big)", "transformer-big"), ("BERT (large)", "bert-large"), ("Mistral Large 2", "mistral-large-123b"), ("OLMo-7B", "olmo-7b"),
         ("Qwen3-30B-A3B-Base", "qwen3-30b-a3b"), ("phi-4", "phi4-14b"), ("SSD", "ssd300"), ("GPT-NeoX-20B", "gpt-neox-20b"),
         ("Llama-3.1-405B-proxy7L", ""), ("Llama-3-70B-cut12L", ""), ("Swin-B", ""), ("7B", ""), ("", ""),
@@ -123,3 +124,22 @@ def test_a_bert_by_name_alone_is_trained_as_the_row_says() -> None:
 
 def test_a_mamba_that_ships_needs_no_pattern() -> None:
     assert model_of(row(model_name="Mamba2-2.7B", model_type="mamba2"), [])["layers"] == 64
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers", "hidden"),
+    [
+        ({"model_name": "BERT"}, 12, 768), ({"model_name": "BERT-336M"}, 24, 1024), ({"model_name": "BERT (340M)"}, 24, 1024),
+        ({"model_name": "BERT", "params": 345_000_000}, 24, 1024), ({"model_name": "BERT 110M"}, 12, 768), ({"model_name": "BERT-L"}, 24, 1024),
+        ({"model_name": "BERT (Large)"}, 24, 1024), ({"model_name": "BERT 2.5B", "tp": 1, "pp": 1}, 31, 2560),
+    ],
+)  # fmt: skip
+def test_parameters_tell_which_bert_is_meant(changes: dict[str, object], layers: int, hidden: int) -> None:
+    tree = model_of(row(**(SILENT | {"model_type": "bert"} | changes)), [])
+    assert (tree["family"], tree["layers"], tree["hidden"]) == ("encoder", layers, hidden)
+
+
+@pytest.mark.parametrize("name", ["SSD (RetinaNet)", "SSD (ResNet-34)", "SSD-MobileNet v2", "RetinaNet"])
+def test_detectors_on_other_backbones_are_not_the_one_that_ships(name: str) -> None:
+    with pytest.raises(Refused, match="no architecture"):
+        model_of(row(**(SILENT | {"model_name": name, "model_type": "cnn detection", "batch_unit": "images"})), [])

@@ -12,6 +12,7 @@ from sim.model.parts import Network
 from sim.predict import predict
 from sim.setting.bind import bind
 from sim.work import Attention
+from topologies.errors import Refused
 
 LORA = Row(
     row_id="r", source_id="mlperf-nvidia", model_name="Llama-2-70B LoRA", model_type="llama", n_layers=4, hidden=8192, n_heads=64, n_kv_heads=8,
@@ -148,6 +149,14 @@ def test_a_shipped_gpts_vocabulary_is_padded_as_its_framework_pads_it() -> None:
     )  # fmt: skip
     case = case_of(bare)
     assert isinstance(case.plan.model, dict) and case.plan.model["vocab"] == 50688 and case.plan.model["layers"] == 96
+
+
+def test_benchmarks_have_models_of_their_own() -> None:
+    pictures = row(PICTURES, framework="PyTorch", gpus=8, nodes=1, micro_batch=32, global_batch=256)
+    model = case_of(row(pictures, model_name="Stable Diffusion")).plan.model
+    assert isinstance(model, dict) and model["name"] == "sd-2-base"
+    with pytest.raises(Refused, match="RetinaNet"):
+        case_of(row(pictures, model_name="SSD"))
 
 
 DEEP = Row(
