@@ -166,9 +166,12 @@ def precision_of(row: Row, assumed: list[str] | None = None) -> str:
     raise Refused(f"precision {row.precision!r} is not known; a plan takes fp32 tf32 bf16 fp16 fp8 mxfp8 nvfp4")
 
 
-_OF_DATA = r"grad(ient)?s?[ -](reduce-scatter and param all-gather overlap|sync overlap)$"
-"""Cells that speak of gradients and parameters alone. NVIDIA's NeMo scripts set ub_tp_comm_overlap on the command line, over their yaml files
-(dgxc-benchmarking v24.11.1, nemotron/configure.sh and grok1/configure.sh)."""
+_OF_TENSORS = r"\btp\b|tensor|user ?buf|tp[-_ ]comm|async[-_ ]tp"
+"""Words of messages of tensor parallelism. Cells without them leave these as the framework has them: NVIDIA's NeMo scripts set ub_tp_comm_overlap on
+the command line, over their yaml files (dgxc-benchmarking v24.11.1, nemotron/configure.sh and grok1/configure.sh)."""
+_LISTED = r"overlap[-_](grad[-_]reduce|param[-_]gather)"
+"""Options of Megatron-Core's command line, of which --tp-comm-overlap is one: who lists them and leaves it out ran without."""
+_NOT_OF_TENSORS = r"(tp|tensor)[-_ \w]*[=: ] ?(false|off|no|0)\b"
 _ALL = r"(yes|true|on|y|1|enabled|all|full|overlap(ped)?)$"
 """Cells that say no more than that messages are overlapped."""
 _NO_NVLINK = r"l40|\bl20\b|\bl4\b|\ba10g?\b|\ba40\b|rtx|\bt4\b|pcie"
@@ -186,9 +189,11 @@ def overlap_of(row: Row, framework: str) -> tuple[bool, bool]:
     tensor = load_framework(framework).tensor_parallel.overlap and not re.search(_NO_NVLINK, f"{row.gpu} {row.gpu_form}".lower())
     if not text and framework == "oneflow-gpt":
         return (row.tp or 1) == 1, False
-    if not text or text.startswith("horovod") or re.match(f"{_OF_DATA}|{_ALL}", text):  # of tensor parallelism it says nothing
-        return True, tensor
-    return said(text) is not False, bool(re.search(r"userbuffers|tp-comm-overlap|async tp", text))
+    if said(text) is False:
+        return False, False
+    if not re.search(_OF_TENSORS, text):
+        return True, tensor and not (framework == "megatron-core" and re.search(_LISTED, text))
+    return True, re.search(_NOT_OF_TENSORS, text) is None
 
 
 _ASKED = ("megatron-lm", "megatron-lm-te-loss")
