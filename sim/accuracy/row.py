@@ -28,7 +28,7 @@ _NOT_FROM_START = (
 """Words of tasks on a model that has been trained."""
 TORCH_2 = "2023-03"
 """PyTorch 2.0: torch.optim calls one kernel for many tensors, and zero_grad frees gradients (its release notes)."""
-_AFTER = r"h[128]00|h20\b|gh200|b[23]00|mi3|l40s|l4\b|4090|5090|6000 ?ada"
+_AFTER = r"h[128]00|h20\b|gh200|b[23]00|mi3|l40|\bl20\b|l4\b|40[5-9]0|50[5-9]0|\bada\b|pro ?[456]000"
 """GPUs that PyTorch before 2.0 was not built for (compute capabilities 8.9 and 9.0 came with CUDA 11.8)."""
 
 

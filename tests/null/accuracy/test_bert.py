@@ -119,6 +119,9 @@ def test_clusters_of_dgx_2_were_of_dgx_2h(nodes: int, machine: str) -> None:
     ("changes", "framework"),
     [
         ({"gpu": "H100"}, "pytorch"),  # no PyTorch before 2.0 was built for it
+        ({"gpu": "L40"}, "pytorch"),
+        ({"gpu": "RTX PRO 6000"}, "pytorch"),
+        ({"gpu": "A40"}, "pytorch-apex-ddp"),
         ({"gpu": "A100", "framework": "PyTorch 2.3"}, "pytorch"),
         ({"gpu": "V100", "framework_version": "PyTorch 1.5"}, "pytorch-apex-ddp"),
         ({"gpu": "H100", "source_id": "nv-dle"}, "pytorch-apex-jit"),
