@@ -144,8 +144,8 @@ def _in_samples(row: Row, family: str, assumed: list[str]) -> Row:
 
 
 def _offload(row: Row, framework: str, precision: str) -> dict[str, Any]:
-    """ZeRO-Offload and its kind keep the optimizer on the host; recipes of Megatron-Bridge the activations of some layers."""
-    if re.search(r"offload|infinity", f"{row.sharding} {row.optimizer}".lower()):
+    """ZeRO-Offload and its kind, with DeepSpeedCPUAdam, keep the optimizer on the host; recipes of Megatron-Bridge the activations of some layers."""
+    if re.search(r"offload|infinity|cpu[ _-]?ada", f"{row.sharding} {row.optimizer}".lower()):
         return {"offload": "optimizer"}
     layers = offloaded(row, precision) if framework.startswith("megatron-bridge") else 0
     return {"offload": "activations", "offload_layers": layers} if layers else {}

@@ -21,8 +21,14 @@ _KEPT: tuple[tuple[str, float, str], ...] = (
     ),
     (r"save_qkv_out_proj", 2 / 3, "qkv and output products are kept, a third of the layer: counted as two layers of three"),
     (r"save_qkv_proj", 7 / 8, "only the qkv products are kept: seven layers of eight"),
-    (r"save_dot_except_mlp", 3 / 4, "attention's products are kept, the MLP's first run again: counted as three layers of four"),
+    (
+        r"save_dot_(with_context_)?except_mlp",
+        3 / 4,
+        "attention's products are kept, the MLP's first run again: counted as three layers of four",
+    ),
 )
+_PRODUCTS_KEPT = r"save_dot_only|\bminimal(_flash|_with_context)?\b"
+"""Paxml's policy, and MaxText's remat_policy of the same, which may keep attention's result too."""
 _UNSAID = {"maxtext": (("", "save_qkv_proj"), (r"(?<!\d)2[0-4]\.\d\d", "save_dot_except_mlp"))}
 """Recomputation that a framework's recipes use unless told, the last one whose pattern is in the row's version: remat_policy of dgxc-benchmarking
 maxtext/configure.sh, in its v24.11 (Llama 2; in 16 bits save_dot_except_mlpwi, which keeps one more product that would not run again) and later."""
@@ -34,9 +40,11 @@ def recompute_of(row: Row, layers_per_stage: int, framework: str, assumed: list[
     if not text and framework in _UNSAID and row.batch_unit != "images":
         text = [word for version, word in _UNSAID[framework] if re.search(version, row.framework_version)][-1]
         assumed.append(f"recomputation not stated: {text}, as {framework}'s recipes")
-    if "save_dot_only" in text:
-        assumed.append(f"recomputation {text!r}: products are kept; attention, a call of its own, and norms run again")
-        return {"recompute": "selective", "recompute_modules": ("core_attn", "layernorm")}
+    if found := re.search(_PRODUCTS_KEPT, text):
+        assumed.append(
+            f"recomputation {text!r}: products are kept; {'' if found[1] else 'attention, a call of its own, and '}norms run again"
+        )
+        return {"recompute": "selective", "recompute_modules": ("layernorm",) if found[1] else ("core_attn", "layernorm")}
     for word, share, why in (*_KEPT, *_share(text)):
         if re.search(word, text):
             assumed.append(f"recomputation {text!r}: {why}")
@@ -44,7 +52,7 @@ def recompute_of(row: Row, layers_per_stage: int, framework: str, assumed: list[
             return {"recompute": "full", "recompute_layers": layers} if layers else {"recompute": "none"}
     if modules := _modules(row, framework, assumed):
         return {"recompute": "selective", "recompute_modules": modules}
-    if re.search(r"selective|\bcore\b|attention( only)?$", text):
+    if re.search(r"selective|^sel\b|\bcore\b|(attention|attn)( only)?$", text):
         return {"recompute": "selective"}
     if found := re.search(r"block\D*(\d+)|(\d+) (?:of \d+ )?layers", f"{text} {row.recompute_detail.lower()}"):
         return {"recompute": "full", "recompute_layers": min(int(found.group(1) or found.group(2)), layers_per_stage)}

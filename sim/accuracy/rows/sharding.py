@@ -59,9 +59,9 @@ _LEVELS: tuple[tuple[str, int], ...] = (
     (r"no_shard|^none|^no\b|^false$|^replicat|^0$", 0),
     (r"fsdp|full_?shard|fully.?shard|hsdp|hybrid.?shard|zero\+\+|zero.?infinity|\bmics\b|gemini", 3),
     (r"\bddp\b|^dp$|data.?parallel$|distributed.?data.?parallel|horovod|all.?reduce", 0),
-    (r"(param|weight)\w*\b.*grad|grad.*(param|weight)|\bos ?\+ ?g\w* ?\+ ?p", 3),
-    (r"shard_?grad|zero.?offload|grad\w*\b.*optim|optim.*grad|\bos ?\+ ?g", 2),
-    (r"distributed.?optimi|distopt|optimi[sz]er.?(state|shard)|zero.?redundancy", 1),
+    (r"(param|weight)\w*\b.*grad|grad.*(param|weight)|\b(p_)?os ?\+ ?g\w* ?\+ ?p", 3),
+    (r"shard_?grad|zero.?offload|grad\w*\b.*optim|optim.*grad|\b(p_)?os ?\+ ?g", 2),
+    (r"distributed.?optimi|dist.?opt|\bp_os\b|optimi[sz]er.?(state|shard)|zero.?redundancy", 1),
 )
 """Words of sharding without a level's number, and the level that they mean."""
 
@@ -73,6 +73,8 @@ def _zero(text: str, framework: str, assumed: list[str], row: Row) -> int:
         if re.search(pattern, text):
             return level
     level = max(load_framework(framework).data_parallel.zero, 1 if "zero" in text else 0)
+    if level == 0 and re.match(r"yes|true|on\b|shard", text):  # no word of what, where the framework shards nothing unless told: FSDP
+        level = 3
     assumed.append(
         f"sharding not stated: {framework}'s default, ZeRO-{level}" if not row.sharding else f"sharding {row.sharding!r}: ZeRO-{level}"
     )

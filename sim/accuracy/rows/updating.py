@@ -36,6 +36,8 @@ def optimizer_of(row: Row, precision: str, assumed: list[str] | None = None) -> 
         return Optimizer(name="lion")
     if re.search(r"(?<![a-z])lars(?![a-z])", text):
         return Optimizer(name="lars")
+    if "adagrad" in text:
+        return Optimizer(name="adagrad")
     if re.search(r"sgd|momentum|rmsprop", text) or ("adam" not in text and re.search(_IMAGES, model)):
         if text and not re.search("sgd|momentum", text) and assumed is not None:
             assumed.append(f"optimizer {row.optimizer!r} taken as SGD with momentum")

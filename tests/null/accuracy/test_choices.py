@@ -51,11 +51,15 @@ def test_words_of_optimizers_and_tasks() -> None:
         ("paged AdamW 8-bit", "adamw"),
         ("Adafactor", "adamw"),
         ("LARS", "lars"),
+        ("Adagrad", "adagrad"),
         ("RMSprop", "momentum"),
         ("FusedLAMB", "lamb"),
         ("Muon", "muon"),
     ):
         assert case_of(row(optimizer=words)).plan.optimizer.name == name
+    assert (
+        case_of(row(optimizer="DeepSpeedCPUAdam", framework="DeepSpeed", sharding="ZeRO-2", tp=1, pp=1)).plan.memory.offload == "optimizer"
+    )
     assert "optimizer 'SOAP' taken as adamw" in case_of(row(optimizer="SOAP")).assumed
     assert case_of(row(task="inference")).plan.task == "forward" and case_of(row(task="DoRA")).plan.task == "lora"
     assert row(quality="b").scored and not row(quality="c").scored

@@ -56,7 +56,7 @@ def test_what_is_no_precision_is_refused_and_what_is_unsaid_is_noted() -> None:
         ("FULL_SHARD", 3), ("fully_shard", 3), ("ZeRO++", 3), ("NO_SHARD", 0), ("FSDP NO_SHARD", 0), ("DDP", 0), ("dp", 0), ("none", 0), ("no", 0), ("0", 0),
         ("distributed optimizer", 1), ("optimizer state sharding", 1), ("ZeRO-Offload", 2), ("ZeRO", 1),
         ("DistributedDataParallel", 0), ("Horovod", 0), ("Fully Sharded Data Parallel", 3), ("data parallel", 0), ("no sharding", 0), ("params + grads + optimizer", 3),
-        ("gradients and optimizer states", 2), ("os+g", 2), ("Gemini", 3),
+        ("gradients and optimizer states", 2), ("os+g", 2), ("Gemini", 3), ("P_os", 1), ("P_os+g", 2), ("P_os+g+p", 3), ("dist-opt", 1), ("yes", 3), ("sharded", 3),
     ],
 )  # fmt: skip
 def test_sharding_by_its_names(words: str, level: int) -> None:
@@ -96,6 +96,11 @@ def test_recomputation_by_its_names() -> None:
         ("every other layer", 4),
     ):
         assert recompute_of(row(recompute=words), 8, "nemo", []) == {"recompute": "full", "recompute_layers": layers}
+    for words in ("attn", "sel", "attention only"):
+        assert recompute_of(row(recompute=words), 8, "nemo", []) == {"recompute": "selective"}
+    for words, modules in (("minimal", ("core_attn", "layernorm")), ("minimal_flash", ("layernorm",))):
+        assert recompute_of(row(recompute=words), 8, "maxtext", []) == {"recompute": "selective", "recompute_modules": modules}
+    assert recompute_of(row(recompute="save_dot_with_context_except_mlp"), 8, "maxtext", []) == {"recompute": "full", "recompute_layers": 6}
     assert recompute_of(row(recompute="w/o AC"), 8, "nemo", []) == {"recompute": "none"}
     assert recompute_of(row(recompute="selective: mlp"), 8, "nemo", []) == {"recompute": "selective", "recompute_modules": ("mlp",)}
     noted: list[str] = []
