@@ -103,11 +103,11 @@ def model_of(row: Row, assumed: list[str], vocab_multiple: int = 1) -> dict[str,
 def _decoder(row: Row, assumed: list[str], vocab_multiple: int) -> dict[str, Any]:
     assert row.n_layers is not None and row.hidden is not None
     base = named(row)
-    family = family_of(row) or "llama"
+    family = family_of(row) or _usual(row)
     if base and _unlike(family_of(row), base):
         return _with_task(_examples(_cut(base, row), row, assumed), row, assumed)
     if not family_of(row):
-        assumed.append(f"model type {row.model_type!r} taken as llama")
+        assumed.append(f"model type {row.model_type!r} taken as {family}")
     heads = row.n_heads or _heads(row, assumed)
     vocab = row.vocab_size or _vocab(family, assumed)
     more = _as_run(row, family)
@@ -135,6 +135,15 @@ def _decoder(row: Row, assumed: list[str], vocab_multiple: int) -> dict[str, Any
         **more,
     )
     return _with_task(_examples(spec, row, assumed), row, assumed)
+
+
+_LLAMA = "2023-02"
+"""When Llama was published, whose layers most have taken since."""
+
+
+def _usual(row: Row) -> str:
+    """The family of a decoder whose type says nothing: Llama's, or GPT's where its MLP has no gate or the row is of before Llama."""
+    return "gpt" if _activation(row) in ("gelu", "relu") or "" < row.date < _LLAMA else "llama"
 
 
 def _as_run(row: Row, family: str) -> dict[str, Any]:
@@ -215,11 +224,12 @@ def _heads(row: Row, assumed: list[str]) -> int:
 
 
 def _ffn(row: Row, family: str, assumed: list[str]) -> int:
-    """Llama-like models round 8/3 x hidden up to a multiple of 256, others take 4 x hidden."""
+    """Gated MLPs, as those of Llama-like models, round 8/3 x hidden up to a multiple of 256, others take 4 x hidden."""
     if row.moe_ffn_hidden:
         return 0
     assert row.hidden is not None
-    gated = _activation(row).endswith("glu") or family in ("llama", "internlm", "mistral", "qwen2", "qwen3", "mixtral")
+    activation = _activation(row)
+    gated = activation.endswith("glu") if activation else family in ("llama", "internlm", "mistral", "qwen2", "qwen3", "mixtral")
     width = -(-8 * row.hidden // 3 // 256) * 256 if gated else 4 * row.hidden
     assumed.append(f"ffn_hidden not stated: {width}")
     return width

@@ -22,7 +22,7 @@ def parameters(**cells: object) -> float:
     return describe(model_from(model_of(row(**(SILENT | {"seq_len": 512} | cells)), [])), Shape(micro=1, seq=512), PLAIN).parameters
 
 
-def sizes(layers: int, hidden: int, heads: int, ffn: int, vocab: int | None, **more: object) -> dict[str, Any]:
+def sizes(layers: int, hidden: int, heads: int, ffn: int | None, vocab: int | None, **more: object) -> dict[str, Any]:
     return {"n_layers": layers, "hidden": hidden, "n_heads": heads, "ffn_hidden": ffn, "vocab_size": vocab, "activation": "", **more}
 
 
@@ -99,6 +99,21 @@ def test_blank_sizes_are_those_of_the_named_model_of_that_width() -> None:
 def test_a_blank_width_is_that_of_the_activation_however_it_is_written(activation: str, ffn: int) -> None:
     cells = sizes(32, 4096, 32, None, 50304, model_name="ours", model_type="gpt", activation=activation)
     assert model_of(row(**(SILENT | cells)), [])["ffn"] == ffn
+
+
+@pytest.mark.parametrize(
+    ("changes", "ffn", "norm"),
+    [
+        ({"activation": "gelu"}, 24576, "layernorm"),
+        ({"date": "2022-05"}, 24576, "layernorm"),
+        ({"activation": "swiglu"}, 16384, None),
+        ({}, 16384, None),
+    ],
+)
+def test_a_decoder_without_a_type_is_a_gpt_where_its_mlp_has_no_gate(changes: dict[str, str], ffn: int, norm: str | None) -> None:
+    """48 layers of 6144 are Megatron-LM's 22B; before February 2023 there was no Llama."""
+    tree = model_of(row(**(SILENT | sizes(48, 6144, 64, None, 51200, model_name="ours", activation="") | changes)), [])
+    assert (tree["ffn"], tree.get("norm")) == (ffn, norm)
 
 
 def test_names_without_their_cut() -> None:
