@@ -40,8 +40,9 @@ def _stated_group(text: str) -> int:
 
 
 def _in_node(row: Row, text: str, framework: str) -> int:
-    """FSDP's hybrid sharding keeps whole copies on each node (torch.distributed.fsdp, ShardingStrategy.HYBRID_SHARD); meshes of JAX are their own."""
-    hybrid = re.search(r"hybrid.?shard|hsdp", text) and framework not in ("maxtext", "paxml")
+    """FSDP's hybrid sharding keeps whole copies on each node (torch.distributed.fsdp, ShardingStrategy.HYBRID_SHARD), and so does the LAMB of MLPerf's
+    BERT (apex, distributed_fused_lamb.py: dwu_group_size is the node's GPUs unless told); meshes of JAX are their own."""
+    hybrid = framework == "mlperf-nvidia-bert" or (re.search(r"hybrid.?shard|hsdp", text) and framework not in ("maxtext", "paxml"))
     return (row.gpus_per_node or 8) if hybrid else 0
 
 

@@ -54,8 +54,10 @@ def _dated(row: Row) -> Row:
     return msgspec.structs.replace(row, date=date) if date else row
 
 
-def submitted_llama(row: Row) -> str:
-    """Llama: pretraining on Megatron-Core, or adapters, whose attention is in 8 bits where a GPU can."""
+def submitted_text(row: Row) -> str:
+    """BERT in CUDA graphs. Llama: pretraining on Megatron-Core, or adapters, whose attention is in 8 bits where a GPU can."""
+    if "bert" in f"{row.model_type} {row.model_name}".lower():
+        return "mlperf-nvidia-bert"
     if not trains_adapters(row) or not re.search(_HOPPER, row.gpu.lower()):
         return "mlperf-nvidia-mcore"
     if row.date >= _GRAPHED:

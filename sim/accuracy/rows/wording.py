@@ -12,7 +12,7 @@ from sim.accuracy.row import Row
 from sim.accuracy.rows.eager import eager_of
 from sim.accuracy.rows.recipes import recipe_of
 from sim.accuracy.rows.scripts import graph_of, mxnet_of, nemo_of
-from sim.accuracy.rows.submissions import submitted_llama, submitted_pictures
+from sim.accuracy.rows.submissions import submitted_pictures, submitted_text
 from sim.framework.framework import load_framework
 from topologies.errors import Refused
 
@@ -53,8 +53,8 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
         return "oneflow-gpt"
     if row.submitted and name in ("mlperf-nvidia", "mxnet-horovod") and not _is(row, _MASKS) and _is(row, r"resnet|\bcnn\b"):
         return submitted_pictures(row)
-    if name == "mlperf-nvidia" and _is(row, "llama"):
-        return submitted_llama(row)
+    if name == "mlperf-nvidia" and _is(row, r"llama|bert\b"):
+        return submitted_text(row)
     if name in ("mlperf-nvidia", "llm-foundry") and (row.batch_unit == "images" or _is(row, _MASKS + r"|resnet|\bcnn\b|\bvit\b")):
         name, text = "pytorch", "torch"  # detection, translation, and Composer's pictures are plain modules
     if "hai-llm" in text and row.n_experts:

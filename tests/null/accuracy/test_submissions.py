@@ -151,6 +151,20 @@ def test_a_shipped_gpts_vocabulary_is_padded_as_its_framework_pads_it() -> None:
     assert isinstance(case.plan.model, dict) and case.plan.model["vocab"] == 50688 and case.plan.model["layers"] == 96
 
 
+def test_bert_is_captured_and_shares_its_update_inside_nodes() -> None:
+    """Half of the sequences on each GPU is hardly more than half of the step, on 128 nodes as on 64; launches bound both at 0.11 s."""
+    bert = row(
+        PICTURES, model_name="BERT-Large", model_type="bert", framework="PyTorch", batch_unit="sequences", seq_len=512, optimizer="LAMB",
+        precision="fp16", gpus=512, nodes=64, micro_batch=8, global_batch=4096, date="2023-11",
+    )  # fmt: skip
+    cases = [case_of(bert), case_of(msgspec.structs.replace(bert, gpus=1024, nodes=128, micro_batch=4))]
+    assert all(
+        (case.plan.framework, case.plan.parallel.dp_shard, case.plan.parallel.zero) == ("mlperf-nvidia-bert", 8, 1) for case in cases
+    )
+    wide, narrow = (predict(case.plan, case.topology).step_time_s for case in cases)
+    assert 0.5 < narrow / wide < 0.8 and wide < 0.05
+
+
 def test_benchmarks_have_models_of_their_own() -> None:
     pictures = row(PICTURES, framework="PyTorch", gpus=8, nodes=1, micro_batch=32, global_batch=256)
     model = case_of(row(pictures, model_name="Stable Diffusion")).plan.model
