@@ -28,7 +28,7 @@ def places_of(mesh: Mesh, topology: Topology) -> Places | None:
     if not topology.symmetric or (one and not even):
         return None
     uneven = topology.kind == "cuda" and not topology.even
-    cut = _cuts(mesh, topology)
+    cut = not one and _cuts(mesh, topology)
     spans = _spans(mesh, topology) if cut else [0] * mesh.world
 
     def kind(rank: int) -> tuple[int, int]:

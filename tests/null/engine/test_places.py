@@ -194,3 +194,10 @@ def test_gpus_that_share_a_nic_are_not_those_that_have_one(tmp_path: Path) -> No
     ranks, (folded, whole, _) = steps(f"2x {machine}", {"tp": 8, "dp_shard": 2, "zero": 3}, {})
     assert 1 < ranks < 8
     assert folded == pytest.approx(whole, rel=1e-9)
+
+
+def test_groups_inside_one_node_are_cut_by_no_other() -> None:
+    """Sixteen do not divide a rack of 72: on one of them nobody reaches the next, on 40 GPUs each of two some do."""
+    mesh = Mesh({"dp_shard": 4, "cp": 16})
+    near, far = (places_of(mesh, load_topology(on)) for on in ("gb200-nvl72", "2x gb200-nvl72:40"))
+    assert near is not None and near.alike and far is not None and not far.alike
