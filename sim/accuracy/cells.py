@@ -33,6 +33,8 @@ _ABSENT = frozenset(
     )
 )
 """Numbers whose 0 says that a row has no such thing."""
+_EACH = frozenset(("micro_batch", "gpus_per_node"))
+"""Numbers of each GPU, or of each node, whether the cell says so or not."""
 _DECIMAL = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 _BINARY = {"k": 1 << 10, "m": 1 << 20}
 _OF_TWO = frozenset(("seq_len", "hidden", "ffn_hidden", "moe_ffn_hidden", "global_batch", "micro_batch", "gpus"))
@@ -70,7 +72,9 @@ def number(text: str, column: str, kind: type) -> int | float | None:
 def _value(plain: str, column: str) -> float:
     """Thousands parted by commas or not, a remark in parentheses, a unit, a product of nodes and GPUs, k, M or B behind."""
     plain = re.sub(r"\s*\([^()]*\)$", "", plain).removeprefix("~")
-    plain = re.sub(r"^[a-z_ ]+[=:]\s*", "", plain)  # "TP=2"
+    plain = re.sub(r"^[a-z_ ]+[=:]\s*|^e?[a-z]p[\s-]?(?=\d)", "", plain)  # "TP=2", "TP2"
+    if column in _EACH:
+        plain = re.sub(r"\s*(/|per)\s*(gpu|device|rank|node|server)$", "", plain)
     if thousandths := re.fullmatch(r"([\d.,]+)\s*(ms|msec|milliseconds)", plain):
         return float(thousandths[1].replace(",", "")) / 1000
     plain = re.sub(_UNITS, "", plain)
