@@ -35,6 +35,7 @@ _ABSENT = frozenset(
 """Numbers whose 0 says that a row has no such thing."""
 _EACH = frozenset(("micro_batch", "gpus_per_node"))
 """Numbers of each GPU, or of each node, whether the cell says so or not."""
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _DECIMAL = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 _BINARY = {"k": 1 << 10, "m": 1 << 20}
 _OF_TWO = frozenset(("seq_len", "hidden", "ffn_hidden", "moe_ffn_hidden", "global_batch", "micro_batch", "gpus"))
@@ -51,6 +52,21 @@ def word(text: str | None) -> str:
     """A cell of text, "" where it holds nothing."""
     plain = (text or "").strip()
     return "" if plain.lower() in _NOTHING else plain
+
+
+def date(text: str) -> str:
+    """Year and month, which compare in order, of a date however it is written ("06/2024", "June 2024", "Q2 2024"); a cell that begins with its year as
+    it is, and "" where there is none."""
+    if re.match(r"20\d\d(-|$)", text):
+        return text
+    found = re.search(r"(?:\b(\d\d?)[./-])?(20\d\d)(?:[./-](\d\d?)\b)?", text)
+    if not found:
+        return ""
+    words = text.lower()
+    named = next((place for place, month in enumerate(_MONTHS, start=1) if re.search(rf"\b{month}", words)), 0)
+    quarter = re.search(r"\bq([1-4])\b", words)
+    month = named or int(found[3] or found[1] or 0) or (3 * int(quarter[1]) if quarter else 0)
+    return f"{found[2]}-{month:02}" if 1 <= month <= 12 else found[2]
 
 
 def number(text: str, column: str, kind: type) -> int | float | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from sim.accuracy.cells import number, word
+from sim.accuracy.cells import date, number, word
 from topologies.errors import BadInput
 
 _LARGEST = 256 << 20
@@ -178,7 +178,7 @@ def _row(cells: Mapping[str, str | None], fallback: str) -> Row:
         if name in ("row_id", "problem") or not text:
             continue
         if name not in _NUMBERS:
-            values[name] = text
+            values[name] = date(text) if name == "date" else text
             continue
         try:
             if (value := number(text, name, _NUMBERS[name])) is not None:

@@ -162,6 +162,18 @@ def test_numbers_with_units_and_scales(column: str, cell: str, value: float | No
     assert not found.problem and getattr(found, column) == value
 
 
+@pytest.mark.parametrize(
+    ("cell", "found"),
+    [
+        ("2024-06", "2024-06"), ("2023-05..2024-01", "2023-05..2024-01"), ("2024", "2024"), ("2024/06", "2024-06"), ("06/2024", "2024-06"), ("12.06.2024", "2024-06"),
+        ("June 12, 2024", "2024-06"), ("v4.0 (Nov 2022)", "2022-11"), ("Q2 2024", "2024-06"), ("unknown", ""), ("", ""),
+    ],
+)  # fmt: skip
+def test_dates_compare_however_they_are_written(cell: str, found: str) -> None:
+    (read,) = rows_of([{"row_id": "a", "date": cell}])
+    assert read.date == found
+
+
 def test_a_decoders_batch_in_tokens_is_counted_in_sequences() -> None:
     case = case_of(row(batch_unit="tokens", global_batch=64 * 4096, micro_batch=4096))
     assert (case.plan.batch.global_, case.plan.batch.micro, case.plan.seq_len) == (64, 1, 4096)
