@@ -126,6 +126,9 @@ _RACK = ("gb200-nvl72", "gb300-nvl72")
 _RACK_USED = 64
 """Jobs over several racks take 64 of the 72 GPUs of each, so that powers of two divide."""
 
+_SOCKETED = r"sxm|\bhgx|\bdgx|nvswitch"
+_CARD = r"pcie|\bnvl\b"
+"""Words of boards on sockets, and of cards: beside the former, unless the GPU's own name or form says it, PCIe is what leads to hosts and adapters."""
 _CLUSTERED = " clustered"
 """Said of a row with several nodes. NVIDIA's clusters of DGX-2 were of DGX-2H (DGX SuperPOD of 2019): so says the heading over BERT's rows of 4 to 32
 nodes in TensorFlow 1, where the text below says DGX-2."""
@@ -135,6 +138,8 @@ def machine_of(row: Row, assumed: list[str]) -> tuple[str, tuple[str, ...]]:
     """The topology expression and its what-ifs. Raises `Refused` where the GPU is in no machine of the catalog."""
     name = re.sub(r"[_-]", " ", row.gpu.lower())
     words = f"{_memory(row):g} {row.gpu} {row.gpu_form} {row.system} {row.intra_net} {row.inter_net}".lower()
+    if re.search(_SOCKETED, words) and not re.search(_CARD, f"{row.gpu} {row.gpu_form}".lower()):
+        words = re.sub(_CARD, "", words)
     words += _CLUSTERED * ((row.nodes or 1) > 1)
     for gpu, pattern, machine, edits in _RULES:
         if re.search(gpu, name) and (not pattern or re.search(pattern, words)):

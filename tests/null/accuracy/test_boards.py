@@ -76,6 +76,22 @@ def test_a_module_of_two_devices_counts_as_two() -> None:
     assert case_of(row(gpu="MI250X", gpu_mem_gb=64, gpus=16)).plan.world == 16
 
 
+@pytest.mark.parametrize(
+    ("cells", "machine"),
+    [
+        ({"gpu": "A100", "gpu_form": "SXM4", "intra_net": "NVLink3; PCIe Gen4 to the host"}, "dgx-a100"),
+        ({"gpu": "H100", "gpu_form": "SXM5", "inter_net": "NDR, PCIe Gen5 adapters"}, "dgx-h100"),
+        ({"gpu": "H200", "gpu_form": "SXM", "intra_net": "NVL switch"}, "dgx-h200"),
+        ({"gpu": "A100", "intra_net": "NVSwitch (no PCIe)"}, "dgx-a100"),
+        ({"gpu": "A100-PCIE-80GB", "system": "HGX"}, "a100-pcie-x8"),
+        ({"gpu": "H100", "intra_net": "PCIe Gen5, NVLink bridges"}, "h100-pcie-x8"),
+    ],
+)
+def test_boards_on_sockets_have_pcie_to_their_hosts_alone(cells: dict[str, str], machine: str) -> None:
+    blank = {"gpu_form": "", "system": "", "intra_net": "", "inter_net": ""}
+    assert machine_of(row(**(blank | {"gpus": 8, "nodes": 1} | cells)), [])[0] == machine
+
+
 def test_nodes_hold_what_their_machine_can() -> None:
     noted: list[str] = []
     assert machine_of(row(gpus=64, gpus_per_node=16), noted)[0] == "8x dgx-h100:8" and any("16 GPUs per node" in word for word in noted)
