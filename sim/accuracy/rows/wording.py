@@ -16,20 +16,21 @@ from sim.accuracy.rows.submissions import submitted_pictures, submitted_text
 from sim.framework.framework import load_framework
 from topologies.errors import Refused
 
+_AND = r" ?([-+/&,(]|and|with) ?"
 _FRAMEWORKS: tuple[tuple[str, str], ...] = (
     (r"megatron[- ]?bridge", "megatron-bridge"),
     (r"oneflow|\blibai\b", "oneflow"),
     (r"mxnet", "mxnet-horovod"),
     (r"mlperf", "mlperf-nvidia"),
     (r"nemo", "nemo"),
-    (r"megatron[- ]?deepspeed|deepspeed[- ]?megatron|neox", "megatron-deepspeed"),
+    (rf"megatron[- ]?deepspeed|deepspeed[- ]?megatron|megatron(-lm)?{_AND}deepspeed|deepspeed{_AND}megatron|neox", "megatron-deepspeed"),
     (r"megatron[- ]?core|\bmcore\b", "megatron-core"),
-    (r"torchtitan", "torchtitan"),
+    (r"torch[- ]?titan", "torchtitan"),
     (r"megatron|primus|megascale|vescale|mindspeed", "megatron-lm"),
     (r"internevo|internlm[- ]?train", "internevo"),
     (r"llm[- ]?foundry|composer|mosaic", "llm-foundry"),
-    (r"\bpax(ml)?\b", "paxml"),
-    (r"maxtext|\bjax\b|\bflax\b|levanter|\bt5x\b|scalax|easylm|\balpa\b|gspmd|axlearn|maxdiffusion", "maxtext"),
+    (r"\bpax(ml)?\b|praxis", "paxml"),
+    (r"maxtext|\bjax(pp)?\b|\bflax\b|levanter|\bt5x\b|scalax|easylm|\balpa\b|gspmd|axlearn|maxdiffusion", "maxtext"),
     (r"tensorflow[- ]?2|tf[- ]?2|\bkeras", "tf2-horovod"),
     (r"tensorflow|tf[- ]?1|\btf\b|tensor2tensor|openseq2seq", "tf1-horovod"),
 )
@@ -224,9 +225,15 @@ def compiled(row: Row) -> bool | None:
     return True if said(row.compile) or "xla" in row.framework.lower() else None
 
 
+_OTHERS = (
+    r"\b(vs|versus|compared (with|to)|against|than|instead of|no|not|without)\b[. ]+(the |a )?(dual.?pipe|zero.?bubble|zb-?h1|zbpp|gpipe)"
+)
+"""Schedules that a note speaks of because the row had another."""
+
+
 def schedule_of(row: Row) -> str:
     """A pipeline's schedule where the row names one that is no 1F1B: "DualPipe", "ZB-H1", "zero bubble", "GPipe"; else ""."""
-    text = f"{row.comm_overlap} {row.framework} {row.notes}".lower()
+    text = re.sub(_OTHERS, "", f"{row.comm_overlap} {row.framework} {row.notes}".lower())
     hai = "hai-llm" in text and (row.n_experts or 0) > 200  # DeepSeek-V3 brought it (2024, section 3.2.1)
     if hai or re.search(r"dual.?pipe", text):
         return "dualpipe"

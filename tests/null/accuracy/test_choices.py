@@ -67,6 +67,8 @@ def test_words_of_optimizers_and_tasks() -> None:
 
 def test_schedules_that_are_named() -> None:
     deep = {"framework": "ours (PyTorch)", "pp": 4, "gpus": 32, "global_batch": 128, "vp": None}
+    for note in ("compared with DualPipe", "faster than GPipe", "no zero bubble"):
+        assert case_of(row(notes=note, **deep)).plan.parallel.schedule == "1f1b"
     for words, schedule in (("DualPipe", "dualpipe"), ("zero bubble (ZB-H1)", "zb-h1"), ("GPipe", "gpipe"), ("", "1f1b")):
         case = case_of(row(comm_overlap=words, **deep))
         assert case.plan.parallel.schedule == schedule and step_seconds(case.plan, case.topology)[0] > 0

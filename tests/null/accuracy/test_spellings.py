@@ -125,6 +125,8 @@ def test_recomputation_by_its_names() -> None:
         ({"precision": "AMP", "sharding": "DDP", "task": "", "model_name": "Llama-2-7B LoRA"}, "pytorch"),
         ({"framework": "HAI-LLM", "n_experts": 256}, "megatron-bridge-overlapped"), ({"framework": "torchtitan", "precision": "fp8 (torchao, row-wise)"}, "torchtitan-rowwise"),
         ({"framework": "Megatron-LM", "notes": "case x_cef; CE fusion on"}, "megatron-lm-te-loss"),
+        ({"framework": "Megatron-LM + DeepSpeed"}, "megatron-deepspeed-async"), ({"framework": "DeepSpeed (Megatron)"}, "megatron-deepspeed-async"),
+        ({"framework": "Megatron-LM", "source_id": "deepspeed-blog"}, "megatron-lm"), ({"framework": "JaxPP"}, "maxtext"), ({"framework": "torch titan"}, "torchtitan"),
     ],
 )  # fmt: skip
 def test_frameworks_by_their_names(changes: dict[str, str], framework: str) -> None:
