@@ -5,11 +5,13 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from tests.gloo.forked import Mother, forked_ranks
 from tests.null.test_readme import commands, environment
 
 
@@ -30,3 +32,18 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> Probed:
         [sys.executable, "-m", "steptwin", *words], cwd=folder, env=environment(), capture_output=True, text=True, timeout=250
     )
     return Probed(done, folder / words[words.index("--out") + 1])
+
+
+@pytest.fixture(scope="session")
+def mother() -> Iterator[Mother]:
+    """Forks ranks for all files that want them forked."""
+    found = Mother()
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def forked(mother: Mother) -> Iterator[None]:
+    """The file's ranks are forked from a process that has imported torch: for tests that time nothing and look at no process."""
+    with forked_ranks(mother):
+        yield

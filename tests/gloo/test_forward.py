@@ -14,7 +14,7 @@ from sim.files.planfile import load_plan
 from sim.predict import predict
 from tests.gloo.bodies_for_stock import Many
 
-pytestmark = pytest.mark.timeout(100)
+pytestmark = [pytest.mark.timeout(100), pytest.mark.usefixtures("forked")]
 TREE: dict[str, Any] = {
     "model": {"family": "mlp", "name": "m", "widths": [64, 64, 64]},
     "precision": "fp32",

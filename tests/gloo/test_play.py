@@ -16,6 +16,7 @@ from sim.trace import Trace
 from sim.work import Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound
 from topologies.errors import BadInput, RunFailed
 
+pytestmark = pytest.mark.usefixtures("forked")
 GEMM = Gemm(64, 64, 64, "fp32")
 
 

@@ -19,6 +19,7 @@ from sim.setting.bind import network_of
 from tests.gloo.bodies_for_play import Many
 from topologies.errors import BadInput, Refused
 
+pytestmark = pytest.mark.usefixtures("forked")
 DENSE = {"family": "decoder", "layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "ffn": 64}
 MOE = {**DENSE, "moe": {"experts": 4, "top_k": 2, "ffn": 32}}
 OWN = [",".join(f"{stage}{kind}{m + i}" for m in (0, 4) for kind in "FB" for i in range(4)) for stage in range(4)]

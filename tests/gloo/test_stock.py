@@ -20,6 +20,7 @@ from sim.setting.bind import model_of
 from tests.gloo.bodies_for_stock import Many
 from topologies.errors import Refused, RunFailed
 
+pytestmark = pytest.mark.usefixtures("forked")
 MODEL = {"family": "decoder", "layers": 4, "hidden": 32, "heads": 4, "kv_heads": 2, "vocab": 64, "ffn": 64}
 GPT = {**MODEL, "kv_heads": 4, "position": "learned", "norm": "layernorm", "activation": "gelu", "bias": True, "tied": True}
 

@@ -14,6 +14,7 @@ from sim.plan import Plan
 from tests.gloo.bodies_for_stock import Many
 from topologies.errors import Refused
 
+pytestmark = pytest.mark.usefixtures("forked")
 GPT = {
     "family": "decoder",
     "layers": 2,
