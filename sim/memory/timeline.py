@@ -130,10 +130,13 @@ def _windows(spans: list[Span], blocks: dict[str, Pass]) -> tuple[dict[_Key, _Wi
     """
     found: dict[_Key, _Window] = {}
     updates: dict[int, _Window] = {}
+    names: dict[str, str] = {}
     for span in spans:
         place = span.id.split("/", 4)  # rank, step, micro-batch, phase, block.part
         if len(place) == 5 and place[3] in ("fwd", "bwd", "wgrad", "recompute"):
-            name = _block(place[4], blocks)
+            name = names.get(place[4])
+            if name is None:  # micro-batches and steps have the same places
+                name = names[place[4]] = _block(place[4], blocks)
             if name:
                 phase = "bwd" if place[3] == "recompute" else place[3]
                 key = (span.step, place[2], phase, name)

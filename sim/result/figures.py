@@ -58,6 +58,7 @@ def figures(setting: Setting, program: Program, trace: Trace, step: float, split
     peak = _peak(setting)
     report, fit = figures_of_memory(setting)
     samples = plan.global_batch / step if step > 0 else 0.0
+    sources = metrics.sources(trace)
     return Prediction(
         plan=plan,
         topology=topology.name,
@@ -76,8 +77,8 @@ def figures(setting: Setting, program: Program, trace: Trace, step: float, split
         does_not_fit=fit,
         breakdown=split,
         critical_path=metrics.critical_path(trace),
-        sources=metrics.sources(trace),
-        warnings=_warnings(setting, program, per_gpu, peak, trace),
+        sources=sources,
+        warnings=_warnings(setting, program, per_gpu, peak, sources["assumed"]),
         unit="tokens" if network.seq > 1 else "samples",
         interval=(sure.low, sure.high),
         mark=sure.mark,
@@ -87,7 +88,7 @@ def figures(setting: Setting, program: Program, trace: Trace, step: float, split
     )
 
 
-def _warnings(setting: Setting, program: Program, per_gpu: float, peak: float | None, trace: Trace) -> list[str]:
+def _warnings(setting: Setting, program: Program, per_gpu: float, peak: float | None, assumed: float) -> list[str]:
     found = idle(setting, program) + unfelt(setting.topology, setting.plan.world) + _crowded(setting) + _unstored(setting)
     if peak and per_gpu > peak * _saved(setting):
         found.append(f"model FLOP rate {per_gpu / 1e12:.0f} TFLOP/s is above the device's peak {peak / 1e12:.0f}: check the model's FLOPs")
@@ -102,7 +103,6 @@ def _warnings(setting: Setting, program: Program, per_gpu: float, peak: float | 
         found.append(
             f"of {', '.join(network.unseen)} in the captured model only the bytes that they move are counted: nothing tells their arithmetic"
         )
-    assumed = metrics.sources(trace)["assumed"]
     if assumed > 0.5:
         found.append(f"{assumed:.0%} of the time in ops rests on assumed costs: calibrate with `steptwin probe`")
     return found

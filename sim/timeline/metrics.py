@@ -19,6 +19,8 @@ _BUBBLE, _HOST = CLASSES.index("bubble_s"), CLASSES.index("host_s")
 COMM = "comm"
 """Class of the communication inside a run of ops that is one span."""
 _MOMENT = 1e-12
+_TIMED = ("compute", "copy", *MEETING)
+"""Kinds of ops whose times rest on costs with a source."""
 
 
 class Breakdown(msgspec.Struct, frozen=True):
@@ -41,8 +43,8 @@ def step_ends(trace: Trace) -> list[float]:
     """When each step has ended on every rank: its last op on a training thread or a device lane."""
     ends: dict[int, float] = {}
     for span in trace.spans:
-        if span.thread == "host" and span.kind not in ("record", "wait"):
-            ends[span.step] = max(ends.get(span.step, 0.0), span.end)
+        if span.thread == "host" and span.kind not in ("record", "wait") and span.end > ends.get(span.step, -math.inf):
+            ends[span.step] = span.end
     last, found = 0.0, []
     for step in sorted(ends):
         last = max(last, ends[step])
@@ -125,7 +127,8 @@ def classify(spans: list[Span], begin: float, end: float) -> dict[str, float]:
         index = _class_of(span)
         if index is not None:
             edges += _edge(span.start + span.wait, span.end - span.exposed, index, begin, end)
-            edges += _edge(span.end - span.exposed, span.end, 2, begin, end)
+            if span.exposed > 0:
+                edges += _edge(span.end - span.exposed, span.end, 2, begin, end)
         if span.wait > 0 and span.lane == COMPUTE:
             edges += _edge(span.start, span.start + span.wait, _BUBBLE, begin, end)
         if span.launch > 0:
@@ -145,7 +148,7 @@ def classify(spans: list[Span], begin: float, end: float) -> dict[str, float]:
 
 
 def _edge(start: float, stop: float, index: int, begin: float, end: float) -> list[tuple[float, int, int]]:
-    start, stop = max(start, begin), min(stop, end)
+    start, stop = start if start > begin else begin, stop if stop < end else end
     return [(start, index, 1), (stop, index, -1)] if stop - start > _MOMENT else []
 
 
@@ -183,7 +186,7 @@ def sources(trace: Trace) -> dict[str, float]:
     """Share of the time in ops that rests on measured, fitted and assumed costs."""
     sums = {"measured": 0.0, "fitted": 0.0, "assumed": 0.0}
     for span in trace.spans:
-        if span.source in sums and span.kind in ("compute", "copy", *MEETING):
-            sums[span.source] += (span.seconds - span.wait) * trace.weight.get(span.rank, 1)
+        if span.source in sums and span.kind in _TIMED:
+            sums[span.source] += (span.end - span.start - span.wait) * trace.weight.get(span.rank, 1)
     total = sum(sums.values())
     return {name: (value / total if total else 0.0) for name, value in sums.items()}

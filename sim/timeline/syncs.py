@@ -54,7 +54,8 @@ def sync_points(program: Program, trace: Trace) -> list[SyncPoint]:
     if program.device == "cpu" or not trace.spans:
         return []
     step, rank = max(0, program.steps + trace.reported), trace.ranks[0]
-    held = {span.id: span.end - (span.issued if span.issued >= 0 else span.start) for span in trace.spans if span.rank == rank}
+    mine = (span for span in trace.spans if span.rank == rank and span.step == step)
+    held = {span.id: span.end - (span.issued if span.issued >= 0 else span.start) for span in mine}
     counts: dict[tuple[str, str], list[float]] = {}
     for call, op in program.ops(rank):
         word = words(op) if call.step == step else ""
