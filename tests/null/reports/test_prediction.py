@@ -10,7 +10,7 @@ import pytest
 import steptwin
 from sim.framework.framework import frameworks
 
-PLAN = ["--set", "seq_len=128", "--set", "batch.global=8", "--set", "batch.micro=1"]
+PLAN = ["--set", "model.layers=2", "--set", "seq_len=128", "--set", "batch.global=8", "--set", "batch.micro=1"]
 
 
 Page = Callable[[str], str]
