@@ -36,6 +36,8 @@ TESTS = (
 EACH = 20
 CALLS = 3_000_000
 """Python calls (about a second) that the tests of one fault may make together; the shortest first."""
+_PATIENCE = 3600.0
+"""Seconds that the first pass may take: no machine is that slow."""
 HUNG = 40.0
 """Seconds after which a fault counts as noticed: its tests do not end."""
 
@@ -59,12 +61,13 @@ class Sample:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Runs the first pass, then each fault's tests, on as many processes as there are cores."""
+        session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # a fork that made it would take away what is there
         code_of = {id(code): key for key, all_ in loaded(self.paths).items() for one in all_ for code in codes(one.__code__)}
         shares = os.cpu_count() or 1
         files = sorted({str(item.path) for item in session.items})
         parts = [[i for i, item in enumerate(session.items) if files.index(str(item.path)) % shares == share] for share in range(shares)]
         seen: dict[int, tuple[int, set[Key]]] = {}
-        for text in self._forked([lambda part=part: self._traced(session, part, code_of) for part in parts], 600.0):
+        for text in self._forked([lambda part=part: self._traced(session, part, code_of) for part in parts], _PATIENCE):
             told = json.loads(text) if text[:1] == "{" else {"failed": [], "ran": []}
             self.broken += [] if told["ran"] else [text or "the first pass ended early"]
             self.left_out += told["failed"]
