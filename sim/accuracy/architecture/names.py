@@ -66,8 +66,7 @@ _SAME: tuple[tuple[str, str], ...] = (
     (r"(bio)?bert(large.*|l)", "bert-large"),
     (r"gnmt.*", "gnmt"),
     (r"maskrcnn(r(esnet)?50(fpn)?)?", "mask-rcnn-r50-fpn"),
-    (r"(?:flan)?t5(?:v?11)?(small|base|large|xl|xxl)", r"flan-t5-\1"),  # T5 1.1, which Flan-T5 was tuned from and T5X trains
-    (r"t5x(small|base|large|xl|xxl)", r"flan-t5-\1"),
+    (r"(?:flan)?t5(?:x??|v?11)(small|base|large|xl|xxl)", r"flan-t5-\1"),  # T5 1.1, which Flan-T5 was tuned from and T5X trains
     (r"transformerbig|bigtransformer", "transformer-big"),
     (r"transformer(base)?", "transformer-base"),
     (r"phi4", "phi4-14b"),
@@ -156,6 +155,7 @@ def _words(name: str) -> str:
     inside = re.search(rf"\([^()]*?{_SIZE}[^()]*\)", text)
     text = re.sub(r"\([^()]*\)", "", text) + (f" {inside[1]}{inside[2]}" if inside and not size_of(re.sub(r"\(.*", "", text)) else "")
     text = re.sub(r".*\bdistill(ed)? ", "", text.replace("_", " ").replace("-", " "))  # DeepSeek-R1-Distill-Qwen-7B is a Qwen
+    text = re.sub(r"\bt5x\b", "t5v11", text)  # without their blank "t5x xl" and "t5 xxl" are one
     text = re.sub(r"\bllama (1 )?30b\b", "llama 33b", text)  # printed as either (Touvron et al. 2023)
     return re.sub(_DROPPED, "", text)
 

@@ -36,7 +36,7 @@ SILENT = {
         ("LLaMA-65B", "llama-65b"), ("LLaMA 30B", "llama-33b"), ("CodeLlama-34B", "codellama-34b"), ("Yi-34B", "yi-34b"), ("Qwen-72B", "qwen1.5-72b"),
         ("Qwen2-72B", "qwen2.5-72b"), ("DeepSeek-R1-Distill-Llama-8B", "llama3-8b"), ("DeepSeek-R1", "deepseek-v3"), ("deepseek-llm-67b-base", "deepseek-67b"),
         ("DeepSeek-Coder-33B-Instruct", "deepseek-coder-33b"), ("T5X large", "flan-t5-large"), ("google/t5-v1_1-xl", "flan-t5-xl"), ("T5-large", "t5-large"),
-        ("T5 XXL", "flan-t5-xxl"), ("T5X-XXL", "flan-t5-xxl"), ("t5x_base", "flan-t5-base"), ("resnet50_v1.5", "resnet50"),
+        ("T5 XXL", "flan-t5-xxl"), ("T5X-XXL", "flan-t5-xxl"), ("t5x_base", "flan-t5-base"), ("T5X XL", "flan-t5-xl"), ("T5XL", "flan-t5-xl"), ("resnet50_v1.5", "resnet50"),
         ("Transformer (big)", "transformer-big"), ("BERT (large)", "bert-large"), ("Mistral Large 2", "mistral-large-123b"), ("OLMo-7B", "olmo-7b"),
         ("Qwen3-30B-A3B-Base", "qwen3-30b-a3b"), ("phi-4", "phi4-14b"), ("SSD", "ssd300"), ("GPT-NeoX-20B", "gpt-neox-20b"),
         ("Llama-3.1-405B-proxy7L", ""), ("Llama-3-70B-cut12L", ""), ("Swin-B", ""), ("7B", ""), ("", ""),
