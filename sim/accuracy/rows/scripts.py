@@ -59,7 +59,7 @@ def steers_power(row: Row, framework: str) -> bool:
         return (row.nodes or 1) == 1
     split = (row.tp or 1) * (row.pp or 1)
     samples = (row.global_batch or 0) * split / row.gpus if row.gpus else 0.0
-    return framework == "mlperf-nvidia" and row.date[:4] >= "2024" and samples == 128
+    return framework == "mlperf-nvidia" and "gpt" in row.model_name.lower() and row.date[:4] >= "2024" and samples == 128
 
 
 def graph_of(row: Row, name: str) -> str:
