@@ -14,7 +14,8 @@ _IMAGES = (
 
 
 def optimizer_of(row: Row, precision: str, assumed: list[str] | None = None) -> Optimizer:
-    """The row's word (RMSprop, which keeps one state too, as SGD with momentum); images are trained by SGD with momentum, all else by Adam, as what a word that is not known is taken for.
+    """The row's word (RMSprop, which keeps one state too, as SGD with momentum); images are trained by SGD with momentum, DLRM by SGD alone
+    (facebookresearch/dlrm, dlrm_s_pytorch.py: --optimizer), all else by Adam, as what a word that is not known is taken for.
 
     BERT is tuned on SQuAD by Adam, also where a table speaks of its pretraining's LAMB: in PyTorch by one fused kernel for fp16 (apex
     FusedAdam), else by BertAdam, which calls each kernel for each tensor (NVIDIA DeepLearningExamples, PyTorch/LanguageModeling/BERT:
@@ -42,6 +43,8 @@ def optimizer_of(row: Row, precision: str, assumed: list[str] | None = None) -> 
         if text and not re.search("sgd|momentum", text) and assumed is not None:
             assumed.append(f"optimizer {row.optimizer!r} taken as SGD with momentum")
         return Optimizer(name="momentum")
+    if not text and "dlrm" in model:
+        return Optimizer(name="sgd")
     if text and "adam" not in text and assumed is not None:
         assumed.append(f"optimizer {row.optimizer!r} taken as adamw")
     return Optimizer(name="adamw")

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from sim.accuracy.rows.plans import case_of
+from sim.accuracy.rows.updating import optimizer_of
 from sim.accuracy.steady import step_seconds
 from tests.null.accuracy.test_spellings import row
 from topologies.errors import Refused
@@ -43,6 +44,7 @@ def test_a_recommenders_tables_are_shared_by_all(name: str, model: str) -> None:
     case = case_of(msgspec.structs.replace(asked, tp=None, pp=None, vp=None, dp=None, micro_batch=None, sharding=""))
     assert isinstance(case.plan.model, dict) and case.plan.model["name"] == model
     assert case.plan.parallel.ep == 8 and step_seconds(case.plan, case.topology, case.edits)[0] > 0
+    assert case.plan.optimizer.name == "sgd" and optimizer_of(msgspec.structs.replace(asked, optimizer="Adam"), "fp32").name == "adamw"
 
 
 def test_words_of_optimizers_and_tasks() -> None:
