@@ -160,11 +160,14 @@ def in_devices(row: Row, assumed: list[str]) -> Row:
     return msgspec.structs.replace(row, gpus=2 * row.gpus, gpus_per_node=2 * (row.gpus_per_node or 4), dp=None)
 
 
-def on_nodes(row: Row) -> Row:
-    """The row with its number of nodes, where it gives the GPUs of one."""
-    if row.nodes is not None or not row.gpus or not row.gpus_per_node:
+def on_nodes(row: Row, assumed: list[str]) -> Row:
+    """The row with its number of nodes, where it gives the GPUs of one: also where the row's own nodes do not hold all GPUs."""
+    if not row.gpus or not row.gpus_per_node or (row.nodes or 0) * row.gpus_per_node >= row.gpus:
         return row
-    return msgspec.structs.replace(row, nodes=-(-row.gpus // row.gpus_per_node))
+    nodes = -(-row.gpus // row.gpus_per_node)
+    if row.nodes:
+        assumed.append(f"{row.nodes} nodes of {row.gpus_per_node} GPUs do not hold {row.gpus}: {nodes} nodes")
+    return msgspec.structs.replace(row, nodes=nodes)
 
 
 def _memory(row: Row) -> float:

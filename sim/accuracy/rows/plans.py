@@ -65,7 +65,7 @@ def case_of(row: Row) -> Case:
     if row.problem:
         raise BadInput(row.problem)
     assumed: list[str] = []
-    row = on_nodes(in_devices(msgspec.structs.replace(completed(row), gpus=gpus_of(row, assumed)), assumed))
+    row = on_nodes(in_devices(msgspec.structs.replace(completed(row), gpus=gpus_of(row, assumed)), assumed), assumed)
     row = with_widths(row)
     framework = framework_of_row(row, assumed)
     model = model_of(row, assumed, 128 * (row.tp or 1) if framework.startswith(_MEGATRON) else 1)
@@ -126,8 +126,22 @@ _MANY = 1 << 16
 """Sequences that no step takes: a batch of so many, its unit unsaid, is counted in tokens."""
 
 
+_EACH = r"(/|\bper)\s*(gpu|device|accelerator|chip|card)s?\b"
+
+
+def _of_all(row: Row, assumed: list[str]) -> Row:
+    """The batch of all GPUs, where the row's unit is of one GPU. A micro-batch is of one anyway."""
+    unit = row.batch_unit.lower().replace("_", " ").replace("-", " ")
+    if not row.global_batch or not row.gpus or not re.search(_EACH, unit):
+        return row
+    batch = row.global_batch * row.gpus
+    assumed.append(f"a batch of {row.global_batch} {row.batch_unit}: {batch} on {row.gpus}")
+    return msgspec.structs.replace(row, global_batch=batch)
+
+
 def _in_samples(row: Row, family: str, assumed: list[str]) -> Row:
     """The batch in what the model takes at a time: images; sequences, which are full, where the row counts tokens."""
+    row = _of_all(row, assumed)
     unit, length = row.batch_unit.lower(), row.seq_len
     if family in _PICTURES:
         return msgspec.structs.replace(row, batch_unit="images")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sim.accuracy.rows.machines import machine_of
+from sim.accuracy.rows.machines import machine_of, on_nodes
 from sim.accuracy.rows.plans import case_of
 from tests.null.accuracy.test_spellings import row
 from topologies.errors import Refused
@@ -97,6 +97,12 @@ def test_nodes_hold_what_their_machine_can() -> None:
     assert machine_of(row(gpus=64, gpus_per_node=16), noted)[0] == "8x dgx-h100:8" and any("16 GPUs per node" in word for word in noted)
     assert machine_of(row(gpus=16, gpus_per_node=None, nodes=4), [])[0] == "4x dgx-h100:4"
     assert machine_of(row(gpu="RTX 3090", gpus=4, gpus_per_node=4), []) == ("rtx-3090-x4", ())
+
+
+def test_nodes_that_do_not_hold_the_gpus_are_as_many_as_do() -> None:
+    noted: list[str] = []
+    assert on_nodes(row(gpus=16, nodes=2, gpus_per_node=4), noted).nodes == 4 and noted == ["2 nodes of 4 GPUs do not hold 16: 4 nodes"]
+    assert on_nodes(row(gpus=16, nodes=4, gpus_per_node=8), noted).nodes == 4 and len(noted) == 1
 
 
 def test_gpus_outside_the_catalog_are_refused_by_name() -> None:

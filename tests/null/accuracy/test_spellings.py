@@ -190,6 +190,17 @@ def test_a_batch_of_tokens_of_any_decoder_is_counted_in_sequences() -> None:
         assert case.plan.global_batch == 1024 and any("tokens: 1024 sequences" in note for note in case.assumed)
 
 
+def test_a_batch_of_each_gpu_is_of_all_of_them() -> None:
+    for unit, batch, found in (
+        ("tokens per GPU", 2 * 4096, 32),
+        ("sequences/GPU", 2, 32),
+        ("tokens_per_device", 4096, 16),
+        ("tokens", 32 * 4096, 32),
+    ):
+        case = case_of(row(batch_unit=unit, global_batch=batch, micro_batch=None))
+        assert case.plan.global_batch == found
+
+
 def test_images_are_images_whatever_the_batch_is_called() -> None:
     silent = {"n_layers": None, "hidden": None, "seq_len": None, "sharding": "", "gpus": 8, "micro_batch": 64, "global_batch": 512}
     cases = [
