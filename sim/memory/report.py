@@ -20,6 +20,13 @@ from sim.plan import Plan
 from topologies.hardware import Cpu, Gpu
 from topologies.units import show_size
 
+Devices = Gpu | Cpu | tuple[Gpu | Cpu, ...]
+"""The device of all ranks, or one of each pipeline rank."""
+
+
+def _of_stage(devices: Devices | None, stage: int) -> Gpu | Cpu | None:
+    return devices[stage] if isinstance(devices, tuple) else devices
+
 
 class DoesNotFit(msgspec.Struct, frozen=True):
     """The plan needs more than the device has. A value, not an error: sweeps collect it."""
@@ -41,7 +48,7 @@ class DoesNotFit(msgspec.Struct, frozen=True):
 
 
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Peak bytes of the fullest rank. `peak` is what the device must have; `allocated` what the framework's
+    """Peak bytes of the fullest rank, the one that fills most of its device. `peak` is what the device must have; `allocated` what the framework's
     allocator would report (no context, no NCCL)."""
 
     parameters: int
@@ -69,36 +76,41 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     def peak(self) -> int:
         return self.allocated + self.context
 
-    def check(self, device: Gpu | Cpu, remedies: bool = True) -> DoesNotFit | None:
+    def check(self, devices: Devices, remedies: bool = True) -> DoesNotFit | None:
         """None where it fits; a device whose memory is not known (0) fits everything. `remedies`: were any looked for?"""
-        if not device.memory or self.peak <= device.memory:
+        device = _of_stage(devices, self.stage)
+        if device is None or not device.memory or self.peak <= device.memory:
             return None
         return DoesNotFit(self.peak, device.memory, self.remedies if remedies else None)
 
 
-def memory_of(plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu | None = None, remedies: bool = True) -> MemoryReport:
-    """The fullest rank's memory. With a `device` that is too small, the report names remedies (unless `remedies` is false)."""
-    report = _fullest(plan, network, framework, device)
-    if device is None or not remedies or report.check(device) is None:
+def memory_of(plan: Plan, network: Network, framework: Framework, devices: Devices | None = None, remedies: bool = True) -> MemoryReport:
+    """The fullest rank's memory. With `devices` that are too small, the report names remedies (unless `remedies` is false)."""
+    report = _fullest(plan, network, framework, devices)
+    if devices is None or not remedies or report.check(devices) is None:
         return report
-    return msgspec.structs.replace(report, remedies=_remedies(plan, network, framework, device))
+    return msgspec.structs.replace(report, remedies=_remedies(plan, network, framework, devices))
 
 
-def _fullest(plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu | None, share: float = 1.0) -> MemoryReport:
+def _fullest(plan: Plan, network: Network, framework: Framework, devices: Devices | None, share: float = 1.0) -> MemoryReport:
     """`share`: micro-batches have so much of the samples that `network` was described with."""
-    stages = layout(network, plan)
-    known = Known()
-    reports = (_stage(plan, network, framework, device, rank, held(stages, plan, rank), known, share) for rank in _fuller(plan, stages))
-    return max(reports, key=lambda report: report.peak)
+    stages, known = layout(network, plan), Known()
+    rooms = [device.memory if device else 0 for device in (_of_stage(devices, rank) for rank in range(plan.parallel.pp))]
+    reports = (
+        _stage(plan, network, framework, _of_stage(devices, rank), rank, held(stages, plan, rank), known, share)
+        for rank in _fuller(plan, stages, rooms)
+    )
+    return max(reports, key=lambda report: report.peak / (rooms[report.stage] or max(rooms) or 1))
 
 
-def _fuller(plan: Plan, stages: tuple[Blocks, ...]) -> list[int]:
-    """Pipeline ranks of which none holds the same blocks as one before it, with no more micro-batches in flight."""
+def _fuller(plan: Plan, stages: tuple[Blocks, ...], rooms: list[int]) -> list[int]:
+    """Pipeline ranks of which none holds the same blocks on as large a device as one before it, with no more micro-batches in flight."""
     found: list[int] = []
     known: dict[tuple[object, ...], list[tuple[int, ...]]] = {}
     for rank in range(plan.parallel.pp):
         flight = in_flight(plan, rank)
-        same = known.setdefault(tuple(id(block) for chunk in held(stages, plan, rank) for _, block in (*chunk, ("", None))), [])
+        blocks = (id(block) for chunk in held(stages, plan, rank) for _, block in (*chunk, ("", None)))
+        same = known.setdefault((rooms[rank], *blocks), [])
         tied = rank == plan.parallel.pp - 1  # may hold a copy of an embedding
         if tied or not any(all(a <= b for a, b in zip(flight, other, strict=True)) for other in same):
             found.append(rank)
@@ -106,11 +118,14 @@ def _fuller(plan: Plan, stages: tuple[Blocks, ...]) -> list[int]:
     return found
 
 
-def memory_of_stages(plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu | None = None) -> tuple[MemoryReport, ...]:
+def memory_of_stages(plan: Plan, network: Network, framework: Framework, devices: Devices | None = None) -> tuple[MemoryReport, ...]:
     """Each pipeline rank's memory at its own fullest moment."""
     stages = layout(network, plan)
     known = Known()
-    return tuple(_stage(plan, network, framework, device, rank, held(stages, plan, rank), known) for rank in range(plan.parallel.pp))
+    return tuple(
+        _stage(plan, network, framework, _of_stage(devices, rank), rank, held(stages, plan, rank), known)
+        for rank in range(plan.parallel.pp)
+    )
 
 
 def _stage(
@@ -182,16 +197,16 @@ def growth(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], static:
     return static["gradients"] / max(1, total)
 
 
-def _remedies(plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu) -> tuple[str, ...]:
+def _remedies(plan: Plan, network: Network, framework: Framework, devices: Devices) -> tuple[str, ...]:
     """Up to three changes that make it fit, tried in the order of what they cost (`sim.memory.remedies.changes`)."""
     from sim.memory.remedies import changes  # most plans fit, and start sooner without
 
     found: list[str] = []
     for text, changed, scale in changes(plan, framework.pipeline.zero if plan.parallel.pp > 1 else 3):
-        if isinstance(device, Cpu) and (changed.world > plan.world or changed.memory.offload != plan.memory.offload):
+        if isinstance(_of_stage(devices, 0), Cpu) and (changed.world > plan.world or changed.memory.offload != plan.memory.offload):
             continue  # nothing is gained in memory that all ranks share
-        report = _fullest(changed, network, framework, device, scale)
-        if report.check(device) is None:
+        report = _fullest(changed, network, framework, devices, scale)
+        if report.check(devices) is None:
             found.append(f"{text} ({show_size(report.peak)})")
         if len(found) == 3:
             break

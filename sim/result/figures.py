@@ -12,6 +12,7 @@ from sim.program import Program
 from sim.result.idle import idle
 from sim.result.prediction import Prediction
 from sim.result.uncertainty import Interval
+from sim.rules import mesh_of
 from sim.setting.bind import Setting
 from sim.timeline import metrics
 from sim.trace import Trace
@@ -21,21 +22,34 @@ from topologies.unfelt import unfelt
 
 def figures_of_memory(setting: Setting, remedies: bool = True) -> tuple[MemoryReport, DoesNotFit | None]:
     """Peak memory of the plan by what it is, and what is missing when it does not fit, with ways to make it fit unless `remedies` is
-    false. Where devices differ the one with the least memory counts. Nothing is simulated."""
-    device = smallest_device(setting)
-    report = memory_of(setting.plan, setting.network, setting.framework, device, remedies)
-    return report, report.check(device, remedies)
+    false. Where devices differ, each stage's ranks have their own. Nothing is simulated."""
+    devices = smallest_devices(setting)
+    report = memory_of(setting.plan, setting.network, setting.framework, devices, remedies)
+    return report, report.check(devices, remedies)
+
+
+def smallest_devices(setting: Setting) -> tuple[Gpu | Cpu, ...]:
+    """Of each pipeline rank the device with least memory; on a CPU host, with what each rank of the node has of its memory."""
+    topology, plan = setting.topology, setting.plan
+    kinds = topology.devices(plan.world) if topology.kind != "cpu" else []
+    if len(kinds) == 1:
+        return (kinds[0][0],) * plan.parallel.pp
+    ranks = Counter(map(topology.node, range(plan.world)))
+    hosts = {
+        node: msgspec.structs.replace(topology.host(node), memory=sum(cpu.memory for cpu in topology.sockets(node)) // count)
+        for node, count in ranks.items()
+    }
+    found: dict[int, Gpu | Cpu] = {}
+    for rank, stage in enumerate(mesh_of(plan).places("pp")):
+        device = topology.device(rank) if kinds else hosts[topology.node(rank)]
+        if stage not in found or device.memory < found[stage].memory:
+            found[stage] = device
+    return tuple(found[stage] for stage in range(plan.parallel.pp))
 
 
 def smallest_device(setting: Setting) -> Gpu | Cpu:
-    """The device of the rank that has least memory; on a CPU host, with what each rank of the node has of its memory."""
-    topology, world = setting.topology, setting.plan.world
-    if topology.kind != "cpu":
-        return min((device for device, _ in topology.devices(world)), key=lambda device: device.memory)
-    ranks = Counter(map(topology.node, range(world)))
-    shares = {node: sum(cpu.memory for cpu in topology.sockets(node)) // count for node, count in ranks.items()}
-    node = min(shares, key=shares.__getitem__)
-    return msgspec.structs.replace(topology.host(node), memory=shares[node])
+    """Of `smallest_devices` the one with least memory."""
+    return min(smallest_devices(setting), key=lambda device: device.memory)
 
 
 def _peak(setting: Setting) -> float | None:

@@ -12,14 +12,14 @@ from sim.framework.chosen import framework_of
 from sim.framework.framework import Framework, load_framework
 from sim.lower.step import lower
 from sim.memory.remedies import changes
-from sim.memory.report import DoesNotFit, MemoryReport, memory_of
+from sim.memory.report import DoesNotFit, MemoryReport, memory_of, memory_of_stages
 from sim.model import Network, Shape, describe, load_model
 from sim.model.specs.decoder import Decoder
 from sim.model.specs.spec import ModelSpec
 from sim.model.stages import in_flight, layout
 from sim.plan import Batch, Memory, Optimizer, Parallel, Plan
 from sim.predict import predict
-from sim.result.figures import figures_of_memory, smallest_device
+from sim.result.figures import figures_of_memory, smallest_devices
 from sim.setting.bind import bind
 from topologies.devices import gpu
 from topologies.errors import BadInput
@@ -174,12 +174,28 @@ def test_even_what_is_far_too_large_has_three_ways(model: str, shard: int, micro
     assert all(0 < size <= gib for size in sizes), fit.remedies
 
 
+def test_each_stage_is_held_against_its_own_devices() -> None:
+    parallel = Parallel(pp=2, dp_shard=8, zero=1, stages=(22, 10))
+    plan = Plan(model="llama2-7b", framework="megatron-core", seq_len=4096, parallel=parallel, batch=Batch(global_=64))
+    roomy, tight = bind(plan, "dgx-h100 + dgx-a100-40gb"), bind(plan, "dgx-a100-40gb + dgx-h100")
+    assert [device.name[:4] for device in smallest_devices(roomy)] == ["h100", "a100"]
+    report, fit = figures_of_memory(roomy)
+    assert fit is None and report.stage == 0 and report.peak > 50 * GIB
+    lacking = figures_of_memory(tight)[1]
+    assert isinstance(lacking, DoesNotFit) and (lacking.needed, lacking.available) == (report.peak, smallest_devices(tight)[0].memory)
+    deep = replace(plan, parallel=replace(parallel, pp=4, stages=None), model="llama2-13b")
+    uneven = bind(deep, "dgx-a100-40gb + 2x dgx-h100 + dgx-a100-40gb")
+    each = memory_of_stages(uneven.plan, uneven.network, uneven.framework, smallest_devices(uneven))
+    fullest = max(each, key=lambda one: one.peak / smallest_devices(uneven)[one.stage].memory)
+    assert figures_of_memory(uneven, remedies=False)[0] == fullest and fullest.stage == 0
+
+
 @pytest.mark.parametrize(("ranks", "nodes"), [(1, 1), (8, 1), (128, 2)])
 def test_ranks_of_a_cpu_host_share_its_memory(ranks: int, nodes: int) -> None:
     setting = bind(Plan(model="gpt2-124m", parallel=Parallel(dp_replicate=ranks)), f"{nodes}x cpu-host")
     topology = setting.topology
     whole = sum(cpu.memory for cpu in topology.sockets(0))
-    assert smallest_device(setting).memory * ranks / nodes == pytest.approx(whole)
+    assert smallest_devices(setting)[0].memory * ranks / nodes == pytest.approx(whole)
     peak = figures_of_memory(setting)[0].peak
     small = bind(setting.plan, f"{nodes}x cpu-host", (f"cpu.memory={1.5 * peak * ranks / nodes / len(topology.sockets(0)):.0f} B",))
     tight = bind(setting.plan, f"{nodes}x cpu-host", (f"cpu.memory={0.9 * peak * ranks / nodes / len(topology.sockets(0)):.0f} B",))

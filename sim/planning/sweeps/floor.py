@@ -84,7 +84,12 @@ class Floor:
         return need if need > self._device(on) else 0
 
     def _device(self, on: str) -> int:
+        """Bytes that any rank there may have at most: where devices differ, the fullest may be on the largest; one on a CPU host has all of its."""
         found = self._memory.get(on)
         if found is None:
-            found = self._memory[on] = load_topology(on, self._edits).device(0).memory or 1 << 62
+            topology = load_topology(on, self._edits)
+            sizes = [device.memory for device, _ in topology.devices(topology.gpus)]
+            if topology.kind == "cpu":
+                sizes = [sum(cpu.memory for cpu in topology.sockets(node)) for node in range(topology.nodes)]
+            found = self._memory[on] = max(sizes) if all(sizes) else 1 << 62
         return found

@@ -237,6 +237,16 @@ def test_floors_read_keys_as_they_are_written() -> None:
     assert over(sized, "rtx-4090-x8") == over({f"parallel.{key}": n for key, n in sized.items()}, "rtx-4090-x8") > 0
 
 
+def test_floors_leave_what_the_largest_device_may_hold() -> None:
+    plan = load_plan({"model": "llama2-13b", "seq_len": 1024, "framework": "megatron-core", "batch": {"global": 16, "micro": 1}})
+    at = {"tp": "2", "pp": "2", "zero": "0", "gpus": "16"}
+    assert Floor(plan, {}).over(at, "dgx-a100-40gb") > 0
+    for on in ("dgx-a100-40gb + dgx-h100", "dgx-h100 + dgx-a100-40gb"):
+        assert Floor(plan, {}).over(at, on) == 0
+    one = {"tp": "1", "pp": "1", "zero": "0", "gpus": "1"}
+    assert Floor(plan, {}, ("cpu.memory=150 GB",)).over(one, "cpu-host") == 0, "one rank has the memory of both sockets"
+
+
 def test_floors_are_no_more_than_what_is_counted() -> None:
     """On any split, whatever fits or not."""
     plan = load_plan({"model": "llama3-8b", "seq_len": 1024, "framework": "megatron-core", "batch": {"global": 16, "micro": 1}})
