@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from sim.model.parts import Block, Network
 from sim.plan import Plan
+from sim.schedule.interleaved import round_of
 from sim.schedule.placement import rank_of
 from sim.schedule.reading import name_of
 from sim.schedule.written import Written
@@ -66,8 +67,8 @@ def in_flight(plan: Plan, rank: int) -> tuple[int, ...]:
     """Forward passes that pipeline rank `rank` has run and not yet run backward, at most, for each of its chunks.
 
     gpipe keeps all; 1f1b pp - rank (Narayanan et al. 2021, section 2.2.1); interleaved fills 2 (pp - rank - 1) +
-    (chunks - 1) pp and one more, pp of one chunk after the other (Megatron-LM schedules.py); zb-h1 as many as 1f1b's
-    first stage (Qi et al. 2023, table 1), with several stages `pp` more for each further one; zb-v (ibid., section 6) and dualpipe
+    (chunks - 1) rounds and one more, a round of one chunk after the other (Megatron-LM schedules.py); zb-h1 as many as 1f1b's
+    first stage (Qi et al. 2023, table 1), with several stages a round more for each further one; zb-v (ibid., section 6) and dualpipe
     2 pp and 2 pp + 1 over their two chunks, of half the layers each. A schedule of one's own is counted.
     """
     p, total = plan.parallel, plan.microbatches
@@ -82,16 +83,16 @@ def in_flight(plan: Plan, rank: int) -> tuple[int, ...]:
         return min(total, 2 * p.pp - rank - 1), min(total, rank + 1)
     if p.schedule == "dualpipe":
         return min(total, 2 * p.pp - rank), min(total, rank + 1)
-    if p.schedule == "zb-h1":
-        return _dealt(min(total * chunks, p.pp * chunks), p.pp, chunks)
     if chunks == 1:
-        return (min(total, p.pp - rank),)
-    return _dealt(min(total * chunks, 2 * (p.pp - rank - 1) + (chunks - 1) * p.pp + 1), p.pp, chunks)
+        return (min(total, p.pp if p.schedule == "zb-h1" else p.pp - rank),)
+    size = round_of(p.pp, total)
+    last = p.pp if p.schedule == "zb-h1" else 2 * (p.pp - rank - 1) + 1
+    return _dealt(min(total * chunks, (chunks - 1) * size + last), size, chunks)
 
 
-def _dealt(begun: int, pp: int, chunks: int) -> tuple[int, ...]:
-    """So many passes, `pp` of one chunk after the other, by chunk."""
-    return tuple(sum(k // pp % chunks == chunk for k in range(begun)) for chunk in range(chunks))
+def _dealt(begun: int, size: int, chunks: int) -> tuple[int, ...]:
+    """So many passes, rounds of `size` of one chunk after the other, by chunk."""
+    return tuple(sum(k // size % chunks == chunk for k in range(begun)) for chunk in range(chunks))
 
 
 def fullest(written: Written, rank: int) -> tuple[int, ...]:

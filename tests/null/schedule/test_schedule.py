@@ -171,6 +171,19 @@ def test_activations_held_are_what_the_memory_model_counts(drawn: tuple[str, int
         assert chunks_of(name, chunks) == len(in_flight(plan, rank))
 
 
+@pytest.mark.parametrize("name", ["interleaved", "zb-h1"])
+@pytest.mark.parametrize(("pp", "microbatches"), [(4, 8), (4, 10), (4, 7), (3, 5), (4, 2), (2, 1)])
+def test_activations_held_by_long_rounds_are_counted_for_each_chunk(name: str, pp: int, microbatches: int) -> None:
+    parallel = Parallel(pp=pp, schedule=name, virtual_stages=3)  # type: ignore[arg-type]
+    plan = Plan(model="gpt2-124m", batch=Batch(global_=microbatches), parallel=parallel)
+    for rank in range(pp):
+        now, most = [0, 0, 0], [0, 0, 0]
+        for action in schedule(name, pp, rank, microbatches, 3):
+            now[action.stage // pp] += (action.kind == "F") - (action.kind in "BW")
+            most = list(now) if sum(now) > sum(most) else most
+        assert tuple(most) == in_flight(plan, rank) or name == "zb-h1" and sum(most) <= sum(in_flight(plan, rank))
+
+
 @given(st.builds(Action, st.integers(0, 999), st.sampled_from(["F", "B", "I", "W", "SEND_F", "RECV_B"]), st.integers(0, 9999)))
 def test_an_action_is_read_back(action: Action) -> None:
     assert parse_action(str(action)) == action
