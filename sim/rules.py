@@ -6,7 +6,7 @@ from sim.framework.chosen import sharding_of
 from sim.framework.framework import load_framework
 from sim.mesh import AXES, Mesh
 from sim.plan import LOOPS, VEES, Parallel, Plan, Update
-from sim.schedule.interleaved import round_of
+from sim.schedule.interleaved import check_rounds
 from sim.schedule.reading import written_of
 from topologies.errors import BadInput, Refused
 
@@ -42,7 +42,7 @@ def check(plan: Plan) -> Plan:
             f"batch.global = {plan.global_batch} makes {plan.microbatches:,} micro-batches in a step; at most {MOST_MICROBATCHES:,} are "
             "simulated. Raise batch.micro or the data-parallel ranks, or lower batch.global"
         )
-    _check_schedule(p, plan.microbatches)
+    _check_schedule(plan)
     if p.stages is not None:
         _check_stages(p.stages, p.pp, p.chunks)
     _check_update(plan.update)
@@ -51,16 +51,22 @@ def check(plan: Plan) -> Plan:
     return plan
 
 
-def _check_schedule(p: Parallel, microbatches: int) -> None:
+def _check_schedule(plan: Plan) -> None:
     """What its schedule says of a pipeline's other sizes."""
+    p, microbatches = plan.parallel, plan.microbatches
     if p.schedule == "csv" or p.actions:
         _check_written(p, microbatches)
     elif p.virtual_stages > 1 and p.schedule not in (*LOOPS, *VEES):
         raise Refused(
             f'parallel.virtual_stages = {p.virtual_stages} needs schedule = "{LOOPS[0]}", not "{p.schedule}" (or {", ".join(LOOPS[1:])})'
         )
-    elif p.schedule in ("interleaved", "zb-h1") and p.pp > 1 and p.virtual_stages > 1:
-        round_of(p.pp, microbatches)
+    elif p.pp > 1 and p.virtual_stages > 1 and _in_equal_rounds(plan):
+        check_rounds(p.pp, microbatches)
+
+
+def _in_equal_rounds(plan: Plan) -> bool:
+    schedule = plan.parallel.schedule
+    return schedule == "zb-h1" or (schedule == "interleaved" and not load_framework(plan.framework).pipeline.uneven_rounds)
 
 
 def _check_written(p: Parallel, microbatches: int) -> None:

@@ -8,6 +8,7 @@ from sim.model.specs.pictures import ConvNext, EfficientNet, UNet
 from sim.model.specs.spec import Cnn, EncDec, Encoder, Mlp, ModelSpec, Vit
 from sim.optimizers import OPTIMIZERS
 from sim.plan import Plan
+from sim.schedule.interleaved import makes_rounds
 from sim.schedule.placement import splits
 from sim.schedule.reading import name_of
 from sim.setting.bind import shape_of
@@ -144,6 +145,10 @@ def _of_the_split(plan: Plan, spec: ModelSpec) -> Refusals:
             p.pp > 1 and plan.data_ranks > 1 and level == 0 and splits(name_of(p)),
             f'schedule = "{p.schedule}" splits backward, and torch\'s DDP does not sum gradients of weights that are made apart. Use dp_shard '
             f"with zero = 3, a schedule of whole backward passes (1f1b, interleaved, looped-bfs), or: {PLAY}",
+        ),
+        (
+            p.pp > 1 and p.schedule == "interleaved" and p.virtual_stages > 1 and not makes_rounds(p.pp, plan.microbatches),
+            f"rounds of unequal micro-batches, which torch's ScheduleInterleaved1F1B does not take. {PLAY}",
         ),
         (
             plan.microbatches < least,

@@ -82,6 +82,9 @@ class Pipeline(Habits, frozen=True, kw_only=True):
     scatter_gather: bool = False
     """Without sequence parallelism all tp ranks hold the same activations: each sends its part of them to the next stage, which gathers
     them again (Narayanan et al. 2021, section 4.1)."""
+    uneven_rounds: bool = False
+    """Interleaved schedules take a last round of fewer micro-batches, but no less than there are stages (Megatron-Core:
+    model_parallel_config.py, microbatch_group_size_per_vp_stage); without it rounds are equal (torch's ScheduleInterleaved1F1B)."""
     defers_head: Annotated[int, Meta(ge=0)] = 0
     """Micro-batches whose weights' gradient of an untied head waits for the pipeline's drain (Megatron-Core's
     defer_embedding_wgrad_compute and wgrad_deferral_limit)."""

@@ -4,16 +4,19 @@ split, and the weights' gradients, which nobody waits for, fill the bubbles; mem
 from __future__ import annotations
 
 from sim.schedule.action import Action
-from sim.schedule.interleaved import round_of, stage_order
+from sim.schedule.interleaved import check_rounds, round_of, stage_order
 
 
 def zb_h1(pp: int, rank: int, microbatches: int, virtual_stages: int = 1) -> tuple[Action, ...]:
-    """Rank `rank` puts off `rank` weight gradients, to run them at the end. Raises `BadInput` as `interleaved` does."""
+    """Rank `rank` puts off `rank` weight gradients, to run them at the end. Raises `BadInput` where several stages' micro-batches do not make
+    equal rounds."""
+    if virtual_stages > 1:
+        check_rounds(pp, microbatches)
     size = round_of(pp, microbatches) if virtual_stages > 1 else microbatches
     total = virtual_stages * microbatches
     warmup = min(total, (virtual_stages - 1) * size + pp - 1 - rank)
-    forward = stage_order("F", pp, rank, virtual_stages, size, total)
-    backward = list(stage_order("I", pp, rank, virtual_stages, size, total))
+    forward = stage_order("F", pp, rank, virtual_stages, size, microbatches)
+    backward = list(stage_order("I", pp, rank, virtual_stages, size, microbatches))
     weights = [Action(action.stage, "W", action.microbatch) for action in backward]
     made = [next(forward) for _ in range(warmup)]
     for step, action in enumerate(backward):

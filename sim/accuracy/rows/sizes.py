@@ -8,6 +8,7 @@ import msgspec
 
 from sim.accuracy.row import Row
 from sim.accuracy.rows.wording import said
+from sim.framework.framework import load_framework
 from sim.schedule.interleaved import makes_rounds
 from topologies.errors import BadInput, Refused
 
@@ -144,8 +145,8 @@ def _chunks(places: int, pp: int) -> int:
 
 
 def _virtual(row: Row, layers: int, pp: int, microbatches: int, framework: str, assumed: list[str]) -> int:
-    """Model chunks per rank: the row's, as far as the schedule and the layers allow; interleaving needs equal rounds, and is done in whole ones
-    where nobody says so."""
+    """Model chunks per rank: the row's, as far as the schedule and the layers allow; interleaving needs equal rounds, unless the framework takes
+    others, and is done in whole ones where nobody says so."""
     if pp == 1:
         return 1
     if row.vp is None and framework.startswith("torchtitan"):
@@ -161,7 +162,8 @@ def _virtual(row: Row, layers: int, pp: int, microbatches: int, framework: str, 
         chunks = most if interleaves and microbatches % pp == 0 else 1
         assumed.append(f"interleaving not stated: {chunks} chunks per stage")
         return chunks
-    if row.vp > 1 and (not makes_rounds(pp, microbatches) or row.vp * pp > layers + 2):
+    rounds = makes_rounds(pp, microbatches) or load_framework(framework).pipeline.uneven_rounds
+    if row.vp > 1 and (not rounds or row.vp * pp > layers + 2):
         assumed.append(f"{row.vp} chunks do not fit {microbatches} micro-batches on {pp} stages: plain 1F1B")
         return 1
     return row.vp
