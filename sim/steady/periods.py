@@ -3,6 +3,8 @@ meet at a parameter server whenever they come to it ("async"). What counts is th
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import msgspec
 
 from sim.cost.price import Pricer
@@ -10,8 +12,10 @@ from sim.engine.run import simulate
 from sim.plan import Output, Plan
 from sim.setting.bind import Setting
 from sim.setting.program import program_for
+from sim.steady.detail import STEPS
+from sim.steady.settled import loader_seconds, stored
 from sim.timeline import asynchrony
-from sim.timeline.metrics import Breakdown, breakdown
+from sim.timeline.metrics import Breakdown, breakdown, step_time
 from sim.trace import Trace
 
 LONG = 24
@@ -46,11 +50,43 @@ def mean_step(setting: Setting, pricer: Pricer, steps: int, fold: bool = True) -
     if setting.plan.asynchronous:
         return asynchrony.mean_step(_trace(setting, setting.plan, pricer, LONG, fold))
     split = dict.fromkeys(Breakdown.__struct_fields__, 0.0)
+    times: list[float] = []
     for plan, weight in kinds(setting.plan):
         found = breakdown(_trace(setting, plan, pricer, steps, fold))
+        times.append(found.total)
         for name in split:
             split[name] += weight * getattr(found, name)
+    saved = evened(setting, pricer, times, lambda one: step_time(_trace(one, one.plan, pricer, steps, fold)))
+    stalled = min(saved, split["data_s"])
+    split["data_s"] -= stalled
+    split["host_s"] -= saved - stalled  # who waits in vain for a batch may launch late, too
     return Breakdown(**split)
+
+
+_BOUND = 0.05
+"""Share by which a step that loaders bind may be longer than their pace: two sorts of steps may come in turn."""
+
+
+def evened(setting: Setting, pricer: Pricer, times: Sequence[float], step: Callable[[Setting], float]) -> float:
+    """Seconds that a mean step is shorter than the mean of its `kinds`, which take `times` each alone: what loaders make while replicas average is in
+    store for the steps between, which would wait for it. No more is saved than they wait for, than loaders do not need while replicas average,
+    and than they keep in store. `step`: seconds of a plan all of whose steps are alike.
+
+    On CPU hosts, whose cores loaders take from training, nothing is said to be saved.
+    """
+    plan = setting.plan
+    if len(times) == 1 or not plan.data.workers or setting.topology.kind == "cpu":
+        return 0.0
+    program = program_for(setting, STEPS, msgspec.structs.replace(plan, output=Output()))
+    pace, (averaging, plain) = loader_seconds(program, pricer), times
+    if not plain <= pace * (1 + _BOUND) < averaging:
+        return 0.0
+    data = msgspec.structs.replace(plan.data, source="memory", preprocess=0.0)
+    update = msgspec.structs.replace(plan.update, every=NEVER)
+    own = step(msgspec.structs.replace(setting, plan=msgspec.structs.replace(plan, data=data, update=update)))
+    if own >= pace:
+        return 0.0
+    return max(0.0, min((plan.update.every - 1) * (plain - own), averaging - pace, stored(program) * pace)) / plan.update.every
 
 
 def _trace(setting: Setting, plan: Plan, pricer: Pricer, steps: int, fold: bool) -> Trace:

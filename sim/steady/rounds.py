@@ -19,7 +19,7 @@ from sim.engine.steps import Step
 from sim.plan import Plan
 from sim.setting.bind import Setting
 from sim.setting.pricer import pricer_for
-from sim.steady.periods import LONG, kinds, mean_step
+from sim.steady.periods import LONG, evened, kinds, mean_step
 from sim.steady.shortened import Run, reads_itself, round_of, warm_of
 
 _EQUAL = 1e-3
@@ -59,7 +59,10 @@ def _mean(setting: Setting, step: Callable[[Setting], float]) -> float:
     with uncollected():
         if setting.plan.asynchronous:
             return mean_step(setting, pricer_for(setting), LONG).total
-        return sum(share * step(msgspec.structs.replace(setting, plan=plan)) for plan, share in kinds(setting.plan))
+        found = kinds(setting.plan)
+        times = [step(msgspec.structs.replace(setting, plan=plan)) for plan, _ in found]
+        mean = sum(share * seconds for seconds, (_, share) in zip(times, found, strict=True))
+        return mean - evened(setting, pricer_for(setting), times, step) if len(times) > 1 else mean
 
 
 def _confirmed(setting: Setting) -> float:

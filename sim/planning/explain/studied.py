@@ -17,7 +17,7 @@ from sim.plan import Output
 from sim.planning.explain.sensitivity import Sensitivity, Study
 from sim.setting.bind import Setting
 from sim.steady.detail import STEPS
-from sim.steady.periods import kinds, mean_step
+from sim.steady.periods import evened, kinds, mean_step
 from sim.steady.settled import until_settled
 from sim.steady.stalls import output_seconds
 from sim.timeline.metrics import critical_path
@@ -82,7 +82,10 @@ def _parts(setting: Setting) -> tuple[Part, ...]:
     if setting.plan.asynchronous:
         study = _study(setting)
         return (Part(mean_step(setting, study.pricer, STEPS).total / study.step, study),)
-    return tuple(Part(share, _study(msgspec.structs.replace(setting, plan=plan))) for plan, share in kinds(setting.plan))
+    studies = [(share, _study(msgspec.structs.replace(setting, plan=plan))) for plan, share in kinds(setting.plan)]
+    saved = evened(setting, studies[0][1].pricer, [study.step for _, study in studies], lambda one: _study(one).step)
+    shorter = 1.0 - saved / sum(share * study.step for share, study in studies)
+    return tuple(Part(share * shorter, study) for share, study in studies)
 
 
 def _study(setting: Setting) -> Study:

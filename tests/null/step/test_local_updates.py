@@ -4,10 +4,39 @@ from __future__ import annotations
 
 import pytest
 
+from sim.engine.run import simulate
+from sim.files.planfile import load_plan
 from sim.predict import predict
 from sim.result.prediction import Prediction
+from sim.setting.bind import bind
+from sim.setting.pricer import pricer_for
+from sim.setting.program import program_for
+from sim.steady.rounds import whole
+from sim.timeline.metrics import step_times
 
 MLP = {"family": "mlp", "widths": [64, 128, 128, 64]}
+
+
+@pytest.mark.parametrize(
+    ("every", "more"), [(2, ()), (6, ()), (3, ("data.preprocess=5 ms",)), (8, ("data.prefetch=1", "data.preprocess=4.6 ms"))]
+)
+def test_what_loaders_make_while_replicas_average_is_in_store_for_the_steps_between(every: int, more: tuple[str, ...]) -> None:
+    """Plain steps of 8.8 ms and averaging ones of 15.5, with loaders that make a batch in 9.5 to 12.3: as simulated one after the other."""
+    data = {"source": "disk", "workers": 2, "sample": "64 KiB", "preprocess": "6 ms"}
+    gpt = {
+        "model": {"base": "gpt2-124m", "layers": 2},
+        "seq_len": 512,
+        "batch": {"global": 16, "micro": 4},
+        "parallel": {"dp_replicate": 4},
+    }
+    plan = load_plan(gpt | {"data": data, "update": {"mode": "local", "every": every}}, more)
+    setting = bind(plan, "h100-pcie-x8")
+    trace = simulate(program_for(setting, 60, plan), pricer_for(setting), True, setting.places, False, condensed=True)
+    times = step_times(trace)[-26:-2]
+    found = predict(plan, "h100-pcie-x8")
+    assert found.step_time_s == pytest.approx(sum(times) / len(times), rel=2e-3)
+    assert found.breakdown.total == pytest.approx(found.step_time_s) and found.breakdown.data_s >= 0
+    assert whole(setting) == pytest.approx(found.step_time_s, rel=1e-3)
 
 
 @pytest.mark.parametrize("outer", ["average", "nesterov"])
