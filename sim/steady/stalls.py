@@ -99,8 +99,8 @@ class _Run(NamedTuple):
     pricer: Pricer
 
 
-def _run(setting: Setting, output: Output, pricer: Pricer, fold: bool) -> _Run:
-    """Steps with such output until they have settled, and what one of them takes."""
+def _run(setting: Setting, output: Output, pricer: Pricer, fold: bool, many: int = LONG) -> _Run:
+    """Steps with such output until they have settled (`many` where ranks do not wait for each other), and what one of them takes."""
     plan = msgspec.structs.replace(setting.plan, output=output)
     alone = plan.asynchronous
 
@@ -108,7 +108,7 @@ def _run(setting: Setting, output: Output, pricer: Pricer, fold: bool) -> _Run:
         program, trace = _simulated(setting, plan, pricer, fold, steps)
         return _Run(program, trace, asynchrony.mean_step(trace).total if alone else metrics.step_time(trace), pricer)
 
-    return simulated(LONG) if alone else until_settled(simulated, STEPS)
+    return simulated(many) if alone else until_settled(simulated, STEPS)
 
 
 def _simulated(setting: Setting, plan: Plan, pricer: Pricer, fold: bool, steps: int) -> tuple[Program, Trace]:
@@ -159,10 +159,11 @@ def writing_seconds(setting: Setting, pricer: Pricer) -> float:
 
 def _paced(setting: Setting, pricer: Pricer, fold: bool) -> float:
     """Of one where ranks do not wait for each other: by how much it lowers their common pace. Where several come in a simulation, they come as
-    often as the plan's."""
+    often as the plan's, and the steps that count (all but two: `asynchrony.counted`) are whole periods of them."""
     every, seldom = setting.plan.output.checkpoint_every, LONG // 2 + 1
     output = msgspec.structs.replace(setting.plan.output, **dict.fromkeys(_SYNCS, 0), checkpoint_every=min(every, seldom))
-    longer = _run(setting, output, pricer, fold).step - _run(setting, Output(), pricer, fold).step
+    many = 2 + every * math.ceil((LONG - 2) / every) if every < seldom else LONG
+    longer = _run(setting, output, pricer, fold, many).step - _run(setting, Output(), pricer, fold, many).step
     return max(0.0, longer) * (every if every < seldom else LONG - 2)
 
 

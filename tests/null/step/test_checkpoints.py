@@ -12,6 +12,8 @@ from sim.lower.step import lower
 from sim.predict import predict
 from sim.setting.bind import bind
 from sim.setting.pricer import pricer_for
+from sim.setting.program import program_for
+from sim.timeline import asynchrony
 from sim.timeline.metrics import step_times
 
 RATE = 20e9
@@ -98,3 +100,15 @@ def test_steps_that_average_seldom_leave_as_much_to_wait_for_as_their_mean(every
     tree = {"model": {"base": "gpt2-124m", "layers": 2}, "seq_len": 512, "batch": {"micro": 4, "global": 16}, "output": output}
     tree |= {"parallel": {"dp_replicate": 4}, "update": {"mode": "local", "every": 3}}
     assert predict(tree, "dgx-h100").step_time_s == pytest.approx(long(tree, 49, every), rel=1e-3)
+
+
+@pytest.mark.parametrize(("every", "mode"), [(6, "async"), (12, "async"), (12, "full")])
+def test_ranks_that_wait_for_nobody_have_as_many_checkpoints_as_the_plan_says(every: int, mode: str) -> None:
+    """The steps that are counted are whole periods."""
+    output = {"checkpoint_every": every, "checkpoint_mode": mode, "checkpoint_to": "store"}
+    tree = {"model": {"base": "gpt2-124m", "layers": 2}, "seq_len": 512, "batch": {"micro": 4, "global": 16}, "output": output}
+    tree |= {"parallel": {"dp_replicate": 4}, "update": {"mode": "async"}}
+    setting = bind(load_plan(tree), "h100-pcie-x8")
+    program = program_for(setting, 10 * every + 2, setting.plan)
+    trace = simulate(program, pricer_for(setting), True, setting.places, False, condensed=True)
+    assert predict(tree, "h100-pcie-x8").step_time_s == pytest.approx(asynchrony.mean_step(trace).total, rel=0.015)
