@@ -5,7 +5,7 @@ update (Megatron's _allreduce_word_embedding_grads): an all_reduce among a few r
 its ring's messages: between two, the network's ends, one each way; among three, with the stage on which a decoder begins (Megatron's
 pipeline_model_parallel_split_rank), four turns of a third, each after the one before.
 
-Where one rank has them all, it sums their gradients (`with_sums`).
+Where one rank has several of them, it sums their gradients (`with_sums`).
 
 The weights' gradients of a head of its own may wait until the last stage has nothing else to do, in the pipeline's drain (Megatron-Core's
 defer_embedding_wgrad_compute: LinearWithGradAccumulationAndAsyncCommunication.backward in megatron/core/tensor_parallel/layers.py,
@@ -31,10 +31,13 @@ CLS = "comm.pp"
 
 def table(job: Job) -> int:
     """Elements of the shared table on this rank; 0 where nothing is tied."""
-    if not job.network.tied:
-        return 0
-    first = dict(job.network.blocks)[job.network.tied[0]]
-    return next((part.tensors[0] for part in first.parts if part.tensors), 0)
+    return _shared(job, job.network.tied[0]) if job.network.tied else 0
+
+
+def _shared(job: Job, holder: str) -> int:
+    """Elements of the weight of block `holder` that further blocks read."""
+    block = dict(job.network.blocks)[holder]
+    return next(iter(block.parts[_place(block)].tensors), 0)
 
 
 def readers(job: Job, chunks: Sequence[Blocks], ranks: Sequence[int]) -> dict[int, str]:
@@ -56,26 +59,37 @@ def with_copy(job: Job, blocks: Blocks, at: str) -> Blocks:
 
 
 def with_sums(job: Job, chunks: Sequence[Blocks], ranks: Sequence[int]) -> list[Blocks]:
-    """The table's block with what joins its gradients where further blocks of its rank read it: autograd adds each to those before it
-    (torch/csrc/autograd/input_buffer.cpp, accumulate), a static graph calls AddN. Megatron's products add into the main gradient themselves."""
-    if not job.train or not job.network.tied or job.flat_gradients:
+    """The first block of each rank that reads a table, or a head's weight, with what joins its gradients where further blocks of the rank read it:
+    autograd adds each to those before it (torch/csrc/autograd/input_buffer.cpp, accumulate), a static graph calls AddN. Megatron's products add
+    into the main gradient themselves."""
+    if not job.train or job.flat_gradients:
         return list(chunks)
-    holder, *others = job.network.tied
     where = {name: rank for rank, chunk in zip(ranks, chunks, strict=True) for name, _ in chunk}
-    count, size = sum(where[name] == where[holder] for name in others), round(table(job) * job.param_bytes)
-    add: Work = MemoryBound("add_", 2 * size, size, job.framework.precision.param_dtype, float(table(job)))
-    return [tuple((name, _summing(block, [add] * count) if name == holder else block) for name, block in chunk) for chunk in chunks]
+    adds: dict[str, list[Work]] = {}
+    for blocks in filter(None, (job.network.tied, job.network.heads)):
+        elements = _shared(job, blocks[0])
+        size = round(elements * job.param_bytes)
+        add: Work = MemoryBound("add_", 2 * size, size, job.framework.precision.param_dtype, float(elements))
+        for rank in dict.fromkeys(where[name] for name in blocks):
+            first, *others = (name for name in blocks if where[name] == rank)
+            adds[first] = [add] * len(others)
+    return [tuple((name, _summing(block, adds.get(name, []))) for name, block in chunk) for chunk in chunks]
 
 
 def _summing(block: Block, adds: list[Work]) -> Block:
-    at = next(i for i, part in enumerate(block.parts) if part.tensors)
+    at = _place(block)
     return _changed(block, at, wgrad=(*block.parts[at].wgrad, *adds)) if adds and not block.parts[at].frozen else block
 
 
 def _holding(block: Block, elements: int) -> Block:
     """With the table at the lookup, or at the linear that uses it."""
-    at = next((i for i, part in enumerate(block.parts) if part.cls == "embedding"), _product(block))
+    at = _place(block)
     return _changed(block, at, tensors=(elements, *block.parts[at].tensors)) if at >= 0 and elements else block
+
+
+def _place(block: Block) -> int:
+    """The lookup in a table, or else the first product; -1 where there is none."""
+    return next((i for i, part in enumerate(block.parts) if part.cls == "embedding"), _product(block))
 
 
 def without_late(job: Job, block: Block) -> Block:

@@ -52,6 +52,7 @@ def describe(model: ModelSpec, shape: Shape, framework: Framework, attention: st
         whole_batches=isinstance(model, Dlrm),
         chain=getattr(model, "chain", True),
         tied=_tied(model),
+        heads=_heads(model) if _ahead(model) and not getattr(model, "tied", False) else (),
         unseen=getattr(model, "unseen", ()),
     )
 
@@ -65,10 +66,22 @@ def _end(block: Block) -> Block:
 
 
 def _tied(model: ModelSpec) -> tuple[str, ...]:
-    """An encoder-decoder's two embeddings are one table, whatever its head has; and modules of multi-token prediction read the model's."""
-    head = ("head",) if getattr(model, "tied", False) and getattr(model, "head", "") not in ("squad", "none") else ()
-    others = ("target",) if isinstance(model, EncDec) else ("mtp0",) if getattr(model, "mtp", 0) else ()
-    return ("embed", *others, *head) if others or head else ()
+    """An encoder-decoder's two embeddings are one table, whatever its head has; modules of multi-token prediction read the model's; and speech
+    has one where its text begins."""
+    holder = "target" if isinstance(model, Whisper) else "embed"
+    tied = isinstance(model, Whisper) or (getattr(model, "tied", False) and getattr(model, "head", "") not in ("squad", "none"))
+    others = ("target",) if isinstance(model, EncDec) else _ahead(model)
+    heads = _heads(model) if tied else ()
+    return (holder, *others, *heads) if others or heads else ()
+
+
+def _ahead(model: ModelSpec) -> tuple[str, ...]:
+    return tuple(f"mtp{at}" for at in range(getattr(model, "mtp", 0)))
+
+
+def _heads(model: ModelSpec) -> tuple[str, ...]:
+    """The head, and its products with what multi-token prediction makes."""
+    return ("head", *(f"{name}.head" for name in _ahead(model)))
 
 
 _BUILDERS: dict[type, tuple[str, str]] = {

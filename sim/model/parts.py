@@ -162,6 +162,8 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     tied: tuple[str, ...] = ()
     """Blocks that read one table of embeddings, first the one that has it: where a pipeline parts them, each rank with one of them has a copy,
     and the copies' gradients are summed."""
+    heads: tuple[str, ...] = ()
+    """Blocks that multiply by one head's weight which is no table of embeddings, first the one that has it: all on the last stage."""
     unseen: tuple[str, ...] = ()
     """Ops of a captured module that count by the bytes that they move alone."""
 
