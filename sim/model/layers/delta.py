@@ -45,7 +45,9 @@ def _rule(share: Share, spec: Delta, keys: int, values: int) -> Part:
     with the corrected values, and three products with the state: what K and Q read from it, and what is written
     (Yang et al. 2024, section 3.3; fla's chunk_gated_delta_rule). Queries and keys are normalised first; key heads are repeated.
 
-    Backward does each product's two gradients. The state passes from chunk to chunk through one memory-bound kernel.
+    Backward first makes again what the inverse times K and V is, and the states (chunk_gated_delta_rule_bwd), then does each product's two
+    gradients. The state passes from chunk to chunk through one memory-bound kernel. Kept are queries, keys and values of all value heads, the
+    inverse, decay and step (ChunkGatedDeltaRuleFunction); backward holds states, what the products made of keys and values, and their gradients.
     """
     c = min(spec.chunk, share.seq)
     chunks = share.micro * -(-share.seq // c)
@@ -54,19 +56,18 @@ def _rule(share: Share, spec: Delta, keys: int, values: int) -> Part:
     sizes = ((c, c, dk), (c, c, c), (c, dk, c), (c, dv, c), (c, c, dk), (c, dv, c), (c, dv, dk), (c, dv, dk), (dk, dv, c))
     products = tuple(Gemm(m, n, k, dtype, many) for m, n, k in sizes)
     back = tuple(Gemm(w.m, w.k, w.n, dtype, w.batch, "dgrad") for w in products for _ in range(2))
-    states = 4 * many * dk * dv
+    states, again = 4 * many * dk * dv, (products[2], products[3], products[6], products[8])
     passing: Work = MemoryBound("add", states, states, "fp32")
     unit = elementwise("rmsnorm", share, 2 * share.rows * keys * dk, e, e, 8.0, 2 * share.rows * keys)
     ununit = elementwise("rmsnorm", share, 2 * share.rows * keys * dk, 2 * e, e, 16.0, 2 * share.rows * keys)
-    kept = share.rows * ((2 * keys * dk + values * dv) * e + 2 * values * 4) + states
     return Part(
         name="delta.rule",
         forward=(unit, *products, passing),
-        backward=(passing, *back, ununit),
+        backward=(*again, passing, passing, *back, ununit),
         cls="attention",
         tensors=(values, values),
-        saved=kept,
-        recompute=True,
+        saved=share.rows * values * ((2 * dk + dv + c) * e + 4 + e),
+        working=share.rows * values * 3 * (dk + dv) * e + 2 * many * dk * dv * e,
     )
 
 

@@ -1,13 +1,14 @@
-"""The Mamba-2 mixer: a state space layer computed in chunks as small matrix products (Dao & Gu 2024, section 6)."""
+"""The Mamba-2 mixer: a state space layer computed in chunks as small matrix products (Dao & Gu 2024, section 6).
+
+Convolution, scan and gated norm are one function of autograd (MambaSplitConv1dScanCombinedFn in mamba_ssm/ops/triton/ssd_combined.py, which
+Megatron-Core's and transformers' mixers call): it keeps what in_proj made and the scan's result, and makes the rest again in backward.
+"""
 
 from __future__ import annotations
-
-from msgspec.structs import replace
 
 from sim.model.check import divisible
 from sim.model.layers.elementwise import elementwise
 from sim.model.layers.linear import linear
-from sim.model.layers.norm import norm
 from sim.model.parts import Part
 from sim.model.share import Share
 from sim.model.specs.decoder import Mamba
@@ -23,13 +24,14 @@ def mixer(share: Share, hidden: int, spec: Mamba) -> list[Part]:
     inner, channels = heads * spec.head_dim, heads * spec.head_dim + 2 * groups * spec.state
     bytes_ = share.rows * hidden * share.e if share.tp > 1 else 0
     projected = inner + channels + heads
+    conv = convolution(share, channels, spec.conv)
     return [
         linear(
             share, "mamba.in_proj", hidden, projected, seam="tp.gather" if bytes_ else "", seam_bytes=bytes_, stream=True,
             normed=True, saved_rows=share.srows, modules=2,
         ),
-        convolution(share, channels, spec.conv),
-        _scan(share, spec, heads, groups),
+        conv,
+        _scan(share, spec, heads, groups, conv.forward),
         _gated_norm(share, inner),
         linear(share, "mamba.out_proj", inner, hidden, seam="tp.reduce" if bytes_ else "", seam_bytes=bytes_),
     ]  # fmt: skip
@@ -54,39 +56,45 @@ def convolution(share: Share, channels: int, kernel: int, name: str = "mamba.con
     )
 
 
-def _scan(share: Share, spec: Mamba, heads: int, groups: int) -> Part:
+def _scan(share: Share, spec: Mamba, heads: int, groups: int, conv: tuple[Work, ...]) -> Part:
     """Per chunk of q tokens: C B^T (q x q, for a group), its product with X, the chunk's state, and C times the state before.
 
-    Backward does each product's two gradients. Between chunks the states pass through one memory-bound kernel.
+    Backward runs the convolution again, C B^T and the states (_mamba_chunk_scan_combined_bwd), then each product's two gradients. Between chunks
+    the states pass through one memory-bound kernel. Kept is dt alone: the convolution keeps its input, the norm the result. Backward holds the
+    convolution's result, gradients of it, of z and of the scan's result, and in fp32 the states and C B^T, each with its gradient.
     """
     q = min(spec.chunk, share.seq)
     chunks = share.micro * -(-share.seq // q)
-    d, s, dtype = spec.head_dim, spec.state, share.core
+    d, s, dtype, e = spec.head_dim, spec.state, share.core, share.e
     products = (
         Gemm(q, q, s, dtype, chunks * groups),
         Gemm(q, d, q, dtype, chunks * heads),
         Gemm(d, s, q, dtype, chunks * heads),
         Gemm(q, d, s, dtype, chunks * heads),
     )
-    states = 4 * chunks * heads * d * s
+    states, scores = 4 * chunks * heads * d * s, 4 * chunks * groups * q * q
     passing: Work = MemoryBound("add", states, states, "fp32")
     back = tuple(Gemm(w.m, w.k, w.n, dtype, w.batch, "dgrad") for w in products for _ in range(2))
-    kept = share.rows * (heads * d + 2 * groups * s) * share.e + share.rows * heads * 4 + states
     return Part(
         name="mamba.scan",
         forward=(*products[:3], passing, products[3]),
-        backward=(*back, passing),
+        backward=(*conv, products[0], products[2], passing, *back, passing),
         cls="attention",
         tensors=(heads, heads, heads),
-        saved=kept,
-        recompute=True,
+        saved=share.rows * heads * e,
+        working=share.rows * (4 * heads * d + 4 * groups * s) * e + 2 * (states + scores),
     )
 
 
 def _gated_norm(share: Share, inner: int) -> Part:
-    """norm(y) x silu(z): one more input than a norm."""
-    part = norm(share, "mamba.norm", share.rows, inner, "rmsnorm", after_residual=False, es=share.e)
-    gate: Work = elementwise("glu", share, share.rows * inner, 2 * share.e, share.e, 5.0)
-    return replace(
-        part, forward=(gate, *part.forward), backward=(*part.backward, gate), saved=part.saved + 2 * share.rows * inner * share.e
+    """norm(y silu(z)): one kernel each way, with partial sums of the weight's gradient. Both inputs are kept
+    (mamba_ssm/ops/triton/layernorm_gated.py)."""
+    e, n = share.e, share.rows * inner
+    return Part(
+        name="mamba.norm",
+        forward=(elementwise("rmsnorm", share, n, 2 * e, e, 13.0, share.rows),),
+        backward=(elementwise("rmsnorm", share, n, 3 * e, 2 * e, 26.0, share.rows), MemoryBound("reduce", n // 8, 4 * inner, share.act)),
+        cls="norm",
+        tensors=(inner,),
+        saved=2 * n * e + 4 * share.rows,
     )
