@@ -21,7 +21,7 @@ LOOPS = ("interleaved", "looped-bfs", "zb-h1")
 """Schedules of `virtual_stages` stages a rank, dealt out round and round."""
 VEES = ("zb-v", "dualpipe")
 """Schedules of two stages a rank, one on the way there and one on the way back."""
-Module = Literal["core_attn", "layernorm", "mla_up_proj", "moe_act", "mlp", "shared_experts", "moe"]
+Module = Literal["core_attn", "layernorm", "mla_up_proj", "moe_act", "mlp", "shared_experts", "moe", "op"]
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,7 +93,8 @@ class Memory(_Section, frozen=True, kw_only=True):
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations recomputed in backward: none, some modules of each layer, or whole layers."""
     recompute_modules: tuple[Module, ...] = ()
-    """selective: what of each layer, in Megatron-Core's words; unsaid: attention's core alone."""
+    """selective: what of each layer, in Megatron-Core's words; unsaid: attention's core alone. op: all but the results of fused attention and of
+    every second product (torchtitan)."""
     recompute_layers: Natural = 0
     """full: only so many layers of each stage (0 = all)."""
     offload: Literal["none", "optimizer", "activations"] = "none"

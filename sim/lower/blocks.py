@@ -29,7 +29,7 @@ def lower_block(job: Job, name: str, block: Block, *, first: bool = False, again
 
 
 def _lowered(job: Job, name: str, block: Block, first: bool, again: bool) -> BlockOps:
-    some = redone(block, () if again else job.plan.memory.modules)
+    some = redone(block, () if again else job.plan.memory.modules, job.framework.compile)
     parts = []
     for index, part in enumerate(block.parts):
         kept = 0 if again else part.saved - some.dropped[index]

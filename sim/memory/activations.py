@@ -47,13 +47,13 @@ Known = dict[tuple[int, bool, float], Pass]
 """Passes of a plan's blocks, by the block's id, whether it is recomputed as a whole, and bytes of a parameter's gradient."""
 
 
-def passes(plan: Plan, chunk: Blocks, each: float, known: Known) -> list[Pass]:
+def passes(plan: Plan, chunk: Blocks, each: float, known: Known, compiled: bool) -> list[Pass]:
     """Every block of a stage, in forward order. `each`: bytes of a parameter's gradient that its backward leaves. `known` grows."""
     found: list[Pass] = []
     for (_, block), again in zip(chunk, whole_again(plan.memory, chunk), strict=True):
         key = (id(block), again, each)
         if key not in known:
-            known[key] = _whole(block, each) if again else _by_parts(block, each, redone(block, plan.memory.modules))
+            known[key] = _whole(block, each) if again else _by_parts(block, each, redone(block, plan.memory.modules, compiled))
         found.append(known[key])
     return found
 

@@ -169,7 +169,7 @@ def _moments(plan: Plan, framework: Framework, rank: int, chunks: tuple[Blocks, 
     if plan.task == "forward":
         return [*found, Moment(0, forward_bytes(chunks), 0)]
     each = growth(plan, framework, chunks, static)
-    chains = [passes(plan, chunk, each, known) for chunk in chunks]
+    chains = [passes(plan, chunk, each, known, framework.compile) for chunk in chunks]
     away = [sent_away(plan.memory, chunk) for chunk in chunks]
     stay = [sum(one.kept for at, one in enumerate(chain) if at not in gone) for chain, gone in zip(chains, away, strict=True)]
     kept = sum(n * size for n, size in zip(in_flight(plan, rank), stay, strict=False))

@@ -63,7 +63,7 @@ def memory_timelines(setting: Setting, trace: Trace) -> dict[int, Line]:
         chunks = held(stages, plan, stage)
         static = static_bytes(plan, network, framework, chunks)
         each = growth(plan, framework, chunks, static)
-        chains = [passes(plan, chunk, each, known) for chunk in chunks]
+        chains = [passes(plan, chunk, each, known, framework.compile) for chunk in chunks]
         if plan.task == "forward":
             changes = _forward_only(mine, forward_bytes(chunks))
         else:

@@ -72,6 +72,7 @@ class _Priced:
     def __init__(self, setting: Setting, device: Gpu | Cpu) -> None:
         assert isinstance(device, Gpu)
         self._plan, self._gpu, self._efficiency = setting.plan, device, setting.framework.attention.kernels
+        self._compiled = setting.framework.compile
         self._known: dict[tuple[int, bool], float] = {}
 
     def chunk(self, blocks: Blocks) -> float:
@@ -94,7 +95,7 @@ class _Priced:
         works = [work for part in parts for work in part.forward]
         if self._plan.task != "forward":
             works += [work for part in parts for work in (*part.backward, *part.wgrad)]
-            modules = self._plan.memory.modules
-            some = parts if again else [part for run in redone(block, modules).runs.values() for part in run] if modules else ()
+            runs = {} if again else redone(block, self._plan.memory.modules, self._compiled).runs
+            some = parts if again else [part for run in runs.values() for part in run]
             works += [work for part in some for work in part.forward]
         return sum(kernel_cost(work, self._gpu, self._efficiency).seconds for work in works if not isinstance(work, HostWork))

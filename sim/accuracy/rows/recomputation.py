@@ -14,11 +14,6 @@ from sim.plan import Module
 _KEPT: tuple[tuple[str, float, str], ...] = (
     # (word, share of a layer's work that is done again, why)
     (r"every (other|second)( layer|$|\))", 1 / 2, "every second layer is recomputed"),
-    (
-        r"\(op\)|\bsac\b|every (2nd|second|other) (op|matmul|mm)\b",
-        1 / 2,
-        "torchtitan keeps attention and every second product: counted as every second layer",
-    ),
     (r"save_qkv_out_proj", 2 / 3, "qkv and output products are kept, a third of the layer: counted as two layers of three"),
     (r"save_qkv_proj", 7 / 8, "only the qkv products are kept: seven layers of eight"),
     (
@@ -29,6 +24,8 @@ _KEPT: tuple[tuple[str, float, str], ...] = (
 )
 _PRODUCTS_KEPT = r"save_dot_only|\bminimal(_flash|_with_context)?\b"
 """Paxml's policy, and MaxText's remat_policy of the same, which may keep attention's result too."""
+_OPERATORS = r"\(op\)|\bsac\b|every (2nd|second|other) (op|matmul|mm)\b"
+"""torchtitan's policy that keeps attention and every second product."""
 _UNSAID = {"maxtext": (("", "save_qkv_proj"), (r"(?<!\d)2[0-4]\.\d\d", "save_dot_except_mlp"))}
 """Recomputation that a framework's recipes use unless told, the last one whose pattern is in the row's version: remat_policy of dgxc-benchmarking
 maxtext/configure.sh, in its v24.11 (Llama 2; in 16 bits save_dot_except_mlpwi, which keeps one more product that would not run again) and later."""
@@ -45,6 +42,8 @@ def recompute_of(row: Row, layers_per_stage: int, framework: str, assumed: list[
             f"recomputation {text!r}: products are kept; {'' if found[1] else 'attention, a call of its own, and '}norms run again"
         )
         return {"recompute": "selective", "recompute_modules": ("layernorm",) if found[1] else ("core_attn", "layernorm")}
+    if re.search(_OPERATORS, text):
+        return {"recompute": "selective", "recompute_modules": ("op",)}
     for word, share, why in (*_KEPT, *_share(text)):
         if re.search(word, text):
             assumed.append(f"recomputation {text!r}: {why}")

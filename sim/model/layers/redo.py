@@ -3,6 +3,10 @@
 Selective recomputation's modules are those of Megatron-Core (`recompute_modules` in megatron/core/transformer/transformer_config.py). Of attention's core, `mlp`,
 `moe` and `shared_experts` the input is kept and all inside runs again; of `layernorm`, `moe_act` and `mla_up_proj` the output is thrown away
 and made again for the part that read it (CheckpointWithoutOutput in megatron/core/tensor_parallel/random.py).
+
+`op` is torchtitan's (selective_ac_option = "op": distributed/activation_checkpoint.py, in 2024 parallelisms/parallelize_llama.py): the whole layer
+runs again but for operators whose results are kept, which are fused attention, reduce_scatter, and the first, third, fifth ... product of the
+layer.
 """
 
 from __future__ import annotations
@@ -10,8 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, get_args
 
-from sim.model.parts import Block, Part
+from msgspec.structs import replace
+
+from sim.model.parts import Block, Part, Seam
 from sim.plan import Memory, Module
+from sim.work import BYTES, Attention, Gemm, Work
 from topologies.errors import BadInput
 
 MODULES: tuple[Module, ...] = get_args(Module)
@@ -26,6 +33,8 @@ class Redo(NamedTuple):
     parts: tuple[int, ...]
     dropped: dict[int, int]
     """Bytes of a part's `saved` that are not kept from forward; all of them are back before `at`'s gradients."""
+    run: tuple[Part, ...] = ()
+    """`parts` with what of each runs again, where that is not all of it."""
 
 
 class Redone(NamedTuple):
@@ -63,14 +72,15 @@ def sent_away(memory: Memory, blocks: Sequence[tuple[str, Block]]) -> dict[int, 
     return {at: places[0] + each * (turn + 1) - 1 + min(turn + 1, further) for turn, at in enumerate(places)}
 
 
-def redone(block: Block, modules: Iterable[Module]) -> Redone:
-    """What of a block `modules` make run again; modules that it does not have do nothing."""
-    found = sorted((redo for module in dict.fromkeys(modules) for redo in _FIND[module](block.parts)), key=lambda redo: redo.parts)
+def redone(block: Block, modules: Iterable[Module], compiled: bool = False) -> Redone:
+    """What of a block `modules` make run again; modules that it does not have do nothing. `compiled`: by a compiler, which keeps and runs nothing
+    that is not read."""
+    found = sorted((redo for module in dict.fromkeys(modules) for redo in _found(module, block, compiled)), key=lambda redo: redo.parts)
     runs: dict[int, tuple[Part, ...]] = {}
     back: dict[int, int] = {}
     dropped = [0] * len(block.parts)
     for redo in found:
-        runs[redo.at] = (*runs.get(redo.at, ()), *(block.parts[at] for at in redo.parts))
+        runs[redo.at] = (*runs.get(redo.at, ()), *(redo.run or (block.parts[at] for at in redo.parts)))
         for at, size in redo.dropped.items():
             back[redo.at] = back.get(redo.at, 0) + size
             dropped[at] += size
@@ -82,13 +92,55 @@ def check_modules(modules: tuple[Module, ...], blocks: Iterable[Block]) -> None:
     if not modules:
         return
     blocks = list({id(block): block for block in blocks}.values())  # equal layers are one block
-    has = [module for module in MODULES if any(_FIND[module](block.parts) for block in blocks)]
+    has = [module for module in MODULES if any(_found(module, block) for block in blocks)]
     for module in modules:
         if module not in has:
             raise BadInput(f"memory.recompute_modules: no layer of this model has {module}. Allowed: {', '.join(has)}")
     inside = [module for module in ("moe_act", "shared_experts") if module in modules and "moe" in modules]
     if inside:
         raise BadInput(f"memory.recompute_modules: moe holds {inside[0]}. Leave {inside[0]} out")
+    if "op" in modules and len(modules) > 1:
+        raise BadInput("memory.recompute_modules: op is of whole layers. Leave the others out")
+
+
+def _found(module: Module, block: Block, compiled: bool = False) -> list[Redo]:
+    return _operators(block, compiled) if module == "op" else _FIND[module](block.parts)
+
+
+def _operators(block: Block, compiled: bool) -> list[Redo]:
+    """All up to the last tensor that backward needs, for the part that needs it. Results are kept from where they are made, until backward has
+    passed what they are saved for; those that nothing reads, too, where no compiler sees that (the last part keeps more then than it drops)."""
+    last = max((at for at, part in enumerate(block.parts) if part.saved), default=-1)
+    end = last if block.parts[last].cls == "gemm" else last + 1
+    run: list[Part] = []
+    dropped: dict[int, int] = {}
+    kept, products = block.saved_input, 0
+    for at, part in enumerate(block.parts if last >= 0 and not block.end else ()):
+        left, made, products = _kept(part, products, compiled)
+        scattered = block.saved_input if part.seam == "tp.reduce" else 0
+        kept += 0 if compiled and at >= end else made + scattered
+        dropped[at] = part.saved - kept if at == last else max(0, part.saved - kept)
+        kept -= part.saved - dropped[at]
+        seam: Seam = "" if scattered or part.seam == "cp.attention" else part.seam
+        run += [replace(part, forward=left, seam=seam)] if at < end and (left or seam) else []
+    return [Redo(last, tuple(range(end)), dropped, tuple(run))] if run else []
+
+
+def _kept(part: Part, products: int, compiled: bool) -> tuple[tuple[Work, ...], int, int]:
+    """Kernels of a part that run again, bytes of results that are kept instead, and products up to here. What only a sum over ranks reads, which is
+    kept, a compiler does not make again."""
+    left: list[Work] = []
+    made = 0
+    for work in part.forward:
+        if isinstance(work, Attention):  # its result, and a number of the softmax for each row
+            made += work.batch * work.heads * work.q * round((work.dv or work.d) * max(2.0, BYTES[work.dtype]) + 4)
+        elif part.cls == "gemm" and isinstance(work, Gemm):  # 8-bit operands are tensors of torchao that mm takes
+            products += 1
+            made += round(work.m * work.n * work.batch * max(2.0, BYTES[work.dtype])) * (products % 2)
+            left += [work] * (not (products % 2 or (compiled and part.seam == "tp.reduce")))
+        else:
+            left.append(work)
+    return tuple(left), made, products
 
 
 Parts = tuple[Part, ...]

@@ -85,7 +85,7 @@ def test_sharding_groups() -> None:
 
 def test_recomputation_words() -> None:
     assert recompute_of(row(recompute="full"), 8, "nemo", []) == {"recompute": "full"}
-    assert recompute_of(row(recompute="selective (op)"), 32, "torchtitan", []) == {"recompute": "full", "recompute_layers": 16}
+    assert recompute_of(row(recompute="selective (op)"), 32, "torchtitan", []) == {"recompute": "selective", "recompute_modules": ("op",)}
     noted: list[str] = []
     assert recompute_of(row(recompute=""), 8, "maxtext", noted) == {"recompute": "full", "recompute_layers": 7} and noted
     assert recompute_of(row(recompute="", framework_version="v24.11.1"), 8, "maxtext", []) == {"recompute": "full", "recompute_layers": 6}

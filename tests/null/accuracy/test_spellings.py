@@ -87,12 +87,12 @@ def test_recomputation_by_its_names() -> None:
     assert recompute_of(row(recompute="block", recompute_detail="4 layers"), 8, "nemo", []) == {"recompute": "full", "recompute_layers": 4}
     for words in ("no", "False", "none"):
         assert recompute_of(row(recompute=words), 8, "nemo", []) == {"recompute": "none"}
-    assert recompute_of(row(recompute="SAC"), 8, "nemo", []) == {"recompute": "full", "recompute_layers": 4}
+    for words in ("SAC", "selective (every 2nd op)"):
+        assert recompute_of(row(recompute=words), 8, "nemo", []) == {"recompute": "selective", "recompute_modules": ("op",)}
     for words, layers in (
         ("50%", 4),
         ("every 2 layers", 4),
         ("every 4th layer", 2),
-        ("selective (every 2nd op)", 4),
         ("every other layer", 4),
     ):
         assert recompute_of(row(recompute=words), 8, "nemo", []) == {"recompute": "full", "recompute_layers": layers}

@@ -86,7 +86,10 @@ def test_what_is_dropped_comes_back(module: str) -> None:
     block = dict(_setting("deepseek-v3", ()).network.blocks)["L3"]
     some = redone(block, (module,))
     assert sum(some.back.values()) == sum(some.dropped)
-    assert all(0 <= size <= part.saved for size, part in zip(some.dropped, block.parts, strict=True))
+    for at, (size, part) in enumerate(zip(some.dropped, block.parts, strict=True)):
+        assert size <= part.saved and (size >= 0 or at in some.runs), (
+            "where a layer begins to run again it may keep more than its part does"
+        )
 
 
 @pytest.mark.parametrize(
