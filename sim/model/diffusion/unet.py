@@ -132,7 +132,10 @@ def _residual(make: _Maker, x: Map, out: int) -> tuple[list[Part], Map]:
     parts.append(Part(name="time.add", forward=(add,), backward=(total,), cls="elementwise", modules=0))
     parts += [*_swished(share, "out", y), two]
     if x.channels != out:
-        parts.append(convolution(share, "shortcut", x, out, 1, bias=True)[0])
+        short = convolution(share, "shortcut", x, out, 1, bias=True)[0]
+        parts.append(
+            short if wide(share) != e else replace(short, saved=0)
+        )  # the norm keeps the same map, but where it keeps 32 bits of it
     return [*parts, join(share, "join", n, e, fork=b * x.size), *divided(share, "scale", n)], y
 
 

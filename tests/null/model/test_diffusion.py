@@ -120,3 +120,15 @@ def test_what_cannot_be_is_said() -> None:
         DiffusionUNet(heads=(8, 8))
     with pytest.raises(BadInput, match="multiples of the 32 groups"):
         DiffusionUNet(widths=(48, 96, 96, 96))
+
+
+@pytest.mark.parametrize(("framework", "keeps"), [(PLAIN, False), (AMP, True)])
+def test_a_map_that_norm_and_shortcut_read_is_kept_once(framework: Framework, keeps: bool) -> None:
+    """Autocast's norm keeps 32 bits of it. Else torch keeps of a block that doubles the width nine maps of half of it: what both norms, both
+    swishes and both convolutions read."""
+    parts = block(SD, "D1.0", framework).parts
+    short = next(p for p in parts if p.name == "shortcut")
+    assert bool(short.saved) == keeps
+    if not keeps:
+        one = 2 * 320 * 32 * 32 * 2
+        assert sum(p.saved for p in parts[: parts.index(short) + 1]) == pytest.approx(9 * one, rel=0.01)
