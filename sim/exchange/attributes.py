@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import lru_cache
 
 from sim.exchange import wire
 from topologies.errors import BadInput
@@ -55,8 +56,9 @@ def _scalars(number: int, value: wire.Value) -> list[bool | int | float | str]:
     return [how(one) for one in wire.varints(value)]
 
 
+@lru_cache(1 << 12)
 def read_attr(data: wire.Value) -> tuple[str, Attr]:
-    """Name and value of the attribute in a field; 0 where it has none. Raises `BadInput`."""
+    """Name and value of the attribute in a field; 0 where it has none. Raises `BadInput`. The same few stand at most nodes of all ranks."""
     if isinstance(data, int):
         raise BadInput("a number stands where an attribute must")
     name, found = "", list[bool | int | float | str]()

@@ -44,6 +44,8 @@ def double_field(number: int, value: float) -> bytes:
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
     """(value, where the next byte stands). Raises `BadInput` for one that does not end, or has more than 64 bits."""
+    if at < len(data) and data[at] < 0x80:  # most are so short
+        return data[at], at + 1
     value = shift = 0
     while at < len(data) and shift < 70:
         byte = data[at]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sim.exchange import tracefile, wire
+from sim.exchange.attributes import encode_attrs, read_attr
 from sim.exchange.chakra import Node, decode, encode
 from sim.exchange.tracefile import read, write
 from topologies.errors import BadInput
@@ -85,3 +86,10 @@ def test_files_that_are_too_large_are_not_read(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(tracefile, "LARGEST", size - 1)
     with pytest.raises(BadInput, match=rf"a\.0\.et: it has {size} bytes, at most {size - 1} are read"):
         read(path)
+
+
+def test_an_attribute_that_stands_at_many_nodes_is_read_once() -> None:
+    (_, _, value), *_ = wire.fields(encode_attrs({"steptwin.class": "comm.ep"}))
+    assert isinstance(value, bytes)
+    assert read_attr(value) == ("steptwin.class", "comm.ep")
+    assert read_attr(bytes(bytearray(value))) is read_attr(value)
