@@ -11,13 +11,15 @@ from topologies.errors import NoRoom, Refused
 
 
 def check_runs(setting: Setting, stock: bool, play: bool) -> None:
-    """Raises `Refused` where PyTorch's own machinery (`stock`) or the player (`play`) does not do the plan, `NoRoom` where all ranks together
-    need more memory than a CPU host has: it would swap, or the system would end something. A GPU says by itself that it is full."""
+    """Raises `Refused` where PyTorch's own machinery (`stock`) or the player (`play`) does not do the plan, or no program is made of it (the
+    former would train another: Muon without matrices is AdamW), `NoRoom` where all ranks together need more memory than a CPU host has: it
+    would swap, or the system would end something. A GPU says by itself that it is full."""
     check_quiet(setting.plan)
     if stock:
         check_stock(setting.plan, model_of(setting.plan))
+    program = program_for(setting, 1)
     if play:
-        refuse_servers(program_for(setting, 1))
+        refuse_servers(program)
     missing = figures_of_memory(setting)[1] if setting.topology.kind == "cpu" else None
     if missing is not None:
         raise NoRoom(f"each of {setting.plan.world} ranks {missing}")

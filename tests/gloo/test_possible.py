@@ -36,6 +36,21 @@ def test_what_is_not_played_is_refused_before_the_probe(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"model": {"base": "efficientnet-b0", "image": 64}, "optimizer": {"name": "muon"}}, "no matrices"),
+        ({"framework": "nemo", "comm": {"reduce_dtype": "fp16"}}, "one buffer"),
+    ],
+)
+def test_what_is_not_predicted_is_not_trained_as_something_else(tmp_path: Path, more: dict[str, Any], said: str) -> None:
+    plan = load_plan(TINY | more)
+    for how in ("stock", "play"):
+        with pytest.raises(Refused, match=said):
+            twin.run_plan(plan, tmp_path / "run", how, 1)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("noise", [{"stragglers": "r1: 2x"}, {"imbalance": "r1: 2x"}])
 def test_noise_is_refused_however_the_plan_is_run(tmp_path: Path, noise: dict[str, str]) -> None:
     plan = load_plan(TINY | {"noise": noise})
