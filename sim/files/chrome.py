@@ -95,6 +95,8 @@ def _rank_events(trace: Trace, rank: int, spans: list[Span], groups: dict[str, t
                 events += _device_events(span, rank, streams[id(span)], number + 1, groups, trace.backend)
         elif span.kind not in ("record", "wait"):
             tid = workers.get(span.lane, 1)
+            if span.launch > 0:  # a message on the thread itself
+                events.append(_launch(span, rank, {}))
             events.append(_event("cpu_op", span.id.split("/", 2)[-1], rank, tid, span.start, span.end, _args(span)))
     for time, used in trace.memory.get(rank, []):
         events.append({"ph": "C", "name": "memory", "pid": rank, "tid": 0, "ts": _us(time), "args": {"bytes": used}})
@@ -107,7 +109,7 @@ def _windows(spans: list[Span]) -> list[tuple[int, float, float]]:
     for span in spans:
         own = span.thread == HOST and (span.lane == HOST or span.issued >= 0)
         if own and span.kind not in ("record", "wait"):
-            at = span.start if span.lane == HOST else span.issued
+            at = span.issued if span.launch > 0 or span.lane != HOST else span.start
             begins[span.step] = min(at, begins.get(span.step, at))
     if not begins:  # nothing is known of the threads
         for span in spans:
@@ -154,12 +156,13 @@ def _device_events(
     elif span.kind == "copy":
         category = "gpu_memcpy"
         name = "Memcpy DtoH (Device -> Pinned)" if "d2h" in span.lane else "Memcpy HtoD (Pinned -> Device)"
+    return [_launch(span, rank, {"correlation": number}), _event(category, name, rank, stream, span.start, span.end, args)]
+
+
+def _launch(span: Span, rank: int, args: dict[str, Any]) -> dict[str, Any]:
     issued = span.issued if span.issued >= 0 else span.start
-    launch = "cudaMemcpyAsync" if category == "gpu_memcpy" else "cudaLaunchKernel"
-    return [
-        _event("cuda_runtime", launch, rank, 1, issued, issued + span.launch, {"correlation": number, "op_id": span.id}),
-        _event(category, name, rank, stream, span.start, span.end, args),
-    ]
+    call = "cudaMemcpyAsync" if span.kind == "copy" else "cudaLaunchKernel"
+    return _event("cuda_runtime", call, rank, 1, issued, issued + span.launch, args | {"op_id": span.id})
 
 
 def _sizes(what: str, span: Span) -> dict[str, Any]:

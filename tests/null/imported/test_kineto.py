@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import steptwin
 from sim.cost.price import Cost
 from sim.engine.run import simulate
 from sim.files.chrome import to_kineto, write_trace
@@ -64,6 +65,18 @@ def test_a_trace_reads_back_with_all_that_figures_need(tmp_path: Path) -> None:
             one = kept[span.id]
             assert (one.step, one.thread, one.group_size, one.source) == (span.step, span.thread, span.group_size, span.source)
             assert (one.wait, one.issued, one.launch) == pytest.approx((span.wait, span.issued, span.launch), abs=2e-9)
+
+
+def test_launches_of_messages_on_the_training_thread_read_back(tmp_path: Path) -> None:
+    trace = predict(steptwin.plan("two-gpus-six-stages", "update.aggregate=cpu"), "dgx-h100").trace
+    assert trace is not None
+    again = read_trace(write_trace(trace, tmp_path / "cpu.json.gz"))
+    kept = {span.id: span for span in again.spans}
+    mine = [span for span in trace.spans if span.lane == "host" and span.launch > 0]
+    assert mine
+    for span in mine:
+        assert (kept[span.id].issued, kept[span.id].launch) == pytest.approx((span.issued, span.launch), abs=2e-9)
+    assert breakdown(again).host_s == pytest.approx(breakdown(trace).host_s, abs=2e-6)
 
 
 @pytest.mark.parametrize(
