@@ -35,9 +35,14 @@ class Curve(list[Capacity]):
 
 
 def _line(one: Capacity) -> tuple[str, ...]:
-    money = "-" if one.money is None else f"{one.money:,.0f}"
-    figures = (f"{one.days:,.2f}", f"{one.goodput:.1%}", f"{one.failures:,}", f"{one.gpu_hours:,.0f}", money, "yes" if one.fits else "NO")
+    money = "-" if one.money is None else _shown(one.money, 0)
+    figures = (_shown(one.days, 2), f"{one.goodput:.1%}", f"{one.failures:,}", _shown(one.gpu_hours, 0), money, "yes" if one.fits else "NO")
     return (f"{one.gpus:,}", f"{one.step_time_s:.4g}", *figures)
+
+
+def _shown(value: float, decimals: int) -> str:
+    """With so many decimals; of small runs three digits, which would have none of them."""
+    return f"{value:,.{decimals}f}" if value >= 10 ** (1 - decimals) else f"{value:.3g}"
 
 
 _LARGEST = 131_072
@@ -142,7 +147,7 @@ def smallest(plan: Plan, machine: str, tokens: float, days: float, most: int = 1
         if found is None:
             return None
         if say:
-            say(f"{found.gpus} GPUs: {found.days:.1f} days{'' if found.fits else ', does not fit into memory'}")
+            say(f"{found.gpus} GPUs: {_shown(found.days, 1)} days{'' if found.fits else ', does not fit into memory'}")
         if found.fits and (best is None or found.elapsed_s < best.elapsed_s):
             best = found
         return found if found.fits and found.days <= days else None
@@ -154,7 +159,7 @@ def smallest(plan: Plan, machine: str, tokens: float, days: float, most: int = 1
             return next((one for size in sizes[late + 1 : at] if (one := in_time(size))), found)
         late = at
     if best is not None:
-        closest = f"the fastest was {best.gpus} GPUs with {best.days:.1f} days"
+        closest = f"the fastest was {best.gpus} GPUs with {_shown(best.days, 1)} days"
         if best.gpus == sizes[-1] and 2 * best.gpus <= most:
             closest += (
                 f"; {plan.global_batch:,} samples a step (batch.global) divide over no more: with a larger batch more GPUs can be used"

@@ -29,6 +29,16 @@ def test_strong_scaling_keeps_the_batch_and_weak_grows_it() -> None:
     assert strong[1].step_time_s < weak[1].step_time_s
 
 
+def test_a_run_of_seconds_is_no_run_of_no_time() -> None:
+    plan = load_plan(BASE)
+    head, *rows = (line.split() for line in str(scaling(plan, "dgx-h100", (8, 16), 1e6)).replace("step, s", "step").splitlines())
+    for row in rows:
+        figures = dict(zip(head, row, strict=True))
+        assert float(figures["days"]) > 0 < float(figures["GPU-hours"])
+    with pytest.raises(BadInput, match=r"16 GPUs with [0-9.]+e-\d+ days$"):
+        smallest(plan, "dgx-h100", 1e6, 1e-9, most=16)
+
+
 def test_replicas_grow_where_the_plan_replicates() -> None:
     tree = BASE | {"parallel": {"dp_replicate": 4, "tp": 2}}
     assert [one.gpus for one in scaling(load_plan(tree), "dgx-h100", (3, 8, 16), 1e9)] == [8, 16]
@@ -60,7 +70,7 @@ def test_the_smallest_cluster_is_the_first_that_is_in_time() -> None:
         smallest(plan, "dgx-h100", 1e11, line[1].days / 2, most=16)
     with pytest.raises(BadInput, match=r"the fastest was 64 GPUs.*64 samples a step .* divide over no more"):
         smallest(plan, "dgx-h100", 1e15, 1.0)
-    with pytest.raises(BadInput, match=r"the fastest was 16 GPUs with [0-9.]+ days$"):
+    with pytest.raises(BadInput, match=r"the fastest was 16 GPUs with [0-9,.]+ days$"):
         smallest(plan, "dgx-h100", 1e15, 1.0, most=16)
 
 
