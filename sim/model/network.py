@@ -39,7 +39,7 @@ def describe(model: ModelSpec, shape: Shape, framework: Framework, attention: st
     totals = _totals(model, shape.seq, shape.micro if isinstance(model, Captured) and model.third else 1)
     tokens = min(shape.seq, model.longest) if isinstance(model, Seq2Seq) else shape.seq
     return Network(
-        name=model.name,
+        name=model.name or type(model).__name__.lower(),
         blocks=blocks,
         boundary=boundary(blocks) if isinstance(model, Captured) else next((b.saved_input for _, b in blocks if b.saved_input), 0),
         parameters=totals.parameters,

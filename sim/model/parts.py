@@ -137,6 +137,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     """A whole model on one rank of a (tp, cp, ep) split: named blocks, first to last; equal layers share one Block."""
 
     name: str
+    """The model's, or its family where it has none."""
     blocks: tuple[tuple[str, Block], ...]
     """("embed", ...), ("L0", ...), ("L1", ...), ("head", ...)."""
     boundary: int

@@ -177,6 +177,13 @@ def test_layers_that_a_plan_does_not_share_out_are_refused() -> None:
             layout(bind(plan, "dgx-h100").network, plan)
 
 
+def test_what_is_said_of_a_model_without_a_name_names_its_family() -> None:
+    model = {"family": "decoder", "layers": 3, "hidden": 64, "heads": 4, "vocab": 64}
+    plan = load_plan({"model": model, "seq_len": 64, "batch": {"global": 8}, "parallel": {"pp": 4}})
+    with pytest.raises(BadInput, match=r"^decoder: 3 layers do not make 4 stages"):
+        layout(bind(plan, "dgx-h100").network, plan)
+
+
 def test_a_model_in_the_place_of_a_plan_is_told_apart(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r'llama3-8b is a model, not a plan.*model = "llama3-8b"'):
         load_plan("llama3-8b")
