@@ -15,9 +15,9 @@ def check_runs(setting: Setting, stock: bool, play: bool) -> None:
     former would train another: Muon without matrices is AdamW), `NoRoom` where all ranks together need more memory than a CPU host has: it
     would swap, or the system would end something. A GPU says by itself that it is full."""
     check_quiet(setting.plan)
+    program = program_for(setting, 1)  # first: what it refuses is done by neither
     if stock:
         check_stock(setting.plan, model_of(setting.plan))
-    program = program_for(setting, 1)
     if play:
         refuse_servers(program)
     missing = figures_of_memory(setting)[1] if setting.topology.kind == "cpu" else None

@@ -40,6 +40,7 @@ def test_what_is_not_played_is_refused_before_the_probe(tmp_path: Path) -> None:
     ("more", "said"),
     [
         ({"model": {"base": "efficientnet-b0", "image": 64}, "optimizer": {"name": "muon"}}, "no matrices"),
+        ({"memory": {"offload": "activations"}}, "on a CPU they are the same"),
         ({"framework": "nemo", "comm": {"reduce_dtype": "fp16"}}, "one buffer"),
     ],
 )
