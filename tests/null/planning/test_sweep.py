@@ -276,7 +276,7 @@ def test_a_plan_whose_steps_differ_has_one_step_however_it_is_named(mode: str, t
     """In short, whole and by class it is the one that `predict` says."""
     plan = load_plan({"model": {"base": "gpt2-124m", "layers": 2}, "batch": {"global": 8, "micro": 1}, "parallel": {"dp_replicate": 4}})
     plan = load_plan(plan, (f"update.mode={mode}", "update.every=3", "noise.stragglers=r0: 2x"))
-    space = parse_space("comm.algorithm=auto,ring memory.recompute=none,full optimizer.implementation=foreach,fused")
+    space = parse_space("comm.algorithm=auto,ring memory.recompute=none,full precision=bf16,fp32")
     found = sweep(plan, space, "dgx-h100", tmp_path / "s.sqlite", every="short")
     assert {row.whole for row in found.rows} == {True, False}
     for row in found.rows:
