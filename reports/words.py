@@ -69,9 +69,14 @@ def safe(text: object) -> str:
     return html.escape(str(text), quote=False)
 
 
+def counted(number: int, what: str) -> str:
+    """`"1 step"`, `"1,024 steps"`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def ranks(number: int) -> str:
     """`"1 rank"`, `"8 ranks"`."""
-    return f"{number:,} rank{'' if number == 1 else 's'}"
+    return counted(number, "rank")
 
 
 def short(text: str, most: int) -> str:

@@ -15,14 +15,12 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from sim.imported.names import NAMED, told
-from sim.program import MEETING, ORDERS, cpu_lane
+from sim.program import EVENTS, MEETING, ORDERS, cpu_lane
 from sim.tables import Tabular, aligned
 from sim.timeline.metrics import breakdown, step_time
 from sim.trace import Span, Trace
 
 _STEP = re.compile(r"/s\d+(?=/)")
-_BETWEEN = ("record", "wait")
-"""Kinds that order lanes."""
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -137,12 +135,14 @@ def reported(trace: Trace) -> list[Span]:
 def alike(measured: Trace) -> Callable[[Span], float]:
     """Seconds of a span, of either trace. Profilers and players time a message from when its rank begins it, so that it holds what it waits for
     peers (NCCL's kernels spin meanwhile): unless the measured trace tells such waits apart, predicted messages hold theirs too."""
-    hold = _messages_hold_waits(measured)
-    return lambda span: span.seconds - (0.0 if hold and span.kind in MEETING else span.wait)
+    waits = _waits(measured)
+    return lambda span: span.seconds - waits(span)
 
 
-def _messages_hold_waits(measured: Trace) -> bool:
-    return not any(span.wait for span in measured.spans)
+def _waits(measured: Trace) -> Callable[[Span], float]:
+    """Seconds for which a span, of either trace, waits for peers, as far as the measured trace tells them apart."""
+    told = any(span.wait for span in measured.spans)
+    return lambda span: span.wait if told or span.kind not in MEETING else 0.0
 
 
 def _recorded(span: Span) -> bool:
@@ -153,14 +153,14 @@ def _recorded(span: Span) -> bool:
 def breakdowns(predicted: Trace, measured: Trace) -> tuple[dict[str, float], dict[str, float]]:
     """Where a step of each goes, in the classes that the measured trace tells apart (`sim.timeline.metrics.breakdown`): messages may hold what they
     wait for (`alike`), and where devices alone were recorded, `idle_s` is all time in which one does nothing, whatever it waits for."""
-    hold, alone = _messages_hold_waits(measured), all(_recorded(span) and not span.launch for span in measured.spans)
-    ordered = any(span.kind in _BETWEEN for span in measured.spans)  # files hold none
+    waits, alone = _waits(measured), all(_recorded(span) and not span.launch for span in measured.spans)
+    ordered = any(span.kind in EVENTS for span in measured.spans)  # files hold none
     seen = [
         span
         for span in predicted.spans
-        if (ordered or span.kind not in _BETWEEN) and (not alone or (_recorded(span) and span.kind != "sync"))
+        if (ordered or span.kind not in EVENTS) and (not alone or (_recorded(span) and span.kind != "sync"))
     ]
-    spans = [replace(span, wait=0.0 if hold and span.kind in MEETING else span.wait, launch=0.0 if alone else span.launch) for span in seen]
+    spans = [replace(span, wait=waits(span), launch=0.0 if alone else span.launch) for span in seen]
     ours, theirs = (asdict(breakdown(trace)) for trace in (replace(predicted, spans=spans), measured))
     if alone:
         for found in (ours, theirs):

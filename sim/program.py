@@ -28,7 +28,9 @@ MEETING = ("collective", *MESSAGE)
 """Kinds that start when other ranks have come too."""
 MOVES = ("collective", "send", "copy")
 """Kinds that use links; a message is its sender's."""
-ORDERS = ("record", "wait", "sync")
+EVENTS = ("record", "wait")
+"""Kinds that record an event on a lane, or let it wait for one."""
+ORDERS = (*EVENTS, "sync")
 """Kinds that only say what comes after what."""
 
 HOST = "host"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import plotly.graph_objects as go
 
 from reports.page import no_narrower
+from reports.words import counted
 from sim.planning.capacity.capacity import Capacity
 
 _STRONG, _WEAK, _IDEAL = "#0072B2", "#009E73", "#8a97a6"
@@ -22,7 +23,7 @@ _LETTER, _LINE = 7, 15
 
 def failures(one: Capacity) -> str:
     """`3 failures`."""
-    return f"{one.failures:,} failure{'' if one.failures == 1 else 's'}"
+    return counted(one.failures, "failure")
 
 
 _UNITS = ((86400, "days"), (3600, "hours"), (1, "seconds"))

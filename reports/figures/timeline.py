@@ -14,11 +14,11 @@ import plotly.graph_objects as go
 from reports.figures.bars import Bar, level, merge, parts
 from reports.figures.palette import WAITS, colour
 from reports.words import Clock, clock, safe, seconds, short, volume
+from sim.program import EVENTS
 from sim.timeline.metrics import window
 from sim.trace import Span, Trace
 
 _PIXELS = 1600
-_QUIET = ("record", "wait")
 _FEWEST = 60
 """Pieces that each row may have, however many rows there are."""
 _ALL_DRAWN = 4
@@ -87,7 +87,7 @@ def _lanes(trace: Trace, inside: Window) -> dict[tuple[int, str], list[Span]]:
     begin, end = inside
     found: dict[tuple[int, str], list[Span]] = {}
     for span in trace.spans:
-        if span.end > begin and span.start < end and span.kind not in _QUIET:
+        if span.end > begin and span.start < end and span.kind not in EVENTS:
             found.setdefault((span.rank, span.lane), []).append(span)
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reports.figures import planning
 from reports.page import Page
-from reports.words import ranks, seconds
+from reports.words import counted, ranks, seconds
 from sim.planning.disturbed.faults import Faults
 from sim.planning.disturbed.jobs import Jobs
 from sim.planning.explain.explanation import Explanation
@@ -74,7 +74,7 @@ def jobs_page(found: Jobs) -> str:
 
 def spread_page(plan: str, on: str, found: Spread) -> str:
     """The file's text: the step as a distribution."""
-    drawn = f"{len(found.samples):,} step{'' if len(found.samples) == 1 else 's'}"
+    drawn = counted(len(found.samples), "step")
     page = Page(f"{plan} on {on}", f"{drawn} drawn with seed {found.seed}. Predicted; nothing was run.")
     quantiles = (("P50", found.p50), ("P95", found.p95), ("P99", found.p99))
     page.cards(

@@ -12,7 +12,7 @@ import simpy
 
 from sim.engine.sharing import Sharing
 from sim.engine.state import Item, Lane, RankState
-from sim.program import MEETING, MESSAGE, Op
+from sim.program import EVENTS, MEETING, MESSAGE, Op
 
 
 class Lanes:
@@ -86,7 +86,7 @@ class Lanes:
         if item.start < 0:
             item.start = time
         item.end = lane.free = time
-        if item.op.kind not in ("record", "wait") or item.bound != "lane":
+        if item.op.kind not in EVENTS or item.bound != "lane":
             lane.last_done = item
         lane.busy, lane.current = False, None
         self._finished(item)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.files.runs import write_atomic
-from sim.program import HOST, MEETING, ORDERS
+from sim.program import EVENTS, HOST, MEETING, ORDERS
 from sim.trace import Span, Trace
 
 _NCCL = {
@@ -93,7 +93,7 @@ def _rank_events(trace: Trace, rank: int, spans: list[Span], groups: dict[str, t
         if span.lane != HOST and span.lane not in workers:
             if span.kind not in ORDERS:
                 events += _device_events(span, rank, streams[id(span)], number + 1, groups, trace.backend)
-        elif span.kind not in ("record", "wait"):
+        elif span.kind not in EVENTS:
             tid = workers.get(span.lane, 1)
             if span.launch > 0:  # a message on the thread itself
                 events.append(_launch(span, rank, {}))
@@ -108,7 +108,7 @@ def _windows(spans: list[Span]) -> list[tuple[int, float, float]]:
     begins: dict[int, float] = {}
     for span in spans:
         own = span.thread == HOST and (span.lane == HOST or span.issued >= 0)
-        if own and span.kind not in ("record", "wait"):
+        if own and span.kind not in EVENTS:
             at = span.issued if span.launch > 0 or span.lane != HOST else span.start
             begins[span.step] = min(at, begins.get(span.step, at))
     if not begins:  # nothing is known of the threads

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sim.program import EVENTS
 from sim.timeline.metrics import CLASSES, Breakdown, classify
 from sim.trace import Span, Trace
 
@@ -41,6 +42,6 @@ def _ends(spans: list[Span], steps: int) -> list[float]:
     """When a rank's own training thread and device have ended each step."""
     found = [0.0] * steps
     for span in spans:
-        if span.thread == "host" and span.kind not in ("record", "wait"):
+        if span.thread == "host" and span.kind not in EVENTS:
             found[span.step] = max(found[span.step], span.end)
     return found

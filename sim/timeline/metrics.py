@@ -11,7 +11,7 @@ import math
 
 import msgspec
 
-from sim.program import COMPUTE, MEETING, ORDERS
+from sim.program import COMPUTE, EVENTS, MEETING, ORDERS
 from sim.trace import Span, Trace
 
 CLASSES = ("compute_s", "optimizer_s", "exposed_comm_s", "output_s", "data_s", "bubble_s", "host_s")
@@ -43,7 +43,7 @@ def step_ends(trace: Trace) -> list[float]:
     """When each step has ended on every rank: its last op on a training thread or a device lane."""
     ends: dict[int, float] = {}
     for span in trace.spans:
-        if span.thread == "host" and span.kind not in ("record", "wait") and span.end > ends.get(span.step, -math.inf):
+        if span.thread == "host" and span.kind not in EVENTS and span.end > ends.get(span.step, -math.inf):
             ends[span.step] = span.end
     last, found = 0.0, []
     for step in sorted(ends):

@@ -23,7 +23,7 @@ from sim.engine.fuse import Priced
 from sim.engine.pricing import Pricing
 from sim.engine.seats import Seats
 from sim.engine.sharing import merged
-from sim.program import COMPUTE, HOST, MEETING, MESSAGE, Op
+from sim.program import COMPUTE, EVENTS, HOST, MEETING, MESSAGE, Op
 
 
 class Assembler:
@@ -87,7 +87,7 @@ class Assembler:
             cost.host,
             lead,
             seconds,
-            thread == HOST and op.kind not in ("record", "wait"),
+            thread == HOST and op.kind not in EVENTS,
             op.blocking,
             op.event,
             op.shift,

@@ -14,7 +14,7 @@ from sim.lower.checks.inflight import Go, Item, Lane, Rank
 from sim.lower.checks.stuck import grid, row
 from sim.lower.condense import Waits, condense, runs_of
 from sim.mesh import peer_of
-from sim.program import MEETING, MESSAGE, Call, Op, Program
+from sim.program import EVENTS, MEETING, MESSAGE, Call, Op, Program
 from topologies.errors import BadInput
 
 
@@ -40,7 +40,7 @@ class _Thread:
         """Issues ops until one holds the thread."""
         for call, op in self.ops:
             item = self.at = Item(call, op)
-            if op.kind in ("record", "wait") or op.event:
+            if op.kind in EVENTS or op.event:
                 item.mark = self.rank.mark(self.name, call, op)
             if op.kind == "sync":
                 if not self._sync(item):

@@ -19,7 +19,7 @@ from sim.engine.fold import representatives
 from sim.files.programfile import check_names
 from sim.lower.checks.dryrun import dry_run
 from sim.mesh import peer_of
-from sim.program import MEETING, MESSAGE, ORDERS, Call, Op, Program
+from sim.program import EVENTS, MEETING, MESSAGE, ORDERS, Call, Op, Program
 from topologies.errors import BadInput
 
 Key = tuple[str, str]
@@ -50,7 +50,7 @@ def _check_op(program: Program, op: Op) -> None:
             raise BadInput(f"op {op.id} ({op.kind} in {op.group}) is a message to itself: peer = {op.peer} in a group of {size}")
         if op.kind == "collective" and not op.name:
             raise BadInput(f"op {op.id} is a collective without a name. Allowed: all_reduce, all_gather, reduce_scatter, ...")
-    if op.kind in ("record", "wait") and not op.event:
+    if op.kind in EVENTS and not op.event:
         raise BadInput(f"op {op.id} ({op.kind}) names no event")
     if min(op.bytes, op.alloc, op.free) < 0:
         raise BadInput(f"op {op.id} has a negative size: bytes = {op.bytes}, alloc = {op.alloc}, free = {op.free}")

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from sim.cost.price import Cost
-from sim.program import COMPUTE, ORDERS
+from sim.program import COMPUTE, EVENTS, ORDERS
 from sim.timeline.metrics import window
 from sim.trace import Span, Trace
 
@@ -61,7 +61,7 @@ def _last(trace: Trace, end: float) -> int:
 
 
 def _counts(span: Span) -> bool:
-    return span.thread == "host" and span.kind not in ("record", "wait")
+    return span.thread == "host" and span.kind not in EVENTS
 
 
 class _Stretch(NamedTuple):

@@ -36,30 +36,10 @@ def test_chunks_go_by_the_shipped_models_layers_where_the_row_states_none(vp: in
 @pytest.mark.parametrize(("microbatches", "chunks"), [(8, 5), (10, 5), (3, 5), (9, 1)])
 def test_stated_chunks_need_equal_rounds_of_micro_batches_not_multiples_of_stages(microbatches: int, chunks: int) -> None:
     """Ten micro-batches go over four stages in two rounds of five, three in one; nine in no two equal ones, which Megatron-Core takes too."""
-    core = row(
-        model_name="Llama-2-70B",
-        n_layers=80,
-        tp=4,
-        pp=4,
-        vp=5,
-        dp=4,
-        micro_batch=1,
-        global_batch=4 * microbatches,
-        framework="Megatron-Core",
-    )
+    split = {"n_layers": 80, "tp": 4, "pp": 4, "vp": 5, "dp": 4, "micro_batch": 1, "global_batch": 4 * microbatches}
+    core = row(model_name="Llama-2-70B", framework="Megatron-Core", **split)
     assert case_of(core).plan.parallel.virtual_stages == 5
-    deep = row(
-        framework="Megatron-LM",
-        date="2023-05",
-        model_name="Llama-2-70B",
-        n_layers=80,
-        tp=4,
-        pp=4,
-        vp=5,
-        dp=4,
-        micro_batch=1,
-        global_batch=4 * microbatches,
-    )
+    deep = row(model_name="Llama-2-70B", framework="Megatron-LM", date="2023-05", **split)
     case = case_of(deep)
     assert case.plan.parallel.virtual_stages == chunks and any("chunks do not fit" in note for note in case.assumed) == (chunks == 1)
     assert check(case.plan).microbatches == microbatches
