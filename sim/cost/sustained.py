@@ -10,9 +10,9 @@ steps for five of the GPUs and dtypes (`params/sustained.toml` says which): an i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from functools import cache
+from statistics import NormalDist
 
 from sim.cost.device import NEAREST, by_arch, table
 from sim.cost.gemm import power_ratio
@@ -116,11 +116,4 @@ def slowest(gpus: int) -> float:
     Chips of one kind differ (`board_spread`). The largest of n normal values lies
     where the distribution reaches (n - 0.375) / (n + 0.25) (Blom 1958).
     """
-    return 1.0 - board_spread() * _quantile((gpus - 0.375) / (gpus + 0.25)) if gpus > 1 else 1.0
-
-
-def _quantile(p: float) -> float:
-    """The standard normal value below which a share `p` >= 1/2 lies (inverse error function by Winitzki, to 0.2 %)."""
-    log = math.log(4.0 * p * (1.0 - p))
-    first = 2.0 / (math.pi * 0.147) + log / 2.0
-    return math.sqrt(2.0 * (math.sqrt(first * first - log / 0.147) - first))
+    return 1.0 - board_spread() * NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25)) if gpus > 1 else 1.0
