@@ -12,6 +12,9 @@ from topologies.graph import Topology
 from topologies.hardware import Gpu
 from topologies.path import Path
 
+_LINKED = ("NVL", "NVB")
+"""Kinds of ways over NVLink or xGMI."""
+
 
 class GroupShape(msgspec.Struct, frozen=True):
     """A group of ranks on a machine. Rates are bytes per second in one direction."""
@@ -91,7 +94,7 @@ def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -
         spread=spread(topology, nodes, inter) if far else 1.0,
         efa=any("efa" in name for names in wires for name in names),
         sockets=any(name.startswith(("ethernet", "tcp")) for names in wires for name in names),
-        nearest=near.rate if near else 0.0,
+        nearest=_nearest(topology, inside, near),
         exchange=max((times / topology.rates[link] for link, times in pairs), default=0.0),
         pair_links=pairs,
         crossing=crossing(topology, found, inter / len(flows(topology, held[0], held[1]))) if far else 1.0,
@@ -140,15 +143,24 @@ def _neighbour(topology: Topology, members: list[int]) -> tuple[Path | None, flo
     if _switched(topology, members):
         slowest = min(_hops(topology, members), key=lambda path: path.rate)
         return slowest, slowest.rate
-    if any(path.kind in ("NVL", "NVB") for path in paths):
+    if any(path.kind in _LINKED for path in paths):
         linked = ring_rate(topology, members)
         if linked:
-            return next(path for path in paths if path.kind in ("NVL", "NVB")), linked
+            return next(path for path in paths if path.kind in _LINKED), linked
         # Bridged pairs: the ring leaves them over PCIe, at the pace of its slowest hop.
     ring = _hops(topology, members)
-    hops = [path for path in ring if path.kind not in ("NVL", "NVB")] or paths
+    hops = [path for path in ring if path.kind not in _LINKED] or paths
     halved = len(ring) > 3 and all(path.staged for path in ring)
     return min(hops, key=lambda path: (-path.rate, path.latency)), min(path.rate for path in hops) / (2 if halved else 1)
+
+
+def _nearest(topology: Topology, members: list[int], near: Path | None) -> float:
+    """Rate of `near`; a bridge in its place hides how near a peer is over PCIe, where what leaves the bridges goes by the GPU's own link."""
+    if near is None or near.kind in _LINKED:
+        return near.rate if near else 0.0
+    hops = _hops(topology, members)
+    bridged = any(path.kind in _LINKED for path in hops)
+    return max([near.rate, *(topology.rates[path.links[0]] for path in hops if bridged and path.kind not in _LINKED)])
 
 
 def _hops(topology: Topology, members: list[int]) -> list[Path]:
@@ -167,10 +179,10 @@ def _by_switch(path: Path) -> bool:
 
 
 def _member_links(topology: Topology, members: list[int], near: Path | None) -> tuple[str, ...]:
-    if near is None or (near.kind in ("NVL", "NVB") and not _switched(topology, members)):
+    if near is None or (near.kind in _LINKED and not _switched(topology, members)):
         return near.links if near else ()
     links = [link for path in _hops(topology, members) for link in path.links]
-    buses = [link for link in links if ">" not in link] if near.kind not in ("NVL", "NVB") else []
+    buses = [link for link in links if ">" not in link] if near.kind not in _LINKED else []
     return (*dict.fromkeys(link for link in links if ">" in link), *buses)
 
 
