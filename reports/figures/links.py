@@ -14,7 +14,7 @@ import msgspec
 import plotly.graph_objects as go
 
 from reports.words import clock, safe
-from sim.cost.price import Cost, Pricer, transfer_cost
+from sim.cost.price import Cost, Pricer, carried, transfer_cost
 from sim.program import MOVES, Program, full_id
 from sim.timeline.metrics import window
 from sim.trace import Span, Trace
@@ -56,7 +56,7 @@ def group_of(link: str) -> str:
 def link_use(program: Program, trace: Trace, pricer: Pricer) -> list[LinkUse]:
     """Groups of links that anything crossed in the reported step, busiest first; [] where nothing moved.
 
-    Amounts at full speed come from the pricer, times from the trace: what contention stretches moves the same bytes for longer.
+    Bytes come from the pricer, times from the trace: what contention stretches moves the same bytes for longer.
     """
     begin, end = window(trace)
     if end <= begin:
@@ -68,17 +68,15 @@ def link_use(program: Program, trace: Trace, pricer: Pricer) -> list[LinkUse]:
         start, stop = span.start + span.wait, span.end
         if stop <= start:
             continue
-        busy = cost.payload * max(cost.seconds - cost.latency, 0.0)
         taken: dict[str, list[float]] = {}
-        for link, amount in cost.uses:
-            if ">" in link:
-                named.setdefault(group_of(link), set()).add(link)
-                taken.setdefault(group_of(link), []).append(amount)
+        for link, moved in carried(cost):
+            named.setdefault(group_of(link), set()).add(link)
+            taken.setdefault(group_of(link), []).append(moved)
         for name, amounts in taken.items():
             # Of a collective's equal links each is another member's.
             amount = max(amounts) if span.kind == "collective" else sum(amounts)
             line = lines.setdefault(name, {}).setdefault(span.rank, [0.0] * BINS)
-            _spread(line, start - begin, stop - begin, amount * busy / (stop - start), width)
+            _spread(line, start - begin, stop - begin, amount / (stop - start), width)
     rates = {name: min(pricer.capacity[link] for link in links) for name, links in named.items()}
     found = [_use(name, rates[name], list(lines[name].values()), width, tuple(sorted(named[name]))) for name in lines]
     return sorted(found, key=lambda use: (-use.share, use.name))

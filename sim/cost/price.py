@@ -36,12 +36,20 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     not as one. 0: the op stands for itself."""
     payload: float = 1.0
     """Data for each unit of `uses`: flags and headers fill a link as data does."""
+    besides: tuple[tuple[str, float], ...] = ()
+    """(link, bytes of data) that it moves elsewhere than over its `uses`: where links are drawn, not for who waits for whom."""
     exposed: float = 0.0
     """Where several ops are one: of `seconds`, those in which it only communicates."""
     apart: float = 0.0
     """Share of a meeting's `seconds` that ranks lose because they have come apart: all of it where they have worked for `after` seconds or
     longer since they met, in proportion where less."""
     after: float = 0.0
+
+
+def carried(cost: Cost) -> tuple[tuple[str, float], ...]:
+    """(directed link, bytes of data) of all that an op moves."""
+    busy = cost.payload * max(0.0, cost.seconds - cost.latency)
+    return (*((link, amount * busy) for link, amount in cost.uses if ">" in link), *cost.besides)
 
 
 def met(cost: Cost, worked: float) -> Cost:

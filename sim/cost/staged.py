@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from sim.cost.collective.gloo import gloo_cost
 from sim.cost.price import Cost
 from topologies.graph import Topology
@@ -20,7 +22,8 @@ def staged(name: str, size: int, members: Sequence[int], topology: Topology, net
     cores = tuple((f"n{nodes[0]}.{resource}", amount * share) for resource, amount in own.uses)
     if len(set(nodes)) == 1:
         return Cost(own.seconds, own.source, uses=cores)
+    network = replace(network, besides=())
     if network.seconds >= own.seconds:
         return network
     slower = network.seconds / own.seconds
-    return Cost(own.seconds, own.source, network.latency, tuple((link, amount * slower) for link, amount in network.uses))
+    return replace(network, seconds=own.seconds, source=own.source, uses=tuple((link, amount * slower) for link, amount in network.uses))

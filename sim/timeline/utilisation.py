@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from sim.cost.price import Cost, Pricer, transfer_cost
+from sim.cost.price import Cost, Pricer, carried, transfer_cost
 from sim.program import MOVES, ORDERS, Program, cpu_lane, full_id
 from sim.timeline.metrics import window
 from sim.trace import Span, Trace
@@ -218,10 +218,8 @@ def _links(program: Program, trace: Trace, pricer: Pricer, begin: float, end: fl
         start, stop = span.start + span.wait + cost.latency, span.end
         if stop <= start:
             continue
-        for link, amount in cost.uses:
-            if ">" in link:
-                rate = cost.payload * amount * max(0.0, cost.seconds - cost.latency) / (stop - start)
-                lines.setdefault(link, []).append((start, stop, rate))
+        for link, moved in carried(cost):
+            lines.setdefault(link, []).append((start, stop, moved / (stop - start)))
     found = []
     for link, pieces in sorted(lines.items()):
         line = _bins(pieces, begin, end, bins)

@@ -54,7 +54,8 @@ def collective_cost(name: str, size: int, ranks: tuple[int, ...], topology: Topo
         full, uses = shape.nearest, _over_tree(choice, shape, topology, busy)
     else:
         full, uses = shape.inter * shape.crossing if shape.nodes > 1 else shape.intra, _uses(shape, topology, busy)
-    return Cost(choice.seconds, "fitted", choice.latency, uses, payload=min(1.0, choice.reach / full))
+    besides = _besides(choice, shape, topology) if shape.nodes > 1 else ()
+    return Cost(choice.seconds, "fitted", choice.latency, uses, payload=min(1.0, choice.reach / full), besides=besides)
 
 
 def _uses(shape: GroupShape, topology: Topology, busy: float) -> tuple[tuple[str, float], ...]:
@@ -79,6 +80,15 @@ def _over_tree(choice: Choice, shape: GroupShape, topology: Topology, busy: floa
     else:
         crossed = {link: times * shape.nearest for link, times in Counter(shape.member_links).items()}
     return tuple((link, min(busy * amount, topology.rates[link])) for link, amount in crossed.items())
+
+
+def _besides(choice: Choice, shape: GroupShape, topology: Topology) -> tuple[tuple[str, float], ...]:
+    """What a group on several nodes moves inside the first of them. (What goes over PCIe from a GPU to its NIC is not among it.)"""
+    if choice.algorithm == "direct" and shape.pair_links:
+        own = choice.inside / (shape.local - 1)
+        return tuple((link, times * own) for link, times in shape.pair_links if ">" in link)
+    # Without a switch the link to one neighbour has its share of the rings.
+    return tuple((link, choice.inside * min(1.0, topology.rates[link] / shape.intra)) for link in shape.member_links if ">" in link)
 
 
 def message_cost(size: int, a: int, b: int, topology: Topology, siblings: int = 1) -> Cost:

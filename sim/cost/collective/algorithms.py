@@ -50,6 +50,8 @@ class Choice(NamedTuple):
     those of a GPU, or of a node's NICs where it has several nodes. Flags of LL fill them as data does."""
     reach: float = 0.0
     """Data per second that these links carry when it fills them."""
+    inside: float = 0.0
+    """Of a group on several nodes: bytes that each GPU sends over the links inside its own, which are not those that the group shares."""
 
 
 def _narrowest(name: str, shape: GroupShape) -> float:
@@ -78,7 +80,8 @@ def ring(name: str, size: float, shape: GroupShape, protocol: str) -> Choice:
     elif protocol == "Simple":
         seconds += ring_fill(size, shape, bandwidth)
     reach = payload_rate(protocol, shape)
-    return Choice(seconds, latency, "ring", protocol, bandwidth, size * bus_factor(name, n) / reach, reach)
+    sent = size * bus_factor(name, n)
+    return Choice(seconds, latency, "ring", protocol, bandwidth, sent / reach, reach, sent * (1.0 - shape.nodes / n))
 
 
 def net_tree_rate(shape: GroupShape) -> float:
@@ -100,7 +103,8 @@ def tree(size: float, shape: GroupShape, protocol: str) -> Choice:
         seconds += fill(latency, size / algorithm, "net")
     reach = payload_rate(protocol, shape)
     wire = size * (1.0 if shape.nodes == 2 else 2.0) / reach
-    return Choice(seconds, latency, "tree", protocol, algorithm * bus_factor("all_reduce", shape.ranks), wire, reach)
+    bus, inside = algorithm * bus_factor("all_reduce", shape.ranks), 2.0 * size * (1.0 - shape.nodes / shape.ranks)
+    return Choice(seconds, latency, "tree", protocol, bus, wire, reach, inside)
 
 
 def _switch_rate(shape: GroupShape) -> float:
@@ -123,7 +127,8 @@ def in_switch(size: float, shape: GroupShape) -> Choice:
     extra = fill(latency, carry, "net" if shape.nodes > 1 else "nvls")
     bus, seconds = algorithm * bus_factor("all_reduce", shape.ranks), latency + carry + extra
     if shape.nodes > 1:
-        return Choice(seconds, latency, "nvls", "Simple", bus, size / net_tree_rate(shape), inter_bandwidth(shape))
+        inside = size * (1.0 + 1.0 / shape.local)
+        return Choice(seconds, latency, "nvls", "Simple", bus, size / net_tree_rate(shape), inter_bandwidth(shape), inside)
     return Choice(seconds, latency, "nvls", "Simple", bus, carry, algorithm * (1.0 + 1.0 / shape.local))
 
 
@@ -144,8 +149,8 @@ def collnet(size: float, shape: GroupShape, switched: bool) -> Choice:
     algorithm = float(limits["collnet"]) * min(inside, inter_bandwidth(shape))
     carry = size / algorithm
     seconds = latency + carry + fill(latency, carry, "net")
-    reach = inter_bandwidth(shape)
-    return Choice(seconds, latency, "collnet", "Simple", algorithm * bus_factor("all_reduce", shape.ranks), size / reach, reach)
+    reach, sent = inter_bandwidth(shape), size * (1.0 + 1.0 / shape.local if switched else bus_factor("all_reduce", shape.local))
+    return Choice(seconds, latency, "collnet", "Simple", algorithm * bus_factor("all_reduce", shape.ranks), size / reach, reach, sent)
 
 
 def pat(name: str, size: float, shape: GroupShape) -> Choice:
@@ -204,7 +209,7 @@ def all_to_all(size: float, shape: GroupShape, copies: int = 0) -> Choice:
     table, own = params()["latency"], size / n
     latency = scaled(over_switch(float(table["direct_base"]), 1, shape) + float(table[f"peer_{fabric(shape)}"]) * (k - 1), shape)
     carry, extra = _inside(own, n, latency, shape)
-    wire, sent = carry, own * (k - 1)
+    wire, sent, inside = carry, own * (k - 1), own * ((n if copies else k) - 1)
     if shape.nodes > 1:
         far_ranks, share = (shape.nodes - 1, different(shape.nodes, copies) / different(n, copies)) if copies else (n - k, 1.0)
         gone = own * (n - k) * share
@@ -217,4 +222,4 @@ def all_to_all(size: float, shape: GroupShape, copies: int = 0) -> Choice:
         carry, extra = (outside, far + posts) if outside + far + posts > carry + extra else (carry, extra)
         wire, sent = outside * shape.spread, gone * k
     bandwidth = size * bus_factor("all_to_all", n) / (carry + extra) if size else 0.0
-    return Choice(latency + carry + extra, latency, "direct", "Simple", bandwidth, wire, sent / wire if wire else 0.0)
+    return Choice(latency + carry + extra, latency, "direct", "Simple", bandwidth, wire, sent / wire if wire else 0.0, inside)

@@ -93,7 +93,8 @@ def _hierarchical(name: str, size: float, shape: GroupShape) -> Choice:
     ]
     seconds, latency = sum(part.seconds for part in parts), sum(part.latency for part in parts)
     bandwidth = size * bus_factor(name, shape.ranks) / max(seconds - latency, 1e-12)
-    return Choice(seconds, latency, "hierarchical", parts[1].protocol, bandwidth, parts[1].wire, parts[1].reach * shape.local)
+    wire, reach, sent = parts[1].wire, parts[1].reach * shape.local, size * bus_factor("all_reduce", shape.local)
+    return Choice(seconds, latency, "hierarchical", parts[1].protocol, bandwidth, wire, reach, sent)
 
 
 def _allowed(protocol: str, shape: GroupShape) -> bool:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.cost.collective import collective_cost, message_cost
-from sim.cost.price import Cost
+from sim.cost.price import Cost, carried
 from sim.engine.sharing import Flow, fill
 from topologies.graph import Topology
 from topologies.load import load_topology, machines
@@ -114,3 +114,33 @@ def test_over_pcie_the_order_of_the_members_changes_nothing(name: str) -> None:
     topology = load_topology("a100-pcie-x8")
     seconds = [collective_cost(name, 1 << 26, ranks, topology).seconds for ranks in ((0, 1, 4), (0, 4, 5), (4, 0, 5))]
     assert seconds == pytest.approx([seconds[0]] * 3, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm", "share"),
+    [
+        ("all_gather", "ring", 15 / 16 * 7 / 8),
+        ("all_reduce", "ring", 2 * 15 / 16 * 7 / 8),
+        ("all_reduce", "tree", 2 * 7 / 8),
+        ("all_reduce", "nvls", 1 + 1 / 8),
+        ("all_reduce", "collnet", 1 + 1 / 8),
+        ("all_reduce", "hierarchical", 2 * 7 / 8),
+        ("all_to_all", "auto", 7 / 16),
+    ],
+)
+def test_over_nodes_a_group_moves_data_inside_them_too(name: str, algorithm: str, share: float) -> None:
+    """Each of eight GPUs on each of two nodes, by what the algorithm sends over NVLink; those links are not what the group shares."""
+    topology = load_topology("2x dgx-h100")
+    cost = collective_cost(name, 1 << 28, tuple(range(16)), topology, algorithm)
+    moved = dict(carried(cost))
+    assert moved["n0/gpu0>n0/nvswitch"] == moved["n0/nvswitch>n0/gpu7"] == pytest.approx((1 << 28) * share)
+    assert not any("nvswitch" in link for link, _ in cost.uses)
+    assert collective_cost(name, 1 << 28, (0, 8), topology, "ring" if name != "all_to_all" else "auto").besides == ()
+
+
+def test_without_a_switch_each_nvlink_carries_its_share_of_what_a_group_over_nodes_moves() -> None:
+    """Two of DGX-1's six links join a GPU to its neighbour; over xGMI a slice goes to each of seven peers."""
+    ring = collective_cost("all_gather", 1 << 28, tuple(range(16)), load_topology("2x dgx1-v100"), "ring")
+    assert sum(moved for _, moved in ring.besides) == pytest.approx((1 << 28) * 15 / 16 * 7 / 8 / 6, rel=0.01)
+    exchange = collective_cost("all_to_all", 1 << 28, tuple(range(16)), load_topology("2x mi300x-x8"))
+    assert dict(exchange.besides)["n0/gpu0>n0/gpu5"] == pytest.approx((1 << 28) / 16)

@@ -12,8 +12,8 @@ from sim.timeline.metrics import window
 GPT = {"model": "gpt2-124m", "batch": {"global": 32, "micro": 4}}
 
 
-def uses(parallel: dict[str, object], on: str, fold: bool = True) -> tuple[Setting, Prediction, dict[str, LinkUse]]:
-    setting = bind(GPT | {"parallel": parallel}, on)
+def uses(parallel: dict[str, object], on: str, fold: bool = True, batch: int = 32) -> tuple[Setting, Prediction, dict[str, LinkUse]]:
+    setting = bind(GPT | {"batch": {"global": batch, "micro": 4}, "parallel": parallel}, on)
     found = predict_setting(setting, fold=fold)
     assert found.program is not None and found.trace is not None
     return setting, found, {use.name: use for use in link_use(found.program, found.trace, pricer_for(setting))}
@@ -45,6 +45,15 @@ def test_folded_and_unfolded_agree(parallel: dict[str, object]) -> None:
     _, _, folded = uses(parallel, "dgx-h100")
     _, _, every = uses(parallel, "dgx-h100", fold=False)
     assert folded["n0: gpu > nvswitch"].moved == pytest.approx(every["n0: gpu > nvswitch"].moved)
+
+
+def test_over_nodes_the_links_inside_them_carry_it_too() -> None:
+    """Each GPU of one node hands its sums on over NVLink, as it does where there is one node; each NIC carries what eight GPUs are short of."""
+    _, _, one = uses({"dp_replicate": 8}, "dgx-h100")
+    _, _, two = uses({"dp_replicate": 16}, "2x dgx-h100", batch=64)
+    assert 1.0 <= two["n0: gpu > nvswitch"].moved / one["n0: gpu > nvswitch"].moved < 2.0
+    assert two["n0: gpu > nvswitch"].moved == pytest.approx(two["n0: nvswitch > gpu"].moved)
+    assert two["n0 nic > net leaf"].moved < 0.2 * two["n0: gpu > nvswitch"].moved
 
 
 def test_use_is_bytes_over_what_the_link_could_carry() -> None:

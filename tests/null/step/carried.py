@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.cost.price import Pricer
+from sim.cost.price import Pricer, carried
 from sim.program import Program
 from sim.timeline.utilisation import transfers
 from sim.trace import Trace
@@ -12,7 +12,6 @@ def link_bytes(program: Program, trace: Trace, pricer: Pricer) -> dict[str, floa
     """Bytes that each directed link carried in the whole trace."""
     found: dict[str, float] = {}
     for _, cost in transfers(program, trace, pricer):
-        for link, amount in cost.uses:
-            if ">" in link:
-                found[link] = found.get(link, 0.0) + cost.payload * amount * max(0.0, cost.seconds - cost.latency)
+        for link, moved in carried(cost):
+            found[link] = found.get(link, 0.0) + moved
     return found
