@@ -51,11 +51,12 @@ def collective_cost(name: str, size: int, ranks: tuple[int, ...], topology: Topo
         return Cost(choice.seconds, "fitted", choice.latency)
     busy = min(1.0, choice.wire / sends)
     if shape.nodes == 1 and fabric(shape) == "pcie":
-        full, uses = shape.nearest, _over_tree(choice, shape, topology, busy)
+        uses, payload = _over_tree(choice, shape, topology, busy)
     else:
-        full, uses = shape.inter * shape.crossing if shape.nodes > 1 else shape.intra, _uses(shape, topology, busy)
+        full = shape.inter * shape.crossing if shape.nodes > 1 else shape.intra
+        uses, payload = _uses(shape, topology, busy), min(1.0, choice.reach / full)
     besides = _besides(choice, shape, topology) if shape.nodes > 1 else ()
-    return Cost(choice.seconds, "fitted", choice.latency, uses, payload=min(1.0, choice.reach / full), besides=besides)
+    return Cost(choice.seconds, "fitted", choice.latency, uses, payload=payload, besides=besides)
 
 
 def _uses(shape: GroupShape, topology: Topology, busy: float) -> tuple[tuple[str, float], ...]:
@@ -72,14 +73,17 @@ def _uses(shape: GroupShape, topology: Topology, busy: float) -> tuple[tuple[str
     return tuple((link, busy * min(sent, topology.rates[link])) for link in links)
 
 
-def _over_tree(choice: Choice, shape: GroupShape, topology: Topology, busy: float) -> tuple[tuple[str, float], ...]:
-    """`_uses` of PCIe and host memory: a ring's hops all carry what a GPU's own link does, an exchange's links the slices of all pairs."""
+def _over_tree(choice: Choice, shape: GroupShape, topology: Topology, busy: float) -> tuple[tuple[tuple[str, float], ...], float]:
+    """`_uses` and `payload` of PCIe and host memory: a ring's hops all carry what a GPU's own link does, an exchange's links the slices of all
+    pairs, of which those between sockets are full of data alone (their rates are measured ones)."""
     if choice.algorithm == "direct":
-        own = choice.reach / (shape.local - 1) / float(params()["bandwidth"]["pcie"])
-        crossed = {link: times * own for link, times in shape.pair_links}
+        slices = {link: times * choice.reach / (shape.local - 1) for link, times in shape.pair_links}
+        payload = max(float(params()["bandwidth"]["pcie"]), *(data / topology.rates[link] for link, data in slices.items()))
+        crossed = {link: data / payload for link, data in slices.items()}
     else:
+        payload = min(1.0, choice.reach / shape.nearest)
         crossed = {link: times * shape.nearest for link, times in Counter(shape.member_links).items()}
-    return tuple((link, min(busy * amount, topology.rates[link])) for link, amount in crossed.items())
+    return tuple((link, min(busy * amount, topology.rates[link])) for link, amount in crossed.items()), payload
 
 
 def _besides(choice: Choice, shape: GroupShape, topology: Topology) -> tuple[tuple[str, float], ...]:

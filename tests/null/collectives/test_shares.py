@@ -116,6 +116,18 @@ def test_over_pcie_the_order_of_the_members_changes_nothing(name: str) -> None:
     assert seconds == pytest.approx([seconds[0]] * 3, rel=1e-9)
 
 
+@pytest.mark.parametrize("machine", ["h100-pcie-x8", "h200-nvl-x8", "rtx-4090-x8"])
+def test_over_pcie_an_all_to_all_moves_the_slices_of_all_pairs(machine: str) -> None:
+    """Whatever bounds it, a GPU's own link or the one between the sockets: over both go whole slices, none of them twice."""
+    topology = load_topology(machine)
+    for count in (5, 8):
+        cost = collective_cost("all_to_all", 1 << 28, tuple(range(count)), topology)
+        slices = {link: moved * count / (1 << 28) for link, moved in carried(cost)}
+        out = sum(times for link, times in slices.items() if link.startswith("n0/gpu4>"))
+        assert out == pytest.approx(count - 1, rel=1e-6)
+        assert slices["n0/socket0>n0/socket1"] == pytest.approx(4 * (count - 4), rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("name", "algorithm", "share"),
     [
