@@ -13,6 +13,7 @@ from sim.result.idle import idle
 from sim.result.prediction import Prediction
 from sim.result.uncertainty import Interval
 from sim.rules import mesh_of
+from sim.schedule.interleaved import round_of
 from sim.setting.bind import Setting
 from sim.timeline import metrics
 from sim.trace import Trace
@@ -103,7 +104,8 @@ def figures(setting: Setting, program: Program, trace: Trace, step: float, split
 
 
 def _warnings(setting: Setting, program: Program, per_gpu: float, peak: float | None, assumed: float) -> list[str]:
-    found = idle(setting, program) + unfelt(setting.topology, setting.plan.world) + _crowded(setting) + _unstored(setting)
+    found = idle(setting, program) + unfelt(setting.topology, setting.plan.world)
+    found += _crowded(setting) + _unstored(setting) + _rounds(setting)
     if peak and per_gpu > peak * _saved(setting):
         found.append(f"model FLOP rate {per_gpu / 1e12:.0f} TFLOP/s is above the device's peak {peak / 1e12:.0f}: check the model's FLOPs")
     network = setting.network
@@ -136,6 +138,20 @@ def _unstored(setting: Setting) -> list[str]:
         return []
     return [
         f"{setting.topology.name} has no shared store: its own disk takes the place. Describe one in [store] (read, write, stream, latency)"
+    ]
+
+
+def _rounds(setting: Setting) -> list[str]:
+    """Rounds of an interleaved schedule that Megatron-Core runs only where it is told their size (or not at all)."""
+    p, many = setting.plan.parallel, setting.plan.microbatches
+    interleaves = p.schedule == "interleaved" and p.pp > 1 and p.virtual_stages > 1
+    if not interleaves or not setting.framework.pipeline.uneven_rounds or many % p.pp == 0:
+        return []
+    if many < p.pp:
+        return [f"{many} micro-batches on {p.pp} pipeline ranks: Megatron-Core refuses to interleave fewer micro-batches than ranks"]
+    return [
+        f"{many} micro-batches go in rounds of {round_of(p.pp, many)} here, which Megatron-Core takes with "
+        f"microbatch_group_size_per_vp_stage = {round_of(p.pp, many)}; unset it is {p.pp}, and refused"
     ]
 
 

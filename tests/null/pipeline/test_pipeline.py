@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from sim.engine.run import simulate
 from sim.lower.checks.verify import verify
 from sim.plan import LOOPS, VEES
+from sim.predict import predict
 from sim.program import Program
 from sim.schedule import SCHEDULES
 from tests.null.lower.tiny import QUIET, Constant, messages, program
@@ -248,3 +249,23 @@ def test_every_pipeline_keeps_the_laws_and_runs(plan: dict[str, Any], device: st
     assert max(s.end for s in folded.spans) == pytest.approx(max(s.end for s in unfolded.spans), abs=1e-9)
     resident = sum(made.resident.values())
     assert all(used >= resident for rank in unfolded.memory.values() for _, used in rank)
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "says"),
+    [
+        (8, ""),
+        (9, "go in rounds of 5 here, which Megatron-Core takes with microbatch_group_size_per_vp_stage = 5"),
+        (3, "refuses to interleave"),
+    ],
+)
+def test_rounds_that_megatron_core_takes_by_a_key_alone_are_said(microbatches: int, says: str) -> None:
+    model = {"family": "decoder", "name": "small", "layers": 8, "hidden": 64, "heads": 4, "vocab": 256}
+    tree = {
+        "model": model,
+        "seq_len": 64,
+        "batch": {"global": microbatches},
+        "parallel": {"pp": 4, "virtual_stages": 2, "schedule": "interleaved"},
+    }
+    warnings = [text for text in predict(tree | {"framework": "megatron-core"}, "dgx-h100").warnings if "micro-batches" in text]
+    assert len(warnings) == bool(says) and says in "".join(warnings)
