@@ -4,6 +4,7 @@ meet at a parameter server whenever they come to it ("async"). What counts is th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -56,7 +57,7 @@ def mean_step(setting: Setting, pricer: Pricer, steps: int, fold: bool = True) -
         times.append(found.total)
         for name in split:
             split[name] += weight * getattr(found, name)
-    saved = evened(setting, pricer, times, lambda one: step_time(_trace(one, one.plan, pricer, steps, fold)))
+    saved = evened(setting, pricer, times, lambda one: step_time(_trace(one, one.plan, pricer, steps, fold))).saved
     stalled = min(saved, split["data_s"])
     split["data_s"] -= stalled
     split["host_s"] -= saved - stalled  # who waits in vain for a batch may launch late, too
@@ -67,26 +68,40 @@ _BOUND = 0.05
 """Share by which a step that loaders bind may be longer than their pace: two sorts of steps may come in turn."""
 
 
-def evened(setting: Setting, pricer: Pricer, times: Sequence[float], step: Callable[[Setting], float]) -> float:
-    """Seconds that a mean step is shorter than the mean of its `kinds`, which take `times` each alone: what loaders make while replicas average is in
-    store for the steps between, which would wait for it. No more is saved than they wait for, than loaders do not need while replicas average,
-    and than they keep in store. `step`: seconds of a plan all of whose steps are alike.
+class Even(NamedTuple):
+    """What a mean step is, beside the mean of its `kinds`."""
+
+    saved: float = 0.0
+    """Seconds by which it is shorter."""
+    weights: tuple[float, ...] = ()
+    """What binds it, where that is not each kind by its share: so much of a step with averaging, of one without, and of one without whose batches
+    are in store. They take as long as the mean step together."""
+
+
+def evened(setting: Setting, pricer: Pricer, times: Sequence[float], step: Callable[[Setting], float]) -> Even:
+    """Of `kinds` that take `times` each alone: what loaders make while replicas average is in store for the steps between, which would wait for
+    it. No more is saved than they wait for (then none waits), than loaders do not need while replicas average (then these bind all steps),
+    and than they keep in store (then they bind what steps that leaves). `step`: seconds of a plan all of whose steps are alike.
 
     On CPU hosts, whose cores loaders take from training, nothing is said to be saved.
     """
     plan = setting.plan
     if len(times) == 1 or not plan.data.workers or setting.topology.kind == "cpu":
-        return 0.0
+        return Even()
     program = program_for(setting, STEPS, msgspec.structs.replace(plan, output=Output()))
-    pace, (averaging, plain) = loader_seconds(program, pricer), times
+    pace, (averaging, plain), between = loader_seconds(program, pricer), times, plan.update.every - 1
     if not plain <= pace * (1 + _BOUND) < averaging:
-        return 0.0
+        return Even()
     data = msgspec.structs.replace(plan.data, source="memory", preprocess=0.0)
     update = msgspec.structs.replace(plan.update, every=NEVER)
     own = step(msgspec.structs.replace(setting, plan=msgspec.structs.replace(plan, data=data, update=update)))
-    if own >= pace:
-        return 0.0
-    return max(0.0, min((plan.update.every - 1) * (plain - own), averaging - pace, stored(program) * pace)) / plan.update.every
+    if own >= min(plain, pace):
+        return Even()
+    waits, rests, store = between * (plain - own), averaging - pace, stored(program) * pace
+    saved = min(waits, rests, store)
+    whole = averaging + between * plain - saved
+    bound = (1.0, 0.0, between) if saved == waits else (0.0, whole / plain) if saved == rests else (1.0, between - saved / plain)
+    return Even(saved / plan.update.every, tuple(weight / plan.update.every for weight in bound))
 
 
 def _trace(setting: Setting, plan: Plan, pricer: Pricer, steps: int, fold: bool) -> Trace:

@@ -62,7 +62,7 @@ def _mean(setting: Setting, step: Callable[[Setting], float]) -> float:
         found = kinds(setting.plan)
         times = [step(msgspec.structs.replace(setting, plan=plan)) for plan, _ in found]
         mean = sum(share * seconds for seconds, (_, share) in zip(times, found, strict=True))
-        return mean - evened(setting, pricer_for(setting), times, step) if len(times) > 1 else mean
+        return mean - evened(setting, pricer_for(setting), times, step).saved if len(times) > 1 else mean
 
 
 def _confirmed(setting: Setting) -> float:

@@ -115,7 +115,7 @@ def explain(setting: Setting, tries: int = TRIES, say: Say | None = None) -> Exp
 
 def _interval(setting: Setting, studied: Studied) -> tuple[float, float]:
     """As `predict` finds it."""
-    study, plan, topology = studied.parts[0].study, setting.plan, setting.topology
+    study, plan, topology = studied.first, setting.plan, setting.topology
     shares = uncertainty.shares_of(study.program, study.pricer, topology, plan, studied.step - studied.output)
     found = uncertainty.interval(studied.step, shares, uncertainty.outside(plan, topology, setting.network.parameters))
     return found.low, found.high

@@ -7,14 +7,14 @@ of a resource without limit: the two differ where another path becomes critical 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
 from sim.cost.price import Cost, Pricer, transfer_cost
 from sim.engine.run import simulate
 from sim.planning.explain.gradient import Gradient, gradient
-from sim.planning.explain.scaled import HOST, KINDS, Scaled, Shares, faster_links, kind_of
+from sim.planning.explain.scaled import HOST, KINDS, Shares, faster_links, kind_of
 from sim.program import Op, Program, full_id
 from sim.setting.bind import Setting
 from sim.setting.pricer import pricer_for
@@ -22,12 +22,8 @@ from sim.setting.program import program_for
 from sim.timeline.metrics import step_time
 from sim.trace import Span, Trace
 
-_FAST = 1e6
-_MORE = 1.1
 _NOTHING = 1e-12
 """What sums of equal seconds leave."""
-_LITTLE = 1.001
-"""Factor at which the prices of links are compared: small enough for a derivative."""
 
 
 class Sensitivity(msgspec.Struct, frozen=True):
@@ -111,29 +107,17 @@ class Study:
         found[HOST] += self.gradient.launches / self.step
         return {kind: share if abs(share) > _NOTHING else 0.0 for kind, share in found.items()}
 
-    def of_kind(self, kind: str, again: Callable[[Pricer], float]) -> Sensitivity:
-        """Of a resource of `KINDS`; what does not occur in the program changes nothing."""
-        if kind not in self._present and kind != HOST:
-            return Sensitivity(kind, self.step, 0.0)
-        owed = self.owed()[kind]
-        more = again(Scaled(self.pricer, kind, _MORE)) / self.step - 1.0
-        return Sensitivity(kind, again(Scaled(self.pricer, kind, _FAST)), more, -owed, owed * (1.0 / _MORE - 1.0))
+    def owes(self, kind: str) -> float | None:
+        """Share of the step that rests on a resource of `KINDS`; None where none of the program's ops does."""
+        return self.owed()[kind] if kind in self._present or kind == HOST else None
 
-    def of_links(self, kind: str, again: Callable[[Pricer], float]) -> Sensitivity | None:
-        """Of a kind of link; None when nothing that the program exchanges or copies costs less on faster ones."""
-        by_path = {factor: self.on_links(kind, factor) for factor in (_LITTLE, _MORE)}
-        if all(change is None for change in by_path.values()):
-            return None
-        elasticity = (by_path[_LITTLE] or 0.0) / (_LITTLE - 1.0)
-        more = again(self._on(kind, _MORE)) / self.step - 1.0
-        return Sensitivity(f"{kind} links", again(self._on(kind, _FAST)), more, elasticity, by_path[_MORE] or 0.0)
-
-    def _on(self, kind: str, factor: float) -> Pricer:
+    def on(self, kind: str, factor: float) -> Pricer:
+        """Prices on links of a kind that are so many times as fast."""
         return pricer_for(msgspec.structs.replace(self.setting, topology=faster_links(self.setting.topology, kind, factor)))
 
     def on_links(self, kind: str, factor: float) -> float | None:
         """Change of the step, as a share of it, when what is on its path costs what it does on faster links; None: nothing costs less."""
-        other = self._on(kind, factor)
+        other = self.on(kind, factor)
         ratios: dict[tuple[int, int], float] = {}
         found, any_ = 0.0, False
         for index, seconds in self.gradient.spans.items():

@@ -13,7 +13,8 @@ import msgspec
 
 from sim.cost.price import Pricer
 from sim.engine.steps import step_times
-from sim.plan import Output
+from sim.plan import Output, Plan
+from sim.planning.explain.scaled import Scaled
 from sim.planning.explain.sensitivity import Sensitivity, Study
 from sim.setting.bind import Setting
 from sim.steady.detail import STEPS
@@ -22,6 +23,13 @@ from sim.steady.settled import until_settled
 from sim.steady.stalls import output_seconds
 from sim.timeline.metrics import critical_path
 
+_FAST = 1e6
+_MORE = 1.1
+_LITTLE = 1.001
+"""Factor at which the prices of links are compared: small enough for a derivative."""
+Priced = Callable[[Study, float], Pricer]
+"""The prices of a step where a resource is so many times as fast."""
+
 
 class Part(NamedTuple):
     """A simulated step that is `weight` of the mean one."""
@@ -29,21 +37,48 @@ class Part(NamedTuple):
     weight: float
     study: Study
 
-    def again(self, pricer: Pricer) -> float:
-        """Seconds of the step at other prices, by the engine that only says when steps end: the same times."""
-        study = self.study
-        return step_times(study.program, pricer, True, study.setting.places)[study.trace.reported].settled
-
 
 class Studied:
     """All of them. `step` is their mean with output, in seconds."""
 
     def __init__(self, setting: Setting) -> None:
-        quiet = msgspec.structs.replace(setting, plan=msgspec.structs.replace(setting.plan, output=Output()))
-        self.parts = _parts(quiet)
+        plan = msgspec.structs.replace(setting.plan, output=Output())
+        self._setting = msgspec.structs.replace(setting, plan=plan)
+        self._kinds = [Part(share, _study(msgspec.structs.replace(setting, plan=one))) for one, share in _sorts(plan)]
+        self._fed: Study | None = None
+        self.first = self._kinds[0].study
+        if plan.asynchronous:
+            self._kinds = [Part(mean_step(self._setting, self.first.pricer, STEPS).total / self.first.step, self.first)]
+        self.parts = self._on_path()
         step = sum(part.weight * part.study.step for part in self.parts)
-        self.output = output_seconds(setting, self.parts[0].study.pricer, step, True, [])
+        self.output = output_seconds(setting, self.first.pricer, step, True, [])
         self.step = step + self.output
+
+    def _on_path(self) -> tuple[Part, ...]:
+        """Those that what binds a mean step is found in."""
+        studies = [study for _, study in self._kinds]
+        times = [study.step for study in studies]
+        weights = evened(self._setting, self.first.pricer, times, lambda one: self._stocked(one).step).weights
+        if not weights:
+            return tuple(self._kinds)
+        studies += [self._fed] if self._fed else []
+        return tuple(Part(weight, study) for weight, study in zip(weights, studies, strict=False) if weight)
+
+    def _stocked(self, setting: Setting) -> Study:
+        """Of a step without averaging whose batches are in store."""
+        self._fed = self._fed or _study(setting)
+        return self._fed
+
+    def _mean(self, priced: Callable[[Study], Pricer]) -> float:
+        """Seconds of a mean step at other prices, with output; by the engine that only says when steps end: the same times."""
+
+        def again(study: Study) -> float:
+            pricer = priced(study)
+            return step_times(study.program, pricer, True, study.setting.places)[study.trace.reported].settled
+
+        times = [again(study) for _, study in self._kinds]
+        saved = evened(self._setting, priced(self.first), times, lambda one: again(self._stocked(one))).saved
+        return sum(weight * seconds for (weight, _), seconds in zip(self._kinds, times, strict=True)) - saved + self.output
 
     def path(self) -> tuple[tuple[str, float], ...]:
         """Seconds on the critical path by class, most first; they sum to the step."""
@@ -54,38 +89,35 @@ class Studied:
         return tuple(sorted(sums.items(), key=lambda pair: -pair[1]))
 
     def of_kind(self, kind: str) -> Sensitivity:
-        """Of a kind of ops."""
-        return self._together([(part, part.study.of_kind(kind, part.again)) for part in self.parts])
+        """Of a kind of ops; what does not occur in the program changes nothing."""
+        owed = self._share(lambda study: study.owes(kind))
+        if owed is None:
+            return Sensitivity(kind, self.step, 0.0)
+        return self._sensitivity(kind, lambda study, factor: Scaled(study.pricer, kind, factor), -owed, owed * (1.0 / _MORE - 1.0))
 
     def of_links(self, kind: str) -> Sensitivity | None:
-        """Of a kind of link; None when nothing costs less on faster ones."""
-        found = [(part, part.study.of_links(kind, part.again)) for part in self.parts]
-        resource = next((one.resource for _, one in found if one is not None), None)
-        if resource is None:
+        """Of a kind of link; None when nothing that the program exchanges or copies costs less on faster ones."""
+        little = self._share(lambda study: study.on_links(kind, _LITTLE))
+        more = self._share(lambda study: study.on_links(kind, _MORE))
+        if little is None and more is None:
             return None
-        return self._together([(part, one or Sensitivity(resource, part.study.step, 0.0)) for part, one in found])
+        return self._sensitivity(f"{kind} links", lambda study, by: study.on(kind, by), (little or 0.0) / (_LITTLE - 1.0), more or 0.0)
 
-    def _together(self, found: list[tuple[Part, Sensitivity]]) -> Sensitivity:
-        def share(of: Callable[[Sensitivity], float]) -> float:
-            return sum(part.weight * part.study.step * of(one) for part, one in found) / self.step
+    def _share(self, of: Callable[[Study], float | None]) -> float | None:
+        """Of the mean step, what is a share of each; None where it is of none."""
+        found = [(part, of(part.study)) for part in self.parts]
+        if all(share is None for _, share in found):
+            return None
+        return sum(weight * study.step * (share or 0.0) for (weight, study), share in found) / self.step
 
-        return Sensitivity(
-            found[0][1].resource,
-            sum(part.weight * one.infinitely_fast for part, one in found) + self.output,
-            share(lambda one: one.ten_percent),
-            share(lambda one: one.elasticity),
-            share(lambda one: one.path_ten_percent),
-        )
+    def _sensitivity(self, resource: str, priced: Priced, elasticity: float, by_path: float) -> Sensitivity:
+        more, without_limit = self._mean(lambda study: priced(study, _MORE)), self._mean(lambda study: priced(study, _FAST))
+        return Sensitivity(resource, without_limit, more / self.step - 1.0, elasticity + 0.0, by_path + 0.0)  # no minus before a nothing
 
 
-def _parts(setting: Setting) -> tuple[Part, ...]:
-    if setting.plan.asynchronous:
-        study = _study(setting)
-        return (Part(mean_step(setting, study.pricer, STEPS).total / study.step, study),)
-    studies = [(share, _study(msgspec.structs.replace(setting, plan=plan))) for plan, share in kinds(setting.plan)]
-    saved = evened(setting, studies[0][1].pricer, [study.step for _, study in studies], lambda one: _study(one).step)
-    shorter = 1.0 - saved / sum(share * study.step for share, study in studies)
-    return tuple(Part(share * shorter, study) for share, study in studies)
+def _sorts(plan: Plan) -> tuple[tuple[Plan, float], ...]:
+    """Of asynchronous ranks any step: it stands for the others."""
+    return ((plan, 1.0),) if plan.asynchronous else kinds(plan)
 
 
 def _study(setting: Setting) -> Study:

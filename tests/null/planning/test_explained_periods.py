@@ -1,0 +1,56 @@
+"""What is said of local updates whose loaders' pace lies between their two kinds of steps: as those steps do, one after the other."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.cost.price import Pricer
+from sim.engine.run import simulate
+from sim.files.planfile import load_plan
+from sim.planning.explain.explanation import explain
+from sim.planning.explain.scaled import COLLECTIVES, COMPUTE, INPUT, Scaled
+from sim.setting.bind import Setting, bind
+from sim.setting.pricer import pricer_for
+from sim.setting.program import program_for
+from sim.timeline.metrics import step_times
+
+LITTLE = 1.001
+
+
+def mean(setting: Setting, pricer: Pricer) -> float:
+    """Seconds of a step over whole periods, but the first and the last."""
+    trace = simulate(program_for(setting, 60), pricer, True, setting.places, False, condensed=True)
+    times = step_times(trace)[-26:-2]
+    return sum(times) / len(times)
+
+
+@pytest.mark.parametrize(
+    ("every", "more", "bound"),
+    [
+        (6, (), "data-bound"),
+        (3, ("data.preprocess=5 ms",), "communication-bound"),
+        (8, ("data.prefetch=1", "data.preprocess=4.6 ms"), "compute-bound"),
+    ],
+    ids=["loaders never rest", "no plain step waits", "the store is full"],
+)
+def test_what_binds_steps_with_loaders_between_their_two_kinds(every: int, more: tuple[str, ...], bound: str) -> None:
+    tree = {
+        "model": {"base": "gpt2-124m", "layers": 2},
+        "seq_len": 512,
+        "batch": {"global": 16, "micro": 4},
+        "parallel": {"dp_replicate": 4},
+        "data": {"source": "disk", "workers": 2, "sample": "64 KiB", "preprocess": "6 ms"},
+        "update": {"mode": "local", "every": every},
+    }
+    setting = bind(load_plan(tree, more), "h100-pcie-x8")
+    found, pricer = explain(setting, tries=0), pricer_for(setting)
+    step = mean(setting, pricer)
+    assert found.verdict.startswith(bound)
+    assert found.step_time_s == pytest.approx(step, rel=1e-3)
+    assert sum(seconds for _, seconds in found.path) == pytest.approx(found.step_time_s)
+    by_name = {one.resource: one for one in found.sensitivities}
+    for kind in (INPUT, COLLECTIVES, COMPUTE):
+        one = by_name[kind]
+        assert one.elasticity == pytest.approx((mean(setting, Scaled(pricer, kind, LITTLE)) / step - 1) / (LITTLE - 1), abs=0.005)
+        assert one.ten_percent == pytest.approx(mean(setting, Scaled(pricer, kind, 1.1)) / step - 1, abs=0.007)
+        assert one.infinitely_fast == pytest.approx(mean(setting, Scaled(pricer, kind, 1e6)), rel=0.01)
