@@ -66,8 +66,10 @@ def mfu_of(setting: Setting, step: float) -> float | None:
     return setting.flops / step / setting.plan.world / peak if peak and step > 0 else None
 
 
-def figures(setting: Setting, program: Program, trace: Trace, step: float, split: metrics.Breakdown, sure: Interval) -> Prediction:
-    """The prediction that a simulated `trace` is, whose step takes `step` seconds with output."""
+def figures(
+    setting: Setting, program: Program, trace: Trace, step: float, split: metrics.Breakdown, path: list[tuple[str, float]], sure: Interval
+) -> Prediction:
+    """The prediction that a simulated `trace` is, whose step takes `step` seconds with output, and is spent so (`split`, `path`)."""
     plan, network, topology = setting.plan, setting.network, setting.topology
     per_gpu = setting.flops / step / plan.world if step > 0 else 0.0
     peak = _peak(setting)
@@ -91,7 +93,7 @@ def figures(setting: Setting, program: Program, trace: Trace, step: float, split
         fits=fit is None,
         does_not_fit=fit,
         breakdown=split,
-        critical_path=metrics.critical_path(trace),
+        critical_path=path,
         sources=sources,
         warnings=_warnings(setting, program, per_gpu, peak, sources["assumed"]),
         unit="tokens" if network.seq > 1 else "samples",

@@ -16,7 +16,7 @@ from sim.setting.program import program_for
 from sim.steady.detail import STEPS
 from sim.steady.settled import loader_seconds, stored
 from sim.timeline import asynchrony
-from sim.timeline.metrics import Breakdown, breakdown, step_time
+from sim.timeline.metrics import Breakdown, breakdown, critical_path, step_time
 from sim.trace import Trace
 
 LONG = 24
@@ -64,6 +64,28 @@ def mean_step(setting: Setting, pricer: Pricer, steps: int, fold: bool = True) -
     return Breakdown(**split)
 
 
+def mean_path(setting: Setting, pricer: Pricer, step: float, steps: int, fold: bool, detail: bool) -> list[tuple[str, float]]:
+    """Seconds on the critical path of a mean step (of `step` seconds) by class, as `metrics.critical_path` says them of one: of local updates on
+    those of its kinds, of asynchronous ranks on any one, which stands for the others. `detail`: by ops, not by runs of them."""
+    traces: list[Trace] = []
+
+    def seconds(one: Setting) -> float:
+        traces.append(_trace(one, one.plan, pricer, steps, fold, detail))
+        return step_time(traces[-1])
+
+    if setting.plan.asynchronous:
+        weights: tuple[float, ...] = (step / seconds(setting),)
+    else:
+        found = kinds(setting.plan)
+        times = [seconds(msgspec.structs.replace(setting, plan=plan)) for plan, _ in found]
+        weights = evened(setting, pricer, times, seconds).weights or tuple(share for _, share in found)
+    sums: dict[str, float] = {}
+    for weight, trace in zip(weights, traces, strict=False):
+        for name, spent in critical_path(trace) if weight else ():
+            sums[name] = sums.get(name, 0.0) + weight * spent
+    return sorted(sums.items(), key=lambda pair: -pair[1])
+
+
 _BOUND = 0.05
 """Share by which a step that loaders bind may be longer than their pace: two sorts of steps may come in turn."""
 
@@ -104,7 +126,7 @@ def evened(setting: Setting, pricer: Pricer, times: Sequence[float], step: Calla
     return Even(saved / plan.update.every, tuple(weight / plan.update.every for weight in bound))
 
 
-def _trace(setting: Setting, plan: Plan, pricer: Pricer, steps: int, fold: bool) -> Trace:
+def _trace(setting: Setting, plan: Plan, pricer: Pricer, steps: int, fold: bool, detail: bool = False) -> Trace:
     quiet = msgspec.structs.replace(plan, output=Output())
     program = program_for(setting, steps, quiet)
-    return simulate(program, pricer, fold, setting.places, False, condensed=True)
+    return simulate(program, pricer, fold, setting.places, detail, condensed=not detail)

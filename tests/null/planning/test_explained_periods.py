@@ -9,6 +9,7 @@ from sim.engine.run import simulate
 from sim.files.planfile import load_plan
 from sim.planning.explain.explanation import explain
 from sim.planning.explain.scaled import COLLECTIVES, COMPUTE, INPUT, Scaled
+from sim.predict import predict_setting
 from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
 from sim.setting.program import program_for
@@ -54,3 +55,29 @@ def test_what_binds_steps_with_loaders_between_their_two_kinds(every: int, more:
         assert one.elasticity == pytest.approx((mean(setting, Scaled(pricer, kind, LITTLE)) / step - 1) / (LITTLE - 1), abs=0.005)
         assert one.ten_percent == pytest.approx(mean(setting, Scaled(pricer, kind, 1.1)) / step - 1, abs=0.007)
         assert one.infinitely_fast == pytest.approx(mean(setting, Scaled(pricer, kind, 1e6)), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"update": {"mode": "local", "every": 2}},
+        {"update": {"mode": "local", "every": 3}, "data": {"source": "disk", "workers": 2, "sample": "64 KiB", "preprocess": "5 ms"}},
+        {"update": {"mode": "async"}},
+        {"output": {"log_every": 1, "checkpoint_every": 10}},
+    ],
+    ids=["local", "in store", "async", "output"],
+)
+def test_a_predictions_critical_path_is_of_a_mean_step_as_an_explanations_is(tree: dict[str, object]) -> None:
+    """That of the one step that is reported has no averaging on it, or another length."""
+    gpt = {
+        "model": {"base": "gpt2-124m", "layers": 2},
+        "seq_len": 512,
+        "batch": {"global": 16, "micro": 4},
+        "parallel": {"dp_replicate": 4},
+    }
+    setting = bind(load_plan(gpt | tree), "h100-pcie-x8")
+    found, said = predict_setting(setting), explain(setting, tries=0)
+    assert sum(seconds for _, seconds in found.critical_path) == pytest.approx(found.step_time_s, rel=1e-6)
+    path = dict(said.path)
+    assert all(seconds == pytest.approx(path[name], rel=1e-2) for name, seconds in found.critical_path[:3])
+    assert ("comm.ps" in path) == ("update" in tree)
